@@ -1,0 +1,72 @@
+//! Identifiers that appear in events, journals and histories.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+/// Names one run: one attempt at one task. Sorts by the time it was made (UUID version 7).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct RunId(Uuid);
+
+impl RunId {
+    /// A new identifier, different from every other one.
+    #[must_use]
+    #[expect(
+        clippy::new_without_default,
+        reason = "a default that differs each time surprises"
+    )]
+    pub fn new() -> Self {
+        Self(Uuid::now_v7())
+    }
+}
+
+impl fmt::Display for RunId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.as_simple().fmt(f)
+    }
+}
+
+impl fmt::Debug for RunId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl std::str::FromStr for RunId {
+    type Err = InvalidRunId;
+
+    fn from_str(text: &str) -> Result<Self, InvalidRunId> {
+        Uuid::parse_str(text).map(Self).map_err(|_| InvalidRunId)
+    }
+}
+
+impl TryFrom<String> for RunId {
+    type Error = InvalidRunId;
+
+    fn try_from(text: String) -> Result<Self, InvalidRunId> {
+        text.parse()
+    }
+}
+
+impl From<RunId> for String {
+    fn from(id: RunId) -> Self {
+        id.to_string()
+    }
+}
+
+/// The text is not a run's identifier: 32 hexadecimal digits, hyphens allowed.
+#[derive(Debug, thiserror::Error)]
+#[error("not a run id: expected 32 hexadecimal digits")]
+#[non_exhaustive]
+pub struct InvalidRunId;
+
+/// A random identifier of 32 hexadecimal digits, for messages and tool calls that came without one.
+#[must_use]
+pub fn fresh_id() -> String {
+    Uuid::now_v7().as_simple().to_string()
+}
+
+#[cfg(test)]
+mod tests;

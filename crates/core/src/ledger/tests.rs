@@ -1,0 +1,165 @@
+use serde_json::json;
+
+use super::*;
+
+fn usage(input: u64, answer: u64) -> TokenUsage {
+    TokenUsage {
+        input,
+        answer,
+        ..TokenUsage::default()
+    }
+}
+
+fn call(input: u64, answer: u64) -> ModelCall {
+    ModelCall::new(
+        "model",
+        CallPurpose::Turn,
+        usage(input, answer),
+        Duration::from_secs(1),
+    )
+}
+
+fn ledger(calls: impl IntoIterator<Item = ModelCall>) -> Ledger {
+    Ledger {
+        model_calls: calls.into_iter().collect(),
+        ..Ledger::default()
+    }
+}
+
+/// A root that used two tools and ran one sub-agent twice, which ran another one.
+fn tree() -> Ledger {
+    let mut fetcher = ledger([call(5, 1)]);
+    fetcher.record_tool(
+        "fetch",
+        true,
+        Duration::from_secs(2),
+        Some(Metadata::uses(1)),
+    );
+
+    let mut first = ledger([call(100, 10), call(200, 20)]);
+    first.record_tool(
+        "search",
+        true,
+        Duration::from_secs(1),
+        Some(Metadata::uses(1).with("pages", json!(["a"]))),
+    );
+    first.sub_agents.insert("fetcher".to_owned(), vec![fetcher]);
+    let mut second = ledger([call(1000, 100)]);
+    second.record_tool(
+        "search",
+        false,
+        Duration::from_secs(3),
+        Some(Metadata::uses(1).with("pages", json!(["b"]))),
+    );
+
+    let mut root = ledger([call(1, 2)]);
+    root.record_tool(
+        "code_exec",
+        true,
+        Duration::from_secs(1),
+        Some(Metadata::uses(1)),
+    );
+    root.record_tool(
+        "code_exec",
+        true,
+        Duration::from_secs(2),
+        Some(Metadata::uses(1)),
+    );
+    root.record_tool("finish", true, Duration::ZERO, None);
+    // A sub-agent is called as a tool, so it has an account of both kinds.
+    root.record_tool(
+        "researcher",
+        true,
+        Duration::from_secs(9),
+        Some(Metadata::uses(1)),
+    );
+    root.record_tool("researcher", false, Duration::from_secs(9), None);
+    root.sub_agents
+        .insert("researcher".to_owned(), vec![first, second]);
+    root
+}
+
+#[test]
+fn a_tool_account_adds_up_its_calls() {
+    let root = tree();
+    let expected = ToolAccount {
+        calls: 2,
+        failures: 0,
+        duration: Duration::from_secs(3),
+        metadata: Metadata::uses(2),
+    };
+    assert_eq!(root.tools["code_exec"], expected);
+    let expected = ToolAccount {
+        calls: 2,
+        failures: 1,
+        duration: Duration::from_secs(18),
+        metadata: Metadata::uses(1),
+    };
+    assert_eq!(root.tools["researcher"], expected);
+    assert_eq!(
+        root.tools.keys().collect::<Vec<_>>(),
+        ["code_exec", "finish", "researcher"]
+    );
+}
+
+#[test]
+fn tokens_of_the_whole_tree_are_added_up() {
+    assert_eq!(tree().reported_usage(), usage(1306, 133));
+}
+
+#[test]
+fn estimates_are_kept_apart() {
+    let mut estimated = call(50, 5);
+    estimated.estimated = true;
+    let mut root = tree();
+    root.sub_agents["researcher"][1].model_calls.push(estimated);
+    assert_eq!(root.reported_usage(), usage(1306, 133));
+    assert_eq!(root.estimated_usage(), usage(50, 5));
+}
+
+#[test]
+fn the_cost_is_unknown_until_somebody_says_it() {
+    let mut root = tree();
+    assert_eq!(root.cost_usd(), None);
+    root.model_calls[0].cost_usd = Some(0.25);
+    root.sub_agents["researcher"][0].model_calls[1].cost_usd = Some(0.5);
+    assert_eq!(root.cost_usd(), Some(0.75));
+}
+
+/// As `aggregate_metadata` of Stirrup 0.2 has it for the same runs.
+#[test]
+fn the_dotted_view_is_that_of_stirrup() {
+    assert_eq!(
+        serde_json::to_value(tree().dotted()).expect("serializes"),
+        json!({
+            "token_usage": [{"input": 1306, "answer": 133, "reasoning": 0}],
+            "code_exec": {"num_uses": 2},
+            "researcher": {
+                "search": {"num_uses": 2, "pages": ["a", "b"]},
+                "token_usage": {"input": 1300, "answer": 130, "reasoning": 0},
+            },
+            "researcher.fetcher": {
+                "fetch": {"num_uses": 1},
+                "token_usage": {"input": 5, "answer": 1, "reasoning": 0},
+            },
+        })
+    );
+}
+
+#[test]
+fn a_sub_agent_that_did_nothing_still_has_its_place_in_the_dotted_view() {
+    let mut root = Ledger::default();
+    root.sub_agents
+        .insert("idle".to_owned(), vec![Ledger::default()]);
+    assert_eq!(
+        serde_json::to_value(root.dotted()).expect("serializes"),
+        json!({"idle": {}})
+    );
+}
+
+#[test]
+fn json_brings_back_the_whole_tree() {
+    let root = tree();
+    let json = serde_json::to_string(&root).expect("serializes");
+    assert_eq!(serde_json::from_str::<Ledger>(&json).expect("reads"), root);
+}

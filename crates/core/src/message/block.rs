@@ -1,0 +1,289 @@
+//! The blocks of a model's turn.
+
+use serde::{Deserialize, Serialize};
+
+use crate::content::{Media, MediaKind};
+use crate::ids::fresh_id;
+
+/// One block of a model's turn. A client that can't send a block back faithfully refuses the
+/// request; it never drops the block.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(from = "BlockJson", into = "BlockJson")]
+#[non_exhaustive]
+pub enum AssistantBlock {
+    /// Answer text.
+    Text {
+        /// The text.
+        text: String,
+        /// Opaque state of the provider that belongs to exactly this block.
+        signature: Option<String>,
+    },
+    /// Reasoning in plain sight, with nothing to hand back.
+    Reasoning {
+        /// What the model thought.
+        content: String,
+    },
+    /// Reasoning that the provider signed and wants back as it was.
+    SignedReasoning {
+        /// The provider's signature.
+        signature: String,
+        /// What the model thought; may be empty.
+        content: String,
+    },
+    /// Reasoning that the provider withheld; `data` goes back as it came.
+    RedactedReasoning {
+        /// The provider's opaque payload.
+        data: String,
+    },
+    /// Reasoning that the provider keeps and knows by its id.
+    ReasoningRef {
+        /// The provider's id.
+        id: String,
+        /// What the model thought, where it was shown.
+        content: Option<String>,
+        /// Summaries of it, where they were shown.
+        summary: Vec<String>,
+    },
+    /// Reasoning in a payload that only the provider can read.
+    EncryptedReasoning {
+        /// The provider's id.
+        id: String,
+        /// The payload.
+        encrypted_content: String,
+        /// What the model thought, where it was shown.
+        content: Option<String>,
+        /// Summaries of it, where they were shown.
+        summary: Vec<String>,
+    },
+    /// A provider's own block, as raw JSON, carried untouched.
+    Opaque {
+        /// The raw JSON.
+        data: String,
+    },
+    /// A request to run a tool.
+    ToolCall(ToolCall),
+    /// An image, a video or a sound that the model made.
+    Media(Media),
+}
+
+impl AssistantBlock {
+    /// Answer text without a signature.
+    pub fn text(text: impl Into<String>) -> Self {
+        Self::Text {
+            text: text.into(),
+            signature: None,
+        }
+    }
+
+    /// Whether it is reasoning of any kind.
+    #[must_use]
+    pub fn is_reasoning(&self) -> bool {
+        matches!(
+            self,
+            Self::Reasoning { .. }
+                | Self::SignedReasoning { .. }
+                | Self::RedactedReasoning { .. }
+                | Self::ReasoningRef { .. }
+                | Self::EncryptedReasoning { .. }
+        )
+    }
+
+    /// The block's name in the history's JSON, e.g. `signed_reasoning`.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Text { .. } => "text",
+            Self::Reasoning { .. } => "reasoning",
+            Self::SignedReasoning { .. } => "signed_reasoning",
+            Self::RedactedReasoning { .. } => "redacted_reasoning",
+            Self::ReasoningRef { .. } => "reasoning_ref",
+            Self::EncryptedReasoning { .. } => "encrypted_reasoning",
+            Self::Opaque { .. } => "opaque",
+            Self::ToolCall(_) => "tool_call",
+            Self::Media(media) => match media.kind() {
+                MediaKind::Image => "image_content_block",
+                MediaKind::Video => "video_content_block",
+                MediaKind::Audio => "audio_content_block",
+            },
+        }
+    }
+}
+
+/// A model's request to run a tool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ToolCall {
+    /// Names the call; its result carries the same id.
+    pub id: String,
+    /// Whether the provider gave the id. One that we made is not sent where providers check theirs.
+    pub has_provider_id: bool,
+    /// The tool's name.
+    pub name: String,
+    /// The arguments as the model wrote them: JSON text, or what it took for that.
+    pub arguments: String,
+    /// Opaque state of the provider that belongs to exactly this call.
+    pub signature: Option<String>,
+}
+
+impl ToolCall {
+    /// A call as a provider sent it. Without an id (or with an empty one) it gets a fresh one.
+    pub fn new(
+        provider_id: Option<String>,
+        name: impl Into<String>,
+        arguments: impl Into<String>,
+    ) -> Self {
+        let provider_id = provider_id.filter(|id| !id.is_empty());
+        Self {
+            has_provider_id: provider_id.is_some(),
+            id: provider_id.unwrap_or_else(fresh_id),
+            name: name.into(),
+            arguments: arguments.into(),
+            signature: None,
+        }
+    }
+}
+
+/// The same blocks with the field names of the history's JSON.
+#[derive(Serialize, Deserialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+enum BlockJson {
+    Text {
+        text: String,
+        #[serde(default)]
+        signature: Option<String>,
+    },
+    Reasoning {
+        content: String,
+    },
+    SignedReasoning {
+        signature: String,
+        #[serde(default)]
+        content: String,
+    },
+    RedactedReasoning {
+        data: String,
+    },
+    ReasoningRef {
+        id: String,
+        #[serde(default)]
+        content: Option<String>,
+        #[serde(default)]
+        summary: Vec<String>,
+    },
+    EncryptedReasoning {
+        id: String,
+        encrypted_content: String,
+        #[serde(default)]
+        content: Option<String>,
+        #[serde(default)]
+        summary: Vec<String>,
+    },
+    Opaque {
+        data: String,
+    },
+    ToolCall {
+        #[serde(default)]
+        signature: Option<String>,
+        name: String,
+        arguments: String,
+        #[serde(default)]
+        tool_call_id: Option<String>,
+        #[serde(default = "yes")]
+        has_provider_tool_call_id: bool,
+    },
+    #[serde(untagged)]
+    Media(Media),
+}
+
+fn yes() -> bool {
+    true
+}
+
+impl From<BlockJson> for AssistantBlock {
+    fn from(json: BlockJson) -> Self {
+        match json {
+            BlockJson::Text { text, signature } => Self::Text { text, signature },
+            BlockJson::Reasoning { content } => Self::Reasoning { content },
+            BlockJson::SignedReasoning { signature, content } => {
+                Self::SignedReasoning { signature, content }
+            }
+            BlockJson::RedactedReasoning { data } => Self::RedactedReasoning { data },
+            BlockJson::ReasoningRef {
+                id,
+                content,
+                summary,
+            } => Self::ReasoningRef {
+                id,
+                content,
+                summary,
+            },
+            BlockJson::EncryptedReasoning {
+                id,
+                encrypted_content,
+                content,
+                summary,
+            } => Self::EncryptedReasoning {
+                id,
+                encrypted_content,
+                content,
+                summary,
+            },
+            BlockJson::Opaque { data } => Self::Opaque { data },
+            BlockJson::ToolCall {
+                signature,
+                name,
+                arguments,
+                tool_call_id,
+                has_provider_tool_call_id,
+            } => {
+                let mut call = ToolCall::new(tool_call_id, name, arguments);
+                call.has_provider_id &= has_provider_tool_call_id;
+                call.signature = signature;
+                Self::ToolCall(call)
+            }
+            BlockJson::Media(media) => Self::Media(media),
+        }
+    }
+}
+
+impl From<AssistantBlock> for BlockJson {
+    fn from(block: AssistantBlock) -> Self {
+        match block {
+            AssistantBlock::Text { text, signature } => Self::Text { text, signature },
+            AssistantBlock::Reasoning { content } => Self::Reasoning { content },
+            AssistantBlock::SignedReasoning { signature, content } => {
+                Self::SignedReasoning { signature, content }
+            }
+            AssistantBlock::RedactedReasoning { data } => Self::RedactedReasoning { data },
+            AssistantBlock::ReasoningRef {
+                id,
+                content,
+                summary,
+            } => Self::ReasoningRef {
+                id,
+                content,
+                summary,
+            },
+            AssistantBlock::EncryptedReasoning {
+                id,
+                encrypted_content,
+                content,
+                summary,
+            } => Self::EncryptedReasoning {
+                id,
+                encrypted_content,
+                content,
+                summary,
+            },
+            AssistantBlock::Opaque { data } => Self::Opaque { data },
+            AssistantBlock::ToolCall(call) => Self::ToolCall {
+                signature: call.signature,
+                name: call.name,
+                arguments: call.arguments,
+                tool_call_id: Some(call.id),
+                has_provider_tool_call_id: call.has_provider_id,
+            },
+            AssistantBlock::Media(media) => Self::Media(media),
+        }
+    }
+}

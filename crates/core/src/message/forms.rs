@@ -1,0 +1,171 @@
+//! Encoded once: where a client keeps what it made of a message.
+//!
+//! A conversation is sent again and again, each time a little longer. So a message carries the
+//! bytes that a client has encoded it into, and a client that a thousand sessions share holds no
+//! cache of its own. The forms live and die with the message.
+
+use std::fmt;
+use std::ops::Deref;
+use std::sync::{Arc, OnceLock};
+
+use bytes::Bytes;
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+use super::Message;
+
+/// Which encoding a form is: the dialect, and whatever options of a client change its bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EncodingKey {
+    dialect: &'static str,
+    variant: u64,
+}
+
+impl EncodingKey {
+    /// A dialect's name (unique by convention: the module that owns it, e.g. `"chat"`), and a
+    /// number that differs wherever two clients of this dialect would encode differently.
+    #[must_use]
+    pub const fn new(dialect: &'static str, variant: u64) -> Self {
+        Self { dialect, variant }
+    }
+}
+
+/// The encoded forms of one value, by [`EncodingKey`]. Filled once each, never changed: a list of
+/// cells, because one is the rule and two are the exception.
+#[derive(Default)]
+pub struct EncodedForms {
+    first: OnceLock<Box<Form>>,
+}
+
+struct Form {
+    key: EncodingKey,
+    bytes: Bytes,
+    next: OnceLock<Box<Form>>,
+}
+
+impl EncodedForms {
+    /// The form for `key`, made by `encode` where there is none yet.
+    ///
+    /// # Errors
+    /// What `encode` returns. Nothing is kept then.
+    pub fn get_or_try_encode<E>(
+        &self,
+        key: EncodingKey,
+        encode: impl FnOnce() -> Result<Bytes, E>,
+    ) -> Result<&Bytes, E> {
+        let mut cell = &self.first;
+        while let Some(form) = cell.get() {
+            if form.key == key {
+                return Ok(&form.bytes);
+            }
+            cell = &form.next;
+        }
+        // Another thread may append meanwhile; then ours goes behind it, or is dropped where it is
+        // the same form.
+        let mut made = Some(encode()?);
+        loop {
+            let form = cell.get_or_init(|| {
+                let bytes = made.take().unwrap_or_default();
+                Box::new(Form {
+                    key,
+                    bytes,
+                    next: OnceLock::new(),
+                })
+            });
+            if form.key == key {
+                return Ok(&form.bytes);
+            }
+            cell = &form.next;
+        }
+    }
+}
+
+impl fmt::Debug for EncodedForms {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut list = f.debug_list();
+        let mut cell = &self.first;
+        while let Some(form) = cell.get() {
+            list.entry(&format_args!(
+                "{}: {} bytes",
+                form.key.dialect,
+                form.bytes.len()
+            ));
+            cell = &form.next;
+        }
+        list.finish()
+    }
+}
+
+/// A message in a conversation: shared, unchangeable, with its encoded forms.
+///
+/// ```
+/// use cantle_core::message::{Message, SharedMessage};
+///
+/// let message = SharedMessage::new(Message::user("What is in data.csv?"));
+/// let again = message.clone(); // the same message, the same forms
+/// assert_eq!(message, again);
+/// ```
+#[derive(Clone)]
+pub struct SharedMessage(Arc<Inner>);
+
+struct Inner {
+    message: Message,
+    forms: EncodedForms,
+}
+
+impl SharedMessage {
+    /// Shares a message.
+    #[must_use]
+    pub fn new(message: Message) -> Self {
+        Self(Arc::new(Inner {
+            message,
+            forms: EncodedForms::default(),
+        }))
+    }
+
+    /// What clients have encoded it into.
+    #[must_use]
+    pub fn forms(&self) -> &EncodedForms {
+        &self.0.forms
+    }
+}
+
+impl Deref for SharedMessage {
+    type Target = Message;
+
+    fn deref(&self) -> &Message {
+        &self.0.message
+    }
+}
+
+impl From<Message> for SharedMessage {
+    fn from(message: Message) -> Self {
+        Self::new(message)
+    }
+}
+
+impl fmt::Debug for SharedMessage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.message.fmt(f)
+    }
+}
+
+impl PartialEq for SharedMessage {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0) || self.0.message == other.0.message
+    }
+}
+
+impl Serialize for SharedMessage {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.message.serialize(serializer)
+    }
+}
+
+impl<'de> Deserialize<'de> for SharedMessage {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        Message::deserialize(deserializer).map(Self::new)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,242 @@
+//! Histories as JSON: Stirrup 0.2's, with additions only, and its 0.1 shape read too.
+//!
+//! Version 0.1 kept an assistant message flat (`content`, `reasoning`, `tool_calls`) and let the
+//! ids of calls and results be null, paired by their order. Reading turns both into today's blocks
+//! and ids. What is written is always the 0.2 shape, and Stirrup 0.2 opens it: fields it does not
+//! know, it passes over.
+
+use std::collections::VecDeque;
+
+use serde_json::{Map, Value};
+
+use super::Message;
+use crate::ids::fresh_id;
+
+/// Reads a history: a JSON array of messages, of either version.
+///
+/// ```
+/// use cantle_core::message::history;
+///
+/// let json = r#"[{"role": "user", "kind": "user", "content": "Hello"}]"#;
+/// let messages = history::from_json(json.as_bytes())?;
+/// assert_eq!(history::from_json(&history::to_json(&messages)?)?, messages);
+/// # Ok::<(), cantle_core::message::history::HistoryError>(())
+/// ```
+///
+/// # Errors
+/// Where the text is not JSON, not an array, or an entry is not a message; the error names the
+/// entry by its index.
+pub fn from_json(json: &[u8]) -> Result<Vec<Message>, HistoryError> {
+    let values: Vec<Value> =
+        serde_json::from_slice(json).map_err(|error| HistoryError::json(&error))?;
+    let mut pending = PendingCalls::default();
+    values
+        .into_iter()
+        .enumerate()
+        .map(|(index, value)| {
+            let upgraded = upgrade(value, &mut pending).map_err(|m| HistoryError::at(index, m))?;
+            serde_json::from_value(upgraded).map_err(|e| HistoryError::at(index, e.to_string()))
+        })
+        .collect()
+}
+
+/// Writes a history as a JSON array in the 0.2 shape.
+///
+/// A time that is not a finite number is written as null.
+///
+/// # Errors
+/// Where JSON can't hold a message; there is none known.
+pub fn to_json(messages: &[Message]) -> Result<Vec<u8>, HistoryError> {
+    serde_json::to_vec_pretty(messages).map_err(|error| HistoryError::json(&error))
+}
+
+/// A history that can't be read or written.
+#[derive(Debug, thiserror::Error)]
+#[error("failed to read the history{}: {message}", index.map(|i| format!(" at message {i}")).unwrap_or_default())]
+pub struct HistoryError {
+    index: Option<usize>,
+    message: String,
+}
+
+impl HistoryError {
+    fn json(error: &serde_json::Error) -> Self {
+        Self {
+            index: None,
+            message: error.to_string(),
+        }
+    }
+
+    fn at(index: usize, message: String) -> Self {
+        Self {
+            index: Some(index),
+            message,
+        }
+    }
+
+    /// Which message it is about, counted from 0.
+    #[must_use]
+    pub fn index(&self) -> Option<usize> {
+        self.index
+    }
+}
+
+/// Calls of the last assistant message that no result has answered yet: id and name.
+#[derive(Default)]
+struct PendingCalls(VecDeque<(String, Option<String>)>);
+
+fn upgrade(value: Value, pending: &mut PendingCalls) -> Result<Value, String> {
+    let Value::Object(mut message) = value else {
+        return Err("expected an object".to_owned());
+    };
+    match message.get("role").and_then(Value::as_str) {
+        Some("assistant") => {
+            flat_to_blocks(&mut message)?;
+            pending.0 = identify_calls(&mut message);
+        }
+        Some("tool") => identify_result(&mut message, pending)?,
+        Some("user") => {
+            pending.0.clear();
+            message.entry("kind").or_insert_with(|| "user".into());
+        }
+        _ => pending.0.clear(),
+    }
+    Ok(Value::Object(message))
+}
+
+/// Turns the flat channels of version 0.1 into blocks: reasoning, then text, then tool calls.
+fn flat_to_blocks(message: &mut Map<String, Value>) -> Result<(), String> {
+    let content = message
+        .remove("content")
+        .filter(|content| !is_blank(content));
+    let reasoning = message
+        .remove("reasoning")
+        .filter(|reasoning| !is_blank(reasoning));
+    let calls = message
+        .remove("tool_calls")
+        .filter(|calls| !is_blank(calls));
+    if message.contains_key("blocks") {
+        if content.is_some() || reasoning.is_some() || calls.is_some() {
+            return Err("has both `blocks` and the fields of version 0.1".to_owned());
+        }
+        return Ok(());
+    }
+
+    let mut blocks = Vec::new();
+    if let Some(mut reasoning) = reasoning {
+        let signed = reasoning.get("signature").is_some_and(Value::is_string);
+        let Some(fields) = reasoning.as_object_mut() else {
+            return Err("`reasoning` must be an object".to_owned());
+        };
+        if !signed {
+            fields.remove("signature");
+        }
+        if fields.get("content").is_none_or(Value::is_null) {
+            fields.insert("content".to_owned(), "".into());
+        }
+        let kind = if signed {
+            "signed_reasoning"
+        } else {
+            "reasoning"
+        };
+        fields.insert("kind".to_owned(), kind.into());
+        blocks.push(reasoning);
+    }
+    match content {
+        None => {}
+        Some(Value::Array(parts)) => {
+            blocks.extend(parts.into_iter().filter(|part| !is_blank(part)).map(
+                |part| match part {
+                    Value::String(_) => text_block(part),
+                    other => other,
+                },
+            ));
+        }
+        Some(text @ Value::String(_)) => blocks.push(text_block(text)),
+        Some(_) => return Err("`content` must be a string or a list".to_owned()),
+    }
+    match calls {
+        None => {}
+        Some(Value::Array(calls)) => blocks.extend(calls.into_iter().map(|mut call| {
+            if let Some(fields) = call.as_object_mut() {
+                fields.insert("kind".to_owned(), "tool_call".into());
+            }
+            call
+        })),
+        Some(_) => return Err("`tool_calls` must be a list".to_owned()),
+    }
+    message.insert("blocks".to_owned(), Value::Array(blocks));
+    Ok(())
+}
+
+fn text_block(text: Value) -> Value {
+    Value::Object(Map::from_iter([
+        ("kind".to_owned(), Value::from("text")),
+        ("text".to_owned(), text),
+    ]))
+}
+
+fn is_blank(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::String(text) => text.is_empty(),
+        Value::Array(items) => items.is_empty(),
+        _ => false,
+    }
+}
+
+/// Gives every tool call an id, and returns the calls in order.
+fn identify_calls(message: &mut Map<String, Value>) -> VecDeque<(String, Option<String>)> {
+    let blocks = message.get_mut("blocks").and_then(Value::as_array_mut);
+    let calls = blocks
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_object_mut);
+    calls
+        .filter(|call| call.get("kind").and_then(Value::as_str) == Some("tool_call"))
+        .map(|call| {
+            let given = call
+                .get("tool_call_id")
+                .and_then(Value::as_str)
+                .filter(|id| !id.is_empty());
+            let given = given.map(str::to_owned);
+            let id = given.unwrap_or_else(|| {
+                let id = fresh_id();
+                call.insert("tool_call_id".to_owned(), id.clone().into());
+                call.insert("has_provider_tool_call_id".to_owned(), false.into());
+                id
+            });
+            (
+                id,
+                call.get("name").and_then(Value::as_str).map(str::to_owned),
+            )
+        })
+        .collect()
+}
+
+/// Gives a result without an id that of the next call without a result.
+fn identify_result(
+    message: &mut Map<String, Value>,
+    pending: &mut PendingCalls,
+) -> Result<(), String> {
+    let given = message
+        .get("tool_call_id")
+        .and_then(Value::as_str)
+        .filter(|id| !id.is_empty());
+    if let Some(given) = given {
+        pending.0.retain(|(id, _)| id != given);
+        return Ok(());
+    }
+    let Some((id, call_name)) = pending.0.pop_front() else {
+        return Err("a tool result without an id has no call before it".to_owned());
+    };
+    let name = message.get("name").and_then(Value::as_str);
+    if let (Some(name), Some(call_name)) = (name, call_name.as_deref())
+        && name != call_name
+    {
+        return Err(format!(
+            "a tool result of `{name}` without an id follows a call of `{call_name}`"
+        ));
+    }
+    message.insert("tool_call_id".to_owned(), id.into());
+    Ok(())
+}

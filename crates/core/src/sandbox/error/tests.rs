@@ -1,0 +1,82 @@
+use super::*;
+use crate::tool::{ProviderError, ToolError, ToolErrorKind};
+
+#[test]
+fn system_errors_become_the_kinds_that_callers_tell_apart() {
+    use SandboxErrorKind as Kind;
+
+    let cases = [
+        (io::ErrorKind::NotFound, Kind::NotFound),
+        (io::ErrorKind::AlreadyExists, Kind::AlreadyExists),
+        (io::ErrorKind::PermissionDenied, Kind::PermissionDenied),
+        (io::ErrorKind::ReadOnlyFilesystem, Kind::PermissionDenied),
+        (io::ErrorKind::NotADirectory, Kind::NotADirectory),
+        (io::ErrorKind::IsADirectory, Kind::NotAFile),
+        (io::ErrorKind::StorageFull, Kind::StorageFull),
+        (io::ErrorKind::QuotaExceeded, Kind::StorageFull),
+        (io::ErrorKind::InvalidInput, Kind::InvalidInput),
+        (io::ErrorKind::InvalidFilename, Kind::InvalidInput),
+        (io::ErrorKind::ArgumentListTooLong, Kind::InvalidInput),
+        (io::ErrorKind::BrokenPipe, Kind::Closed),
+        (io::ErrorKind::ConnectionReset, Kind::Io),
+        (io::ErrorKind::Other, Kind::Io),
+    ];
+    for (from, kind) in cases {
+        let error = SandboxError::io("failed to read `x`", from.into());
+        assert_eq!(error.kind(), kind, "{from:?}");
+        assert_eq!(error.to_string(), format!("failed to read `x`: {from}"));
+        let source = error
+            .source()
+            .and_then(|source| source.downcast_ref::<io::Error>());
+        assert_eq!(source.map(io::Error::kind), Some(from));
+    }
+}
+
+#[test]
+fn numbers_of_the_system_are_known() {
+    // Linux: E2BIG, ENAMETOOLONG, ENOTEMPTY, ELOOP.
+    for (number, kind) in [
+        (7, SandboxErrorKind::InvalidInput),
+        (36, SandboxErrorKind::InvalidInput),
+        (39, SandboxErrorKind::Io),
+        (40, SandboxErrorKind::Io),
+    ] {
+        let error = SandboxError::io("failed", io::Error::from_raw_os_error(number));
+        assert_eq!(error.kind(), kind, "{number}");
+    }
+}
+
+#[test]
+fn what_cannot_be_enforced_is_named() {
+    let fields = vec![PolicyField::Network, PolicyField::Memory];
+    let error = SandboxError::unenforceable("local", fields.clone());
+    assert_eq!(error.kind(), SandboxErrorKind::Unenforceable);
+    assert_eq!(error.unenforced(), fields);
+    assert_eq!(
+        error.to_string(),
+        "the local backend can't enforce the policy here: network, memory"
+    );
+}
+
+#[test]
+fn the_model_reads_the_advice_people_do_not() {
+    let error = SandboxError::new(SandboxErrorKind::NotFound, "there is no `x`")
+        .with_advice("List the directory first.");
+    assert_eq!(error.to_string(), "there is no `x`");
+    assert_eq!(error.advice(), Some("List the directory first."));
+    let error = ToolError::from(error);
+    assert_eq!(error.kind(), ToolErrorKind::Failed);
+    assert_eq!(
+        error.to_string(),
+        "there is no `x`. List the directory first."
+    );
+}
+
+#[test]
+fn a_sandbox_that_is_gone_stays_known_as_such() {
+    let error = ToolError::from(SandboxError::gone("it is gone"));
+    assert_eq!(error.kind(), ToolErrorKind::SandboxGone);
+    let error = ProviderError::from(SandboxError::gone("it is gone"));
+    let inner = error.sandbox_error().map(SandboxError::kind);
+    assert_eq!(inner, Some(SandboxErrorKind::Gone));
+}

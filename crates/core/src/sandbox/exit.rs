@@ -1,0 +1,145 @@
+//! How a command ended.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::SandboxPath;
+
+/// How a command ended, and what it left.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct Exit {
+    /// How it ended.
+    pub status: ExitStatus,
+    /// From its start to its end.
+    pub duration: Duration,
+    /// What became of its standard output.
+    pub stdout: ChannelReport,
+    /// What became of its standard error.
+    pub stderr: ChannelReport,
+    /// What it started and left running; only where the request keeps such processes.
+    pub background: Vec<BackgroundProcess>,
+}
+
+impl Exit {
+    /// A command that ended like this after `duration`, with nothing written and nothing left.
+    #[must_use]
+    pub fn new(status: ExitStatus, duration: Duration) -> Self {
+        Self {
+            status,
+            duration,
+            stdout: ChannelReport::default(),
+            stderr: ChannelReport::default(),
+            background: Vec::new(),
+        }
+    }
+}
+
+/// How a command ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum ExitStatus {
+    /// By itself, with this code.
+    Code(i32),
+    /// By this signal, which was not ours.
+    Signal(i32),
+    /// It was killed with everything it started when its time was over.
+    TimedOut {
+        /// The time it had.
+        limit: Duration,
+    },
+    /// It was killed with everything it started because the call was cancelled.
+    Cancelled,
+}
+
+impl ExitStatus {
+    /// Whether it ended by itself with code 0.
+    #[must_use]
+    pub fn success(self) -> bool {
+        self == Self::Code(0)
+    }
+
+    /// The code a shell would report: 128 + signal, 124 after a timeout, 130 when cancelled.
+    #[must_use]
+    pub fn shell_code(self) -> i32 {
+        match self {
+            Self::Code(code) => code,
+            Self::Signal(signal) => 128 + signal,
+            Self::TimedOut { .. } => 124,
+            Self::Cancelled => 130,
+        }
+    }
+}
+
+impl fmt::Display for ExitStatus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Code(code) => write!(f, "exit code {code}"),
+            Self::Signal(signal) => write!(f, "killed by signal {signal}"),
+            Self::TimedOut { limit } => write!(f, "timed out after {} s", limit.as_secs_f64()),
+            Self::Cancelled => f.write_str("cancelled"),
+        }
+    }
+}
+
+/// What became of an output channel.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct ChannelReport {
+    /// Bytes written to it, read or not.
+    pub total_bytes: u64,
+    /// The file that holds them, where the request asked for one and there were enough.
+    pub spilled: Option<SpillFile>,
+}
+
+impl ChannelReport {
+    /// A channel that carried `total_bytes`.
+    #[must_use]
+    pub fn new(total_bytes: u64, spilled: Option<SpillFile>) -> Self {
+        Self {
+            total_bytes,
+            spilled,
+        }
+    }
+}
+
+/// A file inside the sandbox that holds a channel's output.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct SpillFile {
+    /// Where it is.
+    pub path: SandboxPath,
+    /// How many bytes it holds; less than were written where the cap was reached.
+    pub size_bytes: u64,
+}
+
+impl SpillFile {
+    /// `size_bytes` of output at `path`.
+    #[must_use]
+    pub fn new(path: SandboxPath, size_bytes: u64) -> Self {
+        Self { path, size_bytes }
+    }
+}
+
+/// A process that a command left running.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[non_exhaustive]
+pub struct BackgroundProcess {
+    /// Its process id, as seen inside the sandbox.
+    pub pid: u32,
+    /// Its command line, shortened.
+    pub command: String,
+}
+
+impl BackgroundProcess {
+    /// A process that runs `command`.
+    pub fn new(pid: u32, command: impl Into<String>) -> Self {
+        Self {
+            pid,
+            command: command.into(),
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! Output kept within bounds: the head and the tail of a stream, and what lies between counted.
+
+use std::collections::VecDeque;
+
+use bytes::Bytes;
+
+use super::{Channel, Exit, OutputChunk};
+
+/// Keeps the first and the last bytes of a stream, and counts the rest. Its memory is bounded by
+/// its limits, whatever flows through.
+#[derive(Clone, Debug)]
+pub struct HeadTail {
+    head_limit: usize,
+    tail_limit: usize,
+    head: Vec<u8>,
+    tail: VecDeque<u8>,
+    total: u64,
+}
+
+impl HeadTail {
+    /// Keeps up to `head_limit` bytes of the start and `tail_limit` of the end.
+    #[must_use]
+    pub fn new(head_limit: usize, tail_limit: usize) -> Self {
+        Self {
+            head_limit,
+            tail_limit,
+            head: Vec::new(),
+            tail: VecDeque::new(),
+            total: 0,
+        }
+    }
+
+    /// Takes the next bytes.
+    pub fn push(&mut self, bytes: &[u8]) {
+        self.total += bytes.len() as u64;
+        let room = self
+            .head_limit
+            .saturating_sub(self.head.len())
+            .min(bytes.len());
+        let (head, rest) = bytes.split_at(room);
+        self.head.extend_from_slice(head);
+        // Only the last `tail_limit` bytes of `rest` can survive.
+        let rest = rest.split_at(rest.len().saturating_sub(self.tail_limit)).1;
+        let excess = (self.tail.len() + rest.len()).saturating_sub(self.tail_limit);
+        self.tail.drain(..excess);
+        self.tail.extend(rest);
+    }
+
+    /// What was kept.
+    #[must_use]
+    pub fn finish(self) -> Captured {
+        let kept = (self.head.len() + self.tail.len()) as u64;
+        Captured {
+            head: self.head.into(),
+            tail: Vec::from(self.tail).into(),
+            omitted_bytes: self.total - kept,
+        }
+    }
+}
+
+/// The head and the tail of a stream.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Captured {
+    /// The first bytes.
+    pub head: Bytes,
+    /// The last bytes, where they are not in `head`.
+    pub tail: Bytes,
+    /// How many bytes between the two were not kept.
+    pub omitted_bytes: u64,
+}
+
+impl Captured {
+    /// All of a short stream.
+    pub fn whole(bytes: impl Into<Bytes>) -> Self {
+        Self {
+            head: bytes.into(),
+            tail: Bytes::new(),
+            omitted_bytes: 0,
+        }
+    }
+
+    /// The bytes kept, as text: bytes that are not UTF-8 are replaced, and a line stands for what
+    /// was omitted.
+    #[must_use]
+    pub fn text(&self) -> String {
+        if self.omitted_bytes == 0 {
+            let mut bytes = self.head.to_vec();
+            bytes.extend_from_slice(&self.tail);
+            return String::from_utf8_lossy(&bytes).into_owned();
+        }
+        format!(
+            "{}\n… [{} bytes omitted] …\n{}",
+            String::from_utf8_lossy(&self.head),
+            self.omitted_bytes,
+            String::from_utf8_lossy(&self.tail)
+        )
+    }
+
+    /// How many bytes the stream had.
+    #[must_use]
+    pub fn total_bytes(&self) -> u64 {
+        (self.head.len() + self.tail.len()) as u64 + self.omitted_bytes
+    }
+}
+
+/// A command that ran to its end, and what it wrote, within bounds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct CommandOutput {
+    /// How it ended.
+    pub exit: Exit,
+    /// Its standard output.
+    pub stdout: Captured,
+    /// Its standard error.
+    pub stderr: Captured,
+}
+
+impl CommandOutput {
+    /// Puts the parts together.
+    #[must_use]
+    pub fn new(exit: Exit, stdout: Captured, stderr: Captured) -> Self {
+        Self {
+            exit,
+            stdout,
+            stderr,
+        }
+    }
+}
+
+/// Both channels of a command, kept within bounds.
+#[derive(Debug)]
+pub(super) struct Capture {
+    stdout: HeadTail,
+    stderr: HeadTail,
+}
+
+impl Capture {
+    /// Up to `limit` bytes of each channel: half of them from the start, half from the end.
+    pub(super) fn new(limit: usize) -> Self {
+        let half = HeadTail::new(limit - limit / 2, limit / 2);
+        Self {
+            stdout: half.clone(),
+            stderr: half,
+        }
+    }
+
+    pub(super) fn push(&mut self, chunk: &OutputChunk) {
+        match chunk.channel {
+            Channel::Stdout => self.stdout.push(&chunk.bytes),
+            Channel::Stderr => self.stderr.push(&chunk.bytes),
+        }
+    }
+
+    pub(super) fn finish(self, exit: Exit) -> CommandOutput {
+        CommandOutput {
+            exit,
+            stdout: self.stdout.finish(),
+            stderr: self.stderr.finish(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,126 @@
+use std::time::Duration;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::sandbox::{BackgroundProcess, Exit, HeadTail, SandboxPath, SpillFile};
+
+fn output(status: ExitStatus, stdout: &str, stderr: &str) -> CommandOutput {
+    CommandOutput::new(
+        Exit::new(status, Duration::from_secs(1)),
+        Captured::whole(stdout.to_owned()),
+        Captured::whole(stderr.to_owned()),
+    )
+}
+
+fn captured(text: &str, limit: usize) -> Captured {
+    let mut kept = HeadTail::new(limit / 2, limit / 2);
+    kept.push(text.as_bytes());
+    kept.finish()
+}
+
+fn limits(channel_chars: usize) -> RenderLimits {
+    RenderLimits { channel_chars }
+}
+
+fn rendered(output: &CommandOutput) -> String {
+    render_command(output, RenderLimits::default())
+}
+
+#[test]
+fn a_command_that_ended_has_its_code_and_output() {
+    insta::assert_snapshot!(rendered(&output(ExitStatus::Code(0), "a\nb\n", "")));
+    insta::assert_snapshot!(rendered(&output(
+        ExitStatus::Code(2),
+        "",
+        "ls: no such file\n"
+    )));
+}
+
+#[test]
+fn a_signal_is_named() {
+    insta::assert_snapshot!(rendered(&output(ExitStatus::Signal(9), "so far\n", "")));
+}
+
+#[test]
+fn a_timeout_keeps_the_output_and_says_what_to_do() {
+    let limit = Duration::from_millis(1500);
+    insta::assert_snapshot!(rendered(&output(
+        ExitStatus::TimedOut { limit },
+        "step 1\n",
+        "warning\n"
+    )));
+}
+
+#[test]
+fn a_cancelled_command_keeps_the_output() {
+    insta::assert_snapshot!(rendered(&output(ExitStatus::Cancelled, "step 1\n", "")));
+}
+
+#[test]
+fn what_runs_on_is_listed() {
+    let mut output = output(ExitStatus::Code(0), "started\n", "");
+    output.exit.background = vec![
+        BackgroundProcess::new(41, "python -m http.server"),
+        BackgroundProcess::new(42, "sleep 600"),
+    ];
+    insta::assert_snapshot!(rendered(&output));
+}
+
+#[test]
+fn long_output_is_cut_in_the_middle_and_says_where_the_rest_is() {
+    let numbers: String = (0..100).map(|n| format!("{n}\n")).collect();
+    let path: SandboxPath = ".cantle/output/1.stdout".parse().expect("a path");
+    let mut output = output(ExitStatus::Code(0), &numbers, "");
+    insta::assert_snapshot!("cut_without_file", render_command(&output, limits(20)));
+    output.exit.stdout = ChannelReport::new(290, Some(SpillFile::new(path.clone(), 290)));
+    insta::assert_snapshot!("cut_with_file", render_command(&output, limits(20)));
+
+    // The same where the middle was not even captured, and the file stops at its cap.
+    output.stdout = captured(&numbers, 40);
+    output.exit.stdout = ChannelReport::new(290, Some(SpillFile::new(path, 200)));
+    insta::assert_snapshot!("cut_with_capped_file", render_command(&output, limits(20)));
+}
+
+#[test]
+fn each_channel_has_the_whole_limit() {
+    let text = "x".repeat(20);
+    let both = rendered_with(&text, &text, 20);
+    assert!(!both.contains("left out"), "{both}");
+    let cut = rendered_with(&text, &"y".repeat(21), 20);
+    assert!(
+        cut.contains(&text) && cut.contains("the output has 21 bytes"),
+        "{cut}"
+    );
+}
+
+fn rendered_with(stdout: &str, stderr: &str, channel_chars: usize) -> String {
+    let output = output(ExitStatus::Code(0), stdout, stderr);
+    render_command(&output, limits(channel_chars))
+}
+
+#[test]
+fn bytes_that_are_no_text_are_replaced() {
+    let mut output = output(ExitStatus::Code(0), "", "");
+    output.stdout = Captured::whole(b"a\xff\xfeb".as_slice());
+    assert!(rendered(&output).contains("<stdout>a\u{fffd}\u{fffd}b</stdout>"));
+}
+
+proptest! {
+    #[test]
+    fn no_channel_passes_its_limit_by_more_than_the_note(
+        text in ".{0,60}",
+        capture in 0..80_usize,
+        channel_chars in 0..40_usize,
+    ) {
+        let captured = captured(&text, capture);
+        let shown = channel(&captured, &ChannelReport::default(), limits(channel_chars));
+        if captured.omitted_bytes == 0 && text.chars().count() <= channel_chars {
+            prop_assert_eq!(shown, text);
+        } else {
+            let note = shown.lines().find(|line| line.starts_with("… [the output has "));
+            let note = note.expect("a note").chars().count();
+            prop_assert!(shown.chars().count() <= channel_chars + note + 2, "{}", shown);
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! Durations in JSON: seconds, as a number.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Deserializer, Serializer};
+
+pub(crate) fn serialize<S: Serializer>(duration: &Duration, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_f64(duration.as_secs_f64())
+}
+
+pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
+    let seconds = f64::deserialize(from)?;
+    Duration::try_from_secs_f64(seconds).map_err(serde::de::Error::custom)
+}

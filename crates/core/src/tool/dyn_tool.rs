@@ -1,0 +1,215 @@
+//! The erased handle of a tool.
+
+use std::any::Any;
+use std::fmt;
+use std::future::Future;
+use std::marker::PhantomData;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use serde_json::Value;
+use tokio::sync::oneshot;
+
+use super::arguments::{self, ArgumentError};
+use super::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec, schema};
+
+/// Any tool, behind one handle: cheap to clone, shared by all sessions.
+#[derive(Clone)]
+pub struct DynTool {
+    spec: Arc<ToolSpec>,
+    concurrency_safe: bool,
+    body: Arc<dyn Body>,
+}
+
+#[async_trait]
+trait Body: Send + Sync {
+    async fn call(&self, arguments: Value, cx: ToolContext) -> Result<ToolOutput, ToolError>;
+}
+
+impl DynTool {
+    /// Erases a typed tool.
+    #[must_use]
+    pub fn new<T: Tool>(tool: T) -> Self {
+        Self {
+            spec: Arc::new(ToolSpec::new(
+                tool.name(),
+                tool.description(),
+                schema::of::<T::Params>(),
+            )),
+            concurrency_safe: tool.concurrency_safe(),
+            body: Arc::new(Typed(tool)),
+        }
+    }
+
+    /// A tool from a bare JSON schema. The arguments it gets are an object that satisfies the
+    /// schema as far as types, required and unknown properties and enumerations go.
+    ///
+    /// ```
+    /// use cantle_core::tool::{DynTool, ToolOutput, ToolSpec};
+    /// use serde_json::json;
+    ///
+    /// let spec = ToolSpec::new(
+    ///     "echo",
+    ///     "Says it again.",
+    ///     json!({"type": "object", "properties": {"text": {"type": "string"}}}),
+    /// );
+    /// let tool = DynTool::from_schema(spec, |arguments, _cx| async move {
+    ///     Ok(ToolOutput::text(arguments["text"].to_string()))
+    /// });
+    /// assert_eq!(tool.name(), "echo");
+    /// ```
+    pub fn from_schema<F, Fut>(spec: ToolSpec, call: F) -> Self
+    where
+        F: Fn(Value, ToolContext) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<ToolOutput, ToolError>> + Send + 'static,
+    {
+        Self {
+            spec: Arc::new(spec),
+            concurrency_safe: false,
+            body: Arc::new(Bare(call)),
+        }
+    }
+
+    /// A typed tool whose work blocks: each call runs on a thread of its own, off the runtime.
+    pub fn blocking<P, F>(name: impl Into<String>, description: impl Into<String>, call: F) -> Self
+    where
+        P: serde::de::DeserializeOwned + schemars::JsonSchema + Send + 'static,
+        F: Fn(P, ToolContext) -> Result<ToolOutput, ToolError> + Send + Sync + 'static,
+    {
+        Self {
+            spec: Arc::new(ToolSpec::new(name, description, schema::of::<P>())),
+            concurrency_safe: false,
+            body: Arc::new(Blocking(Arc::new(call), PhantomData::<fn(P)>)),
+        }
+    }
+
+    /// The same, with calls that may run side by side with other such calls of the same turn.
+    #[must_use]
+    pub fn with_concurrency_safe(mut self, safe: bool) -> Self {
+        self.concurrency_safe = safe;
+        self
+    }
+
+    /// How it is described to the model.
+    #[must_use]
+    pub fn spec(&self) -> &ToolSpec {
+        &self.spec
+    }
+
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.spec.name()
+    }
+
+    /// Whether its calls may run side by side with other such calls of the same turn.
+    #[must_use]
+    pub fn concurrency_safe(&self) -> bool {
+        self.concurrency_safe
+    }
+
+    /// Reads the arguments as the model wrote them and checks them against the schema.
+    ///
+    /// # Errors
+    /// What is wrong with them, in words a model can act on.
+    pub fn parse(&self, arguments: &str) -> Result<Value, ArgumentError> {
+        let arguments = arguments::parse(arguments)?;
+        schema::check(self.spec.parameters(), &arguments)?;
+        Ok(arguments)
+    }
+
+    /// Runs the tool with arguments from [`parse`](Self::parse). A panic of the tool unwinds
+    /// through the returned future; whoever drives it decides what becomes of it.
+    ///
+    /// # Errors
+    /// What the tool returns; [`ToolErrorKind::InvalidArguments`](super::ToolErrorKind) where the
+    /// arguments are not what it takes.
+    pub async fn call(&self, arguments: Value, cx: ToolContext) -> Result<ToolOutput, ToolError> {
+        self.body.call(arguments, cx).await
+    }
+}
+
+impl fmt::Debug for DynTool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("DynTool").field(&self.name()).finish()
+    }
+}
+
+impl<T: Tool> From<T> for DynTool {
+    fn from(tool: T) -> Self {
+        Self::new(tool)
+    }
+}
+
+struct Typed<T>(T);
+
+#[async_trait]
+impl<T: Tool> Body for Typed<T> {
+    async fn call(&self, arguments: Value, cx: ToolContext) -> Result<ToolOutput, ToolError> {
+        let params = arguments::typed::<T::Params>(&arguments)?;
+        drop(arguments);
+        self.0.call(params, cx).await
+    }
+}
+
+struct Bare<F>(F);
+
+#[async_trait]
+impl<F, Fut> Body for Bare<F>
+where
+    F: Fn(Value, ToolContext) -> Fut + Send + Sync,
+    Fut: Future<Output = Result<ToolOutput, ToolError>> + Send,
+{
+    async fn call(&self, arguments: Value, cx: ToolContext) -> Result<ToolOutput, ToolError> {
+        (self.0)(arguments, cx).await
+    }
+}
+
+struct Blocking<F, P>(Arc<F>, PhantomData<fn(P)>);
+
+#[async_trait]
+impl<F, P> Body for Blocking<F, P>
+where
+    P: serde::de::DeserializeOwned + Send + 'static,
+    F: Fn(P, ToolContext) -> Result<ToolOutput, ToolError> + Send + Sync + 'static,
+{
+    async fn call(&self, arguments: Value, cx: ToolContext) -> Result<ToolOutput, ToolError> {
+        let params = arguments::typed::<P>(&arguments)?;
+        let call = Arc::clone(&self.0);
+        let (done, result) = oneshot::channel();
+        let thread = std::thread::Builder::new()
+            .name("cantle-tool".to_owned())
+            .spawn(move || {
+                // The receiver may be gone: the call was given up, and nobody wants the result.
+                let _ = done.send(call(params, cx));
+            });
+        let thread = match thread {
+            Ok(thread) => thread,
+            Err(error) => {
+                return Err(
+                    ToolError::failed("No thread could be started for the tool").with_source(error)
+                );
+            }
+        };
+        match result.await {
+            Ok(result) => result,
+            // The sender was dropped without a result, so the thread has panicked and is over.
+            Err(_) => Err(ToolError::panicked(panic_message(thread.join().err()))),
+        }
+    }
+}
+
+fn panic_message(payload: Option<Box<dyn Any + Send>>) -> String {
+    let Some(payload) = payload else {
+        return "unknown".to_owned();
+    };
+    match payload.downcast::<String>() {
+        Ok(text) => *text,
+        Err(payload) => payload
+            .downcast_ref::<&str>()
+            .map_or_else(|| "unknown".to_owned(), |s| (*s).to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,79 @@
+//! Running a command to its end, on top of what a sandbox offers.
+
+use std::time::Duration;
+
+use cantle_core::sandbox::{
+    Captured, Channel, CommandOutput, Exit, ExitStatus, OutputChunk, SandboxErrorKind,
+    SandboxExt as _, SpawnRequest,
+};
+
+use crate::memory_sandbox::{MemorySandbox, chunk};
+
+fn written() -> Vec<OutputChunk> {
+    vec![
+        chunk(Channel::Stdout, "one "),
+        chunk(Channel::Stderr, "careful"),
+        chunk(Channel::Stdout, "two"),
+    ]
+}
+
+fn exit() -> Exit {
+    Exit::new(ExitStatus::Code(3), Duration::from_secs(1))
+}
+
+fn sandbox() -> MemorySandbox {
+    MemorySandbox::new().with_command(written().into_iter().map(Ok), exit())
+}
+
+fn request() -> SpawnRequest {
+    SpawnRequest::shell("anything")
+}
+
+#[tokio::test]
+async fn exec_hands_over_the_output_as_it_comes() {
+    let mut seen = Vec::new();
+    let ended = sandbox()
+        .exec(request(), &mut |chunk| seen.push(chunk))
+        .await;
+    assert_eq!(ended.expect("it ran"), exit());
+    assert_eq!(seen, written());
+}
+
+#[tokio::test]
+async fn run_keeps_the_output_and_shows_it_to_who_watches() {
+    let expected = CommandOutput::new(
+        exit(),
+        Captured::whole("one two"),
+        Captured::whole("careful"),
+    );
+    assert_eq!(sandbox().run(request()).await.expect("it ran"), expected);
+
+    let mut seen = Vec::new();
+    let output = sandbox()
+        .run_watched(request(), &mut |chunk| seen.push(chunk.clone()))
+        .await;
+    assert_eq!(output.expect("it ran"), expected);
+    assert_eq!(seen, written());
+}
+
+#[tokio::test]
+async fn what_run_keeps_is_bounded() {
+    let piece = || Ok(chunk(Channel::Stdout, "0123456789"));
+    let sandbox = MemorySandbox::new().with_command((0..100_000).map(|_| piece()), exit());
+    let output = sandbox.run(request()).await.expect("it ran");
+    assert_eq!(output.stdout.total_bytes(), 1_000_000);
+    assert!(output.stdout.omitted_bytes >= 900_000);
+    assert_eq!(sandbox.killed(), 0);
+}
+
+#[tokio::test]
+async fn a_command_whose_output_breaks_is_killed() {
+    let broken = written()
+        .into_iter()
+        .map(Ok)
+        .chain([Err(SandboxErrorKind::Gone)]);
+    let sandbox = MemorySandbox::new().with_command(broken, exit());
+    let error = sandbox.run(request()).await.unwrap_err();
+    assert_eq!(error.kind(), SandboxErrorKind::Gone);
+    assert_eq!(sandbox.killed(), 1);
+}

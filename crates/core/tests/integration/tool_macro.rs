@@ -1,0 +1,227 @@
+//! `#[tool]`: what the model is told, what the function gets, and what does not compile.
+
+use cantle_core::ids::RunId;
+use cantle_core::metadata::Metadata;
+use cantle_core::tool;
+use cantle_core::tool::{DynTool, ToolContext, ToolError, ToolErrorKind, ToolOutput};
+use serde_json::{Value, json};
+
+/// Greets somebody.
+///
+/// Politely, unless told otherwise.
+#[tool]
+async fn greet(
+    /// Who is greeted.
+    name: String,
+    /// In capital letters.
+    #[serde(default)]
+    loud: bool,
+    title: Option<String>,
+) -> String {
+    let greeting = format!("Hello {}{name}!", title.unwrap_or_default());
+    if loud {
+        greeting.to_uppercase()
+    } else {
+        greeting
+    }
+}
+
+#[derive(serde::Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "lowercase")]
+enum Operation {
+    Add,
+    Divide,
+}
+
+#[tool(name = "calculate-it", description = "Calculates.", concurrency_safe)]
+fn calculate(cx: ToolContext, operation: Operation, a: i64, b: i64) -> Result<String, ToolError> {
+    let result = match operation {
+        Operation::Add => a.checked_add(b),
+        Operation::Divide => a.checked_div(b),
+    };
+    result
+        .map(|result| format!("{}: {result}", cx.call_id))
+        .ok_or_else(|| ToolError::failed("There is no result."))
+}
+
+/// Takes nothing, counts itself.
+#[tool]
+async fn nothing() -> ToolOutput {
+    ToolOutput::text("nothing").with_metadata(Metadata::uses(1))
+}
+
+/// Arguments whose names Rust reserves or rebinds.
+#[tool]
+fn odd_names(
+    r#type: String,
+    mut count: u32,
+    #[serde(rename = "renamed")] original: bool,
+) -> String {
+    count += 1;
+    format!("{type} {count} {original}")
+}
+
+/// A tool of another module, by a path that is not imported here.
+mod elsewhere {
+    /// Names like those of the generated code do not clash with it.
+    #[derive(serde::Deserialize, schemars::JsonSchema)]
+    pub(crate) struct Params {
+        pub(crate) arguments: Vec<String>,
+    }
+
+    /// Joins.
+    #[cantle_core::tool]
+    pub(crate) async fn join(params: Params, cx: cantle_core::tool::ToolContext) -> String {
+        format!("{}{}", params.arguments.join("+"), cx.depth)
+    }
+}
+
+/// Panics.
+#[tool]
+#[expect(clippy::panic, reason = "that is what is tested")]
+fn boom() -> String {
+    panic!("out of {}", "luck")
+}
+
+async fn call(tool: &DynTool, arguments: Value) -> Result<ToolOutput, ToolError> {
+    let arguments = tool.parse(&arguments.to_string())?;
+    tool.call(arguments, ToolContext::new(RunId::new(), "call-1"))
+        .await
+}
+
+async fn text(tool: &DynTool, arguments: Value) -> String {
+    call(tool, arguments)
+        .await
+        .expect("the tool works")
+        .content
+        .text()
+}
+
+#[test]
+fn the_spec_is_made_of_name_docs_and_arguments() {
+    let tool = greet();
+    assert_eq!(tool.name(), "greet");
+    assert_eq!(
+        tool.spec().description(),
+        "Greets somebody.\n\nPolitely, unless told otherwise."
+    );
+    assert_eq!(
+        tool.spec().parameters(),
+        &json!({
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "description": "Who is greeted."},
+                "loud": {
+                    "type": "boolean",
+                    "description": "In capital letters.",
+                    "default": false,
+                },
+                "title": {"type": ["string", "null"]},
+            },
+            "required": ["name"],
+        })
+    );
+    assert!(!tool.concurrency_safe());
+}
+
+#[test]
+fn the_attribute_overrides_name_and_description() {
+    let tool = calculate();
+    assert_eq!(tool.name(), "calculate-it");
+    assert_eq!(tool.spec().description(), "Calculates.");
+    assert!(tool.concurrency_safe());
+    assert_eq!(
+        tool.spec().parameters(),
+        &json!({
+            "type": "object",
+            "properties": {
+                "operation": {"type": "string", "enum": ["add", "divide"]},
+                "a": {"type": "integer", "format": "int64"},
+                "b": {"type": "integer", "format": "int64"},
+            },
+            "required": ["operation", "a", "b"],
+        })
+    );
+}
+
+#[tokio::test]
+async fn optional_arguments_may_be_left_out() {
+    let tool = greet();
+    assert_eq!(text(&tool, json!({"name": "Ada"})).await, "Hello Ada!");
+    assert_eq!(
+        text(
+            &tool,
+            json!({"name": "Ada", "loud": true, "title": "Lady "})
+        )
+        .await,
+        "HELLO LADY ADA!"
+    );
+    assert_eq!(
+        text(&tool, json!({"name": "Ada", "title": null})).await,
+        "Hello Ada!"
+    );
+}
+
+#[tokio::test]
+async fn a_plain_function_gets_the_context_and_its_error_comes_back() {
+    let tool = calculate();
+    assert_eq!(
+        text(&tool, json!({"operation": "add", "a": 2, "b": 3})).await,
+        "call-1: 5"
+    );
+    let error = call(&tool, json!({"operation": "divide", "a": 2, "b": 0}))
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), ToolErrorKind::Failed);
+    assert_eq!(error.to_string(), "There is no result.");
+}
+
+#[tokio::test]
+async fn a_function_without_arguments_takes_none() {
+    let tool = nothing();
+    assert!(!tool.spec().has_parameters());
+    let output = call(&tool, json!({})).await.expect("the tool works");
+    assert_eq!(
+        output,
+        ToolOutput::text("nothing").with_metadata(Metadata::uses(1))
+    );
+    let error = call(&tool, json!({"x": 1})).await.unwrap_err();
+    assert_eq!(error.kind(), ToolErrorKind::InvalidArguments);
+    assert_eq!(
+        error.to_string(),
+        "unknown argument `x` (arguments are: none)"
+    );
+}
+
+#[tokio::test]
+async fn odd_argument_names_work() {
+    assert_eq!(
+        text(
+            &odd_names(),
+            json!({"type": "a", "count": 1, "renamed": true})
+        )
+        .await,
+        "a 2 true"
+    );
+}
+
+#[tokio::test]
+async fn names_of_the_generated_code_do_not_clash() {
+    let arguments = json!({"params": {"arguments": ["x", "y"]}});
+    assert_eq!(text(&elsewhere::join(), arguments).await, "x+y0");
+}
+
+#[tokio::test]
+async fn a_panic_of_a_plain_function_is_an_error() {
+    let error = call(&boom(), json!({})).await.unwrap_err();
+    assert_eq!(error.kind(), ToolErrorKind::Panicked);
+    assert_eq!(
+        error.to_string(),
+        "The tool failed with an internal error: out of luck"
+    );
+}
+
+#[test]
+fn what_can_be_no_tool_says_why() {
+    trybuild::TestCases::new().compile_fail("tests/ui/*.rs");
+}

@@ -1,0 +1,90 @@
+//! The arguments of a function under `#[tool]`: fields that the model fills, and the context.
+
+use syn::{Attribute, Error, FnArg, Ident, Pat, PatType, Result, Type};
+
+pub(crate) enum Argument {
+    /// A field of the parameters.
+    Field {
+        name: Ident,
+        ty: Box<Type>,
+        /// Attributes that belong to the field and not to the function's argument.
+        attributes: Vec<Attribute>,
+    },
+    /// The call's context, which the model knows nothing of.
+    Context,
+}
+
+/// Reads an argument, and takes from it the attributes that Rust allows on fields only.
+pub(crate) fn read(input: &mut FnArg) -> Result<Argument> {
+    let input = match input {
+        FnArg::Typed(input) => input,
+        FnArg::Receiver(receiver) => {
+            return Err(Error::new_spanned(
+                receiver,
+                "`#[tool]` makes a tool of a function, not of a method; for one with state, implement `Tool`",
+            ));
+        }
+    };
+    let attributes = take_field_attributes(input)?;
+    if is_context(&input.ty) {
+        return Ok(Argument::Context);
+    }
+    Ok(Argument::Field {
+        name: name(&input.pat)?,
+        ty: owned(&input.ty)?,
+        attributes,
+    })
+}
+
+fn take_field_attributes(input: &mut PatType) -> Result<Vec<Attribute>> {
+    const OF_THE_FIELD: [&str; 3] = ["doc", "serde", "schemars"];
+    const LINTS: [&str; 5] = ["allow", "expect", "warn", "deny", "forbid"];
+    let is_one_of = |attribute: &Attribute, names: &[&str]| {
+        names.iter().any(|name| attribute.path().is_ident(name))
+    };
+    let (field, rest): (Vec<_>, Vec<_>) = std::mem::take(&mut input.attrs)
+        .into_iter()
+        .partition(|attribute| is_one_of(attribute, &OF_THE_FIELD));
+    if let Some(other) = rest.iter().find(|attribute| !is_one_of(attribute, &LINTS)) {
+        return Err(Error::new_spanned(
+            other,
+            "an argument of a tool takes doc comments, `#[serde(…)]` and `#[schemars(…)]`",
+        ));
+    }
+    input.attrs = rest;
+    Ok(field)
+}
+
+fn is_context(ty: &Type) -> bool {
+    let Type::Path(ty) = ty else {
+        return false;
+    };
+    let last = ty.path.segments.last();
+    ty.qself.is_none() && last.is_some_and(|segment| segment.ident == "ToolContext")
+}
+
+fn name(pattern: &Pat) -> Result<Ident> {
+    match pattern {
+        Pat::Ident(pattern) if pattern.by_ref.is_none() && pattern.subpat.is_none() => {
+            Ok(pattern.ident.clone())
+        }
+        other => Err(Error::new_spanned(
+            other,
+            "an argument of a tool is a plain name: the model gives the value by it",
+        )),
+    }
+}
+
+fn owned(ty: &Type) -> Result<Box<Type>> {
+    match ty {
+        Type::Reference(_) => Err(Error::new_spanned(
+            ty,
+            "an argument of a tool is owned: take a `String` for a `&str`, `ToolContext` itself for a reference to it",
+        )),
+        Type::ImplTrait(_) => Err(Error::new_spanned(
+            ty,
+            "an argument of a tool has one type, which its schema is made of",
+        )),
+        ty => Ok(Box::new(ty.clone())),
+    }
+}

@@ -1,0 +1,244 @@
+//! Expansion of `#[tool]`.
+//!
+//! The function stays under its name, but as one without arguments that returns the tool; the
+//! original moves into it, beside a type whose fields are its arguments.
+
+use proc_macro2::TokenStream;
+use quote::{ToTokens as _, quote, quote_spanned};
+use syn::ext::IdentExt as _;
+use syn::spanned::Spanned as _;
+use syn::{Attribute, Error, Expr, ExprLit, ItemFn, Lit, LitStr, Meta, Path, Result, ReturnType};
+
+use crate::arguments::{self, Argument};
+use crate::options::{self, Options};
+
+/// What `#[tool]` makes of a function; `core` is the path of `cantle-core` where it is used.
+pub(crate) fn expand(attribute: TokenStream, function: TokenStream, core: &Path) -> TokenStream {
+    try_expand(attribute, function, core).unwrap_or_else(Error::into_compile_error)
+}
+
+fn try_expand(attribute: TokenStream, function: TokenStream, core: &Path) -> Result<TokenStream> {
+    let options = Options::parse(attribute)?;
+    let mut function: ItemFn = syn::parse2(function)?;
+    check_signature(&function)?;
+    let arguments = read_arguments(&mut function)?;
+    let name = name(&options, &function)?;
+    let description = description(&options, &function)?;
+    let concurrency_safe = options.concurrency_safe;
+
+    // What people and the compiler see of the item stays outside, what concerns the body goes in.
+    let (outer, inner): (Vec<Attribute>, Vec<Attribute>) = std::mem::take(&mut function.attrs)
+        .into_iter()
+        .partition(|attribute| {
+            ["doc", "cfg", "deprecated"]
+                .iter()
+                .any(|name| attribute.path().is_ident(name))
+        });
+    function.attrs = inner;
+    let visibility = std::mem::replace(&mut function.vis, syn::Visibility::Inherited);
+    let ident = &function.sig.ident;
+
+    let params = params(&arguments, core);
+    let values = arguments.iter().map(|argument| match argument {
+        Argument::Field { name, .. } => quote!(__params.#name),
+        Argument::Context => quote!(__cx),
+    });
+    // An error about the returned type points at that type.
+    let at_output = match &function.sig.output {
+        ReturnType::Type(_, ty) => ty.span(),
+        ReturnType::Default => ident.span(),
+    };
+    let into_result = quote_spanned! {at_output=>
+        #core::tool::IntoToolResult::into_tool_result(__returned)
+    };
+
+    let tool = if function.sig.asyncness.is_some() {
+        quote! {
+            struct __Tool;
+
+            impl #core::tool::Tool for __Tool {
+                type Params = __Params;
+
+                fn name(&self) -> &str {
+                    #name
+                }
+
+                fn description(&self) -> &str {
+                    #description
+                }
+
+                fn concurrency_safe(&self) -> bool {
+                    #concurrency_safe
+                }
+
+                async fn call(
+                    &self,
+                    __params: __Params,
+                    __cx: #core::tool::ToolContext,
+                ) -> ::core::result::Result<#core::tool::ToolOutput, #core::tool::ToolError> {
+                    let __returned = #ident(#(#values),*).await;
+                    #into_result
+                }
+            }
+
+            #core::tool::DynTool::new(__Tool)
+        }
+    } else {
+        quote! {
+            #core::tool::DynTool::blocking(
+                #name,
+                #description,
+                |__params: __Params, __cx: #core::tool::ToolContext| {
+                    let __returned = #ident(#(#values),*);
+                    #into_result
+                },
+            )
+            .with_concurrency_safe(#concurrency_safe)
+        }
+    };
+
+    Ok(quote! {
+        #(#outer)*
+        #visibility fn #ident() -> #core::tool::DynTool {
+            #[allow(
+                clippy::needless_pass_by_value,
+                clippy::too_many_arguments,
+                clippy::unused_async,
+                reason = "the shape of a tool's function follows from what the model gives"
+            )]
+            #function
+
+            #params
+
+            #tool
+        }
+    })
+}
+
+fn check_signature(function: &ItemFn) -> Result<()> {
+    let signature = &function.sig;
+    let refuse = |tokens: TokenStream, message: &str| Err(Error::new_spanned(tokens, message));
+    if let Some(token) = &signature.constness {
+        return refuse(token.to_token_stream(), "a tool can't be a `const fn`");
+    }
+    if let syn::Safety::Unsafe(token) = &signature.safety {
+        return refuse(
+            token.to_token_stream(),
+            "a tool can't be an `unsafe fn`: a model calls it",
+        );
+    }
+    if let Some(abi) = &signature.abi {
+        return refuse(abi.to_token_stream(), "a tool is a Rust function");
+    }
+    let generics = &signature.generics;
+    if !generics.params.is_empty() {
+        return refuse(
+            generics.to_token_stream(),
+            "a tool can't be generic: its schema is made of its argument types",
+        );
+    }
+    if let Some(clause) = &generics.where_clause {
+        return refuse(clause.to_token_stream(), "a tool can't be generic");
+    }
+    Ok(())
+}
+
+/// All arguments, or everything that is wrong with them.
+fn read_arguments(function: &mut ItemFn) -> Result<Vec<Argument>> {
+    let mut arguments = Vec::new();
+    let mut errors: Option<Error> = None;
+    let mut fail = |error: Error| match &mut errors {
+        Some(errors) => errors.combine(error),
+        None => errors = Some(error),
+    };
+    let mut has_context = false;
+    for input in &mut function.sig.inputs {
+        match arguments::read(input) {
+            Ok(Argument::Context) if has_context => {
+                fail(Error::new_spanned(input, "a call has one `ToolContext`"));
+            }
+            Ok(argument) => {
+                has_context |= matches!(argument, Argument::Context);
+                arguments.push(argument);
+            }
+            Err(error) => fail(error),
+        }
+    }
+    errors.map_or(Ok(arguments), Err)
+}
+
+fn params(arguments: &[Argument], core: &Path) -> TokenStream {
+    let fields = arguments.iter().filter_map(|argument| match argument {
+        Argument::Field {
+            name,
+            ty,
+            attributes,
+        } => Some(quote!(#(#attributes)* #name: #ty)),
+        Argument::Context => None,
+    });
+    let path = |name: &str| format!("{}::private::{name}", core.to_token_stream()).replace(' ', "");
+    let (serde, schemars) = (path("serde"), path("schemars"));
+    quote! {
+        #[derive(#core::private::serde::Deserialize, #core::private::schemars::JsonSchema)]
+        #[serde(crate = #serde)]
+        #[schemars(crate = #schemars)]
+        struct __Params {
+            #(#fields),*
+        }
+    }
+}
+
+fn name(options: &Options, function: &ItemFn) -> Result<LitStr> {
+    if let Some(name) = &options.name {
+        return Ok(name.clone());
+    }
+    let ident = &function.sig.ident;
+    let name = ident.unraw().to_string();
+    options::check_name(&name).map_err(|message| {
+        Error::new(
+            ident.span(),
+            format!("{message}; name it by `#[tool(name = \"…\")]`"),
+        )
+    })?;
+    Ok(LitStr::new(&name, ident.span()))
+}
+
+/// The description for the model: the one given, or the function's documentation.
+fn description(options: &Options, function: &ItemFn) -> Result<String> {
+    if let Some(description) = &options.description {
+        return Ok(description.value());
+    }
+    let lines: Vec<String> = function.attrs.iter().filter_map(doc_line).collect();
+    let text = lines.join("\n").trim().to_owned();
+    if text.is_empty() {
+        return Err(Error::new(
+            function.sig.ident.span(),
+            "the model must know what the tool does: write a doc comment, or `#[tool(description = \"…\")]`",
+        ));
+    }
+    Ok(text)
+}
+
+fn doc_line(attribute: &Attribute) -> Option<String> {
+    let Meta::NameValue(meta) = &attribute.meta else {
+        return None;
+    };
+    match &meta.value {
+        Expr::Lit(ExprLit {
+            lit: Lit::Str(line),
+            ..
+        }) if meta.path.is_ident("doc") => {
+            let line = line.value();
+            Some(
+                line.strip_prefix(' ')
+                    .unwrap_or(&line)
+                    .trim_end()
+                    .to_owned(),
+            )
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;
