@@ -1,0 +1,241 @@
+//! What a case works with: clients, a server, and everything one call said.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cantle_core::llm::{
+    ChatEvent, ChatRequest, Completion, Fold, LlmClient, LlmError, LlmErrorKind, ToolSpecs,
+};
+use cantle_core::message::{AssistantBlock, Message, SharedMessage};
+use futures_util::StreamExt as _;
+
+use super::super::check::{Checked, Failure, ensure, equal};
+use super::Endpoint;
+use crate::openai::{Request, Script, ScriptedServer, ServerOptions, Turn};
+
+/// For a case in which a client may wait between its attempts.
+pub(super) const DEADLINE: Duration = Duration::from_secs(60);
+
+pub(super) const MODEL: &str = "conformance-model";
+
+pub(super) const API_KEY: &str = "sk-conformance-4f1d9a7be02c";
+
+/// Both ways to ask for an answer.
+pub(super) const WAYS: [bool; 2] = [true, false];
+
+pub(super) struct Harness<'c> {
+    pub(super) connect: &'c dyn Fn(&Endpoint) -> Arc<dyn LlmClient>,
+}
+
+impl Harness<'_> {
+    pub(super) fn client(&self, url: &str, stream: bool) -> Arc<dyn LlmClient> {
+        (self.connect)(&Endpoint {
+            url: url.to_owned(),
+            model: MODEL.to_owned(),
+            api_key: API_KEY.to_owned(),
+            stream,
+        })
+    }
+
+    /// Asks a server with this script for the next turn of a short conversation.
+    pub(super) async fn ask(
+        &self,
+        script: Script,
+        stream: bool,
+    ) -> Checked<(Heard, ScriptedServer)> {
+        let server = serve(script).await?;
+        let client = self.client(&server.url(), stream);
+        Ok((hear(&*client, request("Go.")).await?, server))
+    }
+
+    /// The same where the turn must come whole.
+    pub(super) async fn complete(&self, turn: Turn, stream: bool) -> Checked<Completion> {
+        let (heard, _server) = self.ask(Script::new().turn(turn), stream).await?;
+        heard.completion()
+    }
+
+    /// The same where there must be an error.
+    pub(super) async fn fail(&self, turn: Turn, stream: bool) -> Checked<LlmError> {
+        let (heard, _server) = self.ask(Script::new().turn(turn), stream).await?;
+        heard.error()
+    }
+}
+
+/// A server that takes no request without the key.
+pub(super) async fn serve(script: Script) -> Checked<ScriptedServer> {
+    let options = ServerOptions::new(script).api_key(API_KEY);
+    Ok(ScriptedServer::start(options).await?)
+}
+
+pub(super) fn request(text: &str) -> ChatRequest {
+    let messages = [Message::system("You are tested."), Message::user(text)];
+    ChatRequest::new(
+        messages.map(SharedMessage::new).into(),
+        ToolSpecs::default(),
+    )
+}
+
+pub(super) fn asks_for_a_stream(request: &Request) -> bool {
+    request.body().get("stream") == Some(&true.into())
+}
+
+/// Everything that one call said.
+pub(super) struct Heard {
+    pub(super) events: Vec<ChatEvent>,
+    pub(super) end: Result<Completion, LlmError>,
+}
+
+impl Heard {
+    pub(super) fn completion(self) -> Checked<Completion> {
+        Ok(self.end?)
+    }
+
+    #[track_caller]
+    pub(super) fn error(self) -> Checked<LlmError> {
+        match self.end {
+            Ok(completion) => Err(Failure::new(format!(
+                "an error was expected; the turn ended well: {:?}",
+                completion.message.blocks
+            ))),
+            Err(error) => Ok(error),
+        }
+    }
+
+    /// How often the call was tried again.
+    pub(super) fn retries(&self) -> usize {
+        let retrying = |event: &&ChatEvent| matches!(event, ChatEvent::Retrying { .. });
+        self.events.iter().filter(retrying).count()
+    }
+}
+
+/// Listens to a call until its end, and checks what holds for every call.
+pub(super) async fn hear(client: &dyn LlmClient, request: ChatRequest) -> Checked<Heard> {
+    let mut stream = client.stream(request);
+    let (mut events, mut fold) = (Vec::new(), Fold::default());
+    let end = loop {
+        match stream.next().await {
+            Some(Ok(event)) => {
+                let end = fold.push(event.clone());
+                events.push(event);
+                if let Some(completion) = end {
+                    break Ok(completion);
+                }
+            }
+            Some(Err(error)) => break Err(error),
+            None => {
+                return Err(Failure::new(
+                    "the stream ended with neither `Finished` nor an error",
+                ));
+            }
+        }
+    };
+    if end.is_ok() {
+        let more = stream.next().await;
+        ensure!(more.is_none(), "after `Finished` came {more:?}");
+        equal_pieces(&events)?;
+    }
+    retries_come_first(&events)?;
+    Ok(Heard { events, end })
+}
+
+fn retries_come_first(events: &[ChatEvent]) -> Checked {
+    let mut attempts = 1;
+    let mut begun = false;
+    for event in events {
+        if let ChatEvent::Retrying { attempt, .. } = event {
+            attempts += 1;
+            equal("the number of an attempt", *attempt, attempts)?;
+            ensure!(
+                !begun,
+                "the call was tried again after it had said something"
+            );
+        } else {
+            begun = true;
+        }
+    }
+    Ok(())
+}
+
+/// Pieces add up to the blocks, for the kinds of blocks of which there are any.
+fn equal_pieces(events: &[ChatEvent]) -> Checked {
+    let (mut text, mut reasoning) = (Pieces::default(), Pieces::default());
+    let mut calls: Vec<(Option<String>, Pieces)> = Vec::new();
+    let mut whole = 0;
+    for event in events {
+        match event {
+            ChatEvent::TextDelta(piece) => text.piece(piece),
+            ChatEvent::ReasoningDelta(piece) => reasoning.piece(piece),
+            ChatEvent::ToolCallDelta {
+                index,
+                name,
+                arguments,
+            } => {
+                ensure!(
+                    *index <= calls.len(),
+                    "a piece of call {index} came out of order"
+                );
+                if *index == calls.len() {
+                    calls.push((name.clone(), Pieces::default()));
+                }
+                if let Some((_, pieces)) = calls.get_mut(*index) {
+                    pieces.piece(arguments);
+                }
+            }
+            ChatEvent::Block(AssistantBlock::Text { text: block, .. }) => text.block(block),
+            ChatEvent::Block(AssistantBlock::Reasoning { content }) => reasoning.block(content),
+            ChatEvent::Block(AssistantBlock::ToolCall(call)) => {
+                if let Some((name, pieces)) = calls.get_mut(whole) {
+                    equal(
+                        "the name in a call's first piece",
+                        name.as_deref(),
+                        Some(&*call.name),
+                    )?;
+                    pieces.block(&call.arguments);
+                }
+                whole += 1;
+            }
+            _ => {}
+        }
+    }
+    text.check("the text")?;
+    reasoning.check("the reasoning")?;
+    for (_, pieces) in calls {
+        pieces.check("the arguments of a call")?;
+    }
+    Ok(())
+}
+
+#[derive(Default)]
+struct Pieces {
+    pieces: Option<String>,
+    blocks: String,
+}
+
+impl Pieces {
+    fn piece(&mut self, piece: &str) {
+        self.pieces.get_or_insert_default().push_str(piece);
+    }
+
+    fn block(&mut self, block: &str) {
+        self.blocks.push_str(block);
+    }
+
+    fn check(self, what: &str) -> Checked {
+        match self.pieces {
+            Some(pieces) => equal(&format!("the pieces of {what}"), pieces, self.blocks),
+            None => Ok(()),
+        }
+    }
+}
+
+/// An error is of one of these kinds.
+#[track_caller]
+pub(super) fn of_kind(what: &str, error: &LlmError, kinds: &[LlmErrorKind]) -> Checked {
+    if kinds.contains(&error.kind()) {
+        return Ok(());
+    }
+    Err(Failure::new(format!(
+        "{what}: expected an error of {kinds:?}, got {:?} ({error})",
+        error.kind()
+    )))
+}

@@ -1,0 +1,262 @@
+//! Requests: what goes over the wire, to whom, and what never does.
+
+use std::error::Error as StdError;
+
+use cantle_core::llm::{ChatRequest, LlmClientExt as _, LlmError, ToolSpecs};
+use cantle_core::message::{
+    AssistantBlock, AssistantMessage, Message, SharedMessage, ToolCall as Call, ToolMessage,
+};
+use cantle_core::tool::ToolSpec;
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+use super::super::check::{Checked, Failure, ensure, equal};
+use super::super::suite::Case;
+use super::bench::{API_KEY, Harness, WAYS, hear, request, serve};
+use super::case;
+use crate::openai::{Fault, Reply, Request, Script, ScriptedServer, Turn};
+
+pub(super) fn cases<'c>() -> Vec<Case<Harness<'c>>> {
+    vec![
+        case!(a_conversation_is_sent_whole),
+        case!(the_same_request_is_the_same_bytes),
+        case!(a_longer_history_begins_with_the_same_bytes),
+        case!(the_key_is_sent_as_authorization_only),
+        case!(a_redirect_takes_no_key_along),
+        case!(the_key_is_shown_nowhere),
+    ]
+}
+
+fn tools() -> ToolSpecs {
+    let parameters = json!({
+        "type": "object",
+        "properties": {"zeta": {"type": "string"}, "alpha": {"type": "integer"}},
+        "required": ["zeta"],
+    });
+    ToolSpecs::new(vec![
+        ToolSpec::new("look", "Looks.", parameters.clone()),
+        ToolSpec::new("see", "Sees.", parameters),
+    ])
+}
+
+/// Messages of a run, of which any number from the start is a conversation.
+fn history() -> Vec<SharedMessage> {
+    let call = Call::new(Some("call_7".to_owned()), "look", "{ \"zeta\":\"größe\" }");
+    let turn = AssistantMessage::new(vec![
+        AssistantBlock::text("I look."),
+        AssistantBlock::ToolCall(call.clone()),
+    ]);
+    let messages = [
+        Message::system("You are tested."),
+        Message::user("What is in \"größe.csv\"?\n"),
+        turn.into(),
+        ToolMessage::new(&call, "two lines\n<b>& more</b>").into(),
+        Message::user("Go on."),
+    ];
+    messages.map(SharedMessage::new).into()
+}
+
+async fn a_conversation_is_sent_whole(harness: &Harness<'_>) -> Checked {
+    let server = serve(Script::new().then_with(|_| Turn::text("Done."))).await?;
+    let client = harness.client(&server.url(), true);
+    client
+        .complete(ChatRequest::new(history(), tools()))
+        .await?;
+    let body = only(&server)?.body();
+    let messages = array(&body, "messages");
+    let roles: Vec<_> = messages
+        .iter()
+        .map(|it| it["role"].as_str().unwrap_or("none"))
+        .collect();
+    equal(
+        "the roles",
+        roles,
+        vec!["system", "user", "assistant", "tool", "user"],
+    )?;
+    let texts: Vec<String> = messages.iter().map(text).collect();
+    let expected = [
+        "You are tested.",
+        "What is in \"größe.csv\"?\n",
+        "I look.",
+        "two lines\n<b>& more</b>",
+        "Go on.",
+    ];
+    equal("the texts", texts, expected.to_vec())?;
+    let calls = messages.get(2).map(|turn| turn["tool_calls"].clone());
+    let function = json!({"name": "look", "arguments": "{ \"zeta\":\"größe\" }"});
+    let expected = json!([{"id": "call_7", "type": "function", "function": function}]);
+    equal("the tool calls", calls, Some(expected))?;
+    let answered = messages.get(3).map(|result| result["tool_call_id"].clone());
+    equal(
+        "the call that a result is for",
+        answered,
+        Some(json!("call_7")),
+    )?;
+    let tools = array(&body, "tools");
+    let names: Vec<_> = tools
+        .iter()
+        .map(|tool| tool.pointer("/function/name").and_then(Value::as_str))
+        .collect();
+    equal("the tools", names, vec![Some("look"), Some("see")])
+}
+
+fn array(body: &Value, field: &str) -> Vec<Value> {
+    let array = body.get(field).and_then(Value::as_array);
+    array.cloned().unwrap_or_default()
+}
+
+/// The text of a message, in either form that the protocol has for it.
+fn text(message: &Value) -> String {
+    match &message["content"] {
+        Value::String(text) => text.clone(),
+        Value::Array(parts) => parts
+            .iter()
+            .filter_map(|part| part["text"].as_str())
+            .collect(),
+        _ => String::new(),
+    }
+}
+
+fn only(server: &ScriptedServer) -> Checked<Request> {
+    let mut requests = server.requests();
+    equal("requests", requests.len(), 1)?;
+    requests
+        .pop()
+        .ok_or_else(|| Failure::new("no request came"))
+}
+
+async fn the_same_request_is_the_same_bytes(harness: &Harness<'_>) -> Checked {
+    for stream in WAYS {
+        let server = serve(Script::new().then_with(|_| Turn::text("Done."))).await?;
+        // The same messages, then equal ones through another client.
+        let shared = ChatRequest::new(history(), tools());
+        let client = harness.client(&server.url(), stream);
+        client.complete(shared.clone()).await?;
+        client.complete(shared).await?;
+        let other = harness.client(&server.url(), stream);
+        other.complete(ChatRequest::new(history(), tools())).await?;
+        let sent: Vec<_> = server.requests().into_iter().map(|it| it.raw).collect();
+        let same = sent.len() == 3 && sent.iter().all(|raw| Some(raw) == sent.first());
+        ensure!(
+            same,
+            "the same request was sent as different bytes: {sent:?}"
+        );
+    }
+    Ok(())
+}
+
+#[derive(Deserialize)]
+struct Parts<'a> {
+    #[serde(borrow)]
+    messages: Vec<&'a RawValue>,
+    #[serde(borrow)]
+    tools: &'a RawValue,
+}
+
+async fn a_longer_history_begins_with_the_same_bytes(harness: &Harness<'_>) -> Checked {
+    let server = serve(Script::new().then_with(|_| Turn::text("Done."))).await?;
+    let client = harness.client(&server.url(), true);
+    let (history, tools) = (history(), tools());
+    for count in [2, 4, 5] {
+        let messages = history.iter().take(count).cloned().collect();
+        client
+            .complete(ChatRequest::new(messages, tools.clone()))
+            .await?;
+    }
+    let requests = server.requests();
+    let mut parts = Vec::new();
+    for request in &requests {
+        let read = serde_json::from_slice::<Parts<'_>>(&request.raw);
+        parts
+            .push(read.map_err(|error| Failure::new(format!("a request can't be read: {error}")))?);
+    }
+    for (earlier, later) in parts.iter().zip(parts.iter().skip(1)) {
+        equal("the tools", later.tools.get(), earlier.tools.get())?;
+        let (before, now) = (earlier.messages.len(), later.messages.len());
+        ensure!(
+            now > before,
+            "{before} messages became {now} in a longer history"
+        );
+        for (before, now) in earlier.messages.iter().zip(&later.messages) {
+            equal("a message that was sent before", now.get(), before.get())?;
+        }
+    }
+    Ok(())
+}
+
+async fn the_key_is_sent_as_authorization_only(harness: &Harness<'_>) -> Checked {
+    for stream in WAYS {
+        let (heard, server) = harness
+            .ask(Script::new().turn(Turn::text("Done.")), stream)
+            .await?;
+        heard.completion()?;
+        let request = only(&server)?;
+        for (name, value) in &request.headers {
+            let holds = String::from_utf8_lossy(value.as_bytes()).contains(API_KEY);
+            ensure!(
+                !holds || name == "authorization",
+                "the key is in the header `{name}`"
+            );
+        }
+        let body = String::from_utf8_lossy(&request.raw);
+        ensure!(!body.contains(API_KEY), "the key is in the body");
+    }
+    Ok(())
+}
+
+async fn a_redirect_takes_no_key_along(harness: &Harness<'_>) -> Checked {
+    for status in [302, 307, 308] {
+        let other = ScriptedServer::start(Script::new().turn(Turn::text("Hello."))).await?;
+        let to = format!("{}/chat/completions", other.url());
+        let away = Reply::new(status, "text/plain", "elsewhere").header("location", &to);
+        let turn = Turn::text("never said").fault_always(Fault::Reply(away));
+        // Followed or refused: either is fine.
+        let _heard = harness.ask(Script::new().turn(turn), true).await?;
+        for request in other.requests() {
+            let shown = format!("{:?}", request.headers);
+            ensure!(
+                !shown.contains(API_KEY) && !request.headers.contains_key("authorization"),
+                "a redirect of status {status} took the key to another server"
+            );
+        }
+    }
+    Ok(())
+}
+
+async fn the_key_is_shown_nowhere(harness: &Harness<'_>) -> Checked {
+    // Servers tell a key that they don't know, and a proxy a request that it can't pass on.
+    let message = format!("Incorrect API key provided: {API_KEY}.");
+    let body = json!({"error": {"message": message, "code": "invalid_api_key"}}).to_string();
+    for (status, kind) in [
+        (401, "application/json"),
+        (400, "text/plain"),
+        (200, "text/html"),
+    ] {
+        let reply = Reply::new(status, kind, body.clone());
+        let turn = Turn::text("never said").fault_always(Fault::Reply(reply));
+        let server = serve(Script::new().turn(turn)).await?;
+        let client = harness.client(&server.url(), true);
+        let heard = hear(&*client, request("Go.")).await?;
+        hidden("the client", &format!("{client:?} {client:#?}"))?;
+        hidden("the events", &format!("{:?}", heard.events))?;
+        hidden("the error", &everything(&heard.error()?))?;
+    }
+    Ok(())
+}
+
+fn hidden(what: &str, shown: &str) -> Checked {
+    ensure!(!shown.contains(API_KEY), "{what}: the key is shown");
+    Ok(())
+}
+
+/// All that an error says, with what caused it.
+fn everything(error: &LlmError) -> String {
+    let mut shown = format!("{error} {error:?} {error:#?} {:?}", error.advice());
+    let mut source = error.source();
+    while let Some(cause) = source {
+        shown.push_str(&format!(" {cause} {cause:?}"));
+        source = cause.source();
+    }
+    shown
+}

@@ -1,0 +1,327 @@
+//! Turns: from what the server says to blocks, stop reasons and counters.
+
+use std::time::Duration;
+
+use cantle_core::llm::{Completion, LlmClientExt as _, StopReason};
+use cantle_core::message::{AssistantBlock, ToolCall as Call};
+use cantle_core::usage::TokenUsage;
+use futures_util::future::try_join_all;
+
+use super::super::check::{Checked, Failure, ensure, equal};
+use super::super::suite::Case;
+use super::bench::{Harness, MODEL, WAYS, asks_for_a_stream, request, serve};
+use super::case;
+use crate::openai::{Fault, Request, Script, ToolCall, Turn, Usage};
+
+pub(super) fn cases<'c>() -> Vec<Case<Harness<'c>>> {
+    vec![
+        case!(the_model_is_the_one_asked_for),
+        case!(a_text_is_one_block),
+        case!(an_empty_turn_has_no_blocks),
+        case!(pieces_add_up_to_the_blocks),
+        case!(reasoning_comes_before_text_and_calls),
+        case!(a_tool_call_keeps_its_parts),
+        case!(parallel_tool_calls_are_kept_apart),
+        case!(a_tool_call_without_an_id_gets_one),
+        case!(malformed_arguments_are_passed_through),
+        case!(stop_reasons_are_told_apart),
+        case!(a_turn_that_was_too_long_has_its_usage),
+        case!(no_token_is_counted_twice),
+        case!(usage_that_is_not_said_is_none),
+        case!(streaming_or_not_the_turn_is_the_same).optional(),
+        case!(habits_of_servers_change_nothing),
+        case!(slow_bytes_change_nothing),
+        case!(calls_side_by_side_keep_apart),
+    ]
+}
+
+async fn the_model_is_the_one_asked_for(harness: &Harness<'_>) -> Checked {
+    for stream in WAYS {
+        let server = serve(Script::new().turn(Turn::text("Hello."))).await?;
+        let client = harness.client(&server.url(), stream);
+        equal("the model's slug", &*client.model().slug, MODEL)?;
+        client.complete(request("Go.")).await?;
+        let asked = server
+            .requests()
+            .first()
+            .and_then(|it| it.body().get("model").cloned());
+        equal("the model in the request", asked, Some(MODEL.into()))?;
+    }
+    Ok(())
+}
+
+/// A turn must have these blocks, asked for either way.
+async fn must_say(harness: &Harness<'_>, turn: &Turn, blocks: &[AssistantBlock]) -> Checked {
+    for stream in WAYS {
+        let completion = harness.complete(turn.clone(), stream).await?;
+        equal("the blocks", completion.message.blocks, blocks)?;
+    }
+    Ok(())
+}
+
+fn call(id: &str, name: &str, arguments: &str) -> AssistantBlock {
+    AssistantBlock::ToolCall(Call::new(Some(id.to_owned()), name, arguments))
+}
+
+async fn a_text_is_one_block(harness: &Harness<'_>) -> Checked {
+    let text = "Two words, \"quotes\", größer → 数\n\n\tend";
+    must_say(harness, &Turn::text(text), &[AssistantBlock::text(text)]).await
+}
+
+async fn an_empty_turn_has_no_blocks(harness: &Harness<'_>) -> Checked {
+    must_say(harness, &Turn::text(""), &[]).await
+}
+
+async fn pieces_add_up_to_the_blocks(harness: &Harness<'_>) -> Checked {
+    let (text, thought) = ("größer → 数 and so on", "Hm, 数?");
+    let turn = Turn::text(text)
+        .reasoning(thought)
+        .call(ToolCall::new("look", r#"{"at":"größe","n":1}"#))
+        .call(ToolCall::new("see", r#"{"at":"数"}"#));
+    let blocks = [
+        AssistantBlock::Reasoning {
+            content: thought.to_owned(),
+        },
+        AssistantBlock::text(text),
+        call("call_0_0", "look", r#"{"at":"größe","n":1}"#),
+        call("call_0_1", "see", r#"{"at":"数"}"#),
+    ];
+    // That pieces add up is checked for every call; here they are as small as they get.
+    must_say(harness, &turn.clone().delta_chars(1), &blocks).await?;
+    must_say(harness, &turn.delta_chars(1000), &blocks).await
+}
+
+async fn reasoning_comes_before_text_and_calls(harness: &Harness<'_>) -> Checked {
+    let turn = Turn::text("I look.")
+        .reasoning("What is there?")
+        .call(ToolCall::new("look", "{}"));
+    let blocks = [
+        AssistantBlock::Reasoning {
+            content: "What is there?".to_owned(),
+        },
+        AssistantBlock::text("I look."),
+        call("call_0_0", "look", "{}"),
+    ];
+    must_say(harness, &turn, &blocks).await
+}
+
+async fn a_tool_call_keeps_its_parts(harness: &Harness<'_>) -> Checked {
+    let arguments = r#"{"path": "a b.csv", "lines": [1, 2.50, -3e2], "deep": {"x": null}}"#;
+    let turn = Turn::tool(ToolCall::new("read_file-2", arguments).id("toolu_01 odd/id"));
+    let expected = call("toolu_01 odd/id", "read_file-2", arguments);
+    must_say(harness, &turn, &[expected]).await?;
+    let completion = harness.complete(turn, true).await?;
+    equal("the stop reason", completion.stop, StopReason::ToolCalls)
+}
+
+async fn parallel_tool_calls_are_kept_apart(harness: &Harness<'_>) -> Checked {
+    let turn = Turn::text("All three.")
+        .call(ToolCall::new("look", r#"{"at":"one"}"#))
+        .call(ToolCall::new("look", r#"{"at":"two"}"#))
+        .call(ToolCall::new("see", r#"{"at":"three"}"#));
+    let blocks = [
+        AssistantBlock::text("All three."),
+        call("call_0_0", "look", r#"{"at":"one"}"#),
+        call("call_0_1", "look", r#"{"at":"two"}"#),
+        call("call_0_2", "see", r#"{"at":"three"}"#),
+    ];
+    must_say(harness, &turn, &blocks).await
+}
+
+async fn a_tool_call_without_an_id_gets_one(harness: &Harness<'_>) -> Checked {
+    let turn = Turn::tool(ToolCall::new("look", "{}").without_id())
+        .call(ToolCall::new("see", "{}").without_id());
+    for stream in WAYS {
+        let completion = harness.complete(turn.clone(), stream).await?;
+        let calls: Vec<&Call> = completion.message.tool_calls().collect();
+        let names: Vec<&str> = calls.iter().map(|call| &*call.name).collect();
+        equal("the calls", names, vec!["look", "see"])?;
+        let mut ids: Vec<&str> = calls.iter().map(|call| &*call.id).collect();
+        ensure!(!ids.contains(&""), "a call has an empty id");
+        ids.dedup();
+        equal("different ids", ids.len(), 2)?;
+        let claimed = calls.iter().any(|call| call.has_provider_id);
+        ensure!(!claimed, "an id that was made is said to be the provider's");
+    }
+    Ok(())
+}
+
+async fn malformed_arguments_are_passed_through(harness: &Harness<'_>) -> Checked {
+    for arguments in [
+        "{\"a\": ",
+        "not JSON",
+        "",
+        "[1]",
+        "{'a': 1}",
+        "{\"a\":\"\n\"} ",
+    ] {
+        let turn = Turn::tool(ToolCall::new("look", arguments));
+        must_say(harness, &turn, &[call("call_0_0", "look", arguments)]).await?;
+    }
+    Ok(())
+}
+
+async fn stop_reasons_are_told_apart(harness: &Harness<'_>) -> Checked {
+    let reasons = [
+        ("stop", StopReason::EndTurn),
+        ("tool_calls", StopReason::ToolCalls),
+        ("length", StopReason::Length),
+        ("content_filter", StopReason::ContentFilter),
+        ("tired", StopReason::Other("tired".to_owned())),
+    ];
+    for (said, expected) in reasons {
+        for stream in WAYS {
+            let turn = Turn::text("Hello.").finish_reason(said);
+            let stop = harness.complete(turn, stream).await?.stop;
+            equal(&format!("the stop reason `{said}`"), stop, expected.clone())?;
+        }
+    }
+    Ok(())
+}
+
+async fn a_turn_that_was_too_long_has_its_usage(harness: &Harness<'_>) -> Checked {
+    for stream in WAYS {
+        let turn = Turn::text("and so on and")
+            .finish_reason("length")
+            .usage(Usage::new(7, 4096));
+        let completion = harness.complete(turn, stream).await?;
+        equal("the stop reason", completion.stop, StopReason::Length)?;
+        equal(
+            "the text so far",
+            completion.message.text(),
+            "and so on and",
+        )?;
+        let expected = TokenUsage {
+            input: 7,
+            answer: 4096,
+            ..TokenUsage::default()
+        };
+        equal("the usage", completion.usage, Some(expected))?;
+    }
+    Ok(())
+}
+
+async fn no_token_is_counted_twice(harness: &Harness<'_>) -> Checked {
+    let usages = [
+        (Usage::new(100, 50), (100, 0, 50, 0)),
+        (Usage::new(100, 50).cached(40), (60, 40, 50, 0)),
+        (Usage::new(100, 50).reasoning(20), (100, 0, 30, 20)),
+        (
+            Usage::new(100, 50).cached(100).reasoning(50),
+            (0, 100, 0, 50),
+        ),
+    ];
+    for (usage, (input, cache_read, answer, reasoning)) in usages {
+        for stream in WAYS {
+            let completion = harness
+                .complete(Turn::text("Hello.").usage(usage), stream)
+                .await?;
+            let expected = TokenUsage {
+                input,
+                cache_read,
+                cache_write: 0,
+                answer,
+                reasoning,
+            };
+            equal(
+                &format!("the counters of {usage:?}"),
+                completion.usage,
+                Some(expected),
+            )?;
+            equal(
+                "the message's counters",
+                completion.message.token_usage,
+                expected,
+            )?;
+        }
+    }
+    Ok(())
+}
+
+async fn usage_that_is_not_said_is_none(harness: &Harness<'_>) -> Checked {
+    for stream in WAYS {
+        let completion = harness
+            .complete(Turn::text("Hello.").without_usage(), stream)
+            .await?;
+        equal("the usage", completion.usage, None)?;
+        equal("the text", completion.message.text(), "Hello.")?;
+    }
+    Ok(())
+}
+
+/// A turn with something of everything.
+fn rich_turn() -> Turn {
+    Turn::text("größer → 数")
+        .reasoning("Hm.")
+        .call(ToolCall::new("look", r#"{"at":"größe"}"#))
+        .call(ToolCall::new("see", "{}"))
+        .usage(Usage::new(100, 50).cached(40).reasoning(20))
+}
+
+/// All of a completion but what is new each time.
+fn comparable(completion: Completion) -> (Vec<AssistantBlock>, StopReason, Option<TokenUsage>) {
+    (completion.message.blocks, completion.stop, completion.usage)
+}
+
+async fn streaming_or_not_the_turn_is_the_same(harness: &Harness<'_>) -> Checked {
+    let mut turns = Vec::new();
+    let mut ways = Vec::new();
+    for stream in WAYS {
+        let (heard, server) = harness.ask(Script::new().turn(rich_turn()), stream).await?;
+        turns.push(comparable(heard.completion()?));
+        ways.extend(server.requests().iter().map(asks_for_a_stream));
+    }
+    if ways != WAYS {
+        return Err(Failure::skip("the client knows only one way to ask"));
+    }
+    equal("the turn that wasn't streamed", turns.pop(), turns.pop())
+}
+
+async fn habits_of_servers_change_nothing(harness: &Harness<'_>) -> Checked {
+    let plain = comparable(harness.complete(rich_turn(), true).await?);
+    let habits: [fn(Script) -> Script; 2] = [Script::comments, Script::usage_in_choice];
+    for habit in habits {
+        let script = habit(Script::new().turn(rich_turn()));
+        let (heard, _server) = harness.ask(script, true).await?;
+        equal("the turn", comparable(heard.completion()?), plain.clone())?;
+    }
+    Ok(())
+}
+
+async fn slow_bytes_change_nothing(harness: &Harness<'_>) -> Checked {
+    for stream in WAYS {
+        let plain = comparable(harness.complete(rich_turn(), stream).await?);
+        // Cut anywhere, within characters too.
+        let slow = rich_turn().fault(Fault::Slow {
+            bytes: 7,
+            every: Duration::from_millis(1),
+        });
+        let slow = comparable(harness.complete(slow, stream).await?);
+        equal("the turn that came slowly", slow, plain)?;
+    }
+    Ok(())
+}
+
+async fn calls_side_by_side_keep_apart(harness: &Harness<'_>) -> Checked {
+    const CALLS: usize = 16;
+    let echo = |request: &Request| {
+        let raw = String::from_utf8_lossy(&request.raw).into_owned();
+        let number = raw
+            .split("number-")
+            .nth(1)
+            .and_then(|rest| rest.split('.').next());
+        Turn::text(format!("This is {}.", number.unwrap_or("none")))
+    };
+    let server = serve(Script::new().then_with(echo)).await?;
+    let client = harness.client(&server.url(), true);
+    let calls = (0..CALLS).map(|number| client.complete(request(&format!("Say number-{number}."))));
+    let texts: Vec<String> = try_join_all(calls)
+        .await?
+        .into_iter()
+        .map(|completion| completion.message.text())
+        .collect();
+    let expected: Vec<String> = (0..CALLS)
+        .map(|number| format!("This is {number}."))
+        .collect();
+    equal("the answers", texts, expected)
+}

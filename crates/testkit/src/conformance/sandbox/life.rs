@@ -1,0 +1,238 @@
+//! The life of a sandbox: what it says of itself, that it is one's own, and how it ends.
+
+use bytes::Bytes;
+use cantle_core::ids::RunId;
+use cantle_core::policy::Policy;
+use cantle_core::sandbox::{
+    Background, ByteRange, ExitStatus, SandboxContext, SandboxErrorKind, SandboxExt as _,
+    SandboxHandle, SpawnRequest,
+};
+
+use super::super::check::{Checked, Failure, ensure, equal, refused, same_bytes, within};
+use super::super::suite::Case;
+use super::bench::{Bench, Harness, SOON, Token, path, stdout};
+use super::case;
+use super::files::read;
+use super::host::Outside;
+
+pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
+    vec![
+        case!(a_sandbox_says_what_it_is),
+        case!(two_sandboxes_share_nothing),
+        case!(closing_again_does_nothing),
+        case!(a_closed_sandbox_answers_closed),
+        case!(closing_ends_a_running_command),
+        case!(closing_removes_the_files).optional(),
+        case!(a_sandbox_that_is_dropped_ends_its_commands).optional(),
+        case!(a_working_directory_that_is_removed_is_noticed).optional(),
+        case!(a_kept_sandbox_is_found_again).optional(),
+        case!(a_handle_of_nothing_is_gone).optional(),
+    ]
+}
+
+/// For sandboxes that are not opened on the bench, which would hold and close them.
+fn context() -> SandboxContext {
+    SandboxContext::new(RunId::new(), Policy::unconfined())
+}
+
+async fn a_sandbox_says_what_it_is(bench: &Bench<'_>) -> Checked {
+    let info = bench.sandbox.info();
+    equal("the backend's name", &*info.backend, bench.backend.name())?;
+    ensure!(!info.id.is_empty(), "the sandbox has no id");
+    ensure!(
+        info.working_directory.is_absolute(),
+        "the working directory `{}` is not absolute",
+        info.working_directory
+    );
+    let other = bench.open(Policy::unconfined()).await?;
+    ensure!(
+        other.info().id != info.id,
+        "two sandboxes have the id `{}`",
+        info.id
+    );
+    Ok(())
+}
+
+async fn two_sandboxes_share_nothing(bench: &Bench<'_>) -> Checked {
+    let other = bench.open(Policy::unconfined()).await?;
+    let file = path("file")?;
+    bench.sandbox.write_bytes(&file, "one".into()).await?;
+    let found = other.stat(&file).await;
+    refused(
+        "`stat` of another sandbox's file",
+        found,
+        &[SandboxErrorKind::NotFound],
+    )?;
+    other.write_bytes(&file, "other".into()).await?;
+    equal(
+        "the file in the first",
+        bench.stdout("cat file").await?,
+        "one",
+    )?;
+    equal(
+        "the file in the second",
+        stdout(&*other, "cat file").await?,
+        "other",
+    )?;
+    other.close().await?;
+    equal(
+        "the first when the second is closed",
+        bench.stdout("cat file").await?,
+        "one",
+    )
+}
+
+async fn closing_again_does_nothing(bench: &Bench<'_>) -> Checked {
+    bench.sandbox.close().await?;
+    let (one, two) = tokio::join!(bench.sandbox.close(), bench.sandbox.close());
+    one?;
+    Ok(two?)
+}
+
+async fn a_closed_sandbox_answers_closed(bench: &Bench<'_>) -> Checked {
+    let sandbox = &bench.sandbox;
+    let file = path("file")?;
+    sandbox.write_bytes(&file, "text".into()).await?;
+    sandbox.close().await?;
+    let kinds = [SandboxErrorKind::Closed];
+    let spawned = sandbox.spawn(SpawnRequest::shell("true")).await;
+    refused("a command", spawned.map(drop), &kinds)?;
+    let read = sandbox.read(&file, ByteRange::all()).await;
+    refused("`read`", read.map(drop), &kinds)?;
+    let written = sandbox.write_bytes(&file, Bytes::new()).await;
+    refused("`write`", written, &kinds)?;
+    refused("`stat`", sandbox.stat(&file).await, &kinds)?;
+    refused("`list`", sandbox.list(&path(".")?).await, &kinds)?;
+    refused("`mkdir`", sandbox.mkdir(&path("new")?).await, &kinds)?;
+    refused("`remove`", sandbox.remove(&file).await, &kinds)?;
+    refused(
+        "`rename`",
+        sandbox.rename(&file, &path("new")?).await,
+        &kinds,
+    )
+}
+
+async fn closing_ends_a_running_command(bench: &Bench<'_>) -> Checked {
+    let token = Token::new();
+    let request = SpawnRequest::shell(format!("setsid {} & wait", token.sleep()));
+    let mut process = bench.sandbox.spawn(request).await?;
+    bench.must_run(&token).await?;
+    within("the end of `close`", SOON, bench.sandbox.close()).await??;
+    // Its end or the sandbox's: either is true.
+    match within("an answer to who waits", SOON, process.wait()).await? {
+        Ok(exit) => ensure!(
+            !exit.status.success(),
+            "a command that was killed is said to have ended well"
+        ),
+        Err(error) => {
+            let kinds = [SandboxErrorKind::Gone, SandboxErrorKind::Closed];
+            refused("waiting", Err::<(), _>(error), &kinds)?;
+        }
+    }
+    // From elsewhere a closed sandbox shows no processes.
+    if bench.require_host_visible().is_ok() {
+        bench.must_be_gone(&token).await?;
+    }
+    Ok(())
+}
+
+async fn closing_removes_the_files(bench: &Bench<'_>) -> Checked {
+    let directory = bench.host_directory().await?;
+    let outside = Outside::new()?;
+    // A directory that can't be written: some package managers make them.
+    let script = "mkdir -p a/b; echo x > a/b/c; chmod 500 a/b; ln -s \"$1\" link";
+    let target = outside.path().to_string_lossy().into_owned();
+    let argv = ["bash", "-c", script, "bash", &target];
+    bench.output_of(SpawnRequest::argv(argv)).await?;
+    bench.sandbox.close().await?;
+    ensure!(
+        !directory.exists(),
+        "`{}` is still there",
+        directory.display()
+    );
+    outside.must_be_untouched()
+}
+
+async fn a_sandbox_that_is_dropped_ends_its_commands(bench: &Bench<'_>) -> Checked {
+    bench.require_host_visible()?;
+    let tokens = [Token::new(), Token::new()];
+    let [kept, running] = &tokens;
+    let sandbox = bench.backend.open(context()).await?;
+    let request = SpawnRequest::shell(format!("setsid {} & true", kept.sleep()));
+    let left = sandbox
+        .run(request.with_background(Background::Keep))
+        .await?;
+    equal("the end", left.exit.status, ExitStatus::Code(0))?;
+    let request = SpawnRequest::shell(format!("exec {}", running.sleep()));
+    let process = sandbox.spawn(request).await?;
+    for token in &tokens {
+        bench.must_run(token).await?;
+    }
+    drop((process, sandbox));
+    for token in &tokens {
+        bench.must_be_gone(token).await?;
+    }
+    Ok(())
+}
+
+async fn a_working_directory_that_is_removed_is_noticed(bench: &Bench<'_>) -> Checked {
+    // It goes only where it is empty, so that nothing is lost where a backend shares it.
+    let removed = bench.sh("cd / && rmdir -- \"$OLDPWD\"").await?;
+    if !removed.exit.status.success() {
+        return Err(Failure::skip("the working directory can't be removed"));
+    }
+    match bench.sandbox.run(SpawnRequest::shell("pwd")).await {
+        // Made again, it is as good as ever.
+        Ok(output) => {
+            let expected = format!("{}\n", bench.sandbox.info().working_directory);
+            equal("`pwd`", output.stdout.text(), expected)
+        }
+        Err(error) => {
+            let what = "a command in a sandbox without its directory";
+            refused(what, Err::<(), _>(error), &[SandboxErrorKind::Gone])
+        }
+    }
+}
+
+async fn a_kept_sandbox_is_found_again(bench: &Bench<'_>) -> Checked {
+    let sandbox = bench.backend.open(context()).await?;
+    let file = path("file")?;
+    sandbox.write_bytes(&file, "text".into()).await?;
+    let handle = match sandbox.persist().await {
+        Ok(handle) => handle,
+        Err(error) => {
+            sandbox.close().await?;
+            return Err(error.into());
+        }
+    };
+    equal("the backend's name", &*handle.backend, bench.backend.name())?;
+    drop(sandbox);
+    let again = bench.backend.reattach(&handle, context()).await?;
+    let checked = async {
+        same_bytes("its file", &read(&*again, &file).await?, b"text")?;
+        equal(
+            "a command in it",
+            stdout(&*again, "cat file").await?,
+            "text",
+        )
+    };
+    let checked = checked.await;
+    again.close().await?;
+    checked?;
+    let gone = bench.backend.reattach(&handle, context()).await;
+    refused(
+        "finding it once more",
+        gone.map(drop),
+        &[SandboxErrorKind::Gone],
+    )
+}
+
+async fn a_handle_of_nothing_is_gone(bench: &Bench<'_>) -> Checked {
+    let handle = SandboxHandle::new(bench.backend.name(), "no-such-sandbox");
+    let found = bench.backend.reattach(&handle, context()).await;
+    refused(
+        "finding nothing",
+        found.map(drop),
+        &[SandboxErrorKind::Gone],
+    )
+}

@@ -1,0 +1,151 @@
+//! Directories: made, listed, moved, removed.
+
+use cantle_core::sandbox::{FileInfo, FileKind, SandboxErrorKind, SandboxExt as _, SandboxPath};
+
+use super::super::check::{Checked, ensure, equal, refused, same_bytes};
+use super::super::suite::Case;
+use super::bench::{Bench, Harness, path};
+use super::case;
+use super::files::read;
+
+pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
+    vec![
+        case!(a_directory_is_made_with_those_above_and_once),
+        case!(a_listing_is_sorted_and_not_recursive),
+        case!(a_listing_has_5000_entries),
+        case!(removing_takes_a_directory_with_all_in_it),
+        case!(renaming_moves_and_replaces),
+    ]
+}
+
+async fn a_directory_is_made_with_those_above_and_once(bench: &Bench<'_>) -> Checked {
+    let below = path("one/two/three")?;
+    for _ in 0..2 {
+        bench.sandbox.mkdir(&below).await?;
+    }
+    bench.stdout("echo text > one/two/three/file").await?;
+    bench.sandbox.mkdir(&path("one/two")?).await?;
+    bench
+        .sandbox
+        .mkdir(&SandboxPath::working_directory())
+        .await?;
+    equal(
+        "the file in it",
+        bench.stdout("cat one/two/three/file").await?,
+        "text\n",
+    )
+}
+
+async fn a_listing_is_sorted_and_not_recursive(bench: &Bench<'_>) -> Checked {
+    let script = "mkdir -p dir/b dir/.hidden; printf 12345 > dir/c; echo x > dir/b/below; \
+                  ln -s missing dir/a; ln -s b dir/d; mkfifo dir/B; chmod 640 dir/c";
+    bench.stdout(script).await?;
+    let listed = bench.sandbox.list(&path("dir")?).await?;
+    let expected = [
+        (".hidden", FileKind::Directory),
+        ("B", FileKind::Other),
+        ("a", FileKind::Symlink),
+        ("b", FileKind::Directory),
+        ("c", FileKind::File),
+        ("d", FileKind::Symlink),
+    ];
+    let found: Vec<_> = listed
+        .iter()
+        .map(|it| (it.path.to_lossy(), it.kind))
+        .collect();
+    let expected = expected.map(|(name, kind)| (name.to_owned(), kind));
+    equal("what is listed", found, expected.to_vec())?;
+    let file = listed.iter().find(|it| it.kind == FileKind::File);
+    let file = file.map(|file| (file.size_bytes, file.mode.unwrap_or(0o640)));
+    equal("size and mode of the file", file, Some((5, 0o640)))?;
+
+    let names = |list: Vec<FileInfo>| -> Vec<String> {
+        list.iter().map(|info| info.path.to_lossy()).collect()
+    };
+    let start = bench
+        .sandbox
+        .list(&SandboxPath::working_directory())
+        .await?;
+    ensure!(
+        names(start).contains(&"dir".to_owned()),
+        "the working directory is listed without what is in it"
+    );
+    bench.sandbox.mkdir(&path("empty")?).await?;
+    let empty = bench.sandbox.list(&path("empty")?).await?;
+    equal(
+        "what is in an empty directory",
+        names(empty),
+        Vec::<String>::new(),
+    )
+}
+
+async fn a_listing_has_5000_entries(bench: &Bench<'_>) -> Checked {
+    bench
+        .stdout("mkdir many; cd many; for i in {1..5000}; do : > $i; done")
+        .await?;
+    let listed = bench.sandbox.list(&path("many")?).await?;
+    let listed: Vec<_> = listed.into_iter().map(|info| info.path).collect();
+    let mut expected = Vec::new();
+    for number in 1..=5000 {
+        expected.push(path(&number.to_string())?);
+    }
+    expected.sort();
+    ensure!(
+        listed == expected,
+        "5000 entries are listed as {}, or in another order",
+        listed.len()
+    );
+    Ok(())
+}
+
+async fn removing_takes_a_directory_with_all_in_it(bench: &Bench<'_>) -> Checked {
+    let script = "mkdir -p dir/a/b/c; echo x > dir/a/b/file; mkfifo dir/pipe; chmod 500 dir/a/b/c; \
+                  mkdir kept; echo kept > kept/file; ln -s ../kept dir/link; ln -s ../kept/file dir/a/link; \
+                  ln -s kept link";
+    bench.stdout(script).await?;
+    bench.sandbox.remove(&path("dir")?).await?;
+    bench.sandbox.remove(&path("link")?).await?;
+    let left = "for name in dir link kept/file; do [ -e $name ] && echo $name; done; cat kept/file";
+    equal(
+        "what is left",
+        bench.stdout(left).await?,
+        "kept/file\nkept\n",
+    )?;
+    bench.sandbox.remove(&path("kept/file")?).await?;
+    equal("what is left", bench.stdout("ls kept").await?, "")
+}
+
+async fn renaming_moves_and_replaces(bench: &Bench<'_>) -> Checked {
+    let sandbox = &bench.sandbox;
+    let [old, new] = [path("old")?, path("new")?];
+    sandbox.write_bytes(&old, "one".into()).await?;
+    sandbox.write_bytes(&new, "two".into()).await?;
+    sandbox.rename(&old, &new).await?;
+    same_bytes(
+        "the file that was moved",
+        &read(&**sandbox, &new).await?,
+        b"one",
+    )?;
+    let gone = sandbox.stat(&old).await;
+    refused(
+        "`stat` of the old name",
+        gone,
+        &[SandboxErrorKind::NotFound],
+    )?;
+
+    sandbox
+        .write_bytes(&path("dir/below/file")?, "text".into())
+        .await?;
+    sandbox.rename(&path("dir")?, &path("moved")?).await?;
+    equal(
+        "the directory that was moved",
+        bench.stdout("cat moved/below/file").await?,
+        "text",
+    )?;
+
+    bench.stdout("ln -s new link").await?;
+    sandbox.rename(&path("link")?, &path("other")?).await?;
+    let info = sandbox.stat(&path("other")?).await?;
+    equal("a link that was moved", info.kind, FileKind::Symlink)?;
+    same_bytes("what it points to", &read(&**sandbox, &new).await?, b"one")
+}

@@ -1,0 +1,204 @@
+//! The output of commands: all of it, in order, apart, and at the reader's pace.
+
+use std::time::Duration;
+
+use cantle_core::sandbox::{
+    Channel, ExitStatus, OutputChunk, OutputStream, Process, SandboxExt as _, SpawnRequest,
+};
+use futures_util::StreamExt as _;
+use tokio::time::{Instant, sleep};
+
+use super::super::check::{Checked, Failure, ensure, equal, same_bytes, within};
+use super::super::suite::Case;
+use super::bench::{Bench, Harness, PATIENCE, Token, path, read_until, take_output, whole};
+use super::case;
+
+pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
+    vec![
+        case!(output_keeps_its_order),
+        case!(stderr_is_kept_apart),
+        case!(output_may_be_any_bytes),
+        case!(output_comes_as_it_is_written),
+        case!(a_line_of_20_megabytes_is_kept),
+        case!(output_that_is_not_taken_is_counted_and_blocks_nothing),
+        case!(output_that_is_dropped_is_counted_and_blocks_nothing),
+        case!(output_can_be_read_after_the_end),
+        case!(a_reader_that_stops_holds_the_command),
+    ]
+}
+
+async fn output_keeps_its_order(bench: &Bench<'_>) -> Checked {
+    let script = "for i in {1..20000}; do echo $i; if (( i % 3 == 0 )); then echo $i >&2; fi; done";
+    let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
+    let mut sink = |chunk: OutputChunk| match chunk.channel {
+        Channel::Stdout => stdout.extend_from_slice(&chunk.bytes),
+        Channel::Stderr => stderr.extend_from_slice(&chunk.bytes),
+    };
+    let exit = bench
+        .sandbox
+        .exec(SpawnRequest::shell(script), &mut sink)
+        .await?;
+    let lines = |step: usize| -> String {
+        let numbers = (1..=20_000).filter(|number| number % step == 0);
+        numbers.map(|number| format!("{number}\n")).collect()
+    };
+    same_bytes("stdout", &stdout, lines(1).as_bytes())?;
+    same_bytes("stderr", &stderr, lines(3).as_bytes())?;
+    let counted = (exit.stdout.total_bytes, exit.stderr.total_bytes);
+    let read = (stdout.len() as u64, stderr.len() as u64);
+    equal("the bytes counted of both channels", counted, read)
+}
+
+async fn stderr_is_kept_apart(bench: &Bench<'_>) -> Checked {
+    let output = bench.sh("echo out; echo err >&2; echo out; exit 1").await?;
+    same_bytes("stdout", &whole(&output.stdout)?, b"out\nout\n")?;
+    same_bytes("stderr", &whole(&output.stderr)?, b"err\n")?;
+    let counted = [&output.exit.stdout, &output.exit.stderr].map(|report| report.total_bytes);
+    equal("the bytes counted of both channels", counted, [8, 4])
+}
+
+async fn output_may_be_any_bytes(bench: &Bench<'_>) -> Checked {
+    let bytes: Vec<u8> = (0..=255).chain([0xff, 0xc3, 0x28, 0xe2, 0x82]).collect();
+    let octal: String = bytes.iter().map(|byte| format!("\\{byte:03o}")).collect();
+    let script = format!("printf '{octal}' | tee /dev/stderr");
+    let output = bench.sh(&script).await?;
+    same_bytes("stdout", &whole(&output.stdout)?, &bytes)?;
+    same_bytes("stderr", &whole(&output.stderr)?, &bytes)
+}
+
+async fn output_comes_as_it_is_written(bench: &Bench<'_>) -> Checked {
+    let token = Token::new();
+    let script = format!("printf early; exec {}", token.sleep());
+    let mut process = bench.sandbox.spawn(SpawnRequest::shell(script)).await?;
+    let mut output = take_output(&mut *process)?;
+    let reading = read_until(&mut output, "early");
+    within("output of a command that runs on", PATIENCE, reading).await??;
+    Ok(())
+}
+
+async fn a_line_of_20_megabytes_is_kept(bench: &Bench<'_>) -> Checked {
+    const BYTES: usize = 20_000_000;
+    let script = format!("head -c {BYTES} /dev/zero | tr '\\0' x");
+    let (mut count, mut others) = (0, 0);
+    let mut sink = |chunk: OutputChunk| {
+        count += chunk.bytes.len();
+        // A whole piece is compared at once: this is a debug build more often than not.
+        let all = chunk.bytes == vec![b'x'; chunk.bytes.len()];
+        others += usize::from(!all);
+    };
+    let exit = bench
+        .sandbox
+        .exec(SpawnRequest::shell(script), &mut sink)
+        .await?;
+    equal("exit", exit.status, ExitStatus::Code(0))?;
+    equal("bytes of the line", (count, others), (BYTES, 0))
+}
+
+const MUCH: u64 = 10_000_000;
+
+async fn output_that_is_not_taken_is_counted_and_blocks_nothing(bench: &Bench<'_>) -> Checked {
+    let request = SpawnRequest::shell(format!("head -c {MUCH} /dev/zero; exit 3"));
+    let process = bench.sandbox.spawn(request).await?;
+    ends_with_much_output(process).await
+}
+
+async fn output_that_is_dropped_is_counted_and_blocks_nothing(bench: &Bench<'_>) -> Checked {
+    let request = SpawnRequest::shell(format!("head -c {MUCH} /dev/zero; exit 3"));
+    let mut process = bench.sandbox.spawn(request).await?;
+    let mut output = take_output(&mut *process)?;
+    let first = within("the first output", PATIENCE, output.next()).await?;
+    ensure!(first.is_some(), "the output ended at once");
+    drop(output);
+    ends_with_much_output(process).await
+}
+
+async fn ends_with_much_output(mut process: Box<dyn Process>) -> Checked {
+    let wait = process.wait();
+    let limit = PATIENCE;
+    let exit = within(
+        "the end of a command whose output nobody reads",
+        limit,
+        wait,
+    )
+    .await??;
+    equal("exit", exit.status, ExitStatus::Code(3))?;
+    equal("the bytes counted", exit.stdout.total_bytes, MUCH)
+}
+
+async fn output_can_be_read_after_the_end(bench: &Bench<'_>) -> Checked {
+    let request = SpawnRequest::shell("head -c 4000 /dev/zero; echo end >&2");
+    let mut process = bench.sandbox.spawn(request).await?;
+    let mut output = take_output(&mut *process)?;
+    within("the end of a short command", PATIENCE, process.wait()).await??;
+    let mut counts = [0, 0];
+    let reading = async {
+        while let Some(chunk) = output.next().await {
+            let chunk = chunk?;
+            let [stdout, stderr] = &mut counts;
+            match chunk.channel {
+                Channel::Stdout => *stdout += chunk.bytes.len(),
+                Channel::Stderr => *stderr += chunk.bytes.len(),
+            }
+        }
+        Checked::Ok(())
+    };
+    within("the end of the output", PATIENCE, reading).await??;
+    equal("bytes read of both channels", counts, [4000, 4])
+}
+
+async fn a_reader_that_stops_holds_the_command(bench: &Bench<'_>) -> Checked {
+    /// Far more than pipes and a few pieces on their way hold.
+    const MOST_PIECES_AHEAD: u64 = 100;
+    const PIECES: u64 = 200;
+    const PIECE_BYTES: u64 = 65_536;
+    let script = format!(
+        "x=$(printf %0{PIECE_BYTES}d 0); \
+         for ((i = 1; i <= {PIECES}; i++)); do printf %s \"$x\"; echo $i > progress; done"
+    );
+    let mut process = bench.sandbox.spawn(SpawnRequest::shell(script)).await?;
+    let mut output = take_output(&mut *process)?;
+    let mut read = next_bytes(&mut output).await?;
+
+    let ahead = standstill(bench).await?;
+    ensure!(
+        ahead <= MOST_PIECES_AHEAD,
+        "the command wrote {} bytes that nobody had read",
+        ahead * PIECE_BYTES
+    );
+
+    let rest = async {
+        while let Some(chunk) = output.next().await {
+            read += chunk?.bytes.len() as u64;
+        }
+        Checked::Ok(process.wait().await?)
+    };
+    let limit = PATIENCE;
+    let exit = within("the rest, once it is read again", limit, rest).await??;
+    equal("exit", exit.status, ExitStatus::Code(0))?;
+    equal("bytes in all", read, PIECES * PIECE_BYTES)
+}
+
+async fn next_bytes(output: &mut OutputStream) -> Checked<u64> {
+    let chunk = within("the first output", PATIENCE, output.next()).await?;
+    let chunk = chunk.ok_or_else(|| Failure::new("the output ended at once"))??;
+    Ok(chunk.bytes.len() as u64)
+}
+
+/// The number in the file `progress`, once it no longer grows.
+async fn standstill(bench: &Bench<'_>) -> Checked<u64> {
+    const STILL: Duration = Duration::from_millis(500);
+    let progress = path("progress")?;
+    let (mut last, mut since) = (0, Instant::now());
+    while last == 0 || since.elapsed() < STILL {
+        sleep(Duration::from_millis(20)).await;
+        // Missing or empty for a moment while the command writes it.
+        let text = bench.sandbox.read_bytes(&progress, 100).await;
+        let text = text.unwrap_or_default();
+        let now = String::from_utf8_lossy(&text).trim().parse();
+        let now = now.unwrap_or(last);
+        if now != last {
+            (last, since) = (now, Instant::now());
+        }
+    }
+    Ok(last)
+}

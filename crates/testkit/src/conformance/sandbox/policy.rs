@@ -1,0 +1,258 @@
+//! Policy: declared is enforced, or refused.
+
+use std::collections::BTreeSet;
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use cantle_core::policy::{Network, Policy, PolicyField, Strictness};
+use cantle_core::sandbox::{
+    EnforcedBy, ExitStatus, Sandbox, SandboxErrorKind, SandboxExt as _, SpawnRequest,
+};
+use tokio::time::Instant;
+
+use super::super::check::{Checked, ensure, equal, prompt, within};
+use super::super::suite::Case;
+use super::bench::{Bench, Harness, SOON, sh, stdout};
+use super::case;
+use super::host::Outside;
+
+/// For a sandbox per field, on a backend that takes seconds to open one.
+const MANY_SANDBOXES: Duration = Duration::from_secs(120);
+
+pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
+    vec![
+        case!(a_field_is_enforced_or_refused_by_name).deadline(MANY_SANDBOXES),
+        case!(what_is_said_to_be_enforced_is_enforced).deadline(MANY_SANDBOXES),
+        case!(best_effort_opens_and_reports_each_field).deadline(MANY_SANDBOXES),
+        case!(no_field_is_promised_that_is_not_set),
+    ]
+}
+
+/// A policy for each field that sets this field alone. Commands run under all of them.
+fn fields_alone() -> Vec<(PolicyField, Policy)> {
+    let fields = [
+        PolicyField::ReadRoots,
+        PolicyField::WriteRoots,
+        PolicyField::Network,
+        PolicyField::Subprocesses,
+        PolicyField::Environment,
+        PolicyField::WallTime,
+        PolicyField::CpuTime,
+        PolicyField::Memory,
+        PolicyField::Processes,
+        PolicyField::FileSize,
+        PolicyField::Disk,
+        PolicyField::Inodes,
+        PolicyField::OpenFiles,
+        PolicyField::Output,
+    ];
+    fields.map(|field| (field, alone(field))).into()
+}
+
+fn alone(field: PolicyField) -> Policy {
+    let mut policy = Policy::unconfined();
+    set(&mut policy, field);
+    policy
+}
+
+const WALL_TIME: Duration = Duration::from_millis(800);
+const OUTPUT_BYTES: u64 = 1_000_000;
+const FILE_BYTES: u64 = 1_000_000;
+const OPEN_FILES: u64 = 64;
+
+fn set(policy: &mut Policy, field: PolicyField) {
+    let limits = &mut policy.limits;
+    match field {
+        // What bash and the usual programs are made of.
+        PolicyField::ReadRoots => {
+            let roots = [
+                "/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/dev", "/proc",
+            ];
+            policy.read_roots = Some(roots.map(PathBuf::from).into());
+        }
+        PolicyField::WriteRoots => policy.write_roots = Some(Vec::new()),
+        PolicyField::Network => policy.network = Some(Network::Off),
+        PolicyField::Subprocesses => policy.subprocesses = Some(false),
+        PolicyField::Environment => {
+            let value = "of the policy".into();
+            policy.environment = [("CONFORMANCE".to_owned(), value)].into();
+        }
+        PolicyField::WallTime => limits.wall_time = Some(WALL_TIME),
+        PolicyField::CpuTime => limits.cpu_time = Some(Duration::from_secs(1)),
+        PolicyField::Memory => limits.memory_bytes = Some(512 * 1024 * 1024),
+        PolicyField::Processes => limits.processes = Some(100),
+        PolicyField::FileSize => limits.file_size_bytes = Some(FILE_BYTES),
+        PolicyField::Disk => limits.disk_bytes = Some(100_000_000),
+        PolicyField::Inodes => limits.inodes = Some(10_000),
+        PolicyField::OpenFiles => limits.open_files = Some(OPEN_FILES),
+        PolicyField::Output => limits.output_bytes = Some(OUTPUT_BYTES),
+        // A field that is newer than this suite is not set, which its case notices.
+        _ => {}
+    }
+}
+
+async fn a_field_is_enforced_or_refused_by_name(bench: &Bench<'_>) -> Checked {
+    for (field, policy) in fields_alone() {
+        equal("fields set", policy.fields(), vec![field])?;
+        match bench.open(policy).await {
+            Ok(sandbox) => {
+                let reported = &sandbox.info().enforcement;
+                let one = reported.iter().map(|it| it.field).eq([field]);
+                let enforced = reported.iter().all(|it| it.by != EnforcedBy::NotEnforced);
+                ensure!(
+                    one && enforced,
+                    "a strict policy sets {field} alone; it was opened with the report {reported:?}"
+                );
+            }
+            Err(error) => {
+                equal("the error", error.kind(), SandboxErrorKind::Unenforceable)?;
+                equal(
+                    "the fields it names",
+                    error.unenforced(),
+                    [field].as_slice(),
+                )?;
+            }
+        }
+    }
+    Ok(())
+}
+
+async fn best_effort_opens_and_reports_each_field(bench: &Bench<'_>) -> Checked {
+    let mut all = Policy::unconfined();
+    for (field, mut policy) in fields_alone() {
+        set(&mut all, field);
+        policy.strictness = Strictness::BestEffort;
+        let sandbox = bench.open(policy).await?;
+        let reported: Vec<_> = fields_of(&*sandbox).into_iter().collect();
+        equal("the fields reported", reported, vec![field])?;
+    }
+    all.strictness = Strictness::BestEffort;
+    let expected = all.fields().into_iter().collect();
+    let sandbox = bench.open(all).await?;
+    equal::<_, BTreeSet<_>>("the fields reported", fields_of(&*sandbox), expected)?;
+    equal(
+        "a command under it",
+        sh(&*sandbox, "exit 3").await?.exit.status,
+        ExitStatus::Code(3),
+    )
+}
+
+fn fields_of(sandbox: &dyn Sandbox) -> BTreeSet<PolicyField> {
+    sandbox
+        .info()
+        .enforcement
+        .iter()
+        .map(|it| it.field)
+        .collect()
+}
+
+async fn no_field_is_promised_that_is_not_set(bench: &Bench<'_>) -> Checked {
+    equal("the report", &bench.sandbox.info().enforcement, &vec![])
+}
+
+async fn what_is_said_to_be_enforced_is_enforced(bench: &Bench<'_>) -> Checked {
+    for (field, mut policy) in fields_alone() {
+        policy.strictness = Strictness::BestEffort;
+        let sandbox = bench.open(policy).await?;
+        let enforced = sandbox.info().enforcement.iter();
+        if enforced
+            .filter(|it| it.by != EnforcedBy::NotEnforced)
+            .count()
+            > 0
+        {
+            try_to_break(&*sandbox, field).await?;
+        }
+    }
+    Ok(())
+}
+
+/// Does what the policy forbids, where a few lines can.
+async fn try_to_break(sandbox: &dyn Sandbox, field: PolicyField) -> Checked {
+    match field {
+        PolicyField::ReadRoots => {
+            let outside = Outside::new()?;
+            let read = sh(sandbox, &format!("cat '{}'", outside.secret().display())).await?;
+            ensure!(
+                !Outside::is_secret(&read.stdout.head),
+                "a file outside the roots was read"
+            );
+        }
+        PolicyField::WriteRoots => {
+            let outside = Outside::new()?;
+            let [new, old] = [outside.path().join("new"), outside.secret()];
+            let script = format!(
+                "echo x > '{}'; echo x >> '{}'",
+                new.display(),
+                old.display()
+            );
+            sh(sandbox, &script).await?;
+            outside.must_be_untouched()?;
+        }
+        PolicyField::Network => {
+            let listener = TcpListener::bind("127.0.0.1:0")?;
+            let port = listener.local_addr()?.port();
+            let connect = sh(sandbox, &format!("exec 3<>/dev/tcp/127.0.0.1/{port}")).await?;
+            ensure!(
+                !connect.exit.status.success(),
+                "a port of this host was reached"
+            );
+        }
+        PolicyField::Subprocesses => {
+            let started = sh(sandbox, "$(type -P ls) / && echo started").await?;
+            ensure!(
+                started.stdout.head.is_empty(),
+                "a command started another program"
+            );
+        }
+        PolicyField::Environment => {
+            let value = stdout(sandbox, "printf %s \"$CONFORMANCE\"").await?;
+            equal("a variable of the policy", value, "of the policy")?;
+            let own =
+                SpawnRequest::shell("printf %s \"$CONFORMANCE\"").with_env("CONFORMANCE", "own");
+            let value = sandbox.run(own).await?.stdout.text();
+            equal("the same variable of a request", value, "own".to_owned())?;
+        }
+        PolicyField::WallTime => {
+            let started = Instant::now();
+            let mut request = SpawnRequest::shell("sleep 60");
+            request.grace = WALL_TIME / 4;
+            let run = within(
+                "the end by the policy's time",
+                WALL_TIME + SOON,
+                sandbox.run(request),
+            );
+            let output = run.await??;
+            prompt("the end by the policy's time", started, WALL_TIME + SOON)?;
+            let end = ExitStatus::TimedOut { limit: WALL_TIME };
+            equal("the end", output.exit.status, end)?;
+        }
+        PolicyField::FileSize => {
+            sh(sandbox, "head -c 3000000 /dev/zero > large").await?;
+            let size = stdout(sandbox, "stat -c %s large").await?;
+            let size: u64 = size.trim().parse().unwrap_or(u64::MAX);
+            ensure!(
+                size <= FILE_BYTES,
+                "a file has {size} bytes; {FILE_BYTES} are the limit"
+            );
+        }
+        PolicyField::OpenFiles => {
+            let script = "for i in {10..200}; do eval \"exec $i</dev/null\" || exit 9; done";
+            let opened = sh(sandbox, script).await?;
+            ensure!(
+                !opened.exit.status.success(),
+                "190 files were open; {OPEN_FILES} are the limit"
+            );
+        }
+        PolicyField::Output => {
+            let run = sandbox.run(SpawnRequest::argv(["yes"]));
+            let output = within("the end by the policy's output", 4 * SOON, run).await??;
+            ensure!(
+                !output.exit.status.success(),
+                "a command ended well after too much output"
+            );
+        }
+        _ => {}
+    }
+    Ok(())
+}

@@ -1,0 +1,125 @@
+//! Large output: its head and tail, and the file that holds all of it.
+
+use cantle_core::sandbox::{
+    CommandOutput, ExitStatus, SandboxExt as _, SpawnRequest, Spill, SpillFile,
+};
+
+use super::super::check::{Checked, Failure, equal, same_bytes};
+use super::super::suite::Case;
+use super::bench::{Bench, Harness};
+use super::case;
+
+pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
+    vec![
+        case!(large_output_keeps_its_head_and_tail),
+        case!(large_output_is_spilled_to_a_file).optional(),
+        case!(small_output_is_not_spilled).optional(),
+        case!(each_channel_is_spilled_by_itself).optional(),
+        case!(a_spilled_file_ends_at_its_cap).optional(),
+    ]
+}
+
+/// A million lines of seven characters: nothing in it repeats.
+const COUNT: &str = "seq 1000000 1999999";
+const COUNT_BYTES: usize = 8_000_000;
+
+fn counted() -> String {
+    (1_000_000..2_000_000).map(|n| format!("{n}\n")).collect()
+}
+
+async fn large_output_keeps_its_head_and_tail(bench: &Bench<'_>) -> Checked {
+    let output = bench.sandbox.run(SpawnRequest::shell(COUNT)).await?;
+    head_and_tail(&output)
+}
+
+fn head_and_tail(output: &CommandOutput) -> Checked {
+    let all = counted();
+    let captured = &output.stdout;
+    equal("exit", output.exit.status, ExitStatus::Code(0))?;
+    equal("bytes in all", captured.total_bytes(), COUNT_BYTES as u64)?;
+    let head = all.get(..captured.head.len()).unwrap_or_default();
+    same_bytes("the head", &captured.head, head.as_bytes())?;
+    let tail = all.len().saturating_sub(captured.tail.len());
+    let tail = all.get(tail..).unwrap_or_default();
+    same_bytes("the tail", &captured.tail, tail.as_bytes())
+}
+
+async fn large_output_is_spilled_to_a_file(bench: &Bench<'_>) -> Checked {
+    let request = SpawnRequest::shell(COUNT).with_spill(Spill::after(1000));
+    let output = bench.sandbox.run(request).await?;
+    head_and_tail(&output)?;
+    let file = spilled(&output.exit.stdout.spilled)?;
+    equal("the size reported", file.size_bytes, COUNT_BYTES as u64)?;
+    equal("stderr", &output.exit.stderr.spilled, &None)?;
+    let all = counted();
+    same_bytes(
+        "the file as it is read",
+        &content(bench, file).await?,
+        all.as_bytes(),
+    )?;
+    // The model is told the path, and uses it in a command.
+    let request = SpawnRequest::argv(["md5sum".to_owned(), file.path.to_string()]);
+    let own = bench.output_of(request).await?;
+    let whole = bench
+        .output_of(SpawnRequest::shell(format!("{COUNT} | md5sum")))
+        .await?;
+    same_bytes("the file as a command sees it", &sum(&own), &sum(&whole))
+}
+
+fn sum(line: &[u8]) -> Vec<u8> {
+    line.iter()
+        .take_while(|byte| **byte != b' ')
+        .copied()
+        .collect()
+}
+
+async fn small_output_is_not_spilled(bench: &Bench<'_>) -> Checked {
+    let request = SpawnRequest::shell("printf %01000d 0").with_spill(Spill::after(1000));
+    let output = bench.sandbox.run(request).await?;
+    equal("the bytes counted", output.exit.stdout.total_bytes, 1000)?;
+    equal("the file", &output.exit.stdout.spilled, &None)
+}
+
+async fn each_channel_is_spilled_by_itself(bench: &Bench<'_>) -> Checked {
+    let script = "printf %02000d 1; printf %03000d 2 >&2";
+    let request = SpawnRequest::shell(script).with_spill(Spill::after(1000));
+    let exit = bench.sandbox.run(request).await?.exit;
+    for (report, digit, size) in [(&exit.stdout, b'1', 2000), (&exit.stderr, b'2', 3000)] {
+        let file = spilled(&report.spilled)?;
+        let mut expected = vec![b'0'; size - 1];
+        expected.push(digit);
+        same_bytes("the file", &content(bench, file).await?, &expected)?;
+    }
+    Ok(())
+}
+
+async fn a_spilled_file_ends_at_its_cap(bench: &Bench<'_>) -> Checked {
+    const CAP: usize = 1_000_000;
+    let spill = Spill::after(1000).with_cap(CAP as u64);
+    let request = SpawnRequest::shell(format!("{COUNT}; exit 3")).with_spill(spill);
+    let exit = bench.sandbox.run(request).await?.exit;
+    equal("exit", exit.status, ExitStatus::Code(3))?;
+    equal(
+        "the bytes counted",
+        exit.stdout.total_bytes,
+        COUNT_BYTES as u64,
+    )?;
+    let file = spilled(&exit.stdout.spilled)?;
+    equal("the size reported", file.size_bytes, CAP as u64)?;
+    let all = counted();
+    let expected = all.get(..CAP).unwrap_or_default();
+    same_bytes(
+        "the file",
+        &content(bench, file).await?,
+        expected.as_bytes(),
+    )
+}
+
+fn spilled(file: &Option<SpillFile>) -> Checked<&SpillFile> {
+    file.as_ref()
+        .ok_or_else(|| Failure::new("no file was made of a large output"))
+}
+
+async fn content(bench: &Bench<'_>, file: &SpillFile) -> Checked<bytes::Bytes> {
+    Ok(bench.sandbox.read_bytes(&file.path, 100_000_000).await?)
+}

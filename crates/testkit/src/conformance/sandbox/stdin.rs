@@ -1,0 +1,124 @@
+//! The input of commands: none, some bytes, or a conversation.
+
+use bytes::Bytes;
+use cantle_core::sandbox::{
+    ExitStatus, Process, ProcessStdin, SandboxErrorKind, SandboxExt as _, SpawnRequest, Stdin,
+};
+
+use super::super::check::{Checked, Failure, equal, refused, same_bytes, within};
+use super::super::suite::Case;
+use super::bench::{Bench, Harness, PATIENCE, Token, read_until, take_output};
+use super::case;
+
+const MEGABYTE: usize = 1_000_000;
+
+pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
+    vec![
+        case!(no_input_is_at_its_end),
+        case!(given_input_arrives_whole),
+        case!(input_that_nobody_reads_blocks_nothing),
+        case!(input_is_written_while_output_is_read),
+        case!(input_that_is_dropped_ends),
+        case!(input_that_the_command_closed_is_reported),
+    ]
+}
+
+async fn no_input_is_at_its_end(bench: &Bench<'_>) -> Checked {
+    let reading = bench.stdout("cat; echo end");
+    let output = within("the end of `cat` without input", PATIENCE, reading).await??;
+    equal("output", output, "end\n")
+}
+
+async fn given_input_arrives_whole(bench: &Bench<'_>) -> Checked {
+    let mut input: Vec<u8> = (0..=255).cycle().take(MEGABYTE).collect();
+    input.push(b'!');
+    let count = SpawnRequest::shell("cat > copy; wc -c < copy")
+        .with_stdin(Stdin::Bytes(Bytes::from(input.clone())));
+    let output = bench.output_of(count).await?;
+    equal(
+        "bytes of input",
+        String::from_utf8_lossy(&output).trim(),
+        &*input.len().to_string(),
+    )?;
+    let copy = bench
+        .sandbox
+        .read_bytes(&super::bench::path("copy")?, u64::MAX - 1)
+        .await?;
+    same_bytes("the input", &copy, &input)?;
+
+    let empty = SpawnRequest::shell("cat; echo end").with_stdin(Stdin::Bytes(Bytes::new()));
+    let output = bench.output_of(empty).await?;
+    same_bytes("output with an empty input", &output, b"end\n")
+}
+
+async fn input_that_nobody_reads_blocks_nothing(bench: &Bench<'_>) -> Checked {
+    for command in ["exit 3", "sleep 0.2; exit 3", "exec <&-; sleep 0.2; exit 3"] {
+        let input = Stdin::Bytes(Bytes::from(vec![b'x'; MEGABYTE]));
+        let request = SpawnRequest::shell(command).with_stdin(input);
+        let run = bench.sandbox.run(request);
+        let output = within("the end of a command that reads nothing", PATIENCE, run).await??;
+        equal(command, output.exit.status, ExitStatus::Code(3))?;
+    }
+    Ok(())
+}
+
+async fn input_is_written_while_output_is_read(bench: &Bench<'_>) -> Checked {
+    // Through two pipes of 64 KiB a megabyte only fits if both move.
+    let input = Bytes::from(vec![b'x'; MEGABYTE]);
+    let request = SpawnRequest::argv(["cat"]).with_stdin(Stdin::Bytes(input));
+    let mut count = 0;
+    let mut sink = |chunk: cantle_core::sandbox::OutputChunk| count += chunk.bytes.len();
+    let exit = bench.sandbox.exec(request, &mut sink);
+    let exit = within("the end of `cat`", PATIENCE, exit).await??;
+    equal("exit", exit.status, ExitStatus::Code(0))?;
+    equal("bytes through `cat`", count, MEGABYTE)?;
+
+    let talk = "while read -r line; do echo \"<$line>\"; done; echo over";
+    let (mut process, mut stdin) = piped(bench, talk).await?;
+    let mut output = take_output(&mut *process)?;
+    for line in ["one", "two"] {
+        stdin.write(format!("{line}\n").into()).await?;
+        read_until(&mut output, &format!("<{line}>")).await?;
+    }
+    Ok(())
+}
+
+async fn input_that_is_dropped_ends(bench: &Bench<'_>) -> Checked {
+    let (mut process, mut stdin) = piped(bench, "cat; exit 7").await?;
+    stdin.write("text".into()).await?;
+    drop(stdin);
+    let exit = within("the end of `cat`", PATIENCE, process.wait()).await??;
+    equal("exit", exit.status, ExitStatus::Code(7))?;
+    equal("bytes through `cat`", exit.stdout.total_bytes, 4)
+}
+
+async fn input_that_the_command_closed_is_reported(bench: &Bench<'_>) -> Checked {
+    let token = Token::new();
+    let script = format!("exec <&-; echo closed; exec {}", token.sleep());
+    let (mut process, mut stdin) = piped(bench, &script).await?;
+    let mut output = take_output(&mut *process)?;
+    read_until(&mut output, "closed").await?;
+    // A first write may still fit into a buffer on the way.
+    let writing = async {
+        let piece = Bytes::from(vec![b'x'; MEGABYTE]);
+        for _ in 0..8 {
+            stdin.write(piece.clone()).await?;
+        }
+        Ok(())
+    };
+    let written = within("an answer to a write", PATIENCE, writing).await?;
+    let what = "writing to a closed input";
+    refused(what, written, &[SandboxErrorKind::Closed])
+}
+
+async fn piped(
+    bench: &Bench<'_>,
+    command: &str,
+) -> Checked<(Box<dyn Process>, Box<dyn ProcessStdin>)> {
+    let request = SpawnRequest::shell(command).with_stdin(Stdin::Piped);
+    let mut process = bench.sandbox.spawn(request).await?;
+    let stdin = process
+        .take_stdin()
+        .ok_or_else(|| Failure::new("there is no input to write to"))?;
+    Ok((process, stdin))
+}

@@ -1,0 +1,285 @@
+//! Files in and out: uploads, downloads, copies between sandboxes, and the results of a run.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::path::Path;
+use std::process;
+
+use cantle_core::policy::Policy;
+use cantle_core::sandbox::{
+    Refusal, SandboxErrorKind, SandboxExt as _, SavedOutputs, WriteOptions,
+};
+use futures_util::stream;
+use tempfile::TempDir;
+
+use super::super::check::{Checked, ensure, equal, refused, same_bytes};
+use super::super::suite::Case;
+use super::bench::{Bench, Harness, path};
+use super::case;
+use super::files::read;
+use super::host::Outside;
+
+pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
+    vec![
+        case!(upload_copies_a_file),
+        case!(upload_copies_a_directory_and_passes_over_what_it_cannot),
+        case!(download_gives_the_file_with_its_mode),
+        case!(a_file_is_copied_to_another_sandbox),
+        case!(outputs_are_saved_by_their_names),
+        case!(outputs_that_are_no_files_of_the_sandbox_are_refused),
+        case!(outputs_that_would_be_one_file_are_refused),
+        case!(outputs_follow_no_link_of_the_output_directory),
+        case!(outputs_may_go_into_the_working_directory).optional(),
+    ]
+}
+
+fn set_mode(path: &Path, mode: u32) -> Checked {
+    Ok(fs::set_permissions(path, fs::Permissions::from_mode(mode))?)
+}
+
+fn mode(path: &Path) -> Checked<u32> {
+    Ok(fs::metadata(path)?.permissions().mode() & 0o777)
+}
+
+async fn upload_copies_a_file(bench: &Bench<'_>) -> Checked {
+    let host = TempDir::new()?;
+    let from = host.path().join("tool");
+    let data = vec![b'x'; 500_000];
+    fs::write(&from, &data)?;
+    set_mode(&from, 0o750)?;
+    let to = path("in/tool")?;
+    let uploaded = bench.sandbox.upload(&from, &to).await?;
+    let files: Vec<_> = uploaded
+        .files
+        .iter()
+        .map(|it| (&it.to, it.size_bytes))
+        .collect();
+    equal("files reported", files, vec![(&to, data.len() as u64)])?;
+    equal("what was refused", uploaded.refused, vec![])?;
+    same_bytes("the file", &read(&*bench.sandbox, &to).await?, &data)?;
+    equal(
+        "its mode",
+        bench.stdout("stat -c %a in/tool").await?,
+        "750\n",
+    )
+}
+
+async fn upload_copies_a_directory_and_passes_over_what_it_cannot(bench: &Bench<'_>) -> Checked {
+    let outside = Outside::new()?;
+    let host = TempDir::new()?;
+    let root = host.path();
+    fs::create_dir_all(root.join("sub/empty"))?;
+    fs::write(root.join("a"), "first")?;
+    fs::write(root.join("sub/b c"), "second")?;
+    symlink("a", root.join("link"))?;
+    symlink("missing", root.join("dangling"))?;
+    symlink(outside.secret(), root.join("out"))?;
+    let made = process::Command::new("mkfifo")
+        .arg(root.join("pipe"))
+        .status()?;
+    ensure!(made.success(), "on the suite's own side: `mkfifo` failed");
+
+    let uploaded = bench.sandbox.upload(root, &path("in")?).await?;
+    let files: Vec<_> = uploaded.files.iter().map(|it| it.to.to_lossy()).collect();
+    equal(
+        "files reported",
+        files,
+        vec!["in/a", "in/link", "in/sub/b c"],
+    )?;
+    let refused: Vec<_> = uploaded
+        .refused
+        .iter()
+        .map(|it| it.source.clone())
+        .collect();
+    let expected = ["dangling", "out", "pipe"].map(|name| root.join(name).display().to_string());
+    equal("what was refused", refused, expected.to_vec())?;
+    let script = "cd in; cat a link 'sub/b c'; find . | sort";
+    let expected = "firstfirstsecond.\n./a\n./link\n./sub\n./sub/b c\n./sub/empty\n";
+    equal("what was copied", bench.stdout(script).await?, expected)
+}
+
+async fn download_gives_the_file_with_its_mode(bench: &Bench<'_>) -> Checked {
+    let host = TempDir::new()?;
+    let to = host.path().join("copy");
+    bench
+        .stdout("seq 100000 > file; chmod 750 file; mkdir dir")
+        .await?;
+    let content = read(&*bench.sandbox, &path("file")?).await?;
+    let size = bench.sandbox.download(&path("file")?, &to).await?;
+    same_bytes("the copy", &fs::read(&to)?, &content)?;
+    equal(
+        "size reported, and mode",
+        (size, mode(&to)?),
+        (content.len() as u64, 0o750),
+    )?;
+
+    let other = host.path().join("other");
+    for (name, kind) in [
+        ("dir", SandboxErrorKind::NotAFile),
+        ("missing", SandboxErrorKind::NotFound),
+    ] {
+        let download = bench.sandbox.download(&path(name)?, &other).await;
+        refused(&format!("a download of `{name}`"), download, &[kind])?;
+    }
+    ensure!(!other.exists(), "a download that failed left a file");
+    Ok(())
+}
+
+async fn a_file_is_copied_to_another_sandbox(bench: &Bench<'_>) -> Checked {
+    let other = bench.open(Policy::unconfined()).await?;
+    bench.stdout("seq 100000 > file; chmod 750 file").await?;
+    let [from, to] = [path("file")?, path("sub/copy")?];
+    bench.sandbox.copy_to(&from, &*other, &to).await?;
+    let content = read(&*bench.sandbox, &from).await?;
+    same_bytes("the copy", &read(&*other, &to).await?, &content)?;
+    let mode = other.stat(&to).await?.mode.unwrap_or(0o750);
+    equal("its mode", mode, 0o750)
+}
+
+async fn save(bench: &Bench<'_>, paths: &[&str], to: &Path) -> Checked<SavedOutputs> {
+    let paths: Vec<String> = paths.iter().map(|path| (*path).to_owned()).collect();
+    Ok(bench.sandbox.save_outputs(&paths, to).await?)
+}
+
+fn sources(refused: &[Refusal]) -> Vec<&str> {
+    refused.iter().map(|refusal| &*refusal.source).collect()
+}
+
+async fn outputs_are_saved_by_their_names(bench: &Bench<'_>) -> Checked {
+    let host = TempDir::new()?;
+    let to = host.path().join("results");
+    let script = "mkdir 'a dir'; printf one > one; printf two > 'a dir/two'; printf three > three; \
+                  ln -s three link; chmod 640 one; chmod 755 'a dir/two'";
+    bench.stdout(script).await?;
+    let absolute = bench.sandbox.info().working_directory.join("three")?;
+    let paths = ["one", "a dir/two", "one", &absolute.to_string(), "link"];
+    let saved = save(bench, &paths, &to).await?;
+    equal(
+        "what was refused",
+        sources(&saved.refused),
+        Vec::<&str>::new(),
+    )?;
+    let files: Vec<_> = saved
+        .saved
+        .iter()
+        .map(|file| (&*file.source, file.path.clone(), file.size_bytes))
+        .collect();
+    let expected = vec![
+        ("one", to.join("one"), 3),
+        ("a dir/two", to.join("a dir/two"), 3),
+        (paths[3], to.join("three"), 5),
+        ("link", to.join("link"), 5),
+    ];
+    equal("what was saved", files, expected)?;
+    for (name, content) in [
+        ("one", "one"),
+        ("a dir/two", "two"),
+        ("three", "three"),
+        ("link", "three"),
+    ] {
+        same_bytes(name, &fs::read(to.join(name))?, content.as_bytes())?;
+    }
+    let modes = (mode(&to.join("one"))?, mode(&to.join("a dir/two"))?);
+    equal("the modes", modes, (0o640, 0o755))?;
+    let names = fs::read_dir(&to)?.count();
+    equal("entries of the output directory", names, 4)?;
+    equal(
+        "what is still in the sandbox",
+        bench.stdout("cat one 'a dir/two' three").await?,
+        "onetwothree",
+    )
+}
+
+async fn outputs_that_are_no_files_of_the_sandbox_are_refused(bench: &Bench<'_>) -> Checked {
+    let outside = Outside::new()?;
+    let host = TempDir::new()?;
+    bench.stdout("mkdir dir; echo text > file").await?;
+    let secret = outside.secret().to_string_lossy().into_owned();
+    let link = cantle_core::sandbox::SpawnRequest::argv(["ln", "-s", &secret, "out"]);
+    bench.output_of(link).await?;
+    let paths = [
+        "",
+        ".",
+        "..",
+        "../file",
+        "dir/../file",
+        "fi\0le",
+        "dir",
+        "missing",
+        "out",
+        &secret,
+        "/etc/passwd",
+    ];
+    let saved = save(bench, &paths, host.path()).await?;
+    equal("what was saved", saved.saved, vec![])?;
+    equal("what was refused", sources(&saved.refused), paths.to_vec())?;
+    let silent = saved
+        .refused
+        .iter()
+        .find(|refusal| refusal.reason.is_empty());
+    equal("a refusal without a reason", silent, None)?;
+    equal(
+        "entries of the output directory",
+        fs::read_dir(host.path())?.count(),
+        0,
+    )
+}
+
+async fn outputs_that_would_be_one_file_are_refused(bench: &Bench<'_>) -> Checked {
+    let host = TempDir::new()?;
+    bench.stdout("mkdir dir; printf text > dir/file").await?;
+    let saved = save(bench, &["dir/file", "./dir//file"], host.path()).await?;
+    let files: Vec<_> = saved.saved.iter().map(|file| &*file.source).collect();
+    equal("what was saved", files, vec!["dir/file"])?;
+    equal(
+        "what was refused",
+        sources(&saved.refused),
+        vec!["./dir//file"],
+    )?;
+    same_bytes(
+        "the file",
+        &fs::read(host.path().join("dir/file"))?,
+        b"text",
+    )
+}
+
+async fn outputs_follow_no_link_of_the_output_directory(bench: &Bench<'_>) -> Checked {
+    let outside = Outside::new()?;
+    let host = TempDir::new()?;
+    symlink(outside.path(), host.path().join("dir"))?;
+    symlink(outside.secret(), host.path().join("file"))?;
+    bench
+        .stdout("mkdir dir; printf text > dir/secret; printf text > file")
+        .await?;
+    let saved = save(bench, &["dir/secret", "file"], host.path()).await?;
+    equal(
+        "what was refused",
+        sources(&saved.refused),
+        vec!["dir/secret"],
+    )?;
+    let file = host.path().join("file");
+    ensure!(
+        !file.is_symlink(),
+        "an output was written to where a link leads"
+    );
+    same_bytes("the file in place of a link", &fs::read(file)?, b"text")?;
+    outside.must_be_untouched()
+}
+
+async fn outputs_may_go_into_the_working_directory(bench: &Bench<'_>) -> Checked {
+    let directory = bench.host_directory().await?;
+    let data = Box::pin(stream::iter([Ok("text".into())]));
+    let options = WriteOptions::default();
+    bench
+        .sandbox
+        .write(&path("results/file")?, options, data)
+        .await?;
+    for to in [directory.clone(), directory.join("results")] {
+        let saved = save(bench, &["results/file"], &to).await?;
+        equal("what was refused", saved.refused, vec![])?;
+        same_bytes("the file", &fs::read(to.join("results/file"))?, b"text")?;
+    }
+    let expected = "results/file\nresults/results/file\n";
+    let files = bench.stdout("find results -type f | sort").await?;
+    equal("files in the sandbox", files, expected)
+}

@@ -1,0 +1,125 @@
+//! Running a table of cases: each with a deadline, a few at a time, results in the table's order.
+
+use std::any::Any;
+use std::panic::AssertUnwindSafe;
+use std::pin::Pin;
+use std::time::Duration;
+
+use futures_util::{FutureExt as _, StreamExt as _, stream};
+use tokio::time::{Instant, timeout};
+
+use super::check::Checked;
+use super::report::{CaseResult, Outcome, Report};
+
+/// How many cases run at a time. Most of them wait; more would only compete for the processor.
+const AT_ONCE: usize = 6;
+
+/// How long a case may take unless it says otherwise. Never reached where things are right.
+const DEADLINE: Duration = Duration::from_secs(30);
+
+/// Polled where the suite is awaited and nowhere else, so it need not be `Send`.
+type Running<'a> = Pin<Box<dyn Future<Output = Checked> + 'a>>;
+
+/// One behaviour, and how it is asked for.
+pub(super) struct Case<H> {
+    name: &'static str,
+    body: for<'a> fn(&'a H) -> Running<'a>,
+    optional: bool,
+    alone: bool,
+    deadline: Duration,
+}
+
+impl<H> Case<H> {
+    pub(super) fn new(name: &'static str, body: for<'a> fn(&'a H) -> Running<'a>) -> Self {
+        Self {
+            name,
+            body,
+            optional: false,
+            alone: false,
+            deadline: DEADLINE,
+        }
+    }
+
+    /// An implementation may lack it.
+    pub(super) fn optional(mut self) -> Self {
+        self.optional = true;
+        self
+    }
+
+    /// It measures what other cases would disturb.
+    pub(super) fn alone(mut self) -> Self {
+        self.alone = true;
+        self
+    }
+
+    /// It takes longer than others, where things are right.
+    pub(super) fn deadline(mut self, deadline: Duration) -> Self {
+        self.deadline = deadline;
+        self
+    }
+}
+
+/// The cases of these names, or all where there are none; a name that is no case's is a failure.
+pub(super) fn select<H>(cases: Vec<Case<H>>, names: &[&str]) -> (Vec<Case<H>>, Report) {
+    let mut report = Report::default();
+    for name in names {
+        if !cases.iter().any(|case| case.name == *name) {
+            report.cases.push(CaseResult {
+                name: (*name).to_owned(),
+                outcome: Outcome::Failed("there is no case of this name".to_owned()),
+                duration: Duration::ZERO,
+            });
+        }
+    }
+    let wanted = |case: &Case<H>| names.is_empty() || names.contains(&case.name);
+    (cases.into_iter().filter(wanted).collect(), report)
+}
+
+/// Runs the cases against what `harness` holds.
+pub(super) async fn run<H>(harness: &H, cases: Vec<Case<H>>) -> Report {
+    let (alone, shared): (Vec<_>, Vec<_>) =
+        cases.iter().enumerate().partition(|(_, case)| case.alone);
+    let one = |(at, case)| async move { (at, run_one(case, harness).await) };
+    let mut results: Vec<_> = stream::iter(shared.into_iter().map(one))
+        .buffer_unordered(AT_ONCE)
+        .collect()
+        .await;
+    for numbered in alone {
+        results.push(one(numbered).await);
+    }
+    results.sort_by_key(|(at, _)| *at);
+    Report {
+        cases: results.into_iter().map(|(_, result)| result).collect(),
+    }
+}
+
+async fn run_one<H>(case: &Case<H>, harness: &H) -> CaseResult {
+    let started = Instant::now();
+    let body = AssertUnwindSafe((case.body)(harness)).catch_unwind();
+    let outcome = match timeout(case.deadline, body).await {
+        Ok(Ok(Ok(()))) => Outcome::Passed,
+        Ok(Ok(Err(failure))) if failure.is_skip() && case.optional => {
+            Outcome::Skipped(failure.to_string())
+        }
+        Ok(Ok(Err(failure))) if failure.is_skip() => {
+            Outcome::Failed(format!("this can't be left out: {failure}"))
+        }
+        Ok(Ok(Err(failure))) => Outcome::Failed(failure.to_string()),
+        Ok(Err(panic)) => Outcome::Failed(format!("panicked: {}", panic_text(panic))),
+        Err(_) => Outcome::Failed(format!("did not end within {:?}", case.deadline)),
+    };
+    CaseResult {
+        name: case.name.to_owned(),
+        outcome,
+        duration: started.elapsed(),
+    }
+}
+
+fn panic_text(panic: Box<dyn Any + Send>) -> String {
+    match panic.downcast::<String>() {
+        Ok(text) => *text,
+        Err(panic) => panic
+            .downcast_ref::<&str>()
+            .map_or_else(|| "without words".to_owned(), |text| (*text).to_owned()),
+    }
+}

@@ -1,0 +1,296 @@
+//! The server: connections, paths, keys, and which script answers.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+
+use http::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
+use http::{HeaderMap, Method, Response, StatusCode};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use serde_json::{Value, json};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::task::JoinSet;
+
+use super::delivery::{self, Body};
+use super::fault::{Fault, Reply, error_body};
+use super::record::{Record, Request};
+use super::script::{Script, Usage};
+use super::wire::{Answer, Envelope};
+
+/// Which script answers, and what a request must bring.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct ServerOptions {
+    script: Script,
+    models: BTreeMap<String, Script>,
+    api_key: Option<String>,
+    record: bool,
+}
+
+impl ServerOptions {
+    /// `script` answers for every model that no script of its own is named for.
+    #[must_use]
+    pub fn new(script: Script) -> Self {
+        Self {
+            script,
+            models: BTreeMap::new(),
+            api_key: None,
+            record: true,
+        }
+    }
+
+    /// `script` answers requests for `model`.
+    #[must_use]
+    pub fn model(mut self, model: impl Into<String>, script: Script) -> Self {
+        self.models.insert(model.into(), script);
+        self
+    }
+
+    /// A request without this bearer token is answered with status 401, and not recorded.
+    #[must_use]
+    pub fn api_key(mut self, key: impl Into<String>) -> Self {
+        self.api_key = Some(key.into());
+        self
+    }
+
+    /// Keeps no request, so that the server's memory doesn't grow with what it is sent.
+    #[must_use]
+    pub fn without_record(mut self) -> Self {
+        self.record = false;
+        self
+    }
+}
+
+impl From<Script> for ServerOptions {
+    fn from(script: Script) -> Self {
+        Self::new(script)
+    }
+}
+
+/// A scripted server on a free loopback port. Dropped, it is stopped: connections that hang or are
+/// half way through an answer are closed.
+#[derive(Debug)]
+pub struct ScriptedServer {
+    address: SocketAddr,
+    record: Arc<Record>,
+    // Aborts the server when it is dropped.
+    _task: JoinSet<io::Result<Infallible>>,
+}
+
+impl ScriptedServer {
+    /// Starts a server on the current tokio runtime.
+    ///
+    /// # Errors
+    /// When no loopback port can be bound.
+    pub async fn start(options: impl Into<ServerOptions>) -> io::Result<Self> {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+        let address = listener.local_addr()?;
+        let service = Arc::new(Service::new(options.into()));
+        let record = Arc::clone(&service.record);
+        let mut task = JoinSet::new();
+        task.spawn(serve(listener, service));
+        Ok(Self {
+            address,
+            record,
+            _task: task,
+        })
+    }
+
+    /// The base URL a client is given: `http://127.0.0.1:PORT/v1`.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("http://{}/v1", self.address)
+    }
+
+    /// The requests that reached a script, in the order they came.
+    #[must_use]
+    pub fn requests(&self) -> Vec<Request> {
+        self.record.requests()
+    }
+
+    /// Waits until `count` requests have reached a script. It has no deadline of its own.
+    pub async fn received(&self, count: usize) {
+        self.record.received(count).await;
+    }
+
+    /// The sum of the usage that was sent. An answer counts once it has been handed to the
+    /// connection up to and including its usage, so one that was cut earlier doesn't.
+    #[must_use]
+    pub fn usage_sent(&self) -> Usage {
+        self.record.usage()
+    }
+}
+
+/// Serves on `listener` until `shutdown` is ready, then closes what is open: a scripted server as a
+/// program of its own.
+///
+/// # Errors
+/// When `listener` can't accept any more.
+pub async fn serve_until(
+    listener: TcpListener,
+    options: impl Into<ServerOptions>,
+    shutdown: impl Future<Output = ()>,
+) -> io::Result<()> {
+    let service = Arc::new(Service::new(options.into()));
+    tokio::select! {
+        () = shutdown => Ok(()),
+        ended = serve(listener, service) => match ended? {},
+    }
+}
+
+async fn serve(listener: TcpListener, service: Arc<Service>) -> io::Result<Infallible> {
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => {
+                let (stream, _) = accepted?;
+                connections.spawn(converse(stream, Arc::clone(&service)));
+            }
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+/// Answers the requests of one connection until either side closes it. How it ends is the client's
+/// to notice.
+async fn converse(stream: TcpStream, service: Arc<Service>) {
+    // Only costs latency if it fails.
+    let _ = stream.set_nodelay(true);
+    let answer = service_fn(|request| {
+        let service = Arc::clone(&service);
+        async move { service.answer(request).await }
+    });
+    let _ = http1::Builder::new()
+        .serve_connection(TokioIo::new(stream), answer)
+        .await;
+}
+
+#[derive(Debug)]
+struct Service {
+    options: ServerOptions,
+    record: Arc<Record>,
+}
+
+impl Service {
+    fn new(options: ServerOptions) -> Self {
+        let record = Arc::new(Record::new(options.record));
+        Self { options, record }
+    }
+
+    /// An error closes the connection without a response.
+    async fn answer(&self, request: http::Request<Incoming>) -> io::Result<Response<Body>> {
+        let (head, body) = request.into_parts();
+        let path = head.uri.path();
+        if !self.authorized(&head.headers) {
+            let message = "Incorrect API key provided.";
+            let body = error_body(message, "invalid_request_error", "invalid_api_key");
+            return Ok(reply(&Reply::json(401, &body)));
+        }
+        match (&head.method, path.strip_prefix("/v1").unwrap_or(path)) {
+            (&Method::GET, "/models") => Ok(reply(&Reply::json(200, &self.models()))),
+            (&Method::POST, "/chat/completions") => self.chat(head.headers, body).await,
+            (method, _) => {
+                let message = format!("There is no {method} {path} here.");
+                let body = error_body(&message, "invalid_request_error", "unknown_url");
+                Ok(reply(&Reply::json(404, &body)))
+            }
+        }
+    }
+
+    async fn chat(&self, headers: HeaderMap, body: Incoming) -> io::Result<Response<Body>> {
+        let raw = body.collect().await.map_err(io::Error::other)?.to_bytes();
+        let envelope: Envelope<'_> = match serde_json::from_slice(&raw) {
+            Ok(envelope) => envelope,
+            Err(error) => return Ok(refusal(&format!("The body can't be read: {error}."))),
+        };
+        let turn_index = envelope.turn();
+        let request = self
+            .record
+            .receive(headers, raw.clone(), envelope.run(), turn_index);
+        let script = self
+            .options
+            .models
+            .get(&*envelope.model)
+            .unwrap_or(&self.options.script);
+        let Some(turn) = script.answer(&request) else {
+            let turns = script.len();
+            return Ok(refusal(&format!(
+                "The script has {turns} turns; turn {turn_index}, counted from 0, was asked for."
+            )));
+        };
+        if !turn.latency.is_zero() {
+            tokio::time::sleep(turn.latency).await;
+        }
+        let fault = turn.fault_on(request.attempt);
+        match fault {
+            Some(Fault::Close) => return Err(io::Error::other("a scripted close")),
+            Some(Fault::Hang) => std::future::pending().await,
+            Some(Fault::Reply(scripted)) => return Ok(reply(scripted)),
+            _ => {}
+        }
+        let attempt = request.attempt;
+        let answer = Answer {
+            envelope: &envelope,
+            turn: &turn,
+            style: script.style,
+            turn_index,
+            attempt,
+        };
+        let body = delivery::perform(&answer, fault, Arc::clone(&self.record));
+        let kind = if envelope.streams() {
+            "text/event-stream"
+        } else {
+            "application/json"
+        };
+        let mut response = Response::new(body);
+        response
+            .headers_mut()
+            .insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+        Ok(response)
+    }
+
+    fn authorized(&self, headers: &HeaderMap) -> bool {
+        self.options.api_key.as_ref().is_none_or(|key| {
+            let given = headers
+                .get(AUTHORIZATION)
+                .and_then(|value| value.to_str().ok());
+            given.and_then(|given| given.strip_prefix("Bearer ")) == Some(key)
+        })
+    }
+
+    fn models(&self) -> Value {
+        let models = self.options.models.keys();
+        let models: Vec<Value> = models
+            .map(|id| json!({"id": id, "object": "model", "created": 0, "owned_by": "script"}))
+            .collect();
+        json!({"object": "list", "data": models})
+    }
+}
+
+fn reply(scripted: &Reply) -> Response<Body> {
+    let mut response = Response::builder().status(scripted.status);
+    for (name, value) in &scripted.headers {
+        response = response.header(name, value);
+    }
+    response
+        .body(delivery::complete(scripted.body.clone()))
+        .unwrap_or_else(|error| {
+            let message = format!("The scripted reply is not a valid one: {error}.");
+            let mut response = Response::new(delivery::complete(message.into()));
+            *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
+            response
+        })
+}
+
+fn refusal(message: &str) -> Response<Body> {
+    reply(&Reply::json(
+        400,
+        &error_body(message, "invalid_request_error", Value::Null),
+    ))
+}

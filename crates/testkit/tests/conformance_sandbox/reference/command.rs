@@ -1,0 +1,457 @@
+//! Commands: started, watched, ended.
+
+use std::fs::File;
+use std::os::fd::AsRawFd as _;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{ExitStatus as StdStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use cantle_core::ids::fresh_id;
+use cantle_core::sandbox::{
+    Background, BackgroundProcess, Channel, ChannelReport, Command, Exit, ExitStatus, OutputStream,
+    Process, ProcessStdin, SandboxError, SandboxErrorKind, SpawnRequest, Spill, SpillFile, Stdin,
+};
+use futures_util::stream;
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
+use tokio::io::AsyncWriteExt as _;
+use tokio::process::{Child, ChildStdin, Command as TokioCommand};
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+
+use super::reader::{Reader, SpillWriter};
+use super::{Counter, Fault, Local, kill_tagged, tagged};
+
+pub(super) async fn spawn(
+    sandbox: &Local,
+    request: SpawnRequest,
+) -> Result<Box<dyn Process>, SandboxError> {
+    let fault = sandbox.fault;
+    if request.pty.is_some() && fault != Some(Fault::AnswersWithPipes) {
+        return Err(SandboxError::unsupported("there are no terminals here"));
+    }
+    sandbox.files.must_exist()?;
+    let tag = fresh_id();
+    let mut command = prepare(sandbox, &request, &tag)?;
+    let directory = sandbox.files.open_directory(&request.directory)?;
+    if fault == Some(Fault::IgnoresTheDirectory) {
+        command.current_dir(sandbox.directory.path());
+    } else {
+        // Resolved above; the child still has the descriptor when it goes there.
+        command.current_dir(format!("/proc/self/fd/{}", directory.as_raw_fd()));
+    }
+    if fault == Some(Fault::LeavesZombies) {
+        drop(std::process::Command::new("true").spawn());
+    }
+    let started = Instant::now();
+    let mut child = command
+        .spawn()
+        .map_err(|error| SandboxError::io("failed to start the command", error))?;
+    let id = child.id().unwrap();
+    let mut tasks = JoinSet::new();
+    let stdin = feed(&mut child, &request, fault, &mut tasks).await?;
+
+    let capacity = match fault {
+        Some(Fault::NeverHoldsTheCommand) => 1 << 20,
+        _ => 4,
+    };
+    let (sender, receiver) = mpsc::channel(capacity);
+    let (ended, watch_end) = watch::channel(false);
+    let mut channels = Vec::new();
+    for channel in [Channel::Stdout, Channel::Stderr] {
+        let total = Counter::default();
+        let spill = request
+            .spill
+            .map(|spill| spill_writer(sandbox, spill))
+            .transpose()?;
+        let (fault, sender, ended) = (fault, Some(sender.clone()), watch_end.clone());
+        let counter = Arc::clone(&total);
+        let (done, spilled) = oneshot::channel();
+        macro_rules! read {
+            ($pipe:expr) => {{
+                let pipe = $pipe.take().unwrap();
+                let reader = Reader {
+                    fault,
+                    pipe,
+                    channel,
+                    total: counter,
+                    spill,
+                    sender,
+                    ended,
+                };
+                tasks.spawn(async move {
+                    let _ = done.send(reader.run().await);
+                });
+            }};
+        }
+        match channel {
+            Channel::Stdout => read!(child.stdout),
+            Channel::Stderr => read!(child.stderr),
+        }
+        channels.push((total, spilled));
+    }
+    drop(sender);
+    let (told, exit) = watch::channel(None);
+    let driver = Driver {
+        fault,
+        child,
+        id,
+        tag: tag.clone(),
+        sandbox_tag: sandbox.tags.sandbox.clone(),
+        limit: [request.timeout, sandbox.wall_time]
+            .into_iter()
+            .flatten()
+            .min(),
+        request,
+        started,
+        ended,
+        channels,
+    };
+    tasks.spawn(async move {
+        let exit = driver.run().await;
+        let _ = told.send(Some(exit));
+    });
+    Ok(Box::new(Running {
+        fault,
+        id,
+        tag,
+        output: Some(receiver),
+        stdin,
+        exit,
+        tasks,
+    }))
+}
+
+fn prepare(
+    sandbox: &Local,
+    request: &SpawnRequest,
+    tag: &str,
+) -> Result<TokioCommand, SandboxError> {
+    let fault = sandbox.fault;
+    let shell = match fault {
+        Some(Fault::UsesTheWrongShell) => "sh",
+        _ => "bash",
+    };
+    let mut command = match &request.command {
+        Command::Shell(line) => {
+            let mut command = TokioCommand::new(shell);
+            command.arg("-c").arg(line);
+            command
+        }
+        Command::Argv(argv) if fault == Some(Fault::UsesAShellForArguments) => {
+            let mut command = TokioCommand::new(shell);
+            command.arg("-c").arg(argv.join(" ".as_ref()));
+            command
+        }
+        Command::Argv(argv) => {
+            let program = argv.first().filter(|program| !program.is_empty());
+            let program = program.ok_or_else(|| {
+                SandboxError::new(SandboxErrorKind::InvalidInput, "there is no program")
+            })?;
+            let mut command = TokioCommand::new(program);
+            command.args(&argv[1..]);
+            command
+        }
+    };
+    if fault != Some(Fault::LeaksTheEnvironment) {
+        command.env_clear();
+    }
+    command
+        .env("PATH", "/usr/local/bin:/usr/bin:/bin")
+        .env("HOME", sandbox.directory.path());
+    for (name, value) in &sandbox.environment {
+        command.env(name, value.expose());
+    }
+    if fault != Some(Fault::ForgetsTheEnvironment) {
+        for (name, value) in &request.environment {
+            command.env(name, value.expose());
+        }
+    }
+    let tags = format!("{} {} {tag}", sandbox.tags.backend, sandbox.tags.sandbox);
+    command.env("REFERENCE_TAGS", tags);
+    let input = match request.stdin {
+        Stdin::Null if fault != Some(Fault::LeavesInputOpen) => Stdio::null(),
+        _ => Stdio::piped(),
+    };
+    command
+        .stdin(input)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0)
+        .kill_on_drop(fault != Some(Fault::ForgetsDroppedProcesses));
+    Ok(command)
+}
+
+async fn feed(
+    child: &mut Child,
+    request: &SpawnRequest,
+    fault: Option<Fault>,
+    tasks: &mut JoinSet<()>,
+) -> Result<Option<ChildStdin>, SandboxError> {
+    let Some(mut stdin) = child.stdin.take() else {
+        return Ok(None);
+    };
+    let Stdin::Bytes(bytes) = &request.stdin else {
+        return Ok(Some(stdin));
+    };
+    let bytes = bytes.clone();
+    let write = async move { stdin.write_all(&bytes).await };
+    if fault == Some(Fault::WritesAllInputFirst) {
+        let failed = |error| SandboxError::io("failed to write to the command", error);
+        write.await.map_err(failed)?;
+    } else {
+        // The command may not want it all.
+        tasks.spawn(async move { drop(write.await) });
+    }
+    Ok(None)
+}
+
+fn spill_writer(sandbox: &Local, spill: Spill) -> Result<SpillWriter, SandboxError> {
+    let name = format!(".output-{}", fresh_id());
+    let file = File::create(sandbox.directory.path().join(&name));
+    let mut options = spill;
+    if sandbox.fault == Some(Fault::SpillsWithoutACap) {
+        options.cap_bytes = u64::MAX;
+    }
+    Ok(SpillWriter {
+        options,
+        file: file.map_err(|error| SandboxError::io("failed to spill", error))?,
+        path: sandbox.info.working_directory.join(match sandbox.fault {
+            Some(Fault::SpillsElsewhere) => "elsewhere",
+            _ => &name,
+        })?,
+        size: 0,
+        everything: sandbox.fault == Some(Fault::SpillsEverything),
+    })
+}
+
+/// Sees a command to its end.
+struct Driver {
+    fault: Option<Fault>,
+    child: Child,
+    id: u32,
+    tag: String,
+    sandbox_tag: String,
+    limit: Option<Duration>,
+    request: SpawnRequest,
+    started: Instant,
+    ended: watch::Sender<bool>,
+    channels: Vec<(Counter, oneshot::Receiver<Option<SpillFile>>)>,
+}
+
+impl Driver {
+    async fn run(mut self) -> Exit {
+        let (limit, grace) = self.times();
+        let never = self.started + Duration::from_secs(1_000_000);
+        let term_at = limit.map_or(never, |limit| self.started + limit - grace);
+        let cancellation = self.request.cancellation.clone();
+        let cancelled = async {
+            cancellation.cancelled().await;
+            if self.fault == Some(Fault::IgnoresCancellation) {
+                std::future::pending::<()>().await;
+            }
+        };
+        let stopped = tokio::select! {
+            status = self.child.wait() => Err(status.unwrap()),
+            () = sleep_until(term_at) => Ok(ExitStatus::TimedOut { limit: limit.unwrap_or_default() }),
+            () = cancelled => Ok(ExitStatus::Cancelled),
+        };
+        let own_end = stopped.is_err();
+        let status = match stopped {
+            Err(status) => self.own(status),
+            Ok(status) => {
+                self.stop(grace).await;
+                status
+            }
+        };
+        let duration = match self.fault {
+            Some(Fault::TakesNoTime) => Duration::ZERO,
+            _ => self.started.elapsed(),
+        };
+        let mut background = Vec::new();
+        if own_end && self.request.background == Background::Keep {
+            background = self.left();
+        } else if self.fault != Some(Fault::WaitsForThePipesEnd) {
+            self.kill();
+        }
+        let _ = self.ended.send(true);
+        let mut exit = Exit::new(status, duration);
+        // A reader that nobody reads from must not hold up the end of a command that was stopped.
+        let patience = if own_end {
+            Duration::from_secs(1000)
+        } else {
+            Duration::from_millis(300)
+        };
+        let until = Instant::now() + patience;
+        let lost = !own_end && self.fault == Some(Fault::BuffersEverything);
+        let mut reports = Vec::new();
+        for (total, spilled) in &mut self.channels {
+            let spilled = if lost {
+                None
+            } else {
+                timeout_at(until, spilled).await.ok()
+            };
+            let spilled = spilled.and_then(Result::ok).flatten();
+            reports.push(ChannelReport::new(total.load(Ordering::SeqCst), spilled));
+        }
+        exit.stderr = reports.pop().unwrap();
+        exit.stdout = reports.pop().unwrap();
+        exit.background = background;
+        if self.fault == Some(Fault::WaitsForThePipesEnd) {
+            self.kill();
+        }
+        exit
+    }
+
+    /// How long the command has, and how much of that lies between TERM and KILL.
+    fn times(&self) -> (Option<Duration>, Duration) {
+        let limit = self
+            .limit
+            .filter(|_| self.fault != Some(Fault::IgnoresTimeouts));
+        let grace = self.request.grace;
+        let grace = match (limit, self.fault) {
+            (_, Some(Fault::GivesTheGraceAfterTheTime)) => Duration::ZERO,
+            (Some(limit), Some(Fault::TakesTheGraceFromTheTime)) => grace.min(limit),
+            (Some(limit), _) => grace.min(limit / 2),
+            (None, _) => grace,
+        };
+        (limit, grace)
+    }
+
+    fn own(&self, status: StdStatus) -> ExitStatus {
+        match (status.code(), status.signal()) {
+            (Some(_), _) if self.fault == Some(Fault::LosesTheExitCode) => ExitStatus::Code(0),
+            (None, Some(signal)) if self.fault != Some(Fault::TakesSignalsForCodes) => {
+                ExitStatus::Signal(signal)
+            }
+            (code, signal) => ExitStatus::Code(code.unwrap_or(128 + signal.unwrap_or_default())),
+        }
+    }
+
+    /// TERM, some time, KILL.
+    async fn stop(&mut self, mut grace: Duration) {
+        if self.fault == Some(Fault::GivesTheGraceAfterTheTime) {
+            grace = self.request.grace;
+        }
+        let victims = match self.fault {
+            Some(Fault::KillsOnlyTheLeader) => vec![Pid::from_raw(self.id.cast_signed()).unwrap()],
+            Some(Fault::KillsEverythingOnTimeout) => tagged(&self.sandbox_tag),
+            _ => tagged(&self.tag),
+        };
+        for pid in victims {
+            let _ = kill_process(pid, Signal::TERM);
+            let _ = kill_process(pid, Signal::CONT);
+        }
+        let _ = timeout(grace, self.child.wait()).await;
+        self.kill();
+        let _ = self.child.start_kill();
+        let _ = self.child.wait().await;
+    }
+
+    fn kill(&self) {
+        if self.fault != Some(Fault::KillsOnlyTheLeader) {
+            kill_tagged(&self.tag);
+        }
+    }
+
+    fn left(&self) -> Vec<BackgroundProcess> {
+        if self.fault == Some(Fault::ListsNoBackground) {
+            return Vec::new();
+        }
+        let listed = tagged(&self.tag).into_iter().map(|pid| {
+            let pid = pid.as_raw_nonzero().get();
+            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let line = String::from_utf8_lossy(&line).replace('\0', " ");
+            BackgroundProcess::new(pid.cast_unsigned(), line)
+        });
+        listed.collect()
+    }
+}
+
+/// The handle of a command. Its tasks end with it.
+struct Running {
+    fault: Option<Fault>,
+    id: u32,
+    tag: String,
+    output: Option<mpsc::Receiver<Result<cantle_core::sandbox::OutputChunk, SandboxError>>>,
+    stdin: Option<ChildStdin>,
+    exit: watch::Receiver<Option<Exit>>,
+    tasks: JoinSet<()>,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.tasks.abort_all();
+        if self.exit.borrow().is_some() || self.fault == Some(Fault::ForgetsDroppedProcesses) {
+            return;
+        }
+        if self.fault != Some(Fault::KillsOnlyTheLeader) {
+            kill_tagged(&self.tag);
+        }
+    }
+}
+
+#[async_trait]
+impl Process for Running {
+    fn id(&self) -> Option<u32> {
+        Some(self.id)
+    }
+
+    fn take_output(&mut self) -> Option<OutputStream> {
+        let output = self.output.take()?;
+        Some(Box::pin(stream::unfold(output, |mut output| async move {
+            output.recv().await.map(|chunk| (chunk, output))
+        })))
+    }
+
+    fn take_stdin(&mut self) -> Option<Box<dyn ProcessStdin>> {
+        let stdin = self.stdin.take()?;
+        Some(Box::new(Input {
+            stdin: Some(stdin),
+            left_open: self.fault == Some(Fault::LeavesInputOpen),
+        }))
+    }
+
+    async fn signal(&mut self, signal: i32) -> Result<(), SandboxError> {
+        if self.exit.borrow().is_none()
+            && let Some(signal) = Signal::from_named_raw(signal)
+            && let Some(pid) = Pid::from_raw(self.id.cast_signed())
+        {
+            let _ = kill_process_group(pid, signal);
+        }
+        Ok(())
+    }
+
+    async fn wait(&mut self) -> Result<Exit, SandboxError> {
+        // Nobody will take it any more.
+        self.output = None;
+        let ended = self.exit.wait_for(Option::is_some).await;
+        let ended = ended.map_err(|_| SandboxError::gone("the command's task ended"))?;
+        Ok(ended.clone().unwrap())
+    }
+}
+
+struct Input {
+    stdin: Option<ChildStdin>,
+    left_open: bool,
+}
+
+impl Drop for Input {
+    fn drop(&mut self) {
+        if self.left_open {
+            std::mem::forget(self.stdin.take());
+        }
+    }
+}
+
+#[async_trait]
+impl ProcessStdin for Input {
+    async fn write(&mut self, data: Bytes) -> Result<(), SandboxError> {
+        let written = self.stdin.as_mut().unwrap().write_all(&data).await;
+        written.map_err(|error| SandboxError::io("failed to write to the command", error))
+    }
+}
