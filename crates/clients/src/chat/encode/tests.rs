@@ -1,0 +1,249 @@
+use cantle_core::content::{Content, Media, MediaKind, Part};
+use cantle_core::llm::{ChatRequest, LlmErrorKind, ToolSpecs};
+use cantle_core::message::{AssistantBlock, AssistantMessage, Message, ToolCall, ToolMessage};
+use cantle_core::tool::ToolSpec;
+use proptest::prelude::{Just, Strategy, prop_oneof, proptest};
+use serde_json::{Value, json};
+
+use super::body;
+
+const HEAD: &[u8] = br#"{"model":"m""#;
+
+fn encoded(messages: Vec<Message>, tools: Vec<ToolSpec>) -> Vec<u8> {
+    let messages = messages.into_iter().map(Into::into).collect();
+    body(HEAD, &ChatRequest::new(messages, ToolSpecs::new(tools))).unwrap()
+}
+
+fn json_of(messages: Vec<Message>) -> Value {
+    let body: Value = serde_json::from_slice(&encoded(messages, Vec::new())).unwrap();
+    body["messages"].clone()
+}
+
+fn png() -> Media {
+    Media::image(&b"\x89PNG\r\n\x1a\n"[..]).unwrap()
+}
+
+fn assistant(blocks: Vec<AssistantBlock>) -> Message {
+    AssistantMessage::new(blocks).into()
+}
+
+fn call(id: &str) -> ToolCall {
+    ToolCall::new(Some(id.to_owned()), "look", r#"{"at": "."}"#)
+}
+
+#[test]
+fn messages_of_every_role() {
+    let mut answered = ToolMessage::new(&call("call_1"), "a.txt\nb \"quoted\" é.txt");
+    answered.success = true;
+    let mut nameless = ToolMessage::new(&call("call_2"), "");
+    nameless.name = None;
+    insta::assert_json_snapshot!(json_of(vec![
+        Message::system("Be brief."),
+        Message::user("What is here?"),
+        Message::user(""),
+        assistant(vec![
+            AssistantBlock::Reasoning {
+                content: "I should ".to_owned()
+            },
+            AssistantBlock::Reasoning {
+                content: "look.".to_owned()
+            },
+            AssistantBlock::text("Let me "),
+            AssistantBlock::text("look."),
+            AssistantBlock::ToolCall(call("call_1")),
+            AssistantBlock::ToolCall(call("call_2")),
+        ]),
+        answered.into(),
+        nameless.into(),
+        assistant(vec![]),
+    ]));
+}
+
+#[test]
+fn signed_reasoning_goes_back_block_by_block() {
+    let mut signed_call = call("call_1");
+    signed_call.signature = Some("sig-c".to_owned());
+    insta::assert_json_snapshot!(json_of(vec![assistant(vec![
+        AssistantBlock::SignedReasoning {
+            signature: "sig-a".to_owned(),
+            content: "First.".to_owned()
+        },
+        AssistantBlock::RedactedReasoning {
+            data: "opaque".to_owned()
+        },
+        AssistantBlock::SignedReasoning {
+            signature: "sig-b".to_owned(),
+            content: String::new()
+        },
+        AssistantBlock::ToolCall(signed_call),
+    ])]));
+}
+
+#[test]
+fn media_parts() {
+    let sound = |bytes: &'static [u8]| Part::Media(Media::new(MediaKind::Audio, bytes).unwrap());
+    let video = Media::new(MediaKind::Video, &b"\0\0\0\x18ftypmp42"[..]).unwrap();
+    let parts = vec![
+        Part::Text("Look: ".to_owned()),
+        Part::Media(png()),
+        Part::Text(String::new()),
+        sound(b"ID3\x03"),
+        sound(b"RIFF\x04\0\0\0WAVEfmt "),
+        Part::Media(video),
+    ];
+    insta::assert_json_snapshot!(json_of(vec![
+        Message::user(Content::Parts(parts)),
+        Message::user(Content::Parts(vec![])),
+        assistant(vec![
+            AssistantBlock::text("Here: "),
+            AssistantBlock::Media(png()),
+            AssistantBlock::text("Done."),
+        ]),
+    ]));
+}
+
+#[test]
+fn tools_are_named_and_chosen_only_where_there_are_some() {
+    let spec = ToolSpec::new(
+        "look",
+        "Lists files.",
+        json!({"type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]}),
+    );
+    let bare = ToolSpec::new(
+        "finish",
+        "Ends.",
+        json!({"type": "object", "properties": {}}),
+    );
+    let with = encoded(vec![Message::user("Hi")], vec![spec, bare]);
+    insta::assert_snapshot!(String::from_utf8(with).unwrap());
+    let without = encoded(vec![Message::user("Hi")], vec![]);
+    insta::assert_snapshot!(
+        String::from_utf8(without).unwrap(),
+        @r#"{"model":"m","messages":[{"role":"user","content":[{"type":"text","text":"Hi"}]}]}"#
+    );
+}
+
+#[test]
+fn a_body_has_exactly_its_capacity() {
+    let body = encoded(
+        vec![Message::system("x"), Message::user("y")],
+        vec![ToolSpec::new("t", "d", json!({}))],
+    );
+    assert!(
+        body.capacity() - body.len() <= 2,
+        "{} {}",
+        body.capacity(),
+        body.len()
+    );
+}
+
+#[test]
+fn a_call_without_a_providers_id_is_sent_with_ours() {
+    let call = ToolCall::new(None, "look", "{}");
+    let result = ToolMessage::new(&call, "fine");
+    let id = call.id.clone();
+    let messages = json_of(vec![
+        assistant(vec![AssistantBlock::ToolCall(call)]),
+        result.into(),
+    ]);
+    assert_eq!(messages[0]["tool_calls"][0]["id"], json!(id));
+    assert_eq!(messages[1]["tool_call_id"], json!(id));
+}
+
+#[test]
+fn metadata_and_times_stay_here() {
+    let mut message = AssistantMessage::new(vec![AssistantBlock::text("Hi")]);
+    message.metadata.insert("secret".to_owned(), json!("mine"));
+    message.request_start_time = Some(1.0);
+    message.provider_response_id = Some("resp".to_owned());
+    assert_eq!(
+        json_of(vec![message.into()]),
+        json!([{"role": "assistant", "content": [{"type": "text", "text": "Hi"}]}])
+    );
+}
+
+#[test]
+fn what_has_no_place_in_this_dialect_is_refused() {
+    let text = || Some("x".to_owned());
+    let blocks = [
+        AssistantBlock::Text {
+            text: "Hi".to_owned(),
+            signature: text(),
+        },
+        AssistantBlock::ReasoningRef {
+            id: "r".to_owned(),
+            content: None,
+            summary: vec![],
+        },
+        AssistantBlock::EncryptedReasoning {
+            id: "r".to_owned(),
+            encrypted_content: "e".to_owned(),
+            content: None,
+            summary: vec![],
+        },
+        AssistantBlock::Opaque {
+            data: "{}".to_owned(),
+        },
+    ];
+    let messages: Vec<_> = blocks
+        .into_iter()
+        .map(|block| {
+            let mut turn = AssistantMessage::new(vec![block]);
+            turn.id = "turn-7".to_owned();
+            let request = ChatRequest::new(vec![Message::from(turn).into()], ToolSpecs::default());
+            let error = body(HEAD, &request).unwrap_err();
+            assert_eq!(error.kind(), LlmErrorKind::Unsupported);
+            assert!(error.advice().is_some());
+            error.to_string()
+        })
+        .collect();
+    insta::assert_json_snapshot!(messages, @r#"
+    [
+      "the turn turn-7 holds a signed `text` block, which Chat Completions has no place for",
+      "the turn turn-7 holds a `reasoning_ref` block, which Chat Completions has no place for",
+      "the turn turn-7 holds a `encrypted_reasoning` block, which Chat Completions has no place for",
+      "the turn turn-7 holds a `opaque` block, which Chat Completions has no place for"
+    ]
+    "#);
+}
+
+fn any_message() -> impl Strategy<Value = Message> {
+    let text = "(?s).{0,40}";
+    prop_oneof![
+        text.prop_map(Message::system),
+        text.prop_map(Message::user),
+        text.prop_map(|text| {
+            Message::user(Content::Parts(vec![Part::Text(text), Part::Media(png())]))
+        }),
+        (text, text, text).prop_map(|(reasoning, text, arguments)| {
+            assistant(vec![
+                AssistantBlock::Reasoning { content: reasoning },
+                AssistantBlock::text(text),
+                AssistantBlock::ToolCall(ToolCall::new(None, "f", arguments)),
+            ])
+        }),
+        text.prop_map(|text| ToolMessage::new(&call("c"), text).into()),
+    ]
+}
+
+proptest! {
+    /// Provider caches hit on equal beginnings, so nothing that was sent may ever change.
+    #[test]
+    fn every_request_begins_with_the_one_before(
+        messages in proptest::collection::vec(any_message(), 1..8),
+        tools in prop_oneof![Just(vec![]), Just(vec![ToolSpec::new("t", "d", json!({}))])],
+    ) {
+        let tools = ToolSpecs::new(tools);
+        let shared: Vec<_> = messages.into_iter().map(Into::into).collect();
+        let mut before: Option<Vec<u8>> = None;
+        for end in 1..=shared.len() {
+            let request = ChatRequest::new(shared[..end].to_vec(), tools.clone());
+            let body = body(HEAD, &request).unwrap();
+            serde_json::from_slice::<Value>(&body).unwrap();
+            if let Some(before) = before {
+                assert!(body.starts_with(&before[..before.len() - 2]));
+            }
+            before = Some(body);
+        }
+    }
+}

@@ -1,0 +1,269 @@
+use cantle_core::llm::{ChatEvent, LlmErrorKind, StopReason};
+use cantle_core::message::{AssistantBlock, ToolCall};
+use serde_json::{Value, json};
+
+use super::Turn;
+use crate::chat::wire::Message;
+
+/// What `pieces` of a streamed message become.
+fn streamed(pieces: Vec<Value>) -> (Vec<ChatEvent>, Vec<AssistantBlock>) {
+    let mut turn = Turn::default();
+    let mut deltas = Vec::new();
+    for piece in pieces {
+        let piece: Message = serde_json::from_value(piece).unwrap();
+        turn.take(piece, |event| deltas.push(event));
+    }
+    (deltas, blocks(turn))
+}
+
+fn blocks(turn: Turn) -> Vec<AssistantBlock> {
+    let events = turn.finish(None).unwrap();
+    let blocks = events.into_iter().filter_map(|event| match event {
+        ChatEvent::Block(block) => Some(block),
+        _ => None,
+    });
+    blocks.collect()
+}
+
+fn call(id: &str, name: &str, arguments: &str) -> AssistantBlock {
+    AssistantBlock::ToolCall(ToolCall::new(Some(id.to_owned()), name, arguments))
+}
+
+#[test]
+fn blocks_are_reasoning_then_text_then_calls() {
+    let (_, blocks) = streamed(vec![
+        json!({"tool_calls": [{"index": 0, "id": "a", "function": {"name": "f", "arguments": "{}"}}]}),
+        json!({"content": "Hel"}),
+        json!({"reasoning_content": "Hm."}),
+        json!({"content": "lo"}),
+    ]);
+    assert_eq!(
+        blocks,
+        [
+            AssistantBlock::Reasoning {
+                content: "Hm.".to_owned()
+            },
+            AssistantBlock::text("Hello"),
+            call("a", "f", "{}"),
+        ]
+    );
+}
+
+#[test]
+fn reasoning_is_read_once_under_either_name() {
+    let (deltas, blocks) = streamed(vec![
+        json!({"reasoning": "a", "reasoning_content": "a"}),
+        json!({"reasoning": "b", "reasoning_content": null}),
+        json!({"reasoning": "c", "reasoning_content": ""}),
+    ]);
+    assert_eq!(deltas.len(), 3);
+    assert_eq!(
+        blocks,
+        [AssistantBlock::Reasoning {
+            content: "abc".to_owned()
+        }]
+    );
+}
+
+#[test]
+fn a_refusal_is_answer_text() {
+    let (_, blocks) = streamed(vec![json!({"content": null, "refusal": "I can't."})]);
+    assert_eq!(blocks, [AssistantBlock::text("I can't.")]);
+}
+
+#[test]
+fn thinking_blocks_end_with_their_signature() {
+    let thinking = |text: &str, signature: &str| json!({"type": "thinking", "thinking": text, "signature": signature});
+    let (_, blocks) = streamed(vec![
+        json!({"reasoning_content": "one ", "thinking_blocks": [thinking("one ", "")]}),
+        json!({"reasoning_content": "more", "thinking_blocks": [thinking("more", "")]}),
+        json!({"reasoning_content": "", "thinking_blocks": [thinking("", "sig1")]}),
+        json!({"thinking_blocks": [{"type": "redacted_thinking", "data": "xyz"}]}),
+        json!({"thinking_blocks": [thinking("two", "sig2")]}),
+        json!({"content": "Done."}),
+    ]);
+    assert_eq!(
+        blocks,
+        [
+            AssistantBlock::SignedReasoning {
+                signature: "sig1".to_owned(),
+                content: "one more".to_owned()
+            },
+            AssistantBlock::RedactedReasoning {
+                data: "xyz".to_owned()
+            },
+            AssistantBlock::SignedReasoning {
+                signature: "sig2".to_owned(),
+                content: "two".to_owned()
+            },
+            AssistantBlock::text("Done."),
+        ]
+    );
+}
+
+#[test]
+fn a_thinking_block_without_signature_is_plain_reasoning() {
+    let (_, blocks) = streamed(vec![
+        json!({"reasoning_content": "x", "thinking_blocks": [{"type": "thinking", "thinking": "x"}]}),
+    ]);
+    assert_eq!(
+        blocks,
+        [AssistantBlock::Reasoning {
+            content: "x".to_owned()
+        }]
+    );
+}
+
+#[test]
+fn reasoning_beside_nothing_but_redacted_blocks_is_kept() {
+    let (_, blocks) = streamed(vec![json!({
+        "reasoning_content": "x",
+        "thinking_blocks": [{"type": "redacted_thinking", "data": "d"}]
+    })]);
+    assert_eq!(
+        blocks,
+        [
+            AssistantBlock::Reasoning {
+                content: "x".to_owned()
+            },
+            AssistantBlock::RedactedReasoning {
+                data: "d".to_owned()
+            },
+        ]
+    );
+}
+
+#[test]
+fn pieces_of_parallel_calls_are_joined_by_index() {
+    let piece = |index: u64, arguments: &str| json!({"tool_calls": [{"index": index, "function": {"arguments": arguments}}]});
+    let (deltas, blocks) = streamed(vec![
+        json!({"tool_calls": [{"index": 0, "id": "a", "function": {"name": "f", "arguments": ""}}]}),
+        piece(0, "{\"x\""),
+        json!({"tool_calls": [{"index": 1, "id": "b", "function": {"name": "g", "arguments": null}}]}),
+        piece(1, "{}"),
+        piece(0, ":1}"),
+    ]);
+    assert_eq!(blocks, [call("a", "f", "{\"x\":1}"), call("b", "g", "{}")]);
+    assert_eq!(
+        deltas.last(),
+        Some(&ChatEvent::ToolCallDelta {
+            index: 0,
+            name: None,
+            arguments: ":1}".to_owned()
+        })
+    );
+}
+
+#[test]
+fn without_an_index_pieces_are_joined_by_id_or_to_the_last_call() {
+    let (_, blocks) = streamed(vec![
+        json!({"tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{"}}]}),
+        json!({"tool_calls": [{"id": "b", "function": {"name": "g", "arguments": "["}}]}),
+        json!({"tool_calls": [{"id": "a", "function": {"arguments": "}"}}]}),
+        json!({"tool_calls": [{"function": {"arguments": "]"}}]}),
+    ]);
+    assert_eq!(blocks, [call("a", "f", "{}"), call("b", "g", "[]")]);
+}
+
+#[test]
+fn whole_calls_that_share_an_index_stay_apart() {
+    let (_, blocks) = streamed(vec![
+        json!({"tool_calls": [{"index": 0, "id": "a", "function": {"name": "f", "arguments": "{}"}}]}),
+        json!({"tool_calls": [{"index": 0, "id": "b", "function": {"name": "f", "arguments": "[]"}}]}),
+    ]);
+    assert_eq!(blocks, [call("a", "f", "{}"), call("b", "f", "[]")]);
+}
+
+#[test]
+fn an_id_and_a_name_that_are_repeated_with_each_piece_are_read_once() {
+    let piece = |arguments: &str| json!({"tool_calls": [{"index": 0, "id": "a", "function": {"name": "f", "arguments": arguments}}]});
+    let (_, blocks) = streamed(vec![piece("{"), piece("}")]);
+    assert_eq!(blocks, [call("a", "f", "{}")]);
+}
+
+#[test]
+fn calls_without_an_id_get_ids_of_their_own() {
+    let (_, blocks) = streamed(vec![
+        json!({"tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}),
+        json!({"tool_calls": [{"function": {"name": "g", "arguments": "{}"}}]}),
+    ]);
+    let [AssistantBlock::ToolCall(f), AssistantBlock::ToolCall(g)] = &blocks[..] else {
+        panic!("{blocks:?}");
+    };
+    assert_eq!((f.name.as_str(), g.name.as_str()), ("f", "g"));
+    assert!(!f.has_provider_id && !g.has_provider_id && f.id != g.id);
+}
+
+#[test]
+fn an_id_that_comes_twice_is_replaced_the_second_time() {
+    let (_, blocks) = streamed(vec![
+        json!({"tool_calls": [{"index": 0, "id": "a", "function": {"name": "f", "arguments": "1"}}]}),
+        json!({"tool_calls": [{"index": 1, "id": "a", "function": {"name": "f", "arguments": "2"}}]}),
+    ]);
+    let [
+        AssistantBlock::ToolCall(first),
+        AssistantBlock::ToolCall(second),
+    ] = &blocks[..]
+    else {
+        panic!("{blocks:?}");
+    };
+    assert_eq!((first.id.as_str(), first.has_provider_id), ("a", true));
+    assert!(!second.has_provider_id && second.id != "a");
+    assert_eq!(second.arguments, "2");
+}
+
+#[test]
+fn a_calls_signature_is_kept() {
+    let (_, blocks) = streamed(vec![
+        json!({"tool_calls": [{"index": 0, "id": "a", "function": {"name": "f", "arguments": "{}"},
+            "provider_specific_fields": {"thought_signature": "sig"}}]}),
+        json!({"tool_calls": [{"index": 0, "provider_specific_fields": null}]}),
+    ]);
+    let mut signed = ToolCall::new(Some("a".to_owned()), "f", "{}");
+    signed.signature = Some("sig".to_owned());
+    assert_eq!(blocks, [AssistantBlock::ToolCall(signed)]);
+}
+
+fn stop(reason: Option<&str>, calls: bool) -> StopReason {
+    let mut turn = Turn {
+        finish_reason: reason.map(str::to_owned),
+        ..Turn::default()
+    };
+    if calls {
+        let piece = json!({"tool_calls": [{"id": "a", "function": {"name": "f"}}]});
+        turn.take(serde_json::from_value(piece).unwrap(), |_| ());
+    }
+    match turn.finish(None).unwrap().pop() {
+        Some(ChatEvent::Finished(end)) => end.stop,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn reasons_to_stop() {
+    assert_eq!(stop(Some("stop"), false), StopReason::EndTurn);
+    assert_eq!(stop(None, false), StopReason::EndTurn);
+    assert_eq!(stop(None, true), StopReason::ToolCalls);
+    assert_eq!(stop(Some("tool_calls"), true), StopReason::ToolCalls);
+    assert_eq!(stop(Some("tool_calls"), false), StopReason::ToolCalls);
+    assert_eq!(stop(Some("stop"), true), StopReason::ToolCalls);
+    assert_eq!(stop(Some("length"), true), StopReason::Length);
+    assert_eq!(stop(Some("max_tokens"), false), StopReason::Length);
+    assert_eq!(
+        stop(Some("content_filter"), false),
+        StopReason::ContentFilter
+    );
+    assert_eq!(
+        stop(Some("recitation"), false),
+        StopReason::Other("recitation".to_owned())
+    );
+}
+
+#[test]
+fn an_error_as_the_reason_to_stop_is_an_error() {
+    let turn = Turn {
+        finish_reason: Some("error".to_owned()),
+        ..Turn::default()
+    };
+    assert_eq!(turn.finish(None).unwrap_err().kind(), LlmErrorKind::Server);
+}

@@ -1,0 +1,251 @@
+//! A model whose turns come from a recording: for demonstrations, examples and tests.
+//!
+//! Which turn answers a request is a property of the request: the number of assistant messages in
+//! it. So a request that is made again, by a retry or by a resumed run, gets the same turn again,
+//! and the client keeps no place in the recording.
+//!
+//! # The format
+//!
+//! JSON lines. The first says what it is; each further one is a turn: an assistant message as in a
+//! history (see [`cantle_core::message::history`]), and optionally `stop`, why the model stopped
+//! (without it, to have tools run where there are calls, else at the end of its turn). Empty lines
+//! count as lines and as nothing else.
+//!
+//! ```json
+//! {"format": "cantle-recording", "version": 1, "model": "demo"}
+//! {"role": "assistant", "blocks": [{"kind": "tool_call", "name": "code_exec", "arguments": "{\"cmd\": \"ls\"}", "tool_call_id": "call_1"}]}
+//! {"role": "assistant", "blocks": [{"kind": "text", "text": "There are two files."}], "stop": "end_turn"}
+//! ```
+
+use std::sync::Arc;
+
+use cantle_core::llm::{
+    ChatEvent, ChatRequest, ChatStream, LlmClient, LlmError, LlmErrorKind, ModelInfo, StopReason,
+    TurnEnd,
+};
+use cantle_core::message::{AssistantBlock, AssistantMessage, Message};
+use cantle_core::usage::TokenUsage;
+use futures_util::stream;
+use serde::Deserialize;
+
+const FORMAT: &str = "cantle-recording";
+const VERSION: u64 = 1;
+
+/// A recorded model.
+///
+/// A turn's text and reasoning are streamed word by word, without delay. A replayed message has an
+/// id of its own, and the usage that was recorded with it.
+///
+/// ```
+/// use cantle_clients::replay::ReplayClient;
+/// use cantle_core::llm::{ChatRequest, LlmClientExt as _, ToolSpecs};
+/// use cantle_core::message::{AssistantBlock, AssistantMessage, Message};
+///
+/// # #[tokio::main(flavor = "current_thread")]
+/// # async fn main() -> Result<(), cantle_core::llm::LlmError> {
+/// let turn = AssistantMessage::new(vec![AssistantBlock::text("Hello!")]);
+/// let model = ReplayClient::new("demo", vec![turn]);
+/// let request = ChatRequest::new(vec![Message::user("Hi").into()], ToolSpecs::default());
+/// assert_eq!(model.complete(request).await?.message.text(), "Hello!");
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct ReplayClient {
+    model: ModelInfo,
+    turns: Arc<[Turn]>,
+}
+
+#[derive(Clone, Debug)]
+struct Turn {
+    message: AssistantMessage,
+    stop: StopReason,
+}
+
+impl ReplayClient {
+    /// A model that is called `model` and takes these turns.
+    pub fn new(model: impl Into<String>, turns: Vec<AssistantMessage>) -> Self {
+        Self {
+            model: ModelInfo::new(model),
+            turns: turns
+                .into_iter()
+                .map(|turn| Turn::new(turn, None))
+                .collect(),
+        }
+    }
+
+    /// Reads a recording.
+    ///
+    /// # Errors
+    /// Where a line is not what the format says; the error names it.
+    pub fn from_jsonl(recording: &[u8]) -> Result<Self, RecordingError> {
+        let mut lines = (1..)
+            .zip(recording.split(|&byte| byte == b'\n'))
+            .filter(|(_, line)| !line.trim_ascii().is_empty());
+        let Some((number, first)) = lines.next() else {
+            return Err(RecordingError::at(1, "the recording is empty".to_owned()));
+        };
+        let header: Header = parsed(number, first).map_err(|error| {
+            let message = format!(
+                "expected {{\"format\": \"{FORMAT}\", \"version\": {VERSION}, \"model\": …}}: {}",
+                error.message
+            );
+            RecordingError::at(number, message)
+        })?;
+        if header.format != FORMAT {
+            let message = format!("expected the format `{FORMAT}`, got `{}`", header.format);
+            return Err(RecordingError::at(number, message));
+        }
+        if header.version != VERSION {
+            let found = header.version;
+            let message = format!("version {found} is not known here; {VERSION} is");
+            return Err(RecordingError::at(number, message));
+        }
+        let turns = lines
+            .map(|(number, line)| turn(number, line))
+            .collect::<Result<_, _>>()?;
+        Ok(Self {
+            model: ModelInfo::new(header.model),
+            turns,
+        })
+    }
+}
+
+impl LlmClient for ReplayClient {
+    fn model(&self) -> &ModelInfo {
+        &self.model
+    }
+
+    fn stream(&self, request: ChatRequest) -> ChatStream {
+        let taken = request
+            .messages
+            .iter()
+            .filter(|message| matches!(***message, Message::Assistant(_)))
+            .count();
+        let events = match self.turns.get(taken) {
+            Some(turn) => turn.events().into_iter().map(Ok).collect(),
+            None => vec![Err(self.past_the_end(taken))],
+        };
+        Box::pin(stream::iter(events))
+    }
+}
+
+impl ReplayClient {
+    fn past_the_end(&self, taken: usize) -> LlmError {
+        let (model, turns) = (&self.model.slug, self.turns.len());
+        let wanted = taken + 1;
+        let message = format!(
+            "the recording of `{model}` has {turns} turns, and turn {wanted} was asked for"
+        );
+        LlmError::new(LlmErrorKind::InvalidRequest, message)
+    }
+}
+
+impl Turn {
+    fn new(message: AssistantMessage, stop: Option<StopReason>) -> Self {
+        let usual = if message.tool_calls().next().is_some() {
+            StopReason::ToolCalls
+        } else {
+            StopReason::EndTurn
+        };
+        Self {
+            message,
+            stop: stop.unwrap_or(usual),
+        }
+    }
+
+    fn events(&self) -> Vec<ChatEvent> {
+        let blocks = &self.message.blocks;
+        let mut events = Vec::new();
+        let words = |text: &str, event: fn(String) -> ChatEvent| {
+            let words = text.split_inclusive(char::is_whitespace);
+            words.map(|word| event(word.to_owned())).collect::<Vec<_>>()
+        };
+        let mut calls = 0;
+        for block in blocks {
+            match block {
+                AssistantBlock::Text { text, .. } => {
+                    events.extend(words(text, ChatEvent::TextDelta));
+                }
+                AssistantBlock::Reasoning { content }
+                | AssistantBlock::SignedReasoning { content, .. } => {
+                    events.extend(words(content, ChatEvent::ReasoningDelta));
+                }
+                AssistantBlock::ToolCall(call) => {
+                    events.push(ChatEvent::ToolCallDelta {
+                        index: calls,
+                        name: Some(call.name.clone()),
+                        arguments: call.arguments.clone(),
+                    });
+                    calls += 1;
+                }
+                _ => {}
+            }
+        }
+        events.extend(blocks.iter().cloned().map(ChatEvent::Block));
+        // All zero is how a history says that the provider did not tell.
+        let usage = self.message.token_usage;
+        let usage = (usage != TokenUsage::default()).then_some(usage);
+        events.push(ChatEvent::Finished(TurnEnd::new(self.stop.clone(), usage)));
+        events
+    }
+}
+
+#[derive(Deserialize)]
+struct Header {
+    format: String,
+    version: u64,
+    model: String,
+}
+
+#[derive(Deserialize)]
+struct Stop {
+    stop: Option<StopReason>,
+}
+
+fn turn(number: usize, line: &[u8]) -> Result<Turn, RecordingError> {
+    let Message::Assistant(message) = parsed(number, line)? else {
+        let message = "expected a message with the role `assistant`".to_owned();
+        return Err(RecordingError::at(number, message));
+    };
+    let Stop { stop } = parsed(number, line)?;
+    Ok(Turn::new(message, stop))
+}
+
+fn parsed<'a, T: Deserialize<'a>>(number: usize, line: &'a [u8]) -> Result<T, RecordingError> {
+    serde_json::from_slice(line).map_err(|error| {
+        // serde_json counts lines in what it was given, which is one.
+        let text = error.to_string();
+        let place = format!(" at line {} column {}", error.line(), error.column());
+        let message = match text.strip_suffix(&place) {
+            Some(message) if error.column() > 0 => {
+                format!("{message} at column {}", error.column())
+            }
+            _ => text,
+        };
+        RecordingError::at(number, message)
+    })
+}
+
+/// A recording that can't be read.
+#[derive(Debug, thiserror::Error)]
+#[error("failed to read the recording at line {line}: {message}")]
+pub struct RecordingError {
+    line: usize,
+    message: String,
+}
+
+impl RecordingError {
+    fn at(line: usize, message: String) -> Self {
+        Self { line, message }
+    }
+
+    /// Which line it is about, counted from 1.
+    #[must_use]
+    pub fn line(&self) -> usize {
+        self.line
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,21 @@
+//! What every model client must do.
+
+use std::sync::Arc;
+
+use cantle_clients::chat::ChatClient;
+use cantle_core::llm::LlmClient;
+use cantle_testkit::conformance::{self, Endpoint};
+
+fn connect(to: &Endpoint) -> Arc<dyn LlmClient> {
+    let client = ChatClient::builder(&to.model)
+        .base_url(&to.url)
+        .api_key(to.api_key.as_str())
+        .stream(to.stream)
+        .build();
+    Arc::new(client.unwrap())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_client_conforms() {
+    conformance::llm_client(&connect).await.assert();
+}

@@ -1,0 +1,360 @@
+//! What goes wrong on the way, and what then happens.
+
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
+use cantle_clients::chat::Timeouts;
+use cantle_core::llm::{ChatEvent, Completion, LlmError, LlmErrorKind};
+use cantle_testkit::openai::{Fault, Reply, ToolCall, Turn};
+use serde_json::json;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+
+use crate::support::{MODES, builder, complete, failure, serve, told};
+
+fn said(fault: Fault) -> Turn {
+    Turn::text("Hello there").fault_always(fault)
+}
+
+#[tokio::test]
+async fn a_limit_is_waited_out_as_the_provider_asks() {
+    let busy = Reply::error(429).header("retry-after-ms", "20");
+    let turn = Turn::text("Hi")
+        .fault(Fault::Reply(busy.clone()))
+        .fault(Fault::Reply(busy));
+    for streams in MODES {
+        let server = serve(turn.clone()).await;
+        let client = builder(&server.url(), streams).build().unwrap();
+        let (events, failed) = told(&client).await;
+        assert!(failed.is_none());
+        let retrying = |attempt| {
+            ChatEvent::Retrying {
+            attempt,
+            after: Duration::from_millis(20),
+            reason: "the provider limits the rate of requests: a scripted error with status 429 (HTTP 429)".to_owned(),
+        }
+        };
+        assert_eq!(events[..2], [retrying(2), retrying(3)]);
+        let requests = server.requests();
+        assert_eq!(requests.len(), 3);
+        assert!(requests[1].at - requests[0].at >= Duration::from_millis(20));
+        assert_eq!(requests[0].raw, requests[2].raw);
+    }
+}
+
+#[tokio::test]
+async fn what_may_pass_is_tried_twice_more_and_then_told() {
+    for fault in [
+        Fault::Reply(Reply::error(500).header("retry-after-ms", "1")),
+        Fault::Reply(Reply::error(408).header("retry-after-ms", "1")),
+        Fault::Reply(Reply::error(409).header("retry-after-ms", "1")),
+    ] {
+        let server = serve(said(fault)).await;
+        let client = builder(&server.url(), true).build().unwrap();
+        let error = complete(&client).await.unwrap_err();
+        assert!(
+            error.to_string().contains("given up after 3 attempts"),
+            "{error}"
+        );
+        assert_eq!(server.requests().len(), 3);
+    }
+}
+
+#[tokio::test]
+async fn a_connection_closed_without_an_answer_is_tried_again() {
+    for streams in MODES {
+        let server = serve(Turn::text("Hi").fault(Fault::Close)).await;
+        let client = builder(&server.url(), streams).build().unwrap();
+        let (events, failed) = told(&client).await;
+        assert!(failed.is_none());
+        assert!(matches!(events[0], ChatEvent::Retrying { attempt: 2, .. }));
+        assert_eq!(server.requests().len(), 2);
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_is_not_tried_again() {
+    for status in [400, 401, 403, 404, 422] {
+        let server = serve(said(Fault::Reply(Reply::error(status)))).await;
+        let client = builder(&server.url(), true).build().unwrap();
+        let (events, failed) = told(&client).await;
+        assert_eq!(failed.unwrap().status(), Some(status));
+        assert_eq!((events.len(), server.requests().len()), (0, 1));
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_tried_again_after_the_first_event() {
+    for fault in [
+        Fault::CutAfterEvents(2),
+        Fault::EndAfterEvents(2),
+        Fault::ErrorEvent {
+            after: 2,
+            error: json!({"message": "overloaded", "code": 503}),
+        },
+    ] {
+        let server = serve(said(fault.clone())).await;
+        let client = builder(&server.url(), true).build().unwrap();
+        let (events, failed) = told(&client).await;
+        assert_eq!(
+            events,
+            [ChatEvent::TextDelta("Hello ".to_owned())],
+            "{fault:?}"
+        );
+        assert!(failed.unwrap().kind().is_transient());
+        assert_eq!(server.requests().len(), 1, "{fault:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_breaks_before_its_first_event_is_tried_again() {
+    // The first event of the server only says whose turn it is.
+    let server = serve(Turn::text("Hi").fault(Fault::CutAfterEvents(1))).await;
+    let client = builder(&server.url(), true).build().unwrap();
+    assert_eq!(complete(&client).await.unwrap().message.text(), "Hi");
+    assert_eq!(server.requests().len(), 2);
+}
+
+#[tokio::test]
+async fn a_whole_answer_that_breaks_is_tried_again() {
+    let server = serve(Turn::text("Hi").fault(Fault::CutAfterBytes(20))).await;
+    let client = builder(&server.url(), false).build().unwrap();
+    assert_eq!(complete(&client).await.unwrap().message.text(), "Hi");
+    assert_eq!(server.requests().len(), 2);
+}
+
+/// The outcome of a call whose answer is cut after so many bytes of the body.
+async fn cut_after(bytes: usize, streams: bool) -> Result<Completion, LlmError> {
+    let turn = Turn::text("Grüße").call(ToolCall::new("f", "{}"));
+    let server = serve(turn.fault(Fault::CutAfterBytes(bytes))).await;
+    let client = builder(&server.url(), streams).max_retries(0).build();
+    complete(&client.unwrap()).await
+}
+
+#[tokio::test]
+async fn an_answer_cut_at_any_byte_is_interrupted() {
+    for streams in MODES {
+        for bytes in (0..).step_by(7) {
+            match cut_after(bytes, streams).await {
+                Err(error) => assert_eq!(error.kind(), LlmErrorKind::Interrupted, "{bytes}"),
+                // The stream's last event has come, and only the end of the response is missing.
+                Ok(completion) => {
+                    assert!(streams && bytes > 500, "{bytes}");
+                    assert_eq!(completion.message.text(), "Grüße");
+                    assert!(completion.usage.is_some());
+                    break;
+                }
+            }
+            assert!(bytes < 10_000, "the stream never ends");
+            // The whole body has some 350 bytes. Cut behind them, its end is missing still.
+            if !streams && bytes > 500 {
+                break;
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_is_not_an_answer_is_said_to_be_so() {
+    let replies = [
+        (
+            "no choices",
+            Reply::new(200, "application/json", r#"{"id": "x", "choices": []}"#),
+        ),
+        ("missing choices", Reply::new(200, "application/json", "{}")),
+        ("null", Reply::new(200, "application/json", "null")),
+        (
+            "not JSON",
+            Reply::new(200, "application/json", "It's all fine"),
+        ),
+        (
+            "half JSON",
+            Reply::new(200, "application/json", r#"{"choices": [{"mess"#),
+        ),
+        (
+            "wrong type",
+            Reply::new(200, "application/json", r#"{"choices": {"a": 1}}"#),
+        ),
+        ("empty", Reply::new(200, "application/json", "")),
+        (
+            "web page",
+            Reply::new(
+                200,
+                "text/html; charset=utf-8",
+                "<!DOCTYPE html><title>Open WebUI</title>",
+            ),
+        ),
+    ];
+    let mut texts = Vec::new();
+    for (name, reply) in replies {
+        let server = serve(said(Fault::Reply(reply))).await;
+        for streams in MODES {
+            let error = failure(&server, streams).await;
+            assert_eq!(error.kind(), LlmErrorKind::Protocol, "{name}: {error}");
+            if streams {
+                texts.push(format!("{name}: {error}"));
+            }
+        }
+    }
+    insta::assert_snapshot!(texts.join("\n"));
+}
+
+#[tokio::test]
+async fn an_error_in_the_place_of_an_answer_has_its_own_kind() {
+    let body = r#"{"error": {"message": "Rate limit exceeded", "code": 429}}"#;
+    let server = serve(said(Fault::Reply(Reply::new(
+        200,
+        "application/json",
+        body,
+    ))))
+    .await;
+    for streams in MODES {
+        let error = failure(&server, streams).await;
+        assert_eq!(error.kind(), LlmErrorKind::RateLimited);
+    }
+    let error = json!({"message": "The model crashed", "type": "InternalServerError"});
+    let server = serve(said(Fault::ErrorEvent { after: 0, error })).await;
+    for streams in MODES {
+        let error = failure(&server, streams).await;
+        assert_eq!(error.kind(), LlmErrorKind::Server);
+        assert_eq!(error.to_string(), "the provider failed: The model crashed");
+    }
+}
+
+fn impatient() -> Timeouts {
+    let mut timeouts = Timeouts::default();
+    timeouts.first_byte = Duration::from_millis(50);
+    timeouts.idle = Duration::from_millis(50);
+    timeouts
+}
+
+#[tokio::test]
+async fn a_server_that_never_answers_times_out() {
+    let server = serve(said(Fault::Hang)).await;
+    for streams in MODES {
+        let client = builder(&server.url(), streams)
+            .timeouts(impatient())
+            .max_retries(0)
+            .build()
+            .unwrap();
+        let error = complete(&client).await.unwrap_err();
+        assert_eq!(error.kind(), LlmErrorKind::Timeout);
+        assert_eq!(
+            error.to_string(),
+            format!("no answer from {} within 0.05 s", server.url())
+        );
+    }
+}
+
+#[tokio::test]
+async fn an_answer_that_stops_is_interrupted() {
+    let server = serve(said(Fault::StallAfterEvents(2))).await;
+    let client = builder(&server.url(), true)
+        .timeouts(impatient())
+        .build()
+        .unwrap();
+    let (events, failed) = told(&client).await;
+    assert_eq!(events, [ChatEvent::TextDelta("Hello ".to_owned())]);
+    let failed = failed.unwrap();
+    assert_eq!(failed.kind(), LlmErrorKind::Interrupted);
+    assert_eq!(
+        failed.to_string(),
+        "the answer stopped: nothing came for 0.05 s"
+    );
+}
+
+#[tokio::test]
+async fn where_nothing_listens_the_advice_is_to_look_for_the_server() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let url = format!("http://{}/v1", listener.local_addr().unwrap());
+    drop(listener);
+    let client = builder(&url, true).max_retries(0).build().unwrap();
+    let error = complete(&client).await.unwrap_err();
+    assert_eq!(error.kind(), LlmErrorKind::Connection);
+    assert_eq!(error.to_string(), format!("nothing listens at {url}"));
+    assert_eq!(
+        error.advice(),
+        Some("Check that the server is running, and the port in the base URL.")
+    );
+}
+
+#[tokio::test]
+async fn a_host_without_an_address_is_named() {
+    let url = "http://no-such-host.invalid/v1";
+    let client = builder(url, true).max_retries(0).build().unwrap();
+    let error = complete(&client).await.unwrap_err();
+    assert_eq!(error.kind(), LlmErrorKind::Connection);
+    assert_eq!(
+        error.to_string(),
+        format!("the host of {url} has no address")
+    );
+}
+
+#[tokio::test]
+async fn what_does_not_speak_http_is_a_broken_connection() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let url = format!("http://{}/v1", listener.local_addr().unwrap());
+    let greet = async {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        stream.write_all(b"SSH-2.0-OpenSSH_9.2\r\n").await.unwrap();
+        let mut sink = Vec::new();
+        // Whatever is sent: the client gives up on its own.
+        let _ = stream.read_to_end(&mut sink).await;
+    };
+    let client = builder(&url, true).max_retries(0).build().unwrap();
+    let (error, ()) = tokio::join!(async { complete(&client).await.unwrap_err() }, greet);
+    assert_eq!(error.kind(), LlmErrorKind::Connection);
+    assert!(
+        error
+            .to_string()
+            .starts_with(&format!("the connection to {url} broke")),
+        "{error}"
+    );
+}
+
+/// Answers every request of every connection, and counts the connections.
+#[tokio::test]
+async fn a_connection_is_used_again() {
+    for streams in MODES {
+        let body = if streams {
+            "data: {\"choices\":[{\"delta\":{\"content\":\"Hi\"},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n"
+        } else {
+            "{\"choices\":[{\"message\":{\"content\":\"Hi\"}}]}"
+        };
+        let kind = if streams {
+            "text/event-stream"
+        } else {
+            "application/json"
+        };
+        let answer = format!(
+            "HTTP/1.1 200 OK\r\ncontent-type: {kind}\r\ntransfer-encoding: chunked\r\n\r\n{:x}\r\n{body}\r\n0\r\n\r\n",
+            body.len()
+        );
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let url = format!("http://{}/v1", listener.local_addr().unwrap());
+        let client = builder(&url, streams).max_retries(0).build().unwrap();
+        let serve_one_connection = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut seen = Vec::new();
+            loop {
+                if stream.read_buf(&mut seen).await.unwrap() == 0 {
+                    break;
+                }
+                if seen.ends_with(b"]}") {
+                    seen.clear();
+                    stream.write_all(answer.as_bytes()).await.unwrap();
+                }
+            }
+        };
+        let calls = async {
+            for _ in 0..3 {
+                assert_eq!(complete(&client).await.unwrap().message.text(), "Hi");
+            }
+        };
+        // A second connection would not be accepted, and the call would not end.
+        tokio::select! {
+            () = calls => {}
+            () = serve_one_connection => panic!("the connection was closed between calls"),
+        }
+    }
+}

@@ -1,0 +1,146 @@
+//! Endpoints that speak TLS, or should.
+
+use std::env;
+use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::thread;
+
+use cantle_core::llm::LlmErrorKind;
+use cantle_testkit::openai::Turn;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
+use rustls::{ServerConfig, ServerConnection, StreamOwned};
+
+use crate::support::{builder, complete, serve};
+
+fn fixture(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/fixtures/tls")
+        .join(name)
+}
+
+/// Serves one connection with a certificate that only `cert.pem` vouches for.
+fn serve_tls() -> String {
+    let certificate = CertificateDer::from_pem_file(fixture("cert.pem")).unwrap();
+    let key = PrivatePkcs8KeyDer::from(std::fs::read(fixture("key.der")).unwrap());
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate], key.into())
+        .unwrap();
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let url = format!("https://{}/v1", listener.local_addr().unwrap());
+    thread::spawn(move || {
+        let (socket, _) = listener.accept().unwrap();
+        let connection = ServerConnection::new(Arc::new(config)).unwrap();
+        let mut stream = StreamOwned::new(connection, socket);
+        let mut seen = Vec::new();
+        let mut buffer = [0; 4096];
+        // A client that does not trust us leaves within the handshake.
+        while let Ok(count) = stream.read(&mut buffer) {
+            seen.extend_from_slice(&buffer[..count]);
+            if seen.ends_with(b"]}") {
+                let body = r#"{"choices":[{"message":{"content":"Hi"}}]}"#;
+                let length = body.len();
+                write!(
+                    stream,
+                    "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+                )
+                .unwrap();
+                break;
+            }
+        }
+    });
+    url
+}
+
+#[tokio::test]
+async fn a_certificate_that_nobody_vouches_for_is_refused() {
+    let url = serve_tls();
+    let client = builder(&url, false).max_retries(0).build().unwrap();
+    let error = complete(&client).await.unwrap_err();
+    assert_eq!(error.kind(), LlmErrorKind::Connection);
+    let text = error.to_string();
+    assert!(
+        text.starts_with(&format!("no secure connection to {url}: ")),
+        "{text}"
+    );
+    assert!(
+        error
+            .advice()
+            .is_some_and(|advice| advice.contains("SSL_CERT_FILE"))
+    );
+}
+
+#[tokio::test]
+async fn a_server_without_tls_is_recognised() {
+    let server = serve(Turn::text("Hi")).await;
+    let url = server.url().replace("http://", "https://");
+    let client = builder(&url, false).max_retries(0).build().unwrap();
+    let error = complete(&client).await.unwrap_err();
+    assert_eq!(error.kind(), LlmErrorKind::Connection);
+    assert_eq!(
+        error.advice(),
+        Some("The server seems not to speak TLS: try http:// in the base URL.")
+    );
+}
+
+/// The environment is the process's own, so these run in one of theirs: this test binary again.
+fn again_with(test: &str, variables: &[(&str, &str)]) {
+    let output = Command::new(env::current_exe().unwrap())
+        .args(["--exact", test, "--ignored", "--nocapture"])
+        .env_remove("SSL_CERT_DIR")
+        .envs(variables.iter().copied())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{said}");
+    assert!(said.contains("1 passed"), "{said}");
+}
+
+#[test]
+fn a_certificate_named_in_the_environment_is_trusted() {
+    let url = serve_tls();
+    let certificate = fixture("cert.pem");
+    again_with(
+        "tls::in_another_environment_a_call_succeeds",
+        &[
+            ("TEST_URL", &url),
+            ("SSL_CERT_FILE", &certificate.to_string_lossy()),
+        ],
+    );
+}
+
+#[tokio::test]
+#[ignore = "run by a_certificate_named_in_the_environment_is_trusted"]
+async fn in_another_environment_a_call_succeeds() {
+    let url = env::var("TEST_URL").unwrap();
+    let client = builder(&url, false).max_retries(0).build().unwrap();
+    assert_eq!(complete(&client).await.unwrap().message.text(), "Hi");
+}
+
+#[test]
+fn certificates_that_the_environment_names_wrongly_are_missed() {
+    again_with(
+        "tls::in_another_environment_no_client_is_made",
+        &[("SSL_CERT_FILE", "/no/such/file.pem")],
+    );
+}
+
+#[test]
+#[ignore = "run by certificates_that_the_environment_names_wrongly_are_missed"]
+fn in_another_environment_no_client_is_made() {
+    let error = builder("https://localhost/v1", true).build().unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "no certificate could be read from where SSL_CERT_FILE points"
+    );
+    assert_eq!(error.advice(), Some("Correct SSL_CERT_FILE, or unset it."));
+    // An `http` address needs none.
+    builder("http://localhost/v1", true).build().unwrap();
+}
