@@ -1,0 +1,200 @@
+//! From a path to a descriptor, without ever leaving the root.
+//!
+//! `openat2` refuses any link that leads out, and every absolute one: it can't know that
+//! `/tmp/…/work/data` is inside. Links of that kind are common (`ln -s "$PWD/data" latest`), so
+//! where it refuses, links are followed here one by one; the result, a path without links, goes to
+//! the kernel again. Whatever is renamed meanwhile, the kernel has the last word.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::PathBuf;
+
+use cantle_core::sandbox::{SandboxError, SandboxErrorKind, SandboxPath};
+use rustix::fs::{Mode, OFlags, ResolveFlags, openat2, readlinkat};
+use rustix::io::Errno;
+
+use super::{Root, TEMPORARY, WORK};
+
+/// As many links as the kernel follows.
+const MOST_LINKS: usize = 40;
+/// The kernel can't tell where a path leads while directories are being moved; then it says so.
+const MOST_RETRIES: usize = 128;
+
+impl Root {
+    /// Opens what is at a path; `doing` is for the error.
+    pub(super) fn open(
+        &self,
+        path: &SandboxPath,
+        flags: OFlags,
+        doing: &str,
+    ) -> Result<OwnedFd, SandboxError> {
+        let place = self.place(path)?;
+        self.open_beneath(&place, flags)
+            .map_err(|error| self.failure(doing, path, error))
+    }
+
+    /// Opens the directory in which a path lies, and gives the path's last component.
+    pub(super) fn open_parent<'p>(
+        &self,
+        path: &'p SandboxPath,
+        doing: &str,
+    ) -> Result<(OwnedFd, &'p [u8]), SandboxError> {
+        let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(fixed_place(doing, path));
+        };
+        let directory = self.open(&parent, OFlags::PATH | OFlags::DIRECTORY, doing)?;
+        Ok((directory, name))
+    }
+
+    /// Refuses to touch the directories that every sandbox has.
+    pub(super) fn refuse_fixed(&self, doing: &str, path: &SandboxPath) -> Result<(), SandboxError> {
+        let fixed = [b".".as_slice(), WORK.as_bytes(), TEMPORARY.as_bytes()];
+        if fixed.contains(&self.place(path)?.as_slice()) {
+            return Err(fixed_place(doing, path));
+        }
+        Ok(())
+    }
+
+    /// A directory as a path of the host, to start a command in.
+    pub(crate) fn directory_path(&self, path: &SandboxPath) -> Result<PathBuf, SandboxError> {
+        self.check()?;
+        let directory = self.working_directory();
+        if path.is_start() && !path.is_absolute() {
+            return Ok(directory);
+        }
+        self.open(path, OFlags::PATH | OFlags::DIRECTORY, "start a command in")?;
+        let place = self.place(path)?;
+        Ok(self.path.join(std::ffi::OsStr::from_bytes(&place)))
+    }
+
+    /// Where a path lies below the root.
+    pub(super) fn place(&self, path: &SandboxPath) -> Result<Vec<u8>, SandboxError> {
+        let relative;
+        let (start, below) = if path.is_absolute() {
+            relative = path.strip_root(&self.own).ok_or_else(|| {
+                let message = format!("`{path}` is outside the sandbox, which is `{}`", self.own);
+                SandboxError::new(SandboxErrorKind::OutsideSandbox, message)
+                    .with_advice("Use a path relative to the working directory.")
+            })?;
+            ("", relative.relative_bytes())
+        } else {
+            (WORK, path.relative_bytes())
+        };
+        let mut place = start.as_bytes().to_vec();
+        if !place.is_empty() && !below.is_empty() {
+            place.push(b'/');
+        }
+        place.extend_from_slice(below);
+        if place.is_empty() {
+            place.push(b'.');
+        }
+        Ok(place)
+    }
+
+    /// Opens what is at a place below the root.
+    pub(super) fn open_beneath(&self, place: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
+        match self.open_by_kernel(place, flags, ResolveFlags::empty()) {
+            Err(Errno::XDEV) => {
+                let follow_last = !flags.contains(OFlags::NOFOLLOW);
+                let place = self.without_links(place, follow_last)?;
+                self.open_by_kernel(&place, flags, ResolveFlags::empty())
+            }
+            result => result,
+        }
+    }
+
+    fn open_by_kernel(
+        &self,
+        place: &[u8],
+        flags: OFlags,
+        resolve: ResolveFlags,
+    ) -> Result<OwnedFd, Errno> {
+        let mut flags = flags | OFlags::CLOEXEC;
+        if !flags.contains(OFlags::PATH) {
+            // Nothing that code has put there may block us or become our terminal.
+            flags |= OFlags::NONBLOCK | OFlags::NOCTTY;
+        }
+        let mode = if flags.contains(OFlags::CREATE) {
+            Mode::RUSR | Mode::WUSR
+        } else {
+            Mode::empty()
+        };
+        let resolve = resolve | ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+        let mut result = Err(Errno::AGAIN);
+        for _ in 0..MOST_RETRIES {
+            result = openat2(&self.descriptor, place, flags, mode, resolve);
+            if !matches!(result, Err(Errno::AGAIN | Errno::INTR)) {
+                break;
+            }
+        }
+        result
+    }
+
+    /// Follows the links in a place, also absolute ones that lead into the root.
+    fn without_links(&self, place: &[u8], follow_last: bool) -> Result<Vec<u8>, Errno> {
+        let mut done: Vec<Vec<u8>> = Vec::new();
+        let mut to_do = Vec::new();
+        push_components(&mut to_do, place);
+        let mut links = 0;
+        while let Some(component) = to_do.pop() {
+            if component == b".." {
+                done.pop().ok_or(Errno::XDEV)?;
+                continue;
+            }
+            done.push(component);
+            if to_do.is_empty() && !follow_last {
+                break;
+            }
+            let Some(target) = self.link_target(&done.join(&b'/'))? else {
+                continue;
+            };
+            links += 1;
+            if links > MOST_LINKS {
+                return Err(Errno::LOOP);
+            }
+            done.pop();
+            if target.starts_with(b"/") {
+                done.clear();
+                let root = self.path.as_os_str().as_bytes();
+                let below = target.strip_prefix(root).ok_or(Errno::XDEV)?;
+                if !(below.is_empty() || below.starts_with(b"/")) {
+                    return Err(Errno::XDEV);
+                }
+                push_components(&mut to_do, below);
+            } else {
+                push_components(&mut to_do, &target);
+            }
+        }
+        if done.is_empty() {
+            return Ok(b".".to_vec());
+        }
+        Ok(done.join(&b'/'))
+    }
+
+    /// What a link says; `None` where it is no link, or nothing.
+    fn link_target(&self, place: &[u8]) -> Result<Option<Vec<u8>>, Errno> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW;
+        match self.open_by_kernel(place, flags, ResolveFlags::NO_SYMLINKS) {
+            // The target of a descriptor that is no link is missing.
+            Ok(link) => match readlinkat(&link, "", Vec::new()) {
+                Ok(target) => Ok(Some(target.into_bytes())),
+                Err(Errno::NOENT | Errno::INVAL) => Ok(None),
+                Err(error) => Err(error),
+            },
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Puts the components of a path on a stack, the first one on top.
+fn push_components(stack: &mut Vec<Vec<u8>>, path: &[u8]) {
+    let components = path
+        .split(|byte| *byte == b'/')
+        .filter(|component| !component.is_empty() && *component != b".");
+    stack.extend(components.rev().map(<[u8]>::to_vec));
+}
+
+fn fixed_place(doing: &str, path: &SandboxPath) -> SandboxError {
+    let message = format!("failed to {doing} `{path}`: it is part of the sandbox itself");
+    SandboxError::new(SandboxErrorKind::InvalidInput, message)
+}

@@ -1,0 +1,115 @@
+//! Looking at directories, making them, moving things.
+
+use cantle_core::sandbox::{FileInfo, FileKind, SandboxError, SandboxErrorKind, SandboxPath};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, fstat, mkdirat, renameat, statat};
+use rustix::io::Errno;
+
+use super::Root;
+
+impl Root {
+    /// What is at a path; a link is not followed.
+    pub(crate) fn stat(&self, path: SandboxPath) -> Result<FileInfo, SandboxError> {
+        let found = self.open(&path, OFlags::PATH | OFlags::NOFOLLOW, "look at")?;
+        let stat = fstat(&found).map_err(|error| self.failure("look at", &path, error))?;
+        Ok(info(path, &stat))
+    }
+
+    /// What is in a directory, by name.
+    pub(crate) fn list(&self, path: &SandboxPath) -> Result<Vec<FileInfo>, SandboxError> {
+        let failed = |error| self.failure("list", path, error);
+        let directory = self.open(path, OFlags::RDONLY | OFlags::DIRECTORY, "list")?;
+        let mut entries = Vec::new();
+        for entry in Dir::read_from(&directory).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            let name = entry.file_name();
+            if matches!(name.to_bytes(), b"." | b"..") {
+                continue;
+            }
+            match statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(stat) => entries.push(info(SandboxPath::new(name.to_bytes())?, &stat)),
+                // Removed since it was listed.
+                Err(Errno::NOENT) => {}
+                Err(error) => return Err(failed(error)),
+            }
+        }
+        entries.sort_by(|one, other| one.path.cmp(&other.path));
+        Ok(entries)
+    }
+
+    /// Makes a directory and those above it.
+    pub(crate) fn mkdir(&self, path: &SandboxPath) -> Result<(), SandboxError> {
+        self.make_directories(path).map_err(|error| {
+            // A file is there, not above it.
+            let in_the_way = error.kind() == SandboxErrorKind::NotADirectory;
+            if in_the_way && self.stat(path.clone()).is_ok() {
+                return already_there("make", path);
+            }
+            error
+        })
+    }
+
+    /// Makes the directories above a path.
+    pub(super) fn make_parent(&self, path: &SandboxPath) -> Result<(), SandboxError> {
+        match path.parent() {
+            Some(parent) => self.make_directories(&parent),
+            None => Ok(()),
+        }
+    }
+
+    fn make_directories(&self, path: &SandboxPath) -> Result<(), SandboxError> {
+        let open = |path: &SandboxPath| self.open(path, OFlags::PATH | OFlags::DIRECTORY, "make");
+        let mut missing = Vec::new();
+        let mut above = Some(path.clone());
+        while let Some(directory) = above {
+            match open(&directory) {
+                Ok(_) => break,
+                Err(error) if error.kind() == SandboxErrorKind::NotFound => {}
+                Err(error) => return Err(error),
+            }
+            above = directory.parent();
+            missing.push(directory);
+        }
+        for directory in missing.iter().rev() {
+            let (parent, name) = self.open_parent(directory, "make")?;
+            match mkdirat(&parent, name, Mode::from_raw_mode(0o755)) {
+                Ok(()) => {}
+                // Made since we looked, or a link that leads nowhere.
+                Err(Errno::EXIST) if open(directory).is_ok() => {}
+                Err(Errno::EXIST) => return Err(already_there("make", directory)),
+                Err(error) => return Err(self.failure("make", directory, error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves something, in place of a file that is there.
+    pub(crate) fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<(), SandboxError> {
+        self.refuse_fixed("move", from)?;
+        self.refuse_fixed("move to", to)?;
+        let (source, name) = self.open_parent(from, "move")?;
+        let (target, new_name) = self.open_parent(to, "move to")?;
+        renameat(&source, name, &target, new_name).map_err(|error| match error {
+            // Here it isn't about links: a file system is mounted in between.
+            Errno::XDEV => SandboxError::io(format!("failed to move `{from}`"), error.into()),
+            Errno::NOENT => self.failure("move", from, error),
+            Errno::ISDIR | Errno::NOTEMPTY | Errno::EXIST => already_there("move to", to),
+            _ => self.failure("move to", to, error),
+        })
+    }
+}
+
+fn already_there(doing: &str, path: &SandboxPath) -> SandboxError {
+    let message = format!("failed to {doing} `{path}`: something else is there");
+    SandboxError::new(SandboxErrorKind::AlreadyExists, message)
+}
+
+fn info(path: SandboxPath, stat: &Stat) -> FileInfo {
+    let kind = match FileType::from_raw_mode(stat.st_mode) {
+        FileType::RegularFile => FileKind::File,
+        FileType::Directory => FileKind::Directory,
+        FileType::Symlink => FileKind::Symlink,
+        _ => FileKind::Other,
+    };
+    let size_bytes = u64::try_from(stat.st_size).unwrap_or(0);
+    FileInfo::new(path, kind, size_bytes, Some(stat.st_mode & 0o777))
+}

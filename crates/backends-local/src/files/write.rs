@@ -1,0 +1,175 @@
+//! Writing a file, whole or not at all.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use cantle_core::ids::fresh_id;
+use cantle_core::sandbox::{ByteStream, SandboxError, SandboxErrorKind, SandboxPath, WriteOptions};
+use futures_util::StreamExt as _;
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, fchmod, openat, renameat, statat, unlinkat};
+use rustix::io::Errno;
+
+use super::Root;
+use super::read::not_a_file;
+use crate::blocking;
+
+/// Bytes that are written at once: a trip off the runtime costs more than the write of a few.
+const BATCH_BYTES: usize = 256 * 1024;
+
+impl Root {
+    /// Writes a file under another name, and gives it its own when it is complete. A link that is
+    /// there is replaced, not followed. All writes are atomic, asked for or not.
+    pub(crate) async fn write(
+        root: &Arc<Self>,
+        path: &SandboxPath,
+        options: WriteOptions,
+        mut data: ByteStream,
+    ) -> Result<(), SandboxError> {
+        let mut total_bytes = 0;
+        let mut draft = None;
+        loop {
+            let batch = Batch::take(&mut data).await?;
+            total_bytes += batch.size_bytes as u64;
+            check_size(path, options, total_bytes, batch.is_last)?;
+            let (root, path) = (Arc::clone(root), path.clone());
+            let is_last = batch.is_last;
+            // Most files are one batch, and so one trip.
+            draft = blocking::run(move || {
+                let mut draft = match draft {
+                    Some(draft) => draft,
+                    None => Draft::new(&root, path)?,
+                };
+                draft.append(&root, &batch.pieces)?;
+                if batch.is_last {
+                    draft.publish(&root, options.mode)?;
+                    return Ok(None);
+                }
+                Ok(Some(draft))
+            })
+            .await?;
+            if is_last {
+                return Ok(());
+            }
+        }
+    }
+}
+
+fn check_size(
+    path: &SandboxPath,
+    options: WriteOptions,
+    total_bytes: u64,
+    complete: bool,
+) -> Result<(), SandboxError> {
+    match options.size_bytes {
+        Some(size) if total_bytes > size || (complete && total_bytes < size) => {
+            let relation = if total_bytes > size { "more" } else { "fewer" };
+            let message = format!("failed to write `{path}`: {relation} than {size} bytes came");
+            Err(SandboxError::new(SandboxErrorKind::InvalidInput, message))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Bytes that are written together.
+struct Batch {
+    pieces: Vec<Bytes>,
+    size_bytes: usize,
+    is_last: bool,
+}
+
+impl Batch {
+    async fn take(data: &mut ByteStream) -> Result<Self, SandboxError> {
+        let mut batch = Self {
+            pieces: Vec::new(),
+            size_bytes: 0,
+            is_last: false,
+        };
+        while batch.size_bytes < BATCH_BYTES {
+            match data.next().await {
+                Some(piece) => {
+                    let piece = piece?;
+                    batch.size_bytes += piece.len();
+                    batch.pieces.push(piece);
+                }
+                None => {
+                    batch.is_last = true;
+                    break;
+                }
+            }
+        }
+        Ok(batch)
+    }
+}
+
+/// A file that isn't complete, under a name of its own. Dropped, it is removed.
+struct Draft {
+    path: SandboxPath,
+    directory: OwnedFd,
+    temporary: String,
+    file: File,
+    published: bool,
+}
+
+impl Draft {
+    fn new(root: &Root, path: SandboxPath) -> Result<Self, SandboxError> {
+        if path.is_start() {
+            return Err(not_a_file("write", &path));
+        }
+        root.make_parent(&path)?;
+        let (directory, name) = root.open_parent(&path, "write")?;
+        let failed = |error| root.failure("write", &path, error);
+        match statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => match FileType::from_raw_mode(stat.st_mode) {
+                FileType::RegularFile | FileType::Symlink => {}
+                _ => return Err(not_a_file("write", &path)),
+            },
+            Err(Errno::NOENT) => {}
+            Err(error) => return Err(failed(error)),
+        }
+        let temporary = format!(".cantle-{}", fresh_id());
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+        let file =
+            openat(&directory, &temporary, flags, Mode::RUSR | Mode::WUSR).map_err(failed)?;
+        Ok(Self {
+            path,
+            directory,
+            temporary,
+            file: file.into(),
+            published: false,
+        })
+    }
+
+    fn append(&mut self, root: &Root, pieces: &[Bytes]) -> Result<(), SandboxError> {
+        for piece in pieces {
+            self.file.write_all(piece).map_err(|error| {
+                let errno = Errno::from_io_error(&error);
+                errno.map_or_else(
+                    || SandboxError::io(format!("failed to write `{}`", self.path), error),
+                    |errno| root.failure("write", &self.path, errno),
+                )
+            })?;
+        }
+        Ok(())
+    }
+
+    fn publish(mut self, root: &Root, mode: u32) -> Result<(), SandboxError> {
+        let name = self.path.file_name().unwrap_or_default();
+        fchmod(&self.file, Mode::from_raw_mode(mode & 0o777))
+            .and_then(|()| renameat(&self.directory, &self.temporary, &self.directory, name))
+            .map_err(|error| root.failure("write", &self.path, error))?;
+        self.published = true;
+        Ok(())
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        if !self.published {
+            // It may be gone together with its directory.
+            let _ = unlinkat(&self.directory, &self.temporary, AtFlags::empty());
+        }
+    }
+}

@@ -1,0 +1,155 @@
+//! What a command leaves running when it ends by itself.
+
+use std::time::{Duration, Instant};
+
+use cantle_core::sandbox::{Background, ExitStatus, SandboxExt as _};
+
+use crate::support::{Token, eventually, on_host, open, soon, stdout};
+
+/// Long enough that a call which waits for the child is told from one that doesn't.
+const LATEST: Duration = Duration::from_secs(5);
+
+#[tokio::test]
+async fn the_call_ends_with_the_command_and_takes_its_children_along() {
+    let sandbox = open().await;
+    for line in [
+        "sleep 600 & echo out",
+        "setsid sleep 600 & echo out",
+        "(setsid sleep 600 &); echo out",
+        "env -i bash -c 'exec -a TOKEN sleep 600' & echo out",
+        "nohup sleep 600 > /dev/null 2>&1 & echo out",
+        "{ trap '' TERM HUP; sleep 600; } & disown; echo out",
+    ] {
+        let token = Token::new();
+        let started = Instant::now();
+        let output = soon(sandbox.run(token.shell(line))).await.unwrap();
+        assert!(started.elapsed() < LATEST, "{line}");
+        assert_eq!(output.exit.status, ExitStatus::Code(0), "{line}");
+        assert_eq!(output.stdout.text(), "out\n", "{line}");
+        assert_eq!(output.exit.background, []);
+        assert_eq!(token.alive(), [0; 0], "{line}");
+    }
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_child_of_a_long_command_is_found_too() {
+    let sandbox = open().await;
+    let token = Token::new();
+    // So long that process ids may have gone once around.
+    let line = "(setsid sleep 600 &); sleep 1.2; echo out";
+    let output = soon(sandbox.run(token.shell(line))).await.unwrap();
+    assert_eq!(output.stdout.text(), "out\n");
+    assert_eq!(token.alive(), [0; 0]);
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn kept_children_are_listed_and_die_with_the_sandbox() {
+    let sandbox = open().await;
+    let token = Token::new();
+    let line = "setsid sleep 601 & env -i bash -c 'exec -a TOKEN sleep 602' & sleep 603 > /dev/null 2>&1 & echo out";
+    let request = token.shell(line).with_background(Background::Keep);
+    let output = soon(sandbox.run(request)).await.unwrap();
+    assert_eq!(output.stdout.text(), "out\n");
+    token.at_least(3).await;
+    let mut listed: Vec<u32> = output.exit.background.iter().map(|kept| kept.pid).collect();
+    listed.sort_unstable();
+    let mut alive = token.alive();
+    alive.sort_unstable();
+    assert_eq!(listed, alive);
+    assert!(
+        output
+            .exit
+            .background
+            .iter()
+            .all(|kept| !kept.command.is_empty())
+    );
+
+    // Neither another command nor its end concerns them.
+    assert_eq!(
+        stdout(&*sandbox, "sleep 0.01 & echo other").await,
+        "other\n"
+    );
+    assert_eq!(token.alive().len(), 3);
+    sandbox.close().await.unwrap();
+    assert_eq!(token.alive(), [0; 0]);
+}
+
+#[tokio::test]
+async fn a_kept_child_may_go_on_writing() {
+    let sandbox = open().await;
+    let token = Token::new();
+    let line = "(trap '' PIPE; for i in $(seq 400); do \
+                head -c 10000 /dev/zero || exit; done; echo done > done; sleep 600) & echo out";
+    let request = token.shell(line).with_background(Background::Keep);
+    let output = soon(sandbox.run(request)).await.unwrap();
+    assert!(output.stdout.text().contains("out\n"));
+    let done = on_host(&*sandbox, "done");
+    eventually("the child wrote all its output", || done.exists()).await;
+    sandbox.close().await.unwrap();
+    assert_eq!(token.alive(), [0; 0]);
+}
+
+#[tokio::test]
+async fn a_kept_child_that_never_stops_writing_does_not_hold_the_call() {
+    let sandbox = open().await;
+    let token = Token::new();
+    let started = Instant::now();
+    let request = token
+        .shell("yes & echo out")
+        .with_background(Background::Keep);
+    let output = soon(sandbox.run(request)).await.unwrap();
+    assert!(started.elapsed() < LATEST);
+    assert_eq!(output.exit.background.len(), 1);
+    assert_eq!(output.exit.background[0].command, "yes");
+    sandbox.close().await.unwrap();
+    assert_eq!(token.alive(), [0; 0]);
+}
+
+#[tokio::test]
+async fn the_output_of_a_kept_child_is_not_waited_for() {
+    let sandbox = open().await;
+    let token = Token::new();
+    let mut fastest = Duration::MAX;
+    for _ in 0..5 {
+        let started = Instant::now();
+        let request = token
+            .shell("sleep 600 & echo out")
+            .with_background(Background::Keep);
+        soon(sandbox.run(request)).await.unwrap();
+        fastest = fastest.min(started.elapsed());
+    }
+    assert!(fastest < Duration::from_millis(300), "{fastest:?}");
+    sandbox.close().await.unwrap();
+    assert_eq!(token.alive(), [0; 0]);
+}
+
+#[tokio::test]
+async fn long_command_lines_are_shortened() {
+    let sandbox = open().await;
+    let token = Token::new();
+    let line = format!("sleep 600 {} & true", "0 ".repeat(400));
+    let request = token.shell(&line).with_background(Background::Keep);
+    let output = soon(sandbox.run(request)).await.unwrap();
+    let kept = &output.exit.background;
+    assert_eq!(kept.len(), 1);
+    assert_eq!(kept[0].command.chars().count(), 120);
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_timeout_kills_what_would_be_kept() {
+    let sandbox = open().await;
+    let token = Token::new();
+    let limit = Duration::from_millis(400);
+    let request = token
+        .shell("setsid sleep 600 & sleep 600")
+        .with_background(Background::Keep)
+        .with_timeout(limit);
+    let output = soon(sandbox.run(request)).await.unwrap();
+    assert_eq!(output.exit.status, ExitStatus::TimedOut { limit });
+    assert_eq!(output.exit.background, []);
+    assert_eq!(token.alive(), [0; 0]);
+    sandbox.close().await.unwrap();
+}

@@ -1,0 +1,415 @@
+//! Timeouts, cancellation and dropped handles: nothing survives, and what was written is kept.
+
+use std::time::{Duration, Instant};
+
+use cantle_core::policy::Policy;
+use cantle_core::sandbox::{CommandOutput, ExitStatus, Sandbox, SandboxExt as _, SpawnRequest};
+use tokio_util::sync::CancellationToken;
+
+use crate::support::{Token, eventually, exists, open, open_under, soon, stdout, write};
+
+const LIMIT: Duration = Duration::from_millis(600);
+/// A timed-out command has returned by then.
+const LATEST: Duration = Duration::from_millis(1600);
+
+/// Runs a line that does not end, and checks that nothing is left of it.
+async fn time_out(sandbox: &dyn Sandbox, line: &str) -> CommandOutput {
+    let token = Token::new();
+    let started = Instant::now();
+    let request = token.shell(line).with_timeout(LIMIT);
+    let output = sandbox.run(request).await.unwrap();
+    let took = started.elapsed();
+    assert_eq!(
+        output.exit.status,
+        ExitStatus::TimedOut { limit: LIMIT },
+        "{line}"
+    );
+    assert!(took < LATEST, "{line}: {took:?}");
+    // Not `all_dead`: they have to be dead by now.
+    assert_eq!(token.alive(), [0; 0], "{line}");
+    output
+}
+
+#[tokio::test]
+async fn a_timeout_keeps_partial_output() {
+    let sandbox = open().await;
+    let output = time_out(&*sandbox, "echo out; echo err >&2; sleep 600").await;
+    assert_eq!(output.stdout.text(), "out\n");
+    assert_eq!(output.stderr.text(), "err\n");
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_timeout_kills_whoever_hides() {
+    let sandbox = open().await;
+    for line in [
+        // Ignores TERM.
+        "trap '' TERM; while :; do sleep 600; done",
+        "trap '' TERM; while :; do :; done",
+        // Stopped.
+        "kill -STOP $$; sleep 600",
+        // In a session of its own, with the parent alive and without it.
+        "setsid sleep 600 & wait",
+        "setsid bash -c 'sleep 600' & sleep 600",
+        "(setsid bash -c 'sleep 600 & sleep 600' &) ; sleep 600",
+        // Twice forked, and the pipe held.
+        "( (sleep 600 &) & ) ; sleep 600",
+        "python3 -c 'import os,time\nif os.fork(): time.sleep(600)\nos.setsid()\nif os.fork(): os._exit(0)\nos.chdir(\"/\"); time.sleep(600)'",
+        // Without the environment that marks it: by its group, or by its parent.
+        "env -i bash -c 'exec -a TOKEN sleep 600' & sleep 600",
+        "env -i setsid bash -c 'exec -a TOKEN sleep 600' & wait",
+        // Its first thread has ended, and it looks like a zombie.
+        "setsid python3 -c 'import ctypes, threading, time\n\
+         threading.Thread(target=time.sleep, args=(600,)).start()\n\
+         ctypes.CDLL(None).pthread_exit(None)' & sleep 600",
+        // Not alone.
+        "for i in $(seq 50); do setsid sleep 600 & done; sleep 600",
+    ] {
+        time_out(&*sandbox, line).await;
+    }
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_timeout_stops_a_fork_bomb_that_leaves_every_group() {
+    let sandbox = open().await;
+    write(
+        &*sandbox,
+        "bomb.sh",
+        "[ $1 = 0 ] || { setsid bash bomb.sh $(($1 - 1)) & setsid bash bomb.sh $(($1 - 1)) & }\n\
+         while :; do sleep 0.05; done\n",
+    )
+    .await;
+    time_out(&*sandbox, "bash bomb.sh 5").await;
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_timeout_stops_processes_that_replace_each_other() {
+    let sandbox = open().await;
+    write(&*sandbox, "relay.sh", "setsid bash relay.sh & exit\n").await;
+    time_out(&*sandbox, "bash relay.sh; bash relay.sh; sleep 600").await;
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn the_grace_lies_before_the_limit() {
+    let sandbox = open().await;
+    let token = Token::new();
+    let limit = Duration::from_secs(30);
+    let started = Instant::now();
+    let request = token
+        .shell("trap 'echo cleaned; exit 0' TERM; sleep 600 & wait")
+        .with_timeout(limit)
+        .with_grace(limit - Duration::from_millis(300));
+    // However long the grace, a command has half of its time.
+    let half = limit / 2;
+    let cancellation = CancellationToken::new();
+    let request = request.with_cancellation(cancellation.clone());
+    let run = sandbox.run(request);
+    tokio::pin!(run);
+    let early = tokio::time::timeout(Duration::from_millis(800), &mut run).await;
+    assert!(
+        early.is_err(),
+        "it ended after {:?}, not after {half:?}",
+        started.elapsed()
+    );
+    cancellation.cancel();
+    let output = soon(run).await.unwrap();
+    assert_eq!(output.exit.status, ExitStatus::Cancelled);
+    assert_eq!(output.stdout.text(), "cleaned\n");
+
+    let limit = Duration::from_secs(4);
+    let started = Instant::now();
+    let request = token
+        .shell("trap 'echo cleaned; exit 0' TERM; sleep 600 & wait")
+        .with_timeout(limit)
+        .with_grace(Duration::from_millis(3500));
+    let output = soon(sandbox.run(request)).await.unwrap();
+    assert_eq!(output.exit.status, ExitStatus::TimedOut { limit });
+    assert_eq!(output.stdout.text(), "cleaned\n");
+    let took = started.elapsed();
+    assert!(took >= limit / 2 && took < limit, "{took:?}");
+    token.all_dead().await;
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn without_grace_it_is_killed_at_the_limit() {
+    let sandbox = open().await;
+    let token = Token::new();
+    let started = Instant::now();
+    let request = token
+        .shell("trap 'echo cleaned' TERM; echo ready; while :; do sleep 600 & wait; done")
+        .with_timeout(LIMIT)
+        .with_grace(Duration::ZERO);
+    let output = sandbox.run(request).await.unwrap();
+    assert!((LIMIT..LATEST).contains(&started.elapsed()));
+    assert_eq!(output.stdout.text(), "ready\n");
+    assert_eq!(token.alive(), [0; 0]);
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn the_policys_wall_time_is_the_longest_any_command_gets() {
+    let mut policy = Policy::unconfined();
+    policy.limits.wall_time = Some(LIMIT);
+    let sandbox = open_under(policy).await;
+    for asked in [None, Some(Duration::from_secs(600)), Some(Duration::MAX)] {
+        let mut request = SpawnRequest::shell("sleep 600");
+        request.timeout = asked;
+        let output = soon(sandbox.run(request)).await.unwrap();
+        assert_eq!(output.exit.status, ExitStatus::TimedOut { limit: LIMIT });
+    }
+    let short = LIMIT / 2;
+    let request = SpawnRequest::shell("sleep 600").with_timeout(short);
+    let output = soon(sandbox.run(request)).await.unwrap();
+    assert_eq!(output.exit.status, ExitStatus::TimedOut { limit: short });
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_limit_beyond_all_time_is_none() {
+    let sandbox = open().await;
+    let request = SpawnRequest::shell("exit 5").with_timeout(Duration::MAX);
+    let output = soon(sandbox.run(request)).await.unwrap();
+    assert_eq!(output.exit.status, ExitStatus::Code(5));
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_timeout_does_not_wait_to_be_asked() {
+    let sandbox = open().await;
+    let token = Token::new();
+    let request = token.shell("setsid sleep 600 & wait").with_timeout(LIMIT);
+    let mut process = sandbox.spawn(request).await.unwrap();
+    token.at_least(1).await;
+    // Nobody waits for the command or reads its output.
+    token.all_dead().await;
+    let exit = process.wait().await.unwrap();
+    assert_eq!(exit.status, ExitStatus::TimedOut { limit: LIMIT });
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_timeout_returns_even_where_nobody_reads_the_output() {
+    let sandbox = open().await;
+    let token = Token::new();
+    let started = Instant::now();
+    let request = token.shell("yes").with_timeout(LIMIT);
+    let mut process = sandbox.spawn(request).await.unwrap();
+    let output = process.take_output().unwrap();
+    let exit = process.wait().await.unwrap();
+    assert_eq!(exit.status, ExitStatus::TimedOut { limit: LIMIT });
+    assert!(started.elapsed() < LATEST);
+    assert!(exit.stdout.total_bytes > 0);
+    assert_eq!(token.alive(), [0; 0]);
+    drop(output);
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_cancelled_command_is_killed_with_everything_it_started() {
+    let sandbox = open().await;
+    for line in [
+        "echo partial; sleep 600",
+        "echo partial; trap '' TERM; setsid sleep 600 & while :; do sleep 600; done",
+    ] {
+        let token = Token::new();
+        let cancellation = CancellationToken::new();
+        let request = token.shell(line).with_cancellation(cancellation.clone());
+        let running = sandbox.run(request.with_grace(Duration::from_secs(60)));
+        let cancel = async {
+            token.at_least(1).await;
+            eventually("it has a child", || {
+                token.alive().len() > 1 || line.len() < 30
+            })
+            .await;
+            cancellation.cancel();
+            Instant::now()
+        };
+        let (output, cancelled) = soon(async { tokio::join!(running, cancel) }).await;
+        let output = output.unwrap();
+        assert_eq!(output.exit.status, ExitStatus::Cancelled);
+        assert_eq!(output.stdout.text(), "partial\n");
+        // At most a second of grace, and at most one to kill.
+        assert!(
+            cancelled.elapsed() < Duration::from_secs(2),
+            "{:?}",
+            cancelled.elapsed()
+        );
+        assert_eq!(token.alive(), [0; 0], "{line}");
+    }
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_command_that_is_cancelled_from_the_start_ends() {
+    let sandbox = open().await;
+    let token = Token::new();
+    let cancellation = CancellationToken::new();
+    cancellation.cancel();
+    let request = token.shell("sleep 600").with_cancellation(cancellation);
+    let output = soon(sandbox.run(request)).await.unwrap();
+    assert_eq!(output.exit.status, ExitStatus::Cancelled);
+    assert_eq!(token.alive(), [0; 0]);
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn cancelling_one_command_leaves_the_others_alone() {
+    let sandbox = open().await;
+    let (one, other) = (Token::new(), Token::new());
+    let cancellation = CancellationToken::new();
+    let request = one
+        .shell("setsid sleep 600 & wait")
+        .with_cancellation(cancellation.clone());
+    let mut first = sandbox.spawn(request).await.unwrap();
+    let mut second = sandbox
+        .spawn(other.shell("setsid sleep 600 & wait"))
+        .await
+        .unwrap();
+    one.at_least(2).await;
+    other.at_least(2).await;
+    cancellation.cancel();
+    assert_eq!(
+        soon(first.wait()).await.unwrap().status,
+        ExitStatus::Cancelled
+    );
+    assert_eq!(one.alive(), [0; 0]);
+    assert_eq!(other.alive().len(), 2);
+    second.signal(9).await.unwrap();
+    soon(second.wait()).await.unwrap();
+    other.all_dead().await;
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_dropped_command_is_killed_with_everything_it_started() {
+    let sandbox = open().await;
+    let token = Token::new();
+    let process = sandbox
+        .spawn(token.shell("trap '' TERM; setsid sleep 600 & sleep 600 & wait"))
+        .await
+        .unwrap();
+    let leader = process.id().unwrap();
+    token.at_least(3).await;
+    drop(process);
+    token.all_dead().await;
+    eventually("the leader is reaped", || !exists(leader)).await;
+    assert_eq!(stdout(&*sandbox, "echo alive").await, "alive\n");
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_dropped_call_kills_its_command() {
+    let sandbox = open().await;
+    let token = Token::new();
+    let call = sandbox.run(token.shell("setsid sleep 600 & wait"));
+    tokio::select! {
+        _ = call => panic!("it ended"),
+        () = token.at_least(2) => {}
+    }
+    token.all_dead().await;
+    sandbox.close().await.unwrap();
+}
+
+/// The handle is dropped where its runtime does nothing any more.
+#[test]
+fn no_zombie_stays_with_an_idle_runtime() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let token = Token::new();
+    let (sandbox, leader) = runtime.block_on(async {
+        let sandbox = open().await;
+        let process = sandbox
+            .spawn(token.shell("setsid sleep 600 & wait"))
+            .await
+            .unwrap();
+        token.at_least(2).await;
+        (sandbox, process.id().unwrap())
+    });
+    let other = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    other.block_on(async {
+        token.all_dead().await;
+        eventually("the leader is reaped", || !exists(leader)).await;
+    });
+    runtime.block_on(sandbox.close()).unwrap();
+}
+
+#[test]
+fn a_runtime_that_is_shut_down_takes_its_commands_along() {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let token = Token::new();
+    runtime.block_on(async {
+        let sandbox = open().await;
+        let request = token.shell("setsid sleep 600 & wait");
+        // Owned by the runtime alone.
+        drop(tokio::spawn(async move { sandbox.run(request).await }));
+        token.at_least(2).await;
+    });
+    runtime.shutdown_timeout(Duration::from_secs(10));
+    let other = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    other.block_on(token.all_dead());
+}
+
+#[tokio::test]
+async fn a_command_that_ended_leaves_no_zombie() {
+    let sandbox = open().await;
+    for line in ["true", "sleep 0.01 & true", "kill -9 $$"] {
+        let mut process = sandbox.spawn(SpawnRequest::shell(line)).await.unwrap();
+        let leader = process.id().unwrap();
+        process.wait().await.unwrap();
+        assert!(!exists(leader), "{line}");
+    }
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn many_commands_at_once_do_not_disturb_each_other() {
+    let sandbox = open().await;
+    let token = Token::new();
+    let mut running = tokio::task::JoinSet::new();
+    for number in 0..40 {
+        let (sandbox, token) = (sandbox.clone(), token.clone());
+        running.spawn(async move {
+            let limit = Duration::from_millis(500);
+            let line = match number % 4 {
+                0 => format!("echo {number}; setsid sleep 600 & exit {number}"),
+                1 => format!("echo {number}; setsid sleep 600 & wait"),
+                2 => format!("sleep 0.1; echo {number}; exit {number}"),
+                _ => format!("echo {number} | cat; (exit {number})"),
+            };
+            let request = token.shell(&line);
+            let request = if number % 4 == 1 {
+                request.with_timeout(limit)
+            } else {
+                request
+            };
+            let output = sandbox.run(request).await.unwrap();
+            let status = if number % 4 == 1 {
+                ExitStatus::TimedOut { limit }
+            } else {
+                ExitStatus::Code(number)
+            };
+            assert_eq!(output.exit.status, status, "{line}");
+            assert_eq!(output.stdout.text(), format!("{number}\n"), "{line}");
+        });
+    }
+    while let Some(result) = running.join_next().await {
+        result.unwrap();
+    }
+    assert_eq!(token.alive(), [0; 0]);
+    sandbox.close().await.unwrap();
+}

@@ -1,0 +1,475 @@
+//! Files: what can be read and written, and what is refused at once.
+
+use std::fs;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use bytes::Bytes;
+use cantle_core::sandbox::{
+    ByteRange, ByteStream, FileInfo, FileKind, Sandbox, SandboxError, SandboxErrorKind,
+    SandboxExt as _, WriteOptions,
+};
+use futures_util::{StreamExt as _, stream};
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+
+use crate::support::{on_host, open, path, read, run, soon, stdout, write};
+
+async fn collect(mut data: ByteStream) -> Result<Vec<u8>, SandboxError> {
+    let mut bytes = Vec::new();
+    while let Some(piece) = data.next().await {
+        bytes.extend_from_slice(&piece?);
+    }
+    Ok(bytes)
+}
+
+async fn read_range(sandbox: &dyn Sandbox, name: &str, range: ByteRange) -> Vec<u8> {
+    collect(sandbox.read(&path(name), range).await.unwrap())
+        .await
+        .unwrap()
+}
+
+fn pieces(pieces: &[&'static str]) -> ByteStream {
+    let pieces: Vec<_> = pieces
+        .iter()
+        .map(|piece| Ok(Bytes::from_static(piece.as_bytes())))
+        .collect();
+    Box::pin(stream::iter(pieces))
+}
+
+#[tokio::test]
+async fn what_is_written_is_read() {
+    let sandbox = open().await;
+    write(&*sandbox, "a/b/c.txt", "content").await;
+    assert_eq!(read(&*sandbox, "a/b/c.txt").await, "content");
+    let absolute = format!("{}/a/b/c.txt", sandbox.info().working_directory);
+    assert_eq!(read(&*sandbox, &absolute).await, "content");
+    assert_eq!(stdout(&*sandbox, "cat a/b/c.txt").await, "content");
+    write(&*sandbox, "a/b/c.txt", "other").await;
+    assert_eq!(read(&*sandbox, "a/b/c.txt").await, "other");
+    write(&*sandbox, "empty", "").await;
+    assert_eq!(read(&*sandbox, "empty").await, "");
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn ranges_are_what_they_say() {
+    let sandbox = open().await;
+    let content: Vec<u8> = (0..1_000_003_u32)
+        .map(|number| (number % 251) as u8)
+        .collect();
+    write(&*sandbox, "f", content.clone()).await;
+    let size = content.len() as u64;
+    for (offset, length) in [
+        (0, None),
+        (0, Some(0)),
+        (0, Some(1)),
+        (5, Some(10)),
+        (262_143, Some(2)),
+        (262_144, Some(262_144)),
+        (262_140, Some(600_000)),
+        (size - 1, None),
+        (size, None),
+        (size + 10, Some(5)),
+        (u64::from(u32::MAX), None),
+        (3, Some(u64::MAX)),
+    ] {
+        let mut range = ByteRange::all();
+        range.offset = offset;
+        range.length = length;
+        let start = content.len().min(offset as usize);
+        let end = length.map_or(content.len(), |length| {
+            content
+                .len()
+                .min(start.saturating_add(usize::try_from(length).unwrap()))
+        });
+        let found = read_range(&*sandbox, "f", range).await;
+        assert!(
+            found == content[start..end],
+            "{range:?}: {} bytes",
+            found.len()
+        );
+    }
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_stream_of_pieces_becomes_one_file() {
+    let sandbox = open().await;
+    let options = WriteOptions::default().with_size(6).with_mode(0o640);
+    sandbox
+        .write(&path("f"), options, pieces(&["a", "", "bcd", "ef"]))
+        .await
+        .unwrap();
+    assert_eq!(read(&*sandbox, "f").await, "abcdef");
+    let expected = FileInfo::new(path("f"), FileKind::File, 6, Some(0o640));
+    assert_eq!(sandbox.stat(&path("f")).await.unwrap(), expected);
+
+    let piece = Bytes::from(vec![b'x'; 100_000]);
+    let large = stream::iter((0..50).map(move |_| Ok(piece.clone())));
+    let options = WriteOptions::default().with_size(5_000_000);
+    sandbox
+        .write(&path("f"), options, Box::pin(large))
+        .await
+        .unwrap();
+    assert_eq!(
+        sandbox.stat(&path("f")).await.unwrap().size_bytes,
+        5_000_000
+    );
+    assert_eq!(fs::read_dir(on_host(&*sandbox, "")).unwrap().count(), 1);
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn the_mode_does_not_depend_on_the_umask() {
+    let sandbox = open().await;
+    for mode in [0o777, 0o600, 0o444, 0o666] {
+        let options = WriteOptions::default().with_mode(mode);
+        sandbox
+            .write(&path("f"), options, pieces(&["x"]))
+            .await
+            .unwrap();
+        assert_eq!(sandbox.stat(&path("f")).await.unwrap().mode, Some(mode));
+    }
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_write_that_fails_leaves_the_old_file_and_nothing_else() {
+    let sandbox = open().await;
+    write(&*sandbox, "f", "old").await;
+    let broken = |before: usize| -> ByteStream {
+        let piece = Bytes::from(vec![b'x'; 300_000]);
+        let good = stream::iter((0..before).map(move |_| Ok(piece.clone())));
+        let bad = stream::iter([Err(SandboxError::unsupported("the source failed"))]);
+        Box::pin(good.chain(bad))
+    };
+    let sized = |size| WriteOptions::default().with_size(size);
+    let any = WriteOptions::default();
+    for (options, data, kind) in [
+        (any, broken(0), SandboxErrorKind::Unsupported),
+        (any, broken(3), SandboxErrorKind::Unsupported),
+        (sized(4), pieces(&["abc"]), SandboxErrorKind::InvalidInput),
+        (sized(2), pieces(&["abc"]), SandboxErrorKind::InvalidInput),
+        (sized(300_001), broken(1), SandboxErrorKind::Unsupported),
+        (sized(600_001), broken(3), SandboxErrorKind::InvalidInput),
+    ] {
+        let error = sandbox.write(&path("f"), options, data).await.unwrap_err();
+        assert_eq!(error.kind(), kind, "{error}");
+        assert_eq!(read(&*sandbox, "f").await, "old");
+        assert_eq!(stdout(&*sandbox, "ls -A").await, "f\n");
+    }
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_write_that_is_dropped_leaves_nothing() {
+    let sandbox = open().await;
+    let piece = Bytes::from(vec![b'x'; 300_000]);
+    let endless = stream::iter([Ok(piece)]).chain(stream::pending());
+    let file = path("d/f");
+    let writing = sandbox.write(&file, WriteOptions::default(), Box::pin(endless));
+    let directory = on_host(&*sandbox, "d");
+    tokio::select! {
+        _ = writing => panic!("it ended"),
+        () = crate::support::eventually("it has begun", || {
+            fs::read_dir(&directory).is_ok_and(|entries| entries.count() > 0)
+        }) => {}
+    }
+    let is_empty = || fs::read_dir(&directory).unwrap().count() == 0;
+    crate::support::eventually("the draft is removed", is_empty).await;
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn what_is_no_regular_file_is_refused_at_once() {
+    let sandbox = open().await;
+    let line = "mkfifo fifo; mkdir dir; ln -s fifo link; \
+                python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"socket\")'";
+    run(&*sandbox, line).await;
+    for name in ["fifo", "dir", "link", "socket", "."] {
+        let error = soon(sandbox.read(&path(name), ByteRange::all()))
+            .await
+            .err()
+            .unwrap();
+        assert_eq!(error.kind(), SandboxErrorKind::NotAFile, "{name}: {error}");
+        assert!(!sandbox.is_file(&path(name)).await.unwrap());
+    }
+    for name in ["fifo", "dir", "socket", "."] {
+        let error = soon(sandbox.write_bytes(&path(name), "x".into()))
+            .await
+            .unwrap_err();
+        assert_eq!(error.kind(), SandboxErrorKind::NotAFile, "{name}: {error}");
+    }
+    let missing = sandbox
+        .read(&path("missing"), ByteRange::all())
+        .await
+        .err()
+        .unwrap();
+    assert_eq!(missing.kind(), SandboxErrorKind::NotFound);
+    write(&*sandbox, "file", "x").await;
+    let below = sandbox
+        .write_bytes(&path("file/below"), "x".into())
+        .await
+        .unwrap_err();
+    assert_eq!(below.kind(), SandboxErrorKind::NotADirectory);
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn links_are_followed_inside_and_refused_outside() {
+    let sandbox = open().await;
+    write(&*sandbox, "d/f", "inside").await;
+    run(
+        &*sandbox,
+        "ln -s d/f relative; ln -s $PWD/d/f absolute; ln -s $PWD/d dir; ln -s ../work/d/f up; \
+         ln -s relative twice; ln -s $PWD/dir/f mixed; ln -s loop loop; ln -s missing dangling; \
+         ln -s /etc/passwd out; ln -s ../../../../../../etc/passwd far; ln -s / slash; \
+         ln -s $PWD/slash/etc/passwd hidden; ln -s /proc/self/root magic; \
+         ln -s ${PWD%/work}x beside; ln -s $PWD/../../.. climbing",
+    )
+    .await;
+    for name in ["relative", "absolute", "dir/f", "up", "twice", "mixed"] {
+        assert_eq!(read(&*sandbox, name).await, "inside", "{name}");
+    }
+    for (name, kind) in [
+        ("loop", SandboxErrorKind::NotFound),
+        ("dangling", SandboxErrorKind::NotFound),
+        ("out", SandboxErrorKind::OutsideSandbox),
+        ("far", SandboxErrorKind::OutsideSandbox),
+        ("slash/etc/passwd", SandboxErrorKind::OutsideSandbox),
+        ("hidden", SandboxErrorKind::OutsideSandbox),
+        ("magic/etc/passwd", SandboxErrorKind::OutsideSandbox),
+        ("beside", SandboxErrorKind::OutsideSandbox),
+        ("climbing", SandboxErrorKind::OutsideSandbox),
+        ("/etc/passwd", SandboxErrorKind::OutsideSandbox),
+        ("/", SandboxErrorKind::OutsideSandbox),
+    ] {
+        let error = sandbox
+            .read(&path(name), ByteRange::all())
+            .await
+            .err()
+            .unwrap();
+        assert_eq!(error.kind(), kind, "{name}: {error}");
+        assert!(!sandbox.is_file(&path(name)).await.unwrap(), "{name}");
+    }
+    for name in ["slash/tmp/x", "hidden/x", "out/x", "/tmp/x"] {
+        let error = sandbox
+            .write_bytes(&path(name), "x".into())
+            .await
+            .unwrap_err();
+        assert!(
+            matches!(error.kind(), SandboxErrorKind::OutsideSandbox),
+            "{name}: {error}"
+        );
+        let error = sandbox.mkdir(&path(name)).await.unwrap_err();
+        assert_eq!(
+            error.kind(),
+            SandboxErrorKind::OutsideSandbox,
+            "{name}: {error}"
+        );
+    }
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_link_at_the_end_is_replaced_moved_and_removed_itself() {
+    let sandbox = open().await;
+    let outside = tempfile::tempdir().unwrap();
+    let target = outside.path().join("target");
+    fs::write(&target, "precious").unwrap();
+    let line = format!(
+        "for i in 1 2 3; do ln -s {} l$i; done; echo x > inside; ln -s inside l4",
+        target.display()
+    );
+    run(&*sandbox, &line).await;
+    let expected = sandbox.stat(&path("l1")).await.unwrap();
+    assert_eq!(expected.kind, FileKind::Symlink);
+    write(&*sandbox, "l1", "mine").await;
+    assert_eq!(
+        sandbox.stat(&path("l1")).await.unwrap().kind,
+        FileKind::File
+    );
+    sandbox.rename(&path("l2"), &path("moved")).await.unwrap();
+    assert_eq!(
+        sandbox.stat(&path("moved")).await.unwrap().kind,
+        FileKind::Symlink
+    );
+    sandbox.remove(&path("l3")).await.unwrap();
+    sandbox.remove(&path("l4")).await.unwrap();
+    assert_eq!(fs::read_to_string(&target).unwrap(), "precious");
+    assert_eq!(stdout(&*sandbox, "ls").await, "inside\nl1\nmoved\n");
+    sandbox.close().await.unwrap();
+}
+
+/// The race that a check of the path before its use loses thousands of times a second.
+#[tokio::test(flavor = "multi_thread")]
+async fn swapping_a_directory_for_a_link_never_leads_out() {
+    let sandbox = open().await;
+    let outside = tempfile::tempdir().unwrap();
+    fs::write(outside.path().join("f"), "secret").unwrap();
+    write(&*sandbox, "d/f", "inside").await;
+    let work = on_host(&*sandbox, "");
+    std::os::unix::fs::symlink(outside.path(), work.join("fake")).unwrap();
+    let stop = Arc::new(AtomicBool::new(false));
+    let swapper = std::thread::spawn({
+        let stop = Arc::clone(&stop);
+        move || {
+            let (real, fake) = (work.join("d"), work.join("fake"));
+            while !stop.load(Ordering::Relaxed) {
+                renameat_with(CWD, &real, CWD, &fake, RenameFlags::EXCHANGE).unwrap();
+            }
+        }
+    });
+    let mut inside = 0;
+    let deadline = std::time::Instant::now() + Duration::from_secs(1);
+    while std::time::Instant::now() < deadline {
+        match sandbox.read_bytes(&path("d/f"), 100).await {
+            Ok(content) => {
+                assert_eq!(content, "inside");
+                inside += 1;
+            }
+            Err(error) => assert!(
+                matches!(
+                    error.kind(),
+                    SandboxErrorKind::NotFound | SandboxErrorKind::OutsideSandbox
+                ),
+                "{error:?}"
+            ),
+        }
+        let _ = sandbox.write_bytes(&path("d/new"), "x".into()).await;
+    }
+    stop.store(true, Ordering::Relaxed);
+    swapper.join().unwrap();
+    assert!(inside > 0);
+    assert_eq!(fs::read_dir(outside.path()).unwrap().count(), 1);
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn directories_are_made_listed_and_removed() {
+    let sandbox = open().await;
+    sandbox.mkdir(&path("a/b/c")).await.unwrap();
+    sandbox.mkdir(&path("a/b/c")).await.unwrap();
+    sandbox.mkdir(&path(".")).await.unwrap();
+    write(&*sandbox, "a/file", "12345").await;
+    run(&*sandbox, "ln -s file a/link; mkfifo a/fifo; touch $'a/new\\nline' $'a/\\xff'; chmod 600 a/fifo a/new* a/?; chmod 700 a/b").await;
+    let mut listed = sandbox.list(&path("a")).await.unwrap();
+    for entry in &mut listed {
+        if entry.kind == FileKind::Directory || entry.kind == FileKind::Symlink {
+            entry.size_bytes = 0;
+        }
+    }
+    let entry = |name: &[u8], kind, size, mode| {
+        FileInfo::new(
+            cantle_core::sandbox::SandboxPath::new(name).unwrap(),
+            kind,
+            size,
+            Some(mode),
+        )
+    };
+    let expected = [
+        entry(b"b", FileKind::Directory, 0, 0o700),
+        entry(b"fifo", FileKind::Other, 0, 0o600),
+        entry(b"file", FileKind::File, 5, 0o644),
+        entry(b"link", FileKind::Symlink, 0, 0o777),
+        entry(b"new\nline", FileKind::File, 0, 0o600),
+        entry(b"\xff", FileKind::File, 0, 0o600),
+    ];
+    assert_eq!(listed, expected);
+    for (name, kind) in [
+        ("a/file", SandboxErrorKind::NotADirectory),
+        ("a/fifo", SandboxErrorKind::NotADirectory),
+        ("missing", SandboxErrorKind::NotFound),
+    ] {
+        assert_eq!(
+            sandbox.list(&path(name)).await.unwrap_err().kind(),
+            kind,
+            "{name}"
+        );
+    }
+    for (name, kind) in [
+        ("a/file", SandboxErrorKind::AlreadyExists),
+        ("a/link", SandboxErrorKind::AlreadyExists),
+        ("a/file/x", SandboxErrorKind::NotADirectory),
+    ] {
+        assert_eq!(
+            sandbox.mkdir(&path(name)).await.unwrap_err().kind(),
+            kind,
+            "{name}"
+        );
+    }
+    sandbox.remove(&path("a")).await.unwrap();
+    assert_eq!(sandbox.list(&path(".")).await.unwrap(), []);
+    let error = sandbox.remove(&path("a")).await.unwrap_err();
+    assert_eq!(error.kind(), SandboxErrorKind::NotFound);
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn the_sandboxs_own_directories_stay_where_they_are() {
+    let sandbox = open().await;
+    let work = sandbox.info().working_directory.clone();
+    let root = work.parent().unwrap();
+    let temporary = root.join("tmp").unwrap();
+    for place in [path("."), work, root.clone(), temporary] {
+        let error = sandbox.remove(&place).await.unwrap_err();
+        assert_eq!(
+            error.kind(),
+            SandboxErrorKind::InvalidInput,
+            "{place}: {error}"
+        );
+        assert!(sandbox.rename(&place, &path("x")).await.is_err(), "{place}");
+    }
+    assert_eq!(sandbox.stat(&root).await.unwrap().kind, FileKind::Directory);
+    assert_eq!(
+        stdout(&*sandbox, "cd $TMPDIR && pwd").await,
+        format!("{root}/tmp\n")
+    );
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn things_are_moved() {
+    let sandbox = open().await;
+    write(&*sandbox, "a", "one").await;
+    write(&*sandbox, "d/b", "two").await;
+    sandbox.rename(&path("a"), &path("d/b")).await.unwrap();
+    assert_eq!(read(&*sandbox, "d/b").await, "one");
+    sandbox.rename(&path("d"), &path("e")).await.unwrap();
+    assert_eq!(read(&*sandbox, "e/b").await, "one");
+    for (from, to, kind) in [
+        ("missing", "x", SandboxErrorKind::NotFound),
+        ("e/b", "missing/x", SandboxErrorKind::NotFound),
+        ("e/b", "/tmp/x", SandboxErrorKind::OutsideSandbox),
+        ("e/b", "e", SandboxErrorKind::AlreadyExists),
+        ("e", "e/inside", SandboxErrorKind::InvalidInput),
+    ] {
+        let error = sandbox.rename(&path(from), &path(to)).await.unwrap_err();
+        assert_eq!(error.kind(), kind, "{from} {to}: {error}");
+    }
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn names_of_any_kind_work() {
+    let sandbox = open().await;
+    let longest = "x".repeat(255);
+    for name in ["a b", "new\nline", "-rf", "ü", "\\", "*", longest.as_str()] {
+        write(&*sandbox, name, name.to_owned()).await;
+        assert_eq!(read(&*sandbox, name).await, name);
+    }
+    let too_long = path(&"x".repeat(256));
+    let error = sandbox
+        .write_bytes(&too_long, "x".into())
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), SandboxErrorKind::InvalidInput);
+    assert!(!sandbox.is_file(&too_long).await.unwrap());
+    let deep = path(&"d/".repeat(1500));
+    sandbox.mkdir(&deep).await.unwrap();
+    let too_deep = path(&"d/".repeat(5000));
+    let error = sandbox.mkdir(&too_deep).await.unwrap_err();
+    assert_eq!(error.kind(), SandboxErrorKind::InvalidInput);
+    sandbox.close().await.unwrap();
+}

@@ -1,0 +1,20 @@
+//! What the local backend promises, with real processes and real files.
+
+#![cfg(target_os = "linux")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    reason = "the lints know a test by its attribute, and what tests share has none"
+)]
+
+mod background;
+mod closing;
+mod commands;
+mod conformance;
+mod ending;
+mod files;
+mod opening;
+mod output;
+mod paths;
+mod support;

@@ -1,0 +1,167 @@
+//! What it takes to open a sandbox, and what it says of itself.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
+use std::time::Duration;
+
+use cantle_backends_local::LocalBackend;
+use cantle_core::ids::RunId;
+use cantle_core::policy::{Network, Policy, PolicyField, Strictness};
+use cantle_core::sandbox::{
+    Backend as _, EnforcedBy, Enforcement, Isolation, SandboxContext, SandboxErrorKind, SandboxExt,
+    SandboxHandle, SpawnRequest, Survival,
+};
+
+use crate::support::{on_host, open, open_under, stdout};
+
+fn context(policy: Policy) -> SandboxContext {
+    SandboxContext::new(RunId::new(), policy)
+}
+
+#[tokio::test]
+async fn a_sandbox_claims_no_isolation() {
+    let sandbox = open().await;
+    let info = sandbox.info();
+    assert_eq!(info.backend, "local");
+    assert_eq!(info.isolation, Isolation::None);
+    assert_eq!(info.survival, Survival::Nothing);
+    assert_eq!(info.enforcement, []);
+    let refused = sandbox.persist().await.unwrap_err();
+    assert_eq!(refused.kind(), SandboxErrorKind::Unsupported);
+    let handle = SandboxHandle::new("local", info.id.clone());
+    let refused = LocalBackend::new()
+        .reattach(&handle, context(Policy::unconfined()))
+        .await
+        .unwrap_err();
+    assert_eq!(refused.kind(), SandboxErrorKind::Unsupported);
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn its_directory_is_its_owners_alone_and_named_after_the_run() {
+    let cx = context(Policy::unconfined());
+    let sandbox = LocalBackend::new().open(cx.clone()).await.unwrap();
+    let root = on_host(&*sandbox, "").join("..").canonicalize().unwrap();
+    assert_eq!(
+        fs::metadata(&root).unwrap().permissions().mode() & 0o777,
+        0o700
+    );
+    assert!(sandbox.info().id.contains(&cx.run.to_string()));
+    assert!(root.ends_with(&sandbox.info().id));
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn it_lies_where_it_is_asked_for() {
+    let parent = tempfile::tempdir().unwrap();
+    let backend = LocalBackend::new().in_directory(parent.path());
+    let sandbox = backend.open(context(Policy::unconfined())).await.unwrap();
+    let parent_path = parent.path().canonicalize().unwrap();
+    assert!(on_host(&*sandbox, "").starts_with(parent_path));
+    sandbox.close().await.unwrap();
+    assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 0);
+}
+
+#[tokio::test]
+async fn a_missing_parent_says_what_to_set() {
+    let backend = LocalBackend::new().in_directory("/nonexistent/place");
+    let error = backend
+        .open(context(Policy::unconfined()))
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), SandboxErrorKind::NotFound);
+    assert!(error.to_string().contains("/nonexistent/place"), "{error}");
+    assert!(error.advice().unwrap().contains("TMPDIR"));
+}
+
+#[tokio::test]
+async fn without_bash_it_says_where_it_looked_and_what_to_install() {
+    let empty = tempfile::tempdir().unwrap();
+    let backend = LocalBackend::new().with_path(empty.path());
+    let error = backend
+        .open(context(Policy::unconfined()))
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), SandboxErrorKind::Unavailable);
+    assert!(
+        error.to_string().contains(&*empty.path().to_string_lossy()),
+        "{error}"
+    );
+    assert!(error.advice().unwrap().contains("Install bash"));
+
+    let backend = LocalBackend::new().with_shell("/nonexistent/bash");
+    let error = backend
+        .open(context(Policy::unconfined()))
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), SandboxErrorKind::Unavailable);
+}
+
+#[tokio::test]
+async fn another_shell_and_another_path_are_used() {
+    let tools = tempfile::tempdir().unwrap();
+    let absolute = format!("{}:/usr/bin:/bin", tools.path().display());
+    let tool = tools.path().join("only-here");
+    fs::write(&tool, "#!/bin/sh\necho found\n").unwrap();
+    fs::set_permissions(&tool, fs::Permissions::from_mode(0o755)).unwrap();
+    let backend = LocalBackend::new()
+        .with_path(format!("relative:{absolute}"))
+        .with_shell("/bin/sh");
+    let sandbox = backend.open(context(Policy::unconfined())).await.unwrap();
+    // A relative directory in PATH would be another one for every command.
+    let expected = format!("found\n{absolute}\n");
+    assert_eq!(stdout(&*sandbox, "only-here; echo $PATH").await, expected);
+    let argv = SpawnRequest::argv(["only-here"]);
+    assert_eq!(sandbox.run(argv).await.unwrap().stdout.text(), "found\n");
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_strict_policy_that_cannot_be_enforced_is_refused() {
+    let mut policy = Policy::unconfined();
+    policy.network = Some(Network::Off);
+    policy.limits.wall_time = Some(Duration::from_secs(1));
+    policy.limits.output_bytes = Some(1);
+    let error = LocalBackend::new()
+        .open(context(policy.clone()))
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), SandboxErrorKind::Unenforceable);
+    assert_eq!(
+        error.unenforced(),
+        [PolicyField::Network, PolicyField::Output]
+    );
+    assert!(error.to_string().contains("network, output"), "{error}");
+
+    policy.strictness = Strictness::BestEffort;
+    let sandbox = open_under(policy).await;
+    let expected = [
+        Enforcement::new(PolicyField::Network, EnforcedBy::NotEnforced),
+        Enforcement::new(PolicyField::WallTime, EnforcedBy::Backend),
+        Enforcement::new(PolicyField::Output, EnforcedBy::NotEnforced),
+    ];
+    assert_eq!(sandbox.info().enforcement, expected);
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_refused_sandbox_leaves_no_directory() {
+    let parent = tempfile::tempdir().unwrap();
+    let backend = LocalBackend::new().in_directory(parent.path());
+    let mut policy = Policy::unconfined();
+    policy.environment.insert("A=B".into(), "x".into());
+    let error = backend.open(context(policy)).await.unwrap_err();
+    assert_eq!(error.kind(), SandboxErrorKind::InvalidInput);
+    assert_eq!(fs::read_dir(parent.path()).unwrap().count(), 0);
+}
+
+#[tokio::test]
+async fn sandboxes_do_not_see_each_others_files() {
+    let (one, other) = (open().await, open().await);
+    assert_ne!(one.info().id, other.info().id);
+    stdout(&*one, "echo mine > f").await;
+    assert!(!Path::new(&on_host(&*other, "f")).exists());
+    one.close().await.unwrap();
+    other.close().await.unwrap();
+}

@@ -1,0 +1,137 @@
+//! Sandboxes for tests, and a look at what is left of them.
+
+use std::fs;
+use std::future::Future;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use cantle_backends_local::LocalBackend;
+use cantle_core::ids::RunId;
+use cantle_core::policy::Policy;
+use cantle_core::sandbox::{
+    Backend as _, CommandOutput, Sandbox, SandboxContext, SandboxExt as _, SandboxPath,
+    SpawnRequest,
+};
+
+/// What has not happened after this long does not happen.
+const DEADLINE: Duration = Duration::from_secs(20);
+
+pub(crate) async fn open() -> Arc<dyn Sandbox> {
+    open_under(Policy::unconfined()).await
+}
+
+pub(crate) async fn open_under(policy: Policy) -> Arc<dyn Sandbox> {
+    let cx = SandboxContext::new(RunId::new(), policy);
+    LocalBackend::new().open(cx).await.unwrap()
+}
+
+pub(crate) async fn run(sandbox: &dyn Sandbox, line: &str) -> CommandOutput {
+    sandbox.run(SpawnRequest::shell(line)).await.unwrap()
+}
+
+pub(crate) async fn stdout(sandbox: &dyn Sandbox, line: &str) -> String {
+    run(sandbox, line).await.stdout.text()
+}
+
+pub(crate) fn path(text: &str) -> SandboxPath {
+    text.parse().unwrap()
+}
+
+/// A path of the sandbox as the host sees it, which for this backend is the same.
+pub(crate) fn on_host(sandbox: &dyn Sandbox, relative: &str) -> PathBuf {
+    PathBuf::from(sandbox.info().working_directory.to_string()).join(relative)
+}
+
+pub(crate) async fn write(sandbox: &dyn Sandbox, name: &str, content: impl Into<Bytes>) {
+    sandbox
+        .write_bytes(&path(name), content.into())
+        .await
+        .unwrap();
+}
+
+pub(crate) async fn read(sandbox: &dyn Sandbox, name: &str) -> String {
+    let bytes = sandbox.read_bytes(&path(name), 1 << 20).await.unwrap();
+    String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// Waits for something to become true.
+pub(crate) async fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
+    let deadline = Instant::now() + DEADLINE;
+    while !is_true() {
+        assert!(
+            Instant::now() < deadline,
+            "it never became true that {what}"
+        );
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// Waits for a future that must not hang.
+pub(crate) async fn soon<T>(future: impl Future<Output = T>) -> T {
+    tokio::time::timeout(DEADLINE, future)
+        .await
+        .expect("it hangs")
+}
+
+/// Marks the processes of one test by a text in their command line or environment.
+#[derive(Clone, Debug)]
+pub(crate) struct Token(String);
+
+impl Token {
+    pub(crate) fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        Self(format!("token-{}-{number}-", std::process::id()))
+    }
+
+    /// A command line whose processes carry the token in their environment; `TOKEN` in it becomes
+    /// the token itself, for those that have none.
+    pub(crate) fn shell(&self, line: &str) -> SpawnRequest {
+        SpawnRequest::shell(line.replace("TOKEN", &self.0)).with_env("MARK", self.0.as_str())
+    }
+
+    /// The processes that carry it and run.
+    pub(crate) fn alive(&self) -> Vec<u32> {
+        let mut alive = Vec::new();
+        for entry in fs::read_dir("/proc").unwrap() {
+            let entry = entry.unwrap();
+            let Ok(pid) = entry.file_name().to_string_lossy().parse() else {
+                continue;
+            };
+            let carries = |file| {
+                fs::read(entry.path().join(file)).is_ok_and(|content| {
+                    content
+                        .windows(self.0.len())
+                        .any(|part| part == self.0.as_bytes())
+                })
+            };
+            if pid != std::process::id() && (carries("cmdline") || carries("environ")) {
+                alive.push(pid);
+            }
+        }
+        alive
+    }
+
+    pub(crate) async fn all_dead(&self) {
+        let mut alive = Vec::new();
+        eventually("all processes are dead", || {
+            alive = self.alive();
+            alive.is_empty()
+        })
+        .await;
+    }
+
+    /// Waits until this many processes carry it.
+    pub(crate) async fn at_least(&self, count: usize) {
+        let what = format!("{count} processes run");
+        eventually(&what, || self.alive().len() >= count).await;
+    }
+}
+
+/// Whether there is a process of this id, be it one that only waits to be reaped.
+pub(crate) fn exists(pid: u32) -> bool {
+    PathBuf::from(format!("/proc/{pid}")).exists()
+}
