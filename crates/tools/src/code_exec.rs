@@ -1,0 +1,238 @@
+//! Running commands: the provider that opens a sandbox, and the tool `code_exec`.
+
+mod pieces;
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use cantle_core::metadata::Metadata;
+use cantle_core::policy::Policy;
+use cantle_core::sandbox::{
+    Backend, Background, Channel, ExitStatus, RenderLimits, Sandbox, SandboxContext,
+    SandboxExt as _, SpawnRequest, Spill, render_command,
+};
+use cantle_core::tool::{
+    DynTool, OpenContext, ProviderError, Tool, ToolContext, ToolError, ToolOutput, ToolProvider,
+    ToolSet,
+};
+use schemars::JsonSchema;
+use serde::Deserialize;
+
+use self::pieces::TextPieces;
+
+const NAME: &str = "code_exec";
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// Gives a session a sandbox, and the model the tool `code_exec` that runs bash commands in it.
+///
+/// Each session opens a sandbox of its own from the backend, and closes it at its end.
+///
+/// ```
+/// use std::sync::Arc;
+/// use std::time::Duration;
+///
+/// use cantle_backends_local::LocalBackend;
+/// use cantle_core::tool::ToolProvider as _;
+/// use cantle_tools::CodeExec;
+///
+/// let backend = Arc::new(LocalBackend::new());
+/// let provider = CodeExec::new(backend).timeout(Duration::from_secs(60));
+/// assert!(provider.provides_sandbox());
+/// ```
+#[derive(Clone, Debug)]
+pub struct CodeExec {
+    backend: Arc<dyn Backend>,
+    policy: Policy,
+    timeout: Duration,
+    background: Background,
+}
+
+impl CodeExec {
+    /// Commands in sandboxes of `backend`: unconfined, up to 300 s each, and what they leave in the
+    /// background runs on until the session ends.
+    #[must_use]
+    pub fn new(backend: Arc<dyn Backend>) -> Self {
+        Self {
+            backend,
+            policy: Policy::unconfined(),
+            timeout: DEFAULT_TIMEOUT,
+            background: Background::Keep,
+        }
+    }
+
+    /// The same with another policy for the sandbox.
+    #[must_use]
+    pub fn policy(mut self, policy: Policy) -> Self {
+        self.policy = policy;
+        self
+    }
+
+    /// The same with another time that one command may take.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// The same with another fate for processes that a command leaves running.
+    #[must_use]
+    pub fn background(mut self, background: Background) -> Self {
+        self.background = background;
+        self
+    }
+}
+
+#[async_trait]
+impl ToolProvider for CodeExec {
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn provides_sandbox(&self) -> bool {
+        true
+    }
+
+    async fn open(&self, cx: OpenContext) -> Result<Box<dyn ToolSet>, ProviderError> {
+        let cx = SandboxContext::new(cx.run, self.policy.clone());
+        let sandbox = self.backend.open(cx).await?;
+        Ok(Box::new(Opened {
+            tool: DynTool::new(RunCommand::new(Arc::clone(&sandbox), self)),
+            sandbox,
+        }))
+    }
+}
+
+struct Opened {
+    sandbox: Arc<dyn Sandbox>,
+    tool: DynTool,
+}
+
+#[async_trait]
+impl ToolSet for Opened {
+    fn tools(&self) -> Vec<DynTool> {
+        vec![self.tool.clone()]
+    }
+
+    fn sandbox(&self) -> Option<Arc<dyn Sandbox>> {
+        Some(Arc::clone(&self.sandbox))
+    }
+
+    async fn close(self: Box<Self>) -> Result<(), ProviderError> {
+        Ok(self.sandbox.close().await?)
+    }
+}
+
+struct RunCommand {
+    sandbox: Arc<dyn Sandbox>,
+    timeout: Duration,
+    background: Background,
+    limits: RenderLimits,
+    description: String,
+}
+
+#[derive(Deserialize, JsonSchema)]
+struct Params {
+    /// The command, in bash syntax; may have several lines.
+    cmd: String,
+}
+
+impl RunCommand {
+    fn new(sandbox: Arc<dyn Sandbox>, configuration: &CodeExec) -> Self {
+        let limits = RenderLimits::default();
+        Self {
+            sandbox,
+            timeout: configuration.timeout,
+            background: configuration.background,
+            limits,
+            description: description(configuration, limits),
+        }
+    }
+
+    fn request(&self, params: Params, cx: &ToolContext) -> SpawnRequest {
+        // A character has at least one byte, so whatever is not shown whole has a file.
+        let shown = u64::try_from(self.limits.channel_chars).unwrap_or(u64::MAX);
+        SpawnRequest::shell(params.cmd)
+            .with_timeout(self.timeout)
+            .with_background(self.background)
+            .with_cancellation(cx.cancellation.clone())
+            .with_spill(Spill::after(shown))
+    }
+}
+
+fn description(configuration: &CodeExec, limits: RenderLimits) -> String {
+    let mut text = String::from(
+        "Runs a bash command and returns its exit code, stdout and stderr. It starts in your \
+         working directory: use relative paths. Each call is a new shell: files stay, but `cd`, \
+         variables and functions are gone in the next call. Standard input is empty. ",
+    );
+    let seconds = configuration.timeout.as_secs_f64();
+    let _ = write!(text, "A command is stopped after {seconds} s. ");
+    text.push_str(match configuration.background {
+        Background::Keep => {
+            "For what takes longer, start it in the background (`command > log 2>&1 &`): it runs \
+             on after the call, until the task ends. "
+        }
+        Background::Kill => "What it leaves running in the background is stopped when it ends. ",
+    });
+    let _ = write!(
+        text,
+        "Of stdout and stderr you see up to {} characters each, the middle left out; what is \
+         longer is also kept in a file, whose path you are told.",
+        limits.channel_chars
+    );
+    text
+}
+
+/// What to do instead, where a text can't be a command.
+fn refusal(cmd: &str) -> Option<&'static str> {
+    if cmd.trim().is_empty() {
+        Some("The command is empty. Give a bash command in `cmd`, for example `ls -la`.")
+    } else if cmd.contains('\0') {
+        Some("The command contains a NUL character. Leave it out, or write `printf '\\0'` for one.")
+    } else {
+        None
+    }
+}
+
+impl Tool for RunCommand {
+    type Params = Params;
+
+    fn name(&self) -> &str {
+        NAME
+    }
+
+    fn description(&self) -> &str {
+        &self.description
+    }
+
+    async fn call(&self, params: Params, cx: ToolContext) -> Result<ToolOutput, ToolError> {
+        let uses = Metadata::uses(1);
+        if let Some(advice) = refusal(&params.cmd) {
+            return Ok(ToolOutput::failure(advice).with_metadata(uses));
+        }
+        let request = self.request(params, &cx);
+        let (mut stdout, mut stderr) = (TextPieces::default(), TextPieces::default());
+        let output = self
+            .sandbox
+            .run_watched(request, &mut |chunk| {
+                let pieces = match chunk.channel {
+                    Channel::Stdout => &mut stdout,
+                    Channel::Stderr => &mut stderr,
+                };
+                let text = pieces.push(&chunk.bytes);
+                if !text.is_empty() {
+                    cx.progress.output(&text);
+                }
+            })
+            .await?;
+        let mut result = ToolOutput::text(render_command(&output, self.limits)).with_metadata(uses);
+        // A command that fails did run, and what it says is the answer.
+        result.success = matches!(
+            output.exit.status,
+            ExitStatus::Code(_) | ExitStatus::Signal(_)
+        );
+        Ok(result)
+    }
+}

@@ -1,0 +1,44 @@
+//! Output on its way, as text.
+
+use std::borrow::Cow;
+
+/// Turns the bytes of one channel into text as they come. A character that is cut between two
+/// pieces waits for its other half; bytes that are no text are replaced.
+#[derive(Debug, Default)]
+pub(super) struct TextPieces {
+    unfinished: Vec<u8>,
+}
+
+impl TextPieces {
+    pub(super) fn push<'b>(&mut self, bytes: &'b [u8]) -> Cow<'b, str> {
+        if self.unfinished.is_empty() {
+            let (text, rest) = split_unfinished(bytes);
+            self.unfinished.extend_from_slice(rest);
+            return String::from_utf8_lossy(text);
+        }
+        self.unfinished.extend_from_slice(bytes);
+        let all = std::mem::take(&mut self.unfinished);
+        let (text, rest) = split_unfinished(&all);
+        self.unfinished.extend_from_slice(rest);
+        Cow::Owned(String::from_utf8_lossy(text).into_owned())
+    }
+}
+
+/// Splits off the first bytes of a character whose others are still to come.
+fn split_unfinished(bytes: &[u8]) -> (&[u8], &[u8]) {
+    const CONTINUES: u8 = 0b1000_0000;
+    // A character has up to four bytes, so up to three can be there without it being whole.
+    let last = bytes.iter().rev().take(3);
+    let first_byte = last
+        .map(|byte| byte & 0b1100_0000)
+        .position(|bits| bits != CONTINUES);
+    let whole = first_byte.map_or(bytes.len(), |back| bytes.len().saturating_sub(back + 1));
+    let (text, rest) = bytes.split_at(whole);
+    match std::str::from_utf8(rest) {
+        Err(error) if error.error_len().is_none() => (text, rest),
+        _ => (bytes, &[]),
+    }
+}
+
+#[cfg(test)]
+mod tests;

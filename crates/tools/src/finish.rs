@@ -1,0 +1,138 @@
+//! Finish tools: how a model says that it is done.
+//!
+//! A session ends a run when one of them succeeds; its parameters are the run's result.
+
+use std::marker::PhantomData;
+
+use cantle_core::metadata::Metadata;
+use cantle_core::sandbox::{Sandbox, SandboxExt as _, SandboxPath};
+use cantle_core::tool::{DynTool, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+/// The finish tool of an agent that works on files: `finish {reason, paths}`.
+///
+/// It refuses when a file in `paths` does not exist, so that a run does not end with results that
+/// are missing; without a sandbox nothing is checked.
+#[derive(Clone, Copy, Debug, Default)]
+#[expect(clippy::exhaustive_structs, reason = "a unit")]
+pub struct Finish;
+
+/// Why the task ends, and what came of it.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
+#[non_exhaustive]
+pub struct FinishParams {
+    /// Why you finish: what was done, or why it can't be done.
+    pub reason: String,
+    /// The files that are the result, relative to the working directory. No directories.
+    #[serde(default)]
+    pub paths: Vec<String>,
+}
+
+impl Tool for Finish {
+    type Params = FinishParams;
+
+    fn name(&self) -> &str {
+        "finish"
+    }
+
+    fn description(&self) -> &str {
+        "Ends the task. Call it once, as the last step, when the task is done or can't be done."
+    }
+
+    async fn call(&self, params: FinishParams, cx: ToolContext) -> Result<ToolOutput, ToolError> {
+        let mut missing = Vec::new();
+        if let Some(sandbox) = &cx.sandbox {
+            for path in &params.paths {
+                if !is_file(&**sandbox, path).await? {
+                    missing.push(format!("`{path}`"));
+                }
+            }
+        }
+        let output = if missing.is_empty() {
+            ToolOutput::text(params.reason)
+        } else {
+            ToolOutput::failure(format!(
+                "Not finished, because these are no files: {}. Write what is missing, correct the \
+                 paths (relative to the working directory, files only), and finish again.",
+                missing.join(", ")
+            ))
+        };
+        Ok(output.with_metadata(Metadata::uses(1)))
+    }
+}
+
+async fn is_file(sandbox: &dyn Sandbox, path: &str) -> Result<bool, ToolError> {
+    match SandboxPath::new(path) {
+        Ok(path) => Ok(sandbox.is_file(&path).await?),
+        Err(_) => Ok(false),
+    }
+}
+
+/// A finish tool whose parameters are a type of yours: the run's result has its structure.
+///
+/// ```
+/// use cantle_core::tool::DynTool;
+/// use cantle_tools::FinishWith;
+///
+/// /// The answer.
+/// #[derive(serde::Deserialize, schemars::JsonSchema)]
+/// struct Answer {
+///     /// How many lines there are.
+///     lines: u64,
+/// }
+///
+/// let finish = DynTool::new(FinishWith::<Answer>::new("answer", "Gives the answer."));
+/// assert!(finish.parse(r#"{"lines": "many"}"#).is_err());
+/// ```
+#[derive(Debug)]
+pub struct FinishWith<T> {
+    name: String,
+    description: String,
+    params: PhantomData<fn() -> T>,
+}
+
+impl<T> FinishWith<T> {
+    /// A finish tool with this name and description for the model.
+    pub fn new(name: impl Into<String>, description: impl Into<String>) -> Self {
+        Self {
+            name: name.into(),
+            description: description.into(),
+            params: PhantomData,
+        }
+    }
+}
+
+impl<T: DeserializeOwned + JsonSchema + Send + 'static> Tool for FinishWith<T> {
+    type Params = T;
+
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn description(&self) -> &str {
+        &self.description
+    }
+
+    async fn call(&self, _: T, _: ToolContext) -> Result<ToolOutput, ToolError> {
+        Ok(finished())
+    }
+}
+
+/// A finish tool whose parameters are described by a JSON schema of an object.
+///
+/// Arguments are checked as far as [`DynTool::from_schema`] does.
+pub fn finish_schema(
+    name: impl Into<String>,
+    description: impl Into<String>,
+    schema: Value,
+) -> DynTool {
+    let spec = ToolSpec::new(name, description, schema);
+    DynTool::from_schema(spec, |_, _| async { Ok(finished()) })
+}
+
+fn finished() -> ToolOutput {
+    ToolOutput::text("Finished.").with_metadata(Metadata::uses(1))
+}

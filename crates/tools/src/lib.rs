@@ -1,0 +1,14 @@
+//! Tools and tool providers that most agents need.
+//!
+//! [`CodeExec`] gives a session a sandbox and the tool that runs commands in it. [`Finish`] is how a
+//! model says that it is done; [`FinishWith`] and [`finish_schema`] are the same for results that
+//! have a structure. Everything here is configuration, shared by any number of sessions; it knows
+//! sandboxes by their trait and never which backend made one.
+
+#![forbid(unsafe_code)]
+
+mod code_exec;
+mod finish;
+
+pub use self::code_exec::CodeExec;
+pub use self::finish::{Finish, FinishParams, FinishWith, finish_schema};

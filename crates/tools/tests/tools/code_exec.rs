@@ -1,0 +1,291 @@
+//! `code_exec`: what the model is told, and what it reads.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cantle_core::ids::RunId;
+use cantle_core::metadata::Metadata;
+use cantle_core::policy::{Network, Policy};
+use cantle_core::sandbox::{Background, SandboxErrorKind, SandboxExt as _, SandboxPath};
+use cantle_core::tool::{OpenContext, ToolErrorKind, ToolOutput, ToolProvider as _, ToolSpec};
+use serde_json::json;
+
+use crate::session::{Session, Watcher, call, provider};
+
+fn text(output: &ToolOutput) -> String {
+    output.content.text()
+}
+
+fn shown(spec: &ToolSpec) -> String {
+    let parameters = serde_json::to_string_pretty(spec.parameters()).expect("JSON");
+    format!("{}\n\n{}\n\n{parameters}", spec.name(), spec.description())
+}
+
+#[tokio::test]
+async fn it_conforms() {
+    cantle_testkit::conformance::tool_provider(&provider())
+        .await
+        .assert();
+}
+
+#[tokio::test]
+async fn the_model_is_told_how_commands_run() {
+    let session = Session::open(provider()).await;
+    insta::assert_snapshot!("spec", shown(session.tool().spec()));
+    assert!(!session.tool().concurrency_safe());
+    session.close().await;
+
+    let other = provider()
+        .timeout(Duration::from_millis(1500))
+        .background(Background::Kill);
+    let session = Session::open(other).await;
+    insta::assert_snapshot!(
+        "spec_without_background",
+        session.tool().spec().description()
+    );
+    session.close().await;
+}
+
+#[tokio::test]
+async fn a_command_that_ends_is_a_success_whatever_its_code() {
+    let session = Session::open(provider()).await;
+    let cases = [
+        ("success", "echo out; echo err >&2"),
+        ("failure", "echo no >&2; exit 3"),
+        ("signal", "echo so far; kill -KILL $$"),
+    ];
+    for (name, cmd) in cases {
+        let output = session.run(cmd).await;
+        assert!(output.success, "{name}");
+        assert_eq!(output.metadata, Some(Metadata::uses(1)), "{name}");
+        insta::assert_snapshot!(name, text(&output));
+    }
+    session.close().await;
+}
+
+#[tokio::test]
+async fn a_timeout_keeps_what_was_written() {
+    let session = Session::open(provider().timeout(Duration::from_secs(2))).await;
+    let started = Instant::now();
+    let output = session.run("echo so far; sleep 60; echo never").await;
+    assert!(started.elapsed() < Duration::from_secs(10));
+    assert!(!output.success);
+    assert_eq!(output.metadata, Some(Metadata::uses(1)));
+    insta::assert_snapshot!("timeout", text(&output));
+    session.close().await;
+}
+
+#[tokio::test]
+async fn a_cancelled_command_ends_at_once_and_keeps_what_was_written() {
+    let session = Session::open(provider()).await;
+    let watcher = Arc::new(Watcher::default());
+    let mut cx = session.context();
+    cx.progress = Arc::clone(&watcher) as _;
+    let cancellation = cx.cancellation.clone();
+    let tool = session.tool();
+    let arguments = json!({"cmd": "echo begun; sleep 60"});
+    let call = call(&tool, arguments, cx);
+    let cancel = async {
+        watcher.wait_for("begun").await;
+        cancellation.cancel();
+    };
+    let started = Instant::now();
+    let (output, ()) = tokio::join!(call, cancel);
+    assert!(started.elapsed() < Duration::from_secs(10));
+    let output = output.expect("the tool works");
+    assert!(!output.success);
+    insta::assert_snapshot!("cancelled", text(&output));
+    session.close().await;
+}
+
+#[tokio::test]
+async fn long_output_is_cut_and_the_whole_of_it_is_in_a_file() {
+    let session = Session::open(provider()).await;
+    let whole: String = (1..=5_000).map(|number| format!("{number}\n")).collect();
+    let output = text(&session.run("seq 1 5000; echo short >&2").await);
+
+    let note = output
+        .lines()
+        .find(|line| line.starts_with('…'))
+        .expect("a note");
+    let (head, tail) = output.split_once(note).expect("the note divides");
+    let (_, head) = head.split_once("<stdout>").expect("an element");
+    let (tail, rest) = tail.split_once("</stdout>").expect("an element");
+    // Half of the limit each, and the ends of the lines around the note.
+    let head = head.strip_suffix('\n').expect("its own line");
+    let tail = tail.strip_prefix('\n').expect("its own line");
+    assert_eq!((head.len(), tail.len()), (10_000, 10_000));
+    assert!(whole.starts_with(head) && whole.ends_with(tail));
+    assert_eq!(rest, "\n<stderr>short\n</stderr>\n</shell_results>");
+
+    let told = "… [the output has 23893 bytes; its middle is left out here; all of it is in ";
+    let path = note
+        .strip_prefix(told)
+        .and_then(|rest| rest.strip_suffix("] …"));
+    let path = path.unwrap_or_else(|| panic!("{note}"));
+    let path = SandboxPath::new(path).expect("a path");
+    let kept = session.sandbox().read_bytes(&path, 100_000).await;
+    assert_eq!(kept.expect("the file is there"), whole);
+    session.close().await;
+}
+
+#[tokio::test]
+async fn what_is_shown_whole_has_no_file() {
+    let session = Session::open(provider()).await;
+    let output = text(&session.run("head -c 20000 /dev/zero | tr '\\0' x").await);
+    assert!(!output.contains('…'), "{output}");
+    let files = session
+        .sandbox()
+        .list(&SandboxPath::working_directory())
+        .await;
+    assert_eq!(files.expect("it lists"), []);
+    session.close().await;
+}
+
+/// Whether a process still runs; one that is dead may wait for its parent, which is not ours.
+fn runs(pid: &str) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = stat
+        .rsplit(')')
+        .next()
+        .and_then(|rest| rest.trim().chars().next());
+    state.is_some_and(|state| !matches!(state, 'Z' | 'X'))
+}
+
+#[tokio::test]
+async fn what_runs_on_is_listed_until_the_session_ends() {
+    let session = Session::open(provider()).await;
+    let output = text(&session.run("sleep 600 & echo $! > pid; echo started").await);
+    let pid = session
+        .sandbox()
+        .read_bytes(&SandboxPath::new("pid").expect("a path"), 100)
+        .await
+        .expect("the file is there");
+    let pid = String::from_utf8_lossy(&pid).trim().to_owned();
+    insta::assert_snapshot!("background", output.replace(&pid, "[pid]"));
+    let alive = || runs(&pid);
+    assert!(alive());
+    session.close().await;
+    assert!(!alive());
+}
+
+#[tokio::test]
+async fn without_background_nothing_runs_on() {
+    let session = Session::open(provider().background(Background::Kill)).await;
+    let output = text(&session.run("sleep 600 & echo started").await);
+    assert!(
+        output.contains("started") && !output.contains("<background>"),
+        "{output}"
+    );
+    session.close().await;
+}
+
+#[tokio::test]
+async fn files_stay_and_the_shell_does_not() {
+    let session = Session::open(provider()).await;
+    session
+        .run("mkdir sub; cd sub; X=1; echo kept > file")
+        .await;
+    let output = text(&session.run("echo \"[$X]\"; cat sub/file").await);
+    assert!(output.contains("<stdout>[]\nkept\n</stdout>"), "{output}");
+    session.close().await;
+}
+
+#[tokio::test]
+async fn nothing_waits_for_input() {
+    let session = Session::open(provider()).await;
+    let output = text(&session.run("cat; echo end").await);
+    assert!(output.contains("<stdout>end\n</stdout>"), "{output}");
+    session.close().await;
+}
+
+#[tokio::test]
+async fn sessions_of_one_provider_do_not_see_each_other() {
+    let provider = provider();
+    let (first, second) = tokio::join!(Session::open(provider.clone()), Session::open(provider));
+    first.run("echo mine > file").await;
+    let output = text(&second.run("ls").await);
+    assert!(output.contains("<stdout></stdout>"), "{output}");
+    first.close().await;
+    second.close().await;
+}
+
+#[tokio::test]
+async fn who_watches_sees_the_output_as_it_comes() {
+    let session = Session::open(provider()).await;
+    let watcher = Arc::new(Watcher::default());
+    let mut cx = session.context();
+    cx.progress = Arc::clone(&watcher) as _;
+    let tool = session.tool();
+    // The command goes on only when its first words have been seen.
+    let arguments = json!({"cmd": "printf 'begun ü\\xe2\\x82'; until [ -e go ]; do sleep 0.01; done; printf '\\xac'"});
+    let call = call(&tool, arguments, cx);
+    let go = async {
+        watcher.wait_for("begun ü").await;
+        assert_eq!(watcher.seen(), "begun ü");
+        let go = SandboxPath::new("go").expect("a path");
+        session
+            .sandbox()
+            .write_bytes(&go, "".into())
+            .await
+            .expect("it is written");
+    };
+    let (output, ()) = tokio::join!(call, go);
+    assert!(output.expect("the tool works").success);
+    assert_eq!(watcher.seen(), "begun ü€");
+    session.close().await;
+}
+
+#[tokio::test]
+async fn a_command_that_is_none_is_refused() {
+    let session = Session::open(provider()).await;
+    let cases = [
+        (
+            "",
+            "The command is empty. Give a bash command in `cmd`, for example `ls -la`.",
+        ),
+        (
+            " \n\t",
+            "The command is empty. Give a bash command in `cmd`, for example `ls -la`.",
+        ),
+        (
+            "echo a\0b",
+            "The command contains a NUL character. Leave it out, or write `printf '\\0'` for one.",
+        ),
+    ];
+    for (cmd, advice) in cases {
+        let expected = ToolOutput::failure(advice).with_metadata(Metadata::uses(1));
+        assert_eq!(session.run(cmd).await, expected, "{cmd:?}");
+    }
+
+    let refused = call(&session.tool(), json!({"command": "ls"}), session.context()).await;
+    assert_eq!(
+        refused.unwrap_err().to_string(),
+        "missing argument `cmd` (arguments are: `cmd`)"
+    );
+    session.close().await;
+}
+
+#[tokio::test]
+async fn a_sandbox_that_is_gone_is_told_apart() {
+    let session = Session::open(provider()).await;
+    session.run("rm -rf \"$PWD\"").await;
+    let error = call(&session.tool(), json!({"cmd": "ls"}), session.context())
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), ToolErrorKind::SandboxGone, "{error}");
+    session.close().await;
+}
+
+#[tokio::test]
+async fn a_policy_that_can_not_be_enforced_keeps_the_session_from_opening() {
+    let mut policy = Policy::unconfined();
+    policy.network = Some(Network::Off);
+    let opened = provider()
+        .policy(policy)
+        .open(OpenContext::new(RunId::new()))
+        .await;
+    let error = opened.err().expect("it does not open");
+    let kind = error.sandbox_error().map(|error| error.kind());
+    assert_eq!(kind, Some(SandboxErrorKind::Unenforceable));
+}

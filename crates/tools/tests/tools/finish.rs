@@ -1,0 +1,150 @@
+//! Finish tools: what they take, and when they refuse.
+
+use cantle_core::ids::RunId;
+use cantle_core::metadata::Metadata;
+use cantle_core::tool::{DynTool, ToolContext, ToolErrorKind, ToolOutput};
+use cantle_tools::{Finish, FinishWith, finish_schema};
+use serde_json::json;
+
+use crate::session::{Session, call, provider};
+
+fn without_sandbox() -> ToolContext {
+    ToolContext::new(RunId::new(), "call-1")
+}
+
+fn used(output: ToolOutput) -> ToolOutput {
+    output.with_metadata(Metadata::uses(1))
+}
+
+#[test]
+fn the_model_is_told_how_to_finish() {
+    let tool = DynTool::new(Finish);
+    let spec = tool.spec();
+    let parameters = serde_json::to_string_pretty(spec.parameters()).expect("JSON");
+    insta::assert_snapshot!(
+        "finish_spec",
+        format!("{}\n\n{}\n\n{parameters}", spec.name(), spec.description())
+    );
+    assert!(!tool.concurrency_safe());
+}
+
+#[tokio::test]
+async fn files_that_are_there_are_accepted() {
+    let session = Session::open(provider()).await;
+    session
+        .run("mkdir out; echo x > out/report.md; ln -s out/report.md link")
+        .await;
+    let root = session.sandbox().info().working_directory.to_string();
+    let paths = json!(["out/report.md", "./link", format!("{root}/out/report.md")]);
+    let arguments = json!({"reason": "Done.", "paths": paths});
+    let output = call(&Finish.into(), arguments, session.context()).await;
+    assert_eq!(output.expect("it works"), used(ToolOutput::text("Done.")));
+    session.close().await;
+}
+
+#[tokio::test]
+async fn every_file_that_is_missing_is_named() {
+    let session = Session::open(provider()).await;
+    session
+        .run("mkdir out; echo x > there; mkfifo pipe; ln -s /etc/passwd escape")
+        .await;
+    let paths = [
+        "missing", "there", "out", "pipe", "escape", "../x", "a\0b", "",
+    ];
+    let arguments = json!({"reason": "Done.", "paths": paths});
+    let output = call(&Finish.into(), arguments, session.context())
+        .await
+        .expect("it works");
+    assert!(!output.success);
+    assert_eq!(output.metadata, Some(Metadata::uses(1)));
+    insta::assert_snapshot!(
+        "finish_refused",
+        output.content.text().replace('\0', "[NUL]")
+    );
+    session.close().await;
+}
+
+#[tokio::test]
+async fn without_paths_or_without_a_sandbox_nothing_is_checked() {
+    for arguments in [
+        json!({"reason": "Done."}),
+        json!({"reason": "Done.", "paths": ["missing"]}),
+    ] {
+        let output = call(&Finish.into(), arguments, without_sandbox()).await;
+        assert_eq!(output.expect("it works"), used(ToolOutput::text("Done.")));
+    }
+}
+
+#[tokio::test]
+async fn arguments_of_finish_are_checked() {
+    let error = call(&Finish.into(), json!({"paths": ["a"]}), without_sandbox())
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), ToolErrorKind::InvalidArguments);
+    assert_eq!(
+        error.to_string(),
+        "missing argument `reason` (arguments are: `paths`, `reason`)"
+    );
+}
+
+#[derive(serde::Deserialize, schemars::JsonSchema)]
+#[expect(dead_code, reason = "only its shape matters")]
+struct Answer {
+    /// The number.
+    number: u8,
+    certain: Option<bool>,
+}
+
+#[tokio::test]
+async fn a_result_can_have_the_structure_of_a_type() {
+    let tool = DynTool::new(FinishWith::<Answer>::new("answer", "Gives the answer."));
+    assert_eq!(tool.name(), "answer");
+    assert_eq!(tool.spec().description(), "Gives the answer.");
+    let output = call(&tool, json!({"number": 7}), without_sandbox()).await;
+    assert_eq!(
+        output.expect("it works"),
+        used(ToolOutput::text("Finished."))
+    );
+    for (arguments, message) in [
+        (
+            json!({"number": "seven"}),
+            "Argument `number`: expected integer, got a string",
+        ),
+        (
+            json!({"number": 700}),
+            "Argument `number`: invalid value: integer `700`, expected u8",
+        ),
+        (
+            json!({"number": 7, "sure": true}),
+            "unknown argument `sure` (arguments are: `certain`, `number`)",
+        ),
+    ] {
+        let error = call(&tool, arguments, without_sandbox()).await.unwrap_err();
+        assert_eq!(error.kind(), ToolErrorKind::InvalidArguments);
+        assert_eq!(error.to_string(), message);
+    }
+}
+
+#[tokio::test]
+async fn a_result_can_have_the_structure_of_a_schema() {
+    let schema = json!({
+        "type": "object",
+        "properties": {"grade": {"enum": ["good", "bad"]}},
+        "required": ["grade"],
+    });
+    let tool = finish_schema("grade", "Gives the grade.", schema.clone());
+    assert_eq!(tool.name(), "grade");
+    assert_eq!(tool.spec().parameters(), &schema);
+    let output = call(&tool, json!({"grade": "good"}), without_sandbox()).await;
+    assert_eq!(
+        output.expect("it works"),
+        used(ToolOutput::text("Finished."))
+    );
+    let error = call(&tool, json!({"grade": "fair"}), without_sandbox())
+        .await
+        .unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "Argument `grade`: expected one of \"good\", \"bad\", got \"fair\""
+    );
+}
