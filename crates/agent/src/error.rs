@@ -1,0 +1,178 @@
+//! What can go wrong with an agent, a session and a run.
+
+use std::error::Error as StdError;
+use std::fmt;
+
+use cantle_core::event::RunStatus;
+use cantle_core::llm::LlmErrorKind;
+
+/// An agent whose definition makes no sense.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{message}")]
+pub struct AgentError {
+    message: String,
+}
+
+impl AgentError {
+    pub(crate) fn new(message: impl Into<String>) -> Self {
+        Self {
+            message: message.into(),
+        }
+    }
+}
+
+/// A session that could not be opened, run or closed.
+#[derive(Debug)]
+pub struct SessionError {
+    kind: SessionErrorKind,
+    message: String,
+    source: Option<Box<dyn StdError + Send + Sync>>,
+}
+
+/// The kinds of session failure that callers tell apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum SessionErrorKind {
+    /// An input file is missing, a pattern matches nothing, or two inputs would be one file.
+    Input,
+    /// The output directory can't be written.
+    Output,
+    /// A provider could not open or close.
+    Provider,
+    /// The sandbox could not be opened or failed.
+    Sandbox,
+    /// Two tools have the same name, or more than one sandbox was opened.
+    Tools,
+    /// A run of this session is not over yet.
+    Busy,
+}
+
+impl SessionError {
+    pub(crate) fn new(kind: SessionErrorKind, message: impl Into<String>) -> Self {
+        Self {
+            kind,
+            message: message.into(),
+            source: None,
+        }
+    }
+
+    pub(crate) fn with_source(
+        mut self,
+        source: impl Into<Box<dyn StdError + Send + Sync>>,
+    ) -> Self {
+        self.source = Some(source.into());
+        self
+    }
+
+    /// What kind of failure it is.
+    #[must_use]
+    pub fn kind(&self) -> SessionErrorKind {
+        self.kind
+    }
+}
+
+impl fmt::Display for SessionError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl StdError for SessionError {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        self.source.as_deref().map(|source| source as _)
+    }
+}
+
+/// Why a run ended without finishing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunError {
+    kind: RunErrorKind,
+    message: String,
+    llm_kind: Option<LlmErrorKind>,
+    advice: Option<String>,
+}
+
+/// The ways a run ends without finishing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RunErrorKind {
+    /// The turns ran out.
+    MaxTurns,
+    /// The conversation does not fit the model's context window.
+    ContextOverflow,
+    /// An answer was cut off at the model's output limit.
+    OutputLimit,
+    /// It was cancelled.
+    Cancelled,
+    /// The model or its provider failed.
+    Model,
+    /// The sandbox is gone.
+    SandboxGone,
+    /// Something of ours failed.
+    Internal,
+}
+
+impl RunError {
+    pub(crate) fn new(kind: RunErrorKind, message: impl Into<String>) -> Self {
+        Self {
+            kind,
+            message: message.into(),
+            llm_kind: None,
+            advice: None,
+        }
+    }
+
+    pub(crate) fn cancelled() -> Self {
+        Self::new(RunErrorKind::Cancelled, "the run was cancelled")
+    }
+
+    pub(crate) fn with_llm_kind(mut self, kind: LlmErrorKind) -> Self {
+        self.llm_kind = Some(kind);
+        self
+    }
+
+    pub(crate) fn with_advice(mut self, advice: Option<String>) -> Self {
+        self.advice = advice;
+        self
+    }
+
+    /// How it ended.
+    #[must_use]
+    pub fn kind(&self) -> RunErrorKind {
+        self.kind
+    }
+
+    /// The kind of the model's failure, where it was that.
+    #[must_use]
+    pub fn llm_kind(&self) -> Option<LlmErrorKind> {
+        self.llm_kind
+    }
+
+    /// What to try, for people.
+    #[must_use]
+    pub fn advice(&self) -> Option<&str> {
+        self.advice.as_deref()
+    }
+
+    /// The same as a run's status.
+    #[must_use]
+    pub fn status(&self) -> RunStatus {
+        match self.kind {
+            RunErrorKind::MaxTurns | RunErrorKind::ContextOverflow | RunErrorKind::OutputLimit => {
+                RunStatus::LimitReached
+            }
+            RunErrorKind::Cancelled => RunStatus::Cancelled,
+            RunErrorKind::Model => RunStatus::ModelFailed,
+            RunErrorKind::SandboxGone => RunStatus::SandboxFailed,
+            RunErrorKind::Internal => RunStatus::InternalError,
+        }
+    }
+}
+
+impl fmt::Display for RunError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.message)
+    }
+}
+
+impl StdError for RunError {}

@@ -1,0 +1,193 @@
+//! Events on their way from a run to whoever watches.
+//!
+//! Every subscriber has a queue of its own. Durable events wait there until they are read; deltas
+//! are joined with the one before them, and past a limit the oldest text of a delta goes, so that a
+//! slow reader costs a bounded amount of memory and never holds up the run.
+
+use std::collections::VecDeque;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::{Context, Poll, Waker};
+use std::time::SystemTime;
+
+use cantle_core::event::{Event, EventKind};
+use cantle_core::ids::RunId;
+use futures_core::Stream;
+
+/// Text that a delta may hold while it waits to be read.
+const MAX_DELTA_BYTES: usize = 64 * 1024;
+
+/// Deltas that may wait to be read; the oldest goes first.
+const MAX_DELTAS: usize = 64;
+
+/// Numbers the events of one run and hands them out.
+#[derive(Debug)]
+pub(crate) struct Hub {
+    run: RunId,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    next_number: u64,
+    closed: bool,
+    subscribers: Vec<Weak<Mutex<Queue>>>,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    events: VecDeque<Event>,
+    closed: bool,
+    waker: Option<Waker>,
+}
+
+impl Hub {
+    pub(crate) fn new(run: RunId) -> Self {
+        Self {
+            run,
+            state: Mutex::default(),
+        }
+    }
+
+    /// A stream of the events from now on.
+    pub(crate) fn subscribe(&self) -> Events {
+        let mut state = lock(&self.state);
+        let queue = Arc::new(Mutex::new(Queue {
+            closed: state.closed,
+            ..Queue::default()
+        }));
+        state.subscribers.push(Arc::downgrade(&queue));
+        Events { queue }
+    }
+
+    /// Whether anybody watches; where nobody does, deltas need not be made.
+    pub(crate) fn is_watched(&self) -> bool {
+        lock(&self.state)
+            .subscribers
+            .iter()
+            .any(|queue| queue.strong_count() > 0)
+    }
+
+    /// Hands out an event.
+    pub(crate) fn emit(&self, kind: EventKind) {
+        let mut state = lock(&self.state);
+        if state.closed {
+            return;
+        }
+        let number = (!kind.is_delta()).then(|| {
+            let number = state.next_number;
+            state.next_number += 1;
+            number
+        });
+        state.subscribers.retain(|queue| queue.strong_count() > 0);
+        if state.subscribers.is_empty() {
+            return;
+        }
+        let event = Event::new(number, self.run, SystemTime::now(), kind);
+        for queue in state.subscribers.iter().filter_map(Weak::upgrade) {
+            lock(&queue).push(event.clone());
+        }
+    }
+
+    /// Ends every stream once it has been read.
+    pub(crate) fn close(&self) {
+        let mut state = lock(&self.state);
+        state.closed = true;
+        for queue in state.subscribers.iter().filter_map(Weak::upgrade) {
+            let mut queue = lock(&queue);
+            queue.closed = true;
+            queue.wake();
+        }
+    }
+}
+
+impl Queue {
+    fn push(&mut self, event: Event) {
+        let is_delta = |event: &Event| event.kind.is_delta();
+        if is_delta(&event) {
+            if self
+                .events
+                .back_mut()
+                .is_some_and(|last| join(last, &event))
+            {
+                return self.wake();
+            }
+            if self.events.iter().filter(|event| is_delta(event)).count() >= MAX_DELTAS
+                && let Some(oldest) = self.events.iter().position(is_delta)
+            {
+                self.events.remove(oldest);
+            }
+        }
+        self.events.push_back(event);
+        self.wake();
+    }
+
+    fn wake(&mut self) {
+        if let Some(waker) = self.waker.take() {
+            waker.wake();
+        }
+    }
+}
+
+/// Joins a delta to the one before it, where both are of the same text.
+fn join(last: &mut Event, next: &Event) -> bool {
+    let (text, more) = match (&mut last.kind, &next.kind) {
+        (EventKind::TextDelta { text }, EventKind::TextDelta { text: more })
+        | (EventKind::ReasoningDelta { text }, EventKind::ReasoningDelta { text: more }) => {
+            (text, more)
+        }
+        (
+            EventKind::ToolOutputDelta { call_id, text },
+            EventKind::ToolOutputDelta {
+                call_id: next_id,
+                text: more,
+            },
+        ) if call_id == next_id => (text, more),
+        _ => return false,
+    };
+    text.push_str(more);
+    if let Some(excess) = text.len().checked_sub(MAX_DELTA_BYTES) {
+        let cut = (excess..=text.len()).find(|at| text.is_char_boundary(*at));
+        text.drain(..cut.unwrap_or(0));
+    }
+    true
+}
+
+/// The events of a run, from when it was made. Ends after [`EventKind::RunFinished`].
+#[derive(Debug)]
+pub struct Events {
+    queue: Arc<Mutex<Queue>>,
+}
+
+impl Events {
+    /// A stream that is over.
+    pub(crate) fn ended() -> Self {
+        Self {
+            queue: Arc::new(Mutex::new(Queue {
+                closed: true,
+                ..Queue::default()
+            })),
+        }
+    }
+}
+
+impl Stream for Events {
+    type Item = Event;
+
+    fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Event>> {
+        let mut queue = lock(&self.queue);
+        match queue.events.pop_front() {
+            Some(event) => Poll::Ready(Some(event)),
+            None if queue.closed => Poll::Ready(None),
+            None => {
+                queue.waker = Some(cx.waker().clone());
+                Poll::Pending
+            }
+        }
+    }
+}
+
+/// A panic elsewhere leaves these queues whole: nothing in here panics halfway.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,186 @@
+//! Input files: from what a person names to what lies in the sandbox.
+//!
+//! A file comes under its own name. A directory comes under its own name with all that is in it;
+//! written with a `/` at its end (or as `.`), what is in it comes without the directory itself. A
+//! pattern (`*`, `?`, `[…]`, `**`) comes as the files it matches, each under its path below the
+//! part of the pattern that is plain.
+
+use std::collections::HashMap;
+use std::path::{Component, Path, PathBuf};
+
+use cantle_core::sandbox::{Sandbox, SandboxExt as _, SandboxPath};
+use globset::GlobBuilder;
+
+use crate::error::{SessionError, SessionErrorKind};
+
+/// One file or directory to copy, and where to.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Input {
+    pub(crate) from: PathBuf,
+    pub(crate) to: SandboxPath,
+}
+
+/// Finds what the given paths and patterns mean. Reads directories, so it blocks.
+pub(crate) fn resolve(inputs: &[PathBuf]) -> Result<Vec<Input>, SessionError> {
+    let mut resolved = Vec::new();
+    for input in inputs {
+        if is_pattern(input) && !input.exists() {
+            resolved.extend(matches(input)?);
+        } else {
+            resolved.push(plain(input)?);
+        }
+    }
+    let mut targets: HashMap<&SandboxPath, &Path> = HashMap::new();
+    for input in resolved.iter().filter(|input| !input.to.is_start()) {
+        if let Some(other) = targets.insert(&input.to, &input.from)
+            && other != input.from
+        {
+            return Err(error(format!(
+                "the inputs `{}` and `{}` would both be `{}` in the sandbox; give one of them another name, or put both in one directory",
+                other.display(),
+                input.from.display(),
+                input.to
+            )));
+        }
+    }
+    Ok(resolved)
+}
+
+fn error(message: String) -> SessionError {
+    SessionError::new(SessionErrorKind::Input, message)
+}
+
+fn plain(input: &Path) -> Result<Input, SessionError> {
+    let unreadable = |cause: std::io::Error| {
+        error(format!(
+            "the input `{}` can't be read: {cause}",
+            input.display()
+        ))
+        .with_source(cause)
+    };
+    let metadata = std::fs::metadata(input).map_err(unreadable)?;
+    let bytes = input.as_os_str().as_encoded_bytes();
+    let contents_only = metadata.is_dir()
+        && (bytes.ends_with(b"/") || input.components().all(|part| part == Component::CurDir));
+    let to = if contents_only {
+        SandboxPath::working_directory()
+    } else {
+        // `..` and the like have no name of their own.
+        let real;
+        let name = match input.file_name() {
+            Some(name) => name,
+            None => {
+                real = input.canonicalize().map_err(unreadable)?;
+                real.file_name().unwrap_or_default()
+            }
+        };
+        SandboxPath::from_os(name).map_err(|cause| error(cause.to_string()))?
+    };
+    Ok(Input {
+        from: input.to_owned(),
+        to,
+    })
+}
+
+fn is_pattern(input: &Path) -> bool {
+    input
+        .as_os_str()
+        .as_encoded_bytes()
+        .iter()
+        .any(|byte| b"*?[".contains(byte))
+}
+
+fn matches(pattern: &Path) -> Result<Vec<Input>, SessionError> {
+    let mut base: PathBuf = pattern
+        .components()
+        .take_while(|part| !is_pattern(Path::new(part.as_os_str())))
+        .collect();
+    let below = pattern.strip_prefix(&base).unwrap_or(pattern);
+    let glob = below
+        .to_str()
+        .ok_or_else(|| error("a pattern must be UTF-8".to_owned()))?;
+    let glob = GlobBuilder::new(glob)
+        .literal_separator(true)
+        .build()
+        .map_err(|cause| {
+            error(format!(
+                "`{}` is not a valid pattern: {cause}",
+                pattern.display()
+            ))
+        })?;
+    // `**` reaches any depth; otherwise a pattern has as many components as what it matches.
+    let deep = glob.glob().contains("**");
+    let matcher = glob.compile_matcher();
+    if base.as_os_str().is_empty() {
+        base.push(".");
+    }
+    let depth = below.components().count();
+    let mut found = Vec::new();
+    let mut directories = vec![(base.clone(), 1)];
+    while let Some((directory, level)) = directories.pop() {
+        let entries = match std::fs::read_dir(&directory) {
+            Ok(entries) => entries,
+            // What a pattern meets on its way may be unreadable; where it starts must not be.
+            Err(_) if directory != base => continue,
+            Err(cause) => {
+                let message = format!("`{}` can't be read: {cause}", directory.display());
+                return Err(error(message).with_source(cause));
+            }
+        };
+        for entry in entries.filter_map(Result::ok) {
+            let path = entry.path();
+            let Ok(relative) = path.strip_prefix(&base) else {
+                continue;
+            };
+            let Ok(metadata) = std::fs::metadata(&path) else {
+                continue;
+            };
+            if metadata.is_file() && matcher.is_match(relative) {
+                let to = SandboxPath::from_os(relative).map_err(|e| error(e.to_string()))?;
+                found.push(Input { from: path, to });
+            } else if metadata.is_dir() && !path.is_symlink() && (deep || level < depth) {
+                directories.push((path, level + 1));
+            }
+        }
+    }
+    if found.is_empty() {
+        return Err(error(format!(
+            "the pattern `{}` matches no file",
+            pattern.display()
+        )));
+    }
+    found.sort_by(|a, b| a.to.cmp(&b.to));
+    Ok(found)
+}
+
+/// Copies the inputs into a sandbox. Returns the paths of the files there, and a warning for
+/// everything that was passed over.
+pub(crate) async fn upload(
+    inputs: &[Input],
+    sandbox: &dyn Sandbox,
+) -> Result<(Vec<String>, Vec<String>), SessionError> {
+    let mut files = Vec::new();
+    let mut warnings = Vec::new();
+    for input in inputs {
+        let uploaded = sandbox
+            .upload(&input.from, &input.to)
+            .await
+            .map_err(|cause| {
+                let message = format!(
+                    "failed to copy `{}` into the sandbox: {cause}",
+                    input.from.display()
+                );
+                SessionError::new(SessionErrorKind::Input, message).with_source(cause)
+            })?;
+        files.extend(uploaded.files.iter().map(|file| file.to.to_string()));
+        warnings.extend(uploaded.refused.iter().map(|refusal| {
+            format!(
+                "input `{}` was passed over: {}",
+                refusal.source, refusal.reason
+            )
+        }));
+    }
+    files.sort();
+    files.dedup();
+    Ok((files, warnings))
+}

@@ -1,0 +1,237 @@
+//! Files in and out, commands and a model over HTTP: an agent of real parts, only the model's words
+//! are scripted.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cantle_agent::{Agent, SessionOptions};
+use cantle_backends_local::LocalBackend;
+use cantle_clients::chat::ChatClient;
+use cantle_core::event::{EventKind, RunStatus};
+use cantle_core::message::Message;
+use cantle_testkit::openai::{Script, ScriptedServer, ToolCall, Turn, Usage};
+use cantle_tools::{CodeExec, Finish};
+use futures_util::StreamExt as _;
+use serde_json::json;
+
+use crate::support::{outcome, results};
+
+fn command(cmd: &str) -> Turn {
+    Turn::tool(ToolCall::new("code_exec", json!({"cmd": cmd})))
+}
+
+fn done(paths: &[&str]) -> Turn {
+    Turn::tool(ToolCall::new(
+        "finish",
+        json!({"reason": "done", "paths": paths}),
+    ))
+}
+
+fn agent(server: &ScriptedServer) -> Agent {
+    let client = ChatClient::builder("scripted")
+        .base_url(server.url())
+        .build()
+        .unwrap();
+    Agent::builder("files", client)
+        .provider(CodeExec::new(Arc::new(LocalBackend::new())))
+        .finish(Finish)
+        .turn_warning_threshold(0)
+        .build()
+        .unwrap()
+}
+
+async fn serve(turns: impl IntoIterator<Item = Turn>) -> ScriptedServer {
+    let script = turns.into_iter().fold(Script::new(), Script::turn);
+    ScriptedServer::start(script).await.unwrap()
+}
+
+fn write(directory: &Path, name: &str, text: &str) {
+    let path = directory.join(name);
+    std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+    std::fs::write(path, text).unwrap();
+}
+
+#[tokio::test]
+async fn inputs_arrive_commands_run_and_outputs_are_saved_with_every_token_counted() {
+    let host = tempfile::tempdir().unwrap();
+    write(host.path(), "one.txt", "1\n");
+    write(host.path(), "data/deep/two.csv", "2\n");
+    write(host.path(), "loose/three.md", "3\n");
+    write(host.path(), "logs/a.log", "a\n");
+    write(host.path(), "logs/sub/b.log", "b\n");
+    write(host.path(), "logs/c.txt", "c\n");
+    // A directory that `loose/*.md` must not care about.
+    write(host.path(), "loose/deeper/four.md", "4\n");
+    let server = serve([
+        command("find . -type f | sort").usage(Usage::new(100, 10).cached(60).reasoning(4)),
+        command("mkdir -p out/deep && cat one.txt > out/deep/result && echo no > out/other"),
+        done(&["out/deep/result", "./out/deep/result", "../escape", "out"]),
+        done(&["out/deep/result", "one.txt"]),
+    ])
+    .await;
+
+    let out = tempfile::tempdir().unwrap();
+    let mut options = SessionOptions::default().output_dir(out.path());
+    for input in ["one.txt", "data", "loose/*.md", "logs/**/*.log"] {
+        options = options.input_file(host.path().join(input));
+    }
+    let session = agent(&server).session(options).await.unwrap();
+    let outcome = outcome(session.run("the task").unwrap()).await;
+    assert_eq!(outcome.status(), RunStatus::Finished, "{:?}", outcome.error);
+
+    let listed = &results(&outcome)[0].0;
+    let expected = [
+        "./a.log",
+        "./data/deep/two.csv",
+        "./one.txt",
+        "./sub/b.log",
+        "./three.md",
+    ];
+    assert!(
+        listed.contains(&format!("<stdout>{}\n</stdout>", expected.join("\n"))),
+        "{listed}"
+    );
+    let (refused, accepted) = &results(&outcome)[2];
+    assert!(
+        !accepted && refused.contains("`../escape`, `out`"),
+        "{refused}"
+    );
+
+    let saved: Vec<_> = outcome
+        .outputs
+        .saved
+        .iter()
+        .map(|file| file.source.as_str())
+        .collect();
+    assert_eq!(saved, ["out/deep/result", "one.txt"]);
+    assert_eq!(
+        std::fs::read_to_string(out.path().join("out/deep/result")).unwrap(),
+        "1\n"
+    );
+    assert!(!out.path().join("out/other").exists());
+    assert_eq!(
+        std::fs::read_dir(out.path()).unwrap().count(),
+        2,
+        "nothing else is left there"
+    );
+
+    let sent = server.usage_sent();
+    let usage = outcome.ledger.reported_usage();
+    assert_eq!(
+        (usage.input_total(), usage.output_total()),
+        (sent.prompt, sent.completion)
+    );
+    assert_eq!((usage.cache_read, usage.reasoning), (60, 4));
+    assert_eq!(outcome.ledger.tools["code_exec"].calls, 2);
+    let Message::System(system) = &*outcome.history[0] else {
+        panic!("no system message")
+    };
+    assert!(system.content.text().contains("- data/deep/two.csv\n"));
+    session.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn closing_the_session_leaves_no_directory_behind() {
+    let server = serve([command("pwd"), done(&[])]).await;
+    let session = agent(&server)
+        .session(SessionOptions::default())
+        .await
+        .unwrap();
+    outcome(session.run("the task").unwrap()).await;
+    let directory = session
+        .sandbox()
+        .unwrap()
+        .info()
+        .working_directory
+        .to_string();
+    assert!(Path::new(&directory).exists());
+    session.close().await.unwrap();
+    assert!(!Path::new(&directory).exists());
+}
+
+#[tokio::test]
+async fn cancelling_during_a_command_kills_it_and_keeps_its_output() {
+    let server = serve([command("echo before; sleep 600; echo after")]).await;
+    let session = agent(&server)
+        .session(SessionOptions::default())
+        .await
+        .unwrap();
+    let mut run = session.run("the task").unwrap();
+    while let Some(event) = run.next().await {
+        if matches!(event.kind, EventKind::ToolOutputDelta { .. }) {
+            run.cancel();
+        }
+    }
+    let cancelled = Instant::now();
+    let outcome = outcome(run).await;
+    assert!(cancelled.elapsed() < Duration::from_secs(5));
+    assert_eq!(outcome.status(), RunStatus::Cancelled);
+    let (result, success) = &results(&outcome)[0];
+    assert!(
+        result.contains("<error_kind>cancelled</error_kind>"),
+        "{result}"
+    );
+    assert!(
+        result.contains("<stdout>before\n</stdout>") && !success,
+        "{result}"
+    );
+    session.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_sandbox_that_is_gone_ends_the_run_instead_of_leaving_the_model_with_a_dead_one() {
+    let server = serve([command("rm -rf \"$PWD\""), command("ls"), command("ls")]).await;
+    let session = agent(&server)
+        .session(SessionOptions::default())
+        .await
+        .unwrap();
+    let outcome = outcome(session.run("the task").unwrap()).await;
+    assert_eq!(
+        outcome.status(),
+        RunStatus::SandboxFailed,
+        "{:?}",
+        results(&outcome)
+    );
+    assert!(outcome.turns <= 2);
+}
+
+#[tokio::test]
+async fn concurrent_sessions_have_files_of_their_own() {
+    let turns = [command("cat *; echo \"$PWD\" > mine"), done(&["mine"])];
+    let server = serve(turns).await;
+    let agent = agent(&server);
+    let host = tempfile::tempdir().unwrap();
+    let mut running = Vec::new();
+    for number in 0..8 {
+        write(
+            host.path(),
+            &format!("{number}/in"),
+            &format!("input {number}\n"),
+        );
+        let options = SessionOptions::default()
+            .input_file(host.path().join(format!("{number}/in")))
+            .output_dir(host.path().join(format!("{number}/out")));
+        let session = agent.session(options).await.unwrap();
+        let run = session.run(format!("task {number}")).unwrap();
+        running.push((number, session, run));
+    }
+    for (number, session, run) in running {
+        let outcome = outcome(run).await;
+        let result = &results(&outcome)[0].0;
+        assert!(
+            result.contains(&format!("<stdout>input {number}\n</stdout>")),
+            "{result}"
+        );
+        let saved =
+            std::fs::read_to_string(host.path().join(format!("{number}/out/mine"))).unwrap();
+        let own = session
+            .sandbox()
+            .unwrap()
+            .info()
+            .working_directory
+            .to_string();
+        assert_eq!(saved.trim(), own);
+        session.close().await.unwrap();
+    }
+}
