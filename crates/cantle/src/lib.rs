@@ -1,0 +1,62 @@
+//! Language-model agents that work by executing code.
+//!
+//! This is the crate for people who build agents: it re-exports the parts, and has nothing of its
+//! own. Who writes a backend, a client or a tool for others depends on [`core`] alone, as
+//! `cantle-core`.
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//!
+//! use cantle::agent::{Agent, SessionOptions};
+//! use cantle::backends::local::LocalBackend;
+//! use cantle::clients::chat::ChatClient;
+//! use cantle::tools::{CodeExec, Finish};
+//!
+//! # #[tokio::main(flavor = "current_thread")]
+//! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let client = ChatClient::builder("gpt-5").api_key(std::env::var("OPENAI_API_KEY")?).build()?;
+//! let agent = Agent::builder("analyst", client)
+//!     .provider(CodeExec::new(Arc::new(LocalBackend::new())))
+//!     .finish(Finish)
+//!     .build()?;
+//!
+//! let options = SessionOptions::default().input_file("data/").output_dir("out");
+//! let session = agent.session(options).await?;
+//! let outcome = session.run("Summarise data.csv in summary.md")?.outcome().await;
+//! println!("{:?}: {} tokens", outcome.status(), outcome.ledger.reported_usage().total());
+//! session.close().await?;
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Features
+//!
+//! | feature | brings | default |
+//! |---|---|---|
+//! | `agent` | [`agent`]: the loop, as `Agent`, `Session` and `Run` | yes |
+//! | `backend-local` | [`backends::local`]: commands on this machine | yes |
+//! | `client-chat` | [`clients::chat`]: models over OpenAI Chat Completions | yes |
+//! | `client-replay` | `clients::replay`: a model whose turns come from a recording | no |
+//! | `macros` | [`tool`]: the attribute that makes a tool of a function | yes |
+//! | `tools` | [`tools`]: `code_exec` and `finish` | yes |
+//!
+//! Without any of them there is [`core`]: messages, traits, events and errors.
+
+#![forbid(unsafe_code)]
+
+#[cfg(feature = "agent")]
+pub use cantle_agent as agent;
+#[cfg(any(feature = "client-chat", feature = "client-replay"))]
+pub use cantle_clients as clients;
+pub use cantle_core as core;
+/// Makes a tool of a function; documented at [`core::tool`](macro@core::tool).
+#[cfg(feature = "macros")]
+pub use cantle_macros::tool_for_facade as tool;
+#[cfg(feature = "tools")]
+pub use cantle_tools as tools;
+
+/// Where code is executed.
+#[cfg(feature = "backend-local")]
+pub mod backends {
+    pub use cantle_backends_local as local;
+}
