@@ -1,0 +1,328 @@
+//! The command line: its subcommands, flags and help. Nothing is decided here that needs a file or
+//! the network; what flags, environment and files add up to is in [`crate::settings`].
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::builder::FalseyValueParser;
+use clap::parser::ValueSource;
+use clap::{ArgAction, ArgMatches, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
+
+use crate::provider::Provider;
+
+/// Runs language-model agents that do their work by executing code.
+#[derive(Debug, Parser)]
+#[command(
+    name = "cantle",
+    version,
+    after_help = "\
+Start here:
+  cantle demo                       a whole run over the files here, without any model
+  cantle run --help                 what to set for a model, and what a run can be told
+  cantle exec -- wc -l /etc/passwd  one command in a sandbox"
+)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Run(Box<RunArgs>),
+    Exec(ExecArgs),
+    Demo(DemoArgs),
+}
+
+/// Does a task: a model works on it with commands in a sandbox, and hands over files.
+#[derive(Debug, clap::Args)]
+#[command(after_long_help = RUN_HELP)]
+pub(crate) struct RunArgs {
+    /// What to do, in words and as one argument; `-` reads it from standard input
+    pub(crate) task: String,
+
+    /// What else stands there: mostly the rest of a pattern that a shell expanded
+    #[arg(hide = true)]
+    pub(crate) more: Vec<String>,
+
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+
+    /// A file, directory or quoted pattern to work on; repeat it for more
+    ///
+    /// It is copied into the sandbox: `data` comes as `data/…`, `data/` as what is in it, and
+    /// `'src/**/*.rs'` as the files it matches, below `src`.
+    #[arg(long, value_name = "PATH", help_heading = "Files")]
+    pub(crate) input: Vec<PathBuf>,
+
+    /// Where the files that the model hands over go, and then cantle-result.json
+    #[arg(long, value_name = "DIR", help_heading = "Files")]
+    pub(crate) output_dir: Option<PathBuf>,
+
+    /// A JSON schema of an object: the run finishes with such an object, printed as JSON
+    ///
+    /// Where it has a property `paths`, the files named there are handed over.
+    #[arg(long, value_name = "FILE", help_heading = "Files")]
+    pub(crate) schema: Option<PathBuf>,
+
+    /// A conversation to go on from: JSON as cantle or Stirrup (0.1, 0.2) write it
+    #[arg(long, value_name = "FILE", help_heading = "Files")]
+    pub(crate) history: Option<PathBuf>,
+
+    /// Instructions for the model on top of the general ones; `@FILE` reads them from a file
+    #[arg(
+        long,
+        value_name = "TEXT|@FILE",
+        env = "CANTLE_SYSTEM_PROMPT",
+        hide_env_values = true
+    )]
+    pub(crate) system_prompt: Option<String>,
+
+    /// Turns (model calls with their commands) that the run may take [default: 30]
+    #[arg(long, value_name = "N", env = "CANTLE_MAX_TURNS", hide_env_values = true,
+        value_parser = clap::value_parser!(u32).range(1..), help_heading = "Limits")]
+    pub(crate) max_turns: Option<u32>,
+
+    /// How long one command may take, such as 300, 90s, 5m or 1h [default: 300]
+    #[arg(long, value_name = "TIME", env = "CANTLE_TIMEOUT", hide_env_values = true,
+        value_parser = parse_duration, help_heading = "Limits")]
+    pub(crate) timeout: Option<Duration>,
+
+    #[command(flatten)]
+    pub(crate) display: DisplayArgs,
+}
+
+/// Which model, where, and how much of it.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Model")]
+pub(crate) struct ModelArgs {
+    /// The model, as its provider names it
+    #[arg(
+        long,
+        value_name = "NAME",
+        env = "CANTLE_MODEL",
+        hide_env_values = true
+    )]
+    pub(crate) model: Option<String>,
+
+    /// Who serves it: sets the base URL and which variable holds the key [default: openai]
+    #[arg(long, value_enum, env = "CANTLE_PROVIDER", hide_env_values = true)]
+    pub(crate) provider: Option<Provider>,
+
+    /// Where it is served: an OpenAI-compatible address, mostly ending in /v1
+    #[arg(
+        long,
+        value_name = "URL",
+        env = "CANTLE_BASE_URL",
+        hide_env_values = true
+    )]
+    pub(crate) base_url: Option<String>,
+
+    /// Tokens that one answer may have at most
+    #[arg(
+        long,
+        value_name = "N",
+        env = "CANTLE_MAX_TOKENS",
+        hide_env_values = true
+    )]
+    pub(crate) max_tokens: Option<u64>,
+
+    /// Tokens that the whole conversation may have, where you know it
+    #[arg(
+        long,
+        value_name = "N",
+        env = "CANTLE_CONTEXT_WINDOW",
+        hide_env_values = true
+    )]
+    pub(crate) context_window: Option<u64>,
+
+    /// Ask for each answer in one piece
+    #[arg(long, env = "CANTLE_NO_STREAM", hide_env_values = true,
+        action = ArgAction::SetTrue, value_parser = FalseyValueParser::new())]
+    pub(crate) no_stream: Option<bool>,
+
+    /// Let a recording play the model: turns from a file of JSON lines. Needs no key
+    #[arg(long, value_name = "FILE")]
+    pub(crate) replay: Option<PathBuf>,
+}
+
+/// What is shown of a run.
+#[derive(Clone, Copy, Debug, Default, clap::Args)]
+#[command(next_help_heading = "Output")]
+pub(crate) struct DisplayArgs {
+    /// Write every event to standard output, as a line of JSON each
+    #[arg(long, conflicts_with = "quiet")]
+    pub(crate) json: bool,
+
+    /// Show nothing but the result, and what went wrong
+    #[arg(long, short)]
+    pub(crate) quiet: bool,
+
+    /// Show commands and their results in full, and what the model thinks
+    #[arg(long, short, conflicts_with = "quiet")]
+    pub(crate) verbose: bool,
+}
+
+/// Runs one command in a fresh sandbox, and exits with its code.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXEC_HELP)]
+pub(crate) struct ExecArgs {
+    /// How long it may take, such as 300, 90s, 5m or 1h [default: no limit]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub(crate) timeout: Option<Duration>,
+
+    /// The program and its arguments, as they are: no shell reads them
+    #[arg(last = true, required = true, value_name = "CMD")]
+    pub(crate) command: Vec<OsString>,
+}
+
+/// Surveys a directory with a recorded model: everything but the model is real.
+#[derive(Debug, clap::Args)]
+#[command(after_help = DEMO_HELP)]
+pub(crate) struct DemoArgs {
+    /// The directory
+    #[arg(default_value = ".")]
+    pub(crate) path: PathBuf,
+
+    /// Where report.md and chart.svg go
+    #[arg(long, value_name = "DIR", default_value = "./cantle-demo")]
+    pub(crate) output_dir: PathBuf,
+
+    #[command(flatten)]
+    pub(crate) display: DisplayArgs,
+}
+
+const RUN_HELP: &str = "\
+Which model:
+  --provider    base URL                       variable with the key
+  openai        https://api.openai.com/v1      OPENAI_API_KEY
+  openrouter    https://openrouter.ai/api/v1   OPENROUTER_API_KEY
+  litellm       http://127.0.0.1:4000/v1       LITELLM_API_KEY, where the proxy wants one
+  local         http://127.0.0.1:8080/v1       none
+
+CANTLE_API_KEY is a key for whatever address is in use, and goes before the others. A provider's own \
+variable is only used where that provider was named, or the base URL is its own. An address that only the \
+cantle.toml of the current directory names gets no key, unless it is on this machine.
+
+Settings come from flags, else from the variables above, else from cantle.toml in the current directory, \
+else from $XDG_CONFIG_HOME/cantle/cantle.toml. In these files stand provider, base_url, model, \
+system_prompt, max_turns, max_tokens, context_window, timeout and no_stream; never a key. Provider and \
+base URL belong together: both are taken from the same place.
+
+Examples:
+  export OPENAI_API_KEY=…
+  cantle run --model gpt-5 --input sales.csv --output-dir out 'Chart the sales by region'
+  cantle run --model gpt-5 --input 'src/**/*.rs' 'What is not tested in here?'
+  git diff | cantle run --provider local --model any --quiet -
+
+Into --output-dir go the files that the model hands over and, last, cantle-result.json: it is there once \
+the run has finished. What a run leaves that did not finish is kept there too, to go on from.
+
+Exit codes: 0 finished, 1 internal error, 2 usage, 3 a limit was reached, 4 cancelled, 5 the model \
+failed, 6 the sandbox failed.";
+
+const EXEC_HELP: &str = "\
+The command runs in a private, empty directory, with a small environment of its own; standard input, \
+output and error are passed through. For a shell, name it: cantle exec -- bash -c 'ls | wc -l'
+
+Exit codes: the command's own; 128 + n where signal n ended it; 124 when its time was over; 130 after \
+Ctrl-C; 125 where the sandbox failed, 126 where the program can't be run, 127 where there is none.";
+
+const DEMO_HELP: &str = "\
+The files are copied into a sandbox (at most 20,000 files and 100 MB; .git, node_modules, target and the \
+output directory are left out), commands count and compare them there, and report.md and chart.svg come \
+back. The model's part is a recording: it needs no key and no network.";
+
+/// Reads the command line. Ends the process where there is nothing to do or it makes no sense.
+pub(crate) fn parse() -> Command {
+    match try_parse(std::env::args_os()) {
+        Ok(command) => command,
+        Err(error) => error.exit(),
+    }
+}
+
+fn try_parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, clap::Error> {
+    let mut cli = Cli::command();
+    let matches = cli.try_get_matches_from_mut(args)?;
+    let mut command = Cli::from_arg_matches(&matches)?.command;
+    if let (Command::Run(run), Some(("run", given))) = (&mut command, matches.subcommand()) {
+        only_what_was_given(&mut run.model, given);
+    }
+    Ok(command)
+}
+
+/// Takes out what nobody said. A provider and a base URL belong together: one that a flag names is
+/// not combined with the other from the environment, or a key would go where it was not meant to.
+fn only_what_was_given(model: &mut ModelArgs, given: &ArgMatches) {
+    if given.value_source("no_stream") == Some(ValueSource::DefaultValue) {
+        model.no_stream = None;
+    }
+    let by_flag = |id| given.value_source(id) == Some(ValueSource::CommandLine);
+    match (by_flag("provider"), by_flag("base_url")) {
+        (true, false) => model.base_url = None,
+        (false, true) => model.provider = None,
+        _ => {}
+    }
+}
+
+/// A time such as `300`, `90s`, `1.5m` or `1h`; seconds where no unit stands.
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
+    let expected = || "expected a time such as 300, 90s, 5m or 1h".to_owned();
+    let text = text.trim();
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match text.strip_prefix(digits).unwrap_or_default() {
+        "" | "s" => 1.0,
+        "m" => 60.0,
+        "h" => 3600.0,
+        _ => return Err(expected()),
+    };
+    let number: f64 = digits.parse().map_err(|_| expected())?;
+    match Duration::try_from_secs_f64(number * unit) {
+        Ok(duration) if !duration.is_zero() => Ok(duration),
+        _ => Err(expected()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn run(args: &[&str]) -> Box<RunArgs> {
+        let args = ["cantle", "run"].iter().chain(args).map(OsString::from);
+        match try_parse(args).unwrap() {
+            Command::Run(run) => run,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn inputs_are_one_a_flag_so_that_the_task_may_follow() {
+        let args = run(&["--input", "a", "--input", "b/", "the task"]);
+        assert_eq!(args.input, [PathBuf::from("a"), PathBuf::from("b/")]);
+        assert_eq!(args.task, "the task");
+    }
+
+    #[test]
+    fn times_have_units() {
+        let parsed = ["300", "90s", "1.5m", "1h", " 5m "].map(|text| parse_duration(text).unwrap());
+        assert_eq!(parsed, [300, 90, 90, 3600, 300].map(Duration::from_secs));
+        for text in ["", "5 m", "-1", "0", "1d", "m", "inf", "NaN", "1e30h"] {
+            assert!(parse_duration(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_exec_gets_after_the_dashes_is_not_read() {
+        let args = ["cantle", "exec", "--timeout", "2m", "--", "ls", "--help"];
+        let Command::Exec(exec) = try_parse(args.map(OsString::from)).unwrap() else {
+            panic!("not exec");
+        };
+        assert_eq!(exec.timeout, Some(Duration::from_secs(120)));
+        assert_eq!(exec.command, ["ls", "--help"]);
+    }
+}

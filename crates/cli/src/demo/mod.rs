@@ -1,0 +1,106 @@
+//! `cantle demo`: a whole run with nothing configured. The model is a recording; the files, the
+//! commands and the report made from them are real.
+
+mod copy;
+mod turns;
+
+use cantle::agent::{Agent, SessionOptions};
+use cantle::clients::replay::ReplayClient;
+use cantle::core::message::{AssistantBlock, AssistantMessage, ToolCall};
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+use self::copy::Survey;
+use crate::agent;
+use crate::args::DemoArgs;
+use crate::display::{Display, FINISH};
+use crate::exit::{Failure, FailureExt as _};
+use crate::settings::Rules;
+use crate::work::{self, Work};
+
+const TASK: &str = "Survey the files here: what they are, what takes the space, what is there twice. \
+                    Write report.md and draw chart.svg.";
+
+const NOTICE: &str = "The model of this demo is a recording, everything else is real. With a real model: \
+                      export OPENAI_API_KEY=…, then cantle run --model NAME --input PATH 'TASK' \
+                      (cantle run --help has other providers).";
+
+/// A demo that only needs to be begun.
+#[derive(Debug)]
+pub(crate) struct Demo {
+    args: DemoArgs,
+    survey: Survey,
+    agent: Agent,
+}
+
+/// Looks at the directory, so that what is too large is told before anything is begun.
+pub(crate) fn prepare(args: DemoArgs) -> Result<Demo, Failure> {
+    work::clear(Some(&args.output_dir))?;
+    let survey = Survey::of(&args.path, &args.output_dir).usage()?;
+    let model = ReplayClient::new("recording", recording());
+    let agent = Agent::builder(agent::NAME, model);
+    let agent = agent::complete(agent, Rules::default(), None).internal()?;
+    Ok(Demo {
+        args,
+        survey,
+        agent,
+    })
+}
+
+impl Demo {
+    /// Makes the report, and returns the exit code.
+    pub(crate) async fn perform(self, cancellation: &CancellationToken) -> Result<u8, Failure> {
+        let mut display = Display::new(self.args.display);
+        if !self.args.display.quiet {
+            display.say(NOTICE).await;
+        }
+        let options = SessionOptions::default().output_dir(&self.args.output_dir);
+        let session = work::open(&self.agent, options, cancellation).await?;
+        let copied = tokio::select! {
+            copied = self.survey.copy(&session) => copied,
+            () = cancellation.cancelled() => Err(work::cancelled_early()),
+        };
+        match copied {
+            Ok(summary) => display.remark(&summary).await,
+            Err(failure) => {
+                // The failure that matters is the first one.
+                let _ = session.close().await;
+                return Err(failure);
+            }
+        }
+        let work = Work {
+            task: TASK.to_owned(),
+            output_dir: Some(self.args.output_dir),
+            about_key: None,
+            result_as_json: false,
+        };
+        work.perform(session, &mut display, cancellation).await
+    }
+}
+
+/// The model's part.
+fn recording() -> Vec<AssistantMessage> {
+    let finish = json!({"reason": turns::FINISH_REASON, "paths": turns::FINISH_PATHS});
+    let working = turns::TURNS.iter().map(|turn| {
+        let calls = turn
+            .commands
+            .iter()
+            .map(|command| ("code_exec", json!({"cmd": command})));
+        message(turn.text, calls.collect())
+    });
+    working
+        .chain([message(turns::FINISH_TEXT, vec![(FINISH, finish)])])
+        .collect()
+}
+
+fn message(text: &str, calls: Vec<(&str, Value)>) -> AssistantMessage {
+    let calls = calls.into_iter().map(|(tool, arguments)| {
+        AssistantBlock::ToolCall(ToolCall::new(None, tool, arguments.to_string()))
+    });
+    AssistantMessage::new(
+        [AssistantBlock::text(text)]
+            .into_iter()
+            .chain(calls)
+            .collect(),
+    )
+}

@@ -1,0 +1,107 @@
+//! A terminal with a live part at its lower end: lines that are redrawn in place, below text that
+//! stays.
+
+use super::text::fit;
+
+/// Knows how many live lines stand on the terminal, and says what to write to change them.
+#[derive(Debug, Default)]
+pub(super) struct Screen {
+    drawn: Vec<String>,
+}
+
+impl Screen {
+    /// What to write so that `text` stays, with `lines` live below it.
+    pub(super) fn draw(&mut self, text: &str, lines: &[String], width: usize) -> String {
+        // The last column stays free: some terminals wrap as soon as it is written.
+        let lines: Vec<String> = lines
+            .iter()
+            .map(|line| fit(line, width.saturating_sub(1)))
+            .collect();
+        if text.is_empty() && lines == self.drawn {
+            return String::new();
+        }
+        let mut output = self.clear();
+        output.push_str(text);
+        output.push_str(&lines.join("\n"));
+        self.drawn = lines;
+        output
+    }
+
+    /// What to write so that nothing is live any more.
+    pub(super) fn clear(&mut self) -> String {
+        let rows = std::mem::take(&mut self.drawn).len();
+        match rows {
+            0 => String::new(),
+            1 => "\r\x1b[J".to_owned(),
+            // From the end of the last live line to the start of the first.
+            rows => format!("\r\x1b[{}A\x1b[J", rows - 1),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(lines: &[&str]) -> Vec<String> {
+        lines.iter().map(|line| (*line).to_owned()).collect()
+    }
+
+    /// What a terminal shows after `output`.
+    fn shown(output: &str) -> Vec<String> {
+        let mut rows = vec![Vec::new()];
+        let (mut row, mut column) = (0, 0);
+        let mut rest = output.chars();
+        while let Some(c) = rest.next() {
+            match c {
+                '\r' => column = 0,
+                '\n' => {
+                    (row, column) = (row + 1, 0);
+                    rows.resize_with(rows.len().max(row + 1), Vec::new);
+                }
+                '\x1b' => {
+                    let sequence: Vec<char> = rest.by_ref().take(2).collect();
+                    match *sequence {
+                        ['[', up @ '1'..='9'] => {
+                            row -= up.to_digit(10).unwrap() as usize;
+                            assert_eq!(rest.next(), Some('A'));
+                        }
+                        ['[', 'J'] => {
+                            rows.truncate(row + 1);
+                            rows[row].truncate(column);
+                        }
+                        _ => panic!("{sequence:?}"),
+                    }
+                }
+                c => {
+                    rows[row].truncate(column);
+                    rows[row].push(c);
+                    column += 1;
+                }
+            }
+        }
+        rows.into_iter()
+            .map(|row| row.into_iter().collect())
+            .collect()
+    }
+
+    #[test]
+    fn live_lines_are_replaced_and_text_stays() {
+        let mut screen = Screen::default();
+        let mut output = screen.draw("first\n", &lines(&["running", "status 1"]), 40);
+        assert_eq!(shown(&output), ["first", "running", "status 1"]);
+        output += &screen.draw("second\n", &lines(&["status 2"]), 40);
+        assert_eq!(shown(&output), ["first", "second", "status 2"]);
+        output += &screen.draw("", &lines(&["a long live line", "status 3"]), 8);
+        assert_eq!(shown(&output), ["first", "second", "a long…", "status…"]);
+        output += &screen.clear();
+        assert_eq!(shown(&output), ["first", "second", ""]);
+    }
+
+    #[test]
+    fn nothing_is_written_where_nothing_changes() {
+        let mut screen = Screen::default();
+        assert_eq!(screen.draw("", &lines(&["status"]), 40), "status");
+        assert_eq!(screen.draw("", &lines(&["status"]), 40), "");
+    }
+}

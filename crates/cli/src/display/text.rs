@@ -1,0 +1,303 @@
+//! Text as people read it: harmless, short, with numbers they can take in.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use cantle::core::usage::TokenUsage;
+use console::{measure_text_width, truncate_str};
+
+const TAB_COLUMNS: usize = 8;
+
+/// Takes out of text what would act on a terminal instead of being shown: escape sequences, other
+/// control characters and marks that turn the direction of writing. A carriage return ends a line,
+/// so that a progress bar reads as its states. Text may come in pieces, cut anywhere.
+#[derive(Debug, Default)]
+pub(super) struct Cleaner {
+    state: State,
+    /// Characters since the start of the line, for tabs.
+    column: usize,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+enum State {
+    #[default]
+    Text,
+    /// After a carriage return, which a newline may follow.
+    Return,
+    /// After ESC.
+    Escape,
+    /// Within a control sequence, up to its final byte.
+    Sequence,
+    /// Within a string (a title, a link), up to BEL or ESC and a backslash.
+    Quoted,
+}
+
+impl Cleaner {
+    /// Adds what is left of `text` to `clean`.
+    pub(super) fn push(&mut self, text: &str, clean: &mut String) {
+        for c in text.chars() {
+            self.state = match (self.state, c) {
+                (State::Escape, '[') | (_, '\u{9b}') => State::Sequence,
+                (State::Escape, ']' | 'P' | 'X' | '^' | '_')
+                | (_, '\u{9d}' | '\u{90}' | '\u{98}' | '\u{9e}' | '\u{9f}') => State::Quoted,
+                (_, '\u{1b}') => State::Escape,
+                // A string that nobody ended must not swallow the rest.
+                (State::Sequence | State::Quoted, '\n') => self.show('\n', clean),
+                (State::Sequence, '\u{40}'..='\u{7e}') | (State::Quoted, '\u{7}' | '\u{9c}') => {
+                    State::Text
+                }
+                (State::Sequence | State::Quoted, _) => self.state,
+                // A byte between, as in `ESC ( B`; then the last one.
+                (State::Escape, ' '..='/') => State::Escape,
+                (State::Escape, '0'..='~') => State::Text,
+                (State::Return, '\n') => State::Text,
+                _ => self.show(c, clean),
+            };
+        }
+    }
+
+    fn show(&mut self, c: char, clean: &mut String) -> State {
+        self.column += 1;
+        match c {
+            '\r' | '\n' => {
+                clean.push('\n');
+                self.column = 0;
+                if c == '\r' {
+                    return State::Return;
+                }
+            }
+            '\t' => {
+                let stop = self.column.next_multiple_of(TAB_COLUMNS);
+                clean.extend(std::iter::repeat_n(' ', stop + 1 - self.column));
+                self.column = stop;
+            }
+            // Control characters, and what turns the direction of writing.
+            c if c.is_control() => {}
+            '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {}
+            c => clean.push(c),
+        }
+        State::Text
+    }
+}
+
+/// Whole text without what would act on a terminal.
+pub(crate) fn clean(text: &str) -> String {
+    let mut cleaned = String::with_capacity(text.len());
+    Cleaner::default().push(text, &mut cleaned);
+    cleaned
+}
+
+/// Whole text as one clean line.
+pub(super) fn one_line(text: &str) -> String {
+    clean(text).split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// A line no wider than `width` columns.
+pub(super) fn fit(line: &str, width: usize) -> String {
+    truncate_str(line, width, "…").into_owned()
+}
+
+/// Lines no wider than `width` columns, broken between words where there are any.
+pub(super) fn wrap(line: &str, width: usize) -> Vec<String> {
+    let width = width.max(8);
+    let mut lines = vec![String::new()];
+    let mut used = 0;
+    for word in line.split_inclusive(' ') {
+        let columns = measure_text_width(word);
+        if used + measure_text_width(word.trim_end()) > width && used > 0 {
+            lines.push(String::new());
+            used = 0;
+        }
+        if columns <= width {
+            push_last(&mut lines, word);
+            used += columns;
+            continue;
+        }
+        // A word without a place to break it.
+        for c in word.chars() {
+            let columns = measure_text_width(c.encode_utf8(&mut [0; 4]));
+            if used + columns > width && used > 0 {
+                lines.push(String::new());
+                used = 0;
+            }
+            push_last(&mut lines, c.encode_utf8(&mut [0; 4]));
+            used += columns;
+        }
+    }
+    lines
+}
+
+fn push_last(lines: &mut [String], text: &str) {
+    if let Some(last) = lines.last_mut() {
+        last.push_str(text);
+    }
+}
+
+/// The first `head` and the last `tail` lines, and one that counts those between.
+pub(super) fn fold(text: &str, head: usize, tail: usize) -> Vec<String> {
+    let lines: Vec<&str> = text.trim_end_matches('\n').split('\n').collect();
+    let hidden = lines.len().saturating_sub(head + tail);
+    // A line that says that one line is missing takes as much room as the line.
+    if hidden < 2 {
+        return lines.into_iter().map(str::to_owned).collect();
+    }
+    let mut folded: Vec<String> = lines
+        .iter()
+        .take(head)
+        .map(|line| (*line).to_owned())
+        .collect();
+    folded.push(format!("… {hidden} more lines"));
+    folded.extend(
+        lines
+            .iter()
+            .skip(head + hidden)
+            .map(|line| (*line).to_owned()),
+    );
+    folded
+}
+
+/// `1,2,3` … as `999`, `12.4k`, `3.1M`.
+pub(super) fn count(n: u64) -> String {
+    let n_f = n as f64;
+    match n {
+        0..1000 => n.to_string(),
+        1000..99_950 => format!("{:.1}k", n_f / 1e3),
+        99_950..999_500 => format!("{:.0}k", n_f / 1e3),
+        _ => format!("{:.1}M", n_f / 1e6),
+    }
+}
+
+/// Bytes, in steps of 1000.
+pub(crate) fn size(bytes: u64) -> String {
+    let mut n = bytes as f64;
+    if bytes < 1000 {
+        return format!("{bytes} B");
+    }
+    let mut units = ["kB", "MB", "GB", "TB"].into_iter().peekable();
+    while let Some(unit) = units.next() {
+        n /= 1000.0;
+        if n < 999.95 || units.peek().is_none() {
+            return format!("{n:.1} {unit}");
+        }
+    }
+    String::new()
+}
+
+/// `1 file`, `2 files`.
+pub(crate) fn plural(n: u64, one: &str, many: &str) -> String {
+    format!("{n} {}", if n == 1 { one } else { many })
+}
+
+/// How long something took: `0.04 s`, `12.3 s`, `1:05`, `2:00:00`.
+pub(super) fn duration(duration: Duration) -> String {
+    let seconds = duration.as_secs_f64();
+    match seconds {
+        0.0..0.9995 => format!("{seconds:.2} s"),
+        0.9995..59.95 => format!("{seconds:.1} s"),
+        _ => clock(duration),
+    }
+}
+
+/// Elapsed time: `0:42`, `12:05`, `1:02:03`.
+pub(super) fn clock(elapsed: Duration) -> String {
+    let seconds = elapsed.as_secs();
+    let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    if hours > 0 {
+        format!("{hours}:{minutes:02}:{seconds:02}")
+    } else {
+        format!("{minutes}:{seconds:02}")
+    }
+}
+
+/// `12.4k in (8.0k cached) · 1.2k out`; `~` where some of it is estimated.
+pub(super) fn tokens(usage: &TokenUsage, estimated: bool) -> String {
+    let about = if estimated { "~" } else { "" };
+    let mut text = format!("{about}{} in", count(usage.input_total()));
+    if usage.cache_read > 0 {
+        let _ = write!(text, " ({} cached)", count(usage.cache_read));
+    }
+    let _ = write!(text, " · {about}{} out", count(usage.output_total()));
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn escape_sequences_are_taken_out() {
+        let cases = [
+            ("\x1b[31mred\x1b[0m", "red"),
+            ("\x1b]0;title\x07after", "after"),
+            ("\x1b]8;;http://x\x1b\\link\x1b]8;;\x1b\\", "link"),
+            ("\u{9b}2Jcleared", "cleared"),
+            ("a\x08b\x7f\0c", "abc"),
+            ("10%\r20%\r\nend", "10%\n20%\nend"),
+            ("a\tb\n12345678\tc", "a       b\n12345678        c"),
+            ("\u{202e}txt.exe", "txt.exe"),
+            ("\x1b]0;never ended\nnext", "\nnext"),
+            ("\x1bcreset \x1b7saved \x1b(Bset", "reset saved set"),
+            ("ünïcödé 漢字 🙂\n", "ünïcödé 漢字 🙂\n"),
+        ];
+        for (raw, expected) in cases {
+            assert_eq!(clean(raw), expected, "{raw:?}");
+            // The same, however it is cut.
+            let (mut cleaner, mut pieces) = (Cleaner::default(), String::new());
+            for c in raw.chars() {
+                cleaner.push(&c.to_string(), &mut pieces);
+            }
+            assert_eq!(pieces, expected, "{raw:?} in pieces");
+        }
+    }
+
+    #[test]
+    fn lines_are_broken_between_words() {
+        assert_eq!(
+            wrap("one two three four", 9),
+            ["one two ", "three ", "four"]
+        );
+        assert_eq!(wrap("abcdefghijkl mn", 8), ["abcdefgh", "ijkl mn"]);
+        assert_eq!(wrap("漢字漢字漢字", 8), ["漢字漢字", "漢字"]);
+        assert_eq!(wrap("", 8), [""]);
+    }
+
+    #[test]
+    fn long_text_keeps_its_head_and_tail() {
+        let text = "1\n2\n3\n4\n5\n6\n7\n";
+        assert_eq!(fold(text, 2, 2), ["1", "2", "… 3 more lines", "6", "7"]);
+        assert_eq!(fold(text, 3, 3), ["1", "2", "3", "4", "5", "6", "7"]);
+        assert_eq!(fold("", 2, 2), [""]);
+    }
+
+    #[test]
+    fn numbers_are_short() {
+        assert_eq!(
+            [0, 999, 1000, 12_449, 99_949, 99_950, 1_500_000].map(count),
+            ["0", "999", "1.0k", "12.4k", "99.9k", "100k", "1.5M"]
+        );
+        assert_eq!(
+            [0, 999, 1000, 999_949, 999_950, 2_500_000_000].map(size),
+            ["0 B", "999 B", "1.0 kB", "999.9 kB", "1.0 MB", "2.5 GB"]
+        );
+        let times = [0.0, 0.042, 0.9996, 12.34, 59.94, 59.96, 125.0, 7384.0];
+        assert_eq!(
+            times.map(|s| duration(Duration::from_secs_f64(s))),
+            [
+                "0.00 s", "0.04 s", "1.0 s", "12.3 s", "59.9 s", "0:59", "2:05", "2:03:04"
+            ]
+        );
+    }
+
+    #[test]
+    fn tokens_name_what_was_cached() {
+        let mut usage = TokenUsage {
+            input: 4_400,
+            cache_read: 8_000,
+            answer: 1_200,
+            ..TokenUsage::default()
+        };
+        assert_eq!(tokens(&usage, false), "12.4k in (8.0k cached) · 1.2k out");
+        usage.cache_read = 0;
+        assert_eq!(tokens(&usage, true), "~4.4k in · ~1.2k out");
+    }
+}

@@ -1,0 +1,161 @@
+//! `cantle exec`: one command in a fresh sandbox, with its input, output and exit code passed
+//! through as they are.
+
+use std::io::{self, Read as _};
+use std::sync::Arc;
+use std::thread;
+
+use anyhow::anyhow;
+use bytes::Bytes;
+use cantle::backends::local::LocalBackend;
+use cantle::core::ids::RunId;
+use cantle::core::policy::Policy;
+use cantle::core::sandbox::{
+    Backend as _, Channel, OutputStream, Process, ProcessStdin, Sandbox, SandboxContext,
+    SandboxError, SandboxErrorKind, SpawnRequest, Stdin,
+};
+use futures_util::StreamExt as _;
+use tokio::io::{AsyncWrite, AsyncWriteExt as _};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::args::ExecArgs;
+use crate::exit::Failure;
+
+// As `env`, `timeout` and shells have them.
+pub(crate) const CANCELLED: u8 = 130;
+const FAILED: u8 = 125;
+const NOT_EXECUTABLE: u8 = 126;
+const NOT_FOUND: u8 = 127;
+/// What a program reports that writes to a pipe without a reader: 128 + SIGPIPE.
+const NOT_READ: i32 = 141;
+
+/// How much of our input waits for the command to read it.
+const INPUT_PIECES: usize = 4;
+const PIECE_BYTES: usize = 64 * 1024;
+
+/// Runs the command, and returns the exit code.
+pub(crate) async fn perform(
+    args: ExecArgs,
+    cancellation: CancellationToken,
+) -> Result<u8, Failure> {
+    let sandbox = open().await.map_err(|error| failure(FAILED, &error))?;
+    let code = run(args, &*sandbox, cancellation).await;
+    let closed = sandbox
+        .close()
+        .await
+        .map_err(|error| failure(FAILED, &error));
+    let code = code?;
+    closed.map(|()| code)
+}
+
+async fn open() -> Result<Arc<dyn Sandbox>, SandboxError> {
+    let context = || SandboxContext::new(RunId::new(), Policy::unconfined());
+    match LocalBackend::new().open(context()).await {
+        // No shell reads the command, so there need not be one.
+        Err(error) if error.kind() == SandboxErrorKind::Unavailable => {
+            let Ok(program) = std::env::current_exe() else {
+                return Err(error);
+            };
+            LocalBackend::new()
+                .with_shell(program)
+                .open(context())
+                .await
+        }
+        opened => opened,
+    }
+}
+
+async fn run(
+    args: ExecArgs,
+    sandbox: &dyn Sandbox,
+    cancellation: CancellationToken,
+) -> Result<u8, Failure> {
+    let name = args.command.first().cloned().unwrap_or_default();
+    let mut request = SpawnRequest::argv(args.command)
+        .with_stdin(Stdin::Piped)
+        .with_cancellation(cancellation);
+    request.timeout = args.timeout;
+    let mut process = sandbox.spawn(request).await.map_err(|error| {
+        let code = match error.kind() {
+            SandboxErrorKind::NotFound => NOT_FOUND,
+            SandboxErrorKind::PermissionDenied | SandboxErrorKind::InvalidInput => NOT_EXECUTABLE,
+            _ => FAILED,
+        };
+        let failure = failure(code, &error);
+        let context = format!("failed to start `{}`", name.to_string_lossy());
+        Failure {
+            error: failure.error.context(context),
+            ..failure
+        }
+    })?;
+    let (input, output) = (process.take_stdin(), process.take_output());
+    let exit = tokio::select! {
+        exit = finish(&mut *process, output) => exit.map_err(|error| failure(FAILED, &error))?,
+        never = feed(input) => match never {},
+    };
+    // 128 + a signal is at most 192; other codes have a byte anyway.
+    Ok(u8::try_from(exit).unwrap_or(FAILED))
+}
+
+/// Passes output on until the command's end, or until nobody reads it any more.
+async fn finish(
+    process: &mut dyn Process,
+    output: Option<OutputStream>,
+) -> Result<i32, SandboxError> {
+    let (mut stdout, mut stderr) = (tokio::io::stdout(), tokio::io::stderr());
+    if let Some(mut output) = output {
+        while let Some(chunk) = output.next().await {
+            let chunk = chunk?;
+            let passed = match chunk.channel {
+                Channel::Stdout => pass(&mut stdout, &chunk.bytes).await,
+                Channel::Stderr => pass(&mut stderr, &chunk.bytes).await,
+            };
+            if passed.is_err() {
+                return Ok(NOT_READ);
+            }
+        }
+    }
+    Ok(process.wait().await?.status.shell_code())
+}
+
+async fn pass<W: AsyncWrite + Unpin>(writer: &mut W, bytes: &[u8]) -> io::Result<()> {
+    writer.write_all(bytes).await?;
+    writer.flush().await
+}
+
+/// Passes our input on, to its end or to the command's. Never returns: what ends is the command.
+async fn feed(input: Option<Box<dyn ProcessStdin>>) -> std::convert::Infallible {
+    if let Some(mut input) = input {
+        let mut pieces = read_input();
+        while let Some(piece) = pieces.recv().await {
+            if input.write(piece).await.is_err() {
+                break;
+            }
+        }
+    }
+    std::future::pending().await
+}
+
+/// Our standard input, read by a thread of its own: nothing can end a read from a terminal, and the
+/// end of the process must not wait for it.
+fn read_input() -> mpsc::Receiver<Bytes> {
+    let (sender, receiver) = mpsc::channel(INPUT_PIECES);
+    thread::spawn(move || {
+        let mut stdin = io::stdin().lock();
+        let mut piece = vec![0; PIECE_BYTES];
+        while let Ok(read @ 1..) = stdin.read(&mut piece) {
+            let bytes = Bytes::copy_from_slice(piece.get(..read).unwrap_or_default());
+            if sender.blocking_send(bytes).is_err() {
+                break;
+            }
+        }
+    });
+    receiver
+}
+
+fn failure(code: u8, error: &SandboxError) -> Failure {
+    let advice = error.advice().map(|advice| format!(". {advice}"));
+    let error = anyhow!("{error}{}", advice.unwrap_or_default());
+    Failure { code, error }
+}

@@ -1,0 +1,91 @@
+//! Exit codes, and the failures that have one.
+
+use std::fmt;
+
+use cantle::agent::{SessionError, SessionErrorKind};
+use cantle::core::event::RunStatus;
+
+/// The exit codes of `cantle run`. Scripts build on them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Code {
+    Finished = 0,
+    Internal = 1,
+    Usage = 2,
+    Limit = 3,
+    Cancelled = 4,
+    Model = 5,
+    Sandbox = 6,
+}
+
+impl From<RunStatus> for Code {
+    fn from(status: RunStatus) -> Self {
+        match status {
+            RunStatus::Finished => Self::Finished,
+            RunStatus::LimitReached => Self::Limit,
+            RunStatus::Cancelled => Self::Cancelled,
+            RunStatus::ModelFailed => Self::Model,
+            RunStatus::SandboxFailed => Self::Sandbox,
+            _ => Self::Internal,
+        }
+    }
+}
+
+/// Why a command ends before it has done anything, and with which code.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) code: u8,
+    pub(crate) error: anyhow::Error,
+}
+
+impl Failure {
+    pub(crate) fn new(code: Code, error: impl Into<anyhow::Error>) -> Self {
+        Self {
+            code: code as u8,
+            error: error.into(),
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    /// The error with its causes, without saying anything twice.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = self.error.to_string();
+        for cause in self.error.chain().skip(1) {
+            let cause = cause.to_string();
+            if !text.contains(&cause) {
+                text.push_str(": ");
+                text.push_str(&cause);
+            }
+        }
+        f.write_str(&text)
+    }
+}
+
+impl From<SessionError> for Failure {
+    fn from(error: SessionError) -> Self {
+        let code = match error.kind() {
+            SessionErrorKind::Input | SessionErrorKind::Output => Code::Usage,
+            SessionErrorKind::Sandbox => Code::Sandbox,
+            _ => Code::Internal,
+        };
+        Self::new(code, error)
+    }
+}
+
+/// Says what an error means for the exit code.
+pub(crate) trait FailureExt<T> {
+    /// The user asked for what can't be.
+    fn usage(self) -> Result<T, Failure>;
+    /// Something of ours failed.
+    fn internal(self) -> Result<T, Failure>;
+}
+
+impl<T, E: Into<anyhow::Error>> FailureExt<T> for Result<T, E> {
+    fn usage(self) -> Result<T, Failure> {
+        self.map_err(|error| Failure::new(Code::Usage, error))
+    }
+
+    fn internal(self) -> Result<T, Failure> {
+        self.map_err(|error| Failure::new(Code::Internal, error))
+    }
+}

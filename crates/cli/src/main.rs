@@ -1,0 +1,80 @@
+//! The `cantle` command: tasks for a model, commands in a sandbox, and a demonstration.
+//!
+//! What a person or a script meets is here and nowhere else: flags, settings and keys, exit codes,
+//! what is shown, what is written beside the outputs. What does the work are the libraries.
+
+mod agent;
+mod args;
+mod demo;
+mod display;
+mod exec;
+mod exit;
+mod interrupts;
+mod kept;
+mod provider;
+mod record;
+mod run;
+mod settings;
+mod work;
+
+use std::io::Write as _;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use tokio_util::sync::CancellationToken;
+
+use crate::args::Command;
+use crate::exit::{Failure, FailureExt as _};
+use crate::interrupts::Interrupts;
+
+/// How long what blocks (a file, a reader of ours) may hold up the end of the process.
+const LAST_WAIT: Duration = Duration::from_millis(200);
+
+fn main() -> ExitCode {
+    let ended = match args::parse() {
+        Command::Run(args) => run::prepare(&args).and_then(|run| {
+            to_its_end(exit::Code::Cancelled as u8, |token| async move {
+                run.perform(&token).await
+            })
+        }),
+        Command::Demo(args) => demo::prepare(args).and_then(|demo| {
+            to_its_end(exit::Code::Cancelled as u8, |token| async move {
+                demo.perform(&token).await
+            })
+        }),
+        Command::Exec(args) => to_its_end(exec::CANCELLED, |token| exec::perform(args, token)),
+    };
+    ExitCode::from(ended.unwrap_or_else(|failure| {
+        // Where nobody reads it, the exit code still tells.
+        let _ = writeln!(
+            std::io::stderr(),
+            "cantle: {}",
+            display::clean(&failure.to_string())
+        );
+        failure.code
+    }))
+}
+
+/// Runs `work` to its end, or until it has been interrupted twice: then everything it holds is
+/// dropped, and the code is `cut_short`.
+fn to_its_end<F>(cut_short: u8, work: impl FnOnce(CancellationToken) -> F) -> Result<u8, Failure>
+where
+    F: Future<Output = Result<u8, Failure>>,
+{
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("failed to start the runtime")
+        .internal()?;
+    let token = CancellationToken::new();
+    let ended = runtime.block_on(async {
+        let interrupts = Interrupts::take()?;
+        tokio::select! {
+            ended = work(token.clone()) => ended,
+            () = interrupts.cancel(&token) => Ok(cut_short),
+        }
+    });
+    runtime.shutdown_timeout(LAST_WAIT);
+    ended
+}

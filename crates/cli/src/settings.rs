@@ -1,0 +1,300 @@
+//! What a run is to be like: flags over environment over files, and the key.
+//!
+//! Files are `cantle.toml` in the current directory and the one of the user, in that order. They
+//! hold no key, and what they don't know is an error. The environment comes with the flags, see
+//! [`crate::args`].
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow, bail};
+use serde::{Deserialize, Deserializer};
+
+use crate::args::{ModelArgs, RunArgs, parse_duration};
+use crate::exit::{Failure, FailureExt as _};
+use crate::provider::{Endpoint, EndpointChoice, MissingKey, Provider};
+
+const FILE_NAME: &str = "cantle.toml";
+
+/// What a run is to be like, apart from its task and files.
+#[derive(Debug)]
+pub(crate) struct Settings {
+    pub(crate) model: Model,
+    pub(crate) rules: Rules,
+}
+
+/// What holds for whatever plays the model.
+#[derive(Debug)]
+pub(crate) struct Rules {
+    pub(crate) system_prompt: Option<String>,
+    pub(crate) max_turns: u32,
+    /// The longest time that one command may take.
+    pub(crate) timeout: Duration,
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Self {
+            system_prompt: None,
+            max_turns: 30,
+            timeout: Duration::from_secs(300),
+        }
+    }
+}
+
+/// What plays the model.
+#[derive(Debug)]
+pub(crate) enum Model {
+    Served(ServedModel),
+    Recording(PathBuf),
+}
+
+/// A model behind an endpoint.
+#[derive(Debug)]
+pub(crate) struct ServedModel {
+    pub(crate) slug: String,
+    pub(crate) endpoint: Endpoint,
+    pub(crate) max_tokens: Option<u64>,
+    pub(crate) context_window: Option<u64>,
+    pub(crate) stream: bool,
+}
+
+/// A `cantle.toml`.
+#[derive(Debug, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct File {
+    provider: Option<Provider>,
+    base_url: Option<String>,
+    model: Option<String>,
+    system_prompt: Option<String>,
+    max_turns: Option<u32>,
+    max_tokens: Option<u64>,
+    context_window: Option<u64>,
+    #[serde(deserialize_with = "duration")]
+    timeout: Option<Duration>,
+    no_stream: Option<bool>,
+}
+
+/// Where settings come from besides the command line.
+pub(crate) struct Surroundings {
+    /// Directories that may hold a `cantle.toml`, the strongest first: the current one, the user's.
+    pub(crate) directory: PathBuf,
+    pub(crate) user_directory: Option<PathBuf>,
+    /// The environment.
+    pub(crate) variable: fn(&str) -> Option<String>,
+}
+
+impl Surroundings {
+    pub(crate) fn of_process() -> Self {
+        let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let config = variable("XDG_CONFIG_HOME")
+            .map(PathBuf::from)
+            .filter(|path| path.is_absolute())
+            .or_else(|| variable("HOME").map(|home| Path::new(&home).join(".config")));
+        Self {
+            directory: PathBuf::new(),
+            user_directory: config.map(|config| config.join("cantle")),
+            variable,
+        }
+    }
+}
+
+/// Puts flags, environment and files together.
+pub(crate) fn resolve(args: &RunArgs, around: &Surroundings) -> Result<Settings, Failure> {
+    let directory = File::read(&around.directory).usage()?;
+    let user = match &around.user_directory {
+        Some(directory) => File::read(directory).usage()?,
+        None => File::default(),
+    };
+    let max_turns = args.max_turns.or(directory.max_turns).or(user.max_turns);
+    let timeout = args.timeout.or(directory.timeout).or(user.timeout);
+    let given = args.system_prompt.as_deref();
+    let system_prompt = given
+        .map(|text| text_or_file(text, Path::new("")))
+        .or_else(|| directory.prompt(&around.directory))
+        .or_else(|| user.prompt(around.user_directory.as_deref()?))
+        .transpose()
+        .usage()?;
+    let default = Rules::default();
+    Ok(Settings {
+        model: model(&args.model, &directory, &user, around.variable)?,
+        rules: Rules {
+            system_prompt,
+            max_turns: max_turns.unwrap_or(default.max_turns),
+            timeout: timeout.unwrap_or(default.timeout),
+        },
+    })
+}
+
+fn model(
+    args: &ModelArgs,
+    directory: &File,
+    user: &File,
+    variable: fn(&str) -> Option<String>,
+) -> Result<Model, Failure> {
+    if let Some(recording) = &args.replay {
+        return Ok(Model::Recording(recording.clone()));
+    }
+    let endpoint = endpoint_choice(args, directory, user).resolve(variable);
+    let slug = [&args.model, &directory.model, &user.model];
+    let slug = slug.into_iter().flatten().find(|slug| !slug.is_empty());
+    let (slug, endpoint) = match (slug, endpoint) {
+        (Some(slug), Ok(endpoint)) => (slug.clone(), endpoint),
+        (slug, endpoint) => return Err(nothing_to_ask(slug, endpoint.err().as_ref())).usage(),
+    };
+    let max_tokens = args.max_tokens.or(directory.max_tokens).or(user.max_tokens);
+    let context_window = args
+        .context_window
+        .or(directory.context_window)
+        .or(user.context_window);
+    let no_stream = args.no_stream.or(directory.no_stream).or(user.no_stream);
+    Ok(Model::Served(ServedModel {
+        slug,
+        endpoint,
+        max_tokens,
+        context_window,
+        stream: !no_stream.unwrap_or(false),
+    }))
+}
+
+/// Provider and base URL belong together: they come from the strongest place that names either.
+fn endpoint_choice(args: &ModelArgs, directory: &File, user: &File) -> EndpointChoice {
+    let choice = |provider: Option<Provider>, base_url: &Option<String>, by_directory| {
+        let base_url = base_url.clone().filter(|url| !url.is_empty());
+        EndpointChoice {
+            provider,
+            base_url,
+            by_directory,
+        }
+    };
+    [
+        choice(args.provider, &args.base_url, false),
+        choice(directory.provider, &directory.base_url, true),
+        choice(user.provider, &user.base_url, false),
+    ]
+    .into_iter()
+    .find(|choice| choice.provider.is_some() || choice.base_url.is_some())
+    .unwrap_or_default()
+}
+
+/// Says what to set so that there is a model to ask.
+fn nothing_to_ask(model: Option<&String>, key: Option<&MissingKey>) -> anyhow::Error {
+    let missing = match (model, &key) {
+        (None, Some(_)) => "neither a model nor a key is set",
+        (None, None) => "no model is set",
+        (Some(_), _) => "no key is set",
+    };
+    let mut text = format!("{missing}\n");
+    if model.is_none() {
+        text.push_str("\n  model   --model NAME, or CANTLE_MODEL, or `model` in cantle.toml");
+    }
+    if let Some(missing) = key {
+        let variables = missing.variables.join(" or ");
+        let url = &missing.base_url;
+        let _ = write!(
+            text,
+            "\n  key     {variables} in the environment, for {url}"
+        );
+        if let Some((provider, variable)) = missing.other {
+            let _ = write!(
+                text,
+                "\n          ({variable} is set: add --provider {provider}?)"
+            );
+        }
+    }
+    let name = model.map_or("NAME", String::as_str);
+    let provider = key.map_or("openai", |missing| missing.provider);
+    let variable = key.and_then(|missing| missing.variables.first());
+    let variable = variable.unwrap_or(&"OPENAI_API_KEY");
+    let _ = write!(
+        text,
+        "\n\n\
+         With a hosted model:       export {variable}=…   then   \
+         cantle run --provider {provider} --model {name} 'TASK'\n\
+         With a server of your own: cantle run --base-url http://127.0.0.1:8080/v1 --model {name} 'TASK'\n\
+         Without any model:         cantle demo"
+    );
+    anyhow!(text)
+}
+
+impl File {
+    fn read(directory: &Path) -> anyhow::Result<Self> {
+        let path = directory.join(FILE_NAME);
+        let text = match std::fs::read_to_string(&path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                return Ok(Self::default());
+            }
+            Err(error) => {
+                return Err(error).with_context(|| format!("failed to read {}", path.display()));
+            }
+        };
+        Self::parse(&text).with_context(|| format!("{} can't be used", path.display()))
+    }
+
+    fn parse(text: &str) -> anyhow::Result<Self> {
+        // Before anything that might quote a value.
+        if let Ok(table) = toml::from_str::<toml::Table>(text)
+            && let Some(name) = table.keys().find(|name| is_for_a_key(name))
+        {
+            bail!(
+                "`{name}`: a key does not belong in a file. Remove it (and replace the key, where others \
+                 could read it), and put it into the environment: CANTLE_API_KEY, or the provider's own \
+                 variable such as OPENAI_API_KEY"
+            );
+        }
+        toml::from_str(text).map_err(|error| {
+            let start = error.span().map_or(0, |span| span.start);
+            let line = text
+                .bytes()
+                .take(start)
+                .filter(|byte| *byte == b'\n')
+                .count()
+                + 1;
+            anyhow!("line {line}: {}", error.message())
+        })
+    }
+
+    fn prompt(&self, directory: &Path) -> Option<anyhow::Result<String>> {
+        let text = self.system_prompt.as_deref()?;
+        Some(text_or_file(text, directory))
+    }
+}
+
+/// Whether a setting of this name would hold a secret.
+fn is_for_a_key(name: &str) -> bool {
+    let name = name.to_lowercase();
+    let secret = ["key", "secret", "password", "token", "auth", "bearer"];
+    name != "max_tokens" && secret.iter().any(|word| name.contains(word))
+}
+
+/// `TEXT`, or what is in the file of `@FILE`, relative to `directory`.
+fn text_or_file(text: &str, directory: &Path) -> anyhow::Result<String> {
+    let Some(path) = text.strip_prefix('@') else {
+        return Ok(text.to_owned());
+    };
+    let path = directory.join(path);
+    std::fs::read_to_string(&path)
+        .with_context(|| format!("the system prompt {} can't be read", path.display()))
+}
+
+/// A number of seconds, or text such as `5m`.
+fn duration<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "expected a time such as 300 or \"5m\"")]
+    enum Time {
+        Seconds(u64),
+        Text(String),
+    }
+    let text = match Time::deserialize(from)? {
+        Time::Seconds(seconds) => seconds.to_string(),
+        Time::Text(text) => text,
+    };
+    parse_duration(&text)
+        .map(Some)
+        .map_err(serde::de::Error::custom)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,156 @@
+//! A task from an open session to its end: shown, cancelled, written down.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use cantle::agent::{Agent, Outcome, RunErrorKind, Session, SessionOptions};
+use cantle::core::event::{Finish, RunStatus};
+use cantle::core::llm::LlmErrorKind;
+use futures_util::StreamExt as _;
+use serde_json::Value;
+use tokio::time::MissedTickBehavior;
+use tokio_util::sync::CancellationToken;
+
+use crate::display::{Closing, Display, FINISH, clean};
+use crate::exit::{Code, Failure};
+use crate::{kept, record};
+
+/// Events that are shown together where several are there.
+const BATCH: usize = 256;
+
+/// What there is to do in a session, and around it.
+#[derive(Debug)]
+pub(crate) struct Work {
+    pub(crate) task: String,
+    pub(crate) output_dir: Option<PathBuf>,
+    /// What to say where the key is refused: where it came from, or where it could have.
+    pub(crate) about_key: Option<String>,
+    /// The result is the finish call's parameters as JSON, whatever they are.
+    pub(crate) result_as_json: bool,
+}
+
+/// Opens a session, unless it is cancelled before.
+pub(crate) async fn open(
+    agent: &Agent,
+    options: SessionOptions,
+    cancellation: &CancellationToken,
+) -> Result<Session, Failure> {
+    tokio::select! {
+        session = agent.session(options) => Ok(session?),
+        () = cancellation.cancelled() => Err(cancelled_early()),
+    }
+}
+
+/// Cancelled while everything was still being prepared.
+pub(crate) fn cancelled_early() -> Failure {
+    Failure::new(
+        Code::Cancelled,
+        anyhow::anyhow!("cancelled before the run began"),
+    )
+}
+
+impl Work {
+    /// Does the task, closes the session, and returns the exit code.
+    pub(crate) async fn perform(
+        self,
+        session: Session,
+        display: &mut Display,
+        cancellation: &CancellationToken,
+    ) -> Result<u8, Failure> {
+        let outcome = self.watch(&session, display, cancellation).await?;
+        let mut code = Code::from(outcome.status());
+        let mut closing = Closing::of(&outcome);
+        closing.problem.extend(self.hint(&outcome));
+
+        let output_dir = self.output_dir.as_deref();
+        if outcome.status() == RunStatus::Finished {
+            if let Err(error) = output_dir.map_or(Ok(()), |dir| record::write(&outcome, dir)) {
+                closing.problem.push(format!("{error:#}"));
+                code = Code::Internal;
+            }
+        } else {
+            let sandbox = session.sandbox().map(AsRef::as_ref);
+            closing.kept = kept::keep(&outcome, sandbox, output_dir).await;
+        }
+        let closed = session.close().await;
+        closing
+            .problem
+            .extend(closed.err().map(|error| error.to_string()));
+
+        let result = outcome.finish.as_ref().filter(|_| outcome.error.is_none());
+        let result = result.map(|finish| self.result(finish));
+        if let Err(error) = display.close(&closing, result.as_deref()).await {
+            let error = anyhow::Error::new(error).context("failed to write the result");
+            return Err(Failure::new(Code::Internal, error));
+        }
+        Ok(code as u8)
+    }
+
+    /// What to do about a failure, in terms of the command line.
+    fn hint(&self, outcome: &Outcome) -> Option<String> {
+        let error = outcome.error.as_ref()?;
+        match (error.kind(), error.llm_kind()) {
+            (RunErrorKind::MaxTurns, _) => Some("Allow more of them with --max-turns.".to_owned()),
+            (RunErrorKind::OutputLimit, _) => Some("The limit is --max-tokens.".to_owned()),
+            (_, Some(LlmErrorKind::Authentication)) => self.about_key.clone(),
+            _ => None,
+        }
+    }
+
+    async fn watch(
+        &self,
+        session: &Session,
+        display: &mut Display,
+        cancellation: &CancellationToken,
+    ) -> Result<Outcome, Failure> {
+        let mut run = session.run(self.task.as_str())?;
+        let canceller = run.canceller();
+        let mut ticks = tokio::time::interval(Duration::from_secs(1));
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut events = (&mut run).ready_chunks(BATCH);
+        loop {
+            tokio::select! {
+                batch = events.next() => match batch {
+                    Some(batch) => display.events(&batch).await,
+                    None => break,
+                },
+                () = cancellation.cancelled(), if !canceller.is_cancelled() => {
+                    canceller.cancel();
+                    display.say("cancelling; once more ends it at once").await;
+                }
+                _ = ticks.tick(), if display.is_live() => display.tick().await,
+            }
+        }
+        drop(events);
+        Ok(run.outcome().await)
+    }
+
+    /// What a finished run says: its reason, or all its parameters.
+    fn result(&self, finish: &Finish) -> String {
+        let reason = finish.params.get("reason").and_then(Value::as_str);
+        match reason.filter(|_| !self.result_as_json && finish.tool == FINISH) {
+            Some(reason) => clean(reason.trim()),
+            None => json(&finish.params),
+        }
+    }
+}
+
+/// JSON that is harmless on a terminal and means the same.
+fn json(value: &Value) -> String {
+    let text = format!("{value:#}");
+    let mut harmless = String::with_capacity(text.len());
+    for c in text.chars() {
+        // Below 0x20 serde has seen to it; these are left.
+        match c {
+            '\n' => harmless.push(c),
+            c if c.is_control() => harmless.push_str(&format!("\\u{:04x}", u32::from(c))),
+            c => harmless.push(c),
+        }
+    }
+    harmless
+}
+
+/// Makes way in the output directory for the result to come.
+pub(crate) fn clear(output_dir: Option<&Path>) -> Result<(), Failure> {
+    output_dir.map_or(Ok(()), record::remove)
+}

@@ -1,0 +1,450 @@
+//! Runs that end well, and what is shown and written of them.
+
+use cantle_testkit::openai::{Script, ScriptedServer, ServerOptions, ToolCall, Turn, Usage};
+use serde_json::{Value, json};
+
+use crate::support::Place;
+use crate::{command, finish, finish_with, nothing_to_do};
+
+/// Counts the words of `data/in.txt`.
+fn counting() -> Script {
+    let look = ToolCall::new("code_exec", json!({"cmd": "cat data/in.txt"}));
+    let look = Turn::text("I look at the file first.").call(look);
+    Script::new()
+        .turn(look.usage(Usage::new(300, 20)))
+        .turn(command("wc -w < data/in.txt > count.txt").usage(Usage::new(400, 25).cached(256)))
+        .turn(finish("There are 3 words.", &["count.txt"]))
+}
+
+async fn counted(flags: &[&str]) -> (ScriptedServer, Place, crate::support::Ended) {
+    let options = ServerOptions::new(counting()).api_key("sk-test-123");
+    let server = ScriptedServer::start(options).await.unwrap();
+    let place = Place::new()
+        .served_by(&server.url())
+        .set("CANTLE_API_KEY", "sk-test-123");
+    place.write("data/in.txt", "one two three\n");
+    place.write("out/cantle-result.json", "left by an earlier run");
+    let task = [
+        "run",
+        "Count the words",
+        "--input",
+        "data",
+        "--output-dir",
+        "out",
+    ];
+    let ended = place.run(task.iter().chain(flags)).await;
+    (server, place, ended)
+}
+
+#[tokio::test]
+async fn a_task_is_done_streaming_and_not() {
+    let mut told = Vec::new();
+    for flags in [&[][..], &["--no-stream"]] {
+        let (server, place, ended) = counted(flags).await;
+        assert_eq!(
+            (ended.code, &*ended.stdout),
+            (Some(0), "There are 3 words.\n")
+        );
+        assert_eq!(place.read("out/count.txt").trim(), "3");
+        assert_eq!(place.list("out"), ["cantle-result.json", "count.txt"]);
+        let bodies: Vec<Value> = server.requests().iter().map(|r| r.body()).collect();
+        assert_eq!(bodies.len(), 3);
+        assert!(bodies.iter().all(|body| body["stream"] == flags.is_empty()));
+        let seen = bodies[1]["messages"].to_string();
+        assert!(seen.contains("one two three"), "{seen}");
+        told.push(ended.told(&place));
+    }
+    assert_eq!(told[0], told[1]);
+    insta::assert_snapshot!(told[0]);
+}
+
+#[tokio::test]
+async fn the_result_file_says_what_came_of_it() {
+    let (_server, place, _) = counted(&[]).await;
+    let mut result = place.result("out");
+    assert_eq!(result["run"].as_str().unwrap().len(), 32);
+    assert!(result["duration_s"].as_f64().unwrap() > 0.0);
+    assert_eq!(result["ledger"]["model_calls"].as_array().unwrap().len(), 3);
+    assert_eq!(result["ledger"]["tools"]["code_exec"]["calls"], 2);
+    for field in ["run", "duration_s", "ledger"] {
+        result.as_object_mut().unwrap().remove(field);
+    }
+    let expected = json!({
+        "version": 1,
+        "status": "finished",
+        "finish": {
+            "tool": "finish",
+            "params": {"reason": "There are 3 words.", "paths": ["count.txt"]},
+        },
+        "outputs": [{"source": "count.txt", "path": "out/count.txt", "size_bytes": 2}],
+        "refused": [],
+        "turns": 3,
+        "dotted": {
+            "code_exec": {"num_uses": 2},
+            "finish": {"num_uses": 1},
+            "token_usage": [{"input": 710, "answer": 50, "reasoning": 0, "cache_read": 256}],
+        },
+    });
+    assert_eq!(result, expected);
+}
+
+#[tokio::test]
+async fn json_lines_are_all_of_standard_output_and_numbered_without_gaps() {
+    let (_server, _place, ended) = counted(&["--json"]).await;
+    assert_eq!((ended.code, &*ended.stderr), (Some(0), ""));
+    let events: Vec<Value> = ended
+        .stdout
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let numbers: Vec<u64> = events
+        .iter()
+        .filter_map(|event| event["number"].as_u64())
+        .collect();
+    assert_eq!(numbers, (0..numbers.len() as u64).collect::<Vec<_>>());
+    let deltas = events.iter().filter(|event| event["number"].is_null());
+    assert!(deltas.clone().count() > 0);
+    assert!(
+        deltas
+            .clone()
+            .all(|event| event["event"].as_str().unwrap().ends_with("_delta"))
+    );
+    let kinds: Vec<&str> = events
+        .iter()
+        .filter(|event| !event["number"].is_null())
+        .map(|event| event["event"].as_str().unwrap())
+        .collect();
+    let expected = [
+        "run_started",
+        "warning",
+        "user_message",
+        "turn_started",
+        "model_answered",
+        "tool_started",
+        "tool_finished",
+        "user_message",
+        "turn_started",
+        "model_answered",
+        "tool_started",
+        "tool_finished",
+        "user_message",
+        "turn_started",
+        "model_answered",
+        "tool_started",
+        "tool_finished",
+        "output_saved",
+        "run_finished",
+    ];
+    let without_warnings = |kinds: &[&str]| -> Vec<String> {
+        let kinds = kinds.iter().filter(|kind| **kind != "user_message");
+        kinds.map(|kind| (*kind).to_owned()).collect()
+    };
+    assert_eq!(without_warnings(&kinds), without_warnings(&expected));
+    assert_eq!(events.last().unwrap()["status"], "finished");
+}
+
+#[tokio::test]
+async fn quiet_shows_the_result_alone() {
+    let (_server, place, ended) = counted(&["--quiet"]).await;
+    assert_eq!(
+        ended.told(&place),
+        "exit code 0\n--- stdout\nThere are 3 words.\n--- stderr\n"
+    );
+}
+
+#[tokio::test]
+async fn verbose_folds_nothing() {
+    let script = Script::new()
+        .turn(command("seq 40").reasoning("I should count."))
+        .turn(finish("Counted.", &[]));
+    let server = ScriptedServer::start(script).await.unwrap();
+    let place = Place::new().served_by(&server.url());
+    let folded = place.run(["run", "Count"]).await.stderr;
+    assert!(folded.contains("  │ … 34 more lines\n"), "{folded}");
+    assert!(!folded.contains("I should count."), "{folded}");
+    let whole = place.run(["run", "Count", "-v"]).await.stderr;
+    assert!(whole.contains("  │ 19\n  │ 20\n  │ 21\n"), "{whole}");
+    assert!(whole.contains("I should count."), "{whole}");
+}
+
+#[tokio::test]
+async fn the_task_comes_from_standard_input() {
+    let server = ScriptedServer::start(nothing_to_do()).await.unwrap();
+    let place = Place::new().served_by(&server.url());
+    let ended = place
+        .run_with(["run", "-", "-q"], "Line one\nline two\n".as_bytes())
+        .await;
+    assert_eq!(ended.code, Some(0));
+    let body = server.requests()[0].body();
+    let messages = body["messages"].as_array().unwrap();
+    assert!(
+        messages
+            .last()
+            .unwrap()
+            .to_string()
+            .contains("Line one\\nline two")
+    );
+}
+
+#[tokio::test]
+async fn limits_and_instructions_reach_the_model() {
+    let server = ScriptedServer::start(nothing_to_do()).await.unwrap();
+    let place = Place::new().served_by(&server.url());
+    place.write("prompt.md", "Speak like a pirate.");
+    let flags = [
+        "--max-tokens",
+        "500",
+        "--context-window",
+        "8000",
+        "--max-turns",
+        "7",
+    ];
+    let args = ["run", "Hello", "--system-prompt", "@prompt.md"];
+    assert_eq!(place.run(args.iter().chain(&flags)).await.code, Some(0));
+    let body = server.requests()[0].body();
+    assert_eq!(body["max_completion_tokens"], 500);
+    let system = body["messages"][0].to_string();
+    assert!(
+        system.contains("Speak like a pirate.") && system.contains("7 turns"),
+        "{system}"
+    );
+}
+
+#[tokio::test]
+async fn a_schema_gives_the_result_its_structure() {
+    let params = json!({"words": 3, "paths": ["count.txt"], "odd": "\u{9b}2J"});
+    let script = Script::new()
+        .turn(command("echo 3 > count.txt"))
+        .turn(finish_with(json!({"words": "many"})))
+        .turn(finish_with(params.clone()));
+    let server = ScriptedServer::start(script).await.unwrap();
+    let place = Place::new().served_by(&server.url());
+    let schema = json!({
+        "type": "object",
+        "properties": {
+            "words": {"type": "integer"},
+            "paths": {"type": "array", "items": {"type": "string"}},
+            "odd": {"type": "string"},
+        },
+        "required": ["words"],
+    });
+    place.write("schema.json", schema.to_string());
+    let args = [
+        "run",
+        "Count",
+        "--schema",
+        "schema.json",
+        "--output-dir",
+        "out",
+        "-q",
+    ];
+    let ended = place.run(args).await;
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert_eq!(
+        serde_json::from_str::<Value>(&ended.stdout).unwrap(),
+        params
+    );
+    assert!(!ended.stdout.contains('\u{9b}'));
+    assert_eq!(place.result("out")["finish"]["params"], params);
+    assert_eq!(place.read("out/count.txt"), "3\n");
+    let tools = server.requests()[0].body()["tools"].to_string();
+    assert!(tools.contains("\"words\""), "{tools}");
+}
+
+#[tokio::test]
+async fn a_conversation_goes_on_from_a_history() {
+    let script = Script::new()
+        .turn(Turn::text("unused"))
+        .turn(finish("Still 3.", &[]));
+    let server = ScriptedServer::start(script).await.unwrap();
+    let place = Place::new().served_by(&server.url());
+    let v02 = json!([
+        {"role": "system", "content": "an older prompt"},
+        {"role": "user", "kind": "user", "content": "How many words?"},
+        {"role": "assistant", "blocks": [{"kind": "text", "text": "Three, I think."}]},
+    ]);
+    let v01 = json!([
+        {"role": "user", "content": "How many words?"},
+        {"role": "assistant", "content": "Three, I think.", "tool_calls": [], "reasoning": null},
+    ]);
+    for (name, history) in [("v02.json", v02), ("v01.json", v01)] {
+        place.write(name, history.to_string());
+        let ended = place
+            .run(["run", "Are you sure?", "--history", name, "-q"])
+            .await;
+        assert_eq!(
+            (ended.code, &*ended.stdout),
+            (Some(0), "Still 3.\n"),
+            "{ended:?}"
+        );
+    }
+    for request in server.requests() {
+        let body = request.body().to_string();
+        assert!(
+            body.contains("Three, I think.") && body.contains("Are you sure?"),
+            "{body}"
+        );
+        assert!(!body.contains("an older prompt"), "{body}");
+    }
+}
+
+#[tokio::test]
+async fn a_recording_plays_the_model() {
+    let place = Place::new();
+    let call = |name: &str, arguments: Value| {
+        let arguments = arguments.to_string();
+        json!({"role": "assistant", "blocks": [
+            {"kind": "tool_call", "name": name, "arguments": arguments, "tool_call_id": name},
+        ]})
+    };
+    let recording = [
+        json!({"format": "cantle-recording", "version": 1, "model": "taped"}),
+        call("code_exec", json!({"cmd": "echo hi > hi.txt"})),
+        call("finish", json!({"reason": "Said hi.", "paths": ["hi.txt"]})),
+    ];
+    place.write(
+        "turns.jsonl",
+        recording.map(|line| format!("{line}\n")).concat(),
+    );
+    let args = [
+        "run",
+        "Say hi",
+        "--replay",
+        "turns.jsonl",
+        "--output-dir",
+        "new/out",
+        "-q",
+    ];
+    let ended = place.run(args).await;
+    assert_eq!(
+        ended.told(&place),
+        "exit code 0\n--- stdout\nSaid hi.\n--- stderr\n"
+    );
+    assert_eq!(place.read("new/out/hi.txt"), "hi\n");
+}
+
+#[tokio::test]
+async fn what_would_act_on_a_terminal_is_taken_out() {
+    let script = Script::new()
+        .turn(Turn::text("\u{1b}]0;title\u{7}plain").call(ToolCall::new(
+            "code_exec",
+            json!({"cmd": "printf '\\033[2J\\033[31mred\\033[0m\\a\\n'"}),
+        )))
+        .turn(finish("\u{1b}[2Jdone", &[]));
+    let server = ScriptedServer::start(script).await.unwrap();
+    let place = Place::new().served_by(&server.url());
+    let ended = place.run(["run", "Be nasty \u{1b}[31m"]).await;
+    assert_eq!((ended.code, &*ended.stdout), (Some(0), "done\n"));
+    let control = |c: char| c.is_control() && c != '\n';
+    assert!(!ended.stderr.contains(control), "{:?}", ended.stderr);
+    assert!(ended.stderr.contains("  │ red\n"), "{}", ended.stderr);
+}
+
+#[tokio::test]
+async fn nobody_has_to_read_it() {
+    let server = ScriptedServer::start(counting()).await.unwrap();
+    let place = Place::new().served_by(&server.url());
+    place.write("data/in.txt", "one two three\n");
+    for flags in [&[][..], &["--json"], &["--quiet"]] {
+        let task = [
+            "run",
+            "Count the words",
+            "--input",
+            "data",
+            "--output-dir",
+            "out",
+        ];
+        let mut child = place.command(task.iter().chain(flags)).spawn().unwrap();
+        drop(child.stdout.take());
+        drop(child.stderr.take());
+        let ended = crate::support::ended(child).await;
+        assert_eq!(ended.code, Some(0));
+        assert_eq!(place.result("out")["status"], "finished");
+    }
+}
+
+#[tokio::test]
+async fn a_result_that_cant_be_written_is_no_success() {
+    let server = ScriptedServer::start(nothing_to_do()).await.unwrap();
+    let place = Place::new().served_by(&server.url());
+    let full = std::fs::OpenOptions::new()
+        .write(true)
+        .open("/dev/full")
+        .unwrap();
+    let mut command = place.command(["run", "Hello", "-q"]);
+    let ended = crate::support::ended(command.stdout(full).spawn().unwrap()).await;
+    assert_eq!(ended.code, Some(1));
+    assert!(
+        ended
+            .stderr
+            .starts_with("cantle: failed to write the result: "),
+        "{}",
+        ended.stderr
+    );
+}
+
+#[tokio::test]
+async fn a_terminal_has_a_status_line_and_colours_unless_they_are_not_wanted() {
+    let server = ScriptedServer::start(counting()).await.unwrap();
+    for (no_color, coloured) in [("", true), ("1", false)] {
+        let place = Place::new()
+            .served_by(&server.url())
+            .set("NO_COLOR", no_color);
+        let place = place
+            .set("TERM", "xterm")
+            .set("PROGRAM", env!("CARGO_BIN_EXE_cantle"));
+        place.write("data/in.txt", "one two three\n");
+        let line = "stty columns 72; exec \"$PROGRAM\" run 'Count the words' --input data";
+        let mut script = tokio::process::Command::new("script");
+        script.args(["--quiet", "--return", "--command", line, "/dev/null"]);
+        let given = place.command([""; 0]);
+        script
+            .env_clear()
+            .envs(given.as_std().get_envs().filter_map(|(k, v)| Some((k, v?))));
+        script
+            .current_dir(place.path(""))
+            .stdin(std::process::Stdio::null());
+        let Ok(output) = script.output().await else {
+            eprintln!("SKIPPED: there is no script(1)");
+            return;
+        };
+        let shown = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(output.status.code(), Some(0), "{shown}");
+        assert_eq!(shown.contains("\u{1b}[1m"), coloured, "{shown:?}");
+        assert!(shown.contains("turn 1/30 · 0 in · 0 out · "), "{shown:?}");
+        // The status line is taken away before anything else is written, and at the end.
+        let (_, end) = shown.rsplit_once("turn 3/30").unwrap();
+        assert!(
+            end.contains("\r\u{1b}[J") && end.contains("There are 3 words."),
+            "{end:?}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn a_path_that_escapes_is_refused_and_the_rest_is_saved() {
+    // The finish tool itself refuses what is no file; a link to one outside is refused when saving.
+    let script = Script::new()
+        .turn(command(
+            "echo ok > good.txt; ln -s /etc/passwd link; mkdir -p sub",
+        ))
+        .turn(finish("Tried.", &["good.txt", "../../etc/passwd"]))
+        .turn(finish("Tried.", &["good.txt", "link"]))
+        .turn(finish("Done.", &["good.txt", "sub/../good.txt"]));
+    let server = ScriptedServer::start(script).await.unwrap();
+    let place = Place::new().served_by(&server.url());
+    let ended = place.run(["run", "Escape", "--output-dir", "out"]).await;
+    assert_eq!(
+        (ended.code, &*ended.stdout),
+        (Some(0), "Done.\n"),
+        "{ended:?}"
+    );
+    assert_eq!(place.list("out"), ["cantle-result.json", "good.txt"]);
+    let refused = place.result("out")["refused"].clone();
+    assert_eq!(refused[0]["source"], "sub/../good.txt");
+    assert!(
+        ended.stderr.contains("  refused  sub/../good.txt: "),
+        "{}",
+        ended.stderr
+    );
+}

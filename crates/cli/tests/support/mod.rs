@@ -1,0 +1,212 @@
+//! What the tests of the binary share: running it, waiting, and comparing what it says.
+#![expect(dead_code, reason = "each test program uses a part of it")]
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Output, Stdio};
+use std::time::Duration;
+
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::io::AsyncWriteExt as _;
+use tokio::process::{Child, Command};
+use tokio::time::timeout;
+
+/// For everything that is waited for.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+
+/// A directory to run `cantle` in, with an environment that has nothing of ours.
+pub(crate) struct Place {
+    directory: TempDir,
+    variables: Vec<(String, String)>,
+    program: PathBuf,
+}
+
+/// How a run of the program ended.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Ended {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Place {
+    pub(crate) fn new() -> Self {
+        Self {
+            directory: tempfile::tempdir().unwrap(),
+            variables: Vec::new(),
+            program: env!("CARGO_BIN_EXE_cantle").into(),
+        }
+    }
+
+    pub(crate) fn path(&self, path: impl AsRef<Path>) -> PathBuf {
+        self.directory.path().join(path)
+    }
+
+    pub(crate) fn write(&self, path: impl AsRef<Path>, content: impl AsRef<[u8]>) {
+        let path = self.path(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, content).unwrap();
+    }
+
+    pub(crate) fn read(&self, path: impl AsRef<Path>) -> String {
+        std::fs::read_to_string(self.path(path)).unwrap()
+    }
+
+    /// The names below a directory, sorted; none where it isn't there.
+    pub(crate) fn list(&self, path: impl AsRef<Path>) -> Vec<String> {
+        let entries = std::fs::read_dir(self.path(path)).into_iter().flatten();
+        let mut names: Vec<_> = entries
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        names.sort();
+        names
+    }
+
+    pub(crate) fn result(&self, output_dir: &str) -> Value {
+        let path = Path::new(output_dir).join("cantle-result.json");
+        serde_json::from_str(&self.read(path)).unwrap()
+    }
+
+    pub(crate) fn set(mut self, name: &str, value: impl Into<String>) -> Self {
+        self.variables.push((name.to_owned(), value.into()));
+        self
+    }
+
+    /// The model and the server that runs are to use, as environment variables.
+    pub(crate) fn served_by(self, url: &str) -> Self {
+        self.set("CANTLE_BASE_URL", url)
+            .set("CANTLE_MODEL", "scripted")
+    }
+
+    pub(crate) fn command<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Command {
+        let mut command = Command::new(&self.program);
+        command
+            .args(args)
+            .current_dir(self.directory.path())
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap())
+            .env("HOME", self.directory.path())
+            .env("NO_PROXY", "127.0.0.1")
+            .envs(self.variables.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true);
+        command
+    }
+
+    /// Runs it to its end, without input.
+    pub(crate) async fn run<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Ended {
+        ended(self.command(args).spawn().unwrap()).await
+    }
+
+    /// Runs it to its end with this input.
+    pub(crate) async fn run_with(
+        &self,
+        args: impl IntoIterator<Item = &str>,
+        input: &[u8],
+    ) -> Ended {
+        let mut child = self.command(args).stdin(Stdio::piped()).spawn().unwrap();
+        let mut stdin = child.stdin.take().unwrap();
+        let write = async move {
+            // A program that doesn't read its input is fine.
+            let _ = stdin.write_all(input).await;
+        };
+        tokio::join!(write, ended(child)).1
+    }
+}
+
+/// Waits for a program's end.
+pub(crate) async fn ended(child: Child) -> Ended {
+    let output = timeout(DEADLINE, child.wait_with_output()).await;
+    Ended::from(output.unwrap().unwrap())
+}
+
+impl From<Output> for Ended {
+    fn from(output: Output) -> Self {
+        Self {
+            code: output.status.code(),
+            stdout: String::from_utf8(output.stdout).unwrap(),
+            stderr: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+}
+
+impl Ended {
+    /// Everything it said, for snapshots: without times and addresses that differ each time.
+    pub(crate) fn told(&self, place: &Place) -> String {
+        let here = place.path("");
+        let text = format!(
+            "exit code {}\n--- stdout\n{}--- stderr\n{}",
+            self.code.unwrap_or(-1),
+            self.stdout,
+            self.stderr
+        );
+        redact(&text.replace(here.to_str().unwrap().trim_end_matches('/'), "HERE"))
+    }
+}
+
+/// Text without what differs each time: local ports, and times in seconds.
+pub(crate) fn redact(text: &str) -> String {
+    let mut redacted = String::new();
+    let mut rest = text;
+    while let Some(at) = rest.find(|c: char| c.is_ascii_digit()) {
+        let (before, from_digit) = rest.split_at(at);
+        redacted.push_str(before);
+        let end = from_digit.find(|c: char| !c.is_ascii_digit() && c != '.');
+        let (number, after) = from_digit.split_at(end.unwrap_or(from_digit.len()));
+        if before.ends_with("127.0.0.1:") || redacted.ends_with("127.0.0.1:") {
+            redacted.push_str("PORT");
+        } else if after.starts_with(" s") && number.contains('.') {
+            redacted.push('T');
+        } else {
+            redacted.push_str(number);
+        }
+        rest = after;
+    }
+    redacted + rest
+}
+
+/// Waits until a file is there and not empty; returns what is in it.
+pub(crate) async fn appeared(path: &Path) -> String {
+    let wait = async {
+        loop {
+            match std::fs::read_to_string(path) {
+                Ok(text) if !text.is_empty() => return text,
+                _ => tokio::time::sleep(Duration::from_millis(10)).await,
+            }
+        }
+    };
+    timeout(DEADLINE, wait).await.unwrap()
+}
+
+/// Waits until a process is gone.
+pub(crate) async fn gone(pid: &str) {
+    let process = Path::new("/proc").join(pid.trim());
+    let wait = async {
+        while process.exists() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(DEADLINE, wait).await.unwrap();
+}
+
+/// What a peer's test finds in its environment; `None`, said aloud, where the peer isn't there.
+///
+/// # Panics
+/// Where it isn't there, though `CANTLE_REQUIRE` names it.
+pub(crate) fn peer<const N: usize>(peer: &str, variables: [&str; N]) -> Option<[String; N]> {
+    let values = variables.map(|name| std::env::var(name).unwrap_or_default());
+    if values.iter().all(|value| !value.is_empty()) {
+        return Some(values);
+    }
+    let required = std::env::var("CANTLE_REQUIRE").unwrap_or_default();
+    let mut required = required.split(',').map(str::trim);
+    assert!(
+        !required.any(|name| name == peer || name == "all"),
+        "{peer} is required, but {variables:?} are not all set"
+    );
+    eprintln!("SKIPPED: {peer} is not there ({})", variables.join(", "));
+    None
+}
