@@ -1,0 +1,63 @@
+//! Commands: `bash -c true` in a sandbox, beside the same without one.
+
+use std::process::Stdio;
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use cantle_backends_local::LocalBackend;
+use cantle_core::ids::RunId;
+use cantle_core::policy::Policy;
+use cantle_core::sandbox::{
+    Backend as _, SandboxContext, SandboxExt as _, SandboxPath, SpawnRequest,
+};
+
+use crate::process::median;
+use crate::report::Report;
+
+const PAIRS: usize = 300;
+
+pub(crate) fn measure(report: &mut Report) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    runtime.block_on(async {
+        let cx = SandboxContext::new(RunId::new(), Policy::unconfined());
+        let sandbox = LocalBackend::new().open(cx).await?;
+        let (mut raw, mut ours) = (Vec::new(), Vec::new());
+        for _ in 0..PAIRS {
+            let started = Instant::now();
+            let mut command = std::process::Command::new("bash");
+            command.args(["-c", "true"]).stdin(Stdio::null());
+            let output = command.output()?;
+            ensure!(output.status.success());
+            raw.push(started.elapsed().as_secs_f64() * 1000.0);
+
+            let started = Instant::now();
+            let output = sandbox.run(SpawnRequest::shell("true")).await?;
+            ensure!(output.exit.status.success());
+            ours.push(started.elapsed().as_secs_f64() * 1000.0);
+        }
+        let (raw, ours) = (median(&mut raw), median(&mut ours));
+        report.add("raw `bash -c true`", raw, "ms");
+        report.add("sandbox `true`", ours, "ms");
+        report.at_most("sandbox / raw", ours / raw, "x", 1.25);
+
+        let path: SandboxPath = "four-kilobytes".parse()?;
+        sandbox.write_bytes(&path, vec![0; 4096].into()).await?;
+        let host = std::path::PathBuf::from(sandbox.info().working_directory.to_string());
+        let host = host.join("four-kilobytes");
+        let (mut plain, mut checked) = (Vec::new(), Vec::new());
+        for _ in 0..PAIRS {
+            let started = Instant::now();
+            ensure!(tokio::fs::read(&host).await?.len() == 4096);
+            plain.push(started.elapsed().as_secs_f64() * 1000.0);
+            let started = Instant::now();
+            ensure!(sandbox.read_bytes(&path, 4096).await?.len() == 4096);
+            checked.push(started.elapsed().as_secs_f64() * 1000.0);
+        }
+        let ratio = median(&mut checked) / median(&mut plain);
+        report.add("Sandbox::read of 4 KiB / tokio::fs::read", ratio, "x");
+        sandbox.close().await?;
+        Ok(())
+    })
+}

@@ -1,0 +1,55 @@
+//! Measures what `docs/performance.md` promises.
+//!
+//! `cantle-bench [--cantle PATH] [--json FILE]` runs everything and prints a table. Each part runs
+//! in a process of its own (this program again, with the part's name), so that peak memory and CPU
+//! belong to that part alone; the scripted server is such a process too. What is compared is
+//! measured in the same run, interleaved.
+
+mod client_loop;
+mod commands;
+mod output;
+mod process;
+mod report;
+mod startup;
+
+use std::path::PathBuf;
+
+use anyhow::{Context as _, Result, bail};
+
+use crate::report::Report;
+
+fn main() -> Result<()> {
+    let mut arguments = std::env::args().skip(1);
+    let mut cantle = None;
+    let mut json = None;
+    while let Some(argument) = arguments.next() {
+        let mut value = || {
+            arguments
+                .next()
+                .with_context(|| format!("{argument} needs a value"))
+        };
+        match argument.as_str() {
+            // The parts, each in a process of its own.
+            "serve" => return client_loop::serve(value()?.parse()?),
+            "loop" => return client_loop::run(&value()?, value()?.parse()?),
+            "output" => return output::run(value()?.parse()?),
+            "--cantle" => cantle = Some(PathBuf::from(value()?)),
+            "--json" => json = Some(PathBuf::from(value()?)),
+            other => bail!("unknown argument `{other}`"),
+        }
+    }
+
+    let mut report = Report::default();
+    client_loop::measure(&mut report)?;
+    if let Some(cantle) = &cantle {
+        startup::measure(&mut report, cantle)?;
+    }
+    commands::measure(&mut report)?;
+    output::measure(&mut report)?;
+    print!("{report}");
+    if let Some(path) = json {
+        std::fs::write(&path, report.to_json()?)?;
+        println!("written to {}", path.display());
+    }
+    Ok(())
+}

@@ -1,0 +1,59 @@
+//! What a process can say of itself, and how this program starts itself again.
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context as _, Result, ensure};
+use rustix::time::{ClockId, clock_gettime};
+use serde_json::Value;
+
+/// Processor time of all threads of this process so far.
+pub(crate) fn cpu_time() -> Duration {
+    let time = clock_gettime(ClockId::ProcessCPUTime);
+    Duration::new(
+        time.tv_sec.unsigned_abs(),
+        u32::try_from(time.tv_nsec).unwrap_or(0),
+    )
+}
+
+/// The most memory this process ever had resident, in MB (10^6 bytes).
+pub(crate) fn peak_memory_mb() -> Result<f64> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let line = status
+        .lines()
+        .find(|line| line.starts_with("VmHWM:"))
+        .context("no VmHWM")?;
+    let kilobytes: f64 = line
+        .split_whitespace()
+        .nth(1)
+        .context("no value")?
+        .parse()?;
+    Ok(kilobytes * 1024.0 / 1e6)
+}
+
+/// This program again, doing one part.
+pub(crate) fn part(arguments: &[&str]) -> Result<Command> {
+    let mut command = Command::new(std::env::current_exe()?);
+    command.args(arguments).stdout(Stdio::piped());
+    Ok(command)
+}
+
+/// Runs a part to its end; its last line is JSON.
+pub(crate) fn run_part(arguments: &[&str]) -> Result<Value> {
+    let output = part(arguments)?.output()?;
+    ensure!(
+        output.status.success(),
+        "{arguments:?} failed: {}",
+        output.status
+    );
+    let text = String::from_utf8(output.stdout)?;
+    Ok(serde_json::from_str(
+        text.lines().last().context("the part said nothing")?,
+    )?)
+}
+
+/// The median of some measurements.
+pub(crate) fn median(values: &mut [f64]) -> f64 {
+    values.sort_by(f64::total_cmp);
+    values.get(values.len() / 2).copied().unwrap_or(f64::NAN)
+}

@@ -1,0 +1,94 @@
+//! The table of measurements.
+
+use std::fmt;
+
+use anyhow::Result;
+use serde::Serialize;
+
+#[derive(Default, Serialize)]
+pub(crate) struct Report {
+    rows: Vec<Row>,
+}
+
+#[derive(Serialize)]
+struct Row {
+    what: String,
+    value: f64,
+    unit: &'static str,
+    /// The most it may be, where a goal is set; a range for a ratio that may miss on either side.
+    goal: Option<(f64, f64)>,
+}
+
+impl Report {
+    pub(crate) fn add(&mut self, what: impl Into<String>, value: f64, unit: &'static str) {
+        self.rows.push(Row {
+            what: what.into(),
+            value,
+            unit,
+            goal: None,
+        });
+    }
+
+    pub(crate) fn at_most(
+        &mut self,
+        what: impl Into<String>,
+        value: f64,
+        unit: &'static str,
+        most: f64,
+    ) {
+        self.rows.push(Row {
+            what: what.into(),
+            value,
+            unit,
+            goal: Some((0.0, most)),
+        });
+    }
+
+    pub(crate) fn between(
+        &mut self,
+        what: impl Into<String>,
+        value: f64,
+        unit: &'static str,
+        range: (f64, f64),
+    ) {
+        self.rows.push(Row {
+            what: what.into(),
+            value,
+            unit,
+            goal: Some(range),
+        });
+    }
+
+    pub(crate) fn to_json(&self) -> Result<String> {
+        Ok(serde_json::to_string_pretty(self)?)
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for Row {
+            what,
+            value,
+            unit,
+            goal,
+        } in &self.rows
+        {
+            write!(f, "{what:<52} {value:>10.3} {unit:<4}")?;
+            if let Some((least, most)) = goal {
+                let verdict = if (*least..=*most).contains(value) {
+                    "ok"
+                } else {
+                    "MISSED"
+                };
+                let least = if *least > 0.0 {
+                    format!("{least} … ")
+                } else {
+                    "≤ ".to_owned()
+                };
+                write!(f, "  goal {least}{most} {unit}  {verdict}")?;
+            }
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,75 @@
+//! `cargo xtask check`: what must hold before a change goes in, tests aside.
+
+use anyhow::Result;
+use clap::ValueEnum;
+
+use crate::{features, layers, shell};
+
+/// Check format, lints, docs, layers, features and tidiness.
+#[derive(clap::Args)]
+pub struct Args {
+    /// Only these (default: all)
+    #[arg(value_enum)]
+    parts: Vec<Part>,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Part {
+    /// The code is formatted
+    Fmt,
+    /// No warning of clippy's
+    Clippy,
+    /// No warning of rustdoc's
+    Docs,
+    /// No crate depends on one it must not know
+    Layers,
+    /// Each library builds with no feature, and with each alone
+    Features,
+    /// The rules for files in `xtask/src/tidy.rs`
+    Tidy,
+}
+
+pub fn run(args: &Args) -> Result<()> {
+    for part in Part::value_variants() {
+        if args.parts.is_empty() || args.parts.contains(part) {
+            shell::timed(part.name(), || part.run())?;
+        }
+    }
+    Ok(())
+}
+
+impl Part {
+    fn name(self) -> &'static str {
+        match self {
+            Part::Fmt => "fmt",
+            Part::Clippy => "clippy",
+            Part::Docs => "docs",
+            Part::Layers => "layers",
+            Part::Features => "features",
+            Part::Tidy => "tidy",
+        }
+    }
+
+    fn run(self) -> Result<()> {
+        let mut cargo = shell::cargo();
+        match self {
+            Part::Fmt => cargo.args(["fmt", "--all", "--check"]),
+            Part::Clippy => cargo.args([
+                "clippy",
+                "--workspace",
+                "--all-targets",
+                "--",
+                "-D",
+                "warnings",
+            ]),
+            // Libraries: the program's pages would overwrite those of the library of its name.
+            Part::Docs => cargo
+                .args(["doc", "--workspace", "--lib", "--no-deps"])
+                .env("RUSTDOCFLAGS", "-D warnings"),
+            Part::Tidy => cargo.args(["test", "--package", "xtask"]),
+            Part::Layers => return layers::check(),
+            Part::Features => return features::check(),
+        };
+        shell::run(&mut cargo)
+    }
+}

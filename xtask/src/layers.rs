@@ -1,0 +1,228 @@
+//! The layers: which of our crates may know which, and what each must do without.
+//!
+//! What counts is what is linked (normal dependencies, with all features, through any number of
+//! crates); a crate's tests may use what they like.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Result, bail};
+
+use crate::workspace::Metadata;
+use crate::{facade, shell};
+
+/// What one package may and must not depend on.
+struct Layer {
+    package: &'static str,
+    /// The crates of this workspace it may know.
+    ours: &'static [&'static str],
+    /// Crates it must do without.
+    without: &'static [&'static str],
+    /// Crates of which it may have these features at most.
+    at_most: &'static [(&'static str, &'static [&'static str])],
+}
+
+/// What holds for a library unless its row says otherwise: it stands on core, and leaves the
+/// terminal to programs.
+const LIBRARY: Layer = Layer {
+    package: "",
+    ours: &["cantle-core"],
+    without: &["anyhow", "clap"],
+    at_most: &[],
+};
+
+/// Libraries that never talk to the network.
+const OFFLINE: Layer = Layer {
+    without: &["anyhow", "clap", "hyper", "reqwest", "rustls"],
+    ..LIBRARY
+};
+
+const LAYERS: &[Layer] = &[
+    Layer {
+        package: "cantle-core",
+        ours: &[],
+        without: &[
+            "anyhow", "clap", "hyper", "mio", "nix", "reqwest", "rustix", "rustls", "socket2",
+        ],
+        // The cancellation token's.
+        at_most: &[("tokio", &["default", "sync"])],
+    },
+    Layer {
+        package: "cantle-macros",
+        ours: &[],
+        without: &["anyhow", "clap", "tokio"],
+        ..LIBRARY
+    },
+    Layer {
+        package: "cantle-clients",
+        ..LIBRARY
+    },
+    Layer {
+        package: "cantle-backends-local",
+        ..OFFLINE
+    },
+    Layer {
+        package: "cantle-tools",
+        ..OFFLINE
+    },
+    Layer {
+        package: "cantle-agent",
+        ..OFFLINE
+    },
+    Layer {
+        package: "cantle-testkit",
+        ..LIBRARY
+    },
+    Layer {
+        package: "cantle",
+        ours: &[
+            "cantle-agent",
+            "cantle-backends-local",
+            "cantle-clients",
+            "cantle-core",
+            "cantle-tools",
+        ],
+        ..LIBRARY
+    },
+    Layer {
+        package: "cantle-cli",
+        ours: &[
+            "cantle",
+            "cantle-agent",
+            "cantle-backends-local",
+            "cantle-clients",
+            "cantle-core",
+            "cantle-tools",
+        ],
+        without: &[],
+        at_most: &[],
+    },
+    Layer {
+        package: "cantle-bench",
+        ours: &[
+            "cantle-agent",
+            "cantle-backends-local",
+            "cantle-clients",
+            "cantle-core",
+            "cantle-testkit",
+        ],
+        without: &[],
+        at_most: &[],
+    },
+    Layer {
+        package: "xtask",
+        ours: &[],
+        without: &[],
+        at_most: &[],
+    },
+];
+
+pub fn check() -> Result<()> {
+    let packages = Metadata::read()?.packages;
+    let mut wrong = Vec::new();
+    for package in &packages {
+        let Some(layer) = LAYERS.iter().find(|layer| layer.package == package.name) else {
+            bail!("{} has no row in {}", package.name, file!());
+        };
+        let tree = shell::output(shell::cargo().args([
+            "tree",
+            "--package",
+            layer.package,
+            // Not what runs in the compiler: a macro brings nothing of its own into a program.
+            "--edges=normal,no-proc-macro",
+            "--all-features",
+            "--prefix=none",
+            "--format={p}|{f}",
+        ]))?;
+        let ours = packages
+            .iter()
+            .map(|package| package.name.as_str())
+            .collect();
+        wrong.extend(layer.violations(&tree, &ours));
+    }
+    wrong.extend(facade::violations()?);
+    if !wrong.is_empty() {
+        bail!("the layers are broken:\n{}", wrong.join("\n"));
+    }
+    Ok(())
+}
+
+impl Layer {
+    /// What in a dependency tree (lines of `name version … |features`) this layer must not have.
+    fn violations(&self, tree: &str, ours: &BTreeSet<&str>) -> BTreeSet<String> {
+        let mut wrong = BTreeSet::new();
+        for line in tree.lines() {
+            let (package, features) = line.split_once('|').unwrap_or((line, ""));
+            let Some(name) = package.split_whitespace().next() else {
+                continue;
+            };
+            let not_ours_to_know = ours.contains(name) && !self.ours.contains(&name);
+            if name != self.package && (not_ours_to_know || self.without.contains(&name)) {
+                wrong.insert(format!("{} depends on {name}", self.package));
+            }
+            for (_, allowed) in self.at_most.iter().filter(|(limited, _)| *limited == name) {
+                let features = features.trim_end_matches(" (*)").split(',');
+                for feature in features.filter(|name| !name.is_empty() && !allowed.contains(name)) {
+                    wrong.insert(format!(
+                        "{} has the feature {feature} of {name}",
+                        self.package
+                    ));
+                }
+            }
+        }
+        wrong
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn violations(package: &str, tree: &str) -> Vec<String> {
+        let layer = LAYERS
+            .iter()
+            .find(|layer| layer.package == package)
+            .unwrap();
+        let ours = LAYERS.iter().map(|layer| layer.package).collect();
+        layer.violations(tree, &ours).into_iter().collect()
+    }
+
+    #[test]
+    fn a_tree_that_keeps_to_its_layer_is_fine() {
+        let tree = "cantle-agent v0.1.0 (/src/crates/agent)|\n\
+                    cantle-core v0.1.0 (/src/crates/core)|default,macros\n\
+                    tokio v1.54.1|default,macros,rt,sync,time\n\
+                    cantle-core v0.1.0 (/src/crates/core)|default,macros (*)\n";
+        assert_eq!(violations("cantle-agent", tree), [""; 0]);
+    }
+
+    #[test]
+    fn a_sibling_or_a_forbidden_crate_is_reported_once() {
+        let tree = "cantle-agent v0.1.0 (/src/crates/agent)|\n\
+                    cantle-clients v0.1.0 (/src/crates/clients)|chat,default\n\
+                    reqwest v0.13.5|stream\n\
+                    cantle-testkit v0.1.0 (/src/crates/testkit)|\n\
+                    reqwest v0.13.5|stream (*)\n";
+        assert_eq!(
+            violations("cantle-agent", tree),
+            [
+                "cantle-agent depends on cantle-clients",
+                "cantle-agent depends on cantle-testkit",
+                "cantle-agent depends on reqwest",
+            ]
+        );
+    }
+
+    #[test]
+    fn core_has_nothing_of_tokio_but_sync() {
+        let core = "cantle-core v0.1.0 (/src/crates/core)|\n";
+        let tree = |features: &str| format!("{core}tokio v1.54.1|{features}\n");
+        assert_eq!(
+            violations("cantle-core", &tree("default,sync (*)")),
+            [""; 0]
+        );
+        assert_eq!(
+            violations("cantle-core", &tree("default,rt,sync")),
+            ["cantle-core has the feature rt of tokio"]
+        );
+    }
+}

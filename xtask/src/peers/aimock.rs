@@ -1,0 +1,90 @@
+//! aimock: a mock model server that nobody here wrote, playing the turns in `crates/cli/tests/peers/aimock`.
+
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use super::server::{Server, Signs};
+use super::{Ready, Workshop};
+use crate::{shell, workspace};
+
+const PACKAGE: &str = "@copilotkit/aimock@1.43.0";
+/// What it asks for.
+const MINIMUM: (u32, u32) = (20, 15);
+/// From npm too, where the machine's own Node.js is older (Debian 12 has 18).
+const NODE: &str = "node@22.23.3";
+
+/// Returns its address too, `http://127.0.0.1:PORT`.
+pub fn bring_up(workshop: &Workshop) -> Result<(Ready, String)> {
+    let answer = shell::probe("node", &["--version"]).context("there is no Node.js")?;
+    let installed = version(&answer).with_context(|| format!("what version is {answer:?}?"))?;
+    if shell::probe("npm", &["--version"]).is_none() {
+        bail!("there is no npm");
+    }
+    let mut packages = vec![PACKAGE];
+    if installed < MINIMUM {
+        packages.push(NODE);
+    }
+    let directory = workshop.cached("aimock", &packages.join(" "), |directory| {
+        let mut npm = Command::new("npm");
+        npm.args(["install", "--no-audit", "--no-fund", "--no-save"])
+            // What it might be used beside is of no use here, and looking all of it up takes long;
+            // without a network, over ten minutes.
+            .args(["--legacy-peer-deps", "--fetch-retries=1"])
+            .arg("--prefix")
+            .arg(directory)
+            .args(&packages)
+            .current_dir(directory);
+        workshop.step("aimock", &npm)
+    })?;
+
+    let modules = directory.join("node_modules");
+    let mut command = if installed < MINIMUM {
+        Command::new(modules.join("node/bin/node"))
+    } else {
+        Command::new("node")
+    };
+    command
+        .arg(modules.join(".bin/llmock"))
+        .args([
+            "--host",
+            "127.0.0.1",
+            "--port",
+            "0",
+            "--strict",
+            "--fixtures",
+        ])
+        .arg(workspace::root().join("crates/cli/tests/peers/aimock"))
+        // A turn asked for out of turn is an error, not the nearest answer.
+        .env("AIMOCK_STRICT_TURN_INDEX", "1");
+    let signs = Signs {
+        before_address: "listening on ",
+        ready: "/health",
+    };
+    let (server, address) = Server::start(workshop, "aimock", &mut command, &signs)?;
+    let variables = vec![("CANTLE_TEST_AIMOCK_URL", format!("{address}/v1"))];
+    Ok((
+        Ready {
+            variables,
+            server: Some(server),
+        },
+        address,
+    ))
+}
+
+/// `v20.20.2` → (20, 20).
+fn version(text: &str) -> Option<(u32, u32)> {
+    let mut numbers = text.trim().strip_prefix('v')?.split('.');
+    Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::version;
+
+    #[test]
+    fn node_says_its_version() {
+        assert_eq!(version("v20.15.1\n"), Some((20, 15)));
+        assert_eq!(version("20"), None);
+    }
+}

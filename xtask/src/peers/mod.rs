@@ -1,0 +1,152 @@
+//! The real software that tests talk to: prepared once under `target/peers`, started for one test run.
+//!
+//! A peer tells tests where it is by environment variables; a test whose variable is missing says
+//! so and passes, unless [`Required`] names the peer. A peer that cannot be had here is skipped
+//! aloud, or is an error where it is required.
+
+mod aimock;
+mod busybox;
+mod litellm;
+mod llama;
+mod python;
+mod server;
+mod static_program;
+mod stirrup;
+mod system;
+mod workshop;
+
+use std::collections::BTreeSet;
+use std::thread::{self, ScopedJoinHandle};
+
+use anyhow::{Context, Result, anyhow, bail};
+
+pub use server::Server;
+pub use workshop::Workshop;
+
+/// Everything [`bring_up`] brings up.
+const NAMES: [&str; 6] = ["aimock", "litellm", "llama", "stirrup", "busybox", "static"];
+
+/// What `CANTLE_REQUIRE` says: a comma-separated list of peers that must be there, or `all`.
+pub struct Required(BTreeSet<String>);
+
+impl Required {
+    pub fn from_env() -> Result<Required> {
+        Required::parse(&std::env::var("CANTLE_REQUIRE").unwrap_or_default())
+    }
+
+    fn parse(list: &str) -> Result<Required> {
+        let mut names = BTreeSet::new();
+        for name in list
+            .split(',')
+            .map(str::trim)
+            .filter(|name| !name.is_empty())
+        {
+            match name {
+                "all" => names.extend(NAMES.map(str::to_owned)),
+                _ if NAMES.contains(&name) => drop(names.insert(name.to_owned())),
+                _ => bail!(
+                    "CANTLE_REQUIRE names {name:?}, which is no peer; there are {} and `all`",
+                    NAMES.join(", ")
+                ),
+            }
+        }
+        Ok(Required(names))
+    }
+
+    fn names(&self, peer: &str) -> bool {
+        self.0.contains(peer)
+    }
+}
+
+/// A peer that tests can use. Dropped = its server, if it has one, is stopped.
+pub struct Ready {
+    /// What tests find in their environment.
+    pub variables: Vec<(&'static str, String)>,
+    pub server: Option<Server>,
+}
+
+/// What became of the peers.
+pub struct Peers {
+    pub ready: Vec<Ready>,
+    /// Those that tests have to do without.
+    pub skipped: Vec<&'static str>,
+}
+
+/// Prepares and starts all peers side by side.
+pub fn bring_up(workshop: &Workshop, required: &Required) -> Result<Peers> {
+    system::install_missing();
+    let outcomes = thread::scope(|scope| {
+        let aimock = scope.spawn(|| aimock::bring_up(workshop));
+        let llama = scope.spawn(|| llama::bring_up(workshop));
+        let stirrup = scope.spawn(|| stirrup::bring_up(workshop));
+        let busybox = scope.spawn(|| busybox::bring_up(workshop));
+        let program = scope.spawn(|| static_program::bring_up(workshop));
+        let proxy = litellm::prepare(workshop);
+        let aimock = join(aimock);
+        // The proxy stands in front of aimock.
+        let litellm = match &aimock {
+            Ok((_, address)) => proxy.and_then(|proxy| proxy.start(workshop, address)),
+            Err(_) => Err(anyhow!("it needs aimock")),
+        };
+        [
+            aimock.map(|(ready, _)| ready),
+            litellm,
+            join(llama),
+            join(stirrup),
+            join(busybox),
+            join(program),
+        ]
+    });
+
+    let mut peers = Peers {
+        ready: Vec::new(),
+        skipped: Vec::new(),
+    };
+    for (name, outcome) in NAMES.into_iter().zip(outcomes) {
+        match outcome {
+            Ok(ready) => peers.ready.push(ready),
+            Err(error) if required.names(name) => {
+                return Err(error).context(format!("required peer {name} could not be had"));
+            }
+            Err(error) => {
+                eprintln!("SKIPPED {name}: {error:#}");
+                peers.skipped.push(name);
+            }
+        }
+    }
+    Ok(peers)
+}
+
+fn join<T>(thread: ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
+    thread
+        .join()
+        .unwrap_or_else(|_| Err(anyhow!("its thread panicked")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn required_peers_are_listed_or_all() {
+        let names = |list| {
+            Required::parse(list)
+                .unwrap()
+                .0
+                .into_iter()
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(names(""), [""; 0]);
+        assert_eq!(names("llama, aimock,"), ["aimock", "llama"]);
+        assert_eq!(
+            names("all"),
+            ["aimock", "busybox", "litellm", "llama", "static", "stirrup"]
+        );
+    }
+
+    #[test]
+    fn an_unknown_peer_is_refused() {
+        let error = Required::parse("lama").err().unwrap();
+        assert!(error.to_string().contains("\"lama\""), "{error}");
+    }
+}

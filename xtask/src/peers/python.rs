@@ -1,0 +1,123 @@
+//! A Python that is new enough, and environments made with it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use super::Workshop;
+use crate::shell;
+
+/// A Python with what it takes to make environments.
+pub struct Python {
+    path: PathBuf,
+    version: (u32, u32),
+}
+
+impl Python {
+    /// The first that is at least `minimum`: of those on the `PATH`, then of those pyenv holds.
+    pub fn find(minimum: (u32, u32)) -> Result<Python> {
+        let on_path = ["python3", "python3.12", "python3.13", "python3.14"].map(PathBuf::from);
+        on_path
+            .into_iter()
+            .chain(of_pyenv())
+            .filter_map(Python::ask)
+            .find(|python| python.version >= minimum)
+            .with_context(|| {
+                format!(
+                    "no Python of at least {}.{} with venv was found",
+                    minimum.0, minimum.1
+                )
+            })
+    }
+
+    /// Asks, instead of trusting a name: pyenv's shims are on the path also for versions that are
+    /// not active, and Debian's Python has no `ensurepip` without `python3-venv`.
+    fn ask(program: PathBuf) -> Option<Python> {
+        let question = "import sys, ensurepip, venv; print(*sys.version_info[:2], sys.executable)";
+        let answer = shell::probe(&program, &["-c", question])?;
+        let mut words = answer.trim().splitn(3, ' ');
+        let version = (words.next()?.parse().ok()?, words.next()?.parse().ok()?);
+        Some(Python {
+            path: words.next()?.into(),
+            version,
+        })
+    }
+
+    /// An environment of this Python with the given packages; all versions are those of `pins`, the
+    /// text of a pip constraints file.
+    pub fn environment(
+        &self,
+        workshop: &Workshop,
+        peer: &str,
+        packages: &[&str],
+        pins: &str,
+    ) -> Result<Environment> {
+        let Python {
+            path,
+            version: (major, minor),
+        } = self;
+        let recipe = format!(
+            "{} {major}.{minor}\n{}\n{pins}",
+            path.display(),
+            packages.join(" ")
+        );
+        let directory = workshop.cached(peer, &recipe, |directory| {
+            let constraints = directory.join("constraints.txt");
+            fs::write(&constraints, pins)?;
+            let mut venv = Command::new(path);
+            venv.args(["-m", "venv"]).arg(directory.join("venv"));
+            workshop.step(peer, &venv)?;
+            // Python compiles what it imports, a tenth of what pip would compile.
+            let mut pip = Command::new(directory.join("venv/bin/python"));
+            pip.args(["-m", "pip", "install", "--quiet", "--no-compile"])
+                .args(["--disable-pip-version-check", "--constraint"])
+                .arg(&constraints)
+                .args(packages);
+            workshop.step(peer, &pip)
+        })?;
+        Ok(Environment { directory })
+    }
+}
+
+/// The directory of a peer that lives in a Python environment.
+pub struct Environment {
+    directory: PathBuf,
+}
+
+impl Environment {
+    /// A program of the environment.
+    pub fn program(&self, name: &str) -> PathBuf {
+        self.directory.join("venv/bin").join(name)
+    }
+
+    /// A file beside the environment.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+}
+
+/// One of the scripts and settings in `xtask/peers`.
+pub fn source(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("peers")
+        .join(name)
+}
+
+/// Those that pyenv holds, active or not.
+fn of_pyenv() -> Vec<PathBuf> {
+    let root = std::env::var_os("PYENV_ROOT").map(PathBuf::from);
+    let Some(root) = root.or_else(|| Some(std::env::home_dir()?.join(".pyenv"))) else {
+        return Vec::new();
+    };
+    let Ok(versions) = fs::read_dir(root.join("versions")) else {
+        return Vec::new();
+    };
+    let mut pythons: Vec<PathBuf> = versions
+        .flatten()
+        .map(|version| version.path().join("bin/python"))
+        .collect();
+    pythons.sort();
+    pythons
+}

@@ -1,0 +1,135 @@
+//! A peer that listens: started on a port of its own choice, found by what it logs, asked until it answers.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use super::workshop::{Workshop, tail};
+use crate::guard::Guarded;
+
+/// Generous, because the build of the tests runs at the same time.
+const DEADLINE: Duration = Duration::from_secs(300);
+const POLL: Duration = Duration::from_millis(20);
+
+/// A running server. Dropped = stopped.
+pub struct Server {
+    process: Guarded,
+}
+
+/// How to tell that a server is there.
+pub struct Signs {
+    /// What stands before `http://127.0.0.1:PORT` in its log.
+    pub before_address: &'static str,
+    /// A path that answers 200 once it serves.
+    pub ready: &'static str,
+}
+
+impl Server {
+    /// Starts the server and waits until it answers. Returns its address, `http://127.0.0.1:PORT`.
+    pub fn start(
+        workshop: &Workshop,
+        peer: &str,
+        command: &mut Command,
+        signs: &Signs,
+    ) -> Result<(Server, String)> {
+        // A proxy of the surroundings is for package registries, not for loopback.
+        command
+            .env("NO_PROXY", "127.0.0.1")
+            .env("no_proxy", "127.0.0.1");
+        let start = Instant::now();
+        let log = Log {
+            path: workshop.log(peer),
+        };
+        let file = File::create(&log.path)?;
+        let both = (Stdio::from(file.try_clone()?), Stdio::from(file));
+        let mut server = Server {
+            process: Guarded::spawn(command, both.0, both.1)?,
+        };
+        while start.elapsed() < DEADLINE {
+            if let Some(status) = server.process.ended()? {
+                bail!("it ended at its start ({status}):\n{}", tail(&log.path));
+            }
+            if let Some(address) = log.address(signs.before_address)
+                && answers(address, signs.ready)
+            {
+                let (url, seconds) = (format!("http://{address}"), start.elapsed().as_secs_f32());
+                eprintln!("[{peer}] {url} after {seconds:.1} s");
+                return Ok((server, url));
+            }
+            thread::sleep(POLL);
+        }
+        bail!(
+            "it did not answer in {} s:\n{}",
+            DEADLINE.as_secs(),
+            tail(&log.path)
+        );
+    }
+
+    /// Tells it to stop, without waiting.
+    pub fn release(&mut self) {
+        self.process.release();
+    }
+}
+
+struct Log {
+    path: PathBuf,
+}
+
+impl Log {
+    fn address(&self, before: &str) -> Option<SocketAddr> {
+        let text = fs::read(&self.path).ok()?;
+        address(&String::from_utf8_lossy(&text), before)
+    }
+}
+
+fn address(log: &str, before: &str) -> Option<SocketAddr> {
+    let (_, after) = log.split_once(&format!("{before}http://"))?;
+    // The number is complete only if something follows it.
+    let end = after.find(|c: char| c != '.' && c != ':' && !c.is_ascii_digit())?;
+    after[..end].parse().ok()
+}
+
+/// Whether `GET path` answers 200.
+fn answers(address: SocketAddr, path: &str) -> bool {
+    let ask = || -> Result<bool> {
+        let second = Duration::from_secs(1);
+        let mut stream = TcpStream::connect_timeout(&address, second)?;
+        stream.set_read_timeout(Some(second))?;
+        write!(
+            stream,
+            "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
+        )?;
+        let mut start_of_answer = [0; 12];
+        stream
+            .read_exact(&mut start_of_answer)
+            .context("no answer")?;
+        Ok(start_of_answer == *b"HTTP/1.1 200")
+    };
+    ask().unwrap_or(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_read_once_its_line_is_complete() {
+        let at = |log| address(log, "listening on ").map(|address| address.port());
+        assert_eq!(at("starting\n"), None);
+        assert_eq!(at("listening on http://127.0.0.1:40"), None);
+        assert_eq!(
+            at("proxy for http://127.0.0.1:1\nlistening on http://127.0.0.1:4097\n"),
+            Some(4097)
+        );
+        assert_eq!(
+            at("listening on http://127.0.0.1:4097 (Ctrl-C to quit)"),
+            Some(4097)
+        );
+    }
+}

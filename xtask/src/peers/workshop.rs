@@ -1,0 +1,104 @@
+//! `target/peers`: where peers are installed, and where their logs are.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::fs::FlockOperation;
+
+use crate::guard::Guarded;
+use crate::shell;
+
+/// Lines of a log that an error shows.
+const TAIL: usize = 8;
+/// For one step of a preparation; the longest, a big environment on a slow line, takes a tenth.
+const DEADLINE: Duration = Duration::from_secs(900);
+
+pub struct Workshop {
+    directory: PathBuf,
+    /// Held while this program runs: two of them would install into each other.
+    _lock: File,
+}
+
+impl Workshop {
+    /// Waits for another run in the same target directory to end.
+    pub fn open(target: &Path) -> Result<Workshop> {
+        let directory = target.join("peers");
+        fs::create_dir_all(directory.join("logs"))
+            .with_context(|| format!("failed to create {}", directory.display()))?;
+        let lock = File::create(directory.join("lock"))?;
+        if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
+            eprintln!("waiting for another `cargo xtask test` in this target directory");
+            rustix::fs::flock(&lock, FlockOperation::LockExclusive)?;
+        }
+        Ok(Workshop {
+            directory,
+            _lock: lock,
+        })
+    }
+
+    /// A directory in which `build` did its work. It is kept as long as `recipe`, which says
+    /// everything that went into it, stays the same.
+    pub fn cached(
+        &self,
+        peer: &str,
+        recipe: &str,
+        build: impl FnOnce(&Path) -> Result<()>,
+    ) -> Result<PathBuf> {
+        let directory = self.directory.join(peer);
+        let stamp = directory.join("recipe");
+        if fs::read_to_string(&stamp).is_ok_and(|made_from| made_from == recipe) {
+            return Ok(directory);
+        }
+        if directory.exists() {
+            fs::remove_dir_all(&directory)
+                .with_context(|| format!("failed to remove {}", directory.display()))?;
+        }
+        fs::create_dir_all(&directory)?;
+        let start = Instant::now();
+        eprintln!("[{peer}] preparing");
+        build(&directory)?;
+        // Last, so that a build that broke off is done again.
+        fs::write(stamp, recipe)?;
+        eprintln!(
+            "[{peer}] prepared in {:.1} s",
+            start.elapsed().as_secs_f32()
+        );
+        Ok(directory)
+    }
+
+    /// Runs one step of a preparation; what it says goes to the peer's log, whose end is in the error.
+    pub fn step(&self, peer: &str, command: &Command) -> Result<()> {
+        let path = self.log(peer);
+        let log = File::create(&path)?;
+        let both = (Stdio::from(log.try_clone()?), Stdio::from(log));
+        let line = shell::line(command);
+        match Guarded::spawn(command, both.0, both.1)?.wait_at_most(DEADLINE)? {
+            Some(status) if status.success() => Ok(()),
+            Some(status) => bail!("`{line}` failed ({status}):\n{}", tail(&path)),
+            None => bail!(
+                "`{line}` took over {} s:\n{}",
+                DEADLINE.as_secs(),
+                tail(&path)
+            ),
+        }
+    }
+
+    pub fn log(&self, peer: &str) -> PathBuf {
+        self.directory.join("logs").join(format!("{peer}.log"))
+    }
+}
+
+/// The end of a log, indented.
+pub fn tail(path: &Path) -> String {
+    let text = fs::read(path).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<&str> = text
+        .lines()
+        .filter(|line| !line.trim().is_empty())
+        .collect();
+    let shown = &lines[lines.len().saturating_sub(TAIL)..];
+    shown.iter().map(|line| format!("    {line}\n")).collect()
+}

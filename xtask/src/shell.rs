@@ -1,0 +1,92 @@
+//! Running commands: said before they run, and their failure is an error that names them.
+
+use std::ffi::OsStr;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+
+use crate::workspace;
+
+/// Cargo, in the root, without the variables `cargo run` gave to this program: build scripts that
+/// watch them (`ring`'s does) would run again at each change between `cargo xtask` and `cargo`.
+pub fn cargo() -> Command {
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.current_dir(workspace::root());
+    for (name, _) in std::env::vars_os() {
+        let name_text = name.to_string_lossy();
+        let from_run = [
+            "CARGO_PKG_",
+            "CARGO_MANIFEST_",
+            "CARGO_BIN_",
+            "CARGO_CRATE_",
+        ];
+        if from_run.iter().any(|prefix| name_text.starts_with(prefix))
+            || name_text == "CARGO_PRIMARY_PACKAGE"
+        {
+            cargo.env_remove(&name);
+        }
+    }
+    cargo
+}
+
+/// Says what runs, runs it to its end, and fails with it.
+pub fn run(command: &mut Command) -> Result<()> {
+    let line = line(command);
+    eprintln!("$ {line}");
+    let status = command
+        .status()
+        .with_context(|| format!("failed to start `{line}`"))?;
+    if !status.success() {
+        bail!("`{line}` failed: {status}");
+    }
+    Ok(())
+}
+
+/// What a command writes to its standard output; its errors go through to ours.
+pub fn output(command: &mut Command) -> Result<String> {
+    let line = line(command);
+    let output = command
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output()
+        .with_context(|| format!("failed to start `{line}`"))?;
+    if !output.status.success() {
+        bail!("`{line}` failed: {}", output.status);
+    }
+    String::from_utf8(output.stdout).with_context(|| format!("`{line}` wrote no UTF-8"))
+}
+
+/// Like [`output`], for asking whether something is there: any failure is `None`, and silent.
+pub fn probe(program: impl AsRef<OsStr>, args: &[&str]) -> Option<String> {
+    let output = Command::new(program)
+        .args(args)
+        .stdin(Stdio::null())
+        .output()
+        .ok()?;
+    if !output.status.success() {
+        return None;
+    }
+    String::from_utf8(output.stdout).ok()
+}
+
+/// A command as one would type it.
+pub fn line(command: &Command) -> String {
+    let program = Path::new(command.get_program());
+    let name = program.file_name().unwrap_or(command.get_program());
+    let words = std::iter::once(name).chain(command.get_args());
+    words
+        .map(|word| word.to_string_lossy())
+        .collect::<Vec<_>>()
+        .join(" ")
+}
+
+/// Says what begins, does it, and says how long it took.
+pub fn timed<T>(title: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    eprintln!("== {title}");
+    let start = Instant::now();
+    let done = work().with_context(|| format!("{title} failed"))?;
+    eprintln!("== {title}: {:.1} s", start.elapsed().as_secs_f32());
+    Ok(done)
+}
