@@ -75,19 +75,6 @@ impl AssistantBlock {
         }
     }
 
-    /// Whether it is reasoning of any kind.
-    #[must_use]
-    pub fn is_reasoning(&self) -> bool {
-        matches!(
-            self,
-            Self::Reasoning { .. }
-                | Self::SignedReasoning { .. }
-                | Self::RedactedReasoning { .. }
-                | Self::ReasoningRef { .. }
-                | Self::EncryptedReasoning { .. }
-        )
-    }
-
     /// The block's name in the history's JSON, e.g. `signed_reasoning`.
     #[must_use]
     pub fn kind(&self) -> &'static str {

@@ -37,8 +37,7 @@ pub struct Endpoint {
 ///
 /// ```no_run
 /// # use std::sync::Arc;
-/// # fn my_client(url: &str, model: &str, key: &str) -> Arc<dyn cantle_core::llm::LlmClient> { unimplemented!() }
-/// # async fn check() {
+/// # async fn check(my_client: fn(&str, &str, &str) -> Arc<dyn cantle_core::llm::LlmClient>) {
 /// use cantle_testkit::conformance;
 ///
 /// let report = conformance::llm_client(&|to| my_client(&to.url, &to.model, &to.api_key)).await;
