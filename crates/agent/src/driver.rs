@@ -124,7 +124,6 @@ impl Driver {
                 }
             }
         };
-        let message = with_sources(&failure);
         let read = matches!(
             failure.kind(),
             LlmErrorKind::Timeout | LlmErrorKind::Interrupted
@@ -137,9 +136,7 @@ impl Driver {
             read,
         );
         Fact::ModelFailed(ModelFailure {
-            kind: failure.kind(),
-            message,
-            advice: failure.advice().map(str::to_owned),
+            error: Arc::new(failure),
             call,
         })
     }
@@ -343,19 +340,4 @@ impl Progress for CallProgress {
             });
         }
     }
-}
-
-/// An error with what caused it, in one line.
-fn with_sources(error: &LlmError) -> String {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        if !text.contains(&cause_text) {
-            text.push_str(": ");
-            text.push_str(&cause_text);
-        }
-        source = cause.source();
-    }
-    text
 }

@@ -2,9 +2,10 @@
 
 use std::error::Error as StdError;
 use std::fmt;
+use std::sync::Arc;
 
 use cantle_core::event::RunStatus;
-use cantle_core::llm::LlmErrorKind;
+use cantle_core::llm::{LlmError, LlmErrorKind};
 
 /// An agent whose definition makes no sense.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -83,13 +84,14 @@ impl StdError for SessionError {
     }
 }
 
-/// Why a run ended without finishing.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Why a run ended without finishing. Its text is one short line; what lies behind it is in
+/// [`source`](StdError::source).
+#[derive(Clone, Debug)]
 pub struct RunError {
     kind: RunErrorKind,
     message: String,
-    llm_kind: Option<LlmErrorKind>,
     advice: Option<String>,
+    llm: Option<Arc<LlmError>>,
 }
 
 /// The ways a run ends without finishing.
@@ -117,8 +119,8 @@ impl RunError {
         Self {
             kind,
             message: message.into(),
-            llm_kind: None,
             advice: None,
+            llm: None,
         }
     }
 
@@ -126,13 +128,14 @@ impl RunError {
         Self::new(RunErrorKind::Cancelled, "the run was cancelled")
     }
 
-    pub(crate) fn with_llm_kind(mut self, kind: LlmErrorKind) -> Self {
-        self.llm_kind = Some(kind);
+    pub(crate) fn with_advice(mut self, advice: &str) -> Self {
+        self.advice = Some(advice.to_owned());
         self
     }
 
-    pub(crate) fn with_advice(mut self, advice: Option<String>) -> Self {
-        self.advice = advice;
+    /// The same with the model's failure that it is about, whose words it has.
+    pub(crate) fn with_llm(mut self, failure: Arc<LlmError>) -> Self {
+        self.llm = Some(failure);
         self
     }
 
@@ -145,13 +148,14 @@ impl RunError {
     /// The kind of the model's failure, where it was that.
     #[must_use]
     pub fn llm_kind(&self) -> Option<LlmErrorKind> {
-        self.llm_kind
+        self.llm.as_ref().map(|failure| failure.kind())
     }
 
     /// What to try, for people.
     #[must_use]
     pub fn advice(&self) -> Option<&str> {
-        self.advice.as_deref()
+        let from_model = || self.llm.as_ref()?.advice();
+        self.advice.as_deref().or_else(from_model)
     }
 
     /// The same as a run's status.
@@ -175,4 +179,9 @@ impl fmt::Display for RunError {
     }
 }
 
-impl StdError for RunError {}
+impl StdError for RunError {
+    fn source(&self) -> Option<&(dyn StdError + 'static)> {
+        // What the failure says itself has been said.
+        self.llm.as_ref()?.source()
+    }
+}

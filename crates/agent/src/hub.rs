@@ -1,8 +1,8 @@
 //! Events on their way from a run to whoever watches.
 //!
 //! Every subscriber has a queue of its own. Durable events wait there until they are read; deltas
-//! are joined with the one before them, and past a limit the oldest text of a delta goes, so that a
-//! slow reader costs a bounded amount of memory and never holds up the run.
+//! are joined with the one before them, and past a limit the oldest text of a delta goes, then the
+//! oldest delta, so that a slow reader costs a bounded amount of memory and never holds up the run.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -69,7 +69,7 @@ impl Hub {
     }
 
     /// Hands out an event.
-    pub(crate) fn emit(&self, kind: EventKind) {
+    pub(crate) fn emit(&self, mut kind: EventKind) {
         let mut state = lock(&self.state);
         if state.closed {
             return;
@@ -82,6 +82,12 @@ impl Hub {
         state.subscribers.retain(|queue| queue.strong_count() > 0);
         if state.subscribers.is_empty() {
             return;
+        }
+        if let EventKind::TextDelta { text }
+        | EventKind::ReasoningDelta { text }
+        | EventKind::ToolOutputDelta { text, .. } = &mut kind
+        {
+            make_room(text, 0);
         }
         let event = Event::new(number, self.run, SystemTime::now(), kind);
         for queue in state.subscribers.iter().filter_map(Weak::upgrade) {
@@ -145,12 +151,17 @@ fn join(last: &mut Event, next: &Event) -> bool {
         ) if call_id == next_id => (text, more),
         _ => return false,
     };
+    make_room(text, more.len());
     text.push_str(more);
-    if let Some(excess) = text.len().checked_sub(MAX_DELTA_BYTES) {
-        let cut = (excess..=text.len()).find(|at| text.is_char_boundary(*at));
-        text.drain(..cut.unwrap_or(0));
-    }
     true
+}
+
+/// Drops the oldest of a delta's text, so that `more` bytes have room behind it.
+fn make_room(text: &mut String, more: usize) {
+    let end = text.len();
+    let excess = (end + more).saturating_sub(MAX_DELTA_BYTES);
+    let cut = (excess..=end).find(|at| text.is_char_boundary(*at));
+    text.drain(..cut.unwrap_or(end));
 }
 
 /// The events of a run, from when it was made. Ends after [`EventKind::RunFinished`].
@@ -190,4 +201,57 @@ impl Stream for Events {
 /// A panic elsewhere leaves these queues whole: nothing in here panics halfway.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::{FutureExt as _, StreamExt as _};
+
+    use super::*;
+
+    fn said(call_id: &str, text: String) -> EventKind {
+        let call_id = call_id.to_owned();
+        EventKind::ToolOutputDelta { call_id, text }
+    }
+
+    /// The texts that wait to be read.
+    fn waiting(events: &mut Events) -> Vec<String> {
+        let next = || events.next().now_or_never().flatten();
+        let texts = std::iter::from_fn(next).map(|event| match event.kind {
+            EventKind::ToolOutputDelta { text, .. } => text,
+            other => panic!("{other:?}"),
+        });
+        texts.collect()
+    }
+
+    #[test]
+    fn a_delta_keeps_the_end_of_its_text_and_no_memory_of_the_rest() {
+        let hub = Hub::new(RunId::new());
+        let mut events = hub.subscribe();
+        hub.emit(said("a", "é".repeat(MAX_DELTA_BYTES) + "1"));
+        hub.emit(said("b", "x".repeat(MAX_DELTA_BYTES)));
+        hub.emit(said("b", "y".repeat(MAX_DELTA_BYTES - 2)));
+        hub.emit(said("b", "2".to_owned()));
+        let texts = waiting(&mut events);
+        let expected = [
+            "é".repeat(MAX_DELTA_BYTES / 2 - 1) + "1",
+            format!("x{}2", "y".repeat(MAX_DELTA_BYTES - 2)),
+        ];
+        assert!(texts == expected, "{:?}", texts.iter().map(String::len));
+        let memory = texts.iter().map(String::capacity);
+        assert!(memory.max() <= Some(2 * MAX_DELTA_BYTES));
+    }
+
+    #[test]
+    fn of_many_deltas_the_oldest_go() {
+        let hub = Hub::new(RunId::new());
+        let mut events = hub.subscribe();
+        for number in 0..=MAX_DELTAS {
+            let call = if number % 2 == 0 { "a" } else { "b" };
+            hub.emit(said(call, number.to_string()));
+        }
+        let numbers = 1..=MAX_DELTAS;
+        let expected: Vec<_> = numbers.map(|number| number.to_string()).collect();
+        assert_eq!(waiting(&mut events), expected);
+    }
 }

@@ -1,11 +1,12 @@
 //! What the machine is told, and what it tells.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_core::content::Content;
 use cantle_core::event::Finish;
 use cantle_core::ledger::ModelCall;
-use cantle_core::llm::{LlmErrorKind, StopReason};
+use cantle_core::llm::{LlmError, StopReason};
 use cantle_core::message::{AssistantMessage, ToolCall};
 use cantle_core::metadata::Metadata;
 use serde_json::Value;
@@ -50,9 +51,7 @@ pub(crate) enum Fact {
 /// A model call that failed.
 #[derive(Debug)]
 pub(crate) struct ModelFailure {
-    pub(crate) kind: LlmErrorKind,
-    pub(crate) message: String,
-    pub(crate) advice: Option<String>,
+    pub(crate) error: Arc<LlmError>,
     /// The call, for the ledger.
     pub(crate) call: ModelCall,
 }

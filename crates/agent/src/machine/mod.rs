@@ -17,11 +17,12 @@ mod turn;
 mod tests;
 
 use std::collections::{HashMap, HashSet, VecDeque};
+use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_core::content::{Content, Media, MediaKind, Part};
 use cantle_core::ledger::{CallPurpose, Ledger, ModelCall};
-use cantle_core::llm::{LlmErrorKind, StopReason};
+use cantle_core::llm::{LlmError, LlmErrorKind, StopReason};
 use cantle_core::message::{
     AssistantBlock, AssistantMessage, Message, SharedMessage, ToolCall, ToolMessage, UserKind,
     UserMessage,
@@ -172,8 +173,9 @@ impl Machine {
                 let why = "the answer was cut off at the model's output limit";
                 self.refuse_all(&calls, why);
                 let advice = "Raise the client's output limit, or ask for smaller steps.";
-                return self.end(Err(RunError::new(RunErrorKind::OutputLimit, why)
-                    .with_advice(Some(advice.to_owned()))));
+                return self.end(Err(
+                    RunError::new(RunErrorKind::OutputLimit, why).with_advice(advice)
+                ));
             }
             StopReason::ContentFilter => {
                 let why = "the provider's content filter stopped the answer";
@@ -285,22 +287,22 @@ impl Machine {
         if self.ended {
             return;
         }
-        if failure.kind == LlmErrorKind::ContextOverflow {
-            return self.take_back_a_turn(&failure.message);
+        let error = failure.error;
+        if error.kind() == LlmErrorKind::ContextOverflow {
+            return self.take_back_a_turn(&error);
         }
-        self.end(Err(RunError::new(RunErrorKind::Model, failure.message)
-            .with_llm_kind(failure.kind)
-            .with_advice(failure.advice)));
+        self.end(Err(
+            RunError::new(RunErrorKind::Model, error.to_string()).with_llm(error)
+        ));
     }
 
     /// Takes the latest completed turn out of the conversation and asks again; where that can't be
     /// done, or was done in vain, the run ends.
-    fn take_back_a_turn(&mut self, message: &str) {
+    fn take_back_a_turn(&mut self, error: &Arc<LlmError>) {
         let overflow = |why: &str| {
-            Err(RunError::new(
-                RunErrorKind::ContextOverflow,
-                format!("{message}; {why}"),
-            ))
+            let message = format!("{error}; {why}");
+            let end = RunError::new(RunErrorKind::ContextOverflow, message);
+            Err(end.with_llm(Arc::clone(error)))
         };
         if !self.rules.recover_from_context_overflow {
             return self.end(overflow("recovery from context overflow is switched off"));

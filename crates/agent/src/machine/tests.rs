@@ -111,9 +111,7 @@ fn finish_call(machine: &mut Machine, index: usize, text: &str) {
 
 fn overflow(machine: &mut Machine) {
     machine.apply(Fact::ModelFailed(ModelFailure {
-        kind: LlmErrorKind::ContextOverflow,
-        message: "too long".to_owned(),
-        advice: None,
+        error: LlmError::new(LlmErrorKind::ContextOverflow, "too long").into(),
         call: failed_call(),
     }));
 }
@@ -641,9 +639,7 @@ fn play(moves: &[Move], picks: &[u8]) -> (Machine, End, Vec<(usize, String)>) {
                     }
                     Move::Overflow => overflow(&mut machine),
                     Move::Fail => machine.apply(Fact::ModelFailed(ModelFailure {
-                        kind: LlmErrorKind::Server,
-                        message: "boom".to_owned(),
-                        advice: None,
+                        error: LlmError::new(LlmErrorKind::Server, "boom").into(),
                         call: failed_call(),
                     })),
                     Move::CancelAfter(_) => machine.apply(Fact::Cancelled { call: None }),

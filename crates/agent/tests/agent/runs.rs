@@ -1,5 +1,6 @@
 //! Runs: what becomes of calls, failures, cancellation and events.
 
+use std::error::Error as _;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -199,7 +200,8 @@ async fn a_model_that_fails_ends_the_run_with_its_kind_and_what_it_cost() {
             Ok(ChatEvent::TextDelta("12345678".to_owned())),
             Err(
                 LlmError::new(LlmErrorKind::Interrupted, "the stream broke off")
-                    .with_advice("Try again."),
+                    .with_advice("Try again.")
+                    .with_source("the cable was cut"),
             ),
         ],
     });
@@ -220,6 +222,8 @@ async fn a_model_that_fails_ends_the_run_with_its_kind_and_what_it_cost() {
             Some("Try again.")
         )
     );
+    let cause = error.source().map(ToString::to_string);
+    assert_eq!(cause.as_deref(), Some("the cable was cut"));
     let failed = &outcome.ledger.model_calls[1];
     assert_eq!(
         (failed.purpose, failed.estimated, failed.usage.answer),

@@ -13,6 +13,7 @@ use tokio::time::timeout;
 
 use super::errors::Diagnosis;
 use super::timeouts::Timeouts;
+use super::transport::root;
 use super::turn::Turn;
 use super::wire::Answer;
 use super::{encode, sse};
@@ -155,8 +156,12 @@ fn pieces(
                     LlmError::protocol(format!("the answer is longer than {most} MiB"))
                 }
             },
-            Ok(Err(error)) => interrupted("the connection broke within the answer".to_owned())
-                .with_source(error.without_url()),
+            Ok(Err(error)) => {
+                let error = error.without_url();
+                let why = root(&error);
+                interrupted(format!("the connection broke within the answer: {why}"))
+                    .with_source(error)
+            }
             Err(_) => {
                 let idle = seconds(idle);
                 interrupted(format!("the answer stopped: nothing came for {idle}"))

@@ -250,6 +250,12 @@ fn kind(status: Option<u16>, report: &Report) -> LlmErrorKind {
     if !elsewhere && is_overflow(&names, &report.message) {
         return LlmErrorKind::ContextOverflow;
     }
+    // LiteLLM without a database has no list of keys to look for one in, and says that.
+    let unknown_key = [
+        "invalid_api_key",
+        "authentication_error",
+        "no_db_connection",
+    ];
     match status {
         Some(401) => LlmErrorKind::Authentication,
         Some(402 | 403) => LlmErrorKind::Permission,
@@ -259,7 +265,7 @@ fn kind(status: Option<u16>, report: &Report) -> LlmErrorKind {
         // 409 is a lock that another request holds: OpenAI's own clients try again.
         Some(409 | 500..) => LlmErrorKind::Server,
         // Proxies have other statuses for these.
-        _ if named(&["invalid_api_key", "authentication_error"]) => LlmErrorKind::Authentication,
+        _ if named(&unknown_key) => LlmErrorKind::Authentication,
         _ if named(&["model_not_found"]) => LlmErrorKind::NotFound,
         Some(_) => LlmErrorKind::InvalidRequest,
         None if named(&["permission_error"]) => LlmErrorKind::Permission,

@@ -25,22 +25,23 @@ pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::time::{Duration, SystemTime};
 
-    use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
+    use reqwest::header::{HeaderMap, HeaderName};
 
     use super::retry_after;
 
-    fn read(headers: &[(&'static str, &str)]) -> Option<Duration> {
-        let headers: HeaderMap = headers
+    /// Headers, as the tests of this dialect write them.
+    pub(in crate::chat) fn header_map(headers: &[(&'static str, &str)]) -> HeaderMap {
+        let headers = headers
             .iter()
-            .map(|(name, value)| {
-                let value = HeaderValue::from_str(value).unwrap();
-                (HeaderName::from_static(name), value)
-            })
-            .collect();
-        retry_after(&headers)
+            .map(|(name, value)| (HeaderName::from_static(name), value.parse().unwrap()));
+        headers.collect()
+    }
+
+    fn read(headers: &[(&'static str, &str)]) -> Option<Duration> {
+        retry_after(&header_map(headers))
     }
 
     #[test]

@@ -14,38 +14,31 @@ impl Diagnosis {
         // have a query.
         let error = error.without_url();
         let at = &self.base_url;
-        let found = |message: String, advice: &str| {
+        let unreached = |why: &str, advice: &str| {
+            let message = format!("failed to reach {at}: {why}");
             LlmError::new(LlmErrorKind::Connection, message).with_advice(advice)
         };
         let explained = if error.is_timeout() {
-            let message = format!("no connection to {at} within the time allowed");
+            let message = format!("failed to reach {at}: no connection within the time allowed");
             LlmError::new(LlmErrorKind::Timeout, message)
                 .with_advice("Check the address, and that no firewall is in the way.")
         } else if error.is_dns() {
-            found(
-                format!("the host of {at} has no address"),
+            unreached(
+                "its host has no address",
                 "Check the host's name in the base URL, and the network.",
             )
         } else if let Some(tls) = tls_error(&error) {
-            found(
-                format!("no secure connection to {at}: {tls}"),
-                tls_advice(tls),
-            )
+            unreached(&format!("no secure connection: {tls}"), tls_advice(tls))
         } else if io_kind(&error) == Some(io::ErrorKind::ConnectionRefused) {
-            found(
-                format!("nothing listens at {at}"),
+            unreached(
+                "connection refused",
                 "Check that the server is running, and the port in the base URL.",
             )
         } else if error.is_connect() {
-            found(
-                format!("no connection to {at}: {}", root(&error)),
-                "Check the base URL, and the network.",
-            )
+            unreached(&root(&error), "Check the base URL, and the network.")
         } else {
-            let message = format!(
-                "the connection to {at} broke before the answer began: {}",
-                root(&error)
-            );
+            let why = root(&error);
+            let message = format!("the connection to {at} broke before the answer began: {why}");
             LlmError::new(LlmErrorKind::Connection, message)
         };
         explained.with_source(error)
@@ -58,7 +51,8 @@ fn chain<'a>(
     std::iter::successors(Some(error), |&error| error.source())
 }
 
-fn root(error: &(dyn StdError + 'static)) -> String {
+/// The innermost cause: what is around it only says where it came through.
+pub(super) fn root(error: &(dyn StdError + 'static)) -> String {
     chain(error).last().unwrap_or(error).to_string()
 }
 

@@ -1,5 +1,6 @@
 //! What goes wrong on the way, and what then happens.
 
+use std::error::Error as _;
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
@@ -271,7 +272,12 @@ async fn where_nothing_listens_the_advice_is_to_look_for_the_server() {
     let client = builder(&url, true).max_retries(0).build().unwrap();
     let error = complete(&client).await.unwrap_err();
     assert_eq!(error.kind(), LlmErrorKind::Connection);
-    assert_eq!(error.to_string(), format!("nothing listens at {url}"));
+    assert_eq!(
+        error.to_string(),
+        format!("failed to reach {url}: connection refused")
+    );
+    let causes = std::iter::successors(error.source(), |&cause| cause.source());
+    assert!(causes.last().unwrap().to_string().contains("os error"));
     assert_eq!(
         error.advice(),
         Some("Check that the server is running, and the port in the base URL.")
@@ -286,7 +292,7 @@ async fn a_host_without_an_address_is_named() {
     assert_eq!(error.kind(), LlmErrorKind::Connection);
     assert_eq!(
         error.to_string(),
-        format!("the host of {url} has no address")
+        format!("failed to reach {url}: its host has no address")
     );
 }
 

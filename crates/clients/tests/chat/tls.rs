@@ -67,7 +67,7 @@ async fn a_certificate_that_nobody_vouches_for_is_refused() {
     assert_eq!(error.kind(), LlmErrorKind::Connection);
     let text = error.to_string();
     assert!(
-        text.starts_with(&format!("no secure connection to {url}: ")),
+        text.starts_with(&format!("failed to reach {url}: no secure connection: ")),
         "{text}"
     );
     assert!(

@@ -59,26 +59,23 @@ impl<H> Case<H> {
     }
 }
 
-/// The cases of these names, or all where there are none; a name that is no case's is a failure.
-pub(super) fn select<H>(cases: Vec<Case<H>>, names: &[&str]) -> (Vec<Case<H>>, Report) {
-    let mut report = Report::default();
-    for name in names {
-        if !cases.iter().any(|case| case.name == *name) {
-            report.cases.push(CaseResult {
-                name: (*name).to_owned(),
-                outcome: Outcome::Failed("there is no case of this name".to_owned()),
-                duration: Duration::ZERO,
-            });
-        }
-    }
-    let wanted = |case: &Case<H>| names.is_empty() || names.contains(&case.name);
-    (cases.into_iter().filter(wanted).collect(), report)
-}
-
-/// Runs the cases against what `harness` holds.
-pub(super) async fn run<H>(harness: &H, cases: Vec<Case<H>>) -> Report {
-    let (alone, shared): (Vec<_>, Vec<_>) =
-        cases.iter().enumerate().partition(|(_, case)| case.alone);
+/// Runs the cases of these names against what `harness` holds, or all where there are none. A name
+/// that is no case's is a failure.
+pub(super) async fn run<H>(harness: &H, cases: Vec<Case<H>>, names: &[&str]) -> Report {
+    let unknown = names
+        .iter()
+        .filter(|name| cases.iter().all(|case| case.name != **name));
+    let unknown = unknown.map(|name| CaseResult {
+        name: (*name).to_owned(),
+        outcome: Outcome::Failed("there is no case of this name".to_owned()),
+        duration: Duration::ZERO,
+    });
+    let wanted = |case: &&Case<H>| names.is_empty() || names.contains(&case.name);
+    let (alone, shared): (Vec<_>, Vec<_>) = cases
+        .iter()
+        .filter(wanted)
+        .enumerate()
+        .partition(|(_, case)| case.alone);
     let one = |(at, case)| async move { (at, run_one(case, harness).await) };
     let mut results: Vec<_> = stream::iter(shared.into_iter().map(one))
         .buffer_unordered(AT_ONCE)
@@ -88,8 +85,9 @@ pub(super) async fn run<H>(harness: &H, cases: Vec<Case<H>>) -> Report {
         results.push(one(numbered).await);
     }
     results.sort_by_key(|(at, _)| *at);
+    let results = results.into_iter().map(|(_, result)| result);
     Report {
-        cases: results.into_iter().map(|(_, result)| result).collect(),
+        cases: unknown.chain(results).collect(),
     }
 }
 

@@ -29,7 +29,7 @@ const NAME_CHARS: usize = 64;
 /// A provider of tools that need a sandbox is opened without one: it must open all the same, and
 /// its tools say what is missing when they are called.
 pub async fn tool_provider(provider: &dyn ToolProvider) -> Report {
-    suite::run(&Harness(provider), cases()).await
+    suite::run(&Harness(provider), cases(), &[]).await
 }
 
 struct Harness<'p>(&'p dyn ToolProvider);

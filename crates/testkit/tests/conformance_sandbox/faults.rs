@@ -139,7 +139,7 @@ faults! {
         the_grace_lies_before_the_end_of_the_time,
     ],
     takes_the_grace_from_the_time: TakesTheGraceFromTheTime => [
-        a_grace_longer_than_the_time_leaves_some_of_it, best_effort_opens_and_reports_each_field,
+        a_grace_longer_than_the_time_leaves_some_of_it,
     ],
     ignores_cancellation: IgnoresCancellation => [
         cancellation_kills_everything, cancellation_before_the_start_ends_at_once,

@@ -1,8 +1,9 @@
 use cantle_core::llm::{LlmError, LlmErrorKind};
-use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
+use reqwest::header::HeaderMap;
 use serde_json::json;
 
 use super::Diagnosis;
+use crate::chat::retry_after::tests::header_map;
 
 const KEY: &str = "sk-very-secret-0123456789";
 
@@ -15,14 +16,7 @@ fn diagnosis() -> Diagnosis {
 }
 
 fn refused(status: u16, headers: &[(&'static str, &str)], body: &[u8]) -> LlmError {
-    let headers: HeaderMap = headers
-        .iter()
-        .map(|(name, value)| {
-            let value = HeaderValue::from_str(value).unwrap();
-            (HeaderName::from_static(name), value)
-        })
-        .collect();
-    diagnosis().refused(status, &headers, body)
+    diagnosis().refused(status, &header_map(headers), body)
 }
 
 /// What a person reads.
@@ -105,8 +99,11 @@ fn what_a_person_reads() {
     let model = json!({"error": {"message": "The model `qwen3` does not exist.", "type": "NotFoundError", "code": 404}});
     let openrouter = json!({"error": {"message": "Provider returned error", "code": 400,
         "metadata": {"raw": "unknown field", "provider_name": "X"}}});
+    let litellm = json!({"error": {"message": "No connected db.", "type": "no_db_connection",
+        "param": null, "code": "400"}});
     let texts: Vec<_> = [
         refused(401, &[], b"{\"error\":{\"message\":\"Bad key\"}}"),
+        refused(400, &[], litellm.to_string().as_bytes()),
         refused(402, &[], b""),
         refused(404, &[], model.to_string().as_bytes()),
         refused(404, &[], b"404 page not found\n"),

@@ -53,10 +53,7 @@ pub async fn llm_client_cases(
     connect: &dyn Fn(&Endpoint) -> Arc<dyn LlmClient>,
     names: &[&str],
 ) -> Report {
-    let (cases, mut report) = suite::select(cases(), names);
-    let harness = Harness { connect };
-    report.cases.extend(suite::run(&harness, cases).await.cases);
-    report
+    suite::run(&Harness { connect }, cases(), names).await
 }
 
 fn cases<'c>() -> Vec<Case<Harness<'c>>> {

@@ -191,13 +191,15 @@ async fn the_grace_lies_before_the_end_of_the_time(bench: &Bench<'_>) -> Checked
 }
 
 async fn a_grace_longer_than_the_time_leaves_some_of_it(bench: &Bench<'_>) -> Checked {
-    // TERM would come before the start, if the one were merely taken from the other.
-    let request = SpawnRequest::shell("sleep 0.1; echo done")
-        .with_timeout(Duration::from_secs(1))
-        .with_grace(Duration::from_secs(2));
+    // TERM would come before the start, if the one were merely taken from the other. The command is
+    // long enough for that to be noticed, and the time for a busy machine to start it.
+    const LONG: Duration = Duration::from_secs(8);
+    let request = SpawnRequest::shell("sleep 1; echo done")
+        .with_timeout(LONG)
+        .with_grace(LONG * 2);
     let output = bench.sandbox.run(request).await?;
     let status = output.exit.status;
-    equal("a command of 0.1 s in 1 s", status, ExitStatus::Code(0))
+    equal("a command of 1 s in 8 s", status, ExitStatus::Code(0))
 }
 
 async fn cancellation_kills_everything(bench: &Bench<'_>) -> Checked {

@@ -41,10 +41,7 @@ pub async fn sandbox(backend: &dyn Backend) -> Report {
 
 /// Runs the cases of these names: while one of them is being mended.
 pub async fn sandbox_cases(backend: &dyn Backend, names: &[&str]) -> Report {
-    let (cases, mut report) = suite::select(cases(), names);
-    let harness = Harness::new(backend).await;
-    report.cases.extend(suite::run(&harness, cases).await.cases);
-    report
+    suite::run(&Harness::new(backend).await, cases(), names).await
 }
 
 fn cases<'b>() -> Vec<Case<Harness<'b>>> {

@@ -8,6 +8,7 @@ use super::super::check::{Checked, Failure, equal, same_bytes};
 use super::super::suite::Case;
 use super::bench::{Bench, Harness};
 use super::case;
+use super::files::read;
 
 pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
     vec![
@@ -54,7 +55,7 @@ async fn large_output_is_spilled_to_a_file(bench: &Bench<'_>) -> Checked {
     let all = counted();
     same_bytes(
         "the file as it is read",
-        &content(bench, file).await?,
+        &read(&*bench.sandbox, &file.path).await?,
         all.as_bytes(),
     )?;
     // The model is told the path, and uses it in a command.
@@ -88,7 +89,11 @@ async fn each_channel_is_spilled_by_itself(bench: &Bench<'_>) -> Checked {
         let file = spilled(&report.spilled)?;
         let mut expected = vec![b'0'; size - 1];
         expected.push(digit);
-        same_bytes("the file", &content(bench, file).await?, &expected)?;
+        same_bytes(
+            "the file",
+            &read(&*bench.sandbox, &file.path).await?,
+            &expected,
+        )?;
     }
     Ok(())
 }
@@ -110,7 +115,7 @@ async fn a_spilled_file_ends_at_its_cap(bench: &Bench<'_>) -> Checked {
     let expected = all.get(..CAP).unwrap_or_default();
     same_bytes(
         "the file",
-        &content(bench, file).await?,
+        &read(&*bench.sandbox, &file.path).await?,
         expected.as_bytes(),
     )
 }
@@ -118,8 +123,4 @@ async fn a_spilled_file_ends_at_its_cap(bench: &Bench<'_>) -> Checked {
 fn spilled(file: &Option<SpillFile>) -> Checked<&SpillFile> {
     file.as_ref()
         .ok_or_else(|| Failure::new("no file was made of a large output"))
-}
-
-async fn content(bench: &Bench<'_>, file: &SpillFile) -> Checked<bytes::Bytes> {
-    Ok(bench.sandbox.read_bytes(&file.path, 100_000_000).await?)
 }

@@ -2,13 +2,15 @@
 
 use bytes::Bytes;
 use cantle_core::sandbox::{
-    ExitStatus, Process, ProcessStdin, SandboxErrorKind, SandboxExt as _, SpawnRequest, Stdin,
+    ExitStatus, OutputChunk, Process, ProcessStdin, SandboxErrorKind, SandboxExt as _,
+    SpawnRequest, Stdin,
 };
 
 use super::super::check::{Checked, Failure, equal, refused, same_bytes, within};
 use super::super::suite::Case;
-use super::bench::{Bench, Harness, PATIENCE, Token, read_until, take_output};
+use super::bench::{Bench, Harness, PATIENCE, Token, path, read_until, take_output};
 use super::case;
+use super::files::read;
 
 const MEGABYTE: usize = 1_000_000;
 
@@ -40,10 +42,7 @@ async fn given_input_arrives_whole(bench: &Bench<'_>) -> Checked {
         String::from_utf8_lossy(&output).trim(),
         &*input.len().to_string(),
     )?;
-    let copy = bench
-        .sandbox
-        .read_bytes(&super::bench::path("copy")?, u64::MAX - 1)
-        .await?;
+    let copy = read(&*bench.sandbox, &path("copy")?).await?;
     same_bytes("the input", &copy, &input)?;
 
     let empty = SpawnRequest::shell("cat; echo end").with_stdin(Stdin::Bytes(Bytes::new()));
@@ -67,7 +66,7 @@ async fn input_is_written_while_output_is_read(bench: &Bench<'_>) -> Checked {
     let input = Bytes::from(vec![b'x'; MEGABYTE]);
     let request = SpawnRequest::argv(["cat"]).with_stdin(Stdin::Bytes(input));
     let mut count = 0;
-    let mut sink = |chunk: cantle_core::sandbox::OutputChunk| count += chunk.bytes.len();
+    let mut sink = |chunk: OutputChunk| count += chunk.bytes.len();
     let exit = bench.sandbox.exec(request, &mut sink);
     let exit = within("the end of `cat`", PATIENCE, exit).await??;
     equal("exit", exit.status, ExitStatus::Code(0))?;

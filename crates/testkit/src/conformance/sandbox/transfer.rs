@@ -7,9 +7,8 @@ use std::process;
 
 use cantle_core::policy::Policy;
 use cantle_core::sandbox::{
-    Refusal, SandboxErrorKind, SandboxExt as _, SavedOutputs, WriteOptions,
+    Refusal, SandboxErrorKind, SandboxExt as _, SavedOutputs, SpawnRequest,
 };
-use futures_util::stream;
 use tempfile::TempDir;
 
 use super::super::check::{Checked, ensure, equal, refused, same_bytes};
@@ -195,7 +194,7 @@ async fn outputs_that_are_no_files_of_the_sandbox_are_refused(bench: &Bench<'_>)
     let host = TempDir::new()?;
     bench.stdout("mkdir dir; echo text > file").await?;
     let secret = outside.secret().to_string_lossy().into_owned();
-    let link = cantle_core::sandbox::SpawnRequest::argv(["ln", "-s", &secret, "out"]);
+    let link = SpawnRequest::argv(["ln", "-s", &secret, "out"]);
     bench.output_of(link).await?;
     let paths = [
         "",
@@ -268,12 +267,8 @@ async fn outputs_follow_no_link_of_the_output_directory(bench: &Bench<'_>) -> Ch
 
 async fn outputs_may_go_into_the_working_directory(bench: &Bench<'_>) -> Checked {
     let directory = bench.host_directory().await?;
-    let data = Box::pin(stream::iter([Ok("text".into())]));
-    let options = WriteOptions::default();
-    bench
-        .sandbox
-        .write(&path("results/file")?, options, data)
-        .await?;
+    let file = path("results/file")?;
+    bench.sandbox.write_bytes(&file, "text".into()).await?;
     for to in [directory.clone(), directory.join("results")] {
         let saved = save(bench, &["results/file"], &to).await?;
         equal("what was refused", saved.refused, vec![])?;
