@@ -12,3 +12,28 @@ pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration
     let seconds = f64::deserialize(from)?;
     Duration::try_from_secs_f64(seconds).map_err(serde::de::Error::custom)
 }
+
+/// The same where there may be none.
+pub(crate) mod option {
+    use std::time::Duration;
+
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(crate) fn serialize<S: Serializer>(
+        duration: &Option<Duration>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        match duration {
+            Some(duration) => super::serialize(duration, to),
+            None => to.serialize_none(),
+        }
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Option<Duration>, D::Error> {
+        let seconds = Option::<f64>::deserialize(from)?;
+        let duration = seconds.map(Duration::try_from_secs_f64).transpose();
+        duration.map_err(serde::de::Error::custom)
+    }
+}

@@ -1,6 +1,9 @@
 //! Running commands: the provider that opens a sandbox, and the tool `code_exec`.
 
+mod allowed;
 mod pieces;
+mod refusal;
+mod words;
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -20,7 +23,10 @@ use cantle_core::tool::{
 use schemars::JsonSchema;
 use serde::Deserialize;
 
+use self::allowed::AllowedCommands;
+pub use self::allowed::InvalidPattern;
 use self::pieces::TextPieces;
+use self::refusal::Refusal;
 
 const NAME: &str = "code_exec";
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
@@ -47,6 +53,7 @@ pub struct CodeExec {
     policy: Policy,
     timeout: Duration,
     background: Background,
+    allowed: Option<AllowedCommands>,
 }
 
 impl CodeExec {
@@ -59,6 +66,7 @@ impl CodeExec {
             policy: Policy::unconfined(),
             timeout: DEFAULT_TIMEOUT,
             background: Background::Keep,
+            allowed: None,
         }
     }
 
@@ -81,6 +89,39 @@ impl CodeExec {
     pub fn background(mut self, background: Background) -> Self {
         self.background = background;
         self
+    }
+
+    /// The same with commands that begin like one of these patterns (regular expressions), and no
+    /// others.
+    ///
+    /// They run without a shell: a command is split into words as bash would, nothing is expanded,
+    /// and what only a shell can do (`;`, `|`, `>`, `$(…)`, leading assignments) is refused unless it
+    /// is quoted. A pattern is matched from the start against the words joined by single spaces, each
+    /// in single quotes where it needs any; it need not match to the end, so that `git status( |$)`
+    /// says more than `git status`.
+    ///
+    /// This is advice to the model, which is told the patterns and why a command was refused. It is
+    /// no boundary: allowed programs can start others. What keeps code in is the sandbox's
+    /// [policy](Self::policy).
+    ///
+    /// ```
+    /// # use std::sync::Arc;
+    /// # use cantle_backends_local::LocalBackend;
+    /// use cantle_tools::CodeExec;
+    ///
+    /// let backend = Arc::new(LocalBackend::new());
+    /// let provider = CodeExec::new(backend).allowed_commands(["ls( |$)", "git (status|log|diff)( |$)"])?;
+    /// # Ok::<(), cantle_tools::InvalidPattern>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Where a pattern is no regular expression.
+    pub fn allowed_commands<P: AsRef<str>>(
+        mut self,
+        patterns: impl IntoIterator<Item = P>,
+    ) -> Result<Self, InvalidPattern> {
+        self.allowed = Some(AllowedCommands::new(patterns)?);
+        Ok(self)
     }
 }
 
@@ -126,15 +167,17 @@ impl ToolSet for Opened {
 
 struct RunCommand {
     sandbox: Arc<dyn Sandbox>,
+    policy: Policy,
     timeout: Duration,
     background: Background,
+    allowed: Option<AllowedCommands>,
     limits: RenderLimits,
     description: String,
 }
 
 #[derive(Deserialize, JsonSchema)]
 struct Params {
-    /// The command, in bash syntax; may have several lines.
+    /// The command.
     cmd: String,
 }
 
@@ -143,38 +186,67 @@ impl RunCommand {
         let limits = RenderLimits::default();
         Self {
             sandbox,
+            policy: configuration.policy.clone(),
             timeout: configuration.timeout,
             background: configuration.background,
+            allowed: configuration.allowed.clone(),
             limits,
             description: description(configuration, limits),
         }
     }
 
-    fn request(&self, params: Params, cx: &ToolContext) -> SpawnRequest {
+    fn request(&self, params: Params, cx: &ToolContext) -> Result<SpawnRequest, Refusal> {
+        if let Some(refusal) = Refusal::of_text(&params.cmd) {
+            return Err(refusal);
+        }
+        let request = match &self.allowed {
+            Some(allowed) => SpawnRequest::argv(allowed.argv(&params.cmd)?),
+            None => SpawnRequest::shell(params.cmd),
+        };
         // A character has at least one byte, so whatever is not shown whole has a file.
         let shown = u64::try_from(self.limits.channel_chars).unwrap_or(u64::MAX);
-        SpawnRequest::shell(params.cmd)
+        Ok(request
             .with_timeout(self.timeout)
             .with_background(self.background)
             .with_cancellation(cx.cancellation.clone())
-            .with_spill(Spill::after(shown))
+            .with_spill(Spill::after(shown)))
     }
 }
 
 fn description(configuration: &CodeExec, limits: RenderLimits) -> String {
-    let mut text = String::from(
-        "Runs a bash command and returns its exit code, stdout and stderr. It starts in your \
-         working directory: use relative paths. Each call is a new shell: files stay, but `cd`, \
-         variables and functions are gone in the next call. Standard input is empty. ",
-    );
+    let mut text = String::new();
+    match &configuration.allowed {
+        None => text.push_str(
+            "Runs a bash command, which may have several lines, and returns its exit code, stdout \
+             and stderr. It starts in your working directory: use relative paths. Each call is a new \
+             shell: files stay, but `cd`, variables and functions are gone in the next call. ",
+        ),
+        Some(allowed) => {
+            let _ = write!(
+                text,
+                "Runs one program and returns its exit code, stdout and stderr. There is no shell: \
+                 quotes work as in bash, but there are no variables, wildcards, pipes, redirection \
+                 or several commands. Only commands that begin like one of these patterns are run: \
+                 {allowed}. It starts in your working directory: use relative paths. "
+            );
+        }
+    }
     let seconds = configuration.timeout.as_secs_f64();
-    let _ = write!(text, "A command is stopped after {seconds} s. ");
-    text.push_str(match configuration.background {
-        Background::Keep => {
+    let _ = write!(
+        text,
+        "Standard input is empty. A command is stopped after {seconds} s. "
+    );
+    text.push_str(match (configuration.background, &configuration.allowed) {
+        (Background::Keep, None) => {
             "For what takes longer, start it in the background (`command > log 2>&1 &`): it runs \
              on after the call, until the task ends. "
         }
-        Background::Kill => "What it leaves running in the background is stopped when it ends. ",
+        (Background::Keep, Some(_)) => {
+            "What it leaves running in the background runs on after the call, until the task ends. "
+        }
+        (Background::Kill, _) => {
+            "What it leaves running in the background is stopped when it ends. "
+        }
     });
     let _ = write!(
         text,
@@ -183,17 +255,6 @@ fn description(configuration: &CodeExec, limits: RenderLimits) -> String {
         limits.channel_chars
     );
     text
-}
-
-/// What to do instead, where a text can't be a command.
-fn refusal(cmd: &str) -> Option<&'static str> {
-    if cmd.trim().is_empty() {
-        Some("The command is empty. Give a bash command in `cmd`, for example `ls -la`.")
-    } else if cmd.contains('\0') {
-        Some("The command contains a NUL character. Leave it out, or write `printf '\\0'` for one.")
-    } else {
-        None
-    }
 }
 
 impl Tool for RunCommand {
@@ -208,13 +269,12 @@ impl Tool for RunCommand {
     }
 
     async fn call(&self, params: Params, cx: ToolContext) -> Result<ToolOutput, ToolError> {
-        let uses = Metadata::uses(1);
-        if let Some(advice) = refusal(&params.cmd) {
-            return Ok(ToolOutput::failure(advice).with_metadata(uses));
-        }
-        let request = self.request(params, &cx);
+        let request = match self.request(params, &cx) {
+            Ok(request) => request,
+            Err(refusal) => return Ok(refusal.into()),
+        };
         let (mut stdout, mut stderr) = (TextPieces::default(), TextPieces::default());
-        let output = self
+        let mut output = self
             .sandbox
             .run_watched(request, &mut |chunk| {
                 let pieces = match chunk.channel {
@@ -227,7 +287,9 @@ impl Tool for RunCommand {
                 }
             })
             .await?;
-        let mut result = ToolOutput::text(render_command(&output, self.limits)).with_metadata(uses);
+        output.note_boundary(&self.policy, self.sandbox.info());
+        let text = render_command(&output, self.limits);
+        let mut result = ToolOutput::text(text).with_metadata(Metadata::uses(1));
         // A command that fails did run, and what it says is the answer.
         result.success = matches!(
             output.exit.status,

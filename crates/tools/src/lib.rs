@@ -10,5 +10,5 @@
 mod code_exec;
 mod finish;
 
-pub use self::code_exec::CodeExec;
+pub use self::code_exec::{CodeExec, InvalidPattern};
 pub use self::finish::{Finish, FinishParams, FinishWith, finish_schema};

@@ -1,12 +1,21 @@
+use std::time::Duration;
+
+use proptest::option;
+use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
 
+fn host(pattern: &str) -> HostPattern {
+    pattern.parse().expect("a pattern")
+}
+
 fn everything() -> Policy {
     Policy {
-        read_roots: Some(vec!["/data".into()]),
+        read_roots: Some(ReadRoots::system().and(["/data".into()])),
         write_roots: Some(Vec::new()),
-        network: Some(Network::Hosts(vec!["pypi.org".to_owned()])),
+        working_directory: Access::ReadOnly,
+        network: Some(Network::Hosts(vec![host("*.debian.org:443")])),
         subprocesses: Some(false),
         environment: BTreeMap::from([("TOKEN".to_owned(), "hunter2".into())]),
         limits: Limits {
@@ -37,6 +46,7 @@ fn exactly_the_fields_that_are_set_are_named() {
         [
             "read_roots",
             "write_roots",
+            "working_directory",
             "network",
             "subprocesses",
             "environment",
@@ -77,9 +87,15 @@ fn nothing_shows_a_secret() {
 
 #[test]
 fn a_policy_is_written_as_far_as_it_says_something() {
+    insta::assert_json_snapshot!(json!({
+        "unconfined": Policy::unconfined(),
+        "workspace": Policy::workspace(),
+        "everything": everything(),
+    }));
+
     let policy: Policy = serde_json::from_value(json!({
         "network": "off",
-        "limits": {"memory_bytes": 1024},
+        "limits": {"memory_bytes": 1024, "wall_time_s": 0.5},
         "environment": {"LANG": "C"},
     }))
     .expect("reads");
@@ -87,10 +103,135 @@ fn a_policy_is_written_as_far_as_it_says_something() {
         network: Some(Network::Off),
         limits: Limits {
             memory_bytes: Some(1024),
+            wall_time: Some(Duration::from_millis(500)),
             ..Limits::default()
         },
         environment: BTreeMap::from([("LANG".to_owned(), "C".into())]),
         ..Policy::default()
     };
     assert_eq!(policy, expected);
+}
+
+#[test]
+fn a_misspelt_restriction_is_not_no_restriction() {
+    for json in [
+        json!({"netwrok": "off"}),
+        json!({"network": "of"}),
+        json!({"network": {"hosts": ["127.0.0.1"]}}),
+        json!({"limits": {"memory": 1}}),
+        json!({"limits": {"wall_time_s": -1}}),
+        json!({"read_roots": {"paths": [], "sytem": true}}),
+        json!({"working_directory": "none"}),
+    ] {
+        let read = serde_json::from_value::<Policy>(json.clone());
+        assert!(read.is_err(), "{json}");
+    }
+}
+
+#[test]
+fn presets_have_names_and_no_others_are_taken() {
+    for preset in Preset::ALL {
+        assert_eq!(preset.to_string().parse(), Ok(*preset));
+    }
+    assert_eq!(Preset::Network.policy(), Policy::network([]));
+    let error = "read-only".parse::<Preset>().expect_err("no such preset");
+    assert_eq!(
+        error.to_string(),
+        "`read-only` is not the name of a policy: use one of workspace, network, read_only, unconfined"
+    );
+}
+
+#[test]
+fn every_preset_but_unconfined_protects_the_host() {
+    let common = [
+        PolicyField::ReadRoots,
+        PolicyField::WriteRoots,
+        PolicyField::Network,
+    ];
+    assert_eq!(Policy::workspace().fields(), common);
+    assert_eq!(Policy::network([host("pypi.org")]).fields(), common);
+    let [read, write, network] = common;
+    let read_only = [read, write, PolicyField::WorkingDirectory, network];
+    assert_eq!(Policy::read_only().fields(), read_only);
+    assert_eq!(Policy::unconfined().fields(), []);
+}
+
+#[test]
+fn the_system_holds_nobodys_own_files() {
+    let own = ["/home", "/root", "/run", "/var", "/sys", "/tmp", "/proc"];
+    for root in ReadRoots::SYSTEM {
+        assert!(own.iter().all(|own| !root.starts_with(own)), "{root}");
+        assert!(
+            !["/", "/etc", "/etc/ssl", "/etc/pki"].contains(root),
+            "{root}"
+        );
+        assert!(root.starts_with('/') && !root.ends_with('/'), "{root}");
+    }
+}
+
+fn limits() -> impl Strategy<Value = Limits> {
+    // A day, to the nanosecond: what JSON's numbers carry.
+    let time = || option::of((0..86_400_000_000_000_u64).prop_map(Duration::from_nanos));
+    let number = || option::of(any::<u64>());
+    let times = (time(), time());
+    let sizes = (number(), number(), number(), number());
+    let numbers = (number(), number(), number());
+    (times, sizes, numbers).prop_map(|(times, sizes, numbers)| Limits {
+        wall_time: times.0,
+        cpu_time: times.1,
+        memory_bytes: sizes.0,
+        file_size_bytes: sizes.1,
+        disk_bytes: sizes.2,
+        output_bytes: sizes.3,
+        processes: numbers.0,
+        inodes: numbers.1,
+        open_files: numbers.2,
+    })
+}
+
+prop_compose! {
+    fn policies()(
+        system in any::<bool>(),
+        read in option::of(prop::collection::vec("/[^\0]{0,20}", 0..3)),
+        write in option::of(prop::collection::vec("/[^\0]{0,20}", 0..3)),
+        read_only in any::<bool>(),
+        hosts in option::of(prop::collection::vec("(\\*\\.)?[a-z]{1,9}\\.example(:[1-9]{1,4})?", 0..3)),
+        off in any::<bool>(),
+        subprocesses in option::of(any::<bool>()),
+        limits in limits(),
+        best_effort in any::<bool>(),
+    ) -> Policy {
+        let paths = |paths: Vec<String>| paths.into_iter().map(PathBuf::from).collect::<Vec<_>>();
+        let hosts = hosts.map(|hosts| hosts.iter().map(|pattern| host(pattern)).collect());
+        Policy {
+            read_roots: read.map(|read| ReadRoots { system, paths: paths(read) }),
+            write_roots: write.map(paths),
+            working_directory: if read_only { Access::ReadOnly } else { Access::ReadWrite },
+            network: if off { Some(Network::Off) } else { hosts.map(Network::Hosts) },
+            subprocesses,
+            // Secrets are written hidden and can't be read back.
+            environment: BTreeMap::new(),
+            limits,
+            strictness: if best_effort { Strictness::BestEffort } else { Strictness::Strict },
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_policy_comes_back_from_json_as_it_was(policy in policies()) {
+        let json = serde_json::to_string(&policy).expect("serializes");
+        let back: Policy = serde_json::from_str(&json).expect("reads");
+        prop_assert_eq!(serde_json::to_string(&back).expect("serializes"), json);
+        prop_assert_eq!(back, policy);
+    }
+
+    #[test]
+    fn no_json_makes_the_reader_panic(
+        text in r#"[{}\[\]",:a-z0-9._ -]{0,60}"#,
+        field in "(read_roots|write_roots|network|limits|working_directory|strictness)",
+    ) {
+        let _ = serde_json::from_str::<Policy>(&text);
+        let _ = serde_json::from_str::<Policy>(&format!(r#"{{"{field}": {text}}}"#));
+    }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::SandboxPath;
+use crate::policy::PolicyField;
 
 /// How a command ended, and what it left.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -14,13 +15,23 @@ pub struct Exit {
     /// How it ended.
     pub status: ExitStatus,
     /// From its start to its end.
+    #[serde(rename = "duration_s", with = "crate::seconds")]
     pub duration: Duration,
     /// What became of its standard output.
     pub stdout: ChannelReport,
     /// What became of its standard error.
     pub stderr: ChannelReport,
     /// What it started and left running; only where the request keeps such processes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub background: Vec<BackgroundProcess>,
+    /// What the backend says to the model about this command, each a line of advice: where the
+    /// boundary stopped it, which policy field did and what to do instead ("network: `example.com:443`
+    /// is not an allowed host; allowed are …"). [`render_command`] shows each once, and not without
+    /// end.
+    ///
+    /// [`render_command`]: super::render_command
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
 }
 
 impl Exit {
@@ -33,6 +44,7 @@ impl Exit {
             stdout: ChannelReport::default(),
             stderr: ChannelReport::default(),
             background: Vec::new(),
+            notes: Vec::new(),
         }
     }
 }
@@ -49,7 +61,16 @@ pub enum ExitStatus {
     /// It was killed with everything it started when its time was over.
     TimedOut {
         /// The time it had.
+        #[serde(rename = "limit_s", with = "crate::seconds")]
         limit: Duration,
+    },
+    /// It was killed, by us or by the kernel, because it used more than the policy grants. Where it
+    /// was time, it is [`TimedOut`](Self::TimedOut) instead.
+    LimitReached {
+        /// Of what it used too much.
+        field: PolicyField,
+        /// How much it had: bytes, seconds of processor time, or a number, as the field is.
+        limit: u64,
     },
     /// It was killed with everything it started because the call was cancelled.
     Cancelled,
@@ -62,7 +83,8 @@ impl ExitStatus {
         self == Self::Code(0)
     }
 
-    /// The code a shell would report: 128 + signal, 124 after a timeout, 130 when cancelled.
+    /// The code a shell would report: 128 + signal, 124 after a timeout, 130 when cancelled, 137
+    /// (killed) at a limit.
     #[must_use]
     pub fn shell_code(self) -> i32 {
         match self {
@@ -70,6 +92,7 @@ impl ExitStatus {
             Self::Signal(signal) => 128 + signal,
             Self::TimedOut { .. } => 124,
             Self::Cancelled => 130,
+            Self::LimitReached { .. } => 137,
         }
     }
 }
@@ -80,8 +103,33 @@ impl fmt::Display for ExitStatus {
             Self::Code(code) => write!(f, "exit code {code}"),
             Self::Signal(signal) => write!(f, "killed by signal {signal}"),
             Self::TimedOut { limit } => write!(f, "timed out after {} s", limit.as_secs_f64()),
+            Self::LimitReached { field, limit } => {
+                write!(
+                    f,
+                    "stopped at the limit of {field} ({})",
+                    amount(*field, *limit)
+                )
+            }
             Self::Cancelled => f.write_str("cancelled"),
         }
+    }
+}
+
+/// A limit with its unit.
+pub(super) fn amount(field: PolicyField, limit: u64) -> String {
+    const UNITS: [(u64, &str); 3] = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+    match field {
+        PolicyField::Memory | PolicyField::FileSize | PolicyField::Disk | PolicyField::Output => {
+            let unit = UNITS
+                .iter()
+                .find(|(size, _)| limit != 0 && limit.is_multiple_of(*size));
+            match unit {
+                Some((size, name)) => format!("{} {name}", limit / size),
+                None => format!("{limit} bytes"),
+            }
+        }
+        PolicyField::WallTime | PolicyField::CpuTime => format!("{limit} s"),
+        _ => limit.to_string(),
     }
 }
 

@@ -19,6 +19,9 @@ pub struct SandboxInfo {
     pub working_directory: SandboxPath,
     /// How far its code is kept from everything else.
     pub isolation: Isolation,
+    /// What it is kept by, in words for people, e.g. `Landlock 7`.
+    #[serde(default)]
+    pub walls: Vec<String>,
     /// For every field the policy sets, what enforces it.
     pub enforcement: Vec<Enforcement>,
     /// What is left when our process dies.
@@ -37,6 +40,7 @@ impl SandboxInfo {
             id: id.into(),
             working_directory,
             isolation: Isolation::None,
+            walls: Vec::new(),
             enforcement: Vec::new(),
             survival: Survival::Nothing,
         }

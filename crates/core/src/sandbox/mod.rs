@@ -11,6 +11,7 @@
 //! There is no async drop. `close().await` is the good way out and reports what it could not clean
 //! up; dropping is the fall-back and kills what runs.
 
+mod boundary;
 mod error;
 mod exit;
 mod ext;
@@ -38,7 +39,7 @@ pub use self::host::{Refusal, SavedFile, SavedOutputs, UploadedFile, UploadedFil
 pub use self::info::{EnforcedBy, Enforcement, Isolation, SandboxInfo, Survival};
 pub use self::output::{Captured, CommandOutput, HeadTail};
 pub use self::path::{InvalidPath, SandboxPath};
-pub use self::render::{RenderLimits, render_command};
+pub use self::render::{RenderLimits, render_command, render_refusal};
 pub use self::request::{Background, Command, PtySize, SpawnRequest, Spill, Stdin};
 use crate::ids::RunId;
 use crate::policy::Policy;

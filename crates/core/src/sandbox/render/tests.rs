@@ -58,6 +58,89 @@ fn a_cancelled_command_keeps_the_output() {
 }
 
 #[test]
+fn a_limit_is_named_with_what_to_do_instead() {
+    let memory = ExitStatus::LimitReached {
+        field: PolicyField::Memory,
+        limit: 512 << 20,
+    };
+    insta::assert_snapshot!(rendered(&output(memory, "step 1\n", "")));
+    let fields = [
+        (PolicyField::CpuTime, 30),
+        (PolicyField::Processes, 64),
+        (PolicyField::FileSize, 1_000_000),
+        (PolicyField::Disk, 1 << 30),
+        (PolicyField::Inodes, 10_000),
+        (PolicyField::Output, 64 << 10),
+    ];
+    let texts = fields.map(|(field, limit)| {
+        let status = ExitStatus::LimitReached { field, limit };
+        assert_eq!(status.shell_code(), 137);
+        let advice = instead(field);
+        assert!(advice.contains(field.as_str()), "{advice}");
+        format!("{status}\n{advice}")
+    });
+    insta::assert_snapshot!("limits", texts.join("\n"));
+}
+
+#[test]
+fn a_note_is_said_once_and_notes_end_somewhere() {
+    let mut failed = output(ExitStatus::Code(1), "", "curl: (56)\n");
+    let note = "network: `example.com:443` is not an allowed host; allowed are pypi.org";
+    failed.exit.notes = vec![
+        note.into(),
+        String::new(),
+        format!(" {note}\n"),
+        note.into(),
+    ];
+    insta::assert_snapshot!("notes", rendered(&failed));
+
+    let limit = Duration::from_secs(1);
+    let mut many = output(ExitStatus::TimedOut { limit }, "", "");
+    many.exit.notes = (0..100)
+        .map(|n| format!("{n} {}", "x".repeat(1000)))
+        .collect();
+    let text = rendered(&many);
+    assert!(
+        text.contains("\n… and 92 more such notes.</advice>"),
+        "{text}"
+    );
+    assert!(text.len() < 4_500, "{}", text.len());
+}
+
+#[test]
+fn a_refusal_has_its_kind_and_advice() {
+    insta::assert_snapshot!(render_refusal(
+        "command_not_allowed",
+        "`rm` is not an allowed command.",
+        "Use one of: ls, cat."
+    ));
+}
+
+#[test]
+fn an_exit_is_written_in_seconds_and_comes_back() {
+    let limit = Duration::from_millis(1500);
+    let mut exit = Exit::new(ExitStatus::TimedOut { limit }, limit);
+    exit.notes = vec!["network: …".to_owned()];
+    let json = serde_json::to_value(&exit).expect("serializes");
+    let expected = serde_json::json!({
+        "status": {"timed_out": {"limit_s": 1.5}},
+        "duration_s": 1.5,
+        "stdout": {"total_bytes": 0, "spilled": null},
+        "stderr": {"total_bytes": 0, "spilled": null},
+        "notes": ["network: …"],
+    });
+    assert_eq!(json, expected);
+    assert_eq!(serde_json::from_value::<Exit>(json).expect("reads"), exit);
+    let field = PolicyField::Memory;
+    let status = ExitStatus::LimitReached { field, limit: 1 };
+    let json = serde_json::to_value(status).expect("serializes");
+    assert_eq!(
+        json,
+        serde_json::json!({"limit_reached": {"field": "memory", "limit": 1}})
+    );
+}
+
+#[test]
 fn what_runs_on_is_listed() {
     let mut output = output(ExitStatus::Code(0), "started\n", "");
     output.exit.background = vec![

@@ -1,0 +1,273 @@
+//! One connection out of the sandbox: a request, its check, and what follows.
+//!
+//! A connection carries one request: nothing that was checked for one host is used for another.
+
+use std::convert::Infallible;
+use std::future::Future;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use bytes::Bytes;
+use http::header::{CONNECTION, CONTENT_TYPE, HeaderValue};
+use http::{Method, Request, Response, StatusCode};
+use http_body_util::{Either, Full};
+use hyper::body::Incoming;
+use hyper::ext::ReasonPhrase;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper::upgrade::OnUpgrade;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::Settings;
+use super::activity::Watched;
+use super::address::is_public;
+use super::denials::{Denials, Denied};
+use super::request::{Rejection, Target, forwarded, returned, target};
+
+/// A request's head, and a response's.
+const HEAD_BYTES: usize = 64 * 1024;
+/// Addresses of one name that are tried.
+const ADDRESSES: usize = 8;
+/// How much of a refusal stands in the status line, which is all that most programs show.
+const REASON_CHARS: usize = 300;
+/// How much of the list of hosts a refusal repeats.
+const ALLOWED_CHARS: usize = 160;
+
+type Body = Either<Full<Bytes>, Incoming>;
+
+/// What is outside, and what of it may be reached.
+#[derive(Debug)]
+pub(super) struct Outside {
+    settings: Settings,
+    denials: Denials,
+    /// The allowed hosts as a refusal lists them.
+    allowed: String,
+}
+
+/// What a connection holds on to while it lasts.
+enum Upstream {
+    /// Becomes a tunnel when the answer has been sent.
+    Tunnel(OnUpgrade, TcpStream),
+    /// Moves the bytes of a request and its response.
+    Exchange(AbortOnDropHandle<()>),
+}
+
+type Slot = Arc<Mutex<Option<Upstream>>>;
+
+/// Serves what a connection asks for, until it ends or nothing moves any more.
+pub(super) async fn serve<S>(stream: S, outside: Arc<Outside>)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let (stream, activity) = Watched::new(stream);
+    let idle = outside.settings.idle;
+    tokio::select! {
+        () = exchange(stream, outside) => {}
+        () = activity.idle_for(idle) => {}
+    }
+}
+
+async fn exchange<S>(stream: S, outside: Arc<Outside>)
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+{
+    let slot = Slot::default();
+    let head = outside.settings.head;
+    let service = service_fn(|request| {
+        let (outside, slot) = (Arc::clone(&outside), Arc::clone(&slot));
+        async move { Ok::<_, Infallible>(outside.answer(request, &slot).await) }
+    });
+    let served = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(head)
+        .max_buf_size(HEAD_BYTES)
+        // Some clients end their side with the request.
+        .half_close(true)
+        .serve_connection(TokioIo::new(stream), service)
+        .with_upgrades()
+        .await;
+    let upstream = take(&slot);
+    if let (Ok(()), Some(Upstream::Tunnel(client, mut upstream))) = (served, upstream)
+        && let Ok(client) = client.await
+    {
+        // An end that was cut is the end.
+        let _ = copy_bidirectional(&mut TokioIo::new(client), &mut upstream).await;
+    }
+}
+
+fn take(slot: &Slot) -> Option<Upstream> {
+    slot.lock().unwrap_or_else(PoisonError::into_inner).take()
+}
+
+fn put(slot: &Slot, upstream: Upstream) {
+    *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(upstream);
+}
+
+impl Outside {
+    pub(super) fn new(settings: Settings, denials: Denials) -> Self {
+        let mut allowed = String::new();
+        let mut listed = 0;
+        for pattern in &settings.hosts {
+            let text = pattern.to_string();
+            if !allowed.is_empty() && allowed.len() + text.len() > ALLOWED_CHARS {
+                break;
+            }
+            allowed.push_str(if allowed.is_empty() { "" } else { ", " });
+            allowed.push_str(&text);
+            listed += 1;
+        }
+        match settings.hosts.len() - listed {
+            _ if allowed.is_empty() => allowed.push_str("no host"),
+            0 => {}
+            more => allowed.push_str(&format!(" and {more} more")),
+        }
+        Self {
+            settings,
+            denials,
+            allowed,
+        }
+    }
+
+    async fn answer(&self, request: Request<Incoming>, slot: &Slot) -> Response<Body> {
+        let answered = match target(&request) {
+            Ok(target) if request.method() == Method::CONNECT => {
+                self.tunnel(request, &target, slot).await
+            }
+            Ok(target) => self.forward(request, &target, slot).await,
+            Err(rejection) => Err(rejection),
+        };
+        answered.unwrap_or_else(|rejection| {
+            if let Rejection::Denied(denied) = &rejection {
+                self.denials.add(denied.clone());
+            }
+            refusal(&rejection)
+        })
+    }
+
+    async fn tunnel(
+        &self,
+        request: Request<Incoming>,
+        target: &Target,
+        slot: &Slot,
+    ) -> Result<Response<Body>, Rejection> {
+        let upstream = self.connect(target).await?;
+        put(
+            slot,
+            Upstream::Tunnel(hyper::upgrade::on(request), upstream),
+        );
+        Ok(Response::new(Body::Left(Full::default())))
+    }
+
+    async fn forward(
+        &self,
+        request: Request<Incoming>,
+        target: &Target,
+        slot: &Slot,
+    ) -> Result<Response<Body>, Rejection> {
+        let request =
+            forwarded(request, target).ok_or(Rejection::Malformed("the URL has no path"))?;
+        let failed = |error: hyper::Error| {
+            let Target { host, port } = target;
+            Rejection::Unreachable(format!("the exchange with `{host}:{port}` failed: {error}"))
+        };
+        let upstream = self.connect(target).await?;
+        let (mut sender, connection) = hyper::client::conn::http1::Builder::new()
+            .max_buf_size(HEAD_BYTES)
+            .handshake(TokioIo::new(upstream))
+            .await
+            .map_err(failed)?;
+        let connection = tokio::spawn(async move {
+            // What goes wrong here is told to `sender` or to the reader of the body.
+            let _ = connection.await;
+        });
+        put(slot, Upstream::Exchange(AbortOnDropHandle::new(connection)));
+        let response = sender.send_request(request).await.map_err(failed)?;
+        if response.status() == StatusCode::SWITCHING_PROTOCOLS {
+            let reason = "the server switched protocols without being asked".to_owned();
+            return Err(Rejection::Unreachable(reason));
+        }
+        Ok(returned(response).map(Body::Right))
+    }
+
+    /// Connects to an allowed host, at an address that has been checked.
+    async fn connect(&self, target: &Target) -> Result<TcpStream, Rejection> {
+        let Target { host, port } = target;
+        self.check_name(host, *port)?;
+        let unreachable = |why: String| Rejection::Unreachable(format!("`{host}:{port}` {why}"));
+        let resolved = self.in_time(self.settings.resolver.resolve(host)).await;
+        let resolved = resolved.map_err(|error| unreachable(format!("has no address: {error}")))?;
+        let addresses: Vec<SocketAddr> = resolved
+            .into_iter()
+            .map(|ip| SocketAddr::new(ip, *port))
+            .collect();
+        let reachable = |address: &SocketAddr| {
+            is_public(address.ip()) || self.settings.exempt.contains(address)
+        };
+        if !addresses.iter().all(reachable) {
+            let reason = "its name leads to an address that is not public, and this machine and \
+                          private networks are never reachable";
+            return Err(Rejection::Denied(Denied::new(host.as_str(), *port, reason)));
+        }
+        let mut failure = unreachable("has no address".to_owned());
+        for address in addresses.into_iter().take(ADDRESSES) {
+            match self.in_time(TcpStream::connect(address)).await {
+                Ok(stream) => {
+                    let _ = stream.set_nodelay(true);
+                    return Ok(stream);
+                }
+                Err(error) => failure = unreachable(format!("can't be reached: {error}")),
+            }
+        }
+        Err(failure)
+    }
+
+    fn check_name(&self, host: &cantle_core::policy::HostName, port: u16) -> Result<(), Rejection> {
+        let hosts = &self.settings.hosts;
+        if hosts.iter().any(|pattern| pattern.matches(host, port)) {
+            return Ok(());
+        }
+        let what = if hosts.iter().any(|pattern| pattern.matches_name(host)) {
+            "its port is"
+        } else {
+            "it is"
+        };
+        let reason = format!(
+            "{what} not allowed; policy field network allows {}",
+            self.allowed
+        );
+        Err(Rejection::Denied(Denied::new(host.as_str(), port, reason)))
+    }
+
+    async fn in_time<T>(
+        &self,
+        doing: impl Future<Output = std::io::Result<T>>,
+    ) -> std::io::Result<T> {
+        match timeout(self.settings.connect, doing).await {
+            Ok(done) => done,
+            Err(_) => Err(std::io::ErrorKind::TimedOut.into()),
+        }
+    }
+}
+
+fn refusal(rejection: &Rejection) -> Response<Body> {
+    let text = rejection.to_string();
+    let mut response = Response::new(Body::Left(Full::from(format!("{text}\n"))));
+    *response.status_mut() = rejection.status();
+    let headers = response.headers_mut();
+    headers.insert(
+        CONTENT_TYPE,
+        HeaderValue::from_static("text/plain; charset=utf-8"),
+    );
+    headers.insert(CONNECTION, HeaderValue::from_static("close"));
+    // pip and others show the status line and nothing of the body where a tunnel is refused.
+    let printable = |character: &char| matches!(character, ' '..='~');
+    let phrase: String = text.chars().filter(printable).take(REASON_CHARS).collect();
+    if let Ok(phrase) = ReasonPhrase::try_from(phrase) {
+        response.extensions_mut().insert(phrase);
+    }
+    response
+}

@@ -1,0 +1,107 @@
+//! What was refused, so that the result of a command can say so.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// How many are remembered; a command that tries more hosts than this is told the last ones.
+const KEPT: usize = 32;
+const HOST_CHARS: usize = 80;
+
+/// A host that was refused. Reads as a note for the model.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Denied {
+    /// What was asked for, shortened where it is no name at all.
+    pub(crate) host: String,
+    /// The port; 0 where there was none.
+    pub(crate) port: u16,
+    /// Why, and what is allowed instead.
+    pub(crate) reason: String,
+}
+
+impl Denied {
+    pub(super) fn new(host: &str, port: u16, reason: impl Into<String>) -> Self {
+        Self {
+            host: host.chars().take(HOST_CHARS).collect(),
+            port,
+            reason: reason.into(),
+        }
+    }
+}
+
+impl fmt::Display for Denied {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { host, port, reason } = self;
+        write!(f, "network: `{host}:{port}` was refused: {reason}")
+    }
+}
+
+/// The refusals of one proxy, the last of them and each once.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Denials(Arc<Mutex<Log>>);
+
+#[derive(Debug, Default)]
+struct Log {
+    next: u64,
+    kept: VecDeque<(u64, Denied)>,
+}
+
+impl Denials {
+    /// Where the log is now: what comes later is [`since`](Self::since) it.
+    pub(crate) fn mark(&self) -> u64 {
+        self.log().next
+    }
+
+    /// What was refused since a mark. Commands that run side by side each see all of it.
+    pub(crate) fn since(&self, mark: u64) -> Vec<Denied> {
+        let log = self.log();
+        let new = log.kept.iter().filter(|(at, _)| *at >= mark);
+        new.map(|(_, denied)| denied.clone()).collect()
+    }
+
+    pub(super) fn add(&self, denied: Denied) {
+        let mut log = self.log();
+        let at = log.next;
+        log.next += 1;
+        log.kept.retain(|(_, kept)| *kept != denied);
+        if log.kept.len() == KEPT {
+            log.kept.pop_front();
+        }
+        log.kept.push_back((at, denied));
+    }
+
+    fn log(&self) -> MutexGuard<'_, Log> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_is_told_what_was_refused_since_it_began() {
+        let denials = Denials::default();
+        denials.add(Denied::new("a.org", 443, "no"));
+        let mark = denials.mark();
+        assert_eq!(denials.since(mark), []);
+        denials.add(Denied::new("b.org", 443, "no"));
+        denials.add(Denied::new("a.org", 443, "no"));
+        denials.add(Denied::new("b.org", 443, "no"));
+        let told = ["a.org", "b.org"].map(|host| Denied::new(host, 443, "no"));
+        assert_eq!(denials.since(mark), told);
+        assert_eq!(denials.since(0), told);
+    }
+
+    #[test]
+    fn the_log_is_bounded() {
+        let denials = Denials::default();
+        for port in 0..1000 {
+            denials.add(Denied::new(&"x".repeat(10_000), port, "no"));
+        }
+        let kept = denials.since(0);
+        let ports: Vec<u16> = kept.iter().map(|denied| denied.port).collect();
+        assert_eq!(ports, (968..1000).collect::<Vec<_>>());
+        assert!(kept.iter().all(|denied| denied.host.len() == 80));
+    }
+}

@@ -1,0 +1,333 @@
+//! The proxy as a program in the sandbox meets it: over its socket, byte by byte.
+
+mod hostile;
+mod support;
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use self::support::{Server, World, status};
+use super::denials::Denied;
+
+#[tokio::test]
+async fn an_allowed_host_is_reached_through_a_tunnel() {
+    let server = Server::echo().await;
+    let world = World::new(&["allowed.test:PORT"], &server).await;
+    let mut tunnel = world.connect().await;
+    let head = tunnel
+        .connect(&format!("Allowed.Test.:{}", server.port()))
+        .await;
+    assert_eq!(status(&head), 200, "{head}");
+    for unwanted in ["content-length", "transfer-encoding", "connection"] {
+        assert!(!head.contains(unwanted), "{head}");
+    }
+    tunnel.send("hello").await;
+    assert_eq!(tunnel.receive(5).await, "hello");
+    // Ending one direction ends it at the other end too, and the answer still arrives.
+    tunnel.send(" and bye").await;
+    tunnel.end().await;
+    assert_eq!(tunnel.rest().await, " and bye");
+    assert_eq!(world.denied(), []);
+}
+
+#[tokio::test]
+async fn an_allowed_host_answers_plain_http() {
+    let server =
+        Server::http("HTTP/1.1 200 OK\r\nContent-Length: 5\r\nKeep-Alive: 1\r\n\r\nhello").await;
+    let world = World::new(&["*.allowed.test:PORT"], &server).await;
+    let port = server.port();
+    let request = format!(
+        "POST http://www.allowed.test:{port}/a?b HTTP/1.1\r\nHost: www.allowed.test:{port}\r\n\
+         Proxy-Connection: keep-alive\r\nContent-Length: 4\r\n\r\nbody"
+    );
+    let answer = world.ask(&request).await;
+    assert_eq!(status(&answer), 200, "{answer}");
+    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+    assert_eq!(body, "hello");
+    let head = head.to_ascii_lowercase();
+    assert!(
+        head.contains("connection: close") && !head.contains("keep-alive"),
+        "{head}"
+    );
+    let seen = server.seen().await.to_ascii_lowercase();
+    assert!(seen.starts_with("post /a?b http/1.1\r\n"), "{seen}");
+    assert!(
+        seen.contains(&format!("host: www.allowed.test:{port}\r\n")),
+        "{seen}"
+    );
+    assert!(
+        seen.contains("connection: close") && !seen.contains("proxy-connection"),
+        "{seen}"
+    );
+    assert!(seen.ends_with("\r\n\r\nbody"), "{seen}");
+}
+
+#[tokio::test]
+async fn a_socket_in_a_directory_serves_as_well() {
+    let server = Server::echo().await;
+    let world = World::on_unix(&["allowed.test:PORT"], &server).await;
+    let mut tunnel = world.connect().await;
+    let head = tunnel
+        .connect(&format!("allowed.test:{}", server.port()))
+        .await;
+    assert_eq!(status(&head), 200, "{head}");
+    tunnel.send("x").await;
+    assert_eq!(tunnel.receive(1).await, "x");
+}
+
+#[tokio::test]
+async fn another_host_is_refused_with_the_reason() {
+    let server = Server::echo().await;
+    let world = World::new(&["allowed.test:PORT", "*.debian.org"], &server).await;
+    let allowed = format!("allowed.test:{}, *.debian.org", server.port());
+    let reason = format!("it is not allowed; policy field network allows {allowed}");
+    let text = format!("network: `other.test:443` was refused: {reason}");
+
+    let answer = world.ask("CONNECT other.test:443 HTTP/1.1\r\n\r\n").await;
+    assert!(
+        answer.starts_with(&format!("HTTP/1.1 403 {text}\r\n")),
+        "{answer}"
+    );
+    assert!(answer.ends_with(&format!("\r\n\r\n{text}\n")), "{answer}");
+    let answer = world
+        .ask("GET http://debian.org/ HTTP/1.1\r\nHost: debian.org\r\n\r\n")
+        .await;
+    assert_eq!(status(&answer), 403, "{answer}");
+
+    let told = [
+        Denied::new("other.test", 443, reason.clone()),
+        Denied::new("debian.org", 80, reason),
+    ];
+    assert_eq!(world.denied(), told);
+    // Nobody was even asked for the name.
+    assert_eq!(world.names.asked(), Vec::<String>::new());
+    assert_eq!(server.connections(), 0);
+}
+
+#[tokio::test]
+async fn another_port_is_refused() {
+    let server = Server::echo().await;
+    let world = World::new(&["allowed.test"], &server).await;
+    for port in [22, 25, 8080, server.port()] {
+        let answer = world
+            .ask(&format!("CONNECT allowed.test:{port} HTTP/1.1\r\n\r\n"))
+            .await;
+        assert_eq!(status(&answer), 403, "{answer}");
+        assert!(answer.contains("its port is not allowed"), "{answer}");
+    }
+    assert_eq!(server.connections(), 0);
+}
+
+#[tokio::test]
+async fn no_spelling_of_an_address_is_let_through() {
+    let server = Server::echo().await;
+    let world = World::new(&["allowed.test:PORT", "*.allowed.test"], &server).await;
+    let port = server.port();
+    let spellings = [
+        "127.0.0.1",
+        "127.1",
+        "2130706433",
+        "0x7f000001",
+        "0x7F.0.0.1",
+        "0177.0.0.01",
+        "017700000001",
+        "127.0.0.1.",
+        "[::1]",
+        "[::ffff:127.0.0.1]",
+        "[0:0:0:0:0:0:0:1]",
+        "[fe80::1]",
+        "169.254.169.254",
+        "localhost",
+        "allowed.test@127.0.0.1",
+        "allowed.test:80@127.0.0.1",
+    ];
+    for host in spellings {
+        for request in [
+            format!("CONNECT {host}:{port} HTTP/1.1\r\n\r\n"),
+            format!("GET http://{host}:{port}/ HTTP/1.1\r\n\r\n"),
+            format!("GET http://{host}:{port}/ HTTP/1.1\r\nHost: allowed.test:{port}\r\n\r\n"),
+        ] {
+            let answer = world.ask(&request).await;
+            assert!(matches!(status(&answer), 400 | 403), "{request}{answer}");
+        }
+    }
+    assert_eq!(world.names.asked(), Vec::<String>::new());
+    assert_eq!(server.connections(), 0);
+}
+
+#[tokio::test]
+async fn a_name_that_leads_inside_is_refused() {
+    let server = Server::echo().await;
+    let world = World::new(&["*.inside.test"], &server).await;
+    let inside = [
+        "127.0.0.1",
+        "169.254.169.254",
+        "::1",
+        "::ffff:127.0.0.1",
+        "10.0.0.1",
+        "fd00::1",
+        "64:ff9b::7f00:1",
+        "0.0.0.0",
+    ];
+    for (number, address) in inside.into_iter().enumerate() {
+        let name = format!("n{number}.inside.test");
+        world.names.set(&name, &[&[address]]);
+        let answer = world
+            .ask(&format!("CONNECT {name}:443 HTTP/1.1\r\n\r\n"))
+            .await;
+        assert_eq!(status(&answer), 403, "{address}: {answer}");
+        assert!(answer.contains("not public"), "{answer}");
+    }
+    // One such address among public ones is enough.
+    world
+        .names
+        .set("both.inside.test", &[&["8.8.8.8", "192.168.0.1"]]);
+    let answer = world
+        .ask("CONNECT both.inside.test:443 HTTP/1.1\r\n\r\n")
+        .await;
+    assert_eq!(status(&answer), 403, "{answer}");
+    assert_eq!(world.denied().len(), inside.len() + 1);
+}
+
+#[tokio::test]
+async fn a_name_is_looked_up_once_and_its_address_pinned() {
+    let server = Server::echo().await;
+    let world = World::new(&["rebinding.test:PORT"], &server).await;
+    // The first answer may be reached; whoever asked again would get another.
+    let first = server.address().ip().to_string();
+    world
+        .names
+        .set("rebinding.test", &[&[&first], &["127.9.9.9"]]);
+    let mut tunnel = world.connect().await;
+    let head = tunnel
+        .connect(&format!("rebinding.test:{}", server.port()))
+        .await;
+    assert_eq!(status(&head), 200, "{head}");
+    assert_eq!(world.names.asked(), ["rebinding.test"]);
+    assert_eq!(server.connections(), 1);
+    // The next connection asks anew, and is checked anew.
+    let answer = world
+        .ask(&format!(
+            "CONNECT rebinding.test:{} HTTP/1.1\r\n\r\n",
+            server.port()
+        ))
+        .await;
+    assert_eq!(status(&answer), 403, "{answer}");
+}
+
+#[tokio::test]
+async fn the_next_address_is_tried_where_one_fails() {
+    let server = Server::echo().await;
+    let mut settings = World::settings(&["two.test:PORT"], &server);
+    let dead = SocketAddr::new(Ipv4Addr::new(127, 77, 0, 1).into(), server.port());
+    settings.exempt.push(dead);
+    let world = World::with(settings);
+    let addresses = [dead.ip(), server.address().ip()].map(|ip: IpAddr| ip.to_string());
+    world
+        .names
+        .set("two.test", &[&[&addresses[0], &addresses[1]]]);
+    let mut tunnel = world.connect().await;
+    let head = tunnel.connect(&format!("two.test:{}", server.port())).await;
+    assert_eq!(status(&head), 200, "{head}");
+}
+
+#[tokio::test]
+async fn where_a_redirect_leads_is_checked_like_everything() {
+    let server = Server::http(
+        "HTTP/1.1 302 Found\r\nLocation: http://inside.test/\r\nContent-Length: 0\r\n\r\n",
+    )
+    .await;
+    let world = World::new(&["allowed.test:PORT"], &server).await;
+    let port = server.port();
+    let answer = world
+        .ask(&format!("GET http://allowed.test:{port}/ HTTP/1.1\r\n\r\n"))
+        .await;
+    assert_eq!(status(&answer), 302, "{answer}");
+    let (_, location) = answer.split_once("ocation: ").unwrap();
+    let location = location.lines().next().unwrap();
+    let answer = world.ask(&format!("GET {location} HTTP/1.1\r\n\r\n")).await;
+    assert_eq!(status(&answer), 403, "{answer}");
+}
+
+#[tokio::test]
+async fn what_can_not_be_reached_is_told_apart_from_what_is_refused() {
+    let server = Server::echo().await;
+    let port = server.port();
+    let world = World::new(
+        &["unknown.test", "closed.test:PORT", "nowhere.test"],
+        &server,
+    )
+    .await;
+    world.names.set("nowhere.test", &[&[]]);
+    drop(server);
+    for name in [
+        "unknown.test:443",
+        &format!("closed.test:{port}"),
+        "nowhere.test:80",
+    ] {
+        let answer = world.ask(&format!("CONNECT {name} HTTP/1.1\r\n\r\n")).await;
+        assert_eq!(status(&answer), 502, "{answer}");
+    }
+    assert_eq!(world.denied(), []);
+}
+
+#[tokio::test]
+async fn a_request_that_is_not_for_a_proxy_is_told_so() {
+    let server = Server::echo().await;
+    let world = World::new(&["allowed.test"], &server).await;
+    for request in [
+        "GET / HTTP/1.1\r\nHost: allowed.test\r\n\r\n",
+        "GET https://allowed.test/ HTTP/1.1\r\n\r\n",
+        "CONNECT allowed.test HTTP/1.1\r\n\r\n",
+        "GET http://allowed.test/ HTTP/1.1\r\nHost: other.test\r\n\r\n",
+        "GET http://allowed.test/ HTTP/1.1\r\nHost: allowed.test\r\nHost: allowed.test\r\n\r\n",
+    ] {
+        let answer = world.ask(request).await;
+        assert_eq!(status(&answer), 400, "{request}{answer}");
+    }
+}
+
+#[tokio::test]
+async fn a_connection_carries_one_request() {
+    let server = Server::http("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await;
+    let world = World::new(&["allowed.test:PORT"], &server).await;
+    let one = format!(
+        "GET http://allowed.test:{}/ HTTP/1.1\r\n\r\n",
+        server.port()
+    );
+    let answer = world.ask(&format!("{one}{one}")).await;
+    assert_eq!(answer.matches("HTTP/1.1").count(), 1, "{answer}");
+    assert_eq!(server.connections(), 1);
+}
+
+#[tokio::test]
+async fn a_large_body_streams_in_both_directions() {
+    let server = Server::http_mirror().await;
+    let world = World::new(&["allowed.test:PORT"], &server).await;
+    let body = "0123456789abcdef".repeat(512 * 1024);
+    let request = format!(
+        "POST http://allowed.test:{}/ HTTP/1.1\r\nContent-Length: {}\r\n\r\n{body}",
+        server.port(),
+        body.len()
+    );
+    let answer = world.ask(&request).await;
+    let (head, mirrored) = answer.split_once("\r\n\r\n").unwrap();
+    assert_eq!(status(head), 200, "{head}");
+    assert!(
+        mirrored == body,
+        "{} of {} bytes",
+        mirrored.len(),
+        body.len()
+    );
+}
+
+#[tokio::test]
+async fn a_slow_resolver_does_not_hold_a_connection_for_ever() {
+    let server = Server::echo().await;
+    let mut settings = World::settings(&["slow.test"], &server);
+    settings.connect = Duration::from_millis(50);
+    let world = World::with(settings);
+    world.names.never("slow.test");
+    let answer = world.ask("CONNECT slow.test:443 HTTP/1.1\r\n\r\n").await;
+    assert_eq!(status(&answer), 502, "{answer}");
+}

@@ -1,0 +1,344 @@
+//! A proxy with names of our own, servers it may reach, and clients that speak to it byte by byte.
+
+use std::collections::HashMap;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use cantle_core::policy::HostName;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream, UnixStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tokio_util::task::AbortOnDropHandle;
+
+use super::super::denials::Denied;
+use super::super::{Listener, Proxy, Resolver, Settings};
+
+/// For anything that should happen soon.
+pub(super) const SOON: Duration = Duration::from_secs(20);
+
+pub(super) async fn soon<T>(what: impl Future<Output = T>) -> T {
+    timeout(SOON, what).await.expect("it happens soon")
+}
+
+/// Names and the answers to each question for one, the last of which repeats.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Names(Arc<Mutex<Known>>);
+
+#[derive(Debug, Default)]
+struct Known {
+    answers: HashMap<String, Vec<Vec<IpAddr>>>,
+    never: Vec<String>,
+    asked: Vec<String>,
+}
+
+impl Names {
+    pub(super) fn set(&self, name: &str, answers: &[&[&str]]) {
+        let answers = answers
+            .iter()
+            .map(|answer| answer.iter().map(|ip| ip.parse().unwrap()).collect());
+        let mut known = self.0.lock().unwrap();
+        known.answers.insert(name.to_owned(), answers.collect());
+    }
+
+    /// Nobody ever answers for this name.
+    pub(super) fn never(&self, name: &str) {
+        self.0.lock().unwrap().never.push(name.to_owned());
+    }
+
+    /// The questions so far.
+    pub(super) fn asked(&self) -> Vec<String> {
+        self.0.lock().unwrap().asked.clone()
+    }
+}
+
+#[async_trait]
+impl Resolver for Names {
+    async fn resolve(&self, host: &HostName) -> io::Result<Vec<IpAddr>> {
+        let answer = {
+            let mut known = self.0.lock().unwrap();
+            known.asked.push(host.to_string());
+            if known.never.iter().any(|name| name == host.as_str()) {
+                None
+            } else {
+                let answers = known.answers.get_mut(host.as_str());
+                Some(answers.map(|answers| match answers.len() {
+                    1 => answers[0].clone(),
+                    _ => answers.remove(0),
+                }))
+            }
+        };
+        match answer {
+            None => std::future::pending().await,
+            Some(answer) => answer.ok_or_else(|| io::ErrorKind::NotFound.into()),
+        }
+    }
+}
+
+enum Reached {
+    Tcp(SocketAddr),
+    Unix(PathBuf),
+}
+
+/// A proxy at work.
+pub(super) struct World {
+    pub(super) names: Names,
+    proxy: Option<Proxy>,
+    reached: Reached,
+    _directory: Option<tempfile::TempDir>,
+}
+
+impl World {
+    /// A proxy for these patterns, in which `PORT` is the server's. `allowed.test` and
+    /// `www.allowed.test` lead to the server, which may be reached.
+    pub(super) async fn new(patterns: &[&str], server: &Server) -> Self {
+        Self::with(Self::settings(patterns, server))
+    }
+
+    pub(super) fn settings(patterns: &[&str], server: &Server) -> Settings {
+        let port = server.port().to_string();
+        let hosts = patterns
+            .iter()
+            .map(|pattern| pattern.replace("PORT", &port).parse().unwrap());
+        let mut settings = Settings::new(hosts.collect());
+        settings.exempt = vec![server.address()];
+        settings
+    }
+
+    pub(super) fn with(settings: Settings) -> Self {
+        let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let reached = Reached::Tcp(listener.local_addr().unwrap());
+        Self::start(settings, Listener::Tcp(listener), reached)
+    }
+
+    pub(super) async fn on_unix(patterns: &[&str], server: &Server) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("proxy");
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let settings = Self::settings(patterns, server);
+        let mut world = Self::start(settings, Listener::Unix(listener), Reached::Unix(path));
+        world._directory = Some(directory);
+        world
+    }
+
+    fn start(mut settings: Settings, listener: Listener, reached: Reached) -> Self {
+        let names = Names::default();
+        for name in ["allowed.test", "www.allowed.test", "closed.test"] {
+            let server = settings.exempt[0].ip().to_string();
+            names.set(name, &[&[&server]]);
+        }
+        settings.resolver = Arc::new(names.clone());
+        let proxy = Proxy::start(listener, settings).unwrap();
+        Self {
+            names,
+            proxy: Some(proxy),
+            reached,
+            _directory: None,
+        }
+    }
+
+    pub(super) fn denied(&self) -> Vec<Denied> {
+        self.proxy.as_ref().unwrap().denials().since(0)
+    }
+
+    pub(super) fn drop_proxy(&mut self) {
+        self.proxy = None;
+    }
+
+    pub(super) async fn try_connect(&self) -> io::Result<Client> {
+        let stream: Box<dyn Stream> = match &self.reached {
+            Reached::Tcp(address) => Box::new(TcpStream::connect(address).await?),
+            Reached::Unix(path) => Box::new(UnixStream::connect(path).await?),
+        };
+        Ok(Client(stream))
+    }
+
+    pub(super) async fn connect(&self) -> Client {
+        soon(self.try_connect()).await.unwrap()
+    }
+
+    /// Sends a request and returns everything that comes back until the end.
+    pub(super) async fn ask(&self, request: &str) -> String {
+        let client = self.connect().await;
+        let (mut read, mut write) = tokio::io::split(client.0);
+        let mut answer = Vec::new();
+        // Both at once: a proxy that streams answers before it has the whole request.
+        let send = async {
+            let _ = write.write_all(request.as_bytes()).await;
+        };
+        let receive = read.read_to_end(&mut answer);
+        let ((), received) = soon(async { tokio::join!(send, receive) }).await;
+        // A refused client that still sends gets a reset after the answer.
+        if let Err(error) = received {
+            assert_eq!(error.kind(), io::ErrorKind::ConnectionReset);
+        }
+        String::from_utf8(answer).unwrap()
+    }
+}
+
+pub(super) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
+
+/// A connection to the proxy.
+pub(super) struct Client(Box<dyn Stream>);
+
+impl Client {
+    pub(super) async fn send(&mut self, text: &str) {
+        soon(self.0.write_all(text.as_bytes())).await.unwrap();
+    }
+
+    /// Asks for a tunnel and returns the head of the answer.
+    pub(super) async fn connect(&mut self, target: &str) -> String {
+        self.send(&format!(
+            "CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n"
+        ))
+        .await;
+        let mut head = String::new();
+        while !head.ends_with("\r\n\r\n") {
+            head.push_str(&self.receive(1).await);
+        }
+        head
+    }
+
+    pub(super) async fn receive(&mut self, length: usize) -> String {
+        let mut bytes = vec![0; length];
+        soon(self.0.read_exact(&mut bytes)).await.unwrap();
+        String::from_utf8(bytes).unwrap()
+    }
+
+    /// Ends the sending direction.
+    pub(super) async fn end(&mut self) {
+        soon(self.0.shutdown()).await.unwrap();
+    }
+
+    /// Everything until the end, however it comes.
+    pub(super) async fn rest(&mut self) -> String {
+        let mut bytes = Vec::new();
+        let _ = soon(self.0.read_to_end(&mut bytes)).await;
+        String::from_utf8(bytes).unwrap()
+    }
+}
+
+/// A server on this machine, which ends with it.
+pub(super) struct Server {
+    address: SocketAddr,
+    connections: Arc<AtomicUsize>,
+    seen: watch::Receiver<String>,
+    _serving: AbortOnDropHandle<()>,
+}
+
+impl Server {
+    /// Sends back what it receives.
+    pub(super) async fn echo() -> Self {
+        Self::start(|mut stream, _| async move {
+            let (mut read, mut write) = stream.split();
+            let _ = tokio::io::copy(&mut read, &mut write).await;
+        })
+        .await
+    }
+
+    /// Answers each request with `answer`, a whole response.
+    pub(super) async fn http(answer: &'static str) -> Self {
+        Self::start(move |mut stream, seen| async move {
+            if let Some(request) = request(&mut stream).await {
+                seen.send_replace(request);
+                let _ = stream.write_all(answer.as_bytes()).await;
+            }
+        })
+        .await
+    }
+
+    /// Answers each request with its body, as it comes.
+    pub(super) async fn http_mirror() -> Self {
+        Self::start(|mut stream, _| async move {
+            let Some((head, length)) = head(&mut stream).await else {
+                return;
+            };
+            assert!(head.starts_with("POST"));
+            let answer = format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\n\r\n");
+            let _ = stream.write_all(answer.as_bytes()).await;
+            let (mut read, mut write) = stream.split();
+            let _ = tokio::io::copy(&mut read, &mut write).await;
+        })
+        .await
+    }
+
+    async fn start<S, F>(serve: S) -> Self
+    where
+        S: Fn(TcpStream, watch::Sender<String>) -> F + Send + 'static,
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let connections = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&connections);
+        let (sender, seen) = watch::channel(String::new());
+        let serving = tokio::spawn(async move {
+            let mut served = JoinSet::new();
+            while let Ok((stream, _)) = listener.accept().await {
+                counted.fetch_add(1, Ordering::SeqCst);
+                served.spawn(serve(stream, sender.clone()));
+            }
+        });
+        Self {
+            address,
+            connections,
+            seen,
+            _serving: AbortOnDropHandle::new(serving),
+        }
+    }
+
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    pub(super) fn port(&self) -> u16 {
+        self.address.port()
+    }
+
+    pub(super) fn connections(&self) -> usize {
+        self.connections.load(Ordering::SeqCst)
+    }
+
+    /// The last request it got.
+    pub(super) async fn seen(&self) -> String {
+        let mut seen = self.seen.clone();
+        let seen = soon(seen.wait_for(|seen| !seen.is_empty())).await.unwrap();
+        seen.clone()
+    }
+}
+
+/// Reads a request's head, and how long its body is.
+async fn head(stream: &mut TcpStream) -> Option<(String, usize)> {
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") {
+        head.push(stream.read_u8().await.ok()?);
+    }
+    let head = String::from_utf8(head).ok()?;
+    let length = head.lines().find_map(|line| {
+        let (name, value) = line.split_once(':')?;
+        let length = name.eq_ignore_ascii_case("content-length");
+        length.then(|| value.trim().parse().ok())?
+    });
+    Some((head, length.unwrap_or(0)))
+}
+
+async fn request(stream: &mut TcpStream) -> Option<String> {
+    let (head, length) = head(stream).await?;
+    let mut body = vec![0; length];
+    stream.read_exact(&mut body).await.ok()?;
+    Some(head + &String::from_utf8(body).ok()?)
+}
+
+/// The status of an answer.
+pub(super) fn status(answer: &str) -> u16 {
+    let status = answer.split(' ').nth(1).and_then(|code| code.parse().ok());
+    status.unwrap_or_else(|| panic!("no answer: {answer:?}"))
+}

@@ -1,0 +1,72 @@
+//! The names of a policy's fields, in reports and errors.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+/// Names a field of [`Policy`](super::Policy), in reports and errors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum PolicyField {
+    /// [`Policy::read_roots`](super::Policy::read_roots).
+    ReadRoots,
+    /// [`Policy::write_roots`](super::Policy::write_roots).
+    WriteRoots,
+    /// [`Policy::working_directory`](super::Policy::working_directory), where it is read-only.
+    WorkingDirectory,
+    /// [`Policy::network`](super::Policy::network).
+    Network,
+    /// [`Policy::subprocesses`](super::Policy::subprocesses).
+    Subprocesses,
+    /// [`Policy::environment`](super::Policy::environment).
+    Environment,
+    /// [`Limits::wall_time`](super::Limits::wall_time).
+    WallTime,
+    /// [`Limits::cpu_time`](super::Limits::cpu_time).
+    CpuTime,
+    /// [`Limits::memory_bytes`](super::Limits::memory_bytes).
+    Memory,
+    /// [`Limits::processes`](super::Limits::processes).
+    Processes,
+    /// [`Limits::file_size_bytes`](super::Limits::file_size_bytes).
+    FileSize,
+    /// [`Limits::disk_bytes`](super::Limits::disk_bytes).
+    Disk,
+    /// [`Limits::inodes`](super::Limits::inodes).
+    Inodes,
+    /// [`Limits::open_files`](super::Limits::open_files).
+    OpenFiles,
+    /// [`Limits::output_bytes`](super::Limits::output_bytes).
+    Output,
+}
+
+impl PolicyField {
+    /// Its name, as in JSON and on the command line.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::ReadRoots => "read_roots",
+            Self::WriteRoots => "write_roots",
+            Self::WorkingDirectory => "working_directory",
+            Self::Network => "network",
+            Self::Subprocesses => "subprocesses",
+            Self::Environment => "environment",
+            Self::WallTime => "wall_time",
+            Self::CpuTime => "cpu_time",
+            Self::Memory => "memory",
+            Self::Processes => "processes",
+            Self::FileSize => "file_size",
+            Self::Disk => "disk",
+            Self::Inodes => "inodes",
+            Self::OpenFiles => "open_files",
+            Self::Output => "output",
+        }
+    }
+}
+
+impl fmt::Display for PolicyField {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.as_str())
+    }
+}

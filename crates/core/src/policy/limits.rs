@@ -1,0 +1,177 @@
+//! How much a sandbox may use.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use super::{InvalidPolicy, PolicyField};
+use crate::seconds;
+
+/// How much a sandbox may use. `None` means: no limit.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+#[non_exhaustive]
+pub struct Limits {
+    /// Time one command may take.
+    #[serde(
+        rename = "wall_time_s",
+        with = "seconds::option",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub wall_time: Option<Duration>,
+    /// Processor time one command may use.
+    #[serde(
+        rename = "cpu_time_s",
+        with = "seconds::option",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub cpu_time: Option<Duration>,
+    /// Memory of all processes together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub memory_bytes: Option<u64>,
+    /// Processes and threads at once.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub processes: Option<u64>,
+    /// Size of one file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file_size_bytes: Option<u64>,
+    /// Size of all files together.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub disk_bytes: Option<u64>,
+    /// Number of files and directories.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub inodes: Option<u64>,
+    /// Open files of one process.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub open_files: Option<u64>,
+    /// Output of one command on either channel, after which it is stopped.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub output_bytes: Option<u64>,
+}
+
+impl Limits {
+    /// Whether nothing is limited.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Sets one limit as on a command line: `memory=2G`, `processes=64`, `wall_time=90s`.
+    ///
+    /// Times (`wall_time`, `cpu_time`) are in seconds, or end in `s`, `m` or `h`; sizes (`memory`,
+    /// `file_size`, `disk`, `output`) are in bytes, or end in `K`, `M` or `G` (1024 each); numbers
+    /// (`processes`, `inodes`, `open_files`) are whole.
+    ///
+    /// ```
+    /// use cantle_core::policy::Limits;
+    ///
+    /// let mut limits = Limits::default();
+    /// limits.set("memory=512M")?;
+    /// assert_eq!(limits.memory_bytes, Some(512 * 1024 * 1024));
+    /// # Ok::<(), cantle_core::policy::InvalidPolicy>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Where there is no such limit, or its value is none; the text lists the names.
+    pub fn set(&mut self, setting: &str) -> Result<(), InvalidPolicy> {
+        let invalid = |advice: &str| InvalidPolicy::new(setting, "a limit", advice);
+        let (name, value) = setting
+            .split_once('=')
+            .map(|(name, value)| (name.trim(), value.trim()))
+            .ok_or_else(|| invalid(&format!("write NAME=VALUE, as in `memory=2G`; {}", names())))?;
+        let time = || {
+            duration(value).map(Some).ok_or_else(|| {
+                invalid("a time is a number of seconds above 0, or ends in s, m or h: `90`, `1.5m`")
+            })
+        };
+        let size = || {
+            bytes(value).map(Some).ok_or_else(|| {
+                invalid("a size is a number of bytes above 0, or ends in K, M or G: `512M`, `2G`")
+            })
+        };
+        let number = || {
+            let number = whole(value).map(Some);
+            number.ok_or_else(|| invalid("this limit is a whole number above 0: `64`"))
+        };
+        match name {
+            "wall_time" => self.wall_time = time()?,
+            "cpu_time" => self.cpu_time = time()?,
+            "memory" => self.memory_bytes = size()?,
+            "processes" => self.processes = number()?,
+            "file_size" => self.file_size_bytes = size()?,
+            "disk" => self.disk_bytes = size()?,
+            "inodes" => self.inodes = number()?,
+            "open_files" => self.open_files = number()?,
+            "output" => self.output_bytes = size()?,
+            _ => {
+                return Err(invalid(&format!(
+                    "there is no limit of this name; {}",
+                    names()
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// The limits that are set.
+    pub(super) fn fields(&self) -> impl Iterator<Item = PolicyField> {
+        self.each()
+            .into_iter()
+            .filter_map(|(field, set)| set.then_some(field))
+    }
+
+    /// Every limit, and whether it is set.
+    fn each(&self) -> [(PolicyField, bool); 9] {
+        [
+            (PolicyField::WallTime, self.wall_time.is_some()),
+            (PolicyField::CpuTime, self.cpu_time.is_some()),
+            (PolicyField::Memory, self.memory_bytes.is_some()),
+            (PolicyField::Processes, self.processes.is_some()),
+            (PolicyField::FileSize, self.file_size_bytes.is_some()),
+            (PolicyField::Disk, self.disk_bytes.is_some()),
+            (PolicyField::Inodes, self.inodes.is_some()),
+            (PolicyField::OpenFiles, self.open_files.is_some()),
+            (PolicyField::Output, self.output_bytes.is_some()),
+        ]
+    }
+}
+
+fn names() -> String {
+    let names = Limits::default().each().map(|(field, _)| field.as_str());
+    format!("the limits are {}", names.join(", "))
+}
+
+fn whole(text: &str) -> Option<u64> {
+    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let number = digits.then(|| text.parse().ok())?;
+    number.filter(|number| *number != 0)
+}
+
+fn bytes(text: &str) -> Option<u64> {
+    let units = [('k', 10), ('m', 20), ('g', 30)];
+    let unit = units
+        .into_iter()
+        .find(|(unit, _)| text.ends_with([*unit, unit.to_ascii_uppercase()]));
+    let (digits, shift) = match unit {
+        Some((_, shift)) => (text.get(..text.len() - 1)?, shift),
+        None => (text, 0),
+    };
+    whole(digits)?.checked_mul(1 << shift)
+}
+
+fn duration(text: &str) -> Option<Duration> {
+    let units = [('s', 1.0), ('m', 60.0), ('h', 3600.0)];
+    let unit = units.into_iter().find(|(unit, _)| text.ends_with(*unit));
+    let (digits, seconds) = match unit {
+        Some((_, seconds)) => (text.get(..text.len() - 1)?, seconds),
+        None => (text, 1.0),
+    };
+    // `f64` reads signs, exponents and infinity as well, which nobody means here.
+    let plain = |byte: u8| byte.is_ascii_digit() || byte == b'.';
+    let number: f64 = digits.bytes().all(plain).then(|| digits.parse().ok())??;
+    let duration = Duration::try_from_secs_f64(number * seconds).ok()?;
+    (!duration.is_zero()).then_some(duration)
+}
+
+#[cfg(test)]
+mod tests;
