@@ -7,7 +7,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use cantle_core::sandbox::{Backend, Sandbox, SandboxContext, SandboxError};
 
-/// Opens sandboxes on this machine: a private directory and ordinary processes, without isolation.
+/// Opens sandboxes on this machine: a private directory, and processes behind the kernel's walls.
 ///
 /// See the [crate's documentation](crate) for what that means.
 #[derive(Clone, Debug, Default)]
@@ -15,6 +15,41 @@ pub struct LocalBackend {
     parent: Option<PathBuf>,
     shell: Option<PathBuf>,
     search_path: Option<OsString>,
+    walls: Walls,
+}
+
+/// One of the kernel's means to confine code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Wall {
+    /// Namespaces: files, processes, network and users of the sandbox's own.
+    Namespaces,
+    /// Landlock: rules for files, signals and sockets.
+    Landlock,
+    /// A filter for system calls (seccomp).
+    SystemCalls,
+    /// Another user than root, where our process is root's.
+    Identity,
+    /// Control groups: limits for all processes together, where our process may make them.
+    ControlGroups,
+}
+
+/// The walls that may be used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Walls {
+    without: u8,
+}
+
+impl Walls {
+    fn without(self, wall: Wall) -> Self {
+        Self {
+            without: self.without | 1 << wall as u8,
+        }
+    }
+
+    pub(crate) fn include(self, wall: Wall) -> bool {
+        self.without & 1 << wall as u8 == 0
+    }
 }
 
 impl LocalBackend {
@@ -45,6 +80,19 @@ impl LocalBackend {
         self
     }
 
+    /// The same without one of the walls, as on a machine that doesn't have it: to see what it
+    /// contributes, and what is left where it is missing. What it would have enforced is refused or
+    /// reported like anything else that can't be enforced.
+    #[must_use]
+    pub fn without(mut self, wall: Wall) -> Self {
+        self.walls = self.walls.without(wall);
+        self
+    }
+
+    pub(crate) fn walls(&self) -> Walls {
+        self.walls
+    }
+
     pub(crate) fn parent(&self) -> Option<&Path> {
         self.parent.as_deref()
     }
@@ -69,8 +117,8 @@ impl Backend for LocalBackend {
     #[cfg(target_os = "linux")]
     async fn open(&self, cx: SandboxContext) -> Result<Arc<dyn Sandbox>, SandboxError> {
         let backend = self.clone();
-        let sandbox = crate::blocking::run(move || crate::sandbox::open(&backend, &cx)).await?;
-        Ok(Arc::new(sandbox))
+        let opened = crate::blocking::run(move || crate::open::open(&backend, &cx)).await?;
+        Ok(Arc::new(crate::sandbox::LocalSandbox::new(opened)))
     }
 
     #[cfg(not(target_os = "linux"))]

@@ -6,8 +6,12 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
+use cantle_core::policy::Policy;
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
 use cantle_core::secret::SecretText;
+
+use crate::confinement::{Mode, Standing};
+use crate::files::Seen;
 
 /// Where to look where the host has no `PATH`.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -20,31 +24,36 @@ pub(crate) struct Environment {
 }
 
 impl Environment {
-    /// The few every shell needs, and `policy` over them.
+    /// The few every shell needs, and the policy's over them.
     pub(crate) fn new(
         search_path: OsString,
         shell: &Path,
-        home: &Path,
-        temporary: &Path,
-        policy: &BTreeMap<String, SecretText>,
+        seen: &Seen,
+        standing: &Standing,
+        policy: &Policy,
     ) -> Self {
-        let user = ["USER", "LOGNAME"].into_iter().find_map(std::env::var_os);
-        let user = user.unwrap_or_else(|| "user".into());
+        let user = if standing.mode == Mode::Namespaces {
+            // As its `/etc/passwd` says.
+            "user".into()
+        } else {
+            let user = ["USER", "LOGNAME"].into_iter().find_map(std::env::var_os);
+            user.unwrap_or_else(|| "user".into())
+        };
         let mut environment = Self {
             variables: vec![
-                ("HOME".into(), home.into()),
+                ("HOME".into(), seen.work.to_string().into()),
                 ("LANG".into(), "C.UTF-8".into()),
                 ("LOGNAME".into(), user.clone()),
                 ("PATH".into(), search_path.clone()),
                 // Where it isn't set, bash asks the user database for it, which takes a while.
                 ("SHELL".into(), shell.into()),
                 ("TERM".into(), "dumb".into()),
-                ("TMPDIR".into(), temporary.into()),
+                ("TMPDIR".into(), seen.temporary.to_string().into()),
                 ("USER".into(), user),
             ],
             search_path,
         };
-        for (name, value) in policy {
+        for (name, value) in &policy.environment {
             if name == "PATH" {
                 environment.search_path = value.expose().into();
             }

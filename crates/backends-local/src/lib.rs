@@ -66,12 +66,19 @@ mod blocking;
 #[cfg(target_os = "linux")]
 mod command;
 #[cfg(target_os = "linux")]
+mod confinement;
+#[cfg(target_os = "linux")]
 mod environment;
 #[cfg(target_os = "linux")]
 mod files;
 #[cfg(target_os = "linux")]
-mod processes;
+mod open;
+#[cfg(target_os = "linux")]
+#[expect(dead_code, reason = "wired in with the network namespace")]
+mod proxy;
 #[cfg(target_os = "linux")]
 mod sandbox;
+#[cfg(target_os = "linux")]
+mod supervisor;
 
-pub use self::backend::LocalBackend;
+pub use self::backend::{LocalBackend, Wall};

@@ -1,129 +1,29 @@
-//! One sandbox: a private directory, the commands that run in it, and what they left running.
+//! One sandbox: its directory, its supervisor, and what its commands share.
 
-use std::collections::HashMap;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
-use cantle_core::policy::{Policy, PolicyField, Strictness};
 use cantle_core::sandbox::{
-    ByteRange, ByteStream, EnforcedBy, Enforcement, FileInfo, Process, Sandbox, SandboxContext,
-    SandboxError, SandboxErrorKind, SandboxInfo, SandboxPath, SpawnRequest, WriteOptions,
+    ByteRange, ByteStream, FileInfo, Process, Sandbox, SandboxError, SandboxErrorKind, SandboxInfo,
+    SandboxPath, SpawnRequest, WriteOptions,
 };
-use rustix::process::{PidfdFlags, getpid, pidfd_open};
+use cantle_supervisor::wire::Order;
 use tokio::net::unix::pipe;
 use tokio::task::JoinSet;
 
-use crate::backend::LocalBackend;
 use crate::blocking;
 use crate::command::{self, discard};
-use crate::environment::{self, Environment};
+use crate::environment::Environment;
 use crate::files::Root;
-use crate::processes::{self, Leader, Tree};
+use crate::supervisor::Supervisor;
 
-/// How long closing waits for the death of what it killed.
-const KILL_DEADLINE: Duration = Duration::from_secs(2);
-
-/// Opens a sandbox. Blocks.
-pub(crate) fn open(
-    backend: &LocalBackend,
-    cx: &SandboxContext,
-) -> Result<LocalSandbox, SandboxError> {
-    let enforcement = enforcement(&cx.policy)?;
-    let search_path = environment::absolute_directories(backend.search_path());
-    let shell = find_shell(backend.shell(), &search_path)?;
-    check_system()?;
-    environment::check(&cx.policy.environment)?;
-    let root = Root::create(backend.parent(), &format!("cantle-{}-", cx.run))?;
-    let environment = Environment::new(
-        search_path,
-        &shell,
-        &root.working_directory(),
-        &root.temporary_directory(),
-        &cx.policy.environment,
-    );
-    let directory = SandboxPath::from_os(root.working_directory())?;
-    let mut info = SandboxInfo::new("local", root.name(), directory);
-    info.enforcement = enforcement;
-    Ok(LocalSandbox {
-        shared: Arc::new(Shared {
-            info,
-            root: Arc::new(root),
-            environment,
-            shell,
-            wall_time: cx.policy.limits.wall_time,
-            numbers: AtomicU64::new(0),
-            state: Mutex::default(),
-        }),
-    })
-}
-
-/// Whether the system has what it takes to watch and find processes.
-fn check_system() -> Result<(), SandboxError> {
-    let unavailable = |message: &str, advice: &str| {
-        Err(SandboxError::new(SandboxErrorKind::Unavailable, message).with_advice(advice))
-    };
-    if !Path::new("/proc/self/stat").exists() {
-        let advice = "Mount it: without it, what a command leaves running can't be found.";
-        return unavailable("`/proc` is not mounted", advice);
-    }
-    if pidfd_open(getpid(), PidfdFlags::empty()).is_err() {
-        let advice = "It needs Linux 5.6 or newer, and a container that allows it.";
-        return unavailable("the system call `pidfd_open` is not available", advice);
-    }
-    Ok(())
-}
-
-/// What is enforced of a policy: its environment and its wall time.
-fn enforcement(policy: &Policy) -> Result<Vec<Enforcement>, SandboxError> {
-    let report = Enforcement::report(policy, |field| match field {
-        PolicyField::Environment | PolicyField::WallTime => EnforcedBy::Backend,
-        _ => EnforcedBy::NotEnforced,
-    });
-    let missing: Vec<PolicyField> = report
-        .iter()
-        .filter(|enforcement| enforcement.by == EnforcedBy::NotEnforced)
-        .map(|enforcement| enforcement.field)
-        .collect();
-    if policy.strictness == Strictness::Strict && !missing.is_empty() {
-        return Err(SandboxError::unenforceable("local", missing).with_advice(
-            "Take these fields out of the policy, accept that they aren't enforced (best effort), \
-             or use a backend that isolates.",
-        ));
-    }
-    Ok(report)
-}
-
-fn find_shell(
-    chosen: Option<&Path>,
-    search_path: &std::ffi::OsStr,
-) -> Result<PathBuf, SandboxError> {
-    let unavailable = |message: String, advice: &str| {
-        SandboxError::new(SandboxErrorKind::Unavailable, message).with_advice(advice)
-    };
-    match chosen {
-        Some(shell) if shell.is_absolute() && environment::is_executable(shell) => {
-            Ok(shell.to_owned())
-        }
-        Some(shell) => Err(unavailable(
-            format!("`{}` is not the path of a shell", shell.display()),
-            "Give the absolute path of bash.",
-        )),
-        None => {
-            let found = environment::find_program("bash".as_ref(), search_path, Path::new("/"));
-            found.ok_or_else(|| {
-                let places = search_path.to_string_lossy();
-                unavailable(
-                    format!("there is no bash in {places}"),
-                    "Install bash (the package is called `bash` everywhere), or set PATH to where \
-                     it is.",
-                )
-            })
-        }
-    }
-}
+/// How long closing waits for the death of everything in the sandbox.
+const END_DEADLINE: Duration = Duration::from_secs(2);
 
 /// What a sandbox and its commands share.
 #[derive(Debug)]
@@ -134,21 +34,39 @@ pub(crate) struct Shared {
     pub(crate) shell: PathBuf,
     /// The longest time a command may have.
     pub(crate) wall_time: Option<Duration>,
-    numbers: AtomicU64,
+    supervisor: Supervisor,
+    numbers: AtomicU32,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     closed: bool,
-    running: HashMap<u64, Arc<Leader>>,
-    /// Processes that commands left and that stay until the end.
-    kept: Vec<processes::Process>,
-    /// Tasks that read what these still write.
+    /// Tasks that read what processes still write that commands left.
     discarding: JoinSet<()>,
 }
 
 impl Shared {
+    pub(crate) fn new(
+        info: SandboxInfo,
+        root: Root,
+        environment: Environment,
+        shell: PathBuf,
+        wall_time: Option<Duration>,
+        supervisor: Supervisor,
+    ) -> Self {
+        Self {
+            info,
+            root: Arc::new(root),
+            environment,
+            shell,
+            wall_time,
+            supervisor,
+            numbers: AtomicU32::new(0),
+            state: Mutex::default(),
+        }
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -166,34 +84,26 @@ impl Shared {
     }
 
     /// A number that no other command of this sandbox has.
-    pub(crate) fn next_number(&self) -> u64 {
+    pub(crate) fn next_number(&self) -> u32 {
         self.numbers.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Takes a command that was started into account, so that closing ends it.
-    pub(crate) fn admit(&self, number: u64, leader: &Arc<Leader>) -> Result<(), SandboxError> {
-        let mut state = self.state();
-        if state.closed {
-            drop(state);
-            return self.check_open();
-        }
-        state.running.insert(number, Arc::clone(leader));
-        Ok(())
+    /// Sends an order to the supervisor; does not block.
+    pub(crate) fn order(&self, order: Order, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.supervisor.order(order, fds)
     }
 
-    /// A command is over.
-    pub(crate) fn forget(&self, number: u64) {
-        self.state().running.remove(&number);
+    /// Whether everything in the sandbox has ended without our asking.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.supervisor.has_ended()
     }
 
-    /// Remembers processes that go on, for when the sandbox is closed.
-    pub(crate) fn keep(&self, processes: &[processes::Process]) {
-        if processes.is_empty() {
-            return;
+    /// What is said of a sandbox that doesn't answer any more.
+    pub(crate) fn gone(&self) -> SandboxError {
+        match self.check_open() {
+            Err(closed) => closed,
+            Ok(()) => SandboxError::gone("the sandbox has ended: its supervisor was killed"),
         }
-        let mut state = self.state();
-        state.kept.retain(processes::Process::is_alive);
-        state.kept.extend_from_slice(processes);
     }
 
     /// Reads a pipe for as long as somebody writes to it.
@@ -203,52 +113,21 @@ impl Shared {
         state.discarding.spawn(discard(pipe));
     }
 
-    /// Kills what belongs to the sandbox and reaps its commands. Returns what is left.
-    fn kill(
-        &self,
-        running: Vec<Arc<Leader>>,
-        known: Vec<processes::Process>,
-    ) -> Vec<processes::Process> {
-        let tree = Tree {
-            leaders: running,
-            marker: format!("CANTLE_SANDBOX={}", self.info.id),
-            known,
-        };
-        let deadline = Instant::now() + KILL_DEADLINE;
-        let left = tree.kill(deadline);
-        for leader in &tree.leaders {
-            while leader.reap().is_none() && Instant::now() < deadline {
-                std::thread::sleep(Duration::from_millis(1));
-            }
-        }
-        left
-    }
-
     /// Kills what runs and removes the directory; the second time it does nothing. Blocks.
     fn tear_down(&self) -> Result<(), SandboxError> {
-        let (running, known) = {
+        {
             let mut state = self.state();
             if state.closed {
                 return Ok(());
             }
             state.closed = true;
-            let running = std::mem::take(&mut state.running);
-            (
-                running.into_values().collect(),
-                std::mem::take(&mut state.kept),
-            )
-        };
-        let left = if self.numbers.load(Ordering::Relaxed) == 0 {
-            Vec::new()
-        } else {
-            self.kill(running, known)
-        };
+        }
+        let ended = self.supervisor.end(Instant::now() + END_DEADLINE);
         let removed = self.root.delete();
-        if left.is_empty() {
+        if ended {
             return removed;
         }
-        let left: Vec<String> = left.iter().map(ToString::to_string).collect();
-        let mut message = format!("can't kill {}", left.join(", "));
+        let mut message = "something in the sandbox can't be killed".to_owned();
         if let Err(error) = removed {
             message = format!("{message}; {error}");
         }
@@ -266,6 +145,12 @@ pub(crate) struct LocalSandbox {
 }
 
 impl LocalSandbox {
+    pub(crate) fn new(shared: Shared) -> Self {
+        Self {
+            shared: Arc::new(shared),
+        }
+    }
+
     /// Does something with the files, off the runtime.
     async fn with_files<T: Send + 'static>(
         &self,
@@ -285,7 +170,7 @@ impl Sandbox for LocalSandbox {
 
     async fn spawn(&self, request: SpawnRequest) -> Result<Box<dyn Process>, SandboxError> {
         self.shared.check_open()?;
-        Ok(Box::new(command::start(&self.shared, request)?))
+        Ok(Box::new(command::start(&self.shared, request).await?))
     }
 
     async fn read(&self, path: &SandboxPath, range: ByteRange) -> Result<ByteStream, SandboxError> {

@@ -1,4 +1,5 @@
-//! Memory stays bounded, whatever a command writes. On its own, because it measures the process.
+//! Memory stays bounded, whatever a command writes and a file holds. On its own, because it
+//! measures the process.
 
 #![cfg(target_os = "linux")]
 #![expect(
@@ -6,13 +7,14 @@
     reason = "the lints know a test by its attribute, and what tests share has none"
 )]
 
+use std::sync::Arc;
+
 use cantle_backends_local::LocalBackend;
 use cantle_core::ids::RunId;
 use cantle_core::policy::Policy;
 use cantle_core::sandbox::{
-    Backend as _, ByteRange, SandboxContext, SandboxExt as _, SandboxPath, SpawnRequest, Spill,
+    Backend as _, Sandbox, SandboxContext, SandboxExt as _, SandboxPath, SpawnRequest, Spill,
 };
-use futures_util::StreamExt as _;
 
 /// The most memory this process ever had.
 fn peak_bytes() -> u64 {
@@ -24,16 +26,32 @@ fn peak_bytes() -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
 }
 
+/// What may come and go besides: pieces on their way, the allocator's leftovers.
+const BOUND: u64 = 32 << 20;
+
+async fn open() -> Arc<dyn Sandbox> {
+    let cx = SandboxContext::new(RunId::new(), Policy::unconfined());
+    LocalBackend::new().open(cx).await.unwrap()
+}
+
 /// One test for all: each would count for the others.
 #[tokio::test]
-async fn a_gigabyte_takes_a_few_megabytes() {
-    const GIGABYTE: u64 = 1 << 30;
-    const BOUND: u64 = 32 << 20;
-
-    let cx = SandboxContext::new(RunId::new(), Policy::unconfined());
-    let sandbox = LocalBackend::new().open(cx).await.unwrap();
+async fn output_and_files_of_any_size_take_a_few_megabytes() {
+    let sandbox = open().await;
     sandbox.run(SpawnRequest::shell("true")).await.unwrap();
     let before = peak_bytes();
+    output(&*sandbox).await;
+    let grown = peak_bytes() - before;
+    assert!(grown < BOUND, "{grown} bytes for output");
+    files(&*sandbox).await;
+    let grown = peak_bytes() - before;
+    assert!(grown < BOUND, "{grown} bytes for files");
+    sandbox.close().await.unwrap();
+}
+
+/// Captured, spilled, and read by nobody.
+async fn output(sandbox: &dyn Sandbox) {
+    const GIGABYTE: u64 = 1 << 30;
     let line = format!("head -c {GIGABYTE} /dev/zero");
 
     let captured = sandbox.run(SpawnRequest::shell(&line)).await.unwrap();
@@ -54,23 +72,28 @@ async fn a_gigabyte_takes_a_few_megabytes() {
         .await
         .unwrap();
     assert_eq!(discarded.stdout.total_bytes, GIGABYTE);
+}
 
-    // A file that has no content takes no disk either.
-    let file: SandboxPath = "sparse".parse().unwrap();
-    sandbox
-        .run(SpawnRequest::shell(format!(
-            "truncate -s {GIGABYTE} sparse"
-        )))
-        .await
-        .unwrap();
-    let mut content = sandbox.read(&file, ByteRange::all()).await.unwrap();
-    let mut read = 0;
-    while let Some(piece) = content.next().await {
-        read += piece.unwrap().len() as u64;
-    }
-    assert_eq!(read, GIGABYTE);
+/// Copied out, in again and across. The copies take disk and time, so they are only as large as
+/// shows that none of them is in memory.
+async fn files(sandbox: &dyn Sandbox) {
+    const SIZE: u64 = 8 * BOUND;
+    let file: SandboxPath = "file".parse().unwrap();
+    let line = format!("truncate -s {SIZE} file");
+    sandbox.run(SpawnRequest::shell(line)).await.unwrap();
 
-    let grown = peak_bytes() - before;
-    assert!(grown < BOUND, "{grown} bytes");
-    sandbox.close().await.unwrap();
+    let host = tempfile::tempdir().unwrap();
+    let copy = host.path().join("copy");
+    let size = sandbox.download(&file, &copy).await.unwrap();
+    assert_eq!(size, SIZE);
+
+    let uploaded = sandbox.upload(&copy, &file).await.unwrap();
+    let sizes: Vec<_> = uploaded.files.iter().map(|file| file.size_bytes).collect();
+    assert_eq!(sizes, [SIZE]);
+    host.close().unwrap();
+
+    let other = open().await;
+    sandbox.copy_to(&file, &*other, &file).await.unwrap();
+    assert_eq!(other.stat(&file).await.unwrap().size_bytes, SIZE);
+    other.close().await.unwrap();
 }

@@ -3,7 +3,6 @@
 //! It does so whether or not anybody polls the command's handle.
 
 use std::future::{Future, pending};
-use std::os::unix::process::ExitStatusExt as _;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,26 +10,32 @@ use std::time::Duration;
 use cantle_core::sandbox::{
     Background, BackgroundProcess, Exit, ExitStatus, OutputChunk, SandboxError, SandboxErrorKind,
 };
+use cantle_supervisor::wire::Order;
 use futures_util::future::join;
-use rustix::fd::OwnedFd;
-use tokio::io::unix::AsyncFd;
+use rustix::pipe::{PipeFlags, pipe_with};
+use tokio::io::AsyncReadExt as _;
+use tokio::net::unix::pipe;
 use tokio::select;
 use tokio::sync::{mpsc, watch};
-use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::Command;
 use super::output::Outlet;
-use crate::processes::{Process, Suspects};
+use super::reports::Reports;
 use crate::sandbox::Shared;
 
 /// A cancelled command has at most this long between TERM and KILL, whatever its request says.
 const LONGEST_CANCEL_GRACE: Duration = Duration::from_secs(1);
+/// How long to wait for the death of what was killed; longer only where the kernel is stuck.
+const KILL_DEADLINE: Duration = Duration::from_millis(400);
 /// After the end, how long to wait for a slow reader before the end is announced.
 const READER_DEADLINE: Duration = Duration::from_millis(550);
-/// The longest pause between two looks at a command that was asked to end.
-const LONGEST_PAUSE: Duration = Duration::from_millis(50);
+/// How long to wait for the list of what a command has left.
+const LIST_DEADLINE: Duration = Duration::from_secs(1);
+
+/// Characters of a command line that are listed.
+const LONG_COMMAND: usize = 120;
 
 /// How it went, for everyone who waits.
 #[derive(Clone, Debug)]
@@ -38,8 +43,8 @@ pub(super) enum Outcome {
     Ended(Exit),
     /// The sandbox was closed, and the command killed with it.
     Closed,
-    /// Somebody else has reaped it.
-    Lost,
+    /// The sandbox has ended by itself.
+    Gone,
 }
 
 impl Outcome {
@@ -50,11 +55,7 @@ impl Outcome {
                 let message = "the sandbox was closed while the command ran";
                 Err(SandboxError::new(SandboxErrorKind::Closed, message))
             }
-            Self::Lost => {
-                let message = "another part of this program reaped the command; its exit code is \
-                               unknown";
-                Err(SandboxError::new(SandboxErrorKind::Io, message))
-            }
+            Self::Gone => Err(SandboxError::gone("the sandbox ended while the command ran")),
         }
     }
 }
@@ -75,7 +76,7 @@ pub(super) struct Driver {
 impl Driver {
     pub(super) async fn run(self) {
         let Self {
-            course,
+            mut course,
             stdout,
             stderr,
             reader,
@@ -130,8 +131,7 @@ async fn fed(feed: &mut Option<Pin<Box<dyn Future<Output = ()> + Send>>>) {
 /// A command's way from its start to its end.
 pub(super) struct Course {
     pub(super) command: Arc<Command>,
-    /// Readable when the leader has ended.
-    pub(super) exited: AsyncFd<OwnedFd>,
+    pub(super) reports: Reports,
     pub(super) started: Instant,
     pub(super) limit: Option<Duration>,
     pub(super) grace: Duration,
@@ -140,118 +140,138 @@ pub(super) struct Course {
 }
 
 impl Course {
-    async fn run(&self) -> End {
+    async fn run(&mut self) -> End {
+        let stop_in = self.time_to_stop();
         let stopped = select! {
             biased;
-            _ = self.exited.readable() => None,
-            () = self.cancellation.cancelled() => {
+            _ = self.reports.ended() => None,
+            () = self.cancellation.cancelled() => Some(ExitStatus::Cancelled),
+            limit = stop_in => Some(ExitStatus::TimedOut { limit }),
+        };
+        let duration;
+        let mut left = Vec::new();
+        match stopped {
+            None => {
+                duration = self.started.elapsed();
+                if self.reports.end().is_some_and(|end| !end.alone) {
+                    left = self.look_after_left().await;
+                }
+            }
+            Some(ExitStatus::TimedOut { limit }) => {
+                self.stop(self.started + limit).await;
+                duration = self.started.elapsed();
+            }
+            Some(_) => {
                 let grace = self.grace.min(LONGEST_CANCEL_GRACE);
                 self.stop(Instant::now() + grace).await;
-                Some(ExitStatus::Cancelled)
+                duration = self.started.elapsed();
             }
-            limit = self.time_to_stop() => {
-                self.stop(self.started + limit).await;
-                Some(ExitStatus::TimedOut { limit })
-            }
-        };
-        let duration = self.started.elapsed();
-        let left = match stopped {
-            None => self.look_for_left(duration).await,
-            Some(_) => Vec::new(),
-        };
-        let ended = self.command.leader.reap();
-        if ended.is_some() {
-            self.command.settle();
-        } else {
-            // The kernel won't let go of it yet.
-            self.command.abandon();
         }
+        self.command.settle();
         End {
-            status: stopped.or(ended.flatten().map(exit_status)),
+            status: stopped.or(self.reports.end().map(|end| end.status)),
             duration,
             left,
         }
     }
 
     /// Waits until the command must be asked to end, so that the grace lies before the limit.
-    async fn time_to_stop(&self) -> Duration {
-        let ask = |limit: Duration| limit.saturating_sub(self.grace).max(limit / 2);
-        match self.limit {
-            Some(limit) => {
-                sleep_until(self.started + ask(limit)).await;
-                limit
+    fn time_to_stop(&self) -> impl Future<Output = Duration> + use<> {
+        let ask = self.limit.map(|limit| {
+            let after = limit.saturating_sub(self.grace).max(limit / 2);
+            (limit, self.started + after)
+        });
+        async move {
+            match ask {
+                Some((limit, at)) => {
+                    sleep_until(at).await;
+                    limit
+                }
+                None => pending().await,
             }
-            None => pending().await,
         }
     }
 
     /// Asks all processes to end, and kills at `kill_at` what has not.
-    async fn stop(&self, mut kill_at: Instant) {
-        let mut pause = Duration::from_millis(2);
+    async fn stop(&mut self, mut kill_at: Instant) {
         let mut cancelled = self.cancellation.is_cancelled();
         if Instant::now() < kill_at {
-            self.blocking(|command| command.tree().terminate()).await;
+            let id = self.command.id;
+            // Where it can't be sent the sandbox is gone, and its reports end.
+            let _ = self.command.shared.order(Order::Terminate { id }, &[]);
         }
         while Instant::now() < kill_at {
-            sleep_until(kill_at.min(Instant::now() + pause)).await;
-            pause = (pause * 2).min(LONGEST_PAUSE);
-            if self
-                .blocking(|command| command.tree().members().is_empty())
-                .await
-                == Some(true)
-            {
-                return;
-            }
-            if !cancelled && self.cancellation.is_cancelled() {
-                cancelled = true;
-                kill_at = kill_at.min(Instant::now() + LONGEST_CANCEL_GRACE);
+            select! {
+                biased;
+                () = self.reports.gone() => return,
+                () = sleep_until(kill_at) => {}
+                () = self.cancellation.cancelled(), if !cancelled => {
+                    cancelled = true;
+                    kill_at = kill_at.min(Instant::now() + LONGEST_CANCEL_GRACE);
+                }
             }
         }
-        self.blocking(Command::kill).await;
+        self.kill().await;
     }
 
-    /// Finds what a command that ended by itself has left, and kills it where it may not stay.
-    async fn look_for_left(&self, ran: Duration) -> Vec<Process> {
-        let suspects = Suspects::after(&self.command.leader, ran);
-        let include_ours = if suspects.are_few() {
-            self.command.has_left(&suspects)
-        } else {
-            let look = move |command: &Command| command.has_left(&suspects);
-            self.blocking(look).await.unwrap_or(false)
-        };
-        if !include_ours {
-            return Vec::new();
-        }
+    async fn kill(&mut self) {
+        self.command.kill();
+        // What the kernel doesn't let go of yet is dead as soon as it does.
+        let _ = timeout(KILL_DEADLINE, self.reports.gone()).await;
+    }
+
+    /// Kills what a command that ended by itself has left, or lists it where it may stay.
+    async fn look_after_left(&mut self) -> Vec<BackgroundProcess> {
         match self.background {
             Background::Kill => {
-                self.blocking(Command::kill).await;
+                self.kill().await;
                 Vec::new()
             }
-            Background::Keep => {
-                let left = self.blocking(|command| command.tree().members()).await;
-                let left = left.unwrap_or_default();
-                self.command.shared.keep(&left);
-                left
-            }
+            // A list that doesn't come is an empty one: the processes go with the sandbox.
+            Background::Keep => timeout(LIST_DEADLINE, self.list())
+                .await
+                .ok()
+                .flatten()
+                .unwrap_or_default(),
         }
     }
 
-    /// Does `work` off the runtime; `None` where the runtime is going down.
-    async fn blocking<T: Send + 'static>(
-        &self,
-        work: impl FnOnce(&Command) -> T + Send + 'static,
-    ) -> Option<T> {
-        let command = Arc::clone(&self.command);
-        spawn_blocking(move || work(&command)).await.ok()
+    async fn list(&self) -> Option<Vec<BackgroundProcess>> {
+        let (ours, theirs) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).ok()?;
+        let mut ours = pipe::Receiver::from_owned_fd(ours).ok()?;
+        let order = Order::List {
+            id: self.command.id,
+        };
+        self.command
+            .shared
+            .order(order, &[std::os::fd::AsFd::as_fd(&theirs)])
+            .ok()?;
+        drop(theirs);
+        let mut listed = Vec::new();
+        ours.read_to_end(&mut listed).await.ok()?;
+        let lines = listed.split(|byte| *byte == 0);
+        Some(lines.filter_map(background_process).collect())
     }
+}
+
+/// A process as the supervisor lists it: its id, a space and its command line.
+fn background_process(line: &[u8]) -> Option<BackgroundProcess> {
+    let line = String::from_utf8_lossy(line);
+    let (pid, command) = line.split_once(' ')?;
+    let mut command = command.trim_end().replace('\n', " ");
+    if command.chars().count() > LONG_COMMAND {
+        let shown = command.chars().take(LONG_COMMAND - 1);
+        command = shown.chain(['…']).collect();
+    }
+    Some(BackgroundProcess::new(pid.parse().ok()?, command))
 }
 
 /// The end of a command, before its output has come to its end.
 struct End {
-    /// `None` where it isn't known.
+    /// `None` where nobody was left to tell.
     status: Option<ExitStatus>,
     duration: Duration,
-    left: Vec<Process>,
+    left: Vec<BackgroundProcess>,
 }
 
 impl End {
@@ -259,30 +279,16 @@ impl End {
         if shared.is_closed() {
             return Outcome::Closed;
         }
-        let Some(status) = self.status else {
-            return Outcome::Lost;
+        let status = match self.status {
+            Some(status) => status,
+            None if shared.is_gone() => return Outcome::Gone,
+            // A command has killed all that there is in its sandbox.
+            None => ExitStatus::Signal(rustix::process::Signal::KILL.as_raw()),
         };
         let mut exit = Exit::new(status, self.duration);
         exit.stdout = stdout.report();
         exit.stderr = stderr.report();
-        exit.background = self
-            .left
-            .iter()
-            .filter(|process| process.is_alive())
-            .map(|process| {
-                let pid = process.pid.as_raw_pid().unsigned_abs();
-                BackgroundProcess::new(pid, process.command_line())
-            })
-            .collect();
+        exit.background.clone_from(&self.left);
         Outcome::Ended(exit)
-    }
-}
-
-fn exit_status(status: std::process::ExitStatus) -> ExitStatus {
-    match (status.code(), status.signal()) {
-        (Some(code), _) => ExitStatus::Code(code),
-        (None, Some(signal)) => ExitStatus::Signal(signal),
-        // Only of a process that was stopped or continued, which is none that has ended.
-        (None, None) => ExitStatus::Code(-1),
     }
 }

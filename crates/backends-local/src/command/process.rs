@@ -6,6 +6,7 @@ use async_trait::async_trait;
 use cantle_core::sandbox::{
     Exit, OutputStream, Process, ProcessStdin, SandboxError, SandboxErrorKind,
 };
+use cantle_supervisor::wire::Order;
 use rustix::process::Signal;
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
@@ -18,6 +19,8 @@ use super::stdin::LocalStdin;
 /// A command of a local sandbox. Dropped, it is killed with everything it started.
 pub(crate) struct LocalProcess {
     pub(super) command: Arc<Command>,
+    /// Its first process, as seen inside the sandbox.
+    pub(super) pid: i32,
     pub(super) output: Option<LocalOutput>,
     pub(super) stdin: Option<LocalStdin>,
     pub(super) outcome: watch::Receiver<Option<Outcome>>,
@@ -27,7 +30,7 @@ pub(crate) struct LocalProcess {
 #[async_trait]
 impl Process for LocalProcess {
     fn id(&self) -> Option<u32> {
-        Some(self.command.leader.pid().as_raw_pid().unsigned_abs())
+        Some(self.pid.unsigned_abs())
     }
 
     fn take_output(&mut self) -> Option<OutputStream> {
@@ -39,11 +42,16 @@ impl Process for LocalProcess {
     }
 
     async fn signal(&mut self, signal: i32) -> Result<(), SandboxError> {
-        let Some(signal) = Signal::from_named_raw(signal) else {
+        if Signal::from_named_raw(signal).is_none() {
             let message = format!("there is no signal {signal}");
             return Err(SandboxError::new(SandboxErrorKind::InvalidInput, message));
-        };
-        self.command.leader.signal_group(signal);
+        }
+        let (id, pid) = (self.command.id, self.pid);
+        // A command that has ended is fine, and so is one that ended with its sandbox.
+        let _ = self
+            .command
+            .shared
+            .order(Order::Signal { id, pid, signal }, &[]);
         Ok(())
     }
 
@@ -51,7 +59,7 @@ impl Process for LocalProcess {
         // Nobody can take it any more, and the command must not wait for a reader.
         self.output = None;
         match self.outcome.wait_for(Option::is_some).await {
-            Ok(outcome) => outcome.clone().unwrap_or(Outcome::Lost).into_result(),
+            Ok(outcome) => outcome.clone().unwrap_or(Outcome::Gone).into_result(),
             Err(_) => {
                 let message = "the runtime was shut down while the command ran";
                 Err(SandboxError::new(SandboxErrorKind::Gone, message))

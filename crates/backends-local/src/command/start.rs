@@ -1,59 +1,46 @@
-//! Starting a command.
-//!
-//! `fork` copies the page tables of this process: with a few gigabytes in memory that takes a
-//! tenth of a second. The standard library uses `posix_spawn`, whose time doesn't depend on that,
-//! as long as nothing is to be done between fork and exec (`pre_exec`, `uid`), the program is
-//! given with its path, and the C library can change the directory.
+//! Starting a command: its pipes are made here, the process by the supervisor.
 
-use std::ffi::{OsStr, OsString};
+use std::collections::BTreeMap;
+use std::ffi::{CString, OsStr, OsString};
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::process::CommandExt as _;
-use std::path::{Path, PathBuf};
-use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use cantle_core::sandbox::{
-    Channel, Command as Line, SandboxError, SandboxErrorKind, SpawnRequest, Stdin,
+    Channel, Command as Line, SandboxError, SandboxErrorKind, SandboxPath, SpawnRequest, Stdin,
 };
+use cantle_supervisor::Writer;
+use cantle_supervisor::wire::{Order, Spawn, Stage};
+use rustix::net::SocketFlags;
 use rustix::pipe::{PipeFlags, pipe_with};
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
-use tokio::io::Interest;
-use tokio::io::unix::AsyncFd;
 use tokio::net::unix::pipe;
 use tokio::sync::{mpsc, watch};
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::Command;
 use super::drive::{Course, Driver};
 use super::output::{LocalOutput, Outlet, PIECES_IN_FLIGHT};
 use super::process::LocalProcess;
+use super::reports::{Reports, Started};
 use super::spill::SpillPlace;
 use super::stdin::{LocalStdin, feed};
+use super::{Command, Starting};
 use crate::environment;
-use crate::processes::Leader;
 use crate::sandbox::Shared;
+use crate::supervisor::{message_sockets, sealed};
 
-/// The standard library looks this function up while the program runs, and forks where it isn't
-/// found. In a statically linked program it is only there if somebody names it.
-#[cfg(all(target_env = "gnu", target_feature = "crt-static"))]
-static CHANGES_DIRECTORY: unsafe extern "C" fn(
-    *mut libc::posix_spawn_file_actions_t,
-    *const libc::c_char,
-) -> libc::c_int = libc::posix_spawn_file_actions_addchdir_np;
+/// How long the supervisor may be too busy to take an order.
+const BUSY_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Starts a command and the task that looks after it.
-pub(crate) fn start(
+pub(crate) async fn start(
     shared: &Arc<Shared>,
     request: SpawnRequest,
 ) -> Result<LocalProcess, SandboxError> {
-    #[cfg(all(target_env = "gnu", target_feature = "crt-static"))]
-    std::hint::black_box(CHANGES_DIRECTORY);
-
     if request.pty.is_some() {
         return Err(SandboxError::unsupported(
             "the local backend has no terminals",
@@ -61,67 +48,64 @@ pub(crate) fn start(
     }
     environment::check(&request.environment)?;
     let directory = shared.root.directory_path(&request.directory)?;
-    let number = shared.next_number();
-    let marker = format!("{}.{number}", shared.info.id);
-
-    let program = Program::find(shared, &request, &directory)?;
+    let id = shared.next_number();
+    let program = Program::find(shared, &request)?;
+    let body = program.body(shared, &request, &directory)?;
 
     let failed = |error| SandboxError::io("failed to prepare the command", error);
     let spill = |name| {
-        let file = format!("output-{number}.{name}");
+        let file = format!("output-{id}.{name}");
         request
             .spill
             .map(|limits| SpillPlace::new(limits, Arc::clone(shared), file))
     };
+    let body = sealed(&body).map_err(failed)?;
     let (stdout, stdout_end) = new_pipe().map_err(failed)?;
     let (stderr, stderr_end) = new_pipe().map_err(failed)?;
     let stdout = Outlet::new(Channel::Stdout, stdout, spill("stdout")).map_err(failed)?;
     let stderr = Outlet::new(Channel::Stderr, stderr, spill("stderr")).map_err(failed)?;
     let (stdin, stdin_end) = input(&request.stdin).map_err(failed)?;
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let (reports, reports_end) =
+        message_sockets(flags).map_err(|error| failed(error.into()))?;
+    let mut reports = Reports::new(reports).map_err(failed)?;
 
-    let own = &shared.environment;
-    let mut command = program.command();
-    command
-        .current_dir(&directory)
-        .process_group(0)
-        .stdin(stdin_end)
-        .stdout(stdout_end)
-        .stderr(stderr_end)
-        .env_clear()
-        .env("PWD", &directory)
-        .envs(own.variables().iter().map(|(name, value)| (name, value)))
-        .envs(
-            request
-                .environment
-                .iter()
-                .map(|(name, value)| (name, value.expose())),
-        )
-        .env("CANTLE_SANDBOX", &shared.info.id)
-        .env("CANTLE_COMMAND", &marker);
     let started = Instant::now();
-    let child = command
-        .spawn()
-        .map_err(|error| program.refused(shared, error))?;
-    // It holds the command's ends of the pipes.
-    drop(command);
-
+    let ends = [&body, &reports_end, &stdin_end, &stdout_end, &stderr_end];
+    let fds = ends.map(|end| end.as_fd());
+    loop {
+        match shared.order(Order::Spawn { id }, &fds) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                if started.elapsed() > BUSY_DEADLINE {
+                    return Err(SandboxError::io("the sandbox takes no more commands", error));
+                }
+                sleep(Duration::from_millis(1)).await;
+            }
+            Err(_) => return Err(shared.gone()),
+            Ok(()) => break,
+        }
+    }
     let command = Arc::new(Command {
         shared: Arc::clone(shared),
-        leader: Arc::new(Leader::new(child)),
-        number,
-        marker: format!("CANTLE_COMMAND={marker}"),
+        id,
         settled: AtomicBool::new(false),
     });
-    let exited = shared
-        .admit(number, &command.leader)
-        .and_then(|()| watch_end(command.leader.pid()).map_err(failed));
-    let exited = match exited {
-        Ok(exited) => exited,
-        Err(error) => {
-            command.abandon();
-            return Err(error);
+    let starting = Starting(Some(Arc::clone(&command)));
+    // The supervisor has its own copies now.
+    drop((body, reports_end, stdin_end, stdout_end, stderr_end));
+    let pid = match reports.started().await {
+        Started::Running(pid, _) => pid,
+        Started::Failed(stage, error) => {
+            command.settle();
+            return Err(program.refused(shared, stage, &directory, error));
+        }
+        Started::Gone => {
+            command.settle();
+            return Err(shared.gone());
         }
     };
+    // From here on its task and its handle look after it.
+    starting.finish();
 
     let (reader, pieces) = mpsc::channel(PIECES_IN_FLIGHT);
     let (outcome_sender, outcome) = watch::channel(None);
@@ -141,7 +125,7 @@ pub(crate) fn start(
     let driver = Driver {
         course: Course {
             command: Arc::clone(&command),
-            exited,
+            reports,
             started,
             // One that no clock can reach is none.
             limit: limit.filter(|limit| started.checked_add(*limit).is_some()),
@@ -159,6 +143,7 @@ pub(crate) fn start(
     let driver = Arc::new(AbortOnDropHandle::new(tokio::spawn(driver.run())));
     Ok(LocalProcess {
         command,
+        pid,
         output: Some(LocalOutput {
             pieces,
             _driver: Arc::clone(&driver),
@@ -174,101 +159,144 @@ fn new_pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(pipe_with(PipeFlags::CLOEXEC)?)
 }
 
-/// Becomes readable when the process ends.
-fn watch_end(pid: Pid) -> io::Result<AsyncFd<OwnedFd>> {
-    let descriptor = pidfd_open(pid, PidfdFlags::empty())?;
-    #[expect(
-        deprecated,
-        reason = "unsound only for types that change their descriptor, which `OwnedFd` doesn't; \
-                  what replaces it is an unsafe function"
-    )]
-    AsyncFd::with_interest(descriptor, Interest::READABLE)
-}
-
-/// The command's input, and our end of it where there is one.
-fn input(stdin: &Stdin) -> io::Result<(Option<pipe::Sender>, Stdio)> {
-    match stdin {
-        Stdin::Null => Ok((None, Stdio::null())),
-        // Nothing to write: the end is all there is.
-        Stdin::Bytes(data) if data.is_empty() => Ok((None, Stdio::null())),
-        _ => {
-            let (theirs, ours) = new_pipe()?;
-            Ok((Some(pipe::Sender::from_owned_fd(ours)?), theirs.into()))
-        }
-    }
+/// The command's input, and our end of it where there is something to write. Without it, the input
+/// is at its end from the start.
+fn input(stdin: &Stdin) -> io::Result<(Option<pipe::Sender>, OwnedFd)> {
+    let (theirs, ours) = new_pipe()?;
+    let ours = match stdin {
+        Stdin::Null => None,
+        Stdin::Bytes(data) if data.is_empty() => None,
+        _ => Some(pipe::Sender::from_owned_fd(ours)?),
+    };
+    Ok((ours, theirs))
 }
 
 /// What is executed.
 struct Program {
-    /// Absolute.
-    path: PathBuf,
+    /// Where it may be; the first that is there is taken.
+    candidates: Vec<OsString>,
     /// As it was asked for.
     name: OsString,
     arguments: Vec<OsString>,
+    /// Where it was looked for, unless it was given with its path.
+    search_path: Option<OsString>,
 }
 
 impl Program {
-    fn find(
-        shared: &Shared,
-        request: &SpawnRequest,
-        directory: &Path,
-    ) -> Result<Self, SandboxError> {
+    fn find(shared: &Shared, request: &SpawnRequest) -> Result<Self, SandboxError> {
         let argv = match &request.command {
             Line::Shell(line) => {
+                let shell = &shared.shell;
                 return Ok(Self {
-                    path: shared.shell.clone(),
+                    candidates: vec![shell.into()],
                     // Some shells are told by it what to be.
-                    name: shared.shell.file_name().unwrap_or_default().into(),
+                    name: shell.file_name().unwrap_or_default().into(),
                     // A line may begin with a hyphen.
                     arguments: vec!["-c".into(), "--".into(), line.clone()],
+                    search_path: None,
                 });
             }
             Line::Argv(argv) => argv,
         };
-        let named = |name: &OsStr| !name.is_empty() && !name.as_bytes().contains(&0);
         let (name, arguments) = match argv.split_first() {
-            Some((name, arguments)) if named(name) => (name, arguments),
+            Some((name, arguments)) if !name.is_empty() => (name, arguments),
             _ => {
-                let message = "a command must begin with the name of a program, without NUL";
+                let message = "a command must begin with the name of a program";
                 return Err(SandboxError::new(SandboxErrorKind::InvalidInput, message));
             }
         };
-        let path = if name.as_bytes().contains(&b'/') {
-            directory.join(name)
+        let (candidates, search_path) = if name.as_bytes().contains(&b'/') {
+            (vec![name.clone()], None)
         } else {
             let search_path = match request.environment.get("PATH") {
                 Some(path) => OsStr::new(path.expose()),
                 None => shared.environment.search_path(),
             };
-            environment::find_program(name, search_path, directory).ok_or_else(|| {
-                let name = name.to_string_lossy();
-                let places = search_path.to_string_lossy();
-                let message = format!("there is no program `{name}` in {places}");
-                SandboxError::new(SandboxErrorKind::NotFound, message)
-                    .with_advice("Give the program's path, or install it first.")
-            })?
+            let candidates = std::env::split_paths(search_path)
+                // An empty entry is the directory that the command starts in.
+                .map(|entry| std::path::Path::new(".").join(entry).join(name).into())
+                .collect();
+            (candidates, Some(search_path.to_owned()))
         };
         Ok(Self {
-            path,
+            candidates,
             name: name.clone(),
             arguments: arguments.to_vec(),
+            search_path,
         })
     }
 
-    fn command(&self) -> std::process::Command {
-        let mut command = std::process::Command::new(&self.path);
-        command.arg0(&self.name).args(&self.arguments);
-        command
+    /// What the supervisor is told.
+    fn body(
+        &self,
+        shared: &Shared,
+        request: &SpawnRequest,
+        directory: &SandboxPath,
+    ) -> Result<Vec<u8>, SandboxError> {
+        // Absolute, as commands see it.
+        let directory = [b"/", directory.relative_bytes()].concat();
+        let directory = OsStr::from_bytes(&directory);
+        // What comes later replaces what came before.
+        let mut variables: BTreeMap<&OsStr, &OsStr> = BTreeMap::new();
+        variables.insert(OsStr::new("PWD"), directory);
+        for (name, value) in shared.environment.variables() {
+            variables.insert(name, value);
+        }
+        for (name, value) in &request.environment {
+            variables.insert(OsStr::new(name), OsStr::new(value.expose()));
+        }
+        let mut writer = Writer::new();
+        writer.spawn(&Spawn {
+            directory: &c_string(directory)?,
+            takes_terminal: false,
+            terminal: None,
+            programs: count(self.candidates.len()),
+            arguments: count(self.arguments.len() + 1),
+            variables: count(variables.len()),
+        });
+        let arguments = std::iter::once(&self.name).chain(&self.arguments);
+        for text in self.candidates.iter().chain(arguments) {
+            writer.string(&c_string(text)?);
+        }
+        for (name, value) in variables {
+            let mut variable = name.to_owned();
+            variable.push("=");
+            variable.push(value);
+            writer.string(&c_string(&variable)?);
+        }
+        Ok(writer.into_bytes())
     }
 
     /// What a failed start says.
-    fn refused(&self, shared: &Shared, error: io::Error) -> SandboxError {
+    fn refused(
+        &self,
+        shared: &Shared,
+        stage: Stage,
+        directory: &SandboxPath,
+        error: io::Error,
+    ) -> SandboxError {
         // The directory may be what wasn't found.
         if let Err(gone) = shared.root.check() {
             return gone;
         }
         let kind = error.kind();
-        let error = SandboxError::io(format!("failed to start `{}`", self.path.display()), error);
+        let name = self.name.to_string_lossy();
+        match stage {
+            Stage::Execute => {}
+            Stage::Directory => {
+                return SandboxError::io(format!("failed to start in `{directory}`"), error);
+            }
+            Stage::Fork | Stage::Terminal | Stage::Prepare => {
+                return SandboxError::io(format!("failed to make a process for `{name}`"), error);
+            }
+        }
+        if let (io::ErrorKind::NotFound, Some(search_path)) = (kind, &self.search_path) {
+            let places = search_path.to_string_lossy();
+            let message = format!("there is no program `{name}` in {places}");
+            return SandboxError::new(SandboxErrorKind::NotFound, message)
+                .with_advice("Give the program's path, or install it first.");
+        }
+        let error = SandboxError::io(format!("failed to start `{name}`"), error);
         match kind {
             io::ErrorKind::ArgumentListTooLong => error.with_advice(
                 "Write long content to a file first and give the command the file's path.",
@@ -282,4 +310,15 @@ impl Program {
             _ => error,
         }
     }
+}
+
+fn count(length: usize) -> u32 {
+    u32::try_from(length).unwrap_or(u32::MAX)
+}
+
+fn c_string(text: &OsStr) -> Result<CString, SandboxError> {
+    CString::new(text.as_bytes()).map_err(|_| {
+        let message = "a command, its directory and its variables must be without NUL";
+        SandboxError::new(SandboxErrorKind::InvalidInput, message)
+    })
 }

@@ -1,8 +1,8 @@
 //! The sandbox's directory and everything that is done with files in it.
 //!
-//! `ROOT/work` is the working directory, `ROOT/tmp` the commands' `TMPDIR`. All access starts at a
-//! descriptor of the root and is resolved by the kernel (see `resolve`), so that no link leads
-//! out, whatever is renamed meanwhile. Everything here blocks, but for [`Root::write`], whose bytes
+//! `ROOT/work` is the working directory, `ROOT/tmp` the commands' temporary one; commands may see
+//! both under other names ([`Seen`]). All access starts at a descriptor of the root and is resolved
+//! by the kernel (see `resolve`), so that no link leads out, whatever is renamed meanwhile. Everything here blocks, but for [`Root::write`], whose bytes
 //! come from a stream.
 
 mod read;
@@ -12,29 +12,75 @@ mod tree;
 mod write;
 
 use std::fs::{File, Permissions};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind, SandboxPath};
-use rustix::fs::{AtFlags, CWD, Mode, OFlags, Stat, fstat, mkdirat, open, openat, statat};
+use rustix::fs::{
+    AtFlags, Gid, Mode, OFlags, Stat, Uid, chownat, fchown, fstat, mkdirat, open, openat, statat,
+};
 use rustix::io::Errno;
 
 /// The working directory's name in the root.
 const WORK: &str = "work";
 /// The temporary directory's name in the root.
 const TEMPORARY: &str = "tmp";
+/// Mount points that only the sandbox itself uses.
+const VIEW: &str = "root";
+const SIZED: &str = "disk";
+
+/// Where the directories of a sandbox are on the host.
+#[derive(Clone, Debug)]
+pub(crate) struct Places {
+    /// Absolute and without links.
+    base: PathBuf,
+}
+
+impl Places {
+    pub(crate) fn base(&self) -> PathBuf {
+        self.base.clone()
+    }
+
+    pub(crate) fn work(&self) -> PathBuf {
+        self.base.join(WORK)
+    }
+
+    pub(crate) fn temporary(&self) -> PathBuf {
+        self.base.join(TEMPORARY)
+    }
+
+    /// An empty directory in which the commands' view is built.
+    pub(crate) fn view(&self) -> PathBuf {
+        self.base.join(VIEW)
+    }
+
+    /// The same directories on a file system of limited size.
+    pub(crate) fn sized(&self) -> Self {
+        Self {
+            base: self.base.join(SIZED),
+        }
+    }
+}
+
+/// Where commands see the directories of their sandbox.
+#[derive(Clone, Debug)]
+pub(crate) struct Seen {
+    pub(crate) work: SandboxPath,
+    pub(crate) temporary: SandboxPath,
+}
 
 /// The private directory of a sandbox.
 #[derive(Debug)]
 pub(crate) struct Root {
-    /// Absolute and without links.
-    path: PathBuf,
-    /// The same, as callers name it.
-    own: SandboxPath,
+    places: Places,
+    seen: Seen,
+    /// What is resolved beneath.
     descriptor: OwnedFd,
     /// To notice when it is gone. As long as it is open, no other directory gets its number.
     work: OwnedFd,
+    /// Whose the files are that we write.
+    owner: Option<(Uid, Gid)>,
 }
 
 impl Root {
@@ -53,22 +99,67 @@ impl Root {
             .tempdir_in(parent.canonicalize().map_err(failed)?)
             .map_err(failed)?;
         let failed = |error: Errno| failed(error.into());
-        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let descriptor = open(directory.path(), flags, Mode::empty()).map_err(failed)?;
-        for name in [WORK, TEMPORARY] {
+        let places = Places {
+            base: directory.path().to_owned(),
+        };
+        let descriptor = open_directory(directory.path()).map_err(failed)?;
+        for name in [WORK, TEMPORARY, VIEW, SIZED] {
             mkdirat(&descriptor, name, Mode::RWXU).map_err(failed)?;
         }
-        let work = openat(&descriptor, WORK, flags, Mode::empty()).map_err(failed)?;
+        let work = openat(&descriptor, WORK, DIRECTORY, Mode::empty()).map_err(failed)?;
         let root = Self {
-            path: directory.path().to_owned(),
-            own: SandboxPath::from_os(directory.path())?,
+            seen: Seen {
+                work: SandboxPath::from_os(places.work())?,
+                temporary: SandboxPath::from_os(places.temporary())?,
+            },
+            places,
             descriptor,
             work,
+            owner: None,
         };
         root.probe()?;
         // From here on the sandbox removes it.
         let _ = directory.keep();
         Ok(root)
+    }
+
+    /// Gives the directories, and all files that will be written, to the user who runs commands.
+    pub(crate) fn give_to(&mut self, uid: Uid, gid: Gid) -> Result<(), SandboxError> {
+        self.owner = Some((uid, gid));
+        for name in [".", WORK, TEMPORARY] {
+            chownat(&self.descriptor, name, Some(uid), Some(gid), AtFlags::empty())
+                .map_err(|error| self.failure("give away", &self.seen.work, error))?;
+        }
+        Ok(())
+    }
+
+    /// Says where commands see the directories.
+    pub(crate) fn see(&mut self, seen: Seen) {
+        self.seen = seen;
+    }
+
+    /// Keeps the files on another file system from now on, which has the same directories.
+    pub(crate) fn move_to(&mut self, descriptor: OwnedFd) -> Result<(), SandboxError> {
+        self.work = openat(&descriptor, WORK, DIRECTORY, Mode::empty())
+            .map_err(|error| self.failure("open", &self.seen.work, error))?;
+        self.descriptor = descriptor;
+        Ok(())
+    }
+
+    pub(crate) fn places(&self) -> &Places {
+        &self.places
+    }
+
+    pub(crate) fn seen(&self) -> &Seen {
+        &self.seen
+    }
+
+    /// Gives what was just made to its owner.
+    fn give(&self, made: impl AsFd) -> Result<(), Errno> {
+        match self.owner {
+            Some((uid, gid)) => fchown(made, Some(uid), Some(gid)),
+            None => Ok(()),
+        }
     }
 
     /// Whether the kernel has what all access needs.
@@ -80,35 +171,47 @@ impl Root {
                 Err(SandboxError::new(SandboxErrorKind::Unavailable, message)
                     .with_advice("It needs Linux 5.6 or newer, and a container that allows it."))
             }
-            Err(error) => Err(self.failure("open", &self.own, error)),
+            Err(error) => Err(self.failure("open", &self.seen.work, error)),
         }
     }
 
     /// The directory's own name.
     pub(crate) fn name(&self) -> String {
-        let name = self.path.file_name().unwrap_or_default();
+        let name = self.places.base.file_name().unwrap_or_default();
         name.to_string_lossy().into_owned()
     }
 
-    pub(crate) fn working_directory(&self) -> PathBuf {
-        self.path.join(WORK)
-    }
-
-    pub(crate) fn temporary_directory(&self) -> PathBuf {
-        self.path.join(TEMPORARY)
+    /// The same for what `name` is in a directory; a link is not followed.
+    fn give_at(&self, directory: impl AsFd, name: &[u8]) -> Result<(), Errno> {
+        match self.owner {
+            Some((uid, gid)) => {
+                let flags = AtFlags::SYMLINK_NOFOLLOW;
+                chownat(directory, name, Some(uid), Some(gid), flags)
+            }
+            None => Ok(()),
+        }
     }
 
     /// Makes a file in the temporary directory.
     pub(crate) fn create_temporary(&self, name: &str) -> Result<File, SandboxError> {
         let path = self.temporary_path(name)?;
-        self.make_parent(&path)?;
+        // A command may have removed the directory.
+        let made = mkdirat(&self.descriptor, TEMPORARY, Mode::RWXU)
+            .and_then(|()| self.give_at(&self.descriptor, TEMPORARY.as_bytes()));
+        match made {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(error) => return Err(self.failure("create", &path, error)),
+        }
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
-        Ok(self.open(&path, flags, "create")?.into())
+        let file = self.open(&path, flags, "create")?;
+        self.give(&file)
+            .map_err(|error| self.failure("create", &path, error))?;
+        Ok(file.into())
     }
 
     /// Where a file in the temporary directory is.
     pub(crate) fn temporary_path(&self, name: &str) -> Result<SandboxPath, SandboxError> {
-        Ok(self.own.join(TEMPORARY)?.join(name)?)
+        Ok(self.seen.temporary.join(name)?)
     }
 
     /// Whether the working directory is still there.
@@ -116,15 +219,14 @@ impl Root {
     /// # Errors
     /// [`SandboxErrorKind::Gone`] where it isn't.
     pub(crate) fn check(&self) -> Result<(), SandboxError> {
-        let path = self.working_directory();
         let is_ours = |found: Stat| {
             fstat(&self.work)
                 .is_ok_and(|work| (work.st_dev, work.st_ino) == (found.st_dev, found.st_ino))
         };
-        if statat(CWD, &path, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(is_ours) {
+        if statat(&self.descriptor, WORK, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(is_ours) {
             return Ok(());
         }
-        let message = format!("the working directory `{}` is gone", path.display());
+        let message = format!("the working directory `{}` is gone", self.seen.work);
         Err(SandboxError::gone(message))
     }
 
@@ -150,4 +252,12 @@ impl Root {
             _ => SandboxError::io(format!("failed to {doing} `{path}`"), error.into()),
         }
     }
+}
+
+const DIRECTORY: OFlags = OFlags::PATH
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::CLOEXEC);
+
+fn open_directory(path: &Path) -> Result<OwnedFd, Errno> {
+    open(path, DIRECTORY, Mode::empty())
 }

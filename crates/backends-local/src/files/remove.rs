@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt as _;
 
 use cantle_core::sandbox::{SandboxError, SandboxPath};
 use rustix::fs::{
@@ -34,9 +35,11 @@ impl Root {
     /// # Errors
     /// Says what is left.
     pub(crate) fn delete(&self) -> Result<(), SandboxError> {
-        let (Some(parent), Some(name)) = (self.path.parent(), self.own.file_name()) else {
+        let base = self.places().base();
+        let (Some(parent), Some(name)) = (base.parent(), base.file_name()) else {
             return Ok(());
         };
+        let name = name.as_bytes();
         let mut left = Left::default();
         open(parent, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
             .and_then(|parent| remove_directory(parent.as_fd(), name, &mut left))
@@ -47,7 +50,7 @@ impl Root {
                     Err(error)
                 }
             })
-            .map_err(|error| left.error(&self.own.to_string(), error))
+            .map_err(|error| left.error(&base.to_string_lossy(), error))
     }
 }
 

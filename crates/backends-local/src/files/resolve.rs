@@ -6,8 +6,6 @@
 //! the kernel again. Whatever is renamed meanwhile, the kernel has the last word.
 
 use std::os::fd::OwnedFd;
-use std::os::unix::ffi::OsStrExt as _;
-use std::path::PathBuf;
 
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind, SandboxPath};
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat2, readlinkat};
@@ -48,47 +46,51 @@ impl Root {
 
     /// Refuses to touch the directories that every sandbox has.
     pub(super) fn refuse_fixed(&self, doing: &str, path: &SandboxPath) -> Result<(), SandboxError> {
-        let fixed = [b".".as_slice(), WORK.as_bytes(), TEMPORARY.as_bytes()];
+        let fixed = [WORK.as_bytes(), TEMPORARY.as_bytes()];
         if fixed.contains(&self.place(path)?.as_slice()) {
             return Err(fixed_place(doing, path));
         }
         Ok(())
     }
 
-    /// A directory as a path of the host, to start a command in.
-    pub(crate) fn directory_path(&self, path: &SandboxPath) -> Result<PathBuf, SandboxError> {
+    /// A directory as commands see it, to start one in.
+    pub(crate) fn directory_path(&self, path: &SandboxPath) -> Result<SandboxPath, SandboxError> {
         self.check()?;
-        let directory = self.working_directory();
         if path.is_start() && !path.is_absolute() {
-            return Ok(directory);
+            return Ok(self.seen().work.clone());
         }
         self.open(path, OFlags::PATH | OFlags::DIRECTORY, "start a command in")?;
-        let place = self.place(path)?;
-        Ok(self.path.join(std::ffi::OsStr::from_bytes(&place)))
+        if path.is_absolute() {
+            return Ok(path.clone());
+        }
+        Ok(self.seen().work.join(path.relative_bytes())?)
     }
 
     /// Where a path lies below the root.
     pub(super) fn place(&self, path: &SandboxPath) -> Result<Vec<u8>, SandboxError> {
-        let relative;
-        let (start, below) = if path.is_absolute() {
-            relative = path.strip_root(&self.own).ok_or_else(|| {
-                let message = format!("`{path}` is outside the sandbox, which is `{}`", self.own);
-                SandboxError::new(SandboxErrorKind::OutsideSandbox, message)
-                    .with_advice("Use a path relative to the working directory.")
-            })?;
-            ("", relative.relative_bytes())
-        } else {
-            (WORK, path.relative_bytes())
-        };
-        let mut place = start.as_bytes().to_vec();
-        if !place.is_empty() && !below.is_empty() {
-            place.push(b'/');
+        if !path.is_absolute() {
+            return Ok(place_in(WORK, path.relative_bytes()));
         }
-        place.extend_from_slice(below);
-        if place.is_empty() {
-            place.push(b'.');
-        }
-        Ok(place)
+        let absolute = [b"/", path.relative_bytes()].concat();
+        self.own_place(&absolute).ok_or_else(|| {
+            let work = &self.seen().work;
+            let message = format!("`{path}` is outside the sandbox, whose files are in `{work}`");
+            SandboxError::new(SandboxErrorKind::OutsideSandbox, message)
+                .with_advice("Use a path relative to the working directory.")
+        })
+    }
+
+    /// The place of an absolute path as commands see it, where it is in one of our directories.
+    fn own_place(&self, path: &[u8]) -> Option<Vec<u8>> {
+        let seen = self.seen();
+        [(&seen.work, WORK), (&seen.temporary, TEMPORARY)]
+            .into_iter()
+            .find_map(|(directory, name)| {
+                let below = path
+                    .strip_prefix(b"/")?
+                    .strip_prefix(directory.relative_bytes())?;
+                (below.is_empty() || below.starts_with(b"/")).then(|| [name.as_bytes(), below].concat())
+            })
     }
 
     /// Opens what is at a place below the root.
@@ -137,8 +139,18 @@ impl Root {
         push_components(&mut to_do, place);
         let mut links = 0;
         while let Some(component) = to_do.pop() {
-            if component == b".." {
-                done.pop().ok_or(Errno::XDEV)?;
+            if matches!(component.as_slice(), b"." | b"..") {
+                // Only a directory has these.
+                let here = if done.is_empty() {
+                    b".".to_vec()
+                } else {
+                    done.join(&b'/')
+                };
+                let flags = OFlags::PATH | OFlags::DIRECTORY;
+                self.open_by_kernel(&here, flags, ResolveFlags::NO_SYMLINKS)?;
+                if component == b".." {
+                    done.pop().ok_or(Errno::XDEV)?;
+                }
                 continue;
             }
             done.push(component);
@@ -155,12 +167,9 @@ impl Root {
             done.pop();
             if target.starts_with(b"/") {
                 done.clear();
-                let root = self.path.as_os_str().as_bytes();
-                let below = target.strip_prefix(root).ok_or(Errno::XDEV)?;
-                if !(below.is_empty() || below.starts_with(b"/")) {
-                    return Err(Errno::XDEV);
-                }
-                push_components(&mut to_do, below);
+                // As it is written: `..` in it may come after a link.
+                let place = self.own_place(&target).ok_or(Errno::XDEV)?;
+                push_components(&mut to_do, &place);
             } else {
                 push_components(&mut to_do, &target);
             }
@@ -186,11 +195,24 @@ impl Root {
     }
 }
 
-/// Puts the components of a path on a stack, the first one on top.
+fn place_in(directory: &str, below: &[u8]) -> Vec<u8> {
+    let mut place = directory.as_bytes().to_vec();
+    if !below.is_empty() {
+        place.push(b'/');
+        place.extend_from_slice(below);
+    }
+    place
+}
+
+/// Puts the components of a path on a stack, the first one on top; a slash at the end is the `.` it
+/// stands for.
 fn push_components(stack: &mut Vec<Vec<u8>>, path: &[u8]) {
+    if path.ends_with(b"/") {
+        stack.push(b".".to_vec());
+    }
     let components = path
         .split(|byte| *byte == b'/')
-        .filter(|component| !component.is_empty() && *component != b".");
+        .filter(|component| !component.is_empty());
     stack.extend(components.rev().map(<[u8]>::to_vec));
 }
 

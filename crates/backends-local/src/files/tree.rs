@@ -71,7 +71,9 @@ impl Root {
         }
         for directory in missing.iter().rev() {
             let (parent, name) = self.open_parent(directory, "make")?;
-            match mkdirat(&parent, name, Mode::from_raw_mode(0o755)) {
+            let made = mkdirat(&parent, name, Mode::from_raw_mode(0o755))
+                .and_then(|()| self.give_at(&parent, name));
+            match made {
                 Ok(()) => {}
                 // Made since we looked, or a link that leads nowhere.
                 Err(Errno::EXIST) if open(directory).is_ok() => {}

@@ -157,7 +157,8 @@ impl Draft {
 
     fn publish(mut self, root: &Root, mode: u32) -> Result<(), SandboxError> {
         let name = self.path.file_name().unwrap_or_default();
-        fchmod(&self.file, Mode::from_raw_mode(mode & 0o777))
+        root.give(&self.file)
+            .and_then(|()| fchmod(&self.file, Mode::from_raw_mode(mode & 0o777)))
             .and_then(|()| renameat(&self.directory, &self.temporary, &self.directory, name))
             .map_err(|error| root.failure("write", &self.path, error))?;
         self.published = true;

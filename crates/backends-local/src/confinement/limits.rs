@@ -1,0 +1,57 @@
+//! Limits that the kernel keeps for each process.
+
+use cantle_core::policy::Limits;
+use cantle_supervisor::wire::Step;
+
+use super::steps::Steps;
+
+const CPU: u32 = 0;
+const FILE_SIZE: u32 = 1;
+const DATA: u32 = 2;
+const CORE: u32 = 4;
+const PROCESSES: u32 = 6;
+const OPEN_FILES: u32 = 7;
+const MESSAGE_QUEUES: u32 = 12;
+const NICE: u32 = 13;
+const REAL_TIME: u32 = 14;
+
+/// Processes of the supervisor that count like a command's: init, and the keeper of a command.
+const OWN_PROCESSES: u64 = 2;
+
+/// Writes the steps. Processes are counted for a user, so that limit is kept only where the user is
+/// the sandbox's own.
+pub(super) fn build(steps: &mut Steps, limits: &Limits, is_confined: bool, own_user: bool) {
+    let mut set = |resource, soft, hard| {
+        let step = Step::Limit {
+            resource,
+            soft,
+            hard,
+        };
+        steps.add("limit what a process may use", &step);
+    };
+    if is_confined {
+        for resource in [CORE, MESSAGE_QUEUES, NICE, REAL_TIME] {
+            set(resource, 0, 0);
+        }
+    }
+    if let Some(time) = limits.cpu_time {
+        let seconds = time.as_secs() + u64::from(time.subsec_nanos() > 0);
+        // At the first it is told (SIGXCPU), at the second it is killed.
+        set(CPU, seconds, seconds.saturating_add(1));
+    }
+    let plain = [
+        (FILE_SIZE, limits.file_size_bytes),
+        (OPEN_FILES, limits.open_files),
+        // Not the address space: programs reserve gigabytes of it that they never use.
+        (DATA, limits.memory_bytes),
+    ];
+    for (resource, limit) in plain {
+        if let Some(limit) = limit {
+            set(resource, limit, limit);
+        }
+    }
+    if let (Some(processes), true) = (limits.processes, own_user) {
+        let all = processes.saturating_add(OWN_PROCESSES);
+        set(PROCESSES, all, all);
+    }
+}

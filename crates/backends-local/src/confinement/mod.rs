@@ -1,0 +1,329 @@
+//! From a policy to walls: what is asked of the supervisor, and what is said of it afterwards.
+//!
+//! There are three ways to run commands. With [namespaces](Mode::Namespaces) they have a view of
+//! the file system, processes and a network of their own, and Landlock and a system call filter
+//! stand behind that. Where namespaces are forbidden, [Landlock](Mode::Rules) and a stricter filter
+//! are what there is. Without either, or where the policy asks for nothing, they run
+//! [openly](Mode::Open). Everything is planned here, in order; the supervisor only does it.
+
+mod filter;
+mod limits;
+mod rights;
+mod steps;
+mod view;
+
+use std::ffi::CString;
+
+use cantle_core::policy::{Access, Network, Policy, PolicyField};
+use cantle_core::sandbox::{EnforcedBy, Isolation, SandboxError};
+use cantle_supervisor::wire::{Setup, Step};
+
+use self::filter::{Openness, Sockets};
+use self::steps::Steps;
+pub(crate) use self::view::{TEMPORARY, WORKSPACE};
+use crate::backend::{Wall, Walls};
+use crate::files::Places;
+
+/// Bits for walls that may be missing.
+const LANDLOCK: u8 = 0;
+const TERMINALS: u8 = 1;
+
+const NEW_NAMESPACES: u64 = {
+    let mounts = 0x0002_0000;
+    let control_groups = 0x0200_0000;
+    let host_name = 0x0400_0000;
+    let ipc = 0x0800_0000;
+    let users = 0x1000_0000;
+    let processes = 0x2000_0000;
+    mounts | control_groups | host_name | ipc | users | processes
+};
+const NEW_NETWORK: u64 = 0x4000_0000;
+
+/// The port of 127.0.0.1 on which a sandbox finds the proxy.
+pub(crate) const PROXY_PORT: u16 = 3128;
+
+/// How commands are run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Mode {
+    /// In namespaces.
+    Namespaces,
+    /// Among the host's files and processes, under Landlock's rules.
+    Rules,
+    /// As the user's own programs.
+    Open,
+}
+
+impl Mode {
+    /// The ways to run commands under a policy, the best one first.
+    pub(crate) fn candidates(policy: &Policy, walls: Walls) -> Vec<Self> {
+        if !is_confined(policy) {
+            return vec![Self::Open];
+        }
+        let mut modes = Vec::new();
+        if walls.include(Wall::Namespaces) {
+            modes.push(Self::Namespaces);
+        }
+        if walls.include(Wall::Landlock) {
+            modes.push(Self::Rules);
+        }
+        modes.push(Self::Open);
+        modes
+    }
+}
+
+/// Whether a policy asks for a wall.
+fn is_confined(policy: &Policy) -> bool {
+    policy.read_roots.is_some()
+        || policy.write_roots.is_some()
+        || policy.network.is_some()
+        || policy.working_directory != Access::ReadWrite
+        || policy.subprocesses == Some(false)
+}
+
+/// Who runs a sandbox's commands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Identity {
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    /// Whether that is somebody else than our process is.
+    pub(crate) is_other: bool,
+}
+
+impl Identity {
+    /// `nobody`, and `nogroup`.
+    const UNPRIVILEGED: u32 = 65_534;
+
+    /// Our user, or nobody where that would be root.
+    pub(crate) fn for_commands(policy: &Policy, walls: Walls) -> Self {
+        let (uid, gid) = Self::own();
+        if uid == 0 && is_confined(policy) && walls.include(Wall::Identity) {
+            return Self {
+                uid: Self::UNPRIVILEGED,
+                gid: Self::UNPRIVILEGED,
+                is_other: true,
+            };
+        }
+        Self {
+            uid,
+            gid,
+            is_other: false,
+        }
+    }
+
+    fn own() -> (u32, u32) {
+        let uid = rustix::process::geteuid();
+        let gid = rustix::process::getegid();
+        (uid.as_raw(), gid.as_raw())
+    }
+}
+
+/// What the supervisor is to do.
+#[derive(Debug)]
+pub(crate) struct Plan {
+    pub(crate) mode: Mode,
+    /// The body of its first order.
+    pub(crate) body: Vec<u8>,
+    /// What each step is for; completes "failed to …".
+    pub(crate) names: Vec<String>,
+    /// Whether the files are on a file system of the sandbox's own, which it hands out.
+    pub(crate) has_storage: bool,
+    /// Whether it hands out the socket of the proxy.
+    pub(crate) has_proxy: bool,
+}
+
+impl Plan {
+    /// Plans a sandbox.
+    pub(crate) fn new(
+        mode: Mode,
+        policy: &Policy,
+        places: &Places,
+        identity: Identity,
+        walls: Walls,
+    ) -> Result<Self, SandboxError> {
+        let is_confined = is_confined(policy);
+        let in_namespaces = mode == Mode::Namespaces;
+        let maps = Maps::new(identity);
+        let mut steps = Steps::new(&Setup {
+            namespaces: match (mode, &policy.network) {
+                (Mode::Namespaces, None) => NEW_NAMESPACES,
+                (Mode::Namespaces, Some(_)) => NEW_NAMESPACES | NEW_NETWORK,
+                _ => 0,
+            },
+            uid_map: if in_namespaces { &maps.uids } else { c"" },
+            gid_map: if in_namespaces { &maps.gids } else { c"" },
+            deny_setgroups: in_namespaces && Identity::own().0 != 0,
+        });
+        let mut plan = Self {
+            mode,
+            body: Vec::new(),
+            names: Vec::new(),
+            has_storage: false,
+            has_proxy: false,
+        };
+        if in_namespaces {
+            plan.has_storage = has_storage(policy);
+            view::build(&mut steps, policy, places, identity)?;
+            steps.add("name the machine", &Step::HostName { name: c"cantle" });
+            if let Some(network) = &policy.network {
+                steps.add("start the loopback interface", &Step::Loopback);
+                if matches!(network, Network::Hosts(_)) {
+                    plan.has_proxy = true;
+                    let listen = Step::Listen { port: PROXY_PORT };
+                    steps.add("listen for the proxy", &listen);
+                }
+            }
+        }
+        let own_user = in_namespaces;
+        limits::build(&mut steps, &policy.limits, is_confined, own_user);
+        if is_confined {
+            let other = identity.is_other.then_some((identity.uid, identity.gid));
+            let identity = Step::Unprivileged { identity: other };
+            steps.add("give up privileges", &identity);
+            match mode {
+                Mode::Namespaces if walls.include(Wall::Landlock) => {
+                    steps.landlock(Some(LANDLOCK), &rights::in_view(policy)?);
+                }
+                Mode::Rules => steps.landlock(None, &rights::on_host(policy, places)?),
+                Mode::Namespaces | Mode::Open => {}
+            }
+            if walls.include(Wall::SystemCalls) {
+                let openness = Openness {
+                    sockets: match (&policy.network, mode) {
+                        (None, _) | (_, Mode::Namespaces) => Sockets::Ordinary,
+                        _ => Sockets::None,
+                    },
+                    shares_ipc: !in_namespaces,
+                    subprocesses: policy.subprocesses != Some(false),
+                };
+                for program in &filter::programs(openness)? {
+                    steps.add("filter system calls", &Step::Filter { program });
+                }
+                if policy.subprocesses == Some(false) {
+                    for program in &filter::for_single_programs()? {
+                        let filter = Step::FilterCommands { program };
+                        steps.add("filter commands", &filter);
+                    }
+                }
+            }
+        }
+        (plan.body, plan.names) = steps.finish();
+        Ok(plan)
+    }
+}
+
+/// Whether the files are kept on a file system of limited size.
+fn has_storage(policy: &Policy) -> bool {
+    policy.limits.disk_bytes.is_some() || policy.limits.inodes.is_some()
+}
+
+/// Who is who in a user namespace.
+struct Maps {
+    uids: CString,
+    gids: CString,
+}
+
+impl Maps {
+    fn new(identity: Identity) -> Self {
+        let (own_uid, own_gid) = Identity::own();
+        let map = |own: u32, other: u32| {
+            // Ourselves to build, the other one to run commands.
+            let mut map = format!("{own} {own} 1\n");
+            if other != own {
+                map += &format!("{other} {other} 1\n");
+            }
+            CString::new(map).unwrap_or_default()
+        };
+        Self {
+            uids: map(own_uid, identity.uid),
+            gids: map(own_gid, identity.gid),
+        }
+    }
+}
+
+/// What stands, once the supervisor has built it.
+#[derive(Clone, Debug)]
+pub(crate) struct Standing {
+    pub(crate) mode: Mode,
+    /// Landlock's version; 0 where it isn't in force.
+    pub(crate) landlock: u32,
+    filter: bool,
+    pub(crate) terminals: bool,
+    identity: Identity,
+    own_network: bool,
+}
+
+impl Standing {
+    pub(crate) fn new(
+        plan: &Plan,
+        policy: &Policy,
+        identity: Identity,
+        walls: Walls,
+        (missing, landlock): (u64, u32),
+    ) -> Self {
+        Self {
+            mode: plan.mode,
+            landlock,
+            filter: is_confined(policy) && walls.include(Wall::SystemCalls),
+            terminals: plan.mode == Mode::Namespaces && missing & (1 << TERMINALS) == 0,
+            identity,
+            own_network: plan.mode == Mode::Namespaces && policy.network.is_some(),
+        }
+    }
+
+    pub(crate) fn isolation(&self) -> Isolation {
+        match self.mode {
+            Mode::Namespaces | Mode::Rules => Isolation::Kernel,
+            Mode::Open => Isolation::None,
+        }
+    }
+
+    /// The walls, as people call them.
+    pub(crate) fn names(&self) -> Vec<String> {
+        let mut names = Vec::new();
+        if self.mode == Mode::Namespaces {
+            let network = if self.own_network { ", network" } else { "" };
+            names.push(format!(
+                "namespaces (user, mount, process, IPC{network})"
+            ));
+        }
+        if self.landlock > 0 {
+            names.push(format!("Landlock {}", self.landlock));
+        }
+        if self.filter {
+            names.push("system call filter".to_owned());
+        }
+        if self.identity.is_other {
+            names.push(format!("user {}", self.identity.uid));
+        }
+        names
+    }
+
+    /// What enforces a field of the policy.
+    pub(crate) fn enforced_by(&self, field: PolicyField, policy: &Policy) -> EnforcedBy {
+        let confined = match self.mode {
+            Mode::Namespaces | Mode::Rules => EnforcedBy::Kernel,
+            Mode::Open => EnforcedBy::NotEnforced,
+        };
+        let in_namespaces = match self.mode {
+            Mode::Namespaces => EnforcedBy::Kernel,
+            Mode::Rules | Mode::Open => EnforcedBy::NotEnforced,
+        };
+        match field {
+            PolicyField::ReadRoots | PolicyField::WriteRoots | PolicyField::WorkingDirectory => {
+                confined
+            }
+            PolicyField::Network => match &policy.network {
+                Some(Network::Off) if self.filter => EnforcedBy::Kernel,
+                _ => in_namespaces,
+            },
+            PolicyField::Subprocesses if self.filter || policy.subprocesses == Some(true) => {
+                EnforcedBy::Kernel
+            }
+            PolicyField::Environment | PolicyField::WallTime => EnforcedBy::Backend,
+            PolicyField::CpuTime | PolicyField::Memory => EnforcedBy::PerProcess,
+            PolicyField::FileSize | PolicyField::OpenFiles => EnforcedBy::Kernel,
+            PolicyField::Processes | PolicyField::Disk | PolicyField::Inodes => in_namespaces,
+            _ => EnforcedBy::NotEnforced,
+        }
+    }
+}

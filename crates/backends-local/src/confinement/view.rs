@@ -1,0 +1,287 @@
+//! What commands see of the file system, where they have mount namespaces: nothing but what the
+//! policy names, at the same paths as on the host, and their own directories at fixed ones.
+
+use std::collections::BTreeSet;
+use std::ffi::CString;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use cantle_core::policy::{Access, Limits, Policy, ReadRoots};
+use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
+use cantle_supervisor::wire::Step;
+
+use super::steps::{Steps, ms};
+use super::{Identity, TERMINALS};
+use crate::files::Places;
+
+/// Where the working directory is seen.
+pub(crate) const WORKSPACE: &str = "/workspace";
+/// Where the temporary directory is seen.
+pub(crate) const TEMPORARY: &str = "/tmp";
+
+/// Devices that are harmless.
+const DEVICES: &[&str] = &["full", "null", "random", "tty", "urandom", "zero"];
+
+/// No set-user-id programs, no devices.
+const TAME: u64 = ms::NO_SUID | ms::NO_DEVICES;
+
+/// Writes the steps that build the view, up to the change of the root.
+pub(super) fn build(
+    steps: &mut Steps,
+    policy: &Policy,
+    places: &Places,
+    identity: Identity,
+) -> Result<(), SandboxError> {
+    let mut view = View {
+        steps,
+        root: places.view(),
+        made: BTreeSet::new(),
+        shown: Vec::new(),
+    };
+    let private = Step::Mount {
+        source: c"",
+        target: c"/",
+        kind: c"",
+        flags: ms::RECURSIVE_PRIVATE,
+        data: c"",
+    };
+    view.steps.add("keep mounts apart", &private);
+    let (work, temporary) = view.storage(places, &policy.limits)?;
+    let root = view.root.clone();
+    view.steps
+        .mount(c"tmpfs", &root, TAME, c"mode=755,size=4m")?;
+    let write_roots = policy.write_roots.as_deref().unwrap_or_default();
+    view.show_read_roots(policy.read_roots.as_ref())?;
+    view.make_system_files(identity)?;
+    for target in [WORKSPACE, TEMPORARY] {
+        view.make_directories(Path::new(target))?;
+    }
+    for path in write_roots {
+        view.make_target(path)?;
+    }
+    // All at once, before what may be written comes on top.
+    view.steps.attributes(&root, TAME | ms::READ_ONLY)?;
+    view.mount_devices()?;
+    for path in write_roots {
+        view.show_writable(&canonical(path)?, path, TAME)?;
+    }
+    let read_only = match policy.working_directory {
+        Access::ReadOnly => ms::READ_ONLY,
+        _ => 0,
+    };
+    view.show_writable(&work, Path::new(WORKSPACE), TAME | read_only)?;
+    view.show_writable(&temporary, Path::new(TEMPORARY), TAME)?;
+    view.steps.root(&root)
+}
+
+/// The user's path of a root, without links.
+pub(super) fn canonical(path: &Path) -> Result<PathBuf, SandboxError> {
+    if !path.is_absolute() {
+        let message = format!("the root `{}` of the policy is not absolute", path.display());
+        return Err(SandboxError::new(SandboxErrorKind::InvalidInput, message));
+    }
+    fs::canonicalize(path).map_err(|error| {
+        let doing = format!("failed to find the root `{}` of the policy", path.display());
+        SandboxError::io(doing, error).with_advice("Name a path that exists, or take it out.")
+    })
+}
+
+/// The paths of [`ReadRoots::SYSTEM`] that this machine has.
+pub(super) fn system_roots() -> impl Iterator<Item = &'static Path> {
+    let all = ReadRoots::SYSTEM.iter().map(Path::new);
+    all.filter(|path| fs::symlink_metadata(path).is_ok())
+}
+
+struct View<'s> {
+    steps: &'s mut Steps,
+    /// Where the new root is built, on the host.
+    root: PathBuf,
+    /// Directories made in it.
+    made: BTreeSet<PathBuf>,
+    /// Roots that can be seen with all that is below them.
+    shown: Vec<PathBuf>,
+}
+
+impl View<'_> {
+    fn place(&self, path: &Path) -> PathBuf {
+        self.root.join(path.strip_prefix("/").unwrap_or(path))
+    }
+
+    /// Where the working and the temporary directory are kept: the host's disk, or a file system
+    /// of limited size.
+    fn storage(
+        &mut self,
+        places: &Places,
+        limits: &Limits,
+    ) -> Result<(PathBuf, PathBuf), SandboxError> {
+        if limits.disk_bytes.is_none() && limits.inodes.is_none() {
+            return Ok((places.work(), places.temporary()));
+        }
+        let mut options = "mode=777".to_owned();
+        if let Some(bytes) = limits.disk_bytes {
+            options += &format!(",size={bytes}");
+        }
+        if let Some(inodes) = limits.inodes {
+            // The root and the two directories in it are ours.
+            options += &format!(",nr_inodes={}", inodes.saturating_add(3));
+        }
+        let options = CString::new(options).unwrap_or_default();
+        let sized = places.sized();
+        self.steps.mount(c"tmpfs", &sized.base(), TAME, &options)?;
+        for directory in [sized.work(), sized.temporary()] {
+            self.steps.directory(&directory, 0o777)?;
+        }
+        self.steps.open_directory(&sized.base())?;
+        Ok((sized.work(), sized.temporary()))
+    }
+
+    fn show_read_roots(&mut self, roots: Option<&ReadRoots>) -> Result<(), SandboxError> {
+        let Some(roots) = roots else {
+            // Not restricted.
+            return self.show(Path::new("/"), Path::new("/"));
+        };
+        // What is above something else must be shown first.
+        let mut paths = roots.paths.clone();
+        paths.sort();
+        if roots.system {
+            for path in system_roots() {
+                match fs::read_link(path) {
+                    Ok(target) => {
+                        self.make_parents(path)?;
+                        self.steps.link(&self.place(path), &target)?;
+                    }
+                    Err(_) => self.show(path, path)?,
+                }
+            }
+        }
+        for path in paths {
+            self.show(&canonical(&path)?, &path)?;
+        }
+        Ok(())
+    }
+
+    fn show(&mut self, source: &Path, target: &Path) -> Result<(), SandboxError> {
+        if self.shown.iter().any(|shown| target.starts_with(shown)) {
+            return Ok(());
+        }
+        self.make_target(target)?;
+        self.steps.bind(source, &self.place(target))?;
+        self.shown.push(target.to_owned());
+        Ok(())
+    }
+
+    fn show_writable(
+        &mut self,
+        source: &Path,
+        target: &Path,
+        attributes: u64,
+    ) -> Result<(), SandboxError> {
+        let place = self.place(target);
+        self.steps.bind(source, &place)?;
+        self.steps.attributes(&place, attributes)
+    }
+
+    /// Makes something to mount on, unless what is shown already has it.
+    fn make_target(&mut self, path: &Path) -> Result<(), SandboxError> {
+        if path == Path::new("/") || self.is_shown(path) {
+            return Ok(());
+        }
+        if fs::metadata(path).is_ok_and(|found| found.is_dir()) {
+            return self.make_directories(path);
+        }
+        self.make_parents(path)?;
+        self.steps.file(&self.place(path), c"")
+    }
+
+    fn is_shown(&self, path: &Path) -> bool {
+        self.shown.iter().any(|shown| path.starts_with(shown))
+    }
+
+    fn make_parents(&mut self, path: &Path) -> Result<(), SandboxError> {
+        path.parent()
+            .map_or(Ok(()), |parent| self.make_directories(parent))
+    }
+
+    fn make_directories(&mut self, path: &Path) -> Result<(), SandboxError> {
+        if path == Path::new("/") || self.is_shown(path) || self.made.contains(path) {
+            return Ok(());
+        }
+        self.make_parents(path)?;
+        self.steps.directory(&self.place(path), 0o755)?;
+        self.made.insert(path.to_owned());
+        Ok(())
+    }
+
+    /// What describes a machine, and so is made anew.
+    fn make_system_files(&mut self, identity: Identity) -> Result<(), SandboxError> {
+        for directory in ["/proc", "/dev", "/dev/pts", "/dev/shm"] {
+            self.make_directories(Path::new(directory))?;
+        }
+        for device in DEVICES {
+            let path = Path::new("/dev").join(device);
+            if path.exists() && !self.is_shown(&path) {
+                self.steps.file(&self.place(&path), c"")?;
+            }
+        }
+        let links = [
+            ("/dev/fd", "/proc/self/fd"),
+            ("/dev/stdin", "/proc/self/fd/0"),
+            ("/dev/stdout", "/proc/self/fd/1"),
+            ("/dev/stderr", "/proc/self/fd/2"),
+            ("/dev/ptmx", "pts/ptmx"),
+            ("/var/tmp", TEMPORARY),
+        ];
+        for (path, target) in links {
+            let path = Path::new(path);
+            if !self.is_shown(path) {
+                self.make_parents(path)?;
+                self.steps.link(&self.place(path), Path::new(target))?;
+            }
+        }
+        let (uid, gid) = (identity.uid, identity.gid);
+        let passwd = format!(
+            "root:x:0:0:root:/nonexistent:/usr/sbin/nologin\n\
+             user:x:{uid}:{gid}:user:{WORKSPACE}:/bin/bash\n"
+        );
+        let files = [
+            ("/etc/passwd", passwd),
+            ("/etc/group", format!("root:x:0:\nuser:x:{gid}:\n")),
+            ("/etc/hosts", "127.0.0.1 localhost\n::1 localhost\n".into()),
+            ("/etc/resolv.conf", String::new()),
+        ];
+        for (path, content) in files {
+            let path = Path::new(path);
+            if !self.is_shown(path) {
+                self.make_parents(path)?;
+                let content = CString::new(content).unwrap_or_default();
+                self.steps.file(&self.place(path), &content)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn mount_devices(&mut self) -> Result<(), SandboxError> {
+        let flags = TAME | ms::NO_EXEC | ms::READ_ONLY;
+        let proc = self.place(Path::new("/proc"));
+        self.steps.mount(c"proc", &proc, flags, c"")?;
+        for device in DEVICES {
+            let path = Path::new("/dev").join(device);
+            if path.exists() && !self.is_shown(&path) {
+                self.steps.bind(&path, &self.place(&path))?;
+            }
+        }
+        let memory = self.place(Path::new("/dev/shm"));
+        self.steps
+            .mount(c"tmpfs", &memory, TAME, c"mode=1777,size=64m")?;
+        let terminals = super::steps::c_path(&self.place(Path::new("/dev/pts")))?;
+        let mount = Step::Mount {
+            source: c"devpts",
+            target: &terminals,
+            kind: c"devpts",
+            flags: ms::NO_SUID | ms::NO_EXEC,
+            data: c"newinstance,ptmxmode=0666,mode=0620",
+        };
+        self.steps.add_optional(TERMINALS, &mount);
+        Ok(())
+    }
+}

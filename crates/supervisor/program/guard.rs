@@ -1,0 +1,139 @@
+//! The guard: the process that our process starts.
+//!
+//! It forks init into the sandbox's namespaces, maps its user, and waits for its end: with a
+//! process namespace nothing can be left then. Without one it adopts what init loses, and kills
+//! that in the end; commands can't reach it where Landlock scopes signals.
+
+use core::ffi::CStr;
+
+use crate::init;
+use crate::sys::{self, Errno, Fd, Forked};
+use crate::text::Text;
+use crate::tree::Tree;
+use crate::wire::{ORDER_BYTES, Order, Reader, Ready, Setup};
+
+const CLONE_NEWPID: u64 = 0x2000_0000;
+
+/// Builds the sandbox and returns when it is over.
+pub fn run() -> i32 {
+    sys::default_signals();
+    let Ok(control) = detach() else {
+        return 1;
+    };
+    let mut message = [0; ORDER_BYTES];
+    let Ok(received) = sys::receive(control, &mut message) else {
+        return 1;
+    };
+    let fds = &received.fds[..received.fd_count];
+    let Some((body, groups)) = fds.split_first() else {
+        // The owner has changed its mind.
+        return 0;
+    };
+    if Order::decode(&message) != Some(Order::Setup) {
+        return 1;
+    }
+    match start(control, *body, groups) {
+        Ok((child, has_processes)) => {
+            // Init has its own; where it ends, the owner must see that the socket is closed.
+            sys::close(control);
+            wait_for(child, has_processes);
+            0
+        }
+        Err(errno) => {
+            let step = Ready::BEFORE_STEPS;
+            let failed = Ready::Failed {
+                step,
+                errno: errno.0,
+            };
+            // Where the owner is gone nobody needs to know.
+            let _ = sys::send(control, &failed.encode(), &[]);
+            1
+        }
+    }
+}
+
+/// Leaves everything of our process but the control socket, which comes as the input; output and
+/// error are `/dev/null`.
+fn detach() -> sys::Result<Fd> {
+    if sys::close_range(3, u32::MAX, false).is_err() {
+        // Linux before 5.9.
+        (3..4096).map(Fd).for_each(sys::close);
+    }
+    let control = sys::dup_above(Fd(0), 3)?;
+    sys::dup_to(Fd(1), Fd(0))?;
+    // No terminal, no signals from one; no directory that is in somebody's way.
+    sys::setsid()?;
+    sys::chdir(c"/")?;
+    // The modes in the steps are meant as they are.
+    sys::umask(0);
+    sys::set_name(c"cantle-guard");
+    Ok(control)
+}
+
+/// Forks init. Returns its process id, and whether it has a process namespace of its own.
+fn start(control: Fd, body: Fd, groups: &[Fd]) -> sys::Result<(i32, bool)> {
+    let bytes = sys::map_file(body, sys::file_length(body)?)?;
+    sys::close(body);
+    let mut reader = Reader::new(bytes);
+    let setup = reader.setup().ok_or(sys::EINVAL)?;
+    let has_processes = setup.namespaces & CLONE_NEWPID != 0;
+    if !has_processes {
+        sys::adopt_orphans()?;
+    }
+    let (mapped, map) = sys::pipe()?;
+    match sys::fork(setup.namespaces)? {
+        Forked::Child => {
+            sys::close(map);
+            let mut go = [0];
+            // Nothing comes where the guard has failed.
+            if sys::read(mapped, &mut go) != Ok(1) {
+                sys::exit(1);
+            }
+            sys::close(mapped);
+            init::run(control, reader, groups, has_processes)
+        }
+        Forked::Parent { child } => {
+            sys::close(mapped);
+            write_maps(child, &setup)?;
+            sys::write(map, b"1")?;
+            sys::close(map);
+            groups.iter().copied().for_each(sys::close);
+            Ok((child, has_processes))
+        }
+    }
+}
+
+/// Says who the users of the new user namespace are, where there is one.
+fn write_maps(child: i32, setup: &Setup<'_>) -> Result<(), Errno> {
+    if setup.deny_setgroups {
+        write_process_file(child, b"/setgroups", c"deny")?;
+    }
+    if !setup.uid_map.is_empty() {
+        write_process_file(child, b"/uid_map", setup.uid_map)?;
+        write_process_file(child, b"/gid_map", setup.gid_map)?;
+    }
+    Ok(())
+}
+
+fn write_process_file(pid: i32, name: &[u8], content: &CStr) -> sys::Result<()> {
+    let path = Text::new().text(b"/proc/").number(pid).text(name);
+    let file = sys::openat(sys::AT_FDCWD, path.as_c(), sys::O_WRONLY, 0)?;
+    let written = sys::write(file, content.to_bytes());
+    sys::close(file);
+    written.map(drop)
+}
+
+/// Waits for init's end, and for the end of everything it started.
+fn wait_for(init: i32, has_processes: bool) {
+    while let Ok(Some(changed)) = sys::wait(true, true) {
+        if changed.pid == init && changed.is_over() {
+            break;
+        }
+        // A command can stop init where they share a process namespace; not for long.
+        changed.go_on_if_stopped();
+    }
+    if !has_processes {
+        Tree::below(sys::getpid()).kill(false);
+        while let Ok(Some(_)) = sys::wait(true, false) {}
+    }
+}

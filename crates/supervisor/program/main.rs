@@ -1,0 +1,27 @@
+//! The supervisor: the first process of a sandbox.
+//!
+//! It is a program without a C library, a heap or threads, some tens of kilobytes in memory, and is
+//! started by our process with one socket as its input. Three kinds of process run it, each forked
+//! from the one before:
+//!
+//! - the *guard* (`guard`), outside the sandbox: makes the namespaces and waits for the end;
+//! - the *init* (`init`): builds the walls (`setup`), then takes orders until the socket closes;
+//! - a *keeper* for each command (`command`): starts it, adopts what the command leaves behind, and
+//!   reports its end. What belongs to a command is what descends from its keeper (`tree`): nothing
+//!   that a program does to its session, its parents or its environment changes that.
+//!
+//! The walls are built once, around init; a command inherits them and costs two forks and an exec.
+#![no_std]
+#![no_main]
+
+mod command;
+mod guard;
+mod init;
+mod runtime;
+mod setup;
+#[allow(dead_code, reason = "a wrapper of the kernel's interface names all of what it wraps")]
+mod sys;
+mod text;
+mod tree;
+#[allow(dead_code, reason = "each side uses its half")]
+mod wire;

@@ -1,0 +1,115 @@
+//! What a C library would bring: the entry point, and the memory functions that the compiler calls.
+
+use core::arch::{asm, global_asm};
+
+use crate::{guard, sys};
+
+// The kernel starts a program with the stack pointer at the number of its arguments. A function
+// expects it 8 below a multiple of 16, as a call leaves it.
+global_asm!(
+    ".globl _start",
+    "_start:",
+    "xor ebp, ebp",
+    "and rsp, -16",
+    "call {start}",
+    "ud2",
+    start = sym start,
+);
+
+extern "C" fn start() -> ! {
+    sys::exit(guard::run())
+}
+
+#[panic_handler]
+fn panic(_: &core::panic::PanicInfo<'_>) -> ! {
+    sys::exit(101)
+}
+
+/// The precompiled `core` names it; nothing unwinds here.
+#[unsafe(no_mangle)]
+extern "C" fn rust_eh_personality() {}
+
+/// The same, where it was not compiled to abort.
+#[unsafe(no_mangle)]
+extern "C" fn _Unwind_Resume() -> ! {
+    sys::exit(101)
+}
+
+/// # Safety
+/// As `memcpy` of C.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn memcpy(to: *mut u8, from: *const u8, count: usize) -> *mut u8 {
+    // SAFETY: the caller vouches for `count` bytes at both places.
+    unsafe {
+        asm!("rep movsb", inout("rcx") count => _, inout("rdi") to => _, inout("rsi") from => _,
+            options(nostack, preserves_flags));
+    }
+    to
+}
+
+/// # Safety
+/// As `memmove` of C.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn memmove(to: *mut u8, from: *const u8, count: usize) -> *mut u8 {
+    if (to as usize).wrapping_sub(from as usize) >= count {
+        // SAFETY: `to` is not inside of what is copied from; the rest as in `memcpy`.
+        return unsafe { memcpy(to, from, count) };
+    }
+    // SAFETY: the caller vouches for `count` bytes at both places; `count` is not zero here.
+    unsafe {
+        asm!("std", "rep movsb", "cld",
+            inout("rcx") count => _, inout("rdi") to.add(count - 1) => _,
+            inout("rsi") from.add(count - 1) => _, options(nostack));
+    }
+    to
+}
+
+/// # Safety
+/// As `memset` of C.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn memset(to: *mut u8, byte: i32, count: usize) -> *mut u8 {
+    // SAFETY: the caller vouches for `count` bytes.
+    unsafe {
+        asm!("rep stosb", inout("rcx") count => _, inout("rdi") to => _, in("al") byte as u8,
+            options(nostack, preserves_flags));
+    }
+    to
+}
+
+/// # Safety
+/// As `memcmp` of C.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn memcmp(left: *const u8, right: *const u8, count: usize) -> i32 {
+    let mut at = 0;
+    while at < count {
+        // SAFETY: the caller vouches for `count` bytes at both places. Volatile, or the compiler
+        // would turn this loop into a call of this function.
+        let (left, right) =
+            unsafe { (left.add(at).read_volatile(), right.add(at).read_volatile()) };
+        if left != right {
+            return i32::from(left) - i32::from(right);
+        }
+        at += 1;
+    }
+    0
+}
+
+/// # Safety
+/// As `memcmp`.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn bcmp(left: *const u8, right: *const u8, count: usize) -> i32 {
+    // SAFETY: as here.
+    unsafe { memcmp(left, right, count) }
+}
+
+/// # Safety
+/// As `strlen` of C.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn strlen(text: *const u8) -> usize {
+    let mut length = 0;
+    // SAFETY: the caller vouches for a NUL.
+    while unsafe { text.add(length).read_volatile() } != 0 {
+        length += 1;
+    }
+    length
+}

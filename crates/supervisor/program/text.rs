@@ -1,0 +1,67 @@
+//! A little text in a buffer of fixed size: paths of `/proc`, and numbers in them.
+
+use core::ffi::CStr;
+
+/// Text with a NUL behind it.
+pub struct Text {
+    bytes: [u8; 64],
+    length: usize,
+}
+
+impl Text {
+    pub const fn new() -> Self {
+        Self {
+            bytes: [0; 64],
+            length: 0,
+        }
+    }
+
+    /// Appends; what there is no room for is left out.
+    #[must_use]
+    pub fn text(mut self, text: &[u8]) -> Self {
+        for byte in text {
+            // The last one stays NUL.
+            if self.length + 1 < self.bytes.len() {
+                self.bytes[self.length] = *byte;
+                self.length += 1;
+            }
+        }
+        self
+    }
+
+    #[must_use]
+    pub fn number(self, number: i32) -> Self {
+        let mut digits = [0; 10];
+        let mut at = digits.len();
+        let mut rest = number.unsigned_abs();
+        loop {
+            at -= 1;
+            digits[at] = b'0' + (rest % 10) as u8;
+            rest /= 10;
+            if rest == 0 {
+                break;
+            }
+        }
+        self.text(&digits[at..])
+    }
+
+    pub fn as_c(&self) -> &CStr {
+        CStr::from_bytes_until_nul(&self.bytes).unwrap_or_default()
+    }
+
+    pub fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.length]
+    }
+}
+
+/// The number at the start of a text, and what follows it.
+pub fn leading_number(text: &[u8]) -> Option<(i32, &[u8])> {
+    let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    let mut number = 0_i32;
+    for digit in &text[..digits] {
+        number = number
+            .checked_mul(10)?
+            .checked_add(i32::from(digit - b'0'))?;
+    }
+    (digits > 0).then_some((number, &text[digits..]))
+}

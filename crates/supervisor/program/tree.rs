@@ -1,0 +1,296 @@
+//! What belongs together: the processes that descend from one, and how they are stopped.
+//!
+//! A keeper adopts its command's orphans, so a process belongs to a command exactly where a chain
+//! of parents leads to the keeper, whatever it does to its session, its groups or its environment.
+
+use crate::sys::{self, Fd};
+use crate::text::{Text, leading_number};
+
+/// The most processes that are looked at.
+const MOST: usize = 65_536;
+/// After so many looks something still starts processes as fast as they are stopped.
+const MOST_ROUNDS: usize = 100;
+
+/// Processes whose descendants are left alone.
+pub trait Keepers {
+    /// Whether a process is one of them.
+    fn includes(&self, pid: i32) -> bool;
+}
+
+/// All that descends from a process, without the process itself.
+pub struct Tree<'k> {
+    root: i32,
+    spared: Option<&'k dyn Keepers>,
+}
+
+impl<'k> Tree<'k> {
+    pub fn below(root: i32) -> Self {
+        Self { root, spared: None }
+    }
+
+    /// The same without these and what descends from them.
+    pub fn without(self, spared: &'k dyn Keepers) -> Self {
+        Self {
+            spared: Some(spared),
+            ..self
+        }
+    }
+
+    /// Sends a signal to a process group whose head is in the tree.
+    pub fn signal_group(&self, group: i32, signal: i32) {
+        let Ok(mut look) = Look::new() else { return };
+        look.at_all(self);
+        // Its number may be somebody else's by now.
+        if look.members().any(|member| member.pid() == group) {
+            let _ = sys::kill(-group, signal);
+        }
+    }
+
+    /// Asks everything to end.
+    pub fn terminate(&self) {
+        let Ok(mut look) = Look::new() else { return };
+        look.at_all(self);
+        for member in look.members() {
+            let _ = sys::kill(member.pid(), sys::SIGTERM);
+            // What is stopped would hear of it only when it is continued.
+            let _ = sys::kill(member.pid(), sys::SIGCONT);
+        }
+    }
+
+    /// Kills everything. `alone` says whether all processes but this one may be stopped for a
+    /// moment, the last resort against what starts processes faster than we look.
+    ///
+    /// Killing one by one loses against a fork bomb: each child is born before its parent dies. So
+    /// everything is stopped first, again and again until nothing new turns up; then nothing moves
+    /// any more and can be killed at leisure.
+    pub fn kill(&self, alone: bool) {
+        let (Ok(mut look), Ok(mut before)) = (Look::new(), Look::new()) else {
+            return;
+        };
+        let mut settled = false;
+        for _ in 0..MOST_ROUNDS {
+            look.at_all(self);
+            settled = true;
+            for member in look.members() {
+                if !before.has_member(member) {
+                    settled = false;
+                    let _ = sys::kill(member.pid(), sys::SIGSTOP);
+                }
+            }
+            if settled {
+                break;
+            }
+            core::mem::swap(&mut look, &mut before);
+        }
+        let all_stopped = !settled && alone;
+        if all_stopped {
+            // The kernel does this at one stroke; no process can be born meanwhile.
+            let _ = sys::kill(-1, sys::SIGSTOP);
+            look.at_all(self);
+        }
+        for member in look.members() {
+            let _ = sys::kill(member.pid(), sys::SIGKILL);
+        }
+        if all_stopped {
+            let _ = sys::kill(-1, sys::SIGCONT);
+        }
+        look.close();
+        before.close();
+    }
+
+    /// Writes the ids and command lines to a pipe, as far as there is room in it.
+    pub fn list(&self, pipe: Fd) {
+        let Ok(mut look) = Look::new() else { return };
+        look.at_all(self);
+        let mut line = [0; 512];
+        for member in look.members() {
+            let pid = Text::new().number(member.pid()).text(b" ");
+            let start = pid.as_bytes().len();
+            line[..start].copy_from_slice(pid.as_bytes());
+            let room = line.len() - 1;
+            let end = start + member.command_line(&mut line[start..room]);
+            for byte in &mut line[start..end] {
+                // The arguments are apart by NUL.
+                if *byte == 0 {
+                    *byte = b' ';
+                }
+            }
+            line[end] = 0;
+            // It doesn't block: where the pipe is full, the rest is left out.
+            if sys::write(pipe, &line[..=end]).is_err() {
+                break;
+            }
+        }
+        look.close();
+    }
+}
+
+/// A process as it was seen: its id, its parent's, whether it belongs, when it was started.
+#[derive(Clone, Copy)]
+struct Process([i32; 4]);
+
+impl Process {
+    fn pid(self) -> i32 {
+        self.0[0]
+    }
+
+    fn parent(self) -> i32 {
+        self.0[1]
+    }
+
+    fn belongs(self) -> bool {
+        self.0[2] != 0
+    }
+
+    fn is(self, other: Self) -> bool {
+        self.pid() == other.pid() && self.0[3] == other.0[3]
+    }
+
+    /// Reads what `/proc` says of a process; `None` where there is none, or it is dead.
+    fn look_at(pid: i32) -> Option<Self> {
+        let mut buffer = [0; 512];
+        let length = Self([pid, 0, 0, 0]).read(b"/stat", &mut buffer).ok()?;
+        let stat = &buffer[..length];
+        // `PID (NAME) STATE PARENT …`, and the name may hold anything.
+        let end = stat.iter().rposition(|byte| *byte == b')')?;
+        let mut fields = stat.get(end + 2..)?.split(|byte| *byte == b' ');
+        // The state and the parent are fields 3 and 4; the number of threads and the time of the
+        // start are fields 20 and 22.
+        let state = fields.next()?;
+        let (parent, _) = leading_number(fields.next()?)?;
+        let (threads, _) = leading_number(fields.nth(15)?)?;
+        let started = fields.nth(1)?;
+        // Where only the first thread has ended, the process goes on.
+        if matches!(state, b"Z" | b"X") && threads < 2 {
+            return None;
+        }
+        let mut lowest = 0_i32;
+        for digit in started {
+            lowest = lowest.wrapping_mul(10).wrapping_add(i32::from(*digit));
+        }
+        Some(Self([pid, parent, 0, lowest]))
+    }
+
+    /// Its arguments; how many bytes they are.
+    fn command_line(self, buffer: &mut [u8]) -> usize {
+        for _ in 0..20 {
+            match self.read(b"/cmdline", buffer) {
+                // Just now it is being replaced by another program.
+                Ok(0) => sys::pause_us(200),
+                Ok(length) => return length,
+                Err(_) => break,
+            }
+        }
+        0
+    }
+
+    fn read(self, name: &[u8], buffer: &mut [u8]) -> sys::Result<usize> {
+        let path = Text::new().text(b"/proc/").number(self.pid()).text(name);
+        let file = sys::openat(sys::AT_FDCWD, path.as_c(), sys::O_RDONLY, 0)?;
+        let read = sys::read(file, buffer);
+        sys::close(file);
+        read
+    }
+}
+
+/// One look at all processes.
+struct Look {
+    directory: Fd,
+    rows: &'static mut [[i32; 4]],
+    count: usize,
+}
+
+impl Look {
+    fn new() -> sys::Result<Self> {
+        let flags = sys::O_RDONLY | sys::O_DIRECTORY;
+        Ok(Self {
+            directory: sys::openat(sys::AT_FDCWD, c"/proc", flags, 0)?,
+            rows: sys::map_rows(MOST)?,
+            count: 0,
+        })
+    }
+
+    fn close(self) {
+        sys::close(self.directory);
+        sys::unmap_rows(self.rows);
+    }
+
+    fn members(&self) -> impl Iterator<Item = Process> {
+        let all = self.rows[..self.count].iter().copied().map(Process);
+        all.filter(|process| process.belongs())
+    }
+
+    fn has_member(&self, process: Process) -> bool {
+        let found = self.position(process.pid()).map(|at| Process(self.rows[at]));
+        found.is_some_and(|known| known.belongs() && known.is(process))
+    }
+
+    /// Where a process is among those seen. The kernel lists them in the order of their ids.
+    fn position(&self, pid: i32) -> Option<usize> {
+        let seen = &self.rows[..self.count];
+        seen.binary_search_by_key(&pid, |row| row[0]).ok()
+    }
+
+    /// Looks at all processes, and finds out who belongs.
+    fn at_all(&mut self, tree: &Tree<'_>) {
+        self.count = 0;
+        if sys::rewind(self.directory).is_err() {
+            return;
+        }
+        let mut entries = [0; 4096];
+        while let Ok(length @ 1..) = sys::getdents(self.directory, &mut entries) {
+            let mut rest = &entries[..length];
+            // An entry: inode, offset (8 bytes each), its length (2), a type (1), its name, NUL.
+            while let [_, ..] = rest {
+                let size = match rest {
+                    [_, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, low, high, ..] => {
+                        usize::from(u16::from_le_bytes([*low, *high]))
+                    }
+                    _ => return,
+                };
+                let Some((entry, next)) = rest.split_at_checked(size) else {
+                    return;
+                };
+                rest = next;
+                let name = entry.get(19..).unwrap_or_default();
+                if let Some((pid, [0, ..])) = leading_number(name) {
+                    self.see(pid);
+                }
+            }
+        }
+        self.mark(tree);
+    }
+
+    fn see(&mut self, pid: i32) {
+        if let (Some(row), Some(process)) = (self.rows.get_mut(self.count), Process::look_at(pid)) {
+            *row = process.0;
+            self.count += 1;
+        }
+    }
+
+    /// Marks who belongs: again and again, since a child may be listed before its parent.
+    fn mark(&mut self, tree: &Tree<'_>) {
+        loop {
+            let mut changed = false;
+            for at in 0..self.count {
+                let process = Process(self.rows[at]);
+                if process.belongs() || tree.spared.is_some_and(|spared| spared.includes(process.pid()))
+                {
+                    continue;
+                }
+                let parent = process.parent();
+                let belongs = parent == tree.root
+                    || self
+                        .position(parent)
+                        .is_some_and(|parent| Process(self.rows[parent]).belongs());
+                if belongs {
+                    self.rows[at][2] = 1;
+                    changed = true;
+                }
+            }
+            if !changed {
+                return;
+            }
+        }
+    }
+}

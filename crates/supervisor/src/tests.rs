@@ -1,0 +1,152 @@
+use crate::Writer;
+use crate::wire::{Numbered, Order, Reader, Ready, Report, Setup, Spawn, Stage, Step};
+
+#[test]
+fn orders_come_back_as_they_were() {
+    let orders = [
+        Order::Setup,
+        Order::Spawn { id: 7 },
+        Order::Signal {
+            id: u32::MAX,
+            pid: -1,
+            signal: 15,
+        },
+        Order::Terminate { id: 1 },
+        Order::Kill { id: 2 },
+        Order::List { id: 3 },
+    ];
+    for order in orders {
+        assert_eq!(Order::decode(&order.encode()), Some(order));
+    }
+    assert_eq!(Order::decode(&[0; 16]), None);
+    assert_eq!(Order::decode(&Order::Setup.encode()[..15]), None);
+}
+
+#[test]
+fn answers_come_back_as_they_were() {
+    let answers = [
+        Ready::Ready {
+            missing: 1 << 63 | 1,
+            landlock: 7,
+        },
+        Ready::Failed {
+            step: Ready::BEFORE_STEPS,
+            errno: 28,
+        },
+    ];
+    for answer in answers {
+        assert_eq!(Ready::decode(&answer.encode()), Some(answer));
+    }
+    let reports = [
+        Report::Failed {
+            stage: Stage::Execute,
+            errno: 2,
+        },
+        Report::Started { pid: 4_000_000 },
+        Report::Ended {
+            status: 0x7f00,
+            alone: true,
+            cpu_us: u64::MAX - 1,
+            max_rss_kib: 1 << 40,
+        },
+    ];
+    for report in reports {
+        assert_eq!(Report::decode(&report.encode()), Some(report));
+    }
+}
+
+#[test]
+fn bodies_come_back_as_they_were() {
+    let setup = Setup {
+        namespaces: 0x6c02_0000,
+        uid_map: c"0 0 1\n",
+        gid_map: c"",
+        deny_setgroups: true,
+    };
+    let steps = [
+        Step::Mount {
+            source: c"tmpfs",
+            target: c"/a b",
+            kind: c"",
+            flags: u64::MAX,
+            data: c"size=1m",
+        },
+        Step::Attributes {
+            target: c"/",
+            set: 7,
+        },
+        Step::MakeDirectory {
+            path: c"/x",
+            mode: 0o755,
+        },
+        Step::MakeFile {
+            path: c"/x/y",
+            content: c"text",
+        },
+        Step::Link {
+            path: c"/bin",
+            target: c"usr/bin",
+        },
+        Step::Root { path: c"/root" },
+        Step::HostName { name: c"h" },
+        Step::Loopback,
+        Step::OpenDirectory { path: c"/tmp" },
+        Step::Listen { port: 3128 },
+        Step::Unprivileged { identity: None },
+        Step::Unprivileged {
+            identity: Some((65534, 65533)),
+        },
+        Step::Landlock { rules: 1 },
+        Step::Allow {
+            path: c"/",
+            access: 0xffff,
+        },
+        Step::Filter {
+            program: &[1, 2, 3, 0, 0, 0, 0, 8],
+        },
+        Step::FilterCommands { program: &[] },
+        Step::Limit {
+            resource: 7,
+            soft: 1,
+            hard: u64::MAX,
+        },
+    ];
+    let mut writer = Writer::new();
+    writer.setup(&setup);
+    for (number, step) in steps.iter().enumerate() {
+        if number % 2 == 0 {
+            writer.step(step);
+        } else {
+            writer.optional(63, step);
+        }
+    }
+    let body = writer.into_bytes();
+    let mut reader = Reader::new(&body);
+    assert_eq!(reader.setup(), Some(setup));
+    for (number, step) in steps.into_iter().enumerate() {
+        let wall = (number % 2 == 1).then_some(63);
+        assert_eq!(reader.step(), Some(Numbered { wall, step }));
+    }
+    assert!(reader.is_empty());
+    assert_eq!(reader.step(), None);
+
+    let spawn = Spawn {
+        directory: c"/workspace",
+        takes_terminal: false,
+        terminal: Some((24, 80)),
+        programs: 1,
+        arguments: 2,
+        variables: 0,
+    };
+    let mut writer = Writer::new();
+    writer.spawn(&spawn).string(c"/bin/sh");
+    let body = writer.into_bytes();
+    let mut reader = Reader::new(&body);
+    assert_eq!(reader.spawn(), Some(spawn));
+    assert_eq!(reader.string(), Some(c"/bin/sh"));
+    // Any cut is noticed.
+    for length in 0..body.len() {
+        let mut reader = Reader::new(&body[..length]);
+        assert_eq!(reader.spawn().and_then(|_| reader.string()), None);
+    }
+}
