@@ -5,7 +5,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use async_trait::async_trait;
+#[cfg(target_os = "linux")]
+use cantle_core::policy::Network;
 use cantle_core::sandbox::{Backend, Sandbox, SandboxContext, SandboxError};
+
+#[cfg(target_os = "linux")]
+use crate::proxy::{Proxy, Settings};
+#[cfg(target_os = "linux")]
+use crate::sandbox::LocalSandbox;
 
 /// Opens sandboxes on this machine: a private directory, and processes behind the kernel's walls.
 ///
@@ -117,8 +124,18 @@ impl Backend for LocalBackend {
     #[cfg(target_os = "linux")]
     async fn open(&self, cx: SandboxContext) -> Result<Arc<dyn Sandbox>, SandboxError> {
         let backend = self.clone();
-        let opened = crate::blocking::run(move || crate::open::open(&backend, &cx)).await?;
-        Ok(Arc::new(crate::sandbox::LocalSandbox::new(opened)))
+        let hosts = match &cx.policy.network {
+            Some(Network::Hosts(hosts)) => hosts.clone(),
+            _ => Vec::new(),
+        };
+        let opened = crate::blocking::run(move || crate::open::open(&backend, &cx));
+        let (mut shared, proxy) = opened.await?;
+        if let Some(listener) = proxy {
+            let proxy = Proxy::start(listener, Settings::new(hosts))
+                .map_err(|error| SandboxError::io("failed to start the proxy", error))?;
+            shared.proxy = Some(proxy);
+        }
+        Ok(Arc::new(LocalSandbox::new(shared)))
     }
 
     #[cfg(not(target_os = "linux"))]

@@ -10,7 +10,7 @@ use cantle_core::policy::Policy;
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
 use cantle_core::secret::SecretText;
 
-use crate::confinement::{Mode, Standing};
+use crate::confinement::{Mode, PROXY_PORT, Standing};
 use crate::files::Seen;
 
 /// Where to look where the host has no `PATH`.
@@ -53,6 +53,19 @@ impl Environment {
             ],
             search_path,
         };
+        if standing.has_proxy {
+            let proxy = format!("http://127.0.0.1:{PROXY_PORT}");
+            for name in ["HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"] {
+                environment
+                    .variables
+                    .push((name.into(), proxy.clone().into()));
+            }
+            for name in ["NO_PROXY", "no_proxy"] {
+                // The sandbox's own servers.
+                let own = "localhost,127.0.0.1,::1";
+                environment.variables.push((name.into(), own.into()));
+            }
+        }
         for (name, value) in &policy.environment {
             if name == "PATH" {
                 environment.search_path = value.expose().into();

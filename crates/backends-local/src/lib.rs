@@ -72,9 +72,10 @@ mod environment;
 #[cfg(target_os = "linux")]
 mod files;
 #[cfg(target_os = "linux")]
+mod limits;
+#[cfg(target_os = "linux")]
 mod open;
 #[cfg(target_os = "linux")]
-#[expect(dead_code, reason = "wired in with the network namespace")]
 mod proxy;
 #[cfg(target_os = "linux")]
 mod sandbox;

@@ -1,6 +1,7 @@
 //! Opening a sandbox: its directory, the best walls this machine has for the policy, and the report
 //! of what they enforce.
 
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -15,17 +16,21 @@ use crate::backend::{LocalBackend, Walls};
 use crate::confinement::{self, Identity, Mode, Plan, Standing};
 use crate::environment::{self, Environment};
 use crate::files::{Root, Seen};
+use crate::limits::OwnLimits;
 use crate::sandbox::Shared;
 use crate::supervisor::{Built, StartError, Supervisor};
 
 /// Opens a sandbox. Blocks.
-pub(crate) fn open(backend: &LocalBackend, cx: &SandboxContext) -> Result<Shared, SandboxError> {
+pub(crate) fn open(
+    backend: &LocalBackend,
+    cx: &SandboxContext,
+) -> Result<(Shared, Option<TcpListener>), SandboxError> {
     let search_path = environment::absolute_directories(backend.search_path());
     let shell = find_shell(backend.shell(), &search_path)?;
     environment::check(&cx.policy.environment)?;
     let mut root = Root::create(backend.parent(), &format!("cantle-{}-", cx.run))?;
     let opened = build(&mut root, &cx.policy, backend.walls());
-    let (supervisor, standing, enforcement) = match opened {
+    let (supervisor, standing, enforcement, proxy) = match opened {
         Ok(opened) => opened,
         Err(error) => {
             // What went wrong is what there is to say.
@@ -33,28 +38,31 @@ pub(crate) fn open(backend: &LocalBackend, cx: &SandboxContext) -> Result<Shared
             return Err(error);
         }
     };
+    let limits = OwnLimits::new(&cx.policy.limits, &enforcement);
     let seen = root.seen().clone();
     let environment = Environment::new(search_path, &shell, &seen, &standing, &cx.policy);
     let mut info = SandboxInfo::new("local", root.name(), seen.work);
     info.isolation = standing.isolation();
     info.walls = standing.names();
     info.enforcement = enforcement;
-    Ok(Shared::new(
+    let has_terminals = standing.terminals;
+    let shared = Shared::new(
         info,
         root,
         environment,
         shell,
-        cx.policy.limits.wall_time,
+        limits,
+        has_terminals,
         supervisor,
-    ))
+    );
+    Ok((shared, proxy))
 }
 
+/// What stands, what it enforces, and the socket for the proxy.
+type Opened = (Supervisor, Standing, Vec<Enforcement>, Option<TcpListener>);
+
 /// Builds the best walls that this machine has, or says why the policy can't be enforced.
-fn build(
-    root: &mut Root,
-    policy: &Policy,
-    walls: Walls,
-) -> Result<(Supervisor, Standing, Vec<Enforcement>), SandboxError> {
+fn build(root: &mut Root, policy: &Policy, walls: Walls) -> Result<Opened, SandboxError> {
     let identity = Identity::for_commands(policy, walls);
     if identity.is_other {
         root.give_to(Uid::from_raw(identity.uid), Gid::from_raw(identity.gid))?;
@@ -81,8 +89,8 @@ fn build(
         let answers = (built.missing, built.landlock);
         let standing = Standing::new(&plan, policy, identity, walls, answers);
         let enforcement = report(policy, &standing, &reasons)?;
-        settle(root, &plan, built)?;
-        return Ok((supervisor, standing, enforcement));
+        let proxy = settle(root, &plan, built)?;
+        return Ok((supervisor, standing, enforcement, proxy));
     }
     // The last candidate is tried in any case.
     Err(SandboxError::new(
@@ -94,8 +102,8 @@ fn build(
 /// Why this machine doesn't let us make namespaces, once it has said so.
 static NAMESPACES_REFUSED: OnceLock<String> = OnceLock::new();
 
-/// Tells the files where commands see them.
-fn settle(root: &mut Root, plan: &Plan, built: Built) -> Result<(), SandboxError> {
+/// Tells the files where commands see them. Returns the socket for the proxy.
+fn settle(root: &mut Root, plan: &Plan, built: Built) -> Result<Option<TcpListener>, SandboxError> {
     let mut opened = built.opened.into_iter();
     if plan.has_storage {
         let missing = || SandboxError::gone("the sandbox did not hand out its files");
@@ -107,7 +115,7 @@ fn settle(root: &mut Root, plan: &Plan, built: Built) -> Result<(), SandboxError
             temporary: SandboxPath::new(confinement::TEMPORARY)?,
         });
     }
-    Ok(())
+    Ok(opened.next().map(TcpListener::from))
 }
 
 /// What enforces each field that the policy sets.

@@ -13,13 +13,14 @@ use cantle_core::sandbox::{
     SandboxPath, SpawnRequest, WriteOptions,
 };
 use cantle_supervisor::wire::Order;
-use tokio::net::unix::pipe;
 use tokio::task::JoinSet;
 
 use crate::blocking;
-use crate::command::{self, discard};
+use crate::command::{self, Source, discard};
 use crate::environment::Environment;
 use crate::files::Root;
+use crate::limits::OwnLimits;
+use crate::proxy::Proxy;
 use crate::supervisor::Supervisor;
 
 /// How long closing waits for the death of everything in the sandbox.
@@ -32,8 +33,12 @@ pub(crate) struct Shared {
     pub(crate) root: Arc<Root>,
     pub(crate) environment: Environment,
     pub(crate) shell: PathBuf,
-    /// The longest time a command may have.
-    pub(crate) wall_time: Option<Duration>,
+    /// The limits that we keep ourselves.
+    pub(crate) limits: OwnLimits,
+    /// Whether it can make terminals of its own.
+    pub(crate) has_terminals: bool,
+    /// The way out, where some hosts may be reached.
+    pub(crate) proxy: Option<Proxy>,
     supervisor: Supervisor,
     numbers: AtomicU32,
     state: Mutex<State>,
@@ -52,7 +57,8 @@ impl Shared {
         root: Root,
         environment: Environment,
         shell: PathBuf,
-        wall_time: Option<Duration>,
+        limits: OwnLimits,
+        has_terminals: bool,
         supervisor: Supervisor,
     ) -> Self {
         Self {
@@ -60,7 +66,9 @@ impl Shared {
             root: Arc::new(root),
             environment,
             shell,
-            wall_time,
+            limits,
+            has_terminals,
+            proxy: None,
             supervisor,
             numbers: AtomicU32::new(0),
             state: Mutex::default(),
@@ -106,11 +114,11 @@ impl Shared {
         }
     }
 
-    /// Reads a pipe for as long as somebody writes to it.
-    pub(crate) fn discard(&self, pipe: pipe::Receiver) {
+    /// Reads a source for as long as somebody writes to it.
+    pub(crate) fn discard(&self, source: Source) {
         let mut state = self.state();
         while state.discarding.try_join_next().is_some() {}
-        state.discarding.spawn(discard(pipe));
+        state.discarding.spawn(discard(source));
     }
 
     /// Kills what runs and removes the directory; the second time it does nothing. Blocks.

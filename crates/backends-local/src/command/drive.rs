@@ -7,14 +7,12 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 
+use cantle_core::policy::PolicyField;
 use cantle_core::sandbox::{
     Background, BackgroundProcess, Exit, ExitStatus, OutputChunk, SandboxError, SandboxErrorKind,
 };
 use cantle_supervisor::wire::Order;
 use futures_util::future::join;
-use rustix::pipe::{PipeFlags, pipe_with};
-use tokio::io::AsyncReadExt as _;
-use tokio::net::unix::pipe;
 use tokio::select;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until, timeout};
@@ -31,8 +29,6 @@ const LONGEST_CANCEL_GRACE: Duration = Duration::from_secs(1);
 const KILL_DEADLINE: Duration = Duration::from_millis(400);
 /// After the end, how long to wait for a slow reader before the end is announced.
 const READER_DEADLINE: Duration = Duration::from_millis(550);
-/// How long to wait for the list of what a command has left.
-const LIST_DEADLINE: Duration = Duration::from_secs(1);
 
 /// Characters of a command line that are listed.
 const LONG_COMMAND: usize = 120;
@@ -55,7 +51,9 @@ impl Outcome {
                 let message = "the sandbox was closed while the command ran";
                 Err(SandboxError::new(SandboxErrorKind::Closed, message))
             }
-            Self::Gone => Err(SandboxError::gone("the sandbox ended while the command ran")),
+            Self::Gone => Err(SandboxError::gone(
+                "the sandbox ended while the command ran",
+            )),
         }
     }
 }
@@ -116,7 +114,7 @@ impl Driver {
         // A process that stays and still writes must neither block nor get a SIGPIPE.
         for (outlet, at_end) in [(stdout, stdout_at_end), (stderr, stderr_at_end)] {
             if !at_end && !left.is_empty() {
-                course.command.shared.discard(outlet.into_pipe());
+                course.command.shared.discard(outlet.into_source());
             }
         }
     }
@@ -133,20 +131,26 @@ pub(super) struct Course {
     pub(super) command: Arc<Command>,
     pub(super) reports: Reports,
     pub(super) started: Instant,
+    /// Where the proxy's log was at the start.
+    pub(super) denials_before: u64,
     pub(super) limit: Option<Duration>,
     pub(super) grace: Duration,
     pub(super) cancellation: CancellationToken,
     pub(super) background: Background,
+    /// Cancelled when a channel has carried more than it may.
+    pub(super) too_much_output: CancellationToken,
 }
 
 impl Course {
     async fn run(&mut self) -> End {
         let stop_in = self.time_to_stop();
+        let limit_reached = self.limit_reached();
         let stopped = select! {
             biased;
             _ = self.reports.ended() => None,
             () = self.cancellation.cancelled() => Some(ExitStatus::Cancelled),
             limit = stop_in => Some(ExitStatus::TimedOut { limit }),
+            reached = limit_reached => Some(reached),
         };
         let duration;
         let mut left = Vec::new();
@@ -161,6 +165,10 @@ impl Course {
                 self.stop(self.started + limit).await;
                 duration = self.started.elapsed();
             }
+            Some(ExitStatus::LimitReached { .. }) => {
+                self.kill().await;
+                duration = self.started.elapsed();
+            }
             Some(_) => {
                 let grace = self.grace.min(LONGEST_CANCEL_GRACE);
                 self.stop(Instant::now() + grace).await;
@@ -172,6 +180,7 @@ impl Course {
             status: stopped.or(self.reports.end().map(|end| end.status)),
             duration,
             left,
+            denials_before: self.denials_before,
         }
     }
 
@@ -189,6 +198,22 @@ impl Course {
                 }
                 None => pending().await,
             }
+        }
+    }
+
+    /// Waits until the command has used more than a limit that we keep ourselves.
+    fn limit_reached(&self) -> impl Future<Output = ExitStatus> + use<> {
+        let command = Arc::clone(&self.command);
+        let too_much_output = self.too_much_output.clone();
+        async move {
+            let limits = &command.shared.limits;
+            let (field, limit) = select! {
+                () = too_much_output.cancelled() => {
+                    (PolicyField::Output, limits.output_bytes.unwrap_or_default())
+                }
+                reached = limits.reached(&command) => reached,
+            };
+            ExitStatus::LimitReached { field, limit }
         }
     }
 
@@ -228,29 +253,12 @@ impl Course {
                 Vec::new()
             }
             // A list that doesn't come is an empty one: the processes go with the sandbox.
-            Background::Keep => timeout(LIST_DEADLINE, self.list())
-                .await
-                .ok()
-                .flatten()
-                .unwrap_or_default(),
+            Background::Keep => {
+                let listed = self.command.list().await.unwrap_or_default();
+                let lines = listed.split(|byte| *byte == 0);
+                lines.filter_map(background_process).collect()
+            }
         }
-    }
-
-    async fn list(&self) -> Option<Vec<BackgroundProcess>> {
-        let (ours, theirs) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).ok()?;
-        let mut ours = pipe::Receiver::from_owned_fd(ours).ok()?;
-        let order = Order::List {
-            id: self.command.id,
-        };
-        self.command
-            .shared
-            .order(order, &[std::os::fd::AsFd::as_fd(&theirs)])
-            .ok()?;
-        drop(theirs);
-        let mut listed = Vec::new();
-        ours.read_to_end(&mut listed).await.ok()?;
-        let lines = listed.split(|byte| *byte == 0);
-        Some(lines.filter_map(background_process).collect())
     }
 }
 
@@ -272,6 +280,8 @@ struct End {
     status: Option<ExitStatus>,
     duration: Duration,
     left: Vec<BackgroundProcess>,
+    /// Where the proxy's log was at the start.
+    denials_before: u64,
 }
 
 impl End {
@@ -289,6 +299,10 @@ impl End {
         exit.stdout = stdout.report();
         exit.stderr = stderr.report();
         exit.background.clone_from(&self.left);
+        if let Some(proxy) = &shared.proxy {
+            let denied = proxy.denials().since(self.denials_before);
+            exit.notes.extend(denied.iter().map(ToString::to_string));
+        }
         Outcome::Ended(exit)
     }
 }

@@ -5,7 +5,6 @@
 //! the pace, through a short channel.
 
 use std::io;
-use std::os::fd::{AsFd as _, OwnedFd};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,13 +14,13 @@ use std::time::Duration;
 use bytes::BytesMut;
 use cantle_core::sandbox::{Channel, ChannelReport, OutputChunk, SandboxError};
 use futures_core::Stream;
-use tokio::net::unix::pipe;
 use tokio::select;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
+use super::source::Source;
 use super::spill::{SpillPlace, Spiller};
 
 /// Pieces of output between the pipe and the reader.
@@ -48,24 +47,35 @@ type Piece = Result<OutputChunk, SandboxError>;
 #[derive(Debug)]
 pub(super) struct Outlet {
     channel: Channel,
-    pipe: pipe::Receiver,
+    source: Source,
     read_bytes: AtomicU64,
     spill: Option<Arc<SpillPlace>>,
+    allowance: Allowance,
+}
+
+/// How much a channel may carry.
+#[derive(Debug)]
+pub(super) struct Allowance {
+    pub(super) bytes: u64,
+    /// Cancelled when there is more.
+    pub(super) exceeded: CancellationToken,
 }
 
 impl Outlet {
-    /// The reading end of a pipe, and where what is read is kept.
+    /// What is read from `source`, and where it is kept.
     pub(super) fn new(
         channel: Channel,
-        pipe: OwnedFd,
+        source: Source,
         spill: Option<SpillPlace>,
-    ) -> io::Result<Self> {
-        Ok(Self {
+        allowance: Allowance,
+    ) -> Self {
+        Self {
             channel,
-            pipe: pipe::Receiver::from_owned_fd(pipe)?,
+            source,
             read_bytes: AtomicU64::new(0),
             spill: spill.map(Arc::new),
-        })
+            allowance,
+        }
     }
 
     /// Empties the pipe until all writers have closed it, or soon after the command has `ended`.
@@ -89,7 +99,7 @@ impl Outlet {
                 buffer.reserve(piece);
             }
             let room = buffer.capacity();
-            let count = match self.pipe.try_read_buf(&mut buffer) {
+            let count = match self.source.try_read(&mut buffer) {
                 Ok(0) => break true,
                 Ok(count) => count,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -105,15 +115,17 @@ impl Outlet {
                     break true;
                 }
             };
-            self.read_bytes.fetch_add(count as u64, Ordering::Relaxed);
+            let before = self.read_bytes.fetch_add(count as u64, Ordering::Relaxed);
+            if before + count as u64 > self.allowance.bytes {
+                self.allowance.exceeded.cancel();
+            }
             pace.read(count);
             if count == room {
                 piece = (piece * 4).min(LARGEST_PIECE);
             }
             if count >= FULL_PIPE && !enlarged {
                 enlarged = true;
-                // Slower where it is refused, nothing else.
-                let _ = rustix::pipe::fcntl_setpipe_size(&self.pipe, LARGE_PIPE);
+                self.source.enlarge(LARGE_PIPE);
             }
             if reader.is_none() && spiller.is_none() {
                 buffer.clear();
@@ -140,20 +152,15 @@ impl Outlet {
         closed
     }
 
-    /// Bytes that are still in the pipe.
-    fn unread_bytes(&self) -> u64 {
-        rustix::io::ioctl_fionread(self.pipe.as_fd()).unwrap_or(0)
-    }
-
     /// What became of the channel so far.
     pub(super) fn report(&self) -> ChannelReport {
         let read = self.read_bytes.load(Ordering::Relaxed);
         let spilled = self.spill.as_deref().and_then(SpillPlace::spilled);
-        ChannelReport::new(read + self.unread_bytes(), spilled)
+        ChannelReport::new(read + self.source.unread_bytes(), spilled)
     }
 
-    pub(super) fn into_pipe(self) -> pipe::Receiver {
-        self.pipe
+    pub(super) fn into_source(self) -> Source {
+        self.source
     }
 }
 
@@ -171,11 +178,11 @@ impl Pace {
         if let Self::Running = self {
             select! {
                 biased;
-                _ = outlet.pipe.readable() => return true,
+                _ = outlet.source.readable() => return true,
                 () = ended.cancelled() => {
                     *self = Self::Draining {
                         until: Instant::now() + DRAIN,
-                        owed: outlet.unread_bytes(),
+                        owed: outlet.source.unread_bytes(),
                     };
                 }
             }
@@ -183,7 +190,7 @@ impl Pace {
         match self {
             Self::Draining { until, owed: 0 } => {
                 let left = until.saturating_duration_since(Instant::now());
-                timeout(QUIET.min(left), outlet.pipe.readable())
+                timeout(QUIET.min(left), outlet.source.readable())
                     .await
                     .is_ok()
             }
@@ -220,11 +227,11 @@ impl Stream for LocalOutput {
     }
 }
 
-/// Reads a pipe until its end, for the sake of those who write to it.
-pub(crate) async fn discard(pipe: pipe::Receiver) {
+/// Reads a source until its end, for the sake of those who write to it.
+pub(crate) async fn discard(source: Source) {
     let mut buffer = BytesMut::with_capacity(SMALLEST_PIECE);
-    while pipe.readable().await.is_ok() {
-        match pipe.try_read_buf(&mut buffer) {
+    while source.readable().await.is_ok() {
+        match source.try_read(&mut buffer) {
             Ok(0) => return,
             Ok(_) => buffer.clear(),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use cantle_core::sandbox::{
-    Exit, OutputStream, Process, ProcessStdin, SandboxError, SandboxErrorKind,
+    Exit, OutputStream, Process, ProcessStdin, PtySize, SandboxError, SandboxErrorKind,
 };
 use cantle_supervisor::wire::Order;
 use rustix::process::Signal;
@@ -14,6 +14,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::Command;
 use super::drive::Outcome;
 use super::output::LocalOutput;
+use super::source::Terminal;
 use super::stdin::LocalStdin;
 
 /// A command of a local sandbox. Dropped, it is killed with everything it started.
@@ -23,6 +24,7 @@ pub(crate) struct LocalProcess {
     pub(super) pid: i32,
     pub(super) output: Option<LocalOutput>,
     pub(super) stdin: Option<LocalStdin>,
+    pub(super) terminal: Option<Arc<Terminal>>,
     pub(super) outcome: watch::Receiver<Option<Outcome>>,
     pub(super) _driver: Arc<AbortOnDropHandle<()>>,
 }
@@ -53,6 +55,15 @@ impl Process for LocalProcess {
             .shared
             .order(Order::Signal { id, pid, signal }, &[]);
         Ok(())
+    }
+
+    async fn resize(&mut self, size: PtySize) -> Result<(), SandboxError> {
+        let Some(terminal) = &self.terminal else {
+            return Err(SandboxError::unsupported("the command has no terminal"));
+        };
+        terminal
+            .resize(size)
+            .map_err(|error| SandboxError::io("failed to resize the terminal", error))
     }
 
     async fn wait(&mut self) -> Result<Exit, SandboxError> {

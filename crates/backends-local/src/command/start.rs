@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ffi::{CString, OsStr, OsString};
 use std::io;
-use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, BorrowedFd};
 use std::os::unix::ffi::OsStrExt as _;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -15,15 +15,14 @@ use cantle_core::sandbox::{
 use cantle_supervisor::Writer;
 use cantle_supervisor::wire::{Order, Spawn, Stage};
 use rustix::net::SocketFlags;
-use rustix::pipe::{PipeFlags, pipe_with};
-use tokio::net::unix::pipe;
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
+use super::channels::{Channels, Ends};
 use super::drive::{Course, Driver};
-use super::output::{LocalOutput, Outlet, PIECES_IN_FLIGHT};
+use super::output::{Allowance, LocalOutput, Outlet, PIECES_IN_FLIGHT};
 use super::process::LocalProcess;
 use super::reports::{Reports, Started};
 use super::spill::SpillPlace;
@@ -41,18 +40,19 @@ pub(crate) async fn start(
     shared: &Arc<Shared>,
     request: SpawnRequest,
 ) -> Result<LocalProcess, SandboxError> {
-    if request.pty.is_some() {
-        return Err(SandboxError::unsupported(
-            "the local backend has no terminals",
-        ));
-    }
     environment::check(&request.environment)?;
     let directory = shared.root.directory_path(&request.directory)?;
     let id = shared.next_number();
     let program = Program::find(shared, &request)?;
-    let body = program.body(shared, &request, &directory)?;
-
     let failed = |error| SandboxError::io("failed to prepare the command", error);
+    let channels = match request.pty {
+        None => Channels::pipes(&request.stdin),
+        Some(size) if shared.has_terminals => Ok(Channels::own_terminal(size)),
+        Some(size) => Channels::our_terminal(size),
+    };
+    let channels = channels.map_err(failed)?;
+    let body = program.body(shared, &request, &directory, &channels)?;
+
     let spill = |name| {
         let file = format!("output-{id}.{name}");
         request
@@ -60,24 +60,34 @@ pub(crate) async fn start(
             .map(|limits| SpillPlace::new(limits, Arc::clone(shared), file))
     };
     let body = sealed(&body).map_err(failed)?;
-    let (stdout, stdout_end) = new_pipe().map_err(failed)?;
-    let (stderr, stderr_end) = new_pipe().map_err(failed)?;
-    let stdout = Outlet::new(Channel::Stdout, stdout, spill("stdout")).map_err(failed)?;
-    let stderr = Outlet::new(Channel::Stderr, stderr, spill("stderr")).map_err(failed)?;
-    let (stdin, stdin_end) = input(&request.stdin).map_err(failed)?;
+    let too_much_output = CancellationToken::new();
+    let allowance = || Allowance {
+        bytes: shared.limits.output_bytes.unwrap_or(u64::MAX),
+        exceeded: too_much_output.clone(),
+    };
+    let outlet = |channel, source, name| Outlet::new(channel, source, spill(name), allowance());
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let (reports, reports_end) =
-        message_sockets(flags).map_err(|error| failed(error.into()))?;
+    let (reports, reports_end) = message_sockets(flags).map_err(|error| failed(error.into()))?;
     let mut reports = Reports::new(reports).map_err(failed)?;
 
+    let denials_before = shared
+        .proxy
+        .as_ref()
+        .map_or(0, |proxy| proxy.denials().mark());
     let started = Instant::now();
-    let ends = [&body, &reports_end, &stdin_end, &stdout_end, &stderr_end];
-    let fds = ends.map(|end| end.as_fd());
+    let fds: Vec<BorrowedFd<'_>> = [&body, &reports_end]
+        .into_iter()
+        .chain(&channels.theirs)
+        .map(|end| end.as_fd())
+        .collect();
     loop {
         match shared.order(Order::Spawn { id }, &fds) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 if started.elapsed() > BUSY_DEADLINE {
-                    return Err(SandboxError::io("the sandbox takes no more commands", error));
+                    return Err(SandboxError::io(
+                        "the sandbox takes no more commands",
+                        error,
+                    ));
                 }
                 sleep(Duration::from_millis(1)).await;
             }
@@ -92,9 +102,11 @@ pub(crate) async fn start(
     });
     let starting = Starting(Some(Arc::clone(&command)));
     // The supervisor has its own copies now.
-    drop((body, reports_end, stdin_end, stdout_end, stderr_end));
-    let pid = match reports.started().await {
-        Started::Running(pid, _) => pid,
+    drop((body, reports_end));
+    let (ours, theirs) = channels.split();
+    drop(theirs);
+    let (pid, master) = match reports.started().await {
+        Started::Running(pid, master) => (pid, master),
         Started::Failed(stage, error) => {
             command.settle();
             return Err(program.refused(shared, stage, &directory, error));
@@ -104,6 +116,14 @@ pub(crate) async fn start(
             return Err(shared.gone());
         }
     };
+    let Ends {
+        stdin,
+        stdout,
+        stderr,
+        terminal,
+    } = ours.open(master).map_err(failed)?;
+    let stdout = outlet(Channel::Stdout, stdout, "stdout");
+    let stderr = outlet(Channel::Stderr, stderr, "stderr");
     // From here on its task and its handle look after it.
     starting.finish();
 
@@ -111,14 +131,14 @@ pub(crate) async fn start(
     let (outcome_sender, outcome) = watch::channel(None);
     let ended = CancellationToken::new();
     let (feeding, stdin) = match (stdin, request.stdin) {
-        (Some(pipe), Stdin::Bytes(data)) => (Some(Box::pin(feed(pipe, data)) as _), None),
-        (Some(pipe), _) => {
+        (Some(sink), Stdin::Bytes(data)) => (Some(Box::pin(feed(sink, data)) as _), None),
+        (Some(sink), _) => {
             let ended = ended.clone();
-            (None, Some(LocalStdin { pipe, ended }))
+            (None, Some(LocalStdin { sink, ended }))
         }
         (None, _) => (None, None),
     };
-    let limit = match (request.timeout, shared.wall_time) {
+    let limit = match (request.timeout, shared.limits.wall_time) {
         (Some(asked), Some(allowed)) => Some(asked.min(allowed)),
         (asked, allowed) => asked.or(allowed),
     };
@@ -132,6 +152,8 @@ pub(crate) async fn start(
             grace: request.grace,
             cancellation: request.cancellation,
             background: request.background,
+            denials_before,
+            too_much_output,
         },
         stdout,
         stderr,
@@ -149,26 +171,10 @@ pub(crate) async fn start(
             _driver: Arc::clone(&driver),
         }),
         stdin,
+        terminal,
         outcome,
         _driver: driver,
     })
-}
-
-/// A pipe: our end and the command's.
-fn new_pipe() -> io::Result<(OwnedFd, OwnedFd)> {
-    Ok(pipe_with(PipeFlags::CLOEXEC)?)
-}
-
-/// The command's input, and our end of it where there is something to write. Without it, the input
-/// is at its end from the start.
-fn input(stdin: &Stdin) -> io::Result<(Option<pipe::Sender>, OwnedFd)> {
-    let (theirs, ours) = new_pipe()?;
-    let ours = match stdin {
-        Stdin::Null => None,
-        Stdin::Bytes(data) if data.is_empty() => None,
-        _ => Some(pipe::Sender::from_owned_fd(ours)?),
-    };
-    Ok((ours, theirs))
 }
 
 /// What is executed.
@@ -232,6 +238,7 @@ impl Program {
         shared: &Shared,
         request: &SpawnRequest,
         directory: &SandboxPath,
+        channels: &Channels,
     ) -> Result<Vec<u8>, SandboxError> {
         // Absolute, as commands see it.
         let directory = [b"/", directory.relative_bytes()].concat();
@@ -242,14 +249,17 @@ impl Program {
         for (name, value) in shared.environment.variables() {
             variables.insert(name, value);
         }
+        if request.pty.is_some() {
+            variables.insert(OsStr::new("TERM"), OsStr::new("xterm-256color"));
+        }
         for (name, value) in &request.environment {
             variables.insert(OsStr::new(name), OsStr::new(value.expose()));
         }
         let mut writer = Writer::new();
         writer.spawn(&Spawn {
             directory: &c_string(directory)?,
-            takes_terminal: false,
-            terminal: None,
+            takes_terminal: channels.is_terminal(),
+            terminal: channels.wanted(),
             programs: count(self.candidates.len()),
             arguments: count(self.arguments.len() + 1),
             variables: count(variables.len()),

@@ -196,7 +196,12 @@ fn conditional(openness: Openness) -> Result<Vec<(i64, Vec<SeccompRule>)>, Backe
     if openness.sockets == Sockets::Ordinary {
         let (family, kind, protocol) = (0, 1, 2);
         let netlink = 16;
-        let families = [1 /* unix */, 2 /* inet */, 10 /* inet6 */, netlink];
+        let families = [
+            1,  /* unix */
+            2,  /* inet */
+            10, /* inet6 */
+            netlink,
+        ];
         let others = families.map(|known| is_not(family, known));
         let mut rules = vec![
             rule(others.into_iter().collect::<Result<_, _>>()?)?,
@@ -251,9 +256,14 @@ fn encode(program: BpfProgram) -> Vec<u8> {
     const LOAD_NUMBER: (u16, u8, u8, u32) = (0x20, 0, 0, 0);
     const SKIP_UNLESS_X32: (u16, u8, u8, u32) = (0x35, 0, 1, X32);
     const ANSWER_EPERM: (u16, u8, u8, u32) = (0x06, 0, 0, 0x0005_0000 | libc::EPERM.unsigned_abs());
-    let compiled = program
-        .into_iter()
-        .map(|instruction| (instruction.code, instruction.jt, instruction.jf, instruction.k));
+    let compiled = program.into_iter().map(|instruction| {
+        (
+            instruction.code,
+            instruction.jt,
+            instruction.jf,
+            instruction.k,
+        )
+    });
     [LOAD_NUMBER, SKIP_UNLESS_X32, ANSWER_EPERM]
         .into_iter()
         .chain(compiled)

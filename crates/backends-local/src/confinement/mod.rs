@@ -248,6 +248,8 @@ pub(crate) struct Standing {
     pub(crate) landlock: u32,
     filter: bool,
     pub(crate) terminals: bool,
+    /// Whether there is a proxy to be reached.
+    pub(crate) has_proxy: bool,
     identity: Identity,
     own_network: bool,
 }
@@ -265,6 +267,7 @@ impl Standing {
             landlock,
             filter: is_confined(policy) && walls.include(Wall::SystemCalls),
             terminals: plan.mode == Mode::Namespaces && missing & (1 << TERMINALS) == 0,
+            has_proxy: plan.has_proxy,
             identity,
             own_network: plan.mode == Mode::Namespaces && policy.network.is_some(),
         }
@@ -282,9 +285,7 @@ impl Standing {
         let mut names = Vec::new();
         if self.mode == Mode::Namespaces {
             let network = if self.own_network { ", network" } else { "" };
-            names.push(format!(
-                "namespaces (user, mount, process, IPC{network})"
-            ));
+            names.push(format!("namespaces (user, mount, process, IPC{network})"));
         }
         if self.landlock > 0 {
             names.push(format!("Landlock {}", self.landlock));
@@ -319,10 +320,15 @@ impl Standing {
             PolicyField::Subprocesses if self.filter || policy.subprocesses == Some(true) => {
                 EnforcedBy::Kernel
             }
-            PolicyField::Environment | PolicyField::WallTime => EnforcedBy::Backend,
+            PolicyField::Environment | PolicyField::WallTime | PolicyField::Output => {
+                EnforcedBy::Backend
+            }
             PolicyField::CpuTime | PolicyField::Memory => EnforcedBy::PerProcess,
             PolicyField::FileSize | PolicyField::OpenFiles => EnforcedBy::Kernel,
-            PolicyField::Processes | PolicyField::Disk | PolicyField::Inodes => in_namespaces,
+            PolicyField::Processes | PolicyField::Disk | PolicyField::Inodes => match self.mode {
+                Mode::Namespaces => EnforcedBy::Kernel,
+                Mode::Rules | Mode::Open => EnforcedBy::Polled,
+            },
             _ => EnforcedBy::NotEnforced,
         }
     }

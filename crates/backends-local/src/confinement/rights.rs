@@ -40,7 +40,12 @@ pub(super) fn in_view(policy: &Policy) -> Result<Rules, SandboxError> {
         (c"/dev".to_owned(), DEVICE),
         (c"/dev/shm".to_owned(), WRITE),
     ];
-    own_directories(&mut rules, policy, Path::new(WORKSPACE), Path::new(TEMPORARY))?;
+    own_directories(
+        &mut rules,
+        policy,
+        Path::new(WORKSPACE),
+        Path::new(TEMPORARY),
+    )?;
     for path in policy.write_roots.iter().flatten() {
         rules.push(rule(path, path, WRITE)?);
     }

@@ -50,34 +50,53 @@ pub(super) fn build(
     let root = view.root.clone();
     view.steps
         .mount(c"tmpfs", &root, TAME, c"mode=755,size=4m")?;
+    let read_roots = policy.read_roots.as_ref();
     let write_roots = policy.write_roots.as_deref().unwrap_or_default();
-    view.show_read_roots(policy.read_roots.as_ref())?;
+    view.show_read_roots(read_roots)?;
     view.make_system_files(identity)?;
     for target in [WORKSPACE, TEMPORARY] {
         view.make_directories(Path::new(target))?;
     }
-    for path in write_roots {
+    for path in write_roots.iter().filter(|path| !is_covered(path)) {
         view.make_target(path)?;
     }
     // All at once, before what may be written comes on top.
     view.steps.attributes(&root, TAME | ms::READ_ONLY)?;
     view.mount_devices()?;
-    for path in write_roots {
-        view.show_writable(&canonical(path)?, path, TAME)?;
-    }
     let read_only = match policy.working_directory {
         Access::ReadOnly => ms::READ_ONLY,
         _ => 0,
     };
-    view.show_writable(&work, Path::new(WORKSPACE), TAME | read_only)?;
-    view.show_writable(&temporary, Path::new(TEMPORARY), TAME)?;
+    view.cover(&work, Path::new(WORKSPACE), TAME | read_only)?;
+    view.cover(&temporary, Path::new(TEMPORARY), TAME)?;
+    for path in read_roots.iter().flat_map(|roots| &roots.paths) {
+        if is_covered(path) {
+            view.make_target(path)?;
+            view.cover(&canonical(path)?, path, TAME | ms::READ_ONLY)?;
+        }
+    }
+    for path in write_roots {
+        if is_covered(path) {
+            view.make_target(path)?;
+        }
+        view.cover(&canonical(path)?, path, TAME)?;
+    }
     view.steps.root(&root)
+}
+
+/// Whether a root lies where the sandbox has a directory of its own, on top of which it must be
+/// shown.
+fn is_covered(path: &Path) -> bool {
+    path.starts_with(WORKSPACE) || path.starts_with(TEMPORARY)
 }
 
 /// The user's path of a root, without links.
 pub(super) fn canonical(path: &Path) -> Result<PathBuf, SandboxError> {
     if !path.is_absolute() {
-        let message = format!("the root `{}` of the policy is not absolute", path.display());
+        let message = format!(
+            "the root `{}` of the policy is not absolute",
+            path.display()
+        );
         return Err(SandboxError::new(SandboxErrorKind::InvalidInput, message));
     }
     fs::canonicalize(path).map_err(|error| {
@@ -154,8 +173,8 @@ impl View<'_> {
                 }
             }
         }
-        for path in paths {
-            self.show(&canonical(&path)?, &path)?;
+        for path in paths.iter().filter(|path| !is_covered(path)) {
+            self.show(&canonical(path)?, path)?;
         }
         Ok(())
     }
@@ -170,7 +189,8 @@ impl View<'_> {
         Ok(())
     }
 
-    fn show_writable(
+    /// Shows something on top of what is there.
+    fn cover(
         &mut self,
         source: &Path,
         target: &Path,

@@ -9,6 +9,7 @@ mod read;
 mod remove;
 mod resolve;
 mod tree;
+mod usage;
 mod write;
 
 use std::fs::{File, Permissions};
@@ -127,8 +128,14 @@ impl Root {
     pub(crate) fn give_to(&mut self, uid: Uid, gid: Gid) -> Result<(), SandboxError> {
         self.owner = Some((uid, gid));
         for name in [".", WORK, TEMPORARY] {
-            chownat(&self.descriptor, name, Some(uid), Some(gid), AtFlags::empty())
-                .map_err(|error| self.failure("give away", &self.seen.work, error))?;
+            chownat(
+                &self.descriptor,
+                name,
+                Some(uid),
+                Some(gid),
+                AtFlags::empty(),
+            )
+            .map_err(|error| self.failure("give away", &self.seen.work, error))?;
         }
         Ok(())
     }
@@ -254,9 +261,7 @@ impl Root {
     }
 }
 
-const DIRECTORY: OFlags = OFlags::PATH
-    .union(OFlags::DIRECTORY)
-    .union(OFlags::CLOEXEC);
+const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 fn open_directory(path: &Path) -> Result<OwnedFd, Errno> {
     open(path, DIRECTORY, Mode::empty())

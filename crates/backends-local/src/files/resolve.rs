@@ -89,7 +89,8 @@ impl Root {
                 let below = path
                     .strip_prefix(b"/")?
                     .strip_prefix(directory.relative_bytes())?;
-                (below.is_empty() || below.starts_with(b"/")).then(|| [name.as_bytes(), below].concat())
+                (below.is_empty() || below.starts_with(b"/"))
+                    .then(|| [name.as_bytes(), below].concat())
             })
     }
 

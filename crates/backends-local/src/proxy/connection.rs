@@ -53,7 +53,7 @@ enum Upstream {
     /// Becomes a tunnel when the answer has been sent.
     Tunnel(OnUpgrade, TcpStream),
     /// Moves the bytes of a request and its response.
-    Exchange(AbortOnDropHandle<()>),
+    Exchange { _task: AbortOnDropHandle<()> },
 }
 
 type Slot = Arc<Mutex<Option<Upstream>>>;
@@ -184,7 +184,12 @@ impl Outside {
             // What goes wrong here is told to `sender` or to the reader of the body.
             let _ = connection.await;
         });
-        put(slot, Upstream::Exchange(AbortOnDropHandle::new(connection)));
+        put(
+            slot,
+            Upstream::Exchange {
+                _task: AbortOnDropHandle::new(connection),
+            },
+        );
         let response = sender.send_request(request).await.map_err(failed)?;
         if response.status() == StatusCode::SWITCHING_PROTOCOLS {
             let reason = "the server switched protocols without being asked".to_owned();

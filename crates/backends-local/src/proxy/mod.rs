@@ -24,6 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_core::policy::HostPattern;
+use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_util::task::AbortOnDropHandle;
@@ -34,15 +35,6 @@ pub(crate) use self::resolve::{Resolver, SystemResolver};
 
 /// After an accept that failed (no descriptors left), before the next.
 const PAUSE: Duration = Duration::from_millis(100);
-
-/// The socket that the sandbox sees.
-#[derive(Debug)]
-pub(crate) enum Listener {
-    /// On the loopback of the sandbox's own network.
-    Tcp(std::net::TcpListener),
-    /// In a directory that the sandbox sees.
-    Unix(std::os::unix::net::UnixListener),
-}
 
 /// What the proxy allows, and how long it waits.
 #[derive(Clone, Debug)]
@@ -87,12 +79,14 @@ pub(crate) struct Proxy {
 }
 
 impl Proxy {
-    /// Serves what connects to `listener`. Needs a tokio runtime with I/O and time.
+    /// Serves what connects to `listener`, the socket that the sandbox sees. Needs a tokio runtime
+    /// with I/O and time.
     ///
     /// # Errors
     /// Where the runtime can't watch the socket.
-    pub(crate) fn start(listener: Listener, settings: Settings) -> io::Result<Self> {
-        let listener = Accepting::new(listener)?;
+    pub(crate) fn start(listener: std::net::TcpListener, settings: Settings) -> io::Result<Self> {
+        listener.set_nonblocking(true)?;
+        let listener = TcpListener::from_std(listener)?;
         let denials = Denials::default();
         let connections = settings.connections;
         let outside = Arc::new(Outside::new(settings, denials.clone()));
@@ -109,65 +103,22 @@ impl Proxy {
     }
 }
 
-enum Accepting {
-    Tcp(tokio::net::TcpListener),
-    Unix(tokio::net::UnixListener),
-}
-
-impl Accepting {
-    fn new(listener: Listener) -> io::Result<Self> {
-        Ok(match listener {
-            Listener::Tcp(listener) => {
-                listener.set_nonblocking(true)?;
-                Self::Tcp(tokio::net::TcpListener::from_std(listener)?)
-            }
-            Listener::Unix(listener) => {
-                listener.set_nonblocking(true)?;
-                Self::Unix(tokio::net::UnixListener::from_std(listener)?)
-            }
-        })
-    }
-
-    /// Accepts one connection and adds what serves it to `served`.
-    async fn accept(
-        &self,
-        served: &mut JoinSet<()>,
-        outside: Arc<Outside>,
-        permit: tokio::sync::OwnedSemaphorePermit,
-    ) -> io::Result<()> {
-        match self {
-            Self::Tcp(listener) => {
-                let (stream, _) = listener.accept().await?;
-                // Small writes of a tunnel must not wait for each other; without it, it is slower.
-                let _ = stream.set_nodelay(true);
-                served.spawn(async move {
-                    let _permit = permit;
-                    connection::serve(stream, outside).await;
-                });
-            }
-            Self::Unix(listener) => {
-                let (stream, _) = listener.accept().await?;
-                served.spawn(async move {
-                    let _permit = permit;
-                    connection::serve(stream, outside).await;
-                });
-            }
-        }
-        Ok(())
-    }
-}
-
-async fn serve(listener: Accepting, outside: Arc<Outside>, connections: usize) {
+async fn serve(listener: TcpListener, outside: Arc<Outside>, connections: usize) {
     let room = Arc::new(Semaphore::new(connections));
     let mut served = JoinSet::new();
     while let Ok(permit) = Arc::clone(&room).acquire_owned().await {
         while served.try_join_next().is_some() {}
-        let accepted = listener
-            .accept(&mut served, Arc::clone(&outside), permit)
-            .await;
-        if accepted.is_err() {
+        let Ok((stream, _)) = listener.accept().await else {
             tokio::time::sleep(PAUSE).await;
-        }
+            continue;
+        };
+        // Small writes of a tunnel must not wait for each other; without it, it is slower.
+        let _ = stream.set_nodelay(true);
+        let outside = Arc::clone(&outside);
+        served.spawn(async move {
+            let _permit = permit;
+            connection::serve(stream, outside).await;
+        });
     }
 }
 

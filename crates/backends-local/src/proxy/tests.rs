@@ -63,19 +63,6 @@ async fn an_allowed_host_answers_plain_http() {
 }
 
 #[tokio::test]
-async fn a_socket_in_a_directory_serves_as_well() {
-    let server = Server::echo().await;
-    let world = World::on_unix(&["allowed.test:PORT"], &server).await;
-    let mut tunnel = world.connect().await;
-    let head = tunnel
-        .connect(&format!("allowed.test:{}", server.port()))
-        .await;
-    assert_eq!(status(&head), 200, "{head}");
-    tunnel.send("x").await;
-    assert_eq!(tunnel.receive(1).await, "x");
-}
-
-#[tokio::test]
 async fn another_host_is_refused_with_the_reason() {
     let server = Server::echo().await;
     let world = World::new(&["allowed.test:PORT", "*.debian.org"], &server).await;

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use cantle_core::policy::Policy;
 use cantle_core::sandbox::{
-    Exit, ExitStatus, PtySize, Sandbox, SandboxError, SandboxErrorKind, SandboxExt as _,
+    Exit, ExitStatus, Sandbox, SandboxError, SandboxErrorKind, SandboxExt as _,
     SpawnRequest, Stdin,
 };
 
@@ -190,10 +190,6 @@ async fn what_cannot_be_started_is_a_typed_error_with_advice() {
     let shell = |line: &str| SpawnRequest::shell(line.to_owned());
     let argv = |program: &str| SpawnRequest::argv([program]);
     let here = |directory| shell("true").in_directory(path(directory));
-    let size = PtySize {
-        rows: 24,
-        columns: 80,
-    };
     for (request, kind) in [
         (argv("no-such-program"), SandboxErrorKind::NotFound),
         (argv("./missing"), SandboxErrorKind::NotFound),
@@ -222,7 +218,6 @@ async fn what_cannot_be_started_is_a_typed_error_with_advice() {
         (here("file"), SandboxErrorKind::NotADirectory),
         (here("out/lib"), SandboxErrorKind::OutsideSandbox),
         (here("/usr"), SandboxErrorKind::OutsideSandbox),
-        (shell("true").with_pty(size), SandboxErrorKind::Unsupported),
     ] {
         let asked = format!("{:.80}", format!("{request:?}"));
         let error = refused(&*sandbox, request).await;

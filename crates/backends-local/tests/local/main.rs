@@ -18,3 +18,5 @@ mod opening;
 mod output;
 mod paths;
 mod support;
+mod terminal;
+mod walls;

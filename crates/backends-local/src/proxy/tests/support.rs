@@ -3,22 +3,21 @@
 use std::collections::HashMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use cantle_core::policy::HostName;
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
-use tokio::net::{TcpListener, TcpStream, UnixStream};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::super::denials::Denied;
-use super::super::{Listener, Proxy, Resolver, Settings};
+use super::super::{Proxy, Resolver, Settings};
 
 /// For anything that should happen soon.
 pub(super) const SOON: Duration = Duration::from_secs(20);
@@ -81,17 +80,11 @@ impl Resolver for Names {
     }
 }
 
-enum Reached {
-    Tcp(SocketAddr),
-    Unix(PathBuf),
-}
-
 /// A proxy at work.
 pub(super) struct World {
     pub(super) names: Names,
     proxy: Option<Proxy>,
-    reached: Reached,
-    _directory: Option<tempfile::TempDir>,
+    address: SocketAddr,
 }
 
 impl World {
@@ -111,23 +104,9 @@ impl World {
         settings
     }
 
-    pub(super) fn with(settings: Settings) -> Self {
+    pub(super) fn with(mut settings: Settings) -> Self {
         let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let reached = Reached::Tcp(listener.local_addr().unwrap());
-        Self::start(settings, Listener::Tcp(listener), reached)
-    }
-
-    pub(super) async fn on_unix(patterns: &[&str], server: &Server) -> Self {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("proxy");
-        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
-        let settings = Self::settings(patterns, server);
-        let mut world = Self::start(settings, Listener::Unix(listener), Reached::Unix(path));
-        world._directory = Some(directory);
-        world
-    }
-
-    fn start(mut settings: Settings, listener: Listener, reached: Reached) -> Self {
+        let address = listener.local_addr().unwrap();
         let names = Names::default();
         for name in ["allowed.test", "www.allowed.test", "closed.test"] {
             let server = settings.exempt[0].ip().to_string();
@@ -138,8 +117,7 @@ impl World {
         Self {
             names,
             proxy: Some(proxy),
-            reached,
-            _directory: None,
+            address,
         }
     }
 
@@ -152,11 +130,7 @@ impl World {
     }
 
     pub(super) async fn try_connect(&self) -> io::Result<Client> {
-        let stream: Box<dyn Stream> = match &self.reached {
-            Reached::Tcp(address) => Box::new(TcpStream::connect(address).await?),
-            Reached::Unix(path) => Box::new(UnixStream::connect(path).await?),
-        };
-        Ok(Client(stream))
+        Ok(Client(TcpStream::connect(self.address).await?))
     }
 
     pub(super) async fn connect(&self) -> Client {
@@ -182,12 +156,8 @@ impl World {
     }
 }
 
-pub(super) trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
-
-impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
-
 /// A connection to the proxy.
-pub(super) struct Client(Box<dyn Stream>);
+pub(super) struct Client(TcpStream);
 
 impl Client {
     pub(super) async fn send(&mut self, text: &str) {
