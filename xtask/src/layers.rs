@@ -57,8 +57,16 @@ const LAYERS: &[Layer] = &[
         ..LIBRARY
     },
     Layer {
+        package: "cantle-supervisor",
+        ours: &[],
+        ..LIBRARY
+    },
+    Layer {
         package: "cantle-backends-local",
-        ..OFFLINE
+        ours: &["cantle-core", "cantle-supervisor"],
+        // Its proxy speaks HTTP; what is encrypted passes through.
+        without: &["anyhow", "clap", "reqwest", "rustls"],
+        ..LIBRARY
     },
     Layer {
         package: "cantle-tools",
@@ -79,6 +87,7 @@ const LAYERS: &[Layer] = &[
             "cantle-backends-local",
             "cantle-clients",
             "cantle-core",
+            "cantle-supervisor",
             "cantle-tools",
         ],
         ..LIBRARY
@@ -91,6 +100,7 @@ const LAYERS: &[Layer] = &[
             "cantle-backends-local",
             "cantle-clients",
             "cantle-core",
+            "cantle-supervisor",
             "cantle-tools",
         ],
         without: &[],
@@ -103,6 +113,7 @@ const LAYERS: &[Layer] = &[
             "cantle-backends-local",
             "cantle-clients",
             "cantle-core",
+            "cantle-supervisor",
             "cantle-testkit",
         ],
         without: &[],

@@ -13,10 +13,11 @@ use crate::shell;
 use crate::workspace::{self, Metadata};
 
 /// What the example asks for, and what that asks for: Cargo warns about a patch of anything else.
-const FOR_EXTENSIONS: [&str; 4] = [
+const FOR_EXTENSIONS: [&str; 5] = [
     "cantle-backends-local",
     "cantle-core",
     "cantle-macros",
+    "cantle-supervisor",
     "cantle-testkit",
 ];
 
@@ -43,11 +44,7 @@ pub fn run() -> Result<()> {
 
 fn test_extension(example: &Path, metadata: &Metadata) -> Result<()> {
     let unpacked = tempfile::tempdir()?;
-    let mut cargo = shell::cargo();
-    cargo.arg("test").arg("--manifest-path").arg(example);
-    cargo
-        .arg("--target-dir")
-        .arg(metadata.target.join("extension"));
+    let mut patches = Vec::new();
     for package in &metadata.packages {
         if !FOR_EXTENSIONS.contains(&package.name.as_str()) {
             continue;
@@ -70,9 +67,32 @@ fn test_extension(example: &Path, metadata: &Metadata) -> Result<()> {
             .context("the temporary directory's path is not UTF-8")?;
         // JSON strings are TOML strings.
         let path = serde_json::to_string(path)?;
-        cargo
-            .arg("--config")
-            .arg(format!("patch.crates-io.{}.path={path}", package.name));
+        patches.push(format!("patch.crates-io.{}.path={path}", package.name));
     }
-    shell::run(&mut cargo)
+    let target = metadata.target.join("extension");
+    let cargo = |command: &str| {
+        let mut cargo = shell::cargo();
+        cargo.arg(command).arg("--manifest-path").arg(example);
+        cargo.arg("--target-dir").arg(&target);
+        for patch in &patches {
+            cargo.arg("--config").arg(patch);
+        }
+        cargo
+    };
+    shell::run(&mut cargo("test"))?;
+    shell::run(cargo("build").args(["--example", "outside"]))?;
+    test_moved(&target)
+}
+
+/// Runs a stranger's program where nothing of its build is left: a sandbox needs no file of it.
+fn test_moved(target: &Path) -> Result<()> {
+    let place = tempfile::tempdir()?;
+    let program = place.path().join("program");
+    std::fs::copy(target.join("debug/examples/outside"), &program)?;
+    std::fs::remove_dir_all(target)?;
+    let printed = shell::output(Command::new(&program).current_dir(place.path()))?;
+    if printed != "inside\nrefused\n" {
+        bail!("a program that was moved can't make sandboxes: it printed {printed:?}");
+    }
+    Ok(())
 }

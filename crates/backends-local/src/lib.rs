@@ -1,38 +1,58 @@
-//! Runs commands in a private directory of this machine.
+//! Runs commands on this machine, behind walls that the kernel keeps.
 //!
-//! [`LocalBackend`] opens sandboxes that are a directory and ordinary processes: nothing has to be
-//! installed but bash, and a command starts as fast as the system can start it. What it gives is
-//! order, not protection:
+//! [`LocalBackend`] opens a sandbox in a few milliseconds, as an ordinary user, without a daemon, an
+//! image or a program to install but bash. What code in it may do is the [`Policy`]'s to say; what
+//! can't be enforced here makes [`open`](LocalBackend) fail, or is reported where that is asked for.
 //!
-//! - **No isolation.** A command can do what the user can, and [`SandboxInfo::isolation`] says so.
-//!   Run only what you would run yourself.
-//! - **A clean environment.** No variable is inherited but `PATH` and the user's name. A command has
-//!   `PATH`, `HOME` and `PWD` (the working directory), `TMPDIR`, `USER`, `LOGNAME`, `SHELL`,
-//!   `LANG=C.UTF-8`, `TERM=dumb`, and what the policy and the request add. It does inherit the umask,
-//!   the resource limits, files that somebody opened without close-on-exec, and the session: a
-//!   program that asks for a password at `/dev/tty` is stopped by the kernel until its time is over.
-//! - **Nothing outlives its owner.** A command that is cut short is killed with everything it
-//!   started, and so is what it leaves running, unless the request keeps it: then until the sandbox
-//!   is closed. That covers process groups, sessions of their own, stopped processes and fork
-//!   bombs. A process is known by its process group, by its ancestors, or by the variables
-//!   `CANTLE_SANDBOX` and `CANTLE_COMMAND` in its first environment. One that left its session,
-//!   whose ancestors have ended, *and* that has thrown away or overwritten its environment can't be
-//!   found this way, and what runs as another user (`sudo`) can't be killed. Orphans are reaped by
-//!   the system's init; in a container that has none, by nobody (`docker run --init` gives it one).
+//! # What stands between a command and the machine
+//!
+//! Each sandbox has a *supervisor* (the crate `cantle-supervisor`): a small static program, started
+//! from memory, that is its first process. It builds the walls once and starts every command, so that
+//! a command inherits them at no cost.
+//!
+//! - **Namespaces**: a file system in which there is nothing but what the policy names (read-only),
+//!   the working directory as `/workspace` and a `/tmp`, `/dev/shm`, `/proc` and `/dev` of its own;
+//!   its own processes, IPC and host name; its own network, in which there is only its own loopback
+//!   and, where hosts are allowed, a proxy.
+//! - **Landlock** restricts files, signals and abstract sockets once more.
+//! - **A system call filter** (seccomp) closes what ordinary programs don't need: other namespaces,
+//!   mounts, tracing, `bpf`, `io_uring`, keyrings, raw sockets, the other system call interfaces.
+//! - **No privileges**: no capabilities, `no_new_privs`, and where we are root another user (65534).
+//!
+//! Where namespaces are forbidden (some containers and distributions), Landlock and a stricter filter
+//! are the walls: files outside can't be read or written, there is no network (and so no allow-list of
+//! hosts), but commands see the names, sizes and owners of the host's files, and its list of
+//! processes. A kernel without Landlock as well can confine nothing: only what asks for no wall opens.
+//! [`SandboxInfo::walls`] says what a sandbox has, [`SandboxInfo::enforcement`] what that means for
+//! each field. Nothing here protects from a hole in the kernel itself, or keeps data from a host that is
+//! allowed.
+//!
+//! # What else holds
+//!
+//! - **A clean environment.** Nothing is inherited. A command has `PATH`, `HOME` and `PWD` (the working
+//!   directory), `TMPDIR`, `USER`, `LOGNAME`, `SHELL`, `LANG=C.UTF-8`, `TERM`, the proxy's address where
+//!   there is one, and what the policy and the request add; no descriptor but its input, output and
+//!   errors; a session of its own, and a terminal only where one was asked for.
+//! - **Nothing outlives its owner.** What belongs to a command is what descends from its keeper, a
+//!   process that adopts orphans: no trick with sessions, parents or the environment hides anything. A
+//!   command that is cut short is killed with all of it, and so is what it leaves, unless the request
+//!   keeps that until the sandbox is closed. The supervisor ends with our process, even where that one is
+//!   killed (SIGKILL), and everything in the sandbox with it; only the directory is left then.
 //! - **Memory within bounds.** Output flows at the reader's pace; there are never more than a few
 //!   megabytes of it between a command and its reader.
 //! - **Files below the directory only.** Paths are resolved by the kernel (`openat2`), so that no
 //!   link leads a read or a write out, however it is raced.
 //!
-//! Of a policy it enforces the environment and the wall time; [`LocalBackend`] refuses to open
-//! under a strict policy that sets anything else.
+//! Limits are kept by the kernel for the whole sandbox (disk and inodes, as a file system of that size
+//! in memory; processes), for each process (processor time, memory, file size, open files) or, without
+//! namespaces, measured four times a second (disk, inodes, processes); wall time and output are ours.
 //!
 //! Close a sandbox when you are done with it. Dropping it does the same and blocks meanwhile, for
 //! some milliseconds and as long as it takes to remove the files.
 //!
 //! # Needs
-//! Linux 5.6 or newer with `/proc`, bash, and a tokio runtime with I/O and time enabled. On other
-//! systems opening a sandbox answers that it is unavailable.
+//! Linux 5.6 or newer on x86-64 with `/proc`, bash, and a tokio runtime with I/O and time enabled. On
+//! other systems opening a sandbox answers that it is unavailable.
 //!
 //! ```
 //! # #[cfg(target_os = "linux")]
@@ -45,9 +65,10 @@
 //!
 //! let backend = LocalBackend::new();
 //! let sandbox = backend
-//!     .open(SandboxContext::new(RunId::new(), Policy::unconfined()))
+//!     .open(SandboxContext::new(RunId::new(), Policy::workspace()))
 //!     .await?;
-//! let output = sandbox.run(SpawnRequest::shell("echo $((6 * 7))")).await?;
+//! let line = "echo $((6 * 7)) > result; cat result; ls /home";
+//! let output = sandbox.run(SpawnRequest::shell(line)).await?;
 //! assert_eq!(output.stdout.text(), "42\n");
 //! sandbox.close().await?;
 //! # Ok(())
@@ -56,7 +77,9 @@
 //! # fn main() {}
 //! ```
 //!
-//! [`SandboxInfo::isolation`]: cantle_core::sandbox::SandboxInfo::isolation
+//! [`Policy`]: cantle_core::policy::Policy
+//! [`SandboxInfo::enforcement`]: cantle_core::sandbox::SandboxInfo::enforcement
+//! [`SandboxInfo::walls`]: cantle_core::sandbox::SandboxInfo::walls
 
 #![forbid(unsafe_code)]
 
@@ -75,6 +98,7 @@ mod files;
 mod limits;
 #[cfg(target_os = "linux")]
 mod open;
+mod probe;
 #[cfg(target_os = "linux")]
 mod proxy;
 #[cfg(target_os = "linux")]
@@ -83,3 +107,4 @@ mod sandbox;
 mod supervisor;
 
 pub use self::backend::{LocalBackend, Wall};
+pub use self::probe::{ControlGroups, Probe, Refusal, Trial};

@@ -74,6 +74,9 @@ fn build(root: &mut Root, policy: &Policy, walls: Walls) -> Result<Opened, Sandb
             continue;
         }
         let plan = Plan::new(mode, policy, root.places(), identity, walls)?;
+        if plan.has_storage {
+            root.make_sized()?;
+        }
         let (supervisor, built) = match Supervisor::start(&plan.body, &[]) {
             Ok(started) => started,
             Err(error) if mode == Mode::Open => return Err(not_started(&plan, error)),

@@ -13,7 +13,8 @@ use cantle_core::sandbox::{
     SandboxPath, SpawnRequest, WriteOptions,
 };
 use cantle_supervisor::wire::Order;
-use tokio::task::JoinSet;
+use tokio::sync::oneshot;
+use tokio::task::{JoinSet, spawn_blocking};
 
 use crate::blocking;
 use crate::command::{self, Source, discard};
@@ -121,15 +122,13 @@ impl Shared {
         state.discarding.spawn(discard(source));
     }
 
-    /// Kills what runs and removes the directory; the second time it does nothing. Blocks.
+    /// Whether nobody else closes it already.
+    fn begin_closing(&self) -> bool {
+        !std::mem::replace(&mut self.state().closed, true)
+    }
+
+    /// Kills what runs and removes the directory. Blocks.
     fn tear_down(&self) -> Result<(), SandboxError> {
-        {
-            let mut state = self.state();
-            if state.closed {
-                return Ok(());
-            }
-            state.closed = true;
-        }
         let ended = self.supervisor.end(Instant::now() + END_DEADLINE);
         let removed = self.root.delete();
         if ended {
@@ -222,14 +221,30 @@ impl Sandbox for LocalSandbox {
     }
 
     async fn close(&self) -> Result<(), SandboxError> {
+        if !self.shared.begin_closing() {
+            return Ok(());
+        }
         let shared = Arc::clone(&self.shared);
-        blocking::run(move || shared.tear_down()).await
+        let (done, answer) = oneshot::channel();
+        // Nobody waits for the last of it; it is over in some milliseconds.
+        let closing = spawn_blocking(move || {
+            // Where nobody waits any more, nobody needs the answer.
+            let _ = done.send(shared.tear_down());
+            shared.supervisor.reap();
+        });
+        match answer.await {
+            Ok(result) => result,
+            Err(_) => closing.await.map_err(blocking::interrupted),
+        }
     }
 }
 
 impl Drop for LocalSandbox {
     fn drop(&mut self) {
-        // Nobody is left to be told. What stays is killed and removed as far as that goes.
-        let _ = self.shared.tear_down();
+        if self.shared.begin_closing() {
+            // Nobody is left to be told. What stays is killed and removed as far as that goes.
+            let _ = self.shared.tear_down();
+            self.shared.supervisor.reap();
+        }
     }
 }

@@ -9,7 +9,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use cantle_supervisor::PROGRAM;
@@ -21,7 +21,7 @@ use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
 };
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::pipe::{PipeFlags, pipe_with};
 
 /// The most descriptors one message carries.
 const MOST_FDS: usize = 8;
@@ -34,8 +34,8 @@ const SETUP_DEADLINE: Duration = Duration::from_secs(20);
 pub(crate) struct Supervisor {
     control: OwnedFd,
     guard: Mutex<Child>,
-    /// Readable when the guard, and with it everything in the sandbox, has ended.
-    ended: OwnedFd,
+    /// At its end when everything in the sandbox has ended.
+    presence: OwnedFd,
 }
 
 /// What a supervisor answers once its sandbox stands.
@@ -79,18 +79,18 @@ impl Supervisor {
         let program = program()?;
         // The child looks itself up: its descriptors are copies of ours.
         let path = format!("/proc/self/fd/{}", program.as_fd().as_raw_fd());
+        let (presence, their_presence) = pipe_with(PipeFlags::CLOEXEC)?;
         let guard = Command::new(path)
             .arg0("cantle-supervisor")
             .env_clear()
             .stdin(theirs)
-            .stdout(Stdio::null())
+            .stdout(their_presence)
             .stderr(Stdio::null())
             .spawn()?;
-        let ended = pidfd_open(Pid::from_child(&guard), PidfdFlags::empty())?;
         let supervisor = Self {
             control,
             guard: Mutex::new(guard),
-            ended,
+            presence,
         };
         let body = sealed(body)?;
         let mut fds = vec![body.as_fd()];
@@ -158,18 +158,25 @@ impl Supervisor {
         // It ends where its orders do.
         let _ = rustix::net::shutdown(&self.control, rustix::net::Shutdown::Both);
         let ended = self.wait_until(deadline);
-        let mut guard = self.guard.lock().unwrap_or_else(PoisonError::into_inner);
         if !ended {
             // With namespaces of its own, everything dies with it.
-            let _ = guard.kill();
+            let _ = self.guard().kill();
         }
-        // Somebody else in our process may have reaped it.
-        let _ = guard.try_wait();
         ended
     }
 
+    /// Lets go of the supervisor's process, which takes the mounts down meanwhile. Blocks.
+    pub(crate) fn reap(&self) {
+        // Somebody else in our process may have done so.
+        let _ = self.guard().wait();
+    }
+
+    fn guard(&self) -> MutexGuard<'_, Child> {
+        self.guard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn wait_until(&self, deadline: Instant) -> bool {
-        let mut polled = [PollFd::new(&self.ended, PollFlags::IN)];
+        let mut polled = [PollFd::new(&self.presence, PollFlags::IN)];
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
             let left = Timespec::try_from(left).ok();
@@ -178,6 +185,14 @@ impl Supervisor {
                 answer => return answer.is_ok_and(|ready| ready > 0),
             }
         }
+    }
+}
+
+impl Drop for Supervisor {
+    fn drop(&mut self) {
+        // Nothing to do where it was closed; where it never stood, it ends by itself.
+        let _ = rustix::net::shutdown(&self.control, rustix::net::Shutdown::Both);
+        self.reap();
     }
 }
 

@@ -72,13 +72,18 @@ pub struct Policy {
 
 impl Policy {
     /// Work on files: the system's directories to read, the working directory to write, no network.
-    /// No limits.
+    /// No limit but one: 1024 processes and threads at once, without which a mistake of one line
+    /// (`:(){ :|:& };:`) takes the machine down.
     #[must_use]
     pub fn workspace() -> Self {
         Self {
             read_roots: Some(ReadRoots::system()),
             write_roots: Some(Vec::new()),
             network: Some(Network::Off),
+            limits: Limits {
+                processes: Some(1024),
+                ..Limits::default()
+            },
             ..Self::default()
         }
     }

@@ -135,12 +135,7 @@ fn is_alone() -> bool {
 }
 
 /// Starts the command's first process.
-fn launch(
-    body: Fd,
-    report: Fd,
-    channels: &[Fd],
-    limits: &Limits,
-) -> Result<i32, (Stage, Errno)> {
+fn launch(body: Fd, report: Fd, channels: &[Fd], limits: &Limits) -> Result<i32, (Stage, Errno)> {
     let at = |stage| move |errno| (stage, errno);
     let bytes = sys::file_length(body)
         .and_then(|length| sys::map_file(body, length))

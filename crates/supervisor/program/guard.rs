@@ -52,15 +52,21 @@ pub fn run() -> i32 {
     }
 }
 
-/// Leaves everything of our process but the control socket, which comes as the input; output and
-/// error are `/dev/null`.
+/// What says that we are there, until nothing of the sandbox is left: our output, a pipe that the
+/// owner reads.
+const PRESENCE: Fd = Fd(1);
+/// Our standard error, which is `/dev/null`.
+const NULL: Fd = Fd(2);
+
+/// Leaves everything of our process but the control socket, which comes as the input, our output
+/// and `/dev/null`.
 fn detach() -> sys::Result<Fd> {
     if sys::close_range(3, u32::MAX, false).is_err() {
         // Linux before 5.9.
         (3..4096).map(Fd).for_each(sys::close);
     }
     let control = sys::dup_above(Fd(0), 3)?;
-    sys::dup_to(Fd(1), Fd(0))?;
+    sys::dup_to(NULL, Fd(0))?;
     // No terminal, no signals from one; no directory that is in somebody's way.
     sys::setsid()?;
     sys::chdir(c"/")?;
@@ -84,6 +90,7 @@ fn start(control: Fd, body: Fd, groups: &[Fd]) -> sys::Result<(i32, bool)> {
     match sys::fork(setup.namespaces)? {
         Forked::Child => {
             sys::close(map);
+            sys::dup_to(NULL, PRESENCE)?;
             let mut go = [0];
             // Nothing comes where the guard has failed.
             if sys::read(mapped, &mut go) != Ok(1) {
@@ -94,6 +101,7 @@ fn start(control: Fd, body: Fd, groups: &[Fd]) -> sys::Result<(i32, bool)> {
         }
         Forked::Parent { child } => {
             sys::close(mapped);
+            hold_mounts(child);
             write_maps(child, &setup)?;
             sys::write(map, b"1")?;
             sys::close(map);
@@ -101,6 +109,14 @@ fn start(control: Fd, body: Fd, groups: &[Fd]) -> sys::Result<(i32, bool)> {
             Ok((child, has_processes))
         }
     }
+}
+
+/// Keeps init's mounts until we end. Taking them down takes longer than all the rest, and nobody
+/// needs to wait for it.
+fn hold_mounts(child: i32) {
+    let path = Text::new().text(b"/proc/").number(child).text(b"/ns/mnt");
+    // Open as long as we live; where it can't be, the end takes longer.
+    let _ = sys::openat(sys::AT_FDCWD, path.as_c(), sys::O_RDONLY, 0);
 }
 
 /// Says who the users of the new user namespace are, where there is one.
@@ -136,4 +152,5 @@ fn wait_for(init: i32, has_processes: bool) {
         Tree::below(sys::getpid()).kill(false);
         while let Ok(Some(_)) = sys::wait(true, false) {}
     }
+    sys::close(PRESENCE);
 }

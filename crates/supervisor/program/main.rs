@@ -19,7 +19,10 @@ mod guard;
 mod init;
 mod runtime;
 mod setup;
-#[allow(dead_code, reason = "a wrapper of the kernel's interface names all of what it wraps")]
+#[allow(
+    dead_code,
+    reason = "a wrapper of the kernel's interface names all of what it wraps"
+)]
 mod sys;
 mod text;
 mod tree;

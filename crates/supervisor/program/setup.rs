@@ -12,20 +12,18 @@ const MOST_CAPABILITIES: u32 = 64;
 pub struct Limits {
     limits: [(u32, u64, u64); 16],
     count: usize,
-    filters: [&'static [u8]; 2],
-    filter_count: usize,
+    filter: Option<&'static [u8]>,
 }
 
 impl Limits {
     /// Whether a tracer is asked before a program is executed.
     pub fn ask_before_programs(&self) -> bool {
-        self.filter_count > 0
+        self.filter.is_some()
     }
 
-    /// Installs the filters for commands.
+    /// Installs the filter for commands.
     pub fn filter(&self) -> sys::Result<()> {
-        let filters = &self.filters[..self.filter_count];
-        filters.iter().try_for_each(|filter| sys::seccomp_filter(filter))
+        self.filter.map_or(Ok(()), sys::seccomp_filter)
     }
 
     /// Puts the limits on the calling process.
@@ -83,8 +81,7 @@ pub fn build(mut steps: Reader<'static>, groups: &[Fd], alone: bool) -> Result<B
         limits: Limits {
             limits: [(0, 0, 0); 16],
             count: 0,
-            filters: [&[]; 2],
-            filter_count: 0,
+            filter: None,
         },
         opened: [Fd(-1); MOST_FDS],
         opened_count: 0,
@@ -142,9 +139,12 @@ fn perform(
         }
         Step::HostName { name } => sys::set_host_name(name),
         Step::Loopback => sys::loopback_up(),
-        Step::OpenDirectory { path } => {
-            built.open(sys::openat(sys::AT_FDCWD, path, sys::O_PATH | sys::O_DIRECTORY, 0)?)
-        }
+        Step::OpenDirectory { path } => built.open(sys::openat(
+            sys::AT_FDCWD,
+            path,
+            sys::O_PATH | sys::O_DIRECTORY,
+            0,
+        )?),
         Step::Listen { port } => built.open(sys::listen_on_loopback(port)?),
         Step::Unprivileged { identity } => give_up_privileges(identity),
         Step::Landlock { rules } => {
@@ -155,10 +155,7 @@ fn perform(
         Step::Allow { .. } => Err(sys::EINVAL),
         Step::Filter { program } => sys::seccomp_filter(program),
         Step::FilterCommands { program } => {
-            let limits = &mut built.limits;
-            let slot = limits.filters.get_mut(limits.filter_count);
-            *slot.ok_or(sys::EINVAL)? = program;
-            limits.filter_count += 1;
+            built.limits.filter = Some(program);
             Ok(())
         }
         Step::Limit {

@@ -480,7 +480,15 @@ pub fn mount(source: &CStr, target: &CStr, kind: &CStr, flags: u64, data: &CStr)
         }
     };
     let source = given(source);
-    call!(165, source, target.as_ptr(), given(kind), flags, given(data)).map(drop)
+    call!(
+        165,
+        source,
+        target.as_ptr(),
+        given(kind),
+        flags,
+        given(data)
+    )
+    .map(drop)
 }
 
 /// Sets attributes of a mount and of all below it.
@@ -488,8 +496,15 @@ pub fn set_mount_attributes(target: &CStr, set: u64) -> Result<()> {
     const AT_RECURSIVE: usize = 0x8000;
     let attributes = [set, 0, 0, 0];
     let size = size_of::<[u64; 4]>();
-    call!(442, AT_FDCWD.0 as isize, target.as_ptr(), AT_RECURSIVE, attributes.as_ptr(), size)
-        .map(drop)
+    call!(
+        442,
+        AT_FDCWD.0 as isize,
+        target.as_ptr(),
+        AT_RECURSIVE,
+        attributes.as_ptr(),
+        size
+    )
+    .map(drop)
 }
 
 /// Makes the current directory the root, and lets the old one go.
@@ -601,8 +616,8 @@ pub fn listen_on_loopback(port: u16) -> Result<Fd> {
     address[0] = AF_INET as u8;
     address[2..4].copy_from_slice(&port.to_be_bytes());
     address[4..8].copy_from_slice(&[127, 0, 0, 1]);
-    let result = call!(49, socket, address.as_ptr(), address.len())
-        .and_then(|_| call!(50, socket, BACKLOG));
+    let result =
+        call!(49, socket, address.as_ptr(), address.len()).and_then(|_| call!(50, socket, BACKLOG));
     if let Err(errno) = result {
         close(Fd(socket as i32));
         return Err(errno);
@@ -744,4 +759,3 @@ pub fn send(socket: Fd, bytes: &[u8], fds: &[Fd]) -> Result<()> {
         }
     }
 }
-

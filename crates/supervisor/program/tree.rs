@@ -221,7 +221,9 @@ impl Look {
     }
 
     fn has_member(&self, process: Process) -> bool {
-        let found = self.position(process.pid()).map(|at| Process(self.rows[at]));
+        let found = self
+            .position(process.pid())
+            .map(|at| Process(self.rows[at]));
         found.is_some_and(|known| known.belongs() && known.is(process))
     }
 
@@ -243,9 +245,27 @@ impl Look {
             // An entry: inode, offset (8 bytes each), its length (2), a type (1), its name, NUL.
             while let [_, ..] = rest {
                 let size = match rest {
-                    [_, _, _, _, _, _, _, _, _, _, _, _, _, _, _, _, low, high, ..] => {
-                        usize::from(u16::from_le_bytes([*low, *high]))
-                    }
+                    [
+                        _,
+                        _,
+                        _,
+                        _,
+                        _,
+                        _,
+                        _,
+                        _,
+                        _,
+                        _,
+                        _,
+                        _,
+                        _,
+                        _,
+                        _,
+                        _,
+                        low,
+                        high,
+                        ..,
+                    ] => usize::from(u16::from_le_bytes([*low, *high])),
                     _ => return,
                 };
                 let Some((entry, next)) = rest.split_at_checked(size) else {
@@ -274,7 +294,10 @@ impl Look {
             let mut changed = false;
             for at in 0..self.count {
                 let process = Process(self.rows[at]);
-                if process.belongs() || tree.spared.is_some_and(|spared| spared.includes(process.pid()))
+                if process.belongs()
+                    || tree
+                        .spared
+                        .is_some_and(|spared| spared.includes(process.pid()))
                 {
                     continue;
                 }

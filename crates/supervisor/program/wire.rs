@@ -528,9 +528,7 @@ impl<'b> Reader<'b> {
                     (_, uid, gid) => Some((uid, gid)),
                 },
             },
-            12 => Step::Landlock {
-                rules: self.u32()?,
-            },
+            12 => Step::Landlock { rules: self.u32()? },
             13 => Step::Allow {
                 path: self.string()?,
                 access: self.u64()?,
@@ -548,7 +546,11 @@ impl<'b> Reader<'b> {
             },
             _ => return None,
         };
-        let wall = if wall == 0 { None } else { Some(wall as u8 - 1) };
+        let wall = if wall == 0 {
+            None
+        } else {
+            Some(wall as u8 - 1)
+        };
         Some(Numbered { wall, step })
     }
 }

@@ -63,7 +63,7 @@ impl CodeExec {
     pub fn new(backend: Arc<dyn Backend>) -> Self {
         Self {
             backend,
-            policy: Policy::unconfined(),
+            policy: Policy::workspace(),
             timeout: DEFAULT_TIMEOUT,
             background: Background::Keep,
             allowed: None,

@@ -15,7 +15,7 @@ use cantle_supervisor::wire::Order;
 use futures_util::future::join;
 use tokio::select;
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::Command;
@@ -30,6 +30,8 @@ const KILL_DEADLINE: Duration = Duration::from_millis(400);
 /// After the end, how long to wait for a slow reader before the end is announced.
 const READER_DEADLINE: Duration = Duration::from_millis(550);
 
+/// How long a process that was forked may take until it is another program.
+const JUST_FORKED: Duration = Duration::from_millis(5);
 /// Characters of a command line that are listed.
 const LONG_COMMAND: usize = 120;
 
@@ -254,6 +256,8 @@ impl Course {
             }
             // A list that doesn't come is an empty one: the processes go with the sandbox.
             Background::Keep => {
+                // What was just forked still looks like its parent.
+                sleep(JUST_FORKED).await;
                 let listed = self.command.list().await.unwrap_or_default();
                 let lines = listed.split(|byte| *byte == 0);
                 lines.filter_map(background_process).collect()

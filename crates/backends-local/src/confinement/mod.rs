@@ -6,6 +6,7 @@
 //! are what there is. Without either, or where the policy asks for nothing, they run
 //! [openly](Mode::Open). Everything is planned here, in order; the supervisor only does it.
 
+mod bpf;
 mod filter;
 mod limits;
 mod rights;
@@ -195,14 +196,11 @@ impl Plan {
                     shares_ipc: !in_namespaces,
                     subprocesses: policy.subprocesses != Some(false),
                 };
-                for program in &filter::programs(openness)? {
-                    steps.add("filter system calls", &Step::Filter { program });
-                }
+                let program = &filter::program(openness);
+                steps.add("filter system calls", &Step::Filter { program });
                 if policy.subprocesses == Some(false) {
-                    for program in &filter::for_single_programs()? {
-                        let filter = Step::FilterCommands { program };
-                        steps.add("filter commands", &filter);
-                    }
+                    let program = &filter::for_single_programs();
+                    steps.add("filter commands", &Step::FilterCommands { program });
                 }
             }
         }

@@ -104,7 +104,7 @@ impl Root {
             base: directory.path().to_owned(),
         };
         let descriptor = open_directory(directory.path()).map_err(failed)?;
-        for name in [WORK, TEMPORARY, VIEW, SIZED] {
+        for name in [WORK, TEMPORARY, VIEW] {
             mkdirat(&descriptor, name, Mode::RWXU).map_err(failed)?;
         }
         let work = openat(&descriptor, WORK, DIRECTORY, Mode::empty()).map_err(failed)?;
@@ -138,6 +138,12 @@ impl Root {
             .map_err(|error| self.failure("give away", &self.seen.work, error))?;
         }
         Ok(())
+    }
+
+    /// Makes the mount point for a file system of limited size.
+    pub(crate) fn make_sized(&self) -> Result<(), SandboxError> {
+        mkdirat(&self.descriptor, SIZED, Mode::RWXU)
+            .map_err(|error| self.failure("make a directory in", &self.seen.work, error))
     }
 
     /// Says where commands see the directories.

@@ -102,7 +102,8 @@ async fn a_kept_child_that_never_stops_writing_does_not_hold_the_call() {
     let output = soon(sandbox.run(request)).await.unwrap();
     assert!(started.elapsed() < LATEST);
     assert_eq!(output.exit.background.len(), 1);
-    assert_eq!(output.exit.background[0].command, "yes");
+    // Where it has not yet become `yes`, its line says so too.
+    assert!(output.exit.background[0].command.contains("yes"));
     sandbox.close().await.unwrap();
     assert_eq!(token.alive(), [0; 0]);
 }

@@ -21,6 +21,7 @@ async fn a_view_has_the_same_paths_for_commands_and_files() {
         PolicyField::ReadRoots,
         PolicyField::WriteRoots,
         PolicyField::Network,
+        PolicyField::Processes,
     ];
     assert_eq!(info.enforcement, expected.map(by_kernel));
 

@@ -147,11 +147,18 @@ fn every_preset_but_unconfined_protects_the_host() {
         PolicyField::ReadRoots,
         PolicyField::WriteRoots,
         PolicyField::Network,
+        PolicyField::Processes,
     ];
     assert_eq!(Policy::workspace().fields(), common);
     assert_eq!(Policy::network([host("pypi.org")]).fields(), common);
-    let [read, write, network] = common;
-    let read_only = [read, write, PolicyField::WorkingDirectory, network];
+    let [read, write, network, processes] = common;
+    let read_only = [
+        read,
+        write,
+        PolicyField::WorkingDirectory,
+        network,
+        processes,
+    ];
     assert_eq!(Policy::read_only().fields(), read_only);
     assert_eq!(Policy::unconfined().fields(), []);
 }

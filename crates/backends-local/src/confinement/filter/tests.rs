@@ -1,0 +1,133 @@
+use super::*;
+
+/// Runs a filter as the kernel does, and returns its answer.
+fn run(program: &[u8], architecture: u32, number: u32, arguments: [u64; 6]) -> u32 {
+    let mut data = Vec::new();
+    data.extend(number.to_le_bytes());
+    data.extend(architecture.to_le_bytes());
+    data.extend([0; 8]);
+    data.extend(arguments.iter().flat_map(|argument| argument.to_le_bytes()));
+    let word = |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().unwrap());
+    let (mut at, mut value) = (0, 0);
+    loop {
+        let instruction = &program[8 * at..8 * at + 8];
+        let (code, jump_true, jump_false) = (instruction[0], instruction[2], instruction[3]);
+        let constant = word(&instruction[4..]);
+        at += 1;
+        let mut jump_if = |holds: bool| at += usize::from(if holds { jump_true } else { jump_false });
+        match code {
+            0x20 => value = word(&data[constant as usize..][..4]),
+            0x54 => value &= constant,
+            0x05 => at += constant as usize,
+            0x15 => jump_if(value == constant),
+            0x35 => jump_if(value >= constant),
+            0x06 => return constant,
+            _ => panic!("instruction {code:#x}"),
+        }
+    }
+}
+
+const X86_64: u32 = 0xc000_003e;
+const ALLOWED: u32 = 0x7fff_0000;
+const EPERM: u32 = 0x0005_0001;
+const ENOSYS: u32 = 0x0005_0026;
+
+fn answer(program: &[u8], call: i64, arguments: &[u64]) -> u32 {
+    let mut all = [0; 6];
+    all[..arguments.len()].copy_from_slice(arguments);
+    run(program, X86_64, u32::try_from(call).unwrap(), all)
+}
+
+fn in_namespaces() -> Vec<u8> {
+    program(Openness {
+        sockets: Sockets::Ordinary,
+        shares_ipc: false,
+        subprocesses: true,
+    })
+}
+
+#[test]
+fn exactly_the_named_calls_are_refused() {
+    let program = in_namespaces();
+    for call in 0..600 {
+        let expected = if REFUSED.contains(&call) || call == libc::SYS_ptrace {
+            EPERM
+        } else if call == libc::SYS_clone3 {
+            ENOSYS
+        } else if call == libc::SYS_socket {
+            // Of family 0.
+            EPERM
+        } else {
+            ALLOWED
+        };
+        assert_eq!(answer(&program, call, &[]), expected, "{call}");
+    }
+}
+
+#[test]
+fn other_interfaces_are_closed() {
+    let program = in_namespaces();
+    let x32 = 0x4000_0000;
+    for number in [x32, x32 | 1, x32 | 547, u32::MAX] {
+        assert_eq!(run(&program, X86_64, number, [0; 6]), EPERM);
+    }
+    let i386 = 0x4000_0003;
+    assert_eq!(run(&program, i386, 1, [0; 6]), 0x8000_0000);
+}
+
+#[test]
+fn arguments_decide() {
+    let program = in_namespaces();
+    let high = 1 << 40;
+    for (call, arguments, expected) in [
+        (libc::SYS_socket, [1, 1, 0], ALLOWED),
+        (libc::SYS_socket, [2, 0x80001, 6], ALLOWED),
+        (libc::SYS_socket, [10 | high, 2, 0], ALLOWED),
+        (libc::SYS_socket, [2, 3, 1], EPERM),
+        (libc::SYS_socket, [10, 0x80803, 58], EPERM),
+        (libc::SYS_socket, [16, 3, 0], ALLOWED),
+        (libc::SYS_socket, [16, 3, 9], EPERM),
+        (libc::SYS_socket, [17, 3, 0], EPERM),
+        (libc::SYS_socket, [38, 5, 0], EPERM),
+        (libc::SYS_socket, [40, 1, 0], EPERM),
+        (libc::SYS_clone, [0x11, 0, 0], ALLOWED),
+        (libc::SYS_clone, [0x3d_0f00, 0, 0], ALLOWED),
+        (libc::SYS_clone, [0x1000_0011, 0, 0], EPERM),
+        (libc::SYS_clone, [0x0002_0000, 0, 0], EPERM),
+        (libc::SYS_ioctl, [0, 0x5413, 0], ALLOWED),
+        (libc::SYS_ioctl, [0, 0x5412, 0], EPERM),
+        (libc::SYS_ioctl, [0, 0x5412 | high, 0], EPERM),
+        (libc::SYS_personality, [0xffff_ffff, 0, 0], ALLOWED),
+        (libc::SYS_personality, [0, 0, 0], ALLOWED),
+        (libc::SYS_personality, [0x0040_0000, 0, 0], EPERM),
+    ] {
+        assert_eq!(answer(&program, call, &arguments), expected, "{call} {arguments:?}");
+    }
+}
+
+#[test]
+fn the_hosts_network_and_ipc_are_closed_where_they_are_shared() {
+    let program = program(Openness {
+        sockets: Sockets::None,
+        shares_ipc: true,
+        subprocesses: true,
+    });
+    assert_eq!(answer(&program, libc::SYS_socket, &[1, 1, 0]), EPERM);
+    assert_eq!(answer(&program, libc::SYS_socketpair, &[1, 1, 0]), ALLOWED);
+    for call in SHARED {
+        assert_eq!(answer(&program, *call, &[]), EPERM, "{call}");
+    }
+}
+
+#[test]
+fn a_single_program_starts_threads_only() {
+    let program = for_single_programs();
+    for call in STARTING {
+        assert_eq!(answer(&program, *call, &[]), EPERM);
+    }
+    for call in EXECUTING {
+        assert_eq!(answer(&program, *call, &[]), 0x7ff0_0000);
+    }
+    assert_eq!(answer(&program, libc::SYS_clone, &[0x11]), EPERM);
+    assert_eq!(answer(&program, libc::SYS_clone, &[0x3d_0f00]), ALLOWED);
+}
