@@ -10,6 +10,7 @@ mod commands;
 mod output;
 mod process;
 mod report;
+mod sandboxes;
 mod startup;
 
 use std::path::PathBuf;
@@ -33,6 +34,9 @@ fn main() -> Result<()> {
             "serve" => return client_loop::serve(value()?.parse()?),
             "loop" => return client_loop::run(&value()?, value()?.parse()?),
             "output" => return output::run(value()?.parse()?),
+            "sandboxes" => return sandboxes::run(value()?.parse()?),
+            "many-sandboxes" => return sandboxes::run_many(),
+            "busy-sandbox" => return sandboxes::run_busy(),
             "--cantle" => cantle = Some(PathBuf::from(value()?)),
             "--json" => json = Some(PathBuf::from(value()?)),
             other => bail!("unknown argument `{other}`"),
@@ -45,6 +49,7 @@ fn main() -> Result<()> {
         startup::measure(&mut report, cantle)?;
     }
     commands::measure(&mut report)?;
+    sandboxes::measure(&mut report)?;
     output::measure(&mut report)?;
     print!("{report}");
     if let Some(path) = json {

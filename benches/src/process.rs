@@ -18,11 +18,20 @@ pub(crate) fn cpu_time() -> Duration {
 
 /// The most memory this process ever had resident, in MB (10^6 bytes).
 pub(crate) fn peak_memory_mb() -> Result<f64> {
+    status_mb("VmHWM:")
+}
+
+/// The memory that this process has resident now, in MB.
+pub(crate) fn memory_mb() -> Result<f64> {
+    status_mb("VmRSS:")
+}
+
+fn status_mb(name: &str) -> Result<f64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status
         .lines()
-        .find(|line| line.starts_with("VmHWM:"))
-        .context("no VmHWM")?;
+        .find(|line| line.starts_with(name))
+        .context("the kernel does not say it")?;
     let kilobytes: f64 = line
         .split_whitespace()
         .nth(1)

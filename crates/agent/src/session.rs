@@ -10,7 +10,8 @@ use cantle_core::content::Content;
 use cantle_core::ids::RunId;
 use cantle_core::llm::ToolSpecs;
 use cantle_core::message::{Message, SharedMessage};
-use cantle_core::sandbox::{Isolation, Sandbox};
+use cantle_core::policy::PolicyField;
+use cantle_core::sandbox::{EnforcedBy, Isolation, Sandbox};
 use cantle_core::tool::{DynTool, OpenContext, ProviderError, ToolProvider, ToolSet};
 use tokio::sync::Mutex;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -338,6 +339,14 @@ fn standing_warnings(sandbox: Option<&dyn Sandbox>, has_output_dir: bool) -> Vec
             sandbox.info().backend
         ));
     }
+    let enforcement = sandbox.info().enforcement.iter();
+    for it in enforcement.filter(|it| it.by == EnforcedBy::NotEnforced) {
+        let meaning = without(it.field);
+        warnings.push(format!(
+            "The policy's {} is not enforced: {meaning}.",
+            it.field
+        ));
+    }
     if !has_output_dir {
         warnings.push(
             "There is no output directory: files that the agent makes are gone with the session."
@@ -345,6 +354,19 @@ fn standing_warnings(sandbox: Option<&dyn Sandbox>, has_output_dir: bool) -> Vec
         );
     }
     warnings
+}
+
+/// What it means that a field of the policy is not enforced.
+fn without(field: PolicyField) -> &'static str {
+    match field {
+        PolicyField::ReadRoots => "commands may read what you can",
+        PolicyField::WriteRoots => "commands may write where you can",
+        PolicyField::WorkingDirectory => "commands may change files there",
+        PolicyField::Network => "commands may reach what this machine can",
+        PolicyField::Subprocesses => "commands may start other programs",
+        PolicyField::Environment => "commands don't have its variables",
+        _ => "commands may use what there is",
+    }
 }
 
 /// Makes the output directory and proves that it can be written.

@@ -7,10 +7,12 @@ use cantle::backends::local::LocalBackend;
 use cantle::tools::{CodeExec, Finish, finish_schema};
 use serde_json::Value;
 
-use crate::display::FINISH;
 use crate::settings::Rules;
 
 pub(crate) const NAME: &str = "cantle";
+
+/// The tool whose call ends a run, whatever its parameters are.
+pub(crate) const FINISH: &str = "finish";
 
 /// Gives an agent its tools and rules. With a schema, it finishes with parameters like that.
 pub(crate) fn complete(
@@ -18,9 +20,10 @@ pub(crate) fn complete(
     rules: Rules,
     schema: Option<Value>,
 ) -> anyhow::Result<Agent> {
-    let agent = agent
-        .provider(CodeExec::new(Arc::new(LocalBackend::new())).timeout(rules.timeout))
-        .max_turns(rules.max_turns);
+    let commands = CodeExec::new(Arc::new(LocalBackend::new()))
+        .policy(rules.policy)
+        .timeout(rules.timeout);
+    let agent = agent.provider(commands).max_turns(rules.max_turns);
     let agent = match rules.system_prompt {
         Some(instructions) => agent.system_prompt(instructions),
         None => agent,

@@ -5,10 +5,12 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::builder::FalseyValueParser;
+use cantle::core::policy::{HostPattern, Preset};
+use clap::builder::{FalseyValueParser, PossibleValuesParser, TypedValueParser};
 use clap::parser::ValueSource;
 use clap::{ArgAction, ArgMatches, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
+use crate::policy::Limit;
 use crate::provider::Provider;
 
 /// Runs language-model agents that do their work by executing code.
@@ -20,7 +22,8 @@ use crate::provider::Provider;
 Start here:
   cantle demo                       a whole run over the files here, without any model
   cantle run --help                 what to set for a model, and what a run can be told
-  cantle exec -- wc -l /etc/passwd  one command in a sandbox"
+  cantle exec -- wc -l /etc/passwd  one command in a sandbox
+  cantle doctor                     what a sandbox can be kept from on this machine"
 )]
 struct Cli {
     #[command(subcommand)]
@@ -32,6 +35,7 @@ pub(crate) enum Command {
     Run(Box<RunArgs>),
     Exec(ExecArgs),
     Demo(DemoArgs),
+    Doctor(DoctorArgs),
 }
 
 /// Does a task: a model works on it with commands in a sandbox, and hands over files.
@@ -89,7 +93,54 @@ pub(crate) struct RunArgs {
     pub(crate) timeout: Option<Duration>,
 
     #[command(flatten)]
+    pub(crate) policy: PolicyArgs,
+
+    #[command(flatten)]
     pub(crate) display: DisplayArgs,
+}
+
+/// What commands may do.
+#[derive(Clone, Debug, Default, PartialEq, clap::Args)]
+#[command(next_help_heading = "Sandbox")]
+pub(crate) struct PolicyArgs {
+    /// What commands may do [default: workspace]
+    ///
+    /// `workspace`: read the system's programs, write the working directory, no network; `network`: the
+    /// same and the hosts of --allow-host; `read_only`: look and change nothing; `unconfined`: all
+    /// that you can do.
+    #[arg(long, value_name = "NAME", env = "CANTLE_POLICY", hide_env_values = true,
+        value_parser = preset_parser())]
+    pub(crate) policy: Option<Preset>,
+
+    /// A host that commands may reach, such as pypi.org or '*.debian.org'; repeat it for more
+    #[arg(
+        long,
+        value_name = "HOST",
+        env = "CANTLE_ALLOW_HOST",
+        hide_env_values = true,
+        value_delimiter = ','
+    )]
+    pub(crate) allow_host: Vec<HostPattern>,
+
+    /// How much commands may use, such as memory=2G, processes=64 or cpu_time=5m; repeat it for more
+    #[arg(
+        long,
+        value_name = "NAME=VALUE",
+        env = "CANTLE_LIMIT",
+        hide_env_values = true,
+        value_delimiter = ','
+    )]
+    pub(crate) limit: Vec<Limit>,
+
+    /// Run even where this machine can't enforce all of it, and say what it can't
+    #[arg(long, env = "CANTLE_BEST_EFFORT", hide_env_values = true,
+        action = ArgAction::SetTrue, value_parser = FalseyValueParser::new())]
+    pub(crate) best_effort: Option<bool>,
+}
+
+fn preset_parser() -> impl TypedValueParser<Value = Preset> {
+    let names = Preset::ALL.iter().map(|preset| preset.as_str());
+    PossibleValuesParser::new(names).try_map(|name| name.parse())
 }
 
 /// Which model, where, and how much of it.
@@ -171,9 +222,16 @@ pub(crate) struct ExecArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub(crate) timeout: Option<Duration>,
 
+    /// Say on standard error what the sandbox is kept by
+    #[arg(long, short)]
+    pub(crate) verbose: bool,
+
     /// The program and its arguments, as they are: no shell reads them
     #[arg(last = true, required = true, value_name = "CMD")]
     pub(crate) command: Vec<OsString>,
+
+    #[command(flatten)]
+    pub(crate) policy: PolicyArgs,
 }
 
 /// Surveys a directory with a recorded model: everything but the model is real.
@@ -189,7 +247,19 @@ pub(crate) struct DemoArgs {
     pub(crate) output_dir: PathBuf,
 
     #[command(flatten)]
+    pub(crate) policy: PolicyArgs,
+
+    #[command(flatten)]
     pub(crate) display: DisplayArgs,
+}
+
+/// Says what this machine can keep a sandbox from, by opening some, and what follows from it.
+#[derive(Clone, Copy, Debug, clap::Args)]
+#[command(after_help = DOCTOR_HELP)]
+pub(crate) struct DoctorArgs {
+    /// Write it as one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 const RUN_HELP: &str = "\
@@ -206,8 +276,9 @@ cantle.toml of the current directory names gets no key, unless it is on this mac
 
 Settings come from flags, else from the variables above, else from cantle.toml in the current directory, \
 else from $XDG_CONFIG_HOME/cantle/cantle.toml. In these files stand provider, base_url, model, \
-system_prompt, max_turns, max_tokens, context_window, timeout and no_stream; never a key. Provider and \
-base URL belong together: both are taken from the same place.
+system_prompt, max_turns, max_tokens, context_window, timeout, no_stream, policy, allow_host, limit and \
+best_effort; never a key. Provider and base URL belong together: both are taken from the same place. What \
+lets commands do more than --policy workspace is not taken from the current directory's file.
 
 Examples:
   export OPENAI_API_KEY=…
@@ -226,7 +297,12 @@ The command runs in a private, empty directory, with a small environment of its 
 output and error are passed through. For a shell, name it: cantle exec -- bash -c 'ls | wc -l'
 
 Exit codes: the command's own; 128 + n where signal n ended it; 124 when its time was over; 130 after \
-Ctrl-C; 125 where the sandbox failed, 126 where the program can't be run, 127 where there is none.";
+Ctrl-C; 125 where the sandbox failed, 126 where the program can't be run, 127 where there is none; 2 where \
+the command line or a setting makes no sense.";
+
+const DOCTOR_HELP: &str = "\
+Nothing is changed, and nothing is asked of the network: keys are looked for in the environment, and a \
+Docker socket is only connected to. Exit code 0, or 1 where no sandbox can be opened at all.";
 
 const DEMO_HELP: &str = "\
 The files are copied into a sandbox (at most 20,000 files and 100 MB; .git, node_modules, target and the \
@@ -245,10 +321,30 @@ fn try_parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, clap::
     let mut cli = Cli::command();
     let matches = cli.try_get_matches_from_mut(args)?;
     let mut command = Cli::from_arg_matches(&matches)?.command;
-    if let (Command::Run(run), Some(("run", given))) = (&mut command, matches.subcommand()) {
-        only_what_was_given(&mut run.model, given);
+    if let Some((_, given)) = matches.subcommand() {
+        match &mut command {
+            Command::Run(run) => {
+                only_what_was_given(&mut run.model, given);
+                only_what_is_meant(&mut run.policy, given);
+            }
+            Command::Exec(exec) => only_what_is_meant(&mut exec.policy, given),
+            Command::Demo(demo) => only_what_is_meant(&mut demo.policy, given),
+            Command::Doctor(_) => {}
+        }
     }
     Ok(command)
+}
+
+/// Takes out what nobody said, and hosts of the environment where a flag names a policy that has
+/// none: the stronger word is the one without them.
+fn only_what_is_meant(policy: &mut PolicyArgs, given: &ArgMatches) {
+    if given.value_source("best_effort") == Some(ValueSource::DefaultValue) {
+        policy.best_effort = None;
+    }
+    let by_flag = |id| given.value_source(id) == Some(ValueSource::CommandLine);
+    if by_flag("policy") && !by_flag("allow_host") && policy.policy != Some(Preset::Network) {
+        policy.allow_host.clear();
+    }
 }
 
 /// Takes out what nobody said. A provider and a base URL belong together: one that a flag names is
@@ -305,6 +401,62 @@ mod tests {
         let args = run(&["--input", "a", "--input", "b/", "the task"]);
         assert_eq!(args.input, [PathBuf::from("a"), PathBuf::from("b/")]);
         assert_eq!(args.task, "the task");
+    }
+
+    #[test]
+    fn the_policy_is_the_same_for_all_that_runs_commands() {
+        let flags = [
+            "--policy=network",
+            "--allow-host=pypi.org,*.debian.org",
+            "--allow-host=example.org:8443",
+            "--limit=memory=2G",
+            "--limit",
+            "processes=64,cpu_time=5m",
+            "--best-effort",
+        ];
+        let parsed = |before: &[&str], after: &[&str]| {
+            let args = before.iter().chain(&flags).chain(after);
+            match try_parse(["cantle"].iter().chain(args).map(OsString::from)).unwrap() {
+                Command::Run(run) => run.policy,
+                Command::Exec(exec) => exec.policy,
+                Command::Demo(demo) => demo.policy,
+                other => panic!("{other:?}"),
+            }
+        };
+        let hosts = ["pypi.org", "*.debian.org", "example.org:8443"];
+        let limits = ["memory=2G", "processes=64", "cpu_time=5m"];
+        let expected = PolicyArgs {
+            policy: Some(Preset::Network),
+            allow_host: hosts.map(|host| host.parse().unwrap()).to_vec(),
+            limit: limits.map(|limit| limit.parse().unwrap()).to_vec(),
+            best_effort: Some(true),
+        };
+        assert_eq!(parsed(&["run", "task"], &[]), expected);
+        assert_eq!(parsed(&["exec"], &["--", "true"]), expected);
+        assert_eq!(parsed(&["demo"], &[]), expected);
+        assert_eq!(run(&["task"]).policy, PolicyArgs::default());
+    }
+
+    #[test]
+    fn what_makes_no_sense_in_a_policy_is_refused_with_what_does() {
+        for (flag, said) in [
+            (
+                "--policy=none",
+                "[possible values: workspace, network, read_only, unconfined]",
+            ),
+            ("--allow-host=https://pypi.org/simple", "without scheme"),
+            ("--allow-host=*", "name the hosts"),
+            ("--limit=memory", "write NAME=VALUE"),
+            (
+                "--limit=ram=2G",
+                "the limits are wall_time, cpu_time, memory",
+            ),
+            ("--limit=processes=many", "a whole number above 0"),
+        ] {
+            let args = ["cantle", "run", "task", flag].map(OsString::from);
+            let error = try_parse(args).unwrap_err().to_string();
+            assert!(error.contains(said), "{error}");
+        }
     }
 
     #[test]

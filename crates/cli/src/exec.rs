@@ -1,6 +1,7 @@
 //! `cantle exec`: one command in a fresh sandbox, with its input, output and exit code passed
 //! through as they are.
 
+use std::fmt::Write as _;
 use std::io::{self, Read as _};
 use std::sync::Arc;
 use std::thread;
@@ -9,10 +10,10 @@ use anyhow::anyhow;
 use bytes::Bytes;
 use cantle::backends::local::LocalBackend;
 use cantle::core::ids::RunId;
-use cantle::core::policy::Policy;
+use cantle::core::policy::{Network, Policy};
 use cantle::core::sandbox::{
-    Backend as _, Channel, OutputStream, Process, ProcessStdin, Sandbox, SandboxContext,
-    SandboxError, SandboxErrorKind, SpawnRequest, Stdin,
+    Backend as _, Channel, ExitStatus, OutputStream, Process, ProcessStdin, Sandbox,
+    SandboxContext, SandboxError, SandboxErrorKind, SandboxInfo, SpawnRequest, Stdin,
 };
 use futures_util::StreamExt as _;
 use tokio::io::{AsyncWrite, AsyncWriteExt as _};
@@ -20,7 +21,9 @@ use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::args::ExecArgs;
+use crate::display::{boundary, enforcement, one_line, unenforced};
 use crate::exit::Failure;
+use crate::{policy, settings};
 
 // As `env`, `timeout` and shells have them.
 pub(crate) const CANCELLED: u8 = 130;
@@ -39,7 +42,11 @@ pub(crate) async fn perform(
     args: ExecArgs,
     cancellation: CancellationToken,
 ) -> Result<u8, Failure> {
-    let sandbox = open().await.map_err(|error| failure(FAILED, &error))?;
+    let policy = settings::resolve_policy(&args.policy)?;
+    let sandbox = open(&policy)
+        .await
+        .map_err(|error| failure(FAILED, &error))?;
+    tell(sandbox.info(), policy.network.as_ref(), args.verbose).await;
     let code = run(args, &*sandbox, cancellation).await;
     let closed = sandbox
         .close()
@@ -49,8 +56,8 @@ pub(crate) async fn perform(
     closed.map(|()| code)
 }
 
-async fn open() -> Result<Arc<dyn Sandbox>, SandboxError> {
-    let context = || SandboxContext::new(RunId::new(), Policy::unconfined());
+async fn open(policy: &Policy) -> Result<Arc<dyn Sandbox>, SandboxError> {
+    let context = || SandboxContext::new(RunId::new(), policy.clone());
     match LocalBackend::new().open(context()).await {
         // No shell reads the command, so there need not be one.
         Err(error) if error.kind() == SandboxErrorKind::Unavailable => {
@@ -64,6 +71,24 @@ async fn open() -> Result<Arc<dyn Sandbox>, SandboxError> {
         }
         opened => opened,
     }
+}
+
+/// Says what the sandbox is kept by, where that is wanted; and always what was asked for and isn't
+/// there.
+async fn tell(info: &SandboxInfo, network: Option<&Network>, verbose: bool) {
+    let mut text = String::new();
+    if verbose {
+        let _ = writeln!(text, "cantle: sandbox {}", boundary(info, network));
+        if let Some(enforced) = enforcement(info) {
+            let _ = writeln!(text, "cantle: enforced {enforced}");
+        }
+    }
+    let unenforced = unenforced(info);
+    if !unenforced.is_empty() {
+        let _ = writeln!(text, "cantle: not enforced here: {}", unenforced.join(", "));
+    }
+    // Where nobody reads it, the command runs all the same.
+    let _ = pass(&mut tokio::io::stderr(), text.as_bytes()).await;
 }
 
 async fn run(
@@ -116,7 +141,15 @@ async fn finish(
             }
         }
     }
-    Ok(process.wait().await?.status.shell_code())
+    let exit = process.wait().await?;
+    // The command doesn't know what stopped it, or which host was refused.
+    let stopped = matches!(exit.status, ExitStatus::LimitReached { .. });
+    let stopped = stopped.then(|| exit.status.to_string());
+    for line in stopped.iter().chain(&exit.notes) {
+        let line = format!("cantle: {}\n", one_line(line));
+        let _ = pass(&mut stderr, line.as_bytes()).await;
+    }
+    Ok(exit.status.shell_code())
 }
 
 async fn pass<W: AsyncWrite + Unpin>(writer: &mut W, bytes: &[u8]) -> io::Result<()> {
@@ -156,6 +189,11 @@ fn read_input() -> mpsc::Receiver<Bytes> {
 
 fn failure(code: u8, error: &SandboxError) -> Failure {
     let advice = error.advice().map(|advice| format!(". {advice}"));
-    let error = anyhow!("{error}{}", advice.unwrap_or_default());
+    let hint = policy::hint(error).map(|hint| format!(" {hint}"));
+    let error = anyhow!(
+        "{error}{}{}",
+        advice.unwrap_or_default(),
+        hint.unwrap_or_default()
+    );
     Failure { code, error }
 }

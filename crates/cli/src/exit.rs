@@ -4,6 +4,9 @@ use std::fmt;
 
 use cantle::agent::{SessionError, SessionErrorKind};
 use cantle::core::event::RunStatus;
+use cantle::core::sandbox::SandboxError;
+
+use crate::policy;
 
 /// The exit codes of `cantle run`. Scripts build on them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,8 +71,23 @@ impl From<SessionError> for Failure {
             SessionErrorKind::Sandbox => Code::Sandbox,
             _ => Code::Internal,
         };
-        Self::new(code, error)
+        let hint = sandbox_error(&error).and_then(policy::hint);
+        let message = hint.map(|hint| format!("{error}. {hint}"));
+        let error = anyhow::Error::new(error);
+        Self::new(
+            code,
+            match message {
+                Some(message) => error.context(message),
+                None => error,
+            },
+        )
     }
+}
+
+/// The sandbox's error among the causes of another one.
+fn sandbox_error<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a SandboxError> {
+    let mut causes = std::iter::successors(Some(error), |error| error.source());
+    causes.find_map(|error| error.downcast_ref())
 }
 
 /// Says what an error means for the exit code.

@@ -20,18 +20,12 @@ impl Interrupts {
     pub(crate) fn take() -> Result<Self, Failure> {
         let ignored = ignored_signals();
         let listen = |kind: SignalKind| {
-            let bit = 1_u64.checked_shl(u32::try_from(kind.as_raw_value() - 1).unwrap_or(64));
-            let is_ignored = bit.is_some_and(|bit| ignored & bit != 0);
-            let listen = || {
-                signal(kind)
-                    .context("failed to listen for signals")
-                    .internal()
-            };
-            if is_ignored {
-                Ok(None)
-            } else {
-                listen().map(Some)
+            // The first signal is number one.
+            if ignored >> (kind.as_raw_value() - 1) & 1 == 1 {
+                return Ok(None);
             }
+            let signal = signal(kind).context("failed to listen for signals");
+            signal.map(Some).internal()
         };
         Ok(Self {
             signals: [

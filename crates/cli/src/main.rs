@@ -7,10 +7,12 @@ mod agent;
 mod args;
 mod demo;
 mod display;
+mod doctor;
 mod exec;
 mod exit;
 mod interrupts;
 mod kept;
+mod policy;
 mod provider;
 mod record;
 mod run;
@@ -25,7 +27,7 @@ use anyhow::Context as _;
 use tokio_util::sync::CancellationToken;
 
 use crate::args::Command;
-use crate::exit::{Failure, FailureExt as _};
+use crate::exit::{Code, Failure, FailureExt as _};
 use crate::interrupts::Interrupts;
 
 /// How long what blocks (a file, a reader of ours) may hold up the end of the process.
@@ -33,16 +35,13 @@ const LAST_WAIT: Duration = Duration::from_millis(200);
 
 fn main() -> ExitCode {
     let ended = match args::parse() {
-        Command::Run(args) => run::prepare(&args).and_then(|run| {
-            to_its_end(exit::Code::Cancelled as u8, |token| async move {
-                run.perform(&token).await
-            })
-        }),
-        Command::Demo(args) => demo::prepare(args).and_then(|demo| {
-            to_its_end(exit::Code::Cancelled as u8, |token| async move {
-                demo.perform(&token).await
-            })
-        }),
+        Command::Run(args) => run::prepare(&args)
+            .and_then(|run| to_its_end(Code::Cancelled as u8, |token| run.perform(token))),
+        Command::Demo(args) => demo::prepare(args)
+            .and_then(|demo| to_its_end(Code::Cancelled as u8, |token| demo.perform(token))),
+        Command::Doctor(args) => {
+            to_its_end(Code::Cancelled as u8, |token| doctor::perform(args, token))
+        }
         Command::Exec(args) => to_its_end(exec::CANCELLED, |token| exec::perform(args, token)),
     };
     ExitCode::from(ended.unwrap_or_else(|failure| {

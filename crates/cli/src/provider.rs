@@ -62,6 +62,12 @@ impl Provider {
         }
     }
 
+    /// Every variable that may hold a key, the general one first.
+    pub(crate) fn all_key_variables() -> impl Iterator<Item = &'static str> {
+        let own = Self::ALL.into_iter().filter_map(Self::key_variable);
+        [KEY_VARIABLE].into_iter().chain(own)
+    }
+
     fn of_base_url(base_url: &str) -> Option<Self> {
         let base_url = base_url.trim_end_matches('/');
         Self::ALL.into_iter().find(|p| p.base_url() == base_url)

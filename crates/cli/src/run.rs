@@ -7,13 +7,15 @@ use cantle::agent::{Agent, AgentBuilder, SessionOptions};
 use cantle::clients::chat::ChatClient;
 use cantle::clients::replay::ReplayClient;
 use cantle::core::message::history;
+use cantle::core::policy::Network;
 use tokio_util::sync::CancellationToken;
 
 use crate::agent;
 use crate::args::{DisplayArgs, RunArgs};
 use crate::display::Display;
 use crate::exit::{Failure, FailureExt as _};
-use crate::settings::{self, Model, ServedModel, Surroundings};
+use crate::record;
+use crate::settings::{self, Model, ServedModel};
 use crate::work::{self, Work};
 
 /// A run that only needs to be begun.
@@ -23,13 +25,16 @@ pub(crate) struct Run {
     options: SessionOptions,
     work: Work,
     display: DisplayArgs,
+    network: Option<Network>,
     remark: Option<String>,
 }
 
 /// Reads everything that a run needs, so that what is wrong is told before anything is begun.
 pub(crate) fn prepare(args: &RunArgs) -> Result<Run, Failure> {
-    work::clear(args.output_dir.as_deref())?;
-    let settings = settings::resolve(args, &Surroundings::of_process())?;
+    if let Some(output_dir) = &args.output_dir {
+        record::remove(output_dir)?;
+    }
+    let settings = settings::resolve(args)?;
     let about_key = about_key(&settings.model);
     let remark = remark(&settings.model);
     let task = task(args).usage()?;
@@ -44,6 +49,7 @@ pub(crate) fn prepare(args: &RunArgs) -> Result<Run, Failure> {
     }
     let result_as_json = schema.is_some();
     let agent = builder(&settings.model)?;
+    let network = settings.rules.policy.network.clone();
     Ok(Run {
         agent: agent::complete(agent, settings.rules, schema).usage()?,
         options,
@@ -54,19 +60,22 @@ pub(crate) fn prepare(args: &RunArgs) -> Result<Run, Failure> {
             result_as_json,
         },
         display: args.display,
+        network,
         remark,
     })
 }
 
 impl Run {
     /// Does the task, and returns the exit code.
-    pub(crate) async fn perform(self, cancellation: &CancellationToken) -> Result<u8, Failure> {
-        let mut display = Display::new(self.display);
+    pub(crate) async fn perform(self, cancellation: CancellationToken) -> Result<u8, Failure> {
+        let mut display = Display::new(self.display, self.network);
         if let Some(remark) = &self.remark {
             display.say(remark).await;
         }
-        let session = work::open(&self.agent, self.options, cancellation).await?;
-        self.work.perform(session, &mut display, cancellation).await
+        let session = work::open(&self.agent, self.options, &cancellation).await?;
+        self.work
+            .perform(session, &mut display, &cancellation)
+            .await
     }
 }
 

@@ -9,10 +9,12 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
+use cantle::core::policy::{HostPattern, Policy, Preset};
 use serde::{Deserialize, Deserializer};
 
-use crate::args::{ModelArgs, RunArgs, parse_duration};
+use crate::args::{ModelArgs, PolicyArgs, RunArgs, parse_duration};
 use crate::exit::{Failure, FailureExt as _};
+use crate::policy::{self, Limit};
 use crate::provider::{Endpoint, EndpointChoice, MissingKey, Provider};
 
 const FILE_NAME: &str = "cantle.toml";
@@ -31,6 +33,8 @@ pub(crate) struct Rules {
     pub(crate) max_turns: u32,
     /// The longest time that one command may take.
     pub(crate) timeout: Duration,
+    /// What commands may do.
+    pub(crate) policy: Policy,
 }
 
 impl Default for Rules {
@@ -39,6 +43,7 @@ impl Default for Rules {
             system_prompt: None,
             max_turns: 30,
             timeout: Duration::from_secs(300),
+            policy: Policy::workspace(),
         }
     }
 }
@@ -74,65 +79,94 @@ struct File {
     #[serde(deserialize_with = "duration")]
     timeout: Option<Duration>,
     no_stream: Option<bool>,
+    #[serde(deserialize_with = "preset")]
+    policy: Option<Preset>,
+    allow_host: Vec<HostPattern>,
+    limit: Vec<Limit>,
+    best_effort: Option<bool>,
 }
 
-/// Where settings come from besides the command line.
-pub(crate) struct Surroundings {
-    /// Directories that may hold a `cantle.toml`, the strongest first: the current one, the user's.
-    pub(crate) directory: PathBuf,
-    pub(crate) user_directory: Option<PathBuf>,
-    /// The environment.
-    pub(crate) variable: fn(&str) -> Option<String>,
-}
-
-impl Surroundings {
-    pub(crate) fn of_process() -> Self {
-        let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
-        let config = variable("XDG_CONFIG_HOME")
-            .map(PathBuf::from)
-            .filter(|path| path.is_absolute())
-            .or_else(|| variable("HOME").map(|home| Path::new(&home).join(".config")));
-        Self {
-            directory: PathBuf::new(),
-            user_directory: config.map(|config| config.join("cantle")),
-            variable,
-        }
-    }
+/// The files that there are.
+struct Files {
+    /// The current directory's.
+    directory: File,
+    /// The user's, and where it would be.
+    user: File,
+    users: Option<PathBuf>,
 }
 
 /// Puts flags, environment and files together.
-pub(crate) fn resolve(args: &RunArgs, around: &Surroundings) -> Result<Settings, Failure> {
-    let directory = File::read(&around.directory).usage()?;
-    let user = match &around.user_directory {
-        Some(directory) => File::read(directory).usage()?,
-        None => File::default(),
-    };
+pub(crate) fn resolve(args: &RunArgs) -> Result<Settings, Failure> {
+    let here = Path::new("");
+    let files = Files::read()?;
+    let policy = files.policy(&args.policy)?;
+    let Files {
+        directory,
+        user,
+        users,
+    } = files;
     let max_turns = args.max_turns.or(directory.max_turns).or(user.max_turns);
     let timeout = args.timeout.or(directory.timeout).or(user.timeout);
     let given = args.system_prompt.as_deref();
     let system_prompt = given
-        .map(|text| text_or_file(text, Path::new("")))
-        .or_else(|| directory.prompt(&around.directory))
-        .or_else(|| user.prompt(around.user_directory.as_deref()?))
+        .map(|text| text_or_file(text, here))
+        .or_else(|| directory.prompt(here))
+        .or_else(|| user.prompt(users.as_deref()?))
         .transpose()
         .usage()?;
     let default = Rules::default();
     Ok(Settings {
-        model: model(&args.model, &directory, &user, around.variable)?,
+        model: model(&args.model, &directory, &user)?,
         rules: Rules {
             system_prompt,
             max_turns: max_turns.unwrap_or(default.max_turns),
             timeout: timeout.unwrap_or(default.timeout),
+            policy,
         },
     })
 }
 
-fn model(
-    args: &ModelArgs,
-    directory: &File,
-    user: &File,
-    variable: fn(&str) -> Option<String>,
-) -> Result<Model, Failure> {
+/// The same for what commands may do alone.
+pub(crate) fn resolve_policy(args: &PolicyArgs) -> Result<Policy, Failure> {
+    Files::read()?.policy(args)
+}
+
+impl Files {
+    fn read() -> Result<Self, Failure> {
+        let users = user_directory();
+        let user = users.as_deref().map_or(Ok(File::default()), File::read);
+        Ok(Self {
+            directory: File::read(Path::new("")).usage()?,
+            user: user.usage()?,
+            users,
+        })
+    }
+
+    fn policy(&self, said: &PolicyArgs) -> Result<Policy, Failure> {
+        let limits = variable("CANTLE_LIMIT");
+        let places = policy::Places {
+            said,
+            directory: &self.directory.policy_args(),
+            user: &self.user.policy_args(),
+        };
+        policy::resolve(&places, limits.as_deref()).usage()
+    }
+}
+
+/// The directory of the user's `cantle.toml`.
+fn user_directory() -> Option<PathBuf> {
+    let config = variable("XDG_CONFIG_HOME")
+        .map(PathBuf::from)
+        .filter(|path| path.is_absolute())
+        .or_else(|| variable("HOME").map(|home| Path::new(&home).join(".config")));
+    config.map(|config| config.join("cantle"))
+}
+
+pub(crate) fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+fn model(args: &ModelArgs, directory: &File, user: &File) -> Result<Model, Failure> {
     if let Some(recording) = &args.replay {
         return Ok(Model::Recording(recording.clone()));
     }
@@ -256,6 +290,15 @@ impl File {
         })
     }
 
+    fn policy_args(&self) -> PolicyArgs {
+        PolicyArgs {
+            policy: self.policy,
+            allow_host: self.allow_host.clone(),
+            limit: self.limit.clone(),
+            best_effort: self.best_effort,
+        }
+    }
+
     fn prompt(&self, directory: &Path) -> Option<anyhow::Result<String>> {
         let text = self.system_prompt.as_deref()?;
         Some(text_or_file(text, directory))
@@ -294,6 +337,11 @@ fn duration<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Duration>, D::E
     parse_duration(&text)
         .map(Some)
         .map_err(serde::de::Error::custom)
+}
+
+fn preset<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Preset>, D::Error> {
+    let name = String::deserialize(from)?;
+    name.parse().map(Some).map_err(serde::de::Error::custom)
 }
 
 #[cfg(test)]

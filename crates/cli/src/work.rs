@@ -1,6 +1,6 @@
 //! A task from an open session to its end: shown, cancelled, written down.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use cantle::agent::{Agent, Outcome, RunErrorKind, Session, SessionOptions};
@@ -11,7 +11,8 @@ use serde_json::Value;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
-use crate::display::{Closing, Display, FINISH, clean};
+use crate::agent::FINISH;
+use crate::display::{Closing, Display, clean, clean_json};
 use crate::exit::{Code, Failure};
 use crate::{kept, record};
 
@@ -70,7 +71,7 @@ impl Work {
             }
         } else {
             let sandbox = session.sandbox().map(AsRef::as_ref);
-            closing.kept = kept::keep(&outcome, sandbox, output_dir).await;
+            closing.remains = kept::keep(&outcome, sandbox, output_dir).await;
         }
         let closed = session.close().await;
         closing
@@ -130,27 +131,7 @@ impl Work {
         let reason = finish.params.get("reason").and_then(Value::as_str);
         match reason.filter(|_| !self.result_as_json && finish.tool == FINISH) {
             Some(reason) => clean(reason.trim()),
-            None => json(&finish.params),
+            None => clean_json(&finish.params),
         }
     }
-}
-
-/// JSON that is harmless on a terminal and means the same.
-fn json(value: &Value) -> String {
-    let text = format!("{value:#}");
-    let mut harmless = String::with_capacity(text.len());
-    for c in text.chars() {
-        // Below 0x20 serde has seen to it; these are left.
-        match c {
-            '\n' => harmless.push(c),
-            c if c.is_control() => harmless.push_str(&format!("\\u{:04x}", u32::from(c))),
-            c => harmless.push(c),
-        }
-    }
-    harmless
-}
-
-/// Makes way in the output directory for the result to come.
-pub(crate) fn clear(output_dir: Option<&Path>) -> Result<(), Failure> {
-    output_dir.map_or(Ok(()), record::remove)
 }

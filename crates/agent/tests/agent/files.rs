@@ -10,6 +10,7 @@ use cantle_backends_local::LocalBackend;
 use cantle_clients::chat::ChatClient;
 use cantle_core::event::{EventKind, RunStatus};
 use cantle_core::message::Message;
+use cantle_core::policy::Policy;
 use cantle_testkit::openai::{Script, ScriptedServer, ToolCall, Turn, Usage};
 use cantle_tools::{CodeExec, Finish};
 use futures_util::StreamExt as _;
@@ -29,12 +30,21 @@ fn done(paths: &[&str]) -> Turn {
 }
 
 fn agent(server: &ScriptedServer) -> Agent {
+    agent_under(server, Policy::workspace())
+}
+
+/// An agent whose sandbox is where its commands say it is.
+fn unconfined(server: &ScriptedServer) -> Agent {
+    agent_under(server, Policy::unconfined())
+}
+
+fn agent_under(server: &ScriptedServer, policy: Policy) -> Agent {
     let client = ChatClient::builder("scripted")
         .base_url(server.url())
         .build()
         .unwrap();
     Agent::builder("files", client)
-        .provider(CodeExec::new(Arc::new(LocalBackend::new())))
+        .provider(CodeExec::new(Arc::new(LocalBackend::new())).policy(policy))
         .finish(Finish)
         .turn_warning_threshold(0)
         .build()
@@ -134,7 +144,7 @@ async fn inputs_arrive_commands_run_and_outputs_are_saved_with_every_token_count
 #[tokio::test]
 async fn closing_the_session_leaves_no_directory_behind() {
     let server = serve([command("pwd"), done(&[])]).await;
-    let session = agent(&server)
+    let session = unconfined(&server)
         .session(SessionOptions::default())
         .await
         .unwrap();
@@ -182,7 +192,7 @@ async fn cancelling_during_a_command_kills_it_and_keeps_its_output() {
 #[tokio::test]
 async fn a_sandbox_that_is_gone_ends_the_run_instead_of_leaving_the_model_with_a_dead_one() {
     let server = serve([command("rm -rf \"$PWD\""), command("ls"), command("ls")]).await;
-    let session = agent(&server)
+    let session = unconfined(&server)
         .session(SessionOptions::default())
         .await
         .unwrap();

@@ -63,8 +63,11 @@ impl Survey {
                     continue;
                 }
             };
-            for entry in entries.filter_map(Result::ok) {
-                let Ok(metadata) = entry.metadata() else {
+            for entry in entries {
+                let Ok((entry, metadata)) = entry.and_then(|entry| {
+                    let metadata = entry.metadata()?;
+                    Ok((entry, metadata))
+                }) else {
                     survey.unreadable += 1;
                     continue;
                 };

@@ -7,15 +7,17 @@ mod turns;
 use cantle::agent::{Agent, SessionOptions};
 use cantle::clients::replay::ReplayClient;
 use cantle::core::message::{AssistantBlock, AssistantMessage, ToolCall};
+use cantle::core::policy::Network;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use self::copy::Survey;
-use crate::agent;
+use crate::agent::{self, FINISH};
 use crate::args::DemoArgs;
-use crate::display::{Display, FINISH};
+use crate::display::Display;
 use crate::exit::{Failure, FailureExt as _};
-use crate::settings::Rules;
+use crate::record;
+use crate::settings::{self, Rules};
 use crate::work::{self, Work};
 
 const TASK: &str = "Survey the files here: what they are, what takes the space, what is there twice. \
@@ -31,31 +33,39 @@ pub(crate) struct Demo {
     args: DemoArgs,
     survey: Survey,
     agent: Agent,
+    network: Option<Network>,
 }
 
 /// Looks at the directory, so that what is too large is told before anything is begun.
 pub(crate) fn prepare(args: DemoArgs) -> Result<Demo, Failure> {
-    work::clear(Some(&args.output_dir))?;
+    record::remove(&args.output_dir)?;
     let survey = Survey::of(&args.path, &args.output_dir).usage()?;
     let model = ReplayClient::new("recording", recording());
     let agent = Agent::builder(agent::NAME, model);
-    let agent = agent::complete(agent, Rules::default(), None).internal()?;
+    let policy = settings::resolve_policy(&args.policy)?;
+    let network = policy.network.clone();
+    let rules = Rules {
+        policy,
+        ..Rules::default()
+    };
+    let agent = agent::complete(agent, rules, None).internal()?;
     Ok(Demo {
         args,
         survey,
         agent,
+        network,
     })
 }
 
 impl Demo {
     /// Makes the report, and returns the exit code.
-    pub(crate) async fn perform(self, cancellation: &CancellationToken) -> Result<u8, Failure> {
-        let mut display = Display::new(self.args.display);
+    pub(crate) async fn perform(self, cancellation: CancellationToken) -> Result<u8, Failure> {
+        let mut display = Display::new(self.args.display, self.network);
         if !self.args.display.quiet {
             display.say(NOTICE).await;
         }
         let options = SessionOptions::default().output_dir(&self.args.output_dir);
-        let session = work::open(&self.agent, options, cancellation).await?;
+        let session = work::open(&self.agent, options, &cancellation).await?;
         let copied = tokio::select! {
             copied = self.survey.copy(&session) => copied,
             () = cancellation.cancelled() => Err(work::cancelled_early()),
@@ -74,7 +84,7 @@ impl Demo {
             about_key: None,
             result_as_json: false,
         };
-        work.perform(session, &mut display, cancellation).await
+        work.perform(session, &mut display, &cancellation).await
     }
 }
 

@@ -8,9 +8,7 @@ use serde_json::Value;
 use super::look::Look;
 use super::result::CommandResult;
 use super::text::{Cleaner, clean, clock, duration, fit, one_line};
-
-/// The finish tool: its call is the end of the run and shown as that.
-pub(crate) const FINISH: &str = "finish";
+use crate::agent::FINISH;
 
 /// Lines of a command, and of either end of its output, that are shown.
 const COMMAND_LINES: usize = 3;
@@ -49,6 +47,7 @@ impl Calls {
         else {
             return Vec::new();
         };
+        // That is the end of the run, and shown as that.
         if tool == FINISH {
             return Vec::new();
         }

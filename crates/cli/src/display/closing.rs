@@ -9,22 +9,23 @@ use cantle::core::ledger::Ledger;
 
 use super::look::Paint;
 use super::text::{clean, duration, one_line, plural, size, tokens};
+use crate::kept::Remains;
 
 /// The end of a run, as it is told to a person.
 #[derive(Debug)]
 pub(crate) struct Closing {
-    pub(crate) status: RunStatus,
-    pub(crate) turns: u32,
-    pub(crate) duration: Duration,
+    status: RunStatus,
+    turns: u32,
+    duration: Duration,
     /// Why it did not finish, and what to try; a line each.
     pub(crate) problem: Vec<String>,
     /// The files that were saved, each with its size.
-    pub(crate) files: Vec<(String, u64)>,
+    files: Vec<(String, u64)>,
     /// The files that were not, each with its reason.
-    pub(crate) refused: Vec<(String, String)>,
-    pub(crate) ledger: Ledger,
+    refused: Vec<(String, String)>,
+    ledger: Ledger,
     /// What is left of a run that did not finish.
-    pub(crate) kept: Vec<String>,
+    pub(crate) remains: Remains,
 }
 
 impl Closing {
@@ -46,7 +47,7 @@ impl Closing {
                 .map(|refusal| (refusal.source.clone(), refusal.reason.clone()))
                 .collect(),
             ledger: outcome.ledger.clone(),
-            kept: Vec::new(),
+            remains: Remains::default(),
         }
     }
 
@@ -105,7 +106,9 @@ impl Closing {
             let line = format!("{:width$}  {calls} · {failures} · {took}", one_line(name));
             rows.push(("tools", line));
         }
-        rows.extend(self.kept.iter().map(|line| ("kept", clean(line))));
+        let Remains { kept, lost } = &self.remains;
+        rows.extend(kept.iter().map(|line| ("kept", clean(line))));
+        rows.extend(lost.iter().map(|line| ("lost", paint.yellow(&clean(line)))));
 
         if rows.is_empty() {
             return String::new();
@@ -132,8 +135,11 @@ impl Closing {
             let (source, reason) = (one_line(source), one_line(reason));
             let _ = writeln!(text, "cantle: the output {source} was refused: {reason}");
         }
-        for line in &self.kept {
+        for line in &self.remains.kept {
             let _ = writeln!(text, "  kept: {}", clean(line));
+        }
+        for line in &self.remains.lost {
+            let _ = writeln!(text, "  lost: {}", clean(line));
         }
         text
     }

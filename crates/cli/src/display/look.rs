@@ -49,28 +49,28 @@ impl Look {
 
 /// Colours, where they are wanted.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Paint {
-    pub(super) on: bool,
+pub(crate) struct Paint {
+    pub(crate) on: bool,
 }
 
 impl Paint {
-    pub(super) fn dim(self, text: &str) -> String {
+    pub(crate) fn dim(self, text: &str) -> String {
         self.with("2", text)
     }
 
-    pub(super) fn bold(self, text: &str) -> String {
+    pub(crate) fn bold(self, text: &str) -> String {
         self.with("1", text)
     }
 
-    pub(super) fn green(self, text: &str) -> String {
+    pub(crate) fn green(self, text: &str) -> String {
         self.with("32", text)
     }
 
-    pub(super) fn yellow(self, text: &str) -> String {
+    pub(crate) fn yellow(self, text: &str) -> String {
         self.with("33", text)
     }
 
-    pub(super) fn red(self, text: &str) -> String {
+    pub(crate) fn red(self, text: &str) -> String {
         self.with("31", text)
     }
 

@@ -6,6 +6,7 @@
 //! that goes away (`| head`) is not missed, and none holds up the run: writes are done by others
 //! while the run goes on.
 
+mod boundary;
 mod calls;
 mod closing;
 mod flow;
@@ -19,13 +20,15 @@ use std::io::{self, IsTerminal as _};
 use std::time::Instant;
 
 use cantle::core::event::Event;
+use cantle::core::policy::Network;
 use tokio::io::{AsyncWrite, AsyncWriteExt as _, Stderr, Stdout};
 
-pub(crate) use self::calls::FINISH;
+pub(crate) use self::boundary::{boundary, enforcement, unenforced, words};
 pub(crate) use self::closing::Closing;
-use self::look::{Look, Paint};
+use self::look::Look;
+pub(crate) use self::look::Paint;
 use self::screen::Screen;
-pub(crate) use self::text::{clean, plural, size};
+pub(crate) use self::text::{clean, clean_json, one_line, plural, size, wrap};
 use self::view::View;
 use crate::args::DisplayArgs;
 
@@ -56,7 +59,8 @@ enum Mode {
 }
 
 impl Display {
-    pub(crate) fn new(args: DisplayArgs) -> Self {
+    /// What is shown as `args` say, of a run that reaches this `network`.
+    pub(crate) fn new(args: DisplayArgs, network: Option<Network>) -> Self {
         let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         let mode = match args {
@@ -71,7 +75,7 @@ impl Display {
             paint: Paint {
                 on: mode == Mode::Live && !set("NO_COLOR"),
             },
-            view: View::default(),
+            view: View::new(network),
             screen: Screen::default(),
             started: Instant::now(),
             stdout: Sink::new(tokio::io::stdout()),

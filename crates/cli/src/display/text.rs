@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use cantle::core::usage::TokenUsage;
 use console::{measure_text_width, truncate_str};
+use serde_json::Value;
 
 const TAB_COLUMNS: usize = 8;
 
@@ -71,13 +72,17 @@ impl Cleaner {
                 clean.extend(std::iter::repeat_n(' ', stop + 1 - self.column));
                 self.column = stop;
             }
-            // Control characters, and what turns the direction of writing.
-            c if c.is_control() => {}
-            '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}' => {}
+            c if acts(c) => {}
             c => clean.push(c),
         }
         State::Text
     }
+}
+
+/// Whether a character acts instead of being shown: control characters, and what turns the
+/// direction of writing.
+fn acts(c: char) -> bool {
+    c.is_control() || matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// Whole text without what would act on a terminal.
@@ -87,8 +92,21 @@ pub(crate) fn clean(text: &str) -> String {
     cleaned
 }
 
+/// JSON, indented, that is as harmless and means the same.
+pub(crate) fn clean_json(value: &Value) -> String {
+    let mut cleaned = String::new();
+    for c in format!("{value:#}").chars() {
+        if acts(c) && c != '\n' {
+            let _ = write!(cleaned, "\\u{:04x}", u32::from(c));
+        } else {
+            cleaned.push(c);
+        }
+    }
+    cleaned
+}
+
 /// Whole text as one clean line.
-pub(super) fn one_line(text: &str) -> String {
+pub(crate) fn one_line(text: &str) -> String {
     clean(text).split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
@@ -98,7 +116,7 @@ pub(super) fn fit(line: &str, width: usize) -> String {
 }
 
 /// Lines no wider than `width` columns, broken between words where there are any.
-pub(super) fn wrap(line: &str, width: usize) -> Vec<String> {
+pub(crate) fn wrap(line: &str, width: usize) -> Vec<String> {
     let width = width.max(8);
     let mut lines = vec![String::new()];
     let mut used = 0;
@@ -169,18 +187,16 @@ pub(super) fn count(n: u64) -> String {
 
 /// Bytes, in steps of 1000.
 pub(crate) fn size(bytes: u64) -> String {
-    let mut n = bytes as f64;
     if bytes < 1000 {
         return format!("{bytes} B");
     }
-    let mut units = ["kB", "MB", "GB", "TB"].into_iter().peekable();
-    while let Some(unit) = units.next() {
-        n /= 1000.0;
-        if n < 999.95 || units.peek().is_none() {
-            return format!("{n:.1} {unit}");
+    let (mut n, mut unit) = (bytes as f64 / 1000.0, "kB");
+    for larger in ["MB", "GB", "TB"] {
+        if n >= 999.95 {
+            (n, unit) = (n / 1000.0, larger);
         }
     }
-    String::new()
+    format!("{n:.1} {unit}")
 }
 
 /// `1 file`, `2 files`.
@@ -251,6 +267,14 @@ mod tests {
     }
 
     #[test]
+    fn json_is_cleaned_without_changing_what_it_means() {
+        let value = serde_json::json!({"a\u{9b}2J": "\u{1b}[2J\u{202e}\u{7f}", "ü": ["漢\n"]});
+        let cleaned = clean_json(&value);
+        assert!(!cleaned.contains(|c| acts(c) && c != '\n'), "{cleaned:?}");
+        assert_eq!(serde_json::from_str::<Value>(&cleaned).unwrap(), value);
+    }
+
+    #[test]
     fn lines_are_broken_between_words() {
         assert_eq!(
             wrap("one two three four", 9),
@@ -278,6 +302,11 @@ mod tests {
         assert_eq!(
             [0, 999, 1000, 999_949, 999_950, 2_500_000_000].map(size),
             ["0 B", "999 B", "1.0 kB", "999.9 kB", "1.0 MB", "2.5 GB"]
+        );
+        assert_eq!(size(7_000_000_000_000_000), "7000.0 TB");
+        assert_eq!(
+            [1, 0, 2].map(|n| plural(n, "file", "files")),
+            ["1 file", "0 files", "2 files"]
         );
         let times = [0.0, 0.042, 0.9996, 12.34, 59.94, 59.96, 125.0, 7384.0];
         assert_eq!(

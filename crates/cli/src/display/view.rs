@@ -3,9 +3,10 @@
 use std::time::Duration;
 
 use cantle::core::event::EventKind;
-use cantle::core::sandbox::{Isolation, SandboxInfo};
+use cantle::core::policy::Network;
 use cantle::core::usage::TokenUsage;
 
+use super::boundary::{boundary, enforcement};
 use super::calls::Calls;
 use super::flow::{Flow, Thought};
 use super::look::Look;
@@ -17,6 +18,8 @@ const TASK_LINES: usize = 6;
 /// What is known of a run that is being watched.
 #[derive(Debug, Default)]
 pub(super) struct View {
+    /// What commands may reach, which no event says.
+    network: Option<Network>,
     turn: u32,
     max_turns: u32,
     usage: TokenUsage,
@@ -31,12 +34,19 @@ pub(super) struct View {
 }
 
 impl View {
+    pub(super) fn new(network: Option<Network>) -> Self {
+        Self {
+            network,
+            ..Self::default()
+        }
+    }
+
     /// Takes an event, and adds what is to be seen of it to `out`. `now` is the time since the start.
     pub(super) fn event(&mut self, event: &EventKind, now: Duration, look: Look, out: &mut String) {
         let lines = match event {
             EventKind::RunStarted { max_turns, .. } => {
                 self.max_turns = *max_turns;
-                header(event, look)
+                header(event, self.network.as_ref(), look)
             }
             EventKind::Warning { message } => {
                 vec![format!("{} {}", look.paint.yellow("!"), one_line(message))]
@@ -141,7 +151,7 @@ impl View {
     }
 }
 
-fn header(event: &EventKind, look: Look) -> Vec<String> {
+fn header(event: &EventKind, network: Option<&Network>, look: Look) -> Vec<String> {
     let EventKind::RunStarted {
         model,
         task,
@@ -152,8 +162,7 @@ fn header(event: &EventKind, look: Look) -> Vec<String> {
     else {
         return Vec::new();
     };
-    let mut facts = format!("· model {} · ", one_line(model));
-    facts.push_str(&sandbox.as_ref().map_or("no sandbox".to_owned(), place));
+    let mut facts = format!("· model {}", one_line(model));
     if !input_files.is_empty() {
         let files = plural(input_files.len() as u64, "input file", "input files");
         facts.push_str(&format!(" · {files}"));
@@ -164,24 +173,29 @@ fn header(event: &EventKind, look: Look) -> Vec<String> {
         look.paint.dim(&facts)
     )];
     let task = look.fold(&clean(task), TASK_LINES, 0);
-    let task = task.iter().flat_map(|line| look.wrap(line, 7));
-    let title = look.paint.bold("task");
-    let leads = [&*title].into_iter().chain(std::iter::repeat("    "));
-    lines.extend(
-        leads
-            .zip(task)
-            .map(|(lead, line)| format!("{lead}   {}", line.trim_end())),
-    );
+    lines.extend(row("task", &task, look));
+    let place = sandbox
+        .as_ref()
+        .map_or("none".to_owned(), |info| boundary(info, network));
+    lines.extend(row("sandbox", &[place], look));
+    let enforced = sandbox.as_ref().and_then(enforcement);
+    if let Some(enforced) = enforced.filter(|_| look.verbose) {
+        lines.extend(row("enforced", &[enforced], look));
+    }
     lines
 }
 
-/// The sandbox in a few words.
-fn place(info: &SandboxInfo) -> String {
-    let isolation = match info.isolation {
-        Isolation::None => "not isolated".to_owned(),
-        other => format!("isolated by {other}"),
-    };
-    format!("{} sandbox, {isolation}", info.backend)
+/// Lines beside a name.
+fn row(name: &str, text: &[String], look: Look) -> Vec<String> {
+    const COLUMNS: usize = 10;
+    let wrapped = text.iter().flat_map(|line| look.wrap(line, COLUMNS));
+    let title = look.paint.bold(name);
+    let first = format!("{title}{:1$}", "", COLUMNS - name.len());
+    let leads = std::iter::once(first).chain(std::iter::repeat(" ".repeat(COLUMNS)));
+    leads
+        .zip(wrapped)
+        .map(|(lead, line)| format!("{lead}{}", line.trim_end()))
+        .collect()
 }
 
 fn note(text: &str, look: Look) -> Vec<String> {

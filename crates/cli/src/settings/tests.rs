@@ -20,6 +20,10 @@ fn a_file_has_a_key_for_each_setting() {
         context_window = 32000
         timeout = "2m"
         no_stream = true
+        policy = "network"
+        allow_host = ["pypi.org", "*.debian.org"]
+        limit = ["memory=2G", "wall_time=1h"]
+        best_effort = false
     "#;
     let expected = File {
         provider: Some(Provider::Litellm),
@@ -31,6 +35,14 @@ fn a_file_has_a_key_for_each_setting() {
         context_window: Some(32000),
         timeout: Some(Duration::from_secs(120)),
         no_stream: Some(true),
+        policy: Some(Preset::Network),
+        allow_host: ["pypi.org", "*.debian.org"]
+            .map(|host| host.parse().unwrap())
+            .to_vec(),
+        limit: ["memory=2G", "wall_time=1h"]
+            .map(|limit| limit.parse().unwrap())
+            .to_vec(),
+        best_effort: Some(false),
     };
     assert_eq!(file(text), expected);
     assert_eq!(file("timeout = 90").timeout, Some(Duration::from_secs(90)));
@@ -43,7 +55,8 @@ fn an_unknown_setting_is_refused_with_those_that_exist() {
     assert_eq!(
         message,
         "line 2: unknown field `modle`, expected one of `provider`, `base_url`, `model`, \
-         `system_prompt`, `max_turns`, `max_tokens`, `context_window`, `timeout`, `no_stream`"
+         `system_prompt`, `max_turns`, `max_tokens`, `context_window`, `timeout`, `no_stream`, `policy`, \
+         `allow_host`, `limit`, `best_effort`"
     );
 }
 
@@ -68,6 +81,15 @@ fn a_wrong_value_is_named_with_its_line() {
     assert_eq!(
         refusal("max_turns = -1"),
         "line 1: invalid value: integer `-1`, expected u32"
+    );
+    assert_eq!(
+        refusal("\nlimit = [\"ram=2G\"]"),
+        "line 2: `ram=2G` is not a limit: there is no limit of this name; the limits are wall_time, cpu_time, \
+         memory, processes, file_size, disk, inodes, open_files, output"
+    );
+    assert_eq!(
+        refusal("policy = \"none\""),
+        "line 1: `none` is not the name of a policy: use one of workspace, network, read_only, unconfined"
     );
     assert!(
         refusal("model = m").starts_with("line 1: "),

@@ -2,10 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::Signal;
 use tokio::io::AsyncReadExt as _;
+use tokio::time::timeout;
 
-use crate::support::{Ended, Place, appeared, ended, gone};
+use crate::support::{DEADLINE, Ended, HEARD, Mark, Place, ended, send};
 
 async fn exec(args: &[&str]) -> Ended {
     let args = ["exec", "--"].iter().chain(args);
@@ -104,7 +105,10 @@ async fn what_cant_be_started_is_explained() {
         "{}",
         missing.stderr
     );
-    let data = exec(&[data.to_str().unwrap()]).await;
+    let args = ["exec", "--policy", "unconfined", "--"];
+    let data = place
+        .run(args.into_iter().chain([data.to_str().unwrap()]))
+        .await;
     assert_eq!(data.code, Some(126), "{data:?}");
     let nothing = Place::new().run(["exec"]).await;
     assert_eq!(nothing.code, Some(2));
@@ -113,20 +117,52 @@ async fn what_cant_be_started_is_explained() {
 #[tokio::test]
 async fn an_interrupt_ends_the_whole_tree() {
     let place = Place::new();
-    let pid = place.path("pid");
+    let mark = Mark::new(&place);
+    let line = format!("setsid bash -c 'sleep 1000; :' {mark} & wait");
+    for policy in ["workspace", "unconfined"] {
+        let args = ["exec", "--policy", policy, "--", "bash", "-c", &line];
+        for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
+            let child = place.command_with_signals(&[HEARD], args).spawn().unwrap();
+            mark.appeared().await;
+            send(&child, signal);
+            assert_eq!(ended(child).await.code, Some(130));
+            mark.gone().await;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_second_interrupt_ends_it_at_once() {
+    let place = Place::new();
+    let mark = Mark::new(&place);
+    // It hears the first one, and says so, but does not end.
     let line = format!(
-        "setsid bash -c 'echo $$ > {}; sleep 1000' & wait",
-        pid.display()
+        "trap 'echo heard' TERM INT; echo ready {mark} >&2; while true; do sleep 0.1; done"
     );
-    let child = place
-        .command(["exec", "--", "bash", "-c", &line])
-        .spawn()
+    let args = ["exec", "--", "bash", "-c", &line];
+    let mut child = place.command_with_signals(&[HEARD], args).spawn().unwrap();
+    let mut ready = [0; 6];
+    let stderr = child.stderr.as_mut().unwrap();
+    timeout(DEADLINE, stderr.read_exact(&mut ready))
+        .await
+        .unwrap()
         .unwrap();
-    let pid = appeared(&pid).await;
-    let cantle = i32::try_from(child.id().unwrap()).unwrap();
-    kill_process(Pid::from_raw(cantle).unwrap(), Signal::INT).unwrap();
+    send(&child, Signal::INT);
+    let mut heard = [0; 6];
+    let stdout = child.stdout.as_mut().unwrap();
+    timeout(DEADLINE, stdout.read_exact(&mut heard))
+        .await
+        .unwrap()
+        .unwrap();
+    let second = Instant::now();
+    send(&child, Signal::INT);
     assert_eq!(ended(child).await.code, Some(130));
-    gone(&pid).await;
+    assert!(
+        second.elapsed() < Duration::from_secs(1),
+        "{:?}",
+        second.elapsed()
+    );
+    mark.gone().await;
 }
 
 #[tokio::test]

@@ -1,6 +1,7 @@
 //! What goes wrong, what is said about it, and the exit code.
 
 use cantle_testkit::openai::{Fault, Reply, Script, ScriptedServer, ServerOptions, ToolCall, Turn};
+use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::{Value, json};
 
 use crate::support::{Ended, Place};
@@ -277,6 +278,45 @@ async fn an_output_directory_that_cant_be_written() {
 }
 
 #[tokio::test]
+async fn a_result_of_an_earlier_run_that_cant_be_removed() {
+    let place = Place::new();
+    place.write("out/cantle-result.json/file", "in the way");
+    let ended = not_begun(&place, &["run", "Write", "--output-dir", "out"]).await;
+    let said = "cantle: failed to remove out/cantle-result.json of an earlier run: ";
+    assert!(ended.stderr.starts_with(said), "{}", ended.stderr);
+}
+
+#[tokio::test]
+async fn a_full_disk_is_no_success() {
+    let place = Place::new().set("PROGRAM", env!("CARGO_BIN_EXE_cantle"));
+    let go = place.path("go");
+    let wait = format!("until [ -e {} ]; do sleep 0.01; done", go.display());
+    let script = Script::new()
+        .turn(command(&wait))
+        .turn(finish("Done.", &[]));
+    let server = ScriptedServer::start(script).await.unwrap();
+    let place = place.served_by(&server.url());
+    // The signal that a file may not grow is not deadly.
+    let run = "run Hello --policy unconfined --output-dir out";
+    let mut shell = place.command_of("bash");
+    shell.args(["-c", &format!("trap '' XFSZ; exec \"$PROGRAM\" {run}")]);
+    let child = shell.spawn().unwrap();
+    server.received(1).await;
+    let pid = Pid::from_raw(child.id().unwrap().cast_signed());
+    let nothing = Rlimit {
+        current: Some(0),
+        maximum: Some(0),
+    };
+    prlimit(pid, Resource::Fsize, nothing).unwrap();
+    place.write("go", "");
+    let ended = crate::support::ended(child).await;
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    let said = "failed to write out/cantle-result.json: ";
+    assert!(ended.stderr.contains(said), "{}", ended.stderr);
+    assert_eq!(place.list("out"), [""; 0]);
+}
+
+#[tokio::test]
 async fn files_that_cant_be_used_are_named() {
     let place = Place::new();
     place.write(
@@ -321,6 +361,24 @@ async fn without_bash_nothing_begins() {
     let place = place.served_by(&server.url());
     let ended = place.run(["run", "Hello"]).await;
     insta::assert_snapshot!(ended.told(&place));
+}
+
+#[tokio::test]
+async fn without_a_place_for_the_sandbox_nothing_begins() {
+    let server = ScriptedServer::start(nothing_to_do()).await.unwrap();
+    let place = Place::new()
+        .served_by(&server.url())
+        .set("TMPDIR", "/proc/nowhere");
+    for (args, code) in [
+        (&["run", "Hello"][..], 6),
+        (&["exec", "--", "true"], 125),
+        (&["demo"], 6),
+    ] {
+        let ended = place.run(args).await;
+        assert_eq!((ended.code, &*ended.stdout), (Some(code), ""), "{ended:?}");
+        assert!(ended.stderr.contains("/proc/nowhere"), "{}", ended.stderr);
+    }
+    assert_eq!(server.requests().len(), 0);
 }
 
 #[tokio::test]

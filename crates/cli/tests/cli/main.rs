@@ -8,14 +8,17 @@
 )]
 
 mod demo;
+mod doctor;
 mod exec;
 mod failures;
 mod interrupts;
+mod policy;
 mod report;
 mod run;
 mod settings;
 #[path = "../support/mod.rs"]
 mod support;
+mod terminal;
 
 use cantle_testkit::openai::{Script, ToolCall, Turn};
 use serde_json::{Value, json};

@@ -109,25 +109,22 @@ async fn json_lines_are_all_of_standard_output_and_numbered_without_gaps() {
             .clone()
             .all(|event| event["event"].as_str().unwrap().ends_with("_delta"))
     );
-    let kinds: Vec<&str> = events
+    // What the model is told along the way is its own matter.
+    let kinds = events
         .iter()
         .filter(|event| !event["number"].is_null())
         .map(|event| event["event"].as_str().unwrap())
-        .collect();
+        .filter(|kind| *kind != "user_message");
     let expected = [
         "run_started",
-        "warning",
-        "user_message",
         "turn_started",
         "model_answered",
         "tool_started",
         "tool_finished",
-        "user_message",
         "turn_started",
         "model_answered",
         "tool_started",
         "tool_finished",
-        "user_message",
         "turn_started",
         "model_answered",
         "tool_started",
@@ -135,11 +132,7 @@ async fn json_lines_are_all_of_standard_output_and_numbered_without_gaps() {
         "output_saved",
         "run_finished",
     ];
-    let without_warnings = |kinds: &[&str]| -> Vec<String> {
-        let kinds = kinds.iter().filter(|kind| **kind != "user_message");
-        kinds.map(|kind| (*kind).to_owned()).collect()
-    };
-    assert_eq!(without_warnings(&kinds), without_warnings(&expected));
+    assert_eq!(kinds.collect::<Vec<_>>(), expected);
     assert_eq!(events.last().unwrap()["status"], "finished");
 }
 
@@ -184,6 +177,48 @@ async fn the_task_comes_from_standard_input() {
             .to_string()
             .contains("Line one\\nline two")
     );
+}
+
+#[tokio::test]
+async fn inputs_lie_where_their_names_say_and_what_cant_be_copied_is_passed_over() {
+    let script = Script::new()
+        .turn(command("find . -type f | sort"))
+        .turn(finish("Found.", &[]));
+    let server = ScriptedServer::start(script).await.unwrap();
+    let place = Place::new().served_by(&server.url());
+    for file in ["whole/a", "inside/b", "src/deep/c.rs", "src/c.txt", "one"] {
+        place.write(file, "x");
+    }
+    std::os::unix::fs::symlink("nowhere", place.path("whole/dangling")).unwrap();
+    let pipe = std::process::Command::new("mkfifo")
+        .arg(place.path("whole/pipe"))
+        .status();
+    assert!(pipe.unwrap().success());
+    let inputs = ["whole", "inside/", "src/**/*.rs", "one"];
+    let inputs = inputs.iter().flat_map(|input| ["--input", input]);
+    let ended = place
+        .run(["run", "Find", "-v"].into_iter().chain(inputs))
+        .await;
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let found = "  │ ./b\n  │ ./deep/c.rs\n  │ ./one\n  │ ./whole/a\n  └ exit 0";
+    assert!(ended.stderr.contains(found), "{}", ended.stderr);
+    for path in ["whole/dangling", "whole/pipe"] {
+        let warned = |line: &str| line.starts_with("! ") && line.contains(path);
+        assert!(ended.stderr.lines().any(warned), "{}", ended.stderr);
+    }
+}
+
+#[tokio::test]
+async fn a_command_that_takes_too_long_is_stopped_and_the_run_goes_on() {
+    let script = Script::new()
+        .turn(command("echo so far; sleep 1000"))
+        .turn(finish("Went on.", &[]));
+    let server = ScriptedServer::start(script).await.unwrap();
+    let place = Place::new().served_by(&server.url());
+    let ended = place.run(["run", "Wait", "--timeout", "0.2s"]).await;
+    assert_eq!((ended.code, &*ended.stdout), (Some(0), "Went on.\n"));
+    let shown = "  │ so far\n  └ timed out · ";
+    assert!(ended.stderr.contains(shown), "{}", ended.stderr);
 }
 
 #[tokio::test]
@@ -381,44 +416,6 @@ async fn a_result_that_cant_be_written_is_no_success() {
         "{}",
         ended.stderr
     );
-}
-
-#[tokio::test]
-async fn a_terminal_has_a_status_line_and_colours_unless_they_are_not_wanted() {
-    let server = ScriptedServer::start(counting()).await.unwrap();
-    for (no_color, coloured) in [("", true), ("1", false)] {
-        let place = Place::new()
-            .served_by(&server.url())
-            .set("NO_COLOR", no_color);
-        let place = place
-            .set("TERM", "xterm")
-            .set("PROGRAM", env!("CARGO_BIN_EXE_cantle"));
-        place.write("data/in.txt", "one two three\n");
-        let line = "stty columns 72; exec \"$PROGRAM\" run 'Count the words' --input data";
-        let mut script = tokio::process::Command::new("script");
-        script.args(["--quiet", "--return", "--command", line, "/dev/null"]);
-        let given = place.command([""; 0]);
-        script
-            .env_clear()
-            .envs(given.as_std().get_envs().filter_map(|(k, v)| Some((k, v?))));
-        script
-            .current_dir(place.path(""))
-            .stdin(std::process::Stdio::null());
-        let Ok(output) = script.output().await else {
-            eprintln!("SKIPPED: there is no script(1)");
-            return;
-        };
-        let shown = String::from_utf8(output.stdout).unwrap();
-        assert_eq!(output.status.code(), Some(0), "{shown}");
-        assert_eq!(shown.contains("\u{1b}[1m"), coloured, "{shown:?}");
-        assert!(shown.contains("turn 1/30 · 0 in · 0 out · "), "{shown:?}");
-        // The status line is taken away before anything else is written, and at the end.
-        let (_, end) = shown.rsplit_once("turn 3/30").unwrap();
-        assert!(
-            end.contains("\r\u{1b}[J") && end.contains("There are 3 words."),
-            "{end:?}"
-        );
-    }
 }
 
 #[tokio::test]

@@ -1,10 +1,10 @@
 //! Where settings come from, and which key goes where.
 
-use cantle_testkit::openai::ScriptedServer;
+use cantle_testkit::openai::{Script, ScriptedServer};
 use serde_json::Value;
 
-use crate::nothing_to_do;
 use crate::support::Place;
+use crate::{command, finish, nothing_to_do};
 
 async fn server() -> ScriptedServer {
     ScriptedServer::start(nothing_to_do()).await.unwrap()
@@ -46,6 +46,58 @@ async fn a_flag_goes_before_the_environment_and_that_before_the_files() {
 
     assert_eq!(run(&place, &["--model", "flags"]).await, Some(0));
     assert_eq!(asked(&server), ("flags".into(), 2.into()));
+}
+
+#[tokio::test]
+async fn each_setting_has_a_variable() {
+    let script = Script::new()
+        .turn(command("touch here || ulimit -n; sleep 1000"))
+        .turn(finish("Woke up.", &[]));
+    let server = ScriptedServer::start(script).await.unwrap();
+    let place = Place::new()
+        .set("CANTLE_PROVIDER", "local")
+        .set("CANTLE_BASE_URL", server.url())
+        .set("CANTLE_MODEL", "environments")
+        .set("CANTLE_SYSTEM_PROMPT", "Speak like a pirate.")
+        .set("CANTLE_MAX_TURNS", "7")
+        .set("CANTLE_MAX_TOKENS", "500")
+        .set("CANTLE_CONTEXT_WINDOW", "8000")
+        .set("CANTLE_TIMEOUT", "0.2s")
+        .set("CANTLE_NO_STREAM", "1")
+        .set("CANTLE_POLICY", "read_only")
+        .set("CANTLE_LIMIT", "open_files=100");
+    let ended = place.run(["run", "Hello"]).await;
+    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert!(ended.stderr.contains("└ timed out"), "{}", ended.stderr);
+    assert!(ended.stderr.contains("  │ 100\n"), "{}", ended.stderr);
+    let body = server.requests()[0].body();
+    assert_eq!(asked(&server), ("environments".into(), 500.into()));
+    assert_eq!(body["stream"], false);
+    let system = body["messages"][0].to_string();
+    assert!(
+        system.contains("Speak like a pirate.") && system.contains("7 turns"),
+        "{system}"
+    );
+
+    // Each is read: what makes no sense in it is refused.
+    for name in [
+        "PROVIDER",
+        "BASE_URL",
+        "MAX_TURNS",
+        "MAX_TOKENS",
+        "CONTEXT_WINDOW",
+        "TIMEOUT",
+        "POLICY",
+        "ALLOW_HOST",
+        "LIMIT",
+    ] {
+        let ended = place
+            .command(["run", "Hello"])
+            .env(format!("CANTLE_{name}"), "-1")
+            .spawn();
+        let ended = crate::support::ended(ended.unwrap()).await;
+        assert_eq!((ended.code, &*ended.stdout), (Some(2), ""), "{name}");
+    }
 }
 
 #[tokio::test]
@@ -142,6 +194,7 @@ async fn version_and_help_are_there() {
         ("help_run", &["run", "--help"]),
         ("help_exec", &["exec", "--help"]),
         ("help_demo", &["demo", "--help"]),
+        ("help_doctor", &["doctor", "--help"]),
     ] {
         let help = place.run(args).await;
         assert_eq!((help.code, &*help.stderr), (Some(0), ""));

@@ -6,11 +6,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::time::Duration;
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::io::AsyncWriteExt as _;
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
+
+/// For [`Place::command_with_signals`]: each signal does what it does by default.
+pub(crate) const HEARD: &str = "--default-signal=INT,TERM,HUP";
 
 /// For everything that is waited for.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
@@ -80,9 +84,41 @@ impl Place {
     }
 
     pub(crate) fn command<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Command {
-        let mut command = Command::new(&self.program);
+        let mut command = self.command_of(&self.program);
+        command.args(args);
         command
-            .args(args)
+    }
+
+    /// The same, whose pid is to be sent signals. Whoever started the tests may ignore some of them
+    /// (`nohup`, a job in the background of a script), and the program would too: `how` sets that
+    /// right, as options of `env`.
+    pub(crate) fn command_with_signals<A: AsRef<OsStr>>(
+        &self,
+        how: &[&str],
+        args: impl IntoIterator<Item = A>,
+    ) -> Command {
+        let mut command = self.command_of("env");
+        command.args(how).arg(&self.program).args(args);
+        command
+    }
+
+    /// The same where nobody may make namespaces; see [`without_namespaces`].
+    pub(crate) async fn run_without_namespaces<A: AsRef<OsStr>>(
+        &self,
+        args: impl IntoIterator<Item = A>,
+    ) -> Option<Ended> {
+        let mut command = self.command_of("unshare");
+        command
+            .args(without_namespaces()?)
+            .arg(&self.program)
+            .args(args);
+        Some(ended(command.spawn().unwrap()).await)
+    }
+
+    /// Another program, in the same place.
+    pub(crate) fn command_of(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = Command::new(program);
+        command
             .current_dir(self.directory.path())
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap())
@@ -143,8 +179,21 @@ impl Ended {
             self.stdout,
             self.stderr
         );
-        redact(&text.replace(here.to_str().unwrap().trim_end_matches('/'), "HERE"))
+        let text = text.replace(here.to_str().unwrap().trim_end_matches('/'), "HERE");
+        redact(&without_walls(&text))
     }
+}
+
+/// Text without the walls that this machine has.
+fn without_walls(text: &str) -> String {
+    let lines = text.split('\n').map(|line| {
+        let parts: Vec<&str> = line.split(" · ").collect();
+        match parts[..] {
+            [place @ "sandbox   local", _, reached] => format!("{place} · WALLS · {reached}"),
+            _ => line.to_owned(),
+        }
+    });
+    lines.collect::<Vec<_>>().join("\n")
 }
 
 /// Text without what differs each time: local ports, and times in seconds.
@@ -168,28 +217,88 @@ pub(crate) fn redact(text: &str) -> String {
     redacted + rest
 }
 
-/// Waits until a file is there and not empty; returns what is in it.
-pub(crate) async fn appeared(path: &Path) -> String {
-    let wait = async {
-        loop {
-            match std::fs::read_to_string(path) {
-                Ok(text) if !text.is_empty() => return text,
-                _ => tokio::time::sleep(Duration::from_millis(10)).await,
-            }
-        }
-    };
-    timeout(DEADLINE, wait).await.unwrap()
+/// Sends a signal to a program.
+pub(crate) fn send(child: &Child, signal: Signal) {
+    let pid = i32::try_from(child.id().unwrap()).unwrap();
+    kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
 }
 
-/// Waits until a process is gone.
-pub(crate) async fn gone(pid: &str) {
-    let process = Path::new("/proc").join(pid.trim());
-    let wait = async {
-        while process.exists() {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    timeout(DEADLINE, wait).await.unwrap();
+/// A word in the arguments of processes by which they are found, whatever namespace they are in.
+#[derive(Debug)]
+pub(crate) struct Mark(String);
+
+impl Mark {
+    /// One that no other process has.
+    pub(crate) fn new(place: &Place) -> Self {
+        let name = place.directory.path().file_name().unwrap();
+        Self(format!("mark-{}", name.to_str().unwrap()))
+    }
+
+    /// The arguments of all processes that have it in one.
+    fn processes(&self) -> Vec<Vec<String>> {
+        let read = |entry: std::fs::DirEntry| {
+            let arguments = std::fs::read(entry.path().join("cmdline")).ok()?;
+            let arguments = String::from_utf8_lossy(&arguments).into_owned();
+            arguments.contains(&self.0).then(|| {
+                let words = arguments.trim_end_matches('\0').split('\0');
+                words.map(str::to_owned).collect()
+            })
+        };
+        let entries = std::fs::read_dir("/proc").unwrap();
+        entries.filter_map(|entry| read(entry.ok()?)).collect()
+    }
+
+    /// Waits for a bash that has it as its last argument.
+    pub(crate) async fn appeared(&self) {
+        let is_it = |process: &Vec<String>| {
+            process.first().is_some_and(|name| name == "bash") && process.last() == Some(&self.0)
+        };
+        self.wait(|processes| processes.iter().any(is_it)).await;
+    }
+
+    /// Waits until no process has it.
+    pub(crate) async fn gone(&self) {
+        self.wait(<[_]>::is_empty).await;
+    }
+
+    async fn wait(&self, done: impl Fn(&[Vec<String>]) -> bool) {
+        let wait = async {
+            while !done(&self.processes()) {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        timeout(DEADLINE, wait).await.unwrap();
+    }
+}
+
+impl std::fmt::Display for Mark {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// Arguments for [`Place::command_of`] `unshare`, before those of the program: an ordinary user on a
+/// machine where nobody may make namespaces. `None`, said aloud, where that can't be had.
+pub(crate) fn without_namespaces() -> Option<Vec<&'static str>> {
+    let script = "echo 0 > /proc/sys/user/max_user_namespaces && exec \"$0\" \"$@\"";
+    let args = vec![
+        "--user",
+        "--map-user=1000",
+        "--map-group=1000",
+        "--keep-caps",
+        "bash",
+        "-c",
+        script,
+    ];
+    let tried = std::process::Command::new("unshare")
+        .args(&args)
+        .arg("true")
+        .output();
+    if tried.is_ok_and(|output| output.status.success()) {
+        return Some(args);
+    }
+    eprintln!("SKIPPED: no user namespace, to forbid further ones in");
+    None
 }
 
 /// What a peer's test finds in its environment; `None`, said aloud, where the peer isn't there.

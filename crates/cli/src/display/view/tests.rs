@@ -1,6 +1,7 @@
 use cantle::core::event::RunStatus;
 use cantle::core::ledger::Ledger;
-use cantle::core::sandbox::SandboxPath;
+use cantle::core::policy::PolicyField;
+use cantle::core::sandbox::{EnforcedBy, Enforcement, Isolation, SandboxInfo, SandboxPath};
 use serde_json::json;
 
 use super::*;
@@ -21,14 +22,23 @@ const VERBOSE: Look = Look {
 };
 
 fn started() -> EventKind {
-    let directory = SandboxPath::new("/tmp/work").unwrap();
+    let directory = SandboxPath::new("/workspace").unwrap();
+    let mut sandbox = SandboxInfo::new("local", "x", directory);
+    sandbox.isolation = Isolation::Kernel;
+    sandbox.walls = ["namespaces (user, mount)", "Landlock 7", "user 65534"]
+        .map(str::to_owned)
+        .to_vec();
+    sandbox.enforcement = vec![
+        Enforcement::new(PolicyField::Network, EnforcedBy::Kernel),
+        Enforcement::new(PolicyField::Memory, EnforcedBy::NotEnforced),
+    ];
     EventKind::RunStarted {
         agent: "cantle".to_owned(),
         model: "gpt-5".to_owned(),
         task: "Count the lines".to_owned(),
         max_turns: 30,
         tools: vec!["code_exec".to_owned()],
-        sandbox: Some(SandboxInfo::new("local", "x", directory)),
+        sandbox: Some(sandbox),
         input_files: vec!["a.txt".to_owned(), "b.txt".to_owned()],
     }
 }
@@ -91,7 +101,7 @@ fn finished() -> EventKind {
 
 /// Everything that stays on the screen.
 fn shown(look: Look, events: &[EventKind]) -> String {
-    let mut view = View::default();
+    let mut view = View::new(Some(Network::Off));
     let mut out = String::new();
     for event in events {
         view.event(event, Duration::ZERO, look, &mut out);
@@ -104,7 +114,7 @@ fn whole_run() -> Vec<EventKind> {
     vec![
         started(),
         EventKind::Warning {
-            message: "Commands are not isolated.".to_owned(),
+            message: "The policy field memory is not enforced.".to_owned(),
         },
         EventKind::TurnStarted { turn: 1 },
         EventKind::ReasoningDelta {
@@ -204,6 +214,41 @@ fn a_tool_without_a_command_is_shown_with_its_arguments() {
     assert_eq!(
         shown(PLAIN, &[call]),
         "  $ search {\"query\":\"a\\u001b[2Jb\"}\n"
+    );
+}
+
+#[test]
+fn malformed_arguments_are_shown_as_they_came_but_harmless() {
+    let mut view = View::default();
+    let mut out = String::new();
+    let call = EventKind::ToolStarted {
+        call_id: "1".to_owned(),
+        tool: "code_exec".to_owned(),
+        arguments: json!(
+            "{\"cmd\": \"ls\u{1b}[2J\u{7} -l\r\n\u{202e}data and all that is below it"
+        ),
+    };
+    let refused = EventKind::ToolFinished {
+        call_id: "1".to_owned(),
+        tool: "code_exec".to_owned(),
+        result: "Tool arguments are not valid\n- EOF while parsing a string\u{1b}[2J".to_owned(),
+        success: false,
+        arguments_valid: false,
+        duration: Duration::ZERO,
+    };
+    view.event(&started(), Duration::ZERO, TERMINAL, &mut String::new());
+    view.event(&call, Duration::ZERO, TERMINAL, &mut out);
+    assert_eq!(
+        view.live_lines(Duration::ZERO, TERMINAL),
+        ["turn 1/30 · 0 in · 0 out · 0:00 · running code_exec {\"cmd\": \"ls -… 0:00"]
+    );
+    view.event(&refused, Duration::ZERO, TERMINAL, &mut out);
+    assert_eq!(
+        out,
+        "\n  $ code_exec {\"cmd\": \"ls -l data and all that is below it\n\
+         \u{20} │ Tool arguments are not valid\n\
+         \u{20} │ - EOF while parsing a string\n\
+         \u{20} └ failed · 0.00 s\n"
     );
 }
 
