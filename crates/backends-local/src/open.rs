@@ -11,6 +11,7 @@ use cantle_core::sandbox::{
     SandboxPath,
 };
 use rustix::fs::{Gid, Uid};
+use rustix::io::Errno;
 
 use crate::backend::{LocalBackend, Walls};
 use crate::confinement::{self, Identity, Mode, Plan, Standing};
@@ -148,7 +149,17 @@ fn report(
 fn not_built(plan: &Plan, error: &StartError) -> String {
     match error {
         StartError::Start(error) => format!("failed to start the supervisor: {error}"),
-        StartError::Step(None, error) => format!("no new namespaces: {error}"),
+        StartError::Step(None, error) => {
+            // The kernel has no error of its own for these.
+            let why = match Errno::from_io_error(error) {
+                Some(Errno::NOSPC) => " (`user.max_user_namespaces` is used up, or 0)",
+                Some(Errno::PERM | Errno::ACCESS) => {
+                    " (a container or a setting of the system forbids them)"
+                }
+                _ => "",
+            };
+            format!("no new namespaces{why}: {error}")
+        }
         StartError::Step(Some(step), error) => {
             let name = plan.names.get(*step).map_or("finish", String::as_str);
             format!("failed to {name}: {error}")

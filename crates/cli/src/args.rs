@@ -222,6 +222,10 @@ pub(crate) struct ExecArgs {
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     pub(crate) timeout: Option<Duration>,
 
+    /// Give it a terminal of its own, as an interactive shell needs: every key goes to it
+    #[arg(long, short)]
+    pub(crate) tty: bool,
+
     /// Say on standard error what the sandbox is kept by
     #[arg(long, short)]
     pub(crate) verbose: bool,

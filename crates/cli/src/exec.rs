@@ -12,7 +12,7 @@ use cantle::backends::local::LocalBackend;
 use cantle::core::ids::RunId;
 use cantle::core::policy::{Network, Policy};
 use cantle::core::sandbox::{
-    Backend as _, Channel, ExitStatus, OutputStream, Process, ProcessStdin, Sandbox,
+    Backend as _, Channel, ExitStatus, OutputStream, Process, ProcessStdin, PtySize, Sandbox,
     SandboxContext, SandboxError, SandboxErrorKind, SandboxInfo, SpawnRequest, Stdin,
 };
 use futures_util::StreamExt as _;
@@ -23,6 +23,7 @@ use tokio_util::sync::CancellationToken;
 use crate::args::ExecArgs;
 use crate::display::{boundary, enforcement, one_line, unenforced};
 use crate::exit::Failure;
+use crate::terminal::{self, Raw};
 use crate::{policy, settings};
 
 // As `env`, `timeout` and shells have them.
@@ -36,6 +37,9 @@ const NOT_READ: i32 = 141;
 /// How much of our input waits for the command to read it.
 const INPUT_PIECES: usize = 4;
 const PIECE_BYTES: usize = 64 * 1024;
+
+/// Ctrl-D: at the start of a line, the end of a terminal's input.
+const END_OF_INPUT: &[u8] = b"\x04";
 
 /// Runs the command, and returns the exit code.
 pub(crate) async fn perform(
@@ -101,6 +105,12 @@ async fn run(
         .with_stdin(Stdin::Piped)
         .with_cancellation(cancellation);
     request.timeout = args.timeout;
+    if args.tty {
+        request = request.with_pty(terminal::size());
+        if let Ok(term) = std::env::var("TERM") {
+            request = request.with_env("TERM", term);
+        }
+    }
     let mut process = sandbox.spawn(request).await.map_err(|error| {
         let code = match error.kind() {
             SandboxErrorKind::NotFound => NOT_FOUND,
@@ -115,22 +125,42 @@ async fn run(
         }
     })?;
     let (input, output) = (process.take_stdin(), process.take_output());
+    let mut raw = None;
+    if args.tty {
+        let entered = Raw::enter().map_err(|error| Failure {
+            code: FAILED,
+            error: anyhow!(error).context("failed to take over the terminal"),
+        })?;
+        raw = Some(entered);
+    }
+    // Where a file is typed, its end is a key.
+    let end = raw.as_ref().is_some_and(|raw| !raw.is_terminal());
     let exit = tokio::select! {
-        exit = finish(&mut *process, output) => exit.map_err(|error| failure(FAILED, &error))?,
-        never = feed(input) => match never {},
+        exit = finish(&mut *process, output, raw) => exit.map_err(|error| failure(FAILED, &error))?,
+        never = feed(input, end.then_some(END_OF_INPUT)) => match never {},
     };
     // 128 + a signal is at most 192; other codes have a byte anyway.
     Ok(u8::try_from(exit).unwrap_or(FAILED))
 }
 
-/// Passes output on until the command's end, or until nobody reads it any more.
+/// Passes output on until the command's end, or until nobody reads it any more; `raw` is our
+/// terminal where the command has one.
 async fn finish(
     process: &mut dyn Process,
     output: Option<OutputStream>,
+    mut raw: Option<Raw>,
 ) -> Result<i32, SandboxError> {
     let (mut stdout, mut stderr) = (tokio::io::stdout(), tokio::io::stderr());
     if let Some(mut output) = output {
-        while let Some(chunk) = output.next().await {
+        loop {
+            let chunk = tokio::select! {
+                chunk = output.next() => chunk,
+                size = resized(&mut raw) => {
+                    process.resize(size).await?;
+                    continue;
+                }
+            };
+            let Some(chunk) = chunk else { break };
             let chunk = chunk?;
             let passed = match chunk.channel {
                 Channel::Stdout => pass(&mut stdout, &chunk.bytes).await,
@@ -142,6 +172,8 @@ async fn finish(
         }
     }
     let exit = process.wait().await?;
+    // What comes now is ours.
+    drop(raw);
     // The command doesn't know what stopped it, or which host was refused.
     let stopped = matches!(exit.status, ExitStatus::LimitReached { .. });
     let stopped = stopped.then(|| exit.status.to_string());
@@ -152,19 +184,36 @@ async fn finish(
     Ok(exit.status.shell_code())
 }
 
+async fn resized(raw: &mut Option<Raw>) -> PtySize {
+    match raw {
+        Some(raw) => raw.resized().await,
+        None => std::future::pending().await,
+    }
+}
+
 async fn pass<W: AsyncWrite + Unpin>(writer: &mut W, bytes: &[u8]) -> io::Result<()> {
     writer.write_all(bytes).await?;
     writer.flush().await
 }
 
-/// Passes our input on, to its end or to the command's. Never returns: what ends is the command.
-async fn feed(input: Option<Box<dyn ProcessStdin>>) -> std::convert::Infallible {
+/// Passes our input on, and `end` after it, to its end or to the command's. Never returns: what ends
+/// is the command.
+async fn feed(
+    input: Option<Box<dyn ProcessStdin>>,
+    end: Option<&'static [u8]>,
+) -> std::convert::Infallible {
     if let Some(mut input) = input {
         let mut pieces = read_input();
+        let mut is_read = true;
         while let Some(piece) = pieces.recv().await {
-            if input.write(piece).await.is_err() {
+            is_read = input.write(piece).await.is_ok();
+            if !is_read {
                 break;
             }
+        }
+        if let (Some(end), true) = (end, is_read) {
+            // A command that has ended reads no end.
+            let _ = input.write(Bytes::from_static(end)).await;
         }
     }
     std::future::pending().await

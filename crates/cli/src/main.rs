@@ -17,6 +17,7 @@ mod provider;
 mod record;
 mod run;
 mod settings;
+mod terminal;
 mod work;
 
 use std::io::Write as _;

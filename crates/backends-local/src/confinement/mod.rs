@@ -28,6 +28,7 @@ use crate::files::Places;
 /// Bits for walls that may be missing.
 const LANDLOCK: u8 = 0;
 const TERMINALS: u8 = 1;
+const FILTER: u8 = 2;
 
 const NEW_NAMESPACES: u64 = {
     let mounts = 0x0002_0000;
@@ -97,7 +98,8 @@ impl Identity {
     /// Our user, or nobody where that would be root.
     pub(crate) fn for_commands(policy: &Policy, walls: Walls) -> Self {
         let (uid, gid) = Self::own();
-        if uid == 0 && is_confined(policy) && walls.include(Wall::Identity) {
+        let is_root = uid == 0 && is_confined(policy);
+        if is_root && walls.include(Wall::Identity) && Self::has_others() {
             return Self {
                 uid: Self::UNPRIVILEGED,
                 gid: Self::UNPRIVILEGED,
@@ -109,6 +111,25 @@ impl Identity {
             gid,
             is_other: false,
         }
+    }
+
+    /// Whether nobody is somebody here: a user namespace may know root alone.
+    fn has_others() -> bool {
+        let includes = |map: &str| {
+            // Each line: the first number here, its number outside, how many.
+            map.lines().any(|line| {
+                let mut numbers = line.split_whitespace().map(str::parse::<u64>);
+                match (numbers.next(), numbers.nth(1)) {
+                    (Some(Ok(first)), Some(Ok(count))) => {
+                        (first..first + count).contains(&Self::UNPRIVILEGED.into())
+                    }
+                    _ => false,
+                }
+            })
+        };
+        ["/proc/self/uid_map", "/proc/self/gid_map"]
+            .into_iter()
+            .all(|map| std::fs::read_to_string(map).is_ok_and(|map| includes(&map)))
     }
 
     fn own() -> (u32, u32) {
@@ -197,7 +218,7 @@ impl Plan {
                     subprocesses: policy.subprocesses != Some(false),
                 };
                 let program = &filter::program(openness);
-                steps.add("filter system calls", &Step::Filter { program });
+                steps.add_optional(FILTER, &Step::Filter { program });
                 if policy.subprocesses == Some(false) {
                     let program = &filter::for_single_programs();
                     steps.add("filter commands", &Step::FilterCommands { program });
@@ -239,6 +260,10 @@ impl Maps {
 }
 
 /// What stands, once the supervisor has built it.
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each says whether one thing is there"
+)]
 #[derive(Clone, Debug)]
 pub(crate) struct Standing {
     pub(crate) mode: Mode,
@@ -263,7 +288,9 @@ impl Standing {
         Self {
             mode: plan.mode,
             landlock,
-            filter: is_confined(policy) && walls.include(Wall::SystemCalls),
+            filter: is_confined(policy)
+                && walls.include(Wall::SystemCalls)
+                && missing & (1 << FILTER) == 0,
             terminals: plan.mode == Mode::Namespaces && missing & (1 << TERMINALS) == 0,
             has_proxy: plan.has_proxy,
             identity,

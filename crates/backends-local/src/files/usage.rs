@@ -26,7 +26,7 @@ impl Root {
         let mut used = Used::default();
         for name in [WORK, TEMPORARY] {
             match open_directory(&self.descriptor, name) {
-                Ok(directory) => used.add(directory, MOST_DEPTH),
+                Ok(directory) => used.add(&directory, MOST_DEPTH),
                 // A command may have removed it.
                 Err(Errno::NOENT) => {}
                 Err(error) => return Err(self.failure("measure", &self.seen().work, error)),
@@ -37,8 +37,8 @@ impl Root {
 }
 
 impl Used {
-    fn add(&mut self, directory: OwnedFd, depth: usize) {
-        let Ok(entries) = Dir::read_from(&directory) else {
+    fn add(&mut self, directory: &OwnedFd, depth: usize) {
+        let Ok(entries) = Dir::read_from(directory) else {
             return;
         };
         for entry in entries.flatten() {
@@ -46,7 +46,7 @@ impl Used {
             if matches!(name.to_bytes(), b"." | b"..") {
                 continue;
             }
-            let Ok(stat) = statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW) else {
+            let Ok(stat) = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) else {
                 continue;
             };
             // Of 512 bytes, whatever the file system's own are.
@@ -54,9 +54,9 @@ impl Used {
             self.inodes += 1;
             if FileType::from_raw_mode(stat.st_mode) == FileType::Directory
                 && depth > 0
-                && let Ok(below) = open_directory(&directory, name)
+                && let Ok(below) = open_directory(directory, name)
             {
-                self.add(below, depth - 1);
+                self.add(&below, depth - 1);
             }
         }
     }

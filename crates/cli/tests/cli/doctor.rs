@@ -86,9 +86,9 @@ async fn where_namespaces_are_forbidden_it_says_what_follows() {
     }
     let ended = place.run_without_namespaces(["doctor"]).await.unwrap();
     for said in [
-        "✗ namespaces     no new namespaces: ",
+        "✗ namespaces     no new namespaces (`user.max_user_namespaces` is used up, or 0): ",
         "so the policy `network` is refused",
-        "can't be enforced: network (no new namespaces: ",
+        "can't be enforced: network (no new namespaces (`user.max_user_namespaces` is used up, or 0): ",
     ] {
         assert!(ended.stdout.contains(said), "{}", ended.stdout);
     }

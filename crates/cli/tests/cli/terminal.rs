@@ -65,3 +65,38 @@ async fn malformed_arguments_are_shown_as_they_came_but_harmless() {
         "{result:?}"
     );
 }
+
+#[tokio::test]
+async fn a_command_can_have_a_terminal_of_its_own() {
+    let place = Place::new();
+    let line = "tty; stty size; read line; echo \"got $line\"; cat; exit 7";
+    let args = ["exec", "--tty", "--", "bash", "-c", line];
+    let ended = place.run_with(args, b"hello\n").await;
+    // What is typed is shown by the terminal, and the end of the input ends `cat`.
+    let shown = "/dev/pts/0\r\n24 80\r\n";
+    assert!(
+        ended.stdout.starts_with(shown) || ended.stdout.starts_with("hello\r\n"),
+        "{ended:?}"
+    );
+    assert!(ended.stdout.contains("got hello\r\n"), "{ended:?}");
+    assert_eq!((ended.code, &*ended.stderr), (Some(7), ""), "{ended:?}");
+}
+
+#[tokio::test]
+async fn a_terminal_is_left_as_it_was() {
+    let place = Place::new()
+        .set("TERM", "xterm")
+        .set("PROGRAM", env!("CARGO_BIN_EXE_cantle"));
+    let line = "stty rows 31 columns 99; before=$(stty -g); \
+                \"$PROGRAM\" exec --tty -- bash -c 'stty size; kill -9 $$'; echo \"code $?\"; \
+                test \"$before\" = \"$(stty -g)\" && echo restored";
+    let mut script = place.command_of("script");
+    script.args(["--quiet", "--return", "--command", line, "/dev/null"]);
+    let Ok(child) = script.spawn() else {
+        eprintln!("SKIPPED: there is no script(1)");
+        return;
+    };
+    let ended = crate::support::ended(child).await;
+    assert!(ended.stdout.contains("31 99\r\n"), "{ended:?}");
+    assert!(ended.stdout.contains("code 137\r\nrestored"), "{ended:?}");
+}
