@@ -3,6 +3,8 @@
 //! It is a program of its own, for the target's kernel and nothing else: no C library, no standard
 //! library, no dependency. What is needed to build any Rust program for the target builds it.
 
+#![expect(clippy::expect_used, reason = "a build that can't go on says why and ends")]
+
 use std::env;
 use std::path::PathBuf;
 use std::process::Command;

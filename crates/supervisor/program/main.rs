@@ -19,10 +19,6 @@ mod guard;
 mod init;
 mod runtime;
 mod setup;
-#[allow(
-    dead_code,
-    reason = "a wrapper of the kernel's interface names all of what it wraps"
-)]
 mod sys;
 mod text;
 mod tree;

@@ -15,6 +15,11 @@
 #![forbid(unsafe_code)]
 
 mod encode;
+#[expect(
+    clippy::exhaustive_enums,
+    clippy::exhaustive_structs,
+    reason = "both sides are of the same version, and each must know all that the other says"
+)]
 #[path = "../program/wire.rs"]
 pub mod wire;
 

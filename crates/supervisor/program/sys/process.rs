@@ -1,0 +1,261 @@
+//! Processes: forking, waiting, signals, limits, and what a process is allowed.
+
+use core::ffi::CStr;
+use core::mem::MaybeUninit;
+use core::ptr::null;
+
+use super::{EINTR, EINVAL, Errno, Fd, Result, pad, syscall};
+
+/// The parent waits until the child executes a program or ends.
+pub const CLONE_VFORK: u64 = 0x4000;
+
+pub fn exit(code: i32) -> ! {
+    loop {
+        let _ = call!(231, code);
+    }
+}
+
+/// What a `clone` without shared memory answers.
+pub enum Forked {
+    Parent { child: i32 },
+    Child,
+}
+
+/// Forks, with new namespaces where `flags` says so.
+pub fn fork(flags: u64) -> Result<Forked> {
+    const SIGCHLD: u64 = 17;
+    match call!(56, flags | SIGCHLD, 0, 0, 0, 0)? {
+        0 => Ok(Forked::Child),
+        child => Ok(Forked::Parent {
+            child: child as i32,
+        }),
+    }
+}
+
+/// Replaces the program.
+///
+/// # Safety
+/// `argv` and `envp` are arrays of pointers to strings that end with NUL, and end with null.
+pub unsafe fn execve(path: &CStr, argv: *const *const u8, envp: *const *const u8) -> Errno {
+    match call!(59, path.as_ptr(), argv, envp) {
+        Ok(_) => EINVAL,
+        Err(errno) => errno,
+    }
+}
+
+/// How a child changed, as `wait4` packs it, and what it used.
+#[derive(Clone, Copy)]
+pub struct Changed {
+    pub pid: i32,
+    pub status: i32,
+    pub usage: Usage,
+}
+
+impl Changed {
+    /// Whether it was stopped because it has executed a program, as its tracer asked.
+    pub fn has_executed(&self) -> bool {
+        const EVENT_EXEC: i32 = 4;
+        const SIGTRAP: i32 = 5;
+        self.status >> 8 == SIGTRAP | EVENT_EXEC << 8
+    }
+
+    /// Whether it has ended; it was stopped otherwise.
+    pub fn is_over(&self) -> bool {
+        self.status & 0xff != 0x7f
+    }
+
+    /// Lets a process go on that should not have been stopped.
+    pub fn go_on_if_stopped(&self) {
+        if !self.is_over() {
+            // It may be dead by now.
+            let _ = kill(self.pid, SIGCONT);
+        }
+    }
+}
+
+/// The first fields of the kernel's `struct rusage`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Usage {
+    pub user_s: i64,
+    pub user_us: i64,
+    pub system_s: i64,
+    pub system_us: i64,
+    pub max_rss_kib: i64,
+    rest: [i64; 13],
+}
+
+/// Waits for any child's end, or its being stopped. `None` where `block` is false and none has
+/// changed.
+pub fn wait(block: bool, stopped_too: bool) -> Result<Option<Changed>> {
+    const WNOHANG: usize = 1;
+    const WUNTRACED: usize = 2;
+    let mut status = 0_i32;
+    let mut usage = MaybeUninit::<Usage>::zeroed();
+    let flags = if block { 0 } else { WNOHANG } | if stopped_too { WUNTRACED } else { 0 };
+    let pid = loop {
+        match call!(61, usize::MAX, &raw mut status, flags, usage.as_mut_ptr()) {
+            Err(EINTR) => {}
+            other => break other?,
+        }
+    };
+    if pid == 0 {
+        return Ok(None);
+    }
+    // SAFETY: zeros and what the kernel wrote are both valid numbers.
+    let usage = unsafe { usage.assume_init() };
+    Ok(Some(Changed {
+        pid: pid as i32,
+        status,
+        usage,
+    }))
+}
+
+pub const SIGKILL: i32 = 9;
+pub const SIGTERM: i32 = 15;
+pub const SIGCHLD: i32 = 17;
+pub const SIGCONT: i32 = 18;
+pub const SIGSTOP: i32 = 19;
+
+/// Sends a signal to a process, or to a group where `pid` is negative.
+pub fn kill(pid: i32, signal: i32) -> Result<()> {
+    call!(62, pid as isize, signal).map(drop)
+}
+
+pub fn setsid() -> Result<()> {
+    call!(112).map(drop)
+}
+
+pub fn getpid() -> i32 {
+    call!(39).unwrap_or(0) as i32
+}
+
+pub fn getppid() -> i32 {
+    call!(110).unwrap_or(0) as i32
+}
+
+/// Takes all signals back to what they mean by themselves, and lets them through.
+pub fn default_signals() {
+    for signal in 1..=64 {
+        // The kernel's `struct sigaction`: handler 0 is the default.
+        let action = [0_u64; 4];
+        let _ = call!(13, signal, action.as_ptr(), 0, 8);
+    }
+    set_signal_mask(0);
+}
+
+/// Blocks exactly these signals; bit 0 is signal 1.
+pub fn set_signal_mask(mask: u64) {
+    const SIG_SETMASK: usize = 2;
+    let _ = call!(14, SIG_SETMASK, &raw const mask, 0, 8);
+}
+
+/// A descriptor that is readable when one of these (blocked) signals came.
+pub fn signal_fd(mask: u64) -> Result<Fd> {
+    const SFD_CLOEXEC_NONBLOCK: usize = 0o200_4000;
+    call!(289, usize::MAX, &raw const mask, 8, SFD_CLOEXEC_NONBLOCK).map(|fd| Fd(fd as i32))
+}
+
+/// A descriptor that is readable when the process has ended.
+pub fn pidfd_open(pid: i32) -> Result<Fd> {
+    call!(434, pid, 0).map(|fd| Fd(fd as i32))
+}
+
+#[repr(C)]
+pub struct PollFd {
+    fd: i32,
+    events: i16,
+    revents: i16,
+}
+
+impl PollFd {
+    /// Waits until it can be read; a negative descriptor never can.
+    pub fn readable(fd: Fd) -> Self {
+        Self {
+            fd: fd.0,
+            events: 1,
+            revents: 0,
+        }
+    }
+
+    pub fn is_ready(&self) -> bool {
+        self.revents != 0
+    }
+}
+
+/// Waits for one of them, for so many milliseconds or, where negative, for ever.
+pub fn poll(fds: &mut [PollFd], timeout_ms: i32) -> Result<usize> {
+    match call!(7, fds.as_mut_ptr(), fds.len(), timeout_ms as isize) {
+        Err(EINTR) => Ok(0),
+        other => other,
+    }
+}
+
+/// Does nothing for so many microseconds.
+pub fn pause_us(microseconds: u32) {
+    let time = [0, i64::from(microseconds) * 1000];
+    let _ = call!(35, time.as_ptr(), 0);
+}
+
+/// Lowers a limit of the calling process; one that is lower already stays.
+pub fn lower_limit(resource: u32, soft: u64, hard: u64) -> Result<()> {
+    let mut now = [0_u64; 2];
+    call!(302, 0, resource, 0, now.as_mut_ptr())?;
+    let [now_soft, now_hard] = now;
+    let limit = [soft.min(now_soft), hard.min(now_hard)];
+    call!(302, 0, resource, limit.as_ptr(), 0).map(drop)
+}
+
+pub fn die_with_parent() -> Result<()> {
+    call!(157, 1, SIGKILL).map(drop)
+}
+
+pub fn set_dumpable(dumpable: bool) -> Result<()> {
+    call!(157, 4, u8::from(dumpable)).map(drop)
+}
+
+pub fn adopt_orphans() -> Result<()> {
+    call!(157, 36, 1).map(drop)
+}
+
+pub fn no_new_privileges() -> Result<()> {
+    call!(157, 38, 1, 0, 0, 0).map(drop)
+}
+
+pub fn set_name(name: &CStr) {
+    let _ = call!(157, 15, name.as_ptr());
+}
+
+/// Gives up a capability for good, for programs to come too. `EINVAL` where there is none of this
+/// number.
+pub fn drop_bounding_capability(capability: u32) -> Result<()> {
+    call!(157, 24, capability).map(drop)
+}
+
+pub fn clear_ambient_capabilities() -> Result<()> {
+    call!(157, 47, 4, 0, 0, 0).map(drop)
+}
+
+/// Gives up all capabilities.
+pub fn drop_capabilities() -> Result<()> {
+    const VERSION_3: u32 = 0x2008_0522;
+    let header = [VERSION_3, 0];
+    let none = [0_u32; 6];
+    call!(126, header.as_ptr(), none.as_ptr()).map(drop)
+}
+
+pub fn set_groups_empty() -> Result<()> {
+    call!(116, 0, null::<u32>()).map(drop)
+}
+
+pub fn set_gid(gid: u32) -> Result<()> {
+    call!(119, gid, gid, gid).map(drop)
+}
+
+pub fn set_uid(uid: u32) -> Result<()> {
+    call!(117, uid, uid, uid).map(drop)
+}
+
+pub fn set_host_name(name: &CStr) -> Result<()> {
+    call!(170, name.as_ptr(), name.count_bytes()).map(drop)
+}

@@ -1,0 +1,182 @@
+//! Sockets, messages with descriptors, and terminals.
+
+use core::mem::size_of;
+
+use super::{EINTR, Fd, O_NOCTTY, O_RDWR, Result, close, pad, syscall};
+
+const AF_INET: i32 = 2;
+const SOCK_STREAM_CLOEXEC: usize = 0o200_0001;
+
+/// Turns the loopback interface of the current network namespace on.
+pub fn loopback_up() -> Result<()> {
+    const SIOCSIFFLAGS: usize = 0x8914;
+    const IFF_UP_RUNNING: u16 = 0x41;
+    #[repr(C)]
+    struct Request {
+        name: [u8; 16],
+        flags: u16,
+        rest: [u8; 22],
+    }
+    let mut request = Request {
+        name: [0; 16],
+        flags: IFF_UP_RUNNING,
+        rest: [0; 22],
+    };
+    request.name[..2].copy_from_slice(b"lo");
+    let socket = call!(41, AF_INET, SOCK_STREAM_CLOEXEC, 0)?;
+    let result = call!(16, socket, SIOCSIFFLAGS, &raw mut request).map(drop);
+    close(Fd(socket as i32));
+    result
+}
+
+/// A socket that listens on a port of 127.0.0.1.
+pub fn listen_on_loopback(port: u16) -> Result<Fd> {
+    const BACKLOG: usize = 128;
+    let socket = call!(41, AF_INET, SOCK_STREAM_CLOEXEC, 0)?;
+    let mut address = [0_u8; 16];
+    address[0] = AF_INET as u8;
+    address[2..4].copy_from_slice(&port.to_be_bytes());
+    address[4..8].copy_from_slice(&[127, 0, 0, 1]);
+    let result =
+        call!(49, socket, address.as_ptr(), address.len()).and_then(|_| call!(50, socket, BACKLOG));
+    if let Err(errno) = result {
+        close(Fd(socket as i32));
+        return Err(errno);
+    }
+    Ok(Fd(socket as i32))
+}
+
+/// Makes a terminal the controlling one of the calling session.
+pub fn take_terminal(fd: Fd) -> Result<()> {
+    call!(16, fd.0, 0x540E, 0).map(drop)
+}
+
+/// The other end of a terminal of which `fd` is the master.
+pub fn terminal_peer(fd: Fd) -> Result<Fd> {
+    const TIOCSPTLCK: usize = 0x4004_5431;
+    const TIOCGPTPEER: usize = 0x5441;
+    let unlocked = 0_i32;
+    call!(16, fd.0, TIOCSPTLCK, &raw const unlocked)?;
+    call!(16, fd.0, TIOCGPTPEER, O_RDWR | O_NOCTTY).map(|fd| Fd(fd as i32))
+}
+
+pub fn set_terminal_size(fd: Fd, rows: u16, columns: u16) -> Result<()> {
+    let size = [rows, columns, 0, 0];
+    call!(16, fd.0, 0x5414, size.as_ptr()).map(drop)
+}
+
+/// The most descriptors one message carries.
+pub const MOST_FDS: usize = 8;
+
+/// What a message brought.
+pub struct Received {
+    pub length: usize,
+    pub fds: [Fd; MOST_FDS],
+    pub fd_count: usize,
+}
+
+#[repr(C)]
+struct MessageHeader {
+    name: usize,
+    name_length: usize,
+    vectors: *const [usize; 2],
+    vector_count: usize,
+    control: *mut u8,
+    control_length: usize,
+    flags: usize,
+}
+
+/// Descriptors in a message: the kernel's `struct cmsghdr`, and room for them.
+#[repr(C, align(8))]
+struct Control {
+    length: usize,
+    level: i32,
+    kind: i32,
+    fds: [i32; MOST_FDS],
+}
+
+const CONTROL_HEADER: usize = 16;
+const SOL_SOCKET: i32 = 1;
+const SCM_RIGHTS: i32 = 1;
+
+/// Takes the next message of a socket, and the descriptors that come with it. A length of zero
+/// means that the other end is closed.
+pub fn receive(socket: Fd, buffer: &mut [u8]) -> Result<Received> {
+    const MSG_CMSG_CLOEXEC: usize = 0x4000_0000;
+    let mut control = Control {
+        length: 0,
+        level: 0,
+        kind: 0,
+        fds: [-1; MOST_FDS],
+    };
+    let vector = [buffer.as_mut_ptr() as usize, buffer.len()];
+    let mut header = MessageHeader {
+        name: 0,
+        name_length: 0,
+        vectors: &raw const vector,
+        vector_count: 1,
+        control: (&raw mut control).cast(),
+        control_length: size_of::<Control>(),
+        flags: 0,
+    };
+    let length = loop {
+        match call!(47, socket.0, &raw mut header, MSG_CMSG_CLOEXEC) {
+            Err(EINTR) => {}
+            other => break other?,
+        }
+    };
+    let mut received = Received {
+        length,
+        fds: [Fd(-1); MOST_FDS],
+        fd_count: 0,
+    };
+    let is_rights = control.level == SOL_SOCKET && control.kind == SCM_RIGHTS;
+    if header.control_length >= CONTROL_HEADER && is_rights {
+        let count = control.length.saturating_sub(CONTROL_HEADER) / 4;
+        received.fd_count = count.min(MOST_FDS);
+        for (slot, fd) in received.fds.iter_mut().zip(control.fds).take(count) {
+            *slot = Fd(fd);
+        }
+    }
+    Ok(received)
+}
+
+/// Sends a message, with descriptors.
+pub fn send(socket: Fd, bytes: &[u8], fds: &[Fd]) -> Result<()> {
+    const MSG_NOSIGNAL: usize = 0x4000;
+    let count = fds.len().min(MOST_FDS);
+    let mut control = Control {
+        length: CONTROL_HEADER + 4 * count,
+        level: SOL_SOCKET,
+        kind: SCM_RIGHTS,
+        fds: [-1; MOST_FDS],
+    };
+    for (slot, fd) in control.fds.iter_mut().zip(fds) {
+        *slot = fd.0;
+    }
+    let vector = [bytes.as_ptr() as usize, bytes.len()];
+    let header = MessageHeader {
+        name: 0,
+        name_length: 0,
+        vectors: &raw const vector,
+        vector_count: 1,
+        control: if count == 0 {
+            core::ptr::null_mut()
+        } else {
+            (&raw mut control).cast()
+        },
+        control_length: if count == 0 {
+            0
+        } else {
+            // Padded to the size of a word.
+            (control.length + 7) & !7
+        },
+        flags: 0,
+    };
+    loop {
+        match call!(46, socket.0, &raw const header, MSG_NOSIGNAL) {
+            Err(EINTR) => {}
+            other => return other.map(drop),
+        }
+    }
+}
