@@ -8,6 +8,8 @@ use crate::text::{Text, leading_number};
 
 /// The most processes that are looked at.
 const MOST: usize = 65_536;
+/// After so many looks something still starts processes as fast as they are killed.
+const GENTLE_ROUNDS: usize = 3;
 /// After so many looks something still starts processes as fast as they are stopped.
 const MOST_ROUNDS: usize = 100;
 
@@ -61,27 +63,16 @@ impl<'k> Tree<'k> {
     /// moment, the last resort against what starts processes faster than we look.
     ///
     /// Killing one by one loses against a fork bomb: each child is born before its parent dies. So
-    /// everything is stopped first, again and again until nothing new turns up; then nothing moves
-    /// any more and can be killed at leisure.
+    /// where new ones keep turning up, everything is stopped first, again and again; once nothing
+    /// moves any more it can be killed at leisure.
     pub fn kill(&self, alone: bool) {
         let (Ok(mut look), Ok(mut before)) = (Look::new(), Look::new()) else {
             return;
         };
-        let mut settled = false;
-        for _ in 0..MOST_ROUNDS {
-            look.at_all(self);
-            settled = true;
-            for member in look.members() {
-                if !before.has_member(member) {
-                    settled = false;
-                    let _ = sys::kill(member.pid(), sys::SIGSTOP);
-                }
-            }
-            if settled {
-                break;
-            }
-            core::mem::swap(&mut look, &mut before);
+        if self.sweep(sys::SIGKILL, GENTLE_ROUNDS, &mut look, &mut before) {
+            return;
         }
+        let settled = self.sweep(sys::SIGSTOP, MOST_ROUNDS, &mut look, &mut before);
         let all_stopped = !settled && alone;
         if all_stopped {
             // The kernel does this at one stroke; no process can be born meanwhile.
@@ -94,8 +85,27 @@ impl<'k> Tree<'k> {
         if all_stopped {
             let _ = sys::kill(-1, sys::SIGCONT);
         }
-        look.close();
-        before.close();
+    }
+
+    /// Sends a signal to all that is there, and to what has turned up since, until nothing new does;
+    /// whether it came to that. `look` is then what is there.
+    fn sweep(&self, signal: i32, rounds: usize, look: &mut Look, before: &mut Look) -> bool {
+        before.count = 0;
+        for _ in 0..rounds {
+            look.at_all(self);
+            let mut settled = true;
+            for member in look.members() {
+                if !before.has_member(member) {
+                    settled = false;
+                    let _ = sys::kill(member.pid(), signal);
+                }
+            }
+            if settled {
+                return true;
+            }
+            core::mem::swap(look, before);
+        }
+        false
     }
 
     /// Writes the ids and command lines to a pipe, as far as there is room in it.
@@ -121,7 +131,6 @@ impl<'k> Tree<'k> {
                 break;
             }
         }
-        look.close();
     }
 }
 
@@ -193,6 +202,13 @@ impl Process {
     }
 }
 
+impl Drop for Look {
+    fn drop(&mut self) {
+        sys::close(self.directory);
+        sys::unmap_rows(core::mem::take(&mut self.rows));
+    }
+}
+
 /// One look at all processes.
 struct Look {
     directory: Fd,
@@ -208,11 +224,6 @@ impl Look {
             rows: sys::map_rows(MOST)?,
             count: 0,
         })
-    }
-
-    fn close(self) {
-        sys::close(self.directory);
-        sys::unmap_rows(self.rows);
     }
 
     fn members(&self) -> impl Iterator<Item = Process> {
