@@ -21,8 +21,9 @@
 //!
 //! Where namespaces are forbidden (some containers and distributions), Landlock and a stricter filter
 //! are the walls: files outside can't be read or written, there is no network (and so no allow-list of
-//! hosts), but commands see the names, sizes and owners of the host's files, and its list of
-//! processes. A kernel without Landlock as well can confine nothing: only what asks for no wall opens.
+//! hosts), but commands see the names, sizes and owners of the host's files and its list of processes
+//! and connections, can change modes, times and attributes of what is theirs, and can slow down or move
+//! to another processor what else their user runs. A kernel without Landlock as well can confine nothing: only what asks for no wall opens.
 //! [`SandboxInfo::walls`] says what a sandbox has, [`SandboxInfo::enforcement`] what that means for
 //! each field. Nothing here protects from a hole in the kernel itself, or keeps data from a host that is
 //! allowed.
@@ -44,8 +45,9 @@
 //!   link leads a read or a write out, however it is raced.
 //!
 //! Limits are kept by the kernel for the whole sandbox (disk and inodes, as a file system of that size
-//! in memory; processes), for each process (processor time, memory, file size, open files) or, without
-//! namespaces, measured four times a second (disk, inodes, processes); wall time and output are ours.
+//! in memory; processes), for each process (processor time, memory, file size, open files: several
+//! processes together may use more, and shared memory is not counted) or, without namespaces, measured
+//! four times a second (disk, inodes, processes); wall time and output are ours.
 //!
 //! Close a sandbox when you are done with it. Dropping it does the same and blocks meanwhile, for
 //! some milliseconds and as long as it takes to remove the files.

@@ -27,6 +27,9 @@ use crate::supervisor::Supervisor;
 /// How long closing waits for the death of everything in the sandbox.
 const END_DEADLINE: Duration = Duration::from_secs(2);
 
+/// How long an order may wait for those before it.
+const ORDER_DEADLINE: Duration = Duration::from_secs(2);
+
 /// What a sandbox and its commands share.
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -100,6 +103,12 @@ impl Shared {
     /// Sends an order to the supervisor; does not block.
     pub(crate) fn order(&self, order: Order, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         self.supervisor.order(order, fds)
+    }
+
+    /// The same, and where the supervisor has many to take, waits until this is one of them.
+    pub(crate) fn order_surely(&self, order: Order) -> io::Result<()> {
+        self.supervisor
+            .order_by(order, Instant::now() + ORDER_DEADLINE)
     }
 
     /// Whether everything in the sandbox has ended without our asking.

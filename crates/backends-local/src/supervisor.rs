@@ -147,6 +147,20 @@ impl Supervisor {
         Ok(())
     }
 
+    /// The same, and blocks until there is room for it, at the longest until `deadline`.
+    pub(crate) fn order_by(&self, order: Order, deadline: Instant) -> io::Result<()> {
+        loop {
+            match self.order(order, &[]) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    if !wait(&self.control, PollFlags::OUT, deadline) {
+                        return Err(error);
+                    }
+                }
+                sent => return sent,
+            }
+        }
+    }
+
     /// Whether the sandbox has ended, with everything in it.
     pub(crate) fn has_ended(&self) -> bool {
         self.wait_until(Instant::now())
@@ -176,14 +190,19 @@ impl Supervisor {
     }
 
     fn wait_until(&self, deadline: Instant) -> bool {
-        let mut polled = [PollFd::new(&self.presence, PollFlags::IN)];
-        loop {
-            let left = deadline.saturating_duration_since(Instant::now());
-            let left = Timespec::try_from(left).ok();
-            match poll(&mut polled, left.as_ref()) {
-                Err(Errno::INTR) => {}
-                answer => return answer.is_ok_and(|ready| ready > 0),
-            }
+        wait(&self.presence, PollFlags::IN, deadline)
+    }
+}
+
+/// Waits until something is ready, at the longest until `deadline`; whether it is.
+fn wait(fd: &OwnedFd, what: PollFlags, deadline: Instant) -> bool {
+    let mut polled = [PollFd::new(fd, what)];
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let left = Timespec::try_from(left).ok();
+        match poll(&mut polled, left.as_ref()) {
+            Err(Errno::INTR) => {}
+            answer => return answer.is_ok_and(|ready| ready > 0),
         }
     }
 }

@@ -115,7 +115,11 @@ impl<'b> Init<'b> {
             }
             Order::Kill { id } => {
                 if let Some(keeper) = self.commands.keeper(id) {
-                    Tree::below(keeper).kill(self.alone);
+                    let found = Tree::below(keeper).kill(self.alone);
+                    if !found {
+                        // It has not started the command yet, and must not; or it is about to end.
+                        let _ = sys::kill(keeper, sys::SIGKILL);
+                    }
                 }
             }
             Order::List { id } => {

@@ -59,18 +59,23 @@ impl<'k> Tree<'k> {
         }
     }
 
-    /// Kills everything. `alone` says whether all processes but this one may be stopped for a
-    /// moment, the last resort against what starts processes faster than we look.
+    /// Kills everything; whether there was anything. `alone` says whether all processes but this one
+    /// belong to the sandbox, and so may be stopped for a moment: the last resort against what starts
+    /// processes faster than we look.
     ///
     /// Killing one by one loses against a fork bomb: each child is born before its parent dies. So
     /// where new ones keep turning up, everything is stopped first, again and again; once nothing
     /// moves any more it can be killed at leisure.
-    pub fn kill(&self, alone: bool) {
+    pub fn kill(&self, alone: bool) -> bool {
         let (Ok(mut look), Ok(mut before)) = (Look::new(), Look::new()) else {
-            return;
+            if alone {
+                // Too much rather than too little.
+                let _ = sys::kill(-1, sys::SIGKILL);
+            }
+            return true;
         };
         if self.sweep(sys::SIGKILL, GENTLE_ROUNDS, &mut look, &mut before) {
-            return;
+            return before.count > 0 || look.members().next().is_some();
         }
         let settled = self.sweep(sys::SIGSTOP, MOST_ROUNDS, &mut look, &mut before);
         let all_stopped = !settled && alone;
@@ -85,6 +90,7 @@ impl<'k> Tree<'k> {
         if all_stopped {
             let _ = sys::kill(-1, sys::SIGCONT);
         }
+        true
     }
 
     /// Sends a signal to all that is there, and to what has turned up since, until nothing new does;

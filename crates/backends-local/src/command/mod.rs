@@ -41,10 +41,11 @@ pub(crate) struct Command {
 }
 
 impl Command {
-    /// Has its processes killed.
+    /// Has its processes killed. Blocks where other orders stand in the way, which is a matter of
+    /// milliseconds.
     fn kill(&self) {
-        // Where the order can't be sent the sandbox is gone, and they with it.
-        let _ = self.shared.order(Order::Kill { id: self.id }, &[]);
+        // Where it fails the sandbox is gone, and they with it.
+        let _ = self.shared.order_surely(Order::Kill { id: self.id });
     }
 
     /// What of it is running, as [`Order::List`] writes it; `None` where that isn't told.

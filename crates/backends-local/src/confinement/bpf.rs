@@ -41,15 +41,19 @@ impl Condition {
         }
     }
 
+    pub(super) fn masked_not(argument: u32, mask: u32, value: u32) -> Self {
+        Self {
+            holds_where_equal: false,
+            ..Self::masked(argument, mask, value)
+        }
+    }
+
     pub(super) fn is(argument: u32, value: u32) -> Self {
         Self::masked(argument, u32::MAX, value)
     }
 
     pub(super) fn is_not(argument: u32, value: u32) -> Self {
-        Self {
-            holds_where_equal: false,
-            ..Self::is(argument, value)
-        }
+        Self::masked_not(argument, u32::MAX, value)
     }
 
     pub(super) fn has_none_of(argument: u32, bits: u32) -> Self {
@@ -57,10 +61,7 @@ impl Condition {
     }
 
     pub(super) fn has_one_of(argument: u32, bits: u32) -> Self {
-        Self {
-            holds_where_equal: false,
-            ..Self::has_none_of(argument, bits)
-        }
+        Self::masked_not(argument, bits, 0)
     }
 }
 

@@ -82,9 +82,17 @@ const REFUSED: &[i64] = &[
 const SHARED: &[i64] = &[
     libc::SYS_shmget,
     libc::SYS_shmat,
+    libc::SYS_shmctl,
     libc::SYS_semget,
+    libc::SYS_semop,
+    libc::SYS_semtimedop,
+    libc::SYS_semctl,
     libc::SYS_msgget,
+    libc::SYS_msgsnd,
+    libc::SYS_msgrcv,
+    libc::SYS_msgctl,
     libc::SYS_mq_open,
+    libc::SYS_mq_unlink,
 ];
 
 /// Calls that start a process.
@@ -92,12 +100,19 @@ const STARTING: &[i64] = &[libc::SYS_fork, libc::SYS_vfork];
 /// Calls that execute a program.
 const EXECUTING: &[i64] = &[libc::SYS_execve, libc::SYS_execveat];
 
+/// A family of sockets, the part of a socket's type that says its kind, and two of these.
+const UNIX: u32 = 1;
+const KIND: u32 = 0xf;
+const STREAM: u32 = 1;
+const SEQUENCED: u32 = 5;
+
 /// What the filter depends on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Openness {
     pub(super) sockets: Sockets,
-    /// Whether System V and POSIX message queues, shared memory and semaphores are the host's.
-    pub(super) shares_ipc: bool,
+    /// Whether processes, System V and POSIX message queues, shared memory and semaphores are the
+    /// host's.
+    pub(super) shares_with_host: bool,
     /// Whether a command may start processes.
     pub(super) subprocesses: bool,
 }
@@ -116,8 +131,11 @@ pub(super) fn program(openness: Openness) -> Vec<u8> {
     let mut rules = Rules::default();
     rules.always(REFUSED, Action::REFUSE);
     rules.always(&[libc::SYS_clone3], Action::MISSING);
-    if openness.shares_ipc {
+    if openness.shares_with_host {
         rules.always(SHARED, Action::REFUSE);
+        // Limits of others: one that is low enough kills.
+        let others = vec![Condition::is_not(0, 0)];
+        rules.refuse_where(libc::SYS_prlimit64, vec![others]);
     }
     if openness.subprocesses {
         rules.always(&[libc::SYS_ptrace], Action::REFUSE);
@@ -130,10 +148,20 @@ pub(super) fn program(openness: Openness) -> Vec<u8> {
     // All but asking for it, and Linux's own.
     let others = vec![Condition::is_not(0, 0), Condition::is_not(0, 0xffff_ffff)];
     rules.refuse_where(libc::SYS_personality, vec![others]);
+    let (family, kind) = (0, 1);
+    let mut pairs = vec![vec![Condition::is_not(family, UNIX)]];
     match openness.sockets {
-        Sockets::None => rules.always(&[libc::SYS_socket], Action::REFUSE),
+        Sockets::None => {
+            rules.always(&[libc::SYS_socket], Action::REFUSE);
+            // A pair of datagram sockets can be pointed at any other one; these can't.
+            pairs.push(vec![
+                Condition::masked_not(kind, KIND, STREAM),
+                Condition::masked_not(kind, KIND, SEQUENCED),
+            ]);
+        }
         Sockets::Ordinary => rules.refuse_where(libc::SYS_socket, unusual_sockets()),
     }
+    rules.refuse_where(libc::SYS_socketpair, pairs);
     rules.compile()
 }
 
@@ -143,10 +171,13 @@ pub(super) fn for_single_programs() -> Vec<u8> {
     const THREAD: u32 = 0x1_0000;
     let mut rules = Rules::default();
     rules.always(STARTING, Action::REFUSE);
-    // Nobody may trace either: that would be somebody to be asked.
-    rules.always(&[libc::SYS_ptrace], Action::REFUSE);
+    // Nobody may trace either, or listen to a filter: that would be somebody to be asked.
+    rules.always(&[libc::SYS_ptrace, libc::SYS_seccomp], Action::REFUSE);
     rules.always(EXECUTING, Action::ASK_TRACER);
-    rules.refuse_where(libc::SYS_clone, vec![vec![Condition::has_none_of(0, THREAD)]]);
+    rules.refuse_where(
+        libc::SYS_clone,
+        vec![vec![Condition::has_none_of(0, THREAD)]],
+    );
     rules.compile()
 }
 
@@ -167,7 +198,7 @@ fn unusual_sockets() -> Vec<Vec<Condition>> {
     const NETLINK: u32 = 16;
     const RAW: u32 = 3;
     let (family, kind, protocol) = (0, 1, 2);
-    let families = [1 /* unix */, 2 /* inet */, 10 /* inet6 */, NETLINK];
+    let families = [UNIX, 2 /* inet */, 10 /* inet6 */, NETLINK];
     let mut rules = vec![
         families
             .map(|known| Condition::is_not(family, known))
@@ -180,7 +211,7 @@ fn unusual_sockets() -> Vec<Vec<Condition>> {
     ];
     rules.push(vec![
         Condition::is_not(family, NETLINK),
-        Condition::masked(kind, 0xf, RAW),
+        Condition::masked(kind, KIND, RAW),
     ]);
     rules
 }

@@ -183,7 +183,7 @@ impl Plan {
             has_proxy: false,
         };
         if in_namespaces {
-            plan.has_storage = has_storage(policy);
+            plan.has_storage = view::is_sized(&policy.limits);
             view::build(&mut steps, policy, places, identity)?;
             steps.add("name the machine", &Step::HostName { name: c"cantle" });
             if let Some(network) = &policy.network {
@@ -214,7 +214,7 @@ impl Plan {
                         (None, _) | (_, Mode::Namespaces) => Sockets::Ordinary,
                         _ => Sockets::None,
                     },
-                    shares_ipc: !in_namespaces,
+                    shares_with_host: !in_namespaces,
                     subprocesses: policy.subprocesses != Some(false),
                 };
                 let program = &filter::program(openness);
@@ -228,11 +228,6 @@ impl Plan {
         (plan.body, plan.names) = steps.finish();
         Ok(plan)
     }
-}
-
-/// Whether the files are kept on a file system of limited size.
-fn has_storage(policy: &Policy) -> bool {
-    policy.limits.disk_bytes.is_some() || policy.limits.inodes.is_some()
 }
 
 /// Who is who in a user namespace.
@@ -350,6 +345,8 @@ impl Standing {
             }
             PolicyField::CpuTime | PolicyField::Memory => EnforcedBy::PerProcess,
             PolicyField::FileSize | PolicyField::OpenFiles => EnforcedBy::Kernel,
+            // The kernel counts nobody's processes who is root.
+            PolicyField::Processes if self.identity.uid == 0 => EnforcedBy::Polled,
             PolicyField::Processes | PolicyField::Disk | PolicyField::Inodes => match self.mode {
                 Mode::Namespaces => EnforcedBy::Kernel,
                 Mode::Rules | Mode::Open => EnforcedBy::Polled,

@@ -62,7 +62,8 @@ pub(super) fn build(
     }
     // All at once, before what may be written comes on top.
     view.steps.attributes(&root, TAME | ms::READ_ONLY)?;
-    view.mount_devices()?;
+    let memory_files = is_sized(&policy.limits).then(|| places.sized().memory());
+    view.mount_devices(memory_files.as_deref())?;
     let read_only = match policy.working_directory {
         Access::ReadOnly => ms::READ_ONLY,
         _ => 0,
@@ -88,6 +89,11 @@ pub(super) fn build(
 /// shown.
 fn is_covered(path: &Path) -> bool {
     path.starts_with(WORKSPACE) || path.starts_with(TEMPORARY)
+}
+
+/// Whether the files are kept on a file system of limited size.
+pub(super) fn is_sized(limits: &Limits) -> bool {
+    limits.disk_bytes.is_some() || limits.inodes.is_some()
 }
 
 /// The user's path of a root, without links.
@@ -133,7 +139,7 @@ impl View<'_> {
         places: &Places,
         limits: &Limits,
     ) -> Result<(PathBuf, PathBuf), SandboxError> {
-        if limits.disk_bytes.is_none() && limits.inodes.is_none() {
+        if !is_sized(limits) {
             return Ok((places.work(), places.temporary()));
         }
         let mut options = "mode=777".to_owned();
@@ -141,13 +147,13 @@ impl View<'_> {
             options += &format!(",size={bytes}");
         }
         if let Some(inodes) = limits.inodes {
-            // The root and the two directories in it are ours.
-            options += &format!(",nr_inodes={}", inodes.saturating_add(3));
+            // The root and the three directories in it are ours.
+            options += &format!(",nr_inodes={}", inodes.saturating_add(4));
         }
         let options = CString::new(options).unwrap_or_default();
         let sized = places.sized();
         self.steps.mount(c"tmpfs", &sized.base(), TAME, &options)?;
-        for directory in [sized.work(), sized.temporary()] {
+        for directory in [sized.work(), sized.temporary(), sized.memory()] {
             self.steps.directory(&directory, 0o777)?;
         }
         self.steps.open_directory(&sized.base())?;
@@ -190,12 +196,7 @@ impl View<'_> {
     }
 
     /// Shows something on top of what is there.
-    fn cover(
-        &mut self,
-        source: &Path,
-        target: &Path,
-        attributes: u64,
-    ) -> Result<(), SandboxError> {
+    fn cover(&mut self, source: &Path, target: &Path, attributes: u64) -> Result<(), SandboxError> {
         let place = self.place(target);
         self.steps.bind(source, &place)?;
         self.steps.attributes(&place, attributes)
@@ -280,7 +281,9 @@ impl View<'_> {
         Ok(())
     }
 
-    fn mount_devices(&mut self) -> Result<(), SandboxError> {
+    /// `memory_files` is where the files of `/dev/shm` are, where their size is limited with all
+    /// others'.
+    fn mount_devices(&mut self, memory_files: Option<&Path>) -> Result<(), SandboxError> {
         let flags = TAME | ms::NO_EXEC | ms::READ_ONLY;
         let proc = self.place(Path::new("/proc"));
         self.steps.mount(c"proc", &proc, flags, c"")?;
@@ -291,8 +294,16 @@ impl View<'_> {
             }
         }
         let memory = self.place(Path::new("/dev/shm"));
-        self.steps
-            .mount(c"tmpfs", &memory, TAME, c"mode=1777,size=64m")?;
+        match memory_files {
+            Some(directory) => {
+                self.steps.bind(directory, &memory)?;
+                self.steps.attributes(&memory, TAME)?;
+            }
+            None => {
+                let options = c"mode=1777,size=64m,nr_inodes=4k";
+                self.steps.mount(c"tmpfs", &memory, TAME, options)?;
+            }
+        }
         let terminals = super::steps::c_path(&self.place(Path::new("/dev/pts")))?;
         let mount = Step::Mount {
             source: c"devpts",

@@ -30,6 +30,8 @@ const TEMPORARY: &str = "tmp";
 /// Mount points that only the sandbox itself uses.
 const VIEW: &str = "root";
 const SIZED: &str = "disk";
+/// Only on a file system of limited size.
+const MEMORY: &str = "shm";
 
 /// Where the directories of a sandbox are on the host.
 #[derive(Clone, Debug)]
@@ -54,6 +56,11 @@ impl Places {
     /// An empty directory in which the commands' view is built.
     pub(crate) fn view(&self) -> PathBuf {
         self.base.join(VIEW)
+    }
+
+    /// The files of `/dev/shm`, on a file system of limited size.
+    pub(crate) fn memory(&self) -> PathBuf {
+        self.base.join(MEMORY)
     }
 
     /// The same directories on a file system of limited size.

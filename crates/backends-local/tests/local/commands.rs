@@ -5,8 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use cantle_core::policy::Policy;
 use cantle_core::sandbox::{
-    Exit, ExitStatus, Sandbox, SandboxError, SandboxErrorKind, SandboxExt as _,
-    SpawnRequest, Stdin,
+    Exit, ExitStatus, Sandbox, SandboxError, SandboxErrorKind, SandboxExt as _, SpawnRequest, Stdin,
 };
 
 use crate::support::{Token, on_host, open, open_under, path, run, soon, stdout, write};

@@ -14,7 +14,8 @@ fn run(program: &[u8], architecture: u32, number: u32, arguments: [u64; 6]) -> u
         let (code, jump_true, jump_false) = (instruction[0], instruction[2], instruction[3]);
         let constant = word(&instruction[4..]);
         at += 1;
-        let mut jump_if = |holds: bool| at += usize::from(if holds { jump_true } else { jump_false });
+        let mut jump_if =
+            |holds: bool| at += usize::from(if holds { jump_true } else { jump_false });
         match code {
             0x20 => value = word(&data[constant as usize..][..4]),
             0x54 => value &= constant,
@@ -41,7 +42,7 @@ fn answer(program: &[u8], call: i64, arguments: &[u64]) -> u32 {
 fn in_namespaces() -> Vec<u8> {
     program(Openness {
         sockets: Sockets::Ordinary,
-        shares_ipc: false,
+        shares_with_host: false,
         subprocesses: true,
     })
 }
@@ -54,7 +55,7 @@ fn exactly_the_named_calls_are_refused() {
             EPERM
         } else if call == libc::SYS_clone3 {
             ENOSYS
-        } else if call == libc::SYS_socket {
+        } else if [libc::SYS_socket, libc::SYS_socketpair].contains(&call) {
             // Of family 0.
             EPERM
         } else {
@@ -90,6 +91,8 @@ fn arguments_decide() {
         (libc::SYS_socket, [17, 3, 0], EPERM),
         (libc::SYS_socket, [38, 5, 0], EPERM),
         (libc::SYS_socket, [40, 1, 0], EPERM),
+        (libc::SYS_socketpair, [1, 2, 0], ALLOWED),
+        (libc::SYS_socketpair, [40, 1, 0], EPERM),
         (libc::SYS_clone, [0x11, 0, 0], ALLOWED),
         (libc::SYS_clone, [0x3d_0f00, 0, 0], ALLOWED),
         (libc::SYS_clone, [0x1000_0011, 0, 0], EPERM),
@@ -101,7 +104,11 @@ fn arguments_decide() {
         (libc::SYS_personality, [0, 0, 0], ALLOWED),
         (libc::SYS_personality, [0x0040_0000, 0, 0], EPERM),
     ] {
-        assert_eq!(answer(&program, call, &arguments), expected, "{call} {arguments:?}");
+        assert_eq!(
+            answer(&program, call, &arguments),
+            expected,
+            "{call} {arguments:?}"
+        );
     }
 }
 
@@ -109,11 +116,16 @@ fn arguments_decide() {
 fn the_hosts_network_and_ipc_are_closed_where_they_are_shared() {
     let program = program(Openness {
         sockets: Sockets::None,
-        shares_ipc: true,
+        shares_with_host: true,
         subprocesses: true,
     });
     assert_eq!(answer(&program, libc::SYS_socket, &[1, 1, 0]), EPERM);
-    assert_eq!(answer(&program, libc::SYS_socketpair, &[1, 1, 0]), ALLOWED);
+    for (kind, expected) in [(1, ALLOWED), (0x80805, ALLOWED), (2, EPERM), (3, EPERM)] {
+        let pair = answer(&program, libc::SYS_socketpair, &[1, kind, 0]);
+        assert_eq!(pair, expected, "{kind}");
+    }
+    assert_eq!(answer(&program, libc::SYS_prlimit64, &[0, 7]), ALLOWED);
+    assert_eq!(answer(&program, libc::SYS_prlimit64, &[1, 7]), EPERM);
     for call in SHARED {
         assert_eq!(answer(&program, *call, &[]), EPERM, "{call}");
     }
@@ -128,6 +140,7 @@ fn a_single_program_starts_threads_only() {
     for call in EXECUTING {
         assert_eq!(answer(&program, *call, &[]), 0x7ff0_0000);
     }
+    assert_eq!(answer(&program, libc::SYS_seccomp, &[1]), EPERM);
     assert_eq!(answer(&program, libc::SYS_clone, &[0x11]), EPERM);
     assert_eq!(answer(&program, libc::SYS_clone, &[0x3d_0f00]), ALLOWED);
 }

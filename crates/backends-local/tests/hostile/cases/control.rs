@@ -1,0 +1,377 @@
+//! Outliving a command, a sandbox or its owner; and attacking the supervisor that prevents it.
+
+use std::time::{Duration, Instant};
+
+use cantle_backends_local::Wall;
+use cantle_core::policy::Policy;
+use cantle_core::sandbox::{
+    Background, ExitStatus, Process, SandboxErrorKind, SandboxExt as _, SpawnRequest,
+};
+use tokio::time::timeout;
+
+use crate::arena::{Arena, LATE};
+use crate::case::{Case, Tried, Unwalled};
+use crate::owner;
+use crate::traces;
+
+pub(super) fn cases() -> Vec<Case> {
+    [surviving(), resisting()].concat()
+}
+
+/// A process of the attack still runs, a second after the command has returned.
+async fn survives(arena: &Arena) -> bool {
+    let gone = || traces::marked(&arena.fixture.token).is_empty();
+    !traces::soon(Duration::from_secs(1), gone).await
+}
+
+/// Runs a line that leaves something running.
+fn leaves<'a>(arena: &'a Arena, line: &'static str) -> Tried<'a> {
+    Box::pin(async move {
+        let ran = arena.shell(line).await;
+        if ran.error.is_some() {
+            return Err(ran.summary());
+        }
+        Ok(survives(arena).await)
+    })
+}
+
+const LIMIT: Duration = Duration::from_millis(400);
+
+fn surviving() -> Vec<Case> {
+    let leaving = |name, told| Case::told(name, told).structural().unwalled(Unwalled::Raw);
+    vec![
+        leaving("leave a daemon behind", |arena| {
+            leaves(
+                arena,
+                "(setsid bash -c 'trap \"\" TERM HUP INT; sleep 20 & wait; sleep 20' \
+                  </dev/null >/dev/null 2>&1 &) ; true",
+            )
+        }),
+        leaving("leave a daemon behind that hides", |arena| {
+            leaves(
+                arena,
+                "env -i setsid bash -c 'exec -a \"$0\" sleep 20' \"$TOKEN\" \
+                 </dev/null >/dev/null 2>&1 & sleep 0.05",
+            )
+        }),
+        leaving("leave a stopped process behind", |arena| {
+            leaves(
+                arena,
+                "setsid sleep 20 </dev/null >/dev/null 2>&1 & sleep 0.05; kill -STOP $!",
+            )
+        }),
+        leaving("leave processes behind that replace each other", |arena| {
+            leaves(arena, RELAY)
+        }),
+        leaving("leave hundreds of sleepers behind", |arena| {
+            leaves(
+                arena,
+                "for i in {1..300}; do setsid sleep 20 </dev/null >/dev/null 2>&1 & done; true",
+            )
+        }),
+        Case::shell(
+            "hold the output open",
+            "sleep 1 & echo started",
+            |_, ran| ran.took > Duration::from_millis(900),
+        )
+        .structural()
+        .unwalled(Unwalled::Raw),
+        Case::told("outlive the owner", owner::outlives_its_owner)
+            .unwalled(Unwalled::No("every child of a killed process goes on")),
+        Case::promise("survive its time", survives_its_time),
+        Case::promise("survive the end of its sandbox", survives_its_sandbox),
+    ]
+}
+
+/// For five seconds, twenty processes, each of which goes on in a child in a session of its own;
+/// most slowly enough
+/// to be found.
+const RELAY: &str = r#"
+cat > relay.py <<'END'
+import os, time
+until = time.monotonic() + 5
+for number in range(20):
+    if os.fork() == 0:
+        break
+while time.monotonic() < until:
+    time.sleep(0.2 * (number > 3))
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+END
+/usr/bin/python3 -IS relay.py </dev/null >/dev/null 2>&1 & sleep 0.1"#;
+
+/// Runs a line that doesn't end under a limit; what is wrong with how it ended.
+async fn time_out(arena: &Arena, line: &str) -> Option<String> {
+    let request = SpawnRequest::shell(line)
+        .with_timeout(LIMIT)
+        .with_grace(LIMIT / 4);
+    let started = Instant::now();
+    let ran = arena.run(request).await;
+    let in_time = ran.took < LIMIT + LATE;
+    // Dead by now, or within a second after the limit.
+    let mut left = Vec::new();
+    let rest = (LIMIT + Duration::from_secs(1)).saturating_sub(started.elapsed());
+    traces::soon(rest, || {
+        left = traces::marked(&arena.fixture.token);
+        left.is_empty()
+    })
+    .await;
+    (!in_time || !left.is_empty()).then(|| format!("`{line}`: left {left:?}, {}", ran.summary()))
+}
+
+fn survives_its_time(arena: &Arena) -> Tried<'_> {
+    Box::pin(async {
+        let lines = [
+            "trap '' TERM; while :; do :; done",
+            "kill -STOP $$; sleep 20",
+            "setsid sleep 20 & sleep 20",
+            "trap '' TERM; (setsid bash -c 'trap \"\" TERM; sleep 20; sleep 20' &); sleep 20; sleep 20",
+        ];
+        for line in lines {
+            if let Some(wrong) = time_out(arena, line).await {
+                return Err(wrong);
+            }
+        }
+        Ok(false)
+    })
+}
+
+fn survives_its_sandbox(arena: &Arena) -> Tried<'_> {
+    Box::pin(async {
+        let request = SpawnRequest::shell(
+            "setsid bash -c 'trap \"\" TERM; kill -STOP $$; sleep 20' & \
+             (setsid sleep 20 &); kill -9 $PPID & sleep 0.1",
+        );
+        arena.run(request.with_background(Background::Keep)).await;
+        arena.close().await.map_or(Ok(()), Err)?;
+        Ok(!traces::marked(&arena.fixture.token).is_empty())
+    })
+}
+
+/// Attacks on the supervisor, after each of which a call must have ended in time, nothing of it be
+/// left, and the sandbox either work or say that it is gone.
+fn resisting() -> Vec<Case> {
+    let attack = |name, told| {
+        Case::told(name, told)
+            .structural()
+            .unwalled(Unwalled::No("without a sandbox there is no supervisor"))
+    };
+    vec![
+        attack("kill the keeper", |arena| {
+            resists(arena, "kill -9 $PPID; sleep 20")
+        }),
+        attack("kill the keeper and leave", |arena| {
+            resists(arena, "(setsid sleep 20 &); kill -9 $PPID")
+        }),
+        attack("stop the keeper", |arena| {
+            resists(arena, "kill -STOP $PPID; sleep 20")
+        }),
+        attack("stop the keeper and leave", |arena| {
+            resists(arena, "(setsid sleep 20 &); kill -STOP $PPID")
+        }),
+        attack("keep stopping the keeper", |arena| {
+            resists(arena, "while :; do kill -STOP $PPID; done")
+        }),
+        attack("kill and stop init", |arena| {
+            resists(
+                arena,
+                &format!("{INIT}; kill -STOP $init; kill -TERM $init; kill -9 $init; sleep 20"),
+            )
+        }),
+        attack("keep stopping init", |arena| {
+            resists(
+                arena,
+                &format!("{INIT}; while :; do kill -STOP $init; done"),
+            )
+        }),
+        attack("stop everything", |arena| {
+            resists(arena, "kill -STOP -1; sleep 20")
+        })
+        .only_with(REACH),
+        attack("keep stopping everything", |arena| {
+            resists(
+                arena,
+                "python3 -ISc 'import os\nwhile True: os.kill(-1, 19)'",
+            )
+        })
+        .only_with(REACH),
+        attack("kill everything", |arena| resists(arena, "kill -9 -1")).only_with(REACH),
+        attack("kill everything but oneself again and again", |arena| {
+            resists(
+                arena,
+                "trap '' TERM; (setsid sleep 20 &); while :; do kill -9 -1; done",
+            )
+        })
+        .only_with(REACH),
+        attack("limit the supervisor", |arena| {
+            resists(
+                arena,
+                &format!(
+                    "{INIT}; for pid in $PPID $init; do prlimit -p $pid --nofile=0 --nproc=0 --fsize=0; done; sleep 20"
+                ),
+            )
+        }),
+        attack("starve the supervisor of processor time", |arena| {
+            resists(
+                arena,
+                &format!(
+                    "{INIT}; for pid in $PPID $init; do prlimit -p $pid --cpu=0; done; sleep 20"
+                ),
+            )
+        }),
+        Case::promise("wear the supervisor out", wears_out),
+        Case::promise("drown the order to kill in others", floods),
+        Case::told("bomb with forks", bombs)
+            .under(|_| with_processes(64))
+            .structural()
+            .only_with(REACH)
+            .unwalled(Unwalled::No("without a limit it would take the machine"))
+            .alone(),
+        Case::promise("storm with zombies", |arena| {
+            resists(
+                arena,
+                "python3 -ISc '
+import os, time
+for _ in range(500):
+    if os.fork() == 0: os._exit(0)
+time.sleep(20)'",
+            )
+        }),
+        Case::promise("be cancelled at any moment", is_cancelled),
+    ]
+}
+
+/// What keeps `kill -1` inside.
+const REACH: &[Wall] = &[Wall::Namespaces];
+/// Finds init: the keeper's parent.
+const INIT: &str = "init=$(cut -d')' -f2- /proc/$PPID/stat | cut -d' ' -f3)";
+
+pub(super) fn with_processes(processes: u64) -> Policy {
+    let mut policy = Policy::workspace();
+    policy.limits.processes = Some(processes);
+    policy
+}
+
+fn resists<'a>(arena: &'a Arena, line: &str) -> Tried<'a> {
+    let line = line.to_owned();
+    Box::pin(async move {
+        let bystander = arena.another().await.map_err(|error| error.to_string())?;
+        if let Some(wrong) = time_out(arena, &line).await {
+            return Err(wrong);
+        }
+        works_or_is_gone(arena).await?;
+        let ran = arena
+            .run_in(&*bystander, SpawnRequest::shell("echo works"))
+            .await;
+        bystander.close().await.map_err(|error| error.to_string())?;
+        if ran.stdout != "works\n" {
+            return Err(format!("another sandbox suffered: {}", ran.summary()));
+        }
+        Ok(false)
+    })
+}
+
+/// The sandbox works, or it says that it is gone.
+async fn works_or_is_gone(arena: &Arena) -> Result<(), String> {
+    // It may be about to end.
+    let deadline = Instant::now() + LATE;
+    loop {
+        let ran = arena.shell("echo works").await;
+        let gone = ran.error.as_ref().map(|error| error.kind()) == Some(SandboxErrorKind::Gone);
+        if ran.stdout == "works\n" || gone {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            return Err(format!("neither usable nor gone: {}", ran.summary()));
+        }
+    }
+}
+
+/// A command that doesn't mind signals.
+async fn deaf(arena: &Arena) -> Result<Box<dyn Process>, String> {
+    let line = "trap '' USR1; echo ready; sleep 20; sleep 20";
+    let spawned = arena
+        .sandbox()
+        .spawn(arena.told(SpawnRequest::shell(line)))
+        .await;
+    let mut running = spawned.map_err(|error| error.to_string())?;
+    let mut output = running.take_output().ok_or("no output")?;
+    match futures_util::StreamExt::next(&mut output).await {
+        Some(Ok(_)) => Ok(running),
+        _ => Err("the command did not start".to_owned()),
+    }
+}
+
+/// Many orders to one supervisor.
+fn wears_out(arena: &Arena) -> Tried<'_> {
+    Box::pin(async {
+        let mut running = deaf(arena).await?;
+        // More than it may have descriptors; in bundles, since its queue is short.
+        for _ in 0..25 {
+            for _ in 0..50 {
+                running
+                    .signal(10)
+                    .await
+                    .map_err(|error| error.to_string())?;
+            }
+            let ran = arena.shell("echo works").await;
+            if ran.stdout != "works\n" {
+                return Err(ran.summary());
+            }
+        }
+        drop(running);
+        match time_out(arena, "trap '' TERM; sleep 20; sleep 20").await {
+            Some(wrong) => Err(wrong),
+            None => Ok(false),
+        }
+    })
+}
+
+/// More orders at once than a socket's queue holds; the last one is to kill.
+fn floods(arena: &Arena) -> Tried<'_> {
+    Box::pin(async {
+        let mut running = deaf(arena).await?;
+        for _ in 0..800 {
+            // It may say that it is busy, as long as it doesn't lose what matters.
+            let _ = running.signal(10).await;
+        }
+        drop(running);
+        // There are many to go through first.
+        let gone = || traces::marked(&arena.fixture.token).is_empty();
+        Ok(!traces::soon(Duration::from_secs(3), gone).await)
+    })
+}
+
+/// The limit holds, the time too, and the next command works.
+fn bombs(arena: &Arena) -> Tried<'_> {
+    Box::pin(async {
+        let line = "bomb() { bomb | bomb & }; bomb 2>/dev/null; sleep 20";
+        let wrong = time_out(arena, line).await;
+        let ran = arena.shell("echo works").await;
+        match wrong {
+            Some(wrong) => Err(wrong),
+            None if ran.stdout != "works\n" => Err(ran.summary()),
+            None => Ok(false),
+        }
+    })
+}
+
+/// Given up at every point of its life.
+fn is_cancelled(arena: &Arena) -> Tried<'_> {
+    Box::pin(async {
+        for step in 0..60_u64 {
+            let request = arena.told(SpawnRequest::shell("(setsid sleep 20 &); sleep 20"));
+            let within = Duration::from_micros(step * step * 5);
+            let _ = timeout(within, arena.sandbox().run(request)).await;
+        }
+        if survives(arena).await {
+            let left = traces::marked(&arena.fixture.token).into_iter();
+            let left: Vec<_> = left.map(traces::description).collect();
+            return Err(format!("left running: {left:?}"));
+        }
+        let ran = arena.shell("echo works; exit 7").await;
+        let fine = ran.stdout == "works\n" && ran.status == Some(ExitStatus::Code(7));
+        if fine { Ok(false) } else { Err(ran.summary()) }
+    })
+}

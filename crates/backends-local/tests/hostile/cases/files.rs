@@ -1,0 +1,313 @@
+//! The host's files: reading, changing, and what can be learnt of them.
+
+use std::path::Path;
+
+use cantle_backends_local::Wall;
+use cantle_core::policy::{Policy, PolicyField, ReadRoots};
+
+use super::{changes_outside, says_so, shows_secret};
+use crate::case::{Case, FILES, FILTER, Gap, NAMESPACES, Unwalled};
+use crate::fixture::{Fixture, shared_memory};
+
+pub(super) fn cases() -> Vec<Case> {
+    let mut cases = [
+        reading(),
+        changing(),
+        learning(),
+        special(),
+        own_directory(),
+    ]
+    .concat();
+    // Root's own part of the test makes the program, and is root already.
+    if std::env::var_os(crate::SET_UID).is_some() {
+        cases.push(set_user_id());
+    }
+    cases
+}
+
+/// Links and mounts, which lead elsewhere.
+fn reading() -> Vec<Case> {
+    let reads = |name, line| {
+        Case::shell(name, line, shows_secret).stopped_by(FILES, Gap::Field(PolicyField::ReadRoots))
+    };
+    vec![
+        reads("read a file outside", r#"cat "$OUTSIDE/secret""#),
+        reads(
+            "read it through a symbolic link",
+            r#"ln -s "$OUTSIDE/secret" link && cat link"#,
+        ),
+        reads(
+            "read it through a link to its directory",
+            r#"ln -s "$OUTSIDE" link && cat link/secret"#,
+        ),
+        reads(
+            "read it through a hard link",
+            r#"ln "$OUTSIDE/secret" link && cat link"#,
+        ),
+        reads(
+            "read it by a relative path",
+            r#"cd ../../../../../../../../..; cat ".$OUTSIDE/secret""#,
+        ),
+        reads(
+            "read it from its own directory",
+            r#"cd "$OUTSIDE"; cat secret"#,
+        ),
+        reads(
+            "read it below /proc/self/root",
+            r#"cat "/proc/self/root$OUTSIDE/secret""#,
+        ),
+        reads(
+            "read it below another process's root",
+            r#"cat "/proc/$VICTIM/root$OUTSIDE/secret" "/proc/$PPID/root$OUTSIDE/secret" \
+               "/proc/1/root$OUTSIDE/secret""#,
+        ),
+        reads(
+            "read it by executing it",
+            r#"printf '#!%s\n' "$OUTSIDE/secret" > script; chmod +x script; ./script;
+               bash "$OUTSIDE/secret" 2>&1; . "$OUTSIDE/secret" 2>&1; true"#,
+        ),
+        reads(
+            "read it by moving it in",
+            r#"mv "$OUTSIDE/secret" here && cat here"#,
+        ),
+        reads(
+            "read the names in a directory outside",
+            r#"ls "$OUTSIDE" | grep -qx secret && cat "$OUTSIDE"/s*"#,
+        ),
+        reads("read the host's shared memory", r#"cat "/dev/shm/$TOKEN""#),
+        Case::shell(
+            "read it through a descriptor of our process",
+            r#"for fd in /proc/self/fd/*; do cat "$fd/secret"; done 2>/dev/null"#,
+            shows_secret,
+        )
+        .unwalled(Unwalled::Raw),
+        Case::shell(
+            "read a descriptor of the supervisor",
+            r#"for fd in /proc/1/fd/* "/proc/$PPID"/fd/*; do
+                 readlink "$fd" && echo GOT; done; true"#,
+            says_so,
+        )
+        .unwalled(Unwalled::Raw),
+        Case::shell("read the password hashes", "cat /etc/shadow", |_, ran| {
+            ran.stdout.contains("root:")
+        })
+        .stopped_by(
+            &[Wall::Namespaces, Wall::Landlock, Wall::Identity],
+            Gap::Field(PolicyField::ReadRoots),
+        )
+        .takes_root(),
+        Case::shell(
+            "read who the host's users are",
+            "cat /etc/passwd",
+            |_, ran| {
+                let known = std::fs::read_to_string("/etc/passwd").unwrap();
+                known.lines().skip(1).any(|line| ran.stdout.contains(line))
+            },
+        )
+        .stopped_by(FILES, Gap::Field(PolicyField::ReadRoots)),
+    ]
+}
+
+fn changing() -> Vec<Case> {
+    let changes = |name, line| {
+        Case::shell(name, line, changes_outside)
+            .stopped_by(FILES, Gap::Field(PolicyField::WriteRoots))
+    };
+    vec![
+        changes("append to a file outside", r#"echo more >> "$OUTSIDE/target""#),
+        changes("empty a file outside", r#": > "$OUTSIDE/target""#),
+        changes(
+            "truncate a file outside without opening it",
+            r#"python3 -ISc 'import os; os.truncate(os.environ["OUTSIDE"] + "/target", 1)'"#,
+        ),
+        changes("remove a file outside", r#"rm -f "$OUTSIDE/target""#),
+        changes("remove a directory outside", r#"rm -rf "$OUTSIDE/directory""#),
+        changes("create a file outside", r#"touch "$OUTSIDE/new""#),
+        changes("create a directory outside", r#"mkdir "$OUTSIDE/new""#),
+        changes("create a link outside", r#"ln -s /etc "$OUTSIDE/new""#),
+        changes("create a fifo outside", r#"mkfifo "$OUTSIDE/new""#),
+        changes("rename a file outside", r#"mv "$OUTSIDE/target" "$OUTSIDE/new""#),
+        changes("move a file out", r#"echo x > own; mv own "$OUTSIDE/new""#),
+        changes(
+            "swap a file with one outside",
+            r#"echo x > own; python3 -ISc '
+import ctypes, os
+C = ctypes.CDLL(None)
+C.renameat2(-100, b"own", -100, os.environb[b"OUTSIDE"] + b"/target", 2)'"#,
+        ),
+        changes(
+            "link a file of the sandbox outside",
+            r#"echo x > own; ln own "$OUTSIDE/new""#,
+        ),
+        changes(
+            "write to a file below a read root",
+            r#"echo x > "$OUTSIDE/readable/file""#,
+        )
+        .under(|fixture| with_read_root(fixture, "readable")),
+        changes(
+            "remount a read root writable",
+            r#"mount -o remount,rw,bind "$OUTSIDE/readable"
+               unshare -Urm sh -c 'mount -o remount,rw,bind "$OUTSIDE/readable";
+                 echo x > "$OUTSIDE/readable/file"'"#,
+        )
+        .under(|fixture| with_read_root(fixture, "readable"))
+        .stopped_by(&[Wall::Namespaces, Wall::Landlock, Wall::SystemCalls], Gap::None),
+        changes(
+            "write beside a write root",
+            r#"cd "$OUTSIDE/writable"; ls >/dev/null; echo x > ../target; echo x > "$OUTSIDE/new""#,
+        )
+        .under(with_write_root),
+        changes(
+            "follow a link out of a write root",
+            r#"cd "$OUTSIDE/writable"; ln -s "$OUTSIDE/target" "$TMPDIR/link";
+               echo x > "$TMPDIR/link""#,
+        )
+        .under(with_write_root),
+        Case::shell(
+            "create a file in the host's shared memory",
+            r#"echo x > "/dev/shm/${TOKEN}new""#,
+            |fixture, _| shared_memory(&format!("{}new", fixture.token)).exists(),
+        )
+        .stopped_by(FILES, Gap::Field(PolicyField::WriteRoots)),
+        // Landlock has no rights for these.
+        changes("change the mode of a file outside", r#"chmod 600 "$OUTSIDE/target""#)
+            .stopped_by(NAMESPACES, METADATA),
+        changes(
+            "change the times of a file outside",
+            r#"touch -c -d 2001-01-01 "$OUTSIDE/target""#,
+        )
+        .stopped_by(NAMESPACES, METADATA),
+        changes(
+            "change the group of a file outside",
+            r#"chgrp "$(id -g)" "$OUTSIDE/target""#,
+        )
+        .stopped_by(NAMESPACES, METADATA),
+        changes(
+            "set an attribute of a file outside",
+            r#"python3 -ISc 'import os; os.setxattr(os.environ["OUTSIDE"] + "/target", "user.x", b"y")'"#,
+        )
+        .stopped_by(NAMESPACES, METADATA),
+    ]
+}
+
+const METADATA: Gap = Gap::Known("Landlock has no right for modes, owners, times and attributes");
+
+fn with_write_root(fixture: &Fixture) -> Policy {
+    let mut policy = Policy::workspace();
+    policy.write_roots = Some(vec![fixture.outside().join("writable")]);
+    policy
+}
+
+fn with_read_root(fixture: &Fixture, name: &str) -> Policy {
+    let mut policy = Policy::workspace();
+    policy.read_roots = Some(ReadRoots::system().and([fixture.outside().join(name)]));
+    policy
+}
+
+fn learning() -> Vec<Case> {
+    let looks = |name, line| {
+        Case::shell(name, line, says_so).stopped_by(
+            NAMESPACES,
+            Gap::Known("Landlock has no right for looking at a path without opening it"),
+        )
+    };
+    vec![
+        looks(
+            "see that a file outside is there",
+            r#"stat "$OUTSIDE/secret" && echo GOT"#,
+        ),
+        looks(
+            "see where a link outside leads",
+            r#"readlink /proc/1/exe /etc/mtab && echo GOT; [ -e "$OUTSIDE/target" ] && echo GOT"#,
+        ),
+        looks(
+            "watch a directory outside",
+            r#"python3 -ISc '
+import ctypes, os
+C = ctypes.CDLL(None)
+fd = C.inotify_init()
+print("GOT" if C.inotify_add_watch(fd, os.environb[b"OUTSIDE"], 0xfff) > 0 else "no")'"#,
+        ),
+    ]
+}
+
+/// Devices, set-user-id programs, the kernel's own files.
+fn special() -> Vec<Case> {
+    vec![
+        Case::shell("make a device", "mknod null c 1 3 && echo GOT", says_so).takes_root(),
+        kernel_file(
+            "change a setting of the kernel",
+            ": >> /proc/sys/vm/swappiness && echo GOT",
+        ),
+        kernel_file(
+            "change what a crash starts",
+            ": >> /proc/sys/kernel/core_pattern && echo GOT",
+        ),
+        Case::shell(
+            "mount something in namespaces of one's own",
+            "unshare -Urm sh -c 'mount -t tmpfs x /mnt && echo GOT'",
+            says_so,
+        )
+        .stopped_by(&[Wall::SystemCalls, Wall::Landlock], Gap::Wall),
+        Case::shell(
+            "make namespaces of one's own",
+            "unshare -U true && echo GOT",
+            says_so,
+        )
+        .stopped_by(FILTER, Gap::Wall),
+    ]
+}
+
+fn set_user_id() -> Case {
+    Case::shell(
+        "gain privileges from a set-user-id program",
+        r#"[ "$("$SET_UID" -u)" = 0 ] && echo GOT"#,
+        says_so,
+    )
+    .under(|_| {
+        let program = std::env::var_os(crate::SET_UID).unwrap_or_default();
+        let directory = Path::new(&program).parent().map(Path::to_owned);
+        let mut policy = Policy::workspace();
+        policy.read_roots = Some(ReadRoots::system().and(directory));
+        policy
+    })
+}
+
+/// A file that belongs to root, opened for writing and not written.
+fn kernel_file(name: &'static str, line: &'static str) -> Case {
+    Case::shell(name, line, says_so)
+        .stopped_by(
+            &[Wall::Namespaces, Wall::Landlock, Wall::Identity],
+            Gap::Wall,
+        )
+        .takes_root()
+}
+
+/// The working directory, where the policy says that it can't be written.
+fn own_directory() -> Vec<Case> {
+    let changes = |name, line| {
+        Case::shell(name, line, says_so)
+            .under(|_| Policy::read_only())
+            .stopped_by(FILES, Gap::Field(PolicyField::WorkingDirectory))
+            .unwalled(Unwalled::Under(|_| Policy::workspace()))
+    };
+    vec![
+        changes(
+            "write to a read-only working directory",
+            "echo x > f && echo GOT",
+        ),
+        changes(
+            "make a directory in a read-only working directory",
+            "mkdir -p a/b && echo GOT",
+        ),
+        changes(
+            "write there from another directory",
+            r#"cd /tmp; echo x > "$HOME/f" && echo GOT"#,
+        ),
+        changes(
+            "change the mode of a read-only working directory",
+            "chmod 700 . && echo GOT",
+        )
+        .stopped_by(NAMESPACES, METADATA),
+    ]
+}

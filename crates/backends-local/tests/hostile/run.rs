@@ -1,0 +1,346 @@
+//! Runs the table and judges: every case in every mode, and once without its wall.
+
+use std::collections::BTreeMap;
+use std::io::Write as _;
+use std::time::{Duration, Instant};
+
+use cantle_backends_local::Wall;
+use cantle_core::policy::{Policy, PolicyField};
+use cantle_core::sandbox::{EnforcedBy, SandboxInfo};
+use futures_util::{StreamExt as _, stream};
+use rustix::process::{Pid, Resource, Signal, getrlimit, kill_process, setrlimit};
+
+use crate::arena::Arena;
+use crate::case::{Attack, Case, Expected, Gap, Unwalled};
+use crate::fixture::Fixture;
+use crate::mode::{Mode, Who, without};
+use crate::{cases, traces};
+
+/// How many attacks run at a time. Many only wait.
+const AT_ONCE: usize = 8;
+/// After the end of a sandbox nothing of it runs after this long.
+const GONE: Duration = Duration::from_secs(1);
+/// No case takes this long.
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// Whom root's commands run as.
+const COMMANDS: u32 = 65_534;
+
+/// Prints a line; also where the test's output is captured.
+pub(crate) fn say(line: &str) {
+    let line = format!("{line}\n");
+    std::io::stdout().write_all(line.as_bytes()).unwrap();
+}
+
+/// What became of a case.
+#[derive(Debug)]
+enum Verdict {
+    Blocked,
+    /// It succeeded, as the report says.
+    NotEnforced(Gap),
+    /// Without its wall it succeeds.
+    Succeeds,
+    /// It is not tried, because.
+    NotTried(&'static str),
+    Failed(String),
+}
+
+/// Runs everything as the user of this process; whether something failed.
+pub(crate) async fn all(who: Who) -> bool {
+    limit_descriptors();
+    let only = std::env::var(crate::ONLY).unwrap_or_default();
+    let chosen = |case: &Case| case.name.contains(&only);
+    let (alone, together): (Vec<_>, Vec<_>) = cases::all()
+        .into_iter()
+        .filter(chosen)
+        .partition(|case| case.alone);
+    let mut counts = BTreeMap::new();
+    for mode in Mode::all(who) {
+        if let Some(missing) = missing(mode).await {
+            let place = format!("{}/{who}", mode.name);
+            say(&format!(
+                "{:<21}  {place:<24}  no {missing} on this machine",
+                "absent"
+            ));
+            continue;
+        }
+        for (at_once, cases) in [(AT_ONCE, &together), (1, &alone)] {
+            let depends = |case: &&Case| case.depends_on(mode);
+            let cases: Vec<_> = cases.iter().filter(depends).copied().collect();
+            let walled = |case| walled(case, mode, who);
+            each(&cases, at_once, walled, mode.name, who, &mut counts).await;
+        }
+    }
+    for (at_once, cases) in [(AT_ONCE, &together), (1, &alone)] {
+        let unwalled = |case| unwalled(case, who);
+        each(
+            cases,
+            at_once,
+            unwalled,
+            "without its wall",
+            who,
+            &mut counts,
+        )
+        .await;
+    }
+    let counted: Vec<_> = counts
+        .iter()
+        .map(|(word, count)| format!("{count} {word}"))
+        .collect();
+    say(&format!("as {who}: {}", counted.join(", ")));
+    counts.contains_key("FAILED")
+}
+
+/// As many open files as an ordinary session has, for our process and the supervisors.
+fn limit_descriptors() {
+    let mut limit = getrlimit(Resource::Nofile);
+    limit.current = Some(1024);
+    setrlimit(Resource::Nofile, limit).unwrap();
+}
+
+async fn each<F: Future<Output = Verdict> + Send + 'static>(
+    cases: &[Case],
+    at_once: usize,
+    run: impl Fn(Case) -> F,
+    mode: &str,
+    who: Who,
+    counts: &mut BTreeMap<&'static str, u32>,
+) {
+    let tasks = cases.iter().map(|case| {
+        let judged = tokio::time::timeout(DEADLINE, run(*case));
+        async move {
+            let started = Instant::now();
+            let judged = tokio::spawn(judged).await;
+            (case, judged, started.elapsed().as_secs_f64())
+        }
+    });
+    let mut results = stream::iter(tasks).buffered(at_once);
+    while let Some((case, judged, seconds)) = results.next().await {
+        let verdict = match judged {
+            Ok(Ok(verdict)) => verdict,
+            Ok(Err(_)) => Verdict::Failed("it does not end".to_owned()),
+            Err(panic) => Verdict::Failed(panic.to_string()),
+        };
+        let (word, detail) = match verdict {
+            Verdict::Blocked => ("blocked", String::new()),
+            Verdict::NotEnforced(gap) => ("not enforced", format!(": {}", gap.describe())),
+            Verdict::Succeeds => ("succeeds", String::new()),
+            Verdict::NotTried(reason) => ("not tried", format!(": {reason}")),
+            Verdict::Failed(why) => ("FAILED", format!(": {why}")),
+        };
+        *counts.entry(word).or_default() += 1;
+        let place = format!("{mode}/{who}");
+        say(&format!(
+            "{word:<12} {seconds:>5.2} s  {place:<24}  {}{detail}",
+            case.name
+        ));
+    }
+}
+
+/// Runs a case in a mode.
+async fn walled(case: Case, mode: Mode, who: Who) -> Verdict {
+    if case.only_with.iter().any(|wall| !mode.has(*wall)) {
+        return Verdict::NotTried("here nothing stops it");
+    }
+    let uid = match who {
+        Who::Root if mode.has(Wall::Identity) => COMMANDS,
+        _ => Fixture::own_uid(),
+    };
+    let fixture = Fixture::new(uid);
+    let policy = case.policy(&fixture);
+    let arena = match Arena::open(fixture, mode.backend(), policy, Some(mode)).await {
+        Ok(arena) => arena,
+        Err(error) => return Verdict::Failed(error),
+    };
+    let tried = try_once(&case, &arena).await;
+    let info = arena.sandbox().info().clone();
+    let closed = arena.close().await;
+    let mut wrong: Vec<String> = closed.into_iter().collect();
+    wrong.extend(left_behind(&arena.fixture).await);
+    let expected = case.expected(mode, &info);
+    match (expected, tried) {
+        (_, Err(error)) => wrong.push(error),
+        (Expected::Blocked, Ok((succeeded, how))) => {
+            if succeeded {
+                wrong.push(format!("not blocked: {how}"));
+            }
+            wrong.extend(arena.fixture.change());
+            if !arena.fixture.victim_runs() {
+                wrong.push("the victim is dead".to_owned());
+            }
+        }
+        (Expected::NotEnforced(gap), Ok((succeeded, how))) => {
+            wrong.extend(gap.is_reported(&case, &info));
+            if !succeeded {
+                wrong.push(format!("blocked, though {}: {how}", gap.describe()));
+            }
+        }
+    }
+    clean_up(&arena.fixture).await;
+    match expected {
+        _ if !wrong.is_empty() => Verdict::Failed(wrong.join("; ")),
+        Expected::Blocked => Verdict::Blocked,
+        Expected::NotEnforced(gap) => Verdict::NotEnforced(gap),
+    }
+}
+
+/// Runs a case without what stops it.
+async fn unwalled(case: Case, who: Who) -> Verdict {
+    if case.takes_root && who == Who::Ordinary {
+        return Verdict::NotTried("an ordinary user can't do it anyway");
+    }
+    let all_walls = without(&[]);
+    let open = async |backend, identity: bool, policy: fn(&Case, &Fixture) -> Policy| {
+        let uid = match who {
+            Who::Root if identity => COMMANDS,
+            _ => Fixture::own_uid(),
+        };
+        let fixture = Fixture::new(uid);
+        let policy = policy(&case, &fixture);
+        Arena::open(fixture, backend, policy, None).await
+    };
+    let arena = match case.unwalled {
+        Unwalled::No(reason) => return Verdict::NotTried(reason),
+        Unwalled::Raw => Ok(Arena::raw(Fixture::new(Fixture::own_uid()))),
+        Unwalled::Unconfined => open(all_walls, false, |_, _| Policy::unconfined()).await,
+        Unwalled::Without(walls) => {
+            let identity = !walls.contains(&Wall::Identity);
+            open(without(walls), identity, Case::policy).await
+        }
+        Unwalled::Under(_) => {
+            let identity = true;
+            open(all_walls, identity, |case, fixture| match case.unwalled {
+                Unwalled::Under(policy) => policy(fixture),
+                _ => case.policy(fixture),
+            })
+            .await
+        }
+    };
+    let arena = match arena {
+        Ok(arena) => arena,
+        Err(error) => return Verdict::Failed(error),
+    };
+    let tried = try_once(&case, &arena).await;
+    let closed = arena.close().await;
+    clean_up(&arena.fixture).await;
+    match (tried, closed) {
+        (Err(error), _) | (_, Some(error)) => Verdict::Failed(error),
+        (Ok((true, how)), None) if !how.contains("MISSED") => Verdict::Succeeds,
+        (Ok((_, how)), None) => {
+            Verdict::Failed(format!("it does not succeed, so it proves nothing: {how}"))
+        }
+    }
+}
+
+/// Whether the attack succeeded, and what was seen of it.
+async fn try_once(case: &Case, arena: &Arena) -> Result<(bool, String), String> {
+    let (ran, sign) = match case.attack {
+        Attack::Shell(line, sign) => (arena.shell(line).await, sign),
+        Attack::Python(script, sign) => (arena.python(script).await, sign),
+        Attack::Told(told) => return Ok((told(arena).await?, String::new())),
+    };
+    if BROKEN.iter().any(|error| ran.stderr.contains(error)) {
+        return Err(format!("the script is broken: {}", ran.summary()));
+    }
+    Ok((sign(&arena.fixture, &ran), ran.summary()))
+}
+
+/// A script ends with these where it is wrong, rather than stopped.
+const BROKEN: &[&str] = &[
+    "SyntaxError",
+    "NameError",
+    "TypeError",
+    "ValueError",
+    "AttributeError",
+    "IndexError",
+];
+
+/// What there must not be once a sandbox is closed.
+async fn left_behind(fixture: &Fixture) -> Vec<String> {
+    let mut wrong = Vec::new();
+    if !traces::soon(GONE, || traces::marked(&fixture.token).is_empty()).await {
+        wrong.push(format!(
+            "still running: {:?}",
+            traces::marked(&fixture.token)
+        ));
+    }
+    let leftovers = fixture.leftovers();
+    if !leftovers.is_empty() {
+        wrong.push(format!("left on the disk: {leftovers:?}"));
+    }
+    wrong
+}
+
+/// Ends what an attack that succeeded has left.
+async fn clean_up(fixture: &Fixture) {
+    traces::soon(GONE, || {
+        let left = traces::marked(&fixture.token);
+        for pid in &left {
+            let pid = i32::try_from(*pid).ok().and_then(Pid::from_raw);
+            // It may have ended by itself.
+            let _ = pid.map(|pid| kill_process(pid, Signal::KILL));
+        }
+        left.is_empty()
+    })
+    .await;
+}
+
+/// The wall of a mode that this machine hasn't got.
+async fn missing(mode: Mode) -> Option<&'static str> {
+    let mut policy = Policy::workspace();
+    policy.strictness = cantle_core::policy::Strictness::BestEffort;
+    let fixture = Fixture::new(Fixture::own_uid());
+    let arena = Arena::open(fixture, mode.backend(), policy, Some(mode)).await;
+    let arena = arena.unwrap_or_else(|error| panic!("{}: {error}", mode.name));
+    let info = arena.sandbox().info().clone();
+    arena.close().await;
+    NAMES
+        .iter()
+        .find(|(wall, name)| mode.has(*wall) != names(&info, name))
+        .map(|(_, name)| *name)
+}
+
+/// How a sandbox's report names its walls.
+const NAMES: &[(Wall, &str)] = &[
+    (Wall::Namespaces, "namespaces"),
+    (Wall::Landlock, "Landlock"),
+    (Wall::SystemCalls, "system call filter"),
+];
+
+fn names(info: &SandboxInfo, name: &str) -> bool {
+    info.walls.iter().any(|wall| wall.contains(name))
+}
+
+impl Gap {
+    fn describe(self) -> String {
+        match self {
+            Self::None => "there is no gap".to_owned(),
+            Self::Field(field) => format!("{field} is not enforced"),
+            Self::Wall => "its wall is missing".to_owned(),
+            Self::Known(words) => words.to_owned(),
+        }
+    }
+
+    /// What the report says too much.
+    fn is_reported(self, case: &Case, info: &SandboxInfo) -> Option<String> {
+        let standing = NAMES
+            .iter()
+            .filter(|(wall, _)| case.stopped_by.contains(wall))
+            .find(|(_, name)| names(info, name));
+        if let Some((_, name)) = standing {
+            return Some(format!("{name} is in the report, and doesn't stop it"));
+        }
+        match self {
+            Self::Field(field) if !is_not_enforced(field, info) => {
+                let said = info.enforcement.iter().find(|said| said.field == field);
+                Some(format!("the report says {said:?}"))
+            }
+            _ => None,
+        }
+    }
+}
+
+fn is_not_enforced(field: PolicyField, info: &SandboxInfo) -> bool {
+    let mut said = info.enforcement.iter();
+    said.any(|said| said.field == field && said.by == EnforcedBy::NotEnforced)
+}
