@@ -11,8 +11,6 @@ use cantle_core::sandbox::{Backend, Sandbox, SandboxContext, SandboxError};
 
 #[cfg(target_os = "linux")]
 use crate::proxy::{Proxy, Settings};
-#[cfg(target_os = "linux")]
-use crate::sandbox::LocalSandbox;
 
 /// Opens sandboxes on this machine: a private directory, and processes behind the kernel's walls.
 ///
@@ -129,13 +127,13 @@ impl Backend for LocalBackend {
             _ => Vec::new(),
         };
         let opened = crate::blocking::run(move || crate::open::open(&backend, &cx));
-        let (mut shared, proxy) = opened.await?;
-        if let Some(listener) = proxy {
+        let (sandbox, listener) = opened.await?;
+        if let Some(listener) = listener {
             let proxy = Proxy::start(listener, Settings::new(hosts))
                 .map_err(|error| SandboxError::io("failed to start the proxy", error))?;
-            shared.proxy = Some(proxy);
+            sandbox.serve(proxy);
         }
-        Ok(Arc::new(LocalSandbox::new(shared)))
+        Ok(Arc::new(sandbox))
     }
 
     #[cfg(not(target_os = "linux"))]

@@ -3,7 +3,6 @@
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 
 use cantle_core::policy::{Policy, PolicyField, Strictness};
 use cantle_core::sandbox::{
@@ -18,14 +17,14 @@ use crate::confinement::{self, Identity, Mode, Plan, Standing};
 use crate::environment::{self, Environment};
 use crate::files::{Root, Seen};
 use crate::limits::OwnLimits;
-use crate::sandbox::Shared;
+use crate::sandbox::{LocalSandbox, Shared};
 use crate::supervisor::{Built, StartError, Supervisor};
 
-/// Opens a sandbox. Blocks.
+/// Opens a sandbox; the socket is where its commands look for the proxy. Blocks.
 pub(crate) fn open(
     backend: &LocalBackend,
     cx: &SandboxContext,
-) -> Result<(Shared, Option<TcpListener>), SandboxError> {
+) -> Result<(LocalSandbox, Option<TcpListener>), SandboxError> {
     let search_path = environment::absolute_directories(backend.search_path());
     let shell = find_shell(backend.shell(), &search_path)?;
     environment::check(&cx.policy.environment)?;
@@ -56,7 +55,7 @@ pub(crate) fn open(
         has_terminals,
         supervisor,
     );
-    Ok((shared, proxy))
+    Ok((LocalSandbox::new(shared), proxy))
 }
 
 /// What stands, what it enforces, and the socket for the proxy.
@@ -70,10 +69,6 @@ fn build(root: &mut Root, policy: &Policy, walls: Walls) -> Result<Opened, Sandb
     }
     let mut reasons = Vec::new();
     for mode in Mode::candidates(policy, walls) {
-        if let (Mode::Namespaces, Some(reason)) = (mode, NAMESPACES_REFUSED.get()) {
-            reasons.push(reason.clone());
-            continue;
-        }
         let plan = Plan::new(mode, policy, root.places(), identity, walls)?;
         if plan.has_storage {
             root.make_sized()?;
@@ -83,10 +78,6 @@ fn build(root: &mut Root, policy: &Policy, walls: Walls) -> Result<Opened, Sandb
             Err(error) if mode == Mode::Open => return Err(not_started(&plan, error)),
             Err(error) => {
                 reasons.push(not_built(&plan, &error));
-                if let StartError::Step(None, _) = error {
-                    // That doesn't change while we run.
-                    let _ = NAMESPACES_REFUSED.set(not_built(&plan, &error));
-                }
                 continue;
             }
         };
@@ -102,9 +93,6 @@ fn build(root: &mut Root, policy: &Policy, walls: Walls) -> Result<Opened, Sandb
         reasons.join("; "),
     ))
 }
-
-/// Why this machine doesn't let us make namespaces, once it has said so.
-static NAMESPACES_REFUSED: OnceLock<String> = OnceLock::new();
 
 /// Tells the files where commands see them. Returns the socket for the proxy.
 fn settle(root: &mut Root, plan: &Plan, built: Built) -> Result<Option<TcpListener>, SandboxError> {

@@ -4,7 +4,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
@@ -21,7 +21,7 @@ use crate::command::{self, Source, discard};
 use crate::environment::Environment;
 use crate::files::Root;
 use crate::limits::OwnLimits;
-use crate::proxy::Proxy;
+use crate::proxy::{Denials, Proxy};
 use crate::supervisor::Supervisor;
 
 /// How long closing waits for the death of everything in the sandbox.
@@ -42,7 +42,7 @@ pub(crate) struct Shared {
     /// Whether it can make terminals of its own.
     pub(crate) has_terminals: bool,
     /// The way out, where some hosts may be reached.
-    pub(crate) proxy: Option<Proxy>,
+    proxy: OnceLock<Proxy>,
     supervisor: Supervisor,
     numbers: AtomicU32,
     state: Mutex<State>,
@@ -72,7 +72,7 @@ impl Shared {
             shell,
             limits,
             has_terminals,
-            proxy: None,
+            proxy: OnceLock::new(),
             supervisor,
             numbers: AtomicU32::new(0),
             state: Mutex::default(),
@@ -98,6 +98,11 @@ impl Shared {
     /// A number that no other command of this sandbox has.
     pub(crate) fn next_number(&self) -> u32 {
         self.numbers.fetch_add(1, Ordering::Relaxed) + 1
+    }
+
+    /// What was refused on the way out, where there is one.
+    pub(crate) fn denials(&self) -> Option<&Denials> {
+        self.proxy.get().map(Proxy::denials)
     }
 
     /// Sends an order to the supervisor; does not block.
@@ -165,6 +170,12 @@ impl LocalSandbox {
         Self {
             shared: Arc::new(shared),
         }
+    }
+
+    /// Keeps the proxy for as long as there are commands.
+    pub(crate) fn serve(&self, proxy: Proxy) {
+        // A sandbox has one.
+        let _ = self.shared.proxy.set(proxy);
     }
 
     /// Does something with the files, off the runtime.

@@ -303,8 +303,8 @@ impl End {
         exit.stdout = stdout.report();
         exit.stderr = stderr.report();
         exit.background.clone_from(&self.left);
-        if let Some(proxy) = &shared.proxy {
-            let denied = proxy.denials().since(self.denials_before);
+        if let Some(denials) = shared.denials() {
+            let denied = denials.since(self.denials_before);
             exit.notes.extend(denied.iter().map(ToString::to_string));
         }
         Outcome::Ended(exit)

@@ -29,6 +29,7 @@ use super::spill::SpillPlace;
 use super::stdin::{LocalStdin, feed};
 use super::{Command, Starting};
 use crate::environment;
+use crate::proxy::Denials;
 use crate::sandbox::Shared;
 use crate::supervisor::{message_sockets, sealed};
 
@@ -70,10 +71,7 @@ pub(crate) async fn start(
     let (reports, reports_end) = message_sockets(flags).map_err(|error| failed(error.into()))?;
     let mut reports = Reports::new(reports).map_err(failed)?;
 
-    let denials_before = shared
-        .proxy
-        .as_ref()
-        .map_or(0, |proxy| proxy.denials().mark());
+    let denials_before = shared.denials().map_or(0, Denials::mark);
     let started = Instant::now();
     let fds: Vec<BorrowedFd<'_>> = [&body, &reports_end]
         .into_iter()

@@ -183,3 +183,35 @@ async fn a_command_that_may_start_nothing_is_alone() {
     assert_eq!(sandbox.run(argv).await.unwrap().stdout.text(), "1\n");
     sandbox.close().await.unwrap();
 }
+
+#[tokio::test]
+async fn only_allowed_hosts_are_reached_and_others_are_noted() {
+    let sandbox = open_under(Policy::network(["allowed.example".parse().unwrap()])).await;
+    let ask = |target: &str| {
+        format!(
+            "exec 3<>/dev/tcp/127.0.0.1/${{HTTP_PROXY##*:}} && printf '{target} HTTP/1.1\\r\\n\\r\\n' >&3 \
+             && head -n 1 <&3"
+        )
+    };
+    for target in [
+        "GET http://other.example/",
+        "CONNECT other.example:443",
+        "CONNECT 127.0.0.1:80",
+        "CONNECT allowed.example:22",
+    ] {
+        let output = run(&*sandbox, &ask(target)).await;
+        assert!(
+            output.stdout.text().contains(" 403 "),
+            "{target}: {output:?}"
+        );
+        let notes = &output.exit.notes;
+        assert!(
+            notes.len() == 1 && notes[0].starts_with("network: "),
+            "{notes:?}"
+        );
+    }
+    // There is no other way, and its own servers are its own.
+    let line = "(exec 3<>/dev/tcp/192.0.2.1/80) 2>&1 | grep -q unreachable && echo unreachable; getent hosts allowed.example || echo unknown";
+    assert_eq!(stdout(&*sandbox, line).await, "unreachable\nunknown\n");
+    sandbox.close().await.unwrap();
+}
