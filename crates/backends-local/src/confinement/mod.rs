@@ -62,7 +62,7 @@ impl Mode {
             return vec![Self::Open];
         }
         let mut modes = Vec::new();
-        if walls.include(Wall::Namespaces) {
+        if has_view(policy) && walls.include(Wall::Namespaces) {
             modes.push(Self::Namespaces);
         }
         if walls.include(Wall::Landlock) {
@@ -80,6 +80,14 @@ fn is_confined(policy: &Policy) -> bool {
         || policy.network.is_some()
         || policy.working_directory != Access::ReadWrite
         || policy.subprocesses == Some(false)
+}
+
+/// Whether commands can have a view of the file system of their own. It is made of what may be read
+/// and written; where that is all of it, there is none to be made.
+fn has_view(policy: &Policy) -> bool {
+    let read = policy.read_roots.iter().flat_map(|roots| &roots.paths);
+    let written = policy.write_roots.iter().flatten();
+    policy.read_roots.is_some() && read.chain(written).all(|path| path.parent().is_some())
 }
 
 /// Who runs a sandbox's commands.
@@ -195,8 +203,8 @@ impl Plan {
                 }
             }
         }
-        let own_user = in_namespaces;
-        limits::build(&mut steps, &policy.limits, is_confined, own_user);
+        // Only in a user namespace are a user's processes the sandbox's own.
+        limits::build(&mut steps, &policy.limits, is_confined, in_namespaces);
         if is_confined {
             let other = identity.is_other.then_some((identity.uid, identity.gid));
             let identity = Step::Unprivileged { identity: other };

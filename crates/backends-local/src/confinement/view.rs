@@ -50,9 +50,9 @@ pub(super) fn build(
     let root = view.root.clone();
     view.steps
         .mount(c"tmpfs", &root, TAME, c"mode=755,size=4m")?;
-    let read_roots = policy.read_roots.as_ref();
+    let read_roots = policy.read_roots.clone().unwrap_or_default();
     let write_roots = policy.write_roots.as_deref().unwrap_or_default();
-    view.show_read_roots(read_roots)?;
+    view.show_read_roots(&read_roots)?;
     view.make_system_files(identity)?;
     for target in [WORKSPACE, TEMPORARY] {
         view.make_directories(Path::new(target))?;
@@ -70,7 +70,7 @@ pub(super) fn build(
     };
     view.cover(&work, Path::new(WORKSPACE), TAME | read_only)?;
     view.cover(&temporary, Path::new(TEMPORARY), TAME)?;
-    for path in read_roots.iter().flat_map(|roots| &roots.paths) {
+    for path in &read_roots.paths {
         if is_covered(path) {
             view.make_target(path)?;
             view.cover(&canonical(path)?, path, TAME | ms::READ_ONLY)?;
@@ -160,11 +160,7 @@ impl View<'_> {
         Ok((sized.work(), sized.temporary()))
     }
 
-    fn show_read_roots(&mut self, roots: Option<&ReadRoots>) -> Result<(), SandboxError> {
-        let Some(roots) = roots else {
-            // Not restricted.
-            return self.show(Path::new("/"), Path::new("/"));
-        };
+    fn show_read_roots(&mut self, roots: &ReadRoots) -> Result<(), SandboxError> {
         // What is above something else must be shown first.
         let mut paths = roots.paths.clone();
         paths.sort();
@@ -204,7 +200,7 @@ impl View<'_> {
 
     /// Makes something to mount on, unless what is shown already has it.
     fn make_target(&mut self, path: &Path) -> Result<(), SandboxError> {
-        if path == Path::new("/") || self.is_shown(path) {
+        if self.is_shown(path) {
             return Ok(());
         }
         if fs::metadata(path).is_ok_and(|found| found.is_dir()) {

@@ -111,6 +111,36 @@ async fn roots_are_seen_where_they_are() {
 }
 
 #[tokio::test]
+async fn where_all_may_be_read_the_rest_is_still_enforced() {
+    let outside = tempfile::tempdir().unwrap();
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    std::fs::set_permissions(outside.path(), open).unwrap();
+    std::fs::write(outside.path().join("f"), "read\n").unwrap();
+    let mut no_network = Policy::unconfined();
+    no_network.network = Policy::workspace().network;
+    let mut no_writing = no_network.clone();
+    no_writing.write_roots = Some(Vec::new());
+    let mut the_whole = Policy::workspace();
+    the_whole.read_roots = Some([std::path::PathBuf::from("/")].into());
+    for (policy, writes) in [(no_network, true), (no_writing, false), (the_whole, false)] {
+        let sandbox = open_under(policy).await;
+        let line = format!(
+            "cd {}; cat f; echo > g && echo wrote; echo > /dev/tcp/127.0.0.1/9 || echo offline",
+            outside.path().display()
+        );
+        let expected = if writes {
+            "read\nwrote\noffline\n"
+        } else {
+            "read\noffline\n"
+        };
+        assert_eq!(stdout(&*sandbox, &line).await, expected);
+        assert_eq!(outside.path().join("g").exists(), writes);
+        let _ = std::fs::remove_file(outside.path().join("g"));
+        sandbox.close().await.unwrap();
+    }
+}
+
+#[tokio::test]
 async fn a_sandbox_of_limited_size_holds_its_files() {
     let mut policy = Policy::workspace();
     policy.limits.set("disk=4M").unwrap();
