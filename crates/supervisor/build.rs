@@ -3,7 +3,10 @@
 //! It is a program of its own, for the target's kernel and nothing else: no C library, no standard
 //! library, no dependency. What is needed to build any Rust program for the target builds it.
 
-#![expect(clippy::expect_used, reason = "a build that can't go on says why and ends")]
+#![expect(
+    clippy::expect_used,
+    reason = "a build that can't go on says why and ends"
+)]
 
 use std::env;
 use std::path::PathBuf;
@@ -20,11 +23,28 @@ fn main() {
     let output = PathBuf::from(variable("OUT_DIR")).join("supervisor");
     let mut rustc = Command::new(variable("RUSTC"));
     rustc
-        .args(["--edition", "2024", "--crate-name", "cantle_supervisor_program"])
+        .args([
+            "--edition",
+            "2024",
+            "--crate-name",
+            "cantle_supervisor_program",
+        ])
         .args(["--crate-type", "bin", "--target", &variable("TARGET")])
-        .args(["-C", "panic=abort", "-C", "opt-level=2", "-C", "strip=symbols"])
+        .args([
+            "-C",
+            "panic=abort",
+            "-C",
+            "opt-level=2",
+            "-C",
+            "strip=symbols",
+        ])
         // One piece at a fixed address, that needs neither a loader nor relocations.
-        .args(["-C", "relocation-model=static", "-C", "target-feature=+crt-static"])
+        .args([
+            "-C",
+            "relocation-model=static",
+            "-C",
+            "target-feature=+crt-static",
+        ])
         .args(["-C", "link-arg=-nostartfiles", "-C", "link-arg=-nostdlib"])
         .args(["-C", "link-arg=-Wl,--build-id=none,-z,noexecstack"])
         .arg("-o")
@@ -38,6 +58,9 @@ fn main() {
         rustc.arg("-C").arg(format!("linker={linker}"));
     }
     let status = rustc.status().expect("the Rust compiler runs");
-    assert!(status.success(), "failed to compile the supervisor: {status}");
+    assert!(
+        status.success(),
+        "failed to compile the supervisor: {status}"
+    );
     println!("cargo::rustc-env=CANTLE_SUPERVISOR={}", output.display());
 }
