@@ -25,7 +25,7 @@ use crate::proxy::{Denials, Proxy};
 use crate::supervisor::Supervisor;
 
 /// How long closing waits for the death of everything in the sandbox.
-const END_DEADLINE: Duration = Duration::from_secs(2);
+const END_DEADLINE: Duration = Duration::from_secs(5);
 
 /// How long an order may wait for those before it.
 const ORDER_DEADLINE: Duration = Duration::from_secs(2);

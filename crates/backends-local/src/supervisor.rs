@@ -29,6 +29,9 @@ const MOST_FDS: usize = 8;
 /// How long building a sandbox may take.
 const SETUP_DEADLINE: Duration = Duration::from_secs(20);
 
+/// How long a sandbox that never stood may take to end.
+const DROP_DEADLINE: Duration = Duration::from_secs(2);
+
 /// A running supervisor.
 #[derive(Debug)]
 pub(crate) struct Supervisor {
@@ -100,9 +103,11 @@ impl Supervisor {
     }
 
     fn built(&self) -> Result<Built, StartError> {
-        let deadline = Timespec::try_from(SETUP_DEADLINE).ok();
-        let mut polled = [PollFd::new(&self.control, PollFlags::IN)];
-        if poll(&mut polled, deadline.as_ref())? == 0 {
+        if !wait(
+            &self.control,
+            PollFlags::IN,
+            Instant::now() + SETUP_DEADLINE,
+        ) {
             let message = "building the sandbox takes too long";
             return Err(io::Error::new(io::ErrorKind::TimedOut, message).into());
         }
@@ -209,8 +214,8 @@ fn wait(fd: &OwnedFd, what: PollFlags, deadline: Instant) -> bool {
 
 impl Drop for Supervisor {
     fn drop(&mut self) {
-        // Nothing to do where it was closed; where it never stood, it ends by itself.
-        let _ = rustix::net::shutdown(&self.control, rustix::net::Shutdown::Both);
+        // Nothing to do where it was closed; where it never stood, it ends by itself, or is stuck.
+        self.end(Instant::now() + DROP_DEADLINE);
         self.reap();
     }
 }

@@ -17,6 +17,8 @@ const CLONE_NEWPID: u64 = 0x2000_0000;
 /// Builds the sandbox and returns when it is over.
 pub fn run() -> i32 {
     sys::default_signals();
+    // Init may end before it is told its map.
+    sys::set_signal_mask(1 << (sys::SIGPIPE - 1));
     let Ok(control) = detach() else {
         return 1;
     };
@@ -149,8 +151,14 @@ fn wait_for(init: i32, has_processes: bool) {
         changed.go_on_if_stopped();
     }
     if !has_processes {
-        Tree::below(sys::getpid()).kill(false);
-        while let Ok(Some(_)) = sys::wait(true, false) {}
+        loop {
+            let _ = Tree::below(sys::getpid()).kill(false);
+            match sys::wait(false, false) {
+                Ok(Some(_)) => {}
+                Ok(None) => sys::pause_us(500),
+                Err(_) => break,
+            }
+        }
     }
     sys::close(PRESENCE);
 }

@@ -13,6 +13,10 @@ use crate::wire::{ORDER_BYTES, Order, Reader, Ready};
 /// that can be seen belongs to the sandbox.
 pub fn run(control: Fd, steps: Reader<'static>, groups: &[Fd], alone: bool) -> ! {
     sys::set_name(c"cantle-init");
+    if alone {
+        // Also while the walls are built; another user forgets it.
+        let _ = sys::die_with_parent();
+    }
     let built = match setup::build(steps, groups, alone) {
         Ok(built) => built,
         Err(failed) => {
@@ -53,7 +57,8 @@ struct Init<'b> {
 impl<'b> Init<'b> {
     fn start(control: Fd, alone: bool, limits: &'b Limits) -> sys::Result<Self> {
         let child_ended = 1 << (sys::SIGCHLD - 1);
-        sys::set_signal_mask(child_ended);
+        // A list that nobody reads any more is no reason to end.
+        sys::set_signal_mask(child_ended | 1 << (sys::SIGPIPE - 1));
         Ok(Self {
             control,
             signals: sys::signal_fd(child_ended)?,

@@ -8,6 +8,10 @@ use crate::text::{Text, leading_number};
 
 /// The most processes that are looked at.
 const MOST: usize = 65_536;
+/// How often, after the list, to look at what was started meanwhile: others start processes, too.
+const MOST_CHASES: usize = 8;
+/// Looks at command lines that are empty, in one list.
+const PATIENCE: u32 = 20;
 /// After so many looks something still starts processes as fast as they are killed.
 const GENTLE_ROUNDS: usize = 3;
 /// After so many looks something still starts processes as fast as they are stopped.
@@ -98,14 +102,14 @@ impl<'k> Tree<'k> {
     fn sweep(&self, signal: i32, rounds: usize, look: &mut Look, before: &mut Look) -> bool {
         before.count = 0;
         for _ in 0..rounds {
-            look.at_all(self);
             let mut settled = true;
-            for member in look.members() {
+            // At once: what starts others and ends is only there for a moment.
+            look.at_each(self, &mut |member| {
                 if !before.has_member(member) {
                     settled = false;
                     let _ = sys::kill(member.pid(), signal);
                 }
-            }
+            });
             if settled {
                 return true;
             }
@@ -119,12 +123,13 @@ impl<'k> Tree<'k> {
         let Ok(mut look) = Look::new() else { return };
         look.at_all(self);
         let mut line = [0; 512];
+        let mut patience = PATIENCE;
         for member in look.members() {
             let pid = Text::new().number(member.pid()).text(b" ");
             let start = pid.as_bytes().len();
             line[..start].copy_from_slice(pid.as_bytes());
             let room = line.len() - 1;
-            let end = start + member.command_line(&mut line[start..room]);
+            let end = start + member.command_line(&mut line[start..room], &mut patience);
             for byte in &mut line[start..end] {
                 // The arguments are apart by NUL.
                 if *byte == 0 {
@@ -186,17 +191,18 @@ impl Process {
         Some(Self([pid, parent, 0, lowest]))
     }
 
-    /// Its arguments; how many bytes they are.
-    fn command_line(self, buffer: &mut [u8]) -> usize {
-        for _ in 0..20 {
+    /// Its arguments; how many bytes they are. `patience` is how often to look again at one that
+    /// has none: it may just be becoming another program, or have lost its first thread for good.
+    fn command_line(self, buffer: &mut [u8], patience: &mut u32) -> usize {
+        loop {
             match self.read(b"/cmdline", buffer) {
-                // Just now it is being replaced by another program.
-                Ok(0) => sys::pause_us(200),
-                Ok(length) => return length,
-                Err(_) => break,
+                Ok(0) if *patience > 0 => {
+                    *patience -= 1;
+                    sys::pause_us(200);
+                }
+                read => return read.unwrap_or(0),
             }
         }
-        0
     }
 
     fn read(self, name: &[u8], buffer: &mut [u8]) -> sys::Result<usize> {
@@ -213,6 +219,20 @@ impl Drop for Look {
         sys::close(self.directory);
         sys::unmap_rows(core::mem::take(&mut self.rows));
     }
+}
+
+/// The id that was given out last; 0 where that isn't told.
+fn newest_id() -> i32 {
+    let mut buffer = [0; 64];
+    let Ok(file) = sys::openat(sys::AT_FDCWD, c"/proc/loadavg", sys::O_RDONLY, 0) else {
+        return 0;
+    };
+    let read = sys::read(file, &mut buffer).unwrap_or(0);
+    sys::close(file);
+    // It is the last of five words.
+    let words = buffer[..read].trim_ascii_end().rsplit(|byte| *byte == b' ');
+    let newest = words.into_iter().next().and_then(leading_number);
+    newest.map_or(0, |(number, _)| number)
 }
 
 /// One look at all processes.
@@ -252,6 +272,34 @@ impl Look {
 
     /// Looks at all processes, and finds out who belongs.
     fn at_all(&mut self, tree: &Tree<'_>) {
+        self.at_listed(tree, &mut |_| {});
+        self.mark(tree, &mut |_| {});
+    }
+
+    /// The same, and calls `found` for each that belongs as soon as that is known.
+    ///
+    /// Ids are looked at in the order in which they are given out, up to one that was given out just
+    /// now. What has ended before it was looked at has left its children further on: if `found` stops
+    /// what it is called for, little is missed, however fast processes replace each other.
+    fn at_each(&mut self, tree: &Tree<'_>, found: &mut dyn FnMut(Process)) {
+        self.at_listed(tree, found);
+        let mut seen = self.rows[..self.count].last().map_or(0, |row| row[0]);
+        for _ in 0..MOST_CHASES {
+            let newest = newest_id();
+            // All of them; or the ids began again at the lowest, and the next look sees them.
+            if newest <= seen {
+                break;
+            }
+            for pid in seen + 1..=newest {
+                self.see(pid, tree, found);
+            }
+            seen = newest;
+        }
+        self.mark(tree, found);
+    }
+
+    /// Looks at the processes that the kernel lists.
+    fn at_listed(&mut self, tree: &Tree<'_>, found: &mut dyn FnMut(Process)) {
         self.count = 0;
         if sys::rewind(self.directory).is_err() {
             return;
@@ -291,42 +339,52 @@ impl Look {
                 rest = next;
                 let name = entry.get(19..).unwrap_or_default();
                 if let Some((pid, [0, ..])) = leading_number(name) {
-                    self.see(pid);
+                    self.see(pid, tree, found);
                 }
             }
         }
-        self.mark(tree);
     }
 
-    fn see(&mut self, pid: i32) {
-        if let (Some(row), Some(process)) = (self.rows.get_mut(self.count), Process::look_at(pid)) {
-            *row = process.0;
-            self.count += 1;
+    fn see(&mut self, pid: i32, tree: &Tree<'_>, found: &mut dyn FnMut(Process)) {
+        if self.count == self.rows.len() {
+            return;
         }
+        let Some(process) = Process::look_at(pid) else {
+            return;
+        };
+        self.rows[self.count] = process.0;
+        self.count += 1;
+        self.mark_one(self.count - 1, tree, found);
+    }
+
+    /// Marks a process where its parent is known to belong; whether it was not marked before.
+    fn mark_one(&mut self, at: usize, tree: &Tree<'_>, found: &mut dyn FnMut(Process)) -> bool {
+        let process = Process(self.rows[at]);
+        let is_spared = || {
+            tree.spared
+                .is_some_and(|spared| spared.includes(process.pid()))
+        };
+        if process.belongs() || is_spared() {
+            return false;
+        }
+        let parent = process.parent();
+        let belongs = parent == tree.root
+            || self
+                .position(parent)
+                .is_some_and(|parent| Process(self.rows[parent]).belongs());
+        if belongs {
+            self.rows[at][2] = 1;
+            found(process);
+        }
+        belongs
     }
 
     /// Marks who belongs: again and again, since a child may be listed before its parent.
-    fn mark(&mut self, tree: &Tree<'_>) {
+    fn mark(&mut self, tree: &Tree<'_>, found: &mut dyn FnMut(Process)) {
         loop {
             let mut changed = false;
             for at in 0..self.count {
-                let process = Process(self.rows[at]);
-                if process.belongs()
-                    || tree
-                        .spared
-                        .is_some_and(|spared| spared.includes(process.pid()))
-                {
-                    continue;
-                }
-                let parent = process.parent();
-                let belongs = parent == tree.root
-                    || self
-                        .position(parent)
-                        .is_some_and(|parent| Process(self.rows[parent]).belongs());
-                if belongs {
-                    self.rows[at][2] = 1;
-                    changed = true;
-                }
+                changed |= self.mark_one(at, tree, found);
             }
             if !changed {
                 return;

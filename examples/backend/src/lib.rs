@@ -10,6 +10,7 @@ use std::ffi::OsString;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use cantle_core::policy::Policy;
 use cantle_core::sandbox::{
     Backend, ByteRange, ByteStream, Command, FileInfo, Process, Sandbox, SandboxContext,
     SandboxError, SandboxHandle, SandboxInfo, SandboxPath, SpawnRequest, WriteOptions,
@@ -29,8 +30,11 @@ impl<B: Backend> Polite<B> {
         Self { inner, niceness: niceness.min(19) }
     }
 
-    fn wrap(&self, sandbox: Arc<dyn Sandbox>) -> Arc<dyn Sandbox> {
-        Arc::new(PoliteSandbox { inner: sandbox, niceness: self.niceness })
+    fn wrap(&self, sandbox: Arc<dyn Sandbox>, policy: &Policy) -> Arc<dyn Sandbox> {
+        // `renice` is a program: where a command may start none, it runs as it is.
+        let may_renice = policy.subprocesses != Some(false);
+        let niceness = may_renice.then_some(self.niceness);
+        Arc::new(PoliteSandbox { inner: sandbox, niceness })
     }
 }
 
@@ -41,7 +45,8 @@ impl<B: Backend> Backend for Polite<B> {
     }
 
     async fn open(&self, cx: SandboxContext) -> Result<Arc<dyn Sandbox>, SandboxError> {
-        Ok(self.wrap(self.inner.open(cx).await?))
+        let policy = cx.policy.clone();
+        Ok(self.wrap(self.inner.open(cx).await?, &policy))
     }
 
     async fn reattach(
@@ -49,14 +54,15 @@ impl<B: Backend> Backend for Polite<B> {
         handle: &SandboxHandle,
         cx: SandboxContext,
     ) -> Result<Arc<dyn Sandbox>, SandboxError> {
-        Ok(self.wrap(self.inner.reattach(handle, cx).await?))
+        let policy = cx.policy.clone();
+        Ok(self.wrap(self.inner.reattach(handle, cx).await?, &policy))
     }
 }
 
 #[derive(Debug)]
 struct PoliteSandbox {
     inner: Arc<dyn Sandbox>,
-    niceness: u8,
+    niceness: Option<u8>,
 }
 
 #[async_trait]
@@ -66,12 +72,9 @@ impl Sandbox for PoliteSandbox {
     }
 
     async fn spawn(&self, mut request: SpawnRequest) -> Result<Box<dyn Process>, SandboxError> {
-        if let Command::Shell(line) = request.command {
+        if let (Command::Shell(line), Some(niceness)) = (&request.command, self.niceness) {
             // `renice` first, and only then the command line as it is: its text must not change.
-            let mut polite = OsString::from(format!(
-                "renice -n {} -p $$ >/dev/null 2>&1\n",
-                self.niceness
-            ));
+            let mut polite = OsString::from(format!("renice -n {niceness} -p $$ >/dev/null 2>&1\n"));
             polite.push(line);
             request.command = Command::Shell(polite);
         }

@@ -100,10 +100,11 @@ const STARTING: &[i64] = &[libc::SYS_fork, libc::SYS_vfork];
 /// Calls that execute a program.
 const EXECUTING: &[i64] = &[libc::SYS_execve, libc::SYS_execveat];
 
-/// A family of sockets, the part of a socket's type that says its kind, and two of these.
+/// A family of sockets, the part of a socket's type that says its kind, and some of these.
 const UNIX: u32 = 1;
 const KIND: u32 = 0xf;
 const STREAM: u32 = 1;
+const DATAGRAM: u32 = 2;
 const SEQUENCED: u32 = 5;
 
 /// What the filter depends on.
@@ -213,6 +214,19 @@ fn unusual_sockets() -> Vec<Vec<Condition>> {
         Condition::is_not(family, NETLINK),
         Condition::masked(kind, KIND, RAW),
     ]);
+    // Of the internet's, streams and datagrams of TCP, UDP and ICMP: the rest is seldom used, often
+    // loaded on demand, and has a history.
+    let internet = [UNIX, NETLINK].map(|other| Condition::is_not(family, other));
+    let kinds = [STREAM, DATAGRAM].map(|usual| Condition::masked_not(kind, KIND, usual));
+    rules.push(internet.into_iter().chain(kinds).collect());
+    let protocols = [
+        0, 1,  /* ICMP */
+        6,  /* TCP */
+        17, /* UDP */
+        58, /* ICMPv6 */
+    ];
+    let protocols = protocols.map(|usual| Condition::is_not(protocol, usual));
+    rules.push(internet.into_iter().chain(protocols).collect());
     rules
 }
 

@@ -337,10 +337,14 @@ impl Standing {
             Mode::Namespaces => EnforcedBy::Kernel,
             Mode::Rules | Mode::Open => EnforcedBy::NotEnforced,
         };
+        // Before its third version Landlock lets files be cut short that can't be written.
+        let writing = match self.mode {
+            Mode::Rules if self.landlock < 3 => EnforcedBy::NotEnforced,
+            _ => confined,
+        };
         match field {
-            PolicyField::ReadRoots | PolicyField::WriteRoots | PolicyField::WorkingDirectory => {
-                confined
-            }
+            PolicyField::ReadRoots => confined,
+            PolicyField::WriteRoots | PolicyField::WorkingDirectory => writing,
             PolicyField::Network => match &policy.network {
                 Some(Network::Off) if self.filter => EnforcedBy::Kernel,
                 _ => in_namespaces,

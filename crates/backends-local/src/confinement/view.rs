@@ -36,6 +36,7 @@ pub(super) fn build(
         steps,
         root: places.view(),
         made: BTreeSet::new(),
+        links: BTreeSet::new(),
         shown: Vec::new(),
     };
     let private = Step::Mount {
@@ -50,15 +51,24 @@ pub(super) fn build(
     let root = view.root.clone();
     view.steps
         .mount(c"tmpfs", &root, TAME, c"mode=755,size=4m")?;
-    let read_roots = policy.read_roots.clone().unwrap_or_default();
-    let write_roots = policy.write_roots.as_deref().unwrap_or_default();
+    let mut read_roots = policy.read_roots.clone().unwrap_or_default();
+    let named = read_roots.paths.clone();
+    read_roots.paths = targets(&read_roots.paths)?;
+    let write_roots = targets(policy.write_roots.as_deref().unwrap_or_default())?;
     view.show_read_roots(&read_roots)?;
-    view.make_system_files(identity)?;
-    for target in [WORKSPACE, TEMPORARY] {
-        view.make_directories(Path::new(target))?;
+    for path in named.iter().chain(policy.write_roots.iter().flatten()) {
+        let target = canonical(path)?;
+        if target != *path && !is_covered(path) {
+            // Found by the name it was given, too.
+            view.link(path, &target)?;
+        }
     }
     for path in write_roots.iter().filter(|path| !is_covered(path)) {
         view.make_target(path)?;
+    }
+    view.make_system_files(identity)?;
+    for target in [WORKSPACE, TEMPORARY] {
+        view.make_directories(Path::new(target))?;
     }
     // All at once, before what may be written comes on top.
     view.steps.attributes(&root, TAME | ms::READ_ONLY)?;
@@ -73,14 +83,14 @@ pub(super) fn build(
     for path in &read_roots.paths {
         if is_covered(path) {
             view.make_target(path)?;
-            view.cover(&canonical(path)?, path, TAME | ms::READ_ONLY)?;
+            view.cover(path, path, TAME | ms::READ_ONLY)?;
         }
     }
-    for path in write_roots {
+    for path in &write_roots {
         if is_covered(path) {
             view.make_target(path)?;
         }
-        view.cover(&canonical(path)?, path, TAME)?;
+        view.cover(path, path, TAME)?;
     }
     view.steps.root(&root)
 }
@@ -94,6 +104,16 @@ fn is_covered(path: &Path) -> bool {
 /// Whether the files are kept on a file system of limited size.
 pub(super) fn is_sized(limits: &Limits) -> bool {
     limits.disk_bytes.is_some() || limits.inodes.is_some()
+}
+
+/// Where the user's roots really are, what is above before what is below.
+fn targets(roots: &[PathBuf]) -> Result<Vec<PathBuf>, SandboxError> {
+    let mut targets = Vec::new();
+    for root in roots {
+        targets.push(canonical(root)?);
+    }
+    targets.sort();
+    Ok(targets)
 }
 
 /// The user's path of a root, without links.
@@ -123,6 +143,8 @@ struct View<'s> {
     root: PathBuf,
     /// Directories made in it.
     made: BTreeSet<PathBuf>,
+    /// Links made in it.
+    links: BTreeSet<PathBuf>,
     /// Roots that can be seen with all that is below them.
     shown: Vec<PathBuf>,
 }
@@ -161,22 +183,16 @@ impl View<'_> {
     }
 
     fn show_read_roots(&mut self, roots: &ReadRoots) -> Result<(), SandboxError> {
-        // What is above something else must be shown first.
-        let mut paths = roots.paths.clone();
-        paths.sort();
         if roots.system {
             for path in system_roots() {
                 match fs::read_link(path) {
-                    Ok(target) => {
-                        self.make_parents(path)?;
-                        self.steps.link(&self.place(path), &target)?;
-                    }
+                    Ok(target) => self.link(path, &target)?,
                     Err(_) => self.show(path, path)?,
                 }
             }
         }
-        for path in paths.iter().filter(|path| !is_covered(path)) {
-            self.show(&canonical(path)?, path)?;
+        for path in roots.paths.iter().filter(|path| !is_covered(path)) {
+            self.show(path, path)?;
         }
         Ok(())
     }
@@ -188,6 +204,18 @@ impl View<'_> {
         self.make_target(target)?;
         self.steps.bind(source, &self.place(target))?;
         self.shown.push(target.to_owned());
+        Ok(())
+    }
+
+    /// Makes a link, unless something is there already.
+    fn link(&mut self, path: &Path, target: &Path) -> Result<(), SandboxError> {
+        let leads_there = path.ancestors().any(|above| self.links.contains(above));
+        if leads_there || self.is_shown(path) || self.made.contains(path) {
+            return Ok(());
+        }
+        self.make_parents(path)?;
+        self.steps.link(&self.place(path), target)?;
+        self.links.insert(path.to_owned());
         Ok(())
     }
 
@@ -250,10 +278,7 @@ impl View<'_> {
         ];
         for (path, target) in links {
             let path = Path::new(path);
-            if !self.is_shown(path) {
-                self.make_parents(path)?;
-                self.steps.link(&self.place(path), Path::new(target))?;
-            }
+            self.link(path, Path::new(target))?;
         }
         let (uid, gid) = (identity.uid, identity.gid);
         let passwd = format!(
@@ -286,7 +311,11 @@ impl View<'_> {
         for device in DEVICES {
             let path = Path::new("/dev").join(device);
             if path.exists() && !self.is_shown(&path) {
-                self.steps.bind(&path, &self.place(&path))?;
+                let place = self.place(&path);
+                self.steps.bind(&path, &place)?;
+                // What is written to a device is not written to its mount.
+                let tame = ms::NO_SUID | ms::NO_EXEC | ms::READ_ONLY;
+                self.steps.attributes(&place, tame)?;
             }
         }
         let memory = self.place(Path::new("/dev/shm"));

@@ -8,8 +8,9 @@ use rustix::io::Errno;
 
 use super::{Root, TEMPORARY, WORK};
 
-/// The deepest directories that are looked into.
-const MOST_DEPTH: usize = 256;
+/// The deepest directories that are looked into; what is deeper is too much. Each level takes two of
+/// our descriptors.
+const MOST_DEPTH: usize = 64;
 
 /// What files take.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,10 +53,13 @@ impl Used {
             // Of 512 bytes, whatever the file system's own are.
             self.bytes += u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
             self.inodes += 1;
-            if FileType::from_raw_mode(stat.st_mode) == FileType::Directory
-                && depth > 0
-                && let Ok(below) = open_directory(directory, name)
-            {
+            if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
+                continue;
+            }
+            if depth == 0 {
+                self.bytes = u64::MAX / 2;
+                self.inodes = u64::MAX / 2;
+            } else if let Ok(below) = open_directory(directory, name) {
                 self.add(&below, depth - 1);
             }
         }

@@ -112,6 +112,7 @@ pub fn wait(block: bool, stopped_too: bool) -> Result<Option<Changed>> {
 }
 
 pub const SIGKILL: i32 = 9;
+pub const SIGPIPE: i32 = 13;
 pub const SIGTERM: i32 = 15;
 pub const SIGCHLD: i32 = 17;
 pub const SIGCONT: i32 = 18;

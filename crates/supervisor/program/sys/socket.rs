@@ -2,7 +2,7 @@
 
 use core::mem::size_of;
 
-use super::{EINTR, Fd, O_NOCTTY, O_RDWR, Result, close, pad, syscall};
+use super::{EINTR, Fd, O_CLOEXEC, O_NOCTTY, O_RDWR, Result, close, pad, syscall};
 
 const AF_INET: i32 = 2;
 const SOCK_STREAM_CLOEXEC: usize = 0o200_0001;
@@ -57,7 +57,7 @@ pub fn terminal_peer(fd: Fd) -> Result<Fd> {
     const TIOCGPTPEER: usize = 0x5441;
     let unlocked = 0_i32;
     call!(16, fd.0, TIOCSPTLCK, &raw const unlocked)?;
-    call!(16, fd.0, TIOCGPTPEER, O_RDWR | O_NOCTTY).map(|fd| Fd(fd as i32))
+    call!(16, fd.0, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC).map(|fd| Fd(fd as i32))
 }
 
 pub fn set_terminal_size(fd: Fd, rows: u16, columns: u16) -> Result<()> {
