@@ -2,7 +2,7 @@
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Child, Stdio};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use cantle_agent::{Agent, SessionOptions};
@@ -18,15 +18,12 @@ use crate::report::Report;
 const REPEATS: usize = 3;
 
 /// Serves a script of `turns` no-op calls and a finish until its input ends, then tells its CPU.
-pub(crate) fn serve(turns: usize) -> Result<()> {
+pub(crate) fn serve(turns: usize, latency: Duration) -> Result<()> {
     runtime()?.block_on(async {
         let call = ToolCall::new("noop", json!({"n": 1}));
         let script = Script::new()
-            .turns(turns - 1, Turn::tool(call))
-            .turn(Turn::tool(ToolCall::new(
-                "finish",
-                json!({"reason": "done"}),
-            )));
+            .turns(turns - 1, Turn::tool(call).latency(latency))
+            .turn(Turn::tool(ToolCall::new("finish", json!({"reason": "done"}))).latency(latency));
         let server = ScriptedServer::start(ServerOptions::new(script).without_record()).await?;
         println!("{}", server.url());
         let wait = || std::io::stdin().read_to_end(&mut Vec::new());
@@ -39,18 +36,7 @@ pub(crate) fn serve(turns: usize) -> Result<()> {
 /// Runs an agent for `turns` turns and prints what it took.
 pub(crate) fn run(url: &str, turns: u32) -> Result<()> {
     let (wall, cpu) = runtime()?.block_on(async {
-        let client = ChatClient::builder("bench").base_url(url).build()?;
-        let noop = json!({"type": "object", "properties": {"n": {"type": "integer"}}});
-        let noop = ToolSpec::new("noop", "Does nothing.", noop);
-        let finish = json!({"type": "object", "properties": {"reason": {"type": "string"}}});
-        let finish = ToolSpec::new("finish", "Ends the run.", finish);
-        let ok = |_: Value, _| async { Ok(ToolOutput::text("ok")) };
-        let agent = Agent::builder("bench", client)
-            .tool(DynTool::from_schema(noop, ok))
-            .finish(DynTool::from_schema(finish, ok))
-            .max_turns(turns + 1)
-            .turn_warning_threshold(0)
-            .build()?;
+        let agent = agent(url, turns + 1)?;
         let session = agent.session(SessionOptions::default()).await?;
         let started = (Instant::now(), cpu_time());
         let outcome = session.run("Do nothing, many times.")?.outcome().await;
@@ -72,12 +58,29 @@ pub(crate) fn run(url: &str, turns: u32) -> Result<()> {
     Ok(())
 }
 
+/// An agent with a tool that does nothing.
+pub(crate) fn agent(url: &str, max_turns: u32) -> Result<Agent> {
+    let client = ChatClient::builder("bench").base_url(url).build()?;
+    let noop = json!({"type": "object", "properties": {"n": {"type": "integer"}}});
+    let noop = ToolSpec::new("noop", "Does nothing.", noop);
+    let finish = json!({"type": "object", "properties": {"reason": {"type": "string"}}});
+    let finish = ToolSpec::new("finish", "Ends the run.", finish);
+    let ok = |_: Value, _| async { Ok(ToolOutput::text("ok")) };
+    Ok(Agent::builder("bench", client)
+        // The same call with the same result, over and over, is what is measured.
+        .tool(DynTool::from_schema(noop, ok).with_polls(true))
+        .finish(DynTool::from_schema(finish, ok))
+        .max_turns(max_turns)
+        .turn_warning_threshold(0)
+        .build()?)
+}
+
 pub(crate) fn measure(report: &mut Report) -> Result<()> {
     for turns in [10_u32, 100, 1000] {
         let mut best: Option<Value> = None;
         let mut server_cpu = f64::MAX;
         for _ in 0..REPEATS {
-            let mut server = Server::start(turns)?;
+            let mut server = Server::start(turns, Duration::ZERO)?;
             let result = run_part(&["loop", &server.url, &turns.to_string()])?;
             server_cpu = server_cpu.min(server.stop()?);
             if best
@@ -126,20 +129,21 @@ pub(crate) fn measure(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-fn number(value: &Value, key: &str) -> f64 {
+pub(crate) fn number(value: &Value, key: &str) -> f64 {
     value.get(key).and_then(Value::as_f64).unwrap_or(f64::NAN)
 }
 
 /// The scripted server in its own process.
-struct Server {
+pub(crate) struct Server {
     child: Child,
     lines: BufReader<std::process::ChildStdout>,
-    url: String,
+    pub(crate) url: String,
 }
 
 impl Server {
-    fn start(turns: u32) -> Result<Self> {
-        let mut child = part(&["serve", &turns.to_string()])?
+    pub(crate) fn start(turns: u32, latency: Duration) -> Result<Self> {
+        let latency = latency.as_millis().to_string();
+        let mut child = part(&["serve", &turns.to_string(), &latency])?
             .stdin(Stdio::piped())
             .spawn()?;
         let mut lines = BufReader::new(child.stdout.take().context("no output")?);
@@ -153,7 +157,7 @@ impl Server {
     }
 
     /// Ends it, and returns the CPU it used in seconds.
-    fn stop(&mut self) -> Result<f64> {
+    pub(crate) fn stop(&mut self) -> Result<f64> {
         drop(self.child.stdin.take());
         let mut line = String::new();
         self.lines.read_line(&mut line)?;
@@ -169,7 +173,7 @@ impl Drop for Server {
     }
 }
 
-fn runtime() -> Result<tokio::runtime::Runtime> {
+pub(crate) fn runtime() -> Result<tokio::runtime::Runtime> {
     Ok(tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?)

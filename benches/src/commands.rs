@@ -1,20 +1,25 @@
 //! Commands: `bash -c true` in a sandbox, beside the same without one.
 
+use std::ffi::OsStr;
+use std::path::Path;
 use std::process::Stdio;
 use std::time::Instant;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context as _, Result, ensure};
 use cantle_backends_local::LocalBackend;
 use cantle_core::ids::RunId;
 use cantle_core::policy::Policy;
 use cantle_core::sandbox::{
     Backend as _, SandboxContext, SandboxExt as _, SandboxPath, SpawnRequest,
 };
+use rustix::fs::{Mode, OFlags, ResolveFlags, open, openat2};
 
 use crate::process::median;
 use crate::report::Report;
 
 const PAIRS: usize = 300;
+/// Paths that are resolved before the clock is read.
+const PATHS: usize = 1000;
 
 pub(crate) fn measure(report: &mut Report) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
@@ -57,7 +62,36 @@ pub(crate) fn measure(report: &mut Report) -> Result<()> {
         }
         let ratio = median(&mut checked) / median(&mut plain);
         report.at_most("Sandbox::read of 4 KiB / tokio::fs::read", ratio, "x", 1.5);
+        let microseconds = resolution(&host)?;
+        report.at_most("a checked path, opened and closed", microseconds, "us", 3.0);
         sandbox.close().await?;
         Ok(())
     })
+}
+
+/// What the sandbox does for each path before anything else: reads it, and has the kernel resolve it
+/// beneath the sandbox's directory. In microseconds.
+fn resolution(file: &Path) -> Result<f64> {
+    let directory = file.parent().context("a file is in a directory")?;
+    let name = file.file_name().and_then(OsStr::to_str).context("a name")?;
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    let directory = open(directory, flags, Mode::empty())?;
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+    let mut rounds = Vec::new();
+    for _ in 0..PAIRS {
+        let started = Instant::now();
+        for _ in 0..PATHS {
+            let path: SandboxPath = name.parse()?;
+            openat2(
+                &directory,
+                path.relative_bytes(),
+                flags,
+                Mode::empty(),
+                resolve,
+            )?;
+        }
+        rounds.push(started.elapsed().as_secs_f64() * 1e6 / PATHS as f64);
+    }
+    Ok(median(&mut rounds))
 }

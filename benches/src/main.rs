@@ -6,14 +6,17 @@
 //! measured in the same run, interleaved.
 
 mod client_loop;
+mod clients;
 mod commands;
 mod output;
 mod process;
 mod report;
 mod sandboxes;
+mod sessions;
 mod startup;
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail};
 
@@ -31,8 +34,16 @@ fn main() -> Result<()> {
         };
         match argument.as_str() {
             // The parts, each in a process of its own.
-            "serve" => return client_loop::serve(value()?.parse()?),
+            "serve" => {
+                let turns = value()?.parse()?;
+                let latency = Duration::from_millis(value()?.parse()?);
+                return client_loop::serve(turns, latency);
+            }
+            "sessions" => return sessions::run(&value()?, false),
+            "kept-sessions" => return sessions::run(&value()?, true),
+            "resume" => return sessions::resume(&value()?),
             "loop" => return client_loop::run(&value()?, value()?.parse()?),
+            "limited-agents" => return clients::run_limited(),
             "output" => return output::run(value()?.parse()?),
             "sandboxes" => return sandboxes::run(value()?.parse()?),
             "many-sandboxes" => return sandboxes::run_many(),
@@ -45,6 +56,8 @@ fn main() -> Result<()> {
 
     let mut report = Report::default();
     client_loop::measure(&mut report)?;
+    sessions::measure(&mut report)?;
+    clients::measure(&mut report)?;
     if let Some(cantle) = &cantle {
         startup::measure(&mut report, cantle)?;
     }

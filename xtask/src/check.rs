@@ -5,9 +5,9 @@ use std::process::Command;
 use anyhow::Result;
 use clap::ValueEnum;
 
-use crate::{features, layers, shell, workspace};
+use crate::{features, layers, portable, shell, workspace};
 
-/// Check format, lints, docs, layers, features and tidiness.
+/// Check format, lints, docs, layers, features, other systems and tidiness.
 #[derive(clap::Args)]
 pub struct Args {
     /// Only these (default: all)
@@ -27,6 +27,8 @@ enum Part {
     Layers,
     /// Each library builds with no feature, and with each alone
     Features,
+    /// The local backend of other systems builds and works, and the program builds for one
+    Portable,
     /// The rules for files in `xtask/src/tidy.rs`
     Tidy,
 }
@@ -48,6 +50,7 @@ impl Part {
             Part::Docs => "docs",
             Part::Layers => "layers",
             Part::Features => "features",
+            Part::Portable => "portable",
             Part::Tidy => "tidy",
         }
     }
@@ -77,6 +80,7 @@ impl Part {
             Part::Tidy => cargo.args(["test", "--package", "xtask"]),
             Part::Layers => return layers::check(),
             Part::Features => return features::check(),
+            Part::Portable => return portable::check(),
         };
         shell::run(&mut cargo)
     }

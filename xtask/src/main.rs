@@ -12,6 +12,7 @@ mod guard;
 mod layers;
 mod package;
 mod peers;
+mod portable;
 mod shell;
 mod test;
 #[cfg(test)]

@@ -8,9 +8,20 @@ use std::time::Duration;
 use cantle_core::llm::LlmClient;
 use cantle_core::tool::{AskUser, DynTool, NoUser, ToolProvider};
 
+use cantle_core::ids::RunId;
+
+use crate::approval::Approvals;
 use crate::error::{AgentError, SessionError};
-use crate::machine::Rules;
-use crate::session::{Session, SessionOptions};
+use crate::hooks::Hooks;
+use crate::journal::RunStore;
+use crate::machine::{ImageBounds, Rules};
+use crate::session::{ResumeOptions, Session, SessionOptions};
+
+/// Images that a request holds at most, unless set: fewer than any provider takes.
+const IMAGES: ImageBounds = ImageBounds {
+    count: 96,
+    bytes: 24 * 1024 * 1024,
+};
 
 /// An agent: what every session of it has in common. Cheap to clone; a thousand sessions of one
 /// agent, each with its own files, never meet.
@@ -26,6 +37,8 @@ pub(crate) struct Definition {
     pub(crate) providers: Vec<Arc<dyn ToolProvider>>,
     pub(crate) user: Arc<dyn AskUser>,
     pub(crate) rules: Rules,
+    pub(crate) approvals: Approvals,
+    pub(crate) hooks: Option<Arc<dyn Hooks>>,
     pub(crate) open_deadline: Duration,
     pub(crate) close_deadline: Duration,
 }
@@ -33,10 +46,13 @@ pub(crate) struct Definition {
 impl Agent {
     /// Begins the definition of an agent with this name and model.
     pub fn builder(name: impl Into<String>, client: impl LlmClient) -> AgentBuilder {
+        let client: Arc<dyn LlmClient> = Arc::new(client);
+        let model = client.model();
+        let (context_window, max_output_tokens) = (model.context_window, model.max_output_tokens);
         AgentBuilder {
             definition: Definition {
                 name: name.into(),
-                client: Arc::new(client),
+                client,
                 system_prompt: None,
                 tools: Vec::new(),
                 finish_tools: Vec::new(),
@@ -48,7 +64,13 @@ impl Agent {
                     text_only_tool_responses: true,
                     block_successive_assistant_messages: true,
                     recover_from_context_overflow: true,
+                    summarize_at: Some(0.7),
+                    context_window,
+                    max_output_tokens,
+                    images: IMAGES,
                 },
+                approvals: Approvals::allowing(),
+                hooks: None,
                 open_deadline: Duration::from_secs(600),
                 close_deadline: Duration::from_secs(30),
             },
@@ -68,6 +90,24 @@ impl Agent {
     /// be opened. What was opened by then is closed again.
     pub async fn session(&self, options: SessionOptions) -> Result<Session, SessionError> {
         Session::open(Arc::clone(&self.0), options).await
+    }
+
+    /// Opens a session to go on with a run that is kept in `store`: its sandbox is opened again, its
+    /// conversation is as it was. [`Session::resume`] then goes on.
+    ///
+    /// # Errors
+    /// [`SessionErrorKind::Journal`](crate::SessionErrorKind) where there is no such run, it is
+    /// finished, or another process works on it;
+    /// [`SessionErrorKind::Identity`](crate::SessionErrorKind) where this agent is not the one that
+    /// began it, with the differences; [`SessionErrorKind::Sandbox`](crate::SessionErrorKind) where
+    /// its sandbox is gone, unless a fresh one is [asked for](ResumeOptions::fresh_sandbox).
+    pub async fn resume(
+        &self,
+        store: &RunStore,
+        run: RunId,
+        options: ResumeOptions,
+    ) -> Result<Session, SessionError> {
+        Session::reopen(Arc::clone(&self.0), store.clone(), run, options).await
     }
 }
 
@@ -157,6 +197,37 @@ impl AgentBuilder {
     #[must_use]
     pub fn recover_from_context_overflow(mut self, yes: bool) -> Self {
         self.definition.rules.recover_from_context_overflow = yes;
+        self
+    }
+
+    /// The part of the context window (0 to 1) that is used before the conversation is summarized;
+    /// `None` for never. 0.7 unless set. Where the window is not known, a summary is made once it
+    /// overflows.
+    #[must_use]
+    pub fn summarize_at(mut self, part: Option<f64>) -> Self {
+        self.definition.rules.summarize_at = part;
+        self
+    }
+
+    /// Images that one request may hold, and their bytes; the oldest go in batches. 96 and 24 MiB
+    /// unless set.
+    #[must_use]
+    pub fn max_images(mut self, count: usize, bytes: usize) -> Self {
+        self.definition.rules.images = ImageBounds { count, bytes };
+        self
+    }
+
+    /// Which tool calls are allowed, denied or asked about. All are allowed unless set.
+    #[must_use]
+    pub fn approvals(mut self, approvals: Approvals) -> Self {
+        self.definition.approvals = approvals;
+        self
+    }
+
+    /// Code of yours that looks on and decides.
+    #[must_use]
+    pub fn hooks(mut self, hooks: impl Hooks + 'static) -> Self {
+        self.definition.hooks = Some(Arc::new(hooks));
         self
     }
 

@@ -1,245 +1,300 @@
-//! The driver: performs what the machine says, and tells it what happened.
+//! Performs what the machine says: asks the model, runs calls, writes facts down, tells those who
+//! watch.
+//!
+//! Every fact is in the journal before the machine hears it, and on the disk before anything is done
+//! that follows from it.
 
+mod gate;
+mod model;
+
+use std::any::Any;
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::future::pending;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use cantle_core::content::Content;
 use cantle_core::event::EventKind;
 use cantle_core::ids::RunId;
-use cantle_core::ledger::{CallPurpose, ModelCall};
-use cantle_core::llm::{
-    ChatEvent, ChatRequest, Completion, Fold, LlmClient, LlmError, LlmErrorKind, ToolSpecs,
-};
+use cantle_core::llm::{LlmClient, ToolSpecs};
 use cantle_core::message::ToolCall;
 use cantle_core::sandbox::Sandbox;
 use cantle_core::tool::{AskUser, DynTool, Progress, ToolContext};
-use cantle_core::usage::TokenUsage;
-use futures_util::StreamExt as _;
-use serde_json::Value;
+use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+use tracing::{Instrument as _, Span};
 
-use crate::calls;
+pub(crate) use self::gate::{Asked, Gate};
+use crate::approval::Decision;
+use crate::budget::{Account, Notice};
+use crate::calls::{self, Call};
 use crate::error::{RunError, RunErrorKind};
 use crate::hub::Hub;
-use crate::machine::{Action, CallOutcome, End, Fact, Machine, ModelFailure};
-use crate::machine::{estimate_usage, output_bytes};
+use crate::journal::{Journal, JournalError, RunStore};
+use crate::machine::{Action, CallOutcome, CallStart, End, Fact, Machine};
+use crate::skills::Skills;
+use crate::spans;
+use crate::sub_agent::Caller;
 use crate::time::unix_seconds;
 
-/// How long calls may take to end by themselves after the run was cancelled.
+/// How long calls may take to end by themselves after they were told to.
 const CANCEL_GRACE: Duration = Duration::from_secs(3);
+
+/// How long the last turn may take once a budget of time is spent.
+const LAST_TURN: Duration = Duration::from_secs(60);
 
 /// What a run needs besides the machine.
 pub(crate) struct Driver {
     pub(crate) run: RunId,
+    pub(crate) depth: u32,
     pub(crate) client: Arc<dyn LlmClient>,
     pub(crate) tools: Arc<HashMap<String, DynTool>>,
+    pub(crate) finish_tools: Vec<String>,
     pub(crate) specs: ToolSpecs,
     pub(crate) sandbox: Option<Arc<dyn Sandbox>>,
     pub(crate) user: Arc<dyn AskUser>,
     pub(crate) hub: Arc<Hub>,
     pub(crate) cancellation: CancellationToken,
+    pub(crate) gate: Arc<Gate>,
+    pub(crate) account: Arc<Account>,
+    pub(crate) journal: Option<Journal>,
+    /// Where runs are kept, and with this one those of its sub-agents.
+    pub(crate) store: Option<RunStore>,
+    pub(crate) skills: Option<Arc<Skills>>,
+    /// What the user says meanwhile.
+    pub(crate) said: UnboundedReceiver<Content>,
 }
 
-/// The calls that are running.
-#[derive(Default)]
+/// The calls that are being decided on or running.
 struct Running {
-    tasks: JoinSet<(usize, CallOutcome)>,
+    /// Tells the calls to end.
+    token: CancellationToken,
+    tasks: JoinSet<(usize, Step)>,
     calls: HashMap<usize, (ToolCall, Instant)>,
+    /// Calls that start as soon as what is known of them is on the disk.
+    ready: Vec<Ready>,
+}
+
+/// A call that starts as soon as what is known of it is on the disk.
+struct Ready {
+    index: usize,
+    call: ToolCall,
+    /// Whether its arguments are others than the model's.
+    edited: bool,
+}
+
+/// What came of a task.
+enum Step {
+    /// A call may run, or not.
+    Decided(Decision),
+    /// A call ended.
+    Finished(Box<CallOutcome>),
+}
+
+impl From<JournalError> for RunError {
+    fn from(error: JournalError) -> Self {
+        Self::new(RunErrorKind::Journal, error.to_string()).with_advice(
+            "Make room on the disk or the directory writable; then the run can be resumed.",
+        )
+    }
 }
 
 impl Driver {
     /// Drives the machine to its end.
-    pub(crate) async fn drive(&self, machine: &mut Machine) -> End {
-        let mut running = Running::default();
+    pub(crate) async fn drive(&mut self, machine: &mut Machine) -> End {
+        let mut running = Running {
+            token: self.cancellation.child_token(),
+            tasks: JoinSet::new(),
+            calls: HashMap::new(),
+            ready: Vec::new(),
+        };
+        let end = self.loop_until_end(&mut running, machine).await;
+        let end = match self.commit().await {
+            Ok(()) => end,
+            // What ended it first is what there is to say.
+            Err(error) => end.and(Err(error)),
+        };
+        running.tasks.shutdown().await;
+        end
+    }
+
+    async fn loop_until_end(&mut self, running: &mut Running, machine: &mut Machine) -> End {
         loop {
             while let Some(action) = machine.next() {
                 match action {
-                    Action::AskModel { turn } => {
-                        let fact = self.ask_model(machine, turn).await;
-                        machine.apply(fact);
+                    Action::AskModel { turn } => self.ask_model(machine, turn).await?,
+                    Action::Summarize { attempt } => self.summarize(machine, attempt).await?,
+                    Action::StartCall(start) => self.admit(running, machine, start)?,
+                    Action::CallRefused { call, text } => {
+                        self.emit_finished(&call, &text, Duration::ZERO);
                     }
-                    Action::StartCall { index, call } => {
-                        self.start(&mut running, index, call);
-                        machine.apply(Fact::CallStarted {
-                            index,
-                            time: unix_seconds(),
-                        });
-                    }
-                    Action::CallRefused { call, text } => self.refuse(call, text),
                     Action::Say { text } => self.hub.emit(EventKind::UserMessage { text }),
                     Action::TurnDropped { turn } => self.hub.emit(EventKind::TurnDropped { turn }),
+                    Action::HistorySummarized { replaced } => {
+                        self.hub.emit(EventKind::HistorySummarized { replaced });
+                    }
                     Action::End(end) => return end,
                 }
             }
-            let finished = tokio::select! {
-                // A call that ends because it was cancelled must not start the next one.
-                biased;
-                () = self.cancellation.cancelled() => {
-                    machine.apply(Fact::Cancelled { call: None });
-                    self.wind_down(&mut running, machine).await;
-                    continue;
-                }
-                finished = running.tasks.join_next() => finished,
-            };
-            match finished {
-                Some(Ok((index, outcome))) => self.finish(&mut running, machine, index, outcome),
-                // `calls::run` catches panics, and nothing aborts a task before this loop ends.
-                Some(Err(_)) | None => {
-                    return Err(RunError::new(
-                        RunErrorKind::Internal,
-                        "a tool call was lost",
-                    ));
-                }
-            }
+            self.start_ready(running, machine).await?;
+            self.wait(running, machine).await?;
         }
     }
 
-    /// Asks the model, and turns whatever comes of it into a fact.
-    async fn ask_model(&self, machine: &Machine, turn: u32) -> Fact {
-        self.hub.emit(EventKind::TurnStarted { turn });
-        let request = ChatRequest::new(machine.messages().to_vec(), self.specs.clone());
-        let started = (Instant::now(), unix_seconds());
-        let mut stream = self.client.stream(request);
-        let mut fold = Fold::default();
-        let mut streamed_bytes = 0;
-        let failure = loop {
-            let event = tokio::select! {
-                event = stream.next() => event,
-                () = self.cancellation.cancelled() => {
-                    let call = self.wasted(machine, CallPurpose::Cancelled, started.0, streamed_bytes, true);
-                    return Fact::Cancelled { call: Some(call) };
-                }
-            };
-            match event {
-                Some(Ok(event)) => {
-                    streamed_bytes += self.show(&event);
-                    if let Some(completion) = fold.push(event) {
-                        return self.answered(machine, turn, started, completion);
-                    }
-                }
-                Some(Err(error)) => break error,
-                None => {
-                    break LlmError::protocol("the stream ended without saying how the turn ended");
-                }
-            }
-        };
-        let read = matches!(
-            failure.kind(),
-            LlmErrorKind::Timeout | LlmErrorKind::Interrupted
-        );
-        let call = self.wasted(
-            machine,
-            CallPurpose::Failed,
-            started.0,
-            streamed_bytes,
-            read,
-        );
-        Fact::ModelFailed(ModelFailure {
-            error: Arc::new(failure),
-            call,
-        })
-    }
-
-    fn answered(
-        &self,
-        machine: &Machine,
-        turn: u32,
-        (started, start_time): (Instant, f64),
-        completion: Completion,
-    ) -> Fact {
-        let Completion {
-            mut message,
-            stop,
-            usage,
-            cost_usd,
-            ..
-        } = completion;
-        let duration = started.elapsed();
-        message.request_start_time = Some(start_time);
-        message.request_end_time = Some(start_time + duration.as_secs_f64());
-        let estimated = usage.is_none();
-        let usage =
-            usage.unwrap_or_else(|| estimate_usage(machine.messages(), output_bytes(&message)));
-        let mut call = ModelCall::new(
-            &self.client.model().slug,
-            CallPurpose::Turn,
-            usage,
-            duration,
-        );
-        call.estimated = estimated;
-        call.cost_usd = cost_usd;
-        self.hub.emit(EventKind::ModelAnswered {
-            turn,
-            text: message.text(),
-            tool_calls: message.tool_calls().count(),
-            usage,
-            usage_estimated: estimated,
-            cost_usd,
-            duration,
-        });
-        Fact::ModelAnswered {
-            message: Box::new(message),
-            stop,
-            call,
-        }
-    }
-
-    /// The ledger's entry for a call that came to nothing. A provider that refused the request at
-    /// once used no tokens; one that went silent or was cut off has read it.
-    fn wasted(
-        &self,
-        machine: &Machine,
-        purpose: CallPurpose,
-        started: Instant,
-        streamed_bytes: usize,
-        read: bool,
-    ) -> ModelCall {
-        let usage = if read || streamed_bytes > 0 {
-            estimate_usage(machine.messages(), streamed_bytes)
+    /// Waits for the next thing that happens.
+    async fn wait(&mut self, running: &mut Running, machine: &mut Machine) -> Result<(), RunError> {
+        let grace = if machine.is_last_turn() {
+            LAST_TURN
         } else {
-            TokenUsage::default()
+            Duration::ZERO
         };
-        let slug = &self.client.model().slug;
-        let mut call = ModelCall::new(slug, purpose, usage, started.elapsed());
-        call.estimated = true;
-        call
-    }
-
-    /// Shows a piece of an answer to those who watch; returns how many bytes of output it was.
-    fn show(&self, event: &ChatEvent) -> usize {
-        match event {
-            ChatEvent::TextDelta(text) => {
-                if self.hub.is_watched() {
-                    self.hub.emit(EventKind::TextDelta { text: text.clone() });
+        let time = self.account.time_left(grace);
+        tokio::select! {
+            // A call that ends because it was cancelled must not start the next one.
+            biased;
+            () = self.cancellation.cancelled() => {
+                self.tell(machine, Fact::Cancelled { call: None })?;
+                self.wind_down(running, machine, "The run was cancelled").await
+            }
+            joined = running.tasks.join_next() => match joined {
+                Some(Ok((index, step))) => self.step(running, machine, index, step),
+                // `Call::run` catches panics, and nothing aborts a task before this loop ends.
+                Some(Err(_)) | None => {
+                    Err(RunError::new(RunErrorKind::Internal, "a tool call was lost"))
                 }
-                text.len()
+            },
+            Some(content) = self.said.recv() => {
+                self.tell(machine, Fact::UserSaid { content })
             }
-            ChatEvent::ReasoningDelta(text) => {
-                if self.hub.is_watched() {
-                    self.hub
-                        .emit(EventKind::ReasoningDelta { text: text.clone() });
+            () = over(time.map(|(left, _)| left)) => {
+                match time {
+                    Some((_, state)) if machine.is_last_turn() => {
+                        self.tell(machine, Fact::OutOfTime { state, call: None })?;
+                    }
+                    _ => self.note_budgets(machine)?,
                 }
-                text.len()
+                self.wind_down(running, machine, "The run's time was over").await
             }
-            ChatEvent::ToolCallDelta { arguments, .. } => arguments.len(),
-            ChatEvent::Retrying {
-                attempt,
-                after,
-                reason,
-            } => {
-                self.hub.emit(EventKind::ModelRetry {
-                    attempt: *attempt,
-                    after: *after,
-                    reason: reason.clone(),
-                });
-                0
-            }
-            _ => 0,
         }
     }
 
-    fn start(&self, running: &mut Running, index: usize, call: ToolCall) {
+    fn step(
+        &self,
+        running: &mut Running,
+        machine: &mut Machine,
+        index: usize,
+        step: Step,
+    ) -> Result<(), RunError> {
+        match step {
+            Step::Finished(outcome) => self.finish(running, machine, index, outcome),
+            Step::Decided(decision) => {
+                let Some((call, _)) = running.calls.remove(&index) else {
+                    return Ok(());
+                };
+                let fact = Fact::CallDecided {
+                    index,
+                    decision: decision.clone(),
+                };
+                self.tell(machine, fact)?;
+                self.decided(running, machine, index, call, decision)
+            }
+        }
+    }
+
+    /// Starts a call, or asks who has to be asked first.
+    fn admit(
+        &self,
+        running: &mut Running,
+        machine: &mut Machine,
+        start: CallStart,
+    ) -> Result<(), RunError> {
+        let CallStart {
+            index,
+            call,
+            decision,
+            again,
+        } = start;
+        match decision {
+            Some(decision) => self.decided(running, machine, index, call, decision),
+            None if again || self.gate.is_open() => {
+                running.ready.push(Ready {
+                    index,
+                    call,
+                    edited: false,
+                });
+                Ok(())
+            }
+            None => {
+                let gate = Arc::clone(&self.gate);
+                let hub = Arc::clone(&self.hub);
+                let tools = Arc::clone(&self.tools);
+                let token = running.token.clone();
+                running.calls.insert(index, (call.clone(), Instant::now()));
+                running.tasks.spawn(async move {
+                    let decision = gate.decide(&call, &tools, &hub, &token).await;
+                    (index, Step::Decided(decision))
+                });
+                Ok(())
+            }
+        }
+    }
+
+    fn decided(
+        &self,
+        running: &mut Running,
+        machine: &mut Machine,
+        index: usize,
+        mut call: ToolCall,
+        decision: Decision,
+    ) -> Result<(), RunError> {
+        let edited = matches!(decision, Decision::Edit { .. });
+        match decision {
+            Decision::Approve => {}
+            Decision::Edit { arguments } => call.arguments = arguments,
+            Decision::Reject { reason } => {
+                let text = format!("Not run: {reason}");
+                self.emit_finished(&call, &text, Duration::ZERO);
+                let outcome = CallOutcome::failure(text, Duration::ZERO, unix_seconds());
+                return self.tell_finished(machine, index, Box::new(outcome));
+            }
+        }
+        running.ready.push(Ready {
+            index,
+            call,
+            edited,
+        });
+        Ok(())
+    }
+
+    /// Starts the calls that may run, once it is on the disk that they do.
+    async fn start_ready(
+        &self,
+        running: &mut Running,
+        machine: &mut Machine,
+    ) -> Result<(), RunError> {
+        let ready = std::mem::take(&mut running.ready);
+        for Ready { index, .. } in &ready {
+            self.account.tool_call();
+            let fact = Fact::CallStarted {
+                index: *index,
+                time: unix_seconds(),
+            };
+            self.tell(machine, fact)?;
+        }
+        self.commit().await?;
+        for ready in ready {
+            self.start(running, ready);
+        }
+        Ok(())
+    }
+
+    fn start(&self, running: &mut Running, ready: Ready) {
+        let Ready {
+            index,
+            call,
+            edited,
+        } = ready;
         // The machine starts only calls of tools it was told of.
         let Some(tool) = self.tools.get(&call.name).cloned() else {
             return;
@@ -247,11 +302,11 @@ impl Driver {
         self.hub.emit(EventKind::ToolStarted {
             call_id: call.id.clone(),
             tool: call.name.clone(),
-            arguments: serde_json::from_str(&call.arguments)
-                .unwrap_or_else(|_| Value::String(call.arguments.clone())),
+            arguments: gate::shown(&call),
         });
         let mut cx = ToolContext::new(self.run, &call.id);
-        cx.cancellation = self.cancellation.child_token();
+        cx.depth = self.depth;
+        cx.cancellation = running.token.child_token();
         cx.sandbox.clone_from(&self.sandbox);
         cx.user = Arc::clone(&self.user);
         cx.progress = Arc::new(CallProgress {
@@ -259,19 +314,47 @@ impl Driver {
             call_id: call.id.clone(),
         });
         running.calls.insert(index, (call.clone(), Instant::now()));
-        running
-            .tasks
-            .spawn(async move { (index, calls::run(tool, call, cx).await) });
+        let caller = Arc::new(Caller {
+            run: self.run,
+            depth: self.depth,
+            hub: Arc::clone(&self.hub),
+            account: Arc::clone(&self.account),
+            store: self
+                .store
+                .as_ref()
+                .map(|store| store.of_call(self.run, &call.id)),
+            skills: self.skills.clone(),
+            report: Mutex::default(),
+        });
+        cx.caller = Some(Arc::clone(&caller) as Arc<dyn Any + Send + Sync>);
+        let call = Call {
+            finishes: self.finish_tools.contains(&call.name),
+            tool,
+            call,
+            cx,
+            hooks: self.gate.hooks.clone(),
+            edited,
+            caller,
+        };
+        let span = spans::tool(&call.call);
+        let call = async move {
+            let outcome = call.run().await;
+            if !outcome.success {
+                spans::failed(&Span::current(), &"tool_error");
+            }
+            (index, Step::Finished(Box::new(outcome)))
+        };
+        running.tasks.spawn(call.instrument(span));
     }
 
-    fn refuse(&self, call: ToolCall, result: String) {
+    fn emit_finished(&self, call: &ToolCall, result: &str, duration: Duration) {
         self.hub.emit(EventKind::ToolFinished {
-            call_id: call.id,
-            tool: call.name,
-            result,
+            call_id: call.id.clone(),
+            tool: call.name.clone(),
+            result: result.to_owned(),
             success: false,
             arguments_valid: true,
-            duration: Duration::ZERO,
+            duration,
         });
     }
 
@@ -280,8 +363,8 @@ impl Driver {
         running: &mut Running,
         machine: &mut Machine,
         index: usize,
-        outcome: CallOutcome,
-    ) {
+        outcome: Box<CallOutcome>,
+    ) -> Result<(), RunError> {
         if let Some((call, _)) = running.calls.remove(&index) {
             self.hub.emit(EventKind::ToolFinished {
                 call_id: call.id,
@@ -292,27 +375,49 @@ impl Driver {
                 duration: outcome.duration,
             });
         }
-        machine.apply(Fact::CallFinished {
-            index,
-            outcome: Box::new(outcome),
-        });
+        self.tell_finished(machine, index, outcome)
     }
 
-    /// Lets cancelled calls end by themselves, and abandons those that don't.
-    async fn wind_down(&self, running: &mut Running, machine: &mut Machine) {
+    fn tell_finished(
+        &self,
+        machine: &mut Machine,
+        index: usize,
+        outcome: Box<CallOutcome>,
+    ) -> Result<(), RunError> {
+        self.note_budgets(machine)?;
+        self.tell(machine, Fact::CallFinished { index, outcome })
+    }
+
+    /// Lets calls that were told to end do so by themselves, and abandons those that don't.
+    async fn wind_down(
+        &self,
+        running: &mut Running,
+        machine: &mut Machine,
+        why: &str,
+    ) -> Result<(), RunError> {
         let deadline = tokio::time::sleep(CANCEL_GRACE);
         tokio::pin!(deadline);
+        running.token.cancel();
         loop {
             tokio::select! {
-                finished = running.tasks.join_next() => match finished {
-                    Some(Ok((index, outcome))) => self.finish(running, machine, index, outcome),
+                joined = running.tasks.join_next() => match joined {
+                    Some(Ok((index, Step::Finished(outcome)))) => {
+                        self.finish(running, machine, index, outcome)?;
+                    }
+                    // It was told to end before it had begun.
+                    Some(Ok((index, Step::Decided(_)))) => {
+                        let text = format!("Not run: {why} before this call had begun.");
+                        let outcome = CallOutcome::failure(text, Duration::ZERO, unix_seconds());
+                        self.finish(running, machine, index, Box::new(outcome))?;
+                    }
                     Some(Err(_)) => {}
                     None => break,
                 },
                 () = &mut deadline => break,
             }
         }
-        running.tasks.abort_all();
+        running.tasks.shutdown().await;
+        running.token = self.cancellation.child_token();
         let mut abandoned: Vec<_> = running
             .calls
             .iter()
@@ -320,8 +425,55 @@ impl Driver {
             .collect();
         abandoned.sort_unstable_by_key(|(index, _)| *index);
         for (index, started) in abandoned {
-            self.finish(running, machine, index, calls::abandoned(started.elapsed()));
+            let outcome = calls::abandoned(why, started.elapsed());
+            self.finish(running, machine, index, Box::new(outcome))?;
         }
+        Ok(())
+    }
+
+    /// Tells the machine what the user said meanwhile.
+    fn take_said(&mut self, machine: &mut Machine) -> Result<(), RunError> {
+        while let Ok(content) = self.said.try_recv() {
+            self.tell(machine, Fact::UserSaid { content })?;
+        }
+        Ok(())
+    }
+
+    /// Tells the machine what it must know of budgets now.
+    fn note_budgets(&self, machine: &mut Machine) -> Result<(), RunError> {
+        for notice in self.account.notices() {
+            let fact = match notice {
+                Notice::Near(state) => Fact::BudgetNear(state),
+                Notice::Spent(state) => Fact::BudgetSpent(state),
+            };
+            self.tell(machine, fact)?;
+        }
+        Ok(())
+    }
+
+    /// Writes a fact down, and tells the machine.
+    fn tell(&self, machine: &mut Machine, fact: Fact) -> Result<(), RunError> {
+        if let Some(journal) = &self.journal {
+            journal.record(&fact)?;
+        }
+        machine.apply(fact);
+        Ok(())
+    }
+
+    /// Waits until what was written down is on the disk.
+    async fn commit(&self) -> Result<(), RunError> {
+        match &self.journal {
+            Some(journal) => Ok(journal.commit().await?),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Waits until this much time is over; for ever, where it is not limited.
+async fn over(time: Option<Duration>) {
+    match time {
+        Some(time) => tokio::time::sleep(time).await,
+        None => pending().await,
     }
 }
 

@@ -6,6 +6,10 @@ use std::sync::Arc;
 
 use cantle_core::event::RunStatus;
 use cantle_core::llm::{LlmError, LlmErrorKind};
+use cantle_core::sandbox::SandboxErrorKind;
+use cantle_core::tool::ProviderError;
+
+use crate::budget::BudgetState;
 
 /// An agent whose definition makes no sense.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -46,6 +50,10 @@ pub enum SessionErrorKind {
     Tools,
     /// A run of this session is not over yet.
     Busy,
+    /// The journal of the run can't be read, or there is nothing to go on with.
+    Journal,
+    /// The run was begun by an agent that is different.
+    Identity,
 }
 
 impl SessionError {
@@ -63,6 +71,13 @@ impl SessionError {
     ) -> Self {
         self.source = Some(source.into());
         self
+    }
+
+    /// Whether a sandbox that should be opened again is gone.
+    pub(crate) fn is_gone(&self) -> bool {
+        let provider = self.source.as_deref().and_then(|it| it.downcast_ref());
+        let sandbox = provider.and_then(ProviderError::sandbox_error);
+        sandbox.is_some_and(|error| error.kind() == SandboxErrorKind::Gone)
     }
 
     /// What kind of failure it is.
@@ -104,12 +119,20 @@ pub enum RunErrorKind {
     ContextOverflow,
     /// An answer was cut off at the model's output limit.
     OutputLimit,
+    /// A budget is spent: tokens, money, time or tool calls.
+    Budget,
+    /// The model did the same over and over.
+    NoProgress,
+    /// A hook ended it.
+    Stopped,
     /// It was cancelled.
     Cancelled,
     /// The model or its provider failed.
     Model,
     /// The sandbox is gone.
     SandboxGone,
+    /// The journal can't be written: what comes after could not be resumed.
+    Journal,
     /// Something of ours failed.
     Internal,
 }
@@ -126,6 +149,13 @@ impl RunError {
 
     pub(crate) fn cancelled() -> Self {
         Self::new(RunErrorKind::Cancelled, "the run was cancelled")
+    }
+
+    pub(crate) fn budget(spent: BudgetState) -> Self {
+        Self::new(
+            RunErrorKind::Budget,
+            format!("the run's budget is spent: {spent}"),
+        )
     }
 
     pub(crate) fn with_advice(mut self, advice: &str) -> Self {
@@ -162,13 +192,15 @@ impl RunError {
     #[must_use]
     pub fn status(&self) -> RunStatus {
         match self.kind {
-            RunErrorKind::MaxTurns | RunErrorKind::ContextOverflow | RunErrorKind::OutputLimit => {
-                RunStatus::LimitReached
-            }
-            RunErrorKind::Cancelled => RunStatus::Cancelled,
+            RunErrorKind::MaxTurns
+            | RunErrorKind::ContextOverflow
+            | RunErrorKind::OutputLimit
+            | RunErrorKind::Budget
+            | RunErrorKind::NoProgress => RunStatus::LimitReached,
+            RunErrorKind::Stopped | RunErrorKind::Cancelled => RunStatus::Cancelled,
             RunErrorKind::Model => RunStatus::ModelFailed,
             RunErrorKind::SandboxGone => RunStatus::SandboxFailed,
-            RunErrorKind::Internal => RunStatus::InternalError,
+            RunErrorKind::Journal | RunErrorKind::Internal => RunStatus::InternalError,
         }
     }
 }

@@ -24,6 +24,9 @@ const MAX_DELTAS: usize = 64;
 #[derive(Debug)]
 pub(crate) struct Hub {
     run: RunId,
+    /// The run above this one.
+    parent: Option<RunId>,
+    depth: u32,
     state: Mutex<State>,
 }
 
@@ -42,9 +45,12 @@ struct Queue {
 }
 
 impl Hub {
-    pub(crate) fn new(run: RunId) -> Self {
+    /// Events of a run, which another one may have called.
+    pub(crate) fn new(run: RunId, parent: Option<RunId>, depth: u32) -> Self {
         Self {
             run,
+            parent,
+            depth,
             state: Mutex::default(),
         }
     }
@@ -89,7 +95,20 @@ impl Hub {
         {
             make_room(text, 0);
         }
-        let event = Event::new(number, self.run, SystemTime::now(), kind);
+        let mut event = Event::new(number, self.run, SystemTime::now(), kind);
+        event.parent = self.parent;
+        event.depth = self.depth;
+        for queue in state.subscribers.iter().filter_map(Weak::upgrade) {
+            lock(&queue).push(event.clone());
+        }
+    }
+
+    /// Hands out an event of a run below this one.
+    pub(crate) fn forward(&self, event: &Event) {
+        let state = lock(&self.state);
+        if state.closed {
+            return;
+        }
         for queue in state.subscribers.iter().filter_map(Weak::upgrade) {
             lock(&queue).push(event.clone());
         }
@@ -137,6 +156,9 @@ impl Queue {
 
 /// Joins a delta to the one before it, where both are of the same text.
 fn join(last: &mut Event, next: &Event) -> bool {
+    if last.run != next.run {
+        return false;
+    }
     let (text, more) = match (&mut last.kind, &next.kind) {
         (EventKind::TextDelta { text }, EventKind::TextDelta { text: more })
         | (EventKind::ReasoningDelta { text }, EventKind::ReasoningDelta { text: more }) => {
@@ -226,7 +248,7 @@ mod tests {
 
     #[test]
     fn a_delta_keeps_the_end_of_its_text_and_no_memory_of_the_rest() {
-        let hub = Hub::new(RunId::new());
+        let hub = Hub::new(RunId::new(), None, 0);
         let mut events = hub.subscribe();
         hub.emit(said("a", "é".repeat(MAX_DELTA_BYTES) + "1"));
         hub.emit(said("b", "x".repeat(MAX_DELTA_BYTES)));
@@ -244,7 +266,7 @@ mod tests {
 
     #[test]
     fn of_many_deltas_the_oldest_go() {
-        let hub = Hub::new(RunId::new());
+        let hub = Hub::new(RunId::new(), None, 0);
         let mut events = hub.subscribe();
         for number in 0..=MAX_DELTAS {
             let call = if number % 2 == 0 { "a" } else { "b" };

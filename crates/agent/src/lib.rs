@@ -26,19 +26,31 @@
 #![forbid(unsafe_code)]
 
 mod agent;
+mod approval;
+mod budget;
 mod calls;
 mod driver;
 mod error;
+mod hooks;
 mod hub;
 mod inputs;
+mod journal;
 mod machine;
 mod prompt;
 mod run;
 mod session;
+mod skills;
+mod spans;
+mod sub_agent;
 mod time;
 
 pub use self::agent::{Agent, AgentBuilder};
+pub use self::approval::{Approvals, Decision, DecisionError, InvalidRule, Permission};
+pub use self::budget::Budget;
 pub use self::error::{AgentError, RunError, RunErrorKind, SessionError, SessionErrorKind};
+pub use self::hooks::{AfterTool, AtFinish, BeforeModel, BeforeTool, Hooks};
 pub use self::hub::Events;
-pub use self::run::{Outcome, Run};
-pub use self::session::{Session, SessionOptions};
+pub use self::journal::{KeptRun, KeptStatus, RunStore, StoreError, StoreErrorKind};
+pub use self::run::{Outcome, Run, RunControl};
+pub use self::session::{ResumeOptions, Session, SessionOptions};
+pub use self::sub_agent::SubAgent;

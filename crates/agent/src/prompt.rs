@@ -8,14 +8,19 @@ use crate::agent::Definition;
 const MAX_LISTED_FILES: usize = 200;
 
 /// Puts the system prompt together.
-pub(crate) fn system_prompt(agent: &Definition, input_files: &[String]) -> String {
+pub(crate) fn system_prompt(
+    agent: &Definition,
+    input_files: &[String],
+    skills: Option<&str>,
+    asks_user: bool,
+) -> String {
     let mut prompt = format!(
         "You are an agent that works on one task with the tools you are given. You have {} turns; \
          a turn is one answer of yours with its tool calls. When the task is done, or can't be \
          done, call a finish tool in a turn of its own, with everything it asks for.",
         agent.rules.max_turns
     );
-    prompt.push_str(if agent.user.is_available() {
+    prompt.push_str(if asks_user && agent.user.is_available() {
         " Where something is unclear, you can ask the user."
     } else {
         " You can't ask the user anything during the task."
@@ -35,6 +40,9 @@ pub(crate) fn system_prompt(agent: &Definition, input_files: &[String]) -> Strin
                 "\n- and {more} more; list the directory to see them"
             );
         }
+    }
+    if let Some(skills) = skills {
+        let _ = write!(prompt, "\n\n{skills}");
     }
     if let Some(instructions) = &agent.system_prompt {
         let _ = write!(prompt, "\n\nInstructions from the user:\n{instructions}");

@@ -1,29 +1,30 @@
 //! A run: one task being worked on. A stream of events and a handle.
 
+mod work;
+
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use cantle_core::content::Content;
-use cantle_core::event::{Event, EventKind, Finish, RunStatus};
+use cantle_core::event::{Event, Finish, RunStatus};
 use cantle_core::ids::RunId;
 use cantle_core::ledger::Ledger;
-use cantle_core::message::{Message, SharedMessage};
-use cantle_core::sandbox::{SandboxErrorKind, SandboxExt as _, SavedOutputs};
+use cantle_core::message::SharedMessage;
+use cantle_core::sandbox::SavedOutputs;
 use futures_core::Stream;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
 use tokio::sync::OwnedMutexGuard;
+use tokio::sync::mpsc::{self, UnboundedSender};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-use crate::driver::Driver;
+use self::work::Work;
+use crate::approval::{Decision, DecisionError, Questions};
 use crate::error::{RunError, RunErrorKind};
 use crate::hub::{Events, Hub};
-use crate::machine::Machine;
-use crate::prompt;
-use crate::session::Shared;
+use crate::session::{Resumable, Shared};
 
 /// One task being worked on. It goes on by itself; as a stream it tells what happens.
 ///
@@ -34,31 +35,96 @@ use crate::session::Shared;
 pub struct Run {
     id: RunId,
     events: Events,
-    cancellation: CancellationToken,
+    control: RunControl,
     task: Option<JoinHandle<Outcome>>,
+}
+
+/// What can be done to a run while it goes on. Cheap to clone, to be kept elsewhere.
+#[derive(Clone, Debug)]
+pub struct RunControl {
+    cancellation: CancellationToken,
+    say: UnboundedSender<Content>,
+    questions: Arc<Questions>,
+}
+
+impl RunControl {
+    /// Ends the run soon: running calls are told, and what was done so far is kept. The outcome
+    /// then says that it was cancelled.
+    pub fn cancel(&self) {
+        self.cancellation.cancel();
+    }
+
+    /// Whether it was cancelled.
+    #[must_use]
+    pub fn is_cancelled(&self) -> bool {
+        self.cancellation.is_cancelled()
+    }
+
+    /// Says something to the model, in the user's role, at its next turn. A run that is over hears
+    /// nothing.
+    pub fn say(&self, content: impl Into<Content>) {
+        // Where nobody listens any more, the run is over.
+        let _ = self.say.send(content.into());
+    }
+
+    /// Decides on a call that needs consent. `digest` is the one that
+    /// [`ApprovalRequested`](cantle_core::event::EventKind::ApprovalRequested) had: consent is for these arguments and
+    /// no others.
+    ///
+    /// # Errors
+    /// Where no such call waits, or its arguments are others.
+    pub fn decide(
+        &self,
+        call_id: &str,
+        digest: &str,
+        decision: Decision,
+    ) -> Result<(), DecisionError> {
+        self.questions.decide(call_id, digest, decision)
+    }
+}
+
+/// What a run begins with.
+pub(crate) enum Begin {
+    /// A task.
+    Task(Content),
+    /// What another process left.
+    Resume(Box<Resumable>),
 }
 
 impl Run {
     pub(crate) fn start(
         shared: Arc<Shared>,
         history: OwnedMutexGuard<Vec<SharedMessage>>,
-        task: Content,
+        begin: Begin,
     ) -> Self {
-        let id = RunId::new();
-        let hub = Arc::new(Hub::new(id));
+        let id = match &begin {
+            Begin::Task(_) => RunId::new(),
+            Begin::Resume(resumable) => resumable.reopened.header.run,
+        };
+        let lineage = shared.lineage.as_ref();
+        let parent = lineage.map(|lineage| lineage.run);
+        let depth = lineage.map_or(0, |lineage| lineage.depth);
+        let hub = Arc::new(Hub::new(id, parent, depth));
         let events = hub.subscribe();
         let cancellation = shared.cancellation.child_token();
+        let (say, said) = mpsc::unbounded_channel();
+        let questions = Arc::new(Questions::default());
         let work = Work {
             id,
             shared,
             hub,
             cancellation: cancellation.clone(),
+            questions: Arc::clone(&questions),
         };
-        let task = tokio::spawn(work.execute(history, task));
+        let task = tokio::spawn(work.execute(history, begin, said));
         Self {
             id,
             events,
-            cancellation,
+            control: RunControl {
+                cancellation,
+                say,
+                questions,
+            },
             task: Some(task),
         }
     }
@@ -69,16 +135,15 @@ impl Run {
         self.id
     }
 
-    /// Ends the run soon: running calls are told, and what was done so far is kept. The outcome
-    /// then says that it was cancelled.
-    pub fn cancel(&self) {
-        self.cancellation.cancel();
+    /// What can be done to it while it goes on.
+    #[must_use]
+    pub fn control(&self) -> RunControl {
+        self.control.clone()
     }
 
-    /// A token that cancels the run, to be kept elsewhere.
-    #[must_use]
-    pub fn canceller(&self) -> CancellationToken {
-        self.cancellation.clone()
+    /// Ends the run soon, as [`RunControl::cancel`].
+    pub fn cancel(&self) {
+        self.control.cancel();
     }
 
     /// Waits for the end. Events that nobody has read by now are dropped.
@@ -110,7 +175,7 @@ impl Stream for Run {
 impl Drop for Run {
     fn drop(&mut self) {
         if let Some(task) = self.task.take() {
-            self.cancellation.cancel();
+            self.control.cancel();
             task.abort();
         }
     }
@@ -128,6 +193,8 @@ pub struct Outcome {
     pub error: Option<RunError>,
     /// The conversation, with the system message.
     pub history: Vec<SharedMessage>,
+    /// Parts of it that summaries took the place of, oldest first.
+    pub summarized: Vec<Vec<SharedMessage>>,
     /// What was paid and used.
     pub ledger: Ledger,
     /// Files saved in the output directory, and those refused.
@@ -148,6 +215,7 @@ impl Outcome {
                 format!("the run ended unexpectedly: {why}"),
             )),
             history: Vec::new(),
+            summarized: Vec::new(),
             ledger: Ledger::default(),
             outputs: SavedOutputs::default(),
             turns: 0,
@@ -172,166 +240,5 @@ impl Outcome {
         self.finish
             .as_ref()
             .map(|finish| T::deserialize(&finish.params))
-    }
-}
-
-/// Ends the event streams, also where the run panics.
-struct CloseHub(Arc<Hub>);
-
-impl Drop for CloseHub {
-    fn drop(&mut self) {
-        self.0.close();
-    }
-}
-
-struct Work {
-    id: RunId,
-    shared: Arc<Shared>,
-    hub: Arc<Hub>,
-    cancellation: CancellationToken,
-}
-
-impl Work {
-    async fn execute(
-        self,
-        mut history: OwnedMutexGuard<Vec<SharedMessage>>,
-        task: Content,
-    ) -> Outcome {
-        let started = Instant::now();
-        let _close = CloseHub(Arc::clone(&self.hub));
-        self.announce(&task);
-        let prompt = prompt::system_prompt(&self.shared.agent, &self.shared.input_files);
-        let mut messages = vec![SharedMessage::new(Message::system(prompt))];
-        messages.extend(history.iter().cloned());
-        messages.push(SharedMessage::new(Message::user(task)));
-
-        let agent = &self.shared.agent;
-        let traits = self.shared.traits.clone();
-        let mut machine = Machine::new(agent.rules.clone(), traits, messages);
-        let end = self.driver().drive(&mut machine).await;
-
-        let (finish, mut error) = match end {
-            Ok(finish) => (Some(finish), None),
-            Err(error) => (None, Some(error)),
-        };
-        let mut outputs = SavedOutputs::default();
-        if let Some(finish) = &finish {
-            let saved = tokio::select! {
-                saved = self.save(&finish.params) => saved,
-                () = self.cancellation.cancelled() => Err(RunError::cancelled()),
-            };
-            match saved {
-                Ok(saved) => outputs = saved,
-                Err(failure) => error = Some(failure),
-            }
-        }
-        let turns = machine.turns();
-        let (messages, ledger) = machine.into_parts();
-        *history = messages.get(1..).unwrap_or_default().to_vec();
-        let outcome = Outcome {
-            run: self.id,
-            finish,
-            error,
-            history: messages,
-            ledger,
-            outputs,
-            turns,
-            duration: started.elapsed(),
-        };
-        self.hub.emit(EventKind::RunFinished {
-            status: outcome.status(),
-            finish: outcome.finish.clone(),
-            error: outcome.error.as_ref().map(RunError::to_string),
-            turns,
-            duration: outcome.duration,
-            ledger: outcome.ledger.clone(),
-        });
-        outcome
-    }
-
-    fn driver(&self) -> Driver {
-        let Shared {
-            agent,
-            tools,
-            specs,
-            sandbox,
-            ..
-        } = &*self.shared;
-        Driver {
-            run: self.id,
-            client: Arc::clone(&agent.client),
-            tools: Arc::clone(tools),
-            specs: specs.clone(),
-            sandbox: sandbox.clone(),
-            user: Arc::clone(&agent.user),
-            hub: Arc::clone(&self.hub),
-            cancellation: self.cancellation.clone(),
-        }
-    }
-
-    fn announce(&self, task: &Content) {
-        let shared = &self.shared;
-        self.hub.emit(EventKind::RunStarted {
-            agent: shared.agent.name.clone(),
-            model: shared.agent.client.model().slug.clone(),
-            task: task.text(),
-            max_turns: shared.agent.rules.max_turns,
-            tools: shared
-                .specs
-                .iter()
-                .map(|spec| spec.name().to_owned())
-                .collect(),
-            sandbox: shared
-                .sandbox
-                .as_ref()
-                .map(|sandbox| sandbox.info().clone()),
-            input_files: shared.input_files.clone(),
-        });
-        for message in &shared.warnings {
-            self.hub.emit(EventKind::Warning {
-                message: message.clone(),
-            });
-        }
-    }
-
-    /// Saves the files that a finish call names in its `paths`.
-    async fn save(&self, params: &Value) -> Result<SavedOutputs, RunError> {
-        let paths = params
-            .get("paths")
-            .and_then(Value::as_array)
-            .into_iter()
-            .flatten();
-        let paths: Vec<String> = paths.filter_map(Value::as_str).map(str::to_owned).collect();
-        let (Some(directory), Some(sandbox)) = (&self.shared.output_dir, &self.shared.sandbox)
-        else {
-            return Ok(SavedOutputs::default());
-        };
-        let saved = sandbox
-            .save_outputs(&paths, directory)
-            .await
-            .map_err(|error| {
-                let kind = match error.kind() {
-                    SandboxErrorKind::Gone => RunErrorKind::SandboxGone,
-                    _ => RunErrorKind::Internal,
-                };
-                RunError::new(
-                    kind,
-                    format!("the task is finished, but its files could not be saved: {error}"),
-                )
-            })?;
-        for file in &saved.saved {
-            self.hub.emit(EventKind::OutputSaved {
-                source: file.source.clone(),
-                path: file.path.display().to_string(),
-                size_bytes: file.size_bytes,
-            });
-        }
-        for refusal in &saved.refused {
-            self.hub.emit(EventKind::OutputRefused {
-                source: refusal.source.clone(),
-                reason: refusal.reason.clone(),
-            });
-        }
-        Ok(saved)
     }
 }

@@ -1,26 +1,33 @@
 //! Sessions: what one use of an agent has open, and the runs that follow each other in it.
 
+mod assembly;
+
 use std::collections::HashMap;
 use std::fmt;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::Duration;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, PoisonError};
 
 use cantle_core::content::Content;
 use cantle_core::ids::RunId;
 use cantle_core::llm::ToolSpecs;
 use cantle_core::message::{Message, SharedMessage};
-use cantle_core::policy::PolicyField;
-use cantle_core::sandbox::{EnforcedBy, Isolation, Sandbox};
-use cantle_core::tool::{DynTool, OpenContext, ProviderError, ToolProvider, ToolSet};
+use cantle_core::sandbox::{Sandbox, SandboxHandle};
+use cantle_core::tool::DynTool;
+use serde_json::Value;
 use tokio::sync::Mutex;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
-use crate::agent::{Definition, check_tool_names};
+use self::assembly::{Assembly, Opened, Opening};
+use crate::agent::Definition;
+use crate::budget::Budget;
 use crate::error::{SessionError, SessionErrorKind};
 use crate::inputs;
+use crate::journal::{Identity, Reopened, RunStore};
 use crate::machine::ToolTraits;
-use crate::run::Run;
+use crate::run::{Begin, Run};
+use crate::skills::Skills;
+use crate::sub_agent::Lineage;
 
 /// What one session has of its own.
 #[derive(Clone, Debug, Default)]
@@ -32,6 +39,68 @@ pub struct SessionOptions {
     pub output_dir: Option<PathBuf>,
     /// A conversation to go on from. A system message at its start gives way to ours.
     pub history: Vec<Message>,
+    /// How much each run may use.
+    pub budget: Budget,
+    /// Whether whoever holds a run decides on calls that need consent. Else the agent's user does, and
+    /// where there is none, those calls don't run.
+    pub answers_approvals: bool,
+    /// Where runs are kept, so that they can be resumed.
+    pub store: Option<RunStore>,
+    /// What whoever resumes a run wants to find with it. Holds no secret.
+    pub note: Value,
+    /// A directory of skills on the host, each `NAME/SKILL.md`: copied into the sandbox as `skills`,
+    /// and listed for the model.
+    pub skills: Option<PathBuf>,
+    /// What a sub-agent's session gets from its caller.
+    pub(crate) lineage: Option<Lineage>,
+}
+
+/// What a session has of its own that goes on with a run.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct ResumeOptions {
+    /// Where the files that a finished run names are saved.
+    pub output_dir: Option<PathBuf>,
+    /// How much the run may use, with what it used before.
+    pub budget: Budget,
+    /// Whether whoever holds the run decides on calls that need consent. Else the agent's user does,
+    /// and where there is none, those calls don't run.
+    pub answers_approvals: bool,
+    /// Whether a new sandbox is opened where the run's own is gone. Its files are gone with it; the
+    /// model is told.
+    pub fresh_sandbox: bool,
+    /// What a sub-agent's session gets from its caller.
+    pub(crate) lineage: Option<Lineage>,
+}
+
+impl ResumeOptions {
+    /// The same with an output directory; it is made where it does not exist.
+    #[must_use]
+    pub fn output_dir(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.output_dir = Some(directory.into());
+        self
+    }
+
+    /// The same with a budget.
+    #[must_use]
+    pub fn budget(mut self, budget: Budget) -> Self {
+        self.budget = budget;
+        self
+    }
+
+    /// The same with somebody who decides on calls that need consent: whoever holds the run.
+    #[must_use]
+    pub fn answers_approvals(mut self) -> Self {
+        self.answers_approvals = true;
+        self
+    }
+
+    /// The same with a new sandbox where the run's own is gone.
+    #[must_use]
+    pub fn fresh_sandbox(mut self) -> Self {
+        self.fresh_sandbox = true;
+        self
+    }
 }
 
 impl SessionOptions {
@@ -56,6 +125,37 @@ impl SessionOptions {
         self.history = messages;
         self
     }
+
+    /// The same with a budget for each run.
+    #[must_use]
+    pub fn budget(mut self, budget: Budget) -> Self {
+        self.budget = budget;
+        self
+    }
+
+    /// The same with somebody who decides on calls that need consent: whoever holds the run
+    /// ([`RunControl::decide`](crate::RunControl::decide)).
+    #[must_use]
+    pub fn answers_approvals(mut self) -> Self {
+        self.answers_approvals = true;
+        self
+    }
+
+    /// The same with a directory of skills.
+    #[must_use]
+    pub fn skills(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.skills = Some(directory.into());
+        self
+    }
+
+    /// The same with runs that are kept in `store`, with a note for whoever resumes them. Their
+    /// sandbox then outlives this process, as far as its backend can.
+    #[must_use]
+    pub fn kept_in(mut self, store: RunStore, note: Value) -> Self {
+        self.store = Some(store);
+        self.note = note;
+        self
+    }
 }
 
 /// One use of an agent: its sandbox and tools are open, and tasks run in it one after another, each
@@ -68,6 +168,7 @@ pub struct Session {
     /// Declared before `opened`: runs are cancelled before what they use is dropped.
     _cancel_runs: DropGuard,
     opened: Opened,
+    resumable: std::sync::Mutex<Option<Resumable>>,
 }
 
 /// What runs of a session need, whether or not somebody still holds the session.
@@ -83,6 +184,29 @@ pub(crate) struct Shared {
     pub(crate) cancellation: CancellationToken,
     /// The conversation without the system message. A run holds the lock until it is over.
     pub(crate) history: Arc<Mutex<Vec<SharedMessage>>>,
+    pub(crate) budget: Budget,
+    pub(crate) answers_approvals: bool,
+    pub(crate) identity: Identity,
+    pub(crate) keeping: Option<Keeping>,
+    pub(crate) skills: Option<Arc<Skills>>,
+    pub(crate) lineage: Option<Lineage>,
+}
+
+/// How runs of a session are kept.
+pub(crate) struct Keeping {
+    pub(crate) store: RunStore,
+    pub(crate) note: Value,
+    /// The sandbox that outlives the process.
+    pub(crate) sandbox: Option<SandboxHandle>,
+    /// How many of its runs can be gone on with, so that their sandbox must stay.
+    pub(crate) unfinished: AtomicUsize,
+}
+
+/// A run that a session was opened for.
+pub(crate) struct Resumable {
+    pub(crate) reopened: Reopened,
+    /// Whether its sandbox is a new one.
+    pub(crate) fresh_sandbox: bool,
 }
 
 impl Session {
@@ -95,79 +219,129 @@ impl Session {
             input_files,
             output_dir,
             history,
+            budget,
+            answers_approvals,
+            store,
+            note,
+            skills,
+            lineage,
         } = options;
-        let inputs = blocking(move || {
+        let inputs = assembly::blocking(move || {
             if let Some(directory) = &output_dir {
-                check_output_dir(directory)?;
+                assembly::check_output_dir(directory)?;
             }
-            Ok((inputs::resolve(&input_files)?, output_dir))
+            let skills = skills.as_deref().map(Skills::load).transpose();
+            let skills = skills.map_err(|error| {
+                SessionError::new(SessionErrorKind::Input, error.to_string()).with_source(error)
+            });
+            Ok((inputs::resolve(&input_files)?, output_dir, skills?))
         });
-        let (inputs, output_dir) = inputs.await?;
-
-        let mut opened = Opened::default();
-        let cancellation = CancellationToken::new();
-        // Until the session is whole, giving it up cancels what is being opened.
-        let guard = cancellation.clone().drop_guard();
-        let prepared = prepare(&agent, &mut opened, &inputs, &cancellation).await;
-        let prepared = match prepared {
-            Ok(prepared) => prepared,
-            Err(error) => {
-                // The error that matters is the first one.
-                let _ = opened.close(agent.close_deadline).await;
-                return Err(error);
-            }
+        let (inputs, output_dir, skills) = inputs.await?;
+        let inherited = lineage.as_ref().and_then(|lineage| lineage.skills.clone());
+        let opening = Opening {
+            inputs,
+            durable: store.is_some(),
+            reattach: None,
+            skills: skills.map(Arc::new).or(inherited),
+            lineage,
         };
-        let mut warnings = prepared.warnings;
-        warnings.extend(standing_warnings(
-            prepared.sandbox.as_deref(),
-            output_dir.is_some(),
-        ));
-
-        let finish = agent.finish_tools.iter().map(|tool| (tool, true));
-        let all: Vec<(DynTool, bool)> = prepared
-            .tools
-            .iter()
-            .map(|tool| (tool, false))
-            .chain(finish)
-            .map(|(tool, finishes)| (tool.clone(), finishes))
-            .collect();
-        let traits = |(tool, finishes): &(DynTool, bool)| {
-            let concurrency_safe = tool.concurrency_safe();
-            (
-                tool.name().to_owned(),
-                ToolTraits {
-                    finishes: *finishes,
-                    concurrency_safe,
-                },
-            )
-        };
+        let mut session = Assembly::open(agent, &opening, output_dir).await?;
         let history = history
             .into_iter()
             .enumerate()
             .filter(|(index, message)| *index > 0 || !matches!(message, Message::System(_)))
             .map(|(_, message)| SharedMessage::new(message))
             .collect();
-        let shared = Shared {
-            specs: ToolSpecs::new(all.iter().map(|(tool, _)| tool.spec().clone()).collect()),
-            traits: all.iter().map(traits).collect(),
-            tools: Arc::new(
-                all.into_iter()
-                    .map(|(tool, _)| (tool.name().to_owned(), tool))
-                    .collect(),
-            ),
-            agent,
-            sandbox: prepared.sandbox,
-            input_files: prepared.input_files,
+        session.history = history;
+        session.budget = budget;
+        session.answers_approvals = answers_approvals;
+        if let Some(store) = store {
+            session = session.keep(store, note, 0).await?;
+        }
+        Ok(session.finish(None))
+    }
+
+    /// Opens a session to go on with a run.
+    pub(crate) async fn reopen(
+        agent: Arc<Definition>,
+        store: RunStore,
+        run: RunId,
+        options: ResumeOptions,
+    ) -> Result<Self, SessionError> {
+        let ResumeOptions {
             output_dir,
-            warnings,
-            cancellation,
-            history: Arc::new(Mutex::new(history)),
+            budget,
+            answers_approvals,
+            fresh_sandbox,
+            lineage,
+        } = options;
+        let reading = store.clone();
+        let read = assembly::blocking(move || {
+            if let Some(directory) = &output_dir {
+                assembly::check_output_dir(directory)?;
+            }
+            let reopened = reading.reopen(run).map_err(|error| {
+                SessionError::new(SessionErrorKind::Journal, error.to_string()).with_source(error)
+            });
+            Ok((reopened?, output_dir))
+        });
+        let (reopened, output_dir) = read.await?;
+        let mut opening = Opening {
+            inputs: Vec::new(),
+            durable: true,
+            reattach: reopened.header.sandbox.clone(),
+            skills: None,
+            lineage,
         };
-        Ok(Self {
-            shared: Arc::new(shared),
-            _cancel_runs: guard,
-            opened,
-        })
+        let mut is_fresh = false;
+        let prepared = Assembly::open(Arc::clone(&agent), &opening, output_dir.clone()).await;
+        let mut session = match prepared {
+            Err(error) if error.is_gone() && fresh_sandbox => {
+                opening.reattach = None;
+                is_fresh = true;
+                Assembly::open(agent, &opening, output_dir).await?
+            }
+            Err(error) if error.is_gone() => {
+                let message = format!(
+                    "the sandbox of run {run} is gone, and the files in it with it ({error}); it can \
+                     go on only in a fresh one"
+                );
+                return Err(
+                    SessionError::new(SessionErrorKind::Sandbox, message).with_source(error)
+                );
+            }
+            other => other?,
+        };
+        let was_kept = reopened.header.sandbox.is_some();
+        if !was_kept && session.has_own_sandbox() {
+            if !fresh_sandbox {
+                session.discard().await;
+                let message = format!(
+                    "the sandbox of run {run} did not outlive the program, and the files in it are \
+                     gone; it can go on only in a fresh one"
+                );
+                return Err(SessionError::new(SessionErrorKind::Sandbox, message));
+            }
+            is_fresh = true;
+        }
+        let differences = reopened.header.identity.differences(&session.identity);
+        if !differences.is_empty() {
+            session.suspend().await;
+            let message = format!(
+                "run {run} was begun by an agent that is different from this one:\n  {}",
+                differences.join("\n  ")
+            );
+            return Err(SessionError::new(SessionErrorKind::Identity, message));
+        }
+        session.budget = budget;
+        session.answers_approvals = answers_approvals;
+        session.input_files.clone_from(&reopened.header.input_files);
+        let note = reopened.header.note.clone();
+        let session = session.keep(store, note, 1).await?;
+        Ok(session.finish(Some(Resumable {
+            reopened,
+            fresh_sandbox: is_fresh,
+        })))
     }
 
     /// Starts working on a task. Runs of a session follow each other: each one sees the
@@ -178,13 +352,36 @@ impl Session {
     pub fn run(&self, task: impl Into<Content>) -> Result<Run, SessionError> {
         let history = Arc::clone(&self.shared.history)
             .try_lock_owned()
-            .map_err(|_| {
-                SessionError::new(
-                    SessionErrorKind::Busy,
-                    "another run of this session goes on",
-                )
-            })?;
-        Ok(Run::start(Arc::clone(&self.shared), history, task.into()))
+            .map_err(|_| busy())?;
+        let begin = Begin::Task(task.into());
+        Ok(Run::start(Arc::clone(&self.shared), history, begin))
+    }
+
+    /// Whether it was opened for a run to go on with, which has not gone on yet.
+    #[must_use]
+    pub fn is_resumed(&self) -> bool {
+        let resumable = self.resumable.lock();
+        resumable.unwrap_or_else(PoisonError::into_inner).is_some()
+    }
+
+    /// Goes on with the run that the session was [opened](crate::Agent::resume) for.
+    ///
+    /// # Errors
+    /// [`SessionErrorKind::Journal`] where it was opened for none, or went on already.
+    pub fn resume(&self) -> Result<Run, SessionError> {
+        let history = Arc::clone(&self.shared.history)
+            .try_lock_owned()
+            .map_err(|_| busy())?;
+        let mut resumable = self
+            .resumable
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let resumable = resumable.take().ok_or_else(|| {
+            let message = "the session has no run to go on with";
+            SessionError::new(SessionErrorKind::Journal, message)
+        })?;
+        let begin = Begin::Resume(Box::new(resumable));
+        Ok(Run::start(Arc::clone(&self.shared), history, begin))
     }
 
     /// The sandbox, where the session has one.
@@ -193,7 +390,8 @@ impl Session {
         self.shared.sandbox.as_ref()
     }
 
-    /// Cancels a run that goes on, and closes everything in reverse order.
+    /// Cancels a run that goes on, and closes everything in reverse order. Where the latest run is
+    /// kept and can be gone on with, its sandbox stays.
     ///
     /// # Errors
     /// Where something could not be closed; the message names everything that may be left.
@@ -203,8 +401,28 @@ impl Session {
         // from being closed.
         let deadline = self.shared.agent.close_deadline;
         let _ = tokio::time::timeout(deadline, self.shared.history.lock()).await;
-        self.opened.close(deadline).await
+        let unfinished = |keeping: &Keeping| keeping.unfinished.load(Ordering::Acquire) > 0;
+        if self.shared.keeping.as_ref().is_some_and(unfinished) {
+            self.opened.suspend(deadline).await
+        } else {
+            self.opened.close(deadline).await
+        }
     }
+}
+
+impl Session {
+    /// Closes everything, also a sandbox that a run could be gone on with in.
+    pub(crate) async fn close_for_good(self) -> Result<(), SessionError> {
+        if let Some(keeping) = &self.shared.keeping {
+            keeping.unfinished.store(0, Ordering::Release);
+        }
+        self.close().await
+    }
+}
+
+fn busy() -> SessionError {
+    let message = "another run of this session goes on";
+    SessionError::new(SessionErrorKind::Busy, message)
 }
 
 impl fmt::Debug for Session {
@@ -214,185 +432,4 @@ impl fmt::Debug for Session {
             .field("sandbox", &self.shared.sandbox)
             .finish_non_exhaustive()
     }
-}
-
-/// Tool sets with the names of their providers, in the order they were opened.
-#[derive(Default)]
-struct Opened(Vec<(String, Box<dyn ToolSet>)>);
-
-impl Opened {
-    /// Closes all in reverse order, each with its deadline, and reports all errors.
-    async fn close(self, deadline: Duration) -> Result<(), SessionError> {
-        let mut problems = Vec::new();
-        for (name, set) in self.0.into_iter().rev() {
-            match tokio::time::timeout(deadline, set.close()).await {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => problems.push(format!("{name}: {error}")),
-                Err(_) => problems.push(format!(
-                    "{name}: not closed within {} s",
-                    deadline.as_secs()
-                )),
-            }
-        }
-        if problems.is_empty() {
-            return Ok(());
-        }
-        let message = format!("failed to close the session: {}", problems.join("; "));
-        Err(SessionError::new(SessionErrorKind::Provider, message))
-    }
-}
-
-struct Prepared {
-    tools: Vec<DynTool>,
-    sandbox: Option<Arc<dyn Sandbox>>,
-    input_files: Vec<String>,
-    warnings: Vec<String>,
-}
-
-/// Opens the providers, the one with the sandbox first, and copies the input files.
-async fn prepare(
-    agent: &Definition,
-    opened: &mut Opened,
-    inputs: &[inputs::Input],
-    cancellation: &CancellationToken,
-) -> Result<Prepared, SessionError> {
-    let mut cx = OpenContext::new(RunId::new());
-    cx.cancellation = cancellation.clone();
-    let mut tools = agent.tools.clone();
-    let first = agent
-        .providers
-        .iter()
-        .filter(|provider| provider.provides_sandbox());
-    let rest = agent
-        .providers
-        .iter()
-        .filter(|provider| !provider.provides_sandbox());
-    for provider in first.chain(rest) {
-        let set = open_one(&**provider, cx.clone(), agent.open_deadline).await?;
-        tools.extend(set.tools());
-        let sandbox = set.sandbox();
-        opened.0.push((provider.name().to_owned(), set));
-        if let Some(sandbox) = sandbox
-            && cx.sandbox.replace(sandbox).is_some()
-        {
-            let message = "more than one provider brought a sandbox";
-            return Err(SessionError::new(SessionErrorKind::Tools, message));
-        }
-    }
-    check_tool_names(tools.iter().chain(&agent.finish_tools))
-        .map_err(|message| SessionError::new(SessionErrorKind::Tools, message))?;
-
-    let (input_files, warnings) = match &cx.sandbox {
-        _ if inputs.is_empty() => Default::default(),
-        Some(sandbox) => inputs::upload(inputs, &**sandbox).await?,
-        None => {
-            let message = "input files need a sandbox: give the agent a `CodeExec` provider";
-            return Err(SessionError::new(SessionErrorKind::Input, message));
-        }
-    };
-    Ok(Prepared {
-        tools,
-        sandbox: cx.sandbox,
-        input_files,
-        warnings,
-    })
-}
-
-async fn open_one(
-    provider: &dyn ToolProvider,
-    cx: OpenContext,
-    deadline: Duration,
-) -> Result<Box<dyn ToolSet>, SessionError> {
-    let failed = |error: ProviderError| {
-        let kind = match error.sandbox_error() {
-            Some(_) => SessionErrorKind::Sandbox,
-            None => SessionErrorKind::Provider,
-        };
-        let advice = error
-            .sandbox_error()
-            .and_then(|error| error.advice())
-            .unwrap_or_default();
-        let message = format!("failed to open {}: {error}. {advice}", provider.name());
-        let message = message.trim_end_matches([' ', '.']).to_owned();
-        SessionError::new(kind, message).with_source(error)
-    };
-    match tokio::time::timeout(deadline, provider.open(cx)).await {
-        Ok(set) => set.map_err(failed),
-        Err(_) => {
-            let message = format!("it was not open within {} s", deadline.as_secs());
-            Err(failed(ProviderError::new(message)))
-        }
-    }
-}
-
-/// What a person should know whenever such a session is used.
-fn standing_warnings(sandbox: Option<&dyn Sandbox>, has_output_dir: bool) -> Vec<String> {
-    let mut warnings = Vec::new();
-    let Some(sandbox) = sandbox else {
-        warnings
-            .push("The agent can't run code: it has no sandbox, and can't save files.".to_owned());
-        return warnings;
-    };
-    if sandbox.info().isolation == Isolation::None {
-        warnings.push(format!(
-            "Commands are not isolated: the {} backend runs them with your rights on this machine.",
-            sandbox.info().backend
-        ));
-    }
-    let enforcement = sandbox.info().enforcement.iter();
-    for it in enforcement.filter(|it| it.by == EnforcedBy::NotEnforced) {
-        let meaning = without(it.field);
-        warnings.push(format!(
-            "The policy's {} is not enforced: {meaning}.",
-            it.field
-        ));
-    }
-    if !has_output_dir {
-        warnings.push(
-            "There is no output directory: files that the agent makes are gone with the session."
-                .to_owned(),
-        );
-    }
-    warnings
-}
-
-/// What it means that a field of the policy is not enforced.
-fn without(field: PolicyField) -> &'static str {
-    match field {
-        PolicyField::ReadRoots => "commands may read what you can",
-        PolicyField::WriteRoots => "commands may write where you can",
-        PolicyField::WorkingDirectory => "commands may change files there",
-        PolicyField::Network => "commands may reach what this machine can",
-        PolicyField::Subprocesses => "commands may start other programs",
-        PolicyField::Environment => "commands don't have its variables",
-        _ => "commands may use what there is",
-    }
-}
-
-/// Makes the output directory and proves that it can be written.
-fn check_output_dir(directory: &Path) -> Result<(), SessionError> {
-    let failed = |error: std::io::Error| {
-        let message = format!(
-            "the output directory `{}` can't be written: {error}",
-            directory.display()
-        );
-        SessionError::new(SessionErrorKind::Output, message).with_source(error)
-    };
-    if directory.exists() && !directory.is_dir() {
-        return Err(failed(std::io::ErrorKind::NotADirectory.into()));
-    }
-    std::fs::create_dir_all(directory).map_err(failed)?;
-    let probe = directory.join(format!(".cantle-{}", RunId::new()));
-    std::fs::write(&probe, b"").map_err(failed)?;
-    std::fs::remove_file(&probe).map_err(failed)
-}
-
-async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, SessionError> + Send + 'static,
-) -> Result<T, SessionError> {
-    let result = tokio::task::spawn_blocking(work).await;
-    result.unwrap_or_else(|error| {
-        let message = format!("failed to look at the files: {error}");
-        Err(SessionError::new(SessionErrorKind::Input, message).with_source(error))
-    })
 }

@@ -3,14 +3,12 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
-#[cfg(target_os = "linux")]
-use cantle_core::policy::Network;
-use cantle_core::sandbox::{Backend, Sandbox, SandboxContext, SandboxError};
+use cantle_core::sandbox::{Backend, Sandbox, SandboxContext, SandboxError, SandboxHandle};
 
-#[cfg(target_os = "linux")]
-use crate::proxy::{Proxy, Settings};
+use crate::open::Place;
 
 /// Opens sandboxes on this machine: a private directory, and processes behind the kernel's walls.
 ///
@@ -21,6 +19,16 @@ pub struct LocalBackend {
     shell: Option<PathBuf>,
     search_path: Option<OsString>,
     walls: Walls,
+}
+
+/// What [`LocalBackend::reclaim`] has done.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Reclaimed {
+    /// What was removed: directories, and control groups.
+    pub removed: Vec<PathBuf>,
+    /// What could not be, or not whole, and why.
+    pub failed: Vec<(PathBuf, String)>,
 }
 
 /// One of the kernel's means to confine code.
@@ -52,6 +60,7 @@ impl Walls {
         }
     }
 
+    #[cfg(confined)]
     pub(crate) fn include(self, wall: Wall) -> bool {
         self.without & 1 << wall as u8 == 0
     }
@@ -94,12 +103,46 @@ impl LocalBackend {
         self
     }
 
+    /// Removes what owners left below this backend's directory who were killed and so could not:
+    /// sandboxes' directories that nobody uses, that are not [kept](Sandbox::persist) and that
+    /// haven't changed for `grace` (a minute is plenty; it is for those just being made), and empty
+    /// control groups. Others' are left alone, and so is whatever is not called like ours.
+    ///
+    /// Needs a tokio runtime.
+    pub async fn reclaim(&self, grace: Duration) -> Reclaimed {
+        let place = self.place();
+        let work = move || {
+            let mut reclaimed = Reclaimed {
+                #[cfg(confined)]
+                removed: crate::groups::reclaim(grace),
+                #[cfg(not(confined))]
+                removed: Vec::new(),
+                failed: Vec::new(),
+            };
+            let Reclaimed { removed, failed } = &mut reclaimed;
+            crate::files::reclaim(&place, grace, removed, failed);
+            Ok(reclaimed)
+        };
+        crate::blocking::run(work).await.unwrap_or_default()
+    }
+
+    async fn open_at(
+        &self,
+        place: Place,
+        cx: SandboxContext,
+    ) -> Result<Arc<dyn Sandbox>, SandboxError> {
+        let backend = self.clone();
+        let opened = crate::blocking::run(move || crate::open::open(&backend, &cx, &place));
+        Ok(Arc::new(opened.await?))
+    }
+
     pub(crate) fn walls(&self) -> Walls {
         self.walls
     }
 
-    pub(crate) fn parent(&self) -> Option<&Path> {
-        self.parent.as_deref()
+    /// Below which sandboxes have their directories.
+    pub(crate) fn place(&self) -> PathBuf {
+        self.parent.clone().unwrap_or_else(std::env::temp_dir)
     }
 
     pub(crate) fn shell(&self) -> Option<&Path> {
@@ -119,29 +162,16 @@ impl Backend for LocalBackend {
         "local"
     }
 
-    #[cfg(target_os = "linux")]
     async fn open(&self, cx: SandboxContext) -> Result<Arc<dyn Sandbox>, SandboxError> {
-        let backend = self.clone();
-        let hosts = match &cx.policy.network {
-            Some(Network::Hosts(hosts)) => hosts.clone(),
-            _ => Vec::new(),
-        };
-        let opened = crate::blocking::run(move || crate::open::open(&backend, &cx));
-        let (sandbox, listener) = opened.await?;
-        if let Some(listener) = listener {
-            let proxy = Proxy::start(listener, Settings::new(hosts))
-                .map_err(|error| SandboxError::io("failed to start the proxy", error))?;
-            sandbox.serve(proxy);
-        }
-        Ok(Arc::new(sandbox))
+        self.open_at(Place::New, cx).await
     }
 
-    #[cfg(not(target_os = "linux"))]
-    async fn open(&self, _: SandboxContext) -> Result<Arc<dyn Sandbox>, SandboxError> {
-        use cantle_core::sandbox::SandboxErrorKind;
-
-        let message = "the local backend works on Linux only";
-        Err(SandboxError::new(SandboxErrorKind::Unavailable, message)
-            .with_advice("Use a backend that runs commands in a container or on another machine."))
+    async fn reattach(
+        &self,
+        handle: &SandboxHandle,
+        cx: SandboxContext,
+    ) -> Result<Arc<dyn Sandbox>, SandboxError> {
+        let directory = crate::sandbox::kept_at(handle)?;
+        self.open_at(Place::Kept(directory), cx).await
     }
 }

@@ -10,8 +10,8 @@ use cantle_core::policy::Policy;
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
 use cantle_core::secret::SecretText;
 
-use crate::confinement::{Mode, PROXY_PORT, Standing};
 use crate::files::Seen;
+use crate::open::Built;
 
 /// Where to look where the host has no `PATH`.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -29,16 +29,12 @@ impl Environment {
         search_path: OsString,
         shell: &Path,
         seen: &Seen,
-        standing: &Standing,
+        built: &Built,
         policy: &Policy,
     ) -> Self {
-        let user = if standing.mode == Mode::Namespaces {
-            // As its `/etc/passwd` says.
-            "user".into()
-        } else {
-            let user = ["USER", "LOGNAME"].into_iter().find_map(std::env::var_os);
-            user.unwrap_or_else(|| "user".into())
-        };
+        let own = || ["USER", "LOGNAME"].into_iter().find_map(std::env::var_os);
+        let user = built.user.map(OsString::from).or_else(own);
+        let user = user.unwrap_or_else(|| "user".into());
         let mut environment = Self {
             variables: vec![
                 ("HOME".into(), seen.work.to_string().into()),
@@ -53,8 +49,8 @@ impl Environment {
             ],
             search_path,
         };
-        if standing.has_proxy {
-            let proxy = format!("http://127.0.0.1:{PROXY_PORT}");
+        if let Some(port) = built.proxy_port {
+            let proxy = format!("http://127.0.0.1:{port}");
             for name in ["HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"] {
                 environment
                     .variables

@@ -38,23 +38,30 @@
 //!   process that adopts orphans: no trick with sessions, parents or the environment hides anything. A
 //!   command that is cut short is killed with all of it, and so is what it leaves, unless the request
 //!   keeps that until the sandbox is closed. The supervisor ends with our process, even where that one is
-//!   killed (SIGKILL), and everything in the sandbox with it; only the directory is left then.
+//!   killed (SIGKILL), and everything in the sandbox with it; only the directory is left then, for
+//!   [`LocalBackend::reclaim`] or, where it was [kept], for [`reattach`].
 //! - **Memory within bounds.** Output flows at the reader's pace; there are never more than a few
 //!   megabytes of it between a command and its reader.
 //! - **Files below the directory only.** Paths are resolved by the kernel (`openat2`), so that no
-//!   link leads a read or a write out, however it is raced.
+//!   link leads a read or a write out, however it is raced. A file is written whole or not at all,
+//!   whether [`WriteOptions::atomic`] asks for that or not.
 //!
 //! Limits are kept by the kernel for the whole sandbox (disk and inodes, as a file system of that size
-//! in memory; processes), for each process (processor time, memory, file size, open files: several
-//! processes together may use more, and shared memory is not counted) or, without namespaces, measured
-//! four times a second (disk, inodes, processes); wall time and output are ours.
+//! in memory; processes; memory, where we may make a control group), for each process (processor time,
+//! file size, open files; memory without a control group: several processes together may use more, and
+//! shared memory is not counted) or, without namespaces, measured four times a second (disk, inodes,
+//! and processes without a control group); wall time and output are ours.
 //!
 //! Close a sandbox when you are done with it. Dropping it does the same and blocks meanwhile, for
 //! some milliseconds and as long as it takes to remove the files.
 //!
 //! # Needs
-//! Linux 5.6 or newer on x86-64 with `/proc`, bash, and a tokio runtime with I/O and time enabled. On
-//! other systems opening a sandbox answers that it is unavailable.
+//! Linux 5.6 or newer on x86-64 with `/proc`, bash, and a tokio runtime with I/O and time enabled.
+//!
+//! On other systems of Unix's kind there are unconfined sandboxes only: commands run as the user's own
+//! programs in a private directory, and a strict policy that asks for anything else is refused. Ended
+//! is the process group of a command; what has left it (`setsid`) goes on. There are no terminals, and
+//! processes that a command leaves are named by their group.
 //!
 //! ```
 //! # #[cfg(target_os = "linux")]
@@ -82,31 +89,43 @@
 //! [`Policy`]: cantle_core::policy::Policy
 //! [`SandboxInfo::enforcement`]: cantle_core::sandbox::SandboxInfo::enforcement
 //! [`SandboxInfo::walls`]: cantle_core::sandbox::SandboxInfo::walls
+//! [`WriteOptions::atomic`]: cantle_core::sandbox::WriteOptions::atomic
+//! [kept]: cantle_core::sandbox::Sandbox::persist
+//! [`reattach`]: cantle_core::sandbox::Backend::reattach
 
 #![forbid(unsafe_code)]
 
+#[cfg(not(unix))]
+compile_error!(
+    "cantle-backends-local runs commands by the means of Unix; build without the local backend \
+     (feature `local` of `cantle`)"
+);
+
 mod backend;
-#[cfg(target_os = "linux")]
 mod blocking;
-#[cfg(target_os = "linux")]
 mod command;
-#[cfg(target_os = "linux")]
+#[cfg(confined)]
+mod confined;
+#[cfg(confined)]
 mod confinement;
-#[cfg(target_os = "linux")]
 mod environment;
-#[cfg(target_os = "linux")]
 mod files;
-#[cfg(target_os = "linux")]
+#[cfg(confined)]
+mod groups;
 mod limits;
-#[cfg(target_os = "linux")]
 mod open;
+#[cfg(not(confined))]
+mod portable;
 mod probe;
-#[cfg(target_os = "linux")]
+#[cfg(confined)]
 mod proxy;
-#[cfg(target_os = "linux")]
 mod sandbox;
-#[cfg(target_os = "linux")]
+#[cfg(confined)]
 mod supervisor;
 
-pub use self::backend::{LocalBackend, Wall};
+pub use self::backend::{LocalBackend, Reclaimed, Wall};
+#[cfg(confined)]
+use self::confined as engine;
+#[cfg(not(confined))]
+use self::portable as engine;
 pub use self::probe::{ControlGroups, Probe, Refusal, Trial};

@@ -1,4 +1,5 @@
-//! Limits that no wall keeps: they are measured while a command runs, which is stopped beyond them.
+//! Limits that no wall keeps: they are measured while a command runs, or what it left, and beyond them
+//! that is stopped.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -39,9 +40,14 @@ impl OwnLimits {
         }
     }
 
+    /// Whether any of them has to be measured.
+    pub(crate) fn are_polled(&self) -> bool {
+        self.processes.or(self.disk_bytes).or(self.inodes).is_some()
+    }
+
     /// Waits until a limit is passed; says which, and what it is.
     pub(crate) async fn reached(&self, command: &Command) -> (PolicyField, u64) {
-        if self.processes.or(self.disk_bytes).or(self.inodes).is_none() {
+        if !self.are_polled() {
             std::future::pending::<()>().await;
         }
         let mut pause = INTERVAL;

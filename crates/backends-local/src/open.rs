@@ -1,122 +1,93 @@
-//! Opening a sandbox: its directory, the best walls this machine has for the policy, and the report
-//! of what they enforce.
+//! Opening a sandbox: its directory, and what its commands share.
 
-use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 
 use cantle_core::policy::{Policy, PolicyField, Strictness};
 use cantle_core::sandbox::{
-    EnforcedBy, Enforcement, SandboxContext, SandboxError, SandboxErrorKind, SandboxInfo,
-    SandboxPath,
+    EnforcedBy, Enforcement, Isolation, SandboxContext, SandboxError, SandboxErrorKind,
+    SandboxInfo, Survival,
 };
-use rustix::fs::{Gid, Uid};
-use rustix::io::Errno;
 
-use crate::backend::{LocalBackend, Walls};
-use crate::confinement::{self, Identity, Mode, Plan, Standing};
+use crate::backend::LocalBackend;
+use crate::engine::{self, Engine};
 use crate::environment::{self, Environment};
-use crate::files::{Root, Seen};
+use crate::files::Root;
 use crate::limits::OwnLimits;
-use crate::sandbox::{LocalSandbox, Shared};
-use crate::supervisor::{Built, StartError, Supervisor};
+use crate::sandbox::{LocalSandbox, Parts};
 
-/// Opens a sandbox; the socket is where its commands look for the proxy. Blocks.
+/// What a sandbox is opened on.
+#[derive(Clone, Debug)]
+pub(crate) enum Place {
+    /// A new directory.
+    New,
+    /// The directory of one that was kept.
+    Kept(PathBuf),
+}
+
+/// What runs a sandbox's commands, and what is to be said of it.
+#[derive(Debug)]
+pub(crate) struct Built {
+    pub(crate) engine: Engine,
+    pub(crate) isolation: Isolation,
+    /// What it has to keep commands in, for people.
+    pub(crate) walls: Vec<String>,
+    /// What enforces each field that the policy sets.
+    pub(crate) enforcement: Vec<Enforcement>,
+    /// The user's name, where the sandbox has one of its own.
+    pub(crate) user: Option<&'static str>,
+    /// The port of 127.0.0.1 on which commands find the proxy.
+    pub(crate) proxy_port: Option<u16>,
+}
+
+/// Opens a sandbox. Blocks, and needs a runtime.
 pub(crate) fn open(
     backend: &LocalBackend,
     cx: &SandboxContext,
-) -> Result<(LocalSandbox, Option<TcpListener>), SandboxError> {
+    place: &Place,
+) -> Result<LocalSandbox, SandboxError> {
     let search_path = environment::absolute_directories(backend.search_path());
     let shell = find_shell(backend.shell(), &search_path)?;
     environment::check(&cx.policy.environment)?;
-    let mut root = Root::create(backend.parent(), &format!("cantle-{}-", cx.run))?;
-    let opened = build(&mut root, &cx.policy, backend.walls());
-    let (supervisor, standing, enforcement, proxy) = match opened {
-        Ok(opened) => opened,
+    let (mut root, is_kept) = match place {
+        Place::New => (Root::create(&backend.place(), cx.run, cx.durable)?, false),
+        Place::Kept(directory) => (Root::reopen(directory)?, true),
+    };
+    let is_durable = is_kept || cx.durable;
+    let built = match engine::build(&mut root, &cx.policy, backend.walls(), is_durable, is_kept) {
+        Ok(built) => built,
+        Err(error) if is_kept => return Err(error),
         Err(error) => {
             // What went wrong is what there is to say.
             let _ = root.delete();
             return Err(error);
         }
     };
-    let limits = OwnLimits::new(&cx.policy.limits, &enforcement);
     let seen = root.seen().clone();
-    let environment = Environment::new(search_path, &shell, &seen, &standing, &cx.policy);
+    let environment = Environment::new(search_path, &shell, &seen, &built, &cx.policy);
     let mut info = SandboxInfo::new("local", root.name(), seen.work);
-    info.isolation = standing.isolation();
-    info.walls = standing.names();
-    info.enforcement = enforcement;
-    let has_terminals = standing.terminals;
-    let shared = Shared::new(
+    info.isolation = built.isolation;
+    info.walls = built.walls;
+    info.enforcement = built.enforcement;
+    if is_durable {
+        info.survival = Survival::Workspace;
+    }
+    Ok(LocalSandbox::new(Parts {
+        limits: OwnLimits::new(&cx.policy.limits, &info.enforcement),
         info,
         root,
         environment,
         shell,
-        limits,
-        has_terminals,
-        supervisor,
-    );
-    Ok((LocalSandbox::new(shared), proxy))
+        engine: built.engine,
+        is_kept,
+    }))
 }
 
-/// What stands, what it enforces, and the socket for the proxy.
-type Opened = (Supervisor, Standing, Vec<Enforcement>, Option<TcpListener>);
-
-/// Builds the best walls that this machine has, or says why the policy can't be enforced.
-fn build(root: &mut Root, policy: &Policy, walls: Walls) -> Result<Opened, SandboxError> {
-    let identity = Identity::for_commands(policy, walls);
-    if identity.is_other {
-        root.give_to(Uid::from_raw(identity.uid), Gid::from_raw(identity.gid))?;
-    }
-    let mut reasons = Vec::new();
-    for mode in Mode::candidates(policy, walls) {
-        let plan = Plan::new(mode, policy, root.places(), identity, walls)?;
-        if plan.has_storage {
-            root.make_sized()?;
-        }
-        let (supervisor, built) = match Supervisor::start(&plan.body, &[]) {
-            Ok(started) => started,
-            Err(error) if mode == Mode::Open => return Err(not_started(&plan, error)),
-            Err(error) => {
-                reasons.push(not_built(&plan, &error));
-                continue;
-            }
-        };
-        let answers = (built.missing, built.landlock);
-        let standing = Standing::new(&plan, policy, identity, walls, answers);
-        let enforcement = report(policy, &standing, &reasons)?;
-        let proxy = settle(root, &plan, built)?;
-        return Ok((supervisor, standing, enforcement, proxy));
-    }
-    // The last candidate is tried in any case.
-    Err(SandboxError::new(
-        SandboxErrorKind::Unavailable,
-        reasons.join("; "),
-    ))
-}
-
-/// Tells the files where commands see them. Returns the socket for the proxy.
-fn settle(root: &mut Root, plan: &Plan, built: Built) -> Result<Option<TcpListener>, SandboxError> {
-    let mut opened = built.opened.into_iter();
-    if plan.has_storage {
-        let missing = || SandboxError::gone("the sandbox did not hand out its files");
-        root.move_to(opened.next().ok_or_else(missing)?)?;
-    }
-    if plan.mode == Mode::Namespaces {
-        root.see(Seen {
-            work: SandboxPath::new(confinement::WORKSPACE)?,
-            temporary: SandboxPath::new(confinement::TEMPORARY)?,
-        });
-    }
-    Ok(opened.next().map(TcpListener::from))
-}
-
-/// What enforces each field that the policy sets.
-fn report(
+/// Refuses a report in which a field of a strict policy isn't enforced; `reasons` say why that is.
+pub(crate) fn check_enforced(
     policy: &Policy,
-    standing: &Standing,
+    report: Vec<Enforcement>,
     reasons: &[String],
 ) -> Result<Vec<Enforcement>, SandboxError> {
-    let report = Enforcement::report(policy, |field| standing.enforced_by(field, policy));
     let missing: Vec<PolicyField> = report
         .iter()
         .filter(|enforcement| enforcement.by == EnforcedBy::NotEnforced)
@@ -134,36 +105,19 @@ fn report(
     Err(SandboxError::unenforceable("local", missing).with_advice(advice))
 }
 
-fn not_built(plan: &Plan, error: &StartError) -> String {
-    match error {
-        StartError::Start(error) => format!("failed to start the supervisor: {error}"),
-        StartError::Step(None, error) => {
-            // The kernel has no error of its own for these.
-            let why = match Errno::from_io_error(error) {
-                Some(Errno::NOSPC) => " (`user.max_user_namespaces` is used up, or 0)",
-                Some(Errno::PERM | Errno::ACCESS) => {
-                    " (a container or a setting of the system forbids them)"
-                }
-                _ => "",
-            };
-            format!("no new namespaces{why}: {error}")
-        }
-        StartError::Step(Some(step), error) => {
-            let name = plan.names.get(*step).map_or("finish", String::as_str);
-            format!("failed to {name}: {error}")
-        }
+/// Refuses a directory whose files commands could not use that run as `uid`.
+pub(crate) fn check_owner(root: &Root, uid: u32) -> Result<(), SandboxError> {
+    let owner = root.owner_id()?;
+    if owner == uid {
+        return Ok(());
     }
-}
-
-fn not_started(plan: &Plan, error: StartError) -> SandboxError {
-    let message = not_built(plan, &error);
-    let (StartError::Start(source) | StartError::Step(_, source)) = error;
-    SandboxError::new(SandboxErrorKind::Unavailable, message)
-        .with_source(source)
-        .with_advice(
-            "It needs Linux 5.6 or newer with `/proc`, and a container that lets programs be \
-             started from memory.",
-        )
+    let message = format!(
+        "the directory `{}` can't be used again: its files are user {owner}'s, and under this policy \
+         commands run as user {uid}",
+        root.places().base().display()
+    );
+    Err(SandboxError::new(SandboxErrorKind::Unavailable, message)
+        .with_advice("Use the policy that it was made under."))
 }
 
 fn find_shell(

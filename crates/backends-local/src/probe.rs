@@ -8,6 +8,7 @@
 use std::fs;
 use std::io;
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -18,6 +19,8 @@ use cantle_core::sandbox::{
     SandboxExt as _, SandboxInfo, SpawnRequest,
 };
 
+#[cfg(confined)]
+use crate::groups;
 use crate::{LocalBackend, Wall};
 
 /// What this machine can do.
@@ -66,7 +69,7 @@ pub struct ControlGroups {
     pub version: u8,
     /// Of `cpu`, `memory` and `pids` those that there are.
     pub controllers: Vec<String>,
-    /// Those in which our process could make a group.
+    /// Those that could be limited in a group of ours.
     pub writable: Vec<String>,
 }
 
@@ -74,13 +77,11 @@ impl Probe {
     /// Opens sandboxes of `backend`, each for at most `limit`; what isn't found out by then is refused
     /// with that reason.
     pub async fn take(backend: &LocalBackend, limit: Duration) -> Self {
-        let parent = backend.parent().map(PathBuf::from);
-        let (bait, control_groups) = off_runtime(move || {
-            let parent = parent.unwrap_or_else(std::env::temp_dir);
-            (Bait::lay(&parent).ok(), control_groups())
-        })
-        .await
-        .unwrap_or_default();
+        let parent = backend.place();
+        let (bait, control_groups) =
+            off_runtime(move || (Bait::lay(&parent).ok(), control_groups()))
+                .await
+                .unwrap_or_default();
         let bait = bait.as_ref();
         let mut everything = Policy::workspace();
         everything.limits = all_limits();
@@ -239,11 +240,7 @@ impl Bait {
             listener,
         };
         fs::write(bait.directory.join("file"), "bait")?;
-        #[cfg(unix)]
-        {
-            use std::os::unix::fs::PermissionsExt as _;
-            fs::set_permissions(&bait.directory, fs::Permissions::from_mode(0o777))?;
-        }
+        fs::set_permissions(&bait.directory, fs::Permissions::from_mode(0o777))?;
         Ok(bait)
     }
 
@@ -270,35 +267,17 @@ impl Drop for Bait {
 }
 
 /// Finds the control groups of our process, and tries to make one below.
+#[cfg(confined)]
 fn control_groups() -> Vec<ControlGroups> {
-    let mounts = fs::read_to_string("/proc/self/mounts").unwrap_or_default();
-    let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
     let mut found: Vec<ControlGroups> = Vec::new();
-    for mount in mounts.lines() {
-        let mut words = mount.split(' ').skip(1);
-        let (Some(place), Some(kind), Some(options)) = (words.next(), words.next(), words.next())
-        else {
-            continue;
+    for hierarchy in groups::hierarchies() {
+        let version = match hierarchy.version {
+            groups::Version::One => 1,
+            groups::Version::Two => 2,
         };
-        let (version, of) = match kind {
-            "cgroup" => (1, options),
-            "cgroup2" => (2, ""),
-            _ => continue,
-        };
-        let group = own_group(&own, place.as_ref(), of);
-        let controllers = match version {
-            1 => options.to_owned(),
-            _ => fs::read_to_string(group.join("cgroup.controllers")).unwrap_or_default(),
-        };
-        let controllers: Vec<String> = controllers
-            .split([' ', ',', '\n'])
-            .filter(|name| matches!(*name, "cpu" | "memory" | "pids"))
-            .map(str::to_owned)
-            .collect();
-        if version == 1 && controllers.is_empty() {
-            continue;
-        }
-        let below = group.join(format!("cantle-probe-{}", RunId::new()));
+        let below = hierarchy
+            .place
+            .join(format!("cantle-probe-{}", RunId::new()));
         let writable = fs::create_dir(&below).is_ok() && fs::remove_dir(&below).is_ok();
         let index = found.iter().position(|groups| groups.version == version);
         let mut groups = match index {
@@ -309,36 +288,21 @@ fn control_groups() -> Vec<ControlGroups> {
                 writable: Vec::new(),
             },
         };
-        groups
-            .writable
-            .extend(controllers.iter().filter(|_| writable).cloned());
-        groups.controllers.extend(controllers);
+        let usable = hierarchy.controllers.iter().filter(|_| writable);
+        groups.writable.extend(usable.cloned());
+        groups.controllers.extend(hierarchy.controllers);
+        groups.controllers.extend(hierarchy.others);
         found.push(groups);
     }
     found.sort_by_key(|groups| groups.version);
     found
 }
 
-/// The directory of our own group in a hierarchy with the controllers `of`; in a container its path
-/// may be one that only the host knows.
-fn own_group(own: &str, mounted: &Path, of: &str) -> PathBuf {
-    let of: Vec<&str> = of.split(',').collect();
-    let line = own.lines().find_map(|line| {
-        let (_, rest) = line.split_once(':')?;
-        let (controllers, path) = rest.split_once(':')?;
-        let mut controllers = controllers.split(',');
-        controllers.any(|name| of.contains(&name)).then_some(path)
-    });
-    let path = line.unwrap_or("/").trim_start_matches('/');
-    let group = mounted.join(path);
-    if group.is_dir() {
-        group
-    } else {
-        mounted.to_owned()
-    }
+#[cfg(not(confined))]
+fn control_groups() -> Vec<ControlGroups> {
+    Vec::new()
 }
 
-#[cfg(target_os = "linux")]
 async fn within<T>(
     limit: Duration,
     work: impl Future<Output = Result<T, SandboxError>>,
@@ -350,24 +314,9 @@ async fn within<T>(
     })
 }
 
-// Elsewhere there is no sandbox, and no runtime, to wait for.
-#[cfg(not(target_os = "linux"))]
-async fn within<T>(
-    _: Duration,
-    work: impl Future<Output = Result<T, SandboxError>>,
-) -> Result<T, SandboxError> {
-    work.await
-}
-
-#[cfg(target_os = "linux")]
 async fn off_runtime<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     crate::blocking::run(move || Ok(work())).await.ok()
 }
 
-#[cfg(not(target_os = "linux"))]
-async fn off_runtime<T>(work: impl FnOnce() -> T) -> Option<T> {
-    Some(work())
-}
-
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(all(test, confined))]
 mod tests;

@@ -1,34 +1,43 @@
-//! One sandbox: its directory, its supervisor, and what its commands share.
+//! One sandbox: its directory, what runs its commands, and what they share.
 
-use std::io;
-use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use cantle_core::sandbox::{
-    ByteRange, ByteStream, FileInfo, Process, Sandbox, SandboxError, SandboxErrorKind, SandboxInfo,
-    SandboxPath, SpawnRequest, WriteOptions,
+    ByteRange, ByteStream, FileInfo, Process, Sandbox, SandboxError, SandboxErrorKind,
+    SandboxHandle, SandboxInfo, SandboxPath, SpawnRequest, Survival, WriteOptions,
 };
-use cantle_supervisor::wire::Order;
+use serde::{Deserialize, Serialize};
 use tokio::sync::oneshot;
 use tokio::task::{JoinSet, spawn_blocking};
 
 use crate::blocking;
 use crate::command::{self, Source, discard};
+use crate::engine::Engine;
 use crate::environment::Environment;
 use crate::files::Root;
 use crate::limits::OwnLimits;
-use crate::proxy::{Denials, Proxy};
-use crate::supervisor::Supervisor;
 
 /// How long closing waits for the death of everything in the sandbox.
 const END_DEADLINE: Duration = Duration::from_secs(5);
 
-/// How long an order may wait for those before it.
-const ORDER_DEADLINE: Duration = Duration::from_secs(2);
+/// What a sandbox is made of.
+#[derive(Debug)]
+pub(crate) struct Parts {
+    pub(crate) info: SandboxInfo,
+    pub(crate) root: Root,
+    pub(crate) environment: Environment,
+    pub(crate) shell: PathBuf,
+    /// The limits that we keep ourselves.
+    pub(crate) limits: OwnLimits,
+    /// What runs its commands.
+    pub(crate) engine: Engine,
+    /// Whether it stays when it is dropped.
+    pub(crate) is_kept: bool,
+}
 
 /// What a sandbox and its commands share.
 #[derive(Debug)]
@@ -37,13 +46,8 @@ pub(crate) struct Shared {
     pub(crate) root: Arc<Root>,
     pub(crate) environment: Environment,
     pub(crate) shell: PathBuf,
-    /// The limits that we keep ourselves.
     pub(crate) limits: OwnLimits,
-    /// Whether it can make terminals of its own.
-    pub(crate) has_terminals: bool,
-    /// The way out, where some hosts may be reached.
-    proxy: OnceLock<Proxy>,
-    supervisor: Supervisor,
+    pub(crate) engine: Engine,
     numbers: AtomicU32,
     state: Mutex<State>,
 }
@@ -51,31 +55,28 @@ pub(crate) struct Shared {
 #[derive(Debug, Default)]
 struct State {
     closed: bool,
-    /// Tasks that read what processes still write that commands left.
-    discarding: JoinSet<()>,
+    /// Whether the files stay when it is dropped.
+    kept: bool,
+    /// Tasks that look after what commands left: read what it writes, measure what it uses.
+    attending: JoinSet<()>,
+    /// What the next command is to tell.
+    notes: Vec<String>,
 }
 
 impl Shared {
-    pub(crate) fn new(
-        info: SandboxInfo,
-        root: Root,
-        environment: Environment,
-        shell: PathBuf,
-        limits: OwnLimits,
-        has_terminals: bool,
-        supervisor: Supervisor,
-    ) -> Self {
+    fn new(parts: Parts) -> Self {
         Self {
-            info,
-            root: Arc::new(root),
-            environment,
-            shell,
-            limits,
-            has_terminals,
-            proxy: OnceLock::new(),
-            supervisor,
+            info: parts.info,
+            root: Arc::new(parts.root),
+            environment: parts.environment,
+            shell: parts.shell,
+            limits: parts.limits,
+            engine: parts.engine,
             numbers: AtomicU32::new(0),
-            state: Mutex::default(),
+            state: Mutex::new(State {
+                kept: parts.is_kept,
+                ..State::default()
+            }),
         }
     }
 
@@ -100,28 +101,8 @@ impl Shared {
         self.numbers.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// What was refused on the way out, where there is one.
-    pub(crate) fn denials(&self) -> Option<&Denials> {
-        self.proxy.get().map(Proxy::denials)
-    }
-
-    /// Sends an order to the supervisor; does not block.
-    pub(crate) fn order(&self, order: Order, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-        self.supervisor.order(order, fds)
-    }
-
-    /// The same, and where the supervisor has many to take, waits until this is one of them.
-    pub(crate) fn order_surely(&self, order: Order) -> io::Result<()> {
-        self.supervisor
-            .order_by(order, Instant::now() + ORDER_DEADLINE)
-    }
-
-    /// Whether everything in the sandbox has ended without our asking.
-    pub(crate) fn is_gone(&self) -> bool {
-        self.supervisor.has_ended()
-    }
-
     /// What is said of a sandbox that doesn't answer any more.
+    #[cfg(confined)]
     pub(crate) fn gone(&self) -> SandboxError {
         match self.check_open() {
             Err(closed) => closed,
@@ -131,9 +112,24 @@ impl Shared {
 
     /// Reads a source for as long as somebody writes to it.
     pub(crate) fn discard(&self, source: Source) {
+        self.attend(discard(source));
+    }
+
+    /// Does something about what commands left, until it is done or the sandbox is gone.
+    pub(crate) fn attend(&self, task: impl Future<Output = ()> + Send + 'static) {
         let mut state = self.state();
-        while state.discarding.try_join_next().is_some() {}
-        state.discarding.spawn(discard(source));
+        while state.attending.try_join_next().is_some() {}
+        state.attending.spawn(task);
+    }
+
+    /// Has something told with the end of the next command.
+    pub(crate) fn note(&self, note: String) {
+        self.state().notes.push(note);
+    }
+
+    /// What is to be told with the end of a command.
+    pub(crate) fn take_notes(&self) -> Vec<String> {
+        std::mem::take(&mut self.state().notes)
     }
 
     /// Whether nobody else closes it already.
@@ -141,10 +137,33 @@ impl Shared {
         !std::mem::replace(&mut self.state().closed, true)
     }
 
-    /// Kills what runs and removes the directory. Blocks.
-    fn tear_down(&self) -> Result<(), SandboxError> {
-        let ended = self.supervisor.end(Instant::now() + END_DEADLINE);
-        let removed = self.root.delete();
+    /// Keeps the files.
+    fn keep(&self) -> Result<SandboxHandle, SandboxError> {
+        if self.info.survival == Survival::Nothing {
+            let message = "this sandbox can't be kept: it was not opened as a durable one";
+            return Err(SandboxError::unsupported(message));
+        }
+        let token = Token {
+            directory: self.root.places().base(),
+        };
+        let token = serde_json::to_string(&token).map_err(|error| {
+            let message = "the sandbox's directory has a path that is no text";
+            SandboxError::new(SandboxErrorKind::InvalidInput, message).with_source(error)
+        })?;
+        self.root.keep()?;
+        self.state().kept = true;
+        Ok(SandboxHandle::new(&*self.info.backend, token))
+    }
+
+    /// Kills what runs, and removes the directory or leaves it for somebody else. Blocks.
+    fn tear_down(&self, leave: bool) -> Result<(), SandboxError> {
+        let ended = self.engine.end(Instant::now() + END_DEADLINE);
+        let removed = if leave {
+            self.root.release();
+            Ok(())
+        } else {
+            self.root.delete()
+        };
         if ended {
             return removed;
         }
@@ -159,6 +178,21 @@ impl Shared {
     }
 }
 
+/// What a handle says of a sandbox that was kept.
+#[derive(Debug, Serialize, Deserialize)]
+struct Token {
+    directory: PathBuf,
+}
+
+/// The directory that a handle names.
+pub(crate) fn kept_at(handle: &SandboxHandle) -> Result<PathBuf, SandboxError> {
+    let token: Token = serde_json::from_str(&handle.token).map_err(|error| {
+        let message = "the handle names no sandbox that the local backend has kept";
+        SandboxError::gone(message).with_source(error)
+    })?;
+    Ok(token.directory)
+}
+
 /// A sandbox of the local backend.
 #[derive(Debug)]
 pub(crate) struct LocalSandbox {
@@ -166,16 +200,10 @@ pub(crate) struct LocalSandbox {
 }
 
 impl LocalSandbox {
-    pub(crate) fn new(shared: Shared) -> Self {
+    pub(crate) fn new(parts: Parts) -> Self {
         Self {
-            shared: Arc::new(shared),
+            shared: Arc::new(Shared::new(parts)),
         }
-    }
-
-    /// Keeps the proxy for as long as there are commands.
-    pub(crate) fn serve(&self, proxy: Proxy) {
-        // A sandbox has one.
-        let _ = self.shared.proxy.set(proxy);
     }
 
     /// Does something with the files, off the runtime.
@@ -240,6 +268,12 @@ impl Sandbox for LocalSandbox {
         self.with_files(move |root| root.rename(&from, &to)).await
     }
 
+    async fn persist(&self) -> Result<SandboxHandle, SandboxError> {
+        self.shared.check_open()?;
+        let shared = Arc::clone(&self.shared);
+        blocking::run(move || shared.keep()).await
+    }
+
     async fn close(&self) -> Result<(), SandboxError> {
         if !self.shared.begin_closing() {
             return Ok(());
@@ -249,8 +283,8 @@ impl Sandbox for LocalSandbox {
         // Nobody waits for the last of it; it is over in some milliseconds.
         let closing = spawn_blocking(move || {
             // Where nobody waits any more, nobody needs the answer.
-            let _ = done.send(shared.tear_down());
-            shared.supervisor.reap();
+            let _ = done.send(shared.tear_down(false));
+            shared.engine.reap();
         });
         match answer.await {
             Ok(result) => result,
@@ -263,8 +297,9 @@ impl Drop for LocalSandbox {
     fn drop(&mut self) {
         if self.shared.begin_closing() {
             // Nobody is left to be told. What stays is killed and removed as far as that goes.
-            let _ = self.shared.tear_down();
-            self.shared.supervisor.reap();
+            let leave = self.shared.state().kept;
+            let _ = self.shared.tear_down(leave);
+            self.shared.engine.reap();
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Memory stays bounded, whatever a command writes and a file holds. On its own, because it
 //! measures the process.
 
-#![cfg(target_os = "linux")]
+#![cfg(confined)]
 #![expect(
     clippy::unwrap_used,
     reason = "the lints know a test by its attribute, and what tests share has none"

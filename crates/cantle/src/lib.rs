@@ -35,10 +35,12 @@
 //! |---|---|---|
 //! | `agent` | [`agent`]: the loop, as `Agent`, `Session` and `Run` | yes |
 //! | `backend-local` | [`backends::local`]: commands on this machine | yes |
+//! | `client-anthropic` | `clients::anthropic`: models over Anthropic Messages | no |
 //! | `client-chat` | [`clients::chat`]: models over OpenAI Chat Completions | yes |
 //! | `client-replay` | `clients::replay`: a model whose turns come from a recording | no |
+//! | `client-responses` | `clients::responses`: models over OpenAI Responses | no |
 //! | `macros` | [`tool`]: the attribute that makes a tool of a function | yes |
-//! | `tools` | [`tools`]: `code_exec` and `finish` | yes |
+//! | `tools` | [`tools`]: `code_exec`, `finish`, `view_image`, `user_input`, `calculator` | yes |
 //!
 //! Without any of them there is [`core`]: messages, traits, events and errors.
 
@@ -46,7 +48,12 @@
 
 #[cfg(feature = "agent")]
 pub use cantle_agent as agent;
-#[cfg(any(feature = "client-chat", feature = "client-replay"))]
+#[cfg(any(
+    feature = "client-anthropic",
+    feature = "client-chat",
+    feature = "client-replay",
+    feature = "client-responses"
+))]
 pub use cantle_clients as clients;
 pub use cantle_core as core;
 /// Makes a tool of a function; documented at [`core::tool`](macro@core::tool).

@@ -17,10 +17,11 @@ pub(crate) const FINISH: &str = "finish";
 /// Gives an agent its tools and rules. With a schema, it finishes with parameters like that.
 pub(crate) fn complete(
     agent: AgentBuilder,
+    backend: LocalBackend,
     rules: Rules,
     schema: Option<Value>,
 ) -> anyhow::Result<Agent> {
-    let commands = CodeExec::new(Arc::new(LocalBackend::new()))
+    let commands = CodeExec::new(Arc::new(backend))
         .policy(rules.policy)
         .timeout(rules.timeout);
     let agent = agent.provider(commands).max_turns(rules.max_turns);

@@ -11,7 +11,7 @@ use clap::parser::ValueSource;
 use clap::{ArgAction, ArgMatches, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use crate::policy::Limit;
-use crate::provider::Provider;
+use crate::provider::{Api, Provider};
 
 /// Runs language-model agents that do their work by executing code.
 #[derive(Debug, Parser)]
@@ -23,6 +23,7 @@ Start here:
   cantle demo                       a whole run over the files here, without any model
   cantle run --help                 what to set for a model, and what a run can be told
   cantle exec -- wc -l /etc/passwd  one command in a sandbox
+  cantle runs list                  what ran, and what can be resumed
   cantle doctor                     what a sandbox can be kept from on this machine"
 )]
 struct Cli {
@@ -36,6 +37,54 @@ pub(crate) enum Command {
     Exec(ExecArgs),
     Demo(DemoArgs),
     Doctor(DoctorArgs),
+    /// Shows, resumes and removes runs that are kept
+    #[command(subcommand)]
+    Runs(RunsCommand),
+    Gc(GcArgs),
+}
+
+/// What can be done with kept runs. A run is named by its id, the beginning of one, or `last`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum RunsCommand {
+    /// Lists the kept runs, the latest first
+    List {
+        /// Write them as a JSON list
+        #[arg(long)]
+        json: bool,
+    },
+    /// Says how a run stands
+    Show {
+        /// The run
+        run: String,
+        /// Write it as a JSON object
+        #[arg(long)]
+        json: bool,
+    },
+    /// Goes on with a run that did not finish: the same as `cantle run --resume RUN`
+    Resume {
+        /// The run
+        run: String,
+    },
+    /// Removes runs: what they said, and the files they left
+    Rm {
+        /// The runs
+        #[arg(required_unless_present = "finished")]
+        runs: Vec<String>,
+        /// Remove all that finished
+        #[arg(long)]
+        finished: bool,
+    },
+}
+
+/// Removes what sandboxes left behind whose programs were killed.
+///
+/// Directories and control groups that nobody uses any more, of this machine and this user; never what
+/// a run needs that can be resumed.
+#[derive(Clone, Copy, Debug, clap::Args)]
+pub(crate) struct GcArgs {
+    /// Name what was removed
+    #[arg(long, short)]
+    pub(crate) verbose: bool,
 }
 
 /// Does a task: a model works on it with commands in a sandbox, and hands over files.
@@ -43,7 +92,8 @@ pub(crate) enum Command {
 #[command(after_long_help = RUN_HELP)]
 pub(crate) struct RunArgs {
     /// What to do, in words and as one argument; `-` reads it from standard input
-    pub(crate) task: String,
+    #[arg(required_unless_present = "resume")]
+    pub(crate) task: Option<String>,
 
     /// What else stands there: mostly the rest of a pattern that a shell expanded
     #[arg(hide = true)]
@@ -73,6 +123,30 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "FILE", help_heading = "Files")]
     pub(crate) history: Option<PathBuf>,
 
+    /// Go on with a run that did not finish: its id, the beginning of one, or `last`
+    ///
+    /// Everything is as it was when it began, but for what is said here. Model, instructions, tools and
+    /// policy must be the same; limits, budgets and --output-dir may be others.
+    #[arg(long, value_name = "RUN", conflicts_with_all = ["task", "input", "history", "skills", "no_keep"],
+        help_heading = "Keeping")]
+    pub(crate) resume: Option<String>,
+
+    /// Go on in a new sandbox where the run's own is gone; its files are lost
+    #[arg(long, requires = "resume", help_heading = "Keeping")]
+    pub(crate) fresh_sandbox: bool,
+
+    /// Keep nothing to resume it from
+    #[arg(long, env = "CANTLE_NO_KEEP", hide_env_values = true,
+        value_parser = FalseyValueParser::new(), help_heading = "Keeping")]
+    pub(crate) no_keep: bool,
+
+    /// A directory of skills, each in a directory of its own with a SKILL.md
+    ///
+    /// They are copied into the sandbox as `skills`; the model is told which there are, and reads what
+    /// it needs.
+    #[arg(long, value_name = "DIR", help_heading = "Files")]
+    pub(crate) skills: Option<PathBuf>,
+
     /// Instructions for the model on top of the general ones; `@FILE` reads them from a file
     #[arg(
         long,
@@ -92,11 +166,41 @@ pub(crate) struct RunArgs {
         value_parser = parse_duration, help_heading = "Limits")]
     pub(crate) timeout: Option<Duration>,
 
+    /// US dollars that the run may cost, as far as the provider says what it costs
+    #[arg(long, value_name = "USD", value_parser = parse_dollars, help_heading = "Limits")]
+    pub(crate) budget_usd: Option<f64>,
+
+    /// Tokens that the run may read and write
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..),
+        help_heading = "Limits")]
+    pub(crate) budget_tokens: Option<u64>,
+
+    /// How long the run may take, such as 90s, 30m or 2h
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, help_heading = "Limits")]
+    pub(crate) budget_time: Option<Duration>,
+
+    /// Tool calls that the run may make
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..),
+        help_heading = "Limits")]
+    pub(crate) budget_calls: Option<u64>,
+
+    /// Which tool calls somebody at the terminal is asked about [default: never]
+    ///
+    /// `never`: none; `ask`: all but the last; or a TOML file with rules: `default = "allow"`, and
+    /// for each `[[rule]]` a `tool`, `arguments` (patterns by name) and a `permission`: allow, deny
+    /// or ask. The first rule that matches decides. Without a terminal, what would be asked is denied.
+    #[arg(long, value_name = "never|ask|RULES.toml", help_heading = "Sandbox")]
+    pub(crate) approve: Option<String>,
+
     #[command(flatten)]
     pub(crate) policy: PolicyArgs,
 
     #[command(flatten)]
     pub(crate) display: DisplayArgs,
+
+    /// What was said by a flag, and not by the environment or by default.
+    #[arg(skip)]
+    pub(crate) by_flag: Vec<String>,
 }
 
 /// What commands may do.
@@ -160,7 +264,11 @@ pub(crate) struct ModelArgs {
     #[arg(long, value_enum, env = "CANTLE_PROVIDER", hide_env_values = true)]
     pub(crate) provider: Option<Provider>,
 
-    /// Where it is served: an OpenAI-compatible address, mostly ending in /v1
+    /// What is spoken there [default: messages with Anthropic, else chat]
+    #[arg(long, value_enum, env = "CANTLE_API", hide_env_values = true)]
+    pub(crate) api: Option<Api>,
+
+    /// Where it is served: an address that mostly ends in /v1
     #[arg(
         long,
         value_name = "URL",
@@ -192,7 +300,12 @@ pub(crate) struct ModelArgs {
         action = ArgAction::SetTrue, value_parser = FalseyValueParser::new())]
     pub(crate) no_stream: Option<bool>,
 
-    /// Let a recording play the model: turns from a file of JSON lines. Needs no key
+    /// Write down what the model is asked and what it answers, for --replay. Keys are left out
+    #[arg(long, value_name = "FILE", conflicts_with = "replay")]
+    pub(crate) record: Option<PathBuf>,
+
+    /// Let a recording play the model: what --record wrote, or turns from a file of JSON lines. Needs
+    /// no key
     #[arg(long, value_name = "FILE")]
     pub(crate) replay: Option<PathBuf>,
 }
@@ -272,6 +385,7 @@ Which model:
   openai        https://api.openai.com/v1      OPENAI_API_KEY
   openrouter    https://openrouter.ai/api/v1   OPENROUTER_API_KEY
   litellm       http://127.0.0.1:4000/v1       LITELLM_API_KEY, where the proxy wants one
+  anthropic     https://api.anthropic.com/v1   ANTHROPIC_API_KEY
   local         http://127.0.0.1:8080/v1       none
 
 CANTLE_API_KEY is a key for whatever address is in use, and goes before the others. A provider's own \
@@ -279,7 +393,7 @@ variable is only used where that provider was named, or the base URL is its own.
 cantle.toml of the current directory names gets no key, unless it is on this machine.
 
 Settings come from flags, else from the variables above, else from cantle.toml in the current directory, \
-else from $XDG_CONFIG_HOME/cantle/cantle.toml. In these files stand provider, base_url, model, \
+else from $XDG_CONFIG_HOME/cantle/cantle.toml. In these files stand provider, api, base_url, model, \
 system_prompt, max_turns, max_tokens, context_window, timeout, no_stream, policy, allow_host, limit and \
 best_effort; never a key. Provider and base URL belong together: both are taken from the same place. What \
 lets commands do more than --policy workspace is not taken from the current directory's file.
@@ -291,7 +405,12 @@ Examples:
   git diff | cantle run --provider local --model any --quiet -
 
 Into --output-dir go the files that the model hands over and, last, cantle-result.json: it is there once \
-the run has finished. What a run leaves that did not finish is kept there too, to go on from.
+the run has finished.
+
+Runs are kept in $CANTLE_STATE_DIR, else $XDG_STATE_HOME/cantle, else ~/.local/state/cantle (for root \
+/var/lib/cantle): one that was \
+interrupted, killed or reached a limit goes on with cantle run --resume RUN. What it was doing when it was \
+killed is not done twice. No key is kept.
 
 Exit codes: 0 finished, 1 internal error, 2 usage, 3 a limit was reached, 4 cancelled, 5 the model \
 failed, 6 the sandbox failed.";
@@ -330,10 +449,18 @@ fn try_parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, clap::
             Command::Run(run) => {
                 only_what_was_given(&mut run.model, given);
                 only_what_is_meant(&mut run.policy, given);
+                let by_flag = |id: &&clap::Id| {
+                    given.value_source(id.as_str()) == Some(ValueSource::CommandLine)
+                };
+                run.by_flag = given
+                    .ids()
+                    .filter(by_flag)
+                    .map(ToString::to_string)
+                    .collect();
             }
             Command::Exec(exec) => only_what_is_meant(&mut exec.policy, given),
             Command::Demo(demo) => only_what_is_meant(&mut demo.policy, given),
-            Command::Doctor(_) => {}
+            Command::Doctor(_) | Command::Runs(_) | Command::Gc(_) => {}
         }
     }
     Ok(command)
@@ -365,6 +492,22 @@ fn only_what_was_given(model: &mut ModelArgs, given: &ArgMatches) {
     }
 }
 
+/// The command line `cantle run --resume RUN`.
+pub(crate) fn resuming(run: &str) -> Command {
+    match try_parse(["cantle", "run", "--resume", run].map(OsString::from)) {
+        Ok(command) => command,
+        Err(error) => error.exit(),
+    }
+}
+
+/// An amount of money above zero.
+fn parse_dollars(text: &str) -> Result<f64, String> {
+    let dollars = text.trim().trim_start_matches('$').parse::<f64>().ok();
+    dollars
+        .filter(|dollars| dollars.is_finite() && *dollars > 0.0)
+        .ok_or_else(|| "expected US dollars above 0, such as 1.50".to_owned())
+}
+
 /// A time such as `300`, `90s`, `1.5m` or `1h`; seconds where no unit stands.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     let expected = || "expected a time such as 300, 90s, 5m or 1h".to_owned();
@@ -384,101 +527,4 @@ pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn run(args: &[&str]) -> Box<RunArgs> {
-        let args = ["cantle", "run"].iter().chain(args).map(OsString::from);
-        match try_parse(args).unwrap() {
-            Command::Run(run) => run,
-            other => panic!("{other:?}"),
-        }
-    }
-
-    #[test]
-    fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
-    }
-
-    #[test]
-    fn inputs_are_one_a_flag_so_that_the_task_may_follow() {
-        let args = run(&["--input", "a", "--input", "b/", "the task"]);
-        assert_eq!(args.input, [PathBuf::from("a"), PathBuf::from("b/")]);
-        assert_eq!(args.task, "the task");
-    }
-
-    #[test]
-    fn the_policy_is_the_same_for_all_that_runs_commands() {
-        let flags = [
-            "--policy=network",
-            "--allow-host=pypi.org,*.debian.org",
-            "--allow-host=example.org:8443",
-            "--limit=memory=2G",
-            "--limit",
-            "processes=64,cpu_time=5m",
-            "--best-effort",
-        ];
-        let parsed = |before: &[&str], after: &[&str]| {
-            let args = before.iter().chain(&flags).chain(after);
-            match try_parse(["cantle"].iter().chain(args).map(OsString::from)).unwrap() {
-                Command::Run(run) => run.policy,
-                Command::Exec(exec) => exec.policy,
-                Command::Demo(demo) => demo.policy,
-                other => panic!("{other:?}"),
-            }
-        };
-        let hosts = ["pypi.org", "*.debian.org", "example.org:8443"];
-        let limits = ["memory=2G", "processes=64", "cpu_time=5m"];
-        let expected = PolicyArgs {
-            policy: Some(Preset::Network),
-            allow_host: hosts.map(|host| host.parse().unwrap()).to_vec(),
-            limit: limits.map(|limit| limit.parse().unwrap()).to_vec(),
-            best_effort: Some(true),
-        };
-        assert_eq!(parsed(&["run", "task"], &[]), expected);
-        assert_eq!(parsed(&["exec"], &["--", "true"]), expected);
-        assert_eq!(parsed(&["demo"], &[]), expected);
-        assert_eq!(run(&["task"]).policy, PolicyArgs::default());
-    }
-
-    #[test]
-    fn what_makes_no_sense_in_a_policy_is_refused_with_what_does() {
-        for (flag, said) in [
-            (
-                "--policy=none",
-                "[possible values: workspace, network, read_only, unconfined]",
-            ),
-            ("--allow-host=https://pypi.org/simple", "without scheme"),
-            ("--allow-host=*", "name the hosts"),
-            ("--limit=memory", "write NAME=VALUE"),
-            (
-                "--limit=ram=2G",
-                "the limits are wall_time, cpu_time, memory",
-            ),
-            ("--limit=processes=many", "a whole number above 0"),
-        ] {
-            let args = ["cantle", "run", "task", flag].map(OsString::from);
-            let error = try_parse(args).unwrap_err().to_string();
-            assert!(error.contains(said), "{error}");
-        }
-    }
-
-    #[test]
-    fn times_have_units() {
-        let parsed = ["300", "90s", "1.5m", "1h", " 5m "].map(|text| parse_duration(text).unwrap());
-        assert_eq!(parsed, [300, 90, 90, 3600, 300].map(Duration::from_secs));
-        for text in ["", "5 m", "-1", "0", "1d", "m", "inf", "NaN", "1e30h"] {
-            assert!(parse_duration(text).is_err(), "{text}");
-        }
-    }
-
-    #[test]
-    fn what_exec_gets_after_the_dashes_is_not_read() {
-        let args = ["cantle", "exec", "--timeout", "2m", "--", "ls", "--help"];
-        let Command::Exec(exec) = try_parse(args.map(OsString::from)).unwrap() else {
-            panic!("not exec");
-        };
-        assert_eq!(exec.timeout, Some(Duration::from_secs(120)));
-        assert_eq!(exec.command, ["ls", "--help"]);
-    }
-}
+mod tests;

@@ -67,7 +67,10 @@ impl fmt::Display for Failure {
 impl From<SessionError> for Failure {
     fn from(error: SessionError) -> Self {
         let code = match error.kind() {
-            SessionErrorKind::Input | SessionErrorKind::Output => Code::Usage,
+            SessionErrorKind::Input
+            | SessionErrorKind::Output
+            | SessionErrorKind::Journal
+            | SessionErrorKind::Identity => Code::Usage,
             SessionErrorKind::Sandbox => Code::Sandbox,
             _ => Code::Internal,
         };

@@ -40,6 +40,7 @@ pub(crate) async fn keep(
     outcome: &Outcome,
     sandbox: Option<&dyn Sandbox>,
     output_dir: Option<&Path>,
+    resumable: bool,
 ) -> Remains {
     let mut remains = Remains::default();
     // Before the model's first turn there was nothing but the task.
@@ -47,9 +48,15 @@ pub(crate) async fn keep(
     if !outcome.history.iter().any(|message| answered(message)) {
         return remains;
     }
+    if resumable {
+        let line = format!("all of it: cantle run --resume {} goes on", outcome.run);
+        remains.kept.push(line);
+    }
     let Some(output_dir) = output_dir else {
-        let nothing = "nothing: with --output-dir, the conversation and the files would be";
-        remains.kept.push(nothing.to_owned());
+        if !resumable {
+            let nothing = "nothing: with --output-dir, the conversation and the files would be";
+            remains.kept.push(nothing.to_owned());
+        }
         return remains;
     };
     let conversation = output_dir.join(HISTORY);

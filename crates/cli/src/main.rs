@@ -5,6 +5,8 @@
 
 mod agent;
 mod args;
+mod ask;
+mod client;
 mod demo;
 mod display;
 mod doctor;
@@ -12,11 +14,14 @@ mod exec;
 mod exit;
 mod interrupts;
 mod kept;
+mod note;
 mod policy;
 mod provider;
 mod record;
 mod run;
+mod runs;
 mod settings;
+mod state;
 mod terminal;
 mod work;
 
@@ -27,7 +32,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use tokio_util::sync::CancellationToken;
 
-use crate::args::Command;
+use crate::args::{Command, RunsCommand};
 use crate::exit::{Code, Failure, FailureExt as _};
 use crate::interrupts::Interrupts;
 
@@ -35,7 +40,11 @@ use crate::interrupts::Interrupts;
 const LAST_WAIT: Duration = Duration::from_millis(200);
 
 fn main() -> ExitCode {
-    let ended = match args::parse() {
+    let command = match args::parse() {
+        Command::Runs(RunsCommand::Resume { run }) => args::resuming(&run),
+        command => command,
+    };
+    let ended = match command {
         Command::Run(args) => run::prepare(&args)
             .and_then(|run| to_its_end(Code::Cancelled as u8, |token| run.perform(token))),
         Command::Demo(args) => demo::prepare(args)
@@ -43,6 +52,8 @@ fn main() -> ExitCode {
         Command::Doctor(args) => {
             to_its_end(Code::Cancelled as u8, |token| doctor::perform(args, token))
         }
+        Command::Runs(command) => to_its_end(Code::Cancelled as u8, |_| runs::perform(command)),
+        Command::Gc(args) => to_its_end(Code::Cancelled as u8, |_| runs::collect(args)),
         Command::Exec(args) => to_its_end(exec::CANCELLED, |token| exec::perform(args, token)),
     };
     ExitCode::from(ended.unwrap_or_else(|failure| {

@@ -6,14 +6,26 @@
 //! so an address that only it names gets no key, unless it is on this machine.
 
 use cantle::core::secret::SecretText;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use url::{Host, Url};
 
 /// The variable with a key for whatever endpoint is in use.
 pub(crate) const KEY_VARIABLE: &str = "CANTLE_API_KEY";
 
-/// Who serves models over Chat Completions.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Deserialize)]
+/// What is spoken with a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Api {
+    /// OpenAI's Chat Completions, which most servers speak
+    Chat,
+    /// OpenAI's Responses
+    Responses,
+    /// Anthropic's Messages
+    Messages,
+}
+
+/// Who serves models.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Provider {
     /// OpenAI
@@ -22,18 +34,27 @@ pub(crate) enum Provider {
     Openrouter,
     /// A LiteLLM proxy
     Litellm,
+    /// Anthropic
+    Anthropic,
     /// A server on this machine, such as llama.cpp's
     Local,
 }
 
 impl Provider {
-    const ALL: [Self; 4] = [Self::Openai, Self::Openrouter, Self::Litellm, Self::Local];
+    const ALL: [Self; 5] = [
+        Self::Openai,
+        Self::Openrouter,
+        Self::Litellm,
+        Self::Anthropic,
+        Self::Local,
+    ];
 
     pub(crate) fn base_url(self) -> &'static str {
         match self {
             Self::Openai => "https://api.openai.com/v1",
             Self::Openrouter => "https://openrouter.ai/api/v1",
             Self::Litellm => "http://127.0.0.1:4000/v1",
+            Self::Anthropic => "https://api.anthropic.com/v1",
             Self::Local => "http://127.0.0.1:8080/v1",
         }
     }
@@ -44,13 +65,22 @@ impl Provider {
             Self::Openai => Some("OPENAI_API_KEY"),
             Self::Openrouter => Some("OPENROUTER_API_KEY"),
             Self::Litellm => Some("LITELLM_API_KEY"),
+            Self::Anthropic => Some("ANTHROPIC_API_KEY"),
             Self::Local => None,
         }
     }
 
     /// Whether nothing works there without a key.
     fn needs_key(self) -> bool {
-        matches!(self, Self::Openai | Self::Openrouter)
+        matches!(self, Self::Openai | Self::Openrouter | Self::Anthropic)
+    }
+
+    /// What is spoken there, unless something else was said.
+    fn api(self) -> Api {
+        match self {
+            Self::Anthropic => Api::Messages,
+            Self::Openai | Self::Openrouter | Self::Litellm | Self::Local => Api::Chat,
+        }
     }
 
     fn name(self) -> &'static str {
@@ -58,6 +88,7 @@ impl Provider {
             Self::Openai => "openai",
             Self::Openrouter => "openrouter",
             Self::Litellm => "litellm",
+            Self::Anthropic => "anthropic",
             Self::Local => "local",
         }
     }
@@ -75,9 +106,10 @@ impl Provider {
 }
 
 /// What was said about where the model is, all of it in one place.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub(crate) struct EndpointChoice {
     pub(crate) provider: Option<Provider>,
+    pub(crate) api: Option<Api>,
     pub(crate) base_url: Option<String>,
     /// It was said in the current directory's `cantle.toml` and nowhere else.
     pub(crate) by_directory: bool,
@@ -87,6 +119,9 @@ pub(crate) struct EndpointChoice {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Endpoint {
     pub(crate) base_url: String,
+    /// Who is there, where that is known.
+    pub(crate) provider: Option<Provider>,
+    pub(crate) api: Api,
     pub(crate) key: Option<Key>,
     /// Variables that could have brought a key, in their order.
     pub(crate) key_variables: Vec<&'static str>,
@@ -166,6 +201,11 @@ impl EndpointChoice {
         }
         Ok(Endpoint {
             base_url,
+            provider,
+            api: self
+                .api
+                .or(provider.map(Provider::api))
+                .unwrap_or(Api::Chat),
             key,
             key_variables,
             withheld,
@@ -189,6 +229,7 @@ mod tests {
     fn choice(provider: Option<Provider>, base_url: Option<&str>) -> EndpointChoice {
         EndpointChoice {
             provider,
+            api: None,
             base_url: base_url.map(str::to_owned),
             by_directory: false,
         }
@@ -221,9 +262,25 @@ mod tests {
             pair("https://api.openai.com/v1", "openai_api_key"),
             pair("https://openrouter.ai/api/v1", "openrouter_api_key"),
             pair("http://127.0.0.1:4000/v1", "litellm_api_key"),
+            pair("https://api.anthropic.com/v1", "anthropic_api_key"),
             pair("http://127.0.0.1:8080/v1", ""),
         ];
         assert_eq!(table, expected);
+    }
+
+    #[test]
+    fn a_provider_has_an_api_of_its_own_unless_another_one_is_named() {
+        let api = |choice: EndpointChoice| choice.resolve(all).unwrap().api;
+        let anthropic = "https://api.anthropic.com/v1";
+        assert_eq!(api(choice(None, None)), Api::Chat);
+        assert_eq!(api(choice(Some(Provider::Anthropic), None)), Api::Messages);
+        assert_eq!(api(choice(None, Some(anthropic))), Api::Messages);
+        assert_eq!(api(choice(None, Some("https://other.example"))), Api::Chat);
+        let named = EndpointChoice {
+            api: Some(Api::Responses),
+            ..choice(Some(Provider::Litellm), None)
+        };
+        assert_eq!(api(named), Api::Responses);
     }
 
     #[test]

@@ -1,87 +1,256 @@
 //! `cantle run`: one task with a model.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, anyhow, bail};
-use cantle::agent::{Agent, AgentBuilder, SessionOptions};
-use cantle::clients::chat::ChatClient;
-use cantle::clients::replay::ReplayClient;
+use anyhow::{Context as _, bail};
+use cantle::agent::{
+    Agent, AgentBuilder, Approvals, Budget, KeptStatus, Permission, ResumeOptions, RunStore,
+    SessionOptions,
+};
+use cantle::backends::local::LocalBackend;
+use cantle::core::event::RunStatus;
+use cantle::core::ids::RunId;
 use cantle::core::message::history;
 use cantle::core::policy::Network;
+use cantle::core::tool::ChannelUser;
+use cantle::tools::user_input;
+use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use crate::agent;
 use crate::args::{DisplayArgs, RunArgs};
+use crate::ask::Person;
+use crate::client;
 use crate::display::Display;
 use crate::exit::{Failure, FailureExt as _};
+use crate::note::Note;
 use crate::record;
-use crate::settings::{self, Model, ServedModel};
+use crate::settings::{self, Model, Settings};
+use crate::state::State;
 use crate::work::{self, Work};
 
-/// A run that only needs to be begun.
+/// A run that only needs to be begun, or gone on with.
 #[derive(Debug)]
 pub(crate) struct Run {
     agent: Agent,
-    options: SessionOptions,
+    begin: Begin,
     work: Work,
     display: DisplayArgs,
     network: Option<Network>,
-    remark: Option<String>,
+    remarks: Vec<String>,
+    /// Whoever can be asked.
+    person: Option<Person>,
+}
+
+#[derive(Debug)]
+enum Begin {
+    /// A new run.
+    Task(SessionOptions),
+    /// One that is kept.
+    Resume {
+        store: RunStore,
+        run: RunId,
+        options: ResumeOptions,
+    },
 }
 
 /// Reads everything that a run needs, so that what is wrong is told before anything is begun.
 pub(crate) fn prepare(args: &RunArgs) -> Result<Run, Failure> {
-    if let Some(output_dir) = &args.output_dir {
-        record::remove(output_dir)?;
+    match &args.resume {
+        Some(name) => resume(args, name),
+        None => begin(args),
     }
+}
+
+fn begin(args: &RunArgs) -> Result<Run, Failure> {
     let settings = settings::resolve(args)?;
-    let about_key = about_key(&settings.model);
-    let remark = remark(&settings.model);
     let task = task(args).usage()?;
     let schema = args.schema.as_deref().map(schema).transpose().usage()?;
-    let mut options = SessionOptions::default();
+    let mut options = SessionOptions::default().budget(budget(args));
     options.input_files.clone_from(&args.input);
     options.output_dir.clone_from(&args.output_dir);
+    options.skills.clone_from(&args.skills);
     if let Some(path) = &args.history {
         options.history = read(path)
             .and_then(|json| history::from_json(&json).with_context(|| path.display().to_string()))
             .usage()?;
     }
-    let result_as_json = schema.is_some();
-    let agent = builder(&settings.model)?;
-    let network = settings.rules.policy.network.clone();
-    Ok(Run {
-        agent: agent::complete(agent, settings.rules, schema).usage()?,
+    let (user, person) = Person::at_terminal().internal()?.unzip();
+    let mut backend = LocalBackend::new();
+    let mut remarks = Vec::new();
+    if !args.no_keep {
+        match State::find().map(|state| (state.backend(), state)) {
+            Ok((Err(error), state)) if !state.is_named() => {
+                remarks.push(format!("The run is not kept for resuming: {error:#}"));
+            }
+            Ok((kept_backend, state)) => {
+                let note = Note::new(&settings, args, schema.as_ref(), person.is_some()).usage()?;
+                let note = serde_json::to_value(note).internal()?;
+                backend = kept_backend.usage()?;
+                options = options.kept_in(state.runs(), note);
+            }
+            Err(error) => remarks.push(format!("The run is not kept for resuming: {error}")),
+        }
+    }
+    let definition = Definition {
+        settings,
+        schema,
+        approve: args.approve.as_deref(),
+        backend,
+        asks_user: person.is_some(),
+        user,
+        person,
+    };
+    definition.run(
+        args,
+        Begin::Task(options),
+        task,
+        args.output_dir.clone(),
+        remarks,
+    )
+}
+
+/// Reads what is kept of a run, and what flags say otherwise.
+fn resume(args: &RunArgs, name: &str) -> Result<Run, Failure> {
+    let state = State::find().usage()?;
+    let kept = state.find_run(name).usage()?;
+    let note: Note = serde_json::from_value(kept.note.clone())
+        .with_context(|| format!("run {} was not begun by `cantle run`", kept.run))
+        .usage()?;
+    let output_dir = args.output_dir.clone().or_else(|| note.output_dir.clone());
+    if kept.status == KeptStatus::Ended(RunStatus::Finished) {
+        let message = format!("run {} is finished; there is nothing left to do", kept.run);
+        return Err(anyhow::anyhow!(message)).usage();
+    }
+    let mut options = ResumeOptions::default().budget(budget(args));
+    options.output_dir.clone_from(&output_dir);
+    options.fresh_sandbox = args.fresh_sandbox;
+    let (user, person) = Person::at_terminal().internal()?.unzip();
+    let definition = Definition {
+        settings: note.settings(args).usage()?,
+        schema: note.schema.clone(),
+        approve: args.approve.as_deref().or(note.approve.as_deref()),
+        backend: state.backend().usage()?,
+        asks_user: note.asks_user,
+        user,
+        person,
+    };
+    let begin = Begin::Resume {
+        store: state.runs(),
+        run: kept.run,
         options,
-        work: Work {
-            task,
-            output_dir: args.output_dir.clone(),
-            about_key,
-            result_as_json,
-        },
-        display: args.display,
-        network,
-        remark,
-    })
+    };
+    definition.run(args, begin, kept.task, output_dir, Vec::new())
+}
+
+/// What makes the agent of a run.
+struct Definition<'a> {
+    settings: Settings,
+    schema: Option<Value>,
+    approve: Option<&'a str>,
+    backend: LocalBackend,
+    /// Whether the model can ask somebody; in a run that is resumed, whether it could.
+    asks_user: bool,
+    user: Option<ChannelUser>,
+    person: Option<Person>,
+}
+
+impl Definition<'_> {
+    fn run(
+        self,
+        args: &RunArgs,
+        begin: Begin,
+        task: String,
+        output_dir: Option<PathBuf>,
+        mut remarks: Vec<String>,
+    ) -> Result<Run, Failure> {
+        let Settings { model, rules } = self.settings;
+        remarks.extend(remark(&model));
+        let result_as_json = self.schema.is_some();
+        let kept = match &begin {
+            Begin::Task(options) => options.store.is_some(),
+            Begin::Resume { .. } => true,
+        };
+        let network = rules.policy.network.clone();
+        let mut agent = builder(&model)?.approvals(approvals(self.approve).usage()?);
+        if let Some(user) = self.user {
+            agent = agent.user(user);
+        }
+        if self.asks_user {
+            agent = agent.tool(user_input());
+        }
+        Ok(Run {
+            agent: agent::complete(agent, self.backend, rules, self.schema).usage()?,
+            begin,
+            work: Work {
+                task,
+                output_dir,
+                about_key: about_key(&model),
+                kept,
+                result_as_json,
+            },
+            display: args.display,
+            network,
+            remarks,
+            person: self.person,
+        })
+    }
 }
 
 impl Run {
     /// Does the task, and returns the exit code.
     pub(crate) async fn perform(self, cancellation: CancellationToken) -> Result<u8, Failure> {
         let mut display = Display::new(self.display, self.network);
-        if let Some(remark) = &self.remark {
+        for remark in &self.remarks {
             display.say(remark).await;
         }
-        let session = work::open(&self.agent, self.options, &cancellation).await?;
+        let session = match self.begin {
+            Begin::Task(options) => work::open(self.agent.session(options), &cancellation).await?,
+            Begin::Resume {
+                store,
+                run,
+                options,
+            } => work::open(self.agent.resume(&store, run, options), &cancellation).await?,
+        };
+        // Only now: what could not even begin takes nothing away.
+        if let Some(output_dir) = &self.work.output_dir
+            && let Err(failure) = record::remove(output_dir)
+        {
+            // The failure that matters is the first one.
+            let _ = session.close().await;
+            return Err(failure);
+        }
         self.work
-            .perform(session, &mut display, &cancellation)
+            .perform(session, &mut display, self.person, &cancellation)
             .await
+    }
+}
+
+fn budget(args: &RunArgs) -> Budget {
+    let mut budget = Budget::default();
+    budget.cost_usd = args.budget_usd;
+    budget.tokens = args.budget_tokens;
+    budget.time = args.budget_time;
+    budget.tool_calls = args.budget_calls;
+    budget
+}
+
+/// What `--approve` says.
+fn approvals(said: Option<&str>) -> anyhow::Result<Approvals> {
+    match said {
+        None | Some("never") => Ok(Approvals::allowing()),
+        Some("ask") => Ok(Approvals::asking().rule(agent::FINISH, [], Permission::Allow)?),
+        Some(path) => {
+            let text = String::from_utf8(read(Path::new(path))?)
+                .with_context(|| format!("{path} is no text"))?;
+            toml::from_str(&text).with_context(|| format!("{path} has no rules for approvals"))
+        }
     }
 }
 
 fn task(args: &RunArgs) -> anyhow::Result<String> {
     if !args.more.is_empty() {
-        let words: Vec<_> = [&args.task].into_iter().chain(&args.more).collect();
+        let words: Vec<_> = args.task.iter().chain(&args.more).collect();
         bail!(
             "the task is one argument, but there are {}: {}. Put the task in quotes; and where a pattern \
              was meant for --input, quote that too, so that cantle looks for the files: --input '*.csv'",
@@ -93,7 +262,7 @@ fn task(args: &RunArgs) -> anyhow::Result<String> {
                 .join(", ")
         );
     }
-    let task = match &*args.task {
+    let task = match args.task.as_deref().unwrap_or_default() {
         "-" => std::io::read_to_string(std::io::stdin().lock())
             .context("the task can't be read from standard input")?,
         task => task.to_owned(),
@@ -105,34 +274,14 @@ fn task(args: &RunArgs) -> anyhow::Result<String> {
 }
 
 fn builder(model: &Model) -> Result<AgentBuilder, Failure> {
-    match model {
-        Model::Served(model) => Ok(Agent::builder(agent::NAME, client(model).usage()?)),
-        Model::Recording(path) => {
-            let recording = read(path).and_then(|json| {
-                ReplayClient::from_jsonl(&json).with_context(|| path.display().to_string())
-            });
-            Ok(Agent::builder(agent::NAME, recording.usage()?))
-        }
-    }
-}
-
-fn client(model: &ServedModel) -> anyhow::Result<ChatClient> {
-    let mut client = ChatClient::builder(&model.slug)
-        .base_url(&model.endpoint.base_url)
-        .stream(model.stream);
-    if let Some(key) = &model.endpoint.key {
-        client = client.api_key(key.text.clone());
-    }
-    if let Some(tokens) = model.max_tokens {
-        client = client.max_output_tokens(tokens);
-    }
-    if let Some(tokens) = model.context_window {
-        client = client.context_window(tokens);
-    }
-    client.build().map_err(|error| match error.advice() {
-        Some(advice) => anyhow!("{error}. {advice}"),
-        None => error.into(),
-    })
+    let client = match model {
+        Model::Served(model) => client::served(model),
+        Model::Recording(path) => read(path).and_then(|json| {
+            let recording = client::recorded(&json);
+            recording.with_context(|| path.display().to_string())
+        }),
+    };
+    Ok(Agent::builder(agent::NAME, client.usage()?))
 }
 
 /// What to say where the model's provider refuses the key.
@@ -162,10 +311,10 @@ fn remark(model: &Model) -> Option<String> {
     ))
 }
 
-fn schema(path: &Path) -> anyhow::Result<serde_json::Value> {
-    let schema: serde_json::Value = serde_json::from_slice(&read(path)?)
+fn schema(path: &Path) -> anyhow::Result<Value> {
+    let schema: Value = serde_json::from_slice(&read(path)?)
         .with_context(|| format!("{} is not JSON", path.display()))?;
-    if schema.get("type").and_then(serde_json::Value::as_str) != Some("object") {
+    if schema.get("type").and_then(Value::as_str) != Some("object") {
         bail!(
             "{} must be the JSON schema of an object: {{\"type\": \"object\", \"properties\": …}}",
             path.display()

@@ -15,7 +15,7 @@ use serde::{Deserialize, Deserializer};
 use crate::args::{ModelArgs, PolicyArgs, RunArgs, parse_duration};
 use crate::exit::{Failure, FailureExt as _};
 use crate::policy::{self, Limit};
-use crate::provider::{Endpoint, EndpointChoice, MissingKey, Provider};
+use crate::provider::{Api, Endpoint, EndpointChoice, MissingKey, Provider};
 
 const FILE_NAME: &str = "cantle.toml";
 
@@ -51,7 +51,7 @@ impl Default for Rules {
 /// What plays the model.
 #[derive(Debug)]
 pub(crate) enum Model {
-    Served(ServedModel),
+    Served(Box<ServedModel>),
     Recording(PathBuf),
 }
 
@@ -59,10 +59,14 @@ pub(crate) enum Model {
 #[derive(Debug)]
 pub(crate) struct ServedModel {
     pub(crate) slug: String,
+    /// What was said about where it is.
+    pub(crate) choice: EndpointChoice,
     pub(crate) endpoint: Endpoint,
     pub(crate) max_tokens: Option<u64>,
     pub(crate) context_window: Option<u64>,
     pub(crate) stream: bool,
+    /// Where its calls are written down.
+    pub(crate) record: Option<PathBuf>,
 }
 
 /// A `cantle.toml`.
@@ -70,6 +74,7 @@ pub(crate) struct ServedModel {
 #[serde(default, deny_unknown_fields)]
 struct File {
     provider: Option<Provider>,
+    api: Option<Api>,
     base_url: Option<String>,
     model: Option<String>,
     system_prompt: Option<String>,
@@ -170,7 +175,8 @@ fn model(args: &ModelArgs, directory: &File, user: &File) -> Result<Model, Failu
     if let Some(recording) = &args.replay {
         return Ok(Model::Recording(recording.clone()));
     }
-    let endpoint = endpoint_choice(args, directory, user).resolve(variable);
+    let choice = endpoint_choice(args, directory, user);
+    let endpoint = choice.resolve(variable);
     let slug = [&args.model, &directory.model, &user.model];
     let slug = slug.into_iter().flatten().find(|slug| !slug.is_empty());
     let (slug, endpoint) = match (slug, endpoint) {
@@ -183,21 +189,25 @@ fn model(args: &ModelArgs, directory: &File, user: &File) -> Result<Model, Failu
         .or(directory.context_window)
         .or(user.context_window);
     let no_stream = args.no_stream.or(directory.no_stream).or(user.no_stream);
-    Ok(Model::Served(ServedModel {
+    Ok(Model::Served(Box::new(ServedModel {
         slug,
+        choice,
         endpoint,
         max_tokens,
         context_window,
         stream: !no_stream.unwrap_or(false),
-    }))
+        record: args.record.clone(),
+    })))
 }
 
 /// Provider and base URL belong together: they come from the strongest place that names either.
 fn endpoint_choice(args: &ModelArgs, directory: &File, user: &File) -> EndpointChoice {
+    let api = args.api.or(directory.api).or(user.api);
     let choice = |provider: Option<Provider>, base_url: &Option<String>, by_directory| {
         let base_url = base_url.clone().filter(|url| !url.is_empty());
         EndpointChoice {
             provider,
+            api,
             base_url,
             by_directory,
         }
@@ -209,11 +219,14 @@ fn endpoint_choice(args: &ModelArgs, directory: &File, user: &File) -> EndpointC
     ]
     .into_iter()
     .find(|choice| choice.provider.is_some() || choice.base_url.is_some())
-    .unwrap_or_default()
+    .unwrap_or(EndpointChoice {
+        api,
+        ..EndpointChoice::default()
+    })
 }
 
 /// Says what to set so that there is a model to ask.
-fn nothing_to_ask(model: Option<&String>, key: Option<&MissingKey>) -> anyhow::Error {
+pub(crate) fn nothing_to_ask(model: Option<&String>, key: Option<&MissingKey>) -> anyhow::Error {
     let missing = match (model, &key) {
         (None, Some(_)) => "neither a model nor a key is set",
         (None, None) => "no model is set",
@@ -313,7 +326,7 @@ fn is_for_a_key(name: &str) -> bool {
 }
 
 /// `TEXT`, or what is in the file of `@FILE`, relative to `directory`.
-fn text_or_file(text: &str, directory: &Path) -> anyhow::Result<String> {
+pub(crate) fn text_or_file(text: &str, directory: &Path) -> anyhow::Result<String> {
     let Some(path) = text.strip_prefix('@') else {
         return Ok(text.to_owned());
     };

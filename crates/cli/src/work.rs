@@ -3,15 +3,17 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use cantle::agent::{Agent, Outcome, RunErrorKind, Session, SessionOptions};
+use cantle::agent::{Outcome, RunErrorKind, Session, SessionError};
 use cantle::core::event::{Finish, RunStatus};
 use cantle::core::llm::LlmErrorKind;
+use cantle::core::tool::Question;
 use futures_util::StreamExt as _;
 use serde_json::Value;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
 use crate::agent::FINISH;
+use crate::ask::Person;
 use crate::display::{Closing, Display, clean, clean_json};
 use crate::exit::{Code, Failure};
 use crate::{kept, record};
@@ -26,18 +28,19 @@ pub(crate) struct Work {
     pub(crate) output_dir: Option<PathBuf>,
     /// What to say where the key is refused: where it came from, or where it could have.
     pub(crate) about_key: Option<String>,
+    /// Whether the run can be resumed where it does not finish.
+    pub(crate) kept: bool,
     /// The result is the finish call's parameters as JSON, whatever they are.
     pub(crate) result_as_json: bool,
 }
 
 /// Opens a session, unless it is cancelled before.
 pub(crate) async fn open(
-    agent: &Agent,
-    options: SessionOptions,
+    opening: impl Future<Output = Result<Session, SessionError>>,
     cancellation: &CancellationToken,
 ) -> Result<Session, Failure> {
     tokio::select! {
-        session = agent.session(options) => Ok(session?),
+        session = opening => Ok(session?),
         () = cancellation.cancelled() => Err(cancelled_early()),
     }
 }
@@ -56,9 +59,10 @@ impl Work {
         self,
         session: Session,
         display: &mut Display,
+        person: Option<Person>,
         cancellation: &CancellationToken,
     ) -> Result<u8, Failure> {
-        let outcome = self.watch(&session, display, cancellation).await?;
+        let outcome = self.watch(&session, display, person, cancellation).await?;
         let mut code = Code::from(outcome.status());
         let mut closing = Closing::of(&outcome);
         closing.problem.extend(self.hint(&outcome));
@@ -71,7 +75,7 @@ impl Work {
             }
         } else {
             let sandbox = session.sandbox().map(AsRef::as_ref);
-            closing.remains = kept::keep(&outcome, sandbox, output_dir).await;
+            closing.remains = kept::keep(&outcome, sandbox, output_dir, self.kept).await;
         }
         let closed = session.close().await;
         closing
@@ -102,10 +106,15 @@ impl Work {
         &self,
         session: &Session,
         display: &mut Display,
+        mut person: Option<Person>,
         cancellation: &CancellationToken,
     ) -> Result<Outcome, Failure> {
-        let mut run = session.run(self.task.as_str())?;
-        let canceller = run.canceller();
+        let mut run = if session.is_resumed() {
+            session.resume()?
+        } else {
+            session.run(self.task.as_str())?
+        };
+        let control = run.control();
         let mut ticks = tokio::time::interval(Duration::from_secs(1));
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut events = (&mut run).ready_chunks(BATCH);
@@ -115,11 +124,21 @@ impl Work {
                     Some(batch) => display.events(&batch).await,
                     None => break,
                 },
-                () = cancellation.cancelled(), if !canceller.is_cancelled() => {
-                    canceller.cancel();
+                () = cancellation.cancelled(), if !control.is_cancelled() => {
+                    control.cancel();
                     display.say("cancelling; once more ends it at once").await;
                 }
                 _ = ticks.tick(), if display.is_live() => display.tick().await,
+                question = next_question(&mut person) => match (question, &person) {
+                    (Some(question), Some(asked)) => {
+                        display.make_way().await;
+                        tokio::select! {
+                            () = asked.answer(&question) => {}
+                            () = cancellation.cancelled() => {}
+                        }
+                    }
+                    _ => person = None,
+                },
             }
         }
         drop(events);
@@ -133,5 +152,13 @@ impl Work {
             Some(reason) => clean(reason.trim()),
             None => clean_json(&finish.params),
         }
+    }
+}
+
+/// Waits for a question to whoever can be asked; for ever, where nobody can.
+async fn next_question(person: &mut Option<Person>) -> Option<Question> {
+    match person {
+        Some(person) => person.next().await,
+        None => std::future::pending().await,
     }
 }

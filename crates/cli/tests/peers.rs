@@ -53,6 +53,15 @@ async fn run(place: &Place, task: &str, flags: &[&str]) -> Ended {
 
 /// The whole trip report: commands over real files, a file back, and the tokens counted.
 async fn trip_report(place: &Place, flags: &[&str]) {
+    report(place, "Write a trip report", flags).await;
+}
+
+/// The same, where aimock counts turns by items: each text and each call is one.
+async fn journey_report(place: &Place, flags: &[&str]) {
+    report(place, "Write a report of the journey", flags).await;
+}
+
+async fn report(place: &Place, task: &str, flags: &[&str]) {
     let files = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peers/trip");
     let input = format!("--input={}/", files.display());
     let flags: Vec<&str> = [&*input, "--output-dir", "out"]
@@ -60,7 +69,7 @@ async fn trip_report(place: &Place, flags: &[&str]) {
         .chain(flags)
         .copied()
         .collect();
-    let ended = run(place, "Write a trip report", &flags).await;
+    let ended = run(place, task, &flags).await;
     assert_eq!(
         (ended.code, &*ended.stdout),
         (Some(0), "The trip report is written.\n"),
@@ -100,6 +109,47 @@ async fn aimock_has_a_trip_report_written() {
         let Some(place) = aimock("gpt-5") else { return };
         trip_report(&place, flags).await;
         assert_eq!(tokens(&place), (310 + 420 + 500 + 560, 42 + 55 + 38 + 21));
+    }
+}
+
+#[tokio::test]
+async fn aimock_has_a_trip_report_written_in_every_dialect() {
+    for flags in WAYS {
+        let Some(place) = aimock("claude-sonnet-4-5") else {
+            return;
+        };
+        trip_report(&place.set("CANTLE_API", "messages"), flags).await;
+        let Some(place) = aimock("gpt-5") else { return };
+        journey_report(&place.set("CANTLE_API", "responses"), flags).await;
+    }
+}
+
+#[tokio::test]
+async fn aimock_fails_in_every_dialect() {
+    for (api, model) in [("messages", "claude-sonnet-4-5"), ("responses", "gpt-5")] {
+        for flags in WAYS {
+            for (task, code, said) in [
+                ("rate limit always", 5, "given up after 3 attempts"),
+                ("server error", 5, "The server had an error"),
+                (
+                    "context overflow",
+                    3,
+                    "maximum context length is 8192 tokens",
+                ),
+                (
+                    "hit the output limit",
+                    3,
+                    "cut off at the model's output limit",
+                ),
+                ("malformed arguments", 0, "The arguments could not be read."),
+            ] {
+                let Some(place) = aimock(model) else { return };
+                let ended = run(&place.set("CANTLE_API", api), task, flags).await;
+                assert_eq!(ended.code, Some(code), "{api}, {task}: {ended:?}");
+                let told = ended.stdout + &ended.stderr;
+                assert!(told.contains(said), "{api}, {task}: {told}");
+            }
+        }
     }
 }
 
@@ -189,6 +239,46 @@ async fn litellm_has_a_trip_report_written_by_either_dialect() {
             let Some(place) = litellm(model) else { return };
             trip_report(&place, flags).await;
         }
+    }
+}
+
+#[tokio::test]
+async fn litellm_has_a_trip_report_written_over_messages_and_responses() {
+    for flags in WAYS {
+        let Some(place) = litellm("aimock-claude") else {
+            return;
+        };
+        trip_report(&place.set("CANTLE_API", "messages"), flags).await;
+        let Some(place) = litellm("aimock-gpt5") else {
+            return;
+        };
+        journey_report(&place.set("CANTLE_API", "responses"), flags).await;
+    }
+}
+
+#[tokio::test]
+async fn litellm_says_what_its_models_cost_and_hold() {
+    for flags in WAYS {
+        let Some(place) = litellm("mock-text") else {
+            return;
+        };
+        let place = place.set("CANTLE_PROVIDER", "litellm");
+        let flags: Vec<&str> = flags
+            .iter()
+            .copied()
+            .chain(["--max-turns", "1", "--json"])
+            .collect();
+        let ended = run(&place, "Hello", &flags).await;
+        assert_eq!(ended.code, Some(3), "{ended:?}");
+        let answered = ended
+            .stdout
+            .lines()
+            .find(|line| line.contains("\"model_answered\""))
+            .unwrap();
+        let answered: serde_json::Value = serde_json::from_str(answered).unwrap();
+        // A stream has no cost but what the prices say, and those are the proxy's.
+        let cost = answered.get("cost_usd").unwrap().as_f64().unwrap();
+        assert!(cost > 0.0 && cost < 0.001, "{answered}");
     }
 }
 

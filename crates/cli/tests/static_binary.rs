@@ -119,6 +119,9 @@ async fn in_an_empty_root_it_says_what_is_missing() {
         .await;
     assert_eq!(ended.code, Some(6), "{ended:?}");
     assert!(ended.stderr.contains("bash"), "{}", ended.stderr);
+    // Home can't be written: that is said, and what can be done is done.
+    let said = "The run is not kept for resuming: the state directory /home/.local/state/cantle";
+    assert!(ended.stderr.contains(said), "{}", ended.stderr);
     let ended = root.run(&["exec", "--", "/cantle", "--version"]).await;
     assert_eq!((ended.code, &*ended.stdout), (Some(125), ""), "{ended:?}");
     assert!(ended.stderr.starts_with("cantle: "), "{}", ended.stderr);

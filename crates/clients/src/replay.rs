@@ -1,10 +1,13 @@
 //! A model whose turns come from a recording: for demonstrations, examples and tests.
 //!
-//! Which turn answers a request is a property of the request: the number of assistant messages in
-//! it. So a request that is made again, by a retry or by a resumed run, gets the same turn again,
-//! and the client keeps no place in the recording.
+//! There are two kinds of recording. Turns, mostly written by hand: which of them answers a request is
+//! a property of the request, the number of assistant messages in it. So a request that is made
+//! again, by a retry or by a resumed run, gets the same turn again, and the client keeps no place in
+//! the recording. And calls, written by a [`Recorder`](crate::record::Recorder): each request is
+//! looked up among those that were recorded, and one that is not there is an error that shows what
+//! differs. Requests that were recorded several times get their answers in their order.
 //!
-//! # The format
+//! # The format of turns
 //!
 //! JSON lines. The first says what it is; each further one is a turn: an assistant message as in a
 //! history (see [`cantle_core::message::history`]), and optionally `stop`, why the model stopped
@@ -17,6 +20,8 @@
 //! {"role": "assistant", "blocks": [{"kind": "text", "text": "There are two files."}], "stop": "end_turn"}
 //! ```
 
+mod calls;
+
 use std::sync::Arc;
 
 use cantle_core::llm::{
@@ -25,10 +30,14 @@ use cantle_core::llm::{
 };
 use cantle_core::message::{AssistantBlock, AssistantMessage, Message};
 use cantle_core::usage::TokenUsage;
-use futures_util::stream;
+use futures_util::{StreamExt as _, stream};
 use serde::Deserialize;
 
-const FORMAT: &str = "cantle-recording";
+use self::calls::Calls;
+use crate::record::VERSION as CALLS_VERSION;
+
+pub(crate) const FORMAT: &str = "cantle-recording";
+/// Of turns.
 const VERSION: u64 = 1;
 
 /// A recorded model.
@@ -53,13 +62,19 @@ const VERSION: u64 = 1;
 #[derive(Clone, Debug)]
 pub struct ReplayClient {
     model: ModelInfo,
-    turns: Arc<[Turn]>,
+    source: Source,
+}
+
+#[derive(Clone, Debug)]
+enum Source {
+    Turns(Arc<[Turn]>),
+    Calls(Arc<Calls>),
 }
 
 #[derive(Clone, Debug)]
 struct Turn {
     message: AssistantMessage,
-    stop: StopReason,
+    end: TurnEnd,
 }
 
 impl ReplayClient {
@@ -67,10 +82,12 @@ impl ReplayClient {
     pub fn new(model: impl Into<String>, turns: Vec<AssistantMessage>) -> Self {
         Self {
             model: ModelInfo::new(model),
-            turns: turns
-                .into_iter()
-                .map(|turn| Turn::new(turn, None))
-                .collect(),
+            source: Source::Turns(
+                turns
+                    .into_iter()
+                    .map(|turn| Turn::new(turn, None))
+                    .collect(),
+            ),
         }
     }
 
@@ -96,17 +113,25 @@ impl ReplayClient {
             let message = format!("expected the format `{FORMAT}`, got `{}`", header.format);
             return Err(RecordingError::at(number, message));
         }
-        if header.version != VERSION {
-            let found = header.version;
-            let message = format!("version {found} is not known here; {VERSION} is");
-            return Err(RecordingError::at(number, message));
-        }
-        let turns = lines
-            .map(|(number, line)| turn(number, line))
-            .collect::<Result<_, _>>()?;
+        let source = match header.version {
+            VERSION => Source::Turns(
+                lines
+                    .map(|(number, line)| turn(number, line))
+                    .collect::<Result<_, _>>()?,
+            ),
+            CALLS_VERSION => {
+                let lines = lines.map(|(number, line)| Ok((number, parsed(number, line)?)));
+                Source::Calls(Arc::new(Calls::new(lines)?))
+            }
+            found => {
+                let message =
+                    format!("version {found} is not known here; {VERSION} and {CALLS_VERSION} are");
+                return Err(RecordingError::at(number, message));
+            }
+        };
         Ok(Self {
             model: ModelInfo::new(header.model),
-            turns,
+            source,
         })
     }
 }
@@ -117,22 +142,35 @@ impl LlmClient for ReplayClient {
     }
 
     fn stream(&self, request: ChatRequest) -> ChatStream {
+        let client = self.clone();
+        // Nothing happens until it is polled: calls are counted.
+        let events = stream::once(async move {
+            let turn = match &client.source {
+                Source::Turns(turns) => client.turn(turns, &request).cloned(),
+                Source::Calls(calls) => calls.answer(&request),
+            };
+            match turn {
+                Ok(turn) => stream::iter(turn.events().into_iter().map(Ok).collect::<Vec<_>>()),
+                Err(error) => stream::iter(vec![Err(error)]),
+            }
+        });
+        Box::pin(events.flatten())
+    }
+}
+
+impl ReplayClient {
+    fn turn<'a>(&self, turns: &'a [Turn], request: &ChatRequest) -> Result<&'a Turn, LlmError> {
         let taken = request
             .messages
             .iter()
             .filter(|message| matches!(***message, Message::Assistant(_)))
             .count();
-        let events = match self.turns.get(taken) {
-            Some(turn) => turn.events().into_iter().map(Ok).collect(),
-            None => vec![Err(self.past_the_end(taken))],
-        };
-        Box::pin(stream::iter(events))
+        let turn = turns.get(taken);
+        turn.ok_or_else(|| self.past_the_end(turns.len(), taken))
     }
-}
 
-impl ReplayClient {
-    fn past_the_end(&self, taken: usize) -> LlmError {
-        let (model, turns) = (&self.model.slug, self.turns.len());
+    fn past_the_end(&self, turns: usize, taken: usize) -> LlmError {
+        let model = &self.model.slug;
         let wanted = taken + 1;
         let message = format!(
             "the recording of `{model}` has {turns} turns, and turn {wanted} was asked for"
@@ -148,9 +186,12 @@ impl Turn {
         } else {
             StopReason::EndTurn
         };
+        // All zero is how a history says that the provider did not tell.
+        let usage = message.token_usage;
+        let usage = (usage != TokenUsage::default()).then_some(usage);
         Self {
+            end: TurnEnd::new(stop.unwrap_or(usual), usage),
             message,
-            stop: stop.unwrap_or(usual),
         }
     }
 
@@ -183,10 +224,7 @@ impl Turn {
             }
         }
         events.extend(blocks.iter().cloned().map(ChatEvent::Block));
-        // All zero is how a history says that the provider did not tell.
-        let usage = self.message.token_usage;
-        let usage = (usage != TokenUsage::default()).then_some(usage);
-        events.push(ChatEvent::Finished(TurnEnd::new(self.stop.clone(), usage)));
+        events.push(ChatEvent::Finished(self.end.clone()));
         events
     }
 }

@@ -124,6 +124,36 @@ pub enum EventKind {
         /// Which turn, counted from 1.
         turn: u32,
     },
+    /// A summary took the place of a part of the history.
+    HistorySummarized {
+        /// How many messages it stands for.
+        replaced: usize,
+    },
+    /// The run was interrupted, and goes on.
+    RunResumed {
+        /// Turns taken before.
+        turns: u32,
+    },
+    /// A call needs somebody's consent; the run waits for it.
+    ApprovalRequested {
+        /// The call.
+        call_id: String,
+        /// The tool.
+        tool: String,
+        /// The arguments as the model wrote them.
+        arguments: String,
+        /// What consent is bound to: these arguments and no others.
+        digest: String,
+    },
+    /// Somebody decided on a call.
+    ApprovalGiven {
+        /// The call.
+        call_id: String,
+        /// Whether it may run.
+        approved: bool,
+        /// Why not, where it may not.
+        reason: Option<String>,
+    },
     /// A tool began.
     ToolStarted {
         /// The call.

@@ -41,6 +41,9 @@ pub struct ModelCall {
     /// What the provider said it cost, in US dollars.
     #[serde(default)]
     pub cost_usd: Option<f64>,
+    /// The model that answered, in the provider's words; `None` where it did not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub served_by: Option<String>,
     /// From the request to the end of the response.
     #[serde(rename = "duration_s", with = "crate::seconds")]
     pub duration: Duration,
@@ -60,6 +63,7 @@ impl ModelCall {
             usage,
             estimated: false,
             cost_usd: None,
+            served_by: None,
             duration,
         }
     }
@@ -72,6 +76,8 @@ impl ModelCall {
 pub enum CallPurpose {
     /// A turn that is part of the history.
     Turn,
+    /// A summary of the history.
+    Summary,
     /// A turn that overflow recovery took out of the history again.
     DroppedTurn,
     /// A call that failed after tokens had flowed.
@@ -88,6 +94,9 @@ pub struct ToolAccount {
     pub calls: u64,
     /// How many of the calls were not successful.
     pub failures: u64,
+    /// How many near-misses in the arguments were mended.
+    #[serde(default)]
+    pub repairs: u64,
     /// Time spent in it; calls that ran side by side each count in full.
     #[serde(rename = "duration_s", with = "crate::seconds")]
     pub duration: Duration,
@@ -105,18 +114,24 @@ impl Ledger {
         duration: Duration,
         metadata: Option<Metadata>,
     ) {
-        if !self.tools.contains_key(name) {
-            self.tools.insert(name.to_owned(), ToolAccount::default());
-        }
-        let Some(account) = self.tools.get_mut(name) else {
-            return;
-        };
+        let account = self.account(name);
         account.calls += 1;
         account.failures += u64::from(!success);
         account.duration += duration;
         if let Some(metadata) = metadata {
             account.metadata.add(metadata);
         }
+    }
+
+    /// Writes down how many near-misses in a call's arguments were mended.
+    pub fn record_repairs(&mut self, name: &str, repairs: u32) {
+        if repairs > 0 {
+            self.account(name).repairs += u64::from(repairs);
+        }
+    }
+
+    fn account(&mut self, name: &str) -> &mut ToolAccount {
+        self.tools.entry(name.to_owned()).or_default()
     }
 
     /// Tokens that providers reported, here and in all sub-agents.

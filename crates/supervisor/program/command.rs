@@ -70,7 +70,7 @@ pub fn start(commands: &mut Commands, id: u32, fds: &[Fd], own: [Fd; 3], limits:
     let forked = if commands.is_full() {
         Err(EAGAIN)
     } else {
-        sys::fork(0)
+        limits.fork()
     };
     match forked {
         Ok(Forked::Child) => {

@@ -10,9 +10,12 @@ use crate::init;
 use crate::sys::{self, Errno, Fd, Forked};
 use crate::text::Text;
 use crate::tree::Tree;
-use crate::wire::{ORDER_BYTES, Order, Reader, Ready, Setup};
+use crate::wire::{Group, ORDER_BYTES, Order, Reader, Ready, Setup};
 
 const CLONE_NEWPID: u64 = 0x2000_0000;
+
+/// How often to try to remove a control group that is in use.
+const MOST_REMOVALS: u32 = 200;
 
 /// Builds the sandbox and returns when it is over.
 pub fn run() -> i32 {
@@ -35,10 +38,10 @@ pub fn run() -> i32 {
         return 1;
     }
     match start(control, *body, groups) {
-        Ok((child, has_processes)) => {
+        Ok(started) => {
             // Init has its own; where it ends, the owner must see that the socket is closed.
             sys::close(control);
-            wait_for(child, has_processes);
+            started.wait();
             0
         }
         Err(errno) => {
@@ -78,12 +81,17 @@ fn detach() -> sys::Result<Fd> {
     Ok(control)
 }
 
-/// Forks init. Returns its process id, and whether it has a process namespace of its own.
-fn start(control: Fd, body: Fd, groups: &[Fd]) -> sys::Result<(i32, bool)> {
+/// Forks init.
+fn start(control: Fd, body: Fd, groups: &[Fd]) -> sys::Result<Started> {
     let bytes = sys::map_file(body, sys::file_length(body)?)?;
     sys::close(body);
     let mut reader = Reader::new(bytes);
     let setup = reader.setup().ok_or(sys::EINVAL)?;
+    let own_groups = OwnGroups {
+        groups: reader.clone(),
+        count: setup.groups,
+    };
+    let reader = own_groups.each(|_| {});
     let has_processes = setup.namespaces & CLONE_NEWPID != 0;
     if !has_processes {
         sys::adopt_orphans()?;
@@ -108,7 +116,11 @@ fn start(control: Fd, body: Fd, groups: &[Fd]) -> sys::Result<(i32, bool)> {
             sys::write(map, b"1")?;
             sys::close(map);
             groups.iter().copied().for_each(sys::close);
-            Ok((child, has_processes))
+            Ok(Started {
+                init: child,
+                has_processes,
+                groups: own_groups,
+            })
         }
     }
 }
@@ -141,24 +153,77 @@ fn write_process_file(pid: i32, name: &[u8], content: &CStr) -> sys::Result<()> 
     written.map(drop)
 }
 
-/// Waits for init's end, and for the end of everything it started.
-fn wait_for(init: i32, has_processes: bool) {
-    while let Ok(Some(changed)) = sys::wait(true, true) {
-        if changed.pid == init && changed.is_over() {
-            break;
+/// A sandbox, as its guard sees it.
+struct Started {
+    init: i32,
+    /// Whether it has a process namespace of its own.
+    has_processes: bool,
+    groups: OwnGroups,
+}
+
+impl Started {
+    /// Waits for init's end, and for the end of everything it started.
+    fn wait(&self) {
+        while let Ok(Some(changed)) = sys::wait(true, true) {
+            if changed.pid == self.init && changed.is_over() {
+                break;
+            }
+            // A command can stop init where they share a process namespace; not for long.
+            changed.go_on_if_stopped();
         }
-        // A command can stop init where they share a process namespace; not for long.
-        changed.go_on_if_stopped();
-    }
-    if !has_processes {
-        loop {
-            let _ = Tree::below(sys::getpid()).kill(false);
-            match sys::wait(false, false) {
-                Ok(Some(_)) => {}
-                Ok(None) => sys::pause_us(500),
-                Err(_) => break,
+        if !self.has_processes {
+            self.groups.stop();
+            loop {
+                let _ = Tree::below(sys::getpid()).kill(false);
+                match sys::wait(false, false) {
+                    Ok(Some(_)) => {}
+                    Ok(None) => sys::pause_us(500),
+                    Err(_) => break,
+                }
             }
         }
+        self.groups.remove();
+        sys::close(PRESENCE);
     }
-    sys::close(PRESENCE);
+}
+
+/// The sandbox's control groups. Nobody else removes them where our process is gone.
+struct OwnGroups {
+    groups: Reader<'static>,
+    count: u32,
+}
+
+impl OwnGroups {
+    /// Returns what follows them.
+    fn each(&self, mut found: impl FnMut(Group<'_>)) -> Reader<'static> {
+        let mut groups = self.groups.clone();
+        for _ in 0..self.count {
+            if let Some(group) = groups.group() {
+                found(group);
+            }
+        }
+        groups
+    }
+
+    /// Lets nothing in them start another process: what is killed then is not replaced.
+    fn stop(&self) {
+        self.each(|group| {
+            if let Ok(file) = sys::openat(sys::AT_FDCWD, group.stop, sys::O_WRONLY, 0) {
+                let _ = sys::write(file, group.word.to_bytes());
+                sys::close(file);
+            }
+        });
+    }
+
+    fn remove(&self) {
+        self.each(|group| {
+            for _ in 0..MOST_REMOVALS {
+                // What has just ended may still count.
+                if sys::rmdir(group.directory) != Err(sys::EBUSY) {
+                    break;
+                }
+                sys::pause_us(500);
+            }
+        });
+    }
 }

@@ -120,7 +120,7 @@ impl<'b> Init<'b> {
             }
             Order::Kill { id } => {
                 if let Some(keeper) = self.commands.keeper(id) {
-                    let found = Tree::below(keeper).kill(self.alone);
+                    let found = Tree::below(keeper).kill_for_good(self.alone);
                     if !found {
                         // It has not started the command yet, and must not; or it is about to end.
                         let _ = sys::kill(keeper, sys::SIGKILL);
@@ -150,7 +150,7 @@ impl<'b> Init<'b> {
             if was_keeper && ended.status != 0 {
                 Tree::below(sys::getpid())
                     .without(&self.commands)
-                    .kill(self.alone);
+                    .kill_for_good(self.alone);
             }
         }
     }

@@ -22,5 +22,5 @@ mod setup;
 mod sys;
 mod text;
 mod tree;
-#[allow(dead_code, reason = "each side uses its half")]
+#[expect(dead_code, reason = "each side uses its half")]
 mod wire;

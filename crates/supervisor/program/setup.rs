@@ -2,7 +2,7 @@
 
 use core::ffi::CStr;
 
-use crate::sys::{self, Errno, Fd, MOST_FDS};
+use crate::sys::{self, Errno, Fd, Forked, MOST_FDS};
 use crate::wire::{Numbered, Reader, Ready, Step};
 
 /// The highest capability number there may be.
@@ -13,9 +13,24 @@ pub struct Limits {
     limits: [(u32, u64, u64); 16],
     count: usize,
     filter: Option<&'static [u8]>,
+    victims: Option<Victims>,
 }
 
 impl Limits {
+    /// Forks a process which, with all that it starts, is killed before us where there is a limit to
+    /// the memory of all and it is used up.
+    pub fn fork(&self) -> sys::Result<Forked> {
+        let Some(victims) = &self.victims else {
+            return sys::fork(0);
+        };
+        victims.mark(b"1000");
+        let forked = sys::fork(0);
+        if let Ok(Forked::Parent { .. }) | Err(_) = forked {
+            victims.mark(&victims.own[..victims.length]);
+        }
+        forked
+    }
+
     /// Whether a tracer is asked before a program is executed.
     pub fn ask_before_programs(&self) -> bool {
         self.filter.is_some()
@@ -32,6 +47,31 @@ impl Limits {
             sys::lower_limit(*resource, *soft, *hard)?;
         }
         Ok(())
+    }
+}
+
+/// What makes the kernel choose commands where it kills for memory.
+struct Victims {
+    /// Our own `oom_score_adj`, which is inherited. It can't be opened behind the walls.
+    file: Fd,
+    /// What was in it.
+    own: [u8; 8],
+    length: usize,
+}
+
+impl Victims {
+    fn new() -> sys::Result<Self> {
+        let path = c"/proc/self/oom_score_adj";
+        let file = sys::openat(sys::AT_FDCWD, path, sys::O_RDWR, 0)?;
+        let mut own = [0; 8];
+        let length = sys::read(file, &mut own)?;
+        Ok(Self { file, own, length })
+    }
+
+    /// Where it can't be, somebody else is chosen.
+    fn mark(&self, score: &[u8]) {
+        let _ = sys::rewind(self.file);
+        let _ = sys::write(self.file, score);
     }
 }
 
@@ -82,13 +122,19 @@ pub fn build(mut steps: Reader<'static>, groups: &[Fd], alone: bool) -> Result<B
             limits: [(0, 0, 0); 16],
             count: 0,
             filter: None,
+            victims: None,
         },
         opened: [Fd(-1); MOST_FDS],
         opened_count: 0,
     };
     for group in groups {
-        sys::write(*group, b"0").map_err(|errno| failed(Ready::BEFORE_STEPS, errno))?;
+        if sys::write(*group, b"0").is_err() {
+            built.missing |= 1 << Ready::GROUPS;
+        }
         sys::close(*group);
+    }
+    if !groups.is_empty() {
+        built.limits.victims = Victims::new().ok();
     }
     let mut number = 0;
     while !steps.is_empty() {

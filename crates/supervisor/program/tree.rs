@@ -17,6 +17,11 @@ const GENTLE_ROUNDS: usize = 3;
 /// After so many looks something still starts processes as fast as they are stopped.
 const MOST_ROUNDS: usize = 100;
 
+/// How often to look again for what was missed, and how long to wait before: the kernel needs a
+/// moment for what is killed already.
+const MOST_LOOKS_AGAIN: u32 = 20;
+const PAUSE_US: u32 = 500;
+
 /// Processes whose descendants are left alone.
 pub trait Keepers {
     /// Whether a process is one of them.
@@ -95,6 +100,21 @@ impl<'k> Tree<'k> {
             let _ = sys::kill(-1, sys::SIGCONT);
         }
         true
+    }
+
+    /// The same, and looks again until nothing is there any more: a process can be missed that gets
+    /// another parent while we look, and nobody asks twice.
+    pub fn kill_for_good(&self, alone: bool) -> bool {
+        let found = self.kill(alone);
+        let mut looks = u32::from(found);
+        while (1..=MOST_LOOKS_AGAIN).contains(&looks) {
+            sys::pause_us(PAUSE_US);
+            if !self.kill(alone) {
+                break;
+            }
+            looks += 1;
+        }
+        found
     }
 
     /// Sends a signal to all that is there, and to what has turned up since, until nothing new does;
@@ -214,13 +234,6 @@ impl Process {
     }
 }
 
-impl Drop for Look {
-    fn drop(&mut self) {
-        sys::close(self.directory);
-        sys::unmap_rows(core::mem::take(&mut self.rows));
-    }
-}
-
 /// The id that was given out last; 0 where that isn't told.
 fn newest_id() -> i32 {
     let mut buffer = [0; 64];
@@ -308,31 +321,11 @@ impl Look {
         while let Ok(length @ 1..) = sys::getdents(self.directory, &mut entries) {
             let mut rest = &entries[..length];
             // An entry: inode, offset (8 bytes each), its length (2), a type (1), its name, NUL.
-            while let [_, ..] = rest {
-                let size = match rest {
-                    [
-                        _,
-                        _,
-                        _,
-                        _,
-                        _,
-                        _,
-                        _,
-                        _,
-                        _,
-                        _,
-                        _,
-                        _,
-                        _,
-                        _,
-                        _,
-                        _,
-                        low,
-                        high,
-                        ..,
-                    ] => usize::from(u16::from_le_bytes([*low, *high])),
-                    _ => return,
+            while !rest.is_empty() {
+                let Some(&[low, high]) = rest.get(16..18) else {
+                    return;
                 };
+                let size = usize::from(u16::from_le_bytes([low, high]));
                 let Some((entry, next)) = rest.split_at_checked(size) else {
                     return;
                 };
@@ -390,5 +383,12 @@ impl Look {
                 return;
             }
         }
+    }
+}
+
+impl Drop for Look {
+    fn drop(&mut self) {
+        sys::close(self.directory);
+        sys::unmap_rows(core::mem::take(&mut self.rows));
     }
 }

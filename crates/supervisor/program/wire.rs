@@ -19,8 +19,8 @@ pub const REPORT_BYTES: usize = 40;
 /// What the supervisor is asked to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// The first one: builds the walls. Descriptors: the body, then files of control groups to
-    /// join. Answered by a [`Ready`].
+    /// The first one: builds the walls. Descriptors: the body, then for each control group the file
+    /// that one joins it by. Answered by a [`Ready`].
     Setup,
     /// Starts a command. Descriptors: the body, the socket for reports, and stdin, stdout and
     /// stderr or, for a command with a terminal of ours, nothing more.
@@ -116,6 +116,8 @@ pub enum Ready {
 impl Ready {
     /// "Step" of what comes before the first one.
     pub const BEFORE_STEPS: u32 = u32::MAX;
+    /// The wall that is missing where a control group could not be joined.
+    pub const GROUPS: u8 = 63;
 
     /// The answer in a message.
     #[must_use]
@@ -262,7 +264,7 @@ impl Report {
     }
 }
 
-/// The start of a body for [`Order::Setup`]; [`Step`]s follow to the body's end.
+/// The start of a body for [`Order::Setup`]; [`Group`]s follow, and [`Step`]s to the body's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Setup<'b> {
     /// The namespaces to make (`CLONE_NEW…`). With a process namespace the supervisor is its
@@ -274,6 +276,19 @@ pub struct Setup<'b> {
     pub gid_map: &'b CStr,
     /// Whether `setgroups` must be given up first, as for an ordinary user.
     pub deny_setgroups: bool,
+    /// How many [`Group`]s follow.
+    pub groups: u32,
+}
+
+/// A control group of the sandbox, which ends with it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Group<'b> {
+    /// Its directory, which is removed in the end.
+    pub directory: &'b CStr,
+    /// A file through which what is left in it is stopped; empty for none.
+    pub stop: &'b CStr,
+    /// What is written to that file.
+    pub word: &'b CStr,
 }
 
 /// One step of building a sandbox, done by its first process in the order given.
@@ -464,6 +479,16 @@ impl<'b> Reader<'b> {
             uid_map: self.string()?,
             gid_map: self.string()?,
             deny_setgroups: self.u32()? != 0,
+            groups: self.u32()?,
+        })
+    }
+
+    /// The next control group.
+    pub fn group(&mut self) -> Option<Group<'b>> {
+        Some(Group {
+            directory: self.string()?,
+            stop: self.string()?,
+            word: self.string()?,
         })
     }
 
@@ -546,10 +571,9 @@ impl<'b> Reader<'b> {
             },
             _ => return None,
         };
-        let wall = if wall == 0 {
-            None
-        } else {
-            Some(wall as u8 - 1)
+        let wall = match wall.checked_sub(1) {
+            Some(bit) => Some(u8::try_from(bit).ok()?),
+            None => None,
         };
         Some(Numbered { wall, step })
     }

@@ -2,7 +2,7 @@
 
 use core::ffi::CStr;
 
-use crate::wire::{Setup, Spawn, Step};
+use crate::wire::{Group, Setup, Spawn, Step};
 
 /// Writes a body.
 #[derive(Clone, Debug, Default)]
@@ -52,6 +52,14 @@ impl Writer {
             .string(setup.uid_map)
             .string(setup.gid_map)
             .u32(setup.deny_setgroups.into())
+            .u32(setup.groups)
+    }
+
+    /// One of the groups that follow.
+    pub fn group(&mut self, group: &Group<'_>) -> &mut Self {
+        self.string(group.directory)
+            .string(group.stop)
+            .string(group.word)
     }
 
     /// The start of a body for [`Order::Spawn`](crate::wire::Order::Spawn); the programs, the

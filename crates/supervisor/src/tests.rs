@@ -1,5 +1,8 @@
+use proptest::prelude::*;
+use proptest::sample::Index;
+
 use crate::Writer;
-use crate::wire::{Numbered, Order, Reader, Ready, Report, Setup, Spawn, Stage, Step};
+use crate::wire::{Group, Numbered, Order, Reader, Ready, Report, Setup, Spawn, Stage, Step};
 
 #[test]
 fn orders_come_back_as_they_were() {
@@ -62,6 +65,12 @@ fn bodies_come_back_as_they_were() {
         uid_map: c"0 0 1\n",
         gid_map: c"",
         deny_setgroups: true,
+        groups: 1,
+    };
+    let group = Group {
+        directory: c"/groups/ours",
+        stop: c"/groups/ours/pids.max",
+        word: c"0",
     };
     let steps = [
         Step::Mount {
@@ -112,7 +121,7 @@ fn bodies_come_back_as_they_were() {
         },
     ];
     let mut writer = Writer::new();
-    writer.setup(&setup);
+    writer.setup(&setup).group(&group);
     for (number, step) in steps.iter().enumerate() {
         if number % 2 == 0 {
             writer.step(step);
@@ -123,6 +132,7 @@ fn bodies_come_back_as_they_were() {
     let body = writer.into_bytes();
     let mut reader = Reader::new(&body);
     assert_eq!(reader.setup(), Some(setup));
+    assert_eq!(reader.group(), Some(group));
     for (number, step) in steps.into_iter().enumerate() {
         let wall = (number % 2 == 1).then_some(63);
         assert_eq!(reader.step(), Some(Numbered { wall, step }));
@@ -148,5 +158,69 @@ fn bodies_come_back_as_they_were() {
     for length in 0..body.len() {
         let mut reader = Reader::new(&body[..length]);
         assert_eq!(reader.spawn().and_then(|_| reader.string()), None);
+    }
+}
+
+/// A body with a setup, a step and a command, one after the other.
+fn body() -> Vec<u8> {
+    let mut writer = Writer::new();
+    writer.setup(&Setup {
+        namespaces: 1,
+        uid_map: c"0 0 1",
+        gid_map: c"0 0 1",
+        deny_setgroups: false,
+        groups: 1,
+    });
+    writer.group(&Group {
+        directory: c"/groups/ours",
+        stop: c"",
+        word: c"",
+    });
+    let root = Step::Root { path: c"/root" };
+    let program = &[0; 16];
+    writer.step(&root).optional(3, &Step::Filter { program });
+    writer.into_bytes()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    #[test]
+    fn a_body_that_is_damaged_is_read_to_some_end(
+        changes in proptest::collection::vec((any::<Index>(), any::<u8>()), 0..8),
+        length in any::<Index>(),
+    ) {
+        let mut body = body();
+        for (at, byte) in changes {
+            let at = at.index(body.len());
+            body[at] = byte;
+        }
+        body.truncate(length.index(body.len()) + 1);
+        let mut reader = Reader::new(&body);
+        if let Some(setup) = reader.setup() {
+            // As many as there can be; the supervisor stops at the first that isn't there.
+            let groups = (0..setup.groups).map_while(|_| reader.group()).count();
+            prop_assert!(groups <= body.len());
+            let steps = std::iter::from_fn(|| reader.step()).count();
+            prop_assert!(steps <= body.len());
+        }
+        let mut reader = Reader::new(&body);
+        if let Some(spawn) = reader.spawn() {
+            let strings = (0..spawn.arguments).map_while(|_| reader.string()).count();
+            prop_assert!(strings <= body.len());
+        }
+    }
+
+    #[test]
+    fn a_message_that_is_read_means_what_is_written(bytes in proptest::collection::vec(any::<u8>(), 0..48)) {
+        if let Some(order) = Order::decode(&bytes) {
+            prop_assert_eq!(Order::decode(&order.encode()), Some(order));
+        }
+        if let Some(ready) = Ready::decode(&bytes) {
+            prop_assert_eq!(Ready::decode(&ready.encode()), Some(ready));
+        }
+        if let Some(report) = Report::decode(&bytes) {
+            prop_assert_eq!(Report::decode(&report.encode()), Some(report));
+        }
     }
 }

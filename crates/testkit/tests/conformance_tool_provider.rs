@@ -140,7 +140,8 @@ fn tool(fault: Option<Fault>) -> DynTool {
 
 /// A tool whose schema says more than the check of core covers, so that it has to look itself.
 fn look(name: &str, fault: Option<Fault>) -> DynTool {
-    let at = json!({"anyOf": [{"type": "string"}, {"type": "integer"}]});
+    let neither = json!({"type": ["array", "boolean", "null", "object"]});
+    let at = json!({"anyOf": [{"type": "string"}, {"not": neither}]});
     let mut parameters = json!({
         "type": "object",
         "properties": {"at": at, "times": {"type": ["integer", "null"]}},

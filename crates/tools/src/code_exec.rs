@@ -22,6 +22,7 @@ use cantle_core::tool::{
 };
 use schemars::JsonSchema;
 use serde::Deserialize;
+use serde_json::{Value, json};
 
 use self::allowed::AllowedCommands;
 pub use self::allowed::InvalidPattern;
@@ -135,13 +136,45 @@ impl ToolProvider for CodeExec {
         true
     }
 
+    fn identity(&self) -> Value {
+        json!({
+            "backend": self.backend.name(),
+            "policy": self.policy,
+            "allowed_commands": self.allowed.as_ref().map(ToString::to_string),
+        })
+    }
+
     async fn open(&self, cx: OpenContext) -> Result<Box<dyn ToolSet>, ProviderError> {
-        let cx = SandboxContext::new(cx.run, self.policy.clone());
-        let sandbox = self.backend.open(cx).await?;
+        // A sandbox that is there already is somebody else's: it is used, and stays.
+        if let Some(sandbox) = cx.sandbox {
+            return Ok(Box::new(Shared(DynTool::new(RunCommand::new(
+                sandbox, self,
+            )))));
+        }
+        let mut context = SandboxContext::new(cx.run, self.policy.clone());
+        context.durable = cx.durable;
+        let sandbox = match &cx.reattach {
+            Some(handle) => self.backend.reattach(handle, context).await?,
+            None => self.backend.open(context).await?,
+        };
         Ok(Box::new(Opened {
             tool: DynTool::new(RunCommand::new(Arc::clone(&sandbox), self)),
             sandbox,
         }))
+    }
+}
+
+/// Commands in a sandbox that was there before.
+struct Shared(DynTool);
+
+#[async_trait]
+impl ToolSet for Shared {
+    fn tools(&self) -> Vec<DynTool> {
+        vec![self.0.clone()]
+    }
+
+    async fn close(self: Box<Self>) -> Result<(), ProviderError> {
+        Ok(())
     }
 }
 
@@ -162,6 +195,11 @@ impl ToolSet for Opened {
 
     async fn close(self: Box<Self>) -> Result<(), ProviderError> {
         Ok(self.sandbox.close().await?)
+    }
+
+    async fn suspend(self: Box<Self>) -> Result<(), ProviderError> {
+        // A sandbox that was persisted stays where it is when it is dropped.
+        Ok(())
     }
 }
 
@@ -268,6 +306,11 @@ impl Tool for RunCommand {
         &self.description
     }
 
+    fn timeout(&self) -> Option<Duration> {
+        // Each command has its own, and keeps what it wrote by then.
+        None
+    }
+
     async fn call(&self, params: Params, cx: ToolContext) -> Result<ToolOutput, ToolError> {
         let request = match self.request(params, &cx) {
             Ok(request) => request,
@@ -290,6 +333,7 @@ impl Tool for RunCommand {
         output.note_boundary(&self.policy, self.sandbox.info());
         let text = render_command(&output, self.limits);
         let mut result = ToolOutput::text(text).with_metadata(Metadata::uses(1));
+        result.left_running = !output.exit.background.is_empty();
         // A command that fails did run, and what it says is the answer.
         result.success = matches!(
             output.exit.status,

@@ -42,6 +42,10 @@ impl Tool for Finish {
         "Ends the task. Call it once, as the last step, when the task is done or can't be done."
     }
 
+    fn repeatable(&self) -> bool {
+        true
+    }
+
     async fn call(&self, params: FinishParams, cx: ToolContext) -> Result<ToolOutput, ToolError> {
         let mut missing = Vec::new();
         if let Some(sandbox) = &cx.sandbox {

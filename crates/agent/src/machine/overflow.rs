@@ -1,6 +1,14 @@
 //! Overflow of the context window: what can be taken back, and when it is in vain.
 
+use std::sync::Arc;
+
+use cantle_core::ledger::CallPurpose;
+use cantle_core::llm::LlmError;
 use cantle_core::message::{Message, SharedMessage, UserKind, UserMessage};
+
+use super::summary::{self, is_summary};
+use super::{Action, Machine, SummaryAttempt};
+use crate::error::{RunError, RunErrorKind};
 
 /// Overflows that may follow each other without the run getting further than before.
 const MAX_STRIKES: u32 = 3;
@@ -23,6 +31,57 @@ impl Overflows {
         }
         self.strikes += 1;
         self.strikes <= MAX_STRIKES
+    }
+}
+
+impl Machine {
+    /// Takes the latest completed turn out of the conversation and asks again; where that can't be
+    /// done, or was done in vain, the run ends.
+    pub(super) fn take_back_a_turn(&mut self, error: &Arc<LlmError>) {
+        let overflow = |why: &str| {
+            let message = format!("{error}; {why}");
+            let end = RunError::new(RunErrorKind::ContextOverflow, message);
+            Err(end.with_llm(Arc::clone(error)))
+        };
+        if !self.rules.recover_from_context_overflow {
+            return self.end(overflow("recovery from context overflow is switched off"));
+        }
+        if !self.overflows.another(self.turns) {
+            return self.end(overflow("taking back turns made no room for going on"));
+        }
+        let Some(cut) = latest_turn(&self.messages, self.floor) else {
+            return self.end(overflow("no turn is left that could be taken back"));
+        };
+        self.keep_said(cut.start);
+        self.messages.truncate(cut.start);
+        let entry = self.entries.get(&cut.assistant_id);
+        if let Some(call) = entry.and_then(|entry| self.ledger.model_calls.get_mut(*entry)) {
+            call.purpose = CallPurpose::DroppedTurn;
+        }
+        self.actions
+            .push_back(Action::TurnDropped { turn: self.turns });
+        self.turns = self.turns.saturating_sub(1);
+        self.recount();
+        // The next turn would overflow just as well, unless there is more room than this one took.
+        let attempt = self.summarizing.take().unwrap_or(SummaryAttempt::First);
+        if self.rules.summarize_at.is_some() && summary::start(&self.messages).is_some() {
+            return self.summarize(attempt);
+        }
+        self.ask();
+    }
+
+    /// What the user said in a part of the conversation that goes is said again.
+    fn keep_said(&mut self, from: usize) {
+        let at = self.heard.partition_point(|heard| *heard < from);
+        let heard = self.heard.split_off(at);
+        let said = heard
+            .into_iter()
+            .filter_map(|at| match self.messages.get(at).map(|it| &**it) {
+                Some(Message::User(message)) => Some(message.content.clone()),
+                _ => None,
+            });
+        let said: Vec<_> = said.collect();
+        self.said.splice(0..0, said);
     }
 }
 
@@ -56,16 +115,6 @@ pub(super) fn latest_turn(messages: &[SharedMessage], floor: usize) -> Option<Cu
         start: at - usize::from(warned),
         assistant_id: assistant.id.clone(),
     })
-}
-
-fn is_summary(message: &Message) -> bool {
-    matches!(
-        message,
-        Message::User(UserMessage {
-            kind: UserKind::Summary { .. },
-            ..
-        })
-    )
 }
 
 fn is_warning(message: &Message) -> bool {

@@ -9,7 +9,9 @@ use std::collections::{HashMap, VecDeque};
 use cantle_core::event::Finish;
 use cantle_core::message::{ToolCall, ToolMessage};
 
-use super::{Action, CallOutcome, ToolTraits};
+use super::resume::INTERRUPTED;
+use super::{Action, CallOutcome, CallStart, ToolTraits};
+use crate::approval::Decision;
 
 #[derive(Debug)]
 pub(super) struct Turn {
@@ -25,7 +27,11 @@ pub(super) struct Turn {
 struct Call {
     call: ToolCall,
     traits: Option<ToolTraits>,
+    /// What somebody decided on it.
+    decision: Option<Decision>,
     started: Option<f64>,
+    /// Whether another process had started it.
+    again: bool,
     outcome: Option<Answer>,
 }
 
@@ -42,20 +48,31 @@ enum Answer {
 pub(super) struct TurnResult {
     /// One result for each call, in call order.
     pub(super) messages: Vec<ToolMessage>,
+    /// The calls.
+    pub(super) calls: Vec<ToolCall>,
     /// The finish call that succeeded.
     pub(super) finish: Option<Finish>,
     /// Why the sandbox is gone, where it is.
     pub(super) sandbox_gone: Option<String>,
+    /// Whether any of its calls polls for something.
+    pub(super) polls: bool,
 }
 
 impl Turn {
-    pub(super) fn new(calls: Vec<ToolCall>, tools: &HashMap<String, ToolTraits>) -> Self {
+    /// A turn with these calls. Where `only_finish` says why, nothing but a finish call runs.
+    pub(super) fn new(
+        calls: Vec<ToolCall>,
+        tools: &HashMap<String, ToolTraits>,
+        only_finish: Option<&str>,
+    ) -> Self {
         let calls: Vec<Call> = calls
             .into_iter()
             .map(|call| Call {
                 traits: tools.get(&call.name).copied(),
                 call,
+                decision: None,
                 started: None,
+                again: false,
                 outcome: None,
             })
             .collect();
@@ -67,6 +84,9 @@ impl Turn {
         };
         turn.refuse_unknown(tools);
         turn.refuse_several_finishes();
+        if let Some(why) = only_finish {
+            turn.refuse_work(why);
+        }
         turn.refused = turn
             .calls
             .iter()
@@ -90,10 +110,6 @@ impl Turn {
                 _ => None,
             })
             .collect()
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.calls.len()
     }
 
     pub(super) fn name(&self, index: usize) -> Option<&str> {
@@ -136,6 +152,15 @@ impl Turn {
         }
     }
 
+    fn refuse_work(&mut self, why: &str) {
+        let open = |call: &&mut Call| call.outcome.is_none() && !call.finishes();
+        for call in self.calls.iter_mut().filter(open) {
+            call.outcome = Some(Answer::Refused(format!(
+                "Not run: {why}, so that only a finish call is still possible."
+            )));
+        }
+    }
+
     fn in_running_order(&self) -> VecDeque<usize> {
         let open = |finishes: bool| {
             let calls = self.calls.iter().enumerate();
@@ -159,10 +184,12 @@ impl Turn {
             }
             self.waiting.pop_front();
             self.running += 1;
-            actions.push(Action::StartCall {
+            actions.push(Action::StartCall(CallStart {
                 index,
                 call: call.call.clone(),
-            });
+                decision: call.decision.clone(),
+                again: call.again,
+            }));
             if !side_by_side {
                 break;
             }
@@ -174,6 +201,32 @@ impl Turn {
         if let Some(call) = self.calls.get_mut(index) {
             call.started = Some(time);
         }
+    }
+
+    pub(super) fn decided(&mut self, index: usize, decision: Decision) {
+        if let Some(call) = self.calls.get_mut(index) {
+            call.decision = Some(decision);
+        }
+    }
+
+    /// The calls that had begun in another process and whose results nobody knows.
+    pub(super) fn interrupted(&self) -> Vec<usize> {
+        let calls = self.calls.iter().enumerate();
+        calls
+            .filter(|(_, call)| call.outcome.is_none() && call.started.is_some())
+            .filter(|(_, call)| !call.resumes())
+            .map(|(index, _)| index)
+            .collect()
+    }
+
+    /// Forgets which calls were handed out to a process that is gone: those without a result start
+    /// anew, in their order.
+    pub(super) fn hand_out_again(&mut self) {
+        for call in self.calls.iter_mut().filter(|call| call.outcome.is_none()) {
+            call.again = call.started.is_some();
+        }
+        self.running = 0;
+        self.waiting = self.in_running_order();
     }
 
     pub(super) fn finished(&mut self, index: usize, outcome: CallOutcome) {
@@ -203,14 +256,17 @@ impl Turn {
     pub(super) fn into_result(self) -> TurnResult {
         let mut result = TurnResult {
             messages: Vec::new(),
+            calls: Vec::new(),
             finish: None,
             sandbox_gone: None,
+            polls: false,
         };
         for Call {
             call,
             traits,
             started,
             outcome,
+            ..
         } in self.calls
         {
             let message = match outcome {
@@ -227,10 +283,12 @@ impl Turn {
                     message
                 }
                 Some(Answer::Refused(text)) => ToolMessage::new(&call, text),
-                // `into_result` is for turns that are done; kept total all the same.
-                None => ToolMessage::new(&call, "Not run."),
+                None if started.is_some() => ToolMessage::new(&call, INTERRUPTED),
+                None => ToolMessage::new(&call, "Not run: the run ended before."),
             };
             result.messages.push(message);
+            result.calls.push(call);
+            result.polls |= traits.is_some_and(|traits| traits.polls);
         }
         result
     }
@@ -239,6 +297,10 @@ impl Turn {
 impl Call {
     fn finishes(&self) -> bool {
         self.traits.is_some_and(|traits| traits.finishes)
+    }
+
+    fn resumes(&self) -> bool {
+        self.traits.is_some_and(|traits| traits.resumes)
     }
 
     fn runs_side_by_side(&self) -> bool {

@@ -7,7 +7,16 @@
     reason = "a helper that can't go on fails its test"
 )]
 
+mod approvals;
+mod budgets;
+mod deadlines;
 mod files;
+mod hooks;
+mod kept;
+mod ledger;
+mod repeats;
 mod runs;
 mod sessions;
+mod sub_agents;
+mod summaries;
 mod support;

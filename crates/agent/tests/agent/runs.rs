@@ -4,29 +4,20 @@ use std::error::Error as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::{Scripted, agent, calls, finish, outcome, results, session, text, watch};
+use crate::support::{
+    Scripted, agent, bare, calls, finish, outcome, results, session, text, watch,
+};
 use cantle_agent::{RunErrorKind, SessionErrorKind};
 use cantle_core::event::{EventKind, RunStatus};
 use cantle_core::ledger::CallPurpose;
 use cantle_core::llm::{ChatEvent, LlmError, LlmErrorKind};
 use cantle_core::message::Message;
-use cantle_core::tool::{DynTool, ToolContext, ToolError, ToolOutput, ToolSpec};
+use cantle_core::tool::{ToolContext, ToolError, ToolOutput};
 use cantle_core::usage::TokenUsage;
 use futures_util::StreamExt as _;
 use serde_json::json;
 use tokio::sync::Barrier;
 use tokio_util::sync::CancellationToken;
-
-fn bare<F, Fut>(name: &str, call: F) -> DynTool
-where
-    F: Fn(ToolContext) -> Fut + Send + Sync + 'static,
-    Fut: Future<Output = Result<ToolOutput, ToolError>> + Send + 'static,
-{
-    let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}}});
-    DynTool::from_schema(ToolSpec::new(name, "A test.", schema), move |_, cx| {
-        call(cx)
-    })
-}
 
 #[tokio::test]
 async fn a_run_ends_with_the_parameters_of_its_finish_call() {
@@ -74,7 +65,7 @@ async fn bad_arguments_unknown_tools_errors_and_panics_are_results_and_the_run_g
         "The tool failed with an internal error: oh no",
         "nothing is not a valid tool. The tools are: fails, finish, panics.",
         "Tool arguments are not valid JSON: EOF while parsing a value at line 1 column 6. Send one JSON object.",
-        "Argument `n`: expected integer, got a string",
+        "Argument `n`: expected integer, got the string \"x\"",
         "Tool arguments must be a JSON object, not a list.",
         "unknown argument `m` (arguments are: `n`)",
     ];

@@ -1,8 +1,7 @@
 //! A model that follows a script, without a network.
 
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use cantle_agent::{Agent, AgentBuilder, Outcome, Run, Session, SessionOptions};
@@ -10,12 +9,14 @@ use cantle_core::event::Event;
 use cantle_core::llm::{
     ChatEvent, ChatRequest, ChatStream, LlmClient, LlmError, ModelInfo, StopReason, TurnEnd,
 };
-use cantle_core::message::{AssistantBlock, Message, ToolCall};
-use cantle_core::tool::{DynTool, ToolOutput, ToolSpec};
+use cantle_core::message::{AssistantBlock, Message, SharedMessage, ToolCall};
+use cantle_core::tool::{DynTool, ToolContext, ToolError, ToolOutput, ToolSpec};
 use cantle_core::usage::TokenUsage;
+use futures_util::future::BoxFuture;
 use futures_util::{StreamExt as _, stream};
 use serde_json::{Value, json};
 
+type Wait = dyn Fn(usize) -> BoxFuture<'static, ()> + Send + Sync;
 type Answer = dyn Fn(usize, &ChatRequest) -> Vec<Result<ChatEvent, LlmError>> + Send + Sync;
 
 /// Answers by the number of model turns in the request.
@@ -23,7 +24,8 @@ type Answer = dyn Fn(usize, &ChatRequest) -> Vec<Result<ChatEvent, LlmError>> + 
 pub(crate) struct Scripted {
     model: ModelInfo,
     answer: Arc<Answer>,
-    requests: Arc<AtomicUsize>,
+    wait: Option<Arc<Wait>>,
+    requests: Arc<Mutex<Vec<ChatRequest>>>,
 }
 
 impl Scripted {
@@ -34,12 +36,40 @@ impl Scripted {
         Self {
             model: ModelInfo::new("scripted"),
             answer: Arc::new(answer),
+            wait: None,
             requests: Arc::default(),
         }
     }
 
+    /// The same as another model.
+    pub(crate) fn named(mut self, slug: &str) -> Self {
+        self.model.slug = slug.to_owned();
+        self
+    }
+
+    /// The same with a context window of this many tokens.
+    pub(crate) fn with_window(mut self, tokens: u64) -> Self {
+        self.model.context_window = Some(tokens);
+        self
+    }
+
+    /// The same, waiting before it answers a request (counted from 0).
+    pub(crate) fn waiting<F, Fut>(mut self, wait: F) -> Self
+    where
+        F: Fn(usize) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = ()> + Send + 'static,
+    {
+        self.wait = Some(Arc::new(move |number| Box::pin(wait(number))));
+        self
+    }
+
     pub(crate) fn requests(&self) -> usize {
-        self.requests.load(Ordering::SeqCst)
+        self.requests.lock().unwrap().len()
+    }
+
+    /// What it was asked, in order.
+    pub(crate) fn asked(&self) -> Vec<ChatRequest> {
+        self.requests.lock().unwrap().clone()
     }
 }
 
@@ -55,12 +85,24 @@ impl LlmClient for Scripted {
     }
 
     fn stream(&self, request: ChatRequest) -> ChatStream {
-        self.requests.fetch_add(1, Ordering::SeqCst);
+        let number = {
+            let mut requests = self.requests.lock().unwrap();
+            requests.push(request.clone());
+            requests.len() - 1
+        };
         let turn = request
             .messages
             .iter()
             .filter(|m| matches!(&***m, Message::Assistant(_)));
-        Box::pin(stream::iter((self.answer)(turn.count(), &request)))
+        let answer = stream::iter((self.answer)(turn.count(), &request));
+        match &self.wait {
+            None => Box::pin(answer),
+            Some(wait) => {
+                let mut answer = Some(answer);
+                let answer = move |()| answer.take().unwrap_or_else(|| stream::iter(Vec::new()));
+                Box::pin(stream::once(wait(number)).flat_map(answer))
+            }
+        }
     }
 }
 
@@ -164,4 +206,63 @@ pub(crate) fn results(outcome: &Outcome) -> Vec<(String, bool)> {
         .iter()
         .filter_map(|message| result(message))
         .collect()
+}
+
+/// The same answer, for which the provider counted this many tokens.
+pub(crate) fn of_tokens(
+    mut events: Vec<Result<ChatEvent, LlmError>>,
+    tokens: u64,
+) -> Vec<Result<ChatEvent, LlmError>> {
+    if let Some(Ok(ChatEvent::Finished(end))) = events.last_mut() {
+        end.usage = Some(TokenUsage {
+            input: tokens,
+            ..TokenUsage::default()
+        });
+    }
+    events
+}
+
+/// The same answer, stopped for this reason.
+pub(crate) fn stopped(
+    mut events: Vec<Result<ChatEvent, LlmError>>,
+    stop: StopReason,
+) -> Vec<Result<ChatEvent, LlmError>> {
+    if let Some(Ok(ChatEvent::Finished(end))) = events.last_mut() {
+        end.stop = stop;
+    }
+    events
+}
+
+/// A tool with one argument, `n`, that it does not look at.
+pub(crate) fn bare<F, Fut>(name: &str, call: F) -> DynTool
+where
+    F: Fn(ToolContext) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = Result<ToolOutput, ToolError>> + Send + 'static,
+{
+    let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}}});
+    DynTool::from_schema(ToolSpec::new(name, "A test.", schema), move |_, cx| {
+        call(cx)
+    })
+}
+
+/// A tool that says the arguments it got.
+pub(crate) fn echo(name: &str) -> DynTool {
+    let schema = json!({"type": "object", "properties": {
+        "n": {"type": "integer"},
+        "text": {"type": "string"},
+        "list": {"type": "array", "items": {"type": "string"}},
+    }});
+    let spec = ToolSpec::new(name, "Says its arguments.", schema);
+    DynTool::from_schema(spec, |arguments, _| async move {
+        Ok(ToolOutput::text(arguments.to_string()))
+    })
+}
+
+/// The text of what was said in the user's role in an outcome's history, in order.
+pub(crate) fn said(history: &[SharedMessage]) -> Vec<String> {
+    let said = |message: &Message| match message {
+        Message::User(message) => Some(message.content.text()),
+        _ => None,
+    };
+    history.iter().filter_map(|message| said(message)).collect()
 }

@@ -4,13 +4,18 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+#[cfg(confined)]
+use cantle_core::sandbox::SpawnRequest;
 use cantle_core::sandbox::{PtySize, Stdin};
-use rustix::pipe::{PipeFlags, pipe_with};
+#[cfg(confined)]
 use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
+#[cfg(confined)]
 use rustix::termios::tcsetwinsize;
 use tokio::net::unix::pipe;
 
-use super::source::{Source, Terminal, window};
+#[cfg(confined)]
+use super::source::window;
+use super::source::{Source, Terminal};
 use super::stdin::Sink;
 
 /// What is handed to the supervisor, and what is kept.
@@ -22,6 +27,10 @@ pub(super) struct Channels {
 }
 
 #[derive(Debug)]
+#[cfg_attr(
+    not(confined),
+    expect(dead_code, reason = "there are no terminals without a supervisor")
+)]
 pub(super) enum Ours {
     Pipes {
         stdin: Option<OwnedFd>,
@@ -64,8 +73,19 @@ impl Channels {
         })
     }
 
+    /// What a request asks for; `has_terminals` says whether the sandbox makes terminals.
+    #[cfg(confined)]
+    pub(super) fn new(request: &SpawnRequest, has_terminals: bool) -> io::Result<Self> {
+        match request.pty {
+            None => Self::pipes(&request.stdin),
+            Some(size) if has_terminals => Ok(Self::own_terminal(size)),
+            Some(size) => Self::our_terminal(size),
+        }
+    }
+
     /// A terminal that the sandbox makes, so that it has a name in there.
-    pub(super) fn own_terminal(size: PtySize) -> Self {
+    #[cfg(confined)]
+    fn own_terminal(size: PtySize) -> Self {
         Self {
             theirs: Vec::new(),
             ours: Ours::Awaited(size),
@@ -73,7 +93,8 @@ impl Channels {
     }
 
     /// A terminal of the host's.
-    pub(super) fn our_terminal(size: PtySize) -> io::Result<Self> {
+    #[cfg(confined)]
+    fn our_terminal(size: PtySize) -> io::Result<Self> {
         let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
         let master = openpt(flags)?;
         unlockpt(&master)?;
@@ -86,11 +107,13 @@ impl Channels {
     }
 
     /// Whether the command's input is a terminal that comes from here.
+    #[cfg(confined)]
     pub(super) fn is_terminal(&self) -> bool {
         matches!(self.ours, Ours::Terminal(_))
     }
 
     /// The rows and columns of the terminal that the sandbox should make.
+    #[cfg(confined)]
     pub(super) fn wanted(&self) -> Option<(u16, u16)> {
         match self.ours {
             Ours::Awaited(size) => Some((size.rows, size.columns)),
@@ -150,5 +173,6 @@ fn receiver(pipe: OwnedFd) -> io::Result<Source> {
 
 /// A pipe: where it is read, and where it is written.
 fn new_pipe() -> io::Result<(OwnedFd, OwnedFd)> {
-    Ok(pipe_with(PipeFlags::CLOEXEC)?)
+    let (reader, writer) = io::pipe()?;
+    Ok((reader.into(), writer.into()))
 }

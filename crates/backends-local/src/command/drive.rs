@@ -11,7 +11,6 @@ use cantle_core::policy::PolicyField;
 use cantle_core::sandbox::{
     Background, BackgroundProcess, Exit, ExitStatus, OutputChunk, SandboxError, SandboxErrorKind,
 };
-use cantle_supervisor::wire::Order;
 use futures_util::future::join;
 use tokio::select;
 use tokio::sync::{mpsc, watch};
@@ -20,7 +19,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::Command;
 use super::output::Outlet;
-use super::reports::Reports;
+use super::running::Reports;
+use crate::engine::Mark;
 use crate::sandbox::Shared;
 
 /// A cancelled command has at most this long between TERM and KILL, whatever its request says.
@@ -119,6 +119,10 @@ impl Driver {
                 course.command.shared.discard(outlet.into_source());
             }
         }
+        let shared = Arc::clone(&course.command.shared);
+        if !left.is_empty() && shared.limits.are_polled() {
+            shared.attend(course.watch_left());
+        }
     }
 }
 
@@ -133,8 +137,8 @@ pub(super) struct Course {
     pub(super) command: Arc<Command>,
     pub(super) reports: Reports,
     pub(super) started: Instant,
-    /// Where the proxy's log was at the start.
-    pub(super) denials_before: u64,
+    /// How things were at the start.
+    pub(super) mark: Mark,
     pub(super) limit: Option<Duration>,
     pub(super) grace: Duration,
     pub(super) cancellation: CancellationToken,
@@ -182,7 +186,7 @@ impl Course {
             status: stopped.or(self.reports.end().map(|end| end.status)),
             duration,
             left,
-            denials_before: self.denials_before,
+            mark: self.mark,
         }
     }
 
@@ -223,9 +227,7 @@ impl Course {
     async fn stop(&mut self, mut kill_at: Instant) {
         let mut cancelled = self.cancellation.is_cancelled();
         if Instant::now() < kill_at {
-            let id = self.command.id;
-            // Where it can't be sent the sandbox is gone, and its reports end.
-            let _ = self.command.shared.order(Order::Terminate { id }, &[]);
+            self.command.terminate();
         }
         while Instant::now() < kill_at {
             select! {
@@ -245,6 +247,20 @@ impl Course {
         self.command.kill();
         // What the kernel doesn't let go of yet is dead as soon as it does.
         let _ = timeout(KILL_DEADLINE, self.reports.gone()).await;
+    }
+
+    /// Keeps what the command has left within the limits that we keep ourselves, while it runs.
+    async fn watch_left(mut self) {
+        let command = Arc::clone(&self.command);
+        let shared = &command.shared;
+        let (field, limit) = select! {
+            () = self.reports.gone() => return,
+            reached = shared.limits.reached(&command) => reached,
+        };
+        command.kill();
+        shared.note(format!(
+            "What an earlier command had left running was stopped: it passed the limit `{field}` of {limit}."
+        ));
     }
 
     /// Kills what a command that ended by itself has left, or lists it where it may stay.
@@ -284,8 +300,8 @@ struct End {
     status: Option<ExitStatus>,
     duration: Duration,
     left: Vec<BackgroundProcess>,
-    /// Where the proxy's log was at the start.
-    denials_before: u64,
+    /// How things were at the start.
+    mark: Mark,
 }
 
 impl End {
@@ -295,18 +311,17 @@ impl End {
         }
         let status = match self.status {
             Some(status) => status,
-            None if shared.is_gone() => return Outcome::Gone,
+            None if shared.engine.is_gone() => return Outcome::Gone,
             // A command has killed all that there is in its sandbox.
             None => ExitStatus::Signal(rustix::process::Signal::KILL.as_raw()),
         };
+        let (status, notes) = shared.engine.told(self.mark, status);
         let mut exit = Exit::new(status, self.duration);
+        exit.notes = notes;
+        exit.notes.extend(shared.take_notes());
         exit.stdout = stdout.report();
         exit.stderr = stderr.report();
         exit.background.clone_from(&self.left);
-        if let Some(denials) = shared.denials() {
-            let denied = denials.since(self.denials_before);
-            exit.notes.extend(denied.iter().map(ToString::to_string));
-        }
         Outcome::Ended(exit)
     }
 }

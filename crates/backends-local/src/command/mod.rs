@@ -1,66 +1,77 @@
 //! Running a command: started in `start`, looked after by a task of its own in `drive`, used
-//! through the handle in `process`.
+//! through the handle in `process`. What is said to a supervisor, and what is done where there is none,
+//! is in `supervised` and in `grouped`.
 
 mod channels;
 mod drive;
+#[cfg(not(confined))]
+mod grouped;
 mod output;
 mod process;
+#[cfg(confined)]
 mod reports;
 mod source;
 mod spill;
 mod start;
 mod stdin;
+#[cfg(confined)]
+mod supervised;
 
-use std::os::fd::AsFd as _;
+use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
-use cantle_supervisor::wire::Order;
-use rustix::pipe::{PipeFlags, pipe_with};
-use tokio::io::AsyncReadExt as _;
-use tokio::net::unix::pipe;
-use tokio::time::timeout;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 
+#[cfg(not(confined))]
+use self::grouped as running;
 pub(crate) use self::output::discard;
 pub(crate) use self::source::Source;
 pub(crate) use self::start::start;
+#[cfg(confined)]
+use self::supervised as running;
 use crate::sandbox::Shared;
-
-/// How long to wait for the list of a command's processes.
-const LIST_DEADLINE: Duration = Duration::from_secs(1);
 
 /// One command and the processes that belong to it.
 #[derive(Debug)]
 pub(crate) struct Command {
     pub(crate) shared: Arc<Shared>,
-    /// Names it among the sandbox's commands.
-    id: u32,
+    running: running::Running,
     /// It has ended, and what it left is killed or may stay.
     settled: AtomicBool,
 }
 
 impl Command {
+    fn new(shared: Arc<Shared>, running: running::Running) -> Self {
+        Self {
+            shared,
+            running,
+            settled: AtomicBool::new(false),
+        }
+    }
+
     /// Has its processes killed. Blocks where other orders stand in the way, which is a matter of
     /// milliseconds.
     fn kill(&self) {
-        // Where it fails the sandbox is gone, and they with it.
-        let _ = self.shared.order_surely(Order::Kill { id: self.id });
+        self.running.kill(&self.shared);
     }
 
-    /// What of it is running, as [`Order::List`] writes it; `None` where that isn't told.
+    /// Asks its processes to end.
+    fn terminate(&self) {
+        self.running.terminate(&self.shared);
+    }
+
+    /// Sends a signal to the group of its first process.
+    fn signal(&self, pid: i32, signal: i32) {
+        self.running.signal(&self.shared, pid, signal);
+    }
+
+    /// What of it is running: for each process its id, a space, its command line and a NUL; `None`
+    /// where that isn't told.
     pub(crate) async fn list(&self) -> Option<Vec<u8>> {
-        let (ours, theirs) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).ok()?;
-        let mut ours = pipe::Receiver::from_owned_fd(ours).ok()?;
-        let order = Order::List { id: self.id };
-        self.shared.order(order, &[theirs.as_fd()]).ok()?;
-        drop(theirs);
-        let mut listed = Vec::new();
-        timeout(LIST_DEADLINE, ours.read_to_end(&mut listed))
-            .await
-            .ok()?
-            .ok()?;
-        Some(listed)
+        self.running.list(&self.shared).await
     }
 
     /// Nothing remains to be done for it.
@@ -93,4 +104,14 @@ impl Drop for Starting {
             command.abandon();
         }
     }
+}
+
+/// Tells the runtime to watch a descriptor, which does not block.
+fn watched(descriptor: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
+    #[expect(
+        deprecated,
+        reason = "unsound only for types that change their descriptor, which `OwnedFd` doesn't; \
+                  what replaces it is an unsafe function"
+    )]
+    AsyncFd::with_interest(descriptor, interest)
 }

@@ -6,7 +6,6 @@ use async_trait::async_trait;
 use cantle_core::sandbox::{
     Exit, OutputStream, Process, ProcessStdin, PtySize, SandboxError, SandboxErrorKind,
 };
-use cantle_supervisor::wire::Order;
 use rustix::process::Signal;
 use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
@@ -48,12 +47,7 @@ impl Process for LocalProcess {
             let message = format!("there is no signal {signal}");
             return Err(SandboxError::new(SandboxErrorKind::InvalidInput, message));
         }
-        let (id, pid) = (self.command.id, self.pid);
-        // A command that has ended is fine, and so is one that ended with its sandbox.
-        let _ = self
-            .command
-            .shared
-            .order(Order::Signal { id, pid, signal }, &[]);
+        self.command.signal(self.pid, signal);
         Ok(())
     }
 

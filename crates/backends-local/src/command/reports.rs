@@ -9,6 +9,7 @@ use cantle_supervisor::wire::{Report, Stage};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
+use super::watched;
 use crate::supervisor;
 
 /// The end of a command's first process.
@@ -41,14 +42,8 @@ pub(super) enum Started {
 impl Reports {
     /// Takes reports from a socket that doesn't block.
     pub(super) fn new(socket: OwnedFd) -> io::Result<Self> {
-        #[expect(
-            deprecated,
-            reason = "unsound only for types that change their descriptor, which `OwnedFd` \
-                      doesn't; what replaces it is an unsafe function"
-        )]
-        let socket = AsyncFd::with_interest(socket, Interest::READABLE)?;
         Ok(Self {
-            socket,
+            socket: watched(socket, Interest::READABLE)?,
             ended: None,
             gone: false,
         })

@@ -14,6 +14,8 @@ use tokio::net::unix::pipe;
 
 use cantle_core::sandbox::PtySize;
 
+use super::watched;
+
 /// Bytes that are read from a terminal at once: what it holds.
 const TERMINAL_BYTES: usize = 4096;
 
@@ -50,10 +52,14 @@ impl Source {
 
     /// Makes room for so many bytes between the command and us, where that can be.
     pub(super) fn enlarge(&self, bytes: usize) {
+        #[cfg(confined)]
         if let Self::Pipe(pipe) = self {
             // Slower where it is refused, nothing else.
             let _ = rustix::pipe::fcntl_setpipe_size(pipe, bytes);
         }
+        // Only Linux lets pipes grow.
+        #[cfg(not(confined))]
+        let _ = bytes;
     }
 }
 
@@ -66,12 +72,7 @@ pub(crate) struct Terminal {
 impl Terminal {
     pub(super) fn new(master: OwnedFd) -> io::Result<Self> {
         fcntl_setfl(&master, fcntl_getfl(&master)? | OFlags::NONBLOCK)?;
-        #[expect(
-            deprecated,
-            reason = "unsound only for types that change their descriptor, which `OwnedFd` \
-                      doesn't; what replaces it is an unsafe function"
-        )]
-        let master = AsyncFd::with_interest(master, Interest::READABLE | Interest::WRITABLE)?;
+        let master = watched(master, Interest::READABLE | Interest::WRITABLE)?;
         Ok(Self { master })
     }
 

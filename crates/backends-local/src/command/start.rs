@@ -1,40 +1,30 @@
-//! Starting a command: its pipes are made here, the process by the supervisor.
+//! Starting a command: what it is, and the task that looks after it. Its process is made in
+//! `supervised`, or in `grouped`.
 
 use std::collections::BTreeMap;
-use std::ffi::{CString, OsStr, OsString};
+use std::ffi::{OsStr, OsString};
 use std::io;
-use std::os::fd::{AsFd as _, BorrowedFd};
-use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
-use std::time::Duration;
 
 use cantle_core::sandbox::{
     Channel, Command as Line, SandboxError, SandboxErrorKind, SandboxPath, SpawnRequest, Stdin,
 };
-use cantle_supervisor::Writer;
-use cantle_supervisor::wire::{Order, Spawn, Stage};
-use rustix::net::SocketFlags;
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, sleep};
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::channels::{Channels, Ends};
+use super::channels::Ends;
 use super::drive::{Course, Driver};
 use super::output::{Allowance, LocalOutput, Outlet, PIECES_IN_FLIGHT};
 use super::process::LocalProcess;
-use super::reports::{Reports, Started};
+use super::running::{self, Reports};
 use super::spill::SpillPlace;
 use super::stdin::{LocalStdin, feed};
 use super::{Command, Starting};
 use crate::environment;
-use crate::proxy::Denials;
 use crate::sandbox::Shared;
-use crate::supervisor::{message_sockets, sealed};
-
-/// How long the supervisor may be too busy to take an order.
-const BUSY_DEADLINE: Duration = Duration::from_secs(5);
 
 /// Starts a command and the task that looks after it.
 pub(crate) async fn start(
@@ -44,82 +34,42 @@ pub(crate) async fn start(
     environment::check(&request.environment)?;
     let directory = shared.root.directory_path(&request.directory)?;
     let id = shared.next_number();
-    let program = Program::find(shared, &request)?;
-    let failed = |error| SandboxError::io("failed to prepare the command", error);
-    let channels = match request.pty {
-        None => Channels::pipes(&request.stdin),
-        Some(size) if shared.has_terminals => Ok(Channels::own_terminal(size)),
-        Some(size) => Channels::our_terminal(size),
-    };
-    let channels = channels.map_err(failed)?;
-    let body = program.body(shared, &request, &directory, &channels)?;
+    let launch = Launch {
+        id,
+        program: Program::find(shared, &request)?,
+        directory,
+        variables: Vec::new(),
+    }
+    .with_variables(shared, &request);
 
     let spill = |name| {
-        let file = format!("output-{id}.{name}");
+        let file = shared.root.spill_name(id, name);
         request
             .spill
             .map(|limits| SpillPlace::new(limits, Arc::clone(shared), file))
     };
-    let body = sealed(&body).map_err(failed)?;
     let too_much_output = CancellationToken::new();
     let allowance = || Allowance {
         bytes: shared.limits.output_bytes.unwrap_or(u64::MAX),
         exceeded: too_much_output.clone(),
     };
     let outlet = |channel, source, name| Outlet::new(channel, source, spill(name), allowance());
-    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    let (reports, reports_end) = message_sockets(flags).map_err(|error| failed(error.into()))?;
-    let mut reports = Reports::new(reports).map_err(failed)?;
 
-    let denials_before = shared.denials().map_or(0, Denials::mark);
+    let mark = shared.engine.mark();
     let started = Instant::now();
-    let fds: Vec<BorrowedFd<'_>> = [&body, &reports_end]
-        .into_iter()
-        .chain(&channels.theirs)
-        .map(|end| end.as_fd())
-        .collect();
-    loop {
-        match shared.order(Order::Spawn { id }, &fds) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                if started.elapsed() > BUSY_DEADLINE {
-                    return Err(SandboxError::io(
-                        "the sandbox takes no more commands",
-                        error,
-                    ));
-                }
-                sleep(Duration::from_millis(1)).await;
-            }
-            Err(_) => return Err(shared.gone()),
-            Ok(()) => break,
-        }
-    }
-    let command = Arc::new(Command {
-        shared: Arc::clone(shared),
-        id,
-        settled: AtomicBool::new(false),
-    });
-    let starting = Starting(Some(Arc::clone(&command)));
-    // The supervisor has its own copies now.
-    drop((body, reports_end));
-    let (ours, theirs) = channels.split();
-    drop(theirs);
-    let (pid, master) = match reports.started().await {
-        Started::Running(pid, master) => (pid, master),
-        Started::Failed(stage, error) => {
-            command.settle();
-            return Err(program.refused(shared, stage, &directory, error));
-        }
-        Started::Gone => {
-            command.settle();
-            return Err(shared.gone());
-        }
-    };
+    let Launched {
+        starting,
+        command,
+        reports,
+        pid,
+        ends,
+    } = running::launch(shared, &launch, &request).await?;
     let Ends {
         stdin,
         stdout,
         stderr,
         terminal,
-    } = ours.open(master).map_err(failed)?;
+    } = ends;
     let stdout = outlet(Channel::Stdout, stdout, "stdout");
     let stderr = outlet(Channel::Stderr, stderr, "stderr");
     // From here on its task and its handle look after it.
@@ -150,7 +100,7 @@ pub(crate) async fn start(
             grace: request.grace,
             cancellation: request.cancellation,
             background: request.background,
-            denials_before,
+            mark,
             too_much_output,
         },
         stdout,
@@ -175,13 +125,110 @@ pub(crate) async fn start(
     })
 }
 
+/// What is started.
+pub(super) struct Launch {
+    /// Names the command among those of the sandbox.
+    pub(super) id: u32,
+    pub(super) program: Program,
+    /// Absolute, as commands see it.
+    pub(super) directory: SandboxPath,
+    pub(super) variables: Vec<(OsString, OsString)>,
+}
+
+/// What has been started.
+pub(super) struct Launched {
+    /// Kills it until somebody looks after it.
+    pub(super) starting: Starting,
+    pub(super) command: Arc<Command>,
+    pub(super) reports: Reports,
+    /// Its first process, as seen inside the sandbox.
+    pub(super) pid: i32,
+    pub(super) ends: Ends,
+}
+
+/// What of a command's start failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(
+    not(confined),
+    expect(dead_code, reason = "without a supervisor nobody tells them apart")
+)]
+pub(super) enum Step {
+    /// Making a process, its input and output, its limits.
+    Prepare,
+    /// Going to its directory.
+    Directory,
+    /// Executing its program.
+    Execute,
+}
+
+impl Launch {
+    /// The directory as a path.
+    pub(super) fn directory_path(&self) -> OsString {
+        OsString::from_vec([b"/", self.directory.relative_bytes()].concat())
+    }
+
+    fn with_variables(mut self, shared: &Shared, request: &SpawnRequest) -> Self {
+        // What comes later replaces what came before.
+        let mut variables: BTreeMap<OsString, OsString> = BTreeMap::new();
+        variables.insert("PWD".into(), self.directory_path());
+        variables.extend(shared.environment.variables().iter().cloned());
+        if request.pty.is_some() {
+            variables.insert("TERM".into(), "xterm-256color".into());
+        }
+        for (name, value) in &request.environment {
+            variables.insert(name.into(), value.expose().into());
+        }
+        self.variables = variables.into_iter().collect();
+        self
+    }
+
+    /// What a failed start says.
+    pub(super) fn refused(&self, shared: &Shared, step: Step, error: io::Error) -> SandboxError {
+        // The directory may be what wasn't found.
+        if let Err(gone) = shared.root.check() {
+            return gone;
+        }
+        let kind = error.kind();
+        let name = self.program.name.to_string_lossy();
+        match step {
+            Step::Execute => {}
+            Step::Directory => {
+                let directory = &self.directory;
+                return SandboxError::io(format!("failed to start in `{directory}`"), error);
+            }
+            Step::Prepare => {
+                return SandboxError::io(format!("failed to make a process for `{name}`"), error);
+            }
+        }
+        if let (io::ErrorKind::NotFound, Some(search_path)) = (kind, &self.program.search_path) {
+            let places = search_path.to_string_lossy();
+            let message = format!("there is no program `{name}` in {places}");
+            return SandboxError::new(SandboxErrorKind::NotFound, message)
+                .with_advice("Give the program's path, or install it first.");
+        }
+        let error = SandboxError::io(format!("failed to start `{name}`"), error);
+        match kind {
+            io::ErrorKind::ArgumentListTooLong => error.with_advice(
+                "Write long content to a file first and give the command the file's path.",
+            ),
+            io::ErrorKind::NotFound => error.with_advice(
+                "Check the path. A script's first line (`#!`) must name a program that exists.",
+            ),
+            io::ErrorKind::PermissionDenied => {
+                error.with_advice("Make it executable first (`chmod +x`).")
+            }
+            _ => error,
+        }
+    }
+}
+
 /// What is executed.
-struct Program {
+pub(super) struct Program {
     /// Where it may be; the first that is there is taken.
-    candidates: Vec<OsString>,
+    pub(super) candidates: Vec<OsString>,
     /// As it was asked for.
-    name: OsString,
-    arguments: Vec<OsString>,
+    pub(super) name: OsString,
+    pub(super) arguments: Vec<OsString>,
     /// Where it was looked for, unless it was given with its path.
     search_path: Option<OsString>,
 }
@@ -229,104 +276,4 @@ impl Program {
             search_path,
         })
     }
-
-    /// What the supervisor is told.
-    fn body(
-        &self,
-        shared: &Shared,
-        request: &SpawnRequest,
-        directory: &SandboxPath,
-        channels: &Channels,
-    ) -> Result<Vec<u8>, SandboxError> {
-        // Absolute, as commands see it.
-        let directory = [b"/", directory.relative_bytes()].concat();
-        let directory = OsStr::from_bytes(&directory);
-        // What comes later replaces what came before.
-        let mut variables: BTreeMap<&OsStr, &OsStr> = BTreeMap::new();
-        variables.insert(OsStr::new("PWD"), directory);
-        for (name, value) in shared.environment.variables() {
-            variables.insert(name, value);
-        }
-        if request.pty.is_some() {
-            variables.insert(OsStr::new("TERM"), OsStr::new("xterm-256color"));
-        }
-        for (name, value) in &request.environment {
-            variables.insert(OsStr::new(name), OsStr::new(value.expose()));
-        }
-        let mut writer = Writer::new();
-        writer.spawn(&Spawn {
-            directory: &c_string(directory)?,
-            takes_terminal: channels.is_terminal(),
-            terminal: channels.wanted(),
-            programs: count(self.candidates.len()),
-            arguments: count(self.arguments.len() + 1),
-            variables: count(variables.len()),
-        });
-        let arguments = std::iter::once(&self.name).chain(&self.arguments);
-        for text in self.candidates.iter().chain(arguments) {
-            writer.string(&c_string(text)?);
-        }
-        for (name, value) in variables {
-            let mut variable = name.to_owned();
-            variable.push("=");
-            variable.push(value);
-            writer.string(&c_string(&variable)?);
-        }
-        Ok(writer.into_bytes())
-    }
-
-    /// What a failed start says.
-    fn refused(
-        &self,
-        shared: &Shared,
-        stage: Stage,
-        directory: &SandboxPath,
-        error: io::Error,
-    ) -> SandboxError {
-        // The directory may be what wasn't found.
-        if let Err(gone) = shared.root.check() {
-            return gone;
-        }
-        let kind = error.kind();
-        let name = self.name.to_string_lossy();
-        match stage {
-            Stage::Execute => {}
-            Stage::Directory => {
-                return SandboxError::io(format!("failed to start in `{directory}`"), error);
-            }
-            Stage::Fork | Stage::Terminal | Stage::Prepare => {
-                return SandboxError::io(format!("failed to make a process for `{name}`"), error);
-            }
-        }
-        if let (io::ErrorKind::NotFound, Some(search_path)) = (kind, &self.search_path) {
-            let places = search_path.to_string_lossy();
-            let message = format!("there is no program `{name}` in {places}");
-            return SandboxError::new(SandboxErrorKind::NotFound, message)
-                .with_advice("Give the program's path, or install it first.");
-        }
-        let error = SandboxError::io(format!("failed to start `{name}`"), error);
-        match kind {
-            io::ErrorKind::ArgumentListTooLong => error.with_advice(
-                "Write long content to a file first and give the command the file's path.",
-            ),
-            io::ErrorKind::NotFound => error.with_advice(
-                "Check the path. A script's first line (`#!`) must name a program that exists.",
-            ),
-            io::ErrorKind::PermissionDenied => {
-                error.with_advice("Make it executable first (`chmod +x`).")
-            }
-            _ => error,
-        }
-    }
-}
-
-fn count(length: usize) -> u32 {
-    u32::try_from(length).unwrap_or(u32::MAX)
-}
-
-fn c_string(text: &OsStr) -> Result<CString, SandboxError> {
-    CString::new(text.as_bytes()).map_err(|_| {
-        let message = "a command, its directory and its variables must be without NUL";
-        SandboxError::new(SandboxErrorKind::InvalidInput, message)
-    })
 }

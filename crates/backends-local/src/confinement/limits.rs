@@ -16,7 +16,7 @@ const NICE: u32 = 13;
 const REAL_TIME: u32 = 14;
 
 /// Processes of the supervisor that count like a command's: init, and the keeper of a command.
-const OWN_PROCESSES: u64 = 2;
+pub(crate) const OWN_PROCESSES: u64 = 2;
 
 /// Writes the steps. Processes are counted for a user, so that limit is kept only where the user is
 /// the sandbox's own.

@@ -17,13 +17,15 @@ use std::ffi::CString;
 
 use cantle_core::policy::{Access, Network, Policy, PolicyField};
 use cantle_core::sandbox::{EnforcedBy, Isolation, SandboxError};
-use cantle_supervisor::wire::{Setup, Step};
+use cantle_supervisor::wire::{Ready, Setup, Step};
 
 use self::filter::{Openness, Sockets};
+pub(crate) use self::limits::OWN_PROCESSES;
 use self::steps::Steps;
 pub(crate) use self::view::{TEMPORARY, WORKSPACE};
 use crate::backend::{Wall, Walls};
-use crate::files::Places;
+use crate::files::{NOBODY, Places};
+use crate::groups::Groups;
 
 /// Bits for walls that may be missing.
 const LANDLOCK: u8 = 0;
@@ -100,17 +102,14 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    /// `nobody`, and `nogroup`.
-    const UNPRIVILEGED: u32 = 65_534;
-
     /// Our user, or nobody where that would be root.
     pub(crate) fn for_commands(policy: &Policy, walls: Walls) -> Self {
         let (uid, gid) = Self::own();
         let is_root = uid == 0 && is_confined(policy);
         if is_root && walls.include(Wall::Identity) && Self::has_others() {
             return Self {
-                uid: Self::UNPRIVILEGED,
-                gid: Self::UNPRIVILEGED,
+                uid: NOBODY,
+                gid: NOBODY,
                 is_other: true,
             };
         }
@@ -129,7 +128,7 @@ impl Identity {
                 let mut numbers = line.split_whitespace().map(str::parse::<u64>);
                 match (numbers.next(), numbers.nth(1)) {
                     (Some(Ok(first)), Some(Ok(count))) => {
-                        (first..first + count).contains(&Self::UNPRIVILEGED.into())
+                        (first..first + count).contains(&NOBODY.into())
                     }
                     _ => false,
                 }
@@ -145,6 +144,16 @@ impl Identity {
         let gid = rustix::process::getegid();
         (uid.as_raw(), gid.as_raw())
     }
+}
+
+/// What walls are built for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wanted<'a> {
+    pub(crate) policy: &'a Policy,
+    pub(crate) identity: Identity,
+    pub(crate) walls: Walls,
+    /// Whether the files may have to outlive the sandbox.
+    pub(crate) is_durable: bool,
 }
 
 /// What the supervisor is to do.
@@ -165,15 +174,21 @@ impl Plan {
     /// Plans a sandbox.
     pub(crate) fn new(
         mode: Mode,
-        policy: &Policy,
+        wanted: Wanted<'_>,
         places: &Places,
-        identity: Identity,
-        walls: Walls,
+        groups: &Groups,
     ) -> Result<Self, SandboxError> {
+        let Wanted {
+            policy,
+            identity,
+            walls,
+            is_durable,
+        } = wanted;
         let is_confined = is_confined(policy);
         let in_namespaces = mode == Mode::Namespaces;
         let maps = Maps::new(identity);
-        let mut steps = Steps::new(&Setup {
+        let groups = groups.ends();
+        let setup = Setup {
             namespaces: match (mode, &policy.network) {
                 (Mode::Namespaces, None) => NEW_NAMESPACES,
                 (Mode::Namespaces, Some(_)) => NEW_NAMESPACES | NEW_NETWORK,
@@ -182,7 +197,9 @@ impl Plan {
             uid_map: if in_namespaces { &maps.uids } else { c"" },
             gid_map: if in_namespaces { &maps.gids } else { c"" },
             deny_setgroups: in_namespaces && Identity::own().0 != 0,
-        });
+            groups: u32::try_from(groups.len()).unwrap_or(u32::MAX),
+        };
+        let mut steps = Steps::new(&setup, &groups);
         let mut plan = Self {
             mode,
             body: Vec::new(),
@@ -191,8 +208,9 @@ impl Plan {
             has_proxy: false,
         };
         if in_namespaces {
-            plan.has_storage = view::is_sized(&policy.limits);
-            view::build(&mut steps, policy, places, identity)?;
+            // In memory, which nothing outlives.
+            plan.has_storage = view::is_sized(&policy.limits) && !is_durable;
+            view::build(&mut steps, policy, places, identity, plan.has_storage)?;
             steps.add("name the machine", &Step::HostName { name: c"cantle" });
             if let Some(network) = &policy.network {
                 steps.add("start the loopback interface", &Step::Loopback);
@@ -269,25 +287,33 @@ impl Maps {
 )]
 #[derive(Clone, Debug)]
 pub(crate) struct Standing {
-    pub(crate) mode: Mode,
+    mode: Mode,
     /// Landlock's version; 0 where it isn't in force.
-    pub(crate) landlock: u32,
+    landlock: u32,
     filter: bool,
     pub(crate) terminals: bool,
-    /// Whether there is a proxy to be reached.
-    pub(crate) has_proxy: bool,
     identity: Identity,
     own_network: bool,
+    /// Whether the files are on a file system of limited size.
+    has_storage: bool,
+    /// The fields that control groups limit, and what they are called.
+    groups: Option<(Vec<PolicyField>, String)>,
 }
 
 impl Standing {
     pub(crate) fn new(
         plan: &Plan,
-        policy: &Policy,
-        identity: Identity,
-        walls: Walls,
+        wanted: Wanted<'_>,
+        groups: &Groups,
         (missing, landlock): (u64, u32),
     ) -> Self {
+        let Wanted {
+            policy,
+            identity,
+            walls,
+            ..
+        } = wanted;
+        let has_groups = !groups.is_empty() && missing & (1 << Ready::GROUPS) == 0;
         Self {
             mode: plan.mode,
             landlock,
@@ -295,10 +321,16 @@ impl Standing {
                 && walls.include(Wall::SystemCalls)
                 && missing & (1 << FILTER) == 0,
             terminals: plan.mode == Mode::Namespaces && missing & (1 << TERMINALS) == 0,
-            has_proxy: plan.has_proxy,
             identity,
             own_network: plan.mode == Mode::Namespaces && policy.network.is_some(),
+            has_storage: plan.has_storage,
+            groups: has_groups.then(|| (groups.fields(), groups.name())),
         }
+    }
+
+    fn grouped(&self, field: PolicyField) -> bool {
+        let mut groups = self.groups.iter();
+        groups.any(|(fields, _)| fields.contains(&field))
     }
 
     pub(crate) fn isolation(&self) -> Isolation {
@@ -324,6 +356,7 @@ impl Standing {
         if self.identity.is_other {
             names.push(format!("user {}", self.identity.uid));
         }
+        names.extend(self.groups.iter().map(|(_, name)| name.clone()));
         names
     }
 
@@ -355,14 +388,19 @@ impl Standing {
             PolicyField::Environment | PolicyField::WallTime | PolicyField::Output => {
                 EnforcedBy::Backend
             }
+            PolicyField::Memory | PolicyField::Processes if self.grouped(field) => {
+                EnforcedBy::Kernel
+            }
             PolicyField::CpuTime | PolicyField::Memory => EnforcedBy::PerProcess,
             PolicyField::FileSize | PolicyField::OpenFiles => EnforcedBy::Kernel,
             // The kernel counts nobody's processes who is root.
             PolicyField::Processes if self.identity.uid == 0 => EnforcedBy::Polled,
-            PolicyField::Processes | PolicyField::Disk | PolicyField::Inodes => match self.mode {
+            PolicyField::Processes => match self.mode {
                 Mode::Namespaces => EnforcedBy::Kernel,
                 Mode::Rules | Mode::Open => EnforcedBy::Polled,
             },
+            PolicyField::Disk | PolicyField::Inodes if self.has_storage => EnforcedBy::Kernel,
+            PolicyField::Disk | PolicyField::Inodes => EnforcedBy::Polled,
             _ => EnforcedBy::NotEnforced,
         }
     }

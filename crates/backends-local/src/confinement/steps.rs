@@ -6,7 +6,9 @@ use std::path::Path;
 
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
 use cantle_supervisor::Writer;
-use cantle_supervisor::wire::{Setup, Step};
+use cantle_supervisor::wire::{Group, Setup, Step};
+
+use crate::groups::End;
 
 /// `MS_…` of `mount(2)`.
 pub(super) mod ms {
@@ -26,9 +28,16 @@ pub(super) struct Steps {
 }
 
 impl Steps {
-    pub(super) fn new(setup: &Setup<'_>) -> Self {
+    pub(super) fn new(setup: &Setup<'_>, groups: &[End]) -> Self {
         let mut writer = Writer::new();
         writer.setup(setup);
+        for group in groups {
+            writer.group(&Group {
+                directory: &group.directory,
+                stop: &group.stop,
+                word: &group.word,
+            });
+        }
         Self {
             writer,
             names: Vec::new(),

@@ -25,12 +25,14 @@ const DEVICES: &[&str] = &["full", "null", "random", "tty", "urandom", "zero"];
 /// No set-user-id programs, no devices.
 const TAME: u64 = ms::NO_SUID | ms::NO_DEVICES;
 
-/// Writes the steps that build the view, up to the change of the root.
+/// Writes the steps that build the view, up to the change of the root. With `has_storage` the files
+/// are kept on a file system of limited size, in memory.
 pub(super) fn build(
     steps: &mut Steps,
     policy: &Policy,
     places: &Places,
     identity: Identity,
+    has_storage: bool,
 ) -> Result<(), SandboxError> {
     let mut view = View {
         steps,
@@ -47,7 +49,11 @@ pub(super) fn build(
         data: c"",
     };
     view.steps.add("keep mounts apart", &private);
-    let (work, temporary) = view.storage(places, &policy.limits)?;
+    let (work, temporary) = if has_storage {
+        view.storage(places, &policy.limits)?
+    } else {
+        (places.work(), places.temporary())
+    };
     let root = view.root.clone();
     view.steps
         .mount(c"tmpfs", &root, TAME, c"mode=755,size=4m")?;
@@ -72,7 +78,7 @@ pub(super) fn build(
     }
     // All at once, before what may be written comes on top.
     view.steps.attributes(&root, TAME | ms::READ_ONLY)?;
-    let memory_files = is_sized(&policy.limits).then(|| places.sized().memory());
+    let memory_files = has_storage.then(|| places.sized().memory());
     view.mount_devices(memory_files.as_deref())?;
     let read_only = match policy.working_directory {
         Access::ReadOnly => ms::READ_ONLY,
@@ -101,7 +107,7 @@ fn is_covered(path: &Path) -> bool {
     path.starts_with(WORKSPACE) || path.starts_with(TEMPORARY)
 }
 
-/// Whether the files are kept on a file system of limited size.
+/// Whether there is a limit to the size of all files, or to their number.
 pub(super) fn is_sized(limits: &Limits) -> bool {
     limits.disk_bytes.is_some() || limits.inodes.is_some()
 }
@@ -154,16 +160,12 @@ impl View<'_> {
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// Where the working and the temporary directory are kept: the host's disk, or a file system
-    /// of limited size.
+    /// Makes a file system of limited size with the working and the temporary directory.
     fn storage(
         &mut self,
         places: &Places,
         limits: &Limits,
     ) -> Result<(PathBuf, PathBuf), SandboxError> {
-        if !is_sized(limits) {
-            return Ok((places.work(), places.temporary()));
-        }
         let mut options = "mode=777".to_owned();
         if let Some(bytes) = limits.disk_bytes {
             options += &format!(",size={bytes}");
@@ -187,23 +189,23 @@ impl View<'_> {
             for path in system_roots() {
                 match fs::read_link(path) {
                     Ok(target) => self.link(path, &target)?,
-                    Err(_) => self.show(path, path)?,
+                    Err(_) => self.show(path)?,
                 }
             }
         }
         for path in roots.paths.iter().filter(|path| !is_covered(path)) {
-            self.show(path, path)?;
+            self.show(path)?;
         }
         Ok(())
     }
 
-    fn show(&mut self, source: &Path, target: &Path) -> Result<(), SandboxError> {
-        if self.shown.iter().any(|shown| target.starts_with(shown)) {
+    fn show(&mut self, path: &Path) -> Result<(), SandboxError> {
+        if self.is_shown(path) {
             return Ok(());
         }
-        self.make_target(target)?;
-        self.steps.bind(source, &self.place(target))?;
-        self.shown.push(target.to_owned());
+        self.make_target(path)?;
+        self.steps.bind(path, &self.place(path))?;
+        self.shown.push(path.to_owned());
         Ok(())
     }
 

@@ -2,9 +2,11 @@
 //!
 //! `ROOT/work` is the working directory, `ROOT/tmp` the commands' temporary one; commands may see
 //! both under other names ([`Seen`]). All access starts at a descriptor of the root and is resolved
-//! by the kernel (see `resolve`), so that no link leads out, whatever is renamed meanwhile. Everything here blocks, but for [`Root::write`], whose bytes
-//! come from a stream.
+//! by the kernel (see `resolve`), so that no link leads out, whatever is renamed meanwhile. Everything
+//! here blocks, but for [`Root::write`], whose bytes come from a stream.
 
+mod beneath;
+mod kept;
 mod read;
 mod remove;
 mod resolve;
@@ -17,11 +19,20 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
+use cantle_core::ids::RunId;
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind, SandboxPath};
 use rustix::fs::{
     AtFlags, Gid, Mode, OFlags, Stat, Uid, chownat, fchown, fstat, mkdirat, open, openat, statat,
 };
 use rustix::io::Errno;
+
+use self::beneath::LOOK;
+#[cfg(confined)]
+pub(crate) use self::kept::is_name;
+pub(crate) use self::kept::reclaim;
+
+/// `nobody`, and `nogroup`: whom root's commands run as.
+pub(crate) const NOBODY: u32 = 65_534;
 
 /// The working directory's name in the root.
 const WORK: &str = "work";
@@ -29,8 +40,10 @@ const WORK: &str = "work";
 const TEMPORARY: &str = "tmp";
 /// Mount points that only the sandbox itself uses.
 const VIEW: &str = "root";
+#[cfg(confined)]
 const SIZED: &str = "disk";
 /// Only on a file system of limited size.
+#[cfg(confined)]
 const MEMORY: &str = "shm";
 
 /// Where the directories of a sandbox are on the host.
@@ -52,7 +65,10 @@ impl Places {
     pub(crate) fn temporary(&self) -> PathBuf {
         self.base.join(TEMPORARY)
     }
+}
 
+#[cfg(confined)]
+impl Places {
     /// An empty directory in which the commands' view is built.
     pub(crate) fn view(&self) -> PathBuf {
         self.base.join(VIEW)
@@ -87,22 +103,29 @@ pub(crate) struct Root {
     descriptor: OwnedFd,
     /// To notice when it is gone. As long as it is open, no other directory gets its number.
     work: OwnedFd,
+    /// The directory, locked for as long as we live.
+    locked: OwnedFd,
+    /// What the files that output is spilled to are called first.
+    spills: String,
     /// Whose the files are that we write.
     owner: Option<(Uid, Gid)>,
 }
 
 impl Root {
-    /// Makes a directory that is its owner's alone, below `parent` or the system's temporary
-    /// directory.
-    pub(crate) fn create(parent: Option<&Path>, prefix: &str) -> Result<Self, SandboxError> {
-        let parent = parent.map_or_else(std::env::temp_dir, Path::to_owned);
+    /// Makes a directory that is its owner's alone, below `parent`. One that is to be used again must
+    /// be on a file system that has locks.
+    pub(crate) fn create(
+        parent: &Path,
+        run: RunId,
+        is_durable: bool,
+    ) -> Result<Self, SandboxError> {
         let failed = |error| {
             let doing = format!("failed to make a directory in `{}`", parent.display());
             SandboxError::io(doing, error)
                 .with_advice("Set TMPDIR to a directory that exists and can be written.")
         };
         let directory = tempfile::Builder::new()
-            .prefix(prefix)
+            .prefix(&kept::name_of(run))
             .permissions(Permissions::from_mode(0o700))
             .tempdir_in(parent.canonicalize().map_err(failed)?)
             .map_err(failed)?;
@@ -110,6 +133,13 @@ impl Root {
         let places = Places {
             base: directory.path().to_owned(),
         };
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let locked = open(directory.path(), flags, Mode::empty()).map_err(failed)?;
+        match kept::lock(&locked) {
+            Err(error) if is_durable => return Err(failed(error)),
+            // Nobody can tell then that we are dead, and it stays.
+            Ok(()) | Err(_) => {}
+        }
         let descriptor = open_directory(directory.path()).map_err(failed)?;
         for name in [WORK, TEMPORARY, VIEW] {
             mkdirat(&descriptor, name, Mode::RWXU).map_err(failed)?;
@@ -123,47 +153,14 @@ impl Root {
             places,
             descriptor,
             work,
+            locked,
+            spills: "output".to_owned(),
             owner: None,
         };
         root.probe()?;
         // From here on the sandbox removes it.
         let _ = directory.keep();
         Ok(root)
-    }
-
-    /// Gives the directories, and all files that will be written, to the user who runs commands.
-    pub(crate) fn give_to(&mut self, uid: Uid, gid: Gid) -> Result<(), SandboxError> {
-        self.owner = Some((uid, gid));
-        for name in [".", WORK, TEMPORARY] {
-            chownat(
-                &self.descriptor,
-                name,
-                Some(uid),
-                Some(gid),
-                AtFlags::empty(),
-            )
-            .map_err(|error| self.failure("give away", &self.seen.work, error))?;
-        }
-        Ok(())
-    }
-
-    /// Makes the mount point for a file system of limited size.
-    pub(crate) fn make_sized(&self) -> Result<(), SandboxError> {
-        mkdirat(&self.descriptor, SIZED, Mode::RWXU)
-            .map_err(|error| self.failure("make a directory in", &self.seen.work, error))
-    }
-
-    /// Says where commands see the directories.
-    pub(crate) fn see(&mut self, seen: Seen) {
-        self.seen = seen;
-    }
-
-    /// Keeps the files on another file system from now on, which has the same directories.
-    pub(crate) fn move_to(&mut self, descriptor: OwnedFd) -> Result<(), SandboxError> {
-        self.work = openat(&descriptor, WORK, DIRECTORY, Mode::empty())
-            .map_err(|error| self.failure("open", &self.seen.work, error))?;
-        self.descriptor = descriptor;
-        Ok(())
     }
 
     pub(crate) fn places(&self) -> &Places {
@@ -184,7 +181,7 @@ impl Root {
 
     /// Whether the kernel has what all access needs.
     fn probe(&self) -> Result<(), SandboxError> {
-        match self.open_beneath(WORK.as_bytes(), OFlags::PATH) {
+        match self.open_beneath(WORK.as_bytes(), LOOK) {
             Ok(_) => Ok(()),
             Err(Errno::NOSYS | Errno::PERM) => {
                 let message = "the system call `openat2` is not available";
@@ -210,6 +207,11 @@ impl Root {
             }
             None => Ok(()),
         }
+    }
+
+    /// What the file for a command's output is called.
+    pub(crate) fn spill_name(&self, command: u32, channel: &str) -> String {
+        format!("{}-{command}.{channel}", self.spills)
     }
 
     /// Makes a file in the temporary directory.
@@ -274,7 +276,46 @@ impl Root {
     }
 }
 
-const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+/// What becomes of the directory where commands are confined.
+#[cfg(confined)]
+impl Root {
+    /// Gives the directories, and all files that will be written, to the user who runs commands.
+    pub(crate) fn give_to(&mut self, uid: Uid, gid: Gid) -> Result<(), SandboxError> {
+        self.owner = Some((uid, gid));
+        for name in [".", WORK, TEMPORARY] {
+            chownat(
+                &self.descriptor,
+                name,
+                Some(uid),
+                Some(gid),
+                AtFlags::empty(),
+            )
+            .map_err(|error| self.failure("give away", &self.seen.work, error))?;
+        }
+        Ok(())
+    }
+
+    /// Makes the mount point for a file system of limited size.
+    pub(crate) fn make_sized(&self) -> Result<(), SandboxError> {
+        mkdirat(&self.descriptor, SIZED, Mode::RWXU)
+            .map_err(|error| self.failure("make a directory in", &self.seen.work, error))
+    }
+
+    /// Says where commands see the directories.
+    pub(crate) fn see(&mut self, seen: Seen) {
+        self.seen = seen;
+    }
+
+    /// Keeps the files on another file system from now on, which has the same directories.
+    pub(crate) fn move_to(&mut self, descriptor: OwnedFd) -> Result<(), SandboxError> {
+        self.work = openat(&descriptor, WORK, DIRECTORY, Mode::empty())
+            .map_err(|error| self.failure("open", &self.seen.work, error))?;
+        self.descriptor = descriptor;
+        Ok(())
+    }
+}
+
+const DIRECTORY: OFlags = LOOK.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 fn open_directory(path: &Path) -> Result<OwnedFd, Errno> {
     open(path, DIRECTORY, Mode::empty())

@@ -1,17 +1,15 @@
 //! Removing things, however deep and with whatever permissions.
 
 use std::fmt::Write as _;
-use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt as _;
 
 use cantle_core::sandbox::{SandboxError, SandboxPath};
-use rustix::fs::{
-    AtFlags, Dir, DirEntry, FileType, Mode, OFlags, ResolveFlags, chmod, fstat, open, openat,
-    openat2, renameat, statat, unlinkat,
-};
+use rustix::fs::{AtFlags, Dir, DirEntry, FileType, Mode, open, renameat, statat, unlinkat};
 use rustix::io::Errno;
 
-use super::Root;
+use super::beneath::open_for_removal;
+use super::{DIRECTORY, Root};
 
 impl Root {
     /// Removes a file, a link, or a directory with all that is in it.
@@ -41,7 +39,7 @@ impl Root {
         };
         let name = name.as_bytes();
         let mut left = Left::default();
-        open(parent, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
+        open(parent, DIRECTORY, Mode::empty())
             .and_then(|parent| remove_directory(parent.as_fd(), name, &mut left))
             .or_else(|error| {
                 if error == Errno::NOENT {
@@ -59,7 +57,7 @@ const PATIENCE: u32 = 16;
 
 /// What couldn't be removed.
 #[derive(Default)]
-struct Left {
+pub(super) struct Left {
     named: Vec<String>,
     more: usize,
 }
@@ -76,7 +74,7 @@ impl Left {
         }
     }
 
-    fn error(&self, path: &str, error: Errno) -> SandboxError {
+    pub(super) fn error(&self, path: &str, error: Errno) -> SandboxError {
         let mut message = format!("failed to remove `{path}`");
         for (index, name) in self.named.iter().enumerate() {
             let before = if index == 0 { ": it still has " } else { ", " };
@@ -93,7 +91,11 @@ impl Left {
 ///
 /// Directories in it are emptied into it rather than walked into, so that neither depth nor the
 /// number of open descriptors nor the length of a path is a limit.
-fn remove_directory(parent: BorrowedFd<'_>, name: &[u8], left: &mut Left) -> Result<(), Errno> {
+pub(super) fn remove_directory(
+    parent: BorrowedFd<'_>,
+    name: &[u8],
+    left: &mut Left,
+) -> Result<(), Errno> {
     match unlinkat(parent, name, AtFlags::REMOVEDIR) {
         Err(Errno::NOTEMPTY | Errno::EXIST) => {}
         // What is in it can't be read or changed, whatever that is; or it is none, or gone.
@@ -177,24 +179,6 @@ fn move_up(
             result => return result,
         }
     }
-}
-
-/// Opens a directory so that what is in it can be removed, whatever its permissions are.
-fn open_for_removal(parent: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    // Another file system that is mounted here isn't ours to empty.
-    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_XDEV;
-    let directory = openat2(parent, name, flags, Mode::empty(), resolve)?;
-    let mode = Mode::from_raw_mode(fstat(&directory)?.st_mode);
-    if !mode.contains(Mode::RWXU) {
-        // By descriptor, so that it can't be another one. What fails here fails below, too.
-        let _ = chmod(
-            format!("/proc/self/fd/{}", directory.as_raw_fd()),
-            Mode::RWXU,
-        );
-    }
-    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-    openat(&directory, ".", flags, Mode::empty())
 }
 
 /// What is in a directory, and whether it is a directory in turn.

@@ -8,15 +8,14 @@
 use std::os::fd::OwnedFd;
 
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind, SandboxPath};
-use rustix::fs::{Mode, OFlags, ResolveFlags, openat2, readlinkat};
+use rustix::fs::{OFlags, readlinkat};
 use rustix::io::Errno;
 
+use super::beneath::{LOOK, Links, open_beneath};
 use super::{Root, TEMPORARY, WORK};
 
 /// As many links as the kernel follows.
 const MOST_LINKS: usize = 40;
-/// The kernel can't tell where a path leads while directories are being moved; then it says so.
-const MOST_RETRIES: usize = 128;
 
 impl Root {
     /// Opens what is at a path; `doing` is for the error.
@@ -40,7 +39,7 @@ impl Root {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(fixed_place(doing, path));
         };
-        let directory = self.open(&parent, OFlags::PATH | OFlags::DIRECTORY, doing)?;
+        let directory = self.open(&parent, LOOK | OFlags::DIRECTORY, doing)?;
         Ok((directory, name))
     }
 
@@ -59,7 +58,7 @@ impl Root {
         if path.is_start() && !path.is_absolute() {
             return Ok(self.seen().work.clone());
         }
-        self.open(path, OFlags::PATH | OFlags::DIRECTORY, "start a command in")?;
+        self.open(path, LOOK | OFlags::DIRECTORY, "start a command in")?;
         if path.is_absolute() {
             return Ok(path.clone());
         }
@@ -96,41 +95,14 @@ impl Root {
 
     /// Opens what is at a place below the root.
     pub(super) fn open_beneath(&self, place: &[u8], flags: OFlags) -> Result<OwnedFd, Errno> {
-        match self.open_by_kernel(place, flags, ResolveFlags::empty()) {
+        match open_beneath(&self.descriptor, place, flags, Links::Followed) {
             Err(Errno::XDEV) => {
                 let follow_last = !flags.contains(OFlags::NOFOLLOW);
                 let place = self.without_links(place, follow_last)?;
-                self.open_by_kernel(&place, flags, ResolveFlags::empty())
+                open_beneath(&self.descriptor, &place, flags, Links::Followed)
             }
             result => result,
         }
-    }
-
-    fn open_by_kernel(
-        &self,
-        place: &[u8],
-        flags: OFlags,
-        resolve: ResolveFlags,
-    ) -> Result<OwnedFd, Errno> {
-        let mut flags = flags | OFlags::CLOEXEC;
-        if !flags.contains(OFlags::PATH) {
-            // Nothing that code has put there may block us or become our terminal.
-            flags |= OFlags::NONBLOCK | OFlags::NOCTTY;
-        }
-        let mode = if flags.contains(OFlags::CREATE) {
-            Mode::RUSR | Mode::WUSR
-        } else {
-            Mode::empty()
-        };
-        let resolve = resolve | ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
-        let mut result = Err(Errno::AGAIN);
-        for _ in 0..MOST_RETRIES {
-            result = openat2(&self.descriptor, place, flags, mode, resolve);
-            if !matches!(result, Err(Errno::AGAIN | Errno::INTR)) {
-                break;
-            }
-        }
-        result
     }
 
     /// Follows the links in a place, also absolute ones that lead into the root.
@@ -147,8 +119,8 @@ impl Root {
                 } else {
                     done.join(&b'/')
                 };
-                let flags = OFlags::PATH | OFlags::DIRECTORY;
-                self.open_by_kernel(&here, flags, ResolveFlags::NO_SYMLINKS)?;
+                let flags = LOOK | OFlags::DIRECTORY;
+                open_beneath(&self.descriptor, &here, flags, Links::Refused)?;
                 if component == b".." {
                     done.pop().ok_or(Errno::XDEV)?;
                 }
@@ -181,16 +153,19 @@ impl Root {
         Ok(done.join(&b'/'))
     }
 
-    /// What a link says; `None` where it is no link, or nothing.
+    /// What a link says; `None` where it is no link.
     fn link_target(&self, place: &[u8]) -> Result<Option<Vec<u8>>, Errno> {
-        let flags = OFlags::PATH | OFlags::NOFOLLOW;
-        match self.open_by_kernel(place, flags, ResolveFlags::NO_SYMLINKS) {
-            // The target of a descriptor that is no link is missing.
-            Ok(link) => match readlinkat(&link, "", Vec::new()) {
-                Ok(target) => Ok(Some(target.into_bytes())),
-                Err(Errno::NOENT | Errno::INVAL) => Ok(None),
-                Err(error) => Err(error),
-            },
+        let (directory, name) = match place.iter().rposition(|byte| *byte == b'/') {
+            Some(at) => place.split_at(at),
+            None => (b".".as_slice(), place),
+        };
+        let name = name.strip_prefix(b"/").unwrap_or(name);
+        let flags = LOOK | OFlags::DIRECTORY;
+        let directory = open_beneath(&self.descriptor, directory, flags, Links::Refused)?;
+        match readlinkat(&directory, name, Vec::new()) {
+            Ok(target) => Ok(Some(target.into_bytes())),
+            // There is something else.
+            Err(Errno::INVAL) => Ok(None),
             Err(error) => Err(error),
         }
     }

@@ -5,12 +5,18 @@ use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, fstat, mkdirat, ren
 use rustix::io::Errno;
 
 use super::Root;
+use super::beneath::LOOK;
 
 impl Root {
     /// What is at a path; a link is not followed.
     pub(crate) fn stat(&self, path: SandboxPath) -> Result<FileInfo, SandboxError> {
-        let found = self.open(&path, OFlags::PATH | OFlags::NOFOLLOW, "look at")?;
-        let stat = fstat(&found).map_err(|error| self.failure("look at", &path, error))?;
+        let failed = |error| self.failure("look at", &path, error);
+        let stat = match self.open_parent(&path, "look at") {
+            Ok((directory, name)) => statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW),
+            // One of the directories that every sandbox has, or an error.
+            Err(_) => fstat(self.open(&path, LOOK | OFlags::DIRECTORY, "look at")?),
+        };
+        let stat = stat.map_err(failed)?;
         Ok(info(path, &stat))
     }
 
@@ -57,7 +63,7 @@ impl Root {
     }
 
     fn make_directories(&self, path: &SandboxPath) -> Result<(), SandboxError> {
-        let open = |path: &SandboxPath| self.open(path, OFlags::PATH | OFlags::DIRECTORY, "make");
+        let open = |path: &SandboxPath| self.open(path, LOOK | OFlags::DIRECTORY, "make");
         let mut missing = Vec::new();
         let mut above = Some(path.clone());
         while let Some(directory) = above {
@@ -113,5 +119,10 @@ fn info(path: SandboxPath, stat: &Stat) -> FileInfo {
         _ => FileKind::Other,
     };
     let size_bytes = u64::try_from(stat.st_size).unwrap_or(0);
-    FileInfo::new(path, kind, size_bytes, Some(stat.st_mode & 0o777))
+    FileInfo::new(path, kind, size_bytes, Some(permissions(stat.st_mode)))
+}
+
+/// Systems have modes of different widths.
+fn permissions(mode: impl Into<u32>) -> u32 {
+    mode.into() & 0o777
 }

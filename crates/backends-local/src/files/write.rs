@@ -9,7 +9,9 @@ use bytes::Bytes;
 use cantle_core::ids::fresh_id;
 use cantle_core::sandbox::{ByteStream, SandboxError, SandboxErrorKind, SandboxPath, WriteOptions};
 use futures_util::StreamExt as _;
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, fchmod, openat, renameat, statat, unlinkat};
+use rustix::fs::{
+    AtFlags, FileType, Mode, OFlags, RawMode, fchmod, openat, renameat, statat, unlinkat,
+};
 use rustix::io::Errno;
 
 use super::Root;
@@ -158,7 +160,7 @@ impl Draft {
     fn publish(mut self, root: &Root, mode: u32) -> Result<(), SandboxError> {
         let name = self.path.file_name().unwrap_or_default();
         root.give(&self.file)
-            .and_then(|()| fchmod(&self.file, Mode::from_raw_mode(mode & 0o777)))
+            .and_then(|()| fchmod(&self.file, Mode::from_raw_mode((mode & 0o777) as RawMode)))
             .and_then(|()| renameat(&self.directory, &self.temporary, &self.directory, name))
             .map_err(|error| root.failure("write", &self.path, error))?;
         self.published = true;

@@ -104,14 +104,3 @@ async fn a_field_that_is_said_to_be_enforced_and_is_not_is_found() {
     assert_eq!(output.stdout.text().lines().collect::<Vec<_>>(), said);
     sandbox.close().await.unwrap();
 }
-
-#[test]
-fn our_own_group_is_found_below_its_mount() {
-    let mounted = tempfile::tempdir().unwrap();
-    fs::create_dir_all(mounted.path().join("a/b")).unwrap();
-    let own = "9:name=systemd:/\n4:cpu,cpuacct:/elsewhere\n3:memory:/a/b\n0::/a\n";
-    let group = |of| own_group(own, mounted.path(), of);
-    assert_eq!(group("rw,relatime,memory"), mounted.path().join("a/b"));
-    assert_eq!(group(""), mounted.path().join("a"));
-    assert_eq!(group("rw,cpu"), mounted.path());
-}

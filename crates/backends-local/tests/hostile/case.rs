@@ -170,7 +170,9 @@ impl Case {
 
     /// Whether it may end differently than in the modes before.
     pub(crate) fn depends_on(&self, mode: Mode) -> bool {
-        if mode.is_structural() {
+        if mode.is_ungrouped() {
+            self.stopped_by.contains(&Wall::ControlGroups)
+        } else if mode.is_structural() {
             true
         } else if mode.has(Wall::Identity) {
             !self.is_structural

@@ -8,7 +8,7 @@
 //!
 //! As root, everything runs twice: as root, and again by the same program as an ordinary user.
 
-#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+#![cfg(confined)]
 #![expect(
     clippy::unwrap_used,
     clippy::panic,

@@ -30,8 +30,7 @@ impl fmt::Display for Who {
     }
 }
 
-/// Walls that are left out, as on a machine that hasn't got them. One without control groups comes
-/// here when something uses them.
+/// Walls that are left out, as on a machine that hasn't got them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mode {
     pub(crate) name: &'static str,
@@ -67,6 +66,10 @@ impl Mode {
                 without: &[Wall::Namespaces, Wall::Landlock],
             },
             Mode {
+                name: "without control groups",
+                without: &[Wall::ControlGroups],
+            },
+            Mode {
                 name: "as root inside",
                 without: &[Wall::Identity],
             },
@@ -86,6 +89,11 @@ impl Mode {
 
     pub(crate) fn has(self, wall: Wall) -> bool {
         !self.without.contains(&wall)
+    }
+
+    /// Whether all that is missing are control groups.
+    pub(crate) fn is_ungrouped(self) -> bool {
+        self.without == [Wall::ControlGroups]
     }
 
     /// Whether it is one of the two ways to run commands: in namespaces, and among the host's

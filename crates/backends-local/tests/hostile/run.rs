@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::time::{Duration, Instant};
 
-use cantle_backends_local::Wall;
+use cantle_backends_local::{LocalBackend, Wall};
 use cantle_core::policy::{Policy, PolicyField};
 use cantle_core::sandbox::{EnforcedBy, SandboxInfo};
 use futures_util::{StreamExt as _, stream};
@@ -298,20 +298,33 @@ async fn clean_up(fixture: &Fixture) {
     .await;
 }
 
-/// The wall of a mode that this machine hasn't got.
+/// The wall of a mode that this machine hasn't got; or that it hasn't got anyway.
 async fn missing(mode: Mode) -> Option<&'static str> {
-    let mut policy = Policy::workspace();
-    policy.strictness = cantle_core::policy::Strictness::BestEffort;
-    let fixture = Fixture::new(Fixture::own_uid());
-    let arena = Arena::open(fixture, mode.backend(), policy, Some(mode)).await;
-    let arena = arena.unwrap_or_else(|error| panic!("{}: {error}", mode.name));
-    let info = arena.sandbox().info().clone();
-    arena.close().await;
+    if mode.is_ungrouped() {
+        let info = opened(without(&[]), mode).await;
+        return (!names(&info, CONTROL_GROUPS)).then_some(CONTROL_GROUPS);
+    }
+    let info = opened(mode.backend(), mode).await;
     NAMES
         .iter()
         .find(|(wall, name)| mode.has(*wall) != names(&info, name))
         .map(|(_, name)| *name)
 }
+
+/// What a sandbox says that would use each wall.
+async fn opened(backend: LocalBackend, mode: Mode) -> SandboxInfo {
+    let mut policy = Policy::workspace();
+    policy.limits.memory_bytes = Some(1 << 30);
+    policy.strictness = cantle_core::policy::Strictness::BestEffort;
+    let fixture = Fixture::new(Fixture::own_uid());
+    let arena = Arena::open(fixture, backend, policy, Some(mode)).await;
+    let arena = arena.unwrap_or_else(|error| panic!("{}: {error}", mode.name));
+    let info = arena.sandbox().info().clone();
+    arena.close().await;
+    info
+}
+
+const CONTROL_GROUPS: &str = "control groups";
 
 /// How a sandbox's report names its walls.
 const NAMES: &[(Wall, &str)] = &[

@@ -2,7 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use cantle_core::sandbox::{Background, ExitStatus, SandboxExt as _};
+use cantle_backends_local::LocalBackend;
+use cantle_core::ids::RunId;
+use cantle_core::policy::Policy;
+use cantle_core::sandbox::{Backend as _, Background, ExitStatus, SandboxContext, SandboxExt as _};
 
 use crate::support::{Token, eventually, on_host, open, soon, stdout};
 
@@ -29,6 +32,34 @@ async fn the_call_ends_with_the_command_and_takes_its_children_along() {
         assert_eq!(output.exit.background, []);
         assert_eq!(token.alive(), [0; 0], "{line}");
     }
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn what_stays_is_kept_within_limits_that_are_measured() {
+    let mut policy = Policy::workspace();
+    policy.limits.set("disk=1M").unwrap();
+    let cx = SandboxContext::new(RunId::new(), policy).durable();
+    let sandbox = LocalBackend::new().open(cx).await.unwrap();
+    let token = Token::new();
+    let line =
+        "(sleep 0.5; head -c 5M /dev/zero > big; exec -a TOKEN sleep 600) > /dev/null 2>&1 &";
+    let request = token.shell(line).with_background(Background::Keep);
+    let output = soon(sandbox.run(request)).await.unwrap();
+    assert!(!output.exit.background.is_empty(), "{:?}", output.exit);
+    let stopped = async || {
+        let output = soon(sandbox.run(token.shell("true"))).await.unwrap();
+        output.exit.notes
+    };
+    let mut told = Vec::new();
+    let begun = Instant::now();
+    while told.is_empty() {
+        assert!(begun.elapsed() < LATEST);
+        told = stopped().await;
+    }
+    let expected = "What an earlier command had left running was stopped: it passed the limit `disk` of 1048576.";
+    assert_eq!(told, [expected]);
+    eventually("it is gone", || token.alive().is_empty()).await;
     sandbox.close().await.unwrap();
 }
 

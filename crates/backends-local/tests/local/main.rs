@@ -1,6 +1,6 @@
 //! What the local backend promises, with real processes and real files.
 
-#![cfg(target_os = "linux")]
+#![cfg(confined)]
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -12,8 +12,10 @@ mod background;
 mod closing;
 mod commands;
 mod conformance;
+mod durable;
 mod ending;
 mod files;
+mod groups;
 mod opening;
 mod output;
 mod paths;

@@ -232,7 +232,7 @@ async fn what_was_written_before_a_timeout_is_spilled() {
     let sandbox = open().await;
     let request = SpawnRequest::shell("seq 10000; sleep 600")
         .with_spill(Spill::after(100))
-        .with_timeout(Duration::from_millis(500));
+        .with_timeout(Duration::from_secs(1));
     let output = soon(sandbox.run(request)).await.unwrap();
     let spilled = output.exit.stdout.spilled.unwrap();
     assert_eq!(spilled.size_bytes, 48_894);

@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::future::Future;
+use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -55,6 +56,15 @@ pub(crate) async fn write(sandbox: &dyn Sandbox, name: &str, content: impl Into<
 pub(crate) async fn read(sandbox: &dyn Sandbox, name: &str) -> String {
     let bytes = sandbox.read_bytes(&path(name), 1 << 20).await.unwrap();
     String::from_utf8(bytes.to_vec()).unwrap()
+}
+
+/// What a line begins with that one part of a test says to the other.
+pub(crate) const OPENED: &str = "opened: ";
+
+/// Says what was opened, also where output is captured.
+pub(crate) fn say(what: &str) {
+    let line = format!("{OPENED}{what}\n");
+    std::io::stderr().write_all(line.as_bytes()).unwrap();
 }
 
 /// Waits for something to become true.

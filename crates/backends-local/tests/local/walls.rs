@@ -158,7 +158,9 @@ async fn a_sandbox_of_limited_size_holds_its_files() {
 
 #[tokio::test]
 async fn what_is_polled_stops_the_command_and_says_so() {
-    let backend = LocalBackend::new().without(Wall::Namespaces);
+    let backend = LocalBackend::new()
+        .without(Wall::Namespaces)
+        .without(Wall::ControlGroups);
     for (limit, line, field) in [
         (
             "disk=1M",

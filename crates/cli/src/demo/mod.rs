@@ -5,6 +5,7 @@ mod copy;
 mod turns;
 
 use cantle::agent::{Agent, SessionOptions};
+use cantle::backends::local::LocalBackend;
 use cantle::clients::replay::ReplayClient;
 use cantle::core::message::{AssistantBlock, AssistantMessage, ToolCall};
 use cantle::core::policy::Network;
@@ -48,7 +49,7 @@ pub(crate) fn prepare(args: DemoArgs) -> Result<Demo, Failure> {
         policy,
         ..Rules::default()
     };
-    let agent = agent::complete(agent, rules, None).internal()?;
+    let agent = agent::complete(agent, LocalBackend::new(), rules, None).internal()?;
     Ok(Demo {
         args,
         survey,
@@ -65,7 +66,7 @@ impl Demo {
             display.say(NOTICE).await;
         }
         let options = SessionOptions::default().output_dir(&self.args.output_dir);
-        let session = work::open(&self.agent, options, &cancellation).await?;
+        let session = work::open(self.agent.session(options), &cancellation).await?;
         let copied = tokio::select! {
             copied = self.survey.copy(&session) => copied,
             () = cancellation.cancelled() => Err(work::cancelled_early()),
@@ -82,9 +83,11 @@ impl Demo {
             task: TASK.to_owned(),
             output_dir: Some(self.args.output_dir),
             about_key: None,
+            kept: false,
             result_as_json: false,
         };
-        work.perform(session, &mut display, &cancellation).await
+        work.perform(session, &mut display, None, &cancellation)
+            .await
     }
 }
 

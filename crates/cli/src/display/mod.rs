@@ -16,10 +16,12 @@ mod screen;
 mod text;
 mod view;
 
+use std::collections::HashMap;
 use std::io::{self, IsTerminal as _};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use cantle::core::event::Event;
+use cantle::core::event::{Event, EventKind};
+use cantle::core::ids::RunId;
 use cantle::core::policy::Network;
 use tokio::io::{AsyncWrite, AsyncWriteExt as _, Stderr, Stdout};
 
@@ -28,7 +30,7 @@ pub(crate) use self::closing::Closing;
 use self::look::Look;
 pub(crate) use self::look::Paint;
 use self::screen::Screen;
-pub(crate) use self::text::{clean, clean_json, one_line, plural, size, wrap};
+pub(crate) use self::text::{clean, clean_json, duration, one_line, plural, size, wrap};
 use self::view::View;
 use crate::args::DisplayArgs;
 
@@ -39,6 +41,8 @@ pub(crate) struct Display {
     verbose: bool,
     paint: Paint,
     view: View,
+    /// The runs of sub-agents that go on.
+    views_below: HashMap<RunId, View>,
     screen: Screen,
     started: Instant,
     stdout: Sink<Stdout>,
@@ -76,6 +80,7 @@ impl Display {
                 on: mode == Mode::Live && !set("NO_COLOR"),
             },
             view: View::new(network),
+            views_below: HashMap::new(),
             screen: Screen::default(),
             started: Instant::now(),
             stdout: Sink::new(tokio::io::stdout()),
@@ -108,9 +113,35 @@ impl Display {
             let (now, look) = (self.started.elapsed(), self.look());
             let mut text = String::new();
             for event in events {
-                self.view.event(&event.kind, now, look, &mut text);
+                match event.depth {
+                    0 => self.view.event(&event.kind, now, look, &mut text),
+                    _ => self.below(event, now, look, &mut text),
+                }
             }
             self.put(&text).await;
+        }
+    }
+
+    /// Shows what happened in a sub-agent's run: as plain lines, further in.
+    fn below(&mut self, event: &Event, now: Duration, look: Look, text: &mut String) {
+        let view = self.views_below.entry(event.run).or_default();
+        let mut lines = String::new();
+        view.event(
+            &event.kind,
+            now,
+            Look {
+                columns: None,
+                ..look
+            },
+            &mut lines,
+        );
+        let indent = "    ".repeat(usize::try_from(event.depth).unwrap_or_default().min(8));
+        for line in lines.lines() {
+            text.push_str(format!("{indent}{line}").trim_end());
+            text.push('\n');
+        }
+        if matches!(event.kind, EventKind::RunFinished { .. }) {
+            self.views_below.remove(&event.run);
         }
     }
 
@@ -133,6 +164,12 @@ impl Display {
             let text = self.paint.dim(&clean(text));
             self.put(&format!("{text}\n")).await;
         }
+    }
+
+    /// Takes away what is live, so that somebody else can write below what stays.
+    pub(crate) async fn make_way(&mut self) {
+        let cleared = self.screen.clear();
+        self.stderr.write(cleared.as_bytes()).await;
     }
 
     /// Writes whole lines above what is live.

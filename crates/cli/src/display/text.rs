@@ -205,7 +205,7 @@ pub(crate) fn plural(n: u64, one: &str, many: &str) -> String {
 }
 
 /// How long something took: `0.04 s`, `12.3 s`, `1:05`, `2:00:00`.
-pub(super) fn duration(duration: Duration) -> String {
+pub(crate) fn duration(duration: Duration) -> String {
     let seconds = duration.as_secs_f64();
     match seconds {
         0.0..0.9995 => format!("{seconds:.2} s"),

@@ -85,6 +85,19 @@ impl View {
                 &format!("the conversation outgrew the context window: turn {turn} was taken back"),
                 look,
             ),
+            EventKind::HistorySummarized { replaced } => note(
+                &format!(
+                    "the conversation outgrew the context window: {replaced} messages were summarized"
+                ),
+                look,
+            ),
+            EventKind::RunResumed { turns } => {
+                let turns = plural(u64::from(*turns), "turn", "turns");
+                note(&format!("goes on after {turns}"), look)
+            }
+            EventKind::ApprovalRequested { tool, .. } => {
+                note(&format!("{} waits for consent", one_line(tool)), look)
+            }
             EventKind::ToolStarted { .. } => self.calls.started(event, now, look),
             EventKind::ToolOutputDelta { call_id, text } => {
                 return self.calls.output(call_id, text);

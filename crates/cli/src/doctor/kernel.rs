@@ -192,7 +192,8 @@ fn control_groups(probe: &Probe, info: &SandboxInfo) -> Check {
     let mut report = info.enforcement.iter();
     let memory = report.find(|it| it.field == PolicyField::Memory);
     if memory.is_some_and(|it| it.by == EnforcedBy::Kernel) {
-        return Check::new(CONTROL_GROUPS, State::Ok, found);
+        return Check::new(CONTROL_GROUPS, State::Ok, found)
+            .so("a memory limit holds for everything in a sandbox together");
     }
     let none = probe
         .control_groups
@@ -204,7 +205,9 @@ fn control_groups(probe: &Probe, info: &SandboxInfo) -> Check {
         State::Degraded
     };
     Check::new(CONTROL_GROUPS, state, found).so(
-        "not used: the memory limit holds for each process by itself, not for all of them together",
+        "a memory limit holds for each process by itself, not for all of them together: run cantle where it may \
+         make groups with `memory` (as root with v1; with v2 in a systemd unit with Delegate=yes and \
+         DelegateSubgroup=)",
     )
 }
 

@@ -52,7 +52,7 @@ pub(super) fn kernel() -> Check {
     let Ok(release) = std::fs::read_to_string("/proc/sys/kernel/osrelease") else {
         let found = format!("{}, or no /proc", std::env::consts::OS);
         return Check::new(NAME, State::Missing, found)
-            .so("the local sandbox is for Linux 5.6 or newer with /proc");
+            .so("commands are confined on Linux 5.6 or newer with /proc only; elsewhere `unconfined` works");
     };
     let release = release.trim();
     let found = format!("Linux {release}");

@@ -27,6 +27,7 @@ fn a_file_has_a_key_for_each_setting() {
     "#;
     let expected = File {
         provider: Some(Provider::Litellm),
+        api: None,
         base_url: Some("http://proxy:4000/v1".to_owned()),
         model: Some("m".to_owned()),
         system_prompt: Some("Be brief.".to_owned()),
@@ -54,8 +55,8 @@ fn an_unknown_setting_is_refused_with_those_that_exist() {
     let message = refusal("\nmodle = \"m\"\n");
     assert_eq!(
         message,
-        "line 2: unknown field `modle`, expected one of `provider`, `base_url`, `model`, \
-         `system_prompt`, `max_turns`, `max_tokens`, `context_window`, `timeout`, `no_stream`, `policy`, \
+        "line 2: unknown field `modle`, expected one of `provider`, `api`, `base_url`, \
+         `model`, `system_prompt`, `max_turns`, `max_tokens`, `context_window`, `timeout`, `no_stream`, `policy`, \
          `allow_host`, `limit`, `best_effort`"
     );
 }
@@ -102,10 +103,12 @@ fn args(provider: Option<Provider>, base_url: Option<&str>) -> ModelArgs {
     ModelArgs {
         model: None,
         provider,
+        api: None,
         base_url: base_url.map(str::to_owned),
         max_tokens: None,
         context_window: None,
         no_stream: None,
+        record: None,
         replay: None,
     }
 }
@@ -116,6 +119,7 @@ fn an_endpoint_comes_whole_from_the_strongest_place_that_names_it() {
     let user = file("base_url = \"http://user/v1\"");
     let choice = |provider, url: Option<&str>, by_directory| EndpointChoice {
         provider,
+        api: None,
         base_url: url.map(str::to_owned),
         by_directory,
     };

@@ -4,7 +4,7 @@ use cantle_testkit::openai::{Fault, Reply, Script, ScriptedServer, ServerOptions
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::{Value, json};
 
-use crate::support::{Ended, Place};
+use crate::support::{Ended, Place, ended};
 use crate::{command, finish, nothing_to_do};
 
 const KEY: &str = "sk-very-secret-0123456789";
@@ -227,7 +227,7 @@ async fn not_begun(place: &Place, args: &[&str]) -> Ended {
     command
         .env("CANTLE_BASE_URL", server.url())
         .env("CANTLE_MODEL", "m");
-    let ended = crate::support::ended(command.spawn().unwrap()).await;
+    let ended = ended(command.spawn().unwrap()).await;
     assert_eq!((ended.code, &*ended.stdout), (Some(2), ""), "{ended:?}");
     assert_eq!(server.requests().len(), 0);
     ended
@@ -288,6 +288,35 @@ async fn a_result_of_an_earlier_run_that_cant_be_removed() {
 
 #[tokio::test]
 async fn a_full_disk_is_no_success() {
+    let run = "run Hello --policy unconfined --output-dir out --no-keep";
+    let (_server, place, ended) = on_a_full_disk(run).await;
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    let said = "failed to write out/cantle-result.json: ";
+    assert!(ended.stderr.contains(said), "{}", ended.stderr);
+    assert_eq!(place.list("out"), [""; 0]);
+}
+
+#[tokio::test]
+async fn a_journal_that_cant_be_written_ends_the_run_which_goes_on_when_there_is_room() {
+    let (_server, place, ended) = on_a_full_disk("run Hello --policy unconfined").await;
+    assert_eq!(ended.code, Some(1), "{ended:?}");
+    assert!(ended.stderr.contains("the journal "), "{}", ended.stderr);
+    assert!(
+        ended.stderr.contains(" can't be written: "),
+        "{}",
+        ended.stderr
+    );
+    let ended = place.run(["run", "--resume", "last"]).await;
+    assert_eq!(
+        (ended.code, &*ended.stdout),
+        (Some(0), "Done.\n"),
+        "{ended:?}"
+    );
+}
+
+/// Runs `cantle`, which from its first request on may not make any file larger. Its model has a
+/// command run, and finishes.
+async fn on_a_full_disk(run: &str) -> (ScriptedServer, Place, Ended) {
     let place = Place::new().set("PROGRAM", env!("CARGO_BIN_EXE_cantle"));
     let go = place.path("go");
     let wait = format!("until [ -e {} ]; do sleep 0.01; done", go.display());
@@ -297,7 +326,6 @@ async fn a_full_disk_is_no_success() {
     let server = ScriptedServer::start(script).await.unwrap();
     let place = place.served_by(&server.url());
     // The signal that a file may not grow is not deadly.
-    let run = "run Hello --policy unconfined --output-dir out";
     let mut shell = place.command_of("bash");
     shell.args(["-c", &format!("trap '' XFSZ; exec \"$PROGRAM\" {run}")]);
     let child = shell.spawn().unwrap();
@@ -309,11 +337,8 @@ async fn a_full_disk_is_no_success() {
     };
     prlimit(pid, Resource::Fsize, nothing).unwrap();
     place.write("go", "");
-    let ended = crate::support::ended(child).await;
-    assert_eq!(ended.code, Some(1), "{ended:?}");
-    let said = "failed to write out/cantle-result.json: ";
-    assert!(ended.stderr.contains(said), "{}", ended.stderr);
-    assert_eq!(place.list("out"), [""; 0]);
+    let ended = ended(child).await;
+    (server, place, ended)
 }
 
 #[tokio::test]
@@ -368,9 +393,11 @@ async fn without_a_place_for_the_sandbox_nothing_begins() {
     let server = ScriptedServer::start(nothing_to_do()).await.unwrap();
     let place = Place::new()
         .served_by(&server.url())
-        .set("TMPDIR", "/proc/nowhere");
+        .set("TMPDIR", "/proc/nowhere")
+        .set("CANTLE_STATE_DIR", "/proc/nowhere");
     for (args, code) in [
-        (&["run", "Hello"][..], 6),
+        (&["run", "Hello"][..], 2),
+        (&["run", "Hello", "--no-keep"], 6),
         (&["exec", "--", "true"], 125),
         (&["demo"], 6),
     ] {

@@ -11,7 +11,7 @@ use tokio::process::Child;
 use tokio::time::timeout;
 
 use crate::command;
-use crate::support::{DEADLINE, HEARD, Mark, Place, ended, send};
+use crate::support::{DEADLINE, HEARD, Mark, Place, ended, redact, send};
 
 /// A run whose command has started a child of its own session, and goes on for ever; both have the
 /// mark. `signals` is what the run hears of, `before` is what its command does first.
@@ -140,7 +140,7 @@ async fn what_cant_be_kept_is_named() {
     let ended = ended(child).await;
     assert_eq!(ended.code, Some(4), "{ended:?}");
     let (_, told) = ended.stderr.split_once("  kept  ").unwrap();
-    insta::assert_snapshot!(told);
+    insta::assert_snapshot!(redact(told));
     // A name need not be text.
     let name = OsStr::from_bytes(b"out/cantle-unfinished/deep/caf\xe9\n.txt");
     assert_eq!(place.read(name), "x\n");

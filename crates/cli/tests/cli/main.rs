@@ -14,6 +14,8 @@ mod failures;
 mod interrupts;
 mod policy;
 mod report;
+mod resume;
+mod rules;
 mod run;
 mod settings;
 #[path = "../support/mod.rs"]

@@ -359,6 +359,39 @@ async fn a_recording_plays_the_model() {
 }
 
 #[tokio::test]
+async fn what_was_recorded_is_played_without_a_server_and_compared() {
+    for flags in [&[][..], &["--no-stream"]] {
+        let flags: Vec<&str> = flags.iter().copied().chain(["--record", "calls"]).collect();
+        let (server, place, recorded) = counted(&flags).await;
+        assert_eq!(recorded.code, Some(0), "{recorded:?}");
+        drop(server);
+        let recording = place.read("calls");
+        assert!(!recording.contains("sk-test-123"), "{recording}");
+        assert_eq!(recording.matches("\"call\":").count(), 3, "{recording}");
+
+        let task = ["run", "Count the words", "--replay", "calls", "--input"];
+        let again: Vec<_> = task.iter().chain(&["data"]).copied().collect();
+        let played = place.run(again.iter()).await;
+        assert_eq!(
+            (played.code, &*played.stdout),
+            (Some(0), "There are 3 words.\n")
+        );
+
+        place.write("data/in.txt", "one two three four\n");
+        let other = place.run(again.iter()).await;
+        assert_eq!(other.code, Some(5), "{other:?}");
+        for said in [
+            "this request was not recorded. It comes closest to call 2",
+            "message 4 (tool) differs at `content`",
+            "now:      ",
+            "one two three four",
+        ] {
+            assert!(other.stderr.contains(said), "{}", other.stderr);
+        }
+    }
+}
+
+#[tokio::test]
 async fn what_would_act_on_a_terminal_is_taken_out() {
     let script = Script::new()
         .turn(Turn::text("\u{1b}]0;title\u{7}plain").call(ToolCall::new(

@@ -123,6 +123,7 @@ impl Place {
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap())
             .env("HOME", self.directory.path())
+            .env("XDG_STATE_HOME", self.directory.path().join(".local/state"))
             .env("NO_PROXY", "127.0.0.1")
             .envs(self.variables.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())
@@ -196,10 +197,18 @@ fn without_walls(text: &str) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Text without what differs each time: local ports, and times in seconds.
+/// Text without what differs each time: ids of runs, local ports, and times in seconds.
 pub(crate) fn redact(text: &str) -> String {
+    let is_hex = |c: char| c.is_ascii_hexdigit();
+    let words = text.split_inclusive(|c| !is_hex(c)).map(|word| {
+        match word.trim_end_matches(|c| !is_hex(c)) {
+            id if id.len() == 32 => word.replace(id, "RUN"),
+            _ => word.to_owned(),
+        }
+    });
+    let text: String = words.collect();
     let mut redacted = String::new();
-    let mut rest = text;
+    let mut rest = &*text;
     while let Some(at) = rest.find(|c: char| c.is_ascii_digit()) {
         let (before, from_digit) = rest.split_at(at);
         redacted.push_str(before);

@@ -6,11 +6,15 @@ use cantle_core::content::{Content, Media, MediaKind, Part};
 use cantle_core::llm::{LlmError, LlmErrorKind};
 use serde::Serialize;
 
+use super::server::{Habits, Video};
+use crate::http::{data_url, unsupported_media};
+
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(super) enum WirePart<'a> {
     Text { text: Cow<'a, str> },
     ImageUrl { image_url: WireUrl },
+    VideoUrl { video_url: WireUrl },
     InputAudio { input_audio: WireAudio },
     File { file: WireFile },
 }
@@ -32,14 +36,17 @@ pub(super) struct WireFile {
 }
 
 /// The parts of a message from our side.
-pub(super) fn parts(content: &Content) -> Result<Vec<WirePart<'_>>, LlmError> {
+pub(super) fn parts<'a>(
+    content: &'a Content,
+    habits: &Habits,
+) -> Result<Vec<WirePart<'a>>, LlmError> {
     match content {
         Content::Text(text) => Ok(text_part(text).into_iter().collect()),
         Content::Parts(parts) => parts
             .iter()
             .filter_map(|part| match part {
                 Part::Text(text) => text_part(text).map(Ok),
-                Part::Media(media) => Some(media_part(media)),
+                Part::Media(media) => Some(media_part(media, habits)),
             })
             .collect(),
     }
@@ -50,21 +57,37 @@ fn text_part(text: &str) -> Option<WirePart<'_>> {
     (!text.is_empty()).then(|| WirePart::Text { text: text.into() })
 }
 
-pub(super) fn media_part<'a>(media: &Media) -> Result<WirePart<'a>, LlmError> {
-    let url = || format!("data:{};base64,{}", media.mime_type(), media.to_base64());
-    Ok(match media.kind() {
-        MediaKind::Image => WirePart::ImageUrl {
-            image_url: WireUrl { url: url() },
+pub(super) fn media_part<'a>(media: &Media, habits: &Habits) -> Result<WirePart<'a>, LlmError> {
+    Ok(match (media.kind(), habits.video) {
+        (MediaKind::Image, _) => WirePart::ImageUrl {
+            image_url: WireUrl {
+                url: data_url(media),
+            },
         },
-        MediaKind::Video => WirePart::File {
-            file: WireFile { file_data: url() },
+        (MediaKind::Video, Video::File) => WirePart::File {
+            file: WireFile {
+                file_data: data_url(media),
+            },
         },
-        MediaKind::Audio => WirePart::InputAudio {
+        (MediaKind::Video, Video::Url) => WirePart::VideoUrl {
+            video_url: WireUrl {
+                url: data_url(media),
+            },
+        },
+        (MediaKind::Audio, _) if habits.audio => WirePart::InputAudio {
             input_audio: WireAudio {
-                data: media.to_base64(),
+                data: media.base64().to_owned(),
                 format: audio_format(media.mime_type())?,
             },
         },
+        _ => {
+            let takes = if habits.audio {
+                "images and audio"
+            } else {
+                "images"
+            };
+            return Err(unsupported_media("this server", media, takes));
+        }
     })
 }
 

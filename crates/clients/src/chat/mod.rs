@@ -30,80 +30,178 @@
 //!
 //! # What goes over the wire
 //!
-//! - Text content is sent as one text part, empty content as `""`. Images and videos are data URLs
-//!   (`image_url`, `file`), sound is `input_audio`.
-//! - Reasoning is read from `reasoning_content` or `reasoning` and sent back as
-//!   `reasoning_content`; signed and redacted reasoning as LiteLLM's `thinking_blocks`, too. The
-//!   signature of a tool call goes both ways as LiteLLM's `provider_specific_fields`.
-//! - A tool without parameters has no `parameters`.
+//! Servers that speak this dialect differ in what they want; [`Server`] says who is at the other end,
+//! by itself where the address tells. In general:
+//!
+//! - Text content is sent as one text part, empty content as `""`. Images are data URLs
+//!   (`image_url`), sound is `input_audio`, video is what the server takes.
+//! - Reasoning is read from `reasoning_content`, `reasoning`, `thinking_blocks` and
+//!   `reasoning_details`, and sent back under the name that the server reads. The signature of a tool
+//!   call goes both ways as LiteLLM's `provider_specific_fields` or Gemini's `extra_content`.
+//! - `reasoning_details` are kept as an
+//!   [opaque block](cantle_core::message::AssistantBlock::Opaque) beside the reasoning they repeat.
+//! - A tool without parameters has no `parameters`. Schemas are sent as they are, without strictness.
 //! - A tool call that came without an id is sent back with the one it was given here: in this
 //!   dialect the id only joins a call to its result.
-//! - A block that has no place in this dialect fails the request with
-//!   [`LlmErrorKind::Unsupported`](cantle_core::llm::LlmErrorKind::Unsupported).
+//! - A block that the server has no place for fails the request with
+//!   [`LlmErrorKind::Unsupported`](cantle_core::llm::LlmErrorKind::Unsupported). Reasoning in plain
+//!   sight has nothing to hand back, and is left out where no field is read.
 //! - Every call asks for the usage; where a server does not tell it, the turn has none.
+//! - Models of Anthropic's behind OpenRouter or LiteLLM are told what to cache, as
+//!   in Anthropic's own dialect.
+//! - Where the server counts the output limit against the window (vLLM), a limit is sent that fits
+//!   what the conversation leaves.
 //!
 //! A server that answers a request for a stream with one whole body is understood.
 
-mod builder;
 mod content;
 mod encode;
-mod endpoint;
-mod errors;
-mod overflow;
-mod retry_after;
-mod sse;
-mod timeouts;
-mod tls;
-mod transport;
+mod server;
 mod turn;
 mod wire;
 
-use std::fmt;
-use std::sync::Arc;
+use cantle_core::llm::{ChatRequest, LlmError};
+use cantle_core::secret::SecretText;
+use reqwest::header::HeaderMap;
+use serde::Serialize;
+use serde_json::{Map, Value};
 
-use cantle_core::llm::{ChatRequest, ChatStream, LlmClient, ModelInfo};
-
-pub use self::builder::ChatClientBuilder;
-use self::endpoint::Endpoint;
-pub use self::timeouts::Timeouts;
-use crate::retry::{RetryPolicy, retrying};
+use self::encode::Encoding;
+pub use self::server::Server;
+pub use self::turn::ChatTurn;
+pub use crate::http::Timeouts;
+use crate::http::{Common, Dialect, Fitted, HttpClient, HttpClientBuilder, invalid};
 
 /// A model behind an endpoint that speaks Chat Completions.
-///
-/// Cloning it is cheap, and clones share their connections. It needs a tokio runtime with time and
-/// I/O.
-#[derive(Clone)]
-pub struct ChatClient {
-    endpoint: Arc<Endpoint>,
-    retries: RetryPolicy,
+pub type ChatClient = HttpClient<Chat>;
+
+/// Describes a [`ChatClient`].
+pub type ChatClientBuilder = HttpClientBuilder<Chat>;
+
+/// The dialect: OpenAI's Chat Completions.
+#[derive(Debug)]
+pub struct Chat {
+    /// The model and the options as the beginning of a request's body.
+    head: Vec<u8>,
+    encoding: Encoding,
+    server: Server,
+    /// The output limit that each request gets, where the window may leave less.
+    fitted: Option<Fitted>,
 }
 
-impl ChatClient {
-    /// Starts a client for `model`, the provider's name for it.
-    pub fn builder(model: impl Into<String>) -> ChatClientBuilder {
-        ChatClientBuilder::new(model.into())
+/// What a [`ChatClientBuilder`] holds beside what all have.
+#[derive(Debug, Default)]
+pub struct ChatOptions {
+    reasoning_effort: Option<String>,
+    server: Option<Server>,
+}
+
+impl ChatClientBuilder {
+    /// Who is at the other end, where its address does not say so; see [`Server::at`].
+    #[must_use]
+    pub fn server(mut self, server: Server) -> Self {
+        self.options.server = Some(server);
+        self
+    }
+
+    /// How hard a reasoning model thinks, in the provider's words, e.g. `high`.
+    #[must_use]
+    pub fn reasoning_effort(mut self, effort: impl Into<String>) -> Self {
+        self.options.reasoning_effort = Some(effort.into());
+        self
     }
 }
 
-impl LlmClient for ChatClient {
-    fn model(&self) -> &ModelInfo {
-        &self.endpoint.model
-    }
+impl Dialect for Chat {
+    const CLIENT: &'static str = "ChatClient";
+    const PATH: &'static str = "/chat/completions";
+    const ANSWER: &'static str = "a chat completion";
+    const BASE_URL: &'static str = "https://api.openai.com/v1";
+    /// `n` would ask for answers that nobody reads.
+    const OWNED: &'static [&'static str] = &[
+        "max_completion_tokens",
+        "messages",
+        "model",
+        "n",
+        "reasoning_effort",
+        "stream",
+        "stream_options",
+        "tool_choice",
+        "tools",
+    ];
+    type Options = ChatOptions;
+    type Turn = ChatTurn;
 
-    fn stream(&self, request: ChatRequest) -> ChatStream {
-        let endpoint = Arc::clone(&self.endpoint);
-        retrying(self.retries.clone(), move || {
-            endpoint::call(Arc::clone(&endpoint), request.clone())
+    fn new(options: ChatOptions, common: &Common<'_>) -> Result<Self, LlmError> {
+        let server = options
+            .server
+            .unwrap_or_else(|| Server::at(common.base_url));
+        let habits = server.habits();
+        let fitted = Fitted::new(common).filter(|_| habits.counts_the_limit);
+        let mut limits = Map::new();
+        if let Some(tokens) = common.max_output_tokens.filter(|_| fitted.is_none()) {
+            if common.extra.contains_key(habits.token_limit) {
+                return Err(invalid(format!(
+                    "the output limit is set twice: as such and as the extra parameter `{}`",
+                    habits.token_limit
+                )));
+            }
+            limits.insert(habits.token_limit.to_owned(), tokens.into());
+        }
+        let head = Head {
+            model: common.model,
+            stream: common.stream,
+            stream_options: common.stream.then_some(StreamOptions {
+                include_usage: true,
+            }),
+            limits,
+            reasoning_effort: options.reasoning_effort.as_deref(),
+            extra: common.extra,
+        };
+        let mut head = serde_json::to_vec(&head).map_err(|error| {
+            invalid("the parameters can't be written as JSON").with_source(error)
+        })?;
+        // The messages follow in the same object.
+        head.pop();
+        Ok(Self {
+            head,
+            encoding: Encoding::new(server, common.model),
+            server,
+            fitted,
         })
     }
+
+    fn headers(&self) -> HeaderMap {
+        HeaderMap::new()
+    }
+
+    fn authorization(&self, key: &SecretText) -> (&'static str, String) {
+        let (name, before) = self.server.key_header();
+        (name, format!("{before}{}", key.expose()))
+    }
+
+    fn body(&self, request: &ChatRequest) -> Result<Vec<u8>, LlmError> {
+        let limit = self.fitted.map(|fitted| fitted.limit(&request.messages));
+        self.encoding.body(&self.head, request, limit)
+    }
 }
 
-impl fmt::Debug for ChatClient {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ChatClient")
-            .field("model", &self.endpoint.model)
-            .field("base_url", &self.endpoint.diagnosis.base_url)
-            .field("retries", &self.retries.max_retries)
-            .finish_non_exhaustive()
-    }
+/// The part of a request that is the same for all of a client's calls.
+#[derive(Serialize)]
+struct Head<'a> {
+    model: &'a str,
+    stream: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stream_options: Option<StreamOptions>,
+    #[serde(flatten)]
+    limits: Map<String, Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_effort: Option<&'a str>,
+    #[serde(flatten)]
+    extra: &'a Map<String, Value>,
+}
+
+#[derive(Serialize)]
+struct StreamOptions {
+    include_usage: bool,
 }

@@ -6,6 +6,7 @@
 use cantle_core::usage::TokenUsage;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
+use serde_json::{Map, Value};
 
 /// A response body, or the data of one event.
 #[derive(Debug, Default, Deserialize)]
@@ -13,6 +14,7 @@ use serde::de::IgnoredAny;
 pub(super) struct Answer {
     pub(super) choices: Option<Vec<Choice>>,
     pub(super) usage: Option<Usage>,
+    pub(super) model: Option<String>,
     /// Present where the provider failed after it had promised to succeed.
     pub(super) error: Option<IgnoredAny>,
 }
@@ -57,6 +59,8 @@ pub(super) struct Message {
     pub(super) reasoning: Option<String>,
     /// The same with signatures, as LiteLLM has them from Anthropic.
     pub(super) thinking_blocks: Option<Vec<Thinking>>,
+    /// The same as OpenRouter has it, with all that must go back.
+    pub(super) reasoning_details: Option<Vec<Map<String, Value>>>,
     pub(super) tool_calls: Option<Vec<Call>>,
 }
 
@@ -74,13 +78,19 @@ pub(super) struct Call {
     pub(super) index: Option<u64>,
     pub(super) id: Option<String>,
     pub(super) function: Option<Function>,
-    provider_specific_fields: Option<Specific>,
+    provider_specific_fields: Option<Signed>,
+    extra_content: Option<Extra>,
 }
 
 impl Call {
-    /// Gemini's signature of the call, as LiteLLM hands it on.
+    /// Gemini's signature of the call, as LiteLLM hands it on, or as Gemini itself does.
     pub(super) fn signature(&mut self) -> Option<String> {
-        self.provider_specific_fields.take()?.thought_signature
+        let handed_on = self.provider_specific_fields.take();
+        let own = self.extra_content.take().and_then(|extra| extra.google);
+        [handed_on, own]
+            .into_iter()
+            .flatten()
+            .find_map(|fields| fields.thought_signature)
     }
 }
 
@@ -91,8 +101,13 @@ pub(super) struct Function {
 }
 
 #[derive(Debug, Deserialize)]
-struct Specific {
+struct Signed {
     thought_signature: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Extra {
+    google: Option<Signed>,
 }
 
 #[derive(Clone, Debug, Deserialize)]

@@ -5,7 +5,7 @@ use cantle_core::message::{AssistantBlock, AssistantMessage, Message, ToolCall};
 use cantle_core::usage::TokenUsage;
 use futures_util::StreamExt as _;
 
-use super::ReplayClient;
+use super::{ReplayClient, Source};
 
 const RECORDING: &str = r#"{"format": "cantle-recording", "version": 1, "model": "demo"}
 {"role": "assistant", "blocks": [{"kind": "reasoning", "content": "I look"}, {"kind": "text", "text": "Let me look."}, {"kind": "tool_call", "name": "code_exec", "arguments": "{\"cmd\": \"ls\"}", "tool_call_id": "call_1"}], "token_usage": {"input": 10, "answer": 5}}
@@ -115,7 +115,12 @@ fn a_malformed_recording_is_refused_by_line() {
         "not json".to_owned(),
         r#"{"role": "assistant", "blocks": []}"#.to_owned(),
         r#"{"format": "other", "version": 1, "model": "m"}"#.to_owned(),
-        r#"{"format": "cantle-recording", "version": 2, "model": "m"}"#.to_owned(),
+        r#"{"format": "cantle-recording", "version": 3, "model": "m"}"#.to_owned(),
+        format!(
+            "{}\n{{\"call\": {{\"messages\": [0], \"tools\": 0, \"error\": {{\"kind\": \"server\", \"message\": \"m\"}}}}}}",
+            header.replace('1', "2")
+        ),
+        format!("{}\n{turn}", header.replace('1', "2")),
         format!("{header}\n{turn}\n{{\"role\": \"assistant\", \"blocks\": [\n"),
         format!("{header}\n\n{{\"role\": \"user\", \"kind\": \"user\", \"content\": \"Hi\"}}"),
         format!("{header}\n{{\"role\": \"assistant\", \"blocks\": [{{\"kind\": \"new\"}}]}}"),
@@ -137,5 +142,8 @@ fn a_malformed_recording_is_refused_by_line() {
 fn line_breaks_of_windows_are_read() {
     let recording = RECORDING.replace('\n', "\r\n");
     let client = ReplayClient::from_jsonl(recording.as_bytes()).unwrap();
-    assert_eq!(client.turns.len(), 3);
+    let Source::Turns(turns) = client.source else {
+        panic!("{client:?}");
+    };
+    assert_eq!(turns.len(), 3);
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cantle_clients::chat::{ChatClient, ChatClientBuilder, Timeouts};
+use cantle_clients::chat::{ChatClient, ChatClientBuilder, Server, Timeouts};
 use cantle_core::llm::{ChatRequest, LlmClient as _, LlmClientExt as _, LlmErrorKind, ToolSpecs};
 use cantle_core::message::Message;
 use cantle_core::tool::ToolSpec;
@@ -72,10 +72,44 @@ async fn every_option_has_its_place() {
     );
 }
 
+#[tokio::test]
+async fn azure_gets_its_key_in_a_header_of_its_own() {
+    let server = serve(Turn::text("Hi")).await;
+    let client = builder(&server.url(), false).api_key("sk-1");
+    complete(&client.server(Server::Azure).build().unwrap())
+        .await
+        .unwrap();
+    let headers = &server.requests()[0].headers;
+    assert_eq!(headers.get("api-key").unwrap(), "sk-1");
+    assert!(headers.get("authorization").is_none());
+}
+
+#[test]
+fn an_output_limit_shrinks_where_the_server_counts_it_against_the_window() {
+    let limit = |server, words: usize| {
+        let client = ChatClient::builder("m")
+            .server(server)
+            .context_window(10_000)
+            .max_output_tokens(4_000)
+            .build()
+            .unwrap();
+        let message = Message::user("word ".repeat(words)).into();
+        let request = ChatRequest::new(vec![message], ToolSpecs::default());
+        let body = client.request_body(&request).unwrap();
+        let body: Value = serde_json::from_slice(&body).unwrap();
+        body["max_completion_tokens"].as_u64().unwrap()
+    };
+    assert_eq!(limit(Server::Vllm, 10), 4_000);
+    // 25,000 bytes are taken for 8334 tokens, and a little is kept free.
+    assert_eq!(limit(Server::Vllm, 5_000), 10_000 - 8_334 - 312);
+    assert_eq!(limit(Server::Vllm, 50_000), 256);
+    assert_eq!(limit(Server::OpenAi, 50_000), 4_000);
+}
+
 #[test]
 fn what_makes_no_sense_is_refused_with_a_reason() {
     type Change = fn(ChatClientBuilder) -> ChatClientBuilder;
-    let changes: [(&str, Change); 12] = [
+    let changes: [(&str, Change); 13] = [
         ("m", |b| b.context_window(0)),
         ("m", |b| b.max_output_tokens(0)),
         ("m", |b| b.context_window(1_000).max_output_tokens(1_001)),
@@ -88,6 +122,11 @@ fn what_makes_no_sense_is_refused_with_a_reason() {
         ("m", |b| b.api_key("sk-1\nsk-2")),
         ("m", |b| b.extra(extra(json!({"messages": []})))),
         ("m", |b| b.extra(extra(json!({"n": 2})))),
+        ("m", |b| {
+            b.server(Server::OpenRouter)
+                .max_output_tokens(5)
+                .extra(extra(json!({"max_tokens": 5})))
+        }),
     ];
     let texts: Vec<_> = changes
         .into_iter()
@@ -128,7 +167,7 @@ fn debug_text_shows_the_endpoint_and_no_secret() {
         "ChatClientBuilder { model: \"m\", .. }"
     );
     let client = builder.build().unwrap();
-    insta::assert_snapshot!(format!("{client:?}"), @r#"ChatClient { model: ModelInfo { slug: "m", context_window: None, max_output_tokens: None }, base_url: "http://localhost:8000/v1", retries: 2, .. }"#);
+    insta::assert_snapshot!(format!("{client:?}"), @r#"ChatClient { model: ModelInfo { slug: "m", context_window: None, max_output_tokens: None, abilities: None, prices: None }, base_url: "http://localhost:8000/v1", retries: 2, .. }"#);
 }
 
 #[test]

@@ -85,6 +85,7 @@ fn a_tool_account_adds_up_its_calls() {
     let expected = ToolAccount {
         calls: 2,
         failures: 0,
+        repairs: 0,
         duration: Duration::from_secs(3),
         metadata: Metadata::uses(2),
     };
@@ -92,6 +93,7 @@ fn a_tool_account_adds_up_its_calls() {
     let expected = ToolAccount {
         calls: 2,
         failures: 1,
+        repairs: 0,
         duration: Duration::from_secs(18),
         metadata: Metadata::uses(1),
     };

@@ -5,6 +5,7 @@
 //! rate limit, recording and prices are *wrappers*: each is an [`LlmClient`] around another.
 
 mod error;
+mod model;
 mod request;
 
 use std::fmt;
@@ -17,6 +18,7 @@ use futures_util::StreamExt as _;
 use serde::{Deserialize, Serialize};
 
 pub use self::error::{LlmError, LlmErrorKind};
+pub use self::model::{Abilities, ModelInfo, Prices};
 pub use self::request::{ChatRequest, ToolSpecs};
 use crate::message::{AssistantBlock, AssistantMessage};
 use crate::usage::TokenUsage;
@@ -104,6 +106,7 @@ impl Fold {
                     stop: end.stop,
                     usage: end.usage,
                     cost_usd: end.cost_usd,
+                    served_by: end.served_by,
                 });
             }
             ChatEvent::TextDelta(_)
@@ -160,8 +163,10 @@ pub struct TurnEnd {
     pub usage: Option<TokenUsage>,
     /// The provider's name for the response, where it can continue from it.
     pub response_id: Option<String>,
-    /// What the provider said it cost, in US dollars.
+    /// What it cost, in US dollars: what the provider said, else what its tokens come to.
     pub cost_usd: Option<f64>,
+    /// The model that answered, in the provider's words, or a fall-back's; `None` where nobody said.
+    pub served_by: Option<String>,
 }
 
 impl TurnEnd {
@@ -173,6 +178,7 @@ impl TurnEnd {
             usage,
             response_id: None,
             cost_usd: None,
+            served_by: None,
         }
     }
 }
@@ -204,59 +210,10 @@ pub struct Completion {
     pub stop: StopReason,
     /// Tokens used; `None` where the provider did not say.
     pub usage: Option<TokenUsage>,
-    /// What the provider said it cost, in US dollars.
+    /// What it cost, in US dollars: what the provider said, else what its tokens come to.
     pub cost_usd: Option<f64>,
-}
-
-/// A model: its name, its size and what it can take.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ModelInfo {
-    /// The provider's name for it.
-    pub slug: String,
-    /// Tokens that input and output may have together, where known.
-    pub context_window: Option<u64>,
-    /// Tokens that one turn may produce, where limited.
-    pub max_output_tokens: Option<u64>,
-}
-
-impl ModelInfo {
-    /// A model of which only the name is known.
-    pub fn new(slug: impl Into<String>) -> Self {
-        Self {
-            slug: slug.into(),
-            context_window: None,
-            max_output_tokens: None,
-        }
-    }
-
-    /// The same with a context window and an output limit.
-    ///
-    /// # Errors
-    /// [`LlmErrorKind::InvalidRequest`] unless 0 < output limit ≤ context window, as far as given.
-    pub fn with_limits(
-        mut self,
-        context_window: Option<u64>,
-        max_output_tokens: Option<u64>,
-    ) -> Result<Self, LlmError> {
-        let invalid = |message: String| Err(LlmError::new(LlmErrorKind::InvalidRequest, message));
-        if context_window == Some(0) {
-            return invalid("the context window must be larger than 0 tokens".to_owned());
-        }
-        if max_output_tokens == Some(0) {
-            return invalid("the output limit must be larger than 0 tokens".to_owned());
-        }
-        if let (Some(output), Some(window)) = (max_output_tokens, context_window)
-            && output > window
-        {
-            return invalid(format!(
-                "the output limit ({output} tokens) must not exceed the context window ({window} tokens)"
-            ));
-        }
-        self.context_window = context_window;
-        self.max_output_tokens = max_output_tokens;
-        Ok(self)
-    }
+    /// The model that answered, in the provider's words, or a fall-back's; `None` where nobody said.
+    pub served_by: Option<String>,
 }
 
 #[cfg(test)]

@@ -52,6 +52,7 @@ fn end() -> TurnEnd {
         usage: Some(usage),
         response_id: Some("resp_1".to_owned()),
         cost_usd: Some(0.5),
+        served_by: None,
     }
 }
 

@@ -230,6 +230,43 @@ pub trait SandboxExt: Sandbox + sealed::Sealed {
         staging.put_in_place(staged, &mut saved).await?;
         Ok(saved)
     }
+
+    /// The same into another sandbox, file by file, at the same paths below its working directory.
+    ///
+    /// # Errors
+    /// Where one of the sandboxes is gone.
+    async fn hand_over(
+        &self,
+        paths: &[String],
+        other: &dyn Sandbox,
+    ) -> Result<SavedOutputs, SandboxError> {
+        let mut saved = SavedOutputs::default();
+        let mut seen: Vec<&String> = Vec::new();
+        for source in paths {
+            if seen.contains(&source) {
+                continue;
+            }
+            seen.push(source);
+            let copied = async {
+                let path = output_path(source, &self.info().working_directory)?;
+                self.copy_to(&path, other, &path).await?;
+                let size_bytes = other.stat(&path).await?.size_bytes;
+                Ok::<_, SandboxError>(host::SavedFile {
+                    source: source.clone(),
+                    path: PathBuf::from(path.to_string()),
+                    size_bytes,
+                })
+            };
+            match copied.await {
+                Ok(file) => saved.saved.push(file),
+                Err(error) if error.kind() == SandboxErrorKind::Gone => return Err(error),
+                Err(error) => saved
+                    .refused
+                    .push(host::Refusal::new(source, error.to_string())),
+            }
+        }
+        Ok(saved)
+    }
 }
 
 #[async_trait]

@@ -64,7 +64,7 @@ pub struct SavedOutputs {
 pub struct SavedFile {
     /// The path as it was named.
     pub source: String,
-    /// Where it is on the host.
+    /// Where it is: on the host, or in the sandbox it was handed over to.
     pub path: PathBuf,
     /// Its size.
     pub size_bytes: u64,

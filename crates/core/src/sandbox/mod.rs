@@ -96,13 +96,27 @@ pub struct SandboxContext {
     pub run: RunId,
     /// What code in it may do.
     pub policy: Policy,
+    /// Whether its files may have to outlive our process: [`Sandbox::persist`] will be asked for.
+    /// A backend that could keep them elsewhere (in memory) then doesn't.
+    pub durable: bool,
 }
 
 impl SandboxContext {
-    /// A sandbox for `run` under `policy`.
+    /// A sandbox for `run` under `policy` that ends with us.
     #[must_use]
     pub fn new(run: RunId, policy: Policy) -> Self {
-        Self { run, policy }
+        Self {
+            run,
+            policy,
+            durable: false,
+        }
+    }
+
+    /// The same for files that may have to outlive our process.
+    #[must_use]
+    pub fn durable(mut self) -> Self {
+        self.durable = true;
+        self
     }
 }
 

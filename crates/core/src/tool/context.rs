@@ -1,12 +1,13 @@
 //! What a tool gets with each call.
 
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
-use async_trait::async_trait;
 use tokio_util::sync::CancellationToken;
 
 use super::ToolError;
+use super::question::{AskUser, NoUser, QuestionId};
 use crate::ids::RunId;
 use crate::sandbox::Sandbox;
 
@@ -29,6 +30,9 @@ pub struct ToolContext {
     pub progress: Arc<dyn Progress>,
     /// The way to ask the user.
     pub user: Arc<dyn AskUser>,
+    /// What the loop that makes the call hands to tools of its own making, such as sub-agents.
+    /// Nothing to anybody else.
+    pub caller: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl ToolContext {
@@ -42,7 +46,14 @@ impl ToolContext {
             sandbox: None,
             progress: Arc::new(NoProgress),
             user: Arc::new(NoUser),
+            caller: None,
         }
+    }
+
+    /// The name of a question that this call asks.
+    #[must_use]
+    pub fn question_id(&self) -> QuestionId {
+        QuestionId::new(self.run, &self.call_id)
     }
 
     /// The sandbox, or an error that says there is none.
@@ -79,58 +90,4 @@ struct NoProgress;
 
 impl Progress for NoProgress {
     fn output(&self, _: &str) {}
-}
-
-/// Somebody who can be asked while a run goes on.
-#[async_trait]
-pub trait AskUser: Send + Sync {
-    /// Whether there is anybody; the system prompt tells the model.
-    fn is_available(&self) -> bool;
-
-    /// Asks and waits for the answer.
-    ///
-    /// # Errors
-    /// Where nobody can or will answer; the model sees the message.
-    async fn ask(&self, question: Question) -> Result<String, ToolError>;
-}
-
-/// A question to the user.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Question {
-    /// What is asked.
-    pub text: String,
-    /// The answers to choose from; any text where empty.
-    pub choices: Vec<String>,
-    /// The answer where the user gives none.
-    pub default: Option<String>,
-}
-
-impl Question {
-    /// A question that any text answers.
-    pub fn new(text: impl Into<String>) -> Self {
-        Self {
-            text: text.into(),
-            choices: Vec::new(),
-            default: None,
-        }
-    }
-}
-
-/// Nobody is there to be asked.
-#[derive(Debug)]
-#[expect(clippy::exhaustive_structs, reason = "a unit")]
-pub struct NoUser;
-
-#[async_trait]
-impl AskUser for NoUser {
-    fn is_available(&self) -> bool {
-        false
-    }
-
-    async fn ask(&self, _: Question) -> Result<String, ToolError> {
-        Err(ToolError::failed(
-            "Nobody can be asked in this run. Decide yourself and go on.",
-        ))
-    }
 }

@@ -5,19 +5,23 @@ use std::fmt;
 use std::future::Future;
 use std::marker::PhantomData;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use serde_json::Value;
 use tokio::sync::oneshot;
 
-use super::arguments::{self, ArgumentError};
-use super::{Tool, ToolContext, ToolError, ToolOutput, ToolSpec, schema};
+use super::arguments::{self, ArgumentError, Parsed};
+use super::{DEFAULT_TIMEOUT, Tool, ToolContext, ToolError, ToolOutput, ToolSpec, schema};
 
 /// Any tool, behind one handle: cheap to clone, shared by all sessions.
 #[derive(Clone)]
 pub struct DynTool {
     spec: Arc<ToolSpec>,
     concurrency_safe: bool,
+    polls: bool,
+    repeatable: bool,
+    timeout: Option<Duration>,
     body: Arc<dyn Body>,
 }
 
@@ -37,6 +41,9 @@ impl DynTool {
                 schema::of::<T::Params>(),
             )),
             concurrency_safe: tool.concurrency_safe(),
+            polls: tool.polls(),
+            repeatable: tool.repeatable(),
+            timeout: tool.timeout(),
             body: Arc::new(Typed(tool)),
         }
     }
@@ -66,6 +73,9 @@ impl DynTool {
         Self {
             spec: Arc::new(spec),
             concurrency_safe: false,
+            polls: false,
+            repeatable: false,
+            timeout: Some(DEFAULT_TIMEOUT),
             body: Arc::new(Bare(call)),
         }
     }
@@ -79,6 +89,9 @@ impl DynTool {
         Self {
             spec: Arc::new(ToolSpec::new(name, description, schema::of::<P>())),
             concurrency_safe: false,
+            polls: false,
+            repeatable: false,
+            timeout: Some(DEFAULT_TIMEOUT),
             body: Arc::new(Blocking(Arc::new(call), PhantomData::<fn(P)>)),
         }
     }
@@ -87,6 +100,27 @@ impl DynTool {
     #[must_use]
     pub fn with_concurrency_safe(mut self, safe: bool) -> Self {
         self.concurrency_safe = safe;
+        self
+    }
+
+    /// The same, with [polling](Tool::polls) as its ordinary use.
+    #[must_use]
+    pub fn with_polls(mut self, polls: bool) -> Self {
+        self.polls = polls;
+        self
+    }
+
+    /// The same, with calls that may be [made again](Tool::repeatable).
+    #[must_use]
+    pub fn with_repeatable(mut self, repeatable: bool) -> Self {
+        self.repeatable = repeatable;
+        self
+    }
+
+    /// The same, with another [time](Tool::timeout) that one call may take.
+    #[must_use]
+    pub fn with_timeout(mut self, timeout: Option<Duration>) -> Self {
+        self.timeout = timeout;
         self
     }
 
@@ -108,14 +142,49 @@ impl DynTool {
         self.concurrency_safe
     }
 
-    /// Reads the arguments as the model wrote them and checks them against the schema.
+    /// Whether the same call with the same result, over and over, is its ordinary use.
+    #[must_use]
+    pub fn polls(&self) -> bool {
+        self.polls
+    }
+
+    /// Whether a call may be made again where nobody knows what became of it.
+    #[must_use]
+    pub fn repeatable(&self) -> bool {
+        self.repeatable
+    }
+
+    /// How long one call may take.
+    #[must_use]
+    pub fn timeout(&self) -> Option<Duration> {
+        self.timeout
+    }
+
+    /// Reads the arguments as the model wrote them, mends near-misses, and checks the rest against
+    /// the schema. Arguments that the schema accepts as they are stay as they are.
+    ///
+    /// ```
+    /// use cantle_core::tool::{DynTool, ToolSpec};
+    /// use serde_json::json;
+    ///
+    /// let schema = json!({"properties": {"limit": {"type": "integer"}, "tags": {"type": "array"}}});
+    /// let tool = DynTool::from_schema(ToolSpec::new("list", "Lists.", schema), |_, _| async {
+    ///     Ok("done".into())
+    /// });
+    /// let parsed = tool.parse(r#"{"limit": "5", "tags": "new"}"#)?;
+    /// assert_eq!(parsed.arguments, json!({"limit": 5, "tags": ["new"]}));
+    /// assert_eq!(parsed.repairs[0].to_string(), "`limit`: a number in text");
+    /// assert!(tool.parse(r#"{"limit": "few"}"#).is_err());
+    /// # Ok::<(), cantle_core::tool::ArgumentError>(())
+    /// ```
     ///
     /// # Errors
     /// What is wrong with them, in words a model can act on.
-    pub fn parse(&self, arguments: &str) -> Result<Value, ArgumentError> {
-        let arguments = arguments::parse(arguments)?;
-        schema::check(self.spec.parameters(), &arguments)?;
-        Ok(arguments)
+    pub fn parse(&self, arguments: &str) -> Result<Parsed, ArgumentError> {
+        let mut repairs = Vec::new();
+        let arguments = arguments::parse(arguments, &mut repairs)?;
+        let arguments = schema::admit(self.spec.parameters(), arguments, &mut repairs)?;
+        Ok(Parsed::new(arguments, repairs))
     }
 
     /// Runs the tool with arguments from [`parse`](Self::parse). A panic of the tool unwinds

@@ -10,21 +10,30 @@ mod context;
 mod dyn_tool;
 mod error;
 mod provider;
+mod question;
 mod schema;
 
 use std::future::Future;
+use std::time::Duration;
 
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-pub use self::arguments::ArgumentError;
-pub use self::context::{AskUser, NoUser, Progress, Question, ToolContext};
+pub use self::arguments::{ArgumentError, Parsed, Repair, RepairKind};
+pub use self::context::{Progress, ToolContext};
 pub use self::dyn_tool::DynTool;
 pub use self::error::{ToolError, ToolErrorKind};
 pub use self::provider::{OpenContext, ProviderError, ToolProvider, ToolSet};
+pub use self::question::{
+    Answer, AnswerError, Answers, AskUser, ChannelUser, InvalidAnswer, NoUser, Question,
+    QuestionId, QuestionKind, Questions, user_channel,
+};
 use crate::content::Content;
 use crate::metadata::Metadata;
+
+/// How long a call of a tool may take that says nothing else.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// A tool with typed parameters.
 ///
@@ -75,6 +84,24 @@ pub trait Tool: Send + Sync + 'static {
     /// Whether calls of one turn may run side by side with other such calls.
     fn concurrency_safe(&self) -> bool {
         false
+    }
+
+    /// Whether the same call with the same result, over and over, is its ordinary use. Of another
+    /// tool that means that the model is stuck, and ends the run.
+    fn polls(&self) -> bool {
+        false
+    }
+
+    /// Whether a call may be made again where nobody knows what became of it: it changes nothing, or
+    /// goes on where it was. In a run that is resumed, such a call is made again; the result of any
+    /// other one says that it was interrupted.
+    fn repeatable(&self) -> bool {
+        false
+    }
+
+    /// How long one call may take; none for a tool that bounds itself, as one that runs commands.
+    fn timeout(&self) -> Option<Duration> {
+        Some(DEFAULT_TIMEOUT)
     }
 
     /// Does the work. Blocking work belongs in [`DynTool::blocking`], which keeps it off the
@@ -144,6 +171,9 @@ pub struct ToolOutput {
     pub success: bool,
     /// What it reports about its work, for the ledger.
     pub metadata: Option<Metadata>,
+    /// Whether it left something running that ends with our process. Where the run is resumed in
+    /// another one, the model is told that it is gone.
+    pub left_running: bool,
 }
 
 impl ToolOutput {
@@ -153,6 +183,7 @@ impl ToolOutput {
             content: content.into(),
             success: true,
             metadata: None,
+            left_running: false,
         }
     }
 

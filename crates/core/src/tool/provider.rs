@@ -5,11 +5,12 @@ use std::fmt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use super::DynTool;
 use crate::ids::RunId;
-use crate::sandbox::{Sandbox, SandboxError};
+use crate::sandbox::{Sandbox, SandboxError, SandboxHandle};
 
 /// Reusable configuration that a session opens tools from. Immutable and shared; everything that
 /// changes lives in the [`ToolSet`].
@@ -26,6 +27,12 @@ pub trait ToolProvider: fmt::Debug + Send + Sync {
     /// others find the sandbox in their [`OpenContext`], and has at most one.
     fn provides_sandbox(&self) -> bool {
         false
+    }
+
+    /// What of its configuration decides what its tools do, without secrets. A run is resumed only
+    /// with providers that say the same as when it began.
+    fn identity(&self) -> Value {
+        Value::Null
     }
 
     /// Opens the resources and makes the tools. The caller allows it a deadline: whatever is half
@@ -52,6 +59,15 @@ pub trait ToolSet: Send + Sync {
     /// # Errors
     /// Where something could not be released; it says what may be left behind.
     async fn close(self: Box<Self>) -> Result<(), ProviderError>;
+
+    /// The same where the run is to be resumed later: what outlives this process stays (a sandbox
+    /// that was [persisted](Sandbox::persist)), and everything else is released.
+    ///
+    /// # Errors
+    /// As [`close`](Self::close).
+    async fn suspend(self: Box<Self>) -> Result<(), ProviderError> {
+        self.close().await
+    }
 }
 
 /// What a provider knows when it opens.
@@ -64,6 +80,11 @@ pub struct OpenContext {
     pub cancellation: CancellationToken,
     /// The session's sandbox, where one is open already.
     pub sandbox: Option<Arc<dyn Sandbox>>,
+    /// Whether runs of this session may be resumed by another process, so that a sandbox's files
+    /// must be able to outlive this one.
+    pub durable: bool,
+    /// The sandbox to open again instead of a new one, where an earlier process left it.
+    pub reattach: Option<SandboxHandle>,
 }
 
 impl OpenContext {
@@ -74,6 +95,8 @@ impl OpenContext {
             run,
             cancellation: CancellationToken::new(),
             sandbox: None,
+            durable: false,
+            reattach: None,
         }
     }
 }

@@ -84,7 +84,7 @@ fn boom() -> String {
 }
 
 async fn call(tool: &DynTool, arguments: Value) -> Result<ToolOutput, ToolError> {
-    let arguments = tool.parse(&arguments.to_string())?;
+    let arguments = tool.parse(&arguments.to_string())?.arguments;
     tool.call(arguments, ToolContext::new(RunId::new(), "call-1"))
         .await
 }

@@ -17,6 +17,7 @@ pub const EINTR: Errno = Errno(4);
 pub const EAGAIN: Errno = Errno(11);
 pub const EACCES: Errno = Errno(13);
 pub const ENOTDIR: Errno = Errno(20);
+pub const EBUSY: Errno = Errno(16);
 pub const EINVAL: Errno = Errno(22);
 
 pub type Result<T> = core::result::Result<T, Errno>;
@@ -137,6 +138,10 @@ pub fn openat(at: Fd, path: &CStr, flags: i32, mode: u32) -> Result<Fd> {
 
 pub fn mkdir(path: &CStr, mode: u32) -> Result<()> {
     call!(83, path.as_ptr(), mode).map(drop)
+}
+
+pub fn rmdir(path: &CStr) -> Result<()> {
+    call!(84, path.as_ptr()).map(drop)
 }
 
 pub fn symlink(target: &CStr, path: &CStr) -> Result<()> {

@@ -31,7 +31,7 @@ mod sandbox;
 mod suite;
 mod tool_provider;
 
-pub use self::llm_client::{Endpoint, llm_client, llm_client_cases};
+pub use self::llm_client::{Dialect, Endpoint, llm_client, llm_client_cases, llm_client_of};
 pub use self::report::{CaseResult, Outcome, Report};
 #[cfg(unix)]
 pub use self::sandbox::{sandbox, sandbox_cases};

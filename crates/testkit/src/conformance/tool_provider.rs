@@ -229,11 +229,15 @@ fn plausible(schema: &Value) -> Value {
 /// schema allows anything.
 fn implausible(schema: &Value) -> Option<Value> {
     const LIMITS: [&str; 6] = ["type", "enum", "const", "anyOf", "oneOf", "allOf"];
-    if !LIMITS.iter().any(|keyword| schema.get(keyword).is_some()) {
+    let is_limited = |schema: &Value| LIMITS.iter().any(|keyword| schema.get(keyword).is_some());
+    if !is_limited(schema) {
         return None;
     }
     if allows(schema, "array") {
-        return (!allows(schema, "boolean")).then_some(Value::Bool(true));
+        // One value is taken for a list of one.
+        let items = &schema["items"];
+        let may_be = allows(schema, "boolean") || !is_limited(items) || allows(items, "boolean");
+        return (!may_be).then_some(Value::Bool(true));
     }
     Some(json!([[{"no": "such thing"}]]))
 }
@@ -243,9 +247,9 @@ async fn must_refuse(tool: &DynTool, what: &str, arguments: &str) -> Checked {
     let name = tool.name();
     let said = match tool.parse(arguments) {
         Err(error) => error.to_string(),
-        Ok(arguments) => {
+        Ok(parsed) => {
             let cx = ToolContext::new(RunId::new(), "call");
-            match tool.call(arguments, cx).await {
+            match tool.call(parsed.arguments, cx).await {
                 Err(error) if error.kind() == ToolErrorKind::InvalidArguments => error.to_string(),
                 Err(error) => {
                     return Err(Failure::new(format!(

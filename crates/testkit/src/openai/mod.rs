@@ -1,4 +1,5 @@
-//! A scripted server that speaks OpenAI's Chat Completions, for tests and benches.
+//! A scripted server that speaks OpenAI's Chat Completions and Responses, and Anthropic's Messages,
+//! for tests and benches. Which of them is the path of the request; the script is the same.
 //!
 //! It owns the model's side of the wire and nothing else: it knows JSON, server-sent events and the
 //! ways in which they break, and no type of this workspace, so that a mistake in a client can't hide
@@ -28,7 +29,9 @@
 
 mod delivery;
 mod fault;
+mod messages;
 mod record;
+mod responses;
 mod script;
 mod server;
 mod wire;

@@ -21,7 +21,7 @@ use super::delivery::{self, Body};
 use super::fault::{Fault, Reply, error_body};
 use super::record::{Record, Request};
 use super::script::{Script, Usage};
-use super::wire::{Answer, Envelope};
+use super::wire::{Answer, Api, Envelope};
 
 /// Which script answers, and what a request must bring.
 #[derive(Debug, Clone)]
@@ -52,7 +52,7 @@ impl ServerOptions {
         self
     }
 
-    /// A request without this bearer token is answered with status 401, and not recorded.
+    /// A request without this key, as a bearer token or as `x-api-key`, is answered with status 401, and not recorded.
     #[must_use]
     pub fn api_key(mut self, key: impl Into<String>) -> Self {
         self.api_key = Some(key.into());
@@ -192,9 +192,12 @@ impl Service {
             let body = error_body(message, "invalid_request_error", "invalid_api_key");
             return Ok(reply(&Reply::json(401, &body)));
         }
-        match (&head.method, path.strip_prefix("/v1").unwrap_or(path)) {
-            (&Method::GET, "/models") => Ok(reply(&Reply::json(200, &self.models()))),
-            (&Method::POST, "/chat/completions") => self.chat(head.headers, body).await,
+        let place = path.strip_prefix("/v1").unwrap_or(path);
+        match (&head.method, Api::at(place)) {
+            (&Method::GET, None) if place == "/models" => {
+                Ok(reply(&Reply::json(200, &self.models())))
+            }
+            (&Method::POST, Some(api)) => self.ask(api, head.headers, body).await,
             (method, _) => {
                 let message = format!("There is no {method} {path} here.");
                 let body = error_body(&message, "invalid_request_error", "unknown_url");
@@ -203,16 +206,30 @@ impl Service {
         }
     }
 
-    async fn chat(&self, headers: HeaderMap, body: Incoming) -> io::Result<Response<Body>> {
+    async fn ask(
+        &self,
+        api: Api,
+        headers: HeaderMap,
+        body: Incoming,
+    ) -> io::Result<Response<Body>> {
         let raw = body.collect().await.map_err(io::Error::other)?.to_bytes();
         let envelope: Envelope<'_> = match serde_json::from_slice(&raw) {
             Ok(envelope) => envelope,
             Err(error) => return Ok(refusal(&format!("The body can't be read: {error}."))),
         };
-        let turn_index = envelope.turn();
+        let turn_index = envelope.turn(api);
         let request = self
             .record
             .receive(headers, raw.clone(), envelope.run(), turn_index);
+        if let Some(id) = envelope.unknown_response() {
+            let message = format!("Previous response with id '{id}' not found.");
+            let body = error_body(
+                &message,
+                "invalid_request_error",
+                "previous_response_not_found",
+            );
+            return Ok(reply(&Reply::json(400, &body)));
+        }
         let script = self
             .options
             .models
@@ -236,6 +253,7 @@ impl Service {
         }
         let attempt = request.attempt;
         let answer = Answer {
+            api,
             envelope: &envelope,
             turn: &turn,
             style: script.style,
@@ -257,10 +275,9 @@ impl Service {
 
     fn authorized(&self, headers: &HeaderMap) -> bool {
         self.options.api_key.as_ref().is_none_or(|key| {
-            let given = headers
-                .get(AUTHORIZATION)
-                .and_then(|value| value.to_str().ok());
-            given.and_then(|given| given.strip_prefix("Bearer ")) == Some(key)
+            let header = |name: &str| headers.get(name)?.to_str().ok();
+            let bearer = header(AUTHORIZATION.as_str()).and_then(|it| it.strip_prefix("Bearer "));
+            bearer == Some(key) || header("x-api-key") == Some(key)
         })
     }
 

@@ -9,11 +9,32 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::script::{CallId, Style, ToolCall, Turn, Usage};
+use super::{messages, responses};
 
 /// When everything was made: a test that compares whole responses must not depend on the clock.
-const CREATED: u64 = 1_700_000_000;
+pub(super) const CREATED: u64 = 1_700_000_000;
 
-const ARGUMENT_CHARS: usize = 8;
+pub(super) const ARGUMENT_CHARS: usize = 8;
+
+/// Which API a request came to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Api {
+    Chat,
+    Messages,
+    Responses,
+}
+
+impl Api {
+    /// The API at a path, without the version before it.
+    pub(super) fn at(path: &str) -> Option<Self> {
+        Some(match path {
+            "/chat/completions" => Self::Chat,
+            "/messages" => Self::Messages,
+            "/responses" => Self::Responses,
+            _ => return None,
+        })
+    }
+}
 
 /// What the server reads of a request body.
 ///
@@ -23,18 +44,33 @@ const ARGUMENT_CHARS: usize = 8;
 pub(super) struct Envelope<'a> {
     #[serde(borrow)]
     pub(super) model: Cow<'a, str>,
-    #[serde(borrow)]
+    #[serde(borrow, alias = "input")]
     messages: Vec<Message<'a>>,
+    #[serde(borrow)]
+    previous_response_id: Option<Cow<'a, str>>,
     stream: Option<bool>,
     stream_options: Option<StreamOptions>,
 }
 
+/// A message, or an item of Responses, which has a type and may have no role.
 #[derive(Debug, Deserialize)]
 struct Message<'a> {
     #[serde(borrow)]
-    role: Cow<'a, str>,
+    role: Option<Cow<'a, str>>,
+    #[serde(borrow)]
+    r#type: Option<Cow<'a, str>>,
     #[serde(borrow)]
     content: Option<&'a RawValue>,
+}
+
+impl Message<'_> {
+    fn is_the_models(&self) -> bool {
+        match (self.role.as_deref(), self.r#type.as_deref()) {
+            (Some(role), _) => role == "assistant",
+            (None, Some(kind)) => kind != "function_call_output",
+            (None, None) => false,
+        }
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -43,11 +79,27 @@ struct StreamOptions {
 }
 
 impl Envelope<'_> {
-    pub(super) fn turn(&self) -> usize {
-        self.messages
-            .iter()
-            .filter(|message| message.role == "assistant")
-            .count()
+    /// How many turns of the model are in it, or in what it continues. Neighbouring items of
+    /// Responses are one turn; of messages, each is.
+    pub(super) fn turn(&self, api: Api) -> usize {
+        let mut turns = 0;
+        let mut within = false;
+        for message in &self.messages {
+            let the_models = message.is_the_models();
+            turns += usize::from(the_models && !(within && api == Api::Responses));
+            within = the_models;
+        }
+        let before = self
+            .previous_response_id
+            .as_deref()
+            .and_then(turn_of_response);
+        turns + before.map_or(0, |turn| turn + 1)
+    }
+
+    /// The response that is to be continued, where this server can't have made it.
+    pub(super) fn unknown_response(&self) -> Option<&str> {
+        let id = self.previous_response_id.as_deref()?;
+        turn_of_response(id).is_none().then_some(id)
     }
 
     /// A key for the run the request belongs to: its model, and its messages before the first of
@@ -58,7 +110,7 @@ impl Envelope<'_> {
         for message in self
             .messages
             .iter()
-            .take_while(|message| message.role != "assistant")
+            .take_while(|message| !message.is_the_models())
         {
             (&message.role, message.content.map(RawValue::get)).hash(&mut hasher);
         }
@@ -84,9 +136,20 @@ pub(super) struct Part {
     pub(super) usage: Option<Usage>,
 }
 
+/// The name of a response, which says which turn it is.
+pub(super) fn response_id(turn: usize, attempt: usize) -> String {
+    format!("resp-{turn}-{attempt}")
+}
+
+fn turn_of_response(id: &str) -> Option<usize> {
+    let (turn, _attempt) = id.strip_prefix("resp-")?.split_once('-')?;
+    turn.parse().ok()
+}
+
 /// The answer to one request.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Answer<'a> {
+    pub(super) api: Api,
     pub(super) envelope: &'a Envelope<'a>,
     pub(super) turn: &'a Turn,
     pub(super) style: Style,
@@ -106,17 +169,37 @@ impl Answer<'_> {
 
     /// What ends a stream for a reason that is not the model's.
     pub(super) fn error(&self, error: &Value) -> Bytes {
-        let body = json!({"error": error});
-        let text = if self.envelope.streams() {
-            format!("data: {body}\n\ndata: [DONE]\n\n")
-        } else {
-            body.to_string()
+        let body = match self.api {
+            Api::Chat | Api::Responses => json!({"error": error}),
+            Api::Messages => json!({"type": "error", "error": error}),
+        };
+        let text = match self.api {
+            _ if !self.envelope.streams() => body.to_string(),
+            Api::Chat => format!("data: {body}\n\ndata: [DONE]\n\n"),
+            Api::Messages => format!("event: error\ndata: {body}\n\n"),
+            Api::Responses => {
+                let mut event = error.clone();
+                set(&mut event, "type", "error");
+                format!("event: error\ndata: {event}\n\n")
+            }
         };
         Bytes::from(text)
     }
 
     /// The answer as one JSON object.
     pub(super) fn whole(&self) -> Part {
+        let body = match self.api {
+            Api::Chat => self.chat_whole().to_string(),
+            Api::Messages => messages::whole(self),
+            Api::Responses => responses::whole(self).to_string(),
+        };
+        Part {
+            bytes: Bytes::from(body),
+            usage: self.turn.usage,
+        }
+    }
+
+    fn chat_whole(&self) -> Value {
         let turn = self.turn;
         let mut message = json!({"role": "assistant", "content": null, "refusal": null});
         if !turn.text.is_empty() {
@@ -135,13 +218,18 @@ impl Answer<'_> {
         if let Some(usage) = turn.usage {
             set(&mut body, "usage", usage_json(usage));
         }
-        Part {
-            bytes: Bytes::from(body.to_string()),
-            usage: turn.usage,
-        }
+        body
     }
 
     fn events(&self) -> Vec<Part> {
+        match self.api {
+            Api::Chat => self.chat_events(),
+            Api::Messages => messages::events(self),
+            Api::Responses => responses::events(self),
+        }
+    }
+
+    fn chat_events(&self) -> Vec<Part> {
         let turn = self.turn;
         let first = if turn.text.is_empty() {
             Value::Null
@@ -195,6 +283,14 @@ impl Answer<'_> {
         self.event(&chunk.to_string(), usage)
     }
 
+    /// An event with a name, as the APIs that are not Chat Completions have them.
+    pub(super) fn named(&self, data: &Value, usage: Option<Usage>) -> Part {
+        let name = data.get("type").and_then(Value::as_str).unwrap_or_default();
+        let mut part = self.event(&data.to_string(), usage);
+        part.bytes = Bytes::from([format!("event: {name}\n").as_bytes(), &part.bytes].concat());
+        part
+    }
+
     fn event(&self, data: &str, usage: Option<Usage>) -> Part {
         let comment = if self.style.comments {
             ": keep-alive\n\n"
@@ -220,19 +316,22 @@ impl Answer<'_> {
     fn call(&self, index: usize, call: &ToolCall, arguments: &str) -> Value {
         let function = json!({"name": call.name, "arguments": arguments});
         let mut value = json!({"type": "function", "function": function});
-        match &call.id {
-            CallId::Numbered => set(
-                &mut value,
-                "id",
-                format!("call_{}_{index}", self.turn_index),
-            ),
-            CallId::Given(id) => set(&mut value, "id", id),
-            CallId::Missing => {}
+        if let Some(id) = self.call_id(index, call) {
+            set(&mut value, "id", id);
         }
         value
     }
 
-    fn finish_reason(&self) -> &str {
+    /// The id of a call, where it has one.
+    pub(super) fn call_id(&self, index: usize, call: &ToolCall) -> Option<String> {
+        match &call.id {
+            CallId::Numbered => Some(format!("call_{}_{index}", self.turn_index)),
+            CallId::Given(id) => Some(id.clone()),
+            CallId::Missing => None,
+        }
+    }
+
+    pub(super) fn finish_reason(&self) -> &str {
         let usual = if self.turn.calls.is_empty() {
             "stop"
         } else {
@@ -265,14 +364,14 @@ fn usage_json(usage: Usage) -> Value {
     value
 }
 
-fn set(object: &mut Value, field: &str, value: impl Serialize) {
+pub(super) fn set(object: &mut Value, field: &str, value: impl Serialize) {
     if let Some(fields) = object.as_object_mut() {
         fields.insert(field.to_owned(), json!(value));
     }
 }
 
 /// `text` in pieces of so many characters, or by word with the space after it.
-fn pieces(text: &str, chars: Option<usize>) -> Vec<String> {
+pub(super) fn pieces(text: &str, chars: Option<usize>) -> Vec<String> {
     match chars {
         None => text.split_inclusive(' ').map(str::to_owned).collect(),
         Some(chars) => {

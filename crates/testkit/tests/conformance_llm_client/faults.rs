@@ -124,7 +124,7 @@ faults! {
     forgets_tool_results: ForgetsToolResults => [a_conversation_is_sent_whole],
     numbers_its_requests: NumbersItsRequests => [the_same_request_is_the_same_bytes],
     marks_the_last_message: MarksTheLastMessage => [a_longer_history_begins_with_the_same_bytes],
-    puts_the_key_in_the_body: PutsTheKeyInTheBody => [the_key_is_sent_as_authorization_only],
+    puts_the_key_in_the_body: PutsTheKeyInTheBody => [the_key_is_sent_where_it_belongs],
     follows_redirects_with_the_key: FollowsRedirectsWithTheKey => [
         a_redirect_takes_no_key_along,
     ],

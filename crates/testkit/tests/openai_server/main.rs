@@ -7,5 +7,6 @@
 
 mod answers;
 mod client;
+mod dialects;
 mod faults;
 mod serving;

@@ -254,7 +254,9 @@ async fn a_command_that_is_none_is_refused() {
     let refused = call(&session.tool(), json!({"command": "ls"}), session.context()).await;
     assert_eq!(
         refused.unwrap_err().to_string(),
-        "missing argument `cmd` (arguments are: `cmd`)"
+        "2 things are wrong with the arguments:\n\
+         - missing argument `cmd` (“The command.”) (arguments are: `cmd`)\n\
+         - unknown argument `command` (arguments are: `cmd`)"
     );
     session.close().await;
 }

@@ -83,7 +83,7 @@ async fn arguments_of_finish_are_checked() {
     assert_eq!(error.kind(), ToolErrorKind::InvalidArguments);
     assert_eq!(
         error.to_string(),
-        "missing argument `reason` (arguments are: `paths`, `reason`)"
+        "missing argument `reason` (“Why you finish: what was done, or why it can't be done.”) (arguments are: `paths`, `reason`)"
     );
 }
 
@@ -108,7 +108,7 @@ async fn a_result_can_have_the_structure_of_a_type() {
     for (arguments, message) in [
         (
             json!({"number": "seven"}),
-            "Argument `number`: expected integer, got a string",
+            "Argument `number`: expected integer (“The number.”), got the string \"seven\"",
         ),
         (
             json!({"number": 700}),
@@ -145,6 +145,6 @@ async fn a_result_can_have_the_structure_of_a_schema() {
         .unwrap_err();
     assert_eq!(
         error.to_string(),
-        "Argument `grade`: expected one of \"good\", \"bad\", got \"fair\""
+        "Argument `grade`: expected one of \"good\", \"bad\", got the string \"fair\""
     );
 }

@@ -8,3 +8,5 @@
 mod code_exec;
 mod finish;
 mod session;
+mod user_input;
+mod view_image;

@@ -58,7 +58,7 @@ pub(crate) async fn call(
     arguments: Value,
     cx: ToolContext,
 ) -> Result<ToolOutput, ToolError> {
-    let arguments = tool.parse(&arguments.to_string())?;
+    let arguments = tool.parse(&arguments.to_string())?.arguments;
     tool.call(arguments, cx).await
 }
 

@@ -1,3 +1,6 @@
+use proptest::prelude::*;
+use proptest::sample::{Index, select};
+
 use super::*;
 
 fn request(method: &str, uri: &str, headers: &[(&str, &str)]) -> Request<()> {
@@ -135,4 +138,33 @@ fn a_length_beside_an_encoding_is_dropped() {
     let forwarded = forwarded(sent, &target).unwrap();
     let names: Vec<_> = forwarded.headers().keys().map(HeaderName::as_str).collect();
     assert_eq!(names, ["host", "connection"]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// A few bytes away from requests that are fine.
+    #[test]
+    fn no_request_panics_or_names_an_address(
+        method in select(&["GET", "CONNECT", "POST", "OPTIONS"][..]),
+        uri in select(&["http://pypi.org/a?b", "pypi.org:443", "http://u:p@a.b:1/", "http://10.0.0.1/"][..]),
+        host in select(&["", "pypi.org", "pypi.org:443", "other", "10.0.0.1"][..]),
+        edits in proptest::collection::vec((any::<Index>(), select(&b"[]:@/.%0x1-# *a\\"[..])), 0..4),
+    ) {
+        let mut bytes = uri.as_bytes().to_vec();
+        for (at, byte) in edits {
+            bytes.insert(at.index(bytes.len() + 1), byte);
+        }
+        let built = Request::builder().method(method).uri(bytes.as_slice());
+        let Ok(request) = built.header("host", host).body(()) else {
+            return Ok(());
+        };
+        if let Ok(target) = target(&request) {
+            let name = target.host.to_string();
+            prop_assert!(name.parse::<std::net::IpAddr>().is_err(), "{name}");
+            if let Some(forwarded) = forwarded(request, &target) {
+                prop_assert!(forwarded.uri().authority().is_none());
+            }
+        }
+    }
 }

@@ -56,11 +56,23 @@ print("GOT" if all(os.wait()[1] == 0 for _ in range(3)) else "no")
         )
         .stopped_by(&[Wall::ControlGroups], TOGETHER),
         takes(
+            "take more memory than allowed in many small processes",
+            r#"
+for _ in range(24):
+    if os.fork() == 0:
+        memory = bytearray(b"x") * (8 << 20)
+        time.sleep(1)
+        os._exit(0)
+print("GOT" if all([os.wait()[1] == 0 for _ in range(24)]) else "no")
+"#,
+        )
+        .stopped_by(&[Wall::ControlGroups], TOGETHER),
+        takes(
             "take more memory than allowed that is shared",
             r#"
 memory = mmap.mmap(-1, 160 << 20)
 for at in range(0, 160 << 20, 1 << 20):
-    memory[at:at + 4096] = b"x" * 4096
+    memory[at:at + (1 << 20)] = b"x" * (1 << 20)
 print("GOT")
 "#,
         )
@@ -85,7 +97,6 @@ print("GOT")
     ]
 }
 
-/// Control groups are not used yet; with them comes the mode without them.
 const TOGETHER: Gap =
     Gap::Known("the report says that memory is limited for each process by itself");
 

@@ -1,13 +1,18 @@
 use cantle_core::content::{Content, Media, MediaKind, Part};
-use cantle_core::llm::{ChatRequest, LlmErrorKind, ToolSpecs};
+use cantle_core::llm::{ChatRequest, LlmError, LlmErrorKind, ToolSpecs};
 use cantle_core::message::{AssistantBlock, AssistantMessage, Message, ToolCall, ToolMessage};
 use cantle_core::tool::ToolSpec;
 use proptest::prelude::{Just, Strategy, prop_oneof, proptest};
 use serde_json::{Value, json};
 
-use super::body;
+use super::Encoding;
+use crate::chat::Server;
 
 const HEAD: &[u8] = br#"{"model":"m""#;
+
+fn body(head: &[u8], request: &ChatRequest) -> Result<Vec<u8>, LlmError> {
+    Encoding::new(Server::Unknown, "m").body(head, request, None)
+}
 
 fn encoded(messages: Vec<Message>, tools: Vec<ToolSpec>) -> Vec<u8> {
     let messages = messages.into_iter().map(Into::into).collect();
@@ -205,6 +210,99 @@ fn what_has_no_place_in_this_dialect_is_refused() {
       "the turn turn-7 holds a `opaque` block, which Chat Completions has no place for"
     ]
     "#);
+}
+
+/// A turn with everything that servers differ in, and what comes before and after it.
+fn where_servers_differ(signature: Option<&str>) -> Vec<Message> {
+    let mut signed = call("call_1");
+    signed.signature = signature.map(str::to_owned);
+    let result = ToolMessage::new(&signed, "two files").into();
+    vec![
+        Message::system("Be brief."),
+        Message::user("What is here?"),
+        assistant(vec![
+            AssistantBlock::Reasoning {
+                content: "Hm.".to_owned(),
+            },
+            AssistantBlock::ToolCall(signed),
+        ]),
+        result,
+        assistant(vec![AssistantBlock::ToolCall(call("call_2"))]),
+        Message::user("Go on."),
+    ]
+}
+
+#[test]
+fn each_server_gets_what_it_understands() {
+    use Server::{
+        Azure, DeepSeek, Fireworks, Gemini, Groq, LiteLlm, Ollama, OpenAi, OpenRouter, Together,
+        Unknown, Vllm,
+    };
+    let sent = [
+        Unknown, OpenAi, Azure, OpenRouter, LiteLlm, DeepSeek, Vllm, Ollama, Groq, Together,
+        Fireworks, Gemini,
+    ]
+    .map(|server| {
+        let sent = |signature: Option<&str>| {
+            let messages = where_servers_differ(signature).into_iter().map(Into::into);
+            let request = ChatRequest::new(messages.collect(), ToolSpecs::default());
+            Encoding::new(server, "anthropic/claude").body(HEAD, &request, Some(7))
+        };
+        let (signed, body) = match sent(Some("sig")) {
+            Ok(body) => ("", body),
+            Err(error) => {
+                assert_eq!(error.kind(), LlmErrorKind::Unsupported);
+                (", which refuses a signed call", sent(None).unwrap())
+            }
+        };
+        let body: Value = serde_json::from_slice(&body).unwrap();
+        format!("{server:?}{signed}\n{body}")
+    });
+    insta::assert_snapshot!(sent.join("\n\n"));
+}
+
+#[test]
+fn details_of_reasoning_go_back_to_who_made_them() {
+    let data = r#"{"reasoning_details":[{"type":"reasoning.encrypted","data":"x"}]}"#;
+    let turn = || {
+        assistant(vec![
+            AssistantBlock::Reasoning {
+                content: "Hm.".to_owned(),
+            },
+            AssistantBlock::Opaque {
+                data: data.to_owned(),
+            },
+        ])
+    };
+    let request = || ChatRequest::new(vec![turn().into()], ToolSpecs::default());
+    let sent = Encoding::new(Server::OpenRouter, "m").body(HEAD, &request(), None);
+    assert_eq!(
+        String::from_utf8(sent.unwrap()).unwrap(),
+        format!(
+            r#"{{"model":"m","messages":[{{"role":"assistant","content":"",{}]}}"#,
+            data.trim_start_matches('{')
+        )
+    );
+    let elsewhere = Encoding::new(Server::OpenAi, "m").body(HEAD, &request(), None);
+    assert_eq!(elsewhere.unwrap_err().kind(), LlmErrorKind::Unsupported);
+}
+
+#[test]
+fn what_a_server_cannot_take_is_refused_with_what_it_can() {
+    let video = Media::new(MediaKind::Video, &b"\0\0\0\x18ftypmp42"[..]).unwrap();
+    let message = Message::user(Content::Parts(vec![Part::Media(video)]));
+    let request = ChatRequest::new(vec![message.into()], ToolSpecs::default());
+    let error = Encoding::new(Server::Groq, "m")
+        .body(HEAD, &request, None)
+        .unwrap_err();
+    assert_eq!(
+        (error.kind(), error.to_string()),
+        (
+            LlmErrorKind::Unsupported,
+            "the conversation holds video of type video/mp4, and this server takes text and images"
+                .to_owned()
+        )
+    );
 }
 
 fn any_message() -> impl Strategy<Value = Message> {

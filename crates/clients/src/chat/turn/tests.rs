@@ -2,12 +2,12 @@ use cantle_core::llm::{ChatEvent, LlmErrorKind, StopReason};
 use cantle_core::message::{AssistantBlock, ToolCall};
 use serde_json::{Value, json};
 
-use super::Turn;
+use super::ChatTurn;
 use crate::chat::wire::Message;
 
 /// What `pieces` of a streamed message become.
 fn streamed(pieces: Vec<Value>) -> (Vec<ChatEvent>, Vec<AssistantBlock>) {
-    let mut turn = Turn::default();
+    let mut turn = ChatTurn::default();
     let mut deltas = Vec::new();
     for piece in pieces {
         let piece: Message = serde_json::from_value(piece).unwrap();
@@ -16,8 +16,8 @@ fn streamed(pieces: Vec<Value>) -> (Vec<ChatEvent>, Vec<AssistantBlock>) {
     (deltas, blocks(turn))
 }
 
-fn blocks(turn: Turn) -> Vec<AssistantBlock> {
-    let events = turn.finish(None).unwrap();
+fn blocks(turn: ChatTurn) -> Vec<AssistantBlock> {
+    let events = turn.told(None, None).unwrap();
     let blocks = events.into_iter().filter_map(|event| match event {
         ChatEvent::Block(block) => Some(block),
         _ => None,
@@ -225,15 +225,15 @@ fn a_calls_signature_is_kept() {
 }
 
 fn stop(reason: Option<&str>, calls: bool) -> StopReason {
-    let mut turn = Turn {
+    let mut turn = ChatTurn {
         finish_reason: reason.map(str::to_owned),
-        ..Turn::default()
+        ..ChatTurn::default()
     };
     if calls {
         let piece = json!({"tool_calls": [{"id": "a", "function": {"name": "f"}}]});
         turn.take(serde_json::from_value(piece).unwrap(), |_| ());
     }
-    match turn.finish(None).unwrap().pop() {
+    match turn.told(None, None).unwrap().pop() {
         Some(ChatEvent::Finished(end)) => end.stop,
         other => panic!("{other:?}"),
     }
@@ -261,9 +261,52 @@ fn reasons_to_stop() {
 
 #[test]
 fn an_error_as_the_reason_to_stop_is_an_error() {
-    let turn = Turn {
+    let turn = ChatTurn {
         finish_reason: Some("error".to_owned()),
-        ..Turn::default()
+        ..ChatTurn::default()
     };
-    assert_eq!(turn.finish(None).unwrap_err().kind(), LlmErrorKind::Server);
+    assert_eq!(
+        turn.told(None, None).unwrap_err().kind(),
+        LlmErrorKind::Server
+    );
+}
+
+#[test]
+fn details_of_reasoning_are_put_together_and_kept_beside_it() {
+    let (deltas, blocks) = streamed(vec![
+        json!({"reasoning": "one ", "reasoning_details": [{"type": "reasoning.text", "index": 0, "text": "one ", "signature": null}]}),
+        json!({"reasoning": "more", "reasoning_details": [{"type": "reasoning.text", "index": 0, "text": "more", "signature": null}]}),
+        json!({"reasoning_details": [{"type": "reasoning.text", "index": 0, "text": "", "signature": "sig"}]}),
+        json!({"reasoning_details": [{"type": "reasoning.encrypted", "index": 1, "data": "xyz", "id": "r"}]}),
+        json!({"content": "Done."}),
+    ]);
+    assert_eq!(deltas.len(), 3);
+    let [
+        AssistantBlock::Reasoning { content },
+        AssistantBlock::Opaque { data },
+        AssistantBlock::Text { .. },
+    ] = &blocks[..]
+    else {
+        panic!("{blocks:?}");
+    };
+    assert_eq!(content, "one more");
+    let details: Value = serde_json::from_str(data).unwrap();
+    assert_eq!(
+        details,
+        json!({"reasoning_details": [
+            {"type": "reasoning.text", "index": 0, "text": "one more", "signature": "sig"},
+            {"type": "reasoning.encrypted", "index": 1, "data": "xyz", "id": "r"},
+        ]})
+    );
+}
+
+#[test]
+fn geminis_own_signature_of_a_call_is_kept() {
+    let (_, blocks) = streamed(vec![json!({"tool_calls": [{
+        "index": 0, "id": "a", "function": {"name": "f", "arguments": "{}"},
+        "extra_content": {"google": {"thought_signature": "sig"}},
+    }]})]);
+    let mut expected = ToolCall::new(Some("a".to_owned()), "f", "{}");
+    expected.signature = Some("sig".to_owned());
+    assert_eq!(blocks, [AssistantBlock::ToolCall(expected)]);
 }

@@ -77,7 +77,10 @@ async fn a_typed_tool_keeps_its_words_and_gets_its_parameters() {
     assert!(tool.concurrency_safe());
     assert_eq!(format!("{tool:?}"), "DynTool(\"echo\")");
 
-    let arguments = tool.parse(r#"{"text": "ab", "times": 2}"#).expect("valid");
+    let arguments = tool
+        .parse(r#"{"text": "ab", "times": 2}"#)
+        .expect("valid")
+        .arguments;
     assert_eq!(
         tool.call(arguments, cx()).await.expect("it works"),
         ToolOutput::text("call-1: abab").with_metadata(Metadata::uses(1))
@@ -104,7 +107,7 @@ async fn a_tool_from_a_bare_schema_gets_the_arguments_as_they_are() {
     assert!(!tool.concurrency_safe());
     assert!(tool.clone().with_concurrency_safe(true).concurrency_safe());
 
-    let arguments = tool.parse(r#"{"a": "x"}"#).expect("valid");
+    let arguments = tool.parse(r#"{"a": "x"}"#).expect("valid").arguments;
     assert_eq!(
         tool.call(arguments, cx()).await.expect("it works"),
         ToolOutput::text(r#"{"a":"x"}"#)

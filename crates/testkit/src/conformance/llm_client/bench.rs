@@ -10,7 +10,7 @@ use cantle_core::message::{AssistantBlock, Message, SharedMessage};
 use futures_util::StreamExt as _;
 
 use super::super::check::{Checked, Failure, ensure, equal};
-use super::Endpoint;
+use super::{Dialect, Endpoint};
 use crate::openai::{Request, Script, ScriptedServer, ServerOptions, Turn};
 
 /// For a case in which a client may wait between its attempts.
@@ -25,6 +25,7 @@ pub(super) const WAYS: [bool; 2] = [true, false];
 
 pub(super) struct Harness<'c> {
     pub(super) connect: &'c dyn Fn(&Endpoint) -> Arc<dyn LlmClient>,
+    pub(super) dialect: Dialect,
 }
 
 impl Harness<'_> {
@@ -52,6 +53,24 @@ impl Harness<'_> {
     pub(super) async fn complete(&self, turn: Turn, stream: bool) -> Checked<Completion> {
         let (heard, _server) = self.ask(Script::new().turn(turn), stream).await?;
         heard.completion()
+    }
+
+    /// The block that a turn's reasoning becomes.
+    pub(super) fn reasoning(&self, thought: &str) -> AssistantBlock {
+        let content = thought.to_owned();
+        match self.dialect {
+            Dialect::Chat => AssistantBlock::Reasoning { content },
+            Dialect::Messages => AssistantBlock::SignedReasoning {
+                signature: "c2lnbmVk".to_owned(),
+                content,
+            },
+            Dialect::Responses => AssistantBlock::EncryptedReasoning {
+                id: "rs_0_0".to_owned(),
+                encrypted_content: "ZW5jcnlwdGVk".to_owned(),
+                content: None,
+                summary: vec![content],
+            },
+        }
     }
 
     /// The same where there must be an error.
@@ -182,7 +201,21 @@ fn equal_pieces(events: &[ChatEvent]) -> Checked {
                 }
             }
             ChatEvent::Block(AssistantBlock::Text { text: block, .. }) => text.block(block),
-            ChatEvent::Block(AssistantBlock::Reasoning { content }) => reasoning.block(content),
+            ChatEvent::Block(
+                AssistantBlock::Reasoning { content }
+                | AssistantBlock::SignedReasoning { content, .. },
+            ) => reasoning.block(content),
+            ChatEvent::Block(
+                AssistantBlock::EncryptedReasoning {
+                    content, summary, ..
+                }
+                | AssistantBlock::ReasoningRef {
+                    content, summary, ..
+                },
+            ) => {
+                let shown = content.clone().unwrap_or_else(|| summary.concat());
+                reasoning.block(&shown);
+            }
             ChatEvent::Block(AssistantBlock::ToolCall(call)) => {
                 if let Some((name, pieces)) = calls.get_mut(whole) {
                     equal(

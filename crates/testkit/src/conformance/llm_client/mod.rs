@@ -1,4 +1,5 @@
-//! What an [`LlmClient`] that speaks OpenAI's Chat Completions must do.
+//! What an [`LlmClient`] that speaks OpenAI's Chat Completions or Responses, or Anthropic's Messages,
+//! must do.
 //!
 //! The client talks to a [scripted server](crate::openai). What is asked for is what the trait
 //! promises (events, blocks, counters, kinds of errors) and what the wire must not show (a key
@@ -18,6 +19,18 @@ use self::bench::Harness;
 use super::report::Report;
 use super::suite::{self, Case};
 
+/// What a client under test speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Dialect {
+    /// OpenAI's Chat Completions.
+    Chat,
+    /// Anthropic's Messages.
+    Messages,
+    /// OpenAI's Responses.
+    Responses,
+}
+
 /// What a client under test is pointed at.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -33,7 +46,7 @@ pub struct Endpoint {
     pub stream: bool,
 }
 
-/// Runs every case against the clients that `connect` makes.
+/// Runs every case against the clients of Chat Completions that `connect` makes.
 ///
 /// ```no_run
 /// # use std::sync::Arc;
@@ -48,20 +61,38 @@ pub async fn llm_client(connect: &dyn Fn(&Endpoint) -> Arc<dyn LlmClient>) -> Re
     llm_client_cases(connect, &[]).await
 }
 
+/// The same for clients of another dialect. What depends on how Chat Completions write a request is
+/// left out there.
+pub async fn llm_client_of(
+    dialect: Dialect,
+    connect: &dyn Fn(&Endpoint) -> Arc<dyn LlmClient>,
+) -> Report {
+    run(dialect, connect, &[]).await
+}
+
 /// Runs the cases of these names: while one of them is being mended.
 pub async fn llm_client_cases(
     connect: &dyn Fn(&Endpoint) -> Arc<dyn LlmClient>,
     names: &[&str],
 ) -> Report {
-    suite::run(&Harness { connect }, cases(), names).await
+    run(Dialect::Chat, connect, names).await
 }
 
-fn cases<'c>() -> Vec<Case<Harness<'c>>> {
+async fn run(
+    dialect: Dialect,
+    connect: &dyn Fn(&Endpoint) -> Arc<dyn LlmClient>,
+    names: &[&str],
+) -> Report {
+    let harness = Harness { connect, dialect };
+    suite::run(&harness, cases(dialect), names).await
+}
+
+fn cases<'c>(dialect: Dialect) -> Vec<Case<Harness<'c>>> {
     [
         turns::cases(),
         errors::cases(),
         streams::cases(),
-        requests::cases(),
+        requests::cases(dialect),
     ]
     .into_iter()
     .flatten()

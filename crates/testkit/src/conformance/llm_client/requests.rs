@@ -14,18 +14,21 @@ use serde_json::{Value, json};
 use super::super::check::{Checked, Failure, ensure, equal};
 use super::super::suite::Case;
 use super::bench::{API_KEY, Harness, WAYS, hear, request, serve};
-use super::case;
+use super::{Dialect, case};
 use crate::openai::{Fault, Reply, Request, Script, ScriptedServer, Turn};
 
-pub(super) fn cases<'c>() -> Vec<Case<Harness<'c>>> {
-    vec![
-        case!(a_conversation_is_sent_whole),
+pub(super) fn cases<'c>(dialect: Dialect) -> Vec<Case<Harness<'c>>> {
+    let mut cases = vec![
         case!(the_same_request_is_the_same_bytes),
-        case!(a_longer_history_begins_with_the_same_bytes),
-        case!(the_key_is_sent_as_authorization_only),
+        case!(the_key_is_sent_where_it_belongs),
         case!(a_redirect_takes_no_key_along),
         case!(the_key_is_shown_nowhere),
-    ]
+    ];
+    if dialect == Dialect::Chat {
+        cases.push(case!(a_conversation_is_sent_whole));
+        cases.push(case!(a_longer_history_begins_with_the_same_bytes));
+    }
+    cases
 }
 
 fn tools() -> ToolSpecs {
@@ -185,7 +188,11 @@ async fn a_longer_history_begins_with_the_same_bytes(harness: &Harness<'_>) -> C
     Ok(())
 }
 
-async fn the_key_is_sent_as_authorization_only(harness: &Harness<'_>) -> Checked {
+async fn the_key_is_sent_where_it_belongs(harness: &Harness<'_>) -> Checked {
+    let place = match harness.dialect {
+        Dialect::Chat | Dialect::Responses => "authorization",
+        Dialect::Messages => "x-api-key",
+    };
     for stream in WAYS {
         let (heard, server) = harness
             .ask(Script::new().turn(Turn::text("Done.")), stream)
@@ -194,10 +201,7 @@ async fn the_key_is_sent_as_authorization_only(harness: &Harness<'_>) -> Checked
         let request = only(&server)?;
         for (name, value) in &request.headers {
             let holds = String::from_utf8_lossy(value.as_bytes()).contains(API_KEY);
-            ensure!(
-                !holds || name == "authorization",
-                "the key is in the header `{name}`"
-            );
+            ensure!(!holds || name == place, "the key is in the header `{name}`");
         }
         let body = String::from_utf8_lossy(&request.raw);
         ensure!(!body.contains(API_KEY), "the key is in the body");
@@ -216,7 +220,9 @@ async fn a_redirect_takes_no_key_along(harness: &Harness<'_>) -> Checked {
         for request in other.requests() {
             let shown = format!("{:?}", request.headers);
             ensure!(
-                !shown.contains(API_KEY) && !request.headers.contains_key("authorization"),
+                !shown.contains(API_KEY)
+                    && !request.headers.contains_key("authorization")
+                    && !request.headers.contains_key("x-api-key"),
                 "a redirect of status {status} took the key to another server"
             );
         }

@@ -13,7 +13,7 @@ use tokio::sync::Notify;
 use super::super::check::{Checked, Failure, ensure, equal, within};
 use super::super::suite::Case;
 use super::bench::{API_KEY, Harness, WAYS, asks_for_a_stream, hear, of_kind, request, serve};
-use super::case;
+use super::{Dialect, case};
 use crate::openai::{Fault, Reply, Request, Script, ToolCall, Turn};
 
 /// For what must come at all, and should take no time.
@@ -63,7 +63,12 @@ async fn pieces_come_as_they_are_sent(harness: &Harness<'_>) -> Checked {
     if !server.requests().iter().all(asks_for_a_stream) {
         return Err(Failure::skip("the client doesn't stream"));
     }
-    let turn = Turn::text("one two three").fault(Fault::StallAfterEvents(3));
+    // What begins a turn, and a block where they are begun, and two words.
+    let events = match harness.dialect {
+        Dialect::Chat => 3,
+        Dialect::Messages | Dialect::Responses => 4,
+    };
+    let turn = Turn::text("one two three").fault(Fault::StallAfterEvents(events));
     let server = serve(Script::new().turn(turn)).await?;
     let client = harness.client(&server.url(), true);
     let mut stream = client.stream(request("Go."));
@@ -176,9 +181,14 @@ async fn a_turn_cut_at_any_byte_is_not_finished(harness: &Harness<'_>) -> Checke
         let server = serve(Script::new().then_with(cut_where_asked)).await?;
         let client = harness.client(&server.url(), stream);
         hear(&*client, request("Whole.")).await?.completion()?;
-        let body = answer_again(&server.url(), &server.requests()).await?;
+        let body = answer_again(harness.dialect, &server.url(), &server.requests()).await?;
         // What comes after the last of the turn's own bytes says nothing that isn't known.
-        let end = body.rfind("data: [DONE]").unwrap_or(body.len());
+        let after = match harness.dialect {
+            Dialect::Chat => body.rfind("data: [DONE]"),
+            Dialect::Messages => body.rfind("event: message_stop"),
+            Dialect::Responses => None,
+        };
+        let end = after.unwrap_or(body.len());
         let end = body.get(..end).unwrap_or_default().trim_end().len();
         let cuts = stream::iter(0..end).map(async |count| {
             let asked = request(&format!("cut-at-{count}."));
@@ -196,14 +206,19 @@ async fn a_turn_cut_at_any_byte_is_not_finished(harness: &Harness<'_>) -> Checke
 }
 
 /// The body of the answer to a request, without a client between.
-async fn answer_again(url: &str, requests: &[Request]) -> Checked<String> {
+async fn answer_again(dialect: Dialect, url: &str, requests: &[Request]) -> Checked<String> {
+    let path = match dialect {
+        Dialect::Chat => "chat/completions",
+        Dialect::Messages => "messages",
+        Dialect::Responses => "responses",
+    };
     let request = requests.first();
     let request = request.ok_or_else(|| Failure::new("no request came"))?;
     let address = url.trim_start_matches("http://").trim_end_matches("/v1");
     let mut connection = TcpStream::connect(address).await?;
     // In HTTP/1.0 the body comes as it is and ends with the connection.
     let head = format!(
-        "POST /v1/chat/completions HTTP/1.0\r\nauthorization: Bearer {API_KEY}\r\ncontent-length: {}\r\n\r\n",
+        "POST /v1/{path} HTTP/1.0\r\nauthorization: Bearer {API_KEY}\r\ncontent-length: {}\r\n\r\n",
         request.raw.len()
     );
     connection.write_all(head.as_bytes()).await?;
@@ -226,7 +241,9 @@ async fn dropping_the_stream_ends_the_request(harness: &Harness<'_>) -> Checked 
         let server = async {
             let (mut connection, _) = listener.accept().await?;
             read_request(&mut connection).await?;
-            connection.write_all(half_an_answer(way).as_bytes()).await?;
+            connection
+                .write_all(half_an_answer(harness.dialect, way).as_bytes())
+                .await?;
             answered.notify_one();
             // Ends when the client closes the connection, in whatever way.
             let _ = connection.read_to_end(&mut Vec::new()).await;
@@ -266,12 +283,16 @@ async fn read_request(connection: &mut TcpStream) -> Checked {
     }
 }
 
-fn half_an_answer(stream: bool) -> String {
+fn half_an_answer(dialect: Dialect, stream: bool) -> String {
     if !stream {
         return "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n{\"id\""
             .to_owned();
     }
-    let delta = json!({"choices": [{"index": 0, "delta": {"content": "one"}}]});
+    let delta = match dialect {
+        Dialect::Chat => json!({"choices": [{"index": 0, "delta": {"content": "one"}}]}),
+        Dialect::Messages => json!({"type": "ping"}),
+        Dialect::Responses => json!({"type": "response.output_text.delta", "delta": "one"}),
+    };
     let event = format!("data: {delta}\n\n");
     format!(
         "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n{:x}\r\n{event}\r\n",

@@ -195,7 +195,7 @@ async fn a_working_directory_that_is_removed_is_noticed(bench: &Bench<'_>) -> Ch
 }
 
 async fn a_kept_sandbox_is_found_again(bench: &Bench<'_>) -> Checked {
-    let sandbox = bench.backend.open(context()).await?;
+    let sandbox = bench.backend.open(context().durable()).await?;
     let file = path("file")?;
     sandbox.write_bytes(&file, "text".into()).await?;
     let handle = match sandbox.persist().await {
@@ -207,7 +207,7 @@ async fn a_kept_sandbox_is_found_again(bench: &Bench<'_>) -> Checked {
     };
     equal("the backend's name", &*handle.backend, bench.backend.name())?;
     drop(sandbox);
-    let again = bench.backend.reattach(&handle, context()).await?;
+    let again = bench.backend.reattach(&handle, context().durable()).await?;
     let checked = async {
         same_bytes("its file", &read(&*again, &file).await?, b"text")?;
         equal(

@@ -1,0 +1,134 @@
+//! Many sessions of one agent at once, kept and not, and going on with a long run.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+use cantle_agent::{Agent, ResumeOptions, RunStore, SessionOptions};
+use cantle_core::event::{EventKind, RunStatus};
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use serde_json::{Value, json};
+
+use crate::client_loop::{Server, agent, number, runtime};
+use crate::process::{cpu_time, memory_mb, peak_memory_mb, run_part};
+use crate::report::Report;
+
+const SESSIONS: u32 = 1000;
+const TURNS: u32 = 20;
+const LATENCY: Duration = Duration::from_millis(50);
+const LONG: u32 = 1000;
+
+/// Runs all sessions at once and prints what they took; `kept` says whether they have journals.
+pub(crate) fn run(url: &str, kept: bool) -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let store = RunStore::new(directory.path());
+    let (wall, cpu, memory) = runtime()?.block_on(async {
+        let agent = agent(url, TURNS + 1)?;
+        let before = memory_mb()?;
+        let started = (Instant::now(), cpu_time());
+        let mut sessions: FuturesUnordered<_> = (0..SESSIONS)
+            .map(|_| one(&agent, kept.then(|| store.clone())))
+            .collect();
+        while let Some(ended) = sessions.next().await {
+            ended?;
+        }
+        let spent = (started.0.elapsed(), cpu_time() - started.1);
+        Ok::<_, anyhow::Error>((spent.0, spent.1, peak_memory_mb()? - before))
+    })?;
+    let result = json!({
+        "wall_s": wall.as_secs_f64(),
+        "cpu_s": cpu.as_secs_f64(),
+        "session_kb": memory * 1000.0 / f64::from(SESSIONS),
+    });
+    println!("{result}");
+    Ok(())
+}
+
+async fn one(agent: &Agent, store: Option<RunStore>) -> Result<()> {
+    let mut options = SessionOptions::default();
+    if let Some(store) = store {
+        options = options.kept_in(store, Value::Null);
+    }
+    let session = agent.session(options).await?;
+    let outcome = session.run("Do nothing, many times.")?.outcome().await;
+    ensure!(
+        outcome.status() == RunStatus::Finished,
+        "{:?}",
+        outcome.error
+    );
+    Ok(session.close().await?)
+}
+
+/// Makes a journal of many turns, and prints how long it takes until a run goes on with it.
+pub(crate) fn resume(url: &str) -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let store = RunStore::new(directory.path());
+    let resumed = runtime()?.block_on(async {
+        let first = agent(url, LONG)?;
+        let options = SessionOptions::default().kept_in(store.clone(), Value::Null);
+        let session = first.session(options).await?;
+        let outcome = session.run("Do nothing, many times.")?.outcome().await;
+        ensure!(outcome.turns == LONG, "{:?}", outcome.error);
+        session.close().await?;
+
+        let more = agent(url, LONG + 2)?;
+        let started = Instant::now();
+        let options = ResumeOptions::default();
+        let session = more.resume(&store, outcome.run, options).await?;
+        let mut run = session.resume()?;
+        let is_resumed = |kind: &EventKind| matches!(kind, EventKind::RunResumed { .. });
+        while !is_resumed(&run.next().await.context("it ended")?.kind) {}
+        let resumed = started.elapsed();
+        run.cancel();
+        run.outcome().await;
+        session.close().await?;
+        Ok(resumed)
+    })?;
+    println!("{}", json!({"resumed_s": resumed.as_secs_f64()}));
+    Ok(())
+}
+
+pub(crate) fn measure(report: &mut Report) -> Result<()> {
+    let turns = f64::from(SESSIONS * TURNS);
+    for (part, journal, wall_goal, cpu_goal) in [
+        ("sessions", "off", 2.0, Some(0.12)),
+        ("kept-sessions", "on", 6.0, None),
+    ] {
+        let mut server = Server::start(TURNS, LATENCY)?;
+        let result = run_part(&[part, &server.url])?;
+        let server_cpu = server.stop()?;
+        let name = format!("{SESSIONS} sessions, {TURNS} turns each, journal {journal}");
+        report.at_most(
+            format!("{name}: time"),
+            number(&result, "wall_s"),
+            "s",
+            wall_goal,
+        );
+        let cpu = number(&result, "cpu_s") * 1000.0 / turns;
+        match cpu_goal {
+            Some(goal) => report.at_most(format!("{name}: CPU per turn"), cpu, "ms", goal),
+            None => report.add(format!("{name}: CPU per turn"), cpu, "ms"),
+        }
+        report.at_most(
+            format!("{name}: memory of a session"),
+            number(&result, "session_kb"),
+            "KB",
+            120.0,
+        );
+        report.add(
+            format!("{name}: the server's CPU per turn"),
+            server_cpu * 1000.0 / turns,
+            "ms",
+        );
+    }
+    let mut server = Server::start(LONG + 2, Duration::ZERO)?;
+    let result = run_part(&["resume", &server.url])?;
+    server.stop()?;
+    report.at_most(
+        format!("resume of a journal of {LONG} turns"),
+        number(&result, "resumed_s") * 1000.0,
+        "ms",
+        100.0,
+    );
+    Ok(())
+}

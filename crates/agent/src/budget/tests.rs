@@ -1,0 +1,107 @@
+use cantle_core::ledger::CallPurpose;
+use cantle_core::usage::TokenUsage;
+
+use super::*;
+
+fn tokens(tokens: u64) -> ModelCall {
+    let usage = TokenUsage {
+        input: tokens,
+        ..TokenUsage::default()
+    };
+    ModelCall::new("model", CallPurpose::Turn, usage, Duration::ZERO)
+}
+
+fn state(resource: Resource, spent: f64, limit: f64) -> BudgetState {
+    BudgetState {
+        resource,
+        spent,
+        limit,
+    }
+}
+
+#[test]
+fn each_notice_is_given_once_and_what_is_spent_at_once_is_not_near_before() {
+    let account = Account::new(Budget::default().tokens(100), None);
+    account.model_call(&tokens(79));
+    assert_eq!(account.notices(), []);
+    account.model_call(&tokens(1));
+    let near = Notice::Near(state(Resource::Tokens, 80.0, 100.0));
+    assert_eq!(account.notices(), [near]);
+    account.model_call(&tokens(10));
+    assert_eq!(account.notices(), []);
+    account.model_call(&tokens(20));
+    let spent = Notice::Spent(state(Resource::Tokens, 110.0, 100.0));
+    assert_eq!(account.notices(), [spent]);
+    assert_eq!(account.notices(), []);
+
+    let account = Account::new(Budget::default().tokens(100), None);
+    account.model_call(&tokens(500));
+    let spent = Notice::Spent(state(Resource::Tokens, 500.0, 100.0));
+    assert_eq!(account.notices(), [spent]);
+}
+
+#[test]
+fn what_is_used_below_counts_above_and_everybody_is_told() {
+    let above = Arc::new(Account::new(Budget::default().tool_calls(2), None));
+    let below = [(); 2].map(|()| {
+        let budget = Budget::default().tool_calls(5);
+        Account::new(budget, Some(Arc::clone(&above)))
+    });
+    for account in &below {
+        account.tool_call();
+    }
+    let spent = Notice::Spent(state(Resource::ToolCalls, 2.0, 2.0));
+    for account in below.iter().chain([&*above]) {
+        assert_eq!(account.notices(), [spent]);
+        assert_eq!(account.notices(), []);
+    }
+    // Its own budget is not the one above.
+    for _ in 0..4 {
+        below[0].tool_call();
+    }
+    let own = Notice::Spent(state(Resource::ToolCalls, 5.0, 5.0));
+    assert_eq!(below[0].notices(), [own]);
+    assert_eq!(below[1].notices(), []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_time_that_is_left_is_the_least_of_all_with_what_earlier_processes_used() {
+    let limit = |seconds| Budget::default().time(Duration::from_secs(seconds));
+    let above = Arc::new(Account::new(limit(100), None));
+    let account = Account::new(limit(50), Some(above));
+    account.carry_over(&Ledger::default(), Duration::from_secs(20));
+    tokio::time::advance(Duration::from_secs(10)).await;
+    let (left, state) = account.time_left(Duration::ZERO).unwrap();
+    assert_eq!((left.as_secs(), state.limit), (20, 50.0));
+    let (left, _) = account.time_left(Duration::from_secs(60)).unwrap();
+    assert_eq!(left.as_secs(), 80);
+    tokio::time::advance(Duration::from_secs(25)).await;
+    let (left, _) = account.time_left(Duration::ZERO).unwrap();
+    assert_eq!(left, Duration::ZERO);
+    let none = Account::new(Budget::default().tokens(1), None);
+    assert_eq!(none.time_left(Duration::ZERO), None);
+}
+
+#[test]
+fn an_earlier_process_counts_with_its_sub_agents() {
+    let mut child = Ledger::default();
+    child.record_tool("look", true, Duration::ZERO, None);
+    child.model_calls.push(tokens(7));
+    let mut ledger = Ledger::default();
+    ledger.record_tool("child", true, Duration::ZERO, None);
+    let mut call = tokens(3);
+    call.estimated = true;
+    call.cost_usd = Some(0.5);
+    ledger.model_calls.push(call);
+    ledger.sub_agents.insert("child".to_owned(), vec![child]);
+
+    let budget = Budget::default().tokens(10).tool_calls(2).cost_usd(0.5);
+    let account = Account::new(budget, None);
+    account.carry_over(&ledger, Duration::ZERO);
+    let expected = [
+        state(Resource::Tokens, 10.0, 10.0),
+        state(Resource::CostUsd, 0.5, 0.5),
+        state(Resource::ToolCalls, 2.0, 2.0),
+    ];
+    assert_eq!(account.notices(), expected.map(Notice::Spent));
+}

@@ -1,0 +1,50 @@
+use std::os::unix::fs::PermissionsExt as _;
+
+use serde_json::json;
+
+use super::*;
+
+/// What is left of a value without its media, and what comes back.
+fn through(files: &MediaFiles, value: &Value) -> (Value, Value) {
+    let mut out = value.clone();
+    files.take_out(&mut out).unwrap();
+    let mut back = out.clone();
+    files.put_back(&mut back).unwrap();
+    (out, back)
+}
+
+#[test]
+fn media_leave_a_record_once_each_and_come_back() {
+    let directory = tempfile::tempdir().unwrap();
+    let files = MediaFiles::new(directory.path());
+    let block = json!({"kind": "image_content_block", "data": BASE64.encode("a picture")});
+    let record = json!({"content": ["see", block, {"deep": [block]}]});
+    let (out, back) = through(&files, &record);
+    assert_eq!(back, record);
+    let digest = hex(&Sha256::digest("a picture"));
+    let left = json!({"kind": "image_content_block", "sha256": digest});
+    assert_eq!(out, json!({"content": ["see", left, {"deep": [left]}]}));
+    let kept: Vec<_> = fs::read_dir(&files.0)
+        .unwrap()
+        .map(|it| it.unwrap().path())
+        .collect();
+    assert_eq!(kept, [files.0.join(digest)]);
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode(&files.0), mode(&kept[0])), (0o700, 0o600));
+}
+
+#[test]
+fn what_only_looks_like_media_stays_as_it_is() {
+    let directory = tempfile::tempdir().unwrap();
+    let files = MediaFiles::new(directory.path());
+    for value in [
+        json!({"kind": "image_content_block", "data": "no base64"}),
+        json!({"kind": "image_content_block", "data": 7}),
+        json!({"kind": "image_content_block", "data": "AAAA", "note": "mine"}),
+        json!({"kind": "x_content_block", "sha256": "../journal.jsonl"}),
+        json!({"kind": "x_content_block", "sha256": "0".repeat(64)}),
+        json!("_content_block"),
+    ] {
+        assert_eq!(through(&files, &value), (value.clone(), value));
+    }
+}

@@ -1,0 +1,189 @@
+//! Skills: a directory of instructions for certain kinds of work, each `NAME/SKILL.md` with whatever
+//! it needs beside it.
+//!
+//! The directory is uploaded whole; what is read here is the front matter of each `SKILL.md`, so that
+//! the model is told which skills there are and when to read them. Nothing in a skill can keep a
+//! session from opening: one that can't be listed is a warning that says what to mend.
+
+mod front_matter;
+
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use self::front_matter::FrontMatter;
+
+/// Skills that are listed; of more, the number is told.
+const MAX_LISTED: usize = 200;
+/// Characters of a name and of a description that are listed.
+const MAX_NAME_CHARS: usize = 100;
+const MAX_DESCRIPTION_CHARS: usize = 1_024;
+
+/// Where skills lie in the sandbox, relative to the working directory.
+pub(crate) const SANDBOX_DIRECTORY: &str = "skills";
+
+const FILE: &str = "SKILL.md";
+
+/// The skills of a directory on the host.
+#[derive(Debug)]
+pub(crate) struct Skills {
+    directory: PathBuf,
+    listed: Vec<Skill>,
+    warnings: Vec<String>,
+}
+
+#[derive(Debug, PartialEq)]
+struct Skill {
+    name: String,
+    description: String,
+    /// The name of its directory.
+    directory: String,
+}
+
+impl Skills {
+    /// Finds the skills of a directory. Reads files, so it blocks.
+    pub(crate) fn load(directory: &Path) -> Result<Self, SkillsError> {
+        let failed = |source| SkillsError {
+            directory: directory.to_owned(),
+            source,
+        };
+        let root = directory.canonicalize().map_err(failed)?;
+        let entries = std::fs::read_dir(&root).map_err(failed)?;
+        let names = entries.map(|entry| entry.map(|entry| entry.file_name()));
+        let mut names: Vec<_> = names.collect::<Result<_, _>>().map_err(failed)?;
+        names.sort();
+
+        let mut skills = Self {
+            directory: directory.to_owned(),
+            listed: Vec::new(),
+            warnings: Vec::new(),
+        };
+        let mut seen = HashMap::new();
+        for name in names {
+            let shown = name.to_string_lossy().into_owned();
+            let found = match name.to_str() {
+                Some(name) => skill(&root, name),
+                None if root.join(&name).is_dir() => Err("its name is not UTF-8".to_owned()),
+                None => Ok(None),
+            };
+            match found {
+                Ok(None) => {}
+                Ok(Some(skill)) => match seen.insert(skill.name.clone(), shown.clone()) {
+                    None => skills.listed.push(skill),
+                    Some(first) => {
+                        let why = format!("`{first}` has the name `{}` already", skill.name);
+                        skills.warn(&shown, &why);
+                        seen.insert(skill.name, first);
+                    }
+                },
+                Err(why) => skills.warn(&shown, &why),
+            }
+        }
+        skills.listed.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(skills)
+    }
+
+    fn warn(&mut self, directory: &str, why: &str) {
+        self.warnings.push(format!(
+            "The skill `{directory}` is not listed for the model: {why}."
+        ));
+    }
+
+    /// The directory on the host, to be uploaded as [`SANDBOX_DIRECTORY`].
+    pub(crate) fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// What is wrong with skills that are not listed.
+    pub(crate) fn warnings(&self) -> &[String] {
+        &self.warnings
+    }
+
+    /// What the system prompt says of the skills; `None` where none is listed.
+    pub(crate) fn prompt_section(&self) -> Option<String> {
+        if self.listed.is_empty() {
+            return None;
+        }
+        let mut text = format!(
+            "These skills are in the directory `{SANDBOX_DIRECTORY}`: instructions, and files they \
+             use, for certain kinds of work. Where the task is of such a kind, read the skill's {FILE} \
+             in full before you begin:"
+        );
+        for skill in self.listed.iter().take(MAX_LISTED) {
+            let Skill {
+                name,
+                description,
+                directory,
+            } = skill;
+            let _ = write!(
+                text,
+                "\n- {name} (`{SANDBOX_DIRECTORY}/{directory}/{FILE}`): {description}"
+            );
+        }
+        match self.listed.len().saturating_sub(MAX_LISTED) {
+            0 => {}
+            more => {
+                let _ = write!(text, "\n- and {more} more; list the directory to see them");
+            }
+        }
+        Some(text)
+    }
+}
+
+/// The skill in an entry of the directory; `None` where the entry is no directory. An error says why
+/// there is none to be listed.
+fn skill(root: &Path, directory: &str) -> Result<Option<Skill>, String> {
+    let place = root.join(directory);
+    let real = match place.canonicalize() {
+        Ok(real) => real,
+        Err(error) if place.is_symlink() => return Err(format!("its link leads nowhere: {error}")),
+        Err(error) => return Err(error.to_string()),
+    };
+    if !real.is_dir() || directory.starts_with('.') {
+        return Ok(None);
+    }
+    let outside =
+        || "its link leads out of the directory of skills, and is not uploaded".to_owned();
+    if !real.starts_with(root) {
+        return Err(outside());
+    }
+    let file = match real.join(FILE).canonicalize() {
+        Ok(file) if !file.starts_with(root) => return Err(format!("{FILE}: {}", outside())),
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return Err(format!("it has no {FILE}"));
+        }
+        Err(error) => return Err(format!("{FILE} can't be read: {error}")),
+    };
+    // A pipe would be waited for.
+    if !file.is_file() {
+        return Err(format!("{FILE} is not a file"));
+    }
+    let FrontMatter { name, description } = front_matter::read(&file)
+        .map_err(|problem| format!("{}: {problem}", place.join(FILE).display()))?;
+    Ok(Some(Skill {
+        name: one_line(&name, MAX_NAME_CHARS),
+        description: one_line(&description, MAX_DESCRIPTION_CHARS),
+        directory: directory.to_owned(),
+    }))
+}
+
+fn one_line(text: &str, chars: usize) -> String {
+    let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    match line.char_indices().nth(chars) {
+        Some((end, _)) => format!("{}…", line.get(..end).unwrap_or_default()),
+        None => line,
+    }
+}
+
+/// A directory of skills that can't be read.
+#[derive(Debug, thiserror::Error)]
+#[error("the skills in `{}` can't be read: {source}", directory.display())]
+pub(crate) struct SkillsError {
+    directory: PathBuf,
+    source: io::Error,
+}
+
+#[cfg(test)]
+mod tests;

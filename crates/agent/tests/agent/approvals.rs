@@ -1,0 +1,336 @@
+//! Approvals: which calls run, and who decides.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use cantle_agent::{
+    AgentBuilder, Approvals, Decision, DecisionError, Permission, ResumeOptions, Run, RunStore,
+    Session, SessionOptions,
+};
+use cantle_core::event::{EventKind, RunStatus};
+use cantle_core::tool::{Answer, AskUser, DynTool, Question, ToolError, ToolOutput};
+use futures_util::StreamExt as _;
+use serde_json::{Value, json};
+
+use crate::support::{Scripted, agent, bare, calls, echo, finish, outcome, results, session};
+
+const DENIED: &str = "Not run: calls like this are not allowed in this run. Find another way.";
+const NOBODY: &str = "Not run: this call needs somebody's consent, and nobody can be asked in this run. \
+                      Find another way.";
+
+/// A question that a run asks.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Asked {
+    call_id: String,
+    arguments: String,
+    digest: String,
+}
+
+/// The next question of a run.
+async fn asked(run: &mut Run) -> Asked {
+    let mut questions = run.filter_map(|event| {
+        let question = match event.kind {
+            EventKind::ApprovalRequested {
+                call_id,
+                arguments,
+                digest,
+                ..
+            } => Some(Asked {
+                call_id,
+                arguments,
+                digest,
+            }),
+            _ => None,
+        };
+        std::future::ready(question)
+    });
+    let next = tokio::time::timeout(Duration::from_secs(20), questions.next());
+    next.await.unwrap().expect("nothing was asked")
+}
+
+async fn answered_by_holder(agent: AgentBuilder) -> Session {
+    let options = SessionOptions::default().answers_approvals();
+    agent.build().unwrap().session(options).await.unwrap()
+}
+
+/// Asks about `work`, lets the rest run.
+fn asking() -> Approvals {
+    Approvals::allowing()
+        .rule("work", [], Permission::Ask)
+        .unwrap()
+}
+
+/// Makes these calls in one turn, and finishes.
+fn once(made: Vec<(&'static str, &'static str, Value)>) -> Scripted {
+    Scripted::new(move |turn, _| match turn {
+        0 => calls(&made),
+        _ => finish("done"),
+    })
+}
+
+#[tokio::test]
+async fn rules_look_at_the_tool_and_at_the_arguments_as_the_tool_gets_them() {
+    let client = once(vec![
+        ("write", "a", json!({"text": "notes.txt"})),
+        ("write", "b", json!({"text": "secret/\nkey"})),
+        // The same as a JSON object in text, and a list that is none.
+        ("write", "c", json!(r#""{\"text\": \"secret/key\"}""#)),
+        ("write", "d", json!({"list": "secret"})),
+        ("write", "e", json!({"n": "13"})),
+        ("fetch_page", "f", json!({})),
+        ("look", "g", json!({})),
+    ]);
+    let approvals = Approvals::allowing()
+        .rule("write", [("text", "secret/*")], Permission::Deny)
+        .unwrap()
+        .rule("write", [("list", "*\"secret\"*")], Permission::Deny)
+        .unwrap()
+        .rule("write", [("n", "13")], Permission::Deny)
+        .unwrap()
+        .rule("fetch_*", [], Permission::Ask)
+        .unwrap();
+    let agent = agent(&client)
+        .tool(echo("write"))
+        .tool(echo("fetch_page"))
+        .tool(echo("look"))
+        .approvals(approvals);
+    let session = session(agent).await;
+    let outcome = outcome(session.run("the task").unwrap()).await;
+    let expected = [
+        (r#"{"text":"notes.txt"}"#, true),
+        (DENIED, false),
+        (DENIED, false),
+        (DENIED, false),
+        (DENIED, false),
+        (NOBODY, false),
+        ("{}", true),
+    ];
+    let expected: Vec<_> = expected.map(|(text, ok)| (text.to_owned(), ok)).into();
+    assert_eq!(results(&outcome)[..7], expected);
+}
+
+#[tokio::test]
+async fn the_first_rule_that_matches_decides() {
+    let rules = Approvals::asking()
+        .rule("work", [("n", "1")], Permission::Allow)
+        .unwrap()
+        .rule("work", [], Permission::Deny)
+        .unwrap();
+    let permissions =
+        [json!({"n": 1}), json!({"n": 2}), json!({})].map(|it| rules.permission("work", &it));
+    assert_eq!(
+        permissions,
+        [Permission::Allow, Permission::Deny, Permission::Deny]
+    );
+    assert_eq!(rules.permission("other", &json!({})), Permission::Ask);
+    let error = Approvals::allowing()
+        .rule("wo[rk", [], Permission::Deny)
+        .unwrap_err();
+    assert!(
+        error.to_string().starts_with("`wo[rk` is no pattern: "),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn consent_is_for_the_arguments_that_were_shown() {
+    let client = once(vec![("work", "a", json!({"n": 1}))]);
+    let session = answered_by_holder(agent(&client).tool(echo("work")).approvals(asking())).await;
+    let mut run = session.run("the task").unwrap();
+    let question = asked(&mut run).await;
+    assert_eq!(
+        (question.call_id.as_str(), question.arguments.as_str()),
+        ("a", r#"{"n":1}"#)
+    );
+    let control = run.control();
+    let decide = |id: &str, digest: &str| control.decide(id, digest, Decision::Approve);
+    assert_eq!(
+        decide("a", "0123456789abcdef"),
+        Err(DecisionError::OtherArguments)
+    );
+    assert_eq!(decide("b", &question.digest), Err(DecisionError::NotAsked));
+    assert_eq!(decide("a", &question.digest), Ok(()));
+    assert_eq!(decide("a", &question.digest), Err(DecisionError::NotAsked));
+    let outcome = outcome(run).await;
+    assert_eq!(results(&outcome)[0], (r#"{"n":1}"#.to_owned(), true));
+}
+
+#[tokio::test]
+async fn a_call_can_be_edited_or_rejected_with_a_reason_and_several_wait_at_once() {
+    let client = once(vec![
+        ("work", "a", json!({"n": 1})),
+        ("work", "b", json!({"n": 2})),
+        ("work", "c", json!({"n": 3})),
+    ]);
+    let work = echo("work").with_concurrency_safe(true);
+    let session = answered_by_holder(agent(&client).tool(work).approvals(asking())).await;
+    let mut run = session.run("the task").unwrap();
+    let mut questions = Vec::new();
+    for _ in 0..3 {
+        questions.push(asked(&mut run).await);
+    }
+    questions.sort_by(|a, b| a.call_id.cmp(&b.call_id));
+    let decisions = [
+        Decision::Approve,
+        Decision::Edit {
+            arguments: r#"{"n": 20}"#.to_owned(),
+        },
+        Decision::Reject {
+            reason: "three is too many.".to_owned(),
+        },
+    ];
+    // The last one is answered first.
+    for (question, decision) in questions.iter().zip(decisions).rev() {
+        let control = run.control();
+        control
+            .decide(&question.call_id, &question.digest, decision)
+            .unwrap();
+    }
+    let outcome = outcome(run).await;
+    let changed = "(The call was changed before it was made. Its arguments were: {\"n\": 20})\n";
+    assert_eq!(
+        results(&outcome)[..3],
+        [
+            (r#"{"n":1}"#.to_owned(), true),
+            (format!(r#"{changed}{{"n":20}}"#), true),
+            ("Not run: three is too many.".to_owned(), false)
+        ]
+    );
+    assert_eq!(outcome.ledger.tools["work"].calls, 3);
+}
+
+#[tokio::test]
+async fn cancelling_while_a_question_is_open_ends_at_once_and_runs_nothing() {
+    let client = once(vec![("work", "a", json!({"n": 1}))]);
+    let work = bare("work", |_| async { panic!("it must not run") });
+    let session = answered_by_holder(agent(&client).tool(work).approvals(asking())).await;
+    let mut run = session.run("the task").unwrap();
+    let question = asked(&mut run).await;
+    let control = run.control();
+    control.cancel();
+    let outcome = tokio::time::timeout(Duration::from_secs(2), outcome(run))
+        .await
+        .unwrap();
+    assert_eq!(outcome.status(), RunStatus::Cancelled);
+    assert_eq!(results(&outcome).len(), 1);
+    let late = control.decide(&question.call_id, &question.digest, Decision::Approve);
+    assert_eq!(late, Err(DecisionError::NotAsked));
+}
+
+/// A user who allows what has a two in it.
+struct Choosy;
+
+#[async_trait]
+impl AskUser for Choosy {
+    fn is_available(&self) -> bool {
+        true
+    }
+
+    async fn ask(&self, question: Question) -> Result<Answer, ToolError> {
+        let yes = question.text.contains(r#"{"n":2}"#);
+        match question.text.contains("3") {
+            true => Err(ToolError::failed("the user went away")),
+            false => Ok(Answer::Confirm { yes }),
+        }
+    }
+}
+
+#[tokio::test]
+async fn where_the_holder_of_a_run_does_not_decide_the_user_does() {
+    let client = once(vec![
+        ("work", "a", json!({"n": 1})),
+        ("work", "b", json!({"n": 2})),
+        ("work", "c", json!({"n": 3})),
+    ]);
+    let agent = agent(&client)
+        .tool(echo("work"))
+        .approvals(asking())
+        .user(Choosy);
+    let session = session(agent).await;
+    let outcome = outcome(session.run("the task").unwrap()).await;
+    let no = "Not run: the user does not allow this call. Find another way.";
+    assert_eq!(
+        results(&outcome)[..3],
+        [
+            (no.to_owned(), false),
+            (r#"{"n":2}"#.to_owned(), true),
+            ("Not run: the user went away".to_owned(), false)
+        ]
+    );
+}
+
+/// A tool that counts its calls.
+fn counted(count: &Arc<Mutex<u32>>) -> DynTool {
+    let count = Arc::clone(count);
+    bare("work", move |_| {
+        *count.lock().unwrap() += 1;
+        async { Ok(ToolOutput::text("worked")) }
+    })
+}
+
+fn journal(store: &RunStore, run: &cantle_core::ids::RunId) -> std::path::PathBuf {
+    store.run_directory(*run).join("journal.jsonl")
+}
+
+#[tokio::test]
+async fn a_question_that_is_open_when_the_process_ends_is_asked_again_and_an_answer_is_not() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = RunStore::new(directory.path());
+    let count = Arc::default();
+    let client = once(vec![("work", "a", json!({"n": 1}))]);
+    let agent = agent(&client).tool(counted(&count)).approvals(asking());
+    let agent = agent.build().unwrap();
+    let options = SessionOptions::default()
+        .answers_approvals()
+        .kept_in(store.clone(), Value::Null);
+    let session = agent.session(options).await.unwrap();
+    let mut run = session.run("the task").unwrap();
+    let id = run.id();
+    let first = asked(&mut run).await;
+    // As a process that ends: nothing is told, nothing is written any more.
+    drop(run);
+    drop(session);
+
+    let options = ResumeOptions::default().answers_approvals();
+    let resume = async || {
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+        loop {
+            // The dropped run lets go of its journal when its task is gone.
+            match agent.resume(&store, id, options.clone()).await {
+                Ok(session) => return session,
+                Err(error) if tokio::time::Instant::now() > deadline => panic!("{error}"),
+                Err(_) => tokio::task::yield_now().await,
+            }
+        }
+    };
+    let session = resume().await;
+    let mut run = session.resume().unwrap();
+    let again = asked(&mut run).await;
+    assert_eq!(again, first);
+    assert_eq!(*count.lock().unwrap(), 0);
+    run.control()
+        .decide(&again.call_id, &again.digest, Decision::Approve)
+        .unwrap();
+    let done = outcome(run).await;
+    assert_eq!(done.status(), RunStatus::Finished);
+    assert_eq!(*count.lock().unwrap(), 1);
+    session.close().await.unwrap();
+
+    // The same journal, cut off behind the decision, as a crash would leave it.
+    let path = journal(&store, &id);
+    let text = std::fs::read_to_string(&path).unwrap();
+    let (before, behind) = text.split_once("call_decided").unwrap();
+    let (decision, _) = behind.split_once('\n').unwrap();
+    std::fs::write(&path, format!("{before}call_decided{decision}\n")).unwrap();
+    let session = resume().await;
+    let mut run = session.resume().unwrap();
+    let mut questions = 0;
+    while let Some(event) = run.next().await {
+        questions += u32::from(matches!(event.kind, EventKind::ApprovalRequested { .. }));
+    }
+    assert_eq!(questions, 0);
+    assert_eq!(outcome(run).await.status(), RunStatus::Finished);
+    assert_eq!(*count.lock().unwrap(), 2);
+    session.close().await.unwrap();
+}

@@ -1,0 +1,288 @@
+//! Budgets: a word before, a last chance, and a typed end.
+
+use std::future::pending;
+use std::time::Duration;
+
+use cantle_agent::{
+    Agent, AgentBuilder, Budget, Outcome, ResumeOptions, RunErrorKind, RunStore, Session,
+    SessionOptions,
+};
+use cantle_core::event::RunStatus;
+use cantle_core::ledger::CallPurpose;
+use cantle_core::llm::{ChatEvent, LlmError};
+use cantle_core::tool::ToolOutput;
+use serde_json::{Value, json};
+
+use crate::support::{
+    Scripted, agent, bare, calls, echo, finish, of_tokens, outcome, results, said,
+};
+
+type Events = Vec<Result<ChatEvent, LlmError>>;
+
+async fn limited(agent: AgentBuilder, budget: Budget) -> Session {
+    let options = SessionOptions::default().budget(budget);
+    agent.build().unwrap().session(options).await.unwrap()
+}
+
+/// A turn of 10 tokens, an eighth of a dollar and one call.
+fn work(turn: usize) -> Events {
+    let mut events = of_tokens(calls(&[("work", "w", json!({"n": turn}))]), 10);
+    if let Some(Ok(ChatEvent::Finished(end))) = events.last_mut() {
+        end.cost_usd = Some(0.125);
+    }
+    events
+}
+
+/// The warnings in a conversation.
+fn warnings(outcome: &Outcome) -> Vec<String> {
+    let said = said(&outcome.history);
+    said.into_iter()
+        .filter(|it| it.contains("budget"))
+        .collect()
+}
+
+fn near(state: &str) -> String {
+    format!(
+        "Most of this run's budget is spent ({state}). Bring the task to an end, and keep enough for \
+         calling a finish tool."
+    )
+}
+
+fn last(state: &str) -> String {
+    format!(
+        "The budget of this run is spent ({state}). This is the last turn: finish the task now by \
+         calling a finish tool. Nothing else will run."
+    )
+}
+
+#[tokio::test]
+async fn each_budget_warns_once_leaves_a_last_turn_and_ends_the_run() {
+    let cases = [
+        (
+            Budget::default().tokens(50),
+            ("40 of 50 tokens", "50 of 50 tokens"),
+        ),
+        (
+            Budget::default().cost_usd(0.625),
+            ("$0.5000 of $0.625", "$0.6250 of $0.625"),
+        ),
+        (
+            Budget::default().tool_calls(5),
+            ("4 of 5 tool calls", "5 of 5 tool calls"),
+        ),
+    ];
+    for (budget, (most, all)) in cases {
+        let client = Scripted::new(|turn, _| work(turn));
+        let session = limited(agent(&client).tool(echo("work")), budget).await;
+        let outcome = outcome(session.run("the task").unwrap()).await;
+        assert_eq!(warnings(&outcome), [near(most), last(all)]);
+        let error = outcome.error.as_ref().unwrap();
+        assert_eq!(
+            (error.kind(), outcome.status(), error.to_string()),
+            (
+                RunErrorKind::Budget,
+                RunStatus::LimitReached,
+                format!("the run's budget is spent: {all}")
+            )
+        );
+        assert_eq!(outcome.turns, 6);
+        let refused = format!(
+            "Not run: the run's budget is spent ({all}), so that only a finish call is still possible."
+        );
+        assert_eq!(results(&outcome)[5], (refused, false));
+        assert_eq!(outcome.ledger.tools["work"].failures, 1);
+    }
+}
+
+#[tokio::test]
+async fn a_finish_call_in_the_last_turn_finishes_the_run() {
+    let client = Scripted::new(|turn, request| {
+        let said = said(&request.messages);
+        match said
+            .iter()
+            .any(|text| text.contains("This is the last turn"))
+        {
+            true => finish("as far as I came"),
+            false => work(turn),
+        }
+    });
+    let budget = Budget::default().tokens(20);
+    let session = limited(agent(&client).tool(echo("work")), budget).await;
+    let outcome = outcome(session.run("the task").unwrap()).await;
+    assert_eq!(outcome.status(), RunStatus::Finished);
+    assert_eq!(outcome.turns, 3);
+}
+
+#[tokio::test]
+async fn a_budget_of_nothing_leaves_the_last_turn_only() {
+    let client = Scripted::new(|turn, _| work(turn));
+    let budget = Budget::default().tool_calls(0);
+    let session = limited(agent(&client).tool(echo("work")), budget).await;
+    let outcome = outcome(session.run("the task").unwrap()).await;
+    assert_eq!(warnings(&outcome), [last("0 of 0 tool calls")]);
+    assert_eq!((client.requests(), outcome.turns), (1, 1));
+    assert!(!results(&outcome)[0].1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_the_time_is_over_a_tool_that_hangs_is_stopped_and_the_model_may_finish() {
+    let client = Scripted::new(|turn, _| match turn {
+        0 => calls(&[("hangs", "a", json!({})), ("hangs", "b", json!({}))]),
+        _ => finish("in time"),
+    });
+    let hangs = bare("hangs", |_| pending()).with_timeout(None);
+    let budget = Budget::default().time(Duration::from_secs(100));
+    let session = limited(agent(&client).tool(hangs), budget).await;
+    let started = tokio::time::Instant::now();
+    let outcome = session.run("the task").unwrap().outcome().await;
+    let took = started.elapsed();
+    assert_eq!(outcome.status(), RunStatus::Finished, "{:?}", outcome.error);
+    assert!((100..110).contains(&took.as_secs()), "{took:?}");
+    assert_eq!(
+        results(&outcome)[..2],
+        [
+            (
+                "The run's time was over while this call was running.".to_owned(),
+                false
+            ),
+            (
+                "The run's time was over before this call started.".to_owned(),
+                false
+            )
+        ]
+    );
+    assert_eq!(warnings(&outcome), [last("100 of 100 s")]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_tool_that_listens_says_what_it_has_when_the_time_is_over() {
+    let client = Scripted::new(|turn, _| match turn {
+        0 => calls(&[("listens", "a", json!({}))]),
+        _ => finish("in time"),
+    });
+    let listens = bare("listens", |cx| async move {
+        cx.cancellation.cancelled().await;
+        Ok(ToolOutput::failure("3 of 5 done"))
+    });
+    let budget = Budget::default().time(Duration::from_secs(100));
+    let session = limited(agent(&client).tool(listens.with_timeout(None)), budget).await;
+    let outcome = session.run("the task").unwrap().outcome().await;
+    assert_eq!(results(&outcome)[0], ("3 of 5 done".to_owned(), false));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_model_that_hangs_is_given_up_after_the_time_and_what_a_last_turn_may_take() {
+    let client = Scripted::new(|_, _| finish("never")).waiting(|_| pending());
+    let budget = Budget::default().time(Duration::from_secs(100));
+    let session = limited(agent(&client), budget).await;
+    let started = tokio::time::Instant::now();
+    let outcome = session.run("the task").unwrap().outcome().await;
+    let took = started.elapsed();
+    assert_eq!(outcome.error.unwrap().kind(), RunErrorKind::Budget);
+    assert!((160..165).contains(&took.as_secs()), "{took:?}");
+    let call = &outcome.ledger.model_calls[0];
+    assert_eq!(
+        (call.purpose, call.estimated),
+        (CallPurpose::Cancelled, true)
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_that_comes_after_the_time_may_still_finish_but_begins_no_work() {
+    let client = Scripted::new(|_, _| {
+        let finish = ("finish", "f", json!({"reason": "late"}));
+        calls(&[("work", "w", json!({})), finish])
+    })
+    .waiting(|_| tokio::time::sleep(Duration::from_secs(120)));
+    let budget = Budget::default().time(Duration::from_secs(100));
+    let session = limited(agent(&client).tool(echo("work")), budget).await;
+    let outcome = session.run("the task").unwrap().outcome().await;
+    assert_eq!(outcome.status(), RunStatus::Finished, "{:?}", outcome.error);
+    let refused = "Not run: the run's budget is spent (120 of 100 s), so that only a finish call is \
+                   still possible.";
+    assert_eq!(results(&outcome)[0], (refused.to_owned(), false));
+}
+
+/// Runs to the end of 5 of 5 in the budget, and gives the agent and the store to go on with.
+async fn spent(
+    agent: AgentBuilder,
+    budget: Budget,
+) -> (tempfile::TempDir, RunStore, Agent, Outcome) {
+    let directory = tempfile::tempdir().unwrap();
+    let store = RunStore::new(directory.path().join("runs"));
+    let agent = agent.build().unwrap();
+    let options = SessionOptions::default()
+        .budget(budget)
+        .kept_in(store.clone(), Value::Null);
+    let session = agent.session(options).await.unwrap();
+    let outcome = session.run("the task").unwrap().outcome().await;
+    session.close().await.unwrap();
+    (directory, store, agent, outcome)
+}
+
+async fn go_on(agent: &Agent, store: &RunStore, first: &Outcome, budget: Budget) -> Outcome {
+    let options = ResumeOptions::default().budget(budget);
+    let session = agent.resume(store, first.run, options).await.unwrap();
+    let outcome = session.resume().unwrap().outcome().await;
+    session.close().await.unwrap();
+    outcome
+}
+
+#[tokio::test]
+async fn a_run_goes_on_with_a_larger_budget_and_ends_again_with_the_same() {
+    type Case = (fn(u64) -> Budget, u64, &'static str);
+    let cases: [Case; 3] = [
+        (|n| Budget::default().tokens(n * 10), 9, "90 of 90 tokens"),
+        (
+            |n| Budget::default().cost_usd(n as f64 / 8.0),
+            9,
+            "$1.1250 of $1.125",
+        ),
+        (|n| Budget::default().tool_calls(n), 9, "tool calls"),
+    ];
+    for (budget, more, expected) in cases {
+        let client = Scripted::new(|turn, _| work(turn));
+        let agent = agent(&client).tool(echo("work"));
+        let (_directory, store, agent, first) = spent(agent, budget(5)).await;
+        assert_eq!(first.error.as_ref().unwrap().kind(), RunErrorKind::Budget);
+        let requests = client.requests();
+
+        let again = go_on(&agent, &store, &first, budget(5)).await;
+        assert_eq!(again.error.unwrap().kind(), RunErrorKind::Budget);
+        assert_eq!(
+            client.requests(),
+            requests + 1,
+            "the last turn, nothing more"
+        );
+
+        let larger = go_on(&agent, &store, &first, budget(more)).await;
+        let error = larger.error.as_ref().unwrap();
+        assert_eq!(error.kind(), RunErrorKind::Budget);
+        assert!(error.to_string().contains(expected), "{error}");
+        let done = results(&larger)
+            .iter()
+            .filter(|(_, success)| *success)
+            .count();
+        assert!(done > 5, "{done} calls");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn time_counts_over_processes_also_that_of_a_model_that_hung() {
+    let client = Scripted::new(|_, _| finish("in time")).waiting(|number| {
+        tokio::time::sleep(Duration::from_secs(1000 * (1 - number.min(1) as u64)))
+    });
+    let budget = |seconds| Budget::default().time(Duration::from_secs(seconds));
+    let (_directory, store, agent, first) = spent(agent(&client), budget(1)).await;
+    assert_eq!(first.error.as_ref().unwrap().kind(), RunErrorKind::Budget);
+
+    let again = go_on(&agent, &store, &first, budget(1)).await;
+    assert_eq!(again.error.unwrap().kind(), RunErrorKind::Budget);
+    assert_eq!(client.requests(), 1, "nothing is asked for nothing");
+
+    // 61 s are used: this one is spent too, but leaves time for a last turn.
+    let again = go_on(&agent, &store, &first, budget(30)).await;
+    assert_eq!(again.status(), RunStatus::Finished, "{:?}", again.error);
+    let said = said(&again.history).pop().unwrap();
+    assert!(said.contains("This is the last turn"), "{said}");
+}

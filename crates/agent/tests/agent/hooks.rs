@@ -1,0 +1,255 @@
+//! Hooks: every decision of each of them.
+
+use std::future::pending;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use cantle_agent::{
+    AfterTool, Approvals, AtFinish, BeforeModel, BeforeTool, Budget, Hooks, Outcome, Permission,
+    RunErrorKind, SessionOptions,
+};
+use cantle_core::content::Content;
+use cantle_core::event::{Finish, RunStatus};
+use cantle_core::message::{SharedMessage, ToolCall};
+use serde_json::{Value, json};
+
+use crate::support::{Scripted, agent, calls, echo, finish, outcome, results, said, session};
+
+/// Does in each place what it is told, and notes that it was asked.
+#[derive(Clone, Debug)]
+struct Looking {
+    before_model: BeforeModel,
+    before_tool: BeforeTool,
+    after_tool: AfterTool,
+    /// What it says to the first finish call.
+    at_finish: AtFinish,
+    hangs: bool,
+    seen: Arc<Mutex<Vec<String>>>,
+}
+
+fn looking() -> Looking {
+    Looking {
+        before_model: BeforeModel::Ask,
+        before_tool: BeforeTool::Call,
+        after_tool: AfterTool::Keep,
+        at_finish: AtFinish::Accept,
+        hangs: false,
+        seen: Arc::default(),
+    }
+}
+
+impl Looking {
+    fn saw(&self, what: String) {
+        self.seen.lock().unwrap().push(what);
+    }
+}
+
+#[async_trait]
+impl Hooks for Looking {
+    async fn before_model(&self, turn: u32, messages: &[SharedMessage]) -> BeforeModel {
+        self.saw(format!("model {turn} with {}", messages.len()));
+        if self.hangs {
+            pending::<()>().await;
+        }
+        self.before_model.clone()
+    }
+
+    async fn before_tool(&self, call: &ToolCall) -> BeforeTool {
+        self.saw(format!("call {} {}", call.name, call.arguments));
+        match call.name.as_str() {
+            "finish" => BeforeTool::Call,
+            _ => self.before_tool.clone(),
+        }
+    }
+
+    async fn after_tool(&self, call: &ToolCall, result: &Content, success: bool) -> AfterTool {
+        self.saw(format!("{} gave {} {success}", call.name, result.text()));
+        match call.name.as_str() {
+            "finish" => AfterTool::Keep,
+            _ => self.after_tool.clone(),
+        }
+    }
+
+    async fn at_finish(&self, finish: &Finish) -> AtFinish {
+        self.saw(format!("finish {}", finish.params));
+        match finish.params["reason"] == "too early" {
+            true => self.at_finish.clone(),
+            false => AtFinish::Accept,
+        }
+    }
+}
+
+fn client() -> Scripted {
+    Scripted::new(|turn, _| match turn {
+        0 => calls(&[("work", "w", json!({"n": 1}))]),
+        1 => finish("too early"),
+        _ => finish("done"),
+    })
+}
+
+async fn run(hooks: &Looking) -> Outcome {
+    let agent = agent(&client()).tool(echo("work")).hooks(hooks.clone());
+    let session = session(agent).await;
+    outcome(session.run("the task").unwrap()).await
+}
+
+fn params(outcome: &Outcome) -> &Value {
+    &outcome.finish.as_ref().unwrap().params["reason"]
+}
+
+#[tokio::test]
+async fn hooks_see_everything_and_change_nothing_unless_they_say_so() {
+    let hooks = looking();
+    let outcome = run(&hooks).await;
+    assert_eq!(params(&outcome), "too early");
+    let expected = [
+        "model 1 with 2",
+        r#"call work {"n":1}"#,
+        r#"work gave {"n":1} true"#,
+        "model 2 with 4",
+        r#"call finish {"reason":"too early"}"#,
+        r#"finish {"reason":"too early"}"#,
+        "finish gave too early true",
+    ];
+    assert_eq!(*hooks.seen.lock().unwrap(), expected);
+}
+
+#[tokio::test]
+async fn before_the_model_a_hook_can_say_something_or_end_the_run() {
+    let hooks = Looking {
+        before_model: BeforeModel::Tell("mind the gap".into()),
+        ..looking()
+    };
+    let outcome = run(&hooks).await;
+    assert_eq!(
+        said(&outcome.history),
+        ["the task", "mind the gap", "mind the gap"]
+    );
+
+    let hooks = Looking {
+        before_model: BeforeModel::Stop {
+            reason: "it is late".to_owned(),
+        },
+        ..looking()
+    };
+    let outcome = run(&hooks).await;
+    let error = outcome.error.as_ref().unwrap();
+    assert_eq!(
+        (error.kind(), error.to_string().as_str(), outcome.status()),
+        (RunErrorKind::Stopped, "it is late", RunStatus::Cancelled)
+    );
+    assert_eq!(outcome.turns, 0);
+}
+
+#[tokio::test]
+async fn before_a_tool_a_hook_can_edit_refuse_or_have_somebody_asked() {
+    let cases = [
+        (
+            BeforeTool::Edit {
+                arguments: r#"{"n": 2}"#.to_owned(),
+            },
+            (
+                "(The call was changed before it was made. Its arguments were: {\"n\": 2})\n{\"n\":2}",
+                true,
+            ),
+        ),
+        (
+            BeforeTool::Refuse {
+                reason: "not today.".to_owned(),
+            },
+            ("Not run: not today.", false),
+        ),
+        (
+            BeforeTool::Ask,
+            (
+                "Not run: this call needs somebody's consent, and nobody can be asked in this run. \
+                 Find another way.",
+                false,
+            ),
+        ),
+    ];
+    for (before_tool, (text, success)) in cases {
+        let hooks = Looking {
+            before_tool,
+            ..looking()
+        };
+        let outcome = run(&hooks).await;
+        assert_eq!(results(&outcome)[0], (text.to_owned(), success));
+    }
+}
+
+#[tokio::test]
+async fn rules_look_at_the_arguments_that_a_hook_put_in() {
+    let hooks = Looking {
+        before_tool: BeforeTool::Edit {
+            arguments: r#"{"n": 2}"#.to_owned(),
+        },
+        ..looking()
+    };
+    let rules = Approvals::allowing().rule("work", [("n", "2")], Permission::Deny);
+    let agent = agent(&client())
+        .tool(echo("work"))
+        .hooks(hooks)
+        .approvals(rules.unwrap());
+    let session = session(agent).await;
+    let outcome = outcome(session.run("the task").unwrap()).await;
+    let denied = "Not run: calls like this are not allowed in this run. Find another way.";
+    assert_eq!(results(&outcome)[0], (denied.to_owned(), false));
+}
+
+#[tokio::test]
+async fn after_a_tool_a_hook_can_put_another_result_in_its_place() {
+    let hooks = Looking {
+        after_tool: AfterTool::Replace("[redacted]".into()),
+        ..looking()
+    };
+    let outcome = run(&hooks).await;
+    assert_eq!(results(&outcome)[0], ("[redacted]".to_owned(), true));
+    assert_eq!(params(&outcome), "too early");
+}
+
+#[tokio::test]
+async fn a_finish_that_a_hook_refuses_is_made_again_with_what_was_missing() {
+    let hooks = Looking {
+        at_finish: AtFinish::Refuse {
+            feedback: "The report is missing.".to_owned(),
+        },
+        ..looking()
+    };
+    let outcome = run(&hooks).await;
+    assert_eq!(outcome.status(), RunStatus::Finished);
+    assert_eq!(params(&outcome), "done");
+    assert_eq!(
+        results(&outcome)[1..],
+        [
+            ("The report is missing.".to_owned(), false),
+            ("done".to_owned(), true)
+        ]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hook_that_hangs_holds_up_neither_cancelling_nor_a_budget_of_time() {
+    let hooks = Looking {
+        hangs: true,
+        ..looking()
+    };
+    let agent = agent(&client()).tool(echo("work")).hooks(hooks);
+    let agent = agent.build().unwrap();
+    let session = agent.session(SessionOptions::default()).await.unwrap();
+    let run = session.run("the task").unwrap();
+    let control = run.control();
+    let cancel = async {
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        control.cancel();
+    };
+    let (cancelled, ()) = tokio::join!(outcome(run), cancel);
+    assert_eq!(cancelled.status(), RunStatus::Cancelled);
+
+    let budget = Budget::default().time(Duration::from_secs(100));
+    let options = SessionOptions::default().budget(budget);
+    let session = agent.session(options).await.unwrap();
+    let spent = session.run("the task").unwrap().outcome().await;
+    assert_eq!(spent.error.unwrap().kind(), RunErrorKind::Budget);
+}

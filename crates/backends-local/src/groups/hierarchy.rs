@@ -1,0 +1,160 @@
+//! Where control groups can be made on this machine, and what was left there.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use super::Version;
+use crate::files::is_name;
+
+/// How long it takes at most until a new group is joined.
+pub(super) const JOINED: Duration = Duration::from_secs(30);
+
+/// How deep to look for groups that were left.
+pub(super) const DEPTH: usize = 12;
+
+/// A hierarchy of control groups.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Hierarchy {
+    pub(crate) version: Version,
+    /// What can be limited in groups below `place`.
+    pub(crate) controllers: Vec<String>,
+    /// What could be in another place.
+    pub(crate) others: Vec<String>,
+    /// Where our groups belong.
+    pub(crate) place: PathBuf,
+    /// Where it is mounted.
+    pub(crate) mount: PathBuf,
+}
+
+/// The hierarchies that are mounted and that our process can be found in.
+pub(crate) fn hierarchies() -> Vec<Hierarchy> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    mounts
+        .lines()
+        .filter_map(|mount| Hierarchy::mounted(mount, &own))
+        .collect()
+}
+
+impl Hierarchy {
+    /// What a line of `mountinfo` mounts, where that is a hierarchy; `own` says which groups are ours.
+    pub(super) fn mounted(line: &str, own: &str) -> Option<Self> {
+        // `… ROOT MOUNT OPTIONS [MORE] - TYPE SOURCE OPTIONS`, with spaces in paths as `\040`, which
+        // no hierarchy needs.
+        let (mount, kind) = line.split_once(" - ")?;
+        let mut mount = mount.split(' ').skip(3);
+        let (root, mount) = (mount.next()?, PathBuf::from(mount.next()?));
+        let mut kind = kind.split(' ');
+        let (kind, options) = (kind.next()?, kind.nth(1)?);
+        let version = match kind {
+            "cgroup" => Version::One,
+            "cgroup2" => Version::Two,
+            _ => return None,
+        };
+        let mounted: Vec<&str> = options.split(',').collect();
+        let group = own.lines().find_map(|line| {
+            let (_, line) = line.split_once(':')?;
+            let (controllers, path) = line.split_once(':')?;
+            let is_this = match version {
+                Version::One => controllers.split(',').any(|name| mounted.contains(&name)),
+                Version::Two => controllers.is_empty(),
+            };
+            is_this.then_some(path)
+        })?;
+        let below = Path::new(group).strip_prefix(root).ok()?;
+        if below.components().any(|part| part.as_os_str() == "..") {
+            return None;
+        }
+        let group = mount.join(below);
+        let known = |names: &mut dyn Iterator<Item = &str>| -> Vec<String> {
+            names
+                .filter(|name| matches!(*name, "cpu" | "memory" | "pids"))
+                .map(str::to_owned)
+                .collect()
+        };
+        if version == Version::One {
+            let controllers = known(&mut mounted.into_iter());
+            return (!controllers.is_empty()).then_some(Self {
+                version,
+                controllers,
+                others: Vec::new(),
+                place: group,
+                mount,
+            });
+        }
+        let read = |group: &Path, file| {
+            let text = fs::read_to_string(group.join(file)).unwrap_or_default();
+            known(&mut text.split_whitespace())
+        };
+        let all = read(&group, "cgroup.controllers");
+        let beside = group
+            .parent()
+            .filter(|parent| parent.starts_with(&mount) && is_delegated(parent));
+        let mut places = std::iter::once(group.as_path()).chain(beside);
+        let place = places
+            .find(|place| !read(place, "cgroup.subtree_control").is_empty())
+            .unwrap_or(&group);
+        let controllers = read(place, "cgroup.subtree_control");
+        Some(Self {
+            version,
+            others: all
+                .into_iter()
+                .filter(|name| !controllers.contains(name))
+                .collect(),
+            controllers,
+            place: place.to_owned(),
+            mount,
+        })
+    }
+}
+
+/// Removes groups like ours that nothing is in and that are at least so old; what something is in, the
+/// kernel keeps.
+pub(crate) fn reclaim(grace: Duration) -> Vec<PathBuf> {
+    let mut removed = Vec::new();
+    let grace = grace.max(JOINED);
+    for hierarchy in hierarchies() {
+        reclaim_below(&hierarchy.mount, DEPTH, grace, &mut removed);
+    }
+    removed
+}
+
+pub(super) fn reclaim_below(
+    group: &Path,
+    depth: usize,
+    grace: Duration,
+    removed: &mut Vec<PathBuf>,
+) {
+    let Ok(entries) = fs::read_dir(group) else {
+        return;
+    };
+    for entry in entries.flatten() {
+        let Ok(metadata) = entry.metadata() else {
+            continue;
+        };
+        let path = entry.path();
+        if !metadata.is_dir() {
+            continue;
+        }
+        if !entry.file_name().to_str().is_some_and(is_name) {
+            if depth > 0 {
+                reclaim_below(&path, depth - 1, grace, removed);
+            }
+            continue;
+        }
+        let age = metadata.modified().ok().and_then(|at| at.elapsed().ok());
+        let is_ours = metadata.uid() == rustix::process::geteuid().as_raw();
+        if is_ours && age.is_some_and(|age| age >= grace) && fs::remove_dir(&path).is_ok() {
+            removed.push(path);
+        }
+    }
+}
+
+/// Whether systemd has marked a group as one whose user looks after what is below.
+fn is_delegated(group: &Path) -> bool {
+    let mut mark = [0; 8];
+    let marked = rustix::fs::getxattr(group, "user.delegate", &mut mark);
+    marked.is_ok_and(|length| mark.get(..length) == Some(b"1"))
+}

@@ -1,0 +1,223 @@
+use std::time::Duration;
+
+use super::hierarchy::{DEPTH, Hierarchy, JOINED, reclaim_below};
+use super::*;
+
+fn wanted(memory_bytes: Option<u64>, processes: Option<u64>) -> Limited {
+    Limited {
+        memory_bytes,
+        processes,
+    }
+}
+
+fn names(all: &[&str]) -> Vec<String> {
+    all.iter().map(|name| (*name).to_owned()).collect()
+}
+
+const OWN: &str =
+    "9:name=systemd:/\n4:cpu,cpuacct:/elsewhere\n3:memory:/a/b\n2:pids:/../x\n0::/a\n";
+
+#[test]
+fn our_own_group_is_found_below_its_mount() {
+    let mounted = |line| Hierarchy::mounted(line, OWN);
+    let memory = Hierarchy {
+        version: Version::One,
+        controllers: names(&["memory"]),
+        others: Vec::new(),
+        place: "/groups/memory/a/b".into(),
+        mount: "/groups/memory".into(),
+    };
+    let line = "35 31 0:32 / /groups/memory rw,relatime shared:9 - cgroup cgroup rw,memory";
+    assert_eq!(mounted(line), Some(memory.clone()));
+    // A part of it is mounted, as in a container.
+    let line = "35 31 0:32 /a /groups/memory rw,relatime - cgroup cgroup rw,memory";
+    let place = "/groups/memory/b".into();
+    assert_eq!(mounted(line), Some(Hierarchy { place, ..memory }));
+    for elsewhere in [
+        "35 31 0:32 /c /groups/memory rw - cgroup cgroup rw,memory",
+        "35 31 0:32 / /groups/pids rw - cgroup cgroup rw,pids",
+        "35 31 0:32 / /groups/systemd rw - cgroup cgroup rw,xattr,name=systemd",
+        "35 31 0:32 / /groups/blkio rw - cgroup cgroup rw,blkio",
+        "35 31 0:32 / /proc rw - proc proc rw",
+        "",
+    ] {
+        assert_eq!(mounted(elsewhere), None, "{elsewhere}");
+    }
+}
+
+#[test]
+fn in_version_two_a_place_needs_controllers_for_what_is_below() {
+    let mount = tempfile::tempdir().unwrap();
+    let group = mount.path().join("a");
+    fs::create_dir(&group).unwrap();
+    fs::write(group.join("cgroup.controllers"), "cpuset cpu memory pids\n").unwrap();
+    let line = format!(
+        "38 31 0:35 / {} rw - cgroup2 cgroup2 rw",
+        mount.path().display()
+    );
+    let found = || Hierarchy::mounted(&line, OWN).unwrap();
+    assert_eq!(found().controllers, names(&[]));
+    assert_eq!(found().others, names(&["cpu", "memory", "pids"]));
+    fs::write(group.join("cgroup.subtree_control"), "memory pids\n").unwrap();
+    assert_eq!(found().controllers, names(&["memory", "pids"]));
+    assert_eq!(found().others, names(&["cpu"]));
+    assert_eq!(found().place, group);
+}
+
+/// Files like those of a group, which are not there before it is one.
+fn written(version: Version, limits: Limited, has_swap: bool) -> (io::Result<()>, Vec<String>) {
+    let directory = tempfile::tempdir().unwrap();
+    let (memory, others) = match version {
+        Version::One => (
+            "memory.limit_in_bytes",
+            ["memory.memsw.limit_in_bytes", "pids.max"],
+        ),
+        Version::Two => ("memory.max", ["memory.swap.max", "pids.max"]),
+    };
+    for file in others.into_iter().chain([memory]) {
+        if has_swap || !file.contains("sw") {
+            fs::write(directory.path().join(file), "").unwrap();
+        }
+    }
+    let group = Group {
+        version,
+        directory: directory.path().to_owned(),
+        limits,
+    };
+    let done = group.limit(has_swap);
+    let mut files: Vec<String> = fs::read_dir(directory.path())
+        .unwrap()
+        .map(|entry| entry.unwrap())
+        .map(|entry| {
+            let content = fs::read_to_string(entry.path()).unwrap();
+            format!("{} {content}", entry.file_name().to_string_lossy())
+        })
+        .collect();
+    files.sort();
+    (done, files)
+}
+
+#[test]
+fn limits_leave_room_for_the_supervisor() {
+    let limits = wanted(Some(64 << 20), Some(10));
+    let (done, files) = written(Version::One, limits, true);
+    done.unwrap();
+    let expected = [
+        "memory.limit_in_bytes 69206016",
+        "memory.memsw.limit_in_bytes 69206016",
+        "pids.max 12",
+    ];
+    assert_eq!(files, expected);
+    let (done, files) = written(Version::Two, limits, true);
+    done.unwrap();
+    let expected = ["memory.max 69206016", "memory.swap.max 0", "pids.max 12"];
+    assert_eq!(files, expected);
+    let (done, files) = written(Version::Two, wanted(None, Some(1)), false);
+    done.unwrap();
+    assert_eq!(files, ["memory.max ", "pids.max 3"]);
+}
+
+#[test]
+fn a_limit_that_swap_would_get_around_is_none() {
+    let group = Group {
+        version: Version::Two,
+        directory: "/nonexistent".into(),
+        limits: wanted(Some(1), None),
+    };
+    assert!(group.limit(true).is_err());
+    let limits = wanted(Some(64 << 20), None);
+    // Neither counted nor there.
+    written(Version::One, limits, false).0.unwrap();
+}
+
+#[test]
+fn what_is_left_is_stopped_by_what_the_version_has() {
+    let end = |version, limits| {
+        let directory = "/groups/x".into();
+        let group = Group {
+            version,
+            directory,
+            limits,
+        };
+        group.end().unwrap()
+    };
+    let both = wanted(Some(1), Some(1));
+    assert_eq!(&*end(Version::Two, both).stop, c"/groups/x/cgroup.kill");
+    assert_eq!(&*end(Version::Two, both).word, c"1");
+    let pids = end(Version::One, wanted(None, Some(1)));
+    assert_eq!(&*pids.stop, c"/groups/x/pids.max");
+    assert_eq!(&*pids.word, c"0");
+    assert_eq!(&*end(Version::One, wanted(Some(1), None)).stop, c"");
+}
+
+#[test]
+fn groups_are_made_for_what_nothing_else_limits() {
+    let user = Identity {
+        uid: 1000,
+        gid: 1000,
+        is_other: false,
+    };
+    let root = Identity { uid: 0, ..user };
+    let mut policy = Policy::workspace();
+    let fields = |mode, policy: &Policy, identity| Limited::wanted(mode, policy, identity).fields();
+    assert_eq!(fields(Mode::Namespaces, &policy, user), []);
+    assert_eq!(
+        fields(Mode::Namespaces, &policy, root),
+        [PolicyField::Processes]
+    );
+    assert_eq!(fields(Mode::Rules, &policy, user), [PolicyField::Processes]);
+    policy.limits.memory_bytes = Some(1 << 20);
+    policy.limits.wall_time = Some(Duration::from_secs(1));
+    assert_eq!(
+        fields(Mode::Namespaces, &policy, user),
+        [PolicyField::Memory]
+    );
+    assert_eq!(fields(Mode::Open, &policy, root), []);
+}
+
+#[test]
+fn groups_that_commands_could_change_are_none() {
+    let place = Path::new("/sys/fs/cgroup/a");
+    let mut policy = Policy::workspace();
+    assert!(!can_be_written(&policy, place));
+    policy.write_roots = Some(vec!["/sys".into()]);
+    assert!(can_be_written(&policy, place));
+    assert!(can_be_written(&Policy::unconfined(), place));
+}
+
+#[test]
+fn events_are_counted_by_name() {
+    let text = "oom_kill_disable 0\nunder_oom 0\noom_kill 3\n";
+    assert_eq!(value(text, "oom_kill"), Some(3));
+    assert_eq!(
+        value("low 0\noom 1\noom_kill 2\noom_group_kill 0\n", "oom_kill"),
+        Some(2)
+    );
+    assert_eq!(value("max\n", "max"), None);
+}
+
+#[test]
+fn old_groups_that_nothing_is_in_are_removed() {
+    let mount = tempfile::tempdir().unwrap();
+    let name = |letters: &str| format!("cantle-{}-{letters}", cantle_core::ids::RunId::new());
+    let old = std::time::SystemTime::now() - Duration::from_secs(60);
+    let make = |path: &str, is_old| {
+        let path = mount.path().join(path);
+        fs::create_dir_all(&path).unwrap();
+        if is_old {
+            File::open(&path).unwrap().set_modified(old).unwrap();
+        }
+        path
+    };
+    let left = make(&format!("a/b/{}", name("aaaaaa")), true);
+    let young = make(&format!("a/{}", name("bbbbbb")), false);
+    let used = name("cccccc");
+    make(&format!("{used}/inside"), false);
+    let used = make(&used, true);
+    let others = make("cantle-other", true);
+    let mut removed = Vec::new();
+    reclaim_below(mount.path(), DEPTH, JOINED, &mut removed);
+    assert_eq!(removed, std::slice::from_ref(&left));
+    let there = [left, young, used, others].map(|path| path.exists());
+    assert_eq!(there, [false, true, true, true]);
+}

@@ -1,0 +1,172 @@
+use cantle_core::content::{Content, Media, MediaKind, Part};
+use cantle_core::llm::{ChatRequest, LlmErrorKind, ToolSpecs};
+use cantle_core::message::{
+    AssistantBlock, AssistantMessage, Message, SharedMessage, ToolCall, ToolMessage,
+};
+use cantle_core::tool::ToolSpec;
+use serde_json::{Value, json};
+
+use super::body;
+
+const HEAD: &[u8] = br#"{"model":"m""#;
+
+fn sent(messages: Vec<Message>, tools: Vec<ToolSpec>) -> Value {
+    let messages = messages.into_iter().map(Into::into).collect();
+    let body = body(HEAD, &ChatRequest::new(messages, ToolSpecs::new(tools))).unwrap();
+    serde_json::from_slice(&body).unwrap()
+}
+
+fn look() -> ToolSpec {
+    let parameters = json!({"type": "object", "properties": {"at": {"type": "string"}}});
+    ToolSpec::new("look", "Lists files.", parameters)
+}
+
+fn png() -> Media {
+    Media::image(&b"\x89PNG\r\n\x1a\n"[..]).unwrap()
+}
+
+fn call(id: &str, arguments: &str) -> ToolCall {
+    ToolCall::new(Some(id.to_owned()), "look", arguments)
+}
+
+fn assistant(blocks: Vec<AssistantBlock>) -> Message {
+    AssistantMessage::new(blocks).into()
+}
+
+fn result(id: &str, content: impl Into<Content>) -> Message {
+    let mut result = ToolMessage::new(&call(id, ""), content);
+    result.success = true;
+    result.into()
+}
+
+fn conversation() -> Vec<Message> {
+    let both: Content = vec![Part::Text("Here:".to_owned()), Part::Media(png())].into();
+    vec![
+        Message::system("Be brief."),
+        Message::user("What is here?"),
+        Message::user(""),
+        assistant(vec![
+            AssistantBlock::SignedReasoning {
+                signature: "sig".to_owned(),
+                content: "Hm.".to_owned(),
+            },
+            AssistantBlock::RedactedReasoning {
+                data: "xyz".to_owned(),
+            },
+            AssistantBlock::text("Let me look."),
+            AssistantBlock::text(""),
+            AssistantBlock::ToolCall(call("toolu_1", r#"{"at": "größe",  "n": 1.50}"#)),
+            AssistantBlock::Opaque {
+                data: r#"{"type":"server_tool_use","id":"s"}"#.to_owned(),
+            },
+            AssistantBlock::ToolCall(call("toolu_2", "")),
+            AssistantBlock::ToolCall(call("toolu_3", "{\"at\": ")),
+        ]),
+        result("toolu_1", both),
+        result("toolu_2", ""),
+        ToolMessage::new(&call("toolu_3", ""), "That is no JSON.").into(),
+        Message::user("Go on."),
+    ]
+}
+
+#[test]
+fn a_conversation_with_everything() {
+    insta::assert_json_snapshot!(sent(conversation(), vec![look()]));
+}
+
+#[test]
+fn arguments_go_back_as_they_were_written() {
+    let messages = conversation().into_iter().map(Into::into).collect();
+    let body = body(HEAD, &ChatRequest::new(messages, ToolSpecs::default())).unwrap();
+    let body = String::from_utf8(body).unwrap();
+    assert!(
+        body.contains(r#""input":{"at": "größe",  "n": 1.50}}"#),
+        "{body}"
+    );
+}
+
+#[test]
+fn tools_are_marked_where_there_is_no_system_prompt() {
+    let body = sent(vec![Message::user("Hi")], vec![look(), look()]);
+    let mark = json!({"type": "ephemeral"});
+    assert_eq!(body["tools"][0].get("cache_control"), None);
+    assert_eq!(body["tools"][1]["cache_control"], mark);
+    assert_eq!(body["messages"][0]["content"][0]["cache_control"], mark);
+    assert_eq!(body.get("system"), None);
+}
+
+/// Each request without its marks and what closes it begins the next one.
+#[test]
+fn what_was_sent_is_sent_again_byte_for_byte_marks_aside() {
+    let messages: Vec<SharedMessage> = conversation().into_iter().map(Into::into).collect();
+    let tools = ToolSpecs::new(vec![look()]);
+    let mut before = String::new();
+    let mut marks = Vec::new();
+    for count in 1..=messages.len() {
+        let request = ChatRequest::new(messages[..count].to_vec(), tools.clone());
+        let body = String::from_utf8(body(HEAD, &request).unwrap()).unwrap();
+        let mark = String::from_utf8_lossy(super::MARK);
+        marks.push(body.matches(&*mark).count());
+        let plain = body.replace(&*mark, "}");
+        assert!(plain.starts_with(&before), "{plain}\n{before}");
+        before = plain.trim_end_matches(['}', ']']).to_owned();
+    }
+    assert_eq!(marks, [1, 2, 2, 2, 3, 3, 3, 3]);
+}
+
+#[test]
+fn ids_that_are_not_allowed_are_rewritten_on_both_sides() {
+    let odd = "call/1 é";
+    let body = sent(
+        vec![
+            Message::user("Hi"),
+            assistant(vec![AssistantBlock::ToolCall(call(odd, "{}"))]),
+            result(odd, "fine"),
+        ],
+        Vec::new(),
+    );
+    let id = &body["messages"][1]["content"][0]["id"];
+    assert_eq!(id, "call1-2f-20-c3-a9");
+    assert_eq!(&body["messages"][2]["content"][0]["tool_use_id"], id);
+}
+
+#[test]
+fn what_has_no_place_here_is_refused() {
+    let refused = |message: Message| {
+        let request = ChatRequest::new(vec![message.into()], ToolSpecs::default());
+        let error = body(HEAD, &request).unwrap_err();
+        assert_eq!(error.kind(), LlmErrorKind::Unsupported);
+        error
+            .to_string()
+            .replace(|c: char| c.is_ascii_hexdigit() && !c.is_alphabetic(), "")
+    };
+    let sound = Media::new(MediaKind::Audio, &b"RIFF\x24\x00\x00\x00WAVEfmt "[..]).unwrap();
+    let bitmap = Media::image(&b"BM\x46\x00\x00\x00\x00\x00\x00\x00\x36\x00"[..]).unwrap();
+    let content = |media| Content::from(vec![Part::Media(media)]);
+    assert_eq!(
+        refused(Message::user(content(sound))),
+        "the conversation holds audio of type audio/x-wav, and Anthropic Messages takes text and \
+         images as JPEG, PNG, GIF or WebP"
+    );
+    assert!(refused(result("a", content(bitmap))).contains("image of type image/bmp"));
+    let mut turn = AssistantMessage::new(vec![AssistantBlock::Reasoning {
+        content: "unsigned".to_owned(),
+    }]);
+    turn.id = "t".to_owned();
+    assert_eq!(
+        refused(turn.into()),
+        "the turn t holds a `reasoning` block, which Anthropic Messages has no place for"
+    );
+    for block in [
+        AssistantBlock::Text {
+            text: "x".to_owned(),
+            signature: Some("y".to_owned()),
+        },
+        AssistantBlock::Opaque {
+            data: "no JSON".to_owned(),
+        },
+        AssistantBlock::Media(png()),
+    ] {
+        refused(assistant(vec![block]));
+    }
+}

@@ -1,0 +1,205 @@
+use std::collections::VecDeque;
+
+use cantle_core::llm::{ChatEvent, Completion, Fold, LlmError, LlmErrorKind, StopReason};
+use cantle_core::message::{AssistantBlock, ToolCall};
+use cantle_core::usage::TokenUsage;
+use reqwest::header::HeaderMap;
+use serde_json::{Value, json};
+
+use super::AnthropicTurn;
+use crate::http::{Diagnosis, Next, Turn as _};
+use crate::sse::Events;
+
+/// As Anthropic streams it: thinking with its signature, text, and two calls.
+const RECORDED: &str = include_str!("recorded.sse");
+
+/// The same answer in one piece.
+fn whole() -> Value {
+    json!({
+        "id": "msg_1", "type": "message", "role": "assistant", "model": "claude-x-20260101",
+        "content": [
+            {"type": "thinking", "thinking": "Where is it?", "signature": "c2ln"},
+            {"type": "redacted_thinking", "data": "ZGF0YQ=="},
+            {"type": "text", "text": "Grüße, 世界."},
+            {"type": "tool_use", "id": "toolu_1", "name": "look", "input": {"at":"größe"}},
+            {"type": "tool_use", "id": "toolu_2", "name": "list", "input": {}},
+        ],
+        "stop_reason": "tool_use", "stop_sequence": null,
+        "usage": {"input_tokens": 12, "cache_creation_input_tokens": 30,
+            "cache_read_input_tokens": 400, "output_tokens": 55},
+    })
+}
+
+fn diagnosis() -> Diagnosis {
+    Diagnosis::for_tests("/messages", "a message")
+}
+
+/// What a stream tells, and how it ends.
+fn told(stream: &[u8]) -> (Vec<ChatEvent>, Option<LlmError>) {
+    let (mut events, mut turn) = (Events::default(), AnthropicTurn::default());
+    events.push(stream);
+    let mut told = VecDeque::new();
+    while let Some(event) = events.next_event() {
+        match turn.event(&diagnosis(), &event.unwrap(), &mut told) {
+            Ok(Next::More) => {}
+            Ok(Next::End) => break,
+            Err(error) => return (told.into(), Some(error)),
+        }
+    }
+    match turn.finish(&HeaderMap::new()) {
+        Ok(end) => {
+            told.extend(end);
+            (told.into(), None)
+        }
+        Err(error) => (told.into(), Some(error)),
+    }
+}
+
+fn folded(events: Vec<ChatEvent>) -> Completion {
+    let mut fold = Fold::default();
+    let mut completion = events
+        .into_iter()
+        .find_map(|event| fold.push(event))
+        .unwrap();
+    completion.message.id.clear();
+    completion
+}
+
+fn answered(body: &Value) -> Result<Completion, LlmError> {
+    let mut turn = AnthropicTurn::default();
+    turn.whole(&diagnosis(), &HeaderMap::new(), body.to_string().as_bytes())?;
+    turn.finish(&HeaderMap::new()).map(folded)
+}
+
+#[test]
+fn a_recorded_stream_is_told_and_becomes_the_turn_that_comes_in_one_piece() {
+    let (events, failed) = told(RECORDED.as_bytes());
+    assert!(failed.is_none(), "{failed:?}");
+    insta::assert_debug_snapshot!(events);
+    let streamed = folded(events);
+    assert_eq!(streamed, answered(&whole()).unwrap());
+    assert_eq!(
+        streamed.usage,
+        Some(TokenUsage {
+            input: 12,
+            cache_read: 400,
+            cache_write: 30,
+            answer: 55,
+            reasoning: 0
+        })
+    );
+    assert_eq!(streamed.served_by.as_deref(), Some("claude-x-20260101"));
+}
+
+#[test]
+fn a_stream_cut_at_any_byte_is_interrupted_until_its_end_is_told() {
+    let delta = RECORDED.find("event: message_delta").unwrap();
+    let (_, rest) = RECORDED.split_at(delta);
+    let told_end = delta + rest.find("\n\n").unwrap() + 2;
+    for cut in 0..=RECORDED.len() {
+        let (events, failed) = told(&RECORDED.as_bytes()[..cut]);
+        let whole = events
+            .iter()
+            .any(|event| matches!(event, ChatEvent::Block(_)));
+        let kind = failed.map(|error| error.kind());
+        let expected = (cut < told_end).then_some(LlmErrorKind::Interrupted);
+        assert_eq!((whole, kind), (cut >= told_end, expected), "cut at {cut}");
+    }
+}
+
+#[test]
+fn stop_reasons_are_told_apart() {
+    for (reason, expected) in [
+        ("end_turn", StopReason::EndTurn),
+        ("stop_sequence", StopReason::EndTurn),
+        ("tool_use", StopReason::ToolCalls),
+        ("max_tokens", StopReason::Length),
+        ("model_context_window_exceeded", StopReason::Length),
+        ("refusal", StopReason::ContentFilter),
+        ("pause_turn", StopReason::Other("pause_turn".to_owned())),
+    ] {
+        let mut body = whole();
+        body["stop_reason"] = reason.into();
+        assert_eq!(answered(&body).unwrap().stop, expected);
+    }
+}
+
+#[test]
+fn a_block_of_an_unknown_kind_is_carried() {
+    let block = json!({"type": "server_tool_use", "id": "s", "name": "web", "input": {"q": "x"}});
+    let mut body = whole();
+    body["content"] = json!([block]);
+    let stream = "data: {\"type\":\"content_block_start\",\"index\":0,\"content_block\":{\"type\":\"server_tool_use\",\"id\":\"s\",\"name\":\"web\",\"input\":{}}}\n\n\
+        data: {\"type\":\"content_block_delta\",\"index\":0,\"delta\":{\"type\":\"input_json_delta\",\"partial_json\":\"{\\\"q\\\":\"}}\n\n\
+        data: {\"type\":\"content_block_delta\",\"index\":0,\"delta\":{\"type\":\"input_json_delta\",\"partial_json\":\"\\\"x\\\"}\"}}\n\n\
+        data: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"end_turn\"}}\n\n";
+    for completion in [answered(&body).unwrap(), folded(told(stream.as_bytes()).0)] {
+        let [AssistantBlock::Opaque { data }] = &completion.message.blocks[..] else {
+            panic!("{completion:?}");
+        };
+        assert_eq!(serde_json::from_str::<Value>(data).unwrap(), block);
+    }
+}
+
+#[test]
+fn calls_with_one_id_are_told_apart() {
+    let call = json!({"type": "tool_use", "id": "same", "name": "f", "input": {}});
+    let mut body = whole();
+    body["content"] = json!([call, call]);
+    let message = answered(&body).unwrap().message;
+    let calls: Vec<&ToolCall> = message.tool_calls().collect();
+    assert!(calls[0].id == "same" && calls[1].id != "same" && !calls[1].has_provider_id);
+}
+
+#[test]
+fn errors_within_a_stream_have_their_kind() {
+    for (kind, message, expected) in [
+        ("overloaded_error", "Overloaded", LlmErrorKind::Server),
+        ("api_error", "Internal server error", LlmErrorKind::Server),
+        ("rate_limit_error", "slow down", LlmErrorKind::RateLimited),
+        ("invalid_request_error", "no", LlmErrorKind::InvalidRequest),
+        (
+            "invalid_request_error",
+            "prompt is too long: 200251 tokens > 200000 maximum",
+            LlmErrorKind::ContextOverflow,
+        ),
+        ("request_too_large", "no", LlmErrorKind::ContextOverflow),
+    ] {
+        let error = json!({"type": "error", "error": {"type": kind, "message": message}});
+        let (start, _) = RECORDED.split_once("event: content_block_stop").unwrap();
+        for stream in [
+            format!("event: error\ndata: {error}\n\n"),
+            format!("{start}event: error\ndata: {error}\n\n"),
+        ] {
+            let failed = told(stream.as_bytes()).1.unwrap();
+            assert_eq!(failed.kind(), expected, "{kind}: {failed}");
+        }
+        let failed = answered(&error).unwrap_err();
+        assert_eq!(failed.kind(), expected, "{kind}: {failed}");
+    }
+}
+
+#[test]
+fn what_is_no_message_is_said_to_be_so() {
+    for body in [
+        json!([]),
+        json!({}),
+        json!({"content": []}),
+        json!({"content": [1], "stop_reason": "end_turn"}),
+        json!({"content": [{"type": "text"}], "stop_reason": "end_turn"}),
+    ] {
+        assert_eq!(
+            answered(&body).unwrap_err().kind(),
+            LlmErrorKind::Protocol,
+            "{body}"
+        );
+    }
+    for stream in [
+        "data: no JSON\n\n",
+        "data: {\"type\":\"content_block_delta\",\"index\":3,\"delta\":{\"type\":\"text_delta\",\"text\":\"x\"}}\n\n",
+        "data: {\"type\":\"content_block_start\",\"index\":0,\"content_block\":{\"type\":\"text\"}}\n\n",
+    ] {
+        let failed = told(stream.as_bytes()).1.unwrap();
+        assert_eq!(failed.kind(), LlmErrorKind::Protocol, "{stream}");
+    }
+}

@@ -1,0 +1,210 @@
+use cantle_core::llm::{LlmError, LlmErrorKind};
+use reqwest::header::HeaderMap;
+use serde_json::json;
+
+use super::Diagnosis;
+use crate::http::retry_after::tests::header_map;
+
+const KEY: &str = "sk-very-secret-0123456789";
+
+fn diagnosis() -> Diagnosis {
+    Diagnosis {
+        base_url: "http://localhost:8000/v1".to_owned(),
+        path: "/chat/completions",
+        answer: "a chat completion",
+        model: "qwen3".to_owned(),
+        key: Some(KEY.into()),
+    }
+}
+
+fn refused(status: u16, headers: &[(&'static str, &str)], body: &[u8]) -> LlmError {
+    diagnosis().refused(status, &header_map(headers), body)
+}
+
+/// What a person reads.
+fn told(error: &LlmError) -> String {
+    match error.advice() {
+        Some(advice) => format!("{error}\n{advice}"),
+        None => error.to_string(),
+    }
+}
+
+#[test]
+fn statuses_decide_the_kind() {
+    let kinds: Vec<_> = [
+        400, 401, 402, 403, 404, 405, 408, 409, 410, 413, 422, 429, 500, 501, 502, 503, 504, 529,
+    ]
+    .into_iter()
+    .map(|status| {
+        let error = refused(status, &[], b"");
+        assert_eq!(error.status(), Some(status));
+        let again = if error.kind().is_transient() {
+            ", tried again"
+        } else {
+            ""
+        };
+        format!("{status} {:?}{again}", error.kind())
+    })
+    .collect();
+    insta::assert_snapshot!(kinds.join("\n"));
+}
+
+#[test]
+fn names_in_the_body_say_better() {
+    let named = |status, code: &str, kind: &str| {
+        let body = json!({"error": {"message": "m", "type": kind, "code": code}}).to_string();
+        refused(status, &[], body.as_bytes()).kind()
+    };
+    assert_eq!(
+        named(429, "insufficient_quota", "insufficient_quota"),
+        LlmErrorKind::Permission
+    );
+    assert_eq!(
+        named(400, "model_not_found", "invalid_request_error"),
+        LlmErrorKind::NotFound
+    );
+    assert_eq!(
+        named(400, "invalid_api_key", "invalid_request_error"),
+        LlmErrorKind::Authentication
+    );
+    assert_eq!(
+        named(413, "rate_limit_exceeded", "tokens"),
+        LlmErrorKind::RateLimited
+    );
+}
+
+#[test]
+fn a_message_is_found_in_every_shape() {
+    for body in [
+        json!({"error": {"message": "M", "type": null, "param": null, "code": null}}),
+        json!({"error": {"message": "M", "code": 400}}),
+        json!({"error": "M"}),
+        json!([{"error": {"message": "M"}}]),
+        json!({"object": "error", "message": "M", "code": 400}),
+        json!({"message": "M"}),
+        json!({"detail": "M"}),
+        json!({"detail": [{"msg": "M", "loc": ["body"], "input": "long"}]}),
+        json!({"choices": [{"error": {"message": "M"}}]}),
+    ] {
+        let error = refused(400, &[], body.to_string().as_bytes());
+        assert_eq!(
+            error.to_string(),
+            "the provider refused the request: M (HTTP 400)",
+            "{body}"
+        );
+    }
+}
+
+#[test]
+fn what_a_person_reads() {
+    let html = b"<html>\n<head><title>502 Bad Gateway</title></head><body>nginx</body></html>";
+    let model = json!({"error": {"message": "The model `qwen3` does not exist.", "type": "NotFoundError", "code": 404}});
+    let openrouter = json!({"error": {"message": "Provider returned error", "code": 400,
+        "metadata": {"raw": "unknown field", "provider_name": "X"}}});
+    let litellm = json!({"error": {"message": "No connected db.", "type": "no_db_connection",
+        "param": null, "code": "400"}});
+    let texts: Vec<_> = [
+        refused(401, &[], b"{\"error\":{\"message\":\"Bad key\"}}"),
+        refused(400, &[], litellm.to_string().as_bytes()),
+        refused(402, &[], b""),
+        refused(404, &[], model.to_string().as_bytes()),
+        refused(404, &[], b"404 page not found\n"),
+        refused(
+            404,
+            &[("content-type", "text/html; charset=utf-8")],
+            b"<p>no",
+        ),
+        refused(429, &[("retry-after", "7")], b"slow down"),
+        refused(502, &[], html),
+        refused(400, &[], openrouter.to_string().as_bytes()),
+        refused(
+            307,
+            &[("location", "https://elsewhere.example/v1")],
+            b"{\"message\":\"moved\"}",
+        ),
+        refused(
+            400,
+            &[],
+            b"{\"error\":{\"code\":\"context_length_exceeded\"}}",
+        ),
+    ]
+    .iter()
+    .map(told)
+    .collect();
+    insta::assert_snapshot!(texts.join("\n\n"));
+}
+
+#[test]
+fn without_a_key_the_advice_is_to_give_one() {
+    let diagnosis = Diagnosis {
+        key: None,
+        ..diagnosis()
+    };
+    let error = diagnosis.refused(401, &HeaderMap::new(), b"");
+    assert_eq!(
+        error.advice(),
+        Some("Give an API key for http://localhost:8000/v1: the request had none.")
+    );
+}
+
+#[test]
+fn the_key_is_taken_out_of_what_a_server_says() {
+    let echo = json!({"error": {"message": format!("Incorrect API key provided: {KEY}."),
+        "metadata": {"raw": format!("Bearer {KEY}")}}})
+    .to_string();
+    let plain = format!("you sent {KEY}");
+    let location = format!("http://elsewhere.example/?key={KEY}");
+    let page = format!("<html><title>{KEY}</title></html>");
+    let none = HeaderMap::new();
+    for error in [
+        refused(401, &[], echo.as_bytes()),
+        refused(500, &[], plain.as_bytes()),
+        refused(302, &[("location", &location)], b""),
+        refused(500, &[], page.as_bytes()),
+        diagnosis().reported_in(echo.as_bytes()).unwrap(),
+        diagnosis().no_answer(&none, plain.as_bytes(), KEY),
+        diagnosis().no_answer(&none, page.as_bytes(), ""),
+        diagnosis().failed_under_way(&plain),
+        diagnosis().protocol(&plain),
+    ] {
+        let shown = format!("{error} {error:?} {:?}", error.advice());
+        assert!(!shown.contains(KEY), "{shown}");
+    }
+}
+
+#[test]
+fn long_answers_are_cut() {
+    let long = "ü".repeat(5000);
+    let error = refused(500, &[], long.as_bytes());
+    assert!(error.to_string().chars().count() < 1050, "{error}");
+}
+
+#[test]
+fn errors_within_an_answer_have_their_own_kind() {
+    let kind = |body: serde_json::Value| {
+        let error = diagnosis().reported_in(body.to_string().as_bytes());
+        error.map(|error| (error.kind(), error.status()))
+    };
+    assert_eq!(
+        kind(json!({"error": {"message": "busy", "code": 429}})),
+        Some((LlmErrorKind::RateLimited, None))
+    );
+    assert_eq!(
+        kind(json!({"error": {"message": "gone", "code": "502"}})),
+        Some((LlmErrorKind::Server, None))
+    );
+    assert_eq!(
+        kind(json!({"error": {"message": "too long", "type": "exceed_context_size_error"}})),
+        Some((LlmErrorKind::ContextOverflow, None))
+    );
+    assert_eq!(
+        kind(json!({"error": {"message": "odd", "type": "BadRequestError"}})),
+        Some((LlmErrorKind::InvalidRequest, None))
+    );
+    assert_eq!(
+        kind(json!({"object": "error", "message": "broken"})),
+        Some((LlmErrorKind::Server, None))
+    );
+    assert_eq!(kind(json!({"error": null, "choices": []})), None);
+    assert_eq!(kind(json!({})), None);
+}

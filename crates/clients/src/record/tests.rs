@@ -1,0 +1,238 @@
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex};
+
+use cantle_core::llm::{
+    ChatEvent, ChatRequest, Completion, LlmClient, LlmClientExt as _, LlmError, LlmErrorKind,
+    StopReason, ToolSpecs, TurnEnd,
+};
+use cantle_core::message::{AssistantBlock, AssistantMessage, Message, ToolCall, ToolMessage};
+use cantle_core::tool::ToolSpec;
+use cantle_core::usage::TokenUsage;
+use serde_json::json;
+
+use super::Recorder;
+use crate::replay::ReplayClient;
+use crate::scripted::{Scripted, failed};
+
+/// A file in memory.
+#[derive(Clone, Default)]
+struct Memory(Arc<Mutex<Vec<u8>>>);
+
+impl Write for Memory {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Memory {
+    fn replayed(&self) -> ReplayClient {
+        ReplayClient::from_jsonl(&self.0.lock().unwrap()).unwrap()
+    }
+
+    fn text(&self) -> String {
+        String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+}
+
+fn call() -> ToolCall {
+    // Without a provider's id, so that it is different in each run.
+    ToolCall::new(None, "look", "{}")
+}
+
+/// A model that calls a tool, fails, and then is done.
+fn model() -> Scripted {
+    Scripted::new("m", |attempt| match attempt {
+        0 => {
+            let usage = TokenUsage {
+                input: 10,
+                answer: 5,
+                ..TokenUsage::default()
+            };
+            let mut end = TurnEnd::new(StopReason::ToolCalls, Some(usage));
+            end.cost_usd = Some(0.5);
+            end.served_by = Some("m-2".to_owned());
+            vec![
+                Ok(ChatEvent::Block(AssistantBlock::ToolCall(call()))),
+                Ok(ChatEvent::Finished(end)),
+            ]
+        }
+        1 => vec![failed(LlmErrorKind::Server)],
+        _ => vec![
+            Ok(ChatEvent::TextDelta("Do".to_owned())),
+            Ok(ChatEvent::Block(AssistantBlock::text("Done: sk-secret."))),
+            Ok(ChatEvent::Finished(TurnEnd::new(StopReason::EndTurn, None))),
+        ],
+    })
+}
+
+fn tools() -> ToolSpecs {
+    ToolSpecs::new(vec![ToolSpec::new(
+        "look",
+        "Looks.",
+        json!({"type": "object"}),
+    )])
+}
+
+async fn ask(client: &dyn LlmClient, messages: Vec<Message>) -> Result<Completion, LlmError> {
+    let messages = messages.into_iter().map(Into::into).collect();
+    client.complete(ChatRequest::new(messages, tools())).await
+}
+
+type Outcomes = Vec<
+    Result<
+        (
+            Vec<AssistantBlock>,
+            StopReason,
+            Option<TokenUsage>,
+            Option<f64>,
+        ),
+        String,
+    >,
+>;
+
+/// A whole run: a turn, what its tool says, and the next turn, which is asked for twice.
+async fn run(client: &dyn LlmClient, task: &str, said: &str) -> Outcomes {
+    let mut outcomes = Vec::new();
+    let mut messages = vec![Message::system("Be brief: sk-secret."), Message::user(task)];
+    for _ in 0..3 {
+        let outcome = ask(client, messages.clone()).await;
+        if let Ok(completion) = &outcome
+            && let Some(call) = completion.message.tool_calls().next()
+        {
+            let mut result = ToolMessage::new(call, said);
+            result.tool_start_time = Some(1.25);
+            let turn: AssistantMessage = completion.message.clone();
+            messages.extend([turn.into(), result.into()]);
+        }
+        outcomes.push(match outcome {
+            Ok(it) => Ok((it.message.blocks, it.stop, it.usage, it.cost_usd)),
+            Err(error) => Err(error.to_string()),
+        });
+    }
+    outcomes
+}
+
+async fn recording() -> (Memory, Outcomes) {
+    let file = Memory::default();
+    let secrets = vec!["sk-secret".into(), "".into()];
+    let recorder = Recorder::new(model(), file.clone(), secrets).unwrap();
+    let outcomes = run(&recorder, "Look.", "two files").await;
+    (file, outcomes)
+}
+
+#[tokio::test]
+async fn what_was_recorded_is_played_again_failures_included() {
+    let (file, outcomes) = recording().await;
+    assert_eq!(outcomes.len(), 3);
+    // The secret was taken out of what is compared, too.
+    let text = file.text();
+    assert!(
+        !text.contains("sk-secret") && text.matches("[hidden]").count() == 2,
+        "{text}"
+    );
+    let played = file.replayed();
+    assert_eq!(played.model().slug, "m");
+    let mut messages = vec![
+        Message::system("Be brief: [hidden]."),
+        Message::user("Look."),
+    ];
+    let first = ask(&played, messages.clone()).await.unwrap();
+    assert_eq!(first.served_by.as_deref(), Some("m-2"));
+    let result = ToolMessage::new(first.message.tool_calls().next().unwrap(), "two files");
+    messages.extend([first.message.clone().into(), result.into()]);
+    let failure = ask(&played, messages.clone()).await.unwrap_err();
+    let last = ask(&played, messages.clone()).await.unwrap();
+    assert_eq!(
+        outcomes,
+        [
+            Ok((
+                first.message.blocks,
+                first.stop,
+                first.usage,
+                first.cost_usd
+            )),
+            Err(failure.to_string()),
+            Ok((
+                vec![AssistantBlock::text("Done: sk-secret.")],
+                last.stop,
+                last.usage,
+                last.cost_usd
+            )),
+        ]
+    );
+}
+
+#[tokio::test]
+async fn each_message_is_written_once() {
+    let (file, _) = recording().await;
+    let text = file.text();
+    let kinds: Vec<_> = text
+        .lines()
+        .skip(1)
+        .map(|line| line.split('"').nth(1).unwrap())
+        .collect();
+    assert_eq!(
+        kinds,
+        [
+            "message", "message", "tools", "call", "message", "message", "call", "call"
+        ]
+    );
+}
+
+#[tokio::test]
+async fn a_request_that_was_not_recorded_shows_what_differs() {
+    let (file, _) = recording().await;
+    let played = file.replayed();
+    let refused = async |messages: Vec<Message>| {
+        let error = ask(&played, messages).await.unwrap_err();
+        assert_eq!(error.kind(), LlmErrorKind::InvalidRequest);
+        error.to_string()
+    };
+    let system = || Message::system("Be brief: [hidden].");
+    let other_task = refused(vec![system(), Message::user("Look around.")]).await;
+    let too_many = refused(vec![
+        system(),
+        Message::user("Look."),
+        Message::user("And?"),
+    ])
+    .await;
+    let first = ask(&played, vec![system(), Message::user("Look.")])
+        .await
+        .unwrap();
+    let call = first.message.tool_calls().next().unwrap();
+    let result = Message::from(ToolMessage::new(call, "three files"));
+    let turn = Message::from(first.message.clone());
+    let other_result = refused(vec![system(), Message::user("Look."), turn, result]).await;
+    let messages = vec![system().into(), Message::user("Look.").into()];
+    let no_tools = ChatRequest::new(messages, ToolSpecs::default());
+    let no_tools = played.complete(no_tools).await.unwrap_err().to_string();
+    insta::assert_snapshot!([other_task, too_many, other_result, no_tools].join("\n\n"));
+}
+
+#[tokio::test]
+async fn a_recording_that_cannot_be_written_fails_the_call() {
+    struct Full(usize);
+    impl Write for Full {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0 += 1;
+            if self.0 > 1 {
+                return Err(io::Error::new(io::ErrorKind::StorageFull, "no space left"));
+            }
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+    let recorder = Recorder::new(model(), Full(0), Vec::new()).unwrap();
+    let error = ask(&recorder, vec![Message::user("Hi")]).await.unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the recording can't be written: no space left"
+    );
+}

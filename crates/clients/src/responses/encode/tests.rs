@@ -1,0 +1,159 @@
+use cantle_core::content::{Content, Media, Part};
+use cantle_core::llm::{ChatRequest, LlmErrorKind, ToolSpecs};
+use cantle_core::message::{
+    AssistantBlock, AssistantMessage, Message, SharedMessage, ToolCall, ToolMessage,
+};
+use cantle_core::tool::ToolSpec;
+use serde_json::{Value, json};
+
+use super::{Mode, body};
+
+const HEAD: &[u8] = br#"{"model":"m""#;
+
+fn look() -> ToolSpec {
+    let parameters = json!({"type": "object", "properties": {"at": {"type": "string"}}});
+    ToolSpec::new("look", "Lists files.", parameters)
+}
+
+fn call(id: &str) -> ToolCall {
+    ToolCall::new(
+        Some(id.to_owned()),
+        "look",
+        r#"{"at": "größe",  "n": 1.50}"#,
+    )
+}
+
+fn png() -> Media {
+    Media::image(&b"\x89PNG\r\n\x1a\n"[..]).unwrap()
+}
+
+fn text(text: &str, phase: Option<&str>) -> AssistantBlock {
+    AssistantBlock::Text {
+        text: text.to_owned(),
+        signature: phase.map(str::to_owned),
+    }
+}
+
+/// A conversation whose turn the provider keeps, where `id` is its name for it.
+fn conversation(id: Option<&str>) -> Vec<SharedMessage> {
+    let mut turn = AssistantMessage::new(vec![
+        AssistantBlock::EncryptedReasoning {
+            id: "rs_1".to_owned(),
+            encrypted_content: "ZW5j".to_owned(),
+            content: None,
+            summary: vec!["Where?".to_owned()],
+        },
+        text("Let me ", Some("commentary")),
+        text("look.", Some("commentary")),
+        AssistantBlock::ToolCall(call("call_1")),
+        AssistantBlock::Opaque {
+            data: r#"{"type":"web_search_call","id":"ws_1"}"#.to_owned(),
+        },
+        text("And here.", None),
+        AssistantBlock::Reasoning {
+            content: "in plain sight".to_owned(),
+        },
+        AssistantBlock::ToolCall(call("call_2")),
+    ]);
+    turn.provider_response_id = id.map(str::to_owned);
+    let both: Content = vec![Part::Text("Here:".to_owned()), Part::Media(png())].into();
+    [
+        Message::system("Be brief."),
+        Message::user("What is here?"),
+        Message::user(""),
+        turn.into(),
+        ToolMessage::new(&call("call_1"), "two files").into(),
+        ToolMessage::new(&call("call_2"), both).into(),
+    ]
+    .map(SharedMessage::new)
+    .into()
+}
+
+fn sent(messages: Vec<SharedMessage>, mode: Mode) -> String {
+    let request = ChatRequest::new(messages, ToolSpecs::new(vec![look()]));
+    String::from_utf8(body(HEAD, &request, mode, true).unwrap()).unwrap()
+}
+
+fn json_of(messages: Vec<SharedMessage>, mode: Mode) -> Value {
+    serde_json::from_str(&sent(messages, mode)).unwrap()
+}
+
+#[test]
+fn a_conversation_with_everything() {
+    insta::assert_json_snapshot!(json_of(conversation(Some("resp_1")), Mode::Stateless));
+}
+
+#[test]
+fn arguments_go_back_as_they_were_written() {
+    let body = sent(conversation(None), Mode::Stateless);
+    let arguments = serde_json::to_string(&call("").arguments).unwrap();
+    assert!(body.contains(&arguments), "{body}");
+}
+
+#[test]
+fn what_the_provider_has_is_only_named() {
+    let body = json_of(conversation(Some("resp_1")), Mode::Stateful);
+    assert_eq!(body["previous_response_id"], "resp_1");
+    let kinds: Vec<_> = body["input"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|item| &item["call_id"])
+        .collect();
+    assert_eq!(kinds, ["call_1", "call_2"]);
+    // Where it has nothing, it gets everything.
+    let body = json_of(conversation(None), Mode::Stateful);
+    assert_eq!(body.get("previous_response_id"), None);
+    assert_eq!(body["input"].as_array().unwrap().len(), 10);
+}
+
+#[test]
+fn what_was_sent_is_sent_again_byte_for_byte() {
+    let messages = conversation(None);
+    let mut before = String::new();
+    for count in 1..=messages.len() {
+        let body = sent(messages[..count].to_vec(), Mode::Stateless);
+        assert!(body.starts_with(&before), "{body}\n{before}");
+        before = body.strip_suffix("]}").unwrap().to_owned();
+    }
+}
+
+#[test]
+fn what_has_no_place_here_is_refused() {
+    let only_named = AssistantBlock::ReasoningRef {
+        id: "rs".to_owned(),
+        content: None,
+        summary: Vec::new(),
+    };
+    let mut signed = call("call_1");
+    signed.signature = Some("sig".to_owned());
+    let cases = [
+        (only_named.clone(), "`reasoning_ref`"),
+        (
+            AssistantBlock::SignedReasoning {
+                signature: "s".to_owned(),
+                content: "c".to_owned(),
+            },
+            "`signed_reasoning`",
+        ),
+        (AssistantBlock::ToolCall(signed), "signed `tool_call`"),
+        (AssistantBlock::Media(png()), "`image_content_block`"),
+        (
+            AssistantBlock::Opaque {
+                data: "no JSON".to_owned(),
+            },
+            "`opaque`",
+        ),
+    ];
+    for (block, named) in cases {
+        let turn = Message::from(AssistantMessage::new(vec![block]));
+        let request = ChatRequest::new(vec![turn.into()], ToolSpecs::default());
+        let error = body(HEAD, &request, Mode::Stateless, true).unwrap_err();
+        assert_eq!(error.kind(), LlmErrorKind::Unsupported);
+        assert!(error.to_string().contains(named), "{error}");
+    }
+    // Where the provider has it, its name is enough.
+    let turn = Message::from(AssistantMessage::new(vec![only_named]));
+    let request = ChatRequest::new(vec![turn.into()], ToolSpecs::default());
+    assert!(body(HEAD, &request, Mode::Stateful, true).is_ok());
+}

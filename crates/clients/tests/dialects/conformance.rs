@@ -1,0 +1,66 @@
+//! What every model client must do.
+
+use std::sync::Arc;
+
+use cantle_clients::anthropic::AnthropicClient;
+use cantle_clients::chat::ChatClient;
+use cantle_clients::fallback::Fallback;
+use cantle_clients::limit::{Limited, RateLimiter, RateLimits};
+use cantle_clients::price::Priced;
+use cantle_clients::record::Recorder;
+use cantle_clients::responses::ResponsesClient;
+use cantle_clients::retry::{Retry, RetryPolicy};
+use cantle_core::llm::{LlmClient, Prices};
+use cantle_testkit::conformance::{self, Dialect, Endpoint};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn messages_conform() {
+    let connect = |to: &Endpoint| -> Arc<dyn LlmClient> {
+        let client = AnthropicClient::builder(&to.model)
+            .base_url(&to.url)
+            .api_key(to.api_key.as_str())
+            .stream(to.stream)
+            .build();
+        Arc::new(client.unwrap())
+    };
+    conformance::llm_client_of(Dialect::Messages, &connect)
+        .await
+        .assert();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn responses_conform() {
+    for stateful in [false, true] {
+        let connect = |to: &Endpoint| -> Arc<dyn LlmClient> {
+            let client = ResponsesClient::builder(&to.model)
+                .base_url(&to.url)
+                .api_key(to.api_key.as_str())
+                .stream(to.stream)
+                .stateful(stateful)
+                .build();
+            Arc::new(client.unwrap())
+        };
+        conformance::llm_client_of(Dialect::Responses, &connect)
+            .await
+            .assert();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_in_all_wrappers_conforms() {
+    let connect = |to: &Endpoint| -> Arc<dyn LlmClient> {
+        let client = ChatClient::builder(&to.model)
+            .base_url(&to.url)
+            .api_key(to.api_key.as_str())
+            .stream(to.stream)
+            .max_retries(0)
+            .build();
+        let recorder = Recorder::new(client.unwrap(), std::io::sink(), Vec::new());
+        let limiter = RateLimiter::new(RateLimits::default());
+        let limited = Limited::new(recorder.unwrap(), limiter);
+        let priced = Priced::new(limited, Prices::per_million(1.0, 2.0));
+        let retrying = Retry::new(priced, RetryPolicy::default());
+        Arc::new(Fallback::new(Arc::new(retrying), Vec::new()))
+    };
+    conformance::llm_client(&connect).await.assert();
+}

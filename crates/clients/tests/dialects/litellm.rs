@@ -1,0 +1,115 @@
+//! What a LiteLLM proxy tells of its models, and what is done with it.
+
+use std::net::Ipv4Addr;
+
+use cantle_clients::chat::ChatClient;
+use cantle_core::content::MediaKind;
+use cantle_core::llm::{LlmClient as _, LlmErrorKind, ModelInfo, Prices};
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpListener;
+
+/// Answers one request with this, and returns its head.
+async fn proxy(status: u16, body: String) -> (String, tokio::task::JoinHandle<String>) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let url = format!("http://{}/v1", listener.local_addr().unwrap());
+    let served = tokio::spawn(async move {
+        let (mut connection, _) = listener.accept().await.unwrap();
+        let mut head = Vec::new();
+        while !head.ends_with(b"\r\n\r\n") {
+            head.push(connection.read_u8().await.unwrap());
+        }
+        let length = body.len();
+        let answer = format!(
+            "HTTP/1.1 {status} x\r\ncontent-type: application/json\r\ncontent-length: {length}\r\n\r\n{body}"
+        );
+        connection.write_all(answer.as_bytes()).await.unwrap();
+        String::from_utf8(head).unwrap()
+    });
+    (url, served)
+}
+
+fn models() -> Value {
+    json!({"data": [
+        {"model_name": "other", "model_info": {"max_input_tokens": 1}},
+        {"model_name": "m", "litellm_params": {}, "model_info": {
+            "max_input_tokens": 9000, "input_cost_per_token": 3e-6, "output_cost_per_token": 15e-6,
+            "cache_read_input_token_cost": 3e-7, "cache_creation_input_token_cost": null,
+            "supports_vision": true, "supports_audio_input": false}},
+        {"model_name": "m", "model_info": {"max_input_tokens": 8000}},
+        {"model_name": "bare", "model_info": {"max_input_tokens": null, "input_cost_per_token": 0.0,
+            "output_cost_per_token": 0.0}},
+    ]})
+}
+
+async fn described(model: &str, window: Option<u64>, limit: Option<u64>) -> ModelInfo {
+    let (url, served) = proxy(200, models().to_string()).await;
+    let mut builder = ChatClient::builder(model).base_url(url).api_key("sk-1");
+    if let Some(window) = window {
+        builder = builder.context_window(window);
+    }
+    if let Some(limit) = limit {
+        builder = builder.max_output_tokens(limit);
+    }
+    let client = builder
+        .described_by_litellm()
+        .await
+        .unwrap()
+        .build()
+        .unwrap();
+    let head = served.await.unwrap();
+    assert!(
+        head.starts_with("GET /v1/model/info HTTP/1.1\r\n"),
+        "{head}"
+    );
+    assert!(head.contains("authorization: Bearer sk-1\r\n"), "{head}");
+    client.model().clone()
+}
+
+#[tokio::test]
+async fn what_was_not_given_is_filled_in() {
+    let model = described("m", None, None).await;
+    assert_eq!(model.context_window, Some(8000));
+    let prices = Prices::per_million(3.0, 15.0).with_cache_per_million(0.3, 3.0);
+    let found = model.prices.unwrap();
+    for (found, expected) in [
+        (found.input, prices.input),
+        (found.output, prices.output),
+        (found.cache_read, prices.cache_read),
+        (found.cache_write, prices.cache_write),
+    ] {
+        assert!((found - expected).abs() < 1e-12);
+    }
+    let abilities = model.abilities.unwrap();
+    assert_eq!(abilities.media, [MediaKind::Image]);
+    assert_eq!(abilities.in_tool_results, [MediaKind::Image]);
+}
+
+#[tokio::test]
+async fn what_was_given_wins_and_what_is_unknown_stays_so() {
+    let given = described("m", Some(5000), None).await;
+    assert_eq!(given.context_window, Some(5000));
+    let limited = described("m", None, Some(8001)).await;
+    assert_eq!(
+        (limited.context_window, limited.max_output_tokens),
+        (None, Some(8001))
+    );
+    for model in ["bare", "not listed"] {
+        assert_eq!(described(model, None, None).await, ModelInfo::new(model));
+    }
+}
+
+#[tokio::test]
+async fn a_proxy_that_refuses_says_why_without_the_key() {
+    let body = json!({"error": {"message": "Invalid key sk-1-secret", "type": "auth_error", "code": "401"}});
+    let (url, _served) = proxy(401, body.to_string()).await;
+    let builder = ChatClient::builder("m")
+        .base_url(url)
+        .api_key("sk-1-secret");
+    let error = builder.described_by_litellm().await.unwrap_err();
+    assert_eq!(error.kind(), LlmErrorKind::Authentication);
+    assert!(
+        error.to_string().contains("Invalid key [hidden]"),
+        "{error}"
+    );
+}

@@ -1,0 +1,15 @@
+//! What holds for every dialect, and what only Messages and Responses have, against a scripted server.
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "the lints know a test by its attribute, and what tests share has none"
+)]
+
+mod answers;
+mod conformance;
+mod litellm;
+mod mistakes;
+mod requests;
+mod responses;
+mod support;

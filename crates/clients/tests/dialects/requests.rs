@@ -1,0 +1,134 @@
+//! What is sent beside the conversation, and what is refused before.
+
+use cantle_clients::anthropic::{AnthropicClient, AnthropicClientBuilder};
+use cantle_clients::responses::{ResponsesClient, ResponsesClientBuilder};
+use cantle_core::content::{Content, Media, Part};
+use cantle_core::llm::{Abilities, LlmClientExt as _, LlmErrorKind, Prices};
+use cantle_core::message::Message;
+use cantle_testkit::openai::{Script, ScriptedServer, Turn, Usage};
+use serde_json::{Map, Value, json};
+
+use crate::support::{ask, request};
+
+fn extra(value: Value) -> Map<String, Value> {
+    match value {
+        Value::Object(fields) => fields,
+        other => panic!("{other}"),
+    }
+}
+
+#[tokio::test]
+async fn every_option_has_its_place() {
+    let server = ScriptedServer::start(Script::new().turn(Turn::text("Hi")))
+        .await
+        .unwrap();
+    let anthropic = AnthropicClient::builder("m").base_url(server.url());
+    let responses = ResponsesClient::builder("m").base_url(server.url());
+    ask(&anthropic.stream(false).build().unwrap())
+        .await
+        .unwrap();
+    let anthropic = AnthropicClient::builder("m")
+        .base_url(server.url())
+        .api_key(" sk-1 ")
+        .max_output_tokens(9_000)
+        .thinking_budget(2_000)
+        .extra(extra(json!({"metadata": {"user_id": "u"}})));
+    ask(&anthropic.build().unwrap()).await.unwrap();
+    ask(&responses.build().unwrap()).await.unwrap();
+    let responses = ResponsesClient::builder("m")
+        .base_url(server.url())
+        .stream(false)
+        .stateful(true)
+        .max_output_tokens(9_000)
+        .reasoning_effort("high")
+        .extra(extra(json!({"service_tier": "flex"})));
+    ask(&responses.build().unwrap()).await.unwrap();
+
+    let requests = server.requests();
+    let bodies: Vec<_> = requests
+        .iter()
+        .map(|request| String::from_utf8_lossy(&request.raw).into_owned())
+        .collect();
+    insta::assert_snapshot!(bodies.join("\n"));
+    let header = |name| requests[1].headers.get(name).unwrap().to_str().unwrap();
+    assert_eq!(header("x-api-key"), "sk-1");
+    assert_eq!(header("anthropic-version"), "2023-06-01");
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_with_a_reason() {
+    let anthropic: [fn(AnthropicClientBuilder) -> AnthropicClientBuilder; 5] = [
+        |b| b.thinking_budget(1_000),
+        |b| b.max_output_tokens(2_000).thinking_budget(2_000),
+        |b| {
+            b.thinking_budget(2_000)
+                .extra(extra(json!({"thinking": {"type": "adaptive"}})))
+        },
+        |b| b.extra(extra(json!({"system": "x"}))),
+        |b| b.base_url("https://api.anthropic.com/v1/messages"),
+    ];
+    let responses: [fn(ResponsesClientBuilder) -> ResponsesClientBuilder; 4] = [
+        |b| {
+            b.reasoning_effort("low")
+                .extra(extra(json!({"reasoning": {"summary": "auto"}})))
+        },
+        |b| b.extra(extra(json!({"store": true}))),
+        |b| b.extra(extra(json!({"previous_response_id": "resp_1"}))),
+        |b| b.extra(extra(json!({"instructions": "x"}))),
+    ];
+    let mut errors = Vec::new();
+    for change in anthropic {
+        errors.push(change(AnthropicClient::builder("m")).build().unwrap_err());
+    }
+    for change in responses {
+        errors.push(change(ResponsesClient::builder("m")).build().unwrap_err());
+    }
+    let texts: Vec<_> = errors
+        .iter()
+        .map(|error| {
+            assert_eq!(error.kind(), LlmErrorKind::InvalidRequest);
+            error.to_string()
+        })
+        .collect();
+    insta::assert_snapshot!(texts.join("\n"));
+}
+
+#[tokio::test]
+async fn media_that_the_model_cannot_take_are_refused_before_anything_is_sent() {
+    let server = ScriptedServer::start(Script::new().turn(Turn::text("Hi")))
+        .await
+        .unwrap();
+    let client = AnthropicClient::builder("m")
+        .base_url(server.url())
+        .abilities(Abilities::text_only())
+        .build()
+        .unwrap();
+    let image = Media::image(&b"\x89PNG\r\n\x1a\n"[..]).unwrap();
+    let content = Content::from(vec![Part::Media(image)]);
+    let error = client.complete(request([Message::user(content)])).await;
+    let error = error.unwrap_err();
+    assert_eq!(error.kind(), LlmErrorKind::Unsupported);
+    assert_eq!(
+        error.to_string(),
+        "the conversation holds images, and `m` takes text there"
+    );
+    assert_eq!(server.requests().len(), 0);
+}
+
+#[tokio::test]
+async fn an_answer_costs_what_its_tokens_come_to() {
+    let turn = Turn::text("Hi").usage(Usage::new(1_000_000, 100_000).cached(500_000));
+    let server = ScriptedServer::start(Script::new().turn(turn))
+        .await
+        .unwrap();
+    let prices = Prices::per_million(3.0, 15.0).with_cache_per_million(0.3, 3.75);
+    let client = AnthropicClient::builder("m")
+        .base_url(server.url())
+        .prices(prices);
+    let cost = ask(&client.build().unwrap())
+        .await
+        .unwrap()
+        .cost_usd
+        .unwrap();
+    assert!((cost - 3.15).abs() < 1e-9, "{cost}");
+}

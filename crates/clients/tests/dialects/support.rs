@@ -1,0 +1,50 @@
+//! What the tests here share.
+
+use std::sync::Arc;
+
+use cantle_clients::anthropic::AnthropicClient;
+use cantle_clients::chat::ChatClient;
+use cantle_clients::responses::ResponsesClient;
+use cantle_core::llm::{
+    ChatRequest, Completion, LlmClient, LlmClientExt as _, LlmError, ToolSpecs,
+};
+use cantle_core::message::{Message, SharedMessage};
+use cantle_core::secret::SecretText;
+
+pub(crate) const DIALECTS: [&str; 3] = ["chat", "messages", "responses"];
+
+pub(crate) const KEY: &str = "sk-do-not-show-this-0123456789";
+
+/// A client of this dialect that does not retry.
+pub(crate) fn client(
+    dialect: &str,
+    base_url: &str,
+    stream: bool,
+) -> Result<Arc<dyn LlmClient>, LlmError> {
+    macro_rules! built {
+        ($client:ident) => {
+            Arc::new(
+                $client::builder("scripted")
+                    .base_url(base_url)
+                    .api_key(SecretText::new(KEY))
+                    .stream(stream)
+                    .max_retries(0)
+                    .build()?,
+            )
+        };
+    }
+    Ok(match dialect {
+        "chat" => built!(ChatClient),
+        "messages" => built!(AnthropicClient),
+        _ => built!(ResponsesClient),
+    })
+}
+
+pub(crate) fn request(messages: impl IntoIterator<Item = Message>) -> ChatRequest {
+    let messages = messages.into_iter().map(SharedMessage::new).collect();
+    ChatRequest::new(messages, ToolSpecs::default())
+}
+
+pub(crate) async fn ask(client: &dyn LlmClient) -> Result<Completion, LlmError> {
+    client.complete(request([Message::user("Hi")])).await
+}

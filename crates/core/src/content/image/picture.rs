@@ -1,0 +1,255 @@
+//! One picture: decoded within limits, turned upright, encoded within bounds.
+
+use std::io::Cursor;
+
+use bytes::Bytes;
+use image::codecs::gif::GifDecoder;
+use image::codecs::jpeg::JpegEncoder;
+use image::codecs::png::{CompressionType, FilterType as RowFilter, PngEncoder};
+use image::codecs::webp::WebPDecoder;
+use image::error::LimitErrorKind;
+use image::imageops::FilterType;
+use image::metadata::Orientation;
+use image::{
+    AnimationDecoder as _, DynamicImage, ImageDecoder, ImageError, ImageFormat, ImageReader, Limits,
+};
+
+use super::{ImageLimits, ImageSize, even};
+use crate::content::{Media, MediaError, MediaErrorKind};
+
+/// Pixels of a picture that is decoded: more than a camera of 2026 makes, in memory some 200 MB.
+const MAX_DECODED_PIXELS: u64 = 64_000_000;
+/// Memory that one decoder may take.
+const MAX_DECODER_BYTES: u64 = 300_000_000;
+/// Qualities of JPEG, tried in this order until the bytes suffice.
+const QUALITIES: [u8; 3] = [85, 70, 50];
+/// How much smaller each side gets where the bytes do not suffice.
+const SHRINK: f64 = 0.7;
+
+/// The size of an image as it is shown, read from its head.
+pub(super) fn size(media: &Media) -> Result<ImageSize, MediaError> {
+    let mut decoder = reader(media, format(media)?)
+        .into_decoder()
+        .map_err(failed)?;
+    let size = sides(decoder.dimensions());
+    let is_turned = decoder.orientation().is_ok_and(lies_on_its_side);
+    Ok(if is_turned {
+        ImageSize {
+            width: size.height,
+            height: size.width,
+        }
+    } else {
+        size
+    })
+}
+
+/// An image that was decoded.
+pub(super) struct Picture {
+    image: DynamicImage,
+    orientation: Orientation,
+    format: ImageFormat,
+    /// Whether providers take it as it is.
+    pub(super) is_presentable: bool,
+}
+
+impl Picture {
+    pub(super) fn decode(media: &Media) -> Result<Self, MediaError> {
+        let format = format(media)?;
+        let data = media.data();
+        if format == ImageFormat::Jpeg && is_cut_off(data) {
+            let message = "the image is damaged: it is cut off before its end";
+            return Err(MediaError::new(MediaErrorKind::Corrupt, message));
+        }
+        let mut decoder = reader(media, format).into_decoder().map_err(failed)?;
+        let pixels = sides(decoder.dimensions()).pixels();
+        if pixels > MAX_DECODED_PIXELS {
+            let message = format!(
+                "the image has {pixels} pixels, and up to {MAX_DECODED_PIXELS} are decoded"
+            );
+            return Err(MediaError::new(MediaErrorKind::TooLarge, message));
+        }
+        decoder.set_limits(decoder_limits()).map_err(failed)?;
+        let orientation = decoder.orientation().unwrap_or(Orientation::NoTransforms);
+        let image = DynamicImage::from_decoder(decoder).map_err(failed)?;
+        let is_still = match format {
+            ImageFormat::Gif => {
+                let frames = GifDecoder::new(Cursor::new(data))
+                    .map_err(failed)?
+                    .into_frames();
+                frames.take(2).count() < 2
+            }
+            ImageFormat::WebP => !WebPDecoder::new(Cursor::new(data))
+                .map_err(failed)?
+                .has_animation(),
+            _ => true,
+        };
+        Ok(Self {
+            image,
+            orientation,
+            format,
+            is_presentable: is_still && format != ImageFormat::Bmp,
+        })
+    }
+
+    pub(super) fn size(&self) -> ImageSize {
+        sides((self.image.width(), self.image.height()))
+    }
+
+    /// Turned as its metadata says, since encoding it again leaves them out; 8 bits per channel.
+    pub(super) fn upright(mut self) -> Self {
+        self.image.apply_orientation(self.orientation);
+        self.orientation = Orientation::NoTransforms;
+        let color = self.image.color();
+        self.image = match (color.has_color(), color.has_alpha()) {
+            (false, false) => self.image.into_luma8().into(),
+            (true, false) => self.image.into_rgb8().into(),
+            (_, true) => self.image.into_rgba8().into(),
+        };
+        self
+    }
+
+    pub(super) fn encode(self, limits: ImageLimits) -> Result<Bytes, MediaError> {
+        let opaque = self.opaque();
+        let size = self.size();
+        let mut target = size;
+        if size.pixels() > limits.max_pixels {
+            target = size.within(limits.max_pixels);
+        }
+        loop {
+            let scaled = |image: &DynamicImage| {
+                if target == size {
+                    return image.clone();
+                }
+                image.resize_exact(target.width, target.height, FilterType::CatmullRom)
+            };
+            let mut encoded = None;
+            if self.format != ImageFormat::Jpeg {
+                encoded = Some(png(&scaled(&self.image))?);
+            }
+            if encoded
+                .as_ref()
+                .is_none_or(|data| data.len() > limits.max_bytes)
+                && let Some(opaque) = &opaque
+            {
+                let scaled = scaled(opaque);
+                for quality in QUALITIES {
+                    let data = jpeg(&scaled, quality)?;
+                    let fits = data.len() <= limits.max_bytes;
+                    encoded = Some(data);
+                    if fits {
+                        break;
+                    }
+                }
+            }
+            match encoded {
+                Some(data) if data.len() <= limits.max_bytes => return Ok(data.into()),
+                _ if target.width <= 2 && target.height <= 2 => {
+                    let message = format!(
+                        "the image can't be made as small as {} bytes",
+                        limits.max_bytes
+                    );
+                    return Err(MediaError::new(MediaErrorKind::TooLarge, message));
+                }
+                _ => {
+                    target.width = even(f64::from(target.width) * SHRINK);
+                    target.height = even(f64::from(target.height) * SHRINK);
+                }
+            }
+        }
+    }
+
+    /// The image without an alpha channel, where it loses nothing by that.
+    fn opaque(&self) -> Option<DynamicImage> {
+        let DynamicImage::ImageRgba8(pixels) = &self.image else {
+            return Some(self.image.clone());
+        };
+        let is_opaque = pixels
+            .pixels()
+            .all(|pixel| pixel.0.last() == Some(&u8::MAX));
+        is_opaque.then(|| self.image.to_rgb8().into())
+    }
+}
+
+fn format(media: &Media) -> Result<ImageFormat, MediaError> {
+    Ok(match media.mime_type() {
+        "image/png" => ImageFormat::Png,
+        "image/jpeg" => ImageFormat::Jpeg,
+        "image/gif" => ImageFormat::Gif,
+        "image/webp" => ImageFormat::WebP,
+        "image/bmp" => ImageFormat::Bmp,
+        other => {
+            let message = format!("{other} can't be decoded; make it a PNG or JPEG first");
+            return Err(MediaError::new(MediaErrorKind::Undecodable, message));
+        }
+    })
+}
+
+fn reader(media: &Media, format: ImageFormat) -> ImageReader<Cursor<&Bytes>> {
+    let mut reader = ImageReader::with_format(Cursor::new(media.data()), format);
+    reader.limits(decoder_limits());
+    reader
+}
+
+fn decoder_limits() -> Limits {
+    let mut limits = Limits::default();
+    limits.max_alloc = Some(MAX_DECODER_BYTES);
+    limits
+}
+
+fn sides((width, height): (u32, u32)) -> ImageSize {
+    ImageSize { width, height }
+}
+
+fn lies_on_its_side(orientation: Orientation) -> bool {
+    matches!(
+        orientation,
+        Orientation::Rotate90
+            | Orientation::Rotate270
+            | Orientation::Rotate90FlipH
+            | Orientation::Rotate270FlipH
+    )
+}
+
+/// Whether the picture of a JPEG file has no end. Its decoder would make up the rest. A marker can't
+/// stand in the middle of the picture's data, so the last start of data must be before an end.
+fn is_cut_off(data: &[u8]) -> bool {
+    let last = |marker: [u8; 2]| data.windows(2).rposition(|bytes| bytes == marker);
+    last([0xff, 0xda]) > last([0xff, 0xd9])
+}
+
+fn png(image: &DynamicImage) -> Result<Vec<u8>, MediaError> {
+    let mut data = Vec::new();
+    let encoder =
+        PngEncoder::new_with_quality(&mut data, CompressionType::Default, RowFilter::Adaptive);
+    image.write_with_encoder(encoder).map_err(failed)?;
+    Ok(data)
+}
+
+fn jpeg(image: &DynamicImage, quality: u8) -> Result<Vec<u8>, MediaError> {
+    let mut data = Vec::new();
+    let encoder = JpegEncoder::new_with_quality(&mut data, quality);
+    image.write_with_encoder(encoder).map_err(failed)?;
+    Ok(data)
+}
+
+#[expect(clippy::needless_pass_by_value, reason = "for `map_err`")]
+fn failed(error: ImageError) -> MediaError {
+    match &error {
+        ImageError::Limits(limit) => {
+            let what = match limit.kind() {
+                LimitErrorKind::DimensionError => "sides",
+                _ => "data",
+            };
+            let message = format!("the image is too large: its {what} are more than is decoded");
+            MediaError::new(MediaErrorKind::TooLarge, message)
+        }
+        ImageError::Unsupported(_) => {
+            let message = format!("the image can't be decoded: {error}");
+            MediaError::new(MediaErrorKind::Undecodable, message)
+        }
+        _ => {
+            let message = format!("the image is damaged: {error}");
+            MediaError::new(MediaErrorKind::Corrupt, message)
+        }
+    }
+}

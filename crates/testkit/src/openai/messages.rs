@@ -1,0 +1,145 @@
+//! A turn as Anthropic's Messages have it.
+
+use serde_json::value::RawValue;
+use serde_json::{Value, json};
+
+use super::script::Usage;
+use super::wire::{ARGUMENT_CHARS, Answer, Part, pieces, set};
+
+/// What signs all thinking.
+const SIGNATURE: &str = "c2lnbmVk";
+
+/// The answer as one JSON object.
+///
+/// Arguments are an object here; what is no JSON at all is sent as a text.
+pub(super) fn whole(answer: &Answer<'_>) -> String {
+    let turn = answer.turn;
+    let mut blocks = Vec::new();
+    if !turn.reasoning.is_empty() {
+        let block = json!({"type": "thinking", "thinking": turn.reasoning, "signature": SIGNATURE});
+        blocks.push(block.to_string());
+    }
+    if !turn.text.is_empty() {
+        blocks.push(json!({"type": "text", "text": turn.text}).to_string());
+    }
+    for (index, call) in turn.calls.iter().enumerate() {
+        // Written by hand, so that the arguments stay as the script has them.
+        let mut head = json!({"type": "tool_use", "name": call.name});
+        if let Some(id) = answer.call_id(index, call) {
+            set(&mut head, "id", id);
+        }
+        let head = head.to_string();
+        let head = head.strip_suffix('}').unwrap_or(&head);
+        blocks.push(format!("{head},\"input\":{}}}", json_text(&call.arguments)));
+    }
+    let mut message = message(answer);
+    set(&mut message, "stop_reason", stop_reason(answer));
+    if let Some(usage) = turn.usage {
+        set(&mut message, "usage", usage_json(usage));
+    }
+    let message = message.to_string();
+    let message = message.strip_suffix('}').unwrap_or(&message);
+    format!("{message},\"content\":[{}]}}", blocks.join(","))
+}
+
+fn json_text(arguments: &str) -> String {
+    match serde_json::from_str::<&RawValue>(arguments) {
+        Ok(raw) => raw.get().to_owned(),
+        Err(_) => json!(arguments).to_string(),
+    }
+}
+
+/// The answer as a stream.
+pub(super) fn events(answer: &Answer<'_>) -> Vec<Part> {
+    let turn = answer.turn;
+    let mut start = message(answer);
+    set(&mut start, "content", json!([]));
+    if let Some(usage) = turn.usage {
+        let before = Usage {
+            completion: 1,
+            reasoning: None,
+            ..usage
+        };
+        set(&mut start, "usage", usage_json(before));
+    }
+    let mut events = vec![json!({"type": "message_start", "message": start})];
+    let mut index = 0;
+    let mut block = |begun: Value, deltas: Vec<Value>| {
+        events.push(json!({"type": "content_block_start", "index": index, "content_block": begun}));
+        for delta in deltas {
+            events.push(json!({"type": "content_block_delta", "index": index, "delta": delta}));
+        }
+        events.push(json!({"type": "content_block_stop", "index": index}));
+        index += 1;
+    };
+    if !turn.reasoning.is_empty() {
+        let pieces = pieces(&turn.reasoning, turn.delta_chars).into_iter();
+        let thinking = pieces.map(|piece| json!({"type": "thinking_delta", "thinking": piece}));
+        let signature = json!({"type": "signature_delta", "signature": SIGNATURE});
+        let begun = json!({"type": "thinking", "thinking": "", "signature": ""});
+        block(begun, thinking.chain([signature]).collect());
+    }
+    if !turn.text.is_empty() {
+        let pieces = pieces(&turn.text, turn.delta_chars).into_iter();
+        let deltas = pieces.map(|piece| json!({"type": "text_delta", "text": piece}));
+        block(json!({"type": "text", "text": ""}), deltas.collect());
+    }
+    for (number, call) in turn.calls.iter().enumerate() {
+        let mut begun = json!({"type": "tool_use", "name": call.name, "input": {}});
+        if let Some(id) = answer.call_id(number, call) {
+            set(&mut begun, "id", id);
+        }
+        let size = turn.delta_chars.or(Some(ARGUMENT_CHARS));
+        let pieces = pieces(&call.arguments, size).into_iter();
+        let deltas = pieces.map(|piece| json!({"type": "input_json_delta", "partial_json": piece}));
+        block(begun, deltas.collect());
+    }
+    let mut parts: Vec<Part> = events
+        .iter()
+        .map(|event| answer.named(event, None))
+        .collect();
+    let delta = json!({"stop_reason": stop_reason(answer), "stop_sequence": null});
+    let mut last = json!({"type": "message_delta", "delta": delta});
+    if let Some(usage) = turn.usage {
+        set(&mut last, "usage", usage_json(usage));
+    }
+    parts.push(answer.named(&last, turn.usage));
+    parts.push(answer.named(&json!({"type": "message_stop"}), None));
+    parts
+}
+
+fn message(answer: &Answer<'_>) -> Value {
+    json!({
+        "id": format!("msg_{}_{}", answer.turn_index, answer.attempt),
+        "type": "message",
+        "role": "assistant",
+        "model": answer.envelope.model,
+        "stop_reason": null,
+        "stop_sequence": null,
+    })
+}
+
+fn stop_reason<'a>(answer: &'a Answer<'_>) -> &'a str {
+    match answer.finish_reason() {
+        "stop" => "end_turn",
+        "tool_calls" => "tool_use",
+        "length" => "max_tokens",
+        "content_filter" => "refusal",
+        other => other,
+    }
+}
+
+fn usage_json(usage: Usage) -> Value {
+    let cached = usage.cached.unwrap_or(0).min(usage.prompt);
+    let mut value = json!({
+        "input_tokens": usage.prompt - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": usage.completion,
+    });
+    if let Some(reasoning) = usage.reasoning {
+        let details = json!({"thinking_tokens": reasoning});
+        set(&mut value, "output_tokens_details", details);
+    }
+    value
+}

@@ -1,0 +1,147 @@
+//! A turn as OpenAI's Responses have it.
+
+use serde_json::{Value, json};
+
+use super::script::{ToolCall, Usage};
+use super::wire::{ARGUMENT_CHARS, Answer, CREATED, Part, pieces, response_id, set};
+
+/// What the model thought, for the provider's eyes alone.
+const ENCRYPTED: &str = "ZW5jcnlwdGVk";
+
+/// The answer as one JSON object.
+pub(super) fn whole(answer: &Answer<'_>) -> Value {
+    let items: Vec<Value> = items(answer).into_iter().map(|item| item.whole).collect();
+    ended(answer, &json!(items))
+}
+
+/// The answer as a stream.
+pub(super) fn events(answer: &Answer<'_>) -> Vec<Part> {
+    let created = response(answer, "in_progress", &json!([]));
+    let mut events = vec![json!({"type": "response.created", "response": created})];
+    let mut output = Vec::new();
+    for (index, item) in items(answer).into_iter().enumerate() {
+        let mut tell = |kind: &str, field: &str, value: &Value| {
+            let mut event = json!({"type": kind, "output_index": index});
+            set(&mut event, field, value);
+            events.push(event);
+        };
+        tell("response.output_item.added", "item", &item.begun);
+        for piece in &item.pieces {
+            tell(item.delta, "delta", &json!(piece));
+        }
+        tell("response.output_item.done", "item", &item.whole);
+        output.push(item.whole);
+    }
+    let mut parts: Vec<Part> = events
+        .iter()
+        .map(|event| answer.named(event, None))
+        .collect();
+    let ended = ended(answer, &json!(output));
+    let status = ended
+        .get("status")
+        .and_then(Value::as_str)
+        .unwrap_or_default();
+    let last = json!({"type": format!("response.{status}"), "response": ended});
+    parts.push(answer.named(&last, answer.turn.usage));
+    parts
+}
+
+/// An item as it begins, its pieces with the type of event that they come in, and all of it.
+struct Item {
+    begun: Value,
+    delta: &'static str,
+    pieces: Vec<String>,
+    whole: Value,
+}
+
+fn items(answer: &Answer<'_>) -> Vec<Item> {
+    let turn = answer.turn;
+    let name = |kind: &str, index: usize| format!("{kind}_{}_{index}", answer.turn_index);
+    let mut items = Vec::new();
+    if !turn.reasoning.is_empty() {
+        let item = |summary: Value| {
+            json!({"type": "reasoning", "id": name("rs", 0), "summary": summary,
+                "encrypted_content": ENCRYPTED})
+        };
+        items.push(Item {
+            begun: item(json!([])),
+            delta: "response.reasoning_summary_text.delta",
+            pieces: pieces(&turn.reasoning, turn.delta_chars),
+            whole: item(json!([{"type": "summary_text", "text": turn.reasoning}])),
+        });
+    }
+    if !turn.text.is_empty() {
+        let item = |content: Value| json!({"type": "message", "id": name("msg", 0), "role": "assistant", "content": content});
+        items.push(Item {
+            begun: item(json!([])),
+            delta: "response.output_text.delta",
+            pieces: pieces(&turn.text, turn.delta_chars),
+            whole: item(json!([{"type": "output_text", "text": turn.text, "annotations": []}])),
+        });
+    }
+    for (index, call) in turn.calls.iter().enumerate() {
+        let item = |arguments: &str| function_call(answer, index, call, arguments);
+        let size = turn.delta_chars.or(Some(ARGUMENT_CHARS));
+        items.push(Item {
+            begun: item(""),
+            delta: "response.function_call_arguments.delta",
+            pieces: pieces(&call.arguments, size),
+            whole: item(&call.arguments),
+        });
+    }
+    items
+}
+
+fn function_call(answer: &Answer<'_>, index: usize, call: &ToolCall, arguments: &str) -> Value {
+    let id = format!("fc_{}_{index}", answer.turn_index);
+    let mut item =
+        json!({"type": "function_call", "id": id, "name": call.name, "arguments": arguments});
+    if let Some(id) = answer.call_id(index, call) {
+        set(&mut item, "call_id", id);
+    }
+    item
+}
+
+fn ended(answer: &Answer<'_>, output: &Value) -> Value {
+    let reason = match answer.finish_reason() {
+        "stop" | "tool_calls" => None,
+        "length" => Some("max_output_tokens"),
+        other => Some(other),
+    };
+    let status = if reason.is_some() {
+        "incomplete"
+    } else {
+        "completed"
+    };
+    let mut ended = response(answer, status, output);
+    if let Some(reason) = reason {
+        set(&mut ended, "incomplete_details", json!({"reason": reason}));
+    }
+    if let Some(usage) = answer.turn.usage {
+        set(&mut ended, "usage", usage_json(usage));
+    }
+    ended
+}
+
+fn response(answer: &Answer<'_>, status: &str, output: &Value) -> Value {
+    json!({
+        "id": response_id(answer.turn_index, answer.attempt),
+        "object": "response",
+        "created_at": CREATED,
+        "status": status,
+        "error": null,
+        "incomplete_details": null,
+        "model": answer.envelope.model,
+        "output": output,
+    })
+}
+
+fn usage_json(usage: Usage) -> Value {
+    json!({
+        "input_tokens": usage.prompt,
+        "input_tokens_details": {"cached_tokens": usage.cached.unwrap_or(0)},
+        "output_tokens": usage.completion,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning.unwrap_or(0)},
+        "total_tokens": usage.prompt + usage.completion,
+    })
+}

@@ -1,0 +1,40 @@
+//! The part of `cargo xtask check` for systems other than Linux.
+//!
+//! What the local backend is elsewhere is built and tested here, on Linux, under the cfg that its build
+//! script sets there. And where the standard library of another system is installed, the whole program
+//! is checked for that one: what compiles there and can't be run here.
+
+use anyhow::Result;
+
+use crate::shell;
+
+/// Another system of Unix's kind.
+const OTHER: &str = "x86_64-apple-darwin";
+
+pub fn check() -> Result<()> {
+    let package = ["--package", "cantle-backends-local"];
+    let portable = || {
+        let mut cargo = shell::cargo();
+        cargo.env("CANTLE_PORTABLE", "1");
+        cargo
+    };
+    let lints = ["--all-targets", "--", "-D", "warnings"];
+    shell::run(portable().arg("clippy").args(package).args(lints))?;
+    let tests = ["--lib", "--test", "portable"];
+    shell::run(portable().arg("test").args(package).args(tests))?;
+
+    let installed = shell::probe("rustc", &["--print", "target-libdir", "--target", OTHER])
+        .is_some_and(|directory| std::path::Path::new(directory.trim()).exists());
+    if !installed {
+        eprintln!("SKIPPED {OTHER}: `rustup target add {OTHER}` brings what it takes");
+        return Ok(());
+    }
+    // Nothing is linked: what C there is in other packages need not be compiled.
+    let no_tool = |tool: &str| format!("{tool}_{}", OTHER.replace('-', "_"));
+    let mut cargo = shell::cargo();
+    cargo
+        .args(["check", "--package", "cantle-cli", "--target", OTHER])
+        .envs([(no_tool("CC"), "true"), (no_tool("AR"), "true")])
+        .env("RUSTFLAGS", "-D warnings");
+    shell::run(&mut cargo)
+}
