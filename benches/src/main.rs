@@ -22,6 +22,10 @@ use anyhow::{Context as _, Result, bail};
 
 use crate::report::Report;
 
+/// As in `cantle`.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let mut cantle = None;

@@ -62,6 +62,21 @@ const LAYERS: &[Layer] = &[
         ..LIBRARY
     },
     Layer {
+        package: "cantle-backends-docker",
+        ours: &["cantle-core", "cantle-supervisor"],
+        ..LIBRARY
+    },
+    Layer {
+        package: "cantle-backends-remote",
+        ..LIBRARY
+    },
+    Layer {
+        package: "cantle-server",
+        // Which backend it serves is for the program to say.
+        without: &["anyhow", "clap", "reqwest", "rustls"],
+        ..LIBRARY
+    },
+    Layer {
         package: "cantle-backends-local",
         ours: &["cantle-core", "cantle-supervisor"],
         // Its proxy speaks HTTP; what is encrypted passes through.
@@ -84,7 +99,9 @@ const LAYERS: &[Layer] = &[
         package: "cantle",
         ours: &[
             "cantle-agent",
+            "cantle-backends-docker",
             "cantle-backends-local",
+            "cantle-backends-remote",
             "cantle-clients",
             "cantle-core",
             "cantle-supervisor",
@@ -97,9 +114,12 @@ const LAYERS: &[Layer] = &[
         ours: &[
             "cantle",
             "cantle-agent",
+            "cantle-backends-docker",
             "cantle-backends-local",
+            "cantle-backends-remote",
             "cantle-clients",
             "cantle-core",
+            "cantle-server",
             "cantle-supervisor",
             "cantle-tools",
         ],
@@ -110,7 +130,9 @@ const LAYERS: &[Layer] = &[
         package: "cantle-bench",
         ours: &[
             "cantle-agent",
+            "cantle-backends-docker",
             "cantle-backends-local",
+            "cantle-backends-remote",
             "cantle-clients",
             "cantle-core",
             "cantle-supervisor",

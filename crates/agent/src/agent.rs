@@ -9,6 +9,7 @@ use cantle_core::llm::LlmClient;
 use cantle_core::tool::{AskUser, DynTool, NoUser, ToolProvider};
 
 use cantle_core::ids::RunId;
+use cantle_core::sandbox::SandboxHandle;
 
 use crate::approval::Approvals;
 use crate::error::{AgentError, SessionError};
@@ -64,6 +65,7 @@ impl Agent {
                     text_only_tool_responses: true,
                     block_successive_assistant_messages: true,
                     recover_from_context_overflow: true,
+                    continue_cut_answers: false,
                     summarize_at: Some(0.7),
                     context_window,
                     max_output_tokens,
@@ -93,7 +95,8 @@ impl Agent {
     }
 
     /// Opens a session to go on with a run that is kept in `store`: its sandbox is opened again, its
-    /// conversation is as it was. [`Session::resume`] then goes on.
+    /// conversation is as it was. [`Session::resume`] then goes on. One that finished while its sandbox was
+    /// still there finishes again with the same call, and its files are saved.
     ///
     /// # Errors
     /// [`SessionErrorKind::Journal`](crate::SessionErrorKind) where there is no such run, it is
@@ -108,6 +111,11 @@ impl Agent {
         options: ResumeOptions,
     ) -> Result<Session, SessionError> {
         Session::reopen(Arc::clone(&self.0), store.clone(), run, options).await
+    }
+
+    /// Removes the sandbox that a run of this agent left. One that is gone is no error.
+    pub(crate) async fn discard(&self, sandbox: SandboxHandle) -> Result<(), SessionError> {
+        Session::discard(Arc::clone(&self.0), sandbox).await
     }
 }
 
@@ -197,6 +205,14 @@ impl AgentBuilder {
     #[must_use]
     pub fn recover_from_context_overflow(mut self, yes: bool) -> Self {
         self.definition.rules.recover_from_context_overflow = yes;
+        self
+    }
+
+    /// Whether the model is told to go on where its answer was cut off at the output limit. Calls of
+    /// that answer don't run. No unless set: the run ends with an error then.
+    #[must_use]
+    pub fn continue_cut_answers(mut self, yes: bool) -> Self {
+        self.definition.rules.continue_cut_answers = yes;
         self
     }
 

@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use cantle_core::ids::RunId;
 use globset::{GlobBuilder, GlobMatcher};
 use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
@@ -202,9 +203,9 @@ pub(crate) fn digest(tool: &str, arguments: &str) -> String {
     hex(&digest.finalize()).chars().take(16).collect()
 }
 
-/// The questions of a run that wait for an answer, by call.
+/// The questions of a run, and of those below it, that wait for an answer, by run and call.
 #[derive(Debug, Default)]
-pub(crate) struct Questions(Mutex<HashMap<String, Open>>);
+pub(crate) struct Questions(Mutex<HashMap<(RunId, String), Open>>);
 
 #[derive(Debug)]
 struct Open {
@@ -225,30 +226,37 @@ pub enum DecisionError {
 }
 
 impl Questions {
-    fn open(&self) -> MutexGuard<'_, HashMap<String, Open>> {
+    fn open(&self) -> MutexGuard<'_, HashMap<(RunId, String), Open>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Puts a question; whoever is asked answers through [`decide`](Self::decide).
-    pub(crate) fn ask(&self, call_id: &str, digest: String) -> oneshot::Receiver<Decision> {
+    pub(crate) fn ask(
+        &self,
+        run: RunId,
+        call_id: &str,
+        digest: String,
+    ) -> oneshot::Receiver<Decision> {
         let (answer, decision) = oneshot::channel();
         self.open()
-            .insert(call_id.to_owned(), Open { digest, answer });
+            .insert((run, call_id.to_owned()), Open { digest, answer });
         decision
     }
 
     pub(crate) fn decide(
         &self,
+        run: RunId,
         call_id: &str,
         digest: &str,
         decision: Decision,
     ) -> Result<(), DecisionError> {
         let mut open = self.open();
-        let asked = open.get(call_id).ok_or(DecisionError::NotAsked)?;
+        let key = (run, call_id.to_owned());
+        let asked = open.get(&key).ok_or(DecisionError::NotAsked)?;
         if asked.digest != digest {
             return Err(DecisionError::OtherArguments);
         }
-        let asked = open.remove(call_id).ok_or(DecisionError::NotAsked)?;
+        let asked = open.remove(&key).ok_or(DecisionError::NotAsked)?;
         asked
             .answer
             .send(decision)

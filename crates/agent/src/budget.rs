@@ -24,7 +24,8 @@ const NEAR: f64 = 0.8;
 pub struct Budget {
     /// Tokens, read and written, as providers count them or as estimated.
     pub tokens: Option<u64>,
-    /// US dollars, as providers or given prices say.
+    /// US dollars, as providers or given prices say. Refused where it is known that neither does; what a
+    /// call cost of which nobody said it does not count, and a warning says so, once.
     pub cost_usd: Option<f64>,
     /// Time, from when the run begins or goes on.
     pub time: Option<Duration>,
@@ -111,6 +112,8 @@ struct Used {
     /// What the run of this account was told of: whose budget (how many accounts above its own), and
     /// that it is near, or spent.
     told: Vec<(usize, Resource, bool)>,
+    /// Whether somebody was told that a call's cost is not known.
+    told_unpriced: bool,
 }
 
 /// What the loop must be told of budgets, each once.
@@ -134,6 +137,7 @@ impl Account {
                 earlier: Duration::ZERO,
                 since: Instant::now(),
                 told: Vec::new(),
+                told_unpriced: false,
             }),
             above,
         }
@@ -149,7 +153,7 @@ impl Account {
         self.book(
             tokens,
             ledger.cost_usd().unwrap_or_default(),
-            tool_calls(ledger),
+            ledger.begun_calls(),
         );
         self.used().earlier = time;
     }
@@ -157,6 +161,26 @@ impl Account {
     /// Books a model call.
     pub(crate) fn model_call(&self, call: &ModelCall) {
         self.book(call.usage.total(), call.cost_usd.unwrap_or_default(), 0);
+    }
+
+    /// The budget of money, here or above, that a call does not count against because nobody said what
+    /// it cost; each budget once.
+    pub(crate) fn unpriced(&self, call: &ModelCall) -> Option<f64> {
+        if !call.is_of_unknown_cost() {
+            return None;
+        }
+        let mut accounts = std::iter::successors(Some(self), |account| account.above.as_deref());
+        accounts.find_map(|account| {
+            let limit = account.budget.cost_usd?;
+            let told = std::mem::replace(&mut account.used().told_unpriced, true);
+            (!told).then_some(limit)
+        })
+    }
+
+    /// Whether money is limited, here or above.
+    pub(crate) fn limits_money(&self) -> bool {
+        let mut accounts = std::iter::successors(Some(self), |account| account.above.as_deref());
+        accounts.any(|account| account.budget.cost_usd.is_some())
     }
 
     /// Books a tool call that begins.
@@ -254,13 +278,6 @@ impl Account {
         };
         states.into_iter().filter_map(limited).collect()
     }
-}
-
-/// The tool calls of a run and those below it.
-fn tool_calls(ledger: &Ledger) -> u64 {
-    let own: u64 = ledger.tools.values().map(|account| account.calls).sum();
-    let below = ledger.sub_agents.values().flatten();
-    own + below.map(tool_calls).sum::<u64>()
 }
 
 #[cfg(test)]

@@ -1,6 +1,5 @@
 //! One tool call: arguments read, the tool run, and whatever happens made into a result.
 
-use std::any::Any;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +14,8 @@ use futures_util::FutureExt as _;
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
-use crate::hooks::{AfterTool, AtFinish, Hooks};
+use crate::error::RunError;
+use crate::hooks::{AfterTool, AtFinish, Hooks, guarded};
 use crate::journal::hex;
 use crate::machine::CallOutcome;
 use crate::sub_agent::Caller;
@@ -45,8 +45,9 @@ pub(crate) struct Call {
 }
 
 impl Call {
-    /// Runs it. Never fails: a tool that errs, panics or hangs has that as its result.
-    pub(crate) async fn run(self) -> CallOutcome {
+    /// Runs it. A tool that errs, panics or hangs has that as its result; only a hook that panics is an
+    /// error.
+    pub(crate) async fn run(self) -> Result<CallOutcome, RunError> {
         let started = Instant::now();
         let Self {
             tool,
@@ -57,7 +58,7 @@ impl Call {
             edited,
             caller,
         } = self;
-        let sandbox = cx.sandbox.clone();
+        let (sandbox, repeatable) = (cx.sandbox.clone(), tool.repeatable());
         let (arguments, repairs, result) = match tool.parse(&call.arguments) {
             Ok(parsed) => {
                 let repairs = parsed.repairs.len();
@@ -75,13 +76,19 @@ impl Call {
         if let Some(hooks) = &hooks {
             if finishes && output.success {
                 let finish = Finish::new(&call.name, arguments.clone());
-                if let AtFinish::Refuse { feedback } = hooks.at_finish(&finish).await {
+                let decided = guarded("at_finish", hooks.at_finish(&finish)).await?;
+                if let AtFinish::Refuse { feedback } = decided {
                     output = ToolOutput::failure(feedback);
                 }
             }
             let after = hooks.after_tool(&call, &output.content, output.success);
-            if let AfterTool::Replace(content) = after.await {
-                output.content = content;
+            match guarded("after_tool", after).await? {
+                AfterTool::Keep => {}
+                AfterTool::Replace(content) => output.content = content,
+                AfterTool::Answer { content, success } => {
+                    output.content = content;
+                    output.success = if finishes { output.success } else { success };
+                }
             }
         }
         if edited {
@@ -98,8 +105,14 @@ impl Call {
         outcome.metadata = output.metadata;
         outcome.left_running = output.left_running;
         outcome.sandbox_gone = sandbox_gone;
-        outcome.sub_agent = caller.take_report().map(Box::new);
-        outcome
+        match caller.take_report() {
+            Some(report) => {
+                outcome.open = report.open;
+                outcome.sub_agent = Some(Box::new(report.ledger));
+            }
+            None => outcome.open = !outcome.success && repeatable && caller.leaves_open(),
+        }
+        Ok(outcome)
     }
 }
 
@@ -111,9 +124,8 @@ async fn in_time(
 ) -> Result<ToolOutput, ToolError> {
     let cancellation = cx.cancellation.clone();
     let call = AssertUnwindSafe(tool.call(arguments, cx)).catch_unwind();
-    let call = call.map(|ended| {
-        ended.unwrap_or_else(|payload| Err(ToolError::panicked(panic_message(payload.as_ref()))))
-    });
+    let call = call
+        .map(|ended| ended.unwrap_or_else(|payload| Err(ToolError::of_panic(payload.as_ref()))));
     let Some(timeout) = tool.timeout() else {
         return call.await;
     };
@@ -145,15 +157,19 @@ async fn in_time(
 }
 
 /// The result of a call that did not end in time after it was told to.
-pub(crate) fn abandoned(why: &str, duration: Duration) -> CallOutcome {
+pub(crate) fn abandoned(
+    why: &str,
+    duration: Duration,
+    repeatable: bool,
+    caller: Option<&Caller>,
+) -> CallOutcome {
     let text = format!("{why} while this call was running.");
-    CallOutcome::failure(text, duration, unix_seconds())
-}
-
-fn panic_message(payload: &(dyn Any + Send)) -> &str {
-    let text = payload.downcast_ref::<String>().map(String::as_str);
-    text.or_else(|| payload.downcast_ref::<&str>().copied())
-        .unwrap_or("unknown")
+    let mut outcome = CallOutcome::failure(text, duration, unix_seconds());
+    if let Some(caller) = caller {
+        outcome.open = repeatable && caller.leaves_open();
+        outcome.sub_agent = caller.progress.ledger().map(Box::new);
+    }
+    outcome
 }
 
 /// Tells the model that its call was made with other arguments, which its own words don't show.

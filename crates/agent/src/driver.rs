@@ -4,22 +4,22 @@
 //! Every fact is in the journal before the machine hears it, and on the disk before anything is done
 //! that follows from it.
 
+mod below;
 mod gate;
 mod model;
 
-use std::any::Any;
 use std::collections::HashMap;
 use std::future::pending;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cantle_core::content::Content;
 use cantle_core::event::EventKind;
 use cantle_core::ids::RunId;
+use cantle_core::ledger::Ledger;
 use cantle_core::llm::{LlmClient, ToolSpecs};
 use cantle_core::message::ToolCall;
 use cantle_core::sandbox::Sandbox;
-use cantle_core::tool::{AskUser, DynTool, Progress, ToolContext};
+use cantle_core::tool::{AskUser, DynTool};
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -31,18 +31,20 @@ use crate::budget::{Account, Notice};
 use crate::calls::{self, Call};
 use crate::error::{RunError, RunErrorKind};
 use crate::hub::Hub;
-use crate::journal::{Journal, JournalError, RunStore};
+use crate::journal::{Journal, JournalError, Left, RunStore};
 use crate::machine::{Action, CallOutcome, CallStart, End, Fact, Machine};
+use crate::run::Ending;
 use crate::skills::Skills;
 use crate::spans;
-use crate::sub_agent::Caller;
+use crate::sub_agent::{Background, Caller};
 use crate::time::unix_seconds;
-
-/// How long calls may take to end by themselves after they were told to.
-const CANCEL_GRACE: Duration = Duration::from_secs(3);
 
 /// How long the last turn may take once a budget of time is spent.
 const LAST_TURN: Duration = Duration::from_secs(60);
+
+/// What to do where a run can't be written down.
+pub(crate) const JOURNAL_ADVICE: &str =
+    "Make room on the disk or the directory writable; then the run can be resumed.";
 
 /// What a run needs besides the machine.
 pub(crate) struct Driver {
@@ -55,15 +57,19 @@ pub(crate) struct Driver {
     pub(crate) sandbox: Option<Arc<dyn Sandbox>>,
     pub(crate) user: Arc<dyn AskUser>,
     pub(crate) hub: Arc<Hub>,
-    pub(crate) cancellation: CancellationToken,
+    pub(crate) ending: Ending,
     pub(crate) gate: Arc<Gate>,
     pub(crate) account: Arc<Account>,
     pub(crate) journal: Option<Journal>,
     /// Where runs are kept, and with this one those of its sub-agents.
     pub(crate) store: Option<RunStore>,
     pub(crate) skills: Option<Arc<Skills>>,
-    /// What the user says meanwhile.
-    pub(crate) said: UnboundedReceiver<Content>,
+    /// The sub-agents that work in the background.
+    pub(crate) background: Arc<Background>,
+    /// Those of an earlier process that did not end in it.
+    pub(crate) left: Vec<Left>,
+    /// What is told meanwhile, by the user and of sub-agents.
+    pub(crate) said: UnboundedReceiver<Fact>,
 }
 
 /// The calls that are being decided on or running.
@@ -71,9 +77,17 @@ struct Running {
     /// Tells the calls to end.
     token: CancellationToken,
     tasks: JoinSet<(usize, Step)>,
-    calls: HashMap<usize, (ToolCall, Instant)>,
+    calls: HashMap<usize, Pending>,
     /// Calls that start as soon as what is known of them is on the disk.
     ready: Vec<Ready>,
+}
+
+/// A call that is being decided on or running.
+struct Pending {
+    call: ToolCall,
+    since: Instant,
+    /// What it was given, once it runs.
+    caller: Option<Arc<Caller>>,
 }
 
 /// A call that starts as soon as what is known of it is on the disk.
@@ -90,13 +104,13 @@ enum Step {
     Decided(Decision),
     /// A call ended.
     Finished(Box<CallOutcome>),
+    /// A hook of a call panicked.
+    Failed(RunError),
 }
 
 impl From<JournalError> for RunError {
     fn from(error: JournalError) -> Self {
-        Self::new(RunErrorKind::Journal, error.to_string()).with_advice(
-            "Make room on the disk or the directory writable; then the run can be resumed.",
-        )
+        Self::new(RunErrorKind::Journal, error.to_string()).with_advice(JOURNAL_ADVICE)
     }
 }
 
@@ -104,19 +118,26 @@ impl Driver {
     /// Drives the machine to its end.
     pub(crate) async fn drive(&mut self, machine: &mut Machine) -> End {
         let mut running = Running {
-            token: self.cancellation.child_token(),
+            token: self.ending.cancellation.child_token(),
             tasks: JoinSet::new(),
             calls: HashMap::new(),
             ready: Vec::new(),
         };
+        if !self.left.is_empty() {
+            self.take_up().await;
+        }
         let end = self.loop_until_end(&mut running, machine).await;
-        let end = match self.commit().await {
+        running.tasks.shutdown().await;
+        let ended = self.end_background(machine, end.is_ok()).await;
+        let ended = match ended {
+            Ok(()) => self.commit().await,
+            Err(error) => Err(error),
+        };
+        match ended {
             Ok(()) => end,
             // What ended it first is what there is to say.
             Err(error) => end.and(Err(error)),
-        };
-        running.tasks.shutdown().await;
-        end
+        }
     }
 
     async fn loop_until_end(&mut self, running: &mut Running, machine: &mut Machine) -> End {
@@ -153,7 +174,7 @@ impl Driver {
         tokio::select! {
             // A call that ends because it was cancelled must not start the next one.
             biased;
-            () = self.cancellation.cancelled() => {
+            () = self.ending.cancellation.cancelled() => {
                 self.tell(machine, Fact::Cancelled { call: None })?;
                 self.wind_down(running, machine, "The run was cancelled").await
             }
@@ -164,9 +185,7 @@ impl Driver {
                     Err(RunError::new(RunErrorKind::Internal, "a tool call was lost"))
                 }
             },
-            Some(content) = self.said.recv() => {
-                self.tell(machine, Fact::UserSaid { content })
-            }
+            Some(fact) = self.said.recv() => self.tell(machine, fact),
             () = over(time.map(|(left, _)| left)) => {
                 match time {
                     Some((_, state)) if machine.is_last_turn() => {
@@ -189,7 +208,7 @@ impl Driver {
         match step {
             Step::Finished(outcome) => self.finish(running, machine, index, outcome),
             Step::Decided(decision) => {
-                let Some((call, _)) = running.calls.remove(&index) else {
+                let Some(Pending { call, .. }) = running.calls.remove(&index) else {
                     return Ok(());
                 };
                 let fact = Fact::CallDecided {
@@ -199,6 +218,7 @@ impl Driver {
                 self.tell(machine, fact)?;
                 self.decided(running, machine, index, call, decision)
             }
+            Step::Failed(error) => Err(error),
         }
     }
 
@@ -230,10 +250,15 @@ impl Driver {
                 let hub = Arc::clone(&self.hub);
                 let tools = Arc::clone(&self.tools);
                 let token = running.token.clone();
-                running.calls.insert(index, (call.clone(), Instant::now()));
+                let pending = Pending {
+                    call: call.clone(),
+                    since: Instant::now(),
+                    caller: None,
+                };
+                running.calls.insert(index, pending);
                 running.tasks.spawn(async move {
-                    let decision = gate.decide(&call, &tools, &hub, &token).await;
-                    (index, Step::Decided(decision))
+                    let decided = gate.decide(&call, &tools, &hub, &token).await;
+                    (index, decided.map_or_else(Step::Failed, Step::Decided))
                 });
                 Ok(())
             }
@@ -304,29 +329,13 @@ impl Driver {
             tool: call.name.clone(),
             arguments: gate::shown(&call),
         });
-        let mut cx = ToolContext::new(self.run, &call.id);
-        cx.depth = self.depth;
-        cx.cancellation = running.token.child_token();
-        cx.sandbox.clone_from(&self.sandbox);
-        cx.user = Arc::clone(&self.user);
-        cx.progress = Arc::new(CallProgress {
-            hub: Arc::clone(&self.hub),
-            call_id: call.id.clone(),
-        });
-        running.calls.insert(index, (call.clone(), Instant::now()));
-        let caller = Arc::new(Caller {
-            run: self.run,
-            depth: self.depth,
-            hub: Arc::clone(&self.hub),
-            account: Arc::clone(&self.account),
-            store: self
-                .store
-                .as_ref()
-                .map(|store| store.of_call(self.run, &call.id)),
-            skills: self.skills.clone(),
-            report: Mutex::default(),
-        });
-        cx.caller = Some(Arc::clone(&caller) as Arc<dyn Any + Send + Sync>);
+        let (cx, caller) = self.context(&call.id, &running.token);
+        let pending = Pending {
+            call: call.clone(),
+            since: Instant::now(),
+            caller: Some(Arc::clone(&caller)),
+        };
+        running.calls.insert(index, pending);
         let call = Call {
             finishes: self.finish_tools.contains(&call.name),
             tool,
@@ -338,11 +347,19 @@ impl Driver {
         };
         let span = spans::tool(&call.call);
         let call = async move {
-            let outcome = call.run().await;
-            if !outcome.success {
-                spans::failed(&Span::current(), &"tool_error");
-            }
-            (index, Step::Finished(Box::new(outcome)))
+            let step = match call.run().await {
+                Ok(outcome) => {
+                    if !outcome.success {
+                        spans::failed(&Span::current(), &"tool_error");
+                    }
+                    Step::Finished(Box::new(outcome))
+                }
+                Err(error) => {
+                    spans::failed(&Span::current(), &error.kind());
+                    Step::Failed(error)
+                }
+            };
+            (index, step)
         };
         running.tasks.spawn(call.instrument(span));
     }
@@ -365,7 +382,8 @@ impl Driver {
         index: usize,
         outcome: Box<CallOutcome>,
     ) -> Result<(), RunError> {
-        if let Some((call, _)) = running.calls.remove(&index) {
+        if let Some(Pending { call, .. }) = running.calls.remove(&index) {
+            let tool = call.name.clone();
             self.hub.emit(EventKind::ToolFinished {
                 call_id: call.id,
                 tool: call.name,
@@ -374,8 +392,25 @@ impl Driver {
                 arguments_valid: outcome.arguments_valid,
                 duration: outcome.duration,
             });
+            if outcome.open {
+                return self.suspend(machine, index, tool, outcome.sub_agent);
+            }
         }
         self.tell_finished(machine, index, outcome)
+    }
+
+    /// Leaves a call open that was stopped with the run.
+    fn suspend(
+        &self,
+        machine: &mut Machine,
+        index: usize,
+        tool: String,
+        used: Option<Box<Ledger>>,
+    ) -> Result<(), RunError> {
+        if let Some(ledger) = used {
+            self.tell(machine, Fact::SubAgentLeft { tool, ledger })?;
+        }
+        self.tell(machine, Fact::CallSuspended { index })
     }
 
     fn tell_finished(
@@ -395,7 +430,7 @@ impl Driver {
         machine: &mut Machine,
         why: &str,
     ) -> Result<(), RunError> {
-        let deadline = tokio::time::sleep(CANCEL_GRACE);
+        let deadline = tokio::time::sleep(self.grace());
         tokio::pin!(deadline);
         running.token.cancel();
         loop {
@@ -407,6 +442,14 @@ impl Driver {
                     // It was told to end before it had begun.
                     Some(Ok((index, Step::Decided(_)))) => {
                         let text = format!("Not run: {why} before this call had begun.");
+                        let mut outcome =
+                            CallOutcome::failure(text, Duration::ZERO, unix_seconds());
+                        // Where the run goes on, it is decided on then.
+                        outcome.open = self.store.is_some() && self.ending.leaves_open();
+                        self.finish(running, machine, index, Box::new(outcome))?;
+                    }
+                    Some(Ok((index, Step::Failed(error)))) => {
+                        let text = error.to_string();
                         let outcome = CallOutcome::failure(text, Duration::ZERO, unix_seconds());
                         self.finish(running, machine, index, Box::new(outcome))?;
                     }
@@ -417,24 +460,30 @@ impl Driver {
             }
         }
         running.tasks.shutdown().await;
-        running.token = self.cancellation.child_token();
+        running.token = self.ending.cancellation.child_token();
         let mut abandoned: Vec<_> = running
             .calls
             .iter()
-            .map(|(index, (_, started))| (*index, *started))
+            .map(|(index, pending)| {
+                let tool = self.tools.get(&pending.call.name);
+                let repeatable = tool.is_some_and(DynTool::repeatable);
+                let caller = pending.caller.as_deref();
+                let duration = pending.since.elapsed();
+                let outcome = calls::abandoned(why, duration, repeatable, caller);
+                (*index, outcome)
+            })
             .collect();
         abandoned.sort_unstable_by_key(|(index, _)| *index);
-        for (index, started) in abandoned {
-            let outcome = calls::abandoned(why, started.elapsed());
+        for (index, outcome) in abandoned {
             self.finish(running, machine, index, Box::new(outcome))?;
         }
         Ok(())
     }
 
-    /// Tells the machine what the user said meanwhile.
+    /// Tells the machine what was told meanwhile.
     fn take_said(&mut self, machine: &mut Machine) -> Result<(), RunError> {
-        while let Ok(content) = self.said.try_recv() {
-            self.tell(machine, Fact::UserSaid { content })?;
+        while let Ok(fact) = self.said.try_recv() {
+            self.tell(machine, fact)?;
         }
         Ok(())
     }
@@ -474,22 +523,5 @@ async fn over(time: Option<Duration>) {
     match time {
         Some(time) => tokio::time::sleep(time).await,
         None => pending().await,
-    }
-}
-
-struct CallProgress {
-    hub: Arc<Hub>,
-    call_id: String,
-}
-
-impl Progress for CallProgress {
-    fn output(&self, text: &str) {
-        if self.hub.is_watched() {
-            let call_id = self.call_id.clone();
-            self.hub.emit(EventKind::ToolOutputDelta {
-                call_id,
-                text: text.to_owned(),
-            });
-        }
     }
 }

@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use cantle_core::event::RunStatus;
 use cantle_core::llm::{LlmError, LlmErrorKind};
-use cantle_core::sandbox::SandboxErrorKind;
-use cantle_core::tool::ProviderError;
+use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
 
 use crate::budget::BudgetState;
 
@@ -48,6 +47,8 @@ pub enum SessionErrorKind {
     Sandbox,
     /// Two tools have the same name, or more than one sandbox was opened.
     Tools,
+    /// A budget can't be kept: nobody says what the model's calls cost.
+    Budget,
     /// A run of this session is not over yet.
     Busy,
     /// The journal of the run can't be read, or there is nothing to go on with.
@@ -73,11 +74,29 @@ impl SessionError {
         self
     }
 
+    /// The sandbox's error behind it, where it is one.
+    #[must_use]
+    pub fn sandbox_error(&self) -> Option<&SandboxError> {
+        let mut cause = self
+            .source
+            .as_deref()
+            .map(|it| it as &(dyn StdError + 'static));
+        while let Some(error) = cause {
+            if let Some(session) = error.downcast_ref::<Self>() {
+                return session.sandbox_error();
+            }
+            if let Some(found) = error.downcast_ref() {
+                return Some(found);
+            }
+            cause = error.source();
+        }
+        None
+    }
+
     /// Whether a sandbox that should be opened again is gone.
     pub(crate) fn is_gone(&self) -> bool {
-        let provider = self.source.as_deref().and_then(|it| it.downcast_ref());
-        let sandbox = provider.and_then(ProviderError::sandbox_error);
-        sandbox.is_some_and(|error| error.kind() == SandboxErrorKind::Gone)
+        let error = self.sandbox_error();
+        error.is_some_and(|error| error.kind() == SandboxErrorKind::Gone)
     }
 
     /// What kind of failure it is.
@@ -95,7 +114,8 @@ impl fmt::Display for SessionError {
 
 impl StdError for SessionError {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        self.source.as_deref().map(|source| source as _)
+        // What the source says itself has been said.
+        self.source.as_deref()?.source()
     }
 }
 
@@ -125,6 +145,8 @@ pub enum RunErrorKind {
     NoProgress,
     /// A hook ended it.
     Stopped,
+    /// A hook panicked; the message says which.
+    Hook,
     /// It was cancelled.
     Cancelled,
     /// The model or its provider failed.
@@ -200,7 +222,9 @@ impl RunError {
             RunErrorKind::Stopped | RunErrorKind::Cancelled => RunStatus::Cancelled,
             RunErrorKind::Model => RunStatus::ModelFailed,
             RunErrorKind::SandboxGone => RunStatus::SandboxFailed,
-            RunErrorKind::Journal | RunErrorKind::Internal => RunStatus::InternalError,
+            RunErrorKind::Hook | RunErrorKind::Journal | RunErrorKind::Internal => {
+                RunStatus::InternalError
+            }
         }
     }
 }

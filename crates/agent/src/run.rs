@@ -4,6 +4,7 @@ mod work;
 
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
@@ -24,6 +25,7 @@ use self::work::Work;
 use crate::approval::{Decision, DecisionError, Questions};
 use crate::error::{RunError, RunErrorKind};
 use crate::hub::{Events, Hub};
+use crate::machine::Fact;
 use crate::session::{Resumable, Shared};
 
 /// One task being worked on. It goes on by itself; as a stream it tells what happens.
@@ -42,29 +44,65 @@ pub struct Run {
 /// What can be done to a run while it goes on. Cheap to clone, to be kept elsewhere.
 #[derive(Clone, Debug)]
 pub struct RunControl {
-    cancellation: CancellationToken,
-    say: UnboundedSender<Content>,
+    run: RunId,
+    ending: Ending,
+    say: UnboundedSender<Fact>,
     questions: Arc<Questions>,
+}
+
+/// Whether and how a run was told to end.
+#[derive(Clone, Debug)]
+pub(crate) struct Ending {
+    pub(crate) cancellation: CancellationToken,
+    /// It is not to go on another time.
+    for_good: Arc<AtomicBool>,
+}
+
+impl Ending {
+    fn new(cancellation: CancellationToken) -> Self {
+        Self {
+            cancellation,
+            for_good: Arc::default(),
+        }
+    }
+
+    /// Whether it was told to end, and may go on another time.
+    pub(crate) fn leaves_open(&self) -> bool {
+        self.cancellation.is_cancelled() && !self.is_for_good()
+    }
+
+    /// Whether it is not to go on another time.
+    pub(crate) fn is_for_good(&self) -> bool {
+        self.for_good.load(Ordering::Acquire)
+    }
 }
 
 impl RunControl {
     /// Ends the run soon: running calls are told, and what was done so far is kept. The outcome
-    /// then says that it was cancelled.
+    /// then says that it was cancelled. Where runs are kept, it can be resumed as one can that was
+    /// killed: a sub-agent goes on where it was, and an open question is asked again.
     pub fn cancel(&self) {
-        self.cancellation.cancel();
+        self.ending.cancellation.cancel();
+    }
+
+    /// The same for one that is not to go on another time.
+    pub(crate) fn cancel_for_good(&self) {
+        self.ending.for_good.store(true, Ordering::Release);
+        self.cancel();
     }
 
     /// Whether it was cancelled.
     #[must_use]
     pub fn is_cancelled(&self) -> bool {
-        self.cancellation.is_cancelled()
+        self.ending.cancellation.is_cancelled()
     }
 
     /// Says something to the model, in the user's role, at its next turn. A run that is over hears
     /// nothing.
     pub fn say(&self, content: impl Into<Content>) {
         // Where nobody listens any more, the run is over.
-        let _ = self.say.send(content.into());
+        let content = content.into();
+        let _ = self.say.send(Fact::UserSaid { content });
     }
 
     /// Decides on a call that needs consent. `digest` is the one that
@@ -79,7 +117,22 @@ impl RunControl {
         digest: &str,
         decision: Decision,
     ) -> Result<(), DecisionError> {
-        self.questions.decide(call_id, digest, decision)
+        self.decide_in(self.run, call_id, digest, decision)
+    }
+
+    /// The same for a call of a run below this one, a sub-agent's, that the event
+    /// [names](cantle_core::event::Event::run).
+    ///
+    /// # Errors
+    /// As [`decide`](Self::decide).
+    pub fn decide_in(
+        &self,
+        run: RunId,
+        call_id: &str,
+        digest: &str,
+        decision: Decision,
+    ) -> Result<(), DecisionError> {
+        self.questions.decide(run, call_id, digest, decision)
     }
 }
 
@@ -106,22 +159,26 @@ impl Run {
         let depth = lineage.map_or(0, |lineage| lineage.depth);
         let hub = Arc::new(Hub::new(id, parent, depth));
         let events = hub.subscribe();
-        let cancellation = shared.cancellation.child_token();
+        let ending = Ending::new(shared.cancellation.child_token());
         let (say, said) = mpsc::unbounded_channel();
-        let questions = Arc::new(Questions::default());
+        // Questions of a whole tree of runs are put in one place, where somebody answers them.
+        let asked = lineage.and_then(|lineage| lineage.questions.clone());
+        let questions = asked.unwrap_or_default();
         let work = Work {
             id,
             shared,
             hub,
-            cancellation: cancellation.clone(),
+            ending: ending.clone(),
             questions: Arc::clone(&questions),
+            heard: say.clone(),
         };
         let task = tokio::spawn(work.execute(history, begin, said));
         Self {
             id,
             events,
             control: RunControl {
-                cancellation,
+                run: id,
+                ending,
                 say,
                 questions,
             },

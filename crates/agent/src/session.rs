@@ -23,7 +23,7 @@ use crate::agent::Definition;
 use crate::budget::Budget;
 use crate::error::{SessionError, SessionErrorKind};
 use crate::inputs;
-use crate::journal::{Identity, Reopened, RunStore};
+use crate::journal::{Identity, Reopened, RunStore, is_finished};
 use crate::machine::ToolTraits;
 use crate::run::{Begin, Run};
 use crate::skills::Skills;
@@ -73,28 +73,40 @@ pub struct ResumeOptions {
     pub(crate) lineage: Option<Lineage>,
 }
 
+/// What both kinds of options have.
+macro_rules! common_options {
+    ($options:ident) => {
+        impl $options {
+            /// The same with an output directory; it is made where it does not exist.
+            #[must_use]
+            pub fn output_dir(mut self, directory: impl Into<PathBuf>) -> Self {
+                self.output_dir = Some(directory.into());
+                self
+            }
+
+            /// The same with a budget for each run.
+            #[must_use]
+            pub fn budget(mut self, budget: Budget) -> Self {
+                self.budget = budget;
+                self
+            }
+
+            /// The same with somebody who decides on calls that need consent, those of sub-agents
+            /// among them: whoever holds the run
+            /// ([`RunControl::decide`](crate::RunControl::decide)).
+            #[must_use]
+            pub fn answers_approvals(mut self) -> Self {
+                self.answers_approvals = true;
+                self
+            }
+        }
+    };
+}
+
+common_options!(SessionOptions);
+common_options!(ResumeOptions);
+
 impl ResumeOptions {
-    /// The same with an output directory; it is made where it does not exist.
-    #[must_use]
-    pub fn output_dir(mut self, directory: impl Into<PathBuf>) -> Self {
-        self.output_dir = Some(directory.into());
-        self
-    }
-
-    /// The same with a budget.
-    #[must_use]
-    pub fn budget(mut self, budget: Budget) -> Self {
-        self.budget = budget;
-        self
-    }
-
-    /// The same with somebody who decides on calls that need consent: whoever holds the run.
-    #[must_use]
-    pub fn answers_approvals(mut self) -> Self {
-        self.answers_approvals = true;
-        self
-    }
-
     /// The same with a new sandbox where the run's own is gone.
     #[must_use]
     pub fn fresh_sandbox(mut self) -> Self {
@@ -112,32 +124,10 @@ impl SessionOptions {
         self
     }
 
-    /// The same with an output directory; it is made where it does not exist.
-    #[must_use]
-    pub fn output_dir(mut self, directory: impl Into<PathBuf>) -> Self {
-        self.output_dir = Some(directory.into());
-        self
-    }
-
     /// The same with a conversation to go on from.
     #[must_use]
     pub fn history(mut self, messages: Vec<Message>) -> Self {
         self.history = messages;
-        self
-    }
-
-    /// The same with a budget for each run.
-    #[must_use]
-    pub fn budget(mut self, budget: Budget) -> Self {
-        self.budget = budget;
-        self
-    }
-
-    /// The same with somebody who decides on calls that need consent: whoever holds the run
-    /// ([`RunControl::decide`](crate::RunControl::decide)).
-    #[must_use]
-    pub fn answers_approvals(mut self) -> Self {
-        self.answers_approvals = true;
         self
     }
 
@@ -226,7 +216,9 @@ impl Session {
             skills,
             lineage,
         } = options;
-        let inputs = assembly::blocking(move || {
+        check_money(&agent, budget, lineage.as_ref())?;
+        let looks_at_files = output_dir.is_some() || skills.is_some() || !input_files.is_empty();
+        let look = move || {
             if let Some(directory) = &output_dir {
                 assembly::check_output_dir(directory)?;
             }
@@ -235,8 +227,12 @@ impl Session {
                 SessionError::new(SessionErrorKind::Input, error.to_string()).with_source(error)
             });
             Ok((inputs::resolve(&input_files)?, output_dir, skills?))
-        });
-        let (inputs, output_dir, skills) = inputs.await?;
+        };
+        let (inputs, output_dir, skills) = if looks_at_files {
+            assembly::blocking(look).await?
+        } else {
+            look()?
+        };
         let inherited = lineage.as_ref().and_then(|lineage| lineage.skills.clone());
         let opening = Opening {
             inputs,
@@ -275,6 +271,7 @@ impl Session {
             fresh_sandbox,
             lineage,
         } = options;
+        check_money(&agent, budget, lineage.as_ref())?;
         let reading = store.clone();
         let read = assembly::blocking(move || {
             if let Some(directory) = &output_dir {
@@ -286,6 +283,15 @@ impl Session {
             Ok((reopened?, output_dir))
         });
         let (reopened, output_dir) = read.await?;
+        // Of a run that is finished, only what it finished with can be handed over again: where the
+        // process ended before it had let go of the sandbox.
+        let over = || {
+            let error = is_finished(run);
+            SessionError::new(SessionErrorKind::Journal, error.to_string()).with_source(error)
+        };
+        if reopened.finished && reopened.header.sandbox.is_none() {
+            return Err(over());
+        }
         let mut opening = Opening {
             inputs: Vec::new(),
             durable: true,
@@ -296,6 +302,7 @@ impl Session {
         let mut is_fresh = false;
         let prepared = Assembly::open(Arc::clone(&agent), &opening, output_dir.clone()).await;
         let mut session = match prepared {
+            Err(error) if error.is_gone() && reopened.finished => return Err(over()),
             Err(error) if error.is_gone() && fresh_sandbox => {
                 opening.reattach = None;
                 is_fresh = true;
@@ -315,7 +322,8 @@ impl Session {
         let was_kept = reopened.header.sandbox.is_some();
         if !was_kept && session.has_own_sandbox() {
             if !fresh_sandbox {
-                session.discard().await;
+                // There is an error already that says why.
+                let _ = session.close().await;
                 let message = format!(
                     "the sandbox of run {run} did not outlive the program, and the files in it are \
                      gone; it can go on only in a fresh one"
@@ -342,6 +350,25 @@ impl Session {
             reopened,
             fresh_sandbox: is_fresh,
         })))
+    }
+
+    /// Removes the sandbox that a run left.
+    pub(crate) async fn discard(
+        agent: Arc<Definition>,
+        sandbox: SandboxHandle,
+    ) -> Result<(), SessionError> {
+        let opening = Opening {
+            inputs: Vec::new(),
+            durable: true,
+            reattach: Some(sandbox),
+            skills: None,
+            lineage: None,
+        };
+        match Assembly::open(agent, &opening, None).await {
+            Ok(assembly) => assembly.close().await,
+            Err(error) if error.is_gone() => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     /// Starts working on a task. Runs of a session follow each other: each one sees the
@@ -418,6 +445,25 @@ impl Session {
         }
         self.close().await
     }
+}
+
+/// Refuses a budget of money where nobody can say what the model's calls cost.
+fn check_money(
+    agent: &Definition,
+    budget: Budget,
+    lineage: Option<&Lineage>,
+) -> Result<(), SessionError> {
+    let limited = budget.cost_usd.is_some() || lineage.is_some_and(|it| it.account.limits_money());
+    let model = agent.client.model();
+    if !limited || !model.costs_nobody_knows_what() {
+        return Ok(());
+    }
+    let message = format!(
+        "a budget of money can't be kept with the model {}: its provider does not say what a call \
+         costs, and no prices were given. Give its prices, or a budget of tokens",
+        model.slug
+    );
+    Err(SessionError::new(SessionErrorKind::Budget, message))
 }
 
 fn busy() -> SessionError {

@@ -18,6 +18,7 @@ pub struct LocalBackend {
     parent: Option<PathBuf>,
     shell: Option<PathBuf>,
     search_path: Option<OsString>,
+    workspace: Option<PathBuf>,
     walls: Walls,
 }
 
@@ -94,6 +95,20 @@ impl LocalBackend {
         self
     }
 
+    /// The same with the working directory seen at `path` instead of `/workspace`: absolute, without
+    /// links and `..`, and not below what the sandbox has of its own (`/tmp`, `/dev`, `/proc`) or shows of
+    /// the host (`/usr`).
+    ///
+    /// Only where commands have a view of files of their own, which takes namespaces; elsewhere they see
+    /// the directory where it is, as [`SandboxInfo::working_directory`] says.
+    ///
+    /// [`SandboxInfo::working_directory`]: cantle_core::sandbox::SandboxInfo::working_directory
+    #[must_use]
+    pub fn workspace_at(mut self, path: impl Into<PathBuf>) -> Self {
+        self.workspace = Some(path.into());
+        self
+    }
+
     /// The same without one of the walls, as on a machine that doesn't have it: to see what it
     /// contributes, and what is left where it is missing. What it would have enforced is refused or
     /// reported like anything else that can't be enforced.
@@ -143,6 +158,12 @@ impl LocalBackend {
     /// Below which sandboxes have their directories.
     pub(crate) fn place(&self) -> PathBuf {
         self.parent.clone().unwrap_or_else(std::env::temp_dir)
+    }
+
+    /// Where commands see their working directory, where that is to be another place than usual.
+    #[cfg(confined)]
+    pub(crate) fn workspace(&self) -> Option<&Path> {
+        self.workspace.as_deref()
     }
 
     pub(crate) fn shell(&self) -> Option<&Path> {

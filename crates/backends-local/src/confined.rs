@@ -4,6 +4,7 @@
 use std::io;
 use std::net::TcpListener;
 use std::os::fd::BorrowedFd;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use cantle_core::policy::{Network, Policy, PolicyField};
@@ -12,7 +13,7 @@ use cantle_supervisor::wire::Order;
 use rustix::fs::{Gid, Uid};
 use rustix::io::Errno;
 
-use crate::backend::Walls;
+use crate::backend::LocalBackend;
 use crate::confinement::{self, Identity, Mode, PROXY_PORT, Plan, Standing, Wanted};
 use crate::files::{Root, Seen};
 use crate::groups::{Groups, Reached};
@@ -131,16 +132,19 @@ impl Engine {
 /// Builds the best walls that this machine has, or says why the policy can't be enforced.
 pub(crate) fn build(
     root: &mut Root,
+    backend: &LocalBackend,
     policy: &Policy,
-    walls: Walls,
     is_durable: bool,
     is_kept: bool,
 ) -> Result<open::Built, SandboxError> {
+    let walls = backend.walls();
+    let workspace = confinement::workspace(backend.workspace())?;
     let identity = Identity::for_commands(policy, walls);
     let wanted = Wanted {
         policy,
         identity,
         walls,
+        workspace,
         is_durable,
     };
     if is_kept {
@@ -187,7 +191,7 @@ pub(crate) fn build(
         let standing = Standing::new(&plan, wanted, &groups, answers);
         let report = Enforcement::report(policy, |field| standing.enforced_by(field, policy));
         let enforcement = open::check_enforced(policy, report, &reasons)?;
-        let listener = settle(root, &plan, built)?;
+        let listener = settle(root, &plan, built, workspace)?;
         let proxy = match (listener, &policy.network) {
             (Some(listener), Some(Network::Hosts(hosts))) => {
                 let proxy = Proxy::start(listener, Settings::new(hosts.clone()));
@@ -218,7 +222,12 @@ pub(crate) fn build(
 }
 
 /// Tells the files where commands see them. Returns the socket for the proxy.
-fn settle(root: &mut Root, plan: &Plan, built: Built) -> Result<Option<TcpListener>, SandboxError> {
+fn settle(
+    root: &mut Root,
+    plan: &Plan,
+    built: Built,
+    workspace: &Path,
+) -> Result<Option<TcpListener>, SandboxError> {
     let mut opened = built.opened.into_iter();
     if plan.has_storage {
         let missing = || SandboxError::gone("the sandbox did not hand out its files");
@@ -226,7 +235,7 @@ fn settle(root: &mut Root, plan: &Plan, built: Built) -> Result<Option<TcpListen
     }
     if plan.mode == Mode::Namespaces {
         root.see(Seen {
-            work: SandboxPath::new(confinement::WORKSPACE)?,
+            work: SandboxPath::from_os(workspace)?,
             temporary: SandboxPath::new(confinement::TEMPORARY)?,
         });
     }

@@ -53,7 +53,7 @@ pub(crate) fn open(
         Place::Kept(directory) => (Root::reopen(directory)?, true),
     };
     let is_durable = is_kept || cx.durable;
-    let built = match engine::build(&mut root, &cx.policy, backend.walls(), is_durable, is_kept) {
+    let built = match engine::build(&mut root, backend, &cx.policy, is_durable, is_kept) {
         Ok(built) => built,
         Err(error) if is_kept => return Err(error),
         Err(error) => {

@@ -20,7 +20,7 @@ use rustix::process::{
 };
 use tokio::sync::oneshot;
 
-use crate::backend::Walls;
+use crate::backend::LocalBackend;
 use crate::files::Root;
 use crate::open::{self, Built};
 
@@ -33,8 +33,8 @@ const REASON: &str = "commands are confined on Linux only";
 /// Opens the one kind of sandbox that there is.
 pub(crate) fn build(
     root: &mut Root,
+    _: &LocalBackend,
     policy: &Policy,
-    _: Walls,
     _: bool,
     is_kept: bool,
 ) -> Result<Built, SandboxError> {

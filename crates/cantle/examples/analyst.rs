@@ -1,31 +1,51 @@
-//! An agent that works on files: `cargo run -p cantle --example analyst -- data/ "Summarise it"`.
+//! An agent that works on files: `cargo run -p cantle --features client-replay --example analyst -- data/ "Summarise it"`.
 //!
-//! Needs a model: `OPENAI_API_KEY` for OpenAI's, or `OPENAI_BASE_URL` for a server of your own.
+//! Needs a model: `OPENAI_API_KEY` for OpenAI's, or `OPENAI_BASE_URL` for a server of your own. Or none:
+//! `ANALYST_RECORD=FILE` writes down what a model is asked and answers, `ANALYST_REPLAY=FILE` plays it.
 
 #![expect(clippy::print_stdout, reason = "a program that shows its result")]
 
+use std::env;
+use std::error::Error;
+use std::fs::{self, File};
 use std::sync::Arc;
 
 use cantle::agent::{Agent, SessionOptions};
 use cantle::backends::local::LocalBackend;
 use cantle::clients::chat::ChatClient;
+use cantle::clients::record::Recorder;
+use cantle::clients::replay::ReplayClient;
+use cantle::core::llm::LlmClient;
 use cantle::tools::{CodeExec, Finish};
 
+/// The model: over HTTP, or from a recording.
+fn model() -> Result<Arc<dyn LlmClient>, Box<dyn Error>> {
+    let key = env::var("OPENAI_API_KEY").unwrap_or_default();
+    let mut client: Arc<dyn LlmClient> = match env::var_os("ANALYST_REPLAY") {
+        Some(path) => Arc::new(ReplayClient::from_jsonl(&fs::read(path)?)?),
+        None => {
+            let mut client = ChatClient::builder("gpt-5").api_key(key.as_str());
+            if let Ok(url) = env::var("OPENAI_BASE_URL") {
+                client = client.base_url(url);
+            }
+            Arc::new(client.build()?)
+        }
+    };
+    if let Some(path) = env::var_os("ANALYST_RECORD") {
+        // The key is no part of what is asked; this is for a model that repeats it.
+        let secrets = vec![key.into()];
+        client = Arc::new(Recorder::new(client, File::create(path)?, secrets)?);
+    }
+    Ok(client)
+}
+
 #[tokio::main(flavor = "current_thread")]
-async fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let mut arguments = std::env::args().skip(1);
+async fn main() -> Result<(), Box<dyn Error>> {
+    let mut arguments = env::args().skip(1);
     let (Some(input), Some(task)) = (arguments.next(), arguments.next()) else {
         return Err("usage: analyst PATH TASK".into());
     };
-    let mut client = ChatClient::builder("gpt-5");
-    if let Ok(key) = std::env::var("OPENAI_API_KEY") {
-        client = client.api_key(key);
-    }
-    if let Ok(url) = std::env::var("OPENAI_BASE_URL") {
-        client = client.base_url(url);
-    }
-
-    let agent = Agent::builder("analyst", client.build()?)
+    let agent = Agent::builder("analyst", model()?)
         .provider(CodeExec::new(Arc::new(LocalBackend::new())))
         .finish(Finish)
         .build()?;

@@ -34,9 +34,12 @@
 //! | feature | brings | default |
 //! |---|---|---|
 //! | `agent` | [`agent`]: the loop, as `Agent`, `Session` and `Run` | yes |
+//! | `backend-docker` | `backends::docker`: commands in containers of a Docker engine | no |
 //! | `backend-local` | [`backends::local`]: commands on this machine | yes |
+//! | `backend-remote` | `backends::remote`: commands in sandboxes behind an E2B-style API | no |
 //! | `client-anthropic` | `clients::anthropic`: models over Anthropic Messages | no |
 //! | `client-chat` | [`clients::chat`]: models over OpenAI Chat Completions | yes |
+//! | `client-limit` | `clients::limit`: one rate limit for all models of an account | no |
 //! | `client-replay` | `clients::replay`: a model whose turns come from a recording | no |
 //! | `client-responses` | `clients::responses`: models over OpenAI Responses | no |
 //! | `macros` | [`tool`]: the attribute that makes a tool of a function | yes |
@@ -51,6 +54,7 @@ pub use cantle_agent as agent;
 #[cfg(any(
     feature = "client-anthropic",
     feature = "client-chat",
+    feature = "client-limit",
     feature = "client-replay",
     feature = "client-responses"
 ))]
@@ -63,7 +67,16 @@ pub use cantle_macros::tool_for_facade as tool;
 pub use cantle_tools as tools;
 
 /// Where code is executed.
-#[cfg(feature = "backend-local")]
+#[cfg(any(
+    feature = "backend-docker",
+    feature = "backend-local",
+    feature = "backend-remote"
+))]
 pub mod backends {
+    #[cfg(feature = "backend-docker")]
+    pub use cantle_backends_docker as docker;
+    #[cfg(feature = "backend-local")]
     pub use cantle_backends_local as local;
+    #[cfg(feature = "backend-remote")]
+    pub use cantle_backends_remote as remote;
 }

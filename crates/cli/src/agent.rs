@@ -1,9 +1,9 @@
-//! The agent behind the command line: commands on this machine, and a way to finish.
+//! The agent behind the command line: commands in a sandbox, and a way to finish.
 
 use std::sync::Arc;
 
 use cantle::agent::{Agent, AgentBuilder};
-use cantle::backends::local::LocalBackend;
+use cantle::core::sandbox::Backend;
 use cantle::tools::{CodeExec, Finish, finish_schema};
 use serde_json::Value;
 
@@ -17,11 +17,11 @@ pub(crate) const FINISH: &str = "finish";
 /// Gives an agent its tools and rules. With a schema, it finishes with parameters like that.
 pub(crate) fn complete(
     agent: AgentBuilder,
-    backend: LocalBackend,
+    backend: Arc<dyn Backend>,
     rules: Rules,
     schema: Option<Value>,
 ) -> anyhow::Result<Agent> {
-    let commands = CodeExec::new(Arc::new(backend))
+    let commands = CodeExec::new(backend)
         .policy(rules.policy)
         .timeout(rules.timeout);
     let agent = agent.provider(commands).max_turns(rules.max_turns);

@@ -10,8 +10,11 @@ use clap::builder::{FalseyValueParser, PossibleValuesParser, TypedValueParser};
 use clap::parser::ValueSource;
 use clap::{ArgAction, ArgMatches, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
+use crate::place::Place;
 use crate::policy::Limit;
 use crate::provider::{Api, Provider};
+use crate::serve::ServeArgs;
+use crate::serving::ServingArgs;
 
 /// Runs language-model agents that do their work by executing code.
 #[derive(Debug, Parser)]
@@ -24,6 +27,7 @@ Start here:
   cantle run --help                 what to set for a model, and what a run can be told
   cantle exec -- wc -l /etc/passwd  one command in a sandbox
   cantle runs list                  what ran, and what can be resumed
+  cantle serve                      sandboxes for E2B's SDKs
   cantle doctor                     what a sandbox can be kept from on this machine"
 )]
 struct Cli {
@@ -41,6 +45,7 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Runs(RunsCommand),
     Gc(GcArgs),
+    Serve(Box<ServeArgs>),
 }
 
 /// What can be done with kept runs. A run is named by its id, the beginning of one, or `last`.
@@ -166,7 +171,7 @@ pub(crate) struct RunArgs {
         value_parser = parse_duration, help_heading = "Limits")]
     pub(crate) timeout: Option<Duration>,
 
-    /// US dollars that the run may cost, as far as the provider says what it costs
+    /// US dollars that the run may cost, by what the provider says or the given prices come to
     #[arg(long, value_name = "USD", value_parser = parse_dollars, help_heading = "Limits")]
     pub(crate) budget_usd: Option<f64>,
 
@@ -193,6 +198,9 @@ pub(crate) struct RunArgs {
     pub(crate) approve: Option<String>,
 
     #[command(flatten)]
+    pub(crate) place: PlaceArgs,
+
+    #[command(flatten)]
     pub(crate) policy: PolicyArgs,
 
     #[command(flatten)]
@@ -201,6 +209,25 @@ pub(crate) struct RunArgs {
     /// What was said by a flag, and not by the environment or by default.
     #[arg(skip)]
     pub(crate) by_flag: Vec<String>,
+}
+
+/// Where commands run.
+#[derive(Clone, Debug, Default, clap::Args)]
+#[command(next_help_heading = "Sandbox")]
+pub(crate) struct PlaceArgs {
+    /// Where commands run [default: local]
+    ///
+    /// `local`: on this machine, behind walls that its kernel keeps; `docker:IMAGE`, `dockerfile:PATH`:
+    /// in a container of an image, or of what a Dockerfile makes; `container:ID`: in one that runs
+    /// already; `remote` or `remote:TEMPLATE`: in a sandbox of an E2B-style service, whose key is in
+    /// E2B_API_KEY and whose addresses may be in E2B_API_URL and E2B_SANDBOX_URL.
+    #[arg(
+        long,
+        value_name = "WHERE",
+        env = "CANTLE_BACKEND",
+        hide_env_values = true
+    )]
+    pub(crate) backend: Option<Place>,
 }
 
 /// What commands may do.
@@ -300,12 +327,19 @@ pub(crate) struct ModelArgs {
         action = ArgAction::SetTrue, value_parser = FalseyValueParser::new())]
     pub(crate) no_stream: Option<bool>,
 
-    /// Write down what the model is asked and what it answers, for --replay. Keys are left out
+    #[command(flatten)]
+    pub(crate) serving: ServingArgs,
+
+    /// Write down what the model is asked and what it and the tools say, for --replay. Keys are left
+    /// out
     #[arg(long, value_name = "FILE", conflicts_with = "replay")]
     pub(crate) record: Option<PathBuf>,
 
     /// Let a recording play the model: what --record wrote, or turns from a file of JSON lines. Needs
     /// no key
+    ///
+    /// Commands are run; but the model is told what they said when it was recorded, and each request is
+    /// compared with the recorded one.
     #[arg(long, value_name = "FILE")]
     pub(crate) replay: Option<PathBuf>,
 }
@@ -346,6 +380,9 @@ pub(crate) struct ExecArgs {
     /// The program and its arguments, as they are: no shell reads them
     #[arg(last = true, required = true, value_name = "CMD")]
     pub(crate) command: Vec<OsString>,
+
+    #[command(flatten)]
+    pub(crate) place: PlaceArgs,
 
     #[command(flatten)]
     pub(crate) policy: PolicyArgs,
@@ -394,8 +431,8 @@ cantle.toml of the current directory names gets no key, unless it is on this mac
 
 Settings come from flags, else from the variables above, else from cantle.toml in the current directory, \
 else from $XDG_CONFIG_HOME/cantle/cantle.toml. In these files stand provider, api, base_url, model, \
-system_prompt, max_turns, max_tokens, context_window, timeout, no_stream, policy, allow_host, limit and \
-best_effort; never a key. Provider and base URL belong together: both are taken from the same place. What \
+system_prompt, max_turns, max_tokens, context_window, timeout, no_stream, policy, allow_host, limit, \
+best_effort and backend; never a key. Provider and base URL belong together: both are taken from the same place. What \
 lets commands do more than --policy workspace is not taken from the current directory's file.
 
 Examples:
@@ -425,7 +462,7 @@ the command line or a setting makes no sense.";
 
 const DOCTOR_HELP: &str = "\
 Nothing is changed, and nothing is asked of the network: keys are looked for in the environment, and a \
-Docker socket is only connected to. Exit code 0, or 1 where no sandbox can be opened at all.";
+container engine is only asked for its version. Exit code 0, or 1 where no sandbox can be opened at all.";
 
 const DEMO_HELP: &str = "\
 The files are copied into a sandbox (at most 20,000 files and 100 MB; .git, node_modules, target and the \
@@ -460,6 +497,7 @@ fn try_parse(args: impl IntoIterator<Item = OsString>) -> Result<Command, clap::
             }
             Command::Exec(exec) => only_what_is_meant(&mut exec.policy, given),
             Command::Demo(demo) => only_what_is_meant(&mut demo.policy, given),
+            Command::Serve(serve) => only_what_is_meant(&mut serve.policy, given),
             Command::Doctor(_) | Command::Runs(_) | Command::Gc(_) => {}
         }
     }
@@ -483,6 +521,9 @@ fn only_what_is_meant(policy: &mut PolicyArgs, given: &ArgMatches) {
 fn only_what_was_given(model: &mut ModelArgs, given: &ArgMatches) {
     if given.value_source("no_stream") == Some(ValueSource::DefaultValue) {
         model.no_stream = None;
+    }
+    if given.value_source("stateful") == Some(ValueSource::DefaultValue) {
+        model.serving.stateful = None;
     }
     let by_flag = |id| given.value_source(id) == Some(ValueSource::CommandLine);
     match (by_flag("provider"), by_flag("base_url")) {

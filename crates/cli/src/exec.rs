@@ -22,7 +22,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::args::ExecArgs;
 use crate::display::{boundary, enforcement, one_line, unenforced};
-use crate::exit::Failure;
+use crate::exit::{Failure, FailureExt as _};
+use crate::place::Place;
 use crate::terminal::{self, Raw};
 use crate::{policy, settings};
 
@@ -47,9 +48,8 @@ pub(crate) async fn perform(
     cancellation: CancellationToken,
 ) -> Result<u8, Failure> {
     let policy = settings::resolve_policy(&args.policy)?;
-    let sandbox = open(&policy)
-        .await
-        .map_err(|error| failure(FAILED, &error))?;
+    let place = settings::resolve_place(&args.place)?;
+    let sandbox = open(&place, &policy).await?;
     tell(sandbox.info(), policy.network.as_ref(), args.verbose).await;
     let code = run(args, &*sandbox, cancellation).await;
     let closed = sandbox
@@ -60,21 +60,23 @@ pub(crate) async fn perform(
     closed.map(|()| code)
 }
 
-async fn open(policy: &Policy) -> Result<Arc<dyn Sandbox>, SandboxError> {
+async fn open(place: &Place, policy: &Policy) -> Result<Arc<dyn Sandbox>, Failure> {
     let context = || SandboxContext::new(RunId::new(), policy.clone());
-    match LocalBackend::new().open(context()).await {
+    let backend = place.backend(LocalBackend::new()).usage()?;
+    let opened = match backend.open(context()).await {
         // No shell reads the command, so there need not be one.
-        Err(error) if error.kind() == SandboxErrorKind::Unavailable => {
-            let Ok(program) = std::env::current_exe() else {
-                return Err(error);
-            };
-            LocalBackend::new()
-                .with_shell(program)
-                .open(context())
-                .await
+        Err(error) if place.is_local() && error.kind() == SandboxErrorKind::Unavailable => {
+            match std::env::current_exe() {
+                Ok(program) => {
+                    let without_shell = LocalBackend::new().with_shell(program);
+                    without_shell.open(context()).await
+                }
+                Err(_) => Err(error),
+            }
         }
         opened => opened,
-    }
+    };
+    opened.map_err(|error| failure(FAILED, &error))
 }
 
 /// Says what the sandbox is kept by, where that is wanted; and always what was asked for and isn't

@@ -4,7 +4,6 @@ use std::fmt;
 
 use cantle::agent::{SessionError, SessionErrorKind};
 use cantle::core::event::RunStatus;
-use cantle::core::sandbox::SandboxError;
 
 use crate::policy;
 
@@ -69,12 +68,13 @@ impl From<SessionError> for Failure {
         let code = match error.kind() {
             SessionErrorKind::Input
             | SessionErrorKind::Output
+            | SessionErrorKind::Budget
             | SessionErrorKind::Journal
             | SessionErrorKind::Identity => Code::Usage,
             SessionErrorKind::Sandbox => Code::Sandbox,
             _ => Code::Internal,
         };
-        let hint = sandbox_error(&error).and_then(policy::hint);
+        let hint = error.sandbox_error().and_then(policy::hint);
         let message = hint.map(|hint| format!("{error}. {hint}"));
         let error = anyhow::Error::new(error);
         Self::new(
@@ -85,12 +85,6 @@ impl From<SessionError> for Failure {
             },
         )
     }
-}
-
-/// The sandbox's error among the causes of another one.
-fn sandbox_error<'a>(error: &'a (dyn std::error::Error + 'static)) -> Option<&'a SandboxError> {
-    let mut causes = std::iter::successors(Some(error), |error| error.source());
-    causes.find_map(|error| error.downcast_ref())
 }
 
 /// Says what an error means for the exit code.

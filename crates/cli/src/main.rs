@@ -14,14 +14,21 @@ mod exec;
 mod exit;
 mod interrupts;
 mod kept;
+mod leftovers;
+mod money;
 mod note;
+mod offers;
+mod place;
 mod policy;
 mod provider;
 mod record;
 mod run;
 mod runs;
+mod serve;
+mod serving;
 mod settings;
 mod state;
+mod tape;
 mod terminal;
 mod work;
 
@@ -35,6 +42,10 @@ use tokio_util::sync::CancellationToken;
 use crate::args::{Command, RunsCommand};
 use crate::exit::{Code, Failure, FailureExt as _};
 use crate::interrupts::Interrupts;
+
+/// Hundreds of runs in one process allocate much and at once.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 /// How long what blocks (a file, a reader of ours) may hold up the end of the process.
 const LAST_WAIT: Duration = Duration::from_millis(200);
@@ -55,6 +66,9 @@ fn main() -> ExitCode {
         Command::Runs(command) => to_its_end(Code::Cancelled as u8, |_| runs::perform(command)),
         Command::Gc(args) => to_its_end(Code::Cancelled as u8, |_| runs::collect(args)),
         Command::Exec(args) => to_its_end(exec::CANCELLED, |token| exec::perform(args, token)),
+        Command::Serve(args) => {
+            to_its_end(Code::Cancelled as u8, |token| serve::perform(*args, token))
+        }
     };
     ExitCode::from(ended.unwrap_or_else(|failure| {
         // Where nobody reads it, the exit code still tells.

@@ -3,13 +3,16 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::Context as _;
+use anyhow::{Context as _, bail};
 use cantle::core::policy::Policy;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::args::RunArgs;
+use crate::offers::Offers;
+use crate::place::Place;
 use crate::provider::EndpointChoice;
+use crate::serving::ServingArgs;
 use crate::settings::{
     Model, Rules, ServedModel, Settings, nothing_to_ask, resolve_policy, text_or_file, variable,
 };
@@ -21,12 +24,18 @@ pub(crate) struct Note {
     system_prompt: Option<String>,
     max_turns: u32,
     timeout_s: f64,
+    /// Where commands run.
+    #[serde(default)]
+    pub(crate) backend: Place,
     pub(crate) policy: Policy,
     pub(crate) schema: Option<Value>,
     pub(crate) approve: Option<String>,
     pub(crate) output_dir: Option<PathBuf>,
     /// Whether the model could ask somebody.
     pub(crate) asks_user: bool,
+    /// What else it was offered.
+    #[serde(default)]
+    pub(crate) offers: Offers,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -38,6 +47,8 @@ enum NotedModel {
         max_tokens: Option<u64>,
         context_window: Option<u64>,
         stream: bool,
+        #[serde(default)]
+        serving: ServingArgs,
     },
     Recording(PathBuf),
 }
@@ -66,11 +77,13 @@ impl Note {
                     max_tokens: model.max_tokens,
                     context_window: model.context_window,
                     stream: model.stream,
+                    serving: model.serving.clone(),
                 },
             },
             system_prompt: rules.system_prompt.clone(),
             max_turns: rules.max_turns,
             timeout_s: rules.timeout.as_secs_f64(),
+            backend: rules.place.clone(),
             policy: rules.policy.clone(),
             schema: schema.cloned(),
             approve: match args.approve.as_deref() {
@@ -82,6 +95,7 @@ impl Note {
             },
             output_dir: args.output_dir.as_ref().map(absolute).transpose()?,
             asks_user,
+            offers: Offers::default(),
         })
     }
 
@@ -102,6 +116,7 @@ impl Note {
                 max_tokens,
                 context_window,
                 stream,
+                serving,
             } => {
                 let mut slug = slug.clone();
                 if let Some(given) = args.model.model.clone().filter(|_| by_flag("model")) {
@@ -129,10 +144,17 @@ impl Note {
                     context_window: flag("context_window", args.model.context_window)
                         .or(*context_window),
                     stream: *stream && !by_flag("no_stream"),
+                    serving: args.model.serving.by_flag(by_flag).or(serving),
                     record: args.model.record.clone(),
                 }))
             }
         };
+        if by_flag("backend") && args.place.backend.as_ref() != Some(&self.backend) {
+            bail!(
+                "the run's commands ran with --backend {}, and its files are there: it can't go on elsewhere",
+                self.backend
+            );
+        }
         let says_policy = ["policy", "allow_host", "limit", "best_effort"];
         let policy = if says_policy.into_iter().any(by_flag) {
             resolve_policy(&args.policy).map_err(|failure| failure.error)?
@@ -158,6 +180,7 @@ impl Note {
                     .timeout
                     .filter(|_| by_flag("timeout"))
                     .unwrap_or(timeout),
+                place: self.backend.clone(),
                 policy,
             },
         })

@@ -4,11 +4,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use cantle::agent::{
-    Agent, AgentBuilder, Approvals, Budget, KeptStatus, Permission, ResumeOptions, RunStore,
-    SessionOptions,
+    Agent, Approvals, Budget, Permission, ResumeOptions, RunStore, SessionOptions,
 };
 use cantle::backends::local::LocalBackend;
-use cantle::core::event::RunStatus;
 use cantle::core::ids::RunId;
 use cantle::core::message::history;
 use cantle::core::policy::Network;
@@ -20,14 +18,20 @@ use tokio_util::sync::CancellationToken;
 use crate::agent;
 use crate::args::{DisplayArgs, RunArgs};
 use crate::ask::Person;
-use crate::client;
+use crate::client::{self, Asked, Tape};
 use crate::display::Display;
 use crate::exit::{Failure, FailureExt as _};
+use crate::money;
 use crate::note::Note;
+use crate::offers::Offers;
 use crate::record;
 use crate::settings::{self, Model, Settings};
 use crate::state::State;
+use crate::tape::RecordedUser;
 use crate::work::{self, Work};
+
+/// The tool that asks somebody.
+const USER_INPUT: &str = "user_input";
 
 /// A run that only needs to be begun, or gone on with.
 #[derive(Debug)]
@@ -54,6 +58,16 @@ enum Begin {
     },
 }
 
+impl Begin {
+    /// Takes out the budget of time.
+    fn without_time(&mut self) {
+        match self {
+            Self::Task(options) => options.budget.time = None,
+            Self::Resume { options, .. } => options.budget.time = None,
+        }
+    }
+}
+
 /// Reads everything that a run needs, so that what is wrong is told before anything is begun.
 pub(crate) fn prepare(args: &RunArgs) -> Result<Run, Failure> {
     match &args.resume {
@@ -76,7 +90,7 @@ fn begin(args: &RunArgs) -> Result<Run, Failure> {
             .usage()?;
     }
     let (user, person) = Person::at_terminal().internal()?.unzip();
-    let mut backend = LocalBackend::new();
+    let mut local = LocalBackend::new();
     let mut remarks = Vec::new();
     if !args.no_keep {
         match State::find().map(|state| (state.backend(), state)) {
@@ -86,7 +100,7 @@ fn begin(args: &RunArgs) -> Result<Run, Failure> {
             Ok((kept_backend, state)) => {
                 let note = Note::new(&settings, args, schema.as_ref(), person.is_some()).usage()?;
                 let note = serde_json::to_value(note).internal()?;
-                backend = kept_backend.usage()?;
+                local = kept_backend.usage()?;
                 options = options.kept_in(state.runs(), note);
             }
             Err(error) => remarks.push(format!("The run is not kept for resuming: {error}")),
@@ -96,8 +110,9 @@ fn begin(args: &RunArgs) -> Result<Run, Failure> {
         settings,
         schema,
         approve: args.approve.as_deref(),
-        backend,
+        local,
         asks_user: person.is_some(),
+        offers: None,
         user,
         person,
     };
@@ -118,10 +133,6 @@ fn resume(args: &RunArgs, name: &str) -> Result<Run, Failure> {
         .with_context(|| format!("run {} was not begun by `cantle run`", kept.run))
         .usage()?;
     let output_dir = args.output_dir.clone().or_else(|| note.output_dir.clone());
-    if kept.status == KeptStatus::Ended(RunStatus::Finished) {
-        let message = format!("run {} is finished; there is nothing left to do", kept.run);
-        return Err(anyhow::anyhow!(message)).usage();
-    }
     let mut options = ResumeOptions::default().budget(budget(args));
     options.output_dir.clone_from(&output_dir);
     options.fresh_sandbox = args.fresh_sandbox;
@@ -130,8 +141,9 @@ fn resume(args: &RunArgs, name: &str) -> Result<Run, Failure> {
         settings: note.settings(args).usage()?,
         schema: note.schema.clone(),
         approve: args.approve.as_deref().or(note.approve.as_deref()),
-        backend: state.backend().usage()?,
+        local: state.backend().usage()?,
         asks_user: note.asks_user,
+        offers: Some(note.offers),
         user,
         person,
     };
@@ -148,9 +160,12 @@ struct Definition<'a> {
     settings: Settings,
     schema: Option<Value>,
     approve: Option<&'a str>,
-    backend: LocalBackend,
+    /// Sandboxes on this machine, where they are kept as the run is.
+    local: LocalBackend,
     /// Whether the model can ask somebody; in a run that is resumed, whether it could.
     asks_user: bool,
+    /// What else it is offered; in a run that is resumed, what it was.
+    offers: Option<Offers>,
     user: Option<ChannelUser>,
     person: Option<Person>,
 }
@@ -159,7 +174,7 @@ impl Definition<'_> {
     fn run(
         self,
         args: &RunArgs,
-        begin: Begin,
+        mut begin: Begin,
         task: String,
         output_dir: Option<PathBuf>,
         mut remarks: Vec<String>,
@@ -172,15 +187,54 @@ impl Definition<'_> {
             Begin::Resume { .. } => true,
         };
         let network = rules.policy.network.clone();
-        let mut agent = builder(&model)?.approvals(approvals(self.approve).usage()?);
-        if let Some(user) = self.user {
-            agent = agent.user(user);
+        let backend = rules.place.backend(self.local).usage()?;
+        let Asked { client, tape } = asked(&model)?;
+        if let Model::Served(model) = &model {
+            money::check(args.budget_usd, model, client.model()).usage()?;
         }
-        if self.asks_user {
+        let offers = || Offers::of(&model, client.model());
+        let mut offers = self.offers.unwrap_or_else(offers);
+        let mut agent = Agent::builder(agent::NAME, client);
+        let mut asks_user = self.asks_user;
+        let mut person = self.person;
+        let mut played = None;
+        match tape {
+            // Who was asked then is not asked again, and time passes in another way.
+            Some(Tape::Playing(playing)) => {
+                asks_user = playing.was_offered(USER_INPUT);
+                offers = Offers::recorded(|tool| playing.was_offered(tool));
+                if asks_user {
+                    agent = agent.user(RecordedUser);
+                }
+                person = None;
+                begin.without_time();
+                agent = agent.hooks(playing.clone());
+                played = Some(playing);
+            }
+            tape => {
+                agent = agent.approvals(approvals(self.approve).usage()?);
+                if let Some(user) = self.user {
+                    agent = agent.user(user);
+                }
+                if let Some(Tape::Recording(recording)) = tape {
+                    agent = agent.hooks(recording);
+                }
+            }
+        }
+        if asks_user {
             agent = agent.tool(user_input());
         }
+        agent = offers.add_to(agent);
+        if let Begin::Task(options) = &mut begin
+            && let Some(note) = options.note.as_object_mut()
+        {
+            note.insert(
+                "offers".to_owned(),
+                serde_json::to_value(offers).internal()?,
+            );
+        }
         Ok(Run {
-            agent: agent::complete(agent, self.backend, rules, self.schema).usage()?,
+            agent: agent::complete(agent, backend, rules, self.schema).usage()?,
             begin,
             work: Work {
                 task,
@@ -188,11 +242,13 @@ impl Definition<'_> {
                 about_key: about_key(&model),
                 kept,
                 result_as_json,
+                played,
+                verbose: args.display.verbose,
             },
             display: args.display,
             network,
             remarks,
-            person: self.person,
+            person,
         })
     }
 }
@@ -273,15 +329,15 @@ fn task(args: &RunArgs) -> anyhow::Result<String> {
     Ok(task)
 }
 
-fn builder(model: &Model) -> Result<AgentBuilder, Failure> {
-    let client = match model {
+fn asked(model: &Model) -> Result<Asked, Failure> {
+    let asked = match model {
         Model::Served(model) => client::served(model),
         Model::Recording(path) => read(path).and_then(|json| {
             let recording = client::recorded(&json);
             recording.with_context(|| path.display().to_string())
         }),
     };
-    Ok(Agent::builder(agent::NAME, client.usage()?))
+    asked.usage()
 }
 
 /// What to say where the model's provider refuses the key.

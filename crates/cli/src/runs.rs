@@ -1,6 +1,7 @@
 //! `cantle runs` and `cantle gc`: the runs that are kept, and what others left behind.
 
 use std::io::Write as _;
+use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 use anyhow::Context as _;
@@ -8,13 +9,15 @@ use cantle::agent::{KeptRun, KeptStatus, StoreErrorKind};
 use cantle::backends::local::LocalBackend;
 use cantle::core::event::RunStatus;
 use cantle::core::policy::{Policy, Strictness};
-use cantle::core::sandbox::{Backend as _, SandboxContext, SandboxErrorKind};
+use cantle::core::sandbox::{SandboxContext, SandboxErrorKind};
 use serde_json::{Value, json};
 
 use crate::args::{GcArgs, RunsCommand};
 use crate::display::{clean, duration, one_line, plural};
 use crate::exit::{Failure, FailureExt as _};
+use crate::leftovers;
 use crate::note::Note;
+use crate::place;
 use crate::state::State;
 
 /// What is younger may belong to a process that is just starting.
@@ -182,7 +185,7 @@ async fn remove_sandbox(run: &KeptRun) -> anyhow::Result<()> {
     let mut policy = note.map_or_else(Policy::default, |note| note.policy);
     policy.strictness = Strictness::BestEffort;
     let cx = SandboxContext::new(run.run, policy);
-    match LocalBackend::new().reattach(handle, cx).await {
+    match place::of(handle)?.reattach(handle, cx).await {
         Ok(sandbox) => Ok(sandbox.close().await?),
         Err(error) if error.kind() == SandboxErrorKind::Gone => Ok(()),
         Err(error) => Err(error).context("the run's working directory can't be removed"),
@@ -192,10 +195,12 @@ async fn remove_sandbox(run: &KeptRun) -> anyhow::Result<()> {
 /// Removes what processes left that were killed.
 pub(crate) async fn collect(args: GcArgs) -> Result<u8, Failure> {
     let mut places = vec![LocalBackend::new()];
-    if let Ok(state) = State::find()
-        && state.workspaces().is_dir()
-    {
-        places.push(LocalBackend::new().in_directory(state.workspaces()));
+    if let Ok(state) = State::find() {
+        let kept = [state.workspaces(), state.served()].into_iter();
+        places.extend(
+            kept.filter(|directory| directory.is_dir())
+                .map(|directory| LocalBackend::new().in_directory(directory)),
+        );
     }
     let mut removed = Vec::new();
     let mut problems = Vec::new();
@@ -204,18 +209,39 @@ pub(crate) async fn collect(args: GcArgs) -> Result<u8, Failure> {
         removed.extend(reclaimed.removed);
         problems.extend(reclaimed.failed);
     }
+    if let Ok(state) = State::find() {
+        leftovers::collect(&state, GRACE, &mut removed, &mut problems).await;
+    }
+    let shown = |path: PathBuf| path.display().to_string();
+    let directories = removed.len() as u64;
+    let mut removed: Vec<String> = removed.into_iter().map(shown).collect();
+    let mut problems: Vec<(String, String)> = problems
+        .into_iter()
+        .map(|(path, error)| (shown(path), error))
+        .collect();
+    // Where no engine answers, nothing of ours is on it that could be asked for.
+    let containers = place::containers().reclaim().await.unwrap_or_default();
+    let container_count = containers.removed.len() as u64;
+    removed.extend(containers.removed);
+    problems.extend(containers.failed);
     let mut text = String::new();
     if args.verbose {
-        for path in &removed {
-            text.push_str(&format!("{}\n", one_line(&path.display().to_string())));
+        for name in &removed {
+            text.push_str(&format!("{}\n", one_line(name)));
         }
     }
-    for (path, error) in &problems {
-        let line = format!("{}: {error}", path.display());
+    for (name, error) in &problems {
+        let line = format!("{name}: {error}");
         let _ = writeln!(std::io::stderr(), "cantle: {}", clean(&line));
     }
-    let count = plural(removed.len() as u64, "directory", "directories");
-    text.push_str(&format!("{count} removed\n"));
+    text.push_str(&plural(directories, "directory", "directories"));
+    if container_count > 0 {
+        text.push_str(&format!(
+            " and {}",
+            plural(container_count, "container", "containers")
+        ));
+    }
+    text.push_str(" removed\n");
     write(&text)?;
     Ok(u8::from(!problems.is_empty()))
 }

@@ -9,13 +9,16 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, anyhow, bail};
+use cantle::clients::chat::Server;
 use cantle::core::policy::{HostPattern, Policy, Preset};
 use serde::{Deserialize, Deserializer};
 
-use crate::args::{ModelArgs, PolicyArgs, RunArgs, parse_duration};
+use crate::args::{ModelArgs, PlaceArgs, PolicyArgs, RunArgs, parse_duration};
 use crate::exit::{Failure, FailureExt as _};
+use crate::place::Place;
 use crate::policy::{self, Limit};
 use crate::provider::{Api, Endpoint, EndpointChoice, MissingKey, Provider};
+use crate::serving::{self, ServingArgs};
 
 const FILE_NAME: &str = "cantle.toml";
 
@@ -33,6 +36,8 @@ pub(crate) struct Rules {
     pub(crate) max_turns: u32,
     /// The longest time that one command may take.
     pub(crate) timeout: Duration,
+    /// Where commands run.
+    pub(crate) place: Place,
     /// What commands may do.
     pub(crate) policy: Policy,
 }
@@ -43,6 +48,7 @@ impl Default for Rules {
             system_prompt: None,
             max_turns: 30,
             timeout: Duration::from_secs(300),
+            place: Place::Local,
             policy: Policy::workspace(),
         }
     }
@@ -65,6 +71,7 @@ pub(crate) struct ServedModel {
     pub(crate) max_tokens: Option<u64>,
     pub(crate) context_window: Option<u64>,
     pub(crate) stream: bool,
+    pub(crate) serving: ServingArgs,
     /// Where its calls are written down.
     pub(crate) record: Option<PathBuf>,
 }
@@ -84,11 +91,22 @@ struct File {
     #[serde(deserialize_with = "duration")]
     timeout: Option<Duration>,
     no_stream: Option<bool>,
+    #[serde(deserialize_with = "serving::server::deserialize")]
+    server: Option<Server>,
+    stateful: Option<bool>,
+    fallback_model: Vec<String>,
+    price_input: Option<f64>,
+    price_output: Option<f64>,
+    price_cache_read: Option<f64>,
+    price_cache_write: Option<f64>,
+    rpm: Option<u32>,
+    tpm: Option<u64>,
     #[serde(deserialize_with = "preset")]
     policy: Option<Preset>,
     allow_host: Vec<HostPattern>,
     limit: Vec<Limit>,
     best_effort: Option<bool>,
+    backend: Option<Place>,
 }
 
 /// The files that there are.
@@ -105,6 +123,7 @@ pub(crate) fn resolve(args: &RunArgs) -> Result<Settings, Failure> {
     let here = Path::new("");
     let files = Files::read()?;
     let policy = files.policy(&args.policy)?;
+    let place = files.place(&args.place)?;
     let Files {
         directory,
         user,
@@ -126,6 +145,7 @@ pub(crate) fn resolve(args: &RunArgs) -> Result<Settings, Failure> {
             system_prompt,
             max_turns: max_turns.unwrap_or(default.max_turns),
             timeout: timeout.unwrap_or(default.timeout),
+            place,
             policy,
         },
     })
@@ -134,6 +154,11 @@ pub(crate) fn resolve(args: &RunArgs) -> Result<Settings, Failure> {
 /// The same for what commands may do alone.
 pub(crate) fn resolve_policy(args: &PolicyArgs) -> Result<Policy, Failure> {
     Files::read()?.policy(args)
+}
+
+/// The same for where they run.
+pub(crate) fn resolve_place(args: &PlaceArgs) -> Result<Place, Failure> {
+    Files::read()?.place(args)
 }
 
 impl Files {
@@ -155,6 +180,22 @@ impl Files {
             user: &self.user.policy_args(),
         };
         policy::resolve(&places, limits.as_deref()).usage()
+    }
+
+    fn place(&self, said: &PlaceArgs) -> Result<Place, Failure> {
+        let here = &self.directory.backend;
+        if let (None, Some(place @ (Place::Container(_) | Place::Remote { .. }))) =
+            (&said.backend, here)
+        {
+            return Err(anyhow!(
+                "`backend = \"{place}\"` is not taken from the current directory's {FILE_NAME}, which may \
+                 be somebody else's: say it with --backend, CANTLE_BACKEND or in your own {FILE_NAME}"
+            ))
+            .usage();
+        }
+        let places = [&said.backend, here, &self.user.backend];
+        let place = places.into_iter().flatten().next();
+        Ok(place.cloned().unwrap_or_default())
     }
 }
 
@@ -196,6 +237,11 @@ fn model(args: &ModelArgs, directory: &File, user: &File) -> Result<Model, Failu
         max_tokens,
         context_window,
         stream: !no_stream.unwrap_or(false),
+        serving: args
+            .serving
+            .clone()
+            .or(&directory.serving_args())
+            .or(&user.serving_args()),
         record: args.record.clone(),
     })))
 }
@@ -301,6 +347,20 @@ impl File {
                 + 1;
             anyhow!("line {line}: {}", error.message())
         })
+    }
+
+    fn serving_args(&self) -> ServingArgs {
+        ServingArgs {
+            server: self.server,
+            stateful: self.stateful,
+            fallback_model: self.fallback_model.clone(),
+            price_input: self.price_input,
+            price_output: self.price_output,
+            price_cache_read: self.price_cache_read,
+            price_cache_write: self.price_cache_write,
+            rpm: self.rpm,
+            tpm: self.tpm,
+        }
     }
 
     fn policy_args(&self) -> PolicyArgs {

@@ -64,6 +64,16 @@ impl State {
         self.directory.join("workspaces")
     }
 
+    /// Where those of sandboxes are that `cantle serve` makes.
+    pub(crate) fn served(&self) -> PathBuf {
+        self.directory.join("serve-workspaces")
+    }
+
+    /// What `cantle serve` knows of them.
+    pub(crate) fn server(&self) -> PathBuf {
+        self.directory.join("serve")
+    }
+
     /// Sandboxes whose working directories are kept here.
     ///
     /// # Errors

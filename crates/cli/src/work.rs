@@ -16,6 +16,7 @@ use crate::agent::FINISH;
 use crate::ask::Person;
 use crate::display::{Closing, Display, clean, clean_json};
 use crate::exit::{Code, Failure};
+use crate::tape::Playing;
 use crate::{kept, record};
 
 /// Events that are shown together where several are there.
@@ -32,6 +33,9 @@ pub(crate) struct Work {
     pub(crate) kept: bool,
     /// The result is the finish call's parameters as JSON, whatever they are.
     pub(crate) result_as_json: bool,
+    /// The recording that is played, where one of calls is.
+    pub(crate) played: Option<Playing>,
+    pub(crate) verbose: bool,
 }
 
 /// Opens a session, unless it is cancelled before.
@@ -78,6 +82,9 @@ impl Work {
             closing.remains = kept::keep(&outcome, sandbox, output_dir, self.kept).await;
         }
         let closed = session.close().await;
+        for remark in self.played.iter().flat_map(|it| it.remarks(self.verbose)) {
+            display.remark(&remark).await;
+        }
         closing
             .problem
             .extend(closed.err().map(|error| error.to_string()));

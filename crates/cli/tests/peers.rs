@@ -64,8 +64,11 @@ async fn journey_report(place: &Place, flags: &[&str]) {
 async fn report(place: &Place, task: &str, flags: &[&str]) {
     let files = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peers/trip");
     let input = format!("--input={}/", files.display());
-    let flags: Vec<&str> = [&*input, "--output-dir", "out"]
+    let usual = [&*input, "--output-dir", "out"];
+    let recorded = ["--record", "calls"];
+    let flags: Vec<&str> = usual
         .iter()
+        .chain(&recorded)
         .chain(flags)
         .copied()
         .collect();
@@ -90,6 +93,17 @@ async fn report(place: &Place, task: &str, flags: &[&str]) {
         "{}",
         ended.stderr
     );
+
+    // What was recorded with it is the same run without it.
+    let again = [&*input, "--output-dir", "again", "--replay", "calls"];
+    let played = run(place, task, &again).await;
+    assert_eq!(
+        (played.code, &played.stdout),
+        (Some(0), &ended.stdout),
+        "{played:?}"
+    );
+    assert_eq!(place.read("again/trip-report.md"), report);
+    assert!(!played.stderr.contains("differed"), "{}", played.stderr);
 }
 
 fn tokens(place: &Place) -> (u64, u64) {

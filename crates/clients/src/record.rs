@@ -15,10 +15,16 @@
 //! {"message": {"role": "user", "kind": "user", "content": "Hi"}}
 //! {"tools": []}
 //! {"call": {"messages": [0], "tools": 0, "answer": {"blocks": [{"kind": "text", "text": "Hello!"}], "stop": "end_turn", "usage": null}}}
+//! {"result": {"id": "call_1", "tool": "code_exec", "arguments": "{\"cmd\": \"date\"}", "content": "…", "success": true}}
 //! ```
 //!
 //! Where there was a failure, `error` stands in the place of `answer`. What is different each time and
-//! no part of what is asked (ids of messages, times, counts of tokens) is left out of messages.
+//! no part of what is asked (ids of messages, times, counts of tokens) is left out of messages. The
+//! first line also has the model's `context_window` and `max_output_tokens` where they are known,
+//! since when a conversation is summarized depends on them. Results of tools are there where the loop
+//! around the model [writes them](ResultLog).
+
+mod results;
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -37,8 +43,10 @@ use cantle_core::secret::SecretText;
 use cantle_core::usage::TokenUsage;
 use futures_util::{StreamExt as _, stream};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 
+pub(crate) use self::results::ResultLine;
+pub use self::results::ResultLog;
 use crate::replay::FORMAT;
 
 pub(crate) const VERSION: u64 = 2;
@@ -52,6 +60,7 @@ pub(crate) enum Line {
     Message(Value),
     Tools(Value),
     Call(Box<CallLine>),
+    Result(Box<ResultLine>),
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -80,6 +89,8 @@ pub(crate) struct Answer {
     pub(crate) cost_usd: Option<f64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) served_by: Option<String>,
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    pub(crate) extra: Map<String, Value>,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -100,6 +111,7 @@ pub(crate) fn recorded(message: &SharedMessage) -> Result<Bytes, LlmError> {
                 "id",
                 "metadata",
                 "provider_response_id",
+                "replaced_ids",
                 "request_end_time",
                 "request_start_time",
                 "token_usage",
@@ -151,13 +163,31 @@ impl<C: LlmClient> Recorder<C> {
             secrets,
             messages: HashMap::new(),
             tools: HashMap::new(),
+            failed: None,
         };
-        let model = &client.model().slug;
-        file.line(&json!({"format": FORMAT, "version": VERSION, "model": model}))?;
+        let model = client.model();
+        let mut header = json!({"format": FORMAT, "version": VERSION, "model": model.slug});
+        let limits = [
+            ("context_window", model.context_window),
+            ("max_output_tokens", model.max_output_tokens),
+        ];
+        if let Value::Object(header) = &mut header {
+            let known = |(name, limit): (&str, Option<u64>)| Some((name.to_owned(), limit?.into()));
+            header.extend(limits.into_iter().filter_map(known));
+        }
+        file.line(&header)?;
         Ok(Self {
             client: Arc::new(client),
             file: Arc::new(Mutex::new(file)),
         })
+    }
+
+    /// Where the results of tools go.
+    #[must_use]
+    pub fn results(&self) -> ResultLog {
+        ResultLog {
+            file: Arc::clone(&self.file),
+        }
     }
 }
 
@@ -202,6 +232,7 @@ impl Call {
                     response_id: end.response_id.clone(),
                     cost_usd: completion.cost_usd,
                     served_by: completion.served_by,
+                    extra: end.extra.clone(),
                 })
             }
             Ok(ChatEvent::Block(block)) => {
@@ -229,10 +260,15 @@ struct File {
     secrets: Vec<SecretText>,
     messages: HashMap<(usize, u64), usize>,
     tools: HashMap<(usize, u64), usize>,
+    /// Why a result of a tool is missing.
+    failed: Option<io::Error>,
 }
 
 impl File {
     fn call(&mut self, request: &ChatRequest, outcome: Outcome) -> Result<(), LlmError> {
+        if let Some(error) = self.failed.take() {
+            return Err(unwritable(error));
+        }
         let mut messages = Vec::with_capacity(request.messages.len());
         for message in &request.messages {
             let bytes = recorded(message)?;
@@ -264,7 +300,12 @@ impl File {
     fn line(&mut self, line: &Value) -> io::Result<()> {
         let mut text = line.to_string();
         for secret in self.secrets.iter().filter(|it| !it.expose().is_empty()) {
-            text = text.replace(secret.expose(), "[hidden]");
+            // As it stands in JSON, and in JSON that is a text in JSON, as arguments are.
+            let once = escaped(secret.expose());
+            let twice = escaped(&once);
+            for secret in [&twice, &once] {
+                text = text.replace(secret, "[hidden]");
+            }
         }
         text.push('\n');
         self.write.write_all(text.as_bytes())?;
@@ -278,6 +319,15 @@ impl fmt::Debug for File {
             .field("messages", &self.messages.len())
             .finish_non_exhaustive()
     }
+}
+
+/// A text between the quotes of JSON.
+fn escaped(text: &str) -> String {
+    let json = Value::from(text).to_string();
+    let inner = json
+        .strip_prefix('"')
+        .and_then(|json| json.strip_suffix('"'));
+    inner.unwrap_or(&json).to_owned()
 }
 
 /// The number of what stands on a line of its own, and whether that is yet to be written.

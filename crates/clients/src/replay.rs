@@ -5,7 +5,9 @@
 //! again, by a retry or by a resumed run, gets the same turn again, and the client keeps no place in
 //! the recording. And calls, written by a [`Recorder`](crate::record::Recorder): each request is
 //! looked up among those that were recorded, and one that is not there is an error that shows what
-//! differs. Requests that were recorded several times get their answers in their order.
+//! differs. Requests that were recorded several times get their answers in their order. Such a
+//! recording also has what tools said ([`ReplayClient::result_of`]), for whoever runs them: told that,
+//! a model is asked the same also where commands print times and process ids.
 //!
 //! # The format of turns
 //!
@@ -21,6 +23,8 @@
 //! ```
 
 mod calls;
+mod difference;
+mod results;
 
 use std::sync::Arc;
 
@@ -28,12 +32,13 @@ use cantle_core::llm::{
     ChatEvent, ChatRequest, ChatStream, LlmClient, LlmError, LlmErrorKind, ModelInfo, StopReason,
     TurnEnd,
 };
-use cantle_core::message::{AssistantBlock, AssistantMessage, Message};
+use cantle_core::message::{AssistantBlock, AssistantMessage, Message, ToolCall};
 use cantle_core::usage::TokenUsage;
 use futures_util::{StreamExt as _, stream};
 use serde::Deserialize;
 
 use self::calls::Calls;
+pub use self::results::RecordedResult;
 use crate::record::VERSION as CALLS_VERSION;
 
 pub(crate) const FORMAT: &str = "cantle-recording";
@@ -129,10 +134,35 @@ impl ReplayClient {
                 return Err(RecordingError::at(number, message));
             }
         };
-        Ok(Self {
-            model: ModelInfo::new(header.model),
-            source,
-        })
+        let model = ModelInfo::new(header.model)
+            .with_limits(header.context_window, header.max_output_tokens)
+            .map_err(|error| RecordingError::at(number, error.to_string()))?;
+        Ok(Self { model, source })
+    }
+
+    /// Whether this plays calls, so that all that is asked must be as it was: also what tools say.
+    #[must_use]
+    pub fn plays_calls(&self) -> bool {
+        matches!(self.source, Source::Calls(_))
+    }
+
+    /// What a tool call came to when it was recorded. The same call recorded several times has its
+    /// results in their order. `None` where there is no such call, or turns are played.
+    #[must_use]
+    pub fn result_of(&self, call: &ToolCall) -> Option<RecordedResult> {
+        match &self.source {
+            Source::Turns(_) => None,
+            Source::Calls(calls) => calls.result_of(call),
+        }
+    }
+
+    /// Whether the model was offered a tool of this name when its calls were recorded.
+    #[must_use]
+    pub fn was_offered(&self, tool: &str) -> bool {
+        match &self.source {
+            Source::Turns(_) => false,
+            Source::Calls(calls) => calls.offered(tool),
+        }
     }
 }
 
@@ -234,6 +264,8 @@ struct Header {
     format: String,
     version: u64,
     model: String,
+    context_window: Option<u64>,
+    max_output_tokens: Option<u64>,
 }
 
 #[derive(Deserialize)]

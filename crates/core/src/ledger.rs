@@ -38,7 +38,7 @@ pub struct ModelCall {
     /// Whether `usage` is our estimate because the response carried none.
     #[serde(default)]
     pub estimated: bool,
-    /// What the provider said it cost, in US dollars.
+    /// What the provider said it cost, or given prices come to, in US dollars.
     #[serde(default)]
     pub cost_usd: Option<f64>,
     /// The model that answered, in the provider's words; `None` where it did not say.
@@ -67,6 +67,17 @@ impl ModelCall {
             duration,
         }
     }
+
+    /// Whether it used tokens, and nobody said what they cost.
+    #[must_use]
+    pub fn is_of_unknown_cost(&self) -> bool {
+        self.cost_usd.is_none() && self.usage.total() > 0
+    }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// What a model call was for, and what became of it.
@@ -94,6 +105,9 @@ pub struct ToolAccount {
     pub calls: u64,
     /// How many of the calls were not successful.
     pub failures: u64,
+    /// How many of the calls never began: they were refused.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub refused: u64,
     /// How many near-misses in the arguments were mended.
     #[serde(default)]
     pub repairs: u64,
@@ -123,6 +137,12 @@ impl Ledger {
         }
     }
 
+    /// Writes down a call that never began.
+    pub fn record_refused(&mut self, name: &str) {
+        self.record_tool(name, false, Duration::ZERO, None);
+        self.account(name).refused += 1;
+    }
+
     /// Writes down how many near-misses in a call's arguments were mended.
     pub fn record_repairs(&mut self, name: &str, repairs: u32) {
         if repairs > 0 {
@@ -146,7 +166,28 @@ impl Ledger {
         self.sum(|call| call.estimated)
     }
 
-    /// What providers said it cost in US dollars, here and in all sub-agents; `None` where none did.
+    /// Tool calls that began, here and in all sub-agents.
+    #[must_use]
+    pub fn begun_calls(&self) -> u64 {
+        let own = self.tools.values();
+        let own: u64 = own
+            .map(|account| account.calls.saturating_sub(account.refused))
+            .sum();
+        let below = self.sub_agents.values().flatten();
+        own + below.map(Self::begun_calls).sum::<u64>()
+    }
+
+    /// Model calls that used tokens and whose cost nobody said, here and in all sub-agents.
+    #[must_use]
+    pub fn calls_of_unknown_cost(&self) -> u64 {
+        let own = self.model_calls.iter();
+        let own = own.filter(|call| call.is_of_unknown_cost()).count() as u64;
+        let below = self.sub_agents.values().flatten();
+        own + below.map(Self::calls_of_unknown_cost).sum::<u64>()
+    }
+
+    /// What providers said it cost, or given prices come to, in US dollars, here and in all sub-agents;
+    /// `None` where nobody did.
     #[must_use]
     pub fn cost_usd(&self) -> Option<f64> {
         let own = self.model_calls.iter().filter_map(|call| call.cost_usd);

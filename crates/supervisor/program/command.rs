@@ -2,6 +2,7 @@
 
 use core::ffi::CStr;
 
+use crate::files;
 use crate::setup::Limits;
 use crate::sys::{self, EAGAIN, ENOENT, Errno, Fd, Forked};
 use crate::tree::Keepers;
@@ -154,17 +155,22 @@ fn launch(body: Fd, report: Fd, channels: &[Fd], limits: &Limits) -> Result<i32,
         (None, [stdin, stdout, stderr]) => [*stdin, *stdout, *stderr],
         (None, _) => return Err(invalid()),
     };
-    let program = Program::read(&spawn, &mut reader).ok_or_else(invalid)?;
+    for channel in channels {
+        limits.give(channel);
+    }
+    let task = match spawn.programs {
+        0 => Task::Files(reader),
+        _ => Task::Program(Program::read(&spawn, &mut reader).ok_or_else(invalid)?),
+    };
     // The parent goes on when the program is being executed, or was not; where it has to say yes to
-    // that, at once.
-    let flags = if limits.ask_before_programs() {
-        0
-    } else {
-        sys::CLONE_VFORK
+    // that, or nothing is executed, at once.
+    let flags = match task {
+        Task::Program(_) if !limits.ask_before_programs() => sys::CLONE_VFORK,
+        _ => 0,
     };
     match sys::fork(flags).map_err(at(Stage::Fork))? {
         Forked::Child => {
-            let (stage, errno) = become_command(&spawn, channels, limits, &program);
+            let (stage, errno) = become_command(&spawn, channels, limits, task);
             tell(report, failed(stage, errno), &[]);
             sys::exit(127)
         }
@@ -224,6 +230,14 @@ impl Terminal {
         sys::set_terminal_size(master, rows, columns)?;
         Ok(Self { master, slave })
     }
+}
+
+/// What a command does.
+enum Task<'b> {
+    /// It executes a program.
+    Program(Program<'b>),
+    /// It does something with files, without a program.
+    Files(Reader<'b>),
 }
 
 /// What is executed.
@@ -286,7 +300,7 @@ fn become_command(
     spawn: &Spawn<'_>,
     channels: [Fd; 3],
     limits: &Limits,
-    program: &Program<'_>,
+    task: Task<'_>,
 ) -> (Stage, Errno) {
     let prepare = || {
         sys::setsid()?;
@@ -305,7 +319,11 @@ fn become_command(
     if let Err(errno) = prepare() {
         return (Stage::Prepare, errno);
     }
-    if let Err(errno) = sys::chdir(spawn.directory) {
+    let program = match task {
+        Task::Program(program) => program,
+        Task::Files(reader) => files::run(limits.root(), reader),
+    };
+    if let Err(errno) = files::enter(limits.root(), spawn.directory) {
         return (Stage::Directory, errno);
     }
     if let Err(errno) = limits.filter() {

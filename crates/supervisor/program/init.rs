@@ -37,7 +37,8 @@ pub fn run(control: Fd, steps: Reader<'static>, groups: &[Fd], alone: bool) -> !
     opened.iter().copied().for_each(sys::close);
     let served = Init::start(control, alone, &built.limits).and_then(|mut init| init.serve());
     if !alone {
-        Tree::below(sys::getpid()).kill(false);
+        // Whoever started us does the same, but may have been killed.
+        Tree::below(sys::getpid()).kill_for_good(false);
     }
     // With a process namespace of our own, the kernel kills all that is in it.
     sys::exit(i32::from(served.is_err()))
@@ -65,7 +66,8 @@ impl<'b> Init<'b> {
             guard: if alone {
                 Fd(-1)
             } else {
-                sys::pidfd_open(sys::getppid())?
+                // Where a kernel has no such thing, the end of the control socket must do.
+                sys::pidfd_open(sys::getppid()).unwrap_or(Fd(-1))
             },
             alone,
             limits,

@@ -1,23 +1,46 @@
 //! What a C library would bring: the entry point, and the memory functions that the compiler calls.
 
 use core::arch::{asm, global_asm};
+use core::ffi::{CStr, c_char};
 
-use crate::{guard, sys};
+use crate::{guard, relay, sys};
 
-// The kernel starts a program with the stack pointer at the number of its arguments. A function
-// expects it 8 below a multiple of 16, as a call leaves it.
+// The kernel starts a program with the stack pointer at the number of its arguments, which is what
+// `start` gets. A function expects it 8 below a multiple of 16, as a call leaves it.
 global_asm!(
     ".globl _start",
     "_start:",
     "xor ebp, ebp",
+    "mov rdi, rsp",
     "and rsp, -16",
     "call {start}",
     "ud2",
     start = sym start,
 );
 
-extern "C" fn start() -> ! {
-    sys::exit(guard::run())
+extern "C" fn start(stack: *const usize) -> ! {
+    // SAFETY: `stack` is what the kernel has laid out.
+    let code = match unsafe { first_argument(stack) } {
+        Some(b"relay") => relay::run(),
+        _ => guard::run(),
+    };
+    sys::exit(code)
+}
+
+/// What comes after the program's name on its command line.
+///
+/// # Safety
+/// `stack` points to the number of arguments, and as many pointers to strings follow it.
+unsafe fn first_argument(stack: *const usize) -> Option<&'static [u8]> {
+    // SAFETY: the caller vouches for the number, and the number for the pointers; arguments live
+    // as long as the process.
+    unsafe {
+        if *stack < 2 {
+            return None;
+        }
+        let argument = *stack.add(2).cast::<*const c_char>();
+        Some(CStr::from_ptr(argument).to_bytes())
+    }
 }
 
 #[panic_handler]

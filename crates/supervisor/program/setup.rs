@@ -14,6 +14,8 @@ pub struct Limits {
     count: usize,
     filter: Option<&'static [u8]>,
     victims: Option<Victims>,
+    identity: Option<(u32, u32)>,
+    root: &'static CStr,
 }
 
 impl Limits {
@@ -41,12 +43,29 @@ impl Limits {
         self.filter.map_or(Ok(()), sys::seccomp_filter)
     }
 
-    /// Puts the limits on the calling process.
+    /// Puts the limits on the calling process, and makes it who commands are.
     pub fn apply(&self) -> sys::Result<()> {
         for (resource, soft, hard) in &self.limits[..self.count] {
             sys::lower_limit(*resource, *soft, *hard)?;
         }
-        Ok(())
+        match self.identity {
+            Some(_) => give_up_privileges(self.identity),
+            None => Ok(()),
+        }
+    }
+
+    /// Lets who commands are open a pipe or a terminal again, by its name (`/dev/stderr`).
+    pub fn give(&self, channel: Fd) {
+        if let Some((uid, gid)) = self.identity {
+            // Its owner may always do the one, but not always the other. That it can be opened by
+            // name takes the right to look into the process.
+            let _ = sys::give_to(channel, uid, gid).or_else(|_| sys::fchmod(channel, 0o666));
+        }
+    }
+
+    /// The directory that no link leads out of.
+    pub fn root(&self) -> &'static CStr {
+        self.root
     }
 }
 
@@ -123,6 +142,8 @@ pub fn build(mut steps: Reader<'static>, groups: &[Fd], alone: bool) -> Result<B
             count: 0,
             filter: None,
             victims: None,
+            identity: None,
+            root: c"/",
         },
         opened: [Fd(-1); MOST_FDS],
         opened_count: 0,
@@ -202,6 +223,11 @@ fn perform(
         Step::Filter { program } => sys::seccomp_filter(program),
         Step::FilterCommands { program } => {
             built.limits.filter = Some(program);
+            Ok(())
+        }
+        Step::Commands { identity, root } => {
+            built.limits.identity = identity;
+            built.limits.root = root;
             Ok(())
         }
         Step::Limit {

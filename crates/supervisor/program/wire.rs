@@ -388,6 +388,14 @@ pub enum Step<'b> {
         /// Its instructions, in the kernel's layout.
         program: &'b [u8],
     },
+    /// What commands are, where the supervisor itself stays what it is: for a relay.
+    Commands {
+        /// The user and the group they run as, without any privilege; none to stay who we are, with
+        /// what we may do.
+        identity: Option<(u32, u32)>,
+        /// The directory that no link leads out of; `/` where there is nothing outside.
+        root: &'b CStr,
+    },
     /// A limit (`RLIMIT_…`) for each process of every command.
     Limit {
         /// Which.
@@ -417,7 +425,8 @@ pub struct Spawn<'b> {
     pub takes_terminal: bool,
     /// Whether it gets a terminal of ours of this many rows and columns.
     pub terminal: Option<(u16, u16)>,
-    /// How many strings follow that each name its program: the first that can be executed is.
+    /// How many strings follow that each name its program: the first that can be executed is. None
+    /// where the supervisor itself does something with files, which the arguments say.
     pub programs: u32,
     /// How many arguments follow, the program's name among them.
     pub arguments: u32,
@@ -444,18 +453,21 @@ impl<'b> Reader<'b> {
         self.rest.is_empty()
     }
 
-    fn take(&mut self, count: usize) -> Option<&'b [u8]> {
+    /// The next bytes.
+    pub fn take(&mut self, count: usize) -> Option<&'b [u8]> {
         let (taken, rest) = self.rest.split_at_checked(count)?;
         self.rest = rest;
         Some(taken)
     }
 
-    fn u32(&mut self) -> Option<u32> {
+    /// The next number of four bytes.
+    pub fn u32(&mut self) -> Option<u32> {
         let bytes = self.take(4)?;
         Some(u32::from_le_bytes(bytes.try_into().ok()?))
     }
 
-    fn u64(&mut self) -> Option<u64> {
+    /// The next number of eight bytes.
+    pub fn u64(&mut self) -> Option<u64> {
         let bytes = self.take(8)?;
         Some(u64::from_le_bytes(bytes.try_into().ok()?))
     }
@@ -507,6 +519,14 @@ impl<'b> Reader<'b> {
         })
     }
 
+    /// A user and a group, or none.
+    fn identity(&mut self) -> Option<Option<(u32, u32)>> {
+        Some(match (self.u32()?, self.u32()?, self.u32()?) {
+            (0, ..) => None,
+            (_, uid, gid) => Some((uid, gid)),
+        })
+    }
+
     /// The next step.
     pub fn step(&mut self) -> Option<Numbered<'b>> {
         let (tag, wall) = (self.u32()?, self.u32()?);
@@ -548,10 +568,7 @@ impl<'b> Reader<'b> {
                 port: self.u32()? as u16,
             },
             11 => Step::Unprivileged {
-                identity: match (self.u32()?, self.u32()?, self.u32()?) {
-                    (0, ..) => None,
-                    (_, uid, gid) => Some((uid, gid)),
-                },
+                identity: self.identity()?,
             },
             12 => Step::Landlock { rules: self.u32()? },
             13 => Step::Allow {
@@ -569,6 +586,10 @@ impl<'b> Reader<'b> {
                 soft: self.u64()?,
                 hard: self.u64()?,
             },
+            17 => Step::Commands {
+                identity: self.identity()?,
+                root: self.string()?,
+            },
             _ => return None,
         };
         let wall = match wall.checked_sub(1) {
@@ -580,7 +601,7 @@ impl<'b> Reader<'b> {
 }
 
 /// Writes a number into a message.
-fn put(bytes: &mut [u8], at: usize, number: u32) {
+pub(crate) fn put(bytes: &mut [u8], at: usize, number: u32) {
     if let Some(place) = bytes.get_mut(at..at + 4) {
         place.copy_from_slice(&number.to_le_bytes());
     }

@@ -2,6 +2,7 @@
 
 use core::ffi::CStr;
 
+use crate::tasks::Task;
 use crate::wire::{Group, Setup, Spawn, Step};
 
 /// Writes a body.
@@ -41,6 +42,11 @@ impl Writer {
         self
     }
 
+    fn identity(&mut self, identity: Option<(u32, u32)>) -> &mut Self {
+        let (uid, gid) = identity.unwrap_or_default();
+        self.u32(identity.is_some().into()).u32(uid).u32(gid)
+    }
+
     /// A string.
     pub fn string(&mut self, text: &CStr) -> &mut Self {
         self.bytes(text.to_bytes())
@@ -78,6 +84,24 @@ impl Writer {
             .u32(spawn.variables)
     }
 
+    /// What a command without a program does; the paths of [`Task::Find`] follow as strings.
+    pub fn task(&mut self, task: &Task<'_>) -> &mut Self {
+        match *task {
+            Task::Read {
+                path,
+                offset,
+                length,
+            } => self.u32(1).string(path).u64(offset).u64(length),
+            Task::Write { path, mode } => self.u32(2).string(path).u32(mode),
+            Task::Look { path } => self.u32(3).string(path),
+            Task::List { path } => self.u32(4).string(path),
+            Task::MakeDirectory { path } => self.u32(5).string(path),
+            Task::Remove { path } => self.u32(6).string(path),
+            Task::Move { from, to } => self.u32(7).string(from).string(to),
+            Task::Find { count } => self.u32(8).u32(count),
+        }
+    }
+
     /// A step that must succeed.
     pub fn step(&mut self, step: &Step<'_>) -> &mut Self {
         self.any_step(0, step)
@@ -106,6 +130,7 @@ impl Writer {
             Step::Filter { .. } => 14,
             Step::FilterCommands { .. } => 15,
             Step::Limit { .. } => 16,
+            Step::Commands { .. } => 17,
         };
         self.u32(tag).u32(wall);
         match *step {
@@ -128,10 +153,8 @@ impl Writer {
             Step::Root { path } | Step::OpenDirectory { path } => self.string(path),
             Step::HostName { name } => self.string(name),
             Step::Listen { port } => self.u32(port.into()),
-            Step::Unprivileged { identity } => {
-                let (uid, gid) = identity.unwrap_or_default();
-                self.u32(identity.is_some().into()).u32(uid).u32(gid)
-            }
+            Step::Unprivileged { identity } => self.identity(identity),
+            Step::Commands { identity, root } => self.identity(identity).string(root),
             Step::Loopback => self,
             Step::Landlock { rules } => self.u32(rules),
             Step::Allow { path, access } => self.string(path).u64(access),

@@ -9,12 +9,30 @@
 //! up, policy and everything that can be decided outside is decided outside: the program does what
 //! it is told, in order, and says what the kernel answered.
 //!
+//! In a container nobody can pass it sockets. There it is started as `supervisor relay`, and says
+//! the same over its input and output, in [frames] with credit for each channel; it needs no file of
+//! the container's but itself, and `/proc`. What is done with files there is a command
+//! without a program: a [task](tasks::Task).
+//!
 //! Its source is in `program/`, and is where the `unsafe` code of the project is; the crates that
-//! use it ([`wire`] and [`Writer`]) have none.
+//! use it ([`wire`], [`frames`], [`tasks`] and [`Writer`]) have none.
 
 #![forbid(unsafe_code)]
 
 mod encode;
+#[expect(
+    clippy::exhaustive_enums,
+    reason = "both sides are of the same version, and each must know all that the other says"
+)]
+#[path = "../program/frames.rs"]
+pub mod frames;
+#[expect(
+    clippy::exhaustive_enums,
+    clippy::exhaustive_structs,
+    reason = "both sides are of the same version, and each must know all that the other says"
+)]
+#[path = "../program/tasks.rs"]
+pub mod tasks;
 #[expect(
     clippy::exhaustive_enums,
     clippy::exhaustive_structs,

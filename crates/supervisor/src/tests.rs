@@ -2,6 +2,8 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 
 use crate::Writer;
+use crate::frames::{Answer, Channels, HEADER_BYTES, Lane, Request};
+use crate::tasks::{Entry, Kind, Reason, Refusal, Task};
 use crate::wire::{Group, Numbered, Order, Reader, Ready, Report, Setup, Spawn, Stage, Step};
 
 #[test]
@@ -114,6 +116,14 @@ fn bodies_come_back_as_they_were() {
             program: &[1, 2, 3, 0, 0, 0, 0, 8],
         },
         Step::FilterCommands { program: &[] },
+        Step::Commands {
+            identity: Some((1000, 1001)),
+            root: c"/",
+        },
+        Step::Commands {
+            identity: None,
+            root: c"/srv/one",
+        },
         Step::Limit {
             resource: 7,
             soft: 1,
@@ -158,6 +168,134 @@ fn bodies_come_back_as_they_were() {
     for length in 0..body.len() {
         let mut reader = Reader::new(&body[..length]);
         assert_eq!(reader.spawn().and_then(|_| reader.string()), None);
+    }
+}
+
+#[test]
+fn requests_come_back_as_they_were() {
+    let id = u32::MAX;
+    let length = u64::MAX - 1;
+    let mut requests = vec![
+        Request::Setup { length },
+        Request::Input { id, length },
+        Request::CloseInput { id },
+        Request::Signal { id, signal: 15 },
+        Request::Terminate { id },
+        Request::Kill { id },
+        Request::List { id },
+        Request::Resize {
+            id,
+            rows: u16::MAX,
+            columns: 1,
+        },
+    ];
+    for channels in [Channels::Output, Channels::All, Channels::Terminal] {
+        requests.push(Request::Spawn {
+            id,
+            channels,
+            length,
+        });
+    }
+    for lane in Lane::ALL {
+        let credit = length;
+        requests.push(Request::Grant { id, lane, credit });
+        requests.push(Request::Discard { id, lane });
+    }
+    for request in requests {
+        assert_eq!(Request::decode(&request.encode()), Some(request));
+    }
+    assert_eq!(Request::decode(&[0; HEADER_BYTES]), None);
+}
+
+#[test]
+fn answers_in_frames_come_back_as_they_were() {
+    let (id, length, total) = (7, 1 << 40, u64::MAX);
+    let mut answers = vec![
+        Answer::Ready { length },
+        Answer::Report { id, length },
+        Answer::Gone { id },
+        Answer::Taken { id, bytes: 1 },
+        Answer::InputClosed { id },
+    ];
+    for lane in Lane::ALL {
+        answers.push(Answer::Output { id, lane, length });
+        answers.push(Answer::Count { id, lane, total });
+        answers.push(Answer::End { id, lane, total });
+    }
+    for answer in answers {
+        assert_eq!(Answer::decode(&answer.encode()), Some(answer));
+    }
+    assert_eq!(Answer::decode(&[0xff; HEADER_BYTES]), None);
+}
+
+#[test]
+fn tasks_come_back_as_they_were() {
+    let path = c"/a path";
+    let tasks = [
+        Task::Read {
+            path,
+            offset: 1 << 40,
+            length: u64::MAX,
+        },
+        Task::Write { path, mode: 0o755 },
+        Task::Look { path },
+        Task::List { path },
+        Task::MakeDirectory { path },
+        Task::Remove { path },
+        Task::Move {
+            from: path,
+            to: c"/",
+        },
+        Task::Find { count: 3 },
+    ];
+    for task in tasks {
+        let mut writer = Writer::new();
+        writer.task(&task);
+        let body = writer.into_bytes();
+        assert_eq!(Task::decode(&mut Reader::new(&body)), Some(task));
+        // Any cut is noticed.
+        for length in 0..body.len() {
+            assert_eq!(Task::decode(&mut Reader::new(&body[..length])), None);
+        }
+    }
+}
+
+#[test]
+fn what_tasks_say_comes_back_as_it_was() {
+    let kinds = [Kind::File, Kind::Directory, Kind::Link, Kind::Other];
+    for (kind, name) in kinds
+        .into_iter()
+        .zip([&b""[..], b"a", b"\xff\n", &[b'x'; 255]])
+    {
+        let entry = Entry {
+            kind,
+            mode: 0o777,
+            size_bytes: u64::MAX,
+            name,
+        };
+        let said = [&entry.encode_head()[..], name].concat();
+        assert_eq!(Entry::decode(&mut Reader::new(&said)), Some(entry));
+        let cut = &said[..said.len() - 1];
+        assert_eq!(Entry::decode(&mut Reader::new(cut)), None);
+    }
+    let reasons = [
+        Reason::Errno,
+        Reason::NotAFile,
+        Reason::AlreadyThere,
+        Reason::Outside,
+        Reason::Incomplete,
+        Reason::Left,
+    ];
+    for reason in reasons {
+        let refusal = Refusal {
+            reason,
+            errno: 40,
+            name: b"name",
+        };
+        let said = [&refusal.encode_head()[..], refusal.name].concat();
+        assert_eq!(Refusal::decode(&mut Reader::new(&said)), Some(refusal));
+        let cut = &said[..said.len() - 1];
+        assert_eq!(Refusal::decode(&mut Reader::new(cut)), None);
     }
 }
 
@@ -221,6 +359,23 @@ proptest! {
         }
         if let Some(report) = Report::decode(&bytes) {
             prop_assert_eq!(Report::decode(&report.encode()), Some(report));
+        }
+    }
+
+    #[test]
+    fn a_frame_that_is_read_means_what_is_written(kind in 0..13_u8, rest in any::<[u8; HEADER_BYTES - 1]>()) {
+        let mut bytes = [kind; HEADER_BYTES];
+        bytes[1..].copy_from_slice(&rest);
+        if let Some(request) = Request::decode(&bytes) {
+            prop_assert_eq!(Request::decode(&request.encode()), Some(request));
+        }
+        bytes[1] %= 4;
+        bytes[2..4].fill(0);
+        if let Some(request) = Request::decode(&bytes) {
+            prop_assert_eq!(Request::decode(&request.encode()), Some(request));
+        }
+        if let Some(answer) = Answer::decode(&bytes) {
+            prop_assert_eq!(Answer::decode(&answer.encode()), Some(answer));
         }
     }
 }

@@ -8,20 +8,24 @@ use anyhow::{Context, Result};
 use super::{Ready, Workshop};
 use crate::{elf, shell};
 
-/// The machine's own where it is static; else Debian's, unpacked here and not installed, because it
-/// would replace the machine's.
 pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
-    let own =
-        shell::probe("sh", &["-c", "command -v busybox"]).map(|path| PathBuf::from(path.trim()));
-    let program = match own {
-        Some(own) if elf::is_static(&own)? => own,
-        _ => debian(workshop)?,
-    };
+    let program = program(workshop)?;
     let variables = vec![("CANTLE_TEST_BUSYBOX", program.display().to_string())];
     Ok(Ready {
         variables,
         server: None,
     })
+}
+
+/// The machine's own where it is static; else Debian's, unpacked here and not installed, because it
+/// would replace the machine's.
+pub fn program(workshop: &Workshop) -> Result<PathBuf> {
+    let own =
+        shell::probe("sh", &["-c", "command -v busybox"]).map(|path| PathBuf::from(path.trim()));
+    match own {
+        Some(own) if elf::is_static(&own)? => Ok(own),
+        _ => debian(workshop),
+    }
 }
 
 fn debian(workshop: &Workshop) -> Result<PathBuf> {

@@ -6,6 +6,8 @@
 
 mod aimock;
 mod busybox;
+mod docker;
+mod e2b;
 mod litellm;
 mod llama;
 mod python;
@@ -24,7 +26,9 @@ pub use server::Server;
 pub use workshop::Workshop;
 
 /// Everything [`bring_up`] brings up.
-const NAMES: [&str; 6] = ["aimock", "litellm", "llama", "stirrup", "busybox", "static"];
+const NAMES: [&str; 8] = [
+    "aimock", "litellm", "llama", "stirrup", "busybox", "docker", "static", "e2b",
+];
 
 /// What `CANTLE_REQUIRE` says: a comma-separated list of peers that must be there, or `all`.
 pub struct Required(BTreeSet<String>);
@@ -79,8 +83,13 @@ pub fn bring_up(workshop: &Workshop, required: &Required) -> Result<Peers> {
         let aimock = scope.spawn(|| aimock::bring_up(workshop));
         let llama = scope.spawn(|| llama::bring_up(workshop));
         let stirrup = scope.spawn(|| stirrup::bring_up(workshop));
-        let busybox = scope.spawn(|| busybox::bring_up(workshop));
+        let containers = scope.spawn(|| {
+            // One after the other: the engine's images are made of BusyBox.
+            let busybox = busybox::bring_up(workshop);
+            (busybox, docker::bring_up(workshop))
+        });
         let program = scope.spawn(|| static_program::bring_up(workshop));
+        let e2b = scope.spawn(|| e2b::bring_up(workshop));
         let proxy = litellm::prepare(workshop);
         let aimock = join(aimock);
         // The proxy stands in front of aimock.
@@ -88,13 +97,18 @@ pub fn bring_up(workshop: &Workshop, required: &Required) -> Result<Peers> {
             Ok((_, address)) => proxy.and_then(|proxy| proxy.start(workshop, address)),
             Err(_) => Err(anyhow!("it needs aimock")),
         };
+        let (busybox, docker) = containers
+            .join()
+            .unwrap_or_else(|_| (Err(anyhow!(PANICKED)), Err(anyhow!(PANICKED))));
         [
             aimock.map(|(ready, _)| ready),
             litellm,
             join(llama),
             join(stirrup),
-            join(busybox),
+            busybox,
+            docker,
             join(program),
+            join(e2b),
         ]
     });
 
@@ -117,10 +131,10 @@ pub fn bring_up(workshop: &Workshop, required: &Required) -> Result<Peers> {
     Ok(peers)
 }
 
+const PANICKED: &str = "its thread panicked";
+
 fn join<T>(thread: ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
-    thread
-        .join()
-        .unwrap_or_else(|_| Err(anyhow!("its thread panicked")))
+    thread.join().unwrap_or_else(|_| Err(anyhow!(PANICKED)))
 }
 
 #[cfg(test)]
@@ -140,7 +154,9 @@ mod tests {
         assert_eq!(names("llama, aimock,"), ["aimock", "llama"]);
         assert_eq!(
             names("all"),
-            ["aimock", "busybox", "litellm", "llama", "static", "stirrup"]
+            [
+                "aimock", "busybox", "docker", "e2b", "litellm", "llama", "static", "stirrup"
+            ]
         );
     }
 

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use super::docker::Remains;
 use super::workshop::{Workshop, tail};
 use crate::guard::Guarded;
 
@@ -20,6 +21,8 @@ const POLL: Duration = Duration::from_millis(20);
 /// A running server. Dropped = stopped.
 pub struct Server {
     process: Guarded,
+    /// After the process: what is in use can't be removed.
+    _remains: Option<Remains>,
 }
 
 /// How to tell that a server is there.
@@ -42,33 +45,57 @@ impl Server {
         command
             .env("NO_PROXY", "127.0.0.1")
             .env("no_proxy", "127.0.0.1");
-        let start = Instant::now();
         let log = Log {
             path: workshop.log(peer),
         };
-        let file = File::create(&log.path)?;
+        let mut found = None;
+        let server = Server::start_when(workshop, peer, command, || {
+            found = log.address(signs.before_address);
+            found.is_some_and(|address| answers(address, signs.ready))
+        })?;
+        let address = found.context("it has answered")?;
+        Ok((server, format!("http://{address}")))
+    }
+
+    /// Starts the server and waits until `is_ready` says that it answers.
+    pub fn start_when(
+        workshop: &Workshop,
+        peer: &str,
+        command: &Command,
+        mut is_ready: impl FnMut() -> bool,
+    ) -> Result<Server> {
+        let start = Instant::now();
+        let path = workshop.log(peer);
+        let file = File::create(&path)?;
         let both = (Stdio::from(file.try_clone()?), Stdio::from(file));
         let mut server = Server {
             process: Guarded::spawn(command, both.0, both.1)?,
+            _remains: None,
         };
         while start.elapsed() < DEADLINE {
             if let Some(status) = server.process.ended()? {
-                bail!("it ended at its start ({status}):\n{}", tail(&log.path));
+                bail!("it ended at its start ({status}):\n{}", tail(&path));
             }
-            if let Some(address) = log.address(signs.before_address)
-                && answers(address, signs.ready)
-            {
-                let (url, seconds) = (format!("http://{address}"), start.elapsed().as_secs_f32());
-                eprintln!("[{peer}] {url} after {seconds:.1} s");
-                return Ok((server, url));
+            if is_ready() {
+                let seconds = start.elapsed().as_secs_f32();
+                eprintln!("[{peer}] answers after {seconds:.1} s");
+                return Ok(server);
             }
             thread::sleep(POLL);
         }
         bail!(
             "it did not answer in {} s:\n{}",
             DEADLINE.as_secs(),
-            tail(&log.path)
+            tail(&path)
         );
+    }
+
+    /// The same server, which leaves something behind that is removed after its end.
+    pub fn with_remains(self, remains: Remains) -> Server {
+        Server {
+            _remains: Some(remains),
+            ..self
+        }
     }
 
     /// Tells it to stop, without waiting.

@@ -19,6 +19,10 @@ pub fn install_missing() {
     if !there("npm") {
         packages.push("npm");
     }
+    // Also where an engine answers: the program that asks it is in the same package.
+    if !there("docker") || !there("dockerd") {
+        packages.push("docker.io");
+    }
     if Python::find((3, 11)).is_err() {
         packages.push("python3-venv");
     }

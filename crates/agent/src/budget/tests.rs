@@ -105,3 +105,31 @@ fn an_earlier_process_counts_with_its_sub_agents() {
     ];
     assert_eq!(account.notices(), expected.map(Notice::Spent));
 }
+
+#[test]
+fn calls_that_an_earlier_process_refused_do_not_count() {
+    let mut ledger = Ledger::default();
+    ledger.record_tool("look", true, Duration::ZERO, None);
+    for _ in 0..9 {
+        ledger.record_refused("look");
+    }
+    let account = Account::new(Budget::default().tool_calls(2), None);
+    account.carry_over(&ledger, Duration::ZERO);
+    assert_eq!(account.notices(), []);
+}
+
+#[test]
+fn a_cost_that_nobody_says_is_told_once_for_each_budget_of_money() {
+    let above = Arc::new(Account::new(Budget::default().cost_usd(5.0), None));
+    let own = Account::new(Budget::default().cost_usd(1.0), Some(Arc::clone(&above)));
+    let mut known = tokens(7);
+    known.cost_usd = Some(0.1);
+    assert_eq!(own.unpriced(&known), None);
+    assert_eq!(own.unpriced(&tokens(0)), None);
+    assert_eq!(own.unpriced(&tokens(7)), Some(1.0));
+    assert_eq!(above.unpriced(&tokens(7)), Some(5.0));
+    assert_eq!(own.unpriced(&tokens(7)), None);
+    let none = Account::new(Budget::default().tokens(1), None);
+    assert_eq!(none.unpriced(&tokens(7)), None);
+    assert!(own.limits_money() && !none.limits_money());
+}

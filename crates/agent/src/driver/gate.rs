@@ -11,7 +11,8 @@ use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use crate::approval::{Approvals, Decision, Permission, Questions, digest};
-use crate::hooks::{BeforeTool, Hooks};
+use crate::error::RunError;
+use crate::hooks::{BeforeTool, Hooks, guarded};
 use crate::hub::Hub;
 
 /// Decides which calls of a run may be made.
@@ -33,6 +34,16 @@ pub(crate) enum Asked {
     Nobody,
 }
 
+impl Asked {
+    /// Where questions are put to whoever holds the run.
+    pub(super) fn questions(&self) -> Option<Arc<Questions>> {
+        match self {
+            Self::Holder(questions) => Some(Arc::clone(questions)),
+            Self::User(_) | Self::Nobody => None,
+        }
+    }
+}
+
 impl Gate {
     /// Whether every call may be made, without looking.
     pub(super) fn is_open(&self) -> bool {
@@ -46,9 +57,9 @@ impl Gate {
         tools: &HashMap<String, DynTool>,
         hub: &Hub,
         cancellation: &CancellationToken,
-    ) -> Decision {
+    ) -> Result<Decision, RunError> {
         let before = match &self.hooks {
-            Some(hooks) => hooks.before_tool(call).await,
+            Some(hooks) => guarded("before_tool", hooks.before_tool(call)).await?,
             None => BeforeTool::Call,
         };
         let mut call = call.clone();
@@ -57,7 +68,7 @@ impl Gate {
         match before {
             BeforeTool::Call => {}
             BeforeTool::Ask => ask = true,
-            BeforeTool::Refuse { reason } => return Decision::Reject { reason },
+            BeforeTool::Refuse { reason } => return Ok(Decision::Reject { reason }),
             BeforeTool::Edit { arguments } => {
                 call.arguments.clone_from(&arguments);
                 decision = Decision::Edit { arguments };
@@ -71,13 +82,13 @@ impl Gate {
             Some(parsed) => self.approvals.permission(&call.name, &parsed.arguments),
             None => Permission::Allow,
         };
-        match permission {
+        Ok(match permission {
             Permission::Allow => decision,
             Permission::Deny => Decision::Reject {
                 reason: "calls like this are not allowed in this run. Find another way.".to_owned(),
             },
             Permission::Ask => self.ask(&call, hub, cancellation, decision).await,
-        }
+        })
     }
 
     async fn ask(
@@ -104,7 +115,7 @@ impl Gate {
                      another way.",
                 ),
                 Asked::Holder(questions) => {
-                    let answer = questions.ask(&call.id, digest);
+                    let answer = questions.ask(self.run, &call.id, digest);
                     hub.emit(requested);
                     answer
                         .await

@@ -19,7 +19,7 @@ use tracing::Instrument as _;
 use super::{Driver, over};
 use crate::budget::{Account, BudgetState, Notice};
 use crate::error::RunError;
-use crate::hooks::BeforeModel;
+use crate::hooks::{BeforeModel, guarded};
 use crate::machine::{Fact, Machine, ModelFailure, SummaryAttempt, estimate_usage, output_bytes};
 use crate::spans;
 use crate::time::unix_seconds;
@@ -70,8 +70,10 @@ impl Driver {
         }
         if let Some(hooks) = self.gate.hooks.clone() {
             let decided = tokio::select! {
-                decided = hooks.before_model(turn, machine.messages()) => decided,
-                () = self.cancellation.cancelled() => {
+                decided = guarded("before_model", hooks.before_model(turn, machine.messages())) => {
+                    decided?
+                }
+                () = self.ending.cancellation.cancelled() => {
                     return self.tell(machine, Fact::Cancelled { call: None });
                 }
                 state = out_of_time(&self.account) => {
@@ -169,6 +171,16 @@ impl Driver {
     fn tell_answer(&mut self, machine: &mut Machine, fact: Fact) -> Result<(), RunError> {
         if let Some(call) = fact.model_call() {
             self.account.model_call(call);
+            if let Some(limit) = self.account.unpriced(call) {
+                let model = &call.model;
+                self.hub.emit(EventKind::Warning {
+                    message: format!(
+                        "Nobody says what this call of {model} cost, so that the budget of ${limit} \
+                         does not count it, nor others like it. Give the model's prices, or a budget \
+                         of tokens."
+                    ),
+                });
+            }
         }
         self.take_said(machine)?;
         self.note_budgets(machine)?;
@@ -212,12 +224,12 @@ impl Driver {
         let failure = loop {
             let event = tokio::select! {
                 event = stream.next() => event,
-                Some(content) = self.said.recv() => {
-                    self.tell(machine, Fact::UserSaid { content })?;
+                Some(fact) = self.said.recv() => {
+                    self.tell(machine, fact)?;
                     self.commit().await?;
                     continue;
                 }
-                () = self.cancellation.cancelled() => {
+                () = self.ending.cancellation.cancelled() => {
                     let call = self.wasted(machine, CallPurpose::Cancelled, started, streamed_bytes, true);
                     return Ok(Err(Box::new(Fact::Cancelled { call: Some(call) })));
                 }
@@ -265,7 +277,7 @@ impl Driver {
         });
         let mut call = ModelCall::new(slug, CallPurpose::Turn, usage, duration);
         call.estimated = completion.usage.is_none();
-        call.cost_usd = completion.cost_usd;
+        call.cost_usd = completion.cost_usd.or_else(|| self.priced(&usage));
         call.served_by.clone_from(&completion.served_by);
         Answered {
             completion,
@@ -293,7 +305,14 @@ impl Driver {
         let slug = &self.client.model().slug;
         let mut call = ModelCall::new(slug, purpose, usage, started.elapsed());
         call.estimated = true;
+        call.cost_usd = self.priced(&usage);
         call
+    }
+
+    /// What estimated tokens probably cost.
+    fn priced(&self, usage: &TokenUsage) -> Option<f64> {
+        let prices = self.client.model().prices?;
+        (usage.total() > 0).then(|| prices.cost_usd(usage))
     }
 
     /// Shows a piece of an answer to those who watch; returns how many bytes of output it was.

@@ -1,10 +1,12 @@
-//! Commits of many runs at once: a few threads take what waits, as long as something does.
+//! What many runs write at once: a few threads take what waits, as long as something does.
 //!
 //! A thread of its own for each commit costs more than the writing, and one alone would wait for the
 //! disk where the file system could put many commits into one.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
@@ -13,8 +15,11 @@ use super::{Inner, JournalError};
 /// Threads that write at once.
 const MAX_WORKERS: usize = 8;
 
-/// Commits that a thread takes at once.
+/// Pieces of work that a thread takes at once.
 const BATCH: usize = 16;
+
+/// A commit that takes less than this is over before another thread could help.
+const WORTH_A_THREAD: Duration = Duration::from_micros(100);
 
 /// Writes the journals of one store.
 #[derive(Debug, Default)]
@@ -22,14 +27,27 @@ pub(super) struct Committer(Mutex<Waiting>);
 
 #[derive(Debug, Default)]
 struct Waiting {
-    commits: VecDeque<Commit>,
+    work: VecDeque<Work>,
     workers: usize,
+    /// Whether a commit takes long on this disk: as the last batch had it.
+    slow: bool,
 }
 
-#[derive(Debug)]
-struct Commit {
-    journal: Arc<Inner>,
-    done: oneshot::Sender<Result<(), JournalError>>,
+enum Work {
+    Commit {
+        journal: Arc<Inner>,
+        done: oneshot::Sender<Result<(), JournalError>>,
+    },
+    Other(Box<dyn FnOnce() + Send>),
+}
+
+impl fmt::Debug for Work {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Commit { .. } => "Commit",
+            Self::Other(_) => "Other",
+        })
+    }
 }
 
 impl Committer {
@@ -40,13 +58,33 @@ impl Committer {
     /// Writes what waits in a journal, and waits until it is on the disk.
     pub(super) async fn commit(self: &Arc<Self>, journal: &Arc<Inner>) -> Result<(), JournalError> {
         let (done, written) = oneshot::channel();
+        self.enqueue(Work::Commit {
+            journal: Arc::clone(journal),
+            done,
+        });
+        let stopped = |_| Err(journal.error_of("the program is ending".to_owned()));
+        written.await.unwrap_or_else(stopped)
+    }
+
+    /// Does what blocks, when its turn comes; `None` where the program is ending.
+    pub(super) async fn run<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Option<T> {
+        let (done, came) = oneshot::channel();
+        self.enqueue(Work::Other(Box::new(move || {
+            // Whoever waited may have been dropped.
+            let _ = done.send(work());
+        })));
+        came.await.ok()
+    }
+
+    fn enqueue(self: &Arc<Self>, work: Work) {
         let starts_worker = {
             let mut waiting = self.waiting();
-            waiting.commits.push_back(Commit {
-                journal: Arc::clone(journal),
-                done,
-            });
-            let starts = waiting.workers < MAX_WORKERS;
+            waiting.work.push_back(work);
+            let wanted = if waiting.slow { MAX_WORKERS } else { 1 };
+            let starts = waiting.workers < wanted;
             waiting.workers += usize::from(starts);
             starts
         };
@@ -54,28 +92,37 @@ impl Committer {
             let this = Arc::clone(self);
             tokio::task::spawn_blocking(move || this.work());
         }
-        let stopped = |_| Err(journal.error_of("the program is ending".to_owned()));
-        written.await.unwrap_or_else(stopped)
     }
 
-    /// Writes until nothing waits. Blocks.
+    /// Works until nothing waits. Blocks.
     fn work(&self) {
+        let mut slow = None;
         loop {
             let mut waiting = self.waiting();
-            let count = waiting.commits.len().min(BATCH);
+            waiting.slow = slow.unwrap_or(waiting.slow);
+            let count = waiting.work.len().min(BATCH);
             if count == 0 {
                 waiting.workers -= 1;
                 return;
             }
-            let batch: Vec<Commit> = waiting.commits.drain(..count).collect();
+            let batch: Vec<Work> = waiting.work.drain(..count).collect();
             drop(waiting);
-            for Commit { journal, done } in batch {
-                let written = journal.write();
-                // The lock of the run goes with it, and whoever waits may be about to take that.
-                drop(journal);
-                // Whoever waited may have been dropped; what was recorded is written all the same.
-                let _ = done.send(written);
+            let started = Instant::now();
+            for work in batch {
+                match work {
+                    Work::Commit { journal, done } => {
+                        let written = journal.write();
+                        // The lock of the run goes with it, and whoever waits may be about to take
+                        // that.
+                        drop(journal);
+                        // Whoever waited may have been dropped; what was recorded is written all
+                        // the same.
+                        let _ = done.send(written);
+                    }
+                    Work::Other(work) => work(),
+                }
             }
+            slow = Some(started.elapsed() > WORTH_A_THREAD * count as u32);
         }
     }
 }

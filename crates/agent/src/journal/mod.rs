@@ -3,17 +3,21 @@
 //! A run has a directory of its own in a [`RunStore`]. In it are `journal.jsonl`, one record per line,
 //! and `media`, where images and sounds are kept once each, named by the SHA-256 of their bytes. The
 //! first record is the [`Header`]; what follows are the facts that the loop was told, in order, and
-//! how it ended. What a crash leaves of a last line is no record, and is cut off when the run goes
-//! on.
+//! how it ended. What a crash leaves of the last lines is no record ([`seal`]), and is cut off when the
+//! run goes on.
 //!
 //! A fact is on the disk (`fdatasync`) before anything is done that follows from it: an answer
 //! before its first tool runs, a call's start before the call. So after a kill at any moment the
 //! journal knows of every effect, or that it may have happened.
 
 mod committer;
+mod ended;
+mod glance;
 mod identity;
 mod media;
+mod reading;
 mod record;
+mod seal;
 mod store;
 
 use std::borrow::Cow;
@@ -25,13 +29,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cantle_core::event::{Finish, RunStatus};
 
 use self::committer::Committer;
+pub(crate) use self::ended::Ended;
 pub(crate) use self::identity::Identity;
 use self::media::MediaFiles;
 pub(crate) use self::media::hex;
-use self::record::Record;
-pub(crate) use self::record::{Header, VERSION};
-pub(crate) use self::store::Reopened;
+pub(crate) use self::record::{Files, Header, VERSION};
+use self::record::{Line, Record};
+use self::seal::Seal;
 pub use self::store::{KeptRun, KeptStatus, RunStore, StoreError, StoreErrorKind};
+pub(crate) use self::store::{Left, Reopened, is_finished};
 use crate::machine::Fact;
 
 /// The file with the records.
@@ -54,10 +60,12 @@ struct Inner {
     state: Mutex<State>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct State {
     /// Lines that are not written yet.
-    waiting: Vec<u8>,
+    waiting: Vec<Line>,
+    /// The number of the next batch.
+    batch: u64,
     /// What could not be written once is not tried again: a later line must not follow half of one.
     broken: Option<String>,
 }
@@ -71,14 +79,25 @@ pub(crate) struct JournalError {
 }
 
 impl Journal {
-    fn new(directory: &Path, file: File, lock: File, committer: &Arc<Committer>) -> Self {
+    /// The journal in a directory, whose next batch has this number.
+    fn new(
+        directory: &Path,
+        file: File,
+        lock: File,
+        batch: u64,
+        committer: &Arc<Committer>,
+    ) -> Self {
         Self {
             inner: Arc::new(Inner {
                 path: directory.join(FILE_NAME),
                 media: MediaFiles::new(directory),
                 file,
                 _lock: lock,
-                state: Mutex::default(),
+                state: Mutex::new(State {
+                    waiting: Vec::new(),
+                    batch,
+                    broken: None,
+                }),
             }),
             committer: Arc::clone(committer),
         }
@@ -97,19 +116,20 @@ impl Journal {
         status: RunStatus,
         error: Option<String>,
         finish: Option<Finish>,
+        files: Files,
     ) -> Result<(), JournalError> {
         self.append(&Record::Ended {
             status,
             error,
             finish,
+            files,
         })
     }
 
     fn append(&self, record: &Record<'_>) -> Result<(), JournalError> {
         let inner = &*self.inner;
-        let line = record::to_line(record, &inner.media).map_err(|error| inner.error(&error))?;
-        let mut state = inner.lock();
-        state.waiting.extend_from_slice(&line);
+        let line = Line::new(record).map_err(|error| inner.error(&error))?;
+        inner.lock().waiting.push(line);
         Ok(())
     }
 
@@ -154,10 +174,19 @@ impl Inner {
             return Err(self.error_of(message.clone()));
         }
         let waiting = std::mem::take(&mut state.waiting);
-        let written = (&self.file)
-            .write_all(&waiting)
-            .and_then(|()| self.file.sync_data());
-        written.map_err(|error| {
+        let batch = state.batch;
+        state.batch += 1;
+        let written = || -> io::Result<()> {
+            let mut left = waiting.len();
+            let mut lines = Vec::new();
+            for line in waiting {
+                left -= 1;
+                lines.extend(line.finish(&self.media, Seal { batch, left })?);
+            }
+            (&self.file).write_all(&lines)?;
+            self.file.sync_data()
+        };
+        written().map_err(|error| {
             state.broken = Some(error.to_string());
             self.error(&error)
         })

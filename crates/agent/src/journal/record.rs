@@ -6,12 +6,13 @@ use std::io;
 use cantle_core::event::{Finish, RunStatus};
 use cantle_core::ids::RunId;
 use cantle_core::message::Message;
-use cantle_core::sandbox::SandboxHandle;
+use cantle_core::sandbox::{SandboxHandle, SavedOutputs};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::Identity;
 use super::media::{self, MediaFiles};
+use super::seal::{self, Seal};
 use crate::machine::{Fact, Rules};
 
 /// The version of the format. Fields may be added without a new one.
@@ -37,7 +38,36 @@ pub(crate) enum Record<'a> {
         /// The call that finished it.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         finish: Option<Finish>,
+        /// The files that it handed over.
+        #[serde(default, skip_serializing_if = "Files::is_empty")]
+        files: Files,
     },
+}
+
+/// Files that a run handed over, by the names that it gave them.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Files {
+    pub(crate) saved: Vec<String>,
+    /// Those that were not, each with the reason.
+    pub(crate) refused: Vec<String>,
+}
+
+impl Files {
+    fn is_empty(&self) -> bool {
+        self.saved.is_empty() && self.refused.is_empty()
+    }
+}
+
+impl From<&SavedOutputs> for Files {
+    fn from(outputs: &SavedOutputs) -> Self {
+        let saved = outputs.saved.iter().map(|file| file.source.clone());
+        let refused = outputs.refused.iter();
+        let refused = refused.map(|refusal| format!("{}: {}", refusal.source, refusal.reason));
+        Self {
+            saved: saved.collect(),
+            refused: refused.collect(),
+        }
+    }
 }
 
 /// What a run began with.
@@ -61,16 +91,35 @@ pub(crate) struct Header {
     pub(crate) messages: Vec<Message>,
 }
 
-/// A record as its line. Media are written beside it before.
-pub(super) fn to_line(record: &Record<'_>, media: &MediaFiles) -> io::Result<Vec<u8>> {
-    let mut line = serde_json::to_vec(record)?;
-    if media::may_hold_media(&line) {
-        let mut value: Value = serde_json::from_slice(&line)?;
-        media.take_out(&mut value)?;
-        line = serde_json::to_vec(&value)?;
+/// A record on its way to the journal.
+#[derive(Debug)]
+pub(super) struct Line {
+    json: Vec<u8>,
+    may_hold_media: bool,
+}
+
+impl Line {
+    /// Writes a record as JSON.
+    pub(super) fn new(record: &Record<'_>) -> io::Result<Self> {
+        let json = serde_json::to_vec(record)?;
+        Ok(Self {
+            may_hold_media: media::may_hold_media(&json),
+            json,
+        })
     }
-    line.push(b'\n');
-    Ok(line)
+
+    /// The line as it stands in the journal. Media are written beside that before. Blocks.
+    pub(super) fn finish(self, media: &MediaFiles, at: Seal) -> io::Result<Vec<u8>> {
+        let mut json = self.json;
+        if self.may_hold_media {
+            let mut value: Value = serde_json::from_slice(&json)?;
+            media.take_out(&mut value)?;
+            json = serde_json::to_vec(&value)?;
+        }
+        seal::seal(&mut json, at);
+        json.push(b'\n');
+        Ok(json)
+    }
 }
 
 /// A line as the record it is.

@@ -3,23 +3,28 @@
 use std::error::Error as StdError;
 use std::fmt;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, BufRead as _, BufReader, Seek as _, SeekFrom, Write as _};
+use std::io::{self, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime};
 
-use cantle_core::event::{Finish, RunStatus};
+use cantle_core::event::RunStatus;
 use cantle_core::ids::RunId;
+use cantle_core::ledger::Ledger;
 use cantle_core::sandbox::SandboxHandle;
 use rustix::fs::FlockOperation;
-use serde_json::Value;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use super::committer::Committer;
+use super::ended::{Accounts, Ended};
 use super::media::{MediaFiles, hex};
-use super::record::{self, Header, Record, VERSION};
-use super::{FILE_NAME, Journal};
+use super::reading::Lines;
+use super::record::{self, Header, Line, Record};
+use super::seal::Seal;
+use super::{FILE_NAME, Journal, glance};
 use crate::machine::{Fact, ModelFailure};
 
 /// Below a run's directory: the runs of its sub-agents, by call.
@@ -81,12 +86,6 @@ pub enum KeptStatus {
 }
 
 impl KeptRun {
-    fn add(&mut self, tokens: u64, cost_usd: Option<f64>) {
-        self.tokens += tokens;
-        let costs = [self.cost_usd, cost_usd];
-        self.cost_usd = costs.into_iter().flatten().reduce(|a, b| a + b);
-    }
-
     /// The runs of sub-agents that are kept with it. Blocks.
     #[must_use]
     pub fn sub_agents(&self) -> Vec<Self> {
@@ -114,9 +113,34 @@ impl KeptStatus {
 pub(crate) struct Reopened {
     pub(crate) header: Header,
     pub(crate) facts: Vec<Fact>,
+    /// Whether it is finished, so that only what it finished with can be handed over again.
+    pub(crate) finished: bool,
     pub(crate) journal: Journal,
     /// When something last happened, as far as facts say.
     pub(crate) time_used: Duration,
+}
+
+/// A sub-agent in the background, as the note of its run tells.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Left {
+    /// What the model calls it by.
+    pub(crate) id: String,
+    /// How many began before it.
+    pub(crate) number: u64,
+    /// The tool that began it.
+    pub(crate) tool: String,
+    /// The call that did.
+    pub(crate) call_id: String,
+}
+
+impl Left {
+    pub(crate) fn note(&self) -> Value {
+        json!({ "background": self })
+    }
+
+    pub(crate) fn from_note(note: &Value) -> Option<Self> {
+        serde_json::from_value(note.get("background")?.clone()).ok()
+    }
 }
 
 /// A store, or a run in it, that can't be read or written.
@@ -144,7 +168,7 @@ pub enum StoreErrorKind {
 }
 
 impl StoreError {
-    fn new(kind: StoreErrorKind, message: impl Into<String>) -> Self {
+    pub(super) fn new(kind: StoreErrorKind, message: impl Into<String>) -> Self {
         Self {
             kind,
             message: message.into(),
@@ -152,7 +176,7 @@ impl StoreError {
         }
     }
 
-    fn io(what: &str, path: &Path, source: io::Error) -> Self {
+    pub(super) fn io(what: &str, path: &Path, source: io::Error) -> Self {
         Self {
             kind: StoreErrorKind::Io,
             message: format!("failed to {what} {}: {source}", path.display()),
@@ -241,63 +265,7 @@ impl RunStore {
     /// [`StoreErrorKind::NotFound`], or where the journal can't be read.
     pub fn get(&self, run: RunId) -> Result<KeptRun, StoreError> {
         let directory = self.run_directory(run);
-        let (mut reader, path) = self.open_journal(run)?;
-        let modified = reader.get_ref().metadata().and_then(|it| it.modified());
-        let media = MediaFiles::new(&directory);
-        let header = read_header(&mut reader, &path, &media)?;
-        let identity = serde_json::to_value(&header.identity).unwrap_or_default();
-        let text = |key: &str| {
-            identity
-                .get(key)
-                .and_then(Value::as_str)
-                .unwrap_or_default()
-                .to_owned()
-        };
-        let begun = UNIX_EPOCH + Duration::try_from_secs_f64(header.time).unwrap_or_default();
-        let mut kept = KeptRun {
-            run,
-            agent: text("agent"),
-            model: text("model"),
-            task: header.task,
-            status: KeptStatus::Interrupted,
-            error: None,
-            turns: 0,
-            tokens: 0,
-            cost_usd: None,
-            begun,
-            latest: modified.unwrap_or(begun),
-            sandbox: header.sandbox,
-            note: header.note,
-            directory,
-        };
-        each_record(&mut reader, &path, &media, &mut |record| {
-            kept.status = KeptStatus::Interrupted;
-            match record {
-                Record::Fact { fact } => {
-                    kept.turns += u32::from(matches!(*fact, Fact::ModelAnswered { .. }));
-                    if let Some(call) = fact.model_call() {
-                        kept.add(call.usage.total(), call.cost_usd);
-                    }
-                    match fact.into_owned() {
-                        Fact::CallFinished { outcome, .. } => {
-                            if let Some(ledger) = &outcome.sub_agent {
-                                let tokens = ledger.reported_usage() + ledger.estimated_usage();
-                                kept.add(tokens.total(), ledger.cost_usd());
-                            }
-                        }
-                        Fact::Resumed {
-                            fresh: Some(fresh), ..
-                        } => kept.sandbox = fresh.handle,
-                        _ => {}
-                    }
-                }
-                Record::Ended { status, error, .. } => {
-                    kept.status = KeptStatus::Ended(status);
-                    kept.error = error;
-                }
-                Record::Begun(_) => {}
-            }
-        })?;
+        let mut kept = glance::kept_run(&mut self.open_journal(run)?, &directory)?;
         if kept.status == KeptStatus::Interrupted && self.try_lock(run)?.is_none() {
             kept.status = KeptStatus::Running;
         }
@@ -318,8 +286,17 @@ impl RunStore {
         fs::remove_dir_all(&directory).map_err(|error| StoreError::io("remove", &directory, error))
     }
 
-    /// Begins the journal of a run.
-    pub(crate) fn begin(&self, header: Header) -> Result<Journal, StoreError> {
+    /// Begins the journal of a run. Many at once take turns.
+    pub(crate) async fn begin(&self, header: Header) -> Result<Journal, StoreError> {
+        let (store, run) = (self.clone(), header.run);
+        let begun = self.committer.run(move || store.begin_now(header)).await;
+        begun.unwrap_or_else(|| {
+            let why = format!("run {run} can't begin: the program is ending");
+            Err(StoreError::new(StoreErrorKind::Io, why))
+        })
+    }
+
+    fn begin_now(&self, header: Header) -> Result<Journal, StoreError> {
         let run = header.run;
         let directory = self.run_directory(run);
         let mut builder = fs::DirBuilder::new();
@@ -331,7 +308,8 @@ impl RunStore {
         let path = directory.join(FILE_NAME);
         let begun = || -> io::Result<File> {
             let media = MediaFiles::new(&directory);
-            let line = record::to_line(&Record::Begun(Box::new(header)), &media)?;
+            let line = Line::new(&Record::Begun(Box::new(header)))?;
+            let line = line.finish(&media, Seal { batch: 0, left: 0 })?;
             let mut file = OpenOptions::new()
                 .append(true)
                 .create_new(true)
@@ -345,7 +323,7 @@ impl RunStore {
             Ok(file)
         };
         match begun() {
-            Ok(file) => Ok(Journal::new(&directory, file, lock, &self.committer)),
+            Ok(file) => Ok(Journal::new(&directory, file, lock, 1, &self.committer)),
             Err(error) => {
                 // Half a beginning is no run, and nobody would ever remove it.
                 if error.kind() != io::ErrorKind::AlreadyExists {
@@ -356,19 +334,67 @@ impl RunStore {
         }
     }
 
-    /// The finish call that a run ended with, where it has.
-    pub(crate) fn finish(&self, run: RunId) -> Result<Option<Finish>, StoreError> {
-        let directory = self.run_directory(run);
-        let (mut reader, path) = self.open_journal(run)?;
-        let media = MediaFiles::new(&directory);
-        read_header(&mut reader, &path, &media)?;
-        let mut finish = None;
-        each_record(&mut reader, &path, &media, &mut |record| {
-            if let Record::Ended { finish: ended, .. } = record {
-                finish = ended;
+    /// What a run came to that finished; `None` where it has not.
+    pub(crate) fn ended(&self, run: RunId) -> Result<Option<Ended>, StoreError> {
+        let mut lines = self.open_journal(run)?;
+        let media = MediaFiles::new(&self.run_directory(run));
+        let mut sandbox = read_header(&mut lines, &media)?.sandbox;
+        let mut accounts = Accounts::default();
+        let mut ended = None;
+        each_record(&mut lines, &media, &mut |record| match record {
+            Record::Ended { finish, files, .. } => ended = finish.map(|finish| (finish, files)),
+            Record::Fact { fact } => {
+                if let Fact::Resumed {
+                    fresh: Some(fresh), ..
+                } = &*fact
+                {
+                    sandbox.clone_from(&fresh.handle);
+                }
+                accounts.note(fact.into_owned());
             }
+            Record::Begun(_) => {}
         })?;
-        Ok(finish)
+        Ok(ended.map(|(finish, files)| Ended {
+            finish,
+            files,
+            sandbox,
+            ledger: accounts.ledger,
+        }))
+    }
+
+    /// What sub-agents used whose runs are kept here.
+    pub(crate) fn accounts(&self) -> Result<Vec<Ledger>, StoreError> {
+        let mut ledgers = Vec::new();
+        for run in self.list()?.0 {
+            let mut lines = self.open_journal(run.run)?;
+            let media = MediaFiles::new(&run.directory);
+            read_header(&mut lines, &media)?;
+            let mut accounts = Accounts::default();
+            each_record(&mut lines, &media, &mut |record| {
+                if let Record::Fact { fact } = record {
+                    accounts.note(fact.into_owned());
+                }
+            })?;
+            ledgers.push(accounts.ledger);
+        }
+        Ok(ledgers)
+    }
+
+    /// The sub-agents in the background that a run called.
+    pub(crate) fn left(&self, run: RunId) -> Result<Vec<Left>, StoreError> {
+        let calls = match fs::read_dir(self.run_directory(run).join(SUB_AGENTS)) {
+            Ok(calls) => calls,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            Err(error) => return Err(StoreError::io("read", &self.directory, error)),
+        };
+        let mut left = Vec::new();
+        for call in calls.flatten() {
+            for run in Self::new(call.path()).list()?.0 {
+                left.extend(Left::from_note(&run.note));
+            }
+        }
+        left.sort_by_key(|left: &Left| left.number);
+        Ok(left)
     }
 
     /// Opens the journal of a run that can go on, and cuts off what is no whole record.
@@ -378,13 +404,14 @@ impl RunStore {
             return Err(not_found(run));
         }
         let lock = self.try_lock(run)?.ok_or_else(|| in_use(run))?;
-        let (mut reader, path) = self.open_journal(run)?;
+        let path = directory.join(FILE_NAME);
+        let mut lines = self.open_journal(run)?;
         let media = MediaFiles::new(&directory);
-        let mut header = read_header(&mut reader, &path, &media)?;
+        let mut header = read_header(&mut lines, &media)?;
         let mut facts = Vec::new();
         let mut finished = false;
         let mut clock = Clock::new(header.time);
-        let whole = each_record(&mut reader, &path, &media, &mut |record| match record {
+        each_record(&mut lines, &media, &mut |record| match record {
             Record::Fact { fact } => {
                 clock.note(&fact);
                 if let Fact::Resumed {
@@ -394,16 +421,12 @@ impl RunStore {
                     header.sandbox.clone_from(&fresh.handle);
                 }
                 facts.push(fact.into_owned());
+                finished = false;
             }
             Record::Ended { status, .. } => finished = status == RunStatus::Finished,
             Record::Begun(_) => {}
         })?;
-        if finished {
-            return Err(StoreError::new(
-                StoreErrorKind::Finished,
-                format!("run {run} is finished; there is nothing left to do"),
-            ));
-        }
+        let (whole, batch) = (lines.whole(), lines.next_batch());
         let reopened = || -> io::Result<File> {
             let mut file = OpenOptions::new().append(true).open(&path)?;
             file.set_len(whole)?;
@@ -414,18 +437,15 @@ impl RunStore {
         Ok(Reopened {
             header,
             facts,
-            journal: Journal::new(&directory, file, lock, &self.committer),
+            finished,
+            journal: Journal::new(&directory, file, lock, batch, &self.committer),
             time_used: clock.used,
         })
     }
 
-    fn open_journal(&self, run: RunId) -> Result<(BufReader<File>, PathBuf), StoreError> {
+    fn open_journal(&self, run: RunId) -> Result<Lines, StoreError> {
         let path = self.run_directory(run).join(FILE_NAME);
-        match File::open(&path) {
-            Ok(file) => Ok((BufReader::new(file), path)),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(not_found(run)),
-            Err(error) => Err(StoreError::io("read", &path, error)),
-        }
+        Lines::open(&path)?.ok_or_else(|| not_found(run))
     }
 
     /// The lock of a run's directory; `None` where another process has it. The kernel lets go of it
@@ -458,71 +478,33 @@ fn in_use(run: RunId) -> StoreError {
     )
 }
 
-fn unreadable(path: &Path, why: &str) -> StoreError {
+/// A run is finished, and nothing of it is left to do.
+pub(crate) fn is_finished(run: RunId) -> StoreError {
     StoreError::new(
-        StoreErrorKind::Unreadable,
-        format!("{} is no journal of ours: {why}", path.display()),
+        StoreErrorKind::Finished,
+        format!("run {run} is finished; there is nothing left to do"),
     )
 }
 
-fn read_header(
-    reader: &mut BufReader<File>,
-    path: &Path,
-    media: &MediaFiles,
-) -> Result<Header, StoreError> {
-    let line = next_line(reader, path)?.ok_or_else(|| unreadable(path, "it is empty"))?;
-    #[derive(serde::Deserialize)]
-    struct Version {
-        version: u32,
-    }
-    let version: Version =
-        serde_json::from_slice(&line).map_err(|error| unreadable(path, &error.to_string()))?;
-    if version.version != VERSION {
-        let why = format!(
-            "its version is {}, and this program reads {VERSION}",
-            version.version
-        );
-        return Err(unreadable(path, &why));
-    }
+fn read_header(lines: &mut Lines, media: &MediaFiles) -> Result<Header, StoreError> {
+    let line = lines.header()?;
     match record::from_line(&line, media) {
         Ok(Record::Begun(header)) => Ok(*header),
-        Ok(_) => Err(unreadable(path, "it does not begin with a header")),
-        Err(error) => Err(unreadable(path, &error.to_string())),
+        Ok(_) => Err(lines.unreadable("it does not begin with a header")),
+        Err(error) => Err(lines.unreadable(&error.to_string())),
     }
 }
 
-/// Reads the records behind the header, up to the last whole one. Returns how many bytes the whole
-/// ones have, with the header.
+/// Reads the records behind the header, up to the last whole one.
 fn each_record(
-    reader: &mut BufReader<File>,
-    path: &Path,
+    lines: &mut Lines,
     media: &MediaFiles,
     visit: &mut dyn FnMut(Record<'static>),
-) -> Result<u64, StoreError> {
-    let position = |reader: &mut BufReader<File>| {
-        reader
-            .stream_position()
-            .map_err(|error| StoreError::io("read", path, error))
-    };
-    let mut whole = position(reader)?;
-    let mut number = 1;
-    while let Some(line) = next_line(reader, path)? {
-        number += 1;
-        let record = record::from_line(&line, media)
-            .map_err(|error| unreadable(path, &format!("line {number}: {error}")))?;
-        visit(record);
-        whole = position(reader)?;
+) -> Result<(), StoreError> {
+    while let Some(line) = lines.next()? {
+        visit(record::from_line(&line, media).map_err(|error| lines.wrong(&error.to_string()))?);
     }
-    Ok(whole)
-}
-
-/// The next line that ends as a line does; what a crash left of one is none.
-fn next_line(reader: &mut BufReader<File>, path: &Path) -> Result<Option<Vec<u8>>, StoreError> {
-    let mut line = Vec::new();
-    reader
-        .read_until(b'\n', &mut line)
-        .map_err(|error| StoreError::io("read", path, error))?;
-    Ok((line.pop() == Some(b'\n')).then_some(line))
+    Ok(())
 }
 
 /// Adds up the time that processes worked on a run, as far as facts tell.

@@ -9,6 +9,8 @@ use cantle_core::message::{
 };
 use cantle_core::usage::TokenUsage;
 
+use super::Machine;
+
 /// Tokens that an image is taken for where nobody counted: about a million pixels, as providers
 /// count them.
 const IMAGE_TOKENS: u64 = 1500;
@@ -36,6 +38,27 @@ impl AddAssign for ImageBounds {
     fn add_assign(&mut self, other: Self) {
         self.count += other.count;
         self.bytes += other.bytes;
+    }
+}
+
+impl Machine {
+    /// Keeps the images of the next request within their bounds; those of the task stay.
+    pub(super) fn evict_images(&mut self) {
+        if self.images.exceed(self.rules.images)
+            && evict_images(&mut self.messages, self.task, self.rules.images)
+        {
+            self.recount();
+        }
+    }
+
+    /// Sizes up the conversation after something was taken out of it.
+    pub(super) fn recount(&mut self) {
+        let messages = self.messages.iter();
+        self.context_tokens = messages.map(|it| message_tokens(it)).sum();
+        self.images = ImageBounds::default();
+        for message in &self.messages {
+            self.images += images(message);
+        }
     }
 }
 

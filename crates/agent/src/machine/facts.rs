@@ -64,6 +64,21 @@ pub(crate) enum Fact {
         /// How.
         outcome: Box<CallOutcome>,
     },
+    /// A tool call was stopped with the run. It is open, and goes on where the run does.
+    CallSuspended {
+        /// Which call of the turn.
+        index: usize,
+    },
+    /// A sub-agent in the background ended.
+    SubAgentEnded(SubAgentEnded),
+    /// A sub-agent was stopped with the run, and goes on where that does. What it used so far is said
+    /// again by its own journal then.
+    SubAgentLeft {
+        /// Its tool.
+        tool: String,
+        /// What it used.
+        ledger: Box<Ledger>,
+    },
     /// The user has something to say, at the next turn.
     UserSaid {
         /// What.
@@ -124,6 +139,21 @@ impl Fact {
     }
 }
 
+/// How a sub-agent in the background ended.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct SubAgentEnded {
+    /// What the model calls it by.
+    pub(crate) id: String,
+    /// Its tool.
+    pub(crate) tool: String,
+    /// What came of it, as the model reads it.
+    pub(crate) result: String,
+    /// Whether a call waits for it, which tells the model.
+    pub(crate) awaited: bool,
+    /// What it used.
+    pub(crate) ledger: Box<Ledger>,
+}
+
 /// A sandbox in the place of one that is gone.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct FreshSandbox {
@@ -142,6 +172,7 @@ pub(crate) struct ModelFailure {
 
 /// How a tool call ended.
 #[derive(Clone, Debug, Serialize, Deserialize)]
+#[expect(clippy::struct_excessive_bools, reason = "independent facts of a call")]
 pub(crate) struct CallOutcome {
     pub(crate) content: Content,
     pub(crate) success: bool,
@@ -167,6 +198,9 @@ pub(crate) struct CallOutcome {
     /// The accounts of the sub-agent that was called, where one was.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) sub_agent: Option<Box<Ledger>>,
+    /// Whether it was stopped with the run and goes on with it: then this is no result.
+    #[serde(skip)]
+    pub(crate) open: bool,
 }
 
 impl CallOutcome {
@@ -184,6 +218,7 @@ impl CallOutcome {
             sandbox_gone: None,
             left_running: false,
             sub_agent: None,
+            open: false,
         }
     }
 }

@@ -12,6 +12,7 @@
 
 mod context;
 mod facts;
+mod ids;
 mod overflow;
 mod repeats;
 mod resume;
@@ -23,33 +24,38 @@ mod turn;
 mod tests;
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::time::Duration;
 
 use cantle_core::content::Content;
 use cantle_core::event::Finish;
 use cantle_core::ledger::{Ledger, ModelCall};
 use cantle_core::llm::{LlmErrorKind, StopReason};
 use cantle_core::message::{
-    AssistantBlock, AssistantMessage, Message, SharedMessage, ToolCall, ToolMessage, UserKind,
-    UserMessage,
+    AssistantMessage, Message, SharedMessage, ToolCall, ToolMessage, UserKind, UserMessage,
 };
 use serde::{Deserialize, Serialize};
 
 pub(crate) use self::context::{ImageBounds, estimate_usage, output_bytes};
 pub(crate) use self::facts::{
-    Action, CallOutcome, CallStart, End, Fact, FreshSandbox, ModelFailure, SummaryAttempt,
+    Action, CallOutcome, CallStart, End, Fact, FreshSandbox, ModelFailure, SubAgentEnded,
+    SummaryAttempt,
 };
+use self::ids::messages_call_ids;
 use self::overflow::Overflows;
 use self::repeats::{Repeats, Verdict};
 use self::turn::Turn;
 use crate::budget::{BudgetState, Resource};
 use crate::error::{RunError, RunErrorKind};
 
+/// What the model is told where its answer was cut off and it may go on.
+const CUT_OFF: &str = "Your answer was cut off at the output limit. Go on where it ended. Make calls that \
+                       did not run again, in smaller steps.";
+
 /// Empty answers in a row, after which the model is given up.
 const MAX_EMPTY_ANSWERS: u32 = 3;
 
 /// The rules that can be chosen.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[expect(clippy::struct_excessive_bools, reason = "independent rules")]
 pub(crate) struct Rules {
     /// Turns the run may take.
     pub(crate) max_turns: u32,
@@ -61,6 +67,9 @@ pub(crate) struct Rules {
     pub(crate) block_successive_assistant_messages: bool,
     /// Whether the latest turn is taken back where the context overflows.
     pub(crate) recover_from_context_overflow: bool,
+    /// Whether the model goes on after an answer that was cut off at the output limit.
+    #[serde(default)]
+    pub(crate) continue_cut_answers: bool,
     /// The part of the context window that is used before a summary makes room; none, never.
     pub(crate) summarize_at: Option<f64>,
     /// Tokens of the context window, where known.
@@ -133,6 +142,8 @@ pub(crate) struct Machine {
     /// The finish call that ended it.
     finish: Option<Finish>,
     ledger: Ledger,
+    /// What sub-agents used that go on with the run; their own journals say it again then.
+    left: Vec<(String, Ledger)>,
     /// Ids of all calls in the conversation.
     call_ids: HashSet<String>,
     /// Where the ledger keeps the call behind each assistant message of this run.
@@ -172,6 +183,7 @@ impl Machine {
             ended: false,
             finish: None,
             ledger: Ledger::default(),
+            left: Vec::new(),
             call_ids: messages_call_ids(&messages),
             entries: HashMap::new(),
             messages,
@@ -222,6 +234,9 @@ impl Machine {
                 self.push(Message::Tool(message));
             }
         }
+        for (tool, ledger) in std::mem::take(&mut self.left) {
+            self.account_for(tool, ledger);
+        }
         (self.messages, self.replaced, self.ledger)
     }
 
@@ -246,6 +261,14 @@ impl Machine {
                 }
             }
             Fact::CallFinished { index, outcome } => self.call_finished(index, *outcome),
+            Fact::CallSuspended { index } => {
+                if let Some(turn) = &mut self.turn {
+                    turn.suspended(index);
+                }
+                self.end_turn_if_done();
+            }
+            Fact::SubAgentEnded(ended) => self.sub_agent_ended(ended),
+            Fact::SubAgentLeft { tool, ledger } => self.left.push((tool, *ledger)),
             Fact::UserSaid { content } => self.said.push(content),
             Fact::BudgetNear(state) => self.near.push(state),
             Fact::Told { content } => {
@@ -305,6 +328,11 @@ impl Machine {
             StopReason::Length => {
                 let why = "the answer was cut off at the model's output limit";
                 self.refuse_all(&calls, why);
+                // Of nothing there is nothing to go on from.
+                if self.rules.continue_cut_answers && !empty {
+                    self.say(UserKind::User, CUT_OFF.to_owned());
+                    return self.go_on(true);
+                }
                 let advice = "Raise the client's output limit, or ask for smaller steps.";
                 return self.end(Err(
                     RunError::new(RunErrorKind::OutputLimit, why).with_advice(advice)
@@ -340,16 +368,24 @@ impl Machine {
     fn call_finished(&mut self, index: usize, outcome: CallOutcome) {
         let Some(turn) = &mut self.turn else { return };
         let Some(name) = turn.name(index) else { return };
-        self.ledger.record_repairs(name, outcome.repairs);
-        self.ledger.record_tool(
-            name,
-            outcome.success,
-            outcome.duration,
-            outcome.metadata.clone(),
-        );
+        if turn.has_begun(index) {
+            self.ledger.record_repairs(name, outcome.repairs);
+            self.ledger.record_tool(
+                name,
+                outcome.success,
+                outcome.duration,
+                outcome.metadata.clone(),
+            );
+        } else {
+            self.ledger.record_refused(name);
+        }
+        let name = name.to_owned();
         if let Some(ledger) = outcome.sub_agent.clone() {
-            let ledgers = self.ledger.sub_agents.entry(name.to_owned()).or_default();
-            ledgers.push(*ledger);
+            self.ledger
+                .sub_agents
+                .entry(name)
+                .or_default()
+                .push(*ledger);
         }
         self.left_running |= outcome.left_running;
         turn.finished(index, outcome);
@@ -359,8 +395,28 @@ impl Machine {
         self.end_turn_if_done();
     }
 
+    /// Accounts for a sub-agent in the background, and tells the model unless a call of its does.
+    fn sub_agent_ended(&mut self, ended: SubAgentEnded) {
+        self.account_for(ended.tool, *ended.ledger);
+        if !ended.awaited {
+            let text = format!("The sub-agent {} has ended.\n{}", ended.id, ended.result);
+            self.said.push(text.into());
+        }
+    }
+
+    fn account_for(&mut self, tool: String, ledger: Ledger) {
+        self.ledger.sub_agents.entry(tool).or_default().push(ledger);
+    }
+
     /// Closes the turn once every call has its result, and goes on from there.
     fn end_turn_if_done(&mut self) {
+        // The turn stays as it is until the run goes on.
+        if self.turn.as_ref().is_some_and(Turn::is_suspended) {
+            if !self.ended {
+                self.end(Err(RunError::cancelled()));
+            }
+            return;
+        }
         let Some(turn) = self.turn.take_if(|turn| turn.is_done()) else {
             return;
         };
@@ -402,20 +458,17 @@ impl Machine {
         }
         match verdict {
             Verdict::Fine => {}
-            Verdict::Tell(count) => self.say(
+            Verdict::Tell(repeated) => self.say(
                 UserKind::User,
                 format!(
-                    "You have now made the same call with the same result {count} times in a row. \
-                     Doing it again will not help: try something else, or finish and say what is in \
-                     the way."
+                    "You have now made {repeated}. Doing it again will not help: try something else, \
+                     or finish and say what is in the way."
                 ),
             ),
-            Verdict::End(count) => {
+            Verdict::End(repeated) => {
                 return self.end(Err(RunError::new(
                     RunErrorKind::NoProgress,
-                    format!(
-                        "the model made the same call with the same result {count} times in a row"
-                    ),
+                    format!("the model made {repeated}"),
                 )));
             }
         }
@@ -445,25 +498,6 @@ impl Machine {
             return self.summarize(SummaryAttempt::First);
         }
         self.ask();
-    }
-
-    /// Keeps the images of the next request within their bounds; those of the task stay.
-    fn evict_images(&mut self) {
-        if self.images.exceed(self.rules.images)
-            && context::evict_images(&mut self.messages, self.task, self.rules.images)
-        {
-            self.recount();
-        }
-    }
-
-    /// Sizes up the conversation after something was taken out of it.
-    fn recount(&mut self) {
-        let messages = self.messages.iter();
-        self.context_tokens = messages.map(|it| context::message_tokens(it)).sum();
-        self.images = ImageBounds::default();
-        for message in &self.messages {
-            self.images += context::images(message);
-        }
     }
 
     /// Ends the run, whatever goes on in it.
@@ -526,30 +560,8 @@ impl Machine {
     }
 
     fn refused(&mut self, call: ToolCall, text: String) {
-        self.ledger
-            .record_tool(&call.name, false, Duration::ZERO, None);
+        self.ledger.record_refused(&call.name);
         self.actions.push_back(Action::CallRefused { call, text });
-    }
-
-    /// Some models repeat an id, within a turn (where results could not be told apart) or over turns
-    /// (`call_0` each time, which other providers refuse). The later one gets a name of its own.
-    fn repair_ids(&mut self, message: &mut AssistantMessage) {
-        for block in &mut message.blocks {
-            let AssistantBlock::ToolCall(call) = block else {
-                continue;
-            };
-            if self.call_ids.insert(call.id.clone()) {
-                continue;
-            }
-            let mut count = 2;
-            let mut id = format!("{}-{count}", call.id);
-            while !self.call_ids.insert(id.clone()) {
-                count += 1;
-                id = format!("{}-{count}", call.id);
-            }
-            call.id = id;
-            call.has_provider_id = false;
-        }
     }
 
     fn say(&mut self, kind: UserKind, text: String) {
@@ -568,14 +580,4 @@ impl Machine {
         self.finish = end.as_ref().ok().cloned();
         self.actions.push_back(Action::End(end));
     }
-}
-
-fn messages_call_ids(messages: &[SharedMessage]) -> HashSet<String> {
-    let turns = messages.iter().filter_map(|message| match &**message {
-        Message::Assistant(message) => Some(message),
-        _ => None,
-    });
-    turns
-        .flat_map(|turn| turn.tool_calls().map(|call| call.id.clone()))
-        .collect()
 }

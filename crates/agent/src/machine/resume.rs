@@ -14,6 +14,10 @@ pub(super) const INTERRUPTED: &str = "Interrupted: the program that ran this cal
                            written down. It may have done all, some or nothing of its work. It is \
                            not run again by itself; look at what is there before you repeat it.";
 
+/// What stands in a conversation in the place of a call's result that goes on with the run.
+pub(super) const SUSPENDED: &str =
+    "Not done yet: the run was cancelled. This call goes on where the run does.";
+
 impl Machine {
     /// Takes up a run where its facts end. Nothing that was told or begun is told or begun again.
     pub(super) fn resumed(
@@ -34,6 +38,7 @@ impl Machine {
         self.empty_answers = 0;
         self.repeats.reset();
         self.left_running = false;
+        self.left.clear();
         self.said.extend(lost.map(Into::into));
         let had_ended = std::mem::take(&mut self.ended);
         // It had finished, and what comes after that was cut short; unless the files are gone with which

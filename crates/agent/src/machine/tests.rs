@@ -13,7 +13,7 @@ mod turns;
 use std::time::Duration;
 
 use cantle_core::content::{Media, Part};
-use cantle_core::message::ToolMessage;
+use cantle_core::message::{AssistantBlock, ToolMessage};
 use cantle_core::usage::TokenUsage;
 use serde_json::{Value, json};
 
@@ -29,6 +29,7 @@ fn rules(max_turns: u32) -> Rules {
         text_only_tool_responses: true,
         block_successive_assistant_messages: true,
         recover_from_context_overflow: true,
+        continue_cut_answers: false,
         summarize_at: None,
         context_window: None,
         max_output_tokens: None,

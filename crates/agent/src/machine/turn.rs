@@ -9,7 +9,7 @@ use std::collections::{HashMap, VecDeque};
 use cantle_core::event::Finish;
 use cantle_core::message::{ToolCall, ToolMessage};
 
-use super::resume::INTERRUPTED;
+use super::resume::{INTERRUPTED, SUSPENDED};
 use super::{Action, CallOutcome, CallStart, ToolTraits};
 use crate::approval::Decision;
 
@@ -32,6 +32,8 @@ struct Call {
     started: Option<f64>,
     /// Whether another process had started it.
     again: bool,
+    /// Whether it was stopped with the run, and goes on with it.
+    suspended: bool,
     outcome: Option<Answer>,
 }
 
@@ -73,6 +75,7 @@ impl Turn {
                 decision: None,
                 started: None,
                 again: false,
+                suspended: false,
                 outcome: None,
             })
             .collect();
@@ -209,6 +212,25 @@ impl Turn {
         }
     }
 
+    /// Whether a call began, rather than that it was refused.
+    pub(super) fn has_begun(&self, index: usize) -> bool {
+        let call = self.calls.get(index);
+        call.is_some_and(|call| call.started.is_some())
+    }
+
+    /// Leaves a call open until the run goes on.
+    pub(super) fn suspended(&mut self, index: usize) {
+        if let Some(call) = self.calls.get_mut(index) {
+            call.suspended = true;
+        }
+    }
+
+    /// Whether calls are left open and nothing else goes on.
+    pub(super) fn is_suspended(&self) -> bool {
+        let at_rest = |call: &Call| call.suspended || call.outcome.is_some();
+        self.calls.iter().all(at_rest) && self.calls.iter().any(|call| call.outcome.is_none())
+    }
+
     /// The calls that had begun in another process and whose results nobody knows.
     pub(super) fn interrupted(&self) -> Vec<usize> {
         let calls = self.calls.iter().enumerate();
@@ -224,6 +246,7 @@ impl Turn {
     pub(super) fn hand_out_again(&mut self) {
         for call in self.calls.iter_mut().filter(|call| call.outcome.is_none()) {
             call.again = call.started.is_some();
+            call.suspended = false;
         }
         self.running = 0;
         self.waiting = self.in_running_order();
@@ -265,6 +288,7 @@ impl Turn {
             call,
             traits,
             started,
+            suspended,
             outcome,
             ..
         } in self.calls
@@ -283,6 +307,7 @@ impl Turn {
                     message
                 }
                 Some(Answer::Refused(text)) => ToolMessage::new(&call, text),
+                None if suspended => ToolMessage::new(&call, SUSPENDED),
                 None if started.is_some() => ToolMessage::new(&call, INTERRUPTED),
                 None => ToolMessage::new(&call, "Not run: the run ended before."),
             };

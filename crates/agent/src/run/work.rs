@@ -1,5 +1,6 @@
 //! A run from its beginning to its outcome: what stands before the first turn and after the last.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -11,22 +12,22 @@ use cantle_core::message::{Message, SharedMessage};
 use cantle_core::sandbox::{SandboxErrorKind, SandboxExt as _, SavedOutputs, Survival};
 use serde_json::Value;
 use tokio::sync::OwnedMutexGuard;
-use tokio::sync::mpsc::UnboundedReceiver;
-use tokio_util::sync::CancellationToken;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tracing::Instrument as _;
 
-use super::{Begin, Outcome};
+use super::{Begin, Ending, Outcome};
 use crate::approval::Questions;
 use crate::budget::Account;
 use crate::calls;
-use crate::driver::{Asked, Driver, Gate};
+use crate::driver::{Asked, Driver, Gate, JOURNAL_ADVICE};
 use crate::error::{RunError, RunErrorKind};
 use crate::hub::Hub;
-use crate::journal::{self, Header, Journal, Reopened};
+use crate::journal::{self, Files, Header, Journal, Left, Reopened};
 use crate::machine::{Fact, FreshSandbox, Machine};
 use crate::prompt;
 use crate::session::{Keeping, Resumable, Shared};
 use crate::spans;
+use crate::sub_agent::Background;
 use crate::time::unix_seconds;
 
 /// Ends the event streams, also where the run panics.
@@ -43,15 +44,19 @@ pub(super) struct Work {
     pub(super) id: RunId,
     pub(super) shared: Arc<Shared>,
     pub(super) hub: Arc<Hub>,
-    pub(super) cancellation: CancellationToken,
+    pub(super) ending: Ending,
     pub(super) questions: Arc<Questions>,
+    /// Where sub-agents in the background are told of.
+    pub(super) heard: UnboundedSender<Fact>,
 }
 
-/// A run that is ready to be driven.
-struct Ready {
-    machine: Machine,
+/// A run that is ready to be driven, but for its machine.
+struct Prepared {
     journal: Option<Journal>,
     account: Account,
+    /// Sub-agents that worked in the background when an earlier process ended.
+    left: Vec<Left>,
+    background: Background,
 }
 
 impl Work {
@@ -60,7 +65,7 @@ impl Work {
         self,
         mut history: OwnedMutexGuard<Vec<SharedMessage>>,
         begin: Begin,
-        said: UnboundedReceiver<Content>,
+        said: UnboundedReceiver<Fact>,
     ) -> Outcome {
         let started = Instant::now();
         let _close = CloseHub(Arc::clone(&self.hub));
@@ -68,15 +73,12 @@ impl Work {
             Begin::Task(task) => self.begin(&history, task).await,
             Begin::Resume(resumable) => self.resume(*resumable).await,
         };
-        let Ready {
-            mut machine,
-            journal,
-            account,
-        } = match ready {
+        let (mut machine, ready) = match ready {
             Ok(ready) => ready,
             Err(error) => return self.not_begun(error, started),
         };
-        let mut driver = self.driver(journal.clone(), account, said);
+        let journal = ready.journal.clone();
+        let mut driver = self.driver(ready, said);
         let agent = &self.shared.agent;
         let span = spans::run(
             &agent.name,
@@ -98,7 +100,7 @@ impl Work {
         if let Some(finish) = &finish {
             let saved = tokio::select! {
                 saved = self.save(&finish.params) => saved,
-                () = self.cancellation.cancelled() => Err(RunError::cancelled()),
+                () = self.ending.cancellation.cancelled() => Err(RunError::cancelled()),
             };
             match saved {
                 Ok(saved) => outputs = saved,
@@ -127,7 +129,11 @@ impl Work {
     }
 
     /// Prepares a run that begins now.
-    async fn begin(&self, history: &[SharedMessage], task: Content) -> Result<Ready, RunError> {
+    async fn begin(
+        &self,
+        history: &[SharedMessage],
+        task: Content,
+    ) -> Result<(Machine, Prepared), RunError> {
         let shared = &self.shared;
         self.announce(&task.text());
         let skills = shared.skills.as_ref().filter(|_| shared.sandbox.is_some());
@@ -147,11 +153,18 @@ impl Work {
             Some(keeping) => Some(self.begin_journal(keeping, text, &messages).await?),
         };
         let rules = shared.agent.rules.clone();
-        Ok(Ready {
-            machine: Machine::new(rules, shared.traits.clone(), messages),
+        let machine = Machine::new(rules, shared.traits.clone(), messages);
+        let prepared = Prepared {
             journal,
             account: self.account(),
-        })
+            left: Vec::new(),
+            background: self.background(),
+        };
+        Ok((machine, prepared))
+    }
+
+    fn background(&self) -> Background {
+        Background::new(self.heard.clone(), &self.ending.cancellation)
     }
 
     /// The run's account, within that of its caller.
@@ -179,18 +192,17 @@ impl Work {
             sandbox: keeping.sandbox.clone(),
             messages: messages.iter().map(|message| (**message).clone()).collect(),
         };
-        let store = keeping.store.clone();
-        let begun = tokio::task::spawn_blocking(move || store.begin(header));
-        let begun = begun.await.map_err(|error| internal(&error.to_string()))?;
-        let journal =
-            begun.map_err(|error| RunError::new(RunErrorKind::Journal, error.to_string()))?;
+        let begun = keeping.store.begin(header).await;
+        let journal = begun.map_err(|error| {
+            RunError::new(RunErrorKind::Journal, error.to_string()).with_advice(JOURNAL_ADVICE)
+        })?;
         // From here on there is something to go on with.
         keeping.unfinished.fetch_add(1, Ordering::AcqRel);
         Ok(journal)
     }
 
     /// Prepares a run that another process began.
-    async fn resume(&self, resumable: Resumable) -> Result<Ready, RunError> {
+    async fn resume(&self, resumable: Resumable) -> Result<(Machine, Prepared), RunError> {
         let Resumable {
             reopened,
             fresh_sandbox,
@@ -200,8 +212,10 @@ impl Work {
             facts,
             journal,
             time_used,
+            finished: _,
         } = reopened;
         self.announce(&header.task);
+        let (left, background) = self.taken_up(&facts).await?;
         let messages = header
             .messages
             .into_iter()
@@ -228,11 +242,42 @@ impl Work {
         self.hub.emit(EventKind::RunResumed {
             turns: machine.turns(),
         });
-        Ok(Ready {
-            machine,
+        let prepared = Prepared {
             journal: Some(journal),
             account,
-        })
+            left,
+            background,
+        };
+        Ok((machine, prepared))
+    }
+
+    /// The sub-agents that were begun in the background: those that have not ended, and the others as
+    /// they can still be asked about.
+    async fn taken_up(&self, facts: &[Fact]) -> Result<(Vec<Left>, Background), RunError> {
+        let background = self.background();
+        let Some(keeping) = &self.shared.keeping else {
+            return Ok((Vec::new(), background));
+        };
+        let (store, run) = (keeping.store.clone(), self.id);
+        let left = tokio::task::spawn_blocking(move || store.left(run)).await;
+        let mut left = left
+            .map_err(|error| internal(&error.to_string()))?
+            .map_err(|error| RunError::new(RunErrorKind::Journal, error.to_string()))?;
+        let mut known = HashSet::new();
+        for fact in facts {
+            let Fact::SubAgentEnded(ended) = fact else {
+                continue;
+            };
+            if let Some(left) = left.iter().find(|left| left.id == ended.id) {
+                known.insert(left.id.clone());
+                background.had_ended(left.clone(), ended.result.clone());
+            }
+        }
+        left.retain(|left| !known.contains(&left.id));
+        for left in &left {
+            background.had_begun(left);
+        }
+        Ok((left, background))
     }
 
     /// What the model must know of what the end of the other process took along.
@@ -255,7 +300,8 @@ impl Work {
     /// Notes how the run ended, and whether there is something to go on with.
     async fn close_journal(&self, journal: &Journal, outcome: &mut Outcome) {
         let message = outcome.error.as_ref().map(RunError::to_string);
-        let noted = journal.ended(outcome.status(), message, outcome.finish.clone());
+        let files = Files::from(&outcome.outputs);
+        let noted = journal.ended(outcome.status(), message, outcome.finish.clone(), files);
         let noted = match noted {
             Ok(()) => journal.commit().await,
             Err(error) => Err(error),
@@ -291,12 +337,13 @@ impl Work {
         });
     }
 
-    fn driver(
-        &self,
-        journal: Option<Journal>,
-        account: Account,
-        said: UnboundedReceiver<Content>,
-    ) -> Driver {
+    fn driver(&self, ready: Prepared, said: UnboundedReceiver<Fact>) -> Driver {
+        let Prepared {
+            journal,
+            account,
+            left,
+            background,
+        } = ready;
         let Shared {
             agent,
             tools,
@@ -306,7 +353,9 @@ impl Work {
             keeping,
             ..
         } = &*self.shared;
-        let asked = if *answers_approvals {
+        let above = self.shared.lineage.as_ref();
+        let held_above = above.is_some_and(|lineage| lineage.questions.is_some());
+        let asked = if *answers_approvals || held_above {
             Asked::Holder(Arc::clone(&self.questions))
         } else if agent.user.is_available() {
             Asked::User(Arc::clone(&agent.user))
@@ -331,7 +380,7 @@ impl Work {
             sandbox: sandbox.clone(),
             user: Arc::clone(&agent.user),
             hub: Arc::clone(&self.hub),
-            cancellation: self.cancellation.clone(),
+            ending: self.ending.clone(),
             gate: Arc::new(Gate {
                 approvals: agent.approvals.clone(),
                 hooks: agent.hooks.clone(),
@@ -342,6 +391,8 @@ impl Work {
             store: keeping.as_ref().map(|keeping| keeping.store.clone()),
             skills: self.shared.skills.clone(),
             journal,
+            background: Arc::new(background),
+            left,
             said,
         }
     }

@@ -143,9 +143,8 @@ impl Assembly {
     }
 
     /// Gives it up, and leaves nothing.
-    pub(super) async fn discard(self) {
-        // There is an error already that says why.
-        let _ = self.opened.close(self.agent.close_deadline).await;
+    pub(super) async fn close(self) -> Result<(), SessionError> {
+        self.opened.close(self.agent.close_deadline).await
     }
 
     /// Gives it up, and leaves what outlives the process.

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use cantle_agent::{
-    AgentBuilder, Approvals, Decision, DecisionError, Permission, ResumeOptions, Run, RunStore,
-    Session, SessionOptions,
+    Agent, AgentBuilder, Approvals, Decision, DecisionError, Permission, ResumeOptions, Run,
+    RunStore, Session, SessionOptions, SubAgent,
 };
 use cantle_core::event::{EventKind, RunStatus};
+use cantle_core::ids::RunId;
 use cantle_core::tool::{Answer, AskUser, DynTool, Question, ToolError, ToolOutput};
 use futures_util::StreamExt as _;
 use serde_json::{Value, json};
@@ -269,7 +270,7 @@ fn counted(count: &Arc<Mutex<u32>>) -> DynTool {
     })
 }
 
-fn journal(store: &RunStore, run: &cantle_core::ids::RunId) -> std::path::PathBuf {
+fn journal(store: &RunStore, run: &RunId) -> std::path::PathBuf {
     store.run_directory(*run).join("journal.jsonl")
 }
 
@@ -332,5 +333,138 @@ async fn a_question_that_is_open_when_the_process_ends_is_asked_again_and_an_ans
     assert_eq!(questions, 0);
     assert_eq!(outcome(run).await.status(), RunStatus::Finished);
     assert_eq!(*count.lock().unwrap(), 2);
+    session.close().await.unwrap();
+}
+
+/// An agent whose sub-agent makes a call that somebody is asked about.
+fn asks_below(count: &Arc<Mutex<u32>>) -> Agent {
+    let counted = Arc::clone(count);
+    let work = bare("work", move |_| {
+        *counted.lock().unwrap() += 1;
+        async { Ok(ToolOutput::text("worked")) }
+    });
+    let helper = once(vec![("work", "same", json!({"n": 1}))]);
+    let helper = Agent::builder("helper", helper)
+        .tool(work)
+        .finish(crate::support::finish_tool())
+        .approvals(asking())
+        .turn_warning_threshold(0)
+        .build()
+        .unwrap();
+    // Both calls have sub-agents whose calls have one id.
+    let client = once(vec![
+        ("helper", "a", json!({"task": "Work."})),
+        ("helper", "b", json!({"task": "Work."})),
+    ]);
+    let builder = agent(&client).tool(SubAgent::new(&helper, "Works."));
+    builder.build().unwrap()
+}
+
+/// The next questions of a run and those below it, with the runs that ask.
+async fn asked_below(run: &mut Run, count: usize) -> Vec<(RunId, String, String)> {
+    let mut asked = Vec::new();
+    let all = async {
+        while asked.len() < count {
+            let event = run.next().await.expect("it ended");
+            if let EventKind::ApprovalRequested {
+                call_id, digest, ..
+            } = event.kind
+            {
+                assert_eq!((event.depth, event.parent), (1, Some(run.id())));
+                asked.push((event.run, call_id, digest));
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), all)
+        .await
+        .unwrap();
+    asked
+}
+
+#[tokio::test]
+async fn whoever_holds_a_run_decides_for_its_sub_agents_also_after_a_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = RunStore::new(directory.path());
+    let count = Arc::new(Mutex::new(0));
+    let agent = asks_below(&count);
+    let options = SessionOptions::default()
+        .answers_approvals()
+        .kept_in(store.clone(), Value::Null);
+    let session = agent.session(options).await.unwrap();
+    let mut run = session.run("the task").unwrap();
+    let id = run.id();
+    let mut first = asked_below(&mut run, 2).await;
+    let control = run.control();
+    let own = control.decide("same", &first[0].2, Decision::Approve);
+    assert_eq!(
+        own.unwrap_err(),
+        DecisionError::NotAsked,
+        "it is not this run's"
+    );
+    let other = control.decide_in(first[0].0, "same", "other", Decision::Approve);
+    assert_eq!(other.unwrap_err(), DecisionError::OtherArguments);
+    drop(run);
+    drop(session);
+
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+    let session = loop {
+        let options = ResumeOptions::default().answers_approvals();
+        match agent.resume(&store, id, options).await {
+            Ok(session) => break session,
+            Err(error) => assert!(tokio::time::Instant::now() < deadline, "{error}"),
+        }
+        tokio::task::yield_now().await;
+    };
+    let mut run = session.resume().unwrap();
+    let mut again = asked_below(&mut run, 2).await;
+    first.sort();
+    again.sort();
+    assert_eq!(again, first);
+    assert_eq!(*count.lock().unwrap(), 0);
+    let control = run.control();
+    let (run_id, call_id, digest) = &again[0];
+    control
+        .decide_in(*run_id, call_id, digest, Decision::Approve)
+        .unwrap();
+    let (run_id, call_id, digest) = &again[1];
+    let reason = "not this one".to_owned();
+    control
+        .decide_in(*run_id, call_id, digest, Decision::Reject { reason })
+        .unwrap();
+    let outcome = outcome(run).await;
+    assert_eq!(outcome.status(), RunStatus::Finished, "{:?}", outcome.error);
+    assert_eq!(*count.lock().unwrap(), 1);
+    session.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_question_that_was_open_when_the_run_was_cancelled_is_asked_again() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = RunStore::new(directory.path());
+    let client = once(vec![("work", "a", json!({"n": 1}))]);
+    let agent = agent(&client).tool(echo("work")).approvals(asking());
+    let agent = agent.build().unwrap();
+    let options = SessionOptions::default()
+        .answers_approvals()
+        .kept_in(store.clone(), Value::Null);
+    let session = agent.session(options).await.unwrap();
+    let mut run = session.run("the task").unwrap();
+    let id = run.id();
+    let first = asked(&mut run).await;
+    run.cancel();
+    assert_eq!(outcome(run).await.status(), RunStatus::Cancelled);
+    session.close().await.unwrap();
+
+    let options = ResumeOptions::default().answers_approvals();
+    let session = agent.resume(&store, id, options).await.unwrap();
+    let mut run = session.resume().unwrap();
+    let again = asked(&mut run).await;
+    assert_eq!(again, first);
+    let control = run.control();
+    control
+        .decide(&again.call_id, &again.digest, Decision::Approve)
+        .unwrap();
+    let outcome = outcome(run).await;
+    assert_eq!(results(&outcome)[0], (r#"{"n":1}"#.to_owned(), true));
     session.close().await.unwrap();
 }

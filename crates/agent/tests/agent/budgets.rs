@@ -5,16 +5,16 @@ use std::time::Duration;
 
 use cantle_agent::{
     Agent, AgentBuilder, Budget, Outcome, ResumeOptions, RunErrorKind, RunStore, Session,
-    SessionOptions,
+    SessionErrorKind, SessionOptions, SubAgent,
 };
-use cantle_core::event::RunStatus;
+use cantle_core::event::{EventKind, RunStatus};
 use cantle_core::ledger::CallPurpose;
 use cantle_core::llm::{ChatEvent, LlmError};
 use cantle_core::tool::ToolOutput;
 use serde_json::{Value, json};
 
 use crate::support::{
-    Scripted, agent, bare, calls, echo, finish, of_tokens, outcome, results, said,
+    Scripted, agent, bare, calls, echo, finish, of_tokens, outcome, results, said, watch,
 };
 
 type Events = Vec<Result<ChatEvent, LlmError>>;
@@ -285,4 +285,81 @@ async fn time_counts_over_processes_also_that_of_a_model_that_hung() {
     assert_eq!(again.status(), RunStatus::Finished, "{:?}", again.error);
     let said = said(&again.history).pop().unwrap();
     assert!(said.contains("This is the last turn"), "{said}");
+}
+
+#[tokio::test]
+async fn a_budget_of_money_that_can_not_be_kept_is_refused() {
+    let client = Scripted::new(|turn, _| match turn {
+        0 => calls(&[("helper", "h", json!({"task": "Help."}))]),
+        _ => finish("done"),
+    });
+    let silent = client.clone().reporting_cost(false);
+    let dollar = SessionOptions::default().budget(Budget::default().cost_usd(1.0));
+    let refused = agent(&silent)
+        .build()
+        .unwrap()
+        .session(dollar.clone())
+        .await;
+    let refused = refused.unwrap_err();
+    assert_eq!(refused.kind(), SessionErrorKind::Budget);
+    let why = "a budget of money can't be kept with the model scripted: its provider does not say what a \
+               call costs, and no prices were given. Give its prices, or a budget of tokens";
+    assert_eq!(refused.to_string(), why);
+
+    // A sub-agent with such a model does not begin where its caller's money is limited.
+    let helper = Agent::builder("helper", silent)
+        .finish(crate::support::finish_tool())
+        .build()
+        .unwrap();
+    let agent = agent(&client).tool(SubAgent::new(&helper, "Helps."));
+    let session = agent.build().unwrap().session(dollar).await.unwrap();
+    let outcome = outcome(session.run("the task").unwrap()).await;
+    let (told, success) = &results(&outcome)[0];
+    assert!(!success && told.contains(why), "{told}");
+    session.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn calls_of_unknown_cost_are_warned_of_once_and_counted() {
+    let client = Scripted::new(|turn, _| match turn {
+        0 | 1 => calls(&[("work", &format!("w{turn}"), json!({"n": turn}))]),
+        _ => finish("done"),
+    });
+    let session = limited(
+        agent(&client).tool(echo("work")),
+        Budget::default().cost_usd(5.0),
+    );
+    let session = session.await;
+    let (events, outcome) = watch(session.run("the task").unwrap()).await;
+    let warnings = events.iter().filter_map(|event| match &event.kind {
+        EventKind::Warning { message } if message.contains("budget") => Some(message.as_str()),
+        _ => None,
+    });
+    assert_eq!(
+        warnings.collect::<Vec<_>>(),
+        [
+            "Nobody says what this call of scripted cost, so that the budget of $5 does not count it, nor \
+             others like it. Give the model's prices, or a budget of tokens."
+        ]
+    );
+    assert_eq!(outcome.ledger.calls_of_unknown_cost(), 3);
+}
+
+#[tokio::test]
+async fn with_prices_estimated_tokens_cost_something_too() {
+    let client = Scripted::new(|_, _| {
+        let mut events = finish("done");
+        if let Some(Ok(ChatEvent::Finished(end))) = events.last_mut() {
+            end.usage = None;
+        }
+        events
+    });
+    let client = client.priced(2.0, 10.0);
+    let session = limited(agent(&client), Budget::default().cost_usd(5.0)).await;
+    let outcome = outcome(session.run("the task").unwrap()).await;
+    let call = &outcome.ledger.model_calls[0];
+    let expected = (call.usage.input as f64 * 2.0 + call.usage.answer as f64 * 10.0) / 1e6;
+    assert!(call.estimated && call.usage.total() > 0);
+    assert!((call.cost_usd.unwrap() - expected).abs() < 1e-12);
+    assert_eq!(outcome.ledger.calls_of_unknown_cost(), 0);
 }

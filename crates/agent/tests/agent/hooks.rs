@@ -210,6 +210,20 @@ async fn after_a_tool_a_hook_can_put_another_result_in_its_place() {
 }
 
 #[tokio::test]
+async fn after_a_tool_a_hook_can_say_that_it_failed() {
+    let hooks = Looking {
+        after_tool: AfterTool::Answer {
+            content: "no luck".into(),
+            success: false,
+        },
+        ..looking()
+    };
+    let outcome = run(&hooks).await;
+    assert_eq!(results(&outcome)[0], ("no luck".to_owned(), false));
+    assert_eq!(params(&outcome), "too early");
+}
+
+#[tokio::test]
 async fn a_finish_that_a_hook_refuses_is_made_again_with_what_was_missing() {
     let hooks = Looking {
         at_finish: AtFinish::Refuse {
@@ -252,4 +266,57 @@ async fn a_hook_that_hangs_holds_up_neither_cancelling_nor_a_budget_of_time() {
     let session = agent.session(options).await.unwrap();
     let spent = session.run("the task").unwrap().outcome().await;
     assert_eq!(spent.error.unwrap().kind(), RunErrorKind::Budget);
+}
+
+/// Panics in one place.
+#[derive(Debug)]
+struct Panicking(&'static str);
+
+impl Panicking {
+    fn asked(&self, hook: &str) {
+        assert!(self.0 != hook, "it has a bug");
+    }
+}
+
+#[async_trait]
+impl Hooks for Panicking {
+    async fn before_model(&self, _: u32, _: &[SharedMessage]) -> BeforeModel {
+        self.asked("before_model");
+        BeforeModel::Ask
+    }
+
+    async fn before_tool(&self, _: &ToolCall) -> BeforeTool {
+        self.asked("before_tool");
+        BeforeTool::Call
+    }
+
+    async fn after_tool(&self, _: &ToolCall, _: &Content, _: bool) -> AfterTool {
+        self.asked("after_tool");
+        AfterTool::Keep
+    }
+
+    async fn at_finish(&self, _: &Finish) -> AtFinish {
+        self.asked("at_finish");
+        AtFinish::Accept
+    }
+}
+
+#[tokio::test]
+async fn a_hook_that_panics_ends_the_run_and_is_named() {
+    for hook in ["before_model", "before_tool", "after_tool", "at_finish"] {
+        let client = Scripted::new(|_, _| finish("done"));
+        let session = session(agent(&client).hooks(Panicking(hook))).await;
+        let outcome = outcome(session.run("the task").unwrap()).await;
+        let error = outcome.error.as_ref().unwrap();
+        assert_eq!(
+            (error.kind(), outcome.status(), error.to_string()),
+            (
+                RunErrorKind::Hook,
+                RunStatus::InternalError,
+                format!("the hook `{hook}` panicked: it has a bug")
+            )
+        );
+        assert_eq!(outcome.finish, None);
+        session.close().await.unwrap();
+    }
 }

@@ -618,6 +618,8 @@ async fn a_journal_that_cannot_begin_ends_the_run_before_the_model_is_asked() {
     let agent = agent(&client).tool(echo("work")).build().unwrap();
     let options = SessionOptions::default().kept_in(RunStore::new(path), Value::Null);
     let outcome = run(&agent, options).await;
-    assert_eq!(outcome.error.unwrap().kind(), RunErrorKind::Journal);
+    let error = outcome.error.unwrap();
+    assert_eq!(error.kind(), RunErrorKind::Journal);
+    assert!(error.advice().unwrap().contains("the directory writable"));
     assert_eq!(client.requests(), 0);
 }

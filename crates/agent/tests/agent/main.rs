@@ -8,10 +8,12 @@
 )]
 
 mod approvals;
+mod background;
 mod budgets;
 mod deadlines;
 mod files;
 mod hooks;
+mod images;
 mod kept;
 mod ledger;
 mod repeats;
@@ -20,3 +22,4 @@ mod sessions;
 mod sub_agents;
 mod summaries;
 mod support;
+mod taken_up;

@@ -7,7 +7,7 @@ use std::time::Duration;
 use cantle_agent::{Agent, AgentBuilder, Outcome, Run, Session, SessionOptions};
 use cantle_core::event::Event;
 use cantle_core::llm::{
-    ChatEvent, ChatRequest, ChatStream, LlmClient, LlmError, ModelInfo, StopReason, TurnEnd,
+    ChatEvent, ChatRequest, ChatStream, LlmClient, LlmError, ModelInfo, Prices, StopReason, TurnEnd,
 };
 use cantle_core::message::{AssistantBlock, Message, SharedMessage, ToolCall};
 use cantle_core::tool::{DynTool, ToolContext, ToolError, ToolOutput, ToolSpec};
@@ -50,6 +50,18 @@ impl Scripted {
     /// The same with a context window of this many tokens.
     pub(crate) fn with_window(mut self, tokens: u64) -> Self {
         self.model.context_window = Some(tokens);
+        self
+    }
+
+    /// The same, of which it is known whether it says what a call costs.
+    pub(crate) fn reporting_cost(mut self, yes: bool) -> Self {
+        self.model.reports_cost = Some(yes);
+        self
+    }
+
+    /// The same with prices, in dollars for a million tokens.
+    pub(crate) fn priced(mut self, input: f64, output: f64) -> Self {
+        self.model.prices = Some(Prices::per_million(input, output));
         self
     }
 

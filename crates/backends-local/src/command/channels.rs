@@ -8,6 +8,8 @@ use std::sync::Arc;
 use cantle_core::sandbox::SpawnRequest;
 use cantle_core::sandbox::{PtySize, Stdin};
 #[cfg(confined)]
+use rustix::fs::{Mode, fchmod};
+#[cfg(confined)]
 use rustix::pty::{OpenptFlags, ioctl_tiocgptpeer, openpt, unlockpt};
 #[cfg(confined)]
 use rustix::termios::tcsetwinsize;
@@ -77,7 +79,15 @@ impl Channels {
     #[cfg(confined)]
     pub(super) fn new(request: &SpawnRequest, has_terminals: bool) -> io::Result<Self> {
         match request.pty {
-            None => Self::pipes(&request.stdin),
+            None => {
+                let channels = Self::pipes(&request.stdin)?;
+                // A name such as `/dev/stderr` opens a pipe anew, and commands may be another user than
+                // we are.
+                for end in &channels.theirs {
+                    fchmod(end, Mode::from_raw_mode(0o666))?;
+                }
+                Ok(channels)
+            }
             Some(size) if has_terminals => Ok(Self::own_terminal(size)),
             Some(size) => Self::our_terminal(size),
         }

@@ -14,6 +14,7 @@ mod steps;
 mod view;
 
 use std::ffi::CString;
+use std::path::Path;
 
 use cantle_core::policy::{Access, Network, Policy, PolicyField};
 use cantle_core::sandbox::{EnforcedBy, Isolation, SandboxError};
@@ -22,7 +23,8 @@ use cantle_supervisor::wire::{Ready, Setup, Step};
 use self::filter::{Openness, Sockets};
 pub(crate) use self::limits::OWN_PROCESSES;
 use self::steps::Steps;
-pub(crate) use self::view::{TEMPORARY, WORKSPACE};
+use self::view::Site;
+pub(crate) use self::view::{TEMPORARY, workspace};
 use crate::backend::{Wall, Walls};
 use crate::files::{NOBODY, Places};
 use crate::groups::Groups;
@@ -152,6 +154,8 @@ pub(crate) struct Wanted<'a> {
     pub(crate) policy: &'a Policy,
     pub(crate) identity: Identity,
     pub(crate) walls: Walls,
+    /// Where commands see their working directory, where they have a view of their own.
+    pub(crate) workspace: &'a Path,
     /// Whether the files may have to outlive the sandbox.
     pub(crate) is_durable: bool,
 }
@@ -182,6 +186,7 @@ impl Plan {
             policy,
             identity,
             walls,
+            workspace,
             is_durable,
         } = wanted;
         let is_confined = is_confined(policy);
@@ -210,7 +215,12 @@ impl Plan {
         if in_namespaces {
             // In memory, which nothing outlives.
             plan.has_storage = view::is_sized(&policy.limits) && !is_durable;
-            view::build(&mut steps, policy, places, identity, plan.has_storage)?;
+            let site = Site {
+                places,
+                workspace,
+                has_storage: plan.has_storage,
+            };
+            view::build(&mut steps, policy, identity, site)?;
             steps.add("name the machine", &Step::HostName { name: c"cantle" });
             if let Some(network) = &policy.network {
                 steps.add("start the loopback interface", &Step::Loopback);
@@ -229,7 +239,7 @@ impl Plan {
             steps.add("give up privileges", &identity);
             match mode {
                 Mode::Namespaces if walls.include(Wall::Landlock) => {
-                    steps.landlock(Some(LANDLOCK), &rights::in_view(policy)?);
+                    steps.landlock(Some(LANDLOCK), &rights::in_view(policy, workspace)?);
                 }
                 Mode::Rules => steps.landlock(None, &rights::on_host(policy, places)?),
                 Mode::Namespaces | Mode::Open => {}
@@ -377,6 +387,12 @@ impl Standing {
         };
         match field {
             PolicyField::ReadRoots => confined,
+            // Rules only add up: where everything may be written, that may be, too.
+            PolicyField::WorkingDirectory
+                if policy.read_roots.is_none() && policy.write_roots.is_none() =>
+            {
+                EnforcedBy::NotEnforced
+            }
             PolicyField::WriteRoots | PolicyField::WorkingDirectory => writing,
             PolicyField::Network => match &policy.network {
                 Some(Network::Off) if self.filter => EnforcedBy::Kernel,

@@ -11,7 +11,7 @@ use cantle_core::policy::{Access, Policy};
 use cantle_core::sandbox::SandboxError;
 
 use super::steps::c_path;
-use super::view::{TEMPORARY, WORKSPACE, canonical, system_roots};
+use super::view::{TEMPORARY, canonical, system_roots};
 use crate::files::Places;
 
 const EXECUTE: u64 = 1;
@@ -34,18 +34,13 @@ const OF_FILES: u64 = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | DEVICE_CONTR
 pub(super) type Rules = Vec<(CString, u64)>;
 
 /// The rules inside a view: the mounts say what can be written, this says it again.
-pub(super) fn in_view(policy: &Policy) -> Result<Rules, SandboxError> {
+pub(super) fn in_view(policy: &Policy, workspace: &Path) -> Result<Rules, SandboxError> {
     let mut rules = vec![
         (c"/".to_owned(), READ),
         (c"/dev".to_owned(), DEVICE),
         (c"/dev/shm".to_owned(), WRITE),
     ];
-    own_directories(
-        &mut rules,
-        policy,
-        Path::new(WORKSPACE),
-        Path::new(TEMPORARY),
-    )?;
+    own_directories(&mut rules, policy, workspace, Path::new(TEMPORARY))?;
     for path in policy.write_roots.iter().flatten() {
         rules.push(rule(path, path, WRITE)?);
     }

@@ -4,7 +4,7 @@
 use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use cantle_core::policy::{Access, Limits, Policy, ReadRoots};
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
@@ -14,8 +14,8 @@ use super::steps::{Steps, ms};
 use super::{Identity, TERMINALS};
 use crate::files::Places;
 
-/// Where the working directory is seen.
-pub(crate) const WORKSPACE: &str = "/workspace";
+/// Where the working directory is seen, unless the backend says where.
+const WORKSPACE: &str = "/workspace";
 /// Where the temporary directory is seen.
 pub(crate) const TEMPORARY: &str = "/tmp";
 
@@ -25,18 +25,64 @@ const DEVICES: &[&str] = &["full", "null", "random", "tty", "urandom", "zero"];
 /// No set-user-id programs, no devices.
 const TAME: u64 = ms::NO_SUID | ms::NO_DEVICES;
 
-/// Writes the steps that build the view, up to the change of the root. With `has_storage` the files
-/// are kept on a file system of limited size, in memory.
+/// What becomes part of the view and belongs to the sandbox alone.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Site<'s> {
+    /// Its directories.
+    pub(super) places: &'s Places,
+    /// Where the working directory is seen.
+    pub(super) workspace: &'s Path,
+    /// Whether the files are kept on a file system of limited size, in memory.
+    pub(super) has_storage: bool,
+}
+
+/// Where the working directory is to be seen: at `asked`, if that can be.
+pub(crate) fn workspace(asked: Option<&Path>) -> Result<&Path, SandboxError> {
+    let Some(asked) = asked else {
+        return Ok(Path::new(WORKSPACE));
+    };
+    let own = [TEMPORARY, "/proc", "/dev"];
+    let is_plain = asked.components().collect::<PathBuf>().as_os_str() == asked.as_os_str()
+        && asked.is_absolute()
+        && !asked.components().any(|part| part == Component::ParentDir);
+    let is_text = asked
+        .to_str()
+        .is_some_and(|text| !text.contains([':', '\n', '\0']));
+    let system = ReadRoots::SYSTEM.iter().copied();
+    let is_taken = own
+        .into_iter()
+        .chain(system)
+        .any(|taken| asked.starts_with(taken));
+    if is_plain && is_text && asked.parent().is_some() && !is_taken {
+        return Ok(asked);
+    }
+    let message = format!(
+        "the working directory can't be seen at `{}`",
+        asked.display()
+    );
+    Err(
+        SandboxError::new(SandboxErrorKind::InvalidInput, message).with_advice(
+            "Choose an absolute path of which nothing is the system's, such as `/home/user`.",
+        ),
+    )
+}
+
+/// Writes the steps that build the view, up to the change of the root.
 pub(super) fn build(
     steps: &mut Steps,
     policy: &Policy,
-    places: &Places,
     identity: Identity,
-    has_storage: bool,
+    site: Site<'_>,
 ) -> Result<(), SandboxError> {
+    let Site {
+        places,
+        workspace,
+        has_storage,
+    } = site;
     let mut view = View {
         steps,
         root: places.view(),
+        workspace,
         made: BTreeSet::new(),
         links: BTreeSet::new(),
         shown: Vec::new(),
@@ -64,17 +110,20 @@ pub(super) fn build(
     view.show_read_roots(&read_roots)?;
     for path in named.iter().chain(policy.write_roots.iter().flatten()) {
         let target = canonical(path)?;
-        if target != *path && !is_covered(path) {
+        if target != *path && !view.is_covered(path) {
             // Found by the name it was given, too.
             view.link(path, &target)?;
         }
     }
-    for path in write_roots.iter().filter(|path| !is_covered(path)) {
+    for path in &write_roots {
+        if view.is_covered(path) {
+            continue;
+        }
         view.make_target(path)?;
     }
     view.make_system_files(identity)?;
-    for target in [WORKSPACE, TEMPORARY] {
-        view.make_directories(Path::new(target))?;
+    for target in [workspace, Path::new(TEMPORARY)] {
+        view.make_directories(target)?;
     }
     // All at once, before what may be written comes on top.
     view.steps.attributes(&root, TAME | ms::READ_ONLY)?;
@@ -84,27 +133,21 @@ pub(super) fn build(
         Access::ReadOnly => ms::READ_ONLY,
         _ => 0,
     };
-    view.cover(&work, Path::new(WORKSPACE), TAME | read_only)?;
+    view.cover(&work, workspace, TAME | read_only)?;
     view.cover(&temporary, Path::new(TEMPORARY), TAME)?;
     for path in &read_roots.paths {
-        if is_covered(path) {
+        if view.is_covered(path) {
             view.make_target(path)?;
             view.cover(path, path, TAME | ms::READ_ONLY)?;
         }
     }
     for path in &write_roots {
-        if is_covered(path) {
+        if view.is_covered(path) {
             view.make_target(path)?;
         }
         view.cover(path, path, TAME)?;
     }
     view.steps.root(&root)
-}
-
-/// Whether a root lies where the sandbox has a directory of its own, on top of which it must be
-/// shown.
-fn is_covered(path: &Path) -> bool {
-    path.starts_with(WORKSPACE) || path.starts_with(TEMPORARY)
 }
 
 /// Whether there is a limit to the size of all files, or to their number.
@@ -147,6 +190,8 @@ struct View<'s> {
     steps: &'s mut Steps,
     /// Where the new root is built, on the host.
     root: PathBuf,
+    /// Where the working directory is seen.
+    workspace: &'s Path,
     /// Directories made in it.
     made: BTreeSet<PathBuf>,
     /// Links made in it.
@@ -156,6 +201,12 @@ struct View<'s> {
 }
 
 impl View<'_> {
+    /// Whether a root lies where the sandbox has a directory of its own, on top of which it must be
+    /// shown.
+    fn is_covered(&self, path: &Path) -> bool {
+        path.starts_with(self.workspace) || path.starts_with(TEMPORARY)
+    }
+
     fn place(&self, path: &Path) -> PathBuf {
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
@@ -193,8 +244,10 @@ impl View<'_> {
                 }
             }
         }
-        for path in roots.paths.iter().filter(|path| !is_covered(path)) {
-            self.show(path)?;
+        for path in &roots.paths {
+            if !self.is_covered(path) {
+                self.show(path)?;
+            }
         }
         Ok(())
     }
@@ -285,7 +338,8 @@ impl View<'_> {
         let (uid, gid) = (identity.uid, identity.gid);
         let passwd = format!(
             "root:x:0:0:root:/nonexistent:/usr/sbin/nologin\n\
-             user:x:{uid}:{gid}:user:{WORKSPACE}:/bin/bash\n"
+             user:x:{uid}:{gid}:user:{}:/bin/bash\n",
+            self.workspace.display()
         );
         let files = [
             ("/etc/passwd", passwd),

@@ -8,7 +8,9 @@ use cantle_core::sandbox::{
     Exit, ExitStatus, Sandbox, SandboxError, SandboxErrorKind, SandboxExt as _, SpawnRequest, Stdin,
 };
 
-use crate::support::{Token, on_host, open, open_under, path, run, soon, stdout, write};
+use crate::support::{
+    Token, on_host, open, open_under, path, read_until, run, soon, stdout, write,
+};
 
 async fn refused(sandbox: &dyn Sandbox, request: SpawnRequest) -> SandboxError {
     match sandbox.spawn(request).await {
@@ -337,8 +339,7 @@ async fn signals_reach_the_whole_group() {
     assert!(process.id().is_some());
     token.at_least(2).await;
     let mut output = process.take_output().unwrap();
-    use futures_util::StreamExt as _;
-    assert_eq!(output.next().await.unwrap().unwrap().bytes, "ready\n");
+    assert_eq!(read_until(&mut output, "\n").await, "ready\n");
     process.signal(10).await.unwrap();
     assert_eq!(
         soon(process.wait()).await.unwrap().status,

@@ -1,10 +1,55 @@
 //! What every sandbox must do.
 
+use std::fs;
+use std::io;
+use std::sync::Arc;
+
 use cantle_backends_local::LocalBackend;
+use cantle_core::sandbox::Sandbox;
+use cantle_testkit::conformance::{SandboxOptions, sandbox_with, transfers};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::support::Token;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_local_backend_conforms() {
-    cantle_testkit::conformance::sandbox(&LocalBackend::new())
-        .await
-        .assert();
+    let backend = LocalBackend::new();
+    let options = SandboxOptions::new().killed_by(kill_guard);
+    let report = sandbox_with(&backend, options).await;
+    println!("{report}");
+    report.assert();
+    let skipped: Vec<_> = report.skipped().collect();
+    assert_eq!(skipped, [], "everything can be seen here");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn files_go_from_one_place_to_another() {
+    let place = tempfile::tempdir().unwrap();
+    let elsewhere = LocalBackend::new().in_directory(place.path());
+    transfers(&LocalBackend::new(), &elsewhere).await.assert();
+}
+
+/// Kills the process that holds a sandbox up: the child of ours that its commands descend from.
+async fn kill_guard(sandbox: Arc<dyn Sandbox>) -> io::Result<()> {
+    let token = Token::new();
+    let started = sandbox.spawn(token.shell("sleep 60")).await;
+    let _command = started.map_err(io::Error::other)?;
+    token.at_least(1).await;
+    let mut pid = *token.alive().first().ok_or(io::ErrorKind::NotFound)?;
+    loop {
+        match parent(pid)? {
+            ours if ours == std::process::id() => break,
+            other => pid = other,
+        }
+    }
+    let guard = Pid::from_raw(pid.cast_signed()).ok_or(io::ErrorKind::NotFound)?;
+    Ok(kill_process(guard, Signal::KILL)?)
+}
+
+fn parent(pid: u32) -> io::Result<u32> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
+    // `PID (NAME) STATE PARENT …`, where the name may hold anything.
+    let fields = stat.rsplit_once(") ").map(|(_, rest)| rest.split(' '));
+    let parent = fields.and_then(|mut fields| fields.nth(1)?.parse().ok());
+    parent.ok_or_else(|| io::ErrorKind::InvalidData.into())
 }

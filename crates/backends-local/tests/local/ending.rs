@@ -8,9 +8,9 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::{Token, eventually, exists, open, open_under, soon, stdout, write};
 
-const LIMIT: Duration = Duration::from_millis(600);
-/// A timed-out command has returned by then.
-const LATEST: Duration = Duration::from_millis(1600);
+const LIMIT: Duration = Duration::from_secs(1);
+/// A timed-out command has returned by then: a second later, and what a busy machine adds.
+const LATEST: Duration = Duration::from_secs(3);
 
 /// Runs a line that does not end, and checks that nothing is left of it.
 async fn time_out(sandbox: &dyn Sandbox, line: &str) -> CommandOutput {
@@ -232,9 +232,9 @@ async fn a_cancelled_command_is_killed_with_everything_it_started() {
         let output = output.unwrap();
         assert_eq!(output.exit.status, ExitStatus::Cancelled);
         assert_eq!(output.stdout.text(), "partial\n");
-        // At most a second of grace, and at most one to kill.
+        // At most a second of grace, and at most one to kill; the rest is a busy machine's.
         assert!(
-            cancelled.elapsed() < Duration::from_secs(2),
+            cancelled.elapsed() < Duration::from_secs(4),
             "{:?}",
             cancelled.elapsed()
         );

@@ -16,7 +16,7 @@ use cantle_core::sandbox::{
     SandboxExt as _, SpawnRequest,
 };
 
-use crate::support::{OPENED, Token, eventually, path, run, say, stdout};
+use crate::support::{OPENED, Token, eventually, path, read_until, run, say, stdout};
 
 const MEMORY: u64 = 64 << 20;
 
@@ -192,13 +192,16 @@ async fn nothing_replaces_itself_faster_than_it_is_killed() {
     }
     let script = "python3 -ISc '
 import os
+print(\"ready\", flush=True)
 for _ in range(8):
     if os.fork() == 0: break
 while True:
     if os.fork(): os._exit(0)
     os.setsid()'";
-    let process = sandbox.spawn(token.shell(script)).await.unwrap();
-    token.at_least(1).await;
+    let mut process = sandbox.spawn(token.shell(script)).await.unwrap();
+    // No look at the list of processes is sure to meet one of them.
+    let mut output = process.take_output().unwrap();
+    read_until(&mut output, "ready\n").await;
     sandbox.close().await.unwrap();
     drop(process);
     token.all_dead().await;

@@ -13,7 +13,7 @@ use cantle_core::sandbox::{
     SpawnRequest, Survival,
 };
 
-use crate::support::{on_host, open, stdout};
+use crate::support::{on_host, open, say, stdout};
 
 fn context(policy: Policy) -> SandboxContext {
     SandboxContext::new(RunId::new(), policy)
@@ -152,4 +152,49 @@ async fn sandboxes_do_not_see_each_others_files() {
     assert!(!Path::new(&on_host(&*other, "f")).exists());
     one.close().await.unwrap();
     other.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn its_working_directory_is_seen_where_the_backend_says() {
+    let backend = LocalBackend::new().workspace_at("/home/user");
+    let cx = context(Policy::workspace());
+    let Ok(sandbox) = backend.open(cx).await else {
+        return say("SKIPPED: nothing confines here");
+    };
+    if !sandbox
+        .info()
+        .walls
+        .iter()
+        .any(|wall| wall.contains("namespaces"))
+    {
+        say("SKIPPED: no namespaces here");
+        return sandbox.close().await.unwrap();
+    }
+    assert_eq!(sandbox.info().working_directory.to_string(), "/home/user");
+    let line =
+        "pwd; echo ~ $HOME ~user; echo x > y; ls /home/user; ls -d /workspace 2>&1 | grep -c No";
+    assert_eq!(
+        stdout(&*sandbox, line).await,
+        "/home/user\n/home/user /home/user /home/user\ny\n1\n"
+    );
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_working_directory_is_not_seen_among_the_systems_own() {
+    for place in [
+        "/",
+        "work",
+        "/tmp/work",
+        "/usr/work",
+        "/home/../work",
+        "/home/",
+    ] {
+        let backend = LocalBackend::new().workspace_at(place);
+        let error = backend
+            .open(context(Policy::workspace()))
+            .await
+            .unwrap_err();
+        assert_eq!(error.kind(), SandboxErrorKind::InvalidInput, "{place}");
+    }
 }

@@ -13,9 +13,10 @@ use cantle_backends_local::LocalBackend;
 use cantle_core::ids::RunId;
 use cantle_core::policy::Policy;
 use cantle_core::sandbox::{
-    Backend as _, CommandOutput, Sandbox, SandboxContext, SandboxExt as _, SandboxPath,
-    SpawnRequest,
+    Backend as _, CommandOutput, OutputStream, Sandbox, SandboxContext, SandboxExt as _,
+    SandboxPath, SpawnRequest,
 };
+use futures_util::StreamExt as _;
 
 /// What has not happened after this long does not happen.
 const DEADLINE: Duration = Duration::from_secs(20);
@@ -77,6 +78,16 @@ pub(crate) async fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
         );
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
+}
+
+/// Reads output until it ends with `mark`, however it is cut into pieces, and gives all of it.
+pub(crate) async fn read_until(output: &mut OutputStream, mark: &str) -> String {
+    let mut text = String::new();
+    while !text.ends_with(mark) {
+        let piece = soon(output.next()).await.expect("it ended before").unwrap();
+        text += std::str::from_utf8(&piece.bytes).unwrap();
+    }
+    text
 }
 
 /// Waits for a future that must not hang.

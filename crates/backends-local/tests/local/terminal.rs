@@ -9,7 +9,7 @@ use cantle_core::sandbox::{
 };
 use futures_util::StreamExt as _;
 
-use crate::support::soon;
+use crate::support::{read_until, soon};
 
 const SIZE: PtySize = PtySize {
     rows: 33,
@@ -99,11 +99,7 @@ async fn a_new_size_is_told() {
         let line = "trap 'stty size; exit' WINCH; echo ready; while :; do sleep 0.02; done";
         let mut process = start(&*sandbox, line).await;
         let mut output = process.take_output().unwrap();
-        let mut shown = Vec::new();
-        // A line may come in pieces.
-        while shown != b"ready\r\n" {
-            shown.extend_from_slice(&soon(output.next()).await.unwrap().unwrap().bytes);
-        }
+        let mut shown = read_until(&mut output, "ready\r\n").await.into_bytes();
         let size = PtySize {
             rows: 12,
             columns: 40,

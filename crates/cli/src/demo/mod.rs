@@ -4,6 +4,8 @@
 mod copy;
 mod turns;
 
+use std::sync::Arc;
+
 use cantle::agent::{Agent, SessionOptions};
 use cantle::backends::local::LocalBackend;
 use cantle::clients::replay::ReplayClient;
@@ -49,7 +51,7 @@ pub(crate) fn prepare(args: DemoArgs) -> Result<Demo, Failure> {
         policy,
         ..Rules::default()
     };
-    let agent = agent::complete(agent, LocalBackend::new(), rules, None).internal()?;
+    let agent = agent::complete(agent, Arc::new(LocalBackend::new()), rules, None).internal()?;
     Ok(Demo {
         args,
         survey,
@@ -85,6 +87,8 @@ impl Demo {
             about_key: None,
             kept: false,
             result_as_json: false,
+            played: None,
+            verbose: false,
         };
         work.perform(session, &mut display, None, &cancellation)
             .await

@@ -166,6 +166,11 @@ fn spent(ledger: &Ledger) -> Option<String> {
     }
     if let Some(cost) = ledger.cost_usd() {
         parts.push(format!("${cost:.4}"));
+        // Where nothing is known of costs, nobody misses them.
+        if let unknown @ 1.. = ledger.calls_of_unknown_cost() {
+            let calls = plural(unknown, "call", "calls");
+            parts.push(format!("and {calls} of unknown cost"));
+        }
     }
     if estimated.total() > 0 {
         parts.push(format!("{} (estimated)", tokens(&estimated, true)));

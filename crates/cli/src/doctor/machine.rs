@@ -1,8 +1,6 @@
 //! What else there is: the program itself, tools, keys, space.
 
 use std::ffi::OsStr;
-use std::net::{TcpStream, ToSocketAddrs as _};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -14,7 +12,8 @@ use cantle::core::sandbox::{
 };
 
 use super::report::{Check, State};
-use crate::display::size;
+use crate::display::{one_line, size};
+use crate::place;
 use crate::provider::Provider;
 use crate::settings::variable;
 
@@ -115,38 +114,22 @@ async fn python_inside(backend: &LocalBackend) -> Result<Option<String>, Sandbox
     Ok((output.exit.status.success() && !version.is_empty()).then_some(version))
 }
 
-/// Whether a Docker engine's socket takes a connection; nothing is said to it.
+/// Whether a container engine answers, and which.
 pub(super) async fn docker() -> Check {
     const NAME: &str = "Docker";
-    let host = variable("DOCKER_HOST").unwrap_or_else(|| "unix:///var/run/docker.sock".to_owned());
-    let shown = without_user(&host);
-    let connected = tokio::task::spawn_blocking(move || connect(&host));
-    let connected = match tokio::time::timeout(LIMIT, connected).await {
-        Ok(Ok(connected)) => connected,
-        _ => Err("no answer".to_owned()),
-    };
-    match connected {
-        Ok(()) => Check::new(NAME, State::Ok, format!("{shown} takes connections")),
-        Err(reason) => Check::new(NAME, State::Missing, format!("{shown}: {reason}"))
-            .so("nothing here needs it: commands run in local sandboxes"),
+    let engine = place::containers();
+    match tokio::time::timeout(LIMIT, engine.probe()).await {
+        Ok(Ok(report)) => {
+            let address = without_user(&report.address);
+            let found = format!("{} at {address}, {}", report.version, report.platform);
+            Check::new(NAME, State::Ok, found)
+                .so("commands can run in containers: --backend docker:IMAGE")
+        }
+        Ok(Err(error)) => Check::new(NAME, State::Missing, one_line(&error.to_string()))
+            .so("only --backend docker: needs it; commands run in local sandboxes"),
+        Err(_) => Check::new(NAME, State::Missing, "no answer".to_owned())
+            .so("only --backend docker: needs it; commands run in local sandboxes"),
     }
-}
-
-fn connect(host: &str) -> Result<(), String> {
-    if let Some(path) = host.strip_prefix("unix://") {
-        let connected = UnixStream::connect(path);
-        return connected.map(drop).map_err(|error| error.to_string());
-    }
-    let Some(address) = host.strip_prefix("tcp://") else {
-        return Err("only unix:// and tcp:// are tried".to_owned());
-    };
-    let address = address.trim_end_matches('/');
-    let mut addresses = address
-        .to_socket_addrs()
-        .map_err(|error| error.to_string())?;
-    let address = addresses.next().ok_or("it has no address")?;
-    let connected = TcpStream::connect_timeout(&address, LIMIT);
-    connected.map(drop).map_err(|error| error.to_string())
 }
 
 /// An address without the user and the password that may stand in it.
@@ -235,23 +218,6 @@ mod tests {
             ]
             .map(without_user),
             ["tcp://host:2375", "ssh://host", "unix:///run/docker.sock"]
-        );
-    }
-
-    #[test]
-    fn a_docker_socket_is_connected_to() {
-        let directory = tempfile::tempdir().unwrap();
-        let socket = directory.path().join("docker.sock");
-        let address = format!("unix://{}", socket.display());
-        assert!(connect(&address).is_err());
-        let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
-        assert_eq!(connect(&address), Ok(()));
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = format!("tcp://{}", listener.local_addr().unwrap());
-        assert_eq!(connect(&address), Ok(()));
-        assert_eq!(
-            connect("ssh://host"),
-            Err("only unix:// and tcp:// are tried".to_owned())
         );
     }
 

@@ -20,10 +20,20 @@ fn a_file_has_a_key_for_each_setting() {
         context_window = 32000
         timeout = "2m"
         no_stream = true
+        server = "vllm"
+        stateful = false
+        fallback_model = ["n", "o"]
+        price_input = 3
+        price_output = 15.0
+        price_cache_read = 0.3
+        price_cache_write = 3.75
+        rpm = 60
+        tpm = 100000
         policy = "network"
         allow_host = ["pypi.org", "*.debian.org"]
         limit = ["memory=2G", "wall_time=1h"]
         best_effort = false
+        backend = "docker:python:3.12"
     "#;
     let expected = File {
         provider: Some(Provider::Litellm),
@@ -36,6 +46,15 @@ fn a_file_has_a_key_for_each_setting() {
         context_window: Some(32000),
         timeout: Some(Duration::from_secs(120)),
         no_stream: Some(true),
+        server: Some(Server::Vllm),
+        stateful: Some(false),
+        fallback_model: vec!["n".to_owned(), "o".to_owned()],
+        price_input: Some(3.0),
+        price_output: Some(15.0),
+        price_cache_read: Some(0.3),
+        price_cache_write: Some(3.75),
+        rpm: Some(60),
+        tpm: Some(100_000),
         policy: Some(Preset::Network),
         allow_host: ["pypi.org", "*.debian.org"]
             .map(|host| host.parse().unwrap())
@@ -44,6 +63,7 @@ fn a_file_has_a_key_for_each_setting() {
             .map(|limit| limit.parse().unwrap())
             .to_vec(),
         best_effort: Some(false),
+        backend: Some(Place::Image("python:3.12".to_owned())),
     };
     assert_eq!(file(text), expected);
     assert_eq!(file("timeout = 90").timeout, Some(Duration::from_secs(90)));
@@ -56,8 +76,10 @@ fn an_unknown_setting_is_refused_with_those_that_exist() {
     assert_eq!(
         message,
         "line 2: unknown field `modle`, expected one of `provider`, `api`, `base_url`, \
-         `model`, `system_prompt`, `max_turns`, `max_tokens`, `context_window`, `timeout`, `no_stream`, `policy`, \
-         `allow_host`, `limit`, `best_effort`"
+         `model`, `system_prompt`, `max_turns`, `max_tokens`, `context_window`, `timeout`, `no_stream`, \
+         `server`, `stateful`, `fallback_model`, `price_input`, `price_output`, `price_cache_read`, \
+         `price_cache_write`, `rpm`, `tpm`, `policy`, `allow_host`, `limit`, `best_effort`, \
+         `backend`"
     );
 }
 
@@ -108,6 +130,7 @@ fn args(provider: Option<Provider>, base_url: Option<&str>) -> ModelArgs {
         max_tokens: None,
         context_window: None,
         no_stream: None,
+        serving: ServingArgs::default(),
         record: None,
         replay: None,
     }

@@ -12,11 +12,14 @@ mod doctor;
 mod exec;
 mod failures;
 mod interrupts;
+mod lasting;
 mod policy;
+mod recordings;
 mod report;
 mod resume;
 mod rules;
 mod run;
+mod serving;
 mod settings;
 #[path = "../support/mod.rs"]
 mod support;

@@ -377,14 +377,31 @@ async fn what_was_recorded_is_played_without_a_server_and_compared() {
             (Some(0), "There are 3 words.\n")
         );
 
+        // The files are others now: the model is told what it was told then, and a person how it is.
         place.write("data/in.txt", "one two three four\n");
-        let other = place.run(again.iter()).await;
-        assert_eq!(other.code, Some(5), "{other:?}");
+        let other = place.run(again.iter().chain(&["-v"])).await;
+        assert_eq!(
+            (other.code, &*other.stdout),
+            (Some(0), "There are 3 words.\n"),
+            "{other:?}"
+        );
         for said in [
-            "this request was not recorded. It comes closest to call 2",
-            "message 4 (tool) differs at `content`",
+            "differs at ``",
             "now:      ",
             "one two three four",
+            "differed from the recorded ones; the model was told the recorded ones.",
+        ] {
+            assert!(other.stderr.contains(said), "{}", other.stderr);
+        }
+
+        let task = ["run", "Count the lines", "--replay", "calls", "--input"];
+        let other = place.run(task.iter().chain(&["data"])).await;
+        assert_eq!(other.code, Some(5), "{other:?}");
+        for said in [
+            "this request was not recorded. It comes closest to call 1",
+            "message 2 (user) differs at `content`",
+            "recorded: Count the words",
+            "now:      Count the lines",
         ] {
             assert!(other.stderr.contains(said), "{}", other.stderr);
         }

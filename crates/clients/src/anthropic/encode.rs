@@ -8,14 +8,14 @@
 use std::borrow::Cow;
 
 use bytes::Bytes;
-use cantle_core::content::{Content, Media, Part};
+use cantle_core::content::{Content, Media};
 use cantle_core::llm::{ChatRequest, LlmError, ToolSpecs};
 use cantle_core::message::{AssistantBlock, AssistantMessage, EncodingKey, Message, ToolMessage};
 use serde::Serialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::http::{OneBehindTheOther, image_for, not_for_here, unencodable};
+use crate::http::{OneBehindTheOther, image_for, listed, not_for_here, parts_of, unencodable};
 
 /// No option of a client changes how a message or a tool is encoded.
 const KEY: EncodingKey = EncodingKey::new("anthropic", 0);
@@ -123,19 +123,6 @@ fn tools(specs: &ToolSpecs) -> Result<Bytes, LlmError> {
     listed(tools)
 }
 
-/// Values as JSON with commas between them.
-fn listed<T: Serialize>(values: impl IntoIterator<Item = T>) -> Result<Bytes, LlmError> {
-    let mut list = Vec::new();
-    for value in values {
-        if !list.is_empty() {
-            list.push(b',');
-        }
-        serde_json::to_writer(&mut list, &value).map_err(unencodable)?;
-    }
-    // It lives as long as the message, so without room to grow.
-    Ok(list.into_boxed_slice().into())
-}
-
 fn blocks(message: &Message) -> Result<Bytes, LlmError> {
     match message {
         Message::System(message) => listed(parts(&message.content)?),
@@ -185,21 +172,7 @@ struct Source<'a> {
 }
 
 fn parts(content: &Content) -> Result<Vec<Block<'_>>, LlmError> {
-    match content {
-        Content::Text(text) => Ok(text_block(text).into_iter().collect()),
-        Content::Parts(parts) => parts
-            .iter()
-            .filter_map(|part| match part {
-                Part::Text(text) => text_block(text).map(Ok),
-                Part::Media(media) => Some(image(media)),
-            })
-            .collect(),
-    }
-}
-
-/// An empty text is refused there, so it is no block.
-fn text_block(text: &str) -> Option<Block<'_>> {
-    (!text.is_empty()).then_some(Block::Text { text })
+    parts_of(content, |text| Block::Text { text }, image)
 }
 
 fn image(media: &Media) -> Result<Block<'_>, LlmError> {
@@ -229,10 +202,11 @@ fn turn(message: &AssistantMessage) -> Result<Vec<Block<'_>>, LlmError> {
             AssistantBlock::Text {
                 text,
                 signature: None,
-            } => match text_block(text) {
-                Some(text) => text,
-                None => continue,
-            },
+            } if text.is_empty() => continue,
+            AssistantBlock::Text {
+                text,
+                signature: None,
+            } => Block::Text { text },
             AssistantBlock::SignedReasoning { signature, content } => Block::Thinking {
                 thinking: content,
                 signature,

@@ -2,12 +2,12 @@
 
 use std::borrow::Cow;
 
-use cantle_core::content::{Content, Media, MediaKind, Part};
+use cantle_core::content::{Content, Media, MediaKind};
 use cantle_core::llm::{LlmError, LlmErrorKind};
 use serde::Serialize;
 
 use super::server::{Habits, Video};
-use crate::http::{data_url, unsupported_media};
+use crate::http::{data_url, parts_of, unsupported_media};
 
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
@@ -40,21 +40,11 @@ pub(super) fn parts<'a>(
     content: &'a Content,
     habits: &Habits,
 ) -> Result<Vec<WirePart<'a>>, LlmError> {
-    match content {
-        Content::Text(text) => Ok(text_part(text).into_iter().collect()),
-        Content::Parts(parts) => parts
-            .iter()
-            .filter_map(|part| match part {
-                Part::Text(text) => text_part(text).map(Ok),
-                Part::Media(media) => Some(media_part(media, habits)),
-            })
-            .collect(),
-    }
+    parts_of(content, text_part, |media| media_part(media, habits))
 }
 
-/// An empty text is no part: some servers refuse those.
-fn text_part(text: &str) -> Option<WirePart<'_>> {
-    (!text.is_empty()).then(|| WirePart::Text { text: text.into() })
+fn text_part(text: &str) -> WirePart<'_> {
+    WirePart::Text { text: text.into() }
 }
 
 pub(super) fn media_part<'a>(media: &Media, habits: &Habits) -> Result<WirePart<'a>, LlmError> {
@@ -113,6 +103,7 @@ fn audio_format(mime_type: &str) -> Result<&'static str, LlmError> {
 pub(super) fn add_text<'a>(parts: &mut Vec<WirePart<'a>>, text: &'a str) {
     match parts.last_mut() {
         Some(WirePart::Text { text: before }) => before.to_mut().push_str(text),
-        _ => parts.extend(text_part(text)),
+        _ if text.is_empty() => {}
+        _ => parts.push(text_part(text)),
     }
 }

@@ -17,7 +17,7 @@ use serde_json::value::RawValue;
 
 use super::content::{WirePart, add_text, media_part, parts};
 use super::server::{Habits, Server, Signature};
-use crate::http::{OneBehindTheOther, not_for_here, unencodable};
+use crate::http::{OneBehindTheOther, can_be_strict, not_for_here, unencodable};
 
 const BEFORE_MESSAGES: &[u8] = b",\"messages\":[";
 const END: &[u8] = b"]}";
@@ -33,6 +33,8 @@ pub(super) struct Encoding {
     habits: Habits,
     /// Whether cache marks are set.
     marks: bool,
+    /// Whether tools are held to strictly, where their schemas allow it.
+    strict: bool,
 }
 
 impl Encoding {
@@ -41,11 +43,18 @@ impl Encoding {
         let habits = server.habits();
         let model = model.to_ascii_lowercase();
         Self {
-            // How a message or a tool is encoded depends on the server, and on nothing else.
+            // How a message is encoded depends on the server, and on nothing else.
             key: EncodingKey::new("chat", server as u64),
+            strict: false,
             habits,
             marks: habits.cache_marks && (model.contains("claude") || model.contains("anthropic")),
         }
+    }
+
+    /// The same with tools held to strictly, where the server can do that.
+    pub(super) fn strict_tools(mut self, strict: bool) -> Self {
+        self.strict = strict && self.habits.strict_tools;
+        self
     }
 
     /// The body of a request. `head` is an object without its closing brace: the model and the
@@ -64,7 +73,8 @@ impl Encoding {
             &[]
         } else {
             let forms = request.tools.forms();
-            forms.get_or_try_encode(self.key, || tools(&request.tools))?
+            let key = EncodingKey::new("chat tools", self.strict.into());
+            forms.get_or_try_encode(key, || tools(&request.tools, self.strict))?
         };
         let mut body = OneBehindTheOther::default();
         body.push(head);
@@ -191,7 +201,7 @@ fn details(data: &str) -> Option<&RawValue> {
     Some(details.reasoning_details)
 }
 
-fn tools(specs: &ToolSpecs) -> Result<Bytes, LlmError> {
+fn tools(specs: &ToolSpecs, strict: bool) -> Result<Bytes, LlmError> {
     #[derive(Serialize)]
     struct Tool<'a> {
         r#type: &'static str,
@@ -203,6 +213,8 @@ fn tools(specs: &ToolSpecs) -> Result<Bytes, LlmError> {
         description: &'a str,
         #[serde(skip_serializing_if = "Option::is_none")]
         parameters: Option<&'a Value>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        strict: Option<bool>,
     }
     let tools: Vec<_> = specs
         .iter()
@@ -212,6 +224,8 @@ fn tools(specs: &ToolSpecs) -> Result<Bytes, LlmError> {
                 name: spec.name(),
                 description: spec.description(),
                 parameters: spec.has_parameters().then(|| spec.parameters()),
+                strict: (strict && spec.has_parameters() && can_be_strict(spec.parameters()))
+                    .then_some(true),
             },
         })
         .collect();

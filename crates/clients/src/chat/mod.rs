@@ -3,7 +3,7 @@
 //!
 //! [`ChatClient`] is one model at one endpoint. It owns the wire: how messages become a request, how
 //! a response becomes a turn, what a refusal means. It keeps nothing of a conversation and reads
-//! nothing from the environment but where certificates are.
+//! nothing from the environment but where certificates are and which proxy leads to its address.
 //!
 //! ```
 //! use cantle_clients::chat::ChatClient;
@@ -23,7 +23,9 @@
 //! A key belongs to the base URL it was given with and goes nowhere else: redirects are not
 //! followed, and no error, source or `Debug` text shows it, also where the server repeats it. With
 //! an `http` address it crosses the network in the clear; that is for loopback and trusted
-//! networks, and is not refused. Proxies named in the environment are not used.
+//! networks, and is not refused. The proxy that `HTTPS_PROXY`, `HTTP_PROXY` or `ALL_PROXY` names is
+//! used, but for this machine and hosts in `NO_PROXY`; an `https` address is reached through it without
+//! it seeing what is said.
 //!
 //! Connections are HTTP/1.1 and kept open between calls. Nothing of TLS is set up for an `http`
 //! address.
@@ -40,12 +42,15 @@
 //!   call goes both ways as LiteLLM's `provider_specific_fields` or Gemini's `extra_content`.
 //! - `reasoning_details` are kept as an
 //!   [opaque block](cantle_core::message::AssistantBlock::Opaque) beside the reasoning they repeat.
-//! - A tool without parameters has no `parameters`. Schemas are sent as they are, without strictness.
+//! - A tool without parameters has no `parameters`. Schemas are sent as they are, and without
+//!   strictness unless it is [asked for](ChatClientBuilder::strict_tools).
 //! - A tool call that came without an id is sent back with the one it was given here: in this
 //!   dialect the id only joins a call to its result.
 //! - A block that the server has no place for fails the request with
 //!   [`LlmErrorKind::Unsupported`](cantle_core::llm::LlmErrorKind::Unsupported). Reasoning in plain
 //!   sight has nothing to hand back, and is left out where no field is read.
+//! - Log probabilities, where extra parameters ask for them, come as the field `logprobs` of what
+//!   [the answer has besides](cantle_core::llm::TurnEnd::extra).
 //! - Every call asks for the usage; where a server does not tell it, the turn has none.
 //! - Models of Anthropic's behind OpenRouter or LiteLLM are told what to cache, as
 //!   in Anthropic's own dialect.
@@ -94,6 +99,7 @@ pub struct Chat {
 pub struct ChatOptions {
     reasoning_effort: Option<String>,
     server: Option<Server>,
+    strict_tools: bool,
 }
 
 impl ChatClientBuilder {
@@ -101,6 +107,15 @@ impl ChatClientBuilder {
     #[must_use]
     pub fn server(mut self, server: Server) -> Self {
         self.options.server = Some(server);
+        self
+    }
+
+    /// Whether the model is held to the schemas of tools strictly, where the server can do that and the
+    /// schema allows it: every object closed, and all of its properties required. It is not by
+    /// default. Schemas are never changed for it.
+    #[must_use]
+    pub fn strict_tools(mut self, strict: bool) -> Self {
+        self.options.strict_tools = strict;
         self
     }
 
@@ -165,7 +180,7 @@ impl Dialect for Chat {
         head.pop();
         Ok(Self {
             head,
-            encoding: Encoding::new(server, common.model),
+            encoding: Encoding::new(server, common.model).strict_tools(options.strict_tools),
             server,
             fitted,
         })
@@ -178,6 +193,14 @@ impl Dialect for Chat {
     fn authorization(&self, key: &SecretText) -> (&'static str, String) {
         let (name, before) = self.server.key_header();
         (name, format!("{before}{}", key.expose()))
+    }
+
+    fn reports_cost(&self) -> Option<bool> {
+        match self.server {
+            Server::OpenRouter => Some(true),
+            Server::Unknown | Server::LiteLlm => None,
+            _ => Some(false),
+        }
     }
 
     fn body(&self, request: &ChatRequest) -> Result<Vec<u8>, LlmError> {

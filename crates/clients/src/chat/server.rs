@@ -3,6 +3,12 @@
 //! Answers are read in all their spellings, whoever sends them; what is here is how requests are
 //! written. Sources are the providers' documentation, as linked.
 
+use std::str::FromStr;
+
+use cantle_core::llm::LlmError;
+
+use crate::http::invalid;
+
 /// A kind of server that speaks Chat Completions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -63,6 +69,8 @@ pub(super) struct Habits {
     pub(super) audio: bool,
     /// Whether models of Anthropic's behind it want to be told what to cache.
     pub(super) cache_marks: bool,
+    /// Whether a tool can be held to strictly.
+    pub(super) strict_tools: bool,
     /// Whether a request is refused whose input and output limit together exceed the window.
     pub(super) counts_the_limit: bool,
 }
@@ -86,6 +94,40 @@ pub(super) enum Video {
 }
 
 impl Server {
+    /// All that are known.
+    pub const ALL: &[Self] = &[
+        Self::OpenAi,
+        Self::Azure,
+        Self::OpenRouter,
+        Self::LiteLlm,
+        Self::DeepSeek,
+        Self::Vllm,
+        Self::Ollama,
+        Self::Groq,
+        Self::Together,
+        Self::Fireworks,
+        Self::Gemini,
+    ];
+
+    /// Its name in settings, e.g. `vllm`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Unknown => "unknown",
+            Self::OpenAi => "openai",
+            Self::Azure => "azure",
+            Self::OpenRouter => "openrouter",
+            Self::LiteLlm => "litellm",
+            Self::DeepSeek => "deepseek",
+            Self::Vllm => "vllm",
+            Self::Ollama => "ollama",
+            Self::Groq => "groq",
+            Self::Together => "together",
+            Self::Fireworks => "fireworks",
+            Self::Gemini => "gemini",
+        }
+    }
+
     /// Who is known to be at an address: the host's own name says it, or Ollama's usual port.
     #[must_use]
     pub fn at(base_url: &str) -> Self {
@@ -127,6 +169,7 @@ impl Server {
             video: Video::File,
             audio: true,
             cache_marks: false,
+            strict_tools: true,
             counts_the_limit: false,
         };
         // Nothing beyond what OpenAI's reference has: those who refuse other fields.
@@ -157,6 +200,7 @@ impl Server {
             },
             // "must be fully passed back", and a missing field is refused.
             Self::DeepSeek => Habits {
+                strict_tools: false,
                 token_limit: "max_tokens",
                 reasoning: &["reasoning_content"],
                 reasoning_with_calls: true,
@@ -171,17 +215,20 @@ impl Server {
                 ..strict
             },
             Self::Ollama => Habits {
+                strict_tools: false,
                 token_limit: "max_tokens",
                 reasoning: &["reasoning"],
                 audio: false,
                 ..strict
             },
             Self::Groq => Habits {
+                strict_tools: false,
                 reasoning: &["reasoning"],
                 audio: false,
                 ..strict
             },
             Self::Together => Habits {
+                strict_tools: false,
                 token_limit: "max_tokens",
                 reasoning: &["reasoning"],
                 video: Video::Url,
@@ -189,12 +236,14 @@ impl Server {
                 ..strict
             },
             Self::Fireworks => Habits {
+                strict_tools: false,
                 token_limit: "max_tokens",
                 reasoning: &["reasoning_content"],
                 audio: false,
                 ..strict
             },
             Self::Gemini => Habits {
+                strict_tools: false,
                 signature: Signature::Google,
                 result_names: true,
                 ..strict
@@ -211,9 +260,37 @@ impl Server {
     }
 }
 
+impl FromStr for Server {
+    type Err = LlmError;
+
+    /// Reads a [name](Self::as_str).
+    fn from_str(name: &str) -> Result<Self, LlmError> {
+        let mut known = Self::ALL.iter().copied();
+        known.find(|server| server.as_str() == name).ok_or_else(|| {
+            let names: Vec<_> = Self::ALL.iter().map(|server| server.as_str()).collect();
+            invalid(format!(
+                "no server is called `{name}`; there are {}",
+                names.join(", ")
+            ))
+        })
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::Server;
+
+    #[test]
+    fn a_server_is_known_by_its_name() {
+        for server in Server::ALL {
+            assert_eq!(server.as_str().parse::<Server>().unwrap(), *server);
+        }
+        let error = "vlm".parse::<Server>().unwrap_err().to_string();
+        assert!(
+            error.starts_with("no server is called `vlm`; there are openai, azure,"),
+            "{error}"
+        );
+    }
 
     #[test]
     fn an_address_names_its_server() {

@@ -27,6 +27,7 @@ pub struct ChatTurn {
     finish_reason: Option<String>,
     usage: Option<Usage>,
     model: Option<String>,
+    logprobs: Map<String, Value>,
     /// Whether it came all at once, which says that it is complete.
     whole: bool,
 }
@@ -68,6 +69,7 @@ impl Turn for ChatTurn {
         self.model = answer.model;
         if let Some(mut choice) = choice {
             self.finish_reason = choice.finish_reason.take().filter(|r| !r.is_empty());
+            self.take_logprobs(choice.logprobs.take());
             if let Some(message) = choice.whole() {
                 self.take(message, |_| ());
             }
@@ -110,6 +112,7 @@ impl Turn for ChatTurn {
                 continue;
             }
             let reason = choice.finish_reason.take().filter(|r| !r.is_empty());
+            self.take_logprobs(choice.logprobs.take());
             if let Some(piece) = choice.piece() {
                 self.take(piece, |event| told.push_back(event));
             }
@@ -219,6 +222,17 @@ impl ChatTurn {
         }
     }
 
+    /// Lists grow, and what is null is not there.
+    fn take_logprobs(&mut self, piece: Option<Map<String, Value>>) {
+        for (name, value) in piece.into_iter().flatten() {
+            match (self.logprobs.get_mut(&name), value) {
+                (_, Value::Null) => {}
+                (Some(Value::Array(list)), Value::Array(more)) => list.extend(more),
+                (_, value) => drop(self.logprobs.insert(name, value)),
+            }
+        }
+    }
+
     fn take_call(&mut self, mut piece: Call) -> ChatEvent {
         let signature = piece.signature();
         let id = piece.id.unwrap_or_default();
@@ -315,6 +329,10 @@ impl ChatTurn {
         let reported = self.usage.and_then(|usage| usage.cost).or(cost_usd);
         end.cost_usd = reported.filter(|cost| cost.is_finite() && *cost >= 0.0);
         end.served_by = served_by;
+        if !self.logprobs.is_empty() {
+            let logprobs = self.logprobs.into();
+            end.extra.insert("logprobs".to_owned(), logprobs);
+        }
         let mut events: Vec<_> = blocks.into_iter().map(ChatEvent::Block).collect();
         events.push(ChatEvent::Finished(end));
         Ok(events)

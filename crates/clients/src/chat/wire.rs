@@ -27,6 +27,8 @@ pub(super) struct Choice {
     /// In a chunk.
     delta: Option<Message>,
     pub(super) finish_reason: Option<String>,
+    /// Only where they were asked for: lists of tokens, by what they are tokens of.
+    pub(super) logprobs: Option<Map<String, Value>>,
     /// OpenRouter's place for a failure under way.
     pub(super) error: Option<IgnoredAny>,
 }

@@ -13,6 +13,7 @@ use serde_json::{Map, Value};
 use super::dialect::{Common, Dialect};
 use super::endpoint::Endpoint;
 use super::errors::Diagnosis;
+use super::proxy::{OnTheWay, on_the_way};
 use super::timeouts::Timeouts;
 use super::{HttpClient, tls};
 use crate::retry::RetryPolicy;
@@ -131,8 +132,8 @@ impl<D: Dialect> HttpClientBuilder<D> {
     /// # Errors
     /// [`LlmErrorKind::InvalidRequest`] where the model has no name, a limit is 0 or above the
     /// context window, the base URL is not an `http` address, the key can't be sent, a parameter is
-    /// one that the client sets itself, or no certificate can be read from where the environment
-    /// says they are.
+    /// one that the client sets itself, no certificate can be read from where the environment
+    /// says they are, or the proxy that it names can't be used.
     pub fn build(self) -> Result<HttpClient<D>, LlmError> {
         if self.model.trim().is_empty() {
             return Err(invalid("the model has no name"));
@@ -159,10 +160,20 @@ impl<D: Dialect> HttpClientBuilder<D> {
             extra: &self.extra,
         };
         let dialect = D::new(self.options, &common)?;
+        // Who made the dialects tells tokens and no costs.
+        let own = || {
+            self.base_url
+                .trim()
+                .starts_with(D::BASE_URL)
+                .then_some(false)
+        };
+        model.reports_cost = dialect.reports_cost().or_else(own);
 
         let headers = headers(&dialect, key.as_ref())?;
-        let http = connection(&url, headers, self.timeouts.connect)?;
+        let way = on_the_way(&url)?;
+        let http = connection(&url, headers, self.timeouts.connect, way.as_ref())?;
         let diagnosis = Diagnosis {
+            way,
             base_url: for_people(&url, D::PATH),
             path: D::PATH,
             answer: D::ANSWER,
@@ -190,18 +201,19 @@ impl<D: Dialect> HttpClientBuilder<D> {
     }
 }
 
-/// What requests to an address go through.
+/// What requests to an address go through, and the proxy on the way to it.
 pub(super) fn connection(
     url: &Url,
     headers: HeaderMap,
     connect: Duration,
+    way: Option<&OnTheWay>,
 ) -> Result<reqwest::Client, LlmError> {
-    let tls = if url.scheme() == "https" {
+    let tls = if url.scheme() == "https" || way.is_some_and(|way| way.speaks_tls) {
         tls::trusting()?
     } else {
         tls::none()?
     };
-    reqwest::Client::builder()
+    let client = reqwest::Client::builder()
         .tls_backend_preconfigured(tls)
         .user_agent(concat!("cantle/", env!("CARGO_PKG_VERSION")))
         .default_headers(headers)
@@ -209,7 +221,12 @@ pub(super) fn connection(
         .no_proxy()
         .http1_only()
         .tcp_nodelay(true)
-        .connect_timeout(connect)
+        .connect_timeout(connect);
+    let client = match way {
+        Some(way) => client.proxy(way.proxy.clone()),
+        None => client,
+    };
+    client
         .build()
         .map_err(|error| invalid("no HTTP client can be made").with_source(error))
 }

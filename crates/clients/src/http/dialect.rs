@@ -44,6 +44,11 @@ pub trait Dialect: fmt::Debug + Send + Sync + Sized + 'static {
     /// The header that carries the key, and its value.
     fn authorization(&self, key: &SecretText) -> (&'static str, String);
 
+    /// Whether the provider is known to say, or not to say, what an answer costs.
+    fn reports_cost(&self) -> Option<bool> {
+        None
+    }
+
     /// What an answer is put together in.
     fn turn(&self) -> Self::Turn {
         Self::Turn::default()

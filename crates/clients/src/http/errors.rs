@@ -10,6 +10,7 @@ use reqwest::header::{CONTENT_TYPE, HeaderMap, LOCATION};
 use serde_json::Value;
 
 use super::overflow::is_overflow;
+use super::proxy::OnTheWay;
 use super::retry_after::retry_after;
 
 /// How much of what a server says is repeated, in characters.
@@ -28,6 +29,8 @@ pub struct Diagnosis {
     pub(super) answer: &'static str,
     pub(super) model: String,
     pub(super) key: Option<SecretText>,
+    /// The proxy that requests go through.
+    pub(super) way: Option<OnTheWay>,
 }
 
 /// What a server said about its failure.
@@ -49,6 +52,7 @@ impl Diagnosis {
             answer,
             model: "m".to_owned(),
             key: None,
+            way: None,
         }
     }
 
@@ -156,9 +160,16 @@ impl Diagnosis {
                 format!("Check the API key: it must be one for {base_url}.")
             }
             LlmErrorKind::Permission if status == Some(407) => {
-                "A proxy on the way wants to know who you are: use an address that does not lead \
-                 through it."
-                    .to_owned()
+                return match &self.way {
+                    Some(way) => {
+                        let by = format!("the proxy {} said so", way.at);
+                        error.with_more(&by).with_advice(way.wants_a_name())
+                    }
+                    None => error.with_advice(
+                        "A proxy on the way wants to know who you are: use an address that does not \
+                         lead through it.",
+                    ),
+                };
             }
             LlmErrorKind::Permission => {
                 "Check what the API key may do, and whether the account has credit.".to_owned()

@@ -13,6 +13,7 @@ use super::HttpClientBuilder;
 use super::builder::{address, connection, for_people};
 use super::dialect::Dialect;
 use super::errors::Diagnosis;
+use super::proxy::on_the_way;
 
 /// It has its list in memory, so it need not be waited for as long as a model.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -32,6 +33,7 @@ impl<D: Dialect> HttpClientBuilder<D> {
         let url = address(&self.base_url, PATH)?;
         let key = self.key();
         let diagnosis = Diagnosis {
+            way: on_the_way(&url)?,
             base_url: for_people(&url, PATH),
             path: PATH,
             answer: "a list of models",
@@ -39,7 +41,7 @@ impl<D: Dialect> HttpClientBuilder<D> {
             key,
         };
         let headers = headers(diagnosis.key.as_ref())?;
-        let http = connection(&url, headers, self.timeouts.connect)?;
+        let http = connection(&url, headers, self.timeouts.connect, diagnosis.way.as_ref())?;
         let asked = async {
             let response = http.get(url).send().await;
             let response = response.map_err(|error| diagnosis.no_response(error))?;

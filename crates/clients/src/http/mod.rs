@@ -3,7 +3,7 @@
 //!
 //! A dialect (see [`Dialect`]) says what a request looks like and what an answer means; nothing here
 //! knows one of them. A client keeps nothing of a conversation, and reads nothing from the environment
-//! but where certificates are and, where a connection fails, whether a proxy is named.
+//! but where certificates are and which proxy leads to its address.
 
 mod builder;
 mod dialect;
@@ -14,8 +14,12 @@ mod fitted;
 mod litellm;
 mod media;
 mod overflow;
+mod parts;
+mod proxy;
 mod retry_after;
 mod stream;
+#[cfg(any(feature = "chat", feature = "responses"))]
+mod strict;
 mod timeouts;
 mod tls;
 mod transport;
@@ -42,6 +46,11 @@ pub(crate) use self::media::image_for;
 pub(crate) use self::media::not_for_here;
 #[cfg(feature = "chat")]
 pub(crate) use self::media::unsupported_media;
+#[cfg(any(feature = "anthropic", feature = "responses"))]
+pub(crate) use self::parts::listed;
+pub(crate) use self::parts::parts_of;
+#[cfg(any(feature = "chat", feature = "responses"))]
+pub(crate) use self::strict::can_be_strict;
 pub use self::timeouts::Timeouts;
 use crate::price::priced;
 use crate::retry::{RetryPolicy, retrying};

@@ -1,6 +1,5 @@
 //! What a broken connection means, and what to try.
 
-use std::env;
 use std::error::Error as StdError;
 use std::io;
 
@@ -14,7 +13,13 @@ impl Diagnosis {
         // The address stands in the texts below, where a person reads it; and the error's own may
         // have a query.
         let error = error.without_url();
-        let at = &self.base_url;
+        let at = match &self.way {
+            Some(way) => &format!(
+                "{} through the proxy {} ({})",
+                self.base_url, way.at, way.variable
+            ),
+            None => &self.base_url,
+        };
         let unreached = |why: &str, advice: &str| {
             let message = format!("failed to reach {at}: {why}");
             LlmError::new(LlmErrorKind::Connection, message).with_advice(advice)
@@ -23,6 +28,11 @@ impl Diagnosis {
             let message = format!("failed to reach {at}: no connection within the time allowed");
             LlmError::new(LlmErrorKind::Timeout, message)
                 .with_advice("Check the address, and that no firewall is in the way.")
+        } else if let Some(way) = &self.way
+            && tls_error(&error).is_none()
+            && error.is_connect()
+        {
+            way.unreached(at, &error)
         } else if error.is_dns() {
             unreached(
                 "its host has no address",
@@ -42,27 +52,8 @@ impl Diagnosis {
             let message = format!("the connection to {at} broke before the answer began: {why}");
             LlmError::new(LlmErrorKind::Connection, message)
         };
-        let explained = match proxy_variable() {
-            Some(name) if io_kind(&error) != Some(io::ErrorKind::ConnectionRefused) => {
-                explained.with_more(&format!("{name} is set, but proxies are not used here"))
-            }
-            _ => explained,
-        };
         explained.with_source(error)
     }
-}
-
-/// A variable that names a proxy, which may be the only way out.
-fn proxy_variable() -> Option<&'static str> {
-    let names = [
-        "HTTPS_PROXY",
-        "https_proxy",
-        "HTTP_PROXY",
-        "http_proxy",
-        "ALL_PROXY",
-    ];
-    let set = |name: &&str| env::var_os(name).is_some_and(|value| !value.is_empty());
-    names.into_iter().find(set)
 }
 
 fn chain<'a>(
@@ -93,7 +84,20 @@ fn wrapped_tls_error<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a rust
 }
 
 fn tls_advice(error: &rustls::Error) -> &'static str {
+    use rustls::CertificateError as Bad;
     match error {
+        rustls::Error::InvalidCertificate(
+            Bad::NotValidForName | Bad::NotValidForNameContext { .. },
+        ) => "The certificate is for another host: check the host's name in the base URL.",
+        rustls::Error::InvalidCertificate(
+            Bad::Expired
+            | Bad::ExpiredContext { .. }
+            | Bad::NotValidYet
+            | Bad::NotValidYetContext { .. },
+        ) => {
+            "The certificate's time is over or has not come: check this machine's clock, and renew \
+             the certificate where the server is yours."
+        }
         rustls::Error::InvalidCertificate(_) => {
             "The server's certificate is not one to trust. Where it comes from an authority of \
              your own, set SSL_CERT_FILE to a file with that authority's certificate."

@@ -2,10 +2,12 @@ use std::io::{self, Write};
 use std::sync::{Arc, Mutex};
 
 use cantle_core::llm::{
-    ChatEvent, ChatRequest, Completion, LlmClient, LlmClientExt as _, LlmError, LlmErrorKind,
-    StopReason, ToolSpecs, TurnEnd,
+    ChatEvent, ChatRequest, ChatStream, Completion, LlmClient, LlmClientExt as _, LlmError,
+    LlmErrorKind, ModelInfo, StopReason, ToolSpecs, TurnEnd,
 };
-use cantle_core::message::{AssistantBlock, AssistantMessage, Message, ToolCall, ToolMessage};
+use cantle_core::message::{
+    AssistantBlock, AssistantMessage, Message, ToolCall, ToolMessage, UserKind, UserMessage,
+};
 use cantle_core::tool::ToolSpec;
 use cantle_core::usage::TokenUsage;
 use serde_json::json;
@@ -35,6 +37,22 @@ impl Memory {
 
     fn text(&self) -> String {
         String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+    }
+}
+
+/// A disk with room for one line.
+struct Full(usize);
+impl Write for Full {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 += 1;
+        if self.0 > 1 {
+            return Err(io::Error::new(io::ErrorKind::StorageFull, "no space left"));
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 
@@ -215,21 +233,121 @@ async fn a_request_that_was_not_recorded_shows_what_differs() {
 
 #[tokio::test]
 async fn a_recording_that_cannot_be_written_fails_the_call() {
-    struct Full(usize);
-    impl Write for Full {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0 += 1;
-            if self.0 > 1 {
-                return Err(io::Error::new(io::ErrorKind::StorageFull, "no space left"));
-            }
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
     let recorder = Recorder::new(model(), Full(0), Vec::new()).unwrap();
+    let error = ask(&recorder, vec![Message::user("Hi")]).await.unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the recording can't be written: no space left"
+    );
+}
+
+/// What a tool said comes back by the call, in the order in which it was said.
+#[tokio::test]
+async fn results_of_tools_are_played_by_their_calls() {
+    let file = Memory::default();
+    let recorder = Recorder::new(model(), file.clone(), vec!["s\"k".into()]).unwrap();
+    let log = recorder.results();
+    let mut call = ToolCall::new(Some("call_1".to_owned()), "look", "{}");
+    log.write(&call, &"at 12:00, s\"k".into(), true);
+    log.write(&call, &"at 12:01".into(), false);
+    let played = file.replayed();
+    assert!(played.plays_calls());
+    let said = || {
+        let result = played.result_of(&call)?;
+        assert!(result.ran);
+        Some((result.content.text(), result.success))
+    };
+    assert_eq!(said(), Some(("at 12:00, [hidden]".to_owned(), true)));
+    assert_eq!(said(), Some(("at 12:01".to_owned(), false)));
+    assert_eq!(said(), Some(("at 12:01".to_owned(), false)));
+    let last = played.result_of(&call).unwrap();
+    assert_eq!(last.difference(&"at 12:01".into(), false), None);
+    assert_eq!(
+        last.difference(&"at 12:02".into(), false).unwrap(),
+        "``\n  recorded: at 12:01\n  now:      at 12:02"
+    );
+    assert_eq!(
+        last.difference(&"at 12:01".into(), true).unwrap(),
+        "its end\n  recorded: failure\n  now:      success"
+    );
+    call.arguments = "{ }".to_owned();
+    assert_eq!(played.result_of(&call), None);
+}
+
+#[tokio::test]
+async fn what_was_not_run_has_the_words_that_stand_in_its_place() {
+    let (file, _) = recording().await;
+    let text = file.text();
+    let id = text.split("\"tool_call_id\":\"").nth(1).unwrap();
+    let id = id.split('"').next().unwrap().to_owned();
+    let call = ToolCall::new(Some(id), "look", "{}");
+    let result = file.replayed().result_of(&call).unwrap();
+    assert_eq!((&*result.content.text(), result.ran), ("two files", false));
+    assert!(file.replayed().was_offered("look") && !file.replayed().was_offered("loo"));
+}
+
+#[tokio::test]
+async fn what_depends_on_the_clock_is_not_compared() {
+    let file = Memory::default();
+    let recorder = Recorder::new(
+        Scripted::always(crate::scripted::done),
+        file.clone(),
+        Vec::new(),
+    );
+    let recorder = recorder.unwrap();
+    let messages = |warning: Option<&str>, replaced: &str| {
+        let summary = UserKind::Summary {
+            replaced_ids: vec![replaced.to_owned()],
+        };
+        let mut messages: Vec<Message> = vec![
+            Message::user("Look."),
+            Message::User(UserMessage::new(summary, "There was much.")),
+        ];
+        let warning =
+            warning.map(|text| Message::User(UserMessage::new(UserKind::TurnWarning, text)));
+        messages.extend(warning);
+        messages
+    };
+    ask(&recorder, messages(Some("61 of 90 s"), "a"))
+        .await
+        .unwrap();
+    let played = file.replayed();
+    for warning in [None, Some("62 of 90 s")] {
+        ask(&played, messages(warning, "b")).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn the_size_of_the_model_is_recorded() {
+    let file = Memory::default();
+    let sized = Sized(
+        ModelInfo::new("m")
+            .with_limits(Some(8000), Some(500))
+            .unwrap(),
+    );
+    Recorder::new(sized, file.clone(), Vec::new()).unwrap();
+    let expected = ModelInfo::new("m").with_limits(Some(8000), Some(500));
+    assert_eq!(*file.replayed().model(), expected.unwrap());
+}
+
+/// A model of a known size, which says nothing.
+#[derive(Debug)]
+struct Sized(ModelInfo);
+
+impl LlmClient for Sized {
+    fn model(&self) -> &ModelInfo {
+        &self.0
+    }
+
+    fn stream(&self, _: ChatRequest) -> ChatStream {
+        Box::pin(futures_util::stream::empty())
+    }
+}
+
+#[tokio::test]
+async fn a_result_that_cannot_be_written_fails_the_next_call() {
+    let recorder = Recorder::new(model(), Full(0), Vec::new()).unwrap();
+    recorder.results().write(&call(), &"all".into(), true);
     let error = ask(&recorder, vec![Message::user("Hi")]).await.unwrap_err();
     assert_eq!(
         error.to_string(),

@@ -1,24 +1,24 @@
 //! Recorded calls, looked up by what was asked.
 
+use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
 
 use bytes::Bytes;
 use cantle_core::llm::{ChatRequest, LlmError, LlmErrorKind, TurnEnd};
-use cantle_core::message::AssistantMessage;
+use cantle_core::message::{AssistantMessage, Message, SharedMessage, ToolCall, UserKind};
 use serde_json::Value;
 
+use super::difference::shown;
+use super::results::{RecordedResult, Results};
 use super::{RecordingError, Turn};
 use crate::record::{Line, Outcome, recorded, recorded_tools, role};
-
-/// How much is shown of a text before and from where it differs, in characters.
-const BEFORE: usize = 40;
-const AFTER: usize = 160;
 
 #[derive(Debug)]
 pub(super) struct Calls {
     messages: Vec<String>,
     tools: Vec<String>,
     calls: Vec<Call>,
+    results: Results,
     /// How often each call was played.
     played: Mutex<Vec<usize>>,
 }
@@ -35,10 +35,20 @@ impl Calls {
         lines: impl Iterator<Item = Result<(usize, Line), RecordingError>>,
     ) -> Result<Self, RecordingError> {
         let (mut messages, mut tools, mut calls) = (Vec::new(), Vec::new(), Vec::new());
+        let mut results = Results::default();
+        // Which messages are warnings.
+        let mut warnings = HashSet::new();
         for line in lines {
             let (number, line) = line?;
             match line {
-                Line::Message(message) => messages.push(message.to_string()),
+                Line::Message(message) => {
+                    if message.get("kind").and_then(Value::as_str) == Some("turn_warning") {
+                        warnings.insert(messages.len());
+                    }
+                    results.add_told(&message);
+                    messages.push(message.to_string());
+                }
+                Line::Result(result) => results.add(*result),
                 Line::Tools(specs) => tools.push(specs.to_string()),
                 Line::Call(call) => {
                     let unknown = call.messages.iter().any(|&at| at >= messages.len());
@@ -46,8 +56,9 @@ impl Calls {
                         let message = "it names what stands on no line before".to_owned();
                         return Err(RecordingError::at(number, message));
                     }
+                    let compared = call.messages.into_iter();
                     calls.push(Call {
-                        messages: call.messages,
+                        messages: compared.filter(|at| !warnings.contains(at)).collect(),
                         tools: call.tools,
                         outcome: call.outcome,
                     });
@@ -59,18 +70,30 @@ impl Calls {
             messages,
             tools,
             calls,
+            results,
             played,
         })
+    }
+
+    /// What a tool call came to.
+    pub(super) fn result_of(&self, call: &ToolCall) -> Option<RecordedResult> {
+        self.results.of(call)
+    }
+
+    /// Whether the model was offered a tool of this name.
+    pub(super) fn offered(&self, name: &str) -> bool {
+        let has = |tools: &String| {
+            let tools: Value = serde_json::from_str(tools).unwrap_or_default();
+            let mut tools = tools.as_array().into_iter().flatten();
+            tools.any(|tool| tool.get("name").and_then(Value::as_str) == Some(name))
+        };
+        self.tools.iter().any(has)
     }
 
     /// What was answered to this request.
     pub(super) fn answer(&self, request: &ChatRequest) -> Result<Turn, LlmError> {
         let asked = Asked {
-            messages: request
-                .messages
-                .iter()
-                .map(recorded)
-                .collect::<Result<_, _>>()?,
+            messages: compared(request).map(recorded).collect::<Result<_, _>>()?,
             tools: recorded_tools(&request.tools)?,
         };
         let mut played = self.played.lock().unwrap_or_else(PoisonError::into_inner);
@@ -91,6 +114,7 @@ impl Calls {
                 end.response_id.clone_from(&answer.response_id);
                 end.cost_usd = answer.cost_usd;
                 end.served_by.clone_from(&answer.served_by);
+                end.extra.clone_from(&answer.extra);
                 let message = AssistantMessage::new(answer.blocks.clone());
                 Ok(Turn { message, end })
             }
@@ -147,9 +171,8 @@ impl Calls {
         let closest = format!("{new}. It comes closest to call {number} of the recording");
         match (call.messages.get(common), asked.messages.get(common)) {
             (Some(&then), Some(now)) => {
-                let role = request
-                    .messages
-                    .get(common)
+                let role = compared(request)
+                    .nth(common)
                     .map_or("", |message| role(message));
                 let place = common + 1;
                 let shown = shown(self.message(then).as_bytes(), now);
@@ -171,83 +194,18 @@ impl Calls {
     }
 }
 
+/// What of a request is compared: all but warnings that turns or a budget run out, for those depend
+/// on the clock.
+fn compared(request: &ChatRequest) -> impl Iterator<Item = &SharedMessage> {
+    let warning = |message: &SharedMessage| matches!(&**message, Message::User(user) if user.kind == UserKind::TurnWarning);
+    request
+        .messages
+        .iter()
+        .filter(move |message| !warning(message))
+}
+
 /// A request in the form of a recording.
 struct Asked {
     messages: Vec<Bytes>,
     tools: Bytes,
-}
-
-/// Where two texts of JSON differ first, and what stands there.
-fn shown(then: &[u8], now: &[u8]) -> String {
-    let read = |json| serde_json::from_slice::<Value>(json).unwrap_or_default();
-    let (then, now) = (read(then), read(now));
-    let mut path = String::new();
-    let (then, now) = first_difference(&then, &now, &mut path);
-    let (then, now) = match (then, now) {
-        (Some(Value::String(then)), Some(Value::String(now))) => excerpts(then, now),
-        (then, now) => {
-            let text = |value: Option<&Value>| value.map_or("nothing".to_owned(), Value::to_string);
-            excerpts(&text(then), &text(now))
-        }
-    };
-    let path = path.trim_start_matches('.');
-    format!("`{path}`\n  recorded: {then}\n  now:      {now}")
-}
-
-fn first_difference<'a>(
-    then: &'a Value,
-    now: &'a Value,
-    path: &mut String,
-) -> (Option<&'a Value>, Option<&'a Value>) {
-    match (then, now) {
-        (Value::Object(before), Value::Object(after)) => {
-            let names = before.keys().chain(after.keys());
-            let differs = |name: &&String| before.get(*name) != after.get(*name);
-            if let Some(name) = { names }.find(differs) {
-                path.push('.');
-                path.push_str(name);
-                return match (before.get(name), after.get(name)) {
-                    (Some(then), Some(now)) => first_difference(then, now, path),
-                    one_is_missing => one_is_missing,
-                };
-            }
-        }
-        (Value::Array(before), Value::Array(after)) => {
-            let longest = before.len().max(after.len());
-            if let Some(at) = (0..longest).find(|&at| before.get(at) != after.get(at)) {
-                path.push_str(&format!("[{at}]"));
-                return match (before.get(at), after.get(at)) {
-                    (Some(then), Some(now)) => first_difference(then, now, path),
-                    one_is_missing => one_is_missing,
-                };
-            }
-        }
-        _ => {}
-    }
-    (Some(then), Some(now))
-}
-
-/// Two texts from a little before where they differ.
-fn excerpts(then: &str, now: &str) -> (String, String) {
-    let common = then
-        .chars()
-        .zip(now.chars())
-        .take_while(|(a, b)| a == b)
-        .count();
-    let start = common.saturating_sub(BEFORE);
-    let excerpt = |text: &str| {
-        let mut excerpt: String = text
-            .chars()
-            .skip(start)
-            .take(common - start + AFTER)
-            .collect();
-        if start > 0 {
-            excerpt.insert(0, '…');
-        }
-        if text.chars().count() > common + AFTER {
-            excerpt.push('…');
-        }
-        excerpt.replace('\n', "\\n")
-    };
-    (excerpt(then), excerpt(now))
 }

@@ -6,7 +6,7 @@
 //! request that holds all of it begins with all of the one before, byte for byte.
 
 use bytes::Bytes;
-use cantle_core::content::{Content, Media, Part};
+use cantle_core::content::{Content, Media};
 use cantle_core::llm::{ChatRequest, LlmError, ToolSpecs};
 use cantle_core::message::{
     AssistantBlock, AssistantMessage, EncodingKey, Message, SharedMessage, ToolMessage,
@@ -16,7 +16,10 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::wire::{REASONING, SUMMARY};
-use crate::http::{OneBehindTheOther, data_url, image_for, not_for_here, unencodable};
+use crate::http::{
+    OneBehindTheOther, can_be_strict, data_url, image_for, listed, not_for_here, parts_of,
+    unencodable,
+};
 
 const DIALECT: &str = "OpenAI Responses";
 
@@ -37,6 +40,10 @@ impl Mode {
     }
 }
 
+fn tools_key(strict: bool) -> EncodingKey {
+    EncodingKey::new("responses tools", strict.into())
+}
+
 /// The body of a request. `head` is an object without its closing brace: the model and the options.
 ///
 /// # Errors
@@ -47,6 +54,7 @@ pub(super) fn body(
     request: &ChatRequest,
     mode: Mode,
     encrypted: bool,
+    strict: bool,
 ) -> Result<Vec<u8>, LlmError> {
     let mut body = OneBehindTheOther::default();
     body.push(head);
@@ -56,7 +64,7 @@ pub(super) fn body(
     if !request.tools.is_empty() {
         let forms = request.tools.forms();
         body.push(b",\"tools\":[");
-        body.push(forms.get_or_try_encode(mode.key(), || tools(&request.tools))?);
+        body.push(forms.get_or_try_encode(tools_key(strict), || tools(&request.tools, strict))?);
         body.push(b"]");
     }
     let mut messages = &request.messages[..];
@@ -98,7 +106,7 @@ pub(super) fn continued(messages: &[SharedMessage]) -> Option<(&str, &[SharedMes
     Some((turn.provider_response_id.as_deref()?, rest))
 }
 
-fn tools(specs: &ToolSpecs) -> Result<Bytes, LlmError> {
+fn tools(specs: &ToolSpecs, strict: bool) -> Result<Bytes, LlmError> {
     #[derive(Serialize)]
     struct Tool<'a> {
         r#type: &'static str,
@@ -113,21 +121,8 @@ fn tools(specs: &ToolSpecs) -> Result<Bytes, LlmError> {
         name: spec.name(),
         description: spec.description(),
         parameters: spec.parameters(),
-        strict: false,
+        strict: strict && can_be_strict(spec.parameters()),
     }))
-}
-
-/// Values as JSON with commas between them.
-fn listed<T: Serialize>(values: impl IntoIterator<Item = T>) -> Result<Bytes, LlmError> {
-    let mut list = Vec::new();
-    for value in values {
-        if !list.is_empty() {
-            list.push(b',');
-        }
-        serde_json::to_writer(&mut list, &value).map_err(unencodable)?;
-    }
-    // It lives as long as the message, so without room to grow.
-    Ok(list.into_boxed_slice().into())
 }
 
 fn items(message: &Message, mode: Mode) -> Result<Bytes, LlmError> {
@@ -208,20 +203,7 @@ fn said<'a>(role: &'static str, content: &'a Content) -> Result<Option<Item<'a>>
 }
 
 fn pieces(content: &Content) -> Result<Vec<Piece<'_>>, LlmError> {
-    match content {
-        Content::Text(text) => Ok(text_piece(text).into_iter().collect()),
-        Content::Parts(parts) => parts
-            .iter()
-            .filter_map(|part| match part {
-                Part::Text(text) => text_piece(text).map(Ok),
-                Part::Media(media) => Some(image(media)),
-            })
-            .collect(),
-    }
-}
-
-fn text_piece(text: &str) -> Option<Piece<'_>> {
-    (!text.is_empty()).then_some(Piece::InputText { text })
+    parts_of(content, |text| Piece::InputText { text }, image)
 }
 
 fn image<'a>(media: &Media) -> Result<Piece<'a>, LlmError> {

@@ -33,7 +33,8 @@
 //!   one message. Items that are not known here are carried as they are.
 //! - The phase that OpenAI gives a message (`commentary`, `final_answer`) is the
 //!   [signature](cantle_core::message::AssistantBlock::Text) of its text, and goes back.
-//! - Tools without strictness: schemas are sent as they are, and not all of them could be strict.
+//! - Schemas of tools as they are, and without strictness unless it is
+//!   [asked for](ResponsesClientBuilder::strict_tools).
 //! - Images, in the results of tools too. Other media fail the request, as does reasoning of another
 //!   dialect that carries a signature. Reasoning in plain sight has nothing to hand back and stays here.
 
@@ -66,6 +67,7 @@ pub struct Responses {
     /// The model and the options as the beginning of a request's body.
     head: Vec<u8>,
     stateful: bool,
+    strict_tools: bool,
     /// The model was seen to have no encrypted reasoning.
     unencrypted: AtomicBool,
 }
@@ -75,6 +77,7 @@ pub struct Responses {
 pub struct ResponsesOptions {
     reasoning_effort: Option<String>,
     stateful: bool,
+    strict_tools: bool,
 }
 
 impl ResponsesClientBuilder {
@@ -83,6 +86,15 @@ impl ResponsesClientBuilder {
     #[must_use]
     pub fn reasoning_effort(mut self, effort: impl Into<String>) -> Self {
         self.options.reasoning_effort = Some(effort.into());
+        self
+    }
+
+    /// Whether the model is held to the schemas of tools strictly, where a schema allows it: every
+    /// object closed, and all of its properties required. It is not by default. Schemas are never
+    /// changed for it.
+    #[must_use]
+    pub fn strict_tools(mut self, strict: bool) -> Self {
+        self.options.strict_tools = strict;
         self
     }
 
@@ -140,6 +152,7 @@ impl Dialect for Responses {
         Ok(Self {
             head,
             stateful: options.stateful,
+            strict_tools: options.strict_tools,
             unencrypted: AtomicBool::new(false),
         })
     }
@@ -187,7 +200,7 @@ impl Dialect for Responses {
 impl Responses {
     fn written(&self, request: &ChatRequest, mode: Mode) -> Result<Vec<u8>, LlmError> {
         let encrypted = !self.unencrypted.load(Ordering::Relaxed);
-        encode::body(&self.head, request, mode, encrypted)
+        encode::body(&self.head, request, mode, encrypted, self.strict_tools)
     }
 }
 

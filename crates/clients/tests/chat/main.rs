@@ -13,5 +13,6 @@ mod failures;
 mod leaks;
 mod options;
 mod overflow;
+mod proxy;
 mod support;
 mod tls;

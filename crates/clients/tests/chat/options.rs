@@ -167,7 +167,7 @@ fn debug_text_shows_the_endpoint_and_no_secret() {
         "ChatClientBuilder { model: \"m\", .. }"
     );
     let client = builder.build().unwrap();
-    insta::assert_snapshot!(format!("{client:?}"), @r#"ChatClient { model: ModelInfo { slug: "m", context_window: None, max_output_tokens: None, abilities: None, prices: None }, base_url: "http://localhost:8000/v1", retries: 2, .. }"#);
+    insta::assert_snapshot!(format!("{client:?}"), @r#"ChatClient { model: ModelInfo { slug: "m", context_window: None, max_output_tokens: None, abilities: None, prices: None, reports_cost: None }, base_url: "http://localhost:8000/v1", retries: 2, .. }"#);
 }
 
 #[test]

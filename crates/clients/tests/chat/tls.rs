@@ -16,14 +16,14 @@ use rustls::{ServerConfig, ServerConnection, StreamOwned};
 
 use crate::support::{builder, complete, serve};
 
-fn fixture(name: &str) -> PathBuf {
+pub(crate) fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .join("tests/fixtures/tls")
         .join(name)
 }
 
 /// Serves one connection with a certificate that only `cert.pem` vouches for.
-fn serve_tls() -> String {
+pub(crate) fn serve_tls() -> String {
     let certificate = CertificateDer::from_pem_file(fixture("cert.pem")).unwrap();
     let key = PrivatePkcs8KeyDer::from(std::fs::read(fixture("key.der")).unwrap());
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -91,15 +91,18 @@ async fn a_server_without_tls_is_recognised() {
 }
 
 /// The environment is the process's own, so these run in one of theirs: this test binary again.
-fn again_with(test: &str, variables: &[(&str, &str)]) {
+pub(crate) fn again_with(test: &str, variables: &[(&str, &str)]) {
     let output = Command::new(env::current_exe().unwrap())
         .args(["--exact", test, "--ignored", "--nocapture"])
         .env_remove("SSL_CERT_DIR")
+        .env_remove("NO_PROXY")
+        .env_remove("no_proxy")
         .envs(variables.iter().copied())
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
-    assert!(output.status.success(), "{said}");
+    let more = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}{more}");
     assert!(said.contains("1 passed"), "{said}");
 }
 

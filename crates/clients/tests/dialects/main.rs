@@ -7,9 +7,11 @@
 )]
 
 mod answers;
+mod broken;
 mod conformance;
 mod litellm;
 mod mistakes;
+mod prefix;
 mod requests;
 mod responses;
 mod support;

@@ -1,10 +1,14 @@
 //! What is sent beside the conversation, and what is refused before.
 
 use cantle_clients::anthropic::{AnthropicClient, AnthropicClientBuilder};
+use cantle_clients::chat::{ChatClient, ChatClientBuilder, Server};
 use cantle_clients::responses::{ResponsesClient, ResponsesClientBuilder};
 use cantle_core::content::{Content, Media, Part};
-use cantle_core::llm::{Abilities, LlmClientExt as _, LlmErrorKind, Prices};
+use cantle_core::llm::{
+    Abilities, ChatRequest, LlmClient as _, LlmClientExt as _, LlmErrorKind, Prices, ToolSpecs,
+};
 use cantle_core::message::Message;
+use cantle_core::tool::ToolSpec;
 use cantle_testkit::openai::{Script, ScriptedServer, Turn, Usage};
 use serde_json::{Map, Value, json};
 
@@ -131,4 +135,88 @@ async fn an_answer_costs_what_its_tokens_come_to() {
         .cost_usd
         .unwrap();
     assert!((cost - 3.15).abs() < 1e-9, "{cost}");
+}
+
+/// The tools of a request, by name, and whether each is held to strictly.
+fn strictness(body: &[u8]) -> Vec<(String, Value)> {
+    let body: Value = serde_json::from_slice(body).unwrap();
+    let tools = body["tools"].as_array().unwrap().iter();
+    let told = tools.map(|tool| {
+        let tool = tool.get("function").unwrap_or(tool);
+        (
+            tool["name"].as_str().unwrap().to_owned(),
+            tool["strict"].clone(),
+        )
+    });
+    told.collect()
+}
+
+#[test]
+fn tools_are_held_to_strictly_where_that_was_asked_for_and_is_possible() {
+    let closed = json!({"type": "object", "properties": {"at": {"type": "string"}},
+        "required": ["at"], "additionalProperties": false});
+    let open = json!({"type": "object", "properties": {"at": {"type": "string"}}});
+    let tools = ToolSpecs::new(vec![
+        ToolSpec::new("closed", "", closed),
+        ToolSpec::new("open", "", open),
+        ToolSpec::new("bare", "", json!({"type": "object", "properties": {}})),
+    ]);
+    let request = ChatRequest::new(vec![Message::user("Hi").into()], tools);
+    let chat = |server, strict| {
+        let client = ChatClient::builder("m").server(server).strict_tools(strict);
+        strictness(&client.build().unwrap().request_body(&request).unwrap())
+    };
+    let responses = |strict| {
+        let client = ResponsesClient::builder("m").strict_tools(strict);
+        strictness(&client.build().unwrap().request_body(&request).unwrap())
+    };
+    let named = |values: [Value; 3]| {
+        let names = ["closed", "open", "bare"].map(str::to_owned);
+        names.into_iter().zip(values).collect::<Vec<_>>()
+    };
+    let null = Value::Null;
+    let none = named([null.clone(), null.clone(), null.clone()]);
+    let (yes, no) = (Value::Bool(true), Value::Bool(false));
+    // The same request both ways, so that what one client encoded is not what the other sends.
+    assert_eq!(chat(Server::OpenAi, false), none);
+    assert_eq!(
+        chat(Server::OpenAi, true),
+        named([yes.clone(), null.clone(), null])
+    );
+    assert_eq!(chat(Server::Groq, true), none);
+    assert_eq!(
+        responses(false),
+        named([no.clone(), no.clone(), no.clone()])
+    );
+    assert_eq!(responses(true), named([yes, no.clone(), no]));
+}
+
+#[test]
+fn who_says_what_an_answer_costs_is_known_where_it_is() {
+    let chat = |builder: ChatClientBuilder| builder.build().unwrap().model().reports_cost;
+    let at = |url: &str| ChatClient::builder("m").base_url(url);
+    assert_eq!(chat(ChatClient::builder("m")), Some(false));
+    assert_eq!(chat(at("https://openrouter.ai/api/v1")), Some(true));
+    assert_eq!(chat(at("http://localhost:8000/v1")), None);
+    assert_eq!(
+        chat(at("http://localhost:8000/v1").server(Server::Vllm)),
+        Some(false)
+    );
+    assert_eq!(
+        chat(at("http://localhost:4000/v1").server(Server::LiteLlm)),
+        None
+    );
+    let own = [
+        AnthropicClient::builder("m")
+            .build()
+            .unwrap()
+            .model()
+            .reports_cost,
+        ResponsesClient::builder("m")
+            .build()
+            .unwrap()
+            .model()
+            .reports_cost,
+    ];
+    assert_eq!(own, [Some(false); 2]);
 }

@@ -85,6 +85,7 @@ fn a_tool_account_adds_up_its_calls() {
     let expected = ToolAccount {
         calls: 2,
         failures: 0,
+        refused: 0,
         repairs: 0,
         duration: Duration::from_secs(3),
         metadata: Metadata::uses(2),
@@ -93,6 +94,7 @@ fn a_tool_account_adds_up_its_calls() {
     let expected = ToolAccount {
         calls: 2,
         failures: 1,
+        refused: 0,
         repairs: 0,
         duration: Duration::from_secs(18),
         metadata: Metadata::uses(1),
@@ -126,6 +128,32 @@ fn the_cost_is_unknown_until_somebody_says_it() {
     root.model_calls[0].cost_usd = Some(0.25);
     root.sub_agents["researcher"][0].model_calls[1].cost_usd = Some(0.5);
     assert_eq!(root.cost_usd(), Some(0.75));
+}
+
+#[test]
+fn calls_whose_cost_nobody_said_are_counted_and_those_without_tokens_are_not() {
+    let mut root = tree();
+    let all = root.calls_of_unknown_cost();
+    root.model_calls[0].cost_usd = Some(0.25);
+    root.model_calls.push(call(0, 0));
+    assert_eq!(root.calls_of_unknown_cost(), all - 1);
+}
+
+#[test]
+fn a_refused_call_counts_as_a_call_and_never_began() {
+    let mut below = Ledger::default();
+    below.record_tool("look", true, Duration::ZERO, None);
+    below.record_refused("look");
+    let mut root = Ledger::default();
+    root.record_refused("work");
+    root.record_tool("work", false, Duration::ZERO, None);
+    root.sub_agents.insert("helper".to_owned(), vec![below]);
+    let account = &root.tools["work"];
+    assert_eq!(
+        (account.calls, account.failures, account.refused),
+        (2, 2, 1)
+    );
+    assert_eq!(root.begun_calls(), 2);
 }
 
 /// As `aggregate_metadata` of Stirrup 0.2 has it for the same runs.

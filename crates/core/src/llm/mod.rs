@@ -16,6 +16,7 @@ use async_trait::async_trait;
 use futures_core::Stream;
 use futures_util::StreamExt as _;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 pub use self::error::{LlmError, LlmErrorKind};
 pub use self::model::{Abilities, ModelInfo, Prices};
@@ -98,8 +99,12 @@ impl Fold {
         match event {
             ChatEvent::Block(block) => self.blocks.push(block),
             ChatEvent::Finished(end) => {
-                let mut message = AssistantMessage::new(std::mem::take(&mut self.blocks));
+                let mut blocks = std::mem::take(&mut self.blocks);
+                // The message stays for the whole run; most have one or two blocks.
+                blocks.shrink_to_fit();
+                let mut message = AssistantMessage::new(blocks);
                 message.provider_response_id = end.response_id;
+                message.metadata = end.extra;
                 message.token_usage = end.usage.unwrap_or_default();
                 return Some(Completion {
                     message,
@@ -167,6 +172,9 @@ pub struct TurnEnd {
     pub cost_usd: Option<f64>,
     /// The model that answered, in the provider's words, or a fall-back's; `None` where nobody said.
     pub served_by: Option<String>,
+    /// What was asked for and came with the answer besides, such as `logprobs`, in the provider's
+    /// form. It becomes [metadata](AssistantMessage::metadata) of the message.
+    pub extra: Map<String, Value>,
 }
 
 impl TurnEnd {
@@ -179,6 +187,7 @@ impl TurnEnd {
             response_id: None,
             cost_usd: None,
             served_by: None,
+            extra: Map::new(),
         }
     }
 }

@@ -20,6 +20,8 @@ pub struct ModelInfo {
     pub abilities: Option<Abilities>,
     /// What its tokens cost, where known.
     pub prices: Option<Prices>,
+    /// Whether its provider says what a call cost. `None` where that is not known.
+    pub reports_cost: Option<bool>,
 }
 
 impl ModelInfo {
@@ -31,7 +33,15 @@ impl ModelInfo {
             max_output_tokens: None,
             abilities: None,
             prices: None,
+            reports_cost: None,
         }
+    }
+
+    /// Whether nobody can say what its calls cost: its provider does not, and it has no prices. Then a
+    /// budget of money can't be kept.
+    #[must_use]
+    pub fn costs_nobody_knows_what(&self) -> bool {
+        self.prices.is_none() && self.reports_cost == Some(false)
     }
 
     /// The same with a context window and an output limit.
@@ -221,6 +231,50 @@ mod tests {
         let error = model.takes(&[SharedMessage::new(message)]).err()?;
         assert_eq!(error.kind(), LlmErrorKind::Unsupported);
         Some(error.to_string())
+    }
+
+    #[test]
+    fn sound_and_moving_pictures_are_refused_with_what_to_do_instead() {
+        let mp4 = Media::new(MediaKind::Video, &b"\x00\x00\x00\x18ftypmp42"[..]).unwrap();
+        let wav = Media::new(MediaKind::Audio, &b"RIFF\x24\x00\x00\x00WAVEfmt "[..]).unwrap();
+        assert_eq!(
+            (mp4.mime_type(), wav.mime_type()),
+            ("video/mp4", "audio/x-wav")
+        );
+        let mut model = ModelInfo::new("m");
+        model.abilities = Some(Abilities::new([MediaKind::Image]));
+        let refused = [mp4.clone(), wav.clone()].map(|media| {
+            let message = Message::user(Content::from(vec![Part::Media(media)]));
+            let error = model.takes(&[SharedMessage::new(message)]).unwrap_err();
+            (
+                error.to_string(),
+                error.advice().unwrap_or_default().to_owned(),
+            )
+        });
+        let expected = ["video", "audio"].map(|kind| {
+            (
+                format!("the conversation holds {kind}, and `m` takes text and images there"),
+                format!("Use a model that takes {kind}, or put it into words."),
+            )
+        });
+        assert_eq!(refused, expected);
+        model.abilities = Some(Abilities::new([MediaKind::Audio, MediaKind::Video]));
+        let both = Content::from(vec![Part::Media(mp4), Part::Media(wav)]);
+        assert!(
+            model
+                .takes(&[SharedMessage::new(Message::user(both))])
+                .is_ok()
+        );
+    }
+
+    #[test]
+    fn a_cost_that_nobody_knows_is_one_that_is_neither_reported_nor_priced() {
+        let mut model = ModelInfo::new("m");
+        assert!(!model.costs_nobody_knows_what(), "it may be told");
+        model.reports_cost = Some(false);
+        assert!(model.costs_nobody_knows_what());
+        model.prices = Some(super::Prices::per_million(1.0, 2.0));
+        assert!(!model.costs_nobody_knows_what());
     }
 
     #[test]

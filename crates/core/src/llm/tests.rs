@@ -53,6 +53,7 @@ fn end() -> TurnEnd {
         response_id: Some("resp_1".to_owned()),
         cost_usd: Some(0.5),
         served_by: None,
+        extra: Map::new(),
     }
 }
 

@@ -130,7 +130,8 @@ pub struct AssistantMessage {
     /// Tokens of the call that produced it; all zero where the provider did not say.
     #[serde(default)]
     pub token_usage: TokenUsage,
-    /// The integrator's own data; never sent to a provider.
+    /// What came with the answer besides (see [`TurnEnd::extra`](crate::llm::TurnEnd::extra)), and the
+    /// integrator's own data; never sent to a provider.
     #[serde(default)]
     pub metadata: Map<String, Value>,
     /// When the request was sent, in seconds on the writer's clock (ours: since the Unix epoch).

@@ -1,6 +1,5 @@
 //! The erased handle of a tool.
 
-use std::any::Any;
 use std::fmt;
 use std::future::Future;
 use std::marker::PhantomData;
@@ -263,20 +262,11 @@ where
         match result.await {
             Ok(result) => result,
             // The sender was dropped without a result, so the thread has panicked and is over.
-            Err(_) => Err(ToolError::panicked(panic_message(thread.join().err()))),
+            Err(_) => Err(match thread.join() {
+                Err(payload) => ToolError::of_panic(payload.as_ref()),
+                Ok(()) => ToolError::panicked("unknown"),
+            }),
         }
-    }
-}
-
-fn panic_message(payload: Option<Box<dyn Any + Send>>) -> String {
-    let Some(payload) = payload else {
-        return "unknown".to_owned();
-    };
-    match payload.downcast::<String>() {
-        Ok(text) => *text,
-        Err(payload) => payload
-            .downcast_ref::<&str>()
-            .map_or_else(|| "unknown".to_owned(), |s| (*s).to_owned()),
     }
 }
 

@@ -1,5 +1,6 @@
 //! Why a tool failed.
 
+use std::any::Any;
 use std::error::Error as StdError;
 use std::fmt;
 
@@ -51,6 +52,12 @@ impl ToolError {
         }
     }
 
+    /// A tool that panicked with this payload, as `catch_unwind` and `join` return it.
+    #[must_use]
+    pub fn of_panic(payload: &(dyn Any + Send)) -> Self {
+        Self::panicked(panic_message(payload))
+    }
+
     /// A call that was cancelled.
     #[must_use]
     pub fn cancelled() -> Self {
@@ -74,6 +81,14 @@ impl ToolError {
     pub fn kind(&self) -> ToolErrorKind {
         self.kind
     }
+}
+
+/// What a panic said, as far as it was text.
+#[must_use]
+pub fn panic_message(payload: &(dyn Any + Send)) -> &str {
+    let text = payload.downcast_ref::<String>().map(String::as_str);
+    text.or_else(|| payload.downcast_ref::<&str>().copied())
+        .unwrap_or("unknown")
 }
 
 impl fmt::Display for ToolError {

@@ -14,6 +14,7 @@ mod question;
 mod schema;
 
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use schemars::JsonSchema;
@@ -23,7 +24,7 @@ use serde_json::Value;
 pub use self::arguments::{ArgumentError, Parsed, Repair, RepairKind};
 pub use self::context::{Progress, ToolContext};
 pub use self::dyn_tool::DynTool;
-pub use self::error::{ToolError, ToolErrorKind};
+pub use self::error::{ToolError, ToolErrorKind, panic_message};
 pub use self::provider::{OpenContext, ProviderError, ToolProvider, ToolSet};
 pub use self::question::{
     Answer, AnswerError, Answers, AskUser, ChannelUser, InvalidAnswer, NoUser, Question,
@@ -120,18 +121,19 @@ pub trait Tool: Send + Sync + 'static {
 /// How a tool is described to the model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ToolSpec {
-    name: String,
-    description: String,
-    parameters: Value,
+    // Shared: every session has the specs of its tools.
+    name: Arc<str>,
+    description: Arc<str>,
+    parameters: Arc<Value>,
 }
 
 impl ToolSpec {
     /// A spec; `parameters` is a JSON schema of an object.
     pub fn new(name: impl Into<String>, description: impl Into<String>, parameters: Value) -> Self {
         Self {
-            name: name.into(),
-            description: description.into(),
-            parameters: schema::tidy(parameters),
+            name: name.into().into(),
+            description: description.into().into(),
+            parameters: Arc::new(schema::tidy(parameters)),
         }
     }
 

@@ -15,10 +15,16 @@ pub struct Errno(pub i32);
 pub const ENOENT: Errno = Errno(2);
 pub const EINTR: Errno = Errno(4);
 pub const EAGAIN: Errno = Errno(11);
+pub const EIO: Errno = Errno(5);
 pub const EACCES: Errno = Errno(13);
-pub const ENOTDIR: Errno = Errno(20);
 pub const EBUSY: Errno = Errno(16);
+pub const EEXIST: Errno = Errno(17);
+pub const EXDEV: Errno = Errno(18);
+pub const ENOTDIR: Errno = Errno(20);
+pub const EISDIR: Errno = Errno(21);
 pub const EINVAL: Errno = Errno(22);
+pub const ENAMETOOLONG: Errno = Errno(36);
+pub const ENOTEMPTY: Errno = Errno(39);
 
 pub type Result<T> = core::result::Result<T, Errno>;
 
@@ -58,12 +64,16 @@ macro_rules! call {
     };
 }
 
+mod files;
 mod process;
 mod socket;
+mod stream;
 mod walls;
 
+pub use self::files::*;
 pub use self::process::*;
 pub use self::socket::*;
+pub use self::stream::*;
 pub use self::walls::*;
 
 /// The arguments given, and zeros.
@@ -107,6 +117,12 @@ pub fn pipe() -> Result<(Fd, Fd)> {
     let mut ends = [0_i32; 2];
     call!(293, ends.as_mut_ptr(), O_CLOEXEC)?;
     Ok((Fd(ends[0]), Fd(ends[1])))
+}
+
+/// Lets every user open a pipe again by a name that leads to it, as `/dev/stderr` does: commands may be
+/// another user than we are.
+pub fn let_others_open(pipe: Fd) -> Result<()> {
+    call!(91, pipe.0, 0o666).map(drop)
 }
 
 /// Closes all descriptors from `first` on, or marks them to be closed at an exec.

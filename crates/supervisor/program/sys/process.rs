@@ -171,10 +171,19 @@ pub struct PollFd {
 
 impl PollFd {
     /// Waits until it can be read; a negative descriptor never can.
-    pub fn readable(fd: Fd) -> Self {
+    pub const fn readable(fd: Fd) -> Self {
         Self {
             fd: fd.0,
             events: 1,
+            revents: 0,
+        }
+    }
+
+    /// Waits until it can be written.
+    pub const fn writable(fd: Fd) -> Self {
+        Self {
+            fd: fd.0,
+            events: 4,
             revents: 0,
         }
     }

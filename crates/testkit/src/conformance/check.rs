@@ -39,6 +39,12 @@ impl Failure {
         }
     }
 
+    /// The same, with where in the case it came to it.
+    pub(super) fn within(mut self, circumstances: &str) -> Self {
+        self.reason = format!("{circumstances}: {}", self.reason);
+        self
+    }
+
     pub(super) fn is_skip(&self) -> bool {
         self.skip
     }

@@ -15,7 +15,7 @@
 //! Every case has a deadline, so that what hangs fails instead of hanging the test. A few run at a
 //! time; those that measure memory run alone. What an implementation answers with `Unsupported` is
 //! skipped with its words, but only where a case is optional: what everything else stands on must
-//! be there.
+//! be there. [`Report::skipped`] lists them, for a test to compare with what it expects.
 //!
 //! The suites ask for what `cantle-core` documents and nothing more; where its words leave room,
 //! they accept either reading. Run them on a tokio runtime with time and I/O, in a test binary of
@@ -34,5 +34,5 @@ mod tool_provider;
 pub use self::llm_client::{Dialect, Endpoint, llm_client, llm_client_cases, llm_client_of};
 pub use self::report::{CaseResult, Outcome, Report};
 #[cfg(unix)]
-pub use self::sandbox::{sandbox, sandbox_cases};
+pub use self::sandbox::{SandboxOptions, sandbox, sandbox_cases, sandbox_with, transfers};
 pub use self::tool_provider::tool_provider;

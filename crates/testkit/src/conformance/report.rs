@@ -49,6 +49,15 @@ impl Report {
             .filter(|case| matches!(case.outcome, Outcome::Failed(_)))
     }
 
+    /// The cases that were skipped, each with its reason: what an implementation says it can't do, and
+    /// what can't be seen from here. A test that compares their names notices when one is added.
+    pub fn skipped(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.cases.iter().filter_map(|case| match &case.outcome {
+            Outcome::Skipped(reason) => Some((&*case.name, &**reason)),
+            _ => None,
+        })
+    }
+
     /// Fails the test unless every case passed or was skipped.
     ///
     /// # Panics

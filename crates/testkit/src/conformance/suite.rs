@@ -17,6 +17,9 @@ const AT_ONCE: usize = 6;
 /// How long a case may take unless it says otherwise. Never reached where things are right.
 const DEADLINE: Duration = Duration::from_secs(30);
 
+/// The same for one that moves much.
+const HEAVY_DEADLINE: Duration = Duration::from_secs(180);
+
 /// Polled where the suite is awaited and nowhere else, so it need not be `Send`.
 type Running<'a> = Pin<Box<dyn Future<Output = Checked> + 'a>>;
 
@@ -26,7 +29,9 @@ pub(super) struct Case<H> {
     body: for<'a> fn(&'a H) -> Running<'a>,
     optional: bool,
     alone: bool,
+    heavy: bool,
     deadline: Duration,
+    left_out: Option<&'static str>,
 }
 
 impl<H> Case<H> {
@@ -36,7 +41,9 @@ impl<H> Case<H> {
             body,
             optional: false,
             alone: false,
+            heavy: false,
             deadline: DEADLINE,
+            left_out: None,
         }
     }
 
@@ -49,6 +56,18 @@ impl<H> Case<H> {
     /// It measures what other cases would disturb.
     pub(super) fn alone(mut self) -> Self {
         self.alone = true;
+        self
+    }
+
+    /// It moves so much that a run in a hurry leaves it out.
+    pub(super) fn heavy(mut self) -> Self {
+        self.heavy = true;
+        self.deadline(HEAVY_DEADLINE)
+    }
+
+    /// The case as a run in a hurry has it: one that is heavy is skipped.
+    pub(super) fn in_a_hurry(mut self) -> Self {
+        self.left_out = self.heavy.then_some("left out of a quick run");
         self
     }
 
@@ -93,6 +112,13 @@ pub(super) async fn run<H>(harness: &H, cases: Vec<Case<H>>, names: &[&str]) -> 
 
 async fn run_one<H>(case: &Case<H>, harness: &H) -> CaseResult {
     let started = Instant::now();
+    if let Some(reason) = case.left_out {
+        return CaseResult {
+            name: case.name.to_owned(),
+            outcome: Outcome::Skipped(reason.to_owned()),
+            duration: Duration::ZERO,
+        };
+    }
     let body = AssertUnwindSafe((case.body)(harness)).catch_unwind();
     let outcome = match timeout(case.deadline, body).await {
         Ok(Ok(Ok(()))) => Outcome::Passed,

@@ -1,8 +1,10 @@
 //! One fault each, and the cases that find it.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
-use cantle_testkit::conformance::{self, CaseResult};
+use cantle_core::sandbox::Sandbox;
+use cantle_testkit::conformance::{self, CaseResult, SandboxOptions};
 
 use crate::ALONE;
 use crate::reference::{Fault, Reference};
@@ -22,7 +24,13 @@ async fn is_found(fault: Fault, by: &[&str]) {
     let names: BTreeSet<&str> = by.iter().chain(ELSEWHERE).copied().collect();
     let names: Vec<&str> = names.into_iter().collect();
 
-    let report = conformance::sandbox_cases(&Reference::new(Some(fault)), &names).await;
+    let backend = Reference::new(Some(fault));
+    let kill = async |sandbox: Arc<dyn Sandbox>| {
+        backend.kill(&*sandbox);
+        Ok(())
+    };
+    let options = SandboxOptions::new().only(&names).killed_by(kill);
+    let report = conformance::sandbox_with(&backend, options).await;
 
     let failed: BTreeSet<&str> = report.failures().map(name).collect();
     let expected: BTreeSet<&str> = by.iter().copied().collect();
@@ -74,7 +82,7 @@ faults! {
         a_directory_that_is_a_file_is_an_error, what_is_missing_is_not_found,
         a_directory_is_no_file, a_file_is_no_directory, a_path_outside_is_refused,
         no_command_starts_behind_a_link_that_leads_out, a_write_of_another_size_fails,
-        a_working_directory_that_is_removed_is_noticed, download_gives_the_file_with_its_mode,
+        a_working_directory_that_is_removed_is_noticed, download_gives_the_file_with_its_mode, a_name_that_is_too_long_is_refused, what_cannot_be_copied_leaves_nothing,
     ],
     takes_no_time: TakesNoTime => [the_duration_is_the_commands_own],
     answers_with_pipes: AnswersWithPipes => [a_terminal_has_the_size_asked_for],
@@ -92,7 +100,7 @@ faults! {
     never_holds_the_command: NeverHoldsTheCommand => [a_reader_that_stops_holds_the_command],
     merges_the_channels: MergesTheChannels => [
         stderr_is_kept_apart, output_keeps_its_order, output_may_be_any_bytes,
-        output_can_be_read_after_the_end, sixteen_commands_at_once_keep_apart,
+        output_can_be_read_after_the_end, thirty_two_commands_at_once_keep_apart,
         timeout_keeps_the_output_so_far,
     ],
     takes_output_for_text: TakesOutputForText => [
@@ -114,7 +122,7 @@ faults! {
     spills_without_a_cap: SpillsWithoutACap => [a_spilled_file_ends_at_its_cap],
     spills_elsewhere: SpillsElsewhere => [
         large_output_is_spilled_to_a_file, each_channel_is_spilled_by_itself,
-        a_spilled_file_ends_at_its_cap,
+        a_spilled_file_ends_at_its_cap, output_of_100_megabytes_is_spilled_whole,
     ],
     ignores_timeouts: IgnoresTimeouts => [
         timeout_kills_the_command, timeout_keeps_the_output_so_far,
@@ -152,7 +160,7 @@ faults! {
     ],
     leaves_processes: LeavesProcesses => [
         a_kept_process_ends_with_the_sandbox, closing_ends_a_running_command,
-        a_sandbox_that_is_dropped_ends_its_commands,
+        a_sandbox_that_is_dropped_ends_its_commands, processes_of_a_kept_sandbox_survive_as_it_says,
     ],
     leaves_zombies: LeavesZombies => [many_commands_leave_no_zombie],
     checks_paths_as_text: ChecksPathsAsText => [
@@ -162,7 +170,7 @@ faults! {
         nothing_is_moved_through_a_link_that_leads_out, removing_follows_no_link,
         no_command_starts_behind_a_link_that_leads_out,
         a_link_that_changes_while_it_is_read_leads_nowhere,
-        outputs_that_are_no_files_of_the_sandbox_are_refused,
+        outputs_that_are_no_files_of_the_sandbox_are_refused, a_link_that_changes_while_it_is_changed_leads_nowhere,
     ],
     checks_then_opens: ChecksThenOpens => [a_link_that_changes_while_it_is_read_leads_nowhere],
     follows_links: FollowsLinks => [
@@ -179,10 +187,12 @@ faults! {
     ],
     reads_nothing: ReadsNothing => [
         files_are_read_as_they_were_written, outputs_that_would_be_one_file_are_refused,
-        outputs_follow_no_link_of_the_output_directory,
+        outputs_follow_no_link_of_the_output_directory, a_file_of_any_size_is_copied, outputs_are_handed_over_at_their_paths,
     ],
-    loads_files: LoadsFiles => [a_file_of_64_megabytes_takes_little_memory],
-    writes_the_first_piece: WritesTheFirstPiece => [files_are_read_as_they_were_written],
+    loads_files: LoadsFiles => [a_file_of_64_megabytes_takes_little_memory, a_copy_of_200_megabytes_takes_little_memory,
+    ],
+    writes_the_first_piece: WritesTheFirstPiece => [files_are_read_as_they_were_written, a_file_of_1_gigabyte_goes_in_and_out,
+    ],
     writes_in_place: WritesInPlace => [
         a_write_replaces_a_file_whole, a_write_of_another_size_fails,
         a_failed_write_leaves_nothing, a_failed_write_keeps_what_was_there,
@@ -193,13 +203,15 @@ faults! {
         a_write_of_another_size_fails, a_failed_write_leaves_nothing,
         a_failed_write_keeps_what_was_there,
     ],
-    shares_the_temporary_file: SharesTheTemporaryFile => [writes_to_one_file_do_not_mix],
+    shares_the_temporary_file: SharesTheTemporaryFile => [writes_to_one_file_do_not_mix, copies_side_by_side_do_not_mix,
+    ],
     ignores_the_size: IgnoresTheSize => [a_write_of_another_size_fails],
     loses_modes: LosesModes => [
         modes_are_kept, upload_copies_a_file, a_file_is_copied_to_another_sandbox,
     ],
     ignores_ranges: IgnoresRanges => [a_range_of_a_file_can_be_read],
-    takes_names_for_text: TakesNamesForText => [names_may_be_anything],
+    takes_names_for_text: TakesNamesForText => [names_may_be_anything, a_file_of_any_name_is_copied,
+    ],
     lists_unsorted: ListsUnsorted => [
         a_listing_is_sorted_and_not_recursive, a_listing_has_5000_entries,
         a_link_within_the_sandbox_is_followed, names_may_be_anything,
@@ -211,16 +223,52 @@ faults! {
         two_sandboxes_share_nothing, closing_removes_the_files,
     ],
     reuses_ids: ReusesIds => [a_sandbox_says_what_it_is],
-    answers_after_close: AnswersAfterClose => [a_closed_sandbox_answers_closed],
+    answers_after_close: AnswersAfterClose => [a_closed_sandbox_answers_closed, a_copy_to_or_from_a_closed_sandbox_is_refused,
+    ],
     closes_once: ClosesOnce => [closing_again_does_nothing],
-    leaves_files: LeavesFiles => [closing_removes_the_files],
+    leaves_files: LeavesFiles => [closing_removes_the_files, a_dropped_sandbox_that_was_not_kept_leaves_nothing,
+    ],
     finds_anything: FindsAnything => [
-        a_kept_sandbox_is_found_again, a_handle_of_nothing_is_gone,
+        a_kept_sandbox_is_found_again, a_handle_of_nothing_is_gone, a_kept_sandbox_that_is_closed_is_gone, a_handle_of_another_backend_is_refused,
     ],
     ignores_the_policy: IgnoresThePolicy => [a_field_is_enforced_or_refused_by_name],
     promises_everything: PromisesEverything => [
         no_field_is_promised_that_is_not_set, a_field_is_enforced_or_refused_by_name,
         best_effort_opens_and_reports_each_field,
     ],
-    claims_to_enforce: ClaimsToEnforce => [what_is_said_to_be_enforced_is_enforced],
+    claims_to_enforce: ClaimsToEnforce => [what_is_said_to_be_enforced_is_enforced, a_network_of_some_hosts_has_no_others, a_limit_of_processor_time_that_is_promised_holds, a_limit_of_memory_that_is_promised_holds, a_limit_of_processes_that_is_promised_holds, a_limit_of_disk_that_is_promised_holds, a_limit_of_inodes_that_is_promised_holds,
+    ],
+    cuts_long_commands: CutsLongCommands => [
+        a_command_line_of_100_kilobytes_runs, a_long_list_of_arguments_arrives_whole_or_is_refused,
+    ],
+    shares_one_stream: SharesOneStream => [
+        output_that_nobody_reads_holds_up_nothing_else, output_that_nobody_reads_holds_up_no_signal,
+        input_that_nobody_takes_holds_up_nothing_else, a_file_that_is_read_slowly_holds_up_nothing_else,
+        a_write_whose_data_are_slow_holds_up_nothing_else,
+    ],
+    waits_for_input_that_nobody_takes: WaitsForInputThatNobodyTakes => [
+        input_that_nobody_takes_ends_with_the_command, input_that_the_command_closed_is_reported,
+    ],
+    keeps_what_timed_out: KeepsWhatTimedOut => [timeout_kills_what_would_have_been_kept],
+    frees_terminals: FreesTerminals => [
+        timeout_ends_a_command_in_a_terminal, a_terminal_has_the_size_asked_for,
+    ],
+    checks_then_changes: ChecksThenChanges => [
+        a_link_that_changes_while_it_is_changed_leads_nowhere,
+    ],
+    names_temporary_files_after_the_file: NamesTemporaryFilesAfterTheFile => [
+        names_may_be_anything, a_file_of_any_name_is_copied,
+    ],
+    overwrites_without_cutting: OverwritesWithoutCutting => [
+        a_copy_replaces_a_file_whole, a_write_replaces_a_file_whole,
+    ],
+    removes_by_path: RemovesByPath => [a_tree_deeper_than_any_path_is_removed],
+    keeps_once: KeepsOnce => [a_kept_sandbox_can_be_kept_again],
+    says_that_nothing_survives: SaysThatNothingSurvives => [what_is_kept_is_what_survives],
+    tells_secrets: TellsSecrets => [a_handle_is_text_without_secrets],
+    hides_its_end: HidesItsEnd => [a_killed_sandbox_is_gone],
+    hangs_when_killed: HangsWhenKilled => [
+        a_command_in_a_killed_sandbox_ends, a_transfer_in_a_killed_sandbox_ends,
+        a_killed_sandbox_can_be_closed_and_leaves_nothing,
+    ],
 }

@@ -1,10 +1,12 @@
 use std::time::Duration;
 
+use cantle_core::content::{Content, Media, Part};
 use cantle_core::ledger::{CallPurpose, ModelCall};
 use cantle_core::message::{AssistantBlock, AssistantMessage};
 use cantle_core::usage::TokenUsage;
 
 use super::*;
+use crate::journal::VERSION;
 use crate::machine::CallOutcome;
 
 fn call(seconds: u64) -> ModelCall {
@@ -65,7 +67,20 @@ fn a_run_that_is_there_is_not_begun_again() {
     let directory = tempfile::tempdir().unwrap();
     let store = RunStore::new(directory.path().join("runs"));
     let run = RunId::new();
-    let header: Header = serde_json::from_value(serde_json::json!({
+    let header = header(run);
+    drop(store.begin_now(header.clone()).unwrap());
+    let again = store.begin_now(header).unwrap_err();
+    assert_eq!(again.kind(), StoreErrorKind::Io);
+    assert_eq!(
+        store.get(run).unwrap().task,
+        "the task",
+        "what was there stays"
+    );
+}
+
+/// A header of a run that can begin.
+fn header(run: RunId) -> Header {
+    serde_json::from_value(serde_json::json!({
         "version": VERSION, "run": run, "time": 0.0, "identity": {}, "note": null, "rules": {
             "max_turns": 1, "turn_warning_threshold": 0, "text_only_tool_responses": true,
             "block_successive_assistant_messages": true, "recover_from_context_overflow": true,
@@ -74,13 +89,134 @@ fn a_run_that_is_there_is_not_begun_again() {
         },
         "task": "the task", "input_files": [], "sandbox": null, "messages": [],
     }))
-    .unwrap();
-    drop(store.begin(header.clone()).unwrap());
-    let again = store.begin(header).unwrap_err();
-    assert_eq!(again.kind(), StoreErrorKind::Io);
-    assert_eq!(
-        store.get(run).unwrap().task,
-        "the task",
-        "what was there stays"
-    );
+    .unwrap()
+}
+
+fn said(text: &str) -> Fact {
+    Fact::UserSaid {
+        content: text.into(),
+    }
+}
+
+/// What was said in a run, as its journal tells.
+fn told(store: &RunStore, run: RunId) -> Result<Vec<String>, StoreError> {
+    let facts = store.reopen(run)?.facts.into_iter();
+    Ok(facts
+        .map(|fact| match fact {
+            Fact::UserSaid { content } => content.text(),
+            other => panic!("{other:?}"),
+        })
+        .collect())
+}
+
+/// A run of whose journal three batches are there: `a`; `b`, `c`, `d`; and, after it was taken up again,
+/// `e`, `f`.
+async fn batches(store: &RunStore) -> (RunId, PathBuf) {
+    let run = RunId::new();
+    let journal = store.begin_now(header(run)).unwrap();
+    journal.record(&said("a")).unwrap();
+    journal.commit().await.unwrap();
+    for text in ["b", "c", "d"] {
+        journal.record(&said(text)).unwrap();
+    }
+    journal.commit().await.unwrap();
+    drop(journal);
+    let journal = store.reopen(run).unwrap().journal;
+    for text in ["e", "f"] {
+        journal.record(&said(text)).unwrap();
+    }
+    journal.commit().await.unwrap();
+    (run, store.run_directory(run).join(FILE_NAME))
+}
+
+#[tokio::test]
+async fn of_a_last_batch_that_a_loss_of_power_tore_what_is_whole_before_the_tear_stays() {
+    // Lines: the header, a, b, c, d, e, f.
+    for (torn, left) in [(vec![6], "abcde"), (vec![5], "abcd"), (vec![5, 6], "abcd")] {
+        for tear in ["a letter", "zeros"] {
+            let directory = tempfile::tempdir().unwrap();
+            let store = RunStore::new(directory.path());
+            let (run, path) = batches(&store).await;
+            let text = fs::read_to_string(&path).unwrap();
+            let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+            for line in &torn {
+                lines[*line] = match tear {
+                    // It parses as a line all the same.
+                    "a letter" => lines[*line].replace("user_said", "user_sais"),
+                    _ => "\0".repeat(lines[*line].len()),
+                };
+            }
+            fs::write(&path, lines.join("\n") + "\n").unwrap();
+            let kept: String = told(&store, run).unwrap().concat();
+            assert_eq!(kept, left, "{torn:?} {tear}");
+            // It was cut off: what comes now follows what is whole.
+            let journal = store.reopen(run).unwrap().journal;
+            journal.record(&said("g")).unwrap();
+            journal.commit().await.unwrap();
+            drop(journal);
+            assert_eq!(told(&store, run).unwrap().concat(), format!("{left}g"));
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_was_on_the_disk_once_is_not_cut_off() {
+    for torn in [1, 2, 3, 4] {
+        let directory = tempfile::tempdir().unwrap();
+        let store = RunStore::new(directory.path());
+        let (run, path) = batches(&store).await;
+        let text = fs::read_to_string(&path).unwrap();
+        let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        lines[torn] = lines[torn].replace("user_said", "user_sais");
+        fs::write(&path, lines.join("\n") + "\n").unwrap();
+        let error = told(&store, run).unwrap_err();
+        assert_eq!(error.kind(), StoreErrorKind::Unreadable);
+        let place = format!("line {}: its sum is another", torn + 1);
+        assert!(error.to_string().ends_with(&place), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_journal_from_before_there_were_sums_is_read_and_gone_on_with() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = RunStore::new(directory.path());
+    let (run, path) = batches(&store).await;
+    let text = fs::read_to_string(&path).unwrap();
+    let bare = text.lines().map(|line| {
+        let end = line.rfind(",\"seal\":").unwrap();
+        format!("{}}}\n", line.split_at(end).0)
+    });
+    fs::write(&path, bare.collect::<String>()).unwrap();
+    assert_eq!(told(&store, run).unwrap().concat(), "abcdef");
+    let journal = store.reopen(run).unwrap().journal;
+    journal.record(&said("g")).unwrap();
+    journal.commit().await.unwrap();
+    drop(journal);
+    assert_eq!(told(&store, run).unwrap().concat(), "abcdefg");
+}
+
+#[tokio::test]
+async fn media_are_written_with_their_line_and_no_list_of_runs_reads_them() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = RunStore::new(directory.path());
+    let run = RunId::new();
+    let journal = store.begin_now(header(run)).unwrap();
+    let image = Media::image(b"\x89PNG\r\n\x1a\n0000".to_vec()).unwrap();
+    let content = Content::Parts(vec![Part::Media(image)]);
+    journal.record(&Fact::UserSaid { content }).unwrap();
+    let media = store.run_directory(run).join("media");
+    assert!(!media.exists(), "recording writes nothing");
+    journal.commit().await.unwrap();
+    let file = fs::read_dir(&media)
+        .unwrap()
+        .next()
+        .unwrap()
+        .unwrap()
+        .path();
+    // Nobody could read it as a file.
+    fs::remove_file(&file).unwrap();
+    fs::create_dir(&file).unwrap();
+    drop(journal);
+    assert_eq!(store.list().unwrap().0.len(), 1);
+    assert!(store.reopen(run).is_err());
 }

@@ -36,6 +36,31 @@ fn an_answer_cut_off_at_the_output_limit_ends_the_run_with_every_call_answered()
 }
 
 #[test]
+fn a_model_that_may_go_on_is_told_so_until_the_turns_are_over() {
+    let mut machine = start(Rules {
+        continue_cut_answers: true,
+        turn_warning_threshold: 0,
+        ..rules(2)
+    });
+    answer_with(&mut machine, "so", &[("work", "w")], StopReason::Length);
+    let say = format!("say {CUT_OFF}");
+    assert_eq!(actions(&mut machine), ["refused w", &say, "ask 2"]);
+    answer_with(&mut machine, " it is", &[], StopReason::Length);
+    let ended = "ended MaxTurns: the task was not finished within 2 turns";
+    assert_eq!(actions(&mut machine), [&*say, ended]);
+    assert_eq!(
+        story(&machine),
+        [
+            "assistant so",
+            "w Not run: the answer was cut off at the model's output limit.",
+            &format!("user {CUT_OFF}"),
+            "assistant  it is",
+            &format!("user {CUT_OFF}"),
+        ]
+    );
+}
+
+#[test]
 fn cancelling_answers_every_call_and_keeps_what_was_done() {
     let mut machine = start(rules(9));
     answer(

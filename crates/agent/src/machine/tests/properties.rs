@@ -210,6 +210,7 @@ fn state(machine: &Machine) -> String {
         ended,
         finish,
         ledger,
+        left,
         tools: _,
         actions: _,
         call_ids: _,
@@ -246,7 +247,8 @@ fn state(machine: &Machine) -> String {
                 cancelled,
                 ended,
                 finish,
-                ledger
+                ledger,
+                left
             ),
         )
     )

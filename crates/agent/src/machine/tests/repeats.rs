@@ -105,3 +105,39 @@ fn a_run_that_is_taken_up_after_it_ended_so_begins_the_count_anew() {
     assert_eq!(actions(&mut machine), ["ask 7"]);
     assert_eq!(again(&mut machine, "work", "no"), ["ask 8"]);
 }
+
+#[test]
+fn going_round_in_a_small_circle_is_noticed_too() {
+    for period in 2..=4_u32 {
+        let mut machine = start(rules(60));
+        let mut turn = 0;
+        let mut told = Vec::new();
+        let end = loop {
+            turn += 1;
+            let next = again(&mut machine, "work", &format!("{}", turn % period));
+            match next.first() {
+                Some(said) if said.starts_with("say ") => told.push((turn, said.clone())),
+                Some(ended) if ended.starts_with("ended ") => break (turn, ended.clone()),
+                _ => {}
+            }
+        };
+        let turns: Vec<u32> = told.iter().map(|(turn, _)| *turn).collect();
+        assert_eq!(turns, [3 * period, 4 * period, 5 * period]);
+        let expected = format!(
+            "say You have now made the same {period} calls one after the other, with the same results, 3 \
+             times in a row."
+        );
+        assert!(told[0].1.starts_with(&expected), "{}", told[0].1);
+        assert_eq!(end.0, 6 * period);
+        assert!(end.1.starts_with("ended NoProgress"), "{}", end.1);
+    }
+}
+
+#[test]
+fn a_circle_of_five_is_none() {
+    let mut machine = start(rules(60));
+    for turn in 0..40 {
+        let next = again(&mut machine, "work", &format!("{}", turn % 5));
+        assert_eq!(next.len(), 1, "{next:?}");
+    }
+}

@@ -108,3 +108,122 @@ fn left_running_is_forgotten_once_it_was_told() {
     machine.apply(resumed(Some("it is gone")));
     assert!(!machine.has_left_running());
 }
+
+/// The traits of tools whose calls go on where they were.
+fn resumable(rules: Rules) -> Machine {
+    let mut tools = tools();
+    for traits in tools.values_mut() {
+        traits.resumes = true;
+    }
+    let mut machine = Machine::new(rules, tools, vec![Message::user("the task").into()]);
+    assert_eq!(actions(&mut machine), ["ask 1"]);
+    machine
+}
+
+#[test]
+fn a_call_that_was_suspended_goes_on_and_the_others_keep_their_results() {
+    let mut machine = resumable(rules(9));
+    answer(
+        &mut machine,
+        "",
+        &[("look", "a"), ("look", "b"), ("work", "c")],
+    );
+    actions(&mut machine);
+    machine.apply(Fact::CallStarted {
+        index: 0,
+        time: 1.0,
+    });
+    machine.apply(Fact::CallStarted {
+        index: 1,
+        time: 1.0,
+    });
+    machine.apply(Fact::Cancelled { call: None });
+    assert_eq!(actions(&mut machine), ["refused c"]);
+    machine.apply(Fact::CallFinished {
+        index: 0,
+        outcome: Box::new(outcome("seen", true)),
+    });
+    let mut used = Ledger::default();
+    used.model_calls.push(model_call(7));
+    machine.apply(Fact::SubAgentLeft {
+        tool: "look".to_owned(),
+        ledger: Box::new(used),
+    });
+    machine.apply(Fact::CallSuspended { index: 1 });
+    assert_eq!(
+        actions(&mut machine),
+        ["ended Cancelled: the run was cancelled"]
+    );
+
+    machine.apply(resumed(None));
+    let mut started = Vec::new();
+    while let Some(action) = machine.next() {
+        if let Action::StartCall(start) = action {
+            started.push((start.index, start.again));
+        }
+    }
+    assert_eq!(started, [(1, true)]);
+    finish_call(&mut machine, 1, "looked");
+    assert_eq!(actions(&mut machine), ["ask 2"]);
+    let expected = [
+        "assistant ",
+        "a seen",
+        "b looked",
+        "c The run was cancelled before this call started.",
+    ];
+    assert_eq!(story(&machine), expected);
+    let (_, _, ledger) = machine.into_parts();
+    assert!(
+        ledger.sub_agents.is_empty(),
+        "its own journal says it again"
+    );
+}
+
+#[test]
+fn where_the_run_does_not_go_on_what_is_suspended_is_told_and_accounted_for() {
+    let mut machine = resumable(rules(9));
+    answer(&mut machine, "", &[("look", "a")]);
+    actions(&mut machine);
+    machine.apply(Fact::CallStarted {
+        index: 0,
+        time: 1.0,
+    });
+    machine.apply(Fact::Cancelled { call: None });
+    let mut used = Ledger::default();
+    used.model_calls.push(model_call(7));
+    machine.apply(Fact::SubAgentLeft {
+        tool: "look".to_owned(),
+        ledger: Box::new(used.clone()),
+    });
+    machine.apply(Fact::CallSuspended { index: 0 });
+    let (messages, _, ledger) = machine.into_parts();
+    assert_eq!(ledger.sub_agents["look"], [used]);
+    let Message::Tool(last) = &**messages.last().unwrap() else {
+        panic!("{messages:?}");
+    };
+    assert_eq!(last.content.text(), super::super::resume::SUSPENDED);
+}
+
+#[test]
+fn a_sub_agent_that_ends_is_told_of_unless_a_call_waits_for_it() {
+    let mut machine = start(rules(9));
+    answer(&mut machine, "", &[("work", "a")]);
+    actions(&mut machine);
+    for (id, awaited) in [("helper-1", false), ("helper-2", true)] {
+        let mut ledger = Ledger::default();
+        ledger.model_calls.push(model_call(7));
+        machine.apply(Fact::SubAgentEnded(SubAgentEnded {
+            id: id.to_owned(),
+            tool: "helper".to_owned(),
+            result: "done".to_owned(),
+            awaited,
+            ledger: Box::new(ledger),
+        }));
+    }
+    finish_call(&mut machine, 0, "worked");
+    assert_eq!(
+        actions(&mut machine),
+        ["say The sub-agent helper-1 has ended.\ndone", "ask 2"]
+    );
+    assert_eq!(machine.ledger().sub_agents["helper"].len(), 2);
+}

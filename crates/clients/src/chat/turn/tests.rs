@@ -1,9 +1,14 @@
-use cantle_core::llm::{ChatEvent, LlmErrorKind, StopReason};
+use std::collections::VecDeque;
+
+use cantle_core::llm::{ChatEvent, Fold, LlmErrorKind, StopReason};
 use cantle_core::message::{AssistantBlock, ToolCall};
+use reqwest::header::HeaderMap;
 use serde_json::{Value, json};
 
 use super::ChatTurn;
 use crate::chat::wire::Message;
+use crate::http::{Diagnosis, Next, Turn as _};
+use crate::sse::Event;
 
 /// What `pieces` of a streamed message become.
 fn streamed(pieces: Vec<Value>) -> (Vec<ChatEvent>, Vec<AssistantBlock>) {
@@ -309,4 +314,39 @@ fn geminis_own_signature_of_a_call_is_kept() {
     let mut expected = ToolCall::new(Some("a".to_owned()), "f", "{}");
     expected.signature = Some("sig".to_owned());
     assert_eq!(blocks, [AssistantBlock::ToolCall(expected)]);
+}
+
+#[test]
+fn log_probabilities_are_kept_streamed_or_not() {
+    let token = |token: &str| json!({"token": token, "logprob": -0.5, "top_logprobs": []});
+    let both = json!({"content": [token("Hel"), token("lo")]});
+    let mut streamed = ChatTurn::default();
+    for (text, logprobs) in [
+        ("Hel", json!({"content": [token("Hel")], "refusal": null})),
+        ("lo", json!({"content": [token("lo")], "refusal": null})),
+        ("", Value::Null),
+    ] {
+        let chunk = json!({"choices": [{"delta": {"content": text}, "logprobs": logprobs}]});
+        let event = Event {
+            name: None,
+            data: chunk.to_string().into(),
+        };
+        let next = streamed.event(&diagnosis(), &event, &mut VecDeque::new());
+        assert_eq!(next.unwrap(), Next::More);
+    }
+    let mut whole = ChatTurn::default();
+    let body = json!({"choices": [{"message": {"content": "Hello"}, "logprobs": both}]});
+    let read = whole.whole(&diagnosis(), &HeaderMap::new(), body.to_string().as_bytes());
+    read.unwrap();
+    for turn in [streamed, whole] {
+        let mut fold = Fold::default();
+        let events = turn.told(None, None).unwrap().into_iter();
+        let completion = events.filter_map(|event| fold.push(event)).next().unwrap();
+        let metadata = Value::Object(completion.message.metadata);
+        assert_eq!(metadata, json!({"logprobs": both}));
+    }
+}
+
+fn diagnosis() -> Diagnosis {
+    Diagnosis::for_tests("/chat/completions", "a chat completion")
 }

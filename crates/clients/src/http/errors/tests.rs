@@ -14,6 +14,7 @@ fn diagnosis() -> Diagnosis {
         answer: "a chat completion",
         model: "qwen3".to_owned(),
         key: Some(KEY.into()),
+        way: None,
     }
 }
 

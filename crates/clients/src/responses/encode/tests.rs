@@ -71,7 +71,7 @@ fn conversation(id: Option<&str>) -> Vec<SharedMessage> {
 
 fn sent(messages: Vec<SharedMessage>, mode: Mode) -> String {
     let request = ChatRequest::new(messages, ToolSpecs::new(vec![look()]));
-    String::from_utf8(body(HEAD, &request, mode, true).unwrap()).unwrap()
+    String::from_utf8(body(HEAD, &request, mode, true, false).unwrap()).unwrap()
 }
 
 fn json_of(messages: Vec<SharedMessage>, mode: Mode) -> Value {
@@ -148,12 +148,12 @@ fn what_has_no_place_here_is_refused() {
     for (block, named) in cases {
         let turn = Message::from(AssistantMessage::new(vec![block]));
         let request = ChatRequest::new(vec![turn.into()], ToolSpecs::default());
-        let error = body(HEAD, &request, Mode::Stateless, true).unwrap_err();
+        let error = body(HEAD, &request, Mode::Stateless, true, false).unwrap_err();
         assert_eq!(error.kind(), LlmErrorKind::Unsupported);
         assert!(error.to_string().contains(named), "{error}");
     }
     // Where the provider has it, its name is enough.
     let turn = Message::from(AssistantMessage::new(vec![only_named]));
     let request = ChatRequest::new(vec![turn.into()], ToolSpecs::default());
-    assert!(body(HEAD, &request, Mode::Stateful, true).is_ok());
+    assert!(body(HEAD, &request, Mode::Stateful, true, false).is_ok());
 }

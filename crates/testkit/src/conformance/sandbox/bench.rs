@@ -16,6 +16,7 @@ use tokio::time::{Instant, sleep};
 
 use super::super::check::{Checked, Failure, ensure, equal, within};
 use super::host;
+use super::options::Killer;
 
 /// For what is promised within a second: that second, and what a busy machine adds.
 pub(super) const SOON: Duration = Duration::from_secs(2);
@@ -29,14 +30,27 @@ const LOOK_EVERY: Duration = Duration::from_millis(10);
 /// Makes a [`Bench`] for each case.
 pub(super) struct Harness<'b> {
     backend: &'b dyn Backend,
+    /// What a second sandbox is opened by, where files go from one to the other.
+    other: &'b dyn Backend,
+    killer: Option<Killer<'b>>,
     host_visible: bool,
 }
 
 impl<'b> Harness<'b> {
-    pub(super) async fn new(backend: &'b dyn Backend) -> Self {
-        let mut harness = Self {
+    /// For cases about two sandboxes, one of each backend.
+    pub(super) fn between(backend: &'b dyn Backend, other: &'b dyn Backend) -> Self {
+        Self {
             backend,
+            other,
+            killer: None,
             host_visible: false,
+        }
+    }
+
+    pub(super) async fn new(backend: &'b dyn Backend, killer: Option<Killer<'b>>) -> Self {
+        let mut harness = Self {
+            killer,
+            ..Self::between(backend, backend)
         };
         // Where this fails or hangs, the cases do too, and say how.
         let look = within("a first look", PATIENCE, harness.can_see_processes()).await;
@@ -58,6 +72,8 @@ impl<'b> Harness<'b> {
     pub(super) async fn bench(&self) -> Checked<Bench<'b>> {
         let bench = Bench {
             backend: self.backend,
+            other: self.other,
+            killer: self.killer.clone(),
             sandbox: open(self.backend, Policy::unconfined()).await?,
             host_visible: self.host_visible,
             others: Mutex::default(),
@@ -76,6 +92,8 @@ async fn open(backend: &dyn Backend, policy: Policy) -> Result<Arc<dyn Sandbox>,
 pub(super) struct Bench<'b> {
     pub(super) backend: &'b dyn Backend,
     pub(super) sandbox: Arc<dyn Sandbox>,
+    other: &'b dyn Backend,
+    killer: Option<Killer<'b>>,
     host_visible: bool,
     others: Mutex<Vec<Arc<dyn Sandbox>>>,
 }
@@ -97,12 +115,34 @@ impl Bench<'_> {
 
     /// Another sandbox, closed with the first.
     pub(super) async fn open(&self, policy: Policy) -> Result<Arc<dyn Sandbox>, SandboxError> {
-        let sandbox = open(self.backend, policy).await?;
+        self.open_by(self.backend, policy).await
+    }
+
+    /// A sandbox to copy files to and from: the other backend's, where there is one.
+    pub(super) async fn open_other(&self) -> Result<Arc<dyn Sandbox>, SandboxError> {
+        self.open_by(self.other, Policy::unconfined()).await
+    }
+
+    async fn open_by(
+        &self,
+        backend: &dyn Backend,
+        policy: Policy,
+    ) -> Result<Arc<dyn Sandbox>, SandboxError> {
+        let sandbox = open(backend, policy).await?;
         self.others
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .push(Arc::clone(&sandbox));
         Ok(sandbox)
+    }
+
+    /// Ends the sandbox from outside; skips the case where nobody said how.
+    pub(super) async fn kill(&self) -> Checked {
+        let killer = self.killer.as_ref().ok_or_else(|| {
+            Failure::skip("nobody said how to kill a sandbox (`SandboxOptions::killed_by`)")
+        })?;
+        let killing = killer(Arc::clone(&self.sandbox));
+        Ok(within("the end of `killed_by`", PATIENCE, killing).await??)
     }
 
     /// Runs a command line to its end.

@@ -5,7 +5,9 @@
 
 use std::time::Duration;
 
-use cantle_core::sandbox::{ExitStatus, OutputStream, Process, SandboxExt as _, SpawnRequest};
+use cantle_core::sandbox::{
+    Background, ExitStatus, OutputStream, Process, PtySize, SandboxExt as _, SpawnRequest,
+};
 use futures_util::future::try_join_all;
 use tokio::time::{Instant, timeout};
 
@@ -29,6 +31,8 @@ pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
         case!(timeout_kills_a_command_that_ignores_term),
         case!(timeout_keeps_the_output_so_far),
         case!(timeout_ends_a_command_whose_output_nobody_reads),
+        case!(timeout_kills_what_would_have_been_kept).optional(),
+        case!(timeout_ends_a_command_in_a_terminal).optional(),
         case!(timeout_leaves_other_commands_alone),
         case!(the_grace_lies_before_the_end_of_the_time),
         case!(a_grace_longer_than_the_time_leaves_some_of_it),
@@ -148,6 +152,33 @@ async fn timeout_ends_a_command_whose_output_nobody_reads(bench: &Bench<'_>) -> 
     let _output = take_output(&mut *process)?;
     let exit = within("the answer after a timeout", LIMIT + SOON, process.wait()).await??;
     equal("the end", exit.status, TIMED_OUT)
+}
+
+async fn timeout_kills_what_would_have_been_kept(bench: &Bench<'_>) -> Checked {
+    let token = Token::new();
+    let (mut process, _output) = start(bench, Hard::Daemon, &token, |request| {
+        let request = request.with_background(Background::Keep);
+        request.with_timeout(LIMIT)
+    })
+    .await?;
+    let exit = within("the answer after a timeout", LIMIT + SOON, process.wait()).await??;
+    equal("the end", exit.status, TIMED_OUT)?;
+    bench.must_be_gone(&token).await
+}
+
+async fn timeout_ends_a_command_in_a_terminal(bench: &Bench<'_>) -> Checked {
+    let token = Token::new();
+    let (mut process, _output) = start(bench, Hard::IgnoresTerm, &token, |request| {
+        let size = PtySize {
+            rows: 24,
+            columns: 80,
+        };
+        request.with_pty(size).with_timeout(LIMIT)
+    })
+    .await?;
+    let exit = within("the answer after a timeout", LIMIT + SOON, process.wait()).await??;
+    equal("the end", exit.status, TIMED_OUT)?;
+    bench.must_be_gone(&token).await
 }
 
 async fn timeout_leaves_other_commands_alone(bench: &Bench<'_>) -> Checked {

@@ -19,6 +19,7 @@ pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
         case!(modes_are_kept),
         case!(a_range_of_a_file_can_be_read),
         case!(names_may_be_anything),
+        case!(a_name_that_is_too_long_is_refused),
         case!(an_absolute_path_is_the_same_file),
         case!(what_is_missing_is_not_found),
         case!(a_directory_is_no_file),
@@ -33,7 +34,7 @@ pub(super) async fn read(sandbox: &dyn Sandbox, path: &SandboxPath) -> Checked<B
 }
 
 /// Bytes that don't repeat within any buffer.
-fn noise(count: usize) -> Vec<u8> {
+pub(super) fn noise(count: usize) -> Vec<u8> {
     let numbers =
         (0..count.div_ceil(4)).flat_map(|n| (n as u32).wrapping_mul(2_654_435_761).to_le_bytes());
     numbers.take(count).collect()
@@ -146,27 +147,46 @@ async fn a_range_of_a_file_can_be_read(bench: &Bench<'_>) -> Checked {
     )
 }
 
+/// Names that break what pastes them into a command line, a header or a list of lines.
+pub(super) const NAMES: [&[u8]; 14] = [
+    "größe 数.csv".as_bytes(),
+    b"-rf",
+    b"two\nlines",
+    b"line\r\nend",
+    b"tab\there",
+    b"quote'\"s",
+    b"$(id) `id` $HOME",
+    b"*?[a]%2e{b}",
+    b"back\\slash",
+    b" spaces ",
+    b"~",
+    b"no\xff\xfeutf-8",
+    b"..hidden",
+    &[b'n'; 255],
+];
+
+async fn a_name_that_is_too_long_is_refused(bench: &Bench<'_>) -> Checked {
+    let long = path(&"n".repeat(256))?;
+    let kinds = [SandboxErrorKind::InvalidInput];
+    let written = bench.sandbox.write_bytes(&long, "text".into()).await;
+    refused("writing under a name that is too long", written, &kinds)?;
+    let is_file = bench.sandbox.is_file(&long).await?;
+    ensure!(!is_file, "a name that is too long is a file");
+
+    // A path of short names is too long for some, and just as well not.
+    let deep = path(&"directory/".repeat(500))?.join("file")?;
+    match bench.sandbox.write_bytes(&deep, "text".into()).await {
+        Ok(()) => same_bytes("a deep file", &read(&*bench.sandbox, &deep).await?, b"text"),
+        failed => refused("writing to a path that is too long", failed, &kinds),
+    }
+}
+
 async fn names_may_be_anything(bench: &Bench<'_>) -> Checked {
-    let long = "n".repeat(200);
-    let names: [&[u8]; 12] = [
-        "größe 数.csv".as_bytes(),
-        b"-rf",
-        b"two\nlines",
-        b"quote'\"s",
-        b"$(id) `id` $HOME",
-        b"*?[a]",
-        b"back\\slash",
-        b" spaces ",
-        b"~",
-        b"no\xff\xfeutf-8",
-        b"..hidden",
-        long.as_bytes(),
-    ];
     let directory = path("names")?;
     let mut expected = Vec::new();
-    for name in names {
+    for name in NAMES {
         let file = directory.join(name)?;
-        let data = Bytes::copy_from_slice(name);
+        let data = Bytes::from_static(name);
         bench.sandbox.write_bytes(&file, data).await?;
         same_bytes("the file", &read(&*bench.sandbox, &file).await?, name)?;
         expected.push(SandboxPath::new(name)?);
@@ -183,10 +203,10 @@ async fn names_may_be_anything(bench: &Bench<'_>) -> Checked {
     equal(
         "names as commands see them",
         String::from_utf8_lossy(&output),
-        ".".repeat(names.len()),
+        ".".repeat(NAMES.len()),
     )?;
 
-    for name in names {
+    for name in NAMES {
         let file = directory.join(name)?;
         let moved = path("moved")?;
         bench.sandbox.rename(&file, &moved).await?;

@@ -5,14 +5,13 @@ use cantle_core::ids::RunId;
 use cantle_core::policy::Policy;
 use cantle_core::sandbox::{
     Background, ByteRange, ExitStatus, SandboxContext, SandboxErrorKind, SandboxExt as _,
-    SandboxHandle, SpawnRequest,
+    SpawnRequest,
 };
 
-use super::super::check::{Checked, Failure, ensure, equal, refused, same_bytes, within};
+use super::super::check::{Checked, Failure, ensure, equal, refused, within};
 use super::super::suite::Case;
 use super::bench::{Bench, Harness, SOON, Token, path, stdout};
 use super::case;
-use super::files::read;
 use super::host::Outside;
 
 pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
@@ -25,8 +24,6 @@ pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
         case!(closing_removes_the_files).optional(),
         case!(a_sandbox_that_is_dropped_ends_its_commands).optional(),
         case!(a_working_directory_that_is_removed_is_noticed).optional(),
-        case!(a_kept_sandbox_is_found_again).optional(),
-        case!(a_handle_of_nothing_is_gone).optional(),
     ]
 }
 
@@ -192,47 +189,4 @@ async fn a_working_directory_that_is_removed_is_noticed(bench: &Bench<'_>) -> Ch
             refused(what, Err::<(), _>(error), &[SandboxErrorKind::Gone])
         }
     }
-}
-
-async fn a_kept_sandbox_is_found_again(bench: &Bench<'_>) -> Checked {
-    let sandbox = bench.backend.open(context().durable()).await?;
-    let file = path("file")?;
-    sandbox.write_bytes(&file, "text".into()).await?;
-    let handle = match sandbox.persist().await {
-        Ok(handle) => handle,
-        Err(error) => {
-            sandbox.close().await?;
-            return Err(error.into());
-        }
-    };
-    equal("the backend's name", &*handle.backend, bench.backend.name())?;
-    drop(sandbox);
-    let again = bench.backend.reattach(&handle, context().durable()).await?;
-    let checked = async {
-        same_bytes("its file", &read(&*again, &file).await?, b"text")?;
-        equal(
-            "a command in it",
-            stdout(&*again, "cat file").await?,
-            "text",
-        )
-    };
-    let checked = checked.await;
-    again.close().await?;
-    checked?;
-    let gone = bench.backend.reattach(&handle, context()).await;
-    refused(
-        "finding it once more",
-        gone.map(drop),
-        &[SandboxErrorKind::Gone],
-    )
-}
-
-async fn a_handle_of_nothing_is_gone(bench: &Bench<'_>) -> Checked {
-    let handle = SandboxHandle::new(bench.backend.name(), "no-such-sandbox");
-    let found = bench.backend.reattach(&handle, context()).await;
-    refused(
-        "finding nothing",
-        found.map(drop),
-        &[SandboxErrorKind::Gone],
-    )
 }

@@ -68,13 +68,13 @@ async fn a_file_of_64_megabytes_takes_little_memory(bench: &Bench<'_>) -> Checke
 }
 
 /// How much the memory of this process grows.
-struct Meter {
+pub(super) struct Meter {
     before: u64,
     most: u64,
 }
 
 impl Meter {
-    fn new() -> Checked<Self> {
+    pub(super) fn new() -> Checked<Self> {
         let before = host::resident_bytes()?;
         Ok(Self {
             before,
@@ -82,11 +82,11 @@ impl Meter {
         })
     }
 
-    fn look(&mut self) {
+    pub(super) fn look(&mut self) {
         self.most = self.most.max(host::resident_bytes().unwrap_or_default());
     }
 
-    fn check(&self, what: &str) -> Checked {
+    pub(super) fn check(&self, what: &str) -> Checked {
         let growth = self.most - self.before;
         ensure!(
             growth <= MOST_GROWTH,

@@ -20,6 +20,7 @@ pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
         case!(output_may_be_any_bytes),
         case!(output_comes_as_it_is_written),
         case!(a_line_of_20_megabytes_is_kept),
+        case!(a_line_of_100_megabytes_is_kept).heavy(),
         case!(output_that_is_not_taken_is_counted_and_blocks_nothing),
         case!(output_that_is_dropped_is_counted_and_blocks_nothing),
         case!(output_can_be_read_after_the_end),
@@ -77,21 +78,29 @@ async fn output_comes_as_it_is_written(bench: &Bench<'_>) -> Checked {
 }
 
 async fn a_line_of_20_megabytes_is_kept(bench: &Bench<'_>) -> Checked {
-    const BYTES: usize = 20_000_000;
-    let script = format!("head -c {BYTES} /dev/zero | tr '\\0' x");
+    line_is_kept(bench, 20_000_000).await
+}
+
+async fn a_line_of_100_megabytes_is_kept(bench: &Bench<'_>) -> Checked {
+    line_is_kept(bench, 100_000_000).await
+}
+
+async fn line_is_kept(bench: &Bench<'_>, size: usize) -> Checked {
+    let script = format!("head -c {size} /dev/zero | tr '\\0' x");
+    let all_x = vec![b'x'; 1 << 20];
     let (mut count, mut others) = (0, 0);
     let mut sink = |chunk: OutputChunk| {
         count += chunk.bytes.len();
-        // A whole piece is compared at once: this is a debug build more often than not.
-        let all = chunk.bytes == vec![b'x'; chunk.bytes.len()];
-        others += usize::from(!all);
+        // Whole pieces are compared at once: this is a debug build more often than not.
+        let mut parts = chunk.bytes.chunks(all_x.len());
+        others += usize::from(!parts.all(|part| all_x.starts_with(part)));
     };
-    let exit = bench
-        .sandbox
-        .exec(SpawnRequest::shell(script), &mut sink)
-        .await?;
+    let request = SpawnRequest::shell(script);
+    let exit = bench.sandbox.exec(request, &mut sink).await?;
     equal("exit", exit.status, ExitStatus::Code(0))?;
-    equal("bytes of the line", (count, others), (BYTES, 0))
+    equal("bytes of the line", count, size)?;
+    equal("pieces of something else", others, 0)?;
+    equal("the bytes counted", exit.stdout.total_bytes, size as u64)
 }
 
 const MUCH: u64 = 10_000_000;
@@ -186,7 +195,7 @@ async fn next_bytes(output: &mut OutputStream) -> Checked<u64> {
 
 /// The number in the file `progress`, once it no longer grows.
 async fn standstill(bench: &Bench<'_>) -> Checked<u64> {
-    const STILL: Duration = Duration::from_millis(500);
+    const STILL: Duration = Duration::from_millis(1500);
     let progress = path("progress")?;
     let (mut last, mut since) = (0, Instant::now());
     while last == 0 || since.elapsed() < STILL {

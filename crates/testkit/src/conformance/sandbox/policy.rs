@@ -5,15 +5,17 @@ use std::net::TcpListener;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use cantle_core::policy::{Network, Policy, PolicyField, Strictness};
+use cantle_core::policy::{
+    Access, HostPattern, InvalidPolicy, Network, Policy, PolicyField, Strictness,
+};
 use cantle_core::sandbox::{
     EnforcedBy, ExitStatus, Sandbox, SandboxErrorKind, SandboxExt as _, SpawnRequest,
 };
 use tokio::time::Instant;
 
-use super::super::check::{Checked, ensure, equal, prompt, within};
+use super::super::check::{Checked, Failure, ensure, equal, prompt, within};
 use super::super::suite::Case;
-use super::bench::{Bench, Harness, SOON, sh, stdout};
+use super::bench::{Bench, Harness, SOON, path, sh, stdout};
 use super::case;
 use super::host::Outside;
 
@@ -25,6 +27,7 @@ pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
         case!(a_field_is_enforced_or_refused_by_name).deadline(MANY_SANDBOXES),
         case!(what_is_said_to_be_enforced_is_enforced).deadline(MANY_SANDBOXES),
         case!(best_effort_opens_and_reports_each_field).deadline(MANY_SANDBOXES),
+        case!(a_network_of_some_hosts_has_no_others),
         case!(no_field_is_promised_that_is_not_set),
     ]
 }
@@ -34,6 +37,7 @@ fn fields_alone() -> Vec<(PolicyField, Policy)> {
     let fields = [
         PolicyField::ReadRoots,
         PolicyField::WriteRoots,
+        PolicyField::WorkingDirectory,
         PolicyField::Network,
         PolicyField::Subprocesses,
         PolicyField::Environment,
@@ -50,7 +54,7 @@ fn fields_alone() -> Vec<(PolicyField, Policy)> {
     fields.map(|field| (field, alone(field))).into()
 }
 
-fn alone(field: PolicyField) -> Policy {
+pub(super) fn alone(field: PolicyField) -> Policy {
     let mut policy = Policy::unconfined();
     set(&mut policy, field);
     policy
@@ -72,6 +76,7 @@ fn set(policy: &mut Policy, field: PolicyField) {
             policy.read_roots = Some(roots.map(PathBuf::from).into());
         }
         PolicyField::WriteRoots => policy.write_roots = Some(Vec::new()),
+        PolicyField::WorkingDirectory => policy.working_directory = Access::ReadOnly,
         PolicyField::Network => policy.network = Some(Network::Off),
         PolicyField::Subprocesses => policy.subprocesses = Some(false),
         PolicyField::Environment => {
@@ -80,7 +85,7 @@ fn set(policy: &mut Policy, field: PolicyField) {
         }
         PolicyField::WallTime => limits.wall_time = Some(WALL_TIME),
         PolicyField::CpuTime => limits.cpu_time = Some(Duration::from_secs(1)),
-        PolicyField::Memory => limits.memory_bytes = Some(512 * 1024 * 1024),
+        PolicyField::Memory => limits.memory_bytes = Some(128 * 1024 * 1024),
         PolicyField::Processes => limits.processes = Some(100),
         PolicyField::FileSize => limits.file_size_bytes = Some(FILE_BYTES),
         PolicyField::Disk => limits.disk_bytes = Some(100_000_000),
@@ -189,15 +194,22 @@ async fn try_to_break(sandbox: &dyn Sandbox, field: PolicyField) -> Checked {
             sh(sandbox, &script).await?;
             outside.must_be_untouched()?;
         }
-        PolicyField::Network => {
-            let listener = TcpListener::bind("127.0.0.1:0")?;
-            let port = listener.local_addr()?.port();
-            let connect = sh(sandbox, &format!("exec 3<>/dev/tcp/127.0.0.1/{port}")).await?;
-            ensure!(
-                !connect.exit.status.success(),
-                "a port of this host was reached"
-            );
+        PolicyField::WorkingDirectory => {
+            let file = path("given")?;
+            sandbox.write_bytes(&file, "given".into()).await?;
+            sh(
+                sandbox,
+                "echo x >> given; echo x > new; rm -f given; mkdir dir",
+            )
+            .await?;
+            let left = stdout(sandbox, "ls -A; cat given").await?;
+            equal(
+                "what is in a directory that can't be changed",
+                left,
+                "given\ngiven",
+            )?;
         }
+        PolicyField::Network => must_not_reach_us(sandbox).await?,
         PolicyField::Subprocesses => {
             let started = sh(sandbox, "$(type -P ls) / && echo started").await?;
             ensure!(
@@ -252,7 +264,35 @@ async fn try_to_break(sandbox: &dyn Sandbox, field: PolicyField) -> Checked {
                 "a command ended well after too much output"
             );
         }
+        // Limits that take a while to be reached have cases of their own.
         _ => {}
     }
     Ok(())
+}
+
+/// No port of this host can be connected to, by any name it has.
+async fn must_not_reach_us(sandbox: &dyn Sandbox) -> Checked {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let port = listener.local_addr()?.port();
+    for name in ["127.0.0.1", "localhost"] {
+        let connect = sh(sandbox, &format!("exec 3<>/dev/tcp/{name}/{port}")).await?;
+        let connected = connect.exit.status.success();
+        ensure!(!connected, "a port of this host was reached");
+    }
+    Ok(())
+}
+
+async fn a_network_of_some_hosts_has_no_others(bench: &Bench<'_>) -> Checked {
+    let mut policy = Policy::unconfined();
+    let host: HostPattern = "allowed.example"
+        .parse()
+        .map_err(|error: InvalidPolicy| Failure::new(error.to_string()))?;
+    policy.network = Some(Network::Hosts(vec![host]));
+    policy.strictness = Strictness::BestEffort;
+    let sandbox = bench.open(policy).await?;
+    let mut enforcement = sandbox.info().enforcement.iter();
+    if enforcement.all(|it| it.by == EnforcedBy::NotEnforced) {
+        return Ok(());
+    }
+    must_not_reach_us(&*sandbox).await
 }

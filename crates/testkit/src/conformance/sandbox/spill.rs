@@ -14,6 +14,9 @@ pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
     vec![
         case!(large_output_keeps_its_head_and_tail),
         case!(large_output_is_spilled_to_a_file).optional(),
+        case!(output_of_100_megabytes_is_spilled_whole)
+            .heavy()
+            .optional(),
         case!(small_output_is_not_spilled).optional(),
         case!(each_channel_is_spilled_by_itself).optional(),
         case!(a_spilled_file_ends_at_its_cap).optional(),
@@ -72,6 +75,23 @@ fn sum(line: &[u8]) -> Vec<u8> {
         .take_while(|byte| **byte != b' ')
         .copied()
         .collect()
+}
+
+async fn output_of_100_megabytes_is_spilled_whole(bench: &Bench<'_>) -> Checked {
+    const COUNT: &str = "seq 10000000 22499999; echo end";
+    const BYTES: u64 = 12_500_000 * 9 + 4;
+    let request = SpawnRequest::shell(COUNT).with_spill(Spill::after(1000));
+    let exit = bench.sandbox.run(request).await?.exit;
+    equal("exit", exit.status, ExitStatus::Code(0))?;
+    let file = spilled(&exit.stdout.spilled)?;
+    let sizes = (exit.stdout.total_bytes, file.size_bytes);
+    equal("bytes counted and kept", sizes, (BYTES, BYTES))?;
+    let compare = format!("({COUNT}) | cmp - \"$1\"");
+    let argv = ["bash", "-c", &compare, "bash", &file.path.to_string()];
+    let output = bench.sandbox.run(SpawnRequest::argv(argv)).await?;
+    let difference = output.stdout.text();
+    equal("what differs in the file", &*difference, "")?;
+    equal("exit", output.exit.status, ExitStatus::Code(0))
 }
 
 async fn small_output_is_not_spilled(bench: &Bench<'_>) -> Checked {

@@ -1,11 +1,10 @@
-//! Files in and out: uploads, downloads, copies between sandboxes, and the results of a run.
+//! Files in and out: uploads, downloads, and the results of a run.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
 use std::process;
 
-use cantle_core::policy::Policy;
 use cantle_core::sandbox::{
     Refusal, SandboxErrorKind, SandboxExt as _, SavedOutputs, SpawnRequest,
 };
@@ -23,7 +22,6 @@ pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
         case!(upload_copies_a_file),
         case!(upload_copies_a_directory_and_passes_over_what_it_cannot),
         case!(download_gives_the_file_with_its_mode),
-        case!(a_file_is_copied_to_another_sandbox),
         case!(outputs_are_saved_by_their_names),
         case!(outputs_that_are_no_files_of_the_sandbox_are_refused),
         case!(outputs_that_would_be_one_file_are_refused),
@@ -122,17 +120,6 @@ async fn download_gives_the_file_with_its_mode(bench: &Bench<'_>) -> Checked {
     }
     ensure!(!other.exists(), "a download that failed left a file");
     Ok(())
-}
-
-async fn a_file_is_copied_to_another_sandbox(bench: &Bench<'_>) -> Checked {
-    let other = bench.open(Policy::unconfined()).await?;
-    bench.stdout("seq 100000 > file; chmod 750 file").await?;
-    let [from, to] = [path("file")?, path("sub/copy")?];
-    bench.sandbox.copy_to(&from, &*other, &to).await?;
-    let content = read(&*bench.sandbox, &from).await?;
-    same_bytes("the copy", &read(&*other, &to).await?, &content)?;
-    let mode = other.stat(&to).await?.mode.unwrap_or(0o750);
-    equal("its mode", mode, 0o750)
 }
 
 async fn save(bench: &Bench<'_>, paths: &[&str], to: &Path) -> Checked<SavedOutputs> {

@@ -1,7 +1,10 @@
 //! Commands: started, watched, ended.
 
+use std::ffi::OsString;
 use std::fs::File;
+use std::future::pending;
 use std::os::fd::AsRawFd as _;
+use std::os::unix::ffi::OsStringExt as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{ExitStatus as StdStatus, Stdio};
 use std::sync::Arc;
@@ -19,27 +22,37 @@ use futures_util::stream;
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 use tokio::io::AsyncWriteExt as _;
 use tokio::process::{Child, ChildStdin, Command as TokioCommand};
-use tokio::sync::{mpsc, oneshot, watch};
+use tokio::sync::{Semaphore, mpsc, oneshot, watch};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
 use super::reader::{Reader, SpillWriter};
-use super::{Counter, Fault, Local, kill_tagged, tagged};
+use super::sandbox::Local;
+use super::{Counter, Fault, kill_tagged, tagged};
 
 pub(super) async fn spawn(
     sandbox: &Local,
     request: SpawnRequest,
 ) -> Result<Box<dyn Process>, SandboxError> {
-    let fault = sandbox.fault;
-    if request.pty.is_some() && fault != Some(Fault::AnswersWithPipes) {
+    let fault = sandbox.setting.fault;
+    let has_terminals = matches!(fault, Some(Fault::AnswersWithPipes | Fault::FreesTerminals));
+    if request.pty.is_some() && !has_terminals {
         return Err(SandboxError::unsupported("there are no terminals here"));
+    }
+    if sandbox.setting.modest && request.background == Background::Keep {
+        return Err(SandboxError::unsupported("nothing runs on here"));
+    }
+    if sandbox.setting.modest && request.spill.is_some() {
+        return Err(SandboxError::unsupported(
+            "output is not kept in files here",
+        ));
     }
     sandbox.files.must_exist()?;
     let tag = fresh_id();
     let mut command = prepare(sandbox, &request, &tag)?;
     let directory = sandbox.files.open_directory(&request.directory)?;
     if fault == Some(Fault::IgnoresTheDirectory) {
-        command.current_dir(sandbox.directory.path());
+        command.current_dir(&sandbox.root);
     } else {
         // Resolved above; the child still has the descriptor when it goes there.
         command.current_dir(format!("/proc/self/fd/{}", directory.as_raw_fd()));
@@ -76,6 +89,7 @@ pub(super) async fn spawn(
                 let pipe = $pipe.take().unwrap();
                 let reader = Reader {
                     fault,
+                    stream: Arc::clone(&sandbox.setting.stream),
                     pipe,
                     channel,
                     total: counter,
@@ -101,11 +115,12 @@ pub(super) async fn spawn(
         child,
         id,
         tag: tag.clone(),
-        sandbox_tag: sandbox.tags.sandbox.clone(),
+        sandbox_tag: sandbox.setting.tags.sandbox.clone(),
         limit: [request.timeout, sandbox.wall_time]
             .into_iter()
             .flatten()
-            .min(),
+            .min()
+            .filter(|_| request.pty.is_none() || fault != Some(Fault::FreesTerminals)),
         request,
         started,
         ended,
@@ -117,6 +132,9 @@ pub(super) async fn spawn(
     });
     Ok(Box::new(Running {
         fault,
+        modest: sandbox.setting.modest,
+        stream: Arc::clone(&sandbox.setting.stream),
+        gone: sandbox.setting.gone.clone(),
         id,
         tag,
         output: Some(receiver),
@@ -131,13 +149,19 @@ fn prepare(
     request: &SpawnRequest,
     tag: &str,
 ) -> Result<TokioCommand, SandboxError> {
-    let fault = sandbox.fault;
+    let fault = sandbox.setting.fault;
     let shell = match fault {
         Some(Fault::UsesTheWrongShell) => "sh",
         _ => "bash",
     };
     let mut command = match &request.command {
         Command::Shell(line) => {
+            let mut line = line.clone();
+            if fault == Some(Fault::CutsLongCommands) {
+                let mut bytes = line.into_vec();
+                bytes.truncate(65_536);
+                line = OsString::from_vec(bytes);
+            }
             let mut command = TokioCommand::new(shell);
             command.arg("-c").arg(line);
             command
@@ -153,7 +177,11 @@ fn prepare(
                 SandboxError::new(SandboxErrorKind::InvalidInput, "there is no program")
             })?;
             let mut command = TokioCommand::new(program);
-            command.args(&argv[1..]);
+            let most = match fault {
+                Some(Fault::CutsLongCommands) => 1000,
+                _ => usize::MAX,
+            };
+            command.args(argv[1..].iter().take(most));
             command
         }
     };
@@ -162,7 +190,7 @@ fn prepare(
     }
     command
         .env("PATH", "/usr/local/bin:/usr/bin:/bin")
-        .env("HOME", sandbox.directory.path());
+        .env("HOME", &sandbox.root);
     for (name, value) in &sandbox.environment {
         command.env(name, value.expose());
     }
@@ -171,7 +199,10 @@ fn prepare(
             command.env(name, value.expose());
         }
     }
-    let tags = format!("{} {} {tag}", sandbox.tags.backend, sandbox.tags.sandbox);
+    let tags = format!(
+        "{} {} {tag}",
+        sandbox.setting.tags.backend, sandbox.setting.tags.sandbox
+    );
     command.env("REFERENCE_TAGS", tags);
     let input = match request.stdin {
         Stdin::Null if fault != Some(Fault::LeavesInputOpen) => Stdio::null(),
@@ -212,20 +243,23 @@ async fn feed(
 
 fn spill_writer(sandbox: &Local, spill: Spill) -> Result<SpillWriter, SandboxError> {
     let name = format!(".output-{}", fresh_id());
-    let file = File::create(sandbox.directory.path().join(&name));
+    let file = File::create(sandbox.root.join(&name));
     let mut options = spill;
-    if sandbox.fault == Some(Fault::SpillsWithoutACap) {
+    if sandbox.setting.fault == Some(Fault::SpillsWithoutACap) {
         options.cap_bytes = u64::MAX;
     }
     Ok(SpillWriter {
         options,
         file: file.map_err(|error| SandboxError::io("failed to spill", error))?,
-        path: sandbox.info.working_directory.join(match sandbox.fault {
-            Some(Fault::SpillsElsewhere) => "elsewhere",
-            _ => &name,
-        })?,
+        path: sandbox
+            .info
+            .working_directory
+            .join(match sandbox.setting.fault {
+                Some(Fault::SpillsElsewhere) => "elsewhere",
+                _ => &name,
+            })?,
         size: 0,
-        everything: sandbox.fault == Some(Fault::SpillsEverything),
+        everything: sandbox.setting.fault == Some(Fault::SpillsEverything),
     })
 }
 
@@ -252,7 +286,7 @@ impl Driver {
         let cancelled = async {
             cancellation.cancelled().await;
             if self.fault == Some(Fault::IgnoresCancellation) {
-                std::future::pending::<()>().await;
+                pending::<()>().await;
             }
         };
         let stopped = tokio::select! {
@@ -275,7 +309,7 @@ impl Driver {
         let mut background = Vec::new();
         if own_end && self.request.background == Background::Keep {
             background = self.left();
-        } else if self.fault != Some(Fault::WaitsForThePipesEnd) {
+        } else if self.fault != Some(Fault::WaitsForThePipesEnd) && !self.keeps_all() {
             self.kill();
         }
         let _ = self.ended.send(true);
@@ -332,12 +366,19 @@ impl Driver {
         }
     }
 
+    /// Whether even a command that was stopped leaves what it started.
+    fn keeps_all(&self) -> bool {
+        let keeps = self.request.background == Background::Keep;
+        keeps && self.fault == Some(Fault::KeepsWhatTimedOut)
+    }
+
     /// TERM, some time, KILL.
     async fn stop(&mut self, mut grace: Duration) {
         if self.fault == Some(Fault::GivesTheGraceAfterTheTime) {
             grace = self.request.grace;
         }
         let victims = match self.fault {
+            _ if self.keeps_all() => Vec::new(),
             Some(Fault::KillsOnlyTheLeader) => vec![Pid::from_raw(self.id.cast_signed()).unwrap()],
             Some(Fault::KillsEverythingOnTimeout) => tagged(&self.sandbox_tag),
             _ => tagged(&self.tag),
@@ -347,7 +388,9 @@ impl Driver {
             let _ = kill_process(pid, Signal::CONT);
         }
         let _ = timeout(grace, self.child.wait()).await;
-        self.kill();
+        if !self.keeps_all() {
+            self.kill();
+        }
         let _ = self.child.start_kill();
         let _ = self.child.wait().await;
     }
@@ -375,6 +418,9 @@ impl Driver {
 /// The handle of a command. Its tasks end with it.
 struct Running {
     fault: Option<Fault>,
+    modest: bool,
+    stream: Arc<Semaphore>,
+    gone: watch::Receiver<bool>,
     id: u32,
     tag: String,
     output: Option<mpsc::Receiver<Result<cantle_core::sandbox::OutputChunk, SandboxError>>>,
@@ -398,7 +444,7 @@ impl Drop for Running {
 #[async_trait]
 impl Process for Running {
     fn id(&self) -> Option<u32> {
-        Some(self.id)
+        Some(self.id).filter(|_| !self.modest)
     }
 
     fn take_output(&mut self) -> Option<OutputStream> {
@@ -412,11 +458,18 @@ impl Process for Running {
         let stdin = self.stdin.take()?;
         Some(Box::new(Input {
             stdin: Some(stdin),
-            left_open: self.fault == Some(Fault::LeavesInputOpen),
+            fault: self.fault,
+            stream: Arc::clone(&self.stream),
         }))
     }
 
     async fn signal(&mut self, signal: i32) -> Result<(), SandboxError> {
+        if self.modest {
+            return Err(SandboxError::unsupported("there are no signals here"));
+        }
+        if self.fault == Some(Fault::SharesOneStream) {
+            let _ = self.stream.acquire().await;
+        }
         if self.exit.borrow().is_none()
             && let Some(signal) = Signal::from_named_raw(signal)
             && let Some(pid) = Pid::from_raw(self.id.cast_signed())
@@ -430,19 +483,26 @@ impl Process for Running {
         // Nobody will take it any more.
         self.output = None;
         let ended = self.exit.wait_for(Option::is_some).await;
-        let ended = ended.map_err(|_| SandboxError::gone("the command's task ended"))?;
-        Ok(ended.clone().unwrap())
+        let exit = ended.ok().and_then(|ended| ended.clone());
+        if *self.gone.borrow() {
+            if self.fault == Some(Fault::HangsWhenKilled) {
+                pending::<()>().await;
+            }
+            return Err(SandboxError::gone("the sandbox was killed"));
+        }
+        exit.ok_or_else(|| SandboxError::gone("the command's task ended"))
     }
 }
 
 struct Input {
     stdin: Option<ChildStdin>,
-    left_open: bool,
+    fault: Option<Fault>,
+    stream: Arc<Semaphore>,
 }
 
 impl Drop for Input {
     fn drop(&mut self) {
-        if self.left_open {
+        if self.fault == Some(Fault::LeavesInputOpen) {
             std::mem::forget(self.stdin.take());
         }
     }
@@ -451,7 +511,14 @@ impl Drop for Input {
 #[async_trait]
 impl ProcessStdin for Input {
     async fn write(&mut self, data: Bytes) -> Result<(), SandboxError> {
+        let _turn = match self.fault {
+            Some(Fault::SharesOneStream) => self.stream.acquire().await.ok(),
+            _ => None,
+        };
         let written = self.stdin.as_mut().unwrap().write_all(&data).await;
+        if written.is_err() && self.fault == Some(Fault::WaitsForInputThatNobodyTakes) {
+            pending::<()>().await;
+        }
         written.map_err(|error| SandboxError::io("failed to write to the command", error))
     }
 }

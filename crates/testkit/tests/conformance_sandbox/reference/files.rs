@@ -1,10 +1,11 @@
 //! Files, resolved by the kernel beneath the working directory.
 
 use std::fs::File;
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt as _, MetadataExt as _, PermissionsExt as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use bytes::Bytes;
 use cantle_core::ids::fresh_id;
@@ -115,7 +116,11 @@ impl Files {
         self.relative(path)?;
         match (path.parent(), path.file_name()) {
             (Some(parent), Some(name)) if *path != self.working_directory => {
-                Ok(Some((self.open_directory(&parent)?, name)))
+                let parent = match self.fault {
+                    Some(Fault::ChecksThenChanges) => self.check_then_open(&parent)?.into(),
+                    _ => self.open_directory(&parent)?,
+                };
+                Ok(Some((parent, name)))
             }
             _ => Ok(None),
         }
@@ -169,6 +174,8 @@ impl Files {
                 "it leads out of the sandbox",
             ));
         }
+        // What takes two calls takes a moment.
+        std::thread::sleep(Duration::from_micros(20));
         File::open(path).map_err(failed)
     }
 
@@ -193,11 +200,15 @@ impl Files {
             return Err(not_a_file(path));
         }
         let temporary = match self.fault {
-            Some(Fault::WritesInPlace) => name.to_vec(),
+            Some(Fault::WritesInPlace | Fault::OverwritesWithoutCutting) => name.to_vec(),
+            Some(Fault::NamesTemporaryFilesAfterTheFile) => [b".", name, b".new"].concat(),
             Some(Fault::SharesTheTemporaryFile) => b".write".to_vec(),
             _ => format!(".write-{}", fresh_id()).into_bytes(),
         };
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC;
+        let mut flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC;
+        if self.fault == Some(Fault::OverwritesWithoutCutting) {
+            flags.remove(OFlags::TRUNC);
+        }
         let file = openat(&directory, &temporary[..], flags, Mode::from(0o600));
         let file = File::from(file.map_err(|error| failed(path, error))?);
         let mut guard = Temporary {
@@ -205,7 +216,11 @@ impl Files {
             name: &temporary,
             remove: !matches!(
                 self.fault,
-                Some(Fault::WritesInPlace | Fault::LeavesTemporaryFiles)
+                Some(
+                    Fault::WritesInPlace
+                        | Fault::OverwritesWithoutCutting
+                        | Fault::LeavesTemporaryFiles
+                )
             ),
         };
         self.fill(file, options, data).await?;
@@ -227,7 +242,10 @@ impl Files {
                 break;
             }
         }
-        let size = file.metadata().map_err(io)?.size();
+        let mut size = file.metadata().map_err(io)?.size();
+        if self.fault == Some(Fault::OverwritesWithoutCutting) {
+            size = options.size_bytes.unwrap_or(size);
+        }
         let other = options
             .size_bytes
             .is_some_and(|announced| announced != size);
@@ -300,6 +318,10 @@ impl Files {
     pub(super) fn remove(&self, path: &SandboxPath) -> Result<()> {
         let place = self.place(path)?;
         let (directory, name) = place.ok_or_else(|| failed(path, Errno::BUSY))?;
+        if self.fault == Some(Fault::RemovesByPath) {
+            let removed = remove_by_path(&self.root.join(path.to_string()));
+            return removed.map_err(|error| SandboxError::io("failed to remove", error));
+        }
         self.remove_at(&directory, name)
             .map_err(|error| failed(path, error))
     }
@@ -344,6 +366,16 @@ impl Drop for Temporary<'_> {
             let _ = unlinkat(self.directory, self.name, AtFlags::empty());
         }
     }
+}
+
+fn remove_by_path(path: &Path) -> io::Result<()> {
+    if path.symlink_metadata()?.is_dir() {
+        for entry in path.read_dir()? {
+            remove_by_path(&entry?.path())?;
+        }
+        return std::fs::remove_dir(path);
+    }
+    std::fs::remove_file(path)
 }
 
 fn names(directory: &OwnedFd) -> rustix::io::Result<Vec<Vec<u8>>> {

@@ -1,115 +1,83 @@
 //! The smallest backend that conforms: a directory of this host, and processes of this one. It can
-//! be told to have one fault.
+//! be told to have one fault, or to do no more than it must.
 //!
 //! It finds what a command started by a variable in its environment, which a hostile command could
 //! remove. That is good enough for a suite's own test, and for nothing else.
 
 mod command;
+mod fault;
 mod files;
 mod reader;
+mod sandbox;
 
-use std::collections::BTreeMap;
+use std::collections::HashMap;
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use cantle_core::ids::fresh_id;
 use cantle_core::policy::{PolicyField, Strictness};
 use cantle_core::sandbox::{
-    Backend, ByteRange, ByteStream, EnforcedBy, Enforcement, FileInfo, Process, Sandbox,
-    SandboxContext, SandboxError, SandboxErrorKind, SandboxHandle, SandboxInfo, SandboxPath,
-    SpawnRequest, WriteOptions,
+    Backend, EnforcedBy, Enforcement, Sandbox, SandboxContext, SandboxError, SandboxErrorKind,
+    SandboxHandle, SandboxInfo, SandboxPath, Survival,
 };
-use cantle_core::secret::SecretText;
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
+use tokio::sync::{Semaphore, watch};
 
-use self::files::Files;
-
-/// What is wrong with a backend.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fault {
-    // Commands
-    LosesTheExitCode,
-    TakesSignalsForCodes,
-    UsesTheWrongShell,
-    UsesAShellForArguments,
-    LeaksTheEnvironment,
-    ForgetsTheEnvironment,
-    IgnoresTheDirectory,
-    FailsWithoutAKind,
-    TakesNoTime,
-    AnswersWithPipes,
-    // Input and output
-    LeavesInputOpen,
-    WritesAllInputFirst,
-    BuffersEverything,
-    NeverHoldsTheCommand,
-    MergesTheChannels,
-    TakesOutputForText,
-    LosesTheLastPiece,
-    CountsOnlyWhatIsRead,
-    SpillsEverything,
-    SpillsWithoutACap,
-    SpillsElsewhere,
-    // Ends
-    IgnoresTimeouts,
-    KillsOnlyTheLeader,
-    KillsEverythingOnTimeout,
-    WaitsForThePipesEnd,
-    GivesTheGraceAfterTheTime,
-    TakesTheGraceFromTheTime,
-    IgnoresCancellation,
-    ForgetsDroppedProcesses,
-    ListsNoBackground,
-    LeavesProcesses,
-    LeavesZombies,
-    // Files
-    ChecksPathsAsText,
-    ChecksThenOpens,
-    FollowsLinks,
-    RefusesLinks,
-    OpensAnything,
-    ReadsNothing,
-    LoadsFiles,
-    WritesTheFirstPiece,
-    WritesInPlace,
-    LeavesTemporaryFiles,
-    SharesTheTemporaryFile,
-    IgnoresTheSize,
-    LosesModes,
-    IgnoresRanges,
-    TakesNamesForText,
-    ListsUnsorted,
-    MakesNoDirectories,
-    // Life and policy
-    SharesOneDirectory,
-    ReusesIds,
-    AnswersAfterClose,
-    ClosesOnce,
-    LeavesFiles,
-    FindsAnything,
-    IgnoresThePolicy,
-    PromisesEverything,
-    ClaimsToEnforce,
-}
+pub(crate) use self::fault::Fault;
+use self::sandbox::Local;
 
 /// Backend, sound or with one fault. Dropped, it ends what a fault left running.
 #[derive(Debug)]
 pub(crate) struct Reference {
     fault: Option<Fault>,
+    modest: bool,
     tag: String,
+    /// Where the sandboxes have their directories.
+    place: TempDir,
     shared: TempDir,
+    kept: Kept,
+    open: Mutex<HashMap<String, Fate>>,
+}
+
+/// The directories of sandboxes that were kept and dropped, by their handles.
+type Kept = Arc<Mutex<HashMap<String, TempDir>>>;
+
+/// How a sandbox is killed from outside.
+#[derive(Debug)]
+struct Fate {
+    tag: String,
+    gone: watch::Sender<bool>,
 }
 
 impl Reference {
     pub(crate) fn new(fault: Option<Fault>) -> Self {
         Self {
             fault,
+            modest: false,
             tag: fresh_id(),
+            place: TempDir::new().unwrap(),
             shared: TempDir::new().unwrap(),
+            kept: Kept::default(),
+            open: Mutex::default(),
         }
+    }
+
+    /// The same without anything that a backend may lack.
+    pub(crate) fn modest() -> Self {
+        let mut backend = Self::new(None);
+        backend.modest = true;
+        backend
+    }
+
+    /// Ends a sandbox as a crash would.
+    pub(crate) fn kill(&self, sandbox: &dyn Sandbox) {
+        let open = self.open.lock().unwrap();
+        let fate = &open[&sandbox.info().id];
+        fate.gone.send(true).unwrap();
+        kill_tagged(&fate.tag);
     }
 
     /// Whether the backend can see to it that a field is kept.
@@ -117,28 +85,19 @@ impl Reference {
         let own = [PolicyField::Environment, PolicyField::WallTime];
         own.contains(&field) || self.fault == Some(Fault::ClaimsToEnforce)
     }
-}
 
-impl Drop for Reference {
-    fn drop(&mut self) {
-        kill_tagged(&self.tag);
-    }
-}
-
-#[async_trait]
-impl Backend for Reference {
-    fn name(&self) -> &str {
-        "reference"
-    }
-
-    async fn open(&self, cx: SandboxContext) -> Result<Arc<dyn Sandbox>, SandboxError> {
+    fn open_in(
+        &self,
+        own: TempDir,
+        reattached: bool,
+        cx: SandboxContext,
+    ) -> Result<Arc<dyn Sandbox>, SandboxError> {
         let mut missing = cx.policy.fields();
         missing.retain(|field| !self.enforces(*field));
         let strict = cx.policy.strictness == Strictness::Strict;
         if strict && !missing.is_empty() && self.fault != Some(Fault::IgnoresThePolicy) {
             return Err(SandboxError::unenforceable(self.name(), missing));
         }
-        let own = TempDir::new().map_err(|error| SandboxError::io("no directory", error))?;
         let root = match self.fault {
             Some(Fault::SharesOneDirectory) => self.shared.path(),
             _ => own.path(),
@@ -148,8 +107,10 @@ impl Backend for Reference {
             Some(Fault::ReusesIds) => "the-one".to_owned(),
             _ => fresh_id(),
         };
-        let working_directory = SandboxPath::from_os(&root)?;
-        let mut info = SandboxInfo::new(self.name(), id, working_directory.clone());
+        let mut info = SandboxInfo::new(self.name(), id, SandboxPath::from_os(&root)?);
+        if cx.durable && !self.modest && self.fault != Some(Fault::SaysThatNothingSurvives) {
+            info.survival = Survival::Workspace;
+        }
         info.enforcement = Enforcement::report(&cx.policy, |field| {
             if self.enforces(field) {
                 EnforcedBy::Backend
@@ -161,30 +122,67 @@ impl Backend for Reference {
             let network = Enforcement::new(PolicyField::Network, EnforcedBy::Backend);
             info.enforcement.push(network);
         }
-        Ok(Arc::new(Local {
+        let tags = Tags {
+            backend: self.tag.clone(),
+            sandbox: fresh_id(),
+        };
+        let (killer, gone) = watch::channel(false);
+        let fate = Fate {
+            tag: tags.sandbox.clone(),
+            gone: killer,
+        };
+        self.open.lock().unwrap().insert(info.id.clone(), fate);
+        let setting = Setting {
             fault: self.fault,
-            files: Files::new(root, working_directory, self.fault)?,
-            info,
-            environment: cx.policy.environment,
-            wall_time: cx.policy.limits.wall_time,
-            tags: Tags {
-                backend: self.tag.clone(),
-                sandbox: fresh_id(),
-            },
-            closed: AtomicBool::new(false),
-            directory: own,
-        }))
+            modest: self.modest,
+            can_be_kept: cx.durable && !self.modest,
+            reattached,
+            kept: Arc::clone(&self.kept),
+            gone,
+            tags,
+            stream: Arc::new(Semaphore::new(1)),
+        };
+        Ok(Arc::new(Local::new(setting, info, cx.policy, root, own)?))
+    }
+}
+
+impl Drop for Reference {
+    fn drop(&mut self) {
+        kill_tagged(&self.tag);
+        remove_all(self.place.path());
+    }
+}
+
+#[async_trait]
+impl Backend for Reference {
+    fn name(&self) -> &str {
+        "reference"
+    }
+
+    async fn open(&self, cx: SandboxContext) -> Result<Arc<dyn Sandbox>, SandboxError> {
+        let own = TempDir::new_in(self.place.path());
+        let own = own.map_err(|error| SandboxError::io("no directory", error))?;
+        self.open_in(own, false, cx)
     }
 
     async fn reattach(
         &self,
-        _: &SandboxHandle,
+        handle: &SandboxHandle,
         cx: SandboxContext,
     ) -> Result<Arc<dyn Sandbox>, SandboxError> {
         if self.fault == Some(Fault::FindsAnything) {
             return self.open(cx).await;
         }
-        Err(SandboxError::unsupported("nothing is kept here"))
+        if self.modest {
+            return Err(SandboxError::unsupported("nothing is kept here"));
+        }
+        if handle.backend != self.name() {
+            let message = "the handle is another backend's";
+            return Err(SandboxError::new(SandboxErrorKind::InvalidInput, message));
+        }
+        let found = self.kept.lock().unwrap().remove(&handle.token);
+        let own = found.ok_or_else(|| SandboxError::gone("it isn't there any more"))?;
+        self.open_in(own, true, cx)
     }
 }
 
@@ -195,118 +193,18 @@ struct Tags {
     sandbox: String,
 }
 
+/// What a sandbox has of its backend.
 #[derive(Debug)]
-struct Local {
+struct Setting {
     fault: Option<Fault>,
-    info: SandboxInfo,
-    files: Files,
-    environment: BTreeMap<String, SecretText>,
-    wall_time: Option<std::time::Duration>,
+    modest: bool,
+    can_be_kept: bool,
+    reattached: bool,
+    kept: Kept,
+    gone: watch::Receiver<bool>,
     tags: Tags,
-    closed: AtomicBool,
-    directory: TempDir,
-}
-
-impl Local {
-    fn must_be_open(&self) -> Result<(), SandboxError> {
-        if self.closed.load(Ordering::SeqCst) && self.fault != Some(Fault::AnswersAfterClose) {
-            return Err(SandboxError::new(
-                SandboxErrorKind::Closed,
-                "the sandbox is closed",
-            ));
-        }
-        Ok(())
-    }
-
-    fn answer<T>(&self, result: Result<T, SandboxError>) -> Result<T, SandboxError> {
-        if self.fault == Some(Fault::FailsWithoutAKind) {
-            return result.map_err(|it| SandboxError::new(SandboxErrorKind::Io, it.to_string()));
-        }
-        result
-    }
-
-    fn end_commands(&self) {
-        if self.fault != Some(Fault::LeavesProcesses) {
-            kill_tagged(&self.tags.sandbox);
-        }
-    }
-}
-
-impl Drop for Local {
-    fn drop(&mut self) {
-        self.end_commands();
-    }
-}
-
-#[async_trait]
-impl Sandbox for Local {
-    fn info(&self) -> &SandboxInfo {
-        &self.info
-    }
-
-    async fn spawn(&self, request: SpawnRequest) -> Result<Box<dyn Process>, SandboxError> {
-        self.must_be_open()?;
-        self.answer(command::spawn(self, request).await)
-    }
-
-    async fn read(&self, path: &SandboxPath, range: ByteRange) -> Result<ByteStream, SandboxError> {
-        self.must_be_open()?;
-        self.answer(self.files.read(path, range))
-    }
-
-    async fn write(
-        &self,
-        path: &SandboxPath,
-        options: WriteOptions,
-        data: ByteStream,
-    ) -> Result<(), SandboxError> {
-        self.must_be_open()?;
-        self.answer(self.files.write(path, options, data).await)
-    }
-
-    async fn stat(&self, path: &SandboxPath) -> Result<FileInfo, SandboxError> {
-        self.must_be_open()?;
-        self.answer(self.files.stat(path))
-    }
-
-    async fn list(&self, path: &SandboxPath) -> Result<Vec<FileInfo>, SandboxError> {
-        self.must_be_open()?;
-        self.answer(self.files.list(path))
-    }
-
-    async fn mkdir(&self, path: &SandboxPath) -> Result<(), SandboxError> {
-        self.must_be_open()?;
-        self.answer(self.files.mkdir(path))
-    }
-
-    async fn remove(&self, path: &SandboxPath) -> Result<(), SandboxError> {
-        self.must_be_open()?;
-        self.answer(self.files.remove(path))
-    }
-
-    async fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<(), SandboxError> {
-        self.must_be_open()?;
-        self.answer(self.files.rename(from, to))
-    }
-
-    async fn persist(&self) -> Result<SandboxHandle, SandboxError> {
-        if self.fault == Some(Fault::FindsAnything) {
-            return Ok(SandboxHandle::new("reference", "anything"));
-        }
-        Err(SandboxError::unsupported("nothing is kept here"))
-    }
-
-    async fn close(&self) -> Result<(), SandboxError> {
-        let again = self.closed.swap(true, Ordering::SeqCst);
-        if again && self.fault == Some(Fault::ClosesOnce) {
-            return Err(SandboxError::gone("there is nothing to close"));
-        }
-        self.end_commands();
-        if !again && self.fault != Some(Fault::LeavesFiles) {
-            remove_all(self.directory.path());
-        }
-        Ok(())
-    }
+    /// What everything goes through, where that is the fault.
+    stream: Arc<Semaphore>,
 }
 
 /// Removes a directory that may hold some that can't be written.

@@ -2,13 +2,14 @@
 
 use std::fs::File;
 use std::io::Write as _;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
 use cantle_core::sandbox::{Channel, OutputChunk, SandboxError, SandboxPath, Spill, SpillFile};
 use tokio::io::{AsyncRead, AsyncReadExt as _};
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 
 use super::{Counter, Fault};
 
@@ -20,6 +21,8 @@ pub(super) type Sender = mpsc::Sender<Result<OutputChunk, SandboxError>>;
 pub(super) struct Reader<P> {
     pub(super) fault: Option<Fault>,
     pub(super) pipe: P,
+    /// What all output goes through, where that is the fault.
+    pub(super) stream: Arc<Semaphore>,
     pub(super) channel: Channel,
     pub(super) total: Counter,
     pub(super) spill: Option<SpillWriter>,
@@ -74,6 +77,10 @@ impl<P: AsyncRead + Unpin> Reader<P> {
             _ => self.channel,
         };
         let bytes = Bytes::from(piece);
+        let _turn = match self.fault {
+            Some(Fault::SharesOneStream) => self.stream.acquire().await.ok(),
+            _ => None,
+        };
         if let Some(sender) = &self.sender
             && !bytes.is_empty()
             && sender

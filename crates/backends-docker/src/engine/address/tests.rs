@@ -1,0 +1,153 @@
+use std::collections::HashMap;
+
+use super::*;
+
+/// Looks up the address with these variables, where only these files exist.
+fn found(variables: &[(&str, &str)], files: &[&str]) -> Result<Address, SandboxError> {
+    let variables: HashMap<_, _> = variables.iter().copied().collect();
+    let variable = |name: &str| variables.get(name).map(|value| (*value).to_owned());
+    let exists = |path: &Path| files.iter().any(|file| Path::new(file) == path) || path.exists();
+    let surroundings = Surroundings {
+        variable: &variable,
+        exists: &exists,
+    };
+    surroundings.address(None)
+}
+
+fn socket(path: &str) -> Address {
+    Address::Socket(path.into())
+}
+
+fn tcp(host: &str) -> Address {
+    let host = host.to_owned();
+    Address::Tcp { host, tls: None }
+}
+
+#[test]
+fn docker_host_is_taken_as_dockers_own_program_takes_it() {
+    let cases = [
+        ("unix:///run/my.sock", socket("/run/my.sock")),
+        ("/run/my.sock", socket("/run/my.sock")),
+        ("tcp://engine.example:2375", tcp("engine.example:2375")),
+        ("tcp://engine.example/", tcp("engine.example:2375")),
+        ("tcp://[::1]:99", tcp("[::1]:99")),
+    ];
+    for (host, expected) in cases {
+        assert_eq!(found(&[("DOCKER_HOST", host)], &[]).unwrap(), expected);
+    }
+}
+
+#[test]
+fn tls_is_spoken_where_it_is_asked_for() {
+    let variables = [
+        ("DOCKER_HOST", "tcp://engine.example"),
+        ("DOCKER_TLS_VERIFY", "1"),
+        ("DOCKER_CERT_PATH", "/certs"),
+    ];
+    let expected = Address::Tcp {
+        host: "engine.example:2376".to_owned(),
+        tls: Some(Tls {
+            ca: "/certs/ca.pem".into(),
+            certificate: "/certs/cert.pem".into(),
+            key: "/certs/key.pem".into(),
+        }),
+    };
+    assert_eq!(found(&variables, &[]).unwrap(), expected);
+    let home = [
+        ("DOCKER_HOST", "https://engine.example"),
+        ("HOME", "/home/me"),
+    ];
+    let Address::Tcp { tls, .. } = found(&home, &[]).unwrap() else {
+        panic!("it is no TCP address");
+    };
+    assert_eq!(tls.unwrap().ca, Path::new("/home/me/.docker/ca.pem"));
+}
+
+#[test]
+fn what_cant_be_reached_is_refused_with_what_to_do() {
+    for host in ["ssh://me@engine", "fd://", "", "tcp://", "engine"] {
+        let variables = [("DOCKER_HOST", host), ("HOME", "/nowhere")];
+        match found(&variables, &[]) {
+            // An empty variable is none.
+            Ok(address) => assert_eq!((host, address), ("", socket("/var/run/docker.sock"))),
+            Err(error) => {
+                assert_eq!(error.kind(), SandboxErrorKind::Unavailable, "{host}");
+                assert!(error.advice().unwrap().contains("DOCKER_HOST"), "{host}");
+            }
+        }
+    }
+}
+
+#[test]
+fn without_a_word_the_first_socket_there_is_is_taken() {
+    let user = [
+        ("HOME", "/nowhere/me"),
+        ("XDG_RUNTIME_DIR", "/nowhere/1000"),
+    ];
+    let rootless = "/nowhere/1000/docker.sock";
+    let podman = "/nowhere/1000/podman/podman.sock";
+    let is_installed = Path::new("/var/run/docker.sock").exists();
+    for files in [&[podman][..], &[rootless, podman]] {
+        let expected = if is_installed {
+            "/var/run/docker.sock"
+        } else {
+            files[0]
+        };
+        assert_eq!(found(&user, files).unwrap(), socket(expected));
+    }
+}
+
+#[test]
+fn a_context_leads_to_its_engine() {
+    let home = tempfile::tempdir().unwrap();
+    let write = |path: &str, text: &str| {
+        let path = home.path().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    };
+    // As `printf far | sha256sum` says.
+    let id = hex(&Sha256::digest("far"));
+    let meta = format!("contexts/meta/{id}/meta.json");
+    let endpoint = r#"{"Name":"far","Metadata":{},"Endpoints":{"docker":{"Host":"tcp://far:2376","SkipTLSVerify":false}}}"#;
+    write(&meta, endpoint);
+    write(&format!("contexts/tls/{id}/docker/ca.pem"), "");
+    let directory = home.path().to_str().unwrap();
+    let by_name = [("DOCKER_CONFIG", directory), ("DOCKER_CONTEXT", "far")];
+    let tls = Tls::below(&home.path().join(format!("contexts/tls/{id}/docker")));
+    let far = Address::Tcp {
+        host: "far:2376".to_owned(),
+        tls: Some(tls),
+    };
+    assert_eq!(found(&by_name, &[]).unwrap(), far);
+
+    write("config.json", r#"{"currentContext":"far","auths":{}}"#);
+    let by_file = [("DOCKER_CONFIG", directory)];
+    assert_eq!(found(&by_file, &[]).unwrap(), far);
+    let over = [("DOCKER_CONFIG", directory), ("DOCKER_HOST", "unix:///s")];
+    assert_eq!(found(&over, &[]).unwrap(), socket("/s"));
+
+    let missing = [("DOCKER_CONFIG", directory), ("DOCKER_CONTEXT", "near")];
+    let error = found(&missing, &[]).unwrap_err();
+    assert_eq!(error.to_string(), "there is no Docker context `near`");
+
+    write(&meta, &endpoint.replace("false", "true"));
+    let error = found(&by_name, &[]).unwrap_err();
+    assert!(error.to_string().contains("certificate"), "{error}");
+}
+
+#[test]
+fn a_registrys_login_is_found_by_its_host() {
+    let home = tempfile::tempdir().unwrap();
+    let text = r#"{"auths":{"https://index.docker.io/v1/":{"auth":"YTpi"},"r.example:5000":{"auth":"Yzpk"}}}"#;
+    std::fs::write(home.path().join("config.json"), text).unwrap();
+    let directory = home.path().to_str().unwrap().to_owned();
+    let variable = |name: &str| (name == "DOCKER_CONFIG").then(|| directory.clone());
+    let surroundings = Surroundings {
+        variable: &variable,
+        exists: &Path::exists,
+    };
+    let login = |registry: &str| surroundings.registry_login(registry).unwrap();
+    assert_eq!(login("r.example:5000").as_deref(), Some("Yzpk"));
+    assert_eq!(login("index.docker.io").as_deref(), Some("YTpi"));
+    assert_eq!(login("elsewhere.example"), None);
+}

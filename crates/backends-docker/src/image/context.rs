@@ -1,0 +1,245 @@
+//! A build's context: a directory as an archive, and a digest of all that is in it.
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::path::{Path, PathBuf};
+
+use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
+use sha2::{Digest as _, Sha256};
+use tar::{Builder, EntryType, Header};
+
+use super::ignore::Ignore;
+use crate::engine::address::hex;
+
+/// The Dockerfile's name in the archive, where it lies outside of the context or is ignored there.
+const OWN_NAME: &str = ".cantle.Dockerfile";
+
+/// A context, packed.
+#[derive(Debug)]
+pub(crate) struct Packed {
+    /// The archive, at its start. It has no name and goes with its last reader.
+    pub(crate) archive: File,
+    /// Its Dockerfile.
+    pub(crate) dockerfile: &'static str,
+    /// Names what is in it: the same for the same files, modes and Dockerfile.
+    pub(crate) digest: String,
+}
+
+/// Packs `context` with `dockerfile` in it. Blocks.
+pub(crate) fn pack(dockerfile: &Path, context: &Path) -> Result<Packed, SandboxError> {
+    let failed = |path: &Path, error: io::Error| {
+        let message = format!("failed to read `{}` for a build: {error}", path.display());
+        SandboxError::new(SandboxErrorKind::Unavailable, message)
+            .with_source(error)
+            .with_advice("Give the path of a Dockerfile and of the directory it builds from.")
+    };
+    let recipe = fs::read(dockerfile).map_err(|error| failed(dockerfile, error))?;
+    let ignore = read_ignore(dockerfile, context).map_err(|error| failed(context, error))?;
+    if !context.is_dir() {
+        return Err(failed(context, io::ErrorKind::NotADirectory.into()));
+    }
+    let written = || -> Result<Packed, (PathBuf, io::Error)> {
+        let own = |error| (std::env::temp_dir(), error);
+        let mut output = Hashing {
+            file: tempfile::tempfile().map_err(own)?,
+            digest: Sha256::new(),
+        };
+        {
+            let mut archive = Builder::new(&mut output);
+            append_directory(&mut archive, context, "", &ignore)?;
+            let mut header = header(EntryType::Regular, 0o644);
+            header.set_size(recipe.len() as u64);
+            let append = archive.append_data(&mut header, OWN_NAME, &*recipe);
+            append.and_then(|()| archive.finish()).map_err(own)?;
+        }
+        io::Seek::rewind(&mut output.file).map_err(own)?;
+        Ok(Packed {
+            archive: output.file,
+            dockerfile: OWN_NAME,
+            digest: hex(&output.digest.finalize()),
+        })
+    };
+    written().map_err(|(path, error)| failed(&path, error))
+}
+
+/// `NAME.dockerignore` beside the Dockerfile, or else the context's own.
+fn read_ignore(dockerfile: &Path, context: &Path) -> io::Result<Ignore> {
+    let mut own = dockerfile.as_os_str().to_owned();
+    own.push(".dockerignore");
+    for path in [PathBuf::from(own), context.join(".dockerignore")] {
+        match fs::read_to_string(path) {
+            Ok(text) => return Ok(Ignore::parse(&text)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(Ignore::default())
+}
+
+fn append_directory<W: Write>(
+    archive: &mut Builder<W>,
+    directory: &Path,
+    above: &str,
+    ignore: &Ignore,
+) -> Result<(), (PathBuf, io::Error)> {
+    let at = |error| (directory.to_owned(), error);
+    let entries = fs::read_dir(directory).and_then(Iterator::collect::<io::Result<Vec<_>>>);
+    let mut entries = entries.map_err(at)?;
+    // The digest is of the files, not of the order in which the system lists them.
+    entries.sort_by_key(fs::DirEntry::file_name);
+    for entry in entries {
+        let path = entry.path();
+        let at = |error| (path.clone(), error);
+        let name = entry.file_name();
+        let name = name.to_str().ok_or_else(|| {
+            let why = "the name is no text, which a build's context can't have";
+            at(io::Error::new(io::ErrorKind::InvalidInput, why))
+        })?;
+        let name = if above.is_empty() {
+            name.to_owned()
+        } else {
+            format!("{above}/{name}")
+        };
+        let excluded = ignore.excludes(&name);
+        let information = entry.metadata().map_err(at)?;
+        let kind = information.file_type();
+        if kind.is_dir() {
+            if !excluded {
+                let mut header = header(EntryType::Directory, mode(&information));
+                archive
+                    .append_data(&mut header, format!("{name}/"), io::empty())
+                    .map_err(at)?;
+            }
+            if !excluded || ignore.takes_back() {
+                append_directory(archive, &path, &name, ignore)?;
+            }
+        } else if excluded {
+            // Not even looked at: it may be a socket, or not ours to read.
+        } else if kind.is_symlink() {
+            let target = fs::read_link(&path).map_err(at)?;
+            let mut header = header(EntryType::Symlink, 0o777);
+            archive
+                .append_link(&mut header, &name, target)
+                .map_err(at)?;
+        } else if kind.is_file() {
+            let file = File::open(&path).map_err(at)?;
+            let size = information.len();
+            let mut header = header(EntryType::Regular, mode(&information));
+            header.set_size(size);
+            // As long as its header says, however it changes meanwhile.
+            let padded = file.take(size).chain(io::repeat(0)).take(size);
+            archive
+                .append_data(&mut header, &name, padded)
+                .map_err(at)?;
+        }
+    }
+    Ok(())
+}
+
+/// A header without owner and time, which are not what a build is made of.
+fn header(kind: EntryType, mode: u32) -> Header {
+    let mut header = Header::new_gnu();
+    header.set_entry_type(kind);
+    header.set_mode(mode);
+    header.set_uid(0);
+    header.set_gid(0);
+    header.set_mtime(0);
+    header.set_size(0);
+    header
+}
+
+#[cfg(unix)]
+fn mode(information: &fs::Metadata) -> u32 {
+    use std::os::unix::fs::PermissionsExt as _;
+    information.permissions().mode() & 0o7777
+}
+
+#[cfg(not(unix))]
+fn mode(_information: &fs::Metadata) -> u32 {
+    0o755
+}
+
+struct Hashing {
+    file: File,
+    digest: Sha256,
+}
+
+impl Write for Hashing {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let written = self.file.write(bytes)?;
+        self.digest.update(bytes.get(..written).unwrap_or_default());
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.file.flush()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    fn names(packed: &mut Packed) -> BTreeMap<String, Vec<u8>> {
+        let mut archive = tar::Archive::new(&packed.archive);
+        let entries = archive.entries().unwrap().map(|entry| {
+            let mut entry = entry.unwrap();
+            let name = entry.path().unwrap().to_string_lossy().into_owned();
+            let mut bytes = Vec::new();
+            entry.read_to_end(&mut bytes).unwrap();
+            (name, bytes)
+        });
+        entries.collect()
+    }
+
+    #[test]
+    fn a_context_is_packed_without_what_is_ignored() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = directory.path();
+        for (path, text) in [
+            ("Dockerfile", "FROM scratch"),
+            (".dockerignore", "*.log\nbig\n!big/keep"),
+            ("a.txt", "a"),
+            ("a.log", "log"),
+            ("big/data", "data"),
+            ("big/keep", "kept"),
+        ] {
+            fs::create_dir_all(root.join(path).parent().unwrap()).unwrap();
+            fs::write(root.join(path), text).unwrap();
+        }
+        let mut packed = pack(&root.join("Dockerfile"), root).unwrap();
+        let expected = [
+            (".cantle.Dockerfile", "FROM scratch"),
+            (".dockerignore", "*.log\nbig\n!big/keep"),
+            ("Dockerfile", "FROM scratch"),
+            ("a.txt", "a"),
+            ("big/keep", "kept"),
+        ];
+        let expected = expected.map(|(name, text)| (name.to_owned(), text.as_bytes().to_vec()));
+        assert_eq!(names(&mut packed), BTreeMap::from(expected));
+
+        let again = pack(&root.join("Dockerfile"), root).unwrap().digest;
+        assert_eq!(again, packed.digest);
+        fs::write(root.join("a.log"), "other").unwrap();
+        assert_eq!(
+            pack(&root.join("Dockerfile"), root).unwrap().digest,
+            packed.digest
+        );
+        fs::write(root.join("a.txt"), "b").unwrap();
+        assert_ne!(
+            pack(&root.join("Dockerfile"), root).unwrap().digest,
+            packed.digest
+        );
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let directory = tempfile::tempdir().unwrap();
+        let missing = directory.path().join("Dockerfile");
+        let error = pack(&missing, directory.path()).unwrap_err();
+        assert_eq!(error.kind(), SandboxErrorKind::Unavailable);
+        assert!(error.to_string().contains("Dockerfile"), "{error}");
+    }
+}

@@ -1,0 +1,235 @@
+//! Commands and files by the engine's own means, where our supervisor can't run: each is an exec
+//! of the image's shell.
+//!
+//! It is slower, needs a shell and the usual small programs in the image, and knows less: there are no
+//! terminals, no signals, no spilled output and no kept background processes. What a command starts is
+//! told by a mark in its environment, which a program that clears its environment escapes until the
+//! sandbox is closed.
+
+mod exec;
+mod files;
+mod process;
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use cantle_core::policy::Limits;
+use cantle_core::sandbox::{
+    Background, ByteRange, ByteStream, Command, FileInfo, Process, SandboxError, SandboxErrorKind,
+    SandboxPath, SpawnRequest, Stdin, WriteOptions,
+};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use self::exec::{Exec, Script};
+use crate::container::Container;
+use crate::environment::Variables;
+
+/// The variable that marks what a command starts.
+const MARK: &str = "CANTLE_COMMAND";
+
+/// Keeps a container alive for as long as our stream is open.
+pub(crate) fn entry() -> Vec<String> {
+    ["/bin/sh", "-c", "while read -r _; do :; done"]
+        .map(str::to_owned)
+        .into()
+}
+
+/// A container whose commands the engine starts.
+#[derive(Clone, Debug)]
+pub(crate) struct Plain {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    container: Container,
+    user: String,
+    working_directory: SandboxPath,
+    variables: Variables,
+    limits: Limits,
+    /// Fires when the container has ended.
+    gone: CancellationToken,
+    /// Those who look after commands. They end with their commands, or with this.
+    attending: Mutex<JoinSet<()>>,
+}
+
+impl Plain {
+    pub(crate) fn new(
+        container: Container,
+        user: String,
+        working_directory: SandboxPath,
+        variables: Variables,
+        limits: Limits,
+        gone: CancellationToken,
+    ) -> Self {
+        let shared = Shared {
+            container,
+            user,
+            working_directory,
+            variables,
+            limits,
+            gone,
+            attending: Mutex::default(),
+        };
+        Self {
+            shared: Arc::new(shared),
+        }
+    }
+
+    pub(crate) async fn spawn(
+        &self,
+        request: SpawnRequest,
+    ) -> Result<Box<dyn Process>, SandboxError> {
+        let unsupported = |what: &str| {
+            let message =
+                format!("{what} need the supervisor, which doesn't run in this container");
+            SandboxError::unsupported(message)
+        };
+        if request.pty.is_some() {
+            return Err(unsupported("terminals"));
+        }
+        if request.background == Background::Keep {
+            return Err(unsupported("kept background processes"));
+        }
+        if request.spill.is_some() {
+            return Err(unsupported("files of output"));
+        }
+        let argv = match &request.command {
+            Command::Shell(line) => vec![self.shell(), "-c".to_owned(), text(line)?],
+            Command::Argv(argv) => argv
+                .iter()
+                .map(|part| text(part))
+                .collect::<Result<_, _>>()?,
+        };
+        if argv.is_empty() {
+            let message = "there is no program to run";
+            return Err(SandboxError::new(SandboxErrorKind::InvalidInput, message));
+        }
+        let mark = cantle_core::ids::fresh_id();
+        let mut variables = self.shared.variables.clone();
+        variables.insert("SHELL".to_owned(), self.shell().into());
+        variables.extend(request.environment.clone());
+        variables.insert(MARK.to_owned(), mark.clone().into());
+        let directory = self.absolute(&request.directory)?;
+        let mut arguments = vec![directory];
+        arguments.extend(argv);
+        let has_input = request.stdin != Stdin::Null;
+        let script = Script {
+            text: START,
+            arguments,
+            variables: &variables,
+            has_input,
+        };
+        let started = Exec::start(&self.shared, script).await?;
+        let exec = started.into_result(&format!("failed to start `{}`", self.name(&request)))?;
+        Ok(process::start(&self.shared, exec, request, mark))
+    }
+
+    /// Bash where the image has it: asked by the script that starts the command.
+    fn shell(&self) -> String {
+        "bash".to_owned()
+    }
+
+    fn name(&self, request: &SpawnRequest) -> String {
+        match &request.command {
+            Command::Shell(_) => "bash".to_owned(),
+            Command::Argv(argv) => argv.first().map_or_else(String::new, |program| {
+                program.to_string_lossy().into_owned()
+            }),
+        }
+    }
+
+    fn absolute(&self, path: &SandboxPath) -> Result<String, SandboxError> {
+        self.shared.absolute(path)
+    }
+
+    pub(crate) async fn read(
+        &self,
+        path: &SandboxPath,
+        range: ByteRange,
+    ) -> Result<ByteStream, SandboxError> {
+        files::read(&self.shared, path, range).await
+    }
+
+    pub(crate) async fn write(
+        &self,
+        path: &SandboxPath,
+        options: WriteOptions,
+        data: ByteStream,
+    ) -> Result<(), SandboxError> {
+        files::write(&self.shared, path, options, data).await
+    }
+
+    pub(crate) async fn stat(&self, path: &SandboxPath) -> Result<FileInfo, SandboxError> {
+        files::stat(&self.shared, path).await
+    }
+
+    pub(crate) async fn list(&self, path: &SandboxPath) -> Result<Vec<FileInfo>, SandboxError> {
+        files::list(&self.shared, path).await
+    }
+
+    pub(crate) async fn mkdir(&self, path: &SandboxPath) -> Result<(), SandboxError> {
+        files::mkdir(&self.shared, path).await
+    }
+
+    pub(crate) async fn remove(&self, path: &SandboxPath) -> Result<(), SandboxError> {
+        files::remove(&self.shared, path).await
+    }
+
+    pub(crate) async fn rename(
+        &self,
+        from: &SandboxPath,
+        to: &SandboxPath,
+    ) -> Result<(), SandboxError> {
+        files::rename(&self.shared, from, to).await
+    }
+}
+
+impl Shared {
+    fn absolute(&self, path: &SandboxPath) -> Result<String, SandboxError> {
+        let text = |bytes: &[u8]| {
+            String::from_utf8(bytes.to_vec()).map_err(|_| {
+                SandboxError::unsupported("without the supervisor, names must be UTF-8")
+            })
+        };
+        let path = if path.is_absolute() {
+            path.clone()
+        } else {
+            self.working_directory.join(path.relative_bytes())?
+        };
+        Ok(format!("/{}", text(path.relative_bytes())?))
+    }
+
+    fn attend(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let mut attending = self
+            .attending
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        while attending.try_join_next().is_some() {}
+        attending.spawn(task);
+    }
+
+    fn gone(&self) -> SandboxError {
+        SandboxError::gone(format!("the container {} has ended", self.container.id))
+    }
+}
+
+fn text(argument: &std::ffi::OsStr) -> Result<String, SandboxError> {
+    let text = argument.to_str().ok_or_else(|| {
+        SandboxError::unsupported("without the supervisor, arguments must be UTF-8")
+    })?;
+    if text.contains('\0') {
+        let message = "an argument holds a NUL byte";
+        return Err(SandboxError::new(SandboxErrorKind::InvalidInput, message));
+    }
+    Ok(text.to_owned())
+}
+
+/// Goes to the directory, looks for the program and becomes it. What it says first is an answer to us.
+/// Where there is no bash, `sh` takes its place.
+const START: &str = r#"cd -- "$1" 2>/dev/null || { [ -d "$1" ] && echo denied || echo missing; exit 1; }
+shift
+if [ "$1" = bash ] && ! command -v bash >/dev/null 2>&1; then shift; set -- sh "$@"; fi
+case "$1" in */*) [ -x "$1" ] && [ ! -d "$1" ] ;; *) command -v -- "$1" >/dev/null 2>&1 ;; esac || { echo missing; exit 1; }
+echo ok
+exec "$@""#;

@@ -1,0 +1,70 @@
+//! What owners left who were killed.
+
+use std::collections::HashMap;
+
+use bollard::query_parameters::ListContainersOptionsBuilder;
+use cantle_core::sandbox::SandboxError;
+
+use crate::container;
+use crate::engine::Engine;
+use crate::engine::failure::failed;
+use crate::owner::{self, Name, Owner};
+
+/// What [`DockerBackend::reclaim`](crate::DockerBackend::reclaim) has done.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Reclaimed {
+    /// The names of the containers that were removed.
+    pub removed: Vec<String>,
+    /// Those of the ones that could not be, and why.
+    pub failed: Vec<(String, String)>,
+}
+
+pub(crate) async fn reclaim(engine: &Engine) -> Result<Reclaimed, SandboxError> {
+    let ours = format!("{}={}", owner::HOST, owner::host_id());
+    let mut reclaimed = Reclaimed::default();
+    for found in list(engine, ours).await? {
+        if !is_left(&found) {
+            continue;
+        }
+        let name = found.name.to_string();
+        match container::remove(engine, &found.id).await {
+            Ok(()) => reclaimed.removed.push(name),
+            Err(error) => reclaimed.failed.push((name, error.to_string())),
+        }
+    }
+    Ok(reclaimed)
+}
+
+/// Whether nobody will ever want it again.
+fn is_left(found: &Found) -> bool {
+    !found.name.is_kept() && found.owner.as_ref().is_some_and(Owner::is_dead)
+}
+
+/// A container of ours on the engine.
+#[derive(Debug)]
+pub(crate) struct Found {
+    pub(crate) id: String,
+    pub(crate) name: Name,
+    owner: Option<Owner>,
+}
+
+/// The containers that have this label.
+pub(crate) async fn list(engine: &Engine, label: String) -> Result<Vec<Found>, SandboxError> {
+    let filters = HashMap::from([("label".to_owned(), vec![label])]);
+    let options = ListContainersOptionsBuilder::default()
+        .all(true)
+        .filters(&filters)
+        .build();
+    let listed = engine.api().list_containers(Some(options)).await;
+    let listed = listed.map_err(|error| failed("failed to list the engine's containers", error))?;
+    let found = listed.into_iter().filter_map(|summary| {
+        let labels = summary.labels.unwrap_or_default();
+        Some(Found {
+            id: summary.id?,
+            name: Name::parse(summary.names?.first()?)?,
+            owner: labels.get(owner::OWNER).and_then(|text| Owner::parse(text)),
+        })
+    });
+    Ok(found.collect())
+}

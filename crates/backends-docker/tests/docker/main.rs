@@ -1,0 +1,18 @@
+//! What the Docker backend promises, with a real engine. Where none is named, the tests say that they
+//! are skipped: `cargo xtask test` starts one.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::print_stderr,
+    reason = "the lints know a test by its attribute, and what tests share has none"
+)]
+
+mod attached;
+mod conformance;
+mod images;
+mod life;
+mod plain;
+mod support;
+mod walls;

@@ -1,0 +1,165 @@
+//! Sandboxes without our supervisor: commands are execs of the engine's.
+
+use std::time::{Duration, Instant};
+
+use cantle_core::sandbox::{
+    Background, ByteRange, ExitStatus, FileKind, PtySize, SandboxErrorKind, SandboxExt as _,
+    SandboxPath, SpawnRequest, Stdin, WriteOptions,
+};
+use cantle_testkit::conformance::sandbox_cases;
+
+use crate::support::{Peer, eventually, open, stdout};
+
+fn path(path: &str) -> SandboxPath {
+    SandboxPath::new(path).unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn commands_and_files_work_without_a_supervisor() {
+    let Some(peer) = Peer::find() else { return };
+    for backend in [
+        peer.backend().without_supervisor(),
+        peer.busybox().without_supervisor(),
+    ] {
+        let sandbox = open(&backend).await;
+        let walls = sandbox.info().walls.join("; ");
+        assert!(walls.contains("without supervisor"), "{walls}");
+        assert_eq!(stdout(&*sandbox, "pwd; id -u").await, "/workspace\n1000");
+        let echoed = SpawnRequest::argv(["cat"]).with_stdin(Stdin::Bytes("input".into()));
+        let output = sandbox.run(echoed).await.unwrap();
+        assert_eq!(output.stdout.text(), "input");
+        let output = sandbox
+            .run(SpawnRequest::shell("echo bad >&2; exit 3"))
+            .await
+            .unwrap();
+        assert_eq!(
+            (output.exit.status, output.stderr.text()),
+            (ExitStatus::Code(3), "bad\n".to_owned())
+        );
+
+        sandbox
+            .write_bytes(&path("a/b/c d\n'"), "text".into())
+            .await
+            .unwrap();
+        assert_eq!(
+            sandbox.read_bytes(&path("a/b/c d\n'"), 100).await.unwrap(),
+            "text"
+        );
+        let names: Vec<_> = sandbox.list(&path("a/b")).await.unwrap();
+        assert_eq!(names.len(), 1);
+        let info = sandbox.stat(&path("a/b")).await.unwrap();
+        assert_eq!((info.kind, info.mode), (FileKind::Directory, Some(0o755)));
+        sandbox
+            .rename(&path("a/b"), &path("moved/here"))
+            .await
+            .unwrap();
+        sandbox.mkdir(&path("new/dir")).await.unwrap();
+        sandbox.remove(&path("moved")).await.unwrap();
+        assert_eq!(
+            stdout(&*sandbox, "find . | sort").await,
+            ".\n./a\n./new\n./new/dir"
+        );
+
+        let kind = |error: cantle_core::sandbox::SandboxError| error.kind();
+        let missing = sandbox
+            .read(&path("missing"), ByteRange::all())
+            .await
+            .map(drop);
+        assert_eq!(missing.map_err(kind), Err(SandboxErrorKind::NotFound));
+        let directory = sandbox.read(&path("a"), ByteRange::all()).await.map(drop);
+        assert_eq!(directory.map_err(kind), Err(SandboxErrorKind::NotAFile));
+        let outside = sandbox
+            .read(&path("/etc/passwd"), ByteRange::all())
+            .await
+            .map(drop);
+        assert!(matches!(
+            outside.map_err(kind),
+            Err(SandboxErrorKind::OutsideSandbox | SandboxErrorKind::NotFound)
+        ));
+        let short = WriteOptions::default().with_size(10);
+        let data = Box::pin(futures_util::stream::iter([Ok("short".into())]));
+        let written = sandbox.write(&path("short"), short, data).await;
+        assert_eq!(written.map_err(kind), Err(SandboxErrorKind::InvalidInput));
+        assert_eq!(stdout(&*sandbox, "ls -A").await, "a\nnew");
+        sandbox.close().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_timeout_kills_the_tree_all_the_same() {
+    let Some(peer) = Peer::find() else { return };
+    let sandbox = open(&peer.backend().without_supervisor()).await;
+    let container = peer.container(&*sandbox);
+    let began = Instant::now();
+    let limit = Duration::from_secs(2);
+    let request =
+        SpawnRequest::shell("echo begun; setsid sleep 4000 & sleep 4000").with_timeout(limit);
+    let output = sandbox.run(request).await.unwrap();
+    assert_eq!(output.exit.status, ExitStatus::TimedOut { limit });
+    assert_eq!(output.stdout.text(), "begun\n");
+    assert!(
+        began.elapsed() < limit + Duration::from_secs(5),
+        "{:?}",
+        began.elapsed()
+    );
+    let processes = || peer.docker(["top", &container, "-o", "pid,args"]);
+    assert!(!processes().contains("sleep 4000"), "{}", processes());
+
+    // What it left is killed when it ends by itself, too.
+    let left = sandbox
+        .run(SpawnRequest::shell("setsid sleep 5000 & true"))
+        .await
+        .unwrap();
+    assert_eq!(left.exit.status, ExitStatus::Code(0));
+    assert!(!processes().contains("sleep 5000"), "{}", processes());
+
+    let process = sandbox
+        .spawn(SpawnRequest::shell("sleep 6000"))
+        .await
+        .unwrap();
+    eventually("the command", || processes().contains("sleep 6000"));
+    drop(process);
+    eventually("its end", || !processes().contains("sleep 6000"));
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_it_cant_do_it_says() {
+    let Some(peer) = Peer::find() else { return };
+    let sandbox = open(&peer.busybox().without_supervisor()).await;
+    let mut terminal = SpawnRequest::shell("true");
+    terminal.pty = Some(PtySize {
+        rows: 24,
+        columns: 80,
+    });
+    let background = SpawnRequest::shell("true").with_background(Background::Keep);
+    for request in [terminal, background] {
+        let error = sandbox.spawn(request).await.map(drop).unwrap_err();
+        assert_eq!(error.kind(), SandboxErrorKind::Unsupported);
+    }
+    let error = sandbox
+        .spawn(SpawnRequest::argv(["nosuchprogram"]))
+        .await
+        .map(drop)
+        .unwrap_err();
+    assert_eq!(error.kind(), SandboxErrorKind::NotFound);
+    sandbox.close().await.unwrap();
+}
+
+/// What doesn't need what it hasn't.
+#[tokio::test(flavor = "multi_thread")]
+async fn it_conforms_where_it_can() {
+    let Some(peer) = Peer::find() else { return };
+    let cases = [
+        "a_sandbox_says_what_it_is",
+        "two_sandboxes_share_nothing",
+        "closing_again_does_nothing",
+        "a_closed_sandbox_answers_closed",
+        "a_link_is_reported_as_a_link",
+        "a_path_outside_is_refused",
+        "nothing_is_read_through_a_link_that_leads_out",
+    ];
+    sandbox_cases(&peer.backend().without_supervisor(), &cases)
+        .await
+        .assert();
+}

@@ -1,0 +1,218 @@
+//! What stands between a command and the engine's machine.
+
+use cantle_core::policy::{Network, Policy, PolicyField, Strictness};
+use cantle_core::sandbox::{
+    Backend as _, EnforcedBy, ExitStatus, Isolation, SandboxErrorKind, SandboxExt as _, SandboxPath,
+};
+
+use crate::support::{Peer, open, run, stdout, under};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn commands_have_no_privileges() {
+    let Some(peer) = Peer::find() else { return };
+    let sandbox = open(&peer.backend()).await;
+    let status = stdout(&*sandbox, "id -u; id -g; grep -E '^(Cap(Eff|Prm|Inh|Amb|Bnd)|NoNewPrivs|Groups|Seccomp):' /proc/self/status").await;
+    let lines: Vec<_> = status
+        .lines()
+        .map(|line| line.split_whitespace().collect::<Vec<_>>().join(" "))
+        .collect();
+    let nothing = "0000000000000000";
+    for name in ["CapInh", "CapPrm", "CapEff", "CapAmb"] {
+        assert!(lines.contains(&format!("{name}: {nothing}")), "{lines:?}");
+    }
+    assert_eq!(lines.first().map(|uid| &**uid), Some("1000"));
+    assert!(lines.contains(&"NoNewPrivs: 1".to_owned()), "{lines:?}");
+    assert!(lines.contains(&"Seccomp: 2".to_owned()), "{lines:?}");
+    assert_eq!(
+        stdout(&*sandbox, "pwd; touch own; stat -c %u:%a . own").await,
+        "/workspace\n1000:755\n1000:644"
+    );
+    let signalled = run(&*sandbox, "kill -9 1; kill -STOP 1; echo x > /proc/1/mem").await;
+    assert!(!signalled.exit.status.success());
+    assert_eq!(stdout(&*sandbox, "echo alive").await, "alive");
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_first_process_is_ours_and_the_image_starts_nothing() {
+    let Some(peer) = Peer::find() else { return };
+    let sandbox = open(&peer.backend()).await;
+    let container = peer.container(&*sandbox);
+    let entry = peer.docker([
+        "inspect",
+        "--format",
+        "{{json .Path}} {{json .HostConfig.LogConfig.Type}} {{.HostConfig.Privileged}}",
+        &container,
+    ]);
+    assert_eq!(entry, "\"/.cantle/supervisor\" \"none\" false");
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_read_only_image_stays_as_it_is() {
+    let Some(peer) = Peer::find() else { return };
+    let sandbox = open(&peer.backend().with_read_only_root()).await;
+    for place in ["/", "/bin", "/.cantle", "/etc"] {
+        let written = run(&*sandbox, &format!("echo x > {place}/new")).await;
+        assert!(!written.exit.status.success(), "{place} was written");
+    }
+    assert_eq!(
+        stdout(
+            &*sandbox,
+            "echo x > new; echo y > /tmp/new; cat new /tmp/new"
+        )
+        .await,
+        "x\ny"
+    );
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn limits_are_the_kernels() {
+    let Some(peer) = Peer::find() else { return };
+    let mut policy = Policy::workspace();
+    policy.limits.memory_bytes = Some(96 << 20);
+    policy.limits.processes = Some(40);
+    policy.limits.disk_bytes = Some(16 << 20);
+    let sandbox = peer.backend().open(under(policy)).await.unwrap();
+    let by = |field| {
+        sandbox
+            .info()
+            .enforcement
+            .iter()
+            .find(|it| it.field == field)
+            .unwrap()
+            .by
+    };
+    for field in [
+        PolicyField::Memory,
+        PolicyField::Processes,
+        PolicyField::Disk,
+        PolicyField::Network,
+    ] {
+        assert_eq!(by(field), EnforcedBy::Kernel, "{field}");
+    }
+    assert_eq!(by(PolicyField::ReadRoots), EnforcedBy::Backend);
+    assert_eq!(sandbox.info().isolation, Isolation::Container);
+    let limit = 96 << 20;
+    let reached = ExitStatus::LimitReached {
+        field: PolicyField::Memory,
+        limit,
+    };
+    let hungry = "python3 -c 'b = bytearray(b\"x\") * (300 << 20)'";
+    assert_eq!(
+        run(&*sandbox, &format!("exec {hungry}")).await.exit.status,
+        reached
+    );
+    let noted = run(&*sandbox, &format!("{hungry}; exit 3")).await.exit;
+    assert_eq!(
+        (noted.status, noted.notes.len()),
+        (ExitStatus::Code(3), 1),
+        "{noted:?}"
+    );
+    assert_eq!(
+        run(&*sandbox, "exit 3").await.exit.notes,
+        Vec::<String>::new()
+    );
+    let full = run(&*sandbox, "head -c 30000000 /dev/zero > big").await;
+    assert!(!full.exit.status.success());
+    let many = "for i in $(seq 100); do sleep 5 & done 2>/dev/null; jobs | wc -l; kill $(jobs -p) 2>/dev/null";
+    let many: u64 = stdout(&*sandbox, &format!("({many}) 2>/dev/null || true"))
+        .await
+        .lines()
+        .next()
+        .unwrap_or("0")
+        .trim()
+        .parse()
+        .unwrap_or(0);
+    assert!(many < 41, "{many} processes ran");
+    assert_eq!(stdout(&*sandbox, "ls /sys/class/net").await, "lo");
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn allowed_hosts_are_refused_rather_than_promised() {
+    let Some(peer) = Peer::find() else { return };
+    let mut policy = Policy::network(["pypi.org".parse().unwrap()]);
+    let error = peer
+        .backend()
+        .open(under(policy.clone()))
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), SandboxErrorKind::Unenforceable);
+    assert_eq!(error.unenforced(), [PolicyField::Network]);
+    policy.strictness = Strictness::BestEffort;
+    let sandbox = peer.backend().open(under(policy)).await.unwrap();
+    let by = sandbox
+        .info()
+        .enforcement
+        .iter()
+        .find(|it| it.field == PolicyField::Network);
+    assert_eq!(by.unwrap().by, EnforcedBy::NotEnforced);
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn secrets_are_in_no_label_and_no_configuration() {
+    let Some(peer) = Peer::find() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("variables");
+    std::fs::write(&file, "API_KEY='the secret of the file'").unwrap();
+    let backend = peer
+        .backend()
+        .pass_environment(["API_KEY"])
+        .with_environment_file(&file);
+    let mut policy = Policy::unconfined();
+    policy
+        .environment
+        .insert("OTHER".to_owned(), "the secret of the policy".into());
+    let sandbox = backend.open(under(policy)).await.unwrap();
+    let seen = stdout(&*sandbox, "echo $API_KEY, $OTHER").await;
+    assert_eq!(seen, "the secret of the file, the secret of the policy");
+    let inspected = peer.docker(["inspect", &peer.container(&*sandbox)]);
+    assert!(!inspected.contains("the secret"), "{inspected}");
+    assert!(!format!("{backend:?} {sandbox:?}").contains("the secret"));
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_image_without_bash_runs_what_it_has() {
+    let Some(peer) = Peer::find() else { return };
+    for backend in [peer.busybox(), peer.busybox().with_read_only_root()] {
+        let sandbox = open(&backend).await;
+        assert_eq!(stdout(&*sandbox, "echo $((6 * 7))").await, "42");
+        let path = SandboxPath::new("a/b").unwrap();
+        sandbox.write_bytes(&path, "text".into()).await.unwrap();
+        assert_eq!(
+            stdout(&*sandbox, "cat a/b; stat -c %u a/b").await,
+            "text1000"
+        );
+        sandbox.close().await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_network_is_the_engines_where_the_policy_leaves_it_open() {
+    let Some(peer) = Peer::find() else { return };
+    let backend = peer.backend().with_network("host");
+    let sandbox = backend.open(under(Policy::unconfined())).await.unwrap();
+    let mode = peer.docker([
+        "inspect",
+        "--format",
+        "{{.HostConfig.NetworkMode}}",
+        &peer.container(&*sandbox),
+    ]);
+    assert_eq!(mode, "host");
+    sandbox.close().await.unwrap();
+    let mut policy = Policy::unconfined();
+    policy.network = Some(Network::Off);
+    let sandbox = backend.open(under(policy)).await.unwrap();
+    let mode = peer.docker([
+        "inspect",
+        "--format",
+        "{{.HostConfig.NetworkMode}}",
+        &peer.container(&*sandbox),
+    ]);
+    assert_eq!(mode, "none");
+    sandbox.close().await.unwrap();
+}

@@ -1,0 +1,100 @@
+//! How a relay ends, and that nothing stays.
+
+use std::sync::Arc;
+
+use cantle_core::sandbox::{
+    ByteRange, Sandbox as _, SandboxErrorKind, SandboxExt as _, SandboxPath, SpawnRequest,
+};
+
+use crate::support::{RelayBackend, eventually, is_root, is_running, kill_relay, soon, token};
+
+fn backends() -> Vec<RelayBackend> {
+    let mut backends = vec![RelayBackend::own_user()];
+    if is_root() {
+        backends.push(RelayBackend::other_user());
+    }
+    backends
+}
+
+/// A command that has left its session and its group, and holds no pipe.
+fn daemon(token: &str) -> SpawnRequest {
+    let script = format!("( setsid setsid sleep {token} </dev/null >/dev/null 2>&1 & ) ; sleep 60");
+    SpawnRequest::shell(script)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_end_of_the_stream_takes_everything_along() {
+    for backend in backends() {
+        let sandbox = backend.sandbox().await;
+        let token = token();
+        let process = sandbox.spawn(daemon(&token)).await.unwrap();
+        eventually("the daemon runs", || is_running(&token)).await;
+        // As when our process is killed: nobody says anything, the pipes are closed.
+        let sandbox = Arc::into_inner(sandbox).unwrap();
+        let (child, _directory) = sandbox.into_parts();
+        // The process's handle is as dead as its owner.
+        std::mem::forget(process);
+        let mut child = child.unwrap();
+        let status = soon(child.wait()).await.unwrap();
+        assert_eq!(status.code(), Some(0));
+        eventually("the daemon is dead", || !is_running(&token)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relay_that_is_killed_leaves_nothing_and_is_gone() {
+    for backend in backends() {
+        let sandbox = backend.sandbox().await;
+        let token = token();
+        let mut process = sandbox.spawn(daemon(&token)).await.unwrap();
+        eventually("the daemon runs", || is_running(&token)).await;
+        kill_relay(&sandbox.info().id).await.unwrap();
+        soon(sandbox.relay.gone()).await;
+        let gone = SandboxErrorKind::Gone;
+        assert_eq!(soon(process.wait()).await.unwrap_err().kind(), gone);
+        let spawned = sandbox.spawn(SpawnRequest::shell("true")).await;
+        assert_eq!(spawned.map(drop).unwrap_err().kind(), gone);
+        let path = SandboxPath::working_directory();
+        assert_eq!(sandbox.list(&path).await.unwrap_err().kind(), gone);
+        let read = sandbox.read(&path, ByteRange::all()).await;
+        assert_eq!(read.map(drop).unwrap_err().kind(), gone);
+        eventually("the daemon is dead", || !is_running(&token)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn commands_can_neither_stop_nor_look_into_a_relay_of_another_user() {
+    if !is_root() {
+        return;
+    }
+    let sandbox = RelayBackend::other_user().sandbox().await;
+    let relay = &sandbox.info().id;
+    let script = format!(
+        "for pid in {relay} $PPID; do kill -KILL $pid; kill -STOP $pid; \
+         cat /proc/$pid/mem /proc/$pid/environ; ls /proc/$pid/fd; done 2>/dev/null; \
+         grep -E '^(Uid|Gid|Groups|NoNewPrivs|CapPrm|CapEff|CapAmb|CapBnd)' /proc/self/status"
+    );
+    let output = sandbox.run(SpawnRequest::shell(script)).await.unwrap();
+    let expected = "Uid:\t65534\t65534\t65534\t65534\nGid:\t65534\t65534\t65534\t65534\n\
+                    Groups:\t \nCapPrm:\t0000000000000000\nCapEff:\t0000000000000000\n\
+                    CapBnd:\t0000000000000000\nCapAmb:\t0000000000000000\nNoNewPrivs:\t1\n";
+    assert_eq!(output.stdout.text(), expected);
+    let after = sandbox
+        .run(SpawnRequest::shell("echo there"))
+        .await
+        .unwrap();
+    assert_eq!(after.stdout.text(), "there\n");
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn commands_have_no_descriptor_but_their_own() {
+    for backend in backends() {
+        let sandbox = backend.sandbox().await;
+        // The last one is that of the directory which is listed.
+        let line = "for fd in /proc/self/fd/*; do echo ${fd##*/}; done";
+        let output = sandbox.run(SpawnRequest::shell(line)).await.unwrap();
+        assert_eq!(output.stdout.text(), "0\n1\n2\n3\n");
+        sandbox.close().await.unwrap();
+    }
+}

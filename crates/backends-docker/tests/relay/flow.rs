@@ -1,0 +1,147 @@
+//! What flows through one stream, side by side.
+
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use cantle_core::sandbox::{
+    ExitStatus, OutputChunk, PtySize, Sandbox as _, SandboxErrorKind, SandboxExt as _, SandboxPath,
+    SpawnRequest, Stdin,
+};
+use futures_util::StreamExt as _;
+use futures_util::future::join_all;
+
+use crate::support::{RelayBackend, connect, soon, start};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn output_that_nobody_reads_delays_nothing_else() {
+    let sandbox = RelayBackend::own_user().sandbox().await;
+    let mut stuck = Vec::new();
+    for _ in 0..4 {
+        let request = SpawnRequest::argv(["cat", "/dev/zero"]);
+        let mut process = sandbox.spawn(request).await.unwrap();
+        let mut output = process.take_output().unwrap();
+        assert!(soon(output.next()).await.is_some());
+        stuck.push((process, output));
+    }
+    let path: SandboxPath = "file".parse().unwrap();
+    let started = Instant::now();
+    for number in 0..20 {
+        let line = format!("echo {number}");
+        let output = soon(sandbox.run(SpawnRequest::shell(line))).await.unwrap();
+        assert_eq!(output.stdout.text(), format!("{number}\n"));
+        let data = Bytes::from(vec![b'x'; 100_000]);
+        soon(sandbox.write_bytes(&path, data.clone()))
+            .await
+            .unwrap();
+        let read = soon(sandbox.read_bytes(&path, 1 << 20)).await.unwrap();
+        assert_eq!(read, data);
+    }
+    // Sixty commands and files that take some milliseconds each.
+    assert!(started.elapsed() < Duration::from_secs(10));
+    drop(stuck);
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn input_that_nobody_reads_delays_nothing_else() {
+    let sandbox = RelayBackend::own_user().sandbox().await;
+    let request = SpawnRequest::shell("exec sleep 60").with_stdin(Stdin::Piped);
+    let mut process = sandbox.spawn(request).await.unwrap();
+    let mut stdin = process.take_stdin().unwrap();
+    let mut writing = Box::pin(stdin.write(vec![b'x'; 10_000_000].into()));
+    tokio::select! {
+        written = &mut writing => panic!("nobody read it, and it was written: {written:?}"),
+        output = soon(sandbox.run(SpawnRequest::shell("echo done"))) => {
+            assert_eq!(output.unwrap().stdout.text(), "done\n");
+        }
+    }
+    drop(writing);
+    drop(process);
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_hundred_commands_at_once_keep_apart() {
+    let sandbox = RelayBackend::own_user().sandbox().await;
+    let commands = (0..100).map(async |number| {
+        let line = format!("read line; echo $line; seq 1000 >&2; exit {number}");
+        let input = Stdin::Bytes(format!("input {number}\n").into());
+        let request = SpawnRequest::shell(line).with_stdin(input);
+        let output = sandbox.run(request).await.unwrap();
+        assert_eq!(output.exit.status, ExitStatus::Code(number));
+        assert_eq!(output.stdout.text(), format!("input {number}\n"));
+        assert_eq!(output.stderr.total_bytes(), 3893);
+    });
+    soon(join_all(commands)).await;
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn arguments_of_a_megabyte_and_a_half_arrive() {
+    let sandbox = RelayBackend::own_user().sandbox().await;
+    let arguments = vec!["x".repeat(100_000); 15];
+    let script = ["bash", "-c", "printf %s \"$*\" | wc -c", "bash"].map(str::to_owned);
+    let request = SpawnRequest::argv(script.into_iter().chain(arguments));
+    let output = soon(sandbox.run(request)).await.unwrap();
+    assert_eq!(output.stdout.text().trim(), "1500014");
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn all_of_a_large_output_arrives_in_order() {
+    let sandbox = RelayBackend::own_user().sandbox().await;
+    let mut expected = 0_u32;
+    let mut rest = Vec::new();
+    let mut sink = |chunk: OutputChunk| {
+        rest.extend_from_slice(&chunk.bytes);
+        let whole = rest.len() / 8 * 8;
+        for line in rest[..whole].chunks(8) {
+            assert_eq!(line, format!("{:07}\n", expected + 1_000_000).as_bytes());
+            expected += 1;
+        }
+        rest.drain(..whole);
+    };
+    let request = SpawnRequest::shell("seq 1000000 2999999");
+    let exit = soon(sandbox.exec(request, &mut sink)).await.unwrap();
+    assert_eq!((exit.status, expected), (ExitStatus::Code(0), 2_000_000));
+    assert_eq!(exit.stdout.total_bytes, 16_000_000);
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_terminal_can_be_opened_again_by_its_name() {
+    for backend in [RelayBackend::own_user(), RelayBackend::other_user()] {
+        let sandbox = backend.sandbox().await;
+        let size = PtySize {
+            rows: 24,
+            columns: 80,
+        };
+        let request = SpawnRequest::shell("echo seen > $(tty); echo also > /dev/tty");
+        let output = soon(sandbox.run(request.with_pty(size))).await.unwrap();
+        assert_eq!(output.stdout.text(), "seen\r\nalso\r\n");
+        sandbox.close().await.unwrap();
+        if !crate::support::is_root() {
+            break;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_shell_programs_still_run() {
+    let directory = tempfile::TempDir::new().unwrap();
+    let path = SandboxPath::from_os(directory.path()).unwrap();
+    let mut options = cantle_backends_docker::relay::RelayOptions::new(path);
+    options.shells = vec!["/no/such/shell".into()];
+    let mut child = start(None).await;
+    let relay = connect(&mut child, options).await;
+    assert_eq!(relay.shell(), None);
+    let refused = relay.spawn(SpawnRequest::shell("true")).await;
+    let error = refused.map(drop).unwrap_err();
+    assert_eq!(error.kind(), SandboxErrorKind::NotFound);
+    assert!(error.to_string().contains("/no/such/shell"), "{error}");
+    let mut process = relay.spawn(SpawnRequest::argv(["true"])).await.unwrap();
+    let exit = soon(process.wait()).await.unwrap();
+    assert_eq!(exit.status, ExitStatus::Code(0));
+    relay.close().await.unwrap();
+    assert!(soon(child.wait()).await.unwrap().success());
+}

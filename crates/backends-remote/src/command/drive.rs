@@ -1,0 +1,467 @@
+//! The task that looks after one command: its start, its time, its end, what it leaves.
+//!
+//! It does so whether or not anybody polls the command's handle, and goes on where the handle is
+//! dropped: then it ends the command.
+
+use std::future::{Future, pending};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use cantle_core::policy::PolicyField;
+use cantle_core::sandbox::{
+    Background, BackgroundProcess, Channel, Exit, ExitStatus, OutputChunk, SandboxError,
+    SandboxErrorKind, SpawnRequest,
+};
+use tokio::select;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::{Instant, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::line::Line;
+use super::pump::{End, Progress, Pump, listed};
+use super::spill::{self, Spiller};
+use super::{Order, order, stdin};
+use crate::envd::{Ended, Envd, EventStream, Fault, Nothing, Selected, Selector, Signal};
+use crate::sandbox::{Awake, Shared};
+use crate::signals;
+
+/// A cancelled command has at most this long between TERM and KILL, whatever its request says.
+const LONGEST_CANCEL_GRACE: Duration = Duration::from_secs(1);
+/// How long to wait for word of the death of what was killed.
+const KILL_DEADLINE: Duration = Duration::from_millis(400);
+/// After the end, how long to wait for a slow reader before the end is announced.
+const READER_DEADLINE: Duration = Duration::from_millis(550);
+/// How long a command that is to be ended may take to say which process it is.
+const START_DEADLINE: Duration = Duration::from_secs(2);
+/// What the sandbox itself gives a command beyond its time, in case that we are gone by then.
+const SLACK: Duration = Duration::from_secs(10);
+
+/// How it went, for everyone who waits.
+#[derive(Clone, Debug)]
+pub(super) enum Outcome {
+    Ended(Exit),
+    /// The sandbox was closed, and the command killed with it.
+    Closed,
+    /// The sandbox is gone, for this reason.
+    Gone(String),
+    /// The command is lost.
+    Lost(String),
+}
+
+impl Outcome {
+    pub(super) fn into_result(self) -> Result<Exit, SandboxError> {
+        match self {
+            Self::Ended(exit) => Ok(exit),
+            Self::Closed => {
+                let message = "the sandbox was closed while the command ran";
+                Err(SandboxError::new(SandboxErrorKind::Closed, message))
+            }
+            Self::Gone(why) => Err(SandboxError::gone(format!(
+                "the sandbox was gone while the command ran: {why}"
+            ))),
+            Self::Lost(why) => Err(SandboxError::new(
+                SandboxErrorKind::Io,
+                format!("the command was lost and has been ended: {why}"),
+            )),
+        }
+    }
+}
+
+/// What the task owns.
+pub(super) struct Driver {
+    pub(super) shared: Arc<Shared>,
+    pub(super) awake: Awake,
+    pub(super) line: Line,
+    pub(super) token: String,
+    pub(super) request: SpawnRequest,
+    /// The command's input, where the request brought it.
+    pub(super) feed: Option<Bytes>,
+    pub(super) progress: Arc<Progress>,
+    /// Cancelled when nobody wants the command any more.
+    pub(super) abandoned: CancellationToken,
+    pub(super) reader: mpsc::Sender<Result<OutputChunk, SandboxError>>,
+    pub(super) started: oneshot::Sender<Result<Option<u32>, SandboxError>>,
+    pub(super) outcome: watch::Sender<Option<Outcome>>,
+}
+
+impl Driver {
+    pub(super) async fn run(self) {
+        let limit = match (self.request.timeout, self.shared.limits.wall_time) {
+            (Some(asked), Some(allowed)) => Some(asked.min(allowed)),
+            (asked, allowed) => asked.or(allowed),
+        };
+        let began = Instant::now();
+        let backstop = limit.and_then(|limit| limit.checked_add(SLACK));
+        let events = match self.awake.envd.start(&self.line.start(), backstop).await {
+            Ok(events) => events,
+            Err(fault) => {
+                let error = not_started(&self.shared, &self.awake.envd, fault).await;
+                // Where nobody waits, nobody needs it.
+                let _ = self.started.send(Err(error));
+                return;
+            }
+        };
+        let course = Course {
+            shared: self.shared,
+            awake: self.awake,
+            token: self.token,
+            limit: limit.filter(|limit| began.checked_add(*limit).is_some()),
+            is_terminal: self.line.pty.is_some(),
+            request: self.request,
+            progress: self.progress,
+            abandoned: self.abandoned,
+            began,
+        };
+        course
+            .look_after(events, self.feed, self.reader, self.started, self.outcome)
+            .await;
+    }
+}
+
+/// What is to be said of a command that the sandbox did not even try, or failed to start.
+async fn not_started(shared: &Shared, envd: &Envd, fault: Fault) -> SandboxError {
+    if let Fault::Refused { code, message } = &fault
+        && (message.to_lowercase().contains("too long") || code == "resource_exhausted")
+    {
+        let message = format!("failed to start the command: {message}");
+        return SandboxError::new(SandboxErrorKind::InvalidInput, message).with_advice(
+            "Write long content to a file first and give the command the file's path.",
+        );
+    }
+    shared
+        .explain(envd, fault, "failed to start the command")
+        .await
+}
+
+/// A command's way from its start to its end.
+struct Course {
+    shared: Arc<Shared>,
+    awake: Awake,
+    token: String,
+    limit: Option<Duration>,
+    is_terminal: bool,
+    request: SpawnRequest,
+    progress: Arc<Progress>,
+    abandoned: CancellationToken,
+    began: Instant,
+}
+
+/// Why a command is ended before its time.
+enum Stop {
+    Status(ExitStatus),
+    Abandoned,
+    Closed,
+    Gone(String),
+}
+
+impl Course {
+    async fn look_after(
+        self,
+        events: EventStream,
+        feed: Option<Bytes>,
+        reader: mpsc::Sender<Result<OutputChunk, SandboxError>>,
+        started: oneshot::Sender<Result<Option<u32>, SandboxError>>,
+        outcome: watch::Sender<Option<Outcome>>,
+    ) {
+        let progress = Arc::clone(&self.progress);
+        let spillers = spill::spillers(&self.awake.envd, &self.request, &self.token);
+        let mut pump = pin!(Pump::new(&progress, &spillers, &self.token, reader).run(events));
+        let mut feeding = pin!(self.feed(feed));
+        let mut announcing = pin!(self.announce(started));
+        let mut life = pin!(self.life());
+        let (mut pumped, mut fed, mut announced) = (false, false, false);
+        let end = loop {
+            select! {
+                biased;
+                () = &mut announcing, if !announced => announced = true,
+                end = &mut life => break end,
+                () = &mut pump, if !pumped => pumped = true,
+                () = &mut feeding, if !fed => fed = true,
+            }
+        };
+        if !announced {
+            // It has ended before anybody was told that it began.
+            let _ = timeout(START_DEADLINE, &mut announcing).await;
+        }
+        if !pumped {
+            pumped = timeout(READER_DEADLINE, &mut pump).await.is_ok();
+        }
+        outcome.send_replace(Some(self.outcome(end, &spillers)));
+        if !pumped && !self.abandoned.is_cancelled() {
+            // As long as there is a reader.
+            select! {
+                () = &mut pump => {}
+                () = self.abandoned.cancelled() => {}
+                () = self.shared.closed.cancelled() => {}
+            }
+        }
+    }
+
+    /// Tells who asked for the command whether it was started.
+    async fn announce(&self, started: oneshot::Sender<Result<Option<u32>, SandboxError>>) {
+        let look = |state: &super::pump::State| match (&state.end, state.leader) {
+            (Some(End::Refused(why)), _) => Some(Err(Ok(why.clone()))),
+            (Some(End::Lost(fault)), None) if state.outer.is_none() => {
+                Some(Err(Err(Arc::clone(fault))))
+            }
+            (_, Some(leader)) => Some(Ok(Some(leader))),
+            // It has an end, but no beginning that anybody saw.
+            (Some(_), None) => Some(Ok(None)),
+            _ => None,
+        };
+        let began = match self.progress.wait_for(look).await {
+            Ok(leader) => Ok(leader),
+            Err(Ok(why)) => Err(self.refused(&why)),
+            Err(Err(fault)) => {
+                let fault = fault.again();
+                Err(not_started(&self.shared, &self.awake.envd, fault).await)
+            }
+        };
+        let _ = started.send(began);
+    }
+
+    fn refused(&self, why: &str) -> SandboxError {
+        use SandboxErrorKind as Kind;
+        let directory = &self.request.directory;
+        let in_directory = |kind, problem: &str| {
+            SandboxError::new(kind, format!("failed to start in `{directory}`: {problem}"))
+        };
+        let name = match &self.request.command {
+            cantle_core::sandbox::Command::Shell(_) => "bash".into(),
+            cantle_core::sandbox::Command::Argv(argv) => argv
+                .first()
+                .map(|name| name.to_string_lossy())
+                .unwrap_or_default(),
+        };
+        match why {
+            "directory_missing" if directory.is_start() && !directory.is_absolute() => {
+                SandboxError::gone("the sandbox's working directory was removed")
+            }
+            "directory_missing" => in_directory(Kind::NotFound, "there is no such directory"),
+            "no_directory" => in_directory(Kind::NotADirectory, "it is no directory"),
+            "directory_denied" => in_directory(Kind::PermissionDenied, "it may not be entered"),
+            "directory_outside" => in_directory(Kind::OutsideSandbox, "a link leads out"),
+            "program_missing" => {
+                SandboxError::new(Kind::NotFound, format!("there is no program `{name}`"))
+                    .with_advice("Give the program's path, or install it first.")
+            }
+            "program_denied" => {
+                let message = format!("failed to start `{name}`: it is not executable");
+                SandboxError::new(Kind::PermissionDenied, message)
+                    .with_advice("Make it executable first (`chmod +x`).")
+            }
+            other => SandboxError::new(Kind::Io, format!("failed to start `{name}`: {other}")),
+        }
+    }
+
+    /// Writes the input that the request brought.
+    async fn feed(&self, data: Option<Bytes>) {
+        if let Some(data) = data {
+            stdin::feed(&self.shared, &self.progress, data).await;
+        }
+    }
+
+    async fn life(&self) -> Result<Told, Outcome> {
+        let stop = select! {
+            biased;
+            end = self.progress.ended() => return self.ended(end).await,
+            () = self.shared.closed.cancelled() => Stop::Closed,
+            why = self.shared.gone() => Stop::Gone(why),
+            () = self.abandoned.cancelled() => Stop::Abandoned,
+            () = self.request.cancellation.cancelled() => Stop::Status(ExitStatus::Cancelled),
+            limit = self.time_to_stop() => Stop::Status(ExitStatus::TimedOut { limit }),
+            () = self.progress.too_much_output.cancelled() => {
+                let limit = self.shared.limits.output_bytes.unwrap_or_default();
+                Stop::Status(ExitStatus::LimitReached { field: PolicyField::Output, limit })
+            }
+        };
+        match stop {
+            Stop::Closed => Err(Outcome::Closed),
+            Stop::Gone(why) => Err(Outcome::Gone(why)),
+            Stop::Abandoned => {
+                self.kill().await?;
+                Ok(Told::new(ExitStatus::Cancelled, self.began.elapsed()))
+            }
+            Stop::Status(status) => {
+                let now = Instant::now();
+                match status {
+                    ExitStatus::TimedOut { limit } => self.stop(self.began + limit).await?,
+                    ExitStatus::Cancelled => {
+                        let grace = self.request.grace.min(LONGEST_CANCEL_GRACE);
+                        self.stop(now + grace).await?;
+                    }
+                    _ => self.kill().await?,
+                }
+                Ok(Told::new(status, self.began.elapsed()))
+            }
+        }
+    }
+
+    /// Waits until the command must be asked to end, so that the grace lies before the limit.
+    fn time_to_stop(&self) -> impl Future<Output = Duration> + use<> {
+        let (began, grace) = (self.began, self.request.grace);
+        let ask = self.limit.map(|limit| {
+            let after = limit.saturating_sub(grace).max(limit / 2);
+            (limit, began + after)
+        });
+        async move {
+            match ask {
+                Some((limit, at)) => {
+                    sleep_until(at).await;
+                    limit
+                }
+                None => pending().await,
+            }
+        }
+    }
+
+    /// Asks all processes to end, and kills at `kill_at` what has not.
+    async fn stop(&self, kill_at: Instant) -> Result<(), Outcome> {
+        let asked = self.order(Order::Terminate);
+        if let Ok(asked) = timeout(kill_at.saturating_duration_since(Instant::now()), asked).await {
+            asked?;
+        }
+        let cancelled = self.request.cancellation.is_cancelled();
+        select! {
+            biased;
+            _ = self.progress.ended() => {}
+            () = sleep_until(kill_at) => {}
+            () = self.abandoned.cancelled() => {}
+            () = self.request.cancellation.cancelled(), if !cancelled => {}
+        }
+        self.kill().await
+    }
+
+    async fn kill(&self) -> Result<(), Outcome> {
+        let known = self
+            .progress
+            .wait_for(|state| (state.leader.is_some() || state.end.is_some()).then_some(()));
+        // Where it doesn't say, it is found by its mark all the same.
+        let _ = timeout(START_DEADLINE, known).await;
+        let killed = self.order(Order::Kill).await?;
+        if !killed && let Some(pid) = self.progress.outer() {
+            let signal = Selected {
+                process: Selector { pid },
+                more: Signal {
+                    signal: "SIGNAL_SIGKILL",
+                },
+            };
+            let envd = &self.awake.envd;
+            let sent = envd.call::<serde_json::Value>("process.Process", "SendSignal", &signal);
+            // It may have ended.
+            let _ = sent.await;
+        }
+        let _ = timeout(KILL_DEADLINE, self.progress.ended()).await;
+        Ok(())
+    }
+
+    /// Whether it was done.
+    async fn order(&self, what: Order) -> Result<bool, Outcome> {
+        let leader = self.progress.state.borrow().leader;
+        match order(&self.awake.envd, &self.token, leader, what).await {
+            Ok(answer) => Ok(answer.success),
+            Err(fault) => match self.shared.look_after(&self.awake.envd, &fault).await {
+                Some(why) => Err(Outcome::Gone(why)),
+                None => Ok(false),
+            },
+        }
+    }
+
+    async fn ended(&self, end: End) -> Result<Told, Outcome> {
+        let took = self.began.elapsed();
+        match end {
+            End::Told {
+                status,
+                duration,
+                left,
+            } => Ok(Told {
+                status: self.shared.limits.explain(status),
+                duration: duration.unwrap_or(took).min(took),
+                left,
+            }),
+            // Nobody has a handle on it.
+            End::Lost(_) if self.progress.outer().is_none() => {
+                Ok(Told::new(ExitStatus::Code(126), took))
+            }
+            End::Refused(_) => Ok(Told::new(ExitStatus::Code(127), took)),
+            End::Ended(ended) => {
+                let status = match ended {
+                    Ended::Code(code) => ExitStatus::Code(code),
+                    Ended::Signal(words) => {
+                        ExitStatus::Signal(signals::number(&words).unwrap_or(9))
+                    }
+                };
+                let mut told = Told::new(self.shared.limits.explain(status), took);
+                // A terminal's command, or one whose script was killed.
+                if self.request.background == Background::Kill || !self.is_terminal {
+                    self.order(Order::Kill).await?;
+                } else {
+                    told.left = self.left().await;
+                }
+                Ok(told)
+            }
+            End::Lost(fault) => {
+                if let Some(why) = self.shared.look_after(&self.awake.envd, &fault).await {
+                    return Err(Outcome::Gone(why));
+                }
+                self.order(Order::Kill).await?;
+                match self.limit {
+                    Some(limit) if fault.is("deadline_exceeded") => {
+                        Ok(Told::new(ExitStatus::TimedOut { limit }, took))
+                    }
+                    _ => Err(Outcome::Lost(fault.to_string())),
+                }
+            }
+        }
+    }
+
+    async fn left(&self) -> Vec<BackgroundProcess> {
+        let leader = self.progress.state.borrow().leader;
+        let listing = order(&self.awake.envd, &self.token, leader, Order::List).await;
+        let text = listing.map(|answer| String::from_utf8_lossy(&answer.stdout).into_owned());
+        listed(text.unwrap_or_default().lines())
+    }
+
+    fn outcome(&self, end: Result<Told, Outcome>, spillers: &[Option<Spiller>; 2]) -> Outcome {
+        match end {
+            Err(outcome) => outcome,
+            Ok(told) => {
+                let [out, err] = spillers;
+                let mut exit = Exit::new(told.status, told.duration);
+                exit.stdout = self.progress.report(Channel::Stdout, out.as_ref());
+                exit.stderr = self.progress.report(Channel::Stderr, err.as_ref());
+                if self.request.background == Background::Keep {
+                    exit.background = told.left;
+                }
+                Outcome::Ended(exit)
+            }
+        }
+    }
+}
+
+/// How it ended.
+struct Told {
+    status: ExitStatus,
+    duration: Duration,
+    left: Vec<BackgroundProcess>,
+}
+
+impl Told {
+    fn new(status: ExitStatus, duration: Duration) -> Self {
+        Self {
+            status,
+            duration,
+            left: Vec::new(),
+        }
+    }
+}
+
+/// Nothing is said but which process.
+pub(super) fn selected(pid: u32) -> Selected<Nothing> {
+    Selected {
+        process: Selector { pid },
+        more: Nothing {},
+    }
+}

@@ -1,0 +1,205 @@
+//! The messages of `process.Process` and `filesystem.Filesystem`, as JSON.
+//!
+//! Fields that the other side omits have their default, fields that we don't know are passed over.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Deserializer, Serialize};
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Start<'a> {
+    pub(crate) process: ProcessConfig<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) pty: Option<Pty>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) stdin: Option<bool>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct ProcessConfig<'a> {
+    pub(crate) cmd: &'a str,
+    pub(crate) args: Vec<Cow<'a, str>>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) envs: BTreeMap<&'a str, &'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) cwd: Option<&'a str>,
+}
+
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Pty {
+    pub(crate) size: Size,
+}
+
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Size {
+    pub(crate) cols: u16,
+    pub(crate) rows: u16,
+}
+
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct Selector {
+    pub(crate) pid: u32,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Selected<T: Serialize> {
+    pub(crate) process: Selector,
+    #[serde(flatten)]
+    pub(crate) more: T,
+}
+
+/// Nothing more than which process.
+#[derive(Debug, Serialize)]
+pub(crate) struct Nothing {}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Input {
+    pub(crate) input: InputBytes,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum InputBytes {
+    Stdin(String),
+    Pty(String),
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Signal {
+    pub(crate) signal: &'static str,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Resize {
+    pub(crate) pty: Pty,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Started<'a> {
+    #[serde(borrow, default)]
+    pub(crate) event: Event<'a>,
+}
+
+/// One of these at a time.
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct Event<'a> {
+    #[serde(default)]
+    pub(crate) start: Option<StartEvent>,
+    #[serde(borrow, default)]
+    pub(crate) data: Option<Data<'a>>,
+    #[serde(borrow, default)]
+    pub(crate) end: Option<EndEvent<'a>>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct StartEvent {
+    #[serde(default)]
+    pub(crate) pid: u32,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Data<'a> {
+    #[serde(borrow, default)]
+    pub(crate) stdout: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    pub(crate) stderr: Option<Cow<'a, str>>,
+    #[serde(borrow, default)]
+    pub(crate) pty: Option<Cow<'a, str>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct EndEvent<'a> {
+    #[serde(default, alias = "exit_code")]
+    pub(crate) exit_code: i32,
+    #[serde(default)]
+    pub(crate) exited: bool,
+    #[serde(borrow, default)]
+    pub(crate) status: Cow<'a, str>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct EndOfStream {
+    #[serde(default)]
+    pub(crate) error: Option<RpcError>,
+}
+
+/// An error of a call, as Connect has it; plain HTTP errors have a number in place of the word.
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct RpcError {
+    #[serde(default, deserialize_with = "word")]
+    pub(crate) code: String,
+    #[serde(default)]
+    pub(crate) message: String,
+}
+
+fn word<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    let value = serde_json::Value::deserialize(deserializer)?;
+    Ok(value.as_str().unwrap_or_default().to_owned())
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Path<'a> {
+    pub(crate) path: &'a str,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct ListDir<'a> {
+    pub(crate) path: &'a str,
+    pub(crate) depth: u32,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct Move<'a> {
+    pub(crate) source: &'a str,
+    pub(crate) destination: &'a str,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct Entry {
+    pub(crate) entry: EntryInfo,
+}
+
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct Entries {
+    #[serde(default)]
+    pub(crate) entries: Vec<EntryInfo>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(crate) struct EntryInfo {
+    pub(crate) name: String,
+    #[serde(rename = "type")]
+    pub(crate) kind: String,
+    #[serde(deserialize_with = "size")]
+    pub(crate) size: u64,
+    pub(crate) mode: u32,
+    pub(crate) permissions: String,
+    #[serde(alias = "symlink_target")]
+    pub(crate) symlink_target: Option<String>,
+    #[serde(alias = "is_symlink")]
+    pub(crate) is_symlink: bool,
+}
+
+/// 64-bit numbers are text in this JSON, or numbers.
+fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
+    let value = serde_json::Value::deserialize(deserializer)?;
+    let text = value.as_str().and_then(|text| text.parse().ok());
+    Ok(text.or(value.as_u64()).unwrap_or_default())
+}
+
+/// What the API of the sandboxes says of one that was made or found.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Made {
+    #[serde(rename = "sandboxID")]
+    pub(crate) sandbox_id: String,
+    #[serde(default)]
+    pub(crate) envd_version: String,
+    #[serde(default)]
+    pub(crate) envd_access_token: Option<cantle_core::secret::SecretText>,
+    #[serde(default)]
+    pub(crate) domain: Option<String>,
+}

@@ -1,0 +1,158 @@
+//! What is done with files by a script.
+
+use cantle_core::sandbox::{FileInfo, SandboxError, SandboxErrorKind, SandboxPath};
+
+use super::Files;
+use super::entry::Seen;
+use crate::command::side::{self, Answer};
+use crate::envd::{EventStream, Fault};
+use crate::quote::{quote, quote_all};
+
+const FILES: &str = include_str!("../scripts/files.bash");
+
+impl Files<'_> {
+    async fn script(&self, words: &[&str], doing: &str) -> Result<Answer, SandboxError> {
+        match side::run(&self.awake.envd, FILES, words).await {
+            Ok(answer) => Ok(answer),
+            Err(fault) => Err(self.explain(fault, doing).await),
+        }
+    }
+
+    async fn must_succeed(&self, words: &[&str], doing: &str) -> Result<(), SandboxError> {
+        let answer = self.script(words, doing).await?;
+        if answer.success {
+            return Ok(());
+        }
+        Err(failure(&answer, doing))
+    }
+
+    /// Where a link leads; nothing where that is nowhere.
+    pub(super) async fn resolve_by_script(
+        &self,
+        link: &[u8],
+        doing: &str,
+    ) -> Result<Option<Vec<u8>>, SandboxError> {
+        let mut answer = self.script(&["resolve", &quote(link)], doing).await?;
+        if answer.stdout.last() == Some(&b'\n') {
+            answer.stdout.pop();
+        }
+        let leads_somewhere = answer.success && answer.stdout.first() == Some(&b'/');
+        Ok(leads_somewhere.then_some(answer.stdout))
+    }
+
+    pub(super) async fn look_by_script(
+        &self,
+        place: &[u8],
+        doing: &str,
+    ) -> Result<Option<Seen>, SandboxError> {
+        let answer = self.script(&["stat", &quote(place)], doing).await?;
+        let line = String::from_utf8_lossy(&answer.stdout);
+        match Seen::parse(&line) {
+            Some(seen) => Ok(Some(seen)),
+            // It found nothing, and had nothing to complain of.
+            None if !answer.success && answer.stderr.is_empty() => Ok(None),
+            None => Err(failure(&answer, doing)),
+        }
+    }
+
+    pub(super) async fn list_by_script(
+        &self,
+        place: &[u8],
+        doing: &str,
+    ) -> Result<Vec<FileInfo>, SandboxError> {
+        let answer = self.script(&["list", &quote(place)], doing).await?;
+        if answer.stdout.is_empty() && answer.success {
+            return Ok(Vec::new());
+        }
+        let strange = || {
+            let message = format!("{doing}: the sandbox's listing can't be understood");
+            SandboxError::new(SandboxErrorKind::Io, message)
+        };
+        let mut names = Vec::new();
+        let mut rest = answer.stdout.as_slice();
+        loop {
+            let end = rest
+                .iter()
+                .position(|byte| *byte == 0)
+                .ok_or_else(strange)?;
+            let (name, after) = rest.split_at(end);
+            rest = after.get(1..).unwrap_or_default();
+            if name.is_empty() {
+                break;
+            }
+            names.push(name);
+        }
+        let text = String::from_utf8_lossy(rest);
+        let mut lines = text.lines();
+        let mut infos = Vec::new();
+        for name in names {
+            let seen = lines.next().and_then(Seen::parse).ok_or_else(strange)?;
+            infos.push(seen.info(SandboxPath::working_directory().join(name)?));
+        }
+        Ok(infos)
+    }
+
+    pub(super) async fn mkdir_by_script(
+        &self,
+        place: &[u8],
+        doing: &str,
+    ) -> Result<(), SandboxError> {
+        self.must_succeed(&["mkdir", &quote(place)], doing).await
+    }
+
+    pub(super) async fn remove_by_script(
+        &self,
+        place: &[u8],
+        doing: &str,
+    ) -> Result<(), SandboxError> {
+        self.must_succeed(&["remove", &quote(place)], doing).await
+    }
+
+    pub(super) async fn move_by_script(
+        &self,
+        from: &[u8],
+        to: &[u8],
+        doing: &str,
+    ) -> Result<(), SandboxError> {
+        self.must_succeed(&["move", &quote_all([from, to])], doing)
+            .await
+    }
+
+    pub(super) async fn set_mode(
+        &self,
+        place: &[u8],
+        mode: u32,
+        doing: &str,
+    ) -> Result<(), SandboxError> {
+        let mode = format!("{mode:o}");
+        self.must_succeed(&["mode", &quote(place), &mode], doing)
+            .await
+    }
+
+    /// A file's bytes from an offset on, as the output of a script.
+    pub(super) async fn read_by_script(
+        &self,
+        place: &[u8],
+        offset: u64,
+    ) -> Result<EventStream, Fault> {
+        let start = offset.saturating_add(1).to_string();
+        side::start(&self.awake.envd, FILES, &["read", &quote(place), &start]).await
+    }
+}
+
+/// What the script's own words say.
+fn failure(answer: &Answer, doing: &str) -> SandboxError {
+    let why = answer.stderr.trim();
+    let kinds = [
+        ("No such file", SandboxErrorKind::NotFound),
+        ("Permission denied", SandboxErrorKind::PermissionDenied),
+        ("not permitted", SandboxErrorKind::PermissionDenied),
+        ("File exists", SandboxErrorKind::AlreadyExists),
+        ("Not a directory", SandboxErrorKind::NotADirectory),
+        ("No space left", SandboxErrorKind::StorageFull),
+        ("too long", SandboxErrorKind::InvalidInput),
+    ];
+    let known = kinds.iter().find(|(words, _)| why.contains(words));
+    let kind = known.map_or(SandboxErrorKind::Io, |(_, kind)| *kind);
+    SandboxError::new(kind, format!("{doing}: {why}"))
+}

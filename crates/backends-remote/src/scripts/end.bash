@@ -1,0 +1,11 @@
+# Ends, asks or lists what belongs to a command.
+token=$1 leader=$2
+case $3 in
+  kill) kill_own ;;
+  terminate)
+    find_own
+    ((${#found[@]})) && kill -TERM "${found[@]}" 2>/dev/null
+    exit 0
+    ;;
+  list) list_own ;;
+esac

@@ -1,0 +1,109 @@
+//! What the JSON form of protobuf has that serde has not
+//! (<https://protobuf.dev/programming-guides/json/>).
+
+use std::fmt;
+
+use base64::Engine as _;
+use base64::alphabet;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use bytes::Bytes;
+use serde::de::{Deserializer, Error, Unexpected, Visitor};
+
+const LENIENT: GeneralPurposeConfig =
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent);
+const STANDARD: GeneralPurpose = GeneralPurpose::new(&alphabet::STANDARD, LENIENT);
+const URL_SAFE: GeneralPurpose = GeneralPurpose::new(&alphabet::URL_SAFE, LENIENT);
+
+/// Bytes in base64, in either alphabet, with padding or without.
+pub(crate) fn bytes<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Bytes>, D::Error> {
+    from.deserialize_str(Base64).map(Some)
+}
+
+struct Base64;
+
+impl Visitor<'_> for Base64 {
+    type Value = Bytes;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("bytes in base64")
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Bytes, E> {
+        let decoded = if text.contains(['-', '_']) {
+            URL_SAFE.decode(text)
+        } else {
+            STANDARD.decode(text)
+        };
+        let decoded = decoded.map_err(|_| E::invalid_value(Unexpected::Str("…"), &self))?;
+        Ok(decoded.into())
+    }
+}
+
+/// A number, or one written as text.
+pub(crate) fn number<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
+    from.deserialize_any(Number)
+}
+
+/// The same where it may be missing.
+pub(crate) fn optional_number<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
+    number(from).map(Some)
+}
+
+struct Number;
+
+impl Visitor<'_> for Number {
+    type Value = u32;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a number from 0 to 4294967295")
+    }
+
+    fn visit_u64<E: Error>(self, number: u64) -> Result<u32, E> {
+        u32::try_from(number).map_err(|_| E::invalid_value(Unexpected::Unsigned(number), &self))
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<u32, E> {
+        let number = text.parse();
+        number.map_err(|_| E::invalid_value(Unexpected::Str(text), &self))
+    }
+}
+
+/// Writes bytes in base64 at the end of some text.
+pub(crate) fn push_base64(text: &mut String, bytes: &[u8]) {
+    STANDARD.encode_string(bytes, text);
+}
+
+/// Base64 of the standard alphabet, or anything else that may be meant.
+pub(crate) fn decode_base64(text: &str) -> Option<Vec<u8>> {
+    STANDARD.decode(text).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde::Deserialize;
+
+    use super::*;
+
+    #[derive(Debug, PartialEq, Deserialize)]
+    struct Both {
+        #[serde(default, deserialize_with = "bytes")]
+        data: Option<Bytes>,
+        #[serde(default, deserialize_with = "number")]
+        pid: u32,
+    }
+
+    #[test]
+    fn bytes_and_numbers_come_in_several_forms() {
+        let read = |text| serde_json::from_str::<Both>(text).ok();
+        let both = |data: &'static [u8], pid| {
+            let data = Some(Bytes::from_static(data));
+            Some(Both { data, pid })
+        };
+        assert_eq!(read(r#"{"data":"/+8=","pid":7}"#), both(b"\xff\xef", 7));
+        assert_eq!(read(r#"{"data":"_-8","pid":"7"}"#), both(b"\xff\xef", 7));
+        assert_eq!(read(r#"{"data":"","x":null}"#), both(b"", 0));
+        assert_eq!(read("{}"), Some(Both { data: None, pid: 0 }));
+        assert_eq!(read(r#"{"data":"*"}"#), None);
+        assert_eq!(read(r#"{"pid":-1}"#), None);
+    }
+}

@@ -1,0 +1,99 @@
+//! What a sandbox uses, as seen from inside.
+
+use cantle_core::sandbox::Sandbox;
+use jiff::Timestamp;
+
+use super::fault::Fault;
+use super::inside;
+
+/// Bytes of what the script writes.
+const REPORT_BYTES: usize = 4096;
+
+/// Counts twice, a tenth of a second apart: ticks of all processes that can be seen; then memory and disk.
+const SCRIPT: &str = r#"
+ticks() { cat /proc/[0-9]*/stat 2>/dev/null | { t=0; while IFS= read -r l; do l=${l##*) }; set -- $l; t=$((t+${12}+${13})); done; echo $t; }; }
+a=$(ticks); sleep 0.1; b=$(ticks)
+r=0; for f in /proc/[0-9]*/statm; do { read -r _ p _ < "$f"; } 2>/dev/null && r=$((r+p)); done
+echo "$(nproc) $(getconf CLK_TCK) $((b-a)) $((r*$(getconf PAGESIZE)))"
+while read -r k v _; do case $k in MemTotal:|Cached:) echo "$k $v";; esac; done < /proc/meminfo
+df -kP . | tail -1
+"#;
+
+/// What is used and what there is.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct Usage {
+    pub(crate) at: Timestamp,
+    pub(crate) cpu_count: u64,
+    /// Of one processor.
+    pub(crate) cpu_used_percent: f64,
+    pub(crate) memory_used: u64,
+    pub(crate) memory_total: u64,
+    pub(crate) memory_cache: u64,
+    pub(crate) disk_used: u64,
+    pub(crate) disk_total: u64,
+}
+
+/// Measures, as far as the sandbox has the programs for it.
+pub(crate) async fn measure(sandbox: &dyn Sandbox) -> Result<Usage, Fault> {
+    let argv = ["/bin/bash", "-c", SCRIPT];
+    let output = inside::run(sandbox, argv, REPORT_BYTES).await?;
+    let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
+    Ok(parse(&text.unwrap_or_default()))
+}
+
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "ticks of a tenth of a second have few digits"
+)]
+fn parse(text: &str) -> Usage {
+    let mut usage = Usage {
+        at: Timestamp::now(),
+        ..Usage::default()
+    };
+    for (index, line) in text.lines().enumerate() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let number = |at: usize| -> u64 {
+            words
+                .get(at)
+                .and_then(|word| word.parse().ok())
+                .unwrap_or(0)
+        };
+        match words.first() {
+            Some(&"MemTotal:") => usage.memory_total = number(1) * 1024,
+            Some(&"Cached:") => usage.memory_cache = number(1) * 1024,
+            _ if index == 0 => {
+                usage.cpu_count = number(0);
+                let ticks_in_time = (number(1) as f64 / 10.0).max(1.0);
+                usage.cpu_used_percent = number(2) as f64 / ticks_in_time * 100.0;
+                usage.memory_used = number(3);
+            }
+            _ => {
+                usage.disk_total = number(1) * 1024;
+                usage.disk_used = number(2) * 1024;
+            }
+        }
+    }
+    usage
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_report_is_read() {
+        let text = "2 100 5 4096\nMemTotal: 8 kB\nCached: 2 kB\noverlay 100 40 60 40% /home/user\n";
+        let usage = parse(text);
+        let expected = Usage {
+            at: usage.at,
+            cpu_count: 2,
+            cpu_used_percent: 50.0,
+            memory_used: 4096,
+            memory_total: 8192,
+            memory_cache: 2048,
+            disk_used: 40 * 1024,
+            disk_total: 100 * 1024,
+        };
+        assert_eq!(usage, expected);
+    }
+}

@@ -1,0 +1,32 @@
+//! Tasks that end with their owner.
+
+use std::sync::{Mutex, PoisonError};
+
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+
+/// A set of tasks. Dropped, it aborts them.
+#[derive(Default)]
+pub(crate) struct Tasks(Mutex<JoinSet<()>>);
+
+impl Tasks {
+    /// Starts a task.
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let mut tasks = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn(task);
+    }
+
+    /// Does something to its end, whether or not anybody waits for it; `None` where it was aborted.
+    pub(crate) async fn finish<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> Option<T> {
+        let (done, answer) = oneshot::channel();
+        self.spawn(async move {
+            // Where nobody waits any more, nobody needs the answer.
+            let _ = done.send(work.await);
+        });
+        answer.await.ok()
+    }
+}

@@ -1,0 +1,323 @@
+//! What is left, and what comes back, whoever ends first.
+
+use std::io::{BufRead as _, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cantle_backends_local::LocalBackend;
+use cantle_server::Server;
+use http::{Method, StatusCode};
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+use crate::support::{
+    Came, Serving, builder, eventually, left, place, serve, serve_in, serve_with,
+};
+
+/// Says to this program that it is the server that will be killed, and where its sandboxes are.
+const PART: &str = "CANTLE_TEST_SERVER_PLACE";
+
+async fn post(server: &Serving, id: &str, what: &str, body: Value) -> u16 {
+    let path = format!("/sandboxes/{id}/{what}");
+    server
+        .control(Method::POST, &path, Some(body))
+        .await
+        .status
+        .as_u16()
+}
+
+async fn state(server: &Serving, id: &str) -> String {
+    let path = format!("/sandboxes/{id}");
+    let answer = server.control(Method::GET, &path, None).await;
+    answer.json()["state"].as_str().unwrap_or("none").to_owned()
+}
+
+#[tokio::test]
+async fn a_server_that_stops_leaves_nothing() {
+    let server = serve().await;
+    let sandbox = server.base().await;
+    let mut stream = sandbox.start("sleep 300", &[]).await;
+    stream.pid().await;
+    server.base().await;
+    let started = Instant::now();
+    let directory = server.stop().await;
+    assert_eq!(stream.next().await, Came::Broken);
+    assert_eq!(left(&directory), 0);
+    assert!(
+        started.elapsed() < Duration::from_secs(5),
+        "{:?}",
+        started.elapsed()
+    );
+}
+
+#[tokio::test]
+async fn a_sandbox_whose_time_is_over_is_killed_and_its_streams_break_off() {
+    let server = serve().await;
+    let sandbox = server
+        .create(json!({ "templateID": "base", "timeout": 1 }))
+        .await;
+    let mut stream = sandbox.start("sleep 300", &[]).await;
+    stream.pid().await;
+    assert_eq!(stream.next().await, Came::Broken);
+    assert_eq!(sandbox.get("/health").await.status, StatusCode::BAD_GATEWAY);
+    eventually("nothing is left of it", async || server.left() == 0).await;
+    assert_eq!(state(&server, &sandbox.id).await, "none");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_paused_sandbox_keeps_its_files_and_comes_back() {
+    let server = serve().await;
+    let sandbox = server
+        .create(json!({ "templateID": "base", "envVars": { "A": "b" } }))
+        .await;
+    sandbox.put("kept", "x").await;
+    let mut stream = sandbox.start("sleep 300", &[]).await;
+    stream.pid().await;
+    assert_eq!(post(&server, &sandbox.id, "pause", json!({})).await, 204);
+    assert_eq!(stream.next().await, Came::Broken);
+    assert_eq!(post(&server, &sandbox.id, "pause", json!({})).await, 409);
+    assert_eq!(sandbox.get("/health").await.status, StatusCode::BAD_GATEWAY);
+    assert_eq!(state(&server, &sandbox.id).await, "paused");
+    assert_eq!(
+        post(&server, &sandbox.id, "timeout", json!({ "timeout": 5 })).await,
+        404
+    );
+    assert_eq!(post(&server, &sandbox.id, "connect", json!({})).await, 201);
+    assert_eq!(post(&server, &sandbox.id, "resume", json!({})).await, 409);
+    assert_eq!(sandbox.run("cat kept; echo $A").await.0, "xb\n");
+    assert_eq!(sandbox.kill().await, StatusCode::NO_CONTENT);
+    assert_eq!(server.left(), 0);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_paused_sandbox_can_be_killed() {
+    let server = serve().await;
+    let sandbox = server.base().await;
+    assert_eq!(post(&server, &sandbox.id, "pause", json!({})).await, 204);
+    assert_eq!(server.left(), 1);
+    assert_eq!(sandbox.kill().await, StatusCode::NO_CONTENT);
+    assert_eq!(server.left(), 0);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn at_its_end_it_is_paused_where_that_was_asked_for_and_resumed_by_a_request() {
+    let server = serve().await;
+    let body = json!({
+        "templateID": "base", "timeout": 1, "autoPause": true, "autoResume": { "enabled": true }
+    });
+    let sandbox = server.create(body).await;
+    sandbox.put("kept", "x").await;
+    eventually("it is paused", async || {
+        state(&server, &sandbox.id).await == "paused"
+    })
+    .await;
+    assert_eq!(sandbox.get("/files?path=kept").await.text(), "x");
+    assert_eq!(state(&server, &sandbox.id).await, "running");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_later_server_finds_what_was_paused() {
+    let records = tempfile::tempdir().unwrap();
+    let server = serve_with(|builder| builder.state_directory(records.path())).await;
+    let body =
+        json!({ "templateID": "base", "envVars": { "SECRET": "s" }, "metadata": { "a": "b" } });
+    let sandbox = server.create(body).await;
+    sandbox.put("kept", "x").await;
+    let (id, token) = (sandbox.id.clone(), sandbox.token.clone());
+    assert_eq!(post(&server, &id, "pause", json!({})).await, 204);
+    let gone = server.base().await.id;
+    let directory = server.stop().await;
+    assert_eq!(left(&directory), 1);
+
+    let server = serve_in(directory, |builder| builder.state_directory(records.path())).await;
+    assert_eq!(state(&server, &id).await, "paused");
+    assert_eq!(state(&server, &gone).await, "none");
+    assert_eq!(post(&server, &id, "connect", json!({})).await, 201);
+    let again = crate::support::Sandbox {
+        server: &server,
+        id,
+        token,
+    };
+    assert_eq!(again.run("cat kept; echo $SECRET").await.0, "xs\n");
+    assert_eq!(again.kill().await, StatusCode::NO_CONTENT);
+    let directory = server.stop().await;
+    assert_eq!(left(&directory), 0);
+    let written = std::fs::read_dir(records.path().join("sandboxes"))
+        .unwrap()
+        .count();
+    assert_eq!(written, 0);
+}
+
+#[tokio::test]
+async fn records_are_their_owners_alone_and_have_one_server() {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    let records = tempfile::tempdir().unwrap();
+    let server = serve_with(|builder| builder.state_directory(records.path())).await;
+    let sandbox = server.base().await;
+    post(&server, &sandbox.id, "pause", json!({})).await;
+    let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    let directory = records.path().join("sandboxes");
+    assert_eq!(mode(&directory), 0o700);
+    let file = directory.join(format!("{}.json", sandbox.id));
+    assert_eq!(mode(&file), 0o600);
+    let other = builder(&server.directory).state_directory(records.path());
+    let error = other
+        .bind("127.0.0.1:0".parse().unwrap())
+        .await
+        .unwrap_err();
+    assert_eq!(error.kind(), cantle_server::ServeErrorKind::State);
+    sandbox.kill().await;
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_closed_while_it_is_used_ends_every_request() {
+    let server = serve().await;
+    let sandbox = server.base().await;
+    let watch = json!({ "path": "" });
+    let mut watching = sandbox
+        .stream("filesystem.Filesystem/WatchDir", watch, &[])
+        .await;
+    assert_eq!(watching.next().await, Came::Message(json!({ "start": {} })));
+    let mut stream = sandbox.start("yes", &[]).await;
+    stream.pid().await;
+    assert_eq!(sandbox.kill().await, StatusCode::NO_CONTENT);
+    assert_eq!(watching.next().await, Came::Broken);
+    while stream.next().await != Came::Broken {}
+    server.stop().await;
+}
+
+/// Is the server that is killed, where it is told to; otherwise there is nothing to do.
+#[tokio::test]
+async fn the_server_that_is_killed() {
+    let Some(place) = std::env::var_os(PART).map(std::path::PathBuf::from) else {
+        return;
+    };
+    let sandboxes = place.join("sandboxes");
+    let backend = LocalBackend::new()
+        .in_directory(&sandboxes)
+        .workspace_at("/home/user");
+    let server = Server::builder(Arc::new(backend.clone()))
+        .state_directory(place.join("state"))
+        .bind("127.0.0.1:0".parse().unwrap())
+        .await
+        .unwrap();
+    backend.reclaim(Duration::ZERO).await;
+    println!("\nserving {}", server.address());
+    server.serve(CancellationToken::new()).await.unwrap();
+}
+
+struct Killed {
+    child: Child,
+    address: std::net::SocketAddr,
+}
+
+impl Killed {
+    fn start(place: &Path) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "life::the_server_that_is_killed", "--nocapture"])
+            .env(PART, place)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let address = lines.map(Result::unwrap).find_map(|line| {
+            line.strip_prefix("serving ")
+                .map(|address| address.parse().unwrap())
+        });
+        let address = address.expect("the server starts");
+        Self { child, address }
+    }
+}
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// How many processes have this in their environment or command line.
+fn processes_with(mark: &str) -> usize {
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    processes
+        .filter(|process| {
+            let environment = std::fs::read(process.path().join("environ")).unwrap_or_default();
+            environment
+                .windows(mark.len())
+                .any(|part| part == mark.as_bytes())
+        })
+        .count()
+}
+
+#[tokio::test]
+async fn a_server_that_is_killed_leaves_no_process_and_the_next_one_clears_up() {
+    let place = place();
+    let sandboxes = place.path().join("sandboxes");
+    std::fs::create_dir(&sandboxes).unwrap();
+    use std::os::unix::fs::PermissionsExt as _;
+    std::fs::set_permissions(&sandboxes, std::fs::Permissions::from_mode(0o711)).unwrap();
+    let killed = Killed::start(place.path());
+    let client = crate::support::client(killed.address);
+    let mark = format!("MARK={}", cantle_core::ids::fresh_id());
+    let (name, value) = mark.split_once('=').unwrap();
+    let body = json!({ "templateID": "base", "envVars": { name: value } });
+    let (one, paused) = (client.create(body.clone()).await, client.create(body).await);
+    paused.put("kept", "x").await;
+    let mut stream = one.start("setsid sleep 300 & sleep 300", &[]).await;
+    stream.pid().await;
+    assert_eq!(post(&client, &paused.id, "pause", json!({})).await, 204);
+    eventually("both commands run", async || processes_with(&mark) >= 2).await;
+    let (id, token) = (paused.id.clone(), paused.token.clone());
+    drop(killed);
+    assert_eq!(stream.next().await, Came::Broken);
+    eventually("no process is left", async || processes_with(&mark) == 0).await;
+
+    let next = Killed::start(place.path());
+    let count = || std::fs::read_dir(&sandboxes).unwrap().count();
+    assert_eq!(count(), 1);
+    let client = crate::support::client(next.address);
+    assert_eq!(post(&client, &id, "connect", json!({})).await, 201);
+    let again = crate::support::Sandbox {
+        server: &client,
+        id,
+        token,
+    };
+    assert_eq!(again.get("/files?path=kept").await.text(), "x");
+    assert_eq!(again.kill().await, StatusCode::NO_CONTENT);
+    assert_eq!(count(), 0);
+}
+
+#[tokio::test]
+async fn many_sandboxes_come_and_go_without_a_trace() {
+    let server = serve().await;
+    let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+    server.base().await.kill().await;
+    let before = descriptors();
+    for _ in 0..10 {
+        let made = futures_util::future::join_all((0..8).map(|_| server.base())).await;
+        let ran = futures_util::future::join_all(made.iter().map(|one| one.run("echo x"))).await;
+        assert!(ran.iter().all(|(written, _)| written == "x\n"));
+        let killed = futures_util::future::join_all(made.iter().map(|one| one.kill())).await;
+        assert!(
+            killed
+                .iter()
+                .all(|status| *status == StatusCode::NO_CONTENT)
+        );
+    }
+    assert_eq!(server.left(), 0);
+    // Connections of this client end a moment later; other tests have some of their own.
+    eventually("no descriptor is left", async || {
+        descriptors() <= before + 200
+    })
+    .await;
+    server.stop().await;
+}

@@ -1,0 +1,17 @@
+//! The server over real HTTP, with sandboxes of the real local backend.
+
+#![cfg(target_os = "linux")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "the lints know a test by its attribute, and what tests share has none"
+)]
+
+mod control;
+mod files;
+mod life;
+mod processes;
+mod sdk;
+mod support;

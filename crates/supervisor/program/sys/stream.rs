@@ -1,0 +1,80 @@
+//! What a relay needs: descriptors that don't block, files in memory, pairs of sockets.
+
+use super::{Fd, O_CLOEXEC, Result, map_zeroed, pad, syscall};
+
+/// Makes reads and writes answer `EAGAIN` where they would wait.
+pub fn set_nonblocking(fd: Fd) -> Result<()> {
+    const F_GETFL: usize = 3;
+    const F_SETFL: usize = 4;
+    const O_NONBLOCK: usize = 0o4000;
+    let flags = call!(72, fd.0, F_GETFL)?;
+    call!(72, fd.0, F_SETFL, flags | O_NONBLOCK).map(drop)
+}
+
+/// Two sockets for messages that are connected to each other.
+pub fn message_sockets() -> Result<(Fd, Fd)> {
+    const AF_UNIX: usize = 1;
+    const SOCK_SEQPACKET_CLOEXEC: usize = 0o200_0005;
+    let mut ends = [0_i32; 2];
+    call!(53, AF_UNIX, SOCK_SEQPACKET_CLOEXEC, 0, ends.as_mut_ptr())?;
+    Ok((Fd(ends[0]), Fd(ends[1])))
+}
+
+/// A file that is only in memory.
+pub fn memory_file() -> Result<Fd> {
+    const MFD_CLOEXEC: usize = 1;
+    call!(319, c"cantle".as_ptr(), MFD_CLOEXEC).map(|fd| Fd(fd as i32))
+}
+
+/// How many bytes can be read at once.
+pub fn unread_bytes(fd: Fd) -> Result<usize> {
+    const FIONREAD: usize = 0x541B;
+    let mut bytes = 0_i32;
+    call!(16, fd.0, FIONREAD, &raw mut bytes)?;
+    Ok(bytes.max(0) as usize)
+}
+
+/// Makes room for so many bytes in a pipe. Slower where it is refused, nothing else.
+pub fn enlarge_pipe(fd: Fd, bytes: usize) {
+    const F_SETPIPE_SZ: usize = 1031;
+    let _ = call!(72, fd.0, F_SETPIPE_SZ, bytes);
+}
+
+/// Fresh memory, zeroed, until [`unmap_bytes`]. A page is only taken when it is used.
+pub fn map_bytes(count: usize) -> Result<&'static mut [u8]> {
+    let address = map_zeroed(count)?;
+    // SAFETY: fresh memory of this length that nobody else knows.
+    Ok(unsafe { core::slice::from_raw_parts_mut(address as *mut u8, count) })
+}
+
+/// Gives memory back.
+pub fn unmap_bytes(bytes: &'static mut [u8]) {
+    if !bytes.is_empty() {
+        let _ = call!(11, bytes.as_mut_ptr(), bytes.len());
+    }
+}
+
+/// Something that can be read, is at its end and stays there; for where there is no `/dev/null`.
+pub fn nothing() -> Result<Fd> {
+    let mut ends = [0_i32; 2];
+    call!(293, ends.as_mut_ptr(), O_CLOEXEC)?;
+    super::close(Fd(ends[1]));
+    Ok(Fd(ends[0]))
+}
+
+/// Lets children go by themselves when they end.
+pub fn let_children_go() {
+    const IGNORE: u64 = 1;
+    let action = [IGNORE, 0, 0, 0];
+    let _ = call!(13, super::SIGCHLD, action.as_ptr(), 0, 8);
+}
+
+/// Allows the calling process as many descriptors as it may allow itself.
+pub fn allow_most_descriptors() {
+    const RLIMIT_NOFILE: usize = 7;
+    let mut limit = [0_u64; 2];
+    if call!(302, 0, RLIMIT_NOFILE, 0, limit.as_mut_ptr()).is_ok() {
+        limit[0] = limit[1];
+        let _ = call!(302, 0, RLIMIT_NOFILE, limit.as_ptr(), 0);
+    }
+}

@@ -1,0 +1,162 @@
+//! Arguments: whole, unchanged, or refused with a reason.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt as _;
+
+use cantle_core::sandbox::{
+    CommandOutput, ExitStatus, SandboxError, SandboxErrorKind, SandboxExt as _, SpawnRequest,
+};
+
+use super::super::check::{Checked, equal, refused, same_bytes};
+use super::super::suite::Case;
+use super::bench::{Bench, Harness, path, whole};
+use super::case;
+
+pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
+    vec![
+        case!(arguments_without_a_shell_are_not_expanded),
+        case!(arguments_may_be_any_bytes),
+        case!(nul_in_a_request_is_refused),
+        case!(a_command_line_of_100_kilobytes_runs),
+        case!(arguments_that_are_too_long_are_refused),
+        case!(a_long_list_of_arguments_arrives_whole_or_is_refused),
+        case!(a_program_that_is_missing_is_an_error),
+        case!(a_program_that_is_not_executable_is_an_error),
+        case!(no_program_at_all_is_an_error),
+    ]
+}
+
+async fn arguments_without_a_shell_are_not_expanded(bench: &Bench<'_>) -> Checked {
+    let arguments = [
+        "$HOME", "*", "a b", "`id`", "$(id)", "", "'\"", "\\n", "; exit 9", "-n", "~", "é\n",
+    ];
+    let request = SpawnRequest::argv(["printf", "%s|"].into_iter().chain(arguments));
+    let expected: String = arguments.iter().map(|it| format!("{it}|")).collect();
+    let output = bench.output_of(request).await?;
+    equal("arguments", String::from_utf8_lossy(&output), expected)
+}
+
+async fn arguments_may_be_any_bytes(bench: &Bench<'_>) -> Checked {
+    let bytes: Vec<u8> = (1..=255).collect();
+    let argv = [
+        "printf".into(),
+        "%s".into(),
+        OsString::from_vec(bytes.clone()),
+    ];
+    let output = bench.output_of(SpawnRequest::argv(argv)).await?;
+    same_bytes("an argument of bytes 1 to 255", &output, &bytes)?;
+
+    let line = OsString::from_vec(b"printf %s '\xff\xfe'".to_vec());
+    let output = bench.output_of(SpawnRequest::shell(line)).await?;
+    same_bytes("a command line that is no UTF-8", &output, b"\xff\xfe")
+}
+
+async fn nul_in_a_request_is_refused(bench: &Bench<'_>) -> Checked {
+    let requests = [
+        (
+            "NUL in an argument",
+            SpawnRequest::argv(["echo", "one\0two"]),
+        ),
+        ("NUL in a program", SpawnRequest::argv(["ec\0ho"])),
+        (
+            "NUL in a command line",
+            SpawnRequest::shell("echo one\0two"),
+        ),
+        (
+            "NUL in a variable",
+            SpawnRequest::shell("true").with_env("NAME", "one\0two"),
+        ),
+    ];
+    for (what, request) in requests {
+        let spawned = bench.sandbox.spawn(request).await;
+        refused(what, spawned.map(drop), &[SandboxErrorKind::InvalidInput])?;
+    }
+    Ok(())
+}
+
+async fn a_command_line_of_100_kilobytes_runs(bench: &Bench<'_>) -> Checked {
+    // A file that a model writes with a here document is often as long. Linux takes 128 KiB.
+    let text = "0123456789abcde\n".repeat(100_000 / 16);
+    let command = format!("cat > file <<'END'\n{text}END\nwc -c < file; exit 3");
+    let output = bench.sh(&command).await?;
+    equal("exit", output.exit.status, ExitStatus::Code(3))?;
+    let count = whole(&output.stdout)?;
+    let count = String::from_utf8_lossy(&count);
+    equal("bytes written", count.trim(), &*text.len().to_string())
+}
+
+async fn arguments_that_are_too_long_are_refused(bench: &Bench<'_>) -> Checked {
+    const BYTES: usize = 3_000_000;
+    let count = ["bash", "-c", "printf %s ${#1}", "bash"];
+    let long = "x".repeat(BYTES);
+    let request = SpawnRequest::argv(count.into_iter().chain([long.as_str()]));
+    // Linux takes 128 KiB in one argument; a sandbox that takes more must take all of it.
+    let output = bench.sandbox.run(request).await;
+    whole_or_refused("an argument of 3 MB", output, &BYTES.to_string())?;
+    equal("a command after it", bench.stdout("echo ok").await?, "ok\n")
+}
+
+async fn a_long_list_of_arguments_arrives_whole_or_is_refused(bench: &Bench<'_>) -> Checked {
+    // Linux takes 2 MiB together with the environment, unless a stack may be larger.
+    for count in [5_000, 30_000] {
+        let script = "all=\"$*\"; printf '%s %s %s' $# ${#all} \"${!#}\"";
+        let own = ["bash", "-c", script, "bash"].map(OsString::from);
+        let list = (1..=count).map(|number| OsString::from(format!("{number:0100}")));
+        let request = SpawnRequest::argv(own.into_iter().chain(list));
+        let output = bench.sandbox.run(request).await;
+        let expected = format!("{count} {} {count:0100}", count * 101 - 1);
+        whole_or_refused(
+            &format!("{count} arguments of 100 bytes"),
+            output,
+            &expected,
+        )?;
+    }
+    equal("a command after it", bench.stdout("echo ok").await?, "ok\n")
+}
+
+/// The command had all of its arguments, or was not started because they are too long.
+#[track_caller]
+fn whole_or_refused(
+    what: &str,
+    output: Result<CommandOutput, SandboxError>,
+    expected: &str,
+) -> Checked {
+    match output {
+        Ok(output) => same_bytes(what, &whole(&output.stdout)?, expected.as_bytes()),
+        Err(error) => refused(what, Err::<(), _>(error), &[SandboxErrorKind::InvalidInput]),
+    }
+}
+
+async fn a_program_that_is_missing_is_an_error(bench: &Bench<'_>) -> Checked {
+    for program in ["no-such-program", "./no-such-program", "/no/such/program"] {
+        let spawned = bench.sandbox.spawn(SpawnRequest::argv([program])).await;
+        refused(program, spawned.map(drop), &[SandboxErrorKind::NotFound])?;
+    }
+    let status = bench.sh("no-such-program").await?.exit.status;
+    equal(
+        "a missing program in a shell",
+        status,
+        ExitStatus::Code(127),
+    )
+}
+
+async fn a_program_that_is_not_executable_is_an_error(bench: &Bench<'_>) -> Checked {
+    let script = "#!/bin/bash\n".into();
+    bench.sandbox.write_bytes(&path("tool")?, script).await?;
+    let spawned = bench.sandbox.spawn(SpawnRequest::argv(["./tool"])).await;
+    refused(
+        "a program of mode 644",
+        spawned.map(drop),
+        &[SandboxErrorKind::PermissionDenied],
+    )
+}
+
+async fn no_program_at_all_is_an_error(bench: &Bench<'_>) -> Checked {
+    let nothing: [&str; 0] = [];
+    for request in [SpawnRequest::argv(nothing), SpawnRequest::argv([""])] {
+        let spawned = bench.sandbox.spawn(request).await;
+        let kinds = [SandboxErrorKind::InvalidInput, SandboxErrorKind::NotFound];
+        refused("an argv without a program", spawned.map(drop), &kinds)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,217 @@
+//! A sandbox: files and commands of one directory.
+
+use std::collections::BTreeMap;
+use std::future::pending;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use cantle_core::policy::Policy;
+use cantle_core::sandbox::{
+    ByteRange, ByteStream, FileInfo, Process, Sandbox, SandboxError, SandboxErrorKind,
+    SandboxHandle, SandboxInfo, SandboxPath, SpawnRequest, WriteOptions,
+};
+use cantle_core::secret::SecretText;
+use futures_util::{StreamExt as _, stream};
+use tempfile::TempDir;
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::task::yield_now;
+
+use super::files::Files;
+use super::{Fault, Setting, command, kill_tagged, remove_all};
+
+#[derive(Debug)]
+pub(super) struct Local {
+    pub(super) setting: Setting,
+    pub(super) info: SandboxInfo,
+    pub(super) files: Files,
+    pub(super) environment: BTreeMap<String, SecretText>,
+    pub(super) wall_time: Option<std::time::Duration>,
+    pub(super) root: PathBuf,
+    closed: AtomicBool,
+    /// By what it will be found again.
+    handle: Mutex<Option<String>>,
+    own: Mutex<Option<TempDir>>,
+}
+
+impl Local {
+    pub(super) fn new(
+        setting: Setting,
+        info: SandboxInfo,
+        policy: Policy,
+        root: PathBuf,
+        own: TempDir,
+    ) -> Result<Self, SandboxError> {
+        let working_directory = info.working_directory.clone();
+        Ok(Self {
+            files: Files::new(root.clone(), working_directory, setting.fault)?,
+            setting,
+            info,
+            environment: policy.environment,
+            wall_time: policy.limits.wall_time,
+            root,
+            closed: AtomicBool::new(false),
+            handle: Mutex::default(),
+            own: Mutex::new(Some(own)),
+        })
+    }
+
+    pub(super) fn has(&self, fault: Fault) -> bool {
+        self.setting.fault == Some(fault)
+    }
+
+    fn must_be_open(&self) -> Result<(), SandboxError> {
+        if self.closed.load(Ordering::SeqCst) && !self.has(Fault::AnswersAfterClose) {
+            return Err(SandboxError::new(
+                SandboxErrorKind::Closed,
+                "the sandbox is closed",
+            ));
+        }
+        if *self.setting.gone.borrow() && !self.has(Fault::HidesItsEnd) {
+            return Err(SandboxError::gone("the sandbox was killed"));
+        }
+        Ok(())
+    }
+
+    fn answer<T>(&self, result: Result<T, SandboxError>) -> Result<T, SandboxError> {
+        if self.has(Fault::FailsWithoutAKind) {
+            return result.map_err(|it| SandboxError::new(SandboxErrorKind::Io, it.to_string()));
+        }
+        result
+    }
+
+    fn end_commands(&self) {
+        if !self.has(Fault::LeavesProcesses) {
+            kill_tagged(&self.setting.tags.sandbox);
+        }
+    }
+
+    /// The one place on the one stream, where there is but one.
+    async fn turn(&self) -> Option<OwnedSemaphorePermit> {
+        let stream = Arc::clone(&self.setting.stream);
+        match self.has(Fault::SharesOneStream) {
+            true => stream.acquire_owned().await.ok(),
+            false => None,
+        }
+    }
+}
+
+impl Drop for Local {
+    fn drop(&mut self) {
+        self.end_commands();
+        let Some(own) = self.own.lock().unwrap().take() else {
+            return;
+        };
+        let handle = self.handle.lock().unwrap().take();
+        let handle = handle.filter(|_| !(self.has(Fault::KeepsOnce) && self.setting.reattached));
+        match handle {
+            _ if self.closed.load(Ordering::SeqCst) => {}
+            Some(token) => drop(self.setting.kept.lock().unwrap().insert(token, own)),
+            None if self.has(Fault::LeavesFiles) => drop(own.keep()),
+            None => remove_all(own.path()),
+        }
+    }
+}
+
+#[async_trait]
+impl Sandbox for Local {
+    fn info(&self) -> &SandboxInfo {
+        &self.info
+    }
+
+    async fn spawn(&self, request: SpawnRequest) -> Result<Box<dyn Process>, SandboxError> {
+        self.must_be_open()?;
+        self.answer(command::spawn(self, request).await)
+    }
+
+    async fn read(&self, path: &SandboxPath, range: ByteRange) -> Result<ByteStream, SandboxError> {
+        self.must_be_open()?;
+        let turn = self.turn().await;
+        let pieces = self.answer(self.files.read(path, range))?;
+        let gone = self.setting.gone.clone();
+        let hangs = self.has(Fault::HangsWhenKilled);
+        let paced = stream::unfold((pieces, turn), move |(mut pieces, turn)| {
+            let gone = gone.clone();
+            async move {
+                // As a real one does: others get their turn between two pieces.
+                yield_now().await;
+                if hangs && *gone.borrow() {
+                    pending::<()>().await;
+                }
+                Some((pieces.next().await?, (pieces, turn)))
+            }
+        });
+        Ok(Box::pin(paced))
+    }
+
+    async fn write(
+        &self,
+        path: &SandboxPath,
+        options: WriteOptions,
+        data: ByteStream,
+    ) -> Result<(), SandboxError> {
+        self.must_be_open()?;
+        let _turn = self.turn().await;
+        let mut gone = self.setting.gone.clone();
+        let written = tokio::select! {
+            written = self.files.write(path, options, data) => written,
+            _ = gone.wait_for(|gone| *gone) => Err(SandboxError::gone("the sandbox was killed")),
+        };
+        self.answer(written)
+    }
+
+    async fn stat(&self, path: &SandboxPath) -> Result<FileInfo, SandboxError> {
+        self.must_be_open()?;
+        self.answer(self.files.stat(path))
+    }
+
+    async fn list(&self, path: &SandboxPath) -> Result<Vec<FileInfo>, SandboxError> {
+        self.must_be_open()?;
+        self.answer(self.files.list(path))
+    }
+
+    async fn mkdir(&self, path: &SandboxPath) -> Result<(), SandboxError> {
+        self.must_be_open()?;
+        self.answer(self.files.mkdir(path))
+    }
+
+    async fn remove(&self, path: &SandboxPath) -> Result<(), SandboxError> {
+        self.must_be_open()?;
+        self.answer(self.files.remove(path))
+    }
+
+    async fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<(), SandboxError> {
+        self.must_be_open()?;
+        self.answer(self.files.rename(from, to))
+    }
+
+    async fn persist(&self) -> Result<SandboxHandle, SandboxError> {
+        self.must_be_open()?;
+        if !self.setting.can_be_kept {
+            return Err(SandboxError::unsupported("it ends with its owner"));
+        }
+        let mut token = self.info.id.clone();
+        if self.has(Fault::TellsSecrets) {
+            token.extend(self.environment.values().map(SecretText::expose));
+        }
+        *self.handle.lock().unwrap() = Some(token.clone());
+        Ok(SandboxHandle::new("reference", token))
+    }
+
+    async fn close(&self) -> Result<(), SandboxError> {
+        if self.has(Fault::HangsWhenKilled) && *self.setting.gone.borrow() {
+            pending::<()>().await;
+        }
+        let again = self.closed.swap(true, Ordering::SeqCst);
+        if again && self.has(Fault::ClosesOnce) {
+            return Err(SandboxError::gone("there is nothing to close"));
+        }
+        self.end_commands();
+        if !again && !self.has(Fault::LeavesFiles) {
+            let own = self.own.lock().unwrap();
+            remove_all(own.as_ref().unwrap().path());
+        }
+        Ok(())
+    }
+}

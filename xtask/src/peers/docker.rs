@@ -1,0 +1,150 @@
+//! A Docker engine, and images that come from no registry.
+//!
+//! One that answers already is used. Else, as root, one of our own is started: in namespaces of its
+//! own, so that all its processes and mounts end with it, however it ends, and without touching the
+//! host's network.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use tempfile::TempDir;
+
+use super::python::source;
+use super::server::Server;
+use super::{Ready, Workshop};
+use crate::shell;
+
+/// What a slice of this machine in an image is called; [`BUSYBOX`] holds nothing but BusyBox.
+const SLICE: &str = "cantle-test:slice";
+const BUSYBOX: &str = "cantle-test:busybox";
+
+pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
+    let images = images(workshop)?;
+    let (host, server) = match answering() {
+        Some(host) => (host, None),
+        None => {
+            let (host, server) = start(workshop)?;
+            (host, Some(server))
+        }
+    };
+    for (name, file) in [(SLICE, "slice.tar"), (BUSYBOX, "busybox.tar")] {
+        let mut import = Command::new("docker");
+        import
+            .args(["--host", &host, "import"])
+            .args(["--change", "ENV PATH=/usr/local/bin:/usr/bin:/bin"])
+            .args(["--change", "CMD [\"sh\"]"])
+            .arg(images.join(file))
+            .arg(name);
+        workshop.step("docker-import", &import)?;
+    }
+    let variables = vec![
+        ("CANTLE_TEST_DOCKER_HOST", host),
+        ("CANTLE_TEST_DOCKER_IMAGE", SLICE.to_owned()),
+        ("CANTLE_TEST_DOCKER_BUSYBOX", BUSYBOX.to_owned()),
+    ];
+    Ok(Ready { variables, server })
+}
+
+/// The images as archives: a slice of this machine (BusyBox, bash, Python, git), and BusyBox alone.
+fn images(workshop: &Workshop) -> Result<PathBuf> {
+    let busybox = super::busybox::program(workshop)?;
+    let script = source("docker_images.sh");
+    let recipe = fs::read_to_string(&script)?;
+    workshop.cached("docker", &recipe, |directory| {
+        let mut build = Command::new("bash");
+        build.arg(&script).arg(&busybox).arg(directory);
+        workshop.step("docker-images", &build)
+    })
+}
+
+/// The engine that the surroundings name, or the machine's own.
+fn answering() -> Option<String> {
+    let named = std::env::var("DOCKER_HOST").ok();
+    let host = named.unwrap_or_else(|| "unix:///var/run/docker.sock".to_owned());
+    shell::probe("docker", &["--host", &host, "version"]).map(|_| host)
+}
+
+fn start(workshop: &Workshop) -> Result<(String, Server)> {
+    if !rustix::process::geteuid().is_root() {
+        bail!("no Docker engine answers, and only root can start one");
+    }
+    // Not below the target directory: the name of a socket is short.
+    let place = tempfile::Builder::new()
+        .prefix("cantle-docker-")
+        .tempdir()?;
+    let directory = place.path().to_owned();
+    let name = directory.file_name().context("it has a name")?;
+    let groups = Path::new("/").join(name);
+    let socket = directory.join("docker.sock");
+    let host = format!("unix://{}", socket.display());
+    let mut command = Command::new("unshare");
+    command
+        .args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"])
+        .args(["dockerd", "--host", &host])
+        .arg("--data-root")
+        .arg(directory.join("data"))
+        .arg("--exec-root")
+        .arg(directory.join("exec"))
+        .arg("--pidfile")
+        .arg(directory.join("pid"))
+        .arg("--cgroup-parent")
+        .arg(&groups)
+        // Each of these would change something on the host.
+        .args(["--iptables=false", "--ip6tables=false", "--ip-masq=false"])
+        .args(["--ip-forward=false", "--bridge=none"])
+        .args(["--exec-opt", "native.cgroupdriver=cgroupfs"])
+        // What runs in a container may not care for TERM.
+        .args(["--shutdown-timeout", "1"]);
+    let server = Server::start_when(workshop, "docker", &command, || answers(&socket))?;
+    Ok((host, server.with_remains(Remains { place, groups })))
+}
+
+/// Whether the engine answers on its socket.
+fn answers(socket: &Path) -> bool {
+    let ask = || -> Result<bool> {
+        let mut stream = UnixStream::connect(socket)?;
+        stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+        stream.write_all(b"GET /_ping HTTP/1.0\r\n\r\n")?;
+        let mut start_of_answer = [0; 12];
+        stream.read_exact(&mut start_of_answer)?;
+        Ok(start_of_answer.ends_with(b" 200"))
+    };
+    ask().unwrap_or(false)
+}
+
+/// What an engine leaves when it ends: its directory and its control groups.
+pub struct Remains {
+    place: TempDir,
+    /// Their path in every hierarchy.
+    groups: PathBuf,
+}
+
+impl Drop for Remains {
+    fn drop(&mut self) {
+        let Ok(name) = self.groups.strip_prefix("/") else {
+            return;
+        };
+        let Ok(hierarchies) = fs::read_dir("/sys/fs/cgroup") else {
+            return;
+        };
+        for hierarchy in hierarchies.flatten() {
+            let mut remove = Command::new("find");
+            remove
+                .arg(hierarchy.path().join(name))
+                .args(["-depth", "-type", "d", "-delete"]);
+            // Silent: most hierarchies are other names of the same one.
+            let _ = remove.stdout(Stdio::null()).stderr(Stdio::null()).status();
+        }
+        if let Err(error) = fs::remove_dir_all(self.place.path()) {
+            eprintln!(
+                "xtask: failed to remove {}: {error}",
+                self.place.path().display()
+            );
+        }
+    }
+}
