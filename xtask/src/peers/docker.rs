@@ -85,6 +85,8 @@ fn start(workshop: &Workshop) -> Result<(String, Server)> {
     let mut command = Command::new("unshare");
     command
         .args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"])
+        // Somebody must reap what containers leave: dockerd doesn't, as the first process.
+        .args(["docker-init", "--"])
         .args(["dockerd", "--host", &host])
         .arg("--data-root")
         .arg(directory.join("data"))

@@ -175,7 +175,6 @@ impl Connected {
             }
             Channels::All => {
                 let (theirs, ours) = sys::pipe()?;
-                sys::let_others_open(theirs)?;
                 self.input = ours;
                 self.give(theirs);
                 sys::set_nonblocking(ours)?;
@@ -183,7 +182,6 @@ impl Connected {
         }
         for at in 0..self.outputs.len() {
             let (ours, theirs) = sys::pipe()?;
-            sys::let_others_open(theirs)?;
             self.outputs[at] = ours;
             self.give(theirs);
             sys::set_nonblocking(ours)?;

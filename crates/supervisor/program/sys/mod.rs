@@ -119,12 +119,6 @@ pub fn pipe() -> Result<(Fd, Fd)> {
     Ok((Fd(ends[0]), Fd(ends[1])))
 }
 
-/// Lets every user open a pipe again by a name that leads to it, as `/dev/stderr` does: commands may be
-/// another user than we are.
-pub fn let_others_open(pipe: Fd) -> Result<()> {
-    call!(91, pipe.0, 0o666).map(drop)
-}
-
 /// Closes all descriptors from `first` on, or marks them to be closed at an exec.
 pub fn close_range(first: u32, last: u32, cloexec: bool) -> Result<()> {
     call!(436, first, last, if cloexec { 4 } else { 0 }).map(drop)
