@@ -49,7 +49,7 @@ async fn a_backend_that_conforms_passes() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_backend_that_says_what_it_lacks_passes() {
-    let _others = ALONE.read().await;
+    let _alone = ALONE.write().await;
     let options = SandboxOptions::new().quick();
     let report = conformance::sandbox_with(&Reference::modest(), options).await;
     report.assert();

@@ -69,8 +69,8 @@ async fn a_link_that_changes_while_it_is_read_leads_nowhere(bench: &Bench<'_>) -
         yield_now().await;
     }
     ensure!(
-        inside > 0 && failed > 0,
-        "the link was read {inside} times within and {failed} times out of the sandbox"
+        failed > 0,
+        "what changes was read {inside} times, and never at the wrong moment"
     );
     Ok(())
 }
@@ -106,9 +106,10 @@ async fn a_link_that_changes_while_it_is_changed_leads_nowhere(bench: &Bench<'_>
         ensure!(there, "a file outside was moved or removed");
         yield_now().await;
     }
+    // Where each look takes long, the directory may be put away at every one.
     ensure!(
-        directories > 0 && links > 0,
-        "a directory was seen {directories} times, and a link in its place {links} times"
+        links > 0,
+        "a directory was seen {directories} times, and never a link in its place"
     );
     outside.must_be_untouched()
 }
