@@ -7,13 +7,13 @@ pub const READY_BYTES: usize = 24;
 /// Bytes of a [`Report`].
 pub const REPORT_BYTES: usize = 40;
 
-/// The answer to [`Order::Setup`].
+/// The answer to [`Order::Setup`](super::Order::Setup).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ready {
-    /// The sandbox stands. The descriptors of [`Step::OpenDirectory`] and [`Step::Listen`] come
-    /// along, in the order of the steps.
+    /// The sandbox stands. The descriptors of [`Step::OpenDirectory`](super::Step::OpenDirectory) and
+    /// [`Step::Listen`](super::Step::Listen) come along, in the order of the steps.
     Ready {
-        /// One bit for each [`Step`]'s wall that could not be built.
+        /// One bit for each [`Step`](super::Step)'s wall that could not be built.
         missing: u64,
         /// The version of Landlock's interface that was used; 0 for none.
         landlock: u32,
