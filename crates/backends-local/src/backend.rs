@@ -151,6 +151,7 @@ impl LocalBackend {
         Ok(Arc::new(opened.await?))
     }
 
+    #[cfg(confined)]
     pub(crate) fn walls(&self) -> Walls {
         self.walls
     }
