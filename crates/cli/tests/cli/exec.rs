@@ -175,3 +175,20 @@ async fn a_reader_that_goes_away_ends_it() {
     drop(stdout);
     assert_eq!((&first, ended(child).await.code), (b"y\ny\n", Some(141)));
 }
+
+#[tokio::test]
+async fn a_command_runs_in_a_container_where_that_is_said() {
+    let variable = |name| std::env::var(name).ok();
+    let engine = variable("CANTLE_TEST_DOCKER_HOST").zip(variable("CANTLE_TEST_DOCKER_IMAGE"));
+    let Some((host, image)) = engine else {
+        eprintln!("SKIPPED: CANTLE_TEST_DOCKER_HOST and _IMAGE name no engine");
+        return;
+    };
+    let place = Place::new().set("DOCKER_HOST", &host);
+    let backend = format!("docker:{image}");
+    let line = "pwd; echo 7 > seven; cat seven; exit 3";
+    let ended = place
+        .run(["exec", "--backend", &backend, "--", "sh", "-c", line])
+        .await;
+    assert_eq!((ended.code, &*ended.stdout), (Some(3), "/workspace\n7\n"));
+}
