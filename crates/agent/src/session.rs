@@ -13,7 +13,7 @@ use cantle_core::ids::RunId;
 use cantle_core::llm::ToolSpecs;
 use cantle_core::message::{Message, SharedMessage};
 use cantle_core::sandbox::{Sandbox, SandboxHandle};
-use cantle_core::tool::DynTool;
+use cantle_core::tool::{DynTool, Progress};
 use serde_json::Value;
 use tokio::sync::Mutex;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -51,6 +51,8 @@ pub struct SessionOptions {
     /// A directory of skills on the host, each `NAME/SKILL.md`: copied into the sandbox as `skills`,
     /// and listed for the model.
     pub skills: Option<PathBuf>,
+    /// Who is told what takes long while the session opens, a line each; a run's events come later.
+    pub progress: Option<Arc<dyn Progress>>,
     /// What a sub-agent's session gets from its caller.
     pub(crate) lineage: Option<Lineage>,
 }
@@ -69,6 +71,8 @@ pub struct ResumeOptions {
     /// Whether a new sandbox is opened where the run's own is gone. Its files are gone with it; the
     /// model is told.
     pub fresh_sandbox: bool,
+    /// Who is told what takes long while the session opens, a line each.
+    pub progress: Option<Arc<dyn Progress>>,
     /// What a sub-agent's session gets from its caller.
     pub(crate) lineage: Option<Lineage>,
 }
@@ -81,6 +85,14 @@ macro_rules! common_options {
             #[must_use]
             pub fn output_dir(mut self, directory: impl Into<PathBuf>) -> Self {
                 self.output_dir = Some(directory.into());
+                self
+            }
+
+            /// The same with somebody who is told what takes long while the session opens: an image that
+            /// is pulled.
+            #[must_use]
+            pub fn progress(mut self, progress: Arc<dyn Progress>) -> Self {
+                self.progress = Some(progress);
                 self
             }
 
@@ -214,6 +226,7 @@ impl Session {
             store,
             note,
             skills,
+            progress,
             lineage,
         } = options;
         check_money(&agent, budget, lineage.as_ref())?;
@@ -239,6 +252,7 @@ impl Session {
             durable: store.is_some(),
             reattach: None,
             skills: skills.map(Arc::new).or(inherited),
+            progress,
             lineage,
         };
         let mut session = Assembly::open(agent, &opening, output_dir).await?;
@@ -269,6 +283,7 @@ impl Session {
             budget,
             answers_approvals,
             fresh_sandbox,
+            progress,
             lineage,
         } = options;
         check_money(&agent, budget, lineage.as_ref())?;
@@ -297,6 +312,7 @@ impl Session {
             durable: true,
             reattach: reopened.header.sandbox.clone(),
             skills: None,
+            progress,
             lineage,
         };
         let mut is_fresh = false;
@@ -362,6 +378,7 @@ impl Session {
             durable: true,
             reattach: Some(sandbox),
             skills: None,
+            progress: None,
             lineage: None,
         };
         match Assembly::open(agent, &opening, None).await {

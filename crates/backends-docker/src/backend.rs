@@ -9,6 +9,7 @@ use cantle_core::sandbox::{
     Backend, Sandbox, SandboxContext, SandboxError, SandboxErrorKind, SandboxHandle, SandboxPath,
 };
 use cantle_core::secret::SecretText;
+use cantle_core::tool::Progress;
 use tokio::sync::{Mutex, OnceCell};
 
 use crate::engine::{Engine, EngineReport};
@@ -236,12 +237,12 @@ impl DockerBackend {
     }
 
     /// The image of the containers, on the engine.
-    pub(crate) async fn image(&self) -> Result<Image, SandboxError> {
+    pub(crate) async fn image(&self, progress: &dyn Progress) -> Result<Image, SandboxError> {
         let engine = self.engine().await?;
         let images = &self.shared.images;
         match &self.source {
-            Source::Image(name) => images.once(name, pulled(engine, name)).await,
-            Source::Dockerfile(recipe) => images.once("", built(engine, recipe)).await,
+            Source::Image(name) => images.once(name, pulled(engine, name, progress)).await,
+            Source::Dockerfile(recipe) => images.once("", built(engine, recipe, progress)).await,
             Source::Container(_) => Err(SandboxError::unsupported("a container is no image")),
         }
     }

@@ -73,6 +73,7 @@
 
 mod attach;
 mod backend;
+mod clock;
 mod container;
 mod engine;
 mod environment;

@@ -59,7 +59,7 @@ async fn open_once(
     cx: &SandboxContext,
 ) -> Result<Arc<dyn Sandbox>, SandboxError> {
     let engine = backend.engine().await?;
-    let image = backend.image().await?;
+    let image = backend.image(&*cx.progress).await?;
     let options = backend.options();
     let is_supervised = options.supervised && image.fits_supervisor && program::bytes().is_some();
     let wanted = Wanted {
@@ -83,8 +83,10 @@ async fn open_once(
     let container = Container::create(engine, &wanted, &image.id, cx.run, entry).await?;
     let stream = container.start_or_remove().await?;
     let means = if is_supervised {
-        let relay = supervised(stream, options, &variables, &cx.policy).await;
-        container.or_remove(relay).await?
+        let mut relay = relay_options(options);
+        relay.makes_directories = wanted.lacks_directories();
+        let connected = supervised(stream, relay, &variables, &cx.policy).await;
+        container.or_remove(connected).await?
     } else {
         unsupervised(stream, &container, options, variables, &cx.policy)
     };
@@ -123,16 +125,20 @@ pub(crate) fn walls(engine: &Engine, options: &Options, means: &Means) -> Vec<St
     walls
 }
 
+fn relay_options(options: &Options) -> RelayOptions {
+    let mut relay = RelayOptions::new(options.working_directory.clone());
+    relay.identity = Some(options.user);
+    relay
+}
+
 /// Speaks to the supervisor at the other end.
 async fn supervised(
     stream: Stream,
-    options: &Options,
+    options: RelayOptions,
     variables: &Variables,
     policy: &Policy,
 ) -> Result<Means, SandboxError> {
-    let mut relay = RelayOptions::new(options.working_directory.clone());
-    relay.identity = Some(options.user);
-    let relay = connect(stream, relay, variables, policy).await?;
+    let relay = connect(stream, options, variables, policy).await?;
     let memory = policy
         .limits
         .memory_bytes
@@ -333,7 +339,7 @@ async fn reopen(
     let variables = environment::variables(&options, &image, &cx.policy)?;
     let stream = container.start().await?;
     let means = if is_supervised {
-        supervised(stream, &options, &variables, &cx.policy).await?
+        supervised(stream, relay_options(&options), &variables, &cx.policy).await?
     } else {
         unsupervised(stream, container, &options, variables, &cx.policy)
     };

@@ -20,7 +20,7 @@ use crate::plain::Plain;
 use crate::relay::Relay;
 
 /// How long dropping a sandbox waits for what only the engine can remove.
-const DROP_DEADLINE: Duration = Duration::from_secs(10);
+const DROP_DEADLINE: Duration = Duration::from_secs(60);
 
 /// What runs commands and serves files.
 #[derive(Debug)]

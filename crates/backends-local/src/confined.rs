@@ -22,7 +22,7 @@ use crate::proxy::{Denials, Proxy, Settings};
 use crate::supervisor::{Built, StartError, Supervisor};
 
 /// How long an order may wait for those before it.
-const ORDER_DEADLINE: Duration = Duration::from_secs(2);
+const ORDER_DEADLINE: Duration = Duration::from_secs(10);
 
 /// How a command ends that somebody kills, and how a shell that ran it.
 const KILLED: i32 = 9;

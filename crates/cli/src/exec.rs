@@ -15,13 +15,14 @@ use cantle::core::sandbox::{
     Backend as _, Channel, ExitStatus, OutputStream, Process, ProcessStdin, PtySize, Sandbox,
     SandboxContext, SandboxError, SandboxErrorKind, SandboxInfo, SpawnRequest, Stdin,
 };
+use cantle::core::tool::Progress;
 use futures_util::StreamExt as _;
 use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::args::ExecArgs;
-use crate::display::{boundary, enforcement, one_line, unenforced};
+use crate::display::{boundary, clean, enforcement, one_line, unenforced};
 use crate::exit::{Failure, FailureExt as _};
 use crate::place::Place;
 use crate::terminal::{self, Raw};
@@ -61,7 +62,8 @@ pub(crate) async fn perform(
 }
 
 async fn open(place: &Place, policy: &Policy) -> Result<Arc<dyn Sandbox>, Failure> {
-    let context = || SandboxContext::new(RunId::new(), policy.clone());
+    let context =
+        || SandboxContext::new(RunId::new(), policy.clone()).with_progress(Arc::new(Said));
     let backend = place.backend(LocalBackend::new()).usage()?;
     let opened = match backend.open(context()).await {
         // No shell reads the command, so there need not be one.
@@ -77,6 +79,18 @@ async fn open(place: &Place, policy: &Policy) -> Result<Arc<dyn Sandbox>, Failur
         opened => opened,
     };
     opened.map_err(|error| failure(FAILED, &error))
+}
+
+/// Says what takes long before the command starts, where the command's own errors go.
+#[derive(Debug)]
+struct Said;
+
+impl Progress for Said {
+    fn output(&self, text: &str) {
+        // Where nobody reads it, the command runs all the same.
+        let line = format!("cantle: {}\n", clean(text));
+        let _ = io::Write::write_all(&mut io::stderr(), line.as_bytes());
+    }
 }
 
 /// Says what the sandbox is kept by, where that is wanted; and always what was asked for and isn't

@@ -261,12 +261,18 @@ impl Run {
             display.say(remark).await;
         }
         let session = match self.begin {
-            Begin::Task(options) => work::open(self.agent.session(options), &cancellation).await?,
+            Begin::Task(options) => {
+                let begin = |progress| self.agent.session(options.progress(progress));
+                work::open(begin, &mut display, &cancellation).await?
+            }
             Begin::Resume {
                 store,
                 run,
                 options,
-            } => work::open(self.agent.resume(&store, run, options), &cancellation).await?,
+            } => {
+                let begin = |progress| self.agent.resume(&store, run, options.progress(progress));
+                work::open(begin, &mut display, &cancellation).await?
+            }
         };
         // Only now: what could not even begin takes nothing away.
         if let Some(output_dir) = &self.work.output_dir

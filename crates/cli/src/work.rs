@@ -1,14 +1,17 @@
 //! A task from an open session to its end: shown, cancelled, written down.
 
 use std::path::PathBuf;
+use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use cantle::agent::{Outcome, RunErrorKind, Session, SessionError};
 use cantle::core::event::{Finish, RunStatus};
 use cantle::core::llm::LlmErrorKind;
-use cantle::core::tool::Question;
+use cantle::core::tool::{Progress, Question};
 use futures_util::StreamExt as _;
 use serde_json::Value;
+use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
@@ -38,14 +41,34 @@ pub(crate) struct Work {
     pub(crate) verbose: bool,
 }
 
-/// Opens a session, unless it is cancelled before.
-pub(crate) async fn open(
-    opening: impl Future<Output = Result<Session, SessionError>>,
+/// Opens a session, unless it is cancelled before; what takes long is shown.
+pub(crate) async fn open<O>(
+    begin: impl FnOnce(Arc<dyn Progress>) -> O,
+    display: &mut Display,
     cancellation: &CancellationToken,
-) -> Result<Session, Failure> {
-    tokio::select! {
-        session = opening => Ok(session?),
-        () = cancellation.cancelled() => Err(cancelled_early()),
+) -> Result<Session, Failure>
+where
+    O: Future<Output = Result<Session, SessionError>>,
+{
+    let (lines, mut said) = mpsc::unbounded_channel();
+    let mut opening = pin!(begin(Arc::new(Lines(lines))));
+    loop {
+        tokio::select! {
+            Some(line) = said.recv() => display.remark(&line).await,
+            session = &mut opening => return Ok(session?),
+            () = cancellation.cancelled() => return Err(cancelled_early()),
+        }
+    }
+}
+
+/// Hands on what is said while a session opens.
+#[derive(Debug)]
+struct Lines(mpsc::UnboundedSender<String>);
+
+impl Progress for Lines {
+    fn output(&self, text: &str) {
+        // Who showed it may be gone.
+        let _ = self.0.send(text.to_owned());
     }
 }
 

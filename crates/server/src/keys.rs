@@ -18,6 +18,10 @@ impl Owner {
     fn anyone() -> Self {
         Self("anyone".to_owned())
     }
+
+    pub(crate) fn as_str(&self) -> &str {
+        &self.0
+    }
 }
 
 /// The keys of a server.

@@ -197,6 +197,11 @@ fn perform(
         } => sys::mount(source, target, kind, flags, data),
         Step::Attributes { target, set } => sys::set_mount_attributes(target, set),
         Step::MakeDirectory { path, mode } => sys::mkdir(path, mode),
+        Step::Give {
+            path,
+            identity,
+            mode,
+        } => give(path, identity, mode),
         Step::MakeFile { path, content } => make_file(path, content),
         Step::Link { path, target } => sys::symlink(target, path),
         Step::Root { path } => {
@@ -235,6 +240,18 @@ fn perform(
             soft,
             hard,
         } => built.limit((resource, soft, hard)),
+    }
+}
+
+fn give(path: &CStr, identity: Option<(u32, u32)>, mode: u32) -> sys::Result<()> {
+    match sys::mkdir(path, mode) {
+        // Only its owner may. What is somebody else's has the mode that he gave it.
+        Err(sys::EEXIST) => drop(sys::chmod(path, mode)),
+        made => made?,
+    }
+    match identity {
+        Some((uid, gid)) => sys::chown(path, uid, gid),
+        None => Ok(()),
     }
 }
 

@@ -11,7 +11,7 @@ const MOST: usize = 65_536;
 /// How often, after the list, to look at what was started meanwhile: others start processes, too.
 const MOST_CHASES: usize = 8;
 /// Looks at command lines that are empty, in one list.
-const PATIENCE: u32 = 20;
+const PATIENCE: u32 = 500;
 /// After so many looks something still starts processes as fast as they are killed.
 const GENTLE_ROUNDS: usize = 3;
 /// After so many looks something still starts processes as fast as they are stopped.

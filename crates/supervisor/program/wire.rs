@@ -151,6 +151,16 @@ pub enum Step<'b> {
         /// Its mode.
         mode: u32,
     },
+    /// Makes a directory somebody's and gives it a mode; makes it where there is none. A link is
+    /// followed: this is for before anything has run that could make one.
+    Give {
+        /// Where.
+        path: &'b CStr,
+        /// The user and the group; none to leave it whose it is.
+        identity: Option<(u32, u32)>,
+        /// Its mode.
+        mode: u32,
+    },
     /// Makes a file.
     MakeFile {
         /// Where.
@@ -419,6 +429,11 @@ impl<'b> Reader<'b> {
             17 => Step::Commands {
                 identity: self.identity()?,
                 root: self.string()?,
+            },
+            18 => Step::Give {
+                path: self.string()?,
+                identity: self.identity()?,
+                mode: self.u32()?,
             },
             _ => return None,
         };

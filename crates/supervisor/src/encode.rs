@@ -131,6 +131,7 @@ impl Writer {
             Step::FilterCommands { .. } => 15,
             Step::Limit { .. } => 16,
             Step::Commands { .. } => 17,
+            Step::Give { .. } => 18,
         };
         self.u32(tag).u32(wall);
         match *step {
@@ -148,6 +149,11 @@ impl Writer {
                 .string(data),
             Step::Attributes { target, set } => self.string(target).u64(set),
             Step::MakeDirectory { path, mode } => self.string(path).u32(mode),
+            Step::Give {
+                path,
+                identity,
+                mode,
+            } => self.string(path).identity(identity).u32(mode),
             Step::MakeFile { path, content } => self.string(path).string(content),
             Step::Link { path, target } => self.string(path).string(target),
             Step::Root { path } | Step::OpenDirectory { path } => self.string(path),

@@ -90,6 +90,16 @@ fn bodies_come_back_as_they_were() {
             path: c"/x",
             mode: 0o755,
         },
+        Step::Give {
+            path: c"/workspace",
+            identity: Some((1000, 1001)),
+            mode: 0o755,
+        },
+        Step::Give {
+            path: c"/tmp",
+            identity: None,
+            mode: 0o1777,
+        },
         Step::MakeFile {
             path: c"/x/y",
             content: c"text",

@@ -153,6 +153,7 @@ impl ToolProvider for CodeExec {
         }
         let mut context = SandboxContext::new(cx.run, self.policy.clone());
         context.durable = cx.durable;
+        context.progress = Arc::clone(&cx.progress);
         let sandbox = match &cx.reattach {
             Some(handle) => self.backend.reattach(handle, context).await?,
             None => self.backend.open(context).await?,

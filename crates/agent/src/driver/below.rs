@@ -97,6 +97,7 @@ impl Driver {
     }
 }
 
+#[derive(Debug)]
 struct CallProgress {
     hub: Arc<Hub>,
     call_id: String,

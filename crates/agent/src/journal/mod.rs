@@ -36,6 +36,7 @@ pub(crate) use self::media::hex;
 pub(crate) use self::record::{Files, Header, VERSION};
 use self::record::{Line, Record};
 use self::seal::Seal;
+use self::store::Lock;
 pub use self::store::{KeptRun, KeptStatus, RunStore, StoreError, StoreErrorKind};
 pub(crate) use self::store::{Left, Reopened, is_finished};
 use crate::machine::Fact;
@@ -56,7 +57,7 @@ struct Inner {
     media: MediaFiles,
     file: File,
     /// Held for as long as somebody works on the run.
-    _lock: File,
+    _lock: Lock,
     state: Mutex<State>,
 }
 
@@ -83,7 +84,7 @@ impl Journal {
     fn new(
         directory: &Path,
         file: File,
-        lock: File,
+        lock: Lock,
         batch: u64,
         committer: &Arc<Committer>,
     ) -> Self {

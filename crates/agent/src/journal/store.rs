@@ -450,7 +450,7 @@ impl RunStore {
 
     /// The lock of a run's directory; `None` where another process has it. The kernel lets go of it
     /// when its holder ends, however that happens.
-    fn try_lock(&self, run: RunId) -> Result<Option<File>, StoreError> {
+    fn try_lock(&self, run: RunId) -> Result<Option<Lock>, StoreError> {
         let path = self.run_directory(run).join("lock");
         let opened = OpenOptions::new()
             .write(true)
@@ -460,10 +460,22 @@ impl RunStore {
             .open(&path);
         let file = opened.map_err(|error| StoreError::io("open", &path, error))?;
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(file)),
+            Ok(()) => Ok(Some(Lock(file))),
             Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
             Err(error) => Err(StoreError::io("lock", &path, error.into())),
         }
+    }
+}
+
+/// The lock of a run's directory. It is let go of in words: a child that is being started has the file
+/// too, and would hold it until it runs its program.
+#[derive(Debug)]
+pub(super) struct Lock(File);
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Otherwise it goes with the file.
+        let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
     }
 }
 

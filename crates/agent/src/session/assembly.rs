@@ -14,7 +14,7 @@ use cantle_core::sandbox::{
     EnforcedBy, Isolation, Sandbox, SandboxError, SandboxErrorKind, SandboxExt as _, SandboxHandle,
     SandboxPath,
 };
-use cantle_core::tool::{DynTool, OpenContext, ProviderError, ToolProvider, ToolSet};
+use cantle_core::tool::{DynTool, OpenContext, Progress, ProviderError, ToolProvider, ToolSet};
 use serde_json::Value;
 use tokio::sync::Mutex;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -38,6 +38,8 @@ pub(super) struct Opening {
     pub(super) reattach: Option<SandboxHandle>,
     /// The skills to bring along.
     pub(super) skills: Option<Arc<Skills>>,
+    /// Who is told what takes long.
+    pub(super) progress: Option<Arc<dyn Progress>>,
     pub(super) lineage: Option<Lineage>,
 }
 
@@ -272,6 +274,9 @@ async fn prepare(
     cx.cancellation = cancellation.clone();
     cx.durable = opening.durable;
     cx.reattach.clone_from(&opening.reattach);
+    if let Some(progress) = &opening.progress {
+        cx.progress = Arc::clone(progress);
+    }
     let lineage = opening.lineage.as_ref();
     if let Some(lineage) = lineage.filter(|lineage| lineage.shares_sandbox) {
         cx.sandbox.clone_from(&lineage.sandbox);

@@ -204,6 +204,7 @@ impl SubAgent {
     ) -> Result<Work, Done> {
         let mut options = SessionOptions::default().budget(self.budget);
         options.lineage = Some(self.lineage(caller, cx));
+        options.progress = Some(Arc::clone(&cx.progress));
         if let Some(store) = &caller.store {
             options = options.kept_in(store.clone(), note);
         }
@@ -240,6 +241,7 @@ impl SubAgent {
         };
         let mut options = ResumeOptions::default().budget(self.budget);
         options.lineage = Some(self.lineage(caller, cx));
+        options.progress = Some(Arc::clone(&cx.progress));
         let session = match self.agent.resume(store, run, options).await {
             Ok(session) => session,
             Err(error) => return Err(failed(error.to_string(), Some(store.clone())).await),

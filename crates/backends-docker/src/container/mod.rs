@@ -1,5 +1,6 @@
 //! One container: made, started with our stream attached, and removed.
 
+mod connection;
 pub(crate) mod plan;
 mod stream;
 
@@ -73,7 +74,8 @@ impl Container {
             id: created.id,
             sandbox,
         };
-        if wanted.lacks_directories() {
+        // The supervisor does it at its start, which costs nothing.
+        if wanted.lacks_directories() && wanted.means == plan::Means::Exec {
             let made = container.make_directories(wanted).await;
             container.or_remove(made).await?;
         }
@@ -125,20 +127,28 @@ impl Container {
 
     /// Attaches our stream and starts it.
     pub(crate) async fn start(&self) -> Result<Stream, SandboxError> {
+        let stream = match connection::attach(&self.engine, &self.id).await {
+            Some(stream) => stream,
+            None => self.attach().await?,
+        };
+        match self.engine.api().start_container(&self.id, None).await {
+            Ok(()) => Ok(stream),
+            Err(error) => Err(not_started(error)),
+        }
+    }
+
+    async fn attach(&self) -> Result<Stream, SandboxError> {
         let options = AttachContainerOptionsBuilder::default()
             .stdin(true)
             .stdout(true)
             .stderr(true)
             .stream(true)
             .build();
-        let api = self.engine.api();
-        let attached = api.attach_container(&self.id, Some(options)).await;
-        let AttachContainerResults { output, input } =
-            attached.map_err(|error| failed("failed to attach to the container", error))?;
-        match api.start_container(&self.id, None).await {
-            Ok(()) => Ok(Stream::new(output, input)),
-            Err(error) => Err(not_started(error)),
-        }
+        let attached = self.engine.api().attach_container(&self.id, Some(options));
+        let AttachContainerResults { output, input } = attached
+            .await
+            .map_err(|error| failed("failed to attach to the container", error))?;
+        Ok(Stream::new(output, input))
     }
 
     /// The same for a container that is of no use where it doesn't start.

@@ -17,20 +17,21 @@ type Output = Pin<Box<dyn futures_core::Stream<Item = Result<LogOutput, Error>> 
 
 /// Both directions, and what it complained of.
 pub(crate) struct Stream {
-    pub(crate) reader: Reader,
+    pub(crate) reader: Pin<Box<dyn AsyncRead + Send>>,
     pub(crate) writer: Pin<Box<dyn AsyncWrite + Send>>,
     pub(crate) complaints: Complaints,
 }
 
 impl Stream {
+    /// Those of the engine's client.
     pub(crate) fn new(output: Output, input: Pin<Box<dyn AsyncWrite + Send>>) -> Self {
         let complaints = Complaints::default();
         Self {
-            reader: Reader {
+            reader: Box::pin(Reader {
                 output,
                 piece: Bytes::new(),
                 complaints: complaints.clone(),
-            },
+            }),
             writer: input,
             complaints,
         }
@@ -47,7 +48,7 @@ impl Complaints {
         String::from_utf8_lossy(&bytes).trim().to_owned()
     }
 
-    fn add(&self, bytes: &[u8]) {
+    pub(super) fn add(&self, bytes: &[u8]) {
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let room = MOST_COMPLAINTS.saturating_sub(all.len());
         all.extend(bytes.iter().take(room));
@@ -55,7 +56,7 @@ impl Complaints {
 }
 
 /// What it writes to its standard output.
-pub(crate) struct Reader {
+struct Reader {
     output: Output,
     piece: Bytes,
     complaints: Complaints,

@@ -3,7 +3,7 @@
 mod context;
 mod ignore;
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -12,6 +12,7 @@ use bollard::models::ImageInspect;
 use bollard::query_parameters::{BuildImageOptionsBuilder, CreateImageOptionsBuilder};
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
 use cantle_core::secret::SecretText;
+use cantle_core::tool::Progress;
 use futures_util::StreamExt as _;
 use sha2::{Digest as _, Sha256};
 use tokio_util::io::ReaderStream;
@@ -48,11 +49,15 @@ pub(crate) struct Recipe {
 }
 
 /// The image of this name; pulled where the engine doesn't have it.
-pub(crate) async fn pulled(engine: &Engine, name: &str) -> Result<Image, SandboxError> {
+pub(crate) async fn pulled(
+    engine: &Engine,
+    name: &str,
+    progress: &dyn Progress,
+) -> Result<Image, SandboxError> {
     if let Some(image) = existing(engine, name).await? {
         return Ok(image);
     }
-    pull(engine, name).await?;
+    pull(engine, name, progress).await?;
     existing(engine, name).await?.ok_or_else(|| {
         let message = format!("the image `{name}` was pulled and is not there");
         SandboxError::new(SandboxErrorKind::Unavailable, message)
@@ -60,7 +65,11 @@ pub(crate) async fn pulled(engine: &Engine, name: &str) -> Result<Image, Sandbox
 }
 
 /// The image that this recipe makes; built where the engine doesn't have it.
-pub(crate) async fn built(engine: &Engine, recipe: &Recipe) -> Result<Image, SandboxError> {
+pub(crate) async fn built(
+    engine: &Engine,
+    recipe: &Recipe,
+    progress: &dyn Progress,
+) -> Result<Image, SandboxError> {
     let (dockerfile, directory) = (recipe.dockerfile.clone(), recipe.context.clone());
     let packing = tokio::task::spawn_blocking(move || context::pack(&dockerfile, &directory));
     let packed = packing.await.map_err(|error| {
@@ -74,7 +83,7 @@ pub(crate) async fn built(engine: &Engine, recipe: &Recipe) -> Result<Image, San
     if let Some(image) = existing(engine, &name).await? {
         return Ok(image);
     }
-    build(engine, recipe, packed, &name).await?;
+    build(engine, recipe, packed, &name, progress).await?;
     existing(engine, &name).await?.ok_or_else(|| {
         let message = format!("the image `{name}` was built and is not there");
         SandboxError::new(SandboxErrorKind::Unavailable, message)
@@ -119,7 +128,7 @@ impl Image {
     }
 }
 
-async fn pull(engine: &Engine, name: &str) -> Result<(), SandboxError> {
+async fn pull(engine: &Engine, name: &str, progress: &dyn Progress) -> Result<(), SandboxError> {
     let (registry, repository, tag) = parts(name);
     let login = Engine::registry_login(registry)?.map(|auth| DockerCredentials {
         auth: Some(auth),
@@ -131,11 +140,12 @@ async fn pull(engine: &Engine, name: &str) -> Result<(), SandboxError> {
         options = options.tag(tag);
     }
     tracing::info!(image = name, "pulling an image");
-    let mut progress = engine
+    progress.output(&format!("pulling the image {name}"));
+    let mut steps = engine
         .api()
         .create_image(Some(options.build()), None, login);
-    let mut told = String::new();
-    while let Some(step) = progress.next().await {
+    let mut layers = Layers::default();
+    while let Some(step) = steps.next().await {
         let step = step.map_err(|error| not_pulled(name, registry, error))?;
         if let Some(detail) = step.error_detail {
             let error = detail.message.unwrap_or_default();
@@ -143,14 +153,34 @@ async fn pull(engine: &Engine, name: &str) -> Result<(), SandboxError> {
             return Err(not_pulled(name, registry, error));
         }
         let status = step.status.unwrap_or_default();
-        let layer = step.id.unwrap_or_default();
-        if status != told {
-            tracing::info!(image = name, layer, status, "pulling an image");
-            told = status;
+        if layers.changed(step.id, &status) {
+            let Layers { all, done } = &layers;
+            let (all, done) = (all.len(), done.len());
+            tracing::info!(image = name, done, all, "pulling an image");
+            progress.output(&format!("pulling the image {name}: {done} of {all} layers"));
         }
     }
     tracing::info!(image = name, "pulled an image");
     Ok(())
+}
+
+/// The layers of an image that is pulled.
+#[derive(Debug, Default)]
+struct Layers {
+    all: HashSet<String>,
+    done: HashSet<String>,
+}
+
+impl Layers {
+    /// Takes what the engine says of a layer; whether one more is there.
+    fn changed(&mut self, layer: Option<String>, status: &str) -> bool {
+        // The first line has the tag as its id.
+        let Some(layer) = layer.filter(|_| !status.starts_with("Pulling from")) else {
+            return false;
+        };
+        self.all.insert(layer.clone());
+        matches!(status, "Pull complete" | "Already exists") && self.done.insert(layer)
+    }
 }
 
 /// Says why an image didn't come.
@@ -228,6 +258,7 @@ async fn build(
     recipe: &Recipe,
     packed: context::Packed,
     name: &str,
+    progress: &dyn Progress,
 ) -> Result<(), SandboxError> {
     let arguments: HashMap<_, _> = recipe
         .arguments
@@ -247,14 +278,18 @@ async fn build(
     let body = bollard::body_try_stream(archive);
     let what = recipe.dockerfile.display();
     tracing::info!(dockerfile = %what, image = name, "building an image");
-    let mut progress = engine.api().build_image(options.build(), None, Some(body));
+    progress.output(&format!("building {what}"));
+    let mut steps = engine.api().build_image(options.build(), None, Some(body));
     let mut lines: Vec<String> = Vec::new();
-    while let Some(step) = progress.next().await {
+    while let Some(step) = steps.next().await {
         match step {
             Ok(step) => {
                 let text = step.stream.or(step.status).unwrap_or_default();
                 for line in text.lines().filter(|line| !line.trim().is_empty()) {
                     tracing::info!(image = name, line, "building an image");
+                    if line.starts_with("Step ") {
+                        progress.output(&format!("building {what}: {line}"));
+                    }
                     lines.push(line.to_owned());
                 }
                 let old = lines.len().saturating_sub(BUILD_LINES);
@@ -316,6 +351,24 @@ impl Images {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn layers_are_counted_as_they_come() {
+        let mut layers = Layers::default();
+        let mut told = |layer: Option<&str>, status| {
+            let changed = layers.changed(layer.map(str::to_owned), status);
+            (changed, layers.done.len(), layers.all.len())
+        };
+        assert_eq!(
+            told(Some("3.12"), "Pulling from library/python"),
+            (false, 0, 0)
+        );
+        assert_eq!(told(Some("a1"), "Pulling fs layer"), (false, 0, 1));
+        assert_eq!(told(Some("b2"), "Already exists"), (true, 1, 2));
+        assert_eq!(told(Some("a1"), "Downloading"), (false, 1, 2));
+        assert_eq!(told(Some("a1"), "Pull complete"), (true, 2, 2));
+        assert_eq!(told(None, "Digest: sha256:00"), (false, 2, 2));
+    }
 
     #[test]
     fn a_name_has_a_registry_and_a_tag() {

@@ -11,22 +11,24 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use cantle_core::policy::PolicyField;
 use cantle_core::sandbox::{
-    Channel, ChannelReport, Exit, ExitStatus, OutputChunk, OutputStream, Process, ProcessStdin,
-    SandboxError, SandboxErrorKind, SpawnRequest, Stdin,
+    Channel, ChannelReport, CommandAction, CommandEvent, CommandLifecycle, Exit, ExitStatus,
+    OutputChunk, OutputStream, Process, ProcessStdin, SandboxError, SandboxErrorKind, SpawnRequest,
+    Stdin,
 };
 use futures_util::stream;
 use tokio::io::{AsyncWrite, AsyncWriteExt as _};
 use tokio::sync::{mpsc, oneshot, watch};
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::exec::{Exec, Script};
 use super::{MARK, Shared};
+use crate::clock::{now, reached};
 
 /// Pieces of output between the command and its reader.
 const PIECES: usize = 16;
 /// How long the output may go on after the end of the command.
-const LAST_OUTPUT: Duration = Duration::from_millis(300);
+const LAST_OUTPUT: Duration = Duration::from_millis(550);
 /// Between two looks whether the command has ended; its output ends first, usually.
 const LOOK_EVERY: Duration = Duration::from_millis(100);
 const KILL_DEADLINE: Duration = Duration::from_secs(10);
@@ -165,25 +167,27 @@ impl Command {
 
     /// Waits for its end, however it comes.
     async fn end(&self, request: &SpawnRequest) -> Result<ExitStatus, SandboxError> {
-        let own = self.shared.limits.wall_time;
-        let limit = request.timeout.into_iter().chain(own).min();
-        let grace = limit.map_or(request.grace, |limit| request.grace.min(limit / 2));
-        let far = Duration::from_secs(1 << 30);
-        let deadline = self.started + limit.unwrap_or(far).min(far);
-        let mut warned = false;
+        let wall_time = self.shared.limits.wall_time;
+        let mut lifecycle = CommandLifecycle::new(request, wall_time, self.started.into_std());
         loop {
-            tokio::select! {
+            let event = tokio::select! {
                 () = self.shared.gone.cancelled() => return Err(self.shared.gone()),
                 () = self.abandoned.cancelled() => return Ok(ExitStatus::Cancelled),
-                () = request.cancellation.cancelled() => return Ok(ExitStatus::Cancelled),
-                () = sleep_until(deadline) => {
-                    return Ok(ExitStatus::TimedOut { limit: limit.unwrap_or(far) });
+                () = request.cancellation.cancelled(), if lifecycle.heeds_cancellation() => {
+                    Some(CommandEvent::Cancelled)
                 }
-                () = sleep_until(deadline - grace), if limit.is_some() && !warned => {
-                    warned = true;
+                () = reached(lifecycle.deadline()) => Some(CommandEvent::Time),
+                () = sleep(LOOK_EVERY) => None,
+            };
+            match event.and_then(|event| lifecycle.on(event, now())) {
+                Some(CommandAction::Terminate) => {
                     self.signal("TERM").await;
                 }
-                () = sleep(LOOK_EVERY) => {}
+                // Whoever waits for the end does it.
+                Some(CommandAction::Kill) => {
+                    return Ok(lifecycle.stopped().unwrap_or(ExitStatus::Cancelled));
+                }
+                _ => {}
             }
             if let Some(limit) = self.shared.limits.output_bytes
                 && self
@@ -197,14 +201,11 @@ impl Command {
             let api = self.shared.container.engine.api();
             match api.inspect_exec(&self.id).await {
                 Ok(state) if state.running == Some(true) => {}
-                Ok(state) if warned => {
-                    // It ended in its last moments, because we said so.
-                    drop(state);
-                    return Ok(ExitStatus::TimedOut {
-                        limit: limit.unwrap_or(far),
-                    });
-                }
                 Ok(state) => {
+                    // In its last moments, because we said so.
+                    if let Some(status) = lifecycle.stopped() {
+                        return Ok(status);
+                    }
                     let code = state.exit_code.and_then(|code| i32::try_from(code).ok());
                     // With its container, perhaps, whose end is noticed a little later: in one that has
                     // ended nothing can be started.

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use bytes::{Buf as _, Bytes, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
 use cantle_supervisor::frames::{Answer, Channels, HEADER_BYTES, MOST_BODY, MOST_PAYLOAD, Request};
 use cantle_supervisor::wire::{READY_BYTES, REPORT_BYTES, Ready, Report};
@@ -299,9 +299,9 @@ async fn write(
                 if payload.len() < BATCH_BYTES {
                     batch.extend_from_slice(&payload);
                 } else {
-                    writer.write_all(&batch).await?;
+                    let mut both = Buf::chain(&*batch, payload);
+                    writer.write_all_buf(&mut both).await?;
                     batch.clear();
-                    writer.write_all(&payload).await?;
                 }
                 if batch.len() >= BATCH_BYTES {
                     break;

@@ -32,7 +32,8 @@ pub struct RelayOptions {
     /// that is whom the relay runs as, with what that one may do. Another one needs a relay that may
     /// change its user and kill those of another one (`CAP_SETUID`, `CAP_SETGID`, `CAP_KILL`).
     pub identity: Option<(u32, u32)>,
-    /// Where commands start and relative paths begin; absolute. It must be there.
+    /// Where commands start and relative paths begin; absolute. It must be there, unless
+    /// the relay [makes](Self::makes_directories) it.
     pub working_directory: SandboxPath,
     /// The directory that no path and no link leads out of; `/` where all that can be seen belongs to
     /// the sandbox. In any other one links must be relative.
@@ -44,6 +45,10 @@ pub struct RelayOptions {
     /// The variables of every command, besides `HOME` (the working directory), `LANG`, `PATH`, `PWD`,
     /// `SHELL`, `TERM` and `TMPDIR`, which these replace where they have the same names.
     pub environment: BTreeMap<OsString, OsString>,
+    /// Whether the relay makes the working directory and the temporary one where they are missing, gives
+    /// the first to `identity` and opens the second to everyone. For a sandbox in which nothing has run
+    /// yet, and a relay that may change owners (`CAP_CHOWN`).
+    pub makes_directories: bool,
     /// What each command may use. Here the time of a command, its output, and what the kernel
     /// keeps for each process (processor time, size of files, open files) are kept; what holds
     /// for a container as a whole is for its engine.
@@ -61,6 +66,7 @@ impl fmt::Debug for RelayOptions {
             .field("temporary_directory", &self.temporary_directory)
             .field("shells", &self.shells)
             .field("environment", &names)
+            .field("makes_directories", &self.makes_directories)
             .field("limits", &self.limits)
             .finish()
     }
@@ -82,6 +88,7 @@ impl RelayOptions {
             working_directory,
             shells: SHELLS.map(OsString::from).into(),
             environment: BTreeMap::new(),
+            makes_directories: false,
             limits: Limits::default(),
         }
     }
@@ -144,6 +151,22 @@ impl RelayOptions {
                     hard,
                 });
             }
+        }
+        if self.makes_directories {
+            // Without a place for temporary files there can be commands all the same.
+            writer.optional(
+                0,
+                &Step::Give {
+                    path: &c_path(&self.temporary_directory)?,
+                    identity: None,
+                    mode: 0o1777,
+                },
+            );
+            writer.step(&Step::Give {
+                path: &c_path(&self.working_directory)?,
+                identity: self.identity,
+                mode: 0o755,
+            });
         }
         writer.step(&Step::Commands {
             identity: self.identity,

@@ -2,9 +2,11 @@
 
 use std::fs;
 use std::path::Path;
+use std::sync::{Arc, Mutex};
 
 use cantle_backends_docker::DockerBackend;
 use cantle_core::sandbox::{Backend as _, SandboxErrorKind};
+use cantle_core::tool::Progress;
 use futures_util::future::join_all;
 
 use crate::support::{Peer, context, open, stdout};
@@ -126,9 +128,10 @@ async fn an_image_that_cant_be_had_is_said_so_with_advice() {
 async fn an_engine_that_isnt_there_is_said_so_with_advice() {
     let directory = tempfile::tempdir().unwrap();
     let nowhere = format!("unix://{}/docker.sock", directory.path().display());
-    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let closed = format!("tcp://{}", listener.local_addr().unwrap());
-    drop(listener);
+    // Ours as long as it is held, and nobody listens.
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let closed = format!("tcp://{}", socket.local_addr().unwrap());
     for (host, why) in [(nowhere, "there is no socket"), (closed, "nobody listens")] {
         let backend = DockerBackend::from_image("x").with_host(&host);
         let error = backend.open(context()).await.unwrap_err();
@@ -154,4 +157,37 @@ async fn the_engine_says_what_it_is() {
     assert_eq!(report.address, peer.host);
     assert!(report.platform.starts_with("linux/"), "{report:?}");
     assert!(!report.version.is_empty() && !report.api_version.is_empty());
+}
+
+/// Keeps what is said while a sandbox opens.
+#[derive(Debug, Default)]
+struct Said(Mutex<Vec<String>>);
+
+impl Progress for Said {
+    fn output(&self, text: &str) {
+        self.0.lock().unwrap().push(text.to_owned());
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_opens_is_told_how_far_a_build_is_and_nothing_where_none_is_needed() {
+    let Some(peer) = Peer::find() else { return };
+    let directory = tempfile::tempdir().unwrap();
+    let token = cantle_core::ids::fresh_id();
+    let lines = format!("FROM {}\nENV TOKEN={token}\n", peer.busybox);
+    let opening = async || {
+        // Another backend of the same recipe, as another process has it.
+        let backend = recipe(&peer, directory.path(), &lines);
+        let said = Arc::new(Said::default());
+        let watched = context().with_progress(said.clone());
+        backend.open(watched).await.unwrap().close().await.unwrap();
+        std::mem::take(&mut *said.0.lock().unwrap())
+    };
+    let what = directory.path().join("Dockerfile");
+    let building = format!("building {}", what.display());
+    let said = opening().await;
+    assert_eq!(said.first(), Some(&building), "{said:?}");
+    let step = format!("{building}: Step 2/2 : ENV TOKEN={token}");
+    assert!(said.contains(&step), "{said:?}");
+    assert_eq!(opening().await, [""; 0]);
 }

@@ -13,7 +13,7 @@ use cantle_core::sandbox::{
 };
 use futures_util::future::join_all;
 
-use crate::support::{Peer, context, eventually, open, stdout};
+use crate::support::{PATIENCE, Peer, context, eventually, open, stdout};
 
 /// Which part of its life an owner is killed in. It is this test program once more.
 const OWNER: &str = "CANTLE_TEST_DOCKER_OWNER";
@@ -238,11 +238,8 @@ async fn a_container_that_is_killed_from_outside_is_gone_at_once() {
         peer.docker(["kill", &peer.container(&*sandbox)]);
         let error = process.wait().await.unwrap_err();
         assert_eq!(error.kind(), SandboxErrorKind::Gone);
-        assert!(
-            began.elapsed() < Duration::from_secs(5),
-            "{:?}",
-            began.elapsed()
-        );
+        // The command would have taken a thousand.
+        assert!(began.elapsed() < PATIENCE, "{:?}", began.elapsed());
         let error = sandbox
             .spawn(SpawnRequest::shell("true"))
             .await
@@ -338,7 +335,7 @@ async fn a_large_file_comes_whole_or_not_at_all() {
             .await
             .is_err()
     );
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + PATIENCE;
     while stdout(&*sandbox, "ls -A dir | wc -l").await != "1" {
         assert!(
             Instant::now() < deadline,

@@ -11,12 +11,11 @@ use cantle_core::sandbox::{
     ByteRange, ExitStatus, FileKind, PtySize, SandboxErrorKind, SandboxPath, SpawnRequest,
     WriteOptions,
 };
-use cantle_supervisor::PROGRAM;
 use futures_util::{TryStreamExt as _, stream};
 use tempfile::TempDir;
 use tokio::process::Command;
 
-use crate::support::{connect, is_root, soon};
+use crate::support::{self, connect, is_root, soon};
 
 const NOBODY: u32 = 65_534;
 
@@ -41,8 +40,12 @@ async fn a_container_without_anything_has_files_and_commands() {
     }
     chown(root.path().join("work"), Some(NOBODY), Some(NOBODY)).unwrap();
     let program = root.path().join("supervisor");
-    fs::write(&program, PROGRAM).unwrap();
-    fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
+    // By another process: what this one writes can't be run while somebody whom another test has just
+    // forked still has it open.
+    let copied = Command::new("cp")
+        .args([support::program(), program.as_path()])
+        .status();
+    assert!(copied.await.unwrap().success());
     let mut child = Command::new("unshare")
         .args([
             "--mount",

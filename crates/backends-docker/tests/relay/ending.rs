@@ -18,7 +18,8 @@ fn backends() -> Vec<RelayBackend> {
 
 /// A command that has left its session and its group, and holds no pipe.
 fn daemon(token: &str) -> SpawnRequest {
-    let script = format!("( setsid setsid sleep {token} </dev/null >/dev/null 2>&1 & ) ; sleep 60");
+    let script =
+        format!("( setsid setsid sleep {token} </dev/null >/dev/null 2>&1 & ) ; sleep 1000");
     SpawnRequest::shell(script)
 }
 

@@ -1,7 +1,5 @@
 //! A relay that lies: it may end the sandbox, and nothing else.
 
-use std::time::Duration;
-
 use cantle_backends_docker::relay::{Relay, RelayOptions};
 use cantle_core::sandbox::SandboxPath;
 use cantle_supervisor::frames::{Answer, Lane};
@@ -9,6 +7,8 @@ use cantle_supervisor::wire::{READY_BYTES, REPORT_BYTES, Ready, Report};
 use proptest::prelude::*;
 use tokio::io::AsyncWriteExt as _;
 use tokio::time::timeout;
+
+use crate::support::DEADLINE;
 
 /// The first of the relay's commands is the one that looks for a shell.
 const FIRST: u32 = 1;
@@ -87,10 +87,7 @@ async fn survives(said: Vec<u8>) {
         let _ = tokio::io::copy(&mut listening, &mut tokio::io::sink()).await;
     });
     let options = RelayOptions::new(SandboxPath::new("/work").unwrap());
-    let relay = timeout(
-        Duration::from_secs(15),
-        Relay::connect(reader, writer, options),
-    );
+    let relay = timeout(DEADLINE, Relay::connect(reader, writer, options));
     if let Ok(relay) = relay.await.expect("a lie is no reason to hang") {
         relay.gone().await;
     }

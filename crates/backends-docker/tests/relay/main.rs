@@ -10,6 +10,7 @@
 
 mod bare;
 mod conformance;
+mod directories;
 mod ending;
 mod flow;
 mod hostile;

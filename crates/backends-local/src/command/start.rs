@@ -4,19 +4,19 @@
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::io;
-use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::os::unix::ffi::OsStringExt as _;
 use std::sync::Arc;
 
 use cantle_core::sandbox::{
-    Channel, Command as Line, SandboxError, SandboxErrorKind, SandboxPath, SpawnRequest, Stdin,
+    Channel, Command as Line, CommandLifecycle, Program, SandboxError, SandboxPath, SpawnRequest,
+    Stdin,
 };
 use tokio::sync::{mpsc, watch};
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::channels::Ends;
-use super::drive::{Course, Driver};
+use super::drive::{Course, Driver, now};
 use super::output::{Allowance, LocalOutput, Outlet, PIECES_IN_FLIGHT};
 use super::process::LocalProcess;
 use super::running::{self, Reports};
@@ -36,7 +36,7 @@ pub(crate) async fn start(
     let id = shared.next_number();
     let launch = Launch {
         id,
-        program: Program::find(shared, &request)?,
+        program: program(shared, &request)?,
         directory,
         variables: Vec::new(),
     }
@@ -56,7 +56,7 @@ pub(crate) async fn start(
     let outlet = |channel, source, name| Outlet::new(channel, source, spill(name), allowance());
 
     let mark = shared.engine.mark();
-    let started = Instant::now();
+    let lifecycle = CommandLifecycle::new(&request, shared.limits.wall_time, now());
     let Launched {
         starting,
         command,
@@ -86,20 +86,12 @@ pub(crate) async fn start(
         }
         (None, _) => (None, None),
     };
-    let limit = match (request.timeout, shared.limits.wall_time) {
-        (Some(asked), Some(allowed)) => Some(asked.min(allowed)),
-        (asked, allowed) => asked.or(allowed),
-    };
     let driver = Driver {
         course: Course {
             command: Arc::clone(&command),
             reports,
-            started,
-            // One that no clock can reach is none.
-            limit: limit.filter(|limit| started.checked_add(*limit).is_some()),
-            grace: request.grace,
+            lifecycle,
             cancellation: request.cancellation,
-            background: request.background,
             mark,
             too_much_output,
         },
@@ -188,7 +180,6 @@ impl Launch {
         if let Err(gone) = shared.root.check() {
             return gone;
         }
-        let kind = error.kind();
         let name = self.program.name.to_string_lossy();
         match step {
             Step::Execute => {}
@@ -200,80 +191,20 @@ impl Launch {
                 return SandboxError::io(format!("failed to make a process for `{name}`"), error);
             }
         }
-        if let (io::ErrorKind::NotFound, Some(search_path)) = (kind, &self.program.search_path) {
-            let places = search_path.to_string_lossy();
-            let message = format!("there is no program `{name}` in {places}");
-            return SandboxError::new(SandboxErrorKind::NotFound, message)
-                .with_advice("Give the program's path, or install it first.");
-        }
-        let error = SandboxError::io(format!("failed to start `{name}`"), error);
-        match kind {
-            io::ErrorKind::ArgumentListTooLong => error.with_advice(
-                "Write long content to a file first and give the command the file's path.",
-            ),
-            io::ErrorKind::NotFound => error.with_advice(
-                "Check the path. A script's first line (`#!`) must name a program that exists.",
-            ),
-            io::ErrorKind::PermissionDenied => {
-                error.with_advice("Make it executable first (`chmod +x`).")
-            }
-            _ => error,
-        }
+        self.program.not_executed(error)
     }
 }
 
 /// What is executed.
-pub(super) struct Program {
-    /// Where it may be; the first that is there is taken.
-    pub(super) candidates: Vec<OsString>,
-    /// As it was asked for.
-    pub(super) name: OsString,
-    pub(super) arguments: Vec<OsString>,
-    /// Where it was looked for, unless it was given with its path.
-    search_path: Option<OsString>,
-}
-
-impl Program {
-    fn find(shared: &Shared, request: &SpawnRequest) -> Result<Self, SandboxError> {
-        let argv = match &request.command {
-            Line::Shell(line) => {
-                let shell = &shared.shell;
-                return Ok(Self {
-                    candidates: vec![shell.into()],
-                    // Some shells are told by it what to be.
-                    name: shell.file_name().unwrap_or_default().into(),
-                    // A line may begin with a hyphen.
-                    arguments: vec!["-c".into(), "--".into(), line.clone()],
-                    search_path: None,
-                });
-            }
-            Line::Argv(argv) => argv,
-        };
-        let (name, arguments) = match argv.split_first() {
-            Some((name, arguments)) if !name.is_empty() => (name, arguments),
-            _ => {
-                let message = "a command must begin with the name of a program";
-                return Err(SandboxError::new(SandboxErrorKind::InvalidInput, message));
-            }
-        };
-        let (candidates, search_path) = if name.as_bytes().contains(&b'/') {
-            (vec![name.clone()], None)
-        } else {
+fn program(shared: &Shared, request: &SpawnRequest) -> Result<Program, SandboxError> {
+    match &request.command {
+        Line::Shell(line) => Ok(Program::shell(&shared.shell, line)),
+        Line::Argv(argv) => {
             let search_path = match request.environment.get("PATH") {
                 Some(path) => OsStr::new(path.expose()),
                 None => shared.environment.search_path(),
             };
-            let candidates = std::env::split_paths(search_path)
-                // An empty entry is the directory that the command starts in.
-                .map(|entry| std::path::Path::new(".").join(entry).join(name).into())
-                .collect();
-            (candidates, Some(search_path.to_owned()))
-        };
-        Ok(Self {
-            candidates,
-            name: name.clone(),
-            arguments: arguments.to_vec(),
-            search_path,
-        })
+            Program::argv(argv, search_path)
+        }
     }
 }

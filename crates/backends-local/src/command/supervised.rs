@@ -31,7 +31,7 @@ const BUSY_DEADLINE: Duration = Duration::from_secs(5);
 const GONE_DEADLINE: Duration = Duration::from_millis(200);
 
 /// How long to wait for the list of a command's processes.
-const LIST_DEADLINE: Duration = Duration::from_secs(1);
+const LIST_DEADLINE: Duration = Duration::from_secs(5);
 
 /// A command that the supervisor knows.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 //! It does so whether or not anybody polls the command's handle, and goes on where the handle is
 //! dropped: then it ends the command.
 
-use std::future::{Future, pending};
+use std::future::pending;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,8 +11,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use cantle_core::policy::PolicyField;
 use cantle_core::sandbox::{
-    Background, BackgroundProcess, Channel, Exit, ExitStatus, OutputChunk, SandboxError,
-    SandboxErrorKind, SpawnRequest,
+    Background, BackgroundProcess, Channel, CommandAction, CommandEvent, CommandLifecycle, Exit,
+    ExitStatus, OutputChunk, SandboxError, SandboxErrorKind, SpawnRequest,
 };
 use tokio::select;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -27,10 +27,6 @@ use crate::envd::{Ended, Envd, EventStream, Fault, Nothing, Selected, Selector, 
 use crate::sandbox::{Awake, Shared};
 use crate::signals;
 
-/// A cancelled command has at most this long between TERM and KILL, whatever its request says.
-const LONGEST_CANCEL_GRACE: Duration = Duration::from_secs(1);
-/// How long to wait for word of the death of what was killed.
-const KILL_DEADLINE: Duration = Duration::from_millis(400);
 /// After the end, how long to wait for a slow reader before the end is announced.
 const READER_DEADLINE: Duration = Duration::from_millis(550);
 /// How long a command that is to be ended may take to say which process it is.
@@ -88,12 +84,9 @@ pub(super) struct Driver {
 
 impl Driver {
     pub(super) async fn run(self) {
-        let limit = match (self.request.timeout, self.shared.limits.wall_time) {
-            (Some(asked), Some(allowed)) => Some(asked.min(allowed)),
-            (asked, allowed) => asked.or(allowed),
-        };
-        let began = Instant::now();
-        let backstop = limit.and_then(|limit| limit.checked_add(SLACK));
+        let wall_time = self.shared.limits.wall_time;
+        let lifecycle = CommandLifecycle::new(&self.request, wall_time, now());
+        let backstop = lifecycle.limit().and_then(|limit| limit.checked_add(SLACK));
         let events = match self.awake.envd.start(&self.line.start(), backstop).await {
             Ok(events) => events,
             Err(fault) => {
@@ -107,12 +100,11 @@ impl Driver {
             shared: self.shared,
             awake: self.awake,
             token: self.token,
-            limit: limit.filter(|limit| began.checked_add(*limit).is_some()),
+            lifecycle,
             is_terminal: self.line.pty.is_some(),
             request: self.request,
             progress: self.progress,
             abandoned: self.abandoned,
-            began,
         };
         course
             .look_after(events, self.feed, self.reader, self.started, self.outcome)
@@ -140,20 +132,11 @@ struct Course {
     shared: Arc<Shared>,
     awake: Awake,
     token: String,
-    limit: Option<Duration>,
+    lifecycle: CommandLifecycle,
     is_terminal: bool,
     request: SpawnRequest,
     progress: Arc<Progress>,
     abandoned: CancellationToken,
-    began: Instant,
-}
-
-/// Why a command is ended before its time.
-enum Stop {
-    Status(ExitStatus),
-    Abandoned,
-    Closed,
-    Gone(String),
 }
 
 impl Course {
@@ -264,74 +247,52 @@ impl Course {
     }
 
     async fn life(&self) -> Result<Told, Outcome> {
-        let stop = select! {
-            biased;
-            end = self.progress.ended() => return self.ended(end).await,
-            () = self.shared.closed.cancelled() => Stop::Closed,
-            why = self.shared.gone() => Stop::Gone(why),
-            () = self.abandoned.cancelled() => Stop::Abandoned,
-            () = self.request.cancellation.cancelled() => Stop::Status(ExitStatus::Cancelled),
-            limit = self.time_to_stop() => Stop::Status(ExitStatus::TimedOut { limit }),
-            () = self.progress.too_much_output.cancelled() => {
-                let limit = self.shared.limits.output_bytes.unwrap_or_default();
-                Stop::Status(ExitStatus::LimitReached { field: PolicyField::Output, limit })
-            }
-        };
-        match stop {
-            Stop::Closed => Err(Outcome::Closed),
-            Stop::Gone(why) => Err(Outcome::Gone(why)),
-            Stop::Abandoned => {
-                self.kill().await?;
-                Ok(Told::new(ExitStatus::Cancelled, self.began.elapsed()))
-            }
-            Stop::Status(status) => {
-                let now = Instant::now();
-                match status {
-                    ExitStatus::TimedOut { limit } => self.stop(self.began + limit).await?,
-                    ExitStatus::Cancelled => {
-                        let grace = self.request.grace.min(LONGEST_CANCEL_GRACE);
-                        self.stop(now + grace).await?;
+        let mut lifecycle = self.lifecycle.clone();
+        let mut is_killed = false;
+        while !lifecycle.is_over() {
+            let event = select! {
+                biased;
+                end = self.progress.ended() => {
+                    if lifecycle.is_running() {
+                        return self.ended(end).await;
                     }
-                    _ => self.kill().await?,
+                    CommandEvent::Gone
                 }
-                Ok(Told::new(status, self.began.elapsed()))
+                () = self.shared.closed.cancelled() => return Err(Outcome::Closed),
+                why = self.shared.gone() => return Err(Outcome::Gone(why)),
+                () = self.abandoned.cancelled(), if !is_killed => {
+                    CommandEvent::Forbidden(ExitStatus::Cancelled)
+                }
+                () = self.request.cancellation.cancelled(), if lifecycle.heeds_cancellation() => {
+                    CommandEvent::Cancelled
+                }
+                () = reached(lifecycle.deadline()) => CommandEvent::Time,
+                () = self.progress.too_much_output.cancelled(), if lifecycle.is_running() => {
+                    let (field, limit) = (PolicyField::Output, self.shared.limits.output_bytes);
+                    let limit = limit.unwrap_or_default();
+                    CommandEvent::Forbidden(ExitStatus::LimitReached { field, limit })
+                }
+            };
+            match lifecycle.on(event, now()) {
+                Some(CommandAction::Terminate) => select! {
+                    asked = self.order(Order::Terminate) => {
+                        asked?;
+                    }
+                    () = reached(lifecycle.deadline()) => {}
+                },
+                Some(CommandAction::Kill) => {
+                    is_killed = true;
+                    self.kill().await?;
+                }
+                _ => {}
             }
         }
-    }
-
-    /// Waits until the command must be asked to end, so that the grace lies before the limit.
-    fn time_to_stop(&self) -> impl Future<Output = Duration> + use<> {
-        let (began, grace) = (self.began, self.request.grace);
-        let ask = self.limit.map(|limit| {
-            let after = limit.saturating_sub(grace).max(limit / 2);
-            (limit, began + after)
-        });
-        async move {
-            match ask {
-                Some((limit, at)) => {
-                    sleep_until(at).await;
-                    limit
-                }
-                None => pending().await,
-            }
+        if !is_killed {
+            // Its first process heeded TERM; what that started need not have.
+            self.kill().await?;
         }
-    }
-
-    /// Asks all processes to end, and kills at `kill_at` what has not.
-    async fn stop(&self, kill_at: Instant) -> Result<(), Outcome> {
-        let asked = self.order(Order::Terminate);
-        if let Ok(asked) = timeout(kill_at.saturating_duration_since(Instant::now()), asked).await {
-            asked?;
-        }
-        let cancelled = self.request.cancellation.is_cancelled();
-        select! {
-            biased;
-            _ = self.progress.ended() => {}
-            () = sleep_until(kill_at) => {}
-            () = self.abandoned.cancelled() => {}
-            () = self.request.cancellation.cancelled(), if !cancelled => {}
-        }
-        self.kill().await
+        let status = lifecycle.stopped().unwrap_or(ExitStatus::Cancelled);
+        Ok(Told::new(status, lifecycle.took(now())))
     }
 
     async fn kill(&self) -> Result<(), Outcome> {
@@ -353,7 +314,6 @@ impl Course {
             // It may have ended.
             let _ = sent.await;
         }
-        let _ = timeout(KILL_DEADLINE, self.progress.ended()).await;
         Ok(())
     }
 
@@ -370,7 +330,7 @@ impl Course {
     }
 
     async fn ended(&self, end: End) -> Result<Told, Outcome> {
-        let took = self.began.elapsed();
+        let took = self.lifecycle.took(now());
         match end {
             End::Told {
                 status,
@@ -407,7 +367,7 @@ impl Course {
                     return Err(Outcome::Gone(why));
                 }
                 self.order(Order::Kill).await?;
-                match self.limit {
+                match self.lifecycle.limit() {
                     Some(limit) if fault.is("deadline_exceeded") => {
                         Ok(Told::new(ExitStatus::TimedOut { limit }, took))
                     }
@@ -456,6 +416,19 @@ impl Told {
             left: Vec::new(),
         }
     }
+}
+
+/// Waits for this time; for ever, where there is none.
+async fn reached(time: Option<std::time::Instant>) {
+    match time {
+        Some(time) => sleep_until(time.into()).await,
+        None => pending().await,
+    }
+}
+
+/// The runtime's time.
+fn now() -> std::time::Instant {
+    Instant::now().into_std()
 }
 
 /// Nothing is said but which process.

@@ -265,10 +265,5 @@ fn told(words: &str) -> Option<End> {
 
 /// Processes, a line each.
 pub(super) fn listed<'l>(lines: impl Iterator<Item = &'l str>) -> Vec<BackgroundProcess> {
-    lines
-        .filter_map(|line| {
-            let (pid, command) = line.split_once(' ')?;
-            Some(BackgroundProcess::new(pid.parse().ok()?, command))
-        })
-        .collect()
+    lines.filter_map(BackgroundProcess::listed).collect()
 }

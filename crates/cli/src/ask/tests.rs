@@ -36,7 +36,7 @@ impl Desk {
     async fn shows(&self, end: &'static str) -> String {
         let side = Arc::clone(&self.side);
         let reading = tokio::task::spawn_blocking(move || {
-            let deadline = Instant::now() + Duration::from_secs(10);
+            let deadline = Instant::now() + Duration::from_secs(60);
             let mut shown = String::new();
             while !shown.ends_with(end) {
                 let mut source = [PollFd::new(&*side, PollFlags::IN)];
@@ -79,8 +79,9 @@ async fn asked(
 #[tokio::test]
 async fn a_choice_is_shown_with_its_numbers_and_asked_for_until_it_is_one() {
     let (desk, user, mut person) = Desk::new();
-    // Typed before there was a question.
+    // Typed before there was a question, and there before it is.
     desk.types("Red\n");
+    assert_eq!(desk.shows("\n").await, "Red\r\n");
     let question =
         Question::choice(id(), "Which \x1b[31mcolour?", ["Red", "Gr\x07een"]).with_default("Red");
     let answer = asked(&user, &mut person, question, async {

@@ -68,7 +68,8 @@ impl Demo {
             display.say(NOTICE).await;
         }
         let options = SessionOptions::default().output_dir(&self.args.output_dir);
-        let session = work::open(self.agent.session(options), &cancellation).await?;
+        let begin = |progress| self.agent.session(options.progress(progress));
+        let session = work::open(begin, &mut display, &cancellation).await?;
         let copied = tokio::select! {
             copied = self.survey.copy(&session) => copied,
             () = cancellation.cancelled() => Err(work::cancelled_early()),

@@ -18,7 +18,7 @@ use crate::provider::Provider;
 use crate::settings::variable;
 
 /// How long one look may take.
-const LIMIT: Duration = Duration::from_secs(5);
+const LIMIT: Duration = Duration::from_secs(10);
 
 /// The kernels that have what the local backend can't do without, and Landlock.
 const NEEDED: (u32, u32) = (5, 6);

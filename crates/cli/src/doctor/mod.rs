@@ -21,7 +21,7 @@ use crate::exit::{Code, Failure, FailureExt as _};
 use crate::work;
 
 /// How long trying out one sandbox may take.
-const LIMIT: Duration = Duration::from_secs(5);
+const LIMIT: Duration = Duration::from_secs(10);
 
 /// Looks at everything, says it, and returns the exit code.
 pub(crate) async fn perform(

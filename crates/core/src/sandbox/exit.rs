@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 use super::SandboxPath;
 use crate::policy::PolicyField;
 
+/// Characters of a command line that are listed.
+const LONG_COMMAND: usize = 120;
+
 /// How a command ended, and what it left.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -183,11 +186,23 @@ pub struct BackgroundProcess {
 }
 
 impl BackgroundProcess {
-    /// A process that runs `command`.
+    /// A process that runs `command`, of which 120 characters are kept, on one line.
     pub fn new(pid: u32, command: impl Into<String>) -> Self {
-        Self {
-            pid,
-            command: command.into(),
+        let mut command: String = command.into();
+        if command.contains('\n') {
+            command = command.replace('\n', " ");
         }
+        if command.chars().nth(LONG_COMMAND).is_some() {
+            let shown = command.chars().take(LONG_COMMAND - 1);
+            command = shown.chain(['…']).collect();
+        }
+        Self { pid, command }
+    }
+
+    /// A process as it is listed: its id, a space and its command line.
+    #[must_use]
+    pub fn listed(line: &str) -> Option<Self> {
+        let (pid, command) = line.split_once(' ')?;
+        Some(Self::new(pid.parse().ok()?, command.trim_end()))
     }
 }

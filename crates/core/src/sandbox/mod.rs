@@ -18,8 +18,10 @@ mod ext;
 mod files;
 mod host;
 mod info;
+mod lifecycle;
 mod output;
 mod path;
+mod program;
 mod render;
 mod request;
 
@@ -37,12 +39,15 @@ pub use self::ext::SandboxExt;
 pub use self::files::{ByteRange, FileInfo, FileKind, WriteOptions};
 pub use self::host::{Refusal, SavedFile, SavedOutputs, UploadedFile, UploadedFiles};
 pub use self::info::{EnforcedBy, Enforcement, Isolation, SandboxInfo, Survival};
+pub use self::lifecycle::{CommandAction, CommandEvent, CommandLifecycle};
 pub use self::output::{Captured, CommandOutput, HeadTail};
 pub use self::path::{InvalidPath, SandboxPath};
+pub use self::program::Program;
 pub use self::render::{RenderLimits, render_command, render_refusal};
 pub use self::request::{Background, Command, PtySize, SpawnRequest, Spill, Stdin};
 use crate::ids::RunId;
 use crate::policy::Policy;
+use crate::tool::{NoProgress, Progress};
 
 /// Bytes of a file, in pieces; the reader sets the pace.
 pub type ByteStream = Pin<Box<dyn Stream<Item = Result<Bytes, SandboxError>> + Send + 'static>>;
@@ -99,6 +104,8 @@ pub struct SandboxContext {
     /// Whether its files may have to outlive our process: [`Sandbox::persist`] will be asked for.
     /// A backend that could keep them elsewhere (in memory) then doesn't.
     pub durable: bool,
+    /// Where to tell people what takes long: an image that is pulled, a line each.
+    pub progress: Arc<dyn Progress>,
 }
 
 impl SandboxContext {
@@ -109,6 +116,7 @@ impl SandboxContext {
             run,
             policy,
             durable: false,
+            progress: Arc::new(NoProgress),
         }
     }
 
@@ -116,6 +124,13 @@ impl SandboxContext {
     #[must_use]
     pub fn durable(mut self) -> Self {
         self.durable = true;
+        self
+    }
+
+    /// The same with somebody who watches while it is opened.
+    #[must_use]
+    pub fn with_progress(mut self, progress: Arc<dyn Progress>) -> Self {
+        self.progress = progress;
         self
     }
 }

@@ -78,15 +78,16 @@ impl fmt::Debug for ToolContext {
     }
 }
 
-/// Takes a tool's output while it runs. For people who watch: pieces may be joined or dropped.
-pub trait Progress: Send + Sync {
+/// Takes what a tool writes while it runs, or what a backend says while it opens a sandbox. For people
+/// who watch: pieces may be joined or dropped.
+pub trait Progress: fmt::Debug + Send + Sync {
     /// A piece of output.
     fn output(&self, text: &str);
 }
 
 /// Nobody watches.
 #[derive(Debug)]
-struct NoProgress;
+pub(crate) struct NoProgress;
 
 impl Progress for NoProgress {
     fn output(&self, _: &str) {}

@@ -22,6 +22,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 pub use self::arguments::{ArgumentError, Parsed, Repair, RepairKind};
+pub(crate) use self::context::NoProgress;
 pub use self::context::{Progress, ToolContext};
 pub use self::dyn_tool::DynTool;
 pub use self::error::{ToolError, ToolErrorKind, panic_message};

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
-use super::DynTool;
+use super::{DynTool, NoProgress, Progress};
 use crate::ids::RunId;
 use crate::sandbox::{Sandbox, SandboxError, SandboxHandle};
 
@@ -85,6 +85,8 @@ pub struct OpenContext {
     pub durable: bool,
     /// The sandbox to open again instead of a new one, where an earlier process left it.
     pub reattach: Option<SandboxHandle>,
+    /// Where to tell people what takes long: an image that is pulled, a line each.
+    pub progress: Arc<dyn Progress>,
 }
 
 impl OpenContext {
@@ -97,6 +99,7 @@ impl OpenContext {
             sandbox: None,
             durable: false,
             reattach: None,
+            progress: Arc::new(NoProgress),
         }
     }
 }

@@ -15,8 +15,8 @@ use super::tasks::Tasks;
 use crate::envd::{Commands, Metadata, Watchers};
 use crate::settings::ServerLimits;
 
-/// How long those who use it may take to let go of it.
-const LET_GO_DEADLINE: Duration = Duration::from_secs(2);
+/// How long those who use it may take to let go of it: what is not let go of can't be found again.
+const LET_GO_DEADLINE: Duration = Duration::from_secs(5);
 
 /// A running sandbox.
 pub(crate) struct Live {

@@ -9,7 +9,9 @@ mod store;
 mod tasks;
 
 use std::collections::HashMap;
+use std::ops::RangeInclusive;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::available_parallelism;
 use std::time::Duration;
 
 use cantle_core::ids::RunId;
@@ -37,10 +39,16 @@ const TOKEN_LETTERS: usize = 40;
 
 /// How long the end of one sandbox may take.
 const END_DEADLINE: Duration = Duration::from_secs(10);
-/// How many are opened at once, and how many are ended: each takes a thread meanwhile, and threads take
-/// memory that they don't give back.
-const OPENED_AT_ONCE: usize = 16;
-const ENDED_AT_ONCE: usize = 16;
+/// How many are opened at once for each processor, and how many are ended: each takes a thread meanwhile,
+/// which keeps a processor busy, and threads take memory that they don't give back.
+const AT_ONCE_PER_PROCESSOR: usize = 2;
+/// The same in all, at least and at most.
+const AT_ONCE: RangeInclusive<usize> = 4..=16;
+
+fn at_once() -> usize {
+    let processors = available_parallelism().map_or(1, usize::from);
+    (processors * AT_ONCE_PER_PROCESSOR).clamp(*AT_ONCE.start(), *AT_ONCE.end())
+}
 
 /// The sandboxes of a server.
 pub(crate) struct Fleet {
@@ -101,8 +109,8 @@ impl Fleet {
                 opening: HashMap::new(),
             }),
             tasks: Tasks::default(),
-            opening: Semaphore::new(OPENED_AT_ONCE),
-            ending: Semaphore::new(ENDED_AT_ONCE),
+            opening: Semaphore::new(at_once()),
+            ending: Semaphore::new(at_once()),
             stopping: CancellationToken::new(),
         }))
     }
@@ -423,7 +431,7 @@ impl Fleet {
             }
         });
         ending
-            .buffer_unordered(ENDED_AT_ONCE)
+            .buffer_unordered(at_once())
             .for_each(|()| async {})
             .await;
         if self.store.is_none() {
@@ -432,7 +440,7 @@ impl Fleet {
                 self.end_now(&member).await;
             });
             paused
-                .buffer_unordered(ENDED_AT_ONCE)
+                .buffer_unordered(at_once())
                 .for_each(|()| async {})
                 .await;
         }

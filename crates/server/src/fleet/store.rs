@@ -29,8 +29,16 @@ pub(crate) struct Record {
 /// The directory of records.
 pub(crate) struct Store {
     records: Arc<Path>,
-    /// Held for as long as the server lives.
-    _lock: File,
+    /// Locked for as long as the server lives.
+    lock: File,
+}
+
+impl Drop for Store {
+    fn drop(&mut self) {
+        // Closing it would do, were it ours alone: a process that was just forked has it too, for a
+        // moment.
+        let _ = flock(&self.lock, FlockOperation::Unlock);
+    }
 }
 
 impl Store {
@@ -111,7 +119,7 @@ fn open(directory: &Path) -> Result<(Store, Vec<Record>), ServeError> {
     }
     let store = Store {
         records: records.into(),
-        _lock: lock,
+        lock,
     };
     Ok((store, found))
 }

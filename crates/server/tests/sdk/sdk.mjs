@@ -17,7 +17,12 @@ const {
   TimeoutError,
 } = await import(process.env.E2B_PACKAGE);
 
-const DEADLINE_MS = 15_000;
+// What has not happened after this long does not happen, however slow the machine is.
+const DEADLINE_MS = 60_000;
+const LIFETIME_MS = 600_000;
+// A part of a command that goes on when it is told to.
+const WAIT = "until [ -e go ]; do sleep 0.1; done";
+const go = (sbx) => sbx.files.write("go", "");
 const sleep = (ms) => new Promise((done) => setTimeout(done, ms));
 
 async function until(what, isTrue) {
@@ -62,11 +67,14 @@ const checks = {
   },
 
   async outputComesAsItIsWritten(sbx) {
-    const pieces = [];
-    const onStdout = (text) => pieces.push([text, Date.now()]);
-    await sbx.commands.run("echo 1; sleep 1; echo 2", { onStdout });
-    assert.equal(pieces.map(([text]) => text).join(""), "1\n2\n");
-    assert(pieces.at(-1)[1] - pieces[0][1] > 500, JSON.stringify(pieces));
+    let told = "";
+    const onStdout = async (text) => {
+      told += text;
+      // Without having seen the first line, nobody sees the last.
+      if (told === "1\n") await go(sbx);
+    };
+    await sbx.commands.run(`echo 1; ${WAIT}; echo 2`, { onStdout });
+    assert.equal(told, "1\n2\n");
   },
 
   async aLotOfOutputComesWhole(sbx) {
@@ -77,17 +85,19 @@ const checks = {
   async aCommandThatTakesTooLongIsKilled(sbx) {
     const started = Date.now();
     await fails(TimeoutError, () => sbx.commands.run("sleep 300", { timeoutMs: 1000 }));
-    assert(Date.now() - started < 5000);
+    assert(Date.now() - started < DEADLINE_MS);
     await until("it is killed", async () => (await sbx.commands.list()).length === 0);
   },
 
   async commandsRunInTheBackground(sbx) {
-    const handle = await sbx.commands.run("sleep 2; echo done", { background: true });
+    const line = `${WAIT}; echo done`;
+    const handle = await sbx.commands.run(line, { background: true });
     const listed = await sbx.commands.list();
     assert.deepEqual(
       listed.map(({ pid, cmd, args }) => ({ pid, cmd, args })),
-      [{ pid: handle.pid, cmd: "/bin/bash", args: ["-l", "-c", "sleep 2; echo done"] }],
+      [{ pid: handle.pid, cmd: "/bin/bash", args: ["-l", "-c", line] }],
     );
+    await go(sbx);
     assert.equal((await handle.wait()).stdout, "done\n");
     assert.deepEqual(await sbx.commands.list(), []);
   },
@@ -101,9 +111,10 @@ const checks = {
   },
 
   async commandsAreConnectedTo(sbx) {
-    const handle = await sbx.commands.run("sleep 2; echo late", { background: true });
+    const handle = await sbx.commands.run(`${WAIT}; echo late`, { background: true });
     await handle.disconnect();
     const again = await sbx.commands.connect(handle.pid);
+    await go(sbx);
     assert.equal((await again.wait()).stdout, "late\n");
     await fails(SandboxError, () => sbx.commands.connect(999_999));
   },
@@ -202,7 +213,7 @@ const checks = {
     const info = await sbx.files.getInfo("tree/one/c");
     assert.equal(info.permissions, "-rw-r--r--");
     assert.equal(info.owner, "user");
-    assert(Math.abs(info.modifiedTime.getTime() - Date.now()) < 60_000, info.modifiedTime);
+    assert(Math.abs(info.modifiedTime.getTime() - Date.now()) < LIFETIME_MS, info.modifiedTime);
     const moved = await sbx.files.rename("tree/one/c", "elsewhere/d");
     assert.equal(moved.path, "/home/user/elsewhere/d");
     await sbx.files.remove("tree");
@@ -237,7 +248,7 @@ const checks = {
 
   async signedAddressesWork(sbx) {
     await sbx.files.write("signed", "by address");
-    const url = await sbx.downloadUrl("signed", { useSignatureExpiration: 60 });
+    const url = await sbx.downloadUrl("signed", { useSignatureExpiration: 600 });
     assert.equal(await (await fetch(url)).text(), "by address");
     assert.equal((await fetch(url.replace("signed", "other"))).status, 401);
     const form = new FormData();
@@ -265,23 +276,23 @@ const checks = {
   },
 
   async itsEndIsSet(sbx) {
-    const other = await Sandbox.create({ timeoutMs: 60_000 });
+    const other = await Sandbox.create({ timeoutMs: LIFETIME_MS });
     await other.setTimeout(120_000);
     const left = (await other.getInfo()).endAt.getTime() - Date.now();
-    assert(left > 100_000 && left <= 121_000, `${left}`);
+    assert(left > 120_000 - DEADLINE_MS && left <= 121_000, `${left}`);
     await other.setTimeout(1000);
     await until("its time is over", async () => !(await other.isRunning()));
     assert.equal(await other.kill(), false);
   },
 
   async itIsPausedAndResumed(sbx) {
-    const other = await Sandbox.create({ timeoutMs: 60_000, envs: { KEPT: "yes" } });
+    const other = await Sandbox.create({ timeoutMs: LIFETIME_MS, envs: { KEPT: "yes" } });
     await other.files.write("kept", "still here");
     assert.equal(await other.pause(), true);
     assert.equal(await other.pause(), false);
     assert.equal(await other.isRunning(), false);
     assert.equal((await Sandbox.getInfo(other.sandboxId)).state, "paused");
-    const resumed = await Sandbox.connect(other.sandboxId, { timeoutMs: 60_000 });
+    const resumed = await Sandbox.connect(other.sandboxId, { timeoutMs: LIFETIME_MS });
     const result = await resumed.commands.run("cat kept; echo $KEPT");
     assert.equal(result.stdout, "still hereyes\n");
     assert.equal(await resumed.kill(), true);
@@ -292,7 +303,7 @@ const checks = {
 
   async whatIsPausedResumesByItself() {
     const lifecycle = { onTimeout: "pause", autoResume: true };
-    const other = await Sandbox.create({ timeoutMs: 60_000, lifecycle });
+    const other = await Sandbox.create({ timeoutMs: LIFETIME_MS, lifecycle });
     await other.files.write("kept", "x");
     await other.setTimeout(0);
     const state = async () => (await Sandbox.getInfo(other.sandboxId)).state;
@@ -303,7 +314,7 @@ const checks = {
   },
 
   async nothingOfAKilledOneRuns() {
-    const other = await Sandbox.create({ timeoutMs: 60_000 });
+    const other = await Sandbox.create({ timeoutMs: LIFETIME_MS });
     const handle = await other.commands.run("sleep 300", { background: true });
     assert.equal(await Sandbox.kill(other.sandboxId), true);
     const error = await fails(Error, () => handle.wait());
@@ -327,7 +338,7 @@ for (const [name, check] of Object.entries(checks)) {
   const options = { metadata: { who: "a b&c=d" }, envs: { FROM_SANDBOX: "a" } };
   let sbx;
   try {
-    sbx = await Sandbox.create({ timeoutMs: 300_000, ...options });
+    sbx = await Sandbox.create({ timeoutMs: LIFETIME_MS, ...options });
     await check(sbx);
     console.log(`ok ${name} (${Date.now() - started} ms)`);
   } catch (error) {

@@ -9,7 +9,7 @@ use http::{Method, StatusCode};
 use http_body_util::Full;
 use serde_json::{Value, json};
 
-use crate::support::{Came, Sandbox, eventually, serve, serve_with};
+use crate::support::{Came, DEADLINE, Sandbox, eventually, serve, serve_with};
 
 async fn call(sandbox: &Sandbox<'_>, method: &str, message: Value) -> (u16, String) {
     let answer = sandbox
@@ -38,7 +38,7 @@ async fn a_time_limit_kills_all_that_a_command_started() {
     let sandbox = server.base().await;
     let line = "setsid bash -c 'trap \"\" TERM; while true; do date +%N > alive; done' & sleep 300";
     let started = Instant::now();
-    let mut stream = sandbox.start(line, &[("connect-timeout-ms", "700")]).await;
+    let mut stream = sandbox.start(line, &[("connect-timeout-ms", "2000")]).await;
     stream.pid().await;
     let end = loop {
         match stream.next().await {
@@ -50,14 +50,11 @@ async fn a_time_limit_kills_all_that_a_command_started() {
         panic!("{end:?}")
     };
     assert_eq!(end["error"]["code"], "deadline_exceeded");
-    assert!(
-        started.elapsed() < Duration::from_secs(3),
-        "{:?}",
-        started.elapsed()
-    );
-    let (last, _) = sandbox.run("cat alive; rm alive; sleep 0.3; ls").await;
+    // It would have gone on for ever.
+    assert!(started.elapsed() < DEADLINE, "{:?}", started.elapsed());
+    eventually("nothing runs", async || running(&sandbox).await == 0).await;
+    let (last, _) = sandbox.run("rm -f alive; sleep 0.3; ls").await;
     assert!(!last.contains("alive"), "{last}");
-    assert_eq!(running(&sandbox).await, 0);
     server.stop().await;
 }
 
@@ -80,8 +77,7 @@ async fn who_leaves_does_not_end_a_command_and_others_may_listen() {
     }
     sandbox.put("go", "").await;
     for mut listener in listeners {
-        let event = listener.event().await.unwrap();
-        assert_eq!(event["data"]["stdout"], STANDARD.encode("told\n"));
+        assert_eq!(listener.until_written("told\n").await, "told\n");
         assert_eq!(listener.event().await.unwrap()["end"]["exitCode"], 2);
         assert_eq!(listener.event().await, None);
     }
@@ -181,10 +177,12 @@ async fn signals_reach_a_command_and_kill_ends_its_tree() {
         (end["exitCode"].as_i64(), &end["status"]),
         (Some(-1), &json!("signal: killed"))
     );
-    let (left, _) = sandbox
-        .run("cat /proc/[0-9]*/cmdline | tr '\\0' ' ' | grep -c 'sleep 32[1]'")
-        .await;
-    assert_eq!(left, "0\n");
+    // Those that end while they are looked at are none.
+    let count = "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -c 'sleep 32[1]'";
+    eventually("nothing of it is left", async || {
+        sandbox.run(count).await.0 == "0\n"
+    })
+    .await;
     assert_eq!(
         call(&sandbox, "SendSignal", signal(pid, json!(9))).await,
         error(404, "not_found")

@@ -20,8 +20,8 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-/// What has not happened after this long does not happen.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
+/// What has not happened after this long does not happen, however slow the machine is.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
 /// A server that runs, with its sandboxes' directories in a place of its own.
 pub(crate) struct Serving {

@@ -69,35 +69,37 @@ impl Draft {
 
 fn copy_pieces(file: Fd) -> Result<(), Failure> {
     let mut buffer = [0; BUFFER_BYTES];
-    let (mut start, mut end) = (0, 0);
-    let mut left = 0;
     loop {
-        let here = &buffer[start..end];
-        if left > 0 && !here.is_empty() {
-            let piece = &here[..here.len().min(left)];
-            sys::write_all(file, piece)?;
-            left -= piece.len();
-            start += piece.len();
-            continue;
+        let mut length = [0; 4];
+        let mut known = 0;
+        while known < length.len() {
+            known += complete(sys::read(INPUT, &mut length[known..]))?;
         }
-        if left == 0
-            && let Some(length) = here.first_chunk::<4>()
-        {
-            left = u32::from_le_bytes(*length) as usize;
-            start += length.len();
-            if left == 0 {
-                return Ok(());
-            }
-            continue;
+        let mut left = u32::from_le_bytes(length) as usize;
+        if left == 0 {
+            return Ok(());
         }
-        buffer.copy_within(start..end, 0);
-        end -= start;
-        start = 0;
-        match sys::read(INPUT, &mut buffer[end..]) {
-            Ok(0) => return Err(Failure::new(Reason::Incomplete, EINVAL)),
-            Ok(count) => end += count,
-            Err(EINTR) => {}
-            Err(errno) => return Err(errno.into()),
+        while left > 0 {
+            left -= match sys::splice(INPUT, file, left, true) {
+                Err(EINTR) => 0,
+                // Its file system doesn't do that, or the kernel; another reason will be heard again.
+                Err(_) => {
+                    let most = left.min(BUFFER_BYTES);
+                    let count = complete(sys::read(INPUT, &mut buffer[..most]))?;
+                    sys::write_all(file, &buffer[..count])?;
+                    count
+                }
+                moved => complete(moved)?,
+            };
         }
+    }
+}
+
+/// How much has come; there is always more, until the last piece has said that it is the last.
+fn complete(came: sys::Result<usize>) -> Result<usize, Failure> {
+    match came {
+        Ok(0) => Err(Failure::new(Reason::Incomplete, EINVAL)),
+        Err(EINTR) => Ok(0),
+        came => Ok(came?),
     }
 }

@@ -14,6 +14,8 @@ const MOST_POLLED: usize = 5;
 const LEAST_CREDIT: usize = cost(4096);
 /// What a pipe holds unless it is enlarged, less some slack.
 const FULL_PIPE: usize = 60 * 1024;
+/// Less than this that was taken of input is not told.
+const UNTOLD_BYTES: u64 = INPUT_WINDOW as u64 / 8;
 /// What a pipe is enlarged to once it was full.
 const LARGE_PIPE: usize = 256 * 1024;
 
@@ -348,14 +350,29 @@ impl Command {
         let id = self.id;
         let before = self.input.is_open();
         let taken = self.input.feed(bytes)?;
-        if taken > 0 {
-            let bytes = taken as u64;
-            outgoing.say(Answer::Taken { id, bytes }, &[])?;
-        }
+        self.tell_taken(taken, outgoing)?;
         if before && !self.input.is_open() && !self.input.is_ending {
             outgoing.say(Answer::InputClosed { id }, &[])?;
         }
         Ok(())
+    }
+
+    /// Moves input from a pipe, as far as the command takes it at once; how much.
+    pub fn move_input(&mut self, from: Fd, left: u64, outgoing: &mut Outgoing) -> sys::Result<u64> {
+        let most = usize::try_from(left).map_or(MOST_PAYLOAD, |left| left.min(MOST_PAYLOAD));
+        let moved = self.input.take_from(from, most);
+        self.tell_taken(moved, outgoing)?;
+        Ok(moved as u64)
+    }
+
+    /// Says how much was taken, once it is worth it: whoever has used all of the window is told.
+    fn tell_taken(&mut self, bytes: usize, outgoing: &mut Outgoing) -> sys::Result<()> {
+        self.input.untold += bytes as u64;
+        if self.input.untold < UNTOLD_BYTES {
+            return Ok(());
+        }
+        let (id, bytes) = (self.id, core::mem::take(&mut self.input.untold));
+        outgoing.say(Answer::Taken { id, bytes }, &[])
     }
 
     /// No more input comes. A terminal has no end.
@@ -386,6 +403,8 @@ struct Input {
     /// It is closed once the buffer is empty.
     is_ending: bool,
     is_large: bool,
+    /// What was taken, and the owner not told.
+    untold: u64,
 }
 
 impl Input {
@@ -397,6 +416,7 @@ impl Input {
             end: 0,
             is_ending: false,
             is_large: false,
+            untold: 0,
         }
     }
 
@@ -434,6 +454,19 @@ impl Input {
             self.close();
         }
         Ok(written)
+    }
+
+    /// Moves bytes from a pipe where nothing is kept that comes before them.
+    fn take_from(&mut self, from: Fd, most: usize) -> usize {
+        if !self.is_open() || !self.is_empty() {
+            return 0;
+        }
+        let moved = sys::splice(from, self.pipe, most, false).unwrap_or(0);
+        if moved < most && !self.is_large {
+            self.is_large = true;
+            sys::enlarge_pipe(self.pipe, LARGE_PIPE);
+        }
+        moved
     }
 
     fn write_kept(&mut self) -> usize {

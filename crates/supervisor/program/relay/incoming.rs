@@ -5,7 +5,7 @@ use crate::frames::{HEADER_BYTES, MOST_BODY, Request};
 use crate::sys::{self, EINTR, EINVAL, Fd};
 
 /// Bytes that are read at once.
-const BUFFER_BYTES: usize = 256 * 1024;
+pub const BUFFER_BYTES: usize = 256 * 1024;
 
 /// The stream of requests, and what was read of it.
 pub struct Incoming {
@@ -23,14 +23,20 @@ impl Incoming {
         })
     }
 
-    /// Reads what is there, and waits where nothing is; how much that was. Zero at the end.
-    pub fn fill(&mut self) -> sys::Result<usize> {
+    pub fn is_empty(&self) -> bool {
+        self.start == self.end
+    }
+
+    /// Reads what is there, at most so much, and waits where nothing is; how much that was. Zero at the
+    /// end.
+    pub fn fill(&mut self, most: usize) -> sys::Result<usize> {
         // At most a part of a header is left.
         self.buffer.copy_within(self.start..self.end, 0);
         self.end -= self.start;
         self.start = 0;
+        let end = self.buffer.len().min(self.end.saturating_add(most));
         loop {
-            match sys::read(INPUT, &mut self.buffer[self.end..]) {
+            match sys::read(INPUT, &mut self.buffer[self.end..end]) {
                 Err(EINTR) => {}
                 Ok(count) => {
                     self.end += count;
@@ -67,7 +73,7 @@ impl Incoming {
             if let Some(request) = self.header()? {
                 return Ok(Some(request));
             }
-            if self.fill()? == 0 {
+            if self.fill(BUFFER_BYTES)? == 0 {
                 return Ok(None);
             }
         }
@@ -81,7 +87,7 @@ impl Incoming {
             let piece = self.payload(left);
             write_all(file, piece)?;
             left -= piece.len() as u64;
-            if left > 0 && self.fill()? == 0 {
+            if left > 0 && self.fill(BUFFER_BYTES)? == 0 {
                 return Err(sys::EIO);
             }
         }

@@ -23,6 +23,9 @@ const OUTPUT: Fd = Fd(1);
 /// Where there is no descriptor.
 const NONE: Fd = Fd(-1);
 
+/// Bytes that are read where nothing large is on its way.
+const LITTLE: usize = 4096;
+
 /// How long init may take to kill what it has started.
 const INIT_DEADLINE_MS: u32 = 2000;
 
@@ -56,6 +59,8 @@ fn start() -> sys::Result<Option<Relay>> {
     // No signals from somebody's terminal; it may be the head of a session already.
     let _ = sys::setsid();
     sys::chdir(c"/")?;
+    // The modes in the steps are meant as they are; init has another mask for commands.
+    sys::umask(0);
     // What commands leave when init is killed comes to us; nobody of our user looks into us.
     sys::adopt_orphans()?;
     sys::set_dumpable(false)?;
@@ -144,6 +149,18 @@ enum Awaited {
     },
 }
 
+impl Awaited {
+    /// How much to read: input is moved rather than read, as far as its command takes it.
+    fn most(self) -> usize {
+        match self {
+            Self::Nothing => LITTLE,
+            Self::Body { .. } => incoming::BUFFER_BYTES,
+            Self::Input { left, .. } => usize::try_from(left)
+                .map_or(incoming::BUFFER_BYTES, |left| left.saturating_add(LITTLE)),
+        }
+    }
+}
+
 impl Relay {
     /// Returns when the owner is gone.
     fn serve(&mut self) -> sys::Result<()> {
@@ -168,8 +185,8 @@ impl Relay {
             if output {
                 self.outgoing.flush()?;
             }
-            if input {
-                if self.incoming.fill()? == 0 {
+            if input && !self.pass_input(&mut awaited)? {
+                if self.incoming.fill(awaited.most())? == 0 {
                     return Ok(());
                 }
                 while self.advance(&mut awaited)? {}
@@ -199,6 +216,26 @@ impl Relay {
                 Err(_) => break,
             }
         }
+    }
+
+    /// Moves input from the stream to its command without reading it; whether that went. The stream has
+    /// something, so where it doesn't go the command's pipe is full or closed.
+    fn pass_input(&mut self, awaited: &mut Awaited) -> sys::Result<bool> {
+        let Awaited::Input { id, left } = awaited else {
+            return Ok(false);
+        };
+        if *left < LITTLE as u64 || !self.incoming.is_empty() {
+            return Ok(false);
+        }
+        let Some(command) = self.commands.find(*id) else {
+            return Ok(false);
+        };
+        let moved = command.move_input(INPUT, *left, &mut self.outgoing)?;
+        *left -= moved;
+        if *left == 0 {
+            *awaited = Awaited::Nothing;
+        }
+        Ok(moved > 0)
     }
 
     /// Takes the next of what has come; whether there was enough for something.

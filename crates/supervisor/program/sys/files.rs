@@ -98,6 +98,11 @@ pub fn chmod(path: &CStr, mode: u32) -> Result<()> {
     call!(90, path.as_ptr(), mode).map(drop)
 }
 
+/// Makes somebody the owner of what is at a path, links followed.
+pub fn chown(path: &CStr, uid: u32, gid: u32) -> Result<()> {
+    call!(92, path.as_ptr(), uid, gid).map(drop)
+}
+
 /// Makes somebody the owner of an open file.
 pub fn give_to(fd: Fd, uid: u32, gid: u32) -> Result<()> {
     call!(93, fd.0, uid, gid).map(drop)

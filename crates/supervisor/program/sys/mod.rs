@@ -175,6 +175,11 @@ pub fn rewind(fd: Fd) -> Result<()> {
     call!(8, fd.0, 0, 0).map(drop)
 }
 
+/// Goes to a place in a file.
+pub fn seek(fd: Fd, offset: u64) -> Result<()> {
+    call!(8, fd.0, offset, 0).map(drop)
+}
+
 /// Maps a file that nobody changes any more, to be read for as long as the process lives or until
 /// [`unmap`].
 pub fn map_file(fd: Fd, length: usize) -> Result<&'static [u8]> {

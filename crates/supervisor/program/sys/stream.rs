@@ -40,6 +40,14 @@ pub fn enlarge_pipe(fd: Fd, bytes: usize) {
     let _ = call!(72, fd.0, F_SETPIPE_SZ, bytes);
 }
 
+/// Moves bytes from a pipe, or into one, without copying them in between; how many, and none at the end.
+/// `EINVAL` where one of the two can't do that. Both pipes are waited for only where `waits` says so.
+pub fn splice(from: Fd, to: Fd, count: usize, waits: bool) -> Result<usize> {
+    const SPLICE_F_NONBLOCK: usize = 2;
+    let flags = if waits { 0 } else { SPLICE_F_NONBLOCK };
+    call!(275, from.0, 0, to.0, 0, count, flags)
+}
+
 /// Fresh memory, zeroed, until [`unmap_bytes`]. A page is only taken when it is used.
 pub fn map_bytes(count: usize) -> Result<&'static mut [u8]> {
     let address = map_zeroed(count)?;

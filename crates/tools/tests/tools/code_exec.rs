@@ -65,10 +65,10 @@ async fn a_command_that_ends_is_a_success_whatever_its_code() {
 
 #[tokio::test]
 async fn a_timeout_keeps_what_was_written() {
-    let session = Session::open(provider().timeout(Duration::from_secs(2))).await;
+    let session = Session::open(provider().timeout(Duration::from_secs(6))).await;
     let started = Instant::now();
-    let output = session.run("echo so far; sleep 60; echo never").await;
-    assert!(started.elapsed() < Duration::from_secs(10));
+    let output = session.run("echo so far; sleep 600; echo never").await;
+    assert!(started.elapsed() < Duration::from_secs(60));
     assert!(!output.success);
     assert_eq!(output.metadata, Some(Metadata::uses(1)));
     insta::assert_snapshot!("timeout", text(&output));
@@ -83,15 +83,15 @@ async fn a_cancelled_command_ends_at_once_and_keeps_what_was_written() {
     cx.progress = Arc::clone(&watcher) as _;
     let cancellation = cx.cancellation.clone();
     let tool = session.tool();
-    let arguments = json!({"cmd": "echo begun; sleep 60"});
+    let arguments = json!({"cmd": "echo begun; sleep 600"});
     let call = call(&tool, arguments, cx);
     let cancel = async {
-        watcher.wait_for("begun").await;
+        watcher.wait_for("begun\n").await;
         cancellation.cancel();
     };
     let started = Instant::now();
     let (output, ()) = tokio::join!(call, cancel);
-    assert!(started.elapsed() < Duration::from_secs(10));
+    assert!(started.elapsed() < Duration::from_secs(60));
     let output = output.expect("the tool works");
     assert!(!output.success);
     insta::assert_snapshot!("cancelled", text(&output));
@@ -156,7 +156,9 @@ fn runs(mark: &str) -> bool {
 async fn what_runs_on_is_listed_until_the_session_ends() {
     let session = Session::open(provider()).await;
     let mark = format!("600.{}", std::process::id());
-    let line = format!("sleep {mark} & echo $! > pid; echo started");
+    // What was just forked still looks like its shell.
+    let forked = "until grep -q ^sleep /proc/$!/cmdline; do :; done";
+    let line = format!("sleep {mark} & {forked}; echo $! > pid; echo started");
     let output = text(&session.run(&line).await);
     let pid = session
         .sandbox()
@@ -164,7 +166,7 @@ async fn what_runs_on_is_listed_until_the_session_ends() {
         .await
         .expect("the file is there");
     let pid = String::from_utf8_lossy(&pid).trim().to_owned();
-    let told = output.replace(&mark, "600").replace(&pid, "[pid]");
+    let told = output.replace(&format!("{pid} sleep {mark}"), "[pid] sleep 600");
     insta::assert_snapshot!("background", told);
     let alive = || runs(&mark);
     assert!(alive());

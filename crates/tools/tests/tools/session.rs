@@ -63,7 +63,7 @@ pub(crate) async fn call(
 }
 
 /// Somebody who watches a call.
-#[derive(Default)]
+#[derive(Debug, Default)]
 pub(crate) struct Watcher {
     seen: Mutex<String>,
     news: Notify,

@@ -78,6 +78,19 @@ fn a_run_that_is_there_is_not_begun_again() {
     );
 }
 
+#[test]
+fn a_run_is_let_go_of_while_a_child_that_is_being_started_has_its_files() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = RunStore::new(directory.path());
+    let run = RunId::new();
+    drop(store.begin_now(header(run)).unwrap());
+    let lock = store.try_lock(run).unwrap().unwrap();
+    let _of_the_child = lock.0.try_clone().unwrap();
+    assert!(store.try_lock(run).unwrap().is_none());
+    drop(lock);
+    assert!(store.try_lock(run).unwrap().is_some());
+}
+
 /// A header of a run that can begin.
 fn header(run: RunId) -> Header {
     serde_json::from_value(serde_json::json!({

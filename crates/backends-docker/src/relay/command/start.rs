@@ -3,20 +3,19 @@
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::io;
-use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use cantle_core::ids::fresh_id;
 use cantle_core::sandbox::{
-    Channel, Command as Line, SandboxError, SandboxErrorKind, SandboxPath, SpawnRequest, Stdin,
+    Channel, Command as Line, CommandLifecycle, Program, SandboxError, SandboxErrorKind,
+    SandboxPath, SpawnRequest, Stdin,
 };
 use cantle_supervisor::Writer;
 use cantle_supervisor::frames::Channels;
 use cantle_supervisor::wire::{Spawn, Stage};
 use tokio::sync::{mpsc, watch};
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -29,6 +28,7 @@ use super::output::{Allowance, Counted, Outlet, PIECES_IN_FLIGHT, RelayOutput};
 use super::process::{RelayProcess, RelayStdin};
 use super::reports::{Reports, Started};
 use super::spill::Spiller;
+use crate::clock::now;
 
 /// Starts a command and the task that looks after it.
 pub(in super::super) async fn start(
@@ -42,7 +42,8 @@ pub(in super::super) async fn start(
         (None, Stdin::Null) => Channels::Output,
         (None, _) => Channels::All,
     };
-    let started = Instant::now();
+    let wall_time = sandbox.options.limits.wall_time;
+    let lifecycle = CommandLifecycle::new(&request, wall_time, now());
     let Spawned {
         reports,
         output,
@@ -107,20 +108,12 @@ pub(in super::super) async fn start(
         }
         (None, _) => (None, None),
     };
-    let limit = match (request.timeout, limits.wall_time) {
-        (Some(asked), Some(allowed)) => Some(asked.min(allowed)),
-        (asked, allowed) => asked.or(allowed),
-    };
     let driver = Driver {
         course: Course {
             command: Arc::clone(&command),
             reports,
-            started,
-            // One that no clock can reach is none.
-            limit: limit.filter(|limit| started.checked_add(*limit).is_some()),
-            grace: request.grace,
+            lifecycle,
             cancellation: request.cancellation,
-            background: request.background,
             too_much_output,
             output_limit,
         },
@@ -186,7 +179,7 @@ impl Launch {
             variables.insert(name.into(), value.expose().into());
         }
         Ok(Self {
-            program: Program::find(sandbox, request)?,
+            program: program(sandbox, request)?,
             is_working_directory: directory == options.working_directory,
             directory,
             variables,
@@ -247,81 +240,24 @@ impl Launch {
                 return SandboxError::io(format!("failed to make a process for `{name}`"), error);
             }
         }
-        if let (io::ErrorKind::NotFound, Some(search_path)) = (kind, &self.program.search_path) {
-            let places = search_path.to_string_lossy();
-            let message = format!("there is no program `{name}` in {places}");
-            return SandboxError::new(SandboxErrorKind::NotFound, message)
-                .with_advice("Give the program's path, or install it first.");
-        }
-        let error = SandboxError::io(format!("failed to start `{name}`"), error);
-        match kind {
-            io::ErrorKind::ArgumentListTooLong => error.with_advice(
-                "Write long content to a file first and give the command the file's path.",
-            ),
-            io::ErrorKind::NotFound => error.with_advice(
-                "Check the path. A script's first line (`#!`) must name a program that exists.",
-            ),
-            io::ErrorKind::PermissionDenied => {
-                error.with_advice("Make it executable first (`chmod +x`).")
-            }
-            _ => error,
-        }
+        self.program.not_executed(error)
     }
 }
 
 /// What is executed.
-struct Program {
-    /// Where it may be; the first that is there is taken. Never empty.
-    candidates: Vec<OsString>,
-    /// As it was asked for.
-    name: OsString,
-    arguments: Vec<OsString>,
-    /// Where it was looked for, unless it was given with its path.
-    search_path: Option<OsString>,
-}
-
-impl Program {
-    fn find(sandbox: &Inner, request: &SpawnRequest) -> Result<Self, SandboxError> {
-        let argv = match &request.command {
-            Line::Shell(line) => {
-                let shell = sandbox.shell.clone().ok_or_else(|| no_shell(sandbox))?;
-                return Ok(Self {
-                    // Some shells are told by it what to be.
-                    name: Path::new(&shell).file_name().unwrap_or_default().into(),
-                    candidates: vec![shell],
-                    // A line may begin with a hyphen.
-                    arguments: vec!["-c".into(), "--".into(), line.clone()],
-                    search_path: None,
-                });
-            }
-            Line::Argv(argv) => argv,
-        };
-        let (name, arguments) = match argv.split_first() {
-            Some((name, arguments)) if !name.is_empty() => (name, arguments),
-            _ => {
-                let message = "a command must begin with the name of a program";
-                return Err(SandboxError::new(SandboxErrorKind::InvalidInput, message));
-            }
-        };
-        let (candidates, search_path) = if name.as_bytes().contains(&b'/') {
-            (vec![name.clone()], None)
-        } else {
+fn program(sandbox: &Inner, request: &SpawnRequest) -> Result<Program, SandboxError> {
+    match &request.command {
+        Line::Shell(line) => {
+            let shell = sandbox.shell.as_ref().ok_or_else(|| no_shell(sandbox))?;
+            Ok(Program::shell(Path::new(shell), line))
+        }
+        Line::Argv(argv) => {
             let search_path = match request.environment.get("PATH") {
                 Some(path) => OsStr::new(path.expose()),
                 None => sandbox.search_path(),
             };
-            let candidates = std::env::split_paths(search_path)
-                // An empty entry is the directory that the command starts in.
-                .map(|entry| Path::new(".").join(entry).join(name).into())
-                .collect();
-            (candidates, Some(search_path.to_owned()))
-        };
-        Ok(Self {
-            candidates,
-            name: name.clone(),
-            arguments: arguments.to_vec(),
-            search_path,
-        })
+            Program::argv(argv, search_path)
+        }
     }
 }
 

@@ -25,7 +25,8 @@ async fn who_sends_nothing_or_too_slowly_is_cut_off() {
 async fn a_tunnel_in_which_nothing_moves_is_ended() {
     let server = Server::echo().await;
     let mut settings = World::settings(&["allowed.test:PORT"], &server);
-    settings.idle = Duration::from_millis(100);
+    // Longer than it may take to come about.
+    settings.idle = Duration::from_secs(4);
     let world = World::with(settings);
     let mut tunnel = world.connect().await;
     let head = tunnel

@@ -20,7 +20,7 @@ use super::super::denials::Denied;
 use super::super::{Proxy, Resolver, Settings};
 
 /// For anything that should happen soon.
-pub(super) const SOON: Duration = Duration::from_secs(20);
+pub(super) const SOON: Duration = Duration::from_secs(60);
 
 pub(super) async fn soon<T>(what: impl Future<Output = T>) -> T {
     timeout(SOON, what).await.expect("it happens soon")

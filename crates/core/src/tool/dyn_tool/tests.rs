@@ -141,7 +141,7 @@ async fn a_blocking_tool_keeps_off_the_runtime() {
         let received = receive
             .lock()
             .expect("no panic")
-            .recv_timeout(Duration::from_secs(10));
+            .recv_timeout(Duration::from_secs(30));
         Ok(ToolOutput::text(received.unwrap_or("never came")))
     });
     let waiting = tokio::spawn(async move { tool.call(json!({"text": ""}), cx()).await });
@@ -187,6 +187,6 @@ async fn a_blocking_call_that_is_given_up_does_not_hold_its_caller() {
     let call = tool.call(json!({"text": ""}), cx());
     assert!(call.now_or_never().is_none());
     drop(release);
-    let end = tokio::task::spawn_blocking(move || end.recv_timeout(Duration::from_secs(10))).await;
+    let end = tokio::task::spawn_blocking(move || end.recv_timeout(Duration::from_secs(30))).await;
     assert_eq!(end.expect("no panic"), Ok(()));
 }

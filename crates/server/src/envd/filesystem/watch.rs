@@ -26,6 +26,9 @@ use crate::random;
 /// Between two looks; longer where looking takes long.
 const INTERVAL: Duration = Duration::from_millis(200);
 const INTERVAL_PER_LOOK: u32 = 4;
+/// How the names begin under which backends write files until they are whole. Such a name, seen by
+/// chance, is no news; and what is called otherwise afterwards is new, not renamed.
+const DRAFT: &[u8] = b".cantle-";
 /// A depth that nothing has.
 const BOTTOMLESS: u32 = 1 << 16;
 /// A watcher that nobody asks for so long is forgotten.
@@ -85,13 +88,15 @@ impl Watched {
         Ok(watched)
     }
 
-    /// All but the directory itself.
+    /// All but the directory itself, and what is being written.
     async fn take(&mut self, live: &Live) -> Result<Look, Fault> {
         let started = Instant::now();
         let sandbox = live.visit()?;
         let seen = census::take(&*sandbox, &self.path, Start::Followed, self.depth).await?;
         self.took = started.elapsed();
-        let below = seen.into_iter().filter(|seen| !seen.below.is_empty());
+        let below = seen
+            .into_iter()
+            .filter(|seen| !seen.below.is_empty() && !is_draft(&seen.below));
         Ok(below.map(|seen| (seen.below.clone(), seen)).collect())
     }
 
@@ -119,6 +124,11 @@ impl Watched {
     fn pause(&self) -> Duration {
         INTERVAL.max(self.took * INTERVAL_PER_LOOK)
     }
+}
+
+fn is_draft(below: &[u8]) -> bool {
+    let mut names = below.split(|byte| *byte == b'/');
+    names.any(|name| name.starts_with(DRAFT))
 }
 
 /// The watchers of one sandbox.
@@ -314,6 +324,21 @@ impl Watching {
                 }
                 Err(fault) => return Err(fault),
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_draft;
+
+    #[test]
+    fn what_is_being_written_is_told_by_its_name() {
+        for name in [".cantle-0123", "below/.cantle-0123", ".cantle-removed-1/x"] {
+            assert!(is_draft(name.as_bytes()), "{name}");
+        }
+        for name in ["new", "below/new", ".cantle", "x.cantle-1", "cantle-1"] {
+            assert!(!is_draft(name.as_bytes()), "{name}");
         }
     }
 }

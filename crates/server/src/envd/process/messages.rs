@@ -141,13 +141,14 @@ pub(crate) fn written(channel: Channel, is_pty: bool, bytes: &[u8]) -> Bytes {
         Channel::Stdout => "stdout",
         Channel::Stderr => "stderr",
     };
-    let mut message = String::with_capacity(48 + bytes.len().div_ceil(3) * 4);
-    message.push_str(r#"{"event":{"data":{""#);
-    message.push_str(name);
-    message.push_str(r#"":""#);
+    // Most of what passes through are these: written once, where they are sent from.
+    let mut message = envelope::begin(48 + bytes.len().div_ceil(3) * 4);
+    message.extend_from_slice(br#"{"event":{"data":{""#);
+    message.extend_from_slice(name.as_bytes());
+    message.extend_from_slice(br#"":""#);
     forms::push_base64(&mut message, bytes);
-    message.push_str(r#""}}}"#);
-    envelope::wrap(0, message.as_bytes())
+    message.extend_from_slice(br#""}}}"#);
+    envelope::finish(message)
 }
 
 /// The event that a process has ended.

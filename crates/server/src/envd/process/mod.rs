@@ -26,8 +26,8 @@ use super::rpc::envelope::Envelopes;
 use super::rpc::{self, Answers, Shape};
 use crate::fleet::Live;
 
-/// How long the one who kills waits for the end.
-const KILL_DEADLINE: Duration = Duration::from_secs(1);
+/// How long the one who kills waits for the end, which takes milliseconds unless the machine is busy.
+const KILL_DEADLINE: Duration = Duration::from_secs(10);
 /// How long after its limit a command's own end may be told.
 const LAST_WORD: Duration = Duration::from_secs(2);
 

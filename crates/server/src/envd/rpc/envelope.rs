@@ -26,6 +26,23 @@ pub(crate) fn wrap(flags: u8, message: &[u8]) -> Bytes {
     envelope.freeze()
 }
 
+/// An envelope with room for a message, which is to be written at its end.
+pub(crate) fn begin(message_bytes: usize) -> Vec<u8> {
+    let mut envelope = Vec::with_capacity(HEAD + message_bytes);
+    envelope.extend_from_slice(&[0; HEAD]);
+    envelope
+}
+
+/// The same with its message, once that is written.
+pub(crate) fn finish(mut envelope: Vec<u8>) -> Bytes {
+    let length = envelope.len().saturating_sub(HEAD);
+    let length = u32::try_from(length).unwrap_or(u32::MAX);
+    if let Some(place) = envelope.get_mut(1..HEAD) {
+        place.copy_from_slice(&length.to_be_bytes());
+    }
+    envelope.into()
+}
+
 /// Writes a message into an envelope.
 pub(crate) fn of<T: Serialize>(message: &T) -> Bytes {
     // What is serialized here has text as keys, and so never fails.

@@ -69,8 +69,13 @@ impl Visitor<'_> for Number {
 }
 
 /// Writes bytes in base64 at the end of some text.
-pub(crate) fn push_base64(text: &mut String, bytes: &[u8]) {
-    STANDARD.encode_string(bytes, text);
+pub(crate) fn push_base64(text: &mut Vec<u8>, bytes: &[u8]) {
+    let start = text.len();
+    text.resize(start + bytes.len().div_ceil(3) * 4, 0);
+    let place = text.get_mut(start..).unwrap_or_default();
+    // It always fits.
+    let written = STANDARD.encode_slice(bytes, place).unwrap_or(0);
+    text.truncate(start + written);
 }
 
 /// Base64 of the standard alphabet, or anything else that may be meant.

@@ -14,7 +14,7 @@ use super::{Dialect, Endpoint};
 use crate::openai::{Request, Script, ScriptedServer, ServerOptions, Turn};
 
 /// For a case in which a client may wait between its attempts.
-pub(super) const DEADLINE: Duration = Duration::from_secs(60);
+pub(super) const DEADLINE: Duration = Duration::from_secs(240);
 
 pub(super) const MODEL: &str = "conformance-model";
 

@@ -1,10 +1,11 @@
 //! Errors: of which kind, and what is tried again.
 
-use std::net::TcpListener;
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use cantle_core::llm::{ChatEvent, LlmErrorKind};
 use serde_json::json;
+use tokio::net::TcpSocket;
 
 use super::super::check::{Checked, Failure, ensure, equal};
 use super::super::suite::Case;
@@ -165,9 +166,10 @@ async fn a_connection_that_is_closed_is_a_connection_error(harness: &Harness<'_>
 }
 
 async fn nobody_listening_is_a_connection_error(harness: &Harness<'_>) -> Checked {
-    let listener = TcpListener::bind("127.0.0.1:0")?;
-    let address = listener.local_addr()?;
-    drop(listener);
+    // Bound, so that nobody else gets the port, and not listened to.
+    let socket = TcpSocket::new_v4()?;
+    socket.bind((Ipv4Addr::LOCALHOST, 0).into())?;
+    let address = socket.local_addr()?;
     let client = harness.client(&format!("http://{address}/v1"), true);
     let error = hear(&*client, request("Go.")).await?.error()?;
     of_kind(

@@ -17,7 +17,7 @@ use super::{Dialect, case};
 use crate::openai::{Fault, Reply, Request, Script, ToolCall, Turn};
 
 /// For what must come at all, and should take no time.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(super) fn cases<'c>() -> Vec<Case<Harness<'c>>> {
     vec![

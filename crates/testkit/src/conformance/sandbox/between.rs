@@ -256,5 +256,5 @@ async fn a_copy_of_200_megabytes_takes_little_memory(bench: &Bench<'_>) -> Check
         sums.iter().all(|sum| sums.first() == Some(sum)),
         "the copy differs"
     );
-    meter.check("a copy of 200 MB")
+    meter.check("a copy of 200 MB", BYTES)
 }

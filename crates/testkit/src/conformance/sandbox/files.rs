@@ -328,8 +328,11 @@ async fn a_pipe_is_refused_at_once(bench: &Bench<'_>) -> Checked {
     // Opening a pipe waits for its other end, and reading it for data. The command is that other end
     // for a moment now and then, later on, so that whoever waits is let go and fails here, instead
     // of taking the suite along.
-    let rescue = "mkfifo pipe; echo made; sleep 4; \
-                  while :; do exec 4<>pipe; sleep 0.2; exec 4>&-; sleep 0.1; done";
+    let rescue = format!(
+        "mkfifo pipe; echo made; sleep {}; \
+         while :; do exec 4<>pipe; sleep 0.2; exec 4>&-; sleep 0.1; done",
+        2 * SOON.as_secs()
+    );
     let mut rescuer = bench.sandbox.spawn(SpawnRequest::shell(rescue)).await?;
     let mut output = take_output(&mut *rescuer)?;
     read_until(&mut output, "made").await?;

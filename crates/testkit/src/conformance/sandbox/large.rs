@@ -72,5 +72,5 @@ async fn a_file_of_1_gigabyte_goes_in_and_out(bench: &Bench<'_>) -> Checked {
         }
     }
     equal("bytes read", at, BYTES)?;
-    meter.map_or(Ok(()), |meter| meter.check("a file of 1 GB"))
+    meter.map_or(Ok(()), |meter| meter.check("a file of 1 GB", BYTES))
 }

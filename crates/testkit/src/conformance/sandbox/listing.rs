@@ -13,7 +13,7 @@ use super::case;
 use super::files::read;
 
 /// Thousands of files are made in a moment, but not where many do so at once.
-const MANY_FILES: Duration = Duration::from_secs(60);
+const MANY_FILES: Duration = Duration::from_secs(240);
 
 pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
     vec![

@@ -42,7 +42,7 @@ use super::suite::{self, Case};
 
 /// Runs every case against sandboxes of `backend`.
 ///
-/// Takes some twenty seconds on this machine; see [`SandboxOptions::quick`] for a backend that takes
+/// Takes some half a minute, most of it waiting; see [`SandboxOptions::quick`] for a backend that takes
 /// longer. Signals, terminals, spilled output, kept background processes and kept sandboxes are
 /// optional: a backend may answer them with
 /// [`Unsupported`](cantle_core::sandbox::SandboxErrorKind::Unsupported), and the report says so.

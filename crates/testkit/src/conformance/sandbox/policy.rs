@@ -15,12 +15,12 @@ use tokio::time::Instant;
 
 use super::super::check::{Checked, Failure, ensure, equal, prompt, within};
 use super::super::suite::Case;
-use super::bench::{Bench, Harness, SOON, path, sh, stdout};
+use super::bench::{Bench, Harness, PATIENCE, SOON, path, sh, stdout};
 use super::case;
 use super::host::Outside;
 
 /// For a sandbox per field, on a backend that takes seconds to open one.
-const MANY_SANDBOXES: Duration = Duration::from_secs(120);
+const MANY_SANDBOXES: Duration = Duration::from_secs(300);
 
 pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
     vec![
@@ -258,7 +258,7 @@ async fn try_to_break(sandbox: &dyn Sandbox, field: PolicyField) -> Checked {
         }
         PolicyField::Output => {
             let run = sandbox.run(SpawnRequest::argv(["yes"]));
-            let output = within("the end by the policy's output", 4 * SOON, run).await??;
+            let output = within("the end by the policy's output", PATIENCE, run).await??;
             ensure!(
                 !output.exit.status.success(),
                 "a command ended well after too much output"

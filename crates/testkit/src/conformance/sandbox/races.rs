@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
-use cantle_core::sandbox::{OutputStream, Process, SandboxExt as _, SpawnRequest};
+use cantle_core::sandbox::{
+    OutputStream, Process, ProcessStdin, SandboxExt as _, SpawnRequest, Stdin,
+};
 use tokio::task::yield_now;
 use tokio::time::Instant;
 
@@ -20,8 +22,6 @@ pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
     ]
 }
 
-const TERM: i32 = 15;
-
 /// How long a race lasts at least, and where each look takes long, at most.
 const LEAST: Duration = Duration::from_secs(1);
 const MOST: Duration = Duration::from_secs(5);
@@ -36,7 +36,8 @@ const CHANGES: usize = 5;
 
 /// A command that makes `way` in turn a directory with the file `secret`, and a link that leads out.
 struct Swapping {
-    process: Box<dyn Process>,
+    _process: Box<dyn Process>,
+    stdin: Box<dyn ProcessStdin>,
     output: OutputStream,
 }
 
@@ -45,29 +46,43 @@ impl Swapping {
     /// directory that somebody makes of that name meanwhile is put away.
     async fn start(bench: &Bench<'_>, outside: &Outside) -> Checked<Self> {
         let script = r#"
-            mkdir way; printf inside > way/secret
+            exec 2>/dev/null; mkdir way; printf inside > way/secret
             swap='$SIG{TERM} = sub { print "$swaps changes\n"; exit };
                 $| = 1; print "ready\n";
                 for (;; $swaps++) {
                     rename "way", "own"; symlink $ARGV[0], "way"; unlink "way";
                     rename "own", "way" or rename "way", "away-" . $n++ and rename "own", "way" }'
-            type perl >/dev/null && exec perl -e "$swap" "$1"
-            trap 'echo "$swaps changes"; exit' TERM; echo ready
-            for ((swaps = 0; ; swaps++)); do
-                mv way own; ln -sn "$1" way; rm way
-                mv -T own way 2>/dev/null || { mv way "away-$((n++))"; mv -T own way; }
-            done"#;
+            swap() {
+                type perl >/dev/null && exec perl -e "$swap" "$1"
+                trap 'echo "$swaps changes"; exit' TERM; echo ready
+                for ((swaps = 0; ; swaps++)); do
+                    mv way own; ln -sn "$1" way; rm way
+                    mv -T own way || { mv way "away-$((n++))"; mv -T own way; }
+                done
+            }
+            swap "$1" & read -r; kill $!; wait"#;
         let target = outside.path().to_string_lossy().into_owned();
         let request = SpawnRequest::argv(["bash", "-c", script, "bash", &target]);
-        let mut process = bench.sandbox.spawn(request).await?;
+        let mut process = bench
+            .sandbox
+            .spawn(request.with_stdin(Stdin::Piped))
+            .await?;
         let mut output = take_output(&mut *process)?;
+        let stdin = process
+            .take_stdin()
+            .ok_or_else(|| Failure::new("there is no input to write to"))?;
         read_until(&mut output, "ready").await?;
-        Ok(Self { process, output })
+        Ok(Self {
+            _process: process,
+            stdin,
+            output,
+        })
     }
 
-    /// Ends it; that it ran until now, and how often it changed the link, is its own answer.
+    /// Ends it, by its input: not every sandbox has signals. That it ran until now, and how often it
+    /// changed the link, is its own answer.
     async fn must_have_run(mut self) -> Checked {
-        self.process.signal(TERM).await?;
+        drop(self.stdin);
         let said = read_until(&mut self.output, " changes").await?;
         let changes = said.split_whitespace().next().map(str::parse::<usize>);
         let Some(Ok(changes)) = changes else {
