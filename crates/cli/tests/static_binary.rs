@@ -22,6 +22,13 @@ use tokio::process::Command;
 
 use self::support::{Ended, ended, peer};
 
+/// Copies a program, by another process: what this one writes can't be run while somebody whom another
+/// test has just forked still has it open.
+fn copy(from: &Path, to: &Path) {
+    let copied = std::process::Command::new("cp").args([from, to]).status();
+    assert!(copied.unwrap().success());
+}
+
 /// A root directory of its own, with the static `cantle` in it.
 struct Root(TempDir);
 
@@ -35,7 +42,7 @@ impl Root {
         }
         let root = Self(tempfile::tempdir().unwrap());
         fs::set_permissions(root.0.path(), Permissions::from_mode(0o755)).unwrap();
-        fs::copy(program, root.0.path().join("cantle")).unwrap();
+        copy(Path::new(&program), &root.0.path().join("cantle"));
         Some(root)
     }
 
@@ -57,7 +64,7 @@ impl Root {
         // Where the real one is put over it.
         fs::write(root.path().join("dev/null"), "").unwrap();
         let bin = root.path().join("bin");
-        fs::copy(busybox, bin.join("busybox")).unwrap();
+        copy(Path::new(&busybox), &bin.join("busybox"));
         for applet in ["sh", "cat", "tr"] {
             symlink("busybox", bin.join(applet)).unwrap();
         }
@@ -66,9 +73,10 @@ impl Root {
 
     /// Makes BusyBox's shell answer to the name bash.
     fn with_bash(self) -> Self {
-        let bash = self.path().join("bin/bash");
-        fs::write(&bash, "#!/bin/sh\nexec /bin/sh \"$@\"\n").unwrap();
-        fs::set_permissions(bash, Permissions::from_mode(0o755)).unwrap();
+        let script = self.path().join("bash");
+        fs::write(&script, "#!/bin/sh\nexec /bin/sh \"$@\"\n").unwrap();
+        fs::set_permissions(&script, Permissions::from_mode(0o755)).unwrap();
+        copy(&script, &self.path().join("bin/bash"));
         self
     }
 

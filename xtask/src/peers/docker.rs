@@ -110,7 +110,7 @@ fn start(workshop: &Workshop) -> Result<(String, Server)> {
 fn answers(socket: &Path) -> bool {
     let ask = || -> Result<bool> {
         let mut stream = UnixStream::connect(socket)?;
-        stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
         stream.write_all(b"GET /_ping HTTP/1.0\r\n\r\n")?;
         let mut start_of_answer = [0; 12];
         stream.read_exact(&mut start_of_answer)?;

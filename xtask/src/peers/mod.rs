@@ -131,6 +131,12 @@ pub fn bring_up(workshop: &Workshop, required: &Required) -> Result<Peers> {
     Ok(peers)
 }
 
+/// Prepares and starts nothing but the container engine.
+pub fn bring_up_engine(workshop: &Workshop) -> Result<Ready> {
+    system::install_missing();
+    docker::bring_up(workshop)
+}
+
 const PANICKED: &str = "its thread panicked";
 
 fn join<T>(thread: ScopedJoinHandle<'_, Result<T>>) -> Result<T> {

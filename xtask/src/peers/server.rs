@@ -14,8 +14,10 @@ use super::docker::Remains;
 use super::workshop::{Workshop, tail};
 use crate::guard::Guarded;
 
-/// Generous, because the build of the tests runs at the same time.
-const DEADLINE: Duration = Duration::from_secs(300);
+/// Generous, because the build of the tests runs at the same time, on a machine that may be slow.
+const DEADLINE: Duration = Duration::from_secs(1200);
+/// For one answer.
+const PATIENCE: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(20);
 
 /// A running server. Dropped = stopped.
@@ -125,9 +127,8 @@ fn address(log: &str, before: &str) -> Option<SocketAddr> {
 /// Whether `GET path` answers 200.
 fn answers(address: SocketAddr, path: &str) -> bool {
     let ask = || -> Result<bool> {
-        let second = Duration::from_secs(1);
-        let mut stream = TcpStream::connect_timeout(&address, second)?;
-        stream.set_read_timeout(Some(second))?;
+        let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
         write!(
             stream,
             "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"

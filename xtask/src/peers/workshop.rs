@@ -13,8 +13,8 @@ use crate::shell;
 
 /// Lines of a log that an error shows.
 const TAIL: usize = 8;
-/// For one step of a preparation; the longest, a big environment on a slow line, takes a tenth.
-const DEADLINE: Duration = Duration::from_secs(900);
+/// For one step of a preparation; the longest, a big environment on a slow line, takes a twentieth.
+const DEADLINE: Duration = Duration::from_secs(3600);
 
 pub struct Workshop {
     directory: PathBuf,

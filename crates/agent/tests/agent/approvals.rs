@@ -46,7 +46,7 @@ async fn asked(run: &mut Run) -> Asked {
         };
         std::future::ready(question)
     });
-    let next = tokio::time::timeout(Duration::from_secs(20), questions.next());
+    let next = tokio::time::timeout(Duration::from_secs(30), questions.next());
     next.await.unwrap().expect("nothing was asked")
 }
 
@@ -201,7 +201,7 @@ async fn a_call_can_be_edited_or_rejected_with_a_reason_and_several_wait_at_once
     assert_eq!(outcome.ledger.tools["work"].calls, 3);
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn cancelling_while_a_question_is_open_ends_at_once_and_runs_nothing() {
     let client = once(vec![("work", "a", json!({"n": 1}))]);
     let work = bare("work", |_| async { panic!("it must not run") });
@@ -295,7 +295,7 @@ async fn a_question_that_is_open_when_the_process_ends_is_asked_again_and_an_ans
 
     let options = ResumeOptions::default().answers_approvals();
     let resume = async || {
-        let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
         loop {
             // The dropped run lets go of its journal when its task is gone.
             match agent.resume(&store, id, options.clone()).await {
@@ -375,7 +375,7 @@ async fn asked_below(run: &mut Run, count: usize) -> Vec<(RunId, String, String)
             }
         }
     };
-    tokio::time::timeout(Duration::from_secs(20), all)
+    tokio::time::timeout(Duration::from_secs(30), all)
         .await
         .unwrap();
     asked
@@ -406,7 +406,7 @@ async fn whoever_holds_a_run_decides_for_its_sub_agents_also_after_a_restart() {
     drop(run);
     drop(session);
 
-    let deadline = tokio::time::Instant::now() + Duration::from_secs(10);
+    let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
     let session = loop {
         let options = ResumeOptions::default().answers_approvals();
         match agent.resume(&store, id, options).await {

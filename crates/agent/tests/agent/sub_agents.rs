@@ -199,7 +199,7 @@ async fn what_a_sub_agent_uses_counts_against_its_callers_budget() {
     session.close().await.unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn cancelling_reaches_the_leaves() {
     let reached = CancellationToken::new();
     let told = CancellationToken::new();

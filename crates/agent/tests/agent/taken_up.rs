@@ -355,7 +355,7 @@ async fn a_run_that_was_killed_between_its_end_and_its_closing_hands_over_again(
     );
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn one_that_needs_its_whole_grace_is_still_in_its_callers_accounts() {
     // Two levels below, a tool that does not hear that it is to end.
     let reached = CancellationToken::new();

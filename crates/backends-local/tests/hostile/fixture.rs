@@ -79,7 +79,7 @@ impl Fixture {
         let mut victim = Command::new("/usr/bin/sleep");
         victim
             .arg0(&victim_mark)
-            .arg("300")
+            .arg("3000")
             .env_clear()
             .env("SECRET", &secret)
             .stdin(Stdio::null())

@@ -2,7 +2,6 @@
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
 
 use cantle_core::ids::RunId;
 use cantle_core::policy::{Policy, Strictness};
@@ -10,7 +9,7 @@ use cantle_core::sandbox::{
     Backend as _, Background, SandboxContext, SandboxExt as _, SpawnRequest,
 };
 
-use crate::arena::Arena;
+use crate::arena::{Arena, LATE};
 use crate::case::Tried;
 use crate::mode::Mode;
 use crate::run::say;
@@ -77,9 +76,7 @@ pub(crate) fn outlives_its_owner(arena: &Arena) -> Tried<'_> {
             ));
         }
         owner.0.kill().unwrap();
-        let gone = traces::soon(Duration::from_secs(1), || {
-            !below.iter().any(|pid| traces::runs(*pid))
-        });
+        let gone = traces::soon(LATE, || !below.iter().any(|pid| traces::runs(*pid)));
         let outlived = !gone.await;
         // Its directory is for the next start to remove; here for the fixture.
         owner.0.wait().unwrap();

@@ -10,7 +10,7 @@ use cantle_core::sandbox::{EnforcedBy, SandboxInfo};
 use futures_util::{StreamExt as _, stream};
 use rustix::process::{Pid, Resource, Signal, getrlimit, kill_process, setrlimit};
 
-use crate::arena::Arena;
+use crate::arena::{Arena, LATE};
 use crate::case::{Attack, Case, Expected, Gap, Unwalled};
 use crate::fixture::Fixture;
 use crate::mode::{Mode, Who, without};
@@ -20,10 +20,8 @@ use crate::{cases, traces};
 const AT_ONCE: usize = 8;
 /// How often an attack is tried without its wall until it succeeds.
 const TRIES: usize = 3;
-/// After the end of a sandbox nothing of it runs after this long.
-const GONE: Duration = Duration::from_secs(1);
 /// No case takes this long.
-const DEADLINE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_secs(300);
 
 /// Whom root's commands run as.
 const COMMANDS: u32 = 65_534;
@@ -271,7 +269,7 @@ const BROKEN: &[&str] = &[
 /// What there must not be once a sandbox is closed.
 async fn left_behind(fixture: &Fixture) -> Vec<String> {
     let mut wrong = Vec::new();
-    if !traces::soon(GONE, || traces::marked(&fixture.token).is_empty()).await {
+    if !traces::soon(LATE, || traces::marked(&fixture.token).is_empty()).await {
         wrong.push(format!(
             "still running: {:?}",
             traces::marked(&fixture.token)
@@ -286,7 +284,7 @@ async fn left_behind(fixture: &Fixture) -> Vec<String> {
 
 /// Ends what an attack that succeeded has left.
 async fn clean_up(fixture: &Fixture) {
-    traces::soon(GONE, || {
+    traces::soon(LATE, || {
         let left = traces::marked(&fixture.token);
         for pid in &left {
             let pid = i32::try_from(*pid).ok().and_then(Pid::from_raw);

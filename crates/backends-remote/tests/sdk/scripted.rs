@@ -80,7 +80,7 @@ impl Scripted {
     }
 
     pub(crate) async fn wait_for(&self, ends_with: &str) {
-        let deadline = Instant::now() + Duration::from_secs(10);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while self.last(ends_with, None).is_none() {
             assert!(Instant::now() < deadline, "nothing was sent to {ends_with}");
             sleep(Duration::from_millis(5)).await;

@@ -6,6 +6,7 @@ use cantle_core::policy::{Policy, PolicyField};
 use cantle_core::sandbox::{
     Backend as _, SandboxContext, SandboxError, SandboxErrorKind, SandboxHandle,
 };
+use tokio::net::TcpSocket;
 
 use crate::support::{KEY, Served};
 
@@ -66,10 +67,15 @@ async fn a_template_that_is_not_there_is_named() {
 
 #[tokio::test]
 async fn an_address_where_nobody_listens_is_named() {
-    let served = Served::start().await;
-    let backend = served.builder().build().unwrap();
-    let url = served.url.clone();
-    served.stop().await;
+    // Ours as long as it is held, and nobody listens.
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let url = format!("http://{}", socket.local_addr().unwrap());
+    let backend = RemoteBackend::builder()
+        .api_key(KEY)
+        .api_url(&url)
+        .build()
+        .unwrap();
     let error = refusal(&backend).await;
     let expected = format!("failed to make a sandbox: failed to reach {url}: connection refused");
     assert_eq!(error.to_string(), expected);

@@ -9,7 +9,7 @@ use cantle_core::sandbox::{
 };
 use tokio::time::{Instant, sleep};
 
-use crate::support::Served;
+use crate::support::{DEADLINE, Served};
 
 #[tokio::test]
 async fn an_idle_sandbox_is_paused_and_woken_by_the_next_use() {
@@ -23,7 +23,7 @@ async fn an_idle_sandbox_is_paused_and_woken_by_the_next_use() {
     let sandbox = backend.open(cx).await.unwrap();
     let file: SandboxPath = "file".parse().unwrap();
     sandbox.write_bytes(&file, "text".into()).await.unwrap();
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + DEADLINE;
     while served.state(&sandbox.info().id).await.as_deref() != Some("paused") {
         assert!(Instant::now() < deadline, "it was not paused");
         sleep(Duration::from_millis(20)).await;
@@ -45,7 +45,7 @@ async fn a_server_that_stops_ends_its_sandboxes_commands_within_seconds() {
         .await
         .unwrap();
     served.stop().await;
-    let ended = tokio::time::timeout(Duration::from_secs(15), process.wait()).await;
+    let ended = tokio::time::timeout(DEADLINE, process.wait()).await;
     let error = ended.expect("it is noticed").unwrap_err();
     assert_eq!(error.kind(), SandboxErrorKind::Gone);
 }

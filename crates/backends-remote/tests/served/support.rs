@@ -14,6 +14,9 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) const KEY: &str = "a-key-that-nobody-may-see";
 
+/// What has not happened after this long does not happen, however slow the machine is.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+
 pub(crate) struct Served {
     pub(crate) url: String,
     pub(crate) shutdown: CancellationToken,

@@ -60,10 +60,10 @@ async fn a_wrong_key_says_where_it_came_from() {
 
 #[tokio::test]
 async fn a_server_that_is_down_is_named() {
-    let port = {
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        listener.local_addr().unwrap().port()
-    };
+    // Ours as long as it is held, and nobody listens.
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let port = socket.local_addr().unwrap().port();
     let place = Place::new().served_by(&format!("http://127.0.0.1:{port}/v1"));
     insta::assert_snapshot!(place.run(["run", "Hello", "-q"]).await.told(&place));
 }

@@ -13,6 +13,9 @@ use tokio::time::timeout;
 use crate::command;
 use crate::support::{DEADLINE, HEARD, Mark, Place, ended, redact, send};
 
+/// What a command that was cancelled has until it is killed.
+const GRACE: Duration = Duration::from_secs(1);
+
 /// A run whose command has started a child of its own session, and goes on for ever; both have the
 /// mark. `signals` is what the run hears of, `before` is what its command does first.
 async fn busy(place: &Place, signals: &[&str], before: &str) -> (ScriptedServer, Child, Mark) {
@@ -68,6 +71,7 @@ async fn the_first_cancels_and_says_what_was_kept() {
 async fn the_second_ends_at_once() {
     let place = Place::new();
     let (_server, mut child, mark) = busy(&place, &[HEARD], "trap '' TERM INT;").await;
+    let first = Instant::now();
     send(&child, Signal::INT);
     // The first has to be heard, or the second would be the first.
     let mut said = BufReader::new(child.stderr.take().unwrap()).lines();
@@ -81,17 +85,16 @@ async fn the_second_ends_at_once() {
         {}
     };
     timeout(DEADLINE, heard).await.unwrap();
-    let second = Instant::now();
     send(&child, Signal::INT);
+    let in_time = first.elapsed() < GRACE;
     let ended = ended(child).await;
     assert_eq!((ended.code, &*ended.stdout), (Some(4), ""), "{ended:?}");
-    assert!(
-        second.elapsed() < Duration::from_secs(1),
-        "{:?}",
-        second.elapsed()
-    );
     mark.gone().await;
     assert!(!place.path("out/cantle-result.json").exists());
+    // Where we were held up, the first one may have had its way before.
+    if in_time {
+        assert_eq!(place.list("out"), [""; 0]);
+    }
 }
 
 #[tokio::test]

@@ -3,12 +3,15 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use cantle_testkit::openai::{Script, ScriptedServer, ToolCall, Turn};
+use rustix::process::Signal;
 use serde_json::{Value, json};
+use tokio::process::Child;
+use tokio::time::timeout;
 
-use crate::support::{Place, ended};
+use crate::support::{DEADLINE, Place, ended, send};
 use crate::{command, finish, nothing_to_do};
 
 const WORKSPACES: &str = ".local/state/cantle/workspaces";
@@ -134,21 +137,24 @@ fn copy(from: &Path, to: &Path) {
     assert!(copied.unwrap().success());
 }
 
+/// Waits until the model is asked for the last time, and has the program stand still from then on.
+async fn asked_last(server: &ScriptedServer, child: &Child) {
+    timeout(DEADLINE, server.received(2)).await.unwrap();
+    send(child, Signal::STOP);
+}
+
 #[tokio::test]
 async fn a_run_killed_before_its_result_was_written_writes_it_when_it_is_resumed() {
     let last = finish("all done", &["out.txt"]).latency(Duration::from_secs(3));
     let (server, place) = served(Script::new().turn(command("echo hi > out.txt")).turn(last)).await;
     let run = ["run", "Write", "--output-dir", "out"];
     let child = place.command(run).spawn().unwrap();
-    let begun = Instant::now();
-    while server.requests().len() < 2 {
-        assert!(begun.elapsed() < Duration::from_secs(30), "it is not asked");
-        tokio::task::yield_now().await;
-    }
+    asked_last(&server, &child).await;
     // As it is while the model is asked for the last time.
     let name = place.list(WORKSPACES).remove(0);
     let workspace = place.path(WORKSPACES).join(&name);
     copy(&workspace, &place.path("copy"));
+    send(&child, Signal::CONT);
     let first = ended(child).await;
     assert_eq!(first.code, Some(0), "{first:?}");
     let result = place.result("out");
@@ -181,20 +187,16 @@ async fn gc_removes_what_was_kept_for_a_run_that_never_began() {
     let last = finish("all done", &[]).latency(Duration::from_secs(3));
     let (server, place) = served(Script::new().turn(command("echo hi > a")).turn(last)).await;
     let child = place.command(["run", "Write"]).spawn().unwrap();
-    let begun = Instant::now();
-    while server.requests().len() < 2 {
-        assert!(begun.elapsed() < Duration::from_secs(30), "it is not asked");
-        tokio::task::yield_now().await;
-    }
+    asked_last(&server, &child).await;
     let name = place.list(WORKSPACES).remove(0);
     let workspace = place.path(WORKSPACES).join(&name);
     copy(&workspace, &place.path("copy"));
+    send(&child, Signal::CONT);
     let first = ended(child).await;
     assert_eq!(first.code, Some(0), "{first:?}");
     // One that a journal names, one that none does, and a young one.
-    let (head, letters) = name.split_at(name.len() - 6);
-    let flipped: String = letters.chars().rev().collect();
-    let nobodys = place.path(WORKSPACES).join(format!("{head}{flipped}"));
+    let (head, _) = name.split_at(name.len() - 6);
+    let nobodys = place.path(WORKSPACES).join(format!("{head}bbbbbb"));
     let young = place.path(WORKSPACES).join(format!("{head}aaaaaa"));
     for to in [&workspace, &nobodys, &young] {
         copy(&place.path("copy"), to);

@@ -15,7 +15,7 @@ async fn a_run_whose_commands_print_times_and_process_ids_is_played() {
         Script::new()
             .turn(Turn::tool(command(volatile)).call(command(volatile).without_id()))
             .turn(Turn::tool(command(
-                "cat no-such-file; echo $RANDOM >&2; exit 3",
+                "cat no-such-file; echo $RANDOM$RANDOM$RANDOM >&2; exit 3",
             )))
             .turn(Turn::tool(finish))
     };

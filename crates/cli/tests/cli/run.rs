@@ -215,7 +215,7 @@ async fn a_command_that_takes_too_long_is_stopped_and_the_run_goes_on() {
         .turn(finish("Went on.", &[]));
     let server = ScriptedServer::start(script).await.unwrap();
     let place = Place::new().served_by(&server.url());
-    let ended = place.run(["run", "Wait", "--timeout", "0.2s"]).await;
+    let ended = place.run(["run", "Wait", "--timeout", "6s"]).await;
     assert_eq!((ended.code, &*ended.stdout), (Some(0), "Went on.\n"));
     let shown = "  │ so far\n  └ timed out · ";
     assert!(ended.stderr.contains(shown), "{}", ended.stderr);

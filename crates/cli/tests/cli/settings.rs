@@ -62,7 +62,7 @@ async fn each_setting_has_a_variable() {
         .set("CANTLE_MAX_TURNS", "7")
         .set("CANTLE_MAX_TOKENS", "500")
         .set("CANTLE_CONTEXT_WINDOW", "8000")
-        .set("CANTLE_TIMEOUT", "0.2s")
+        .set("CANTLE_TIMEOUT", "6s")
         .set("CANTLE_NO_STREAM", "1")
         .set("CANTLE_POLICY", "read_only")
         .set("CANTLE_LIMIT", "open_files=100");

@@ -1,8 +1,12 @@
 //! What a person sees on a live terminal.
 
-use cantle_testkit::openai::{Script, ScriptedServer, ToolCall, Turn};
+use std::process::Stdio;
 
-use crate::support::Place;
+use cantle_testkit::openai::{Script, ScriptedServer, ToolCall, Turn};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::time::timeout;
+
+use crate::support::{DEADLINE, Place};
 use crate::{command, finish};
 
 /// What `cantle run` writes to a terminal of 72 columns on its way to a good end; `None`, said aloud,
@@ -71,11 +75,20 @@ async fn a_command_can_have_a_terminal_of_its_own() {
     let place = Place::new();
     let line = "tty; stty size; read line; echo \"got $line\"; cat; exit 7";
     let args = ["exec", "--tty", "--", "bash", "-c", line];
-    let ended = place.run_with(args, b"hello\n").await;
-    // What is typed is shown by the terminal, sooner or later; the end of the input ends `cat`.
-    let shown = ended.stdout.replacen("\nhello\r\n", "\n", 1);
-    let shown = shown.strip_prefix("hello\r\n").unwrap_or(&shown);
-    assert_eq!(shown, "/dev/pts/0\r\n24 80\r\ngot hello\r\n", "{ended:?}");
+    let mut child = place.command(args).stdin(Stdio::piped()).spawn().unwrap();
+    let before = "/dev/pts/0\r\n24 80\r\n";
+    let mut shown = vec![0; before.len()];
+    let stdout = child.stdout.as_mut().unwrap();
+    let reading = timeout(DEADLINE, stdout.read_exact(&mut shown)).await;
+    reading.unwrap().unwrap();
+    assert_eq!(String::from_utf8(shown).unwrap(), before);
+    // Not earlier: what is typed is shown by the terminal, wherever the program is.
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(b"hello\n").await.unwrap();
+    // The end of the input ends `cat`.
+    drop(stdin);
+    let ended = crate::support::ended(child).await;
+    assert_eq!(ended.stdout, "hello\r\ngot hello\r\n", "{ended:?}");
     assert_eq!((ended.code, &*ended.stderr), (Some(7), ""), "{ended:?}");
 }
 

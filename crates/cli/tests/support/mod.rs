@@ -16,8 +16,8 @@ use tokio::time::timeout;
 /// For [`Place::command_with_signals`]: each signal does what it does by default.
 pub(crate) const HEARD: &str = "--default-signal=INT,TERM,HUP";
 
-/// For everything that is waited for.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
+/// For everything that is waited for, however slow the machine is.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
 
 /// A directory to run `cantle` in, with an environment that has nothing of ours.
 pub(crate) struct Place {
@@ -65,6 +65,12 @@ impl Place {
             .collect();
         names.sort();
         names
+    }
+
+    /// Waits until there is something at a path.
+    pub(crate) async fn appeared(&self, path: impl AsRef<Path>) {
+        let path = self.path(path);
+        until(|| path.exists()).await;
     }
 
     pub(crate) fn result(&self, output_dir: &str) -> Value {
@@ -232,6 +238,16 @@ pub(crate) fn send(child: &Child, signal: Signal) {
     kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
 }
 
+/// Waits until it is so.
+async fn until(is_so: impl Fn() -> bool) {
+    let wait = async {
+        while !is_so() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    timeout(DEADLINE, wait).await.unwrap();
+}
+
 /// A word in the arguments of processes by which they are found, whatever namespace they are in.
 #[derive(Debug)]
 pub(crate) struct Mark(String);
@@ -271,12 +287,7 @@ impl Mark {
     }
 
     async fn wait(&self, done: impl Fn(&[Vec<String>]) -> bool) {
-        let wait = async {
-            while !done(&self.processes()) {
-                tokio::time::sleep(Duration::from_millis(10)).await;
-            }
-        };
-        timeout(DEADLINE, wait).await.unwrap();
+        until(|| done(&self.processes())).await;
     }
 }
 

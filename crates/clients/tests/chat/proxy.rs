@@ -7,9 +7,10 @@ use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 
+use cantle_clients::chat::Timeouts;
 use cantle_core::llm::LlmErrorKind;
 
-use crate::support::{builder, complete};
+use crate::support::{DEADLINE, builder, complete, taken};
 use crate::tls::{again_with, fixture, serve_tls};
 
 /// What a proxy does with a request.
@@ -77,7 +78,7 @@ fn host_of(url: &str) -> String {
 }
 
 /// Asks for an answer in another process, with these variables and nothing else that names a proxy.
-fn ask(url: &str, expected: &str, variables: &[(&str, &str)]) {
+pub(crate) fn ask(url: &str, expected: &str, variables: &[(&str, &str)]) {
     let given = [("TEST_URL", url), ("TEST_EXPECTED", expected)];
     let variables = [&given, variables].concat();
     again_with("proxy::in_another_environment", &variables);
@@ -87,7 +88,11 @@ fn ask(url: &str, expected: &str, variables: &[(&str, &str)]) {
 #[ignore = "run by the tests below"]
 async fn in_another_environment() {
     let url = env::var("TEST_URL").unwrap();
+    // Where nobody answers for a network, it takes long until a host has no address.
+    let mut timeouts = Timeouts::default();
+    timeouts.connect = DEADLINE.mul_f64(0.9);
     let client = builder(&url, false).api_key("sk-key").max_retries(0);
+    let client = client.timeouts(timeouts);
     let said = match complete(&client.build().unwrap()).await {
         Ok(completion) => completion.message.text(),
         Err(error) => {
@@ -193,9 +198,8 @@ fn what_goes_wrong_at_the_proxy_names_it() {
 
 #[test]
 fn a_proxy_that_is_not_there_is_named() {
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let at = listener.local_addr().unwrap().to_string();
-    drop(listener);
+    let taken = taken();
+    let at = taken.local_addr().unwrap().to_string();
     let expected = format!(
         "failed to reach http://models.example/v1 through the proxy http://{at} (HTTP_PROXY): Connection \
          refused (os error 111). Check that the proxy is running, and its address in HTTP_PROXY; a host \

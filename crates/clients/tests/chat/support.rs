@@ -1,5 +1,6 @@
 //! What the tests here share.
 
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use cantle_clients::chat::{ChatClient, ChatClientBuilder};
@@ -9,6 +10,7 @@ use cantle_core::llm::{
 use cantle_core::message::Message;
 use cantle_testkit::openai::{Script, ScriptedServer, ServerOptions, Turn};
 use futures_util::StreamExt as _;
+use tokio::net::TcpSocket;
 
 /// What no test waits longer for.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
@@ -37,6 +39,13 @@ pub(crate) async fn complete(client: &ChatClient) -> Result<Completion, LlmError
     tokio::time::timeout(DEADLINE, client.complete(request()))
         .await
         .expect("no end within the deadline")
+}
+
+/// An address that nobody else gets for as long as this is there, and where nothing listens.
+pub(crate) fn taken() -> TcpSocket {
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+    socket
 }
 
 /// All that a call tells, up to its end or its failure.

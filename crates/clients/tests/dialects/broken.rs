@@ -81,7 +81,7 @@ async fn answered(dialect: &str, body: Vec<u8>) -> Result<(), LlmErrorKind> {
     let script = Script::new().turn(Turn::text("").fault_always(reply));
     let server = ScriptedServer::start(script).await.unwrap();
     let client = client(dialect, &server.url(), true).unwrap();
-    let answer = tokio::time::timeout(Duration::from_secs(20), ask(&*client)).await;
+    let answer = tokio::time::timeout(Duration::from_secs(30), ask(&*client)).await;
     answer.unwrap().map(drop).map_err(|error| error.kind())
 }
 

@@ -6,7 +6,7 @@ use std::net::Ipv4Addr;
 use cantle_core::llm::{LlmError, LlmErrorKind};
 use cantle_testkit::openai::{Fault, Reply, Script, ScriptedServer, Turn};
 use serde_json::json;
-use tokio::net::TcpListener;
+use tokio::net::TcpSocket;
 
 use crate::support::{DIALECTS, KEY, ask, client};
 
@@ -124,11 +124,12 @@ async fn a_base_url_with_too_little_or_too_much_is_told() {
 
 #[tokio::test]
 async fn an_address_without_a_server_is_told() {
-    let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-    let port = free.local_addr().unwrap().port();
-    drop(free);
+    // Nobody else gets the address meanwhile, and nothing listens there.
+    let taken = TcpSocket::new_v4().unwrap();
+    taken.bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+    let url = format!("http://{}/v1", taken.local_addr().unwrap());
     for dialect in DIALECTS {
-        let (kind, said) = told(dialect, &format!("http://127.0.0.1:{port}/v1")).await;
+        let (kind, said) = told(dialect, &url).await;
         assert_eq!(kind, LlmErrorKind::Connection);
         assert!(
             said.contains("connection refused. Check that the server is running"),

@@ -1,9 +1,10 @@
 //! What the tests here share.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use cantle_clients::anthropic::AnthropicClient;
-use cantle_clients::chat::ChatClient;
+use cantle_clients::chat::{ChatClient, Timeouts};
 use cantle_clients::responses::ResponsesClient;
 use cantle_core::llm::{
     ChatRequest, Completion, LlmClient, LlmClientExt as _, LlmError, ToolSpecs,
@@ -21,6 +22,9 @@ pub(crate) fn client(
     base_url: &str,
     stream: bool,
 ) -> Result<Arc<dyn LlmClient>, LlmError> {
+    // Where nobody answers for a network, it takes long until a host has no address.
+    let mut timeouts = Timeouts::default();
+    timeouts.connect = Duration::from_secs(60);
     macro_rules! built {
         ($client:ident) => {
             Arc::new(
@@ -28,6 +32,7 @@ pub(crate) fn client(
                     .base_url(base_url)
                     .api_key(SecretText::new(KEY))
                     .stream(stream)
+                    .timeouts(timeouts)
                     .max_retries(0)
                     .build()?,
             )

@@ -44,7 +44,7 @@ async fn a_backend_that_conforms_passes() {
     let names = report.cases.iter().map(|case| &*case.name);
     let idle: Vec<&str> = names.filter(finds_nothing).collect();
     assert_eq!(idle, [""; 0], "no fault is known that these cases find");
-    assert!(took < Duration::from_secs(90), "the suite took {took:?}");
+    assert!(took < Duration::from_secs(600), "the suite took {took:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

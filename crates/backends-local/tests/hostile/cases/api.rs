@@ -1,13 +1,11 @@
 //! Requests that make no sense, and policies that can't be kept: an error of the right kind.
 
-use std::time::Duration;
-
 use bytes::Bytes;
 use cantle_backends_local::Wall;
 use cantle_core::policy::{Policy, PolicyField};
 use cantle_core::sandbox::{SandboxErrorKind, SandboxPath, SpawnRequest, Stdin};
 
-use crate::arena::Arena;
+use crate::arena::{Arena, LATE};
 use crate::case::{Case, Tried};
 use crate::mode::Mode;
 
@@ -61,7 +59,7 @@ pub(super) fn cases() -> Vec<Case> {
                 let ran = arena
                     .run(SpawnRequest::shell("echo done").with_stdin(input))
                     .await;
-                Ok(ran.stdout != "done\n" || ran.took > Duration::from_secs(2))
+                Ok(ran.stdout != "done\n" || ran.took > LATE)
             })
         }),
         Case::promise("write a line without an end", |arena| {

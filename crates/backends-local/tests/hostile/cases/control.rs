@@ -18,9 +18,9 @@ pub(super) fn cases() -> Vec<Case> {
     [surviving(), resisting()].concat()
 }
 
-/// A process of the attack still runs, a second after the command has returned.
+/// A process of the attack still runs, well after the command has returned.
 async fn survives(arena: &Arena) -> bool {
-    let deadline = Instant::now() + Duration::from_secs(1);
+    let deadline = Instant::now() + LATE;
     let mut gone_since = None;
     while Instant::now() < deadline {
         if traces::marked(&arena.fixture.token).is_empty() {
@@ -56,21 +56,21 @@ fn surviving() -> Vec<Case> {
         leaving("leave a daemon behind", |arena| {
             leaves(
                 arena,
-                "(setsid bash -c 'trap \"\" TERM HUP INT; sleep 20 & wait; sleep 20' \
+                "(setsid bash -c 'trap \"\" TERM HUP INT; sleep 60 & wait; sleep 60' \
                   </dev/null >/dev/null 2>&1 &) ; true",
             )
         }),
         leaving("leave a daemon behind that hides", |arena| {
             leaves(
                 arena,
-                "env -i setsid bash -c 'exec -a \"$0\" sleep 20' \"$TOKEN\" \
+                "env -i setsid bash -c 'exec -a \"$0\" sleep 60' \"$TOKEN\" \
                  </dev/null >/dev/null 2>&1 & sleep 0.05",
             )
         }),
         leaving("leave a stopped process behind", |arena| {
             leaves(
                 arena,
-                "setsid sleep 20 </dev/null >/dev/null 2>&1 & sleep 0.05; kill -STOP $!",
+                "setsid sleep 60 </dev/null >/dev/null 2>&1 & sleep 0.05; kill -STOP $!",
             )
         }),
         // Without namespaces it takes seconds to catch them all; see `docs/sandbox.md`.
@@ -82,13 +82,13 @@ fn surviving() -> Vec<Case> {
         leaving("leave hundreds of sleepers behind", |arena| {
             leaves(
                 arena,
-                "for i in {1..300}; do setsid sleep 20 </dev/null >/dev/null 2>&1 & done; true",
+                "for i in {1..300}; do setsid sleep 60 </dev/null >/dev/null 2>&1 & done; true",
             )
         }),
         Case::shell(
             "hold the output open",
-            "sleep 1 & echo started",
-            |_, ran| ran.took > Duration::from_millis(900),
+            "sleep 8 & echo started",
+            |_, ran| ran.took > Duration::from_millis(7900),
         )
         .structural()
         .unwalled(Unwalled::Raw),
@@ -99,13 +99,12 @@ fn surviving() -> Vec<Case> {
     ]
 }
 
-/// For five seconds, twenty processes, each of which goes on in a child in a session of its own;
-/// most slowly enough
-/// to be found.
+/// For longer than anybody looks, twenty processes, each of which goes on in a child in a session of its
+/// own; most slowly enough to be found.
 const RELAY: &str = r#"
 cat > relay.py <<'END'
 import os, time
-until = time.monotonic() + 12
+until = time.monotonic() + 40
 for number in range(20):
     if os.fork() == 0:
         break
@@ -125,9 +124,9 @@ async fn time_out(arena: &Arena, line: &str) -> Option<String> {
     let started = Instant::now();
     let ran = arena.run(request).await;
     let in_time = ran.took < LIMIT + LATE;
-    // Dead by now, or within a second after the limit.
+    // Dead by now, or soon after the limit.
     let mut left = Vec::new();
-    let rest = (LIMIT + Duration::from_secs(1)).saturating_sub(started.elapsed());
+    let rest = (LIMIT + LATE).saturating_sub(started.elapsed());
     traces::soon(rest, || {
         left = traces::marked(&arena.fixture.token);
         left.is_empty()
@@ -355,7 +354,7 @@ fn floods(arena: &Arena) -> Tried<'_> {
         drop(running);
         // There are many to go through first.
         let gone = || traces::marked(&arena.fixture.token).is_empty();
-        Ok(!traces::soon(Duration::from_secs(3), gone).await)
+        Ok(!traces::soon(2 * LATE, gone).await)
     })
 }
 

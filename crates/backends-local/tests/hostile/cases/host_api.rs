@@ -6,7 +6,7 @@ use bytes::Bytes;
 use cantle_core::sandbox::{ExitStatus, SandboxExt as _, SandboxPath, SpawnRequest, Stdin};
 use tokio::time::timeout;
 
-use crate::arena::{Arena, python};
+use crate::arena::{Arena, LATE, python};
 use crate::case::{Case, Tried};
 
 pub(super) fn cases() -> Vec<Case> {
@@ -181,7 +181,7 @@ fn waits_for_a_fifo(arena: &Arena) -> Tried<'_> {
             let ended = arena.run(request).await.status;
             return Ok(ended == Some(ExitStatus::TimedOut { limit: within }));
         }
-        let read = timeout(within, arena.sandbox().read_bytes(&path("fifo"), 10)).await;
+        let read = timeout(LATE, arena.sandbox().read_bytes(&path("fifo"), 10)).await;
         Ok(read.map_or(true, |read| read.is_ok()))
     })
 }
@@ -194,7 +194,7 @@ fn reads_a_device(arena: &Arena) -> Tried<'_> {
         for name in ["zero", "messages", "loop"] {
             let path = path(name);
             let reading = arena.sandbox().read_bytes(&path, 1 << 20);
-            let read = timeout(Duration::from_secs(2), reading).await;
+            let read = timeout(LATE, reading).await;
             if read.map_or(true, |read| read.is_ok()) {
                 return Ok(true);
             }

@@ -6,9 +6,10 @@ use std::time::Duration;
 
 use cantle_backends_local::Wall;
 use cantle_core::policy::PolicyField;
+use cantle_core::sandbox::OutputStream;
 
 use super::says_so;
-use crate::arena::{Arena, python};
+use crate::arena::{Arena, LATE, python};
 use crate::case::{Case, FILTER, Gap, NAMESPACES, Tried, Unwalled};
 use crate::fixture::Fixture;
 use crate::ran::Ran;
@@ -50,7 +51,7 @@ import socket
 listener = socket.create_server(("0.0.0.0", 0))
 print(listener.getsockname()[1], flush=True)
 listener.accept()[0].send(E["TOKEN"].encode())
-time.sleep(5)
+time.sleep(10)
 "#,
         ));
         let mut serving = arena
@@ -59,11 +60,7 @@ time.sleep(5)
             .await
             .map_err(|error| error.to_string())?;
         let mut output = serving.take_output().ok_or("no output")?;
-        let Some(Ok(said)) = futures_util::StreamExt::next(&mut output).await else {
-            return Ok(false);
-        };
-        let said = String::from_utf8_lossy(&said.bytes).into_owned();
-        let Ok(port) = said.trim().parse::<u16>() else {
+        let Ok(port) = first_line(&mut output).await.parse::<u16>() else {
             // An error of the script's.
             return Ok(false);
         };
@@ -71,7 +68,7 @@ time.sleep(5)
             return Ok(false);
         };
         let mut text = String::new();
-        let limit = Some(Duration::from_secs(2));
+        let limit = Some(LATE);
         connection
             .set_read_timeout(limit)
             .map_err(|error| error.to_string())?;
@@ -83,12 +80,24 @@ time.sleep(5)
     })
 }
 
+/// What a command says first, however it is cut into pieces; all of it where it ends before.
+async fn first_line(output: &mut OutputStream) -> String {
+    let mut said = String::new();
+    while !said.contains('\n')
+        && let Some(Ok(piece)) = futures_util::StreamExt::next(output).await
+    {
+        said += &String::from_utf8_lossy(&piece.bytes);
+    }
+    said.lines().next().unwrap_or_default().to_owned()
+}
+
 fn waits_for_a_name(arena: &Arena) -> Tried<'_> {
     Box::pin(async {
         let ran = arena
             .shell("getent hosts example.com; getent hosts localhost; true")
             .await;
-        let late = ran.took > Duration::from_secs(1) && ran.error.is_none();
+        // Each try that nobody answers takes five seconds.
+        let late = ran.took > Duration::from_secs(4) && ran.error.is_none();
         // Where the host's network is not kept away, it takes as long as the host's.
         let mode = arena.mode.ok_or("only in a mode")?;
         Ok(late && NETWORK.iter().any(|wall| mode.has(*wall)))
@@ -233,7 +242,7 @@ listener = socket.create_server(("127.0.0.1", 0))
 print(listener.getsockname()[1], flush=True)
 listener.accept()
 print("GOT", flush=True)
-time.sleep(5)
+time.sleep(10)
 "#,
         ));
         let mut serving = other
@@ -241,10 +250,7 @@ time.sleep(5)
             .await
             .map_err(|error| error.to_string())?;
         let mut output = serving.take_output().ok_or("no output")?;
-        let mut said = String::new();
-        if let Some(Ok(chunk)) = futures_util::StreamExt::next(&mut output).await {
-            said = String::from_utf8_lossy(&chunk.bytes).trim().to_owned();
-        }
+        let said = first_line(&mut output).await;
         let line = format!("exec 3<>/dev/tcp/127.0.0.1/{said} && echo GOT");
         let reached = match said.parse::<u16>() {
             Ok(_) => arena.shell(&line).await.stdout.contains("GOT"),
@@ -252,9 +258,7 @@ time.sleep(5)
         };
         drop(serving);
         other.close().await.map_err(|error| error.to_string())?;
-        let gone = traces::soon(Duration::from_secs(1), || {
-            traces::marked(&arena.fixture.token).is_empty()
-        });
+        let gone = traces::soon(LATE, || traces::marked(&arena.fixture.token).is_empty());
         if gone.await {
             Ok(reached)
         } else {

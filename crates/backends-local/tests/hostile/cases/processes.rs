@@ -1,12 +1,10 @@
 //! The host's processes: seeing them, looking into them, changing and ending them.
 
-use std::time::Duration;
-
 use cantle_backends_local::Wall;
 use cantle_core::sandbox::{SandboxExt as _, SpawnRequest};
 
 use super::{says_so, shows_secret};
-use crate::arena::Arena;
+use crate::arena::{Arena, LATE};
 use crate::case::{Case, FILTER, Gap, NAMESPACES, Tried, Unwalled};
 use crate::traces;
 
@@ -132,17 +130,17 @@ fn changing() -> Vec<Case> {
         Case::shell(name, line, |fixture, _| !fixture.victim_runs()).stopped_by(EITHER, Gap::Wall)
     };
     vec![
-        ends("kill a process", r#"kill -9 "$VICTIM" && sleep 0.2"#),
+        ends("kill a process", r#"kill -9 "$VICTIM" && sleep 2"#),
         ends(
             "kill a process group",
-            r#"kill -9 -- "-$VICTIM" && sleep 0.2"#,
+            r#"kill -9 -- "-$VICTIM" && sleep 2"#,
         ),
         Case::python(
             "kill a process through a descriptor",
             r#"
 pidfd, error = call(434, int(E["VICTIM"]), 0)
 result, error = call(424, pidfd, 9, 0, 0)
-time.sleep(0.2 if result == 0 else 0)
+time.sleep(2 if result == 0 else 0)
 "#,
             |fixture, _| !fixture.victim_runs(),
         )
@@ -215,7 +213,7 @@ fn kills_in_another_sandbox(arena: &Arena) -> Tried<'_> {
             .await
             .map_err(|error| error.to_string())?;
         let mut found = Vec::new();
-        traces::soon(Duration::from_secs(2), || {
+        traces::soon(LATE, || {
             found = traces::marked(&mark);
             !found.is_empty()
         })
@@ -223,7 +221,7 @@ fn kills_in_another_sandbox(arena: &Arena) -> Tried<'_> {
         let Some(pid) = found.first() else {
             return Err("the other process was not found".to_owned());
         };
-        arena.shell(&format!("kill -9 {pid} && sleep 0.2")).await;
+        arena.shell(&format!("kill -9 {pid} && sleep 2")).await;
         let dead = !traces::runs(*pid);
         drop(running);
         other.close().await.map_err(|error| error.to_string())?;

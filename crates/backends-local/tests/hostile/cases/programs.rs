@@ -94,7 +94,7 @@ os.execve(f"/proc/self/fd/{file}", ["echo", "GOT"], {})
             "import _thread\n\
              lock = _thread.allocate_lock(); lock.acquire()\n\
              _thread.start_new_thread(lock.release, ())\n\
-             print('NO' if lock.acquire(timeout=2) else 'GOT')",
+             print('NO' if lock.acquire(timeout=10) else 'GOT')",
             says_so,
         )
         .under(|_| alone())

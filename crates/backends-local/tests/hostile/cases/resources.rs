@@ -49,7 +49,7 @@ print("GOT")
 for _ in range(3):
     if os.fork() == 0:
         memory = bytearray(b"x") * (32 << 20)
-        time.sleep(0.3)
+        time.sleep(5)
         os._exit(0)
 print("GOT" if all(os.wait()[1] == 0 for _ in range(3)) else "no")
 "#,
@@ -61,7 +61,7 @@ print("GOT" if all(os.wait()[1] == 0 for _ in range(3)) else "no")
 for _ in range(24):
     if os.fork() == 0:
         memory = bytearray(b"x") * (8 << 20)
-        time.sleep(1)
+        time.sleep(5)
         os._exit(0)
 print("GOT" if all([os.wait()[1] == 0 for _ in range(24)]) else "no")
 "#,
@@ -107,23 +107,23 @@ fn disk() -> Vec<Case> {
     vec![
         fills(
             "fill the working directory",
-            "head -c 16M /dev/zero > file && sleep 1 && echo GOT",
+            "head -c 16M /dev/zero > file && sleep 6 && echo GOT",
             |_| with("disk=8M"),
         ),
         fills(
             "fill the temporary directory",
-            r#"head -c 16M /dev/zero > "$TMPDIR/file" && sleep 1 && echo GOT"#,
+            r#"head -c 16M /dev/zero > "$TMPDIR/file" && sleep 6 && echo GOT"#,
             |_| with("disk=8M"),
         ),
         fills(
             "fill all directories together",
             r#"head -c 6M /dev/zero > "$TMPDIR/file" && head -c 6M /dev/zero > file &&
-               sleep 1 && echo GOT"#,
+               sleep 6 && echo GOT"#,
             |_| with("disk=8M"),
         ),
         fills(
             "fill the shared memory instead",
-            r#"head -c 16M /dev/zero > "/dev/shm/$TOKEN.file" && sleep 1 && echo GOT;
+            r#"head -c 16M /dev/zero > "/dev/shm/$TOKEN.file" && sleep 6 && echo GOT;
                rm -f "/dev/shm/$TOKEN.file""#,
             |_| with("disk=8M"),
         )
@@ -131,14 +131,14 @@ fn disk() -> Vec<Case> {
         .unwalled(Unwalled::Unconfined),
         fills(
             "make more files than allowed",
-            "mkdir d && for i in {1..300}; do : > d/$i || exit; done && sleep 1 && echo GOT",
+            "mkdir d && for i in {1..300}; do : > d/$i || exit; done && sleep 6 && echo GOT",
             |_| with("inodes=100"),
         ),
         fills(
             "make more files than allowed in the shared memory",
             r#"mkdir "/dev/shm/$TOKEN.d" &&
                for i in {1..300}; do : > "/dev/shm/$TOKEN.d/$i" || exit; done &&
-               sleep 1 && echo GOT; rm -rf "/dev/shm/$TOKEN.d""#,
+               sleep 6 && echo GOT; rm -rf "/dev/shm/$TOKEN.d""#,
             |_| with("inodes=100"),
         )
         .stopped_by(FILES, SHARED_MEMORY)
@@ -166,7 +166,7 @@ const SHARED_MEMORY: Gap = Gap::Field(PolicyField::WriteRoots);
 fn writes_much(arena: &Arena) -> Tried<'_> {
     Box::pin(async {
         let ran = arena
-            .shell("head -c 8M /dev/zero; sleep 0.2; echo GOT >&2")
+            .shell("head -c 8M /dev/zero; sleep 6; echo GOT >&2")
             .await;
         Ok(ran.stderr.contains("GOT"))
     })
@@ -176,7 +176,7 @@ fn processor() -> Vec<Case> {
     vec![
         unlimited(Case::shell(
             "start more processes than allowed",
-            "for i in {1..150}; do sleep 2 & done 2>/dev/null; sleep 1; \
+            "for i in {1..150}; do sleep 6 & done 2>/dev/null; sleep 1; \
              [ $(jobs -r | wc -l) = 150 ] && echo GOT",
             says_so,
         ))
@@ -211,8 +211,8 @@ fn spins(arena: &Arena) -> Tried<'_> {
 fn sleeps(arena: &Arena) -> Tried<'_> {
     Box::pin(async {
         // The request's own time is longer, and doesn't count.
-        let request = SpawnRequest::shell("trap '' TERM; sleep 1; sleep 0.2; echo GOT")
-            .with_timeout(Duration::from_secs(5));
+        let request = SpawnRequest::shell("trap '' TERM; sleep 6; sleep 0.2; echo GOT")
+            .with_timeout(Duration::from_secs(30));
         Ok(arena.run(request).await.stdout.contains("GOT"))
     })
 }

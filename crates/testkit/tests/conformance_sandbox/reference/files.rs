@@ -175,7 +175,7 @@ impl Files {
             ));
         }
         // What takes two calls takes a moment.
-        std::thread::sleep(Duration::from_micros(20));
+        std::thread::sleep(Duration::from_millis(2));
         File::open(path).map_err(failed)
     }
 

@@ -39,6 +39,8 @@ impl<P: AsyncRead + Unpin> Reader<P> {
         loop {
             let quiet = quiet(self.ended.clone(), self.fault);
             let count = tokio::select! {
+                // What is there comes before the silence, also where nobody looked for a while.
+                biased;
                 read = self.pipe.read(&mut buffer) => read.unwrap_or(0),
                 () = quiet => 0,
             };
