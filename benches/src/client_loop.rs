@@ -173,6 +173,7 @@ impl Drop for Server {
     }
 }
 
+/// All of it on one thread.
 pub(crate) fn runtime() -> Result<tokio::runtime::Runtime> {
     Ok(tokio::runtime::Builder::new_current_thread()
         .enable_all()

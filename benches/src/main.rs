@@ -8,10 +8,12 @@
 mod client_loop;
 mod clients;
 mod commands;
+mod containers;
 mod output;
 mod process;
 mod report;
 mod sandboxes;
+mod serving;
 mod sessions;
 mod startup;
 
@@ -51,7 +53,12 @@ fn main() -> Result<()> {
             "output" => return output::run(value()?.parse()?),
             "sandboxes" => return sandboxes::run(value()?.parse()?),
             "many-sandboxes" => return sandboxes::run_many(),
+            "containers" => return containers::run(),
+            "container-bytes" => return containers::run_bytes(),
             "busy-sandbox" => return sandboxes::run_busy(),
+            "serve-bytes" => return serving::run_bytes(&value()?),
+            "serve-load" => return serving::run_load(&value()?),
+            "serve-cycles" => return serving::run_cycles(&value()?),
             "--cantle" => cantle = Some(PathBuf::from(value()?)),
             "--json" => json = Some(PathBuf::from(value()?)),
             other => bail!("unknown argument `{other}`"),
@@ -68,6 +75,10 @@ fn main() -> Result<()> {
     commands::measure(&mut report)?;
     sandboxes::measure(&mut report)?;
     output::measure(&mut report)?;
+    containers::measure(&mut report)?;
+    if let Some(cantle) = &cantle {
+        serving::measure(&mut report, cantle)?;
+    }
     print!("{report}");
     if let Some(path) = json {
         std::fs::write(&path, report.to_json()?)?;

@@ -1,5 +1,6 @@
 //! What a process can say of itself, and how this program starts itself again.
 
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -49,7 +50,12 @@ pub(crate) fn part(arguments: &[&str]) -> Result<Command> {
 
 /// Runs a part to its end; its last line is JSON.
 pub(crate) fn run_part(arguments: &[&str]) -> Result<Value> {
-    let output = part(arguments)?.output()?;
+    run_part_in(&std::env::temp_dir(), arguments)
+}
+
+/// The same with its temporary files in a directory.
+pub(crate) fn run_part_in(directory: &Path, arguments: &[&str]) -> Result<Value> {
+    let output = part(arguments)?.env("TMPDIR", directory).output()?;
     ensure!(
         output.status.success(),
         "{arguments:?} failed: {}",

@@ -44,6 +44,16 @@ impl Report {
         });
     }
 
+    pub(crate) fn at_least(
+        &mut self,
+        what: impl Into<String>,
+        value: f64,
+        unit: &'static str,
+        least: f64,
+    ) {
+        self.between(what, value, unit, (least, f64::INFINITY));
+    }
+
     pub(crate) fn between(
         &mut self,
         what: impl Into<String>,
@@ -80,12 +90,14 @@ impl fmt::Display for Report {
                 } else {
                     "MISSED"
                 };
-                let least = if *least > 0.0 {
-                    format!("{least} … ")
+                let range = if *least <= 0.0 {
+                    format!("≤ {most}")
+                } else if most.is_infinite() {
+                    format!("≥ {least}")
                 } else {
-                    "≤ ".to_owned()
+                    format!("{least} … {most}")
                 };
-                write!(f, "  goal {least}{most} {unit}  {verdict}")?;
+                write!(f, "  goal {range} {unit}  {verdict}")?;
             }
             writeln!(f)?;
         }

@@ -5,6 +5,7 @@
 
 use anyhow::Result;
 
+use crate::peers::{self, Workshop};
 use crate::workspace::Metadata;
 use crate::{dist, shell};
 
@@ -21,11 +22,22 @@ pub fn run(args: &Args) -> Result<()> {
     let cantle = dist::program()?;
     let build = ["build", "--release", "--package", "cantle-bench"];
     shell::run(shell::cargo().args(build))?;
-    let bench = Metadata::read()?
-        .target
-        .join("release")
-        .join("cantle-bench");
-    let mut bench = std::process::Command::new(bench);
+    let target = Metadata::read()?.target;
+    let workshop = Workshop::open(&target)?;
+    // Until the end of the measurements.
+    let engine = match peers::bring_up_engine(&workshop) {
+        Ok(engine) => Some(engine),
+        Err(error) => {
+            eprintln!("SKIPPED containers: {error:#}");
+            None
+        }
+    };
+    let mut bench = std::process::Command::new(target.join("release").join("cantle-bench"));
+    bench.envs(
+        engine
+            .iter()
+            .flat_map(|engine| engine.variables.iter().cloned()),
+    );
     shell::run(
         bench
             .arg("--cantle")
