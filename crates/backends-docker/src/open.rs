@@ -84,7 +84,7 @@ async fn open_once(
     let stream = container.start_or_remove().await?;
     let means = if is_supervised {
         let mut relay = relay_options(options);
-        relay.makes_directories = wanted.lacks_directories();
+        relay.makes_directories = true;
         let connected = supervised(stream, relay, &variables, &cx.policy).await;
         container.or_remove(connected).await?
     } else {

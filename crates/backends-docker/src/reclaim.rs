@@ -1,14 +1,21 @@
 //! What owners left who were killed.
 
 use std::collections::HashMap;
+use std::time::Duration;
 
+use bollard::errors::Error;
 use bollard::query_parameters::ListContainersOptionsBuilder;
 use cantle_core::sandbox::SandboxError;
+use tokio::time::{Instant, sleep};
 
 use crate::container;
 use crate::engine::Engine;
 use crate::engine::failure::failed;
 use crate::owner::{self, Name, Owner};
+
+/// How long an engine may take to clear up after a container.
+const SETTLED: Duration = Duration::from_secs(10);
+const LOOK_EVERY: Duration = Duration::from_millis(30);
 
 /// What [`DockerBackend::reclaim`](crate::DockerBackend::reclaim) has done.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -56,7 +63,16 @@ pub(crate) async fn list(engine: &Engine, label: String) -> Result<Vec<Found>, S
         .all(true)
         .filters(&filters)
         .build();
-    let listed = engine.api().list_containers(Some(options)).await;
+    let began = Instant::now();
+    let listed = loop {
+        match engine.api().list_containers(Some(options.clone())).await {
+            // Of a container that it still clears up Podman says a state that the client doesn't know.
+            Err(Error::JsonDataError { .. }) if began.elapsed() < SETTLED => {
+                sleep(LOOK_EVERY).await;
+            }
+            listed => break listed,
+        }
+    };
     let listed = listed.map_err(|error| failed("failed to list the engine's containers", error))?;
     let found = listed.into_iter().filter_map(|summary| {
         let labels = summary.labels.unwrap_or_default();

@@ -47,6 +47,18 @@ impl Container {
         entry: Vec<String>,
     ) -> Result<Self, SandboxError> {
         let sandbox = cantle_core::ids::fresh_id();
+        if let Some(runtime) = wanted
+            .options
+            .runtime
+            .as_ref()
+            .filter(|_| engine.is_podman())
+        {
+            let message = format!(
+                "Podman takes no runtime from those who ask for a container: `{runtime}` would be passed over"
+            );
+            return Err(SandboxError::new(SandboxErrorKind::Unavailable, message)
+                .with_advice("Name it in Podman's own configuration (`runtime` in containers.conf), and not here."));
+        }
         let labels = HashMap::from(
             [
                 (owner::SANDBOX, sandbox.clone()),
@@ -74,8 +86,7 @@ impl Container {
             id: created.id,
             sandbox,
         };
-        // The supervisor does it at its start, which costs nothing.
-        if wanted.lacks_directories() && wanted.means == plan::Means::Exec {
+        if wanted.lacks_directories() {
             let made = container.make_directories(wanted).await;
             container.or_remove(made).await?;
         }

@@ -58,10 +58,10 @@ impl Wanted<'_> {
         self.durable && !self.options.read_only_root
     }
 
-    /// Whether the working directory is root's until somebody gives it away, and there may be none for
-    /// temporary files.
+    /// Whether nobody makes the working directory, the user's, and one for temporary files, unless we do.
+    /// A supervisor does it itself.
     pub(crate) fn lacks_directories(&self) -> bool {
-        !self.is_read_only()
+        self.means == Means::Exec && !self.is_read_only()
     }
 
     /// What enforces each field, or the error of a strict policy that asks for more.
@@ -88,7 +88,8 @@ impl Wanted<'_> {
             }
             PolicyField::Memory => kernel(limiting.memory),
             PolicyField::Processes => kernel(limiting.processes),
-            PolicyField::Disk | PolicyField::Inodes => kernel(self.is_sized()),
+            PolicyField::Disk => kernel(self.is_sized()),
+            PolicyField::Inodes => kernel(self.is_sized() && limiting.tmpfs),
             PolicyField::CpuTime | PolicyField::FileSize | PolicyField::OpenFiles => {
                 EnforcedBy::PerProcess
             }
@@ -174,7 +175,7 @@ impl Wanted<'_> {
             ulimits: (!is_supervised).then(|| self.ulimits()),
             ..HostConfig::default()
         };
-        self.add_file_systems(&mut host);
+        self.add_file_systems(&mut host, limiting);
         host
     }
 
@@ -198,7 +199,7 @@ impl Wanted<'_> {
     }
 
     /// File systems in memory, where the root can't be written.
-    fn add_file_systems(&self, host: &mut HostConfig) {
+    fn add_file_systems(&self, host: &mut HostConfig, limiting: Limiting) {
         if !self.is_read_only() {
             return;
         }
@@ -209,18 +210,24 @@ impl Wanted<'_> {
             let limit = limit.filter(|_| self.is_sized())?;
             Some((limit / 8).saturating_mul(parts).max(1))
         };
-        let (user, group) = self.options.user;
         let file_system = |parts: u64, options: String| {
             let mut text = format!("rw,exec,nosuid,nodev,{options}");
             if let Some(size) = share(limits.disk_bytes, parts) {
                 text = format!("{text},size={size}");
             }
-            if let Some(inodes) = share(limits.inodes, parts) {
+            if let Some(inodes) = share(limits.inodes, parts).filter(|_| limiting.tmpfs) {
                 text = format!("{text},nr_inodes={}", inodes.max(8));
             }
             text
         };
-        let own = format!("mode=0755,uid={user},gid={group}");
+        let (user, group) = self.options.user;
+        let own = match self.means {
+            // It gives it to the user.
+            Means::Supervisor => "mode=0755".to_owned(),
+            Means::Exec if limiting.tmpfs => format!("mode=0755,uid={user},gid={group}"),
+            // Nobody else is in the container.
+            Means::Exec => "mode=0777".to_owned(),
+        };
         let own = file_system(if limits.disk_bytes.is_some() { 5 } else { 6 }, own);
         let temporary = file_system(2, "mode=1777".to_owned());
         let tmpfs = [

@@ -8,11 +8,22 @@ use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
 
 use super::address::Address;
 
-/// The HTTP status that the engine answered with, where it answered.
+/// The HTTP status that the engine answered with, where it answered. Podman says 500 of some of what
+/// Docker has its own for.
 pub(crate) fn status(error: &Error) -> Option<u16> {
-    match error {
-        Error::DockerResponseServerError { status_code, .. } => Some(*status_code),
-        _ => None,
+    let Error::DockerResponseServerError {
+        status_code,
+        message,
+    } = error
+    else {
+        return None;
+    };
+    let says = |words: &str| message.contains(words);
+    match status_code {
+        500 if says("container name") && says("is already in use") => Some(409),
+        500 if says("container state improper") => Some(409),
+        500 if says("invalid reference format") => Some(400),
+        code => Some(*code),
     }
 }
 

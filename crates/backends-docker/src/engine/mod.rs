@@ -35,6 +35,7 @@ pub(crate) struct Engine {
 struct About {
     address: Address,
     report: EngineReport,
+    is_podman: bool,
     /// What it can limit.
     limits: Limiting,
 }
@@ -68,6 +69,8 @@ pub(crate) struct Limiting {
     pub(crate) swap: bool,
     pub(crate) processes: bool,
     pub(crate) cpu: bool,
+    /// The number of files in a file system in memory, and whose it is: Podman knows neither.
+    pub(crate) tmpfs: bool,
 }
 
 impl Engine {
@@ -134,11 +137,13 @@ impl Engine {
             about: Arc::new(About {
                 address,
                 report,
+                is_podman,
                 limits: Limiting {
                     memory: info.memory_limit.unwrap_or(false),
                     swap: info.swap_limit.unwrap_or(false),
                     processes: info.pids_limit.unwrap_or(false),
                     cpu: info.cpu_cfs_quota.unwrap_or(false),
+                    tmpfs: !is_podman,
                 },
             }),
         })
@@ -150,6 +155,11 @@ impl Engine {
 
     pub(crate) fn report(&self) -> &EngineReport {
         &self.about.report
+    }
+
+    /// Whether it is Podman, which passes over some of what it is asked for.
+    pub(crate) fn is_podman(&self) -> bool {
+        self.about.is_podman
     }
 
     pub(crate) fn limiting(&self) -> Limiting {

@@ -287,7 +287,8 @@ async fn build(
                 let text = step.stream.or(step.status).unwrap_or_default();
                 for line in text.lines().filter(|line| !line.trim().is_empty()) {
                     tracing::info!(image = name, line, "building an image");
-                    if line.starts_with("Step ") {
+                    // Docker's, or Podman's.
+                    if line.starts_with("Step ") || line.starts_with("STEP ") {
                         progress.output(&format!("building {what}: {line}"));
                     }
                     lines.push(line.to_owned());

@@ -5,8 +5,12 @@ use std::sync::Arc;
 use cantle_backends_docker::DockerBackend;
 use cantle_core::sandbox::Sandbox;
 use cantle_testkit::conformance::{Report, SandboxOptions, sandbox_with};
+use tokio::sync::Mutex;
 
 use crate::support::Peer;
+
+/// Some cases look at the memory of this process: one suite at a time.
+static ONE_SUITE: Mutex<()> = Mutex::const_new(());
 
 /// The cases of these names, or all of them; a sandbox is killed as somebody kills it who knows nothing of us.
 async fn suite(peer: &Peer, backend: &DockerBackend, names: &[&str]) -> Report {
@@ -16,6 +20,7 @@ async fn suite(peer: &Peer, backend: &DockerBackend, names: &[&str]) -> Report {
             peer.docker(["kill", &peer.container(&*sandbox)]);
             Ok(())
         });
+    let _alone = ONE_SUITE.lock().await;
     sandbox_with(backend, options).await
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use cantle_core::sandbox::Sandbox;
 use cantle_testkit::conformance::{SandboxOptions, sandbox_with};
+use tokio::sync::Mutex;
 
 use crate::support::{RelayBackend, is_root, kill_relay};
 
@@ -13,7 +14,11 @@ async fn kill(sandbox: Arc<dyn Sandbox>) -> io::Result<()> {
     kill_relay(&sandbox.info().id).await
 }
 
+/// Some cases look at the memory of this process: one suite at a time.
+static ONE_SUITE: Mutex<()> = Mutex::const_new(());
+
 async fn conforms(backend: &RelayBackend) {
+    let _alone = ONE_SUITE.lock().await;
     let options = SandboxOptions::new().killed_by(kill);
     sandbox_with(backend, options).await.assert();
 }
