@@ -22,7 +22,7 @@ use crate::ran::Ran;
 const LIMIT: Duration = Duration::from_secs(15);
 /// What has to be over within a second is over by then: that second, and what a machine adds that is
 /// slow and busy. What isn't ended goes on for longer.
-pub(crate) const LATE: Duration = Duration::from_secs(10);
+pub(crate) const LATE: Duration = Duration::from_secs(5);
 
 const PRELUDE: &str = include_str!("prelude.py");
 
