@@ -388,10 +388,17 @@ async fn output(sandbox: &dyn Sandbox) -> Result<()> {
 }
 
 /// The command that writes a gigabyte, in large pieces.
-fn writer() -> [String; 4] {
+fn writer() -> [String; 5] {
     const PIECE: u64 = 100_000;
     let count = format!("count={}", BYTES / PIECE);
-    ["dd", "if=/dev/zero", &format!("bs={PIECE}"), &count].map(str::to_owned)
+    [
+        "dd",
+        "if=/dev/zero",
+        "status=none",
+        &format!("bs={PIECE}"),
+        &count,
+    ]
+    .map(str::to_owned)
 }
 
 /// A gigabyte that costs nothing.

@@ -20,7 +20,7 @@ mod startup;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::report::Report;
 
@@ -66,23 +66,30 @@ fn main() -> Result<()> {
     }
 
     let mut report = Report::default();
-    client_loop::measure(&mut report)?;
-    sessions::measure(&mut report)?;
-    clients::measure(&mut report)?;
+    let mut failures = Vec::new();
+    // What one part can't measure, the others do.
+    let mut done = |measured: Result<()>| failures.extend(measured.err());
+    done(client_loop::measure(&mut report));
+    done(sessions::measure(&mut report));
+    done(clients::measure(&mut report));
     if let Some(cantle) = &cantle {
-        startup::measure(&mut report, cantle)?;
+        done(startup::measure(&mut report, cantle));
     }
-    commands::measure(&mut report)?;
-    sandboxes::measure(&mut report)?;
-    output::measure(&mut report)?;
-    containers::measure(&mut report)?;
+    done(commands::measure(&mut report));
+    done(sandboxes::measure(&mut report));
+    done(output::measure(&mut report));
+    done(containers::measure(&mut report));
     if let Some(cantle) = &cantle {
-        serving::measure(&mut report, cantle)?;
+        done(serving::measure(&mut report, cantle));
     }
     print!("{report}");
     if let Some(path) = json {
         std::fs::write(&path, report.to_json()?)?;
         println!("written to {}", path.display());
     }
+    for failure in &failures {
+        eprintln!("{failure:#}");
+    }
+    ensure!(failures.is_empty(), "some of it could not be measured");
     Ok(())
 }

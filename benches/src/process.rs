@@ -58,8 +58,9 @@ pub(crate) fn run_part_in(directory: &Path, arguments: &[&str]) -> Result<Value>
     let output = part(arguments)?.env("TMPDIR", directory).output()?;
     ensure!(
         output.status.success(),
-        "{arguments:?} failed: {}",
-        output.status
+        "{arguments:?} failed: {}: {}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr).trim_end()
     );
     let text = String::from_utf8(output.stdout)?;
     Ok(serde_json::from_str(
