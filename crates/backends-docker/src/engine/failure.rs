@@ -109,3 +109,28 @@ fn innermost_io(error: &Error) -> Option<&io::Error> {
     }
     found
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_podman_says_otherwise_has_dockers_status() {
+        let said = |status_code, message: &str| {
+            status(&Error::DockerResponseServerError {
+                status_code,
+                message: message.to_owned(),
+            })
+        };
+        let in_use =
+            "creating container storage: the container name \"x\" is already in use by 4c8a";
+        let state = "sending SIGKILL to container 06ec: container state improper: stopped";
+        let name = "normalizing image: invalid reference format";
+        assert_eq!(said(500, in_use), Some(409));
+        assert_eq!(said(500, state), Some(409));
+        assert_eq!(said(500, name), Some(400));
+        assert_eq!(said(500, "something else"), Some(500));
+        assert_eq!(said(404, in_use), Some(404));
+        assert_eq!(status(&Error::RequestTimeoutError), None);
+    }
+}
