@@ -1,7 +1,9 @@
 //! The API that makes sandboxes and ends them.
 //!
-//! Calls that may be repeated are, where the service is busy: so often, and not before it says. What
-//! the key is stays in one header; what the service answers is told without it.
+//! Every call may be made again: it leads to the same state, and the one that makes a sandbox has a key of
+//! its own by which the service knows it. So it is, where the service is busy or its answer was lost: so
+//! often, and not before the service says. What the API key is stays in one header; what the service
+//! answers is told without it.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +20,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::backend::ApiGeneration;
 use crate::envd::Made;
-use crate::gate::Gate;
+use crate::gate::{Gate, Held};
 use crate::http::{self, Broken};
 
 /// For one call, with all that is tried again.
@@ -29,13 +31,18 @@ const RETRIES: u32 = 4;
 const PAUSE: Duration = Duration::from_millis(200);
 /// Characters of the service's own words that an error repeats.
 const LONGEST_WORDS: usize = 300;
+/// Bytes of what can be a secret: a server of one's own takes `x` for a key, which is in every other word.
+const SHORTEST_SECRET: usize = 4;
+const TOO_MANY: &str =
+    "Too many requests or sandboxes: wait, end some, or let fewer be made at once.";
 
 /// The service, and the key for it.
 pub(crate) struct Api {
     http: Client,
     base: Url,
-    key: SecretText,
     header: HeaderValue,
+    /// What the service is told and nobody else: the key, and what sandboxes have in their environment.
+    secrets: Vec<SecretText>,
     generation: ApiGeneration,
     /// Whether the newer paths turned out not to be there.
     only_first: AtomicBool,
@@ -71,12 +78,22 @@ struct Answer {
 #[serde(default)]
 struct Refusal {
     message: String,
+    error_code: String,
+}
+
+/// When a call may be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Pace {
+    AtOnce,
+    /// One after the other, with all others that make a sandbox.
+    Gated,
 }
 
 impl Api {
     pub(crate) fn new(
         base: Url,
-        key: SecretText,
+        key: &SecretText,
+        environment: impl IntoIterator<Item = SecretText>,
         generation: ApiGeneration,
         gate: Gate,
     ) -> Result<Self, SandboxError> {
@@ -86,11 +103,15 @@ impl Api {
                 .with_advice("Check that the key is one line of plain text.")
         })?;
         header.set_sensitive(true);
+        let mut secrets: Vec<SecretText> = environment.into_iter().chain([key.clone()]).collect();
+        secrets.retain(|secret| secret.expose().len() >= SHORTEST_SECRET);
+        // One may be part of another.
+        secrets.sort_by_key(|secret| std::cmp::Reverse(secret.expose().len()));
         Ok(Self {
             http: http::client(&base)?,
             base,
-            key,
             header,
+            secrets,
             generation,
             only_first: AtomicBool::new(false),
             gate,
@@ -104,9 +125,15 @@ impl Api {
     /// Makes a sandbox.
     pub(crate) async fn create(&self, wanted: &Wanted) -> Result<Made, SandboxError> {
         let doing = "failed to make a sandbox";
-        let _place = self.gate.enter().await;
+        let _place = self.gate.enter(DEADLINE).await.map_err(|held| {
+            let Held(left) = held;
+            let seconds = left.as_secs();
+            let message = format!("{doing}: the service asks to wait for {seconds} s more");
+            SandboxError::new(SandboxErrorKind::Unavailable, message).with_advice(TOO_MANY)
+        })?;
+        let path = ["sandboxes"];
         let answer = self
-            .in_some_generation(Method::POST, &["sandboxes"], &wanted.body, |request| {
+            .in_some_generation(Pace::Gated, &path, &wanted.body, |request| {
                 request.header("idempotency-key", &wanted.idempotency_key)
             })
             .await
@@ -128,13 +155,9 @@ impl Api {
     pub(crate) async fn connect(&self, id: &str, lifetime: Duration) -> Result<Made, SandboxError> {
         let doing = "failed to connect to the sandbox";
         let body = json!({ "timeout": lifetime.as_secs() });
+        let path = ["sandboxes", id, "connect"];
         let answer = self
-            .in_some_generation(
-                Method::POST,
-                &["sandboxes", id, "connect"],
-                &body,
-                |request| request,
-            )
+            .in_some_generation(Pace::AtOnce, &path, &body, |request| request)
             .await
             .map_err(|broken| self.unreached(broken, doing))?;
         match answer.status {
@@ -194,13 +217,13 @@ impl Api {
         doing: &str,
     ) -> Result<Answer, SandboxError> {
         let answer = self
-            .call(method, path, body, |request| request)
+            .call(Pace::AtOnce, method, path, body, |request| request)
             .await
             .map_err(|broken| self.unreached(broken, doing))?;
         match answer.status {
             status if status.is_success() => Ok(answer),
-            // It is in that state already.
-            StatusCode::CONFLICT => Ok(answer),
+            // It is paused already.
+            StatusCode::CONFLICT if path.last() == Some(&"pause") => Ok(answer),
             StatusCode::NOT_FOUND => Err(gone(id)),
             _ => Err(self.refused(&answer, doing)),
         }
@@ -209,7 +232,7 @@ impl Api {
     /// Calls the newer path, and the older one where the service has no newer one.
     async fn in_some_generation(
         &self,
-        method: Method,
+        pace: Pace,
         path: &[&str],
         body: &Value,
         adapt: impl Fn(reqwest::RequestBuilder) -> reqwest::RequestBuilder,
@@ -220,32 +243,36 @@ impl Api {
             ApiGeneration::V2 => true,
             ApiGeneration::Newest => !self.only_first.load(Ordering::Relaxed),
         };
-        if tries_second {
-            let answer = self
-                .call(method.clone(), &second, Some(body), &adapt)
-                .await?;
-            let may_be_older =
-                answer.status == StatusCode::NOT_FOUND && self.generation == ApiGeneration::Newest;
-            if !may_be_older {
-                return Ok(answer);
-            }
-            // The sandbox or the template may be what isn't there: then the older path says so, too.
-            let older = self.call(method, path, Some(&secure(body)), adapt).await?;
-            if older.status.is_success() {
-                self.only_first.store(true, Ordering::Relaxed);
-                return Ok(older);
-            }
-            return Ok(if older.says_something() {
-                older
-            } else {
-                answer
-            });
+        let older = secure(body);
+        if !tries_second {
+            return self
+                .call(pace, Method::POST, path, Some(&older), adapt)
+                .await;
         }
-        self.call(method, path, Some(&secure(body)), adapt).await
+        let answer = self
+            .call(pace, Method::POST, &second, Some(body), &adapt)
+            .await?;
+        if self.generation != ApiGeneration::Newest || !answer.is_of_no_path() {
+            return Ok(answer);
+        }
+        // The sandbox or the template may be what isn't there: then the older path says so, too.
+        let older = self
+            .call(pace, Method::POST, path, Some(&older), adapt)
+            .await?;
+        if older.status.is_success() {
+            self.only_first.store(true, Ordering::Relaxed);
+        }
+        // Where the older path is none either, this is what the newer one said of itself.
+        Ok(if older.is_of_no_path() && !older.says_something() {
+            answer
+        } else {
+            older
+        })
     }
 
     async fn call(
         &self,
+        pace: Pace,
         method: Method,
         path: &[&str],
         body: Option<&Value>,
@@ -253,6 +280,7 @@ impl Api {
     ) -> Result<Answer, Broken> {
         let url = http::below(&self.base, path.iter().copied());
         let deadline = Instant::now() + DEADLINE;
+        let left = || deadline.saturating_duration_since(Instant::now());
         let mut tries = 0;
         loop {
             let mut request = self
@@ -264,23 +292,29 @@ impl Api {
                     .header(CONTENT_TYPE, "application/json")
                     .body(body.to_string());
             }
-            let left = deadline.saturating_duration_since(Instant::now());
-            let answer = match timeout(left, answer(adapt(request))).await {
-                Err(_) => return Err(Broken::silent(DEADLINE)),
-                Ok(answer) => answer?,
+            let Ok(answered) = timeout(left(), answer(adapt(request))).await else {
+                return Err(Broken::silent(DEADLINE));
             };
-            let Some(asked) = answer.try_again() else {
-                return Ok(answer);
+            let asked = match &answered {
+                Ok(answer) => answer.try_again(),
+                Err(broken) => broken.is_cut.then_some(None),
+            };
+            let Some(asked) = asked else {
+                return answered;
             };
             let wait = asked.unwrap_or(PAUSE * 2_u32.pow(tries));
-            if answer.status == StatusCode::TOO_MANY_REQUESTS {
+            let is_busy = |answer: &Answer| answer.status == StatusCode::TOO_MANY_REQUESTS;
+            if answered.as_ref().is_ok_and(is_busy) {
                 self.gate.hold(wait);
             }
             tries += 1;
-            if tries > RETRIES || Instant::now() + wait >= deadline {
-                return Ok(answer);
+            if tries > RETRIES || wait >= left() {
+                return answered;
             }
             sleep(wait).await;
+            if pace == Pace::Gated && self.gate.turn(left()).await.is_err() {
+                return answered;
+            }
         }
     }
 
@@ -317,9 +351,7 @@ impl Api {
             ),
             403 => error.with_advice("The key may not do this: check what its team is allowed."),
             400 => SandboxError::new(SandboxErrorKind::InvalidInput, error.to_string()),
-            429 => error.with_advice(
-                "Too many requests or sandboxes: wait, end some, or let fewer be made at once.",
-            ),
+            429 => error.with_advice(TOO_MANY),
             status if status >= 500 => error.with_advice("The service is in trouble: try again."),
             _ => error,
         }
@@ -329,14 +361,16 @@ impl Api {
         let status = answer.status.as_u16();
         let words = match answer.words() {
             words if words.is_empty() => String::new(),
-            words => format!(": {}", self.without_key(&words)),
+            words => format!(": {}", self.without_secrets(words)),
         };
         SandboxError::new(kind, format!("{doing}: the API answered {status}{words}"))
     }
 
-    /// Words of the service, which may have been told the key and repeat it.
-    fn without_key(&self, words: &str) -> String {
-        let words = words.replace(self.key.expose(), "[hidden]");
+    /// Words of the service, which may repeat what it was told.
+    fn without_secrets(&self, mut words: String) -> String {
+        for secret in &self.secrets {
+            words = words.replace(secret.expose(), "[hidden]");
+        }
         words.chars().take(LONGEST_WORDS).collect()
     }
 }
@@ -368,21 +402,38 @@ async fn answer(request: reqwest::RequestBuilder) -> Result<Answer, Broken> {
 impl Answer {
     /// What the service says about it.
     fn words(&self) -> String {
-        let refusal: Refusal = serde_json::from_slice(&self.body).unwrap_or_default();
-        refusal.message
+        self.refusal().message
+    }
+
+    fn refusal(&self) -> Refusal {
+        serde_json::from_slice(&self.body).unwrap_or_default()
     }
 
     fn says_something(&self) -> bool {
         !self.words().is_empty()
     }
 
+    /// Whether the service may not know the path. Some have it for other methods.
+    fn is_of_no_path(&self) -> bool {
+        matches!(
+            self.status,
+            StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED
+        )
+    }
+
     /// Whether the same request may do better later, and how much later.
     fn try_again(&self) -> Option<Option<Duration>> {
+        if self.status.is_success() {
+            return None;
+        }
         let should = self.headers.get("should-retry").map(HeaderValue::as_bytes);
-        let again = match should {
-            Some(b"true") => true,
-            Some(_) => false,
-            None => matches!(self.status.as_u16(), 429 | 502..=504),
+        let again = match (should, self.status.as_u16()) {
+            (Some(b"true"), _) => true,
+            (Some(_), _) => false,
+            (None, 429 | 502..=504) => true,
+            // An earlier try whose answer was lost.
+            (None, 409) => self.refusal().error_code == "idempotency_in_progress",
+            (None, _) => false,
         };
         again.then(|| retry_after(&self.headers))
     }

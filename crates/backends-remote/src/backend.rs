@@ -258,7 +258,8 @@ impl RemoteBackendBuilder {
         }
         let api = Api::new(
             http::address("API's URL", &api_url)?,
-            SecretText::new(key),
+            &SecretText::new(key),
+            self.environment.values().cloned(),
             self.generation,
             Gate::new(self.at_once, self.spacing),
         )?;
@@ -370,7 +371,7 @@ impl Service {
             Err(error) => error,
         };
         // A service need not be able to keep a network off.
-        if network.is_empty() || error.kind() != SandboxErrorKind::InvalidInput {
+        if network.is_empty() || !may_be_about_the_network(&error) {
             return Err(error);
         }
         if cx.policy.strictness == Strictness::Strict {
@@ -484,7 +485,10 @@ async fn look_around(
     let answer = loop {
         match side::run(envd, &script, &[directory.unwrap_or_default()]).await {
             Ok(answer) => break answer,
-            Err(Fault::Gone(_) | Fault::Broken(_)) if began.elapsed() < READY => {
+            Err(fault)
+                if (fault.is_unanswered() || matches!(fault, Fault::Gone(_)))
+                    && began.elapsed() < READY =>
+            {
                 sleep(Duration::from_millis(200)).await;
             }
             Err(fault) => {
@@ -553,6 +557,15 @@ fn check(cx: &SandboxContext) -> Result<(), SandboxError> {
         check_variable(name, value.expose())?;
     }
     policy::report(&cx.policy).map(|_| ())
+}
+
+/// Whether what was refused may be what was asked of the network. A service says so in its own words.
+fn may_be_about_the_network(error: &SandboxError) -> bool {
+    let text = error.to_string().to_lowercase();
+    let words = ["network", "internet", "egress", "allow", "deny"];
+    // Of one that says nothing it may be anything.
+    let is_named = text.ends_with("400") || words.iter().any(|word| text.contains(word));
+    error.kind() == SandboxErrorKind::InvalidInput && is_named
 }
 
 /// Ends a sandbox that was made and never used.

@@ -98,6 +98,8 @@ pub(crate) struct Broken {
     /// What happened, for people, without the address.
     pub(crate) why: String,
     pub(crate) advice: Option<&'static str>,
+    /// Whether the request may have been answered, and the answer was lost on its way.
+    pub(crate) is_cut: bool,
     source: Option<reqwest::Error>,
 }
 
@@ -106,6 +108,7 @@ impl Broken {
         Self {
             why: why.into(),
             advice: None,
+            is_cut: false,
             source: None,
         }
     }
@@ -142,6 +145,9 @@ impl From<reqwest::Error> for Broken {
                 "its host has no address".to_owned(),
                 Some("Check the host's name, and the network."),
             )
+        } else if let Some(tls) = chain(&error).find_map(tls::cause) {
+            let why = format!("no secure connection: {tls}");
+            (why, Some(tls::advice(tls)))
         } else if cause.is_some_and(|cause| cause.kind() == io::ErrorKind::ConnectionRefused) {
             (
                 "connection refused".to_owned(),
@@ -155,6 +161,7 @@ impl From<reqwest::Error> for Broken {
         Self {
             why,
             advice,
+            is_cut: !error.is_connect() && !error.is_timeout() && !error.is_builder(),
             source: Some(error),
         }
     }

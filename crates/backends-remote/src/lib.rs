@@ -18,6 +18,8 @@
 //!   environment *and* leaves its group *is not found*: it ends with the sandbox.
 //! - **A sandbox that vanishes is noticed** within seconds: streams are never silent for long, and one
 //!   that is, or breaks, makes us ask whether the sandbox is there.
+//! - **A connection that breaks ends no command**: where the sandbox is there, we listen again. What the
+//!   command wrote in between is lost, and the notes of its exit say so.
 //! - **Spilled output** has come here when that is known, and goes back as an upload.
 //!
 //! # What holds

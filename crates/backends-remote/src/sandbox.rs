@@ -17,11 +17,11 @@ use serde::{Deserialize, Serialize};
 use tokio::select;
 use tokio::sync::{OwnedRwLockReadGuard, RwLock};
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::backend::{NAME, Service};
-use crate::envd::{Envd, Fault};
+use crate::envd::{Absent, Envd, Fault};
 use crate::policy::OwnLimits;
 use crate::{command, files};
 
@@ -30,8 +30,10 @@ pub(crate) const SCRATCH: &str = "/tmp";
 
 /// How often a sandbox is asked whether it lives while something long is under way.
 const HEARTBEAT: Duration = Duration::from_secs(3);
-/// After how many silent answers it is gone.
+/// After how many missing answers it is gone: one lost packet is no lost sandbox.
 const MISSED: u32 = 2;
+/// Between two of them.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// What everything in a sandbox shares.
 pub(crate) struct Shared {
@@ -213,19 +215,18 @@ impl Shared {
     /// Finds out whether a call failed because the sandbox is gone; says why where it is.
     pub(crate) async fn look_after(&self, envd: &Envd, fault: &Fault) -> Option<String> {
         let why = match fault {
-            Fault::Refused { code, .. } if code == "unavailable" => {
-                envd.check_health().await.err()?
-            }
-            Fault::Refused { .. } => return None,
             Fault::Gone(why) => why.clone(),
-            Fault::Broken(_) => {
-                let mut why = envd.check_health().await.err()?;
-                // One lost packet is no lost sandbox.
-                for _ in 1..MISSED {
-                    why = envd.check_health().await.err()?;
+            fault if fault.is_unanswered() => {
+                let mut missed = 0;
+                loop {
+                    let absent = envd.check_health().await.err()?;
+                    if is_gone(&absent, &mut missed) {
+                        break absent.why;
+                    }
+                    sleep(AGAIN).await;
                 }
-                why
             }
+            _ => return None,
         };
         self.mark_gone(&why);
         Some(why)
@@ -270,11 +271,10 @@ impl Shared {
             sleep(HEARTBEAT).await;
             match envd.check_health().await {
                 Ok(()) => missed = 0,
-                Err(why) => {
-                    missed += 1;
-                    if missed >= MISSED {
-                        self.mark_gone(&why);
-                        return why;
+                Err(absent) => {
+                    if is_gone(&absent, &mut missed) {
+                        self.mark_gone(&absent.why);
+                        return absent.why;
                     }
                 }
             }
@@ -294,8 +294,10 @@ impl Shared {
     /// Prolongs the sandbox's life before its end, as long as somebody has it.
     async fn keep_alive(self: Arc<Self>) {
         let pause = self.service.lifetime / 3;
+        let mut wait = pause;
         loop {
-            sleep(pause).await;
+            sleep(wait).await;
+            wait = pause;
             // Whoever wakes it gives it time.
             let Ok(phase) = self.phase.try_read() else {
                 continue;
@@ -303,18 +305,22 @@ impl Shared {
             if *phase == Phase::Paused {
                 continue;
             }
-            let prolonged = self
-                .service
-                .api
-                .prolong(&self.id, self.service.lifetime)
-                .await;
-            if let Err(error) = prolonged {
-                if error.kind() == SandboxErrorKind::Gone {
+            let prolonging = self.service.api.prolong(&self.id, self.service.lifetime);
+            // One that hangs must leave time for another.
+            match timeout(pause / 2, prolonging).await {
+                Ok(Ok(())) => continue,
+                Ok(Err(error)) if error.kind() == SandboxErrorKind::Gone => {
                     self.mark_gone("it was killed or has reached the end of its life");
                     return;
                 }
-                tracing::warn!(sandbox = self.id, %error, "a sandbox's life was not prolonged");
+                Ok(Err(error)) => {
+                    tracing::warn!(sandbox = self.id, %error, "a sandbox's life was not prolonged");
+                }
+                Err(_) => {
+                    tracing::warn!(sandbox = self.id, "no answer on a sandbox's longer life");
+                }
             }
+            wait = pause / 4;
         }
     }
 
@@ -384,6 +390,12 @@ impl RemoteSandbox {
         }
         Self { shared }
     }
+}
+
+/// Whether another missing answer says that a sandbox is gone.
+fn is_gone(absent: &Absent, missed: &mut u32) -> bool {
+    *missed += 1;
+    absent.is_certain || *missed >= MISSED
 }
 
 fn attend_until_closed(shared: &Shared, task: impl Future<Output = ()> + Send + 'static) {

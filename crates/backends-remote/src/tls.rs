@@ -2,13 +2,15 @@
 //!
 //! The system's, or those that `SSL_CERT_FILE` and `SSL_CERT_DIR` name; where there are none, as in
 //! an empty container, Mozilla's, which are built in. Reading the system's takes milliseconds, so it
-//! is done for `https` alone.
+//! is done for `https` alone. And what it means where a server's is not.
 
 use std::env;
+use std::error::Error as StdError;
+use std::io;
 use std::sync::Arc;
 
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::{CertificateError as Bad, ClientConfig, RootCertStore};
 
 /// A configuration for an `https` address.
 pub(crate) fn trusting() -> Result<ClientConfig, SandboxError> {
@@ -49,4 +51,39 @@ fn configuration(roots: RootCertStore) -> Result<ClientConfig, SandboxError> {
         .with_no_client_auth();
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(config)
+}
+
+/// What TLS has to say of an error, if anything. An I/O error's source is not the error that it wraps but
+/// that one's source, so those are looked into.
+pub(crate) fn cause<'a>(error: &'a (dyn StdError + 'static)) -> Option<&'a rustls::Error> {
+    error.downcast_ref().or_else(|| {
+        let wrapped = error.downcast_ref::<io::Error>()?.get_ref()?;
+        cause(wrapped)
+    })
+}
+
+/// What to do about it.
+pub(crate) fn advice(error: &rustls::Error) -> &'static str {
+    match error {
+        rustls::Error::InvalidCertificate(
+            Bad::NotValidForName | Bad::NotValidForNameContext { .. },
+        ) => "The certificate is for another host: check the host's name in the URL.",
+        rustls::Error::InvalidCertificate(
+            Bad::Expired
+            | Bad::ExpiredContext { .. }
+            | Bad::NotValidYet
+            | Bad::NotValidYetContext { .. },
+        ) => {
+            "The certificate's time is over or has not come: check this machine's clock, and renew \
+             the certificate where the server is yours."
+        }
+        rustls::Error::InvalidCertificate(_) => {
+            "The server's certificate is not one to trust. Where it comes from an authority of \
+             your own, set SSL_CERT_FILE to a file with that authority's certificate."
+        }
+        rustls::Error::InvalidMessage(_) => {
+            "The server seems not to speak TLS: try http:// in the URL."
+        }
+        _ => "Check that the URL is meant to begin with https://.",
+    }
 }

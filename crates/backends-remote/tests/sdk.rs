@@ -115,6 +115,12 @@ async fn ours(generation: ApiGeneration) -> BTreeMap<String, Value> {
     let broken = sandbox.run(SpawnRequest::shell("break")).await;
     broken.expect_err("its stream has no end");
     note("health", "/health", None);
+    note("listen_again", "/Connect", None);
+    // And of this one nothing is heard at all.
+    let unheard = sandbox.run(SpawnRequest::shell("unheard")).await;
+    unheard.expect_err("it has no beginning");
+    server.wait_for("/List").await;
+    note("processes", "/List", None);
 
     server.wait_for("/pause").await;
     note("pause", "/pause", None);
@@ -224,4 +230,23 @@ async fn requests_are_those_of_the_second_generations_sdk() {
 #[tokio::test]
 async fn requests_are_those_of_the_first_generations_sdk() {
     compare(include_str!("sdk/python-2.45.0.json"), ApiGeneration::V1).await;
+}
+
+#[tokio::test]
+async fn output_whose_rest_never_came_is_not_taken_for_all() {
+    let server = Scripted::start().await;
+    let backend = RemoteBackend::builder()
+        .api_key(KEY)
+        .api_url(&server.url)
+        .sandbox_url(&server.url)
+        .build()
+        .unwrap();
+    let cx = SandboxContext::new(RunId::new(), Policy::unconfined());
+    let sandbox = backend.open(cx).await.unwrap();
+    let error = sandbox.run(SpawnRequest::shell("half")).await.unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "the rest of the command's output is lost: the stream ended before its end"
+    );
+    sandbox.close().await.unwrap();
 }

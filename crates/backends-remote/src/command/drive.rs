@@ -23,7 +23,9 @@ use super::line::Line;
 use super::pump::{End, Progress, Pump, listed};
 use super::spill::{self, Spiller};
 use super::{Order, order, stdin};
-use crate::envd::{Ended, Envd, EventStream, Fault, Nothing, Selected, Selector, Signal};
+use crate::envd::{
+    Ended, Envd, EventStream, Fault, Nothing, Processes, Selected, Selector, Signal,
+};
 use crate::sandbox::{Awake, Shared};
 use crate::signals;
 
@@ -31,8 +33,14 @@ use crate::signals;
 const READER_DEADLINE: Duration = Duration::from_millis(550);
 /// How long a command that is to be ended may take to say which process it is.
 const START_DEADLINE: Duration = Duration::from_secs(2);
+/// For the end of a command of which nobody knows whether it was started.
+const UNHEARD_DEADLINE: Duration = Duration::from_secs(10);
 /// What the sandbox itself gives a command beyond its time, in case that we are gone by then.
 const SLACK: Duration = Duration::from_secs(10);
+
+/// What is said of a command that was listened to again.
+const HOLE: &str = "part of the output may be missing: the connection to the sandbox broke while the \
+                    command ran";
 
 /// How it went, for everyone who waits.
 #[derive(Clone, Debug)]
@@ -90,7 +98,12 @@ impl Driver {
         let events = match self.awake.envd.start(&self.line.start(), backstop).await {
             Ok(events) => events,
             Err(fault) => {
-                let error = not_started(&self.shared, &self.awake.envd, fault).await;
+                let envd = &self.awake.envd;
+                let may_run = fault.is_unanswered();
+                let error = not_started(&self.shared, envd, fault).await;
+                if may_run && error.kind() != SandboxErrorKind::Gone {
+                    end_unheard(envd, &self.token).await;
+                }
                 // Where nobody waits, nobody needs it.
                 let _ = self.started.send(Err(error));
                 return;
@@ -127,6 +140,32 @@ async fn not_started(shared: &Shared, envd: &Envd, fault: Fault) -> SandboxError
         .await
 }
 
+/// Ends a command that may have been started, where the answer was lost.
+async fn end_unheard(envd: &Envd, token: &str) {
+    let ending = async {
+        let listing = envd.call::<Processes>("process.Process", "List", &Nothing {});
+        for pid in listing.await.unwrap_or_default().with_word(token) {
+            kill_outer(envd, pid).await;
+        }
+        // And what it has started by then.
+        order(envd, token, None, Order::Kill).await.is_ok()
+    };
+    // What can't be reached ends with the sandbox.
+    let _ = timeout(UNHEARD_DEADLINE, ending).await;
+}
+
+async fn kill_outer(envd: &Envd, pid: u32) {
+    let signal = Selected {
+        process: Selector { pid },
+        more: Signal {
+            signal: "SIGNAL_SIGKILL",
+        },
+    };
+    let sent = envd.call::<serde_json::Value>("process.Process", "SendSignal", &signal);
+    // It may have ended.
+    let _ = sent.await;
+}
+
 /// A command's way from its start to its end.
 struct Course {
     shared: Arc<Shared>,
@@ -150,7 +189,16 @@ impl Course {
     ) {
         let progress = Arc::clone(&self.progress);
         let spillers = spill::spillers(&self.awake.envd, &self.request, &self.token);
-        let mut pump = pin!(Pump::new(&progress, &spillers, &self.token, reader).run(events));
+        let mut pump = pin!(
+            Pump::new(
+                (&self.shared, &self.awake.envd),
+                &progress,
+                &spillers,
+                &self.token,
+                reader
+            )
+            .run(events)
+        );
         let mut feeding = pin!(self.feed(feed));
         let mut announcing = pin!(self.announce(started));
         let mut life = pin!(self.life());
@@ -303,16 +351,7 @@ impl Course {
         let _ = timeout(START_DEADLINE, known).await;
         let killed = self.order(Order::Kill).await?;
         if !killed && let Some(pid) = self.progress.outer() {
-            let signal = Selected {
-                process: Selector { pid },
-                more: Signal {
-                    signal: "SIGNAL_SIGKILL",
-                },
-            };
-            let envd = &self.awake.envd;
-            let sent = envd.call::<serde_json::Value>("process.Process", "SendSignal", &signal);
-            // It may have ended.
-            let _ = sent.await;
+            kill_outer(&self.awake.envd, pid).await;
         }
         Ok(())
     }
@@ -342,7 +381,10 @@ impl Course {
                 left,
             }),
             // Nobody has a handle on it.
-            End::Lost(_) if self.progress.outer().is_none() => {
+            End::Lost(fault) if self.progress.outer().is_none() => {
+                if fault.is_unanswered() {
+                    end_unheard(&self.awake.envd, &self.token).await;
+                }
                 Ok(Told::new(ExitStatus::Code(126), took))
             }
             End::Refused(_) => Ok(Told::new(ExitStatus::Code(127), took)),
@@ -354,8 +396,10 @@ impl Course {
                     }
                 };
                 let mut told = Told::new(self.shared.limits.explain(status), took);
-                // A terminal's command, or one whose script was killed.
-                if self.request.background == Background::Kill || !self.is_terminal {
+                // A terminal's command, one whose script was killed, or one that told while nobody
+                // listened.
+                let told_in_vain = self.is_terminal || self.progress.has_hole();
+                if self.request.background == Background::Kill || !told_in_vain {
                     self.order(Order::Kill).await?;
                 } else {
                     told.left = self.left().await;
@@ -394,6 +438,9 @@ impl Course {
                 exit.stderr = self.progress.report(Channel::Stderr, err.as_ref());
                 if self.request.background == Background::Keep {
                     exit.background = told.left;
+                }
+                if self.progress.has_hole() {
+                    exit.notes.push(HOLE.to_owned());
                 }
                 Outcome::Ended(exit)
             }

@@ -1,4 +1,7 @@
 //! A command's output on its way to the reader, and what is learned from it.
+//!
+//! A stream that breaks is no end of a command where the sandbox lives: we listen again. What was written
+//! in between nobody has, so that the command's exit says so.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -7,18 +10,25 @@ use std::time::Duration;
 use bytes::Bytes;
 use cantle_core::sandbox::{
     BackgroundProcess, Channel, ChannelReport, ExitStatus, OutputChunk, SandboxError,
+    SandboxErrorKind,
 };
 use tokio::sync::{mpsc, watch};
-use tokio::time::timeout;
+use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use super::marks::{Mark, Marks, Piece};
 use super::spill::Spiller;
-use crate::envd::{Ended, EventStream, Fault, Happened};
+use crate::envd::{Ended, Envd, EventStream, Fault, Happened, SILENCE};
+use crate::sandbox::Shared;
 
 /// After the last of a command's output, for the end of its stream: a connection that was read to the
 /// end can be used again.
 const END_OF_STREAM: Duration = Duration::from_millis(100);
+
+/// How often in a row a stream may break as soon as it is there.
+const BREAKS: u32 = 5;
+/// Before we listen again for the second time.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// What is known of a command, for everyone who deals with it.
 #[derive(Debug)]
@@ -37,6 +47,8 @@ pub(super) struct State {
     /// The command's own process.
     pub(super) leader: Option<u32>,
     pub(super) end: Option<End>,
+    /// Whether some of its output may have been lost.
+    pub(super) has_hole: bool,
 }
 
 /// How it ended, as far as the stream tells.
@@ -115,6 +127,10 @@ impl Progress {
         }
     }
 
+    pub(super) fn has_hole(&self) -> bool {
+        self.state.borrow().has_hole
+    }
+
     pub(super) async fn ended(&self) -> End {
         self.wait_for(|state| state.end.clone()).await
     }
@@ -122,10 +138,15 @@ impl Progress {
 
 /// Reads a command's stream.
 pub(super) struct Pump<'p> {
-    pub(super) progress: &'p Progress,
-    pub(super) spillers: &'p [Option<Spiller>; 2],
+    shared: &'p Shared,
+    envd: &'p Envd,
+    progress: &'p Progress,
+    spillers: &'p [Option<Spiller>; 2],
     reader: Option<mpsc::Sender<Result<OutputChunk, SandboxError>>>,
     channels: [Outlet; 2],
+    /// How often in a row the stream broke, and when it began.
+    breaks: u32,
+    listens_since: Instant,
 }
 
 struct Outlet {
@@ -136,6 +157,7 @@ struct Outlet {
 
 impl<'p> Pump<'p> {
     pub(super) fn new(
+        (shared, envd): (&'p Shared, &'p Envd),
         progress: &'p Progress,
         spillers: &'p [Option<Spiller>; 2],
         token: &str,
@@ -147,10 +169,14 @@ impl<'p> Pump<'p> {
             ended: false,
         };
         Self {
+            shared,
+            envd,
             progress,
             spillers,
             reader: Some(reader),
             channels: [outlet(Channel::Stdout), outlet(Channel::Stderr)],
+            breaks: 0,
+            listens_since: Instant::now(),
         }
     }
 
@@ -176,6 +202,11 @@ impl<'p> Pump<'p> {
                 Ok(None) => break,
                 Err(fault) => {
                     self.flush().await;
+                    if let Some(again) = self.listen_again(&fault).await {
+                        events = again;
+                        continue;
+                    }
+                    self.say_what_is_missing(&fault).await;
                     self.progress.end(End::Lost(Arc::new(fault)));
                     break;
                 }
@@ -184,6 +215,48 @@ impl<'p> Pump<'p> {
         for spiller in self.spillers.iter().flatten() {
             spiller.finish().await;
         }
+    }
+
+    /// Tells the reader of output that is lost, where the command's end, which is known, does not.
+    async fn say_what_is_missing(&mut self, fault: &Fault) {
+        let has_told = matches!(self.progress.state.borrow().end, Some(End::Told { .. }));
+        if let (true, Some(reader)) = (has_told, self.reader.take()) {
+            let message = format!("the rest of the command's output is lost: {fault}");
+            let error = SandboxError::new(SandboxErrorKind::Io, message);
+            // Where nobody reads, nobody misses it.
+            let _ = reader.send(Err(error)).await;
+        }
+    }
+
+    /// The rest of the stream, where only the connection was lost.
+    async fn listen_again(&mut self, fault: &Fault) -> Option<EventStream> {
+        let pid = {
+            let state = self.progress.state.borrow();
+            // Without its beginning, nobody knows what it is.
+            let is_known = state.leader.is_some() && state.end.is_none();
+            state.outer.filter(|_| is_known && fault.is_unanswered())?
+        };
+        if self.listens_since.elapsed() >= SILENCE {
+            self.breaks = 0;
+        }
+        while self.breaks < BREAKS {
+            sleep(PAUSE * self.breaks).await;
+            self.breaks += 1;
+            if self.shared.look_after(self.envd, fault).await.is_some() {
+                return None;
+            }
+            match self.envd.listen(pid).await {
+                Ok(events) => {
+                    tracing::debug!(pid, why = %fault, "listening again to a command");
+                    self.listens_since = Instant::now();
+                    self.progress.set(|state| state.has_hole = true);
+                    return Some(events);
+                }
+                Err(fault) if fault.is_unanswered() => {}
+                Err(_) => return None,
+            }
+        }
+        None
     }
 
     async fn take(&mut self, channel: Channel, bytes: Bytes) {

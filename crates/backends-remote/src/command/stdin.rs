@@ -112,7 +112,7 @@ async fn send(
     match sent {
         Ok(_) => Ok(()),
         // Whatever the words: there is no command any more, or none that reads.
-        Err(Fault::Refused { .. }) => Err(closed()),
+        Err(fault @ Fault::Refused { .. }) if !fault.is_unanswered() => Err(closed()),
         Err(fault) => Err(shared
             .explain(&awake.envd, fault, "failed to write to the command")
             .await),

@@ -139,6 +139,34 @@ fn word<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> 
     Ok(value.as_str().unwrap_or_default().to_owned())
 }
 
+/// What runs.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Processes {
+    processes: Vec<Running>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Running {
+    pid: u32,
+    config: RunningConfig,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct RunningConfig {
+    args: Vec<String>,
+}
+
+impl Processes {
+    /// Those that were started with this word.
+    pub(crate) fn with_word(&self, word: &str) -> impl Iterator<Item = u32> {
+        let has_it = move |it: &&Running| it.config.args.iter().any(|arg| arg == word);
+        self.processes.iter().filter(has_it).map(|it| it.pid)
+    }
+}
+
 #[derive(Debug, Serialize)]
 pub(crate) struct Path<'a> {
     pub(crate) path: &'a str,

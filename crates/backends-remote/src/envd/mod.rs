@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
+use cantle_core::secret::SecretText;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
 use reqwest::{Client, RequestBuilder, Response, StatusCode, Url};
 use serde::Serialize;
@@ -17,7 +18,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
 pub(crate) use self::messages::*;
-pub(crate) use self::stream::{Ended, EventStream, Happened};
+pub(crate) use self::stream::{Ended, EventStream, Happened, SILENCE};
 use crate::http::{self, Broken};
 
 /// Where it listens in every sandbox.
@@ -38,6 +39,10 @@ const SHARED_HOSTS: [&str; 7] = [
 const UNARY: Duration = Duration::from_secs(60);
 /// For the answer to whether it still lives.
 const HEALTH: Duration = Duration::from_secs(3);
+/// What is said where a sandbox is no more, and not of one that doesn't answer yet.
+const NO_SANDBOX: &str = "was not found";
+/// Characters of the sandbox's own words that an error repeats.
+const LONGEST_WORDS: usize = 1000;
 
 /// A way into one sandbox.
 #[derive(Clone)]
@@ -45,7 +50,16 @@ pub(crate) struct Envd {
     http: Client,
     base: Url,
     headers: HeaderMap,
+    token: Option<SecretText>,
     pub(crate) version: Version,
+}
+
+/// Why a sandbox seems not to be there.
+#[derive(Debug)]
+pub(crate) struct Absent {
+    pub(crate) why: String,
+    /// Whether it was said, and not only found to be silent.
+    pub(crate) is_certain: bool,
 }
 
 /// It holds a token.
@@ -129,6 +143,11 @@ impl Fault {
         matches!(self, Self::Refused { code, .. } if code == wanted)
     }
 
+    /// Whether nothing in the sandbox has answered, which says nothing of the call.
+    pub(crate) fn is_unanswered(&self) -> bool {
+        matches!(self, Self::Broken(_)) || self.is("unavailable")
+    }
+
     /// As an error of a sandbox; `doing` reads like "failed to read `x`".
     pub(crate) fn into_error(self, doing: &str) -> SandboxError {
         match self {
@@ -198,6 +217,7 @@ impl Envd {
             http: http::client(&base)?,
             base,
             headers,
+            token: made.envd_access_token.clone(),
             version,
         })
     }
@@ -276,11 +296,8 @@ impl Envd {
     /// What an answer with an error means.
     async fn fault(&self, status: StatusCode, body: &Bytes) -> Fault {
         let said: RpcError = serde_json::from_slice(body).unwrap_or_default();
-        if status == StatusCode::BAD_GATEWAY {
-            return Fault::Gone(match said.message {
-                message if message.is_empty() => "nothing answers in the sandbox".to_owned(),
-                message => message,
-            });
+        if status == StatusCode::BAD_GATEWAY && said.message.contains(NO_SANDBOX) {
+            return Fault::Gone(hiding(self.token.as_ref(), &said.message));
         }
         let code = match said.code {
             code if code.is_empty() => plain_code(status).to_owned(),
@@ -288,24 +305,49 @@ impl Envd {
         };
         let message = match said.message {
             message if message.is_empty() => format!("the sandbox answered {status}"),
-            message => message,
+            message => hiding(self.token.as_ref(), &message),
         };
         Fault::Refused { code, message }
     }
 
-    /// Whether the sandbox is there: `Err` says why it isn't.
-    pub(crate) async fn check_health(&self) -> Result<(), String> {
+    /// Whether the sandbox is there.
+    pub(crate) async fn check_health(&self) -> Result<(), Absent> {
         let url = http::below(&self.base, ["health"]);
-        let request = self.http.get(url).headers(self.headers.clone()).send();
-        match timeout(HEALTH, request).await {
-            Ok(Ok(response)) if response.status() == StatusCode::BAD_GATEWAY => {
-                Err("it was killed or has reached the end of its life".to_owned())
+        let request = self.http.get(url).headers(self.headers.clone());
+        let asking = timeout(HEALTH, async {
+            let response = request.send().await?;
+            match response.status() {
+                StatusCode::BAD_GATEWAY => http::whole(response).await.map(Some),
+                _ => Ok(None),
             }
-            Ok(Ok(_)) => Ok(()),
-            Ok(Err(error)) => Err(format!("it can't be reached: {}", Broken::from(error).why)),
-            Err(_) => Err("it doesn't answer".to_owned()),
-        }
+        });
+        let why = match asking.await {
+            Ok(Ok(None)) => return Ok(()),
+            Ok(Ok(Some(body))) => {
+                let said: RpcError = serde_json::from_slice(&body).unwrap_or_default();
+                if said.message.contains(NO_SANDBOX) {
+                    let why = "it was killed or has reached the end of its life".to_owned();
+                    let is_certain = true;
+                    return Err(Absent { why, is_certain });
+                }
+                "nothing answers in it".to_owned()
+            }
+            Ok(Err(broken)) => format!("it can't be reached: {}", broken.why),
+            Err(_) => "it doesn't answer".to_owned(),
+        };
+        let is_certain = false;
+        Err(Absent { why, is_certain })
     }
+}
+
+/// Words of a sandbox, which was told its token and may repeat it.
+fn hiding(token: Option<&SecretText>, words: &str) -> String {
+    let token = token.map(SecretText::expose).filter(|it| !it.is_empty());
+    let words = match token {
+        Some(token) => words.replace(token, "[hidden]"),
+        None => words.to_owned(),
+    };
+    words.chars().take(LONGEST_WORDS).collect()
 }
 
 pub(crate) fn encode(message: &impl Serialize) -> Result<Vec<u8>, Fault> {
@@ -324,7 +366,7 @@ fn plain_code(status: StatusCode) -> &'static str {
         413 | 429 => "resource_exhausted",
         499 => "canceled",
         501 | 505 => "unimplemented",
-        503 => "unavailable",
+        502 | 503 => "unavailable",
         504 => "deadline_exceeded",
         507 => "storage_full",
         _ => "internal",

@@ -6,18 +6,22 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use cantle_core::sandbox::Channel;
-use reqwest::Response;
+use cantle_core::secret::SecretText;
 use reqwest::header::{CONTENT_TYPE, HeaderValue};
+use reqwest::{RequestBuilder, Response};
 use tokio::time::timeout;
 
 use super::envelope::{Envelope, Envelopes, enclose};
-use super::{Data, EndEvent, EndOfStream, Envd, Fault, Start, Started, encode};
+use super::{
+    Data, EndEvent, EndOfStream, Envd, Fault, Nothing, Selected, Selector, Start, Started, encode,
+    hiding,
+};
 use crate::http::Broken;
 
 /// How often something must come, in seconds: a stream that is silent for longer is looked after.
 const PING_SECONDS: u16 = 2;
 /// After how much silence.
-const SILENCE: Duration = Duration::from_secs(3 * PING_SECONDS as u64);
+pub(crate) const SILENCE: Duration = Duration::from_secs(3 * PING_SECONDS as u64);
 /// For the first answer.
 const FIRST: Duration = Duration::from_secs(30);
 
@@ -43,6 +47,7 @@ pub(crate) enum Ended {
 pub(crate) struct EventStream {
     response: Response,
     envelopes: Envelopes,
+    token: Option<SecretText>,
     over: bool,
 }
 
@@ -53,23 +58,44 @@ impl Envd {
         start: &Start<'_>,
         limit: Option<Duration>,
     ) -> Result<EventStream, Fault> {
-        let mut request = self
-            .rpc("process.Process", "Start")
-            .header(CONTENT_TYPE, "application/connect+json")
-            .header("keepalive-ping-interval", HeaderValue::from(PING_SECONDS))
-            .body(enclose(&encode(start)?));
+        let mut request = self.stream("Start").body(enclose(&encode(start)?));
         if let Some(limit) = limit {
             // At most ten digits.
             let milliseconds = limit.as_millis().min(9_999_999_999).to_string();
             request = request.header("connect-timeout-ms", milliseconds);
         }
-        let response = match timeout(FIRST, request.send()).await {
+        self.events(request, FIRST).await
+    }
+
+    /// Listens to a process that was started. What it wrote before is not told.
+    pub(crate) async fn listen(&self, pid: u32) -> Result<EventStream, Fault> {
+        let which = Selected {
+            process: Selector { pid },
+            more: Nothing {},
+        };
+        let request = self.stream("Connect").body(enclose(&encode(&which)?));
+        self.events(request, SILENCE).await
+    }
+
+    fn stream(&self, method: &str) -> RequestBuilder {
+        self.rpc("process.Process", method)
+            .header(CONTENT_TYPE, "application/connect+json")
+            .header("keepalive-ping-interval", HeaderValue::from(PING_SECONDS))
+    }
+
+    async fn events(
+        &self,
+        request: RequestBuilder,
+        patience: Duration,
+    ) -> Result<EventStream, Fault> {
+        let response = match timeout(patience, request.send()).await {
             Ok(response) => self.accepted(response?).await?,
-            Err(_) => return Err(Broken::silent(FIRST).into()),
+            Err(_) => return Err(Broken::silent(patience).into()),
         };
         Ok(EventStream {
             response,
             envelopes: Envelopes::default(),
+            token: self.token.clone(),
             over: false,
         })
     }
@@ -94,7 +120,8 @@ impl EventStream {
                     self.over = true;
                     let end: EndOfStream = serde_json::from_slice(&message).unwrap_or_default();
                     if let Some(error) = end.error {
-                        let (code, message) = (error.code, error.message);
+                        let code = error.code;
+                        let message = hiding(self.token.as_ref(), &error.message);
                         return Err(Fault::Refused { code, message });
                     }
                 }

@@ -3,6 +3,7 @@
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use bytes::Bytes;
 use cantle_core::sandbox::{
@@ -11,14 +12,21 @@ use cantle_core::sandbox::{
 use futures_util::{Stream, StreamExt as _, stream};
 use reqwest::header::CONTENT_TYPE;
 use reqwest::{Body, Method};
+use tokio::select;
+use tokio::time::{Instant, sleep};
 
 use super::place::{Last, join};
 use super::{Files, SERVICE};
 use crate::envd::{Envd, Fault, Path, Version};
+use crate::http::Broken;
 use crate::sandbox::Shared;
 
 /// What a file that the other side makes has.
 const USUAL_MODE: u32 = 0o644;
+/// How long the other side may take for the next piece of a file, and for its answer after the last.
+const STANDSTILL: Duration = Duration::from_secs(60);
+/// How often that is looked at.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// Writes a regular file, and the directories above it.
 pub(crate) async fn write(
@@ -129,6 +137,8 @@ pub(crate) async fn upload(
     place: &str,
     data: impl Stream<Item = io::Result<Bytes>> + Send + 'static,
 ) -> Result<(), Fault> {
+    let flow = Arc::new(Flow::default());
+    let data = watched(data, Arc::clone(&flow));
     let request = envd.files(Method::POST, place);
     let request = if envd.version >= Version::TAKES_BYTES {
         request
@@ -141,9 +151,54 @@ pub(crate) async fn upload(
             .header(CONTENT_TYPE, kind)
             .body(Body::wrap_stream(form(&boundary, data)))
     };
-    let response = request.send().await?;
-    envd.accepted(response).await?;
-    Ok(())
+    select! {
+        biased;
+        response = request.send() => {
+            envd.accepted(response?).await?;
+            Ok(())
+        }
+        () = flow.stands_still() => Err(Broken::silent(STANDSTILL).into()),
+    }
+}
+
+/// Since when the other side has had a piece of the data; nothing where the data is what is waited for.
+#[derive(Debug)]
+struct Flow(Mutex<Option<Instant>>);
+
+impl Default for Flow {
+    fn default() -> Self {
+        Self(Mutex::new(Some(Instant::now())))
+    }
+}
+
+impl Flow {
+    fn set(&self, since: Option<Instant>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = since;
+    }
+
+    /// Waits until the other side has taken nothing for too long.
+    async fn stands_still(&self) {
+        loop {
+            let since = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            if since.is_some_and(|since| since.elapsed() >= STANDSTILL) {
+                return;
+            }
+            sleep(LOOK).await;
+        }
+    }
+}
+
+/// The data, and who waits for whom.
+fn watched<T: Send + 'static>(
+    data: impl Stream<Item = T> + Send + 'static,
+    flow: Arc<Flow>,
+) -> impl Stream<Item = T> + Send + 'static {
+    stream::unfold((Box::pin(data), flow), |(mut data, flow)| async move {
+        flow.set(None);
+        let piece = data.next().await;
+        flow.set(Some(Instant::now()));
+        Some((piece?, (data, flow)))
+    })
 }
 
 /// A form with the file as its only part; its place is in the address.
@@ -198,5 +253,37 @@ impl Drop for Waiting {
                 let _ = removed.await;
             }
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
+    use futures_util::{StreamExt as _, stream};
+    use tokio::time::{Instant, timeout};
+
+    use super::{Flow, LOOK, STANDSTILL, watched};
+
+    #[tokio::test(start_paused = true)]
+    async fn who_takes_nothing_is_given_up() {
+        let flow = Arc::new(Flow::default());
+        let mut data = Box::pin(watched(stream::iter([1, 2, 3]), Arc::clone(&flow)));
+        tokio::time::sleep(STANDSTILL / 2).await;
+        assert_eq!(data.next().await, Some(1));
+        let began = Instant::now();
+        flow.stands_still().await;
+        assert!((STANDSTILL..=STANDSTILL + LOOK).contains(&began.elapsed()));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_waits_for_the_data_is_not() {
+        let flow = Arc::new(Flow::default());
+        let slow = stream::pending::<u8>();
+        let mut data = Box::pin(watched(slow, Arc::clone(&flow)));
+        let waiting = async { tokio::join!(data.next(), flow.stands_still()) };
+        let day = Duration::from_secs(24 * 60 * 60);
+        assert!(timeout(day, waiting).await.is_err());
     }
 }

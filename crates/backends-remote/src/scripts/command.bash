@@ -50,6 +50,9 @@ fi
 left=''
 if [[ $keep ]]; then left=$(list_own); else kill_own; fi
 exec 2>&"$report" {report}>&-
-# Where nobody reads, this waits; then there is no process any more that has the command's arguments.
-tell='printf "\x1e%sE\x1e" "$1"; shift; printf "\x1e%sE%s %s %s\n%s\x1e" "$@" >&2'
+# Where nobody reads, this waits; then there is no process any more that has the command's arguments. It ends
+# as the command did, for one who comes when all is told.
+tell='printf "\x1e%sE\x1e" "$1"; shift; printf "\x1e%sE%s %s %s\n%s\x1e" "$@" >&2
+[[ $2 == signal ]] && { ulimit -c 0; kill -s "$3" "$$"; }
+exit "$3"'
 exec "$BASH" -p -c "$tell" cantle "$token" "$token" "$how" "$code" "$((${ended:-0} - ${began:-0}))" "$left"

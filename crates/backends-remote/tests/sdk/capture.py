@@ -142,6 +142,8 @@ def main():
     call("stdin", lambda: sandbox.commands.send_stdin(7, "text"))
     if hasattr(sandbox.commands, "close_stdin"):
         call("close_stdin", lambda: sandbox.commands.close_stdin(7))
+    call("listen_again", lambda: sandbox.commands.connect(7, timeout=0))
+    call("processes", lambda: sandbox.commands.list())
     call("kill_command", lambda: handle.kill())
     call("pty", lambda: sandbox.pty.create(PtySize(rows=24, cols=80), timeout=0))
     call("pty_stdin", lambda: sandbox.pty.send_stdin(7, b"text"))

@@ -1,0 +1,49 @@
+//! The remote backend where the way to the service, or the service, is not as it should be: a real server
+//! behind a proxy that does one thing wrong.
+
+#![cfg(target_os = "linux")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::indexing_slicing,
+    reason = "the lints know a test by its attribute, and what tests share has none"
+)]
+
+mod generations;
+mod life;
+mod making;
+mod old;
+mod proxy;
+mod secrets;
+mod streams;
+#[path = "../served/support.rs"]
+mod support;
+mod tls;
+
+use std::time::Duration;
+
+use cantle_backends_remote::{RemoteBackend, RemoteBackendBuilder};
+use cantle_core::ids::RunId;
+use cantle_core::policy::Policy;
+use cantle_core::sandbox::{Backend as _, SandboxContext, SandboxError};
+
+use self::proxy::Proxy;
+use self::support::KEY;
+
+/// A backend that goes through the proxy for all.
+fn through(proxy: &Proxy) -> RemoteBackendBuilder {
+    RemoteBackend::builder()
+        .api_key(KEY)
+        .api_url(&proxy.url)
+        .sandbox_url(&proxy.url)
+        .creation_rate(8, Duration::ZERO)
+}
+
+fn context() -> SandboxContext {
+    SandboxContext::new(RunId::new(), Policy::unconfined())
+}
+
+async fn refused(backend: &RemoteBackend) -> SandboxError {
+    let opened = backend.open(context()).await;
+    opened.map(drop).expect_err("it opened")
+}
