@@ -1,6 +1,6 @@
 //! The configuration from which sandboxes are opened.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,7 +8,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use cantle_core::sandbox::{Backend, Sandbox, SandboxContext, SandboxError, SandboxHandle};
 
+use crate::files::Wanted;
 use crate::open::Place;
+use crate::sandbox::kept_at;
 
 /// Opens sandboxes on this machine: a private directory, and processes behind the kernel's walls.
 ///
@@ -125,6 +127,24 @@ impl LocalBackend {
     ///
     /// Needs a tokio runtime.
     pub async fn reclaim(&self, grace: Duration) -> Reclaimed {
+        self.reclaim_unless(Wanted::Kept, grace).await
+    }
+
+    /// The same, and removes of what is kept everything that none of these handles names. For a
+    /// directory with nobody else's sandboxes in it: who was killed just when it had kept one may never
+    /// have written down where.
+    ///
+    /// Needs a tokio runtime.
+    pub async fn reclaim_all_but(&self, wanted: &[SandboxHandle], grace: Duration) -> Reclaimed {
+        let names = wanted.iter().filter_map(|handle| {
+            let directory = kept_at(handle).ok()?;
+            directory.file_name().map(OsStr::to_owned)
+        });
+        let wanted = Wanted::Named(names.collect());
+        self.reclaim_unless(wanted, grace).await
+    }
+
+    async fn reclaim_unless(&self, wanted: Wanted, grace: Duration) -> Reclaimed {
         let place = self.place();
         let work = move || {
             let mut reclaimed = Reclaimed {
@@ -135,7 +155,7 @@ impl LocalBackend {
                 failed: Vec::new(),
             };
             let Reclaimed { removed, failed } = &mut reclaimed;
-            crate::files::reclaim(&place, grace, removed, failed);
+            crate::files::reclaim(&place, &wanted, grace, removed, failed);
             Ok(reclaimed)
         };
         crate::blocking::run(work).await.unwrap_or_default()
@@ -193,7 +213,7 @@ impl Backend for LocalBackend {
         handle: &SandboxHandle,
         cx: SandboxContext,
     ) -> Result<Arc<dyn Sandbox>, SandboxError> {
-        let directory = crate::sandbox::kept_at(handle)?;
+        let directory = kept_at(handle)?;
         self.open_at(Place::Kept(directory), cx).await
     }
 }

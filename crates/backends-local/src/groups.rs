@@ -14,6 +14,8 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::Duration;
 
 use cantle_core::policy::{Policy, PolicyField};
 
@@ -23,6 +25,11 @@ use crate::confinement::{Identity, Mode, OWN_PROCESSES};
 
 /// Memory of the supervisor and of the kernel for it, which counts like a command's.
 const OWN_BYTES: u64 = 2 << 20;
+
+/// How often to try to remove a group that is in use, and how long to wait in between: together half a
+/// second.
+const MOST_REMOVALS: u32 = 250;
+const BETWEEN_REMOVALS: Duration = Duration::from_millis(2);
 
 /// The groups of one sandbox. Dropped, they are removed, unless something is in them.
 #[derive(Debug)]
@@ -157,11 +164,19 @@ impl Groups {
         reached
     }
 
-    /// Removes them, once nothing is in them any more.
+    /// Removes them, once nothing is in them any more. Blocks.
     pub(crate) fn remove(&self) {
         for group in &self.groups {
-            // As a rule the supervisor has done so.
-            let _ = fs::remove_dir(&group.directory);
+            // As a rule the supervisor has done so. Where it was killed, what has just ended may still
+            // count.
+            for _ in 0..MOST_REMOVALS {
+                match fs::remove_dir(&group.directory) {
+                    Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                        sleep(BETWEEN_REMOVALS);
+                    }
+                    _ => break,
+                }
+            }
         }
     }
 }

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::args::{PolicyArgs, parse_duration};
 use crate::exit::{Code, Failure, FailureExt as _};
-use crate::place::Place;
+use crate::place::{self, Place};
 use crate::settings::{self, variable};
 use crate::state::State;
 
@@ -102,7 +102,15 @@ pub(crate) async fn perform(
         .await
         .map_err(|error| not_started(&error))?;
     // What an earlier server left that was killed; nobody else makes any here.
-    let reclaimed = local.reclaim(Duration::ZERO).await;
+    let reclaimed = match server.paused() {
+        Some(paused) => local.reclaim_all_but(&paused, Duration::ZERO).await,
+        None => local.reclaim(Duration::ZERO).await,
+    };
+    if !args.backend.is_local()
+        && let Err(error) = place::containers().reclaim().await
+    {
+        let _ = writeln!(std::io::stderr(), "cantle: {error}");
+    }
     for (path, error) in &reclaimed.failed {
         let _ = writeln!(std::io::stderr(), "cantle: {}: {error}", path.display());
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use axum::body::Body;
 use axum::response::{IntoResponse as _, Response};
-use cantle_core::sandbox::Backend;
+use cantle_core::sandbox::{Backend, SandboxHandle};
 use http::Request;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -63,6 +63,14 @@ impl Server {
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// What an earlier server paused and this one can go on with; `None` where a record of that could
+    /// not be read. Whatever else a backend has kept for this server alone nobody will ask for: who is
+    /// killed while it pauses a sandbox may not get to write that down.
+    #[must_use]
+    pub fn paused(&self) -> Option<Vec<SandboxHandle>> {
+        self.fleet.paused()
     }
 
     /// Serves until `shutdown` is cancelled; then ends all sandboxes that are not to be kept, and

@@ -4,6 +4,8 @@
 //! A directory is locked (`flock`) for as long as its owner lives; the kernel unlocks it, however the
 //! owner ends. One that is kept has a mark in it, next to the directories that commands see.
 
+use std::collections::HashSet;
+use std::ffi::{OsStr, OsString};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -182,10 +184,30 @@ fn is_kept(directory: impl AsFd) -> bool {
     })
 }
 
-/// Removes the directories below `parent` whose owner is dead, that nobody keeps, and that haven't
+/// What somebody may come back for.
+#[derive(Debug)]
+pub(crate) enum Wanted {
+    /// All that is kept.
+    Kept,
+    /// Directories of these names, of those that are kept: no other one ever has such a name.
+    Named(HashSet<OsString>),
+}
+
+impl Wanted {
+    fn includes(&self, name: &str, directory: impl AsFd) -> bool {
+        is_kept(directory)
+            && match self {
+                Self::Kept => true,
+                Self::Named(names) => names.contains(OsStr::new(name)),
+            }
+    }
+}
+
+/// Removes the directories below `parent` whose owner is dead, that nobody wants, and that haven't
 /// changed for so long.
 pub(crate) fn reclaim(
     parent: &Path,
+    wanted: &Wanted,
     grace: Duration,
     removed: &mut Vec<PathBuf>,
     failed: &mut Vec<(PathBuf, String)>,
@@ -209,11 +231,12 @@ pub(crate) fn reclaim(
             continue;
         };
         let is_over = |found: Stat| is_ours(&found) && is_older(&found, grace);
-        // What is kept isn't even locked for a moment, in which its next owner may come.
-        if !fstat(&left).is_ok_and(is_over) || is_kept(&left) || lock(&left).is_err() {
+        // What is wanted isn't even locked for a moment, in which its next owner may come.
+        if !fstat(&left).is_ok_and(is_over) || wanted.includes(name, &left) || lock(&left).is_err()
+        {
             continue;
         }
-        if is_kept(&left) {
+        if wanted.includes(name, &left) {
             // Its owner has ended just now.
             continue;
         }

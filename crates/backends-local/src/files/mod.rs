@@ -29,7 +29,7 @@ use rustix::io::Errno;
 use self::beneath::LOOK;
 #[cfg(confined)]
 pub(crate) use self::kept::is_name;
-pub(crate) use self::kept::reclaim;
+pub(crate) use self::kept::{Wanted, reclaim};
 
 /// `nobody`, and `nogroup`: whom root's commands run as.
 pub(crate) const NOBODY: u32 = 65_534;

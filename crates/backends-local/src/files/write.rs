@@ -1,7 +1,12 @@
 //! Writing a file, whole or not at all.
+//!
+//! What takes long has no name until it is complete, where the file system can do that: nobody sees half
+//! of it, and nothing is left of it where our process is killed.
 
 use std::fs::File;
 use std::io::Write as _;
+#[cfg(confined)]
+use std::os::fd::AsRawFd as _;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
@@ -12,6 +17,8 @@ use futures_util::StreamExt as _;
 use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, RawMode, fchmod, openat, renameat, statat, unlinkat,
 };
+#[cfg(confined)]
+use rustix::fs::{CWD, linkat};
 use rustix::io::Errno;
 
 use super::Root;
@@ -42,7 +49,7 @@ impl Root {
             draft = blocking::run(move || {
                 let mut draft = match draft {
                     Some(draft) => draft,
-                    None => Draft::new(&root, path)?,
+                    None => Draft::new(&root, path, !is_last)?,
                 };
                 draft.append(&root, &batch.pieces)?;
                 if batch.is_last {
@@ -106,17 +113,17 @@ impl Batch {
     }
 }
 
-/// A file that isn't complete, under a name of its own. Dropped, it is removed.
+/// A file that isn't complete, under a name of its own or none. Dropped, it is removed.
 struct Draft {
     path: SandboxPath,
     directory: OwnedFd,
     temporary: String,
     file: File,
-    published: bool,
+    is_named: bool,
 }
 
 impl Draft {
-    fn new(root: &Root, path: SandboxPath) -> Result<Self, SandboxError> {
+    fn new(root: &Root, path: SandboxPath, takes_long: bool) -> Result<Self, SandboxError> {
         if path.is_start() {
             return Err(not_a_file("write", &path));
         }
@@ -132,15 +139,21 @@ impl Draft {
             Err(error) => return Err(failed(error)),
         }
         let temporary = format!(".cantle-{}", fresh_id());
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-        let file =
-            openat(&directory, &temporary, flags, Mode::RUSR | Mode::WUSR).map_err(failed)?;
+        let nameless = takes_long.then(|| nameless(&directory)).flatten();
+        let is_named = nameless.is_none();
+        let file = match nameless {
+            Some(file) => file,
+            None => {
+                let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+                openat(&directory, &temporary, flags, OWN).map_err(failed)?
+            }
+        };
         Ok(Self {
             path,
             directory,
             temporary,
             file: file.into(),
-            published: false,
+            is_named,
         })
     }
 
@@ -159,20 +172,56 @@ impl Draft {
 
     fn publish(mut self, root: &Root, mode: u32) -> Result<(), SandboxError> {
         let name = self.path.file_name().unwrap_or_default();
-        root.give(&self.file)
-            .and_then(|()| fchmod(&self.file, Mode::from_raw_mode((mode & 0o777) as RawMode)))
+        let mode = Mode::from_raw_mode((mode & 0o777) as RawMode);
+        let given = root
+            .give(&self.file)
+            .and_then(|()| fchmod(&self.file, mode));
+        // Only a file with a name can take another one's place.
+        let named = match given {
+            Ok(()) if !self.is_named => name_it(&self.file, &self.directory, &self.temporary),
+            given => given,
+        };
+        self.is_named |= named.is_ok();
+        named
             .and_then(|()| renameat(&self.directory, &self.temporary, &self.directory, name))
             .map_err(|error| root.failure("write", &self.path, error))?;
-        self.published = true;
+        self.is_named = false;
         Ok(())
     }
 }
 
 impl Drop for Draft {
     fn drop(&mut self) {
-        if !self.published {
+        if self.is_named {
             // It may be gone together with its directory.
             let _ = unlinkat(&self.directory, &self.temporary, AtFlags::empty());
         }
     }
+}
+
+const OWN: Mode = Mode::RUSR.union(Mode::WUSR);
+
+/// A file without a name, where the file system has such.
+#[cfg(confined)]
+fn nameless(directory: &OwnedFd) -> Option<OwnedFd> {
+    let flags = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
+    openat(directory, ".", flags, OWN).ok()
+}
+
+#[cfg(not(confined))]
+fn nameless(_directory: &OwnedFd) -> Option<OwnedFd> {
+    None
+}
+
+/// Gives a file its first name.
+#[cfg(confined)]
+fn name_it(file: &File, directory: &OwnedFd, name: &str) -> Result<(), Errno> {
+    // By its descriptor alone only root could do it, on most kernels.
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    linkat(CWD, path, directory, name, AtFlags::SYMLINK_FOLLOW)
+}
+
+#[cfg(not(confined))]
+fn name_it(_file: &File, _directory: &OwnedFd, _name: &str) -> Result<(), Errno> {
+    Err(Errno::NOSYS)
 }

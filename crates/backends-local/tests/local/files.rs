@@ -166,15 +166,19 @@ async fn a_write_that_fails_leaves_the_old_file_and_nothing_else() {
 async fn a_write_that_is_dropped_leaves_nothing() {
     let sandbox = open().await;
     let piece = Bytes::from(vec![b'x'; 300_000]);
-    let endless = stream::iter([Ok(piece)]).chain(stream::pending());
+    let (asked, begun) = tokio::sync::oneshot::channel();
+    // The first piece has been written when another one is asked for.
+    let more = stream::once(async move {
+        asked.send(()).unwrap();
+        std::future::pending().await
+    });
+    let endless = stream::iter([Ok(piece)]).chain(more);
     let file = path("d/f");
     let writing = sandbox.write(&file, WriteOptions::default(), Box::pin(endless));
     let directory = on_host(&*sandbox, "d");
     tokio::select! {
         _ = writing => panic!("it ended"),
-        () = crate::support::eventually("it has begun", || {
-            fs::read_dir(&directory).is_ok_and(|entries| entries.count() > 0)
-        }) => {}
+        begun = begun => begun.unwrap(),
     }
     let is_empty = || fs::read_dir(&directory).unwrap().count() == 0;
     crate::support::eventually("the draft is removed", is_empty).await;

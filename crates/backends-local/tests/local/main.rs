@@ -16,6 +16,7 @@ mod durable;
 mod ending;
 mod files;
 mod groups;
+mod killed;
 mod opening;
 mod output;
 mod paths;

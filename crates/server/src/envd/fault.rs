@@ -69,6 +69,10 @@ pub(crate) struct Fault {
     pub(crate) is_gone: bool,
 }
 
+/// Is with an answer that says so because the sandbox no longer exists.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Gone;
+
 impl Fault {
     pub(crate) fn new(code: Code, message: impl Into<String>) -> Self {
         Self {
@@ -94,7 +98,7 @@ impl Fault {
 
     /// As the answer of a unary call of Connect RPC.
     pub(crate) fn into_rpc(self) -> Response {
-        (self.code.status(), Json(self.to_json())).into_response()
+        self.said_by(|fault| (fault.code.status(), Json(fault.to_json())).into_response())
     }
 
     /// As an answer of plain HTTP.
@@ -104,7 +108,17 @@ impl Fault {
         } else {
             self.code.status()
         };
-        plain(status, &self.message)
+        self.said_by(|fault| plain(status, &fault.message))
+    }
+
+    /// The answer that says it, with what that doesn't say itself.
+    pub(crate) fn said_by(self, answer: impl FnOnce(Self) -> Response) -> Response {
+        let is_gone = self.is_gone;
+        let mut answer = answer(self);
+        if is_gone {
+            answer.extensions_mut().insert(Gone);
+        }
+        answer
     }
 }
 

@@ -24,7 +24,7 @@ use futures_util::{StreamExt as _, stream};
 use http::{HeaderValue, Method, Request, StatusCode, header};
 use serde_json::json;
 
-use self::fault::{Code, Fault, plain};
+use self::fault::{Code, Fault, Gone, plain};
 use self::files::Query;
 use self::files::signature::{self, Verdict};
 pub(crate) use self::filesystem::Watchers;
@@ -79,6 +79,9 @@ pub(crate) async fn serve(
         response = route(&member, &live, request) => response,
         () = live.cut.cancelled() => not_found(id),
     };
+    if answered.extensions().get::<Gone>().is_some() {
+        live.gone.cancel();
+    }
     if live.gone.is_cancelled() {
         return open_to_all(not_found(id));
     }

@@ -15,7 +15,9 @@ use std::thread::available_parallelism;
 use std::time::Duration;
 
 use cantle_core::ids::RunId;
-use cantle_core::sandbox::{Backend, Sandbox, SandboxContext, SandboxError, SandboxErrorKind};
+use cantle_core::sandbox::{
+    Backend, Sandbox, SandboxContext, SandboxError, SandboxErrorKind, SandboxHandle,
+};
 use futures_util::StreamExt as _;
 use futures_util::stream;
 use jiff::Timestamp;
@@ -54,6 +56,8 @@ fn at_once() -> usize {
 pub(crate) struct Fleet {
     pub(crate) settings: Settings,
     store: Option<Store>,
+    /// Whether every record could be read.
+    knows_all: bool,
     roll: Mutex<Roll>,
     tasks: Tasks,
     opening: Semaphore,
@@ -90,11 +94,13 @@ impl Fleet {
     /// Finds what an earlier server paused.
     pub(crate) async fn open(settings: Settings) -> Result<Arc<Self>, ServeError> {
         let mut members = HashMap::new();
+        let mut knows_all = true;
         let store = match &settings.state {
             None => None,
             Some(directory) => {
-                let (store, records) = Store::open(directory.clone()).await?;
-                for record in records {
+                let (store, found) = Store::open(directory.clone()).await?;
+                knows_all = found.is_whole;
+                for record in found.records {
                     let member = Member::paused(record.facts, record.handle);
                     members.insert(member.facts.id.clone(), Arc::new(member));
                 }
@@ -104,6 +110,7 @@ impl Fleet {
         Ok(Arc::new(Self {
             settings,
             store,
+            knows_all,
             roll: Mutex::new(Roll {
                 members,
                 opening: HashMap::new(),
@@ -113,6 +120,16 @@ impl Fleet {
             ending: Semaphore::new(at_once()),
             stopping: CancellationToken::new(),
         }))
+    }
+
+    /// What was paused, where all of that is known.
+    pub(crate) fn paused(&self) -> Option<Vec<SandboxHandle>> {
+        let handles = self.members().into_iter();
+        let handles = handles.filter_map(|member| match member.standing() {
+            Standing::Paused(handle) => Some(handle),
+            _ => None,
+        });
+        self.knows_all.then(|| handles.collect())
     }
 
     fn roll(&self) -> MutexGuard<'_, Roll> {

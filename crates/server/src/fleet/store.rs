@@ -26,6 +26,13 @@ pub(crate) struct Record {
     pub(crate) handle: SandboxHandle,
 }
 
+/// What an earlier server wrote down.
+pub(crate) struct Found {
+    pub(crate) records: Vec<Record>,
+    /// Whether that is all of it.
+    pub(crate) is_whole: bool,
+}
+
 /// The directory of records.
 pub(crate) struct Store {
     records: Arc<Path>,
@@ -43,7 +50,7 @@ impl Drop for Store {
 
 impl Store {
     /// Opens the directory, and reads what is in it. What can't be read is left where it is.
-    pub(crate) async fn open(directory: PathBuf) -> Result<(Self, Vec<Record>), ServeError> {
+    pub(crate) async fn open(directory: PathBuf) -> Result<(Self, Found), ServeError> {
         let opened = spawn_blocking(move || open(&directory)).await;
         opened
             .unwrap_or_else(|error| Err(ServeError::new(ServeErrorKind::State, error.to_string())))
@@ -82,7 +89,7 @@ fn path(records: &Path, id: &str) -> PathBuf {
     records.join(id).with_extension(ENDING)
 }
 
-fn open(directory: &Path) -> Result<(Store, Vec<Record>), ServeError> {
+fn open(directory: &Path) -> Result<(Store, Found), ServeError> {
     let shown = directory.display();
     let failed = |error| {
         let doing = format!("failed to use the state directory `{shown}`");
@@ -101,7 +108,10 @@ fn open(directory: &Path) -> Result<(Store, Vec<Record>), ServeError> {
         let message = format!("another server uses the state directory `{shown}`");
         return Err(ServeError::new(ServeErrorKind::State, message));
     }
-    let mut found = Vec::new();
+    let mut found = Found {
+        records: Vec::new(),
+        is_whole: true,
+    };
     for entry in fs::read_dir(&records).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
         if path.extension().is_none_or(|ending| ending != ENDING) {
@@ -111,8 +121,9 @@ fn open(directory: &Path) -> Result<(Store, Vec<Record>), ServeError> {
         }
         let record = fs::read(&path).and_then(|text| Ok(serde_json::from_slice(&text)?));
         match record {
-            Ok(record) => found.push(record),
+            Ok(record) => found.records.push(record),
             Err(error) => {
+                found.is_whole = false;
                 tracing::warn!(path = %path.display(), %error, "a record can't be read");
             }
         }

@@ -11,6 +11,7 @@
 
 mod control;
 mod files;
+mod killed;
 mod life;
 mod processes;
 mod sdk;

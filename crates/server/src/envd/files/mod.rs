@@ -13,7 +13,7 @@ use http::{Method, Request, StatusCode, Uri};
 use url::form_urlencoded;
 
 pub(crate) use self::signature::Operation;
-use super::fault::plain;
+use super::fault::{Fault, plain};
 use crate::fleet::Live;
 
 /// What the address of a file says.
@@ -58,10 +58,5 @@ pub(crate) async fn serve(live: &Arc<Live>, query: Query, request: Request<Body>
         Some(Operation::Write) => upload::serve(live, query, request).await,
         None => return plain(StatusCode::METHOD_NOT_ALLOWED, "files are read and written"),
     };
-    answered.unwrap_or_else(|fault| {
-        if fault.is_gone {
-            live.gone.cancel();
-        }
-        fault.into_plain()
-    })
+    answered.unwrap_or_else(Fault::into_plain)
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::body::Body;
-use axum::extract::{FromRequest as _, Multipart};
+use axum::extract::{DefaultBodyLimit, FromRequest as _, Multipart};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use cantle_core::sandbox::{
@@ -90,9 +90,11 @@ fn header_text(headers: &HeaderMap, name: HeaderName) -> String {
 async fn form(
     live: &Arc<Live>,
     query: &Query,
-    request: Request<Body>,
+    mut request: Request<Body>,
     said: &BTreeMap<String, String>,
 ) -> Result<Vec<Written>, Fault> {
+    // Files are written as they come, whatever their size.
+    DefaultBodyLimit::disable().apply(&mut request);
     let broken = |error: &dyn std::fmt::Display| Fault::invalid(format!("the form: {error}"));
     let mut parts = Multipart::from_request(request, &())
         .await

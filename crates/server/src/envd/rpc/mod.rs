@@ -134,8 +134,7 @@ pub(crate) fn stream(answers: Answers) -> Response {
 
 /// A stream that is over before it began.
 pub(crate) fn refused(fault: Fault) -> Response {
-    let body = end(Err(fault));
-    ([(header::CONTENT_TYPE, STREAMED)], body).into_response()
+    fault.said_by(|fault| ([(header::CONTENT_TYPE, STREAMED)], end(Err(fault))).into_response())
 }
 
 /// A stream of one message.

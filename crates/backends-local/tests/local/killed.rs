@@ -1,0 +1,405 @@
+//! Who is killed, and when: nothing is left, and whoever waits is told.
+//!
+//! | killed | what must hold |
+//! |---|---|
+//! | the process that uses sandboxes | no process, mount or control group is left; `reclaim` removes the directories; what is kept is as it was, without half a file |
+//! | a sandbox's guard, or its init | every call answers `Gone`, the sandbox can be closed, and nothing of it is left |
+//! | a command's keeper | the command has ended, with all that it started; the sandbox goes on |
+//!
+//! Each in every phase and in the three ways to run commands.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use cantle_backends_local::{LocalBackend, Wall};
+use cantle_core::ids::RunId;
+use cantle_core::policy::Policy;
+use cantle_core::sandbox::{
+    Backend as _, Background, ExitStatus, Sandbox, SandboxContext, SandboxError, SandboxErrorKind,
+    SandboxExt as _, SandboxHandle, SpawnRequest, Stdin, WriteOptions,
+};
+use futures_util::{StreamExt as _, stream};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+use crate::support::{OPENED, eventually, path, read_until, say, soon, stdout, write};
+
+/// What goes on when somebody is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Idle,
+    Command,
+    /// A command has left something that is to stay.
+    Background,
+    /// A command gets input that it doesn't read.
+    Input,
+    /// A command writes all the time.
+    Output,
+    /// A file is written, and its bytes are slow to come.
+    Upload,
+    /// A file is copied into an output directory.
+    Saving,
+    Closing,
+}
+
+const ALL: [Phase; 8] = [
+    Phase::Idle,
+    Phase::Command,
+    Phase::Background,
+    Phase::Input,
+    Phase::Output,
+    Phase::Upload,
+    Phase::Saving,
+    Phase::Closing,
+];
+
+/// What was begun: it ends when the sandbox does, with what its caller is told.
+type Begun = Pin<Box<dyn Future<Output = Result<ExitStatus, SandboxError>> + Send>>;
+
+/// Begins what a phase is about, and returns when that is under way. Commands carry the mark; outputs
+/// are saved in `outputs`.
+async fn begin(sandbox: &Arc<dyn Sandbox>, phase: Phase, mark: RunId, outputs: &Path) -> Begun {
+    let sandbox = Arc::clone(sandbox);
+    let asked = async |sandbox: Arc<dyn Sandbox>| loop {
+        sandbox.run(SpawnRequest::shell("true")).await?;
+    };
+    let running = "setsid sleep 600 & sleep 600 & echo begun; wait";
+    match phase {
+        Phase::Idle => Box::pin(asked(sandbox)),
+        Phase::Background => {
+            let left = shell(mark, "setsid sleep 600 & true");
+            let left = left.with_background(Background::Keep);
+            sandbox.run(left).await.unwrap();
+            Box::pin(asked(sandbox))
+        }
+        Phase::Command | Phase::Input | Phase::Output | Phase::Closing => {
+            let line = match phase {
+                Phase::Input => "head -c 1000 > /dev/null; echo begun; sleep 600",
+                Phase::Output => "echo begun; yes",
+                _ => running,
+            };
+            let mut request = shell(mark, line);
+            if phase == Phase::Input {
+                request = request.with_stdin(Stdin::Piped);
+            }
+            let mut process = sandbox.spawn(request).await.unwrap();
+            let mut output = process.take_output().unwrap();
+            let mut writing = None;
+            if let Some(mut input) = process.take_stdin() {
+                let much = vec![b'x'; 64 << 20].into();
+                writing = Some(tokio::spawn(async move { input.write(much).await }));
+            }
+            if phase == Phase::Output {
+                output.next().await.unwrap().unwrap();
+            } else {
+                read_until(&mut output, "begun\n").await;
+            }
+            let closing = tokio::spawn(async move {
+                match phase {
+                    Phase::Closing => sandbox.close().await,
+                    _ => Ok(()),
+                }
+            });
+            Box::pin(async move {
+                while let Some(Ok(_)) = output.next().await {}
+                if let Some(writing) = writing {
+                    assert!(writing.await.unwrap().is_err(), "nobody read it");
+                }
+                closing.await.unwrap()?;
+                process.wait().await.map(|exit| exit.status)
+            })
+        }
+        Phase::Upload => {
+            let (began, begun) = tokio::sync::oneshot::channel();
+            // What came before has been written when more is asked for.
+            let more = stream::once(async move {
+                began.send(()).unwrap();
+                std::future::pending().await
+            });
+            let first = stream::iter([Ok(vec![b'x'; 1 << 20].into())]);
+            let data = Box::pin(first.chain(more));
+            let writing = tokio::spawn(async move {
+                let options = WriteOptions::default();
+                sandbox.write(&path("new/upload"), options, data).await
+            });
+            begun.await.unwrap();
+            Box::pin(async move {
+                writing.await.unwrap()?;
+                panic!("a write without end has ended")
+            })
+        }
+        Phase::Saving => {
+            stdout(&*sandbox, "truncate -s 10G large").await;
+            let to = outputs.to_owned();
+            let saving =
+                tokio::spawn(async move { sandbox.save_outputs(&["large".to_owned()], &to).await });
+            eventually("the saving begins", || outputs.exists()).await;
+            Box::pin(async move {
+                saving.await.unwrap()?;
+                panic!("a large file was saved")
+            })
+        }
+    }
+}
+
+fn shell(mark: RunId, line: &str) -> SpawnRequest {
+    SpawnRequest::shell(line).with_env("MARK", mark.to_string())
+}
+
+/// The processes that carry a mark in their environment.
+fn marked(mark: RunId) -> Vec<u32> {
+    let mark = format!("MARK={mark}");
+    let carries = |environment: Vec<u8>| {
+        let mut variables = environment.split(|byte| *byte == 0);
+        variables.any(|variable| variable == mark.as_bytes())
+    };
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    processes
+        .filter(|process| fs::read(process.path().join("environ")).is_ok_and(carries))
+        .filter_map(|process| process.file_name().to_string_lossy().parse().ok())
+        .collect()
+}
+
+/// The two ways to run commands behind walls, and the one without.
+fn kind(name: &str) -> (LocalBackend, Policy) {
+    match name {
+        "namespaces" => (LocalBackend::new(), Policy::workspace()),
+        "rules" => (
+            LocalBackend::new().without(Wall::Namespaces),
+            Policy::workspace(),
+        ),
+        _ => (LocalBackend::new(), Policy::unconfined()),
+    }
+}
+
+const KINDS: [&str; 3] = ["namespaces", "rules", "unconfined"];
+
+/// Everybody may go through it: root's commands run as another user.
+fn place() -> TempDir {
+    let place = tempfile::tempdir().unwrap();
+    fs::set_permissions(place.path(), fs::Permissions::from_mode(0o711)).unwrap();
+    place
+}
+
+fn below(place: &Path) -> Vec<PathBuf> {
+    let entries = fs::read_dir(place).unwrap();
+    entries.map(|entry| entry.unwrap().path()).collect()
+}
+
+/// What there is of mounts and control groups whose name has this in it.
+fn traces(name: &str) -> Vec<String> {
+    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+    let mounts = mounts.lines().filter(|line| line.contains(name));
+    let mut found: Vec<String> = mounts.map(str::to_owned).collect();
+    let mut groups = vec![PathBuf::from("/sys/fs/cgroup")];
+    while let Some(group) = groups.pop() {
+        for entry in fs::read_dir(&group).into_iter().flatten().flatten() {
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
+                if entry.file_name().to_string_lossy().contains(name) {
+                    found.push(entry.path().display().to_string());
+                }
+                groups.push(entry.path());
+            }
+        }
+    }
+    found
+}
+
+/// Says to this program that it is the owner that is killed: how its commands run, and where its
+/// sandboxes are.
+const OWNER: &str = "CANTLE_TEST_LOCAL_KILLED";
+
+/// Has a sandbox in each phase, and one that is kept, and others that come and go.
+async fn own(order: &str) {
+    let (name, place) = order.split_once(':').unwrap();
+    let (backend, mut policy) = kind(name);
+    let backend = backend.in_directory(place);
+    policy.limits.memory_bytes = (name == "namespaces").then_some(1 << 30);
+    let run = RunId::new();
+    let cx = || SandboxContext::new(run, policy.clone());
+    let mark = run;
+    let outputs = std::env::temp_dir().join("outputs");
+    let mut all = Vec::new();
+    for phase in ALL {
+        let sandbox = backend.open(cx()).await.unwrap();
+        all.push((phase, begin(&sandbox, phase, mark, &outputs).await, sandbox));
+    }
+    let kept = backend.open(cx().durable()).await.unwrap();
+    write(&*kept, "file", "text").await;
+    let handle = kept.persist().await.unwrap();
+    all.push((
+        Phase::Upload,
+        begin(&kept, Phase::Upload, mark, &outputs).await,
+        kept,
+    ));
+    let coming_and_going = async {
+        loop {
+            let sandbox = backend.open(cx()).await.unwrap();
+            sandbox.run(shell(mark, "true")).await.unwrap();
+            sandbox.close().await.unwrap();
+        }
+    };
+    let ids: Vec<&str> = all.iter().map(|(.., it)| &*it.info().id).collect();
+    let facts = serde_json::json!({ "run": run, "ids": ids, "handle": handle });
+    say(&facts.to_string());
+    coming_and_going.await;
+}
+
+#[test]
+fn nothing_is_left_of_an_owner_that_is_killed_whatever_it_does() {
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap();
+    if let Ok(order) = std::env::var(OWNER) {
+        return runtime.block_on(own(&order));
+    }
+    for name in KINDS {
+        let (place, temporary) = (place(), tempfile::tempdir().unwrap());
+        let mut owner = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "--nocapture"])
+            .arg("killed::nothing_is_left_of_an_owner_that_is_killed_whatever_it_does")
+            .env(OWNER, format!("{name}:{}", place.path().display()))
+            .env("TMPDIR", temporary.path())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(owner.stderr.take().unwrap()).lines();
+        let said = lines.find_map(|line| Some(line.unwrap().strip_prefix(OPENED)?.to_owned()));
+        owner.kill().unwrap();
+        owner.wait().unwrap();
+        let said: serde_json::Value = serde_json::from_str(&said.unwrap()).unwrap();
+        let field = |name| said.get(name).unwrap().clone();
+        let run: RunId = serde_json::from_value(field("run")).unwrap();
+        let ids: Vec<String> = serde_json::from_value(field("ids")).unwrap();
+        let handle: SandboxHandle = serde_json::from_value(field("handle")).unwrap();
+        runtime.block_on(async {
+            eventually("no process is left", || marked(run).is_empty()).await;
+            for id in &ids {
+                eventually("no mount and no group is left", || traces(id).is_empty()).await;
+            }
+            // Of one that was just being made there may be a group, which `reclaim` removes once it is so
+            // old that nobody can be about to join it.
+            for group in traces(&run.to_string()) {
+                fs::remove_dir(group).unwrap();
+            }
+            let (backend, policy) = kind(name);
+            let backend = backend.in_directory(place.path());
+            let reclaimed = backend.reclaim(Duration::ZERO).await;
+            assert_eq!(reclaimed.failed, [], "{name}");
+            assert_eq!(below(place.path()).len(), 1, "{name}: what is kept");
+            // Half an output is not there under its name.
+            assert!(!temporary.path().join("outputs/large").exists());
+
+            let cx = SandboxContext::new(run, policy).durable();
+            let again = backend.reattach(&handle, cx.clone()).await.unwrap();
+            assert_eq!(
+                stdout(&*again, "cat file; ls -A . new").await,
+                "text.:\nfile\nnew\n\nnew:\n"
+            );
+            drop(again);
+            let nothing = backend.reclaim_all_but(&[handle], Duration::ZERO).await;
+            assert_eq!((nothing.removed, nothing.failed), (vec![], vec![]));
+            // Where its owner has told nobody of it, nobody will come for it.
+            let reclaimed = backend.reclaim_all_but(&[], Duration::ZERO).await;
+            assert_eq!((reclaimed.removed.len(), reclaimed.failed), (1, vec![]));
+            assert_eq!(below(place.path()), [""; 0].map(PathBuf::from));
+        });
+    }
+}
+
+/// What a process calls itself, and its parent.
+fn name_and_parent(pid: u32) -> (String, u32) {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    // `PID (NAME) STATE PARENT …`, where the name may hold anything.
+    let (before, after) = stat.rsplit_once(") ").unwrap_or_default();
+    let name = before.split_once('(').unwrap_or_default().1;
+    let parent = after.split(' ').nth(1).unwrap_or_default();
+    (name.to_owned(), parent.parse().unwrap_or(0))
+}
+
+/// Kills the process of this name that a command descends from.
+async fn kill_above(mark: RunId, victim: &str) {
+    let mut pid = 0;
+    // One that just becomes another program has no environment.
+    eventually("something runs", || {
+        pid = marked(mark).first().copied().unwrap_or(0);
+        pid != 0
+    })
+    .await;
+    loop {
+        let (name, parent) = name_and_parent(pid);
+        assert_ne!(parent, 0, "no {victim} holds it up");
+        if name == victim {
+            let victim = Pid::from_raw(pid.cast_signed()).unwrap();
+            return kill_process(victim, Signal::KILL).unwrap();
+        }
+        pid = parent;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn whoever_waits_is_told_that_a_guard_or_an_init_was_killed_whatever_goes_on() {
+    for name in KINDS {
+        for victim in ["cantle-guard", "cantle-init"] {
+            let (backend, policy) = kind(name);
+            let lose = async |phase: Phase| {
+                let of = format!("{name} {victim} {phase:?}");
+                let place = place();
+                let backend = backend.clone().in_directory(place.path());
+                let run = RunId::new();
+                let cx = SandboxContext::new(run, policy.clone());
+                let sandbox = backend.open(cx).await.unwrap();
+                let mark = run;
+                // Something to find it by.
+                let request = shell(mark, "sleep 600 & true");
+                let request = request.with_background(Background::Keep);
+                sandbox.run(request).await.unwrap();
+                let begun = begin(&sandbox, phase, mark, place.path()).await;
+                kill_above(mark, victim).await;
+                match soon(begun).await {
+                    // A signal that was not ours is true as well.
+                    Ok(status) => assert_eq!(status, ExitStatus::Signal(9), "{of}"),
+                    Err(error) => assert_eq!(error.kind(), SandboxErrorKind::Gone, "{of}: {error}"),
+                }
+                eventually("no process is left", || marked(mark).is_empty()).await;
+                let spawned = sandbox.spawn(SpawnRequest::shell("true")).await;
+                let error = spawned.map(drop).expect_err(&of);
+                assert_eq!(error.kind(), SandboxErrorKind::Gone, "{of}: {error}");
+                soon(sandbox.close()).await.expect(&of);
+                assert_eq!(below(place.path()), [""; 0].map(PathBuf::from), "{of}");
+                assert_eq!(traces(&run.to_string()), [""; 0], "{of}");
+            };
+            let phases = [Phase::Idle, Phase::Command, Phase::Background];
+            let phases = phases.into_iter().chain([Phase::Input, Phase::Output]);
+            futures_util::future::join_all(phases.map(lose)).await;
+        }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_command_ends_with_its_keeper_and_the_sandbox_goes_on() {
+    for name in KINDS {
+        let (backend, policy) = kind(name);
+        let cx = SandboxContext::new(RunId::new(), policy);
+        let sandbox = backend.open(cx).await.unwrap();
+        for phase in [Phase::Command, Phase::Input, Phase::Output] {
+            let mark = RunId::new();
+            let begun = begin(&sandbox, phase, mark, Path::new("/nowhere")).await;
+            kill_above(mark, "cantle-keeper").await;
+            let told = soon(begun).await.unwrap();
+            assert_eq!(told, ExitStatus::Signal(9), "{name} {phase:?}");
+            eventually("no process is left", || marked(mark).is_empty()).await;
+            assert_eq!(stdout(&*sandbox, "echo well").await, "well\n");
+        }
+        sandbox.close().await.unwrap();
+    }
+}
