@@ -54,34 +54,29 @@ pub(crate) async fn all(who: Who) -> bool {
         .into_iter()
         .filter(chosen)
         .partition(|case| case.alone);
-    let mut counts = BTreeMap::new();
+    let mut modes = Vec::new();
     for mode in Mode::all(who) {
-        if let Some(missing) = missing(mode).await {
-            let place = format!("{}/{who}", mode.name);
-            say(&format!(
-                "{:<21}  {place:<24}  no {missing} on this machine",
-                "absent"
-            ));
-            continue;
-        }
-        for (at_once, cases) in [(AT_ONCE, &together), (1, &alone)] {
-            let depends = |case: &&Case| case.depends_on(mode);
-            let cases: Vec<_> = cases.iter().filter(depends).copied().collect();
-            let walled = |case| walled(case, mode, who);
-            each(&cases, at_once, walled, mode.name, who, &mut counts).await;
+        match missing(mode).await {
+            None => modes.push(mode),
+            Some(missing) => {
+                let place = format!("{}/{who}", mode.name);
+                say(&format!(
+                    "{:<21}  {place:<24}  no {missing} on this machine",
+                    "absent"
+                ));
+            }
         }
     }
+    let mut counts = BTreeMap::new();
     for (at_once, cases) in [(AT_ONCE, &together), (1, &alone)] {
-        let unwalled = |case| unwalled(case, who);
-        each(
-            cases,
-            at_once,
-            unwalled,
-            "without its wall",
-            who,
-            &mut counts,
-        )
-        .await;
+        let walled = modes.iter().flat_map(|mode| {
+            let depends = cases.iter().filter(|case| case.depends_on(*mode));
+            depends.map(|case| (*case, Some(*mode)))
+        });
+        each(walled.collect(), at_once, who, &mut counts).await;
+        // Not beside the others: here attacks succeed.
+        let unwalled = cases.iter().map(|case| (*case, None));
+        each(unwalled.collect(), at_once, who, &mut counts).await;
     }
     let counted: Vec<_> = counts
         .iter()
@@ -98,24 +93,27 @@ fn limit_descriptors() {
     setrlimit(Resource::Nofile, limit).unwrap();
 }
 
-async fn each<F: Future<Output = Verdict> + Send + 'static>(
-    cases: &[Case],
+/// Tries cases, each in its mode or without its wall, and says what became of each when it ends: many
+/// wait, for longer than others take.
+async fn each(
+    trials: Vec<(Case, Option<Mode>)>,
     at_once: usize,
-    run: impl Fn(Case) -> F,
-    mode: &str,
     who: Who,
     counts: &mut BTreeMap<&'static str, u32>,
 ) {
-    let tasks = cases.iter().map(|case| {
-        let judged = tokio::time::timeout(DEADLINE, run(*case));
-        async move {
-            let started = Instant::now();
-            let judged = tokio::spawn(judged).await;
-            (case, judged, started.elapsed().as_secs_f64())
-        }
+    let tasks = trials.into_iter().map(|(case, mode)| async move {
+        let started = Instant::now();
+        let judged = async move {
+            match mode {
+                Some(mode) => walled(case, mode, who).await,
+                None => unwalled(case, who).await,
+            }
+        };
+        let judged = tokio::spawn(tokio::time::timeout(DEADLINE, judged)).await;
+        (case, mode, judged, started.elapsed().as_secs_f64())
     });
-    let mut results = stream::iter(tasks).buffered(at_once);
-    while let Some((case, judged, seconds)) = results.next().await {
+    let mut results = stream::iter(tasks).buffer_unordered(at_once);
+    while let Some((case, mode, judged, seconds)) = results.next().await {
         let verdict = match judged {
             Ok(Ok(verdict)) => verdict,
             Ok(Err(_)) => Verdict::Failed("it does not end".to_owned()),
@@ -129,6 +127,7 @@ async fn each<F: Future<Output = Verdict> + Send + 'static>(
             Verdict::Failed(why) => ("FAILED", format!(": {why}")),
         };
         *counts.entry(word).or_default() += 1;
+        let mode = mode.map_or("without its wall", |mode| mode.name);
         let place = format!("{mode}/{who}");
         say(&format!(
             "{word:<12} {seconds:>5.2} s  {place:<24}  {}{detail}",

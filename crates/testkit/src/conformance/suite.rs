@@ -5,13 +5,15 @@ use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::time::Duration;
 
-use futures_util::{FutureExt as _, StreamExt as _, stream};
+use futures_util::stream::{self, select};
+use futures_util::{FutureExt as _, StreamExt as _};
 use tokio::time::{Instant, timeout};
 
 use super::check::Checked;
 use super::report::{CaseResult, Outcome, Report};
 
-/// How many cases run at a time. Most of them wait; more would only compete for the processor.
+/// How many cases run at a time: of those that work, of which more would only compete for the
+/// processor, and beside them as many of those that wait.
 const AT_ONCE: usize = 6;
 
 /// How long a case may take unless it says otherwise. Never reached where things are right.
@@ -28,10 +30,20 @@ pub(super) struct Case<H> {
     name: &'static str,
     body: for<'a> fn(&'a H) -> Running<'a>,
     optional: bool,
-    alone: bool,
+    beside: Beside,
     heavy: bool,
     deadline: Duration,
     left_out: Option<&'static str>,
+}
+
+/// What a case is run beside.
+#[derive(Clone, Copy, PartialEq)]
+enum Beside {
+    /// Others that work.
+    Working,
+    /// Those, and others that wait.
+    Waiting,
+    Nothing,
 }
 
 impl<H> Case<H> {
@@ -40,7 +52,7 @@ impl<H> Case<H> {
             name,
             body,
             optional: false,
-            alone: false,
+            beside: Beside::Working,
             heavy: false,
             deadline: DEADLINE,
             left_out: None,
@@ -55,7 +67,13 @@ impl<H> Case<H> {
 
     /// It measures what other cases would disturb.
     pub(super) fn alone(mut self) -> Self {
-        self.alone = true;
+        self.beside = Beside::Nothing;
+        self
+    }
+
+    /// It spends seconds until some time is over, and works for a moment.
+    pub(super) fn waits(mut self) -> Self {
+        self.beside = Beside::Waiting;
         self
     }
 
@@ -90,17 +108,18 @@ pub(super) async fn run<H>(harness: &H, cases: Vec<Case<H>>, names: &[&str]) -> 
         duration: Duration::ZERO,
     });
     let wanted = |case: &&Case<H>| names.is_empty() || names.contains(&case.name);
-    let (alone, shared): (Vec<_>, Vec<_>) = cases
-        .iter()
-        .filter(wanted)
-        .enumerate()
-        .partition(|(_, case)| case.alone);
+    let mut numbered: Vec<_> = cases.iter().filter(wanted).enumerate().collect();
+    // First what takes longest, so that it isn't waited for alone.
+    numbered.sort_by_key(|(_, case)| !case.heavy);
+    let those = |beside| {
+        let numbered = numbered.iter().copied();
+        numbered.filter(move |(_, case)| case.beside == beside)
+    };
     let one = |(at, case)| async move { (at, run_one(case, harness).await) };
-    let mut results: Vec<_> = stream::iter(shared.into_iter().map(one))
-        .buffer_unordered(AT_ONCE)
-        .collect()
-        .await;
-    for numbered in alone {
+    let waiting = stream::iter(those(Beside::Waiting).map(one)).buffer_unordered(AT_ONCE);
+    let working = stream::iter(those(Beside::Working).map(one)).buffer_unordered(AT_ONCE);
+    let mut results: Vec<_> = select(waiting, working).collect().await;
+    for numbered in those(Beside::Nothing) {
         results.push(one(numbered).await);
     }
     results.sort_by_key(|(at, _)| *at);

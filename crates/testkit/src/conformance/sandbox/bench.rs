@@ -25,8 +25,10 @@ pub(super) const SOON: Duration = Duration::from_secs(6);
 /// For what must come at all, and should take no time.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// Between two looks at something that is waited for.
-const LOOK_EVERY: Duration = Duration::from_millis(10);
+/// Between the first two looks at something that is waited for, and between the last ones: a look may
+/// go through all processes, and what does not come at once may not come at all.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+const LOOK_SELDOM: Duration = Duration::from_millis(100);
 
 /// Makes a [`Bench`] for each case.
 pub(super) struct Harness<'b> {
@@ -100,13 +102,15 @@ pub(super) struct Bench<'b> {
 }
 
 impl Bench<'_> {
-    /// Closes what the case opened. Where the case failed, that is the more telling failure.
+    /// Closes what the case opened. Where the case failed, that is the more telling failure, and what
+    /// can't be closed is not waited for as long.
     pub(super) async fn finish(self, checked: Checked) -> Checked {
         let others = self.others.into_inner();
         let others = others.unwrap_or_else(PoisonError::into_inner);
+        let patience = if checked.is_ok() { PATIENCE } else { SOON };
         let mut closed = Ok(());
         for sandbox in others.into_iter().chain([self.sandbox]) {
-            let close = within("the end of `close`", PATIENCE, sandbox.close()).await;
+            let close = within("the end of `close`", patience, sandbox.close()).await;
             closed = closed.and(close.and_then(|result| {
                 result.map_err(|error| Failure::new(format!("`close` failed: {error}")))
             }));
@@ -291,6 +295,7 @@ pub(super) async fn until(
     mut look: impl AsyncFnMut() -> Checked<bool>,
 ) -> Checked<bool> {
     let deadline = Instant::now() + limit;
+    let mut pause = LOOK_AGAIN;
     loop {
         if look().await? {
             return Ok(true);
@@ -298,7 +303,8 @@ pub(super) async fn until(
         if Instant::now() >= deadline {
             return Ok(false);
         }
-        sleep(LOOK_EVERY).await;
+        sleep(pause).await;
+        pause = (pause * 3 / 2).min(LOOK_SELDOM);
     }
 }
 

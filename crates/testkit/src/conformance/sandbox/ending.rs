@@ -23,19 +23,24 @@ const TIMED_OUT: ExitStatus = ExitStatus::TimedOut { limit: LIMIT };
 
 pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
     vec![
-        case!(timeout_kills_the_command),
-        case!(timeout_kills_a_child_that_left_the_process_group),
-        case!(timeout_kills_a_daemon),
-        case!(timeout_kills_a_grandchild_that_holds_the_pipe),
-        case!(timeout_kills_a_stopped_command),
-        case!(timeout_kills_a_command_that_ignores_term),
-        case!(timeout_keeps_the_output_so_far),
-        case!(timeout_ends_a_command_whose_output_nobody_reads),
-        case!(timeout_kills_what_would_have_been_kept).optional(),
-        case!(timeout_ends_a_command_in_a_terminal).optional(),
-        case!(timeout_leaves_other_commands_alone),
-        case!(the_grace_lies_before_the_end_of_the_time),
-        case!(a_grace_longer_than_the_time_leaves_some_of_it),
+        // The longest of all: first, so that none waits for it alone.
+        case!(the_grace_lies_before_the_end_of_the_time).waits(),
+        case!(timeout_kills_the_command).waits(),
+        case!(timeout_kills_a_child_that_left_the_process_group).waits(),
+        case!(timeout_kills_a_daemon).waits(),
+        case!(timeout_kills_a_grandchild_that_holds_the_pipe).waits(),
+        case!(timeout_kills_a_stopped_command).waits(),
+        case!(timeout_kills_a_command_that_ignores_term).waits(),
+        case!(timeout_keeps_the_output_so_far).waits(),
+        case!(timeout_ends_a_command_whose_output_nobody_reads).waits(),
+        case!(timeout_kills_what_would_have_been_kept)
+            .waits()
+            .optional(),
+        case!(timeout_ends_a_command_in_a_terminal)
+            .waits()
+            .optional(),
+        case!(timeout_leaves_other_commands_alone).waits(),
+        case!(a_grace_longer_than_the_time_leaves_some_of_it).waits(),
         case!(cancellation_kills_everything),
         case!(cancellation_before_the_start_ends_at_once),
         case!(dropping_the_process_kills_everything),

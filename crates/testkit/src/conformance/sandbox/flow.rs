@@ -135,7 +135,8 @@ async fn a_file_that_is_read_slowly_holds_up_nothing_else(bench: &Bench<'_>) -> 
     bench.sandbox.write_bytes(&large, data.clone()).await?;
     let mut held = Vec::new();
     for _ in 0..3 {
-        let mut pieces = bench.sandbox.read(&large, ByteRange::all()).await?;
+        let reading = bench.sandbox.read(&large, ByteRange::all());
+        let mut pieces = within("an answer to reading a file", PATIENCE, reading).await??;
         let first = within("the first piece of a file", PATIENCE, pieces.next()).await?;
         let first = first.ok_or_else(|| Failure::new("the file ended at once"))??;
         held.push((first.len(), pieces));
