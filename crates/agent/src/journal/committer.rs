@@ -1,7 +1,9 @@
 //! What many runs write at once: a few threads take what waits, as long as something does.
 //!
 //! A thread of its own for each commit costs more than the writing, and one alone would wait for the
-//! disk where the file system could put many commits into one.
+//! disk where the file system could put many commits into one. Where commits are over in less time than
+//! a thread takes to wake up, because the file system is in memory or the disk's cache keeps what it is
+//! given, short ones are written by whoever wants them.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -21,6 +23,15 @@ const BATCH: usize = 16;
 /// A commit that takes less than this is over before another thread could help.
 const WORTH_A_THREAD: Duration = Duration::from_micros(100);
 
+/// A commit that takes less than this is over before a thread would have begun with it.
+const AT_ONCE: Duration = Duration::from_micros(40);
+
+/// So many commits in a row that were over at once let the next one be written in place.
+const ENOUGH_AT_ONCE: usize = 8;
+
+/// The longest commit that is written in place, in bytes.
+const SHORT: usize = 64 * 1024;
+
 /// Writes the journals of one store.
 #[derive(Debug, Default)]
 pub(super) struct Committer(Mutex<Waiting>);
@@ -31,6 +42,8 @@ struct Waiting {
     workers: usize,
     /// Whether a commit takes long on this disk: as the last batch had it.
     slow: bool,
+    /// The latest commits that were over at once.
+    at_once: usize,
 }
 
 enum Work {
@@ -57,6 +70,12 @@ impl Committer {
 
     /// Writes what waits in a journal, and waits until it is on the disk.
     pub(super) async fn commit(self: &Arc<Self>, journal: &Arc<Inner>) -> Result<(), JournalError> {
+        if self.waiting().at_once >= ENOUGH_AT_ONCE && journal.waiting_bytes()? <= SHORT {
+            let started = Instant::now();
+            let written = journal.write();
+            self.note(started.elapsed(), 1);
+            return written;
+        }
         let (done, written) = oneshot::channel();
         self.enqueue(Work::Commit {
             journal: Arc::clone(journal),
@@ -96,10 +115,8 @@ impl Committer {
 
     /// Works until nothing waits. Blocks.
     fn work(&self) {
-        let mut slow = None;
         loop {
             let mut waiting = self.waiting();
-            waiting.slow = slow.unwrap_or(waiting.slow);
             let count = waiting.work.len().min(BATCH);
             if count == 0 {
                 waiting.workers -= 1;
@@ -122,7 +139,19 @@ impl Committer {
                     Work::Other(work) => work(),
                 }
             }
-            slow = Some(started.elapsed() > WORTH_A_THREAD * count as u32);
+            self.note(started.elapsed(), count);
         }
+    }
+
+    /// Notes what the latest commits took.
+    pub(super) fn note(&self, spent: Duration, commits: usize) {
+        let each = spent / u32::try_from(commits).unwrap_or(u32::MAX);
+        let mut waiting = self.waiting();
+        waiting.slow = each > WORTH_A_THREAD;
+        waiting.at_once = if each < AT_ONCE {
+            waiting.at_once.saturating_add(commits)
+        } else {
+            0
+        };
     }
 }

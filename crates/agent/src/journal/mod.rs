@@ -136,7 +136,7 @@ impl Journal {
 
     /// Writes what waits, and waits until it is on the disk.
     pub(crate) async fn commit(&self) -> Result<(), JournalError> {
-        if self.inner.is_written()? {
+        if self.inner.waiting_bytes()? == 0 {
             return Ok(());
         }
         self.committer.commit(&self.inner).await
@@ -159,12 +159,12 @@ impl Inner {
         }
     }
 
-    /// Whether nothing waits to be written.
-    fn is_written(&self) -> Result<bool, JournalError> {
+    /// How much waits to be written, about.
+    fn waiting_bytes(&self) -> Result<usize, JournalError> {
         let state = self.lock();
         match &state.broken {
             Some(message) => Err(self.error_of(message.clone())),
-            None => Ok(state.waiting.is_empty()),
+            None => Ok(state.waiting.iter().map(Line::len).sum()),
         }
     }
 
@@ -182,7 +182,12 @@ impl Inner {
             let mut lines = Vec::new();
             for line in waiting {
                 left -= 1;
-                lines.extend(line.finish(&self.media, Seal { batch, left })?);
+                let mut line = line.finish(&self.media, Seal { batch, left })?;
+                if lines.is_empty() {
+                    lines = line;
+                } else {
+                    lines.append(&mut line);
+                }
             }
             (&self.file).write_all(&lines)?;
             self.file.sync_data()

@@ -91,6 +91,9 @@ pub(crate) struct Header {
     pub(crate) messages: Vec<Message>,
 }
 
+/// Most lines are shorter.
+const USUAL_BYTES: usize = 512;
+
 /// A record on its way to the journal.
 #[derive(Debug)]
 pub(super) struct Line {
@@ -101,11 +104,17 @@ pub(super) struct Line {
 impl Line {
     /// Writes a record as JSON.
     pub(super) fn new(record: &Record<'_>) -> io::Result<Self> {
-        let json = serde_json::to_vec(record)?;
+        let mut json = Vec::with_capacity(USUAL_BYTES);
+        serde_json::to_writer(&mut json, record)?;
         Ok(Self {
             may_hold_media: media::may_hold_media(&json),
             json,
         })
+    }
+
+    /// Bytes that there are to write, with those of media.
+    pub(super) fn len(&self) -> usize {
+        self.json.len()
     }
 
     /// The line as it stands in the journal. Media are written beside that before. Blocks.

@@ -4,6 +4,8 @@
 //! of power any part of the last batch may be missing or hold something else; nothing before it may.
 //! So a line has a sum of its bytes, the number of its batch, and how many lines of that come after it.
 
+use std::io::Write as _;
+
 /// Before the numbers of a seal.
 const BEGINS: &[u8] = b",\"seal\":[";
 
@@ -39,9 +41,10 @@ pub(super) fn seal(json: &mut Vec<u8>, seal: Seal) {
         return;
     }
     json.extend_from_slice(BEGINS);
-    json.extend_from_slice(format!("{},{},\"", seal.batch, seal.left).as_bytes());
+    // There is always room in memory.
+    let _ = write!(json, "{},{},\"", seal.batch, seal.left);
     let sum = sum(json);
-    json.extend_from_slice(format!("{sum:016x}").as_bytes());
+    let _ = write!(json, "{sum:016x}");
     json.extend_from_slice(ENDS);
 }
 

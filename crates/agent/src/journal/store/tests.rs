@@ -5,6 +5,8 @@ use cantle_core::ledger::{CallPurpose, ModelCall};
 use cantle_core::message::{AssistantBlock, AssistantMessage};
 use cantle_core::usage::TokenUsage;
 
+use futures_util::FutureExt as _;
+
 use super::*;
 use crate::journal::VERSION;
 use crate::machine::CallOutcome;
@@ -206,6 +208,41 @@ async fn a_journal_from_before_there_were_sums_is_read_and_gone_on_with() {
     journal.commit().await.unwrap();
     drop(journal);
     assert_eq!(told(&store, run).unwrap().concat(), "abcdefg");
+}
+
+#[tokio::test]
+async fn short_commits_are_written_in_place_while_they_are_over_at_once() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = RunStore::new(directory.path());
+    let run = RunId::new();
+    let journal = store.begin_now(header(run)).unwrap();
+    let short = "a".to_owned();
+    let long = "a".repeat(100_000);
+    let quick = Duration::from_micros(1);
+    for (spent, commits, text, in_place) in [
+        (quick, 4, &short, false),
+        (quick, 100, &short, true),
+        (quick, 100, &long, false),
+        (Duration::from_millis(1), 1, &short, false),
+    ] {
+        store.committer.note(Duration::MAX, 1);
+        store.committer.note(spent, commits);
+        journal.record(&said(text)).unwrap();
+        let mut commit = Box::pin(journal.commit());
+        match commit.as_mut().now_or_never() {
+            Some(written) => {
+                written.unwrap();
+                assert!(in_place, "{spent:?}");
+            }
+            None => {
+                assert!(!in_place, "{spent:?}");
+                commit.await.unwrap();
+            }
+        }
+    }
+    drop(journal);
+    let texts = [short.clone(), short.clone(), long, short];
+    assert_eq!(told(&store, run).unwrap(), texts);
 }
 
 #[tokio::test]
