@@ -76,13 +76,9 @@ pub(crate) async fn open(
         sandbox: cantle_core::ids::fresh_id(),
     };
     let fits = engine.runs_supervisor() && program::bytes().is_some();
-    let mut left = None;
     let supervised = if options.supervised && fits {
         match start_relay(&container, &options, &variables, cx).await {
-            Ok((relay, file)) => {
-                left = Some(file);
-                Some(relay)
-            }
+            Ok(relay) => Some(relay),
             Err(error) => {
                 tracing::info!(%error, "the supervisor doesn't run in the container; commands are execs");
                 None
@@ -109,10 +105,7 @@ pub(crate) async fn open(
         _ => vec![the_container(name)],
     };
     info.enforcement = enforcement;
-    let mut sandbox = DockerSandbox::new(info, container, means, End::Theirs);
-    if let Some(file) = left {
-        sandbox = sandbox.leaving(file);
-    }
+    let sandbox = DockerSandbox::new(info, container, means, End::Theirs);
     Ok(Arc::new(sandbox))
 }
 
@@ -126,7 +119,7 @@ async fn start_relay(
     options: &Options,
     variables: &Variables,
     cx: &SandboxContext,
-) -> Result<(Relay, SandboxPath), SandboxError> {
+) -> Result<Relay, SandboxError> {
     let program = program::bytes().unwrap_or_default();
     let name = format!(".cantle-{}", container.sandbox);
     let archive = program::archive(&[(&name, program)])
@@ -136,8 +129,14 @@ async fn start_relay(
     let path = format!("/{name}");
     let started = exec(container, vec![path.clone(), "relay".to_owned()]).await?;
     let relay = RelayOptions::new(options.working_directory.clone());
-    let relay = connect(started, relay, variables, &cx.policy).await?;
-    Ok((relay, SandboxPath::new(path)?))
+    let connected = connect(started, relay, variables, &cx.policy).await;
+    // It runs, and needs its file no more: nothing of it is left, however we end.
+    if let Ok(relay) = &connected
+        && let Err(error) = relay.remove(&SandboxPath::new(path)?).await
+    {
+        tracing::debug!(%error, "our program stays in the container");
+    }
+    connected
 }
 
 /// Starts a program in the container, its streams attached.

@@ -85,6 +85,9 @@ async fn open_once(
     let means = if is_supervised {
         let mut relay = relay_options(options);
         relay.makes_directories = true;
+        if !wanted.is_read_only() {
+            relay.staging = Some(Arc::new(container.clone()));
+        }
         let connected = supervised(stream, relay, &variables, &cx.policy).await;
         container.or_remove(connected).await?
     } else {
@@ -339,7 +342,11 @@ async fn reopen(
     let variables = environment::variables(&options, &image, &cx.policy)?;
     let stream = container.start().await?;
     let means = if is_supervised {
-        supervised(stream, relay_options(&options), &variables, &cx.policy).await?
+        let mut relay = relay_options(&options);
+        if host.readonly_rootfs != Some(true) {
+            relay.staging = Some(Arc::new(container.clone()));
+        }
+        supervised(stream, relay, &variables, &cx.policy).await?
     } else {
         unsupervised(stream, container, &options, variables, &cx.policy)
     };

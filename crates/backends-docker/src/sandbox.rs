@@ -54,8 +54,6 @@ pub(crate) struct DockerSandbox {
     means: Means,
     end: End,
     state: Mutex<State>,
-    /// What we put into a container that isn't ours.
-    left: Option<SandboxPath>,
 }
 
 #[derive(Debug, Default)]
@@ -80,19 +78,12 @@ impl DockerSandbox {
             means,
             end,
             state: Mutex::default(),
-            left: None,
         }
     }
 
     /// The same, kept already.
     pub(crate) fn kept(self) -> Self {
         self.state().kept = true;
-        self
-    }
-
-    /// The same with a file that closing it removes.
-    pub(crate) fn leaving(mut self, file: SandboxPath) -> Self {
-        self.left = Some(file);
         self
     }
 
@@ -230,12 +221,6 @@ impl Sandbox for DockerSandbox {
     async fn close(&self) -> Result<(), SandboxError> {
         if !self.begin_closing() {
             return Ok(());
-        }
-        if let (Means::Supervised { relay, .. }, Some(file)) = (&self.means, &self.left) {
-            // It is a few kilobytes in somebody else's container; that it is gone is no disaster.
-            if let Err(error) = relay.remove(file).await {
-                tracing::debug!(%error, "our program stays in the container");
-            }
         }
         self.end_commands().await;
         match self.end {

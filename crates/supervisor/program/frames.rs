@@ -19,7 +19,7 @@ pub const MOST_PAYLOAD: usize = 128 * 1024;
 /// The most bytes of the body of a command or of the setup.
 pub const MOST_BODY: usize = 64 * 1024 * 1024;
 /// What a command may have written that its owner has not taken, for each channel.
-pub const OUTPUT_WINDOW: usize = 1024 * 1024;
+pub const OUTPUT_WINDOW: usize = 4 * 1024 * 1024;
 /// What may be on its way to a command that the command has not read.
 pub const INPUT_WINDOW: usize = 1024 * 1024;
 
@@ -137,6 +137,27 @@ pub enum Request {
         /// The command.
         id: u32,
     },
+    /// Takes a file out of [`OFFERED`](crate::wire::OFFERED). Answered by [`Answer::Staged`].
+    Stage {
+        /// The command that has offered it.
+        id: u32,
+        /// Which.
+        number: u32,
+    },
+    /// Gives a part of a file that was brought to a user. Answered by [`Answer::Staged`].
+    Adopt {
+        /// The command that will write the rest.
+        id: u32,
+        /// Which; below 2^24.
+        number: u32,
+        /// The user and the group.
+        identity: (u32, u32),
+    },
+    /// Removes what was brought or offered under a number.
+    Unstage {
+        /// Which.
+        number: u32,
+    },
     /// Tells a command's terminal a new size.
     Resize {
         /// The command.
@@ -182,6 +203,13 @@ impl Request {
                 let size = u64::from(rows) << 16 | u64::from(columns);
                 (11, 0, id, size)
             }
+            Self::Unstage { number } => (12, 0, number, 0),
+            Self::Adopt {
+                id,
+                number,
+                identity: (uid, gid),
+            } => (14, number, id, u64::from(uid) << 32 | u64::from(gid)),
+            Self::Stage { id, number } => (13, 0, id, number.into()),
         };
         header(kind, detail, id, value)
     }
@@ -219,6 +247,16 @@ impl Request {
                 id,
                 rows: (value >> 16) as u16,
                 columns: value as u16,
+            },
+            12 => Self::Unstage { number: id },
+            14 => Self::Adopt {
+                id,
+                number: detail,
+                identity: ((value >> 32) as u32, value as u32),
+            },
+            13 => Self::Stage {
+                id,
+                number: value as u32,
             },
             _ => return None,
         };
@@ -281,6 +319,14 @@ pub enum Answer {
         /// Bytes.
         bytes: u64,
     },
+    /// What a command has offered can be taken, and it can't change any more what that is; or what was
+    /// brought for it is its user's.
+    Staged {
+        /// The command.
+        id: u32,
+        /// The inode of what was offered, or the size of what was brought. None where it is no file.
+        number: u64,
+    },
     /// The command reads no more input.
     InputClosed {
         /// The command.
@@ -312,6 +358,7 @@ impl Answer {
             Self::End { id, lane, total } => (6, lane as u32, id, total),
             Self::Taken { id, bytes } => (7, 0, id, bytes),
             Self::InputClosed { id } => (8, 0, id, 0),
+            Self::Staged { id, number } => (9, 0, id, number),
         };
         header(kind, detail, id, value)
     }
@@ -342,6 +389,7 @@ impl Answer {
             },
             7 => Self::Taken { id, bytes: value },
             8 => Self::InputClosed { id },
+            9 => Self::Staged { id, number: value },
             _ => return None,
         };
         Some(answer)

@@ -2,6 +2,7 @@
 
 use core::ffi::CStr;
 
+use crate::files;
 use crate::sys::{self, Errno, Fd, Forked, MOST_FDS};
 use crate::wire::{Numbered, Reader, Ready, Step};
 
@@ -202,6 +203,7 @@ fn perform(
             identity,
             mode,
         } => give(path, identity, mode),
+        Step::Staging => files::make_staging(),
         Step::MakeFile { path, content } => make_file(path, content),
         Step::Link { path, target } => sys::symlink(target, path),
         Step::Root { path } => {

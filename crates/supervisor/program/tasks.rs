@@ -27,6 +27,30 @@ pub enum Task<'b> {
         /// Its permissions.
         mode: u32,
     },
+    /// Reads a regular file, all of it. One that is large is offered first, if its user may link it: the
+    /// output is a one and the file's inode (`u64`), and the input is awaited. It says from which byte on
+    /// to read all the same (`u64`); its end is the end. Of any other file the output is a zero and its
+    /// bytes.
+    Offer {
+        /// Which.
+        path: &'b CStr,
+        /// Where to link it.
+        offered: &'b CStr,
+        /// How large is large.
+        least_bytes: u64,
+    },
+    /// Gives a name to a file that was brought to [`STAGING`](crate::wire::STAGING). The output is one
+    /// byte where that can be done; then the input is awaited: [`COMPLETE`], or [`INCOMPLETE`] and from
+    /// which byte on (`u64`) the pieces are to be written that follow as for a write. Where neither comes,
+    /// nothing is written.
+    Place {
+        /// Which it will be.
+        path: &'b CStr,
+        /// Its permissions.
+        mode: u32,
+        /// Where it is brought to.
+        staged: &'b CStr,
+    },
     /// Says what is at a path, links not followed: one [`Entry`].
     Look {
         /// Where.
@@ -93,10 +117,25 @@ impl<'b> Task<'b> {
             8 => Self::Find {
                 count: reader.u32()?,
             },
+            9 => Self::Place {
+                path: reader.string()?,
+                mode: reader.u32()?,
+                staged: reader.string()?,
+            },
+            10 => Self::Offer {
+                path: reader.string()?,
+                offered: reader.string()?,
+                least_bytes: reader.u64()?,
+            },
             _ => return None,
         })
     }
 }
+
+/// A file was brought as a whole.
+pub const COMPLETE: u8 = b'+';
+/// Only a part of a file was brought.
+pub const INCOMPLETE: u8 = b'-';
 
 /// What a directory entry is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -121,6 +121,13 @@ pub struct Group<'b> {
     pub word: &'b CStr,
 }
 
+/// Where an engine brings large files to, each under a number, before they are given their names; and
+/// where it takes them from. Only its owner changes names there.
+pub const STAGING: &CStr = c"/.cantle-staging";
+
+/// Where everybody may offer files, to be taken from [`STAGING`] under the same number.
+pub const OFFERED: &CStr = c"/.cantle-staging/out";
+
 /// One step of building a sandbox, done by its first process in the order given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step<'b> {
@@ -161,6 +168,8 @@ pub enum Step<'b> {
         /// Its mode.
         mode: u32,
     },
+    /// Makes [`STAGING`] and [`OFFERED`]. Who knows a name there may use it.
+    Staging,
     /// Makes a file.
     MakeFile {
         /// Where.
@@ -435,6 +444,7 @@ impl<'b> Reader<'b> {
                 identity: self.identity()?,
                 mode: self.u32()?,
             },
+            19 => Step::Staging,
             _ => return None,
         };
         let wall = match wall.checked_sub(1) {

@@ -99,6 +99,12 @@ impl Writer {
             Task::Remove { path } => self.u32(6).string(path),
             Task::Move { from, to } => self.u32(7).string(from).string(to),
             Task::Find { count } => self.u32(8).u32(count),
+            Task::Place { path, mode, staged } => self.u32(9).string(path).u32(mode).string(staged),
+            Task::Offer {
+                path,
+                offered,
+                least_bytes,
+            } => self.u32(10).string(path).string(offered).u64(least_bytes),
         }
     }
 
@@ -132,6 +138,7 @@ impl Writer {
             Step::Limit { .. } => 16,
             Step::Commands { .. } => 17,
             Step::Give { .. } => 18,
+            Step::Staging => 19,
         };
         self.u32(tag).u32(wall);
         match *step {
@@ -161,7 +168,7 @@ impl Writer {
             Step::Listen { port } => self.u32(port.into()),
             Step::Unprivileged { identity } => self.identity(identity),
             Step::Commands { identity, root } => self.identity(identity).string(root),
-            Step::Loopback => self,
+            Step::Loopback | Step::Staging => self,
             Step::Landlock { rules } => self.u32(rules),
             Step::Allow { path, access } => self.string(path).u64(access),
             Step::Filter { program } | Step::FilterCommands { program } => self.bytes(program),

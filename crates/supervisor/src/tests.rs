@@ -111,6 +111,7 @@ fn bodies_come_back_as_they_were() {
         Step::Root { path: c"/root" },
         Step::HostName { name: c"h" },
         Step::Loopback,
+        Step::Staging,
         Step::OpenDirectory { path: c"/tmp" },
         Step::Listen { port: 3128 },
         Step::Unprivileged { identity: None },
@@ -193,6 +194,16 @@ fn requests_come_back_as_they_were() {
         Request::Terminate { id },
         Request::Kill { id },
         Request::List { id },
+        Request::Stage {
+            id,
+            number: u32::MAX,
+        },
+        Request::Unstage { number: 7 },
+        Request::Adopt {
+            id,
+            number: 0xff_ffff,
+            identity: (1000, u32::MAX),
+        },
         Request::Resize {
             id,
             rows: u16::MAX,
@@ -225,6 +236,14 @@ fn answers_in_frames_come_back_as_they_were() {
         Answer::Report { id, length },
         Answer::Gone { id },
         Answer::Taken { id, bytes: 1 },
+        Answer::Staged {
+            id: 5,
+            number: u64::MAX,
+        },
+        Answer::Staged {
+            id,
+            number: u64::MAX,
+        },
         Answer::InputClosed { id },
     ];
     for lane in Lane::ALL {
@@ -257,6 +276,16 @@ fn tasks_come_back_as_they_were() {
             to: c"/",
         },
         Task::Find { count: 3 },
+        Task::Place {
+            path: c"/workspace/a",
+            mode: 0o640,
+            staged: c"/.cantle-staging/1",
+        },
+        Task::Offer {
+            path: c"/workspace/a",
+            offered: c"/.cantle-staging/out/1",
+            least_bytes: u64::MAX,
+        },
     ];
     for task in tasks {
         let mut writer = Writer::new();

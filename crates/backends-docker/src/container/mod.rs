@@ -1,5 +1,6 @@
 //! One container: made, started with our stream attached, and removed.
 
+mod archive;
 mod connection;
 pub(crate) mod plan;
 mod stream;

@@ -49,7 +49,7 @@ impl Wanted<'_> {
     }
 
     /// Whether the image can't be written, and what can is in memory.
-    fn is_read_only(&self) -> bool {
+    pub(crate) fn is_read_only(&self) -> bool {
         self.options.read_only_root || self.is_sized()
     }
 

@@ -12,6 +12,7 @@ use cantle_core::sandbox::{Channel, OutputChunk, SandboxError, SandboxErrorKind}
 use futures_core::Stream;
 use futures_util::StreamExt as _;
 use tokio::io::AsyncWrite;
+use tokio::time::{Instant, sleep};
 
 use super::Shared;
 use crate::engine::failure::{failed, status};
@@ -19,6 +20,10 @@ use crate::environment::Variables;
 
 /// How long a script may take to say its first word.
 const FIRST_WORD: Duration = Duration::from_secs(30);
+
+/// How long the engine may take to notice the end of a script whose output has ended.
+const NOTICED: Duration = Duration::from_secs(5);
+const LOOK_EVERY: Duration = Duration::from_millis(10);
 
 /// The longest first word.
 const MOST_WORD: usize = 4096;
@@ -204,8 +209,34 @@ impl Exec {
         Err(SandboxError::new(kind, format!("{doing}: {why}")))
     }
 
+    /// Fails unless the script, whose output is at its end, has come to its own end.
+    pub(super) async fn ended_well(
+        &mut self,
+        shared: &Shared,
+        doing: &str,
+    ) -> Result<(), SandboxError> {
+        let api = shared.container.engine.api();
+        let began = Instant::now();
+        let code = loop {
+            match api.inspect_exec(&self.id).await {
+                Ok(state) if state.running == Some(true) && began.elapsed() < NOTICED => {
+                    sleep(LOOK_EVERY).await;
+                }
+                Ok(state) => break state.exit_code,
+                Err(_) => return Err(shared.gone()),
+            }
+        };
+        if code == Some(0) {
+            return Ok(());
+        }
+        let message = format!("{doing}: what did it has ended before");
+        Err(shared
+            .reason(SandboxError::new(SandboxErrorKind::Io, message))
+            .await)
+    }
+
     /// Reads it to its end; keeps no more than `limit` bytes of its output.
-    pub(super) async fn rest(mut self, limit: usize) -> Result<Bytes, SandboxError> {
+    pub(super) async fn rest(&mut self, limit: usize) -> Result<Bytes, SandboxError> {
         let mut all = BytesMut::new();
         while let Some(piece) = self.next().await {
             let OutputChunk { channel, bytes } = piece?;

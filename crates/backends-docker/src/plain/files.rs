@@ -1,10 +1,12 @@
 //! Files by the image's own small programs.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use cantle_core::policy::PolicyField;
 use cantle_core::sandbox::{
-    ByteRange, ByteStream, FileInfo, FileKind, SandboxError, SandboxErrorKind, SandboxPath,
-    WriteOptions,
+    ByteRange, ByteStream, Channel, FileInfo, FileKind, SandboxError, SandboxErrorKind,
+    SandboxPath, WriteOptions,
 };
 use futures_util::{StreamExt as _, stream};
 use tokio::io::AsyncWriteExt as _;
@@ -45,7 +47,7 @@ async fn run(
 }
 
 pub(super) async fn read(
-    shared: &Shared,
+    shared: &Arc<Shared>,
     path: &SandboxPath,
     range: ByteRange,
 ) -> Result<ByteStream, SandboxError> {
@@ -67,12 +69,22 @@ if [ -n "$3" ]; then [ "$3" = 0 ] || tail -c "+$2" -- "$T" | head -c "$3"
 elif [ "$2" = 1 ]; then exec cat -- "$T"
 else exec tail -c "+$2" -- "$T"; fi"#;
     let exec = run(shared, &doing, body, arguments, false).await?;
-    Ok(Box::pin(stream::unfold(exec, |mut exec| async {
-        loop {
-            match exec.next().await? {
-                Ok(chunk) if chunk.channel == cantle_core::sandbox::Channel::Stderr => {}
-                Ok(chunk) => return Some((Ok(chunk.bytes), exec)),
-                Err(error) => return Some((Err(error), exec)),
+    let reading = Some((Arc::clone(shared), exec));
+    Ok(Box::pin(stream::unfold(reading, move |reading| {
+        let doing = doing.clone();
+        async move {
+            let (shared, mut exec) = reading?;
+            loop {
+                match exec.next().await {
+                    Some(Ok(chunk)) if chunk.channel == Channel::Stderr => {}
+                    Some(Ok(chunk)) => return Some((Ok(chunk.bytes), Some((shared, exec)))),
+                    Some(Err(error)) => return Some((Err(shared.reason(error).await), None)),
+                    // Half a file is none.
+                    None => match exec.ended_well(&shared, &doing).await {
+                        Ok(()) => return None,
+                        Err(error) => return Some((Err(error), None)),
+                    },
+                }
             }
         }
     })))
@@ -175,7 +187,7 @@ pub(super) async fn stat(shared: &Shared, path: &SandboxPath) -> Result<FileInfo
 [ -e "$T" ] || [ -L "$T" ] || { echo missing; exit 1; }
 echo ok
 exec stat -c '%f %s' -- "$T""#;
-    let exec = run(shared, &doing, body, vec![shared.absolute(path)?], false).await?;
+    let mut exec = run(shared, &doing, body, vec![shared.absolute(path)?], false).await?;
     let text = exec.rest(1000).await?;
     information(path.clone(), &String::from_utf8_lossy(&text))
         .ok_or_else(|| SandboxError::new(SandboxErrorKind::Io, doing))
@@ -193,13 +205,15 @@ echo ok
 for f in * .[!.]* ..?*; do
   [ -e "$f" ] || [ -L "$f" ] || continue
   stat -c '%f %s' -- "./$f" && printf '%s\0' "$f"
-done"#;
+done
+exit 0"#;
     let body = body.replace(
         "real \"$1/.\"",
         "[ \"$1\" = \"$W\" ] && T=$1 || real \"$1\"",
     );
-    let exec = run(shared, &doing, &body, vec![shared.absolute(path)?], false).await?;
+    let mut exec = run(shared, &doing, &body, vec![shared.absolute(path)?], false).await?;
     let text = exec.rest(MOST_LISTED).await?;
+    exec.ended_well(shared, &doing).await?;
     let mut found = Vec::new();
     for entry in text
         .split(|byte| *byte == 0)

@@ -120,8 +120,9 @@ impl Plain {
             variables: &variables,
             has_input,
         };
-        let started = Exec::start(&self.shared, script).await?;
-        let exec = started.into_result(&format!("failed to start `{}`", self.name(&request)))?;
+        let doing = format!("failed to start `{}`", self.name(&request));
+        let started = async { Exec::start(&self.shared, script).await?.into_result(&doing) };
+        let exec = self.unless_gone(started).await?;
         Ok(process::start(&self.shared, exec, request, mark))
     }
 
@@ -143,12 +144,37 @@ impl Plain {
         self.shared.absolute(path)
     }
 
+    /// What came of something, unless the container has ended meanwhile.
+    async fn unless_gone<T>(
+        &self,
+        work: impl Future<Output = Result<T, SandboxError>>,
+    ) -> Result<T, SandboxError> {
+        let done = tokio::select! {
+            biased;
+            () = self.shared.gone.cancelled() => return Err(self.shared.gone()),
+            done = work => done,
+        };
+        match done {
+            // What breaks off is seen before its reason is.
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    SandboxErrorKind::Io | SandboxErrorKind::Unavailable
+                ) =>
+            {
+                Err(self.shared.reason(error).await)
+            }
+            done => done,
+        }
+    }
+
     pub(crate) async fn read(
         &self,
         path: &SandboxPath,
         range: ByteRange,
     ) -> Result<ByteStream, SandboxError> {
-        files::read(&self.shared, path, range).await
+        self.unless_gone(files::read(&self.shared, path, range))
+            .await
     }
 
     pub(crate) async fn write(
@@ -157,23 +183,24 @@ impl Plain {
         options: WriteOptions,
         data: ByteStream,
     ) -> Result<(), SandboxError> {
-        files::write(&self.shared, path, options, data).await
+        self.unless_gone(files::write(&self.shared, path, options, data))
+            .await
     }
 
     pub(crate) async fn stat(&self, path: &SandboxPath) -> Result<FileInfo, SandboxError> {
-        files::stat(&self.shared, path).await
+        self.unless_gone(files::stat(&self.shared, path)).await
     }
 
     pub(crate) async fn list(&self, path: &SandboxPath) -> Result<Vec<FileInfo>, SandboxError> {
-        files::list(&self.shared, path).await
+        self.unless_gone(files::list(&self.shared, path)).await
     }
 
     pub(crate) async fn mkdir(&self, path: &SandboxPath) -> Result<(), SandboxError> {
-        files::mkdir(&self.shared, path).await
+        self.unless_gone(files::mkdir(&self.shared, path)).await
     }
 
     pub(crate) async fn remove(&self, path: &SandboxPath) -> Result<(), SandboxError> {
-        files::remove(&self.shared, path).await
+        self.unless_gone(files::remove(&self.shared, path)).await
     }
 
     pub(crate) async fn rename(
@@ -181,7 +208,8 @@ impl Plain {
         from: &SandboxPath,
         to: &SandboxPath,
     ) -> Result<(), SandboxError> {
-        files::rename(&self.shared, from, to).await
+        self.unless_gone(files::rename(&self.shared, from, to))
+            .await
     }
 }
 
@@ -207,6 +235,17 @@ impl Shared {
             .unwrap_or_else(PoisonError::into_inner);
         while attending.try_join_next().is_some() {}
         attending.spawn(task);
+    }
+
+    /// What really went wrong: an error, or the end of the container before it.
+    async fn reason(&self, error: SandboxError) -> SandboxError {
+        let api = self.container.engine.api();
+        let looked = api.inspect_container(&self.container.id, None).await;
+        let state = looked.ok().and_then(|found| found.state);
+        match state.and_then(|state| state.running) {
+            Some(true) => error,
+            _ => self.gone(),
+        }
     }
 
     fn gone(&self) -> SandboxError {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
+use cantle_core::policy::PolicyField;
 use cantle_core::sandbox::{
     ByteRange, ByteStream, FileInfo, FileKind, SandboxError, SandboxErrorKind, SandboxPath,
     WriteOptions,
@@ -37,8 +38,8 @@ const MOST_REFUSAL: usize = 4096;
 /// wait for reads, but not the other way round, and so have a gate of their own.
 #[derive(Debug)]
 pub(super) struct Gates {
-    reads: Arc<Semaphore>,
-    writes: Arc<Semaphore>,
+    pub(super) reads: Arc<Semaphore>,
+    pub(super) writes: Arc<Semaphore>,
     others: Arc<Semaphore>,
 }
 
@@ -75,6 +76,9 @@ impl Inner {
         path: &SandboxPath,
         range: ByteRange,
     ) -> Result<ByteStream, SandboxError> {
+        if let Some(offered) = self.read_offered(path, range).await {
+            return offered;
+        }
         let task = Task::Read {
             path: &c_path(&self.options.absolute(path))?,
             offset: range.offset,
@@ -89,29 +93,19 @@ impl Inner {
             running.end().await?;
             return Ok(Box::pin(stream::empty()));
         }
-        let pieces = stream::unfold(Some((first, running)), async |state| {
-            let (ready, mut running) = state?;
-            let piece = match ready {
-                Some(piece) => Some(piece),
-                None => running.spawned.output.next().await,
-            };
-            match piece {
-                Some(piece) => Some((Ok(piece), Some((None, running)))),
-                None => match running.end().await {
-                    Ok(()) => None,
-                    Err(error) => Some((Err(error), None)),
-                },
-            }
-        });
-        Ok(Box::pin(pieces))
+        Ok(output(first, running))
     }
 
     pub(super) async fn write(
         &self,
         path: &SandboxPath,
         options: WriteOptions,
-        mut data: ByteStream,
+        data: ByteStream,
     ) -> Result<(), SandboxError> {
+        let mut data = match self.write_staged(path, options, data).await {
+            Ok(written) => return written,
+            Err(data) => data,
+        };
         let task = Task::Write {
             path: &c_path(&self.options.absolute(path))?,
             mode: options.mode & 0o777,
@@ -123,41 +117,7 @@ impl Inner {
         let Some(input) = running.spawned.input.take() else {
             return Err(running.stream().gone_error());
         };
-        // Given up half way, it is told by the end of its input, and cleans up.
-        running.kills = false;
-        let mut pieces = Pieces::new(input);
-        let mut total_bytes = 0;
-        let sent = loop {
-            let next = select! {
-                biased;
-                () = running.over() => break Ok(()),
-                next = data.next() => next.transpose(),
-            };
-            let sent = match next {
-                Err(error) => break Err(error),
-                Ok(next) => {
-                    let is_last = next.is_none();
-                    let bytes = next.unwrap_or_default();
-                    total_bytes += bytes.len() as u64;
-                    if let Err(error) = check_size(path, options, total_bytes, is_last) {
-                        break Err(error);
-                    }
-                    if is_last {
-                        pieces.finish().await.and(Err(Over))
-                    } else {
-                        pieces.push(bytes).await
-                    }
-                }
-            };
-            if sent.is_err() {
-                // It says itself whether it has written the file.
-                break Ok(());
-            }
-        };
-        // Without the last piece nothing is written.
-        drop(pieces);
-        let ended = running.end().await;
-        sent.and(ended)
+        running.pour(input, path, options, &mut data).await
     }
 
     pub(super) async fn stat(&self, path: &SandboxPath) -> Result<FileInfo, SandboxError> {
@@ -248,7 +208,7 @@ impl Inner {
         Ok(said.freeze())
     }
 
-    async fn begin(
+    pub(super) async fn begin(
         &self,
         gate: &Arc<Semaphore>,
         doing: &'static str,
@@ -271,13 +231,31 @@ impl Inner {
     }
 }
 
+/// What a task writes, with why it failed at the end; `first` is what it has written already.
+pub(super) fn output(first: Option<Bytes>, running: Running) -> ByteStream {
+    Box::pin(stream::unfold(Some((first, running)), async |state| {
+        let (ready, mut running) = state?;
+        let piece = match ready {
+            Some(piece) => Some(piece),
+            None => running.spawned.output.next().await,
+        };
+        match piece {
+            Some(piece) => Some((Ok(piece), Some((None, running)))),
+            None => match running.end().await {
+                Ok(()) => None,
+                Err(error) => Some((Err(error), None)),
+            },
+        }
+    }))
+}
+
 fn working_directory() -> SandboxPath {
     SandboxPath::working_directory()
 }
 
 /// A task that is being done. Dropped, it is given up.
-struct Running {
-    spawned: Spawned,
+pub(super) struct Running {
+    pub(super) spawned: Spawned,
     doing: &'static str,
     path: SandboxPath,
     is_working_directory: bool,
@@ -289,7 +267,7 @@ struct Running {
 
 impl Running {
     /// Waits until it has ended. Cancel-safe.
-    async fn over(&mut self) {
+    pub(super) async fn over(&mut self) {
         while self.end.is_none() {
             self.end = match self.spawned.reports.recv().await {
                 Some(Report::Started { .. }) => None,
@@ -299,8 +277,53 @@ impl Running {
         }
     }
 
+    /// Sends a writing task what it is to write, and waits for its end.
+    pub(super) async fn pour(
+        &mut self,
+        input: InputWriter,
+        path: &SandboxPath,
+        options: WriteOptions,
+        data: &mut ByteStream,
+    ) -> Result<(), SandboxError> {
+        // Given up half way, it is told by the end of its input, and cleans up.
+        self.kills = false;
+        let mut pieces = Pieces::new(input);
+        let mut total_bytes = 0;
+        let sent = loop {
+            let next = select! {
+                biased;
+                () = self.over() => break Ok(()),
+                next = data.next() => next.transpose(),
+            };
+            let sent = match next {
+                Err(error) => break Err(error),
+                Ok(next) => {
+                    let is_last = next.is_none();
+                    let bytes = next.unwrap_or_default();
+                    total_bytes += bytes.len() as u64;
+                    if let Err(error) = check_size(path, options, total_bytes, is_last) {
+                        break Err(error);
+                    }
+                    if is_last {
+                        pieces.finish().await.and(Err(Over))
+                    } else {
+                        pieces.push(bytes).await
+                    }
+                }
+            };
+            if sent.is_err() {
+                // It says itself whether it has written the file.
+                break Ok(());
+            }
+        };
+        // Without the last piece nothing is written.
+        drop(pieces);
+        let ended = self.end().await;
+        sent.and(ended)
+    }
+
     /// Waits for its end, and for why it failed.
-    async fn end(&mut self) -> Result<(), SandboxError> {
+    pub(super) async fn end(&mut self) -> Result<(), SandboxError> {
         let ending = async {
             let mut said = Vec::new();
             while let Some(piece) = self.spawned.errors.next().await {
@@ -335,7 +358,7 @@ impl Running {
         }
     }
 
-    fn stream(&self) -> &Stream {
+    pub(super) fn stream(&self) -> &Stream {
         &self.spawned.command.stream
     }
 
@@ -353,6 +376,11 @@ impl Running {
             }
             (Reason::AlreadyThere, _) => {
                 say(SandboxErrorKind::AlreadyExists, "something else is there")
+            }
+            (Reason::Errno, errno::FBIG) => {
+                let field = PolicyField::FileSize;
+                let what = format!("it is larger than the policy's {field} allows");
+                say(SandboxErrorKind::StorageFull, &what)
             }
             (Reason::Outside, _) => {
                 let outside = "it leads out of the sandbox";
@@ -442,7 +470,7 @@ impl Pieces {
     }
 }
 
-fn check_size(
+pub(super) fn check_size(
     path: &SandboxPath,
     options: WriteOptions,
     total_bytes: u64,
@@ -459,7 +487,7 @@ fn check_size(
 }
 
 /// The body of a command that does a task; `names` belong to it.
-fn body(task: &Task<'_>, names: &[CString]) -> Vec<u8> {
+pub(super) fn body(task: &Task<'_>, names: &[CString]) -> Vec<u8> {
     let mut writer = Writer::new();
     writer
         .spawn(&Spawn {
@@ -498,5 +526,6 @@ mod errno {
     pub(super) const INTR: i32 = 4;
     pub(super) const NXIO: i32 = 6;
     pub(super) const NODEV: i32 = 19;
+    pub(super) const FBIG: i32 = 27;
     pub(super) const LOOP: i32 = 40;
 }

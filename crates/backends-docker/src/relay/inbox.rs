@@ -22,6 +22,7 @@ pub(super) enum Event {
     Count(Lane, u64),
     End(Lane, u64),
     Taken(u64),
+    Staged(u64),
     InputClosed,
 }
 
@@ -29,6 +30,7 @@ pub(super) enum Event {
 #[derive(Debug)]
 pub(super) struct Inbox {
     reports: mpsc::UnboundedSender<Report>,
+    staged: mpsc::UnboundedSender<u64>,
     is_gone: bool,
     lanes: [Outlet; 3],
     input: Arc<Input>,
@@ -62,6 +64,7 @@ struct Input {
 impl Inbox {
     pub(super) fn new(stream: &Arc<Stream>, id: u32, channels: Channels) -> (Self, Spawned) {
         let (reports, next_reports) = mpsc::unbounded_channel();
+        let (staged, next_staged) = mpsc::unbounded_channel();
         let lane = |lane| {
             let (sender, pieces) = mpsc::unbounded_channel();
             let shared = Arc::new(Shared::default());
@@ -87,6 +90,7 @@ impl Inbox {
         });
         let inbox = Self {
             reports,
+            staged,
             is_gone: false,
             lanes: [
                 output,
@@ -101,6 +105,7 @@ impl Inbox {
         let has_input = channels != Channels::Output;
         let spawned = Spawned {
             reports: next_reports,
+            staged: next_staged,
             output: output_reader,
             errors: errors_reader,
             input: has_input.then(|| InputWriter {
@@ -122,8 +127,8 @@ impl Inbox {
             Event::Report(report) => drop(self.reports.send(report)),
             Event::Gone => {
                 self.is_gone = true;
-                let (closed, _) = mpsc::unbounded_channel();
-                self.reports = closed;
+                self.reports = mpsc::unbounded_channel().0;
+                self.staged = mpsc::unbounded_channel().0;
                 self.input.credit.close();
             }
             Event::Output(lane, bytes) => {
@@ -161,6 +166,7 @@ impl Inbox {
                 let bytes = usize::try_from(bytes).map_err(|_| Violation)?;
                 self.input.credit.add_permits(bytes);
             }
+            Event::Staged(inode) => drop(self.staged.send(inode)),
             Event::InputClosed => self.input.credit.close(),
         }
         Ok(())
@@ -187,6 +193,8 @@ impl Drop for Inbox {
 pub(super) struct Spawned {
     /// At its end when nothing of the command is left.
     pub(super) reports: mpsc::UnboundedReceiver<Report>,
+    /// What the relay says of files that were brought or offered for it.
+    pub(super) staged: mpsc::UnboundedReceiver<u64>,
     pub(super) output: LaneReader,
     pub(super) errors: LaneReader,
     pub(super) input: Option<InputWriter>,

@@ -153,6 +153,7 @@ impl Stream {
             Answer::Count { id, lane, total } => (id, Event::Count(lane, total)),
             Answer::End { id, lane, total } => (id, Event::End(lane, total)),
             Answer::Taken { id, bytes } => (id, Event::Taken(bytes)),
+            Answer::Staged { id, number } => (id, Event::Staged(number)),
             Answer::InputClosed { id } => (id, Event::InputClosed),
         };
         let mut inboxes = self.inboxes();

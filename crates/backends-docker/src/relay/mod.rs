@@ -8,10 +8,12 @@
 //! [`Gone`](cantle_core::sandbox::SandboxErrorKind::Gone).
 
 mod command;
+mod feed;
 mod files;
 mod inbox;
 mod link;
 mod options;
+mod staging;
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -30,6 +32,8 @@ use tokio::time::timeout;
 use self::files::Gates;
 use self::link::Link;
 pub use self::options::RelayOptions;
+use self::staging::Staged;
+pub(crate) use self::staging::{Brought, StagedFile, Staging, StagingError};
 
 /// How long a relay that is ready may take to look for a shell.
 const SHELL_DEADLINE: Duration = Duration::from_secs(20);
@@ -54,6 +58,7 @@ struct Inner {
     /// The variables of every command.
     environment: BTreeMap<OsString, OsString>,
     gates: Gates,
+    staged: Staged,
 }
 
 impl fmt::Debug for Inner {
@@ -93,6 +98,7 @@ impl Relay {
             shell: None,
             environment: BTreeMap::new(),
             gates: Gates::new(),
+            staged: Staged::default(),
         };
         let found = timeout(SHELL_DEADLINE, inner.find_shell()).await;
         inner.shell = found.map_err(|_| {

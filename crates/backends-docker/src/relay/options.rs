@@ -4,11 +4,14 @@ use std::collections::BTreeMap;
 use std::ffi::{CString, OsStr, OsString};
 use std::fmt;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::sync::Arc;
 
 use cantle_core::policy::Limits;
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind, SandboxPath};
 use cantle_supervisor::Writer;
 use cantle_supervisor::wire::Step;
+
+use super::staging::Staging;
 
 /// Where to look for programs where the environment doesn't say.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -49,6 +52,8 @@ pub struct RelayOptions {
     /// the first to `identity` and opens the second to everyone. For a sandbox in which nothing has run
     /// yet, and a relay that may change owners (`CAP_CHOWN`).
     pub makes_directories: bool,
+    /// Another way for large files. For a relay that runs as root, at `/`.
+    pub(crate) staging: Option<Arc<dyn Staging>>,
     /// What each command may use. Here the time of a command, its output, and what the kernel
     /// keeps for each process (processor time, size of files, open files) are kept; what holds
     /// for a container as a whole is for its engine.
@@ -67,6 +72,7 @@ impl fmt::Debug for RelayOptions {
             .field("shells", &self.shells)
             .field("environment", &names)
             .field("makes_directories", &self.makes_directories)
+            .field("staging", &self.staging)
             .field("limits", &self.limits)
             .finish()
     }
@@ -89,6 +95,7 @@ impl RelayOptions {
             shells: SHELLS.map(OsString::from).into(),
             environment: BTreeMap::new(),
             makes_directories: false,
+            staging: None,
             limits: Limits::default(),
         }
     }
@@ -167,6 +174,9 @@ impl RelayOptions {
                 identity: self.identity,
                 mode: 0o755,
             });
+        }
+        if self.staging.is_some() {
+            writer.step(&Step::Staging);
         }
         writer.step(&Step::Commands {
             identity: self.identity,

@@ -12,6 +12,8 @@
 mod attached;
 mod conformance;
 mod images;
+mod killed;
+mod large;
 mod life;
 mod plain;
 mod support;

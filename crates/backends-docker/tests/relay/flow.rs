@@ -43,6 +43,44 @@ async fn output_that_nobody_reads_delays_nothing_else() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn output_that_others_read_is_no_trouble_of_anybody_else() {
+    let sandbox = RelayBackend::own_user().sandbox().await;
+    // It opens its own pipe, and takes out of it what the relay has seen there.
+    let line = "for thief in 1 2 3; do dd bs=4k < /dev/stdout > /dev/null 2>&1 & done; \
+                head -c 500000000 /dev/zero; kill $(jobs -p)";
+    let mut robbed = sandbox.spawn(SpawnRequest::shell(line)).await.unwrap();
+    let mut output = robbed.take_output().unwrap();
+    let reading = async {
+        let mut total = 0;
+        while let Some(chunk) = soon(output.next()).await {
+            let bytes = chunk.unwrap().bytes;
+            assert!(bytes.iter().all(|byte| *byte == 0));
+            total += bytes.len();
+        }
+        total
+    };
+    let beside = async {
+        for _ in 0..10 {
+            let request = SpawnRequest::shell("printf %0100000d 7");
+            let mut ran = soon(sandbox.spawn(request)).await.unwrap();
+            let mut said = Vec::new();
+            let mut output = ran.take_output().unwrap();
+            while let Some(chunk) = soon(output.next()).await {
+                said.extend_from_slice(&chunk.unwrap().bytes);
+            }
+            assert!(said.len() == 100_000 && said.ends_with(b"07"));
+        }
+    };
+    let (total, ()) = tokio::join!(reading, beside);
+    assert!(total < 500_000_000, "nothing was taken");
+    assert_eq!(
+        soon(robbed.wait()).await.unwrap().status,
+        ExitStatus::Code(0)
+    );
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn input_that_nobody_reads_delays_nothing_else() {
     let sandbox = RelayBackend::own_user().sandbox().await;
     let request = SpawnRequest::shell("exec sleep 1000").with_stdin(Stdin::Piped);

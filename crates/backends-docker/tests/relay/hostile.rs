@@ -17,7 +17,7 @@ fn answers() -> impl Strategy<Value = Vec<u8>> {
     let lane = prop::sample::select(Lane::ALL.to_vec());
     let id = prop_oneof![4 => Just(FIRST), 1 => any::<u32>()];
     let number = prop_oneof![any::<u64>(), 0..200_000_u64];
-    let answer = (0..9_u8, id, lane, number).prop_map(|(kind, id, lane, number)| match kind {
+    let answer = (0..10_u8, id, lane, number).prop_map(|(kind, id, lane, number)| match kind {
         0 => Answer::Ready { length: number },
         1 => Answer::Report {
             id,
@@ -41,6 +41,7 @@ fn answers() -> impl Strategy<Value = Vec<u8>> {
         },
         6 => Answer::Taken { id, bytes: number },
         7 => Answer::InputClosed { id },
+        8 => Answer::Staged { id, number },
         _ => Answer::Report { id, length: number },
     });
     let payload = prop::collection::vec(any::<u8>(), 0..100);

@@ -19,7 +19,8 @@ use core::ffi::CStr;
 use self::root::Root;
 use crate::sys::{self, Errno, Fd, FileType, Stat};
 use crate::tasks::{Entry, Kind, Reason, Refusal, Task};
-use crate::wire::Reader;
+use crate::text::Text;
+use crate::wire::{OFFERED, Reader, STAGING};
 
 const INPUT: Fd = Fd(0);
 const OUTPUT: Fd = Fd(1);
@@ -29,6 +30,8 @@ const ERRORS: Fd = Fd(2);
 pub fn run(root: &CStr, mut reader: Reader<'_>) -> ! {
     let _ = sys::close_range(3, u32::MAX, false);
     sys::set_name(c"cantle-files");
+    // A file that gets too large is an error, after which there is something to clean up.
+    sys::set_signal_mask(1 << (sys::SIGXFSZ - 1));
     let done = match Task::decode(&mut reader) {
         Some(task) => Root::open(root).and_then(|root| perform(&root, task, reader)),
         None => Err(sys::EINVAL.into()),
@@ -49,6 +52,12 @@ fn perform(root: &Root, task: Task<'_>, mut rest: Reader<'_>) -> Result<(), Fail
             length,
         } => read::read(root, path, offset, length),
         Task::Write { path, mode } => write::write(root, path, mode),
+        Task::Offer {
+            path,
+            offered,
+            least_bytes,
+        } => read::offer(root, path, offered, least_bytes),
+        Task::Place { path, mode, staged } => write::place(root, path, mode, staged),
         Task::Look { path } => tree::look(root, path),
         Task::List { path } => tree::list(root, path),
         Task::MakeDirectory { path } => tree::make_directory(root, path),
@@ -79,6 +88,57 @@ pub fn enter(root: &CStr, directory: &CStr) -> sys::Result<()> {
     sys::close(opened);
     sys::close(root.descriptor());
     entered
+}
+
+/// Makes the directories for large files. What is in them is of an owner that is gone.
+pub fn make_staging() -> sys::Result<()> {
+    let _ = Root::open(c"/").and_then(|root| remove::remove(&root, STAGING));
+    for (path, mode) in [(STAGING, 0o711), (OFFERED, 0o1733)] {
+        match sys::mkdir(path, mode) {
+            // Somebody has left in it what only he can remove.
+            Err(sys::EEXIST) => {}
+            made => made?,
+        }
+    }
+    Ok(())
+}
+
+/// Takes what was offered to where nobody else changes it; the inode where it is a file.
+pub fn stage(number: u32) -> u64 {
+    let staged = numbered(STAGING, number);
+    let offered = numbered(OFFERED, number);
+    let taken = sys::renameat(sys::AT_FDCWD, offered.as_c(), sys::AT_FDCWD, staged.as_c());
+    match taken.and_then(|()| sys::statat(sys::AT_FDCWD, staged.as_c())) {
+        Ok(stat) if stat.file_type() == FileType::Regular => stat.inode,
+        _ => 0,
+    }
+}
+
+/// Gives a part of a file that was brought to a user; its size.
+pub fn adopt(number: u32, (uid, gid): (u32, u32)) -> u64 {
+    let staged = numbered(STAGING, number);
+    let path = staged.as_c();
+    let given = sys::chown(path, uid, gid);
+    match given.and_then(|()| sys::statat(sys::AT_FDCWD, path)) {
+        Ok(stat) => stat.size as u64,
+        Err(_) => 0,
+    }
+}
+
+/// Removes what was brought or offered.
+pub fn unstage(number: u32) {
+    // Mostly it is gone, or in one of the two.
+    for directory in [STAGING, OFFERED] {
+        let path = numbered(directory, number);
+        let _ = sys::unlinkat(sys::AT_FDCWD, path.as_c(), false);
+    }
+}
+
+fn numbered(directory: &CStr, number: u32) -> Text {
+    Text::new()
+        .text(directory.to_bytes())
+        .text(b"/")
+        .number(number as i32)
 }
 
 /// Why a task failed.

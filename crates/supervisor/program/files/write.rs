@@ -3,9 +3,10 @@
 use core::ffi::CStr;
 
 use super::root::Root;
-use super::{Failure, INPUT, tree};
-use crate::sys::{self, EEXIST, EINTR, EINVAL, ENOENT, Fd, FileType};
-use crate::tasks::Reason;
+use super::{Failure, INPUT, OUTPUT, tree};
+use crate::sys::{self, EEXIST, EINTR, EINVAL, ENOENT, EXDEV, Fd, FileType};
+use crate::tasks::{COMPLETE, Reason};
+use crate::wire::STAGING;
 
 /// Bytes that are read at once.
 const BUFFER_BYTES: usize = 128 * 1024;
@@ -16,34 +17,81 @@ const MOST_NAMES: u32 = 16;
 /// Writes the input's pieces under another name, and gives the file its own when it is complete. A
 /// link that is there is replaced, not followed.
 pub fn write(root: &Root<'_>, path: &CStr, mode: u32) -> Result<(), Failure> {
-    let not_a_file = || Failure::new(Reason::NotAFile, EINVAL);
-    tree::make_parent(root, path)?;
-    let (directory, name) = root.open_parent(path)?;
-    if name.is_empty() {
-        return Err(not_a_file());
+    let target = Target::open(root, path)?;
+    let flags = sys::O_WRONLY | sys::O_CREAT | sys::O_EXCL;
+    let create = |name: &CStr| sys::openat(target.directory, name, flags, 0o600);
+    let (draft, file) = Draft::new(create)?;
+    let written = copy_pieces(file).and_then(|()| Ok(sys::fchmod(file, mode & 0o777)?));
+    target.take(&draft, written)
+}
+
+/// Gives a file that was brought its name, after writing what is missing of it. It is ours by then, so
+/// that we may give it more than one.
+pub fn place(root: &Root<'_>, path: &CStr, mode: u32, staged: &CStr) -> Result<(), Failure> {
+    let target = Target::open(root, path)?;
+    if sys::statat(target.directory, c"")?.device != sys::statat(sys::AT_FDCWD, STAGING)?.device {
+        return Err(EXDEV.into());
     }
-    match sys::statat(directory, name).map(|stat| stat.file_type()) {
-        Ok(FileType::Regular | FileType::Link) | Err(ENOENT) => {}
-        Ok(_) => return Err(not_a_file()),
-        Err(errno) => return Err(errno.into()),
-    }
-    let (draft, file) = Draft::new(directory)?;
-    let written = copy_pieces(file).and_then(|()| {
+    sys::write_all(OUTPUT, &[COMPLETE])?;
+    let mut brought = [0];
+    read_all(&mut brought)?;
+    if brought != [COMPLETE] {
+        let mut offset = [0; 8];
+        read_all(&mut offset)?;
+        // It may have its own mode already.
+        sys::chmod(staged, 0o600)?;
+        let flags = sys::O_WRONLY | sys::O_NOFOLLOW;
+        let file = sys::openat(sys::AT_FDCWD, staged, flags, 0)?;
+        sys::seek(file, u64::from_le_bytes(offset))?;
+        copy_pieces(file)?;
         sys::fchmod(file, mode & 0o777)?;
-        Ok(sys::renameat(directory, draft.name(), directory, name)?)
-    });
-    if written.is_err() {
-        // It may be gone together with its directory.
-        let _ = sys::unlinkat(directory, draft.name(), false);
     }
-    written
+    let link = |name: &CStr| sys::linkat(sys::AT_FDCWD, staged, target.directory, name);
+    let (draft, ()) = Draft::new(link)?;
+    target.take(&draft, Ok(()))
+}
+
+/// Where a file will be.
+struct Target<'p> {
+    directory: Fd,
+    name: &'p CStr,
+}
+
+impl<'p> Target<'p> {
+    /// Makes the directories above it.
+    fn open(root: &Root<'_>, path: &'p CStr) -> Result<Self, Failure> {
+        let not_a_file = || Failure::new(Reason::NotAFile, EINVAL);
+        tree::make_parent(root, path)?;
+        let (directory, name) = root.open_parent(path)?;
+        if name.is_empty() {
+            return Err(not_a_file());
+        }
+        match sys::statat(directory, name).map(|stat| stat.file_type()) {
+            Ok(FileType::Regular | FileType::Link) | Err(ENOENT) => Ok(Self { directory, name }),
+            Ok(_) => Err(not_a_file()),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+
+    /// Becomes what was written, unless that failed.
+    fn take(&self, draft: &Draft, written: Result<(), Failure>) -> Result<(), Failure> {
+        let (directory, draft) = (self.directory, draft.name());
+        let taken =
+            written.and_then(|()| Ok(sys::renameat(directory, draft, directory, self.name)?));
+        if taken.is_err() {
+            // It may be gone together with its directory.
+            let _ = sys::unlinkat(directory, draft, false);
+        }
+        taken
+    }
 }
 
 /// The name of a file that isn't complete.
 struct Draft([u8; 32]);
 
 impl Draft {
-    fn new(directory: Fd) -> Result<(Self, Fd), Failure> {
+    /// One that `make` could make.
+    fn new<T>(make: impl Fn(&CStr) -> sys::Result<T>) -> Result<(Self, T), Failure> {
         const PREFIX: &[u8] = b".cantle-";
         for _ in 0..MOST_NAMES {
             let mut name = [0; 32];
@@ -53,10 +101,9 @@ impl Draft {
                 *digit = b"0123456789abcdef"[(random >> (4 * at)) as usize & 15];
             }
             let draft = Self(name);
-            let flags = sys::O_WRONLY | sys::O_CREAT | sys::O_EXCL;
-            match sys::openat(directory, draft.name(), flags, 0o600) {
+            match make(draft.name()) {
                 Err(EEXIST) => {}
-                opened => return Ok((draft, opened?)),
+                made => return Ok((draft, made?)),
             }
         }
         Err(EEXIST.into())
@@ -71,10 +118,7 @@ fn copy_pieces(file: Fd) -> Result<(), Failure> {
     let mut buffer = [0; BUFFER_BYTES];
     loop {
         let mut length = [0; 4];
-        let mut known = 0;
-        while known < length.len() {
-            known += complete(sys::read(INPUT, &mut length[known..]))?;
-        }
+        read_all(&mut length)?;
         let mut left = u32::from_le_bytes(length) as usize;
         if left == 0 {
             return Ok(());
@@ -93,6 +137,14 @@ fn copy_pieces(file: Fd) -> Result<(), Failure> {
             };
         }
     }
+}
+
+fn read_all(bytes: &mut [u8]) -> Result<(), Failure> {
+    let mut known = 0;
+    while known < bytes.len() {
+        known += complete(sys::read(INPUT, &mut bytes[known..]))?;
+    }
+    Ok(())
 }
 
 /// How much has come; there is always more, until the last piece has said that it is the last.

@@ -318,7 +318,11 @@ impl Command {
             outgoing.discard(output.pipe)
         } else {
             let most = (output.credit - cost(0)).min(MOST_PAYLOAD);
-            outgoing.take(id, lane, output.pipe, most)
+            if output.is_large {
+                outgoing.take_much(id, lane, output.pipe, most)
+            } else {
+                outgoing.take(id, lane, output.pipe, most)
+            }
         };
         match read {
             Ok(count @ 1..) => {

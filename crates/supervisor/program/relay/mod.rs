@@ -12,6 +12,7 @@ mod outgoing;
 use self::commands::{Command, Commands, Connected, Polled};
 use self::incoming::Incoming;
 use self::outgoing::Outgoing;
+use crate::files;
 use crate::frames::{Answer, Channels, Lane, Request};
 use crate::init;
 use crate::sys::{self, EAGAIN, EINVAL, Errno, Fd, Forked, PollFd};
@@ -332,6 +333,19 @@ impl Relay {
             Request::Terminate { id } => self.order(Order::Terminate { id }, &[])?,
             Request::Kill { id } => self.order(Order::Kill { id }, &[])?,
             Request::List { id } => self.list(id)?,
+            Request::Stage { id, number } => {
+                let number = files::stage(number);
+                self.outgoing.say(Answer::Staged { id, number }, &[])?;
+            }
+            Request::Adopt {
+                id,
+                number,
+                identity,
+            } => {
+                let number = files::adopt(number, identity);
+                self.outgoing.say(Answer::Staged { id, number }, &[])?;
+            }
+            Request::Unstage { number } => files::unstage(number),
             Request::Resize { id, rows, columns } => {
                 if let Some(terminal) = self.commands.find(id).and_then(|it| it.terminal()) {
                     // It may have ended.

@@ -2,7 +2,7 @@
 
 use super::OUTPUT;
 use crate::frames::{Answer, HEADER_BYTES, Lane, MOST_PAYLOAD, OUTPUT_WINDOW};
-use crate::sys::{self, EAGAIN, EINTR, Fd, PollFd};
+use crate::sys::{self, EAGAIN, EINTR, EINVAL, ENOSYS, Fd, PollFd};
 
 /// What the pipes of the stream are enlarged to.
 pub const PIPE_BYTES: usize = 256 * 1024;
@@ -13,8 +13,14 @@ const BUFFER_BYTES: usize = 1024 * 1024;
 /// Short of it no more output is taken, so that there is always room for what is said.
 const DATA_BYTES: usize = 256 * 1024;
 
+/// Pieces that are shorter are copied.
+const LEAST_MOVED: usize = 32 * 1024;
+
 /// The stream of answers, and what could not be written yet.
 pub struct Outgoing {
+    /// What is moved from a pipe without reading it, before what is in the buffer.
+    moved: Option<Moved>,
+    can_move: bool,
     buffer: &'static mut [u8],
     start: usize,
     end: usize,
@@ -23,6 +29,8 @@ pub struct Outgoing {
 impl Outgoing {
     pub fn new() -> sys::Result<Self> {
         Ok(Self {
+            moved: None,
+            can_move: true,
             buffer: sys::map_bytes(BUFFER_BYTES)?,
             start: 0,
             end: 0,
@@ -30,12 +38,12 @@ impl Outgoing {
     }
 
     pub fn is_empty(&self) -> bool {
-        self.start == self.end
+        self.moved.is_none() && self.start == self.end
     }
 
     /// Whether output is taken.
     pub fn has_room(&self) -> bool {
-        self.end - self.start < DATA_BYTES
+        self.moved.is_none() && self.end - self.start < DATA_BYTES
     }
 
     /// Whether output is taken, after what there is was written as far as that goes.
@@ -71,6 +79,28 @@ impl Outgoing {
         Ok(count)
     }
 
+    /// The same for a pipe that holds much, which is moved without copying it where that goes.
+    pub fn take_much(&mut self, id: u32, lane: Lane, pipe: Fd, most: usize) -> sys::Result<usize> {
+        if self.can_move && self.is_empty() {
+            let count = sys::unread_bytes(pipe)?.min(most).min(MOST_PAYLOAD);
+            // The command's own may be closed before all is moved.
+            if count >= LEAST_MOVED
+                && let Ok(pipe) = sys::dup_above(pipe, 3)
+            {
+                let length = count as u64;
+                let header = Answer::Output { id, lane, length }.encode();
+                self.moved = Some(Moved {
+                    header,
+                    said: 0,
+                    pipe,
+                    left: count,
+                });
+                return Ok(count);
+            }
+        }
+        self.take(id, lane, pipe, most)
+    }
+
     /// Takes output from a pipe and throws it away; how much.
     pub fn discard(&mut self, pipe: Fd) -> sys::Result<usize> {
         let start = self.end_of_room();
@@ -79,6 +109,19 @@ impl Outgoing {
 
     /// Writes what can be written at once.
     pub fn flush(&mut self) -> sys::Result<()> {
+        if let Some(moved) = &mut self.moved {
+            match moved.go_on() {
+                Ok(()) => {}
+                Err(EAGAIN) => return Ok(()),
+                Err(EINVAL | ENOSYS) => {
+                    self.can_move = false;
+                    moved.copy()?;
+                }
+                Err(errno) => return Err(errno),
+            }
+            sys::close(moved.pipe);
+            self.moved = None;
+        }
         while !self.is_empty() {
             match sys::write(OUTPUT, &self.buffer[self.start..self.end]) {
                 Ok(count) => self.start += count,
@@ -116,6 +159,75 @@ impl Outgoing {
         self.buffer.copy_within(self.start..self.end, 0);
         self.end -= self.start;
         self.start = 0;
+    }
+}
+
+/// A frame of output whose bytes are still in their pipe.
+struct Moved {
+    header: [u8; HEADER_BYTES],
+    /// How much of the header is written.
+    said: usize,
+    pipe: Fd,
+    /// What is left of the bytes that the header promises.
+    left: usize,
+}
+
+impl Moved {
+    /// Writes the rest of it; `EAGAIN` where not all of that goes at once, and `EINVAL` or `ENOSYS` where
+    /// bytes can't be moved.
+    fn go_on(&mut self) -> sys::Result<()> {
+        while self.said < HEADER_BYTES {
+            self.said += again(sys::write(OUTPUT, &self.header[self.said..]))?;
+        }
+        while self.left > 0 {
+            let moved = match sys::splice(self.pipe, OUTPUT, self.left, false) {
+                // Whoever opened a pipe of his own for reading has taken what was in it. What was promised
+                // comes all the same.
+                Ok(0) => self.write_zeros(),
+                Err(EAGAIN) if sys::unread_bytes(self.pipe)? == 0 => self.write_zeros(),
+                moved => moved,
+            };
+            self.left -= again(moved)?;
+        }
+        Ok(())
+    }
+
+    fn write_zeros(&self) -> sys::Result<usize> {
+        let zeros = [0; 4096];
+        sys::write(OUTPUT, &zeros[..self.left.min(zeros.len())])
+    }
+
+    /// Copies the bytes that are left, however long that takes.
+    fn copy(&mut self) -> sys::Result<()> {
+        let mut page = [0; 4096];
+        while self.left > 0 {
+            let most = self.left.min(page.len());
+            let count = match sys::read(self.pipe, &mut page[..most]) {
+                Ok(count @ 1..) => count,
+                // Taken by somebody else.
+                _ => {
+                    page.fill(0);
+                    most
+                }
+            };
+            let mut written = 0;
+            while written < count {
+                match sys::write(OUTPUT, &page[written..count]) {
+                    Err(EAGAIN) => drop(sys::poll(&mut [PollFd::writable(OUTPUT)], -1)?),
+                    wrote => written += again(wrote)?,
+                }
+            }
+            self.left -= count;
+        }
+        Ok(())
+    }
+}
+
+/// An interrupted call has done nothing.
+fn again(done: sys::Result<usize>) -> sys::Result<usize> {
+    match done {
+        Err(EINTR) => Ok(0),
+        done => done,
     }
 }
 

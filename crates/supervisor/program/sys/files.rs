@@ -23,7 +23,7 @@ pub fn openat2(at: Fd, path: &CStr, flags: i32, mode: u32, resolve: u64) -> Resu
 #[repr(C)]
 pub struct Stat {
     pub device: u64,
-    inode: u64,
+    pub inode: u64,
     links: u64,
     mode: u32,
     owner: [u32; 3],
@@ -88,6 +88,11 @@ pub fn unlinkat(at: Fd, path: &CStr, is_directory: bool) -> Result<()> {
 
 pub fn renameat(from_at: Fd, from: &CStr, to_at: Fd, to: &CStr) -> Result<()> {
     call!(264, from_at.0, from.as_ptr(), to_at.0, to.as_ptr()).map(drop)
+}
+
+/// Gives a file another name.
+pub fn linkat(from_at: Fd, from: &CStr, to_at: Fd, to: &CStr) -> Result<()> {
+    call!(265, from_at.0, from.as_ptr(), to_at.0, to.as_ptr(), 0).map(drop)
 }
 
 pub fn fchmod(fd: Fd, mode: u32) -> Result<()> {

@@ -113,6 +113,7 @@ pub fn wait(block: bool, stopped_too: bool) -> Result<Option<Changed>> {
 
 pub const SIGKILL: i32 = 9;
 pub const SIGPIPE: i32 = 13;
+pub const SIGXFSZ: i32 = 25;
 pub const SIGTERM: i32 = 15;
 pub const SIGCHLD: i32 = 17;
 pub const SIGCONT: i32 = 18;

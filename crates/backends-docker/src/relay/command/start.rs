@@ -50,6 +50,8 @@ pub(in super::super) async fn start(
         errors,
         input,
         command,
+        // Only what is done with files offers something.
+        staged: _,
     } = sandbox
         .link
         .stream

@@ -1,0 +1,201 @@
+//! What can go on in a sandbox when somebody is killed.
+
+use std::future::{Future, pending};
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use cantle_core::ids::RunId;
+use cantle_core::sandbox::{
+    Background, ByteRange, ExitStatus, OutputStream, Process, Sandbox, SandboxError,
+    SandboxExt as _, SandboxPath, SpawnRequest, Stdin, WriteOptions,
+};
+use futures_util::{StreamExt as _, stream};
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+use super::entries;
+use crate::support::{PATIENCE, eventually, stdout};
+
+/// What goes on when somebody is killed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Nothing.
+    Idle,
+    /// A command runs that writes nothing.
+    Command,
+    /// A command has left something that is to stay.
+    Background,
+    /// A command gets input that it doesn't read.
+    Input,
+    /// A command writes all the time.
+    Output,
+    /// A file is written, and its bytes are slow to come.
+    Upload,
+    /// The same where it was said how many there are: another way may be taken for so many.
+    Announced,
+    /// A file is read.
+    Download,
+    /// A file is copied into an output directory.
+    Saving,
+    /// The sandbox is being closed.
+    Closing,
+}
+
+impl Phase {
+    pub(super) const ALL: [Self; 10] = [
+        Self::Idle,
+        Self::Command,
+        Self::Background,
+        Self::Input,
+        Self::Output,
+        Self::Upload,
+        Self::Announced,
+        Self::Download,
+        Self::Saving,
+        Self::Closing,
+    ];
+
+    /// Those that there are without our supervisor.
+    pub(super) const PLAIN: [Self; 5] = [
+        Self::Idle,
+        Self::Command,
+        Self::Output,
+        Self::Upload,
+        Self::Download,
+    ];
+
+    pub(super) fn named(name: &str) -> Self {
+        let mut all = Self::ALL.into_iter();
+        all.find(|phase| format!("{phase:?}") == name).unwrap()
+    }
+}
+
+/// What was begun: it ends when the sandbox does, with what its caller is told; where a command ended
+/// well in his eyes, how.
+pub(super) type Begun =
+    Pin<Box<dyn Future<Output = Result<Option<ExitStatus>, SandboxError>> + Send>>;
+
+/// More than anybody reads in the time of a test; a hole, on the disk.
+const LARGE: &str = "truncate -s 100G large";
+/// The same for a disk that it may fill.
+const LARGE_OUTPUT: &str = "truncate -s 8G large";
+const LARGE_INPUT: usize = 64 << 20;
+
+pub(super) fn path(path: &str) -> SandboxPath {
+    SandboxPath::new(path).unwrap()
+}
+
+async fn start(sandbox: &dyn Sandbox, request: SpawnRequest) -> (Box<dyn Process>, OutputStream) {
+    let mut process = sandbox.spawn(request).await.unwrap();
+    let output = process.take_output().unwrap();
+    (process, output)
+}
+
+async fn read_until(output: &mut OutputStream, word: &str) {
+    let mut text = String::new();
+    while !text.contains(word) {
+        let piece = timeout(PATIENCE, output.next()).await.unwrap();
+        text += &String::from_utf8_lossy(&piece.expect("it goes on").unwrap().bytes);
+    }
+}
+
+/// Begins what a phase is about, and returns when that is under way. The commands carry `mark` in their
+/// environment; outputs are saved in `directory`.
+pub(super) async fn begin(
+    sandbox: &Arc<dyn Sandbox>,
+    phase: Phase,
+    mark: RunId,
+    directory: &Path,
+) -> Begun {
+    let shell = |line: &str| SpawnRequest::shell(line).with_env("MARK", mark.to_string());
+    let sandbox = Arc::clone(sandbox);
+    let asked = async |sandbox: Arc<dyn Sandbox>| loop {
+        sandbox.run(SpawnRequest::shell("true")).await?;
+    };
+    match phase {
+        Phase::Idle => Box::pin(asked(sandbox)),
+        Phase::Background => {
+            let left = shell("setsid sleep 1000 & true").with_background(Background::Keep);
+            sandbox.run(left).await.unwrap();
+            Box::pin(asked(sandbox))
+        }
+        Phase::Command | Phase::Closing => {
+            let line = "echo begun; setsid sleep 1000 & sleep 1000";
+            let (mut process, mut output) = start(&*sandbox, shell(line)).await;
+            read_until(&mut output, "begun").await;
+            if phase == Phase::Command {
+                return Box::pin(async move { process.wait().await.map(|exit| Some(exit.status)) });
+            }
+            let closing = tokio::spawn(async move {
+                let _process = process;
+                sandbox.close().await
+            });
+            Box::pin(async move { closing.await.unwrap().map(|()| None) })
+        }
+        Phase::Input => {
+            let line = "head -c 1000 > /dev/null; echo begun; sleep 1000";
+            let (mut process, mut output) =
+                start(&*sandbox, shell(line).with_stdin(Stdin::Piped)).await;
+            let mut input = process.take_stdin().unwrap();
+            let writing =
+                tokio::spawn(async move { input.write(vec![b'x'; LARGE_INPUT].into()).await });
+            read_until(&mut output, "begun").await;
+            Box::pin(async move {
+                let written = writing.await.unwrap();
+                assert!(written.is_err(), "nobody read it");
+                process.wait().await.map(|exit| Some(exit.status))
+            })
+        }
+        Phase::Output => {
+            let (mut process, mut output) = start(&*sandbox, shell("yes")).await;
+            read_until(&mut output, "y").await;
+            Box::pin(async move {
+                while let Some(Ok(_)) = output.next().await {}
+                process.wait().await.map(|exit| Some(exit.status))
+            })
+        }
+        Phase::Upload | Phase::Announced => {
+            let (asked, begun) = oneshot::channel();
+            // The first pieces are on their way when more is asked for.
+            let more = stream::once(async move {
+                asked.send(()).unwrap();
+                pending().await
+            });
+            let first = stream::iter(0..16).map(|_| Ok(vec![b'x'; 1 << 20].into()));
+            let data = Box::pin(first.chain(more));
+            let mut options = WriteOptions::default();
+            if phase == Phase::Announced {
+                options = options.with_size(1 << 30);
+            }
+            let writing =
+                tokio::spawn(
+                    async move { sandbox.write(&path("new/upload"), options, data).await },
+                );
+            timeout(PATIENCE, begun).await.unwrap().unwrap();
+            Box::pin(async move { writing.await.unwrap().map(|()| None) })
+        }
+        Phase::Download => {
+            stdout(&*sandbox, LARGE).await;
+            let mut data = sandbox
+                .read(&path("large"), ByteRange::all())
+                .await
+                .unwrap();
+            data.next().await.expect("it goes on").unwrap();
+            Box::pin(async move {
+                while let Some(piece) = data.next().await {
+                    piece?;
+                }
+                Ok(None)
+            })
+        }
+        Phase::Saving => {
+            stdout(&*sandbox, LARGE_OUTPUT).await;
+            let to = directory.to_owned();
+            let saving =
+                tokio::spawn(async move { sandbox.save_outputs(&["large".to_owned()], &to).await });
+            eventually("the saving", || entries(directory) > 0);
+            Box::pin(async move { saving.await.unwrap().map(|_| None) })
+        }
+    }
+}
