@@ -1,6 +1,6 @@
 //! What goes to the owner.
 
-use super::OUTPUT;
+use super::{NONE, OUTPUT};
 use crate::frames::{Answer, HEADER_BYTES, Lane, MOST_PAYLOAD, OUTPUT_WINDOW};
 use crate::sys::{self, EAGAIN, EINTR, EINVAL, ENOSYS, Fd, PollFd};
 
@@ -16,10 +16,15 @@ const DATA_BYTES: usize = 256 * 1024;
 /// Pieces that are shorter are copied.
 const LEAST_MOVED: usize = 32 * 1024;
 
+/// Room for the pages of a piece, which may be partly filled, and a header.
+const BETWEEN_BYTES: usize = 512 * 1024;
+
 /// The stream of answers, and what could not be written yet.
 pub struct Outgoing {
     /// What is moved from a pipe without reading it, before what is in the buffer.
     moved: Option<Moved>,
+    /// A pipe of our own that it goes through: where it is read, and where it is written.
+    between: Option<(Fd, Fd)>,
     can_move: bool,
     buffer: &'static mut [u8],
     start: usize,
@@ -30,6 +35,7 @@ impl Outgoing {
     pub fn new() -> sys::Result<Self> {
         Ok(Self {
             moved: None,
+            between: None,
             can_move: true,
             buffer: sys::map_bytes(BUFFER_BYTES)?,
             start: 0,
@@ -81,24 +87,30 @@ impl Outgoing {
 
     /// The same for a pipe that holds much, which is moved without copying it where that goes.
     pub fn take_much(&mut self, id: u32, lane: Lane, pipe: Fd, most: usize) -> sys::Result<usize> {
-        if self.can_move && self.is_empty() {
+        if self.is_empty()
+            && let Some(between) = self.between()
+        {
             let count = sys::unread_bytes(pipe)?.min(most).min(MOST_PAYLOAD);
-            // The command's own may be closed before all is moved.
-            if count >= LEAST_MOVED
-                && let Ok(pipe) = sys::dup_above(pipe, 3)
-            {
+            if count >= LEAST_MOVED {
                 let length = count as u64;
                 let header = Answer::Output { id, lane, length }.encode();
-                self.moved = Some(Moved {
-                    header,
-                    said: 0,
-                    pipe,
-                    left: count,
-                });
+                self.moved = Some(Moved::begin(between, &header, pipe, count)?);
                 return Ok(count);
             }
         }
         self.take(id, lane, pipe, most)
+    }
+
+    /// A pipe of our own, where bytes can be moved.
+    fn between(&mut self) -> Option<(Fd, Fd)> {
+        if self.between.is_none() && self.can_move {
+            self.between = sys::pipe().ok();
+            self.can_move = self.between.is_some();
+            if let Some((reader, _)) = self.between {
+                sys::enlarge_pipe(reader, BETWEEN_BYTES);
+            }
+        }
+        self.between.filter(|_| self.can_move)
     }
 
     /// Takes output from a pipe and throws it away; how much.
@@ -119,7 +131,7 @@ impl Outgoing {
                 }
                 Err(errno) => return Err(errno),
             }
-            sys::close(moved.pipe);
+            moved.end();
             self.moved = None;
         }
         while !self.is_empty() {
@@ -162,64 +174,113 @@ impl Outgoing {
     }
 }
 
-/// A frame of output whose bytes are still in their pipe.
+/// A frame of output that goes through a pipe of our own, with its header, so that whoever reads the
+/// stream is woken once.
 struct Moved {
-    header: [u8; HEADER_BYTES],
-    /// How much of the header is written.
-    said: usize,
+    between: (Fd, Fd),
+    /// What is in that pipe.
+    ready: usize,
+    /// Where the rest of what the header promises is; the command's own pipe may be closed before.
     pipe: Fd,
-    /// What is left of the bytes that the header promises.
     left: usize,
 }
 
 impl Moved {
-    /// Writes the rest of it; `EAGAIN` where not all of that goes at once, and `EINVAL` or `ENOSYS` where
-    /// bytes can't be moved.
-    fn go_on(&mut self) -> sys::Result<()> {
-        while self.said < HEADER_BYTES {
-            self.said += again(sys::write(OUTPUT, &self.header[self.said..]))?;
+    fn begin(
+        between: (Fd, Fd),
+        header: &[u8; HEADER_BYTES],
+        pipe: Fd,
+        count: usize,
+    ) -> sys::Result<Self> {
+        let mut moved = Self {
+            between,
+            // The pipe is empty, and short writes are whole.
+            ready: sys::write(between.1, header)?,
+            pipe: NONE,
+            left: count,
+        };
+        match moved.take(pipe, true) {
+            // It is tried again, and then copied.
+            Ok(()) | Err(EAGAIN | EINVAL | ENOSYS) => {}
+            Err(errno) => return Err(errno),
         }
-        while self.left > 0 {
-            let moved = match sys::splice(self.pipe, OUTPUT, self.left, false) {
-                // Whoever opened a pipe of his own for reading has taken what was in it. What was promised
-                // comes all the same.
-                Ok(0) => self.write_zeros(),
-                Err(EAGAIN) if sys::unread_bytes(self.pipe)? == 0 => self.write_zeros(),
-                moved => moved,
-            };
-            self.left -= again(moved)?;
+        if moved.left > 0 {
+            moved.pipe = sys::dup_above(pipe, 3)?;
         }
+        Ok(moved)
+    }
+
+    /// Takes what there is room for; something, where there is any.
+    fn take(&mut self, pipe: Fd, moves: bool) -> sys::Result<()> {
+        let taken = if moves {
+            sys::splice(pipe, self.between.1, self.left, false)
+        } else {
+            let mut page = [0; 4096];
+            let most = self.left.min(page.len());
+            // There is room for it: what was there is written.
+            sys::read(pipe, &mut page[..most])
+                .and_then(|count| sys::write(self.between.1, &page[..count]))
+        };
+        let taken = match taken {
+            // Whoever opened a pipe of his own for reading has taken what was in it. What was promised comes
+            // all the same.
+            Ok(0) => self.write_zeros(),
+            Err(EAGAIN) if self.ready == 0 && sys::unread_bytes(pipe)? == 0 => self.write_zeros(),
+            Err(EAGAIN) if self.ready > 0 => Ok(0),
+            taken => taken,
+        };
+        let taken = again(taken)?;
+        self.ready += taken;
+        self.left -= taken;
         Ok(())
     }
 
     fn write_zeros(&self) -> sys::Result<usize> {
         let zeros = [0; 4096];
-        sys::write(OUTPUT, &zeros[..self.left.min(zeros.len())])
+        sys::write(self.between.1, &zeros[..self.left.min(zeros.len())])
     }
 
-    /// Copies the bytes that are left, however long that takes.
+    /// Moves the rest of it; `EAGAIN` where not all of that goes at once, and `EINVAL` or `ENOSYS` where
+    /// bytes can't be moved.
+    fn go_on(&mut self) -> sys::Result<()> {
+        loop {
+            while self.ready > 0 {
+                let moved = sys::splice(self.between.0, OUTPUT, self.ready, false);
+                self.ready -= again(moved)?;
+            }
+            if self.left == 0 {
+                return Ok(());
+            }
+            self.take(self.pipe, true)?;
+        }
+    }
+
+    /// Copies the rest, however long that takes.
     fn copy(&mut self) -> sys::Result<()> {
         let mut page = [0; 4096];
-        while self.left > 0 {
-            let most = self.left.min(page.len());
-            let count = match sys::read(self.pipe, &mut page[..most]) {
-                Ok(count @ 1..) => count,
-                // Taken by somebody else.
-                _ => {
-                    page.fill(0);
-                    most
-                }
-            };
-            let mut written = 0;
-            while written < count {
-                match sys::write(OUTPUT, &page[written..count]) {
-                    Err(EAGAIN) => drop(sys::poll(&mut [PollFd::writable(OUTPUT)], -1)?),
-                    wrote => written += again(wrote)?,
+        loop {
+            while self.ready > 0 {
+                let count = again(sys::read(self.between.0, &mut page))?;
+                self.ready -= count;
+                let mut written = 0;
+                while written < count {
+                    match sys::write(OUTPUT, &page[written..count]) {
+                        Err(EAGAIN) => drop(sys::poll(&mut [PollFd::writable(OUTPUT)], -1)?),
+                        wrote => written += again(wrote)?,
+                    }
                 }
             }
-            self.left -= count;
+            if self.left == 0 {
+                return Ok(());
+            }
+            self.take(self.pipe, false)?;
         }
-        Ok(())
+    }
+
+    fn end(&self) {
+        if self.pipe != NONE {
+            sys::close(self.pipe);
+        }
     }
 }
 
