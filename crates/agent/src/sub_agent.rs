@@ -115,8 +115,9 @@ pub(crate) struct Caller {
     pub(crate) depth: u32,
     pub(crate) hub: Arc<Hub>,
     pub(crate) account: Arc<Account>,
-    /// Where the journals of this call's runs are, where runs are kept.
-    pub(crate) store: Option<RunStore>,
+    pub(crate) call_id: String,
+    /// Where the caller's journal is, where runs are kept.
+    pub(crate) kept_in: Option<RunStore>,
     pub(crate) skills: Option<Arc<Skills>>,
     /// Whether and how the caller's run was told to end.
     pub(crate) ending: Ending,
@@ -139,6 +140,17 @@ pub(crate) struct Report {
 }
 
 impl Caller {
+    /// Whether runs are kept.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.kept_in.is_some()
+    }
+
+    /// Where the journals of this call's runs are, where runs are kept. Few calls have any.
+    pub(crate) fn store(&self) -> Option<RunStore> {
+        let store = self.kept_in.as_ref()?;
+        Some(store.of_call(self.run, &self.call_id))
+    }
+
     /// What the sub-agent used, where one was called and has ended.
     pub(crate) fn take_report(&self) -> Option<Report> {
         self.report().take()
@@ -150,7 +162,7 @@ impl Caller {
 
     /// Whether the caller's run was told to end and can be resumed, so that what is open stays open.
     pub(crate) fn leaves_open(&self) -> bool {
-        self.store.is_some() && self.ending.leaves_open()
+        self.is_kept() && self.ending.leaves_open()
     }
 }
 

@@ -183,7 +183,10 @@ impl Groups {
 
 impl Drop for Groups {
     fn drop(&mut self) {
-        self.remove();
+        for group in &self.groups {
+            // Mostly it is gone.
+            let _ = fs::remove_dir(&group.directory);
+        }
     }
 }
 

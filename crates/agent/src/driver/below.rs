@@ -42,10 +42,8 @@ impl Driver {
             depth: self.depth,
             hub: Arc::clone(&self.hub),
             account: Arc::clone(&self.account),
-            store: self
-                .store
-                .as_ref()
-                .map(|store| store.of_call(self.run, call_id)),
+            call_id: call_id.to_owned(),
+            kept_in: self.store.clone(),
             skills: self.skills.clone(),
             ending: self.ending.clone(),
             questions: self.gate.asked.questions(),

@@ -1,5 +1,6 @@
 //! Media of a journal: kept once each, beside it.
 
+use std::fmt::Write as _;
 use std::fs;
 use std::io::{self, Write as _};
 use std::os::unix::fs::DirBuilderExt as _;
@@ -119,7 +120,11 @@ fn each_block(value: &mut Value, field: &str, visit: &mut Visit<'_>) -> io::Resu
 
 /// Bytes as hexadecimal digits.
 pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        // There is always room in memory.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
 }
 
 #[cfg(test)]

@@ -112,7 +112,7 @@ pub(super) enum Begun {
 
 /// Looks whether this call was begun before: by another process, or before its run was cancelled.
 pub(super) async fn begun(caller: &Caller) -> Result<Begun, ToolError> {
-    let Some(store) = &caller.store else {
+    let Some(store) = caller.store() else {
         return Ok(Begun::Nothing);
     };
     let deadline = Instant::now() + LET_GO_DEADLINE;
@@ -205,8 +205,8 @@ impl SubAgent {
         let mut options = SessionOptions::default().budget(self.budget);
         options.lineage = Some(self.lineage(caller, cx));
         options.progress = Some(Arc::clone(&cx.progress));
-        if let Some(store) = &caller.store {
-            options = options.kept_in(store.clone(), note);
+        if let Some(store) = caller.store() {
+            options = options.kept_in(store, note);
         }
         let session = self.agent.session(options).await;
         let session = session.map_err(|error| Done::not_begun(&error.to_string()))?;
@@ -236,7 +236,7 @@ impl SubAgent {
             done.ledger = accounts.await.ok().flatten();
             done
         };
-        let Some(store) = &caller.store else {
+        let Some(store) = &caller.store() else {
             return Err(failed("its journal is gone".to_owned(), None).await);
         };
         let mut options = ResumeOptions::default().budget(self.budget);

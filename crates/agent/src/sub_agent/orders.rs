@@ -179,7 +179,7 @@ impl Conductor {
                         return Ok(ToolOutput::failure(said.text));
                     }
                     work => {
-                        is_new = caller.store.is_some();
+                        is_new = caller.is_kept();
                         (left, work)
                     }
                 }
@@ -194,7 +194,7 @@ impl Conductor {
                 background.attend(left.clone(), progress, |stop| async move {
                     let leaves_open = || {
                         let of_run = || weak.upgrade().is_some_and(|it| it.leaves_open());
-                        caller.store.is_some() && (caller.ending.leaves_open() || of_run())
+                        caller.is_kept() && (caller.ending.leaves_open() || of_run())
                     };
                     work.until_its_end(&stop, leaves_open, Some(begun)).await
                 });
