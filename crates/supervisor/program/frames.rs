@@ -19,7 +19,7 @@ pub const MOST_PAYLOAD: usize = 128 * 1024;
 /// The most bytes of the body of a command or of the setup.
 pub const MOST_BODY: usize = 64 * 1024 * 1024;
 /// What a command may have written that its owner has not taken, for each channel.
-pub const OUTPUT_WINDOW: usize = 4 * 1024 * 1024;
+pub const OUTPUT_WINDOW: usize = 1024 * 1024;
 /// What may be on its way to a command that the command has not read.
 pub const INPUT_WINDOW: usize = 1024 * 1024;
 

@@ -237,10 +237,6 @@ fn answers_in_frames_come_back_as_they_were() {
         Answer::Gone { id },
         Answer::Taken { id, bytes: 1 },
         Answer::Staged {
-            id: 5,
-            number: u64::MAX,
-        },
-        Answer::Staged {
             id,
             number: u64::MAX,
         },

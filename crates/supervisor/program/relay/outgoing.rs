@@ -1,6 +1,6 @@
 //! What goes to the owner.
 
-use super::{NONE, OUTPUT};
+use super::OUTPUT;
 use crate::frames::{Answer, HEADER_BYTES, Lane, MOST_PAYLOAD, OUTPUT_WINDOW};
 use crate::sys::{self, EAGAIN, EINTR, EINVAL, ENOSYS, Fd, PollFd};
 
@@ -91,10 +91,13 @@ impl Outgoing {
             && let Some(between) = self.between()
         {
             let count = sys::unread_bytes(pipe)?.min(most).min(MOST_PAYLOAD);
-            if count >= LEAST_MOVED {
+            // The command's own may be closed before all is moved.
+            if count >= LEAST_MOVED
+                && let Ok(pipe) = sys::dup_above(pipe, 3)
+            {
                 let length = count as u64;
                 let header = Answer::Output { id, lane, length }.encode();
-                self.moved = Some(Moved::begin(between, &header, pipe, count)?);
+                self.moved = Some(Moved::begin(between, &header, pipe, count));
                 return Ok(count);
             }
         }
@@ -131,7 +134,7 @@ impl Outgoing {
                 }
                 Err(errno) => return Err(errno),
             }
-            moved.end();
+            sys::close(moved.pipe);
             self.moved = None;
         }
         while !self.is_empty() {
@@ -180,53 +183,42 @@ struct Moved {
     between: (Fd, Fd),
     /// What is in that pipe.
     ready: usize,
-    /// Where the rest of what the header promises is; the command's own pipe may be closed before.
+    /// Where the rest of what the header promises is.
     pipe: Fd,
     left: usize,
 }
 
 impl Moved {
-    fn begin(
-        between: (Fd, Fd),
-        header: &[u8; HEADER_BYTES],
-        pipe: Fd,
-        count: usize,
-    ) -> sys::Result<Self> {
+    fn begin(between: (Fd, Fd), header: &[u8; HEADER_BYTES], pipe: Fd, count: usize) -> Self {
         let mut moved = Self {
             between,
-            // The pipe is empty, and short writes are whole.
-            ready: sys::write(between.1, header)?,
-            pipe: NONE,
+            // The pipe is empty, and takes short writes whole.
+            ready: sys::write(between.1, header).unwrap_or(0),
+            pipe,
             left: count,
         };
-        match moved.take(pipe, true) {
-            // It is tried again, and then copied.
-            Ok(()) | Err(EAGAIN | EINVAL | ENOSYS) => {}
-            Err(errno) => return Err(errno),
-        }
-        if moved.left > 0 {
-            moved.pipe = sys::dup_above(pipe, 3)?;
-        }
-        Ok(moved)
+        // What goes wrong here does again where it is heard.
+        let _ = moved.take(true);
+        moved
     }
 
     /// Takes what there is room for; something, where there is any.
-    fn take(&mut self, pipe: Fd, moves: bool) -> sys::Result<()> {
+    fn take(&mut self, moves: bool) -> sys::Result<()> {
         let taken = if moves {
-            sys::splice(pipe, self.between.1, self.left, false)
+            sys::splice(self.pipe, self.between.1, self.left, false)
         } else {
             let mut page = [0; 4096];
             let most = self.left.min(page.len());
             // There is room for it: what was there is written.
-            sys::read(pipe, &mut page[..most])
+            sys::read(self.pipe, &mut page[..most])
                 .and_then(|count| sys::write(self.between.1, &page[..count]))
         };
         let taken = match taken {
             // Whoever opened a pipe of his own for reading has taken what was in it. What was promised comes
             // all the same.
             Ok(0) => self.write_zeros(),
-            Err(EAGAIN) if self.ready == 0 && sys::unread_bytes(pipe)? == 0 => self.write_zeros(),
             Err(EAGAIN) if self.ready > 0 => Ok(0),
+            Err(EAGAIN) if sys::unread_bytes(self.pipe)? == 0 => self.write_zeros(),
             taken => taken,
         };
         let taken = again(taken)?;
@@ -251,7 +243,7 @@ impl Moved {
             if self.left == 0 {
                 return Ok(());
             }
-            self.take(self.pipe, true)?;
+            self.take(true)?;
         }
     }
 
@@ -273,13 +265,7 @@ impl Moved {
             if self.left == 0 {
                 return Ok(());
             }
-            self.take(self.pipe, false)?;
-        }
-    }
-
-    fn end(&self) {
-        if self.pipe != NONE {
-            sys::close(self.pipe);
+            self.take(false)?;
         }
     }
 }
