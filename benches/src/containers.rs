@@ -34,7 +34,7 @@ const OPENINGS: usize = 15;
 const COMMAND_ROUNDS: usize = 10;
 /// Commands of a round, and of the loop that is compared with them.
 const COMMANDS: usize = 20;
-const REPEATS: usize = 3;
+const REPEATS: usize = 5;
 
 const BYTES: u64 = 1_000_000_000;
 /// As uploads read files.

@@ -18,8 +18,9 @@ pub const HEADER_BYTES: usize = 16;
 pub const MOST_PAYLOAD: usize = 128 * 1024;
 /// The most bytes of the body of a command or of the setup.
 pub const MOST_BODY: usize = 64 * 1024 * 1024;
-/// What a command may have written that its owner has not taken, for each channel.
-pub const OUTPUT_WINDOW: usize = 1024 * 1024;
+/// What a command may have written that its owner has not taken, for each channel. It is granted by the
+/// half: a grant passes as many processes as output does.
+pub const OUTPUT_WINDOW: usize = 2 * 1024 * 1024;
 /// What may be on its way to a command that the command has not read.
 pub const INPUT_WINDOW: usize = 1024 * 1024;
 

@@ -279,7 +279,7 @@ impl LaneReader {
     pub(super) async fn next(&mut self) -> Option<Bytes> {
         let piece = self.pieces.recv().await?;
         self.taken += cost(piece.len()) as u64;
-        if self.taken >= OUTPUT_WINDOW as u64 / 4 {
+        if self.taken >= OUTPUT_WINDOW as u64 / 2 {
             let credit = self.taken;
             self.taken = 0;
             self.shared.used.fetch_sub(credit, Ordering::AcqRel);

@@ -12,11 +12,10 @@ const MOST: usize = 512;
 const MOST_POLLED: usize = 5;
 /// Short of it nothing is read: the next grant comes soon.
 const LEAST_CREDIT: usize = cost(4096);
-/// What a pipe holds unless it is enlarged, less some slack.
-const FULL_PIPE: usize = 60 * 1024;
 /// Less than this that was taken of input is not told.
 const UNTOLD_BYTES: u64 = INPUT_WINDOW as u64 / 8;
-/// What a pipe is enlarged to once it was full.
+/// What the pipe of an input is enlarged to once it was full. Not before: an ordinary user may have
+/// only so much memory in large pipes, and then gets tiny ones.
 const LARGE_PIPE: usize = 256 * 1024;
 
 /// The commands that have processes or output.
@@ -84,7 +83,7 @@ impl Commands {
 
     /// Waits until something is ready, in the stream or of a command. Returns how many of the commands'
     /// descriptors were waited for, each of which may be [`ready`](Self::ready).
-    pub fn poll(&mut self, stream: &mut [PollFd; 3], has_room: bool) -> sys::Result<usize> {
+    pub fn poll(&mut self, stream: &mut [PollFd; 3], takes_output: bool) -> sys::Result<usize> {
         let mut count = 0;
         // A different one begins each time, so that nobody always comes last.
         self.first = if self.first + 1 < self.end {
@@ -109,7 +108,7 @@ impl Commands {
             }
             for lane in Lane::ALL {
                 let output = &command.outputs[lane as usize];
-                if has_room && output.may_be_read() {
+                if takes_output && output.may_be_read() {
                     wait(PollFd::readable(output.pipe), Polled::Lane(lane));
                 }
             }
@@ -318,23 +317,13 @@ impl Command {
             outgoing.discard(output.pipe)
         } else {
             let most = (output.credit - cost(0)).min(MOST_PAYLOAD);
-            if output.is_large {
-                outgoing.take_much(id, lane, output.pipe, most)
-            } else {
-                outgoing.take(id, lane, output.pipe, most)
-            }
+            outgoing.take(id, lane, output.pipe, most)
         };
         match read {
             Ok(count @ 1..) => {
                 output.total += count as u64;
                 if !output.is_discarded {
                     output.credit -= cost(count);
-                }
-                // Not before it was full: an ordinary user may have only so much memory in large
-                // pipes, and then gets tiny ones.
-                if count >= FULL_PIPE && !output.is_large {
-                    output.is_large = true;
-                    sys::enlarge_pipe(output.pipe, LARGE_PIPE);
                 }
                 Ok(false)
             }
@@ -535,7 +524,6 @@ struct Output {
     /// Bytes so far.
     total: u64,
     is_discarded: bool,
-    is_large: bool,
 }
 
 impl Output {
@@ -545,7 +533,6 @@ impl Output {
             credit: OUTPUT_WINDOW,
             total: 0,
             is_discarded: false,
-            is_large: false,
         }
     }
 

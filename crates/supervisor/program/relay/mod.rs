@@ -27,6 +27,9 @@ const NONE: Fd = Fd(-1);
 /// Bytes that are read where nothing large is on its way.
 const LITTLE: usize = 4096;
 
+/// What the pipe of the input is enlarged to.
+const INPUT_PIPE: usize = 256 * 1024;
+
 /// How long init may take to kill what it has started.
 const INIT_DEADLINE_MS: u32 = 2000;
 
@@ -84,8 +87,7 @@ fn start() -> sys::Result<Option<Relay>> {
     outgoing.say(Answer::Ready { length }, &ready)?;
     outgoing.flush()?;
     sys::allow_most_descriptors();
-    sys::enlarge_pipe(OUTPUT, outgoing::PIPE_BYTES);
-    sys::enlarge_pipe(INPUT, outgoing::PIPE_BYTES);
+    sys::enlarge_pipe(INPUT, INPUT_PIPE);
     Ok(Some(Relay {
         incoming,
         outgoing,
@@ -176,8 +178,8 @@ impl Relay {
                 }),
                 PollFd::readable(self.control),
             ];
-            let has_room = self.outgoing.has_room();
-            let polled = self.commands.poll(&mut stream, has_room)?;
+            let takes_output = self.outgoing.is_empty();
+            let polled = self.commands.poll(&mut stream, takes_output)?;
             let [input, output, control] = stream.map(|polled| polled.is_ready());
             if control {
                 // It says nothing any more: it has ended, and the commands with it.
@@ -445,7 +447,9 @@ impl Relay {
             }
             Polled::Input => command.feed(&[], &mut self.outgoing)?,
             Polled::Lane(lane) => {
-                if self.outgoing.make_room()? && command.pass(lane, &mut self.outgoing)? {
+                // There may be somebody else's.
+                self.outgoing.flush()?;
+                if self.outgoing.is_empty() && command.pass(lane, &mut self.outgoing)? {
                     self.commands.clean();
                 }
             }
