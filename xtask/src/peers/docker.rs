@@ -23,6 +23,9 @@ use crate::shell;
 const SLICE: &str = "cantle-test:slice";
 const BUSYBOX: &str = "cantle-test:busybox";
 
+/// Runs an engine in a directory.
+const ENGINE: &str = "docker_engine.sh";
+
 pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
     let images = images(workshop)?;
     let (host, server) = match answering() {
@@ -42,11 +45,16 @@ pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
             .arg(name);
         workshop.step("docker-import", &import)?;
     }
-    let variables = vec![
+    let mut variables = vec![
         ("CANTLE_TEST_DOCKER_HOST", host),
         ("CANTLE_TEST_DOCKER_IMAGE", SLICE.to_owned()),
         ("CANTLE_TEST_DOCKER_BUSYBOX", BUSYBOX.to_owned()),
     ];
+    if can_start() {
+        // For tests that need one which they can kill.
+        let script = source(ENGINE).display().to_string();
+        variables.push(("CANTLE_TEST_DOCKER_ENGINE", script));
+    }
     Ok(Ready { variables, server })
 }
 
@@ -69,9 +77,13 @@ fn answering() -> Option<String> {
     shell::probe("docker", &["--host", &host, "version"]).map(|_| host)
 }
 
+fn can_start() -> bool {
+    rustix::process::geteuid().is_root() && shell::probe("dockerd", &["--version"]).is_some()
+}
+
 fn start(workshop: &Workshop) -> Result<(String, Server)> {
-    if !rustix::process::geteuid().is_root() {
-        bail!("no Docker engine answers, and only root can start one");
+    if !can_start() {
+        bail!("no Docker engine answers, and only root can start one, with Debian's docker.io");
     }
     // Not below the target directory: the name of a socket is short.
     let place = tempfile::Builder::new()
@@ -82,26 +94,8 @@ fn start(workshop: &Workshop) -> Result<(String, Server)> {
     let groups = Path::new("/").join(name);
     let socket = directory.join("docker.sock");
     let host = format!("unix://{}", socket.display());
-    let mut command = Command::new("unshare");
-    command
-        .args(["--mount", "--pid", "--fork", "--kill-child", "--mount-proc"])
-        // Somebody must reap what containers leave: dockerd doesn't, as the first process.
-        .args(["docker-init", "--"])
-        .args(["dockerd", "--host", &host])
-        .arg("--data-root")
-        .arg(directory.join("data"))
-        .arg("--exec-root")
-        .arg(directory.join("exec"))
-        .arg("--pidfile")
-        .arg(directory.join("pid"))
-        .arg("--cgroup-parent")
-        .arg(&groups)
-        // Each of these would change something on the host.
-        .args(["--iptables=false", "--ip6tables=false", "--ip-masq=false"])
-        .args(["--ip-forward=false", "--bridge=none"])
-        .args(["--exec-opt", "native.cgroupdriver=cgroupfs"])
-        // What runs in a container may not care for TERM.
-        .args(["--shutdown-timeout", "1"]);
+    let mut command = Command::new("sh");
+    command.arg(source(ENGINE)).arg(&directory);
     let server = Server::start_when(workshop, "docker", &command, || answers(&socket))?;
     Ok((host, server.with_remains(Remains { place, groups })))
 }

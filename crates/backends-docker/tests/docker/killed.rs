@@ -3,16 +3,18 @@
 //! | killed | what must hold |
 //! |---|---|
 //! | the process that uses a sandbox | its container ends with its stream; what only the engine can remove goes with the next `reclaim`, unless it is kept; a container of somebody else's is as it was |
+//! | the engine | the same, also while it is away; what is left goes when it is back |
 //! | the supervisor, its init, the container, the way to the engine | every call answers `Gone` within seconds, the sandbox can be closed, its container and processes are gone; what is kept can be used again |
 //!
 //! Each in every [`Phase`]; the phases are side by side, each with a sandbox of its own.
 
+mod engine;
+mod owner;
 mod phase;
 
-use std::io::{BufRead as _, BufReader};
 use std::panic::AssertUnwindSafe;
 use std::path::Path;
-use std::process::{Child, ChildStdout, Command, Stdio};
+use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,8 +22,7 @@ use cantle_backends_docker::DockerBackend;
 use cantle_core::ids::RunId;
 use cantle_core::policy::Policy;
 use cantle_core::sandbox::{
-    Backend as _, ExitStatus, Sandbox, SandboxContext, SandboxErrorKind, SandboxHandle,
-    SpawnRequest,
+    Backend as _, ExitStatus, Sandbox, SandboxContext, SandboxErrorKind, SpawnRequest,
 };
 use futures_util::FutureExt as _;
 use futures_util::future::join_all;
@@ -30,6 +31,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
+use self::owner::Owner;
 use self::phase::{Begun, Phase, begin, path};
 use crate::support::{PATIENCE, Peer, eventually, stdout};
 
@@ -68,10 +70,6 @@ async fn nothing_is_left(peer: &Peer, run: RunId, of: &str) {
     }
 }
 
-/// Says to this program that it is the one that will be killed: the run, what sandbox it has, in which
-/// phase it is killed, and where it may leave something.
-const OWNER: &str = "CANTLE_TEST_DOCKER_KILLED";
-
 /// What sandbox an owner has.
 const PASSING: &str = "passing";
 const DURABLE: &str = "durable";
@@ -79,114 +77,12 @@ const PLAIN: &str = "plain";
 const ATTACHED: &str = "attached=";
 const REATTACHED: &str = "reattached=";
 
-/// Another process, which has a sandbox. Dropped, it is killed.
-struct Owner {
-    child: Child,
-    said: BufReader<ChildStdout>,
-    run: RunId,
-    place: TempDir,
-}
-
-impl Owner {
-    fn start(kind: &str, phase: &str) -> Self {
-        let run = RunId::new();
-        let place = tempfile::tempdir().unwrap();
-        let order = [&run.to_string(), kind, phase].join("\n");
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["killed::an_owner", "--exact", "--nocapture"])
-            .env(OWNER, order)
-            .env("TMPDIR", place.path())
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
-        let said = BufReader::new(child.stdout.take().unwrap());
-        Self {
-            child,
-            said,
-            run,
-            place,
-        }
-    }
-
-    /// Waits until it says this.
-    fn says(&mut self, word: &str) {
-        let mut line = String::new();
-        while !line.contains(word) {
-            line.clear();
-            let length = self.said.read_line(&mut line).unwrap();
-            assert!(length > 0, "the owner ended without `{word}`");
-        }
-    }
-
-    fn kill(&mut self) {
-        // Only once: its number may be somebody else's afterwards.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-
-    /// What it has left in its temporary directory.
-    fn files(&self) -> Vec<String> {
-        let entries = std::fs::read_dir(self.place.path()).unwrap();
-        let names = entries.map(|entry| entry.unwrap().file_name());
-        names
-            .map(|name| name.to_string_lossy().into_owned())
-            .collect()
-    }
-}
-
-impl Drop for Owner {
-    fn drop(&mut self) {
-        self.kill();
-    }
-}
-
-/// No test of its own: what an [`Owner`] does.
-#[tokio::test(flavor = "multi_thread")]
-async fn an_owner() {
-    let Ok(order) = std::env::var(OWNER) else {
-        return;
-    };
-    let [run, kind, phase] = *order.split('\n').collect::<Vec<_>>() else {
-        panic!("{order}")
-    };
-    let run = run.parse().unwrap();
-    let peer = Peer::find().unwrap();
-    let mut cx = SandboxContext::new(run, Policy::unconfined());
-    println!("\nopening");
-    let opened = if let Some(container) = kind.strip_prefix(ATTACHED) {
-        let backend = DockerBackend::attach(container).with_host(&peer.host);
-        backend.open(cx).await
-    } else if let Some(handle) = kind.strip_prefix(REATTACHED) {
-        let handle: SandboxHandle = serde_json::from_str(handle).unwrap();
-        peer.backend().reattach(&handle, cx.durable()).await
-    } else {
-        if kind == DURABLE {
-            cx = cx.durable();
-        }
-        let backend = match kind {
-            PLAIN => peer.backend().without_supervisor(),
-            _ => peer.backend(),
-        };
-        backend.open(cx).await
-    };
-    let sandbox = opened.unwrap();
-    if phase != OPENING {
-        let directory = std::env::temp_dir().join("outputs");
-        let begun = begin(&sandbox, Phase::named(phase), run, &directory).await;
-        println!("\nbegun");
-        let _ = begun.await;
-    }
-    std::future::pending::<()>().await;
-}
-
 /// An owner that stays in no phase.
 const OPENING: &str = "Opening";
 
 /// Kills owners, each in its phase.
-fn kill_in_phases(kind: &str, phases: &[Phase]) -> Vec<Owner> {
-    let start = |phase: &Phase| Owner::start(kind, &format!("{phase:?}"));
+fn kill_in_phases(peer: &Peer, kind: &str, phases: &[Phase]) -> Vec<Owner> {
+    let start = |phase: &Phase| Owner::start(peer, kind, &format!("{phase:?}"));
     let mut owners: Vec<Owner> = phases.iter().map(start).collect();
     for owner in &mut owners {
         owner.says("begun");
@@ -198,7 +94,7 @@ fn kill_in_phases(kind: &str, phases: &[Phase]) -> Vec<Owner> {
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_left_of_an_owner_that_is_killed_whatever_it_does() {
     let Some(peer) = Peer::find() else { return };
-    let owners = kill_in_phases(PASSING, &Phase::ALL);
+    let owners = kill_in_phases(&peer, PASSING, &Phase::ALL);
     for (owner, phase) in owners.iter().zip(Phase::ALL) {
         nothing_is_left(&peer, owner.run, &format!("{phase:?}")).await;
         let expected: &[&str] = match phase {
@@ -214,7 +110,7 @@ async fn nothing_is_left_of_an_owner_that_is_killed_whatever_it_does() {
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_left_of_a_killed_owner_without_a_supervisor() {
     let Some(peer) = Peer::find() else { return };
-    let owners = kill_in_phases(PLAIN, &Phase::PLAIN);
+    let owners = kill_in_phases(&peer, PLAIN, &Phase::PLAIN);
     for (owner, phase) in owners.iter().zip(Phase::PLAIN) {
         nothing_is_left(&peer, owner.run, &format!("{phase:?}")).await;
         assert_eq!(owner.files(), [""; 0], "{phase:?}");
@@ -225,7 +121,7 @@ async fn nothing_is_left_of_a_killed_owner_without_a_supervisor() {
 async fn what_a_killed_owner_could_have_kept_stops_and_is_reclaimed() {
     let Some(peer) = Peer::find() else { return };
     let phases = [Phase::Background, Phase::Upload, Phase::Closing];
-    let owners = kill_in_phases(DURABLE, &phases);
+    let owners = kill_in_phases(&peer, DURABLE, &phases);
     for owner in &owners {
         // It stops by itself, in any case.
         eventually("the end of what it ran", || marked(owner.run).is_empty());
@@ -251,7 +147,7 @@ async fn an_owner_that_is_killed_while_it_opens_leaves_what_is_reclaimed() {
     for kind in [PASSING, DURABLE] {
         // It asks the engine for its image; it has a container; that one starts.
         for states in [&[][..], &["created", "running"], &["running"]] {
-            let mut owner = Owner::start(kind, OPENING);
+            let mut owner = Owner::start(&peer, kind, OPENING);
             owner.says("opening");
             if !states.is_empty() {
                 eventually("a container", || is(&peer, owner.run, states));
@@ -296,7 +192,7 @@ async fn an_owner_that_is_killed_while_it_finds_a_kept_sandbox_leaves_it_to_the_
     // It has claimed it; it has started it; it uses it.
     for sign in ["false", "true", "begun"] {
         let before = look();
-        let mut owner = Owner::start(&kind, "Upload");
+        let mut owner = Owner::start(&peer, &kind, "Upload");
         match sign {
             "begun" => owner.says(sign),
             _ => eventually("a claim", || {
@@ -356,7 +252,7 @@ async fn somebodys_container_outlives_a_killed_owner_and_nothing_of_ours_runs_in
         Phase::Upload,
         Phase::Download,
     ];
-    let owners = kill_in_phases(&format!("{ATTACHED}{}", theirs.id), &phases);
+    let owners = kill_in_phases(&peer, &format!("{ATTACHED}{}", theirs.id), &phases);
     // Those that have ended and nobody has waited for are the container's own business.
     let living = || {
         let now = processes();
@@ -405,11 +301,16 @@ impl Way {
                 let engine = engine.clone();
                 connections.spawn(async move {
                     if let Some(socket) = engine.strip_prefix("unix://") {
-                        let mut theirs = UnixStream::connect(socket).await.unwrap();
+                        // It may be away.
+                        let Ok(mut theirs) = UnixStream::connect(socket).await else {
+                            return;
+                        };
                         let _ = tokio::io::copy_bidirectional(&mut ours, &mut theirs).await;
                     } else {
                         let host = engine.trim_start_matches("tcp://");
-                        let mut theirs = tokio::net::TcpStream::connect(host).await.unwrap();
+                        let Ok(mut theirs) = tokio::net::TcpStream::connect(host).await else {
+                            return;
+                        };
                         let _ = tokio::io::copy_bidirectional(&mut ours, &mut theirs).await;
                     }
                 });
@@ -481,6 +382,29 @@ impl<'p> Losing<'p> {
         }
     }
 
+    /// Whoever waits is told, and so is whoever comes later.
+    async fn is_told(&self, begun: Begun, phase: Phase, kind: &str, of: &str) {
+        let told = timeout(PATIENCE, begun).await;
+        let told = told.unwrap_or_else(|_| panic!("{of}: nobody is told"));
+        // What is closed may have been closed before, or be gone already.
+        if phase == Phase::Closing {
+            return;
+        }
+        match told {
+            // The engine tells it before the container's end; a signal that was not ours is true.
+            Ok(Some(ExitStatus::Signal(9))) if kind == PLAIN => {}
+            told => {
+                let error = told.expect_err(of);
+                assert_eq!(error.kind(), SandboxErrorKind::Gone, "{of}: {error}");
+            }
+        }
+        let error = self.sandbox.stat(&path("x")).await.unwrap_err();
+        assert_eq!(error.kind(), SandboxErrorKind::Gone, "{of}: {error}");
+        let spawned = self.sandbox.spawn(SpawnRequest::shell("true")).await;
+        let error = spawned.map(drop).unwrap_err();
+        assert_eq!(error.kind(), SandboxErrorKind::Gone, "{of}: {error}");
+    }
+
     /// Has Docker's own program do something, which must not wait for what goes on in the sandbox.
     async fn docker(&self, arguments: &[&str]) {
         let mut docker = tokio::process::Command::new("docker");
@@ -499,33 +423,15 @@ async fn all(cells: impl IntoIterator<Item = impl Future<Output = ()>>) {
     assert_eq!(failed, 0, "of {}", done.len());
 }
 
-/// Loses each of them in each phase: whoever waits is told, and so is whoever comes later.
+/// Loses each of them in each phase.
 async fn lose_in_phases(peer: &Peer, victims: &[Victim], kind: &str, phases: &[Phase]) {
     let lose = async |victim: Victim, phase: Phase| {
         let of = format!("{victim:?} {phase:?}");
         let mut losing = Losing::open(peer, kind).await;
         let begun = losing.begin(phase).await;
         losing.lose(victim).await;
-        let told = timeout(PATIENCE, begun).await;
-        let told = told.unwrap_or_else(|_| panic!("{of}: nobody is told"));
-        let sandbox = &losing.sandbox;
-        // What is closed may have been closed before, or be gone already.
-        if phase != Phase::Closing {
-            match told {
-                // The engine tells it before the container's end; a signal that was not ours is true.
-                Ok(Some(ExitStatus::Signal(9))) if kind == PLAIN => {}
-                told => {
-                    let error = told.expect_err(&of);
-                    assert_eq!(error.kind(), SandboxErrorKind::Gone, "{of}: {error}");
-                }
-            }
-            let error = sandbox.stat(&path("x")).await.unwrap_err();
-            assert_eq!(error.kind(), SandboxErrorKind::Gone, "{of}: {error}");
-            let spawned = sandbox.spawn(SpawnRequest::shell("true")).await;
-            let error = spawned.map(drop).unwrap_err();
-            assert_eq!(error.kind(), SandboxErrorKind::Gone, "{of}: {error}");
-        }
-        let closed = timeout(PATIENCE, sandbox.close()).await;
+        losing.is_told(begun, phase, kind, &of).await;
+        let closed = timeout(PATIENCE, losing.sandbox.close()).await;
         let closed = closed.unwrap_or_else(|_| panic!("{of}: closing takes too long"));
         if !matches!(victim, Victim::Engine) {
             closed.expect(&of);

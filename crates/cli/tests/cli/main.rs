@@ -19,6 +19,7 @@ mod report;
 mod resume;
 mod rules;
 mod run;
+mod serve;
 mod serving;
 mod settings;
 #[path = "../support/mod.rs"]
