@@ -262,8 +262,12 @@ async fn somebodys_container_outlives_a_killed_owner_and_nothing_of_ours_runs_in
     eventually("the end of what was started", || {
         living() == before.0.lines().collect::<Vec<_>>()
     });
-    // The program that was put there went when it ran.
+    // The program that was put there went when it ran, and half a file never had a name.
     assert_eq!(root(), before.1);
+    let find = [
+        "exec", &theirs.id, "find", "/", "-xdev", "-name", ".cantle*",
+    ];
+    assert_eq!(peer.docker(find), "");
     for owner in &owners {
         assert_eq!(marked(owner.run), [""; 0]);
         assert_eq!(owner.files(), [""; 0]);

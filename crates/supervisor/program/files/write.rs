@@ -6,6 +6,7 @@ use super::root::Root;
 use super::{Failure, INPUT, OUTPUT, tree};
 use crate::sys::{self, EEXIST, EINTR, EINVAL, ENOENT, EXDEV, Fd, FileType};
 use crate::tasks::{COMPLETE, Reason};
+use crate::text::Text;
 use crate::wire::STAGING;
 
 /// Bytes that are read at once.
@@ -18,11 +19,27 @@ const MOST_NAMES: u32 = 16;
 /// link that is there is replaced, not followed.
 pub fn write(root: &Root<'_>, path: &CStr, mode: u32) -> Result<(), Failure> {
     let target = Target::open(root, path)?;
+    let written = |file| copy_pieces(file).and_then(|()| Ok(sys::fchmod(file, mode & 0o777)?));
+    if let Some((file, link)) = nameless(target.directory) {
+        // Whoever kills us while it is written leaves nothing.
+        written(file)?;
+        let name = |name: &CStr| sys::name_file(link.as_c(), target.directory, name);
+        let (draft, ()) = Draft::new(name)?;
+        return target.take(&draft, Ok(()));
+    }
     let flags = sys::O_WRONLY | sys::O_CREAT | sys::O_EXCL;
     let create = |name: &CStr| sys::openat(target.directory, name, flags, 0o600);
     let (draft, file) = Draft::new(create)?;
-    let written = copy_pieces(file).and_then(|()| Ok(sys::fchmod(file, mode & 0o777)?));
-    target.take(&draft, written)
+    target.take(&draft, written(file))
+}
+
+/// A file without a name, and the link by which it can be given one; none where there is no such file or
+/// no such link.
+fn nameless(directory: Fd) -> Option<(Fd, Text)> {
+    let file = sys::nameless_file(directory).ok()?;
+    let link = Text::new().text(b"/proc/self/fd/").number(file.0);
+    sys::statat(sys::AT_FDCWD, link.as_c()).ok()?;
+    Some((file, link))
 }
 
 /// Gives a file that was brought its name, after writing what is missing of it. It is ours by then, so

@@ -3,7 +3,9 @@
 use core::ffi::CStr;
 use core::mem::size_of;
 
-use super::{AT_FDCWD, EINTR, Errno, Fd, O_CLOEXEC, Result, pad, syscall};
+use super::{
+    AT_FDCWD, EINTR, Errno, Fd, O_CLOEXEC, O_DIRECTORY, O_WRONLY, Result, openat, pad, syscall,
+};
 
 pub const O_NONBLOCK: i32 = 0o4000;
 pub const O_NOFOLLOW: i32 = 0o40_0000;
@@ -88,6 +90,19 @@ pub fn unlinkat(at: Fd, path: &CStr, is_directory: bool) -> Result<()> {
 
 pub fn renameat(from_at: Fd, from: &CStr, to_at: Fd, to: &CStr) -> Result<()> {
     call!(264, from_at.0, from.as_ptr(), to_at.0, to.as_ptr()).map(drop)
+}
+
+/// A file without a name in a directory, where the file system has such.
+pub fn nameless_file(directory: Fd) -> Result<Fd> {
+    const O_TMPFILE: i32 = 0o2000_0000 | O_DIRECTORY;
+    openat(directory, c".", O_WRONLY | O_TMPFILE, 0o600)
+}
+
+/// Gives a file a first name; what leads to it is followed, such as the link to a descriptor in `/proc`.
+pub fn name_file(link: &CStr, to_at: Fd, to: &CStr) -> Result<()> {
+    const FOLLOW: usize = 0x400;
+    let from_at = AT_FDCWD.0;
+    call!(265, from_at, link.as_ptr(), to_at.0, to.as_ptr(), FOLLOW).map(drop)
 }
 
 /// Gives a file another name.
