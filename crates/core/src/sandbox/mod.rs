@@ -24,6 +24,7 @@ mod path;
 mod program;
 mod render;
 mod request;
+mod staging;
 
 use std::fmt;
 use std::pin::Pin;

@@ -177,6 +177,27 @@ async fn without_outputs_no_directory_is_made() {
 }
 
 #[tokio::test]
+async fn what_a_killed_process_left_half_saved_goes_and_what_another_one_saves_stays() {
+    let host = directory();
+    let half = |name: &str| {
+        host_file(host.path(), &format!("{name}/large"), "half of it", 0o644);
+        host.path().join(name)
+    };
+    let dead = half(".cantle-01a2030baa017174b4163e953918695e");
+    let living = half(".cantle-01a2030baa017174b4163e953918695f");
+    let lock = fs::File::open(&living).unwrap();
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
+    let somebodys = half(".cantle-notes");
+    let sandbox = MemorySandbox::new().with_file("report", "x");
+    save(&sandbox, &["report"], host.path()).await;
+    assert!(!dead.exists());
+    assert!(living.join("large").exists() && somebodys.join("large").exists());
+    drop(lock);
+    save(&sandbox, &["report"], host.path()).await;
+    assert!(!living.exists() && somebodys.exists());
+}
+
+#[tokio::test]
 async fn an_output_directory_that_can_not_be_made_fails_and_says_which() {
     let host = directory();
     let out = host_file(host.path(), "out", "a file", 0o644);
