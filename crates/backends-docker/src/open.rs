@@ -254,7 +254,7 @@ async fn claim(engine: &Engine, sandbox: &str) -> Result<Container, SandboxError
         let is_running = state.running.unwrap_or(false);
         let ended_at = state.finished_at.unwrap_or_default();
         let is_free = match &found.name {
-            Name::Owned { .. } | Name::Kept { .. } => true,
+            Name::Owned { .. } | Name::Kept { .. } | Name::Filling { .. } => true,
             Name::Claimed { by, claim, .. } => {
                 let since = match &seen {
                     Some((name, since)) if *name == found.name => *since,

@@ -6,12 +6,14 @@
 //! durable one that somebody has a handle of says so in its *name*, the only thing of a container
 //! that can be changed; renaming is also what decides between two who want it at the same time.
 
+use std::collections::HashMap;
 use std::fmt;
 use std::fs;
 
 use sha2::{Digest as _, Sha256};
 
 use crate::engine::address::hex;
+use crate::program;
 
 /// The label that every container of ours has: which sandbox it is.
 pub(crate) const SANDBOX: &str = "cantle.sandbox";
@@ -23,6 +25,14 @@ pub(crate) const OWNER: &str = "cantle.owner";
 pub(crate) const RUN: &str = "cantle.run";
 /// The label of what isn't a sandbox: what it is for.
 pub(crate) const PURPOSE: &str = "cantle.purpose";
+
+/// The labels of a container that this process makes: whose it is, and these.
+pub(crate) fn labels<const N: usize>(labels: [(&str, String); N]) -> HashMap<String, String> {
+    let owner = [(HOST, host_id()), (OWNER, Owner::own().to_string())];
+    let all = owner.into_iter().chain(labels);
+    all.map(|(label, value)| (label.to_owned(), value))
+        .collect()
+}
 
 /// This machine, in words that say nothing about it: the same for all its processes, different on
 /// another one that uses the same engine.
@@ -131,12 +141,22 @@ pub(crate) enum Name {
     Kept { id: String },
     /// It is kept, and somebody has started it again or is about to.
     Claimed { id: String, by: Owner, claim: Claim },
+    /// It is no sandbox: it fills the supervisor's volume of this name.
+    Filling { volume: String },
 }
+
+const FILLING: &str = "-fill";
 
 impl Name {
     /// Reads a name as the engine gives it, with or without its slash.
     pub(crate) fn parse(name: &str) -> Option<Self> {
-        let rest = name.trim_start_matches('/').strip_prefix("cantle-")?;
+        let name = name.trim_start_matches('/');
+        if let Some(volume) = name.strip_suffix(FILLING) {
+            return program::is_volume(volume).then(|| Self::Filling {
+                volume: volume.to_owned(),
+            });
+        }
+        let rest = name.strip_prefix("cantle-")?;
         let Some(rest) = rest.strip_prefix("kept-") else {
             return is_id(rest).then(|| Self::Owned {
                 id: rest.to_owned(),
@@ -160,7 +180,7 @@ impl Name {
 
     /// Whether a handle of it may be somewhere.
     pub(crate) fn is_kept(&self) -> bool {
-        !matches!(self, Self::Owned { .. })
+        matches!(self, Self::Kept { .. } | Self::Claimed { .. })
     }
 }
 
@@ -169,6 +189,7 @@ impl fmt::Display for Name {
         match self {
             Self::Owned { id } => write!(f, "cantle-{id}"),
             Self::Kept { id } => write!(f, "cantle-kept-{id}"),
+            Self::Filling { volume } => write!(f, "{volume}{FILLING}"),
             Self::Claimed {
                 id,
                 by,
@@ -238,6 +259,9 @@ mod tests {
                 by: Owner::own(),
                 claim: Claim::new("2026-11-22T02:06:07Z"),
             },
+            Name::Filling {
+                volume: program::volume_name(),
+            },
         ];
         for name in names {
             assert_eq!(Name::parse(&format!("/{name}")), Some(name));
@@ -250,6 +274,7 @@ mod tests {
             "/postgres",
             "/cantle-postgres",
             "/cantle-kept-",
+            "/cantle-supervisor-fill",
             "/cantle-kept-0123456789abcdef0123456789abcdef-x",
             "",
         ];

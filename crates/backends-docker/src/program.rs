@@ -22,7 +22,8 @@ use crate::container::plan::program_mount;
 use crate::engine::Engine;
 use crate::engine::address::hex;
 use crate::engine::failure::{failed, status};
-use crate::owner;
+use crate::owner::{self, Name};
+use crate::reclaim::reclaim;
 
 /// Where the volume is in a container.
 pub(crate) const DIRECTORY: &str = "/.cantle";
@@ -48,11 +49,22 @@ pub(crate) fn path() -> String {
     format!("{DIRECTORY}/{NAME}")
 }
 
+const VOLUME: &str = "cantle-supervisor-";
+
+/// Digits of the program's digest in the volume's name.
+const DIGITS: usize = 24;
+
 /// The volume's name.
 pub(crate) fn volume_name() -> String {
     let mut digest = hex(&Sha256::digest(bytes().unwrap_or_default()));
-    digest.truncate(24);
-    format!("cantle-supervisor-{digest}")
+    digest.truncate(DIGITS);
+    format!("{VOLUME}{digest}")
+}
+
+/// Whether it is the name of such a volume, of whatever version.
+pub(crate) fn is_volume(name: &str) -> bool {
+    let digest = name.strip_prefix(VOLUME).map(str::as_bytes);
+    digest.is_some_and(|it| it.len() == DIGITS && it.iter().all(u8::is_ascii_hexdigit))
 }
 
 /// Makes the volume and fills it, unless that is done. `image` is any image the engine has.
@@ -70,7 +82,7 @@ pub(crate) async fn provide(engine: &Engine, image: &str) -> Result<(), SandboxE
     let made = engine.api().create_volume(volume).await;
     made.map_err(|error| failed("failed to make the supervisor's volume", error))?;
     let deadline = Instant::now() + FILL_DEADLINE;
-    let container = format!("{name}-fill");
+    let container = Name::Filling { volume: name }.to_string();
     loop {
         match create(engine, image, &container).await {
             Ok(id) => {
@@ -79,8 +91,9 @@ pub(crate) async fn provide(engine: &Engine, image: &str) -> Result<(), SandboxE
                 return filled.and(removed);
             }
             Err(error) if status(&error) == Some(409) => {
+                // Whoever was at it may have been killed.
+                reclaim(engine).await?;
                 if Instant::now() > deadline {
-                    // Whoever was at it has been killed.
                     remove(engine, &container).await?;
                 }
                 sleep(LOOK_EVERY).await;
@@ -104,7 +117,7 @@ async fn create(
     let body = ContainerCreateBody {
         image: Some(image.to_owned()),
         entrypoint: Some(vec![path()]),
-        labels: Some([(owner::PURPOSE.to_owned(), "fill".to_owned())].into()),
+        labels: Some(owner::labels([(owner::PURPOSE, "fill".to_owned())])),
         host_config: Some(HostConfig {
             network_mode: Some("none".to_owned()),
             mounts: Some(vec![program_mount(false)]),

@@ -5,7 +5,6 @@ mod connection;
 pub(crate) mod plan;
 mod stream;
 
-use std::collections::HashMap;
 use std::time::Duration;
 
 use bollard::container::AttachContainerResults;
@@ -22,7 +21,7 @@ use self::plan::Wanted;
 pub(crate) use self::stream::Stream;
 use crate::engine::Engine;
 use crate::engine::failure::{failed, message, status};
-use crate::owner::{self, Name, Owner};
+use crate::owner::{self, Name};
 
 /// How long the engine may take to let go of a container.
 const REMOVE_DEADLINE: Duration = Duration::from_secs(20);
@@ -60,15 +59,10 @@ impl Container {
             return Err(SandboxError::new(SandboxErrorKind::Unavailable, message)
                 .with_advice("Name it in Podman's own configuration (`runtime` in containers.conf), and not here."));
         }
-        let labels = HashMap::from(
-            [
-                (owner::SANDBOX, sandbox.clone()),
-                (owner::HOST, owner::host_id()),
-                (owner::OWNER, Owner::own().to_string()),
-                (owner::RUN, run.to_string()),
-            ]
-            .map(|(label, value)| (label.to_owned(), value)),
-        );
+        let labels = owner::labels([
+            (owner::SANDBOX, sandbox.clone()),
+            (owner::RUN, run.to_string()),
+        ]);
         let id = sandbox.clone();
         let name = Name::Owned { id }.to_string();
         let options = CreateContainerOptionsBuilder::default().name(&name).build();

@@ -175,6 +175,45 @@ async fn an_owner_that_is_killed_while_it_opens_leaves_what_is_reclaimed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_a_killed_owner_filled_a_volume_through_is_reclaimed() {
+    let Some(peer) = Peer::find() else { return };
+    let mut owner = Owner::start(&peer, PASSING, "Idle");
+    owner.says("begun");
+    let theirs = peer.of_run(owner.run).pop().unwrap();
+    // It is too quick to be killed at it. The name of a version that there never was is nobody's.
+    let digest: String = owner.run.to_string().chars().skip(8).collect();
+    let name = format!("cantle-supervisor-{digest}-fill");
+    let label = |label: &str| {
+        let format = format!("{{{{index .Config.Labels \"{label}\"}}}}");
+        let value = peer.docker(["inspect", "--format", &format, &theirs]);
+        format!("{label}={value}")
+    };
+    let labels = [label("cantle.host"), label("cantle.owner")];
+    let [host, of] = &labels;
+    let create = [
+        "create",
+        "--name",
+        &name,
+        "--label",
+        host,
+        "--label",
+        of,
+        &peer.busybox,
+        "true",
+    ];
+    let filling = Container {
+        peer: &peer,
+        id: peer.docker(create),
+    };
+    let all = || peer.docker(["ps", "--all", "--quiet", "--no-trunc"]);
+    peer.backend().reclaim().await.unwrap();
+    assert!(all().contains(&filling.id), "its owner lives");
+    owner.kill();
+    peer.backend().reclaim().await.unwrap();
+    assert!(!all().contains(&filling.id));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_owner_that_is_killed_while_it_finds_a_kept_sandbox_leaves_it_to_the_next() {
     let Some(peer) = Peer::find() else { return };
     let run = RunId::new();
