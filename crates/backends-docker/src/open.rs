@@ -81,7 +81,14 @@ async fn open_once(
         plain::entry()
     };
     let container = Container::create(engine, &wanted, &image.id, cx.run, entry).await?;
-    let stream = container.start_or_remove().await?;
+    let started = match container.start().await {
+        Err(error) if is_supervised && !program::is_whole(engine, &container.id).await => {
+            let message = "somebody has removed the volume with the supervisor meanwhile";
+            Err(SandboxError::new(SandboxErrorKind::NotFound, message).with_source(error))
+        }
+        started => started,
+    };
+    let stream = container.or_remove(started).await?;
     let means = if is_supervised {
         let mut relay = relay_options(options);
         relay.makes_directories = true;

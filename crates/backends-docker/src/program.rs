@@ -130,17 +130,20 @@ async fn create(
     Ok(created.id)
 }
 
-async fn fill(engine: &Engine, container: &str, program: &[u8]) -> Result<(), SandboxError> {
+/// Whether the volume that a container mounts has the whole program.
+pub(crate) async fn is_whole(engine: &Engine, container: &str) -> bool {
     let mark = format!("{DIRECTORY}/{MARK}");
     let options = ContainerArchiveInfoOptionsBuilder::default()
         .path(&mark)
         .build();
-    if engine
+    let asked = engine
         .api()
-        .get_container_archive_info(container, Some(options))
-        .await
-        .is_ok()
-    {
+        .get_container_archive_info(container, Some(options));
+    asked.await.is_ok()
+}
+
+async fn fill(engine: &Engine, container: &str, program: &[u8]) -> Result<(), SandboxError> {
+    if is_whole(engine, container).await {
         return Ok(());
     }
     let archive = archive(&[(NAME, program), (MARK, b"")])

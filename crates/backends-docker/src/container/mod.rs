@@ -158,11 +158,6 @@ impl Container {
     }
 
     /// The same for a container that is of no use where it doesn't start.
-    pub(crate) async fn start_or_remove(&self) -> Result<Stream, SandboxError> {
-        let started = self.start().await;
-        self.or_remove(started).await
-    }
-
     /// Removes the container where something failed.
     pub(crate) async fn or_remove<T>(
         &self,

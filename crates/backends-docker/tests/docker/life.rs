@@ -13,6 +13,7 @@ use cantle_core::sandbox::{
 };
 use futures_util::future::join_all;
 
+use crate::own_engine::OwnEngine;
 use crate::support::{PATIENCE, Peer, context, eventually, open, stdout};
 
 /// Which part of its life an owner is killed in. It is this test program once more.
@@ -274,18 +275,18 @@ async fn eight_open_at_once_and_none_is_left() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_volume_that_somebody_removed_is_filled_again() {
     let Some(peer) = Peer::find() else { return };
-    let backend = peer.busybox();
+    // Nobody else uses its volume.
+    let Some(engine) = OwnEngine::start(&peer) else {
+        return;
+    };
+    let peer = &engine.peer;
+    let backend = peer.backend();
     let sandbox = open(&backend).await;
     let format = "{{range .Mounts}}{{if eq .Destination \"/.cantle\"}}{{.Name}}{{end}}{{end}}";
     let volume = peer.docker(["inspect", "--format", format, &peer.container(&*sandbox)]);
     assert!(volume.starts_with("cantle-supervisor-"), "{volume}");
     sandbox.close().await.unwrap();
-    let removed = Command::new("docker")
-        .args(["--host", &peer.host, "volume", "rm", &volume])
-        .output()
-        .unwrap();
-    // Where another test uses it at the moment, it stays, which is as good.
-    drop(removed);
+    peer.docker(["volume", "rm", &volume]);
     let sandbox = open(&backend).await;
     assert_eq!(stdout(&*sandbox, "echo well").await, "well");
     sandbox.close().await.unwrap();

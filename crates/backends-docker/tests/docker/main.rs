@@ -15,6 +15,7 @@ mod images;
 mod killed;
 mod large;
 mod life;
+mod own_engine;
 mod plain;
 mod support;
 mod walls;
