@@ -47,8 +47,8 @@ enum Source {
 struct Shared {
     engine: OnceCell<Engine>,
     images: Images,
-    /// Whether the engine has our program.
-    program: Mutex<bool>,
+    /// How many times the engine was given our program.
+    program: Mutex<u64>,
 }
 
 impl DockerBackend {
@@ -219,7 +219,8 @@ impl DockerBackend {
 
     /// Removes the containers that processes of this host left on the engine who were killed and so
     /// could not: those whose owner has ended, and that are not [kept](Sandbox::persist). Another
-    /// host's are left alone, and so is whatever has no labels of ours.
+    /// host's are left alone, and so is whatever has no labels of ours. What this process has closed
+    /// while the engine was away is removed as well, here and whenever a sandbox is opened.
     ///
     /// # Errors
     /// [`SandboxErrorKind::Unavailable`] where no engine answers.
@@ -253,17 +254,30 @@ impl DockerBackend {
             Source::Image(name) => name,
             _ => "",
         });
-        *self.shared.program.lock().await = false;
+        *self.shared.program.lock().await = 0;
     }
 
-    /// Puts our program on the engine, unless it is there.
-    pub(crate) async fn provide_program(&self, image: &str) -> Result<(), SandboxError> {
+    /// Puts our program on the engine, unless it is there; the how manieth time that is.
+    pub(crate) async fn provide_program(&self, image: &str) -> Result<u64, SandboxError> {
         let mut provided = self.shared.program.lock().await;
-        if !*provided {
+        if *provided == 0 {
             program::provide(self.engine().await?, image).await?;
-            *provided = true;
+            *provided = 1;
         }
-        Ok(())
+        Ok(*provided)
+    }
+
+    /// Looks whether our program was lost since it was provided for so many a time, and then provides it.
+    pub(crate) async fn is_provided_again(&self, before: u64, image: &str) -> bool {
+        let mut provided = self.shared.program.lock().await;
+        // Another one of ours may have found out first.
+        if *provided == before
+            && let Ok(engine) = self.engine().await
+            && let Ok(true) = program::provide(engine, image).await
+        {
+            *provided += 1;
+        }
+        *provided != before
     }
 }
 

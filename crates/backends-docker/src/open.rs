@@ -59,6 +59,8 @@ async fn open_once(
     cx: &SandboxContext,
 ) -> Result<Arc<dyn Sandbox>, SandboxError> {
     let engine = backend.engine().await?;
+    // Who asks for that himself is told what can't be removed.
+    let _ = reclaim::remove_let_go(engine).await;
     let image = backend.image(&*cx.progress).await?;
     let options = backend.options();
     let is_supervised = options.supervised && image.fits_supervisor && program::bytes().is_some();
@@ -74,21 +76,29 @@ async fn open_once(
     };
     let enforcement = wanted.enforcement(engine)?;
     let variables = environment::variables(options, &image.environment, &cx.policy)?;
-    let entry = if is_supervised {
-        backend.provide_program(&image.id).await?;
-        vec![program::path(), "relay".to_owned()]
+    let (provided, entry) = if is_supervised {
+        let provided = backend.provide_program(&image.id).await?;
+        let entry = vec![program::path(), "relay".to_owned()];
+        (Some(provided), entry)
     } else {
-        plain::entry()
+        (None, plain::entry())
     };
-    let container = Container::create(engine, &wanted, &image.id, cx.run, entry).await?;
-    let started = match container.start().await {
-        Err(error) if is_supervised && !program::is_whole(engine, &container.id).await => {
-            let message = "somebody has removed the volume with the supervisor meanwhile";
-            Err(SandboxError::new(SandboxErrorKind::NotFound, message).with_source(error))
-        }
-        started => started,
+    let begin = async || {
+        let entry = entry.clone();
+        let container = Container::create(engine, &wanted, &image.id, cx.run, entry).await?;
+        let started = container.start().await;
+        let stream = container.or_remove(started).await?;
+        Result::<_, SandboxError>::Ok((container, stream))
     };
-    let stream = container.or_remove(started).await?;
+    let mut begun = begin().await;
+    if begun.is_err()
+        && let Some(provided) = provided
+        && backend.is_provided_again(provided, &image.id).await
+    {
+        // Somebody had removed the volume, and the engine made an empty one.
+        begun = begin().await;
+    }
+    let (container, stream) = begun?;
     let means = if is_supervised {
         let mut relay = relay_options(options);
         relay.makes_directories = true;

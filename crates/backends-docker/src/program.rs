@@ -22,8 +22,7 @@ use crate::container::plan::program_mount;
 use crate::engine::Engine;
 use crate::engine::address::hex;
 use crate::engine::failure::{failed, status};
-use crate::owner::{self, Name};
-use crate::reclaim::reclaim;
+use crate::owner::{self, Name, Owner};
 
 /// Where the volume is in a container.
 pub(crate) const DIRECTORY: &str = "/.cantle";
@@ -67,8 +66,9 @@ pub(crate) fn is_volume(name: &str) -> bool {
     digest.is_some_and(|it| it.len() == DIGITS && it.iter().all(u8::is_ascii_hexdigit))
 }
 
-/// Makes the volume and fills it, unless that is done. `image` is any image the engine has.
-pub(crate) async fn provide(engine: &Engine, image: &str) -> Result<(), SandboxError> {
+/// Makes the volume and fills it, unless that is done; whether there was something to do. `image` is any
+/// image the engine has.
+pub(crate) async fn provide(engine: &Engine, image: &str) -> Result<bool, SandboxError> {
     let program = bytes().ok_or_else(|| {
         let message = "this build has no supervisor for containers";
         SandboxError::unsupported(message)
@@ -88,12 +88,12 @@ pub(crate) async fn provide(engine: &Engine, image: &str) -> Result<(), SandboxE
             Ok(id) => {
                 let filled = fill(engine, &id, program).await;
                 let removed = remove(engine, &id).await;
-                return filled.and(removed);
+                removed?;
+                return filled;
             }
             Err(error) if status(&error) == Some(409) => {
                 // Whoever was at it may have been killed.
-                reclaim(engine).await?;
-                if Instant::now() > deadline {
+                if is_left(engine, &container).await || Instant::now() > deadline {
                     remove(engine, &container).await?;
                 }
                 sleep(LOOK_EVERY).await;
@@ -106,6 +106,14 @@ pub(crate) async fn provide(engine: &Engine, image: &str) -> Result<(), SandboxE
             }
         }
     }
+}
+
+/// Whether the owner of a container of this name has ended.
+async fn is_left(engine: &Engine, name: &str) -> bool {
+    let looked = engine.api().inspect_container(name, None).await;
+    let labels = looked.ok().and_then(|it| it.config?.labels);
+    let owner = labels.and_then(|labels| Owner::parse(labels.get(owner::OWNER)?));
+    owner.is_some_and(|owner| owner.is_dead())
 }
 
 /// A container that is never started: files reach the volume through it.
@@ -130,21 +138,19 @@ async fn create(
     Ok(created.id)
 }
 
-/// Whether the volume that a container mounts has the whole program.
-pub(crate) async fn is_whole(engine: &Engine, container: &str) -> bool {
+/// Whether there was something to do.
+async fn fill(engine: &Engine, container: &str, program: &[u8]) -> Result<bool, SandboxError> {
     let mark = format!("{DIRECTORY}/{MARK}");
     let options = ContainerArchiveInfoOptionsBuilder::default()
         .path(&mark)
         .build();
-    let asked = engine
+    if engine
         .api()
-        .get_container_archive_info(container, Some(options));
-    asked.await.is_ok()
-}
-
-async fn fill(engine: &Engine, container: &str, program: &[u8]) -> Result<(), SandboxError> {
-    if is_whole(engine, container).await {
-        return Ok(());
+        .get_container_archive_info(container, Some(options))
+        .await
+        .is_ok()
+    {
+        return Ok(false);
     }
     let archive = archive(&[(NAME, program), (MARK, b"")])
         .map_err(|error| SandboxError::io("failed to pack the supervisor", error))?;
@@ -156,7 +162,8 @@ async fn fill(engine: &Engine, container: &str, program: &[u8]) -> Result<(), Sa
             .api()
             .upload_to_container(container, Some(options), bollard::body_full(archive));
     put.await
-        .map_err(|error| failed("failed to put the supervisor into its volume", error))
+        .map_err(|error| failed("failed to put the supervisor into its volume", error))?;
+    Ok(true)
 }
 
 /// Programs in an archive, in order.

@@ -1,6 +1,7 @@
-//! What owners left who were killed.
+//! What owners left who were killed, and what could not be removed when it was closed.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bollard::errors::Error;
@@ -21,15 +22,15 @@ const LOOK_EVERY: Duration = Duration::from_millis(30);
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Reclaimed {
-    /// The names of the containers that were removed.
+    /// The names or ids of the containers that were removed.
     pub removed: Vec<String>,
     /// Those of the ones that could not be, and why.
     pub failed: Vec<(String, String)>,
 }
 
 pub(crate) async fn reclaim(engine: &Engine) -> Result<Reclaimed, SandboxError> {
+    let mut reclaimed = remove_let_go(engine).await;
     let ours = format!("{}={}", owner::HOST, owner::host_id());
-    let mut reclaimed = Reclaimed::default();
     for found in list(engine, ours).await? {
         if !is_left(&found) {
             continue;
@@ -41,6 +42,37 @@ pub(crate) async fn reclaim(engine: &Engine) -> Result<Reclaimed, SandboxError> 
         }
     }
     Ok(reclaimed)
+}
+
+/// Containers that nobody wants any more and that could not be removed: the addresses of their engines,
+/// and their ids. Their owner lives, and nothing else tells.
+static LET_GO: Mutex<BTreeSet<(String, String)>> = Mutex::new(BTreeSet::new());
+
+fn all_let_go() -> MutexGuard<'static, BTreeSet<(String, String)>> {
+    LET_GO.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Remembers a container of ours that could not be removed.
+pub(crate) fn let_go(engine: &Engine, id: &str) {
+    all_let_go().insert((engine.address().to_string(), id.to_owned()));
+}
+
+/// Removes those of an engine, as far as that goes now.
+pub(crate) async fn remove_let_go(engine: &Engine) -> Reclaimed {
+    let mut reclaimed = Reclaimed::default();
+    let address = engine.address().to_string();
+    let mut of_engine = all_let_go().clone();
+    of_engine.retain(|(of, _)| *of == address);
+    for known in of_engine {
+        match container::remove(engine, &known.1).await {
+            Ok(()) => {
+                all_let_go().remove(&known);
+                reclaimed.removed.push(known.1);
+            }
+            Err(error) => reclaimed.failed.push((known.1, error.to_string())),
+        }
+    }
+    reclaimed
 }
 
 /// Whether nobody will ever want it again.

@@ -17,6 +17,7 @@ use crate::engine::Engine;
 use crate::memory::MemoryLimit;
 use crate::owner::Name;
 use crate::plain::Plain;
+use crate::reclaim;
 use crate::relay::Relay;
 
 /// How long dropping a sandbox waits for what only the engine can remove.
@@ -225,7 +226,13 @@ impl Sandbox for DockerSandbox {
         self.end_commands().await;
         match self.end {
             End::Theirs => Ok(()),
-            End::Itself | End::Ours => self.container.remove().await,
+            End::Itself | End::Ours => {
+                let removed = self.container.remove().await;
+                if removed.is_err() {
+                    reclaim::let_go(&self.container.engine, &self.container.id);
+                }
+                removed
+            }
         }
     }
 }
@@ -263,6 +270,7 @@ fn remove_from_elsewhere(container: &Container) {
         .ok()
         .and_then(|thread| thread.join().ok());
     if done.flatten().is_none() {
+        reclaim::let_go(&container.engine, &container.id);
         tracing::warn!(
             container = container.id,
             "a container is left behind for `reclaim`"

@@ -22,6 +22,7 @@ use crate::backend::ApiGeneration;
 use crate::envd::Made;
 use crate::gate::{Gate, Held};
 use crate::http::{self, Broken};
+use crate::tls::Trust;
 
 /// For one call, with all that is tried again.
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -96,6 +97,7 @@ impl Api {
         environment: impl IntoIterator<Item = SecretText>,
         generation: ApiGeneration,
         gate: Gate,
+        trust: &Trust,
     ) -> Result<Self, SandboxError> {
         let mut header = HeaderValue::try_from(key.expose()).map_err(|_| {
             let message = "the API key holds characters that can't be sent";
@@ -108,7 +110,7 @@ impl Api {
         // One may be part of another.
         secrets.sort_by_key(|secret| std::cmp::Reverse(secret.expose().len()));
         Ok(Self {
-            http: http::client(&base)?,
+            http: http::client(&base, trust)?,
             base,
             header,
             secrets,

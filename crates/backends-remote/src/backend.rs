@@ -28,6 +28,7 @@ use crate::gate::Gate;
 use crate::http;
 use crate::policy::{self, OwnLimits};
 use crate::sandbox::{Parts, RemoteSandbox, kept_as};
+use crate::tls::Trust;
 
 /// What the backend is called in reports and handles.
 pub(crate) const NAME: &str = "remote";
@@ -256,16 +257,19 @@ impl RemoteBackendBuilder {
             let message = "the working directory of a remote sandbox must be an absolute path";
             return Err(SandboxError::new(SandboxErrorKind::InvalidInput, message));
         }
+        let trust = Trust::default();
         let api = Api::new(
             http::address("API's URL", &api_url)?,
             &SecretText::new(key),
             self.environment.values().cloned(),
             self.generation,
             Gate::new(self.at_once, self.spacing),
+            &trust,
         )?;
         Ok(RemoteBackend {
             service: Arc::new(Service {
                 api,
+                trust,
                 sandbox_url,
                 domain: self.domain,
                 template: self.template,
@@ -283,6 +287,7 @@ impl RemoteBackendBuilder {
 /// The service as all sandboxes of a backend see it.
 pub(crate) struct Service {
     pub(crate) api: Api,
+    trust: Trust,
     sandbox_url: Option<Url>,
     domain: String,
     template: String,
@@ -306,7 +311,7 @@ impl fmt::Debug for Service {
 
 impl Service {
     pub(crate) fn way_into(&self, made: &Made) -> Result<Envd, SandboxError> {
-        Envd::new(made, self.sandbox_url.as_ref(), &self.domain)
+        Envd::new(made, self.sandbox_url.as_ref(), &self.domain, &self.trust)
     }
 
     fn attend(&self, task: impl Future<Output = ()> + Send + 'static) {

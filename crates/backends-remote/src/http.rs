@@ -9,7 +9,7 @@ use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
 use reqwest::{Client, Response, Url, redirect};
 use tokio::time::timeout;
 
-use crate::tls;
+use crate::tls::{self, Trust};
 
 /// For a connection, TLS included.
 const CONNECT: Duration = Duration::from_secs(10);
@@ -21,9 +21,9 @@ const SILENCE: Duration = Duration::from_secs(30);
 const LONGEST_ANSWER: usize = 256 << 20;
 
 /// What requests to an address go through.
-pub(crate) fn client(url: &Url) -> Result<Client, SandboxError> {
+pub(crate) fn client(url: &Url, trust: &Trust) -> Result<Client, SandboxError> {
     let tls = if url.scheme() == "https" {
-        tls::trusting()?
+        trust.configuration()?
     } else {
         tls::none()?
     };

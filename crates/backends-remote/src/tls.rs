@@ -7,13 +7,27 @@
 use std::env;
 use std::error::Error as StdError;
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
 use rustls::{CertificateError as Bad, ClientConfig, RootCertStore};
 
-/// A configuration for an `https` address.
-pub(crate) fn trusting() -> Result<ClientConfig, SandboxError> {
+/// How the `https` addresses of one service are asked: the system's certificates are read once, and
+/// sessions gone on with.
+#[derive(Debug, Default)]
+pub(crate) struct Trust(OnceLock<ClientConfig>);
+
+impl Trust {
+    pub(crate) fn configuration(&self) -> Result<ClientConfig, SandboxError> {
+        if let Some(known) = self.0.get() {
+            return Ok(known.clone());
+        }
+        let read = trusting()?;
+        Ok(self.0.get_or_init(|| read).clone())
+    }
+}
+
+fn trusting() -> Result<ClientConfig, SandboxError> {
     let found = rustls_native_certs::load_native_certs();
     let mut roots = RootCertStore::empty();
     // A certificate that rustls can't parse is one it can't verify with; the others still count.

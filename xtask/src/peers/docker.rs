@@ -77,13 +77,17 @@ fn answering() -> Option<String> {
     shell::probe("docker", &["--host", &host, "version"]).map(|_| host)
 }
 
+/// Whether one of our own can run here.
 fn can_start() -> bool {
-    rustix::process::geteuid().is_root() && shell::probe("dockerd", &["--version"]).is_some()
+    let namespaces = ["--mount", "--pid", "--fork", "--mount-proc", "true"];
+    rustix::process::geteuid().is_root()
+        && shell::probe("dockerd", &["--version"]).is_some()
+        && shell::probe("unshare", &namespaces).is_some()
 }
 
 fn start(workshop: &Workshop) -> Result<(String, Server)> {
     if !can_start() {
-        bail!("no Docker engine answers, and only root can start one, with Debian's docker.io");
+        bail!("no Docker engine answers, and one needs root, namespaces and dockerd to be started");
     }
     // Not below the target directory: the name of a socket is short.
     let place = tempfile::Builder::new()

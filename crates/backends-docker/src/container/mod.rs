@@ -157,7 +157,6 @@ impl Container {
         Ok(Stream::new(output, input))
     }
 
-    /// The same for a container that is of no use where it doesn't start.
     /// Removes the container where something failed.
     pub(crate) async fn or_remove<T>(
         &self,

@@ -58,7 +58,8 @@ fn marked(mark: RunId) -> Vec<String> {
 async fn nothing_is_left(peer: &Peer, run: RunId, of: &str) {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        let (containers, processes) = (peer.of_run(run), marked(run));
+        let (mut containers, processes) = (peer.of_run(run), marked(run));
+        containers.retain(|container| peer.knows(container));
         if containers.is_empty() && processes.is_empty() {
             return;
         }

@@ -72,6 +72,14 @@ impl Peer {
         self.labelled(&format!("cantle.run={run}"))
     }
 
+    /// Whether the engine can say anything of a container. One that was killed may go on listing what
+    /// it has removed since.
+    pub(crate) fn knows(&self, container: &str) -> bool {
+        let mut inspect = Command::new("docker");
+        inspect.args(["--host", &self.host, "inspect", container]);
+        inspect.output().unwrap().status.success()
+    }
+
     /// The container of a sandbox.
     pub(crate) fn container(&self, sandbox: &dyn Sandbox) -> String {
         let label = format!("cantle.sandbox={}", sandbox.info().id);

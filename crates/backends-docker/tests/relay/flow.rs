@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use cantle_core::sandbox::{
-    ExitStatus, OutputChunk, PtySize, Sandbox as _, SandboxErrorKind, SandboxExt as _, SandboxPath,
-    SpawnRequest, Stdin,
+    Channel, ExitStatus, OutputChunk, PtySize, Sandbox as _, SandboxErrorKind, SandboxExt as _,
+    SandboxPath, SpawnRequest, Stdin,
 };
 use futures_util::StreamExt as _;
 use futures_util::future::join_all;
@@ -39,6 +39,30 @@ async fn output_that_nobody_reads_delays_nothing_else() {
     // Sixty commands and files that take some milliseconds each.
     assert!(started.elapsed() < DEADLINE);
     drop(stuck);
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_flood_of_output_holds_up_nothing_that_the_same_command_says_of_errors() {
+    let sandbox = RelayBackend::own_user().sandbox().await;
+    let line =
+        "cat /dev/zero & for number in 1 2 3 4 5; do sleep 0.05; echo $number >&2; done; wait";
+    let mut process = soon(sandbox.spawn(SpawnRequest::shell(line)))
+        .await
+        .unwrap();
+    let mut output = process.take_output().unwrap();
+    let mut said = Vec::new();
+    let reading = async {
+        while !said.ends_with(b"5\n") {
+            let chunk = output.next().await.unwrap().unwrap();
+            if chunk.channel == Channel::Stderr {
+                said.extend_from_slice(&chunk.bytes);
+            }
+        }
+    };
+    soon(reading).await;
+    assert_eq!(said, b"1\n2\n3\n4\n5\n");
+    drop(process);
     sandbox.close().await.unwrap();
 }
 

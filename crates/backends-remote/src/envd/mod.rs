@@ -20,6 +20,7 @@ use tokio::time::timeout;
 pub(crate) use self::messages::*;
 pub(crate) use self::stream::{Ended, EventStream, Happened, SILENCE};
 use crate::http::{self, Broken};
+use crate::tls::Trust;
 
 /// Where it listens in every sandbox.
 const PORT: &str = "49983";
@@ -179,6 +180,7 @@ impl Envd {
         made: &Made,
         sandbox_url: Option<&Url>,
         domain: &str,
+        trust: &Trust,
     ) -> Result<Self, SandboxError> {
         let domain = made
             .domain
@@ -214,7 +216,7 @@ impl Envd {
             headers.insert("authorization", HeaderValue::from_static("Basic dXNlcjo="));
         }
         Ok(Self {
-            http: http::client(&base)?,
+            http: http::client(&base, trust)?,
             base,
             headers,
             token: made.envd_access_token.clone(),

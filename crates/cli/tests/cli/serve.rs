@@ -21,7 +21,7 @@ impl Running {
 
     async fn says(&mut self) -> String {
         let line = timeout(DEADLINE, self.lines.next_line()).await;
-        line.unwrap().unwrap().expect("it goes on")
+        line.unwrap().unwrap().unwrap()
     }
 
     /// With SIGKILL.
@@ -57,18 +57,16 @@ async fn is_gone(host: &str, container: &str) {
         "--host", host, "ps", "--all", "--quiet", "--filter", &filter,
     ];
     let gone = async {
-        while !Command::new("docker")
-            .args(args)
-            .output()
-            .await
-            .unwrap()
-            .stdout
-            .is_empty()
-        {
+        loop {
+            let listed = Command::new("docker").args(args).output().await.unwrap();
+            assert!(listed.status.success(), "{listed:?}");
+            if listed.stdout.is_empty() {
+                break;
+            }
             tokio::time::sleep(std::time::Duration::from_millis(50)).await;
         }
     };
-    timeout(DEADLINE, gone).await.expect("it is still there");
+    timeout(DEADLINE, gone).await.unwrap();
 }
 
 #[tokio::test]
@@ -103,7 +101,6 @@ async fn containers_end_with_their_server_and_with_the_command_they_were_made_fo
     let (server, client) = serve(&place, &backend).await;
     let mut command = Running::start(client.command(staying(&mark)));
     let container = command.says().await;
-    mark.appeared().await;
     server.kill().await;
     let ended = ended(command.child).await;
     assert_eq!(ended.code, Some(125), "{ended:?}");
@@ -116,7 +113,6 @@ async fn containers_end_with_their_server_and_with_the_command_they_were_made_fo
     });
     let mut command = Running::start(place.command(args));
     let container = command.says().await;
-    mark.appeared().await;
     command.kill().await;
     mark.gone().await;
     is_gone(&host, &container).await;

@@ -91,7 +91,9 @@ impl Drop for Staging {
     }
 }
 
-/// What directories that are not in place yet are called, before their ids.
+/// What the directories are called, before their ids, whose owners have a lock on them as long as they
+/// live, and the others.
+const LOCKED: &str = ".cantle-saving-";
 const PREFIX: &str = ".cantle-";
 
 /// Makes a directory for copies, and removes those whose owners were killed.
@@ -102,73 +104,53 @@ fn make(output_directory: &Path) -> io::Result<(PathBuf, lock::Lock)> {
         .flatten()
     {
         let name = entry.file_name();
-        let id = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
+        let id = name.to_str().and_then(|name| name.strip_prefix(LOCKED));
         if id.is_some_and(|id| Uuid::try_parse(id).is_ok())
             && entry.file_type().is_ok_and(|kind| kind.is_dir())
-            && let Some(_lock) = lock::of_dead(&entry.path())
+            && let Some(_lock) = lock::take(&entry.path())
         {
             let _ = fs::remove_dir_all(entry.path());
         }
     }
-    loop {
-        let directory = output_directory.join(format!("{PREFIX}{}", fresh_id()));
-        fs::create_dir_all(&directory)?;
-        // Another one may have come between, and taken it for one of the dead.
-        if let Some(lock) = lock::own(&directory)?
-            && directory.exists()
-        {
-            return Ok((directory, lock));
-        }
+    let id = fresh_id();
+    let directory = output_directory.join(format!("{PREFIX}{id}"));
+    fs::create_dir_all(&directory)?;
+    let lock = lock::take(&directory);
+    if lock.is_none() {
+        return Ok((directory, None));
     }
+    let locked = output_directory.join(format!("{LOCKED}{id}"));
+    fs::rename(&directory, &locked)?;
+    Ok((locked, lock))
 }
 
 /// Locks that end with their process, however that one ends.
 #[cfg(unix)]
 mod lock {
     use std::fs::File;
-    use std::io;
     use std::path::Path;
 
-    use rustix::fs::{FlockOperation, flock};
-    use rustix::io::Errno;
+    use rustix::fs::{FlockOperation, Mode, OFlags, flock};
 
-    /// None where the file system has no such locks: then nobody can be told to be dead, either.
     pub(super) type Lock = Option<File>;
 
-    /// A lock on one's own; none where somebody else has it.
-    pub(super) fn own(directory: &Path) -> io::Result<Option<Lock>> {
-        let file = match File::open(directory) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            opened => opened?,
-        };
-        Ok(
-            match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => Some(Some(file)),
-                Err(Errno::WOULDBLOCK) => None,
-                Err(_) => Some(None),
-            },
-        )
-    }
-
-    /// A lock on one that nobody has.
-    pub(super) fn of_dead(directory: &Path) -> Lock {
-        own(directory).ok().flatten().flatten()
+    /// None where somebody else has it, and where the file system has no such locks.
+    pub(super) fn take(directory: &Path) -> Lock {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::open(directory, flags, Mode::empty()).ok()?;
+        let locked = flock(&file, FlockOperation::NonBlockingLockExclusive);
+        locked.is_ok().then(|| file.into())
     }
 }
 
 /// There are none here.
 #[cfg(not(unix))]
 mod lock {
-    use std::io;
     use std::path::Path;
 
     pub(super) type Lock = Option<()>;
 
-    pub(super) fn own(_: &Path) -> io::Result<Option<Lock>> {
-        Ok(Some(None))
-    }
-
-    pub(super) fn of_dead(_: &Path) -> Lock {
+    pub(super) fn take(_: &Path) -> Lock {
         None
     }
 }
@@ -195,7 +177,7 @@ impl Placed {
                     return Err(io::Error::other(message));
                 }
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    fs::create_dir_all(&directory)?;
+                    fs::create_dir(&directory)?;
                 }
                 Err(error) => return Err(error),
             }

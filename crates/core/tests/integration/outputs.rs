@@ -183,18 +183,21 @@ async fn what_a_killed_process_left_half_saved_goes_and_what_another_one_saves_s
         host_file(host.path(), &format!("{name}/large"), "half of it", 0o644);
         host.path().join(name)
     };
-    let dead = half(".cantle-01a2030baa017174b4163e953918695e");
-    let living = half(".cantle-01a2030baa017174b4163e953918695f");
+    let dead = half(".cantle-saving-01a2030baa017174b4163e953918695e");
+    let living = half(".cantle-saving-01a2030baa017174b4163e953918695f");
     let lock = fs::File::open(&living).unwrap();
     rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
     let somebodys = half(".cantle-notes");
+    // Where there are no locks.
+    let unknown = half(".cantle-01a2030baa017174b4163e953918695d");
     let sandbox = MemorySandbox::new().with_file("report", "x");
     save(&sandbox, &["report"], host.path()).await;
     assert!(!dead.exists());
     assert!(living.join("large").exists() && somebodys.join("large").exists());
-    drop(lock);
+    // A copy of the descriptor in a process that is just being started would keep it otherwise.
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::Unlock).unwrap();
     save(&sandbox, &["report"], host.path()).await;
-    assert!(!living.exists() && somebodys.exists());
+    assert!(!living.exists() && somebodys.exists() && unknown.exists());
 }
 
 #[tokio::test]

@@ -15,22 +15,27 @@ const BUFFER_BYTES: usize = 128 * 1024;
 /// How many names to try that somebody else may have.
 const MOST_NAMES: u32 = 16;
 
-/// Writes the input's pieces under another name, and gives the file its own when it is complete. A
-/// link that is there is replaced, not followed.
+/// Writes the input's pieces to a file without a name, or under another one, and gives the file its own
+/// when it is complete. A link that is there is replaced, not followed.
 pub fn write(root: &Root<'_>, path: &CStr, mode: u32) -> Result<(), Failure> {
     let target = Target::open(root, path)?;
-    let written = |file| copy_pieces(file).and_then(|()| Ok(sys::fchmod(file, mode & 0o777)?));
-    if let Some((file, link)) = nameless(target.directory) {
-        // Whoever kills us while it is written leaves nothing.
-        written(file)?;
-        let name = |name: &CStr| sys::name_file(link.as_c(), target.directory, name);
-        let (draft, ()) = Draft::new(name)?;
-        return target.take(&draft, Ok(()));
-    }
     let flags = sys::O_WRONLY | sys::O_CREAT | sys::O_EXCL;
     let create = |name: &CStr| sys::openat(target.directory, name, flags, 0o600);
+    let permit = |file| Ok(sys::fchmod(file, mode & 0o777)?);
+    if let Some((file, link)) = nameless(target.directory) {
+        // Whoever kills us while it is written leaves nothing.
+        copy_pieces(file)?;
+        permit(file)?;
+        let name = |name: &CStr| sys::name_file(link.as_c(), target.directory, name);
+        if let Ok((draft, ())) = Draft::new(name) {
+            return target.take(&draft, Ok(()));
+        }
+        // What confines the container may forbid it.
+        let (draft, copy) = Draft::new(create)?;
+        return target.take(&draft, copy_file(file, copy).and_then(|()| permit(copy)));
+    }
     let (draft, file) = Draft::new(create)?;
-    target.take(&draft, written(file))
+    target.take(&draft, copy_pieces(file).and_then(|()| permit(file)))
 }
 
 /// A file without a name, and the link by which it can be given one; none where there is no such file or
@@ -103,7 +108,7 @@ impl<'p> Target<'p> {
     }
 }
 
-/// The name of a file that isn't complete.
+/// A name of a file that doesn't have its own yet.
 struct Draft([u8; 32]);
 
 impl Draft {
@@ -128,6 +133,20 @@ impl Draft {
 
     fn name(&self) -> &CStr {
         CStr::from_bytes_until_nul(&self.0).unwrap_or_default()
+    }
+}
+
+fn copy_file(from: Fd, to: Fd) -> Result<(), Failure> {
+    let mut buffer = [0; BUFFER_BYTES];
+    let mut offset = 0;
+    loop {
+        match sys::pread(from, &mut buffer, offset)? {
+            0 => return Ok(()),
+            count => {
+                sys::write_all(to, &buffer[..count])?;
+                offset += count as u64;
+            }
+        }
     }
 }
 

@@ -23,8 +23,8 @@ pub struct Commands {
     commands: [Option<Command>; MOST],
     /// After the last one there is.
     end: usize,
-    /// Who is served first the next time.
-    first: usize,
+    /// How many times output was taken: says who is first the next time.
+    turn: usize,
     polls: [PollFd; 3 + MOST * MOST_POLLED],
     /// Whose they are, without the first three: the place, and who was there.
     whose: [(usize, u32, Polled); MOST * MOST_POLLED],
@@ -43,7 +43,7 @@ impl Commands {
         Self {
             commands: [const { None }; MOST],
             end: 0,
-            first: 0,
+            turn: 0,
             polls: [const { PollFd::readable(NONE) }; 3 + MOST * MOST_POLLED],
             whose: [(0, 0, Polled::Report); MOST * MOST_POLLED],
         }
@@ -85,13 +85,12 @@ impl Commands {
     /// descriptors were waited for, each of which may be [`ready`](Self::ready).
     pub fn poll(&mut self, stream: &mut [PollFd; 3], takes_output: bool) -> sys::Result<usize> {
         let mut count = 0;
-        // A different one begins each time, so that nobody always comes last.
-        self.first = if self.first + 1 < self.end {
-            self.first + 1
-        } else {
-            0
-        };
-        for at in (self.first..self.end).chain(0..self.first) {
+        // A different command and another channel begin each time that output is taken, so that nobody
+        // always comes last: there may be room for one only.
+        self.turn = self.turn.wrapping_add(usize::from(takes_output));
+        let all = self.end.max(1);
+        let (first, first_lane) = (self.turn % all, self.turn / all);
+        for at in (first..self.end).chain(0..first) {
             let Some(command) = &self.commands[at] else {
                 continue;
             };
@@ -106,7 +105,8 @@ impl Commands {
             if command.input.is_waiting() {
                 wait(PollFd::writable(command.input.pipe), Polled::Input);
             }
-            for lane in Lane::ALL {
+            for at in 0..Lane::ALL.len() {
+                let lane = Lane::ALL[first_lane.wrapping_add(at) % Lane::ALL.len()];
                 let output = &command.outputs[lane as usize];
                 if takes_output && output.may_be_read() {
                     wait(PollFd::readable(output.pipe), Polled::Lane(lane));

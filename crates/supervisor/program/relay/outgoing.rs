@@ -27,7 +27,7 @@ impl Outgoing {
         })
     }
 
-    /// Whether output is taken.
+    /// Whether all is written, and output can be taken.
     pub fn is_empty(&self) -> bool {
         self.start == self.end
     }

@@ -4,7 +4,7 @@ use core::ffi::CStr;
 use core::mem::size_of;
 
 use super::{
-    AT_FDCWD, EINTR, Errno, Fd, O_CLOEXEC, O_DIRECTORY, O_WRONLY, Result, openat, pad, syscall,
+    AT_FDCWD, EINTR, Errno, Fd, O_CLOEXEC, O_DIRECTORY, O_RDWR, Result, openat, pad, syscall,
 };
 
 pub const O_NONBLOCK: i32 = 0o4000;
@@ -95,7 +95,7 @@ pub fn renameat(from_at: Fd, from: &CStr, to_at: Fd, to: &CStr) -> Result<()> {
 /// A file without a name in a directory, where the file system has such.
 pub fn nameless_file(directory: Fd) -> Result<Fd> {
     const O_TMPFILE: i32 = 0o2000_0000 | O_DIRECTORY;
-    openat(directory, c".", O_WRONLY | O_TMPFILE, 0o600)
+    openat(directory, c".", O_RDWR | O_TMPFILE, 0o600)
 }
 
 /// Gives a file a first name; what leads to it is followed, such as the link to a descriptor in `/proc`.

@@ -24,7 +24,6 @@ pub const ENOTDIR: Errno = Errno(20);
 pub const EISDIR: Errno = Errno(21);
 pub const EINVAL: Errno = Errno(22);
 pub const ENAMETOOLONG: Errno = Errno(36);
-pub const ENOSYS: Errno = Errno(38);
 pub const ENOTEMPTY: Errno = Errno(39);
 
 pub type Result<T> = core::result::Result<T, Errno>;

@@ -2,6 +2,7 @@
 
 use cantle_core::policy::Policy;
 use cantle_core::sandbox::{Backend as _, SandboxContext};
+use futures_util::future::join_all;
 use tokio::time::timeout;
 
 use super::owner::Owner;
@@ -23,9 +24,7 @@ async fn nothing_is_left_where_the_engine_itself_is_killed() {
     let mut losing = Vec::new();
     for (kind, phases) in [(PASSING, &Phase::ALL[..]), (PLAIN, &Phase::PLAIN)] {
         for phase in phases {
-            let one = Losing::open(&peer, kind).await;
-            let begun = one.begin(*phase).await;
-            losing.push((kind, *phase, one, begun));
+            losing.push((kind, *phase, Losing::open(&peer, kind).await));
         }
     }
     // One is kept, and one belongs to somebody who is killed as well.
@@ -35,15 +34,20 @@ async fn nothing_is_left_where_the_engine_itself_is_killed() {
     let mut owner = Owner::start(&peer, PASSING, "Output");
     owner.says("begun");
 
+    // Together: what copies something is not to be done with it before the others have begun.
+    let begin = losing.iter().map(|(_, phase, one)| one.begin(*phase));
+    let begun = join_all(begin).await;
     engine.order("kill");
     owner.kill();
     let mut runs = vec![kept.run, owner.run];
-    for (kind, phase, losing, begun) in losing {
+    let mut names = vec!["kept".to_owned(), "owned".to_owned()];
+    for ((kind, phase, losing), begun) in losing.iter().zip(begun) {
         runs.push(losing.run);
         let of = format!("{kind} {phase:?}");
-        losing.is_told(begun, phase, kind, &of).await;
+        losing.is_told(begun, *phase, kind, &of).await;
         let closed = timeout(PATIENCE, losing.sandbox.close()).await;
         assert!(closed.is_ok(), "{of}: closing takes too long");
+        names.push(format!("{of}: {closed:?}"));
     }
     drop(kept.sandbox);
 
@@ -51,9 +55,14 @@ async fn nothing_is_left_where_the_engine_itself_is_killed() {
     eventually("the end of all that ran", || {
         runs.iter().all(|run| marked(*run).is_empty())
     });
-    peer.backend().reclaim().await.unwrap();
-    for run in &runs[1..] {
-        nothing_is_left(&peer, *run, "after the engine's end").await;
+    // That of the dead, and what could not be removed when it was closed.
+    let mut reclaimed = vec![peer.backend().reclaim().await.unwrap()];
+    for (_, _, losing) in &losing {
+        let backend = losing.way.backend(&peer);
+        reclaimed.push(backend.reclaim().await.unwrap());
+    }
+    for (run, of) in runs.iter().zip(&names).skip(1) {
+        nothing_is_left(&peer, *run, &format!("{of} after {reclaimed:?}")).await;
     }
     let cx = SandboxContext::new(kept.run, Policy::unconfined()).durable();
     let again = peer.backend().reattach(&handle, cx).await.unwrap();
