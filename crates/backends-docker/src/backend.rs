@@ -257,7 +257,7 @@ impl DockerBackend {
         *self.shared.program.lock().await = 0;
     }
 
-    /// Puts our program on the engine, unless it is there; the how manieth time that is.
+    /// Puts our program on the engine, unless it is there; how many times it was given to it.
     pub(crate) async fn provide_program(&self, image: &str) -> Result<u64, SandboxError> {
         let mut provided = self.shared.program.lock().await;
         if *provided == 0 {
@@ -267,7 +267,7 @@ impl DockerBackend {
         Ok(*provided)
     }
 
-    /// Looks whether our program was lost since it was provided for so many a time, and then provides it.
+    /// Provides it again where it was lost; whether the engine was given it once more than `before`.
     pub(crate) async fn is_provided_again(&self, before: u64, image: &str) -> bool {
         let mut provided = self.shared.program.lock().await;
         // Another one of ours may have found out first.

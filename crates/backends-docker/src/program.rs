@@ -88,8 +88,7 @@ pub(crate) async fn provide(engine: &Engine, image: &str) -> Result<bool, Sandbo
             Ok(id) => {
                 let filled = fill(engine, &id, program).await;
                 let removed = remove(engine, &id).await;
-                removed?;
-                return filled;
+                return filled.and_then(|filled| removed.map(|()| filled));
             }
             Err(error) if status(&error) == Some(409) => {
                 // Whoever was at it may have been killed.

@@ -269,9 +269,6 @@ faults! {
             outputs_follow_no_link_of_the_output_directory, a_file_of_any_size_is_copied,
             outputs_are_handed_over_at_their_paths,
         ],
-        LoadsFiles => [
-            a_file_of_64_megabytes_takes_little_memory, a_copy_of_200_megabytes_takes_little_memory,
-        ],
         WritesTheFirstPiece => [
             files_are_read_as_they_were_written, a_file_of_1_gigabyte_goes_in_and_out,
         ],
@@ -333,6 +330,11 @@ faults! {
         HangsWhenKilled => [
             a_command_in_a_killed_sandbox_ends, a_transfer_in_a_killed_sandbox_ends,
             a_killed_sandbox_can_be_closed_and_leaves_nothing,
+        ],
+    }
+    faults_of_memory_are_found: one_by_one {
+        LoadsFiles => [
+            a_file_of_64_megabytes_takes_little_memory, a_copy_of_200_megabytes_takes_little_memory,
         ],
     }
     faults_of_races_are_found: one_by_one {

@@ -145,7 +145,19 @@ impl Files {
             Some(Fault::ReadsNothing) => 0,
             _ => range.length.unwrap_or(u64::MAX),
         };
-        let loads = self.fault == Some(Fault::LoadsFiles);
+        if self.fault == Some(Fault::LoadsFiles) {
+            // Into one piece of memory: small ones may be where some was left over, and nobody sees it grow.
+            let failed = |error| SandboxError::io("failed to read", error);
+            let there = file.metadata().map_err(failed)?.len().saturating_sub(at);
+            let mut whole = vec![0; usize::try_from(there.min(left)).unwrap_or(usize::MAX)];
+            file.read_exact_at(&mut whole, at).map_err(failed)?;
+            let mut rest = Bytes::from(whole);
+            let pieces = std::iter::from_fn(move || {
+                let piece = rest.split_to(rest.len().min(65_536));
+                (!piece.is_empty()).then_some(Ok(piece))
+            });
+            return Ok(Box::pin(stream::iter(pieces)));
+        }
         let pieces = std::iter::from_fn(move || {
             let mut piece = vec![0; 65_536.min(usize::try_from(left).unwrap_or(usize::MAX))];
             let count = match file.read_at(&mut piece, at) {
@@ -158,9 +170,6 @@ impl Files {
             left -= count as u64;
             Some(Ok(Bytes::from(piece)))
         });
-        if loads {
-            return Ok(Box::pin(stream::iter(pieces.collect::<Vec<_>>())));
-        }
         Ok(Box::pin(stream::iter(pieces)))
     }
 
