@@ -8,7 +8,6 @@ use futures_util::StreamExt as _;
 use futures_util::stream;
 
 use super::output::Capture;
-use super::staging::{StagedFile, Staging};
 use super::{
     ByteRange, CommandOutput, Exit, FileInfo, FileKind, OutputChunk, Sandbox, SandboxError,
     SandboxErrorKind, SandboxPath, SavedOutputs, SpawnRequest, UploadedFiles, WriteOptions, host,
@@ -212,7 +211,7 @@ pub trait SandboxExt: Sandbox + sealed::Sealed {
         if paths.is_empty() {
             return Ok(saved);
         }
-        let staging = Staging::in_directory(output_directory.to_owned()).await?;
+        let staging = host::Staging::in_directory(output_directory.to_owned()).await?;
         let mut staged = Vec::new();
         let mut seen: Vec<&String> = Vec::new();
         for source in paths {
@@ -288,13 +287,13 @@ fn file_mode(info: &FileInfo) -> Option<u32> {
 async fn stage<S: Sandbox + ?Sized>(
     sandbox: &S,
     source: &str,
-    staging: &Staging,
-) -> Result<StagedFile, SandboxError> {
+    staging: &host::Staging,
+) -> Result<host::StagedFile, SandboxError> {
     let path = output_path(source, &sandbox.info().working_directory)?;
     let mode = file_mode(&sandbox.stat(&path).await?);
     let data = sandbox.read(&path, ByteRange::all()).await?;
     let file = host::write_temporary(staging.directory(), mode, data).await?;
-    Ok(StagedFile::new(
+    Ok(host::StagedFile::new(
         source,
         PathBuf::from(path.to_string()),
         file,

@@ -4,6 +4,7 @@
 //! runs on a thread of its own, and bytes cross in pieces over a bounded channel: the slower side
 //! sets the pace and memory stays bounded.
 
+use std::collections::HashMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -261,7 +262,7 @@ pub(super) struct TemporaryFile {
 
 impl TemporaryFile {
     /// Moves the file to its name, over a file or a link that has it.
-    pub(super) fn rename(mut self, to: &Path) -> io::Result<u64> {
+    fn rename(mut self, to: &Path) -> io::Result<u64> {
         fs::rename(&self.path, to)?;
         self.persisted = true;
         Ok(self.size_bytes)
@@ -348,8 +349,149 @@ pub(super) async fn persist(file: TemporaryFile, to: PathBuf) -> Result<u64, San
     .await
 }
 
+/// A directory for copies that are not in place yet, inside the output directory so that putting
+/// them in place is a rename. Removed when dropped.
+pub(super) struct Staging {
+    output_directory: PathBuf,
+    directory: PathBuf,
+}
+
+/// A copy that waits for its place.
+pub(super) struct StagedFile {
+    source: String,
+    relative: PathBuf,
+    file: TemporaryFile,
+}
+
+impl StagedFile {
+    pub(super) fn new(source: &str, relative: PathBuf, file: TemporaryFile) -> Self {
+        Self {
+            source: source.to_owned(),
+            relative,
+            file,
+        }
+    }
+}
+
+impl Staging {
+    pub(super) async fn in_directory(output_directory: PathBuf) -> Result<Self, SandboxError> {
+        on_thread(move || {
+            let directory = output_directory.join(format!(".cantle-{}", fresh_id()));
+            fs::create_dir_all(&directory).map_err(|error| {
+                let doing = format!(
+                    "failed to write in the output directory `{}`",
+                    output_directory.display()
+                );
+                SandboxError::io(doing, error)
+            })?;
+            Ok(Self {
+                output_directory,
+                directory,
+            })
+        })?
+        .await
+    }
+
+    pub(super) fn directory(&self) -> PathBuf {
+        self.directory.clone()
+    }
+
+    pub(super) async fn put_in_place(
+        self,
+        staged: Vec<StagedFile>,
+        saved: &mut SavedOutputs,
+    ) -> Result<(), SandboxError> {
+        let (files, refused) = on_thread(move || {
+            let mut placed = Placed::default();
+            let mut files = Vec::new();
+            let mut refused = Vec::new();
+            for file in staged {
+                let source = file.source.clone();
+                match placed.place(&self.output_directory, file) {
+                    Ok(file) => files.push(file),
+                    Err(error) => refused.push(Refusal::new(source, error.to_string())),
+                }
+            }
+            Ok((files, refused))
+        })?
+        .await?;
+        saved.saved.extend(files);
+        saved.refused.extend(refused);
+        Ok(())
+    }
+}
+
+impl Drop for Staging {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.directory);
+    }
+}
+
+/// What this save has put in place, by identity and not by name: on a file system that ignores
+/// case, or over a link, two names can be one file.
+#[derive(Default)]
+struct Placed(HashMap<FileIdentity, String>);
+
+impl Placed {
+    fn place(&mut self, output_directory: &Path, staged: StagedFile) -> io::Result<SavedFile> {
+        let StagedFile {
+            source,
+            relative,
+            file,
+        } = staged;
+        let mut directory = output_directory.to_owned();
+        for component in relative.parent().into_iter().flat_map(Path::components) {
+            directory.push(component);
+            match fs::symlink_metadata(&directory) {
+                Ok(metadata) if metadata.is_dir() => {}
+                Ok(_) => {
+                    let message = format!("`{}` is in the way", directory.display());
+                    return Err(io::Error::other(message));
+                }
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                    fs::create_dir(&directory)?;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        let to = output_directory.join(&relative);
+        if let Some(claimed) = identity(&to).and_then(|identity| self.0.get(&identity)) {
+            let message = format!("it would replace `{claimed}`, another output of this run");
+            return Err(io::Error::other(message));
+        }
+        let size_bytes = file.rename(&to)?;
+        if let Some(identity) = identity(&to) {
+            self.0.insert(identity, source.clone());
+        }
+        Ok(SavedFile {
+            source,
+            path: to,
+            size_bytes,
+        })
+    }
+}
+
+#[cfg(unix)]
+type FileIdentity = (u64, u64);
+
+#[cfg(unix)]
+fn identity(path: &Path) -> Option<FileIdentity> {
+    use std::os::unix::fs::MetadataExt as _;
+    fs::symlink_metadata(path)
+        .ok()
+        .map(|metadata| (metadata.dev(), metadata.ino()))
+}
+
+#[cfg(not(unix))]
+type FileIdentity = PathBuf;
+
+#[cfg(not(unix))]
+fn identity(path: &Path) -> Option<FileIdentity> {
+    path.canonicalize().ok()
+}
+
 /// Runs blocking work on a thread of its own.
-pub(super) fn on_thread<T: Send + 'static>(
+fn on_thread<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, SandboxError> + Send + 'static,
 ) -> Result<impl Future<Output = Result<T, SandboxError>>, SandboxError> {
     let (done, result) = oneshot::channel();

@@ -24,7 +24,6 @@ mod path;
 mod program;
 mod render;
 mod request;
-mod staging;
 
 use std::fmt;
 use std::pin::Pin;

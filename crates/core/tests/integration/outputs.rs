@@ -177,30 +177,6 @@ async fn without_outputs_no_directory_is_made() {
 }
 
 #[tokio::test]
-async fn what_a_killed_process_left_half_saved_goes_and_what_another_one_saves_stays() {
-    let host = directory();
-    let half = |name: &str| {
-        host_file(host.path(), &format!("{name}/large"), "half of it", 0o644);
-        host.path().join(name)
-    };
-    let dead = half(".cantle-saving-01a2030baa017174b4163e953918695e");
-    let living = half(".cantle-saving-01a2030baa017174b4163e953918695f");
-    let lock = fs::File::open(&living).unwrap();
-    rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive).unwrap();
-    let somebodys = half(".cantle-notes");
-    // Where there are no locks.
-    let unknown = half(".cantle-01a2030baa017174b4163e953918695d");
-    let sandbox = MemorySandbox::new().with_file("report", "x");
-    save(&sandbox, &["report"], host.path()).await;
-    assert!(!dead.exists());
-    assert!(living.join("large").exists() && somebodys.join("large").exists());
-    // A copy of the descriptor in a process that is just being started would keep it otherwise.
-    rustix::fs::flock(&lock, rustix::fs::FlockOperation::Unlock).unwrap();
-    save(&sandbox, &["report"], host.path()).await;
-    assert!(!living.exists() && somebodys.exists() && unknown.exists());
-}
-
-#[tokio::test]
 async fn an_output_directory_that_can_not_be_made_fails_and_says_which() {
     let host = directory();
     let out = host_file(host.path(), "out", "a file", 0o644);
