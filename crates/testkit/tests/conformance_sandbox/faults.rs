@@ -26,8 +26,9 @@ const ELSEWHERE: &[&str] = &[
 /// from coming.
 static PLACES: Semaphore = Semaphore::const_new(8);
 
-/// How often a case is tried until it finds the fault. Some lie in a moment, which one good end proves.
-const TRIES: usize = 4;
+/// How often a case is tried until it finds the fault. Some lie in a moment, which one good end proves, and
+/// where the machine stands still now and then that may take many.
+const TRIES: usize = 20;
 
 /// What is wrong, and the cases that find it.
 type Found = (Fault, &'static [&'static str]);
