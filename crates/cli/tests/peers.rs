@@ -7,6 +7,7 @@
 )]
 
 #[path = "support/mod.rs"]
+#[expect(dead_code, reason = "this program uses a part of it")]
 mod support;
 
 use std::path::Path;

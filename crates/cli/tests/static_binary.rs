@@ -8,6 +8,7 @@
 )]
 
 #[path = "support/mod.rs"]
+#[expect(dead_code, reason = "this program uses a part of it")]
 mod support;
 
 use std::fs::{self, Permissions};

@@ -1,5 +1,4 @@
 //! What the tests of the binary share: running it, waiting, and comparing what it says.
-#![allow(dead_code, reason = "each test program uses a part of it")]
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
