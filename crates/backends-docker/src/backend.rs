@@ -248,13 +248,12 @@ impl DockerBackend {
         }
     }
 
-    /// Forgets what it knows of the engine: somebody has removed images or volumes.
-    pub(crate) async fn forget(&self) {
+    /// Forgets what it knows of the engine: somebody has removed an image.
+    pub(crate) fn forget(&self) {
         self.shared.images.forget(match &self.source {
             Source::Image(name) => name,
             _ => "",
         });
-        *self.shared.program.lock().await = 0;
     }
 
     /// Puts our program on the engine, unless it is there; how many times it was given to it.

@@ -45,9 +45,9 @@ pub(crate) async fn open(
     cx: &SandboxContext,
 ) -> Result<Arc<dyn Sandbox>, SandboxError> {
     match open_once(backend, cx).await {
-        // What was there a while ago: an image, or the volume with our program.
+        // An image that was there a while ago.
         Err(error) if error.kind() == SandboxErrorKind::NotFound => {
-            backend.forget().await;
+            backend.forget();
             open_once(backend, cx).await
         }
         opened => opened,
