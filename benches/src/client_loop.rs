@@ -1,4 +1,4 @@
-//! The loop: an agent with a no-op tool against the scripted server, over HTTP on loopback.
+//! Agent loop: an agent with a no-op tool against the scripted server, over HTTP on loopback.
 
 use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Child, Stdio};
@@ -17,7 +17,7 @@ use crate::report::Report;
 
 const REPEATS: usize = 3;
 
-/// Serves a script of `turns` no-op calls and a finish until its input ends, then tells its CPU.
+/// Serves a script of `turns` no-op calls and a finish until stdin ends, then prints its CPU time.
 pub(crate) fn serve(turns: usize, latency: Duration) -> Result<()> {
     runtime()?.block_on(async {
         let call = ToolCall::new("noop", json!({"n": 1}));
@@ -33,7 +33,7 @@ pub(crate) fn serve(turns: usize, latency: Duration) -> Result<()> {
     })
 }
 
-/// Runs an agent for `turns` turns and prints what it took.
+/// Runs an agent for `turns` turns and prints the measurements.
 pub(crate) fn run(url: &str, turns: u32) -> Result<()> {
     let (wall, cpu) = runtime()?.block_on(async {
         let agent = agent(url, turns + 1)?;
@@ -58,7 +58,7 @@ pub(crate) fn run(url: &str, turns: u32) -> Result<()> {
     Ok(())
 }
 
-/// An agent with a tool that does nothing.
+/// Builds an agent with a no-op tool.
 pub(crate) fn agent(url: &str, max_turns: u32) -> Result<Agent> {
     let client = ChatClient::builder("bench").base_url(url).build()?;
     let noop = json!({"type": "object", "properties": {"n": {"type": "integer"}}});
@@ -67,7 +67,7 @@ pub(crate) fn agent(url: &str, max_turns: u32) -> Result<Agent> {
     let finish = ToolSpec::new("finish", "Ends the run.", finish);
     let ok = |_: Value, _| async { Ok(ToolOutput::text("ok")) };
     Ok(Agent::builder("bench", client)
-        // The same call with the same result, over and over, is what is measured.
+        // The benchmark repeats an identical call.
         .tool(DynTool::from_schema(noop, ok).with_polls(true))
         .finish(DynTool::from_schema(finish, ok))
         .max_turns(max_turns)
@@ -133,7 +133,7 @@ pub(crate) fn number(value: &Value, key: &str) -> f64 {
     value.get(key).and_then(Value::as_f64).unwrap_or(f64::NAN)
 }
 
-/// The scripted server in its own process.
+/// Scripted server in a separate process.
 pub(crate) struct Server {
     child: Child,
     lines: BufReader<std::process::ChildStdout>,
@@ -156,7 +156,7 @@ impl Server {
         })
     }
 
-    /// Ends it, and returns the CPU it used in seconds.
+    /// Stops the server and returns its CPU time in seconds.
     pub(crate) fn stop(&mut self) -> Result<f64> {
         drop(self.child.stdin.take());
         let mut line = String::new();
@@ -173,7 +173,7 @@ impl Drop for Server {
     }
 }
 
-/// All of it on one thread.
+/// Builds a single-threaded runtime.
 pub(crate) fn runtime() -> Result<tokio::runtime::Runtime> {
     Ok(tokio::runtime::Builder::new_current_thread()
         .enable_all()

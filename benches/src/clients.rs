@@ -1,4 +1,4 @@
-//! Model clients: events parsed, requests assembled, and many agents under one rate limit.
+//! Model clients: parsing events, assembling requests, and many agents under one rate limit.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, anyhow, ensure};
 use cantle_clients::chat::ChatClient;
 use cantle_clients::limit::{Limited, RateLimiter, RateLimits};
-use cantle_clients::sse::Events;
+use cantle_clients::sse::EventParser;
 use cantle_core::llm::{ChatRequest, LlmClientExt as _, ToolSpecs};
 use cantle_core::message::{Message, SharedMessage};
 use cantle_testkit::openai::{Fault, Reply, Request, Script, ScriptedServer, ServerOptions, Turn};
@@ -18,22 +18,22 @@ use crate::report::Report;
 
 const REPEATS: usize = 9;
 
-/// What a read of a connection mostly brings.
+/// Typical size of a socket read.
 const READ: usize = 16 * 1024;
 
 const AGENTS: usize = 200;
 const TURNS: usize = 20;
-/// What the server allows in a second, and at once.
+/// Requests per second and burst that the server allows.
 const RATE: f64 = 200.0;
 const BURST: f64 = 40.0;
 
-/// Megabytes of a model's events that are parsed in a second.
+/// Returns the parsing rate of model events in MB/s.
 fn events() -> Result<f64> {
     let event = "data: {\"id\":\"c\",\"object\":\"chat.completion.chunk\",\"choices\":[{\"index\":0,\
                  \"delta\":{\"content\":\" word\"},\"finish_reason\":null}],\"usage\":null}\n\n";
     let stream = event.repeat(400_000);
     let started = Instant::now();
-    let (mut events, mut count) = (Events::default(), 0);
+    let (mut events, mut count) = (EventParser::default(), 0);
     for piece in stream.as_bytes().chunks(READ) {
         events.push(piece);
         while let Some(event) = events.next_event() {
@@ -44,7 +44,7 @@ fn events() -> Result<f64> {
     Ok(stream.len() as f64 / 1e6 / started.elapsed().as_secs_f64())
 }
 
-/// Milliseconds for a request of ten megabytes of which one message is new.
+/// Returns the milliseconds to assemble a 10 MB request with one new message.
 fn assembly() -> Result<f64> {
     let client = ChatClient::builder("bench")
         .base_url("http://localhost/v1")
@@ -68,7 +68,7 @@ fn assembly() -> Result<f64> {
     Ok(median(&mut times))
 }
 
-/// A bucket that is filled steadily, and what is said where it is empty.
+/// Token bucket of the rate-limited server.
 struct Bucket {
     level: f64,
     at: Instant,
@@ -90,21 +90,21 @@ impl Bucket {
     }
 }
 
-/// Many agents at a server that limits them; prints the attempts for each request and how much of
-/// what the server allows was used.
+/// Runs many agents against a rate-limited server; prints the attempts per request and the share of
+/// the limit that was used.
 pub(crate) fn run_limited() -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
     runtime.block_on(async {
-        let asked = Arc::new(Mutex::new((
+        let state = Arc::new(Mutex::new((
             0usize,
             Bucket {
                 level: BURST,
                 at: Instant::now(),
             },
         )));
-        let bucket = Arc::clone(&asked);
+        let bucket = Arc::clone(&state);
         let answer = move |_: &Request| {
             let mut bucket = bucket.lock().unwrap_or_else(PoisonError::into_inner);
             bucket.0 += 1;
@@ -129,7 +129,7 @@ pub(crate) fn run_limited() -> Result<()> {
         .await?;
         let seconds = started.elapsed().as_secs_f64();
         let least = (AGENTS * TURNS) as f64;
-        let attempts = asked.lock().map_err(|_| anyhow!("the server panicked"))?.0;
+        let attempts = state.lock().map_err(|_| anyhow!("the server panicked"))?.0;
         let used = (least - BURST) / RATE / seconds;
         println!(
             "{}",
@@ -152,9 +152,9 @@ pub(crate) fn measure(report: &mut Report) -> Result<()> {
     report.at_most(what, assembly()?, "ms", 2.0);
     let limited: Value = run_part(&["limited-agents"])?;
     let number = |name: &str| limited[name].as_f64().context("no number");
-    let what = "200 agents under a limit nobody told: attempts";
+    let what = "200 agents under an unannounced limit: attempts";
     report.at_most(what, number("attempts")?, "×", 1.5);
-    let what = "the same: of what the server allows, used";
+    let what = "the same: share of the limit used";
     report.between(what, number("used")?, "×", (0.9, f64::INFINITY));
     Ok(())
 }

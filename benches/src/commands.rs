@@ -1,4 +1,4 @@
-//! Commands: `bash -c true` in a sandbox, beside the same without one.
+//! Commands: `bash -c true` with and without a sandbox.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -18,7 +18,7 @@ use crate::process::median;
 use crate::report::Report;
 
 const PAIRS: usize = 300;
-/// Paths that are resolved before the clock is read.
+/// Number of path resolutions per measurement.
 const PATHS: usize = 1000;
 
 pub(crate) fn measure(report: &mut Report) -> Result<()> {
@@ -69,8 +69,7 @@ pub(crate) fn measure(report: &mut Report) -> Result<()> {
     })
 }
 
-/// What the sandbox does for each path before anything else: reads it, and has the kernel resolve it
-/// beneath the sandbox's directory. In microseconds.
+/// Returns the microseconds for parsing a path and resolving it beneath the sandbox's directory.
 fn resolution(file: &Path) -> Result<f64> {
     let directory = file.parent().context("a file is in a directory")?;
     let name = file.file_name().and_then(OsStr::to_str).context("a name")?;

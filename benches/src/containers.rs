@@ -1,8 +1,8 @@
-//! Containers: what a sandbox in one costs beside the same through the engine's API alone.
+//! Containers: cost of a sandbox compared with direct calls of the engine's API.
 //!
 //! `CANTLE_TEST_DOCKER_HOST` (or `DOCKER_HOST`) names the engine and `CANTLE_TEST_DOCKER_IMAGE` an image
-//! with `bash` and `head`; without them nothing is measured here. The engine's calls are made with the
-//! same client as ours, so that what differs is what is ours.
+//! with `bash` and `head`; without them this part is skipped. Direct calls use the same HTTP client
+//! as the backend, so the difference is the backend's overhead.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -32,19 +32,19 @@ use crate::report::Report;
 
 const OPENINGS: usize = 15;
 const COMMAND_ROUNDS: usize = 10;
-/// Commands of a round, and of the loop that is compared with them.
+/// Commands per round, and iterations of the compared loop.
 const COMMANDS: usize = 20;
 const REPEATS: usize = 5;
 
 const BYTES: u64 = 1_000_000_000;
-/// As uploads read files.
+/// Chunk size of uploads.
 const PIECE_BYTES: usize = 128 * 1024;
 
-/// Whose the containers are that are made here without a backend.
+/// Label of the containers created without a backend.
 const LABEL: &str = "cantle.bench";
 
 pub(crate) fn measure(report: &mut Report) -> Result<()> {
-    if Place::find().is_none() {
+    if EngineConfig::find().is_none() {
         eprintln!("SKIPPED containers: CANTLE_TEST_DOCKER_HOST and _IMAGE name no engine");
         return Ok(());
     }
@@ -91,7 +91,7 @@ pub(crate) fn measure(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// A part: sandboxes opened, and commands in one.
+/// Part: opens sandboxes and runs commands in one.
 pub(crate) fn run() -> Result<()> {
     part(async |engine: &Engine| {
         let (mut raw, mut open, mut sealed) = (Vec::new(), Vec::new(), Vec::new());
@@ -103,7 +103,7 @@ pub(crate) fn run() -> Result<()> {
                 first_command(&backend).await?,
                 first_command(&read_only).await?,
             ];
-            // The first container of an image finds nothing prepared.
+            // The first container of an image includes one-time set-up.
             if round > 0 {
                 for (times, time) in [&mut raw, &mut open, &mut sealed].into_iter().zip(times) {
                     times.push(time);
@@ -125,7 +125,7 @@ pub(crate) fn run() -> Result<()> {
     })
 }
 
-/// A part: a gigabyte in each direction.
+/// Part: a gigabyte in each direction.
 pub(crate) fn run_bytes() -> Result<()> {
     part(async |engine: &Engine| {
         let sandbox = open_one(&engine.backend()).await?;
@@ -151,13 +151,13 @@ fn part(work: impl AsyncFn(&Engine) -> Result<Value>) -> Result<()> {
     Ok(())
 }
 
-/// Where containers are made, and of what.
-struct Place {
+/// Engine host and image.
+struct EngineConfig {
     host: String,
     image: String,
 }
 
-impl Place {
+impl EngineConfig {
     fn find() -> Option<Self> {
         let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
         Some(Self {
@@ -167,37 +167,37 @@ impl Place {
     }
 }
 
-/// The engine's API.
+/// Client of the engine's API.
 struct Engine {
     docker: Docker,
-    place: Place,
+    config: EngineConfig,
     own: String,
 }
 
 impl Engine {
     fn connect() -> Result<Self> {
-        let place = Place::find().context("no engine is named")?;
+        let config = EngineConfig::find().context("no engine is named")?;
         Ok(Self {
-            docker: Docker::connect_with_host(&place.host)?,
-            place,
+            docker: Docker::connect_with_host(&config.host)?,
+            config,
             own: std::process::id().to_string(),
         })
     }
 
     fn backend(&self) -> DockerBackend {
-        DockerBackend::from_image(&self.place.image).with_host(&self.place.host)
+        DockerBackend::from_image(&self.config.image).with_host(&self.config.host)
     }
 
     async fn create(&self, command: &[&str]) -> Result<String> {
         let body = ContainerCreateBody {
-            image: Some(self.place.image.clone()),
+            image: Some(self.config.image.clone()),
             entrypoint: Some(command.iter().map(|&word| word.to_owned()).collect()),
             labels: Some([(LABEL.to_owned(), self.own.clone())].into()),
             attach_stdin: Some(true),
             attach_stdout: Some(true),
             open_stdin: Some(true),
             stdin_once: Some(true),
-            // As ours.
+            // Same options as the backend's.
             host_config: Some(HostConfig {
                 network_mode: Some("none".to_owned()),
                 log_config: Some(HostConfigLogConfig {
@@ -216,7 +216,7 @@ impl Engine {
         Ok(self.docker.remove_container(id, Some(options)).await?)
     }
 
-    /// Removes what is left of ours.
+    /// Removes leftover containers of this benchmark.
     async fn sweep(&self) -> Result<()> {
         for id in self.labelled(LABEL, &self.own).await? {
             self.remove(&id).await?;
@@ -243,7 +243,7 @@ impl Engine {
         Ok(time)
     }
 
-    /// A gigabyte as a file into a sandbox and out of it, and as output; ours and the engine's in turns.
+    /// Transfers a gigabyte as an upload, a download and output, alternating backend and raw API.
     async fn bytes(&self, sandbox: &dyn Sandbox) -> Result<Value> {
         let found = self.labelled("cantle.sandbox", &sandbox.info().id).await?;
         let container = found.first().context("the sandbox has no container")?;
@@ -304,7 +304,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The command's time alone: it waits for a line.
+    /// Returns the seconds of the output alone; the command waits for a line first.
     async fn attached_output(&self) -> Result<f64> {
         let line = format!("read line; exec {}", writer().join(" "));
         let id = self.create(&["bash", "-c", &line]).await?;
@@ -341,7 +341,7 @@ async fn first_command(backend: &DockerBackend) -> Result<f64> {
     ran.map(|()| time)
 }
 
-/// What `bash -c true` takes in a loop inside the container, and as a command of ours.
+/// Returns the seconds of `bash -c true` in a loop inside the container and as a sandbox command.
 async fn commands(sandbox: &dyn Sandbox) -> Result<(f64, f64)> {
     let (mut itself, mut ours) = (Vec::new(), Vec::new());
     let line = |count: usize| format!("for i in $(seq {count}); do bash -c true; done");
@@ -349,7 +349,7 @@ async fn commands(sandbox: &dyn Sandbox) -> Result<(f64, f64)> {
         for _ in 0..COMMANDS {
             ours.push(timed(succeed(sandbox, "true")).await?);
         }
-        // Without what is around the loop.
+        // Excludes the overhead around the loop.
         let short = timed(succeed(sandbox, &line(1))).await?;
         let long = timed(succeed(sandbox, &line(1 + COMMANDS))).await?;
         itself.push((long - short) / COMMANDS as f64);
@@ -387,7 +387,7 @@ async fn output(sandbox: &dyn Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// The command that writes a gigabyte, in large pieces.
+/// Returns a command that writes a gigabyte in large pieces.
 fn writer() -> [String; 5] {
     const PIECE: u64 = 100_000;
     let count = format!("count={}", BYTES / PIECE);
@@ -401,7 +401,7 @@ fn writer() -> [String; 5] {
     .map(str::to_owned)
 }
 
-/// A gigabyte that costs nothing.
+/// Returns a gigabyte of shared pieces.
 fn pieces() -> impl Stream<Item = Bytes> + Send + 'static {
     let piece = Bytes::from((0..PIECE_BYTES).map(|at| at as u8).collect::<Vec<_>>());
     stream::unfold(BYTES, move |left| {
@@ -411,7 +411,7 @@ fn pieces() -> impl Stream<Item = Bytes> + Send + 'static {
     })
 }
 
-/// How many bytes there were.
+/// Drains a stream and returns its number of bytes.
 async fn drained<E>(data: impl Stream<Item = Result<Bytes, E>>) -> Result<u64>
 where
     E: std::error::Error + Send + Sync + 'static,
@@ -424,7 +424,7 @@ where
     Ok(total)
 }
 
-/// Seconds.
+/// Returns the elapsed seconds.
 async fn timed(work: impl Future<Output = Result<()>>) -> Result<f64> {
     let started = Instant::now();
     work.await?;

@@ -1,9 +1,8 @@
-//! Measures what `docs/performance.md` promises.
+//! Measures the goals of `docs/performance.md`.
 //!
 //! `cantle-bench [--cantle PATH] [--json FILE]` runs everything and prints a table. Each part runs
-//! in a process of its own (this program again, with the part's name), so that peak memory and CPU
-//! belong to that part alone; the scripted server is such a process too. What is compared is
-//! measured in the same run, interleaved.
+//! in a child process (this program with the part's name), which isolates peak memory and CPU time;
+//! the scripted server is such a process too. Compared values are measured interleaved in one run.
 
 mod client_loop;
 mod clients;
@@ -24,7 +23,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use crate::report::Report;
 
-/// As in `cantle`.
+/// Same allocator as `cantle`.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -39,7 +38,7 @@ fn main() -> Result<()> {
                 .with_context(|| format!("{argument} needs a value"))
         };
         match argument.as_str() {
-            // The parts, each in a process of its own.
+            // Parts, run in child processes.
             "serve" => {
                 let turns = value()?.parse()?;
                 let latency = Duration::from_millis(value()?.parse()?);
@@ -67,7 +66,7 @@ fn main() -> Result<()> {
 
     let mut report = Report::default();
     let mut failures = Vec::new();
-    // What one part can't measure, the others do.
+    // A failing part does not stop the others.
     let mut done = |measured: Result<()>| failures.extend(measured.err());
     done(client_loop::measure(&mut report));
     done(sessions::measure(&mut report));

@@ -1,4 +1,4 @@
-//! Output: a gigabyte from a command, beside `cat` to a pipe that is read by hand.
+//! Command output: a gigabyte through a sandbox, compared with a raw pipe.
 
 use std::io::Read as _;
 use std::process::{Command, Stdio};
@@ -46,8 +46,8 @@ pub(crate) fn run(bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// The same with nothing between the pipe and a buffer.
-fn by_hand() -> Result<f64> {
+/// Reads the same output directly from a pipe.
+fn through_raw_pipe() -> Result<f64> {
     let started = Instant::now();
     let mut child = Command::new("bash")
         .args(["-c", &command(BYTES)])
@@ -71,7 +71,7 @@ fn by_hand() -> Result<f64> {
 pub(crate) fn measure(report: &mut Report) -> Result<()> {
     let (mut hand, mut ours, mut peak) = (Vec::new(), Vec::new(), 0.0_f64);
     for _ in 0..REPEATS {
-        hand.push(by_hand()?);
+        hand.push(through_raw_pipe()?);
         let result = run_part(&["output", &BYTES.to_string()])?;
         let field = |key| result.get(key).and_then(Value::as_f64).unwrap_or(f64::NAN);
         ours.push(field("seconds"));

@@ -1,4 +1,4 @@
-//! What a process can say of itself, and how this program starts itself again.
+//! Resource usage of this process, and parts run in child processes.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, ensure};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::Value;
 
-/// Processor time of all threads of this process so far.
+/// Returns the CPU time of all threads of this process.
 pub(crate) fn cpu_time() -> Duration {
     let time = clock_gettime(ClockId::ProcessCPUTime);
     Duration::new(
@@ -17,12 +17,12 @@ pub(crate) fn cpu_time() -> Duration {
     )
 }
 
-/// The most memory this process ever had resident, in MB (10^6 bytes).
+/// Returns the peak resident memory of this process, in MB (10^6 bytes).
 pub(crate) fn peak_memory_mb() -> Result<f64> {
     status_mb("VmHWM:")
 }
 
-/// The memory that this process has resident now, in MB.
+/// Returns the resident memory of this process, in MB.
 pub(crate) fn memory_mb() -> Result<f64> {
     status_mb("VmRSS:")
 }
@@ -41,19 +41,19 @@ fn status_mb(name: &str) -> Result<f64> {
     Ok(kilobytes * 1024.0 / 1e6)
 }
 
-/// This program again, doing one part.
+/// Returns a command that runs one part with this program.
 pub(crate) fn part(arguments: &[&str]) -> Result<Command> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(arguments).stdout(Stdio::piped());
     Ok(command)
 }
 
-/// Runs a part to its end; its last line is JSON.
+/// Runs a part and parses its last output line as JSON.
 pub(crate) fn run_part(arguments: &[&str]) -> Result<Value> {
     run_part_in(&std::env::temp_dir(), arguments)
 }
 
-/// The same with its temporary files in a directory.
+/// Runs a part with `directory` for temporary files.
 pub(crate) fn run_part_in(directory: &Path, arguments: &[&str]) -> Result<Value> {
     let output = part(arguments)?.env("TMPDIR", directory).output()?;
     ensure!(
@@ -64,11 +64,11 @@ pub(crate) fn run_part_in(directory: &Path, arguments: &[&str]) -> Result<Value>
     );
     let text = String::from_utf8(output.stdout)?;
     Ok(serde_json::from_str(
-        text.lines().last().context("the part said nothing")?,
+        text.lines().last().context("the part printed nothing")?,
     )?)
 }
 
-/// The median of some measurements.
+/// Returns the median.
 pub(crate) fn median(values: &mut [f64]) -> f64 {
     values.sort_by(f64::total_cmp);
     values.get(values.len() / 2).copied().unwrap_or(f64::NAN)

@@ -15,7 +15,7 @@ struct Row {
     what: String,
     value: f64,
     unit: &'static str,
-    /// The most it may be, where a goal is set; a range for a ratio that may miss on either side.
+    /// Allowed range, if there is a goal.
     goal: Option<(f64, f64)>,
 }
 

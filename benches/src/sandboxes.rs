@@ -1,5 +1,4 @@
-//! Sandboxes under the default policy: what a command costs in one, what one costs, and how soon
-//! everything in it is dead.
+//! Sandboxes under the default policy: cost of commands and sandboxes, and time to kill them.
 
 use std::process::Stdio;
 use std::sync::Arc;
@@ -23,7 +22,7 @@ const AT_ONCE: usize = 200;
 const PROCESSES: usize = 1000;
 const LARGE_GIB: usize = 4;
 
-/// Measures everything, each part in a process of its own.
+/// Measures each part in a separate process.
 pub(crate) fn measure(report: &mut Report) -> Result<()> {
     for gib in [0, LARGE_GIB] {
         let answer = run_part(&["sandboxes", &gib.to_string()])?;
@@ -74,10 +73,10 @@ pub(crate) fn measure(report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// A part: commands and whole sandboxes beside raw ones, while so much memory is ours.
+/// Part: compares commands and sandboxes with raw commands, with `gib` GiB resident.
 pub(crate) fn run(gib: usize) -> Result<()> {
     let mut ballast = vec![0_u8; gib << 30];
-    // Every page has to be there.
+    // Makes every page resident.
     for page in ballast.chunks_mut(4096) {
         page[0] = 1;
     }
@@ -103,13 +102,13 @@ pub(crate) fn run(gib: usize) -> Result<()> {
             "whole": median(&mut whole) / raw,
         }))
     })?;
-    // Until here.
+    // Keeps the memory resident until here.
     drop(ballast);
     println!("{answer}");
     Ok(())
 }
 
-/// A part: many sandboxes at once, and a thousand processes in one.
+/// Part: many concurrent sandboxes, and a thousand processes in one.
 pub(crate) fn run_many() -> Result<()> {
     let answer = in_runtime(async {
         let before = memory_mb()?;
@@ -152,7 +151,7 @@ pub(crate) fn run_many() -> Result<()> {
     Ok(())
 }
 
-/// A part: a command that only computes, twice raw and once in a sandbox, in turns.
+/// Part: a CPU-bound command, alternating twice raw and once in a sandbox.
 pub(crate) fn run_busy() -> Result<()> {
     const LINE: &str = "for ((i = 0; i < 60000; i++)); do :; done";
     let answer = in_runtime(async {

@@ -1,8 +1,8 @@
-//! `cantle serve`: bytes through it, many sandboxes at once, and what is left of those that ended.
+//! `cantle serve`: throughput, many concurrent sandboxes, and leftovers of closed ones.
 //!
-//! The server is the real program with the local backend, a process of its own; its client is another
-//! one, on the same two cores. Once the client does no more than HTTP, once it is the remote backend, which
-//! runs a script of its own around each command and each file.
+//! The server is the real program with the local backend in a separate process; the client is another
+//! process on the same two cores, either plain HTTP or the remote backend, which runs a script around
+//! each command and file.
 
 mod client;
 mod server;
@@ -36,12 +36,12 @@ const OPEN: usize = 200;
 const COMMANDS: u32 = 2000;
 const SPREAD_OVER: Duration = Duration::from_secs(60);
 
-/// By then it has had as many threads at once as it ever has; what they took, the allocator keeps.
+/// Cycles until the thread count, and thus the memory retained by the allocator, has peaked.
 const WARM_UP: usize = 500;
 const CYCLES: usize = 2000;
 const AT_ONCE: usize = 8;
 
-/// Measures everything, each part in a process of its own.
+/// Measures each part in a separate process.
 pub(crate) fn measure(report: &mut Report, cantle: &Path) -> Result<()> {
     let cantle = cantle.to_str().context("the path is no text")?;
     let part = |name: &str| -> Result<_> {
@@ -102,7 +102,7 @@ pub(crate) fn measure(report: &mut Report, cantle: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A part: a gigabyte into a file, out of it, and out of a command.
+/// Part: uploads and downloads a gigabyte, and reads it from a command.
 pub(crate) fn run_bytes(cantle: &str) -> Result<()> {
     let served = Served::start(Path::new(cantle))?;
     let answer = in_runtime(async {
@@ -192,7 +192,7 @@ async fn download(sandbox: &dyn Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// A part: commands at an even pace, each in another one of many sandboxes.
+/// Part: runs commands at a constant rate across many sandboxes.
 pub(crate) fn run_load(cantle: &str) -> Result<()> {
     let served = Served::start(Path::new(cantle))?;
     let answer = in_runtime(async {
@@ -212,7 +212,7 @@ pub(crate) fn run_load(cantle: &str) -> Result<()> {
             let (client, made) = (Arc::clone(&client), Arc::clone(made));
             commands.spawn(async move {
                 client.run(&made, "true").await?;
-                // Since it should have been sent: who waits for his turn waits.
+                // Measured from the scheduled time, to include queueing.
                 Ok::<_, anyhow::Error>(due.elapsed().as_secs_f64() * 1000.0)
             });
         }
@@ -236,17 +236,17 @@ pub(crate) fn run_load(cantle: &str) -> Result<()> {
     Ok(())
 }
 
-/// A part: sandboxes made, used and killed, and what is there when all are gone.
+/// Part: creates, uses and kills sandboxes, and counts leftovers.
 pub(crate) fn run_cycles(cantle: &str) -> Result<()> {
     let served = Served::start(Path::new(cantle))?;
     let answer = in_runtime(async {
         cycles(&served, WARM_UP).await?;
-        served.be_quiet().await?;
+        served.wait_until_idle().await?;
         let (before, before_mb) = (served.traces()?, served.memory_mb()?);
         let started = Instant::now();
         cycles(&served, CYCLES).await?;
         let each_ms = started.elapsed().as_secs_f64() * 1000.0 / CYCLES as f64;
-        served.be_quiet().await?;
+        served.wait_until_idle().await?;
         let (after, after_mb) = (served.traces()?, served.memory_mb()?);
         let more = |of: fn(&server::Traces) -> usize| of(&after) as f64 - of(&before) as f64;
         Ok(json!({
@@ -266,7 +266,7 @@ pub(crate) fn run_cycles(cantle: &str) -> Result<()> {
 }
 
 async fn cycles(served: &Served, count: usize) -> Result<()> {
-    // Its connections end with it.
+    // Dropping the client closes its connections.
     let client = Client::new(served.address);
     let cycle = async |_| {
         let made = client.create().await?;

@@ -1,4 +1,4 @@
-//! Many sessions of one agent at once, kept and not, and going on with a long run.
+//! Concurrent sessions of one agent, with and without journals, and resuming a long run.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ const TURNS: u32 = 20;
 const LATENCY: Duration = Duration::from_millis(50);
 const LONG: u32 = 1000;
 
-/// A runtime as a program has it, on both processors of a machine that has two.
+/// Builds a multi-threaded runtime with two workers.
 fn threads() -> Result<tokio::runtime::Runtime> {
     Ok(tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -27,7 +27,7 @@ fn threads() -> Result<tokio::runtime::Runtime> {
         .build()?)
 }
 
-/// Runs all sessions at once and prints what they took; `kept` says whether they have journals.
+/// Runs all sessions concurrently and prints the measurements; `kept` enables journals.
 pub(crate) fn run(url: &str, kept: bool) -> Result<()> {
     let directory = tempfile::tempdir()?;
     let store = RunStore::new(directory.path());
@@ -68,7 +68,7 @@ async fn one(agent: &Agent, store: Option<RunStore>) -> Result<()> {
     Ok(session.close().await?)
 }
 
-/// Makes a journal of many turns, and prints how long it takes until a run goes on with it.
+/// Writes a journal of many turns, and prints the time to resume it.
 pub(crate) fn resume(url: &str) -> Result<()> {
     let directory = tempfile::tempdir()?;
     let store = RunStore::new(directory.path());
@@ -97,13 +97,13 @@ pub(crate) fn resume(url: &str) -> Result<()> {
     Ok(())
 }
 
-/// How often the sessions are run, with and without journals in turn.
+/// Number of rounds, alternating with and without journals.
 const ROUNDS: usize = 3;
 
-/// Where `fdatasync` costs nothing.
+/// Directory in memory, where `fdatasync` is free.
 const MEMORY: &str = "/dev/shm";
 
-/// What the rounds of one kind took.
+/// Measurements of the rounds of one kind.
 #[derive(Default)]
 struct Rounds {
     wall: Vec<f64>,
@@ -113,7 +113,7 @@ struct Rounds {
 }
 
 impl Rounds {
-    /// One more, whose journals, where it has any, are in `directory`.
+    /// Runs another round with journals, if any, in `directory`.
     fn run(&mut self, part: &str, directory: &Path) -> Result<()> {
         let turns = f64::from(SESSIONS * TURNS);
         let mut server = Server::start(TURNS, LATENCY)?;

@@ -1,7 +1,7 @@
-//! Says whether commands run behind the kernel's walls (`confined`), which takes Linux.
+//! Sets the cfg `confined` if commands are confined by the kernel, which takes Linux.
 //!
-//! Elsewhere they run unconfined, by the operating system's ordinary means. That code is checked and
-//! tested on Linux, too: with `CANTLE_PORTABLE` set, it is what is built (`cargo xtask check portable`).
+//! Elsewhere they run unconfined. That code is checked and tested on Linux, too: with `CANTLE_PORTABLE` set,
+//! it is what is built (`cargo xtask check portable`).
 
 use std::env;
 

@@ -1,26 +1,27 @@
 //! `cargo xtask bench`: the numbers in `docs/performance.md`.
 //!
-//! Builds the static binary, because that is what people run, and the measuring program, and runs
-//! the one against the other. A goal that is missed is shown, it is no failure: machines differ.
+//! Builds the static binary and the benchmark program, and runs one against the other. A missed goal is
+//! shown but is not a failure: machines differ.
 
 use anyhow::Result;
 
+use crate::dist::Profile;
+use crate::metadata::Metadata;
 use crate::peers::{self, Workshop};
-use crate::workspace::Metadata;
 use crate::{dist, shell};
 
 /// Measures the numbers in docs/performance.md.
 #[derive(clap::Args)]
-pub struct Args {
+pub struct BenchArgs {
     /// Write the measurements here, as JSON.
     #[arg(long, default_value = "target/bench.json")]
     json: std::path::PathBuf,
 }
 
-pub fn run(args: &Args) -> Result<()> {
-    shell::run(&mut dist::build(&dist::host()?))?;
-    let cantle = dist::program()?;
-    let build = ["build", "--release", "--package", "cantle-bench"];
+pub fn run(args: &BenchArgs) -> Result<()> {
+    shell::run(&mut dist::build(&dist::host()?, Profile::Dist))?;
+    let cantle = dist::program(Profile::Dist)?;
+    let build = ["build", "--profile=dist", "--package=cantle-bench"];
     shell::run(shell::cargo().args(build))?;
     let target = Metadata::read()?.target;
     let workshop = Workshop::open(&target)?;
@@ -32,7 +33,7 @@ pub fn run(args: &Args) -> Result<()> {
             None
         }
     };
-    let mut bench = std::process::Command::new(target.join("release").join("cantle-bench"));
+    let mut bench = std::process::Command::new(target.join("dist").join("cantle-bench"));
     bench.envs(
         engine
             .iter()

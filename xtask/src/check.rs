@@ -1,15 +1,15 @@
-//! `cargo xtask check`: what must hold before a change goes in, tests aside.
+//! `cargo xtask check`: all checks but the tests.
 
 use std::process::Command;
 
 use anyhow::Result;
 use clap::ValueEnum;
 
-use crate::{features, layers, portable, shell, workspace};
+use crate::{features, imports, layers, portable, shell, type_names, workspace};
 
 /// Check format, lints, docs, layers, features, other systems and tidiness.
 #[derive(clap::Args)]
-pub struct Args {
+pub struct CheckArgs {
     /// Only these (default: all)
     #[arg(value_enum)]
     parts: Vec<Part>,
@@ -17,23 +17,27 @@ pub struct Args {
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
 enum Part {
-    /// The code is formatted
+    /// Formatting
     Fmt,
-    /// No warning of clippy's
+    /// Clippy without warnings
     Clippy,
-    /// No warning of rustdoc's
+    /// Rustdoc without warnings
     Docs,
-    /// No crate depends on one it must not know
+    /// Dependencies between crates
     Layers,
-    /// Each library builds with no feature, and with each alone
+    /// No import cycles between sibling modules
+    Imports,
+    /// Unique type names within each crate
+    Names,
+    /// Each library with no feature, and with each alone
     Features,
-    /// The local backend of other systems builds and works, and the program builds for one
+    /// The local backend for other systems
     Portable,
-    /// The rules for files in `xtask/src/tidy.rs`
+    /// The rules for files in `xtask/src/tidy`
     Tidy,
 }
 
-pub fn run(args: &Args) -> Result<()> {
+pub fn run(args: &CheckArgs) -> Result<()> {
     for part in Part::value_variants() {
         if args.parts.is_empty() || args.parts.contains(part) {
             shell::timed(part.name(), || part.run())?;
@@ -49,6 +53,8 @@ impl Part {
             Part::Clippy => "clippy",
             Part::Docs => "docs",
             Part::Layers => "layers",
+            Part::Imports => "imports",
+            Part::Names => "names",
             Part::Features => "features",
             Part::Portable => "portable",
             Part::Tidy => "tidy",
@@ -73,12 +79,14 @@ impl Part {
                     "warnings",
                 ])
             }
-            // Libraries: the program's pages would overwrite those of the library of its name.
+            // Only libraries: the program's pages would overwrite those of the library of the same name.
             Part::Docs => cargo
                 .args(["doc", "--workspace", "--lib", "--no-deps"])
                 .env("RUSTDOCFLAGS", "-D warnings"),
             Part::Tidy => cargo.args(["test", "--package", "xtask"]),
             Part::Layers => return layers::check(),
+            Part::Imports => return imports::check(),
+            Part::Names => return type_names::check(),
             Part::Features => return features::check(),
             Part::Portable => return portable::check(),
         };
@@ -86,7 +94,7 @@ impl Part {
     }
 }
 
-/// `tool` for the source of the supervisor, which a build script compiles and cargo doesn't know.
+/// Returns `tool` for the supervisor, which a build script compiles without Cargo.
 fn supervisor(tool: &str) -> Command {
     let main = workspace::root().join("crates/supervisor/program/main.rs");
     let mut command = Command::new(tool);

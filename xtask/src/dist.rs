@@ -8,24 +8,58 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
 
-use crate::workspace::Metadata;
+use crate::metadata::Metadata;
 use crate::{elf, shell};
 
-/// By default `getrandom` looks for the function of that name with `dlsym`, finds nothing in a static
-/// program, and reads /dev/urandom, which an empty root directory does not have.
+/// Without the cfg, `getrandom` looks for the libc function with `dlsym`, which finds nothing in a static
+/// program, and falls back to /dev/urandom, which an empty root directory does not have.
 const FLAGS: &str = "-C target-feature=+crt-static --cfg getrandom_backend=\"linux_getrandom\"";
 
-pub fn run() -> Result<()> {
-    shell::run(&mut build(&host()?))?;
-    let program = program()?;
-    let size = std::fs::metadata(&program)?.len();
-    println!("{}  {size} bytes, static", program.display());
+/// Build the static binary and print its path
+#[derive(clap::Args)]
+pub struct DistArgs {
+    /// `dist` is the fastest program, `dev` the fastest build
+    #[arg(long, value_enum, default_value = "dist")]
+    profile: Profile,
+}
+
+/// A Cargo profile.
+#[derive(Clone, Copy, ValueEnum)]
+pub enum Profile {
+    Dist,
+    Release,
+    Dev,
+}
+
+impl Profile {
+    fn name(self) -> &'static str {
+        match self {
+            Profile::Dist => "dist",
+            Profile::Release => "release",
+            Profile::Dev => "dev",
+        }
+    }
+
+    fn directory(self) -> &'static str {
+        match self {
+            Profile::Dev => "debug",
+            _ => self.name(),
+        }
+    }
+}
+
+pub fn run(args: &DistArgs) -> Result<()> {
+    shell::run(&mut build(&host()?, args.profile))?;
+    let program = program(args.profile)?;
+    eprintln!("static, {} bytes", std::fs::metadata(&program)?.len());
+    println!("{}", program.display());
     Ok(())
 }
 
-/// The build for a target triple; [`program`] is where it puts its result.
-pub fn build(target: &str) -> Command {
+/// Returns the build for a target triple; [`program`] finds its result.
+pub fn build(target: &str, profile: Profile) -> Command {
     let flags = format!(
         "CARGO_TARGET_{}_RUSTFLAGS",
         target.to_uppercase().replace('-', "_")
@@ -34,8 +68,9 @@ pub fn build(target: &str) -> Command {
     cargo
         .args([
             "build",
-            "--profile=dist",
             "--package=cantle-cli",
+            "--profile",
+            profile.name(),
             "--target",
             target,
         ])
@@ -43,20 +78,20 @@ pub fn build(target: &str) -> Command {
     cargo
 }
 
-/// The built program, once it has proved to be static.
-pub fn program() -> Result<PathBuf> {
+/// Returns the built program after checking that it is static.
+pub fn program(profile: Profile) -> Result<PathBuf> {
     let program = Metadata::read()?
         .target
         .join(host()?)
-        .join("dist")
+        .join(profile.directory())
         .join("cantle");
     if !elf::is_static(&program)? {
-        bail!("{} asks for a loader, it is not static", program.display());
+        bail!("{} is not static: it needs a loader", program.display());
     }
     Ok(program)
 }
 
-/// The triple of this machine.
+/// Returns the target triple of this machine.
 pub fn host() -> Result<String> {
     let version = shell::output(Command::new("rustc").arg("-vV"))?;
     let host = version.lines().find_map(|line| line.strip_prefix("host: "));

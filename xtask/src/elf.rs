@@ -1,4 +1,4 @@
-//! Just enough of ELF to tell a static program from one that needs a loader.
+//! Enough of ELF to distinguish a static program from one that needs a loader.
 
 use std::fs;
 use std::path::Path;
@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 
 const PT_INTERP: u32 = 3;
 
-/// Whether the program starts without a loader (a static-pie one does).
+/// Reports whether the program starts without a loader; a static-pie does.
 pub fn is_static(path: &Path) -> Result<bool> {
     let bytes = fs::read(path).with_context(|| format!("failed to read {}", path.display()))?;
     let types = segment_types(&bytes).with_context(|| {
@@ -19,7 +19,7 @@ pub fn is_static(path: &Path) -> Result<bool> {
     Ok(!types.contains(&PT_INTERP))
 }
 
-/// The types of the program headers.
+/// Returns the types of the program headers.
 fn segment_types(bytes: &[u8]) -> Option<Vec<u32>> {
     let u16_at = |at: usize| Some(u16::from_le_bytes(bytes.get(at..at + 2)?.try_into().ok()?));
     let u64_at = |at: usize| Some(u64::from_le_bytes(bytes.get(at..at + 8)?.try_into().ok()?));
@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_program_is_an_error() {
+    fn other_files_are_errors() {
         assert_eq!(segment_types(b"#!/bin/sh\n"), None);
         assert_eq!(segment_types(b"\x7fELF\x02\x01"), None);
     }

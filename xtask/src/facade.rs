@@ -1,37 +1,37 @@
-//! The facade crate re-exports and does nothing else.
+//! The facade crate contains only re-exports.
 
 use anyhow::{Context, Result};
 use syn::{Attribute, Item, Meta};
 
 use crate::workspace;
 
-/// What in the facade's source is more than a re-export.
+/// Returns a description of each item in the facade that is not a re-export.
 pub fn violations() -> Result<Vec<String>> {
     let mut wrong = Vec::new();
     for path in workspace::files(&workspace::root().join("crates/cantle/src"))? {
         let source = std::fs::read_to_string(&path)?;
         let file = syn::parse_file(&source)
             .with_context(|| format!("failed to parse {}", path.display()))?;
-        let extra = more_than_reexports(&file.items);
+        let extra = other_items(&file.items);
         wrong.extend(
             extra
                 .iter()
-                .map(|what| format!("the facade has {what}, not only re-exports")),
+                .map(|item| format!("the facade contains {item}, but only re-exports are allowed")),
         );
     }
     Ok(wrong)
 }
 
-fn more_than_reexports(items: &[Item]) -> Vec<String> {
+fn other_items(items: &[Item]) -> Vec<String> {
     let mut extra = Vec::new();
     for item in items {
         match item {
             Item::Use(_) => {}
             Item::Mod(module) => {
                 let inside = module.content.as_ref().map(|(_, items)| items.as_slice());
-                extra.extend(more_than_reexports(inside.unwrap_or_default()));
+                extra.extend(other_items(inside.unwrap_or_default()));
             }
-            // The usual way to have the README's code tested.
+            // Runs the README's code as documentation tests.
             Item::Struct(item) if item.attrs.iter().any(is_for_doctests) => {}
             Item::Struct(item) => extra.push(format!("struct {}", item.ident)),
             Item::Enum(item) => extra.push(format!("enum {}", item.ident)),
@@ -57,11 +57,11 @@ mod tests {
     use super::*;
 
     fn extra(source: &str) -> Vec<String> {
-        more_than_reexports(&syn::parse_file(source).unwrap().items)
+        other_items(&syn::parse_file(source).unwrap().items)
     }
 
     #[test]
-    fn reexports_and_tested_docs_are_no_code() {
+    fn reexports_and_doctest_structs_are_allowed() {
         let source = "//! Docs.\n\
                       pub use cantle_core::*;\n\
                       #[cfg(feature = \"agent\")]\n\
@@ -71,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn code_is_found_also_in_modules() {
+    fn items_in_inline_modules_are_found() {
         let source = "pub struct Options; impl Options {} pub mod inner { pub fn help() {} }";
         assert_eq!(extra(source), ["struct Options", "an impl", "fn help"]);
     }

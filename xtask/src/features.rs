@@ -1,9 +1,9 @@
-//! Every library builds without features, and with each of its features alone.
+//! Every library builds without features and with each of its features alone.
 
 use anyhow::Result;
 
+use crate::metadata::Metadata;
 use crate::shell;
-use crate::workspace::Metadata;
 
 pub fn check() -> Result<()> {
     for package in Metadata::read()?
@@ -18,7 +18,7 @@ pub fn check() -> Result<()> {
             .filter(|name| *name != "default");
         for features in std::iter::once("").chain(alone) {
             let mut clippy = shell::cargo();
-            // Clippy, and not `check`: it can deny warnings without building dependencies anew.
+            // Clippy can deny warnings without rebuilding dependencies; `check` cannot.
             clippy.args(["clippy", "--quiet", "--lib", "--package", &package.name]);
             clippy.arg("--no-default-features");
             if !features.is_empty() {

@@ -1,10 +1,9 @@
-//! A process that cannot outlive this program, however this program ends.
+//! Child processes that cannot outlive this program, however it ends.
 //!
-//! What is started here runs in a process group of its own, under a second copy of this program
-//! (the *guard*) that holds the other end of a pipe. When the pipe closes - because the work is
-//! done, because of an error, Ctrl-C, or SIGKILL - the guard ends the whole group: TERM, and after a
-//! grace KILL. Groups are ended by number only while their leader is still there (at least as a
-//! zombie), so the number cannot have passed to somebody else.
+//! A command runs in its own process group under a second copy of this program (the *guard*), which
+//! holds the read end of a pipe. When the pipe closes (the work is done, an error, Ctrl-C or SIGKILL) the
+//! guard ends the whole group: TERM, then KILL after a grace period. A group is signalled only while its
+//! leader exists, at least as a zombie, so that its id cannot have been reused.
 
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
@@ -19,21 +18,21 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, wa
 
 use crate::shell;
 
-/// How long a group has between TERM and KILL.
+/// Time between TERM and KILL.
 const GRACE: Duration = Duration::from_secs(5);
 const POLL: Duration = Duration::from_millis(20);
 
-/// A command running under a guard. Dropped = the group is ended, and waited for.
+/// A command under a guard. Dropping it ends the group and waits for its end.
 pub struct Guarded {
     guard: Child,
     lifeline: Option<ChildStdin>,
 }
 
 impl Guarded {
-    /// Starts `command` with an empty standard input. Its output goes to `stdout` and `stderr`; what
-    /// `command` says of them cannot be read back from it.
+    /// Starts `command` with an empty standard input. `stdout` and `stderr` replace those of `command`,
+    /// which cannot be read back from it.
     pub fn spawn(command: &Command, stdout: Stdio, stderr: Stdio) -> Result<Guarded> {
-        // Not by name: the file may be replaced while this program runs.
+        // The file at the program's path may be replaced while it runs.
         let mut guard = Command::new("/proc/self/exe");
         guard
             .args(["guard", "--"])
@@ -59,7 +58,7 @@ impl Guarded {
         Ok(Guarded { guard, lifeline })
     }
 
-    /// Waits for the command's own end.
+    /// Waits for the command's end.
     pub fn wait(&mut self) -> Result<ExitStatus> {
         loop {
             if let Some(status) = self.wait_at_most(Duration::MAX)? {
@@ -68,12 +67,12 @@ impl Guarded {
         }
     }
 
-    /// Waits for the command's own end, but no longer than `limit`.
+    /// Waits for the command's end for at most `limit`.
     pub fn wait_at_most(&mut self, limit: Duration) -> Result<Option<ExitStatus>> {
-        // Not `Child::wait`, which closes the pipe first.
+        // `Child::wait` would close the pipe first.
         let start = Instant::now();
         loop {
-            let status = self.ended()?;
+            let status = self.status()?;
             if status.is_some() || start.elapsed() >= limit {
                 return Ok(status);
             }
@@ -81,14 +80,14 @@ impl Guarded {
         }
     }
 
-    /// How the command ended, if it has.
-    pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
+    /// Returns the command's status if it has ended.
+    pub fn status(&mut self) -> Result<Option<ExitStatus>> {
         self.guard
             .try_wait()
             .context("failed to wait for a process")
     }
 
-    /// Tells the guard to end the group, without waiting for it.
+    /// Makes the guard end the group, without waiting for it.
     pub fn release(&mut self) {
         self.lifeline = None;
     }
@@ -103,15 +102,15 @@ impl Drop for Guarded {
     }
 }
 
-/// The guard's own command line.
+/// The command line of the guard.
 #[derive(clap::Args)]
-pub struct Args {
+pub struct GuardArgs {
     #[arg(last = true, required = true)]
     command: Vec<std::ffi::OsString>,
 }
 
-/// The guard: runs the command, ends with its exit code, or when standard input closes.
-pub fn run(args: &Args) -> ExitCode {
+/// Runs the command until it ends or standard input closes; returns its exit code.
+pub fn run(args: &GuardArgs) -> ExitCode {
     let Some((program, rest)) = args.command.split_first() else {
         return ExitCode::FAILURE;
     };
@@ -131,7 +130,7 @@ pub fn run(args: &Args) -> ExitCode {
 
     static ORPHANED: AtomicBool = AtomicBool::new(false);
     thread::spawn(|| {
-        // Ends at the pipe's end, or if it can't be read any more; both mean nobody is left.
+        // The pipe ends when its owner does.
         let _ = io::copy(&mut io::stdin(), &mut io::sink());
         ORPHANED.store(true, Ordering::Relaxed);
     });
@@ -149,7 +148,7 @@ pub fn run(args: &Args) -> ExitCode {
         }
         thread::sleep(POLL);
     }
-    // Whatever the leader left behind in its group.
+    // Processes that the leader left in its group.
     end(group, Signal::KILL);
     match child.wait() {
         Ok(status) => exit_code(status),
@@ -157,7 +156,7 @@ pub fn run(args: &Args) -> ExitCode {
     }
 }
 
-/// Whether the process has ended; it stays a zombie, so that its number stays taken.
+/// Reports whether the process has ended, without reaping it: its id stays in use.
 fn is_zombie(pid: Pid) -> bool {
     let options = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
     !matches!(
@@ -168,7 +167,7 @@ fn is_zombie(pid: Pid) -> bool {
 
 fn end(group: Pid, signal: Signal) {
     match kill_process_group(group, signal) {
-        // PERM: only the zombie is left in it.
+        // PERM: only the zombie is left.
         Ok(()) | Err(Errno::SRCH | Errno::PERM) => {}
         Err(error) => eprintln!("xtask: failed to end process group {group:?}: {error}"),
     }

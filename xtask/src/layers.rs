@@ -1,28 +1,26 @@
-//! The layers: which of our crates may know which, and what each must do without.
+//! The layers: which crates of this workspace and which external crates each crate may depend on.
 //!
-//! What counts is what is linked (normal dependencies, with all features, through any number of
-//! crates); a crate's tests may use what they like.
+//! Only linked dependencies count: normal ones, with all features, transitively. Tests may use any crate.
 
 use std::collections::BTreeSet;
 
 use anyhow::{Result, bail};
 
-use crate::workspace::Metadata;
+use crate::metadata::Metadata;
 use crate::{facade, shell};
 
-/// What one package may and must not depend on.
+/// The dependency rules of one package.
 struct Layer {
     package: &'static str,
-    /// The crates of this workspace it may know.
+    /// Crates of this workspace that it may depend on.
     ours: &'static [&'static str],
-    /// Crates it must do without.
+    /// Crates that it must not depend on.
     without: &'static [&'static str],
-    /// Crates of which it may have these features at most.
+    /// The only features that it may enable of certain crates.
     at_most: &'static [(&'static str, &'static [&'static str])],
 }
 
-/// What holds for a library unless its row says otherwise: it stands on core, and leaves the
-/// terminal to programs.
+/// The default for a library: it depends on core and does not use the terminal.
 const LIBRARY: Layer = Layer {
     package: "",
     ours: &["cantle-core"],
@@ -53,7 +51,14 @@ const LAYERS: &[Layer] = &[
         ..LIBRARY
     },
     Layer {
+        package: "cantle-tls",
+        ours: &[],
+        without: &["anyhow", "clap", "reqwest", "tokio"],
+        ..LIBRARY
+    },
+    Layer {
         package: "cantle-clients",
+        ours: &["cantle-core", "cantle-tls"],
         ..LIBRARY
     },
     Layer {
@@ -62,12 +67,22 @@ const LAYERS: &[Layer] = &[
         ..LIBRARY
     },
     Layer {
+        package: "cantle-command-driver",
+        ..OFFLINE
+    },
+    Layer {
         package: "cantle-backends-docker",
-        ours: &["cantle-core", "cantle-supervisor"],
+        ours: &[
+            "cantle-command-driver",
+            "cantle-core",
+            "cantle-supervisor",
+            "cantle-tls",
+        ],
         ..LIBRARY
     },
     Layer {
         package: "cantle-backends-remote",
+        ours: &["cantle-command-driver", "cantle-core", "cantle-tls"],
         ..LIBRARY
     },
     Layer {
@@ -78,7 +93,7 @@ const LAYERS: &[Layer] = &[
     },
     Layer {
         package: "cantle-backends-local",
-        ours: &["cantle-core", "cantle-supervisor"],
+        ours: &["cantle-command-driver", "cantle-core", "cantle-supervisor"],
         // Its proxy speaks HTTP; what is encrypted passes through.
         without: &["anyhow", "clap", "reqwest", "rustls"],
         ..LIBRARY
@@ -103,8 +118,10 @@ const LAYERS: &[Layer] = &[
             "cantle-backends-local",
             "cantle-backends-remote",
             "cantle-clients",
+            "cantle-command-driver",
             "cantle-core",
             "cantle-supervisor",
+            "cantle-tls",
             "cantle-tools",
         ],
         ..LIBRARY
@@ -118,9 +135,11 @@ const LAYERS: &[Layer] = &[
             "cantle-backends-local",
             "cantle-backends-remote",
             "cantle-clients",
+            "cantle-command-driver",
             "cantle-core",
             "cantle-server",
             "cantle-supervisor",
+            "cantle-tls",
             "cantle-tools",
         ],
         without: &[],
@@ -134,9 +153,11 @@ const LAYERS: &[Layer] = &[
             "cantle-backends-local",
             "cantle-backends-remote",
             "cantle-clients",
+            "cantle-command-driver",
             "cantle-core",
             "cantle-supervisor",
             "cantle-testkit",
+            "cantle-tls",
         ],
         without: &[],
         at_most: &[],
@@ -180,7 +201,7 @@ pub fn check() -> Result<()> {
 }
 
 impl Layer {
-    /// What in a dependency tree (lines of `name version … |features`) this layer must not have.
+    /// Returns the violations in a dependency tree (lines of `name version … |features`).
     fn violations(&self, tree: &str, ours: &BTreeSet<&str>) -> BTreeSet<String> {
         let mut wrong = BTreeSet::new();
         for line in tree.lines() {

@@ -1,6 +1,6 @@
-//! What the project does to itself: `cargo xtask test`, `check`, `package`, `dist`, `bench`.
+//! Development tasks: `cargo xtask test`, `check`, `package`, `dist`, `bench`, `lines`.
 //!
-//! One file per subcommand: it holds a `clap` type and a `run`; [`Task`] lists it and `main` calls it.
+//! Each subcommand has a file with its arguments and a `run` function; [`Task`] lists them.
 
 mod bench;
 mod check;
@@ -9,14 +9,20 @@ mod elf;
 mod facade;
 mod features;
 mod guard;
+mod imports;
+mod lane;
 mod layers;
+mod lines;
+mod metadata;
 mod package;
 mod peers;
 mod portable;
 mod shell;
+mod source;
 mod test;
 #[cfg(test)]
 mod tidy;
+mod type_names;
 mod workspace;
 
 use std::process::ExitCode;
@@ -24,7 +30,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 #[derive(Parser)]
-#[command(name = "cargo xtask", about = "What the project does to itself")]
+#[command(name = "cargo xtask", about = "Development tasks")]
 struct Args {
     #[command(subcommand)]
     task: Task,
@@ -32,15 +38,15 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Task {
-    Test(test::Args),
-    Check(check::Args),
+    Test(test::TestArgs),
+    Check(check::CheckArgs),
     /// Package the crates, and test an extension crate against the packages
     Package,
-    /// Build the static binary
-    Dist,
-    Bench(bench::Args),
+    Dist(dist::DistArgs),
+    Bench(bench::BenchArgs),
+    Lines(lines::LinesArgs),
     #[command(hide = true)]
-    Guard(guard::Args),
+    Guard(guard::GuardArgs),
 }
 
 fn main() -> ExitCode {
@@ -48,8 +54,9 @@ fn main() -> ExitCode {
         Task::Test(args) => test::run(&args),
         Task::Check(args) => check::run(&args),
         Task::Package => package::run(),
-        Task::Dist => dist::run(),
+        Task::Dist(args) => dist::run(&args),
         Task::Bench(args) => bench::run(&args),
+        Task::Lines(args) => lines::run(&args),
         Task::Guard(args) => return guard::run(&args),
     };
     match done {

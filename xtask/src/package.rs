@@ -1,35 +1,46 @@
-//! `cargo xtask package`: what would be published, and a stranger's crate built against it.
+//! `cargo xtask package`: the packages as they would be published, and an extension crate built
+//! against them.
 //!
-//! `examples/backend` lies outside the workspace and asks for our crates by version. It is tested
-//! with the unpacked packages in the registry's place: a file missing from a package, a dependency
-//! without a version or a feature that only the workspace turned on shows here.
+//! `examples/backend` is outside the workspace and depends on our crates by version. It is built with
+//! the unpacked packages in place of the registry's, which shows a file missing from a package, a
+//! dependency without a version, or a feature that only the workspace turned on. That is also why
+//! `cargo package` does not build each package by itself. The build uses the workspace's
+//! lock file, settings and target directory, so that other crates are compiled only once.
 
+use std::fs;
 use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::shell;
-use crate::workspace::{self, Metadata};
+use crate::metadata::Metadata;
+use crate::{shell, workspace};
 
-/// What the example asks for, and what that asks for: Cargo warns about a patch of anything else.
-const FOR_EXTENSIONS: [&str; 5] = [
+/// The dependencies of the example and theirs; Cargo warns about a patch that nothing uses.
+const FOR_EXTENSIONS: [&str; 6] = [
     "cantle-backends-local",
+    "cantle-command-driver",
     "cantle-core",
     "cantle-macros",
     "cantle-supervisor",
     "cantle-testkit",
 ];
 
+/// The profile of the workspace: dependencies of the same settings are shared.
+const DEV_PROFILE: [&str; 2] = [
+    "profile.dev.debug=\"line-tables-only\"",
+    "profile.dev.package.\"*\".debug=false",
+];
+
 pub fn run() -> Result<()> {
-    let example = workspace::root().join("examples/backend/Cargo.toml");
-    if !example.exists() {
+    let example = workspace::root().join("examples/backend");
+    if !example.join("Cargo.toml").exists() {
         bail!("the extension crate is missing: {}", example.display());
     }
     let metadata = Metadata::read()?;
     shell::timed("package", || {
         let mut cargo = shell::cargo();
-        cargo.args(["package", "--workspace", "--allow-dirty"]);
+        cargo.args(["package", "--workspace", "--allow-dirty", "--no-verify"]);
         for package in metadata
             .packages
             .iter()
@@ -43,7 +54,12 @@ pub fn run() -> Result<()> {
 }
 
 fn test_extension(example: &Path, metadata: &Metadata) -> Result<()> {
-    let unpacked = tempfile::tempdir()?;
+    // In the target directory, so that what is unchanged is not built again.
+    let unpacked = metadata.target.join("package/unpacked");
+    if unpacked.exists() {
+        fs::remove_dir_all(&unpacked)?;
+    }
+    fs::create_dir_all(&unpacked)?;
     let mut patches = Vec::new();
     for package in &metadata.packages {
         if !FOR_EXTENSIONS.contains(&package.name.as_str()) {
@@ -56,43 +72,71 @@ fn test_extension(example: &Path, metadata: &Metadata) -> Result<()> {
             .join(format!("{name}.crate"));
         shell::run(
             Command::new("tar")
-                .arg("-xzf")
+                // Archives have no useful times, and Cargo compares them.
+                .arg("-xzmf")
                 .arg(&archive)
                 .arg("-C")
-                .arg(unpacked.path()),
+                .arg(&unpacked),
         )?;
-        let path = unpacked.path().join(&name);
+        let path = unpacked.join(&name);
         let path = path
             .to_str()
-            .context("the temporary directory's path is not UTF-8")?;
+            .context("the target directory's path is not UTF-8")?;
         // JSON strings are TOML strings.
         let path = serde_json::to_string(path)?;
         patches.push(format!("patch.crates-io.{}.path={path}", package.name));
     }
-    let target = metadata.target.join("extension");
+    let copy = unpacked.join("example");
+    copy_directory(example, &copy)?;
+    // The versions that are built already.
+    fs::copy(
+        workspace::root().join("Cargo.lock"),
+        copy.join("Cargo.lock"),
+    )?;
     let cargo = |command: &str| {
         let mut cargo = shell::cargo();
-        cargo.arg(command).arg("--manifest-path").arg(example);
-        cargo.arg("--target-dir").arg(&target);
+        cargo
+            .arg(command)
+            .arg("--manifest-path")
+            .arg(copy.join("Cargo.toml"));
+        cargo.arg("--target-dir").arg(&metadata.target);
         for patch in &patches {
             cargo.arg("--config").arg(patch);
+        }
+        for setting in DEV_PROFILE {
+            cargo.args(["--config", setting]);
         }
         cargo
     };
     shell::run(&mut cargo("test"))?;
     shell::run(cargo("build").args(["--example", "outside"]))?;
-    test_moved(&target)
+    test_moved(&metadata.target)
 }
 
-/// Runs a stranger's program where nothing of its build is left: a sandbox needs no file of it.
+/// Copies the files of a directory and of those in it.
+fn copy_directory(from: &Path, to: &Path) -> Result<()> {
+    for file in workspace::files(from)? {
+        let copied = to.join(file.strip_prefix(from)?);
+        if let Some(directory) = copied.parent() {
+            fs::create_dir_all(directory)?;
+        }
+        fs::copy(&file, copied)?;
+    }
+    Ok(())
+}
+
+/// Runs a program where its build directory is not visible: a sandbox needs no file of it.
 fn test_moved(target: &Path) -> Result<()> {
     let place = tempfile::tempdir()?;
     let program = place.path().join("program");
-    std::fs::copy(target.join("debug/examples/outside"), &program)?;
-    std::fs::remove_dir_all(target)?;
-    let printed = shell::output(Command::new(&program).current_dir(place.path()))?;
+    fs::copy(target.join("debug/examples/outside"), &program)?;
+    let hidden = target.with_extension("hidden");
+    fs::rename(target, &hidden)?;
+    let printed = shell::output(Command::new(&program).current_dir(place.path()));
+    fs::rename(&hidden, target)?;
+    let printed = printed?;
     if printed != "inside\nrefused\n" {
-        bail!("a program that was moved can't make sandboxes: it printed {printed:?}");
+        bail!("a moved program cannot open sandboxes: it printed {printed:?}");
     }
     Ok(())
 }

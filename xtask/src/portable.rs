@@ -1,14 +1,14 @@
 //! The part of `cargo xtask check` for systems other than Linux.
 //!
-//! What the local backend is elsewhere is built and tested here, on Linux, under the cfg that its build
-//! script sets there. And where the standard library of another system is installed, the whole program
-//! is checked for that one: what compiles there and can't be run here.
+//! The local backend's implementation for other systems is built and tested on Linux, under the cfg that its
+//! build script sets there. If the standard library of another system is installed, the whole program is
+//! type-checked for it.
 
 use anyhow::Result;
 
 use crate::shell;
 
-/// Another system of Unix's kind.
+/// Another Unix system.
 const OTHER: &str = "x86_64-apple-darwin";
 
 pub fn check() -> Result<()> {
@@ -26,10 +26,10 @@ pub fn check() -> Result<()> {
     let installed = shell::probe("rustc", &["--print", "target-libdir", "--target", OTHER])
         .is_some_and(|directory| std::path::Path::new(directory.trim()).exists());
     if !installed {
-        eprintln!("SKIPPED {OTHER}: `rustup target add {OTHER}` brings what it takes");
+        eprintln!("SKIPPED {OTHER}: `rustup target add {OTHER}` installs its standard library");
         return Ok(());
     }
-    // Nothing is linked: what C there is in other packages need not be compiled.
+    // Nothing is linked, so C code need not be compiled.
     let no_tool = |tool: &str| format!("{tool}_{}", OTHER.replace('-', "_"));
     let mut cargo = shell::cargo();
     cargo

@@ -1,4 +1,4 @@
-//! Running commands: said before they run, and their failure is an error that names them.
+//! Running commands: each is printed before it runs, and named in the error if it fails.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -9,8 +9,8 @@ use anyhow::{Context, Result, bail};
 
 use crate::workspace;
 
-/// Cargo, in the root, without the variables `cargo run` gave to this program: build scripts that
-/// watch them (`ring`'s does) would run again at each change between `cargo xtask` and `cargo`.
+/// Returns Cargo in the root, without the variables that `cargo run` set for this program: build scripts
+/// that watch them (such as `ring`'s) would run again after each switch between `cargo xtask` and `cargo`.
 pub fn cargo() -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     cargo.current_dir(workspace::root());
@@ -31,7 +31,7 @@ pub fn cargo() -> Command {
     cargo
 }
 
-/// Says what runs, runs it to its end, and fails with it.
+/// Prints a command and runs it to its end.
 pub fn run(command: &mut Command) -> Result<()> {
     let line = line(command);
     eprintln!("$ {line}");
@@ -44,7 +44,7 @@ pub fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// What a command writes to its standard output; its errors go through to ours.
+/// Returns the standard output of a command; its standard error is inherited.
 pub fn output(command: &mut Command) -> Result<String> {
     let line = line(command);
     let output = command
@@ -55,10 +55,10 @@ pub fn output(command: &mut Command) -> Result<String> {
     if !output.status.success() {
         bail!("`{line}` failed: {}", output.status);
     }
-    String::from_utf8(output.stdout).with_context(|| format!("`{line}` wrote no UTF-8"))
+    String::from_utf8(output.stdout).with_context(|| format!("the output of `{line}` is not UTF-8"))
 }
 
-/// Like [`output`], for asking whether something is there: any failure is `None`, and silent.
+/// Returns the output of a program, or `None` if it fails in any way.
 pub fn probe(program: impl AsRef<OsStr>, args: &[&str]) -> Option<String> {
     let output = Command::new(program)
         .args(args)
@@ -71,7 +71,7 @@ pub fn probe(program: impl AsRef<OsStr>, args: &[&str]) -> Option<String> {
     String::from_utf8(output.stdout).ok()
 }
 
-/// A command as one would type it.
+/// Formats a command as a shell line.
 pub fn line(command: &Command) -> String {
     let program = Path::new(command.get_program());
     let name = program.file_name().unwrap_or(command.get_program());
@@ -82,7 +82,7 @@ pub fn line(command: &Command) -> String {
         .join(" ")
 }
 
-/// Says what begins, does it, and says how long it took.
+/// Runs a phase and prints its name and duration.
 pub fn timed<T>(title: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     eprintln!("== {title}");
     let start = Instant::now();

@@ -1,4 +1,4 @@
-//! What runs under the guard is gone when the one who started it is, children included.
+//! Commands under the guard end with the program that started them, children included.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -13,8 +13,8 @@ fn guard(script: &str) -> Command {
     guard
 }
 
-/// Whether the process still does anything (a zombie does not).
-fn runs(pid: &str) -> bool {
+/// Reports whether the process is running; a zombie is not.
+fn is_running(pid: &str) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat
         .rsplit_once(") ")
@@ -31,14 +31,14 @@ fn a_closed_lifeline_ends_the_whole_group() {
         .unwrap();
     let pids: Vec<&str> = line.split_whitespace().collect();
     assert!(
-        pids.len() == 2 && pids.iter().all(|pid| runs(pid)),
+        pids.len() == 2 && pids.iter().all(|pid| is_running(pid)),
         "{line}"
     );
 
     drop(guard.stdin.take());
     guard.wait().unwrap();
     let deadline = Instant::now() + Duration::from_secs(60);
-    while pids.iter().any(|pid| runs(pid)) {
+    while pids.iter().any(|pid| is_running(pid)) {
         assert!(Instant::now() < deadline, "still running: {line}");
         thread::sleep(Duration::from_millis(10));
     }
@@ -58,7 +58,7 @@ fn a_command_that_ignores_term_is_killed() {
 }
 
 #[test]
-fn the_code_of_a_command_is_the_guards() {
+fn the_guard_exits_with_the_commands_code() {
     let status = |script| {
         let mut guard = guard(script).spawn().unwrap();
         let lifeline = guard.stdin.take();

@@ -1,4 +1,4 @@
-//! A client that does no more than HTTP: what the server takes, not what an SDK does.
+//! Plain HTTP client, which measures the server without an SDK's overhead.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -19,15 +19,15 @@ use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio_util::task::AbortOnDropHandle;
 
-/// Of its form, which some versions of SDKs look at.
+/// Key in the format that some SDK versions validate.
 pub(super) const KEY: &str = "e2b_0000000000000000000000000000000000000000";
 
-/// What SDKs send of a file at once.
+/// Chunk size of SDK uploads.
 const PIECE: &[u8] = &[0; 64 * 1024];
 
 type Body = BoxBody<Bytes, Infallible>;
 
-/// Keeps its connections, as SDKs do.
+/// Client with a connection pool, as in SDKs.
 pub(super) struct Client {
     address: SocketAddr,
     idle: Mutex<Vec<Connection>>,
@@ -38,7 +38,7 @@ struct Connection {
     _driver: AbortOnDropHandle<()>,
 }
 
-/// A sandbox that was made.
+/// Created sandbox.
 pub(super) struct Made {
     id: String,
     token: String,
@@ -76,7 +76,7 @@ impl Client {
         Ok(())
     }
 
-    /// Runs a line of bash to its successful end, as SDKs do. How many bytes came.
+    /// Runs a line of bash, which must succeed, and returns the number of bytes received.
     pub(super) async fn run(&self, made: &Made, line: &str) -> Result<u64> {
         let message = json!({
             "process": { "cmd": "/bin/bash", "args": ["-l", "-c", line] }, "stdin": false
@@ -92,7 +92,7 @@ impl Client {
         let body = Full::from(envelope).boxed();
         self.send(request, body, |piece| {
             count += piece.len() as u64;
-            // The end is short, but comes in any pieces.
+            // The end event may be split across pieces.
             last.extend_from_slice(&piece[piece.len().saturating_sub(1024)..]);
             last.drain(..last.len().saturating_sub(1024));
         })
@@ -102,7 +102,7 @@ impl Client {
         Ok(count)
     }
 
-    /// Writes a file of so many bytes, a multiple of what is sent at once or not.
+    /// Uploads a file of `bytes` bytes.
     pub(super) async fn upload(&self, made: &Made, name: &str, bytes: usize) -> Result<()> {
         let pieces = (0..bytes.div_ceil(PIECE.len())).map(move |number| {
             let left = bytes - number * PIECE.len();
@@ -117,7 +117,7 @@ impl Client {
         self.send(request, body, |_| {}).await
     }
 
-    /// Reads a file. How many bytes came.
+    /// Downloads a file and returns the number of bytes received.
     pub(super) async fn download(&self, made: &Made, name: &str) -> Result<u64> {
         let request = made.request(Method::GET, &format!("/files?path={name}"));
         let mut count = 0;
@@ -136,7 +136,7 @@ impl Client {
         Ok(answer)
     }
 
-    /// Sends a request and takes the whole answer.
+    /// Sends a request and passes the answer to `take`.
     async fn send(&self, request: Builder, body: Body, mut take: impl FnMut(&Bytes)) -> Result<()> {
         let kept = self.idle().pop();
         let mut connection = match kept.filter(|kept| kept.sender.is_ready()) {
@@ -169,7 +169,7 @@ impl Connection {
         stream.set_nodelay(true)?;
         let (sender, driver) = http1::handshake(TokioIo::new(stream)).await?;
         let driver = tokio::spawn(async {
-            // What breaks off is told to who waits for the answer.
+            // Errors are reported through the pending response.
             let _ = driver.await;
         });
         Ok(Self {

@@ -1,4 +1,4 @@
-//! The server as a process, and what the system says there is of it.
+//! Server process, with its resource usage and leftovers.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -13,37 +13,37 @@ use rustix::process::{Pid, Signal, kill_process, set_child_subreaper};
 use serde::Serialize;
 use tempfile::TempDir;
 
-/// How long it may take until nothing goes on in it any more: an idle thread lives for ten seconds.
+/// Maximum time until the server is idle; idle threads live for ten seconds.
 const QUIET_DEADLINE: Duration = Duration::from_secs(60);
 
-/// `cantle serve`, with a directory of its own. Dropped, it is killed.
+/// `cantle serve` with its own directory, killed on drop.
 pub(super) struct Served {
     child: Child,
     directory: TempDir,
     pub(super) address: SocketAddr,
-    /// How many it had when it began to listen.
+    /// Number of threads when it began to listen.
     threads: usize,
 }
 
-/// What there is of it, beside its memory.
+/// Processes, descriptors and files of the server.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Traces {
-    /// Below it, or left by it.
+    /// Descendants, including orphans.
     pub(super) processes: usize,
     pub(super) descriptors: usize,
     pub(super) mounts: usize,
-    /// Files and directories that it made.
+    /// Files and directories created by the server.
     pub(super) files: usize,
-    /// Control groups named as ours are.
+    /// Control groups named like the server's.
     pub(super) groups: usize,
 }
 
 impl Served {
     pub(super) fn start(cantle: &Path) -> Result<Self> {
-        // What it loses comes to this process, and is counted.
+        // Orphans are reparented to this process and counted.
         set_child_subreaper(Some(rustix::process::getpid()))?;
         let directory = tempfile::tempdir()?;
-        // Commands of root's sandboxes run as somebody else, who has to get through.
+        // As root, commands run as another user, who must be able to traverse the directory.
         fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o711))?;
         let mut child = Command::new(cantle)
             .args(["serve", "--listen", "127.0.0.1:0"])
@@ -74,7 +74,7 @@ impl Served {
         Ok(served)
     }
 
-    /// Ends it in order.
+    /// Stops the server gracefully.
     pub(super) fn stop(mut self) -> Result<()> {
         kill_process(Pid::from_child(&self.child), Signal::TERM)?;
         let status = self.child.wait()?;
@@ -82,8 +82,8 @@ impl Served {
         Ok(())
     }
 
-    /// Waits until nothing goes on in it.
-    pub(super) async fn be_quiet(&self) -> Result<()> {
+    /// Waits until the server is idle.
+    pub(super) async fn wait_until_idle(&self) -> Result<()> {
         let deadline = Instant::now() + QUIET_DEADLINE;
         while self.count("task")? > self.threads {
             ensure!(Instant::now() < deadline, "it is never quiet");
@@ -92,18 +92,18 @@ impl Served {
         Ok(())
     }
 
-    /// The memory that it has resident now, in MB (10^6 bytes).
+    /// Returns the resident memory, in MB (10^6 bytes).
     pub(super) fn memory_mb(&self) -> Result<f64> {
         self.status_mb("VmRSS:")
     }
 
-    /// The most that it ever had resident, in MB.
+    /// Returns the peak resident memory, in MB.
     pub(super) fn peak_memory_mb(&self) -> Result<f64> {
         self.status_mb("VmHWM:")
     }
 
     fn status_mb(&self, name: &str) -> Result<f64> {
-        let status = fs::read_to_string(self.about("status"))?;
+        let status = fs::read_to_string(self.proc_path("status"))?;
         let line = status.lines().find(|line| line.starts_with(name));
         let number = line.and_then(|line| line.split_whitespace().nth(1));
         let kilobytes: f64 = number.context("the kernel does not say it")?.parse()?;
@@ -112,9 +112,11 @@ impl Served {
 
     pub(super) fn traces(&self) -> Result<Traces> {
         Ok(Traces {
-            processes: self.others_below_us()?,
+            processes: self.other_descendants()?,
             descriptors: self.count("fd")?,
-            mounts: fs::read_to_string(self.about("mountinfo"))?.lines().count(),
+            mounts: fs::read_to_string(self.proc_path("mountinfo"))?
+                .lines()
+                .count(),
             files: entries(self.directory.path(), &|_| true),
             groups: entries(Path::new("/sys/fs/cgroup"), &|name| {
                 name.starts_with("cantle-")
@@ -122,56 +124,59 @@ impl Served {
         })
     }
 
-    fn about(&self, what: &str) -> String {
+    fn proc_path(&self, what: &str) -> String {
         format!("/proc/{}/{what}", self.child.id())
     }
 
     fn count(&self, what: &str) -> Result<usize> {
-        Ok(fs::read_dir(self.about(what))?.count())
+        Ok(fs::read_dir(self.proc_path(what))?.count())
     }
 
-    /// Processes that descend from this one, beside the server itself.
-    fn others_below_us(&self) -> Result<usize> {
+    /// Counts descendants of this process except the server itself.
+    fn other_descendants(&self) -> Result<usize> {
         let mut parents = Vec::new();
         for entry in fs::read_dir("/proc")? {
             let name = entry?.file_name();
             let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else {
                 continue;
             };
-            // It may have ended meanwhile.
+            // The process may have ended.
             let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else {
                 continue;
             };
-            // `PID (NAME) STATE PARENT …`, and the name may have anything in it.
+            // `PID (NAME) STATE PARENT …`; the name may contain any character.
             let mut rest = stat.rsplit_once(") ").unwrap_or_default().1.split(' ');
             let (state, parent) = (rest.next(), rest.next());
             let parent: u32 = parent.and_then(|parent| parent.parse().ok()).unwrap_or(0);
-            // What has ended and came to us is over.
+            // Ignores reparented zombies.
             if !(state == Some("Z") && parent == std::process::id()) {
                 parents.push((pid, parent));
             }
         }
-        let mut below = vec![std::process::id()];
+        let mut descendants = vec![std::process::id()];
         let mut at = 0;
-        while let Some(one) = below.get(at).copied() {
-            let children = parents.iter().filter(|(_, parent)| *parent == one);
-            below.extend(children.map(|(pid, _)| *pid));
+        while let Some(ancestor) = descendants.get(at).copied() {
+            let children = parents.iter().filter(|(_, parent)| *parent == ancestor);
+            descendants.extend(children.map(|(pid, _)| *pid));
             at += 1;
         }
-        let others = below.iter().skip(1).filter(|pid| **pid != self.child.id());
+        let others = descendants
+            .iter()
+            .skip(1)
+            .filter(|pid| **pid != self.child.id());
         Ok(others.count())
     }
 }
 
 impl Drop for Served {
     fn drop(&mut self) {
-        // After its end there is nobody to be killed.
+        // Fails if the server has already exited.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// How many entries below a directory have such a name. What vanishes meanwhile does not count.
+/// Counts the entries below a directory with a matching name, ignoring concurrent removals.
 fn entries(directory: &Path, counts: &impl Fn(&str) -> bool) -> usize {
     let Ok(read) = fs::read_dir(directory) else {
         return 0;

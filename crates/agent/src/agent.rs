@@ -1,51 +1,36 @@
-//! The definition of an agent: a model, tools and rules. Immutable, shared by any number of
-//! sessions.
+//! Agents and their builder.
 
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use cantle_core::ids::RunId;
 use cantle_core::llm::LlmClient;
 use cantle_core::tool::{AskUser, DynTool, NoUser, ToolProvider};
 
-use cantle_core::ids::RunId;
-use cantle_core::sandbox::SandboxHandle;
-
 use crate::approval::Approvals;
+use crate::definition::Definition;
 use crate::error::{AgentError, SessionError};
 use crate::hooks::Hooks;
 use crate::journal::RunStore;
-use crate::machine::{ImageBounds, Rules};
+use crate::rules::{ImageBounds, Rules};
+use crate::scope::AgentTool;
 use crate::session::{ResumeOptions, Session, SessionOptions};
+use crate::tool_table::{check_names, is_valid_name};
 
-/// Images that a request holds at most, unless set: fewer than any provider takes.
+/// Default bounds of the images in one request: less than any provider accepts.
 const IMAGES: ImageBounds = ImageBounds {
     count: 96,
     bytes: 24 * 1024 * 1024,
 };
 
-/// An agent: what every session of it has in common. Cheap to clone; a thousand sessions of one
-/// agent, each with its own files, never meet.
+/// An agent: a model, tools and rules. Immutable and cheap to clone. Its sessions are independent of
+/// each other.
 #[derive(Clone)]
-pub struct Agent(Arc<Definition>);
-
-pub(crate) struct Definition {
-    pub(crate) name: String,
-    pub(crate) client: Arc<dyn LlmClient>,
-    pub(crate) system_prompt: Option<String>,
-    pub(crate) tools: Vec<DynTool>,
-    pub(crate) finish_tools: Vec<DynTool>,
-    pub(crate) providers: Vec<Arc<dyn ToolProvider>>,
-    pub(crate) user: Arc<dyn AskUser>,
-    pub(crate) rules: Rules,
-    pub(crate) approvals: Approvals,
-    pub(crate) hooks: Option<Arc<dyn Hooks>>,
-    pub(crate) open_deadline: Duration,
-    pub(crate) close_deadline: Duration,
-}
+pub struct Agent(pub(crate) Arc<Definition>);
 
 impl Agent {
-    /// Begins the definition of an agent with this name and model.
+    /// Returns a builder for an agent with this name and model.
     pub fn builder(name: impl Into<String>, client: impl LlmClient) -> AgentBuilder {
         let client: Arc<dyn LlmClient> = Arc::new(client);
         let model = client.model();
@@ -75,35 +60,36 @@ impl Agent {
                 hooks: None,
                 open_deadline: Duration::from_secs(600),
                 close_deadline: Duration::from_secs(30),
+                tool_table: OnceLock::new(),
             },
         }
     }
 
-    /// Its name.
+    /// Returns the name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.0.name
     }
 
-    /// Opens a session: the providers' resources, and the input files in the sandbox.
+    /// Opens a session: opens the providers, and copies the input files into the sandbox.
     ///
     /// # Errors
-    /// Where an input file is missing, the output directory can't be written, or a provider can't
-    /// be opened. What was opened by then is closed again.
+    /// If an input file is missing, the output directory can't be written, or a provider can't be
+    /// opened. Everything that was opened is closed again.
     pub async fn session(&self, options: SessionOptions) -> Result<Session, SessionError> {
         Session::open(Arc::clone(&self.0), options).await
     }
 
-    /// Opens a session to go on with a run that is kept in `store`: its sandbox is opened again, its
-    /// conversation is as it was. [`Session::resume`] then goes on. One that finished while its sandbox was
-    /// still there finishes again with the same call, and its files are saved.
+    /// Opens a session to resume a run that is kept in `store`: reattaches its sandbox and restores its
+    /// conversation. [`Session::resume`] then continues the run. A finished run whose sandbox still
+    /// exists finishes again with the same call, and its files are saved.
     ///
     /// # Errors
-    /// [`SessionErrorKind::Journal`](crate::SessionErrorKind) where there is no such run, it is
-    /// finished, or another process works on it;
-    /// [`SessionErrorKind::Identity`](crate::SessionErrorKind) where this agent is not the one that
-    /// began it, with the differences; [`SessionErrorKind::Sandbox`](crate::SessionErrorKind) where
-    /// its sandbox is gone, unless a fresh one is [asked for](ResumeOptions::fresh_sandbox).
+    /// [`SessionErrorKind::Journal`](crate::SessionErrorKind) if the run does not exist, is finished,
+    /// or is in use by another process; [`SessionErrorKind::Identity`](crate::SessionErrorKind) if
+    /// another agent began it, with the differences;
+    /// [`SessionErrorKind::Sandbox`](crate::SessionErrorKind) if its sandbox is gone, unless a new one
+    /// is [allowed](ResumeOptions::fresh_sandbox).
     pub async fn resume(
         &self,
         store: &RunStore,
@@ -111,11 +97,6 @@ impl Agent {
         options: ResumeOptions,
     ) -> Result<Session, SessionError> {
         Session::reopen(Arc::clone(&self.0), store.clone(), run, options).await
-    }
-
-    /// Removes the sandbox that a run of this agent left. One that is gone is no error.
-    pub(crate) async fn discard(&self, sandbox: SandboxHandle) -> Result<(), SessionError> {
-        Session::discard(Arc::clone(&self.0), sandbox).await
     }
 }
 
@@ -131,123 +112,127 @@ impl fmt::Debug for Agent {
     }
 }
 
-/// Puts an [`Agent`] together.
+/// Builds an [`Agent`].
 pub struct AgentBuilder {
     definition: Definition,
 }
 
 impl AgentBuilder {
-    /// Instructions for the model, after the general ones.
+    /// Sets instructions for the model, which follow the general ones.
     #[must_use]
     pub fn system_prompt(mut self, instructions: impl Into<String>) -> Self {
         self.definition.system_prompt = Some(instructions.into());
         self
     }
 
-    /// A tool that needs nothing opened.
+    /// Adds a tool.
     #[must_use]
-    pub fn tool(mut self, tool: impl Into<DynTool>) -> Self {
-        self.definition.tools.push(tool.into());
+    pub fn tool(self, tool: impl Into<DynTool>) -> Self {
+        self.add_tool(AgentTool::from(tool.into()))
+    }
+
+    pub(crate) fn add_tool(mut self, tool: AgentTool) -> Self {
+        self.definition.tools.push(tool);
         self
     }
 
-    /// Tools that need something opened, a sandbox for instance.
+    /// Adds a provider of tools that need opened resources, such as a sandbox.
     #[must_use]
     pub fn provider(mut self, provider: impl ToolProvider + 'static) -> Self {
         self.definition.providers.push(Arc::new(provider));
         self
     }
 
-    /// A tool whose success ends the run. At least one; with several, any of them does.
+    /// Adds a finish tool, whose success ends the run. At least one is required.
     #[must_use]
     pub fn finish(mut self, tool: impl Into<DynTool>) -> Self {
         self.definition.finish_tools.push(tool.into());
         self
     }
 
-    /// Who can be asked while a run goes on. Nobody, unless set.
+    /// Sets the user who can be asked questions during a run. Default: none.
     #[must_use]
     pub fn user(mut self, user: impl AskUser + 'static) -> Self {
         self.definition.user = Arc::new(user);
         self
     }
 
-    /// Turns (model calls with their tool calls) that one run may take. 30 unless set.
+    /// Sets the maximum number of turns of a run. Default: 30.
     #[must_use]
     pub fn max_turns(mut self, turns: u32) -> Self {
         self.definition.rules.max_turns = turns;
         self
     }
 
-    /// With this many turns left or fewer, each turn begins with a warning. 20 unless set.
+    /// Sets the number of turns left from which on each turn begins with a warning. Default: 20.
     #[must_use]
     pub fn turn_warning_threshold(mut self, turns: u32) -> Self {
         self.definition.rules.turn_warning_threshold = turns;
         self
     }
 
-    /// Whether images in tool results move to a user message, as most models want. Yes unless set.
+    /// Sets whether images in tool results move to a user message, as most models need. Default: true.
     #[must_use]
     pub fn text_only_tool_responses(mut self, yes: bool) -> Self {
         self.definition.rules.text_only_tool_responses = yes;
         self
     }
 
-    /// Whether a model that calls nothing is told to go on, so that no two assistant messages
-    /// follow each other. Yes unless set.
+    /// Sets whether a turn without calls is answered with a request to continue, so that no two assistant
+    /// messages are adjacent. Default: true.
     #[must_use]
     pub fn block_successive_assistant_messages(mut self, yes: bool) -> Self {
         self.definition.rules.block_successive_assistant_messages = yes;
         self
     }
 
-    /// Whether the latest turn is taken back where the context overflows. Yes unless set.
+    /// Sets whether the latest turn is dropped after a context overflow. Default: true.
     #[must_use]
     pub fn recover_from_context_overflow(mut self, yes: bool) -> Self {
         self.definition.rules.recover_from_context_overflow = yes;
         self
     }
 
-    /// Whether the model is told to go on where its answer was cut off at the output limit. Calls of
-    /// that answer don't run. No unless set: the run ends with an error then.
+    /// Sets whether the model is asked to continue an answer that was cut off at the output limit. Calls
+    /// of that answer don't run. Default: false, the run ends with an error.
     #[must_use]
     pub fn continue_cut_answers(mut self, yes: bool) -> Self {
         self.definition.rules.continue_cut_answers = yes;
         self
     }
 
-    /// The part of the context window (0 to 1) that is used before the conversation is summarized;
-    /// `None` for never. 0.7 unless set. Where the window is not known, a summary is made once it
-    /// overflows.
+    /// Sets the used part of the context window (0 to 1) from which on the conversation is summarized;
+    /// `None` for never. Default: 0.7. If the size of the window is unknown, the conversation is
+    /// summarized when it overflows.
     #[must_use]
     pub fn summarize_at(mut self, part: Option<f64>) -> Self {
         self.definition.rules.summarize_at = part;
         self
     }
 
-    /// Images that one request may hold, and their bytes; the oldest go in batches. 96 and 24 MiB
-    /// unless set.
+    /// Sets the maximum number of images in one request, and their size in bytes; the oldest are removed
+    /// in batches. Default: 96 and 24 MiB.
     #[must_use]
     pub fn max_images(mut self, count: usize, bytes: usize) -> Self {
         self.definition.rules.images = ImageBounds { count, bytes };
         self
     }
 
-    /// Which tool calls are allowed, denied or asked about. All are allowed unless set.
+    /// Sets the rules that allow, deny or ask about tool calls. Default: all are allowed.
     #[must_use]
     pub fn approvals(mut self, approvals: Approvals) -> Self {
         self.definition.approvals = approvals;
         self
     }
 
-    /// Code of yours that looks on and decides.
+    /// Sets the hooks.
     #[must_use]
     pub fn hooks(mut self, hooks: impl Hooks + 'static) -> Self {
         self.definition.hooks = Some(Arc::new(hooks));
         self
     }
 
-    /// How long one provider may take to open and to close. 600 s and 30 s unless set.
+    /// Sets the deadlines of opening and closing one provider. Default: 600 s and 30 s.
     #[must_use]
     pub fn provider_deadlines(mut self, open: Duration, close: Duration) -> Self {
         self.definition.open_deadline = open;
@@ -255,15 +240,15 @@ impl AgentBuilder {
         self
     }
 
-    /// The finished definition.
+    /// Builds the agent.
     ///
     /// # Errors
-    /// Where the name doesn't match `^[a-zA-Z0-9_-]{1,128}$`, there is no finish tool, two tools
-    /// have one name, a tool's name is no name, more than one provider brings a sandbox, or no turn
-    /// is allowed.
+    /// If the name doesn't match `^[a-zA-Z0-9_-]{1,128}$`, there is no finish tool, two tools
+    /// have the same name, a tool's name is invalid, more than one provider opens a sandbox, or no
+    /// turn is allowed.
     pub fn build(self) -> Result<Agent, AgentError> {
         let definition = self.definition;
-        if !is_name(&definition.name, 128) {
+        if !is_valid_name(&definition.name, 128) {
             return Err(AgentError::new(format!(
                 "the agent's name `{}` must be 1 to 128 letters, digits, `_` or `-`",
                 definition.name
@@ -285,12 +270,12 @@ impl AgentBuilder {
             .collect();
         if sandboxes.len() > 1 {
             return Err(AgentError::new(format!(
-                "an agent has at most one sandbox, but several providers bring one: {}",
+                "an agent has at most one sandbox, but several providers open one: {}",
                 sandboxes.join(", ")
             )));
         }
-        let tools = definition.tools.iter().chain(&definition.finish_tools);
-        check_tool_names(tools).map_err(AgentError::new)?;
+        let tools = definition.tools.iter().map(|it| &it.tool);
+        check_names(tools.chain(&definition.finish_tools)).map_err(AgentError::new)?;
         Ok(Agent(Arc::new(definition)))
     }
 }
@@ -301,28 +286,4 @@ impl fmt::Debug for AgentBuilder {
             .field("name", &self.definition.name)
             .finish_non_exhaustive()
     }
-}
-
-/// Tool names must be names and differ from each other.
-pub(crate) fn check_tool_names<'t>(tools: impl Iterator<Item = &'t DynTool>) -> Result<(), String> {
-    let mut seen = std::collections::HashSet::new();
-    for tool in tools {
-        let name = tool.name();
-        if !is_name(name, 64) {
-            return Err(format!(
-                "the tool name `{name}` must be 1 to 64 letters, digits, `_` or `-`"
-            ));
-        }
-        if !seen.insert(name) {
-            return Err(format!("two tools are called `{name}`"));
-        }
-    }
-    Ok(())
-}
-
-fn is_name(name: &str, max: usize) -> bool {
-    (1..=max).contains(&name.len())
-        && name
-            .bytes()
-            .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-')
 }

@@ -1,8 +1,7 @@
-//! Approvals: which calls need somebody's consent, and what was decided.
+//! Approvals: which tool calls may run, and which need a decision.
 //!
-//! Rules say of a call, by its tool and its arguments, whether it is allowed, denied, or somebody has
-//! to be asked. Consent is bound to the arguments it was given for: to their digest, which a question
-//! carries and an answer must repeat.
+//! A rule allows, denies or asks about a call, by its tool and arguments. A decision is bound to the
+//! arguments it was made for: to their digest, which the request carries and the answer must repeat.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -15,42 +14,23 @@ use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::oneshot;
 
-use crate::journal::hex;
+use crate::rules::Decision;
 
-/// What was decided on a call.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "decision", rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum Decision {
-    /// It runs as the model asked for it.
-    Approve,
-    /// It runs with other arguments.
-    Edit {
-        /// The arguments: a JSON object, as text.
-        arguments: String,
-    },
-    /// It does not run.
-    Reject {
-        /// Why, for the model.
-        reason: String,
-    },
-}
-
-/// What a rule says of a call.
+/// The result of the rules for a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Permission {
-    /// It runs.
+    /// The call runs.
     #[default]
     Allow,
-    /// It does not run, and the model is told.
+    /// The call does not run, and the model is informed.
     Deny,
-    /// Somebody is asked. Where nobody can be, it does not run.
+    /// The call needs a decision. Without a person to decide, it does not run.
     Ask,
 }
 
-/// Rules for calls: the first that matches decides.
+/// Rules for tool calls: the first that matches applies.
 ///
 /// ```
 /// use cantle_agent::{Approvals, Permission};
@@ -64,55 +44,55 @@ pub enum Permission {
 /// # Ok::<(), cantle_agent::InvalidRule>(())
 /// ```
 #[derive(Clone, Debug, Default, Deserialize)]
-#[serde(try_from = "Written")]
+#[serde(try_from = "ApprovalsFile")]
 pub struct Approvals {
-    rules: Vec<Rule>,
-    otherwise: Permission,
+    rules: Vec<ApprovalRule>,
+    default: Permission,
 }
 
 #[derive(Clone, Debug)]
-struct Rule {
+struct ApprovalRule {
     tool: GlobMatcher,
     arguments: Vec<(String, GlobMatcher)>,
     permission: Permission,
 }
 
-/// A pattern of a rule that is none.
+/// An invalid pattern in a rule.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{pattern}` is no pattern: {message}")]
+#[error("`{pattern}` is not a valid pattern: {message}")]
 pub struct InvalidRule {
     pattern: String,
     message: String,
 }
 
-/// Rules as a file has them.
+/// The form of approvals in a file.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Written {
+struct ApprovalsFile {
     #[serde(default)]
     default: Permission,
     #[serde(default, rename = "rule")]
-    rules: Vec<WrittenRule>,
+    rules: Vec<RuleTable>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct WrittenRule {
+struct RuleTable {
     tool: String,
     #[serde(default)]
     arguments: IndexMap<String, String>,
     permission: Permission,
 }
 
-impl TryFrom<Written> for Approvals {
+impl TryFrom<ApprovalsFile> for Approvals {
     type Error = InvalidRule;
 
-    fn try_from(written: Written) -> Result<Self, InvalidRule> {
+    fn try_from(file: ApprovalsFile) -> Result<Self, InvalidRule> {
         let mut approvals = Self {
             rules: Vec::new(),
-            otherwise: written.default,
+            default: file.default,
         };
-        for rule in written.rules {
+        for rule in file.rules {
             let arguments = rule.arguments.iter();
             let arguments = arguments.map(|(name, pattern)| (name.as_str(), pattern.as_str()));
             approvals = approvals.rule(&rule.tool, arguments, rule.permission)?;
@@ -122,27 +102,27 @@ impl TryFrom<Written> for Approvals {
 }
 
 impl Approvals {
-    /// Every call runs, unless a rule says otherwise.
+    /// Rules that allow every call by default.
     #[must_use]
     pub fn allowing() -> Self {
         Self::default()
     }
 
-    /// Somebody is asked about every call, unless a rule says otherwise.
+    /// Rules that ask about every call by default.
     #[must_use]
     pub fn asking() -> Self {
         Self {
             rules: Vec::new(),
-            otherwise: Permission::Ask,
+            default: Permission::Ask,
         }
     }
 
-    /// The same with a rule behind the others: calls of tools whose names match a pattern (`*`, `?`,
-    /// `[…]`), and whose arguments do, as far as named. An argument that is no text is matched as
-    /// JSON; a `*` matches anything, also `/` and line ends.
+    /// Adds a rule for the tools whose names match a pattern (`*`, `?`, `[…]`), and for the calls whose
+    /// named arguments match theirs. Arguments other than strings are matched as JSON; a `*` matches
+    /// any text, including `/` and newlines.
     ///
     /// # Errors
-    /// Where a pattern is none.
+    /// If a pattern is invalid.
     pub fn rule<'a>(
         mut self,
         tool: &str,
@@ -151,7 +131,7 @@ impl Approvals {
     ) -> Result<Self, InvalidRule> {
         let arguments = arguments.into_iter();
         let arguments = arguments.map(|(name, text)| Ok((name.to_owned(), pattern(text)?)));
-        self.rules.push(Rule {
+        self.rules.push(ApprovalRule {
             tool: pattern(tool)?,
             arguments: arguments.collect::<Result<_, _>>()?,
             permission,
@@ -159,20 +139,20 @@ impl Approvals {
         Ok(self)
     }
 
-    /// Whether they let every call through.
+    /// Whether every call is allowed.
     pub(crate) fn allow_all(&self) -> bool {
-        self.rules.is_empty() && self.otherwise == Permission::Allow
+        self.rules.is_empty() && self.default == Permission::Allow
     }
 
-    /// What these rules say of a call.
+    /// Returns the permission of a call.
     #[must_use]
     pub fn permission(&self, tool: &str, arguments: &Value) -> Permission {
         let rule = self.rules.iter().find(|rule| rule.matches(tool, arguments));
-        rule.map_or(self.otherwise, |rule| rule.permission)
+        rule.map_or(self.default, |rule| rule.permission)
     }
 }
 
-impl Rule {
+impl ApprovalRule {
     fn matches(&self, tool: &str, arguments: &Value) -> bool {
         self.tool.is_match(tool)
             && self.arguments.iter().all(|(name, pattern)| {
@@ -194,43 +174,45 @@ fn pattern(text: &str) -> Result<GlobMatcher, InvalidRule> {
         })
 }
 
-/// What consent is bound to: the tool and its arguments as the model wrote them.
+/// Returns the digest of a call to which a decision is bound: of its tool and unparsed arguments.
 pub(crate) fn digest(tool: &str, arguments: &str) -> String {
     let mut digest = Sha256::new();
     digest.update(tool);
     digest.update([0]);
     digest.update(arguments);
-    hex(&digest.finalize()).chars().take(16).collect()
+    let mut digest = format!("{:x}", digest.finalize());
+    digest.truncate(16);
+    digest
 }
 
-/// The questions of a run, and of those below it, that wait for an answer, by run and call.
+/// The open approval requests of a run and its sub-agents, by run and call.
 #[derive(Debug, Default)]
-pub(crate) struct Questions(Mutex<HashMap<(RunId, String), Open>>);
+pub(crate) struct ApprovalRequests(Mutex<HashMap<(RunId, String), ApprovalRequest>>);
 
 #[derive(Debug)]
-struct Open {
+struct ApprovalRequest {
     digest: String,
     answer: oneshot::Sender<Decision>,
 }
 
-/// An answer that answers nothing.
+/// A decision that matches no open request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DecisionError {
-    /// No call of this id waits for a decision.
+    /// No call with this id waits for a decision.
     #[error("no call of this id waits for a decision")]
     NotAsked,
-    /// The call's arguments are others than those that were decided on.
+    /// The decision was made for other arguments.
     #[error("the decision is about other arguments than those of the call")]
     OtherArguments,
 }
 
-impl Questions {
-    fn open(&self) -> MutexGuard<'_, HashMap<(RunId, String), Open>> {
+impl ApprovalRequests {
+    fn requests(&self) -> MutexGuard<'_, HashMap<(RunId, String), ApprovalRequest>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts a question; whoever is asked answers through [`decide`](Self::decide).
+    /// Adds a request, which [`decide`](Self::decide) answers.
     pub(crate) fn ask(
         &self,
         run: RunId,
@@ -238,11 +220,12 @@ impl Questions {
         digest: String,
     ) -> oneshot::Receiver<Decision> {
         let (answer, decision) = oneshot::channel();
-        self.open()
-            .insert((run, call_id.to_owned()), Open { digest, answer });
+        let request = ApprovalRequest { digest, answer };
+        self.requests().insert((run, call_id.to_owned()), request);
         decision
     }
 
+    /// Answers a request.
     pub(crate) fn decide(
         &self,
         run: RunId,
@@ -250,16 +233,14 @@ impl Questions {
         digest: &str,
         decision: Decision,
     ) -> Result<(), DecisionError> {
-        let mut open = self.open();
+        let mut requests = self.requests();
         let key = (run, call_id.to_owned());
-        let asked = open.get(&key).ok_or(DecisionError::NotAsked)?;
-        if asked.digest != digest {
+        let request = requests.get(&key).ok_or(DecisionError::NotAsked)?;
+        if request.digest != digest {
             return Err(DecisionError::OtherArguments);
         }
-        let asked = open.remove(&key).ok_or(DecisionError::NotAsked)?;
-        asked
-            .answer
-            .send(decision)
-            .map_err(|_| DecisionError::NotAsked)
+        let request = requests.remove(&key).ok_or(DecisionError::NotAsked)?;
+        let answered = request.answer.send(decision);
+        answered.map_err(|_| DecisionError::NotAsked)
     }
 }

@@ -1,61 +1,61 @@
-//! Budgets: what a run, with all that works for it, may use.
+//! Budgets: limits on the spending of a run and its sub-agents.
 //!
-//! Turns are counted by the loop itself. What sub-agents use counts for those above them too, so the
-//! rest is counted here, where all of a tree can reach it: every account passes on what it is told to
-//! the one above.
+//! The state machine counts turns. Everything else is counted here, since the spending of sub-agents
+//! counts against the budgets of all runs above them: each account adds to its parent.
 
-use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cantle_core::ledger::{Ledger, ModelCall};
-use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-/// The part of a budget after which the model is told.
-const NEAR: f64 = 0.8;
+use crate::rules::{BudgetState, Resource, Spending};
 
-/// How much a run may use, together with its sub-agents. What is not set is not limited.
+/// Spent part of a budget from which on the model is warned.
+const WARNING_THRESHOLD: f64 = 0.8;
+
+/// Limits on a run and its sub-agents together. An unset field is unlimited.
 ///
-/// Near the end the model is told; when a budget is spent it gets one more turn, to finish, and then
-/// the run ends. So what is used may be more than the budget by what one turn costs.
+/// Near the end of a budget the model is warned; when a budget is exhausted, the model gets one more
+/// turn to finish, and then the run ends. The spending may therefore exceed the budget by the cost of
+/// one turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Budget {
-    /// Tokens, read and written, as providers count them or as estimated.
+    /// Input and output tokens, as counted by the provider or estimated.
     pub tokens: Option<u64>,
-    /// US dollars, as providers or given prices say. Refused where it is known that neither does; what a
-    /// call cost of which nobody said it does not count, and a warning says so, once.
+    /// US dollars, as reported by the provider or computed from given prices. Rejected if it is known
+    /// that neither is available. Calls without a known cost don't count; a warning is emitted once.
     pub cost_usd: Option<f64>,
-    /// Time, from when the run begins or goes on.
+    /// Time since the run began or was resumed.
     pub time: Option<Duration>,
-    /// Tool calls that were begun.
+    /// Tool calls that were started.
     pub tool_calls: Option<u64>,
 }
 
 impl Budget {
-    /// The same with this many tokens.
+    /// Sets the number of tokens.
     #[must_use]
     pub fn tokens(mut self, tokens: u64) -> Self {
         self.tokens = Some(tokens);
         self
     }
 
-    /// The same with this many US dollars.
+    /// Sets the amount in US dollars.
     #[must_use]
     pub fn cost_usd(mut self, dollars: f64) -> Self {
         self.cost_usd = Some(dollars);
         self
     }
 
-    /// The same with this much time.
+    /// Sets the time.
     #[must_use]
     pub fn time(mut self, time: Duration) -> Self {
         self.time = Some(time);
         self
     }
 
-    /// The same with this many tool calls.
+    /// Sets the number of tool calls.
     #[must_use]
     pub fn tool_calls(mut self, calls: u64) -> Self {
         self.tool_calls = Some(calls);
@@ -63,220 +63,184 @@ impl Budget {
     }
 }
 
-/// One of the things that a [`Budget`] limits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Resource {
-    Tokens,
-    CostUsd,
-    TimeS,
-    ToolCalls,
-}
-
-/// How much of a budget is spent, in the resource's unit.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct BudgetState {
-    pub(crate) resource: Resource,
-    pub(crate) spent: f64,
-    pub(crate) limit: f64,
-}
-
-impl fmt::Display for BudgetState {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { spent, limit, .. } = self;
-        match self.resource {
-            Resource::Tokens => write!(f, "{spent:.0} of {limit:.0} tokens"),
-            Resource::CostUsd => write!(f, "${spent:.4} of ${limit}"),
-            Resource::TimeS => write!(f, "{spent:.0} of {limit:.0} s"),
-            Resource::ToolCalls => write!(f, "{spent:.0} of {limit:.0} tool calls"),
-        }
-    }
-}
-
-/// What one run and those below it used, against its budget.
+/// The spending of one run and its sub-agents, and its budget.
 #[derive(Debug)]
 pub(crate) struct Account {
     budget: Budget,
-    used: Mutex<Used>,
-    above: Option<Arc<Account>>,
+    state: Mutex<AccountState>,
+    parent: Option<Arc<Account>>,
 }
 
 #[derive(Debug)]
-struct Used {
-    tokens: u64,
-    cost_usd: f64,
-    tool_calls: u64,
-    /// Time of processes before this one.
+struct AccountState {
+    spending: Spending,
+    /// Time used by earlier processes.
     earlier: Duration,
     since: Instant,
-    /// What the run of this account was told of: whose budget (how many accounts above its own), and
-    /// that it is near, or spent.
-    told: Vec<(usize, Resource, bool)>,
-    /// Whether somebody was told that a call's cost is not known.
-    told_unpriced: bool,
+    /// Notices given to this account's run: the levels between it and the budget's account, the
+    /// resource, and whether the budget was exhausted.
+    notified: Vec<(usize, Resource, bool)>,
+    /// Whether a call without a known cost was reported.
+    notified_unknown_cost: bool,
 }
 
-/// What the loop must be told of budgets, each once.
+/// News about a budget for the loop. Each is given once.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Notice {
-    /// Most of one is spent.
     Near(BudgetState),
-    /// One is spent.
-    Spent(BudgetState),
+    Exhausted(BudgetState),
 }
 
 impl Account {
-    /// An account of which nothing is used.
-    pub(crate) fn new(budget: Budget, above: Option<Arc<Account>>) -> Self {
+    /// An account without spending.
+    pub(crate) fn new(budget: Budget, parent: Option<Arc<Account>>) -> Self {
         Self {
             budget,
-            used: Mutex::new(Used {
-                tokens: 0,
-                cost_usd: 0.0,
-                tool_calls: 0,
+            state: Mutex::new(AccountState {
+                spending: Spending::default(),
                 earlier: Duration::ZERO,
                 since: Instant::now(),
-                told: Vec::new(),
-                told_unpriced: false,
+                notified: Vec::new(),
+                notified_unknown_cost: false,
             }),
-            above,
+            parent,
         }
     }
 
-    fn used(&self) -> MutexGuard<'_, Used> {
-        self.used.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, AccountState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Books what a run used in an earlier process.
+    /// This account and those above it.
+    fn with_parents(&self) -> impl Iterator<Item = &Self> {
+        std::iter::successors(Some(self), |account| account.parent.as_deref())
+    }
+
+    /// Adds the spending of earlier processes.
     pub(crate) fn carry_over(&self, ledger: &Ledger, time: Duration) {
-        let tokens = ledger.reported_usage().total() + ledger.estimated_usage().total();
-        self.book(
-            tokens,
-            ledger.cost_usd().unwrap_or_default(),
-            ledger.begun_calls(),
-        );
-        self.used().earlier = time;
+        self.add(ledger.into());
+        self.state().earlier = time;
     }
 
-    /// Books a model call.
-    pub(crate) fn model_call(&self, call: &ModelCall) {
-        self.book(call.usage.total(), call.cost_usd.unwrap_or_default(), 0);
-    }
-
-    /// The budget of money, here or above, that a call does not count against because nobody said what
-    /// it cost; each budget once.
-    pub(crate) fn unpriced(&self, call: &ModelCall) -> Option<f64> {
-        if !call.is_of_unknown_cost() {
+    /// Adds a model call. Returns the money budget that can't count it because its cost is unknown,
+    /// once for each budget.
+    pub(crate) fn model_call(&self, call: &ModelCall) -> Option<f64> {
+        self.add(call.into());
+        if !call.has_unknown_cost() {
             return None;
         }
-        let mut accounts = std::iter::successors(Some(self), |account| account.above.as_deref());
-        accounts.find_map(|account| {
+        self.with_parents().find_map(|account| {
             let limit = account.budget.cost_usd?;
-            let told = std::mem::replace(&mut account.used().told_unpriced, true);
-            (!told).then_some(limit)
+            let notified = std::mem::replace(&mut account.state().notified_unknown_cost, true);
+            (!notified).then_some(limit)
         })
+    }
+
+    /// Adds a tool call that starts.
+    pub(crate) fn tool_call(&self) {
+        self.add(Spending {
+            tool_calls: 1,
+            ..Spending::default()
+        });
+    }
+
+    fn add(&self, spending: Spending) {
+        for account in self.with_parents() {
+            account.state().spending += spending;
+        }
     }
 
     /// Whether money is limited, here or above.
     pub(crate) fn limits_money(&self) -> bool {
-        let mut accounts = std::iter::successors(Some(self), |account| account.above.as_deref());
-        accounts.any(|account| account.budget.cost_usd.is_some())
+        self.with_parents()
+            .any(|account| account.budget.cost_usd.is_some())
     }
 
-    /// Books a tool call that begins.
-    pub(crate) fn tool_call(&self) {
-        self.book(0, 0.0, 1);
-    }
-
-    fn book(&self, tokens: u64, cost_usd: f64, tool_calls: u64) {
-        let mut account = Some(self);
-        while let Some(this) = account {
-            let mut used = this.used();
-            used.tokens += tokens;
-            used.cost_usd += cost_usd;
-            used.tool_calls += tool_calls;
-            account = this.above.as_deref();
-        }
-    }
-
-    /// The time that is left, here and above, with this much more; none where it is not limited.
-    pub(crate) fn time_left(&self, more: Duration) -> Option<(Duration, BudgetState)> {
-        let here = self.budget.time.map(|limit| {
-            let time = self.time();
+    /// Returns the time left, here and above, plus `extra`; `None` if unlimited.
+    pub(crate) fn time_left(&self, extra: Duration) -> Option<(Duration, BudgetState)> {
+        let limits = self.with_parents().filter_map(|account| {
+            let limit = account.budget.time?;
+            let time = account.time();
             let state = BudgetState {
                 resource: Resource::TimeS,
                 spent: time.as_secs_f64(),
                 limit: limit.as_secs_f64(),
             };
-            ((limit + more).saturating_sub(time), state)
+            Some(((limit + extra).saturating_sub(time), state))
         });
-        let above = self.above.as_ref().and_then(|above| above.time_left(more));
-        here.into_iter().chain(above).min_by_key(|(left, _)| *left)
+        limits.min_by_key(|(left, _)| *left)
     }
 
-    /// Time used so far, with that of earlier processes.
-    pub(crate) fn time(&self) -> Duration {
-        let used = self.used();
-        used.earlier + used.since.elapsed()
+    /// Time used, including that of earlier processes.
+    fn time(&self) -> Duration {
+        let state = self.state();
+        state.earlier + state.since.elapsed()
     }
 
-    /// What is to be told now. Every run is told by itself, also of budgets that it shares.
+    /// Returns new notices. Every run gets its own, also about budgets that it shares.
     pub(crate) fn notices(&self) -> Vec<Notice> {
-        let accounts = std::iter::successors(Some(self), |account| account.above.as_deref());
-        let states = accounts
-            .map(Self::states)
-            .enumerate()
-            .flat_map(|(above, states)| states.into_iter().map(move |state| (above, state)));
-        let states: Vec<_> = states.collect();
-        let mut used = self.used();
         let mut notices = Vec::new();
-        for (above, state) in states {
-            let over = state.spent >= state.limit;
-            let key = (above, state.resource, over);
-            if state.spent < state.limit * NEAR || used.told.contains(&key) {
-                continue;
+        for (level, account) in self.with_parents().enumerate() {
+            for state in account.budget_states() {
+                let is_exhausted = state.spent >= state.limit;
+                if state.spent < state.limit * WARNING_THRESHOLD {
+                    continue;
+                }
+                let key = (level, state.resource, is_exhausted);
+                let notified = &mut self.state().notified;
+                if notified.contains(&key) {
+                    continue;
+                }
+                notified.push(key);
+                notices.push(if is_exhausted {
+                    Notice::Exhausted(state)
+                } else {
+                    Notice::Near(state)
+                });
             }
-            used.told.push(key);
-            notices.push(if over {
-                Notice::Spent(state)
-            } else {
-                Notice::Near(state)
-            });
         }
         notices
     }
 
-    /// How this account's own budget stands.
-    fn states(&self) -> Vec<BudgetState> {
-        let time = self.time();
-        let used = self.used();
-        // Token counts are far below 2^52, where the conversions are exact.
+    /// The states of this account's own budget, for the resources that it limits.
+    fn budget_states(&self) -> impl Iterator<Item = BudgetState> {
+        let Budget {
+            tokens,
+            cost_usd,
+            time,
+            tool_calls,
+        } = self.budget;
+        let spending = self.state().spending;
+        // Counts are far below 2^52, so the conversions are exact.
         let states = [
             (
                 Resource::Tokens,
-                used.tokens as f64,
-                self.budget.tokens.map(|limit| limit as f64),
+                spending.tokens as f64,
+                tokens.map(|it| it as f64),
             ),
-            (Resource::CostUsd, used.cost_usd, self.budget.cost_usd),
+            (
+                Resource::CostUsd,
+                spending.cost_usd.unwrap_or_default(),
+                cost_usd,
+            ),
             (
                 Resource::TimeS,
-                time.as_secs_f64(),
-                self.budget.time.map(|limit| limit.as_secs_f64()),
+                self.time().as_secs_f64(),
+                time.map(|it| it.as_secs_f64()),
             ),
             (
                 Resource::ToolCalls,
-                used.tool_calls as f64,
-                self.budget.tool_calls.map(|limit| limit as f64),
+                spending.tool_calls as f64,
+                tool_calls.map(|it| it as f64),
             ),
         ];
-        let limited = |(resource, spent, limit): (Resource, f64, Option<f64>)| {
+        states.into_iter().filter_map(|(resource, spent, limit)| {
             Some(BudgetState {
                 resource,
                 spent,
                 limit: limit?,
             })
-        };
-        states.into_iter().filter_map(limited).collect()
+        })
     }
 }
 

@@ -1,4 +1,4 @@
-//! What can go wrong with an agent, a session and a run.
+//! Errors of agents, sessions and runs.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -8,9 +8,7 @@ use cantle_core::event::RunStatus;
 use cantle_core::llm::{LlmError, LlmErrorKind};
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
 
-use crate::budget::BudgetState;
-
-/// An agent whose definition makes no sense.
+/// An invalid agent definition.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct AgentError {
@@ -25,7 +23,7 @@ impl AgentError {
     }
 }
 
-/// A session that could not be opened, run or closed.
+/// An error of opening, using or closing a session.
 #[derive(Debug)]
 pub struct SessionError {
     kind: SessionErrorKind,
@@ -33,7 +31,7 @@ pub struct SessionError {
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
-/// The kinds of session failure that callers tell apart.
+/// The kinds of [`SessionError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum SessionErrorKind {
@@ -43,17 +41,17 @@ pub enum SessionErrorKind {
     Output,
     /// A provider could not open or close.
     Provider,
-    /// The sandbox could not be opened or failed.
+    /// The sandbox could not be opened, or failed.
     Sandbox,
     /// Two tools have the same name, or more than one sandbox was opened.
     Tools,
-    /// A budget can't be kept: nobody says what the model's calls cost.
+    /// A budget of money can't be enforced: the cost of the model's calls is unknown.
     Budget,
-    /// A run of this session is not over yet.
+    /// Another run of this session goes on.
     Busy,
-    /// The journal of the run can't be read, or there is nothing to go on with.
+    /// The journal of the run can't be read, or the run can't be resumed.
     Journal,
-    /// The run was begun by an agent that is different.
+    /// The run was begun by a different agent.
     Identity,
 }
 
@@ -74,7 +72,7 @@ impl SessionError {
         self
     }
 
-    /// The sandbox's error behind it, where it is one.
+    /// Returns the sandbox error that caused it, if any.
     #[must_use]
     pub fn sandbox_error(&self) -> Option<&SandboxError> {
         let mut cause = self
@@ -93,13 +91,13 @@ impl SessionError {
         None
     }
 
-    /// Whether a sandbox that should be opened again is gone.
+    /// Whether a sandbox that was to be reattached is gone.
     pub(crate) fn is_gone(&self) -> bool {
         let error = self.sandbox_error();
         error.is_some_and(|error| error.kind() == SandboxErrorKind::Gone)
     }
 
-    /// What kind of failure it is.
+    /// Returns the kind.
     #[must_use]
     pub fn kind(&self) -> SessionErrorKind {
         self.kind
@@ -114,12 +112,12 @@ impl fmt::Display for SessionError {
 
 impl StdError for SessionError {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        // What the source says itself has been said.
+        // The message includes that of the source.
         self.source.as_deref()?.source()
     }
 }
 
-/// Why a run ended without finishing. Its text is one short line; what lies behind it is in
+/// The reason why a run ended without finishing. Its message is one short line; the cause is the
 /// [`source`](StdError::source).
 #[derive(Clone, Debug)]
 pub struct RunError {
@@ -129,33 +127,33 @@ pub struct RunError {
     llm: Option<Arc<LlmError>>,
 }
 
-/// The ways a run ends without finishing.
+/// The kinds of [`RunError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RunErrorKind {
-    /// The turns ran out.
+    /// The maximum number of turns was reached.
     MaxTurns,
     /// The conversation does not fit the model's context window.
     ContextOverflow,
     /// An answer was cut off at the model's output limit.
     OutputLimit,
-    /// A budget is spent: tokens, money, time or tool calls.
+    /// A budget was exhausted: tokens, money, time or tool calls.
     Budget,
-    /// The model did the same over and over.
+    /// The model repeated the same calls.
     NoProgress,
-    /// A hook ended it.
+    /// A hook ended the run.
     Stopped,
     /// A hook panicked; the message says which.
     Hook,
-    /// It was cancelled.
+    /// The run was cancelled.
     Cancelled,
     /// The model or its provider failed.
     Model,
     /// The sandbox is gone.
     SandboxGone,
-    /// The journal can't be written: what comes after could not be resumed.
+    /// The journal can't be written, so the run could not be resumed.
     Journal,
-    /// Something of ours failed.
+    /// An internal error.
     Internal,
 }
 
@@ -173,11 +171,10 @@ impl RunError {
         Self::new(RunErrorKind::Cancelled, "the run was cancelled")
     }
 
-    pub(crate) fn budget(spent: BudgetState) -> Self {
-        Self::new(
-            RunErrorKind::Budget,
-            format!("the run's budget is spent: {spent}"),
-        )
+    /// The error of a run whose journal can't be written.
+    pub(crate) fn journal(error: &impl fmt::Display) -> Self {
+        let advice = "Free space on the disk, or make the directory writable; then resume the run.";
+        Self::new(RunErrorKind::Journal, error.to_string()).with_advice(advice)
     }
 
     pub(crate) fn with_advice(mut self, advice: &str) -> Self {
@@ -185,32 +182,32 @@ impl RunError {
         self
     }
 
-    /// The same with the model's failure that it is about, whose words it has.
+    /// Sets the model error, whose message this error includes.
     pub(crate) fn with_llm(mut self, failure: Arc<LlmError>) -> Self {
         self.llm = Some(failure);
         self
     }
 
-    /// How it ended.
+    /// Returns the kind.
     #[must_use]
     pub fn kind(&self) -> RunErrorKind {
         self.kind
     }
 
-    /// The kind of the model's failure, where it was that.
+    /// Returns the kind of the model error that caused it, if any.
     #[must_use]
     pub fn llm_kind(&self) -> Option<LlmErrorKind> {
         self.llm.as_ref().map(|failure| failure.kind())
     }
 
-    /// What to try, for people.
+    /// Returns advice for people, if any.
     #[must_use]
     pub fn advice(&self) -> Option<&str> {
         let from_model = || self.llm.as_ref()?.advice();
         self.advice.as_deref().or_else(from_model)
     }
 
-    /// The same as a run's status.
+    /// Returns the corresponding status.
     #[must_use]
     pub fn status(&self) -> RunStatus {
         match self.kind {
@@ -237,7 +234,7 @@ impl fmt::Display for RunError {
 
 impl StdError for RunError {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        // What the failure says itself has been said.
+        // The message includes that of the model error.
         self.llm.as_ref()?.source()
     }
 }

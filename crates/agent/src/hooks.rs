@@ -1,4 +1,4 @@
-//! Hooks: code of yours that looks on and decides.
+//! Hooks: code of the caller that observes a run and makes decisions in it.
 
 use std::fmt;
 use std::panic::AssertUnwindSafe;
@@ -12,111 +12,109 @@ use futures_util::FutureExt as _;
 
 use crate::error::{RunError, RunErrorKind};
 
-/// Decides before a model call, before and after a tool call, and at the finish. Each function says,
-/// unless it is yours, that all goes on as it would.
+/// Decisions before a model call, before and after a tool call, and at the finish. By default, none
+/// changes the run.
 ///
-/// A hook may take its time: the run waits for it. What it decided is in the journal, so that a call
-/// which began is not decided on again where the run is resumed. One that panics ends the run with
-/// [`RunErrorKind::Hook`]: what it would have decided, nobody knows.
+/// The run waits for its hooks. Decisions are in the journal, so that a resumed run does not repeat
+/// those on calls that have started. A hook that panics ends the run with [`RunErrorKind::Hook`].
 #[async_trait]
 pub trait Hooks: fmt::Debug + Send + Sync {
-    /// Before the model is asked for a turn, with the conversation it will see.
+    /// Called before the model is asked for a turn, with the conversation that it will see.
     async fn before_model(&self, turn: u32, messages: &[SharedMessage]) -> BeforeModel {
         let _ = (turn, messages);
         BeforeModel::Ask
     }
 
-    /// Before a tool is called.
+    /// Called before a tool.
     async fn before_tool(&self, call: &ToolCall) -> BeforeTool {
         let _ = call;
         BeforeTool::Call
     }
 
-    /// After a tool was called, with what the model would see.
+    /// Called after a tool, with the result for the model.
     async fn after_tool(&self, call: &ToolCall, result: &Content, success: bool) -> AfterTool {
         let _ = (call, result, success);
         AfterTool::Keep
     }
 
-    /// Before a finish call that succeeded ends the run.
+    /// Called before a successful finish call ends the run.
     async fn at_finish(&self, finish: &Finish) -> AtFinish {
         let _ = finish;
         AtFinish::Accept
     }
 }
 
-/// Calls a hook; one that panics is an error that names it.
+/// Calls a hook. A panic becomes an error with the hook's name.
 pub(crate) async fn guarded<T>(name: &str, hook: impl Future<Output = T>) -> Result<T, RunError> {
     let called = AssertUnwindSafe(hook).catch_unwind().await;
     called.map_err(|payload| {
-        let said = panic_message(payload.as_ref());
-        let message = format!("the hook `{name}` panicked: {said}");
+        let panic = panic_message(payload.as_ref());
+        let message = format!("the hook `{name}` panicked: {panic}");
         RunError::new(RunErrorKind::Hook, message)
     })
 }
 
-/// What is done before a model call.
+/// The decision before a model call.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum BeforeModel {
-    /// The model is asked.
+    /// Asks the model.
     Ask,
-    /// It is told this in the user's role, and asked.
+    /// Adds a message in the user's role, and asks the model.
     Tell(Content),
-    /// The run ends here.
+    /// Ends the run.
     Stop {
-        /// Why, for people.
+        /// The reason, for people.
         reason: String,
     },
 }
 
-/// What is done before a tool call.
+/// The decision before a tool call.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum BeforeTool {
-    /// The tool is called, as far as [approvals](crate::Approvals) go.
+    /// Calls the tool, if [approvals](crate::Approvals) allow it.
     Call,
-    /// It is called with other arguments.
+    /// Calls the tool with other arguments.
     Edit {
         /// The arguments: a JSON object, as text.
         arguments: String,
     },
-    /// It is not called.
+    /// Refuses the call.
     Refuse {
-        /// Why, for the model.
+        /// The reason, for the model.
         reason: String,
     },
-    /// Somebody is asked.
+    /// Requests approval.
     Ask,
 }
 
-/// What is done with a tool's result.
+/// The decision on a tool's result.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum AfterTool {
-    /// The model sees it.
+    /// Keeps the result.
     Keep,
-    /// The model sees this.
+    /// Replaces the content.
     Replace(Content),
-    /// The model sees this, as a success or a failure. A finish call that succeeded ends the run, and
-    /// one that failed does not, whatever is said here.
+    /// Replaces the content and the success. Whether a finish call ends the run does not change.
     Answer {
-        /// What it sees.
+        /// The new content.
         content: Content,
-        /// Whether the tool is said to have done what it was asked to.
+        /// Whether the call counts as successful.
         success: bool,
     },
 }
 
-/// What is done with a finish call.
+/// The decision on a finish call.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum AtFinish {
-    /// It ends the run.
+    /// Ends the run.
     Accept,
-    /// It does not; the run goes on.
+    /// Continues the run.
     Refuse {
-        /// What is missing, for the model.
+        /// The reason, for the model.
         feedback: String,
     },
 }

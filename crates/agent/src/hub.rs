@@ -1,8 +1,8 @@
-//! Events on their way from a run to whoever watches.
+//! Distribution of a run's events to its subscribers.
 //!
-//! Every subscriber has a queue of its own. Durable events wait there until they are read; deltas
-//! are joined with the one before them, and past a limit the oldest text of a delta goes, then the
-//! oldest delta, so that a slow reader costs a bounded amount of memory and never holds up the run.
+//! Every subscriber has its own queue. Durable events wait there until they are read; a delta is joined
+//! to the one before it. Beyond a limit the oldest text of a delta is dropped, then the oldest delta, so
+//! that a slow reader uses bounded memory and never delays the run.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -14,38 +14,38 @@ use cantle_core::event::{Event, EventKind};
 use cantle_core::ids::RunId;
 use futures_core::Stream;
 
-/// Text that a delta may hold while it waits to be read.
+/// Maximum size of a waiting delta.
 const MAX_DELTA_BYTES: usize = 64 * 1024;
 
-/// Deltas that may wait to be read; the oldest goes first.
+/// Maximum number of waiting deltas.
 const MAX_DELTAS: usize = 64;
 
-/// Numbers the events of one run and hands them out.
+/// Numbers the events of one run, and distributes them.
 #[derive(Debug)]
 pub(crate) struct Hub {
     run: RunId,
-    /// The run above this one.
+    /// The run that called this one as a sub-agent.
     parent: Option<RunId>,
     depth: u32,
-    state: Mutex<State>,
+    state: Mutex<HubState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct HubState {
     next_number: u64,
     closed: bool,
-    subscribers: Vec<Weak<Mutex<Queue>>>,
+    subscribers: Vec<Weak<Mutex<EventQueue>>>,
 }
 
 #[derive(Debug, Default)]
-struct Queue {
+struct EventQueue {
     events: VecDeque<Event>,
     closed: bool,
     waker: Option<Waker>,
 }
 
 impl Hub {
-    /// Events of a run, which another one may have called.
+    /// A hub for a run.
     pub(crate) fn new(run: RunId, parent: Option<RunId>, depth: u32) -> Self {
         Self {
             run,
@@ -55,18 +55,18 @@ impl Hub {
         }
     }
 
-    /// A stream of the events from now on.
+    /// Returns a stream of the events from now on.
     pub(crate) fn subscribe(&self) -> Events {
         let mut state = lock(&self.state);
-        let queue = Arc::new(Mutex::new(Queue {
+        let queue = Arc::new(Mutex::new(EventQueue {
             closed: state.closed,
-            ..Queue::default()
+            ..EventQueue::default()
         }));
         state.subscribers.push(Arc::downgrade(&queue));
         Events { queue }
     }
 
-    /// Whether anybody watches; where nobody does, deltas need not be made.
+    /// Whether there are subscribers. Without any, deltas need not be created.
     pub(crate) fn is_watched(&self) -> bool {
         lock(&self.state)
             .subscribers
@@ -74,7 +74,16 @@ impl Hub {
             .any(|queue| queue.strong_count() > 0)
     }
 
-    /// Hands out an event.
+    /// Emits a durable event, which is created only if there are subscribers.
+    pub(crate) fn emit_with(&self, kind: impl FnOnce() -> EventKind) {
+        if self.is_watched() {
+            self.emit(kind());
+        } else {
+            lock(&self.state).next_number += 1;
+        }
+    }
+
+    /// Emits an event.
     pub(crate) fn emit(&self, mut kind: EventKind) {
         let mut state = lock(&self.state);
         if state.closed {
@@ -103,7 +112,7 @@ impl Hub {
         }
     }
 
-    /// Hands out an event of a run below this one.
+    /// Forwards an event of a sub-agent's run.
     pub(crate) fn forward(&self, event: &Event) {
         let state = lock(&self.state);
         if state.closed {
@@ -114,7 +123,7 @@ impl Hub {
         }
     }
 
-    /// Ends every stream once it has been read.
+    /// Ends every stream after its waiting events.
     pub(crate) fn close(&self) {
         let mut state = lock(&self.state);
         state.closed = true;
@@ -126,7 +135,7 @@ impl Hub {
     }
 }
 
-impl Queue {
+impl EventQueue {
     fn push(&mut self, event: Event) {
         let is_delta = |event: &Event| event.kind.is_delta();
         if is_delta(&event) {
@@ -154,7 +163,7 @@ impl Queue {
     }
 }
 
-/// Joins a delta to the one before it, where both are of the same text.
+/// Joins a delta to the one before it, if both belong to the same text.
 fn join(last: &mut Event, next: &Event) -> bool {
     if last.run != next.run {
         return false;
@@ -178,7 +187,7 @@ fn join(last: &mut Event, next: &Event) -> bool {
     true
 }
 
-/// Drops the oldest of a delta's text, so that `more` bytes have room behind it.
+/// Drops the oldest text of a delta, so that `more` bytes fit behind it.
 fn make_room(text: &mut String, more: usize) {
     let end = text.len();
     let excess = (end + more).saturating_sub(MAX_DELTA_BYTES);
@@ -186,19 +195,19 @@ fn make_room(text: &mut String, more: usize) {
     text.drain(..cut.unwrap_or(end));
 }
 
-/// The events of a run, from when it was made. Ends after [`EventKind::RunFinished`].
+/// The events of a run from its start. Ends after [`EventKind::RunFinished`].
 #[derive(Debug)]
 pub struct Events {
-    queue: Arc<Mutex<Queue>>,
+    queue: Arc<Mutex<EventQueue>>,
 }
 
 impl Events {
-    /// A stream that is over.
+    /// An ended stream.
     pub(crate) fn ended() -> Self {
         Self {
-            queue: Arc::new(Mutex::new(Queue {
+            queue: Arc::new(Mutex::new(EventQueue {
                 closed: true,
-                ..Queue::default()
+                ..EventQueue::default()
             })),
         }
     }
@@ -220,7 +229,7 @@ impl Stream for Events {
     }
 }
 
-/// A panic elsewhere leaves these queues whole: nothing in here panics halfway.
+/// Locks a mutex. A poisoned one is consistent: no code that holds it panics.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -231,12 +240,12 @@ mod tests {
 
     use super::*;
 
-    fn said(call_id: &str, text: String) -> EventKind {
+    fn delta(call_id: &str, text: String) -> EventKind {
         let call_id = call_id.to_owned();
         EventKind::ToolOutputDelta { call_id, text }
     }
 
-    /// The texts that wait to be read.
+    /// Reads the waiting texts.
     fn waiting(events: &mut Events) -> Vec<String> {
         let next = || events.next().now_or_never().flatten();
         let texts = std::iter::from_fn(next).map(|event| match event.kind {
@@ -247,13 +256,13 @@ mod tests {
     }
 
     #[test]
-    fn a_delta_keeps_the_end_of_its_text_and_no_memory_of_the_rest() {
+    fn a_delta_keeps_the_end_of_its_text_and_bounded_memory() {
         let hub = Hub::new(RunId::new(), None, 0);
         let mut events = hub.subscribe();
-        hub.emit(said("a", "é".repeat(MAX_DELTA_BYTES) + "1"));
-        hub.emit(said("b", "x".repeat(MAX_DELTA_BYTES)));
-        hub.emit(said("b", "y".repeat(MAX_DELTA_BYTES - 2)));
-        hub.emit(said("b", "2".to_owned()));
+        hub.emit(delta("a", "é".repeat(MAX_DELTA_BYTES) + "1"));
+        hub.emit(delta("b", "x".repeat(MAX_DELTA_BYTES)));
+        hub.emit(delta("b", "y".repeat(MAX_DELTA_BYTES - 2)));
+        hub.emit(delta("b", "2".to_owned()));
         let texts = waiting(&mut events);
         let expected = [
             "é".repeat(MAX_DELTA_BYTES / 2 - 1) + "1",
@@ -265,12 +274,12 @@ mod tests {
     }
 
     #[test]
-    fn of_many_deltas_the_oldest_go() {
+    fn the_oldest_of_many_deltas_are_dropped() {
         let hub = Hub::new(RunId::new(), None, 0);
         let mut events = hub.subscribe();
         for number in 0..=MAX_DELTAS {
             let call = if number % 2 == 0 { "a" } else { "b" };
-            hub.emit(said(call, number.to_string()));
+            hub.emit(delta(call, number.to_string()));
         }
         let numbers = 1..=MAX_DELTAS;
         let expected: Vec<_> = numbers.map(|number| number.to_string()).collect();

@@ -1,9 +1,8 @@
-//! Input files: from what a person names to what lies in the sandbox.
+//! Input files: from paths on the host to files in the sandbox.
 //!
-//! A file comes under its own name. A directory comes under its own name with all that is in it;
-//! written with a `/` at its end (or as `.`), what is in it comes without the directory itself. A
-//! pattern (`*`, `?`, `[…]`, `**`) comes as the files it matches, each under its path below the
-//! part of the pattern that is plain.
+//! A file keeps its name. A directory keeps its name with its contents; with a trailing `/` (or as
+//! `.`), only its contents are copied. A pattern (`*`, `?`, `[…]`, `**`) stands for the files that it
+//! matches, each under its path below the literal part of the pattern.
 
 use std::collections::HashMap;
 use std::path::{Component, Path, PathBuf};
@@ -13,14 +12,14 @@ use globset::GlobBuilder;
 
 use crate::error::{SessionError, SessionErrorKind};
 
-/// One file or directory to copy, and where to.
+/// A file or directory to copy, and its target.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Input {
     pub(crate) from: PathBuf,
     pub(crate) to: SandboxPath,
 }
 
-/// Finds what the given paths and patterns mean. Reads directories, so it blocks.
+/// Resolves paths and patterns. Reads directories, and therefore blocks.
 pub(crate) fn resolve(inputs: &[PathBuf]) -> Result<Vec<Input>, SessionError> {
     let mut resolved = Vec::new();
     for input in inputs {
@@ -31,7 +30,7 @@ pub(crate) fn resolve(inputs: &[PathBuf]) -> Result<Vec<Input>, SessionError> {
         }
     }
     let mut targets: HashMap<&SandboxPath, &Path> = HashMap::new();
-    for input in resolved.iter().filter(|input| !input.to.is_start()) {
+    for input in resolved.iter().filter(|input| !input.to.is_base()) {
         if let Some(other) = targets.insert(&input.to, &input.from)
             && other != input.from
         {
@@ -65,7 +64,7 @@ fn plain(input: &Path) -> Result<Input, SessionError> {
     let to = if contents_only {
         SandboxPath::working_directory()
     } else {
-        // `..` and the like have no name of their own.
+        // Paths such as `..` have no file name.
         let real;
         let name = match input.file_name() {
             Some(name) => name,
@@ -108,7 +107,7 @@ fn matches(pattern: &Path) -> Result<Vec<Input>, SessionError> {
                 pattern.display()
             ))
         })?;
-    // `**` reaches any depth; otherwise a pattern has as many components as what it matches.
+    // Without `**`, a pattern has as many components as the paths that it matches.
     let deep = glob.glob().contains("**");
     let matcher = glob.compile_matcher();
     if base.as_os_str().is_empty() {
@@ -120,7 +119,7 @@ fn matches(pattern: &Path) -> Result<Vec<Input>, SessionError> {
     while let Some((directory, level)) = directories.pop() {
         let entries = match std::fs::read_dir(&directory) {
             Ok(entries) => entries,
-            // What a pattern meets on its way may be unreadable; where it starts must not be.
+            // Only the directory in which the pattern starts must be readable.
             Err(_) if directory != base => continue,
             Err(cause) => {
                 let message = format!("`{}` can't be read: {cause}", directory.display());
@@ -153,8 +152,8 @@ fn matches(pattern: &Path) -> Result<Vec<Input>, SessionError> {
     Ok(found)
 }
 
-/// Copies the inputs into a sandbox. Returns the paths of the files there, and a warning for
-/// everything that was passed over.
+/// Copies the inputs into a sandbox. Returns the paths of the files there, and a warning for each
+/// file that was skipped.
 pub(crate) async fn upload(
     inputs: &[Input],
     sandbox: &dyn Sandbox,

@@ -1,13 +1,13 @@
-//! The system prompt: what every agent is told, then what this one is.
+//! The system prompt: general instructions, then those of the agent.
 
 use std::fmt::Write as _;
 
-use crate::agent::Definition;
+use crate::definition::Definition;
 
-/// Input files listed by name; of more, the number is told.
+/// Maximum number of input files listed by name.
 const MAX_LISTED_FILES: usize = 200;
 
-/// Puts the system prompt together.
+/// Returns the system prompt.
 pub(crate) fn system_prompt(
     agent: &Definition,
     input_files: &[String],

@@ -1,9 +1,8 @@
-//! Skills: a directory of instructions for certain kinds of work, each `NAME/SKILL.md` with whatever
-//! it needs beside it.
+//! Skills: a directory of instructions for certain kinds of work, each `NAME/SKILL.md` with its files
+//! beside it.
 //!
-//! The directory is uploaded whole; what is read here is the front matter of each `SKILL.md`, so that
-//! the model is told which skills there are and when to read them. Nothing in a skill can keep a
-//! session from opening: one that can't be listed is a warning that says what to mend.
+//! The whole directory is uploaded. The front matter of each `SKILL.md` is read here, to list the
+//! skills for the model. An invalid skill never prevents a session from opening; it becomes a warning.
 
 mod front_matter;
 
@@ -14,13 +13,14 @@ use std::path::{Path, PathBuf};
 
 use self::front_matter::FrontMatter;
 
-/// Skills that are listed; of more, the number is told.
+/// Maximum number of listed skills.
 const MAX_LISTED: usize = 200;
-/// Characters of a name and of a description that are listed.
+/// Maximum characters of a listed name.
 const MAX_NAME_CHARS: usize = 100;
+/// Maximum characters of a listed description.
 const MAX_DESCRIPTION_CHARS: usize = 1_024;
 
-/// Where skills lie in the sandbox, relative to the working directory.
+/// The directory of skills in the sandbox, relative to the working directory.
 pub(crate) const SANDBOX_DIRECTORY: &str = "skills";
 
 const FILE: &str = "SKILL.md";
@@ -42,7 +42,7 @@ struct Skill {
 }
 
 impl Skills {
-    /// Finds the skills of a directory. Reads files, so it blocks.
+    /// Loads the skills of a directory. Reads files, and therefore blocks.
     pub(crate) fn load(directory: &Path) -> Result<Self, SkillsError> {
         let failed = |source| SkillsError {
             directory: directory.to_owned(),
@@ -90,17 +90,17 @@ impl Skills {
         ));
     }
 
-    /// The directory on the host, to be uploaded as [`SANDBOX_DIRECTORY`].
+    /// Returns the directory on the host, which is uploaded as [`SANDBOX_DIRECTORY`].
     pub(crate) fn directory(&self) -> &Path {
         &self.directory
     }
 
-    /// What is wrong with skills that are not listed.
+    /// Returns the problems of skills that are not listed.
     pub(crate) fn warnings(&self) -> &[String] {
         &self.warnings
     }
 
-    /// What the system prompt says of the skills; `None` where none is listed.
+    /// Returns the section of the system prompt; `None` if no skill is listed.
     pub(crate) fn prompt_section(&self) -> Option<String> {
         if self.listed.is_empty() {
             return None;
@@ -131,8 +131,7 @@ impl Skills {
     }
 }
 
-/// The skill in an entry of the directory; `None` where the entry is no directory. An error says why
-/// there is none to be listed.
+/// Reads the skill in an entry of the directory; `None` if the entry is not a directory.
 fn skill(root: &Path, directory: &str) -> Result<Option<Skill>, String> {
     let place = root.join(directory);
     let real = match place.canonicalize() {
@@ -156,7 +155,7 @@ fn skill(root: &Path, directory: &str) -> Result<Option<Skill>, String> {
         }
         Err(error) => return Err(format!("{FILE} can't be read: {error}")),
     };
-    // A pipe would be waited for.
+    // Opening a pipe would block.
     if !file.is_file() {
         return Err(format!("{FILE} is not a file"));
     }
@@ -177,7 +176,7 @@ fn one_line(text: &str, chars: usize) -> String {
     }
 }
 
-/// A directory of skills that can't be read.
+/// The error of an unreadable directory of skills.
 #[derive(Debug, thiserror::Error)]
 #[error("the skills in `{}` can't be read: {source}", directory.display())]
 pub(crate) struct SkillsError {

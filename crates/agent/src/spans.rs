@@ -1,7 +1,7 @@
-//! Spans for whoever traces: an agent's run, a model call, a tool call, with the field names of
+//! Tracing spans of a run, a model call and a tool call, with the field names of
 //! OpenTelemetry's conventions for generative AI
-//! (<https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-agent-spans/>). Only names, numbers and
-//! ids: what was said is in events and journals, and in no span.
+//! (<https://opentelemetry.io/docs/specs/semconv/gen-ai/gen-ai-agent-spans/>). They hold names, numbers
+//! and ids only; messages are in events and journals, never in spans.
 
 use cantle_core::ids::RunId;
 use cantle_core::ledger::ModelCall;
@@ -9,7 +9,7 @@ use cantle_core::message::ToolCall;
 use tracing::field::Empty;
 use tracing::{Span, info_span};
 
-/// One run of an agent.
+/// The span of a run.
 pub(crate) fn run(agent: &str, model: &str, run: RunId, depth: u32) -> Span {
     info_span!(
         "invoke_agent",
@@ -22,7 +22,7 @@ pub(crate) fn run(agent: &str, model: &str, run: RunId, depth: u32) -> Span {
     )
 }
 
-/// One model call.
+/// The span of a model call.
 pub(crate) fn chat(model: &str) -> Span {
     info_span!(
         "chat",
@@ -34,7 +34,7 @@ pub(crate) fn chat(model: &str) -> Span {
     )
 }
 
-/// One tool call.
+/// The span of a tool call.
 pub(crate) fn tool(call: &ToolCall) -> Span {
     info_span!(
         "execute_tool",
@@ -45,8 +45,8 @@ pub(crate) fn tool(call: &ToolCall) -> Span {
     )
 }
 
-/// Notes what a model call used.
-pub(crate) fn used(span: &Span, call: &ModelCall) {
+/// Records the usage of a model call.
+pub(crate) fn usage(span: &Span, call: &ModelCall) {
     let usage = call.usage;
     span.record(
         "gen_ai.usage.input_tokens",
@@ -55,7 +55,7 @@ pub(crate) fn used(span: &Span, call: &ModelCall) {
     span.record("gen_ai.usage.output_tokens", usage.output_total());
 }
 
-/// Notes why something failed: a word of ours, not the message.
+/// Records the kind of a failure, not its message.
 pub(crate) fn failed(span: &Span, kind: &impl std::fmt::Debug) {
     span.record("error.type", tracing::field::debug(kind));
 }

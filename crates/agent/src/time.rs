@@ -1,8 +1,8 @@
-//! The wall clock and durations, as histories and journals write them.
+//! Times and durations in the form of histories and journals.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Seconds since the Unix epoch.
+/// Returns the current time in seconds since the Unix epoch.
 pub(crate) fn unix_seconds() -> f64 {
     SystemTime::now()
         .duration_since(UNIX_EPOCH)
@@ -10,7 +10,7 @@ pub(crate) fn unix_seconds() -> f64 {
         .as_secs_f64()
 }
 
-/// A duration in JSON: seconds, as a number.
+/// The JSON form of a duration: seconds, as a number.
 pub(crate) mod seconds {
     use std::time::Duration;
 

@@ -27,6 +27,7 @@ use cantle_core::llm::{
 use cantle_core::message::{AssistantBlock, Message, ToolCall};
 use cantle_core::tool::{DynTool, ToolOutput, ToolSpec};
 use cantle_core::usage::TokenUsage;
+use cantle_testkit::lane;
 use futures_util::stream;
 use rustix::process::{Resource, Rlimit, setrlimit};
 use serde_json::{Value, json};
@@ -135,7 +136,7 @@ fn line(message: &Message) -> String {
     }
 }
 
-/// The other process: begins a run, or goes on with the one that is there.
+/// The other process: begins a run, or resumes the existing one.
 #[test]
 fn other_process() {
     let Some(directory) = std::env::var_os(DIRECTORY) else {
@@ -271,7 +272,7 @@ fn was_killed(status: ExitStatus) -> bool {
 }
 
 #[test]
-fn killed_at_any_write_of_its_journal_a_run_goes_on_and_does_nothing_twice() {
+fn a_run_killed_at_any_journal_write_resumes_without_repeating_effects() {
     if std::env::var_os(DIRECTORY).is_some() {
         return;
     }
@@ -300,7 +301,7 @@ fn killed_at_any_write_of_its_journal_a_run_goes_on_and_does_nothing_twice() {
 }
 
 #[test]
-fn killed_at_random_times_a_run_goes_on_and_does_nothing_twice() {
+fn a_run_killed_at_random_times_resumes_without_repeating_effects() {
     if std::env::var_os(DIRECTORY).is_some() {
         return;
     }
@@ -311,7 +312,8 @@ fn killed_at_random_times_a_run_goes_on_and_does_nothing_twice() {
     let mut killed = 0;
     let mut interrupted = 0;
     let mut random = 0x2545_f491_4f6c_dd1d_u64;
-    for _ in 0..200 {
+    let rounds = lane::choose("160 of 200 kills", 40, 200);
+    for _ in 0..rounds {
         // xorshift: the same parts in every run of the test.
         random ^= random << 13;
         random ^= random >> 7;
@@ -329,6 +331,6 @@ fn killed_at_random_times_a_run_goes_on_and_does_nothing_twice() {
         killed += 1;
         interrupted += check_resumed(directory.path(), &whole);
     }
-    assert!(killed > 50, "{killed} of 200 runs were killed");
+    assert!(killed > rounds / 4, "{killed} of {rounds} runs were killed");
     println!("{killed} runs were killed, {interrupted} calls interrupted");
 }

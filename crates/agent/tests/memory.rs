@@ -7,7 +7,6 @@
     reason = "the lints know a test by its attribute, and what tests share has none"
 )]
 
-use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_agent::{Agent, SessionOptions};
@@ -52,7 +51,7 @@ async fn two_noisy_commands_side_by_side_take_a_few_megabytes_of_a_slow_reader()
         AssistantMessage::new(vec![noise("one", "two"), noise("two", "one")]),
         AssistantMessage::new(vec![call("finish", "end", &json!({"reason": "done"}))]),
     ];
-    let commands = CodeExec::new(Arc::new(LocalBackend::new())).timeout(Duration::from_secs(60));
+    let commands = CodeExec::new(LocalBackend::new()).timeout(Duration::from_secs(60));
     let commands = commands.open(OpenContext::new(RunId::new())).await.unwrap();
     let code_exec = commands.tools().remove(0).with_concurrency_safe(true);
     let agent = Agent::builder("noisy", ReplayClient::new("replay", turns))

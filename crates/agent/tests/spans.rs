@@ -1,4 +1,4 @@
-//! Spans: what somebody who traces sees of a run.
+//! The tracing spans of a run.
 
 #![expect(
     clippy::unwrap_used,
@@ -73,7 +73,7 @@ impl Layer<Registry> for Ended {
 }
 
 #[tokio::test]
-async fn a_run_its_model_calls_and_its_tool_calls_are_spans_without_what_was_said() {
+async fn runs_model_calls_and_tool_calls_are_spans_without_messages() {
     let ended = Ended::default();
     let subscriber = tracing_subscriber::registry().with(ended.clone());
     let _default = tracing::subscriber::set_default(subscriber);

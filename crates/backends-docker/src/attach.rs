@@ -1,4 +1,4 @@
-//! Sandboxes in a container that somebody else runs. It is looked at, used, and left as it is.
+//! Sandboxes in running containers of the user, which are never stopped or removed.
 
 use std::sync::{Arc, Mutex};
 
@@ -13,18 +13,18 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::backend::DockerBackend;
-use crate::container::plan;
-use crate::container::{Container, Stream};
-use crate::engine::failure::{failed, message, status};
+use crate::container::spec;
+use crate::container::{Container, ContainerStream};
+use crate::engine::failure::{engine_message, request_failed, status};
 use crate::environment::{self, Variables};
-use crate::open::{connect, walls};
+use crate::open::{connect, mechanisms};
 use crate::options::Options;
-use crate::plain::Plain;
+use crate::plain::ExecRunner;
 use crate::program;
 use crate::relay::{Relay, RelayOptions};
-use crate::sandbox::{DockerSandbox, End, Means};
+use crate::sandbox::{CommandRunner, DockerSandbox, Ownership};
 
-/// Opens a sandbox in a container that runs.
+/// Opens a sandbox in a running container.
 pub(crate) async fn open(
     backend: &DockerBackend,
     name: &str,
@@ -34,20 +34,20 @@ pub(crate) async fn open(
     let found = match engine.api().inspect_container(name, None).await {
         Ok(found) => found,
         Err(error) if matches!(status(&error), Some(400 | 404)) => {
-            let message = format!("there is no container `{name}`: {}", message(&error));
+            let message = format!("there is no container `{name}`: {}", engine_message(&error));
             return Err(SandboxError::new(SandboxErrorKind::Unavailable, message)
                 .with_source(error)
-                .with_advice("`docker ps` lists those that run."));
+                .with_advice("`docker ps` lists the running containers."));
         }
         Err(error) => {
-            return Err(failed(
-                &format!("failed to look at the container `{name}`"),
+            return Err(request_failed(
+                &format!("failed to inspect the container `{name}`"),
                 error,
             ));
         }
     };
     if found.state.and_then(|state| state.running) != Some(true) {
-        let message = format!("the container `{name}` doesn't run");
+        let message = format!("the container `{name}` isn't running");
         return Err(SandboxError::new(SandboxErrorKind::Unavailable, message)
             .with_advice(format!("Start it: `docker start {name}`.")));
     }
@@ -60,35 +60,42 @@ pub(crate) async fn open(
             .filter(|path| path.starts_with('/'));
         options.working_directory = SandboxPath::new(directory.unwrap_or("/"))?;
     }
-    // As the container's own user.
     options.user_text = config.user.clone().unwrap_or_default();
     let host = found.host_config.unwrap_or_default();
-    let enforcement = plan::enforcement_of(&host, &cx.policy, &options, engine.limiting())?;
-    let lines = config.env.iter().flatten();
-    let pairs: Vec<_> = lines
-        .filter_map(|line| line.split_once('='))
-        .map(|(name, value)| (name.to_owned(), value.to_owned()))
-        .collect();
-    let variables = environment::variables(&options, &pairs, &cx.policy)?;
+    let supported = engine.supported_limits();
+    let enforcement = |supervised| {
+        spec::enforcement(
+            &host,
+            &cx.policy,
+            supported,
+            supervised,
+            spec::EXISTING_CONTAINER,
+        )
+    };
+    let may_supervise =
+        options.supervised && engine.runs_supervisor() && program::bytes().is_some();
+    let mut report = enforcement(may_supervise)?;
+    let own = environment::parse_pairs(config.env.as_deref().unwrap_or_default());
+    let variables = environment::variables(&options, &own, &cx.policy)?;
     let container = Container {
         engine: engine.clone(),
         id: found.id.unwrap_or_else(|| name.to_owned()),
-        sandbox: cantle_core::ids::fresh_id(),
+        sandbox: cantle_core::ids::unique_id(),
     };
-    let fits = engine.runs_supervisor() && program::bytes().is_some();
-    let supervised = if options.supervised && fits {
+    let relay = if may_supervise {
         match start_relay(&container, &options, &variables, cx).await {
             Ok(relay) => Some(relay),
             Err(error) => {
                 tracing::info!(%error, "the supervisor doesn't run in the container; commands are execs");
+                report = enforcement(false)?;
                 None
             }
         }
     } else {
         None
     };
-    let means = match supervised {
-        Some(relay) => Means::Supervised {
+    let runner = match relay {
+        Some(relay) => CommandRunner::Supervised {
             relay,
             memory: None,
         },
@@ -100,20 +107,20 @@ pub(crate) async fn open(
         options.working_directory.clone(),
     );
     info.isolation = Isolation::Container;
-    info.walls = match walls(engine, &options, &means).pop() {
-        Some(wall) if matches!(means, Means::Plain { .. }) => vec![the_container(name), wall],
-        _ => vec![the_container(name)],
+    info.mechanisms = match mechanisms(engine, &options, &runner).pop() {
+        Some(last) if matches!(runner, CommandRunner::Exec { .. }) => vec![description(name), last],
+        _ => vec![description(name)],
     };
-    info.enforcement = enforcement;
-    let sandbox = DockerSandbox::new(info, container, means, End::Theirs);
+    info.enforcement = report;
+    let sandbox = DockerSandbox::new(info, container, runner, Ownership::External);
     Ok(Arc::new(sandbox))
 }
 
-fn the_container(name: &str) -> String {
-    format!("the container `{name}`, as somebody else made it")
+fn description(name: &str) -> String {
+    format!("the existing container `{name}`")
 }
 
-/// Puts our program into the container and starts it there.
+/// Copies the supervisor into the container and starts it.
 async fn start_relay(
     container: &Container,
     options: &Options,
@@ -124,23 +131,26 @@ async fn start_relay(
     let name = format!(".cantle-{}", container.sandbox);
     let archive = program::archive(&[(&name, program)])
         .map_err(|error| SandboxError::io("failed to pack the supervisor", error))?;
-    // Where no mount hides it.
+    // The root directory is never hidden by a mount.
     container.unpack("/", archive).await?;
     let path = format!("/{name}");
     let started = exec(container, vec![path.clone(), "relay".to_owned()]).await?;
     let relay = RelayOptions::new(options.working_directory.clone());
     let connected = connect(started, relay, variables, &cx.policy).await;
-    // It runs, and needs its file no more: nothing of it is left, however we end.
+    // A running supervisor doesn't need its file, and nothing can remove it later if this process is killed.
     if let Ok(relay) = &connected
         && let Err(error) = relay.remove(&SandboxPath::new(path)?).await
     {
-        tracing::debug!(%error, "our program stays in the container");
+        tracing::debug!(%error, "failed to remove the supervisor's file from the container");
     }
     connected
 }
 
-/// Starts a program in the container, its streams attached.
-async fn exec(container: &Container, command: Vec<String>) -> Result<Stream, SandboxError> {
+/// Starts a program in the container with attached streams.
+async fn exec(
+    container: &Container,
+    command: Vec<String>,
+) -> Result<ContainerStream, SandboxError> {
     let doing = "failed to start the supervisor in the container";
     let config = ExecConfig {
         cmd: Some(command),
@@ -151,12 +161,12 @@ async fn exec(container: &Container, command: Vec<String>) -> Result<Stream, San
     };
     let api = container.engine.api();
     let created = api.create_exec(&container.id, config).await;
-    let created = created.map_err(|error| failed(doing, error))?;
+    let created = created.map_err(|error| request_failed(doing, error))?;
     let started = api
         .start_exec(&created.id, Some(StartExecOptions::default()))
         .await;
-    match started.map_err(|error| failed(doing, error))? {
-        StartExecResults::Attached { output, input } => Ok(Stream::new(output, input)),
+    match started.map_err(|error| request_failed(doing, error))? {
+        StartExecResults::Attached { output, input } => Ok(ContainerStream::new(output, input)),
         StartExecResults::Detached => Err(SandboxError::new(SandboxErrorKind::Io, doing)),
     }
 }
@@ -166,9 +176,9 @@ fn unsupervised(
     options: &Options,
     variables: Variables,
     cx: &SandboxContext,
-) -> Means {
+) -> CommandRunner {
     let gone = CancellationToken::new();
-    let plain = Plain::new(
+    let runner = ExecRunner::new(
         container.clone(),
         options.user_text.clone(),
         options.working_directory.clone(),
@@ -176,16 +186,16 @@ fn unsupervised(
         cx.policy.limits.clone(),
         gone.clone(),
     );
-    let waited = container.clone();
+    let container = container.clone();
     let watch = tokio::spawn(async move {
         let _guard = gone.drop_guard();
-        let api = waited.engine.api();
-        let mut end = api.wait_container(&waited.id, None::<WaitContainerOptions>);
-        // Its end, or that of the engine's answer: either way there is nobody there.
+        let api = container.engine.api();
+        let mut end = api.wait_container(&container.id, None::<WaitContainerOptions>);
+        // Resolves when the container or the connection ends.
         let _ = end.next().await;
     });
-    Means::Plain {
-        plain,
+    CommandRunner::Exec {
+        runner,
         watch: Mutex::new(Some(AbortOnDropHandle::new(watch))),
     }
 }

@@ -1,4 +1,4 @@
-//! The configuration from which sandboxes are opened.
+//! The backend: configuration from which sandboxes are opened.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -13,20 +13,20 @@ use cantle_core::tool::Progress;
 use tokio::sync::{Mutex, OnceCell};
 
 use crate::engine::{Engine, EngineReport};
-use crate::image::{Image, Images, Recipe, built, pulled};
+use crate::image::{BuildSpec, Image, ImageCache, build_if_missing, pull_if_missing};
 use crate::options::Options;
 use crate::reclaim::{self, Reclaimed};
 use crate::{attach, open, program};
 
-/// Where commands run unless another directory is chosen.
+/// Default working directory.
 const WORKSPACE: &str = "/workspace";
 
-/// As whom commands run unless somebody else is chosen: the first ordinary user of most images.
+/// Default user and group of commands: the first ordinary user of most images.
 const USER: (u32, u32) = (1000, 1000);
 
 /// Opens sandboxes in containers of a Docker or Podman engine.
 ///
-/// See the [crate's documentation](crate) for what that means.
+/// See the [crate documentation](crate).
 #[derive(Clone, Debug)]
 pub struct DockerBackend {
     source: Source,
@@ -34,26 +34,26 @@ pub struct DockerBackend {
     shared: Arc<Shared>,
 }
 
-/// What a sandbox's container is.
+/// The source of a sandbox's container.
 #[derive(Clone, Debug)]
 enum Source {
     Image(String),
-    Dockerfile(Recipe),
+    Dockerfile(BuildSpec),
     Container(String),
 }
 
-/// What is found out once for all sandboxes of a backend.
+/// State shared by all sandboxes of a backend.
 #[derive(Debug, Default)]
 struct Shared {
     engine: OnceCell<Engine>,
-    images: Images,
-    /// How many times the engine was given our program.
-    program: Mutex<u64>,
+    images: ImageCache,
+    /// Number of times the supervisor's volume was filled.
+    volume_fills: Mutex<u64>,
 }
 
 impl DockerBackend {
     fn new(source: Source) -> Self {
-        // It is a path: there is nothing in it that could be refused.
+        // A constant valid path.
         let working_directory =
             SandboxPath::new(WORKSPACE).unwrap_or_else(|_| SandboxPath::working_directory());
         let (user, group) = USER;
@@ -69,7 +69,7 @@ impl DockerBackend {
                 user_text: format!("{user}:{group}"),
                 working_directory,
                 has_chosen_directory: false,
-                passed: Vec::new(),
+                inherited: Vec::new(),
                 environment_file: None,
                 supervised: true,
             },
@@ -77,23 +77,24 @@ impl DockerBackend {
         }
     }
 
-    /// Containers of this image, e.g. `python:3.12-slim`; pulled where the engine doesn't have it, once
-    /// however many sandboxes wait for it.
+    /// Uses containers of this image, e.g. `python:3.12-slim`.
+    ///
+    /// The image is pulled once if the engine doesn't have it.
     pub fn from_image(image: impl Into<String>) -> Self {
         Self::new(Source::Image(image.into()))
     }
 
-    /// Containers of the image that this Dockerfile makes from `context`, the directory of its `COPY`
-    /// lines, with these build arguments. Built where the engine doesn't have it: its tag
-    /// (`cantle-build:…`) names the content of all of them. `.dockerignore` is heeded. An image that it
-    /// is `FROM` and that changes later is no reason to build again; `docker rmi` is.
+    /// Uses containers of the image built from this Dockerfile, context directory and build arguments.
+    ///
+    /// The image is built once; its tag (`cantle-build:…`) is a digest of all inputs, without files excluded by
+    /// `.dockerignore`. A base image that changes later doesn't cause a new build; `docker rmi` does.
     pub fn from_dockerfile<N: Into<String>, V: Into<SecretText>>(
         dockerfile: impl Into<PathBuf>,
         context: impl Into<PathBuf>,
         arguments: impl IntoIterator<Item = (N, V)>,
     ) -> Self {
         let arguments = arguments.into_iter();
-        Self::new(Source::Dockerfile(Recipe {
+        Self::new(Source::Dockerfile(BuildSpec {
             dockerfile: dockerfile.into(),
             context: context.into(),
             arguments: arguments
@@ -103,15 +104,17 @@ impl DockerBackend {
         }))
     }
 
-    /// A container that runs already, by name or id. It is somebody else's: it is never stopped or
-    /// removed, its limits stay what they are, and commands run as its own user in its own working
-    /// directory unless [another one](Self::with_working_directory) is chosen.
+    /// Uses a running container, by name or id.
+    ///
+    /// It is never stopped, changed or removed. Commands run as its user in its working directory, unless
+    /// [another one](Self::with_working_directory) is set.
     pub fn attach(container: impl Into<String>) -> Self {
         Self::new(Source::Container(container.into()))
     }
 
-    /// The same with the engine at this address (`unix:///PATH`, `tcp://HOST:PORT`) instead of the one
-    /// that `DOCKER_HOST`, the Docker context in use or the usual places lead to.
+    /// Sets the engine's address (`unix:///PATH`, `tcp://HOST:PORT`).
+    ///
+    /// The default comes from `DOCKER_HOST`, the current Docker context, or the default sockets.
     #[must_use]
     pub fn with_host(mut self, address: impl Into<String>) -> Self {
         self.options.host = Some(address.into());
@@ -119,36 +122,37 @@ impl DockerBackend {
         self
     }
 
-    /// The same with another of the engine's runtimes, e.g. `runsc` (gVisor).
+    /// Sets the OCI runtime, e.g. `runsc` (gVisor).
     #[must_use]
     pub fn with_runtime(mut self, runtime: impl Into<String>) -> Self {
         self.options.runtime = Some(runtime.into());
         self
     }
 
-    /// The same with this network of the engine's where the policy leaves the network open.
+    /// Sets the engine's network for policies that allow network access.
     #[must_use]
     pub fn with_network(mut self, network: impl Into<String>) -> Self {
         self.options.network = Some(network.into());
         self
     }
 
-    /// The same with so many processors' time, e.g. `1.5`.
+    /// Limits the processor time per second of wall time, e.g. `1.5` processors.
     #[must_use]
     pub fn with_cpus(mut self, cpus: f64) -> Self {
         self.options.cpus = Some(cpus);
         self
     }
 
-    /// The same with an image that can't be written: only the working directory and `/tmp` can, which
-    /// are in memory, so that nothing of such a sandbox can be kept.
+    /// Makes the image read-only.
+    ///
+    /// The working directory and `/tmp` are then in memory, so that such a sandbox can't be kept.
     #[must_use]
     pub fn with_read_only_root(mut self) -> Self {
         self.options.read_only_root = true;
         self
     }
 
-    /// The same with commands run as this user and group instead of 1000 and 1000.
+    /// Sets the user and group of commands; 1000 and 1000 by default.
     #[must_use]
     pub fn with_user(mut self, user: u32, group: u32) -> Self {
         self.options.user = (user, group);
@@ -156,13 +160,13 @@ impl DockerBackend {
         self
     }
 
-    /// The same with another working directory than `/workspace`.
+    /// Sets the working directory; `/workspace` by default.
     ///
     /// # Errors
-    /// [`SandboxErrorKind::InvalidInput`] where it is not an absolute path below the root.
+    /// [`SandboxErrorKind::InvalidInput`] if it is not an absolute path below the root.
     pub fn with_working_directory(mut self, directory: &str) -> Result<Self, SandboxError> {
         let path = SandboxPath::new(directory)?;
-        if !path.is_absolute() || path.is_start() {
+        if !path.is_absolute() || path.is_base() {
             let message = format!(
                 "`{directory}` can't be a working directory: it is not absolute, or the root"
             );
@@ -173,57 +177,57 @@ impl DockerBackend {
         Ok(self)
     }
 
-    /// The same with these variables passed on to commands: from our own environment, or else from the
-    /// file of [`with_environment_file`](Self::with_environment_file).
+    /// Adds variables that commands inherit from this process's environment.
+    ///
+    /// Unset ones are read from the file of [`with_environment_file`](Self::with_environment_file).
     #[must_use]
     pub fn pass_environment<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
         self.options
-            .passed
+            .inherited
             .extend(names.into_iter().map(Into::into));
         self
     }
 
-    /// The same with this file of variables (`NAME=value` lines) instead of `.env` in the current
-    /// directory, which need not exist.
+    /// Sets the file of variables (`NAME=value` lines); `.env` in the current directory by default.
+    ///
+    /// Only the default file may be missing.
     #[must_use]
     pub fn with_environment_file(mut self, file: impl Into<PathBuf>) -> Self {
         self.options.environment_file = Some(file.into());
         self
     }
 
-    /// The same with this network for the `RUN` lines of a Dockerfile: `none`, `host`, or one of the
-    /// engine's.
+    /// Sets the network for `RUN` instructions: `none`, `host`, or a network of the engine.
     #[must_use]
     pub fn with_build_network(mut self, network: impl Into<String>) -> Self {
-        if let Source::Dockerfile(recipe) = &mut self.source {
-            recipe.network = Some(network.into());
+        if let Source::Dockerfile(spec) = &mut self.source {
+            spec.network = Some(network.into());
         }
         self
     }
 
-    /// The same without our supervisor in the container, as where it can't run: to see what it
-    /// contributes, and what is left where it is missing.
+    /// Disables the supervisor, as on engines where it can't run; for tests and comparisons.
     #[must_use]
     pub fn without_supervisor(mut self) -> Self {
         self.options.supervised = false;
         self
     }
 
-    /// What the engine says of itself.
+    /// Connects to the engine and returns its description.
     ///
     /// # Errors
-    /// [`SandboxErrorKind::Unavailable`] where none answers, with advice on what to do.
+    /// [`SandboxErrorKind::Unavailable`] with advice, if no engine answers.
     pub async fn probe(&self) -> Result<EngineReport, SandboxError> {
         Ok(self.engine().await?.report().clone())
     }
 
-    /// Removes the containers that processes of this host left on the engine who were killed and so
-    /// could not: those whose owner has ended, and that are not [kept](Sandbox::persist). Another
-    /// host's are left alone, and so is whatever has no labels of ours. What this process has closed
-    /// while the engine was away is removed as well, here and whenever a sandbox is opened.
+    /// Removes containers of this host whose owner has died, except [kept](Sandbox::persist) ones.
+    ///
+    /// Containers of other hosts, and those without Cantle's labels, are left alone. Containers that this process
+    /// could not remove when it closed them are removed here and whenever a sandbox is opened.
     ///
     /// # Errors
-    /// [`SandboxErrorKind::Unavailable`] where no engine answers.
+    /// [`SandboxErrorKind::Unavailable`] if no engine answers.
     pub async fn reclaim(&self) -> Result<Reclaimed, SandboxError> {
         reclaim::reclaim(self.engine().await?).await
     }
@@ -237,46 +241,52 @@ impl DockerBackend {
         self.shared.engine.get_or_try_init(connect).await
     }
 
-    /// The image of the containers, on the engine.
+    /// Returns the image; pulls or builds it if necessary.
     pub(crate) async fn image(&self, progress: &dyn Progress) -> Result<Image, SandboxError> {
         let engine = self.engine().await?;
         let images = &self.shared.images;
         match &self.source {
-            Source::Image(name) => images.once(name, pulled(engine, name, progress)).await,
-            Source::Dockerfile(recipe) => images.once("", built(engine, recipe, progress)).await,
-            Source::Container(_) => Err(SandboxError::unsupported("a container is no image")),
+            Source::Image(name) => {
+                let pull = pull_if_missing(engine, name, progress);
+                images.get_or_init(name, pull).await
+            }
+            Source::Dockerfile(spec) => {
+                let build = build_if_missing(engine, spec, progress);
+                images.get_or_init("", build).await
+            }
+            Source::Container(_) => Err(SandboxError::unsupported("a container is not an image")),
         }
     }
 
-    /// Forgets what it knows of the engine: somebody has removed an image.
-    pub(crate) fn forget(&self) {
-        self.shared.images.forget(match &self.source {
+    /// Drops the cached image after it was removed from the engine.
+    pub(crate) fn forget_image(&self) {
+        self.shared.images.remove(match &self.source {
             Source::Image(name) => name,
             _ => "",
         });
     }
 
-    /// Puts our program on the engine, unless it is there; how many times it was given to it.
+    /// Fills the supervisor's volume if necessary; returns how often it was filled.
     pub(crate) async fn provide_program(&self, image: &str) -> Result<u64, SandboxError> {
-        let mut provided = self.shared.program.lock().await;
-        if *provided == 0 {
+        let mut fills = self.shared.volume_fills.lock().await;
+        if *fills == 0 {
             program::provide(self.engine().await?, image).await?;
-            *provided = 1;
+            *fills = 1;
         }
-        Ok(*provided)
+        Ok(*fills)
     }
 
-    /// Provides it again where it was lost; whether the engine was given it once more than `before`.
+    /// Fills a lost volume again; returns whether it was filled since `before`.
     pub(crate) async fn is_provided_again(&self, before: u64, image: &str) -> bool {
-        let mut provided = self.shared.program.lock().await;
-        // Another one of ours may have found out first.
-        if *provided == before
+        let mut fills = self.shared.volume_fills.lock().await;
+        // A concurrent caller may have filled it already.
+        if *fills == before
             && let Ok(engine) = self.engine().await
             && let Ok(true) = program::provide(engine, image).await
         {
-            *provided += 1;
+            *fills += 1;
         }
-        *provided != before
+        *fills != before
     }
 }
 

@@ -1,24 +1,25 @@
-//! What commands find in their environment, and where it comes from.
+//! The environment variables of commands.
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use cantle_command_driver::check_environment;
 use cantle_core::policy::Policy;
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
 use cantle_core::secret::SecretText;
 
 use crate::options::Options;
 
-/// Where to look for programs where the image has no `PATH`.
+/// `PATH` where the image sets none.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Where a file with variables is looked for unless one is named.
+/// The file of variables that is read if it exists.
 const DEFAULT_FILE: &str = ".env";
 
-/// The variables that every command of a sandbox has.
+/// Variables of every command in a sandbox.
 pub(crate) type Variables = BTreeMap<String, SecretText>;
 
-/// The few that every shell needs, the image's own, those passed on, and the policy's over them.
+/// Merges defaults, the image's variables, inherited ones and the policy's; later ones override.
 pub(crate) fn variables(
     options: &Options,
     image: &[(String, String)],
@@ -38,24 +39,27 @@ pub(crate) fn variables(
     .into();
     let image = image.iter().filter(|(name, _)| name != "HOME");
     variables.extend(image.map(|(name, value)| (name.clone(), value.as_str().into())));
-    variables.extend(passed(options, &|name| std::env::var(name).ok())?);
-    for (name, value) in &policy.environment {
-        if name.is_empty() || name.contains(['=', '\0']) || value.expose().contains('\0') {
-            let message = format!("`{}` can't be a variable", name.escape_debug());
-            return Err(SandboxError::new(SandboxErrorKind::InvalidInput, message));
-        }
-        variables.insert(name.clone(), value.clone());
-    }
+    variables.extend(inherited(options, &|name| std::env::var(name).ok())?);
+    check_environment(&policy.environment)?;
+    variables.extend(policy.environment.clone());
     Ok(variables)
 }
 
-/// The variables that are passed on by name: ours, or else those of the file.
-fn passed(
+/// Splits `NAME=value` lines, as the engine lists them.
+pub(crate) fn parse_pairs(lines: &[String]) -> Vec<(String, String)> {
+    let pairs = lines.iter().filter_map(|line| line.split_once('='));
+    pairs
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .collect()
+}
+
+/// Returns the inherited variables: from this process, or else from the file.
+fn inherited(
     options: &Options,
     own: &dyn Fn(&str) -> Option<String>,
 ) -> Result<Variables, SandboxError> {
     let mut found = Variables::new();
-    if options.passed.is_empty() {
+    if options.inherited.is_empty() {
         return Ok(found);
     }
     let path = options.environment_file.as_deref();
@@ -70,22 +74,23 @@ fn passed(
             );
         }
     };
-    for name in &options.passed {
+    for name in &options.inherited {
         let value = own(name)
             .map(SecretText::from)
             .or_else(|| file.get(name).cloned());
         let value = value.ok_or_else(|| {
-            let message = format!("the variable `{name}` is to be passed on and isn't set");
+            let message = format!("the variable `{name}` is to be inherited but isn't set");
             SandboxError::new(SandboxErrorKind::Unavailable, message)
-                .with_advice("Set it, or write it into `.env`.")
+                .with_advice("Set it, or add it to `.env`.")
         })?;
         found.insert(name.clone(), value);
     }
     Ok(found)
 }
 
-/// Reads a file of variables: `NAME=value` lines, with `export`, quotes and comments as shells have them.
-/// Nothing is expanded. What is no such line is passed over.
+/// Parses a file of `NAME=value` lines, with `export`, quotes and comments as in shells.
+///
+/// Nothing is expanded, and other lines are ignored.
 fn parse(text: &str) -> Variables {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut variables = Variables::new();
@@ -104,7 +109,7 @@ fn parse(text: &str) -> Variables {
         }
         let value = match value.chars().next() {
             Some(quote @ ('"' | '\'')) => {
-                // It may go on in the lines below.
+                // It may span lines.
                 let start = value.as_ptr() as usize - text.as_ptr() as usize + 1;
                 let Some((value, after)) = quoted(text.get(start..).unwrap_or_default(), quote)
                 else {
@@ -127,7 +132,7 @@ fn parse(text: &str) -> Variables {
     variables
 }
 
-/// The text up to the closing quote, and what follows.
+/// Splits text at its closing quote; resolves escapes before it.
 fn quoted(text: &str, quote: char) -> Option<(String, &str)> {
     let mut value = String::new();
     let mut characters = text.char_indices();

@@ -1,51 +1,49 @@
-//! Runs commands in containers of a Docker or Podman engine, on this machine or another one.
+//! Runs commands in containers of a local or remote Docker or Podman engine.
 //!
-//! [`DockerBackend`] opens a sandbox in a container of an [image](DockerBackend::from_image), of what a
-//! [Dockerfile](DockerBackend::from_dockerfile) makes, or in [one that runs already](DockerBackend::attach).
-//! Nothing of the host is mounted: files go through the engine, so it may be anywhere. It is found as
-//! Docker's own program finds it: `DOCKER_HOST`, the context in use, the usual sockets; with TLS where
-//! `DOCKER_TLS_VERIFY` or the context says so.
+//! [`DockerBackend`] opens a sandbox in a container of an [image](DockerBackend::from_image), of an image
+//! built from a [Dockerfile](DockerBackend::from_dockerfile), or in a
+//! [running container](DockerBackend::attach). No host directory is mounted: files are transferred through
+//! the engine, which may be on another machine. It is found as the Docker CLI finds it: `DOCKER_HOST`, the
+//! current context, the usual sockets; with TLS if `DOCKER_TLS_VERIFY` or the context requires it.
 //!
-//! # What a container is
+//! # Containers
 //!
-//! Its first process is our *supervisor* (the crate `cantle-supervisor`), a small static program, which
-//! speaks to us over one stream attached to its input and output. It starts commands, kills trees and
-//! serves files as in a local sandbox, in an image that has nothing but what the commands need: without
-//! a shell, command lines don't work, and everything else does. It reaches the container on a volume of
-//! the engine's (`cantle-supervisor-…`), which is filled once and mounted read-only.
+//! The container's first process is the *supervisor* (the crate `cantle-supervisor`), a small static program
+//! controlled over one stream attached to its input and output. It starts commands, kills process trees and
+//! transfers files as in a local sandbox, and needs no programs in the image; without a shell only shell
+//! command lines are unavailable. It is mounted read-only from a volume of the engine
+//! (`cantle-supervisor-…`), which is filled once.
 //!
-//! - **Hardened.** All capabilities are dropped, `no_new_privs` is set, the engine's system call filter
-//!   stays on, nothing is logged, and the image's entry point and health check are not run. The supervisor
-//!   is root with five capabilities (`CHOWN`, `KILL`, `SETGID`, `SETPCAP`, `SETUID`), because a user of its
-//!   own is what keeps commands from killing or tracing it; commands run as another user
-//!   ([1000](DockerBackend::with_user)) and have none. The working directory, `/workspace`, is theirs.
-//! - **Limited.** Memory, processes and the network are the kernel's to enforce; disk and inodes too, as
-//!   file systems in memory beside a read-only image; processor time, file size and open files are limits
-//!   of each process; wall time and output are ours. Roots protect the host, of which nothing can be seen.
-//!   An allow-list of hosts, a working directory that can't be written and "no subprocesses" can't be
-//!   enforced: a strict policy with one of them is refused. A policy that says nothing of the network
-//!   leaves the engine's default one, and one that says nothing of processes 4096 of them.
-//! - **Owned.** When our stream ends, because the sandbox is closed or dropped or our process was killed,
-//!   the supervisor ends, the kernel kills what runs, and the engine removes the container. There is no
-//!   lease to be renewed: the stream is the lease. A durable sandbox stops and stays; it is removed
-//!   with its sandbox, or by [`DockerBackend::reclaim`] when its owner has died, unless it was [kept], which
-//!   its name says (`cantle-kept-…`). Labels say whose a container is (the host, the boot, the process, the
-//!   run), so that on a shared engine nobody's else is touched.
-//! - **Quiet about secrets.** Variables of the policy and those [passed on](DockerBackend::pass_environment)
-//!   go over the stream with each command; the container's configuration and labels hold none.
+//! - **Hardened.** All capabilities are dropped, `no_new_privs` is set, the engine's seccomp filter stays
+//!   enabled, logging is off, and the image's entry point and health check are not run. The supervisor is
+//!   root with five capabilities (`CHOWN`, `KILL`, `SETGID`, `SETPCAP`, `SETUID`), so that commands can't kill
+//!   or trace it; commands run as [another user](DockerBackend::with_user), by default 1000, without
+//!   capabilities. The working directory, `/workspace`, belongs to that user.
+//! - **Limited.** The kernel enforces memory, processes and network, and disk and inodes by file systems in
+//!   memory over a read-only image. Processor time, file size and open files are limited per process; wall
+//!   time and output are enforced by the backend. Read and write roots are enforced because no host file is
+//!   visible. Allowed hosts, a read-only working directory and "no subprocesses" can't be enforced: a strict
+//!   policy with one of them is refused. Without a network policy the engine's default network is used, and
+//!   without a process limit the limit is 4096.
+//! - **Owned.** When the stream ends, because the sandbox was closed or dropped or this process was killed,
+//!   the supervisor exits, the kernel kills the remaining processes, and the engine removes the container.
+//!   The stream replaces a lease. A durable sandbox is stopped instead; it is removed when it is dropped, or
+//!   by [`DockerBackend::reclaim`] after the death of its owner, unless it was [kept], which its name
+//!   records (`cantle-kept-…`). Labels identify a container's owner (host, boot, process, run), so that
+//!   containers of others on a shared engine are not touched.
+//! - **Secrets.** Variables of the policy and [passed variables](DockerBackend::pass_environment) are sent over
+//!   the stream with each command; the container's configuration and labels do not contain them.
 //!
-//! Where the supervisor can't run (another processor, a container whose root can't be written), each
-//! command is an exec of the engine's, and files go through the image's own small programs. That is some
-//! ten times slower, needs `/bin/sh`, has no terminals, signals, spilled output or kept background
-//! processes, and tells what belongs to a command by a mark in its environment.
-//! [`SandboxInfo::walls`] says so.
+//! If the supervisor can't run (another architecture, a container with a read-only root), each command is an
+//! exec of the engine, and files are transferred by programs of the image. That is about ten times slower,
+//! needs `/bin/sh`, lacks terminals, signals, spilled output and kept background processes, and identifies a
+//! command's processes by a variable in their environment. [`SandboxInfo::mechanisms`] reports it.
 //!
-//! # Limits of it
+//! # Limitations
 //!
-//! Images are pulled when the engine doesn't have them, with the logins of Docker's `config.json`;
-//! credential helpers are not asked. Dockerfiles are built by the engine's classic builder. An engine
-//! behind `ssh://` needs its socket forwarded. Sandboxes that were kept can be had again by the version of
-//! this crate that made them.
+//! Missing images are pulled with the logins in Docker's `config.json`; credential helpers are not used.
+//! Dockerfiles are built by the engine's classic builder. An engine at an `ssh://` address needs a forwarded
+//! socket. Kept sandboxes can only be reattached by the version of this crate that created them.
 //!
 //! ```no_run
 //! # #[tokio::main(flavor = "current_thread")]
@@ -67,13 +65,12 @@
 //! ```
 //!
 //! [kept]: cantle_core::sandbox::Sandbox::persist
-//! [`SandboxInfo::walls`]: cantle_core::sandbox::SandboxInfo::walls
+//! [`SandboxInfo::mechanisms`]: cantle_core::sandbox::SandboxInfo#structfield.mechanisms
 
 #![forbid(unsafe_code)]
 
 mod attach;
 mod backend;
-mod clock;
 mod container;
 mod engine;
 mod environment;

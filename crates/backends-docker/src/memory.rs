@@ -1,5 +1,6 @@
-//! The limit of memory: the kernel kills at it and says nothing to whom it kills. The container's
-//! control group counts, so that a command's end can be told for what it was.
+//! Detection of commands killed at the memory limit.
+//!
+//! The kernel kills with SIGKILL and gives no reason; the container's control group counts these kills.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,27 +9,27 @@ use async_trait::async_trait;
 use cantle_core::policy::PolicyField;
 use cantle_core::sandbox::{
     ByteRange, Exit, ExitStatus, OutputStream, Process, ProcessStdin, PtySize, SandboxError,
-    SandboxPath,
+    SandboxPath, Signal,
 };
 use futures_util::StreamExt as _;
 
 use crate::relay::Relay;
 
-/// Where the counter is, in the newer hierarchy and in the older one.
+/// Files with the counter, in version 2 and version 1 of control groups.
 const COUNTERS: [&str; 2] = [
     "/sys/fs/cgroup/memory.events",
     "/sys/fs/cgroup/memory/memory.oom_control",
 ];
 
-/// How a command ends that is killed, and how a shell that ran it.
-const KILLED: i32 = 9;
-const KILLED_IN_SHELL: i32 = 128 + KILLED;
+const SIGKILL: i32 = 9;
+/// Exit code of a shell whose command was killed.
+const SIGKILL_IN_SHELL: i32 = 128 + SIGKILL;
 
-/// A container's limit of memory.
+/// The memory limit of a container.
 #[derive(Debug)]
 pub(crate) struct MemoryLimit {
     limit_bytes: u64,
-    /// How many processes had been killed when somebody looked last.
+    /// Latest known number of processes killed at the limit.
     killed: AtomicU64,
 }
 
@@ -40,13 +41,13 @@ impl MemoryLimit {
         }
     }
 
-    /// Has a process tell when the limit ended it.
+    /// Wraps a process so that its exit reports the limit if it was killed at it.
     pub(crate) fn watch(
         self: &Arc<Self>,
         relay: &Relay,
         process: Box<dyn Process>,
     ) -> Box<dyn Process> {
-        Box::new(Watched {
+        Box::new(LimitedProcess {
             process,
             relay: relay.clone(),
             killed_before: self.killed.load(Ordering::Relaxed),
@@ -55,8 +56,8 @@ impl MemoryLimit {
         })
     }
 
-    /// How a command really ended before which so many processes had been killed.
-    async fn told(&self, relay: &Relay, killed_before: u64, mut exit: Exit) -> Exit {
+    /// Explains an exit, given the number of kills when the command started.
+    async fn explain_exit(&self, relay: &Relay, killed_before: u64, mut exit: Exit) -> Exit {
         if exit.status.success() {
             return exit;
         }
@@ -69,20 +70,20 @@ impl MemoryLimit {
         }
         let limit = self.limit_bytes;
         match exit.status {
-            ExitStatus::Signal(KILLED) | ExitStatus::Code(KILLED_IN_SHELL) => {
+            ExitStatus::Signal(SIGKILL) | ExitStatus::Code(SIGKILL_IN_SHELL) => {
                 let field = PolicyField::Memory;
                 exit.status = ExitStatus::LimitReached { field, limit };
             }
-            // It may be told already, or something else went on.
+            // The command survived: one of its processes was killed.
             _ => exit.notes.push(format!(
-                "A process was killed at the limit of memory for everything that runs ({limit} bytes): work on \
-                 the data in pieces, or run fewer processes at once."
+                "A process was killed at the memory limit of the sandbox ({limit} bytes): process the data in \
+                 pieces, or run fewer processes at once."
             )),
         }
         exit
     }
 
-    /// How many processes the kernel has killed at the limit.
+    /// Reads the number of processes killed at the limit.
     async fn count(&self, relay: &Relay) -> Option<u64> {
         for counter in COUNTERS {
             let path = SandboxPath::new(counter).ok()?;
@@ -102,8 +103,8 @@ impl MemoryLimit {
     }
 }
 
-/// A process whose end may be the limit's.
-struct Watched {
+/// A process that may be killed at the limit.
+struct LimitedProcess {
     process: Box<dyn Process>,
     relay: Relay,
     limit: Arc<MemoryLimit>,
@@ -112,7 +113,7 @@ struct Watched {
 }
 
 #[async_trait]
-impl Process for Watched {
+impl Process for LimitedProcess {
     fn id(&self) -> Option<u32> {
         self.process.id()
     }
@@ -125,7 +126,7 @@ impl Process for Watched {
         self.process.take_stdin()
     }
 
-    async fn signal(&mut self, signal: i32) -> Result<(), SandboxError> {
+    async fn signal(&mut self, signal: Signal) -> Result<(), SandboxError> {
         self.process.signal(signal).await
     }
 
@@ -138,8 +139,10 @@ impl Process for Watched {
             return Ok(exit.clone());
         }
         let exit = self.process.wait().await?;
-        let told = self.limit.told(&self.relay, self.killed_before, exit);
-        let exit = told.await;
+        let exit = self
+            .limit
+            .explain_exit(&self.relay, self.killed_before, exit)
+            .await;
         self.exit = Some(exit.clone());
         Ok(exit)
     }

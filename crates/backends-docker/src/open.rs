@@ -1,4 +1,4 @@
-//! Opening a sandbox: its image, its container, and who runs commands in it.
+//! Opening of sandboxes in new containers, and reattaching to kept ones.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -17,27 +17,27 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::backend::DockerBackend;
-use crate::container::plan::{self, Wanted};
-use crate::container::{Container, Stream};
+use crate::container::spec::{self, ContainerSpec};
+use crate::container::{Container, ContainerStream};
 use crate::engine::Engine;
-use crate::engine::failure::failed;
+use crate::engine::failure::request_failed;
 use crate::environment::{self, Variables};
 use crate::memory::MemoryLimit;
 use crate::options::Options;
-use crate::owner::{self, Claim, Name, Owner};
-use crate::plain::{self, Plain};
+use crate::owner::{self, Claim, ContainerName, Owner};
+use crate::plain::{self, ExecRunner};
 use crate::program;
 use crate::reclaim;
 use crate::relay::{Relay, RelayOptions};
-use crate::sandbox::{DockerSandbox, End, Means, Token};
+use crate::sandbox::{CommandRunner, DockerSandbox, HandleToken, Ownership};
 
-/// How long a sandbox that was let go may take to end before it can be had again.
-const END_DEADLINE: Duration = Duration::from_secs(10);
-/// How long somebody may take to start a kept sandbox that he has claimed.
-const CLAIM_DEADLINE: Duration = Duration::from_secs(10);
-/// How long the engine may take from looking a name up to changing it.
-const CLAIM_SETTLES: Duration = Duration::from_millis(100);
-const LOOK_EVERY: Duration = Duration::from_millis(30);
+/// How long a kept container may take to stop before it is considered in use.
+const STOP_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long another process may take to start a container that it has claimed.
+const CLAIM_TIMEOUT: Duration = Duration::from_secs(10);
+/// Upper bound of the time between an engine's lookup and change of a name.
+const RENAME_RACE: Duration = Duration::from_millis(100);
+const POLL_INTERVAL: Duration = Duration::from_millis(30);
 
 /// Opens a sandbox in a new container.
 pub(crate) async fn open(
@@ -45,9 +45,9 @@ pub(crate) async fn open(
     cx: &SandboxContext,
 ) -> Result<Arc<dyn Sandbox>, SandboxError> {
     match open_once(backend, cx).await {
-        // An image that was there a while ago.
+        // The cached image was removed from the engine.
         Err(error) if error.kind() == SandboxErrorKind::NotFound => {
-            backend.forget();
+            backend.forget_image();
             open_once(backend, cx).await
         }
         opened => opened,
@@ -59,22 +59,18 @@ async fn open_once(
     cx: &SandboxContext,
 ) -> Result<Arc<dyn Sandbox>, SandboxError> {
     let engine = backend.engine().await?;
-    // Who asks for that himself is told what can't be removed.
-    let _ = reclaim::remove_let_go(engine).await;
+    // Failures are reported by `DockerBackend::reclaim`.
+    let _ = reclaim::remove_remembered(engine).await;
     let image = backend.image(&*cx.progress).await?;
     let options = backend.options();
     let is_supervised = options.supervised && image.fits_supervisor && program::bytes().is_some();
-    let wanted = Wanted {
+    let spec = ContainerSpec {
         options,
         policy: &cx.policy,
         durable: cx.durable,
-        means: if is_supervised {
-            plan::Means::Supervisor
-        } else {
-            plan::Means::Exec
-        },
+        supervised: is_supervised,
     };
-    let enforcement = wanted.enforcement(engine)?;
+    let enforcement = spec.enforcement(engine)?;
     let variables = environment::variables(options, &image.environment, &cx.policy)?;
     let (provided, entry) = if is_supervised {
         let provided = backend.provide_program(&image.id).await?;
@@ -83,66 +79,68 @@ async fn open_once(
     } else {
         (None, plain::entry())
     };
-    let begin = async || {
+    let start = async || {
         let entry = entry.clone();
-        let container = Container::create(engine, &wanted, &image.id, cx.run, entry).await?;
-        let started = container.start().await;
-        let stream = container.or_remove(started).await?;
+        let container = Container::create(engine, &spec, &image.id, cx.run, entry).await?;
+        let stream = container.or_remove(container.start().await).await?;
         Result::<_, SandboxError>::Ok((container, stream))
     };
-    let mut begun = begin().await;
-    if begun.is_err()
+    let mut started = start().await;
+    if started.is_err()
         && let Some(provided) = provided
         && backend.is_provided_again(provided, &image.id).await
     {
-        // Somebody had removed the volume, and the engine made an empty one.
-        begun = begin().await;
+        // The volume had been removed, and the engine created an empty one.
+        started = start().await;
     }
-    let (container, stream) = begun?;
-    let means = if is_supervised {
+    let (container, stream) = started?;
+    let runner = if is_supervised {
         let mut relay = relay_options(options);
         relay.makes_directories = true;
-        if !wanted.is_read_only() {
-            relay.staging = Some(Arc::new(container.clone()));
-        }
         let connected = supervised(stream, relay, &variables, &cx.policy).await;
         container.or_remove(connected).await?
     } else {
         unsupervised(stream, &container, options, variables, &cx.policy)
     };
-    let mut info = information(&container, options, &means);
+    let mut info = information(&container, options, &runner);
     info.enforcement = enforcement;
-    let mut end = End::Itself;
-    if wanted.keeps() {
+    let mut ownership = Ownership::AutoRemoved;
+    if spec.survives() {
         info.survival = Survival::Workspace;
-        end = End::Ours;
+        ownership = Ownership::Owned;
     }
-    Ok(Arc::new(DockerSandbox::new(info, container, means, end)))
+    Ok(Arc::new(DockerSandbox::new(
+        info, container, runner, ownership,
+    )))
 }
 
-fn information(container: &Container, options: &Options, means: &Means) -> SandboxInfo {
+fn information(container: &Container, options: &Options, runner: &CommandRunner) -> SandboxInfo {
     let directory = options.working_directory.clone();
     let mut info = SandboxInfo::new("docker", container.sandbox.clone(), directory);
     info.isolation = Isolation::Container;
-    info.walls = walls(&container.engine, options, means);
+    info.mechanisms = mechanisms(&container.engine, options, runner);
     info
 }
 
-/// What keeps the code in, for people.
-pub(crate) fn walls(engine: &Engine, options: &Options, means: &Means) -> Vec<String> {
-    let mut walls = vec![format!("container of {}", engine.report().version)];
+/// Lists the isolation mechanisms, for display.
+pub(crate) fn mechanisms(
+    engine: &Engine,
+    options: &Options,
+    runner: &CommandRunner,
+) -> Vec<String> {
+    let mut mechanisms = vec![format!("container of {}", engine.report().version)];
     if let Some(runtime) = &options.runtime {
-        walls.push(format!("runtime {runtime}"));
+        mechanisms.push(format!("runtime {runtime}"));
     }
-    walls.push("no capabilities".to_owned());
-    walls.push("no new privileges".to_owned());
+    mechanisms.push("no capabilities".to_owned());
+    mechanisms.push("no new privileges".to_owned());
     if options.read_only_root {
-        walls.push("read-only image".to_owned());
+        mechanisms.push("read-only image".to_owned());
     }
-    if matches!(means, Means::Plain { .. }) {
-        walls.push("without supervisor: each command is an exec of the engine's".to_owned());
+    if matches!(runner, CommandRunner::Exec { .. }) {
+        mechanisms.push("without supervisor: each command is an exec of the engine".to_owned());
     }
-    walls
+    mechanisms
 }
 
 fn relay_options(options: &Options) -> RelayOptions {
@@ -151,23 +149,23 @@ fn relay_options(options: &Options) -> RelayOptions {
     relay
 }
 
-/// Speaks to the supervisor at the other end.
+/// Connects to the supervisor.
 async fn supervised(
-    stream: Stream,
+    stream: ContainerStream,
     options: RelayOptions,
     variables: &Variables,
     policy: &Policy,
-) -> Result<Means, SandboxError> {
+) -> Result<CommandRunner, SandboxError> {
     let relay = connect(stream, options, variables, policy).await?;
     let memory = policy
         .limits
         .memory_bytes
         .map(|limit| Arc::new(MemoryLimit::new(limit)));
-    Ok(Means::Supervised { relay, memory })
+    Ok(CommandRunner::Supervised { relay, memory })
 }
 
 pub(crate) async fn connect(
-    stream: Stream,
+    stream: ContainerStream,
     mut options: RelayOptions,
     variables: &Variables,
     policy: &Policy,
@@ -177,33 +175,33 @@ pub(crate) async fn connect(
         .map(|(name, value)| (OsString::from(name), OsString::from(value.expose())))
         .collect::<BTreeMap<_, _>>();
     options.limits = policy.limits.clone();
-    let Stream {
+    let ContainerStream {
         reader,
         writer,
-        complaints,
+        stderr,
     } = stream;
     Relay::connect(reader, writer, options)
         .await
         .map_err(|error| {
-            let said = complaints.text();
-            if said.is_empty() {
+            let stderr = stderr.text();
+            if stderr.is_empty() {
                 return error;
             }
-            let message = format!("{error}: {said}");
+            let message = format!("{error}: {stderr}");
             SandboxError::new(SandboxErrorKind::Unavailable, message).with_source(error)
         })
 }
 
-/// Has the engine start commands.
+/// Runs commands as execs for as long as the stream is open.
 fn unsupervised(
-    stream: Stream,
+    stream: ContainerStream,
     container: &Container,
     options: &Options,
     variables: Variables,
     policy: &Policy,
-) -> Means {
+) -> CommandRunner {
     let gone = CancellationToken::new();
-    let plain = Plain::new(
+    let runner = ExecRunner::new(
         container.clone(),
         options.user_text.clone(),
         options.working_directory.clone(),
@@ -213,26 +211,26 @@ fn unsupervised(
     );
     let watch = tokio::spawn(async move {
         let _guard = gone.drop_guard();
-        // Dropped with this task, it ends the container.
+        // Dropping it ends the container.
         let _writer = stream.writer;
         let mut reader = stream.reader;
         let mut bytes = [0; 1024];
         while reader.read(&mut bytes).await.is_ok_and(|length| length > 0) {}
     });
-    Means::Plain {
-        plain,
+    CommandRunner::Exec {
+        runner,
         watch: Mutex::new(Some(AbortOnDropHandle::new(watch))),
     }
 }
 
-/// Opens a sandbox that was kept.
+/// Reattaches to a kept sandbox.
 pub(crate) async fn reattach(
     backend: &DockerBackend,
     handle: &SandboxHandle,
     cx: &SandboxContext,
 ) -> Result<Arc<dyn Sandbox>, SandboxError> {
-    let gone = || SandboxError::gone("there is no container of this handle any more");
-    let token: Token =
+    let gone = || SandboxError::gone("the container of this handle no longer exists");
+    let token: HandleToken =
         serde_json::from_str(&handle.token).map_err(|error| gone().with_source(error))?;
     if !owner::is_id(&token.sandbox) {
         return Err(gone());
@@ -242,11 +240,11 @@ pub(crate) async fn reattach(
     match reopen(backend, &container, cx).await {
         Ok(sandbox) => Ok(Arc::new(sandbox)),
         Err(error) => {
-            // Free for others at once. The name of one that runs can't always be changed: some
-            // engines fail to where it has a network and was started more than once.
-            let kept = Name::Kept { id: token.sandbox };
+            // Releases the claim. Some engines fail to rename a running container that has a network and
+            // was started more than once; then the claim ends by its timeout.
+            let kept = ContainerName::Kept { id: token.sandbox };
             if let Err(error) = container.rename(&container.id, &kept).await {
-                tracing::debug!(%error, "a claim stays until it is over");
+                tracing::debug!(%error, "failed to release a claim");
             }
             Err(error)
         }
@@ -255,13 +253,13 @@ pub(crate) async fn reattach(
 
 async fn inspect(engine: &Engine, id: &str) -> Result<ContainerInspectResponse, SandboxError> {
     let looked = engine.api().inspect_container(id, None).await;
-    looked.map_err(|error| failed("failed to look at a container", error))
+    looked.map_err(|error| request_failed("failed to inspect a container", error))
 }
 
-/// Makes a kept sandbox ours; one that runs is somebody's.
+/// Claims a kept sandbox by renaming its container; a running one is in use.
 async fn claim(engine: &Engine, sandbox: &str) -> Result<Container, SandboxError> {
     let began = Instant::now();
-    let mut seen: Option<(Name, Instant)> = None;
+    let mut first_seen: Option<(ContainerName, Instant)> = None;
     loop {
         let label = format!("{}={sandbox}", owner::SANDBOX);
         let found = reclaim::list(engine, label).await?.into_iter().next();
@@ -271,18 +269,20 @@ async fn claim(engine: &Engine, sandbox: &str) -> Result<Container, SandboxError
         let is_running = state.running.unwrap_or(false);
         let ended_at = state.finished_at.unwrap_or_default();
         let is_free = match &found.name {
-            Name::Owned { .. } | Name::Kept { .. } | Name::Filling { .. } => true,
-            Name::Claimed { by, claim, .. } => {
-                let since = match &seen {
+            ContainerName::Owned { .. }
+            | ContainerName::Kept { .. }
+            | ContainerName::Filling { .. } => true,
+            ContainerName::Claimed { by, claim, .. } => {
+                let since = match &first_seen {
                     Some((name, since)) if *name == found.name => *since,
                     _ => Instant::now(),
                 };
-                seen = Some((found.name.clone(), since));
-                claim.is_over(&ended_at) || by.is_dead() || since.elapsed() > CLAIM_DEADLINE
+                first_seen = Some((found.name.clone(), since));
+                claim.is_over(&ended_at) || by.is_dead() || since.elapsed() > CLAIM_TIMEOUT
             }
         };
         if !is_running && is_free {
-            let claimed = Name::Claimed {
+            let claimed = ContainerName::Claimed {
                 id: sandbox.to_owned(),
                 by: Owner::own(),
                 claim: Claim::new(&ended_at),
@@ -292,27 +292,24 @@ async fn claim(engine: &Engine, sandbox: &str) -> Result<Container, SandboxError
                 id: found.id,
                 sandbox: sandbox.to_owned(),
             };
-            // By its name, which mostly only one of those who try finds. Engines look it up before they
-            // lock it, so that two may; then the last one has it, and the others see that.
+            // Renaming by the current name usually succeeds for only one process. Engines look the name up
+            // before locking it, so two may succeed: then the last one holds the claim.
             let renamed = container.rename(&found.name.to_string(), &claimed).await;
             if renamed.is_ok() {
-                sleep(CLAIM_SETTLES).await;
+                sleep(RENAME_RACE).await;
                 let name = inspect(engine, &container.id).await?.name;
-                if name.and_then(|name| Name::parse(&name)).as_ref() == Some(&claimed) {
+                if name.and_then(|name| ContainerName::parse(&name)).as_ref() == Some(&claimed) {
                     return Ok(container);
                 }
             }
-        } else if began.elapsed() > END_DEADLINE + CLAIM_DEADLINE
-            || (is_running && began.elapsed() > END_DEADLINE)
+        } else if began.elapsed() > STOP_TIMEOUT + CLAIM_TIMEOUT
+            || (is_running && began.elapsed() > STOP_TIMEOUT)
         {
-            let message = "the sandbox is in use: its container runs, or is being started";
-            return Err(
-                SandboxError::new(SandboxErrorKind::Unavailable, message).with_advice(
-                    "End the run that uses it, or use a sandbox of its own for each run.",
-                ),
-            );
+            let message = "the sandbox is in use: its container is running or being started";
+            return Err(SandboxError::new(SandboxErrorKind::Unavailable, message)
+                .with_advice("End the run that uses it, or use a separate sandbox for each run."));
         }
-        sleep(LOOK_EVERY).await;
+        sleep(POLL_INTERVAL).await;
     }
 }
 
@@ -327,48 +324,39 @@ async fn reopen(
     let is_supervised =
         config.entrypoint.as_deref().unwrap_or_default().first() == Some(&program::path());
     let mounts = found.mounts.unwrap_or_default();
-    let has_our_program = mounts
+    let has_program = mounts
         .iter()
         .any(|mount| mount.name == Some(program::volume_name()));
-    if is_supervised && !has_our_program {
+    if is_supervised && !has_program {
         let message =
-            "the sandbox was made by another version of this program, whose supervisor it has";
-        return Err(
-            SandboxError::new(SandboxErrorKind::Unavailable, message).with_advice(
-                "Use that version to go on with it; its files can be had with `docker cp`.",
-            ),
-        );
+            "the sandbox was created by another version of this program, with its supervisor";
+        return Err(SandboxError::new(SandboxErrorKind::Unavailable, message)
+            .with_advice("Use that version to continue it, or copy its files with `docker cp`."));
     }
-    // What is fixed since it was made is as it was made.
+    // The container's own settings win over the backend's.
     let mut options = backend.options().clone();
     if let Some(directory) = &config.working_dir {
         options.working_directory = cantle_core::sandbox::SandboxPath::new(directory)?;
     }
     let host = found.host_config.unwrap_or_default();
-    let enforcement = plan::enforcement_of(&host, &cx.policy, &options, engine.limiting())?;
-    let pairs: Vec<_> = config
-        .env
-        .iter()
-        .flatten()
-        .filter_map(|line| line.split_once('='))
-        .collect();
-    let image: Vec<_> = pairs
-        .into_iter()
-        .map(|(name, value)| (name.to_owned(), value.to_owned()))
-        .collect();
+    let enforcement = spec::enforcement(
+        &host,
+        &cx.policy,
+        engine.supported_limits(),
+        is_supervised,
+        spec::EXISTING_CONTAINER,
+    )?;
+    let image = environment::parse_pairs(config.env.as_deref().unwrap_or_default());
     let variables = environment::variables(&options, &image, &cx.policy)?;
     let stream = container.start().await?;
-    let means = if is_supervised {
-        let mut relay = relay_options(&options);
-        if host.readonly_rootfs != Some(true) {
-            relay.staging = Some(Arc::new(container.clone()));
-        }
+    let runner = if is_supervised {
+        let relay = relay_options(&options);
         supervised(stream, relay, &variables, &cx.policy).await?
     } else {
         unsupervised(stream, container, &options, variables, &cx.policy)
     };
-    let mut info = information(container, &options, &means);
+    let mut info = information(container, &options, &runner);
     info.enforcement = enforcement;
     info.survival = Survival::Workspace;
-    Ok(DockerSandbox::new(info, container.clone(), means, End::Ours).kept())
+    Ok(DockerSandbox::new(info, container.clone(), runner, Ownership::Owned).into_kept())
 }

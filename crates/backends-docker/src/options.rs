@@ -1,10 +1,10 @@
-//! What a backend was told about the containers it makes.
+//! Settings of a backend.
 
 use std::path::PathBuf;
 
 use cantle_core::sandbox::SandboxPath;
 
-/// The settings of a backend, the same for all its containers.
+/// The settings that all containers of a backend share.
 #[derive(Clone, Debug)]
 pub(crate) struct Options {
     pub(crate) host: Option<String>,
@@ -12,14 +12,15 @@ pub(crate) struct Options {
     pub(crate) network: Option<String>,
     pub(crate) cpus: Option<f64>,
     pub(crate) read_only_root: bool,
-    /// As whom commands run.
+    /// User and group of commands.
     pub(crate) user: (u32, u32),
-    /// The same for the engine, or what a container that exists has.
+    /// The user as the engine takes it; for an existing container, its own.
     pub(crate) user_text: String,
     pub(crate) working_directory: SandboxPath,
     pub(crate) has_chosen_directory: bool,
-    /// Names of variables that are passed on.
-    pub(crate) passed: Vec<String>,
+    /// Names of environment variables that commands inherit.
+    pub(crate) inherited: Vec<String>,
     pub(crate) environment_file: Option<PathBuf>,
+    /// Whether to use the supervisor where it can run.
     pub(crate) supervised: bool,
 }

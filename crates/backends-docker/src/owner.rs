@@ -1,10 +1,9 @@
-//! Whose a container is: what its labels and its name say, and whether that process still lives.
+//! Ownership of containers, recorded in their labels and names.
 //!
-//! A container whose owner lives hangs on a stream of its owner's, and ends with it. So there is no
-//! lease that would have to be renewed: the stream is the lease. The labels are for what even that
-//! leaves: containers that were made and not yet started, and durable ones, which stop but stay. A
-//! durable one that somebody has a handle of says so in its *name*, the only thing of a container
-//! that can be changed; renaming is also what decides between two who want it at the same time.
+//! A running container ends with the stream of its owner, so no lease has to be renewed. Labels identify what can
+//! remain nevertheless: containers that were created but not started, and durable ones, which stop but stay. That
+//! a durable one is kept is recorded in its *name*, the only mutable property of a container; renaming also
+//! decides which of several processes gets it.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,21 +11,20 @@ use std::fs;
 
 use sha2::{Digest as _, Sha256};
 
-use crate::engine::address::hex;
 use crate::program;
 
-/// The label that every container of ours has: which sandbox it is.
+/// Label with the id of the sandbox.
 pub(crate) const SANDBOX: &str = "cantle.sandbox";
-/// The host whose process made it.
+/// Label with the host that created it.
 pub(crate) const HOST: &str = "cantle.host";
-/// That process.
+/// Label with the process that created it.
 pub(crate) const OWNER: &str = "cantle.owner";
-/// The run it was made for.
+/// Label with the run.
 pub(crate) const RUN: &str = "cantle.run";
-/// The label of what isn't a sandbox: what it is for.
+/// Label with the purpose of what is not a sandbox.
 pub(crate) const PURPOSE: &str = "cantle.purpose";
 
-/// The labels of a container that this process makes: whose it is, and these.
+/// Returns these labels with those that identify this process as the owner.
 pub(crate) fn labels<const N: usize>(labels: [(&str, String); N]) -> HashMap<String, String> {
     let owner = [(HOST, host_id()), (OWNER, Owner::own().to_string())];
     let all = owner.into_iter().chain(labels);
@@ -34,23 +32,22 @@ pub(crate) fn labels<const N: usize>(labels: [(&str, String); N]) -> HashMap<Str
         .collect()
 }
 
-/// This machine, in words that say nothing about it: the same for all its processes, different on
-/// another one that uses the same engine.
+/// Returns an opaque id of this machine, to tell apart the hosts that use one engine.
 pub(crate) fn host_id() -> String {
     let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let mut digest = Sha256::new();
     digest.update(read("/etc/machine-id").trim());
     digest.update([0]);
-    // Machines made from one image may have one id.
+    // Machines cloned from one image may share the machine id.
     digest.update(read("/proc/sys/kernel/hostname").trim());
     digest.update([0]);
     digest.update(std::env::var("COMPUTERNAME").unwrap_or_default());
-    let mut id = hex(&digest.finalize());
+    let mut id = format!("{:x}", digest.finalize());
     id.truncate(24);
     id
 }
 
-/// A process of some machine, told apart from every other one there ever was on it.
+/// A process, uniquely identified across reboots and reuse of process ids.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Owner {
     boot: String,
@@ -82,7 +79,7 @@ impl Owner {
         parts.next().is_none().then_some(owner)
     }
 
-    /// Whether it has ended for sure. A process that can't be seen from here counts as living.
+    /// Whether the process has certainly ended; one in another pid namespace counts as alive.
     pub(crate) fn is_dead(&self) -> bool {
         let boot = boot();
         if boot.is_empty() || self.boot.is_empty() {
@@ -107,51 +104,50 @@ impl fmt::Display for Owner {
     }
 }
 
-/// Names this run of the kernel; empty where it doesn't say.
+/// Returns the kernel's boot id; empty if unavailable.
 fn boot() -> String {
     let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     id.trim().replace('-', "")
 }
 
-/// In which process ids mean the same as in ours.
+/// Returns the inode number of the pid namespace.
 fn namespace() -> String {
     let link = fs::read_link("/proc/self/ns/pid").unwrap_or_default();
     let text = link.to_string_lossy().into_owned();
     text.chars().filter(char::is_ascii_digit).collect()
 }
 
-/// When a process started, in the kernel's ticks.
+/// Returns the start time of a process in clock ticks.
 fn started(pid: &str) -> Option<u64> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // `PID (NAME) STATE PARENT …`, where the name may hold anything; it is the 22nd field.
+    // `PID (NAME) STATE PARENT …`, where the name may contain anything; the start time is field 22.
     let (_, rest) = stat.rsplit_once(") ")?;
     let mut fields = rest.split(' ');
-    // A process that has ended and that nobody has waited for is as good as gone.
-    let state = fields.next().filter(|state| *state != "Z")?;
-    debug_assert!(!state.is_empty());
+    // A zombie counts as ended.
+    fields.next().filter(|state| *state != "Z")?;
     fields.nth(18)?.parse().ok()
 }
 
-/// What a container of ours is called, and what that says.
+/// The name of a container, which encodes its state.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Name {
-    /// It goes with its owner.
+pub(crate) enum ContainerName {
+    /// A sandbox that ends with its owner.
     Owned { id: String },
-    /// It is kept for whoever has the handle.
+    /// A kept sandbox that is not in use.
     Kept { id: String },
-    /// It is kept, and somebody has started it again or is about to.
+    /// A kept sandbox that a process has reattached to, or is about to.
     Claimed { id: String, by: Owner, claim: Claim },
-    /// It is no sandbox: it fills the supervisor's volume of this name.
+    /// The container that fills the supervisor's volume of this name.
     Filling { volume: String },
 }
 
-const FILLING: &str = "-fill";
+const FILL_SUFFIX: &str = "-fill";
 
-impl Name {
-    /// Reads a name as the engine gives it, with or without its slash.
+impl ContainerName {
+    /// Parses a name as the engine returns it, with or without a leading slash.
     pub(crate) fn parse(name: &str) -> Option<Self> {
         let name = name.trim_start_matches('/');
-        if let Some(volume) = name.strip_suffix(FILLING) {
+        if let Some(volume) = name.strip_suffix(FILL_SUFFIX) {
             return program::is_volume(volume).then(|| Self::Filling {
                 volume: volume.to_owned(),
             });
@@ -178,18 +174,18 @@ impl Name {
         }
     }
 
-    /// Whether a handle of it may be somewhere.
+    /// Whether a handle of it may exist.
     pub(crate) fn is_kept(&self) -> bool {
         matches!(self, Self::Kept { .. } | Self::Claimed { .. })
     }
 }
 
-impl fmt::Display for Name {
+impl fmt::Display for ContainerName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Owned { id } => write!(f, "cantle-{id}"),
             Self::Kept { id } => write!(f, "cantle-kept-{id}"),
-            Self::Filling { volume } => write!(f, "{volume}{FILLING}"),
+            Self::Filling { volume } => write!(f, "{volume}{FILL_SUFFIX}"),
             Self::Claimed {
                 id,
                 by,
@@ -199,31 +195,31 @@ impl fmt::Display for Name {
     }
 }
 
-/// One claim, told apart from all others.
+/// A unique claim on a kept container.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Claim {
-    /// Names the end of its last life: when it has had another one, the claim is over.
+    /// Digest of the time when the container last stopped; the claim ends when it has run again.
     after: String,
     nonce: String,
 }
 
 impl Claim {
-    /// A new claim on a container that ended at this time, as the engine writes it.
+    /// Claims a container that stopped at this time, in the engine's format.
     pub(crate) fn new(ended_at: &str) -> Self {
         Self {
-            after: Self::name(ended_at),
-            // The end of an id is what is random in it.
-            nonce: cantle_core::ids::fresh_id().split_off(20),
+            after: Self::digest(ended_at),
+            // The end of an id is its random part.
+            nonce: cantle_core::ids::unique_id().split_off(20),
         }
     }
 
-    /// Whether the container has lived since.
+    /// Whether the container has run since.
     pub(crate) fn is_over(&self, ended_at: &str) -> bool {
-        self.after != Self::name(ended_at)
+        self.after != Self::digest(ended_at)
     }
 
-    fn name(ended_at: &str) -> String {
-        let mut name = hex(&Sha256::digest(ended_at));
+    fn digest(ended_at: &str) -> String {
+        let mut name = format!("{:x}", Sha256::digest(ended_at));
         name.truncate(12);
         name
     }
@@ -237,7 +233,7 @@ impl Claim {
     }
 }
 
-/// Whether it can be a sandbox's id: 32 hexadecimal digits.
+/// Whether the text has the form of a sandbox id: 32 hexadecimal digits.
 pub(crate) fn is_id(text: &str) -> bool {
     text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
@@ -249,27 +245,27 @@ mod tests {
     const ID: &str = "0123456789abcdef0123456789abcdef";
 
     #[test]
-    fn a_name_is_read_as_it_was_written() {
+    fn names_round_trip() {
         let id = || ID.to_owned();
         let names = [
-            Name::Owned { id: id() },
-            Name::Kept { id: id() },
-            Name::Claimed {
+            ContainerName::Owned { id: id() },
+            ContainerName::Kept { id: id() },
+            ContainerName::Claimed {
                 id: id(),
                 by: Owner::own(),
                 claim: Claim::new("2026-11-22T02:06:07Z"),
             },
-            Name::Filling {
+            ContainerName::Filling {
                 volume: program::volume_name(),
             },
         ];
         for name in names {
-            assert_eq!(Name::parse(&format!("/{name}")), Some(name));
+            assert_eq!(ContainerName::parse(&format!("/{name}")), Some(name));
         }
     }
 
     #[test]
-    fn what_is_not_called_like_ours_is_not_ours() {
+    fn other_names_are_not_parsed() {
         let names = [
             "/postgres",
             "/cantle-postgres",
@@ -279,12 +275,12 @@ mod tests {
             "",
         ];
         for name in names {
-            assert_eq!(Name::parse(name), None, "{name}");
+            assert_eq!(ContainerName::parse(name), None, "{name}");
         }
     }
 
     #[test]
-    fn a_claim_is_over_when_the_container_has_lived_since() {
+    fn claim_ends_when_the_container_has_run_again() {
         let claim = Claim::new("2026-11-22T02:06:07Z");
         assert!(!claim.is_over("2026-11-22T02:06:07Z"));
         assert!(claim.is_over("2026-11-22T02:06:08Z"));
@@ -293,7 +289,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn an_owner_is_dead_when_its_process_has_ended() {
+    fn owner_is_dead_after_its_process_ended() {
         assert!(!Owner::own().is_dead());
         let mut child = std::process::Command::new("sleep")
             .arg("1000")
@@ -312,7 +308,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn an_owner_is_dead_when_its_machine_was_started_again() {
+    fn owner_is_dead_after_a_reboot() {
         let boot = "0".repeat(32);
         assert!(
             Owner {
@@ -325,7 +321,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn an_owner_that_cant_be_seen_is_not_taken_for_dead() {
+    fn owner_in_another_pid_namespace_is_not_dead() {
         let namespace = "1".to_owned();
         let elsewhere = Owner {
             namespace,
@@ -338,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_is_named_without_a_word_about_it() {
+    fn host_id_is_opaque_and_stable() {
         let id = host_id();
         assert_eq!((id.len(), id), (24, host_id()));
     }

@@ -1,9 +1,8 @@
-//! Our supervisor in a container: on a volume of the engine's that every container mounts read-only.
+//! The supervisor's program, on a volume of the engine that every container mounts read-only.
 //!
-//! The volume is named after the program's digest, so versions don't meet, and is filled once. Two
-//! processes may want to fill it at the same time; the one that gets to make a container of a certain
-//! name does, and the other one waits for that container to go. The program is complete when the mark
-//! beside it is there, which is unpacked after it.
+//! The volume is named after the program's digest, so that versions don't conflict, and is filled once. Of several
+//! processes, the one that creates the container of a fixed name fills it, and the others wait until that
+//! container is gone. A marker file, unpacked last, shows that the program is complete.
 
 use std::io;
 use std::time::Duration;
@@ -18,24 +17,23 @@ use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
 use sha2::{Digest as _, Sha256};
 use tokio::time::{Instant, sleep};
 
-use crate::container::plan::program_mount;
+use crate::container::spec::program_mount;
 use crate::engine::Engine;
-use crate::engine::address::hex;
-use crate::engine::failure::{failed, status};
-use crate::owner::{self, Name, Owner};
+use crate::engine::failure::{request_failed, status};
+use crate::owner::{self, ContainerName, Owner};
 
-/// Where the volume is in a container.
+/// Mount point of the volume.
 pub(crate) const DIRECTORY: &str = "/.cantle";
-/// The program's name there.
+/// File name of the program.
 const NAME: &str = "supervisor";
-/// Says that the program is whole.
-const MARK: &str = "ready";
+/// File that exists once the program is complete.
+const MARKER: &str = "ready";
 
-/// How long somebody else may take to fill the volume; then it is done without waiting.
-const FILL_DEADLINE: Duration = Duration::from_secs(20);
-const LOOK_EVERY: Duration = Duration::from_millis(50);
+/// How long to wait for another process that fills the volume, before taking over.
+const FILL_TIMEOUT: Duration = Duration::from_secs(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The program, where there is one for the engine's kind of machine.
+/// Returns the program, if this build has one.
 pub(crate) fn bytes() -> Option<&'static [u8]> {
     #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
     return Some(cantle_supervisor::PROGRAM);
@@ -43,31 +41,32 @@ pub(crate) fn bytes() -> Option<&'static [u8]> {
     None
 }
 
-/// Where the program is in a container that mounts the volume.
+/// Returns the program's path in a container that mounts the volume.
 pub(crate) fn path() -> String {
     format!("{DIRECTORY}/{NAME}")
 }
 
-const VOLUME: &str = "cantle-supervisor-";
+const VOLUME_PREFIX: &str = "cantle-supervisor-";
 
-/// Digits of the program's digest in the volume's name.
-const DIGITS: usize = 24;
+/// Length of the digest in the volume's name.
+const DIGEST_DIGITS: usize = 24;
 
-/// The volume's name.
+/// Returns the volume's name.
 pub(crate) fn volume_name() -> String {
-    let mut digest = hex(&Sha256::digest(bytes().unwrap_or_default()));
-    digest.truncate(DIGITS);
-    format!("{VOLUME}{digest}")
+    let mut digest = format!("{:x}", Sha256::digest(bytes().unwrap_or_default()));
+    digest.truncate(DIGEST_DIGITS);
+    format!("{VOLUME_PREFIX}{digest}")
 }
 
-/// Whether it is the name of such a volume, of whatever version.
+/// Whether this is the name of a supervisor's volume, of any version.
 pub(crate) fn is_volume(name: &str) -> bool {
-    let digest = name.strip_prefix(VOLUME).map(str::as_bytes);
-    digest.is_some_and(|it| it.len() == DIGITS && it.iter().all(u8::is_ascii_hexdigit))
+    let digest = name.strip_prefix(VOLUME_PREFIX).map(str::as_bytes);
+    digest.is_some_and(|it| it.len() == DIGEST_DIGITS && it.iter().all(u8::is_ascii_hexdigit))
 }
 
-/// Makes the volume and fills it, unless that is done; whether there was something to do. `image` is any
-/// image the engine has.
+/// Creates and fills the volume unless it is complete; returns whether it was filled.
+///
+/// `image` is any image on the engine.
 pub(crate) async fn provide(engine: &Engine, image: &str) -> Result<bool, SandboxError> {
     let program = bytes().ok_or_else(|| {
         let message = "this build has no supervisor for containers";
@@ -79,10 +78,10 @@ pub(crate) async fn provide(engine: &Engine, image: &str) -> Result<bool, Sandbo
         labels: Some([(owner::PURPOSE.to_owned(), "supervisor".to_owned())].into()),
         ..VolumeCreateRequest::default()
     };
-    let made = engine.api().create_volume(volume).await;
-    made.map_err(|error| failed("failed to make the supervisor's volume", error))?;
-    let deadline = Instant::now() + FILL_DEADLINE;
-    let container = Name::Filling { volume: name }.to_string();
+    let created = engine.api().create_volume(volume).await;
+    created.map_err(|error| request_failed("failed to create the supervisor's volume", error))?;
+    let deadline = Instant::now() + FILL_TIMEOUT;
+    let container = ContainerName::Filling { volume: name }.to_string();
     loop {
         match create(engine, image, &container).await {
             Ok(id) => {
@@ -91,15 +90,15 @@ pub(crate) async fn provide(engine: &Engine, image: &str) -> Result<bool, Sandbo
                 return filled.and_then(|filled| removed.map(|()| filled));
             }
             Err(error) if status(&error) == Some(409) => {
-                // Whoever was at it may have been killed.
-                if is_left(engine, &container).await || Instant::now() > deadline {
+                // The process that created it may have been killed.
+                if is_abandoned(engine, &container).await || Instant::now() > deadline {
                     remove(engine, &container).await?;
                 }
-                sleep(LOOK_EVERY).await;
+                sleep(POLL_INTERVAL).await;
             }
             Err(error) => {
-                return Err(failed(
-                    "failed to make a container for the supervisor's volume",
+                return Err(request_failed(
+                    "failed to create a container for the supervisor's volume",
                     error,
                 ));
             }
@@ -107,15 +106,15 @@ pub(crate) async fn provide(engine: &Engine, image: &str) -> Result<bool, Sandbo
     }
 }
 
-/// Whether the owner of a container of this name has ended.
-async fn is_left(engine: &Engine, name: &str) -> bool {
-    let looked = engine.api().inspect_container(name, None).await;
-    let labels = looked.ok().and_then(|it| it.config?.labels);
+/// Whether the owner of the container of this name has died.
+async fn is_abandoned(engine: &Engine, name: &str) -> bool {
+    let found = engine.api().inspect_container(name, None).await;
+    let labels = found.ok().and_then(|it| it.config?.labels);
     let owner = labels.and_then(|labels| Owner::parse(labels.get(owner::OWNER)?));
     owner.is_some_and(|owner| owner.is_dead())
 }
 
-/// A container that is never started: files reach the volume through it.
+/// Creates a container that is never started: files are copied to the volume through it.
 async fn create(
     engine: &Engine,
     image: &str,
@@ -137,11 +136,11 @@ async fn create(
     Ok(created.id)
 }
 
-/// Whether there was something to do.
+/// Copies the program to the volume unless it is complete; returns whether it was copied.
 async fn fill(engine: &Engine, container: &str, program: &[u8]) -> Result<bool, SandboxError> {
-    let mark = format!("{DIRECTORY}/{MARK}");
+    let marker = format!("{DIRECTORY}/{MARKER}");
     let options = ContainerArchiveInfoOptionsBuilder::default()
-        .path(&mark)
+        .path(&marker)
         .build();
     if engine
         .api()
@@ -151,7 +150,7 @@ async fn fill(engine: &Engine, container: &str, program: &[u8]) -> Result<bool, 
     {
         return Ok(false);
     }
-    let archive = archive(&[(NAME, program), (MARK, b"")])
+    let archive = archive(&[(NAME, program), (MARKER, b"")])
         .map_err(|error| SandboxError::io("failed to pack the supervisor", error))?;
     let options = UploadToContainerOptionsBuilder::default()
         .path(DIRECTORY)
@@ -161,11 +160,11 @@ async fn fill(engine: &Engine, container: &str, program: &[u8]) -> Result<bool, 
             .api()
             .upload_to_container(container, Some(options), bollard::body_full(archive));
     put.await
-        .map_err(|error| failed("failed to put the supervisor into its volume", error))?;
+        .map_err(|error| request_failed("failed to copy the supervisor to its volume", error))?;
     Ok(true)
 }
 
-/// Programs in an archive, in order.
+/// Packs executable files into a tar archive, in order.
 pub(crate) fn archive(files: &[(&str, &[u8])]) -> io::Result<Bytes> {
     let mut archive = tar::Builder::new(Vec::new());
     for (name, bytes) in files {
@@ -193,7 +192,7 @@ async fn remove(engine: &Engine, container: &str) -> Result<(), SandboxError> {
             let doing = "failed to remove the container of the supervisor's volume";
             Err(SandboxError::new(
                 SandboxErrorKind::Io,
-                failed(doing, error).to_string(),
+                request_failed(doing, error).to_string(),
             ))
         }
     }

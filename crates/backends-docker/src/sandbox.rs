@@ -1,4 +1,4 @@
-//! One sandbox: its container, what runs its commands, and how it ends.
+//! The sandbox: its container, its command runner, and its end.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,80 +15,85 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::container::{Container, remove};
 use crate::engine::Engine;
 use crate::memory::MemoryLimit;
-use crate::owner::Name;
-use crate::plain::Plain;
+use crate::owner::ContainerName;
+use crate::plain::ExecRunner;
 use crate::reclaim;
 use crate::relay::Relay;
 
-/// How long dropping a sandbox waits for what only the engine can remove.
-const DROP_DEADLINE: Duration = Duration::from_secs(60);
+/// How long `drop` waits for the engine to remove a container.
+const DROP_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What runs commands and serves files.
+/// How commands run and files are accessed.
 #[derive(Debug)]
-pub(crate) enum Means {
+pub(crate) enum CommandRunner {
     Supervised {
         relay: Relay,
         memory: Option<Arc<MemoryLimit>>,
     },
-    Plain {
-        plain: Plain,
-        /// Keeps the container alive, and notices its end.
+    Exec {
+        runner: ExecRunner,
+        /// Task that keeps the container alive and notices its end.
         watch: Mutex<Option<AbortOnDropHandle<()>>>,
     },
 }
 
-/// What becomes of the container.
+/// Responsibility for removing the container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum End {
-    /// It ends with its stream, and the engine removes it.
-    Itself,
-    /// It ends with its stream, and stays until we remove it.
-    Ours,
-    /// It isn't ours.
-    Theirs,
+pub(crate) enum Ownership {
+    /// It stops with its stream, and the engine removes it.
+    AutoRemoved,
+    /// It stops with its stream, and the sandbox removes it.
+    Owned,
+    /// It belongs to the user and is left alone.
+    External,
 }
 
 /// A sandbox in a container.
 pub(crate) struct DockerSandbox {
     info: SandboxInfo,
     container: Container,
-    means: Means,
-    end: End,
-    state: Mutex<State>,
+    runner: CommandRunner,
+    ownership: Ownership,
+    state: Mutex<SandboxState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct SandboxState {
     closed: bool,
     kept: bool,
 }
 
-/// What a handle says of a sandbox that was kept.
+/// The token of a kept sandbox's handle.
 #[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct Token {
+pub(crate) struct HandleToken {
     pub(crate) sandbox: String,
-    /// Where the engine was, for people.
+    /// The engine's address, for people.
     engine: String,
 }
 
 impl DockerSandbox {
-    pub(crate) fn new(info: SandboxInfo, container: Container, means: Means, end: End) -> Self {
+    pub(crate) fn new(
+        info: SandboxInfo,
+        container: Container,
+        runner: CommandRunner,
+        ownership: Ownership,
+    ) -> Self {
         Self {
             info,
             container,
-            means,
-            end,
+            runner,
+            ownership,
             state: Mutex::default(),
         }
     }
 
-    /// The same, kept already.
-    pub(crate) fn kept(self) -> Self {
+    /// Marks the sandbox as kept.
+    pub(crate) fn into_kept(self) -> Self {
         self.state().kept = true;
         self
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, SandboxState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -100,47 +105,47 @@ impl DockerSandbox {
         Ok(())
     }
 
-    /// An answer that may have come because we closed the sandbox meanwhile.
-    fn told<T>(&self, answer: Result<T, SandboxError>) -> Result<T, SandboxError> {
-        match answer {
+    /// Turns "gone" into "closed" if the sandbox was closed during the operation.
+    fn map_gone<T>(&self, result: Result<T, SandboxError>) -> Result<T, SandboxError> {
+        match result {
             Err(error) if error.kind() == SandboxErrorKind::Gone => {
                 self.check_open()?;
                 Err(error)
             }
-            answer => answer,
+            result => result,
         }
     }
 
-    /// Whether nobody else closes it already.
+    /// Marks the sandbox as closed; returns whether it was open.
     fn begin_closing(&self) -> bool {
         !std::mem::replace(&mut self.state().closed, true)
     }
 
-    /// Closes our stream, which ends what runs.
+    /// Closes the stream, which ends all commands.
     async fn end_commands(&self) {
-        match &self.means {
-            Means::Supervised { relay, .. } => {
-                // What doesn't end by itself the engine ends.
+        match &self.runner {
+            CommandRunner::Supervised { relay, .. } => {
+                // Removing the container kills a supervisor that doesn't exit.
                 if let Err(error) = relay.close().await {
-                    tracing::debug!(%error, "the supervisor did not end in time");
+                    tracing::debug!(%error, "the supervisor did not exit in time");
                 }
             }
-            Means::Plain { watch, .. } => {
+            CommandRunner::Exec { watch, .. } => {
                 watch.lock().unwrap_or_else(PoisonError::into_inner).take();
             }
         }
     }
 }
 
-/// One call to whatever means there is.
-macro_rules! means {
+/// Calls a method of the command runner.
+macro_rules! delegate {
     ($self:ident, $method:ident($($argument:expr),*)) => {{
         $self.check_open()?;
-        let answer = match &$self.means {
-            Means::Supervised { relay, .. } => relay.$method($($argument),*).await,
-            Means::Plain { plain, .. } => plain.$method($($argument),*).await,
+        let result = match &$self.runner {
+            CommandRunner::Supervised { relay, .. } => relay.$method($($argument),*).await,
+            CommandRunner::Exec { runner, .. } => runner.$method($($argument),*).await,
         };
-        $self.told(answer)
+        $self.map_gone(result)
     }};
 }
 
@@ -151,9 +156,9 @@ impl Sandbox for DockerSandbox {
     }
 
     async fn spawn(&self, request: SpawnRequest) -> Result<Box<dyn Process>, SandboxError> {
-        let process = means!(self, spawn(request))?;
-        Ok(match &self.means {
-            Means::Supervised {
+        let process = delegate!(self, spawn(request))?;
+        Ok(match &self.runner {
+            CommandRunner::Supervised {
                 relay,
                 memory: Some(limit),
             } => limit.watch(relay, process),
@@ -162,7 +167,7 @@ impl Sandbox for DockerSandbox {
     }
 
     async fn read(&self, path: &SandboxPath, range: ByteRange) -> Result<ByteStream, SandboxError> {
-        means!(self, read(path, range))
+        delegate!(self, read(path, range))
     }
 
     async fn write(
@@ -171,48 +176,52 @@ impl Sandbox for DockerSandbox {
         options: WriteOptions,
         data: ByteStream,
     ) -> Result<(), SandboxError> {
-        means!(self, write(path, options, data))
+        delegate!(self, write(path, options, data))
     }
 
     async fn stat(&self, path: &SandboxPath) -> Result<FileInfo, SandboxError> {
-        means!(self, stat(path))
+        delegate!(self, stat(path))
     }
 
     async fn list(&self, path: &SandboxPath) -> Result<Vec<FileInfo>, SandboxError> {
-        means!(self, list(path))
+        delegate!(self, list(path))
     }
 
     async fn mkdir(&self, path: &SandboxPath) -> Result<(), SandboxError> {
-        means!(self, mkdir(path))
+        delegate!(self, mkdir(path))
     }
 
     async fn remove(&self, path: &SandboxPath) -> Result<(), SandboxError> {
-        means!(self, remove(path))
+        delegate!(self, remove(path))
     }
 
     async fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<(), SandboxError> {
-        means!(self, rename(from, to))
+        delegate!(self, rename(from, to))
     }
 
     async fn persist(&self) -> Result<SandboxHandle, SandboxError> {
         self.check_open()?;
-        if self.info.survival == Survival::Nothing || self.end != End::Ours {
-            let message = "this sandbox can't be kept: it was not opened as a durable one";
+        if self.info.survival == Survival::Nothing || self.ownership != Ownership::Owned {
+            let message = "this sandbox can't be kept: it was not opened as durable";
             return Err(SandboxError::unsupported(message));
         }
         let id = self.container.sandbox.clone();
-        let token = Token {
+        let token = HandleToken {
             sandbox: id.clone(),
             engine: self.container.engine.report().address.clone(),
         };
         let token = serde_json::to_string(&token).map_err(|error| {
-            SandboxError::new(SandboxErrorKind::Io, "failed to write a handle").with_source(error)
+            SandboxError::new(SandboxErrorKind::Io, "failed to encode the handle")
+                .with_source(error)
         })?;
         if !self.state().kept {
-            let kept = Name::Kept { id };
+            let kept = ContainerName::Kept { id };
             let renamed = self.container.rename(&self.container.id, &kept).await;
             renamed.map_err(|error| {
-                crate::engine::failure::failed("failed to mark the container as kept", error)
+                crate::engine::failure::request_failed(
+                    "failed to mark the container as kept",
+                    error,
+                )
             })?;
             self.state().kept = true;
         }
@@ -224,12 +233,12 @@ impl Sandbox for DockerSandbox {
             return Ok(());
         }
         self.end_commands().await;
-        match self.end {
-            End::Theirs => Ok(()),
-            End::Itself | End::Ours => {
+        match self.ownership {
+            Ownership::External => Ok(()),
+            Ownership::AutoRemoved | Ownership::Owned => {
                 let removed = self.container.remove().await;
                 if removed.is_err() {
-                    reclaim::let_go(&self.container.engine, &self.container.id);
+                    reclaim::remember_unremoved(&self.container.engine, &self.container.id);
                 }
                 removed
             }
@@ -239,17 +248,18 @@ impl Sandbox for DockerSandbox {
 
 impl Drop for DockerSandbox {
     fn drop(&mut self) {
-        let left_behind = self.begin_closing() && !self.state().kept && self.end == End::Ours;
+        let left_behind =
+            self.begin_closing() && !self.state().kept && self.ownership == Ownership::Owned;
         if left_behind {
-            // With our stream, all that runs ends by itself; what stays the engine removes only when
-            // it is asked to, and there is no waiting here.
-            remove_from_elsewhere(&self.container);
+            // Commands end with the stream, but a durable container stays until it is removed, and `drop` can't
+            // await the request.
+            remove_blocking(&self.container);
         }
     }
 }
 
-/// Removes a container without the runtime that we may be on, and waits for that.
-fn remove_from_elsewhere(container: &Container) {
+/// Removes a container on a runtime of its own, and waits for it.
+fn remove_blocking(container: &Container) {
     let (address, id) = (container.engine.address().to_string(), container.id.clone());
     let work = move || -> Option<()> {
         let runtime = tokio::runtime::Builder::new_current_thread()
@@ -257,7 +267,7 @@ fn remove_from_elsewhere(container: &Container) {
             .build()
             .ok()?;
         let removed = runtime.block_on(async {
-            tokio::time::timeout(DROP_DEADLINE, async {
+            tokio::time::timeout(DROP_TIMEOUT, async {
                 let engine = Engine::connect(Some(&address)).await?;
                 remove(&engine, &id).await
             })
@@ -270,10 +280,10 @@ fn remove_from_elsewhere(container: &Container) {
         .ok()
         .and_then(|thread| thread.join().ok());
     if done.flatten().is_none() {
-        reclaim::let_go(&container.engine, &container.id);
+        reclaim::remember_unremoved(&container.engine, &container.id);
         tracing::warn!(
             container = container.id,
-            "a container is left behind for `reclaim`"
+            "failed to remove a container; `reclaim` will"
         );
     }
 }

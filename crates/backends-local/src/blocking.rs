@@ -1,8 +1,8 @@
-//! The way off the runtime for calls that may block.
+//! Blocking calls off the runtime.
 
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
 
-/// Does `work` on one of the runtime's threads for blocking calls. Dropped, the work goes on.
+/// Runs `work` on a blocking thread. If the future is dropped, the work continues.
 pub(crate) async fn run<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, SandboxError> + Send + 'static,
 ) -> Result<T, SandboxError> {
@@ -12,7 +12,7 @@ pub(crate) async fn run<T: Send + 'static>(
     }
 }
 
-/// What is left to say where the runtime gave up on the work.
+/// Returns the error for work that the runtime has aborted.
 pub(crate) fn interrupted(error: tokio::task::JoinError) -> SandboxError {
     SandboxError::new(SandboxErrorKind::Io, "the work was interrupted").with_source(error)
 }

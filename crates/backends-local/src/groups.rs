@@ -1,11 +1,10 @@
-//! Control groups: limits for all processes of a sandbox together, where our process may make groups.
+//! Control groups: limits for all processes of a sandbox together, if this process may create groups.
 //!
-//! A group is made only where it limits what nothing else does (memory; processes where they can't be
-//! counted by a user namespace), because joining one takes its time. It lies below the group that we
-//! are in, so that what limits us still limits the sandbox, too; with version 2, where a group with
-//! processes has no groups with limits below it, beside ours, if systemd says that the place is ours
-//! to use (`Delegate=yes` and `DelegateSubgroup=`). The supervisor's guard removes the groups at the
-//! end, also where we are gone.
+//! A group is created only for a limit that nothing else enforces (memory; processes, if a user namespace
+//! can't count them), because joining one takes time. It is below this process's group, whose limits then
+//! apply to the sandbox, too. In version 2 a group with processes has no limited groups below it; there the
+//! new group is a sibling, if systemd has delegated the parent (`Delegate=yes` and `DelegateSubgroup=`). The
+//! supervisor's guard removes the groups at the end, even if this process is gone.
 
 mod hierarchy;
 
@@ -20,27 +19,30 @@ use std::time::Duration;
 use cantle_core::policy::{Policy, PolicyField};
 
 pub(crate) use self::hierarchy::{hierarchies, reclaim};
-use crate::backend::{Wall, Walls};
-use crate::confinement::{Identity, Mode, OWN_PROCESSES};
+use crate::identity::Identity;
+use crate::mechanism::{Mechanism, Mechanisms};
+use crate::mode::Mode;
 
-/// Memory of the supervisor and of the kernel for it, which counts like a command's.
+/// Supervisor processes that count like a command's: init and the command's keeper.
+pub(crate) const OWN_PROCESSES: u64 = 2;
+
+/// Memory of the supervisor, which counts like a command's.
 const OWN_BYTES: u64 = 2 << 20;
 
-/// How often to try to remove a group that is in use, and how long to wait in between: together half a
-/// second.
-const MOST_REMOVALS: u32 = 250;
-const BETWEEN_REMOVALS: Duration = Duration::from_millis(2);
+/// Attempts to remove a group that is in use, and the pause between them.
+const MAX_REMOVALS: u32 = 250;
+const REMOVAL_PAUSE: Duration = Duration::from_millis(2);
 
-/// The groups of one sandbox. Dropped, they are removed, unless something is in them.
+/// The control groups of a sandbox. Dropping removes the empty ones.
 #[derive(Debug)]
 pub(crate) struct Groups {
     groups: Vec<Group>,
-    limits: Limited,
+    limits: GroupLimits,
 }
 
-/// What is limited, and how much of it there is.
+/// The limits that groups can enforce.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Limited {
+struct GroupLimits {
     memory_bytes: Option<u64>,
     processes: Option<u64>,
 }
@@ -49,7 +51,7 @@ struct Limited {
 struct Group {
     version: Version,
     directory: PathBuf,
-    limits: Limited,
+    limits: GroupLimits,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -58,51 +60,52 @@ pub(crate) enum Version {
     Two,
 }
 
-/// How often a limit was reached.
+/// How often limits were reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Reached {
-    /// Processes that were killed for their memory.
-    pub(crate) memory: u64,
-    /// Processes that were not started.
-    pub(crate) processes: u64,
+pub(crate) struct LimitEvents {
+    /// Processes killed for lack of memory.
+    pub(crate) oom_kills: u64,
+    /// Processes refused.
+    pub(crate) refused_processes: u64,
 }
 
 impl Groups {
-    /// Makes the groups that a policy needs, as far as they can be made; none where they would do
-    /// nothing, or could be changed from inside.
-    pub(crate) fn make(
+    /// Creates the groups that a policy needs, as far as possible. A group that commands could modify is
+    /// not created.
+    pub(crate) fn create(
         name: &str,
         mode: Mode,
         policy: &Policy,
         identity: Identity,
-        walls: Walls,
+        mechanisms: Mechanisms,
     ) -> Self {
         let mut groups = Self {
             groups: Vec::new(),
-            limits: Limited::wanted(mode, policy, identity),
+            limits: GroupLimits::needed(mode, policy, identity),
         };
-        if !walls.include(Wall::ControlGroups) || groups.limits == Limited::default() {
+        if !mechanisms.include(Mechanism::ControlGroups) || groups.limits == GroupLimits::default()
+        {
             return groups;
         }
         let hierarchies = hierarchies();
-        let mut left = groups.limits;
+        let mut missing = groups.limits;
         for hierarchy in &hierarchies {
-            let limits = left.with(&hierarchy.controllers);
-            let is_reachable = can_be_written(policy, &hierarchy.place) && !identity.is_other;
-            if limits == Limited::default() || is_reachable {
+            let limits = missing.with(&hierarchy.controllers);
+            let is_writable = can_be_written(policy, &hierarchy.parent) && !identity.is_other;
+            if limits == GroupLimits::default() || is_writable {
                 continue;
             }
             let group = Group {
                 version: hierarchy.version,
-                directory: hierarchy.place.join(name),
+                directory: hierarchy.parent.join(name),
                 limits,
             };
-            if group.make().is_ok() {
+            if group.create().is_ok() {
                 groups.groups.push(group);
-                left = left.without(limits);
+                missing = missing.without(limits);
             }
         }
-        groups.limits = groups.limits.without(left);
+        groups.limits = groups.limits.without(missing);
         groups
     }
 
@@ -110,69 +113,69 @@ impl Groups {
         self.groups.is_empty()
     }
 
-    /// The fields of the policy that they limit.
+    /// Returns the fields of the policy that they limit.
     pub(crate) fn fields(&self) -> Vec<PolicyField> {
         self.limits.fields()
     }
 
-    /// What they are, for people.
+    /// Returns their name, for display.
     pub(crate) fn name(&self) -> String {
         let fields: Vec<&str> = self.fields().iter().map(|it| it.as_str()).collect();
         format!("control groups ({})", fields.join(", "))
     }
 
-    /// What the supervisor is told of each.
-    pub(crate) fn ends(&self) -> Vec<End> {
-        self.groups.iter().filter_map(Group::end).collect()
+    /// Returns the supervisor's instructions for their removal.
+    pub(crate) fn cleanups(&self) -> Vec<GroupCleanup> {
+        self.groups.iter().filter_map(Group::cleanup).collect()
     }
 
-    /// The files by which a process joins them.
-    pub(crate) fn entrances(&self) -> io::Result<Vec<File>> {
+    /// Opens the files through which a process joins them.
+    pub(crate) fn join_files(&self) -> io::Result<Vec<File>> {
         let all = self
             .groups
             .iter()
-            .map(|group| group.file(group.version.entrance()));
+            .map(|group| group.file(group.version.join_file()));
         all.map(|path| OpenOptions::new().write(true).open(path))
             .collect()
     }
 
-    /// How much memory there is for everything together.
+    /// Returns the memory limit of all processes together.
     pub(crate) fn memory_bytes(&self) -> Option<u64> {
         self.limits.memory_bytes
     }
 
-    /// How many processes there may be at once.
+    /// Returns the limit of processes.
     pub(crate) fn processes(&self) -> Option<u64> {
         self.limits.processes
     }
 
-    /// How often limits were reached so far.
-    pub(crate) fn reached(&self) -> Reached {
-        let mut reached = Reached::default();
+    /// Counts how often limits have been reached.
+    pub(crate) fn limit_events(&self) -> LimitEvents {
+        let mut events = LimitEvents::default();
         for group in &self.groups {
             let count = |file, name| {
                 let text = fs::read_to_string(group.file(file)).unwrap_or_default();
                 value(&text, name).unwrap_or(0)
             };
             if group.limits.memory_bytes.is_some() {
-                reached.memory += count(group.version.memory_events(), "oom_kill");
+                events.oom_kills += count(group.version.memory_events(), "oom_kill");
             }
             if group.limits.processes.is_some() {
-                reached.processes += count("pids.events", "max");
+                events.refused_processes += count("pids.events", "max");
             }
         }
-        reached
+        events
     }
 
-    /// Removes them, once nothing is in them any more. Blocks.
+    /// Removes the groups once they are empty. Blocks.
     pub(crate) fn remove(&self) {
         for group in &self.groups {
-            // As a rule the supervisor has done so. Where it was killed, what has just ended may still
-            // count.
-            for _ in 0..MOST_REMOVALS {
+            // Usually the guard has removed it. If the guard was killed, processes that have just ended may
+            // still be counted.
+            for _ in 0..MAX_REMOVALS {
                 match fs::remove_dir(&group.directory) {
                     Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
-                        sleep(BETWEEN_REMOVALS);
+                        sleep(REMOVAL_PAUSE);
                     }
                     _ => break,
                 }
@@ -184,27 +187,27 @@ impl Groups {
 impl Drop for Groups {
     fn drop(&mut self) {
         for group in &self.groups {
-            // Mostly it is gone.
+            // Usually it is gone.
             let _ = fs::remove_dir(&group.directory);
         }
     }
 }
 
-impl Limited {
-    fn wanted(mode: Mode, policy: &Policy, identity: Identity) -> Self {
+impl GroupLimits {
+    fn needed(mode: Mode, policy: &Policy, identity: Identity) -> Self {
         if mode == Mode::Open {
-            // Commands could leave them.
+            // Commands could leave the group.
             return Self::default();
         }
-        // Elsewhere the sandbox has a user of its own, whose processes are counted.
-        let is_uncounted = mode == Mode::Rules || identity.uid == 0;
+        // Otherwise a user namespace counts the processes.
+        let is_uncounted = mode == Mode::Landlock || identity.uid == 0;
         Self {
             memory_bytes: policy.limits.memory_bytes,
             processes: policy.limits.processes.filter(|_| is_uncounted),
         }
     }
 
-    /// Those of them that have a controller.
+    /// Returns the limits that have a controller.
     fn with(self, controllers: &[String]) -> Self {
         let has = |name| controllers.iter().any(|controller| controller == name);
         Self {
@@ -232,31 +235,31 @@ impl Group {
         self.directory.join(name)
     }
 
-    /// Makes it, with its limits.
-    fn make(&self) -> io::Result<()> {
+    /// Creates it with its limits.
+    fn create(&self) -> io::Result<()> {
         fs::create_dir(&self.directory)?;
-        let limited = self.limit(has_swap());
+        let limited = self.write_limits(has_swap());
         if limited.is_err() {
-            // What was wrong with it is what there is to say.
+            // The first error is the one to report.
             let _ = fs::remove_dir(&self.directory);
         }
         limited
     }
 
-    fn limit(&self, has_swap: bool) -> io::Result<()> {
+    fn write_limits(&self, has_swap: bool) -> io::Result<()> {
         if let Some(bytes) = self.limits.memory_bytes {
             let bytes = bytes.saturating_add(OWN_BYTES).to_string();
             let (memory, swap) = match self.version {
                 Version::One => (
                     "memory.limit_in_bytes",
-                    // Both together.
+                    // Memory and swap together.
                     ("memory.memsw.limit_in_bytes", bytes.as_str()),
                 ),
                 Version::Two => ("memory.max", ("memory.swap.max", "0")),
             };
             write(&self.file(memory), &bytes)?;
             match write(&self.file(swap.0), swap.1) {
-                // The kernel doesn't count what isn't there.
+                // Without swap the kernel may not have the file.
                 Err(error) if error.kind() == io::ErrorKind::NotFound && !has_swap => {}
                 written => written?,
             }
@@ -268,28 +271,27 @@ impl Group {
         Ok(())
     }
 
-    /// `None` where its path can't be told.
-    fn end(&self) -> Option<End> {
-        let (stop, word) = match (self.version, self.limits.processes) {
+    /// Returns `None` if its path contains NUL.
+    fn cleanup(&self) -> Option<GroupCleanup> {
+        let (stop, stop_value) = match (self.version, self.limits.processes) {
             (Version::Two, _) => (self.file("cgroup.kill"), c"1"),
             (Version::One, Some(_)) => (self.file("pids.max"), c"0"),
             (Version::One, None) => (PathBuf::new(), c""),
         };
         let c_path = |path: &Path| CString::new(path.as_os_str().as_bytes()).ok();
-        Some(End {
+        Some(GroupCleanup {
             directory: c_path(&self.directory)?,
             stop: c_path(&stop)?,
-            word: word.to_owned(),
+            stop_value: stop_value.to_owned(),
         })
     }
 }
 
 impl Version {
-    /// The file by which a process with one thread joins.
-    fn entrance(self) -> &'static str {
+    /// Returns the file through which a process with one thread joins.
+    fn join_file(self) -> &'static str {
         match self {
-            // Not that for whole processes: a thread that moves itself waits for nobody, a process
-            // for the kernel's grace periods, some 10 ms.
+            // Moving a thread does not wait for RCU grace periods (some 10 ms), as moving a process does.
             Self::One => "tasks",
             Self::Two => "cgroup.procs",
         }
@@ -303,15 +305,15 @@ impl Version {
     }
 }
 
-/// What becomes of a group at the end; see [`cantle_supervisor::wire::Group`].
+/// How to remove a group at the end; see [`cantle_supervisor::wire::ControlGroup`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct End {
+pub(crate) struct GroupCleanup {
     pub(crate) directory: CString,
     pub(crate) stop: CString,
-    pub(crate) word: CString,
+    pub(crate) stop_value: CString,
 }
 
-/// Writes to a file that is there.
+/// Writes to an existing file.
 fn write(path: &Path, text: &str) -> io::Result<()> {
     use std::io::Write as _;
 
@@ -319,7 +321,7 @@ fn write(path: &Path, text: &str) -> io::Result<()> {
     file.write_all(text.as_bytes())
 }
 
-/// The number after a word at the start of a line.
+/// Returns the number after a word at the start of a line.
 fn value(text: &str, name: &str) -> Option<u64> {
     text.lines().find_map(|line| {
         let (found, number) = line.split_once(' ')?;
@@ -328,19 +330,19 @@ fn value(text: &str, name: &str) -> Option<u64> {
 }
 
 fn has_swap() -> bool {
-    // A title, and a line for each.
+    // A header, and a line for each.
     let swaps = fs::read_to_string("/proc/swaps").unwrap_or_default();
     swaps.lines().count() > 1
 }
 
-/// Whether the policy lets commands write to what is in `place`.
-fn can_be_written(policy: &Policy, place: &Path) -> bool {
+/// Whether the policy allows commands to write below a directory.
+fn can_be_written(policy: &Policy, directory: &Path) -> bool {
     match &policy.write_roots {
-        // As where Landlock keeps it: who may write may read.
+        // As with Landlock, write access includes read access.
         None => policy.read_roots.is_none(),
         Some(roots) => roots.iter().any(|root| {
             let target = fs::canonicalize(root);
-            place.starts_with(target.as_deref().unwrap_or(root))
+            directory.starts_with(target.as_deref().unwrap_or(root))
         }),
     }
 }

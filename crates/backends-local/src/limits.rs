@@ -1,5 +1,5 @@
-//! Limits that no wall keeps: they are measured while a command runs, or what it left, and beyond them
-//! that is stopped.
+//! Limits that the kernel does not enforce: the backend polls them while a command, or a process it left
+//! behind, runs, and stops the command when one is exceeded.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,25 +9,25 @@ use cantle_core::sandbox::{EnforcedBy, Enforcement};
 use tokio::time::sleep;
 
 use crate::blocking;
-use crate::command::Command;
+use crate::files::Root;
 
-/// How often something is measured; less often where measuring takes long.
+/// Polling interval; longer if measuring takes long.
 const INTERVAL: Duration = Duration::from_millis(250);
 
-/// The limits of a sandbox that we keep ourselves.
+/// The limits that the backend enforces.
 #[derive(Clone, Debug)]
-pub(crate) struct OwnLimits {
-    /// The longest time a command may have.
+pub(crate) struct BackendLimits {
+    /// Maximum wall time of a command.
     pub(crate) wall_time: Option<Duration>,
-    /// The most bytes of one channel.
+    /// Maximum bytes of one output channel.
     pub(crate) output_bytes: Option<u64>,
     processes: Option<u64>,
     disk_bytes: Option<u64>,
     inodes: Option<u64>,
 }
 
-impl OwnLimits {
-    /// Those of the policy's limits that the report leaves to us.
+impl BackendLimits {
+    /// Selects the policy's limits that the report leaves to the backend.
     pub(crate) fn new(limits: &Limits, report: &[Enforcement]) -> Self {
         let is_polled = |field| report.contains(&Enforcement::new(field, EnforcedBy::Polled));
         let polled = |field, limit: Option<u64>| limit.filter(|_| is_polled(field));
@@ -40,13 +40,18 @@ impl OwnLimits {
         }
     }
 
-    /// Whether any of them has to be measured.
+    /// Whether any limit must be polled.
     pub(crate) fn are_polled(&self) -> bool {
         self.processes.or(self.disk_bytes).or(self.inodes).is_some()
     }
 
-    /// Waits until a limit is passed; says which, and what it is.
-    pub(crate) async fn reached(&self, command: &Command) -> (PolicyField, u64) {
+    /// Waits until a limit is exceeded; returns the field and the limit. `count_processes` returns the
+    /// number of the command's processes.
+    pub(crate) async fn reached<F: Future<Output = u64>>(
+        &self,
+        root: &Arc<Root>,
+        count_processes: impl Fn() -> F,
+    ) -> (PolicyField, u64) {
         if !self.are_polled() {
             std::future::pending::<()>().await;
         }
@@ -55,11 +60,11 @@ impl OwnLimits {
             sleep(pause).await;
             let began = Instant::now();
             if let Some(limit) = self.processes
-                && running(command).await > limit
+                && count_processes().await > limit
             {
                 return (PolicyField::Processes, limit);
             }
-            let root = Arc::clone(&command.shared.root);
+            let root = Arc::clone(root);
             if (self.disk_bytes.is_some() || self.inodes.is_some())
                 && let Ok(used) = blocking::run(move || root.used()).await
             {
@@ -78,10 +83,4 @@ impl OwnLimits {
             pause = INTERVAL.max(began.elapsed() * 4);
         }
     }
-}
-
-/// The processes of a command.
-async fn running(command: &Command) -> u64 {
-    let listed = command.list().await.unwrap_or_default();
-    listed.iter().filter(|byte| **byte == 0).count() as u64
 }

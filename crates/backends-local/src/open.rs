@@ -1,78 +1,71 @@
-//! Opening a sandbox: its directory, and what its commands share.
+//! Opening a sandbox: its directory and the state its commands share.
 
 use std::path::{Path, PathBuf};
 
-use cantle_core::policy::{Policy, PolicyField, Strictness};
-use cantle_core::sandbox::{
-    EnforcedBy, Enforcement, Isolation, SandboxContext, SandboxError, SandboxErrorKind,
-    SandboxInfo, Survival,
-};
+use cantle_command_driver::check_environment;
+use cantle_core::sandbox::{SandboxContext, SandboxError, SandboxErrorKind, SandboxInfo, Survival};
 
-use crate::backend::LocalBackend;
-use crate::engine::{self, Engine};
+use crate::engine;
 use crate::environment::{self, Environment};
 use crate::files::Root;
-use crate::limits::OwnLimits;
-use crate::sandbox::{LocalSandbox, Parts};
+use crate::limits::BackendLimits;
+use crate::sandbox::LocalSandbox;
+use crate::settings::LocalSettings;
+use crate::shared::SandboxParts;
 
-/// What a sandbox is opened on.
+/// The directory to open a sandbox on.
 #[derive(Clone, Debug)]
-pub(crate) enum Place {
+pub(crate) enum DirectorySource {
     /// A new directory.
     New,
-    /// The directory of one that was kept.
+    /// The directory of a sandbox that was kept.
     Kept(PathBuf),
-}
-
-/// What runs a sandbox's commands, and what is to be said of it.
-#[derive(Debug)]
-pub(crate) struct Built {
-    pub(crate) engine: Engine,
-    pub(crate) isolation: Isolation,
-    /// What it has to keep commands in, for people.
-    pub(crate) walls: Vec<String>,
-    /// What enforces each field that the policy sets.
-    pub(crate) enforcement: Vec<Enforcement>,
-    /// The user's name, where the sandbox has one of its own.
-    pub(crate) user: Option<&'static str>,
-    /// The port of 127.0.0.1 on which commands find the proxy.
-    pub(crate) proxy_port: Option<u16>,
 }
 
 /// Opens a sandbox. Blocks, and needs a runtime.
 pub(crate) fn open(
-    backend: &LocalBackend,
+    settings: &LocalSettings,
     cx: &SandboxContext,
-    place: &Place,
+    source: &DirectorySource,
 ) -> Result<LocalSandbox, SandboxError> {
-    let search_path = environment::absolute_directories(backend.search_path());
-    let shell = find_shell(backend.shell(), &search_path)?;
-    environment::check(&cx.policy.environment)?;
-    let (mut root, is_kept) = match place {
-        Place::New => (Root::create(&backend.place(), cx.run, cx.durable)?, false),
-        Place::Kept(directory) => (Root::reopen(directory)?, true),
+    let search_path = environment::absolute_directories(settings.search_path());
+    let shell = find_shell(settings.shell.as_deref(), &search_path)?;
+    check_environment(&cx.policy.environment)?;
+    let (mut root, is_kept) = match source {
+        DirectorySource::New => {
+            let parent = settings.parent_directory();
+            (Root::create(&parent, cx.run, cx.durable)?, false)
+        }
+        DirectorySource::Kept(directory) => (Root::reopen(directory)?, true),
     };
     let is_durable = is_kept || cx.durable;
-    let built = match engine::build(&mut root, backend, &cx.policy, is_durable, is_kept) {
+    let built = match engine::build(&mut root, settings, &cx.policy, is_durable, is_kept) {
         Ok(built) => built,
         Err(error) if is_kept => return Err(error),
         Err(error) => {
-            // What went wrong is what there is to say.
+            // The first error is the one to report.
             let _ = root.delete();
             return Err(error);
         }
     };
-    let seen = root.seen().clone();
-    let environment = Environment::new(search_path, &shell, &seen, &built, &cx.policy);
-    let mut info = SandboxInfo::new("local", root.name(), seen.work);
+    let view = root.view_paths().clone();
+    let environment = Environment::new(
+        search_path,
+        &shell,
+        &view,
+        &cx.policy,
+        built.user,
+        built.proxy_port,
+    );
+    let mut info = SandboxInfo::new("local", root.name(), view.work);
     info.isolation = built.isolation;
-    info.walls = built.walls;
+    info.mechanisms = built.mechanisms;
     info.enforcement = built.enforcement;
     if is_durable {
         info.survival = Survival::Workspace;
     }
-    Ok(LocalSandbox::new(Parts {
-        limits: OwnLimits::new(&cx.policy.limits, &info.enforcement),
+    Ok(LocalSandbox::new(SandboxParts {
+        limits: BackendLimits::new(&cx.policy.limits, &info.enforcement),
         info,
         root,
         environment,
@@ -80,44 +73,6 @@ pub(crate) fn open(
         engine: built.engine,
         is_kept,
     }))
-}
-
-/// Refuses a report in which a field of a strict policy isn't enforced; `reasons` say why that is.
-pub(crate) fn check_enforced(
-    policy: &Policy,
-    report: Vec<Enforcement>,
-    reasons: &[String],
-) -> Result<Vec<Enforcement>, SandboxError> {
-    let missing: Vec<PolicyField> = report
-        .iter()
-        .filter(|enforcement| enforcement.by == EnforcedBy::NotEnforced)
-        .map(|enforcement| enforcement.field)
-        .collect();
-    if policy.strictness == Strictness::BestEffort || missing.is_empty() {
-        return Ok(report);
-    }
-    let mut advice = "Take these fields out of the policy, accept that they aren't enforced (best \
-                      effort), or use a backend that isolates."
-        .to_owned();
-    for reason in reasons {
-        advice = format!("{advice} This machine: {reason}.");
-    }
-    Err(SandboxError::unenforceable("local", missing).with_advice(advice))
-}
-
-/// Refuses a directory whose files commands could not use that run as `uid`.
-pub(crate) fn check_owner(root: &Root, uid: u32) -> Result<(), SandboxError> {
-    let owner = root.owner_id()?;
-    if owner == uid {
-        return Ok(());
-    }
-    let message = format!(
-        "the directory `{}` can't be used again: its files are user {owner}'s, and under this policy \
-         commands run as user {uid}",
-        root.places().base().display()
-    );
-    Err(SandboxError::new(SandboxErrorKind::Unavailable, message)
-        .with_advice("Use the policy that it was made under."))
 }
 
 fn find_shell(

@@ -1,9 +1,8 @@
-//! What this machine can do, found by doing it: sandboxes are opened with all of the kernel's walls and
-//! with some taken away, and in each a command tries to get out.
+//! Finds out what this machine supports by opening sandboxes with all and with only some mechanisms of the
+//! kernel, in each of which a command tries to escape.
 //!
-//! Nothing is concluded from settings of the kernel: namespaces that may be made can still refuse a
-//! mount. A probe never fails as a whole; what goes wrong in it is what it found. `cantle doctor` shows
-//! it.
+//! Nothing is concluded from kernel settings: namespaces that may be created can still refuse a mount. A
+//! probe never fails as a whole; its failures are its findings. `cantle doctor` displays them.
 
 use std::fs;
 use std::io;
@@ -21,65 +20,65 @@ use cantle_core::sandbox::{
 
 #[cfg(confined)]
 use crate::groups;
-use crate::{LocalBackend, Wall};
+use crate::{LocalBackend, Mechanism};
 
-/// What this machine can do.
+/// The isolation mechanisms that this machine supports.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Probe {
-    /// With all walls, and every limit, as far as they go.
+    /// With all mechanisms and every limit, best effort.
     pub whole: Trial,
-    /// With namespaces, or refused: why there are none.
+    /// With namespaces required.
     pub namespaces: Trial,
-    /// The same as `whole` without namespaces, as it would be where they are forbidden.
+    /// Like `whole`, without namespaces.
     pub without_namespaces: Trial,
-    /// With a system call filter alone, or refused.
+    /// With only a system call filter, required.
     pub filter: Trial,
-    /// With each preset as it is meant: all of it, or refused.
+    /// With each preset, strict.
     pub presets: Vec<(Preset, Trial)>,
-    /// The control groups that are mounted, at most one for each version.
-    pub control_groups: Vec<ControlGroups>,
+    /// The mounted control groups, at most one entry per version.
+    pub control_groups: Vec<ControlGroupSupport>,
 }
 
-/// What came of one sandbox.
+/// The result of trying one sandbox.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Trial {
-    /// What the sandbox said of itself, or why there was none.
-    pub opened: Result<SandboxInfo, Refusal>,
-    /// Fields that were said to be enforced, and that a command got past.
+    /// The sandbox's description, or why there was none.
+    pub opened: Result<SandboxInfo, ProbeFailure>,
+    /// Fields that were reported as enforced and that a command violated.
     pub broken: Vec<PolicyField>,
 }
 
-/// Why there was no sandbox, or none that could run a command.
+/// Why a sandbox could not be opened, or could not run a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Refusal {
-    /// The fields that can't be enforced, where it was for them.
+pub struct ProbeFailure {
+    /// The fields that can't be enforced, if that was the reason.
     pub unenforced: Vec<PolicyField>,
-    /// Why, for people.
+    /// The reason, for display.
     pub reason: String,
 }
 
-/// A version of control groups.
+/// Support of one version of control groups.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct ControlGroups {
+pub struct ControlGroupSupport {
     /// 1 or 2.
     pub version: u8,
-    /// Of `cpu`, `memory` and `pids` those that there are.
+    /// The available ones of `cpu`, `memory` and `pids`.
     pub controllers: Vec<String>,
-    /// Those that could be limited in a group of ours.
+    /// Those usable in a group that this process creates.
     pub writable: Vec<String>,
 }
 
 impl Probe {
-    /// Opens sandboxes of `backend`, each for at most `limit`; what isn't found out by then is refused
-    /// with that reason.
-    pub async fn take(backend: &LocalBackend, limit: Duration) -> Self {
-        let parent = backend.place();
+    /// Opens sandboxes of `backend`, each for at most `limit`; a trial that takes longer fails with that
+    /// reason.
+    pub async fn run(backend: &LocalBackend, limit: Duration) -> Self {
+        let parent = backend.settings.parent_directory();
         let (bait, control_groups) =
-            off_runtime(move || (Bait::lay(&parent).ok(), control_groups()))
+            off_runtime(move || (Bait::create(&parent).ok(), control_groups()))
                 .await
                 .unwrap_or_default();
         let bait = bait.as_ref();
@@ -90,10 +89,10 @@ impl Probe {
         let mut offline = Policy::unconfined();
         offline.network = Policy::workspace().network;
 
-        let no_namespaces = backend.clone().without(Wall::Namespaces);
-        let filter_alone = no_namespaces.clone().without(Wall::Landlock);
-        // Without Landlock to fall back on, the reason that is given is that of the namespaces.
-        let namespaces_alone = backend.clone().without(Wall::Landlock);
+        let no_namespaces = backend.clone().without(Mechanism::Namespaces);
+        let filter_alone = no_namespaces.clone().without(Mechanism::Landlock);
+        // Without Landlock as a fallback, the reported reason is that of the namespaces.
+        let namespaces_alone = backend.clone().without(Mechanism::Landlock);
         let mut probe = Self {
             whole: trial(backend, &everything, bait, limit).await,
             namespaces: trial(&namespaces_alone, &reaching, bait, limit).await,
@@ -115,24 +114,24 @@ impl Probe {
 }
 
 impl Trial {
-    /// Whether there was a sandbox that kept what it said.
+    /// Whether a sandbox opened and enforced what it reported.
     #[must_use]
     pub fn works(&self) -> bool {
         self.opened.is_ok() && self.broken.is_empty()
     }
 
-    /// What the sandbox called a wall that it had, such as `Landlock 7`.
+    /// Returns the sandbox's name of a mechanism in force, such as `Landlock 7`.
     #[must_use]
-    pub fn wall(&self, wall: Wall) -> Option<&str> {
-        let start = match wall {
-            Wall::Namespaces => "namespaces",
-            Wall::Landlock => "Landlock",
-            Wall::SystemCalls => "system call filter",
-            Wall::Identity => "user ",
-            Wall::ControlGroups => "control group",
+    pub fn mechanism(&self, mechanism: Mechanism) -> Option<&str> {
+        let start = match mechanism {
+            Mechanism::Namespaces => "namespaces",
+            Mechanism::Landlock => "Landlock",
+            Mechanism::SystemCalls => "system call filter",
+            Mechanism::Identity => "user ",
+            Mechanism::ControlGroups => "control group",
         };
-        let mut walls = self.opened.as_ref().ok()?.walls.iter();
-        walls
+        let mut names = self.opened.as_ref().ok()?.mechanisms.iter();
+        names
             .find(|name| name.starts_with(start))
             .map(String::as_str)
     }
@@ -145,7 +144,7 @@ impl Trial {
             reasons.replace(&format!(". {BEFORE_REASON}"), "; ")
         });
         Self {
-            opened: Err(Refusal {
+            opened: Err(ProbeFailure {
                 unenforced: error.unenforced().to_vec(),
                 reason: reason.unwrap_or_else(|| error.to_string()),
             }),
@@ -154,7 +153,7 @@ impl Trial {
     }
 }
 
-/// Some value for every limit, none of which a small command reaches.
+/// Sets every limit to a value that a small command does not reach.
 fn all_limits() -> Limits {
     let time = Some(Duration::from_secs(60));
     let mut limits = Limits::default();
@@ -170,12 +169,12 @@ fn all_limits() -> Limits {
     limits
 }
 
-/// A host that is reserved for examples; it is allowed and not contacted.
+/// A reserved host, which is allowed but not contacted.
 fn example() -> Option<HostPattern> {
     "example.org".parse().ok()
 }
 
-/// Opens a sandbox, has a command try to get out of it, and closes it.
+/// Opens a sandbox, has a command try to escape, and closes it.
 async fn trial(
     backend: &LocalBackend,
     policy: &Policy,
@@ -185,7 +184,7 @@ async fn trial(
     let work = async {
         let cx = SandboxContext::new(RunId::new(), policy.clone());
         let sandbox = backend.open(cx).await?;
-        let tried = try_to_get_out(&*sandbox, bait).await;
+        let tried = try_to_escape(&*sandbox, bait).await;
         let closed = sandbox.close().await;
         let broken = tried?;
         closed?;
@@ -198,16 +197,16 @@ async fn trial(
     ended.unwrap_or_else(|error| Trial::refused(&error))
 }
 
-/// Runs a command that does what the policy forbids; returns the fields that are said to be enforced
-/// and did not stop it.
-async fn try_to_get_out(
+/// Runs a command that violates the policy; returns the fields that were reported as enforced but did not
+/// stop it.
+async fn try_to_escape(
     sandbox: &dyn Sandbox,
     bait: Option<&Bait>,
 ) -> Result<Vec<PolicyField>, SandboxError> {
     let script = bait.map_or_else(|| "echo ran".to_owned(), Bait::script);
     let output = sandbox.run(SpawnRequest::shell(script)).await?;
-    let said = output.stdout.text();
-    if !said.lines().any(|line| line == "ran") {
+    let text = output.stdout.text();
+    if !text.lines().any(|line| line == "ran") {
         let message = format!(
             "a command could not be run: {}",
             output.stderr.text().trim()
@@ -218,12 +217,11 @@ async fn try_to_get_out(
     Ok(enforced
         .filter(|it| it.by != EnforcedBy::NotEnforced)
         .map(|it| it.field)
-        .filter(|field| said.lines().any(|line| line == field.as_str()))
+        .filter(|field| text.lines().any(|line| line == field.as_str()))
         .collect())
 }
 
-/// What a command tries to reach: a directory of the host in which everybody may read and write, and
-/// a port on which somebody listens.
+/// The target of an escape: a world-writable host directory and a listening port.
 #[derive(Debug)]
 struct Bait {
     directory: PathBuf,
@@ -231,7 +229,7 @@ struct Bait {
 }
 
 impl Bait {
-    fn lay(parent: &Path) -> io::Result<Self> {
+    fn create(parent: &Path) -> io::Result<Self> {
         let directory = parent.join(format!("cantle-probe-{}", RunId::new()));
         let listener = TcpListener::bind(("127.0.0.1", 0))?;
         fs::create_dir(&directory)?;
@@ -244,7 +242,7 @@ impl Bait {
         Ok(bait)
     }
 
-    /// Says `ran`, and then the name of each field that did not stop it.
+    /// Returns a script that prints `ran`, and then the name of each field that did not stop it.
     fn script(&self) -> String {
         let directory = self.directory.to_string_lossy().replace('\'', r"'\''");
         let port = self
@@ -261,28 +259,28 @@ impl Bait {
 
 impl Drop for Bait {
     fn drop(&mut self) {
-        // What can't be removed is an empty directory and says whose it is.
+        // An empty directory may be left; its name identifies it.
         let _ = fs::remove_dir_all(&self.directory);
     }
 }
 
-/// Finds the control groups of our process, and tries to make one below.
+/// Returns the control groups of this process, and tries to create one below.
 #[cfg(confined)]
-fn control_groups() -> Vec<ControlGroups> {
-    let mut found: Vec<ControlGroups> = Vec::new();
+fn control_groups() -> Vec<ControlGroupSupport> {
+    let mut found: Vec<ControlGroupSupport> = Vec::new();
     for hierarchy in groups::hierarchies() {
         let version = match hierarchy.version {
             groups::Version::One => 1,
             groups::Version::Two => 2,
         };
         let below = hierarchy
-            .place
+            .parent
             .join(format!("cantle-probe-{}", RunId::new()));
         let writable = fs::create_dir(&below).is_ok() && fs::remove_dir(&below).is_ok();
         let index = found.iter().position(|groups| groups.version == version);
         let mut groups = match index {
             Some(index) => found.swap_remove(index),
-            None => ControlGroups {
+            None => ControlGroupSupport {
                 version,
                 controllers: Vec::new(),
                 writable: Vec::new(),
@@ -299,7 +297,7 @@ fn control_groups() -> Vec<ControlGroups> {
 }
 
 #[cfg(not(confined))]
-fn control_groups() -> Vec<ControlGroups> {
+fn control_groups() -> Vec<ControlGroupSupport> {
     Vec::new()
 }
 
@@ -309,7 +307,7 @@ async fn within<T>(
 ) -> Result<T, SandboxError> {
     let ended = tokio::time::timeout(limit, work).await;
     ended.unwrap_or_else(|_| {
-        let message = "it was not found out in time";
+        let message = "the probe timed out";
         Err(SandboxError::new(SandboxErrorKind::Unavailable, message))
     })
 }

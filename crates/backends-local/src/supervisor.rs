@@ -1,7 +1,7 @@
-//! The supervisor of a sandbox, as its owner sees it: a socket for orders and a process to wait for.
+//! The owner's side of a supervisor: its process and control socket.
 //!
-//! It is started from memory, by `posix_spawn`, so that neither the size of our process nor what
-//! becomes of its files matters.
+//! It is started from memory by `posix_spawn`, so that neither the size of this process nor changes to its
+//! executable file matter.
 
 use std::fs::File;
 use std::io::{self, IoSlice, IoSliceMut, Write as _};
@@ -13,7 +13,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use cantle_supervisor::PROGRAM;
-use cantle_supervisor::wire::{Order, READY_BYTES, REPORT_BYTES, Ready, Report};
+use cantle_supervisor::wire::{Order, REPORT_BYTES, Report, SETUP_REPLY_BYTES, SetupReply};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::io::Errno;
@@ -23,13 +23,13 @@ use rustix::net::{
 };
 use rustix::pipe::{PipeFlags, pipe_with};
 
-/// The most descriptors one message carries.
-const MOST_FDS: usize = 8;
+/// Maximum number of descriptors in a message.
+const MAX_FDS: usize = 8;
 
-/// How long building a sandbox may take.
+/// Time in which a sandbox must be built.
 const SETUP_DEADLINE: Duration = Duration::from_secs(20);
 
-/// How long a sandbox that never stood may take to end.
+/// Time in which a sandbox that was never ready must end.
 const DROP_DEADLINE: Duration = Duration::from_secs(2);
 
 /// A running supervisor.
@@ -37,28 +37,27 @@ const DROP_DEADLINE: Duration = Duration::from_secs(2);
 pub(crate) struct Supervisor {
     control: OwnedFd,
     guard: Mutex<Child>,
-    /// At its end when everything in the sandbox has ended.
-    presence: OwnedFd,
+    /// The read end of a pipe that closes when everything in the sandbox has ended.
+    lifetime: OwnedFd,
 }
 
-/// What a supervisor answers once its sandbox stands.
+/// The supervisor's answer once its sandbox is ready.
 #[derive(Debug)]
-pub(crate) struct Built {
-    /// One bit for each wall that could not be built.
+pub(crate) struct SetupOutcome {
+    /// One bit for each optional step that failed.
     pub(crate) missing: u64,
-    /// Landlock's version; 0 where it isn't used.
+    /// The Landlock ABI version in force; 0 for none.
     pub(crate) landlock: u32,
-    /// The descriptors that the steps asked for.
+    /// The descriptors opened by the steps.
     pub(crate) opened: Vec<OwnedFd>,
 }
 
-/// Why there is no sandbox.
+/// Why a sandbox could not be built.
 #[derive(Debug)]
 pub(crate) enum StartError {
-    /// The supervisor could not be started, or was gone before it answered.
+    /// The supervisor could not be started, or ended before it answered.
     Start(io::Error),
-    /// The kernel refused something: the number of the step, or none where it was making the
-    /// namespaces.
+    /// The kernel refused a step: its number, or `None` for the creation of the namespaces.
     Step(Option<usize>, io::Error),
 }
 
@@ -75,34 +74,35 @@ impl From<Errno> for StartError {
 }
 
 impl Supervisor {
-    /// Starts a supervisor and has it do what `body` says; it joins the control groups whose files
-    /// are `groups`. Blocks.
-    pub(crate) fn start(body: &[u8], groups: &[File]) -> Result<(Self, Built), StartError> {
-        let (control, theirs) = message_sockets(SocketFlags::CLOEXEC)?;
+    /// Starts a supervisor, which joins the control groups of the files `groups` and performs the steps of
+    /// `body`. Blocks.
+    pub(crate) fn start(body: &[u8], groups: &[File]) -> Result<(Self, SetupOutcome), StartError> {
+        let (control, supervisor_control) = message_sockets(SocketFlags::CLOEXEC)?;
         let program = program()?;
-        // The child looks itself up: its descriptors are copies of ours.
+        // Resolved in the child, whose descriptors are copies.
         let path = format!("/proc/self/fd/{}", program.as_fd().as_raw_fd());
-        let (presence, their_presence) = pipe_with(PipeFlags::CLOEXEC)?;
+        let (lifetime, supervisor_lifetime) = pipe_with(PipeFlags::CLOEXEC)?;
         let guard = Command::new(path)
             .arg0("cantle-supervisor")
             .env_clear()
-            .stdin(theirs)
-            .stdout(their_presence)
+            .stdin(supervisor_control)
+            .stdout(supervisor_lifetime)
             .stderr(Stdio::null())
             .spawn()?;
         let supervisor = Self {
             control,
             guard: Mutex::new(guard),
-            presence,
+            lifetime,
         };
         let body = sealed(body)?;
         let mut fds = vec![body.as_fd()];
         fds.extend(groups.iter().map(AsFd::as_fd));
         supervisor.order(Order::Setup, &fds)?;
-        supervisor.built().map(|built| (supervisor, built))
+        let outcome = supervisor.setup_outcome()?;
+        Ok((supervisor, outcome))
     }
 
-    fn built(&self) -> Result<Built, StartError> {
+    fn setup_outcome(&self) -> Result<SetupOutcome, StartError> {
         if !wait(
             &self.control,
             PollFlags::IN,
@@ -111,16 +111,16 @@ impl Supervisor {
             let message = "building the sandbox takes too long";
             return Err(io::Error::new(io::ErrorKind::TimedOut, message).into());
         }
-        let mut message = [0; READY_BYTES];
+        let mut message = [0; SETUP_REPLY_BYTES];
         let (length, opened) = receive(self.control.as_fd(), &mut message)?;
-        match Ready::decode(message.get(..length).unwrap_or_default()) {
-            Some(Ready::Ready { missing, landlock }) => Ok(Built {
+        match SetupReply::decode(message.get(..length).unwrap_or_default()) {
+            Some(SetupReply::Ready { missing, landlock }) => Ok(SetupOutcome {
                 missing,
                 landlock,
                 opened,
             }),
-            Some(Ready::Failed { step, errno }) => {
-                let step = (step != Ready::BEFORE_STEPS).then_some(step as usize);
+            Some(SetupReply::Failed { step, errno }) => {
+                let step = (step != SetupReply::BEFORE_STEPS).then_some(step as usize);
                 Err(StartError::Step(step, io::Error::from_raw_os_error(errno)))
             }
             None => {
@@ -130,13 +130,12 @@ impl Supervisor {
         }
     }
 
-    /// Sends an order; does not block.
+    /// Sends an order without blocking.
     ///
     /// # Errors
-    /// `BrokenPipe` or `ConnectionReset` where the sandbox is gone, `WouldBlock` where it doesn't
-    /// take orders.
+    /// `BrokenPipe` or `ConnectionReset` if the sandbox is gone, `WouldBlock` if its queue is full.
     pub(crate) fn order(&self, order: Order, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         if !fds.is_empty() {
             ancillary.push(SendAncillaryMessage::ScmRights(fds));
@@ -152,7 +151,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// The same, and blocks until there is room for it, at the longest until `deadline`.
+    /// Sends an order, blocking until there is room for it or the deadline passes.
     pub(crate) fn order_by(&self, order: Order, deadline: Instant) -> io::Result<()> {
         loop {
             match self.order(order, &[]) {
@@ -171,22 +170,22 @@ impl Supervisor {
         self.wait_until(Instant::now())
     }
 
-    /// Ends the sandbox and waits until nothing of it is left, at the longest until `deadline`;
-    /// whether it has. Blocks.
+    /// Ends the sandbox and waits until nothing of it is left or the deadline passes; returns whether it
+    /// has ended. Blocks.
     pub(crate) fn end(&self, deadline: Instant) -> bool {
-        // It ends where its orders do.
+        // Init exits at the end of its control socket.
         let _ = rustix::net::shutdown(&self.control, rustix::net::Shutdown::Both);
         let ended = self.wait_until(deadline);
         if !ended {
-            // With namespaces of its own, everything dies with it.
+            // With a PID namespace, everything dies with it.
             let _ = self.guard().kill();
         }
         ended
     }
 
-    /// Lets go of the supervisor's process, which takes the mounts down meanwhile. Blocks.
+    /// Reaps the supervisor's process, whose exit unmounts the sandbox's file systems. Blocks.
     pub(crate) fn reap(&self) {
-        // Somebody else in our process may have done so.
+        // Other code of this process may have reaped it.
         let _ = self.guard().wait();
     }
 
@@ -195,13 +194,13 @@ impl Supervisor {
     }
 
     fn wait_until(&self, deadline: Instant) -> bool {
-        wait(&self.presence, PollFlags::IN, deadline)
+        wait(&self.lifetime, PollFlags::IN, deadline)
     }
 }
 
-/// Waits until something is ready, at the longest until `deadline`; whether it is.
-fn wait(fd: &OwnedFd, what: PollFlags, deadline: Instant) -> bool {
-    let mut polled = [PollFd::new(fd, what)];
+/// Waits until a descriptor is ready or the deadline passes; returns whether it is ready.
+fn wait(fd: &OwnedFd, events: PollFlags, deadline: Instant) -> bool {
+    let mut polled = [PollFd::new(fd, events)];
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         let left = Timespec::try_from(left).ok();
@@ -214,13 +213,13 @@ fn wait(fd: &OwnedFd, what: PollFlags, deadline: Instant) -> bool {
 
 impl Drop for Supervisor {
     fn drop(&mut self) {
-        // Nothing to do where it was closed; where it never stood, it ends by itself, or is stuck.
+        // Nothing to do if it was closed. One that was never ready ends by itself, or is stuck.
         self.end(Instant::now() + DROP_DEADLINE);
         self.reap();
     }
 }
 
-/// The supervisor's program, in memory.
+/// Returns a memory file with the supervisor's program.
 fn program() -> io::Result<&'static OwnedFd> {
     static FILE: OnceLock<OwnedFd> = OnceLock::new();
     if let Some(file) = FILE.get() {
@@ -230,11 +229,11 @@ fn program() -> io::Result<&'static OwnedFd> {
     Ok(FILE.get_or_init(|| file))
 }
 
-/// A file in memory that nobody can change any more.
+/// Creates an immutable memory file.
 pub(crate) fn sealed(content: &[u8]) -> io::Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let file = match memfd_create("cantle", flags | MemfdFlags::EXEC) {
-        // Linux before 6.3 doesn't ask.
+        // Linux before 6.3 does not know the flag.
         Err(Errno::INVAL) => memfd_create("cantle", flags)?,
         file => file?,
     };
@@ -245,13 +244,13 @@ pub(crate) fn sealed(content: &[u8]) -> io::Result<OwnedFd> {
     Ok(file.into())
 }
 
-/// Two sockets for messages.
+/// Creates a pair of sockets for messages.
 pub(crate) fn message_sockets(flags: SocketFlags) -> Result<(OwnedFd, OwnedFd), Errno> {
     socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
 }
 
-/// Takes a report from a command's socket, with the terminal that comes along; `None` where the
-/// command and all it started are gone. `WouldBlock` where there is none yet.
+/// Receives a report from a command's socket, with the terminal that accompanies it. Returns `None` when
+/// no process of the command is left, `WouldBlock` if there is no report yet.
 pub(crate) fn report(socket: BorrowedFd<'_>) -> io::Result<Option<(Report, Option<OwnedFd>)>> {
     let mut message = [0; REPORT_BYTES];
     let (length, fds) = receive(socket, &mut message)?;
@@ -260,13 +259,13 @@ pub(crate) fn report(socket: BorrowedFd<'_>) -> io::Result<Option<(Report, Optio
 }
 
 fn receive(socket: BorrowedFd<'_>, message: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST_FDS))];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
     let received = loop {
         let mut slices = [IoSliceMut::new(message)];
         match recvmsg(socket, &mut slices, &mut ancillary, RecvFlags::CMSG_CLOEXEC) {
             Err(Errno::INTR) => {}
-            // It was killed with something of ours unread.
+            // The peer was killed with unread messages.
             Err(Errno::CONNRESET) => return Ok((0, Vec::new())),
             received => break received?,
         }

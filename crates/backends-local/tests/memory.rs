@@ -1,4 +1,4 @@
-//! Memory stays bounded, whatever a command writes and a file holds. On its own, because it
+//! Memory stays bounded for any amount of output and any file size. A test program of its own, because it
 //! measures the process.
 
 #![cfg(confined)]
@@ -16,7 +16,7 @@ use cantle_core::sandbox::{
     Backend as _, Sandbox, SandboxContext, SandboxExt as _, SandboxPath, SpawnRequest, Spill,
 };
 
-/// The most memory this process ever had.
+/// Returns the peak memory of this process.
 fn peak_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status
@@ -26,7 +26,7 @@ fn peak_bytes() -> u64 {
     line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() * 1024
 }
 
-/// What may come and go besides: pieces on their way, the allocator's leftovers.
+/// Allowance for chunks in transit and the allocator.
 const BOUND: u64 = 32 << 20;
 
 async fn open() -> Arc<dyn Sandbox> {
@@ -34,9 +34,9 @@ async fn open() -> Arc<dyn Sandbox> {
     LocalBackend::new().open(cx).await.unwrap()
 }
 
-/// One test for all: each would count for the others.
+/// A single test, because the peak is per process.
 #[tokio::test]
-async fn output_and_files_of_any_size_take_a_few_megabytes() {
+async fn output_and_files_of_any_size_use_bounded_memory() {
     let sandbox = open().await;
     sandbox.run(SpawnRequest::shell("true")).await.unwrap();
     let before = peak_bytes();
@@ -49,7 +49,7 @@ async fn output_and_files_of_any_size_take_a_few_megabytes() {
     sandbox.close().await.unwrap();
 }
 
-/// Captured, spilled, and read by nobody.
+/// Captured, spilled and unread output.
 async fn output(sandbox: &dyn Sandbox) {
     const GIGABYTE: u64 = 1 << 30;
     let line = format!("head -c {GIGABYTE} /dev/zero");
@@ -74,8 +74,8 @@ async fn output(sandbox: &dyn Sandbox) {
     assert_eq!(discarded.stdout.total_bytes, GIGABYTE);
 }
 
-/// Copied out, in again and across. The copies take disk and time, so they are only as large as
-/// shows that none of them is in memory.
+/// Downloads, uploads and transfers between sandboxes. The copies are only as large as
+/// needed to show that they are not in memory.
 async fn files(sandbox: &dyn Sandbox) {
     const SIZE: u64 = 8 * BOUND;
     let file: SandboxPath = "file".parse().unwrap();

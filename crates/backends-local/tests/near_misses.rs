@@ -1,5 +1,5 @@
-//! What others write and we read, a few bytes away from being right: nothing panics, and what is read
-//! is what will be read again. A bounded walk around valid inputs, in every run of the tests.
+//! Mutated inputs: parsers do not panic, and parsed values round-trip. A bounded walk around valid
+//! inputs, in every run of the tests.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
@@ -9,28 +9,28 @@ use cantle_core::sandbox::SandboxPath;
 use proptest::prelude::*;
 use proptest::sample::{Index, select};
 
-/// Policies as a file, a journal or a client would have them.
+/// Policies as in files, journals or requests.
 const POLICIES: &[&str] = &[
     r#"{"read_roots":{"system":true,"paths":["/data"]},"write_roots":[],"network":"off"}"#,
-    r#"{"network":{"hosts":["*.debian.org:443","pypi.org"]},"subprocesses":false}"#,
-    // Of the environment names alone are written.
+    r#"{"network":{"hosts":["*.mirror.example.org:443","index.example.org"]},"subprocesses":false}"#,
+    // Only the names of environment variables are serialized.
     r#"{"working_directory":"read_only","environment":{},"strictness":"best_effort"}"#,
     r#"{"limits":{"wall_time_s":1.5,"memory_bytes":1024,"processes":64,"output_bytes":1}}"#,
     "{}",
 ];
 const HOSTS: &[&str] = &[
-    "pypi.org",
-    "*.debian.org:443",
-    "xn--bcher-kva.example:8080",
+    "index.example.org",
+    "*.mirror.example.org:443",
+    "xn--bcher-kva.example.com:8080",
     "a.b-c.d1",
 ];
 const LIMITS: &[&str] = &["memory=2G", "wall_time=1.5m", "processes=64", " disk = 1k "];
 const PATHS: &[&str] = &["a/b/../c", "/workspace/x y", "./..//z", "\u{fc}/-rf", "a/"];
 
-/// One change: what is done where, and with which byte.
+/// One mutation: its kind, position and byte.
 type Edit = (u8, Index, u8);
 
-/// Bytes that mean something to one of the readers, and any other.
+/// Bytes that are special to some parser, and any others.
 fn edits() -> impl Strategy<Value = Vec<Edit>> {
     let marks = select(&b"\"\\{}[]:,./*-=0918eE+ \0\n\xff\xc3"[..]);
     let byte = prop_oneof![marks, any::<u8>()];
@@ -44,7 +44,7 @@ fn edited(seed: &str, edits: &[Edit]) -> Vec<u8> {
         match what {
             0 => bytes.insert(at, *byte),
             1 => bytes.truncate(at),
-            // Twice what is there, as in a copy gone wrong.
+            // Duplicates the input.
             2 => bytes.extend_from_within(at..),
             _ => {
                 if let Some(changed) = bytes.get_mut(at) {
@@ -60,7 +60,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn a_policy_that_is_read_is_read_again(seed in select(POLICIES), edits in edits()) {
+    fn parsed_policy_round_trips(seed in select(POLICIES), edits in edits()) {
         let read = serde_json::from_slice::<Policy>(&edited(seed, &edits));
         if let Ok(policy) = read && policy.environment.is_empty() {
             let json = serde_json::to_string(&policy)?;
@@ -69,7 +69,7 @@ proptest! {
     }
 
     #[test]
-    fn a_host_that_is_read_is_read_again(seed in select(HOSTS), edits in edits()) {
+    fn parsed_host_round_trips(seed in select(HOSTS), edits in edits()) {
         let text = String::from_utf8_lossy(&edited(seed, &edits)).into_owned();
         if let Ok(pattern) = text.parse::<HostPattern>() {
             prop_assert_eq!(pattern.to_string().parse(), Ok(pattern));
@@ -77,14 +77,14 @@ proptest! {
     }
 
     #[test]
-    fn a_limit_is_set_or_nothing_is(seed in select(LIMITS), edits in edits()) {
+    fn invalid_limit_changes_nothing(seed in select(LIMITS), edits in edits()) {
         let text = String::from_utf8_lossy(&edited(seed, &edits)).into_owned();
         let mut limits = Limits::default();
         prop_assert_eq!(limits.set(&text).is_ok(), !limits.is_empty());
     }
 
     #[test]
-    fn a_path_never_climbs(seed in select(PATHS), edits in edits()) {
+    fn path_never_climbs(seed in select(PATHS), edits in edits()) {
         let bytes = edited(seed, &edits);
         if let Ok(path) = SandboxPath::from_os(OsStr::from_bytes(&bytes)) {
             let fine = |part: &[u8]| !matches!(part, b"" | b"." | b"..") && !part.contains(&0);

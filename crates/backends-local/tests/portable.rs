@@ -1,5 +1,5 @@
-//! What is left where commands are not confined, as on systems other than Linux. Linux has it, too,
-//! when it is asked for: `CANTLE_PORTABLE=1 cargo test -p cantle-backends-local --test portable`.
+//! Unconfined commands, as on systems other than Linux. On Linux, run
+//! `CANTLE_PORTABLE=1 cargo test -p cantle-backends-local --test portable`.
 
 #![cfg(not(confined))]
 #![expect(
@@ -39,7 +39,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use crate::support::{Token, open, stdout};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_conforms_but_for_its_limits() {
+async fn portable_backend_conforms_except_known_limits() {
     let place = tempfile::tempdir().unwrap();
     let backend = LocalBackend::new().in_directory(place.path());
     let report = cantle_testkit::conformance::sandbox(&backend).await;
@@ -52,7 +52,7 @@ async fn it_conforms_but_for_its_limits() {
     assert!(unexpected.is_empty(), "{report}");
 }
 
-/// Kills what was started in a sandbox below `place`: some cases find out that there is something left.
+/// Kills the processes started in sandboxes below `place`, which some cases leave behind.
 fn end_all_of(place: &Path) {
     let place = place.canonicalize().unwrap();
     let marks = |environment: &[u8]| {
@@ -65,22 +65,22 @@ fn end_all_of(place: &Path) {
         if let Some(pid) = pid.and_then(Pid::from_raw)
             && is_ours()
         {
-            // It may have ended by itself.
+            // It may have ended already.
             let _ = kill_process(pid, Signal::KILL);
         }
     }
 }
 
-/// What leaves its process group is out of reach, and what stays is listed by its group alone.
+/// Cases that fail because processes leave their group, or are listed only by it.
 const LIMITS: [&str; 13] = [
     "a_background_daemon_is_killed",
     "timeout_kills_a_child_that_left_the_process_group",
     "timeout_kills_a_daemon",
-    "timeout_kills_what_would_have_been_kept",
+    "timeout_kills_kept_background_processes",
     "timeout_leaves_other_commands_alone",
     "cancellation_kills_everything",
     "dropping_the_process_kills_everything",
-    "giving_up_a_run_kills_everything",
+    "dropping_a_run_kills_everything",
     "a_kept_child_runs_on_and_is_listed",
     "a_kept_daemon_is_listed",
     "a_kept_process_ends_with_the_sandbox",
@@ -89,7 +89,7 @@ const LIMITS: [&str; 13] = [
 ];
 
 #[tokio::test]
-async fn a_policy_that_asks_for_something_is_refused() {
+async fn policy_that_needs_confinement_is_refused() {
     for preset in Preset::ALL {
         let cx = SandboxContext::new(RunId::new(), preset.policy());
         let opened = LocalBackend::new().open(cx).await;
@@ -108,7 +108,10 @@ async fn a_policy_that_asks_for_something_is_refused() {
     let cx = SandboxContext::new(RunId::new(), policy);
     let sandbox = LocalBackend::new().open(cx).await.unwrap();
     let info = sandbox.info();
-    assert_eq!((info.isolation, info.walls.len()), (Isolation::None, 0));
+    assert_eq!(
+        (info.isolation, info.mechanisms.len()),
+        (Isolation::None, 0)
+    );
     for enforcement in &info.enforcement {
         let by = match enforcement.field {
             PolicyField::Environment => EnforcedBy::Backend,
@@ -121,7 +124,7 @@ async fn a_policy_that_asks_for_something_is_refused() {
 }
 
 #[tokio::test]
-async fn a_command_that_is_cut_short_ends_with_its_group() {
+async fn stopped_command_ends_with_its_group() {
     let sandbox = open().await;
     let token = Token::new();
     let line = "trap '' TERM; sleep 600 & (sleep 600 &) ; sleep 600";
@@ -141,7 +144,7 @@ async fn a_command_that_is_cut_short_ends_with_its_group() {
 }
 
 #[tokio::test]
-async fn there_are_no_terminals() {
+async fn terminals_are_unsupported() {
     let sandbox = open().await;
     let request = SpawnRequest::shell("tty").with_pty(PtySize {
         rows: 24,

@@ -1,9 +1,8 @@
-//! The API that makes sandboxes and ends them.
+//! The API that creates and kills sandboxes.
 //!
-//! Every call may be made again: it leads to the same state, and the one that makes a sandbox has a key of
-//! its own by which the service knows it. So it is, where the service is busy or its answer was lost: so
-//! often, and not before the service says. What the API key is stays in one header; what the service
-//! answers is told without it.
+//! All calls are idempotent; creation has an idempotency key. They are retried when the service is busy or a
+//! response was lost, a limited number of times and not before the time that the service asks for. Error messages
+//! omit the API key and other secrets.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -19,38 +18,36 @@ use serde_json::{Value, json};
 use tokio::time::{Instant, sleep, timeout};
 
 use crate::backend::ApiGeneration;
-use crate::envd::Made;
-use crate::gate::{Gate, Held};
-use crate::http::{self, Broken};
-use crate::tls::Trust;
+use crate::envd::SandboxRecord;
+use crate::gate::{Gate, HoldTooLong};
+use crate::http::{self, RequestError, TlsCache};
 
-/// For one call, with all that is tried again.
-const DEADLINE: Duration = Duration::from_secs(60);
-/// How often a call is tried again.
-const RETRIES: u32 = 4;
-/// Before it is tried again where the service doesn't say.
-const PAUSE: Duration = Duration::from_millis(200);
-/// Characters of the service's own words that an error repeats.
-const LONGEST_WORDS: usize = 300;
-/// Bytes of what can be a secret: a server of one's own takes `x` for a key, which is in every other word.
-const SHORTEST_SECRET: usize = 4;
+/// Time limit of a call, retries included.
+const CALL_TIMEOUT: Duration = Duration::from_secs(60);
+const MAX_RETRIES: u32 = 4;
+/// First pause before a retry, if the service doesn't ask for another; it doubles each time.
+const RETRY_PAUSE: Duration = Duration::from_millis(200);
+/// Maximum characters of a service's message in an error.
+const MAX_MESSAGE_CHARS: usize = 300;
+/// Minimum length of a secret that is hidden: a self-hosted server may use a key such as `x`.
+const MIN_SECRET_BYTES: usize = 4;
 const TOO_MANY: &str =
-    "Too many requests or sandboxes: wait, end some, or let fewer be made at once.";
+    "Too many requests or sandboxes: wait, close some, or lower the creation rate.";
 
-/// The service, and the key for it.
+/// Client of the API.
 pub(crate) struct Api {
     http: Client,
     base: Url,
     header: HeaderValue,
-    /// What the service is told and nobody else: the key, and what sandboxes have in their environment.
+    /// Values to hide in messages: the key and the sandboxes' environment variables.
     secrets: Vec<SecretText>,
     generation: ApiGeneration,
-    /// Whether the newer paths turned out not to be there.
+    /// Whether the service has only the first version of the API.
     only_first: AtomicBool,
     pub(crate) gate: Gate,
 }
 
-/// It holds the key.
+/// Omits the key.
 impl fmt::Debug for Api {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Api")
@@ -59,17 +56,17 @@ impl fmt::Debug for Api {
     }
 }
 
-/// What is asked for in a new sandbox.
+/// The request to create a sandbox.
 #[derive(Clone, Debug)]
-pub(crate) struct Wanted {
+pub(crate) struct CreateRequest {
     pub(crate) body: Value,
     pub(crate) template: String,
-    /// The same for every try, so that none makes a second sandbox.
+    /// Equal in all retries, so that only one sandbox is created.
     pub(crate) idempotency_key: String,
 }
 
-/// An answer of the service.
-struct Answer {
+/// A complete response.
+struct ApiResponse {
     status: StatusCode,
     headers: HeaderMap,
     body: Bytes,
@@ -77,16 +74,15 @@ struct Answer {
 
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Refusal {
+struct ErrorBody {
     message: String,
     error_code: String,
 }
 
-/// When a call may be made.
+/// Whether a call counts for the creation rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Pace {
-    AtOnce,
-    /// One after the other, with all others that make a sandbox.
+enum Gating {
+    Ungated,
     Gated,
 }
 
@@ -97,7 +93,7 @@ impl Api {
         environment: impl IntoIterator<Item = SecretText>,
         generation: ApiGeneration,
         gate: Gate,
-        trust: &Trust,
+        tls_cache: &TlsCache,
     ) -> Result<Self, SandboxError> {
         let mut header = HeaderValue::try_from(key.expose()).map_err(|_| {
             let message = "the API key holds characters that can't be sent";
@@ -106,11 +102,11 @@ impl Api {
         })?;
         header.set_sensitive(true);
         let mut secrets: Vec<SecretText> = environment.into_iter().chain([key.clone()]).collect();
-        secrets.retain(|secret| secret.expose().len() >= SHORTEST_SECRET);
-        // One may be part of another.
+        secrets.retain(|secret| secret.expose().len() >= MIN_SECRET_BYTES);
+        // A secret may contain a shorter one.
         secrets.sort_by_key(|secret| std::cmp::Reverse(secret.expose().len()));
         Ok(Self {
-            http: http::client(&base, trust)?,
+            http: http::client(&base, tls_cache)?,
             base,
             header,
             secrets,
@@ -124,56 +120,60 @@ impl Api {
         self.base.as_str().trim_end_matches('/')
     }
 
-    /// Makes a sandbox.
-    pub(crate) async fn create(&self, wanted: &Wanted) -> Result<Made, SandboxError> {
-        let doing = "failed to make a sandbox";
-        let _place = self.gate.enter(DEADLINE).await.map_err(|held| {
-            let Held(left) = held;
+    /// Creates a sandbox.
+    pub(crate) async fn create(&self, spec: &CreateRequest) -> Result<SandboxRecord, SandboxError> {
+        let doing = "failed to create a sandbox";
+        let _permit = self.gate.acquire(CALL_TIMEOUT).await.map_err(|held| {
+            let HoldTooLong(left) = held;
             let seconds = left.as_secs();
-            let message = format!("{doing}: the service asks to wait for {seconds} s more");
+            let message = format!("{doing}: the service asks to wait for another {seconds} s");
             SandboxError::new(SandboxErrorKind::Unavailable, message).with_advice(TOO_MANY)
         })?;
         let path = ["sandboxes"];
         let answer = self
-            .in_some_generation(Pace::Gated, &path, &wanted.body, |request| {
-                request.header("idempotency-key", &wanted.idempotency_key)
+            .call_newest(Gating::Gated, &path, &spec.body, |request| {
+                request.header("idempotency-key", &spec.idempotency_key)
             })
             .await
-            .map_err(|broken| self.unreached(broken, doing))?;
+            .map_err(|error| self.unreachable(error, doing))?;
         match answer.status {
-            StatusCode::CREATED | StatusCode::OK => self.made(&answer, doing),
-            StatusCode::NOT_FOUND if !answer.says_something() => Err(self.strange(doing)),
+            StatusCode::CREATED | StatusCode::OK => self.parse_record(&answer, doing),
+            StatusCode::NOT_FOUND if !answer.has_message() => Err(self.not_the_api(doing)),
             StatusCode::NOT_FOUND => Err(self
                 .error(&answer, SandboxErrorKind::Unavailable, doing)
                 .with_advice(format!(
-                    "Check the template's name (`{}`), and that the key's team has it.",
-                    wanted.template
+                    "Check the template's name (`{}`), and that the key's team has access to it.",
+                    spec.template
                 ))),
             _ => Err(self.refused(&answer, doing)),
         }
     }
 
-    /// Finds a sandbox again, waking it where it is paused, and lets it live for this long.
-    pub(crate) async fn connect(&self, id: &str, lifetime: Duration) -> Result<Made, SandboxError> {
+    /// Connects to a sandbox, resuming it if paused, and sets its lifetime.
+    pub(crate) async fn connect(
+        &self,
+        id: &str,
+        lifetime: Duration,
+    ) -> Result<SandboxRecord, SandboxError> {
         let doing = "failed to connect to the sandbox";
         let body = json!({ "timeout": lifetime.as_secs() });
         let path = ["sandboxes", id, "connect"];
         let answer = self
-            .in_some_generation(Pace::AtOnce, &path, &body, |request| request)
+            .call_newest(Gating::Ungated, &path, &body, |request| request)
             .await
-            .map_err(|broken| self.unreached(broken, doing))?;
+            .map_err(|error| self.unreachable(error, doing))?;
         match answer.status {
-            StatusCode::CREATED | StatusCode::OK => self.made(&answer, doing),
+            StatusCode::CREATED | StatusCode::OK => self.parse_record(&answer, doing),
             StatusCode::NOT_FOUND => Err(gone(id)),
             _ => Err(self.refused(&answer, doing)),
         }
     }
 
-    /// Lets a sandbox live for this long from now on.
-    pub(crate) async fn prolong(&self, id: &str, lifetime: Duration) -> Result<(), SandboxError> {
+    /// Sets the remaining lifetime of a sandbox.
+    pub(crate) async fn extend(&self, id: &str, lifetime: Duration) -> Result<(), SandboxError> {
         let body = json!({ "timeout": lifetime.as_secs() });
-        let doing = "failed to prolong the sandbox's life";
-        self.about(
+        let doing = "failed to extend the sandbox's lifetime";
+        self.call_sandbox(
             Method::POST,
             &["sandboxes", id, "timeout"],
             Some(&body),
@@ -184,10 +184,10 @@ impl Api {
         .map(|_| ())
     }
 
-    /// Pauses a sandbox; one that is paused already is fine.
+    /// Pauses a sandbox if it is running.
     pub(crate) async fn pause(&self, id: &str) -> Result<(), SandboxError> {
         let doing = "failed to pause the sandbox";
-        self.about(
+        self.call_sandbox(
             Method::POST,
             &["sandboxes", id, "pause"],
             Some(&json!({})),
@@ -198,11 +198,11 @@ impl Api {
         .map(|_| ())
     }
 
-    /// Ends a sandbox; one that is gone already is fine.
+    /// Kills a sandbox if it exists.
     pub(crate) async fn kill(&self, id: &str) -> Result<(), SandboxError> {
-        let doing = "failed to end the sandbox";
+        let doing = "failed to kill the sandbox";
         match self
-            .about(Method::DELETE, &["sandboxes", id], None, id, doing)
+            .call_sandbox(Method::DELETE, &["sandboxes", id], None, id, doing)
             .await
         {
             Err(error) if error.kind() == SandboxErrorKind::Gone => Ok(()),
@@ -210,35 +210,35 @@ impl Api {
         }
     }
 
-    async fn about(
+    async fn call_sandbox(
         &self,
         method: Method,
         path: &[&str],
         body: Option<&Value>,
         id: &str,
         doing: &str,
-    ) -> Result<Answer, SandboxError> {
+    ) -> Result<ApiResponse, SandboxError> {
         let answer = self
-            .call(Pace::AtOnce, method, path, body, |request| request)
+            .call(Gating::Ungated, method, path, body, |request| request)
             .await
-            .map_err(|broken| self.unreached(broken, doing))?;
+            .map_err(|error| self.unreachable(error, doing))?;
         match answer.status {
             status if status.is_success() => Ok(answer),
-            // It is paused already.
+            // Already paused.
             StatusCode::CONFLICT if path.last() == Some(&"pause") => Ok(answer),
             StatusCode::NOT_FOUND => Err(gone(id)),
             _ => Err(self.refused(&answer, doing)),
         }
     }
 
-    /// Calls the newer path, and the older one where the service has no newer one.
-    async fn in_some_generation(
+    /// Calls the second version of the API, or the first where the service lacks it.
+    async fn call_newest(
         &self,
-        pace: Pace,
+        gating: Gating,
         path: &[&str],
         body: &Value,
         adapt: impl Fn(reqwest::RequestBuilder) -> reqwest::RequestBuilder,
-    ) -> Result<Answer, Broken> {
+    ) -> Result<ApiResponse, RequestError> {
         let second: Vec<&str> = ["v2"].iter().chain(path).copied().collect();
         let tries_second = match self.generation {
             ApiGeneration::V1 => false,
@@ -248,24 +248,24 @@ impl Api {
         let older = secure(body);
         if !tries_second {
             return self
-                .call(pace, Method::POST, path, Some(&older), adapt)
+                .call(gating, Method::POST, path, Some(&older), adapt)
                 .await;
         }
         let answer = self
-            .call(pace, Method::POST, &second, Some(body), &adapt)
+            .call(gating, Method::POST, &second, Some(body), &adapt)
             .await?;
-        if self.generation != ApiGeneration::Newest || !answer.is_of_no_path() {
+        if self.generation != ApiGeneration::Newest || !answer.may_lack_path() {
             return Ok(answer);
         }
-        // The sandbox or the template may be what isn't there: then the older path says so, too.
+        // If the sandbox or template is missing, the first version answers 404 as well.
         let older = self
-            .call(pace, Method::POST, path, Some(&older), adapt)
+            .call(gating, Method::POST, path, Some(&older), adapt)
             .await?;
         if older.status.is_success() {
             self.only_first.store(true, Ordering::Relaxed);
         }
-        // Where the older path is none either, this is what the newer one said of itself.
-        Ok(if older.is_of_no_path() && !older.says_something() {
+        // If neither path exists, the first response has the better message.
+        Ok(if older.may_lack_path() && !older.has_message() {
             answer
         } else {
             older
@@ -274,16 +274,16 @@ impl Api {
 
     async fn call(
         &self,
-        pace: Pace,
+        gating: Gating,
         method: Method,
         path: &[&str],
         body: Option<&Value>,
         adapt: impl Fn(reqwest::RequestBuilder) -> reqwest::RequestBuilder,
-    ) -> Result<Answer, Broken> {
-        let url = http::below(&self.base, path.iter().copied());
-        let deadline = Instant::now() + DEADLINE;
+    ) -> Result<ApiResponse, RequestError> {
+        let url = http::join_path(&self.base, path.iter().copied());
+        let deadline = Instant::now() + CALL_TIMEOUT;
         let left = || deadline.saturating_duration_since(Instant::now());
-        let mut tries = 0;
+        let mut retries = 0;
         loop {
             let mut request = self
                 .http
@@ -294,90 +294,97 @@ impl Api {
                     .header(CONTENT_TYPE, "application/json")
                     .body(body.to_string());
             }
-            let Ok(answered) = timeout(left(), answer(adapt(request))).await else {
-                return Err(Broken::silent(DEADLINE));
+            let Ok(answered) = timeout(left(), send(adapt(request))).await else {
+                return Err(RequestError::timed_out(CALL_TIMEOUT));
             };
-            let asked = match &answered {
-                Ok(answer) => answer.try_again(),
-                Err(broken) => broken.is_cut.then_some(None),
+            let retry = match &answered {
+                Ok(answer) => answer.retry(),
+                Err(error) => error.may_have_succeeded.then_some(None),
             };
-            let Some(asked) = asked else {
+            let Some(retry_after) = retry else {
                 return answered;
             };
-            let wait = asked.unwrap_or(PAUSE * 2_u32.pow(tries));
-            let is_busy = |answer: &Answer| answer.status == StatusCode::TOO_MANY_REQUESTS;
+            let wait = retry_after.unwrap_or(RETRY_PAUSE * 2_u32.pow(retries));
+            let is_busy = |answer: &ApiResponse| answer.status == StatusCode::TOO_MANY_REQUESTS;
             if answered.as_ref().is_ok_and(is_busy) {
                 self.gate.hold(wait);
             }
-            tries += 1;
-            if tries > RETRIES || wait >= left() {
+            retries += 1;
+            if retries > MAX_RETRIES || wait >= left() {
                 return answered;
             }
             sleep(wait).await;
-            if pace == Pace::Gated && self.gate.turn(left()).await.is_err() {
+            if gating == Gating::Gated && self.gate.wait_turn(left()).await.is_err() {
                 return answered;
             }
         }
     }
 
-    fn made(&self, answer: &Answer, doing: &str) -> Result<Made, SandboxError> {
-        let made: Made = serde_json::from_slice(&answer.body).map_err(|_| self.strange(doing))?;
+    fn parse_record(
+        &self,
+        answer: &ApiResponse,
+        doing: &str,
+    ) -> Result<SandboxRecord, SandboxError> {
+        let record: SandboxRecord =
+            serde_json::from_slice(&answer.body).map_err(|_| self.not_the_api(doing))?;
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
-        // It becomes part of addresses.
-        if made.sandbox_id.is_empty() || !made.sandbox_id.bytes().all(plain) {
-            return Err(self.strange(doing));
+        // The id becomes part of URLs.
+        if record.sandbox_id.is_empty() || !record.sandbox_id.bytes().all(plain) {
+            return Err(self.not_the_api(doing));
         }
-        Ok(made)
+        Ok(record)
     }
 
-    fn unreached(&self, broken: Broken, doing: &str) -> SandboxError {
+    fn unreachable(&self, error: RequestError, doing: &str) -> SandboxError {
         let doing = format!("{doing}: failed to reach {}", self.address());
-        broken.into_error(SandboxErrorKind::Unavailable, &doing)
+        error.into_error(SandboxErrorKind::Unavailable, &doing)
     }
 
-    /// Something answers at this address, but it isn't this API.
-    fn strange(&self, doing: &str) -> SandboxError {
+    /// The error for a server that doesn't implement this API.
+    fn not_the_api(&self, doing: &str) -> SandboxError {
         let message = format!(
-            "{doing}: what answers at {} does not speak E2B's API",
+            "{doing}: the server at {} does not implement E2B's API",
             self.address()
         );
         SandboxError::new(SandboxErrorKind::Unavailable, message)
             .with_advice("Check the API's URL (E2B_API_URL, or E2B_DOMAIN).")
     }
 
-    fn refused(&self, answer: &Answer, doing: &str) -> SandboxError {
+    fn refused(&self, answer: &ApiResponse, doing: &str) -> SandboxError {
         let error = self.error(answer, SandboxErrorKind::Unavailable, doing);
         match answer.status.as_u16() {
             401 => error.with_advice(
-                "The key was not accepted: check E2B_API_KEY, and that it belongs to this address.",
+                "The key was rejected: check E2B_API_KEY, and that it belongs to this address.",
             ),
-            403 => error.with_advice("The key may not do this: check what its team is allowed."),
+            403 => error.with_advice("The key lacks permission: check its team's settings."),
             400 => SandboxError::new(SandboxErrorKind::InvalidInput, error.to_string()),
             429 => error.with_advice(TOO_MANY),
-            status if status >= 500 => error.with_advice("The service is in trouble: try again."),
+            status if status >= 500 => {
+                error.with_advice("The service has a problem: try again later.")
+            }
             _ => error,
         }
     }
 
-    fn error(&self, answer: &Answer, kind: SandboxErrorKind, doing: &str) -> SandboxError {
+    fn error(&self, answer: &ApiResponse, kind: SandboxErrorKind, doing: &str) -> SandboxError {
         let status = answer.status.as_u16();
-        let words = match answer.words() {
-            words if words.is_empty() => String::new(),
-            words => format!(": {}", self.without_secrets(words)),
+        let detail = match answer.message() {
+            message if message.is_empty() => String::new(),
+            message => format!(": {}", self.hide_secrets(message)),
         };
-        SandboxError::new(kind, format!("{doing}: the API answered {status}{words}"))
+        SandboxError::new(kind, format!("{doing}: the API answered {status}{detail}"))
     }
 
-    /// Words of the service, which may repeat what it was told.
-    fn without_secrets(&self, mut words: String) -> String {
+    /// Shortens a message of the service, which may repeat secrets, and hides them.
+    fn hide_secrets(&self, mut message: String) -> String {
         for secret in &self.secrets {
-            words = words.replace(secret.expose(), "[hidden]");
+            message = message.replace(secret.expose(), "[hidden]");
         }
-        words.chars().take(LONGEST_WORDS).collect()
+        message.chars().take(MAX_MESSAGE_CHARS).collect()
     }
 }
 
-/// The first generation had to be asked for tokens.
+/// Requests access tokens, which are optional in the first version of the API.
 fn secure(body: &Value) -> Value {
     let mut body = body.clone();
     if let Value::Object(body) = &mut body
@@ -392,39 +399,38 @@ pub(crate) fn gone(id: &str) -> SandboxError {
     SandboxError::gone(format!("the sandbox `{id}` no longer exists"))
 }
 
-async fn answer(request: reqwest::RequestBuilder) -> Result<Answer, Broken> {
+async fn send(request: reqwest::RequestBuilder) -> Result<ApiResponse, RequestError> {
     let response = request.send().await?;
-    Ok(Answer {
+    Ok(ApiResponse {
         status: response.status(),
         headers: response.headers().clone(),
-        body: http::whole(response).await?,
+        body: http::read_body(response).await?,
     })
 }
 
-impl Answer {
-    /// What the service says about it.
-    fn words(&self) -> String {
-        self.refusal().message
+impl ApiResponse {
+    fn message(&self) -> String {
+        self.error_body().message
     }
 
-    fn refusal(&self) -> Refusal {
+    fn error_body(&self) -> ErrorBody {
         serde_json::from_slice(&self.body).unwrap_or_default()
     }
 
-    fn says_something(&self) -> bool {
-        !self.words().is_empty()
+    fn has_message(&self) -> bool {
+        !self.message().is_empty()
     }
 
-    /// Whether the service may not know the path. Some have it for other methods.
-    fn is_of_no_path(&self) -> bool {
+    /// Whether the service may lack the path; some have it for other methods only.
+    fn may_lack_path(&self) -> bool {
         matches!(
             self.status,
             StatusCode::NOT_FOUND | StatusCode::METHOD_NOT_ALLOWED
         )
     }
 
-    /// Whether the same request may do better later, and how much later.
-    fn try_again(&self) -> Option<Option<Duration>> {
+    /// Returns whether to retry, and the delay that the service asks for.
+    fn retry(&self) -> Option<Option<Duration>> {
         if self.status.is_success() {
             return None;
         }
@@ -433,22 +439,22 @@ impl Answer {
             (Some(b"true"), _) => true,
             (Some(_), _) => false,
             (None, 429 | 502..=504) => true,
-            // An earlier try whose answer was lost.
-            (None, 409) => self.refusal().error_code == "idempotency_in_progress",
+            // An earlier attempt whose response was lost.
+            (None, 409) => self.error_body().error_code == "idempotency_in_progress",
             (None, _) => false,
         };
         again.then(|| retry_after(&self.headers))
     }
 }
 
-/// How long the service asks to wait, in seconds or until a date.
+/// Parses `Retry-After`: seconds or a date.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let asked = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
-    if let Ok(seconds) = asked.parse::<f64>() {
+    let text = headers.get(RETRY_AFTER)?.to_str().ok()?.trim();
+    if let Ok(seconds) = text.parse::<f64>() {
         return Duration::try_from_secs_f64(seconds).ok();
     }
-    let date = httpdate::parse_http_date(asked).ok()?;
-    // A date that has passed says: now.
+    let date = httpdate::parse_http_date(text).ok()?;
+    // A date in the past means now.
     Some(
         date.duration_since(SystemTime::now())
             .unwrap_or(Duration::ZERO),

@@ -1,13 +1,15 @@
-//! The configuration from which sandboxes are opened.
+//! The backend: configuration from which sandboxes are opened.
+
+mod builder;
 
 use std::collections::BTreeMap;
-use std::env;
 use std::fmt;
 use std::future::Future;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use cantle_command_driver::check_environment;
 use cantle_core::policy::{PolicyField, Strictness};
 use cantle_core::sandbox::{
     Backend, Enforcement, Isolation, Sandbox, SandboxContext, SandboxError, SandboxErrorKind,
@@ -21,273 +23,35 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
-use crate::api::{Api, Wanted};
-use crate::command::{check_variable, side};
-use crate::envd::{Envd, Fault, Made};
-use crate::gate::Gate;
-use crate::http;
-use crate::policy::{self, OwnLimits};
-use crate::sandbox::{Parts, RemoteSandbox, kept_as};
-use crate::tls::Trust;
+pub use self::builder::{ApiGeneration, RemoteBackendBuilder};
+use crate::api::{Api, CreateRequest};
+use crate::command::side;
+use crate::envd::{Envd, Fault, SandboxRecord};
+use crate::http::TlsCache;
+use crate::policy::{self, CommandLimits};
+use crate::sandbox::{RemoteSandbox, SandboxParts, parse_handle};
 
-/// What the backend is called in reports and handles.
+/// The backend's name in reports and handles.
 pub(crate) const NAME: &str = "remote";
 
-const DEFAULT_DOMAIN: &str = "e2b.app";
-const DEFAULT_TEMPLATE: &str = "base";
-/// Prolonged as long as somebody has the sandbox; what is left of it is how long it outlives us.
-const DEFAULT_LIFETIME: Duration = Duration::from_secs(300);
-/// Less could end between two calls.
-const SHORTEST_LIFETIME: Duration = Duration::from_secs(15);
-const DEFAULT_AT_ONCE: usize = 8;
-const DEFAULT_SPACING: Duration = Duration::from_millis(200);
-/// How long a sandbox that was made may take to answer.
-const READY: Duration = Duration::from_secs(15);
+/// Time limit for a new sandbox to respond.
+const READY_TIMEOUT: Duration = Duration::from_secs(15);
 
-const LOOK: &str = include_str!("scripts/look.bash");
-const CLEAR: &str = include_str!("scripts/clear.bash");
-
-/// Which paths of the service's API are used.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum ApiGeneration {
-    /// The second, or the first where the service has no second.
-    #[default]
-    Newest,
-    /// The first.
-    V1,
-    /// The second.
-    V2,
-}
+const PROBE: &str = include_str!("scripts/probe.bash");
+const KILL_LEFTOVERS: &str = include_str!("scripts/kill_leftovers.bash");
 
 /// Opens sandboxes at a service that speaks E2B's protocol.
 ///
-/// Cheap to clone; clones share one gate for making sandboxes. See the [crate's documentation](crate).
+/// Cheap to clone; clones share one rate limit for creating sandboxes. See the [crate documentation](crate).
 #[derive(Clone, Debug)]
 pub struct RemoteBackend {
     service: Arc<Service>,
 }
 
-impl RemoteBackend {
-    /// E2B's own service, with everything else at its default. Needs a key.
-    #[must_use]
-    pub fn builder() -> RemoteBackendBuilder {
-        RemoteBackendBuilder {
-            api_key: None,
-            api_url: None,
-            sandbox_url: None,
-            domain: DEFAULT_DOMAIN.to_owned(),
-            template: DEFAULT_TEMPLATE.to_owned(),
-            lifetime: DEFAULT_LIFETIME,
-            metadata: BTreeMap::new(),
-            environment: BTreeMap::new(),
-            generation: ApiGeneration::default(),
-            at_once: DEFAULT_AT_ONCE,
-            spacing: DEFAULT_SPACING,
-            pause_when_idle: None,
-            directory: None,
-        }
-    }
-
-    /// What the environment says: `E2B_API_KEY`, `E2B_API_URL`, `E2B_SANDBOX_URL` and `E2B_DOMAIN`, as
-    /// E2B's own clients read them. Nothing else here looks at the environment, but for
-    /// `SSL_CERT_FILE` and `SSL_CERT_DIR`.
-    #[must_use]
-    pub fn from_env() -> RemoteBackendBuilder {
-        let read = |name| env::var(name).ok().filter(|value| !value.trim().is_empty());
-        let mut builder = Self::builder();
-        builder.api_key = read("E2B_API_KEY").map(SecretText::new);
-        builder.api_url = read("E2B_API_URL");
-        builder.sandbox_url = read("E2B_SANDBOX_URL");
-        if let Some(domain) = read("E2B_DOMAIN") {
-            builder.domain = domain;
-        }
-        builder
-    }
-}
-
-/// Describes a [`RemoteBackend`].
-#[derive(Clone)]
-pub struct RemoteBackendBuilder {
-    api_key: Option<SecretText>,
-    api_url: Option<String>,
-    sandbox_url: Option<String>,
-    domain: String,
-    template: String,
-    lifetime: Duration,
-    metadata: BTreeMap<String, String>,
-    environment: BTreeMap<String, SecretText>,
-    generation: ApiGeneration,
-    at_once: usize,
-    spacing: Duration,
-    pause_when_idle: Option<Duration>,
-    directory: Option<String>,
-}
-
-/// An address may hold a password until it has been checked.
-impl fmt::Debug for RemoteBackendBuilder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RemoteBackendBuilder")
-            .field("domain", &self.domain)
-            .field("template", &self.template)
-            .finish_non_exhaustive()
-    }
-}
-
-impl RemoteBackendBuilder {
-    /// The key for the service. White space around it is dropped.
-    #[must_use]
-    pub fn api_key(mut self, key: impl Into<SecretText>) -> Self {
-        self.api_key = Some(key.into());
-        self
-    }
-
-    /// Where the API is that makes sandboxes; `https://api.` and the domain otherwise.
-    #[must_use]
-    pub fn api_url(mut self, url: impl Into<String>) -> Self {
-        self.api_url = Some(url.into());
-        self
-    }
-
-    /// Where all sandboxes are reached, told apart by headers. Otherwise each has a host of the domain.
-    #[must_use]
-    pub fn sandbox_url(mut self, url: impl Into<String>) -> Self {
-        self.sandbox_url = Some(url.into());
-        self
-    }
-
-    /// The service's domain, `e2b.app` by default. What the service says of a sandbox comes first.
-    #[must_use]
-    pub fn domain(mut self, domain: impl Into<String>) -> Self {
-        self.domain = domain.into();
-        self
-    }
-
-    /// The template that sandboxes are made from, `base` by default. It has to have bash.
-    #[must_use]
-    pub fn template(mut self, template: impl Into<String>) -> Self {
-        self.template = template.into();
-        self
-    }
-
-    /// How long a sandbox lives without us: 5 minutes by default, 15 seconds at least. Ours are
-    /// prolonged as long as they are held.
-    #[must_use]
-    pub fn lifetime(mut self, lifetime: Duration) -> Self {
-        self.lifetime = lifetime;
-        self
-    }
-
-    /// A word about each sandbox, for its owner to find it by.
-    #[must_use]
-    pub fn metadata(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
-        self.metadata.insert(name.into(), value.into());
-        self
-    }
-
-    /// A variable that everything in the sandbox has, besides the policy's for commands.
-    #[must_use]
-    pub fn env(mut self, name: impl Into<String>, value: impl Into<SecretText>) -> Self {
-        self.environment.insert(name.into(), value.into());
-        self
-    }
-
-    /// Which paths of the API are used; the newest that the service has by default.
-    #[must_use]
-    pub fn api_generation(mut self, generation: ApiGeneration) -> Self {
-        self.generation = generation;
-        self
-    }
-
-    /// How many sandboxes are made at once, 8 by default, and how far apart, 200 ms by default.
-    #[must_use]
-    pub fn creation_rate(mut self, at_once: usize, spacing: Duration) -> Self {
-        self.at_once = at_once;
-        self.spacing = spacing;
-        self
-    }
-
-    /// Pauses a sandbox that nobody has used for so long, and with it whatever still runs in it. The
-    /// next use wakes it.
-    #[must_use]
-    pub fn pause_when_idle(mut self, idle: Duration) -> Self {
-        self.pause_when_idle = Some(idle);
-        self
-    }
-
-    /// The working directory, absolute; made where it is missing. The user's home by default.
-    #[must_use]
-    pub fn working_directory(mut self, directory: impl Into<String>) -> Self {
-        self.directory = Some(directory.into());
-        self
-    }
-
-    /// Makes the backend. For an `https` address this reads the system's certificates from disk.
-    ///
-    /// # Errors
-    /// [`SandboxErrorKind::Unavailable`] where there is no key or one that can't be sent, or an
-    /// address is none; [`SandboxErrorKind::InvalidInput`] where a variable's name or the working
-    /// directory can't be.
-    pub fn build(self) -> Result<RemoteBackend, SandboxError> {
-        let key = self
-            .api_key
-            .as_ref()
-            .map(|key| key.expose().trim())
-            .unwrap_or_default();
-        if key.is_empty() {
-            let message = "there is no API key for the remote sandboxes";
-            return Err(SandboxError::new(SandboxErrorKind::Unavailable, message)
-                .with_advice("Set E2B_API_KEY, or give the key to the backend."));
-        }
-        let api_url = self
-            .api_url
-            .unwrap_or_else(|| format!("https://api.{}", self.domain));
-        let sandbox_url = match &self.sandbox_url {
-            Some(url) => Some(http::address("URL of the sandboxes", url)?),
-            None => None,
-        };
-        for (name, value) in &self.environment {
-            check_variable(name, value.expose())?;
-        }
-        if self
-            .directory
-            .as_ref()
-            .is_some_and(|it| !it.starts_with('/') || it.contains('\0'))
-        {
-            let message = "the working directory of a remote sandbox must be an absolute path";
-            return Err(SandboxError::new(SandboxErrorKind::InvalidInput, message));
-        }
-        let trust = Trust::default();
-        let api = Api::new(
-            http::address("API's URL", &api_url)?,
-            &SecretText::new(key),
-            self.environment.values().cloned(),
-            self.generation,
-            Gate::new(self.at_once, self.spacing),
-            &trust,
-        )?;
-        Ok(RemoteBackend {
-            service: Arc::new(Service {
-                api,
-                trust,
-                sandbox_url,
-                domain: self.domain,
-                template: self.template,
-                lifetime: self.lifetime.max(SHORTEST_LIFETIME),
-                metadata: self.metadata,
-                environment: self.environment,
-                pause_when_idle: self.pause_when_idle,
-                directory: self.directory,
-                tasks: Mutex::default(),
-            }),
-        })
-    }
-}
-
-/// The service as all sandboxes of a backend see it.
+/// The service, shared by all sandboxes of a backend.
 pub(crate) struct Service {
     pub(crate) api: Api,
-    trust: Trust,
+    tls_cache: TlsCache,
     sandbox_url: Option<Url>,
     domain: String,
     template: String,
@@ -296,7 +60,7 @@ pub(crate) struct Service {
     environment: BTreeMap<String, SecretText>,
     pub(crate) pause_when_idle: Option<Duration>,
     directory: Option<String>,
-    /// What must be brought to its end though nobody waits: a sandbox that is made, one that is ended.
+    /// Requests that must complete even if their caller is dropped: creating and killing sandboxes.
     tasks: Mutex<JoinSet<()>>,
 }
 
@@ -310,12 +74,17 @@ impl fmt::Debug for Service {
 }
 
 impl Service {
-    pub(crate) fn way_into(&self, made: &Made) -> Result<Envd, SandboxError> {
-        Envd::new(made, self.sandbox_url.as_ref(), &self.domain, &self.trust)
+    pub(crate) fn connect_envd(&self, record: &SandboxRecord) -> Result<Envd, SandboxError> {
+        Envd::new(
+            record,
+            self.sandbox_url.as_ref(),
+            &self.domain,
+            &self.tls_cache,
+        )
     }
 
-    fn attend(&self, task: impl Future<Output = ()> + Send + 'static) {
-        // Without a runtime there is nobody to do it: the sandbox's lifetime ends it.
+    fn spawn_task(&self, task: impl Future<Output = ()> + Send + 'static) {
+        // Without a runtime, the sandbox ends with its lifetime.
         let Ok(runtime) = Handle::try_current() else {
             return;
         };
@@ -324,84 +93,89 @@ impl Service {
         tasks.spawn_on(task, &runtime);
     }
 
-    /// Does something to its end, also where nobody waits for it any more.
-    async fn surely<T: Send + 'static>(
+    /// Completes `work` even if the caller is dropped; then the result is passed to `on_abandoned`.
+    async fn complete<T: Send + 'static>(
         self: &Arc<Self>,
         work: impl Future<Output = T> + Send + 'static,
-        undone: impl FnOnce(Arc<Self>, T) + Send + 'static,
+        on_abandoned: impl FnOnce(Arc<Self>, T) + Send + 'static,
     ) -> Option<T> {
         let (done, answer) = oneshot::channel();
         let service = Arc::clone(self);
-        self.attend(async move {
+        self.spawn_task(async move {
             if let Err(result) = done.send(work.await) {
-                undone(service, result);
+                on_abandoned(service, result);
             }
         });
         answer.await.ok()
     }
 
-    /// Ends a sandbox.
-    pub(crate) async fn end(self: &Arc<Self>, id: &str) -> Result<(), SandboxError> {
+    /// Kills a sandbox.
+    pub(crate) async fn kill(self: &Arc<Self>, id: &str) -> Result<(), SandboxError> {
         let (service, id) = (Arc::clone(self), id.to_owned());
         let ended = self
-            .surely(async move { service.api.kill(&id).await }, |_, _| {})
+            .complete(async move { service.api.kill(&id).await }, |_, _| {})
             .await;
         ended.unwrap_or_else(|| {
             Err(SandboxError::new(
                 SandboxErrorKind::Io,
-                "the sandbox is left to the end of its lifetime: the runtime was shut down",
+                "the sandbox was not killed because the runtime was shut down; it ends with its lifetime",
             ))
         })
     }
 
-    /// Ends a sandbox when there is time.
-    pub(crate) fn end_some_time(self: &Arc<Self>, id: &str) {
+    /// Kills a sandbox in the background.
+    pub(crate) fn kill_in_background(self: &Arc<Self>, id: &str) {
         let (service, id) = (Arc::clone(self), id.to_owned());
-        self.attend(async move {
+        self.spawn_task(async move {
             if let Err(error) = service.api.kill(&id).await {
-                tracing::warn!(sandbox = id, %error, "a sandbox is left to its lifetime");
+                tracing::warn!(sandbox = id, %error, "failed to kill a sandbox; it ends with its lifetime");
             }
         });
     }
 
-    /// Makes a sandbox, and what enforces its policy as far as that is known before one looks.
-    async fn create_under(
+    /// Creates a sandbox; returns it with the expected enforcement report.
+    async fn create_with_policy(
         self: &Arc<Self>,
         cx: &SandboxContext,
-    ) -> Result<(Made, Vec<Enforcement>), SandboxError> {
+    ) -> Result<(SandboxRecord, Vec<Enforcement>), SandboxError> {
         let mut report = policy::report(&cx.policy)?;
         let network = policy::network(&cx.policy).unwrap_or_default();
-        let error = match self.create(self.wanted(cx, &network)).await {
-            Ok(made) => return Ok((made, report)),
+        let error = match self.create(self.create_request(cx, &network)).await {
+            Ok(record) => return Ok((record, report)),
             Err(error) => error,
         };
-        // A service need not be able to keep a network off.
-        if network.is_empty() || !may_be_about_the_network(&error) {
+        // The service may not support network policies.
+        if network.is_empty() || !may_concern_network(&error) {
             return Err(error);
         }
         if cx.policy.strictness == Strictness::Strict {
-            return Err(policy::refused(vec![PolicyField::Network]).with_source(error));
+            return Err(policy::unenforceable(vec![PolicyField::Network]).with_source(error));
         }
-        let made = self.create(self.wanted(cx, &Map::new())).await?;
-        policy::give_up(&mut report, PolicyField::Network);
-        Ok((made, report))
+        let record = self.create(self.create_request(cx, &Map::new())).await?;
+        policy::mark_not_enforced(&mut report, PolicyField::Network);
+        Ok((record, report))
     }
 
-    async fn create(self: &Arc<Self>, wanted: Wanted) -> Result<Made, SandboxError> {
+    async fn create(
+        self: &Arc<Self>,
+        request: CreateRequest,
+    ) -> Result<SandboxRecord, SandboxError> {
         let service = Arc::clone(self);
-        let making = async move { service.api.create(&wanted).await };
-        let undone = |service: Arc<Self>, made: Result<Made, SandboxError>| {
-            if let Ok(made) = made {
-                service.end_some_time(&made.sandbox_id);
+        let creating = async move { service.api.create(&request).await };
+        let on_abandoned = |service: Arc<Self>, result: Result<SandboxRecord, SandboxError>| {
+            if let Ok(record) = result {
+                service.kill_in_background(&record.sandbox_id);
             }
         };
-        self.surely(making, undone).await.unwrap_or_else(|| {
-            let message = "no sandbox was made: the runtime was shut down";
-            Err(SandboxError::new(SandboxErrorKind::Io, message))
-        })
+        self.complete(creating, on_abandoned)
+            .await
+            .unwrap_or_else(|| {
+                let message = "no sandbox was created: the runtime was shut down";
+                Err(SandboxError::new(SandboxErrorKind::Io, message))
+            })
     }
 
-    fn wanted(&self, cx: &SandboxContext, network: &Map<String, Value>) -> Wanted {
+    fn create_request(&self, cx: &SandboxContext, network: &Map<String, Value>) -> CreateRequest {
         let mut metadata = self.metadata.clone();
         metadata.insert("cantle-run".to_owned(), cx.run.to_string());
         let environment: BTreeMap<&str, &str> = self
@@ -423,35 +197,35 @@ impl Service {
             }
             body.extend(network.clone());
         }
-        Wanted {
+        CreateRequest {
             body,
             template: self.template.clone(),
             idempotency_key: crate::random_token(),
         }
     }
 
-    /// Makes one's way into a sandbox, and looks around.
+    /// Connects to a sandbox and inspects it.
     async fn enter(
         self: &Arc<Self>,
-        made: &Made,
+        record: &SandboxRecord,
         cx: &SandboxContext,
         mut report: Vec<Enforcement>,
         directory: Option<&str>,
         is_kept: bool,
     ) -> Result<RemoteSandbox, SandboxError> {
-        let envd = self.way_into(made)?;
-        let (home, is_root) = look_around(&envd, directory, is_kept).await?;
+        let envd = self.connect_envd(record)?;
+        let (home, is_root) = probe(&envd, directory, is_kept).await?;
         if is_root && cx.policy.limits.processes.is_some() {
-            // The kernel does not count what root starts.
+            // The process limit doesn't apply to root.
             if cx.policy.strictness == Strictness::Strict {
-                return Err(policy::refused(vec![PolicyField::Processes]));
+                return Err(policy::unenforceable(vec![PolicyField::Processes]));
             }
-            policy::give_up(&mut report, PolicyField::Processes);
+            policy::mark_not_enforced(&mut report, PolicyField::Processes);
         }
         let directory = SandboxPath::new(&home)?;
-        let mut info = SandboxInfo::new(NAME, &made.sandbox_id, directory);
+        let mut info = SandboxInfo::new(NAME, &record.sandbox_id, directory);
         info.isolation = Isolation::Machine;
-        info.walls = vec![format!(
+        info.mechanisms = vec![format!(
             "a machine of {}, from `{}`",
             self.api.address(),
             self.template
@@ -460,39 +234,39 @@ impl Service {
         if cx.durable || is_kept {
             info.survival = Survival::Workspace;
         }
-        Ok(RemoteSandbox::new(Parts {
+        Ok(RemoteSandbox::new(SandboxParts {
             info,
             home,
-            limits: OwnLimits::new(&cx.policy.limits),
+            limits: CommandLimits::new(&cx.policy.limits),
             environment: cx.policy.environment.clone(),
             service: Arc::clone(self),
-            id: made.sandbox_id.clone(),
+            id: record.sandbox_id.clone(),
             envd,
             is_kept,
         }))
     }
 }
 
-/// Waits until the sandbox answers, and asks for its working directory and whether commands are root's.
-async fn look_around(
+/// Waits until the sandbox responds; returns its working directory and whether commands run as root.
+async fn probe(
     envd: &Envd,
     directory: Option<&str>,
     is_kept: bool,
 ) -> Result<(String, bool), SandboxError> {
     let doing = "failed to enter the sandbox";
     let began = Instant::now();
-    // What ran when its owner was lost must not go on unseen.
+    // Commands of an earlier owner must not keep running unnoticed.
     let script = if is_kept {
-        [CLEAR, LOOK].concat()
+        [KILL_LEFTOVERS, PROBE].concat()
     } else {
-        LOOK.to_owned()
+        PROBE.to_owned()
     };
     let answer = loop {
         match side::run(envd, &script, &[directory.unwrap_or_default()]).await {
             Ok(answer) => break answer,
             Err(fault)
                 if (fault.is_unanswered() || matches!(fault, Fault::Gone(_)))
-                    && began.elapsed() < READY =>
+                    && began.elapsed() < READY_TIMEOUT =>
             {
                 sleep(Duration::from_millis(200)).await;
             }
@@ -513,8 +287,8 @@ async fn look_around(
             Ok((home.to_owned(), lines.next() == Some("0")))
         }
         _ => {
-            let why = answer.stderr.trim();
-            let message = format!("{doing}: it has no working directory: {why}");
+            let reason = answer.stderr.trim();
+            let message = format!("{doing}: it has no working directory: {reason}");
             Err(SandboxError::new(SandboxErrorKind::Unavailable, message))
         }
     }
@@ -528,14 +302,14 @@ impl Backend for RemoteBackend {
 
     async fn open(&self, cx: SandboxContext) -> Result<Arc<dyn Sandbox>, SandboxError> {
         check(&cx)?;
-        let (made, report) = self.service.create_under(&cx).await?;
-        let ends = EndsUnlessEntered(Some((Arc::clone(&self.service), made.sandbox_id.clone())));
+        let (record, report) = self.service.create_with_policy(&cx).await?;
+        let guard = KillGuard(Some((Arc::clone(&self.service), record.sandbox_id.clone())));
         let directory = self.service.directory.as_deref();
         let sandbox = self
             .service
-            .enter(&made, &cx, report, directory, false)
+            .enter(&record, &cx, report, directory, false)
             .await?;
-        ends.entered();
+        guard.disarm();
         Ok(Arc::new(sandbox))
     }
 
@@ -545,47 +319,45 @@ impl Backend for RemoteBackend {
         cx: SandboxContext,
     ) -> Result<Arc<dyn Sandbox>, SandboxError> {
         check(&cx)?;
-        let (id, directory) = kept_as(handle)?;
+        let (id, directory) = parse_handle(handle)?;
         let report = policy::report(&cx.policy)?;
-        let made = self.service.api.connect(&id, self.service.lifetime).await?;
+        let record = self.service.api.connect(&id, self.service.lifetime).await?;
         let sandbox = self
             .service
-            .enter(&made, &cx, report, Some(&directory), true)
+            .enter(&record, &cx, report, Some(&directory), true)
             .await?;
         Ok(Arc::new(sandbox))
     }
 }
 
-/// Refuses before anything is made.
+/// Checks the policy before a sandbox is created.
 fn check(cx: &SandboxContext) -> Result<(), SandboxError> {
-    for (name, value) in &cx.policy.environment {
-        check_variable(name, value.expose())?;
-    }
+    check_environment(&cx.policy.environment)?;
     policy::report(&cx.policy).map(|_| ())
 }
 
-/// Whether what was refused may be what was asked of the network. A service says so in its own words.
-fn may_be_about_the_network(error: &SandboxError) -> bool {
+/// Whether the service may have refused the network settings; errors differ between services.
+fn may_concern_network(error: &SandboxError) -> bool {
     let text = error.to_string().to_lowercase();
     let words = ["network", "internet", "egress", "allow", "deny"];
-    // Of one that says nothing it may be anything.
+    // An error without text may concern anything.
     let is_named = text.ends_with("400") || words.iter().any(|word| text.contains(word));
     error.kind() == SandboxErrorKind::InvalidInput && is_named
 }
 
-/// Ends a sandbox that was made and never used.
-struct EndsUnlessEntered(Option<(Arc<Service>, String)>);
+/// Kills a new sandbox on drop unless it is disarmed.
+struct KillGuard(Option<(Arc<Service>, String)>);
 
-impl EndsUnlessEntered {
-    fn entered(mut self) {
+impl KillGuard {
+    fn disarm(mut self) {
         self.0 = None;
     }
 }
 
-impl Drop for EndsUnlessEntered {
+impl Drop for KillGuard {
     fn drop(&mut self) {
         if let Some((service, id)) = self.0.take() {
-            service.end_some_time(&id);
+            service.kill_in_background(&id);
         }
     }
 }

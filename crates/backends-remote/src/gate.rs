@@ -1,7 +1,6 @@
-//! How fast sandboxes are made: so many at once, so far apart, and not while the service asks to wait.
+//! Rate limit for creating sandboxes: concurrency, spacing, and pauses that the service asks for.
 //!
-//! One gate belongs to a backend and is shared by its clones, so that a thousand sessions that start
-//! together don't run into the service's limit together.
+//! Clones of a backend share one gate, so that sessions starting together stay below the service's limit.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -9,67 +8,68 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::{Instant, sleep_until};
 
+/// Limits how many sandboxes are created at once and how fast.
 #[derive(Debug)]
 pub(crate) struct Gate {
-    places: Semaphore,
+    permits: Semaphore,
     spacing: Duration,
-    pace: Mutex<Pace>,
+    schedule: Mutex<Schedule>,
 }
 
 #[derive(Debug, Default)]
-struct Pace {
-    /// Before which nobody starts.
+struct Schedule {
+    /// Earliest time of the next start.
     next: Option<Instant>,
-    /// Until when the service asked to wait.
+    /// End of the pause that the service asked for.
     held_until: Option<Instant>,
 }
 
-/// The service asks to wait for longer than anybody would: this much.
+/// The service asks for a longer pause than the caller accepts; contains its remaining time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Held(pub(crate) Duration);
+pub(crate) struct HoldTooLong(pub(crate) Duration);
 
 impl Gate {
-    pub(crate) fn new(at_once: usize, spacing: Duration) -> Self {
+    pub(crate) fn new(concurrency: usize, spacing: Duration) -> Self {
         Self {
-            places: Semaphore::new(at_once.clamp(1, Semaphore::MAX_PERMITS)),
+            permits: Semaphore::new(concurrency.clamp(1, Semaphore::MAX_PERMITS)),
             spacing,
-            pace: Mutex::default(),
+            schedule: Mutex::default(),
         }
     }
 
-    /// Waits for a place and its time; the place is free again when what is returned is dropped.
+    /// Waits for a permit, which is released on drop, and for the next start time.
     ///
     /// # Errors
-    /// Where the service asks to wait for longer than `patience`.
-    pub(crate) async fn enter(
+    /// The service asks for a pause longer than `max_wait`.
+    pub(crate) async fn acquire(
         &self,
-        patience: Duration,
-    ) -> Result<Option<SemaphorePermit<'_>>, Held> {
-        // It is never closed.
-        let place = self.places.acquire().await.ok();
-        self.turn(patience).await?;
-        Ok(place)
+        max_wait: Duration,
+    ) -> Result<Option<SemaphorePermit<'_>>, HoldTooLong> {
+        // The semaphore is never closed.
+        let permit = self.permits.acquire().await.ok();
+        self.wait_turn(max_wait).await?;
+        Ok(permit)
     }
 
-    /// Waits for the time of one more try, of one who has a place.
+    /// Waits for the start time of a retry by the holder of a permit.
     ///
     /// # Errors
-    /// As [`enter`](Self::enter).
-    pub(crate) async fn turn(&self, patience: Duration) -> Result<(), Held> {
+    /// As [`acquire`](Self::acquire).
+    pub(crate) async fn wait_turn(&self, max_wait: Duration) -> Result<(), HoldTooLong> {
         loop {
             let wait_until = {
-                let mut pace = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut schedule = self.schedule.lock().unwrap_or_else(PoisonError::into_inner);
                 let now = Instant::now();
-                if let Some(held_until) = pace.held_until {
+                if let Some(held_until) = schedule.held_until {
                     let left = held_until.saturating_duration_since(now);
-                    if left > patience {
-                        return Err(Held(left));
+                    if left > max_wait {
+                        return Err(HoldTooLong(left));
                     }
                 }
-                match pace.next.max(pace.held_until) {
+                match schedule.next.max(schedule.held_until) {
                     Some(at) if at > now => at,
                     _ => {
-                        pace.next = now.checked_add(self.spacing);
+                        schedule.next = now.checked_add(self.spacing);
                         return Ok(());
                     }
                 }
@@ -78,11 +78,11 @@ impl Gate {
         }
     }
 
-    /// Lets nobody in for this long.
+    /// Delays all starts for this time.
     pub(crate) fn hold(&self, wait: Duration) {
-        let mut pace = self.pace.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut schedule = self.schedule.lock().unwrap_or_else(PoisonError::into_inner);
         let until = Instant::now().checked_add(wait);
-        pace.held_until = pace.held_until.max(until);
+        schedule.held_until = schedule.held_until.max(until);
     }
 }
 
@@ -92,47 +92,47 @@ mod tests {
 
     use tokio::time::Instant;
 
-    use super::{Gate, Held};
+    use super::{Gate, HoldTooLong};
 
-    const PATIENCE: Duration = Duration::from_secs(60);
+    const MAX_WAIT: Duration = Duration::from_secs(60);
 
     #[tokio::test(start_paused = true)]
     async fn starts_are_spaced() {
         let gate = Gate::new(10, Duration::from_millis(100));
-        let began = Instant::now();
+        let started = Instant::now();
         for _ in 0..4 {
-            drop(gate.enter(PATIENCE).await.unwrap());
+            drop(gate.acquire(MAX_WAIT).await.unwrap());
         }
-        assert_eq!(began.elapsed(), Duration::from_millis(300));
+        assert_eq!(started.elapsed(), Duration::from_millis(300));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_place_is_waited_for() {
+    async fn permits_limit_concurrency() {
         let gate = Gate::new(1, Duration::ZERO);
-        let place = gate.enter(PATIENCE).await;
-        let second = tokio::time::timeout(Duration::from_secs(5), gate.enter(PATIENCE));
+        let permit = gate.acquire(MAX_WAIT).await;
+        let second = tokio::time::timeout(Duration::from_secs(5), gate.acquire(MAX_WAIT));
         assert!(second.await.is_err());
-        drop(place);
-        assert!(gate.enter(PATIENCE).await.unwrap().is_some());
+        drop(permit);
+        assert!(gate.acquire(MAX_WAIT).await.unwrap().is_some());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn everyone_waits_where_the_service_asks_to() {
+    async fn hold_delays_all_starts() {
         let gate = Gate::new(10, Duration::ZERO);
         gate.hold(Duration::from_secs(7));
-        let began = Instant::now();
-        drop(gate.enter(PATIENCE).await.unwrap());
-        assert_eq!(began.elapsed(), Duration::from_secs(7));
+        let started = Instant::now();
+        drop(gate.acquire(MAX_WAIT).await.unwrap());
+        assert_eq!(started.elapsed(), Duration::from_secs(7));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn tries_of_those_who_have_a_place_are_spaced_too() {
+    async fn retries_are_spaced_too() {
         let gate = Gate::new(10, Duration::from_millis(100));
         gate.hold(Duration::from_secs(7));
-        let began = Instant::now();
+        let started = Instant::now();
         let turn = || async {
-            gate.turn(PATIENCE).await.unwrap();
-            began.elapsed()
+            gate.wait_turn(MAX_WAIT).await.unwrap();
+            started.elapsed()
         };
         let (one, two, three) = tokio::join!(turn(), turn(), turn());
         let mut at = [one, two, three].map(|it| it.as_millis());
@@ -141,12 +141,12 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn nobody_waits_for_what_is_longer_than_one_would() {
+    async fn too_long_hold_is_an_error() {
         let gate = Gate::new(10, Duration::ZERO);
         gate.hold(Duration::from_secs(3600));
-        let began = Instant::now();
-        let held = gate.enter(PATIENCE).await.map(drop).unwrap_err();
-        assert_eq!(held, Held(Duration::from_secs(3600)));
-        assert_eq!(began.elapsed(), Duration::ZERO);
+        let started = Instant::now();
+        let held = gate.acquire(MAX_WAIT).await.map(drop).unwrap_err();
+        assert_eq!(held, HoldTooLong(Duration::from_secs(3600)));
+        assert_eq!(started.elapsed(), Duration::ZERO);
     }
 }

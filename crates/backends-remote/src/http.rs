@@ -1,32 +1,42 @@
-//! HTTP as both planes use it: one client per address, and what a connection that fails means.
+//! HTTP client for the API and for sandboxes, with explanations of failed connections.
 
 use std::error::Error as StdError;
 use std::io;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
+use cantle_tls::{ClientConfig, TlsOptions};
 use reqwest::{Client, Response, Url, redirect};
 use tokio::time::timeout;
 
-use crate::tls::{self, Trust};
+/// Maximum time to connect, TLS handshake included.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// For a connection, TLS included.
-const CONNECT: Duration = Duration::from_secs(10);
+/// Maximum time between two chunks of a response body.
+const CHUNK_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Between two pieces of an answer that is read whole.
-const SILENCE: Duration = Duration::from_secs(30);
+/// Maximum size of a response body: a listing of some hundred thousand files.
+const MAX_BODY_BYTES: usize = 256 << 20;
 
-/// What an answer that is read whole may have in bytes: a listing of some hundred thousand files.
-const LONGEST_ANSWER: usize = 256 << 20;
+/// The TLS configuration of one backend, built on first use and shared for session resumption.
+pub(crate) type TlsCache = OnceLock<ClientConfig>;
 
-/// What requests to an address go through.
-pub(crate) fn client(url: &Url, trust: &Trust) -> Result<Client, SandboxError> {
-    let tls = if url.scheme() == "https" {
-        trust.configuration()?
-    } else {
-        tls::none()?
+/// Builds the client for one address.
+pub(crate) fn client(url: &Url, tls_cache: &TlsCache) -> Result<Client, SandboxError> {
+    let tls = match tls_cache.get() {
+        Some(config) => Ok(config.clone()),
+        None if url.scheme() != "https" => cantle_tls::without_roots(),
+        None => TlsOptions::new()
+            .build()
+            .map(|config| tls_cache.get_or_init(|| config).clone()),
     };
+    let tls = tls.map_err(|error| {
+        SandboxError::new(SandboxErrorKind::Unavailable, error.to_string())
+            .with_advice(error.advice())
+            .with_source(error.into_source())
+    })?;
     Client::builder()
         .tls_backend_preconfigured(tls)
         .user_agent(concat!("cantle/", env!("CARGO_PKG_VERSION")))
@@ -34,21 +44,21 @@ pub(crate) fn client(url: &Url, trust: &Trust) -> Result<Client, SandboxError> {
         .no_proxy()
         .http1_only()
         .tcp_nodelay(true)
-        .connect_timeout(CONNECT)
+        .connect_timeout(CONNECT_TIMEOUT)
         .build()
         .map_err(|error| {
-            let message = "no HTTP client can be made";
+            let message = "failed to set up an HTTP client";
             SandboxError::new(SandboxErrorKind::Unavailable, message).with_source(error)
         })
 }
 
-/// Reads an address that somebody wrote; `what` names it in errors.
-pub(crate) fn address(what: &str, text: &str) -> Result<Url, SandboxError> {
+/// Parses a configured URL; `name` is its name in errors.
+pub(crate) fn parse_url(name: &str, text: &str) -> Result<Url, SandboxError> {
     let invalid = |problem: &str| {
-        // What is no address may be a key in the wrong place, so it is not repeated.
+        // The text is not repeated: it may be a key in the wrong setting.
         SandboxError::new(
             SandboxErrorKind::Unavailable,
-            format!("the {what} {problem}"),
+            format!("the {name} {problem}"),
         )
         .with_advice("Write it like https://api.example.org or http://127.0.0.1:3010.")
     };
@@ -57,15 +67,15 @@ pub(crate) fn address(what: &str, text: &str) -> Result<Url, SandboxError> {
         return Err(invalid("must begin with http:// or https://"));
     }
     if !url.username().is_empty() || url.password().is_some() {
-        return Err(invalid("must not hold a name or a password"));
+        return Err(invalid("must not contain a user name or password"));
     }
     url.set_fragment(None);
     url.set_query(None);
     Ok(url)
 }
 
-/// An address with these segments below it.
-pub(crate) fn below<'s>(base: &Url, segments: impl IntoIterator<Item = &'s str>) -> Url {
+/// Appends path segments to a URL.
+pub(crate) fn join_path<'s>(base: &Url, segments: impl IntoIterator<Item = &'s str>) -> Url {
     let mut url = base.clone();
     if let Ok(mut path) = url.path_segments_mut() {
         path.pop_if_empty().extend(segments);
@@ -73,53 +83,52 @@ pub(crate) fn below<'s>(base: &Url, segments: impl IntoIterator<Item = &'s str>)
     url
 }
 
-/// Reads a whole answer, within bounds.
-pub(crate) async fn whole(mut response: Response) -> Result<Bytes, Broken> {
+/// Reads a whole response body, up to [`MAX_BODY_BYTES`].
+pub(crate) async fn read_body(mut response: Response) -> Result<Bytes, RequestError> {
     let mut body = BytesMut::new();
     loop {
-        match timeout(SILENCE, response.chunk()).await {
-            Err(_) => return Err(Broken::silent(SILENCE)),
-            Ok(Err(error)) => return Err(Broken::from(error)),
+        match timeout(CHUNK_TIMEOUT, response.chunk()).await {
+            Err(_) => return Err(RequestError::timed_out(CHUNK_TIMEOUT)),
+            Ok(Err(error)) => return Err(RequestError::from(error)),
             Ok(Ok(None)) => return Ok(body.freeze()),
-            Ok(Ok(Some(piece))) if body.len() + piece.len() > LONGEST_ANSWER => {
-                let bytes = piece.len();
-                return Err(Broken::new(format!(
-                    "the answer is too long (beyond {LONGEST_ANSWER} bytes by {bytes})"
+            Ok(Ok(Some(chunk))) if body.len() + chunk.len() > MAX_BODY_BYTES => {
+                return Err(RequestError::new(format!(
+                    "the response is longer than {MAX_BODY_BYTES} bytes"
                 )));
             }
-            Ok(Ok(Some(piece))) => body.extend_from_slice(&piece),
+            Ok(Ok(Some(chunk))) => body.extend_from_slice(&chunk),
         }
     }
 }
 
-/// A request without an answer, or an answer without an end.
+/// A request without a complete, readable response.
 #[derive(Debug)]
-pub(crate) struct Broken {
-    /// What happened, for people, without the address.
-    pub(crate) why: String,
+pub(crate) struct RequestError {
+    /// The reason, without the URL.
+    pub(crate) message: String,
     pub(crate) advice: Option<&'static str>,
-    /// Whether the request may have been answered, and the answer was lost on its way.
-    pub(crate) is_cut: bool,
+    /// Whether the server may have handled the request although its response was lost.
+    pub(crate) may_have_succeeded: bool,
     source: Option<reqwest::Error>,
 }
 
-impl Broken {
-    pub(crate) fn new(why: impl Into<String>) -> Self {
+impl RequestError {
+    pub(crate) fn new(message: impl Into<String>) -> Self {
         Self {
-            why: why.into(),
+            message: message.into(),
             advice: None,
-            is_cut: false,
+            may_have_succeeded: false,
             source: None,
         }
     }
 
-    pub(crate) fn silent(after: Duration) -> Self {
-        Self::new(format!("nothing came for {} s", after.as_secs()))
+    pub(crate) fn timed_out(after: Duration) -> Self {
+        Self::new(format!("nothing was received for {} s", after.as_secs()))
     }
 
-    /// As an error of a sandbox.
+    /// Converts it to a sandbox error whose message starts with `doing`.
     pub(crate) fn into_error(self, kind: SandboxErrorKind, doing: &str) -> SandboxError {
-        let mut error = SandboxError::new(kind, format!("{doing}: {}", self.why));
+        let mut error = SandboxError::new(kind, format!("{doing}: {}", self.message));
         if let Some(advice) = self.advice {
             error = error.with_advice(advice);
         }
@@ -130,38 +139,44 @@ impl Broken {
     }
 }
 
-impl From<reqwest::Error> for Broken {
+impl From<reqwest::Error> for RequestError {
     fn from(error: reqwest::Error) -> Self {
-        // The error's own text has the address, and that may have a query.
+        // The URL may have a query, so it is kept out of the message.
         let error = error.without_url();
-        let cause = chain(&error).find_map(|error| error.downcast_ref::<io::Error>());
-        let (why, advice) = if error.is_timeout() {
+        let io_error = chain(&error).find_map(|error| error.downcast_ref::<io::Error>());
+        let (message, advice) = if error.is_timeout() {
             (
-                "no connection within the time allowed".to_owned(),
-                Some("Check the address, and that no firewall is in the way."),
+                "the connection timed out".to_owned(),
+                Some("Check the address, and that no firewall blocks it."),
             )
         } else if error.is_dns() {
             (
                 "its host has no address".to_owned(),
                 Some("Check the host's name, and the network."),
             )
-        } else if let Some(tls) = chain(&error).find_map(tls::cause) {
-            let why = format!("no secure connection: {tls}");
-            (why, Some(tls::advice(tls)))
-        } else if cause.is_some_and(|cause| cause.kind() == io::ErrorKind::ConnectionRefused) {
+        } else if let Some(tls) = cantle_tls::find_error(&error) {
+            let message = format!("no secure connection: {tls}");
+            (message, Some(cantle_tls::advice(tls)))
+        } else if io_error.is_some_and(|error| error.kind() == io::ErrorKind::ConnectionRefused) {
             (
                 "connection refused".to_owned(),
                 Some("Check that the server is running, and the port."),
             )
         } else if error.is_connect() {
-            (root(&error), Some("Check the address, and the network."))
+            (
+                root_cause(&error),
+                Some("Check the address, and the network."),
+            )
         } else {
-            (format!("the connection broke: {}", root(&error)), None)
+            (
+                format!("the connection broke: {}", root_cause(&error)),
+                None,
+            )
         };
         Self {
-            why,
+            message,
             advice,
-            is_cut: !error.is_connect() && !error.is_timeout() && !error.is_builder(),
+            may_have_succeeded: !error.is_connect() && !error.is_timeout() && !error.is_builder(),
             source: Some(error),
         }
     }
@@ -173,7 +188,7 @@ fn chain<'a>(
     std::iter::successors(Some(error), |&error| error.source())
 }
 
-/// The innermost cause: what is around it only says where it came through.
-fn root(error: &(dyn StdError + 'static)) -> String {
+/// The innermost cause; the errors around it only name the layers it passed through.
+fn root_cause(error: &(dyn StdError + 'static)) -> String {
     chain(error).last().unwrap_or(error).to_string()
 }

@@ -1,47 +1,46 @@
-//! Runs commands on machines of somebody else's, behind an API that speaks E2B's protocol: E2B's own
-//! service, or a server of one's own (`cantle serve`).
+//! Runs commands on remote machines behind an API that speaks E2B's protocol: E2B's own service, or a
+//! self-hosted server (`cantle serve`).
 //!
-//! [`RemoteBackend`] is a client of both of its planes: the *API* makes sandboxes, prolongs their lives
-//! and ends them; what runs *in* a sandbox starts commands and takes and gives files. Nothing has to be
-//! installed there but bash and the usual small programs (coreutils or busybox).
+//! [`RemoteBackend`] is a client of both parts of the protocol: the *API* creates sandboxes, extends their
+//! lifetime and kills them; *envd*, the daemon inside a sandbox, runs processes and transfers files. The
+//! template needs only bash and the usual small programs (coreutils or busybox).
 //!
-//! # What a command is here
+//! # Commands
 //!
-//! The protocol starts a process, hands on its channels and can kill it. The rest is a script around
-//! each command, which is bash with no more than builtins:
+//! The protocol starts a process, transfers its channels and can kill it. A wrapper script around each
+//! command, in bash with only builtins, provides the rest:
 //!
-//! - **A command ends when its own process does**, with its exact code or signal, whatever still holds
-//!   its output.
-//! - **Nothing of it is left**, after its time, a cancellation or a dropped handle, or where it ends by
-//!   itself and the request does not keep what it leaves. What belongs to a command is found by a
-//!   variable in its environment (`CANTLE_COMMAND`) and by its process group. What clears its
-//!   environment *and* leaves its group *is not found*: it ends with the sandbox.
-//! - **A sandbox that vanishes is noticed** within seconds: streams are never silent for long, and one
-//!   that is, or breaks, makes us ask whether the sandbox is there.
-//! - **A connection that breaks ends no command**: where the sandbox is there, we listen again. What the
-//!   command wrote in between is lost, and the notes of its exit say so.
-//! - **Spilled output** has come here when that is known, and goes back as an upload.
+//! - **A command ends when its own process ends**, with its exact code or signal, even if another process
+//!   holds its output.
+//! - **No process is left** after a timeout, a cancellation or a dropped handle, or after the command's own
+//!   end unless the request keeps background processes. A command's processes are identified by an
+//!   environment variable (`CANTLE_COMMAND`) and by their process group. A process that clears its
+//!   environment *and* leaves the group *is not found*: it ends with the sandbox.
+//! - **A lost sandbox is detected** within seconds: streams carry keep-alive messages, and a silent or broken
+//!   stream triggers a health check.
+//! - **A broken connection does not end a command**: if the sandbox is alive, the stream is reopened. Output
+//!   written in between is lost, which the notes of the exit report.
+//! - **Spilled output** is uploaded to the sandbox, because it has already been received here.
 //!
-//! # What holds
+//! # Enforcement
 //!
-//! Code runs on another machine ([`Isolation::Machine`]), so that nothing of this host is in reach: roots
-//! are enforced by that. The network is off, or names of hosts are allowed, where the service does that as
-//! its API says; a host with a port can't be told. Limits of memory, processes, processor time, open
-//! files and file size are what `ulimit` makes of them, for each process by itself ([`PerProcess`]), and a
-//! program that may become root there can raise them. Time and output are kept here. Disk, inodes,
-//! subprocesses and a working directory that can't be written are not enforced: a strict policy that asks
-//! for them is refused.
+//! Code runs on another machine ([`Isolation::Machine`]), which enforces read and write roots: no file of
+//! this host is reachable. The network can be off or limited to host names if the service supports it; the
+//! API has no ports. Memory, processes, processor time, open files and file size are limited by `ulimit` for
+//! each process ([`PerProcess`]); a program that can become root can raise them. Wall time and output are
+//! enforced here. Limits of disk and inodes, "no subprocesses" and a read-only working directory are not
+//! enforced: a strict policy with one of them is refused.
 //!
-//! Files are those below the working directory, and below `/tmp`. Links are followed before anything is
-//! done, and one that leads out is refused; a command that changes links at the right moment can lead a
-//! read or a write elsewhere *on its own machine*.
+//! File operations are limited to the working directory and `/tmp`. Links are resolved first, and refused if
+//! they lead elsewhere; a command that replaces a link between check and use can redirect an operation, but
+//! only *on its own machine*.
 //!
-//! # How long a sandbox lives
+//! # Lifetime
 //!
-//! So long as it is held: its life is prolonged before its end. Where our process is killed, the service
-//! ends it when its lifetime is over. One that is opened as durable is paused instead, and
-//! [`Backend::reattach`](cantle_core::sandbox::Backend::reattach) wakes it. Dropped without
-//! [`close`](cantle_core::sandbox::Sandbox::close), it is ended as soon as the runtime gets to it.
+//! A sandbox's lifetime is extended while it is held. If this process is killed, the service ends the
+//! sandbox when its lifetime is over, or pauses it if it was opened as durable;
+//! [`Backend::reattach`](cantle_core::sandbox::Backend::reattach) resumes it. A sandbox dropped without
+//! [`close`](cantle_core::sandbox::Sandbox::close) is killed in the background.
 //!
 //! ```no_run
 //! # #[tokio::main(flavor = "current_thread")]
@@ -82,11 +81,10 @@ mod policy;
 mod quote;
 mod sandbox;
 mod signals;
-mod tls;
 
 pub use self::backend::{ApiGeneration, RemoteBackend, RemoteBackendBuilder};
 
-/// Names something that nobody else names so: 32 hexadecimal digits.
+/// Returns a random token of 32 hexadecimal digits.
 pub(crate) fn random_token() -> String {
     format!("{:032x}", fastrand::u128(..))
 }

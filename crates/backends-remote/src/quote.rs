@@ -1,6 +1,6 @@
-//! Bytes as a word of bash: whatever they are, what is sent is plain ASCII.
+//! Quoting of arbitrary bytes as bash words in ASCII.
 
-/// One word that stands for exactly these bytes.
+/// Quotes bytes as one word.
 pub(crate) fn quote(bytes: &[u8]) -> String {
     let mut word = String::with_capacity(bytes.len() + 3);
     word.push_str("$'");
@@ -9,7 +9,7 @@ pub(crate) fn quote(bytes: &[u8]) -> String {
             b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'/' | b'.' | b'_' | b'-' | b' ' => {
                 word.push(char::from(*byte));
             }
-            // Three digits always, so that a digit that follows is one of its own.
+            // Always three digits, so that a following digit isn't part of the escape.
             other => word.push_str(&format!("\\{other:03o}")),
         }
     }
@@ -17,7 +17,7 @@ pub(crate) fn quote(bytes: &[u8]) -> String {
     word
 }
 
-/// Some words.
+/// Quotes each of the words.
 pub(crate) fn quote_all<'b>(words: impl IntoIterator<Item = &'b [u8]>) -> String {
     words.into_iter().map(quote).collect::<Vec<_>>().join(" ")
 }

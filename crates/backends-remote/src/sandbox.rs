@@ -1,4 +1,4 @@
-//! One sandbox at the service: its life, and who may use it when.
+//! A sandbox at the service: its lifetime, pausing, and detection of its loss.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -21,26 +21,26 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::backend::{NAME, Service};
-use crate::envd::{Absent, Envd, Fault};
-use crate::policy::OwnLimits;
+use crate::envd::{Envd, Fault, HealthError};
+use crate::policy::CommandLimits;
 use crate::{command, files};
 
-/// Where commands and we put what is nobody's result.
+/// The directory for temporary files.
 pub(crate) const SCRATCH: &str = "/tmp";
 
-/// How often a sandbox is asked whether it lives while something long is under way.
+/// Interval of health checks during long operations.
 const HEARTBEAT: Duration = Duration::from_secs(3);
-/// After how many missing answers it is gone: one lost packet is no lost sandbox.
-const MISSED: u32 = 2;
-/// Between two of them.
-const AGAIN: Duration = Duration::from_secs(1);
+/// Failed health checks after which a sandbox counts as gone.
+const MAX_FAILED_CHECKS: u32 = 2;
+/// Pause between failed health checks.
+const RECHECK_PAUSE: Duration = Duration::from_secs(1);
 
-/// What everything in a sandbox shares.
+/// State shared by a sandbox, its commands and its file operations.
 pub(crate) struct Shared {
     pub(crate) info: SandboxInfo,
     /// The working directory.
     pub(crate) home: String,
-    pub(crate) limits: OwnLimits,
+    pub(crate) limits: CommandLimits,
     /// The policy's variables.
     pub(crate) environment: BTreeMap<String, SecretText>,
     service: Arc<Service>,
@@ -48,7 +48,7 @@ pub(crate) struct Shared {
     envd: SyncRwLock<Envd>,
     phase: Arc<RwLock<Phase>>,
     last_use: Mutex<Instant>,
-    /// Why it is gone, once it is.
+    /// The reason, once it is gone.
     gone: Mutex<Option<String>>,
     gone_signal: CancellationToken,
     /// Cancelled when it is closed.
@@ -72,34 +72,34 @@ enum Phase {
     Paused,
 }
 
-/// A sandbox that stays awake as long as this is held, and a way into it.
-pub(crate) struct Awake {
+/// A connection to the sandbox that prevents it from being paused.
+pub(crate) struct ActiveSandbox {
     pub(crate) envd: Envd,
     shared: Arc<Shared>,
     _phase: OwnedRwLockReadGuard<Phase>,
 }
 
-impl Drop for Awake {
+impl Drop for ActiveSandbox {
     fn drop(&mut self) {
         self.shared.touch();
     }
 }
 
-/// What a sandbox is made of.
-pub(crate) struct Parts {
+/// The arguments of [`RemoteSandbox::new`].
+pub(crate) struct SandboxParts {
     pub(crate) info: SandboxInfo,
     pub(crate) home: String,
-    pub(crate) limits: OwnLimits,
+    pub(crate) limits: CommandLimits,
     pub(crate) environment: BTreeMap<String, SecretText>,
     pub(crate) service: Arc<Service>,
     pub(crate) id: String,
     pub(crate) envd: Envd,
-    /// Whether it was kept before.
+    /// Whether it was reattached to.
     pub(crate) is_kept: bool,
 }
 
 impl Shared {
-    fn new(parts: Parts) -> Self {
+    fn new(parts: SandboxParts) -> Self {
         Self {
             info: parts.info,
             home: parts.home,
@@ -122,8 +122,8 @@ impl Shared {
         self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Does something until it is done or the sandbox is closed for good.
-    pub(crate) fn attend(&self, task: impl Future<Output = ()> + Send + 'static) {
+    /// Spawns a task that is aborted when the sandbox is dropped.
+    pub(crate) fn spawn_task(&self, task: impl Future<Output = ()> + Send + 'static) {
         let Ok(runtime) = tokio::runtime::Handle::try_current() else {
             return;
         };
@@ -147,27 +147,27 @@ impl Shared {
         envd.clone()
     }
 
-    /// Why it is gone, or that it is closed.
-    fn check(&self) -> Result<(), SandboxError> {
+    /// Returns an error if the sandbox is closed or gone.
+    pub(crate) fn check(&self) -> Result<(), SandboxError> {
         if self.closed.is_cancelled() {
             let message = "the sandbox is closed";
             return Err(SandboxError::new(SandboxErrorKind::Closed, message));
         }
         let gone = self.gone.lock().unwrap_or_else(PoisonError::into_inner);
         match &*gone {
-            Some(why) => Err(SandboxError::gone(format!("the sandbox is gone: {why}"))),
+            Some(reason) => Err(SandboxError::gone(format!("the sandbox is gone: {reason}"))),
             None => Ok(()),
         }
     }
 
-    /// Wakes it where it is paused, and keeps it awake.
-    pub(crate) async fn awake(self: &Arc<Self>) -> Result<Awake, SandboxError> {
+    /// Resumes the sandbox if it is paused, and prevents pausing.
+    pub(crate) async fn activate(self: &Arc<Self>) -> Result<ActiveSandbox, SandboxError> {
         loop {
             self.check()?;
             let phase = Arc::clone(&self.phase).read_owned().await;
             if *phase == Phase::Running {
                 self.touch();
-                return Ok(Awake {
+                return Ok(ActiveSandbox {
                     envd: self.current(),
                     shared: Arc::clone(self),
                     _phase: phase,
@@ -188,66 +188,65 @@ impl Shared {
             .api
             .connect(&self.id, self.service.lifetime)
             .await;
-        let made = connected.inspect_err(|error| {
+        let record = connected.inspect_err(|error| {
             if error.kind() == SandboxErrorKind::Gone {
                 self.mark_gone("it was paused and is no longer kept");
             }
         })?;
-        // It may have another token now.
-        let envd = self.service.way_into(&made)?;
+        // The token may have changed.
+        let envd = self.service.connect_envd(&record)?;
         *self.envd.write().unwrap_or_else(PoisonError::into_inner) = envd;
         Ok(())
     }
 
-    pub(crate) fn mark_gone(&self, why: &str) {
+    pub(crate) fn mark_gone(&self, reason: &str) {
         let mut gone = self.gone.lock().unwrap_or_else(PoisonError::into_inner);
-        gone.get_or_insert_with(|| why.to_owned());
+        gone.get_or_insert_with(|| reason.to_owned());
         self.gone_signal.cancel();
     }
 
-    /// Waits until it is gone, and says why.
+    /// Waits until the sandbox is gone; returns the reason.
     pub(crate) async fn gone(&self) -> String {
         self.gone_signal.cancelled().await;
         let gone = self.gone.lock().unwrap_or_else(PoisonError::into_inner);
         gone.clone().unwrap_or_default()
     }
 
-    /// Finds out whether a call failed because the sandbox is gone; says why where it is.
-    pub(crate) async fn look_after(&self, envd: &Envd, fault: &Fault) -> Option<String> {
-        let why = match fault {
-            Fault::Gone(why) => why.clone(),
+    /// Determines whether a call failed because the sandbox is gone; returns the reason if so.
+    pub(crate) async fn check_gone(&self, envd: &Envd, fault: &Fault) -> Option<String> {
+        let reason = match fault {
+            Fault::Gone(reason) => reason.clone(),
             fault if fault.is_unanswered() => {
-                let mut missed = 0;
+                let mut failed_checks = 0;
                 loop {
-                    let absent = envd.check_health().await.err()?;
-                    if is_gone(&absent, &mut missed) {
-                        break absent.why;
+                    let error = envd.check_health().await.err()?;
+                    if is_gone(&error, &mut failed_checks) {
+                        break error.reason;
                     }
-                    sleep(AGAIN).await;
+                    sleep(RECHECK_PAUSE).await;
                 }
             }
             _ => return None,
         };
-        self.mark_gone(&why);
-        Some(why)
+        self.mark_gone(&reason);
+        Some(reason)
     }
 
-    /// The error for a call that failed.
+    /// Converts a failed call to an error; "gone" or "closed" if that is the cause.
     pub(crate) async fn explain(&self, envd: &Envd, fault: Fault, doing: &str) -> SandboxError {
-        // What was cut off by closing is no failure of its own.
         if let Err(closed) = self.check() {
             return closed;
         }
-        match self.look_after(envd, &fault).await {
-            Some(why) => match self.check() {
+        match self.check_gone(envd, &fault).await {
+            Some(reason) => match self.check() {
                 Err(error) => error,
-                Ok(()) => SandboxError::gone(why),
+                Ok(()) => SandboxError::gone(reason),
             },
             None => fault.into_error(doing),
         }
     }
 
-    /// Waits for something that may take long, as long as the sandbox lives.
+    /// Runs a long operation until the sandbox is closed or gone.
     pub(crate) async fn while_alive<T>(
         &self,
         envd: &Envd,
@@ -260,29 +259,29 @@ impl Shared {
                 Err(closed) => closed,
                 Ok(()) => SandboxError::gone("the sandbox is closed"),
             }),
-            why = self.gone() => Err(SandboxError::gone(why)),
-            why = self.die(envd) => Err(SandboxError::gone(why)),
+            reason = self.gone() => Err(SandboxError::gone(reason)),
+            reason = self.wait_until_gone(envd) => Err(SandboxError::gone(reason)),
         }
     }
 
-    async fn die(&self, envd: &Envd) -> String {
-        let mut missed = 0;
+    async fn wait_until_gone(&self, envd: &Envd) -> String {
+        let mut failed_checks = 0;
         loop {
             sleep(HEARTBEAT).await;
             match envd.check_health().await {
-                Ok(()) => missed = 0,
-                Err(absent) => {
-                    if is_gone(&absent, &mut missed) {
-                        self.mark_gone(&absent.why);
-                        return absent.why;
+                Ok(()) => failed_checks = 0,
+                Err(error) => {
+                    if is_gone(&error, &mut failed_checks) {
+                        self.mark_gone(&error.reason);
+                        return error.reason;
                     }
                 }
             }
         }
     }
 
-    /// Where a path is, absolute.
-    pub(crate) fn place(&self, path: &SandboxPath) -> Vec<u8> {
+    /// Returns the absolute path, as bytes.
+    pub(crate) fn absolute_path(&self, path: &SandboxPath) -> Vec<u8> {
         let relative = path.relative_bytes();
         match (path.is_absolute(), relative.is_empty()) {
             (true, _) => [b"/", relative].concat(),
@@ -291,40 +290,43 @@ impl Shared {
         }
     }
 
-    /// Prolongs the sandbox's life before its end, as long as somebody has it.
+    /// Extends the sandbox's lifetime periodically.
     async fn keep_alive(self: Arc<Self>) {
         let pause = self.service.lifetime / 3;
         let mut wait = pause;
         loop {
             sleep(wait).await;
             wait = pause;
-            // Whoever wakes it gives it time.
+            // Resuming sets a new lifetime.
             let Ok(phase) = self.phase.try_read() else {
                 continue;
             };
             if *phase == Phase::Paused {
                 continue;
             }
-            let prolonging = self.service.api.prolong(&self.id, self.service.lifetime);
-            // One that hangs must leave time for another.
-            match timeout(pause / 2, prolonging).await {
+            let extending = self.service.api.extend(&self.id, self.service.lifetime);
+            // A request that hangs must leave time for another one.
+            match timeout(pause / 2, extending).await {
                 Ok(Ok(())) => continue,
                 Ok(Err(error)) if error.kind() == SandboxErrorKind::Gone => {
-                    self.mark_gone("it was killed or has reached the end of its life");
+                    self.mark_gone("it was killed or its lifetime has ended");
                     return;
                 }
                 Ok(Err(error)) => {
-                    tracing::warn!(sandbox = self.id, %error, "a sandbox's life was not prolonged");
+                    tracing::warn!(sandbox = self.id, %error, "failed to extend a sandbox's lifetime");
                 }
                 Err(_) => {
-                    tracing::warn!(sandbox = self.id, "no answer on a sandbox's longer life");
+                    tracing::warn!(
+                        sandbox = self.id,
+                        "extending a sandbox's lifetime timed out"
+                    );
                 }
             }
             wait = pause / 4;
         }
     }
 
-    /// Pauses the sandbox whenever nobody has used it for so long.
+    /// Pauses the sandbox whenever it has not been used for this time.
     async fn pause_when_idle(self: Arc<Self>, idle: Duration) {
         loop {
             sleep(
@@ -346,7 +348,7 @@ impl Shared {
             match self.service.api.pause(&self.id).await {
                 Ok(()) => *phase = Phase::Paused,
                 Err(error) => {
-                    tracing::warn!(sandbox = self.id, %error, "an idle sandbox was not paused");
+                    tracing::warn!(sandbox = self.id, %error, "failed to pause an idle sandbox");
                     self.touch();
                 }
             }
@@ -354,22 +356,22 @@ impl Shared {
     }
 }
 
-/// What a handle says of a sandbox that was kept.
+/// The token of a kept sandbox's handle.
 #[derive(Debug, Serialize, Deserialize)]
-struct Token {
+struct HandleToken {
     sandbox: String,
     directory: String,
 }
 
-/// The sandbox that a handle names, and its working directory.
-pub(crate) fn kept_as(handle: &SandboxHandle) -> Result<(String, String), SandboxError> {
-    let token: Token = serde_json::from_str(&handle.token).map_err(|error| {
-        let message = "the handle names no sandbox that the remote backend has kept";
+/// Returns the sandbox id and working directory of a handle.
+pub(crate) fn parse_handle(handle: &SandboxHandle) -> Result<(String, String), SandboxError> {
+    let token: HandleToken = serde_json::from_str(&handle.token).map_err(|error| {
+        let message = "the handle is not one of the remote backend";
         SandboxError::gone(message).with_source(error)
     })?;
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
     if token.sandbox.is_empty() || !token.sandbox.bytes().all(plain) {
-        return Err(SandboxError::gone("the handle names no sandbox"));
+        return Err(SandboxError::gone("the handle names no valid sandbox"));
     }
     Ok((token.sandbox, token.directory))
 }
@@ -381,26 +383,26 @@ pub(crate) struct RemoteSandbox {
 }
 
 impl RemoteSandbox {
-    pub(crate) fn new(parts: Parts) -> Self {
+    pub(crate) fn new(parts: SandboxParts) -> Self {
         let idle = parts.service.pause_when_idle;
         let shared = Arc::new(Shared::new(parts));
-        attend_until_closed(&shared, Arc::clone(&shared).keep_alive());
+        spawn_until_closed(&shared, Arc::clone(&shared).keep_alive());
         if let Some(idle) = idle {
-            attend_until_closed(&shared, Arc::clone(&shared).pause_when_idle(idle));
+            spawn_until_closed(&shared, Arc::clone(&shared).pause_when_idle(idle));
         }
         Self { shared }
     }
 }
 
-/// Whether another missing answer says that a sandbox is gone.
-fn is_gone(absent: &Absent, missed: &mut u32) -> bool {
-    *missed += 1;
-    absent.is_certain || *missed >= MISSED
+/// Counts a failed health check; returns whether the sandbox counts as gone.
+fn is_gone(error: &HealthError, failed_checks: &mut u32) -> bool {
+    *failed_checks += 1;
+    error.is_certain || *failed_checks >= MAX_FAILED_CHECKS
 }
 
-fn attend_until_closed(shared: &Shared, task: impl Future<Output = ()> + Send + 'static) {
+fn spawn_until_closed(shared: &Shared, task: impl Future<Output = ()> + Send + 'static) {
     let closed = shared.closed.clone();
-    shared.attend(async move {
+    shared.spawn_task(async move {
         select! {
             () = closed.cancelled() => {}
             () = task => {}
@@ -454,15 +456,15 @@ impl Sandbox for RemoteSandbox {
     async fn persist(&self) -> Result<SandboxHandle, SandboxError> {
         self.shared.check()?;
         if self.shared.info.survival == Survival::Nothing {
-            let message = "this sandbox can't be kept: it was not opened as a durable one";
+            let message = "this sandbox can't be kept: it was not opened as durable";
             return Err(SandboxError::unsupported(message));
         }
-        let token = Token {
+        let token = HandleToken {
             sandbox: self.shared.id.clone(),
             directory: self.shared.home.clone(),
         };
         let token = serde_json::to_string(&token).map_err(|error| {
-            let message = "the sandbox's name can't be written down";
+            let message = "failed to encode the handle";
             SandboxError::new(SandboxErrorKind::Io, message).with_source(error)
         })?;
         self.shared.kept.store(true, Ordering::Relaxed);
@@ -474,8 +476,8 @@ impl Sandbox for RemoteSandbox {
             return Ok(());
         }
         self.shared.closed.cancel();
-        // Goes on where nobody waits for it any more.
-        self.shared.service.end(&self.shared.id).await
+        // Completes even if this future is dropped.
+        self.shared.service.kill(&self.shared.id).await
     }
 }
 
@@ -483,11 +485,11 @@ impl Drop for RemoteSandbox {
     fn drop(&mut self) {
         let was_closed = self.shared.closed.is_cancelled();
         self.shared.closed.cancel();
-        // Commands are told; what else is under way is of no use to anybody.
+        // Commands observe `closed`; other tasks are no longer needed.
         let mut tasks = std::mem::take(&mut *self.shared.tasks());
         tasks.abort_all();
         if !was_closed && !self.shared.kept.load(Ordering::Relaxed) {
-            self.shared.service.end_some_time(&self.shared.id);
+            self.shared.service.kill_in_background(&self.shared.id);
         }
     }
 }

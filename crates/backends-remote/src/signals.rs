@@ -1,6 +1,4 @@
-//! The names of signals, in the words of the language that the other side is written in.
-//!
-//! What runs in a sandbox tells a death by a signal as `signal: killed`.
+//! Signal names as printed by Go, in which envd is written, e.g. `signal: killed`.
 
 const NAMES: [(&str, i32); 31] = [
     ("hangup", 1),
@@ -51,7 +49,7 @@ mod tests {
     use super::number;
 
     #[test]
-    fn words_become_numbers() {
+    fn names_map_to_numbers() {
         assert_eq!(number("signal: killed"), Some(9));
         assert_eq!(number("signal: segmentation fault (core dumped)"), Some(11));
         assert_eq!(number("signal: signal 40"), Some(40));

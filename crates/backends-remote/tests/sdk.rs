@@ -1,5 +1,6 @@
-//! What we send, beside what E2B's official SDK sends for the same (`tests/sdk/*.json`, written by
-//! `tests/sdk/capture.py`). Every difference is intended and says why, in `tests/sdk/differences.json`.
+//! Compares requests with those of E2B's official SDK (`tests/sdk/*.json`, written by `tests/sdk/capture.py`).
+//!
+//! Intended differences are listed with reasons in `tests/sdk/differences.json`.
 
 #![expect(
     clippy::unwrap_used,
@@ -9,8 +10,8 @@
     reason = "the lints know a test by its attribute, and what tests share has none"
 )]
 
-#[path = "sdk/scripted.rs"]
-mod scripted;
+#[path = "sdk/stub_server.rs"]
+mod stub_server;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -26,7 +27,7 @@ use cantle_core::sandbox::{
 use futures_util::StreamExt as _;
 use serde_json::Value;
 
-use self::scripted::Scripted;
+use self::stub_server::StubServer;
 
 const KEY: &str = "e2b_0000000000000000000000000000000000000000";
 
@@ -34,9 +35,9 @@ fn path(path: &str) -> SandboxPath {
     path.parse().unwrap()
 }
 
-/// Does what `capture.py` does, and gives what was sent for each call.
-async fn ours(generation: ApiGeneration) -> BTreeMap<String, Value> {
-    let server = Scripted::start().await;
+/// Performs the calls of `capture.py` and returns the request of each.
+async fn capture_requests(generation: ApiGeneration) -> BTreeMap<String, Value> {
+    let server = StubServer::start().await;
     let backend = RemoteBackend::builder()
         .api_key(KEY)
         .api_url(&server.url)
@@ -51,7 +52,7 @@ async fn ours(generation: ApiGeneration) -> BTreeMap<String, Value> {
     policy.network = Some(Network::Off);
     let cx = || SandboxContext::new(RunId::new(), policy.clone());
     let mut calls = BTreeMap::new();
-    let mut note = |call: &str, ends_with: &str, script: Option<&str>| {
+    let mut record = |call: &str, ends_with: &str, script: Option<&str>| {
         let request = server.last(ends_with, script);
         calls.insert(
             call.to_owned(),
@@ -60,83 +61,83 @@ async fn ours(generation: ApiGeneration) -> BTreeMap<String, Value> {
     };
 
     let sandbox = backend.open(cx().durable()).await.unwrap();
-    note("create", "/sandboxes", None);
+    record("create", "/sandboxes", None);
     let handle = sandbox.persist().await.unwrap();
 
     let request = SpawnRequest::shell("echo hello")
         .with_env("NAME", "value")
         .with_timeout(Duration::from_secs(30));
     assert_eq!(sandbox.run(request).await.unwrap().stdout.text(), "hello\n");
-    note("run", "/Start", Some("echo hello"));
+    record("run", "/Start", Some("echo hello"));
 
     let request = SpawnRequest::shell("cat").with_stdin(Stdin::Piped);
     let mut process = sandbox.spawn(request).await.unwrap();
-    note("background", "/Start", Some("cat"));
+    record("background", "/Start", Some("cat"));
     let mut stdin = process.take_stdin().unwrap();
     stdin.write(Bytes::from("text")).await.unwrap();
-    note("stdin", "/SendInput", None);
+    record("stdin", "/SendInput", None);
     drop(stdin);
     server.wait_for("/CloseStdin").await;
-    note("close_stdin", "/CloseStdin", None);
+    record("close_stdin", "/CloseStdin", None);
     drop(process);
     server.wait_for("/SendSignal").await;
-    note("kill_command", "/SendSignal", None);
+    record("kill_command", "/SendSignal", None);
 
     let size = |rows, columns| PtySize { rows, columns };
     let request = SpawnRequest::argv(["bash", "-i"]).with_pty(size(24, 80));
     let mut terminal = sandbox.spawn(request).await.unwrap();
-    note("pty", "/Start", Some("-i"));
+    record("pty", "/Start", Some("-i"));
     let mut stdin = terminal.take_stdin().unwrap();
     stdin.write(Bytes::from("text")).await.unwrap();
-    note("pty_stdin", "/SendInput", None);
+    record("pty_stdin", "/SendInput", None);
     terminal.resize(size(40, 120)).await.unwrap();
-    note("resize", "/Update", None);
+    record("resize", "/Update", None);
     drop((stdin, terminal));
 
     sandbox
         .write_bytes(&path("new"), "text".into())
         .await
         .unwrap();
-    note("write", "/files", None);
-    note("rename", "/Move", None);
+    record("write", "/files", None);
+    record("rename", "/Move", None);
     let mut read = sandbox.read(&path("file"), ByteRange::all()).await.unwrap();
     assert_eq!(read.next().await.unwrap().unwrap(), "text");
     drop(read);
-    note("read", "/files", None);
+    record("read", "/files", None);
     sandbox.stat(&path("file")).await.unwrap();
-    note("stat", "/Stat", Some("/home/user/file"));
+    record("stat", "/Stat", Some("/home/user/file"));
     sandbox.list(&path(".")).await.unwrap();
-    note("list", "/ListDir", None);
+    record("list", "/ListDir", None);
     sandbox.mkdir(&path("new")).await.unwrap();
-    note("mkdir", "/MakeDir", None);
+    record("mkdir", "/MakeDir", None);
     sandbox.remove(&path("file")).await.unwrap();
-    note("remove", "/Remove", None);
-    // The stream of this one breaks, so that the sandbox is looked after.
+    record("remove", "/Remove", None);
+    // Its stream breaks, which triggers a health check.
     let broken = sandbox.run(SpawnRequest::shell("break")).await;
-    broken.expect_err("its stream has no end");
-    note("health", "/health", None);
-    note("listen_again", "/Connect", None);
-    // And of this one nothing is heard at all.
-    let unheard = sandbox.run(SpawnRequest::shell("unheard")).await;
-    unheard.expect_err("it has no beginning");
+    broken.expect_err("the broken stream was accepted");
+    record("health", "/health", None);
+    record("listen_again", "/Connect", None);
+    // Its stream has no events.
+    let silent = sandbox.run(SpawnRequest::shell("silent")).await;
+    silent.expect_err("the empty stream was accepted");
     server.wait_for("/List").await;
-    note("processes", "/List", None);
+    record("processes", "/List", None);
 
     server.wait_for("/pause").await;
-    note("pause", "/pause", None);
-    // Asleep, it is woken by the next use.
+    record("pause", "/pause", None);
+    // The next use resumes the paused sandbox.
     sandbox.stat(&path("file")).await.unwrap();
-    note("connect", "/connect", None);
+    record("connect", "/connect", None);
     drop(sandbox);
     let again = backend.reattach(&handle, cx()).await.unwrap();
     again.close().await.unwrap();
-    note("kill", "/sandboxes/isandbox", None);
+    record("kill", "/sandboxes/isandbox", None);
     calls
 }
 
-/// What keeps a sandbox alive that nobody uses.
-async fn prolonging() -> Value {
-    let server = Scripted::start().await;
+/// Returns the request that extends an idle sandbox's lifetime.
+async fn capture_extension() -> Value {
+    let server = StubServer::start().await;
     let backend = RemoteBackend::builder()
         .api_key(KEY)
         .api_url(&server.url)
@@ -151,17 +152,17 @@ async fn prolonging() -> Value {
     server.last("/timeout", None).unwrap()
 }
 
-/// Every value of a request, by its path in it.
-fn flat(at: &str, value: &Value, all: &mut BTreeMap<String, Value>) {
+/// Collects all values of a request by their paths.
+fn flatten(at: &str, value: &Value, all: &mut BTreeMap<String, Value>) {
     match value {
         Value::Object(fields) => {
             for (name, value) in fields {
-                flat(&format!("{at}.{name}"), value, all);
+                flatten(&format!("{at}.{name}"), value, all);
             }
         }
         Value::Array(items) if at.ends_with("envelopes") => {
             for (number, value) in items.iter().enumerate() {
-                flat(&format!("{at}.{number}"), value, all);
+                flatten(&format!("{at}.{number}"), value, all);
             }
         }
         value => {
@@ -172,27 +173,27 @@ fn flat(at: &str, value: &Value, all: &mut BTreeMap<String, Value>) {
 
 fn fields(request: &Value) -> BTreeMap<String, Value> {
     let mut all = BTreeMap::new();
-    flat("", request, &mut all);
+    flatten("", request, &mut all);
     all.remove("call");
     all
 }
 
 async fn compare(sdk: &str, generation: ApiGeneration) {
     let intended: Vec<Value> = serde_json::from_str(include_str!("sdk/differences.json")).unwrap();
-    let theirs: Vec<Value> = serde_json::from_str(sdk).unwrap();
-    let (mut ours, prolonged) = tokio::join!(ours(generation), prolonging());
-    ours.insert("prolong".to_owned(), prolonged);
+    let sdk_requests: Vec<Value> = serde_json::from_str(sdk).unwrap();
+    let (mut requests, extension) = tokio::join!(capture_requests(generation), capture_extension());
+    requests.insert("prolong".to_owned(), extension);
     let mut unexpected = Vec::new();
-    let mut met = BTreeSet::new();
-    for request in &theirs {
+    let mut used = BTreeSet::new();
+    for request in &sdk_requests {
         let call = request["call"].as_str().unwrap();
-        let own = ours
+        let own = requests
             .get(call)
-            .unwrap_or_else(|| panic!("{call} is not tried"));
-        let (theirs, ours) = (fields(request), fields(own));
-        let names: BTreeSet<&String> = theirs.keys().chain(ours.keys()).collect();
+            .unwrap_or_else(|| panic!("{call} is not covered"));
+        let (sdk_fields, own_fields) = (fields(request), fields(own));
+        let names: BTreeSet<&String> = sdk_fields.keys().chain(own_fields.keys()).collect();
         for name in names {
-            if theirs.get(name) == ours.get(name) {
+            if sdk_fields.get(name) == own_fields.get(name) {
                 continue;
             }
             let known = intended.iter().position(|it| {
@@ -201,40 +202,40 @@ async fn compare(sdk: &str, generation: ApiGeneration) {
             });
             match known {
                 Some(at) => {
-                    met.insert(at);
+                    used.insert(at);
                 }
                 None => unexpected.push(format!(
-                    "{call}: {name}: theirs {:?}, ours {:?}",
-                    theirs.get(name),
-                    ours.get(name)
+                    "{call}: {name}: SDK {:?}, backend {:?}",
+                    sdk_fields.get(name),
+                    own_fields.get(name)
                 )),
             }
         }
     }
     assert!(unexpected.is_empty(), "{}", unexpected.join("\n"));
     let stale: Vec<_> = (0..intended.len())
-        .filter(|at| !met.contains(at) && intended[*at]["only"].is_null())
+        .filter(|at| !used.contains(at) && intended[*at]["only"].is_null())
         .map(|at| &intended[at])
         .collect();
     assert!(
         stale.is_empty(),
-        "these are no differences any more: {stale:?}"
+        "these listed differences no longer exist: {stale:?}"
     );
 }
 
 #[tokio::test]
-async fn requests_are_those_of_the_second_generations_sdk() {
+async fn v2_requests_match_the_sdk() {
     compare(include_str!("sdk/python-2.63.0.json"), ApiGeneration::V2).await;
 }
 
 #[tokio::test]
-async fn requests_are_those_of_the_first_generations_sdk() {
+async fn v1_requests_match_the_sdk() {
     compare(include_str!("sdk/python-2.45.0.json"), ApiGeneration::V1).await;
 }
 
 #[tokio::test]
-async fn output_whose_rest_never_came_is_not_taken_for_all() {
-    let server = Scripted::start().await;
+async fn truncated_output_is_an_error() {
+    let server = StubServer::start().await;
     let backend = RemoteBackend::builder()
         .api_key(KEY)
         .api_url(&server.url)
@@ -246,7 +247,7 @@ async fn output_whose_rest_never_came_is_not_taken_for_all() {
     let error = sandbox.run(SpawnRequest::shell("half")).await.unwrap_err();
     assert_eq!(
         error.to_string(),
-        "the rest of the command's output is lost: the stream ended before its end"
+        "the rest of the command's output is lost: the stream ended without an end message"
     );
     sandbox.close().await.unwrap();
 }

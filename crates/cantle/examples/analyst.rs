@@ -1,9 +1,9 @@
 //! An agent that works on files: `cargo run -p cantle --features client-replay --example analyst -- data/ "Summarise it"`.
 //!
-//! Needs a model: `OPENAI_API_KEY` for OpenAI's, or `OPENAI_BASE_URL` for a server of your own. Or none:
-//! `ANALYST_RECORD=FILE` writes down what a model is asked and answers, `ANALYST_REPLAY=FILE` plays it.
+//! It needs a model: set `OPENAI_API_KEY` for OpenAI, or `OPENAI_BASE_URL` for another server.
+//! `ANALYST_RECORD=FILE` records the model calls, and `ANALYST_REPLAY=FILE` replays them without a model.
 
-#![expect(clippy::print_stdout, reason = "a program that shows its result")]
+#![expect(clippy::print_stdout, reason = "the program prints its result")]
 
 use std::env;
 use std::error::Error;
@@ -18,7 +18,7 @@ use cantle::clients::replay::ReplayClient;
 use cantle::core::llm::LlmClient;
 use cantle::tools::{CodeExec, Finish};
 
-/// The model: over HTTP, or from a recording.
+/// Returns a client over HTTP, or one that replays a recording.
 fn model() -> Result<Arc<dyn LlmClient>, Box<dyn Error>> {
     let key = env::var("OPENAI_API_KEY").unwrap_or_default();
     let mut client: Arc<dyn LlmClient> = match env::var_os("ANALYST_REPLAY") {
@@ -32,7 +32,7 @@ fn model() -> Result<Arc<dyn LlmClient>, Box<dyn Error>> {
         }
     };
     if let Some(path) = env::var_os("ANALYST_RECORD") {
-        // The key is no part of what is asked; this is for a model that repeats it.
+        // Requests do not contain the key, but the model might repeat it.
         let secrets = vec![key.into()];
         client = Arc::new(Recorder::new(client, File::create(path)?, secrets)?);
     }
@@ -46,7 +46,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
         return Err("usage: analyst PATH TASK".into());
     };
     let agent = Agent::builder("analyst", model()?)
-        .provider(CodeExec::new(Arc::new(LocalBackend::new())))
+        .provider(CodeExec::new(LocalBackend::new()))
         .finish(Finish)
         .build()?;
     let options = SessionOptions::default()

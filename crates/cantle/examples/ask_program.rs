@@ -1,8 +1,8 @@
-//! A model that asks, and a program that answers; played by a recorded model: nothing to set up.
+//! A program that answers the model's questions. The model is a recording, so no set-up is needed.
 //!
 //! `cargo run -p cantle --features client-replay --example ask_program`
 
-#![expect(clippy::print_stdout, reason = "a program that shows its result")]
+#![expect(clippy::print_stdout, reason = "the program prints its result")]
 
 use cantle::agent::{Agent, SessionOptions};
 use cantle::clients::replay::ReplayClient;
@@ -11,7 +11,7 @@ use cantle::core::tool::{QuestionKind, user_channel};
 use cantle::tools::{Finish, calculator, user_input};
 use serde_json::{Value, json};
 
-/// A turn of the recorded model: it calls this tool.
+/// Returns a recorded turn that calls one tool.
 fn turn(name: &str, arguments: &Value) -> AssistantMessage {
     let call = ToolCall::new(None, name, arguments.to_string());
     AssistantMessage::new(vec![AssistantBlock::ToolCall(call)])
@@ -41,14 +41,14 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .finish(Finish)
         .build()?;
 
-    // Elsewhere in the program, for as long as somebody may ask.
+    // Answers questions concurrently with the run.
     let answering = tokio::spawn(async move {
         let answers = questions.answers();
         while let Some(question) = questions.next().await {
             println!("{} asks: {}", question.id, question.text);
             let answered = match &question.kind {
                 QuestionKind::Choice { .. } => answers.answer(&question.id, "feet").map(drop),
-                _ => answers.decline(&question.id, "Only choices are answered here."),
+                _ => answers.decline(&question.id, "This program answers only choices."),
             };
             if let Err(error) = answered {
                 println!("{error}");

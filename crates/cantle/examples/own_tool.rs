@@ -1,8 +1,8 @@
-//! A tool of one's own and a structured result, played by a recorded model: nothing to set up.
+//! A custom tool and a structured result. The model is a recording, so no set-up is needed.
 //!
 //! `cargo run -p cantle --example own_tool`
 
-#![expect(clippy::print_stdout, reason = "a program that shows its result")]
+#![expect(clippy::print_stdout, reason = "the program prints its result")]
 
 use cantle::agent::{Agent, SessionOptions};
 use cantle::clients::replay::ReplayClient;
@@ -20,14 +20,14 @@ async fn population(
     match city.as_str() {
         "Oslo" => Ok("717,710".to_owned()),
         "Bergen" => Ok("291,940".to_owned()),
-        // What the model reads when it asks for something else.
+        // The message for the model.
         other => Err(ToolError::failed(format!(
             "`{other}` is not listed. Try Oslo or Bergen."
         ))),
     }
 }
 
-/// A turn of the recorded model: it calls these tools.
+/// Returns a recorded turn that calls these tools.
 fn turn(calls: &[(&str, Value)]) -> AssistantMessage {
     let call = |(name, arguments): &(&str, Value)| {
         AssistantBlock::ToolCall(ToolCall::new(None, *name, arguments.to_string()))
@@ -38,7 +38,7 @@ fn turn(calls: &[(&str, Value)]) -> AssistantMessage {
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let recording = vec![
-        // Two calls in one turn: the tool says that they may run side by side.
+        // Two calls in one turn run in parallel, because the tool is declared concurrency-safe.
         turn(&[
             ("population", json!({"city": "Oslo"})),
             ("population", json!({"city": "Bergen"})),

@@ -1,8 +1,8 @@
 //! Language-model agents that work by executing code.
 //!
-//! This is the crate for people who build agents: it re-exports the parts, and has nothing of its
-//! own. Who writes a backend, a client or a tool for others depends on [`core`] alone, as
-//! `cantle-core`.
+//! This crate re-exports the crates that an application with agents needs, and contains no code of its
+//! own. An extension crate (a backend, a client, a tool) depends on `cantle-core` alone, which is
+//! [`core`] here.
 //!
 //! ```no_run
 //! use std::sync::Arc;
@@ -16,7 +16,7 @@
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let client = ChatClient::builder("gpt-5").api_key(std::env::var("OPENAI_API_KEY")?).build()?;
 //! let agent = Agent::builder("analyst", client)
-//!     .provider(CodeExec::new(Arc::new(LocalBackend::new())))
+//!     .provider(CodeExec::new(LocalBackend::new()))
 //!     .finish(Finish)
 //!     .build()?;
 //!
@@ -31,21 +31,21 @@
 //!
 //! # Features
 //!
-//! | feature | brings | default |
+//! | feature | adds | default |
 //! |---|---|---|
-//! | `agent` | [`agent`]: the loop, as `Agent`, `Session` and `Run` | yes |
+//! | `agent` | [`agent`]: the agent loop: `Agent`, `Session` and `Run` | yes |
 //! | `backend-docker` | `backends::docker`: commands in containers of a Docker engine | no |
 //! | `backend-local` | [`backends::local`]: commands on this machine | yes |
-//! | `backend-remote` | `backends::remote`: commands in sandboxes behind an E2B-style API | no |
+//! | `backend-remote` | `backends::remote`: commands in sandboxes of an E2B-compatible service | no |
 //! | `client-anthropic` | `clients::anthropic`: models over Anthropic Messages | no |
 //! | `client-chat` | [`clients::chat`]: models over OpenAI Chat Completions | yes |
 //! | `client-limit` | `clients::limit`: one rate limit for all models of an account | no |
-//! | `client-replay` | `clients::replay`: a model whose turns come from a recording | no |
+//! | `client-replay` | `clients::replay`: recorded turns in place of a model | no |
 //! | `client-responses` | `clients::responses`: models over OpenAI Responses | no |
-//! | `macros` | [`tool`]: the attribute that makes a tool of a function | yes |
+//! | `macros` | [`tool`]: the attribute that turns a function into a tool | yes |
 //! | `tools` | [`tools`]: `code_exec`, `finish`, `view_image`, `user_input`, `calculator` | yes |
 //!
-//! Without any of them there is [`core`]: messages, traits, events and errors.
+//! Without features, there is only [`core`]: messages, traits, events and errors.
 
 #![forbid(unsafe_code)]
 
@@ -60,13 +60,13 @@ pub use cantle_agent as agent;
 ))]
 pub use cantle_clients as clients;
 pub use cantle_core as core;
-/// Makes a tool of a function; documented at [`core::tool`](macro@core::tool).
+/// Turns a function into a tool; see [`core::tool`](macro@core::tool).
 #[cfg(feature = "macros")]
 pub use cantle_macros::tool_for_facade as tool;
 #[cfg(feature = "tools")]
 pub use cantle_tools as tools;
 
-/// Where code is executed.
+/// The execution backends.
 #[cfg(any(
     feature = "backend-docker",
     feature = "backend-local",
@@ -79,4 +79,13 @@ pub mod backends {
     pub use cantle_backends_local as local;
     #[cfg(feature = "backend-remote")]
     pub use cantle_backends_remote as remote;
+}
+
+/// Compiles the Rust code in the guides.
+#[cfg(doctest)]
+mod guides {
+    #[doc = include_str!("../../../README.md")]
+    mod readme {}
+    #[doc = include_str!("../../../docs/extending.md")]
+    mod extending {}
 }

@@ -1,12 +1,12 @@
-//! The examples, each with its recorded model: they run without a network, and say what they should.
+//! Runs the examples with recorded models and checks their output.
 //!
-//! `recordings/analyst.jsonl` has every request of its example, and what differs from that fails. Where a
-//! change is meant (a prompt, a tool's description), `CANTLE_RECORD_EXAMPLES=1` makes it anew from the
+//! `recordings/analyst.jsonl` contains every request of its example, and a request that differs fails. After
+//! an intended change (a prompt, a tool's description), `CANTLE_RECORD_EXAMPLES=1` records it again with the
 //! answers in `recordings/analyst.turns.jsonl`.
 
 #![expect(
     clippy::unwrap_used,
-    reason = "the lints know a test by its attribute, and what tests share has none"
+    reason = "clippy exempts test functions only, not their helpers"
 )]
 
 use std::env;
@@ -15,21 +15,21 @@ use std::process::Command;
 
 use tempfile::TempDir;
 
-/// An example, which Cargo has built beside this test.
-fn example(name: &str, here: &TempDir) -> Command {
+/// Returns the command of an example, which Cargo has built next to this test.
+fn example(name: &str, directory: &TempDir) -> Command {
     let test = env::current_exe().unwrap();
-    let directory = test.parent().and_then(Path::parent).unwrap();
-    let mut command = Command::new(directory.join("examples").join(name));
+    let target = test.parent().and_then(Path::parent).unwrap();
+    let mut command = Command::new(target.join("examples").join(name));
     command
-        .current_dir(here.path())
+        .current_dir(directory.path())
         .env_clear()
         .env("PATH", env::var_os("PATH").unwrap())
-        .env("HOME", here.path());
+        .env("HOME", directory.path());
     command
 }
 
-/// What it says, where it succeeds.
-fn said(command: &mut Command) -> String {
+/// Runs an example successfully, and returns its output.
+fn output_of(command: &mut Command) -> String {
     let output = command.output().unwrap();
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let errors = String::from_utf8_lossy(&output.stderr);
@@ -42,13 +42,13 @@ fn recordings() -> PathBuf {
 }
 
 #[test]
-fn the_analyst_asks_what_was_recorded() {
-    let here = tempfile::tempdir().unwrap();
+fn analyst_sends_the_recorded_requests() {
+    let directory = tempfile::tempdir().unwrap();
     let (turns, calls) = (
         recordings().join("analyst.turns.jsonl"),
         recordings().join("analyst.jsonl"),
     );
-    let mut analyst = example("analyst", &here);
+    let mut analyst = example("analyst", &directory);
     analyst
         .arg(recordings().join("data"))
         .arg("How many did each city sell?");
@@ -61,39 +61,42 @@ fn the_analyst_asks_what_was_recorded() {
     }
     let result = r#"{"paths":["summary.txt"],"reason":"Bergen sold 12, Oslo 30."}"#;
     let expected = format!("{result}\nout/summary.txt\n6150 tokens\n");
-    assert_eq!(said(&mut analyst), expected);
-    let summary = std::fs::read_to_string(here.path().join("out/summary.txt"));
+    assert_eq!(output_of(&mut analyst), expected);
+    let summary = std::fs::read_to_string(directory.path().join("out/summary.txt"));
     assert_eq!(summary.unwrap(), "Bergen: 12\nOslo: 30\n");
 }
 
 #[test]
-fn the_analyst_says_where_another_task_differs() {
-    let here = tempfile::tempdir().unwrap();
-    let mut analyst = example("analyst", &here);
+fn analyst_reports_a_different_request() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut analyst = example("analyst", &directory);
     analyst
         .arg(recordings().join("data"))
         .arg("How many did each town sell?")
         .env("ANALYST_REPLAY", recordings().join("analyst.jsonl"));
-    let said = said(&mut analyst);
+    let output = output_of(&mut analyst);
     assert!(
-        said.contains("message 2 (user) differs at `content`")
-            && said.contains("now:      How many did each town sell?"),
-        "{said}"
+        output.contains("message 2 (user) differs at `content`")
+            && output.contains("now:      How many did each town sell?"),
+        "{output}"
     );
 }
 
 #[test]
-fn the_program_that_is_asked_answers() {
-    let here = tempfile::tempdir().unwrap();
-    let said = said(&mut example("ask_program", &here));
-    assert!(said.contains(" asks: Which unit shall I use?\n"), "{said}");
+fn ask_program_answers_questions() {
+    let directory = tempfile::tempdir().unwrap();
+    let output = output_of(&mut example("ask_program", &directory));
+    assert!(
+        output.contains(" asks: Which unit shall I use?\n"),
+        "{output}"
+    );
     let finish = "{\"reason\":\"29032 feet\"}\n";
-    assert!(said.ends_with(finish), "{said}");
+    assert!(output.ends_with(finish), "{output}");
 }
 
 #[test]
-fn the_tool_of_ones_own_is_called() {
-    let here = tempfile::tempdir().unwrap();
-    let said = said(&mut example("own_tool", &here));
-    assert_eq!(said, "{\"difference\":425770,\"larger\":\"Oslo\"}\n");
+fn own_tool_is_called() {
+    let directory = tempfile::tempdir().unwrap();
+    let output = output_of(&mut example("own_tool", &directory));
+    assert_eq!(output, "{\"difference\":425770,\"larger\":\"Oslo\"}\n");
 }

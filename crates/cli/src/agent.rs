@@ -1,35 +1,38 @@
-//! The agent behind the command line: commands in a sandbox, and a way to finish.
+//! The agent behind the command line: commands in a sandbox, and a finish tool.
 
 use std::sync::Arc;
 
 use cantle::agent::{Agent, AgentBuilder};
+use cantle::core::policy::Policy;
 use cantle::core::sandbox::Backend;
 use cantle::tools::{CodeExec, Finish, finish_schema};
 use serde_json::Value;
 
-use crate::settings::Rules;
+use crate::settings::Settings;
 
 pub(crate) const NAME: &str = "cantle";
 
-/// The tool whose call ends a run, whatever its parameters are.
+/// Name of the finish tool, whatever its parameters are.
 pub(crate) const FINISH: &str = "finish";
 
-/// Gives an agent its tools and rules. With a schema, it finishes with parameters like that.
+/// Adds `code_exec`, the finish tool and the settings to an agent.
+///
+/// With a schema, the finish tool takes parameters of that schema.
 pub(crate) fn complete(
     agent: AgentBuilder,
     backend: Arc<dyn Backend>,
-    rules: Rules,
+    policy: Policy,
+    settings: &Settings,
     schema: Option<Value>,
 ) -> anyhow::Result<Agent> {
-    let commands = CodeExec::new(backend)
-        .policy(rules.policy)
-        .timeout(rules.timeout);
-    let agent = agent.provider(commands).max_turns(rules.max_turns);
-    let agent = match rules.system_prompt {
-        Some(instructions) => agent.system_prompt(instructions),
-        None => agent,
-    };
-    let agent = match schema {
+    let code_exec = CodeExec::new(backend)
+        .policy(policy)
+        .timeout(settings.timeout());
+    let mut agent = agent.provider(code_exec).max_turns(settings.max_turns());
+    if let Some(prompt) = &settings.system_prompt {
+        agent = agent.system_prompt(prompt);
+    }
+    agent = match schema {
         Some(schema) => {
             let description = "Ends the task with its result, once everything is done.";
             agent.finish(finish_schema(FINISH, description, schema))

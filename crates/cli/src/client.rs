@@ -1,4 +1,4 @@
-//! The model that a run asks: a client for its dialect, or a recording.
+//! The client that answers a run's model calls: over HTTP, or from a recording.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::OpenOptionsExt as _;
@@ -16,158 +16,198 @@ use cantle::clients::record::Recorder;
 use cantle::clients::replay::ReplayClient;
 use cantle::clients::responses::ResponsesClient;
 use cantle::clients::retry::{Retry, RetryPolicy};
-use cantle::core::llm::{LlmClient, LlmError};
+use cantle::core::llm::{LlmClient, LlmError, ModelInfo};
 use cantle::core::secret::SecretText;
 
+use crate::endpoint::Endpoint;
 use crate::provider::{Api, Provider};
-use crate::settings::{ServedModel, variable};
-use crate::tape::{self, Playing};
+use crate::replay::{RecordHooks, ReplayHooks};
+use crate::settings::{ModelSettings, variable};
 
-/// A client, and what belongs to a recording where one is made or played.
+/// A client, and the hooks that record or replay tool results with it.
 #[derive(Debug)]
-pub(crate) struct Asked {
+pub(crate) struct RunClient {
     pub(crate) client: Arc<dyn LlmClient>,
-    pub(crate) tape: Option<Tape>,
+    pub(crate) record: Option<RecordHooks>,
+    pub(crate) replay: Option<ReplayHooks>,
 }
 
-/// What becomes of the results of tools.
-#[derive(Debug)]
-pub(crate) enum Tape {
-    Recording(tape::Recording),
-    Playing(Playing),
-}
-
-/// A client for a model behind an endpoint. Not for use on a runtime.
-pub(crate) fn served(model: &ServedModel) -> anyhow::Result<Asked> {
-    let serving = &model.serving;
-    serving.check()?;
-    if serving.stateful == Some(true) && model.endpoint.api != Api::Responses {
-        bail!("--stateful is for --api responses: no other provider keeps conversations");
+/// Builds the client for a model behind an endpoint. Blocks, so it must not be called on a runtime.
+pub(crate) fn connect(
+    model: &str,
+    endpoint: &Endpoint,
+    settings: &ModelSettings,
+    record: Option<&Path>,
+) -> anyhow::Result<RunClient> {
+    if settings.stateful == Some(true) && endpoint.api != Api::Responses {
+        bail!("--stateful needs --api responses: no other provider stores conversations");
     }
-    let limits = (serving.rpm.is_some() || serving.tpm.is_some()).then(|| {
+    let prices = settings.prices()?;
+    let limiter = (settings.rpm.is_some() || settings.tpm.is_some()).then(|| {
         let mut limits = RateLimits::default();
-        limits.requests_per_minute = serving.rpm;
-        limits.tokens_per_minute = serving.tpm;
+        limits.requests_per_minute = settings.rpm.map(Into::into);
+        limits.tokens_per_minute = settings.tpm.map(Into::into);
         RateLimiter::new(limits)
     });
-    let client = |slug: &str| {
-        let client = match (model.endpoint.api, server(model)) {
-            (Api::Chat, Some(server)) => {
-                built(model, || ChatClient::builder(slug).server(server), &limits)
-            }
-            (Api::Chat, None) => built(model, || ChatClient::builder(slug), &limits),
-            (Api::Responses, _) => {
-                let stateful = serving.stateful.unwrap_or(false);
-                let begun = || ResponsesClient::builder(slug).stateful(stateful);
-                built(model, begun, &limits)
-            }
-            (Api::Messages, _) => built(model, || AnthropicClient::builder(slug), &limits),
+    let build = |model: &str| {
+        let connection = Connection {
+            endpoint,
+            settings,
+            limiter: limiter.as_ref(),
         };
-        client.map_err(|error| match error.advice() {
-            Some(advice) => anyhow!("{error}. {advice}"),
-            None => error.into(),
-        })
+        connection
+            .client(model)
+            .map_err(|error| match error.advice() {
+                Some(advice) => anyhow!("{error}. {advice}"),
+                None => error.into(),
+            })
     };
-    let mut asked = client(&model.slug)?;
-    if let Some(prices) = serving.prices() {
-        asked = Arc::new(Priced::new(asked, prices));
+    let mut client = build(model)?;
+    if let Some(prices) = prices {
+        client = Arc::new(Priced::new(client, prices));
     }
-    let others = serving.fallback_model.iter().map(|slug| client(slug));
-    let others = others.collect::<anyhow::Result<Vec<_>>>()?;
-    if !others.is_empty() {
-        asked = Arc::new(Fallback::new(asked, others));
+    if !settings.fallback_model.is_empty() {
+        let fallbacks = settings.fallback_model.iter().map(|model| build(model));
+        let fallbacks = fallbacks.collect::<anyhow::Result<Vec<_>>>()?;
+        client = Arc::new(Fallback::new(client, fallbacks));
     }
-    match &model.record {
-        Some(path) => recording(asked, model, path)
+    match record {
+        Some(path) => recorded(client, endpoint, path)
             .with_context(|| format!("failed to write the recording {}", path.display())),
-        None => Ok(Asked {
-            client: asked,
-            tape: None,
+        None => Ok(RunClient {
+            client,
+            record: None,
+            replay: None,
         }),
     }
 }
 
-/// The same client, whose calls are written down.
-fn recording(
+/// Wraps a client so that its calls are recorded.
+fn recorded(
     client: Arc<dyn LlmClient>,
-    model: &ServedModel,
+    endpoint: &Endpoint,
     path: &Path,
-) -> anyhow::Result<Asked> {
-    // A conversation is nobody else's to read.
+) -> anyhow::Result<RunClient> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true).mode(0o600);
-    // Whatever key there is: a command may have found another one than ours.
-    let own = model.endpoint.key.iter().map(|key| key.text.clone());
+    // All keys are removed: a command may have printed another one than the endpoint's.
+    let key = endpoint.key.iter().map(|key| key.text.clone());
     let set = Provider::all_key_variables().filter_map(variable);
-    let secrets = own.chain(set.map(|key| SecretText::new(key.trim())));
+    let secrets = key.chain(set.map(|key| SecretText::new(key.trim())));
     let recorder = Recorder::new(client, options.open(path)?, secrets.collect())?;
-    Ok(Asked {
-        tape: Some(Tape::Recording(tape::Recording(recorder.results()))),
+    Ok(RunClient {
+        record: Some(RecordHooks(recorder.results())),
+        replay: None,
         client: Arc::new(recorder),
     })
 }
 
-/// Who serves it, where the address does not tell.
-fn server(model: &ServedModel) -> Option<Server> {
-    let litellm = is_litellm(model).then_some(Server::LiteLlm);
-    model.serving.server.or(litellm)
-}
-
-fn is_litellm(model: &ServedModel) -> bool {
-    model.endpoint.provider == Some(Provider::Litellm)
-}
-
-fn built<D: Dialect>(
-    model: &ServedModel,
-    begun: impl Fn() -> HttpClientBuilder<D>,
-    limiter: &Option<RateLimiter>,
-) -> Result<Arc<dyn LlmClient>, LlmError> {
-    let told = || {
-        let mut builder = begun()
-            .base_url(&model.endpoint.base_url)
-            .stream(model.stream);
-        if let Some(key) = &model.endpoint.key {
-            builder = builder.api_key(key.text.clone());
-        }
-        if let Some(tokens) = model.max_tokens {
-            builder = builder.max_output_tokens(tokens);
-        }
-        if let Some(tokens) = model.context_window {
-            builder = builder.context_window(tokens);
-        }
-        builder
-    };
-    let mut builder = told();
-    // A proxy that can't say what it knows may still answer; and if not, the first turn says why.
-    if is_litellm(model)
-        && let Some(described) = described(told())
-    {
-        builder = described;
-    }
-    Ok(match limiter {
-        // Refusals for the rate are the limiter's, and what else may pass is tried again around it.
-        Some(limiter) => {
-            let client = Limited::new(builder.max_retries(0).build()?, limiter.clone());
-            Arc::new(Retry::new(client, RetryPolicy::default()))
-        }
-        None => Arc::new(builder.build()?),
+/// Builds a client that replays a recording.
+pub(crate) fn replay(json: &[u8]) -> anyhow::Result<RunClient> {
+    let client = ReplayClient::from_jsonl(json)?;
+    let replay = client
+        .replays_calls()
+        .then(|| ReplayHooks::new(client.clone()));
+    Ok(RunClient {
+        client: Arc::new(client),
+        record: None,
+        replay,
     })
 }
 
+/// The settings that all clients of a run share.
+struct Connection<'a> {
+    endpoint: &'a Endpoint,
+    settings: &'a ModelSettings,
+    limiter: Option<&'a RateLimiter>,
+}
+
+impl Connection<'_> {
+    fn client(&self, model: &str) -> Result<Arc<dyn LlmClient>, LlmError> {
+        let server = self.settings.server;
+        let server = server.or(self.is_litellm().then_some(Server::LiteLlm));
+        match self.endpoint.api {
+            Api::Chat => self.build(|| match server {
+                Some(server) => ChatClient::builder(model).server(server),
+                None => ChatClient::builder(model),
+            }),
+            Api::Responses => {
+                let stateful = self.settings.stateful == Some(true);
+                self.build(|| ResponsesClient::builder(model).stateful(stateful))
+            }
+            Api::Messages => self.build(|| AnthropicClient::builder(model)),
+        }
+    }
+
+    fn is_litellm(&self) -> bool {
+        self.endpoint.provider == Some(Provider::Litellm)
+    }
+
+    fn build<D: Dialect>(
+        &self,
+        begin: impl Fn() -> HttpClientBuilder<D>,
+    ) -> Result<Arc<dyn LlmClient>, LlmError> {
+        let configured = || {
+            let mut builder = begin()
+                .base_url(&self.endpoint.base_url)
+                .stream(self.settings.no_stream != Some(true));
+            if let Some(key) = &self.endpoint.key {
+                builder = builder.api_key(key.text.clone());
+            }
+            if let Some(tokens) = self.settings.max_tokens {
+                builder = builder.max_output_tokens(tokens);
+            }
+            if let Some(tokens) = self.settings.context_window {
+                builder = builder.context_window(tokens);
+            }
+            builder
+        };
+        let mut builder = configured();
+        // If the proxy can't describe its models, it may still answer; otherwise the first turn fails.
+        if self.is_litellm()
+            && let Some(described) = described(configured())
+        {
+            builder = described;
+        }
+        Ok(match self.limiter {
+            // The limiter handles refusals for the rate; other transient errors are retried around it.
+            Some(limiter) => {
+                let client = Limited::new(builder.max_retries(0).build()?, limiter.clone());
+                Arc::new(Retry::new(client, RetryPolicy::default()))
+            }
+            None => Arc::new(builder.build()?),
+        })
+    }
+}
+
+/// Adds the prices and the context window that a LiteLLM proxy reports.
 fn described<D: Dialect>(builder: HttpClientBuilder<D>) -> Option<HttpClientBuilder<D>> {
     let mut runtime = tokio::runtime::Builder::new_current_thread();
     let runtime = runtime.enable_all().build().ok()?;
     runtime.block_on(builder.described_by_litellm()).ok()
 }
 
-/// A client that plays a recording.
-pub(crate) fn recorded(json: &[u8]) -> anyhow::Result<Asked> {
-    let client = ReplayClient::from_jsonl(json)?;
-    let tape = client
-        .plays_calls()
-        .then(|| Tape::Playing(Playing::new(client.clone())));
-    Ok(Asked {
-        client: Arc::new(client),
-        tape,
-    })
+/// Refuses a cost budget if the provider is known to report no costs and there are no prices.
+///
+/// If it is not known, the run warns as soon as a call's cost is missing.
+pub(crate) fn check_cost_budget(
+    budget_usd: Option<f64>,
+    endpoint: &Endpoint,
+    info: &ModelInfo,
+) -> anyhow::Result<()> {
+    if budget_usd.is_none() || info.prices.is_some() || info.reports_cost == Some(true) {
+        return Ok(());
+    }
+    let source = match (endpoint.provider, endpoint.api) {
+        (Some(Provider::Openai), _) => "OpenAI does",
+        (Some(Provider::Anthropic), _) => "Anthropic does",
+        (Some(Provider::Local), _) => "servers on this machine do",
+        (_, Api::Responses | Api::Messages) => "providers with this API do",
+        _ if info.reports_cost == Some(false) => "the provider does",
+        _ => return Ok(()),
+    };
+    bail!(
+        "--budget-usd can't be enforced: {source} not report what a call costs, and no prices are set. Set them \
+         with --price-input and --price-output, or limit tokens with --budget-tokens"
+    )
 }

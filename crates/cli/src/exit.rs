@@ -1,4 +1,4 @@
-//! Exit codes, and the failures that have one.
+//! Exit codes, and failures with an exit code.
 
 use std::fmt;
 
@@ -7,7 +7,7 @@ use cantle::core::event::RunStatus;
 
 use crate::policy;
 
-/// The exit codes of `cantle run`. Scripts build on them.
+/// The exit codes of `cantle run`. Scripts rely on them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Code {
     Finished = 0,
@@ -32,7 +32,7 @@ impl From<RunStatus> for Code {
     }
 }
 
-/// Why a command ends before it has done anything, and with which code.
+/// The reason why a command failed before it started its work, with an exit code.
 #[derive(Debug)]
 pub(crate) struct Failure {
     pub(crate) code: u8,
@@ -49,7 +49,7 @@ impl Failure {
 }
 
 impl fmt::Display for Failure {
-    /// The error with its causes, without saying anything twice.
+    /// Formats the error and those causes that its message does not contain.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut text = self.error.to_string();
         for cause in self.error.chain().skip(1) {
@@ -87,11 +87,11 @@ impl From<SessionError> for Failure {
     }
 }
 
-/// Says what an error means for the exit code.
+/// Assigns exit codes to errors.
 pub(crate) trait FailureExt<T> {
-    /// The user asked for what can't be.
+    /// The command line or a setting is invalid.
     fn usage(self) -> Result<T, Failure>;
-    /// Something of ours failed.
+    /// Something unexpected failed.
     fn internal(self) -> Result<T, Failure>;
 }
 

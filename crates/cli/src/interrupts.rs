@@ -1,5 +1,5 @@
-//! Ctrl-C and its relatives. The first one cancels what is going on, so that it ends well; the second
-//! ends it at once. A signal that whoever started us ignores (`nohup`) stays ignored.
+//! SIGINT, SIGTERM and SIGHUP. The first one cancels the command, which then ends in order; the second one
+//! exits immediately. Signals that the parent process ignores (`nohup`) stay ignored.
 
 use std::future::pending;
 
@@ -9,18 +9,18 @@ use tokio_util::sync::CancellationToken;
 
 use crate::exit::{Failure, FailureExt as _};
 
-/// The signals that ask for the end.
+/// Listeners for the signals that end the program.
 #[derive(Debug)]
 pub(crate) struct Interrupts {
     signals: [Option<Signal>; 3],
 }
 
 impl Interrupts {
-    /// Takes the signals from the system. Needs a runtime.
-    pub(crate) fn take() -> Result<Self, Failure> {
+    /// Installs the listeners. Needs a runtime.
+    pub(crate) fn listen() -> Result<Self, Failure> {
         let ignored = ignored_signals();
         let listen = |kind: SignalKind| {
-            // The first signal is number one.
+            // Bit 0 is signal 1.
             if ignored >> (kind.as_raw_value() - 1) & 1 == 1 {
                 return Ok(None);
             }
@@ -31,14 +31,13 @@ impl Interrupts {
             signals: [
                 listen(SignalKind::interrupt())?,
                 listen(SignalKind::terminate())?,
-                // The terminal is gone.
                 listen(SignalKind::hangup())?,
             ],
         })
     }
 
-    /// Cancels `token` at the first signal, returns at the second.
-    pub(crate) async fn cancel(mut self, token: &CancellationToken) {
+    /// Cancels `token` at the first signal, and returns at the second.
+    pub(crate) async fn cancel_then_wait(mut self, token: &CancellationToken) {
         self.next().await;
         token.cancel();
         self.next().await;
@@ -63,8 +62,7 @@ async fn received(signal: &mut Option<Signal>) {
     }
 }
 
-/// The signals that this process ignores since its start, one bit each; none where that can't be
-/// told.
+/// Returns the signals that this process ignores, one bit each; none if that is unknown.
 fn ignored_signals() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

@@ -1,36 +1,31 @@
-//! The `cantle` command: tasks for a model, commands in a sandbox, and a demonstration.
+//! The `cantle` command: tasks for a model, commands in a sandbox, and a demo.
 //!
-//! What a person or a script meets is here and nowhere else: flags, settings and keys, exit codes,
-//! what is shown, what is written beside the outputs. What does the work are the libraries.
+//! This crate owns everything that users and scripts see: flags, settings, keys, exit codes, the
+//! display and result files. The libraries do the work.
 
 mod agent;
 mod args;
 mod ask;
+mod backend;
 mod client;
-mod demo;
+mod commands;
+mod config;
 mod display;
-mod doctor;
-mod exec;
+mod endpoint;
 mod exit;
+mod extra_tools;
 mod interrupts;
-mod kept;
-mod leftovers;
-mod money;
-mod note;
-mod offers;
-mod place;
 mod policy;
 mod provider;
-mod record;
-mod run;
-mod runs;
-mod serve;
-mod serving;
+mod replay;
+mod result_file;
+mod saved_settings;
 mod settings;
-mod state;
-mod tape;
+mod state_dir;
+mod task;
 mod terminal;
-mod work;
+mod text;
+mod unfinished;
 
 use std::io::Write as _;
 use std::process::ExitCode;
@@ -40,50 +35,48 @@ use anyhow::Context as _;
 use tokio_util::sync::CancellationToken;
 
 use crate::args::{Command, RunsCommand};
+use crate::commands::{demo, doctor, exec, gc, run, runs, serve};
 use crate::exit::{Code, Failure, FailureExt as _};
 use crate::interrupts::Interrupts;
 
-/// Hundreds of runs in one process allocate much and at once.
+// Hundreds of runs in one process allocate much and at once.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
-/// How long what blocks (a file, a reader of ours) may hold up the end of the process.
-const LAST_WAIT: Duration = Duration::from_millis(200);
+/// Maximum delay of the exit by blocking operations, such as writing to a slow reader.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(200);
 
 fn main() -> ExitCode {
     let command = match args::parse() {
-        Command::Runs(RunsCommand::Resume { run }) => args::resuming(&run),
+        Command::Runs(RunsCommand::Resume { run }) => args::resume_command(&run),
         command => command,
     };
-    let ended = match command {
-        Command::Run(args) => run::prepare(&args)
-            .and_then(|run| to_its_end(Code::Cancelled as u8, |token| run.perform(token))),
-        Command::Demo(args) => demo::prepare(args)
-            .and_then(|demo| to_its_end(Code::Cancelled as u8, |token| demo.perform(token))),
-        Command::Doctor(args) => {
-            to_its_end(Code::Cancelled as u8, |token| doctor::perform(args, token))
+    let cancelled = Code::Cancelled as u8;
+    let result = match command {
+        Command::Run(args) => {
+            run::prepare(&args).and_then(|run| block_on(cancelled, |token| run.perform(token)))
         }
-        Command::Runs(command) => to_its_end(Code::Cancelled as u8, |_| runs::perform(command)),
-        Command::Gc(args) => to_its_end(Code::Cancelled as u8, |_| runs::collect(args)),
-        Command::Exec(args) => to_its_end(exec::CANCELLED, |token| exec::perform(args, token)),
-        Command::Serve(args) => {
-            to_its_end(Code::Cancelled as u8, |token| serve::perform(*args, token))
+        Command::Demo(args) => {
+            demo::prepare(args).and_then(|demo| block_on(cancelled, |token| demo.perform(token)))
         }
+        Command::Doctor(args) => block_on(cancelled, |token| doctor::perform(args, token)),
+        Command::Runs(command) => block_on(cancelled, |_| runs::perform(command)),
+        Command::Gc(args) => block_on(cancelled, |_| gc::perform(args)),
+        Command::Exec(args) => block_on(exec::CANCELLED, |token| exec::perform(args, token)),
+        Command::Serve(args) => block_on(cancelled, |token| serve::perform(*args, token)),
     };
-    ExitCode::from(ended.unwrap_or_else(|failure| {
-        // Where nobody reads it, the exit code still tells.
-        let _ = writeln!(
-            std::io::stderr(),
-            "cantle: {}",
-            display::clean(&failure.to_string())
-        );
+    ExitCode::from(result.unwrap_or_else(|failure| {
+        let message = text::clean(&failure.to_string());
+        let _ = writeln!(std::io::stderr(), "cantle: {message}");
         failure.code
     }))
 }
 
-/// Runs `work` to its end, or until it has been interrupted twice: then everything it holds is
-/// dropped, and the code is `cut_short`.
-fn to_its_end<F>(cut_short: u8, work: impl FnOnce(CancellationToken) -> F) -> Result<u8, Failure>
+/// Runs a command on a new runtime and returns its exit code.
+///
+/// The first interrupt cancels the token. The second one drops the command and everything it owns;
+/// the exit code is then `interrupted`.
+fn block_on<F>(interrupted: u8, command: impl FnOnce(CancellationToken) -> F) -> Result<u8, Failure>
 where
     F: Future<Output = Result<u8, Failure>>,
 {
@@ -93,13 +86,13 @@ where
         .context("failed to start the runtime")
         .internal()?;
     let token = CancellationToken::new();
-    let ended = runtime.block_on(async {
-        let interrupts = Interrupts::take()?;
+    let result = runtime.block_on(async {
+        let interrupts = Interrupts::listen()?;
         tokio::select! {
-            ended = work(token.clone()) => ended,
-            () = interrupts.cancel(&token) => Ok(cut_short),
+            result = command(token.clone()) => result,
+            () = interrupts.cancel_then_wait(&token) => Ok(interrupted),
         }
     });
-    runtime.shutdown_timeout(LAST_WAIT);
-    ended
+    runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);
+    result
 }

@@ -1,145 +1,102 @@
-//! What commands may do: one policy from what flags, environment and files say of it.
+//! The sandbox policy that results from the settings.
 //!
-//! The strongest place decides, setting by setting. Two things go together: a policy without a network
-//! sets aside hosts that only a weaker place allows. And one place is less trusted: a `cantle.toml` in
-//! the current directory may be somebody else's, so it can restrict commands, but not free them.
-
-use std::str::FromStr;
+//! Each setting comes from the strongest layer that has it, with two exceptions: a policy without a
+//! network sets aside hosts that only a weaker layer allows, and limits add up by name. The
+//! `cantle.toml` of the current directory can restrict commands but not free them.
 
 use anyhow::bail;
-use cantle::core::policy::{InvalidPolicy, Limits, Network, Policy, Preset, Strictness};
+use cantle::core::policy::{Limits, Network, Policy, Preset, Strictness};
 use cantle::core::sandbox::{SandboxError, SandboxErrorKind};
-use serde::Deserialize;
+use serde_json::{Map, Value};
 
-use crate::args::PolicyArgs;
+use crate::settings::layers::{Layers, Origin};
+use crate::settings::{Limit, PolicySettings};
 
-/// A limit as it was written, such as `memory=2G`; it makes sense.
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
-#[serde(try_from = "String")]
-pub(crate) struct Limit(String);
-
-impl FromStr for Limit {
-    type Err = InvalidPolicy;
-
-    fn from_str(text: &str) -> Result<Self, InvalidPolicy> {
-        Limits::default().set(text)?;
-        Ok(Self(text.to_owned()))
+/// Returns the policy that these settings describe.
+///
+/// # Errors
+/// If settings contradict each other, or the current directory's file frees commands.
+pub(crate) fn resolve(layers: &Layers) -> anyhow::Result<Policy> {
+    let settings: PolicySettings = layers.typed()?;
+    let preset = settings.policy.unwrap_or_default();
+    let mut hosts = settings.allow_host;
+    let is_weaker = layers.origin("allow_host") > layers.origin("policy");
+    if settings.policy.is_some() && preset != Preset::Network && is_weaker {
+        hosts.clear();
     }
-}
+    let best_effort = settings.best_effort == Some(true);
 
-impl TryFrom<String> for Limit {
-    type Error = InvalidPolicy;
-
-    fn try_from(text: String) -> Result<Self, InvalidPolicy> {
-        text.parse()
+    let from_directory = |name| layers.origin(name) == Some(Origin::Directory);
+    if preset == Preset::Unconfined && from_directory("policy") {
+        return refuse_from_directory("policy = \"unconfined\"", "--policy unconfined");
     }
-}
-
-/// Where settings come from, the strongest first.
-#[derive(Debug)]
-pub(crate) struct Places<'a> {
-    /// Flags and environment.
-    pub(crate) said: &'a PolicyArgs,
-    /// The `cantle.toml` of the current directory.
-    pub(crate) directory: &'a PolicyArgs,
-    /// The user's own.
-    pub(crate) user: &'a PolicyArgs,
-}
-
-/// Which of the places is the directory's.
-const DIRECTORY: usize = 1;
-
-/// Puts the policy together. `limits_variable` is what the environment says of limits, which flags
-/// don't replace but add to.
-pub(crate) fn resolve(
-    places: &Places<'_>,
-    limits_variable: Option<&str>,
-) -> anyhow::Result<Policy> {
-    let all = [places.said, places.directory, places.user];
-    let strongest = || all.iter().enumerate();
-    let preset = strongest().find_map(|(place, args)| Some((place, args.policy?)));
-    let hosts_from = match preset {
-        Some((place, preset)) if preset != Preset::Network => place + 1,
-        _ => all.len(),
-    };
-    let hosts = strongest()
-        .take(hosts_from)
-        .find(|(_, args)| !args.allow_host.is_empty());
-    let best_effort = strongest().find_map(|(place, args)| Some((place, args.best_effort?)));
-
-    if preset == Some((DIRECTORY, Preset::Unconfined)) {
-        return not_the_directorys("policy = \"unconfined\"", "--policy unconfined");
+    if !hosts.is_empty() && from_directory("allow_host") {
+        return refuse_from_directory("allow_host", "--allow-host");
     }
-    if let Some((DIRECTORY, _)) = hosts {
-        return not_the_directorys("allow_host", "--allow-host");
-    }
-    if best_effort == Some((DIRECTORY, true)) {
-        return not_the_directorys("best_effort", "--best-effort");
+    if best_effort && from_directory("best_effort") {
+        return refuse_from_directory("best_effort", "--best-effort");
     }
 
-    let preset = preset.map(|(_, preset)| preset).unwrap_or_default();
     let mut policy = preset.policy();
-    match (preset, hosts) {
-        (Preset::Unconfined, Some(_)) => bail!(
-            "hosts are allowed (--allow-host), but under the policy `unconfined` every host can be reached: \
-             an allow-list would promise what nothing keeps. Leave one of them out"
+    match (preset, hosts.is_empty()) {
+        (Preset::Unconfined, false) => bail!(
+            "--allow-host can't be combined with the policy `unconfined`, under which every host can be \
+             reached. Remove one of them"
         ),
-        (Preset::Network, None) => bail!(
-            "the policy `network` allows no host yet: name each with --allow-host, such as \
-             --allow-host pypi.org --allow-host '*.debian.org'"
+        (Preset::Network, true) => bail!(
+            "the policy `network` needs hosts: name each with --allow-host, for example --allow-host \
+             api.example.com --allow-host '*.example.org'"
         ),
-        (_, Some((_, args))) => policy.network = Some(Network::Hosts(args.allow_host.clone())),
-        (_, None) => {}
+        (_, false) => policy.network = Some(Network::Hosts(hosts)),
+        (_, true) => {}
     }
-    for limit in &places.user.limit {
-        policy.limits.set(&limit.0)?;
+    for (origin, limits) in layers.each::<Vec<Limit>>("limit")? {
+        if origin == Origin::Directory {
+            tighten(&mut policy.limits, &limits)?;
+        } else {
+            for limit in limits {
+                limit.apply_to(&mut policy.limits)?;
+            }
+        }
     }
-    let mut directorys = Limits::default();
-    for limit in &places.directory.limit {
-        directorys.set(&limit.0)?;
-    }
-    tighten(&mut policy.limits, &directorys);
-    for limit in limits_variable.into_iter().flat_map(|all| all.split(',')) {
-        policy.limits.set(limit)?;
-    }
-    for limit in &places.said.limit {
-        policy.limits.set(&limit.0)?;
-    }
-    if best_effort.is_some_and(|(_, wanted)| wanted) {
+    if best_effort {
         policy.strictness = Strictness::BestEffort;
     }
     Ok(policy)
 }
 
-/// Takes over those of the other limits that leave less.
-fn tighten(limits: &mut Limits, other: &Limits) {
-    fn least<T: Ord + Copy>(limit: &mut Option<T>, other: Option<T>) {
-        *limit = limit.iter().copied().chain(other).min();
+/// Applies those of `stricter` that are below the present limits.
+fn tighten(limits: &mut Limits, stricter: &[Limit]) -> anyhow::Result<()> {
+    let mut other = Limits::default();
+    for limit in stricter {
+        limit.apply_to(&mut other)?;
     }
-    least(&mut limits.wall_time, other.wall_time);
-    least(&mut limits.cpu_time, other.cpu_time);
-    least(&mut limits.memory_bytes, other.memory_bytes);
-    least(&mut limits.processes, other.processes);
-    least(&mut limits.file_size_bytes, other.file_size_bytes);
-    least(&mut limits.disk_bytes, other.disk_bytes);
-    least(&mut limits.inodes, other.inodes);
-    least(&mut limits.open_files, other.open_files);
-    least(&mut limits.output_bytes, other.output_bytes);
+    // Every limit is a number in JSON.
+    let mut merged: Map<String, Value> = serde_json::from_value(serde_json::to_value(&*limits)?)?;
+    let other: Map<String, Value> = serde_json::from_value(serde_json::to_value(other)?)?;
+    for (name, limit) in other {
+        let present = merged.get(&name).and_then(Value::as_f64);
+        if present.is_none_or(|present| limit.as_f64() < Some(present)) {
+            merged.insert(name, limit);
+        }
+    }
+    *limits = serde_json::from_value(merged.into())?;
+    Ok(())
 }
 
-fn not_the_directorys(setting: &str, flag: &str) -> anyhow::Result<Policy> {
+fn refuse_from_directory(setting: &str, flag: &str) -> anyhow::Result<Policy> {
     bail!(
-        "the cantle.toml of this directory says `{setting}`, which would let commands do more. That file may \
-         be somebody else's, so this is for you to say: with {flag}, its variable, or the cantle.toml of \
-         your own ($XDG_CONFIG_HOME/cantle/cantle.toml)"
+        "the cantle.toml of this directory sets `{setting}`, which would allow commands to do more. That file \
+         may not be yours, so it can only restrict commands. To allow it, use {flag}, its variable, or your \
+         own cantle.toml ($XDG_CONFIG_HOME/cantle/cantle.toml)"
     )
 }
 
-/// What to do on the command line about a sandbox that did not open.
+/// Returns what to do on the command line about a sandbox that did not open.
 pub(crate) fn hint(error: &SandboxError) -> Option<&'static str> {
     (error.kind() == SandboxErrorKind::Unenforceable).then_some(
-        "With --best-effort it runs all the same, without what can't be enforced; `cantle doctor` says what \
-         this machine can do",
+        "Use --best-effort to run without what can't be enforced; `cantle doctor` shows what this machine \
+         can enforce",
     )
 }
 

@@ -1,5 +1,6 @@
-//! Our own terminal, while a command in a sandbox has one that looks like it: every key goes to the
-//! command, Ctrl-C too, and the command is told when the window changes.
+//! This process's terminal, while a command in a sandbox has a terminal of its own.
+//!
+//! Every key is forwarded to the command, including Ctrl-C, and so are changes of the window size.
 
 use std::future::pending;
 use std::io;
@@ -8,13 +9,13 @@ use cantle::core::sandbox::PtySize;
 use rustix::termios::{OptionalActions, Termios, isatty, tcgetattr, tcgetwinsize, tcsetattr};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// What a terminal has that says nothing of its size.
-const USUAL: PtySize = PtySize {
+/// Size of a terminal that does not report one.
+const DEFAULT_SIZE: PtySize = PtySize {
     rows: 24,
     columns: 80,
 };
 
-/// Our terminal, passing keys on as they are. Dropped, it is as it was.
+/// The terminal in raw mode; dropping it restores the mode.
 #[derive(Debug)]
 pub(crate) struct Raw {
     before: Option<Termios>,
@@ -22,7 +23,7 @@ pub(crate) struct Raw {
 }
 
 impl Raw {
-    /// Takes over standard input, where that is a terminal. Needs a runtime.
+    /// Enters raw mode, if standard input is a terminal. Needs a runtime.
     pub(crate) fn enter() -> io::Result<Self> {
         let stdin = io::stdin();
         if !isatty(&stdin) {
@@ -42,12 +43,12 @@ impl Raw {
         })
     }
 
-    /// Whether there is a person at the keys.
+    /// Returns whether standard input is a terminal.
     pub(crate) fn is_terminal(&self) -> bool {
         self.before.is_some()
     }
 
-    /// Waits until the window has another size. Cancel-safe.
+    /// Waits for a change of the window size. Cancel-safe.
     pub(crate) async fn resized(&mut self) -> PtySize {
         match &mut self.resized {
             Some(resized) => {
@@ -68,13 +69,13 @@ impl Drop for Raw {
     }
 }
 
-/// The size of our terminal.
+/// Returns the size of the terminal.
 pub(crate) fn size() -> PtySize {
     match tcgetwinsize(io::stdin()) {
         Ok(size) if size.ws_row > 0 && size.ws_col > 0 => PtySize {
             rows: size.ws_row,
             columns: size.ws_col,
         },
-        _ => USUAL,
+        _ => DEFAULT_SIZE,
     }
 }

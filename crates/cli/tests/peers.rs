@@ -1,13 +1,13 @@
-//! `cantle run` against software that nobody here wrote: aimock, LiteLLM in front of it and of a
-//! scripted server, and llama.cpp's server. `cargo xtask test` starts them and says where they are.
+//! `cantle run` against third-party servers: aimock, LiteLLM in front of it and of a scripted server, and
+//! llama.cpp's server. `cargo xtask test` starts them and sets their addresses.
 #![expect(
     clippy::unwrap_used,
     clippy::print_stderr,
-    reason = "the lints know a test by its attribute, and what tests share has none"
+    reason = "clippy exempts test functions only, not their helpers"
 )]
 
 #[path = "support/mod.rs"]
-#[expect(dead_code, reason = "this program uses a part of it")]
+#[expect(dead_code, reason = "this test uses only some helpers")]
 mod support;
 
 use std::path::Path;
@@ -16,53 +16,51 @@ use cantle_testkit::openai::{Script, ToolCall, Turn, Usage, serve_until};
 use serde_json::json;
 use tokio::net::TcpListener;
 
-use self::support::{Ended, Place, peer};
+use self::support::{Exited, TestEnv, peer};
 
 const WAYS: [&[&str]; 2] = [&[], &["--no-stream"]];
 
-fn aimock(model: &str) -> Option<Place> {
+fn aimock(model: &str) -> Option<TestEnv> {
     let [url] = peer("aimock", ["CANTLE_TEST_AIMOCK_URL"])?;
-    let place = Place::new().set("CANTLE_BASE_URL", url);
+    let env = TestEnv::new().set("CANTLE_BASE_URL", url);
     Some(
-        place
-            .set("CANTLE_MODEL", model)
+        env.set("CANTLE_MODEL", model)
             .set("CANTLE_API_KEY", "sk-any"),
     )
 }
 
-fn litellm(model: &str) -> Option<Place> {
+fn litellm(model: &str) -> Option<TestEnv> {
     let variables = ["CANTLE_TEST_LITELLM_URL", "CANTLE_TEST_LITELLM_KEY"];
     let [url, key] = peer("litellm", variables)?;
-    let place = Place::new().set("CANTLE_BASE_URL", url);
-    Some(place.set("CANTLE_MODEL", model).set("CANTLE_API_KEY", key))
+    let env = TestEnv::new().set("CANTLE_BASE_URL", url);
+    Some(env.set("CANTLE_MODEL", model).set("CANTLE_API_KEY", key))
 }
 
-fn llama() -> Option<Place> {
+fn llama() -> Option<TestEnv> {
     let variables = ["CANTLE_TEST_LLAMA_URL", "CANTLE_TEST_LLAMA_KEY"];
     let [url, key] = peer("llama", variables)?;
-    let place = Place::new().set("CANTLE_BASE_URL", url);
+    let env = TestEnv::new().set("CANTLE_BASE_URL", url);
     Some(
-        place
-            .set("CANTLE_MODEL", "tiny-random")
+        env.set("CANTLE_MODEL", "tiny-random")
             .set("CANTLE_API_KEY", key),
     )
 }
 
-async fn run(place: &Place, task: &str, flags: &[&str]) -> Ended {
-    place.run(["run", task].iter().chain(flags)).await
+async fn run(env: &TestEnv, task: &str, flags: &[&str]) -> Exited {
+    env.run(["run", task].iter().chain(flags)).await
 }
 
-/// The whole trip report: commands over real files, a file back, and the tokens counted.
-async fn trip_report(place: &Place, flags: &[&str]) {
-    report(place, "Write a trip report", flags).await;
+/// Runs the trip report: commands on real files, an output file and token counts.
+async fn trip_report(env: &TestEnv, flags: &[&str]) {
+    report(env, "Write a trip report", flags).await;
 }
 
-/// The same, where aimock counts turns by items: each text and each call is one.
-async fn journey_report(place: &Place, flags: &[&str]) {
-    report(place, "Write a report of the journey", flags).await;
+/// Runs the trip report where aimock counts every text and every call as a turn.
+async fn journey_report(env: &TestEnv, flags: &[&str]) {
+    report(env, "Write a report of the journey", flags).await;
 }
 
-async fn report(place: &Place, task: &str, flags: &[&str]) {
+async fn report(env: &TestEnv, task: &str, flags: &[&str]) {
     let files = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/peers/trip");
     let input = format!("--input={}/", files.display());
     let usual = [&*input, "--output-dir", "out"];
@@ -73,42 +71,42 @@ async fn report(place: &Place, task: &str, flags: &[&str]) {
         .chain(flags)
         .copied()
         .collect();
-    let ended = run(place, task, &flags).await;
+    let exited = run(env, task, &flags).await;
     assert_eq!(
-        (ended.code, &*ended.stdout),
+        (exited.code, &*exited.stdout),
         (Some(0), "The trip report is written.\n"),
-        "{ended:?}"
+        "{exited:?}"
     );
     let sums = "- food 54.85\n- hotel 224.00\n- total 339.75\n- train 60.90\n";
     let diary = std::fs::read_to_string(files.join("diary.md")).unwrap();
-    let report = place.read("out/trip-report.md");
+    let report = env.read("out/trip-report.md");
     assert_eq!(report, format!("# Trip report\n\n{sums}\n{diary}"));
-    let result = place.result("out");
+    let result = env.result("out");
     let commands = result.pointer("/ledger/tools/code_exec/calls").unwrap();
     assert_eq!(
         (result.pointer("/turns").unwrap(), commands),
         (&json!(4), &json!(4))
     );
     assert!(
-        ended.stderr.contains("I look at the files first."),
+        exited.stderr.contains("I look at the files first."),
         "{}",
-        ended.stderr
+        exited.stderr
     );
 
-    // What was recorded with it is the same run without it.
+    // The recording replays the same run without the server.
     let again = [&*input, "--output-dir", "again", "--replay", "calls"];
-    let played = run(place, task, &again).await;
+    let played = run(env, task, &again).await;
     assert_eq!(
         (played.code, &played.stdout),
-        (Some(0), &ended.stdout),
+        (Some(0), &exited.stdout),
         "{played:?}"
     );
-    assert_eq!(place.read("again/trip-report.md"), report);
+    assert_eq!(env.read("again/trip-report.md"), report);
     assert!(!played.stderr.contains("differed"), "{}", played.stderr);
 }
 
-fn tokens(place: &Place) -> (u64, u64) {
-    let result = place.result("out");
+fn tokens(env: &TestEnv) -> (u64, u64) {
+    let result = env.result("out");
     let count = |name| {
         result
             .pointer(&format!("/dotted/token_usage/0/{name}"))
@@ -119,31 +117,31 @@ fn tokens(place: &Place) -> (u64, u64) {
 }
 
 #[tokio::test]
-async fn aimock_has_a_trip_report_written() {
+async fn aimock_trip_report() {
     for flags in WAYS {
-        let Some(place) = aimock("gpt-5") else { return };
-        trip_report(&place, flags).await;
-        assert_eq!(tokens(&place), (310 + 420 + 500 + 560, 42 + 55 + 38 + 21));
+        let Some(env) = aimock("gpt-5") else { return };
+        trip_report(&env, flags).await;
+        assert_eq!(tokens(&env), (310 + 420 + 500 + 560, 42 + 55 + 38 + 21));
     }
 }
 
 #[tokio::test]
-async fn aimock_has_a_trip_report_written_in_every_dialect() {
+async fn aimock_trip_report_in_every_dialect() {
     for flags in WAYS {
-        let Some(place) = aimock("claude-sonnet-4-5") else {
+        let Some(env) = aimock("claude-sonnet-4-5") else {
             return;
         };
-        trip_report(&place.set("CANTLE_API", "messages"), flags).await;
-        let Some(place) = aimock("gpt-5") else { return };
-        journey_report(&place.set("CANTLE_API", "responses"), flags).await;
+        trip_report(&env.set("CANTLE_API", "messages"), flags).await;
+        let Some(env) = aimock("gpt-5") else { return };
+        journey_report(&env.set("CANTLE_API", "responses"), flags).await;
     }
 }
 
 #[tokio::test]
-async fn aimock_fails_in_every_dialect() {
+async fn aimock_failures_in_every_dialect() {
     for (api, model) in [("messages", "claude-sonnet-4-5"), ("responses", "gpt-5")] {
         for flags in WAYS {
-            for (task, code, said) in [
+            for (task, code, expected) in [
                 ("rate limit always", 5, "given up after 3 attempts"),
                 ("server error", 5, "The server had an error"),
                 (
@@ -158,11 +156,11 @@ async fn aimock_fails_in_every_dialect() {
                 ),
                 ("malformed arguments", 0, "The arguments could not be read."),
             ] {
-                let Some(place) = aimock(model) else { return };
-                let ended = run(&place.set("CANTLE_API", api), task, flags).await;
-                assert_eq!(ended.code, Some(code), "{api}, {task}: {ended:?}");
-                let told = ended.stdout + &ended.stderr;
-                assert!(told.contains(said), "{api}, {task}: {told}");
+                let Some(env) = aimock(model) else { return };
+                let exited = run(&env.set("CANTLE_API", api), task, flags).await;
+                assert_eq!(exited.code, Some(code), "{api}, {task}: {exited:?}");
+                let output = exited.stdout + &exited.stderr;
+                assert!(output.contains(expected), "{api}, {task}: {output}");
             }
         }
     }
@@ -171,20 +169,20 @@ async fn aimock_fails_in_every_dialect() {
 #[tokio::test]
 async fn aimock_limits_the_rate_once() {
     for (task, flags) in ["streamed", "whole"].into_iter().zip(WAYS) {
-        let Some(place) = aimock("gpt-4o") else {
+        let Some(env) = aimock("gpt-4o") else {
             return;
         };
-        let ended = run(&place, &format!("rate limit once, {task}"), flags).await;
+        let exited = run(&env, &format!("rate limit once, {task}"), flags).await;
         let expected = (Some(0), "It worked the second time.\n");
-        assert_eq!((ended.code, &*ended.stdout), expected, "{ended:?}");
-        assert!(ended.stderr.contains("attempt 2 in"), "{}", ended.stderr);
+        assert_eq!((exited.code, &*exited.stdout), expected, "{exited:?}");
+        assert!(exited.stderr.contains("attempt 2 in"), "{}", exited.stderr);
     }
 }
 
 #[tokio::test]
-async fn aimock_fails_in_many_ways() {
+async fn aimock_failures_have_exit_codes() {
     for flags in WAYS {
-        for (task, code, said) in [
+        for (task, code, expected) in [
             ("rate limit always", 5, "given up after 3 attempts"),
             ("server error", 5, "The server had an error"),
             (
@@ -199,106 +197,106 @@ async fn aimock_fails_in_many_ways() {
             ),
             ("malformed arguments", 0, "The arguments could not be read."),
         ] {
-            let Some(place) = aimock("gpt-4o") else {
+            let Some(env) = aimock("gpt-4o") else {
                 return;
             };
-            let ended = run(&place, task, flags).await;
-            assert_eq!(ended.code, Some(code), "{task}: {ended:?}");
-            let told = ended.stdout + &ended.stderr;
-            assert!(told.contains(said), "{task}: {told}");
+            let exited = run(&env, task, flags).await;
+            assert_eq!(exited.code, Some(code), "{task}: {exited:?}");
+            let output = exited.stdout + &exited.stderr;
+            assert!(output.contains(expected), "{task}: {output}");
         }
     }
 }
 
 #[tokio::test]
-async fn aimock_breaks_a_stream() {
+async fn aimock_breaks_streams() {
     for task in ["disconnect mid-stream", "cut the connection"] {
-        let Some(place) = aimock("gpt-4o") else {
+        let Some(env) = aimock("gpt-4o") else {
             return;
         };
-        let ended = run(&place, task, &[]).await;
+        let exited = run(&env, task, &[]).await;
         assert_eq!(
-            (ended.code, &*ended.stdout),
+            (exited.code, &*exited.stdout),
             (Some(5), ""),
-            "{task}: {ended:?}"
+            "{task}: {exited:?}"
         );
     }
 }
 
 #[tokio::test]
-async fn aimock_answers_with_text_alone() {
+async fn aimock_answers_with_text() {
     for flags in WAYS {
-        for (task, said) in [
+        for (task, expected) in [
             ("say hello", "Hello! What shall we do?"),
             ("slow first token", "Sorry to keep you waiting."),
         ] {
-            let Some(place) = aimock("gpt-4o") else {
+            let Some(env) = aimock("gpt-4o") else {
                 return;
             };
             let flags: Vec<&str> = flags.iter().copied().chain(["--max-turns", "1"]).collect();
-            let ended = run(&place, task, &flags).await;
+            let exited = run(&env, task, &flags).await;
             assert_eq!(
-                (ended.code, &*ended.stdout),
+                (exited.code, &*exited.stdout),
                 (Some(3), ""),
-                "{task}: {ended:?}"
+                "{task}: {exited:?}"
             );
-            assert!(ended.stderr.contains(said), "{}", ended.stderr);
+            assert!(exited.stderr.contains(expected), "{}", exited.stderr);
         }
     }
 }
 
 #[tokio::test]
-async fn litellm_has_a_trip_report_written_by_either_dialect() {
+async fn litellm_serves_models_of_both_dialects() {
     for model in ["aimock-gpt5", "aimock-claude"] {
         for flags in WAYS {
-            let Some(place) = litellm(model) else { return };
-            trip_report(&place, flags).await;
+            let Some(env) = litellm(model) else { return };
+            trip_report(&env, flags).await;
         }
     }
 }
 
 #[tokio::test]
-async fn litellm_has_a_trip_report_written_over_messages_and_responses() {
+async fn litellm_serves_messages_and_responses() {
     for flags in WAYS {
-        let Some(place) = litellm("aimock-claude") else {
+        let Some(env) = litellm("aimock-claude") else {
             return;
         };
-        trip_report(&place.set("CANTLE_API", "messages"), flags).await;
-        let Some(place) = litellm("aimock-gpt5") else {
+        trip_report(&env.set("CANTLE_API", "messages"), flags).await;
+        let Some(env) = litellm("aimock-gpt5") else {
             return;
         };
-        journey_report(&place.set("CANTLE_API", "responses"), flags).await;
+        journey_report(&env.set("CANTLE_API", "responses"), flags).await;
     }
 }
 
 #[tokio::test]
-async fn litellm_says_what_its_models_cost_and_hold() {
+async fn litellm_reports_prices() {
     for flags in WAYS {
-        let Some(place) = litellm("mock-text") else {
+        let Some(env) = litellm("mock-text") else {
             return;
         };
-        let place = place.set("CANTLE_PROVIDER", "litellm");
+        let env = env.set("CANTLE_PROVIDER", "litellm");
         let flags: Vec<&str> = flags
             .iter()
             .copied()
             .chain(["--max-turns", "1", "--json"])
             .collect();
-        let ended = run(&place, "Hello", &flags).await;
-        assert_eq!(ended.code, Some(3), "{ended:?}");
-        let answered = ended
+        let exited = run(&env, "Hello", &flags).await;
+        assert_eq!(exited.code, Some(3), "{exited:?}");
+        let answered = exited
             .stdout
             .lines()
             .find(|line| line.contains("\"model_answered\""))
             .unwrap();
         let answered: serde_json::Value = serde_json::from_str(answered).unwrap();
-        // A stream has no cost but what the prices say, and those are the proxy's.
+        // Streams report no cost, so it is computed from the proxy's prices.
         let cost = answered.get("cost_usd").unwrap().as_f64().unwrap();
         assert!(cost > 0.0 && cost < 0.001, "{answered}");
     }
 }
 
 #[tokio::test]
-async fn litellm_passes_a_scripted_server_on() {
+async fn litellm_forwards_to_a_scripted_server() {
     let Some([port]) = peer("litellm", ["CANTLE_TEST_SCRIPTED_PORT"]) else {
         return;
     };
@@ -315,7 +313,7 @@ async fn litellm_passes_a_scripted_server_on() {
         .turn(Turn::tool(finish).usage(usage));
     let test = async {
         for flags in WAYS {
-            let Some(place) = litellm("scripted") else {
+            let Some(env) = litellm("scripted") else {
                 return;
             };
             let flags: Vec<&str> = flags
@@ -323,14 +321,14 @@ async fn litellm_passes_a_scripted_server_on() {
                 .copied()
                 .chain(["--output-dir", "out"])
                 .collect();
-            let ended = run(&place, "Make two files", &flags).await;
+            let exited = run(&env, "Make two files", &flags).await;
             assert_eq!(
-                (ended.code, &*ended.stdout),
+                (exited.code, &*exited.stdout),
                 (Some(0), "Done.\n"),
-                "{ended:?}"
+                "{exited:?}"
             );
-            assert_eq!(place.list("out"), ["a", "b", "cantle-result.json"]);
-            assert_eq!(tokens(&place), (400, 60));
+            assert_eq!(env.list("out"), ["a", "b", "cantle-result.json"]);
+            assert_eq!(tokens(&env), (400, 60));
         }
     };
     let (done, finished) = tokio::sync::oneshot::channel::<()>();
@@ -345,7 +343,7 @@ async fn litellm_passes_a_scripted_server_on() {
 }
 
 #[tokio::test]
-async fn litellm_fails_in_many_ways() {
+async fn litellm_failures_have_exit_codes() {
     for flags in WAYS {
         for (model, code) in [
             ("mock-cwe", 3),
@@ -354,42 +352,42 @@ async fn litellm_fails_in_many_ways() {
             ("mock-timeout", 5),
             ("no-such-model", 5),
         ] {
-            let Some(place) = litellm(model) else { return };
-            let ended = run(&place, "Hello", flags).await;
+            let Some(env) = litellm(model) else { return };
+            let exited = run(&env, "Hello", flags).await;
             assert_eq!(
-                (ended.code, &*ended.stdout),
+                (exited.code, &*exited.stdout),
                 (Some(code), ""),
-                "{model}: {ended:?}"
+                "{model}: {exited:?}"
             );
         }
     }
 }
 
 #[tokio::test]
-async fn litellm_refuses_a_missing_and_a_wrong_key() {
-    // Without a database it has no list of keys to look into, and says that in its own way.
-    for (key, said) in [
-        ("", "Put it into the environment as CANTLE_API_KEY."),
+async fn litellm_refuses_missing_and_wrong_keys() {
+    // Without a database, the proxy can't check keys and reports that.
+    for (key, expected) in [
+        ("", "Set CANTLE_API_KEY in the environment."),
         ("sk-wrong-0123456789", "No connected db."),
     ] {
-        let Some(place) = litellm("mock-text") else {
+        let Some(env) = litellm("mock-text") else {
             return;
         };
-        let ended = run(&place.set("CANTLE_API_KEY", key), "Hello", &[]).await;
-        assert_eq!((ended.code, &*ended.stdout), (Some(5), ""), "{ended:?}");
-        assert!(ended.stderr.contains(said), "{}", ended.stderr);
+        let exited = run(&env.set("CANTLE_API_KEY", key), "Hello", &[]).await;
+        assert_eq!((exited.code, &*exited.stdout), (Some(5), ""), "{exited:?}");
+        assert!(exited.stderr.contains(expected), "{}", exited.stderr);
         assert!(
-            key.is_empty() || !ended.stderr.contains(key),
+            key.is_empty() || !exited.stderr.contains(key),
             "{}",
-            ended.stderr
+            exited.stderr
         );
     }
 }
 
 #[tokio::test]
-async fn llama_answers_noise_until_a_limit() {
+async fn llama_runs_until_a_limit() {
     for flags in WAYS {
-        let Some(place) = llama() else { return };
+        let Some(env) = llama() else { return };
         let limits = [
             "--max-turns",
             "2",
@@ -399,22 +397,22 @@ async fn llama_answers_noise_until_a_limit() {
             "out",
         ];
         let flags: Vec<&str> = flags.iter().chain(&limits).copied().collect();
-        let ended = run(&place, "Hello", &flags).await;
-        assert_eq!((ended.code, &*ended.stdout), (Some(3), ""), "{ended:?}");
-        assert!(ended.stderr.contains("· 8 out"), "{}", ended.stderr);
+        let exited = run(&env, "Hello", &flags).await;
+        assert_eq!((exited.code, &*exited.stdout), (Some(3), ""), "{exited:?}");
+        assert!(exited.stderr.contains("· 8 out"), "{}", exited.stderr);
     }
 }
 
 #[tokio::test]
-async fn llama_refuses_a_wrong_key_and_what_does_not_fit() {
+async fn llama_refuses_a_wrong_key_and_a_long_prompt() {
     for flags in WAYS {
-        let Some(place) = llama() else { return };
+        let Some(env) = llama() else { return };
         let long = "many words ".repeat(4000);
-        let ended = run(&place, &long, flags).await;
-        assert_eq!(ended.code, Some(3), "{}", ended.stderr);
-        let place = place.set("CANTLE_API_KEY", "sk-wrong");
-        let ended = run(&place, "Hello", flags).await;
-        assert_eq!(ended.code, Some(5), "{ended:?}");
-        assert!(ended.stderr.contains("(HTTP 401)"), "{}", ended.stderr);
+        let exited = run(&env, &long, flags).await;
+        assert_eq!(exited.code, Some(3), "{}", exited.stderr);
+        let env = env.set("CANTLE_API_KEY", "sk-wrong");
+        let exited = run(&env, "Hello", flags).await;
+        assert_eq!(exited.code, Some(5), "{exited:?}");
+        assert!(exited.stderr.contains("(HTTP 401)"), "{}", exited.stderr);
     }
 }

@@ -1,14 +1,13 @@
-//! The static binary where there is nothing to load: in an empty root directory and in one with
-//! BusyBox, as an ordinary user. `cargo xtask test` builds it and says where it is; entering another
-//! root directory takes root.
+//! The static binary without libraries: in an empty root directory and in one with BusyBox, as an
+//! ordinary user. `cargo xtask test` builds it and sets its path; `chroot` needs root.
 #![expect(
     clippy::unwrap_used,
     clippy::print_stderr,
-    reason = "the lints know a test by its attribute, and what tests share has none"
+    reason = "clippy exempts test functions only, not their helpers"
 )]
 
 #[path = "support/mod.rs"]
-#[expect(dead_code, reason = "this program uses a part of it")]
+#[expect(dead_code, reason = "this test uses only some helpers")]
 mod support;
 
 use std::fs::{self, Permissions};
@@ -21,20 +20,20 @@ use serde_json::json;
 use tempfile::TempDir;
 use tokio::process::Command;
 
-use self::support::{Ended, ended, peer};
+use self::support::{Exited, peer, wait_for_exit};
 
-/// Copies a program, by another process: what this one writes can't be run while somebody whom another
-/// test has just forked still has it open.
+/// Copies a program with `cp`: a file that this process writes can't be executed while a child that another
+/// test has just forked has it open.
 fn copy(from: &Path, to: &Path) {
     let copied = std::process::Command::new("cp").args([from, to]).status();
     assert!(copied.unwrap().success());
 }
 
-/// A root directory of its own, with the static `cantle` in it.
+/// A root directory with the static `cantle`.
 struct Root(TempDir);
 
 impl Root {
-    /// With nothing else. `None`, said aloud, where it can't be had.
+    /// Creates one with nothing else; `None`, with a message, if that is not possible.
     fn empty() -> Option<Self> {
         let [program] = peer("static", ["CANTLE_TEST_STATIC_BIN"])?;
         if !rustix::process::geteuid().is_root() {
@@ -47,7 +46,7 @@ impl Root {
         Some(root)
     }
 
-    /// With BusyBox, `/proc`, `/dev/null` and places for files, as small images have them.
+    /// Creates one with BusyBox, `/proc`, `/dev/null` and writable directories, like a small image.
     fn busybox() -> Option<Self> {
         let [busybox] = peer("busybox", ["CANTLE_TEST_BUSYBOX"])?;
         let root = Self::empty()?;
@@ -62,7 +61,7 @@ impl Root {
             fs::create_dir(&directory).unwrap();
             fs::set_permissions(directory, Permissions::from_mode(mode)).unwrap();
         }
-        // Where the real one is put over it.
+        // The mount point of the real one.
         fs::write(root.path().join("dev/null"), "").unwrap();
         let bin = root.path().join("bin");
         copy(Path::new(&busybox), &bin.join("busybox"));
@@ -72,7 +71,7 @@ impl Root {
         Some(root)
     }
 
-    /// Makes BusyBox's shell answer to the name bash.
+    /// Adds a `bash` that runs BusyBox's shell.
     fn with_bash(self) -> Self {
         let script = self.path().join("bash");
         fs::write(&script, "#!/bin/sh\nexec /bin/sh \"$@\"\n").unwrap();
@@ -85,10 +84,10 @@ impl Root {
         self.0.path()
     }
 
-    /// Runs `cantle` in there as an ordinary user.
-    async fn run(&self, args: &[&str]) -> Ended {
+    /// Runs `cantle` in it as an ordinary user.
+    async fn run(&self, args: &[&str]) -> Exited {
         let mut command = Command::new("unshare");
-        // Mounts in a namespace of their own are gone with its last process.
+        // Mounts end with their namespace.
         let script = r#"
             if [ -d "$0/proc" ]; then
                 mount -t proc proc "$0/proc" && mount --bind /dev/null "$0/dev/null" || exit 99
@@ -105,14 +104,14 @@ impl Root {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .kill_on_drop(true);
-        ended(command.spawn().unwrap()).await
+        wait_for_exit(command.spawn().unwrap()).await
     }
 }
 
 #[tokio::test]
-async fn in_an_empty_root_it_says_its_version() {
+async fn empty_root_prints_the_version() {
     let Some(root) = Root::empty() else { return };
-    let expected = Ended {
+    let expected = Exited {
         code: Some(0),
         stdout: format!("cantle {}\n", env!("CARGO_PKG_VERSION")),
         stderr: String::new(),
@@ -121,25 +120,30 @@ async fn in_an_empty_root_it_says_its_version() {
 }
 
 #[tokio::test]
-async fn in_an_empty_root_it_says_what_is_missing() {
+async fn empty_root_reports_what_is_missing() {
     let Some(root) = Root::empty() else { return };
-    let ended = root
+    let exited = root
         .run(&["run", "Hello", "--model", "m", "--provider", "local"])
         .await;
-    assert_eq!(ended.code, Some(6), "{ended:?}");
-    assert!(ended.stderr.contains("bash"), "{}", ended.stderr);
-    // Home can't be written: that is said, and what can be done is done.
-    let said = "The run is not kept for resuming: the state directory /home/.local/state/cantle";
-    assert!(ended.stderr.contains(said), "{}", ended.stderr);
-    let ended = root.run(&["exec", "--", "/cantle", "--version"]).await;
-    assert_eq!((ended.code, &*ended.stdout), (Some(125), ""), "{ended:?}");
-    assert!(ended.stderr.starts_with("cantle: "), "{}", ended.stderr);
+    assert_eq!(exited.code, Some(6), "{exited:?}");
+    assert!(exited.stderr.contains("bash"), "{}", exited.stderr);
+    // The home directory is not writable, so the run is not kept.
+    let expected =
+        "This run can't be resumed: failed to create the state directory /home/.local/state/cantle";
+    assert!(exited.stderr.contains(expected), "{}", exited.stderr);
+    let exited = root.run(&["exec", "--", "/cantle", "--version"]).await;
+    assert_eq!(
+        (exited.code, &*exited.stdout),
+        (Some(125), ""),
+        "{exited:?}"
+    );
+    assert!(exited.stderr.starts_with("cantle: "), "{}", exited.stderr);
 }
 
 #[tokio::test]
-async fn without_bash_a_program_is_run_and_a_task_is_not() {
+async fn without_bash_exec_works_and_run_fails() {
     let Some(root) = Root::busybox() else { return };
-    let ended = root
+    let exited = root
         .run(&[
             "exec",
             "--",
@@ -148,21 +152,21 @@ async fn without_bash_a_program_is_run_and_a_task_is_not() {
             "echo \"$((6 * 7)) $PWD\" | tr 4 x; exit 3",
         ])
         .await;
-    assert_eq!(ended.code, Some(3), "{ended:?}");
-    assert!(ended.stdout.starts_with("x2 /tmp/"), "{ended:?}");
-    let ended = root
+    assert_eq!(exited.code, Some(3), "{exited:?}");
+    assert!(exited.stdout.starts_with("x2 /tmp/"), "{exited:?}");
+    let exited = root
         .run(&["run", "Hello", "--model", "m", "--provider", "local"])
         .await;
-    assert_eq!(ended.code, Some(6), "{ended:?}");
+    assert_eq!(exited.code, Some(6), "{exited:?}");
     assert!(
-        ended.stderr.contains("there is no bash"),
+        exited.stderr.contains("there is no bash"),
         "{}",
-        ended.stderr
+        exited.stderr
     );
 }
 
 #[tokio::test]
-async fn a_task_is_done_over_http() {
+async fn task_is_done_over_http() {
     let Some(root) = Root::busybox().map(Root::with_bash) else {
         return;
     };
@@ -186,11 +190,11 @@ async fn a_task_is_done_over_http() {
         "--output-dir",
         "/home/out",
     ];
-    let ended = root.run(&args).await;
+    let exited = root.run(&args).await;
     assert_eq!(
-        (ended.code, &*ended.stdout),
+        (exited.code, &*exited.stdout),
         (Some(0), "Done.\n"),
-        "{ended:?}"
+        "{exited:?}"
     );
     assert!(root.path().join("home/out/cantle-result.json").exists());
     assert!(fs::metadata(root.path().join("home/out/bs")).unwrap().len() > 0);

@@ -1,26 +1,25 @@
-//! Fall-back: a client that asks another model where one can't be had.
+//! Fallback to another model.
 //!
-//! The next model is asked where the fault lies with the one before or with its provider: a limit, a
-//! failure, no connection, no such model, no permission. What is wrong with the request itself is
-//! wrong everywhere, and a conversation that is too long is for the loop to mend. As with retries,
-//! nothing is asked again once a part of an answer has been handed on.
+//! The next model is called if the previous one or its provider is at fault: rate limit, server
+//! failure, connection failure, unknown model, missing permission. Errors of the request itself would
+//! recur with every model, and the agent's loop handles context overflows. As with retries, there is no
+//! fallback after the first event of an answer.
 //!
-//! A turn that another model took says so ([`TurnEnd::served_by`]), and the next turn asks the first
-//! one again. A history that holds what only one provider understands (signed reasoning) can't be
-//! carried on by another; its refusal is told then.
+//! A turn of another model names it in [`TurnEnd::served_by`], and the next turn starts with the first
+//! model again. Histories with provider-specific content, such as signed reasoning, cannot be continued
+//! by another provider, which then returns an error.
 //!
 //! [`TurnEnd::served_by`]: cantle_core::llm::TurnEnd::served_by
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_core::llm::{
     ChatEvent, ChatRequest, ChatStream, LlmClient, LlmError, LlmErrorKind, ModelInfo,
 };
-use futures_util::{StreamExt as _, stream};
+use futures_util::{TryStreamExt as _, stream};
 
-/// A model, and others in its place.
+/// A model with substitutes.
 #[derive(Clone, Debug)]
 pub struct Fallback {
     first: Arc<dyn LlmClient>,
@@ -28,76 +27,79 @@ pub struct Fallback {
 }
 
 impl Fallback {
-    /// Asks `first`, and `others` in their order where it can't answer. Each tries again as often as
-    /// it does by itself before the next is asked.
+    /// Creates a client that calls `first`, and on failure `others` in order.
+    ///
+    /// The retries of each client are exhausted before the next one is called.
     pub fn new(first: Arc<dyn LlmClient>, others: Vec<Arc<dyn LlmClient>>) -> Self {
         Self { first, others }
     }
 }
 
 impl LlmClient for Fallback {
-    /// The first one's.
+    /// Returns the first model.
     fn model(&self) -> &ModelInfo {
         self.first.model()
     }
 
     fn stream(&self, request: ChatRequest) -> ChatStream {
-        let call = Call {
+        let call = FallbackCall {
             stream: self.first.stream(request.clone()),
             request,
-            other: None,
-            others: self.others.iter().cloned().collect(),
+            substitute: None,
+            others: self.others.clone().into_iter(),
             attempt: 1,
-            told: false,
+            has_started: false,
         };
-        Box::pin(stream::unfold(Some(call), |call| async {
-            let mut call = call?;
+        Box::pin(stream::try_unfold(call, |mut call| async {
             let event = call.next().await?;
-            let over = event.is_err();
-            Some((event, (!over).then_some(call)))
+            Ok(event.map(|event| (event, call)))
         }))
     }
 }
 
-struct Call {
+struct FallbackCall {
     request: ChatRequest,
     stream: ChatStream,
-    /// The model that is asked, where it is not the first.
-    other: Option<String>,
-    others: VecDeque<Arc<dyn LlmClient>>,
-    /// Counted over all models.
+    /// The current model's name unless it is the first one.
+    substitute: Option<String>,
+    others: std::vec::IntoIter<Arc<dyn LlmClient>>,
+    /// Counts the attempts of all models.
     attempt: u32,
-    /// Whether something of an answer has been handed on.
-    told: bool,
+    /// Whether an event of an answer was emitted.
+    has_started: bool,
 }
 
-impl Call {
-    async fn next(&mut self) -> Option<Result<ChatEvent, LlmError>> {
-        match self.stream.next().await? {
-            Ok(ChatEvent::Retrying { after, reason, .. }) => Some(Ok(self.retrying(after, reason))),
-            Ok(mut event) => {
-                self.told = true;
-                if let (ChatEvent::Finished(end), Some(other)) = (&mut event, &self.other) {
-                    end.served_by.get_or_insert_with(|| other.clone());
-                }
-                Some(Ok(event))
+impl FallbackCall {
+    async fn next(&mut self) -> Result<Option<ChatEvent>, LlmError> {
+        match self.stream.try_next().await {
+            Ok(Some(ChatEvent::Retrying { after, reason, .. })) => {
+                Ok(Some(self.retrying(after, reason)))
             }
-            Err(error) if self.told || !is_for_another(error.kind()) => Some(Err(error)),
-            Err(error) => Some(self.another(error)),
+            Ok(mut event) => {
+                self.has_started = true;
+                if let (Some(ChatEvent::Finished(end)), Some(model)) =
+                    (&mut event, &self.substitute)
+                {
+                    end.served_by.get_or_insert_with(|| model.clone());
+                }
+                Ok(event)
+            }
+            Err(error) if self.has_started || !allows_fallback(error.kind()) => Err(error),
+            Err(error) => self.call_next_model(error).map(Some),
         }
     }
 
-    fn another(&mut self, error: LlmError) -> Result<ChatEvent, LlmError> {
-        let Some(client) = self.others.pop_front() else {
-            return Err(match &self.other {
-                Some(_) => error.with_more("no other model is left to ask"),
+    fn call_next_model(&mut self, error: LlmError) -> Result<ChatEvent, LlmError> {
+        let Some(client) = self.others.next() else {
+            return Err(match &self.substitute {
+                Some(_) => error.with_detail("no other model is left"),
                 None => error,
             });
         };
         let slug = client.model().slug.clone();
-        let reason = format!("{error}; `{slug}` is asked instead");
+        let reason = format!("{error}; falling back to `{slug}`");
         self.stream = client.stream(self.request.clone());
-        self.other = Some(slug);
+        self.substitute = Some(slug);
         Ok(self.retrying(Duration::ZERO, reason))
     }
 
@@ -111,8 +113,8 @@ impl Call {
     }
 }
 
-/// Whether another model may do better.
-fn is_for_another(kind: LlmErrorKind) -> bool {
+/// Returns whether another model may succeed.
+fn allows_fallback(kind: LlmErrorKind) -> bool {
     kind.is_transient() || matches!(kind, LlmErrorKind::NotFound | LlmErrorKind::Permission)
 }
 
@@ -127,9 +129,9 @@ mod tests {
     use futures_util::StreamExt as _;
 
     use super::Fallback;
-    use crate::scripted::{Scripted, done, failed};
+    use crate::scripted::{ScriptedClient, done, failed};
 
-    async fn told(models: [Scripted; 2]) -> (Vec<ChatEvent>, Option<LlmError>) {
+    async fn call(models: [ScriptedClient; 2]) -> (Vec<ChatEvent>, Option<LlmError>) {
         let [first, second] = models;
         let client = Fallback::new(Arc::new(first), vec![Arc::new(second)]);
         assert_eq!(client.model().slug, "one");
@@ -144,12 +146,12 @@ mod tests {
         (events, error)
     }
 
-    fn failing(slug: &str, kind: LlmErrorKind) -> Scripted {
-        Scripted::new(slug, move |_| vec![failed(kind)])
+    fn failing(slug: &str, kind: LlmErrorKind) -> ScriptedClient {
+        ScriptedClient::new(slug, move |_| vec![failed(kind)])
     }
 
     #[tokio::test]
-    async fn the_next_model_answers_and_says_so() {
+    async fn the_next_model_answers_and_is_named() {
         for kind in [
             LlmErrorKind::RateLimited,
             LlmErrorKind::Server,
@@ -157,14 +159,14 @@ mod tests {
             LlmErrorKind::NotFound,
             LlmErrorKind::Permission,
         ] {
-            let second = Scripted::new("two", |_| vec![done()]);
-            let (events, error) = told([failing("one", kind), second]).await;
+            let second = ScriptedClient::new("two", |_| vec![done()]);
+            let (events, error) = call([failing("one", kind), second]).await;
             let mut end = TurnEnd::new(StopReason::EndTurn, None);
             end.served_by = Some("two".to_owned());
             let retrying = ChatEvent::Retrying {
                 attempt: 2,
                 after: Duration::ZERO,
-                reason: "no luck; `two` is asked instead".to_owned(),
+                reason: "scripted failure; falling back to `two`".to_owned(),
             };
             assert_eq!(events, [retrying, ChatEvent::Finished(end)]);
             assert!(error.is_none());
@@ -172,42 +174,45 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_wrong_with_the_request_is_told_at_once() {
+    async fn errors_of_the_request_are_returned_at_once() {
         for kind in [
             LlmErrorKind::ContextOverflow,
             LlmErrorKind::InvalidRequest,
             LlmErrorKind::Unsupported,
             LlmErrorKind::Authentication,
         ] {
-            let second = Scripted::new("two", |_| vec![done()]);
-            let (events, error) = told([failing("one", kind), second.clone()]).await;
+            let second = ScriptedClient::new("two", |_| vec![done()]);
+            let (events, error) = call([failing("one", kind), second.clone()]).await;
             assert_eq!((events.len(), second.attempts()), (0, 0));
             assert_eq!(error.unwrap().kind(), kind);
         }
     }
 
     #[tokio::test]
-    async fn nothing_is_asked_again_once_something_was_told() {
-        let first = Scripted::new("one", |_| {
-            let piece = ChatEvent::TextDelta("Hel".to_owned());
-            vec![Ok(piece), failed(LlmErrorKind::Interrupted)]
+    async fn there_is_no_fallback_after_the_first_event() {
+        let first = ScriptedClient::new("one", |_| {
+            let delta = ChatEvent::TextDelta("Hel".to_owned());
+            vec![Ok(delta), failed(LlmErrorKind::Interrupted)]
         });
-        let second = Scripted::new("two", |_| vec![done()]);
-        let (events, error) = told([first, second.clone()]).await;
+        let second = ScriptedClient::new("two", |_| vec![done()]);
+        let (events, error) = call([first, second.clone()]).await;
         assert_eq!((events.len(), second.attempts()), (1, 0));
         assert_eq!(error.unwrap().kind(), LlmErrorKind::Interrupted);
     }
 
     #[tokio::test]
-    async fn where_all_fail_the_last_failure_is_told() {
+    async fn the_last_error_is_returned_if_all_models_fail() {
         let models = [
             failing("one", LlmErrorKind::Server),
             failing("two", LlmErrorKind::Timeout),
         ];
-        let (events, error) = told(models).await;
+        let (events, error) = call(models).await;
         assert_eq!(events.len(), 1);
         let error = error.unwrap();
         assert_eq!(error.kind(), LlmErrorKind::Timeout);
-        assert_eq!(error.to_string(), "no luck; no other model is left to ask");
+        assert_eq!(
+            error.to_string(),
+            "scripted failure; no other model is left"
+        );
     }
 }

@@ -1,11 +1,11 @@
-//! Model clients for Cantle, one module per wire dialect, and wrappers around clients.
+//! Model clients for Cantle: one module per wire dialect, and wrappers around clients.
 //!
-//! Everything here is a [`cantle_core::llm::LlmClient`]. Three speak to a provider over [`http`]:
-//! [`chat`] OpenAI's Chat Completions, [`responses`] OpenAI's Responses, and [`anthropic`] Anthropic's
-//! Messages; [`replay`] answers from a recording. The others wrap any client: [`retry`], [`limit`]
-//! (one rate limit for all agents of a process), [`fallback`] (another model in its place),
-//! [`price`], and [`record`]. A client is configuration: nothing of a conversation is kept in it, and
-//! a thousand sessions may share one.
+//! Every client implements [`cantle_core::llm::LlmClient`]. Three modules call a provider over [`http`]:
+//! [`chat`] speaks OpenAI's Chat Completions, [`responses`] OpenAI's Responses and [`anthropic`]
+//! Anthropic's Messages. [`replay`] answers from a recording. The other modules wrap any client:
+//! [`retry`], [`limit`] (one rate limit for all agents of a process), [`fallback`] (substitute models),
+//! [`price`] and [`record`]. A client is configuration without conversation state, so any number of
+//! sessions may share it.
 
 #![forbid(unsafe_code)]
 
@@ -21,6 +21,8 @@ pub mod limit;
 pub mod price;
 #[cfg(feature = "replay")]
 pub mod record;
+#[cfg(feature = "replay")]
+mod recording;
 #[cfg(feature = "replay")]
 pub mod replay;
 #[cfg(feature = "responses")]

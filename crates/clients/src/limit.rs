@@ -1,23 +1,22 @@
-//! One rate limit for all agents of a process.
+//! A rate limit that clients share.
 //!
-//! A [`RateLimiter`] is shared by all clients of one account. Calls wait for their turn in the order
-//! in which they came. What may pass is
+//! All clients of an account share one [`RateLimiter`]. Calls are admitted in order of arrival, subject
+//! to
 //!
-//! - what was said: [requests](RateLimits::requests_per_minute) and
-//!   [tokens](RateLimits::tokens_per_minute) per minute, spread over the minute; and
-//! - what was learned. Where a provider refuses a request for its rate, everybody waits as long as it
-//!   asks for, and then goes on at the rate that it took before, a little less. From there the rate
-//!   grows again until the next refusal, so that a limit nobody told is found and kept to.
+//! - the configured [requests](RateLimits::requests_per_minute) and
+//!   [tokens](RateLimits::tokens_per_minute) per minute, spread evenly; and
+//! - a rate that adapts to the provider: after a rate limit error, all calls wait for the delay that the
+//!   provider requests, and continue slightly below the rate that it accepted. The rate then increases
+//!   until the next error, so that an unknown limit is found and respected.
 //!
-//! A refused request waits for its turn again, up to [`RateLimits::max_refusals`] times, and tells
-//! [`ChatEvent::Retrying`]. So give the wrapped client no retries of its own
-//! (`max_retries(0)`), and put a [`Retry`](crate::retry::Retry) around the whole for what else may
-//! pass by itself.
+//! A rejected request is queued again, up to [`RateLimits::max_rejections`] times, and emits
+//! [`ChatEvent::Retrying`]. The wrapped client should therefore have no retries of its own
+//! (`max_retries(0)`); wrap the whole in a [`Retry`](crate::retry::Retry) for other transient errors.
 //!
-//! Tokens are reserved as an estimate and corrected by the usage that comes back.
+//! Tokens are reserved by an estimate, which is corrected by the reported usage.
 
+mod adaptive;
 mod bucket;
-mod learned;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -27,28 +26,28 @@ use cantle_core::llm::{
     ChatEvent, ChatRequest, ChatStream, LlmClient, LlmError, LlmErrorKind, ModelInfo,
 };
 use cantle_core::message::{AssistantBlock, Message};
-use futures_util::{StreamExt as _, stream};
+use futures_util::{TryStreamExt as _, stream};
 use tokio::time::Instant;
 
-use self::bucket::Bucket;
-use self::learned::Learned;
+use self::adaptive::AdaptiveRate;
+use self::bucket::TokenBucket;
 
-/// What is waited after a refusal that does not say for how long.
-const UNSAID: Duration = Duration::from_secs(1);
+/// Delay after a rate limit error without a requested delay.
+const DEFAULT_WAIT: Duration = Duration::from_secs(1);
 
-/// What a provider allows, as far as it is known.
+/// Known limits of a provider account.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RateLimits {
-    /// Requests per minute.
+    /// Maximum number of requests per minute.
     pub requests_per_minute: Option<u32>,
-    /// Tokens per minute, input and output.
+    /// Maximum number of input and output tokens per minute.
     pub tokens_per_minute: Option<u64>,
-    /// How often one call may be refused for its rate before that is its failure. 10 by default.
-    pub max_refusals: u32,
-    /// The longest wait that a provider may ask for. 60 seconds by default; where it asks for more,
-    /// that is the call's failure at once.
-    pub longest_wait: Duration,
+    /// Maximum number of rate limit errors of one call before it fails. 10 by default.
+    pub max_rejections: u32,
+    /// Maximum delay that a provider may request. 60 seconds by default; a call with a longer one fails
+    /// immediately.
+    pub max_wait: Duration,
 }
 
 impl Default for RateLimits {
@@ -56,148 +55,149 @@ impl Default for RateLimits {
         Self {
             requests_per_minute: None,
             tokens_per_minute: None,
-            max_refusals: 10,
-            longest_wait: Duration::from_secs(60),
+            max_rejections: 10,
+            max_wait: Duration::from_secs(60),
         }
     }
 }
 
 impl RateLimits {
-    /// The same with so many requests per minute. 0 counts as 1.
+    /// Sets the number of requests per minute. 0 counts as 1.
     #[must_use]
     pub fn with_requests_per_minute(mut self, requests: u32) -> Self {
         self.requests_per_minute = Some(requests.max(1));
         self
     }
 
-    /// The same with so many tokens per minute. 0 counts as 1.
+    /// Sets the number of tokens per minute. 0 counts as 1.
     #[must_use]
     pub fn with_tokens_per_minute(mut self, tokens: u64) -> Self {
         self.tokens_per_minute = Some(tokens.max(1));
         self
     }
 
-    /// The same with another number of refusals that one call takes.
+    /// Sets the number of rate limit errors before a call fails.
     #[must_use]
-    pub fn with_max_refusals(mut self, refusals: u32) -> Self {
-        self.max_refusals = refusals;
+    pub fn with_max_rejections(mut self, rejections: u32) -> Self {
+        self.max_rejections = rejections;
         self
     }
 
-    /// The same with another bound for waits that a provider asks for.
+    /// Sets the maximum delay that a provider may request.
     #[must_use]
-    pub fn with_longest_wait(mut self, longest_wait: Duration) -> Self {
-        self.longest_wait = longest_wait;
+    pub fn with_max_wait(mut self, max_wait: Duration) -> Self {
+        self.max_wait = max_wait;
         self
     }
 }
 
-/// A rate limit that is shared: clones are the same one.
+/// A shared rate limit. Clones share their state.
 #[derive(Clone, Debug)]
-pub struct RateLimiter(Arc<Shared>);
+pub struct RateLimiter(Arc<SharedLimiter>);
 
 #[derive(Debug)]
-struct Shared {
+struct SharedLimiter {
     limits: RateLimits,
-    /// Held by the first of those who wait. It is given in the order in which it was asked for.
-    turnstile: tokio::sync::Mutex<()>,
-    state: Mutex<State>,
+    /// Held by the first waiting call. Tokio's mutex is fair.
+    queue: tokio::sync::Mutex<()>,
+    state: Mutex<LimiterState>,
 }
 
 #[derive(Debug)]
-struct State {
-    requests: Option<Bucket>,
-    tokens: Option<Bucket>,
-    learned: Learned,
+struct LimiterState {
+    requests: Option<TokenBucket>,
+    tokens: Option<TokenBucket>,
+    adaptive: AdaptiveRate,
 }
 
-/// Leave for one request.
+/// Permission to send one request.
 #[derive(Clone, Copy, Debug)]
-struct Leave {
-    at: Instant,
-    /// What was reserved.
-    tokens: u64,
+struct Permit {
+    issued_at: Instant,
+    reserved_tokens: u64,
 }
 
 impl RateLimiter {
-    /// A limiter for these limits. With none of them it only learns.
+    /// Creates a limiter. Without configured limits it only adapts to rate limit errors.
     #[must_use]
     pub fn new(limits: RateLimits) -> Self {
-        let requests = limits.requests_per_minute.map(f64::from);
-        // Token counts are far below 2^52, where the conversion is exact.
-        let tokens = limits.tokens_per_minute.map(|tokens| tokens as f64);
-        Self(Arc::new(Shared {
+        let bucket = |per_minute: f64| TokenBucket::new(per_minute / 60.0);
+        Self(Arc::new(SharedLimiter {
             limits,
-            turnstile: tokio::sync::Mutex::new(()),
-            state: Mutex::new(State {
-                requests: requests.map(|per_minute| Bucket::new(per_minute / 60.0)),
-                tokens: tokens.map(|per_minute| Bucket::new(per_minute / 60.0)),
-                learned: Learned::default(),
+            queue: tokio::sync::Mutex::new(()),
+            state: Mutex::new(LimiterState {
+                requests: limits.requests_per_minute.map(|n| bucket(n.into())),
+                // Token counts are far below 2^52, where the conversion is exact.
+                tokens: limits.tokens_per_minute.map(|n| bucket(n as f64)),
+                adaptive: AdaptiveRate::default(),
             }),
         }))
     }
 
-    /// Waits until a request with so many tokens may be sent. Dropped before, it takes nothing.
-    async fn leave(&self, tokens: u64) -> Leave {
-        let _first = self.0.turnstile.lock().await;
+    /// Waits until a request with this number of tokens may be sent. Cancel safe.
+    async fn acquire(&self, tokens: u64) -> Permit {
+        let _first = self.0.queue.lock().await;
         loop {
             let now = Instant::now();
-            let wait = self.state().take(now, tokens as f64);
-            if wait.is_zero() {
-                return Leave { at: now, tokens };
+            let delay = self.state().try_take(now, tokens as f64);
+            if delay.is_zero() {
+                return Permit {
+                    issued_at: now,
+                    reserved_tokens: tokens,
+                };
             }
-            tokio::time::sleep(wait).await;
+            tokio::time::sleep(delay).await;
         }
     }
 
-    /// A request was taken.
-    fn taken(&self) {
-        self.state().learned.taken(Instant::now());
+    /// Records that the provider accepted a request.
+    fn accepted(&self) {
+        self.state().adaptive.accepted(Instant::now());
     }
 
-    /// A request was refused for its rate. Returns how long everybody waits.
-    fn refused(&self, leave: Leave, asked: Option<Duration>) -> Duration {
-        let wait = asked.unwrap_or(UNSAID);
-        self.state().learned.refused(Instant::now(), leave.at, wait);
-        wait
+    /// Records a rate limit error, and pauses all calls for `wait`.
+    fn rejected(&self, permit: Permit, wait: Duration) {
+        let mut state = self.state();
+        state
+            .adaptive
+            .rejected(Instant::now(), permit.issued_at, wait);
     }
 
-    /// A request has used so many tokens.
-    fn used(&self, leave: Leave, tokens: u64) {
+    /// Replaces a request's reserved tokens by those that it used.
+    fn used(&self, permit: Permit, tokens: u64) {
         if let Some(bucket) = &mut self.state().tokens {
-            bucket.correct(leave.tokens as f64 - tokens as f64);
+            bucket.refund(permit.reserved_tokens as f64 - tokens as f64);
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, LimiterState> {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
-    /// Takes what a request needs, or says how long to wait before asking again.
-    fn take(&mut self, now: Instant, tokens: f64) -> Duration {
-        let mut wait = self.learned.wait(now);
-        if let Some(bucket) = &mut self.requests {
-            wait = wait.max(bucket.wait(now, 1.0));
-        }
-        if let Some(bucket) = &mut self.tokens {
-            wait = wait.max(bucket.wait(now, tokens));
-        }
-        if wait.is_zero() {
-            self.learned.take();
-            if let Some(bucket) = &mut self.requests {
-                bucket.take(1.0);
-            }
-            if let Some(bucket) = &mut self.tokens {
-                bucket.take(tokens);
+impl LimiterState {
+    /// Takes one request with `tokens` and returns zero, or returns the delay until the next try.
+    fn try_take(&mut self, now: Instant, tokens: f64) -> Duration {
+        let mut delay = self.adaptive.delay(now);
+        let mut buckets = [(&mut self.requests, 1.0), (&mut self.tokens, tokens)];
+        for (bucket, amount) in &mut buckets {
+            if let Some(bucket) = bucket {
+                delay = delay.max(bucket.delay(now, *amount));
             }
         }
-        wait
+        if delay.is_zero() {
+            self.adaptive.take();
+            for (bucket, amount) in buckets {
+                if let Some(bucket) = bucket {
+                    bucket.take(amount);
+                }
+            }
+        }
+        delay
     }
 }
 
-/// A client whose calls keep to a shared rate limit.
+/// A client that is subject to a shared rate limit.
 ///
 /// ```
 /// use cantle_clients::limit::{Limited, RateLimiter, RateLimits};
@@ -230,106 +230,105 @@ impl<C: LlmClient> LlmClient for Limited<C> {
     }
 
     fn stream(&self, request: ChatRequest) -> ChatStream {
-        let call = Call {
-            tokens: estimate(&request),
+        let call = LimitedCall {
+            estimated_tokens: estimate(&request),
             client: Arc::clone(&self.client),
             request,
             limiter: self.limiter.clone(),
-            refusals: 0,
-            under_way: None,
+            rejections: 0,
+            attempt: None,
         };
-        Box::pin(stream::unfold(Some(call), |call| async {
-            let mut call = call?;
+        Box::pin(stream::try_unfold(call, |mut call| async {
             let event = call.next().await?;
-            let over = event.is_err();
-            Some((event, (!over).then_some(call)))
+            Ok(event.map(|event| (event, call)))
         }))
     }
 }
 
-struct Call<C> {
+struct LimitedCall<C> {
     client: Arc<C>,
     request: ChatRequest,
-    /// What it is taken to need.
-    tokens: u64,
+    estimated_tokens: u64,
     limiter: RateLimiter,
-    refusals: u32,
-    under_way: Option<UnderWay>,
+    rejections: u32,
+    /// `None` while waiting for a permit.
+    attempt: Option<AdmittedAttempt>,
 }
 
-struct UnderWay {
+struct AdmittedAttempt {
     stream: ChatStream,
-    leave: Leave,
-    /// Whether something of an answer has come.
-    taken: bool,
+    permit: Permit,
+    /// Whether an event of an answer was received.
+    has_started: bool,
 }
 
-impl<C: LlmClient> Call<C> {
-    async fn next(&mut self) -> Option<Result<ChatEvent, LlmError>> {
-        if self.under_way.is_none() {
-            let leave = self.limiter.leave(self.tokens).await;
-            self.under_way = Some(UnderWay {
-                stream: self.client.stream(self.request.clone()),
-                leave,
-                taken: false,
-            });
-        }
-        let under_way = self.under_way.as_mut()?;
-        let event = match under_way.stream.next().await? {
-            Ok(event) => event,
-            Err(error) if error.kind() == LlmErrorKind::RateLimited && !under_way.taken => {
-                let leave = under_way.leave;
-                return Some(self.refused(leave, error));
+impl<C: LlmClient> LimitedCall<C> {
+    async fn next(&mut self) -> Result<Option<ChatEvent>, LlmError> {
+        let attempt = match &mut self.attempt {
+            Some(attempt) => attempt,
+            None => {
+                let permit = self.limiter.acquire(self.estimated_tokens).await;
+                self.attempt.insert(AdmittedAttempt {
+                    stream: self.client.stream(self.request.clone()),
+                    permit,
+                    has_started: false,
+                })
             }
-            Err(error) => return Some(Err(error)),
         };
-        if !under_way.taken && !matches!(event, ChatEvent::Retrying { .. }) {
-            under_way.taken = true;
-            self.limiter.taken();
+        let event = match attempt.stream.try_next().await {
+            Ok(Some(event)) => event,
+            Ok(None) => return Ok(None),
+            Err(error) if error.kind() == LlmErrorKind::RateLimited && !attempt.has_started => {
+                let permit = attempt.permit;
+                return self.rejected(permit, error).map(Some);
+            }
+            Err(error) => return Err(error),
+        };
+        if !attempt.has_started && !matches!(event, ChatEvent::Retrying { .. }) {
+            attempt.has_started = true;
+            self.limiter.accepted();
         }
         if let ChatEvent::Finished(end) = &event
             && let Some(usage) = end.usage
         {
-            self.limiter.used(under_way.leave, usage.total());
+            self.limiter.used(attempt.permit, usage.total());
         }
-        Some(Ok(event))
+        Ok(Some(event))
     }
 
-    fn refused(&mut self, leave: Leave, error: LlmError) -> Result<ChatEvent, LlmError> {
+    fn rejected(&mut self, permit: Permit, error: LlmError) -> Result<ChatEvent, LlmError> {
         let limits = &self.limiter.0.limits;
-        let asked = error.retry_after();
-        if let Some(asked) = asked
-            && asked > limits.longest_wait
-        {
-            let (asked, most) = (asked.as_secs_f64(), limits.longest_wait.as_secs_f64());
-            return Err(error.with_more(&format!(
-                "it asks to wait {asked:.0} s, and no more than {most:.0} s are waited here"
+        let after = error.retry_after().unwrap_or(DEFAULT_WAIT);
+        if after > limits.max_wait {
+            let (requested, max) = (after.as_secs_f64(), limits.max_wait.as_secs_f64());
+            return Err(error.with_detail(&format!(
+                "the provider asks to wait {requested:.0} s, more than the maximum of {max:.0} s"
             )));
         }
-        let after = self.limiter.refused(leave, asked);
-        if self.refusals >= limits.max_refusals {
-            let refusals = self.refusals + 1;
-            return Err(error.with_more(&format!("given up after {refusals} attempts")));
+        self.limiter.rejected(permit, after);
+        if self.rejections >= limits.max_rejections {
+            let attempts = self.rejections + 1;
+            return Err(error.with_detail(&format!("given up after {attempts} attempts")));
         }
-        self.refusals += 1;
-        self.under_way = None;
+        self.rejections += 1;
+        self.attempt = None;
         Ok(ChatEvent::Retrying {
-            attempt: self.refusals + 1,
+            attempt: self.rejections + 1,
             after,
             reason: error.to_string(),
         })
     }
 }
 
-/// The tokens of a request, roughly: what the provider counted for the latest turn, and four bytes
-/// for a token after that.
+/// Estimates the tokens of a request: the provider's count for the latest turn, plus one per four
+/// bytes of the messages after it.
 fn estimate(request: &ChatRequest) -> u64 {
     let mut bytes = 0;
     for message in request.messages.iter().rev() {
         bytes += match &**message {
-            Message::System(message) => length(&message.content),
-            Message::User(message) => length(&message.content),
-            Message::Tool(message) => length(&message.content),
+            Message::System(message) => text_length(&message.content),
+            Message::User(message) => text_length(&message.content),
+            Message::Tool(message) => text_length(&message.content),
             Message::Assistant(turn) if turn.token_usage.total() > 0 => {
                 return turn.token_usage.total() + bytes / 4;
             }
@@ -339,7 +338,7 @@ fn estimate(request: &ChatRequest) -> u64 {
     bytes / 4
 }
 
-fn length(content: &Content) -> u64 {
+fn text_length(content: &Content) -> u64 {
     content.text().len() as u64
 }
 

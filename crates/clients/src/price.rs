@@ -1,15 +1,15 @@
-//! Prices: a client that says what its answers cost where the provider does not.
+//! Costs computed from token prices.
 //!
-//! The prices are the [model's](cantle_core::llm::ModelInfo::prices). What a provider says it charges
-//! always goes first, and an answer without usage has no price. A client over HTTP does this by itself
-//! where it was given prices; this one is for any other.
+//! A cost that the provider reports takes precedence, and an answer without usage has no cost. HTTP
+//! clients do this themselves if they have [prices](cantle_core::llm::ModelInfo::prices); this wrapper
+//! is for other clients.
 
 use std::sync::Arc;
 
 use cantle_core::llm::{ChatEvent, ChatRequest, ChatStream, LlmClient, ModelInfo, Prices};
 use futures_util::StreamExt as _;
 
-/// A client with prices.
+/// A client that adds the cost to answers that lack it.
 ///
 /// ```
 /// use cantle_clients::price::Priced;
@@ -34,7 +34,7 @@ pub struct Priced<C> {
 }
 
 impl<C: LlmClient> Priced<C> {
-    /// Wraps `client`, whose tokens cost this.
+    /// Wraps `client`, whose tokens have these prices.
     pub fn new(client: C, prices: Prices) -> Self {
         let mut model = client.model().clone();
         model.prices = Some(prices);
@@ -53,14 +53,14 @@ impl<C: LlmClient> LlmClient for Priced<C> {
     fn stream(&self, request: ChatRequest) -> ChatStream {
         let stream = self.client.stream(request);
         match self.model.prices {
-            Some(prices) => priced(stream, prices),
+            Some(prices) => with_prices(stream, prices),
             None => stream,
         }
     }
 }
 
-/// The same events, and a cost where there is usage and no cost.
-pub(crate) fn priced(stream: ChatStream, prices: Prices) -> ChatStream {
+/// Adds the cost to the end of a turn if it has usage but no cost.
+pub(crate) fn with_prices(stream: ChatStream, prices: Prices) -> ChatStream {
     Box::pin(stream.map(move |event| {
         let mut event = event?;
         if let ChatEvent::Finished(end) = &mut event
@@ -80,17 +80,20 @@ mod tests {
     use cantle_core::usage::TokenUsage;
 
     use super::Priced;
-    use crate::scripted::{Scripted, done_with};
+    use crate::scripted::{ScriptedClient, done_with};
 
     async fn cost(end: TurnEnd) -> Option<f64> {
         let prices = Prices::per_million(1.0, 10.0).with_cache_per_million(0.1, 2.0);
-        let client = Priced::new(Scripted::always(move || done_with(end.clone())), prices);
+        let client = Priced::new(
+            ScriptedClient::always(move || done_with(end.clone())),
+            prices,
+        );
         let request = ChatRequest::new(Vec::new(), ToolSpecs::default());
         client.complete(request).await.unwrap().cost_usd
     }
 
     #[tokio::test]
-    async fn what_the_provider_says_goes_first_and_nothing_is_made_up() {
+    async fn reported_costs_take_precedence_and_missing_usage_has_no_cost() {
         let usage = TokenUsage {
             input: 1_000_000,
             cache_read: 1_000_000,
@@ -100,9 +103,9 @@ mod tests {
         };
         let end = TurnEnd::new(StopReason::EndTurn, Some(usage));
         assert!((cost(end.clone()).await.unwrap() - 13.1).abs() < 1e-9);
-        let mut said = end;
-        said.cost_usd = Some(0.5);
-        assert_eq!(cost(said).await, Some(0.5));
+        let mut reported = end;
+        reported.cost_usd = Some(0.5);
+        assert_eq!(cost(reported).await, Some(0.5));
         assert_eq!(cost(TurnEnd::new(StopReason::EndTurn, None)).await, None);
     }
 }

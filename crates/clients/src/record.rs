@@ -1,14 +1,13 @@
-//! Recording: a client that writes down what another one was asked and what it answered.
+//! Recording of model traffic.
 //!
-//! A recording is played by a [`ReplayClient`](crate::replay::ReplayClient), which needs no network
-//! and no key, and which says what differs where a request is not one that was recorded. It holds the
-//! conversation as it was, and nothing of HTTP: no header and no key. Secrets that are named to the
-//! recorder are taken out of texts, too.
+//! [`ReplayClient`](crate::replay::ReplayClient) replays a recording without network and key, and
+//! reports the difference if a request was not recorded. A recording contains the conversation but no
+//! HTTP headers and no key; secrets that are passed to the recorder are removed from all text.
 //!
-//! # The format
+//! # Format
 //!
-//! JSON lines. The first says what it is. Messages and lists of tools stand on lines of their own,
-//! each once, and are numbered from 0 in their order; a call names them by number.
+//! JSON lines, of which the first is a header. Each distinct message and tool list has a line of its
+//! own, numbered from 0; calls refer to them by number.
 //!
 //! ```json
 //! {"format": "cantle-recording", "version": 2, "model": "gpt-5"}
@@ -18,11 +17,10 @@
 //! {"result": {"id": "call_1", "tool": "code_exec", "arguments": "{\"cmd\": \"date\"}", "content": "…", "success": true}}
 //! ```
 //!
-//! Where there was a failure, `error` stands in the place of `answer`. What is different each time and
-//! no part of what is asked (ids of messages, times, counts of tokens) is left out of messages. The
-//! first line also has the model's `context_window` and `max_output_tokens` where they are known,
-//! since when a conversation is summarized depends on them. Results of tools are there where the loop
-//! around the model [writes them](ResultLog).
+//! A failed call has `error` instead of `answer`. Fields of messages that differ between runs (ids,
+//! times, token counts) are omitted. The header also contains the model's `context_window` and
+//! `max_output_tokens` if known, because they decide when a conversation is summarized. Tool results are
+//! recorded if the loop around the model [reports them](ResultLog).
 
 mod results;
 
@@ -33,140 +31,45 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use bytes::Bytes;
-use cantle_core::llm::{
-    ChatEvent, ChatRequest, ChatStream, Fold, LlmClient, LlmError, LlmErrorKind, ModelInfo,
-    StopReason, ToolSpecs,
-};
-use cantle_core::message::{AssistantBlock, EncodingKey, Message, SharedMessage};
+use cantle_core::llm::{ChatEvent, ChatRequest, ChatStream, Fold, LlmClient, LlmError, ModelInfo};
 use cantle_core::secret::SecretText;
-use cantle_core::usage::TokenUsage;
-use futures_util::{StreamExt as _, stream};
-use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use futures_util::{TryStreamExt as _, stream};
+use serde_json::{Value, json};
 
-pub(crate) use self::results::ResultLine;
 pub use self::results::ResultLog;
-use crate::replay::FORMAT;
+use crate::recording::{
+    CALLS_VERSION, CallLine, FORMAT, RecordedAnswer, RecordedError, RecordedOutcome, RecordingLine,
+    encode_message, encode_tools, write_error,
+};
 
-pub(crate) const VERSION: u64 = 2;
-
-const KEY: EncodingKey = EncodingKey::new("recording", 0);
-
-/// One line behind the first.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Line {
-    Message(Value),
-    Tools(Value),
-    Call(Box<CallLine>),
-    Result(Box<ResultLine>),
-}
-
-#[derive(Debug, Serialize, Deserialize)]
-pub(crate) struct CallLine {
-    pub(crate) messages: Vec<usize>,
-    pub(crate) tools: usize,
-    #[serde(flatten)]
-    pub(crate) outcome: Outcome,
-}
-
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Outcome {
-    Answer(Answer),
-    Error(Failure),
-}
-
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Answer {
-    pub(crate) blocks: Vec<AssistantBlock>,
-    pub(crate) stop: StopReason,
-    pub(crate) usage: Option<TokenUsage>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) response_id: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) cost_usd: Option<f64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) served_by: Option<String>,
-    #[serde(default, skip_serializing_if = "Map::is_empty")]
-    pub(crate) extra: Map<String, Value>,
-}
-
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(crate) struct Failure {
-    pub(crate) kind: LlmErrorKind,
-    /// What went wrong, the status included.
-    pub(crate) message: String,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) advice: Option<String>,
-}
-
-/// A message as it is written down: what is asked, and nothing that is different each time.
-pub(crate) fn recorded(message: &SharedMessage) -> Result<Bytes, LlmError> {
-    let bytes = message.forms().get_or_try_encode(KEY, || {
-        let mut value = serde_json::to_value(&**message).map_err(unwritable)?;
-        if let Value::Object(fields) = &mut value {
-            for volatile in [
-                "id",
-                "metadata",
-                "provider_response_id",
-                "replaced_ids",
-                "request_end_time",
-                "request_start_time",
-                "token_usage",
-                "tool_end_time",
-                "tool_start_time",
-            ] {
-                fields.remove(volatile);
-            }
-        }
-        Ok::<_, LlmError>(Bytes::from(value.to_string()))
-    });
-    bytes.cloned()
-}
-
-/// The same for tools.
-pub(crate) fn recorded_tools(tools: &ToolSpecs) -> Result<Bytes, LlmError> {
-    let bytes = tools.forms().get_or_try_encode(KEY, || {
-        let tools = tools.iter().map(|tool| {
-            let (name, description) = (tool.name(), tool.description());
-            json!({"name": name, "description": description, "parameters": tool.parameters()})
-        });
-        Ok::<_, LlmError>(Bytes::from(tools.collect::<Value>().to_string()))
-    });
-    bytes.cloned()
-}
-
-/// A client that records another one's calls.
+/// A client that records the calls of another one.
 #[derive(Debug)]
 pub struct Recorder<C> {
     client: Arc<C>,
-    file: Arc<Mutex<File>>,
+    file: Arc<Mutex<RecordingFile>>,
 }
 
 impl<C: LlmClient> Recorder<C> {
-    /// Records the calls of `client` to `file`, without `secrets`.
+    /// Records the calls of `client` to `file`, with `secrets` removed.
     ///
-    /// A call is written when it ends, so that a recording that breaks off holds the calls before. One
-    /// that is dropped before its end is not recorded.
+    /// Each call is written when it ends. A call that is dropped before its end is not recorded.
     ///
     /// # Errors
-    /// Where the first line can't be written.
+    /// If writing the header fails.
     pub fn new(
         client: C,
         file: impl Write + Send + 'static,
         secrets: Vec<SecretText>,
     ) -> io::Result<Self> {
-        let mut file = File {
-            write: Box::new(file),
+        let mut file = RecordingFile {
+            writer: Box::new(file),
             secrets,
             messages: HashMap::new(),
             tools: HashMap::new(),
-            failed: None,
+            result_error: None,
         };
         let model = client.model();
-        let mut header = json!({"format": FORMAT, "version": VERSION, "model": model.slug});
+        let mut header = json!({"format": FORMAT, "version": CALLS_VERSION, "model": model.slug});
         let limits = [
             ("context_window", model.context_window),
             ("max_output_tokens", model.max_output_tokens),
@@ -175,14 +78,14 @@ impl<C: LlmClient> Recorder<C> {
             let known = |(name, limit): (&str, Option<u64>)| Some((name.to_owned(), limit?.into()));
             header.extend(limits.into_iter().filter_map(known));
         }
-        file.line(&header)?;
+        file.write_line(&header)?;
         Ok(Self {
             client: Arc::new(client),
             file: Arc::new(Mutex::new(file)),
         })
     }
 
-    /// Where the results of tools go.
+    /// Returns a handle that adds tool results to the recording.
     #[must_use]
     pub fn results(&self) -> ResultLog {
         ResultLog {
@@ -197,110 +100,123 @@ impl<C: LlmClient> LlmClient for Recorder<C> {
     }
 
     fn stream(&self, request: ChatRequest) -> ChatStream {
-        let call = Call {
+        let call = RecordedCall {
             stream: self.client.stream(request.clone()),
             request,
             file: Arc::clone(&self.file),
             fold: Fold::default(),
         };
-        Box::pin(stream::unfold(Some(call), |call| async {
-            let mut call = call?;
+        Box::pin(stream::try_unfold(call, |mut call| async {
             let event = call.next().await?;
-            let over = matches!(event, Ok(ChatEvent::Finished(_)) | Err(_));
-            Some((event, (!over).then_some(call)))
+            Ok(event.map(|event| (event, call)))
         }))
     }
 }
 
-struct Call {
+struct RecordedCall {
     request: ChatRequest,
     stream: ChatStream,
-    file: Arc<Mutex<File>>,
+    file: Arc<Mutex<RecordingFile>>,
     fold: Fold,
 }
 
-impl Call {
-    async fn next(&mut self) -> Option<Result<ChatEvent, LlmError>> {
-        let event = self.stream.next().await?;
-        let outcome = match &event {
-            Ok(ChatEvent::Finished(end)) => {
-                let completion = self.fold.push(ChatEvent::Finished(end.clone()))?;
-                Outcome::Answer(Answer {
-                    blocks: completion.message.blocks,
-                    stop: completion.stop,
-                    usage: completion.usage,
-                    response_id: end.response_id.clone(),
-                    cost_usd: completion.cost_usd,
-                    served_by: completion.served_by,
-                    extra: end.extra.clone(),
-                })
+impl RecordedCall {
+    async fn next(&mut self) -> Result<Option<ChatEvent>, LlmError> {
+        match self.stream.try_next().await {
+            Ok(Some(ChatEvent::Finished(end))) => {
+                let event = ChatEvent::Finished(end.clone());
+                if let Some(completion) = self.fold.push(event.clone()) {
+                    self.write(RecordedOutcome::Answer(RecordedAnswer {
+                        blocks: completion.message.blocks,
+                        stop: completion.stop,
+                        usage: completion.usage,
+                        response_id: end.response_id,
+                        cost_usd: completion.cost_usd,
+                        served_by: completion.served_by,
+                        extra: end.extra,
+                    }))?;
+                }
+                Ok(Some(event))
             }
-            Ok(ChatEvent::Block(block)) => {
-                self.fold.push(ChatEvent::Block(block.clone()));
-                return Some(event);
+            Ok(event) => {
+                if let Some(event @ ChatEvent::Block(_)) = &event {
+                    self.fold.push(event.clone());
+                }
+                Ok(event)
             }
-            Ok(_) => return Some(event),
-            Err(error) => Outcome::Error(Failure {
-                kind: error.kind(),
-                message: error.to_string(),
-                advice: error.advice().map(str::to_owned),
-            }),
-        };
-        let written = {
-            let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
-            file.call(&self.request, outcome)
-        };
-        Some(written.and(event))
+            Err(error) => {
+                self.write(RecordedOutcome::Error(RecordedError {
+                    kind: error.kind(),
+                    message: error.to_string(),
+                    advice: error.advice().map(str::to_owned),
+                }))?;
+                Err(error)
+            }
+        }
+    }
+
+    fn write(&self, outcome: RecordedOutcome) -> Result<(), LlmError> {
+        let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
+        file.write_call(&self.request, outcome)
     }
 }
 
-/// Where lines go, and what stands on which.
-struct File {
-    write: Box<dyn Write + Send>,
+/// A recording that is being written.
+struct RecordingFile {
+    writer: Box<dyn Write + Send>,
     secrets: Vec<SecretText>,
-    messages: HashMap<(usize, u64), usize>,
-    tools: HashMap<(usize, u64), usize>,
-    /// Why a result of a tool is missing.
-    failed: Option<io::Error>,
+    messages: LineNumbers,
+    tools: LineNumbers,
+    /// Error of writing a tool result, returned by the next call.
+    result_error: Option<io::Error>,
 }
 
-impl File {
-    fn call(&mut self, request: &ChatRequest, outcome: Outcome) -> Result<(), LlmError> {
-        if let Some(error) = self.failed.take() {
-            return Err(unwritable(error));
+/// Numbers of written lines, by length and hash of their content.
+type LineNumbers = HashMap<(usize, u64), usize>;
+
+impl RecordingFile {
+    fn write_call(
+        &mut self,
+        request: &ChatRequest,
+        outcome: RecordedOutcome,
+    ) -> Result<(), LlmError> {
+        if let Some(error) = self.result_error.take() {
+            return Err(write_error(error));
         }
         let mut messages = Vec::with_capacity(request.messages.len());
         for message in &request.messages {
-            let bytes = recorded(message)?;
-            let (number, new) = numbered(&mut self.messages, &bytes);
-            if new {
-                self.raw("message", &bytes)?;
+            let bytes = encode_message(message)?;
+            let (number, is_new) = line_number(&mut self.messages, &bytes);
+            if is_new {
+                self.write_json("message", &bytes)?;
             }
             messages.push(number);
         }
-        let bytes = recorded_tools(&request.tools)?;
-        let (tools, new) = numbered(&mut self.tools, &bytes);
-        if new {
-            self.raw("tools", &bytes)?;
+        let bytes = encode_tools(&request.tools)?;
+        let (tools, is_new) = line_number(&mut self.tools, &bytes);
+        if is_new {
+            self.write_json("tools", &bytes)?;
         }
         let call = CallLine {
             messages,
             tools,
             outcome,
         };
-        let line = serde_json::to_value(Line::Call(Box::new(call))).map_err(unwritable)?;
-        self.line(&line).map_err(unwritable)
+        let line =
+            serde_json::to_value(RecordingLine::Call(Box::new(call))).map_err(write_error)?;
+        self.write_line(&line).map_err(write_error)
     }
 
-    fn raw(&mut self, name: &str, json: &[u8]) -> Result<(), LlmError> {
-        let value: Value = serde_json::from_slice(json).map_err(unwritable)?;
-        self.line(&json!({ name: value })).map_err(unwritable)
+    fn write_json(&mut self, name: &str, json: &[u8]) -> Result<(), LlmError> {
+        let value: Value = serde_json::from_slice(json).map_err(write_error)?;
+        self.write_line(&json!({ name: value }))
+            .map_err(write_error)
     }
 
-    fn line(&mut self, line: &Value) -> io::Result<()> {
+    fn write_line(&mut self, line: &Value) -> io::Result<()> {
         let mut text = line.to_string();
         for secret in self.secrets.iter().filter(|it| !it.expose().is_empty()) {
-            // As it stands in JSON, and in JSON that is a text in JSON, as arguments are.
+            // Tool call arguments are JSON within a JSON string, so their escapes are doubled.
             let once = escaped(secret.expose());
             let twice = escaped(&once);
             for secret in [&twice, &once] {
@@ -308,20 +224,20 @@ impl File {
             }
         }
         text.push('\n');
-        self.write.write_all(text.as_bytes())?;
-        self.write.flush()
+        self.writer.write_all(text.as_bytes())?;
+        self.writer.flush()
     }
 }
 
-impl fmt::Debug for File {
+impl fmt::Debug for RecordingFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("File")
+        f.debug_struct("RecordingFile")
             .field("messages", &self.messages.len())
             .finish_non_exhaustive()
     }
 }
 
-/// A text between the quotes of JSON.
+/// Returns the text as in a JSON string, without the quotes.
 fn escaped(text: &str) -> String {
     let json = Value::from(text).to_string();
     let inner = json
@@ -330,30 +246,14 @@ fn escaped(text: &str) -> String {
     inner.unwrap_or(&json).to_owned()
 }
 
-/// The number of what stands on a line of its own, and whether that is yet to be written.
-fn numbered(known: &mut HashMap<(usize, u64), usize>, bytes: &[u8]) -> (usize, bool) {
+/// Returns the line number of `bytes`, and whether the line is still to be written.
+fn line_number(numbers: &mut LineNumbers, bytes: &[u8]) -> (usize, bool) {
     let mut hasher = DefaultHasher::new();
     bytes.hash(&mut hasher);
-    let next = known.len();
-    match known.entry((bytes.len(), hasher.finish())) {
+    let next = numbers.len();
+    match numbers.entry((bytes.len(), hasher.finish())) {
         Entry::Occupied(number) => (*number.get(), false),
-        Entry::Vacant(place) => (*place.insert(next), true),
-    }
-}
-
-fn unwritable(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> LlmError {
-    let error = error.into();
-    let message = format!("the recording can't be written: {error}");
-    LlmError::new(LlmErrorKind::InvalidRequest, message).with_source(error)
-}
-
-/// What a message is, for people.
-pub(crate) fn role(message: &Message) -> &'static str {
-    match message {
-        Message::System(_) => "system",
-        Message::User(_) => "user",
-        Message::Assistant(_) => "assistant",
-        Message::Tool(_) => "tool",
+        Entry::Vacant(entry) => (*entry.insert(next), true),
     }
 }
 

@@ -1,20 +1,21 @@
-//! A model whose turns come from a recording: for demonstrations, examples and tests.
+//! A client that answers from a recording, for demonstrations, examples and tests.
 //!
-//! There are two kinds of recording. Turns, mostly written by hand: which of them answers a request is
-//! a property of the request, the number of assistant messages in it. So a request that is made
-//! again, by a retry or by a resumed run, gets the same turn again, and the client keeps no place in
-//! the recording. And calls, written by a [`Recorder`](crate::record::Recorder): each request is
-//! looked up among those that were recorded, and one that is not there is an error that shows what
-//! differs. Requests that were recorded several times get their answers in their order. Such a
-//! recording also has what tools said ([`ReplayClient::result_of`]), for whoever runs them: told that,
-//! a model is asked the same also where commands print times and process ids.
+//! There are two kinds of recording:
 //!
-//! # The format of turns
+//! - **Turns** (version 1) are mostly written by hand. The number of assistant messages in a request
+//!   selects the turn, so that a retried or resumed request gets the same turn again and the client
+//!   needs no state.
+//! - **Calls** (version 2) are written by a [`Recorder`](crate::record::Recorder). Each request is looked
+//!   up, and an unknown one fails with its difference from the most similar one. Identical requests get
+//!   their answers in recorded order. Such a recording may also contain tool results
+//!   ([`ReplayClient::result_of`]); with these instead of new results, requests are reproducible even
+//!   if commands print times or process ids.
 //!
-//! JSON lines. The first says what it is; each further one is a turn: an assistant message as in a
-//! history (see [`cantle_core::message::history`]), and optionally `stop`, why the model stopped
-//! (without it, to have tools run where there are calls, else at the end of its turn). Empty lines
-//! count as lines and as nothing else.
+//! # Format of turns
+//!
+//! JSON lines, of which the first is a header. Each further line is a turn: an assistant message as in
+//! a history (see [`cantle_core::message::history`]), with an optional stop reason `stop` (default:
+//! `tool_calls` if there are any, else `end_turn`). Empty lines are ignored.
 //!
 //! ```json
 //! {"format": "cantle-recording", "version": 1, "model": "demo"}
@@ -37,18 +38,14 @@ use cantle_core::usage::TokenUsage;
 use futures_util::{StreamExt as _, stream};
 use serde::Deserialize;
 
-use self::calls::Calls;
+use self::calls::CallIndex;
 pub use self::results::RecordedResult;
-use crate::record::VERSION as CALLS_VERSION;
+use crate::recording::{CALLS_VERSION, FORMAT, TURNS_VERSION};
 
-pub(crate) const FORMAT: &str = "cantle-recording";
-/// Of turns.
-const VERSION: u64 = 1;
-
-/// A recorded model.
+/// A model that answers from a recording.
 ///
-/// A turn's text and reasoning are streamed word by word, without delay. A replayed message has an
-/// id of its own, and the usage that was recorded with it.
+/// Text and reasoning are streamed word by word, without delay. Replayed messages have new ids and the
+/// recorded usage.
 ///
 /// ```
 /// use cantle_clients::replay::ReplayClient;
@@ -67,39 +64,39 @@ const VERSION: u64 = 1;
 #[derive(Clone, Debug)]
 pub struct ReplayClient {
     model: ModelInfo,
-    source: Source,
+    source: RecordingSource,
 }
 
 #[derive(Clone, Debug)]
-enum Source {
-    Turns(Arc<[Turn]>),
-    Calls(Arc<Calls>),
+enum RecordingSource {
+    Turns(Arc<[ReplayedTurn]>),
+    Calls(Arc<CallIndex>),
 }
 
 #[derive(Clone, Debug)]
-struct Turn {
+struct ReplayedTurn {
     message: AssistantMessage,
     end: TurnEnd,
 }
 
 impl ReplayClient {
-    /// A model that is called `model` and takes these turns.
+    /// Creates a client for a model named `model` that answers with these turns.
     pub fn new(model: impl Into<String>, turns: Vec<AssistantMessage>) -> Self {
         Self {
             model: ModelInfo::new(model),
-            source: Source::Turns(
+            source: RecordingSource::Turns(
                 turns
                     .into_iter()
-                    .map(|turn| Turn::new(turn, None))
+                    .map(|turn| ReplayedTurn::new(turn, None))
                     .collect(),
             ),
         }
     }
 
-    /// Reads a recording.
+    /// Parses a recording of either kind.
     ///
     /// # Errors
-    /// Where a line is not what the format says; the error names it.
+    /// If a line is invalid; the error contains its number.
     pub fn from_jsonl(recording: &[u8]) -> Result<Self, RecordingError> {
         let mut lines = (1..)
             .zip(recording.split(|&byte| byte == b'\n'))
@@ -107,9 +104,9 @@ impl ReplayClient {
         let Some((number, first)) = lines.next() else {
             return Err(RecordingError::at(1, "the recording is empty".to_owned()));
         };
-        let header: Header = parsed(number, first).map_err(|error| {
+        let header: RecordingHeader = parse_line(number, first).map_err(|error| {
             let message = format!(
-                "expected {{\"format\": \"{FORMAT}\", \"version\": {VERSION}, \"model\": …}}: {}",
+                "expected {{\"format\": \"{FORMAT}\", \"version\": {TURNS_VERSION}, \"model\": …}}: {}",
                 error.message
             );
             RecordingError::at(number, message)
@@ -119,18 +116,19 @@ impl ReplayClient {
             return Err(RecordingError::at(number, message));
         }
         let source = match header.version {
-            VERSION => Source::Turns(
+            TURNS_VERSION => RecordingSource::Turns(
                 lines
-                    .map(|(number, line)| turn(number, line))
+                    .map(|(number, line)| parse_turn(number, line))
                     .collect::<Result<_, _>>()?,
             ),
             CALLS_VERSION => {
-                let lines = lines.map(|(number, line)| Ok((number, parsed(number, line)?)));
-                Source::Calls(Arc::new(Calls::new(lines)?))
+                let lines = lines.map(|(number, line)| Ok((number, parse_line(number, line)?)));
+                RecordingSource::Calls(Arc::new(CallIndex::new(lines)?))
             }
             found => {
-                let message =
-                    format!("version {found} is not known here; {VERSION} and {CALLS_VERSION} are");
+                let message = format!(
+                    "version {found} is not supported; versions {TURNS_VERSION} and {CALLS_VERSION} are"
+                );
                 return Err(RecordingError::at(number, message));
             }
         };
@@ -140,28 +138,30 @@ impl ReplayClient {
         Ok(Self { model, source })
     }
 
-    /// Whether this plays calls, so that all that is asked must be as it was: also what tools say.
+    /// Returns whether the recording consists of calls, so that requests, tool results included, must be
+    /// as recorded.
     #[must_use]
-    pub fn plays_calls(&self) -> bool {
-        matches!(self.source, Source::Calls(_))
+    pub fn replays_calls(&self) -> bool {
+        matches!(self.source, RecordingSource::Calls(_))
     }
 
-    /// What a tool call came to when it was recorded. The same call recorded several times has its
-    /// results in their order. `None` where there is no such call, or turns are played.
+    /// Returns the recorded result of a tool call, or `None` if there is none.
+    ///
+    /// If the call was recorded several times, the results are returned in recorded order.
     #[must_use]
     pub fn result_of(&self, call: &ToolCall) -> Option<RecordedResult> {
         match &self.source {
-            Source::Turns(_) => None,
-            Source::Calls(calls) => calls.result_of(call),
+            RecordingSource::Turns(_) => None,
+            RecordingSource::Calls(calls) => calls.result_of(call),
         }
     }
 
-    /// Whether the model was offered a tool of this name when its calls were recorded.
+    /// Returns whether any recorded request offered a tool of this name.
     #[must_use]
-    pub fn was_offered(&self, tool: &str) -> bool {
+    pub fn has_tool(&self, tool: &str) -> bool {
         match &self.source {
-            Source::Turns(_) => false,
-            Source::Calls(calls) => calls.offered(tool),
+            RecordingSource::Turns(_) => false,
+            RecordingSource::Calls(calls) => calls.has_tool(tool),
         }
     }
 }
@@ -173,11 +173,11 @@ impl LlmClient for ReplayClient {
 
     fn stream(&self, request: ChatRequest) -> ChatStream {
         let client = self.clone();
-        // Nothing happens until it is polled: calls are counted.
+        // Lazy, because replayed calls are counted.
         let events = stream::once(async move {
             let turn = match &client.source {
-                Source::Turns(turns) => client.turn(turns, &request).cloned(),
-                Source::Calls(calls) => calls.answer(&request),
+                RecordingSource::Turns(turns) => client.turn(turns, &request).cloned(),
+                RecordingSource::Calls(calls) => calls.answer(&request),
             };
             match turn {
                 Ok(turn) => stream::iter(turn.events().into_iter().map(Ok).collect::<Vec<_>>()),
@@ -189,38 +189,40 @@ impl LlmClient for ReplayClient {
 }
 
 impl ReplayClient {
-    fn turn<'a>(&self, turns: &'a [Turn], request: &ChatRequest) -> Result<&'a Turn, LlmError> {
-        let taken = request
+    fn turn<'a>(
+        &self,
+        turns: &'a [ReplayedTurn],
+        request: &ChatRequest,
+    ) -> Result<&'a ReplayedTurn, LlmError> {
+        let index = request
             .messages
             .iter()
             .filter(|message| matches!(***message, Message::Assistant(_)))
             .count();
-        let turn = turns.get(taken);
-        turn.ok_or_else(|| self.past_the_end(turns.len(), taken))
-    }
-
-    fn past_the_end(&self, turns: usize, taken: usize) -> LlmError {
-        let model = &self.model.slug;
-        let wanted = taken + 1;
-        let message = format!(
-            "the recording of `{model}` has {turns} turns, and turn {wanted} was asked for"
-        );
-        LlmError::new(LlmErrorKind::InvalidRequest, message)
+        turns.get(index).ok_or_else(|| {
+            let message = format!(
+                "the recording of `{}` has {} turns, but turn {} was requested",
+                self.model.slug,
+                turns.len(),
+                index + 1
+            );
+            LlmError::new(LlmErrorKind::InvalidRequest, message)
+        })
     }
 }
 
-impl Turn {
+impl ReplayedTurn {
     fn new(message: AssistantMessage, stop: Option<StopReason>) -> Self {
-        let usual = if message.tool_calls().next().is_some() {
+        let default_stop = if message.tool_calls().next().is_some() {
             StopReason::ToolCalls
         } else {
             StopReason::EndTurn
         };
-        // All zero is how a history says that the provider did not tell.
+        // In a history, all zero means that the provider reported no usage.
         let usage = message.token_usage;
         let usage = (usage != TokenUsage::default()).then_some(usage);
         Self {
-            end: TurnEnd::new(stop.unwrap_or(usual), usage),
+            end: TurnEnd::new(stop.unwrap_or(default_stop), usage),
             message,
         }
     }
@@ -260,7 +262,7 @@ impl Turn {
 }
 
 #[derive(Deserialize)]
-struct Header {
+struct RecordingHeader {
     format: String,
     version: u64,
     model: String,
@@ -269,22 +271,22 @@ struct Header {
 }
 
 #[derive(Deserialize)]
-struct Stop {
+struct StopField {
     stop: Option<StopReason>,
 }
 
-fn turn(number: usize, line: &[u8]) -> Result<Turn, RecordingError> {
-    let Message::Assistant(message) = parsed(number, line)? else {
+fn parse_turn(number: usize, line: &[u8]) -> Result<ReplayedTurn, RecordingError> {
+    let Message::Assistant(message) = parse_line(number, line)? else {
         let message = "expected a message with the role `assistant`".to_owned();
         return Err(RecordingError::at(number, message));
     };
-    let Stop { stop } = parsed(number, line)?;
-    Ok(Turn::new(message, stop))
+    let StopField { stop } = parse_line(number, line)?;
+    Ok(ReplayedTurn::new(message, stop))
 }
 
-fn parsed<'a, T: Deserialize<'a>>(number: usize, line: &'a [u8]) -> Result<T, RecordingError> {
+fn parse_line<'a, T: Deserialize<'a>>(number: usize, line: &'a [u8]) -> Result<T, RecordingError> {
     serde_json::from_slice(line).map_err(|error| {
-        // serde_json counts lines in what it was given, which is one.
+        // `line` is the number within the recording; serde_json sees a single line.
         let text = error.to_string();
         let place = format!(" at line {} column {}", error.line(), error.column());
         let message = match text.strip_suffix(&place) {
@@ -297,7 +299,7 @@ fn parsed<'a, T: Deserialize<'a>>(number: usize, line: &'a [u8]) -> Result<T, Re
     })
 }
 
-/// A recording that can't be read.
+/// Error of parsing a recording.
 #[derive(Debug, thiserror::Error)]
 #[error("failed to read the recording at line {line}: {message}")]
 pub struct RecordingError {
@@ -310,7 +312,7 @@ impl RecordingError {
         Self { line, message }
     }
 
-    /// Which line it is about, counted from 1.
+    /// Returns the number of the invalid line, counted from 1.
     #[must_use]
     pub fn line(&self) -> usize {
         self.line

@@ -1,31 +1,30 @@
-//! Retries: a client that asks another one again.
+//! Retries of failed calls.
 //!
-//! Only what may pass by itself is tried again (a limit of requests per time, a failing server, a
-//! broken connection, a time-out), and only as long as nothing of an answer has been handed on:
-//! after the first event somebody may have seen it. Waits grow and are random, so that a thousand
-//! sessions that were refused together don't come back together; where the provider says how long to
-//! wait, that is how long.
+//! Only transient errors (rate limits, server failures, broken connections, timeouts) are retried, and
+//! only before the first event of an answer, because consumers may have displayed it. Delays grow
+//! exponentially with full jitter, so that sessions that failed together do not retry together; a delay
+//! that the provider requests takes precedence.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_core::llm::{ChatEvent, ChatRequest, ChatStream, LlmClient, LlmError, ModelInfo};
-use futures_util::{StreamExt as _, stream};
+use futures_util::{TryStreamExt as _, stream};
 
-/// How often is tried again, and how long is waited before.
+/// Number of retries and their delays.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RetryPolicy {
-    /// Attempts after the first one. 2 by default.
+    /// Maximum number of attempts after the first one. 2 by default.
     pub max_retries: u32,
-    /// The longest wait before the first retry; it doubles with each one. Half a second by default.
-    /// The wait is random between nothing and that.
+    /// Maximum delay before the first retry, doubled for each further one. Half a second by default.
+    /// The actual delay is random.
     pub base: Duration,
-    /// What the doubling stops at. 8 seconds by default.
+    /// Upper bound of the doubled delays. 8 seconds by default.
     pub cap: Duration,
-    /// The longest wait that a provider may ask for. 60 seconds by default; where it asks for more,
-    /// the error is returned at once and says so.
-    pub longest_wait: Duration,
+    /// Maximum delay that a provider may request. 60 seconds by default; an error with a longer one is
+    /// returned immediately.
+    pub max_wait: Duration,
 }
 
 impl Default for RetryPolicy {
@@ -34,13 +33,13 @@ impl Default for RetryPolicy {
             max_retries: 2,
             base: Duration::from_millis(500),
             cap: Duration::from_secs(8),
-            longest_wait: Duration::from_secs(60),
+            max_wait: Duration::from_secs(60),
         }
     }
 }
 
 impl RetryPolicy {
-    /// The defaults with another number of retries; 0 tries once.
+    /// Creates a policy with default delays; 0 retries means a single attempt.
     #[must_use]
     pub fn new(max_retries: u32) -> Self {
         Self {
@@ -49,7 +48,7 @@ impl RetryPolicy {
         }
     }
 
-    /// The same with other waits: `base` before the first retry, doubled up to `cap`.
+    /// Sets the delays: `base` before the first retry, doubled up to `cap`.
     #[must_use]
     pub fn with_backoff(mut self, base: Duration, cap: Duration) -> Self {
         self.base = base;
@@ -57,47 +56,46 @@ impl RetryPolicy {
         self
     }
 
-    /// The same with another bound for waits that a provider asks for.
+    /// Sets the maximum delay that a provider may request.
     #[must_use]
-    pub fn with_longest_wait(mut self, longest_wait: Duration) -> Self {
-        self.longest_wait = longest_wait;
+    pub fn with_max_wait(mut self, max_wait: Duration) -> Self {
+        self.max_wait = max_wait;
         self
     }
 
-    /// How long to wait after the failure of `attempt`, counted from 1.
+    /// Returns the delay after the failure of `attempt`, counted from 1.
     ///
-    /// # Errors
-    /// `error` itself, saying why it was not tried again.
-    fn wait(&self, attempt: u32, error: LlmError) -> Result<(Duration, LlmError), LlmError> {
+    /// Fails with `error`, supplemented by the reason, if there is to be no retry.
+    fn delay(&self, attempt: u32, error: LlmError) -> Result<(Duration, LlmError), LlmError> {
         if !error.kind().is_transient() {
             return Err(error);
         }
         if attempt > self.max_retries {
             return Err(match attempt {
                 1 => error,
-                tries => error.with_more(&format!("given up after {tries} attempts")),
+                attempts => error.with_detail(&format!("given up after {attempts} attempts")),
             });
         }
         match error.retry_after() {
-            Some(asked) if asked > self.longest_wait => {
-                let (asked, most) = (asked.as_secs_f64(), self.longest_wait.as_secs_f64());
-                Err(error.with_more(&format!(
-                    "it asks to wait {asked:.0} s, and no more than {most:.0} s are waited here"
+            Some(requested) if requested > self.max_wait => {
+                let (requested, max) = (requested.as_secs_f64(), self.max_wait.as_secs_f64());
+                Err(error.with_detail(&format!(
+                    "the provider asks to wait {requested:.0} s, more than the maximum of {max:.0} s"
                 )))
             }
-            Some(asked) => Ok((asked, error)),
+            Some(requested) => Ok((requested, error)),
             None => {
                 let doubled = 2u32.saturating_pow(attempt - 1);
-                let most = self.base.saturating_mul(doubled).min(self.cap);
-                Ok((most.mul_f64(fastrand::f64()), error))
+                let max = self.base.saturating_mul(doubled).min(self.cap);
+                Ok((max.mul_f64(fastrand::f64()), error))
             }
         }
     }
 }
 
-/// A client that tries again what another client failed at.
+/// A client that retries the failed calls of another one.
 ///
-/// Before each wait it tells [`ChatEvent::Retrying`].
+/// It emits [`ChatEvent::Retrying`] before each delay.
 #[derive(Clone, Debug)]
 pub struct Retry<C> {
     client: Arc<C>,
@@ -121,87 +119,64 @@ impl<C: LlmClient> LlmClient for Retry<C> {
 
     fn stream(&self, request: ChatRequest) -> ChatStream {
         let client = Arc::clone(&self.client);
-        retrying(self.policy.clone(), move || client.stream(request.clone()))
+        with_retries(self.policy.clone(), move || client.stream(request.clone()))
     }
 }
 
-/// Streams what `open` opens, and opens it again where it fails before its first event.
-pub(crate) fn retrying(
+/// Emits the events of the stream from `open`, which is called again if the stream fails before its
+/// first event.
+pub(crate) fn with_retries(
     policy: RetryPolicy,
     open: impl FnMut() -> ChatStream + Send + 'static,
 ) -> ChatStream {
-    let call = Call {
+    let call = RetriedCall {
         policy,
         open,
         attempt: 1,
-        wait: None,
+        delay: None,
         stream: None,
-        state: State::Untold,
+        has_started: false,
     };
-    Box::pin(stream::unfold(call, |mut call| async {
+    Box::pin(stream::try_unfold(call, |mut call| async {
         let event = call.next().await?;
-        Some((event, call))
+        Ok(event.map(|event| (event, call)))
     }))
 }
 
-struct Call<F> {
+struct RetriedCall<F> {
     policy: RetryPolicy,
     open: F,
     attempt: u32,
-    /// What is waited before the next attempt.
-    wait: Option<Duration>,
+    /// Delay before the next attempt.
+    delay: Option<Duration>,
     stream: Option<ChatStream>,
-    state: State,
+    /// Whether an event of an answer was emitted.
+    has_started: bool,
 }
 
-#[derive(PartialEq)]
-enum State {
-    /// Nothing of an answer has been handed on.
-    Untold,
-    Told,
-    Over,
-}
-
-impl<F: FnMut() -> ChatStream + Send> Call<F> {
-    async fn next(&mut self) -> Option<Result<ChatEvent, LlmError>> {
-        if self.state == State::Over {
-            return None;
-        }
-        if let Some(wait) = self.wait.take() {
-            tokio::time::sleep(wait).await;
+impl<F: FnMut() -> ChatStream + Send> RetriedCall<F> {
+    async fn next(&mut self) -> Result<Option<ChatEvent>, LlmError> {
+        if let Some(delay) = self.delay.take() {
+            tokio::time::sleep(delay).await;
         }
         let stream = self.stream.get_or_insert_with(&mut self.open);
-        match stream.next().await? {
+        match stream.try_next().await {
             Ok(event) => {
-                // A wrapped client may retry on its own; that is nothing of an answer.
-                if !matches!(event, ChatEvent::Retrying { .. }) {
-                    self.state = State::Told;
-                }
-                Some(Ok(event))
+                // The retries of a wrapped client are not part of an answer.
+                self.has_started |= !matches!(event, Some(ChatEvent::Retrying { .. }));
+                Ok(event)
             }
-            Err(error) => Some(self.after(error)),
-        }
-    }
-
-    fn after(&mut self, error: LlmError) -> Result<ChatEvent, LlmError> {
-        self.stream = None;
-        let again = match self.state {
-            State::Untold => self.policy.wait(self.attempt, error),
-            State::Told | State::Over => Err(error),
-        };
-        match again {
-            Ok((wait, error)) => {
-                self.attempt += 1;
-                self.wait = Some(wait);
-                Ok(ChatEvent::Retrying {
-                    attempt: self.attempt,
-                    after: wait,
-                    reason: error.to_string(),
-                })
-            }
+            Err(error) if self.has_started => Err(error),
             Err(error) => {
-                self.state = State::Over;
-                Err(error)
+                let (delay, error) = self.policy.delay(self.attempt, error)?;
+                self.stream = None;
+                self.attempt += 1;
+                self.delay = Some(delay);
+                Ok(Some(ChatEvent::Retrying {
+                    attempt: self.attempt,
+                    after: delay,
+                    reason: error.to_string(),
+                }))
             }
         }
     }

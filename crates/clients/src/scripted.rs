@@ -1,4 +1,4 @@
-//! A client for the tests of wrappers: each attempt plays the next script.
+//! ScriptedClient client for the tests of wrappers.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,20 +10,21 @@ use cantle_core::llm::{
 };
 use futures_util::stream;
 
-type Events = Vec<Result<ChatEvent, LlmError>>;
+type Script = Vec<Result<ChatEvent, LlmError>>;
 
+/// A client whose events are a function of the attempt.
 #[derive(Clone)]
-pub(crate) struct Scripted {
+pub(crate) struct ScriptedClient {
     model: ModelInfo,
     pub(crate) attempts: Arc<AtomicUsize>,
-    script: Arc<dyn Fn(usize) -> Events + Send + Sync>,
+    script: Arc<dyn Fn(usize) -> Script + Send + Sync>,
 }
 
-impl Scripted {
-    /// What comes of each attempt, counted from 0.
+impl ScriptedClient {
+    /// Creates a client; `script` returns the events of an attempt, counted from 0.
     pub(crate) fn new(
         slug: &str,
-        script: impl Fn(usize) -> Events + Send + Sync + 'static,
+        script: impl Fn(usize) -> Script + Send + Sync + 'static,
     ) -> Self {
         Self {
             model: ModelInfo::new(slug),
@@ -43,20 +44,20 @@ impl Scripted {
     }
 }
 
-impl fmt::Debug for Scripted {
+impl fmt::Debug for ScriptedClient {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Scripted")
+        f.write_str("ScriptedClient")
     }
 }
 
-impl LlmClient for Scripted {
+impl LlmClient for ScriptedClient {
     fn model(&self) -> &ModelInfo {
         &self.model
     }
 
     fn stream(&self, _: ChatRequest) -> ChatStream {
         let (attempts, script) = (Arc::clone(&self.attempts), Arc::clone(&self.script));
-        // As a real client: nothing happens until it is polled.
+        // Lazy, like a real client.
         let events = stream::once(async move {
             let attempt = attempts.fetch_add(1, Ordering::SeqCst);
             stream::iter(script(attempt))
@@ -74,5 +75,5 @@ pub(crate) fn done() -> Result<ChatEvent, LlmError> {
 }
 
 pub(crate) fn failed(kind: LlmErrorKind) -> Result<ChatEvent, LlmError> {
-    Err(LlmError::new(kind, "no luck"))
+    Err(LlmError::new(kind, "scripted failure"))
 }

@@ -1,18 +1,18 @@
-//! Server-sent events, as their bytes arrive.
+//! Incremental parser of server-sent events.
 //!
-//! [`Events`] takes the bytes of a stream in pieces of any size and hands out whole events, which
-//! borrow from what has been taken. It follows the [standard]: lines end with CR, LF or both,
-//! comments and unknown fields are passed over, and an event that has not been ended by an empty
-//! line is none. It does no I/O, and nothing limits how long an event may be: who feeds it does.
+//! [`EventParser`] accepts the bytes of a stream in chunks of any size and returns complete events,
+//! which borrow from its buffer. It follows the [standard]: lines end with CR, LF or both, comments and
+//! unknown fields are ignored, and an event ends with an empty line. It performs no I/O and does not
+//! limit the size of events; the caller does.
 //!
 //! ```
-//! use cantle_clients::sse::Events;
+//! use cantle_clients::sse::EventParser;
 //!
-//! let mut events = Events::default();
-//! events.push(b": hello\n\ndata: {\"a\":");
-//! assert!(events.next_event().is_none());
-//! events.push(b"1}\r\n\r\n");
-//! let event = events.next_event().expect("an event").expect("valid text");
+//! let mut parser = EventParser::default();
+//! parser.push(b": hello\n\ndata: {\"a\":");
+//! assert!(parser.next_event().is_none());
+//! parser.push(b"1}\r\n\r\n");
+//! let event = parser.next_event().expect("an event").expect("valid text");
 //! assert_eq!((event.name, &*event.data), (None, "{\"a\":1}"));
 //! ```
 //!
@@ -22,61 +22,61 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::str::Utf8Error;
 
-/// One event.
+/// A server-sent event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Event<'a> {
-    /// Its name, where it has one.
+    /// Event name, if any.
     pub name: Option<&'a str>,
-    /// Its data, lines joined by LF.
+    /// Data, with its lines joined by LF.
     pub data: Cow<'a, str>,
 }
 
-/// The events in a stream of bytes.
+/// Parser of a stream of server-sent events.
 #[derive(Debug, Default)]
-pub struct Events {
-    /// What was taken and is still needed: an event that is not complete, and what comes after.
+pub struct EventParser {
+    /// Unconsumed bytes: the incomplete event and everything after it.
     buffer: Vec<u8>,
-    /// Where the line to be read next begins.
+    /// Start of the next line.
     line: usize,
-    /// Up to where the line's end has been looked for.
+    /// Position up to which no line end was found.
     searched: usize,
-    /// The last line ended with CR, so that an LF right behind it belongs to it.
+    /// Whether the last line ended with CR, so that an LF directly after it belongs to it.
     after_cr: bool,
-    /// Whether something was read before: only the first line may begin with a mark.
-    begun: bool,
-    draft: Draft,
+    /// Whether the byte order mark, which only the first line may have, was checked.
+    bom_checked: bool,
+    pending: PendingEvent,
 }
 
-/// The fields of an event, as places in the buffer.
+/// Fields of an incomplete event, as ranges of the buffer.
 #[derive(Debug, Default)]
-struct Draft {
+struct PendingEvent {
     name: Option<Range<usize>>,
     data: Vec<Range<usize>>,
 }
 
-impl Events {
-    /// Takes the next piece of the stream.
-    pub fn push(&mut self, piece: &[u8]) {
-        // What lies before the fields of the draft has been handed out.
-        let places = self.draft.name.iter().chain(&self.draft.data);
-        let needed = places.map(|range| range.start).min().unwrap_or(self.line);
+impl EventParser {
+    /// Appends the next chunk of the stream.
+    pub fn push(&mut self, chunk: &[u8]) {
+        // Bytes before the pending event belong to events that were returned.
+        let ranges = self.pending.name.iter().chain(&self.pending.data);
+        let needed = ranges.map(|range| range.start).min().unwrap_or(self.line);
         let needed = needed.min(self.line);
         if needed > 0 {
             self.buffer.drain(..needed);
             self.line -= needed;
             self.searched -= needed;
-            for range in self.draft.name.iter_mut().chain(&mut self.draft.data) {
+            for range in self.pending.name.iter_mut().chain(&mut self.pending.data) {
                 *range = range.start - needed..range.end - needed;
             }
         }
-        self.buffer.extend_from_slice(piece);
+        self.buffer.extend_from_slice(chunk);
     }
 
-    /// The next event that is complete. `None` asks for more bytes.
+    /// Returns the next complete event, or `None` if more bytes are needed.
     ///
     /// # Errors
-    /// Where an event is not UTF-8; those after it can still be read.
+    /// If an event is not UTF-8; the events after it can still be read.
     pub fn next_event(&mut self) -> Option<Result<Event<'_>, Utf8Error>> {
         loop {
             let line = self.next_line()?;
@@ -84,18 +84,18 @@ impl Events {
                 self.field(line);
                 continue;
             }
-            let draft = std::mem::take(&mut self.draft);
-            // The standard passes over events without data.
-            if !draft.data.is_empty() {
-                return Some(self.whole(&draft));
+            let pending = std::mem::take(&mut self.pending);
+            // The standard ignores events without data.
+            if !pending.data.is_empty() {
+                return Some(self.event(&pending));
             }
         }
     }
 
-    /// Where the next complete line is, without its end.
+    /// Returns the range of the next complete line without its end.
     fn next_line(&mut self) -> Option<Range<usize>> {
-        if !self.begun && self.buffer.len() >= 3 {
-            self.begun = true;
+        if !self.bom_checked && self.buffer.len() >= 3 {
+            self.bom_checked = true;
             if self.buffer.starts_with(b"\xef\xbb\xbf") {
                 (self.line, self.searched) = (3, 3);
             }
@@ -133,18 +133,18 @@ impl Events {
         let space = usize::from(bytes.get(after) == Some(&b' '));
         let value = line.start + after + space..line.end;
         match name {
-            b"data" => self.draft.data.push(value),
-            b"event" => self.draft.name = Some(value),
+            b"data" => self.pending.data.push(value),
+            b"event" => self.pending.name = Some(value),
             _ => {}
         }
     }
 
-    fn whole(&self, draft: &Draft) -> Result<Event<'_>, Utf8Error> {
+    fn event(&self, pending: &PendingEvent) -> Result<Event<'_>, Utf8Error> {
         let text = |range: &Range<usize>| {
             str::from_utf8(self.buffer.get(range.clone()).unwrap_or_default())
         };
-        let name = draft.name.as_ref().map(text).transpose()?;
-        let data = match &draft.data[..] {
+        let name = pending.name.as_ref().map(text).transpose()?;
+        let data = match &pending.data[..] {
             [line] => Cow::Borrowed(text(line)?),
             lines => {
                 let lines: Result<Vec<_>, _> = lines.iter().map(text).collect();

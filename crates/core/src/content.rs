@@ -1,9 +1,8 @@
-//! Content: what a message or a tool result says, as text and media.
+//! Content of messages and tool results: text and media.
 //!
-//! Media keep their bytes as they came; a client encodes them for its wire. The type is read from
-//! the bytes themselves, never from a name or a claim, and must be one the conversation formats
-//! know. With the feature `images`, pictures are verified and brought within bounds; that decodes
-//! them, so it is work for a thread that may block, done once when a picture enters a conversation.
+//! Media keep their original bytes. The type is detected from the bytes, never taken from a name or a
+//! declaration. With the feature `images`, images can be verified and resized; that decodes them, so
+//! it must run on a thread that may block.
 
 #[cfg(feature = "images")]
 mod image;
@@ -37,12 +36,12 @@ pub enum Content {
 pub enum Part {
     /// Text.
     Text(String),
-    /// An image, a video or a sound.
+    /// An image, video or audio clip.
     Media(Media),
 }
 
 impl Content {
-    /// The text of all parts, joined without a separator; media are left out.
+    /// Returns the concatenated text parts.
     #[must_use]
     pub fn text(&self) -> String {
         match self {
@@ -57,7 +56,7 @@ impl Content {
         }
     }
 
-    /// Whether there is neither text nor media.
+    /// Returns whether there is neither text nor media.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         match self {
@@ -69,7 +68,7 @@ impl Content {
         }
     }
 
-    /// The media among the parts, in order.
+    /// Iterates over the media, in order.
     pub fn media(&self) -> impl Iterator<Item = &Media> {
         let parts: &[Part] = match self {
             Self::Text(_) => &[],

@@ -1,8 +1,7 @@
-//! Events: what happened in a run, for whoever watches.
+//! Events of a run, for displays.
 //!
-//! The console, JSON lines and tracing are all subscribers of this one type. Durable events are
-//! numbered and none is lost; deltas (pieces of text on their way) carry no number and may be
-//! joined or dropped where a reader is slow.
+//! The console, JSON lines and tracing all read this type. Durable events are numbered and never lost.
+//! Deltas (pieces of streamed text) have no number and may be joined or dropped if a reader is slow.
 
 use std::time::{Duration, SystemTime};
 
@@ -14,28 +13,28 @@ use crate::ledger::Ledger;
 use crate::sandbox::SandboxInfo;
 use crate::usage::TokenUsage;
 
-/// One thing that happened.
+/// An event of a run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Event {
-    /// Counts the durable events of a run from 0; `None` for a delta.
+    /// Sequence number among the run's durable events, from 0; `None` for a delta.
     pub number: Option<u64>,
     /// The run it happened in.
     pub run: RunId,
-    /// The run that started this one, for a sub-agent's.
+    /// The parent run, for a sub-agent.
     pub parent: Option<RunId>,
-    /// How many runs are above; 0 for the one a person started.
+    /// Number of parent runs; 0 for the run that the user started.
     pub depth: u32,
-    /// When it happened, in seconds since the Unix epoch.
+    /// Time of the event; serialized as seconds since the Unix epoch.
     #[serde(with = "unix_seconds")]
     pub time: SystemTime,
-    /// What happened.
+    /// The kind of event with its data.
     #[serde(flatten)]
     pub kind: EventKind,
 }
 
 impl Event {
-    /// Something that happened in `run` at `time`.
+    /// Creates an event of a run without a parent.
     #[must_use]
     pub fn new(number: Option<u64>, run: RunId, time: SystemTime, kind: EventKind) -> Self {
         Self {
@@ -49,12 +48,12 @@ impl Event {
     }
 }
 
-/// What happened.
+/// The kind of an event, with its data.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum EventKind {
-    /// A run began.
+    /// A run started.
     RunStarted {
         /// The agent's name.
         agent: String,
@@ -62,23 +61,23 @@ pub enum EventKind {
         model: String,
         /// The task, as text.
         task: String,
-        /// Turns it may take.
+        /// Maximum number of turns.
         max_turns: u32,
-        /// The names of its tools, in order.
+        /// The tools' names, in order.
         tools: Vec<String>,
-        /// Its sandbox, with what is enforced in it.
+        /// The sandbox and its enforcement.
         sandbox: Option<SandboxInfo>,
         /// Input files, as paths in the sandbox.
         input_files: Vec<String>,
     },
-    /// Something a person should know before trusting the result.
+    /// A problem that the user should know about.
     Warning {
-        /// What.
+        /// The text.
         message: String,
     },
-    /// A model call began.
+    /// A model call started.
     TurnStarted {
-        /// Which turn, counted from 1.
+        /// Number of the turn, from 1.
         turn: u32,
     },
     /// A piece of the model's answer. A delta.
@@ -91,111 +90,111 @@ pub enum EventKind {
         /// The piece.
         text: String,
     },
-    /// A model call failed before anything came, and is tried again.
+    /// An attempt of a model call failed and is retried.
     ModelRetry {
-        /// Which attempt comes next, counted from 1.
+        /// Number of the next attempt, from 1.
         attempt: u32,
-        /// How long is waited before it.
+        /// Delay before the next attempt.
         #[serde(rename = "after_s", with = "crate::seconds")]
         after: Duration,
-        /// Why.
+        /// The error of the last attempt.
         reason: String,
     },
-    /// The model answered.
+    /// A model call ended.
     ModelAnswered {
-        /// Which turn, counted from 1.
+        /// Number of the turn, from 1.
         turn: u32,
-        /// The answer's text, without reasoning.
+        /// Text of the answer, without reasoning.
         text: String,
-        /// How many tools it calls.
+        /// Number of tool calls.
         tool_calls: usize,
-        /// Tokens of this call; estimated where `usage_estimated`.
+        /// Token usage of the call.
         usage: TokenUsage,
-        /// Whether the provider did not say.
+        /// Whether `usage` is an estimate because the provider reported none.
         usage_estimated: bool,
-        /// What the provider said it cost, in US dollars.
+        /// Cost in US dollars, if known.
         cost_usd: Option<f64>,
-        /// How long it took.
+        /// Elapsed time.
         #[serde(rename = "duration_s", with = "crate::seconds")]
         duration: Duration,
     },
-    /// The context window overflowed; the latest turn was taken out of the history.
+    /// The context window overflowed, and the latest turn was removed from the history.
     TurnDropped {
-        /// Which turn, counted from 1.
+        /// Number of the turn, from 1.
         turn: u32,
     },
-    /// A summary took the place of a part of the history.
+    /// A summary replaced a part of the history.
     HistorySummarized {
-        /// How many messages it stands for.
+        /// Number of replaced messages.
         replaced: usize,
     },
-    /// The run was interrupted, and goes on.
+    /// An interrupted run was resumed.
     RunResumed {
-        /// Turns taken before.
+        /// Number of turns before the interruption.
         turns: u32,
     },
-    /// A call needs somebody's consent; the run waits for it.
+    /// A tool call needs approval.
     ApprovalRequested {
-        /// The call.
+        /// The id of the call.
         call_id: String,
-        /// The tool.
+        /// The tool's name.
         tool: String,
         /// The arguments as the model wrote them.
         arguments: String,
-        /// What consent is bound to: these arguments and no others.
+        /// Digest of the arguments, to which the approval is bound.
         digest: String,
     },
-    /// Somebody decided on a call.
+    /// A decision was made on a tool call.
     ApprovalGiven {
-        /// The call.
+        /// The id of the call.
         call_id: String,
-        /// Whether it may run.
+        /// Whether the call may run.
         approved: bool,
-        /// Why not, where it may not.
+        /// The reason of a rejection.
         reason: Option<String>,
     },
-    /// A tool began.
+    /// A tool call started.
     ToolStarted {
-        /// The call.
+        /// The id of the call.
         call_id: String,
-        /// The tool.
+        /// The tool's name.
         tool: String,
-        /// The arguments: as JSON where they are, else the model's text.
+        /// The arguments as JSON, or the model's text if it is not JSON.
         arguments: Value,
     },
     /// A piece of a running tool's output. A delta.
     ToolOutputDelta {
-        /// The call.
+        /// The id of the call.
         call_id: String,
         /// The piece.
         text: String,
     },
-    /// A tool ended.
+    /// A tool call ended.
     ToolFinished {
-        /// The call.
+        /// The id of the call.
         call_id: String,
-        /// The tool.
+        /// The tool's name.
         tool: String,
-        /// What the model sees of the result, as text.
+        /// Text of the result for the model.
         result: String,
-        /// Whether it did what it was asked to.
+        /// Whether the call succeeded.
         success: bool,
         /// Whether its arguments were valid.
         arguments_valid: bool,
-        /// How long it took.
+        /// Elapsed time.
         #[serde(rename = "duration_s", with = "crate::seconds")]
         duration: Duration,
     },
-    /// The loop said something to the model in the user's role.
+    /// The loop sent a message in the user's role.
     UserMessage {
-        /// What.
+        /// The text.
         text: String,
     },
     /// An output file was saved.
     OutputSaved {
         /// The path the model named.
         source: String,
-        /// Where it is on the host.
+        /// The path on the host.
         path: String,
         /// Its size.
         size_bytes: u64,
@@ -204,29 +203,29 @@ pub enum EventKind {
     OutputRefused {
         /// The path the model named.
         source: String,
-        /// Why.
+        /// The reason.
         reason: String,
     },
     /// The run ended. Always the last event.
     RunFinished {
-        /// How: `finished`, or what stopped it.
+        /// How the run ended.
         status: RunStatus,
-        /// The finish tool and its parameters, where it finished.
+        /// The finish call, if the run finished.
         finish: Option<Finish>,
-        /// Why it did not finish, for people.
+        /// The error, if it did not finish.
         error: Option<String>,
-        /// Turns taken.
+        /// Number of turns.
         turns: u32,
-        /// How long it took.
+        /// Elapsed time.
         #[serde(rename = "duration_s", with = "crate::seconds")]
         duration: Duration,
-        /// What was paid and used.
+        /// The ledger.
         ledger: Ledger,
     },
 }
 
 impl EventKind {
-    /// Whether it is only a piece of something on its way: unnumbered, and may be lost.
+    /// Returns whether the event is a delta: unnumbered, and possibly dropped.
     #[must_use]
     pub fn is_delta(&self) -> bool {
         matches!(
@@ -241,9 +240,10 @@ impl EventKind {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum RunStatus {
-    /// A finish tool was called and accepted.
+    /// A finish call succeeded.
     Finished,
-    /// A limit was reached: turns, context, output tokens.
+    /// A limit was reached: turns, a budget, the context window or output tokens; or the model made no
+    /// progress.
     LimitReached,
     /// It was cancelled.
     Cancelled,
@@ -251,7 +251,7 @@ pub enum RunStatus {
     ModelFailed,
     /// The sandbox failed.
     SandboxFailed,
-    /// Something of ours failed.
+    /// An internal error occurred.
     InternalError,
 }
 
@@ -261,12 +261,12 @@ pub enum RunStatus {
 pub struct Finish {
     /// The finish tool.
     pub tool: String,
-    /// Its parameters, as the model gave them.
+    /// The parameters from the model.
     pub params: Value,
 }
 
 impl Finish {
-    /// A call of `tool` with these parameters.
+    /// Creates a finish call.
     pub fn new(tool: impl Into<String>, params: Value) -> Self {
         Self {
             tool: tool.into(),

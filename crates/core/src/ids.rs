@@ -1,17 +1,17 @@
-//! Identifiers that appear in events, journals and histories.
+//! Identifiers in events, journals and histories.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-/// Names one run: one attempt at one task. Sorts by the time it was made (UUID version 7).
+/// Identifies a run. Sorts by creation time (UUID version 7).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct RunId(Uuid);
 
 impl RunId {
-    /// A new identifier, different from every other one.
+    /// Creates a unique identifier.
     #[must_use]
     #[expect(
         clippy::new_without_default,
@@ -56,15 +56,15 @@ impl From<RunId> for String {
     }
 }
 
-/// The text is not a run's identifier: 32 hexadecimal digits, hyphens allowed.
+/// The error of text that is not a run id: 32 hexadecimal digits, hyphens allowed.
 #[derive(Debug, thiserror::Error)]
 #[error("not a run id: expected 32 hexadecimal digits")]
 #[non_exhaustive]
 pub struct InvalidRunId;
 
-/// A random identifier of 32 hexadecimal digits, for messages and tool calls that came without one.
+/// Creates a unique identifier of 32 hexadecimal digits.
 #[must_use]
-pub fn fresh_id() -> String {
+pub fn unique_id() -> String {
     Uuid::now_v7().as_simple().to_string()
 }
 

@@ -1,8 +1,8 @@
-//! The ledger: what was paid and used, written when it happens.
+//! The ledger: tokens, cost and tool calls of a run.
 //!
-//! Every model call is an entry, also one that failed, was retried, was dropped from the history or
-//! made a summary. A call whose response carried no usage is estimated, marked so, and never mixed
-//! into the reported sums. Sub-agents are ledgers below this one.
+//! Every model call is an entry, including those that failed, were dropped from the history or made a
+//! summary. The usage of a call whose response had none is estimated, marked, and summed separately.
+//! Sub-agents have ledgers of their own below this one.
 
 use std::time::Duration;
 
@@ -13,15 +13,15 @@ use serde_json::{Map, Value, json};
 use crate::metadata::Metadata;
 use crate::usage::TokenUsage;
 
-/// The accounts of one run, and below it those of its sub-agents.
+/// Tokens, cost and tool calls of one run, and of its sub-agents.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Ledger {
     /// Model calls in the order they ended.
     pub model_calls: Vec<ModelCall>,
-    /// Tool calls added up, by tool, in the order the tools were first used.
-    pub tools: IndexMap<String, ToolAccount>,
-    /// What sub-agents paid and used, one ledger a run, by the sub-agent's tool name.
+    /// Totals by tool, in the order of first use.
+    pub tools: IndexMap<String, ToolTotals>,
+    /// Ledgers of sub-agent runs, by the sub-agent's tool name.
     pub sub_agents: IndexMap<String, Vec<Ledger>>,
 }
 
@@ -29,28 +29,28 @@ pub struct Ledger {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ModelCall {
-    /// The model, as its client names it.
+    /// The model's name in its client.
     pub model: String,
-    /// What the call was for, and what became of it.
+    /// Purpose and outcome of the call.
     pub purpose: CallPurpose,
-    /// Its tokens: the provider's numbers, or an estimate where `estimated`.
+    /// Token usage, as reported by the provider or estimated.
     pub usage: TokenUsage,
-    /// Whether `usage` is our estimate because the response carried none.
+    /// Whether `usage` is an estimate because the response had none.
     #[serde(default)]
     pub estimated: bool,
-    /// What the provider said it cost, or given prices come to, in US dollars.
+    /// Cost in US dollars, as reported by the provider or computed from prices.
     #[serde(default)]
     pub cost_usd: Option<f64>,
-    /// The model that answered, in the provider's words; `None` where it did not say.
+    /// The model that answered, as named by the provider.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub served_by: Option<String>,
-    /// From the request to the end of the response.
+    /// Time from the request to the end of the response.
     #[serde(rename = "duration_s", with = "crate::seconds")]
     pub duration: Duration,
 }
 
 impl ModelCall {
-    /// A call with these facts; not estimated, no cost.
+    /// Creates a call with reported usage and without cost.
     pub fn new(
         model: impl Into<String>,
         purpose: CallPurpose,
@@ -68,9 +68,9 @@ impl ModelCall {
         }
     }
 
-    /// Whether it used tokens, and nobody said what they cost.
+    /// Returns whether it used tokens at an unknown cost.
     #[must_use]
-    pub fn is_of_unknown_cost(&self) -> bool {
+    pub fn has_unknown_cost(&self) -> bool {
         self.cost_usd.is_none() && self.usage.total() > 0
     }
 }
@@ -80,7 +80,7 @@ fn is_zero(number: &u64) -> bool {
     *number == 0
 }
 
-/// What a model call was for, and what became of it.
+/// Purpose and outcome of a model call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -89,38 +89,38 @@ pub enum CallPurpose {
     Turn,
     /// A summary of the history.
     Summary,
-    /// A turn that overflow recovery took out of the history again.
+    /// A turn that was dropped from the history after a context overflow.
     DroppedTurn,
-    /// A call that failed after tokens had flowed.
+    /// A call that failed after it used tokens.
     Failed,
-    /// A call that was cancelled while tokens flowed.
+    /// A call that was cancelled after it used tokens.
     Cancelled,
 }
 
-/// The calls of one tool, added up.
+/// Totals over all calls of one tool.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
-pub struct ToolAccount {
-    /// How often it was called.
+pub struct ToolTotals {
+    /// Number of calls.
     pub calls: u64,
-    /// How many of the calls were not successful.
+    /// Number of unsuccessful calls.
     pub failures: u64,
-    /// How many of the calls never began: they were refused.
+    /// Number of refused calls, which never started.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub refused: u64,
-    /// How many near-misses in the arguments were mended.
+    /// Number of argument repairs.
     #[serde(default)]
     pub repairs: u64,
-    /// Time spent in it; calls that ran side by side each count in full.
+    /// Total duration; concurrent calls each count in full.
     #[serde(rename = "duration_s", with = "crate::seconds")]
     pub duration: Duration,
-    /// What it reported about its work.
+    /// Sum of the calls' metadata.
     #[serde(default)]
     pub metadata: Metadata,
 }
 
 impl Ledger {
-    /// Writes down a tool call.
+    /// Records a tool call.
     pub fn record_tool(
         &mut self,
         name: &str,
@@ -128,66 +128,65 @@ impl Ledger {
         duration: Duration,
         metadata: Option<Metadata>,
     ) {
-        let account = self.account(name);
-        account.calls += 1;
-        account.failures += u64::from(!success);
-        account.duration += duration;
+        let totals = self.totals(name);
+        totals.calls += 1;
+        totals.failures += u64::from(!success);
+        totals.duration += duration;
         if let Some(metadata) = metadata {
-            account.metadata.add(metadata);
+            totals.metadata.add(metadata);
         }
     }
 
-    /// Writes down a call that never began.
+    /// Records a refused call, which never started.
     pub fn record_refused(&mut self, name: &str) {
         self.record_tool(name, false, Duration::ZERO, None);
-        self.account(name).refused += 1;
+        self.totals(name).refused += 1;
     }
 
-    /// Writes down how many near-misses in a call's arguments were mended.
+    /// Records argument repairs of a call.
     pub fn record_repairs(&mut self, name: &str, repairs: u32) {
         if repairs > 0 {
-            self.account(name).repairs += u64::from(repairs);
+            self.totals(name).repairs += u64::from(repairs);
         }
     }
 
-    fn account(&mut self, name: &str) -> &mut ToolAccount {
+    fn totals(&mut self, name: &str) -> &mut ToolTotals {
         self.tools.entry(name.to_owned()).or_default()
     }
 
-    /// Tokens that providers reported, here and in all sub-agents.
+    /// Returns the reported token usage, including sub-agents.
     #[must_use]
     pub fn reported_usage(&self) -> TokenUsage {
         self.sum(|call| !call.estimated)
     }
 
-    /// Tokens estimated for calls whose response carried no usage, here and in all sub-agents.
+    /// Returns the estimated token usage, including sub-agents.
     #[must_use]
     pub fn estimated_usage(&self) -> TokenUsage {
         self.sum(|call| call.estimated)
     }
 
-    /// Tool calls that began, here and in all sub-agents.
+    /// Returns the number of started tool calls, including sub-agents.
     #[must_use]
-    pub fn begun_calls(&self) -> u64 {
+    pub fn started_tool_calls(&self) -> u64 {
         let own = self.tools.values();
         let own: u64 = own
-            .map(|account| account.calls.saturating_sub(account.refused))
+            .map(|totals| totals.calls.saturating_sub(totals.refused))
             .sum();
         let below = self.sub_agents.values().flatten();
-        own + below.map(Self::begun_calls).sum::<u64>()
+        own + below.map(Self::started_tool_calls).sum::<u64>()
     }
 
-    /// Model calls that used tokens and whose cost nobody said, here and in all sub-agents.
+    /// Returns the number of model calls with unknown cost, including sub-agents.
     #[must_use]
     pub fn calls_of_unknown_cost(&self) -> u64 {
         let own = self.model_calls.iter();
-        let own = own.filter(|call| call.is_of_unknown_cost()).count() as u64;
+        let own = own.filter(|call| call.has_unknown_cost()).count() as u64;
         let below = self.sub_agents.values().flatten();
         own + below.map(Self::calls_of_unknown_cost).sum::<u64>()
     }
 
-    /// What providers said it cost, or given prices come to, in US dollars, here and in all sub-agents;
-    /// `None` where nobody did.
+    /// Returns the known cost in US dollars, including sub-agents; `None` if no call's cost is known.
     #[must_use]
     pub fn cost_usd(&self) -> Option<f64> {
         let own = self.model_calls.iter().filter_map(|call| call.cost_usd);
@@ -215,8 +214,8 @@ impl Ledger {
         own + below
     }
 
-    /// Stirrup's view of run metadata: tools of the root by name, sub-agents flattened to dotted
-    /// keys, tokens of the whole tree under `token_usage` at the root.
+    /// Returns the ledger in the format of Stirrup's run metadata: the run's tools by name,
+    /// sub-agents flattened to dotted keys, and the usage of the whole tree under `token_usage`.
     ///
     /// ```
     /// use std::time::Duration;
@@ -229,13 +228,13 @@ impl Ledger {
     /// let mut ledger = Ledger::default();
     /// ledger.sub_agents.insert("researcher".into(), vec![child]);
     /// assert_eq!(
-    ///     serde_json::to_value(ledger.dotted())?,
+    ///     serde_json::to_value(ledger.stirrup_metadata())?,
     ///     json!({"researcher": {"web_search": {"num_uses": 1}}})
     /// );
     /// # Ok::<(), serde_json::Error>(())
     /// ```
     #[must_use]
-    pub fn dotted(&self) -> Map<String, Value> {
+    pub fn stirrup_metadata(&self) -> Map<String, Value> {
         let mut view = Map::new();
         for (name, ledgers) in &self.sub_agents {
             flatten(name, &ledgers.iter().collect::<Vec<_>>(), &mut view);
@@ -250,19 +249,18 @@ impl Ledger {
         view
     }
 
-    /// What tools reported. Not those that report nothing, and not sub-agents, whose own ledgers
-    /// say it all.
+    /// Returns the metadata of tools that reported any, except sub-agents, which have ledgers.
     fn reports(&self) -> impl Iterator<Item = (&str, &Metadata)> {
         self.tools
             .iter()
-            .filter(|(name, account)| {
-                !account.metadata.is_empty() && !self.sub_agents.contains_key(*name)
+            .filter(|(name, totals)| {
+                !totals.metadata.is_empty() && !self.sub_agents.contains_key(*name)
             })
-            .map(|(name, account)| (name.as_str(), &account.metadata))
+            .map(|(name, totals)| (name.as_str(), &totals.metadata))
     }
 }
 
-/// Adds the runs of one sub-agent under `key`, and those of its own sub-agents under `key.name`.
+/// Adds the runs of one sub-agent under `key`, and those of its sub-agents under `key.name`.
 fn flatten(key: &str, runs: &[&Ledger], view: &mut Map<String, Value>) {
     let mut below: IndexMap<&str, Vec<&Ledger>> = IndexMap::new();
     let mut tools: IndexMap<&str, Metadata> = IndexMap::new();

@@ -1,38 +1,37 @@
-//! The nouns and traits of Cantle, for people who write backends, clients and tools.
+//! Data types and traits of Cantle, for authors of backends, clients and tools.
 //!
-//! Depend on this crate, and for your tests on `cantle-testkit`; the `cantle` facade is for people
-//! who build agents. Here are data and traits: no network, no process, no runtime. Three traits are
-//! what you implement:
+//! Depend on this crate, and on `cantle-testkit` for tests; applications that build agents depend on
+//! the `cantle` facade. This crate has no network access, starts no processes and needs no runtime.
+//! The traits to implement:
 //!
 //! - [`sandbox::Backend`], which opens a [`sandbox::Sandbox`], which spawns a
 //!   [`sandbox::Process`] for each command;
 //! - [`llm::LlmClient`], which turns messages and tool specs into the model's next turn;
-//! - [`tool::Tool`], or [`tool::ToolProvider`] for tools that need something opened.
+//! - [`tool::Tool`], or [`tool::ToolProvider`] for tools that need a resource.
 //!
-//! # Why they have this shape
+//! # Design
 //!
-//! **Configuration and instance are two types.** A backend, a client and a provider are immutable
-//! and shared by a thousand sessions; everything that changes lives in what they open. Nothing is
-//! global, nothing hangs on the current task: a tool finds what it needs in its
-//! [`tool::ToolContext`].
+//! **Configuration and instance are separate types.** Backends, clients and providers are immutable
+//! and shared by all sessions; mutable state lives in the sandboxes and tool sets they open. There are
+//! no globals and no task-locals: a tool gets everything from its [`tool::ToolContext`].
 //!
-//! **The traits are small and object-safe; conveniences are in sealed extension traits**
-//! ([`sandbox::SandboxExt`], [`llm::LlmClientExt`]), so that they behave the same for everyone.
-//! [`tool::Tool`] alone has an associated type and is erased once, into [`tool::DynTool`].
+//! **Traits are small and object-safe.** Convenience methods are in sealed extension traits
+//! ([`sandbox::SandboxExt`], [`llm::LlmClientExt`]). All object-safe traits are implemented for
+//! `Arc<T>` and `Box<T>` where possible, so builders take `impl Backend` and the like. Only
+//! [`tool::Tool`] has an associated type; [`tool::DynTool`] erases it.
 //!
-//! **`Err` means that something of ours failed.** A command that exits with 1 is a result, and so is
-//! a tool that says no. Errors are structs with a `kind()`; what a model should do about one is in
-//! its `advice()`.
+//! **`Err` means that Cantle failed.** A command that exits with 1 is a result, and so is a refused
+//! tool call. Errors are structs with a `kind()`; instructions for the model are in `advice()`.
 //!
-//! **Bytes move as streams**, at the reader's pace. Nothing here grows with its input without a
-//! limit.
+//! **Bytes move as streams**, at the reader's pace. Memory is bounded by limits, not by input.
 //!
-//! **Options are `#[non_exhaustive]` structs with constructors**, so that they can grow, and
-//! everything an implementor must return can be built from outside.
+//! **Options are `#[non_exhaustive]` structs with constructors**, and every type that an implementor
+//! returns can be constructed outside this crate.
 
 #![forbid(unsafe_code)]
 
 pub mod content;
+pub mod estimate;
 pub mod event;
 pub mod ids;
 pub mod ledger;
@@ -45,28 +44,29 @@ pub mod secret;
 pub mod tool;
 pub mod usage;
 
+mod progress;
 mod seconds;
 
-/// Makes a tool of a function.
+/// Turns a function into a tool.
 ///
-/// The function's arguments are what the model gives: each needs a type that is `Deserialize` and
-/// `JsonSchema`, and its doc comment describes it to the model. An `Option` may be left out, and so
-/// may an argument with `#[serde(default)]`; `#[serde(…)]` and `#[schemars(…)]` work as on a field.
-/// One argument may be a [`ToolContext`](tool::ToolContext); the model knows nothing of it.
+/// The function's arguments are the tool's parameters: each needs a type that is `Deserialize` and
+/// `JsonSchema`, and its doc comment describes it to the model. An `Option`, or an argument with
+/// `#[serde(default)]`, is optional; `#[serde(…)]` and `#[schemars(…)]` work as on a field. One
+/// argument may be a [`ToolContext`](tool::ToolContext), which is not a parameter.
 ///
-/// In place of the function there is then one of the same name without arguments, which returns
-/// the [`DynTool`](tool::DynTool).
+/// The function is replaced by one of the same name without arguments that returns the
+/// [`DynTool`](tool::DynTool).
 ///
 /// ```
 /// use cantle_core::tool;
 /// use cantle_core::tool::{ToolContext, ToolError};
 ///
-/// /// Reads a text file of the workspace.
+/// /// Reads a text file from the workspace.
 /// #[tool(concurrency_safe)]
 /// async fn read_text(
-///     /// The file, relative to the working directory.
+///     /// Path relative to the working directory.
 ///     path: String,
-///     /// How many bytes it may have at most.
+///     /// Maximum number of bytes.
 ///     limit_bytes: Option<u64>,
 ///     cx: ToolContext,
 /// ) -> Result<String, ToolError> {
@@ -80,26 +80,25 @@ mod seconds;
 ///
 /// let tool = read_text();
 /// assert_eq!(tool.name(), "read_text");
-/// assert_eq!(tool.spec().description(), "Reads a text file of the workspace.");
+/// assert_eq!(tool.spec().description(), "Reads a text file from the workspace.");
 /// assert_eq!(tool.spec().parameters()["required"], serde_json::json!(["path"]));
 /// ```
 ///
-/// An `async fn` runs on the runtime and must not block it. A plain `fn` may: each call gets a
-/// thread of its own, as with [`DynTool::blocking`](tool::DynTool::blocking).
+/// An `async fn` runs on the runtime and must not block it. A plain `fn` may block: each call runs on
+/// its own thread, as with [`DynTool::blocking`](tool::DynTool::blocking).
 ///
-/// Either returns a `String`, a [`ToolOutput`](tool::ToolOutput) or whatever else is
-/// [`IntoToolResult`](tool::IntoToolResult), a `Result` of such with
-/// [`ToolError`](tool::ToolError) above all.
+/// The function returns any [`IntoToolResult`](tool::IntoToolResult): a `String`, a
+/// [`ToolOutput`](tool::ToolOutput), or a `Result` of these with [`ToolError`](tool::ToolError).
 ///
-/// In the parentheses may stand:
+/// Options, in parentheses:
 ///
-/// - `name = "…"`: the tool's name instead of the function's;
-/// - `description = "…"`: what the model reads instead of the function's doc comment;
-/// - `concurrency_safe`: its calls may run side by side with other such calls of the same turn.
+/// - `name = "…"`: the tool's name, if not the function's;
+/// - `description = "…"`: the description for the model, if not the function's doc comment;
+/// - `concurrency_safe`: calls may run concurrently with other such calls of the same turn.
 #[cfg(feature = "macros")]
 pub use cantle_macros::tool;
 
-/// What the `#[tool]` macro needs of other crates, so that its users need not depend on them.
+/// Crates that the expansion of `#[tool]` refers to, so that its users need not depend on them.
 #[doc(hidden)]
 pub mod private {
     pub use schemars;

@@ -1,13 +1,13 @@
-//! Metadata: what tools report about their own work, added up over calls.
+//! Metadata that tools report, summed over calls.
 //!
-//! A JSON object. Adding two: numbers add, lists join, objects merge, and of anything else the
-//! later one stays. So a tool reports `{"num_uses": 1, "pages": ["…"]}` per call and the ledger
-//! holds the sum without knowing what it means.
+//! Metadata is a JSON object. In a sum, numbers are added, lists are concatenated, objects are merged,
+//! and other values are replaced by the later one. A tool reports, for example,
+//! `{"num_uses": 1, "pages": ["…"]}` per call.
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Number, Value};
 
-/// What one call, or many added up, reported.
+/// Metadata of one tool call, or the sum of many.
 ///
 /// ```
 /// use cantle_core::metadata::Metadata;
@@ -23,32 +23,32 @@ use serde_json::{Map, Number, Value};
 pub struct Metadata(Map<String, Value>);
 
 impl Metadata {
-    /// Only how often a tool was used, under Stirrup's name for it.
+    /// Creates metadata with a number of uses, under Stirrup's key `num_uses`.
     #[must_use]
     pub fn uses(count: u64) -> Self {
         Self::default().with("num_uses", count)
     }
 
-    /// The same with `key` set.
+    /// Sets a value.
     #[must_use]
     pub fn with(mut self, key: impl Into<String>, value: impl Into<Value>) -> Self {
         self.0.insert(key.into(), value.into());
         self
     }
 
-    /// The value under `key`.
+    /// Returns the value under `key`.
     #[must_use]
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.0.get(key)
     }
 
-    /// Whether nothing was reported.
+    /// Returns whether there are no values.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Adds what another call reported.
+    /// Adds the metadata of another call.
     pub fn add(&mut self, other: Self) {
         merge(&mut self.0, other.0);
     }

@@ -1,13 +1,13 @@
-//! Policy: what code in a sandbox may do.
+//! Policies for code in a sandbox.
 //!
-//! Every field is optional. What is set must be enforced, or [`Backend::open`] fails; in
-//! [`Strictness::BestEffort`] it is listed in the sandbox's report instead. What is not set is not
-//! promised. Roots protect the host: a disposable image, in which nothing of the host can be seen,
-//! counts as their enforcement.
+//! Every field is optional. A field that is set must be enforced, or [`Backend::open`] fails; with
+//! [`Strictness::BestEffort`], unenforced fields are listed in the sandbox's report instead. Read and
+//! write roots protect the host: a container image, in which nothing of the host is visible, counts
+//! as their enforcement.
 //!
-//! Start from a [`Preset`], by its constructor ([`Policy::workspace`] and its siblings) or by its
-//! name, and change what is different. In JSON a policy is written as far as it says something, and
-//! a field that doesn't exist is refused: a misspelt restriction must not be none.
+//! Start from a [`Preset`], by its constructor ([`Policy::workspace`] etc.) or by its name, and change
+//! fields as needed. In JSON, unset fields are omitted, and unknown fields are errors, so that a
+//! misspelled restriction is not ignored.
 //!
 //! [`Backend::open`]: crate::sandbox::Backend::open
 
@@ -29,13 +29,13 @@ pub use self::limits::Limits;
 pub use self::preset::Preset;
 use crate::secret::SecretText;
 
-/// What code in a sandbox may do. `None` means: not restricted, nothing promised.
+/// The permissions and limits of code in a sandbox. `None` means unrestricted.
 ///
 /// ```
 /// use std::time::Duration;
 /// use cantle_core::policy::Policy;
 ///
-/// let mut policy = Policy::network(["pypi.org".parse()?, "*.debian.org".parse()?]);
+/// let mut policy = Policy::network(["example.com".parse()?, "*.example.org".parse()?]);
 /// policy.limits.set("memory=2G")?;
 /// policy.limits.wall_time = Some(Duration::from_secs(60));
 /// # Ok::<(), cantle_core::policy::InvalidPolicy>(())
@@ -44,36 +44,36 @@ use crate::secret::SecretText;
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Policy {
-    /// What of the host code may read, besides its working directory.
+    /// Host paths that code may read, besides its working directory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub read_roots: Option<ReadRoots>,
-    /// Paths of the host, absolute, that code may write (and read), besides its working directory.
-    /// Scratch directories that the sandbox has for itself (its own `/tmp`) are not the host's.
+    /// Absolute host paths that code may write (and read), besides its working directory. The
+    /// sandbox's own `/tmp` is not a host path.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub write_roots: Option<Vec<PathBuf>>,
-    /// What code may do in its working directory.
+    /// Access to the working directory.
     #[serde(skip_serializing_if = "Access::is_read_write")]
     pub working_directory: Access,
-    /// What it may reach over the network.
+    /// Network access.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub network: Option<Network>,
     /// Whether a command may start other programs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub subprocesses: Option<bool>,
-    /// Variables a command gets, besides the few every shell needs. Never inherited.
+    /// Environment variables of commands, besides those that every shell needs. Never inherited.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub environment: BTreeMap<String, SecretText>,
-    /// How much it may use.
+    /// Resource limits.
     #[serde(skip_serializing_if = "Limits::is_empty")]
     pub limits: Limits,
-    /// What happens where a field can't be enforced.
+    /// Handling of fields that can't be enforced.
     pub strictness: Strictness,
 }
 
 impl Policy {
-    /// Work on files: the system's directories to read, the working directory to write, no network.
-    /// No limit but one: 1024 processes and threads at once, without which a mistake of one line
-    /// (`:(){ :|:& };:`) takes the machine down.
+    /// Returns the policy for work on files: system directories are readable, the working directory
+    /// is writable, and there is no network. The only limit is 1024 processes and threads, which stops
+    /// a fork bomb.
     #[must_use]
     pub fn workspace() -> Self {
         Self {
@@ -88,7 +88,7 @@ impl Policy {
         }
     }
 
-    /// [`workspace`](Self::workspace), and these hosts.
+    /// Returns [`workspace`](Self::workspace) with network access to these hosts.
     pub fn network(hosts: impl IntoIterator<Item = HostPattern>) -> Self {
         Self {
             network: Some(Network::Hosts(hosts.into_iter().collect())),
@@ -96,8 +96,7 @@ impl Policy {
         }
     }
 
-    /// Look, but change nothing: [`workspace`](Self::workspace) with a working directory that can't
-    /// be written either.
+    /// Returns [`workspace`](Self::workspace) with a read-only working directory.
     #[must_use]
     pub fn read_only() -> Self {
         Self {
@@ -106,13 +105,13 @@ impl Policy {
         }
     }
 
-    /// No restriction and no promise.
+    /// Returns the policy without restrictions.
     #[must_use]
     pub fn unconfined() -> Self {
         Self::default()
     }
 
-    /// The fields that are set, which a backend must enforce or refuse.
+    /// Returns the fields that are set.
     #[must_use]
     pub fn fields(&self) -> Vec<PolicyField> {
         let own = [
@@ -133,26 +132,26 @@ impl Policy {
     }
 }
 
-/// What of the host code may read, besides its working directory.
+/// Host paths that code may read, besides its working directory.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct ReadRoots {
-    /// What programs are made of: those of [`SYSTEM`](Self::SYSTEM) that this machine has.
+    /// Whether the existing paths of [`SYSTEM`](Self::SYSTEM) are readable.
     pub system: bool,
-    /// Further paths, absolute; one that doesn't exist is an error when the sandbox opens.
+    /// Further absolute paths. A missing one is an error when the sandbox opens.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub paths: Vec<PathBuf>,
 }
 
 impl ReadRoots {
-    /// What [`system`](Self::system) stands for on Linux: programs, libraries and the configuration
-    /// without which they don't work.
+    /// The paths that [`system`](Self::system) stands for on Linux: programs, libraries and the
+    /// configuration that they need.
     ///
-    /// Never a place where people, services or programs keep what is theirs: `/home`, `/root`,
-    /// `/run`, `/var`, `/sys`, `/tmp`. Of `/etc` only what is the same for everybody: private keys
-    /// lie below `/etc/ssl` and `/etc/pki` too. Users, groups, `hosts` and `resolv.conf` describe this
-    /// machine, so that a backend writes its own; `/proc` and `/dev` it makes anew.
+    /// It excludes paths with data of users and services (`/home`, `/root`, `/run`, `/var`, `/sys`,
+    /// `/tmp`), and private keys below `/etc/ssl` and `/etc/pki`. Users, groups, `hosts` and
+    /// `resolv.conf` describe the host, so backends write their own; they also mount their own `/proc`
+    /// and `/dev`.
     pub const SYSTEM: &'static [&'static str] = &[
         "/usr",
         "/bin",
@@ -196,7 +195,7 @@ impl ReadRoots {
         "/etc/timezone",
     ];
 
-    /// The system's directories.
+    /// Returns the system directories.
     #[must_use]
     pub fn system() -> Self {
         Self {
@@ -205,15 +204,15 @@ impl ReadRoots {
         }
     }
 
-    /// The same and these paths.
+    /// Adds paths.
     #[must_use]
-    pub fn and(mut self, paths: impl IntoIterator<Item = PathBuf>) -> Self {
+    pub fn with_paths(mut self, paths: impl IntoIterator<Item = PathBuf>) -> Self {
         self.paths.extend(paths);
         self
     }
 }
 
-/// These paths alone, without the system's directories.
+/// These paths only, without the system directories.
 impl From<Vec<PathBuf>> for ReadRoots {
     fn from(paths: Vec<PathBuf>) -> Self {
         Self {
@@ -223,14 +222,14 @@ impl From<Vec<PathBuf>> for ReadRoots {
     }
 }
 
-/// These paths alone, without the system's directories.
+/// These paths only, without the system directories.
 impl<const N: usize> From<[PathBuf; N]> for ReadRoots {
     fn from(paths: [PathBuf; N]) -> Self {
         Vec::from(paths).into()
     }
 }
 
-/// What code may do in its working directory.
+/// Access to the working directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -238,8 +237,7 @@ pub enum Access {
     /// Read and write, which is no restriction.
     #[default]
     ReadWrite,
-    /// Read: commands can't change anything there. What the owner of the sandbox writes itself, such
-    /// as input files ([`Sandbox::write`](crate::sandbox::Sandbox::write)), still arrives.
+    /// Read only, for commands. [`Sandbox::write`](crate::sandbox::Sandbox::write) still works.
     ReadOnly,
 }
 
@@ -249,27 +247,26 @@ impl Access {
     }
 }
 
-/// What code may reach over the network.
+/// Network access of code.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Network {
-    /// Nothing.
+    /// No network access.
     Off,
-    /// These hosts by name, and nothing else. Names that lead to this machine or a private network
-    /// are refused all the same.
+    /// Only these hosts, by name. Names that resolve to this machine or a private network are refused.
     Hosts(Vec<HostPattern>),
 }
 
-/// What happens where a policy field can't be enforced.
+/// Handling of policy fields that can't be enforced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Strictness {
-    /// Opening the sandbox fails and says which field.
+    /// Opening the sandbox fails with the names of the fields.
     #[default]
     Strict,
-    /// The sandbox opens, and its report says which field is not enforced.
+    /// The sandbox opens, and its report lists the fields.
     BestEffort,
 }
 

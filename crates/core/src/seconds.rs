@@ -1,4 +1,4 @@
-//! Durations in JSON: seconds, as a number.
+//! Serialization of durations as a number of seconds.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration
     Duration::try_from_secs_f64(seconds).map_err(serde::de::Error::custom)
 }
 
-/// The same where there may be none.
+/// Serialization of optional durations.
 pub(crate) mod option {
     use std::time::Duration;
 

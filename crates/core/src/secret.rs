@@ -1,4 +1,4 @@
-//! Text that must not be seen.
+//! Text that must not be displayed.
 
 use std::fmt;
 
@@ -7,18 +7,17 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 const HIDDEN: &str = "[hidden]";
 
-/// Text that may be a secret: it goes where it is meant to go, and `Debug` and JSON show none
-/// of it. What was written down so can't be read back.
+/// Text that may be a secret: `Debug` and serialization hide it. Hidden text can't be deserialized.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct SecretText(String);
 
 impl SecretText {
-    /// Hides `text`.
+    /// Wraps `text`.
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }
 
-    /// The text itself. Don't log it.
+    /// Returns the text, which must not be logged.
     #[must_use]
     pub fn expose(&self) -> &str {
         &self.0
@@ -53,9 +52,7 @@ impl<'de> Deserialize<'de> for SecretText {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let text = String::deserialize(deserializer)?;
         if text == HIDDEN {
-            return Err(D::Error::custom(
-                "a secret was written down hidden and can't be read back",
-            ));
+            return Err(D::Error::custom("a hidden secret can't be deserialized"));
         }
         Ok(Self(text))
     }

@@ -1,16 +1,15 @@
-//! Token counts, each token counted once.
+//! Token usage.
 //!
-//! Providers nest their numbers: OpenAI's prompt tokens include the cached ones, its completion
-//! tokens include reasoning. In memory every counter here is disjoint from the others, so that sums
-//! and prices need no special cases. The history's JSON keeps Stirrup's fields, where `input`
-//! includes cache reads and writes; their counts stand beside it.
+//! Providers report overlapping numbers: OpenAI's prompt tokens include cached ones, its completion
+//! tokens include reasoning. The counters here are disjoint, so that sums and prices need no special
+//! cases. The history's JSON keeps Stirrup's fields, where `input` includes cache reads and writes.
 
 use std::iter::Sum;
 use std::ops::{Add, AddAssign};
 
 use serde::{Deserialize, Serialize};
 
-/// Tokens of one model call, or of many added up. No token is in two counters.
+/// Tokens of one model call, or the sum of many. No token is in two counters.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "UsageJson", into = "UsageJson")]
 #[expect(
@@ -31,7 +30,7 @@ pub struct TokenUsage {
 }
 
 impl TokenUsage {
-    /// All input: fresh, read from and written to the cache.
+    /// Returns all input tokens, cached or not.
     #[must_use]
     pub fn input_total(&self) -> u64 {
         self.input
@@ -39,13 +38,13 @@ impl TokenUsage {
             .saturating_add(self.cache_write)
     }
 
-    /// All output: answer and reasoning.
+    /// Returns all output tokens, including reasoning.
     #[must_use]
     pub fn output_total(&self) -> u64 {
         self.answer.saturating_add(self.reasoning)
     }
 
-    /// All tokens.
+    /// Returns all tokens.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.input_total().saturating_add(self.output_total())
@@ -62,7 +61,7 @@ impl Add for TokenUsage {
 }
 
 impl AddAssign for TokenUsage {
-    // The numbers come from servers, and nonsense in one response must not end the program.
+    // Saturating, because the numbers come from servers.
     fn add_assign(&mut self, other: Self) {
         self.input = self.input.saturating_add(other.input);
         self.cache_read = self.cache_read.saturating_add(other.cache_read);

@@ -1,4 +1,4 @@
-//! The arguments of a function under `#[tool]`: fields that the model fills, and the context.
+//! The arguments of a function under `#[tool]`: parameters and the context.
 
 use syn::{Attribute, Error, FnArg, Ident, Pat, PatType, Result, Type};
 
@@ -7,21 +7,21 @@ pub(crate) enum Argument {
     Field {
         name: Ident,
         ty: Box<Type>,
-        /// Attributes that belong to the field and not to the function's argument.
+        /// Attributes for the field, which a function argument must not have.
         attributes: Vec<Attribute>,
     },
-    /// The call's context, which the model knows nothing of.
+    /// The call's context.
     Context,
 }
 
-/// Reads an argument, and takes from it the attributes that Rust allows on fields only.
-pub(crate) fn read(input: &mut FnArg) -> Result<Argument> {
+/// Parses an argument and removes the attributes that Rust allows on fields only.
+pub(crate) fn parse(input: &mut FnArg) -> Result<Argument> {
     let input = match input {
         FnArg::Typed(input) => input,
         FnArg::Receiver(receiver) => {
             return Err(Error::new_spanned(
                 receiver,
-                "`#[tool]` makes a tool of a function, not of a method; for one with state, implement `Tool`",
+                "`#[tool]` turns functions into tools, not methods; for a tool with state, implement `Tool`",
             ));
         }
     };
@@ -37,15 +37,18 @@ pub(crate) fn read(input: &mut FnArg) -> Result<Argument> {
 }
 
 fn take_field_attributes(input: &mut PatType) -> Result<Vec<Attribute>> {
-    const OF_THE_FIELD: [&str; 3] = ["doc", "serde", "schemars"];
-    const LINTS: [&str; 5] = ["allow", "expect", "warn", "deny", "forbid"];
+    const FIELD_ATTRIBUTES: [&str; 3] = ["doc", "serde", "schemars"];
+    const LINT_ATTRIBUTES: [&str; 5] = ["allow", "expect", "warn", "deny", "forbid"];
     let is_one_of = |attribute: &Attribute, names: &[&str]| {
         names.iter().any(|name| attribute.path().is_ident(name))
     };
     let (field, rest): (Vec<_>, Vec<_>) = std::mem::take(&mut input.attrs)
         .into_iter()
-        .partition(|attribute| is_one_of(attribute, &OF_THE_FIELD));
-    if let Some(other) = rest.iter().find(|attribute| !is_one_of(attribute, &LINTS)) {
+        .partition(|attribute| is_one_of(attribute, &FIELD_ATTRIBUTES));
+    if let Some(other) = rest
+        .iter()
+        .find(|attribute| !is_one_of(attribute, &LINT_ATTRIBUTES))
+    {
         return Err(Error::new_spanned(
             other,
             "an argument of a tool takes doc comments, `#[serde(…)]` and `#[schemars(…)]`",
@@ -70,7 +73,7 @@ fn name(pattern: &Pat) -> Result<Ident> {
         }
         other => Err(Error::new_spanned(
             other,
-            "an argument of a tool is a plain name: the model gives the value by it",
+            "an argument of a tool must be a plain name, which is the parameter's name",
         )),
     }
 }
@@ -79,11 +82,11 @@ fn owned(ty: &Type) -> Result<Box<Type>> {
     match ty {
         Type::Reference(_) => Err(Error::new_spanned(
             ty,
-            "an argument of a tool is owned: take a `String` for a `&str`, `ToolContext` itself for a reference to it",
+            "an argument of a tool must be owned: take a `String` instead of a `&str`, `ToolContext` instead of a reference",
         )),
         Type::ImplTrait(_) => Err(Error::new_spanned(
             ty,
-            "an argument of a tool has one type, which its schema is made of",
+            "an argument of a tool must have a concrete type, from which its schema is generated",
         )),
         ty => Ok(Box::new(ty.clone())),
     }

@@ -1,5 +1,5 @@
-//! The `#[tool]` attribute of Cantle: makes a tool of a function. Used through `cantle-core` and
-//! the `cantle` facade, which name the crate that the generated code refers to.
+//! The `#[tool]` attribute of Cantle, which turns a function into a tool. Used through `cantle-core`
+//! and the `cantle` facade, which determine the crate path in the generated code.
 
 mod arguments;
 mod options;

@@ -1,4 +1,4 @@
-//! What stands in the parentheses of `#[tool(…)]`.
+//! Options of `#[tool(…)]`.
 
 use proc_macro2::TokenStream;
 use syn::meta::ParseNestedMeta;
@@ -23,13 +23,13 @@ impl Options {
         if key.path.is_ident("name") {
             let name: LitStr = key.value()?.parse()?;
             check_name(&name.value()).map_err(|message| Error::new(name.span(), message))?;
-            once(&mut self.name, name, key)
+            set_once(&mut self.name, name, key)
         } else if key.path.is_ident("description") {
             let description: LitStr = key.value()?.parse()?;
             if description.value().trim().is_empty() {
                 return Err(Error::new(description.span(), "the description is empty"));
             }
-            once(&mut self.description, description, key)
+            set_once(&mut self.description, description, key)
         } else if key.path.is_ident("concurrency_safe") {
             self.concurrency_safe = true;
             Ok(())
@@ -39,14 +39,14 @@ impl Options {
     }
 }
 
-fn once(place: &mut Option<LitStr>, value: LitStr, key: &ParseNestedMeta<'_>) -> Result<()> {
-    if place.replace(value).is_some() {
+fn set_once(option: &mut Option<LitStr>, value: LitStr, key: &ParseNestedMeta<'_>) -> Result<()> {
+    if option.replace(value).is_some() {
         return Err(key.error("the key is given twice"));
     }
     Ok(())
 }
 
-/// What every model provider takes as a tool's name.
+/// Checks that a tool's name is accepted by every model provider.
 pub(crate) fn check_name(name: &str) -> std::result::Result<(), &'static str> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
     if name.is_empty() || name.len() > 64 || !name.chars().all(allowed) {

@@ -1,7 +1,7 @@
 //! Expansion of `#[tool]`.
 //!
-//! The function stays under its name, but as one without arguments that returns the tool; the
-//! original moves into it, beside a type whose fields are its arguments.
+//! The function is replaced by one of the same name without arguments that returns the tool. The
+//! original moves into its body, with a struct whose fields are the parameters.
 
 use proc_macro2::TokenStream;
 use quote::{ToTokens as _, quote, quote_spanned};
@@ -12,7 +12,7 @@ use syn::{Attribute, Error, Expr, ExprLit, ItemFn, Lit, LitStr, Meta, Path, Resu
 use crate::arguments::{self, Argument};
 use crate::options::{self, Options};
 
-/// What `#[tool]` makes of a function; `core` is the path of `cantle-core` where it is used.
+/// Expands `#[tool]`; `core` is the path of `cantle-core` in the calling crate.
 pub(crate) fn expand(attribute: TokenStream, function: TokenStream, core: &Path) -> TokenStream {
     try_expand(attribute, function, core).unwrap_or_else(Error::into_compile_error)
 }
@@ -21,12 +21,12 @@ fn try_expand(attribute: TokenStream, function: TokenStream, core: &Path) -> Res
     let options = Options::parse(attribute)?;
     let mut function: ItemFn = syn::parse2(function)?;
     check_signature(&function)?;
-    let arguments = read_arguments(&mut function)?;
+    let arguments = parse_arguments(&mut function)?;
     let name = name(&options, &function)?;
     let description = description(&options, &function)?;
     let concurrency_safe = options.concurrency_safe;
 
-    // What people and the compiler see of the item stays outside, what concerns the body goes in.
+    // Attributes of the item stay outside; those that affect the body move inside.
     let (outer, inner): (Vec<Attribute>, Vec<Attribute>) = std::mem::take(&mut function.attrs)
         .into_iter()
         .partition(|attribute| {
@@ -43,7 +43,7 @@ fn try_expand(attribute: TokenStream, function: TokenStream, core: &Path) -> Res
         Argument::Field { name, .. } => quote!(__params.#name),
         Argument::Context => quote!(__cx),
     });
-    // An error about the returned type points at that type.
+    // Errors about the return type point at that type.
     let at_output = match &function.sig.output {
         ReturnType::Type(_, ty) => ty.span(),
         ReturnType::Default => ident.span(),
@@ -104,7 +104,7 @@ fn try_expand(attribute: TokenStream, function: TokenStream, core: &Path) -> Res
                 clippy::needless_pass_by_value,
                 clippy::too_many_arguments,
                 clippy::unused_async,
-                reason = "the shape of a tool's function follows from what the model gives"
+                reason = "a tool's signature follows from its parameters"
             )]
             #function
 
@@ -124,17 +124,17 @@ fn check_signature(function: &ItemFn) -> Result<()> {
     if let syn::Safety::Unsafe(token) = &signature.safety {
         return refuse(
             token.to_token_stream(),
-            "a tool can't be an `unsafe fn`: a model calls it",
+            "a tool can't be an `unsafe fn`, because a model calls it",
         );
     }
     if let Some(abi) = &signature.abi {
-        return refuse(abi.to_token_stream(), "a tool is a Rust function");
+        return refuse(abi.to_token_stream(), "a tool must use the Rust ABI");
     }
     let generics = &signature.generics;
     if !generics.params.is_empty() {
         return refuse(
             generics.to_token_stream(),
-            "a tool can't be generic: its schema is made of its argument types",
+            "a tool can't be generic, because its schema is generated from its argument types",
         );
     }
     if let Some(clause) = &generics.where_clause {
@@ -143,8 +143,8 @@ fn check_signature(function: &ItemFn) -> Result<()> {
     Ok(())
 }
 
-/// All arguments, or everything that is wrong with them.
-fn read_arguments(function: &mut ItemFn) -> Result<Vec<Argument>> {
+/// Parses all arguments, or returns all errors.
+fn parse_arguments(function: &mut ItemFn) -> Result<Vec<Argument>> {
     let mut arguments = Vec::new();
     let mut errors: Option<Error> = None;
     let mut fail = |error: Error| match &mut errors {
@@ -153,9 +153,12 @@ fn read_arguments(function: &mut ItemFn) -> Result<Vec<Argument>> {
     };
     let mut has_context = false;
     for input in &mut function.sig.inputs {
-        match arguments::read(input) {
+        match arguments::parse(input) {
             Ok(Argument::Context) if has_context => {
-                fail(Error::new_spanned(input, "a call has one `ToolContext`"));
+                fail(Error::new_spanned(
+                    input,
+                    "a tool can have only one `ToolContext`",
+                ));
             }
             Ok(argument) => {
                 has_context |= matches!(argument, Argument::Context);
@@ -197,13 +200,13 @@ fn name(options: &Options, function: &ItemFn) -> Result<LitStr> {
     options::check_name(&name).map_err(|message| {
         Error::new(
             ident.span(),
-            format!("{message}; name it by `#[tool(name = \"…\")]`"),
+            format!("{message}; set it with `#[tool(name = \"…\")]`"),
         )
     })?;
     Ok(LitStr::new(&name, ident.span()))
 }
 
-/// The description for the model: the one given, or the function's documentation.
+/// Returns the description: the option, or the function's doc comment.
 fn description(options: &Options, function: &ItemFn) -> Result<String> {
     if let Some(description) = &options.description {
         return Ok(description.value());
@@ -213,7 +216,7 @@ fn description(options: &Options, function: &ItemFn) -> Result<String> {
     if text.is_empty() {
         return Err(Error::new(
             function.sig.ident.span(),
-            "the model must know what the tool does: write a doc comment, or `#[tool(description = \"…\")]`",
+            "a tool needs a description for the model: write a doc comment, or `#[tool(description = \"…\")]`",
         ));
     }
     Ok(text)

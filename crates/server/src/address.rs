@@ -1,35 +1,35 @@
-//! Whom a request is for: the control plane, or a port of a sandbox.
+//! Routing of requests to the control plane or to a port of a sandbox.
 
 use std::net::IpAddr;
 
 use http::{HeaderMap, Request, Uri};
 
-const ID: &str = "e2b-sandbox-id";
-const PORT: &str = "e2b-sandbox-port";
-pub(crate) const TOKEN: &str = "x-access-token";
+const ID_HEADER: &str = "e2b-sandbox-id";
+const PORT_HEADER: &str = "e2b-sandbox-port";
+pub(crate) const TOKEN_HEADER: &str = "x-access-token";
 
-/// Whom a request is for.
+/// Destination of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Address {
-    Control,
+pub(crate) enum Destination {
+    ControlPlane,
     Sandbox {
         id: String,
         port: u16,
     },
-    /// What it is sent with says which sandbox: a token, or a signed address.
-    Unnamed,
-    /// It names a sandbox, but not how.
-    Broken,
+    /// A sandbox identified only by an access token or a signed URL.
+    ByCredential,
+    /// Incomplete or invalid sandbox headers.
+    Malformed,
 }
 
-/// Reads the address of a request: its two headers, or the first label of its host,
+/// Determines the destination from the two headers, or from the first label of the host name,
 /// `PORT-ID.domain`.
-pub(crate) fn of<B>(request: &Request<B>) -> Address {
+pub(crate) fn destination<B>(request: &Request<B>) -> Destination {
     let header = |name| request.headers().get(name).map(|value| value.to_str());
-    match (header(ID), header(PORT)) {
-        // Python's SDK 2.10 sends them to both.
-        (Some(_), Some(_)) if is_of_control(request.uri().path()) => Address::Control,
-        (Some(Ok(id)), Some(Ok(port))) => sandbox(id, port).unwrap_or(Address::Broken),
+    match (header(ID_HEADER), header(PORT_HEADER)) {
+        // The Python SDK 2.10 sends the headers to the control plane, too.
+        (Some(_), Some(_)) if is_control_path(request.uri().path()) => Destination::ControlPlane,
+        (Some(Ok(id)), Some(Ok(port))) => sandbox(id, port).unwrap_or(Destination::Malformed),
         (None, None) => {
             let host = host(request.uri(), request.headers()).unwrap_or_default();
             let label = host.split('.').next().unwrap_or_default();
@@ -38,25 +38,25 @@ pub(crate) fn of<B>(request: &Request<B>) -> Address {
                 .filter(|_| host.contains('.'))
                 .and_then(|(port, id)| sandbox(id, port));
             named.unwrap_or(
-                if is_of_control(request.uri().path()) || !speaks_for_one(request) {
-                    Address::Control
+                if is_control_path(request.uri().path()) || !has_sandbox_credential(request) {
+                    Destination::ControlPlane
                 } else {
-                    Address::Unnamed
+                    Destination::ByCredential
                 },
             )
         }
-        _ => Address::Broken,
+        _ => Destination::Malformed,
     }
 }
 
-/// Whether a request comes with what belongs to one sandbox: Python's SDK 2.10 sends the token alone to
-/// those that it connects to, and signed addresses never say more.
-fn speaks_for_one<B>(request: &Request<B>) -> bool {
-    request.headers().contains_key(TOKEN) || request.uri().path() == "/files"
+/// Whether a request carries a sandbox's credential: the Python SDK 2.10 sends only the token to
+/// sandboxes it connects to, and signed URLs contain only the signature.
+fn has_sandbox_credential<B>(request: &Request<B>) -> bool {
+    request.headers().contains_key(TOKEN_HEADER) || request.uri().path() == "/files"
 }
 
-/// Whether a path is one of the control plane's, of which sandboxes have none.
-fn is_of_control(path: &str) -> bool {
+/// Whether a path belongs to the control plane; envd has no such paths.
+fn is_control_path(path: &str) -> bool {
     let first = path.split('/').nth(1).unwrap_or_default();
     [
         "sandboxes",
@@ -70,20 +70,20 @@ fn is_of_control(path: &str) -> bool {
     .contains(&first)
 }
 
-fn sandbox(id: &str, port: &str) -> Option<Address> {
+fn sandbox(id: &str, port: &str) -> Option<Destination> {
     let is_id = !id.is_empty()
         && id.len() <= 64
         && id
             .bytes()
             .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
     let port = port.parse().ok()?;
-    is_id.then(|| Address::Sandbox {
+    is_id.then(|| Destination::Sandbox {
         id: id.to_owned(),
         port,
     })
 }
 
-/// The host that a request names, without its port.
+/// The request's host name without the port.
 fn host<'r>(uri: &'r Uri, headers: &'r HeaderMap) -> Option<&'r str> {
     let authority = match uri.authority() {
         Some(authority) => authority.as_str(),
@@ -95,21 +95,21 @@ fn host<'r>(uri: &'r Uri, headers: &'r HeaderMap) -> Option<&'r str> {
     authority.split(':').next()
 }
 
-/// Whether a request names this machine, or `domain`, and not a name that some page in a browser was
-/// loaded from.
-pub(crate) fn is_own<B>(request: &Request<B>, domain: Option<&str>) -> bool {
+/// Whether the host is this machine or `domain`. Protects against DNS rebinding: a page in a browser
+/// sends the host name it was loaded from.
+pub(crate) fn is_own_host<B>(request: &Request<B>, domain: Option<&str>) -> bool {
     let Some(host) = host(request.uri(), request.headers()) else {
-        // HTTP/1.0, which no browser speaks.
+        // HTTP/1.0, which browsers do not use.
         return true;
     };
-    let is_of_domain = |domain: &str| {
+    let is_in_domain = |domain: &str| {
         host.strip_suffix(domain)
             .is_some_and(|above| above.is_empty() || above.ends_with('.'))
     };
     host.parse::<IpAddr>().is_ok()
         || host == "localhost"
         || host.ends_with(".localhost")
-        || domain.is_some_and(is_of_domain)
+        || domain.is_some_and(is_in_domain)
 }
 
 #[cfg(test)]
@@ -124,24 +124,28 @@ mod tests {
         builder.body(()).unwrap()
     }
 
-    fn envd(id: &str) -> Address {
-        Address::Sandbox {
+    fn envd(id: &str) -> Destination {
+        Destination::Sandbox {
             id: id.to_owned(),
             port: 49983,
         }
     }
 
     #[test]
-    fn headers_or_the_host_name_a_sandbox() {
-        let by_headers = request(&[("host", "127.0.0.1:3010"), (ID, "iabc1"), (PORT, "49983")]);
-        assert_eq!(of(&by_headers), envd("iabc1"));
+    fn headers_or_the_host_name_select_a_sandbox() {
+        let by_headers = request(&[
+            ("host", "127.0.0.1:3010"),
+            (ID_HEADER, "iabc1"),
+            (PORT_HEADER, "49983"),
+        ]);
+        assert_eq!(destination(&by_headers), envd("iabc1"));
         let by_host = request(&[("host", "49983-iabc1.sbx.example.com:8443")]);
-        assert_eq!(of(&by_host), envd("iabc1"));
-        let by_token = request(&[("host", "127.0.0.1:3010"), (TOKEN, "t")]);
-        assert_eq!(of(&by_token), Address::Unnamed);
+        assert_eq!(destination(&by_host), envd("iabc1"));
+        let by_credential = request(&[("host", "127.0.0.1:3010"), (TOKEN_HEADER, "t")]);
+        assert_eq!(destination(&by_credential), Destination::ByCredential);
         assert_eq!(
-            of(&request(&[("host", "127.0.0.1:3010")])),
-            Address::Unnamed
+            destination(&request(&[("host", "127.0.0.1:3010")])),
+            Destination::ByCredential
         );
         for control in [
             "api.sbx.example.com",
@@ -151,8 +155,8 @@ mod tests {
         ] {
             let request = Request::get("/v2/sandboxes").header("host", control);
             assert_eq!(
-                of(&request.body(()).unwrap()),
-                Address::Control,
+                destination(&request.body(()).unwrap()),
+                Destination::ControlPlane,
                 "{control}"
             );
         }
@@ -161,26 +165,33 @@ mod tests {
     #[test]
     fn the_control_plane_keeps_its_paths() {
         let request = Request::post("/sandboxes/iabc1/connect")
-            .header(ID, "iabc1")
-            .header(PORT, "49983");
-        assert_eq!(of(&request.body(()).unwrap()), Address::Control);
+            .header(ID_HEADER, "iabc1")
+            .header(PORT_HEADER, "49983");
+        assert_eq!(
+            destination(&request.body(()).unwrap()),
+            Destination::ControlPlane
+        );
     }
 
     #[test]
-    fn half_an_address_is_broken() {
+    fn incomplete_headers_are_malformed() {
         for headers in [
-            [(ID, "iabc1"), ("x", "y")],
-            [(PORT, "49983"), ("x", "y")],
-            [(ID, "I../x"), (PORT, "49983")],
-            [(ID, "iabc1"), (PORT, "http")],
+            [(ID_HEADER, "iabc1"), ("x", "y")],
+            [(PORT_HEADER, "49983"), ("x", "y")],
+            [(ID_HEADER, "I../x"), (PORT_HEADER, "49983")],
+            [(ID_HEADER, "iabc1"), (PORT_HEADER, "http")],
         ] {
-            assert_eq!(of(&request(&headers)), Address::Broken, "{headers:?}");
+            assert_eq!(
+                destination(&request(&headers)),
+                Destination::Malformed,
+                "{headers:?}"
+            );
         }
     }
 
     #[test]
-    fn a_foreign_name_is_not_ours() {
-        let own = |host: &str| is_own(&request(&[("host", host)]), Some("sbx.example.com"));
+    fn foreign_host_names_are_not_own() {
+        let own = |host: &str| is_own_host(&request(&[("host", host)]), Some("sbx.example.com"));
         for host in [
             "127.0.0.1:1",
             "localhost:3010",
@@ -190,8 +201,8 @@ mod tests {
             assert!(own(host), "{host}");
         }
         for host in [
-            "evil.example",
-            "localhost.evil.example",
+            "evil.example.com",
+            "localhost.evil.example.com",
             "evilsbx.example.com",
         ] {
             assert!(!own(host), "{host}");

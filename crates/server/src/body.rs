@@ -1,4 +1,4 @@
-//! Bodies of requests: whole ones of limited size, and never waited for without end.
+//! Reading request bodies, with limits on size and idle time.
 
 use std::time::Duration;
 
@@ -7,16 +7,16 @@ use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt as _;
 use tokio::time::timeout;
 
-/// Why a body could not be had.
+/// Failure to read a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum BodyError {
     TooLarge {
         limit_bytes: usize,
     },
-    /// Nothing came for so long.
+    /// No data within the idle time.
     Idle,
-    /// The caller has gone.
-    Broken,
+    /// The client closed the connection.
+    Disconnected,
 }
 
 impl std::fmt::Display for BodyError {
@@ -25,21 +25,24 @@ impl std::fmt::Display for BodyError {
             Self::TooLarge { limit_bytes } => {
                 write!(f, "the body has more than {limit_bytes} bytes")
             }
-            Self::Idle => f.write_str("the body did not come in time"),
-            Self::Broken => f.write_str("the body broke off"),
+            Self::Idle => f.write_str("no data of the body arrived in time"),
+            Self::Disconnected => f.write_str("the connection ended within the body"),
         }
     }
 }
 
-/// The next bytes of a body; `None` at its end.
-pub(crate) async fn next(body: &mut Body, idle: Duration) -> Result<Option<Bytes>, BodyError> {
+/// Returns the next bytes of a body, or `None` at its end.
+pub(crate) async fn next_chunk(
+    body: &mut Body,
+    idle: Duration,
+) -> Result<Option<Bytes>, BodyError> {
     loop {
         match timeout(idle, body.frame()).await {
             Err(_) => return Err(BodyError::Idle),
             Ok(None) => return Ok(None),
-            Ok(Some(Err(_))) => return Err(BodyError::Broken),
+            Ok(Some(Err(_))) => return Err(BodyError::Disconnected),
             Ok(Some(Ok(frame))) => {
-                // Trailers mean nothing here.
+                // Trailers are ignored.
                 if let Ok(data) = frame.into_data() {
                     return Ok(Some(data));
                 }
@@ -48,25 +51,25 @@ pub(crate) async fn next(body: &mut Body, idle: Duration) -> Result<Option<Bytes
     }
 }
 
-/// A whole body of at most `limit_bytes`.
-pub(crate) async fn whole(
+/// Reads a whole body of at most `limit_bytes`.
+pub(crate) async fn read_all(
     mut body: Body,
     limit_bytes: usize,
     idle: Duration,
 ) -> Result<Bytes, BodyError> {
-    let Some(first) = next(&mut body, idle).await? else {
+    let Some(first) = next_chunk(&mut body, idle).await? else {
         return Ok(Bytes::new());
     };
     let mut rest: Option<BytesMut> = None;
     if first.len() > limit_bytes {
         return Err(BodyError::TooLarge { limit_bytes });
     }
-    while let Some(piece) = next(&mut body, idle).await? {
+    while let Some(chunk) = next_chunk(&mut body, idle).await? {
         let all = rest.get_or_insert_with(|| BytesMut::from(&*first));
-        if all.len() + piece.len() > limit_bytes {
+        if all.len() + chunk.len() > limit_bytes {
             return Err(BodyError::TooLarge { limit_bytes });
         }
-        all.extend_from_slice(&piece);
+        all.extend_from_slice(&chunk);
     }
     Ok(rest.map_or(first, BytesMut::freeze))
 }

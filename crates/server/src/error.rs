@@ -1,8 +1,8 @@
-//! Why a server could not be started, or ended other than it was asked to.
+//! The server's error type.
 
 use std::error::Error as StdError;
 
-/// A server that did not start, or did not end well.
+/// A failure to start or to shut down the server.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct ServeError {
@@ -11,19 +11,19 @@ pub struct ServeError {
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
-/// The kinds of failure that callers tell apart.
+/// Kinds of [`ServeError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ServeErrorKind {
-    /// An address that others can reach, and no key.
+    /// The address is reachable from other machines and no key is configured.
     KeyNeeded,
-    /// The settings make no sense: an empty key, a domain that is none.
+    /// Invalid settings: an empty key or an invalid domain.
     InvalidInput,
-    /// The address can't be listened on.
+    /// Binding to the address failed.
     Bind,
-    /// The state directory can't be used, or another server uses it.
+    /// The state directory is not usable, or in use by another server.
     State,
-    /// Something may be left behind.
+    /// Some sandboxes could not be closed.
     LeftBehind,
 }
 
@@ -48,7 +48,7 @@ impl ServeError {
         }
     }
 
-    /// What kind of failure it is.
+    /// Returns the kind of failure.
     #[must_use]
     pub fn kind(&self) -> ServeErrorKind {
         self.kind

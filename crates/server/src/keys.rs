@@ -1,21 +1,21 @@
-//! Who may use the server: keys, and the owners they stand for.
+//! API keys and the owners they identify.
 //!
-//! Keys themselves are not kept, only their digests, which are compared in constant time.
+//! Only digests of keys are stored; they are compared in constant time.
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use subtle::{Choice, ConstantTimeEq as _};
 
-/// Characters of a digest that name an owner.
-const NAME: usize = 16;
+/// Hexadecimal digits of a key's digest that identify an owner.
+const OWNER_DIGITS: usize = 16;
 
-/// Whose sandboxes they are: everybody with the same key. Not the key.
+/// Identity of all clients with the same key; derived from the key's digest.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Owner(String);
 
 impl Owner {
-    /// Everybody, where the server has no keys.
-    fn anyone() -> Self {
+    /// The owner of all sandboxes if the server has no keys.
+    fn keyless() -> Self {
         Self("anyone".to_owned())
     }
 
@@ -24,7 +24,7 @@ impl Owner {
     }
 }
 
-/// The keys of a server.
+/// The accepted keys.
 #[derive(Clone, Default)]
 pub(crate) struct Keys(Vec<[u8; 32]>);
 
@@ -37,30 +37,36 @@ impl Keys {
         self.0.is_empty()
     }
 
-    /// Whom a key stands for; `None` where it is wrong. Without keys every one is right, but there must
-    /// be one: a page in somebody's browser can't send it.
+    /// Returns the owner for a key, or `None` for an unknown one. Without configured keys any non-empty
+    /// key is accepted; it is still required because a cross-origin page can't send it.
     pub(crate) fn owner(&self, given: &str) -> Option<Owner> {
         if given.is_empty() {
             return None;
         }
         if self.0.is_empty() {
-            return Some(Owner::anyone());
+            return Some(Owner::keyless());
         }
         let given: [u8; 32] = Sha256::digest(given.as_bytes()).into();
         let mut known = Choice::from(0);
-        // All of them, so that time says nothing.
+        // Compares all keys so that timing reveals nothing.
         for key in &self.0 {
             known |= key.ct_eq(&given);
         }
         bool::from(known).then(|| {
-            let name = given.iter().map(|byte| format!("{byte:02x}"));
-            Owner(name.collect::<String>().chars().take(NAME).collect())
+            let digits = given.iter().map(|byte| format!("{byte:02x}"));
+            Owner(
+                digits
+                    .collect::<String>()
+                    .chars()
+                    .take(OWNER_DIGITS)
+                    .collect(),
+            )
         })
     }
 }
 
-/// Whether two texts are the same, in a time that says nothing of where they differ.
-pub(crate) fn same(one: &str, other: &str) -> bool {
+/// Compares two strings in constant time.
+pub(crate) fn constant_time_eq(one: &str, other: &str) -> bool {
     one.as_bytes().ct_eq(other.as_bytes()).into()
 }
 
@@ -69,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_key_is_an_owner_of_its_own() {
+    fn each_key_identifies_a_distinct_owner() {
         let mut keys = Keys::default();
         keys.add("one");
         keys.add("two");
@@ -81,9 +87,9 @@ mod tests {
     }
 
     #[test]
-    fn without_keys_any_key_will_do_but_none() {
+    fn without_keys_any_non_empty_key_is_accepted() {
         let keys = Keys::default();
-        assert_eq!(keys.owner("x"), Some(Owner::anyone()));
+        assert_eq!(keys.owner("x"), Some(Owner::keyless()));
         assert_eq!(keys.owner(""), None);
     }
 }

@@ -1,13 +1,12 @@
 //! Serves sandboxes of any backend over an E2B-compatible API.
 //!
-//! A [`Server`] is made from a [`Backend`](cantle_core::sandbox::Backend) and speaks to E2B's official
-//! SDKs on one port: the *control plane* (REST: create, list, kill, pause, …) and, for each sandbox,
-//! what is called *envd* there (files over HTTP, processes and directories over Connect RPC). Which of
-//! the two a request means is told by its headers, or by its host name. There is no state but the fleet
-//! of sandboxes: who owns each, how long it lives, and its files and processes, which the backend has.
+//! A [`Server`] wraps a [`Backend`](cantle_core::sandbox::Backend) and serves E2B's official SDKs on one
+//! port: the *control plane* (REST: create, list, kill, pause, …) and, for each sandbox, *envd* (files
+//! over HTTP, processes and directories over Connect RPC). A request's headers or host name select one
+//! of the two. The only state is the fleet: each sandbox's owner, deadline, files and processes.
 //!
-//! What a caller may not do is said in the API's own words; nothing that can't be enforced is silently
-//! accepted. `docs/serve.md` lists what is supported and what differs.
+//! Unsupported requests get errors in the API's own format; nothing that can't be enforced is silently
+//! accepted. `docs/serve.md` lists the supported features and the differences.
 //!
 //! ```no_run
 //! # async fn serve(backend: std::sync::Arc<dyn cantle_core::sandbox::Backend>)
@@ -26,19 +25,21 @@
 #![forbid(unsafe_code)]
 
 mod address;
+mod api_error;
 mod body;
+mod connections;
 mod control;
 mod envd;
 mod error;
 mod fleet;
+mod gateway;
 mod keys;
-mod listening;
 mod random;
-mod refusal;
-mod remains;
 mod server;
 mod settings;
+mod tasks;
+mod unread_body;
 
 pub use self::error::{ServeError, ServeErrorKind};
-pub use self::server::Server;
-pub use self::settings::{ServerBuilder, ServerLimits};
+pub use self::server::{Server, ServerBuilder};
+pub use self::settings::ServerLimits;

@@ -1,11 +1,11 @@
-//! Names and tokens that nobody guesses.
+//! Unguessable names and tokens.
 
 const LETTERS: &[u8; 32] = b"abcdefghijklmnopqrstuvwxyz012345";
 
-/// `length` random characters of 5 bits each: lower-case letters and digits.
+/// Returns `length` random characters (lower-case letters and digits, 5 bits each).
 ///
 /// # Errors
-/// Where the system has no randomness, which is as good as never.
+/// If the system has no source of randomness.
 pub(crate) fn text(length: usize) -> Result<String, getrandom::Error> {
     let mut bytes = vec![0; length];
     getrandom::fill(&mut bytes)?;

@@ -1,4 +1,6 @@
-//! The server: one port for the control plane and for what is in the sandboxes.
+//! The server: one port for the control plane and all sandboxes.
+
+mod builder;
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -11,16 +13,17 @@ use http::Request;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
-use crate::address::{self, Address};
+pub use self::builder::ServerBuilder;
+use crate::address::{self, Destination};
+use crate::api_error::ApiError;
+use crate::connections;
 use crate::control;
-use crate::envd;
 use crate::error::{ServeError, ServeErrorKind};
 use crate::fleet::Fleet;
-use crate::listening;
-use crate::refusal::Refusal;
-use crate::settings::{ServerBuilder, Settings};
+use crate::gateway;
+use crate::settings::Settings;
 
-/// A server that listens, and serves once it is told to.
+/// A bound server; [`Server::serve`] starts serving.
 pub struct Server {
     listener: TcpListener,
     address: SocketAddr,
@@ -36,16 +39,16 @@ impl fmt::Debug for Server {
 }
 
 impl Server {
-    /// Configures a server whose sandboxes are `backend`'s.
+    /// Returns a builder for a server with sandboxes of `backend`.
     ///
-    /// Where SDKs expect `/home/user` as the home, the backend has to have its working directory there
-    /// (`LocalBackend::workspace_at`); what the backend says is what callers are told.
+    /// SDKs expect the home directory `/home/user`; configure the backend's working directory accordingly
+    /// (`LocalBackend::workspace_at`). Responses contain the backend's actual paths.
     #[must_use]
     pub fn builder(backend: Arc<dyn Backend>) -> ServerBuilder {
         ServerBuilder::new(backend)
     }
 
-    pub(crate) async fn bind(settings: Settings, address: SocketAddr) -> Result<Self, ServeError> {
+    async fn bind(settings: Settings, address: SocketAddr) -> Result<Self, ServeError> {
         let failed = |error| {
             let doing = format!("failed to listen on {address}");
             ServeError::io(ServeErrorKind::Bind, doing, error)
@@ -59,57 +62,59 @@ impl Server {
         })
     }
 
-    /// Where it listens.
+    /// Returns the local address.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// What an earlier server paused and this one can go on with; `None` where a record of that could
-    /// not be read. Whatever else a backend has kept for this server alone nobody will ask for: who is
-    /// killed while it pauses a sandbox may not get to write that down.
+    /// Returns the handles of sandboxes that an earlier server paused, or `None` if a record is
+    /// unreadable. Other kept sandboxes of this server's backend can be removed: a server killed while
+    /// pausing a sandbox may have kept it without recording it.
     #[must_use]
     pub fn paused(&self) -> Option<Vec<SandboxHandle>> {
         self.fleet.paused()
     }
 
-    /// Serves until `shutdown` is cancelled; then ends all sandboxes that are not to be kept, and
-    /// returns.
+    /// Serves until `shutdown` is cancelled, then closes or pauses all sandboxes and returns.
     ///
-    /// Dropping the future ends everything at once, as far as dropping a sandbox does.
+    /// Dropping the future drops all sandboxes.
     ///
     /// # Errors
-    /// [`ServeErrorKind::LeftBehind`] where something could not be ended.
+    /// [`ServeErrorKind::LeftBehind`] if a sandbox could not be closed.
     pub async fn serve(self, shutdown: CancellationToken) -> Result<(), ServeError> {
         let fleet = &self.fleet;
-        let site = Arc::new(Site {
+        let dispatcher = Arc::new(Dispatcher {
             control: control::Control::new(Arc::clone(fleet)),
             fleet: Arc::clone(fleet),
         });
         let limits = &fleet.settings.limits;
         let answer = move |request| {
-            let site = Arc::clone(&site);
-            async move { site.answer(request).await }
+            let dispatcher = Arc::clone(&dispatcher);
+            async move { dispatcher.answer(request).await }
         };
-        listening::serve(self.listener, limits, shutdown, answer, fleet.stop()).await
+        connections::serve(self.listener, limits, shutdown, answer, fleet.stop()).await
     }
 }
 
-/// What answers requests.
-struct Site {
+/// Dispatches requests to the control plane and to envd.
+struct Dispatcher {
     control: control::Control,
     fleet: Arc<Fleet>,
 }
 
-impl Site {
+impl Dispatcher {
     async fn answer(&self, request: Request<Body>) -> Response {
-        match address::of(&request) {
-            Address::Sandbox { id, port } => envd::serve(&self.fleet, &id, port, request).await,
-            Address::Broken => {
-                Refusal::bad_request("which sandbox is meant is not said right").into_response()
+        match address::destination(&request) {
+            Destination::Sandbox { id, port } => {
+                gateway::serve(&self.fleet, &id, port, request).await
             }
-            Address::Unnamed => envd::serve_unnamed(&self.fleet, request).await,
-            Address::Control => self.control.answer(request).await,
+            Destination::Malformed => ApiError::bad_request(
+                "the headers e2b-sandbox-id and e2b-sandbox-port are incomplete or invalid",
+            )
+            .into_response(),
+            Destination::ByCredential => gateway::serve_by_credential(&self.fleet, request).await,
+            Destination::ControlPlane => self.control.answer(request).await,
         }
     }
 }

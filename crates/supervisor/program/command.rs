@@ -1,26 +1,26 @@
-//! Commands: for each a keeper, which starts it, and what remembers them.
+//! Commands: the keeper of each, and the table of keepers.
 
 use core::ffi::CStr;
 
 use crate::files;
-use crate::setup::Limits;
+use crate::setup::CommandProfile;
 use crate::sys::{self, EAGAIN, ENOENT, Errno, Fd, Forked};
 use crate::tree::Keepers;
-use crate::wire::{Reader, Report, Spawn, Stage};
+use crate::wire::{Reader, Report, Spawn, StartStage};
 
-/// The most commands at once, with those that have left something running.
-const MOST: usize = 1024;
+/// Maximum number of commands that have processes.
+const MAX_COMMANDS: usize = 1024;
 
-/// The commands that have processes, by the number their owner gave them.
-pub struct Commands {
-    commands: [(u32, i32); MOST],
+/// The commands that have processes: the owner's id, and the keeper's process id.
+pub struct CommandTable {
+    commands: [(u32, i32); MAX_COMMANDS],
     count: usize,
 }
 
-impl Commands {
+impl CommandTable {
     pub fn new() -> Self {
         Self {
-            commands: [(0, 0); MOST],
+            commands: [(0, 0); MAX_COMMANDS],
             count: 0,
         }
     }
@@ -30,7 +30,7 @@ impl Commands {
     }
 
     fn is_full(&self) -> bool {
-        self.count == MOST
+        self.count == MAX_COMMANDS
     }
 
     fn remember(&mut self, id: u32, keeper: i32) {
@@ -40,13 +40,13 @@ impl Commands {
         }
     }
 
-    /// The process that keeps a command, while it has processes.
+    /// Returns the keeper of a command that has processes.
     pub fn keeper(&self, id: u32) -> Option<i32> {
         let found = self.all().iter().find(|(known, _)| *known == id);
         found.map(|(_, keeper)| *keeper)
     }
 
-    /// Takes a process that has ended off the list; whether it was on it.
+    /// Removes a keeper that has ended; returns whether it was one.
     pub fn forget(&mut self, pid: i32) -> bool {
         let Some(at) = self.all().iter().position(|(_, keeper)| *keeper == pid) else {
             return false;
@@ -57,56 +57,62 @@ impl Commands {
     }
 }
 
-impl Keepers for Commands {
+impl Keepers for CommandTable {
     fn includes(&self, pid: i32) -> bool {
         self.all().iter().any(|(_, keeper)| *keeper == pid)
     }
 }
 
-/// Forks the keeper of a new command. `own` are descriptors that commands have no business with.
-pub fn start(commands: &mut Commands, id: u32, fds: &[Fd], own: [Fd; 3], limits: &Limits) {
-    let [body, report, ref channels @ ..] = *fds else {
+/// Forks the keeper of a new command. `private` are descriptors that commands must not inherit.
+pub fn start(
+    commands: &mut CommandTable,
+    id: u32,
+    fds: &[Fd],
+    private: [Fd; 3],
+    profile: &CommandProfile,
+) {
+    let [body, report, ref stdio @ ..] = *fds else {
         return;
     };
     let forked = if commands.is_full() {
         Err(EAGAIN)
     } else {
-        limits.fork()
+        profile.fork()
     };
     match forked {
         Ok(Forked::Child) => {
-            own.into_iter().for_each(sys::close);
-            keep(body, report, channels, limits)
+            private.into_iter().for_each(sys::close);
+            keep(body, report, stdio, profile)
         }
         Ok(Forked::Parent { child }) => commands.remember(id, child),
-        Err(errno) => tell(report, failed(Stage::Fork, errno), &[]),
+        Err(errno) => send_report(report, failed(StartStage::Fork, errno), &[]),
     }
 }
 
-fn failed(stage: Stage, Errno(errno): Errno) -> Report {
+fn failed(stage: StartStage, Errno(errno): Errno) -> Report {
     Report::Failed { stage, errno }
 }
 
-/// Where the owner is gone, init ends soon.
-fn tell(report: Fd, what: Report, fds: &[Fd]) {
-    let _ = sys::send(report, &what.encode(), fds);
+/// Sends a report. If the owner is gone, init ends soon.
+fn send_report(socket: Fd, report: Report, fds: &[Fd]) {
+    let _ = sys::send(socket, &report.encode(), fds);
 }
 
-/// Starts the command, reports its end, and stays until nothing that it started is left.
-fn keep(body: Fd, report: Fd, channels: &[Fd], limits: &Limits) -> ! {
+/// Starts the command, reports its end, and stays until no descendant is left.
+fn keep(body: Fd, report: Fd, stdio: &[Fd], profile: &CommandProfile) -> ! {
     sys::set_signal_mask(0);
     sys::set_name(c"cantle-keeper");
     let started = sys::adopt_orphans()
-        .map_err(|errno| (Stage::Prepare, errno))
-        .and_then(|()| launch(body, report, channels, limits));
+        .map_err(|errno| (StartStage::Prepare, errno))
+        .and_then(|()| launch(body, report, stdio, profile));
     let leader = match started {
         Ok(leader) => leader,
         Err((stage, errno)) => {
-            tell(report, failed(stage, errno), &[]);
+            send_report(report, failed(stage, errno), &[]);
             sys::exit(0);
         }
     };
-    channels.iter().copied().for_each(sys::close);
+    stdio.iter().copied().for_each(sys::close);
     while let Ok(Some(ended)) = sys::wait(true, false) {
         if ended.pid != leader {
             continue;
@@ -119,12 +125,12 @@ fn keep(body: Fd, report: Fd, channels: &[Fd], limits: &Limits) -> ! {
             cpu_us: seconds * 1_000_000 + (usage.user_us + usage.system_us) as u64,
             max_rss_kib: usage.max_rss_kib as u64,
         };
-        tell(report, ended, &[]);
+        send_report(report, ended, &[]);
     }
     sys::exit(0)
 }
 
-/// Whether no child is left; those that have ended are let go.
+/// Reaps ended children; returns whether no child is left.
 fn is_alone() -> bool {
     loop {
         match sys::wait(false, false) {
@@ -135,70 +141,75 @@ fn is_alone() -> bool {
     }
 }
 
-/// Starts the command's first process.
-fn launch(body: Fd, report: Fd, channels: &[Fd], limits: &Limits) -> Result<i32, (Stage, Errno)> {
+/// Starts the command's first process and returns its id.
+fn launch(
+    body: Fd,
+    report: Fd,
+    stdio: &[Fd],
+    profile: &CommandProfile,
+) -> Result<i32, (StartStage, Errno)> {
     let at = |stage| move |errno| (stage, errno);
     let bytes = sys::file_length(body)
         .and_then(|length| sys::map_file(body, length))
-        .map_err(at(Stage::Prepare))?;
+        .map_err(at(StartStage::Prepare))?;
     sys::close(body);
     let mut reader = Reader::new(bytes);
-    let invalid = || (Stage::Prepare, sys::EINVAL);
-    let spawn = reader.spawn().ok_or_else(invalid)?;
+    let invalid = || (StartStage::Prepare, sys::EINVAL);
+    let spawn = reader.read::<Spawn<'_>>().ok_or_else(invalid)?;
     let terminal = spawn
         .terminal
         .map(Terminal::open)
         .transpose()
-        .map_err(at(Stage::Terminal))?;
-    let channels = match (&terminal, channels) {
+        .map_err(at(StartStage::Terminal))?;
+    let stdio = match (&terminal, stdio) {
         (Some(terminal), _) => [terminal.slave; 3],
         (None, [stdin, stdout, stderr]) => [*stdin, *stdout, *stderr],
         (None, _) => return Err(invalid()),
     };
-    for channel in channels {
-        limits.give(channel);
+    for stream in stdio {
+        profile.give(stream);
     }
-    let task = match spawn.programs {
-        0 => Task::Files(reader),
-        _ => Task::Program(Program::read(&spawn, &mut reader).ok_or_else(invalid)?),
+    let action = match spawn.programs {
+        0 => CommandAction::FileTask(reader),
+        _ => CommandAction::Program(Program::read(&spawn, &mut reader).ok_or_else(invalid)?),
     };
-    // The parent goes on when the program is being executed, or was not; where it has to say yes to
-    // that, or nothing is executed, at once.
-    let flags = match task {
-        Task::Program(_) if !limits.ask_before_programs() => sys::CLONE_VFORK,
+    // With vfork semantics a failed exec is reported before the start. Not possible where the parent must
+    // answer the child's filter, or where nothing is executed.
+    let flags = match action {
+        CommandAction::Program(_) if !profile.asks_before_exec() => sys::CLONE_VFORK,
         _ => 0,
     };
-    match sys::fork(flags).map_err(at(Stage::Fork))? {
+    match sys::fork(flags).map_err(at(StartStage::Fork))? {
         Forked::Child => {
-            let (stage, errno) = become_command(&spawn, channels, limits, task);
-            tell(report, failed(stage, errno), &[]);
+            let (stage, errno) = become_command(&spawn, stdio, profile, action);
+            send_report(report, failed(stage, errno), &[]);
             sys::exit(127)
         }
         Forked::Parent { child } => {
-            if limits.ask_before_programs() {
+            if profile.asks_before_exec() {
                 allow_one_program(child);
             }
             let started = Report::Started { pid: child };
             match &terminal {
                 Some(terminal) => {
-                    tell(report, started, &[terminal.master]);
+                    send_report(report, started, &[terminal.master]);
                     sys::close(terminal.master);
                     sys::close(terminal.slave);
                 }
-                None => tell(report, started, &[]),
+                None => send_report(report, started, &[]),
             }
             Ok(child)
         }
     }
 }
 
-/// Lets a child whose filter asks execute one program, and no other: from then on nobody is there
-/// to be asked.
+/// Lets a child whose filter asks its tracer execute one program. Afterwards it has no tracer, and the
+/// kernel refuses every further `execve`.
 fn allow_one_program(child: i32) {
     let mut is_ready = false;
     while let Ok(Some(changed)) = sys::wait(true, true) {
         if changed.is_over() {
-            // It could not be executed, and has said so.
+            // The program could not be executed; the child has reported it.
             return;
         }
         let answered = if changed.has_executed() {
@@ -216,7 +227,7 @@ fn allow_one_program(child: i32) {
     }
 }
 
-/// A terminal of the sandbox's own.
+/// A pseudo-terminal of the sandbox.
 struct Terminal {
     master: Fd,
     slave: Fd,
@@ -232,17 +243,16 @@ impl Terminal {
     }
 }
 
-/// What a command does.
-enum Task<'b> {
-    /// It executes a program.
+/// The action of a command's first process.
+enum CommandAction<'b> {
     Program(Program<'b>),
-    /// It does something with files, without a program.
-    Files(Reader<'b>),
+    /// A file task, which executes no program.
+    FileTask(Reader<'b>),
 }
 
-/// What is executed.
+/// Arguments of `execve`.
 struct Program<'b> {
-    /// The candidates, in the order in which they are tried.
+    /// Candidate paths, in the order in which they are tried.
     candidates: Reader<'b>,
     candidate_count: u32,
     argv: &'static [*const u8],
@@ -253,13 +263,13 @@ impl<'b> Program<'b> {
     fn read(spawn: &Spawn<'_>, reader: &mut Reader<'b>) -> Option<Self> {
         let candidates = reader.clone();
         for _ in 0..spawn.programs {
-            reader.string()?;
+            reader.read::<&CStr>()?;
         }
         let mut strings = |count: u32| {
-            // One more, for the null pointer at the end.
+            // One more for the null pointer at the end.
             let pointers = sys::map_pointers(count as usize + 1).ok()?;
             for pointer in &mut pointers[..count as usize] {
-                *pointer = reader.string()?.as_ptr().cast();
+                *pointer = reader.read::<&CStr>()?.as_ptr().cast();
             }
             Some(&*pointers)
         };
@@ -271,17 +281,17 @@ impl<'b> Program<'b> {
         })
     }
 
-    /// Executes the first candidate that is there, as a shell does; returns where none can be.
+    /// Executes the first candidate that exists, as a shell does; returns only on failure.
     fn execute(&self) -> Errno {
         let mut candidates = self.candidates.clone();
         let mut answer = ENOENT;
         for _ in 0..self.candidate_count {
-            let Some(candidate) = candidates.string() else {
+            let Some(candidate) = candidates.read() else {
                 return sys::EINVAL;
             };
             match self.execute_one(candidate) {
                 ENOENT | sys::ENOTDIR => {}
-                // There may be another one further on.
+                // A later candidate may be executable.
                 sys::EACCES => answer = sys::EACCES,
                 errno => return errno,
             }
@@ -290,44 +300,44 @@ impl<'b> Program<'b> {
     }
 
     fn execute_one(&self, path: &CStr) -> Errno {
-        // SAFETY: both arrays are strings of the body, which end with NUL, and a null pointer.
+        // SAFETY: both arrays point to NUL-terminated strings of the body and end with a null pointer.
         unsafe { sys::execve(path, self.argv.as_ptr(), self.envp.as_ptr()) }
     }
 }
 
-/// Becomes the command; returns what failed.
+/// Turns the calling process into the command; returns only on failure.
 fn become_command(
     spawn: &Spawn<'_>,
-    channels: [Fd; 3],
-    limits: &Limits,
-    task: Task<'_>,
-) -> (Stage, Errno) {
+    stdio: [Fd; 3],
+    profile: &CommandProfile,
+    action: CommandAction<'_>,
+) -> (StartStage, Errno) {
     let prepare = || {
         sys::setsid()?;
-        for (channel, to) in channels.into_iter().zip(0..) {
-            sys::dup_to(channel, Fd(to))?;
+        for (stream, to) in stdio.into_iter().zip(0..) {
+            sys::dup_to(stream, Fd(to))?;
         }
         if spawn.takes_terminal || spawn.terminal.is_some() {
             sys::take_terminal(Fd(0))?;
         }
-        limits.apply()?;
-        if limits.ask_before_programs() {
+        profile.apply()?;
+        if profile.asks_before_exec() {
             sys::be_traced()?;
         }
         Ok(())
     };
     if let Err(errno) = prepare() {
-        return (Stage::Prepare, errno);
+        return (StartStage::Prepare, errno);
     }
-    let program = match task {
-        Task::Program(program) => program,
-        Task::Files(reader) => files::run(limits.root(), reader),
+    let program = match action {
+        CommandAction::Program(program) => program,
+        CommandAction::FileTask(reader) => files::run(profile.root(), reader),
     };
-    if let Err(errno) = files::enter(limits.root(), spawn.directory) {
-        return (Stage::Directory, errno);
+    if let Err(errno) = files::enter(profile.root(), spawn.directory) {
+        return (StartStage::Directory, errno);
     }
-    if let Err(errno) = limits.filter() {
-        return (Stage::Prepare, errno);
+    if let Err(errno) = profile.install_filter() {
+        return (StartStage::Prepare, errno);
     }
-    (Stage::Execute, program.execute())
+    (StartStage::Execute, program.execute())
 }

@@ -1,8 +1,8 @@
-//! The guard: the process that our process starts.
+//! The guard: the process that the owner starts.
 //!
-//! It forks init into the sandbox's namespaces, maps its user, and waits for its end: with a
-//! process namespace nothing can be left then. Without one it adopts what init loses, and kills
-//! that in the end; commands can't reach it where Landlock scopes signals.
+//! It forks init into the sandbox's namespaces, writes its user mapping, and waits for its end: with a
+//! PID namespace no process can be left then. Without one it adopts init's orphans and kills them in the
+//! end; commands cannot signal it where Landlock scopes signals.
 
 use core::ffi::CStr;
 
@@ -10,17 +10,18 @@ use crate::init;
 use crate::sys::{self, Errno, Fd, Forked};
 use crate::text::Text;
 use crate::tree::Tree;
-use crate::wire::{Group, ORDER_BYTES, Order, Reader, Ready, Setup};
+use crate::wire::{ControlGroup, ORDER_BYTES, Order, Reader, Setup, SetupReply};
 
 const CLONE_NEWPID: u64 = 0x2000_0000;
 
-/// How often to try to remove a control group that is in use.
-const MOST_REMOVALS: u32 = 200;
+/// Attempts to remove a control group that is in use, and the pause between them.
+const MAX_REMOVALS: u32 = 200;
+const REMOVAL_PAUSE_US: u32 = 500;
 
-/// Builds the sandbox and returns when it is over.
+/// Builds the sandbox and returns when it has ended.
 pub fn run() -> i32 {
     sys::default_signals();
-    // Init may end before it is told its map.
+    // Init may end before its mapping is written.
     sys::set_signal_mask(1 << (sys::SIGPIPE - 1));
     let Ok(control) = detach() else {
         return 1;
@@ -31,40 +32,38 @@ pub fn run() -> i32 {
     };
     let fds = &received.fds[..received.fd_count];
     let Some((body, groups)) = fds.split_first() else {
-        // The owner has changed its mind.
+        // The owner has closed the socket.
         return 0;
     };
     if Order::decode(&message) != Some(Order::Setup) {
         return 1;
     }
     match start(control, *body, groups) {
-        Ok(started) => {
-            // Init has its own; where it ends, the owner must see that the socket is closed.
+        Ok(sandbox) => {
+            // The owner must see the socket closed when init ends, which has its own copy.
             sys::close(control);
-            started.wait();
+            sandbox.wait();
             0
         }
         Err(errno) => {
-            let step = Ready::BEFORE_STEPS;
-            let failed = Ready::Failed {
-                step,
+            let failed = SetupReply::Failed {
+                step: SetupReply::BEFORE_STEPS,
                 errno: errno.0,
             };
-            // Where the owner is gone nobody needs to know.
+            // The owner may be gone.
             let _ = sys::send(control, &failed.encode(), &[]);
             1
         }
     }
 }
 
-/// What says that we are there, until nothing of the sandbox is left: our output, a pipe that the
-/// owner reads.
-const PRESENCE: Fd = Fd(1);
-/// Our standard error, which is `/dev/null`.
+/// stdout: a pipe whose end of file tells the owner that nothing of the sandbox is left.
+const LIFETIME_PIPE: Fd = Fd(1);
+/// stderr, which is `/dev/null`.
 const NULL: Fd = Fd(2);
 
-/// Leaves everything of our process but the control socket, which comes as the input, our output
-/// and `/dev/null`.
+/// Detaches from the owner: keeps only the control socket (passed as stdin), the lifetime pipe and
+/// `/dev/null`.
 fn detach() -> sys::Result<Fd> {
     if sys::close_range(3, u32::MAX, false).is_err() {
         // Linux before 5.9.
@@ -72,42 +71,42 @@ fn detach() -> sys::Result<Fd> {
     }
     let control = sys::dup_above(Fd(0), 3)?;
     sys::dup_to(NULL, Fd(0))?;
-    // No terminal, no signals from one; no directory that is in somebody's way.
+    // No controlling terminal; no directory that could not be unmounted.
     sys::setsid()?;
     sys::chdir(c"/")?;
-    // The modes in the steps are meant as they are.
+    // Steps state their modes exactly.
     sys::umask(0);
     sys::set_name(c"cantle-guard");
     Ok(control)
 }
 
-/// Forks init.
-fn start(control: Fd, body: Fd, groups: &[Fd]) -> sys::Result<Started> {
+/// Creates the namespaces by forking init into them.
+fn start(control: Fd, body: Fd, groups: &[Fd]) -> sys::Result<GuardedSandbox> {
     let bytes = sys::map_file(body, sys::file_length(body)?)?;
     sys::close(body);
     let mut reader = Reader::new(bytes);
-    let setup = reader.setup().ok_or(sys::EINVAL)?;
-    let own_groups = OwnGroups {
+    let setup = reader.read::<Setup<'_>>().ok_or(sys::EINVAL)?;
+    let control_groups = ControlGroups {
         groups: reader.clone(),
         count: setup.groups,
     };
-    let reader = own_groups.each(|_| {});
-    let has_processes = setup.namespaces & CLONE_NEWPID != 0;
-    if !has_processes {
+    let reader = control_groups.for_each(|_| {});
+    let has_pid_namespace = setup.namespaces & CLONE_NEWPID != 0;
+    if !has_pid_namespace {
         sys::adopt_orphans()?;
     }
     let (mapped, map) = sys::pipe()?;
     match sys::fork(setup.namespaces)? {
         Forked::Child => {
             sys::close(map);
-            sys::dup_to(NULL, PRESENCE)?;
+            sys::dup_to(NULL, LIFETIME_PIPE)?;
             let mut go = [0];
-            // Nothing comes where the guard has failed.
+            // Nothing arrives if the guard has failed.
             if sys::read(mapped, &mut go) != Ok(1) {
                 sys::exit(1);
             }
             sys::close(mapped);
-            init::run(control, reader, groups, has_processes)
+            init::run(control, reader, groups, has_pid_namespace)
         }
         Forked::Parent { child } => {
             sys::close(mapped);
@@ -116,24 +115,24 @@ fn start(control: Fd, body: Fd, groups: &[Fd]) -> sys::Result<Started> {
             sys::write(map, b"1")?;
             sys::close(map);
             groups.iter().copied().for_each(sys::close);
-            Ok(Started {
+            Ok(GuardedSandbox {
                 init: child,
-                has_processes,
-                groups: own_groups,
+                has_pid_namespace,
+                groups: control_groups,
             })
         }
     }
 }
 
-/// Keeps init's mounts until we end. Taking them down takes longer than all the rest, and nobody
-/// needs to wait for it.
+/// Pins init's mount namespace until the guard exits, so that unmounting, which waits for RCU grace periods,
+/// does not delay the end of the sandbox.
 fn hold_mounts(child: i32) {
     let path = Text::new().text(b"/proc/").number(child).text(b"/ns/mnt");
-    // Open as long as we live; where it can't be, the end takes longer.
+    // Without it, closing merely takes longer.
     let _ = sys::openat(sys::AT_FDCWD, path.as_c(), sys::O_RDONLY, 0);
 }
 
-/// Says who the users of the new user namespace are, where there is one.
+/// Writes the user mapping of the new user namespace, if there is one.
 fn write_maps(child: i32, setup: &Setup<'_>) -> Result<(), Errno> {
     if setup.deny_setgroups {
         write_process_file(child, b"/setgroups", c"deny")?;
@@ -153,25 +152,25 @@ fn write_process_file(pid: i32, name: &[u8], content: &CStr) -> sys::Result<()> 
     written.map(drop)
 }
 
-/// A sandbox, as its guard sees it.
-struct Started {
+/// A running sandbox.
+struct GuardedSandbox {
     init: i32,
-    /// Whether it has a process namespace of its own.
-    has_processes: bool,
-    groups: OwnGroups,
+    has_pid_namespace: bool,
+    groups: ControlGroups,
 }
 
-impl Started {
+impl GuardedSandbox {
+    /// Waits until init and everything it started have ended.
     /// Waits for init's end, and for the end of everything it started.
     fn wait(&self) {
         while let Ok(Some(changed)) = sys::wait(true, true) {
             if changed.pid == self.init && changed.is_over() {
                 break;
             }
-            // A command can stop init where they share a process namespace; not for long.
-            changed.go_on_if_stopped();
+            // Without a PID namespace a command can stop init.
+            changed.continue_if_stopped();
         }
-        if !self.has_processes {
+        if !self.has_pid_namespace {
             self.groups.stop();
             loop {
                 let _ = Tree::below(sys::getpid()).kill(false);
@@ -183,46 +182,46 @@ impl Started {
             }
         }
         self.groups.remove();
-        sys::close(PRESENCE);
+        sys::close(LIFETIME_PIPE);
     }
 }
 
-/// The sandbox's control groups. Nobody else removes them where our process is gone.
-struct OwnGroups {
+/// The sandbox's control groups. The guard removes them, because it survives the owner.
+struct ControlGroups {
     groups: Reader<'static>,
     count: u32,
 }
 
-impl OwnGroups {
-    /// Returns what follows them.
-    fn each(&self, mut found: impl FnMut(Group<'_>)) -> Reader<'static> {
+impl ControlGroups {
+    /// Calls `found` for each and returns the reader behind them.
+    fn for_each(&self, mut found: impl FnMut(ControlGroup<'_>)) -> Reader<'static> {
         let mut groups = self.groups.clone();
         for _ in 0..self.count {
-            if let Some(group) = groups.group() {
+            if let Some(group) = groups.read() {
                 found(group);
             }
         }
         groups
     }
 
-    /// Lets nothing in them start another process: what is killed then is not replaced.
+    /// Prevents new processes in them, so that killed ones are not replaced.
     fn stop(&self) {
-        self.each(|group| {
+        self.for_each(|group| {
             if let Ok(file) = sys::openat(sys::AT_FDCWD, group.stop, sys::O_WRONLY, 0) {
-                let _ = sys::write(file, group.word.to_bytes());
+                let _ = sys::write(file, group.stop_value.to_bytes());
                 sys::close(file);
             }
         });
     }
 
     fn remove(&self) {
-        self.each(|group| {
-            for _ in 0..MOST_REMOVALS {
-                // What has just ended may still count.
+        self.for_each(|group| {
+            for _ in 0..MAX_REMOVALS {
+                // A process that has just ended may still be counted.
                 if sys::rmdir(group.directory) != Err(sys::EBUSY) {
                     break;
                 }
-                sys::pause_us(500);
+                sys::pause_us(REMOVAL_PAUSE_US);
             }
         });
     }

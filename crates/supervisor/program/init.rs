@@ -1,32 +1,32 @@
 //! Init: the first process inside a sandbox.
 //!
-//! It does what its owner asks for over the control socket, reaps whom nobody else does, and ends
-//! when the socket is closed: then everything in the sandbox is killed.
+//! It serves the owner's orders, reaps orphans, and exits when the control socket is closed; then
+//! everything in the sandbox is killed.
 
-use crate::command::{self, Commands};
-use crate::setup::{self, Limits};
+use crate::command::{self, CommandTable};
+use crate::setup::{self, CommandProfile};
 use crate::sys::{self, Fd, PollFd};
 use crate::tree::{Keepers as _, Tree};
-use crate::wire::{ORDER_BYTES, Order, Reader, Ready};
+use crate::wire::{ORDER_BYTES, Order, Reader, SetupReply};
 
-/// Builds the walls, then serves until the owner is gone. `alone` says whether every other process
-/// that can be seen belongs to the sandbox.
+/// Sets the sandbox up and serves until the owner is gone. `alone` says that every other visible process
+/// belongs to the sandbox: it has a PID namespace.
 pub fn run(control: Fd, steps: Reader<'static>, groups: &[Fd], alone: bool) -> ! {
     sys::set_name(c"cantle-init");
     if alone {
-        // Also while the walls are built; another user forgets it.
+        // Covers the setup; switching the user clears it.
         let _ = sys::die_with_parent();
     }
     let built = match setup::build(steps, groups, alone) {
         Ok(built) => built,
         Err(failed) => {
-            // Where the owner is gone nobody needs to know.
+            // The owner may be gone.
             let _ = sys::send(control, &failed.encode(), &[]);
             sys::exit(1);
         }
     };
     sys::umask(0o022);
-    let ready = Ready::Ready {
+    let ready = SetupReply::Ready {
         missing: built.missing,
         landlock: built.landlock,
     };
@@ -35,30 +35,30 @@ pub fn run(control: Fd, steps: Reader<'static>, groups: &[Fd], alone: bool) -> !
         sys::exit(1);
     }
     opened.iter().copied().for_each(sys::close);
-    let served = Init::start(control, alone, &built.limits).and_then(|mut init| init.serve());
+    let served = Init::start(control, alone, &built.profile).and_then(|mut init| init.serve());
     if !alone {
-        // Whoever started us does the same, but may have been killed.
+        // The guard or the relay does the same, but may have been killed.
         Tree::below(sys::getpid()).kill_for_good(false);
     }
-    // With a process namespace of our own, the kernel kills all that is in it.
+    // With a PID namespace, the kernel kills everything in it.
     sys::exit(i32::from(served.is_err()))
 }
 
 struct Init<'b> {
     control: Fd,
-    /// Readable when a child has ended.
+    /// Readable when a child has changed state.
     signals: Fd,
-    /// Readable when the guard has ended; with a process namespace that is our end, too.
+    /// Readable when the guard has ended; unused with a PID namespace, where that kills init.
     guard: Fd,
     alone: bool,
-    limits: &'b Limits,
-    commands: Commands,
+    profile: &'b CommandProfile,
+    commands: CommandTable,
 }
 
 impl<'b> Init<'b> {
-    fn start(control: Fd, alone: bool, limits: &'b Limits) -> sys::Result<Self> {
+    fn start(control: Fd, alone: bool, profile: &'b CommandProfile) -> sys::Result<Self> {
         let child_ended = 1 << (sys::SIGCHLD - 1);
-        // A list that nobody reads any more is no reason to end.
+        // SIGPIPE: the reader of a process list may be gone.
         sys::set_signal_mask(child_ended | 1 << (sys::SIGPIPE - 1));
         Ok(Self {
             control,
@@ -66,12 +66,12 @@ impl<'b> Init<'b> {
             guard: if alone {
                 Fd(-1)
             } else {
-                // Where a kernel has no such thing, the end of the control socket must do.
+                // On a kernel without pidfds, the end of the control socket must do.
                 sys::pidfd_open(sys::getppid()).unwrap_or(Fd(-1))
             },
             alone,
-            limits,
-            commands: Commands::new(),
+            profile,
+            commands: CommandTable::new(),
         })
     }
 
@@ -96,19 +96,19 @@ impl<'b> Init<'b> {
                 }
                 let fds = &received.fds[..received.fd_count];
                 if let Some(order) = Order::decode(&message) {
-                    self.obey(order, fds);
+                    self.execute(order, fds);
                 }
                 fds.iter().copied().for_each(sys::close);
             }
         }
     }
 
-    fn obey(&mut self, order: Order, fds: &[Fd]) {
+    fn execute(&mut self, order: Order, fds: &[Fd]) {
         match order {
             Order::Setup => {}
             Order::Spawn { id } => {
-                let own = [self.control, self.signals, self.guard];
-                command::start(&mut self.commands, id, fds, own, self.limits);
+                let private = [self.control, self.signals, self.guard];
+                command::start(&mut self.commands, id, fds, private, self.profile);
             }
             Order::Signal { id, pid, signal } => {
                 if let Some(keeper) = self.commands.keeper(id) {
@@ -124,7 +124,7 @@ impl<'b> Init<'b> {
                 if let Some(keeper) = self.commands.keeper(id) {
                     let found = Tree::below(keeper).kill_for_good(self.alone);
                     if !found {
-                        // It has not started the command yet, and must not; or it is about to end.
+                        // The command has not started yet, and must not; or it is about to end.
                         let _ = sys::kill(keeper, sys::SIGKILL);
                     }
                 }
@@ -137,18 +137,18 @@ impl<'b> Init<'b> {
         }
     }
 
-    /// Lets go of children that have ended.
+    /// Reaps children that have ended.
     fn reap(&mut self) {
         while let Ok(Some(ended)) = sys::wait(false, true) {
             if !ended.is_over() {
-                // A keeper, stopped by a command; or an orphan of ours, which may be.
+                // A command may have stopped its keeper, or an orphan, which may stay stopped.
                 if self.commands.includes(ended.pid) {
-                    ended.go_on_if_stopped();
+                    ended.continue_if_stopped();
                 }
                 continue;
             }
             let was_keeper = self.commands.forget(ended.pid);
-            // Somebody in the sandbox has killed it. What it kept comes to us.
+            // A process of the sandbox has killed the keeper; init inherits its descendants.
             if was_keeper && ended.status != 0 {
                 Tree::below(sys::getpid())
                     .without(&self.commands)

@@ -1,27 +1,25 @@
-//! The supervisor: the first process of a sandbox.
+//! The supervisor: the process that runs inside every sandbox.
 //!
-//! It is a program without a C library, a heap or threads, some tens of kilobytes in memory, and is
-//! started by our process with one socket as its input. Three kinds of process run it, each forked
-//! from the one before:
+//! A program without a C library, heap or threads, started by the sandbox's owner with one socket as its
+//! stdin. Three kinds of process run it, each forked from the previous one:
 //!
-//! - the *guard* (`guard`), outside the sandbox: makes the namespaces and waits for the end;
-//! - the *init* (`init`): builds the walls (`setup`), then takes orders until the socket closes;
-//! - a *keeper* for each command (`command`): starts it, adopts what the command leaves behind, and
-//!   reports its end. What belongs to a command is what descends from its keeper (`tree`): nothing
-//!   that a program does to its session, its parents or its environment changes that.
+//! - the *guard* (`guard`), outside the sandbox's namespaces: it creates them and waits for the end;
+//! - *init* (`init`): sets up the sandbox (`setup`), then serves orders until the socket closes;
+//! - a *keeper* per command (`command`): starts it, adopts its orphans and reports its end. A command's
+//!   processes are the descendants of its keeper (`tree`), whatever they do to their session, parents
+//!   or environment.
 //!
-//! The walls are built once, around init; a command inherits them and costs two forks and an exec.
+//! Confinement is set up once, in init, and inherited: a command costs two forks and an exec.
 //!
-//! In a container the walls are there already, and our process is not near: there the *relay*
-//! (`relay`) takes the guard's place and our process's. It makes the pipes of commands and says over
-//! its input and output what goes through them (`frames`); init and the keepers are the same. Files
-//! are read and written by commands that execute nothing (`files`), as the user who runs commands.
+//! In a container, which confines already, the *relay* (`relay`) replaces the guard and the owner's end of
+//! the pipes: it multiplexes the commands' output over its stdin and stdout (`frames`). File operations
+//! are commands without a program (`files`), performed as the commands' user.
 #![no_std]
 #![no_main]
 
 mod command;
 mod files;
-#[expect(dead_code, reason = "each side uses its half")]
+#[expect(dead_code, reason = "each side uses one half")]
 mod frames;
 mod guard;
 mod init;
@@ -29,9 +27,8 @@ mod relay;
 mod runtime;
 mod setup;
 mod sys;
-#[expect(dead_code, reason = "each side uses its half")]
 mod tasks;
 mod text;
 mod tree;
-#[expect(dead_code, reason = "each side uses its half")]
+#[expect(dead_code, reason = "each side uses one half")]
 mod wire;

@@ -1,171 +1,174 @@
-//! Building a sandbox: does, one after the other, the steps that our process has planned.
+//! Setting up a sandbox: performs the steps that the owner has planned.
 
 use core::ffi::CStr;
 
-use crate::files;
-use crate::sys::{self, Errno, Fd, Forked, MOST_FDS};
-use crate::wire::{Numbered, Reader, Ready, Step};
+use crate::sys::{self, Errno, Fd, Forked, MAX_FDS};
+use crate::wire::{Identity, PlannedStep, Reader, SetupReply, Step};
 
-/// The highest capability number there may be.
-const MOST_CAPABILITIES: u32 = 64;
+/// An upper bound of capability numbers.
+const MAX_CAPABILITIES: u32 = 64;
+/// The most resource limits of a plan.
+const MAX_LIMITS: usize = 16;
 
-/// What holds for every command alone.
-pub struct Limits {
-    limits: [(u32, u64, u64); 16],
-    count: usize,
+/// The settings of every command that init itself does not have.
+pub struct CommandProfile {
+    limits: [(u32, u64, u64); MAX_LIMITS],
+    limit_count: usize,
     filter: Option<&'static [u8]>,
-    victims: Option<Victims>,
-    identity: Option<(u32, u32)>,
+    oom_score: Option<OomScore>,
+    identity: Option<Identity>,
     root: &'static CStr,
 }
 
-impl Limits {
-    /// Forks a process which, with all that it starts, is killed before us where there is a limit to
-    /// the memory of all and it is used up.
+impl CommandProfile {
+    /// Forks a process which the kernel's OOM killer prefers over the supervisor, with its descendants.
     pub fn fork(&self) -> sys::Result<Forked> {
-        let Some(victims) = &self.victims else {
+        let Some(oom_score) = &self.oom_score else {
             return sys::fork(0);
         };
-        victims.mark(b"1000");
+        oom_score.set(b"1000");
         let forked = sys::fork(0);
-        if let Ok(Forked::Parent { .. }) | Err(_) = forked {
-            victims.mark(&victims.own[..victims.length]);
+        if !matches!(forked, Ok(Forked::Child)) {
+            oom_score.set(&oom_score.original[..oom_score.length]);
         }
         forked
     }
 
-    /// Whether a tracer is asked before a program is executed.
-    pub fn ask_before_programs(&self) -> bool {
+    /// Whether the command filter asks the tracer before a program is executed.
+    pub fn asks_before_exec(&self) -> bool {
         self.filter.is_some()
     }
 
-    /// Installs the filter for commands.
-    pub fn filter(&self) -> sys::Result<()> {
+    /// Installs the command filter.
+    pub fn install_filter(&self) -> sys::Result<()> {
         self.filter.map_or(Ok(()), sys::seccomp_filter)
     }
 
-    /// Puts the limits on the calling process, and makes it who commands are.
+    /// Applies the limits and the identity to the calling process.
     pub fn apply(&self) -> sys::Result<()> {
-        for (resource, soft, hard) in &self.limits[..self.count] {
+        for (resource, soft, hard) in &self.limits[..self.limit_count] {
             sys::lower_limit(*resource, *soft, *hard)?;
         }
         match self.identity {
-            Some(_) => give_up_privileges(self.identity),
+            Some(_) => drop_privileges(self.identity),
             None => Ok(()),
         }
     }
 
-    /// Lets who commands are open a pipe or a terminal again, by its name (`/dev/stderr`).
-    pub fn give(&self, channel: Fd) {
+    /// Lets the commands' user reopen a pipe or terminal by its name (`/dev/stderr`).
+    pub fn give(&self, stream: Fd) {
         if let Some((uid, gid)) = self.identity {
-            // Its owner may always do the one, but not always the other. That it can be opened by
-            // name takes the right to look into the process.
-            let _ = sys::give_to(channel, uid, gid).or_else(|_| sys::fchmod(channel, 0o666));
+            // Changing the owner may be refused. Opening by name also takes the right to inspect the process.
+            let _ = sys::fchown(stream, uid, gid).or_else(|_| sys::fchmod(stream, 0o666));
         }
     }
 
-    /// The directory that no link leads out of.
+    /// Returns the directory that no symbolic link leads out of.
     pub fn root(&self) -> &'static CStr {
         self.root
     }
 }
 
-/// What makes the kernel choose commands where it kills for memory.
-struct Victims {
-    /// Our own `oom_score_adj`, which is inherited. It can't be opened behind the walls.
+/// The supervisor's own `oom_score_adj`, which children inherit.
+struct OomScore {
+    /// Opened before confinement hides it.
     file: Fd,
-    /// What was in it.
-    own: [u8; 8],
+    original: [u8; 8],
     length: usize,
 }
 
-impl Victims {
-    fn new() -> sys::Result<Self> {
+impl OomScore {
+    fn open() -> sys::Result<Self> {
         let path = c"/proc/self/oom_score_adj";
         let file = sys::openat(sys::AT_FDCWD, path, sys::O_RDWR, 0)?;
-        let mut own = [0; 8];
-        let length = sys::read(file, &mut own)?;
-        Ok(Self { file, own, length })
+        let mut original = [0; 8];
+        let length = sys::read(file, &mut original)?;
+        Ok(Self {
+            file,
+            original,
+            length,
+        })
     }
 
-    /// Where it can't be, somebody else is chosen.
-    fn mark(&self, score: &[u8]) {
+    /// Sets the score, which is only a preference.
+    fn set(&self, score: &[u8]) {
         let _ = sys::rewind(self.file);
         let _ = sys::write(self.file, score);
     }
 }
 
-/// What came of the steps.
-pub struct Built {
-    /// One bit for each wall that could not be built.
+/// The result of a successful setup.
+pub struct SetupOutcome {
+    /// One bit for each optional step that failed.
     pub missing: u64,
-    /// The version of Landlock that is in force; 0 for none.
+    /// The Landlock ABI version in force; 0 for none.
     pub landlock: u32,
-    pub limits: Limits,
-    opened: [Fd; MOST_FDS],
+    pub profile: CommandProfile,
+    opened: [Fd; MAX_FDS],
     opened_count: usize,
 }
 
-impl Built {
-    /// Descriptors for the owner.
+impl SetupOutcome {
+    /// Returns the descriptors to pass to the owner.
     pub fn opened(&self) -> &[Fd] {
         &self.opened[..self.opened_count]
     }
 
-    fn open(&mut self, fd: Fd) -> sys::Result<()> {
+    fn add_opened(&mut self, fd: Fd) -> sys::Result<()> {
         let slot = self.opened.get_mut(self.opened_count).ok_or(sys::EINVAL)?;
         *slot = fd;
         self.opened_count += 1;
         Ok(())
     }
 
-    fn limit(&mut self, limit: (u32, u64, u64)) -> sys::Result<()> {
-        let slot = self
-            .limits
-            .limits
-            .get_mut(self.limits.count)
-            .ok_or(sys::EINVAL)?;
-        *slot = limit;
-        self.limits.count += 1;
+    fn add_limit(&mut self, limit: (u32, u64, u64)) -> sys::Result<()> {
+        let profile = &mut self.profile;
+        let slot = profile.limits.get_mut(profile.limit_count);
+        *slot.ok_or(sys::EINVAL)? = limit;
+        profile.limit_count += 1;
         Ok(())
     }
 }
 
-/// Does all steps, or says which one failed. `groups` are files of control groups that this process
-/// joins, and with it all that it starts.
-pub fn build(mut steps: Reader<'static>, groups: &[Fd], alone: bool) -> Result<Built, Ready> {
-    let failed = |step, Errno(errno)| Ready::Failed { step, errno };
-    let mut built = Built {
+/// Performs all steps, or returns the failed one. `groups` are files of control groups that this process
+/// joins, and with it its descendants.
+pub fn build(
+    mut steps: Reader<'static>,
+    groups: &[Fd],
+    alone: bool,
+) -> Result<SetupOutcome, SetupReply> {
+    let failed = |step, Errno(errno)| SetupReply::Failed { step, errno };
+    let mut built = SetupOutcome {
         missing: 0,
         landlock: 0,
-        limits: Limits {
-            limits: [(0, 0, 0); 16],
-            count: 0,
+        profile: CommandProfile {
+            limits: [(0, 0, 0); MAX_LIMITS],
+            limit_count: 0,
             filter: None,
-            victims: None,
+            oom_score: None,
             identity: None,
             root: c"/",
         },
-        opened: [Fd(-1); MOST_FDS],
+        opened: [Fd(-1); MAX_FDS],
         opened_count: 0,
     };
     for group in groups {
         if sys::write(*group, b"0").is_err() {
-            built.missing |= 1 << Ready::GROUPS;
+            built.missing |= 1 << SetupReply::GROUPS;
         }
         sys::close(*group);
     }
     if !groups.is_empty() {
-        built.limits.victims = Victims::new().ok();
+        built.profile.oom_score = OomScore::open().ok();
     }
     let mut number = 0;
     while !steps.is_empty() {
-        let Some(Numbered { wall, step }) = steps.step() else {
+        let Some(PlannedStep { optional, step }) = steps.read() else {
             return Err(failed(number, sys::EINVAL));
         };
-        match (perform(&step, &mut steps, &mut built), wall) {
+        match (perform(&step, &mut steps, &mut built), optional) {
             (Ok(()), _) => {}
-            (Err(_), Some(wall)) => built.missing |= 1 << (wall & 63),
+            (Err(_), Some(bit)) => built.missing |= 1 << (bit & 63),
             (Err(errno), None) => return Err(failed(number, errno)),
         }
         number += 1;
@@ -173,7 +176,7 @@ pub fn build(mut steps: Reader<'static>, groups: &[Fd], alone: bool) -> Result<B
     let finish = || {
         sys::set_dumpable(false)?;
         if alone {
-            // Without a process namespace, init outlives the guard to kill what there is.
+            // Without a PID namespace init outlives the guard, to kill its descendants.
             sys::die_with_parent()
         } else {
             sys::adopt_orphans()
@@ -186,7 +189,7 @@ pub fn build(mut steps: Reader<'static>, groups: &[Fd], alone: bool) -> Result<B
 fn perform(
     step: &Step<'static>,
     steps: &mut Reader<'static>,
-    built: &mut Built,
+    built: &mut SetupOutcome,
 ) -> sys::Result<()> {
     match *step {
         Step::Mount {
@@ -196,58 +199,57 @@ fn perform(
             flags,
             data,
         } => sys::mount(source, target, kind, flags, data),
-        Step::Attributes { target, set } => sys::set_mount_attributes(target, set),
+        Step::SetMountAttributes { target, set } => sys::set_mount_attributes(target, set),
         Step::MakeDirectory { path, mode } => sys::mkdir(path, mode),
-        Step::Give {
+        Step::OwnedDirectory {
             path,
             identity,
             mode,
-        } => give(path, identity, mode),
-        Step::Staging => files::make_staging(),
+        } => make_owned_directory(path, identity, mode),
         Step::MakeFile { path, content } => make_file(path, content),
-        Step::Link { path, target } => sys::symlink(target, path),
-        Step::Root { path } => {
+        Step::Symlink { path, target } => sys::symlink(target, path),
+        Step::PivotRoot { path } => {
             sys::chdir(path)?;
             sys::pivot_to_current_directory()?;
             sys::chdir(c"/")
         }
-        Step::HostName { name } => sys::set_host_name(name),
+        Step::Hostname { name } => sys::set_host_name(name),
         Step::Loopback => sys::loopback_up(),
-        Step::OpenDirectory { path } => built.open(sys::openat(
+        Step::OpenDirectory { path } => built.add_opened(sys::openat(
             sys::AT_FDCWD,
             path,
             sys::O_PATH | sys::O_DIRECTORY,
             0,
         )?),
-        Step::Listen { port } => built.open(sys::listen_on_loopback(port)?),
-        Step::Unprivileged { identity } => give_up_privileges(identity),
+        Step::Listen { port } => built.add_opened(sys::listen_on_loopback(port)?),
+        Step::DropPrivileges { identity } => drop_privileges(identity),
         Step::Landlock { rules } => {
             built.landlock = landlock(rules, steps)?;
             Ok(())
         }
-        // Counted by the Landlock step it belongs to.
-        Step::Allow { .. } => Err(sys::EINVAL),
+        // Consumed by the Landlock step it belongs to.
+        Step::LandlockRule { .. } => Err(sys::EINVAL),
         Step::Filter { program } => sys::seccomp_filter(program),
-        Step::FilterCommands { program } => {
-            built.limits.filter = Some(program);
+        Step::CommandFilter { program } => {
+            built.profile.filter = Some(program);
             Ok(())
         }
-        Step::Commands { identity, root } => {
-            built.limits.identity = identity;
-            built.limits.root = root;
+        Step::CommandIdentity { identity, root } => {
+            built.profile.identity = identity;
+            built.profile.root = root;
             Ok(())
         }
-        Step::Limit {
+        Step::CommandLimit {
             resource,
             soft,
             hard,
-        } => built.limit((resource, soft, hard)),
+        } => built.add_limit((resource, soft, hard)),
     }
 }
 
-fn give(path: &CStr, identity: Option<(u32, u32)>, mode: u32) -> sys::Result<()> {
+fn make_owned_directory(path: &CStr, identity: Option<Identity>, mode: u32) -> sys::Result<()> {
     match sys::mkdir(path, mode) {
-        // Only its owner may. What is somebody else's has the mode that he gave it.
+        // Only its owner may change the mode; a directory of another user keeps it.
         Err(sys::EEXIST) => drop(sys::chmod(path, mode)),
         made => made?,
     }
@@ -268,9 +270,9 @@ fn make_file(path: &CStr, content: &CStr) -> sys::Result<()> {
     written.map(drop)
 }
 
-fn give_up_privileges(identity: Option<(u32, u32)>) -> sys::Result<()> {
-    for capability in 0..MOST_CAPABILITIES {
-        // An ordinary user may not, and needn't: no program gives privileges any more.
+fn drop_privileges(identity: Option<Identity>) -> sys::Result<()> {
+    for capability in 0..MAX_CAPABILITIES {
+        // Refused to an unprivileged user, for whom `no_new_privs` suffices.
         if sys::drop_bounding_capability(capability).is_err() {
             break;
         }
@@ -278,7 +280,7 @@ fn give_up_privileges(identity: Option<(u32, u32)>) -> sys::Result<()> {
     // Linux before 4.3 has none.
     let _ = sys::clear_ambient_capabilities();
     if let Some((uid, gid)) = identity {
-        // Where a user namespace forbids it, nobody else's groups are in it either.
+        // A user namespace that refuses it contains no other user's groups.
         let _ = sys::set_groups_empty();
         sys::set_gid(gid)?;
         sys::set_uid(uid)?;
@@ -287,19 +289,19 @@ fn give_up_privileges(identity: Option<(u32, u32)>) -> sys::Result<()> {
     sys::no_new_privileges()
 }
 
-/// Builds the ruleset of the rules that follow, and enters it; returns its version. The rules are
-/// read even where it can't be made, so that the next step is found.
+/// Creates the ruleset of the rules that follow and enforces it; returns the ABI version. Reads the rules
+/// even if the ruleset can't be created, so that the reader is at the next step.
 fn landlock(rules: u32, steps: &mut Reader<'_>) -> sys::Result<u32> {
-    /// Rights to files of each version; a bit each.
+    /// The number of file access rights of each ABI version.
     const FILE_RIGHTS: [u32; 10] = [0, 13, 14, 15, 15, 16, 16, 16, 16, 17];
-    /// Connecting to abstract sockets, and sending signals, of others.
+    /// Abstract Unix sockets, and signals to processes outside.
     const SCOPES: u64 = 3;
 
     let version = sys::landlock_version();
     let known = version.unwrap_or(0).min(FILE_RIGHTS.len() - 1);
     let rights = (1 << FILE_RIGHTS[known]) - 1;
     let scopes = if known >= 6 { SCOPES } else { 0 };
-    // What a kernel doesn't know of the structure must not be there.
+    // The kernel refuses a structure longer than it knows.
     let size = match known {
         ..4 => 8,
         4..6 => 16,
@@ -308,10 +310,10 @@ fn landlock(rules: u32, steps: &mut Reader<'_>) -> sys::Result<u32> {
     let ruleset = version.and_then(|_| sys::landlock_ruleset(&[rights, 0, scopes], size));
     let mut result = ruleset.map(drop);
     for _ in 0..rules {
-        let Some(Numbered {
-            step: Step::Allow { path, access },
+        let Some(PlannedStep {
+            step: Step::LandlockRule { path, access },
             ..
-        }) = steps.step()
+        }) = steps.read()
         else {
             return Err(sys::EINVAL);
         };
@@ -329,7 +331,7 @@ fn landlock(rules: u32, steps: &mut Reader<'_>) -> sys::Result<u32> {
 
 fn allow(ruleset: Fd, path: &CStr, access: u64) -> sys::Result<()> {
     let opened = match sys::openat(sys::AT_FDCWD, path, sys::O_PATH, 0) {
-        // What isn't there needs no permission.
+        // A missing file needs no rule.
         Err(sys::ENOENT | sys::EACCES) => return Ok(()),
         opened => opened?,
     };

@@ -1,8 +1,8 @@
-//! A little text in a buffer of fixed size: paths of `/proc`, and numbers in them.
+//! Short text in a buffer of fixed size: paths below `/proc`, and numbers in them.
 
 use core::ffi::CStr;
 
-/// Text with a NUL behind it.
+/// Text followed by a NUL.
 pub struct Text {
     bytes: [u8; 64],
     length: usize,
@@ -16,11 +16,11 @@ impl Text {
         }
     }
 
-    /// Appends; what there is no room for is left out.
+    /// Appends text; what does not fit is cut off.
     #[must_use]
     pub fn text(mut self, text: &[u8]) -> Self {
         for byte in text {
-            // The last one stays NUL.
+            // The last byte stays NUL.
             if self.length + 1 < self.bytes.len() {
                 self.bytes[self.length] = *byte;
                 self.length += 1;
@@ -54,7 +54,7 @@ impl Text {
     }
 }
 
-/// The number at the start of a text, and what follows it.
+/// Splits a text into the number at its start and the rest.
 pub fn leading_number(text: &[u8]) -> Option<(i32, &[u8])> {
     let digits = text.iter().take_while(|byte| byte.is_ascii_digit()).count();
     let mut number = 0_i32;

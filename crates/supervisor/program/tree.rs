@@ -1,131 +1,139 @@
-//! What belongs together: the processes that descend from one, and how they are stopped.
+//! Process trees: the descendants of a process, and how to signal and kill them.
 //!
-//! A keeper adopts its command's orphans, so a process belongs to a command exactly where a chain
-//! of parents leads to the keeper, whatever it does to its session, its groups or its environment.
+//! A keeper adopts its command's orphans, so a process belongs to a command exactly if its chain of parents
+//! leads to the keeper, whatever it does to its session, groups or environment.
 
 use crate::sys::{self, Fd};
 use crate::text::{Text, leading_number};
 
-/// The most processes that are looked at.
-const MOST: usize = 65_536;
-/// How often, after the list, to look at what was started meanwhile: others start processes, too.
-const MOST_CHASES: usize = 8;
-/// Looks at command lines that are empty, in one list.
-const PATIENCE: u32 = 500;
-/// After so many looks something still starts processes as fast as they are killed.
-const GENTLE_ROUNDS: usize = 3;
-/// After so many looks something still starts processes as fast as they are stopped.
-const MOST_ROUNDS: usize = 100;
+/// Maximum number of processes in a snapshot.
+const MAX_PROCESSES: usize = 65_536;
+/// Times to look for processes started during a scan, which may belong to other trees.
+const MAX_CATCH_UPS: usize = 8;
+/// Rereads of empty command lines in one list.
+const MAX_REREADS: u32 = 500;
+const REREAD_PAUSE_US: u32 = 200;
+/// Scans in which new members are killed one by one.
+const MAX_KILL_ROUNDS: usize = 3;
+/// Scans in which new members are stopped one by one.
+const MAX_STOP_ROUNDS: usize = 100;
+/// Repetitions of a kill, and the pause between them: a killed process takes a moment to disappear.
+const MAX_KILL_REPEATS: u32 = 20;
+const KILL_PAUSE_US: u32 = 500;
 
-/// How often to look again for what was missed, and how long to wait before: the kernel needs a
-/// moment for what is killed already.
-const MOST_LOOKS_AGAIN: u32 = 20;
-const PAUSE_US: u32 = 500;
-
-/// Processes whose descendants are left alone.
+/// A set of processes whose descendants are excluded from a tree.
 pub trait Keepers {
-    /// Whether a process is one of them.
+    /// Whether a process is in the set.
     fn includes(&self, pid: i32) -> bool;
 }
 
-/// All that descends from a process, without the process itself.
+/// The descendants of a process, without the process itself.
 pub struct Tree<'k> {
     root: i32,
-    spared: Option<&'k dyn Keepers>,
+    excluded: Option<&'k dyn Keepers>,
 }
 
 impl<'k> Tree<'k> {
     pub fn below(root: i32) -> Self {
-        Self { root, spared: None }
+        let excluded = None;
+        Self { root, excluded }
     }
 
-    /// The same without these and what descends from them.
-    pub fn without(self, spared: &'k dyn Keepers) -> Self {
+    /// Excludes these processes and their descendants.
+    pub fn without(self, excluded: &'k dyn Keepers) -> Self {
         Self {
-            spared: Some(spared),
+            excluded: Some(excluded),
             ..self
         }
     }
 
-    /// Sends a signal to a process group whose head is in the tree.
+    /// Sends a signal to a process group whose leader is in the tree.
     pub fn signal_group(&self, group: i32, signal: i32) {
-        let Ok(mut look) = Look::new() else { return };
-        look.at_all(self);
-        // Its number may be somebody else's by now.
-        if look.members().any(|member| member.pid() == group) {
+        let Ok(mut snapshot) = Snapshot::new() else {
+            return;
+        };
+        snapshot.scan(self);
+        // The id may have been reused.
+        if snapshot.members().any(|member| member.pid() == group) {
             let _ = sys::kill(-group, signal);
         }
     }
 
-    /// Asks everything to end.
+    /// Sends SIGTERM to every member.
     pub fn terminate(&self) {
-        let Ok(mut look) = Look::new() else { return };
-        look.at_all(self);
-        for member in look.members() {
+        let Ok(mut snapshot) = Snapshot::new() else {
+            return;
+        };
+        snapshot.scan(self);
+        for member in snapshot.members() {
             let _ = sys::kill(member.pid(), sys::SIGTERM);
-            // What is stopped would hear of it only when it is continued.
+            // A stopped process would handle it only when continued.
             let _ = sys::kill(member.pid(), sys::SIGCONT);
         }
     }
 
-    /// Kills everything; whether there was anything. `alone` says whether all processes but this one
-    /// belong to the sandbox, and so may be stopped for a moment: the last resort against what starts
-    /// processes faster than we look.
+    /// Kills every member; returns whether there was any. `alone` says that all other processes belong to
+    /// the sandbox and may be stopped for a moment, as a last resort.
     ///
-    /// Killing one by one loses against a fork bomb: each child is born before its parent dies. So
-    /// where new ones keep turning up, everything is stopped first, again and again; once nothing
-    /// moves any more it can be killed at leisure.
+    /// Killing one by one loses against a fork bomb, whose children are born before their parent dies. So
+    /// if new members keep appearing, all are stopped first; once nothing runs, they can be killed.
     pub fn kill(&self, alone: bool) -> bool {
-        let (Ok(mut look), Ok(mut before)) = (Look::new(), Look::new()) else {
+        let (Ok(mut current), Ok(mut previous)) = (Snapshot::new(), Snapshot::new()) else {
             if alone {
                 // Too much rather than too little.
                 let _ = sys::kill(-1, sys::SIGKILL);
             }
             return true;
         };
-        if self.sweep(sys::SIGKILL, GENTLE_ROUNDS, &mut look, &mut before) {
-            return before.count > 0 || look.members().next().is_some();
+        if self.sweep(sys::SIGKILL, MAX_KILL_ROUNDS, &mut current, &mut previous) {
+            return previous.count > 0 || current.members().next().is_some();
         }
-        let settled = self.sweep(sys::SIGSTOP, MOST_ROUNDS, &mut look, &mut before);
-        let all_stopped = !settled && alone;
-        if all_stopped {
-            // The kernel does this at one stroke; no process can be born meanwhile.
+        let settled = self.sweep(sys::SIGSTOP, MAX_STOP_ROUNDS, &mut current, &mut previous);
+        let stop_all = !settled && alone;
+        if stop_all {
+            // Atomic: no process can be born meanwhile.
             let _ = sys::kill(-1, sys::SIGSTOP);
-            look.at_all(self);
+            current.scan(self);
         }
-        for member in look.members() {
+        for member in current.members() {
             let _ = sys::kill(member.pid(), sys::SIGKILL);
         }
-        if all_stopped {
+        if stop_all {
             let _ = sys::kill(-1, sys::SIGCONT);
         }
         true
     }
 
-    /// The same, and looks again until nothing is there any more: a process can be missed that gets
-    /// another parent while we look, and nobody asks twice.
+    /// Kills every member repeatedly until none is left: a scan can miss a process whose parent changes
+    /// meanwhile, and the order is not repeated.
     pub fn kill_for_good(&self, alone: bool) -> bool {
         let found = self.kill(alone);
-        let mut looks = u32::from(found);
-        while (1..=MOST_LOOKS_AGAIN).contains(&looks) {
-            sys::pause_us(PAUSE_US);
+        let mut kills = u32::from(found);
+        while (1..=MAX_KILL_REPEATS).contains(&kills) {
+            sys::pause_us(KILL_PAUSE_US);
             if !self.kill(alone) {
                 break;
             }
-            looks += 1;
+            kills += 1;
         }
         found
     }
 
-    /// Sends a signal to all that is there, and to what has turned up since, until nothing new does;
-    /// whether it came to that. `look` is then what is there.
-    fn sweep(&self, signal: i32, rounds: usize, look: &mut Look, before: &mut Look) -> bool {
-        before.count = 0;
+    /// Sends a signal to every member and to those that appear, until a scan finds no new one; returns
+    /// whether that was reached. `current` is then the last scan.
+    fn sweep(
+        &self,
+        signal: i32,
+        rounds: usize,
+        current: &mut Snapshot,
+        previous: &mut Snapshot,
+    ) -> bool {
+        previous.count = 0;
         for _ in 0..rounds {
             let mut settled = true;
-            // At once: what starts others and ends is only there for a moment.
-            look.at_each(self, &mut |member| {
-                if !before.has_member(member) {
+            // At once: a process that forks and exits exists only for a moment.
+            current.scan_with(self, &mut |member| {
+                if !previous.has_member(member) {
                     settled = false;
                     let _ = sys::kill(member.pid(), signal);
                 }
@@ -133,31 +141,33 @@ impl<'k> Tree<'k> {
             if settled {
                 return true;
             }
-            core::mem::swap(look, before);
+            core::mem::swap(current, previous);
         }
         false
     }
 
-    /// Writes the ids and command lines to a pipe, as far as there is room in it.
+    /// Writes ids and command lines to a pipe, as far as they fit.
     pub fn list(&self, pipe: Fd) {
-        let Ok(mut look) = Look::new() else { return };
-        look.at_all(self);
+        let Ok(mut snapshot) = Snapshot::new() else {
+            return;
+        };
+        snapshot.scan(self);
         let mut line = [0; 512];
-        let mut patience = PATIENCE;
-        for member in look.members() {
+        let mut rereads = MAX_REREADS;
+        for member in snapshot.members() {
             let pid = Text::new().number(member.pid()).text(b" ");
             let start = pid.as_bytes().len();
             line[..start].copy_from_slice(pid.as_bytes());
             let room = line.len() - 1;
-            let end = start + member.command_line(&mut line[start..room], &mut patience);
+            let end = start + member.command_line(&mut line[start..room], &mut rereads);
             for byte in &mut line[start..end] {
-                // The arguments are apart by NUL.
+                // NUL separates the arguments.
                 if *byte == 0 {
                     *byte = b' ';
                 }
             }
             line[end] = 0;
-            // It doesn't block: where the pipe is full, the rest is left out.
+            // The pipe does not block; if it is full, the rest is left out.
             if sys::write(pipe, &line[..=end]).is_err() {
                 break;
             }
@@ -165,7 +175,7 @@ impl<'k> Tree<'k> {
     }
 }
 
-/// A process as it was seen: its id, its parent's, whether it belongs, when it was started.
+/// A process in a snapshot: its id, its parent's, whether it is a member, and its start time.
 #[derive(Clone, Copy)]
 struct Process([i32; 4]);
 
@@ -178,29 +188,29 @@ impl Process {
         self.0[1]
     }
 
-    fn belongs(self) -> bool {
+    fn is_member(self) -> bool {
         self.0[2] != 0
     }
 
-    fn is(self, other: Self) -> bool {
+    fn is_same(self, other: Self) -> bool {
         self.pid() == other.pid() && self.0[3] == other.0[3]
     }
 
-    /// Reads what `/proc` says of a process; `None` where there is none, or it is dead.
-    fn look_at(pid: i32) -> Option<Self> {
+    /// Reads `/proc/PID/stat`; `None` if the process does not exist or is a zombie.
+    fn read_stat(pid: i32) -> Option<Self> {
         let mut buffer = [0; 512];
         let length = Self([pid, 0, 0, 0]).read(b"/stat", &mut buffer).ok()?;
         let stat = &buffer[..length];
-        // `PID (NAME) STATE PARENT …`, and the name may hold anything.
+        // `PID (NAME) STATE PARENT …`; the name may contain anything.
         let end = stat.iter().rposition(|byte| *byte == b')')?;
         let mut fields = stat.get(end + 2..)?.split(|byte| *byte == b' ');
-        // The state and the parent are fields 3 and 4; the number of threads and the time of the
-        // start are fields 20 and 22.
+        // Fields 3 and 4 are the state and the parent, 20 and 22 the number of threads and the start
+        // time.
         let state = fields.next()?;
         let (parent, _) = leading_number(fields.next()?)?;
         let (threads, _) = leading_number(fields.nth(15)?)?;
         let started = fields.nth(1)?;
-        // Where only the first thread has ended, the process goes on.
+        // A process lives on after its first thread has ended.
         if matches!(state, b"Z" | b"X") && threads < 2 {
             return None;
         }
@@ -211,14 +221,14 @@ impl Process {
         Some(Self([pid, parent, 0, lowest]))
     }
 
-    /// Its arguments; how many bytes they are. `patience` is how often to look again at one that
-    /// has none: it may just be becoming another program, or have lost its first thread for good.
-    fn command_line(self, buffer: &mut [u8], patience: &mut u32) -> usize {
+    /// Reads the arguments; returns their length. An empty result is read again, up to `rereads` times:
+    /// the process may be in `execve`, or have lost its first thread.
+    fn command_line(self, buffer: &mut [u8], rereads: &mut u32) -> usize {
         loop {
             match self.read(b"/cmdline", buffer) {
-                Ok(0) if *patience > 0 => {
-                    *patience -= 1;
-                    sys::pause_us(200);
+                Ok(0) if *rereads > 0 => {
+                    *rereads -= 1;
+                    sys::pause_us(REREAD_PAUSE_US);
                 }
                 read => return read.unwrap_or(0),
             }
@@ -234,85 +244,85 @@ impl Process {
     }
 }
 
-/// The id that was given out last; 0 where that isn't told.
-fn newest_id() -> i32 {
+/// Returns the most recently assigned process id; 0 if it is hidden.
+fn newest_pid() -> i32 {
     let mut buffer = [0; 64];
     let Ok(file) = sys::openat(sys::AT_FDCWD, c"/proc/loadavg", sys::O_RDONLY, 0) else {
         return 0;
     };
     let read = sys::read(file, &mut buffer).unwrap_or(0);
     sys::close(file);
-    // It is the last of five words.
+    // The last of five words.
     let words = buffer[..read].trim_ascii_end().rsplit(|byte| *byte == b' ');
     let newest = words.into_iter().next().and_then(leading_number);
     newest.map_or(0, |(number, _)| number)
 }
 
-/// One look at all processes.
-struct Look {
+/// A snapshot of all processes, in the order of their ids.
+struct Snapshot {
     directory: Fd,
     rows: &'static mut [[i32; 4]],
     count: usize,
 }
 
-impl Look {
+impl Snapshot {
     fn new() -> sys::Result<Self> {
         let flags = sys::O_RDONLY | sys::O_DIRECTORY;
         Ok(Self {
             directory: sys::openat(sys::AT_FDCWD, c"/proc", flags, 0)?,
-            rows: sys::map_rows(MOST)?,
+            rows: sys::map_rows(MAX_PROCESSES)?,
             count: 0,
         })
     }
 
     fn members(&self) -> impl Iterator<Item = Process> {
         let all = self.rows[..self.count].iter().copied().map(Process);
-        all.filter(|process| process.belongs())
+        all.filter(|process| process.is_member())
     }
 
     fn has_member(&self, process: Process) -> bool {
         let found = self
             .position(process.pid())
             .map(|at| Process(self.rows[at]));
-        found.is_some_and(|known| known.belongs() && known.is(process))
+        found.is_some_and(|known| known.is_member() && known.is_same(process))
     }
 
-    /// Where a process is among those seen. The kernel lists them in the order of their ids.
+    /// Returns the index of a process. `/proc` lists processes in the order of their ids.
     fn position(&self, pid: i32) -> Option<usize> {
-        let seen = &self.rows[..self.count];
-        seen.binary_search_by_key(&pid, |row| row[0]).ok()
+        let rows = &self.rows[..self.count];
+        rows.binary_search_by_key(&pid, |row| row[0]).ok()
     }
 
-    /// Looks at all processes, and finds out who belongs.
-    fn at_all(&mut self, tree: &Tree<'_>) {
-        self.at_listed(tree, &mut |_| {});
-        self.mark(tree, &mut |_| {});
+    /// Reads all processes and determines the members.
+    fn scan(&mut self, tree: &Tree<'_>) {
+        self.scan_listed(tree, &mut |_| {});
+        self.mark_members(tree, &mut |_| {});
     }
 
-    /// The same, and calls `found` for each that belongs as soon as that is known.
+    /// Reads all processes and calls `found` for each member as soon as it is known.
     ///
-    /// Ids are looked at in the order in which they are given out, up to one that was given out just
-    /// now. What has ended before it was looked at has left its children further on: if `found` stops
-    /// what it is called for, little is missed, however fast processes replace each other.
-    fn at_each(&mut self, tree: &Tree<'_>, found: &mut dyn FnMut(Process)) {
-        self.at_listed(tree, found);
-        let mut seen = self.rows[..self.count].last().map_or(0, |row| row[0]);
-        for _ in 0..MOST_CHASES {
-            let newest = newest_id();
-            // All of them; or the ids began again at the lowest, and the next look sees them.
-            if newest <= seen {
+    /// Ids are read in the order in which they are assigned, up to the newest: the children of a process
+    /// that ended before it was read come later. So if `found` stops the process, few are missed, however
+    /// fast they replace each other.
+    fn scan_with(&mut self, tree: &Tree<'_>, found: &mut dyn FnMut(Process)) {
+        self.scan_listed(tree, found);
+        let mut last = self.rows[..self.count].last().map_or(0, |row| row[0]);
+        for _ in 0..MAX_CATCH_UPS {
+            let newest = newest_pid();
+            // All are read, or the ids have wrapped and the next scan reads them.
+            if newest <= last {
                 break;
             }
-            for pid in seen + 1..=newest {
-                self.see(pid, tree, found);
+            for pid in last + 1..=newest {
+                self.add(pid, tree, found);
             }
-            seen = newest;
+            last = newest;
         }
-        self.mark(tree, found);
+        self.mark_members(tree, found);
     }
 
-    /// Looks at the processes that the kernel lists.
-    fn at_listed(&mut self, tree: &Tree<'_>, found: &mut dyn FnMut(Process)) {
+    /// Reads the processes that `/proc` lists.
+    fn scan_listed(&mut self, tree: &Tree<'_>, found: &mut dyn FnMut(Process)) {
         self.count = 0;
         if sys::rewind(self.directory).is_err() {
             return;
@@ -320,7 +330,7 @@ impl Look {
         let mut entries = [0; 4096];
         while let Ok(length @ 1..) = sys::getdents(self.directory, &mut entries) {
             let mut rest = &entries[..length];
-            // An entry: inode, offset (8 bytes each), its length (2), a type (1), its name, NUL.
+            // An entry: inode and offset (8 bytes each), its length (2), a type (1), its name, NUL.
             while !rest.is_empty() {
                 let Some(&[low, high]) = rest.get(16..18) else {
                     return;
@@ -332,17 +342,17 @@ impl Look {
                 rest = next;
                 let name = entry.get(19..).unwrap_or_default();
                 if let Some((pid, [0, ..])) = leading_number(name) {
-                    self.see(pid, tree, found);
+                    self.add(pid, tree, found);
                 }
             }
         }
     }
 
-    fn see(&mut self, pid: i32, tree: &Tree<'_>, found: &mut dyn FnMut(Process)) {
+    fn add(&mut self, pid: i32, tree: &Tree<'_>, found: &mut dyn FnMut(Process)) {
         if self.count == self.rows.len() {
             return;
         }
-        let Some(process) = Process::look_at(pid) else {
+        let Some(process) = Process::read_stat(pid) else {
             return;
         };
         self.rows[self.count] = process.0;
@@ -350,30 +360,30 @@ impl Look {
         self.mark_one(self.count - 1, tree, found);
     }
 
-    /// Marks a process where its parent is known to belong; whether it was not marked before.
+    /// Marks a process whose parent is a member; returns whether it was not marked before.
     fn mark_one(&mut self, at: usize, tree: &Tree<'_>, found: &mut dyn FnMut(Process)) -> bool {
         let process = Process(self.rows[at]);
-        let is_spared = || {
-            tree.spared
-                .is_some_and(|spared| spared.includes(process.pid()))
+        let is_excluded = || {
+            tree.excluded
+                .is_some_and(|excluded| excluded.includes(process.pid()))
         };
-        if process.belongs() || is_spared() {
+        if process.is_member() || is_excluded() {
             return false;
         }
         let parent = process.parent();
-        let belongs = parent == tree.root
+        let is_member = parent == tree.root
             || self
                 .position(parent)
-                .is_some_and(|parent| Process(self.rows[parent]).belongs());
-        if belongs {
+                .is_some_and(|parent| Process(self.rows[parent]).is_member());
+        if is_member {
             self.rows[at][2] = 1;
             found(process);
         }
-        belongs
+        is_member
     }
 
-    /// Marks who belongs: again and again, since a child may be listed before its parent.
-    fn mark(&mut self, tree: &Tree<'_>, found: &mut dyn FnMut(Process)) {
+    /// Marks the members. Repeats, since a child may be listed before its parent.
+    fn mark_members(&mut self, tree: &Tree<'_>, found: &mut dyn FnMut(Process)) {
         loop {
             let mut changed = false;
             for at in 0..self.count {
@@ -386,7 +396,7 @@ impl Look {
     }
 }
 
-impl Drop for Look {
+impl Drop for Snapshot {
     fn drop(&mut self) {
         sys::close(self.directory);
         sys::unmap_rows(core::mem::take(&mut self.rows));

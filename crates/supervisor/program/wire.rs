@@ -1,463 +1,322 @@
-//! What our process and the supervisor say to each other.
+//! The control protocol between a sandbox's owner and its supervisor.
 //!
-//! Both sides are compiled from this file, so there is no version and nothing to negotiate. Orders
-//! go over the control socket, one message each (`SOCK_SEQPACKET`); what is long goes in a sealed
-//! file that is passed along, the *body*, and is read in place. Each command reports over a socket
-//! of its own, whose end means that nothing of the command is left.
-//!
-//! Numbers are little-endian. A string is its length without the NUL (`u32`), its bytes, and a NUL.
+//! Both sides are compiled from this file, so the protocol has no version. An order is one message on the
+//! control socket (`SOCK_SEQPACKET`). Long content goes into a sealed memory file, the *body*, whose
+//! descriptor accompanies the order; the supervisor maps it and reads it in place. Each command reports on
+//! a socket of its own, whose end of file means that no process of the command is left.
 
-#[path = "wire/reports.rs"]
-mod reports;
+#[path = "wire/codec.rs"]
+mod codec;
 
 use core::ffi::CStr;
 
-pub use self::reports::{READY_BYTES, REPORT_BYTES, Ready, Report, Stage};
+pub use self::codec::{Reader, Wire, encode_into};
+pub(crate) use self::codec::{wire_enum, wire_struct};
 
-/// Bytes of an [`Order`].
+/// Length of an encoded [`Order`].
 pub const ORDER_BYTES: usize = 16;
+/// Length of an encoded [`SetupReply`].
+pub const SETUP_REPLY_BYTES: usize = 16;
+/// Length of an encoded [`Report`].
+pub const REPORT_BYTES: usize = 24;
 
-/// What the supervisor is asked to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
-    /// The first one: builds the walls. Descriptors: the body, then for each control group the file
-    /// that one joins it by. Answered by a [`Ready`].
-    Setup,
-    /// Starts a command. Descriptors: the body, the socket for reports, and stdin, stdout and
-    /// stderr or, for a command with a terminal of ours, nothing more.
-    Spawn {
-        /// Names the command from now on.
-        id: u32,
-    },
-    /// Sends a signal to the process group of a command's first process.
-    Signal {
-        /// The command.
-        id: u32,
-        /// Its first process.
-        pid: i32,
-        /// Which.
-        signal: i32,
-    },
-    /// Sends TERM to everything a command started.
-    Terminate {
-        /// The command.
-        id: u32,
-    },
-    /// Kills everything a command started.
-    Kill {
-        /// The command.
-        id: u32,
-    },
-    /// Writes what is left of a command to the pipe that comes along: for each process its id,
-    /// a space, its command line and a NUL.
-    List {
-        /// The command.
-        id: u32,
-    },
-}
-
-impl Order {
-    /// The order in a message.
-    #[must_use]
-    pub fn encode(self) -> [u8; ORDER_BYTES] {
-        let (op, id, pid, signal) = match self {
-            Self::Setup => (1, 0, 0, 0),
-            Self::Spawn { id } => (2, id, 0, 0),
-            Self::Signal { id, pid, signal } => (3, id, pid, signal),
-            Self::Terminate { id } => (4, id, 0, 0),
-            Self::Kill { id } => (5, id, 0, 0),
-            Self::List { id } => (6, id, 0, 0),
-        };
-        let mut bytes = [0; ORDER_BYTES];
-        put(&mut bytes, 0, op);
-        put(&mut bytes, 4, id);
-        put(&mut bytes, 8, pid as u32);
-        put(&mut bytes, 12, signal as u32);
-        bytes
-    }
-
-    /// The order of a message.
-    #[must_use]
-    pub fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut reader = Reader::new(bytes);
-        let (op, id) = (reader.u32()?, reader.u32()?);
-        let (pid, signal) = (reader.u32()? as i32, reader.u32()? as i32);
-        Some(match op {
-            1 => Self::Setup,
-            2 => Self::Spawn { id },
-            3 => Self::Signal { id, pid, signal },
-            4 => Self::Terminate { id },
-            5 => Self::Kill { id },
-            6 => Self::List { id },
-            _ => return None,
-        })
+wire_enum! {
+    /// An instruction to the supervisor.
+    pub enum Order message ORDER_BYTES {
+        /// Builds the sandbox; always the first order. Descriptors: the body, then for each control group
+        /// the file through which a process joins it. Answered by a [`SetupReply`].
+        Setup = 1,
+        /// Starts a command. Descriptors: the body, the report socket, then stdin, stdout and stderr. A
+        /// command whose terminal the supervisor allocates gets no further descriptors.
+        Spawn {
+            /// Identifies the command in later orders.
+            id: u32,
+        } = 2,
+        /// Sends a signal to the process group of a command's first process.
+        Signal {
+            /// The command.
+            id: u32,
+            /// Its first process.
+            pid: i32,
+            /// The signal number.
+            signal: i32,
+        } = 3,
+        /// Sends SIGTERM to all processes of a command.
+        Terminate {
+            /// The command.
+            id: u32,
+        } = 4,
+        /// Kills all processes of a command.
+        Kill {
+            /// The command.
+            id: u32,
+        } = 5,
+        /// Lists a command's processes into the accompanying pipe: for each its id, a space, its command
+        /// line and a NUL.
+        List {
+            /// The command.
+            id: u32,
+        } = 6,
     }
 }
 
-/// The start of a body for [`Order::Setup`]; [`Group`]s follow, and [`Step`]s to the body's end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Setup<'b> {
-    /// The namespaces to make (`CLONE_NEW…`). With a process namespace the supervisor is its
-    /// first process; without one it finds what belongs to it by parentage.
-    pub namespaces: u64,
-    /// What to write into the new user namespace's `uid_map`; empty for none.
-    pub uid_map: &'b CStr,
-    /// The same for `gid_map`.
-    pub gid_map: &'b CStr,
-    /// Whether `setgroups` must be given up first, as for an ordinary user.
-    pub deny_setgroups: bool,
-    /// How many [`Group`]s follow.
-    pub groups: u32,
-}
-
-/// A control group of the sandbox, which ends with it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Group<'b> {
-    /// Its directory, which is removed in the end.
-    pub directory: &'b CStr,
-    /// A file through which what is left in it is stopped; empty for none.
-    pub stop: &'b CStr,
-    /// What is written to that file.
-    pub word: &'b CStr,
-}
-
-/// Where an engine brings large files to, each under a number, before they are given their names; and
-/// where it takes them from. Only its owner changes names there.
-pub const STAGING: &CStr = c"/.cantle-staging";
-
-/// Where everybody may offer files, to be taken from [`STAGING`] under the same number.
-pub const OFFERED: &CStr = c"/.cantle-staging/out";
-
-/// One step of building a sandbox, done by its first process in the order given.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step<'b> {
-    /// `mount(2)`; an empty string stands for null.
-    Mount {
-        /// What.
-        source: &'b CStr,
-        /// Where.
-        target: &'b CStr,
-        /// The file system's type.
-        kind: &'b CStr,
-        /// `MS_…`.
-        flags: u64,
-        /// Options of the file system's.
-        data: &'b CStr,
-    },
-    /// Sets attributes (`MOUNT_ATTR_…`) of a mount and of those below it.
-    Attributes {
-        /// Where it is mounted.
-        target: &'b CStr,
-        /// To be set.
-        set: u64,
-    },
-    /// Makes a directory.
-    MakeDirectory {
-        /// Where.
-        path: &'b CStr,
-        /// Its mode.
-        mode: u32,
-    },
-    /// Makes a directory somebody's and gives it a mode; makes it where there is none. A link is
-    /// followed: this is for before anything has run that could make one.
-    Give {
-        /// Where.
-        path: &'b CStr,
-        /// The user and the group; none to leave it whose it is.
-        identity: Option<(u32, u32)>,
-        /// Its mode.
-        mode: u32,
-    },
-    /// Makes [`STAGING`] and [`OFFERED`]. Who knows a name there may use it.
-    Staging,
-    /// Makes a file.
-    MakeFile {
-        /// Where.
-        path: &'b CStr,
-        /// What is in it.
-        content: &'b CStr,
-    },
-    /// Makes a link.
-    Link {
-        /// Where.
-        path: &'b CStr,
-        /// To what.
-        target: &'b CStr,
-    },
-    /// Makes a directory the root, and lets the old root go.
-    Root {
-        /// The directory; it is a mount.
-        path: &'b CStr,
-    },
-    /// Sets the name of the machine.
-    HostName {
-        /// The name.
-        name: &'b CStr,
-    },
-    /// Turns the loopback interface on.
-    Loopback,
-    /// Opens a directory and hands its descriptor (`O_PATH`) to the owner.
-    OpenDirectory {
-        /// Which.
-        path: &'b CStr,
-    },
-    /// Listens on a port of 127.0.0.1 and hands the socket to the owner.
-    Listen {
-        /// The port.
-        port: u16,
-    },
-    /// Gives up all capabilities, lets no program give any (`no_new_privs`), and becomes another
-    /// user, without supplementary groups where that is allowed.
-    Unprivileged {
-        /// The user and the group; none to stay who we are.
-        identity: Option<(u32, u32)>,
-    },
-    /// Restricts access to files and all that Landlock scopes, as far as this kernel's version
-    /// goes. Allowed is what the [`Step::Allow`]s say that follow directly.
-    Landlock {
-        /// How many they are.
-        rules: u32,
-    },
-    /// A rule of the last [`Step::Landlock`].
-    Allow {
-        /// A file, or a directory with all below it.
-        path: &'b CStr,
-        /// `LANDLOCK_ACCESS_FS_…`; what the kernel doesn't know is left out.
-        access: u64,
-    },
-    /// Installs a system call filter.
-    Filter {
-        /// Its instructions, in the kernel's layout.
-        program: &'b [u8],
-    },
-    /// A filter for commands alone, installed last: it may refuse what starting one takes. Where it
-    /// asks its tracer (`SECCOMP_RET_TRACE`), there is one until the command's own program is
-    /// executed, who says yes.
-    FilterCommands {
-        /// Its instructions, in the kernel's layout.
-        program: &'b [u8],
-    },
-    /// What commands are, where the supervisor itself stays what it is: for a relay.
-    Commands {
-        /// The user and the group they run as, without any privilege; none to stay who we are, with
-        /// what we may do.
-        identity: Option<(u32, u32)>,
-        /// The directory that no link leads out of; `/` where there is nothing outside.
-        root: &'b CStr,
-    },
-    /// A limit (`RLIMIT_…`) for each process of every command.
-    Limit {
-        /// Which.
-        resource: u32,
-        /// What a process may not pass.
-        soft: u64,
-        /// What it may raise that to.
-        hard: u64,
-    },
-}
-
-/// A step as it stands in a body.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Numbered<'b> {
-    /// Where the step may fail, the bit of [`Ready::Ready::missing`] that says so.
-    pub wall: Option<u8>,
-    /// The step.
-    pub step: Step<'b>,
-}
-
-/// The start of a body for [`Order::Spawn`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Spawn<'b> {
-    /// Where it starts, as seen inside the sandbox.
-    pub directory: &'b CStr,
-    /// Whether its input is a terminal, which becomes its controlling one.
-    pub takes_terminal: bool,
-    /// Whether it gets a terminal of ours of this many rows and columns.
-    pub terminal: Option<(u16, u16)>,
-    /// How many strings follow that each name its program: the first that can be executed is. None
-    /// where the supervisor itself does something with files, which the arguments say.
-    pub programs: u32,
-    /// How many arguments follow, the program's name among them.
-    pub arguments: u32,
-    /// How many variables follow, as `NAME=value`.
-    pub variables: u32,
-}
-
-/// Reads a body.
-#[derive(Clone, Debug)]
-pub struct Reader<'b> {
-    rest: &'b [u8],
-}
-
-impl<'b> Reader<'b> {
-    /// Reads from the start.
-    #[must_use]
-    pub fn new(bytes: &'b [u8]) -> Self {
-        Self { rest: bytes }
-    }
-
-    /// Whether all is read.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.rest.is_empty()
-    }
-
-    /// The next bytes.
-    pub fn take(&mut self, count: usize) -> Option<&'b [u8]> {
-        let (taken, rest) = self.rest.split_at_checked(count)?;
-        self.rest = rest;
-        Some(taken)
-    }
-
-    /// The next number of four bytes.
-    pub fn u32(&mut self) -> Option<u32> {
-        let bytes = self.take(4)?;
-        Some(u32::from_le_bytes(bytes.try_into().ok()?))
-    }
-
-    /// The next number of eight bytes.
-    pub fn u64(&mut self) -> Option<u64> {
-        let bytes = self.take(8)?;
-        Some(u64::from_le_bytes(bytes.try_into().ok()?))
-    }
-
-    fn bytes(&mut self) -> Option<&'b [u8]> {
-        let length = self.u32()? as usize;
-        let bytes = self.take(length.checked_add(1)?)?;
-        bytes.get(..length)
-    }
-
-    /// The next string.
-    pub fn string(&mut self) -> Option<&'b CStr> {
-        let length = self.u32()? as usize;
-        CStr::from_bytes_with_nul(self.take(length.checked_add(1)?)?).ok()
-    }
-
-    /// The start of a body for [`Order::Setup`].
-    pub fn setup(&mut self) -> Option<Setup<'b>> {
-        Some(Setup {
-            namespaces: self.u64()?,
-            uid_map: self.string()?,
-            gid_map: self.string()?,
-            deny_setgroups: self.u32()? != 0,
-            groups: self.u32()?,
-        })
-    }
-
-    /// The next control group.
-    pub fn group(&mut self) -> Option<Group<'b>> {
-        Some(Group {
-            directory: self.string()?,
-            stop: self.string()?,
-            word: self.string()?,
-        })
-    }
-
-    /// The start of a body for [`Order::Spawn`].
-    pub fn spawn(&mut self) -> Option<Spawn<'b>> {
-        Some(Spawn {
-            directory: self.string()?,
-            takes_terminal: self.u32()? != 0,
-            terminal: match (self.u32()?, self.u32()?) {
-                (0, _) => None,
-                (_, size) => Some(((size >> 16) as u16, size as u16)),
-            },
-            programs: self.u32()?,
-            arguments: self.u32()?,
-            variables: self.u32()?,
-        })
-    }
-
-    /// A user and a group, or none.
-    fn identity(&mut self) -> Option<Option<(u32, u32)>> {
-        Some(match (self.u32()?, self.u32()?, self.u32()?) {
-            (0, ..) => None,
-            (_, uid, gid) => Some((uid, gid)),
-        })
-    }
-
-    /// The next step.
-    pub fn step(&mut self) -> Option<Numbered<'b>> {
-        let (tag, wall) = (self.u32()?, self.u32()?);
-        let step = match tag {
-            1 => Step::Mount {
-                source: self.string()?,
-                target: self.string()?,
-                kind: self.string()?,
-                flags: self.u64()?,
-                data: self.string()?,
-            },
-            2 => Step::Attributes {
-                target: self.string()?,
-                set: self.u64()?,
-            },
-            3 => Step::MakeDirectory {
-                path: self.string()?,
-                mode: self.u32()?,
-            },
-            4 => Step::MakeFile {
-                path: self.string()?,
-                content: self.string()?,
-            },
-            5 => Step::Link {
-                path: self.string()?,
-                target: self.string()?,
-            },
-            6 => Step::Root {
-                path: self.string()?,
-            },
-            7 => Step::HostName {
-                name: self.string()?,
-            },
-            8 => Step::Loopback,
-            9 => Step::OpenDirectory {
-                path: self.string()?,
-            },
-            10 => Step::Listen {
-                port: self.u32()? as u16,
-            },
-            11 => Step::Unprivileged {
-                identity: self.identity()?,
-            },
-            12 => Step::Landlock { rules: self.u32()? },
-            13 => Step::Allow {
-                path: self.string()?,
-                access: self.u64()?,
-            },
-            14 => Step::Filter {
-                program: self.bytes()?,
-            },
-            15 => Step::FilterCommands {
-                program: self.bytes()?,
-            },
-            16 => Step::Limit {
-                resource: self.u32()?,
-                soft: self.u64()?,
-                hard: self.u64()?,
-            },
-            17 => Step::Commands {
-                identity: self.identity()?,
-                root: self.string()?,
-            },
-            18 => Step::Give {
-                path: self.string()?,
-                identity: self.identity()?,
-                mode: self.u32()?,
-            },
-            19 => Step::Staging,
-            _ => return None,
-        };
-        let wall = match wall.checked_sub(1) {
-            Some(bit) => Some(u8::try_from(bit).ok()?),
-            None => None,
-        };
-        Some(Numbered { wall, step })
+wire_struct! {
+    /// The start of the body of [`Order::Setup`]. [`ControlGroup`]s follow, then [`PlannedStep`]s up to
+    /// the end.
+    pub struct Setup<'b> {
+        /// The namespaces to create (`CLONE_NEW…`). With a PID namespace the supervisor is its init;
+        /// without one it identifies the sandbox's processes by parentage.
+        pub namespaces: u64,
+        /// Content for the new user namespace's `uid_map`; empty for none.
+        pub uid_map: &'b CStr,
+        /// Content for its `gid_map`.
+        pub gid_map: &'b CStr,
+        /// Whether `setgroups` must be denied first, as the kernel demands of an unprivileged user.
+        pub deny_setgroups: bool,
+        /// The number of [`ControlGroup`]s that follow.
+        pub groups: u32,
     }
 }
 
-/// Writes a number into a message.
-pub(crate) fn put(bytes: &mut [u8], at: usize, number: u32) {
-    if let Some(place) = bytes.get_mut(at..at + 4) {
-        place.copy_from_slice(&number.to_le_bytes());
+wire_struct! {
+    /// A control group of the sandbox, removed with it.
+    pub struct ControlGroup<'b> {
+        /// Its directory.
+        pub directory: &'b CStr,
+        /// The control file that stops its processes; empty for none.
+        pub stop: &'b CStr,
+        /// The value written to that file.
+        pub stop_value: &'b CStr,
+    }
+}
+
+/// A user id and a group id.
+pub type Identity = (u32, u32);
+
+wire_enum! {
+    /// One operation of setting up a sandbox. Init performs the steps in order.
+    pub enum Step<'b> {
+        /// `mount(2)`; an empty string stands for null.
+        Mount {
+            /// Source.
+            source: &'b CStr,
+            /// Mount point.
+            target: &'b CStr,
+            /// File system type.
+            kind: &'b CStr,
+            /// `MS_…`.
+            flags: u64,
+            /// Options of the file system.
+            data: &'b CStr,
+        } = 1,
+        /// Sets `MOUNT_ATTR_…` attributes of a mount and of all mounts below it.
+        SetMountAttributes {
+            /// Mount point.
+            target: &'b CStr,
+            /// Attributes to set.
+            set: u64,
+        } = 2,
+        /// Creates a directory.
+        MakeDirectory {
+            /// Path.
+            path: &'b CStr,
+            /// Mode.
+            mode: u32,
+        } = 3,
+        /// Creates a file.
+        MakeFile {
+            /// Path.
+            path: &'b CStr,
+            /// Content.
+            content: &'b CStr,
+        } = 4,
+        /// Creates a symbolic link.
+        Symlink {
+            /// Path.
+            path: &'b CStr,
+            /// Where it leads.
+            target: &'b CStr,
+        } = 5,
+        /// Makes a mount the root and detaches the old root.
+        PivotRoot {
+            /// Mount point.
+            path: &'b CStr,
+        } = 6,
+        /// Sets the host name.
+        Hostname {
+            /// The name.
+            name: &'b CStr,
+        } = 7,
+        /// Brings the loopback interface up.
+        Loopback = 8,
+        /// Opens a directory (`O_PATH`) and passes the descriptor to the owner.
+        OpenDirectory {
+            /// Path.
+            path: &'b CStr,
+        } = 9,
+        /// Listens on 127.0.0.1 and passes the socket to the owner.
+        Listen {
+            /// Port.
+            port: u16,
+        } = 10,
+        /// Drops all capabilities, sets `no_new_privs` and switches to another user, without
+        /// supplementary groups where the kernel allows that.
+        DropPrivileges {
+            /// The user; `None` to keep the current one.
+            identity: Option<Identity>,
+        } = 11,
+        /// Restricts file access, and every scope of Landlock that the kernel supports. The
+        /// [`Step::LandlockRule`]s that follow directly are the exceptions.
+        Landlock {
+            /// The number of rules that follow.
+            rules: u32,
+        } = 12,
+        /// A rule of the preceding [`Step::Landlock`].
+        LandlockRule {
+            /// A file, or a directory with everything below it. One that does not exist is skipped.
+            path: &'b CStr,
+            /// `LANDLOCK_ACCESS_FS_…`; rights that the kernel does not know are left out.
+            access: u64,
+        } = 13,
+        /// Installs a system call filter.
+        Filter {
+            /// Instructions in the kernel's layout.
+            program: &'b [u8],
+        } = 14,
+        /// Sets a filter for commands only. It may refuse system calls that starting a command needs:
+        /// where it asks the tracer (`SECCOMP_RET_TRACE`), the keeper allows the command's own `execve`.
+        CommandFilter {
+            /// Instructions in the kernel's layout.
+            program: &'b [u8],
+        } = 15,
+        /// Sets a resource limit (`RLIMIT_…`) for each process of a command.
+        CommandLimit {
+            /// The resource.
+            resource: u32,
+            /// Soft limit.
+            soft: u64,
+            /// Hard limit.
+            hard: u64,
+        } = 16,
+        /// Sets the user and the root of commands while the supervisor keeps its own; for a relay.
+        CommandIdentity {
+            /// The user, without privileges; `None` for the supervisor's own user and privileges.
+            identity: Option<Identity>,
+            /// A directory that no symbolic link leads out of; `/` if nothing is outside.
+            root: &'b CStr,
+        } = 17,
+        /// Creates a directory if necessary, and sets its mode and owner. Follows symbolic links, so it
+        /// must precede all untrusted code.
+        OwnedDirectory {
+            /// Path.
+            path: &'b CStr,
+            /// The owner; `None` to leave it unchanged.
+            identity: Option<Identity>,
+            /// Mode.
+            mode: u32,
+        } = 18,
+    }
+}
+
+wire_struct! {
+    /// A step of a body.
+    pub struct PlannedStep<'b> {
+        /// For a step that may fail, the bit of [`SetupReply::Ready::missing`] that reports it.
+        pub optional: Option<u8>,
+        /// The step.
+        pub step: Step<'b>,
+    }
+}
+
+wire_enum! {
+    /// The answer to [`Order::Setup`].
+    pub enum SetupReply message SETUP_REPLY_BYTES {
+        /// The sandbox is ready. The descriptors of [`Step::OpenDirectory`] and [`Step::Listen`] follow in
+        /// the order of the steps.
+        Ready {
+            /// One bit for each optional step that failed.
+            missing: u64,
+            /// The Landlock ABI version in force; 0 for none.
+            landlock: u32,
+        } = 0,
+        /// The sandbox could not be built.
+        Failed {
+            /// The number of the step; [`SetupReply::BEFORE_STEPS`] if the namespaces could not be
+            /// created.
+            step: u32,
+            /// The kernel's error number.
+            errno: i32,
+        } = 1,
+    }
+}
+
+impl SetupReply {
+    /// The "step" that creates the namespaces.
+    pub const BEFORE_STEPS: u32 = u32::MAX;
+    /// The bit of `missing` that reports a control group that could not be joined.
+    pub const GROUPS: u8 = 63;
+}
+
+wire_struct! {
+    /// The start of the body of [`Order::Spawn`].
+    pub struct Spawn<'b> {
+        /// Initial directory, as seen inside the sandbox.
+        pub directory: &'b CStr,
+        /// Whether stdin is a terminal, to become the controlling one.
+        pub takes_terminal: bool,
+        /// Rows and columns of a terminal that the supervisor allocates.
+        pub terminal: Option<(u16, u16)>,
+        /// The number of candidate paths that follow; the first executable one is executed. Zero for a file
+        /// task, which follows instead.
+        pub programs: u32,
+        /// The number of arguments that follow, the program's name among them.
+        pub arguments: u32,
+        /// The number of variables that follow, as `NAME=value`.
+        pub variables: u32,
+    }
+}
+
+wire_enum! {
+    /// A message on a command's report socket.
+    pub enum Report message REPORT_BYTES {
+        /// The command could not be started.
+        Failed {
+            /// The operation that failed.
+            stage: StartStage,
+            /// The kernel's error number.
+            errno: i32,
+        } = 1,
+        /// The command runs. The master of a terminal that the supervisor allocated accompanies it.
+        Started {
+            /// Its first process, as seen inside the sandbox.
+            pid: i32,
+        } = 2,
+        /// The first process has ended.
+        Ended {
+            /// Wait status.
+            status: i32,
+            /// Whether no process of the command is left.
+            alone: bool,
+            /// CPU time of all its reaped processes, in microseconds.
+            cpu_us: u64,
+            /// The largest resident set of one of them, in KiB.
+            max_rss_kib: u64,
+        } = 3,
+    }
+}
+
+wire_enum! {
+    /// An operation of starting a command.
+    pub enum StartStage {
+        /// Creating a process.
+        Fork = 0,
+        /// Allocating the terminal.
+        Terminal = 1,
+        /// Applying limits, stdio and filters.
+        Prepare = 2,
+        /// Entering the initial directory.
+        Directory = 3,
+        /// Executing the program.
+        Execute = 4,
     }
 }

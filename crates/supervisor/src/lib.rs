@@ -1,57 +1,99 @@
-//! The supervisor: a small static program that is the first process of a sandbox, and what is said
-//! to it.
+//! The supervisor: a small static program that runs as a sandbox's init, and its control protocol.
 //!
-//! [`PROGRAM`] is an executable file for Linux without a C library, dependencies or a heap. Our
-//! process starts it with one end of a socket pair (`SOCK_SEQPACKET`) as its input; over it go the
-//! [orders](wire::Order). The supervisor makes namespaces, builds the walls step by step as
-//! [planned](wire::Step) by its owner, starts commands, adopts what they leave behind, kills trees,
-//! and ends with its socket, so that nothing outlives the owner, however that one ends. Setting
-//! up, policy and everything that can be decided outside is decided outside: the program does what
-//! it is told, in order, and says what the kernel answered.
+//! [`PROGRAM`] is a Linux executable without a C library, dependencies or a heap. The owner starts it with
+//! one end of a socket pair (`SOCK_SEQPACKET`) as its stdin and sends [orders](wire::Order). The supervisor
+//! creates namespaces, performs the [steps](wire::Step) that its owner has planned, starts commands, adopts
+//! the processes they leave behind, kills process trees, and exits when the socket is closed, so that
+//! nothing outlives the owner. Policy is decided by the owner: the program performs its orders in sequence
+//! and reports the kernel's answers.
 //!
-//! In a container nobody can pass it sockets. There it is started as `supervisor relay`, and says
-//! the same over its input and output, in [frames] with credit for each channel; it needs no file of
-//! the container's but itself, and `/proc`. What is done with files there is a command
-//! without a program: a [task](tasks::Task).
+//! In a container, to which no socket can be passed, it is started as `supervisor relay` and speaks the
+//! same protocol over its stdin and stdout, in [frames] with credit for each channel. It needs nothing of
+//! the container but its own executable and `/proc`. File operations are commands without a program:
+//! [tasks](tasks::Task).
 //!
-//! Its source is in `program/`, and is where the `unsafe` code of the project is; the crates that
-//! use it ([`wire`], [`frames`], [`tasks`] and [`Writer`]) have none.
+//! Its source is in `program/`, which holds the project's only `unsafe` code. The modules shared with its
+//! users ([`wire`], [`frames`], [`tasks`] and [`Writer`]) have none.
 
 #![forbid(unsafe_code)]
 
-mod encode;
 #[expect(
     clippy::exhaustive_enums,
-    reason = "both sides are of the same version, and each must know all that the other says"
+    reason = "both sides have the same version and must handle every variant"
 )]
 #[path = "../program/frames.rs"]
 pub mod frames;
 #[expect(
     clippy::exhaustive_enums,
     clippy::exhaustive_structs,
-    reason = "both sides are of the same version, and each must know all that the other says"
+    reason = "both sides have the same version and must handle every variant"
 )]
 #[path = "../program/tasks.rs"]
 pub mod tasks;
 #[expect(
     clippy::exhaustive_enums,
     clippy::exhaustive_structs,
-    reason = "both sides are of the same version, and each must know all that the other says"
+    reason = "both sides have the same version and must handle every variant"
 )]
 #[path = "../program/wire.rs"]
 pub mod wire;
 
-pub use self::encode::Writer;
+use std::ffi::CStr;
+
+use self::wire::{PlannedStep, Step, Wire};
 
 #[cfg(all(target_os = "linux", not(target_arch = "x86_64")))]
 compile_error!(
-    "cantle-supervisor calls the Linux kernel directly and is written for x86-64 only; on this \
-     processor build without the local backend (feature `local` of `cantle`)"
+    "cantle-supervisor calls the Linux kernel directly and supports x86-64 only; on this processor \
+     build without the local backend (feature `local` of `cantle`)"
 );
 
 /// The program, as an executable file (ELF, x86-64, static).
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
 pub const PROGRAM: &[u8] = include_bytes!(env!("CANTLE_SUPERVISOR"));
+
+/// A body under construction; the counterpart of [`Reader`](wire::Reader).
+#[derive(Clone, Debug, Default)]
+pub struct Writer {
+    bytes: Vec<u8>,
+}
+
+impl Writer {
+    /// Creates an empty body.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Returns the encoded body.
+    #[must_use]
+    pub fn into_bytes(self) -> Vec<u8> {
+        self.bytes
+    }
+
+    /// Appends a value.
+    pub fn write<'b>(&mut self, value: &impl Wire<'b>) -> &mut Self {
+        value.write_to(&mut |piece| self.bytes.extend_from_slice(piece));
+        self
+    }
+
+    /// Appends a string.
+    pub fn string(&mut self, text: &CStr) -> &mut Self {
+        self.write(&text)
+    }
+
+    /// Appends a step that must succeed.
+    pub fn step(&mut self, step: &Step<'_>) -> &mut Self {
+        let (optional, step) = (None, *step);
+        self.write(&PlannedStep { optional, step })
+    }
+
+    /// Appends a step that may fail; `bit` (below 64) reports it.
+    pub fn optional_step(&mut self, bit: u8, step: &Step<'_>) -> &mut Self {
+        let (optional, step) = (Some(bit), *step);
+        self.write(&PlannedStep { optional, step })
+    }
+}
 
 #[cfg(test)]
 mod tests;

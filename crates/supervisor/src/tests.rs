@@ -1,13 +1,24 @@
+use std::ffi::CStr;
+
 use proptest::prelude::*;
 use proptest::sample::Index;
 
 use crate::Writer;
-use crate::frames::{Answer, Channels, HEADER_BYTES, Lane, Request};
-use crate::tasks::{Entry, Kind, Reason, Refusal, Task};
-use crate::wire::{Group, Numbered, Order, Reader, Ready, Report, Setup, Spawn, Stage, Step};
+use crate::frames::{Answer, Channel, HEADER_BYTES, Request, StdioMode};
+use crate::tasks::{Entry, EntryKind, MAX_ERROR_BYTES, Task, TaskError, TaskErrorKind};
+use crate::wire::{
+    ControlGroup, Order, PlannedStep, Reader, Report, Setup, SetupReply, Spawn, StartStage, Step,
+    Wire,
+};
+
+fn encoded<'b>(value: &impl Wire<'b>) -> Vec<u8> {
+    let mut writer = Writer::new();
+    writer.write(value);
+    writer.into_bytes()
+}
 
 #[test]
-fn orders_come_back_as_they_were() {
+fn orders_round_trip() {
     let orders = [
         Order::Setup,
         Order::Spawn { id: 7 },
@@ -28,23 +39,23 @@ fn orders_come_back_as_they_were() {
 }
 
 #[test]
-fn answers_come_back_as_they_were() {
+fn replies_and_reports_round_trip() {
     let answers = [
-        Ready::Ready {
+        SetupReply::Ready {
             missing: 1 << 63 | 1,
             landlock: 7,
         },
-        Ready::Failed {
-            step: Ready::BEFORE_STEPS,
+        SetupReply::Failed {
+            step: SetupReply::BEFORE_STEPS,
             errno: 28,
         },
     ];
     for answer in answers {
-        assert_eq!(Ready::decode(&answer.encode()), Some(answer));
+        assert_eq!(SetupReply::decode(&answer.encode()), Some(answer));
     }
     let reports = [
         Report::Failed {
-            stage: Stage::Execute,
+            stage: StartStage::Execute,
             errno: 2,
         },
         Report::Started { pid: 4_000_000 },
@@ -61,7 +72,7 @@ fn answers_come_back_as_they_were() {
 }
 
 #[test]
-fn bodies_come_back_as_they_were() {
+fn bodies_round_trip() {
     let setup = Setup {
         namespaces: 0x6c02_0000,
         uid_map: c"0 0 1\n",
@@ -69,10 +80,10 @@ fn bodies_come_back_as_they_were() {
         deny_setgroups: true,
         groups: 1,
     };
-    let group = Group {
+    let group = ControlGroup {
         directory: c"/groups/ours",
         stop: c"/groups/ours/pids.max",
-        word: c"0",
+        stop_value: c"0",
     };
     let steps = [
         Step::Mount {
@@ -82,7 +93,7 @@ fn bodies_come_back_as_they_were() {
             flags: u64::MAX,
             data: c"size=1m",
         },
-        Step::Attributes {
+        Step::SetMountAttributes {
             target: c"/",
             set: 7,
         },
@@ -90,12 +101,12 @@ fn bodies_come_back_as_they_were() {
             path: c"/x",
             mode: 0o755,
         },
-        Step::Give {
+        Step::OwnedDirectory {
             path: c"/workspace",
             identity: Some((1000, 1001)),
             mode: 0o755,
         },
-        Step::Give {
+        Step::OwnedDirectory {
             path: c"/tmp",
             identity: None,
             mode: 0o1777,
@@ -104,62 +115,61 @@ fn bodies_come_back_as_they_were() {
             path: c"/x/y",
             content: c"text",
         },
-        Step::Link {
+        Step::Symlink {
             path: c"/bin",
             target: c"usr/bin",
         },
-        Step::Root { path: c"/root" },
-        Step::HostName { name: c"h" },
+        Step::PivotRoot { path: c"/root" },
+        Step::Hostname { name: c"h" },
         Step::Loopback,
-        Step::Staging,
         Step::OpenDirectory { path: c"/tmp" },
         Step::Listen { port: 3128 },
-        Step::Unprivileged { identity: None },
-        Step::Unprivileged {
+        Step::DropPrivileges { identity: None },
+        Step::DropPrivileges {
             identity: Some((65534, 65533)),
         },
         Step::Landlock { rules: 1 },
-        Step::Allow {
+        Step::LandlockRule {
             path: c"/",
             access: 0xffff,
         },
         Step::Filter {
             program: &[1, 2, 3, 0, 0, 0, 0, 8],
         },
-        Step::FilterCommands { program: &[] },
-        Step::Commands {
+        Step::CommandFilter { program: &[] },
+        Step::CommandIdentity {
             identity: Some((1000, 1001)),
             root: c"/",
         },
-        Step::Commands {
+        Step::CommandIdentity {
             identity: None,
             root: c"/srv/one",
         },
-        Step::Limit {
+        Step::CommandLimit {
             resource: 7,
             soft: 1,
             hard: u64::MAX,
         },
     ];
     let mut writer = Writer::new();
-    writer.setup(&setup).group(&group);
+    writer.write(&setup).write(&group);
     for (number, step) in steps.iter().enumerate() {
         if number % 2 == 0 {
             writer.step(step);
         } else {
-            writer.optional(63, step);
+            writer.optional_step(63, step);
         }
     }
     let body = writer.into_bytes();
     let mut reader = Reader::new(&body);
-    assert_eq!(reader.setup(), Some(setup));
-    assert_eq!(reader.group(), Some(group));
+    assert_eq!(reader.read(), Some(setup));
+    assert_eq!(reader.read(), Some(group));
     for (number, step) in steps.into_iter().enumerate() {
-        let wall = (number % 2 == 1).then_some(63);
-        assert_eq!(reader.step(), Some(Numbered { wall, step }));
+        let optional = (number % 2 == 1).then_some(63);
+        assert_eq!(reader.read(), Some(PlannedStep { optional, step }));
     }
     assert!(reader.is_empty());
-    assert_eq!(reader.step(), None);
+    assert_eq!(reader.read::<PlannedStep<'_>>(), None);
 
     let spawn = Spawn {
         directory: c"/workspace",
@@ -170,20 +180,21 @@ fn bodies_come_back_as_they_were() {
         variables: 0,
     };
     let mut writer = Writer::new();
-    writer.spawn(&spawn).string(c"/bin/sh");
+    writer.write(&spawn).write(&c"/bin/sh");
     let body = writer.into_bytes();
     let mut reader = Reader::new(&body);
-    assert_eq!(reader.spawn(), Some(spawn));
-    assert_eq!(reader.string(), Some(c"/bin/sh"));
-    // Any cut is noticed.
+    assert_eq!(reader.read(), Some(spawn));
+    assert_eq!(reader.read(), Some(c"/bin/sh"));
+    // Every truncation is detected.
     for length in 0..body.len() {
         let mut reader = Reader::new(&body[..length]);
-        assert_eq!(reader.spawn().and_then(|_| reader.string()), None);
+        let spawn = reader.read::<Spawn<'_>>();
+        assert_eq!(spawn.and_then(|_| reader.read::<&CStr>()), None);
     }
 }
 
 #[test]
-fn requests_come_back_as_they_were() {
+fn requests_round_trip() {
     let id = u32::MAX;
     let length = u64::MAX - 1;
     let mut requests = vec![
@@ -194,33 +205,23 @@ fn requests_come_back_as_they_were() {
         Request::Terminate { id },
         Request::Kill { id },
         Request::List { id },
-        Request::Stage {
-            id,
-            number: u32::MAX,
-        },
-        Request::Unstage { number: 7 },
-        Request::Adopt {
-            id,
-            number: 0xff_ffff,
-            identity: (1000, u32::MAX),
-        },
         Request::Resize {
             id,
             rows: u16::MAX,
             columns: 1,
         },
     ];
-    for channels in [Channels::Output, Channels::All, Channels::Terminal] {
-        requests.push(Request::Spawn {
-            id,
-            channels,
-            length,
-        });
+    for stdio in [StdioMode::Output, StdioMode::All, StdioMode::Terminal] {
+        requests.push(Request::Spawn { id, stdio, length });
     }
-    for lane in Lane::ALL {
+    for channel in Channel::ALL {
         let credit = length;
-        requests.push(Request::Grant { id, lane, credit });
-        requests.push(Request::Discard { id, lane });
+        requests.push(Request::Grant {
+            id,
+            channel,
+            credit,
+        });
+        requests.push(Request::Discard { id, channel });
     }
     for request in requests {
         assert_eq!(Request::decode(&request.encode()), Some(request));
@@ -229,23 +230,23 @@ fn requests_come_back_as_they_were() {
 }
 
 #[test]
-fn answers_in_frames_come_back_as_they_were() {
+fn answers_round_trip() {
     let (id, length, total) = (7, 1 << 40, u64::MAX);
     let mut answers = vec![
         Answer::Ready { length },
         Answer::Report { id, length },
         Answer::Gone { id },
         Answer::Taken { id, bytes: 1 },
-        Answer::Staged {
-            id,
-            number: u64::MAX,
-        },
         Answer::InputClosed { id },
     ];
-    for lane in Lane::ALL {
-        answers.push(Answer::Output { id, lane, length });
-        answers.push(Answer::Count { id, lane, total });
-        answers.push(Answer::End { id, lane, total });
+    for channel in Channel::ALL {
+        answers.push(Answer::Output {
+            id,
+            channel,
+            length,
+        });
+        answers.push(Answer::Count { id, channel, total });
+        answers.push(Answer::End { id, channel, total });
     }
     for answer in answers {
         assert_eq!(Answer::decode(&answer.encode()), Some(answer));
@@ -254,7 +255,7 @@ fn answers_in_frames_come_back_as_they_were() {
 }
 
 #[test]
-fn tasks_come_back_as_they_were() {
+fn tasks_round_trip() {
     let path = c"/a path";
     let tasks = [
         Task::Read {
@@ -263,41 +264,34 @@ fn tasks_come_back_as_they_were() {
             length: u64::MAX,
         },
         Task::Write { path, mode: 0o755 },
-        Task::Look { path },
+        Task::Stat { path },
         Task::List { path },
         Task::MakeDirectory { path },
         Task::Remove { path },
-        Task::Move {
+        Task::Rename {
             from: path,
             to: c"/",
         },
-        Task::Find { count: 3 },
-        Task::Place {
-            path: c"/workspace/a",
-            mode: 0o640,
-            staged: c"/.cantle-staging/1",
-        },
-        Task::Offer {
-            path: c"/workspace/a",
-            offered: c"/.cantle-staging/out/1",
-            least_bytes: u64::MAX,
-        },
+        Task::FindProgram { count: 3 },
     ];
     for task in tasks {
-        let mut writer = Writer::new();
-        writer.task(&task);
-        let body = writer.into_bytes();
-        assert_eq!(Task::decode(&mut Reader::new(&body)), Some(task));
-        // Any cut is noticed.
+        let body = encoded(&task);
+        assert_eq!(Reader::new(&body).read(), Some(task));
+        // Every truncation is detected.
         for length in 0..body.len() {
-            assert_eq!(Task::decode(&mut Reader::new(&body[..length])), None);
+            assert_eq!(Reader::new(&body[..length]).read::<Task<'_>>(), None);
         }
     }
 }
 
 #[test]
-fn what_tasks_say_comes_back_as_it_was() {
-    let kinds = [Kind::File, Kind::Directory, Kind::Link, Kind::Other];
+fn task_results_round_trip() {
+    let kinds = [
+        EntryKind::File,
+        EntryKind::Directory,
+        EntryKind::Link,
+        EntryKind::Other,
+    ];
     for (kind, name) in kinds
         .into_iter()
         .zip([&b""[..], b"a", b"\xff\n", &[b'x'; 255]])
@@ -308,50 +302,53 @@ fn what_tasks_say_comes_back_as_it_was() {
             size_bytes: u64::MAX,
             name,
         };
-        let said = [&entry.encode_head()[..], name].concat();
-        assert_eq!(Entry::decode(&mut Reader::new(&said)), Some(entry));
-        let cut = &said[..said.len() - 1];
-        assert_eq!(Entry::decode(&mut Reader::new(cut)), None);
+        let bytes = encoded(&entry);
+        assert_eq!(Reader::new(&bytes).read(), Some(entry));
+        let cut = &bytes[..bytes.len() - 1];
+        assert_eq!(Reader::new(cut).read::<Entry<'_>>(), None);
     }
-    let reasons = [
-        Reason::Errno,
-        Reason::NotAFile,
-        Reason::AlreadyThere,
-        Reason::Outside,
-        Reason::Incomplete,
-        Reason::Left,
+    let kinds = [
+        TaskErrorKind::Errno,
+        TaskErrorKind::NotAFile,
+        TaskErrorKind::AlreadyExists,
+        TaskErrorKind::Outside,
+        TaskErrorKind::Incomplete,
+        TaskErrorKind::NotEmpty,
     ];
-    for reason in reasons {
-        let refusal = Refusal {
-            reason,
+    for kind in kinds {
+        let error = TaskError {
+            kind,
             errno: 40,
-            name: b"name",
+            name: &[b'x'; 255],
         };
-        let said = [&refusal.encode_head()[..], refusal.name].concat();
-        assert_eq!(Refusal::decode(&mut Reader::new(&said)), Some(refusal));
-        let cut = &said[..said.len() - 1];
-        assert_eq!(Refusal::decode(&mut Reader::new(cut)), None);
+        let bytes = encoded(&error);
+        assert_eq!(bytes.len(), MAX_ERROR_BYTES);
+        assert_eq!(Reader::new(&bytes).read(), Some(error));
+        let cut = &bytes[..bytes.len() - 1];
+        assert_eq!(Reader::new(cut).read::<TaskError<'_>>(), None);
     }
 }
 
-/// A body with a setup, a step and a command, one after the other.
+/// A body with a setup, a control group and two steps.
 fn body() -> Vec<u8> {
     let mut writer = Writer::new();
-    writer.setup(&Setup {
+    writer.write(&Setup {
         namespaces: 1,
         uid_map: c"0 0 1",
         gid_map: c"0 0 1",
         deny_setgroups: false,
         groups: 1,
     });
-    writer.group(&Group {
+    writer.write(&ControlGroup {
         directory: c"/groups/ours",
         stop: c"",
-        word: c"",
+        stop_value: c"",
     });
-    let root = Step::Root { path: c"/root" };
+    let root = Step::PivotRoot { path: c"/root" };
     let program = &[0; 16];
-    writer.step(&root).optional(3, &Step::Filter { program });
+    writer
+        .step(&root)
+        .optional_step(3, &Step::Filter { program });
     writer.into_bytes()
 }
 
@@ -359,7 +356,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn a_body_that_is_damaged_is_read_to_some_end(
+    fn corrupted_body_is_read_without_panic(
         changes in proptest::collection::vec((any::<Index>(), any::<u8>()), 0..8),
         length in any::<Index>(),
     ) {
@@ -370,27 +367,27 @@ proptest! {
         }
         body.truncate(length.index(body.len()) + 1);
         let mut reader = Reader::new(&body);
-        if let Some(setup) = reader.setup() {
-            // As many as there can be; the supervisor stops at the first that isn't there.
-            let groups = (0..setup.groups).map_while(|_| reader.group()).count();
+        if let Some(setup) = reader.read::<Setup<'_>>() {
+            // The supervisor stops at the first missing one.
+            let groups = (0..setup.groups).map_while(|_| reader.read::<ControlGroup<'_>>()).count();
             prop_assert!(groups <= body.len());
-            let steps = std::iter::from_fn(|| reader.step()).count();
+            let steps = std::iter::from_fn(|| reader.read::<PlannedStep<'_>>()).count();
             prop_assert!(steps <= body.len());
         }
         let mut reader = Reader::new(&body);
-        if let Some(spawn) = reader.spawn() {
-            let strings = (0..spawn.arguments).map_while(|_| reader.string()).count();
+        if let Some(spawn) = reader.read::<Spawn<'_>>() {
+            let strings = (0..spawn.arguments).map_while(|_| reader.read::<&CStr>()).count();
             prop_assert!(strings <= body.len());
         }
     }
 
     #[test]
-    fn a_message_that_is_read_means_what_is_written(bytes in proptest::collection::vec(any::<u8>(), 0..48)) {
+    fn decoded_message_round_trips(bytes in proptest::collection::vec(any::<u8>(), 0..48)) {
         if let Some(order) = Order::decode(&bytes) {
             prop_assert_eq!(Order::decode(&order.encode()), Some(order));
         }
-        if let Some(ready) = Ready::decode(&bytes) {
-            prop_assert_eq!(Ready::decode(&ready.encode()), Some(ready));
+        if let Some(ready) = SetupReply::decode(&bytes) {
+            prop_assert_eq!(SetupReply::decode(&ready.encode()), Some(ready));
         }
         if let Some(report) = Report::decode(&bytes) {
             prop_assert_eq!(Report::decode(&report.encode()), Some(report));
@@ -398,14 +395,11 @@ proptest! {
     }
 
     #[test]
-    fn a_frame_that_is_read_means_what_is_written(kind in 0..13_u8, rest in any::<[u8; HEADER_BYTES - 1]>()) {
+    fn decoded_frame_round_trips(kind in 0..15_u8, rest in any::<[u8; HEADER_BYTES - 1]>()) {
         let mut bytes = [kind; HEADER_BYTES];
         bytes[1..].copy_from_slice(&rest);
-        if let Some(request) = Request::decode(&bytes) {
-            prop_assert_eq!(Request::decode(&request.encode()), Some(request));
-        }
-        bytes[1] %= 4;
-        bytes[2..4].fill(0);
+        // The channel or stdio mode of the variants that have one.
+        bytes[5] %= 4;
         if let Some(request) = Request::decode(&bytes) {
             prop_assert_eq!(Request::decode(&request.encode()), Some(request));
         }

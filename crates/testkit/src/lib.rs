@@ -1,12 +1,12 @@
-//! For the tests of people who write a backend, a model client or a tool provider for Cantle: what
-//! it must pass, and scripted servers to test it against.
+//! Test support for authors of Cantle backends, model clients and tool providers.
 //!
-//! - [`conformance`] has a suite for each of the three, as a function over the trait that returns a
+//! - [`conformance`] has one suite for each of the three: a function over the trait that returns a
 //!   report.
-//! - [`openai`] is a server that speaks OpenAI's Chat Completions from a script, and goes wrong as
-//!   the script says.
+//! - [`openai`] is a scripted model server with scripted faults.
+//! - [`lane`] selects between quick tests and the long matrix.
 //!
-//! A dev-dependency, beside `cantle-core`: nothing here has a place in a program.
+//! Use it as a dev-dependency beside `cantle-core`; nothing here belongs into a program.
 
 pub mod conformance;
+pub mod lane;
 pub mod openai;

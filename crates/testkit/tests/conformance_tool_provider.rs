@@ -1,22 +1,23 @@
-//! The provider suite proves itself: a provider that conforms passes it, and providers with one
-//! fault each fail exactly the cases that ask for what they lack.
+//! Tests of the provider suite: a conforming provider passes, and each provider with one fault fails
+//! exactly the cases for that fault.
 #![expect(
     clippy::unwrap_used,
     clippy::indexing_slicing,
-    reason = "the lints know a test by its attribute, and what tests share has none"
+    reason = "shared test code has no `#[test]` attribute"
 )]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use async_trait::async_trait;
+use cantle_core::sandbox::Sandbox;
 use cantle_core::tool::{
     DynTool, OpenContext, ProviderError, ToolError, ToolOutput, ToolProvider, ToolSet, ToolSpec,
 };
 use cantle_testkit::conformance::{self, Outcome};
-use serde_json::json;
+use serde_json::{Value, json};
 
-/// What is wrong with a provider.
+/// Fault of a provider.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     HasNoName,
@@ -37,7 +38,7 @@ enum Fault {
     PromisesASandbox,
 }
 
-/// What a sound provider has none of: something that outlives an opening.
+/// State shared by all openings, which only faults use.
 #[derive(Debug, Default)]
 struct State {
     opened: AtomicU64,
@@ -71,18 +72,22 @@ impl ToolProvider for Provider {
         self.fault == Some(Fault::PromisesASandbox)
     }
 
+    fn identity(&self) -> Value {
+        Value::Null
+    }
+
     async fn open(&self, cx: OpenContext) -> Result<Box<dyn ToolSet>, ProviderError> {
         let state = &self.state;
         let closed = state.closed.load(Ordering::SeqCst);
         let open = state.opened.load(Ordering::SeqCst) - closed;
         let blocked = match self.fault {
             Some(Fault::OpensOneAtATime) => open > 0,
-            // The third time in the case that opens it three times.
+            // On the third opening of `it_opens_again_after_close`.
             Some(Fault::WearsOut) => closed > 10,
             _ => state.blocked.load(Ordering::SeqCst),
         };
         if blocked {
-            return Err(ProviderError::new("it can't be opened any more"));
+            return Err(ProviderError::new("the provider can't be opened"));
         }
         if cx.cancellation.is_cancelled() {
             let for_good = self.fault == Some(Fault::IsCancelledForGood);
@@ -123,6 +128,14 @@ impl ToolSet for Set {
         tools
     }
 
+    fn sandbox(&self) -> Option<Arc<dyn Sandbox>> {
+        None
+    }
+
+    async fn suspend(self: Box<Self>) -> Result<(), ProviderError> {
+        self.close().await
+    }
+
     async fn close(self: Box<Self>) -> Result<(), ProviderError> {
         self.state.closed.fetch_add(1, Ordering::SeqCst);
         Ok(())
@@ -138,7 +151,7 @@ fn tool(fault: Option<Fault>) -> DynTool {
     look(name, fault)
 }
 
-/// A tool whose schema says more than the check of core covers, so that it has to look itself.
+/// Returns a tool with a schema beyond the validation of `DynTool::parse`, so it checks arguments itself.
 fn look(name: &str, fault: Option<Fault>) -> DynTool {
     let neither = json!({"type": ["array", "boolean", "null", "object"]});
     let at = json!({"anyOf": [{"type": "string"}, {"not": neither}]});
@@ -170,7 +183,7 @@ fn look(name: &str, fault: Option<Fault>) -> DynTool {
     })
 }
 
-/// The error for an argument that is not what it should be.
+/// Returns the error for an invalid argument.
 fn refusal() -> ToolError {
     let spec = ToolSpec::new("at", "", json!({"properties": {"at": {"type": "string"}}}));
     let typed = DynTool::from_schema(spec, |_, _| async { Ok(ToolOutput::text("")) });
@@ -178,7 +191,7 @@ fn refusal() -> ToolError {
 }
 
 #[tokio::test]
-async fn a_provider_that_conforms_passes() {
+async fn a_conforming_provider_passes() {
     let report = conformance::tool_provider(&Provider::new(None)).await;
 
     report.assert();
@@ -186,15 +199,11 @@ async fn a_provider_that_conforms_passes() {
         .cases
         .iter()
         .filter(|it| it.outcome != Outcome::Passed);
-    assert_eq!(
-        skipped.count(),
-        0,
-        "everything can be asked of this provider"
-    );
-    let finds_nothing = |name: &&str| !FINDERS.contains(name);
+    assert_eq!(skipped.count(), 0, "no case is skipped");
+    let undetecting = |name: &&str| !DETECTING_CASES.contains(name);
     let names = report.cases.iter().map(|case| &*case.name);
-    let idle: Vec<&str> = names.filter(finds_nothing).collect();
-    assert_eq!(idle, [""; 0], "no fault is known that these cases find");
+    let idle: Vec<&str> = names.filter(undetecting).collect();
+    assert_eq!(idle, [""; 0], "no known fault is detected by these cases");
 }
 
 /// A provider with `fault` fails these cases and no others.
@@ -214,8 +223,8 @@ macro_rules! faults {
             }
         )+
 
-        /// Every case that finds a fault.
-        const FINDERS: &[&str] = &[$($(stringify!($case)),+),+];
+        /// All cases that detect a fault.
+        const DETECTING_CASES: &[&str] = &[$($(stringify!($case)),+),+];
     };
 }
 
@@ -227,25 +236,25 @@ faults! {
     takes_a_string: TakesAString => [parameters_are_schemas_of_objects],
     requires_the_unknown: RequiresTheUnknown => [parameters_are_schemas_of_objects],
     shuffles_its_tools: ShufflesItsTools => [tools_are_the_same_each_time],
-    panics_on_bad_arguments: PanicsOnBadArguments => [arguments_that_are_wrong_are_refused],
-    runs_with_bad_arguments: RunsWithBadArguments => [arguments_that_are_wrong_are_refused],
-    fails_on_bad_arguments: FailsOnBadArguments => [arguments_that_are_wrong_are_refused],
+    panics_on_bad_arguments: PanicsOnBadArguments => [wrong_arguments_are_refused],
+    runs_with_bad_arguments: RunsWithBadArguments => [wrong_arguments_are_refused],
+    fails_on_bad_arguments: FailsOnBadArguments => [wrong_arguments_are_refused],
     opens_one_at_a_time: OpensOneAtATime => [two_tool_sets_are_independent],
     closes_for_all: ClosesForAll => [two_tool_sets_are_independent],
     wears_out: WearsOut => [
         it_opens_again_after_close,
-        it_opens_again_after_opening_was_given_up,
-        a_cancelled_opening_ends,
-        a_sandbox_is_there_exactly_where_it_is_promised,
+        it_opens_again_after_a_dropped_open,
+        a_cancelled_open_ends,
+        a_sandbox_exists_exactly_if_declared,
     ],
     stays_half_open: StaysHalfOpen => [
-        it_opens_again_after_opening_was_given_up,
-        a_cancelled_opening_ends,
-        a_sandbox_is_there_exactly_where_it_is_promised,
+        it_opens_again_after_a_dropped_open,
+        a_cancelled_open_ends,
+        a_sandbox_exists_exactly_if_declared,
     ],
     is_cancelled_for_good: IsCancelledForGood => [
-        a_cancelled_opening_ends,
-        a_sandbox_is_there_exactly_where_it_is_promised,
+        a_cancelled_open_ends,
+        a_sandbox_exists_exactly_if_declared,
     ],
-    promises_a_sandbox: PromisesASandbox => [a_sandbox_is_there_exactly_where_it_is_promised],
+    promises_a_sandbox: PromisesASandbox => [a_sandbox_exists_exactly_if_declared],
 }

@@ -1,4 +1,4 @@
-//! Running commands: the provider that opens a sandbox, and the tool `code_exec`.
+//! The tool `code_exec`, and the provider that opens its sandbox.
 
 mod allowed;
 mod pieces;
@@ -26,26 +26,24 @@ use serde_json::{Value, json};
 
 use self::allowed::AllowedCommands;
 pub use self::allowed::InvalidPattern;
-use self::pieces::TextPieces;
-use self::refusal::Refusal;
+use self::pieces::Utf8Decoder;
+use self::refusal::CommandRefusal;
 
 const NAME: &str = "code_exec";
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// Gives a session a sandbox, and the model the tool `code_exec` that runs bash commands in it.
+/// Provides a sandbox and the tool `code_exec`, which runs bash commands in it.
 ///
-/// Each session opens a sandbox of its own from the backend, and closes it at its end.
+/// Each session opens its own sandbox and closes it at its end.
 ///
 /// ```
-/// use std::sync::Arc;
 /// use std::time::Duration;
 ///
 /// use cantle_backends_local::LocalBackend;
 /// use cantle_core::tool::ToolProvider as _;
 /// use cantle_tools::CodeExec;
 ///
-/// let backend = Arc::new(LocalBackend::new());
-/// let provider = CodeExec::new(backend).timeout(Duration::from_secs(60));
+/// let provider = CodeExec::new(LocalBackend::new()).timeout(Duration::from_secs(60));
 /// assert!(provider.provides_sandbox());
 /// ```
 #[derive(Clone, Debug)]
@@ -58,12 +56,12 @@ pub struct CodeExec {
 }
 
 impl CodeExec {
-    /// Commands in sandboxes of `backend`: unconfined, up to 300 s each, and what they leave in the
-    /// background runs on until the session ends.
+    /// Creates a provider of sandboxes of `backend`, with the policy [`Policy::workspace`], a timeout of
+    /// 300 s per command, and background processes that run until the session ends.
     #[must_use]
-    pub fn new(backend: Arc<dyn Backend>) -> Self {
+    pub fn new(backend: impl Backend + 'static) -> Self {
         Self {
-            backend,
+            backend: Arc::new(backend),
             policy: Policy::workspace(),
             timeout: DEFAULT_TIMEOUT,
             background: Background::Keep,
@@ -71,52 +69,49 @@ impl CodeExec {
         }
     }
 
-    /// The same with another policy for the sandbox.
+    /// Sets the sandbox's policy.
     #[must_use]
     pub fn policy(mut self, policy: Policy) -> Self {
         self.policy = policy;
         self
     }
 
-    /// The same with another time that one command may take.
+    /// Sets the timeout of a command.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// The same with another fate for processes that a command leaves running.
+    /// Sets whether background processes outlive their command.
     #[must_use]
     pub fn background(mut self, background: Background) -> Self {
         self.background = background;
         self
     }
 
-    /// The same with commands that begin like one of these patterns (regular expressions), and no
-    /// others.
+    /// Restricts commands to those that start with one of these patterns (regular expressions).
     ///
-    /// They run without a shell: a command is split into words as bash would, nothing is expanded,
-    /// and what only a shell can do (`;`, `|`, `>`, `$(…)`, leading assignments) is refused unless it
-    /// is quoted. A pattern is matched from the start against the words joined by single spaces, each
-    /// in single quotes where it needs any; it need not match to the end, so that `git status( |$)`
-    /// says more than `git status`.
+    /// Commands then run without a shell: they are split into words as in bash, without expansion, and
+    /// unquoted shell syntax (`;`, `|`, `>`, `$(…)`, leading assignments) is refused. A pattern is
+    /// matched from the start against the words joined by single spaces, single-quoted if necessary. It
+    /// need not match to the end, so `git status( |$)` is stricter than `git status`.
     ///
-    /// This is advice to the model, which is told the patterns and why a command was refused. It is
-    /// no boundary: allowed programs can start others. What keeps code in is the sandbox's
+    /// This guides the model, which sees the patterns and the reason for a refusal. It is not a security
+    /// boundary, because allowed programs can start others; that is the sandbox's
     /// [policy](Self::policy).
     ///
     /// ```
-    /// # use std::sync::Arc;
     /// # use cantle_backends_local::LocalBackend;
     /// use cantle_tools::CodeExec;
     ///
-    /// let backend = Arc::new(LocalBackend::new());
-    /// let provider = CodeExec::new(backend).allowed_commands(["ls( |$)", "git (status|log|diff)( |$)"])?;
+    /// let provider = CodeExec::new(LocalBackend::new())
+    ///     .allowed_commands(["ls( |$)", "git (status|log|diff)( |$)"])?;
     /// # Ok::<(), cantle_tools::InvalidPattern>(())
     /// ```
     ///
     /// # Errors
-    /// Where a pattern is no regular expression.
+    /// If a pattern is not a valid regular expression.
     pub fn allowed_commands<P: AsRef<str>>(
         mut self,
         patterns: impl IntoIterator<Item = P>,
@@ -124,6 +119,20 @@ impl CodeExec {
         self.allowed = Some(AllowedCommands::new(patterns)?);
         Ok(self)
     }
+}
+
+/// Returns the fields of a JSON object that differ from those of another one.
+fn differing_fields(value: &Value, default: &Value) -> Value {
+    let (Value::Object(fields), Value::Object(defaults)) = (value, default) else {
+        return value.clone();
+    };
+    let missing = defaults.keys().filter(|key| !fields.contains_key(*key));
+    let missing = missing.map(|key| (key.clone(), Value::Null));
+    let differing = fields.iter().filter_map(|(key, value)| {
+        let default = defaults.get(key).unwrap_or(&Value::Null);
+        (value != default).then(|| (key.clone(), differing_fields(value, default)))
+    });
+    missing.chain(differing).collect()
 }
 
 #[async_trait]
@@ -140,14 +149,16 @@ impl ToolProvider for CodeExec {
         json!({
             "backend": self.backend.name(),
             "policy": self.policy,
+            // A changed default does not prevent resuming, but a changed setting does.
+            "set": differing_fields(&json!(self.policy), &json!(Policy::workspace())),
             "allowed_commands": self.allowed.as_ref().map(ToString::to_string),
         })
     }
 
     async fn open(&self, cx: OpenContext) -> Result<Box<dyn ToolSet>, ProviderError> {
-        // A sandbox that is there already is somebody else's: it is used, and stays.
+        // An existing sandbox belongs to another provider, which closes it.
         if let Some(sandbox) = cx.sandbox {
-            return Ok(Box::new(Shared(DynTool::new(RunCommand::new(
+            return Ok(Box::new(SharedSandboxTools(DynTool::new(RunCommand::new(
                 sandbox, self,
             )))));
         }
@@ -158,34 +169,43 @@ impl ToolProvider for CodeExec {
             Some(handle) => self.backend.reattach(handle, context).await?,
             None => self.backend.open(context).await?,
         };
-        Ok(Box::new(Opened {
+        Ok(Box::new(OwnedSandboxTools {
             tool: DynTool::new(RunCommand::new(Arc::clone(&sandbox), self)),
             sandbox,
         }))
     }
 }
 
-/// Commands in a sandbox that was there before.
-struct Shared(DynTool);
+/// The tool for a sandbox of another provider.
+struct SharedSandboxTools(DynTool);
 
 #[async_trait]
-impl ToolSet for Shared {
+impl ToolSet for SharedSandboxTools {
     fn tools(&self) -> Vec<DynTool> {
         vec![self.0.clone()]
+    }
+
+    fn sandbox(&self) -> Option<Arc<dyn Sandbox>> {
+        None
     }
 
     async fn close(self: Box<Self>) -> Result<(), ProviderError> {
         Ok(())
     }
+
+    async fn suspend(self: Box<Self>) -> Result<(), ProviderError> {
+        Ok(())
+    }
 }
 
-struct Opened {
+/// The tool for a sandbox that this set owns.
+struct OwnedSandboxTools {
     sandbox: Arc<dyn Sandbox>,
     tool: DynTool,
 }
 
 #[async_trait]
-impl ToolSet for Opened {
+impl ToolSet for OwnedSandboxTools {
     fn tools(&self) -> Vec<DynTool> {
         vec![self.tool.clone()]
     }
@@ -199,7 +219,7 @@ impl ToolSet for Opened {
     }
 
     async fn suspend(self: Box<Self>) -> Result<(), ProviderError> {
-        // A sandbox that was persisted stays where it is when it is dropped.
+        // Dropping a persisted sandbox keeps it.
         Ok(())
     }
 }
@@ -234,15 +254,15 @@ impl RunCommand {
         }
     }
 
-    fn request(&self, params: Params, cx: &ToolContext) -> Result<SpawnRequest, Refusal> {
-        if let Some(refusal) = Refusal::of_text(&params.cmd) {
+    fn request(&self, params: Params, cx: &ToolContext) -> Result<SpawnRequest, CommandRefusal> {
+        if let Some(refusal) = CommandRefusal::for_text(&params.cmd) {
             return Err(refusal);
         }
         let request = match &self.allowed {
             Some(allowed) => SpawnRequest::argv(allowed.argv(&params.cmd)?),
             None => SpawnRequest::shell(params.cmd),
         };
-        // A character has at least one byte, so whatever is not shown whole has a file.
+        // A character has at least one byte, so all truncated output is spilled to a file.
         let shown = u64::try_from(self.limits.channel_chars).unwrap_or(u64::MAX);
         Ok(request
             .with_timeout(self.timeout)
@@ -317,10 +337,10 @@ impl Tool for RunCommand {
             Ok(request) => request,
             Err(refusal) => return Ok(refusal.into()),
         };
-        let (mut stdout, mut stderr) = (TextPieces::default(), TextPieces::default());
+        let (mut stdout, mut stderr) = (Utf8Decoder::default(), Utf8Decoder::default());
         let mut output = self
             .sandbox
-            .run_watched(request, &mut |chunk| {
+            .run_with_observer(request, &mut |chunk| {
                 let pieces = match chunk.channel {
                     Channel::Stdout => &mut stdout,
                     Channel::Stderr => &mut stderr,
@@ -331,7 +351,7 @@ impl Tool for RunCommand {
                 }
             })
             .await?;
-        output.note_boundary(&self.policy, self.sandbox.info());
+        output.add_policy_notes(&self.policy, self.sandbox.info());
         let text = render_command(&output, self.limits);
         let mut result = ToolOutput::text(text).with_metadata(Metadata::uses(1));
         result.left_running = !output.exit.background.is_empty();

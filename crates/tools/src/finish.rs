@@ -1,6 +1,6 @@
-//! Finish tools: how a model says that it is done.
+//! Finish tools.
 //!
-//! A session ends a run when one of them succeeds; its parameters are the run's result.
+//! A run ends when one of them succeeds; its parameters are the run's result.
 
 use std::marker::PhantomData;
 
@@ -14,13 +14,13 @@ use serde_json::Value;
 
 /// The finish tool of an agent that works on files: `finish {reason, paths}`.
 ///
-/// It refuses when a file in `paths` does not exist, so that a run does not end with results that
-/// are missing; without a sandbox nothing is checked.
+/// It fails if a file in `paths` does not exist, so that a run does not end with missing results.
+/// Without a sandbox the paths are not checked.
 #[derive(Clone, Copy, Debug, Default)]
 #[expect(clippy::exhaustive_structs, reason = "a unit")]
 pub struct Finish;
 
-/// Why the task ends, and what came of it.
+/// The reason for finishing, and the result files.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[non_exhaustive]
 pub struct FinishParams {
@@ -59,7 +59,7 @@ impl Tool for Finish {
             ToolOutput::text(params.reason)
         } else {
             ToolOutput::failure(format!(
-                "Not finished, because these are no files: {}. Write what is missing, correct the \
+                "Not finished, because these are not files: {}. Write what is missing, correct the \
                  paths (relative to the working directory, files only), and finish again.",
                 missing.join(", ")
             ))
@@ -75,7 +75,7 @@ async fn is_file(sandbox: &dyn Sandbox, path: &str) -> Result<bool, ToolError> {
     }
 }
 
-/// A finish tool whose parameters are a type of yours: the run's result has its structure.
+/// A finish tool with custom parameters, which are the run's structured result.
 ///
 /// ```
 /// use cantle_core::tool::DynTool;
@@ -99,7 +99,7 @@ pub struct FinishWith<T> {
 }
 
 impl<T> FinishWith<T> {
-    /// A finish tool with this name and description for the model.
+    /// Creates a finish tool with this name and description for the model.
     pub fn new(name: impl Into<String>, description: impl Into<String>) -> Self {
         Self {
             name: name.into(),
@@ -125,9 +125,9 @@ impl<T: DeserializeOwned + JsonSchema + Send + 'static> Tool for FinishWith<T> {
     }
 }
 
-/// A finish tool whose parameters are described by a JSON schema of an object.
+/// Creates a finish tool whose parameters are described by a JSON schema of an object.
 ///
-/// Arguments are checked as far as [`DynTool::from_schema`] does.
+/// Arguments are validated as by [`DynTool::from_schema`].
 pub fn finish_schema(
     name: impl Into<String>,
     description: impl Into<String>,

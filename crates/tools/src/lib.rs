@@ -1,10 +1,9 @@
 //! Tools and tool providers that most agents need.
 //!
-//! [`CodeExec`] gives a session a sandbox and the tool that runs commands in it. [`Finish`] is how a
-//! model says that it is done; [`FinishWith`] and [`finish_schema`] are the same for results that
-//! have a structure. [`view_image`] shows the model a picture, [`user_input`] lets it ask the user, and
-//! [`calculator`] calculates. Everything here is configuration, shared by any number of sessions; it knows
-//! sandboxes by their trait and never which backend made one.
+//! [`CodeExec`] provides a sandbox and the tool that runs commands in it. [`Finish`] ends a run;
+//! [`FinishWith`] and [`finish_schema`] do so with a structured result. [`view_image`] shows the model an
+//! image, [`user_input`] asks the user, and [`calculator`] evaluates arithmetic. All of these are
+//! configuration that any number of sessions can share, and work with every backend.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Asking the user: the tool `user_input`.
+//! The tool `user_input`.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use cantle_core::tool::{
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-/// Choices that one question may have.
+/// Maximum number of choices of a question.
 const MAX_CHOICES: usize = 100;
 
 /// Lets the model ask the user: `user_input {question, question_type, choices, default}`.
 ///
-/// Who is asked is the agent's user ([`AskUser`](cantle_core::tool::AskUser)); the call waits for as
-/// long as the answer takes, or until it is cancelled.
+/// The question goes to the agent's [`AskUser`](cantle_core::tool::AskUser). The call waits for the answer
+/// without a timeout, or until it is cancelled.
 #[must_use]
 pub fn user_input() -> DynTool {
     DynTool::new(UserInput)
@@ -59,7 +59,7 @@ impl Tool for UserInput {
     }
 
     fn repeatable(&self) -> bool {
-        // A question that nobody answered before the program ended is asked again.
+        // A question without an answer is asked again when the run is resumed.
         true
     }
 
@@ -79,7 +79,7 @@ impl Tool for UserInput {
         let asking = cx.user.ask(question);
         match cx.cancellation.run_until_cancelled(asking).await {
             Some(Ok(answer)) => Ok(used(ToolOutput::text(answer.to_string()))),
-            // Nobody answers, or not this: the model goes on without.
+            // The model continues without an answer.
             Some(Err(error)) if error.kind() == ToolErrorKind::Failed => {
                 Ok(used(ToolOutput::failure(error.to_string())))
             }
@@ -93,7 +93,7 @@ fn used(output: ToolOutput) -> ToolOutput {
     output.with_metadata(Metadata::uses(1))
 }
 
-/// The question that the model means, or what it should do to ask one.
+/// Builds the question, or returns advice for the model.
 fn question(params: Params, cx: &ToolContext) -> Result<Question, String> {
     let text = params.question.trim();
     if text.is_empty() {
@@ -112,7 +112,7 @@ fn question(params: Params, cx: &ToolContext) -> Result<Question, String> {
             }
             if choices.len() > MAX_CHOICES {
                 return Err(format!(
-                    "There are {} choices, and {MAX_CHOICES} is the most.",
+                    "There are {} choices; the maximum is {MAX_CHOICES}.",
                     choices.len()
                 ));
             }
@@ -124,12 +124,12 @@ fn question(params: Params, cx: &ToolContext) -> Result<Question, String> {
         QuestionType::Text => Question::new(id, text),
         QuestionType::Confirm => Question::confirm(id, text),
     };
-    // Stirrup's models write an empty text for no default.
+    // Models write an empty text for no default.
     let Some(default) = params.default.filter(|default| !default.trim().is_empty()) else {
         return Ok(question);
     };
-    match question.read(&default) {
+    match question.parse_answer(&default) {
         Ok(_) => Ok(question.with_default(default)),
-        Err(error) => Err(format!("`default` is no answer: {error}.")),
+        Err(error) => Err(format!("`default` is not a valid answer: {error}.")),
     }
 }

@@ -1,6 +1,6 @@
-//! Looking at pictures: the tool `view_image`.
+//! The tool `view_image`.
 
-mod near;
+mod similar_names;
 
 use std::sync::Arc;
 
@@ -15,21 +15,20 @@ use schemars::JsonSchema;
 use serde::Deserialize;
 use tokio::sync::{Semaphore, oneshot};
 
-/// Bytes of a file that are read.
+/// Maximum size of an image file.
 const MAX_FILE_BYTES: u64 = 32 * 1024 * 1024;
 
-/// Lets the model look at a picture in the sandbox: `view_image {path}`.
+/// Shows the model an image in the sandbox: `view_image {path}`.
 ///
-/// The file is verified and brought within `limits` before it enters the conversation. Up to 32 MiB
-/// of PNG, JPEG, GIF, WebP or BMP are read; of an animation, the model sees the first frame.
-/// Pictures are decoded off the runtime, as many at a time as there are processors, for all sessions
-/// that share the tool.
+/// The file is validated and scaled to `limits`. It may have up to 32 MiB of PNG, JPEG, GIF, WebP or
+/// BMP; of an animation, the model sees the first frame. Images are decoded on separate threads, at most
+/// one per processor for all sessions that share the tool.
 #[must_use]
 pub fn view_image(limits: ImageLimits) -> DynTool {
-    let at_once = std::thread::available_parallelism().map_or(1, usize::from);
+    let parallelism = std::thread::available_parallelism().map_or(1, usize::from);
     DynTool::new(ViewImage {
         limits,
-        decoders: Arc::new(Semaphore::new(at_once)),
+        decoders: Arc::new(Semaphore::new(parallelism)),
     })
 }
 
@@ -63,8 +62,8 @@ impl Tool for ViewImage {
     async fn call(&self, params: Params, cx: ToolContext) -> Result<ToolOutput, ToolError> {
         let sandbox = cx.require_sandbox()?;
         let output = match read(&**sandbox, &params.path).await? {
-            Ok(data) => match self.look(data.clone()).await? {
-                Ok(seen) => ToolOutput::new(seen.content(&params.path)),
+            Ok(data) => match self.decode(data.clone()).await? {
+                Ok(image) => ToolOutput::new(image.content(&params.path)),
                 Err(error) => ToolOutput::failure(refusal(&params.path, &error, &data)),
             },
             Err(advice) => ToolOutput::failure(advice),
@@ -74,30 +73,30 @@ impl Tool for ViewImage {
 }
 
 impl ViewImage {
-    /// Decodes a file on a thread of its own. A call that is given up leaves it to its end, and
-    /// holds its place among the decoders until then.
-    async fn look(&self, data: Bytes) -> Result<Result<Seen, MediaError>, ToolError> {
-        let no_place = |_| ToolError::failed("The tool is closed.");
-        let place = Arc::clone(&self.decoders).acquire_owned();
-        let place = place.await.map_err(no_place)?;
+    /// Decodes an image on a new thread, which keeps its permit if the call is cancelled.
+    async fn decode(&self, data: Bytes) -> Result<Result<ViewedImage, MediaError>, ToolError> {
+        let closed = |_| ToolError::failed("The tool is closed.");
+        let permit = Arc::clone(&self.decoders).acquire_owned();
+        let permit = permit.await.map_err(closed)?;
         let limits = self.limits;
-        let (done, seen) = oneshot::channel();
+        let (sender, receiver) = oneshot::channel();
         std::thread::Builder::new()
             .name("cantle-image".to_owned())
             .spawn(move || {
-                // Nobody may be waiting any more.
-                let _ = done.send(Seen::of(data, limits));
-                drop(place);
+                // Fails if the call was cancelled.
+                let _ = sender.send(ViewedImage::new(data, limits));
+                drop(permit);
             })
             .map_err(|error| {
                 ToolError::failed("No thread could be started for the image").with_source(error)
             })?;
-        seen.await
-            .map_err(|_| ToolError::panicked("the image's decoder has given up"))
+        receiver
+            .await
+            .map_err(|_| ToolError::panicked("the image decoder stopped"))
     }
 }
 
-/// Reads a file, or says why there is nothing to look at.
+/// Reads a file, or returns the reason that it cannot be shown.
 async fn read(sandbox: &dyn Sandbox, path: &str) -> Result<Result<Bytes, String>, SandboxError> {
     let at = match SandboxPath::new(path) {
         Ok(at) => at,
@@ -109,8 +108,8 @@ async fn read(sandbox: &dyn Sandbox, path: &str) -> Result<Result<Bytes, String>
     };
     Ok(Err(match error.kind() {
         SandboxErrorKind::NotFound | SandboxErrorKind::NotADirectory => {
-            let near = near::names(sandbox, &at).await;
-            format!("There is no file `{path}`.{near}")
+            let similar = similar_names::suggest(sandbox, &at).await;
+            format!("There is no file `{path}`.{similar}")
         }
         SandboxErrorKind::NotAFile => format!("`{path}` is not a file."),
         SandboxErrorKind::InvalidInput => {
@@ -121,16 +120,16 @@ async fn read(sandbox: &dyn Sandbox, path: &str) -> Result<Result<Bytes, String>
     }))
 }
 
-/// An image as the model sees it.
-struct Seen {
+/// An image as shown to the model.
+struct ViewedImage {
     media: Media,
     before: ImageSize,
     after: ImageSize,
     before_type: &'static str,
 }
 
-impl Seen {
-    fn of(data: Bytes, limits: ImageLimits) -> Result<Self, MediaError> {
+impl ViewedImage {
+    fn new(data: Bytes, limits: ImageLimits) -> Result<Self, MediaError> {
         let original = Media::image(data)?;
         let media = original.within(limits)?;
         let none = ImageSize {
@@ -159,7 +158,7 @@ impl Seen {
     }
 }
 
-/// Why a file is not shown, and what to do instead.
+/// Returns the reason that a file cannot be shown, with advice.
 fn refusal(path: &str, error: &MediaError, data: &[u8]) -> String {
     let advice = match error.kind() {
         MediaErrorKind::Type if data.is_empty() => " The file is empty.",

@@ -1,4 +1,4 @@
-//! A sandbox in somebody else's program: what it needs is in the program, wherever that is moved.
+//! A confined sandbox in another program; the program needs no file of its build.
 
 use cantle_backends_local::LocalBackend;
 use cantle_core::ids::RunId;

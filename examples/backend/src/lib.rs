@@ -1,88 +1,125 @@
-//! A backend of one's own, whole: [`Polite`] runs every command with low priority in the sandboxes
-//! of another backend.
+//! A complete backend in three files: commands are plain processes of this machine, files are in a temporary
+//! directory.
 //!
-//! It shows what a backend crate needs: `cantle-core` for the traits, `cantle-testkit` for the test
-//! that says when it is right (`tests/conformance.rs`), and nothing else of Cantle. A backend from
-//! scratch has the same two types: configuration that implements [`Backend`], and what it opens,
-//! which implements [`Sandbox`] and answers `Unsupported` where it can't do something.
+//! A backend is two types: immutable configuration that implements [`Backend`], and what it opens, which
+//! implements [`Sandbox`]. `files` resolves paths beneath the directory; `command` starts processes and
+//! passes them to the command driver. Terminals, spilled output, background processes and kept sandboxes
+//! return `Unsupported`. It confines nothing, so a strict policy that restricts anything but the
+//! environment and the time is refused.
+//!
+//! `tests/conformance.rs` runs the suite that every backend must pass.
 
-use std::ffi::OsString;
+mod command;
+mod files;
+
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
-use cantle_core::policy::Policy;
+use cantle_core::ids::unique_id;
+use cantle_core::policy::{Policy, PolicyField, Strictness};
 use cantle_core::sandbox::{
-    Backend, ByteRange, ByteStream, Command, FileInfo, Process, Sandbox, SandboxContext,
-    SandboxError, SandboxHandle, SandboxInfo, SandboxPath, SpawnRequest, WriteOptions,
+    Backend, ByteRange, ByteStream, EnforcedBy, Enforcement, FileInfo, Process, Sandbox,
+    SandboxContext, SandboxError, SandboxErrorKind, SandboxInfo, SandboxPath, SpawnRequest,
+    WriteOptions,
 };
+use tempfile::TempDir;
 
-/// Opens sandboxes of another backend, in which every command gets out of the way of others.
-#[derive(Debug, Clone)]
-pub struct Polite<B> {
-    inner: B,
-    niceness: u8,
-}
+use crate::files::Files;
 
-impl<B: Backend> Polite<B> {
-    /// Commands in sandboxes of `inner` run with this niceness: 0 is ordinary, 19 the lowest
-    /// priority.
-    pub fn new(inner: B, niceness: u8) -> Self {
-        Self { inner, niceness: niceness.min(19) }
-    }
+/// Opens a temporary directory per sandbox.
+#[derive(Debug, Clone, Default)]
+pub struct PlainBackend;
 
-    fn wrap(&self, sandbox: Arc<dyn Sandbox>, policy: &Policy) -> Arc<dyn Sandbox> {
-        // `renice` is a program: where a command may start none, it runs as it is.
-        let may_renice = policy.subprocesses != Some(false);
-        let niceness = may_renice.then_some(self.niceness);
-        Arc::new(PoliteSandbox { inner: sandbox, niceness })
-    }
-}
+/// The policy fields that the command driver enforces.
+const ENFORCED: [PolicyField; 2] = [PolicyField::Environment, PolicyField::WallTime];
 
 #[async_trait]
-impl<B: Backend> Backend for Polite<B> {
+impl Backend for PlainBackend {
     fn name(&self) -> &str {
-        self.inner.name()
+        "plain"
     }
 
     async fn open(&self, cx: SandboxContext) -> Result<Arc<dyn Sandbox>, SandboxError> {
-        let policy = cx.policy.clone();
-        Ok(self.wrap(self.inner.open(cx).await?, &policy))
-    }
-
-    async fn reattach(
-        &self,
-        handle: &SandboxHandle,
-        cx: SandboxContext,
-    ) -> Result<Arc<dyn Sandbox>, SandboxError> {
-        let policy = cx.policy.clone();
-        Ok(self.wrap(self.inner.reattach(handle, cx).await?, &policy))
+        let mut missing = cx.policy.fields();
+        missing.retain(|field| !ENFORCED.contains(field));
+        if cx.policy.strictness == Strictness::Strict && !missing.is_empty() {
+            return Err(SandboxError::unenforceable(self.name(), missing));
+        }
+        let failed = |error| SandboxError::io("failed to create a directory", error);
+        let directory = tempfile::Builder::new().prefix("plain-").tempdir().map_err(failed)?;
+        let root = directory.path().canonicalize().map_err(failed)?;
+        let working_directory = SandboxPath::from_os(&root)?;
+        let mut info = SandboxInfo::new(self.name(), unique_id(), working_directory.clone());
+        info.enforcement = Enforcement::report(&cx.policy, |field| match ENFORCED.contains(&field) {
+            true => EnforcedBy::Backend,
+            false => EnforcedBy::NotEnforced,
+        });
+        Ok(Arc::new(PlainSandbox(Arc::new(Shared {
+            files: Files::open(&root, working_directory)?,
+            info,
+            policy: cx.policy,
+            marker: unique_id(),
+            is_closed: AtomicBool::new(false),
+            directory,
+        }))))
     }
 }
 
+/// State of a sandbox, shared with its commands.
 #[derive(Debug)]
-struct PoliteSandbox {
-    inner: Arc<dyn Sandbox>,
-    niceness: Option<u8>,
+struct Shared {
+    info: SandboxInfo,
+    files: Files,
+    policy: Policy,
+    /// In the environment of each process of the sandbox.
+    marker: String,
+    is_closed: AtomicBool,
+    directory: TempDir,
+}
+
+impl Shared {
+    fn check(&self) -> Result<(), SandboxError> {
+        if self.is_closed.load(Ordering::SeqCst) {
+            return Err(SandboxError::new(SandboxErrorKind::Closed, "the sandbox is closed"));
+        }
+        self.files.check()
+    }
+
+    fn end(&self) -> std::io::Result<()> {
+        if self.is_closed.swap(true, Ordering::SeqCst) {
+            return Ok(());
+        }
+        command::kill_all(&self.marker);
+        files::remove_tree(self.directory.path())
+    }
+}
+
+/// One temporary directory and the processes that were started in it.
+#[derive(Debug)]
+struct PlainSandbox(Arc<Shared>);
+
+impl Drop for PlainSandbox {
+    fn drop(&mut self) {
+        // There is no caller to report to.
+        let _ = self.0.end();
+    }
 }
 
 #[async_trait]
-impl Sandbox for PoliteSandbox {
+impl Sandbox for PlainSandbox {
     fn info(&self) -> &SandboxInfo {
-        self.inner.info()
+        &self.0.info
     }
 
-    async fn spawn(&self, mut request: SpawnRequest) -> Result<Box<dyn Process>, SandboxError> {
-        if let (Command::Shell(line), Some(niceness)) = (&request.command, self.niceness) {
-            // `renice` first, and only then the command line as it is: its text must not change.
-            let mut polite = OsString::from(format!("renice -n {niceness} -p $$ >/dev/null 2>&1\n"));
-            polite.push(line);
-            request.command = Command::Shell(polite);
-        }
-        self.inner.spawn(request).await
+    async fn spawn(&self, request: SpawnRequest) -> Result<Box<dyn Process>, SandboxError> {
+        self.0.check()?;
+        command::spawn(&self.0, request).await
     }
 
     async fn read(&self, path: &SandboxPath, range: ByteRange) -> Result<ByteStream, SandboxError> {
-        self.inner.read(path, range).await
+        self.0.check()?;
+        self.0.files.read(path, range)
     }
 
     async fn write(
@@ -91,34 +128,37 @@ impl Sandbox for PoliteSandbox {
         options: WriteOptions,
         data: ByteStream,
     ) -> Result<(), SandboxError> {
-        self.inner.write(path, options, data).await
+        self.0.check()?;
+        self.0.files.write(path, options, data).await
     }
 
     async fn stat(&self, path: &SandboxPath) -> Result<FileInfo, SandboxError> {
-        self.inner.stat(path).await
+        self.0.check()?;
+        self.0.files.stat(path)
     }
 
     async fn list(&self, path: &SandboxPath) -> Result<Vec<FileInfo>, SandboxError> {
-        self.inner.list(path).await
+        self.0.check()?;
+        self.0.files.list(path)
     }
 
     async fn mkdir(&self, path: &SandboxPath) -> Result<(), SandboxError> {
-        self.inner.mkdir(path).await
+        self.0.check()?;
+        self.0.files.mkdir(path)
     }
 
     async fn remove(&self, path: &SandboxPath) -> Result<(), SandboxError> {
-        self.inner.remove(path).await
+        self.0.check()?;
+        self.0.files.remove(path)
     }
 
     async fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<(), SandboxError> {
-        self.inner.rename(from, to).await
-    }
-
-    async fn persist(&self) -> Result<SandboxHandle, SandboxError> {
-        self.inner.persist().await
+        self.0.check()?;
+        self.0.files.rename(from, to)
     }
 
     async fn close(&self) -> Result<(), SandboxError> {
-        self.inner.close().await
+        let path = self.0.directory.path().display();
+        self.0.end().map_err(|error| SandboxError::io(format!("failed to remove {path}"), error))
     }
 }

@@ -1,23 +1,24 @@
-//! aimock: a mock model server that nobody here wrote, playing the turns in `crates/cli/tests/peers/aimock`.
+//! aimock: an independent mock model server that plays the turns in `crates/cli/tests/peers/aimock`.
 
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use super::server::{Server, Signs};
+use super::server::{ReadySigns, Server};
 use super::{Ready, Workshop};
 use crate::{shell, workspace};
 
 const PACKAGE: &str = "@copilotkit/aimock@1.43.0";
-/// What it asks for.
+/// The oldest Node.js that it supports.
 const MINIMUM: (u32, u32) = (20, 15);
-/// From npm too, where the machine's own Node.js is older (Debian 12 has 18).
+/// Installed from npm if the machine's Node.js is older (Debian 12 has 18).
 const NODE: &str = "node@22.23.3";
 
-/// Returns its address too, `http://127.0.0.1:PORT`.
+/// Starts it; also returns its address, `http://127.0.0.1:PORT`.
 pub fn bring_up(workshop: &Workshop) -> Result<(Ready, String)> {
     let answer = shell::probe("node", &["--version"]).context("there is no Node.js")?;
-    let installed = version(&answer).with_context(|| format!("what version is {answer:?}?"))?;
+    let installed =
+        version(&answer).with_context(|| format!("failed to parse the version {answer:?}"))?;
     if shell::probe("npm", &["--version"]).is_none() {
         bail!("there is no npm");
     }
@@ -28,8 +29,8 @@ pub fn bring_up(workshop: &Workshop) -> Result<(Ready, String)> {
     let directory = workshop.cached("aimock", &packages.join(" "), |directory| {
         let mut npm = Command::new("npm");
         npm.args(["install", "--no-audit", "--no-fund", "--no-save"])
-            // What it might be used beside is of no use here, and looking all of it up takes long;
-            // without a network, over ten minutes.
+            // Its optional companions are not needed, and resolving them takes over ten minutes
+            // without a network.
             .args(["--legacy-peer-deps", "--fetch-retries=1"])
             .arg("--prefix")
             .arg(directory)
@@ -55,9 +56,9 @@ pub fn bring_up(workshop: &Workshop) -> Result<(Ready, String)> {
             "--fixtures",
         ])
         .arg(workspace::root().join("crates/cli/tests/peers/aimock"))
-        // A turn asked for out of turn is an error, not the nearest answer.
+        // A turn out of order is an error, not the nearest answer.
         .env("AIMOCK_STRICT_TURN_INDEX", "1");
-    let signs = Signs {
+    let signs = ReadySigns {
         before_address: "listening on ",
         ready: "/health",
     };
@@ -67,6 +68,7 @@ pub fn bring_up(workshop: &Workshop) -> Result<(Ready, String)> {
         Ready {
             variables,
             server: Some(server),
+            ..Ready::default()
         },
         address,
     ))
@@ -83,7 +85,7 @@ mod tests {
     use super::version;
 
     #[test]
-    fn node_says_its_version() {
+    fn node_versions_are_parsed() {
         assert_eq!(version("v20.15.1\n"), Some((20, 15)));
         assert_eq!(version("20"), None);
     }

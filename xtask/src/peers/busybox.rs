@@ -13,7 +13,7 @@ pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
     let variables = vec![("CANTLE_TEST_BUSYBOX", program.display().to_string())];
     Ok(Ready {
         variables,
-        server: None,
+        ..Ready::default()
     })
 }
 

@@ -1,8 +1,7 @@
 //! A Docker engine, and images that come from no registry.
 //!
-//! One that answers already is used. Else, as root, one of our own is started: in namespaces of its
-//! own, so that all its processes and mounts end with it, however it ends, and without touching the
-//! host's network.
+//! An engine that already answers is used. Otherwise root starts one in its own namespaces, so that all
+//! its processes and mounts end with it and the host's network is not touched.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -19,7 +18,7 @@ use super::server::Server;
 use super::{Ready, Workshop};
 use crate::shell;
 
-/// What a slice of this machine in an image is called; [`BUSYBOX`] holds nothing but BusyBox.
+/// An image with some of this machine's programs; [`BUSYBOX`] holds nothing but BusyBox.
 const SLICE: &str = "cantle-test:slice";
 const BUSYBOX: &str = "cantle-test:busybox";
 
@@ -28,12 +27,9 @@ const ENGINE: &str = "docker_engine.sh";
 
 pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
     let images = images(workshop)?;
-    let (host, server) = match answering() {
-        Some(host) => (host, None),
-        None => {
-            let (host, server) = start(workshop)?;
-            (host, Some(server))
-        }
+    let (host, mut engine) = match running_engine() {
+        Some(host) => (host, Ready::default()),
+        None => start(workshop)?,
     };
     for (name, file) in [(SLICE, "slice.tar"), (BUSYBOX, "busybox.tar")] {
         let mut import = Command::new("docker");
@@ -51,11 +47,12 @@ pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
         ("CANTLE_TEST_DOCKER_BUSYBOX", BUSYBOX.to_owned()),
     ];
     if can_start() {
-        // For tests that need one which they can kill.
+        // For tests that kill their engine.
         let script = source(ENGINE).display().to_string();
         variables.push(("CANTLE_TEST_DOCKER_ENGINE", script));
     }
-    Ok(Ready { variables, server })
+    engine.variables = variables;
+    Ok(engine)
 }
 
 /// The images as archives: a slice of this machine (BusyBox, bash, Python, git), and BusyBox alone.
@@ -70,14 +67,14 @@ fn images(workshop: &Workshop) -> Result<PathBuf> {
     })
 }
 
-/// The engine that the surroundings name, or the machine's own.
-fn answering() -> Option<String> {
+/// Returns the engine that `DOCKER_HOST` names or the machine's own, if it answers.
+fn running_engine() -> Option<String> {
     let named = std::env::var("DOCKER_HOST").ok();
     let host = named.unwrap_or_else(|| "unix:///var/run/docker.sock".to_owned());
     shell::probe("docker", &["--host", &host, "version"]).map(|_| host)
 }
 
-/// Whether one of our own can run here.
+/// Reports whether an engine can be started here.
 fn can_start() -> bool {
     let namespaces = ["--mount", "--pid", "--fork", "--mount-proc", "true"];
     rustix::process::geteuid().is_root()
@@ -85,7 +82,7 @@ fn can_start() -> bool {
         && shell::probe("unshare", &namespaces).is_some()
 }
 
-fn start(workshop: &Workshop) -> Result<(String, Server)> {
+fn start(workshop: &Workshop) -> Result<(String, Ready)> {
     if !can_start() {
         bail!("no Docker engine answers, and one needs root, namespaces and dockerd to be started");
     }
@@ -101,10 +98,15 @@ fn start(workshop: &Workshop) -> Result<(String, Server)> {
     let mut command = Command::new("sh");
     command.arg(source(ENGINE)).arg(&directory);
     let server = Server::start_when(workshop, "docker", &command, || answers(&socket))?;
-    Ok((host, server.with_remains(Remains { place, groups })))
+    let ready = Ready {
+        server: Some(server),
+        _leftovers: Some(EngineFiles { place, groups }),
+        ..Ready::default()
+    };
+    Ok((host, ready))
 }
 
-/// Whether the engine answers on its socket.
+/// Reports whether the engine answers on its socket.
 fn answers(socket: &Path) -> bool {
     let ask = || -> Result<bool> {
         let mut stream = UnixStream::connect(socket)?;
@@ -117,14 +119,14 @@ fn answers(socket: &Path) -> bool {
     ask().unwrap_or(false)
 }
 
-/// What an engine leaves when it ends: its directory and its control groups.
-pub struct Remains {
+/// The directory and the control groups of an engine; removed on drop.
+pub struct EngineFiles {
     place: TempDir,
     /// Their path in every hierarchy.
     groups: PathBuf,
 }
 
-impl Drop for Remains {
+impl Drop for EngineFiles {
     fn drop(&mut self) {
         let Ok(name) = self.groups.strip_prefix("/") else {
             return;

@@ -7,17 +7,19 @@ use anyhow::{Context, Result, bail};
 
 use super::python::Python;
 use super::{Ready, Workshop};
+use crate::lane::Lane;
 use crate::shell;
 
-/// The oldest that can be pointed elsewhere, the last with the older API, and the newest.
-const PYTHON: [(&str, &str); 3] = [
+const NEWEST: (&str, &str) = ("2.63.0", include_str!("../../peers/e2b-2.63.0.txt"));
+/// The oldest that can be pointed elsewhere, and the last with the older API.
+const OLDER: [(&str, &str); 2] = [
     ("2.10.0", include_str!("../../peers/e2b-2.10.0.txt")),
     ("2.45.0", include_str!("../../peers/e2b-2.45.0.txt")),
-    ("2.63.0", include_str!("../../peers/e2b-2.63.0.txt")),
 ];
 const JAVASCRIPT: &str = "e2b@2.51.0";
 
-pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
+/// Prepares the newest SDK of each language, in the full lane the older ones, too.
+pub fn bring_up(workshop: &Workshop, lane: Lane) -> Result<Ready> {
     for program in ["node", "npm"] {
         if shell::probe(program, &["--version"]).is_none() {
             bail!("there is no {program}");
@@ -25,7 +27,8 @@ pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
     }
     let python = Python::find((3, 10))?;
     let mut environments = Vec::new();
-    for (version, pins) in PYTHON {
+    let older = OLDER.into_iter().filter(|_| lane == Lane::Full);
+    for (version, pins) in older.chain([NEWEST]) {
         let peer = format!("e2b-python-{version}");
         let environment = python.environment(workshop, &peer, &["e2b"], pins)?;
         environments.push((version, environment));
@@ -51,6 +54,6 @@ pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
     }
     Ok(Ready {
         variables: vec![("CANTLE_TEST_E2B", directory.display().to_string())],
-        server: None,
+        ..Ready::default()
     })
 }

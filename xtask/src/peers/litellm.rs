@@ -7,7 +7,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 use super::python::{Environment, Python, source};
-use super::server::{Server, Signs};
+use super::server::{ReadySigns, Server};
 use super::{Ready, Workshop};
 
 const KEY: &str = "sk-cantle-test";
@@ -47,7 +47,7 @@ impl Proxy {
             .env("DISABLE_ADMIN_UI", "True")
             // Compiling what it imports takes two thirds of its start: once is enough.
             .env_remove("PYTHONDONTWRITEBYTECODE");
-        let signs = Signs {
+        let signs = ReadySigns {
             before_address: "running on ",
             ready: "/health/liveliness",
         };
@@ -60,6 +60,7 @@ impl Proxy {
         Ok(Ready {
             variables,
             server: Some(server),
+            ..Ready::default()
         })
     }
 }

@@ -5,7 +5,7 @@ use std::process::Command;
 use anyhow::Result;
 
 use super::python::{Python, source};
-use super::server::{Server, Signs};
+use super::server::{ReadySigns, Server};
 use super::{Ready, Workshop};
 
 const KEY: &str = "sk-tiny";
@@ -25,7 +25,7 @@ pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
         .arg(source("llama_server.py"))
         .arg(&model)
         .args(["0", KEY]);
-    let signs = Signs {
+    let signs = ReadySigns {
         before_address: "listening on ",
         ready: "/health",
     };
@@ -37,5 +37,6 @@ pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
     Ok(Ready {
         variables,
         server: Some(server),
+        ..Ready::default()
     })
 }

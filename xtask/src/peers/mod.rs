@@ -1,8 +1,8 @@
-//! The real software that tests talk to: prepared once under `target/peers`, started for one test run.
+//! Peers: the software that tests talk to, installed once under `target/peers` and started per test run.
 //!
-//! A peer tells tests where it is by environment variables; a test whose variable is missing says
-//! so and passes, unless [`Required`] names the peer. A peer that cannot be had here is skipped
-//! aloud, or is an error where it is required.
+//! Tests find a peer by environment variables. A test whose variable is missing reports that it was skipped.
+//! A peer that cannot be installed or started is reported as skipped, or is an error if [`Required`] names
+//! it.
 
 mod aimock;
 mod busybox;
@@ -25,12 +25,14 @@ use anyhow::{Context, Result, anyhow, bail};
 pub use server::Server;
 pub use workshop::Workshop;
 
-/// Everything [`bring_up`] brings up.
+use crate::lane::Lane;
+
+/// All peers.
 const NAMES: [&str; 8] = [
     "aimock", "litellm", "llama", "stirrup", "busybox", "docker", "static", "e2b",
 ];
 
-/// What `CANTLE_REQUIRE` says: a comma-separated list of peers that must be there, or `all`.
+/// The peers that must be available: `CANTLE_REQUIRE`, a comma-separated list or `all`.
 pub struct Required(BTreeSet<String>);
 
 impl Required {
@@ -62,34 +64,58 @@ impl Required {
     }
 }
 
-/// A peer that tests can use. Dropped = its server, if it has one, is stopped.
+/// A peer that tests can use. Dropping it stops its server.
+#[derive(Default)]
 pub struct Ready {
-    /// What tests find in their environment.
+    /// Environment variables for the tests.
     pub variables: Vec<(&'static str, String)>,
     pub server: Option<Server>,
+    /// Removed after the end of the server, which uses it.
+    _leftovers: Option<docker::EngineFiles>,
 }
 
-/// What became of the peers.
+/// The peers of a test run.
+#[derive(Default)]
 pub struct Peers {
-    pub ready: Vec<Ready>,
-    /// Those that tests have to do without.
+    ready: Vec<Ready>,
+    /// Peers that are not available.
     pub skipped: Vec<&'static str>,
 }
 
+impl Peers {
+    /// Returns what tests find in their environment.
+    pub fn variables(&self) -> impl Iterator<Item = (&'static str, String)> {
+        self.ready
+            .iter()
+            .flat_map(|ready| ready.variables.iter().cloned())
+    }
+
+    /// Stops all servers without waiting for their end.
+    pub fn release(&mut self) {
+        for server in self
+            .ready
+            .iter_mut()
+            .filter_map(|ready| ready.server.as_mut())
+        {
+            server.release();
+        }
+    }
+}
+
 /// Prepares and starts all peers side by side.
-pub fn bring_up(workshop: &Workshop, required: &Required) -> Result<Peers> {
+pub fn bring_up(workshop: &Workshop, required: &Required, lane: Lane) -> Result<Peers> {
     system::install_missing();
     let outcomes = thread::scope(|scope| {
         let aimock = scope.spawn(|| aimock::bring_up(workshop));
         let llama = scope.spawn(|| llama::bring_up(workshop));
         let stirrup = scope.spawn(|| stirrup::bring_up(workshop));
         let containers = scope.spawn(|| {
-            // One after the other: the engine's images are made of BusyBox.
+            // In this order: the engine's images are made of BusyBox.
             let busybox = busybox::bring_up(workshop);
             (busybox, docker::bring_up(workshop))
         });
         let program = scope.spawn(|| static_program::bring_up(workshop));
-        let e2b = scope.spawn(|| e2b::bring_up(workshop));
+        let e2b = scope.spawn(|| e2b::bring_up(workshop, lane));
         let proxy = litellm::prepare(workshop);
         let aimock = join(aimock);
         // The proxy stands in front of aimock.
@@ -120,7 +146,7 @@ pub fn bring_up(workshop: &Workshop, required: &Required) -> Result<Peers> {
         match outcome {
             Ok(ready) => peers.ready.push(ready),
             Err(error) if required.names(name) => {
-                return Err(error).context(format!("required peer {name} could not be had"));
+                return Err(error).context(format!("required peer {name} is not available"));
             }
             Err(error) => {
                 eprintln!("SKIPPED {name}: {error:#}");

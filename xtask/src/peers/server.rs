@@ -1,4 +1,4 @@
-//! A peer that listens: started on a port of its own choice, found by what it logs, asked until it answers.
+//! Peers that are servers: each listens on a free port and logs its address.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -10,28 +10,25 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use super::docker::Remains;
 use super::workshop::{Workshop, tail};
 use crate::guard::Guarded;
 
-/// Generous, because the build of the tests runs at the same time, on a machine that may be slow.
-const DEADLINE: Duration = Duration::from_secs(1200);
-/// For one answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Generous: the tests are built at the same time.
+const START_TIMEOUT: Duration = Duration::from_secs(1200);
+/// The time for one answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(20);
 
-/// A running server. Dropped = stopped.
+/// A running server. Dropping it stops the process.
 pub struct Server {
     process: Guarded,
-    /// After the process: what is in use can't be removed.
-    _remains: Option<Remains>,
 }
 
-/// How to tell that a server is there.
-pub struct Signs {
-    /// What stands before `http://127.0.0.1:PORT` in its log.
+/// How a server shows that it is ready.
+pub struct ReadySigns {
+    /// Text before `http://127.0.0.1:PORT` in its log.
     pub before_address: &'static str,
-    /// A path that answers 200 once it serves.
+    /// A path that answers 200 once the server is ready.
     pub ready: &'static str,
 }
 
@@ -41,9 +38,9 @@ impl Server {
         workshop: &Workshop,
         peer: &str,
         command: &mut Command,
-        signs: &Signs,
+        signs: &ReadySigns,
     ) -> Result<(Server, String)> {
-        // A proxy of the surroundings is for package registries, not for loopback.
+        // A configured proxy is for package registries, not for loopback.
         command
             .env("NO_PROXY", "127.0.0.1")
             .env("no_proxy", "127.0.0.1");
@@ -72,11 +69,10 @@ impl Server {
         let both = (Stdio::from(file.try_clone()?), Stdio::from(file));
         let mut server = Server {
             process: Guarded::spawn(command, both.0, both.1)?,
-            _remains: None,
         };
-        while start.elapsed() < DEADLINE {
-            if let Some(status) = server.process.ended()? {
-                bail!("it ended at its start ({status}):\n{}", tail(&path));
+        while start.elapsed() < START_TIMEOUT {
+            if let Some(status) = server.process.status()? {
+                bail!("it exited at its start ({status}):\n{}", tail(&path));
             }
             if is_ready() {
                 let seconds = start.elapsed().as_secs_f32();
@@ -87,20 +83,12 @@ impl Server {
         }
         bail!(
             "it did not answer in {} s:\n{}",
-            DEADLINE.as_secs(),
+            START_TIMEOUT.as_secs(),
             tail(&path)
         );
     }
 
-    /// The same server, which leaves something behind that is removed after its end.
-    pub fn with_remains(self, remains: Remains) -> Server {
-        Server {
-            _remains: Some(remains),
-            ..self
-        }
-    }
-
-    /// Tells it to stop, without waiting.
+    /// Stops it, without waiting for its end.
     pub fn release(&mut self) {
         self.process.release();
     }
@@ -127,8 +115,8 @@ fn address(log: &str, before: &str) -> Option<SocketAddr> {
 /// Whether `GET path` answers 200.
 fn answers(address: SocketAddr, path: &str) -> bool {
     let ask = || -> Result<bool> {
-        let mut stream = TcpStream::connect_timeout(&address, PATIENCE)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
+        let mut stream = TcpStream::connect_timeout(&address, ANSWER_TIMEOUT)?;
+        stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
         write!(
             stream,
             "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"

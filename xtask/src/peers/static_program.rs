@@ -1,16 +1,15 @@
-//! Our own static `cantle`, for tests that run it where there is nothing to load.
+//! A static `cantle`, for tests that run it in an empty root directory.
 
 use anyhow::Result;
 
 use super::{Ready, Workshop};
-use crate::dist;
+use crate::dist::{self, Profile};
 
-/// Cargo knows whether there is something to build.
 pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
-    workshop.step("static", &dist::build(&dist::host()?))?;
-    let program = dist::program()?.display().to_string();
+    workshop.step("static", &dist::build(&dist::host()?, Profile::Dev))?;
+    let program = dist::program(Profile::Dev)?.display().to_string();
     Ok(Ready {
         variables: vec![("CANTLE_TEST_STATIC_BIN", program)],
-        server: None,
+        ..Ready::default()
     })
 }

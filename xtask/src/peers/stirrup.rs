@@ -13,6 +13,6 @@ pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
     let python = environment.program("python").display().to_string();
     Ok(Ready {
         variables: vec![("CANTLE_TEST_STIRRUP_PYTHON", python)],
-        server: None,
+        ..Ready::default()
     })
 }

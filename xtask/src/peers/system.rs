@@ -6,7 +6,7 @@ use std::process::Command;
 use super::python::Python;
 use crate::shell;
 
-/// Installs what is missing. A failure is only told: what needs the package then says what it lacks.
+/// Installs missing packages. A failure is printed; peers that need the package fail with their own errors.
 pub fn install_missing() {
     let there = |program| shell::probe(program, &["--version"]).is_some();
     let mut packages = Vec::new();
@@ -19,7 +19,7 @@ pub fn install_missing() {
     if !there("npm") {
         packages.push("npm");
     }
-    // Also where an engine answers: the program that asks it is in the same package.
+    // Needed even if an engine answers: the client is in the same package.
     if !there("docker") || !there("dockerd") {
         packages.push("docker.io");
     }
@@ -32,7 +32,7 @@ pub fn install_missing() {
     if !rustix::process::geteuid().is_root() {
         if !packages.is_empty() {
             eprintln!(
-                "missing here: {}; as root I would apt-get them",
+                "missing: {}; run as root to install them with apt-get",
                 packages.join(" ")
             );
         }
@@ -57,7 +57,7 @@ pub fn install_missing() {
     }
 }
 
-/// Whether apt knows any package: images come without lists, and `apt-get download` needs them.
+/// Reports whether apt has package lists: images have none, and `apt-get download` needs them.
 fn has_package_lists() -> bool {
     let Ok(lists) = fs::read_dir("/var/lib/apt/lists") else {
         return false;

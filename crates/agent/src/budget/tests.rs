@@ -20,7 +20,7 @@ fn state(resource: Resource, spent: f64, limit: f64) -> BudgetState {
 }
 
 #[test]
-fn each_notice_is_given_once_and_what_is_spent_at_once_is_not_near_before() {
+fn each_notice_is_given_once_and_exhaustion_is_not_preceded_by_a_warning() {
     let account = Account::new(Budget::default().tokens(100), None);
     account.model_call(&tokens(79));
     assert_eq!(account.notices(), []);
@@ -30,18 +30,18 @@ fn each_notice_is_given_once_and_what_is_spent_at_once_is_not_near_before() {
     account.model_call(&tokens(10));
     assert_eq!(account.notices(), []);
     account.model_call(&tokens(20));
-    let spent = Notice::Spent(state(Resource::Tokens, 110.0, 100.0));
+    let spent = Notice::Exhausted(state(Resource::Tokens, 110.0, 100.0));
     assert_eq!(account.notices(), [spent]);
     assert_eq!(account.notices(), []);
 
     let account = Account::new(Budget::default().tokens(100), None);
     account.model_call(&tokens(500));
-    let spent = Notice::Spent(state(Resource::Tokens, 500.0, 100.0));
+    let spent = Notice::Exhausted(state(Resource::Tokens, 500.0, 100.0));
     assert_eq!(account.notices(), [spent]);
 }
 
 #[test]
-fn what_is_used_below_counts_above_and_everybody_is_told() {
+fn spending_of_sub_agents_counts_above_and_every_run_is_notified() {
     let above = Arc::new(Account::new(Budget::default().tool_calls(2), None));
     let below = [(); 2].map(|()| {
         let budget = Budget::default().tool_calls(5);
@@ -50,7 +50,7 @@ fn what_is_used_below_counts_above_and_everybody_is_told() {
     for account in &below {
         account.tool_call();
     }
-    let spent = Notice::Spent(state(Resource::ToolCalls, 2.0, 2.0));
+    let spent = Notice::Exhausted(state(Resource::ToolCalls, 2.0, 2.0));
     for account in below.iter().chain([&*above]) {
         assert_eq!(account.notices(), [spent]);
         assert_eq!(account.notices(), []);
@@ -59,13 +59,13 @@ fn what_is_used_below_counts_above_and_everybody_is_told() {
     for _ in 0..4 {
         below[0].tool_call();
     }
-    let own = Notice::Spent(state(Resource::ToolCalls, 5.0, 5.0));
+    let own = Notice::Exhausted(state(Resource::ToolCalls, 5.0, 5.0));
     assert_eq!(below[0].notices(), [own]);
     assert_eq!(below[1].notices(), []);
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_time_that_is_left_is_the_least_of_all_with_what_earlier_processes_used() {
+async fn the_time_left_is_the_minimum_including_earlier_processes() {
     let limit = |seconds| Budget::default().time(Duration::from_secs(seconds));
     let above = Arc::new(Account::new(limit(100), None));
     let account = Account::new(limit(50), Some(above));
@@ -103,7 +103,7 @@ fn an_earlier_process_counts_with_its_sub_agents() {
         state(Resource::CostUsd, 0.5, 0.5),
         state(Resource::ToolCalls, 2.0, 2.0),
     ];
-    assert_eq!(account.notices(), expected.map(Notice::Spent));
+    assert_eq!(account.notices(), expected.map(Notice::Exhausted));
 }
 
 #[test]
@@ -119,17 +119,17 @@ fn calls_that_an_earlier_process_refused_do_not_count() {
 }
 
 #[test]
-fn a_cost_that_nobody_says_is_told_once_for_each_budget_of_money() {
+fn an_unknown_cost_is_reported_once_for_each_budget_of_money() {
     let above = Arc::new(Account::new(Budget::default().cost_usd(5.0), None));
     let own = Account::new(Budget::default().cost_usd(1.0), Some(Arc::clone(&above)));
     let mut known = tokens(7);
     known.cost_usd = Some(0.1);
-    assert_eq!(own.unpriced(&known), None);
-    assert_eq!(own.unpriced(&tokens(0)), None);
-    assert_eq!(own.unpriced(&tokens(7)), Some(1.0));
-    assert_eq!(above.unpriced(&tokens(7)), Some(5.0));
-    assert_eq!(own.unpriced(&tokens(7)), None);
+    assert_eq!(own.model_call(&known), None);
+    assert_eq!(own.model_call(&tokens(0)), None);
+    assert_eq!(own.model_call(&tokens(7)), Some(1.0));
+    assert_eq!(above.model_call(&tokens(7)), Some(5.0));
+    assert_eq!(own.model_call(&tokens(7)), None);
     let none = Account::new(Budget::default().tokens(1), None);
-    assert_eq!(none.unpriced(&tokens(7)), None);
+    assert_eq!(none.model_call(&tokens(7)), None);
     assert!(own.limits_money() && !none.limits_money());
 }

@@ -1,75 +1,278 @@
-//! The identity of a run: what must be the same for it to go on as itself.
+//! The identity of a run: what must be equal for another process to resume it.
 
-use cantle_core::tool::DynTool;
+use std::collections::HashMap;
+
+use cantle_core::llm::ToolSpecs;
+use cantle_core::tool::ToolSpec;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 use sha2::{Digest as _, Sha256};
 
-use super::hex;
-use crate::agent::Definition;
+use crate::rules::ToolTraits;
 
-/// What an agent is, as far as a run depends on it: its name and model, its instructions, its tools
-/// and what its providers say of themselves (a sandbox's policy). Limits and budgets are no part of
-/// it, so that a run that reached one can go on with a larger one.
+/// Annotations of a JSON schema, which don't change the parameters that it accepts.
+const ANNOTATIONS: [&str; 6] = [
+    "$comment",
+    "$schema",
+    "default",
+    "description",
+    "examples",
+    "title",
+];
+
+/// Keywords of a JSON schema whose values map names to schemas.
+const SCHEMA_MAPS: [&str; 3] = ["$defs", "definitions", "properties"];
+
+/// The parts of an agent on which its runs depend: name, model, instructions, tools, and the identities
+/// of its providers (a sandbox's policy). Limits and budgets are not included, so that a run that
+/// reached one can be resumed with a larger one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(crate) struct Identity(Value);
 
+/// The differences between the agent that began a run and the one that resumes it.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct Differences {
+    /// Differences that prevent resuming.
+    pub(crate) conflicts: Vec<String>,
+    /// Differences of descriptions and built-in defaults.
+    pub(crate) warnings: Vec<String>,
+}
+
 impl Identity {
-    /// The identity of sessions of `agent` with these tools.
-    pub(crate) fn new(agent: &Definition, tools: &[DynTool]) -> Self {
-        let described = |tools: &mut dyn Iterator<Item = &DynTool>| -> Map<String, Value> {
-            tools
-                .map(|tool| (tool.name().to_owned(), digest(tool).into()))
-                .collect()
-        };
-        let providers: Map<String, Value> = agent
-            .providers
-            .iter()
-            .map(|provider| (provider.name().to_owned(), provider.identity()))
-            .collect();
+    /// The identity of an agent. `specs` describes all tools, `is_finish` selects the finish tools.
+    pub(crate) fn new(
+        agent: &str,
+        model: &str,
+        instructions: Option<&str>,
+        specs: &ToolSpecs,
+        is_finish: impl Fn(&str) -> bool,
+        providers: &Map<String, Value>,
+    ) -> Self {
+        let (mut tools, mut finish_tools) = (Map::new(), Map::new());
+        for spec in specs.iter() {
+            let tools = match is_finish(spec.name()) {
+                true => &mut finish_tools,
+                false => &mut tools,
+            };
+            let tool = json!({"description": spec.description(), "parameters": spec.parameters()});
+            tools.insert(spec.name().to_owned(), tool);
+        }
         Self(json!({
-            "agent": agent.name,
-            "model": agent.client.model().slug,
-            "instructions": agent.system_prompt,
-            "tools": described(&mut tools.iter()),
-            "finish_tools": described(&mut agent.finish_tools.iter()),
+            "agent": agent,
+            "model": model,
+            "instructions": instructions,
+            "tools": tools,
+            "finish_tools": finish_tools,
             "providers": providers,
         }))
     }
 
-    /// What is different in `now`, a line each.
-    pub(crate) fn differences(&self, now: &Self) -> Vec<String> {
-        let mut lines = Vec::new();
-        compare("", &self.0, &now.0, &mut lines);
-        lines
+    /// Compares the identity of a journal with that of an agent.
+    pub(crate) fn compare(&self, now: &Self) -> Differences {
+        let mut differences = Differences::default();
+        differences.compare("", &self.0, &now.0);
+        differences
+    }
+
+    /// Returns tool specs with the texts that this identity records, so that a resumed run continues
+    /// with the texts that the model has seen.
+    pub(crate) fn recorded_specs(&self, specs: &ToolSpecs) -> ToolSpecs {
+        let recorded = |name: &str| {
+            let groups = ["tools", "finish_tools"].into_iter();
+            let mut tools = groups.filter_map(|group| self.0.get(group)?.get(name));
+            let tool = tools.next()?;
+            let description = tool.get("description")?.as_str()?;
+            Some(ToolSpec::new(
+                name,
+                description,
+                tool.get("parameters")?.clone(),
+            ))
+        };
+        let specs = specs.iter();
+        let specs = specs.map(|spec| recorded(spec.name()).unwrap_or_else(|| spec.clone()));
+        ToolSpecs::new(specs.collect())
+    }
+
+    /// The tools as far as their names tell: enough to compute a ledger from facts.
+    pub(crate) fn tool_traits(&self) -> HashMap<String, ToolTraits> {
+        let mut traits = HashMap::new();
+        for (group, finishes) in [("tools", false), ("finish_tools", true)] {
+            let tools = self.0.get(group).and_then(Value::as_object);
+            for name in tools.into_iter().flat_map(Map::keys) {
+                let tool = ToolTraits {
+                    finishes,
+                    ..ToolTraits::default()
+                };
+                traits.insert(name.clone(), tool);
+            }
+        }
+        traits
     }
 }
 
-/// What a tool tells the model about itself, in short.
-fn digest(tool: &DynTool) -> String {
-    let spec = tool.spec();
-    let described = json!([spec.description(), spec.parameters()]).to_string();
-    hex(&Sha256::digest(described)).chars().take(16).collect()
-}
-
-fn compare(path: &str, then: &Value, now: &Value, lines: &mut Vec<String>) {
-    if let (Value::Object(then), Value::Object(now)) = (then, now) {
+impl Differences {
+    fn compare(&mut self, path: &str, then: &Value, now: &Value) {
+        if then == now {
+            return;
+        }
+        let (Value::Object(then), Value::Object(now)) = (then, now) else {
+            return self.conflict(path, then, now);
+        };
+        let is_tool_group = path == "tools" || path == "finish_tools";
         let added = now.keys().filter(|key| !then.contains_key(*key));
         for key in then.keys().chain(added) {
-            let path = if path.is_empty() {
-                key.clone()
-            } else {
-                format!("{path}.{key}")
+            let path = match path {
+                "" => key.clone(),
+                _ => format!("{path}.{key}"),
             };
-            let field = |fields: &Map<String, Value>| fields.get(key).cloned().unwrap_or_default();
-            compare(&path, &field(then), &field(now), lines);
+            let (then_field, now_field) = (field(then, key), field(now, key));
+            if key == "set" && then.contains_key("policy") && then_field.is_null() {
+                // Version 0.1.0 recorded the policy only.
+                continue;
+            }
+            if is_tool_group && !then_field.is_null() && !now_field.is_null() {
+                self.compare_tools(&path, then_field, now_field);
+            } else if key == "policy" && then.contains_key("set") && now.contains_key("set") {
+                // The fields that the user set are compared under `set`.
+                if then_field != now_field {
+                    self.warnings.push(line(&path, then_field, now_field));
+                }
+            } else {
+                self.compare(&path, then_field, now_field);
+            }
         }
-    } else if then != now {
-        let shown = |value: &Value| match value {
-            Value::Null => "nothing".to_owned(),
-            other => other.to_string(),
-        };
-        lines.push(format!("{path}: {} then, {} now", shown(then), shown(now)));
+    }
+
+    fn compare_tools(&mut self, path: &str, then: &Value, now: &Value) {
+        if let Value::String(digest) = then {
+            // Version 0.1.0 recorded a digest only.
+            if *digest != old_digest(now) {
+                self.warnings
+                    .push(format!("{path}: its description or its parameters"));
+            }
+            return;
+        }
+        let parameters = |tool: &Value| signature(tool.get("parameters").unwrap_or(&Value::Null));
+        let (then_parameters, now_parameters) = (parameters(then), parameters(now));
+        if then_parameters != now_parameters {
+            self.conflict(
+                &format!("{path}.parameters"),
+                &then_parameters,
+                &now_parameters,
+            );
+        } else if then != now {
+            self.warnings.push(format!("{path}: its description"));
+        }
+    }
+
+    fn conflict(&mut self, path: &str, then: &Value, now: &Value) {
+        self.conflicts.push(line(path, then, now));
+    }
+}
+
+fn line(path: &str, then: &Value, now: &Value) -> String {
+    let shown = |value: &Value| match value {
+        Value::Null => "nothing".to_owned(),
+        other => other.to_string(),
+    };
+    format!("{path}: {} then, {} now", shown(then), shown(now))
+}
+
+fn field<'v>(fields: &'v Map<String, Value>, key: &str) -> &'v Value {
+    fields.get(key).unwrap_or(&Value::Null)
+}
+
+/// The digest of a tool in journals of version 0.1.0.
+fn old_digest(tool: &Value) -> String {
+    let (description, parameters) = (tool.get("description"), tool.get("parameters"));
+    let mut digest = format!(
+        "{:x}",
+        Sha256::digest(json!([description, parameters]).to_string())
+    );
+    digest.truncate(16);
+    digest
+}
+
+/// Returns a schema without annotations: the names and types of parameters.
+fn signature(schema: &Value) -> Value {
+    match schema {
+        Value::Object(fields) => fields
+            .iter()
+            .filter(|(key, _)| !ANNOTATIONS.contains(&key.as_str()))
+            .map(|(key, value)| {
+                let value = match value {
+                    Value::Object(schemas) if SCHEMA_MAPS.contains(&key.as_str()) => schemas
+                        .iter()
+                        .map(|(name, schema)| (name.clone(), signature(schema)))
+                        .collect(),
+                    other => signature(other),
+                };
+                (key.clone(), value)
+            })
+            .collect(),
+        Value::Array(items) => items.iter().map(signature).collect(),
+        other => other.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn identity(description: &str, parameter: &str, policy: &Value) -> Identity {
+        let parameters = json!({
+            "type": "object",
+            "properties": {"description": {"type": parameter, "description": description}},
+        });
+        let specs = ToolSpecs::new(vec![ToolSpec::new("work", description, parameters)]);
+        let providers = json!({"commands": policy}).as_object().cloned().unwrap();
+        Identity::new("agent", "model", None, &specs, |_| false, &providers)
+    }
+
+    #[test]
+    fn descriptions_and_defaults_are_warnings_and_parameters_and_set_fields_are_conflicts() {
+        let policy =
+            |network: &str, set: Value| json!({"policy": {"network": network}, "set": set});
+        let then = identity("Works.", "string", &policy("off", json!({})));
+        assert_eq!(then.compare(&then), Differences::default());
+
+        let reworded = identity("Does work.", "string", &policy("on", json!({})));
+        let differences = then.compare(&reworded);
+        assert_eq!(differences.conflicts, [""; 0]);
+        assert_eq!(
+            differences.warnings,
+            [
+                "providers.commands.policy: {\"network\":\"off\"} then, {\"network\":\"on\"} now",
+                "tools.work: its description"
+            ]
+        );
+        let specs = then.recorded_specs(&ToolSpecs::new(vec![ToolSpec::new(
+            "work",
+            "Does work.",
+            json!({}),
+        )]));
+        let descriptions: Vec<_> = specs.iter().map(ToolSpec::description).collect();
+        assert_eq!(descriptions, ["Works."]);
+
+        let changed = identity("Works.", "integer", &policy("on", json!({"network": "on"})));
+        let conflicts = then.compare(&changed).conflicts;
+        assert_eq!(conflicts.len(), 2, "{conflicts:?}");
+        assert!(conflicts[0].starts_with("providers.commands.set.network: nothing then"));
+        assert!(conflicts[1].starts_with("tools.work.parameters: "));
+    }
+
+    #[test]
+    fn a_digest_of_version_0_1_0_is_a_warning_only() {
+        let now = identity("Works.", "string", &json!({}));
+        let mut then = now.clone();
+        then.0["tools"]["work"] = old_digest(&now.0["tools"]["work"]).into();
+        assert_eq!(then.compare(&now), Differences::default());
+        then.0["tools"]["work"] = "0123456789abcdef".into();
+        let differences = then.compare(&now);
+        assert!(differences.conflicts.is_empty());
+        assert_eq!(differences.warnings.len(), 1);
+        then.0["tools"]["gone"] = "0123456789abcdef".into();
+        assert_eq!(then.compare(&now).conflicts.len(), 1);
     }
 }

@@ -1,6 +1,5 @@
-//! Media of a journal: kept once each, beside it.
+//! The media of a journal, each stored once beside it.
 
-use std::fmt::Write as _;
 use std::fs;
 use std::io::{self, Write as _};
 use std::os::unix::fs::DirBuilderExt as _;
@@ -11,18 +10,17 @@ use base64::engine::general_purpose::STANDARD as BASE64;
 use serde_json::{Map, Value};
 use sha2::{Digest as _, Sha256};
 
-/// What the kind of every media block ends with.
+/// The suffix of the kind of every media block.
 const KIND_SUFFIX: &str = "_content_block";
 
-/// The length of a file's name.
+/// Length of a file name.
 const DIGEST_CHARS: usize = 64;
 
-/// The directory with the bytes of a journal's media.
+/// The directory of a journal's media.
 #[derive(Debug)]
 pub(super) struct MediaFiles(PathBuf);
 
-/// Whether a line may hold media, told without reading it. A text that speaks of them costs a closer
-/// look, nothing else.
+/// Whether a line may hold media, without parsing it. False positives cost time only.
 pub(super) fn may_hold_media(line: &[u8]) -> bool {
     let needle = KIND_SUFFIX.as_bytes();
     line.windows(needle.len()).any(|window| window == needle)
@@ -33,23 +31,23 @@ impl MediaFiles {
         Self(run.join("media"))
     }
 
-    /// Moves the data of media blocks into files, and leaves their digests. What only looks like one
-    /// (a model's arguments may) stays as it is.
-    pub(super) fn take_out(&self, value: &mut Value) -> io::Result<()> {
+    /// Moves the data of media blocks into files, and leaves their digests. Other objects of that shape,
+    /// such as a model's arguments, stay unchanged if their data is not valid.
+    pub(super) fn extract(&self, value: &mut Value) -> io::Result<()> {
         each_block(value, "data", &mut |block, data| {
             let Ok(bytes) = BASE64.decode(data) else {
                 return Ok(());
             };
-            let digest = hex(&Sha256::digest(&bytes));
-            self.keep(&digest, &bytes)?;
+            let digest = format!("{:x}", Sha256::digest(&bytes));
+            self.store(&digest, &bytes)?;
             block.remove("data");
             block.insert("sha256".to_owned(), digest.into());
             Ok(())
         })
     }
 
-    /// Puts the data back where the digests are.
-    pub(super) fn put_back(&self, value: &mut Value) -> io::Result<()> {
+    /// Replaces the digests of media blocks by their data.
+    pub(super) fn restore(&self, value: &mut Value) -> io::Result<()> {
         each_block(value, "sha256", &mut |block, digest| {
             let is_digest = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
             if digest.len() != DIGEST_CHARS || !digest.bytes().all(is_digest) {
@@ -58,7 +56,7 @@ impl MediaFiles {
             let path = self.0.join(digest);
             let bytes = match fs::read(&path) {
                 Ok(bytes) => bytes,
-                // Where it was a block, whoever reads the record says that its data are missing.
+                // If this is a media block, parsing the entry reports that its data is missing.
                 Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
                 Err(error) => return Err(error),
             };
@@ -68,8 +66,8 @@ impl MediaFiles {
         })
     }
 
-    /// Writes a file that is whole or not there, unless it is there.
-    fn keep(&self, digest: &str, bytes: &[u8]) -> io::Result<()> {
+    /// Writes a file atomically, unless it exists.
+    fn store(&self, digest: &str, bytes: &[u8]) -> io::Result<()> {
         let path = self.0.join(digest);
         if path.exists() {
             return Ok(());
@@ -82,7 +80,7 @@ impl MediaFiles {
         file.write_all(bytes)?;
         file.as_file().sync_data()?;
         file.persist(&path).map_err(|error| error.error)?;
-        // Names are on the disk only when their directories are.
+        // A file name is durable only once its directory is synced.
         fs::File::open(&self.0)?.sync_all()?;
         match self.0.parent() {
             Some(run) => fs::File::open(run)?.sync_all(),
@@ -91,11 +89,10 @@ impl MediaFiles {
     }
 }
 
-/// What is done with a media block and its text.
+/// A visitor of media blocks and the text of one field.
 type Visit<'a> = dyn FnMut(&mut Map<String, Value>, &str) -> io::Result<()> + 'a;
 
-/// Calls `visit` for every object that is a media block with this field, and nothing else, with that
-/// field's text.
+/// Calls `visit` for every object with exactly the fields of a media block: `kind` and this one.
 fn each_block(value: &mut Value, field: &str, visit: &mut Visit<'_>) -> io::Result<()> {
     match value {
         Value::Array(items) => items
@@ -116,15 +113,6 @@ fn each_block(value: &mut Value, field: &str, visit: &mut Visit<'_>) -> io::Resu
         }
         _ => Ok(()),
     }
-}
-
-/// Bytes as hexadecimal digits.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        // There is always room in memory.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }
 
 #[cfg(test)]

@@ -1,75 +1,76 @@
-//! What stands at the end of each line of a journal, so that one is told from what a crash made of it.
+//! The seal at the end of each journal line, which distinguishes it from the remains of a crash.
 //!
-//! Lines are written in batches, and a batch is on the disk before the next one is begun. After a loss
-//! of power any part of the last batch may be missing or hold something else; nothing before it may.
-//! So a line has a sum of its bytes, the number of its batch, and how many lines of that come after it.
+//! Lines are written in batches, and a batch is on disk before the next one begins. After a power
+//! failure any part of the last batch may be missing or overwritten, but nothing before it. A seal
+//! therefore has a checksum of the line, the number of its batch, and the number of lines that follow
+//! in the batch.
 
 use std::io::Write as _;
 
-/// Before the numbers of a seal.
-const BEGINS: &[u8] = b",\"seal\":[";
+/// The text before the numbers of a seal.
+const PREFIX: &[u8] = b",\"seal\":[";
 
-/// Behind them.
-const ENDS: &[u8] = b"\"]}";
+/// The text behind the numbers.
+const SUFFIX: &[u8] = b"\"]}";
 
-/// More than a seal is never long.
+/// Upper bound of the length of a seal.
 const MAX_BYTES: usize = 96;
 
-/// Which line of which batch.
+/// The position of a line in its batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Seal {
     pub(super) batch: u64,
-    /// Lines of the batch that come after this one.
-    pub(super) left: usize,
+    /// Number of lines that follow in the batch.
+    pub(super) following: usize,
 }
 
-/// A line, as its end tells.
+/// The result of checking the seal of a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sealed {
-    /// It is as it was written.
-    Whole(Seal),
-    /// It is not.
-    Broken,
-    /// It has no seal: it is older than they are, or no record.
-    Never,
+pub(super) enum SealCheck {
+    /// The line is as it was written.
+    Intact(Seal),
+    /// The checksum does not match.
+    Damaged,
+    /// There is no seal: the line precedes their introduction, or is not an entry.
+    Missing,
 }
 
-/// Puts a seal into a record, which is a JSON object.
-pub(super) fn seal(json: &mut Vec<u8>, seal: Seal) {
+/// Appends a seal to an entry, which is a JSON object.
+pub(super) fn append(json: &mut Vec<u8>, seal: Seal) {
     if json.pop() != Some(b'}') {
-        // Every record is an object; what is none has no place for a seal.
+        // Every entry is an object.
         return;
     }
-    json.extend_from_slice(BEGINS);
-    // There is always room in memory.
-    let _ = write!(json, "{},{},\"", seal.batch, seal.left);
-    let sum = sum(json);
+    json.extend_from_slice(PREFIX);
+    // Writing to a vector does not fail.
+    let _ = write!(json, "{},{},\"", seal.batch, seal.following);
+    let sum = checksum(json);
     let _ = write!(json, "{sum:016x}");
-    json.extend_from_slice(ENDS);
+    json.extend_from_slice(SUFFIX);
 }
 
-/// Looks at the end of a line.
-pub(super) fn look(line: &[u8]) -> Sealed {
-    let Some(body) = line.strip_suffix(ENDS) else {
-        return Sealed::Never;
+/// Checks the seal of a line.
+pub(super) fn check(line: &[u8]) -> SealCheck {
+    let Some(body) = line.strip_suffix(SUFFIX) else {
+        return SealCheck::Missing;
     };
     let from = body.len().saturating_sub(MAX_BYTES);
     let tail = body.get(from..).unwrap_or_default();
     let begins = tail
-        .windows(BEGINS.len())
-        .rposition(|window| window == BEGINS);
+        .windows(PREFIX.len())
+        .rposition(|window| window == PREFIX);
     let Some(begins) = begins else {
-        return Sealed::Never;
+        return SealCheck::Missing;
     };
-    let numbers = tail.get(begins + BEGINS.len()..).unwrap_or_default();
+    let numbers = tail.get(begins + PREFIX.len()..).unwrap_or_default();
     let seal = std::str::from_utf8(numbers).ok().and_then(|text| {
         let mut parts = text.split(',');
-        let (batch, left) = (parts.next()?, parts.next()?);
+        let (batch, following) = (parts.next()?, parts.next()?);
         let sum = parts.next()?.strip_prefix('"')?;
         let sum = u64::from_str_radix(sum, 16).ok()?;
         let seal = Seal {
             batch: batch.parse().ok()?,
-            left: left.parse().ok()?,
+            following: following.parse().ok()?,
         };
         Some((seal, sum))
     });
@@ -77,13 +78,13 @@ pub(super) fn look(line: &[u8]) -> Sealed {
         .get(..body.len().saturating_sub(16))
         .unwrap_or_default();
     match seal {
-        Some((seal, written)) if sum(summed) == written => Sealed::Whole(seal),
-        _ => Sealed::Broken,
+        Some((seal, written)) if checksum(summed) == written => SealCheck::Intact(seal),
+        _ => SealCheck::Damaged,
     }
 }
 
-/// FNV-1a. What it is to find is zeros and old blocks of a disk, not somebody who means it.
-fn sum(bytes: &[u8]) -> u64 {
+/// FNV-1a: detects zeros and old disk blocks, not tampering.
+fn checksum(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |sum, byte| {
         (sum ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
     })
@@ -94,19 +95,25 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_whole_as_it_was_written_and_no_other_way() {
-        let at = Seal { batch: 12, left: 3 };
+    fn any_changed_byte_and_any_truncation_of_a_line_is_detected() {
+        let at = Seal {
+            batch: 12,
+            following: 3,
+        };
         let mut line = br#"{"record":"fact","fact":{"text":"it, \"seal\":["}}"#.to_vec();
         let bare = line.clone();
-        assert_eq!(look(&bare), Sealed::Never);
-        seal(&mut line, at);
-        assert_eq!(look(&line), Sealed::Whole(at));
+        assert_eq!(check(&bare), SealCheck::Missing);
+        append(&mut line, at);
+        assert_eq!(check(&line), SealCheck::Intact(at));
         serde_json::from_slice::<serde_json::Value>(&line).unwrap();
         for at in 0..line.len() {
             let mut other = line.clone();
             other[at] ^= 1;
-            assert!(!matches!(look(&other), Sealed::Whole(_)), "byte {at}");
-            assert!(!matches!(look(&line[..at]), Sealed::Whole(_)), "up to {at}");
+            assert!(!matches!(check(&other), SealCheck::Intact(_)), "byte {at}");
+            assert!(
+                !matches!(check(&line[..at]), SealCheck::Intact(_)),
+                "up to {at}"
+            );
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The front matter of a `SKILL.md`: YAML between two lines of `---` at its beginning.
+//! The front matter of a `SKILL.md`: YAML between two lines of `---` at its start.
 
 use std::fmt;
 use std::fs::File;
@@ -7,10 +7,10 @@ use std::path::Path;
 
 use serde::Deserialize;
 
-/// Bytes of a file that are looked at; the rest of it is the model's to read.
+/// Maximum size of the front matter in bytes.
 const MAX_BYTES: u64 = 64 * 1024;
 
-/// What is read of it; other fields are somebody else's.
+/// The fields that are used.
 #[derive(Debug, PartialEq)]
 pub(super) struct FrontMatter {
     pub(super) name: String,
@@ -23,14 +23,14 @@ struct Fields {
     description: Option<String>,
 }
 
-/// What is wrong with a file, and in which of its lines.
+/// An error, and its line.
 #[derive(Debug)]
-pub(super) struct Problem {
+pub(super) struct FrontMatterError {
     line: Option<u64>,
     message: String,
 }
 
-impl Problem {
+impl FrontMatterError {
     fn new(line: impl Into<Option<u64>>, message: impl Into<String>) -> Self {
         Self {
             line: line.into(),
@@ -39,13 +39,13 @@ impl Problem {
     }
 }
 
-impl From<io::Error> for Problem {
+impl From<io::Error> for FrontMatterError {
     fn from(error: io::Error) -> Self {
         Self::new(None, format!("it can't be read: {error}"))
     }
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for FrontMatterError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(line) = self.line {
             write!(f, "line {line}: ")?;
@@ -54,19 +54,19 @@ impl fmt::Display for Problem {
     }
 }
 
-pub(super) fn read(file: &Path) -> Result<FrontMatter, Problem> {
+pub(super) fn read(file: &Path) -> Result<FrontMatter, FrontMatterError> {
     let mut head = Vec::new();
     File::open(file)?.take(MAX_BYTES).read_to_end(&mut head)?;
     parse(head.strip_prefix("\u{feff}".as_bytes()).unwrap_or(&head))
 }
 
-fn parse(head: &[u8]) -> Result<FrontMatter, Problem> {
+fn parse(head: &[u8]) -> Result<FrontMatter, FrontMatterError> {
     let is_fence = |line: &[u8]| line.trim_ascii_end() == b"---";
     let mut lines = head.split_inclusive(|byte| *byte == b'\n');
     let first = lines.next().filter(|line| is_fence(line));
     let first = first.ok_or_else(|| {
         let message = "it does not begin with front matter, YAML between two lines of `---`";
-        Problem::new(1, message)
+        FrontMatterError::new(1, message)
     })?;
     let mut length = first.len();
     loop {
@@ -78,20 +78,20 @@ fn parse(head: &[u8]) -> Result<FrontMatter, Problem> {
                     "its front matter has no end, a second line of `---`, within {} KiB",
                     MAX_BYTES / 1024
                 );
-                return Err(Problem::new(1, message));
+                return Err(FrontMatterError::new(1, message));
             }
         }
     }
-    // The first `---` begins a document in YAML too; with it, the lines are counted as in the file.
+    // The first `---` also begins a YAML document; including it keeps line numbers right.
     let yaml = head.get(..length).unwrap_or_default();
     let yaml = std::str::from_utf8(yaml).map_err(|error| {
         let before = yaml.get(..error.valid_up_to()).unwrap_or_default();
         let line = 1 + before.iter().filter(|byte| **byte == b'\n').count() as u64;
-        Problem::new(line, "it is not UTF-8")
+        FrontMatterError::new(line, "it is not UTF-8")
     })?;
     let fields: Option<Fields> = serde_saphyr::from_str(yaml).map_err(|error| {
         let line = error.location().map(|location| location.line());
-        Problem::new(line, without_place(error.without_snippet()))
+        FrontMatterError::new(line, without_location(error.without_snippet()))
     })?;
     let fields = fields.unwrap_or(Fields {
         name: None,
@@ -99,7 +99,8 @@ fn parse(head: &[u8]) -> Result<FrontMatter, Problem> {
     });
     let given = |field: Option<String>, name: &str| {
         let field = field.filter(|text| !text.trim().is_empty());
-        field.ok_or_else(|| Problem::new(None, format!("its front matter has no `{name}`")))
+        field
+            .ok_or_else(|| FrontMatterError::new(None, format!("its front matter has no `{name}`")))
     };
     Ok(FrontMatter {
         name: given(fields.name, "name")?,
@@ -107,9 +108,9 @@ fn parse(head: &[u8]) -> Result<FrontMatter, Problem> {
     })
 }
 
-/// An error's first line, without what its writer adds: the place, which is said before it, and
-/// advice to programmers.
-fn without_place(error: &serde_saphyr::Error) -> String {
+/// Returns an error's first line without its location, which is printed before, and without advice
+/// for programmers.
+fn without_location(error: &serde_saphyr::Error) -> String {
     let message = error.to_string();
     let mut line = message.lines().next().unwrap_or_default();
     for addition in [" at line ", ", set "] {

@@ -38,7 +38,7 @@ impl Directory {
 }
 
 #[test]
-fn skills_are_listed_by_name_with_where_they_are_and_what_for() {
+fn skills_are_listed_by_name_with_path_and_description() {
     let directory = Directory::new();
     directory
         .skill(
@@ -76,7 +76,7 @@ fn line_ends_of_windows_and_a_byte_order_mark_are_fine() {
 }
 
 #[test]
-fn what_can_not_be_listed_is_a_warning_that_says_where_and_why() {
+fn an_invalid_skill_is_a_warning_with_its_path_and_reason() {
     let directory = Directory::new();
     let huge = "x".repeat(100_000);
     directory

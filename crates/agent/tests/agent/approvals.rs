@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use crate::support::{Scripted, agent, bare, calls, echo, finish, outcome, results, session};
 
 const DENIED: &str = "Not run: calls like this are not allowed in this run. Find another way.";
-const NOBODY: &str = "Not run: this call needs somebody's consent, and nobody can be asked in this run. \
+const NOBODY: &str = "Not run: this call needs approval, and no one can approve calls in this run. \
                       Find another way.";
 
 /// A question that a run asks.
@@ -129,7 +129,9 @@ async fn the_first_rule_that_matches_decides() {
         .rule("wo[rk", [], Permission::Deny)
         .unwrap_err();
     assert!(
-        error.to_string().starts_with("`wo[rk` is no pattern: "),
+        error
+            .to_string()
+            .starts_with("`wo[rk` is not a valid pattern: "),
         "{error}"
     );
 }
@@ -189,7 +191,7 @@ async fn a_call_can_be_edited_or_rejected_with_a_reason_and_several_wait_at_once
             .unwrap();
     }
     let outcome = outcome(run).await;
-    let changed = "(The call was changed before it was made. Its arguments were: {\"n\": 20})\n";
+    let changed = "(The call was changed before it ran. Its arguments were: {\"n\": 20})\n";
     assert_eq!(
         results(&outcome)[..3],
         [
@@ -238,7 +240,7 @@ impl AskUser for Choosy {
 }
 
 #[tokio::test]
-async fn where_the_holder_of_a_run_does_not_decide_the_user_does() {
+async fn the_user_decides_if_the_holder_of_a_run_does_not() {
     let client = once(vec![
         ("work", "a", json!({"n": 1})),
         ("work", "b", json!({"n": 2})),
@@ -289,7 +291,7 @@ async fn a_question_that_is_open_when_the_process_ends_is_asked_again_and_an_ans
     let mut run = session.run("the task").unwrap();
     let id = run.id();
     let first = asked(&mut run).await;
-    // As a process that ends: nothing is told, nothing is written any more.
+    // As if the process had ended: nothing is reported or written any more.
     drop(run);
     drop(session);
 
@@ -336,7 +338,7 @@ async fn a_question_that_is_open_when_the_process_ends_is_asked_again_and_an_ans
     session.close().await.unwrap();
 }
 
-/// An agent whose sub-agent makes a call that somebody is asked about.
+/// An agent whose sub-agent makes a call that needs approval.
 fn asks_below(count: &Arc<Mutex<u32>>) -> Agent {
     let counted = Arc::clone(count);
     let work = bare("work", move |_| {
@@ -356,7 +358,7 @@ fn asks_below(count: &Arc<Mutex<u32>>) -> Agent {
         ("helper", "a", json!({"task": "Work."})),
         ("helper", "b", json!({"task": "Work."})),
     ]);
-    let builder = agent(&client).tool(SubAgent::new(&helper, "Works."));
+    let builder = agent(&client).sub_agent(SubAgent::new(&helper, "Works."));
     builder.build().unwrap()
 }
 
@@ -382,7 +384,7 @@ async fn asked_below(run: &mut Run, count: usize) -> Vec<(RunId, String, String)
 }
 
 #[tokio::test]
-async fn whoever_holds_a_run_decides_for_its_sub_agents_also_after_a_restart() {
+async fn the_holder_of_a_run_decides_for_its_sub_agents_even_after_a_restart() {
     let directory = tempfile::tempdir().unwrap();
     let store = RunStore::new(directory.path());
     let count = Arc::new(Mutex::new(0));

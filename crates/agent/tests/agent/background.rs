@@ -1,4 +1,4 @@
-//! Sub-agents in the background: started, looked at, waited for, stopped, told of; and gone on with.
+//! Background sub-agents: start, status, wait, stop, announcement and resuming.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,7 +18,8 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use crate::support::{
-    Scripted, agent, calls, echo, finish, finish_tool, outcome, results, said, session, text, watch,
+    Scripted, agent, calls, echo, finish, finish_tool, outcome, results, session, text,
+    user_messages, watch,
 };
 
 type Events = Vec<Result<ChatEvent, LlmError>>;
@@ -46,7 +47,7 @@ fn helper(wait: DynTool) -> Agent {
         .unwrap()
 }
 
-/// A tool that waits for a permit, or until it is told to end.
+/// A tool that waits for a permit, or until it is cancelled.
 fn waits_for(permits: &Arc<Semaphore>) -> DynTool {
     let permits = Arc::clone(permits);
     let spec = ToolSpec::new("wait", "Waits.", json!({"type": "object"}));
@@ -81,7 +82,7 @@ const ENDED: &str = "<sub_agent id=\"helper-1\" state=\"ended\">\n<sub_agent_res
                      </sub_agent>";
 
 #[tokio::test]
-async fn one_is_started_looked_at_and_waited_for() {
+async fn a_background_sub_agent_is_started_observed_and_awaited() {
     let permits = Arc::new(Semaphore::new(0));
     let client = Scripted::new(|turn, _| match turn {
         0 => start("s"),
@@ -92,7 +93,7 @@ async fn one_is_started_looked_at_and_waited_for() {
         _ => finish("done"),
     });
     let builder = agent(&client)
-        .tool(in_background(&helper(waits_for(&permits))))
+        .sub_agent(in_background(&helper(waits_for(&permits))))
         .tool(lets_go(&permits));
     let session = session(builder).await;
     let (events, outcome) = watch(session.run("the task").unwrap()).await;
@@ -103,17 +104,19 @@ async fn one_is_started_looked_at_and_waited_for() {
         .collect();
     assert_eq!(
         results[0],
-        "<sub_agent id=\"helper-1\" state=\"working\">\nIt has begun. You are told when it has ended.\n\
+        "<sub_agent id=\"helper-1\" state=\"working\">\nIt has begun. You are informed when it has ended.\n\
          </sub_agent>"
     );
     let working = "<sub_agent id=\"helper-1\" state=\"working\">";
     assert!(results[1].starts_with(working), "{}", results[1]);
     assert!(
-        results[2].starts_with(&format!("Not ended within 0.01 s; it goes on.\n{working}")),
+        results[2].starts_with(&format!(
+            "Not ended within 0.01 s; it continues.\n{working}"
+        )),
         "{}",
         results[2]
     );
-    // Either the wait has it, or it was told before that began.
+    // Either the wait returns it, or it was announced before.
     assert_eq!(results[4], ENDED);
     assert_eq!(outcome.ledger.sub_agents["helper"].len(), 1);
     // Six turns here, two below.
@@ -133,7 +136,7 @@ async fn looking_shows_turns_tokens_and_the_latest_words() {
     });
     let builder = agent(&client)
         .max_turns(1000)
-        .tool(in_background(&helper(waits_for(&permits))));
+        .sub_agent(in_background(&helper(waits_for(&permits))));
     let session = session(builder).await;
     let outcome = outcome(session.run("the task").unwrap()).await;
     assert!(outcome.error.is_none(), "{:?}", outcome.error);
@@ -157,31 +160,36 @@ fn last(request: &ChatRequest) -> String {
 }
 
 #[tokio::test]
-async fn the_caller_is_told_when_one_has_ended() {
+async fn the_caller_is_informed_when_one_has_ended() {
     let permits = Arc::new(Semaphore::new(1));
     let announced = "The sub-agent helper-1 has ended.\n<sub_agent_result>\n<response>helped</response>\n\
                      <finished>True</finished>\n</sub_agent_result>";
     let client = Scripted::new(move |turn, request| match turn {
         0 => start("s"),
-        _ if said(&request.messages).iter().any(|text| text == announced) => finish("heard"),
+        _ if user_messages(&request.messages)
+            .iter()
+            .any(|text| text == announced) =>
+        {
+            finish("heard")
+        }
         n => calls(&[("work", &format!("w{n}"), json!({"n": n}))]),
     });
     let builder = agent(&client)
         .max_turns(100_000)
         .summarize_at(None)
         .tool(echo("work"))
-        .tool(in_background(&helper(waits_for(&permits))));
+        .sub_agent(in_background(&helper(waits_for(&permits))));
     let session = session(builder).await;
     let outcome = outcome(session.run("the task").unwrap()).await;
     assert!(outcome.error.is_none(), "{:?}", outcome.error);
-    let times = said(&outcome.history);
+    let times = user_messages(&outcome.history);
     let times = times.iter().filter(|text| *text == announced).count();
     assert_eq!(times, 1);
     session.close().await.unwrap();
 }
 
 #[tokio::test]
-async fn those_that_work_are_stopped_on_demand_and_at_the_end_and_accounted_for() {
+async fn working_sub_agents_are_stopped_on_demand_and_at_the_end_and_in_the_ledger() {
     let permits = Arc::new(Semaphore::new(0));
     let client = Scripted::new(|turn, request| match turn {
         0 => calls(&[
@@ -202,14 +210,14 @@ async fn those_that_work_are_stopped_on_demand_and_at_the_end_and_accounted_for(
     let builder = agent(&client)
         .max_turns(100_000)
         .summarize_at(None)
-        .tool(in_background(&helper(waits_for(&permits))));
+        .sub_agent(in_background(&helper(waits_for(&permits))));
     let session = session(builder).await;
     let outcome = outcome(session.run("the task").unwrap()).await;
     assert!(outcome.error.is_none(), "{:?}", outcome.error);
     let results = results(&outcome);
     let (stopped, _) = &results[results.len() - 2];
     assert!(
-        stopped.contains("<error>the run was cancelled. The last it said: I begin.</error>"),
+        stopped.contains("<error>the run was cancelled. Its last message: I begin.</error>"),
         "{stopped}"
     );
     let used = &outcome.ledger.sub_agents["helper"];
@@ -219,7 +227,7 @@ async fn those_that_work_are_stopped_on_demand_and_at_the_end_and_accounted_for(
 }
 
 #[tokio::test]
-async fn orders_that_make_no_sense_say_what_to_do() {
+async fn invalid_operations_return_advice() {
     let permits = Arc::new(Semaphore::new(0));
     let client = Scripted::new(|turn, _| match turn {
         0 => calls(&[
@@ -232,16 +240,16 @@ async fn orders_that_make_no_sense_say_what_to_do() {
         2 => calls(&[("helper", "f", json!({"action": "wait", "id": "helper-7"}))]),
         _ => finish("done"),
     });
-    let builder = agent(&client).tool(in_background(&helper(waits_for(&permits))));
+    let builder = agent(&client).sub_agent(in_background(&helper(waits_for(&permits))));
     let session = session(builder).await;
     let outcome = outcome(session.run("the task").unwrap()).await;
     let mut results = results(&outcome);
     results.remove(4);
     results.pop();
     let expected = [
-        ("None has begun.", true),
+        ("None was started.", true),
         (
-            "It can't be done: there is no `helper-7`: none has begun.",
+            "It can't be done: there is no `helper-7`: none was started.",
             false,
         ),
         (
@@ -262,7 +270,7 @@ async fn orders_that_make_no_sense_say_what_to_do() {
     session.close().await.unwrap();
 }
 
-/// An agent whose sub-agent has an effect, and then hangs for as long as it is told to.
+/// An agent whose sub-agent has an effect, and then hangs until it is cancelled.
 struct Kept {
     store: RunStore,
     hangs: Arc<AtomicBool>,
@@ -321,7 +329,7 @@ impl Kept {
             1 => calls(&[("helper", "w", json!({"action": "wait", "id": "helper-1"}))]),
             _ => finish("done"),
         });
-        agent(&client).tool(in_background(&helper))
+        agent(&client).sub_agent(in_background(&helper))
     }
 
     /// A run that waits for its sub-agent, which hangs.
@@ -378,7 +386,7 @@ impl Kept {
 }
 
 #[tokio::test]
-async fn one_goes_on_after_its_caller_was_killed() {
+async fn a_background_sub_agent_resumes_after_its_caller_was_killed() {
     let kept = Kept::new();
     let (session, run) = kept.hanging().await;
     let id = run.id();
@@ -388,7 +396,7 @@ async fn one_goes_on_after_its_caller_was_killed() {
 }
 
 #[tokio::test]
-async fn one_goes_on_after_its_caller_was_cancelled_and_counts_meanwhile() {
+async fn a_background_sub_agent_resumes_after_its_caller_was_cancelled_and_counts_meanwhile() {
     let kept = Kept::new();
     let (session, run) = kept.hanging().await;
     let id = run.id();

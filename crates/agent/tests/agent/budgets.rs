@@ -14,7 +14,7 @@ use cantle_core::tool::ToolOutput;
 use serde_json::{Value, json};
 
 use crate::support::{
-    Scripted, agent, bare, calls, echo, finish, of_tokens, outcome, results, said, watch,
+    Scripted, agent, bare, calls, echo, finish, of_tokens, outcome, results, user_messages, watch,
 };
 
 type Events = Vec<Result<ChatEvent, LlmError>>;
@@ -35,8 +35,9 @@ fn work(turn: usize) -> Events {
 
 /// The warnings in a conversation.
 fn warnings(outcome: &Outcome) -> Vec<String> {
-    let said = said(&outcome.history);
-    said.into_iter()
+    let user_messages = user_messages(&outcome.history);
+    user_messages
+        .into_iter()
         .filter(|it| it.contains("budget"))
         .collect()
 }
@@ -97,8 +98,8 @@ async fn each_budget_warns_once_leaves_a_last_turn_and_ends_the_run() {
 #[tokio::test]
 async fn a_finish_call_in_the_last_turn_finishes_the_run() {
     let client = Scripted::new(|turn, request| {
-        let said = said(&request.messages);
-        match said
+        let user_messages = user_messages(&request.messages);
+        match user_messages
             .iter()
             .any(|text| text.contains("This is the last turn"))
         {
@@ -155,7 +156,7 @@ async fn when_the_time_is_over_a_tool_that_hangs_is_stopped_and_the_model_may_fi
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_tool_that_listens_says_what_it_has_when_the_time_is_over() {
+async fn a_tool_that_observes_its_token_returns_partial_output_at_its_timeout() {
     let client = Scripted::new(|turn, _| match turn {
         0 => calls(&[("listens", "a", json!({}))]),
         _ => finish("in time"),
@@ -171,7 +172,7 @@ async fn a_tool_that_listens_says_what_it_has_when_the_time_is_over() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_model_that_hangs_is_given_up_after_the_time_and_what_a_last_turn_may_take() {
+async fn a_hanging_model_is_given_up_after_the_budget_and_the_time_of_a_last_turn() {
     let client = Scripted::new(|_, _| finish("never")).waiting(|_| pending());
     let budget = Budget::default().time(Duration::from_secs(100));
     let session = limited(agent(&client), budget).await;
@@ -229,7 +230,7 @@ async fn go_on(agent: &Agent, store: &RunStore, first: &Outcome, budget: Budget)
 }
 
 #[tokio::test]
-async fn a_run_goes_on_with_a_larger_budget_and_ends_again_with_the_same() {
+async fn a_run_continues_with_a_larger_budget_and_ends_again_with_the_same() {
     type Case = (fn(u64) -> Budget, u64, &'static str);
     let cases: [Case; 3] = [
         (|n| Budget::default().tokens(n * 10), 9, "90 of 90 tokens"),
@@ -283,8 +284,11 @@ async fn time_counts_over_processes_also_that_of_a_model_that_hung() {
     // 61 s are used: this one is spent too, but leaves time for a last turn.
     let again = go_on(&agent, &store, &first, budget(30)).await;
     assert_eq!(again.status(), RunStatus::Finished, "{:?}", again.error);
-    let said = said(&again.history).pop().unwrap();
-    assert!(said.contains("This is the last turn"), "{said}");
+    let user_messages = user_messages(&again.history).pop().unwrap();
+    assert!(
+        user_messages.contains("This is the last turn"),
+        "{user_messages}"
+    );
 }
 
 #[tokio::test]
@@ -302,8 +306,8 @@ async fn a_budget_of_money_that_can_not_be_kept_is_refused() {
         .await;
     let refused = refused.unwrap_err();
     assert_eq!(refused.kind(), SessionErrorKind::Budget);
-    let why = "a budget of money can't be kept with the model scripted: its provider does not say what a \
-               call costs, and no prices were given. Give its prices, or a budget of tokens";
+    let why = "a budget of money can't be enforced with the model scripted: its provider does not report \
+               the cost of calls, and no prices were given. Give its prices, or a budget of tokens";
     assert_eq!(refused.to_string(), why);
 
     // A sub-agent with such a model does not begin where its caller's money is limited.
@@ -311,7 +315,7 @@ async fn a_budget_of_money_that_can_not_be_kept_is_refused() {
         .finish(crate::support::finish_tool())
         .build()
         .unwrap();
-    let agent = agent(&client).tool(SubAgent::new(&helper, "Helps."));
+    let agent = agent(&client).sub_agent(SubAgent::new(&helper, "Helps."));
     let session = agent.build().unwrap().session(dollar).await.unwrap();
     let outcome = outcome(session.run("the task").unwrap()).await;
     let (told, success) = &results(&outcome)[0];
@@ -338,7 +342,7 @@ async fn calls_of_unknown_cost_are_warned_of_once_and_counted() {
     assert_eq!(
         warnings.collect::<Vec<_>>(),
         [
-            "Nobody says what this call of scripted cost, so that the budget of $5 does not count it, nor \
+            "The cost of this call of scripted is unknown, so the budget of $5 does not count it, nor \
              others like it. Give the model's prices, or a budget of tokens."
         ]
     );

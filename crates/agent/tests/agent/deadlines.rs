@@ -2,7 +2,6 @@
 
 use std::future::pending;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_agent::{Agent, SessionOptions};
@@ -29,7 +28,7 @@ fn calling(tools: &'static [&'static str]) -> Scripted {
 const STOPPED: &str = "The tool was stopped: it did not end within 5 s.";
 
 #[tokio::test(start_paused = true)]
-async fn a_tool_that_hangs_is_stopped_and_its_last_words_are_kept() {
+async fn a_hanging_tool_is_stopped_and_its_output_kept() {
     let client = calling(&["listens", "errs", "hangs"]);
     let limit = Some(Duration::from_secs(5));
     let listens = bare("listens", |cx| async move {
@@ -51,12 +50,12 @@ async fn a_tool_that_hangs_is_stopped_and_its_last_words_are_kept() {
     assert_eq!(outcome.status(), RunStatus::Finished);
     // The one that does not listen has a second of grace.
     assert!(started.elapsed() < Duration::from_secs(17));
-    let said = |words: &str| (format!("{STOPPED} It said until then:\n{words}"), false);
+    let stopped_with = |words: &str| (format!("{STOPPED} Its output until then:\n{words}"), false);
     assert_eq!(
         results(&outcome)[..3],
         [
-            said("3 of 5 done"),
-            said("The server said no to the fourth."),
+            stopped_with("3 of 5 done"),
+            stopped_with("The server said no to the fourth."),
             (STOPPED.to_owned(), false)
         ]
     );
@@ -65,7 +64,7 @@ async fn a_tool_that_hangs_is_stopped_and_its_last_words_are_kept() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_tool_without_a_deadline_may_take_its_time() {
+async fn a_tool_without_a_timeout_runs_as_long_as_it_needs() {
     let client = calling(&["slow"]);
     let slow = bare("slow", |_| async {
         tokio::time::sleep(Duration::from_secs(100_000)).await;
@@ -77,7 +76,7 @@ async fn a_tool_without_a_deadline_may_take_its_time() {
 }
 
 async fn with_sandbox(agent: cantle_agent::AgentBuilder) -> (Agent, cantle_agent::Session) {
-    let backend = Arc::new(LocalBackend::new());
+    let backend = LocalBackend::new();
     let agent = agent
         .provider(CodeExec::new(backend).policy(Policy::workspace()))
         .build()

@@ -2,7 +2,6 @@
 //! are scripted.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cantle_agent::{Agent, SessionOptions};
@@ -44,7 +43,7 @@ fn agent_under(server: &ScriptedServer, policy: Policy) -> Agent {
         .build()
         .unwrap();
     Agent::builder("files", client)
-        .provider(CodeExec::new(Arc::new(LocalBackend::new())).policy(policy))
+        .provider(CodeExec::new(LocalBackend::new()).policy(policy))
         .finish(Finish)
         .turn_warning_threshold(0)
         .build()

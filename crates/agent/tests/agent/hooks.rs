@@ -14,9 +14,11 @@ use cantle_core::event::{Finish, RunStatus};
 use cantle_core::message::{SharedMessage, ToolCall};
 use serde_json::{Value, json};
 
-use crate::support::{Scripted, agent, calls, echo, finish, outcome, results, said, session};
+use crate::support::{
+    Scripted, agent, calls, echo, finish, outcome, results, session, user_messages,
+};
 
-/// Does in each place what it is told, and notes that it was asked.
+/// Returns configured decisions, and records its calls.
 #[derive(Clone, Debug)]
 struct Looking {
     before_model: BeforeModel,
@@ -123,7 +125,7 @@ async fn before_the_model_a_hook_can_say_something_or_end_the_run() {
     };
     let outcome = run(&hooks).await;
     assert_eq!(
-        said(&outcome.history),
+        user_messages(&outcome.history),
         ["the task", "mind the gap", "mind the gap"]
     );
 
@@ -143,14 +145,14 @@ async fn before_the_model_a_hook_can_say_something_or_end_the_run() {
 }
 
 #[tokio::test]
-async fn before_a_tool_a_hook_can_edit_refuse_or_have_somebody_asked() {
+async fn a_hook_before_a_tool_can_edit_refuse_or_request_approval() {
     let cases = [
         (
             BeforeTool::Edit {
                 arguments: r#"{"n": 2}"#.to_owned(),
             },
             (
-                "(The call was changed before it was made. Its arguments were: {\"n\": 2})\n{\"n\":2}",
+                "(The call was changed before it ran. Its arguments were: {\"n\": 2})\n{\"n\":2}",
                 true,
             ),
         ),
@@ -163,7 +165,7 @@ async fn before_a_tool_a_hook_can_edit_refuse_or_have_somebody_asked() {
         (
             BeforeTool::Ask,
             (
-                "Not run: this call needs somebody's consent, and nobody can be asked in this run. \
+                "Not run: this call needs approval, and no one can approve calls in this run. \
                  Find another way.",
                 false,
             ),
@@ -224,7 +226,7 @@ async fn after_a_tool_a_hook_can_say_that_it_failed() {
 }
 
 #[tokio::test]
-async fn a_finish_that_a_hook_refuses_is_made_again_with_what_was_missing() {
+async fn a_finish_call_refused_by_a_hook_is_repeated() {
     let hooks = Looking {
         at_finish: AtFinish::Refuse {
             feedback: "The report is missing.".to_owned(),

@@ -45,7 +45,7 @@ struct Seen {
     encoded: usize,
 }
 
-/// The client, with somebody who looks at what it is given.
+/// A client that inspects its requests.
 #[derive(Clone)]
 struct Looked {
     client: Arc<dyn LlmClient>,

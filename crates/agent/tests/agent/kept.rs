@@ -29,7 +29,7 @@ use futures_util::future::join_all;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};
 
-use crate::support::{Scripted, agent, bare, calls, echo, finish, outcome, results, said};
+use crate::support::{Scripted, agent, bare, calls, echo, finish, outcome, results, user_messages};
 
 fn kept(store: &RunStore) -> SessionOptions {
     SessionOptions::default().kept_in(store.clone(), json!({"from": "a test"}))
@@ -96,7 +96,7 @@ fn all_below(directory: &Path) -> Vec<PathBuf> {
 }
 
 #[tokio::test]
-async fn runs_are_listed_looked_at_and_removed() {
+async fn runs_are_listed_read_and_removed() {
     let (directory, store, first) = store_with_one().await;
     let agent = agent(&client(1)).tool(echo("work")).build().unwrap();
     let second = run(&agent, kept(&store)).await.run;
@@ -140,7 +140,7 @@ async fn runs_are_listed_looked_at_and_removed() {
 }
 
 #[tokio::test]
-async fn what_is_no_run_is_told_apart_and_hides_nothing() {
+async fn other_files_in_a_store_are_ignored_and_hide_nothing() {
     let (directory, store, run) = store_with_one().await;
     let runs = directory.path().join("runs");
     fs::create_dir(runs.join("notes")).unwrap();
@@ -174,7 +174,7 @@ async fn a_last_line_that_is_cut_off_is_none() {
 }
 
 #[tokio::test]
-async fn garbage_and_a_later_version_are_named_with_their_place_and_left_alone() {
+async fn garbage_and_a_later_version_are_reported_with_their_line_and_not_changed() {
     let (_directory, store, run) = store_with_one().await;
     let path = journal(&store, run);
     let whole = fs::read_to_string(&path).unwrap();
@@ -183,7 +183,7 @@ async fn garbage_and_a_later_version_are_named_with_their_place_and_left_alone()
     let garbage = lines.join("\n") + "\n";
     let later = whole.replacen("\"version\":1", "\"version\":2", 1);
     let cases = [
-        (garbage, "is no journal of ours: line 3: "),
+        (garbage, "is not a valid journal: line 3: "),
         (later, "its version is 2, and this program reads 1"),
         (String::new(), "it is empty"),
     ];
@@ -202,7 +202,7 @@ async fn garbage_and_a_later_version_are_named_with_their_place_and_left_alone()
 }
 
 #[tokio::test]
-async fn a_run_that_somebody_works_on_is_neither_resumed_nor_removed() {
+async fn a_run_in_use_is_neither_resumed_nor_removed() {
     let directory = tempfile::tempdir().unwrap();
     let store = RunStore::new(directory.path());
     let client = Scripted::new(|_, _| finish("never")).waiting(|_| pending());
@@ -273,7 +273,7 @@ async fn media_are_kept_once_and_come_back_and_only_the_owner_may_read() {
 }
 
 #[tokio::test]
-async fn what_looks_like_media_in_arguments_is_kept_as_it_is() {
+async fn arguments_that_look_like_media_are_unchanged() {
     let directory = tempfile::tempdir().unwrap();
     let store = RunStore::new(directory.path());
     let like = json!({
@@ -300,7 +300,7 @@ async fn what_looks_like_media_in_arguments_is_kept_as_it_is() {
 }
 
 #[tokio::test]
-async fn an_agent_that_is_different_is_refused_with_what_is_and_the_run_can_still_go_on() {
+async fn a_different_agent_is_refused_with_the_difference_and_the_run_stays_resumable() {
     let directory = tempfile::tempdir().unwrap();
     let store = RunStore::new(directory.path());
     let backend = || Arc::new(LocalBackend::new());
@@ -338,7 +338,7 @@ async fn an_agent_that_is_different_is_refused_with_what_is_and_the_run_can_stil
                 bare("work", |_| async { Ok("".into()) }),
                 workspace(),
             ),
-            "tools.work: ",
+            "tools.work.parameters: ",
         ),
         (
             whole(client(3), "be brief", echo("work"), workspace()).tool(echo("more")),
@@ -346,7 +346,7 @@ async fn an_agent_that_is_different_is_refused_with_what_is_and_the_run_can_stil
         ),
         (
             whole(client(3), "be brief", echo("work"), other_policy),
-            ".policy.limits.memory",
+            ".set.limits: nothing then, {\"memory_bytes\"",
         ),
     ];
     for (agent, difference) in cases {
@@ -380,7 +380,7 @@ async fn secrets_of_the_sandbox_are_in_no_file_of_the_run() {
     let token = SecretText::new(SECRET);
     policy.environment.insert("TOKEN".to_owned(), token);
     let agent = agent(&client)
-        .provider(CodeExec::new(Arc::new(LocalBackend::new())).policy(policy))
+        .provider(CodeExec::new(LocalBackend::new()).policy(policy))
         .build()
         .unwrap();
     let outcome = run(&agent, kept(&store)).await;
@@ -401,7 +401,7 @@ async fn secrets_of_the_sandbox_are_in_no_file_of_the_run() {
 }
 
 #[tokio::test]
-async fn the_model_is_told_that_what_it_left_running_is_gone() {
+async fn the_model_is_informed_that_background_processes_are_gone() {
     let directory = tempfile::tempdir().unwrap();
     let store = RunStore::new(directory.path());
     let leaves = bare("work", |_| async {
@@ -412,16 +412,16 @@ async fn the_model_is_told_that_what_it_left_running_is_gone() {
     let agent = |turns| {
         agent(&client(3))
             .tool(leaves.clone())
-            .provider(CodeExec::new(Arc::new(LocalBackend::new())))
+            .provider(CodeExec::new(LocalBackend::new()))
             .max_turns(turns)
             .build()
             .unwrap()
     };
     let first = run(&agent(1), kept(&store)).await;
     let resumed = resume(&agent(9), &store, first.run).await;
-    let gone = "The run was interrupted and goes on now. Files are as they were; processes that you \
-                had left running in the background are gone.";
-    assert_eq!(said(&resumed.history)[1], gone);
+    let gone = "The run was interrupted and continues now. Files are unchanged; background \
+                processes that you had started are gone.";
+    assert_eq!(user_messages(&resumed.history)[1], gone);
 }
 
 /// Reads a file until it has this in it.
@@ -437,7 +437,7 @@ async fn until_it_has(path: &Path, text: &str) {
 }
 
 #[tokio::test]
-async fn what_the_user_says_survives_a_kill_during_a_model_call_and_during_a_tool_call() {
+async fn user_messages_survive_a_kill_during_a_model_call_and_during_a_tool_call() {
     for hanging in ["model", "tool"] {
         let directory = tempfile::tempdir().unwrap();
         let store = RunStore::new(directory.path());
@@ -474,8 +474,12 @@ async fn what_the_user_says_survives_a_kill_during_a_model_call_and_during_a_too
         let client = client(1);
         let resumed = resume(&make(&client), &store, id).await;
         assert_eq!(resumed.status(), RunStatus::Finished);
-        assert_eq!(said(&resumed.history), ["the task", "in blue"], "{hanging}");
-        assert_eq!(said(&client.asked()[0].messages)[1], "in blue");
+        assert_eq!(
+            user_messages(&resumed.history),
+            ["the task", "in blue"],
+            "{hanging}"
+        );
+        assert_eq!(user_messages(&client.asked()[0].messages)[1], "in blue");
     }
 }
 
@@ -520,13 +524,13 @@ async fn other_process_whose_disk_is_full() {
         (RunErrorKind::Journal, RunStatus::InternalError)
     );
     if outcome.turns > 0 {
-        assert!(error.advice().unwrap().contains("Make room on the disk"));
+        assert!(error.advice().unwrap().contains("Free space on the disk"));
     }
     session.close().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_full_disk_ends_the_run_and_it_goes_on_when_there_is_room() {
+async fn a_full_disk_ends_the_run_which_resumes_when_there_is_space() {
     let mut begun = 0;
     for bytes in [100, 4_000, 25_000, 60_000] {
         let directory = tempfile::tempdir().unwrap();
@@ -592,7 +596,7 @@ async fn a_thousand_kept_sessions_side_by_side_do_not_meet() {
     let store = RunStore::new(directory.path());
     // The number of its task is all that a session of this agent goes by.
     let client = Scripted::new(|turn, request| {
-        let task = said(&request.messages).remove(0);
+        let task = user_messages(&request.messages).remove(0);
         match turn {
             0 | 1 => calls(&[("work", "w", json!({"text": format!("{task} turn {turn}")}))]),
             _ => finish(&task),

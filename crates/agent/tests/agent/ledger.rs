@@ -47,7 +47,7 @@ fn purposes(ledger: &Ledger) -> Vec<CallPurpose> {
 }
 
 #[tokio::test]
-async fn it_equals_what_the_server_counted_under_retries_overflow_summaries_and_sub_agents() {
+async fn the_ledger_equals_the_servers_count_under_retries_overflow_summaries_and_sub_agents() {
     let boss = in_order(vec![
         call("work", json!({"n": 1}), 100),
         refused(500),
@@ -70,7 +70,7 @@ async fn it_equals_what_the_server_counted_under_retries_overflow_summaries_and_
     let server = ScriptedServer::start(options).await.unwrap();
     let helper = agent("helper", &server).build().unwrap();
     let boss = agent("boss", &server)
-        .tool(SubAgent::new(&helper, "Helps."))
+        .sub_agent(SubAgent::new(&helper, "Helps."))
         .build()
         .unwrap();
     let session = boss.session(SessionOptions::default()).await.unwrap();

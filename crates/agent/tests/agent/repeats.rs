@@ -10,10 +10,10 @@ use futures_util::StreamExt as _;
 use serde_json::json;
 use tokio::sync::Notify;
 
-use crate::support::{Scripted, agent, bare, calls, echo, finish, outcome, said, session};
+use crate::support::{Scripted, agent, bare, calls, echo, finish, outcome, session, user_messages};
 
 #[tokio::test]
-async fn a_model_that_is_stuck_is_told_and_then_the_run_ends() {
+async fn a_stuck_model_is_warned_before_the_run_ends() {
     let client = Scripted::new(|turn, _| calls(&[("work", &format!("c{turn}"), json!({"n": 1}))]));
     let session = session(agent(&client).tool(echo("work"))).await;
     let outcome = outcome(session.run("the task").unwrap()).await;
@@ -22,7 +22,7 @@ async fn a_model_that_is_stuck_is_told_and_then_the_run_ends() {
         (error.kind(), outcome.status(), outcome.turns),
         (RunErrorKind::NoProgress, RunStatus::LimitReached, 6)
     );
-    let told = said(&outcome.history);
+    let told = user_messages(&outcome.history);
     let told = told
         .iter()
         .filter(|text| text.contains("the same call with the same result"));
@@ -30,7 +30,7 @@ async fn a_model_that_is_stuck_is_told_and_then_the_run_ends() {
 }
 
 #[tokio::test]
-async fn a_tool_that_polls_and_one_whose_results_change_go_on() {
+async fn polling_tools_and_changing_results_are_no_repetition() {
     let client = Scripted::new(|turn, _| match turn {
         0..10 => calls(&[("poll", "p", json!({}))]),
         10..20 => calls(&[("count", "c", json!({}))]),
@@ -48,7 +48,7 @@ async fn a_tool_that_polls_and_one_whose_results_change_go_on() {
 }
 
 #[tokio::test]
-async fn what_is_said_during_a_tool_call_or_a_model_call_is_heard_at_the_next_turn() {
+async fn messages_during_a_tool_call_or_a_model_call_are_sent_with_the_next_turn() {
     let asked = Arc::new(Notify::new());
     let go_on = Arc::new(Notify::new());
     let client = Scripted::new(|turn, _| match turn {
@@ -93,7 +93,7 @@ async fn what_is_said_during_a_tool_call_or_a_model_call_is_heard_at_the_next_tu
     let heard: Vec<_> = client
         .asked()
         .iter()
-        .map(|request| said(&request.messages)[1..].to_vec())
+        .map(|request| user_messages(&request.messages)[1..].to_vec())
         .collect();
     let expected: [&[&str]; 3] = [&[], &["in blue"], &["in blue", "and green"]];
     assert_eq!(heard, expected);

@@ -40,7 +40,7 @@ async fn a_run_ends_with_the_parameters_of_its_finish_call() {
 }
 
 #[tokio::test]
-async fn bad_arguments_unknown_tools_errors_and_panics_are_results_and_the_run_goes_on() {
+async fn bad_arguments_unknown_tools_errors_and_panics_are_results_and_the_run_continues() {
     let client = Scripted::new(|turn, _| match turn {
         0 => calls(&[
             ("fails", "a", json!({})),
@@ -75,7 +75,7 @@ async fn bad_arguments_unknown_tools_errors_and_panics_are_results_and_the_run_g
         .collect();
     assert_eq!(results(&outcome)[..7], expected);
     let valid = |message: &Message| match message {
-        Message::Tool(result) => Some(result.args_was_valid),
+        Message::Tool(result) => Some(result.arguments_valid),
         _ => None,
     };
     let valid: Vec<_> = outcome
@@ -111,7 +111,7 @@ async fn calls_that_are_concurrency_safe_meet_each_other() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn cancelling_tells_the_running_call_and_keeps_what_was_done() {
+async fn cancelling_signals_the_running_call_and_keeps_results() {
     let client =
         Scripted::new(|_, _| calls(&[("waits", "a", json!({})), ("waits", "b", json!({}))]));
     let waits = bare("waits", |cx: ToolContext| async move {
@@ -184,7 +184,7 @@ async fn dropping_a_run_drops_its_running_calls() {
 }
 
 #[tokio::test]
-async fn a_model_that_fails_ends_the_run_with_its_kind_and_what_it_cost() {
+async fn a_failing_model_ends_the_run_with_its_kind_and_cost() {
     let client = Scripted::new(|turn, _| match turn {
         0 => text("first"),
         _ => vec![
@@ -276,12 +276,12 @@ async fn durable_events_are_numbered_without_gaps_and_end_with_the_end() {
 #[tokio::test]
 async fn runs_of_a_session_continue_the_conversation_one_after_another() {
     let client = Scripted::new(|_, request| {
-        let said = request
+        let user_messages = request
             .messages
             .iter()
             .filter(|m| matches!(&***m, Message::User(_)))
             .count();
-        finish(&format!("{said} user messages"))
+        finish(&format!("{user_messages} user messages"))
     });
     let session = session(agent(&client)).await;
     let first = session.run("one").unwrap();

@@ -6,10 +6,11 @@ use crate::support::{Scripted, agent, finish, finish_tool, outcome};
 use async_trait::async_trait;
 use cantle_agent::{Agent, SessionErrorKind, SessionOptions};
 use cantle_core::message::{AssistantBlock, AssistantMessage, Message};
+use cantle_core::sandbox::Sandbox;
 use cantle_core::tool::{
     DynTool, OpenContext, ProviderError, ToolOutput, ToolProvider, ToolSet, ToolSpec,
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 type Log = Arc<Mutex<Vec<String>>>;
 
@@ -42,6 +43,14 @@ impl ToolProvider for Provider {
         self.name
     }
 
+    fn provides_sandbox(&self) -> bool {
+        false
+    }
+
+    fn identity(&self) -> Value {
+        Value::Null
+    }
+
     async fn open(&self, _: OpenContext) -> Result<Box<dyn ToolSet>, ProviderError> {
         self.log.lock().unwrap().push(format!("open {}", self.name));
         if self.fails {
@@ -62,6 +71,14 @@ impl ToolSet for Set {
         vec![DynTool::from_schema(spec, |_, _| async {
             Ok(ToolOutput::text("ok"))
         })]
+    }
+
+    fn sandbox(&self) -> Option<Arc<dyn Sandbox>> {
+        None
+    }
+
+    async fn suspend(self: Box<Self>) -> Result<(), ProviderError> {
+        self.close().await
     }
 
     async fn close(self: Box<Self>) -> Result<(), ProviderError> {
@@ -96,7 +113,7 @@ async fn providers_close_in_reverse_order_and_all_errors_are_reported() {
 }
 
 #[tokio::test]
-async fn what_is_open_is_closed_where_a_later_provider_fails() {
+async fn opened_providers_are_closed_when_a_later_one_fails() {
     let log = Log::default();
     let client = Scripted::new(|_, _| finish("done"));
     let broken = Provider {

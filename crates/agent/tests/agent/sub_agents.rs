@@ -28,7 +28,7 @@ fn worker(command: &str, paths: &[&str]) -> Scripted {
 
 fn with_files(name: &str, client: &Scripted) -> Agent {
     Agent::builder(name, client.clone())
-        .provider(CodeExec::new(Arc::new(LocalBackend::new())))
+        .provider(CodeExec::new(LocalBackend::new()))
         .finish(Finish)
         .turn_warning_threshold(0)
         .build()
@@ -49,7 +49,7 @@ async fn files_go_in_and_come_back_and_everything_is_counted_once() {
     let worker = worker("tr a-z A-Z < in.txt > out.txt", &["out.txt", "missing.txt"]);
     // What a finish call names has to be there, so the file that can't come back goes meanwhile.
     let helper = Agent::builder("helper", worker)
-        .provider(CodeExec::new(Arc::new(LocalBackend::new())))
+        .provider(CodeExec::new(LocalBackend::new()))
         .finish(cantle_tools::finish_schema(
             "finish",
             "Ends it.",
@@ -66,8 +66,8 @@ async fn files_go_in_and_come_back_and_everything_is_counted_once() {
         json!({"task": "Make it loud.", "input_files": ["in.txt"]}),
     );
     let agent = agent(&boss)
-        .provider(CodeExec::new(Arc::new(LocalBackend::new())))
-        .tool(SubAgent::new(&helper, "Works on files."));
+        .provider(CodeExec::new(LocalBackend::new()))
+        .sub_agent(SubAgent::new(&helper, "Works on files."));
     let session = session(agent).await;
     let (events, outcome) = watch(session.run("the task").unwrap()).await;
     assert!(outcome.error.is_none(), "{:?}", outcome.error);
@@ -97,8 +97,8 @@ async fn a_shared_sandbox_is_the_callers_own_and_outlives_the_sub_agent() {
         json!({"task": "Look."}),
     );
     let agent = agent(&boss)
-        .provider(CodeExec::new(Arc::new(LocalBackend::new())))
-        .tool(SubAgent::new(&helper, "Looks.").share_sandbox());
+        .provider(CodeExec::new(LocalBackend::new()))
+        .sub_agent(SubAgent::new(&helper, "Looks.").share_sandbox());
     let session = session(agent).await;
     let outcome = outcome(session.run("the task").unwrap()).await;
     assert!(results(&outcome)[1].1, "{:?}", results(&outcome));
@@ -118,7 +118,7 @@ fn nested(depth: u32) -> Agent {
     let builder = if depth == 0 {
         builder
     } else {
-        builder.tool(SubAgent::new(&renamed(&nested(depth - 1)), "Goes deeper.").max_depth(2))
+        builder.sub_agent(SubAgent::new(&renamed(&nested(depth - 1)), "Goes deeper.").max_depth(2))
     };
     builder.build().unwrap()
 }
@@ -130,7 +130,7 @@ fn renamed(inner: &Agent) -> Agent {
         _ => finish("back"),
     });
     Agent::builder("helper", client)
-        .tool(SubAgent::new(inner, "Goes deeper.").max_depth(2))
+        .sub_agent(SubAgent::new(inner, "Goes deeper.").max_depth(2))
         .finish(crate::support::finish_tool())
         .build()
         .unwrap()
@@ -162,7 +162,7 @@ async fn a_failed_sub_agent_is_a_result_and_its_tokens_count() {
         0 => calls(&[("helper", "call", json!({"task": "Try."}))]),
         _ => finish("went on"),
     });
-    let session = session(agent(&client).tool(SubAgent::new(&helper, "Fails."))).await;
+    let session = session(agent(&client).sub_agent(SubAgent::new(&helper, "Fails."))).await;
     let outcome = outcome(session.run("the task").unwrap()).await;
     assert!(outcome.error.is_none());
     let (text, success) = &results(&outcome)[0];
@@ -175,7 +175,7 @@ async fn a_failed_sub_agent_is_a_result_and_its_tokens_count() {
 }
 
 #[tokio::test]
-async fn what_a_sub_agent_uses_counts_against_its_callers_budget() {
+async fn spending_of_a_sub_agent_counts_against_its_callers_budget() {
     let helper = Scripted::new(|turn, _| match turn {
         9.. => finish("late"),
         _ => calls(&[("nothing", &format!("n{turn}"), json!({}))]),
@@ -189,7 +189,7 @@ async fn what_a_sub_agent_uses_counts_against_its_callers_budget() {
         0 => calls(&[("helper", "call", json!({"task": "Use it up."}))]),
         _ => calls(&[("helper", "again", json!({"task": "More."}))]),
     });
-    let agent = agent(&client).tool(SubAgent::new(&helper, "Uses tokens."));
+    let agent = agent(&client).sub_agent(SubAgent::new(&helper, "Uses tokens."));
     let options = SessionOptions::default().budget(Budget::default().tokens(60));
     let session = agent.build().unwrap().session(options).await.unwrap();
     let outcome = outcome(session.run("the task").unwrap()).await;
@@ -221,7 +221,7 @@ async fn cancelling_reaches_the_leaves() {
         .build()
         .unwrap();
     let client = Scripted::new(|_, _| calls(&[("helper", "call", json!({"task": "Hang."}))]));
-    let session = session(agent(&client).tool(SubAgent::new(&helper, "Hangs."))).await;
+    let session = session(agent(&client).sub_agent(SubAgent::new(&helper, "Hangs."))).await;
     let run = session.run("the task").unwrap();
     tokio::time::timeout(Duration::from_secs(30), reached.cancelled())
         .await
@@ -260,7 +260,7 @@ async fn several_calls_of_a_turn_run_at_once() {
         ]),
         _ => finish("done"),
     });
-    let session = session(agent(&client).tool(SubAgent::new(&helper, "Meets."))).await;
+    let session = session(agent(&client).sub_agent(SubAgent::new(&helper, "Meets."))).await;
     let outcome = outcome(session.run("the task").unwrap()).await;
     assert!(outcome.error.is_none());
     assert_eq!(outcome.ledger.sub_agents["helper"].len(), 2);
@@ -268,7 +268,7 @@ async fn several_calls_of_a_turn_run_at_once() {
 }
 
 #[tokio::test]
-async fn a_call_that_was_killed_goes_on_in_the_sub_agents_own_journal() {
+async fn a_killed_call_resumes_from_the_sub_agents_own_journal() {
     let directory = tempfile::tempdir().unwrap();
     let store = RunStore::new(directory.path());
     // The first process hangs in the second turn of the sub-agent.
@@ -315,7 +315,7 @@ async fn a_call_that_was_killed_goes_on_in_the_sub_agents_own_journal() {
             _ => finish("done"),
         });
         agent(&client)
-            .tool(SubAgent::new(&helper, "Helps."))
+            .sub_agent(SubAgent::new(&helper, "Helps."))
             .build()
             .unwrap()
     };

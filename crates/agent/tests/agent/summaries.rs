@@ -1,6 +1,4 @@
-//! Summaries, as the model and whoever reads the outcome see them.
-
-use std::sync::Arc;
+//! Summaries in requests and outcomes.
 
 use cantle_agent::{RunErrorKind, SessionOptions};
 use cantle_backends_local::LocalBackend;
@@ -13,15 +11,17 @@ use cantle_tools::CodeExec;
 use serde_json::json;
 
 use crate::support::{
-    Scripted, agent, calls, echo, finish, of_tokens, outcome, said, session, stopped, text, watch,
+    Scripted, agent, calls, echo, finish, of_tokens, outcome, session, stopped, text,
+    user_messages, watch,
 };
 
 type Events = Vec<Result<ChatEvent, LlmError>>;
 
 /// Whether a summary is asked for.
 fn is_asked(request: &ChatRequest) -> bool {
-    let said = said(&request.messages);
-    said.last()
+    let user_messages = user_messages(&request.messages);
+    user_messages
+        .last()
         .is_some_and(|text| text.contains("Write a summary of this conversation"))
 }
 
@@ -88,12 +88,12 @@ async fn a_full_window_is_summarized_and_nothing_that_was_sent_is_sent_different
         assert_eq!(asked[3].messages[at], asked[0].messages[at]);
     }
     assert_eq!(
-        said(&asked[3].messages),
+        user_messages(&asked[3].messages),
         [
             "the task",
             "did one and two",
-            "That was your own summary of the work so far; what it stands for is no longer shown. Go \
-             on from there. When the task is done, end it by calling `finish`."
+            "That was your own summary of the work so far; the messages that it replaces are no \
+             longer shown. Continue from there. When the task is done, finish it by calling `finish`."
         ]
     );
     let before = &asked[2].messages;
@@ -142,7 +142,7 @@ async fn a_model_that_writes_no_summary_is_asked_three_ways_and_loses_nothing() 
     assert_eq!(tools, [2, 2, 2, 2, 0]);
     let words: Vec<_> = asked[2..]
         .iter()
-        .map(|request| said(&request.messages).pop().unwrap())
+        .map(|request| user_messages(&request.messages).pop().unwrap())
         .collect();
     assert!(!words[0].contains("Answer with text only"));
     assert!(words[1].contains("Answer with text only"));
@@ -154,19 +154,19 @@ async fn a_model_that_writes_no_summary_is_asked_three_ways_and_loses_nothing() 
 }
 
 #[tokio::test]
-async fn a_summary_that_is_cut_off_says_so() {
+async fn a_truncated_summary_is_marked() {
     let client = full(|_| stopped(text("did one and"), StopReason::Length));
     let session = session(agent(&client).tool(echo("work"))).await;
     let outcome = outcome(session.run("the task").unwrap()).await;
     assert_eq!(outcome.status(), RunStatus::Finished);
     assert_eq!(
-        said(&outcome.history)[1],
+        user_messages(&outcome.history)[1],
         "did one and\n[The summary was cut off here, at the output limit.]"
     );
 }
 
 #[tokio::test]
-async fn files_of_the_sandbox_are_named_behind_the_summary() {
+async fn files_of_the_sandbox_are_listed_behind_the_summary() {
     let client = Scripted::new(|_, request| {
         if is_asked(request) {
             return text("made a file");
@@ -178,13 +178,14 @@ async fn files_of_the_sandbox_are_named_behind_the_summary() {
         of_tokens(calls(&[("code_exec", "c", make)]), 900)
     })
     .with_window(1000);
-    let backend = Arc::new(LocalBackend::new());
+    let backend = LocalBackend::new();
     let agent = agent(&client).provider(CodeExec::new(backend).policy(Policy::workspace()));
     let session = session(agent).await;
     let outcome = outcome(session.run("the task").unwrap()).await;
-    let reminder = said(&outcome.history).pop().unwrap();
+    let reminder = user_messages(&outcome.history).pop().unwrap();
     assert!(
-        reminder.contains("Your working directory now has:\n- ") && reminder.contains("one.txt\n"),
+        reminder.contains("Your working directory now contains:\n- ")
+            && reminder.contains("one.txt\n"),
         "{reminder}"
     );
     session.close().await.unwrap();
@@ -193,7 +194,7 @@ async fn files_of_the_sandbox_are_named_behind_the_summary() {
 #[tokio::test]
 async fn the_task_of_a_later_run_stays_word_for_word_behind_the_summary() {
     let client = Scripted::new(|_, request| {
-        let second = said(&request.messages).contains(&"the second task".to_owned());
+        let second = user_messages(&request.messages).contains(&"the second task".to_owned());
         match () {
             () if is_asked(request) => text("so far"),
             () if !second => finish("first"),
@@ -207,7 +208,7 @@ async fn the_task_of_a_later_run_stays_word_for_word_behind_the_summary() {
     let second = outcome(session.run("the second task").unwrap()).await;
     assert_eq!(second.status(), RunStatus::Finished);
     assert_eq!(
-        said(&second.history)[..3],
+        user_messages(&second.history)[..3],
         ["the first task", "so far", "the second task"]
     );
 }
@@ -240,7 +241,7 @@ async fn an_unknown_window_that_overflows_above_three_turns_ends_with_few_reques
 }
 
 #[tokio::test]
-async fn an_overflow_while_summarizing_takes_a_turn_back_and_tries_again() {
+async fn an_overflow_while_summarizing_drops_a_turn_and_tries_again() {
     let client = full(|asked| match asked {
         0 => overflow(),
         _ => text("did one"),
@@ -258,7 +259,7 @@ async fn an_overflow_while_summarizing_takes_a_turn_back_and_tries_again() {
             CallPurpose::Turn
         ]
     );
-    // The turn that was taken back is in no group.
+    // The dropped turn is in no group.
     assert_eq!(outcome.summarized[0].len(), 2);
     assert_eq!(outcome.turns, 2);
 }

@@ -16,6 +16,9 @@ use futures_util::future::BoxFuture;
 use futures_util::{StreamExt as _, stream};
 use serde_json::{Value, json};
 
+/// The stream of one answer.
+pub(crate) type Events = Vec<Result<ChatEvent, LlmError>>;
+
 type Wait = dyn Fn(usize) -> BoxFuture<'static, ()> + Send + Sync;
 type Answer = dyn Fn(usize, &ChatRequest) -> Vec<Result<ChatEvent, LlmError>> + Send + Sync;
 
@@ -270,11 +273,14 @@ pub(crate) fn echo(name: &str) -> DynTool {
     })
 }
 
-/// The text of what was said in the user's role in an outcome's history, in order.
-pub(crate) fn said(history: &[SharedMessage]) -> Vec<String> {
-    let said = |message: &Message| match message {
+/// The text of what was user_messages in the user's role in an outcome's history, in order.
+pub(crate) fn user_messages(history: &[SharedMessage]) -> Vec<String> {
+    let user_messages = |message: &Message| match message {
         Message::User(message) => Some(message.content.text()),
         _ => None,
     };
-    history.iter().filter_map(|message| said(message)).collect()
+    history
+        .iter()
+        .filter_map(|message| user_messages(message))
+        .collect()
 }

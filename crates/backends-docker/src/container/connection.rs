@@ -1,8 +1,7 @@
-//! A connection of our own to the engine, for a container's streams.
+//! A direct connection to the engine for a container's streams.
 //!
-//! The client has one, too, but gives what comes in pieces of a few kilobytes and takes what goes one
-//! buffer at a time; a gigabyte takes a fifth longer through it. What can't be had this way (TLS, a
-//! pipe of Windows, an engine that refuses) is the client's, who says why where it is refused.
+//! bollard's own `attach` reads a few kilobytes at a time and buffers whole frames, which makes a gigabyte of
+//! output take a fifth longer. It remains the fall-back for TLS, Windows pipes and engines that refuse.
 
 use std::io;
 use std::pin::Pin;
@@ -10,44 +9,44 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Buf as _, BytesMut};
+use cantle_core::sandbox::Channel;
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::stream::{Complaints, Stream};
+use super::stream::{ContainerStream, StderrHead};
 use crate::engine::Engine;
 use crate::engine::address::Address;
 
-/// Bytes that are read at once.
+/// Bytes per read.
 const READ_BYTES: usize = 64 * 1024;
-/// Bytes before each piece, which say what it is of and how long.
-const HEAD_BYTES: usize = 8;
-/// The most that an answer's head may be.
-const MOST_HEAD: usize = 16 * 1024;
-/// How long the engine may take to answer.
-const DEADLINE: Duration = Duration::from_secs(120);
+/// Size of a frame's header: the channel and the payload's length.
+const HEADER_BYTES: usize = 8;
+/// Maximum size of a response's head.
+const MAX_HEAD_BYTES: usize = 16 * 1024;
+const ATTACH_TIMEOUT: Duration = Duration::from_secs(120);
 
-/// Attaches to a container's streams; `None` where that is the client's to do.
-pub(super) async fn attach(engine: &Engine, container: &str) -> Option<Stream> {
+/// Attaches to a container's streams; returns `None` if bollard has to do it.
+pub(super) async fn attach(engine: &Engine, container: &str) -> Option<ContainerStream> {
     let version = &engine.report().api_version;
     let path = format!(
         "/v{version}/containers/{container}/attach?stream=true&stdin=true&stdout=true&stderr=true"
     );
-    let attached = timeout(DEADLINE, async {
+    let attached = timeout(ATTACH_TIMEOUT, async {
         match engine.address() {
             #[cfg(unix)]
             Address::Socket(socket) => {
                 let mut stream = tokio::net::UnixStream::connect(socket).await?;
-                let came = upgrade(&mut stream, "localhost", &path).await?;
+                let received = upgrade(&mut stream, "localhost", &path).await?;
                 let (reader, writer) = stream.into_split();
-                io::Result::Ok(connected(reader, came, writer))
+                io::Result::Ok(demultiplex(reader, received, writer))
             }
             Address::Tcp { host, tls: None } => {
                 let mut stream = TcpStream::connect(host).await?;
                 stream.set_nodelay(true)?;
-                let came = upgrade(&mut stream, host, &path).await?;
+                let received = upgrade(&mut stream, host, &path).await?;
                 let (reader, writer) = stream.into_split();
-                Ok(connected(reader, came, writer))
+                Ok(demultiplex(reader, received, writer))
             }
             _ => Err(io::ErrorKind::Unsupported.into()),
         }
@@ -55,14 +54,14 @@ pub(super) async fn attach(engine: &Engine, container: &str) -> Option<Stream> {
     match attached.await {
         Ok(Ok(stream)) => Some(stream),
         Ok(Err(error)) => {
-            tracing::debug!(%error, "a container's streams go through the client");
+            tracing::debug!(%error, "attaching to the container through the client library");
             None
         }
         Err(_) => None,
     }
 }
 
-/// Asks for a connection to be a stream from now on; what has come of that already.
+/// Upgrades an HTTP connection to a raw stream; returns the stream's bytes that received with the response's head.
 async fn upgrade(
     stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
     host: &str,
@@ -73,98 +72,93 @@ async fn upgrade(
          Content-Length: 0\r\n\r\n"
     );
     stream.write_all(request.as_bytes()).await?;
-    let mut came = BytesMut::with_capacity(READ_BYTES);
+    let mut received = BytesMut::with_capacity(READ_BYTES);
     loop {
-        if let Some(end) = came.windows(4).position(|four| four == b"\r\n\r\n") {
-            let head = came.split_to(end + 4);
+        if let Some(end) = received.windows(4).position(|four| four == b"\r\n\r\n") {
+            let head = received.split_to(end + 4);
             if head.starts_with(b"HTTP/1.1 101 ") {
-                return Ok(came);
+                return Ok(received);
             }
             return Err(io::Error::other(
                 String::from_utf8_lossy(&head).into_owned(),
             ));
         }
-        if came.len() > MOST_HEAD || stream.read_buf(&mut came).await? == 0 {
+        if received.len() > MAX_HEAD_BYTES || stream.read_buf(&mut received).await? == 0 {
             return Err(io::ErrorKind::InvalidData.into());
         }
     }
 }
 
-fn connected(
+fn demultiplex(
     reader: impl AsyncRead + Send + Unpin + 'static,
-    came: BytesMut,
+    received: BytesMut,
     writer: impl AsyncWrite + Send + 'static,
-) -> Stream {
-    let complaints = Complaints::default();
-    let reader = Parted {
+) -> ContainerStream {
+    let stderr = StderrHead::default();
+    let reader = Demultiplexer {
         reader,
-        came,
-        source: Source::Output,
-        left: 0,
-        complaints: complaints.clone(),
+        received,
+        channel: Channel::Stdout,
+        remaining: 0,
+        stderr: stderr.clone(),
     };
-    Stream {
+    ContainerStream {
         reader: Box::pin(reader),
         writer: Box::pin(writer),
-        complaints,
+        stderr,
     }
 }
 
-/// The standard output of two that come as one, in pieces.
-struct Parted<R> {
+/// Reader of standard output in a stream of frames; collects standard error.
+struct Demultiplexer<R> {
     reader: R,
-    came: BytesMut,
-    /// What the piece is of.
-    source: Source,
-    /// What is left of the piece.
-    left: usize,
-    complaints: Complaints,
+    received: BytesMut,
+    /// Channel of the current frame.
+    channel: Channel,
+    /// Bytes of the current payload that have not been read.
+    remaining: usize,
+    stderr: StderrHead,
 }
 
-#[derive(Clone, Copy)]
-enum Source {
-    Output,
-    Errors,
-}
-
-impl<R> Parted<R> {
-    /// Hands on what has come, as far as there is room.
-    fn hand_on(&mut self, buffer: &mut ReadBuf<'_>) -> io::Result<()> {
+impl<R> Demultiplexer<R> {
+    /// Copies received bytes of standard output to `buffer`.
+    fn copy_received(&mut self, buffer: &mut ReadBuf<'_>) -> io::Result<()> {
         loop {
-            if self.left == 0 {
-                let Some(&[source, _, _, _, a, b, c, d]) = self.came.first_chunk::<HEAD_BYTES>()
+            if self.remaining == 0 {
+                let Some(&[channel, _, _, _, a, b, c, d]) =
+                    self.received.first_chunk::<HEADER_BYTES>()
                 else {
                     return Ok(());
                 };
-                self.source = match source {
-                    1 => Source::Output,
-                    2 => Source::Errors,
+                self.channel = match channel {
+                    1 => Channel::Stdout,
+                    2 => Channel::Stderr,
                     _ => return Err(io::ErrorKind::InvalidData.into()),
                 };
-                self.left = u32::from_be_bytes([a, b, c, d]) as usize;
-                self.came.advance(HEAD_BYTES);
+                self.remaining = u32::from_be_bytes([a, b, c, d]) as usize;
+                self.received.advance(HEADER_BYTES);
                 continue;
             }
-            let here = self.left.min(self.came.len());
-            let length = match self.source {
-                Source::Output => here.min(buffer.remaining()),
-                Source::Errors => here,
+            let here = self.remaining.min(self.received.len());
+            let length = match self.channel {
+                Channel::Stdout => here.min(buffer.remaining()),
+                Channel::Stderr => here,
             };
             if length == 0 {
                 return Ok(());
             }
-            let bytes = self.came.get(..length).unwrap_or_default();
-            match self.source {
-                Source::Output => buffer.put_slice(bytes),
-                Source::Errors => self.complaints.add(bytes),
+            let bytes = self.received.get(..length).unwrap_or_default();
+            match self.channel {
+                Channel::Stdout => buffer.put_slice(bytes),
+                Channel::Stderr => self.stderr.append(bytes),
             }
-            self.came.advance(length);
-            self.left -= length;
+            self.received.advance(length);
+            self.remaining -= length;
         }
     }
 }
 
-impl<R: AsyncRead + Unpin> AsyncRead for Parted<R> {
+impl<R: AsyncRead + Unpin> AsyncRead for Demultiplexer<R> {
     fn poll_read(
         self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -173,14 +167,19 @@ impl<R: AsyncRead + Unpin> AsyncRead for Parted<R> {
         let this = self.get_mut();
         let before = buffer.filled().len();
         loop {
-            this.hand_on(buffer)?;
+            this.copy_received(buffer)?;
             if buffer.filled().len() > before || buffer.remaining() == 0 {
                 return Poll::Ready(Ok(()));
             }
-            // All that is left is a part of a head.
-            this.came.reserve(READ_BYTES - HEAD_BYTES);
+            // At most a part of a header is left in `received`.
+            this.received.reserve(READ_BYTES - HEADER_BYTES);
             let reader = Pin::new(&mut this.reader);
-            if ready!(tokio_util::io::poll_read_buf(reader, cx, &mut this.came))? == 0 {
+            if ready!(tokio_util::io::poll_read_buf(
+                reader,
+                cx,
+                &mut this.received
+            ))? == 0
+            {
                 return Poll::Ready(Ok(()));
             }
         }
@@ -192,25 +191,25 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_comes_in_pieces_of_any_length_is_put_together() {
-        let piece = |source: u8, text: &[u8]| {
+    async fn frames_split_anywhere_are_reassembled() {
+        let frame = |channel: u8, text: &[u8]| {
             let length = u32::try_from(text.len()).unwrap().to_be_bytes();
-            [&[source, 0, 0, 0], &length[..], text].concat()
+            [&[channel, 0, 0, 0], &length[..], text].concat()
         };
         let large = vec![b'x'; 3 * READ_BYTES];
         let all = [
-            piece(1, b"one"),
-            piece(2, b"oh "),
-            piece(1, b""),
-            piece(1, &large),
-            piece(2, b"no"),
-            piece(1, b"two"),
+            frame(1, b"one"),
+            frame(2, b"oh "),
+            frame(1, b""),
+            frame(1, &large),
+            frame(2, b"no"),
+            frame(1, b"two"),
         ]
         .concat();
         for step in [1, 7, 100_000] {
             let (mut writer, reader) = tokio::io::duplex(step);
             let (first, rest) = all.split_at(5);
-            let mut stream = connected(reader, BytesMut::from(first), tokio::io::sink());
+            let mut stream = demultiplex(reader, BytesMut::from(first), tokio::io::sink());
             let writing = async {
                 writer.write_all(rest).await.unwrap();
                 drop(writer);
@@ -220,13 +219,13 @@ mod tests {
             let (read, ()) = tokio::join!(reading, writing);
             assert_eq!(read.unwrap(), text.len());
             assert_eq!(text, [&b"one"[..], &large, b"two"].concat());
-            assert_eq!(stream.complaints.text(), "oh no");
+            assert_eq!(stream.stderr.text(), "oh no");
         }
     }
 
     #[tokio::test]
-    async fn an_answer_that_is_no_stream_is_none() {
-        for (answer, came) in [
+    async fn response_without_upgrade_is_an_error() {
+        for (response, received) in [
             (
                 "HTTP/1.1 101 UPGRADED\r\nUpgrade: tcp\r\n\r\nfirst",
                 Some("first"),
@@ -234,11 +233,11 @@ mod tests {
             ("HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", None),
             ("HTTP/1.1 101", None),
         ] {
-            let (mut engine, mut ours) = tokio::io::duplex(1024);
-            engine.write_all(answer.as_bytes()).await.unwrap();
+            let (mut engine, mut client) = tokio::io::duplex(1024);
+            engine.write_all(response.as_bytes()).await.unwrap();
             engine.shutdown().await.unwrap();
-            let upgraded = upgrade(&mut ours, "host", "/path").await;
-            assert_eq!(upgraded.ok().as_deref(), came.map(str::as_bytes));
+            let upgraded = upgrade(&mut client, "host", "/path").await;
+            assert_eq!(upgraded.ok().as_deref(), received.map(str::as_bytes));
         }
     }
 }

@@ -1,8 +1,7 @@
-//! One container: made, started with our stream attached, and removed.
+//! One container: creation, start with attached streams, and removal.
 
-mod archive;
 mod connection;
-pub(crate) mod plan;
+pub(crate) mod spec;
 mod stream;
 
 use std::time::Duration;
@@ -17,63 +16,60 @@ use cantle_core::ids::RunId;
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
 use tokio::time::{Instant, sleep};
 
-use self::plan::Wanted;
-pub(crate) use self::stream::Stream;
+use self::spec::ContainerSpec;
+pub(crate) use self::stream::ContainerStream;
 use crate::engine::Engine;
-use crate::engine::failure::{failed, message, status};
-use crate::owner::{self, Name};
+use crate::engine::failure::{engine_message, request_failed, status};
+use crate::owner::{self, ContainerName};
 
-/// How long the engine may take to let go of a container.
-const REMOVE_DEADLINE: Duration = Duration::from_secs(20);
-const LOOK_EVERY: Duration = Duration::from_millis(20);
+const REMOVE_TIMEOUT: Duration = Duration::from_secs(20);
+const POLL_INTERVAL: Duration = Duration::from_millis(20);
 
-/// A container of ours.
+/// A container on an engine.
 #[derive(Clone, Debug)]
 pub(crate) struct Container {
     pub(crate) engine: Engine,
-    /// The engine's name for it, which doesn't change.
+    /// The engine's permanent id for it.
     pub(crate) id: String,
-    /// Ours.
+    /// The id of its sandbox.
     pub(crate) sandbox: String,
 }
 
 impl Container {
-    /// Makes a container that is not started yet.
+    /// Creates a container without starting it.
     pub(crate) async fn create(
         engine: &Engine,
-        wanted: &Wanted<'_>,
+        spec: &ContainerSpec<'_>,
         image: &str,
         run: RunId,
         entry: Vec<String>,
     ) -> Result<Self, SandboxError> {
-        let sandbox = cantle_core::ids::fresh_id();
-        if let Some(runtime) = wanted
-            .options
-            .runtime
-            .as_ref()
-            .filter(|_| engine.is_podman())
-        {
+        let sandbox = cantle_core::ids::unique_id();
+        if let Some(runtime) = spec.options.runtime.as_ref().filter(|_| engine.is_podman()) {
             let message = format!(
-                "Podman takes no runtime from those who ask for a container: `{runtime}` would be passed over"
+                "Podman ignores the runtime in a request: `{runtime}` would have no effect"
             );
-            return Err(SandboxError::new(SandboxErrorKind::Unavailable, message)
-                .with_advice("Name it in Podman's own configuration (`runtime` in containers.conf), and not here."));
+            return Err(
+                SandboxError::new(SandboxErrorKind::Unavailable, message).with_advice(
+                    "Set it in Podman's configuration (`runtime` in containers.conf) instead.",
+                ),
+            );
         }
         let labels = owner::labels([
             (owner::SANDBOX, sandbox.clone()),
             (owner::RUN, run.to_string()),
         ]);
         let id = sandbox.clone();
-        let name = Name::Owned { id }.to_string();
+        let name = ContainerName::Owned { id }.to_string();
         let options = CreateContainerOptionsBuilder::default().name(&name).build();
-        let body = wanted.body(image, labels, entry, engine.limiting());
+        let body = spec.body(image, labels, entry, engine.supported_limits());
         let created = engine.api().create_container(Some(options), body).await;
-        let created = created.map_err(|error| not_created(wanted, error))?;
+        let created = created.map_err(|error| create_error(spec, error))?;
         for warning in &created.warnings {
             tracing::warn!(
                 container = created.id,
                 warning,
-                "the container engine warns"
+                "the container engine returned a warning"
             );
         }
         let container = Self {
@@ -81,18 +77,17 @@ impl Container {
             id: created.id,
             sandbox,
         };
-        if wanted.lacks_directories() {
-            let made = container.make_directories(wanted).await;
+        if spec.lacks_directories() {
+            let made = container.create_directories(spec).await;
             container.or_remove(made).await?;
         }
         Ok(container)
     }
 
-    /// Makes the working directory the user's, and sees to it that there is a place for temporary
-    /// files, which the smallest images lack.
-    async fn make_directories(&self, wanted: &Wanted<'_>) -> Result<(), SandboxError> {
-        let (user, group) = wanted.options.user;
-        let workspace = &wanted.options.working_directory;
+    /// Creates the working directory, owned by the user, and `/tmp`, which the smallest images lack.
+    async fn create_directories(&self, spec: &ContainerSpec<'_>) -> Result<(), SandboxError> {
+        let (user, group) = spec.options.user;
+        let workspace = &spec.options.working_directory;
         let workspace = String::from_utf8_lossy(workspace.relative_bytes());
         let mut archive = tar::Builder::new(Vec::new());
         let mut append = |path: &str, mode: u32, user: u32, group: u32| {
@@ -112,7 +107,7 @@ impl Container {
         self.unpack("/", packed.into()).await
     }
 
-    /// Unpacks an archive in one of its directories.
+    /// Unpacks a tar archive in a directory of the container.
     pub(crate) async fn unpack(&self, path: &str, archive: Bytes) -> Result<(), SandboxError> {
         let options = UploadToContainerOptionsBuilder::default()
             .path(path)
@@ -124,26 +119,26 @@ impl Container {
             .upload_to_container(&self.id, Some(options), body)
             .await;
         put.map_err(|error| {
-            failed(
+            request_failed(
                 &format!("failed to write to `{path}` in the container"),
                 error,
             )
         })
     }
 
-    /// Attaches our stream and starts it.
-    pub(crate) async fn start(&self) -> Result<Stream, SandboxError> {
+    /// Attaches to its streams and starts it.
+    pub(crate) async fn start(&self) -> Result<ContainerStream, SandboxError> {
         let stream = match connection::attach(&self.engine, &self.id).await {
             Some(stream) => stream,
             None => self.attach().await?,
         };
         match self.engine.api().start_container(&self.id, None).await {
             Ok(()) => Ok(stream),
-            Err(error) => Err(not_started(error)),
+            Err(error) => Err(start_error(error)),
         }
     }
 
-    async fn attach(&self) -> Result<Stream, SandboxError> {
+    async fn attach(&self) -> Result<ContainerStream, SandboxError> {
         let options = AttachContainerOptionsBuilder::default()
             .stdin(true)
             .stdout(true)
@@ -153,11 +148,11 @@ impl Container {
         let attached = self.engine.api().attach_container(&self.id, Some(options));
         let AttachContainerResults { output, input } = attached
             .await
-            .map_err(|error| failed("failed to attach to the container", error))?;
-        Ok(Stream::new(output, input))
+            .map_err(|error| request_failed("failed to attach to the container", error))?;
+        Ok(ContainerStream::new(output, input))
     }
 
-    /// Removes the container where something failed.
+    /// Removes the container if `result` is an error.
     pub(crate) async fn or_remove<T>(
         &self,
         result: Result<T, SandboxError>,
@@ -165,18 +160,21 @@ impl Container {
         if result.is_err()
             && let Err(error) = self.remove().await
         {
-            tracing::warn!(container = self.id, %error, "a container that did not open is left behind");
+            tracing::warn!(container = self.id, %error, "failed to remove a container that did not open");
         }
         result
     }
 
-    /// Kills what runs in it and removes it. One that is gone is fine.
+    /// Kills its processes and removes it, if it still exists.
     pub(crate) async fn remove(&self) -> Result<(), SandboxError> {
         remove(&self.engine, &self.id).await
     }
 
-    /// Calls it something else.
-    pub(crate) async fn rename(&self, from: &str, to: &Name) -> Result<(), bollard::errors::Error> {
+    pub(crate) async fn rename(
+        &self,
+        from: &str,
+        to: &ContainerName,
+    ) -> Result<(), bollard::errors::Error> {
         let options = bollard::query_parameters::RenameContainerOptionsBuilder::default()
             .name(&to.to_string())
             .build();
@@ -184,9 +182,9 @@ impl Container {
     }
 }
 
-/// Removes a container with its nameless volumes, and waits until it is gone.
+/// Removes a container with its anonymous volumes, if it still exists, and waits until it is gone.
 pub(crate) async fn remove(engine: &Engine, id: &str) -> Result<(), SandboxError> {
-    let deadline = Instant::now() + REMOVE_DEADLINE;
+    let deadline = Instant::now() + REMOVE_TIMEOUT;
     let options = RemoveContainerOptionsBuilder::default()
         .force(true)
         .v(true)
@@ -199,26 +197,29 @@ pub(crate) async fn remove(engine: &Engine, id: &str) -> Result<(), SandboxError
         {
             Ok(()) => return Ok(()),
             Err(error) if status(&error) == Some(404) => return Ok(()),
-            // The engine is at it already, because its first process has ended.
+            // The engine is removing it already, because its first process has exited.
             Err(error) if status(&error) == Some(409) && Instant::now() < deadline => {
-                sleep(LOOK_EVERY).await;
+                sleep(POLL_INTERVAL).await;
             }
             Err(error) => {
-                let message = format!("failed to remove the container {id}: {}", message(&error));
+                let message = format!(
+                    "failed to remove the container {id}: {}",
+                    engine_message(&error)
+                );
                 return Err(SandboxError::new(SandboxErrorKind::Io, message)
                     .with_source(error)
-                    .with_advice("Remove it by hand: `docker rm -f`."));
+                    .with_advice("Remove it manually: `docker rm -f`."));
             }
         }
     }
 }
 
-fn not_created(wanted: &Wanted<'_>, error: bollard::errors::Error) -> SandboxError {
-    let said = message(&error);
-    if let Some(runtime) = &wanted.options.runtime
-        && said.contains("untime")
+fn create_error(spec: &ContainerSpec<'_>, error: bollard::errors::Error) -> SandboxError {
+    let cause = engine_message(&error);
+    if let Some(runtime) = &spec.options.runtime
+        && cause.contains("untime")
     {
-        let message = format!("the container engine has no runtime `{runtime}`: {said}");
+        let message = format!("the container engine has no runtime `{runtime}`: {cause}");
         return SandboxError::new(SandboxErrorKind::Unavailable, message)
             .with_source(error)
             .with_advice(
@@ -227,24 +228,24 @@ fn not_created(wanted: &Wanted<'_>, error: bollard::errors::Error) -> SandboxErr
     }
     match status(&error) {
         Some(404) => {
-            let message = format!("the image is no longer there: {said}");
+            let message = format!("the image is no longer there: {cause}");
             SandboxError::new(SandboxErrorKind::NotFound, message).with_source(error)
         }
         _ => refused("failed to create the container", error),
     }
 }
 
-fn not_started(error: bollard::errors::Error) -> SandboxError {
+fn start_error(error: bollard::errors::Error) -> SandboxError {
     refused("failed to start the container", error)
 }
 
-/// A container that the engine will not have as it is.
+/// Maps an error response to "unavailable": the request is valid, but this engine refuses it.
 fn refused(doing: &str, error: bollard::errors::Error) -> SandboxError {
-    let text = format!("{doing}: {}", message(&error));
+    let text = format!("{doing}: {}", engine_message(&error));
     match status(&error) {
         Some(_) => SandboxError::new(SandboxErrorKind::Unavailable, text)
             .with_source(error)
-            .with_advice("The engine refuses it; its log says more."),
-        None => failed(doing, error),
+            .with_advice("See the engine's log for details."),
+        None => request_failed(doing, error),
     }
 }

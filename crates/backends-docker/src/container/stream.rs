@@ -1,85 +1,64 @@
-//! What a process in a container reads and writes, as two streams of bytes.
+//! The standard streams of a process in a container.
 
+use std::future::ready;
 use std::io;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
 
 use bollard::container::LogOutput;
-use bollard::errors::Error;
-use bytes::{Buf as _, Bytes};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use futures_util::StreamExt as _;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio_util::io::StreamReader;
 
-/// Bytes of complaints that are remembered.
-const MOST_COMPLAINTS: usize = 2000;
+/// Bytes of standard error that are kept for error messages.
+const STDERR_HEAD_BYTES: usize = 2000;
 
-type Output = Pin<Box<dyn futures_core::Stream<Item = Result<LogOutput, Error>> + Send>>;
-
-/// Both directions, and what it complained of.
-pub(crate) struct Stream {
+/// Standard output and input of a process, and the beginning of its standard error.
+pub(crate) struct ContainerStream {
     pub(crate) reader: Pin<Box<dyn AsyncRead + Send>>,
     pub(crate) writer: Pin<Box<dyn AsyncWrite + Send>>,
-    pub(crate) complaints: Complaints,
+    pub(crate) stderr: StderrHead,
 }
 
-impl Stream {
-    /// Those of the engine's client.
-    pub(crate) fn new(output: Output, input: Pin<Box<dyn AsyncWrite + Send>>) -> Self {
-        let complaints = Complaints::default();
+impl ContainerStream {
+    /// Separates the two channels of an attached stream.
+    pub(crate) fn new<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
+        output: impl futures_core::Stream<Item = Result<LogOutput, E>> + Send + 'static,
+        input: impl AsyncWrite + Send + 'static,
+    ) -> Self {
+        let stderr = StderrHead::default();
+        let head = stderr.clone();
+        let stdout = output.filter_map(move |piece| {
+            ready(match piece {
+                Ok(LogOutput::StdErr { message }) => {
+                    head.append(&message);
+                    None
+                }
+                Ok(output) => Some(Ok(output.into_bytes())),
+                Err(error) => Some(Err(io::Error::other(error))),
+            })
+        });
         Self {
-            reader: Box::pin(Reader {
-                output,
-                piece: Bytes::new(),
-                complaints: complaints.clone(),
-            }),
-            writer: input,
-            complaints,
+            reader: Box::pin(StreamReader::new(stdout)),
+            writer: Box::pin(input),
+            stderr,
         }
     }
 }
 
-/// The beginning of what a process wrote to its standard error.
+/// The first [`STDERR_HEAD_BYTES`] of a process's standard error.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Complaints(Arc<Mutex<Vec<u8>>>);
+pub(crate) struct StderrHead(Arc<Mutex<Vec<u8>>>);
 
-impl Complaints {
+impl StderrHead {
     pub(crate) fn text(&self) -> String {
         let bytes = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         String::from_utf8_lossy(&bytes).trim().to_owned()
     }
 
-    pub(super) fn add(&self, bytes: &[u8]) {
-        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let room = MOST_COMPLAINTS.saturating_sub(all.len());
-        all.extend(bytes.iter().take(room));
-    }
-}
-
-/// What it writes to its standard output.
-struct Reader {
-    output: Output,
-    piece: Bytes,
-    complaints: Complaints,
-}
-
-impl AsyncRead for Reader {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        while self.piece.is_empty() {
-            match std::task::ready!(self.output.as_mut().poll_next(cx)) {
-                None => return Poll::Ready(Ok(())),
-                Some(Err(error)) => return Poll::Ready(Err(io::Error::other(error))),
-                Some(Ok(LogOutput::StdErr { message })) => self.complaints.add(&message),
-                Some(Ok(output)) => self.piece = output.into_bytes(),
-            }
-        }
-        let length = self.piece.len().min(buffer.remaining());
-        let bytes = self.piece.get(..length).unwrap_or_default();
-        buffer.put_slice(bytes);
-        self.piece.advance(length);
-        Poll::Ready(Ok(()))
+    pub(super) fn append(&self, bytes: &[u8]) {
+        let mut head = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let room = STDERR_HEAD_BYTES.saturating_sub(head.len());
+        head.extend(bytes.iter().take(room));
     }
 }

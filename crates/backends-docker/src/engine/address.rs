@@ -1,4 +1,4 @@
-//! Where the engine is: the same places, in the same order, as Docker's own command line looks.
+//! Discovery of the engine's address, in the same places and order as Docker's command line.
 
 use std::path::{Path, PathBuf};
 
@@ -6,30 +6,30 @@ use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 
-/// The sockets that engines listen on unless told otherwise, beside the user's own.
+/// The system-wide default sockets of Docker and Podman.
 const SYSTEM_SOCKETS: [&str; 2] = ["/var/run/docker.sock", "/run/podman/podman.sock"];
 
-/// How an engine is reached.
+/// The address of an engine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Address {
-    /// A socket of this machine.
+    /// A Unix domain socket.
     Socket(PathBuf),
-    /// A named pipe of Windows.
+    /// A Windows named pipe.
     Pipe(String),
-    /// Another machine, `HOST:PORT`.
-    Tcp { host: String, tls: Option<Tls> },
+    /// `HOST:PORT`, with or without TLS.
+    Tcp { host: String, tls: Option<TlsFiles> },
 }
 
-/// The files that prove who we are and who the engine is.
+/// PEM files that authenticate the engine and this client.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Tls {
+pub(crate) struct TlsFiles {
     pub(crate) ca: PathBuf,
     pub(crate) certificate: PathBuf,
     pub(crate) key: PathBuf,
 }
 
-impl Tls {
-    fn below(directory: &Path) -> Self {
+impl TlsFiles {
+    fn in_directory(directory: &Path) -> Self {
         Self {
             ca: directory.join("ca.pem"),
             certificate: directory.join("cert.pem"),
@@ -48,50 +48,54 @@ impl std::fmt::Display for Address {
     }
 }
 
-/// What of the process's surroundings says where the engine is.
-pub(crate) struct Surroundings<'s> {
+/// Finds the engine from environment variables and files, which tests replace.
+pub(crate) struct EngineLocator<'s> {
     pub(crate) variable: &'s dyn Fn(&str) -> Option<String>,
     pub(crate) exists: &'s dyn Fn(&Path) -> bool,
 }
 
-impl Surroundings<'_> {
-    /// A variable that is set to something.
-    fn set(&self, name: &str) -> Option<String> {
+impl EngineLocator<'_> {
+    /// Returns a variable's value, unless it is unset or empty.
+    fn non_empty(&self, name: &str) -> Option<String> {
         (self.variable)(name).filter(|value| !value.is_empty())
     }
 
-    /// The directory of Docker's own configuration.
-    pub(crate) fn configuration(&self) -> Option<PathBuf> {
-        let own = self.set("DOCKER_CONFIG").map(PathBuf::from);
+    /// Returns Docker's configuration directory.
+    fn config_directory(&self) -> Option<PathBuf> {
+        let own = self.non_empty("DOCKER_CONFIG").map(PathBuf::from);
         own.or_else(|| Some(Path::new(&self.home()?).join(".docker")))
     }
 
     fn home(&self) -> Option<String> {
-        self.set("HOME").or_else(|| self.set("USERPROFILE"))
+        self.non_empty("HOME")
+            .or_else(|| self.non_empty("USERPROFILE"))
     }
 
-    /// Where the engine is: what was chosen, else `DOCKER_HOST`, else the context in use, else the
-    /// first socket that is there.
-    pub(crate) fn address(&self, chosen: Option<&str>) -> Result<Address, SandboxError> {
-        if let Some(host) = chosen
-            .map(str::to_owned)
-            .or_else(|| self.set("DOCKER_HOST"))
-        {
-            return self.parse(&host, self.tls_of_environment());
+    /// Returns the configured host, else `DOCKER_HOST`, else the host of the current context, else the first
+    /// default socket that exists.
+    pub(crate) fn address(&self, host: Option<&str>) -> Result<Address, SandboxError> {
+        let host = host.map(str::to_owned);
+        if let Some(host) = host.or_else(|| self.non_empty("DOCKER_HOST")) {
+            return self.parse(&host, self.tls_from_environment());
         }
-        match self.context()? {
+        match self.current_context()? {
             Some(name) => self.context_address(&name),
             None => Ok(self.default_address()),
         }
     }
 
-    fn tls_of_environment(&self) -> Option<Tls> {
-        self.set("DOCKER_TLS_VERIFY")?;
-        let directory = self.set("DOCKER_CERT_PATH").map(PathBuf::from);
-        Some(Tls::below(&directory.or_else(|| self.configuration())?))
+    fn tls_from_environment(&self) -> Option<TlsFiles> {
+        self.non_empty("DOCKER_TLS_VERIFY")?;
+        self.tls_files()
     }
 
-    fn parse(&self, host: &str, tls: Option<Tls>) -> Result<Address, SandboxError> {
+    fn tls_files(&self) -> Option<TlsFiles> {
+        let directory = self.non_empty("DOCKER_CERT_PATH").map(PathBuf::from);
+        let directory = directory.or_else(|| self.config_directory())?;
+        Some(TlsFiles::in_directory(&directory))
+    }
+
+    fn parse(&self, host: &str, tls: Option<TlsFiles>) -> Result<Address, SandboxError> {
         let (scheme, rest) = host.split_once("://").unwrap_or(("", host));
         let rest = rest.trim_end_matches('/');
         match scheme {
@@ -102,56 +106,54 @@ impl Surroundings<'_> {
                 host: with_port(rest, tls.is_some()),
                 tls,
             }),
-            "https" if !rest.is_empty() => {
-                let directory = || self.set("DOCKER_CERT_PATH").map(PathBuf::from);
-                let directory = directory().or_else(|| self.configuration());
-                let tls = tls.or_else(|| directory.map(|directory| Tls::below(&directory)));
-                Ok(Address::Tcp {
-                    host: with_port(rest, true),
-                    tls,
-                })
-            }
+            "https" if !rest.is_empty() => Ok(Address::Tcp {
+                host: with_port(rest, true),
+                tls: tls.or_else(|| self.tls_files()),
+            }),
             "ssh" => Err(unusable(
-                format!("the engine at `{host}` is reached over SSH, which is not spoken here"),
+                format!("the engine at `{host}` is reached over SSH, which is not supported"),
                 "Forward its socket (`ssh -nNT -L /tmp/docker.sock:/var/run/docker.sock HOST`) and set \
                  DOCKER_HOST=unix:///tmp/docker.sock.",
             )),
             _ => Err(unusable(
-                format!("`{host}` is no address of an engine"),
+                format!("`{host}` is not a valid engine address"),
                 "Set DOCKER_HOST to `unix:///PATH` or `tcp://HOST:PORT`.",
             )),
         }
     }
 
-    /// The name of the context in use, unless it is the default one.
-    fn context(&self) -> Result<Option<String>, SandboxError> {
-        let chosen = match self.set("DOCKER_CONTEXT") {
+    /// Returns the name of the current Docker context, unless it is the default one.
+    fn current_context(&self) -> Result<Option<String>, SandboxError> {
+        let name = match self.non_empty("DOCKER_CONTEXT") {
             Some(name) => Some(name),
-            None => self.configured()?.current_context,
+            None => self.config_file()?.current_context,
         };
-        Ok(chosen.filter(|name| !name.is_empty() && name != "default"))
+        Ok(name.filter(|name| !name.is_empty() && name != "default"))
     }
 
     fn context_address(&self, name: &str) -> Result<Address, SandboxError> {
         let advice =
-            "`docker context ls` lists those there are; `docker context use default` goes back.";
+            "`docker context ls` lists the contexts; `docker context use default` switches back.";
         let unknown = || unusable(format!("there is no Docker context `{name}`"), advice);
-        let contexts = self.configuration().ok_or_else(unknown)?.join("contexts");
-        let id = hex(&Sha256::digest(name));
+        let contexts = self
+            .config_directory()
+            .ok_or_else(unknown)?
+            .join("contexts");
+        let id = format!("{:x}", Sha256::digest(name));
         let text = std::fs::read_to_string(contexts.join("meta").join(&id).join("meta.json"));
         let text = text.map_err(|error| unknown().with_source(error))?;
-        let context: Context = serde_json::from_str(&text).map_err(|error| {
+        let context: ContextFile = serde_json::from_str(&text).map_err(|error| {
             unusable(format!("the Docker context `{name}` can't be read"), advice)
                 .with_source(error)
         })?;
         let endpoint = context.endpoints.docker;
         if endpoint.skip_tls_verify {
             return Err(unusable(
-                format!("the Docker context `{name}` doesn't check the engine's certificate"),
-                "Give the context the certificate of its authority (`--docker ca=…`).",
+                format!("the Docker context `{name}` doesn't verify the engine's certificate"),
+                "Give the context the engine's certificate authority (`--docker ca=…`).",
             ));
         }
-        let tls = Tls::below(&contexts.join("tls").join(&id).join("docker"));
+        let tls = TlsFiles::in_directory(&contexts.join("tls").join(&id).join("docker"));
         let tls = (self.exists)(&tls.ca).then_some(tls);
         self.parse(&endpoint.host, tls)
     }
@@ -161,7 +163,7 @@ impl Surroundings<'_> {
             return Address::Pipe("//./pipe/docker_engine".to_owned());
         }
         let home = self.home().map(PathBuf::from);
-        let runtime = self.set("XDG_RUNTIME_DIR").map(PathBuf::from);
+        let runtime = self.non_empty("XDG_RUNTIME_DIR").map(PathBuf::from);
         let own = [
             runtime.as_ref().map(|runtime| runtime.join("docker.sock")),
             home.map(|home| home.join(".docker/run/docker.sock")),
@@ -175,16 +177,16 @@ impl Surroundings<'_> {
         Address::Socket(found.unwrap_or(docker))
     }
 
-    fn configured(&self) -> Result<Configuration, SandboxError> {
-        match self.configuration() {
-            Some(directory) => Configuration::read(&directory.join("config.json")),
-            None => Ok(Configuration::default()),
+    fn config_file(&self) -> Result<ConfigFile, SandboxError> {
+        match self.config_directory() {
+            Some(directory) => ConfigFile::read(&directory.join("config.json")),
+            None => Ok(ConfigFile::default()),
         }
     }
 
-    /// What to show a registry, from Docker's configuration: `user:password` in base64.
+    /// Returns the credentials for a registry in `config.json`: `user:password` in base64.
     pub(crate) fn registry_login(&self, registry: &str) -> Result<Option<String>, SandboxError> {
-        let auths = self.configured()?.auths;
+        let auths = self.config_file()?.auths;
         Ok(auths.into_iter().find_map(|(name, login)| {
             let host = name.trim_start_matches("https://");
             let host = host.split('/').next().unwrap_or_default();
@@ -193,28 +195,28 @@ impl Surroundings<'_> {
     }
 }
 
-/// What of Docker's `config.json` is of use here.
+/// The fields of Docker's `config.json` that are used here.
 #[derive(Debug, Default, Deserialize)]
-struct Configuration {
+struct ConfigFile {
     #[serde(default, rename = "currentContext")]
     current_context: Option<String>,
     #[serde(default)]
-    auths: std::collections::BTreeMap<String, Login>,
+    auths: std::collections::BTreeMap<String, RegistryLogin>,
 }
 
 #[derive(Deserialize)]
-struct Login {
+struct RegistryLogin {
     #[serde(default)]
     auth: Option<String>,
 }
 
-impl std::fmt::Debug for Login {
+impl std::fmt::Debug for RegistryLogin {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("[hidden]")
     }
 }
 
-impl Configuration {
+impl ConfigFile {
     fn read(path: &Path) -> Result<Self, SandboxError> {
         let Ok(text) = std::fs::read_to_string(path) else {
             return Ok(Self::default());
@@ -222,25 +224,25 @@ impl Configuration {
         serde_json::from_str(&text).map_err(|error| {
             unusable(
                 format!("`{}` can't be read: {error}", path.display()),
-                "Mend the file, or set DOCKER_HOST.",
+                "Correct the file, or set DOCKER_HOST.",
             )
         })
     }
 }
 
 #[derive(Deserialize)]
-struct Context {
+struct ContextFile {
     #[serde(rename = "Endpoints")]
-    endpoints: Endpoints,
+    endpoints: ContextEndpoints,
 }
 
 #[derive(Deserialize)]
-struct Endpoints {
-    docker: Endpoint,
+struct ContextEndpoints {
+    docker: ContextEndpoint,
 }
 
 #[derive(Deserialize)]
-struct Endpoint {
+struct ContextEndpoint {
     #[serde(rename = "Host")]
     host: String,
     #[serde(default, rename = "SkipTLSVerify")]
@@ -260,15 +262,6 @@ fn with_port(host: &str, tls: bool) -> String {
 
 fn unusable(message: String, advice: &str) -> SandboxError {
     SandboxError::new(SandboxErrorKind::Unavailable, message).with_advice(advice)
-}
-
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    use std::fmt::Write as _;
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        // Writing to a `String` doesn't fail.
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }
 
 #[cfg(test)]

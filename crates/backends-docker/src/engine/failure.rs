@@ -1,4 +1,4 @@
-//! What the engine, or the way to it, answers instead of what was asked for.
+//! Errors of the container engine, and of the connection to it.
 
 use std::error::Error as StdError;
 use std::io;
@@ -8,8 +8,9 @@ use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
 
 use super::address::Address;
 
-/// The HTTP status that the engine answered with, where it answered. Podman says 500 of some of what
-/// Docker has its own for.
+/// Returns the HTTP status of an error response.
+///
+/// Podman answers 500 in some cases for which Docker has a specific status; those are mapped to Docker's.
 pub(crate) fn status(error: &Error) -> Option<u16> {
     let Error::DockerResponseServerError {
         status_code,
@@ -18,17 +19,17 @@ pub(crate) fn status(error: &Error) -> Option<u16> {
     else {
         return None;
     };
-    let says = |words: &str| message.contains(words);
+    let has = |text: &str| message.contains(text);
     match status_code {
-        500 if says("container name") && says("is already in use") => Some(409),
-        500 if says("container state improper") => Some(409),
-        500 if says("invalid reference format") => Some(400),
+        500 if has("container name") && has("is already in use") => Some(409),
+        500 if has("container state improper") => Some(409),
+        500 if has("invalid reference format") => Some(400),
         code => Some(*code),
     }
 }
 
-/// What it said, without the client's words around it.
-pub(crate) fn message(error: &Error) -> String {
+/// Returns the engine's own message, without the client library's text around it.
+pub(crate) fn engine_message(error: &Error) -> String {
     match error {
         Error::DockerResponseServerError { message, .. } => message.trim().to_owned(),
         Error::DockerStreamError { error } => error.trim().to_owned(),
@@ -39,17 +40,19 @@ pub(crate) fn message(error: &Error) -> String {
     }
 }
 
-/// A request that failed; `doing` reads like "failed to create the container".
-pub(crate) fn failed(doing: &str, error: Error) -> SandboxError {
-    let said = message(&error);
+/// Converts the error of a request; `doing` reads like "failed to create the container".
+pub(crate) fn request_failed(doing: &str, error: Error) -> SandboxError {
+    let cause = engine_message(&error);
     let (kind, advice) = match (&error, status(&error)) {
         (_, Some(404)) => (SandboxErrorKind::NotFound, None),
         (_, Some(409)) => (SandboxErrorKind::AlreadyExists, None),
         (_, Some(400)) => (SandboxErrorKind::InvalidInput, None),
         (_, Some(403)) => (SandboxErrorKind::PermissionDenied, None),
-        (_, Some(_)) if said.contains("no space left on device") => (
+        (_, Some(_)) if cause.contains("no space left on device") => (
             SandboxErrorKind::StorageFull,
-            Some("Free space where the engine keeps its data (`docker system df` says for what)."),
+            Some(
+                "Free disk space where the engine keeps its data (`docker system df` shows its use).",
+            ),
         ),
         (_, Some(_)) => (SandboxErrorKind::Io, None),
         (Error::RequestTimeoutError, _) => (
@@ -58,18 +61,18 @@ pub(crate) fn failed(doing: &str, error: Error) -> SandboxError {
         ),
         _ if innermost_io(&error).is_some() => (
             SandboxErrorKind::Unavailable,
-            Some("The engine doesn't answer any more: see whether it runs."),
+            Some("The engine no longer responds: check that it is running."),
         ),
         _ => (SandboxErrorKind::Io, None),
     };
-    let failed = SandboxError::new(kind, format!("{doing}: {said}")).with_source(error);
+    let failed = SandboxError::new(kind, format!("{doing}: {cause}")).with_source(error);
     match advice {
         Some(advice) => failed.with_advice(advice),
         None => failed,
     }
 }
 
-/// The first word with an engine failed: says what is in the way.
+/// Explains why the first request to an engine failed.
 pub(crate) fn unreachable(address: &Address, error: Error) -> SandboxError {
     let io = innermost_io(&error).map(io::Error::kind);
     let missing =
@@ -78,20 +81,20 @@ pub(crate) fn unreachable(address: &Address, error: Error) -> SandboxError {
         (Address::Socket(path), _) if missing => (
             format!("there is no socket at `{}`", path.display()),
             "Install and start Docker or Podman (`podman system service --time 0 unix:///PATH`), or set \
-             DOCKER_HOST to where an engine listens.",
+             DOCKER_HOST to its address.",
         ),
         (Address::Socket(path), Some(io::ErrorKind::PermissionDenied)) => (
             format!("this user may not use the socket `{}`", path.display()),
-            "Add the user to the group `docker` (which makes it as good as root) and log in again, or use a \
+            "Add the user to the group `docker` (which is equivalent to root access) and log in again, or use a \
              rootless engine.",
         ),
         (_, Some(io::ErrorKind::ConnectionRefused)) => (
-            "nobody listens there".to_owned(),
-            "Start the engine, or set DOCKER_HOST to where one listens.",
+            "nothing listens there".to_owned(),
+            "Start the engine, or set DOCKER_HOST to its address.",
         ),
         _ => (
-            message(&error),
-            "See whether the engine runs (`docker version`), and what DOCKER_HOST and `docker context ls` say.",
+            engine_message(&error),
+            "Check that the engine is running (`docker version`), and the settings DOCKER_HOST and `docker context ls`.",
         ),
     };
     let message = format!("no container engine answers at `{address}`: {why}");
@@ -115,8 +118,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_podman_says_otherwise_has_dockers_status() {
-        let said = |status_code, message: &str| {
+    fn podman_errors_map_to_dockers_status() {
+        let mapped = |status_code, message: &str| {
             status(&Error::DockerResponseServerError {
                 status_code,
                 message: message.to_owned(),
@@ -126,11 +129,11 @@ mod tests {
             "creating container storage: the container name \"x\" is already in use by 4c8a";
         let state = "sending SIGKILL to container 06ec: container state improper: stopped";
         let name = "normalizing image: invalid reference format";
-        assert_eq!(said(500, in_use), Some(409));
-        assert_eq!(said(500, state), Some(409));
-        assert_eq!(said(500, name), Some(400));
-        assert_eq!(said(500, "something else"), Some(500));
-        assert_eq!(said(404, in_use), Some(404));
+        assert_eq!(mapped(500, in_use), Some(409));
+        assert_eq!(mapped(500, state), Some(409));
+        assert_eq!(mapped(500, name), Some(400));
+        assert_eq!(mapped(500, "something else"), Some(500));
+        assert_eq!(mapped(404, in_use), Some(404));
         assert_eq!(status(&Error::RequestTimeoutError), None);
     }
 }

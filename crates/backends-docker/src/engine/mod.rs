@@ -1,5 +1,4 @@
-//! The connection to a container engine: found once, its version agreed on once, shared by every
-//! sandbox of a backend.
+//! The connection to a container engine, shared by all sandboxes of a backend.
 
 pub(crate) mod address;
 pub(crate) mod failure;
@@ -8,78 +7,81 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bollard::{API_DEFAULT_VERSION, Docker};
+use bollard::{API_DEFAULT_VERSION, BollardRequest, Docker};
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
+use cantle_tls::{TlsError, TlsOptions};
+use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::TokioExecutor;
 
-use self::address::{Address, Surroundings};
-use self::failure::{failed, unreachable};
+use self::address::{Address, EngineLocator, TlsFiles};
+use self::failure::{request_failed, unreachable};
 
-/// How long the engine may take to answer anything but a pull or a build.
+/// Time limit for every request except pulls and builds.
 const REQUEST_SECONDS: u64 = 120;
 
-/// How long it may take to say that it is there.
-const FIRST_ANSWER: Duration = Duration::from_secs(10);
+/// Time limit for the first response.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// The oldest API with all that is used here: that of Docker 19.03.
-const OLDEST_API: (usize, usize) = (1, 40);
+/// The oldest supported API version: that of Docker 19.03.
+const MIN_API_VERSION: (usize, usize) = (1, 40);
 
-/// A container engine that answers.
+/// A connected container engine.
 #[derive(Clone, Debug)]
 pub(crate) struct Engine {
     docker: Docker,
-    about: Arc<About>,
+    facts: Arc<EngineFacts>,
 }
 
-/// What is known of it.
+/// Properties of an engine, read when connecting.
 #[derive(Debug)]
-struct About {
+struct EngineFacts {
     address: Address,
     report: EngineReport,
     is_podman: bool,
-    /// What it can limit.
-    limits: Limiting,
+    limits: SupportedLimits,
 }
 
-/// What a container engine says of itself.
+/// Description of a container engine, as reported by itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct EngineReport {
-    /// Where it was found, as in `DOCKER_HOST`.
+    /// Its address, as in `DOCKER_HOST`.
     pub address: String,
-    /// What it calls itself and its version, e.g. `Docker 20.10.24`.
+    /// Product and version, e.g. `Docker 20.10.24`.
     pub version: String,
-    /// The version of the API that is spoken with it, e.g. `1.41`.
+    /// The negotiated API version, e.g. `1.41`.
     pub api_version: String,
-    /// Its operating system and processor, e.g. `linux/x86_64`.
+    /// Operating system and processor, e.g. `linux/x86_64`.
     pub platform: String,
-    /// The runtimes it can start containers with, e.g. `runc`.
+    /// The OCI runtimes it can start containers with, e.g. `runc`.
     pub runtimes: Vec<String>,
-    /// What it warns of, each a sentence.
+    /// Its warnings, each a sentence.
     pub warnings: Vec<String>,
 }
 
-/// Which limits the engine's kernel and set-up can keep.
+/// The resource limits that the engine's kernel and configuration support.
 #[derive(Clone, Copy, Debug)]
 #[expect(
     clippy::struct_excessive_bools,
-    reason = "each is an answer of the engine's"
+    reason = "each is an independent capability of the engine"
 )]
-pub(crate) struct Limiting {
+pub(crate) struct SupportedLimits {
     pub(crate) memory: bool,
     pub(crate) swap: bool,
     pub(crate) processes: bool,
     pub(crate) cpu: bool,
-    /// The number of files in a file system in memory, and whose it is: Podman knows neither.
+    /// Inode limit and owner of a tmpfs; Podman supports neither.
     pub(crate) tmpfs: bool,
 }
 
 impl Engine {
-    /// Finds the engine and agrees on a version of the API.
-    pub(crate) async fn connect(chosen: Option<&str>) -> Result<Self, SandboxError> {
-        let address = with_surroundings(|around| around.address(chosen))?;
-        let docker = client(&address).map_err(|error| unreachable(&address, error))?;
-        let answer = tokio::time::timeout(FIRST_ANSWER, docker.negotiate_version());
-        let docker = match answer.await {
+    /// Locates the engine and negotiates the API version.
+    pub(crate) async fn connect(host: Option<&str>) -> Result<Self, SandboxError> {
+        let address = with_locator(|locator| locator.address(host))?;
+        let docker = client(&address)?;
+        let negotiated = tokio::time::timeout(CONNECT_TIMEOUT, docker.negotiate_version());
+        let docker = match negotiated.await {
             Ok(Ok(docker)) => docker,
             Ok(Err(error)) => return Err(unreachable(&address, error)),
             Err(_) => {
@@ -88,28 +90,23 @@ impl Engine {
             }
         };
         let api = docker.client_version();
-        if (api.major_version, api.minor_version) < OLDEST_API {
+        if (api.major_version, api.minor_version) < MIN_API_VERSION {
             let message =
                 format!("the container engine at `{address}` is too old: its API is {api}");
             return Err(SandboxError::new(SandboxErrorKind::Unavailable, message)
                 .with_advice("Use Docker 19.03 or newer, or Podman 4 or newer."));
         }
-        let asking = "failed to ask the container engine what it is";
-        let version = docker
-            .version()
-            .await
-            .map_err(|error| failed(asking, error))?;
-        let info = docker.info().await.map_err(|error| failed(asking, error))?;
-        let is_podman = version.components.iter().flatten();
-        let is_podman = is_podman
-            .into_iter()
-            .any(|part| part.name.contains("Podman"));
-        let name = if is_podman { "Podman" } else { "Docker" };
+        let failed = |error| request_failed("failed to query the container engine", error);
+        let version = docker.version().await.map_err(failed)?;
+        let info = docker.info().await.map_err(failed)?;
+        let mut components = version.components.iter().flatten();
+        let is_podman = components.any(|component| component.name.contains("Podman"));
+        let product = if is_podman { "Podman" } else { "Docker" };
         let mut runtimes: Vec<_> = info.runtimes.unwrap_or_default().into_keys().collect();
         runtimes.sort();
         let report = EngineReport {
             address: address.to_string(),
-            version: format!("{name} {}", version.version.unwrap_or_default()),
+            version: format!("{product} {}", version.version.unwrap_or_default()),
             api_version: api.to_string(),
             platform: format!(
                 "{}/{}",
@@ -121,7 +118,7 @@ impl Engine {
         };
         if !report.platform.starts_with("linux/") {
             let message = format!(
-                "the container engine at `{address}` runs containers of {}",
+                "the container engine at `{address}` runs {} containers",
                 report.platform
             );
             return Err(SandboxError::new(SandboxErrorKind::Unavailable, message)
@@ -134,11 +131,11 @@ impl Engine {
         );
         Ok(Self {
             docker,
-            about: Arc::new(About {
+            facts: Arc::new(EngineFacts {
                 address,
                 report,
                 is_podman,
-                limits: Limiting {
+                limits: SupportedLimits {
                     memory: info.memory_limit.unwrap_or(false),
                     swap: info.swap_limit.unwrap_or(false),
                     processes: info.pids_limit.unwrap_or(false),
@@ -154,44 +151,44 @@ impl Engine {
     }
 
     pub(crate) fn report(&self) -> &EngineReport {
-        &self.about.report
+        &self.facts.report
     }
 
-    /// Whether it is Podman, which passes over some of what it is asked for.
+    /// Whether the engine is Podman, which ignores some request fields.
     pub(crate) fn is_podman(&self) -> bool {
-        self.about.is_podman
+        self.facts.is_podman
     }
 
-    pub(crate) fn limiting(&self) -> Limiting {
-        self.about.limits
+    pub(crate) fn supported_limits(&self) -> SupportedLimits {
+        self.facts.limits
     }
 
-    /// Whether what our supervisor was compiled for runs there.
+    /// Whether the embedded supervisor's processor architecture is the engine's.
     pub(crate) fn runs_supervisor(&self) -> bool {
-        let platform = &*self.about.report.platform;
+        let platform = &*self.facts.report.platform;
         matches!(platform, "linux/x86_64" | "linux/amd64")
     }
 
-    /// What to show a registry when something is pulled from it.
+    /// Returns the credentials for pulling from a registry, from Docker's `config.json`.
     pub(crate) fn registry_login(registry: &str) -> Result<Option<String>, SandboxError> {
-        with_surroundings(|around| around.registry_login(registry))
+        with_locator(|locator| locator.registry_login(registry))
     }
 
     pub(crate) fn address(&self) -> &Address {
-        &self.about.address
+        &self.facts.address
     }
 }
 
-/// Asks this process's surroundings.
-fn with_surroundings<T>(ask: impl FnOnce(&Surroundings<'_>) -> T) -> T {
-    ask(&Surroundings {
+/// Runs `f` with a locator that reads this process's environment.
+fn with_locator<T>(f: impl FnOnce(&EngineLocator<'_>) -> T) -> T {
+    f(&EngineLocator {
         variable: &|name| std::env::var(name).ok(),
         exists: &Path::exists,
     })
 }
 
-fn client(address: &Address) -> Result<Docker, bollard::errors::Error> {
-    match address {
+fn client(address: &Address) -> Result<Docker, SandboxError> {
+    let client = match address {
         #[cfg(unix)]
         Address::Socket(path) => Docker::connect_with_unix(
             &path.to_string_lossy(),
@@ -208,20 +205,39 @@ fn client(address: &Address) -> Result<Docker, bollard::errors::Error> {
         Address::Tcp {
             host,
             tls: Some(tls),
-        } => {
-            // The client takes the one of the process; somebody's choice before ours stays.
-            let _ = rustls::crypto::ring::default_provider().install_default();
-            Docker::connect_with_ssl(
-                host,
-                &tls.key,
-                &tls.certificate,
-                &tls.ca,
-                REQUEST_SECONDS,
-                API_DEFAULT_VERSION,
-            )
-        }
-        elsewhere => Err(bollard::errors::Error::UnsupportedURISchemeError {
-            uri: elsewhere.to_string(),
+        } => return client_with_tls(host, tls),
+        other => Err(bollard::errors::Error::UnsupportedURISchemeError {
+            uri: other.to_string(),
         }),
+    };
+    client.map_err(|error| unreachable(address, error))
+}
+
+/// Connects through a connector of our own: bollard's needs a process-wide default crypto provider.
+fn client_with_tls(host: &str, files: &TlsFiles) -> Result<Docker, SandboxError> {
+    let mut options = TlsOptions::new().with_extra_ca(&files.ca);
+    // Like Docker's command line: without these files, no client certificate is presented.
+    if files.certificate.exists() || files.key.exists() {
+        options = options.with_client_certificate(&files.certificate, &files.key);
     }
+    let config = options.build().map_err(|error: TlsError| {
+        SandboxError::new(SandboxErrorKind::Unavailable, error.to_string())
+            .with_advice(error.advice())
+            .with_source(error.into_source())
+    })?;
+    let mut connector = HttpConnector::new();
+    connector.enforce_http(false);
+    let client = Client::builder(TokioExecutor::new())
+        .pool_max_idle_per_host(0)
+        .build(hyper_rustls::HttpsConnector::from((connector, config)));
+    Docker::connect_with_custom_transport(
+        move |request: BollardRequest| {
+            let response = client.request(request);
+            async { Ok(response.await?) }
+        },
+        Some(format!("https://{host}")),
+        REQUEST_SECONDS,
+        API_DEFAULT_VERSION,
+    )
+    .map_err(|error| request_failed("failed to set up the container engine's client", error))
 }

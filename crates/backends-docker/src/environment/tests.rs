@@ -15,7 +15,7 @@ fn check(text: &str, expected: &[(&str, &str)]) {
 }
 
 #[test]
-fn a_file_of_variables_is_read_as_shells_write_it() {
+fn file_is_parsed_with_shell_quoting() {
     check(
         "A=1\nB = two words \n\n# C=3\nexport D=4 # four\nE=\n",
         &[("A", "1"), ("B", "two words"), ("D", "4"), ("E", "")],
@@ -32,7 +32,7 @@ fn a_file_of_variables_is_read_as_shells_write_it() {
 }
 
 #[test]
-fn a_quote_that_stays_open_costs_its_own_line_only() {
+fn unterminated_quote_drops_only_its_line() {
     check("A=\"x\nB=2\n", &[("B", "2")]);
 }
 
@@ -44,12 +44,12 @@ fn options(names: &[&str], file: &Path) -> Options {
 }
 
 #[test]
-fn our_own_variables_come_before_those_of_the_file() {
+fn process_environment_overrides_the_file() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("variables");
     std::fs::write(&file, "BOTH=file\nFILE=file\nOTHER=x").unwrap();
     let own = |name: &str| (name != "FILE").then(|| "own".to_owned());
-    let found = passed(&options(&["BOTH", "FILE"], &file), &own).unwrap();
+    let found = inherited(&options(&["BOTH", "FILE"], &file), &own).unwrap();
     let found: Vec<_> = found
         .iter()
         .map(|(name, value)| (&**name, value.expose()))
@@ -58,18 +58,18 @@ fn our_own_variables_come_before_those_of_the_file() {
 }
 
 #[test]
-fn a_variable_that_is_nowhere_is_named() {
+fn missing_variable_is_named() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("variables");
-    let missing = passed(&options(&["KEY"], &file), &|_| None).unwrap_err();
+    let missing = inherited(&options(&["KEY"], &file), &|_| None).unwrap_err();
     assert!(
         missing.to_string().contains("failed to read the variables"),
         "{missing}"
     );
     std::fs::write(&file, "OTHER=the secret").unwrap();
-    let missing = passed(&options(&["KEY"], &file), &|_| None).unwrap_err();
+    let missing = inherited(&options(&["KEY"], &file), &|_| None).unwrap_err();
     assert_eq!(
         missing.to_string(),
-        "the variable `KEY` is to be passed on and isn't set"
+        "the variable `KEY` is to be inherited but isn't set"
     );
 }

@@ -1,4 +1,4 @@
-//! A build's context: a directory as an archive, and a digest of all that is in it.
+//! Build contexts: a directory packed as an archive, with a digest of its content.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -8,25 +8,24 @@ use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
 use sha2::{Digest as _, Sha256};
 use tar::{Builder, EntryType, Header};
 
-use super::ignore::Ignore;
-use crate::engine::address::hex;
+use super::ignore::IgnoreRules;
 
-/// The Dockerfile's name in the archive, where it lies outside of the context or is ignored there.
-const OWN_NAME: &str = ".cantle.Dockerfile";
+/// The Dockerfile's name in the archive; its own path may be outside the context or excluded.
+const DOCKERFILE_NAME: &str = ".cantle.Dockerfile";
 
-/// A context, packed.
+/// A packed context.
 #[derive(Debug)]
-pub(crate) struct Packed {
-    /// The archive, at its start. It has no name and goes with its last reader.
+pub(crate) struct PackedContext {
+    /// The archive, an unnamed temporary file, positioned at its start.
     pub(crate) archive: File,
-    /// Its Dockerfile.
+    /// The Dockerfile's name in the archive.
     pub(crate) dockerfile: &'static str,
-    /// Names what is in it: the same for the same files, modes and Dockerfile.
+    /// SHA-256 of the archive; equal for equal files, modes and Dockerfile.
     pub(crate) digest: String,
 }
 
-/// Packs `context` with `dockerfile` in it. Blocks.
-pub(crate) fn pack(dockerfile: &Path, context: &Path) -> Result<Packed, SandboxError> {
+/// Packs `context` and `dockerfile`; blocks.
+pub(crate) fn pack(dockerfile: &Path, context: &Path) -> Result<PackedContext, SandboxError> {
     let failed = |path: &Path, error: io::Error| {
         let message = format!("failed to read `{}` for a build: {error}", path.display());
         SandboxError::new(SandboxErrorKind::Unavailable, message)
@@ -38,10 +37,10 @@ pub(crate) fn pack(dockerfile: &Path, context: &Path) -> Result<Packed, SandboxE
     if !context.is_dir() {
         return Err(failed(context, io::ErrorKind::NotADirectory.into()));
     }
-    let written = || -> Result<Packed, (PathBuf, io::Error)> {
-        let own = |error| (std::env::temp_dir(), error);
-        let mut output = Hashing {
-            file: tempfile::tempfile().map_err(own)?,
+    let pack = || -> Result<PackedContext, (PathBuf, io::Error)> {
+        let temporary = |error| (std::env::temp_dir(), error);
+        let mut output = HashingFile {
+            file: tempfile::tempfile().map_err(temporary)?,
             digest: Sha256::new(),
         };
         {
@@ -49,50 +48,50 @@ pub(crate) fn pack(dockerfile: &Path, context: &Path) -> Result<Packed, SandboxE
             append_directory(&mut archive, context, "", &ignore)?;
             let mut header = header(EntryType::Regular, 0o644);
             header.set_size(recipe.len() as u64);
-            let append = archive.append_data(&mut header, OWN_NAME, &*recipe);
-            append.and_then(|()| archive.finish()).map_err(own)?;
+            let append = archive.append_data(&mut header, DOCKERFILE_NAME, &*recipe);
+            append.and_then(|()| archive.finish()).map_err(temporary)?;
         }
-        io::Seek::rewind(&mut output.file).map_err(own)?;
-        Ok(Packed {
+        io::Seek::rewind(&mut output.file).map_err(temporary)?;
+        Ok(PackedContext {
             archive: output.file,
-            dockerfile: OWN_NAME,
-            digest: hex(&output.digest.finalize()),
+            dockerfile: DOCKERFILE_NAME,
+            digest: format!("{:x}", output.digest.finalize()),
         })
     };
-    written().map_err(|(path, error)| failed(&path, error))
+    pack().map_err(|(path, error)| failed(&path, error))
 }
 
-/// `NAME.dockerignore` beside the Dockerfile, or else the context's own.
-fn read_ignore(dockerfile: &Path, context: &Path) -> io::Result<Ignore> {
-    let mut own = dockerfile.as_os_str().to_owned();
-    own.push(".dockerignore");
-    for path in [PathBuf::from(own), context.join(".dockerignore")] {
+/// Reads `NAME.dockerignore` beside the Dockerfile, or else the context's `.dockerignore`.
+fn read_ignore(dockerfile: &Path, context: &Path) -> io::Result<IgnoreRules> {
+    let mut specific = dockerfile.as_os_str().to_owned();
+    specific.push(".dockerignore");
+    for path in [PathBuf::from(specific), context.join(".dockerignore")] {
         match fs::read_to_string(path) {
-            Ok(text) => return Ok(Ignore::parse(&text)),
+            Ok(text) => return Ok(IgnoreRules::parse(&text)),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
     }
-    Ok(Ignore::default())
+    Ok(IgnoreRules::default())
 }
 
 fn append_directory<W: Write>(
     archive: &mut Builder<W>,
     directory: &Path,
     above: &str,
-    ignore: &Ignore,
+    ignore: &IgnoreRules,
 ) -> Result<(), (PathBuf, io::Error)> {
     let at = |error| (directory.to_owned(), error);
     let entries = fs::read_dir(directory).and_then(Iterator::collect::<io::Result<Vec<_>>>);
     let mut entries = entries.map_err(at)?;
-    // The digest is of the files, not of the order in which the system lists them.
+    // The digest must not depend on the order in which the system lists them.
     entries.sort_by_key(fs::DirEntry::file_name);
     for entry in entries {
         let path = entry.path();
         let at = |error| (path.clone(), error);
         let name = entry.file_name();
         let name = name.to_str().ok_or_else(|| {
-            let why = "the name is no text, which a build's context can't have";
+            let why = "names in a build context must be UTF-8";
             at(io::Error::new(io::ErrorKind::InvalidInput, why))
         })?;
         let name = if above.is_empty() {
@@ -101,20 +100,20 @@ fn append_directory<W: Write>(
             format!("{above}/{name}")
         };
         let excluded = ignore.excludes(&name);
-        let information = entry.metadata().map_err(at)?;
-        let kind = information.file_type();
+        let metadata = entry.metadata().map_err(at)?;
+        let kind = metadata.file_type();
         if kind.is_dir() {
             if !excluded {
-                let mut header = header(EntryType::Directory, mode(&information));
+                let mut header = header(EntryType::Directory, mode(&metadata));
                 archive
                     .append_data(&mut header, format!("{name}/"), io::empty())
                     .map_err(at)?;
             }
-            if !excluded || ignore.takes_back() {
+            if !excluded || ignore.has_inclusions() {
                 append_directory(archive, &path, &name, ignore)?;
             }
         } else if excluded {
-            // Not even looked at: it may be a socket, or not ours to read.
+            // Not opened: it may be a socket or unreadable.
         } else if kind.is_symlink() {
             let target = fs::read_link(&path).map_err(at)?;
             let mut header = header(EntryType::Symlink, 0o777);
@@ -123,10 +122,10 @@ fn append_directory<W: Write>(
                 .map_err(at)?;
         } else if kind.is_file() {
             let file = File::open(&path).map_err(at)?;
-            let size = information.len();
-            let mut header = header(EntryType::Regular, mode(&information));
+            let size = metadata.len();
+            let mut header = header(EntryType::Regular, mode(&metadata));
             header.set_size(size);
-            // As long as its header says, however it changes meanwhile.
+            // Keeps the length in the header even if the file changes meanwhile.
             let padded = file.take(size).chain(io::repeat(0)).take(size);
             archive
                 .append_data(&mut header, &name, padded)
@@ -136,7 +135,7 @@ fn append_directory<W: Write>(
     Ok(())
 }
 
-/// A header without owner and time, which are not what a build is made of.
+/// Returns a header without owner and time, which must not affect the digest.
 fn header(kind: EntryType, mode: u32) -> Header {
     let mut header = Header::new_gnu();
     header.set_entry_type(kind);
@@ -149,22 +148,22 @@ fn header(kind: EntryType, mode: u32) -> Header {
 }
 
 #[cfg(unix)]
-fn mode(information: &fs::Metadata) -> u32 {
+fn mode(metadata: &fs::Metadata) -> u32 {
     use std::os::unix::fs::PermissionsExt as _;
-    information.permissions().mode() & 0o7777
+    metadata.permissions().mode() & 0o7777
 }
 
 #[cfg(not(unix))]
-fn mode(_information: &fs::Metadata) -> u32 {
+fn mode(_metadata: &fs::Metadata) -> u32 {
     0o755
 }
 
-struct Hashing {
+struct HashingFile {
     file: File,
     digest: Sha256,
 }
 
-impl Write for Hashing {
+impl Write for HashingFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let written = self.file.write(bytes)?;
         self.digest.update(bytes.get(..written).unwrap_or_default());
@@ -182,7 +181,7 @@ mod tests {
 
     use super::*;
 
-    fn names(packed: &mut Packed) -> BTreeMap<String, Vec<u8>> {
+    fn names(packed: &mut PackedContext) -> BTreeMap<String, Vec<u8>> {
         let mut archive = tar::Archive::new(&packed.archive);
         let entries = archive.entries().unwrap().map(|entry| {
             let mut entry = entry.unwrap();
@@ -195,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn a_context_is_packed_without_what_is_ignored() {
+    fn excluded_files_are_not_packed() {
         let directory = tempfile::tempdir().unwrap();
         let root = directory.path();
         for (path, text) in [
@@ -235,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn missing_dockerfile_is_named() {
         let directory = tempfile::tempdir().unwrap();
         let missing = directory.path().join("Dockerfile");
         let error = pack(&missing, directory.path()).unwrap_err();

@@ -1,4 +1,4 @@
-//! One exec of a script: what it answers first, and then its streams.
+//! Execs of scripts whose first output line is a result.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -15,22 +15,22 @@ use tokio::io::AsyncWrite;
 use tokio::time::{Instant, sleep};
 
 use super::Shared;
-use crate::engine::failure::{failed, status};
+use crate::engine::failure::{request_failed, status};
 use crate::environment::Variables;
 
-/// How long a script may take to say its first word.
-const FIRST_WORD: Duration = Duration::from_secs(30);
+/// Time limit for the first line of a script.
+const RESULT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long the engine may take to notice the end of a script whose output has ended.
-const NOTICED: Duration = Duration::from_secs(5);
-const LOOK_EVERY: Duration = Duration::from_millis(10);
+/// Time limit for the engine to report the exit of a script whose output has ended.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
+const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-/// The longest first word.
-const MOST_WORD: usize = 4096;
+/// Maximum length of the first line.
+const MAX_RESULT_BYTES: usize = 4096;
 
 type Output = Pin<Box<dyn Stream<Item = Result<LogOutput, bollard::errors::Error>> + Send>>;
 
-/// A script for the image's `sh`.
+/// A script for the image's `/bin/sh`.
 pub(super) struct Script<'s> {
     pub(super) text: &'s str,
     /// `$1` and so on.
@@ -39,12 +39,12 @@ pub(super) struct Script<'s> {
     pub(super) has_input: bool,
 }
 
-/// A script that runs and has said its first word.
+/// A running script that has written its first line.
 pub(super) struct Exec {
     pub(super) id: String,
-    word: String,
-    complaint: String,
-    /// What came before the word, or with it.
+    result: String,
+    stderr: String,
+    /// Output that was read together with the first line.
     early: VecDeque<OutputChunk>,
     output: Output,
     pub(super) input: Option<Pin<Box<dyn AsyncWrite + Send>>>,
@@ -80,23 +80,23 @@ impl Exec {
         else {
             return Err(SandboxError::new(
                 SandboxErrorKind::Io,
-                "the engine attached nothing",
+                "the engine attached no streams",
             ));
         };
         let mut exec = Self {
             id: created.id,
-            word: String::new(),
-            complaint: String::new(),
+            result: String::new(),
+            stderr: String::new(),
             early: VecDeque::new(),
             output,
             input: script.has_input.then_some(input),
         };
-        let heard = tokio::select! {
-            heard = tokio::time::timeout(FIRST_WORD, exec.hear()) => heard,
+        let result = tokio::select! {
+            result = tokio::time::timeout(RESULT_TIMEOUT, exec.read_result()) => result,
             () = shared.gone.cancelled() => return Err(shared.gone()),
         };
-        heard.map_err(|_| {
-            let message = "a command was not started in time";
+        result.map_err(|_| {
+            let message = "starting a command timed out";
             SandboxError::new(SandboxErrorKind::Unavailable, message)
         })??;
         Ok(exec)
@@ -104,28 +104,28 @@ impl Exec {
 
     fn failed(shared: &Shared, error: bollard::errors::Error) -> SandboxError {
         match status(&error) {
-            // It doesn't run any more, or isn't there.
+            // The container has stopped or was removed.
             Some(404 | 409) => shared.gone(),
-            _ => failed("failed to start a command in the container", error),
+            _ => request_failed("failed to start a command in the container", error),
         }
     }
 
-    /// Reads the first line of its output.
-    async fn hear(&mut self) -> Result<(), SandboxError> {
+    /// Reads the first line of the output.
+    async fn read_result(&mut self) -> Result<(), SandboxError> {
         let mut read = BytesMut::new();
         let mut early = VecDeque::new();
         while let Some(piece) = self.next().await {
             let OutputChunk { channel, bytes } = piece?;
             if channel == Channel::Stderr {
-                self.complaint.push_str(&String::from_utf8_lossy(&bytes));
+                self.stderr.push_str(&String::from_utf8_lossy(&bytes));
                 early.push_back(OutputChunk { channel, bytes });
                 continue;
             }
             read.extend_from_slice(&bytes);
             let end = read.iter().position(|byte| *byte == b'\n');
             if let Some(end) = end {
-                let word = read.split_to(end);
-                self.word = String::from_utf8_lossy(&word).into_owned();
+                let line = read.split_to(end);
+                self.result = String::from_utf8_lossy(&line).into_owned();
                 let bytes = read.split_off(1).freeze();
                 if !bytes.is_empty() {
                     let channel = Channel::Stdout;
@@ -134,22 +134,22 @@ impl Exec {
                 self.early = early;
                 return Ok(());
             }
-            if read.len() > MOST_WORD {
+            if read.len() > MAX_RESULT_BYTES {
                 break;
             }
         }
-        // The engine's own words where it could not start the shell.
-        self.complaint.push_str(&String::from_utf8_lossy(&read));
+        // The engine writes its error message here if it can't start the shell.
+        self.stderr.push_str(&String::from_utf8_lossy(&read));
         Ok(())
     }
 
-    /// The next piece of its output.
+    /// Returns the next chunk of output.
     pub(super) async fn next(&mut self) -> Option<Result<OutputChunk, SandboxError>> {
         if let Some(chunk) = self.early.pop_front() {
             return Some(Ok(chunk));
         }
-        let piece = self.output.next().await?;
-        Some(match piece {
+        let chunk = self.output.next().await?;
+        Some(match chunk {
             Ok(LogOutput::StdErr { message: bytes }) => Ok(OutputChunk {
                 channel: Channel::Stderr,
                 bytes,
@@ -158,13 +158,16 @@ impl Exec {
                 channel: Channel::Stdout,
                 bytes: output.into_bytes(),
             }),
-            Err(error) => Err(failed("failed to read the output of a command", error)),
+            Err(error) => Err(request_failed(
+                "failed to read the output of a command",
+                error,
+            )),
         })
     }
 
-    /// What the script answered: nothing that speaks against it, or an error.
+    /// Converts a result other than `ok` to an error.
     pub(super) fn into_result(self, doing: &str) -> Result<Self, SandboxError> {
-        let (kind, why) = match &*self.word {
+        let (kind, why) = match &*self.result {
             "ok" => return Ok(self),
             "missing" => (
                 SandboxErrorKind::NotFound,
@@ -172,45 +175,42 @@ impl Exec {
             ),
             "outside" => (
                 SandboxErrorKind::OutsideSandbox,
-                "it leads out of the working directory",
+                "it is outside the working directory",
             ),
             "notfile" => (SandboxErrorKind::NotAFile, "it is not a regular file"),
             "notdir" => (SandboxErrorKind::NotADirectory, "it is not a directory"),
-            "exists" => (
-                SandboxErrorKind::AlreadyExists,
-                "something is there already",
-            ),
+            "exists" => (SandboxErrorKind::AlreadyExists, "it already exists"),
             "denied" => (SandboxErrorKind::PermissionDenied, "permission denied"),
             _ => {
-                let said = format!("{} {}", self.word, self.complaint);
-                let kind = if said.contains("No space left") {
+                let text = format!("{} {}", self.result, self.stderr);
+                let kind = if text.contains("No space left") {
                     SandboxErrorKind::StorageFull
-                } else if said.contains("Permission denied")
-                    || said.contains("Read-only file system")
+                } else if text.contains("Permission denied")
+                    || text.contains("Read-only file system")
                 {
                     SandboxErrorKind::PermissionDenied
-                } else if said.contains("too long") {
+                } else if text.contains("too long") {
                     SandboxErrorKind::InvalidInput
-                } else if said.contains("executable file not found")
-                    || said.contains("no such file")
+                } else if text.contains("executable file not found")
+                    || text.contains("no such file")
                 {
                     let message = format!(
                         "{doing}: the image has no shell at /bin/sh: {}",
-                        said.trim()
+                        text.trim()
                     );
                     return Err(SandboxError::new(SandboxErrorKind::Unavailable, message)
                         .with_advice("Use an image with a shell."));
                 } else {
                     SandboxErrorKind::Io
                 };
-                return Err(SandboxError::new(kind, format!("{doing}: {}", said.trim())));
+                return Err(SandboxError::new(kind, format!("{doing}: {}", text.trim())));
             }
         };
         Err(SandboxError::new(kind, format!("{doing}: {why}")))
     }
 
-    /// Fails unless the script, whose output is at its end, has come to its own end.
-    pub(super) async fn ended_well(
+    /// Waits for the exit of a script whose output has ended; fails unless it succeeded.
+    pub(super) async fn check_exit(
         &mut self,
         shared: &Shared,
         doing: &str,
@@ -219,8 +219,8 @@ impl Exec {
         let began = Instant::now();
         let code = loop {
             match api.inspect_exec(&self.id).await {
-                Ok(state) if state.running == Some(true) && began.elapsed() < NOTICED => {
-                    sleep(LOOK_EVERY).await;
+                Ok(state) if state.running == Some(true) && began.elapsed() < EXIT_TIMEOUT => {
+                    sleep(POLL_INTERVAL).await;
                 }
                 Ok(state) => break state.exit_code,
                 Err(_) => return Err(shared.gone()),
@@ -229,20 +229,20 @@ impl Exec {
         if code == Some(0) {
             return Ok(());
         }
-        let message = format!("{doing}: what did it has ended before");
+        let message = format!("{doing}: the program that did it was interrupted");
         Err(shared
             .reason(SandboxError::new(SandboxErrorKind::Io, message))
             .await)
     }
 
-    /// Reads it to its end; keeps no more than `limit` bytes of its output.
+    /// Reads the rest of the output, up to `limit` bytes.
     pub(super) async fn rest(&mut self, limit: usize) -> Result<Bytes, SandboxError> {
         let mut all = BytesMut::new();
         while let Some(piece) = self.next().await {
             let OutputChunk { channel, bytes } = piece?;
             if channel == Channel::Stdout {
                 if all.len() + bytes.len() > limit {
-                    let message = "the answer is too long";
+                    let message = "the output of a script is too long";
                     return Err(SandboxError::new(SandboxErrorKind::Io, message));
                 }
                 all.extend_from_slice(&bytes);

@@ -1,4 +1,4 @@
-//! Files by the image's own small programs.
+//! File operations by the image's own programs.
 
 use std::sync::Arc;
 
@@ -14,12 +14,11 @@ use tokio::io::AsyncWriteExt as _;
 use super::Shared;
 use super::exec::{Exec, Script};
 
-/// The most bytes of a list.
-const MOST_LISTED: usize = 64 << 20;
+/// Maximum size of a listing.
+const MAX_LISTING_BYTES: usize = 64 << 20;
 
-/// Says where `$1` really is, and whether that is below the working directory, `$W`, or the
-/// directory for temporary files.
-const WHERE: &str = r#"
+/// Functions that resolve `$1` to `$T` and refuse paths outside the working directory `$W` and `/tmp`.
+const RESOLVE: &str = r#"
 within() { case "$1/" in "$W"/*|/tmp/*) ;; *) echo outside; exit 1 ;; esac; }
 above() { p=${1%/*}; p=$(readlink -f -- "${p:-/}" 2>/dev/null) || { echo missing; exit 1; }; within "$p"; [ -d "$p" ] || { echo notdir; exit 1; }; T=$p/${1##*/}; }
 real() { above "$1"; T=$(readlink -f -- "$1") || { echo missing; exit 1; }; within "$T"; }
@@ -34,7 +33,7 @@ async fn run(
     arguments: Vec<String>,
     has_input: bool,
 ) -> Result<Exec, SandboxError> {
-    let text = format!("{WHERE}W=$1; shift\n{body}");
+    let text = format!("{RESOLVE}W=$1; shift\n{body}");
     let mut all = vec![shared.absolute(&SandboxPath::working_directory())?];
     all.extend(arguments);
     let script = Script {
@@ -79,8 +78,8 @@ else exec tail -c "+$2" -- "$T"; fi"#;
                     Some(Ok(chunk)) if chunk.channel == Channel::Stderr => {}
                     Some(Ok(chunk)) => return Some((Ok(chunk.bytes), Some((shared, exec)))),
                     Some(Err(error)) => return Some((Err(shared.reason(error).await), None)),
-                    // Half a file is none.
-                    None => match exec.ended_well(&shared, &doing).await {
+                    // An interrupted read must not look like the end of the file.
+                    None => match exec.check_exit(&shared, &doing).await {
                         Ok(()) => return None,
                         Err(error) => return Some((Err(error), None)),
                     },
@@ -97,7 +96,7 @@ pub(super) async fn write(
     mut data: ByteStream,
 ) -> Result<(), SandboxError> {
     let doing = format!("failed to write `{path}`");
-    if path.is_start() {
+    if path.is_base() {
         let message = format!("{doing}: it is a directory");
         return Err(SandboxError::new(SandboxErrorKind::NotAFile, message));
     }
@@ -105,10 +104,10 @@ pub(super) async fn write(
         && size > limit
     {
         let field = PolicyField::FileSize;
-        let message = format!("{doing}: it is larger than the policy's {field} allows");
+        let message = format!("{doing}: it exceeds the policy's {field} limit");
         return Err(SandboxError::new(SandboxErrorKind::StorageFull, message));
     }
-    let token = cantle_core::ids::fresh_id();
+    let token = cantle_core::ids::unique_id();
     let target = shared.absolute(path)?;
     // The name is given only when all is there: a stream that breaks leaves nothing.
     let begin = format!("{TARGET}: > \"$N\" || exit 1\necho ok\nexec cat > \"$N\"");
@@ -130,14 +129,14 @@ rm -f -- "$N"; echo "No space left""#
     result.and(committed.map(drop))
 }
 
-/// Where a file is written: `$T` in the end, `$N` until then.
+/// Resolves the target to `$T`, and names the temporary file beside it `$N`.
 const TARGET: &str = r#"make "${1%/*}" notdir
 if [ -L "$1" ] && [ -e "$1" ]; then real "$1"; else above "$1"; fi
 if [ -e "$T" ] && [ ! -f "$T" ]; then echo notfile; exit 1; fi
 N=${T%/*}/.cantle-$2
 "#;
 
-/// Passes the bytes on; returns how many.
+/// Copies the data to the script; returns the number of bytes.
 async fn send(
     doing: &str,
     exec: &mut Exec,
@@ -163,12 +162,12 @@ async fn send(
     if size.is_none_or(|size| size == written) {
         return Ok(written);
     }
-    let message = format!("{doing}: other than the announced number of bytes came");
+    let message = format!("{doing}: the data don't have the announced size");
     Err(SandboxError::new(SandboxErrorKind::InvalidInput, message))
 }
 
-/// What is at a path: the mode in hexadecimal digits and the size.
-fn information(path: SandboxPath, text: &str) -> Option<FileInfo> {
+/// Parses a line of `stat -c "%f %s"`: the mode in hexadecimal digits and the size.
+fn parse_stat(path: SandboxPath, text: &str) -> Option<FileInfo> {
     let (mode, size) = text.trim().split_once(' ')?;
     let mode = u32::from_str_radix(mode, 16).ok()?;
     let kind = match mode & 0o170_000 {
@@ -182,14 +181,14 @@ fn information(path: SandboxPath, text: &str) -> Option<FileInfo> {
 }
 
 pub(super) async fn stat(shared: &Shared, path: &SandboxPath) -> Result<FileInfo, SandboxError> {
-    let doing = format!("failed to look at `{path}`");
+    let doing = format!("failed to stat `{path}`");
     let body = r#"if [ "$1" = "$W" ]; then T=$1; else above "$1"; fi
 [ -e "$T" ] || [ -L "$T" ] || { echo missing; exit 1; }
 echo ok
 exec stat -c '%f %s' -- "$T""#;
     let mut exec = run(shared, &doing, body, vec![shared.absolute(path)?], false).await?;
     let text = exec.rest(1000).await?;
-    information(path.clone(), &String::from_utf8_lossy(&text))
+    parse_stat(path.clone(), &String::from_utf8_lossy(&text))
         .ok_or_else(|| SandboxError::new(SandboxErrorKind::Io, doing))
 }
 
@@ -212,8 +211,8 @@ exit 0"#;
         "[ \"$1\" = \"$W\" ] && T=$1 || real \"$1\"",
     );
     let mut exec = run(shared, &doing, &body, vec![shared.absolute(path)?], false).await?;
-    let text = exec.rest(MOST_LISTED).await?;
-    exec.ended_well(shared, &doing).await?;
+    let text = exec.rest(MAX_LISTING_BYTES).await?;
+    exec.check_exit(shared, &doing).await?;
     let mut found = Vec::new();
     for entry in text
         .split(|byte| *byte == 0)
@@ -222,14 +221,14 @@ exit 0"#;
         let mut parts = entry.splitn(2, |byte| *byte == b'\n');
         let line = String::from_utf8_lossy(parts.next().unwrap_or_default());
         let path = SandboxPath::new(parts.next().unwrap_or_default())?;
-        found.extend(information(path, &line));
+        found.extend(parse_stat(path, &line));
     }
     found.sort_by(|one, other| one.path.cmp(&other.path));
     Ok(found)
 }
 
 pub(super) async fn mkdir(shared: &Shared, path: &SandboxPath) -> Result<(), SandboxError> {
-    let doing = format!("failed to make the directory `{path}`");
+    let doing = format!("failed to create the directory `{path}`");
     let body = "make \"$1\" exists\necho ok";
     run(shared, &doing, body, vec![shared.absolute(path)?], false).await?;
     Ok(())
@@ -237,8 +236,8 @@ pub(super) async fn mkdir(shared: &Shared, path: &SandboxPath) -> Result<(), San
 
 pub(super) async fn remove(shared: &Shared, path: &SandboxPath) -> Result<(), SandboxError> {
     let doing = format!("failed to remove `{path}`");
-    if path.is_start() {
-        let message = format!("{doing}: a sandbox keeps its working directory");
+    if path.is_base() {
+        let message = format!("{doing}: the working directory can't be removed");
         return Err(SandboxError::new(SandboxErrorKind::InvalidInput, message));
     }
     let body = r#"above "$1"

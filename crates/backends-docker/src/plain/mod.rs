@@ -1,10 +1,8 @@
-//! Commands and files by the engine's own means, where our supervisor can't run: each is an exec
-//! of the image's shell.
+//! Commands and files without the supervisor: each operation is an exec of the image's shell.
 //!
-//! It is slower, needs a shell and the usual small programs in the image, and knows less: there are no
-//! terminals, no signals, no spilled output and no kept background processes. What a command starts is
-//! told by a mark in its environment, which a program that clears its environment escapes until the
-//! sandbox is closed.
+//! This is slower, needs a shell and the usual small programs in the image, and supports no terminals, signals,
+//! spilled output or kept background processes. A command's processes are identified by a mark in their
+//! environment; a program that clears its environment escapes until the sandbox is closed.
 
 mod exec;
 mod files;
@@ -12,6 +10,7 @@ mod process;
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use cantle_command_driver::{CommandDriver, CommandLimits};
 use cantle_core::policy::Limits;
 use cantle_core::sandbox::{
     Background, ByteRange, ByteStream, Command, FileInfo, Process, SandboxError, SandboxErrorKind,
@@ -24,19 +23,22 @@ use self::exec::{Exec, Script};
 use crate::container::Container;
 use crate::environment::Variables;
 
-/// The variable that marks what a command starts.
+/// The shell of command lines; the start script falls back to `sh`.
+const SHELL: &str = "bash";
+
+/// The environment variable that marks the processes of a command.
 const MARK: &str = "CANTLE_COMMAND";
 
-/// Keeps a container alive for as long as our stream is open.
+/// Returns an entry point that keeps the container alive while its stdin is open.
 pub(crate) fn entry() -> Vec<String> {
     ["/bin/sh", "-c", "while read -r _; do :; done"]
         .map(str::to_owned)
         .into()
 }
 
-/// A container whose commands the engine starts.
+/// Runs commands and accesses files as execs in a container.
 #[derive(Clone, Debug)]
-pub(crate) struct Plain {
+pub(crate) struct ExecRunner {
     shared: Arc<Shared>,
 }
 
@@ -47,13 +49,13 @@ struct Shared {
     working_directory: SandboxPath,
     variables: Variables,
     limits: Limits,
-    /// Fires when the container has ended.
+    /// Cancelled when the container has ended.
     gone: CancellationToken,
-    /// Those who look after commands. They end with their commands, or with this.
+    /// Driver tasks of commands; aborted when this is dropped.
     attending: Mutex<JoinSet<()>>,
 }
 
-impl Plain {
+impl ExecRunner {
     pub(crate) fn new(
         container: Container,
         user: String,
@@ -80,9 +82,9 @@ impl Plain {
         &self,
         request: SpawnRequest,
     ) -> Result<Box<dyn Process>, SandboxError> {
-        let unsupported = |what: &str| {
+        let unsupported = |feature: &str| {
             let message =
-                format!("{what} need the supervisor, which doesn't run in this container");
+                format!("{feature} need the supervisor, which doesn't run in this container");
             SandboxError::unsupported(message)
         };
         if request.pty.is_some() {
@@ -92,26 +94,26 @@ impl Plain {
             return Err(unsupported("kept background processes"));
         }
         if request.spill.is_some() {
-            return Err(unsupported("files of output"));
+            return Err(unsupported("output files"));
         }
         let argv = match &request.command {
-            Command::Shell(line) => vec![self.shell(), "-c".to_owned(), text(line)?],
+            Command::Shell(line) => vec![SHELL.to_owned(), "-c".to_owned(), text(line)?],
             Command::Argv(argv) => argv
                 .iter()
                 .map(|part| text(part))
                 .collect::<Result<_, _>>()?,
         };
         if argv.is_empty() {
-            let message = "there is no program to run";
+            let message = "the command is empty";
             return Err(SandboxError::new(SandboxErrorKind::InvalidInput, message));
         }
-        let mark = cantle_core::ids::fresh_id();
+        let mark = cantle_core::ids::unique_id();
         let mut variables = self.shared.variables.clone();
-        variables.insert("SHELL".to_owned(), self.shell().into());
+        variables.insert("SHELL".to_owned(), SHELL.into());
         variables.extend(request.environment.clone());
         variables.insert(MARK.to_owned(), mark.clone().into());
-        let directory = self.absolute(&request.directory)?;
-        let mut arguments = vec![directory];
+        let program = argv.first().cloned().unwrap_or_default();
+        let mut arguments = vec![self.shared.absolute(&request.directory)?];
         arguments.extend(argv);
         let has_input = request.stdin != Stdin::Null;
         let script = Script {
@@ -120,31 +122,18 @@ impl Plain {
             variables: &variables,
             has_input,
         };
-        let doing = format!("failed to start `{}`", self.name(&request));
+        let doing = format!("failed to start `{program}`");
         let started = async { Exec::start(&self.shared, script).await?.into_result(&doing) };
+        let limits = CommandLimits {
+            wall_time: self.shared.limits.wall_time,
+            output_bytes: self.shared.limits.output_bytes,
+        };
+        let driver = CommandDriver::new(request, limits);
         let exec = self.unless_gone(started).await?;
-        Ok(process::start(&self.shared, exec, request, mark))
+        Ok(Box::new(process::drive(&self.shared, exec, driver, mark)))
     }
 
-    /// Bash where the image has it: asked by the script that starts the command.
-    fn shell(&self) -> String {
-        "bash".to_owned()
-    }
-
-    fn name(&self, request: &SpawnRequest) -> String {
-        match &request.command {
-            Command::Shell(_) => "bash".to_owned(),
-            Command::Argv(argv) => argv.first().map_or_else(String::new, |program| {
-                program.to_string_lossy().into_owned()
-            }),
-        }
-    }
-
-    fn absolute(&self, path: &SandboxPath) -> Result<String, SandboxError> {
-        self.shared.absolute(path)
-    }
-
-    /// What came of something, unless the container has ended meanwhile.
+    /// Runs an operation; fails with "gone" if the container has ended.
     async fn unless_gone<T>(
         &self,
         work: impl Future<Output = Result<T, SandboxError>>,
@@ -155,7 +144,7 @@ impl Plain {
             done = work => done,
         };
         match done {
-            // What breaks off is seen before its reason is.
+            // A broken stream is noticed before the end of the container that caused it.
             Err(error)
                 if matches!(
                     error.kind(),
@@ -237,11 +226,11 @@ impl Shared {
         attending.spawn(task);
     }
 
-    /// What really went wrong: an error, or the end of the container before it.
+    /// Returns "gone" instead of the error if the container has ended.
     async fn reason(&self, error: SandboxError) -> SandboxError {
         let api = self.container.engine.api();
-        let looked = api.inspect_container(&self.container.id, None).await;
-        let state = looked.ok().and_then(|found| found.state);
+        let found = api.inspect_container(&self.container.id, None).await;
+        let state = found.ok().and_then(|found| found.state);
         match state.and_then(|state| state.running) {
             Some(true) => error,
             _ => self.gone(),
@@ -258,14 +247,15 @@ fn text(argument: &std::ffi::OsStr) -> Result<String, SandboxError> {
         SandboxError::unsupported("without the supervisor, arguments must be UTF-8")
     })?;
     if text.contains('\0') {
-        let message = "an argument holds a NUL byte";
+        let message = "an argument contains a NUL byte";
         return Err(SandboxError::new(SandboxErrorKind::InvalidInput, message));
     }
     Ok(text.to_owned())
 }
 
-/// Goes to the directory, looks for the program and becomes it. What it says first is an answer to us.
-/// Where there is no bash, `sh` takes its place.
+/// Changes the directory, looks the program up and executes it, after one line with the result.
+///
+/// `sh` replaces a missing bash.
 const START: &str = r#"cd -- "$1" 2>/dev/null || { [ -d "$1" ] && echo denied || echo missing; exit 1; }
 shift
 if [ "$1" = bash ] && ! command -v bash >/dev/null 2>&1; then shift; set -- sh "$@"; fi

@@ -1,41 +1,41 @@
-//! A command that the engine started: its output, its end, and how it is killed.
+//! The command driver's transport for a command that the engine started as an exec.
 //!
-//! An exec can't be killed through the engine's API. So another one finds what carries the command's
-//! mark, and kills it, until nothing is found any more.
+//! The engine's API can't signal an exec. Another exec finds the processes that carry the command's mark
+//! in their environment, and signals these.
 
+use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use async_trait::async_trait;
 use bytes::Bytes;
-use cantle_core::policy::PolicyField;
-use cantle_core::sandbox::{
-    Channel, ChannelReport, CommandAction, CommandEvent, CommandLifecycle, Exit, ExitStatus,
-    OutputChunk, OutputStream, Process, ProcessStdin, SandboxError, SandboxErrorKind, SpawnRequest,
-    Stdin,
+use cantle_command_driver::{
+    CommandDriver, DrivenProcess, InputChannel, Report, StartedCommand, Transport,
 };
-use futures_util::stream;
+use cantle_core::sandbox::{
+    BackgroundProcess, ByteStream, Channel, ExitStatus, OutputChunk, PtySize, SandboxError,
+    SandboxErrorKind, SandboxPath, Signal,
+};
 use tokio::io::{AsyncWrite, AsyncWriteExt as _};
-use tokio::sync::{mpsc, oneshot, watch};
-use tokio::time::{Instant, sleep, timeout};
-use tokio_util::sync::CancellationToken;
+use tokio::select;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{sleep, timeout};
 
 use super::exec::{Exec, Script};
 use super::{MARK, Shared};
-use crate::clock::{now, reached};
 
-/// Pieces of output between the command and its reader.
-const PIECES: usize = 16;
-/// How long the output may go on after the end of the command.
-const LAST_OUTPUT: Duration = Duration::from_millis(550);
-/// Between two looks whether the command has ended; its output ends first, usually.
-const LOOK_EVERY: Duration = Duration::from_millis(100);
-const KILL_DEADLINE: Duration = Duration::from_secs(10);
+/// Chunks of output between the exec and the driver, for each channel.
+const CHUNKS_IN_FLIGHT: usize = 16;
+/// How long output is read after the end of the command.
+const DRAIN_DEADLINE: Duration = Duration::from_millis(550);
+/// Between two checks whether the command has ended.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
+const SIGNAL_DEADLINE: Duration = Duration::from_secs(10);
+/// The exit code of a process that SIGKILL ended.
+const KILLED: i32 = 128 + 9;
 
-/// Sends the signal `$1` to all that carries the mark `$2`, and again until nothing is found where it
-/// is the one that kills.
-const KILL: &str = r#"echo ok
+/// Sends the signal `$1` to all processes with the mark `$2`; repeats KILL until none is found.
+const SIGNAL: &str = r#"echo ok
 n=0
 while [ $n -lt 50 ]; do
   found=
@@ -48,291 +48,244 @@ while [ $n -lt 50 ]; do
   n=$((n+1))
 done"#;
 
-type Ended = Option<Result<Exit, Arc<SandboxError>>>;
-
-pub(super) fn start(
+/// Drives a command that was started as `exec`, whose processes carry `mark`.
+pub(super) fn drive(
     shared: &Arc<Shared>,
     mut exec: Exec,
-    request: SpawnRequest,
+    driver: CommandDriver,
     mark: String,
-) -> Box<dyn Process> {
-    let (sender, receiver) = mpsc::channel(PIECES);
-    let (end, ended) = watch::channel(None);
-    let abandoned = CancellationToken::new();
+) -> DrivenProcess<PlainTransport> {
+    let (orders, order_receiver) = mpsc::unbounded_channel();
+    let (report_sender, reports) = mpsc::unbounded_channel();
+    let (stdout_sender, stdout) = mpsc::channel(CHUNKS_IN_FLIGHT);
+    let (stderr_sender, stderr) = mpsc::channel(CHUNKS_IN_FLIGHT);
+    let (input_sender, writes) = mpsc::channel(1);
     let input = exec.input.take();
-    let command = Command {
+    let has_input = input.is_some();
+    let control = ExecControl {
         shared: Arc::clone(shared),
         id: exec.id.clone(),
         mark,
-        totals: Arc::default(),
-        started: Instant::now(),
-        abandoned: abandoned.clone(),
     };
-    let mut stdin = None;
-    if let Some(input) = input {
-        let (pieces, received) = mpsc::channel(1);
-        let bytes = match &request.stdin {
-            Stdin::Bytes(bytes) => bytes.clone(),
-            _ => {
-                stdin = Some(Box::new(Input { pieces }) as Box<dyn ProcessStdin>);
-                Bytes::new()
-            }
-        };
-        shared.attend(feed(input, bytes, received, abandoned.clone()));
-    }
     shared.attend(async move {
-        let exit = command.drive(exec, sender, &request).await;
-        // Nobody may be left to be told.
-        let _ = end.send(Some(exit.map_err(Arc::new)));
+        let mut pump = pin!(pump(exec, [stdout_sender, stderr_sender]));
+        let mut feed = pin!(feed(input, writes));
+        let (mut is_pumped, mut is_fed) = (false, false);
+        {
+            let mut control = pin!(control.run(order_receiver, report_sender));
+            loop {
+                select! {
+                    () = &mut control => break,
+                    () = &mut pump, if !is_pumped => is_pumped = true,
+                    () = &mut feed, if !is_fed => is_fed = true,
+                }
+            }
+        }
+        if !is_pumped {
+            // A process that cleared its environment may hold the output open.
+            let _ = timeout(DRAIN_DEADLINE, pump).await;
+        }
     });
-    Box::new(Running {
-        output: Some(receiver),
-        stdin,
-        ended,
-        abandoned,
+    driver.drive(StartedCommand {
+        transport: Arc::new(PlainTransport {
+            shared: Arc::clone(shared),
+            orders,
+        }),
+        pid: None,
+        reports,
+        stdout,
+        stderr,
+        input: has_input.then_some(PlainInput(input_sender)),
     })
 }
 
-/// Writes what a command is to read, and then closes it.
-async fn feed(
-    mut input: std::pin::Pin<Box<dyn AsyncWrite + Send>>,
-    first: Bytes,
-    mut pieces: mpsc::Receiver<Piece>,
-    over: CancellationToken,
-) {
-    let feeding = async {
-        // A command that doesn't read all of it is no failure.
-        let mut open = input.write_all(&first).await.is_ok();
-        while let Some((piece, done)) = pieces.recv().await {
-            let written = input.write_all(&piece).await;
-            open = open && written.is_ok();
-            // Who waits for it may be gone.
-            let _ = done.send(written);
-        }
-        if open {
-            let _ = input.shutdown().await;
-        }
-    };
-    over.run_until_cancelled(feeding).await;
-}
-
-/// Some input, and who is told that it was written.
-type Piece = (Bytes, oneshot::Sender<std::io::Result<()>>);
-
-/// A command, as the task sees it that looks after it.
-struct Command {
+/// A running command of a container without the supervisor.
+pub(super) struct PlainTransport {
     shared: Arc<Shared>,
-    id: String,
-    mark: String,
-    totals: Arc<[AtomicU64; 2]>,
-    started: Instant,
-    abandoned: CancellationToken,
+    orders: mpsc::UnboundedSender<Order>,
 }
 
-impl Command {
-    async fn drive(
-        &self,
-        exec: Exec,
-        sender: mpsc::Sender<Result<OutputChunk, SandboxError>>,
-        request: &SpawnRequest,
-    ) -> Result<Exit, SandboxError> {
-        let over = CancellationToken::new();
-        let pump = pump(exec, sender, Arc::clone(&self.totals), over.clone());
-        tokio::pin!(pump);
-        let mut pumped = false;
-        let end = self.end(request);
-        tokio::pin!(end);
-        let status = loop {
-            tokio::select! {
-                status = &mut end => break status,
-                () = &mut pump, if !pumped => pumped = true,
-            }
-        };
-        if !matches!(status, Ok(ExitStatus::Code(_))) || !pumped {
-            // Its children may live on, and hold its output.
-            self.signal("KILL").await;
-        }
-        if !pumped {
-            let _ = timeout(LAST_OUTPUT, &mut pump).await;
-            over.cancel();
-        } else {
-            self.signal("KILL").await;
-        }
-        let mut exit = Exit::new(status?, self.started.elapsed());
-        let [stdout, stderr] = &*self.totals;
-        exit.stdout = ChannelReport::new(stdout.load(Ordering::Relaxed), None);
-        exit.stderr = ChannelReport::new(stderr.load(Ordering::Relaxed), None);
-        Ok(exit)
-    }
-
-    /// Waits for its end, however it comes.
-    async fn end(&self, request: &SpawnRequest) -> Result<ExitStatus, SandboxError> {
-        let wall_time = self.shared.limits.wall_time;
-        let mut lifecycle = CommandLifecycle::new(request, wall_time, self.started.into_std());
-        loop {
-            let event = tokio::select! {
-                () = self.shared.gone.cancelled() => return Err(self.shared.gone()),
-                () = self.abandoned.cancelled() => return Ok(ExitStatus::Cancelled),
-                () = request.cancellation.cancelled(), if lifecycle.heeds_cancellation() => {
-                    Some(CommandEvent::Cancelled)
-                }
-                () = reached(lifecycle.deadline()) => Some(CommandEvent::Time),
-                () = sleep(LOOK_EVERY) => None,
-            };
-            match event.and_then(|event| lifecycle.on(event, now())) {
-                Some(CommandAction::Terminate) => {
-                    self.signal("TERM").await;
-                }
-                // Whoever waits for the end does it.
-                Some(CommandAction::Kill) => {
-                    return Ok(lifecycle.stopped().unwrap_or(ExitStatus::Cancelled));
-                }
-                _ => {}
-            }
-            if let Some(limit) = self.shared.limits.output_bytes
-                && self
-                    .totals
-                    .iter()
-                    .any(|total| total.load(Ordering::Relaxed) > limit)
-            {
-                let field = PolicyField::Output;
-                return Ok(ExitStatus::LimitReached { field, limit });
-            }
-            let api = self.shared.container.engine.api();
-            match api.inspect_exec(&self.id).await {
-                Ok(state) if state.running == Some(true) => {}
-                Ok(state) => {
-                    // In its last moments, because we said so.
-                    if let Some(status) = lifecycle.stopped() {
-                        return Ok(status);
-                    }
-                    let code = state.exit_code.and_then(|code| i32::try_from(code).ok());
-                    // With its container, perhaps, whose end is noticed a little later: in one that has
-                    // ended nothing can be started.
-                    if code == Some(137) && !self.signal("KILL").await {
-                        let gone = timeout(KILL_DEADLINE, self.shared.gone.cancelled());
-                        if gone.await.is_ok() {
-                            return Err(self.shared.gone());
-                        }
-                    }
-                    return Ok(match code.unwrap_or(-1) {
-                        code @ 129..=192 => ExitStatus::Signal(code - 128),
-                        code => ExitStatus::Code(code),
-                    });
-                }
-                Err(_) => return Err(self.shared.gone()),
-            }
-        }
-    }
-
-    /// Sends a signal to all that belongs to it; whether that could be tried.
-    async fn signal(&self, signal: &str) -> bool {
-        let script = Script {
-            text: KILL,
-            arguments: vec![signal.to_owned(), self.mark.clone()],
-            variables: &self.shared.variables,
-            has_input: false,
-        };
-        let killed = async {
-            let exec = Exec::start(&self.shared, script).await?;
-            exec.into_result("failed to signal a command")?
-                .rest(1000)
-                .await
-        };
-        let killed = timeout(KILL_DEADLINE, killed).await;
-        let is_done = matches!(killed, Ok(Ok(_)));
-        if !is_done && !self.shared.gone.is_cancelled() {
-            tracing::debug!(mark = MARK, "a command could not be signalled");
-        }
-        is_done
-    }
+#[derive(Clone, Copy, Debug)]
+enum Order {
+    Terminate,
+    Kill,
 }
 
-/// Passes output on, at the pace of its reader; without one it is counted only.
-async fn pump(
-    mut exec: Exec,
-    sender: mpsc::Sender<Result<OutputChunk, SandboxError>>,
-    totals: Arc<[AtomicU64; 2]>,
-    over: CancellationToken,
-) {
-    let passing = async {
-        while let Some(piece) = exec.next().await {
-            if let Ok(chunk) = &piece {
-                let [stdout, stderr] = &*totals;
-                let total = match chunk.channel {
-                    Channel::Stdout => stdout,
-                    Channel::Stderr => stderr,
-                };
-                total.fetch_add(chunk.bytes.len() as u64, Ordering::Relaxed);
-            }
-            let _ = sender.send(piece).await;
-        }
-    };
-    over.run_until_cancelled(passing).await;
-}
+impl Transport for PlainTransport {
+    type Reports = mpsc::UnboundedReceiver<Report>;
+    type Output = mpsc::Receiver<Result<Bytes, SandboxError>>;
+    type Input = PlainInput;
 
-struct Running {
-    output: Option<mpsc::Receiver<Result<OutputChunk, SandboxError>>>,
-    stdin: Option<Box<dyn ProcessStdin>>,
-    ended: watch::Receiver<Ended>,
-    abandoned: CancellationToken,
-}
+    const CHANNELS_END: bool = true;
+    const KILL_DEADLINE: Duration = SIGNAL_DEADLINE;
 
-#[async_trait]
-impl Process for Running {
-    fn id(&self) -> Option<u32> {
-        None
+    // An order fails only if the command has ended.
+    fn terminate(&self) {
+        let _ = self.orders.send(Order::Terminate);
     }
 
-    fn take_output(&mut self) -> Option<OutputStream> {
-        let receiver = self.output.take()?;
-        Some(Box::pin(stream::unfold(receiver, |mut receiver| async {
-            let piece = receiver.recv().await?;
-            Some((piece, receiver))
-        })))
+    fn kill(&self) {
+        let _ = self.orders.send(Order::Kill);
     }
 
-    fn take_stdin(&mut self) -> Option<Box<dyn ProcessStdin>> {
-        self.stdin.take()
-    }
-
-    async fn signal(&mut self, _signal: i32) -> Result<(), SandboxError> {
+    async fn signal(&self, _signal: Signal) -> Result<(), SandboxError> {
         Err(SandboxError::unsupported(
             "signals need the supervisor, which doesn't run in this container",
         ))
     }
 
-    async fn wait(&mut self) -> Result<Exit, SandboxError> {
-        // What nobody took is nobody's.
-        self.output = None;
-        let interrupted = || SandboxError::gone("nobody looks after the command any more");
-        let ended = self.ended.wait_for(Option::is_some).await;
-        let ended = ended.map_err(|_| interrupted())?.clone();
-        match ended.ok_or_else(interrupted)? {
-            Ok(exit) => Ok(exit),
-            Err(error) => Err(SandboxError::new(error.kind(), error.to_string())),
+    async fn resize(&self, _size: PtySize) -> Result<(), SandboxError> {
+        Err(SandboxError::unsupported("the command has no terminal"))
+    }
+
+    async fn list(&self) -> Vec<BackgroundProcess> {
+        Vec::new()
+    }
+
+    fn check(&self) -> Result<(), SandboxError> {
+        if self.shared.gone.is_cancelled() {
+            return Err(self.shared.gone());
+        }
+        Ok(())
+    }
+
+    fn spill_path(&self, _channel: Channel) -> Option<SandboxPath> {
+        None
+    }
+
+    async fn write_spill(&self, _channel: Channel, _data: ByteStream, _written_bytes: &AtomicU64) {}
+}
+
+/// Performs orders and reports the end of an exec.
+struct ExecControl {
+    shared: Arc<Shared>,
+    id: String,
+    mark: String,
+}
+
+impl ExecControl {
+    /// Runs until nothing of the command is left. The command is killed if all senders of orders are
+    /// dropped.
+    async fn run(
+        &self,
+        mut orders: mpsc::UnboundedReceiver<Order>,
+        reports: mpsc::UnboundedSender<Report>,
+    ) {
+        loop {
+            select! {
+                biased;
+                () = self.shared.gone.cancelled() => return,
+                order = orders.recv() => match order {
+                    Some(Order::Terminate) => {
+                        self.signal("TERM").await;
+                    }
+                    Some(Order::Kill) | None => {
+                        self.signal("KILL").await;
+                        return;
+                    }
+                },
+                () = sleep(POLL_INTERVAL) => if let Some(report) = self.poll().await {
+                    // The driver may be gone.
+                    let _ = reports.send(report);
+                    return;
+                }
+            }
         }
     }
-}
 
-impl Drop for Running {
-    fn drop(&mut self) {
-        self.abandoned.cancel();
+    /// Checks whether the exec has ended; if so, kills what it left.
+    async fn poll(&self) -> Option<Report> {
+        let api = self.shared.container.engine.api();
+        let code = match api.inspect_exec(&self.id).await {
+            Ok(state) if state.running == Some(true) => return None,
+            Ok(state) => state.exit_code.and_then(|code| i32::try_from(code).ok()),
+            Err(_) => return Some(Report::Lost(self.shared.gone())),
+        };
+        let is_signalled = self.signal("KILL").await;
+        // Nothing can be started in a container that has ended, which is noticed a little later.
+        if code == Some(KILLED) && !is_signalled {
+            let gone = timeout(SIGNAL_DEADLINE, self.shared.gone.cancelled());
+            if gone.await.is_ok() {
+                return Some(Report::Lost(self.shared.gone()));
+            }
+        }
+        let status = match code.unwrap_or(-1) {
+            code @ 129..=192 => ExitStatus::Signal(code - 128),
+            code => ExitStatus::Code(code),
+        };
+        let alone = true;
+        Some(Report::Ended { status, alone })
+    }
+
+    /// Sends a signal to all processes of the command; returns whether that could be tried.
+    async fn signal(&self, signal: &str) -> bool {
+        let script = Script {
+            text: SIGNAL,
+            arguments: vec![signal.to_owned(), self.mark.clone()],
+            variables: &self.shared.variables,
+            has_input: false,
+        };
+        let signalling = async {
+            let exec = Exec::start(&self.shared, script).await?;
+            exec.into_result("failed to signal a command")?
+                .rest(1000)
+                .await
+        };
+        let signalled = timeout(SIGNAL_DEADLINE, signalling).await;
+        let is_signalled = matches!(signalled, Ok(Ok(_)));
+        if !is_signalled && !self.shared.gone.is_cancelled() {
+            tracing::debug!(mark = MARK, "failed to signal a command");
+        }
+        is_signalled
     }
 }
 
-struct Input {
-    pieces: mpsc::Sender<Piece>,
+/// Distributes the output of an exec to its channels.
+async fn pump(mut exec: Exec, channels: [mpsc::Sender<Result<Bytes, SandboxError>>; 2]) {
+    let [stdout, stderr] = channels;
+    while let Some(chunk) = exec.next().await {
+        // Output that the driver no longer reads is dropped.
+        let _ = match chunk {
+            Ok(OutputChunk { channel, bytes }) => match channel {
+                Channel::Stdout => stdout.send(Ok(bytes)).await,
+                Channel::Stderr => stderr.send(Ok(bytes)).await,
+            },
+            Err(error) => stdout.send(Err(error)).await,
+        };
+    }
 }
 
-#[async_trait]
-impl ProcessStdin for Input {
+/// Bytes to write, and where the result goes.
+type Write = (Bytes, oneshot::Sender<std::io::Result<()>>);
+
+/// Writes a command's input, and closes it when the sender is dropped.
+async fn feed(input: Option<Pin<Box<dyn AsyncWrite + Send>>>, mut writes: mpsc::Receiver<Write>) {
+    let Some(mut input) = input else {
+        return;
+    };
+    while let Some((bytes, result)) = writes.recv().await {
+        let written = input.write_all(&bytes).await;
+        let has_failed = written.is_err();
+        // The writer may have given up.
+        let _ = result.send(written);
+        if has_failed {
+            return;
+        }
+    }
+    // A command that has ended has closed it already.
+    let _ = input.shutdown().await;
+}
+
+/// The input of a command.
+pub(super) struct PlainInput(mpsc::Sender<Write>);
+
+impl InputChannel for PlainInput {
     async fn write(&mut self, data: Bytes) -> Result<(), SandboxError> {
         let closed = || SandboxError::new(SandboxErrorKind::Closed, "the command no longer reads");
-        let (done, written) = oneshot::channel();
-        let sent = self.pieces.send((data, done)).await;
+        let (sender, result) = oneshot::channel();
+        let sent = self.0.send((data, sender)).await;
         sent.map_err(|_| closed())?;
-        let written = written.await.map_err(|_| closed())?;
+        let written = result.await.map_err(|_| closed())?;
         written.map_err(|error| closed().with_source(error))
     }
 }

@@ -1,4 +1,4 @@
-//! Files, through the relay: each task is a command of its own that executes no program.
+//! File operations through the relay: each is a task, a command that executes no program.
 
 use std::ffi::{CString, OsString};
 use std::io;
@@ -12,8 +12,8 @@ use cantle_core::sandbox::{
     WriteOptions,
 };
 use cantle_supervisor::Writer;
-use cantle_supervisor::frames::Channels;
-use cantle_supervisor::tasks::{Entry, Kind, Reason, Refusal, Task};
+use cantle_supervisor::frames::StdioMode;
+use cantle_supervisor::tasks::{Entry, EntryKind, Task, TaskError, TaskErrorKind};
 use cantle_supervisor::wire::{Reader, Report, Spawn};
 use futures_util::{StreamExt as _, stream};
 use tokio::select;
@@ -25,37 +25,41 @@ use super::inbox::{InputWriter, Spawned};
 use super::link::Stream;
 use super::options::{c_path, c_string};
 
-/// Pieces that are shorter wait for more.
-const PIECE_BYTES: usize = 64 * 1024;
+/// Shorter chunks are buffered before they are sent.
+const CHUNK_BYTES: usize = 64 * 1024;
 
-/// How long a task that has said all may take to end.
-const END_DEADLINE: Duration = Duration::from_secs(10);
+/// Time limit for a task to end after its output has ended.
+const TASK_END_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A refusal is short.
-const MOST_REFUSAL: usize = 4096;
+/// Maximum length of an encoded [`TaskError`].
+const MAX_ERROR_BYTES: usize = 4096;
 
-/// How many tasks there are at once: the relay has room for so many commands and no more. Writes may
-/// wait for reads, but not the other way round, and so have a gate of their own.
+/// Maximum concurrent tasks of each kind.
+const MAX_TASKS: usize = 64;
+
+/// Limits of concurrent tasks, because the relay's number of commands is limited.
+///
+/// Writes have their own limit: a write may wait for the data of a read.
 #[derive(Debug)]
-pub(super) struct Gates {
+pub(super) struct TaskLimits {
     pub(super) reads: Arc<Semaphore>,
     pub(super) writes: Arc<Semaphore>,
     others: Arc<Semaphore>,
 }
 
-impl Gates {
+impl TaskLimits {
     pub(super) fn new() -> Self {
-        let gate = || Arc::new(Semaphore::new(64));
+        let limit = || Arc::new(Semaphore::new(MAX_TASKS));
         Self {
-            reads: gate(),
-            writes: gate(),
-            others: gate(),
+            reads: limit(),
+            writes: limit(),
+            others: limit(),
         }
     }
 }
 
 impl Inner {
-    /// The first candidate that can be executed.
+    /// Returns the first candidate that can be executed.
     pub(super) async fn find_shell(&self) -> Result<Option<OsString>, SandboxError> {
         let shells = &self.options.shells;
         let names: Vec<CString> = shells
@@ -63,11 +67,11 @@ impl Inner {
             .map(|it| c_string(it))
             .collect::<Result<_, _>>()?;
         let count = u32::try_from(names.len()).unwrap_or(u32::MAX);
-        let body = body(&Task::Find { count }, &names);
+        let body = encode_task(&Task::FindProgram { count }, &names);
         let found = self
-            .ask("look for a shell in", &working_directory(), body)
+            .run_task("look for a shell in", &working_directory(), body)
             .await?;
-        let number = Reader::new(&found).u32();
+        let number = Reader::new(&found).read::<u32>();
         Ok(number.and_then(|number| shells.get(number as usize).cloned()))
     }
 
@@ -76,69 +80,80 @@ impl Inner {
         path: &SandboxPath,
         range: ByteRange,
     ) -> Result<ByteStream, SandboxError> {
-        if let Some(offered) = self.read_offered(path, range).await {
-            return offered;
-        }
         let task = Task::Read {
             path: &c_path(&self.options.absolute(path))?,
             offset: range.offset,
             length: range.length.unwrap_or(u64::MAX),
         };
-        let gate = &self.gates.reads;
+        let limit = &self.task_limits.reads;
         let mut running = self
-            .begin(gate, "read", path, body(&task, &[]), Channels::Output)
+            .start_task(
+                limit,
+                "read",
+                path,
+                encode_task(&task, &[]),
+                StdioMode::Output,
+            )
             .await?;
         let first = running.spawned.output.next().await;
         if first.is_none() {
-            running.end().await?;
+            running.finish().await?;
             return Ok(Box::pin(stream::empty()));
         }
-        Ok(output(first, running))
+        Ok(output_stream(first, running))
     }
 
     pub(super) async fn write(
         &self,
         path: &SandboxPath,
         options: WriteOptions,
-        data: ByteStream,
+        mut data: ByteStream,
     ) -> Result<(), SandboxError> {
-        let mut data = match self.write_staged(path, options, data).await {
-            Ok(written) => return written,
-            Err(data) => data,
-        };
         let task = Task::Write {
             path: &c_path(&self.options.absolute(path))?,
             mode: options.mode & 0o777,
         };
-        let gate = &self.gates.writes;
+        let limit = &self.task_limits.writes;
         let mut running = self
-            .begin(gate, "write", path, body(&task, &[]), Channels::All)
+            .start_task(
+                limit,
+                "write",
+                path,
+                encode_task(&task, &[]),
+                StdioMode::All,
+            )
             .await?;
         let Some(input) = running.spawned.input.take() else {
             return Err(running.stream().gone_error());
         };
-        running.pour(input, path, options, &mut data).await
+        running.write_data(input, path, options, &mut data).await
     }
 
     pub(super) async fn stat(&self, path: &SandboxPath) -> Result<FileInfo, SandboxError> {
-        let task = Task::Look {
+        let task = Task::Stat {
             path: &c_path(&self.options.absolute(path))?,
         };
-        let found = self.ask("look at", path, body(&task, &[])).await?;
-        let entry = Entry::decode(&mut Reader::new(&found)).ok_or_else(|| nonsense(path))?;
-        Ok(info(path.clone(), &entry))
+        let found = self
+            .run_task("look at", path, encode_task(&task, &[]))
+            .await?;
+        let entry = Reader::new(&found)
+            .read::<Entry<'_>>()
+            .ok_or_else(|| invalid_answer(path))?;
+        Ok(file_info(path.clone(), &entry))
     }
 
     pub(super) async fn list(&self, path: &SandboxPath) -> Result<Vec<FileInfo>, SandboxError> {
         let task = Task::List {
             path: &c_path(&self.options.absolute(path))?,
         };
-        let found = self.ask("list", path, body(&task, &[])).await?;
+        let found = self.run_task("list", path, encode_task(&task, &[])).await?;
         let mut reader = Reader::new(&found);
         let mut entries = Vec::new();
         while !reader.is_empty() {
-            let entry = Entry::decode(&mut reader).ok_or_else(|| nonsense(path))?;
-            entries.push(info(SandboxPath::new(entry.name)?, &entry));
+            let entry = reader
+                .read::<Entry<'_>>()
+                .ok_or_else(|| invalid_answer(path))?;
+            entries.push(file_info(SandboxPath::new(entry.name)?, &entry));
         }
         entries.sort_by(|one, other| one.path.cmp(&other.path));
         Ok(entries)
@@ -148,7 +163,9 @@ impl Inner {
         let task = Task::MakeDirectory {
             path: &c_path(&self.options.absolute(path))?,
         };
-        self.ask("make", path, body(&task, &[])).await.map(drop)
+        self.run_task("make", path, encode_task(&task, &[]))
+            .await
+            .map(drop)
     }
 
     pub(super) async fn remove(&self, path: &SandboxPath) -> Result<(), SandboxError> {
@@ -156,7 +173,9 @@ impl Inner {
         let task = Task::Remove {
             path: &c_path(&self.options.absolute(path))?,
         };
-        self.ask("remove", path, body(&task, &[])).await.map(drop)
+        self.run_task("remove", path, encode_task(&task, &[]))
+            .await
+            .map(drop)
     }
 
     pub(super) async fn rename(
@@ -166,14 +185,16 @@ impl Inner {
     ) -> Result<(), SandboxError> {
         self.refuse_fixed("move", from)?;
         self.refuse_fixed("move to", to)?;
-        let task = Task::Move {
+        let task = Task::Rename {
             from: &c_path(&self.options.absolute(from))?,
             to: &c_path(&self.options.absolute(to))?,
         };
-        self.ask("move", from, body(&task, &[])).await.map(drop)
+        self.run_task("move", from, encode_task(&task, &[]))
+            .await
+            .map(drop)
     }
 
-    /// Refuses to touch the directories that every sandbox has.
+    /// Refuses to remove or rename the fixed directories of a sandbox.
     fn refuse_fixed(&self, doing: &str, path: &SandboxPath) -> Result<(), SandboxError> {
         let absolute = self.options.absolute(path);
         let options = &self.options;
@@ -182,66 +203,67 @@ impl Inner {
             &options.temporary_directory,
             &options.root,
         ];
-        if fixed.contains(&&absolute) || absolute.is_start() {
-            let message = format!("failed to {doing} `{path}`: it is part of the sandbox itself");
+        if fixed.contains(&&absolute) || absolute.is_base() {
+            let message =
+                format!("failed to {doing} `{path}`: it is a fixed directory of the sandbox");
             return Err(SandboxError::new(SandboxErrorKind::InvalidInput, message));
         }
         Ok(())
     }
 
-    /// Does a task and returns all that it says.
-    async fn ask(
+    /// Runs a task and returns its output.
+    async fn run_task(
         &self,
         doing: &'static str,
         path: &SandboxPath,
         body: Vec<u8>,
     ) -> Result<Bytes, SandboxError> {
-        let gate = &self.gates.others;
+        let limit = &self.task_limits.others;
         let mut running = self
-            .begin(gate, doing, path, body, Channels::Output)
+            .start_task(limit, doing, path, body, StdioMode::Output)
             .await?;
-        let mut said = BytesMut::new();
-        while let Some(piece) = running.spawned.output.next().await {
-            said.extend_from_slice(&piece);
+        let mut output = BytesMut::new();
+        while let Some(chunk) = running.spawned.output.next().await {
+            output.extend_from_slice(&chunk);
         }
-        running.end().await?;
-        Ok(said.freeze())
+        running.finish().await?;
+        Ok(output.freeze())
     }
 
-    pub(super) async fn begin(
+    async fn start_task(
         &self,
-        gate: &Arc<Semaphore>,
+        limit: &Arc<Semaphore>,
         doing: &'static str,
         path: &SandboxPath,
         body: Vec<u8>,
-        channels: Channels,
-    ) -> Result<Running, SandboxError> {
+        stdio: StdioMode,
+    ) -> Result<RunningTask, SandboxError> {
         let stream = &self.link.stream;
-        let permit = Arc::clone(gate).acquire_owned().await;
+        let permit = Arc::clone(limit).acquire_owned().await;
         let permit = permit.map_err(|_| stream.gone_error())?;
-        Ok(Running {
-            spawned: stream.spawn(channels, body)?,
+        Ok(RunningTask {
+            spawned: stream.spawn(stdio, body)?,
             doing,
             path: path.clone(),
             is_working_directory: self.options.absolute(path) == self.options.working_directory,
-            kills: true,
+            kill_on_drop: true,
             end: None,
             _permit: permit,
         })
     }
 }
 
-/// What a task writes, with why it failed at the end; `first` is what it has written already.
-pub(super) fn output(first: Option<Bytes>, running: Running) -> ByteStream {
+/// Returns a task's output, after `first`, and its error at the end.
+fn output_stream(first: Option<Bytes>, running: RunningTask) -> ByteStream {
     Box::pin(stream::unfold(Some((first, running)), async |state| {
         let (ready, mut running) = state?;
-        let piece = match ready {
-            Some(piece) => Some(piece),
+        let chunk = match ready {
+            Some(chunk) => Some(chunk),
             None => running.spawned.output.next().await,
         };
-        match piece {
-            Some(piece) => Some((Ok(piece), Some((None, running)))),
-            None => match running.end().await {
+        match chunk {
+            Some(chunk) => Some((Ok(chunk), Some((None, running)))),
+            None => match running.finish().await {
                 Ok(()) => None,
                 Err(error) => Some((Err(error), None)),
             },
@@ -253,46 +275,47 @@ fn working_directory() -> SandboxPath {
     SandboxPath::working_directory()
 }
 
-/// A task that is being done. Dropped, it is given up.
-pub(super) struct Running {
-    pub(super) spawned: Spawned,
+/// A running task, killed on drop unless it cleans up by itself.
+struct RunningTask {
+    spawned: Spawned,
     doing: &'static str,
     path: SandboxPath,
     is_working_directory: bool,
-    /// Whether it is killed when it is given up.
-    kills: bool,
-    end: Option<Result<Report, Over>>,
+    /// Whether it is killed on drop.
+    kill_on_drop: bool,
+    /// The last report, or that there was none.
+    end: Option<Result<Report, TaskEnded>>,
     _permit: OwnedSemaphorePermit,
 }
 
-impl Running {
-    /// Waits until it has ended. Cancel-safe.
-    pub(super) async fn over(&mut self) {
+impl RunningTask {
+    /// Waits until the task has ended. Cancel-safe.
+    async fn wait(&mut self) {
         while self.end.is_none() {
             self.end = match self.spawned.reports.recv().await {
                 Some(Report::Started { .. }) => None,
                 Some(report) => Some(Ok(report)),
-                None => Some(Err(Over)),
+                None => Some(Err(TaskEnded)),
             };
         }
     }
 
-    /// Sends a writing task what it is to write, and waits for its end.
-    pub(super) async fn pour(
+    /// Sends the data to a write task and waits for its end.
+    async fn write_data(
         &mut self,
         input: InputWriter,
         path: &SandboxPath,
         options: WriteOptions,
         data: &mut ByteStream,
     ) -> Result<(), SandboxError> {
-        // Given up half way, it is told by the end of its input, and cleans up.
-        self.kills = false;
-        let mut pieces = Pieces::new(input);
+        // An aborted write ends the input early, upon which the task cleans up.
+        self.kill_on_drop = false;
+        let mut chunks = ChunkWriter::new(input);
         let mut total_bytes = 0;
         let sent = loop {
             let next = select! {
                 biased;
-                () = self.over() => break Ok(()),
+                () = self.wait() => break Ok(()),
                 next = data.next() => next.transpose(),
             };
             let sent = match next {
@@ -305,172 +328,175 @@ impl Running {
                         break Err(error);
                     }
                     if is_last {
-                        pieces.finish().await.and(Err(Over))
+                        chunks.finish().await.and(Err(TaskEnded))
                     } else {
-                        pieces.push(bytes).await
+                        chunks.push(bytes).await
                     }
                 }
             };
             if sent.is_err() {
-                // It says itself whether it has written the file.
+                // The task's end tells whether the file was written.
                 break Ok(());
             }
         };
-        // Without the last piece nothing is written.
-        drop(pieces);
-        let ended = self.end().await;
+        // Without the last chunk nothing is written.
+        drop(chunks);
+        let ended = self.finish().await;
         sent.and(ended)
     }
 
-    /// Waits for its end, and for why it failed.
-    pub(super) async fn end(&mut self) -> Result<(), SandboxError> {
+    /// Waits for the task's end and returns its error.
+    async fn finish(&mut self) -> Result<(), SandboxError> {
         let ending = async {
-            let mut said = Vec::new();
-            while let Some(piece) = self.spawned.errors.next().await {
-                if said.len() < MOST_REFUSAL {
-                    said.extend_from_slice(&piece);
+            let mut encoded = Vec::new();
+            while let Some(chunk) = self.spawned.errors.next().await {
+                if encoded.len() < MAX_ERROR_BYTES {
+                    encoded.extend_from_slice(&chunk);
                 }
             }
-            self.over().await;
-            said
+            self.wait().await;
+            encoded
         };
-        let said = timeout(END_DEADLINE, ending).await.map_err(|_| {
+        let encoded = timeout(TASK_END_TIMEOUT, ending).await.map_err(|_| {
             let error = io::ErrorKind::TimedOut.into();
             SandboxError::io(format!("failed to {} `{}`", self.doing, self.path), error)
         })?;
-        self.kills = false;
+        self.kill_on_drop = false;
         match self.end {
             Some(Ok(Report::Ended { status: 0, .. })) => Ok(()),
-            Some(Ok(Report::Failed { errno, .. })) => Err(self.failed(&Refusal {
-                reason: Reason::Errno,
+            Some(Ok(Report::Failed { errno, .. })) => Err(self.error(&TaskError {
+                kind: TaskErrorKind::Errno,
                 errno,
                 name: b"",
             })),
-            Some(Ok(_)) => Err(match Refusal::decode(&mut Reader::new(&said)) {
-                Some(refusal) => self.failed(&refusal),
-                None => self.failed(&Refusal {
-                    reason: Reason::Errno,
+            Some(Ok(_)) => Err(match Reader::new(&encoded).read::<TaskError<'_>>() {
+                Some(error) => self.error(&error),
+                None => self.error(&TaskError {
+                    kind: TaskErrorKind::Errno,
                     errno: errno::INTR,
                     name: b"",
                 }),
             }),
-            Some(Err(Over)) | None => Err(self.stream().gone_error()),
+            Some(Err(TaskEnded)) | None => Err(self.stream().gone_error()),
         }
     }
 
-    pub(super) fn stream(&self) -> &Stream {
+    fn stream(&self) -> &Stream {
         &self.spawned.command.stream
     }
 
-    /// What a refusal says.
-    fn failed(&self, refusal: &Refusal<'_>) -> SandboxError {
+    /// Converts the task's error.
+    fn error(&self, error: &TaskError<'_>) -> SandboxError {
         let (doing, path) = (self.doing, &self.path);
-        let source = || io::Error::from_raw_os_error(refusal.errno);
-        let say = |kind, what: &str| {
-            SandboxError::new(kind, format!("failed to {doing} `{path}`: {what}"))
+        let source = || io::Error::from_raw_os_error(error.errno);
+        let with_reason = |kind, reason: &str| {
+            SandboxError::new(kind, format!("failed to {doing} `{path}`: {reason}"))
                 .with_source(source())
         };
-        match (refusal.reason, refusal.errno) {
-            (Reason::NotAFile, _) | (Reason::Errno, errno::NXIO | errno::NODEV) => {
-                say(SandboxErrorKind::NotAFile, "it is not a regular file")
+        match (error.kind, error.errno) {
+            (TaskErrorKind::NotAFile, _) | (TaskErrorKind::Errno, errno::NXIO | errno::NODEV) => {
+                with_reason(SandboxErrorKind::NotAFile, "it is not a regular file")
             }
-            (Reason::AlreadyThere, _) => {
-                say(SandboxErrorKind::AlreadyExists, "something else is there")
-            }
-            (Reason::Errno, errno::FBIG) => {
+            (TaskErrorKind::AlreadyExists, _) => with_reason(
+                SandboxErrorKind::AlreadyExists,
+                "the destination already exists",
+            ),
+            (TaskErrorKind::Errno, errno::FBIG) => {
                 let field = PolicyField::FileSize;
-                let what = format!("it is larger than the policy's {field} allows");
-                say(SandboxErrorKind::StorageFull, &what)
+                let reason = format!("it is larger than the policy's {field} allows");
+                with_reason(SandboxErrorKind::StorageFull, &reason)
             }
-            (Reason::Outside, _) => {
-                let outside = "it leads out of the sandbox";
-                say(SandboxErrorKind::OutsideSandbox, outside)
+            (TaskErrorKind::Outside, _) => {
+                let outside = "the path leads out of the sandbox";
+                with_reason(SandboxErrorKind::OutsideSandbox, outside)
                     .with_advice("Use a path relative to the working directory.")
             }
-            (Reason::Errno, errno::LOOP) => {
-                say(SandboxErrorKind::NotFound, "its links lead in a circle")
+            (TaskErrorKind::Errno, errno::LOOP) => {
+                with_reason(SandboxErrorKind::NotFound, "it contains a cycle of links")
             }
-            (Reason::Errno, errno::NOENT) if self.is_working_directory => SandboxError::gone(
-                format!("failed to {doing} `{path}`: the working directory is gone"),
-            ),
-            (Reason::Left, _) => {
-                let name = String::from_utf8_lossy(refusal.name);
-                let message = format!("failed to {doing} `{path}`: it still has `{name}`");
+            (TaskErrorKind::Errno, errno::NOENT) if self.is_working_directory => {
+                SandboxError::gone(format!(
+                    "failed to {doing} `{path}`: the working directory is gone"
+                ))
+            }
+            (TaskErrorKind::NotEmpty, _) => {
+                let name = String::from_utf8_lossy(error.name);
+                let message = format!("failed to {doing} `{path}`: it still contains `{name}`");
                 SandboxError::io(message, source())
             }
-            (Reason::Errno | Reason::Incomplete, _) => {
+            (TaskErrorKind::Errno | TaskErrorKind::Incomplete, _) => {
                 SandboxError::io(format!("failed to {doing} `{path}`"), source())
             }
         }
     }
 }
 
-impl Drop for Running {
+impl Drop for RunningTask {
     fn drop(&mut self) {
-        if self.kills {
+        if self.kill_on_drop {
             self.spawned.command.kill();
         }
     }
 }
 
-/// Nobody reads any more.
+/// The task has ended and reads no more input.
 #[derive(Clone, Copy, Debug)]
-struct Over;
+struct TaskEnded;
 
-/// A file's bytes on their way: pieces with their lengths, and a last one of none.
-struct Pieces {
+/// Sends a file as chunks, each with its length; an empty chunk is the last.
+struct ChunkWriter {
     input: InputWriter,
-    held: BytesMut,
+    buffer: BytesMut,
 }
 
-impl Pieces {
+impl ChunkWriter {
     fn new(input: InputWriter) -> Self {
-        let held = BytesMut::new();
-        Self { input, held }
+        let buffer = BytesMut::new();
+        Self { input, buffer }
     }
 
-    async fn push(&mut self, bytes: Bytes) -> Result<(), Over> {
-        if bytes.len() >= PIECE_BYTES {
+    async fn push(&mut self, bytes: Bytes) -> Result<(), TaskEnded> {
+        if bytes.len() >= CHUNK_BYTES {
             self.flush().await?;
             return self.send(bytes).await;
         }
-        self.held.extend_from_slice(&bytes);
-        if self.held.len() >= PIECE_BYTES {
+        self.buffer.extend_from_slice(&bytes);
+        if self.buffer.len() >= CHUNK_BYTES {
             self.flush().await?;
         }
         Ok(())
     }
 
-    async fn finish(&mut self) -> Result<(), Over> {
+    async fn finish(&mut self) -> Result<(), TaskEnded> {
         self.flush().await?;
-        self.say(0).await
+        self.send_length(0).await
     }
 
-    async fn flush(&mut self) -> Result<(), Over> {
-        let held = self.held.split().freeze();
-        if held.is_empty() {
+    async fn flush(&mut self) -> Result<(), TaskEnded> {
+        let buffered = self.buffer.split().freeze();
+        if buffered.is_empty() {
             return Ok(());
         }
-        self.send(held).await
+        self.send(buffered).await
     }
 
-    async fn send(&mut self, mut bytes: Bytes) -> Result<(), Over> {
+    async fn send(&mut self, mut bytes: Bytes) -> Result<(), TaskEnded> {
         while !bytes.is_empty() {
-            let piece = bytes.split_to(bytes.len().min(u32::MAX as usize));
-            self.say(u32::try_from(piece.len()).unwrap_or(u32::MAX))
+            let chunk = bytes.split_to(bytes.len().min(u32::MAX as usize));
+            self.send_length(u32::try_from(chunk.len()).unwrap_or(u32::MAX))
                 .await?;
-            self.input.write(piece).await.map_err(|_| Over)?;
+            self.input.write(chunk).await.map_err(|_| TaskEnded)?;
         }
         Ok(())
     }
 
-    async fn say(&mut self, length: u32) -> Result<(), Over> {
+    async fn send_length(&mut self, length: u32) -> Result<(), TaskEnded> {
         let length = Bytes::copy_from_slice(&length.to_le_bytes());
-        self.input.write(length).await.map_err(|_| Over)
+        self.input.write(length).await.map_err(|_| TaskEnded)
     }
 }
 
-pub(super) fn check_size(
+fn check_size(
     path: &SandboxPath,
     options: WriteOptions,
     total_bytes: u64,
@@ -479,18 +505,19 @@ pub(super) fn check_size(
     match options.size_bytes {
         Some(size) if total_bytes > size || (is_complete && total_bytes < size) => {
             let relation = if total_bytes > size { "more" } else { "fewer" };
-            let message = format!("failed to write `{path}`: {relation} than {size} bytes came");
+            let message =
+                format!("failed to write `{path}`: received {relation} than {size} bytes");
             Err(SandboxError::new(SandboxErrorKind::InvalidInput, message))
         }
         _ => Ok(()),
     }
 }
 
-/// The body of a command that does a task; `names` belong to it.
-pub(super) fn body(task: &Task<'_>, names: &[CString]) -> Vec<u8> {
+/// Encodes a command that runs a task; `names` are the task's arguments.
+fn encode_task(task: &Task<'_>, names: &[CString]) -> Vec<u8> {
     let mut writer = Writer::new();
     writer
-        .spawn(&Spawn {
+        .write(&Spawn {
             directory: c"/",
             takes_terminal: false,
             terminal: None,
@@ -498,29 +525,29 @@ pub(super) fn body(task: &Task<'_>, names: &[CString]) -> Vec<u8> {
             arguments: 0,
             variables: 0,
         })
-        .task(task);
+        .write(task);
     for name in names {
         writer.string(name);
     }
     writer.into_bytes()
 }
 
-fn info(path: SandboxPath, entry: &Entry<'_>) -> FileInfo {
+fn file_info(path: SandboxPath, entry: &Entry<'_>) -> FileInfo {
     let kind = match entry.kind {
-        Kind::File => FileKind::File,
-        Kind::Directory => FileKind::Directory,
-        Kind::Link => FileKind::Symlink,
-        Kind::Other => FileKind::Other,
+        EntryKind::File => FileKind::File,
+        EntryKind::Directory => FileKind::Directory,
+        EntryKind::Link => FileKind::Symlink,
+        EntryKind::Other => FileKind::Other,
     };
     FileInfo::new(path, kind, entry.size_bytes, Some(entry.mode & 0o777))
 }
 
-fn nonsense(path: &SandboxPath) -> SandboxError {
-    let message = format!("what the sandbox says of `{path}` makes no sense");
+fn invalid_answer(path: &SandboxPath) -> SandboxError {
+    let message = format!("the supervisor's answer about `{path}` is invalid");
     SandboxError::new(SandboxErrorKind::Io, message)
 }
 
-/// Error numbers of Linux, whatever system we are on.
+/// Linux error numbers, on any host system.
 mod errno {
     pub(super) const NOENT: i32 = 2;
     pub(super) const INTR: i32 = 4;

@@ -1,111 +1,104 @@
-//! What comes of one command, and to whom it goes.
+//! The inbox of a command: its reports, output channels and input credit.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use bytes::Bytes;
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
 use cantle_supervisor::frames::{
-    Channels, INPUT_WINDOW, Lane, MOST_PAYLOAD, OUTPUT_WINDOW, Request, cost,
+    Channel, INPUT_WINDOW, MAX_PAYLOAD, OUTPUT_WINDOW, Request, StdioMode, cost,
 };
 use cantle_supervisor::wire::Report;
 use tokio::sync::{Semaphore, mpsc};
 
-use super::link::{Stream, Violation};
+use super::link::{ProtocolViolation, Stream};
 
-/// What has come.
+/// An answer of the relay about one command.
 #[derive(Debug)]
-pub(super) enum Event {
+pub(super) enum CommandEvent {
     Report(Report),
     Gone,
-    Output(Lane, Bytes),
-    Count(Lane, u64),
-    End(Lane, u64),
+    Output(Channel, Bytes),
+    Count(Channel, u64),
+    End(Channel, u64),
     Taken(u64),
-    Staged(u64),
     InputClosed,
 }
 
-/// Where it goes. Held by the reader of the stream.
+/// The receiving side of a command, owned by the stream's reader.
 #[derive(Debug)]
 pub(super) struct Inbox {
-    reports: mpsc::UnboundedSender<Report>,
-    staged: mpsc::UnboundedSender<u64>,
-    is_gone: bool,
-    lanes: [Outlet; 3],
-    input: Arc<Input>,
+    /// `None` after all of the command's processes have ended.
+    reports: Option<mpsc::UnboundedSender<Report>>,
+    channels: [OutputSender; 3],
+    input: Arc<InputCredit>,
 }
 
-/// A channel, as the reader of the stream sees it.
+/// The sending side of a [`ChannelReader`].
 #[derive(Debug)]
-struct Outlet {
-    /// None once it is at its end, or not wanted.
-    pieces: Option<mpsc::UnboundedSender<Bytes>>,
-    shared: Arc<Shared>,
+struct OutputSender {
+    /// `None` after the channel's end, or without a reader.
+    chunks: Option<mpsc::UnboundedSender<Bytes>>,
+    shared: Arc<ChannelState>,
 }
 
-/// What both sides of a channel know.
+/// State shared by the two sides of an output channel.
 #[derive(Debug, Default)]
-struct Shared {
-    /// What came and was not granted again.
-    used: AtomicU64,
-    /// Bytes that were written to it, as far as that was told.
+struct ChannelState {
+    /// Bytes received for which no new credit was granted.
+    used_credit: AtomicU64,
+    /// Bytes written by the command, as last reported.
     total: AtomicU64,
-    is_at_end: AtomicBool,
 }
 
 #[derive(Debug)]
-struct Input {
+struct InputCredit {
     credit: Semaphore,
-    /// What was sent and not taken.
-    sent: AtomicU64,
+    /// Bytes sent and not yet acknowledged.
+    unacknowledged: AtomicU64,
 }
 
 impl Inbox {
-    pub(super) fn new(stream: &Arc<Stream>, id: u32, channels: Channels) -> (Self, Spawned) {
+    pub(super) fn new(stream: &Arc<Stream>, id: u32, stdio: StdioMode) -> (Self, Spawned) {
         let (reports, next_reports) = mpsc::unbounded_channel();
-        let (staged, next_staged) = mpsc::unbounded_channel();
-        let lane = |lane| {
-            let (sender, pieces) = mpsc::unbounded_channel();
-            let shared = Arc::new(Shared::default());
-            let outlet = Outlet {
-                pieces: Some(sender),
+        let open_channel = |channel| {
+            let (sender, chunks) = mpsc::unbounded_channel();
+            let shared = Arc::new(ChannelState::default());
+            let output = OutputSender {
+                chunks: Some(sender),
                 shared: Arc::clone(&shared),
             };
-            let reader = LaneReader {
+            let reader = ChannelReader {
                 stream: Arc::clone(stream),
                 id,
-                lane,
-                pieces,
-                taken: 0,
+                channel,
+                chunks,
+                consumed: 0,
                 shared,
             };
-            (outlet, reader)
+            (output, reader)
         };
-        let (output, output_reader) = lane(Lane::Output);
-        let (errors, errors_reader) = lane(Lane::Errors);
-        let input = Arc::new(Input {
+        let (output, output_reader) = open_channel(Channel::Stdout);
+        let (errors, errors_reader) = open_channel(Channel::Stderr);
+        let input = Arc::new(InputCredit {
             credit: Semaphore::new(INPUT_WINDOW),
-            sent: AtomicU64::new(0),
+            unacknowledged: AtomicU64::new(0),
         });
         let inbox = Self {
-            reports,
-            staged,
-            is_gone: false,
-            lanes: [
+            reports: Some(reports),
+            channels: [
                 output,
                 errors,
-                Outlet {
-                    pieces: None,
+                OutputSender {
+                    chunks: None,
                     shared: Arc::default(),
                 },
             ],
             input: Arc::clone(&input),
         };
-        let has_input = channels != Channels::Output;
+        let has_input = stdio != StdioMode::Output;
         let spawned = Spawned {
             reports: next_reports,
-            staged: next_staged,
             output: output_reader,
             errors: errors_reader,
             input: has_input.then(|| InputWriter {
@@ -113,7 +106,7 @@ impl Inbox {
                 id,
                 input,
             }),
-            command: CommandId {
+            command: CommandHandle {
                 stream: Arc::clone(stream),
                 id,
             },
@@ -121,64 +114,62 @@ impl Inbox {
         (inbox, spawned)
     }
 
-    pub(super) fn take(&mut self, event: Event) -> Result<(), Violation> {
+    pub(super) fn receive(&mut self, event: CommandEvent) -> Result<(), ProtocolViolation> {
         match event {
-            // Where nobody waits for it, nobody needs it.
-            Event::Report(report) => drop(self.reports.send(report)),
-            Event::Gone => {
-                self.is_gone = true;
-                self.reports = mpsc::unbounded_channel().0;
-                self.staged = mpsc::unbounded_channel().0;
+            // The receiver may have been dropped.
+            CommandEvent::Report(report) => {
+                let _ = self.reports.as_ref().map(|reports| reports.send(report));
+            }
+            CommandEvent::Gone => {
+                self.reports = None;
                 self.input.credit.close();
             }
-            Event::Output(lane, bytes) => {
-                let Some(outlet) = self.outlet(lane) else {
-                    return Err(Violation);
+            CommandEvent::Output(channel, bytes) => {
+                let Some(output) = self.output(channel) else {
+                    return Err(ProtocolViolation);
                 };
                 let cost = cost(bytes.len()) as u64;
-                let used = outlet.shared.used.fetch_add(cost, Ordering::AcqRel);
-                if used + cost > OUTPUT_WINDOW as u64 {
-                    return Err(Violation);
+                let used_credit = output.shared.used_credit.fetch_add(cost, Ordering::AcqRel);
+                if used_credit + cost > OUTPUT_WINDOW as u64 {
+                    return Err(ProtocolViolation);
                 }
-                if let Some(pieces) = &outlet.pieces {
-                    // A reader that is gone has said so.
-                    let _ = pieces.send(bytes);
-                }
-            }
-            Event::Count(lane, total) => {
-                if let Some(outlet) = self.outlet(lane) {
-                    outlet.shared.total.store(total, Ordering::Release);
+                if let Some(chunks) = &output.chunks {
+                    // A dropped reader has requested that the output be discarded.
+                    let _ = chunks.send(bytes);
                 }
             }
-            Event::End(lane, total) => {
-                if let Some(outlet) = self.outlet(lane) {
-                    outlet.shared.total.store(total, Ordering::Release);
-                    outlet.shared.is_at_end.store(true, Ordering::Release);
-                    outlet.pieces = None;
+            CommandEvent::Count(channel, total) => {
+                if let Some(output) = self.output(channel) {
+                    output.shared.total.store(total, Ordering::Release);
                 }
             }
-            Event::Taken(bytes) => {
-                let sent = self.input.sent.load(Ordering::Acquire);
+            CommandEvent::End(channel, total) => {
+                if let Some(output) = self.output(channel) {
+                    output.shared.total.store(total, Ordering::Release);
+                    output.chunks = None;
+                }
+            }
+            CommandEvent::Taken(bytes) => {
+                let sent = self.input.unacknowledged.load(Ordering::Acquire);
                 if bytes > sent {
-                    return Err(Violation);
+                    return Err(ProtocolViolation);
                 }
-                self.input.sent.fetch_sub(bytes, Ordering::AcqRel);
-                let bytes = usize::try_from(bytes).map_err(|_| Violation)?;
+                self.input.unacknowledged.fetch_sub(bytes, Ordering::AcqRel);
+                let bytes = usize::try_from(bytes).map_err(|_| ProtocolViolation)?;
                 self.input.credit.add_permits(bytes);
             }
-            Event::Staged(inode) => drop(self.staged.send(inode)),
-            Event::InputClosed => self.input.credit.close(),
+            CommandEvent::InputClosed => self.input.credit.close(),
         }
         Ok(())
     }
 
-    fn outlet(&mut self, lane: Lane) -> Option<&mut Outlet> {
-        self.lanes.get_mut(lane as usize)
+    fn output(&mut self, channel: Channel) -> Option<&mut OutputSender> {
+        self.channels.get_mut(channel as usize)
     }
 
-    /// Whether nothing more can come that anybody wants.
-    pub(super) fn is_over(&self) -> bool {
-        self.is_gone && self.lanes.iter().all(|lane| lane.pieces.is_none())
+    /// Whether the command has ended and no channel has a reader.
+    pub(super) fn is_finished(&self) -> bool {
+        self.reports.is_none() && self.channels.iter().all(|channel| channel.chunks.is_none())
     }
 }
 
@@ -188,160 +179,161 @@ impl Drop for Inbox {
     }
 }
 
-/// A command that the relay was asked to start.
+/// A command whose start was requested, with its channels.
 #[derive(Debug)]
 pub(super) struct Spawned {
-    /// At its end when nothing of the command is left.
+    /// Closed when all of the command's processes have ended.
     pub(super) reports: mpsc::UnboundedReceiver<Report>,
-    /// What the relay says of files that were brought or offered for it.
-    pub(super) staged: mpsc::UnboundedReceiver<u64>,
-    pub(super) output: LaneReader,
-    pub(super) errors: LaneReader,
+    pub(super) output: ChannelReader,
+    pub(super) errors: ChannelReader,
     pub(super) input: Option<InputWriter>,
-    pub(super) command: CommandId,
+    pub(super) command: CommandHandle,
 }
 
-/// What is said about a command.
+/// Sends requests about a command.
 #[derive(Clone, Debug)]
-pub(super) struct CommandId {
+pub(super) struct CommandHandle {
     pub(super) stream: Arc<Stream>,
     pub(super) id: u32,
 }
 
-impl CommandId {
+impl CommandHandle {
     pub(super) fn kill(&self) {
-        self.stream.say(Request::Kill { id: self.id });
+        self.stream.send(Request::Kill { id: self.id });
     }
 
     pub(super) fn terminate(&self) {
-        self.stream.say(Request::Terminate { id: self.id });
+        self.stream.send(Request::Terminate { id: self.id });
     }
 
     pub(super) fn signal(&self, signal: i32) {
-        self.stream.say(Request::Signal {
+        self.stream.send(Request::Signal {
             id: self.id,
             signal,
         });
     }
 
     pub(super) fn resize(&self, rows: u16, columns: u16) {
-        self.stream.say(Request::Resize {
+        self.stream.send(Request::Resize {
             id: self.id,
             rows,
             columns,
         });
     }
 
-    /// Asks for what of it is running: for each process its id, a space, its command line and a NUL.
+    /// Lists the command's processes: for each its id, a space, its command line and a NUL.
     pub(super) async fn list(&self) -> Vec<u8> {
-        let (sender, pieces) = mpsc::unbounded_channel();
-        let lane = Lane::Processes;
-        let shared = Arc::new(Shared::default());
+        let (sender, chunks) = mpsc::unbounded_channel();
+        let channel = Channel::Processes;
+        let shared = Arc::new(ChannelState::default());
         let mut reader = {
             let mut inboxes = self.stream.inboxes();
-            let Some(outlet) = inboxes.get_mut(&self.id).and_then(|it| it.outlet(lane)) else {
+            let Some(output) = inboxes.get_mut(&self.id).and_then(|it| it.output(channel)) else {
                 return Vec::new();
             };
-            outlet.pieces = Some(sender);
-            outlet.shared = Arc::clone(&shared);
-            LaneReader {
+            output.chunks = Some(sender);
+            output.shared = Arc::clone(&shared);
+            ChannelReader {
                 stream: Arc::clone(&self.stream),
                 id: self.id,
-                lane,
-                pieces,
-                taken: 0,
+                channel,
+                chunks,
+                consumed: 0,
                 shared,
             }
         };
-        self.stream.say(Request::List { id: self.id });
+        self.stream.send(Request::List { id: self.id });
         let mut listed = Vec::new();
-        while let Some(piece) = reader.next().await {
-            listed.extend_from_slice(&piece);
+        while let Some(chunk) = reader.next().await {
+            listed.extend_from_slice(&chunk);
         }
         listed
     }
 }
 
-/// An output channel of a command. Dropped, what still comes is thrown away.
+/// An output channel of a command. Further output is discarded after it is dropped.
 #[derive(Debug)]
-pub(super) struct LaneReader {
+pub(super) struct ChannelReader {
     stream: Arc<Stream>,
     id: u32,
-    lane: Lane,
-    pieces: mpsc::UnboundedReceiver<Bytes>,
-    /// What was read and not granted again.
-    taken: u64,
-    shared: Arc<Shared>,
+    channel: Channel,
+    chunks: mpsc::UnboundedReceiver<Bytes>,
+    /// Bytes read for which no new credit was granted.
+    consumed: u64,
+    shared: Arc<ChannelState>,
 }
 
-impl LaneReader {
-    /// What comes next; `None` at the end. Cancel-safe.
+impl ChannelReader {
+    /// Returns the next chunk; `None` at the end. Cancel-safe.
     pub(super) async fn next(&mut self) -> Option<Bytes> {
-        let piece = self.pieces.recv().await?;
-        self.taken += cost(piece.len()) as u64;
-        if self.taken >= OUTPUT_WINDOW as u64 / 2 {
-            let credit = self.taken;
-            self.taken = 0;
-            self.shared.used.fetch_sub(credit, Ordering::AcqRel);
-            let (id, lane) = (self.id, self.lane);
-            self.stream.say(Request::Grant { id, lane, credit });
+        let chunk = self.chunks.recv().await?;
+        self.consumed += cost(chunk.len()) as u64;
+        if self.consumed >= OUTPUT_WINDOW as u64 / 2 {
+            let credit = self.consumed;
+            self.consumed = 0;
+            self.shared.used_credit.fetch_sub(credit, Ordering::AcqRel);
+            let (id, channel) = (self.id, self.channel);
+            self.stream.send(Request::Grant {
+                id,
+                channel,
+                credit,
+            });
         }
-        Some(piece)
+        Some(chunk)
     }
 
-    /// What is known of it, also while somebody else reads it.
-    pub(super) fn total(&self) -> LaneTotal {
-        LaneTotal(Arc::clone(&self.shared))
+    /// Returns a handle to the number of bytes written.
+    pub(super) fn total(&self) -> ChannelTotal {
+        ChannelTotal(Arc::clone(&self.shared))
     }
 }
 
-/// How much was written to a channel.
+/// The number of bytes written to a channel.
 #[derive(Clone, Debug)]
-pub(super) struct LaneTotal(Arc<Shared>);
+pub(super) struct ChannelTotal(Arc<ChannelState>);
 
-impl LaneTotal {
-    /// Bytes, as far as that was told: none before the command has ended.
+impl ChannelTotal {
+    /// Returns the reported number of bytes; 0 before the command has ended.
     pub(super) fn bytes(&self) -> u64 {
         self.0.total.load(Ordering::Acquire)
     }
 }
 
-impl Drop for LaneReader {
+impl Drop for ChannelReader {
     fn drop(&mut self) {
-        if self.shared.is_at_end.load(Ordering::Acquire) {
-            return;
-        }
         let mut inboxes = self.stream.inboxes();
-        if let Some(inbox) = inboxes.get_mut(&self.id) {
-            if let Some(outlet) = inbox.outlet(self.lane) {
-                outlet.pieces = None;
-            }
-            if inbox.is_over() {
-                inboxes.remove(&self.id);
-            }
-            let (id, lane) = (self.id, self.lane);
-            self.stream.say(Request::Discard { id, lane });
+        let Some(inbox) = inboxes.get_mut(&self.id) else {
+            return;
+        };
+        let output = inbox.output(self.channel);
+        let is_at_end = output.is_none_or(|output| output.chunks.take().is_none());
+        if inbox.is_finished() {
+            inboxes.remove(&self.id);
+        }
+        if !is_at_end {
+            let (id, channel) = (self.id, self.channel);
+            self.stream.send(Request::Discard { id, channel });
         }
     }
 }
 
-/// A command's input. Dropped, it is at its end.
+/// A command's input, closed on drop.
 #[derive(Debug)]
 pub(super) struct InputWriter {
     stream: Arc<Stream>,
     id: u32,
-    input: Arc<Input>,
+    input: Arc<InputCredit>,
 }
 
 impl InputWriter {
-    /// Sends all of it, at the pace the command reads.
+    /// Sends all of the data, waiting for credit as the command reads.
     ///
     /// # Errors
-    /// [`SandboxErrorKind::Closed`] where nobody reads any more.
+    /// [`SandboxErrorKind::Closed`] if the command no longer reads.
     pub(super) async fn write(&mut self, mut data: Bytes) -> Result<(), SandboxError> {
         while !data.is_empty() {
-            let piece = data.split_to(data.len().min(MOST_PAYLOAD));
-            let length = u32::try_from(piece.len()).unwrap_or(u32::MAX);
+            let chunk = data.split_to(data.len().min(MAX_PAYLOAD));
+            let length = u32::try_from(chunk.len()).unwrap_or(u32::MAX);
             match self.input.credit.acquire_many(length).await {
                 Ok(permit) => permit.forget(),
                 Err(_) => {
@@ -351,9 +343,11 @@ impl InputWriter {
                 }
             }
             let length = u64::from(length);
-            self.input.sent.fetch_add(length, Ordering::AcqRel);
+            self.input
+                .unacknowledged
+                .fetch_add(length, Ordering::AcqRel);
             let id = self.id;
-            self.stream.carry(Request::Input { id, length }, piece);
+            self.stream.send_input(Request::Input { id, length }, chunk);
         }
         Ok(())
     }
@@ -362,6 +356,6 @@ impl InputWriter {
 impl Drop for InputWriter {
     fn drop(&mut self) {
         let request = Request::CloseInput { id: self.id };
-        self.stream.carry(request, Bytes::new());
+        self.stream.send_input(request, Bytes::new());
     }
 }

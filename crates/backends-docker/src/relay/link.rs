@@ -1,8 +1,7 @@
-//! The stream to a relay: who writes it, who reads it, and to whom goes what comes.
+//! The stream to a relay: its writer and reader tasks, and the dispatch of answers to commands.
 //!
-//! What is said (a command, a signal, an end) never waits for what is carried: input has a queue of
-//! its own, and both queues are bounded by credit or by how many callers there are. What comes is
-//! handed on at once; the reader of the stream waits for nobody.
+//! Control requests never wait for input, which has its own queue. Both queues are bounded, by credit or by
+//! the number of callers. The reader dispatches answers without waiting for their consumers.
 
 use std::collections::HashMap;
 use std::io;
@@ -12,8 +11,8 @@ use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
-use cantle_supervisor::frames::{Answer, Channels, HEADER_BYTES, MOST_BODY, MOST_PAYLOAD, Request};
-use cantle_supervisor::wire::{READY_BYTES, REPORT_BYTES, Ready, Report};
+use cantle_supervisor::frames::{Answer, HEADER_BYTES, MAX_BODY, MAX_PAYLOAD, Request, StdioMode};
+use cantle_supervisor::wire::{REPORT_BYTES, Report, SETUP_REPLY_BYTES, SetupReply};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::select;
 use tokio::sync::mpsc;
@@ -21,22 +20,22 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::inbox::{Event, Inbox, Spawned};
+use super::inbox::{CommandEvent, Inbox, Spawned};
 
-/// Bytes that are read at once.
+/// Size of a read.
 const READ_BYTES: usize = 256 * 1024;
 
-/// Frames shorter than this are written together.
+/// Shorter frames are written together.
 const BATCH_BYTES: usize = 32 * 1024;
 
-/// Payloads shorter than this are copied, so that none keeps many times its size in memory.
+/// Shorter payloads are copied, so that they don't keep the whole read buffer allocated.
 const COPIED_BYTES: usize = 32 * 1024;
 
-/// How long a relay may take to answer for the first time.
-const SETUP_DEADLINE: Duration = Duration::from_secs(20);
+/// Time limit for a relay's first answer.
+const SETUP_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How long it may take to end.
-const CLOSE_DEADLINE: Duration = Duration::from_secs(5);
+/// Time limit for a relay to end.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A frame on its way to the relay.
 #[derive(Debug)]
@@ -45,28 +44,27 @@ struct Frame {
     payload: Bytes,
 }
 
-/// What is known of the stream, by all who use it.
+/// The state of the stream, shared by its tasks and users.
 #[derive(Debug)]
 pub(super) struct Stream {
     urgent: mpsc::UnboundedSender<Frame>,
     input: mpsc::UnboundedSender<Frame>,
     inboxes: Mutex<HashMap<u32, Inbox>>,
-    numbers: AtomicU32,
+    last_id: AtomicU32,
     gone: CancellationToken,
     closing: CancellationToken,
     is_closed: AtomicBool,
 }
 
 impl Stream {
-    /// Says something; the answer, if any, comes to an inbox. Where the stream has ended, so has
-    /// everything that it could be about.
-    pub(super) fn say(&self, request: Request) {
+    /// Sends a control request; it is dropped if the stream has ended, and so has its subject.
+    pub(super) fn send(&self, request: Request) {
         let payload = Bytes::new();
         let _ = self.urgent.send(Frame { request, payload });
     }
 
-    /// Sends input, for which there is credit.
-    pub(super) fn carry(&self, request: Request, payload: Bytes) {
+    /// Sends input; the caller has acquired credit.
+    pub(super) fn send_input(&self, request: Request, payload: Bytes) {
         let _ = self.input.send(Frame { request, payload });
     }
 
@@ -83,16 +81,16 @@ impl Stream {
         self.is_closed.load(Ordering::Acquire)
     }
 
-    /// What is said where the relay doesn't answer any more.
+    /// The error for calls after the stream has ended.
     pub(super) fn gone_error(&self) -> SandboxError {
         if self.is_closed() {
             let message = "the sandbox is closed";
             return SandboxError::new(SandboxErrorKind::Closed, message);
         }
-        SandboxError::gone("the sandbox has ended: its supervisor doesn't answer any more")
+        SandboxError::gone("the sandbox has ended: its supervisor no longer responds")
     }
 
-    /// Nothing more comes to any inbox.
+    /// Marks the stream as ended and closes all inboxes.
     fn end(&self) {
         self.gone.cancel();
         self.inboxes().clear();
@@ -105,14 +103,14 @@ impl Stream {
         Ok(())
     }
 
-    /// Has a command started. Dropped, what is returned has it killed.
+    /// Starts a command.
     pub(super) fn spawn(
         self: &Arc<Self>,
-        channels: Channels,
+        stdio: StdioMode,
         body: Vec<u8>,
     ) -> Result<Spawned, SandboxError> {
         self.check()?;
-        if body.len() > MOST_BODY {
+        if body.len() > MAX_BODY {
             let message = "the command, its arguments and variables are too long";
             return Err(
                 SandboxError::new(SandboxErrorKind::InvalidInput, message).with_advice(
@@ -120,12 +118,12 @@ impl Stream {
                 ),
             );
         }
-        let id = self.numbers.fetch_add(1, Ordering::Relaxed) + 1;
-        let (inbox, spawned) = Inbox::new(self, id, channels);
+        let id = self.last_id.fetch_add(1, Ordering::Relaxed) + 1;
+        let (inbox, spawned) = Inbox::new(self, id, stdio);
         self.inboxes().insert(id, inbox);
         let request = Request::Spawn {
             id,
-            channels,
+            stdio,
             length: body.len() as u64,
         };
         let payload = body.into();
@@ -133,34 +131,33 @@ impl Stream {
             return Err(self.gone_error());
         }
         if let Err(error) = self.check() {
-            // Nobody else would tell an inbox that came too late.
+            // The stream has ended after the check above and no longer closes inboxes.
             self.inboxes().remove(&id);
             return Err(error);
         }
         Ok(spawned)
     }
 
-    /// Hands on what has come.
-    fn take(&self, answer: Answer, payload: Bytes) -> Result<(), Violation> {
+    /// Dispatches an answer to its command's inbox.
+    fn dispatch(&self, answer: Answer, payload: Bytes) -> Result<(), ProtocolViolation> {
         let (id, event) = match answer {
-            Answer::Ready { .. } => return Err(Violation),
+            Answer::Ready { .. } => return Err(ProtocolViolation),
             Answer::Report { id, .. } => {
-                let report = Report::decode(&payload).ok_or(Violation)?;
-                (id, Event::Report(report))
+                let report = Report::decode(&payload).ok_or(ProtocolViolation)?;
+                (id, CommandEvent::Report(report))
             }
-            Answer::Gone { id } => (id, Event::Gone),
-            Answer::Output { id, lane, .. } => (id, Event::Output(lane, payload)),
-            Answer::Count { id, lane, total } => (id, Event::Count(lane, total)),
-            Answer::End { id, lane, total } => (id, Event::End(lane, total)),
-            Answer::Taken { id, bytes } => (id, Event::Taken(bytes)),
-            Answer::Staged { id, number } => (id, Event::Staged(number)),
-            Answer::InputClosed { id } => (id, Event::InputClosed),
+            Answer::Gone { id } => (id, CommandEvent::Gone),
+            Answer::Output { id, channel, .. } => (id, CommandEvent::Output(channel, payload)),
+            Answer::Count { id, channel, total } => (id, CommandEvent::Count(channel, total)),
+            Answer::End { id, channel, total } => (id, CommandEvent::End(channel, total)),
+            Answer::Taken { id, bytes } => (id, CommandEvent::Taken(bytes)),
+            Answer::InputClosed { id } => (id, CommandEvent::InputClosed),
         };
         let mut inboxes = self.inboxes();
-        // Of a command that nobody waits for any more there may still come something.
+        // Answers may still arrive for a command whose handles were dropped.
         if let Some(inbox) = inboxes.get_mut(&id) {
-            inbox.take(event)?;
-            if inbox.is_over() {
+            inbox.receive(event)?;
+            if inbox.is_finished() {
                 inboxes.remove(&id);
             }
         }
@@ -168,12 +165,13 @@ impl Stream {
     }
 }
 
-/// The relay has said what it can't say.
+/// The relay violated the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Violation;
+pub(super) struct ProtocolViolation;
 
-/// A relay that answers, and the tasks that write and read its stream. Dropped, the stream ends, and
-/// the relay with it.
+/// A connection to a relay, with the tasks that write and read its stream.
+///
+/// Dropping it ends the stream, and thereby the relay.
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) stream: Arc<Stream>,
@@ -182,7 +180,7 @@ pub(super) struct Link {
 }
 
 impl Link {
-    /// Sets a relay up.
+    /// Sends the setup and waits until the relay is ready.
     pub(super) async fn open(
         mut reader: impl AsyncRead + Send + Unpin + 'static,
         mut writer: impl AsyncWrite + Send + Unpin + 'static,
@@ -202,19 +200,19 @@ impl Link {
             writer.flush().await?;
             let mut answer = [0; HEADER_BYTES];
             reader.read_exact(&mut answer).await?;
-            let length = READY_BYTES as u64;
+            let length = SETUP_REPLY_BYTES as u64;
             if Answer::decode(&answer) != Some(Answer::Ready { length }) {
                 return Err(io::Error::from(io::ErrorKind::InvalidData));
             }
-            let mut ready = [0; READY_BYTES];
+            let mut ready = [0; SETUP_REPLY_BYTES];
             reader.read_exact(&mut ready).await?;
-            match Ready::decode(&ready) {
-                Some(Ready::Ready { .. }) => Ok(()),
-                Some(Ready::Failed { errno, .. }) => Err(io::Error::from_raw_os_error(errno)),
+            match SetupReply::decode(&ready) {
+                Some(SetupReply::Ready { .. }) => Ok(()),
+                Some(SetupReply::Failed { errno, .. }) => Err(io::Error::from_raw_os_error(errno)),
                 None => Err(io::ErrorKind::InvalidData.into()),
             }
         };
-        match timeout(SETUP_DEADLINE, start).await {
+        match timeout(SETUP_TIMEOUT, start).await {
             Ok(started) => started.map_err(failed)?,
             Err(_) => return Err(failed(io::ErrorKind::TimedOut.into())),
         }
@@ -224,17 +222,17 @@ impl Link {
             urgent,
             input,
             inboxes: Mutex::default(),
-            numbers: AtomicU32::new(0),
+            last_id: AtomicU32::new(0),
             gone: CancellationToken::new(),
             closing: CancellationToken::new(),
             is_closed: AtomicBool::new(false),
         });
-        let queues = Queues {
+        let queues = FrameQueues {
             urgent: urgent_frames,
             input: input_frames,
         };
-        let writing = tokio::spawn(write(Arc::clone(&stream), queues, writer));
-        let reading = tokio::spawn(read(Arc::clone(&stream), reader));
+        let writing = tokio::spawn(write_frames(Arc::clone(&stream), queues, writer));
+        let reading = tokio::spawn(read_answers(Arc::clone(&stream), reader));
         Ok(Self {
             stream,
             _writing: AbortOnDropHandle::new(writing),
@@ -242,15 +240,15 @@ impl Link {
         })
     }
 
-    /// Ends the stream, and waits until the relay has ended its side.
+    /// Ends the stream and waits until the relay has ended it, too.
     pub(super) async fn close(&self) -> Result<(), SandboxError> {
         let stream = &self.stream;
         stream.is_closed.store(true, Ordering::Release);
         stream.closing.cancel();
-        match timeout(CLOSE_DEADLINE, stream.gone.cancelled()).await {
+        match timeout(CLOSE_TIMEOUT, stream.gone.cancelled()).await {
             Ok(()) => Ok(()),
             Err(_) => {
-                let message = "the supervisor in the sandbox doesn't end";
+                let message = "the supervisor in the sandbox did not end";
                 Err(SandboxError::new(SandboxErrorKind::Io, message))
             }
         }
@@ -263,13 +261,13 @@ impl Drop for Link {
     }
 }
 
-/// What is to be written.
-struct Queues {
+/// Frames to write, control requests first.
+struct FrameQueues {
     urgent: mpsc::UnboundedReceiver<Frame>,
     input: mpsc::UnboundedReceiver<Frame>,
 }
 
-impl Queues {
+impl FrameQueues {
     async fn next(&mut self) -> Option<Frame> {
         select! {
             biased;
@@ -286,9 +284,9 @@ impl Queues {
 }
 
 /// Writes frames until the stream ends.
-async fn write(
+async fn write_frames(
     stream: Arc<Stream>,
-    mut queues: Queues,
+    mut queues: FrameQueues,
     mut writer: impl AsyncWrite + Send + Unpin,
 ) {
     let writing = async {
@@ -321,25 +319,25 @@ async fn write(
         () = stream.gone.cancelled() => false,
     };
     if ended {
-        // The end is what the relay waits for; where it is gone, it needs none.
+        // The relay ends when its input does; an error means that it is gone already.
         let _ = writer.shutdown().await;
     } else {
         stream.gone.cancel();
     }
 }
 
-/// Reads answers until the stream ends. Then nothing more comes to any inbox.
-async fn read(stream: Arc<Stream>, mut reader: impl AsyncRead + Send + Unpin) {
+/// Reads answers until the stream ends, then closes all inboxes.
+async fn read_answers(stream: Arc<Stream>, mut reader: impl AsyncRead + Send + Unpin) {
     let reading = async {
         let mut buffer = BytesMut::with_capacity(READ_BYTES);
         loop {
             while let Some((answer, payload)) = next_answer(&mut buffer)? {
-                stream.take(answer, payload)?;
+                stream.dispatch(answer, payload)?;
             }
             buffer.reserve(READ_BYTES);
             match reader.read_buf(&mut buffer).await {
                 Ok(1..) => {}
-                Ok(0) | Err(_) => return Result::<(), Violation>::Ok(()),
+                Ok(0) | Err(_) => return Result::<(), ProtocolViolation>::Ok(()),
             }
         }
     };
@@ -348,24 +346,24 @@ async fn read(stream: Arc<Stream>, mut reader: impl AsyncRead + Send + Unpin) {
         () = stream.gone.cancelled() => Ok(()),
     };
     if ended.is_err() {
-        tracing::warn!("the supervisor in a sandbox has said something that makes no sense");
+        tracing::warn!("the supervisor in a sandbox violated its protocol");
     }
     stream.end();
 }
 
-/// Takes an answer out of what has come; `None` where not all of it is there.
-fn next_answer(buffer: &mut BytesMut) -> Result<Option<(Answer, Bytes)>, Violation> {
+/// Parses the next answer; `None` if it is incomplete.
+fn next_answer(buffer: &mut BytesMut) -> Result<Option<(Answer, Bytes)>, ProtocolViolation> {
     let Some(header) = buffer.first_chunk::<HEADER_BYTES>() else {
         return Ok(None);
     };
-    let answer = Answer::decode(header).ok_or(Violation)?;
-    let length = usize::try_from(answer.payload()).map_err(|_| Violation)?;
-    let most = match answer {
-        Answer::Output { .. } => MOST_PAYLOAD,
-        _ => READY_BYTES.max(REPORT_BYTES),
+    let answer = Answer::decode(header).ok_or(ProtocolViolation)?;
+    let length = usize::try_from(answer.payload()).map_err(|_| ProtocolViolation)?;
+    let max_length = match answer {
+        Answer::Output { .. } => MAX_PAYLOAD,
+        _ => SETUP_REPLY_BYTES.max(REPORT_BYTES),
     };
-    if length > most {
-        return Err(Violation);
+    if length > max_length {
+        return Err(ProtocolViolation);
     }
     if buffer.len() < HEADER_BYTES + length {
         return Ok(None);

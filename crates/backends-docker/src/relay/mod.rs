@@ -1,19 +1,15 @@
-//! Commands and files of a sandbox that is at the other end of one stream.
+//! Commands and files of a sandbox behind one stream.
 //!
-//! In the sandbox runs the supervisor's relay (`supervisor relay`), as the first process of a container
-//! or as one that was started in it. [`Relay`] speaks with it: commands mean what they mean
-//! in a local sandbox, and files are read and written in the sandbox's own view, without any program
-//! of the sandbox's. Where the stream comes from is its owner's business; when it ends, the relay
-//! kills what it has started, and everything that is asked here answers
-//! [`Gone`](cantle_core::sandbox::SandboxErrorKind::Gone).
+//! The supervisor's relay (`supervisor relay`) runs in the sandbox, as the first process of a container or as
+//! an exec. [`Relay`] is its client: commands behave as in a local sandbox, and files are accessed in the
+//! sandbox's view without any program of the image. The caller provides the stream; when it ends, the relay
+//! kills all processes, and all calls fail with [`Gone`](cantle_core::sandbox::SandboxErrorKind::Gone).
 
 mod command;
-mod feed;
 mod files;
 mod inbox;
 mod link;
 mod options;
-mod staging;
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -29,17 +25,14 @@ use cantle_core::sandbox::{
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::timeout;
 
-use self::files::Gates;
+use self::files::TaskLimits;
 use self::link::Link;
 pub use self::options::RelayOptions;
-use self::staging::Staged;
-pub(crate) use self::staging::{Brought, StagedFile, Staging, StagingError};
 
-/// How long a relay that is ready may take to look for a shell.
-const SHELL_DEADLINE: Duration = Duration::from_secs(20);
+/// Time limit for finding a shell.
+const SHELL_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// A relay that answers. Cloned, it is the same one; when the last clone is dropped, the stream
-/// ends, and everything that the relay has started with it.
+/// Client of a relay. When the last clone is dropped, the stream and all of the relay's processes end.
 #[derive(Clone)]
 pub struct Relay {
     inner: Arc<Inner>,
@@ -57,8 +50,7 @@ struct Inner {
     shell: Option<OsString>,
     /// The variables of every command.
     environment: BTreeMap<OsString, OsString>,
-    gates: Gates,
-    staged: Staged,
+    task_limits: TaskLimits,
 }
 
 impl fmt::Debug for Inner {
@@ -72,20 +64,12 @@ impl fmt::Debug for Inner {
     }
 }
 
-impl Inner {
-    /// Where programs are looked for.
-    fn search_path(&self) -> &OsStr {
-        let path = self.environment.get(OsStr::new("PATH"));
-        path.map(OsString::as_os_str).unwrap_or_default()
-    }
-}
-
 impl Relay {
-    /// Speaks to a relay that was just started: `reader` is its output, `writer` its input.
+    /// Connects to a relay that was just started: `reader` is its output, `writer` its input.
     ///
     /// # Errors
-    /// [`Unavailable`](cantle_core::sandbox::SandboxErrorKind::Unavailable) where it doesn't
-    /// answer in time or says nonsense, as when the program can't be started.
+    /// [`Unavailable`](cantle_core::sandbox::SandboxErrorKind::Unavailable) if it does
+    /// not respond in time or the response is invalid, e.g. because the program can't be started.
     pub async fn connect(
         reader: impl AsyncRead + Send + Unpin + 'static,
         writer: impl AsyncWrite + Send + Unpin + 'static,
@@ -97,12 +81,11 @@ impl Relay {
             options,
             shell: None,
             environment: BTreeMap::new(),
-            gates: Gates::new(),
-            staged: Staged::default(),
+            task_limits: TaskLimits::new(),
         };
-        let found = timeout(SHELL_DEADLINE, inner.find_shell()).await;
+        let found = timeout(SHELL_TIMEOUT, inner.find_shell()).await;
         inner.shell = found.map_err(|_| {
-            let message = "the supervisor in the sandbox doesn't answer";
+            let message = "the supervisor in the sandbox does not respond";
             SandboxError::new(SandboxErrorKind::Unavailable, message)
         })??;
         inner.environment = inner.options.variables(inner.shell.as_deref());
@@ -111,7 +94,7 @@ impl Relay {
         })
     }
 
-    /// The shell that runs command lines; none where the sandbox has none of the candidates.
+    /// Returns the shell for command lines; `None` if the sandbox has none of the candidates.
     #[must_use]
     pub fn shell(&self) -> Option<&OsStr> {
         self.inner.shell.as_deref()
@@ -122,7 +105,7 @@ impl Relay {
         self.inner.link.stream.gone().clone().cancelled_owned()
     }
 
-    /// Whether the stream has ended.
+    /// Returns whether the stream has ended.
     #[must_use]
     pub fn is_gone(&self) -> bool {
         self.inner.link.stream.gone().is_cancelled()
@@ -150,7 +133,7 @@ impl Relay {
     }
 
     /// Writes a file; see [`Sandbox::write`](cantle_core::sandbox::Sandbox::write). All writes are
-    /// atomic, asked for or not.
+    /// atomic.
     ///
     /// # Errors
     /// As there.
@@ -163,7 +146,7 @@ impl Relay {
         self.inner.write(path, options, data).await
     }
 
-    /// What is at a path; see [`Sandbox::stat`](cantle_core::sandbox::Sandbox::stat).
+    /// Returns information about a path; see [`Sandbox::stat`](cantle_core::sandbox::Sandbox::stat).
     ///
     /// # Errors
     /// As there.
@@ -171,7 +154,7 @@ impl Relay {
         self.inner.stat(path).await
     }
 
-    /// What is in a directory; see [`Sandbox::list`](cantle_core::sandbox::Sandbox::list).
+    /// Lists a directory; see [`Sandbox::list`](cantle_core::sandbox::Sandbox::list).
     ///
     /// # Errors
     /// As there.
@@ -179,7 +162,7 @@ impl Relay {
         self.inner.list(path).await
     }
 
-    /// Makes a directory; see [`Sandbox::mkdir`](cantle_core::sandbox::Sandbox::mkdir).
+    /// Creates a directory; see [`Sandbox::mkdir`](cantle_core::sandbox::Sandbox::mkdir).
     ///
     /// # Errors
     /// As there.
@@ -187,7 +170,7 @@ impl Relay {
         self.inner.mkdir(path).await
     }
 
-    /// Removes what is at a path; see [`Sandbox::remove`](cantle_core::sandbox::Sandbox::remove).
+    /// Removes a file or directory; see [`Sandbox::remove`](cantle_core::sandbox::Sandbox::remove).
     ///
     /// # Errors
     /// As there.
@@ -195,7 +178,7 @@ impl Relay {
         self.inner.remove(path).await
     }
 
-    /// Moves something; see [`Sandbox::rename`](cantle_core::sandbox::Sandbox::rename).
+    /// Renames a file or directory; see [`Sandbox::rename`](cantle_core::sandbox::Sandbox::rename).
     ///
     /// # Errors
     /// As there.
@@ -203,12 +186,12 @@ impl Relay {
         self.inner.rename(from, to).await
     }
 
-    /// Ends the stream and waits for the relay's end, with which nothing is left of what it started.
-    /// What is asked from now on answers
-    /// [`Closed`](cantle_core::sandbox::SandboxErrorKind::Closed).
+    /// Ends the stream and waits for the end of the relay and all its processes.
+    ///
+    /// Further calls fail with [`Closed`](cantle_core::sandbox::SandboxErrorKind::Closed).
     ///
     /// # Errors
-    /// Where the relay doesn't end in time.
+    /// The relay does not end in time.
     pub async fn close(&self) -> Result<(), SandboxError> {
         self.inner.link.close().await
     }

@@ -1,22 +1,19 @@
-//! What a relay is told when it is set up, and what its commands are given.
+//! Setup of a relay, and the environment of its commands.
 
 use std::collections::BTreeMap;
 use std::ffi::{CString, OsStr, OsString};
 use std::fmt;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
-use std::sync::Arc;
 
 use cantle_core::policy::Limits;
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind, SandboxPath};
 use cantle_supervisor::Writer;
 use cantle_supervisor::wire::Step;
 
-use super::staging::Staging;
-
-/// Where to look for programs where the environment doesn't say.
+/// Search path for programs if the environment has none.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Where a shell may be; bash where there is one.
+/// Candidate paths of a shell; bash is preferred.
 const SHELLS: [&str; 7] = [
     "/bin/bash",
     "/usr/bin/bash",
@@ -27,36 +24,36 @@ const SHELLS: [&str; 7] = [
     "/bin/ash",
 ];
 
-/// How a relay's sandbox is to be used.
+/// Configuration of a relay's sandbox.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct RelayOptions {
-    /// The user and the group that run commands and touch files, without any privilege. None where
-    /// that is whom the relay runs as, with what that one may do. Another one needs a relay that may
-    /// change its user and kill those of another one (`CAP_SETUID`, `CAP_SETGID`, `CAP_KILL`).
+    /// The user and group of commands and file operations, which have no privileges.
+    ///
+    /// `None` for the relay's own user and privileges. Another user requires `CAP_SETUID`, `CAP_SETGID` and
+    /// `CAP_KILL`.
     pub identity: Option<(u32, u32)>,
-    /// Where commands start and relative paths begin; absolute. It must be there, unless
-    /// the relay [makes](Self::makes_directories) it.
+    /// The absolute working directory. It must exist unless the relay [creates](Self::makes_directories) it.
     pub working_directory: SandboxPath,
-    /// The directory that no path and no link leads out of; `/` where all that can be seen belongs to
-    /// the sandbox. In any other one links must be relative.
+    /// The directory that confines paths and links: `/` if all visible files belong to the sandbox.
+    ///
+    /// In any other directory links must be relative.
     pub root: SandboxPath,
-    /// Where large output is kept; absolute.
+    /// The absolute directory for spilled output.
     pub temporary_directory: SandboxPath,
-    /// Where a shell may be; the first that can be executed is taken.
+    /// Candidate paths of the shell; the first executable one is used.
     pub shells: Vec<OsString>,
-    /// The variables of every command, besides `HOME` (the working directory), `LANG`, `PATH`, `PWD`,
-    /// `SHELL`, `TERM` and `TMPDIR`, which these replace where they have the same names.
+    /// Variables of every command; they override the defaults of `HOME` (the working directory), `LANG`,
+    /// `PATH`, `PWD`, `SHELL`, `TERM` and `TMPDIR`.
     pub environment: BTreeMap<OsString, OsString>,
-    /// Whether the relay makes the working directory and the temporary one where they are missing, gives
-    /// the first to `identity` and opens the second to everyone. For a sandbox in which nothing has run
-    /// yet, and a relay that may change owners (`CAP_CHOWN`).
+    /// Whether the relay creates missing working and temporary directories.
+    ///
+    /// The working directory is given to `identity`, the temporary one opened to everyone. Only for a sandbox
+    /// in which no command has run yet; requires `CAP_CHOWN`.
     pub makes_directories: bool,
-    /// Another way for large files. For a relay that runs as root, at `/`.
-    pub(crate) staging: Option<Arc<dyn Staging>>,
-    /// What each command may use. Here the time of a command, its output, and what the kernel
-    /// keeps for each process (processor time, size of files, open files) are kept; what holds
-    /// for a container as a whole is for its engine.
+    /// Limits of each command: wall time, output, processor time, file size and open files.
+    ///
+    /// Limits of the whole container are the engine's.
     pub limits: Limits,
 }
 
@@ -72,15 +69,13 @@ impl fmt::Debug for RelayOptions {
             .field("shells", &self.shells)
             .field("environment", &names)
             .field("makes_directories", &self.makes_directories)
-            .field("staging", &self.staging)
             .field("limits", &self.limits)
             .finish()
     }
 }
 
 impl RelayOptions {
-    /// Commands start in `working_directory`, as the relay's own user; everything that can be seen
-    /// belongs to the sandbox.
+    /// Commands start in `working_directory` as the relay's own user; all visible files belong to the sandbox.
     #[must_use]
     pub fn new(working_directory: SandboxPath) -> Self {
         let directory = |path| {
@@ -95,12 +90,11 @@ impl RelayOptions {
             shells: SHELLS.map(OsString::from).into(),
             environment: BTreeMap::new(),
             makes_directories: false,
-            staging: None,
             limits: Limits::default(),
         }
     }
 
-    /// A path as the relay sees it.
+    /// Returns the absolute path.
     pub(super) fn absolute(&self, path: &SandboxPath) -> SandboxPath {
         if path.is_absolute() {
             return path.clone();
@@ -110,8 +104,7 @@ impl RelayOptions {
         joined.unwrap_or_else(|_| self.working_directory.clone())
     }
 
-    /// The variables of every command: the few that every shell needs, and over them those that were
-    /// given.
+    /// Returns the variables of every command: defaults, overridden by the configured ones.
     pub(super) fn variables(&self, shell: Option<&OsStr>) -> BTreeMap<OsString, OsString> {
         let mut variables: BTreeMap<OsString, OsString> = [
             ("HOME", os_path(&self.working_directory)),
@@ -123,14 +116,14 @@ impl RelayOptions {
         .map(|(name, value)| (name.into(), value))
         .into();
         if let Some(shell) = shell {
-            // Where it isn't set, bash asks the user database for it, which takes a while.
+            // Without it, bash queries the user database, which is slow.
             variables.insert("SHELL".into(), shell.to_owned());
         }
         variables.extend(self.environment.clone());
         variables
     }
 
-    /// The body of the setup.
+    /// Encodes the setup.
     pub(super) fn setup(&self) -> Result<Vec<u8>, SandboxError> {
         const CPU: u32 = 0;
         const FILE_SIZE: u32 = 1;
@@ -139,12 +132,12 @@ impl RelayOptions {
         let mut writer = Writer::new();
         let cpu = self.limits.cpu_time.map(|time| {
             let seconds = time.as_secs() + u64::from(time.subsec_nanos() > 0);
-            // At the first it is told (SIGXCPU), at the second it is killed.
+            // The soft limit sends SIGXCPU, the hard limit kills.
             (seconds, seconds.saturating_add(1))
         });
         let both = |limit: Option<u64>| limit.map(|limit| (limit, limit));
         let limits = [
-            // A core would go to whom the host's kernel says.
+            // The host's kernel decides where a core dump goes.
             (CORE, Some((0, 0))),
             (CPU, cpu),
             (FILE_SIZE, both(self.limits.file_size_bytes)),
@@ -152,7 +145,7 @@ impl RelayOptions {
         ];
         for (resource, limit) in limits {
             if let Some((soft, hard)) = limit {
-                writer.step(&Step::Limit {
+                writer.step(&Step::CommandLimit {
                     resource,
                     soft,
                     hard,
@@ -161,24 +154,21 @@ impl RelayOptions {
         }
         if self.makes_directories {
             // Without a place for temporary files there can be commands all the same.
-            writer.optional(
+            writer.optional_step(
                 0,
-                &Step::Give {
+                &Step::OwnedDirectory {
                     path: &c_path(&self.temporary_directory)?,
                     identity: None,
                     mode: 0o1777,
                 },
             );
-            writer.step(&Step::Give {
+            writer.step(&Step::OwnedDirectory {
                 path: &c_path(&self.working_directory)?,
                 identity: self.identity,
                 mode: 0o755,
             });
         }
-        if self.staging.is_some() {
-            writer.step(&Step::Staging);
-        }
-        writer.step(&Step::Commands {
+        writer.step(&Step::CommandIdentity {
             identity: self.identity,
             root: &c_path(&self.root)?,
         });
@@ -186,19 +176,19 @@ impl RelayOptions {
     }
 }
 
-/// An absolute path as the kernel takes it.
+/// Returns an absolute path as a C string.
 pub(super) fn c_path(path: &SandboxPath) -> Result<CString, SandboxError> {
     c_string(&os_path(path))
 }
 
-/// An absolute path.
+/// Returns an absolute path as an OS string.
 pub(super) fn os_path(path: &SandboxPath) -> OsString {
     OsString::from_vec([b"/", path.relative_bytes()].concat())
 }
 
 pub(super) fn c_string(text: &OsStr) -> Result<CString, SandboxError> {
     CString::new(text.as_bytes()).map_err(|_| {
-        let message = "a command, its directory and its variables must be without NUL";
+        let message = "a command, its directory and its variables must not contain NUL";
         SandboxError::new(SandboxErrorKind::InvalidInput, message)
     })
 }

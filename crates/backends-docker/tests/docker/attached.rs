@@ -1,4 +1,4 @@
-//! Sandboxes in a container that somebody else runs.
+//! Sandboxes in a running container.
 
 use cantle_backends_docker::DockerBackend;
 use cantle_core::policy::{Network, Policy, PolicyField};
@@ -6,107 +6,118 @@ use cantle_core::sandbox::{
     Backend as _, Background, SandboxErrorKind, SandboxExt as _, SandboxPath, SpawnRequest,
 };
 
-use crate::support::{Peer, eventually, open, stdout, under};
+use crate::support::{TestEngine, context_with, eventually, open, stdout};
 
-/// Somebody's container, removed in the end.
-struct Theirs<'p> {
-    peer: &'p Peer,
+/// A container that is removed on drop.
+struct UserContainer<'p> {
+    engine: &'p TestEngine,
     id: String,
 }
 
-impl<'p> Theirs<'p> {
-    fn start<const N: usize>(peer: &'p Peer, options: [&str; N]) -> Self {
+impl<'p> UserContainer<'p> {
+    fn start<const N: usize>(engine: &'p TestEngine, options: [&str; N]) -> Self {
         let mut arguments = vec!["run", "--detach", "--network", "none"];
         arguments.extend(options);
-        arguments.extend([&*peer.image, "sleep", "1000"]);
+        arguments.extend([&*engine.image, "sleep", "1000"]);
         let output = std::process::Command::new("docker")
-            .args(["--host", &peer.host])
+            .args(["--host", &engine.host])
             .args(arguments)
             .output()
             .unwrap();
         assert!(output.status.success(), "{output:?}");
         let id = String::from_utf8(output.stdout).unwrap().trim().to_owned();
-        Self { peer, id }
+        Self { engine, id }
     }
 
     fn backend(&self) -> DockerBackend {
-        DockerBackend::attach(&self.id).with_host(&self.peer.host)
+        DockerBackend::attach(&self.id).with_host(&self.engine.host)
     }
 
-    /// What runs in it, and what lies in its root.
+    /// Lists its processes.
     fn processes(&self) -> String {
-        self.peer.docker(["top", &self.id, "-o", "pid,args"])
+        self.engine.docker(["top", &self.id, "-o", "pid,args"])
     }
 
+    /// Lists its root directory.
     fn root(&self) -> String {
-        self.peer.docker(["exec", &self.id, "ls", "-a", "/"])
+        self.engine.docker(["exec", &self.id, "ls", "-a", "/"])
     }
 }
 
-impl Drop for Theirs<'_> {
+impl Drop for UserContainer<'_> {
     fn drop(&mut self) {
-        self.peer.docker(["rm", "--force", &self.id]);
+        self.engine.docker(["rm", "--force", &self.id]);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_container_that_runs_is_used_and_left_as_it_was() {
-    let Some(peer) = Peer::find() else { return };
-    let theirs = Theirs::start(&peer, ["--workdir", "/work", "--env", "OF=theirs"]);
-    let root = theirs.root();
-    let sandbox = open(&theirs.backend()).await;
+async fn running_container_is_used_and_left_unchanged() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    let container = UserContainer::start(&engine, ["--workdir", "/work", "--env", "OWNER=user"]);
+    let root = container.root();
+    let sandbox = open(&container.backend()).await;
     assert_eq!(sandbox.info().working_directory.to_string(), "/work");
     assert_eq!(
-        stdout(&*sandbox, "pwd; id -u; echo $OF").await,
-        "/work\n0\ntheirs"
+        stdout(&*sandbox, "pwd; id -u; echo $OWNER").await,
+        "/work\n0\nuser"
     );
     let file = SandboxPath::new("file").unwrap();
     sandbox.write_bytes(&file, "text".into()).await.unwrap();
     assert_eq!(
-        peer.docker(["exec", &theirs.id, "cat", "/work/file"]),
+        engine.docker(["exec", &container.id, "cat", "/work/file"]),
         "text"
     );
     let request = SpawnRequest::shell("setsid sleep 2000 & true").with_background(Background::Keep);
     sandbox.run(request).await.unwrap();
-    eventually("what is kept", || theirs.processes().contains("sleep 2000"));
+    eventually("the background process", || {
+        container.processes().contains("sleep 2000")
+    });
     sandbox.close().await.unwrap();
-    let processes = theirs.processes();
+    let processes = container.processes();
     assert!(processes.contains("sleep 1000"), "{processes}");
     assert!(!processes.contains("sleep 2000"), "{processes}");
-    // It has ended; that its engine has waited for it is another matter.
+    // The engine may reap the process later.
     eventually("the supervisor's end", || {
-        !theirs.processes().contains("cantle")
+        !container.processes().contains("cantle")
     });
-    assert_eq!(theirs.root(), root);
+    assert_eq!(container.root(), root);
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn dropping_it_ends_what_was_started_and_no_more() {
-    let Some(peer) = Peer::find() else { return };
-    let theirs = Theirs::start(&peer, []);
-    let sandbox = open(&theirs.backend()).await;
+async fn drop_ends_only_processes_of_the_sandbox() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    let container = UserContainer::start(&engine, []);
+    let sandbox = open(&container.backend()).await;
     let process = sandbox
         .spawn(SpawnRequest::shell("sleep 3000"))
         .await
         .unwrap();
-    eventually("the command", || theirs.processes().contains("sleep 3000"));
+    eventually("the command", || {
+        container.processes().contains("sleep 3000")
+    });
     drop((process, sandbox));
-    eventually("its end", || !theirs.processes().contains("sleep 3000"));
-    assert!(theirs.processes().contains("sleep 1000"));
-    theirs.backend().reclaim().await.unwrap();
-    assert!(theirs.processes().contains("sleep 1000"));
+    eventually("its end", || !container.processes().contains("sleep 3000"));
+    assert!(container.processes().contains("sleep 1000"));
+    container.backend().reclaim().await.unwrap();
+    assert!(container.processes().contains("sleep 1000"));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn where_the_supervisor_cant_be_put_commands_are_execs() {
-    let Some(peer) = Peer::find() else { return };
-    let theirs = Theirs::start(
-        &peer,
+async fn commands_are_execs_if_the_supervisor_cannot_be_installed() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    let container = UserContainer::start(
+        &engine,
         ["--read-only", "--tmpfs", "/tmp", "--workdir", "/tmp"],
     );
-    let sandbox = open(&theirs.backend()).await;
-    let walls = sandbox.info().walls.join("; ");
-    assert!(walls.contains("without supervisor"), "{walls}");
+    let sandbox = open(&container.backend()).await;
+    let mechanisms = sandbox.info().mechanisms.join("; ");
+    assert!(mechanisms.contains("without supervisor"), "{mechanisms}");
     assert_eq!(
         stdout(&*sandbox, "echo text > file; cat file").await,
         "text"
@@ -118,17 +129,27 @@ async fn where_the_supervisor_cant_be_put_commands_are_execs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_policy_holds_as_far_as_the_container_was_made_so() {
-    let Some(peer) = Peer::find() else { return };
-    let theirs = Theirs::start(&peer, ["--memory", "64m"]);
+async fn policy_is_enforced_only_as_the_container_is_configured() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    let container = UserContainer::start(&engine, ["--memory", "64m"]);
     let mut policy = Policy::unconfined();
     policy.network = Some(Network::Off);
     policy.limits.memory_bytes = Some(64 << 20);
-    let sandbox = theirs.backend().open(under(policy.clone())).await.unwrap();
+    let sandbox = container
+        .backend()
+        .open(context_with(policy.clone()))
+        .await
+        .unwrap();
     sandbox.close().await.unwrap();
     policy.limits.memory_bytes = Some(32 << 20);
     policy.limits.processes = Some(10);
-    let error = theirs.backend().open(under(policy)).await.unwrap_err();
+    let error = container
+        .backend()
+        .open(context_with(policy))
+        .await
+        .unwrap_err();
     assert_eq!(error.kind(), SandboxErrorKind::Unenforceable);
     assert_eq!(
         error.unenforced(),
@@ -137,18 +158,23 @@ async fn a_policy_holds_as_far_as_the_container_was_made_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_container_that_is_not_there_or_stopped_is_said_so() {
-    let Some(peer) = Peer::find() else { return };
-    let nowhere = DockerBackend::attach("no-such-container").with_host(&peer.host);
-    let error = nowhere.open(under(Policy::unconfined())).await.unwrap_err();
-    assert_eq!(error.kind(), SandboxErrorKind::Unavailable);
-    assert!(error.to_string().contains("no-such-container"), "{error}");
-    let theirs = Theirs::start(&peer, []);
-    peer.docker(["kill", &theirs.id]);
-    let error = theirs
-        .backend()
-        .open(under(Policy::unconfined()))
+async fn missing_and_stopped_containers_are_reported() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    let missing = DockerBackend::attach("no-such-container").with_host(&engine.host);
+    let error = missing
+        .open(context_with(Policy::unconfined()))
         .await
         .unwrap_err();
-    assert!(error.to_string().contains("doesn't run"), "{error}");
+    assert_eq!(error.kind(), SandboxErrorKind::Unavailable);
+    assert!(error.to_string().contains("no-such-container"), "{error}");
+    let container = UserContainer::start(&engine, []);
+    engine.docker(["kill", &container.id]);
+    let error = container
+        .backend()
+        .open(context_with(Policy::unconfined()))
+        .await
+        .unwrap_err();
+    assert!(error.to_string().contains("isn't running"), "{error}");
 }

@@ -1,4 +1,4 @@
-//! Where images come from, and what is said where they don't.
+//! Sources of images, and errors when one is unavailable.
 
 use std::fs;
 use std::path::Path;
@@ -9,97 +9,101 @@ use cantle_core::sandbox::{Backend as _, SandboxErrorKind};
 use cantle_core::tool::Progress;
 use futures_util::future::join_all;
 
-use crate::support::{Peer, context, open, stdout};
+use crate::support::{TestEngine, context, open, stdout};
 
-fn recipe(peer: &Peer, directory: &Path, lines: &str) -> DockerBackend {
+fn dockerfile_backend(engine: &TestEngine, directory: &Path, lines: &str) -> DockerBackend {
     let dockerfile = directory.join("Dockerfile");
     fs::write(&dockerfile, lines).unwrap();
     DockerBackend::from_dockerfile(dockerfile, directory, [("WORD", "hello")])
-        .with_host(&peer.host)
+        .with_host(&engine.host)
         .with_build_network("none")
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dockerfile_is_built_once_for_the_same_content() {
-    let Some(peer) = Peer::find() else { return };
+async fn equal_build_contexts_are_built_once() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
     let directory = tempfile::tempdir().unwrap();
-    let token = cantle_core::ids::fresh_id();
+    let token = cantle_core::ids::unique_id();
     fs::write(directory.path().join("data"), &token).unwrap();
     fs::write(directory.path().join("secret"), "stays at home").unwrap();
     fs::write(directory.path().join(".dockerignore"), "secret\n").unwrap();
     let lines = format!(
-        "FROM {}\nARG WORD\nCOPY . /data/\nRUN echo $WORD > /data/word\nENV OF=image\n",
-        peer.busybox
+        "FROM {}\nARG WORD\nCOPY . /data/\nRUN echo $WORD > /data/word\nENV ORIGIN=image\n",
+        engine.busybox
     );
-    let backend = recipe(&peer, directory.path(), &lines);
+    let backend = dockerfile_backend(&engine, directory.path(), &lines);
     let four = join_all(
         [backend.clone(), backend.clone(), backend.clone(), backend].map(async |backend| {
             let sandbox = open(&backend).await;
-            let image = peer.docker([
+            let image = engine.docker([
                 "inspect",
                 "--format",
                 "{{.Image}}",
-                &peer.container(&*sandbox),
+                &engine.container(&*sandbox),
             ]);
-            let seen = stdout(
+            let output = stdout(
                 &*sandbox,
-                "cat /data/data; echo; cat /data/word; echo $OF; ls /data",
+                "cat /data/data; echo; cat /data/word; echo $ORIGIN; ls /data",
             )
             .await;
             sandbox.close().await.unwrap();
-            (image, seen)
+            (image, output)
         }),
     );
     let four = four.await;
-    let (image, seen) = four.first().unwrap();
+    let (image, output) = four.first().unwrap();
     assert_eq!(
-        *seen,
+        *output,
         format!("{token}\nhello\nimage\nDockerfile\ndata\nword")
     );
     assert!(
         four.iter()
-            .all(|other| other == &(image.clone(), seen.clone())),
+            .all(|other| other == &(image.clone(), output.clone())),
         "{four:?}"
     );
 
-    // The same files elsewhere make the same image, other ones another.
-    let elsewhere = tempfile::tempdir().unwrap();
+    // Equal files in another directory produce the same image, different files another one.
+    let copy = tempfile::tempdir().unwrap();
     for name in ["data", ".dockerignore"] {
-        fs::copy(directory.path().join(name), elsewhere.path().join(name)).unwrap();
+        fs::copy(directory.path().join(name), copy.path().join(name)).unwrap();
     }
-    let again = open(&recipe(&peer, elsewhere.path(), &lines)).await;
-    let same = peer.docker([
+    let again = open(&dockerfile_backend(&engine, copy.path(), &lines)).await;
+    let same = engine.docker([
         "inspect",
         "--format",
         "{{.Image}}",
-        &peer.container(&*again),
+        &engine.container(&*again),
     ]);
     assert_eq!(same, *image);
     again.close().await.unwrap();
-    fs::write(elsewhere.path().join("data"), "other").unwrap();
-    let other = open(&recipe(&peer, elsewhere.path(), &lines)).await;
-    let changed = peer.docker([
+    fs::write(copy.path().join("data"), "other").unwrap();
+    let other = open(&dockerfile_backend(&engine, copy.path(), &lines)).await;
+    let changed = engine.docker([
         "inspect",
         "--format",
         "{{.Image}}",
-        &peer.container(&*other),
+        &engine.container(&*other),
     ]);
     assert_ne!(changed, *image);
     other.close().await.unwrap();
     for image in [&changed, image] {
-        peer.docker(["rmi", "--force", image]);
+        engine.docker(["rmi", "--force", image]);
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_build_that_fails_says_what_its_program_said() {
-    let Some(peer) = Peer::find() else { return };
+async fn failed_build_reports_its_output() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
     let directory = tempfile::tempdir().unwrap();
     let lines = format!(
         "FROM {}\nRUN echo on the way; nosuchprogram\n",
-        peer.busybox
+        engine.busybox
     );
-    let error = recipe(&peer, directory.path(), &lines)
+    let error = dockerfile_backend(&engine, directory.path(), &lines)
         .open(context())
         .await
         .unwrap_err();
@@ -112,11 +116,13 @@ async fn a_build_that_fails_says_what_its_program_said() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_image_that_cant_be_had_is_said_so_with_advice() {
-    let Some(peer) = Peer::find() else { return };
-    // Nobody listens on port 1.
+async fn unavailable_image_is_reported_with_advice() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    // Nothing listens on port 1.
     for name in ["localhost:1/no/such:image", "Not An Image"] {
-        let backend = DockerBackend::from_image(name).with_host(&peer.host);
+        let backend = DockerBackend::from_image(name).with_host(&engine.host);
         let error = backend.open(context()).await.unwrap_err();
         assert_eq!(error.kind(), SandboxErrorKind::Unavailable, "{error}");
         assert!(error.to_string().contains(name), "{error}");
@@ -125,14 +131,14 @@ async fn an_image_that_cant_be_had_is_said_so_with_advice() {
 }
 
 #[tokio::test]
-async fn an_engine_that_isnt_there_is_said_so_with_advice() {
+async fn unreachable_engine_is_reported_with_advice() {
     let directory = tempfile::tempdir().unwrap();
-    let nowhere = format!("unix://{}/docker.sock", directory.path().display());
-    // Ours as long as it is held, and nobody listens.
+    let missing = format!("unix://{}/docker.sock", directory.path().display());
+    // Reserved while held, but not listening.
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let closed = format!("tcp://{}", socket.local_addr().unwrap());
-    for (host, why) in [(nowhere, "there is no socket"), (closed, "nobody listens")] {
+    for (host, why) in [(missing, "there is no socket"), (closed, "nothing listens")] {
         let backend = DockerBackend::from_image("x").with_host(&host);
         let error = backend.open(context()).await.unwrap_err();
         assert_eq!(error.kind(), SandboxErrorKind::Unavailable);
@@ -142,54 +148,60 @@ async fn an_engine_that_isnt_there_is_said_so_with_advice() {
 }
 
 #[tokio::test]
-async fn a_runtime_that_isnt_there_is_said_so() {
-    let Some(peer) = Peer::find() else { return };
-    let backend = peer.backend().with_runtime("nosuchruntime");
+async fn missing_runtime_is_reported() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    let backend = engine.backend().with_runtime("nosuchruntime");
     let error = backend.open(context()).await.unwrap_err();
     assert_eq!(error.kind(), SandboxErrorKind::Unavailable);
     assert!(error.to_string().contains("nosuchruntime"), "{error}");
 }
 
 #[tokio::test]
-async fn the_engine_says_what_it_is() {
-    let Some(peer) = Peer::find() else { return };
-    let report = peer.backend().probe().await.unwrap();
-    assert_eq!(report.address, peer.host);
+async fn probe_reports_the_engine() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    let report = engine.backend().probe().await.unwrap();
+    assert_eq!(report.address, engine.host);
     assert!(report.platform.starts_with("linux/"), "{report:?}");
     assert!(!report.version.is_empty() && !report.api_version.is_empty());
 }
 
-/// Keeps what is said while a sandbox opens.
+/// Collects the progress output of opening a sandbox.
 #[derive(Debug, Default)]
-struct Said(Mutex<Vec<String>>);
+struct ProgressLog(Mutex<Vec<String>>);
 
-impl Progress for Said {
+impl Progress for ProgressLog {
     fn output(&self, text: &str) {
         self.0.lock().unwrap().push(text.to_owned());
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_opens_is_told_how_far_a_build_is_and_nothing_where_none_is_needed() {
-    let Some(peer) = Peer::find() else { return };
-    let directory = tempfile::tempdir().unwrap();
-    let token = cantle_core::ids::fresh_id();
-    let lines = format!("FROM {}\nENV TOKEN={token}\n", peer.busybox);
-    let opening = async || {
-        // Another backend of the same recipe, as another process has it.
-        let backend = recipe(&peer, directory.path(), &lines);
-        let said = Arc::new(Said::default());
-        let watched = context().with_progress(said.clone());
-        backend.open(watched).await.unwrap().close().await.unwrap();
-        std::mem::take(&mut *said.0.lock().unwrap())
+async fn build_progress_is_reported_unless_the_image_exists() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
     };
-    let what = directory.path().join("Dockerfile");
-    let building = format!("building {}", what.display());
-    let said = opening().await;
-    assert_eq!(said.first(), Some(&building), "{said:?}");
+    let directory = tempfile::tempdir().unwrap();
+    let token = cantle_core::ids::unique_id();
+    let lines = format!("FROM {}\nENV TOKEN={token}\n", engine.busybox);
+    let opening = async || {
+        // Another backend with the same Dockerfile, as in another process.
+        let backend = dockerfile_backend(&engine, directory.path(), &lines);
+        let progress = Arc::new(ProgressLog::default());
+        let watched = context().with_progress(progress.clone());
+        backend.open(watched).await.unwrap().close().await.unwrap();
+        std::mem::take(&mut *progress.0.lock().unwrap())
+    };
+    let dockerfile = directory.path().join("Dockerfile");
+    let building = format!("building {}", dockerfile.display());
+    let lines = opening().await;
+    assert_eq!(lines.first(), Some(&building), "{lines:?}");
     let is_last_step = |line: &String| {
         line.starts_with(&building) && line.ends_with(&format!("ENV TOKEN={token}"))
     };
-    assert!(said.iter().any(is_last_step), "{said:?}");
+    assert!(lines.iter().any(is_last_step), "{lines:?}");
     assert_eq!(opening().await, [""; 0]);
 }

@@ -1,12 +1,12 @@
-//! Who is killed, and when: nothing is left, and whoever waits is told.
+//! Kills of each component in each phase: nothing is left, and pending calls fail.
 //!
-//! | killed | what must hold |
+//! | killed | expected |
 //! |---|---|
-//! | the process that uses a sandbox | its container ends with its stream; what only the engine can remove goes with the next `reclaim`, unless it is kept; a container of somebody else's is as it was |
-//! | the engine | the same, also while it is away; what is left goes when it is back |
-//! | the supervisor, its init, the container, the way to the engine | every call answers `Gone` within seconds, the sandbox can be closed, its container and processes are gone; what is kept can be used again |
+//! | the owner of a sandbox | its container ends with its stream; the rest is removed by the next `reclaim`, unless it is kept; an attached container is unchanged |
+//! | the engine | the same, even while it is down; the rest is removed after its restart |
+//! | the supervisor, its init, the container, the connection to the engine | every call fails with `Gone` within seconds, the sandbox can be closed, its container and processes are gone; a kept sandbox can be reattached |
 //!
-//! Each in every [`Phase`]; the phases are side by side, each with a sandbox of its own.
+//! Each in every [`Phase`]; the phases run concurrently, each with its own sandbox.
 
 mod engine;
 mod owner;
@@ -32,15 +32,16 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 use self::owner::Owner;
-use self::phase::{Begun, Phase, begin, path};
-use crate::support::{PATIENCE, Peer, eventually, stdout};
+use self::phase::{PendingCall, Phase, begin, path};
+use crate::support::{DEADLINE, TestEngine, eventually, stdout};
 
 fn entries(directory: &Path) -> usize {
     std::fs::read_dir(directory).map_or(0, Iterator::count)
 }
 
-/// The processes of this machine that have the mark in their environment. Those of an engine elsewhere
-/// can't be seen, but end with their containers.
+/// Returns the local processes with the mark in their environment.
+///
+/// Those of a remote engine are invisible, but end with their containers.
 fn marked(mark: RunId) -> Vec<String> {
     let mark = mark.to_string();
     let carries = |environment: Vec<u8>| {
@@ -54,12 +55,12 @@ fn marked(mark: RunId) -> Vec<String> {
         .collect()
 }
 
-/// Nothing of a run is left, or comes back: no container, and no process.
-async fn nothing_is_left(peer: &Peer, run: RunId, of: &str) {
-    let deadline = Instant::now() + PATIENCE;
+/// Waits until no container and no process of a run is left.
+async fn assert_nothing_left(engine: &TestEngine, run: RunId, of: &str) {
+    let deadline = Instant::now() + DEADLINE;
     loop {
-        let (mut containers, processes) = (peer.of_run(run), marked(run));
-        containers.retain(|container| peer.knows(container));
+        let (mut containers, processes) = (engine.containers_of(run), marked(run));
+        containers.retain(|container| engine.has_container(container));
         if containers.is_empty() && processes.is_empty() {
             return;
         }
@@ -71,99 +72,109 @@ async fn nothing_is_left(peer: &Peer, run: RunId, of: &str) {
     }
 }
 
-/// What sandbox an owner has.
-const PASSING: &str = "passing";
+// Kinds of an owner's sandbox.
+const EPHEMERAL: &str = "ephemeral";
 const DURABLE: &str = "durable";
 const PLAIN: &str = "plain";
 const ATTACHED: &str = "attached=";
 const REATTACHED: &str = "reattached=";
 
-/// An owner that stays in no phase.
+/// The phase of an owner that is killed while it opens its sandbox.
 const OPENING: &str = "Opening";
 
-/// Kills owners, each in its phase.
-fn kill_in_phases(peer: &Peer, kind: &str, phases: &[Phase]) -> Vec<Owner> {
-    let start = |phase: &Phase| Owner::start(peer, kind, &format!("{phase:?}"));
+/// Starts an owner for each phase and kills it in that phase.
+fn kill_in_phases(engine: &TestEngine, kind: &str, phases: &[Phase]) -> Vec<Owner> {
+    let start = |phase: &Phase| Owner::start(engine, kind, &format!("{phase:?}"));
     let mut owners: Vec<Owner> = phases.iter().map(start).collect();
     for owner in &mut owners {
-        owner.says("begun");
+        owner.wait_for("begun");
         owner.kill();
     }
     owners
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_left_of_an_owner_that_is_killed_whatever_it_does() {
-    let Some(peer) = Peer::find() else { return };
-    let owners = kill_in_phases(&peer, PASSING, &Phase::ALL);
+async fn nothing_is_left_of_an_owner_killed_in_any_phase() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    let owners = kill_in_phases(&engine, EPHEMERAL, &Phase::ALL);
     for (owner, phase) in owners.iter().zip(Phase::ALL) {
-        nothing_is_left(&peer, owner.run, &format!("{phase:?}")).await;
+        assert_nothing_left(&engine, owner.run, &format!("{phase:?}")).await;
         let expected: &[&str] = match phase {
             Phase::Saving => &["outputs"],
             _ => &[],
         };
         assert_eq!(owner.files(), expected, "{phase:?}");
-        // Half an output is not there under its name.
-        assert!(!owner.place.path().join("outputs/large").exists());
+        // A partial output does not have its final name.
+        assert!(!owner.directory.path().join("outputs/large").exists());
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_left_of_a_killed_owner_without_a_supervisor() {
-    let Some(peer) = Peer::find() else { return };
-    let owners = kill_in_phases(&peer, PLAIN, &Phase::PLAIN);
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    let owners = kill_in_phases(&engine, PLAIN, &Phase::PLAIN);
     for (owner, phase) in owners.iter().zip(Phase::PLAIN) {
-        nothing_is_left(&peer, owner.run, &format!("{phase:?}")).await;
+        assert_nothing_left(&engine, owner.run, &format!("{phase:?}")).await;
         assert_eq!(owner.files(), [""; 0], "{phase:?}");
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_killed_owner_could_have_kept_stops_and_is_reclaimed() {
-    let Some(peer) = Peer::find() else { return };
+async fn durable_container_of_a_killed_owner_stops_and_is_reclaimed() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
     let phases = [Phase::Background, Phase::Upload, Phase::Closing];
-    let owners = kill_in_phases(&peer, DURABLE, &phases);
+    let owners = kill_in_phases(&engine, DURABLE, &phases);
     for owner in &owners {
-        // It stops by itself, in any case.
-        eventually("the end of what it ran", || marked(owner.run).is_empty());
+        // It stops even without `reclaim`.
+        eventually("the end of its processes", || marked(owner.run).is_empty());
     }
-    peer.backend().reclaim().await.unwrap();
+    engine.backend().reclaim().await.unwrap();
     for (owner, phase) in owners.iter().zip(phases) {
-        nothing_is_left(&peer, owner.run, &format!("{phase:?}")).await;
+        assert_nothing_left(&engine, owner.run, &format!("{phase:?}")).await;
     }
 }
 
-/// Whether a run has a container in one of these states.
-fn is(peer: &Peer, run: RunId, states: &[&str]) -> bool {
+/// Returns whether a run has a container in one of these states.
+fn has_container_in_state(engine: &TestEngine, run: RunId, states: &[&str]) -> bool {
     let label = format!("label=cantle.run={run}");
     let format = "{{.State}}";
-    let found = peer.docker(["ps", "--all", "--filter", &label, "--format", format]);
+    let found = engine.docker(["ps", "--all", "--filter", &label, "--format", format]);
     states.contains(&&*found)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_owner_that_is_killed_while_it_opens_leaves_what_is_reclaimed() {
-    let Some(peer) = Peer::find() else { return };
+async fn container_of_an_owner_killed_while_opening_is_reclaimed() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
     let mut owners = Vec::new();
-    for kind in [PASSING, DURABLE] {
-        // It asks the engine for its image; it has a container; that one starts.
+    for kind in [EPHEMERAL, DURABLE] {
+        // During the image lookup, after the container's creation, and after its start.
         for states in [&[][..], &["created", "running"], &["running"]] {
-            let mut owner = Owner::start(&peer, kind, OPENING);
-            owner.says("opening");
+            let mut owner = Owner::start(&engine, kind, OPENING);
+            owner.wait_for("opening");
             if !states.is_empty() {
-                eventually("a container", || is(&peer, owner.run, states));
+                eventually("a container", || {
+                    has_container_in_state(&engine, owner.run, states)
+                });
             }
             owner.kill();
             owners.push(owner);
         }
     }
-    let deadline = Instant::now() + PATIENCE;
-    // What was asked for last the engine may do after that.
+    let deadline = Instant::now() + DEADLINE;
+    // The engine may complete the last request after the kill.
     loop {
-        let reclaimed = peer.backend().reclaim().await.unwrap();
+        let reclaimed = engine.backend().reclaim().await.unwrap();
         let left = owners
             .iter()
-            .flat_map(|owner| peer.of_run(owner.run))
+            .flat_map(|owner| engine.containers_of(owner.run))
             .count();
         if left == 0 {
             break;
@@ -176,21 +187,23 @@ async fn an_owner_that_is_killed_while_it_opens_leaves_what_is_reclaimed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_killed_owner_filled_a_volume_through_is_reclaimed() {
-    let Some(peer) = Peer::find() else { return };
-    let mut owner = Owner::start(&peer, PASSING, "Idle");
-    owner.says("begun");
-    let theirs = peer.of_run(owner.run).pop().unwrap();
-    // It is too quick to be killed at it. The name of a version that there never was is nobody's.
+async fn container_that_fills_a_volume_is_reclaimed() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    let mut owner = Owner::start(&engine, EPHEMERAL, "Idle");
+    owner.wait_for("begun");
+    let container = engine.containers_of(owner.run).pop().unwrap();
+    // Filling is too quick to be interrupted, so its container is created here, for a version that never existed.
     let digest: String = owner.run.to_string().chars().skip(8).collect();
     let name = format!("cantle-supervisor-{digest}-fill");
     let label = |label: &str| {
         let format = format!("{{{{index .Config.Labels \"{label}\"}}}}");
-        let value = peer.docker(["inspect", "--format", &format, &theirs]);
+        let value = engine.docker(["inspect", "--format", &format, &container]);
         format!("{label}={value}")
     };
     let labels = [label("cantle.host"), label("cantle.owner")];
-    let [host, of] = &labels;
+    let [host, owner_label] = &labels;
     let create = [
         "create",
         "--name",
@@ -198,92 +211,102 @@ async fn what_a_killed_owner_filled_a_volume_through_is_reclaimed() {
         "--label",
         host,
         "--label",
-        of,
-        &peer.busybox,
+        owner_label,
+        &engine.busybox,
         "true",
     ];
     let filling = Container {
-        peer: &peer,
-        id: peer.docker(create),
+        engine: &engine,
+        id: engine.docker(create),
     };
-    let all = || peer.docker(["ps", "--all", "--quiet", "--no-trunc"]);
-    peer.backend().reclaim().await.unwrap();
-    assert!(all().contains(&filling.id), "its owner lives");
+    let all = || engine.docker(["ps", "--all", "--quiet", "--no-trunc"]);
+    engine.backend().reclaim().await.unwrap();
+    assert!(
+        all().contains(&filling.id),
+        "the container of a live owner was removed"
+    );
     owner.kill();
-    peer.backend().reclaim().await.unwrap();
+    engine.backend().reclaim().await.unwrap();
     assert!(!all().contains(&filling.id));
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_owner_that_is_killed_while_it_finds_a_kept_sandbox_leaves_it_to_the_next() {
-    let Some(peer) = Peer::find() else { return };
+async fn kept_sandbox_survives_an_owner_killed_while_reattaching() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
     let run = RunId::new();
     let durable = || SandboxContext::new(run, Policy::unconfined()).durable();
-    let backend = peer.backend();
+    let backend = engine.backend();
     let sandbox = backend.open(durable()).await.unwrap();
     stdout(&*sandbox, "echo text > file").await;
     let handle = sandbox.persist().await.unwrap();
     drop(sandbox);
-    let id = peer.of_run(run).pop().unwrap();
+    let id = engine.containers_of(run).pop().unwrap();
     let kind = format!("{REATTACHED}{}", serde_json::to_string(&handle).unwrap());
     let format = "{{.Name}} {{.State.Running}}";
-    let look = || peer.docker(["inspect", "--format", format, &id]);
-    let kept = look();
-    // It has claimed it; it has started it; it uses it.
-    for sign in ["false", "true", "begun"] {
-        let before = look();
-        let mut owner = Owner::start(&peer, &kind, "Upload");
-        match sign {
-            "begun" => owner.says(sign),
+    let inspect = || engine.docker(["inspect", "--format", format, &id]);
+    let kept = inspect();
+    // After claiming it, after starting it, and while using it.
+    for stage in ["false", "true", "begun"] {
+        let before = inspect();
+        let mut owner = Owner::start(&engine, &kind, "Upload");
+        match stage {
+            "begun" => owner.wait_for(stage),
             _ => eventually("a claim", || {
-                let now = look();
-                now != before && now.ends_with(sign) || now.ends_with("true")
+                let now = inspect();
+                now != before && now.ends_with(stage) || now.ends_with("true")
             }),
         }
         owner.kill();
-        eventually("its end", || look().ends_with("false"));
-        assert_ne!(look(), kept);
+        eventually("its end", || inspect().ends_with("false"));
+        assert_ne!(inspect(), kept);
         backend.reclaim().await.unwrap();
-        assert_eq!(peer.of_run(run).len(), 1, "{sign}");
+        assert_eq!(engine.containers_of(run).len(), 1, "{stage}");
     }
     let again = backend.reattach(&handle, durable()).await.unwrap();
     assert_eq!(stdout(&*again, "cat file").await, "text");
     again.close().await.unwrap();
-    assert_eq!(peer.of_run(run), [""; 0]);
+    assert_eq!(engine.containers_of(run), [""; 0]);
 }
 
-/// A container. Dropped, it is removed, where it still is there.
+/// A container, removed on drop if it still exists.
 struct Container<'p> {
-    peer: &'p Peer,
+    engine: &'p TestEngine,
     id: String,
 }
 
 impl Drop for Container<'_> {
     fn drop(&mut self) {
-        // An engine that can't do it now has nothing to do when our streams end.
+        // The engine may be unreachable; then the container ends with its stream.
         let mut docker = Command::new("timeout");
-        docker.args(["10", "docker", "--host", &self.peer.host]);
+        docker.args(["10", "docker", "--host", &self.engine.host]);
         let _ = docker.args(["rm", "--force", &self.id]).output();
     }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn somebodys_container_outlives_a_killed_owner_and_nothing_of_ours_runs_in_it() {
-    let Some(peer) = Peer::find() else { return };
-    let id = peer.docker([
+async fn attached_container_outlives_a_killed_owner_unchanged() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    let id = engine.docker([
         "run",
         "--detach",
         "--network",
         "none",
         "--workdir",
         "/work",
-        &peer.image,
+        &engine.image,
         "sleep",
         "1000",
     ]);
-    let theirs = Container { peer: &peer, id };
-    let processes = || peer.docker(["top", &theirs.id, "-o", "pid,args"]);
-    let root = || peer.docker(["exec", &theirs.id, "ls", "-A", "/"]);
+    let container = Container {
+        engine: &engine,
+        id,
+    };
+    let processes = || engine.docker(["top", &container.id, "-o", "pid,args"]);
+    let root = || engine.docker(["exec", &container.id, "ls", "-A", "/"]);
     let before = (processes(), root());
     let phases = [
         Phase::Idle,
@@ -292,100 +315,110 @@ async fn somebodys_container_outlives_a_killed_owner_and_nothing_of_ours_runs_in
         Phase::Upload,
         Phase::Download,
     ];
-    let owners = kill_in_phases(&peer, &format!("{ATTACHED}{}", theirs.id), &phases);
-    // Those that have ended and nobody has waited for are the container's own business.
+    let owners = kill_in_phases(&engine, &format!("{ATTACHED}{}", container.id), &phases);
+    // Zombies are reaped by the container's own init.
     let living = || {
         let now = processes();
         let living = now.lines().filter(|line| !line.contains("<defunct>"));
         living.map(str::to_owned).collect::<Vec<_>>()
     };
-    eventually("the end of what was started", || {
+    eventually("the end of the started processes", || {
         living() == before.0.lines().collect::<Vec<_>>()
     });
-    // The program that was put there went when it ran, and half a file never had a name.
+    // The supervisor deletes its own file, and partial files have no name.
     assert_eq!(root(), before.1);
     let find = [
-        "exec", &theirs.id, "find", "/", "-xdev", "-name", ".cantle*",
+        "exec",
+        &container.id,
+        "find",
+        "/",
+        "-xdev",
+        "-name",
+        ".cantle*",
     ];
-    assert_eq!(peer.docker(find), "");
+    assert_eq!(engine.docker(find), "");
     for owner in &owners {
         assert_eq!(marked(owner.run), [""; 0]);
         assert_eq!(owner.files(), [""; 0]);
     }
 }
 
-/// Who is killed of those that a sandbox consists of.
+/// The component that is killed.
 #[derive(Clone, Copy, Debug)]
 enum Victim {
     /// The supervisor, the container's first process.
     Relay,
-    /// The process that starts commands.
+    /// The supervisor's process that starts commands.
     Init,
     /// The container, which is removed as well.
     Container,
-    /// The way to the engine: nobody answers any more.
-    Engine,
+    /// The connection to the engine.
+    Connection,
 }
 
-/// A way to the engine that can be cut.
-struct Way {
-    place: TempDir,
-    passing: JoinSet<()>,
+/// A proxy of the engine's socket that can be cut.
+struct EngineProxy {
+    directory: TempDir,
+    forwarding: JoinSet<()>,
 }
 
-impl Way {
-    async fn to(peer: &Peer) -> Self {
-        let place = tempfile::tempdir().unwrap();
-        let listener = UnixListener::bind(place.path().join("engine")).unwrap();
-        let engine = peer.host.clone();
-        let mut passing = JoinSet::new();
-        passing.spawn(async move {
+impl EngineProxy {
+    async fn start(engine: &TestEngine) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(directory.path().join("engine")).unwrap();
+        let address = engine.host.clone();
+        let mut forwarding = JoinSet::new();
+        forwarding.spawn(async move {
             let mut connections = JoinSet::new();
-            while let Ok((mut ours, _)) = listener.accept().await {
-                let engine = engine.clone();
+            while let Ok((mut client, _)) = listener.accept().await {
+                let address = address.clone();
                 connections.spawn(async move {
-                    if let Some(socket) = engine.strip_prefix("unix://") {
-                        // It may be away.
-                        let Ok(mut theirs) = UnixStream::connect(socket).await else {
+                    if let Some(socket) = address.strip_prefix("unix://") {
+                        // The engine may be down.
+                        let Ok(mut upstream) = UnixStream::connect(socket).await else {
                             return;
                         };
-                        let _ = tokio::io::copy_bidirectional(&mut ours, &mut theirs).await;
+                        let _ = tokio::io::copy_bidirectional(&mut client, &mut upstream).await;
                     } else {
-                        let host = engine.trim_start_matches("tcp://");
-                        let Ok(mut theirs) = tokio::net::TcpStream::connect(host).await else {
+                        let host = address.trim_start_matches("tcp://");
+                        let Ok(mut upstream) = tokio::net::TcpStream::connect(host).await else {
                             return;
                         };
-                        let _ = tokio::io::copy_bidirectional(&mut ours, &mut theirs).await;
+                        let _ = tokio::io::copy_bidirectional(&mut client, &mut upstream).await;
                     }
                 });
             }
         });
-        Self { place, passing }
+        Self {
+            directory,
+            forwarding,
+        }
     }
 
-    fn backend(&self, peer: &Peer) -> DockerBackend {
-        let socket = self.place.path().join("engine");
-        peer.backend()
+    fn backend(&self, engine: &TestEngine) -> DockerBackend {
+        let socket = self.directory.path().join("engine");
+        engine
+            .backend()
             .with_host(format!("unix://{}", socket.display()))
     }
 }
 
-/// A sandbox that will lose somebody.
-struct Losing<'p> {
-    peer: &'p Peer,
+/// A sandbox of which one component is killed.
+struct KillScenario<'p> {
+    engine: &'p TestEngine,
     run: RunId,
     sandbox: Arc<dyn Sandbox>,
     container: Container<'p>,
-    way: Way,
+    proxy: EngineProxy,
     outputs: TempDir,
 }
 
-impl<'p> Losing<'p> {
-    async fn open(peer: &'p Peer, kind: &str) -> Self {
+impl<'p> KillScenario<'p> {
+    async fn open(engine: &'p TestEngine, kind: &str) -> Self {
         let run = RunId::new();
-        let way = Way::to(peer).await;
+        let proxy = EngineProxy::start(engine).await;
         let mut cx = SandboxContext::new(run, Policy::unconfined());
-        let mut backend = way.backend(peer);
+        let mut backend = proxy.backend(engine);
         match kind {
             PLAIN => backend = backend.without_supervisor(),
             DURABLE => cx = cx.durable(),
@@ -393,23 +426,23 @@ impl<'p> Losing<'p> {
         }
         let sandbox = backend.open(cx).await.unwrap();
         Self {
-            peer,
+            engine,
             run,
             container: Container {
-                peer,
-                id: peer.container(&*sandbox),
+                engine,
+                id: engine.container(&*sandbox),
             },
             sandbox,
-            way,
+            proxy,
             outputs: tempfile::tempdir().unwrap(),
         }
     }
 
-    async fn begin(&self, phase: Phase) -> Begun {
+    async fn begin(&self, phase: Phase) -> PendingCall {
         begin(&self.sandbox, phase, self.run, self.outputs.path()).await
     }
 
-    async fn lose(&mut self, victim: Victim) {
+    async fn kill(&mut self, victim: Victim) {
         let container = &*self.container.id;
         match victim {
             Victim::Relay => self.docker(&["kill", container]).await,
@@ -418,27 +451,27 @@ impl<'p> Losing<'p> {
                 let script = "for p in /proc/[0-9]*; do
                     case $(cat $p/comm) in cantle-init) kill -9 ${p#/proc/};; esac
                     done";
-                // It may be killed itself before it is done.
+                // The exec may be killed before it is done.
                 self.docker(&["exec", "--user", "0", container, "sh", "-c", script])
                     .await;
             }
-            Victim::Engine => self.way.passing.abort_all(),
+            Victim::Connection => self.proxy.forwarding.abort_all(),
         }
     }
 
-    /// Whoever waits is told, and so is whoever comes later.
-    async fn is_told(&self, begun: Begun, phase: Phase, kind: &str, of: &str) {
-        let told = timeout(PATIENCE, begun).await;
-        let told = told.unwrap_or_else(|_| panic!("{of}: nobody is told"));
-        // What is closed may have been closed before, or be gone already.
+    /// Checks that the pending call and later calls fail.
+    async fn assert_gone(&self, pending: PendingCall, phase: Phase, kind: &str, of: &str) {
+        let result = timeout(DEADLINE, pending).await;
+        let result = result.unwrap_or_else(|_| panic!("{of}: the pending call hangs"));
+        // Closing may have succeeded before the kill.
         if phase == Phase::Closing {
             return;
         }
-        match told {
-            // The engine tells it before the container's end; a signal that was not ours is true.
+        match result {
+            // The engine may report the command's death before the container's end.
             Ok(Some(ExitStatus::Signal(9))) if kind == PLAIN => {}
-            told => {
-                let error = told.expect_err(of);
+            result => {
+                let error = result.expect_err(of);
                 assert_eq!(error.kind(), SandboxErrorKind::Gone, "{of}: {error}");
             }
         }
@@ -449,104 +482,118 @@ impl<'p> Losing<'p> {
         assert_eq!(error.kind(), SandboxErrorKind::Gone, "{of}: {error}");
     }
 
-    /// Has Docker's own program do something, which must not wait for what goes on in the sandbox.
+    /// Runs the Docker CLI, which must not wait for the activity in the sandbox.
     async fn docker(&self, arguments: &[&str]) {
         let mut docker = tokio::process::Command::new("docker");
-        docker.args(["--host", &self.peer.host]).args(arguments);
-        let done = timeout(PATIENCE, docker.kill_on_drop(true).output()).await;
-        done.unwrap_or_else(|_| panic!("the engine doesn't do it: {arguments:?}"))
+        docker.args(["--host", &self.engine.host]).args(arguments);
+        let done = timeout(DEADLINE, docker.kill_on_drop(true).output()).await;
+        done.unwrap_or_else(|_| panic!("docker {arguments:?} hangs"))
             .unwrap();
     }
 }
 
-/// Does all of it, side by side, also where some of it fails.
-async fn all(cells: impl IntoIterator<Item = impl Future<Output = ()>>) {
+/// Runs all cells concurrently, even if some fail.
+async fn run_all(cells: impl IntoIterator<Item = impl Future<Output = ()>>) {
     let cells = cells.into_iter();
     let done = join_all(cells.map(|cell| AssertUnwindSafe(cell).catch_unwind())).await;
     let failed = done.iter().filter(|done| done.is_err()).count();
-    assert_eq!(failed, 0, "of {}", done.len());
+    assert_eq!(failed, 0, "failed cells of {}", done.len());
 }
 
-/// Loses each of them in each phase.
-async fn lose_in_phases(peer: &Peer, victims: &[Victim], kind: &str, phases: &[Phase]) {
-    let lose = async |victim: Victim, phase: Phase| {
+/// Kills each component in each phase.
+async fn kill_components(engine: &TestEngine, victims: &[Victim], kind: &str, phases: &[Phase]) {
+    let check = async |victim: Victim, phase: Phase| {
         let of = format!("{victim:?} {phase:?}");
-        let mut losing = Losing::open(peer, kind).await;
-        let begun = losing.begin(phase).await;
-        losing.lose(victim).await;
-        losing.is_told(begun, phase, kind, &of).await;
-        let closed = timeout(PATIENCE, losing.sandbox.close()).await;
-        let closed = closed.unwrap_or_else(|_| panic!("{of}: closing takes too long"));
-        if !matches!(victim, Victim::Engine) {
+        let mut scenario = KillScenario::open(engine, kind).await;
+        let pending = scenario.begin(phase).await;
+        scenario.kill(victim).await;
+        scenario.assert_gone(pending, phase, kind, &of).await;
+        let closed = timeout(DEADLINE, scenario.sandbox.close()).await;
+        let closed = closed.unwrap_or_else(|_| panic!("{of}: closing hangs"));
+        if !matches!(victim, Victim::Connection) {
             closed.expect(&of);
         }
-        nothing_is_left(peer, losing.run, &of).await;
-        assert_eq!(entries(losing.outputs.path()), 0, "{of}");
+        assert_nothing_left(engine, scenario.run, &of).await;
+        assert_eq!(entries(scenario.outputs.path()), 0, "{of}");
     };
     let of_victim = |victim| phases.iter().map(move |phase| (victim, *phase));
     let cells = victims.iter().flat_map(|victim| of_victim(*victim));
-    all(cells.map(|(victim, phase)| lose(victim, phase))).await;
+    run_all(cells.map(|(victim, phase)| check(victim, phase))).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_sandbox_whose_supervisor_is_killed_is_gone_whatever_goes_on() {
-    let Some(peer) = Peer::find() else { return };
-    lose_in_phases(&peer, &[Victim::Relay], PASSING, &Phase::ALL).await;
+async fn sandbox_is_gone_after_its_supervisor_is_killed() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    kill_components(&engine, &[Victim::Relay], EPHEMERAL, &Phase::ALL).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_sandbox_whose_init_is_killed_is_gone_whatever_goes_on() {
-    let Some(peer) = Peer::find() else { return };
-    lose_in_phases(&peer, &[Victim::Init], PASSING, &Phase::ALL).await;
+async fn sandbox_is_gone_after_its_init_is_killed() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    kill_components(&engine, &[Victim::Init], EPHEMERAL, &Phase::ALL).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_sandbox_whose_container_is_removed_is_gone_whatever_goes_on() {
-    let Some(peer) = Peer::find() else { return };
-    lose_in_phases(&peer, &[Victim::Container], PASSING, &Phase::ALL).await;
+async fn sandbox_is_gone_after_its_container_is_removed() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    kill_components(&engine, &[Victim::Container], EPHEMERAL, &Phase::ALL).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_sandbox_whose_engine_answers_no_more_is_gone_whatever_goes_on() {
-    let Some(peer) = Peer::find() else { return };
-    lose_in_phases(&peer, &[Victim::Engine], PASSING, &Phase::ALL).await;
+async fn sandbox_is_gone_after_the_connection_to_the_engine_is_lost() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    kill_components(&engine, &[Victim::Connection], EPHEMERAL, &Phase::ALL).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_a_supervisor_it_is_gone_all_the_same() {
-    let Some(peer) = Peer::find() else { return };
-    lose_in_phases(&peer, &[Victim::Container], PLAIN, &Phase::PLAIN).await;
-    // Engines may take twenty seconds to let go of an exec whose input breaks off.
+async fn sandbox_without_a_supervisor_is_gone_after_a_loss() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    kill_components(&engine, &[Victim::Container], PLAIN, &Phase::PLAIN).await;
+    // Engines may take 20 s to end an exec whose input is cut off.
     let phases = Phase::PLAIN.into_iter();
     let phases: Vec<_> = phases.filter(|phase| *phase != Phase::Upload).collect();
-    lose_in_phases(&peer, &[Victim::Engine], PLAIN, &phases).await;
+    kill_components(&engine, &[Victim::Connection], PLAIN, &phases).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_kept_is_there_again_after_a_loss() {
-    let Some(peer) = Peer::find() else { return };
-    let lose = async |victim: Victim, phase: Phase| {
+async fn kept_sandbox_is_reattached_after_a_loss() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    let check = async |victim: Victim, phase: Phase| {
         let of = format!("{victim:?} {phase:?}");
-        let mut losing = Losing::open(&peer, DURABLE).await;
-        stdout(&*losing.sandbox, "echo text > file").await;
-        let handle = losing.sandbox.persist().await.unwrap();
-        let begun = losing.begin(phase).await;
-        losing.lose(victim).await;
-        let told = timeout(PATIENCE, begun).await;
-        let error = told.expect(&of).expect_err(&of);
+        let mut scenario = KillScenario::open(&engine, DURABLE).await;
+        stdout(&*scenario.sandbox, "echo text > file").await;
+        let handle = scenario.sandbox.persist().await.unwrap();
+        let pending = scenario.begin(phase).await;
+        scenario.kill(victim).await;
+        let result = timeout(DEADLINE, pending).await;
+        let error = result.expect(&of).expect_err(&of);
         assert_eq!(error.kind(), SandboxErrorKind::Gone, "{of}: {error}");
-        eventually("the end of what it ran", || marked(losing.run).is_empty());
-        drop(losing.sandbox);
-        let cx = SandboxContext::new(losing.run, Policy::unconfined()).durable();
-        let again = peer.backend().reattach(&handle, cx).await.expect(&of);
+        eventually("the end of its processes", || {
+            marked(scenario.run).is_empty()
+        });
+        drop(scenario.sandbox);
+        let cx = SandboxContext::new(scenario.run, Policy::unconfined()).durable();
+        let again = engine.backend().reattach(&handle, cx).await.expect(&of);
         assert_eq!(stdout(&*again, "cat file").await, "text", "{of}");
         again.close().await.unwrap();
-        nothing_is_left(&peer, losing.run, &of).await;
+        assert_nothing_left(&engine, scenario.run, &of).await;
     };
     let cells = [
         (Victim::Relay, Phase::Command),
         (Victim::Init, Phase::Upload),
-        (Victim::Engine, Phase::Output),
+        (Victim::Connection, Phase::Output),
     ];
-    all(cells.map(|(victim, phase)| lose(victim, phase))).await;
+    run_all(cells.map(|(victim, phase)| check(victim, phase))).await;
 }

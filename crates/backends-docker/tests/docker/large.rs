@@ -1,11 +1,10 @@
-//! Large files: what is written past the supervisor's stream is written as its user would.
+//! Large files.
 
 use std::io;
 use std::pin::Pin;
 use std::process::Command;
 
 use bytes::Bytes;
-use cantle_backends_docker::DockerBackend;
 use cantle_core::policy::Policy;
 use cantle_core::sandbox::{
     Backend as _, ByteRange, ByteStream, Sandbox, SandboxError, SandboxErrorKind, SandboxPath,
@@ -13,16 +12,16 @@ use cantle_core::sandbox::{
 };
 use futures_util::{StreamExt as _, stream};
 
-use crate::support::{Peer, context, eventually, open, run, stdout, under};
+use crate::support::{TestEngine, context_with, open, stdout};
 
-const PIECE: usize = 64 * 1024;
-const PIECES: u64 = 160;
-const SIZE: u64 = PIECES * PIECE as u64;
+const CHUNK_BYTES: usize = 64 * 1024;
+const CHUNKS: u64 = 160;
+const SIZE: u64 = CHUNKS * CHUNK_BYTES as u64;
 
-/// So many pieces, and then what is to come after them.
-fn data(pieces: u64, end: Vec<Result<Bytes, SandboxError>>) -> ByteStream {
-    let piece = |number: u64| Ok(Bytes::from(vec![number as u8; PIECE]));
-    Box::pin(stream::iter(0..pieces).map(piece).chain(stream::iter(end)))
+/// A stream of `chunks` chunks, followed by `end`.
+fn data(chunks: u64, end: Vec<Result<Bytes, SandboxError>>) -> ByteStream {
+    let chunk = |number: u64| Ok(Bytes::from(vec![number as u8; CHUNK_BYTES]));
+    Box::pin(stream::iter(0..chunks).map(chunk).chain(stream::iter(end)))
 }
 
 fn options() -> WriteOptions {
@@ -38,58 +37,47 @@ async fn refused(sandbox: &dyn Sandbox, to: &str, data: ByteStream) -> SandboxEr
     written.unwrap_err().kind()
 }
 
-/// What is on its way, as root sees it.
-fn staged(peer: &Peer, container: &str) -> String {
-    let line = "find /.cantle-staging -mindepth 1 ! -name out";
-    peer.docker(["exec", "--user", "0", container, "sh", "-c", line])
-}
-
 #[tokio::test(flavor = "multi_thread")]
-async fn a_large_file_is_the_users_and_whole() {
-    let Some(peer) = Peer::find() else { return };
-    let sandbox = open(&peer.backend()).await;
-    let container = peer.container(&*sandbox);
+async fn large_file_is_complete_and_belongs_to_the_user() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    let sandbox = open(&engine.backend()).await;
     stdout(&*sandbox, "mkdir there; echo old > old").await;
     for to in ["new", "old", "a/b/new", "/dev/shm/other"] {
         let (name, options) = (path(to), options().with_mode(0o640));
-        let written = sandbox.write(&name, options, data(PIECES, vec![])).await;
+        let written = sandbox.write(&name, options, data(CHUNKS, vec![])).await;
         written.unwrap();
-        let said = stdout(
+        let output = stdout(
             &*sandbox,
             &format!(
                 "stat -c '%u:%g %a %s %h' {to}; head -c 131073 {to} | tail -c 2 | od -An -tu1"
             ),
         )
         .await;
-        let said: Vec<_> = said.split_whitespace().collect();
+        let output: Vec<_> = output.split_whitespace().collect();
         let size = SIZE.to_string();
-        assert_eq!(said, ["1000:1000", "640", &size, "1", "1", "2"], "{to}");
+        assert_eq!(output, ["1000:1000", "640", &size, "1", "1", "2"], "{to}");
     }
-    assert_eq!(staged(&peer, &container), "");
-    let others = run(
-        &*sandbox,
-        "ls /.cantle-staging || touch /.cantle-staging/x || mv /.cantle-staging y",
-    )
-    .await;
-    assert!(!others.exit.status.success());
     sandbox.close().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_a_large_file_that_can_not_be_written_nothing_is_left() {
-    let Some(peer) = Peer::find() else { return };
-    let sandbox = open(&peer.backend()).await;
-    let container = peer.container(&*sandbox);
+async fn failed_write_of_a_large_file_leaves_nothing() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    let sandbox = open(&engine.backend()).await;
     stdout(&*sandbox, "mkdir there; ln -s /etc out").await;
-    let all = || data(PIECES, vec![]);
+    let all = || data(CHUNKS, vec![]);
     let broken = || {
         Err(SandboxError::io(
             "the source is broken",
             io::ErrorKind::Other.into(),
         ))
     };
-    let fewer = data(PIECES - 1, vec![]);
-    let more = data(PIECES, vec![Ok(Bytes::from_static(b"x"))]);
+    let fewer = data(CHUNKS - 1, vec![]);
+    let more = data(CHUNKS, vec![Ok(Bytes::from_static(b"x"))]);
     for (to, data, kind) in [
         ("there", all(), SandboxErrorKind::NotAFile),
         ("/etc/new", all(), SandboxErrorKind::PermissionDenied),
@@ -99,9 +87,8 @@ async fn of_a_large_file_that_can_not_be_written_nothing_is_left() {
         ("new", data(100, vec![broken()]), SandboxErrorKind::Io),
     ] {
         assert_eq!(refused(&*sandbox, to, data).await, kind, "{to}");
-        assert_eq!(staged(&peer, &container), "", "{to}");
     }
-    // One that is given up half way.
+    // An aborted write.
     let (sender, mut waiting) = tokio::sync::mpsc::unbounded_channel();
     let endless: ByteStream = Box::pin(data(100, vec![]).chain(stream::poll_fn(move |_| {
         let _ = sender.send(());
@@ -110,104 +97,87 @@ async fn of_a_large_file_that_can_not_be_written_nothing_is_left() {
     let name = path("new");
     let mut writing: Pin<Box<_>> = Box::pin(sandbox.write(&name, options(), endless));
     tokio::select! {
-        _ = &mut writing => panic!("it has no end"),
+        _ = &mut writing => panic!("the endless write completed"),
         () = async { waiting.recv().await.unwrap() } => {}
     }
     drop(writing);
-    eventually("an empty directory", || {
-        staged(&peer, &container).is_empty()
-    });
     assert_eq!(stdout(&*sandbox, "ls -A; ls -A there").await, "out\nthere");
     sandbox.close().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_limit_to_the_size_of_files_holds_for_large_ones() {
-    let Some(peer) = Peer::find() else { return };
+async fn file_size_limit_applies_to_large_files() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
     let mut policy = Policy::unconfined();
     policy.limits.file_size_bytes = Some(SIZE - 1);
-    let sandbox = peer.backend().open(under(policy)).await.unwrap();
-    let refusal = refused(&*sandbox, "new", data(PIECES, vec![])).await;
+    let sandbox = engine.backend().open(context_with(policy)).await.unwrap();
+    let refusal = refused(&*sandbox, "new", data(CHUNKS, vec![])).await;
     assert_eq!(refusal, SandboxErrorKind::StorageFull);
     assert_eq!(stdout(&*sandbox, "ls -A").await, "");
     sandbox.close().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_a_killed_owner_brought_to_a_kept_sandbox_is_removed() {
-    let Some(peer) = Peer::find() else { return };
-    let backend: DockerBackend = peer.backend();
-    let sandbox = backend.open(context().durable()).await.unwrap();
-    let container = peer.container(&*sandbox);
-    let line = "echo x > /.cantle-staging/3";
-    peer.docker(["exec", "--user", "0", &container, "sh", "-c", line]);
-    let handle = sandbox.persist().await.unwrap();
-    drop(sandbox);
-    let again = backend
-        .reattach(&handle, context().durable())
-        .await
-        .unwrap();
-    assert_eq!(staged(&peer, &container), "");
-    let name = path("new");
-    let written = again.write(&name, options(), data(PIECES, vec![])).await;
-    written.unwrap();
-    again.close().await.unwrap();
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn who_stands_still_in_a_large_file_locks_nobody_out_of_the_container() {
-    let Some(peer) = Peer::find() else { return };
-    let sandbox = open(&peer.backend()).await;
-    let container = peer.container(&*sandbox);
-    // The engine answers although a file is half way.
-    let look = || {
+async fn stalled_transfer_of_a_large_file_does_not_block_the_engine() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    let sandbox = open(&engine.backend()).await;
+    let container = engine.container(&*sandbox);
+    // The engine responds during a transfer.
+    let check_engine = || {
         let output = Command::new("timeout")
-            .args(["60", "docker", "--host", &peer.host, "inspect", &container])
+            .args([
+                "60",
+                "docker",
+                "--host",
+                &engine.host,
+                "inspect",
+                &container,
+            ])
             .output()
             .unwrap();
         assert!(output.status.success(), "the engine did not answer");
     };
-    let whole: Vec<u8> = (0..3 * PIECES)
-        .flat_map(|it| vec![it as u8; PIECE])
+    let whole: Vec<u8> = (0..3 * CHUNKS)
+        .flat_map(|it| vec![it as u8; CHUNK_BYTES])
         .collect();
     let (name, options) = (path("new"), WriteOptions::default().with_size(3 * SIZE));
-    for until in [10, 2 * PIECES, 3 * PIECES] {
-        let (go_on, gone_on) = tokio::sync::oneshot::channel::<()>();
-        let (stands, still) = tokio::sync::oneshot::channel();
-        let waits = stream::once(async move {
-            stands.send(()).unwrap();
-            gone_on.await.unwrap();
+    for until in [10, 2 * CHUNKS, 3 * CHUNKS] {
+        let (resume, resumed) = tokio::sync::oneshot::channel::<()>();
+        let (stalled, on_stall) = tokio::sync::oneshot::channel();
+        let stall = stream::once(async move {
+            stalled.send(()).unwrap();
+            resumed.await.unwrap();
             Ok(Bytes::new())
         });
-        let piece = |number: u64| Ok(Bytes::from(vec![number as u8; PIECE]));
+        let chunk = |number: u64| Ok(Bytes::from(vec![number as u8; CHUNK_BYTES]));
         let data: ByteStream = Box::pin(
-            stream::iter((0..until).map(piece))
-                .chain(waits)
-                .chain(stream::iter((until..3 * PIECES).map(piece))),
+            stream::iter((0..until).map(chunk))
+                .chain(stall)
+                .chain(stream::iter((until..3 * CHUNKS).map(chunk))),
         );
-        let looking = async {
-            still.await.unwrap();
-            tokio::task::block_in_place(look);
-            go_on.send(()).unwrap();
+        let checking = async {
+            on_stall.await.unwrap();
+            tokio::task::block_in_place(check_engine);
+            resume.send(()).unwrap();
         };
-        let (written, ()) = tokio::join!(sandbox.write(&name, options, data), looking);
+        let (written, ()) = tokio::join!(sandbox.write(&name, options, data), checking);
         written.unwrap();
-        assert_eq!(staged(&peer, &container), "");
-        let said = stdout(&*sandbox, "stat -c '%u:%g %a %h' new; ls -A").await;
-        assert_eq!(said, "1000:1000 644 1\nnew", "{until}");
+        let output = stdout(&*sandbox, "stat -c '%u:%g %a %h' new; ls -A").await;
+        assert_eq!(output, "1000:1000 644 1\nnew", "{until}");
 
         let mut read = sandbox.read(&name, ByteRange::all()).await.unwrap();
         let mut bytes = Vec::new();
-        while let Some(piece) = read.next().await {
-            bytes.extend_from_slice(&piece.unwrap());
+        while let Some(chunk) = read.next().await {
+            bytes.extend_from_slice(&chunk.unwrap());
             if bytes.len() < 100_000 {
-                tokio::task::block_in_place(look);
+                tokio::task::block_in_place(check_engine);
             }
         }
         assert!(bytes == whole, "{until}: {} bytes", bytes.len());
-        eventually("an empty directory", || {
-            staged(&peer, &container).is_empty()
-        });
     }
     sandbox.close().await.unwrap();
 }

@@ -1,5 +1,6 @@
-//! What the Docker backend promises, with a real engine. Where none is named, the tests say that they
-//! are skipped: `cargo xtask test` starts one.
+//! Tests of the Docker backend with a real engine.
+//!
+//! Without an engine in the environment they report that they are skipped; `cargo xtask test` starts one.
 
 #![expect(
     clippy::unwrap_used,

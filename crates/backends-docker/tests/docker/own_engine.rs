@@ -1,15 +1,16 @@
-//! A Docker engine of a test's own.
+//! A Docker engine for a single test.
 
 use std::io::Write as _;
 use std::process::{Child, ChildStdin, Command, Stdio};
 
 use tempfile::TempDir;
 
-use crate::support::{Peer, eventually};
+use crate::support::{TestEngine, eventually};
 
-/// Obeys orders, line by line, with the engine's command line as its arguments. It ends with its input,
-/// and then everything in its namespaces does.
-const KEEPER: &str = r#"
+/// Runs the engine's command line, its arguments, controlled by the words `start` and `kill` on stdin.
+///
+/// When its input ends, it exits, which kills everything in its namespaces.
+const CONTROLLER: &str = r#"
 exec 2> /dev/null
 while read -r order; do
     case $order in
@@ -20,52 +21,56 @@ done"#;
 
 /// An engine that can be killed.
 pub(crate) struct OwnEngine {
-    keeper: Child,
-    /// None once it is to end.
+    controller: Child,
+    /// `None` once it is to end.
     orders: Option<ChildStdin>,
-    place: TempDir,
-    pub(crate) peer: Peer,
+    directory: TempDir,
+    pub(crate) engine: TestEngine,
 }
 
 impl OwnEngine {
-    /// Starts one with the images of another; where nothing says how, says so.
-    pub(crate) fn start(peer: &Peer) -> Option<Self> {
+    /// Starts an engine with the images of `engine`; reports a skip if the environment names no program.
+    pub(crate) fn start(engine: &TestEngine) -> Option<Self> {
         let Ok(script) = std::env::var("CANTLE_TEST_DOCKER_ENGINE") else {
             eprintln!("SKIPPED: CANTLE_TEST_DOCKER_ENGINE names no program that runs an engine");
             return None;
         };
-        let place = tempfile::Builder::new()
+        let directory = tempfile::Builder::new()
             .prefix("cantle-docker-")
             .tempdir()
             .unwrap();
-        let mut keeper = Command::new("sh")
+        let mut controller = Command::new("sh")
             .arg(script)
-            .arg(place.path())
-            .args(["sh", "-c", KEEPER, "keeper"])
-            .env("LOG", place.path().join("log"))
+            .arg(directory.path())
+            .args(["sh", "-c", CONTROLLER, "controller"])
+            .env("LOG", directory.path().join("log"))
             .stdin(Stdio::piped())
             .spawn()
             .unwrap();
-        let orders = keeper.stdin.take();
-        let host = format!("unix://{}/docker.sock", place.path().display());
-        let (image, busybox) = (peer.image.clone(), peer.busybox.clone());
-        let mut engine = Self {
-            peer: Peer {
+        let orders = controller.stdin.take();
+        let host = format!("unix://{}/docker.sock", directory.path().display());
+        let (image, busybox) = (engine.image.clone(), engine.busybox.clone());
+        let mut own = Self {
+            engine: TestEngine {
                 host,
                 image,
                 busybox,
             },
-            keeper,
+            controller,
             orders,
-            place,
+            directory,
         };
-        engine.begin();
-        let archive = engine.place.path().join("image");
-        peer.docker(["save", "--output", &archive.to_string_lossy(), &peer.image]);
-        engine
-            .peer
+        own.restart();
+        let archive = own.directory.path().join("image");
+        engine.docker([
+            "save",
+            "--output",
+            &archive.to_string_lossy(),
+            &engine.image,
+        ]);
+        own.engine
             .docker(["load", "--input", &archive.to_string_lossy()]);
-        Some(engine)
+        Some(own)
     }
 
     pub(crate) fn order(&mut self, order: &str) {
@@ -73,11 +78,11 @@ impl OwnEngine {
         writeln!(orders, "{order}").unwrap();
     }
 
-    pub(crate) fn begin(&mut self) {
+    pub(crate) fn restart(&mut self) {
         self.order("start");
-        eventually("an engine", || {
+        eventually("the engine", || {
             let mut version = Command::new("docker");
-            version.args(["--host", &self.peer.host, "version"]);
+            version.args(["--host", &self.engine.host, "version"]);
             version.output().unwrap().status.success()
         });
     }
@@ -86,9 +91,9 @@ impl OwnEngine {
 impl Drop for OwnEngine {
     fn drop(&mut self) {
         self.orders = None;
-        let _ = self.keeper.wait();
-        let name = self.place.path().file_name().unwrap();
-        // What it leaves of control groups, in every hierarchy.
+        let _ = self.controller.wait();
+        let name = self.directory.path().file_name().unwrap();
+        // Remove its remaining control groups, in every hierarchy.
         let mut remove = Command::new("find");
         remove.arg("/sys/fs/cgroup").args(["-depth", "-type", "d"]);
         remove.arg("-path").arg(format!("*/{}*", name.display()));

@@ -1,4 +1,4 @@
-//! Sandboxes without our supervisor: commands are execs of the engine's.
+//! Sandboxes without the supervisor, whose commands are execs of the engine.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use cantle_core::sandbox::{
 };
 use cantle_testkit::conformance::sandbox_cases;
 
-use crate::support::{PATIENCE, Peer, eventually, open, stdout};
+use crate::support::{DEADLINE, TestEngine, eventually, open, stdout};
 
 fn path(path: &str) -> SandboxPath {
     SandboxPath::new(path).unwrap()
@@ -16,14 +16,16 @@ fn path(path: &str) -> SandboxPath {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn commands_and_files_work_without_a_supervisor() {
-    let Some(peer) = Peer::find() else { return };
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
     for backend in [
-        peer.backend().without_supervisor(),
-        peer.busybox().without_supervisor(),
+        engine.backend().without_supervisor(),
+        engine.busybox().without_supervisor(),
     ] {
         let sandbox = open(&backend).await;
-        let walls = sandbox.info().walls.join("; ");
-        assert!(walls.contains("without supervisor"), "{walls}");
+        let mechanisms = sandbox.info().mechanisms.join("; ");
+        assert!(mechanisms.contains("without supervisor"), "{mechanisms}");
         assert_eq!(stdout(&*sandbox, "pwd; id -u").await, "/workspace\n1000");
         let echoed = SpawnRequest::argv(["cat"]).with_stdin(Stdin::Bytes("input".into()));
         let output = sandbox.run(echoed).await.unwrap();
@@ -86,23 +88,25 @@ async fn commands_and_files_work_without_a_supervisor() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_timeout_kills_the_tree_all_the_same() {
-    let Some(peer) = Peer::find() else { return };
-    let sandbox = open(&peer.backend().without_supervisor()).await;
-    let container = peer.container(&*sandbox);
+async fn timeout_kills_the_process_tree() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    let sandbox = open(&engine.backend().without_supervisor()).await;
+    let container = engine.container(&*sandbox);
     let began = Instant::now();
-    // Before it the command must have begun, however slow the engine is.
+    // Long enough for a slow engine to start the command.
     let limit = Duration::from_secs(8);
     let request =
         SpawnRequest::shell("echo begun; setsid sleep 4000 & sleep 4000").with_timeout(limit);
     let output = sandbox.run(request).await.unwrap();
     assert_eq!(output.exit.status, ExitStatus::TimedOut { limit });
     assert_eq!(output.stdout.text(), "begun\n");
-    assert!(began.elapsed() < limit + PATIENCE, "{:?}", began.elapsed());
-    let processes = || peer.docker(["top", &container, "-o", "pid,args"]);
+    assert!(began.elapsed() < limit + DEADLINE, "{:?}", began.elapsed());
+    let processes = || engine.docker(["top", &container, "-o", "pid,args"]);
     assert!(!processes().contains("sleep 4000"), "{}", processes());
 
-    // What it left is killed when it ends by itself, too.
+    // Background processes are also killed after a normal exit.
     let left = sandbox
         .run(SpawnRequest::shell("setsid sleep 5000 & true"))
         .await
@@ -121,9 +125,11 @@ async fn a_timeout_kills_the_tree_all_the_same() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_it_cant_do_it_says() {
-    let Some(peer) = Peer::find() else { return };
-    let sandbox = open(&peer.busybox().without_supervisor()).await;
+async fn unsupported_requests_are_refused() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    let sandbox = open(&engine.busybox().without_supervisor()).await;
     let mut terminal = SpawnRequest::shell("true");
     terminal.pty = Some(PtySize {
         rows: 24,
@@ -143,20 +149,22 @@ async fn what_it_cant_do_it_says() {
     sandbox.close().await.unwrap();
 }
 
-/// What doesn't need what it hasn't.
+/// Runs the cases that need no supervisor.
 #[tokio::test(flavor = "multi_thread")]
-async fn it_conforms_where_it_can() {
-    let Some(peer) = Peer::find() else { return };
+async fn applicable_cases_conform() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
     let cases = [
-        "a_sandbox_says_what_it_is",
+        "sandbox_info_is_complete",
         "two_sandboxes_share_nothing",
-        "closing_again_does_nothing",
-        "a_closed_sandbox_answers_closed",
+        "closing_twice_is_a_no_op",
+        "a_closed_sandbox_reports_closed",
         "a_link_is_reported_as_a_link",
         "a_path_outside_is_refused",
-        "nothing_is_read_through_a_link_that_leads_out",
+        "nothing_is_read_through_an_escaping_link",
     ];
-    sandbox_cases(&peer.backend().without_supervisor(), &cases)
+    sandbox_cases(&engine.backend().without_supervisor(), &cases)
         .await
         .assert();
 }

@@ -1,4 +1,4 @@
-//! What the tests share: the engine they use, and short ways to use a sandbox.
+//! Shared test code: the engine, and shortcuts for sandboxes.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -11,11 +11,11 @@ use cantle_core::sandbox::{
     Backend as _, CommandOutput, ExitStatus, Sandbox, SandboxContext, SandboxExt as _, SpawnRequest,
 };
 
-/// For what must come, and should take no time: a machine may be slow, or stand still for seconds.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// Deadline of every wait, generous because a loaded machine may stall for seconds.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
 /// The engine and the images of the tests.
-pub(crate) struct Peer {
+pub(crate) struct TestEngine {
     pub(crate) host: String,
     /// An image with bash, Python and git.
     pub(crate) image: String,
@@ -23,9 +23,9 @@ pub(crate) struct Peer {
     pub(crate) busybox: String,
 }
 
-impl Peer {
-    /// The engine that the environment names; without one, says so.
-    pub(crate) fn find() -> Option<Self> {
+impl TestEngine {
+    /// Returns the engine named in the environment; reports a skip if there is none.
+    pub(crate) fn from_env() -> Option<Self> {
         let variable = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
         let found = (|| {
             Some(Self {
@@ -48,39 +48,38 @@ impl Peer {
         DockerBackend::from_image(&self.busybox).with_host(&self.host)
     }
 
-    /// What Docker's own program says to this.
+    /// Runs the Docker CLI and returns its output.
     pub(crate) fn docker<const N: usize>(&self, arguments: [&str; N]) -> String {
         let output = Command::new("docker")
             .args(["--host", &self.host])
             .args(arguments)
             .output()
-            .expect("the tests need Docker's program");
-        let complaint = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "docker {arguments:?}: {complaint}");
+            .expect("the tests need the Docker CLI");
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "docker {arguments:?}: {stderr}");
         String::from_utf8(output.stdout).unwrap().trim().to_owned()
     }
 
-    /// The ids of all containers with this label.
+    /// Returns the ids of all containers with this label.
     pub(crate) fn labelled(&self, label: &str) -> Vec<String> {
         let filter = format!("label={label}");
         let listed = self.docker(["ps", "--all", "--quiet", "--no-trunc", "--filter", &filter]);
         listed.lines().map(str::to_owned).collect()
     }
 
-    /// The ids of the containers of one run.
-    pub(crate) fn of_run(&self, run: RunId) -> Vec<String> {
+    /// Returns the ids of the containers of one run.
+    pub(crate) fn containers_of(&self, run: RunId) -> Vec<String> {
         self.labelled(&format!("cantle.run={run}"))
     }
 
-    /// Whether the engine can say anything of a container. One that was killed may go on listing what
-    /// it has removed since.
-    pub(crate) fn knows(&self, container: &str) -> bool {
+    /// Returns whether a container exists; an engine that was killed may list containers it has removed.
+    pub(crate) fn has_container(&self, container: &str) -> bool {
         let mut inspect = Command::new("docker");
         inspect.args(["--host", &self.host, "inspect", container]);
         inspect.output().unwrap().status.success()
     }
 
-    /// The container of a sandbox.
+    /// Returns the container of a sandbox.
     pub(crate) fn container(&self, sandbox: &dyn Sandbox) -> String {
         let label = format!("cantle.sandbox={}", sandbox.info().id);
         self.labelled(&label).pop().expect("it has a container")
@@ -91,7 +90,7 @@ pub(crate) fn context() -> SandboxContext {
     SandboxContext::new(RunId::new(), Policy::unconfined())
 }
 
-pub(crate) fn under(policy: Policy) -> SandboxContext {
+pub(crate) fn context_with(policy: Policy) -> SandboxContext {
     SandboxContext::new(RunId::new(), policy)
 }
 
@@ -100,28 +99,24 @@ pub(crate) async fn open(backend: &DockerBackend) -> Arc<dyn Sandbox> {
 }
 
 pub(crate) async fn run(sandbox: &dyn Sandbox, line: &str) -> CommandOutput {
-    let request = SpawnRequest::shell(line).with_timeout(PATIENCE);
+    let request = SpawnRequest::shell(line).with_timeout(DEADLINE);
     sandbox.run(request).await.unwrap()
 }
 
-/// The output of a command line that must end well.
+/// Returns the output of a command line that must succeed.
 pub(crate) async fn stdout(sandbox: &dyn Sandbox, line: &str) -> String {
     let output = run(sandbox, line).await;
-    let complaint = output.stderr.text();
-    assert_eq!(
-        output.exit.status,
-        ExitStatus::Code(0),
-        "{line}: {complaint}"
-    );
+    let stderr = output.stderr.text();
+    assert_eq!(output.exit.status, ExitStatus::Code(0), "{line}: {stderr}");
     output.stdout.text().trim_end().to_owned()
 }
 
-/// Looks until it is so.
+/// Polls until the condition holds.
 #[track_caller]
-pub(crate) fn eventually(what: &str, mut look: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !look() {
-        assert!(Instant::now() < deadline, "{what} did not come");
+pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let deadline = Instant::now() + DEADLINE;
+    while !condition() {
+        assert!(Instant::now() < deadline, "timed out waiting for {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

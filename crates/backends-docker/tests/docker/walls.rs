@@ -1,16 +1,18 @@
-//! What stands between a command and the engine's machine.
+//! Confinement of commands.
 
 use cantle_core::policy::{Network, Policy, PolicyField, Strictness};
 use cantle_core::sandbox::{
     Backend as _, EnforcedBy, ExitStatus, Isolation, SandboxErrorKind, SandboxExt as _, SandboxPath,
 };
 
-use crate::support::{Peer, open, run, stdout, under};
+use crate::support::{TestEngine, context_with, open, run, stdout};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn commands_have_no_privileges() {
-    let Some(peer) = Peer::find() else { return };
-    let sandbox = open(&peer.backend()).await;
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    let sandbox = open(&engine.backend()).await;
     let status = stdout(&*sandbox, "id -u; id -g; grep -E '^(Cap(Eff|Prm|Inh|Amb|Bnd)|NoNewPrivs|Groups|Seccomp):' /proc/self/status").await;
     let lines: Vec<_> = status
         .lines()
@@ -34,11 +36,13 @@ async fn commands_have_no_privileges() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_first_process_is_ours_and_the_image_starts_nothing() {
-    let Some(peer) = Peer::find() else { return };
-    let sandbox = open(&peer.backend()).await;
-    let container = peer.container(&*sandbox);
-    let entry = peer.docker([
+async fn supervisor_replaces_the_image_entry_point() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    let sandbox = open(&engine.backend()).await;
+    let container = engine.container(&*sandbox);
+    let entry = engine.docker([
         "inspect",
         "--format",
         "{{json .Path}} {{json .HostConfig.LogConfig.Type}} {{.HostConfig.Privileged}}",
@@ -49,12 +53,14 @@ async fn the_first_process_is_ours_and_the_image_starts_nothing() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_read_only_image_stays_as_it_is() {
-    let Some(peer) = Peer::find() else { return };
-    let sandbox = open(&peer.backend().with_read_only_root()).await;
-    for place in ["/", "/bin", "/.cantle", "/etc"] {
-        let written = run(&*sandbox, &format!("echo x > {place}/new")).await;
-        assert!(!written.exit.status.success(), "{place} was written");
+async fn read_only_root_is_not_writable() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    let sandbox = open(&engine.backend().with_read_only_root()).await;
+    for directory in ["/", "/bin", "/.cantle", "/etc"] {
+        let written = run(&*sandbox, &format!("echo x > {directory}/new")).await;
+        assert!(!written.exit.status.success(), "{directory} was written");
     }
     assert_eq!(
         stdout(
@@ -68,13 +74,15 @@ async fn a_read_only_image_stays_as_it_is() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn limits_are_the_kernels() {
-    let Some(peer) = Peer::find() else { return };
+async fn kernel_enforces_limits() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
     let mut policy = Policy::workspace();
     policy.limits.memory_bytes = Some(96 << 20);
     policy.limits.processes = Some(40);
     policy.limits.disk_bytes = Some(16 << 20);
-    let sandbox = peer.backend().open(under(policy)).await.unwrap();
+    let sandbox = engine.backend().open(context_with(policy)).await.unwrap();
     let by = |field| {
         sandbox
             .info()
@@ -116,7 +124,7 @@ async fn limits_are_the_kernels() {
     );
     let full = run(&*sandbox, "head -c 30000000 /dev/zero > big").await;
     assert!(!full.exit.status.success());
-    // Not by a shell, which waits until there is room, and goes on.
+    // Not in a shell, which retries `fork`.
     let many = "import os, signal\n\
         children = []\n\
         try:\n\
@@ -127,25 +135,27 @@ async fn limits_are_the_kernels() {
         for child in children:\n\
         \x20   os.kill(child, signal.SIGKILL)";
     let many = stdout(&*sandbox, &format!("exec python3 -c '{many}'")).await;
-    let many: u64 = many.parse().expect("it was stopped");
+    let many: u64 = many.parse().expect("fork did not fail");
     assert!((1..40).contains(&many), "{many} processes ran");
     assert_eq!(stdout(&*sandbox, "ls /sys/class/net").await, "lo");
     sandbox.close().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn allowed_hosts_are_refused_rather_than_promised() {
-    let Some(peer) = Peer::find() else { return };
-    let mut policy = Policy::network(["pypi.org".parse().unwrap()]);
-    let error = peer
+async fn allowed_hosts_are_refused() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    let mut policy = Policy::network(["index.example.org".parse().unwrap()]);
+    let error = engine
         .backend()
-        .open(under(policy.clone()))
+        .open(context_with(policy.clone()))
         .await
         .unwrap_err();
     assert_eq!(error.kind(), SandboxErrorKind::Unenforceable);
     assert_eq!(error.unenforced(), [PolicyField::Network]);
     policy.strictness = Strictness::BestEffort;
-    let sandbox = peer.backend().open(under(policy)).await.unwrap();
+    let sandbox = engine.backend().open(context_with(policy)).await.unwrap();
     let by = sandbox
         .info()
         .enforcement
@@ -156,12 +166,14 @@ async fn allowed_hosts_are_refused_rather_than_promised() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn secrets_are_in_no_label_and_no_configuration() {
-    let Some(peer) = Peer::find() else { return };
+async fn secrets_are_not_in_labels_or_configuration() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("variables");
     std::fs::write(&file, "API_KEY='the secret of the file'").unwrap();
-    let backend = peer
+    let backend = engine
         .backend()
         .pass_environment(["API_KEY"])
         .with_environment_file(&file);
@@ -169,19 +181,21 @@ async fn secrets_are_in_no_label_and_no_configuration() {
     policy
         .environment
         .insert("OTHER".to_owned(), "the secret of the policy".into());
-    let sandbox = backend.open(under(policy)).await.unwrap();
-    let seen = stdout(&*sandbox, "echo $API_KEY, $OTHER").await;
-    assert_eq!(seen, "the secret of the file, the secret of the policy");
-    let inspected = peer.docker(["inspect", &peer.container(&*sandbox)]);
+    let sandbox = backend.open(context_with(policy)).await.unwrap();
+    let output = stdout(&*sandbox, "echo $API_KEY, $OTHER").await;
+    assert_eq!(output, "the secret of the file, the secret of the policy");
+    let inspected = engine.docker(["inspect", &engine.container(&*sandbox)]);
     assert!(!inspected.contains("the secret"), "{inspected}");
     assert!(!format!("{backend:?} {sandbox:?}").contains("the secret"));
     sandbox.close().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_image_without_bash_runs_what_it_has() {
-    let Some(peer) = Peer::find() else { return };
-    for backend in [peer.busybox(), peer.busybox().with_read_only_root()] {
+async fn image_without_bash_runs_commands() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    for backend in [engine.busybox(), engine.busybox().with_read_only_root()] {
         let sandbox = open(&backend).await;
         assert_eq!(stdout(&*sandbox, "echo $((6 * 7))").await, "42");
         let path = SandboxPath::new("a/b").unwrap();
@@ -195,26 +209,31 @@ async fn an_image_without_bash_runs_what_it_has() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_network_is_the_engines_where_the_policy_leaves_it_open() {
-    let Some(peer) = Peer::find() else { return };
-    let backend = peer.backend().with_network("host");
-    let sandbox = backend.open(under(Policy::unconfined())).await.unwrap();
-    let mode = peer.docker([
+async fn network_option_applies_unless_the_policy_disables_it() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    let backend = engine.backend().with_network("host");
+    let sandbox = backend
+        .open(context_with(Policy::unconfined()))
+        .await
+        .unwrap();
+    let mode = engine.docker([
         "inspect",
         "--format",
         "{{.HostConfig.NetworkMode}}",
-        &peer.container(&*sandbox),
+        &engine.container(&*sandbox),
     ]);
     assert_eq!(mode, "host");
     sandbox.close().await.unwrap();
     let mut policy = Policy::unconfined();
     policy.network = Some(Network::Off);
-    let sandbox = backend.open(under(policy)).await.unwrap();
-    let mode = peer.docker([
+    let sandbox = backend.open(context_with(policy)).await.unwrap();
+    let mode = engine.docker([
         "inspect",
         "--format",
         "{{.HostConfig.NetworkMode}}",
-        &peer.container(&*sandbox),
+        &engine.container(&*sandbox),
     ]);
     assert_eq!(mode, "none");
     sandbox.close().await.unwrap();

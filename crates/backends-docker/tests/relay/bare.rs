@@ -1,5 +1,4 @@
-//! A relay as the first process of a container that has nothing else: no program, no `/dev`, no
-//! `/tmp`, and a root that can't be written.
+//! A relay in a minimal container: no other program, no `/dev`, no `/tmp`, and a read-only root.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt as _, chown};
@@ -19,7 +18,7 @@ use crate::support::{self, connect, is_root, soon};
 
 const NOBODY: u32 = 65_534;
 
-/// Makes a container of a directory, in namespaces that end with its first process.
+/// Runs the relay in a directory as a container, in namespaces that end with their first process.
 const CONTAINER: &str = "mount --bind \"$1\" \"$1\" && mount -t proc proc \"$1/proc\" \
      && mount --bind \"$1/work\" \"$1/work\" && mount -o remount,bind,ro \"$1\" \
      && exec chroot \"$1\" /supervisor relay";
@@ -29,7 +28,7 @@ fn path(text: &str) -> SandboxPath {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_container_without_anything_has_files_and_commands() {
+async fn minimal_container_supports_files_and_commands() {
     if !is_root() {
         return;
     }
@@ -40,8 +39,8 @@ async fn a_container_without_anything_has_files_and_commands() {
     }
     chown(root.path().join("work"), Some(NOBODY), Some(NOBODY)).unwrap();
     let program = root.path().join("supervisor");
-    // By another process: what this one writes can't be run while somebody whom another test has just
-    // forked still has it open.
+    // Copied by another process: a file open for writing in a process just forked by another test can't be
+    // executed.
     let copied = Command::new("cp")
         .args([support::program(), program.as_path()])
         .status();
@@ -85,13 +84,13 @@ async fn a_container_without_anything_has_files_and_commands() {
         listed.iter().map(|it| it.path.to_string()).collect()
     };
     assert_eq!(names(relay.list(&path(".")).await.unwrap()), ["moved"]);
-    // Everything that can be seen belongs to the sandbox.
+    // All visible files belong to the sandbox.
     let all = names(relay.list(&path("/")).await.unwrap());
     assert_eq!(all, ["proc", "supervisor", "work"]);
     let refused = relay.mkdir(&path("/new")).await.unwrap_err();
     assert_eq!(refused.kind(), SandboxErrorKind::PermissionDenied);
 
-    // The only program there is; nobody tells it what to do.
+    // The only program, without arguments.
     let mut process = relay
         .spawn(SpawnRequest::argv(["/supervisor"]))
         .await

@@ -1,4 +1,4 @@
-//! How a relay ends, and that nothing stays.
+//! Ends of a relay, after which no process is left.
 
 use std::sync::Arc;
 
@@ -16,7 +16,7 @@ fn backends() -> Vec<RelayBackend> {
     backends
 }
 
-/// A command that has left its session and its group, and holds no pipe.
+/// A command with a process that left its session and group, and holds no pipe.
 fn daemon(token: &str) -> SpawnRequest {
     let script =
         format!("( setsid setsid sleep {token} </dev/null >/dev/null 2>&1 & ) ; sleep 1000");
@@ -24,16 +24,16 @@ fn daemon(token: &str) -> SpawnRequest {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_end_of_the_stream_takes_everything_along() {
+async fn end_of_stream_kills_all_processes() {
     for backend in backends() {
         let sandbox = backend.sandbox().await;
         let token = token();
         let process = sandbox.spawn(daemon(&token)).await.unwrap();
         eventually("the daemon runs", || is_running(&token)).await;
-        // As when our process is killed: nobody says anything, the pipes are closed.
+        // As if this process were killed: the pipes are closed without a request.
         let sandbox = Arc::into_inner(sandbox).unwrap();
         let (child, _directory) = sandbox.into_parts();
-        // The process's handle is as dead as its owner.
+        // Its drop must not send a request.
         std::mem::forget(process);
         let mut child = child.unwrap();
         let status = soon(child.wait()).await.unwrap();
@@ -43,7 +43,7 @@ async fn the_end_of_the_stream_takes_everything_along() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_relay_that_is_killed_leaves_nothing_and_is_gone() {
+async fn killed_relay_is_gone_and_leaves_no_process() {
     for backend in backends() {
         let sandbox = backend.sandbox().await;
         let token = token();
@@ -64,7 +64,7 @@ async fn a_relay_that_is_killed_leaves_nothing_and_is_gone() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn commands_can_neither_stop_nor_look_into_a_relay_of_another_user() {
+async fn commands_can_neither_signal_nor_inspect_a_relay_of_another_user() {
     if !is_root() {
         return;
     }
@@ -81,18 +81,18 @@ async fn commands_can_neither_stop_nor_look_into_a_relay_of_another_user() {
                     CapBnd:\t0000000000000000\nCapAmb:\t0000000000000000\nNoNewPrivs:\t1\n";
     assert_eq!(output.stdout.text(), expected);
     let after = sandbox
-        .run(SpawnRequest::shell("echo there"))
+        .run(SpawnRequest::shell("echo alive"))
         .await
         .unwrap();
-    assert_eq!(after.stdout.text(), "there\n");
+    assert_eq!(after.stdout.text(), "alive\n");
     sandbox.close().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn commands_have_no_descriptor_but_their_own() {
+async fn commands_inherit_no_descriptors() {
     for backend in backends() {
         let sandbox = backend.sandbox().await;
-        // The last one is that of the directory which is listed.
+        // The last one is the listed directory.
         let line = "for fd in /proc/self/fd/*; do echo ${fd##*/}; done";
         let output = sandbox.run(SpawnRequest::shell(line)).await.unwrap();
         assert_eq!(output.stdout.text(), "0\n1\n2\n3\n");

@@ -1,4 +1,4 @@
-//! What flows through one stream, side by side.
+//! Concurrent commands and transfers on one stream.
 
 use std::time::Instant;
 
@@ -13,15 +13,15 @@ use futures_util::future::join_all;
 use crate::support::{DEADLINE, RelayBackend, connect, soon, start};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn output_that_nobody_reads_delays_nothing_else() {
+async fn unread_output_does_not_block_other_commands() {
     let sandbox = RelayBackend::own_user().sandbox().await;
-    let mut stuck = Vec::new();
+    let mut blocked = Vec::new();
     for _ in 0..4 {
         let request = SpawnRequest::argv(["cat", "/dev/zero"]);
         let mut process = sandbox.spawn(request).await.unwrap();
         let mut output = process.take_output().unwrap();
         assert!(soon(output.next()).await.is_some());
-        stuck.push((process, output));
+        blocked.push((process, output));
     }
     let path: SandboxPath = "file".parse().unwrap();
     let started = Instant::now();
@@ -36,14 +36,14 @@ async fn output_that_nobody_reads_delays_nothing_else() {
         let read = soon(sandbox.read_bytes(&path, 1 << 20)).await.unwrap();
         assert_eq!(read, data);
     }
-    // Sixty commands and files that take some milliseconds each.
+    // Sixty operations of a few milliseconds each.
     assert!(started.elapsed() < DEADLINE);
-    drop(stuck);
+    drop(blocked);
     sandbox.close().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_flood_of_output_holds_up_nothing_that_the_same_command_says_of_errors() {
+async fn stdout_flood_does_not_block_stderr() {
     let sandbox = RelayBackend::own_user().sandbox().await;
     let line =
         "cat /dev/zero & for number in 1 2 3 4 5; do sleep 0.05; echo $number >&2; done; wait";
@@ -51,29 +51,29 @@ async fn a_flood_of_output_holds_up_nothing_that_the_same_command_says_of_errors
         .await
         .unwrap();
     let mut output = process.take_output().unwrap();
-    let mut said = Vec::new();
+    let mut stderr = Vec::new();
     let reading = async {
-        while !said.ends_with(b"5\n") {
+        while !stderr.ends_with(b"5\n") {
             let chunk = output.next().await.unwrap().unwrap();
             if chunk.channel == Channel::Stderr {
-                said.extend_from_slice(&chunk.bytes);
+                stderr.extend_from_slice(&chunk.bytes);
             }
         }
     };
     soon(reading).await;
-    assert_eq!(said, b"1\n2\n3\n4\n5\n");
+    assert_eq!(stderr, b"1\n2\n3\n4\n5\n");
     drop(process);
     sandbox.close().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn output_that_others_read_is_no_trouble_of_anybody_else() {
+async fn output_consumed_inside_the_sandbox_does_not_affect_other_commands() {
     let sandbox = RelayBackend::own_user().sandbox().await;
-    // It opens its own pipe, and takes out of it what the relay has seen there.
-    let line = "for thief in 1 2 3; do dd bs=4k < /dev/stdout > /dev/null 2>&1 & done; \
+    // The command reads from its own stdout pipe after the relay has polled it.
+    let line = "for reader in 1 2 3; do dd bs=4k < /dev/stdout > /dev/null 2>&1 & done; \
                 head -c 500000000 /dev/zero; kill $(jobs -p)";
-    let mut robbed = sandbox.spawn(SpawnRequest::shell(line)).await.unwrap();
-    let mut output = robbed.take_output().unwrap();
+    let mut command = sandbox.spawn(SpawnRequest::shell(line)).await.unwrap();
+    let mut output = command.take_output().unwrap();
     let reading = async {
         let mut total = 0;
         while let Some(chunk) = soon(output.next()).await {
@@ -83,36 +83,36 @@ async fn output_that_others_read_is_no_trouble_of_anybody_else() {
         }
         total
     };
-    let beside = async {
+    let concurrent = async {
         for _ in 0..10 {
             let request = SpawnRequest::shell("printf %0100000d 7");
-            let mut ran = soon(sandbox.spawn(request)).await.unwrap();
-            let mut said = Vec::new();
-            let mut output = ran.take_output().unwrap();
+            let mut process = soon(sandbox.spawn(request)).await.unwrap();
+            let mut bytes = Vec::new();
+            let mut output = process.take_output().unwrap();
             while let Some(chunk) = soon(output.next()).await {
-                said.extend_from_slice(&chunk.unwrap().bytes);
+                bytes.extend_from_slice(&chunk.unwrap().bytes);
             }
-            assert!(said.len() == 100_000 && said.ends_with(b"07"));
+            assert!(bytes.len() == 100_000 && bytes.ends_with(b"07"));
         }
     };
-    let (total, ()) = tokio::join!(reading, beside);
-    assert!(total < 500_000_000, "nothing was taken");
+    let (total, ()) = tokio::join!(reading, concurrent);
+    assert!(total < 500_000_000, "no output was consumed");
     assert_eq!(
-        soon(robbed.wait()).await.unwrap().status,
+        soon(command.wait()).await.unwrap().status,
         ExitStatus::Code(0)
     );
     sandbox.close().await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn input_that_nobody_reads_delays_nothing_else() {
+async fn unread_input_does_not_block_other_commands() {
     let sandbox = RelayBackend::own_user().sandbox().await;
     let request = SpawnRequest::shell("exec sleep 1000").with_stdin(Stdin::Piped);
     let mut process = sandbox.spawn(request).await.unwrap();
     let mut stdin = process.take_stdin().unwrap();
     let mut writing = Box::pin(stdin.write(vec![b'x'; 10_000_000].into()));
     tokio::select! {
-        written = &mut writing => panic!("nobody read it, and it was written: {written:?}"),
+        written = &mut writing => panic!("unread input was written: {written:?}"),
         output = soon(sandbox.run(SpawnRequest::shell("echo done"))) => {
             assert_eq!(output.unwrap().stdout.text(), "done\n");
         }
@@ -123,7 +123,7 @@ async fn input_that_nobody_reads_delays_nothing_else() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hundred_commands_at_once_keep_apart() {
+async fn hundred_concurrent_commands_are_isolated() {
     let sandbox = RelayBackend::own_user().sandbox().await;
     let commands = (0..100).map(async |number| {
         let line = format!("read line; echo $line; seq 1000 >&2; exit {number}");
@@ -139,7 +139,7 @@ async fn a_hundred_commands_at_once_keep_apart() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn arguments_of_a_megabyte_and_a_half_arrive() {
+async fn arguments_of_1500_kilobytes_are_passed() {
     let sandbox = RelayBackend::own_user().sandbox().await;
     let arguments = vec!["x".repeat(100_000); 15];
     let script = ["bash", "-c", "printf %s \"$*\" | wc -c", "bash"].map(str::to_owned);
@@ -150,7 +150,7 @@ async fn arguments_of_a_megabyte_and_a_half_arrive() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn all_of_a_large_output_arrives_in_order() {
+async fn large_output_is_complete_and_ordered() {
     let sandbox = RelayBackend::own_user().sandbox().await;
     let mut expected = 0_u32;
     let mut rest = Vec::new();
@@ -171,7 +171,7 @@ async fn all_of_a_large_output_arrives_in_order() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_terminal_can_be_opened_again_by_its_name() {
+async fn terminal_can_be_reopened_by_name() {
     for backend in [RelayBackend::own_user(), RelayBackend::other_user()] {
         let sandbox = backend.sandbox().await;
         let size = PtySize {
@@ -189,7 +189,7 @@ async fn a_terminal_can_be_opened_again_by_its_name() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_a_shell_programs_still_run() {
+async fn programs_run_without_a_shell() {
     let directory = tempfile::TempDir::new().unwrap();
     let path = SandboxPath::from_os(directory.path()).unwrap();
     let mut options = cantle_backends_docker::relay::RelayOptions::new(path);

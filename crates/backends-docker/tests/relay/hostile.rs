@@ -1,49 +1,49 @@
-//! A relay that lies: it may end the sandbox, and nothing else.
+//! A malicious relay, which must not do more harm than to end the sandbox.
 
 use cantle_backends_docker::relay::{Relay, RelayOptions};
 use cantle_core::sandbox::SandboxPath;
-use cantle_supervisor::frames::{Answer, Lane};
-use cantle_supervisor::wire::{READY_BYTES, REPORT_BYTES, Ready, Report};
+use cantle_supervisor::frames::{Answer, Channel};
+use cantle_supervisor::wire::{REPORT_BYTES, Report, SETUP_REPLY_BYTES, SetupReply};
 use proptest::prelude::*;
 use tokio::io::AsyncWriteExt as _;
 use tokio::time::timeout;
 
 use crate::support::DEADLINE;
 
-/// The first of the relay's commands is the one that looks for a shell.
-const FIRST: u32 = 1;
+/// The id of the first command, which looks for a shell.
+const FIRST_ID: u32 = 1;
 
 fn answers() -> impl Strategy<Value = Vec<u8>> {
-    let lane = prop::sample::select(Lane::ALL.to_vec());
-    let id = prop_oneof![4 => Just(FIRST), 1 => any::<u32>()];
+    let channel = prop::sample::select(Channel::ALL.to_vec());
+    let id = prop_oneof![4 => Just(FIRST_ID), 1 => any::<u32>()];
     let number = prop_oneof![any::<u64>(), 0..200_000_u64];
-    let answer = (0..10_u8, id, lane, number).prop_map(|(kind, id, lane, number)| match kind {
-        0 => Answer::Ready { length: number },
-        1 => Answer::Report {
-            id,
-            length: REPORT_BYTES as u64,
-        },
-        2 => Answer::Gone { id },
-        3 => Answer::Output {
-            id,
-            lane,
-            length: number,
-        },
-        4 => Answer::Count {
-            id,
-            lane,
-            total: number,
-        },
-        5 => Answer::End {
-            id,
-            lane,
-            total: number,
-        },
-        6 => Answer::Taken { id, bytes: number },
-        7 => Answer::InputClosed { id },
-        8 => Answer::Staged { id, number },
-        _ => Answer::Report { id, length: number },
-    });
+    let answer =
+        (0..9_u8, id, channel, number).prop_map(|(kind, id, channel, number)| match kind {
+            0 => Answer::Ready { length: number },
+            1 => Answer::Report {
+                id,
+                length: REPORT_BYTES as u64,
+            },
+            2 => Answer::Gone { id },
+            3 => Answer::Output {
+                id,
+                channel,
+                length: number,
+            },
+            4 => Answer::Count {
+                id,
+                channel,
+                total: number,
+            },
+            5 => Answer::End {
+                id,
+                channel,
+                total: number,
+            },
+            6 => Answer::Taken { id, bytes: number },
+            7 => Answer::InputClosed { id },
+            _ => Answer::Report { id, length: number },
+        });
     let payload = prop::collection::vec(any::<u8>(), 0..100);
     let report = (any::<i32>(), any::<bool>()).prop_map(|(status, alone)| {
         Report::Ended {
@@ -59,7 +59,7 @@ fn answers() -> impl Strategy<Value = Vec<u8>> {
     let one = prop_oneof![
         4 => (answer.clone(), report).prop_map(|(answer, report)| [&answer.encode()[..], &report].concat()),
         4 => (answer, payload).prop_map(|(answer, payload)| {
-            // As much as it says, within reason.
+            // The announced length, up to a limit.
             let length = usize::try_from(answer.payload()).unwrap_or(0).min(200_000);
             let payload = payload.into_iter().chain(std::iter::repeat(0)).take(length);
             answer.encode().into_iter().chain(payload).collect()
@@ -69,49 +69,56 @@ fn answers() -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(one, 0..12).prop_map(|parts| parts.concat())
 }
 
-/// Speaks to a relay that says it is ready, then these bytes, and then nothing more.
-async fn survives(said: Vec<u8>) {
-    let (ours, theirs) = tokio::io::duplex(1 << 20);
-    let (reader, writer) = tokio::io::split(ours);
-    let lying = tokio::spawn(async move {
-        let (mut listening, mut speaking) = tokio::io::split(theirs);
-        let length = READY_BYTES as u64;
-        let ready = Ready::Ready {
+/// Connects to a relay that reports readiness, sends these bytes and closes its output.
+async fn check_survives(bytes: Vec<u8>) {
+    let (client, relay) = tokio::io::duplex(1 << 20);
+    let (reader, writer) = tokio::io::split(client);
+    let serving = tokio::spawn(async move {
+        let (mut input, mut output) = tokio::io::split(relay);
+        let length = SETUP_REPLY_BYTES as u64;
+        let ready = SetupReply::Ready {
             missing: 0,
             landlock: 0,
         };
         let answer = [&Answer::Ready { length }.encode()[..], &ready.encode()].concat();
-        // Whoever hangs up first.
-        let _ = speaking.write_all(&answer).await;
-        let _ = speaking.write_all(&said).await;
-        let _ = speaking.shutdown().await;
-        let _ = tokio::io::copy(&mut listening, &mut tokio::io::sink()).await;
+        // The client may close the stream first.
+        let _ = output.write_all(&answer).await;
+        let _ = output.write_all(&bytes).await;
+        let _ = output.shutdown().await;
+        let _ = tokio::io::copy(&mut input, &mut tokio::io::sink()).await;
     });
     let options = RelayOptions::new(SandboxPath::new("/work").unwrap());
     let relay = timeout(DEADLINE, Relay::connect(reader, writer, options));
-    if let Ok(relay) = relay.await.expect("a lie is no reason to hang") {
+    if let Ok(relay) = relay.await.expect("the client hangs") {
         relay.gone().await;
     }
-    lying.await.unwrap();
+    serving.await.unwrap();
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(500))]
 
     #[test]
-    fn whatever_a_relay_says_it_ends_at_worst(said in answers()) {
+    fn arbitrary_answers_at_worst_end_the_sandbox(bytes in answers()) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        runtime.block_on(survives(said));
+        runtime.block_on(check_survives(bytes));
     }
 }
 
 #[tokio::test]
-async fn more_output_than_there_is_credit_for_ends_the_relay() {
-    let mut said = Vec::new();
+async fn output_beyond_the_credit_ends_the_sandbox() {
+    let mut bytes = Vec::new();
     for _ in 0..20 {
-        let (id, lane, length) = (FIRST, Lane::Errors, 100_000);
-        said.extend_from_slice(&Answer::Output { id, lane, length }.encode());
-        said.extend(std::iter::repeat_n(0, 100_000));
+        let (id, channel, length) = (FIRST_ID, Channel::Stderr, 100_000);
+        bytes.extend_from_slice(
+            &Answer::Output {
+                id,
+                channel,
+                length,
+            }
+            .encode(),
+        );
+        bytes.extend(std::iter::repeat_n(0, 100_000));
     }
-    survives(said).await;
+    check_survives(bytes).await;
 }

@@ -1,5 +1,4 @@
-//! What is promised of commands and files at the other end of a stream, tried on a relay that runs
-//! on this host: no container and no engine is needed for it.
+//! Tests of the relay's client with a relay on this host, without a container or an engine.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 #![expect(

@@ -1,4 +1,4 @@
-//! A backend whose sandboxes are directories of this host, each with a relay of its own.
+//! A backend whose sandboxes are directories of this host, each with its own relay.
 
 use std::fs::{self, Permissions};
 use std::io::{self, ErrorKind};
@@ -22,7 +22,7 @@ use tempfile::TempDir;
 use tokio::process::{Child, Command};
 use tokio::time::{sleep, timeout};
 
-/// What has not happened after this long does not happen, however slow the machine is.
+/// Deadline of every wait, generous for slow machines.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
 /// `nobody`.
@@ -32,7 +32,7 @@ pub(crate) fn is_root() -> bool {
     fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0)
 }
 
-/// The supervisor as a file, which every user may execute.
+/// Returns the path of the supervisor, executable by every user.
 pub(crate) fn program() -> &'static Path {
     static PROGRAM_FILE: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
     let (_, path) = PROGRAM_FILE.get_or_init(|| {
@@ -46,7 +46,7 @@ pub(crate) fn program() -> &'static Path {
     path
 }
 
-/// Starts a relay that nobody has spoken to.
+/// Starts a relay without connecting to it.
 pub(crate) async fn start(uid: Option<u32>) -> Child {
     let mut command = Command::new(program());
     command
@@ -61,9 +61,9 @@ pub(crate) async fn start(uid: Option<u32>) -> Child {
     let deadline = Instant::now() + DEADLINE;
     loop {
         match command.spawn() {
-            // A process that was forked meanwhile has the file open for a moment.
+            // A concurrently forked process may briefly have the file open.
             Err(error) if error.kind() == ErrorKind::ExecutableFileBusy => {
-                assert!(Instant::now() < deadline, "the program stays busy");
+                assert!(Instant::now() < deadline, "the program is still busy");
                 sleep(Duration::from_millis(1)).await;
             }
             child => return child.unwrap(),
@@ -71,13 +71,13 @@ pub(crate) async fn start(uid: Option<u32>) -> Child {
     }
 }
 
-/// Speaks to a relay that was started.
+/// Connects to a started relay.
 pub(crate) async fn connect(child: &mut Child, options: RelayOptions) -> Relay {
     let (reader, writer) = (child.stdout.take().unwrap(), child.stdin.take().unwrap());
     Relay::connect(reader, writer, options).await.unwrap()
 }
 
-/// Kills a relay, which is the id of its sandbox.
+/// Kills a relay, whose process id is the id of its sandbox.
 pub(crate) async fn kill_relay(id: &str) -> io::Result<()> {
     let killed = Command::new("kill").args(["-KILL", id]).status().await?;
     if killed.success() {
@@ -87,24 +87,21 @@ pub(crate) async fn kill_relay(id: &str) -> io::Result<()> {
     }
 }
 
-/// Waits for something to become true.
-pub(crate) async fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
+/// Waits until the condition holds.
+pub(crate) async fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let deadline = Instant::now() + DEADLINE;
-    while !is_true() {
-        assert!(
-            Instant::now() < deadline,
-            "it never became true that {what}"
-        );
+    while !condition() {
+        assert!(Instant::now() < deadline, "timed out waiting until {what}");
         sleep(Duration::from_millis(5)).await;
     }
 }
 
-/// Waits for a future that must not hang.
+/// Waits for a future, with a deadline.
 pub(crate) async fn soon<T>(future: impl Future<Output = T>) -> T {
     timeout(DEADLINE, future).await.expect("it hangs")
 }
 
-/// Whether some process has `argument` as one of its arguments.
+/// Returns whether a process has `argument` as one of its arguments.
 pub(crate) fn is_running(argument: &str) -> bool {
     let processes = fs::read_dir("/proc").unwrap().flatten();
     processes.into_iter().any(|process| {
@@ -114,24 +111,24 @@ pub(crate) fn is_running(argument: &str) -> bool {
     })
 }
 
-/// A duration for `sleep` that no other test has.
+/// Returns a unique duration for `sleep`.
 pub(crate) fn token() -> String {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
     format!("7{}.{number:04}", std::process::id())
 }
 
-/// Makes sandboxes of directories.
+/// Creates sandboxes in directories.
 #[derive(Debug)]
 pub(crate) struct RelayBackend {
-    /// Whom the relay runs as, where that is somebody else.
+    /// The relay's user; `None` for the current user.
     relay: Option<u32>,
-    /// Whom its commands run as, where that is somebody else.
+    /// The commands' user; `None` for the relay's user.
     commands: Option<u32>,
 }
 
 impl RelayBackend {
-    /// The relay and its commands are one ordinary user.
+    /// Runs the relay and its commands as one unprivileged user.
     pub(crate) fn own_user() -> Self {
         Self {
             relay: is_root().then_some(NOBODY),
@@ -139,7 +136,7 @@ impl RelayBackend {
         }
     }
 
-    /// The relay is root, and its commands are not.
+    /// Runs the relay as root, and its commands as an unprivileged user.
     pub(crate) fn other_user() -> Self {
         Self {
             relay: None,
@@ -229,7 +226,7 @@ pub(crate) struct RelaySandbox {
 }
 
 impl RelaySandbox {
-    /// The relay's process and the directory, where nobody closes them any more.
+    /// Returns the relay's process and the directory, without closing them.
     pub(crate) fn into_parts(self) -> (Option<Child>, Option<TempDir>) {
         let (child, directory) = (self.child, self.directory);
         (child.into_inner().unwrap(), directory.into_inner().unwrap())

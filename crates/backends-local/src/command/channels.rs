@@ -1,4 +1,4 @@
-//! A command's input and output, before and after its start: the ends that it gets, and ours.
+//! Pipes and terminals of a command: the ends that it gets, and ours.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -16,58 +16,59 @@ use rustix::termios::tcsetwinsize;
 use tokio::net::unix::pipe;
 
 #[cfg(confined)]
-use super::source::window;
-use super::source::{Source, Terminal};
-use super::stdin::Sink;
+use super::output::window_size;
+use super::output::{OutputSource, Terminal};
+use super::stdin::LocalInput;
 
-/// What is handed to the supervisor, and what is kept.
+/// Both ends of a command's channels.
 #[derive(Debug)]
 pub(super) struct Channels {
-    /// The command's input, output and errors; nothing where the sandbox makes a terminal.
-    pub(super) theirs: Vec<OwnedFd>,
-    ours: Ours,
+    /// The command's input, output and errors; empty if the sandbox makes a terminal.
+    pub(super) command_ends: Vec<OwnedFd>,
+    pub(super) own_ends: OwnEnds,
 }
 
+/// Our ends of the channels, before the command runs.
 #[derive(Debug)]
 #[cfg_attr(
     not(confined),
     expect(dead_code, reason = "there are no terminals without a supervisor")
 )]
-pub(super) enum Ours {
+pub(super) enum OwnEnds {
     Pipes {
         stdin: Option<OwnedFd>,
         stdout: OwnedFd,
         stderr: OwnedFd,
     },
-    /// The terminal's master is ours from the start.
-    Terminal(OwnedFd),
-    /// It will come from the sandbox.
-    Awaited(PtySize),
+    /// The master of a terminal of the host.
+    HostTerminal(OwnedFd),
+    /// The sandbox makes a terminal of this size and sends its master.
+    SandboxTerminal(PtySize),
 }
 
-/// Our ends of a running command's channels.
+/// Our ends of a running command's channels, registered with the runtime.
 #[derive(Debug)]
-pub(super) struct Ends {
-    pub(super) stdin: Option<Sink>,
-    pub(super) stdout: Source,
-    pub(super) stderr: Source,
+pub(super) struct OpenEnds {
+    pub(super) stdin: Option<LocalInput>,
+    pub(super) stdout: OutputSource,
+    pub(super) stderr: OutputSource,
     pub(super) terminal: Option<Arc<Terminal>>,
 }
 
 impl Channels {
-    /// Pipes. Without anything to write, the input is at its end from the start.
+    /// Makes pipes. Input that is empty is at its end from the start.
     pub(super) fn pipes(stdin: &Stdin) -> io::Result<Self> {
-        let (their_stdin, stdin_end) = new_pipe()?;
-        let (stdout, stdout_end) = new_pipe()?;
-        let (stderr, stderr_end) = new_pipe()?;
+        let (stdin_reader, stdin_writer) = new_pipe()?;
+        let (stdout, stdout_writer) = new_pipe()?;
+        let (stderr, stderr_writer) = new_pipe()?;
         let stdin = match stdin {
             Stdin::Null => None,
             Stdin::Bytes(data) if data.is_empty() => None,
-            _ => Some(stdin_end),
+            _ => Some(stdin_writer),
         };
         Ok(Self {
-            theirs: vec![their_stdin, stdout_end, stderr_end],
-            ours: Ours::Pipes {
+            command_ends: vec![stdin_reader, stdout_writer, stderr_writer],
+            own_ends: OwnEnds::Pipes {
                 stdin,
                 stdout,
                 stderr,
@@ -75,71 +76,59 @@ impl Channels {
         })
     }
 
-    /// What a request asks for; `has_terminals` says whether the sandbox makes terminals.
+    /// Makes the channels that a request asks for.
     #[cfg(confined)]
-    pub(super) fn new(request: &SpawnRequest, has_terminals: bool) -> io::Result<Self> {
+    pub(super) fn new(request: &SpawnRequest, sandbox_has_terminals: bool) -> io::Result<Self> {
         match request.pty {
             None => {
                 let channels = Self::pipes(&request.stdin)?;
-                // A name such as `/dev/stderr` opens a pipe anew, and commands may be another user than
-                // we are.
-                for end in &channels.theirs {
+                // A name such as `/dev/stderr` reopens a pipe, and commands may run as another user.
+                for end in &channels.command_ends {
                     fchmod(end, Mode::from_raw_mode(0o666))?;
                 }
                 Ok(channels)
             }
-            Some(size) if has_terminals => Ok(Self::own_terminal(size)),
-            Some(size) => Self::our_terminal(size),
+            // A terminal that the sandbox makes has a name inside it.
+            Some(size) if sandbox_has_terminals => Ok(Self {
+                command_ends: Vec::new(),
+                own_ends: OwnEnds::SandboxTerminal(size),
+            }),
+            Some(size) => Self::host_terminal(size),
         }
     }
 
-    /// A terminal that the sandbox makes, so that it has a name in there.
     #[cfg(confined)]
-    fn own_terminal(size: PtySize) -> Self {
-        Self {
-            theirs: Vec::new(),
-            ours: Ours::Awaited(size),
-        }
-    }
-
-    /// A terminal of the host's.
-    #[cfg(confined)]
-    fn our_terminal(size: PtySize) -> io::Result<Self> {
+    fn host_terminal(size: PtySize) -> io::Result<Self> {
         let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
         let master = openpt(flags)?;
         unlockpt(&master)?;
-        tcsetwinsize(&master, window(size))?;
+        tcsetwinsize(&master, window_size(size))?;
         let slave = ioctl_tiocgptpeer(&master, flags)?;
         Ok(Self {
-            theirs: vec![slave.try_clone()?, slave.try_clone()?, slave],
-            ours: Ours::Terminal(master),
+            command_ends: vec![slave.try_clone()?, slave.try_clone()?, slave],
+            own_ends: OwnEnds::HostTerminal(master),
         })
     }
 
-    /// Whether the command's input is a terminal that comes from here.
+    /// Whether the command's input is a terminal of the host.
     #[cfg(confined)]
-    pub(super) fn is_terminal(&self) -> bool {
-        matches!(self.ours, Ours::Terminal(_))
+    pub(super) fn is_host_terminal(&self) -> bool {
+        matches!(self.own_ends, OwnEnds::HostTerminal(_))
     }
 
-    /// The rows and columns of the terminal that the sandbox should make.
+    /// Rows and columns of the terminal that the sandbox makes.
     #[cfg(confined)]
-    pub(super) fn wanted(&self) -> Option<(u16, u16)> {
-        match self.ours {
-            Ours::Awaited(size) => Some((size.rows, size.columns)),
+    pub(super) fn sandbox_terminal(&self) -> Option<(u16, u16)> {
+        match self.own_ends {
+            OwnEnds::SandboxTerminal(size) => Some((size.rows, size.columns)),
             _ => None,
         }
     }
-
-    /// Our ends, and the command's.
-    pub(super) fn split(self) -> (Ours, Vec<OwnedFd>) {
-        (self.ours, self.theirs)
-    }
 }
 
-impl Ours {
-    /// What is read and written once the command runs; `master` is what came from the sandbox.
-    pub(super) fn open(self, master: Option<OwnedFd>) -> io::Result<Ends> {
+impl OwnEnds {
+    /// Registers the ends with the runtime; `master` is the terminal that the sandbox sent.
+    pub(super) fn open(self, master: Option<OwnedFd>) -> io::Result<OpenEnds> {
         let terminal = match (self, master) {
             (
                 Self::Pipes {
@@ -149,39 +138,37 @@ impl Ours {
                 },
                 _,
             ) => {
-                return Ok(Ends {
-                    stdin: stdin
-                        .map(pipe::Sender::from_owned_fd)
-                        .transpose()?
-                        .map(Sink::Pipe),
+                let stdin = stdin.map(pipe::Sender::from_owned_fd).transpose()?;
+                return Ok(OpenEnds {
+                    stdin: stdin.map(LocalInput::Pipe),
                     stdout: receiver(stdout)?,
                     stderr: receiver(stderr)?,
                     terminal: None,
                 });
             }
-            (Self::Terminal(master), _) | (Self::Awaited(_), Some(master)) => master,
-            (Self::Awaited(_), None) => {
-                let message = "the sandbox did not hand out the terminal";
+            (Self::HostTerminal(master), _) | (Self::SandboxTerminal(_), Some(master)) => master,
+            (Self::SandboxTerminal(_), None) => {
+                let message = "the supervisor did not send the terminal";
                 return Err(io::Error::other(message));
             }
         };
         let terminal = Arc::new(Terminal::new(terminal)?);
-        // A terminal has one channel; the other one is at its end.
-        let (nothing, _) = new_pipe()?;
-        Ok(Ends {
-            stdin: Some(Sink::Terminal(Arc::clone(&terminal))),
-            stdout: Source::Terminal(Arc::clone(&terminal)),
-            stderr: receiver(nothing)?,
+        // A terminal is a single stream; the other channel is at its end.
+        let (empty, _) = new_pipe()?;
+        Ok(OpenEnds {
+            stdin: Some(LocalInput::Terminal(Arc::clone(&terminal))),
+            stdout: OutputSource::Terminal(Arc::clone(&terminal)),
+            stderr: receiver(empty)?,
             terminal: Some(terminal),
         })
     }
 }
 
-fn receiver(pipe: OwnedFd) -> io::Result<Source> {
-    pipe::Receiver::from_owned_fd(pipe).map(Source::Pipe)
+fn receiver(pipe: OwnedFd) -> io::Result<OutputSource> {
+    pipe::Receiver::from_owned_fd(pipe).map(OutputSource::Pipe)
 }
 
-/// A pipe: where it is read, and where it is written.
+/// Makes a pipe: its reader and its writer.
 fn new_pipe() -> io::Result<(OwnedFd, OwnedFd)> {
     let (reader, writer) = io::pipe()?;
     Ok((reader.into(), writer.into()))

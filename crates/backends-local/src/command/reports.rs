@@ -1,100 +1,54 @@
-//! What the supervisor reports of a command, as it comes.
+//! The supervisor's reports about a command.
 
 use std::io;
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::os::unix::process::ExitStatusExt as _;
 
-use cantle_core::sandbox::ExitStatus;
-use cantle_supervisor::wire::{Report, Stage};
+use cantle_command_driver::{Report, Reports, exit_status};
+use cantle_supervisor::wire::{self, StartStage};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-use super::watched;
+use super::register;
 use crate::supervisor;
 
-/// The end of a command's first process.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Ended {
-    pub(super) status: ExitStatus,
-    /// Whether it has left nothing running.
-    pub(super) alone: bool,
-}
-
-/// Reports of one command, and what they have said so far.
+/// The socket on which the supervisor reports about one command. It is closed when nothing of the command
+/// is left.
 #[derive(Debug)]
-pub(super) struct Reports {
+pub(crate) struct ProcessReports {
     socket: AsyncFd<OwnedFd>,
-    ended: Option<Ended>,
-    gone: bool,
 }
 
-/// How a start went.
+/// The first report.
 #[derive(Debug)]
-pub(super) enum Started {
-    /// The first process, as seen inside the sandbox, and the master of its terminal where the
-    /// sandbox made one.
+pub(super) enum StartReport {
+    /// The first process, as seen inside the sandbox, and the master of its terminal if the sandbox
+    /// made one.
     Running(i32, Option<OwnedFd>),
-    Failed(Stage, io::Error),
-    /// The sandbox is gone.
+    Failed(StartStage, io::Error),
+    /// The command's keeper or the whole sandbox is gone.
     Gone,
 }
 
-impl Reports {
-    /// Takes reports from a socket that doesn't block.
+impl ProcessReports {
+    /// Takes reports from a non-blocking socket.
     pub(super) fn new(socket: OwnedFd) -> io::Result<Self> {
         Ok(Self {
-            socket: watched(socket, Interest::READABLE)?,
-            ended: None,
-            gone: false,
+            socket: register(socket, Interest::READABLE)?,
         })
     }
 
     /// Waits for the first report.
-    pub(super) async fn started(&mut self) -> Started {
-        match self.next().await {
-            Some((Report::Started { pid }, terminal)) => Started::Running(pid, terminal),
-            Some((Report::Failed { stage, errno }, _)) => {
-                Started::Failed(stage, io::Error::from_raw_os_error(errno))
+    pub(super) async fn start(&mut self) -> StartReport {
+        match self.receive().await {
+            Some((wire::Report::Started { pid }, terminal)) => StartReport::Running(pid, terminal),
+            Some((wire::Report::Failed { stage, errno }, _)) => {
+                StartReport::Failed(stage, io::Error::from_raw_os_error(errno))
             }
-            Some((Report::Ended { .. }, _)) | None => Started::Gone,
+            Some((wire::Report::Ended { .. }, _)) | None => StartReport::Gone,
         }
     }
 
-    /// Waits for the end of the first process; `None` where it will not be told. Cancel-safe.
-    pub(super) async fn ended(&mut self) -> Option<Ended> {
-        while self.ended.is_none() && !self.gone {
-            self.take().await;
-        }
-        self.ended
-    }
-
-    /// Waits until nothing of the command is left. Cancel-safe.
-    pub(super) async fn gone(&mut self) {
-        while !self.gone {
-            self.take().await;
-        }
-    }
-
-    /// What was said of the end so far.
-    pub(super) fn end(&self) -> Option<Ended> {
-        self.ended
-    }
-
-    async fn take(&mut self) {
-        match self.next().await {
-            Some((Report::Ended { status, alone, .. }, _)) => {
-                self.ended = Some(Ended {
-                    status: exit_status(status),
-                    alone,
-                });
-                self.gone |= alone;
-            }
-            Some(_) => {}
-            None => self.gone = true,
-        }
-    }
-
-    async fn next(&self) -> Option<(Report, Option<OwnedFd>)> {
+    async fn receive(&self) -> Option<(wire::Report, Option<OwnedFd>)> {
         loop {
             let mut ready = self.socket.readable().await.ok()?;
             if let Ok(report) = ready.try_io(|socket| supervisor::report(socket.as_fd())) {
@@ -104,12 +58,13 @@ impl Reports {
     }
 }
 
-fn exit_status(status: i32) -> ExitStatus {
-    let status = std::process::ExitStatus::from_raw(status);
-    match (status.code(), status.signal()) {
-        (Some(code), _) => ExitStatus::Code(code),
-        (None, Some(signal)) => ExitStatus::Signal(signal),
-        // Only of a process that was stopped, which is none that has ended.
-        (None, None) => ExitStatus::Code(-1),
+impl Reports for ProcessReports {
+    async fn next(&mut self) -> Option<Report> {
+        loop {
+            if let (wire::Report::Ended { status, alone, .. }, _) = self.receive().await? {
+                let status = exit_status(status);
+                return Some(Report::Ended { status, alone });
+            }
+        }
     }
 }

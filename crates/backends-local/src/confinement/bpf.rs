@@ -1,28 +1,26 @@
-//! Compiling rules for system calls into the program that the kernel runs at every one of them.
+//! Compiles system call rules to the BPF program that the kernel runs for every system call.
 //!
-//! The rules become a binary search over the numbers of calls: for each call that exists the kernel
-//! walks the program once when it is installed, and for those that depend on arguments at each call,
-//! so that the length of a path is what costs. A list of the same rules takes ten times as long to
-//! install, which is more than any other step of building a sandbox.
+//! The program is a binary search over the numbers: the kernel evaluates it once per number when it is
+//! installed, and for calls whose arguments matter at each call, so the length of a path is the cost.
 
 use std::collections::BTreeMap;
 
-/// What happens to a call.
+/// The outcome of a system call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Action(u32);
 
 impl Action {
     const ALLOW: Self = Self(0x7fff_0000);
     const KILL: Self = Self(0x8000_0000);
-    /// It answers `EPERM`.
+    /// Fails with `EPERM`.
     pub(super) const REFUSE: Self = Self(0x0005_0000 | libc::EPERM.unsigned_abs());
-    /// It answers `ENOSYS`, as on a kernel that doesn't have it.
+    /// Fails with `ENOSYS`, as on a kernel without the call.
     pub(super) const MISSING: Self = Self(0x0005_0000 | libc::ENOSYS.unsigned_abs());
-    /// The tracer decides; without one it answers `ENOSYS`.
+    /// Asks the tracer; fails with `ENOSYS` without one.
     pub(super) const ASK_TRACER: Self = Self(0x7ff0_0000);
 }
 
-/// Something that may hold of the lower half of an argument.
+/// A condition on the lower half of an argument.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Condition {
     argument: u32,
@@ -65,34 +63,37 @@ impl Condition {
     }
 }
 
-/// What happens to calls; what isn't named is allowed.
+/// The rules of a filter. Calls without a rule are allowed up to [`LAST_KNOWN`], and missing above.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Rules(BTreeMap<u32, Rule>);
+pub(super) struct FilterRules(BTreeMap<u32, CallRule>);
+
+/// The last system call that these rules have been reviewed for (`removexattrat`, Linux 6.13). Programs must
+/// handle `ENOSYS` for newer ones.
+pub(super) const LAST_KNOWN: u32 = 466;
 
 #[derive(Clone, Debug)]
-enum Rule {
+enum CallRule {
     Always(Action),
-    /// Refused where all conditions of one of the lists hold.
-    RefusedWhere(Vec<Vec<Condition>>),
+    /// Refused if all conditions of one of the lists hold.
+    RefusedIf(Vec<Vec<Condition>>),
 }
 
-impl Rules {
-    /// Does this to these calls in any case.
+impl FilterRules {
+    /// Sets the outcome of calls.
     pub(super) fn always(&mut self, calls: &[i64], action: Action) {
         for call in calls {
-            self.0.insert(number(*call), Rule::Always(action));
+            self.0.insert(number(*call), CallRule::Always(action));
         }
     }
 
-    /// Refuses a call where all conditions of one of the lists hold.
-    pub(super) fn refuse_where(&mut self, call: i64, lists: Vec<Vec<Condition>>) {
-        self.0.insert(number(call), Rule::RefusedWhere(lists));
+    /// Refuses a call if all conditions of one of the lists hold.
+    pub(super) fn refuse_if(&mut self, call: i64, lists: Vec<Vec<Condition>>) {
+        self.0.insert(number(call), CallRule::RefusedIf(lists));
     }
 
-    /// The program: `struct sock_filter`s as they lie in memory.
+    /// Compiles the program: `struct sock_filter`s in memory layout.
     pub(super) fn compile(&self) -> Vec<u8> {
-        /// Calls with this bit are of the x32 interface, which nothing uses; a filter that forgets
-        /// it sees other numbers.
+        /// The bit of the x32 interface, which is unused. A filter that ignores it can be bypassed.
         const X32: u32 = 0x4000_0000;
         const X86_64: u32 = 0xc000_003e;
         const ARCHITECTURE_AT: u32 = 4;
@@ -105,20 +106,23 @@ impl Rules {
             Instruction::load(NUMBER_AT),
             Instruction::skip_if_less(X32, 1),
             Instruction::end(Action::REFUSE),
+            Instruction::skip_if_less(LAST_KNOWN + 1, 1),
+            Instruction::end(Action::MISSING),
         ];
-        let rules: Vec<(u32, &Rule)> = self.0.iter().map(|(call, rule)| (*call, rule)).collect();
+        let rules: Vec<(u32, &CallRule)> =
+            self.0.iter().map(|(call, rule)| (*call, rule)).collect();
         program.extend(search(&rules));
         program.into_iter().flat_map(Instruction::bytes).collect()
     }
 }
 
-/// The number of a call; there are a few hundred.
+/// Converts the number of a call, of which there are a few hundred.
 fn number(call: i64) -> u32 {
     u32::try_from(call).unwrap_or(u32::MAX)
 }
 
-/// Finds the rule for the number that is loaded, and follows it.
-fn search(rules: &[(u32, &Rule)]) -> Vec<Instruction> {
+/// Searches the rule for the number in the accumulator, and evaluates it.
+fn search(rules: &[(u32, &CallRule)]) -> Vec<Instruction> {
     let (below, above) = rules.split_at(rules.len() / 2);
     match (below, above) {
         ([], []) => vec![Instruction::end(Action::ALLOW)],
@@ -127,7 +131,7 @@ fn search(rules: &[(u32, &Rule)]) -> Vec<Instruction> {
                 Instruction::skip_if_equal(*call, 1),
                 Instruction::end(Action::ALLOW),
             ];
-            program.extend(follow(rule));
+            program.extend(evaluate(rule));
             program
         }
         (_, [(first_above, _), ..]) => {
@@ -140,20 +144,20 @@ fn search(rules: &[(u32, &Rule)]) -> Vec<Instruction> {
             program.extend(search(above));
             program
         }
-        // The upper half is never the smaller one.
+        // Unreachable: the upper half is never the smaller one.
         (_, []) => search(below),
     }
 }
 
-fn follow(rule: &Rule) -> Vec<Instruction> {
+fn evaluate(rule: &CallRule) -> Vec<Instruction> {
     let lists = match rule {
-        Rule::Always(action) => return vec![Instruction::end(*action)],
-        Rule::RefusedWhere(lists) => lists,
+        CallRule::Always(action) => return vec![Instruction::end(*action)],
+        CallRule::RefusedIf(lists) => lists,
     };
     let mut program = Vec::new();
     for list in lists {
         let mut rest = vec![Instruction::end(Action::REFUSE)];
-        // From the end, where it is known how far it is to the next list.
+        // Backwards, because a test needs the distance to the next list.
         for condition in list.iter().rev() {
             let test = condition.test(rest.len());
             rest.splice(0..0, test);
@@ -165,19 +169,18 @@ fn follow(rule: &Rule) -> Vec<Instruction> {
 }
 
 impl Condition {
-    /// Goes on where it holds, and otherwise skips so many instructions.
+    /// Continues if the condition holds, and otherwise skips so many instructions.
     fn test(self, otherwise: usize) -> [Instruction; 3] {
         const ARGUMENTS_AT: u32 = 16;
         [
             Instruction::load(ARGUMENTS_AT + 8 * self.argument),
             Instruction::and(self.mask),
-            Instruction::go_on_if(self.value, self.holds_where_equal, otherwise),
+            Instruction::continue_if(self.value, self.holds_where_equal, otherwise),
         ]
     }
 }
 
-/// The kernel's `struct sock_filter`: an operation, how far to jump where it is true and where it
-/// isn't, and a value.
+/// The kernel's `struct sock_filter`: operation, jump distance if true, jump distance if false, value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Instruction(u16, u8, u8, u32);
 
@@ -209,9 +212,8 @@ impl Instruction {
         Self(Self::JUMP_IF_NOT_LESS, 0, count, value)
     }
 
-    /// Goes on where the value is equal, or where it is not, and otherwise skips so many; a rule is
-    /// a few instructions.
-    fn go_on_if(value: u32, equal: bool, otherwise: usize) -> Self {
+    /// Continues if the equality is as expected, and otherwise skips so many instructions.
+    fn continue_if(value: u32, equal: bool, otherwise: usize) -> Self {
         let otherwise = u8::try_from(otherwise).unwrap_or(u8::MAX);
         if equal {
             Self(Self::JUMP_IF_EQUAL, 0, otherwise, value)

@@ -1,15 +1,15 @@
-//! The system calls that commands may make, as a filter (seccomp).
+//! The system call filter for commands (seccomp).
 //!
-//! It names what is refused, not what is allowed: allow-lists break some program every month. What
-//! is refused either reaches parts of the kernel that no ordinary program needs and that have a
-//! history of holes, or goes around the other walls. Refused calls answer `EPERM`, and `clone3`
-//! `ENOSYS`, upon which C libraries use `clone`, whose flags can be seen here.
+//! It names what is refused, not what is allowed: allow-lists break some program every month. Refused calls
+//! either reach parts of the kernel that no ordinary program needs and that have a history of
+//! vulnerabilities, or bypass the other mechanisms. They fail with `EPERM`; `clone3` fails with `ENOSYS`, so
+//! that C libraries use `clone`, whose flags a filter can inspect, and so do calls newer than this filter.
 
-use super::bpf::{Action, Condition, Rules};
+use super::bpf::{Action, Condition, FilterRules};
 
-/// Calls that are refused to everybody.
+/// Calls that are always refused.
 const REFUSED: &[i64] = &[
-    // Looking into other processes.
+    // Access to other processes.
     libc::SYS_process_vm_readv,
     libc::SYS_process_vm_writev,
     libc::SYS_process_madvise,
@@ -29,7 +29,7 @@ const REFUSED: &[i64] = &[
     libc::SYS_chroot,
     libc::SYS_unshare,
     libc::SYS_setns,
-    // Interfaces with a history.
+    // Interfaces with a history of vulnerabilities.
     libc::SYS_bpf,
     libc::SYS_perf_event_open,
     libc::SYS_userfaultfd,
@@ -49,10 +49,10 @@ const REFUSED: &[i64] = &[
     libc::SYS_nfsservctl,
     libc::SYS_ustat,
     libc::SYS_sysfs,
-    // Files without a path.
+    // Access to files without a path.
     libc::SYS_open_by_handle_at,
     libc::SYS_name_to_handle_at,
-    // The machine itself.
+    // The machine.
     libc::SYS_init_module,
     libc::SYS_finit_module,
     libc::SYS_delete_module,
@@ -78,7 +78,7 @@ const REFUSED: &[i64] = &[
     libc::SYS_migrate_pages,
 ];
 
-/// Calls by which processes that share the host's namespaces leave something behind, or meet.
+/// Calls that act on System V and POSIX IPC objects, which outlive a process and are visible to others.
 const SHARED: &[i64] = &[
     libc::SYS_shmget,
     libc::SYS_shmat,
@@ -100,82 +100,81 @@ const STARTING: &[i64] = &[libc::SYS_fork, libc::SYS_vfork];
 /// Calls that execute a program.
 const EXECUTING: &[i64] = &[libc::SYS_execve, libc::SYS_execveat];
 
-/// A family of sockets, the part of a socket's type that says its kind, and some of these.
+/// A socket family, the bits of a socket's type that hold its kind, and some kinds.
 const UNIX: u32 = 1;
 const KIND: u32 = 0xf;
 const STREAM: u32 = 1;
 const DATAGRAM: u32 = 2;
 const SEQUENCED: u32 = 5;
 
-/// What the filter depends on.
+/// The input of a filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Openness {
-    pub(super) sockets: Sockets,
-    /// Whether processes, System V and POSIX message queues, shared memory and semaphores are the
-    /// host's.
+pub(super) struct FilterOptions {
+    pub(super) sockets: AllowedSockets,
+    /// Whether processes, message queues, shared memory and semaphores are the host's.
     pub(super) shares_with_host: bool,
     /// Whether a command may start processes.
     pub(super) subprocesses: bool,
 }
 
-/// The sockets that commands may make.
+/// The sockets that commands may create.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Sockets {
-    /// None but pairs: their network is the host's.
-    None,
+pub(super) enum AllowedSockets {
+    /// Connected pairs only, since the network is the host's.
+    PairsOnly,
     /// Those of ordinary programs.
     Ordinary,
 }
 
-/// The filter for everything in a sandbox, as the kernel reads it.
-pub(super) fn program(openness: Openness) -> Vec<u8> {
-    let mut rules = Rules::default();
+/// Compiles the filter for everything in a sandbox.
+pub(super) fn program(options: FilterOptions) -> Vec<u8> {
+    let mut rules = FilterRules::default();
     rules.always(REFUSED, Action::REFUSE);
     rules.always(&[libc::SYS_clone3], Action::MISSING);
-    if openness.shares_with_host {
+    if options.shares_with_host {
         rules.always(SHARED, Action::REFUSE);
-        // Limits of others: one that is low enough kills.
+        // Lowering another process's limits can kill it.
         let others = vec![Condition::is_not(0, 0)];
-        rules.refuse_where(libc::SYS_prlimit64, vec![others]);
+        rules.refuse_if(libc::SYS_prlimit64, vec![others]);
     }
-    if openness.subprocesses {
+    if options.subprocesses {
         rules.always(&[libc::SYS_ptrace], Action::REFUSE);
     }
-    rules.refuse_where(libc::SYS_clone, new_namespaces());
-    // Putting words into a terminal's input.
+    rules.refuse_if(libc::SYS_clone, new_namespaces());
+    // Injecting input into a terminal.
     let into_terminals = [0x5412 /* TIOCSTI */, 0x541C /* TIOCLINUX */];
     let into_terminals = into_terminals.map(|request| vec![Condition::is(1, request)]);
-    rules.refuse_where(libc::SYS_ioctl, into_terminals.into());
-    // All but asking for it, and Linux's own.
+    rules.refuse_if(libc::SYS_ioctl, into_terminals.into());
+    // All but a query, and Linux's own.
     let others = vec![Condition::is_not(0, 0), Condition::is_not(0, 0xffff_ffff)];
-    rules.refuse_where(libc::SYS_personality, vec![others]);
+    rules.refuse_if(libc::SYS_personality, vec![others]);
     let (family, kind) = (0, 1);
     let mut pairs = vec![vec![Condition::is_not(family, UNIX)]];
-    match openness.sockets {
-        Sockets::None => {
+    match options.sockets {
+        AllowedSockets::PairsOnly => {
             rules.always(&[libc::SYS_socket], Action::REFUSE);
-            // A pair of datagram sockets can be pointed at any other one; these can't.
+            // A datagram socket can be reconnected to any other; these kinds can't.
             pairs.push(vec![
                 Condition::masked_not(kind, KIND, STREAM),
                 Condition::masked_not(kind, KIND, SEQUENCED),
             ]);
         }
-        Sockets::Ordinary => rules.refuse_where(libc::SYS_socket, unusual_sockets()),
+        AllowedSockets::Ordinary => rules.refuse_if(libc::SYS_socket, unusual_sockets()),
     }
-    rules.refuse_where(libc::SYS_socketpair, pairs);
+    rules.refuse_if(libc::SYS_socketpair, pairs);
     rules.compile()
 }
 
-/// The filter that every command gets besides, where it may not start other programs. The first
-/// program is executed with it in force: that asks a tracer, and after it there is none.
-pub(super) fn for_single_programs() -> Vec<u8> {
+/// Compiles the additional filter of a command that may not start processes. It is in force when the
+/// command's own program is executed, which the tracer allows; afterwards there is no tracer.
+pub(super) fn without_subprocesses() -> Vec<u8> {
     const THREAD: u32 = 0x1_0000;
-    let mut rules = Rules::default();
+    let mut rules = FilterRules::default();
     rules.always(STARTING, Action::REFUSE);
-    // Nobody may trace either, or listen to a filter: that would be somebody to be asked.
+    // Either call could provide another tracer or listener, which could allow programs.
     rules.always(&[libc::SYS_ptrace, libc::SYS_seccomp], Action::REFUSE);
     rules.always(EXECUTING, Action::ASK_TRACER);
-    rules.refuse_where(
+    rules.refuse_if(
         libc::SYS_clone,
         vec![vec![Condition::has_none_of(0, THREAD)]],
     );
@@ -194,7 +193,7 @@ fn new_namespaces() -> Vec<Vec<Condition>> {
     vec![vec![Condition::has_one_of(0, FLAGS)]]
 }
 
-/// `socket` of other families than ordinary programs use, and raw ones.
+/// `socket` of a family that ordinary programs do not use, and raw ones.
 fn unusual_sockets() -> Vec<Vec<Condition>> {
     const NETLINK: u32 = 16;
     const RAW: u32 = 3;
@@ -204,7 +203,7 @@ fn unusual_sockets() -> Vec<Vec<Condition>> {
         families
             .map(|known| Condition::is_not(family, known))
             .into(),
-        // `getifaddrs` needs routing information, by a socket that is raw in name.
+        // `getifaddrs` needs routing information, from a socket that is nominally raw.
         vec![
             Condition::is(family, NETLINK),
             Condition::is_not(protocol, 0),
@@ -214,8 +213,8 @@ fn unusual_sockets() -> Vec<Vec<Condition>> {
         Condition::is_not(family, NETLINK),
         Condition::masked(kind, KIND, RAW),
     ]);
-    // Of the internet's, streams and datagrams of TCP, UDP and ICMP: the rest is seldom used, often
-    // loaded on demand, and has a history.
+    // Of the internet families only streams and datagrams of TCP, UDP and ICMP: other protocols are rarely
+    // used, often loaded on demand, and have a history of vulnerabilities.
     let internet = [UNIX, NETLINK].map(|other| Condition::is_not(family, other));
     let kinds = [STREAM, DATAGRAM].map(|usual| Condition::masked_not(kind, KIND, usual));
     rules.push(internet.into_iter().chain(kinds).collect());

@@ -1,9 +1,10 @@
-//! Limits that the kernel keeps for each process.
+//! Resource limits of each process.
 
 use cantle_core::policy::Limits;
 use cantle_supervisor::wire::Step;
 
 use super::steps::Steps;
+use crate::groups::OWN_PROCESSES;
 
 const CPU: u32 = 0;
 const FILE_SIZE: u32 = 1;
@@ -15,19 +16,16 @@ const MESSAGE_QUEUES: u32 = 12;
 const NICE: u32 = 13;
 const REAL_TIME: u32 = 14;
 
-/// Processes of the supervisor that count like a command's: init, and the keeper of a command.
-pub(crate) const OWN_PROCESSES: u64 = 2;
-
-/// Writes the steps. Processes are counted for a user, so that limit is kept only where the user is
-/// the sandbox's own.
+/// Adds the steps. Processes are counted per user, so their limit is set only if the user is the sandbox's
+/// own.
 pub(super) fn build(steps: &mut Steps, limits: &Limits, is_confined: bool, own_user: bool) {
     let mut set = |resource, soft, hard| {
-        let step = Step::Limit {
+        let step = Step::CommandLimit {
             resource,
             soft,
             hard,
         };
-        steps.add("limit what a process may use", &step);
+        steps.add("set a resource limit", &step);
     };
     if is_confined {
         for resource in [CORE, MESSAGE_QUEUES, NICE, REAL_TIME] {
@@ -36,13 +34,13 @@ pub(super) fn build(steps: &mut Steps, limits: &Limits, is_confined: bool, own_u
     }
     if let Some(time) = limits.cpu_time {
         let seconds = time.as_secs() + u64::from(time.subsec_nanos() > 0);
-        // At the first it is told (SIGXCPU), at the second it is killed.
+        // SIGXCPU at the soft limit, SIGKILL at the hard one.
         set(CPU, seconds, seconds.saturating_add(1));
     }
     let plain = [
         (FILE_SIZE, limits.file_size_bytes),
         (OPEN_FILES, limits.open_files),
-        // Not the address space: programs reserve gigabytes of it that they never use.
+        // Not the address space, of which programs reserve gigabytes that they never use.
         (DATA, limits.memory_bytes),
     ];
     for (resource, limit) in plain {

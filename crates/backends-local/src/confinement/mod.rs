@@ -1,10 +1,10 @@
-//! From a policy to walls: what is asked of the supervisor, and what is said of it afterwards.
+//! From a policy to a plan for the supervisor, and from its outcome to an enforcement report.
 //!
-//! There are three ways to run commands. With [namespaces](Mode::Namespaces) they have a view of
-//! the file system, processes and a network of their own, and Landlock and a system call filter
-//! stand behind that. Where namespaces are forbidden, [Landlock](Mode::Rules) and a stricter filter
-//! are what there is. Without either, or where the policy asks for nothing, they run
-//! [openly](Mode::Open). Everything is planned here, in order; the supervisor only does it.
+//! There are three modes. With [namespaces](Mode::Namespaces) commands have a private view of the file
+//! system, processes and network, backed by Landlock and a system call filter. Where namespaces are
+//! forbidden, [Landlock](Mode::Landlock) and a stricter filter confine them. Without either, or if the
+//! policy demands nothing, they run [unconfined](Mode::Open). The plan is complete and ordered; the
+//! supervisor only performs it.
 
 mod bpf;
 mod filter;
@@ -16,20 +16,22 @@ mod view;
 use std::ffi::CString;
 use std::path::Path;
 
-use cantle_core::policy::{Access, Network, Policy, PolicyField};
+use cantle_core::policy::{Network, Policy, PolicyField};
 use cantle_core::sandbox::{EnforcedBy, Isolation, SandboxError};
-use cantle_supervisor::wire::{Ready, Setup, Step};
+use cantle_supervisor::wire::{Setup, SetupReply, Step};
 
-use self::filter::{Openness, Sockets};
-pub(crate) use self::limits::OWN_PROCESSES;
+use self::filter::{AllowedSockets, FilterOptions};
 use self::steps::Steps;
-use self::view::Site;
+use self::view::SandboxMounts;
 pub(crate) use self::view::{TEMPORARY, workspace};
-use crate::backend::{Wall, Walls};
-use crate::files::{NOBODY, Places};
+use crate::files::HostPaths;
 use crate::groups::Groups;
+use crate::identity::Identity;
+use crate::mechanism::{Mechanism, Mechanisms};
+use crate::mode::{Mode, is_confined};
+use crate::supervisor::SetupOutcome;
 
-/// Bits for walls that may be missing.
+/// Bits of optional steps.
 const LANDLOCK: u8 = 0;
 const TERMINALS: u8 = 1;
 const FILTER: u8 = 2;
@@ -45,132 +47,32 @@ const NEW_NAMESPACES: u64 = {
 };
 const NEW_NETWORK: u64 = 0x4000_0000;
 
-/// The port of 127.0.0.1 on which a sandbox finds the proxy.
+/// The port of the proxy on a sandbox's 127.0.0.1.
 pub(crate) const PROXY_PORT: u16 = 3128;
 
-/// How commands are run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Mode {
-    /// In namespaces.
-    Namespaces,
-    /// Among the host's files and processes, under Landlock's rules.
-    Rules,
-    /// As the user's own programs.
-    Open,
-}
-
-impl Mode {
-    /// The ways to run commands under a policy, the best one first.
-    pub(crate) fn candidates(policy: &Policy, walls: Walls) -> Vec<Self> {
-        if !is_confined(policy) {
-            return vec![Self::Open];
-        }
-        let mut modes = Vec::new();
-        if has_view(policy) && walls.include(Wall::Namespaces) {
-            modes.push(Self::Namespaces);
-        }
-        if walls.include(Wall::Landlock) {
-            modes.push(Self::Rules);
-        }
-        modes.push(Self::Open);
-        modes
-    }
-}
-
-/// Whether a policy asks for a wall.
-fn is_confined(policy: &Policy) -> bool {
-    policy.read_roots.is_some()
-        || policy.write_roots.is_some()
-        || policy.network.is_some()
-        || policy.working_directory != Access::ReadWrite
-        || policy.subprocesses == Some(false)
-}
-
-/// Whether commands can have a view of the file system of their own. It is made of what may be read
-/// and written; where that is all of it, there is none to be made.
-fn has_view(policy: &Policy) -> bool {
-    let read = policy.read_roots.iter().flat_map(|roots| &roots.paths);
-    let written = policy.write_roots.iter().flatten();
-    policy.read_roots.is_some() && read.chain(written).all(|path| path.parent().is_some())
-}
-
-/// Who runs a sandbox's commands.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Identity {
-    pub(crate) uid: u32,
-    pub(crate) gid: u32,
-    /// Whether that is somebody else than our process is.
-    pub(crate) is_other: bool,
-}
-
-impl Identity {
-    /// Our user, or nobody where that would be root.
-    pub(crate) fn for_commands(policy: &Policy, walls: Walls) -> Self {
-        let (uid, gid) = Self::own();
-        let is_root = uid == 0 && is_confined(policy);
-        if is_root && walls.include(Wall::Identity) && Self::has_others() {
-            return Self {
-                uid: NOBODY,
-                gid: NOBODY,
-                is_other: true,
-            };
-        }
-        Self {
-            uid,
-            gid,
-            is_other: false,
-        }
-    }
-
-    /// Whether nobody is somebody here: a user namespace may know root alone.
-    fn has_others() -> bool {
-        let includes = |map: &str| {
-            // Each line: the first number here, its number outside, how many.
-            map.lines().any(|line| {
-                let mut numbers = line.split_whitespace().map(str::parse::<u64>);
-                match (numbers.next(), numbers.nth(1)) {
-                    (Some(Ok(first)), Some(Ok(count))) => {
-                        (first..first + count).contains(&NOBODY.into())
-                    }
-                    _ => false,
-                }
-            })
-        };
-        ["/proc/self/uid_map", "/proc/self/gid_map"]
-            .into_iter()
-            .all(|map| std::fs::read_to_string(map).is_ok_and(|map| includes(&map)))
-    }
-
-    fn own() -> (u32, u32) {
-        let uid = rustix::process::geteuid();
-        let gid = rustix::process::getegid();
-        (uid.as_raw(), gid.as_raw())
-    }
-}
-
-/// What walls are built for.
+/// The input of a [`Plan`].
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wanted<'a> {
+pub(crate) struct ConfinementRequest<'a> {
     pub(crate) policy: &'a Policy,
     pub(crate) identity: Identity,
-    pub(crate) walls: Walls,
-    /// Where commands see their working directory, where they have a view of their own.
+    pub(crate) mechanisms: Mechanisms,
+    /// The path of the working directory inside a private view.
     pub(crate) workspace: &'a Path,
     /// Whether the files may have to outlive the sandbox.
     pub(crate) is_durable: bool,
 }
 
-/// What the supervisor is to do.
+/// The orders that build a sandbox.
 #[derive(Debug)]
 pub(crate) struct Plan {
     pub(crate) mode: Mode,
-    /// The body of its first order.
+    /// The body of the setup order.
     pub(crate) body: Vec<u8>,
-    /// What each step is for; completes "failed to …".
+    /// The name of each step; completes "failed to …".
     pub(crate) names: Vec<String>,
-    /// Whether the files are on a file system of the sandbox's own, which it hands out.
+    /// Whether the files are on a file system of the sandbox, whose descriptor it passes out.
     pub(crate) has_storage: bool,
-    /// Whether it hands out the socket of the proxy.
+    /// Whether the sandbox passes out the proxy's socket.
     pub(crate) has_proxy: bool,
 }
 
@@ -178,21 +80,21 @@ impl Plan {
     /// Plans a sandbox.
     pub(crate) fn new(
         mode: Mode,
-        wanted: Wanted<'_>,
-        places: &Places,
+        request: ConfinementRequest<'_>,
+        paths: &HostPaths,
         groups: &Groups,
     ) -> Result<Self, SandboxError> {
-        let Wanted {
+        let ConfinementRequest {
             policy,
             identity,
-            walls,
+            mechanisms,
             workspace,
             is_durable,
-        } = wanted;
+        } = request;
         let is_confined = is_confined(policy);
         let in_namespaces = mode == Mode::Namespaces;
-        let maps = Maps::new(identity);
-        let groups = groups.ends();
+        let maps = IdMaps::new(identity);
+        let groups = groups.cleanups();
         let setup = Setup {
             namespaces: match (mode, &policy.network) {
                 (Mode::Namespaces, None) => NEW_NAMESPACES,
@@ -201,7 +103,7 @@ impl Plan {
             },
             uid_map: if in_namespaces { &maps.uids } else { c"" },
             gid_map: if in_namespaces { &maps.gids } else { c"" },
-            deny_setgroups: in_namespaces && Identity::own().0 != 0,
+            deny_setgroups: in_namespaces && Identity::current().0 != 0,
             groups: u32::try_from(groups.len()).unwrap_or(u32::MAX),
         };
         let mut steps = Steps::new(&setup, &groups);
@@ -213,15 +115,15 @@ impl Plan {
             has_proxy: false,
         };
         if in_namespaces {
-            // In memory, which nothing outlives.
+            // In memory: the files end with the sandbox.
             plan.has_storage = view::is_sized(&policy.limits) && !is_durable;
-            let site = Site {
-                places,
+            let mounts = SandboxMounts {
+                paths,
                 workspace,
                 has_storage: plan.has_storage,
             };
-            view::build(&mut steps, policy, identity, site)?;
-            steps.add("name the machine", &Step::HostName { name: c"cantle" });
+            view::build(&mut steps, policy, identity, mounts)?;
+            steps.add("set the host name", &Step::Hostname { name: c"cantle" });
             if let Some(network) = &policy.network {
                 steps.add("start the loopback interface", &Step::Loopback);
                 if matches!(network, Network::Hosts(_)) {
@@ -231,33 +133,33 @@ impl Plan {
                 }
             }
         }
-        // Only in a user namespace are a user's processes the sandbox's own.
+        // Only in a user namespace do all of the user's processes belong to the sandbox.
         limits::build(&mut steps, &policy.limits, is_confined, in_namespaces);
         if is_confined {
             let other = identity.is_other.then_some((identity.uid, identity.gid));
-            let identity = Step::Unprivileged { identity: other };
-            steps.add("give up privileges", &identity);
+            let identity = Step::DropPrivileges { identity: other };
+            steps.add("drop privileges", &identity);
             match mode {
-                Mode::Namespaces if walls.include(Wall::Landlock) => {
+                Mode::Namespaces if mechanisms.include(Mechanism::Landlock) => {
                     steps.landlock(Some(LANDLOCK), &rights::in_view(policy, workspace)?);
                 }
-                Mode::Rules => steps.landlock(None, &rights::on_host(policy, places)?),
+                Mode::Landlock => steps.landlock(None, &rights::on_host(policy, paths)?),
                 Mode::Namespaces | Mode::Open => {}
             }
-            if walls.include(Wall::SystemCalls) {
-                let openness = Openness {
+            if mechanisms.include(Mechanism::SystemCalls) {
+                let options = FilterOptions {
                     sockets: match (&policy.network, mode) {
-                        (None, _) | (_, Mode::Namespaces) => Sockets::Ordinary,
-                        _ => Sockets::None,
+                        (None, _) | (_, Mode::Namespaces) => AllowedSockets::Ordinary,
+                        _ => AllowedSockets::PairsOnly,
                     },
                     shares_with_host: !in_namespaces,
                     subprocesses: policy.subprocesses != Some(false),
                 };
-                let program = &filter::program(openness);
+                let program = &filter::program(options);
                 steps.add_optional(FILTER, &Step::Filter { program });
                 if policy.subprocesses == Some(false) {
-                    let program = &filter::for_single_programs();
-                    steps.add("filter commands", &Step::FilterCommands { program });
+                    let program = &filter::without_subprocesses();
+                    steps.add("filter commands", &Step::CommandFilter { program });
                 }
             }
         }
@@ -266,17 +168,17 @@ impl Plan {
     }
 }
 
-/// Who is who in a user namespace.
-struct Maps {
+/// The user mapping of a user namespace.
+struct IdMaps {
     uids: CString,
     gids: CString,
 }
 
-impl Maps {
+impl IdMaps {
     fn new(identity: Identity) -> Self {
-        let (own_uid, own_gid) = Identity::own();
+        let (own_uid, own_gid) = Identity::current();
         let map = |own: u32, other: u32| {
-            // Ourselves to build, the other one to run commands.
+            // This user performs the setup, the other one runs commands.
             let mut map = format!("{own} {own} 1\n");
             if other != own {
                 map += &format!("{other} {other} 1\n");
@@ -290,77 +192,79 @@ impl Maps {
     }
 }
 
-/// What stands, once the supervisor has built it.
+/// The mechanisms in force in a sandbox.
 #[expect(
     clippy::struct_excessive_bools,
-    reason = "each says whether one thing is there"
+    reason = "each is an independent property"
 )]
 #[derive(Clone, Debug)]
-pub(crate) struct Standing {
+pub(crate) struct EnforcementState {
     mode: Mode,
-    /// Landlock's version; 0 where it isn't in force.
+    /// The Landlock ABI version in force; 0 for none.
     landlock: u32,
-    filter: bool,
-    pub(crate) terminals: bool,
+    has_filter: bool,
+    pub(crate) has_terminals: bool,
     identity: Identity,
-    own_network: bool,
+    has_network: bool,
     /// Whether the files are on a file system of limited size.
     has_storage: bool,
-    /// The fields that control groups limit, and what they are called.
+    /// The fields that control groups limit, and the groups' name.
     groups: Option<(Vec<PolicyField>, String)>,
 }
 
-impl Standing {
+impl EnforcementState {
     pub(crate) fn new(
         plan: &Plan,
-        wanted: Wanted<'_>,
+        request: ConfinementRequest<'_>,
         groups: &Groups,
-        (missing, landlock): (u64, u32),
+        outcome: &SetupOutcome,
     ) -> Self {
-        let Wanted {
+        let ConfinementRequest {
             policy,
             identity,
-            walls,
+            mechanisms,
             ..
-        } = wanted;
-        let has_groups = !groups.is_empty() && missing & (1 << Ready::GROUPS) == 0;
+        } = request;
+        let succeeded = |bit: u8| outcome.missing & (1 << bit) == 0;
+        let in_namespaces = plan.mode == Mode::Namespaces;
+        let has_groups = !groups.is_empty() && succeeded(SetupReply::GROUPS);
         Self {
             mode: plan.mode,
-            landlock,
-            filter: is_confined(policy)
-                && walls.include(Wall::SystemCalls)
-                && missing & (1 << FILTER) == 0,
-            terminals: plan.mode == Mode::Namespaces && missing & (1 << TERMINALS) == 0,
+            landlock: outcome.landlock,
+            has_filter: is_confined(policy)
+                && mechanisms.include(Mechanism::SystemCalls)
+                && succeeded(FILTER),
+            has_terminals: in_namespaces && succeeded(TERMINALS),
             identity,
-            own_network: plan.mode == Mode::Namespaces && policy.network.is_some(),
+            has_network: in_namespaces && policy.network.is_some(),
             has_storage: plan.has_storage,
             groups: has_groups.then(|| (groups.fields(), groups.name())),
         }
     }
 
-    fn grouped(&self, field: PolicyField) -> bool {
+    fn is_limited_by_groups(&self, field: PolicyField) -> bool {
         let mut groups = self.groups.iter();
         groups.any(|(fields, _)| fields.contains(&field))
     }
 
     pub(crate) fn isolation(&self) -> Isolation {
         match self.mode {
-            Mode::Namespaces | Mode::Rules => Isolation::Kernel,
+            Mode::Namespaces | Mode::Landlock => Isolation::Kernel,
             Mode::Open => Isolation::None,
         }
     }
 
-    /// The walls, as people call them.
+    /// Returns the names of the mechanisms, for display.
     pub(crate) fn names(&self) -> Vec<String> {
         let mut names = Vec::new();
         if self.mode == Mode::Namespaces {
-            let network = if self.own_network { ", network" } else { "" };
+            let network = if self.has_network { ", network" } else { "" };
             names.push(format!("namespaces (user, mount, process, IPC{network})"));
         }
         if self.landlock > 0 {
             names.push(format!("Landlock {}", self.landlock));
         }
-        if self.filter {
+        if self.has_filter {
             names.push("system call filter".to_owned());
         }
         if self.identity.is_other {
@@ -370,24 +274,24 @@ impl Standing {
         names
     }
 
-    /// What enforces a field of the policy.
+    /// Returns the enforcement of a field of the policy.
     pub(crate) fn enforced_by(&self, field: PolicyField, policy: &Policy) -> EnforcedBy {
         let confined = match self.mode {
-            Mode::Namespaces | Mode::Rules => EnforcedBy::Kernel,
+            Mode::Namespaces | Mode::Landlock => EnforcedBy::Kernel,
             Mode::Open => EnforcedBy::NotEnforced,
         };
         let in_namespaces = match self.mode {
             Mode::Namespaces => EnforcedBy::Kernel,
-            Mode::Rules | Mode::Open => EnforcedBy::NotEnforced,
+            Mode::Landlock | Mode::Open => EnforcedBy::NotEnforced,
         };
-        // Before its third version Landlock lets files be cut short that can't be written.
+        // Landlock does not restrict truncation before version 3.
         let writing = match self.mode {
-            Mode::Rules if self.landlock < 3 => EnforcedBy::NotEnforced,
+            Mode::Landlock if self.landlock < 3 => EnforcedBy::NotEnforced,
             _ => confined,
         };
         match field {
             PolicyField::ReadRoots => confined,
-            // Rules only add up: where everything may be written, that may be, too.
+            // Rules only add rights: with all files writable, the working directory is, too.
             PolicyField::WorkingDirectory
                 if policy.read_roots.is_none() && policy.write_roots.is_none() =>
             {
@@ -395,25 +299,25 @@ impl Standing {
             }
             PolicyField::WriteRoots | PolicyField::WorkingDirectory => writing,
             PolicyField::Network => match &policy.network {
-                Some(Network::Off) if self.filter => EnforcedBy::Kernel,
+                Some(Network::Off) if self.has_filter => EnforcedBy::Kernel,
                 _ => in_namespaces,
             },
-            PolicyField::Subprocesses if self.filter || policy.subprocesses == Some(true) => {
+            PolicyField::Subprocesses if self.has_filter || policy.subprocesses == Some(true) => {
                 EnforcedBy::Kernel
             }
             PolicyField::Environment | PolicyField::WallTime | PolicyField::Output => {
                 EnforcedBy::Backend
             }
-            PolicyField::Memory | PolicyField::Processes if self.grouped(field) => {
+            PolicyField::Memory | PolicyField::Processes if self.is_limited_by_groups(field) => {
                 EnforcedBy::Kernel
             }
             PolicyField::CpuTime | PolicyField::Memory => EnforcedBy::PerProcess,
             PolicyField::FileSize | PolicyField::OpenFiles => EnforcedBy::Kernel,
-            // The kernel counts nobody's processes who is root.
+            // The kernel does not count root's processes.
             PolicyField::Processes if self.identity.uid == 0 => EnforcedBy::Polled,
             PolicyField::Processes => match self.mode {
                 Mode::Namespaces => EnforcedBy::Kernel,
-                Mode::Rules | Mode::Open => EnforcedBy::Polled,
+                Mode::Landlock | Mode::Open => EnforcedBy::Polled,
             },
             PolicyField::Disk | PolicyField::Inodes if self.has_storage => EnforcedBy::Kernel,
             PolicyField::Disk | PolicyField::Inodes => EnforcedBy::Polled,

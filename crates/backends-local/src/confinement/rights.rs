@@ -1,7 +1,6 @@
-//! What commands may do with files, as Landlock enforces it.
+//! File access rights, enforced by Landlock.
 //!
-//! Where they have a view of their own this is a second wall; where they see the host's files it is
-//! the only one.
+//! In a private view they back up the mounts; among the host's files they are the only restriction.
 
 use std::ffi::CString;
 use std::fs;
@@ -12,7 +11,7 @@ use cantle_core::sandbox::SandboxError;
 
 use super::steps::c_path;
 use super::view::{TEMPORARY, canonical, system_roots};
-use crate::files::Places;
+use crate::files::HostPaths;
 
 const EXECUTE: u64 = 1;
 const WRITE_FILE: u64 = 1 << 1;
@@ -27,14 +26,14 @@ const ALL: u64 = (1 << 17) - 1;
 const READ: u64 = EXECUTE | READ_FILE | READ_DIRECTORY;
 const WRITE: u64 = ALL & !(MAKE_CHARACTER_DEVICE | MAKE_BLOCK_DEVICE);
 const DEVICE: u64 = READ_FILE | WRITE_FILE | READ_DIRECTORY | TRUNCATE | DEVICE_CONTROL;
-/// What means something for a file that is no directory.
+/// The rights that apply to a file that is not a directory.
 const OF_FILES: u64 = EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE | DEVICE_CONTROL;
 
-/// What is allowed, path by path.
-pub(super) type Rules = Vec<(CString, u64)>;
+/// Paths and the rights below them.
+pub(super) type AccessRules = Vec<(CString, u64)>;
 
-/// The rules inside a view: the mounts say what can be written, this says it again.
-pub(super) fn in_view(policy: &Policy, workspace: &Path) -> Result<Rules, SandboxError> {
+/// Returns the rules inside a private view.
+pub(super) fn in_view(policy: &Policy, workspace: &Path) -> Result<AccessRules, SandboxError> {
     let mut rules = vec![
         (c"/".to_owned(), READ),
         (c"/dev".to_owned(), DEVICE),
@@ -47,8 +46,8 @@ pub(super) fn in_view(policy: &Policy, workspace: &Path) -> Result<Rules, Sandbo
     Ok(rules)
 }
 
-/// The rules on the host's own files.
-pub(super) fn on_host(policy: &Policy, places: &Places) -> Result<Rules, SandboxError> {
+/// Returns the rules for the host's files.
+pub(super) fn on_host(policy: &Policy, paths: &HostPaths) -> Result<AccessRules, SandboxError> {
     let mut rules = Vec::new();
     match &policy.read_roots {
         None => rules.push((c"/".to_owned(), READ)),
@@ -61,13 +60,13 @@ pub(super) fn on_host(policy: &Policy, places: &Places) -> Result<Rules, Sandbox
             for path in &roots.paths {
                 rules.push(rule(&canonical(path)?, path, READ)?);
             }
-            // What programs ask about themselves; the environment and the memory of others'
-            // processes Landlock keeps from them.
+            // For introspection. Landlock's ptrace rule protects the environment and the memory of
+            // other processes.
             rules.push((c"/proc".to_owned(), READ_FILE | READ_DIRECTORY));
         }
     }
     match &policy.write_roots {
-        // Who may write may read: where reading is restricted, writing is.
+        // Write access includes read access: if reading is restricted, so is writing.
         None if policy.read_roots.is_some() => {}
         None => rules.push((c"/".to_owned(), WRITE)),
         Some(roots) => {
@@ -82,14 +81,14 @@ pub(super) fn on_host(policy: &Policy, places: &Places) -> Result<Rules, Sandbox
     for device in [c"/dev/random", c"/dev/urandom"] {
         rules.push((device.to_owned(), READ_FILE | DEVICE_CONTROL));
     }
-    // A terminal that the command was given, and no other one.
+    // The terminal that the command was given.
     rules.push((c"/dev/tty".to_owned(), DEVICE & OF_FILES));
-    own_directories(&mut rules, policy, &places.work(), &places.temporary())?;
+    own_directories(&mut rules, policy, &paths.work(), &paths.temporary())?;
     Ok(rules)
 }
 
 fn own_directories(
-    rules: &mut Rules,
+    rules: &mut AccessRules,
     policy: &Policy,
     work: &Path,
     temporary: &Path,
@@ -103,9 +102,9 @@ fn own_directories(
     Ok(())
 }
 
-/// Allows `access` to `seen`, which on the host is `path`.
+/// Allows `access` to the path `seen` of the view, which is `path` on the host.
 fn rule(path: &Path, seen: &Path, access: u64) -> Result<(CString, u64), SandboxError> {
     let is_directory = fs::metadata(path).is_ok_and(|found| found.is_dir());
-    let meant = if is_directory { ALL } else { OF_FILES };
-    Ok((c_path(seen)?, access & meant))
+    let applicable = if is_directory { ALL } else { OF_FILES };
+    Ok((c_path(seen)?, access & applicable))
 }

@@ -1,4 +1,4 @@
-//! Writing down the steps of building a sandbox, and what to call each where it fails.
+//! The steps that build a sandbox, and a name for each in case it fails.
 
 use std::ffi::{CStr, CString};
 use std::os::unix::ffi::OsStrExt as _;
@@ -6,9 +6,9 @@ use std::path::Path;
 
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
 use cantle_supervisor::Writer;
-use cantle_supervisor::wire::{Group, Setup, Step};
+use cantle_supervisor::wire::{ControlGroup, Setup, Step};
 
-use crate::groups::End;
+use crate::groups::GroupCleanup;
 
 /// `MS_…` of `mount(2)`.
 pub(super) mod ms {
@@ -20,7 +20,7 @@ pub(super) mod ms {
     pub(crate) const RECURSIVE_PRIVATE: u64 = 0x4_0000 | 0x4000;
 }
 
-/// Steps, in the order in which they are done.
+/// The steps of a plan, in order.
 #[derive(Debug)]
 pub(super) struct Steps {
     writer: Writer,
@@ -28,14 +28,14 @@ pub(super) struct Steps {
 }
 
 impl Steps {
-    pub(super) fn new(setup: &Setup<'_>, groups: &[End]) -> Self {
+    pub(super) fn new(setup: &Setup<'_>, groups: &[GroupCleanup]) -> Self {
         let mut writer = Writer::new();
-        writer.setup(setup);
+        writer.write(setup);
         for group in groups {
-            writer.group(&Group {
+            writer.write(&ControlGroup {
                 directory: &group.directory,
                 stop: &group.stop,
-                word: &group.word,
+                stop_value: &group.stop_value,
             });
         }
         Self {
@@ -44,40 +44,46 @@ impl Steps {
         }
     }
 
-    /// The body for the supervisor, and a name for each step.
+    /// Returns the body for the supervisor, and a name for each step.
     pub(super) fn finish(self) -> (Vec<u8>, Vec<String>) {
         (self.writer.into_bytes(), self.names)
     }
 
-    /// A step that must succeed; `name` completes "failed to …".
+    /// Adds a step that must succeed; `name` completes "failed to …".
     pub(super) fn add(&mut self, name: impl Into<String>, step: &Step<'_>) {
         self.names.push(name.into());
         self.writer.step(step);
     }
 
-    /// A step that may fail, which the bit `wall` then says.
-    pub(super) fn add_optional(&mut self, wall: u8, step: &Step<'_>) {
+    /// Adds a step that may fail, which `bit` then reports.
+    pub(super) fn add_optional(&mut self, bit: u8, step: &Step<'_>) {
         self.names.push(String::new());
-        self.writer.optional(wall, step);
+        self.writer.optional_step(bit, step);
     }
 
-    /// Restricts access by Landlock to `rules`; optional where there is a bit for it.
-    pub(super) fn landlock(&mut self, wall: Option<u8>, rules: &[(CString, u64)]) {
+    /// Restricts access by Landlock to `rules`; optional if a bit is given.
+    pub(super) fn landlock(&mut self, bit: Option<u8>, rules: &[(CString, u64)]) {
         let count = Step::Landlock {
             rules: u32::try_from(rules.len()).unwrap_or(u32::MAX),
         };
-        match wall {
-            Some(wall) => self.add_optional(wall, &count),
+        match bit {
+            Some(bit) => self.add_optional(bit, &count),
             None => self.add("restrict access to files (Landlock)", &count),
         }
         for (path, access) in rules {
             let access = *access;
-            // Part of the step before, and not counted.
-            self.writer.step(&Step::Allow { path, access });
+            // Part of the Landlock step, without a number of its own.
+            self.writer.step(&Step::LandlockRule { path, access });
         }
     }
 
-    pub(super) fn mount(&mut self, kind: &CStr, target: &Path, flags: u64, data: &CStr) -> Done {
+    pub(super) fn mount(
+        &mut self,
+        kind: &CStr,
+        target: &Path,
+        flags: u64,
+        data: &CStr,
+    ) -> StepResult {
         let step = Step::Mount {
             source: kind,
             target: &c_path(target)?,
@@ -89,8 +95,8 @@ impl Steps {
         Ok(())
     }
 
-    /// Shows what is at `source`, with all that is mounted below it, at `target`.
-    pub(super) fn bind(&mut self, source: &Path, target: &Path) -> Done {
+    /// Binds `source`, with all mounts below it, to `target`.
+    pub(super) fn bind(&mut self, source: &Path, target: &Path) -> StepResult {
         let step = Step::Mount {
             source: &c_path(source)?,
             target: &c_path(target)?,
@@ -98,13 +104,13 @@ impl Steps {
             flags: ms::RECURSIVE_BIND,
             data: c"",
         };
-        self.add(format!("show {}", source.display()), &step);
+        self.add(format!("bind {}", source.display()), &step);
         Ok(())
     }
 
-    /// Sets `MOUNT_ATTR_…`; the first bits are the same as of `MS_…`.
-    pub(super) fn attributes(&mut self, target: &Path, set: u64) -> Done {
-        let step = Step::Attributes {
+    /// Sets `MOUNT_ATTR_…`; the low bits equal `MS_…`.
+    pub(super) fn set_attributes(&mut self, target: &Path, set: u64) -> StepResult {
+        let step = Step::SetMountAttributes {
             target: &c_path(target)?,
             set,
         };
@@ -112,7 +118,7 @@ impl Steps {
         Ok(())
     }
 
-    pub(super) fn directory(&mut self, path: &Path, mode: u32) -> Done {
+    pub(super) fn directory(&mut self, path: &Path, mode: u32) -> StepResult {
         let step = Step::MakeDirectory {
             path: &c_path(path)?,
             mode,
@@ -121,7 +127,7 @@ impl Steps {
         Ok(())
     }
 
-    pub(super) fn file(&mut self, path: &Path, content: &CStr) -> Done {
+    pub(super) fn file(&mut self, path: &Path, content: &CStr) -> StepResult {
         let step = Step::MakeFile {
             path: &c_path(path)?,
             content,
@@ -130,8 +136,8 @@ impl Steps {
         Ok(())
     }
 
-    pub(super) fn link(&mut self, path: &Path, target: &Path) -> Done {
-        let step = Step::Link {
+    pub(super) fn link(&mut self, path: &Path, target: &Path) -> StepResult {
+        let step = Step::Symlink {
             path: &c_path(path)?,
             target: &c_path(target)?,
         };
@@ -139,7 +145,7 @@ impl Steps {
         Ok(())
     }
 
-    pub(super) fn open_directory(&mut self, path: &Path) -> Done {
+    pub(super) fn open_directory(&mut self, path: &Path) -> StepResult {
         let step = Step::OpenDirectory {
             path: &c_path(path)?,
         };
@@ -147,19 +153,19 @@ impl Steps {
         Ok(())
     }
 
-    pub(super) fn root(&mut self, path: &Path) -> Done {
+    pub(super) fn pivot_root(&mut self, path: &Path) -> StepResult {
         let path = &c_path(path)?;
-        self.add("change the root", &Step::Root { path });
+        self.add("change the root", &Step::PivotRoot { path });
         Ok(())
     }
 }
 
-type Done = Result<(), SandboxError>;
+type StepResult = Result<(), SandboxError>;
 
-/// A path for the kernel.
+/// Converts a path for the kernel.
 pub(super) fn c_path(path: &Path) -> Result<CString, SandboxError> {
     CString::new(path.as_os_str().as_bytes()).map_err(|_| {
-        let message = format!("the path `{}` has a NUL in it", path.display());
+        let message = format!("the path `{}` contains NUL", path.display());
         SandboxError::new(SandboxErrorKind::InvalidInput, message)
     })
 }

@@ -1,5 +1,5 @@
-//! What commands see of the file system, where they have mount namespaces: nothing but what the
-//! policy names, at the same paths as on the host, and their own directories at fixed ones.
+//! The private view of the file system: only what the policy names, at the same paths as on the host, and
+//! the sandbox's own directories at fixed paths.
 
 use std::collections::BTreeSet;
 use std::ffi::CString;
@@ -10,78 +10,78 @@ use cantle_core::policy::{Access, Limits, Policy, ReadRoots};
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
 use cantle_supervisor::wire::Step;
 
+use super::TERMINALS;
 use super::steps::{Steps, ms};
-use super::{Identity, TERMINALS};
-use crate::files::Places;
+use crate::files::HostPaths;
+use crate::identity::Identity;
 
-/// Where the working directory is seen, unless the backend says where.
+/// Default path of the working directory.
 const WORKSPACE: &str = "/workspace";
-/// Where the temporary directory is seen.
+/// Path of the temporary directory.
 pub(crate) const TEMPORARY: &str = "/tmp";
 
-/// Devices that are harmless.
+/// Harmless devices.
 const DEVICES: &[&str] = &["full", "null", "random", "tty", "urandom", "zero"];
 
-/// No set-user-id programs, no devices.
-const TAME: u64 = ms::NO_SUID | ms::NO_DEVICES;
+/// Neither set-user-id programs nor devices.
+const RESTRICTED: u64 = ms::NO_SUID | ms::NO_DEVICES;
 
-/// What becomes part of the view and belongs to the sandbox alone.
+/// The sandbox's own part of the view.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Site<'s> {
-    /// Its directories.
-    pub(super) places: &'s Places,
-    /// Where the working directory is seen.
+pub(super) struct SandboxMounts<'s> {
+    pub(super) paths: &'s HostPaths,
+    /// Path of the working directory in the view.
     pub(super) workspace: &'s Path,
-    /// Whether the files are kept on a file system of limited size, in memory.
+    /// Whether the files are on a file system of limited size, in memory.
     pub(super) has_storage: bool,
 }
 
-/// Where the working directory is to be seen: at `asked`, if that can be.
-pub(crate) fn workspace(asked: Option<&Path>) -> Result<&Path, SandboxError> {
-    let Some(asked) = asked else {
+/// Returns the path of the working directory in the view: `configured`, if that is possible.
+pub(crate) fn workspace(configured: Option<&Path>) -> Result<&Path, SandboxError> {
+    let Some(path) = configured else {
         return Ok(Path::new(WORKSPACE));
     };
     let own = [TEMPORARY, "/proc", "/dev"];
-    let is_plain = asked.components().collect::<PathBuf>().as_os_str() == asked.as_os_str()
-        && asked.is_absolute()
-        && !asked.components().any(|part| part == Component::ParentDir);
-    let is_text = asked
+    let is_plain = path.components().collect::<PathBuf>().as_os_str() == path.as_os_str()
+        && path.is_absolute()
+        && !path.components().any(|part| part == Component::ParentDir);
+    let is_text = path
         .to_str()
         .is_some_and(|text| !text.contains([':', '\n', '\0']));
     let system = ReadRoots::SYSTEM.iter().copied();
     let is_taken = own
         .into_iter()
         .chain(system)
-        .any(|taken| asked.starts_with(taken));
-    if is_plain && is_text && asked.parent().is_some() && !is_taken {
-        return Ok(asked);
+        .any(|taken| path.starts_with(taken));
+    if is_plain && is_text && path.parent().is_some() && !is_taken {
+        return Ok(path);
     }
     let message = format!(
-        "the working directory can't be seen at `{}`",
-        asked.display()
+        "the working directory can't be mounted at `{}`",
+        path.display()
     );
     Err(
         SandboxError::new(SandboxErrorKind::InvalidInput, message).with_advice(
-            "Choose an absolute path of which nothing is the system's, such as `/home/user`.",
+            "Choose an absolute path outside the system's directories, such as `/home/user`.",
         ),
     )
 }
 
-/// Writes the steps that build the view, up to the change of the root.
+/// Adds the steps that build the view, up to the change of the root.
 pub(super) fn build(
     steps: &mut Steps,
     policy: &Policy,
     identity: Identity,
-    site: Site<'_>,
+    mounts: SandboxMounts<'_>,
 ) -> Result<(), SandboxError> {
-    let Site {
-        places,
+    let SandboxMounts {
+        paths,
         workspace,
         has_storage,
-    } = site;
-    let mut view = View {
+    } = mounts;
+    let mut view = ViewBuilder {
         steps,
-        root: places.view(),
+        root: paths.view(),
         workspace,
         made: BTreeSet::new(),
         links: BTreeSet::new(),
@@ -94,15 +94,15 @@ pub(super) fn build(
         flags: ms::RECURSIVE_PRIVATE,
         data: c"",
     };
-    view.steps.add("keep mounts apart", &private);
+    view.steps.add("make mounts private", &private);
     let (work, temporary) = if has_storage {
-        view.storage(places, &policy.limits)?
+        view.storage(paths, &policy.limits)?
     } else {
-        (places.work(), places.temporary())
+        (paths.work(), paths.temporary())
     };
     let root = view.root.clone();
     view.steps
-        .mount(c"tmpfs", &root, TAME, c"mode=755,size=4m")?;
+        .mount(c"tmpfs", &root, RESTRICTED, c"mode=755,size=4m")?;
     let mut read_roots = policy.read_roots.clone().unwrap_or_default();
     let named = read_roots.paths.clone();
     read_roots.paths = targets(&read_roots.paths)?;
@@ -111,7 +111,7 @@ pub(super) fn build(
     for path in named.iter().chain(policy.write_roots.iter().flatten()) {
         let target = canonical(path)?;
         if target != *path && !view.is_covered(path) {
-            // Found by the name it was given, too.
+            // Also reachable by the name in the policy.
             view.link(path, &target)?;
         }
     }
@@ -125,37 +125,38 @@ pub(super) fn build(
     for target in [workspace, Path::new(TEMPORARY)] {
         view.make_directories(target)?;
     }
-    // All at once, before what may be written comes on top.
-    view.steps.attributes(&root, TAME | ms::READ_ONLY)?;
-    let memory_files = has_storage.then(|| places.sized().memory());
+    // Before the writable mounts are added on top.
+    view.steps
+        .set_attributes(&root, RESTRICTED | ms::READ_ONLY)?;
+    let memory_files = has_storage.then(|| paths.sized().memory());
     view.mount_devices(memory_files.as_deref())?;
     let read_only = match policy.working_directory {
         Access::ReadOnly => ms::READ_ONLY,
         _ => 0,
     };
-    view.cover(&work, workspace, TAME | read_only)?;
-    view.cover(&temporary, Path::new(TEMPORARY), TAME)?;
+    view.cover(&work, workspace, RESTRICTED | read_only)?;
+    view.cover(&temporary, Path::new(TEMPORARY), RESTRICTED)?;
     for path in &read_roots.paths {
         if view.is_covered(path) {
             view.make_target(path)?;
-            view.cover(path, path, TAME | ms::READ_ONLY)?;
+            view.cover(path, path, RESTRICTED | ms::READ_ONLY)?;
         }
     }
     for path in &write_roots {
         if view.is_covered(path) {
             view.make_target(path)?;
         }
-        view.cover(path, path, TAME)?;
+        view.cover(path, path, RESTRICTED)?;
     }
-    view.steps.root(&root)
+    view.steps.pivot_root(&root)
 }
 
-/// Whether there is a limit to the size of all files, or to their number.
+/// Whether the size or number of all files is limited.
 pub(super) fn is_sized(limits: &Limits) -> bool {
     limits.disk_bytes.is_some() || limits.inodes.is_some()
 }
 
-/// Where the user's roots really are, what is above before what is below.
+/// Returns the canonical paths of roots, parents before children.
 fn targets(roots: &[PathBuf]) -> Result<Vec<PathBuf>, SandboxError> {
     let mut targets = Vec::new();
     for root in roots {
@@ -165,7 +166,7 @@ fn targets(roots: &[PathBuf]) -> Result<Vec<PathBuf>, SandboxError> {
     Ok(targets)
 }
 
-/// The user's path of a root, without links.
+/// Returns the canonical path of a root of the policy.
 pub(super) fn canonical(path: &Path) -> Result<PathBuf, SandboxError> {
     if !path.is_absolute() {
         let message = format!(
@@ -180,41 +181,41 @@ pub(super) fn canonical(path: &Path) -> Result<PathBuf, SandboxError> {
     })
 }
 
-/// The paths of [`ReadRoots::SYSTEM`] that this machine has.
+/// Returns the paths of [`ReadRoots::SYSTEM`] that this machine has.
 pub(super) fn system_roots() -> impl Iterator<Item = &'static Path> {
     let all = ReadRoots::SYSTEM.iter().map(Path::new);
     all.filter(|path| fs::symlink_metadata(path).is_ok())
 }
 
-struct View<'s> {
+struct ViewBuilder<'s> {
     steps: &'s mut Steps,
-    /// Where the new root is built, on the host.
+    /// The host path at which the new root is built.
     root: PathBuf,
-    /// Where the working directory is seen.
+    /// Path of the working directory in the view.
     workspace: &'s Path,
-    /// Directories made in it.
+    /// Directories created in the view.
     made: BTreeSet<PathBuf>,
-    /// Links made in it.
+    /// Symbolic links created in the view.
     links: BTreeSet<PathBuf>,
-    /// Roots that can be seen with all that is below them.
+    /// Roots bound with everything below them.
     shown: Vec<PathBuf>,
 }
 
-impl View<'_> {
-    /// Whether a root lies where the sandbox has a directory of its own, on top of which it must be
-    /// shown.
+impl ViewBuilder<'_> {
+    /// Whether a root is below a directory of the sandbox, on top of which it must be mounted.
     fn is_covered(&self, path: &Path) -> bool {
         path.starts_with(self.workspace) || path.starts_with(TEMPORARY)
     }
 
-    fn place(&self, path: &Path) -> PathBuf {
+    /// Returns the host path of a path in the view, while it is built.
+    fn host_path(&self, path: &Path) -> PathBuf {
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
-    /// Makes a file system of limited size with the working and the temporary directory.
+    /// Mounts a file system of limited size with the working and the temporary directory.
     fn storage(
         &mut self,
-        places: &Places,
+        paths: &HostPaths,
         limits: &Limits,
     ) -> Result<(PathBuf, PathBuf), SandboxError> {
         let mut options = "mode=777".to_owned();
@@ -222,12 +223,13 @@ impl View<'_> {
             options += &format!(",size={bytes}");
         }
         if let Some(inodes) = limits.inodes {
-            // The root and the three directories in it are ours.
+            // Its root and the three directories are not the user's.
             options += &format!(",nr_inodes={}", inodes.saturating_add(4));
         }
         let options = CString::new(options).unwrap_or_default();
-        let sized = places.sized();
-        self.steps.mount(c"tmpfs", &sized.base(), TAME, &options)?;
+        let sized = paths.sized();
+        self.steps
+            .mount(c"tmpfs", &sized.base(), RESTRICTED, &options)?;
         for directory in [sized.work(), sized.temporary(), sized.memory()] {
             self.steps.directory(&directory, 0o777)?;
         }
@@ -257,31 +259,31 @@ impl View<'_> {
             return Ok(());
         }
         self.make_target(path)?;
-        self.steps.bind(path, &self.place(path))?;
+        self.steps.bind(path, &self.host_path(path))?;
         self.shown.push(path.to_owned());
         Ok(())
     }
 
-    /// Makes a link, unless something is there already.
+    /// Creates a symbolic link, unless the path exists already.
     fn link(&mut self, path: &Path, target: &Path) -> Result<(), SandboxError> {
-        let leads_there = path.ancestors().any(|above| self.links.contains(above));
-        if leads_there || self.is_shown(path) || self.made.contains(path) {
+        let is_below_link = path.ancestors().any(|above| self.links.contains(above));
+        if is_below_link || self.is_shown(path) || self.made.contains(path) {
             return Ok(());
         }
         self.make_parents(path)?;
-        self.steps.link(&self.place(path), target)?;
+        self.steps.link(&self.host_path(path), target)?;
         self.links.insert(path.to_owned());
         Ok(())
     }
 
-    /// Shows something on top of what is there.
+    /// Binds `source` on top of what is mounted at `target`.
     fn cover(&mut self, source: &Path, target: &Path, attributes: u64) -> Result<(), SandboxError> {
-        let place = self.place(target);
-        self.steps.bind(source, &place)?;
-        self.steps.attributes(&place, attributes)
+        let host_path = self.host_path(target);
+        self.steps.bind(source, &host_path)?;
+        self.steps.set_attributes(&host_path, attributes)
     }
 
-    /// Makes something to mount on, unless what is shown already has it.
+    /// Creates a mount point, unless a bound root contains it already.
     fn make_target(&mut self, path: &Path) -> Result<(), SandboxError> {
         if self.is_shown(path) {
             return Ok(());
@@ -290,7 +292,7 @@ impl View<'_> {
             return self.make_directories(path);
         }
         self.make_parents(path)?;
-        self.steps.file(&self.place(path), c"")
+        self.steps.file(&self.host_path(path), c"")
     }
 
     fn is_shown(&self, path: &Path) -> bool {
@@ -307,12 +309,12 @@ impl View<'_> {
             return Ok(());
         }
         self.make_parents(path)?;
-        self.steps.directory(&self.place(path), 0o755)?;
+        self.steps.directory(&self.host_path(path), 0o755)?;
         self.made.insert(path.to_owned());
         Ok(())
     }
 
-    /// What describes a machine, and so is made anew.
+    /// Creates the files that describe the machine and its users.
     fn make_system_files(&mut self, identity: Identity) -> Result<(), SandboxError> {
         for directory in ["/proc", "/dev", "/dev/pts", "/dev/shm"] {
             self.make_directories(Path::new(directory))?;
@@ -320,7 +322,7 @@ impl View<'_> {
         for device in DEVICES {
             let path = Path::new("/dev").join(device);
             if path.exists() && !self.is_shown(&path) {
-                self.steps.file(&self.place(&path), c"")?;
+                self.steps.file(&self.host_path(&path), c"")?;
             }
         }
         let links = [
@@ -352,40 +354,40 @@ impl View<'_> {
             if !self.is_shown(path) {
                 self.make_parents(path)?;
                 let content = CString::new(content).unwrap_or_default();
-                self.steps.file(&self.place(path), &content)?;
+                self.steps.file(&self.host_path(path), &content)?;
             }
         }
         Ok(())
     }
 
-    /// `memory_files` is where the files of `/dev/shm` are, where their size is limited with all
-    /// others'.
+    /// Mounts `/proc` and `/dev`. `memory_files` is the directory for `/dev/shm` if its size is limited
+    /// together with all other files.
     fn mount_devices(&mut self, memory_files: Option<&Path>) -> Result<(), SandboxError> {
-        let flags = TAME | ms::NO_EXEC | ms::READ_ONLY;
-        let proc = self.place(Path::new("/proc"));
+        let flags = RESTRICTED | ms::NO_EXEC | ms::READ_ONLY;
+        let proc = self.host_path(Path::new("/proc"));
         self.steps.mount(c"proc", &proc, flags, c"")?;
         for device in DEVICES {
             let path = Path::new("/dev").join(device);
             if path.exists() && !self.is_shown(&path) {
-                let place = self.place(&path);
-                self.steps.bind(&path, &place)?;
-                // What is written to a device is not written to its mount.
-                let tame = ms::NO_SUID | ms::NO_EXEC | ms::READ_ONLY;
-                self.steps.attributes(&place, tame)?;
+                let host_path = self.host_path(&path);
+                self.steps.bind(&path, &host_path)?;
+                // A read-only mount still allows writing to a device.
+                let attributes = ms::NO_SUID | ms::NO_EXEC | ms::READ_ONLY;
+                self.steps.set_attributes(&host_path, attributes)?;
             }
         }
-        let memory = self.place(Path::new("/dev/shm"));
+        let memory = self.host_path(Path::new("/dev/shm"));
         match memory_files {
             Some(directory) => {
                 self.steps.bind(directory, &memory)?;
-                self.steps.attributes(&memory, TAME)?;
+                self.steps.set_attributes(&memory, RESTRICTED)?;
             }
             None => {
                 let options = c"mode=1777,size=64m,nr_inodes=4k";
-                self.steps.mount(c"tmpfs", &memory, TAME, options)?;
+                self.steps.mount(c"tmpfs", &memory, RESTRICTED, options)?;
             }
         }
-        let terminals = super::steps::c_path(&self.place(Path::new("/dev/pts")))?;
+        let terminals = super::steps::c_path(&self.host_path(Path::new("/dev/pts")))?;
         let mount = Step::Mount {
             source: c"devpts",
             target: &terminals,

@@ -1,5 +1,4 @@
-//! Opening what lies below a directory and nowhere else, by what the system has for that: `openat2`,
-//! or component by component where there is none.
+//! Opening paths beneath a directory: by `openat2`, or component by component on systems without it.
 
 #[cfg(not(confined))]
 use std::os::fd::BorrowedFd;
@@ -13,38 +12,38 @@ use rustix::fs::{CWD, ResolveFlags, chmod, fstat, openat2};
 use rustix::fs::{Mode, OFlags, openat};
 use rustix::io::Errno;
 
-/// For a descriptor that only says where something is.
+/// Flag for a descriptor that only identifies a path.
 #[cfg(confined)]
-pub(super) const LOOK: OFlags = OFlags::PATH;
+pub(super) const PATH_ONLY: OFlags = OFlags::PATH;
 #[cfg(not(confined))]
-pub(super) const LOOK: OFlags = OFlags::RDONLY;
+pub(super) const PATH_ONLY: OFlags = OFlags::RDONLY;
 
-/// What a path must be shorter than.
+/// Length that a path must not reach.
 #[cfg(not(confined))]
-const LONG_PATH: usize = 4096;
+const PATH_MAX: usize = 4096;
 
-/// The kernel can't tell where a path leads while directories are being moved; then it says so.
-const MOST_RETRIES: usize = 128;
+/// Retries when the kernel cannot resolve a path because a directory was moved meanwhile.
+const MAX_RETRIES: usize = 128;
 
-/// What becomes of links.
+/// The treatment of symbolic links.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Links {
-    /// Followed as far as the kernel sees that they stay below; else the answer is `XDEV`.
+    /// Followed if the kernel can verify that they stay beneath; otherwise the error is `XDEV`.
     Followed,
-    /// The answer is `LOOP`.
+    /// The error is `LOOP`.
     Refused,
 }
 
-/// Opens what is at a place below `root`.
+/// Opens a relative path beneath `root`.
 pub(super) fn open_beneath(
     root: impl AsFd,
-    place: &[u8],
+    path: &[u8],
     flags: OFlags,
     links: Links,
 ) -> Result<OwnedFd, Errno> {
     let mut flags = flags | OFlags::CLOEXEC;
-    if LOOK.is_empty() || !flags.contains(LOOK) {
-        // Nothing that code has put there may block us or become our terminal.
+    if PATH_ONLY.is_empty() || !flags.contains(PATH_ONLY) {
+        // A file made by untrusted code must not block or become the controlling terminal.
         flags |= OFlags::NONBLOCK | OFlags::NOCTTY;
     }
     let mode = if flags.contains(OFlags::CREATE) {
@@ -52,13 +51,13 @@ pub(super) fn open_beneath(
     } else {
         Mode::empty()
     };
-    resolve(root, place, flags, mode, links)
+    resolve(root, path, flags, mode, links)
 }
 
 #[cfg(confined)]
 fn resolve(
     root: impl AsFd,
-    place: &[u8],
+    path: &[u8],
     flags: OFlags,
     mode: Mode,
     links: Links,
@@ -68,8 +67,8 @@ fn resolve(
         resolve |= ResolveFlags::NO_SYMLINKS;
     }
     let mut result = Err(Errno::AGAIN);
-    for _ in 0..MOST_RETRIES {
-        result = openat2(&root, place, flags, mode, resolve);
+    for _ in 0..MAX_RETRIES {
+        result = openat2(&root, path, flags, mode, resolve);
         if !matches!(result, Err(Errno::AGAIN | Errno::INTR)) {
             break;
         }
@@ -77,19 +76,19 @@ fn resolve(
     result
 }
 
-/// No link is followed here.
+/// Never follows symbolic links.
 #[cfg(not(confined))]
 fn resolve(
     root: impl AsFd,
-    place: &[u8],
+    path: &[u8],
     flags: OFlags,
     mode: Mode,
     links: Links,
 ) -> Result<OwnedFd, Errno> {
-    if place.len() >= LONG_PATH {
+    if path.len() >= PATH_MAX {
         return Err(Errno::NAMETOOLONG);
     }
-    let mut components = place
+    let mut components = path
         .split(|byte| *byte == b'/')
         .filter(|component| !component.is_empty())
         .peekable();
@@ -103,7 +102,7 @@ fn resolve(
         let opened = if is_last {
             open_one(at, component, flags, mode)
         } else {
-            let above = LOOK | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let above = PATH_ONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
             open_one(at, component, above, Mode::empty())
         };
         directory = Some(match (opened, links) {
@@ -118,12 +117,12 @@ fn resolve(
     directory.ok_or(Errno::NOENT)
 }
 
-/// Opens what is in a directory. The answer is `LOOP` where it is a link, for which systems have many
-/// words.
+/// Opens a name in a directory. The error for a symbolic link is `LOOP`; systems report it by different
+/// numbers.
 #[cfg(not(confined))]
 fn open_one(at: BorrowedFd<'_>, name: &[u8], flags: OFlags, mode: Mode) -> Result<OwnedFd, Errno> {
     let mut result = Err(Errno::AGAIN);
-    for _ in 0..MOST_RETRIES {
+    for _ in 0..MAX_RETRIES {
         result = openat(at, name, flags | OFlags::NOFOLLOW, mode);
         let Err(Errno::LOOP | Errno::MLINK | Errno::NOTDIR) = result else {
             break;
@@ -132,7 +131,7 @@ fn open_one(at: BorrowedFd<'_>, name: &[u8], flags: OFlags, mode: Mode) -> Resul
             Ok(mode) if FileType::from_raw_mode(mode) == FileType::Symlink => {
                 return Err(Errno::LOOP);
             }
-            // It was one.
+            // It has been replaced since.
             Ok(mode) if FileType::from_raw_mode(mode) == FileType::Directory => {}
             _ => break,
         }
@@ -140,7 +139,7 @@ fn open_one(at: BorrowedFd<'_>, name: &[u8], flags: OFlags, mode: Mode) -> Resul
     result
 }
 
-/// Opens a directory by an absolute path that no link is part of.
+/// Opens a directory by an absolute path without symbolic links.
 #[cfg(confined)]
 pub(super) fn open_without_links(path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
     let resolve = ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
@@ -151,13 +150,12 @@ pub(super) fn open_without_links(path: &Path, flags: OFlags) -> Result<OwnedFd, 
 pub(super) fn open_without_links(path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
     use std::os::unix::ffi::OsStrExt as _;
 
-    let root = rustix::fs::open("/", LOOK | OFlags::DIRECTORY, Mode::empty())?;
+    let root = rustix::fs::open("/", PATH_ONLY | OFlags::DIRECTORY, Mode::empty())?;
     let below = path.as_os_str().as_bytes();
     resolve(root, below, flags, Mode::empty(), Links::Refused)
 }
 
-/// Opens a directory so that what is in it can be removed, whatever its permissions are. Another file
-/// system that is mounted there isn't ours to empty.
+/// Opens a directory and makes it writable, so that it can be emptied. A mount point is refused.
 #[cfg(confined)]
 pub(super) fn open_for_removal(parent: impl AsFd, name: &[u8]) -> Result<OwnedFd, Errno> {
     use std::os::fd::AsRawFd as _;
@@ -167,7 +165,7 @@ pub(super) fn open_for_removal(parent: impl AsFd, name: &[u8]) -> Result<OwnedFd
     let directory = openat2(parent, name, flags, Mode::empty(), resolve)?;
     let mode = Mode::from_raw_mode(fstat(&directory)?.st_mode);
     if !mode.contains(Mode::RWXU) {
-        // By descriptor, so that it can't be another one. What fails here fails below, too.
+        // By descriptor, so that it is the same directory. A failure shows in the operations that follow.
         let _ = chmod(
             format!("/proc/self/fd/{}", directory.as_raw_fd()),
             Mode::RWXU,
@@ -183,7 +181,7 @@ pub(super) fn open_for_removal(parent: impl AsFd, name: &[u8]) -> Result<OwnedFd
     let open = || open_one(parent.as_fd(), name, flags, Mode::empty());
     let allow = || chmodat(&parent, name, Mode::RWXU, AtFlags::empty());
     let mut directory = match open() {
-        // Nobody is kept from anything here, so that it is no matter if this is another one by now.
+        // Unconfined commands gain nothing by replacing the directory here.
         Err(Errno::ACCESS) => {
             allow()?;
             open()?

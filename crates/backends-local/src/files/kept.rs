@@ -1,8 +1,7 @@
-//! Directories of sandboxes that are over: those that are kept to be used again, and those that an
-//! owner who was killed has left.
+//! Directories without a running sandbox: kept ones, and those of a killed owner.
 //!
-//! A directory is locked (`flock`) for as long as its owner lives; the kernel unlocks it, however the
-//! owner ends. One that is kept has a mark in it, next to the directories that commands see.
+//! A directory is locked (`flock`) while its owner lives; the kernel releases the lock, however the owner
+//! ends. A kept directory contains a marker file, beside the directories that commands see.
 
 use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
@@ -10,7 +9,7 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use cantle_core::ids::{RunId, fresh_id};
+use cantle_core::ids::{RunId, unique_id};
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind, SandboxPath};
 use rustix::fs::{
     AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, Stat, flock, fstat, fsync, mkdirat,
@@ -19,79 +18,80 @@ use rustix::fs::{
 use rustix::io::Errno;
 use rustix::process::geteuid;
 
-use super::beneath::{LOOK, open_without_links};
-use super::remove::{Left, remove_directory};
-use super::{DIRECTORY, NOBODY, Places, Root, Seen, TEMPORARY, VIEW, WORK};
-#[cfg(confined)]
-use crate::confinement::Identity;
+use super::beneath::{PATH_ONLY, open_without_links};
+use super::remove::{RemovalFailures, remove_directory};
+use super::{DIRECTORY, HostPaths, NOBODY, Root, TEMPORARY, VIEW, ViewPaths, WORK};
 
-/// Is in directories that are kept.
-const MARK: &str = "kept";
+/// The marker file of a kept directory.
+const MARKER: &str = "kept";
 
-/// A directory that can be read, and is none but the one that was named.
+/// A readable directory, not a symbolic link.
 const READ: OFlags = OFlags::RDONLY
     .union(OFlags::DIRECTORY)
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
 
-/// Of what random letters a directory's name ends in.
-const LETTERS: usize = 6;
+/// Number of random characters at the end of a directory's name.
+const RANDOM_CHARS: usize = 6;
 
-/// What a sandbox's directory is called, without the letters at its end.
-pub(crate) fn name_of(run: RunId) -> String {
+/// Returns the name of a sandbox's directory without its random end.
+pub(crate) fn name_prefix(run: RunId) -> String {
     format!("cantle-{run}-")
 }
 
-/// Whether a directory or a control group is called like one of ours.
+/// Whether a directory or a control group has a sandbox's name.
 pub(crate) fn is_name(name: &str) -> bool {
-    let Some((run, letters)) = name
+    let Some((run, random)) = name
         .strip_prefix("cantle-")
         .and_then(|name| name.rsplit_once('-'))
     else {
         return false;
     };
-    letters.len() == LETTERS
-        && letters.bytes().all(|byte| byte.is_ascii_alphanumeric())
+    random.len() == RANDOM_CHARS
+        && random.bytes().all(|byte| byte.is_ascii_alphanumeric())
         && run.parse::<RunId>().is_ok()
 }
 
-/// Makes a directory its owner's for as long as the descriptor is open.
+/// Locks a directory until the descriptor is closed.
 pub(super) fn lock(directory: impl AsFd) -> Result<(), Errno> {
     flock(directory, FlockOperation::NonBlockingLockExclusive)
 }
 
-/// Whether a directory's owner is us, or whom our commands run as.
+/// Whether a directory belongs to this process's user or to the user of its commands.
 fn is_ours(found: &Stat) -> bool {
     let own = geteuid().as_raw();
     found.st_uid == own || (own == 0 && found.st_uid == NOBODY)
 }
 
 impl Root {
-    /// Opens a directory that was kept.
+    /// Opens a kept directory.
     ///
     /// # Errors
-    /// [`SandboxErrorKind::Gone`] where it isn't there any more; `Unavailable` where somebody uses
-    /// it, or it is none that was kept by us.
+    /// [`SandboxErrorKind::Gone`] if it does not exist any more; `Unavailable` if it is in use, or was not
+    /// kept by this user.
     pub(crate) fn reopen(path: &Path) -> Result<Self, SandboxError> {
         let shown = path.display();
-        let gone = || SandboxError::gone(format!("the directory `{shown}` is not there any more"));
+        let gone =
+            || SandboxError::gone(format!("the directory `{shown}` does not exist any more"));
         let refused = |why: &str| {
             let message = format!("the directory `{shown}` can't be used again: {why}");
             SandboxError::new(SandboxErrorKind::Unavailable, message)
         };
         let failed = |error: Errno| match error {
             Errno::NOENT => gone(),
-            Errno::LOOP | Errno::NOTDIR => refused("it is none, or a link leads there"),
+            Errno::LOOP | Errno::NOTDIR => {
+                refused("it is not a directory, or a symbolic link leads there")
+            }
             error => SandboxError::io(format!("failed to open `{shown}`"), error.into()),
         };
         let name = path.file_name().and_then(|name| name.to_str());
         if !path.is_absolute() || !name.is_some_and(is_name) {
-            return Err(refused("it is not called like one of a sandbox"));
+            return Err(refused("its name is not that of a sandbox"));
         }
         let locked = open_without_links(path, READ).map_err(failed)?;
         let found = fstat(&locked).map_err(failed)?;
         if !is_ours(&found) {
-            return Err(refused("it is somebody else's"));
+            return Err(refused("it belongs to another user"));
         }
         lock(&locked).map_err(|error| match error {
             Errno::WOULDBLOCK => refused("another process uses it")
@@ -111,23 +111,23 @@ impl Root {
                 Ok(()) | Err(Errno::EXIST) => {}
                 Err(error) => return Err(failed(error)),
             }
-            openat(&descriptor, name, READ.union(LOOK), Mode::empty()).map_err(failed)?;
+            openat(&descriptor, name, READ.union(PATH_ONLY), Mode::empty()).map_err(failed)?;
         }
         let flags = DIRECTORY.union(OFlags::NOFOLLOW);
         let work = openat(&descriptor, WORK, flags, Mode::empty()).map_err(failed)?;
-        let places = Places {
+        let host_paths = HostPaths {
             base: path.to_owned(),
         };
-        // What was spilled before may still be there.
-        let mark = fresh_id();
-        let letters = mark.len().saturating_sub(LETTERS);
+        // Earlier spill files may still exist.
+        let unique = unique_id();
+        let start = unique.len().saturating_sub(RANDOM_CHARS);
         Ok(Self {
-            seen: Seen {
-                work: SandboxPath::from_os(places.work())?,
-                temporary: SandboxPath::from_os(places.temporary())?,
+            view_paths: ViewPaths {
+                work: SandboxPath::from_os(host_paths.work())?,
+                temporary: SandboxPath::from_os(host_paths.temporary())?,
             },
-            spills: format!("output-{}", mark.get(letters..).unwrap_or_default()),
-            places,
+            spill_prefix: format!("output-{}", unique.get(start..).unwrap_or_default()),
+            host_paths,
             descriptor,
             work,
             locked,
@@ -135,39 +135,39 @@ impl Root {
         })
     }
 
-    /// Marks the directory as one to be used again, for good.
+    /// Marks the directory as kept, durably.
     pub(crate) fn keep(&self) -> Result<(), SandboxError> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        openat(&self.locked, MARK, flags, Mode::RUSR | Mode::WUSR)
+        openat(&self.locked, MARKER, flags, Mode::RUSR | Mode::WUSR)
             .and_then(fsync)
             .and_then(|()| fsync(&self.locked))
-            .map_err(|error| self.failure("keep", &self.seen.work, error))
+            .map_err(|error| self.failure("keep", &self.view_paths.work, error))
     }
 
-    /// Lets somebody else use the directory.
+    /// Unlocks the directory.
     pub(crate) fn release(&self) {
-        // It is when we end, in any case.
+        // The end of this process unlocks it in any case.
         let _ = flock(&self.locked, FlockOperation::Unlock);
     }
 
-    /// Whose the directory is.
+    /// Returns the directory's owner.
     pub(crate) fn owner_id(&self) -> Result<u32, SandboxError> {
         let found = fstat(&self.descriptor);
-        let found = found.map_err(|error| self.failure("look at", &self.seen.work, error))?;
+        let found = found.map_err(|error| self.failure("look at", &self.view_paths.work, error))?;
         Ok(found.st_uid)
     }
 
-    /// The directory above that somebody can't go through, where there is one.
+    /// Returns an ancestor of the directory that a user cannot search.
     #[cfg(confined)]
-    pub(crate) fn closed_to(&self, identity: Identity) -> Option<&Path> {
-        let mut above = self.places.base.ancestors().skip(1);
+    pub(crate) fn inaccessible_ancestor(&self, uid: u32, gid: u32) -> Option<&Path> {
+        let mut above = self.host_paths.base.ancestors().skip(1);
         above.find(|directory| {
             let Ok(found) = statat(CWD, *directory, AtFlags::empty()) else {
                 return true;
             };
-            let search = if found.st_uid == identity.uid {
+            let search = if found.st_uid == uid {
                 Mode::XUSR
-            } else if found.st_gid == identity.gid {
+            } else if found.st_gid == gid {
                 Mode::XGRP
             } else {
                 Mode::XOTH
@@ -178,36 +178,36 @@ impl Root {
 }
 
 fn is_kept(directory: impl AsFd) -> bool {
-    statat(directory, MARK, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|found| {
+    statat(directory, MARKER, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(|found| {
         let kind = FileType::from_raw_mode(found.st_mode);
         kind == FileType::RegularFile && found.st_uid == geteuid().as_raw()
     })
 }
 
-/// What somebody may come back for.
+/// Selects kept directories to preserve.
 #[derive(Debug)]
-pub(crate) enum Wanted {
-    /// All that is kept.
-    Kept,
-    /// Directories of these names, of those that are kept: no other one ever has such a name.
+pub(crate) enum KeptFilter {
+    /// All of them.
+    All,
+    /// Those with these names, which are never reused.
     Named(HashSet<OsString>),
 }
 
-impl Wanted {
+impl KeptFilter {
     fn includes(&self, name: &str, directory: impl AsFd) -> bool {
         is_kept(directory)
             && match self {
-                Self::Kept => true,
+                Self::All => true,
                 Self::Named(names) => names.contains(OsStr::new(name)),
             }
     }
 }
 
-/// Removes the directories below `parent` whose owner is dead, that nobody wants, and that haven't
-/// changed for so long.
+/// Removes the directories below `parent` whose owner is dead, that the filter does not include, and that
+/// have not changed for `grace`.
 pub(crate) fn reclaim(
     parent: &Path,
-    wanted: &Wanted,
+    filter: &KeptFilter,
     grace: Duration,
     removed: &mut Vec<PathBuf>,
     failed: &mut Vec<(PathBuf, String)>,
@@ -227,25 +227,27 @@ pub(crate) fn reclaim(
         if !is_name(name) {
             continue;
         }
-        let Ok(left) = openat(&directory, name, READ, Mode::empty()) else {
+        let Ok(candidate) = openat(&directory, name, READ, Mode::empty()) else {
             continue;
         };
         let is_over = |found: Stat| is_ours(&found) && is_older(&found, grace);
-        // What is wanted isn't even locked for a moment, in which its next owner may come.
-        if !fstat(&left).is_ok_and(is_over) || wanted.includes(name, &left) || lock(&left).is_err()
+        // Not even locked for a moment if it is to be preserved: its next owner may come just then.
+        if !fstat(&candidate).is_ok_and(is_over)
+            || filter.includes(name, &candidate)
+            || lock(&candidate).is_err()
         {
             continue;
         }
-        if wanted.includes(name, &left) {
-            // Its owner has ended just now.
+        if filter.includes(name, &candidate) {
+            // Its owner kept it just before it ended.
             continue;
         }
-        let mut rest = Left::default();
+        let mut failures = RemovalFailures::default();
         let path = parent.join(name);
-        match remove_directory(directory.as_fd(), name.as_bytes(), &mut rest) {
+        match remove_directory(directory.as_fd(), name.as_bytes(), &mut failures) {
             Ok(()) | Err(Errno::NOENT) => removed.push(path),
             Err(error) => {
-                let error = rest.error(&path.to_string_lossy(), error);
+                let error = failures.error(&path.to_string_lossy(), error);
                 failed.push((path, error.to_string()));
             }
         }
@@ -255,7 +257,7 @@ pub(crate) fn reclaim(
 fn is_older(found: &Stat, grace: Duration) -> bool {
     let seconds = u64::try_from(found.st_ctime).unwrap_or(0);
     let changed = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
-    // What is from the future isn't old.
+    // A time in the future is not old.
     changed.elapsed().is_ok_and(|age| age >= grace)
 }
 
@@ -264,14 +266,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_those_that_we_give() {
+    fn only_names_of_sandboxes_are_recognized() {
         let run = RunId::new();
-        assert!(is_name(&format!("{}aB3xyZ", name_of(run))));
+        assert!(is_name(&format!("{}aB3xyZ", name_prefix(run))));
         for other in [
-            name_of(run),
-            format!("{}aB3xy", name_of(run)),
-            format!("{}aB3x.Z", name_of(run)),
-            format!("x{}aB3xyZ", name_of(run)),
+            name_prefix(run),
+            format!("{}aB3xy", name_prefix(run)),
+            format!("{}aB3x.Z", name_prefix(run)),
+            format!("x{}aB3xyZ", name_prefix(run)),
             "cantle-demo".to_owned(),
             "cantle-notes-backup".to_owned(),
             "cantle-probe-aB3xyZ".to_owned(),

@@ -1,9 +1,9 @@
-//! The sandbox's directory and everything that is done with files in it.
+//! The directory of a sandbox and the operations on its files.
 //!
-//! `ROOT/work` is the working directory, `ROOT/tmp` the commands' temporary one; commands may see
-//! both under other names ([`Seen`]). All access starts at a descriptor of the root and is resolved
-//! by the kernel (see `resolve`), so that no link leads out, whatever is renamed meanwhile. Everything
-//! here blocks, but for [`Root::write`], whose bytes come from a stream.
+//! `ROOT/work` is the working directory, `ROOT/tmp` the commands' temporary directory; commands may see both
+//! at other paths ([`ViewPaths`]). All access starts at a descriptor of the root and is resolved by the kernel
+//! (see `resolve`), so that no symbolic link leads out, whatever is renamed concurrently. Everything here
+//! blocks, except [`Root::write`], whose bytes come from a stream.
 
 mod beneath;
 mod kept;
@@ -26,34 +26,33 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use self::beneath::LOOK;
+use self::beneath::PATH_ONLY;
 #[cfg(confined)]
 pub(crate) use self::kept::is_name;
-pub(crate) use self::kept::{Wanted, reclaim};
+pub(crate) use self::kept::{KeptFilter, reclaim};
 
-/// `nobody`, and `nogroup`: whom root's commands run as.
+/// `nobody` and `nogroup`, the user of root's commands.
 pub(crate) const NOBODY: u32 = 65_534;
 
-/// The working directory's name in the root.
+/// Names in the root.
 const WORK: &str = "work";
-/// The temporary directory's name in the root.
 const TEMPORARY: &str = "tmp";
-/// Mount points that only the sandbox itself uses.
+/// Mount point for the private view.
 const VIEW: &str = "root";
+/// Mount point for a file system of limited size, and an additional directory on it.
 #[cfg(confined)]
 const SIZED: &str = "disk";
-/// Only on a file system of limited size.
 #[cfg(confined)]
 const MEMORY: &str = "shm";
 
-/// Where the directories of a sandbox are on the host.
+/// The paths of a sandbox's directories on the host.
 #[derive(Clone, Debug)]
-pub(crate) struct Places {
-    /// Absolute and without links.
+pub(crate) struct HostPaths {
+    /// Canonical path of the root.
     base: PathBuf,
 }
 
-impl Places {
+impl HostPaths {
     pub(crate) fn base(&self) -> PathBuf {
         self.base.clone()
     }
@@ -68,18 +67,18 @@ impl Places {
 }
 
 #[cfg(confined)]
-impl Places {
-    /// An empty directory in which the commands' view is built.
+impl HostPaths {
+    /// Returns the mount point of the private view.
     pub(crate) fn view(&self) -> PathBuf {
         self.base.join(VIEW)
     }
 
-    /// The files of `/dev/shm`, on a file system of limited size.
+    /// Returns the directory for `/dev/shm` on a file system of limited size.
     pub(crate) fn memory(&self) -> PathBuf {
         self.base.join(MEMORY)
     }
 
-    /// The same directories on a file system of limited size.
+    /// Returns the paths of the same directories on a file system of limited size.
     pub(crate) fn sized(&self) -> Self {
         Self {
             base: self.base.join(SIZED),
@@ -87,9 +86,9 @@ impl Places {
     }
 }
 
-/// Where commands see the directories of their sandbox.
+/// The paths at which commands see their directories.
 #[derive(Clone, Debug)]
-pub(crate) struct Seen {
+pub(crate) struct ViewPaths {
     pub(crate) work: SandboxPath,
     pub(crate) temporary: SandboxPath,
 }
@@ -97,47 +96,46 @@ pub(crate) struct Seen {
 /// The private directory of a sandbox.
 #[derive(Debug)]
 pub(crate) struct Root {
-    places: Places,
-    seen: Seen,
-    /// What is resolved beneath.
+    host_paths: HostPaths,
+    view_paths: ViewPaths,
+    /// The directory beneath which paths are resolved.
     descriptor: OwnedFd,
-    /// To notice when it is gone. As long as it is open, no other directory gets its number.
+    /// Detects the removal of the working directory: while it is open, its inode is not reused.
     work: OwnedFd,
-    /// The directory, locked for as long as we live.
+    /// The root, locked while this process uses it.
     locked: OwnedFd,
-    /// What the files that output is spilled to are called first.
-    spills: String,
-    /// Whose the files are that we write.
+    /// Prefix of the names of spill files.
+    spill_prefix: String,
+    /// The owner of created files, if not this process's user.
     owner: Option<(Uid, Gid)>,
 }
 
 impl Root {
-    /// Makes a directory that is its owner's alone, below `parent`. One that is to be used again must
-    /// be on a file system that has locks.
+    /// Creates a private directory below `parent`. A durable one needs a file system with locks.
     pub(crate) fn create(
         parent: &Path,
         run: RunId,
         is_durable: bool,
     ) -> Result<Self, SandboxError> {
         let failed = |error| {
-            let doing = format!("failed to make a directory in `{}`", parent.display());
+            let doing = format!("failed to create a directory in `{}`", parent.display());
             SandboxError::io(doing, error)
                 .with_advice("Set TMPDIR to a directory that exists and can be written.")
         };
         let directory = tempfile::Builder::new()
-            .prefix(&kept::name_of(run))
+            .prefix(&kept::name_prefix(run))
             .permissions(Permissions::from_mode(0o700))
             .tempdir_in(parent.canonicalize().map_err(failed)?)
             .map_err(failed)?;
         let failed = |error: Errno| failed(error.into());
-        let places = Places {
+        let host_paths = HostPaths {
             base: directory.path().to_owned(),
         };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let locked = open(directory.path(), flags, Mode::empty()).map_err(failed)?;
         match kept::lock(&locked) {
             Err(error) if is_durable => return Err(failed(error)),
-            // Nobody can tell then that we are dead, and it stays.
+            // Without a lock, the directory is never reclaimed.
             Ok(()) | Err(_) => {}
         }
         let descriptor = open_directory(directory.path()).map_err(failed)?;
@@ -146,32 +144,32 @@ impl Root {
         }
         let work = openat(&descriptor, WORK, DIRECTORY, Mode::empty()).map_err(failed)?;
         let root = Self {
-            seen: Seen {
-                work: SandboxPath::from_os(places.work())?,
-                temporary: SandboxPath::from_os(places.temporary())?,
+            view_paths: ViewPaths {
+                work: SandboxPath::from_os(host_paths.work())?,
+                temporary: SandboxPath::from_os(host_paths.temporary())?,
             },
-            places,
+            host_paths,
             descriptor,
             work,
             locked,
-            spills: "output".to_owned(),
+            spill_prefix: "output".to_owned(),
             owner: None,
         };
         root.probe()?;
-        // From here on the sandbox removes it.
+        // From here on `delete` removes it.
         let _ = directory.keep();
         Ok(root)
     }
 
-    pub(crate) fn places(&self) -> &Places {
-        &self.places
+    pub(crate) fn host_paths(&self) -> &HostPaths {
+        &self.host_paths
     }
 
-    pub(crate) fn seen(&self) -> &Seen {
-        &self.seen
+    pub(crate) fn view_paths(&self) -> &ViewPaths {
+        &self.view_paths
     }
 
-    /// Gives what was just made to its owner.
+    /// Gives a created file to its owner.
     fn give(&self, made: impl AsFd) -> Result<(), Errno> {
         match self.owner {
             Some((uid, gid)) => fchown(made, Some(uid), Some(gid)),
@@ -179,26 +177,26 @@ impl Root {
         }
     }
 
-    /// Whether the kernel has what all access needs.
+    /// Checks that the kernel supports `openat2`.
     fn probe(&self) -> Result<(), SandboxError> {
-        match self.open_beneath(WORK.as_bytes(), LOOK) {
+        match self.open_beneath(WORK.as_bytes(), PATH_ONLY) {
             Ok(_) => Ok(()),
             Err(Errno::NOSYS | Errno::PERM) => {
                 let message = "the system call `openat2` is not available";
                 Err(SandboxError::new(SandboxErrorKind::Unavailable, message)
                     .with_advice("It needs Linux 5.6 or newer, and a container that allows it."))
             }
-            Err(error) => Err(self.failure("open", &self.seen.work, error)),
+            Err(error) => Err(self.failure("open", &self.view_paths.work, error)),
         }
     }
 
-    /// The directory's own name.
+    /// Returns the directory's name.
     pub(crate) fn name(&self) -> String {
-        let name = self.places.base.file_name().unwrap_or_default();
+        let name = self.host_paths.base.file_name().unwrap_or_default();
         name.to_string_lossy().into_owned()
     }
 
-    /// The same for what `name` is in a directory; a link is not followed.
+    /// Gives a created file in a directory to its owner; a symbolic link is not followed.
     fn give_at(&self, directory: impl AsFd, name: &[u8]) -> Result<(), Errno> {
         match self.owner {
             Some((uid, gid)) => {
@@ -209,12 +207,12 @@ impl Root {
         }
     }
 
-    /// What the file for a command's output is called.
+    /// Returns the name of the spill file of a command's output.
     pub(crate) fn spill_name(&self, command: u32, channel: &str) -> String {
-        format!("{}-{command}.{channel}", self.spills)
+        format!("{}-{command}.{channel}", self.spill_prefix)
     }
 
-    /// Makes a file in the temporary directory.
+    /// Creates a file in the temporary directory.
     pub(crate) fn create_temporary(&self, name: &str) -> Result<File, SandboxError> {
         let path = self.temporary_path(name)?;
         // A command may have removed the directory.
@@ -231,15 +229,15 @@ impl Root {
         Ok(file.into())
     }
 
-    /// Where a file in the temporary directory is.
+    /// Returns the path of a file in the temporary directory, as commands see it.
     pub(crate) fn temporary_path(&self, name: &str) -> Result<SandboxPath, SandboxError> {
-        Ok(self.seen.temporary.join(name)?)
+        Ok(self.view_paths.temporary.join(name)?)
     }
 
-    /// Whether the working directory is still there.
+    /// Checks that the working directory exists.
     ///
     /// # Errors
-    /// [`SandboxErrorKind::Gone`] where it isn't.
+    /// [`SandboxErrorKind::Gone`] if it does not.
     pub(crate) fn check(&self) -> Result<(), SandboxError> {
         let is_ours = |found: Stat| {
             fstat(&self.work)
@@ -248,11 +246,11 @@ impl Root {
         if statat(&self.descriptor, WORK, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(is_ours) {
             return Ok(());
         }
-        let message = format!("the working directory `{}` is gone", self.seen.work);
+        let message = format!("the working directory `{}` is gone", self.view_paths.work);
         Err(SandboxError::gone(message))
     }
 
-    /// What a failed system call says; `doing` is a verb.
+    /// Returns the error for a failed system call; `doing` is a verb.
     fn failure(&self, doing: &str, path: &SandboxPath, error: Errno) -> SandboxError {
         let say = |kind, what: &str| {
             SandboxError::new(kind, format!("failed to {doing} `{path}`: {what}"))
@@ -265,9 +263,9 @@ impl Root {
             }
             Errno::XDEV => say(
                 SandboxErrorKind::OutsideSandbox,
-                "it leads out of the sandbox",
+                "the path leads out of the sandbox",
             ),
-            Errno::LOOP => say(SandboxErrorKind::NotFound, "its links lead in a circle"),
+            Errno::LOOP => say(SandboxErrorKind::NotFound, "its symbolic links form a loop"),
             Errno::NXIO | Errno::NODEV => {
                 say(SandboxErrorKind::NotAFile, "it is not a regular file")
             }
@@ -276,10 +274,10 @@ impl Root {
     }
 }
 
-/// What becomes of the directory where commands are confined.
+/// Confined sandboxes.
 #[cfg(confined)]
 impl Root {
-    /// Gives the directories, and all files that will be written, to the user who runs commands.
+    /// Gives the directories, and all files created from now on, to the user that runs commands.
     pub(crate) fn give_to(&mut self, uid: Uid, gid: Gid) -> Result<(), SandboxError> {
         self.owner = Some((uid, gid));
         for name in [".", WORK, TEMPORARY] {
@@ -290,32 +288,32 @@ impl Root {
                 Some(gid),
                 AtFlags::empty(),
             )
-            .map_err(|error| self.failure("give away", &self.seen.work, error))?;
+            .map_err(|error| self.failure("change the owner of", &self.view_paths.work, error))?;
         }
         Ok(())
     }
 
-    /// Makes the mount point for a file system of limited size.
+    /// Creates the mount point for a file system of limited size.
     pub(crate) fn make_sized(&self) -> Result<(), SandboxError> {
         mkdirat(&self.descriptor, SIZED, Mode::RWXU)
-            .map_err(|error| self.failure("make a directory in", &self.seen.work, error))
+            .map_err(|error| self.failure("create a directory in", &self.view_paths.work, error))
     }
 
-    /// Says where commands see the directories.
-    pub(crate) fn see(&mut self, seen: Seen) {
-        self.seen = seen;
+    /// Sets the paths at which commands see the directories.
+    pub(crate) fn set_view_paths(&mut self, paths: ViewPaths) {
+        self.view_paths = paths;
     }
 
-    /// Keeps the files on another file system from now on, which has the same directories.
+    /// Switches to another file system with the same directories.
     pub(crate) fn move_to(&mut self, descriptor: OwnedFd) -> Result<(), SandboxError> {
         self.work = openat(&descriptor, WORK, DIRECTORY, Mode::empty())
-            .map_err(|error| self.failure("open", &self.seen.work, error))?;
+            .map_err(|error| self.failure("open", &self.view_paths.work, error))?;
         self.descriptor = descriptor;
         Ok(())
     }
 }
 
-const DIRECTORY: OFlags = LOOK.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
+const DIRECTORY: OFlags = PATH_ONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 fn open_directory(path: &Path) -> Result<OwnedFd, Errno> {
     open(path, DIRECTORY, Mode::empty())

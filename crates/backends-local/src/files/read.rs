@@ -16,32 +16,32 @@ use tokio::task::{JoinHandle, spawn_blocking};
 use super::Root;
 use crate::blocking;
 
-const PIECE_BYTES: u64 = 256 * 1024;
+const CHUNK_BYTES: u64 = 256 * 1024;
 
 impl Root {
-    /// Opens a regular file and reads its first piece, which is all of most files.
+    /// Opens a regular file and reads its first chunk, which is all of most files.
     pub(crate) fn read(
         &self,
         path: &SandboxPath,
         range: ByteRange,
     ) -> Result<ByteStream, SandboxError> {
-        // Opened without blocking: a pipe without a writer is no reason to wait.
+        // Nonblocking: opening a pipe without a writer must not wait.
         let file = self.open(path, OFlags::RDONLY, "read")?;
         let stat = fstat(&file).map_err(|error| self.failure("read", path, error))?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(not_a_file("read", path));
         }
-        let mut source = Source {
+        let mut reader = FileReader {
             file,
             path: path.clone(),
             size_bytes: u64::try_from(stat.st_size).unwrap_or(0),
             offset: range.offset,
             left_bytes: range.length.unwrap_or(u64::MAX),
         };
-        let first = source.next()?;
-        Ok(Box::pin(Pieces {
+        let first = reader.next()?;
+        Ok(Box::pin(FileStream {
             ready: first,
-            ahead: Ahead::Idle(source),
+            ahead: ReadAhead::Idle(reader),
         }))
     }
 }
@@ -51,28 +51,28 @@ pub(super) fn not_a_file(doing: &str, path: &SandboxPath) -> SandboxError {
     SandboxError::new(SandboxErrorKind::NotAFile, message)
 }
 
-/// A file and how far it was read.
-struct Source {
+/// An open file and the position in it.
+struct FileReader {
     file: OwnedFd,
     path: SandboxPath,
-    /// When it was opened.
+    /// Size when it was opened.
     size_bytes: u64,
     offset: u64,
     left_bytes: u64,
 }
 
-impl Source {
-    /// Reads the next piece; `None` at the end.
+impl FileReader {
+    /// Reads the next chunk; `None` at the end.
     fn next(&mut self) -> Result<Option<Bytes>, SandboxError> {
-        // One more than there should be: a short read is the end, and saves another read.
+        // One byte more than expected: a short read shows the end without another read.
         let expected = self.size_bytes.saturating_sub(self.offset) + 1;
-        let wanted = PIECE_BYTES.min(expected).min(self.left_bytes);
+        let wanted = CHUNK_BYTES.min(expected).min(self.left_bytes);
         if wanted == 0 {
             return Ok(None);
         }
-        let mut piece = Vec::with_capacity(usize::try_from(wanted).unwrap_or(0));
+        let mut chunk = Vec::with_capacity(usize::try_from(wanted).unwrap_or(0));
         let count = loop {
-            match pread(&self.file, spare_capacity(&mut piece), self.offset) {
+            match pread(&self.file, spare_capacity(&mut chunk), self.offset) {
                 Err(Errno::INTR) => {}
                 Ok(count) => break count as u64,
                 Err(error) => {
@@ -87,67 +87,63 @@ impl Source {
         } else {
             self.left_bytes - count
         };
-        Ok((count > 0).then(|| piece.into()))
+        Ok((count > 0).then(|| chunk.into()))
     }
 }
 
-/// The pieces of a file, one of them read ahead.
-struct Pieces {
+/// The chunks of a file, one of them read ahead.
+struct FileStream {
     ready: Option<Bytes>,
-    ahead: Ahead,
+    ahead: ReadAhead,
 }
 
-enum Ahead {
-    Idle(Source),
-    Reading(JoinHandle<(Source, Result<Option<Bytes>, SandboxError>)>),
+enum ReadAhead {
+    Idle(FileReader),
+    Reading(JoinHandle<(FileReader, Result<Option<Bytes>, SandboxError>)>),
     Done,
 }
 
-impl Pieces {
-    /// Starts to read the next piece.
-    fn start(&mut self, mut source: Source) {
-        self.ahead = if source.left_bytes == 0 {
-            Ahead::Done
+impl FileStream {
+    /// Starts to read the next chunk.
+    fn start(&mut self, mut reader: FileReader) {
+        self.ahead = if reader.left_bytes == 0 {
+            ReadAhead::Done
         } else {
-            Ahead::Reading(spawn_blocking(move || {
-                let piece = source.next();
-                (source, piece)
+            ReadAhead::Reading(spawn_blocking(move || {
+                let chunk = reader.next();
+                (reader, chunk)
             }))
         };
     }
 }
 
-impl Stream for Pieces {
+impl Stream for FileStream {
     type Item = Result<Bytes, SandboxError>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let piece = match &mut self.ahead {
-            Ahead::Reading(reading) => match ready!(Pin::new(reading).poll(cx)) {
-                Ok((source, Ok(Some(piece)))) => {
-                    self.start(source);
-                    Some(Ok(piece))
+        let chunk = match &mut self.ahead {
+            ReadAhead::Reading(reading) => match ready!(Pin::new(reading).poll(cx)) {
+                Ok((reader, Ok(Some(chunk)))) => {
+                    self.start(reader);
+                    Some(Ok(chunk))
                 }
-                Ok((_, Ok(None))) => {
-                    self.ahead = Ahead::Done;
-                    None
-                }
-                Ok((_, Err(error))) => {
-                    self.ahead = Ahead::Done;
-                    Some(Err(error))
-                }
-                Err(error) => {
-                    self.ahead = Ahead::Done;
-                    Some(Err(blocking::interrupted(error)))
+                ended => {
+                    self.ahead = ReadAhead::Done;
+                    match ended {
+                        Ok((_, chunk)) => chunk.transpose(),
+                        Err(error) => Some(Err(blocking::interrupted(error))),
+                    }
                 }
             },
-            Ahead::Idle(_) => {
-                if let Ahead::Idle(source) = std::mem::replace(&mut self.ahead, Ahead::Done) {
-                    self.start(source);
+            ReadAhead::Idle(_) => {
+                if let ReadAhead::Idle(reader) = std::mem::replace(&mut self.ahead, ReadAhead::Done)
+                {
+                    self.start(reader);
                 }
                 self.ready.take().map(Ok)
             }
-            Ahead::Done => None,
+            ReadAhead::Done => None,
         };
-        Poll::Ready(piece)
+        Poll::Ready(chunk)
     }
 }

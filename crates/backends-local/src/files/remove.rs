@@ -1,4 +1,4 @@
-//! Removing things, however deep and with whatever permissions.
+//! Removing directory trees of any depth and with any permissions.
 
 use std::fmt::Write as _;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -12,7 +12,7 @@ use super::beneath::open_for_removal;
 use super::{DIRECTORY, Root};
 
 impl Root {
-    /// Removes a file, a link, or a directory with all that is in it.
+    /// Removes a file, a symbolic link, or a directory with its contents.
     pub(crate) fn remove(&self, path: &SandboxPath) -> Result<(), SandboxError> {
         let failed = |error| self.failure("remove", path, error);
         self.refuse_fixed("remove", path)?;
@@ -21,52 +21,48 @@ impl Root {
         if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
             return unlinkat(&parent, name, AtFlags::empty()).map_err(failed);
         }
-        let mut left = Left::default();
-        match remove_directory(parent.as_fd(), name, &mut left) {
+        let mut failures = RemovalFailures::default();
+        match remove_directory(parent.as_fd(), name, &mut failures) {
             Ok(()) => Ok(()),
-            Err(error) => Err(left.error(&path.to_string(), error)),
+            Err(error) => Err(failures.error(&path.to_string(), error)),
         }
     }
 
     /// Removes the sandbox's directory.
     ///
     /// # Errors
-    /// Says what is left.
+    /// The error names what could not be removed.
     pub(crate) fn delete(&self) -> Result<(), SandboxError> {
-        let base = self.places().base();
+        let base = self.host_paths().base();
         let (Some(parent), Some(name)) = (base.parent(), base.file_name()) else {
             return Ok(());
         };
         let name = name.as_bytes();
-        let mut left = Left::default();
-        open(parent, DIRECTORY, Mode::empty())
-            .and_then(|parent| remove_directory(parent.as_fd(), name, &mut left))
-            .or_else(|error| {
-                if error == Errno::NOENT {
-                    Ok(())
-                } else {
-                    Err(error)
-                }
-            })
-            .map_err(|error| left.error(&base.to_string_lossy(), error))
+        let mut failures = RemovalFailures::default();
+        let removed = open(parent, DIRECTORY, Mode::empty())
+            .and_then(|parent| remove_directory(parent.as_fd(), name, &mut failures));
+        match removed {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(error) => Err(failures.error(&base.to_string_lossy(), error)),
+        }
     }
 }
 
-/// How often to begin again where something new has turned up.
-const PATIENCE: u32 = 16;
+/// Repetitions while new entries keep appearing.
+const MAX_REPEATS: u32 = 16;
 
-/// What couldn't be removed.
+/// Entries that could not be removed.
 #[derive(Default)]
-pub(super) struct Left {
+pub(super) struct RemovalFailures {
     named: Vec<String>,
     more: usize,
 }
 
-impl Left {
-    const MOST_NAMED: usize = 3;
+impl RemovalFailures {
+    const MAX_NAMED: usize = 3;
 
     fn add(&mut self, name: &[u8], error: Errno) {
-        if self.named.len() < Self::MOST_NAMED {
+        if self.named.len() < Self::MAX_NAMED {
             let name = String::from_utf8_lossy(name);
             self.named.push(format!("`{name}` ({error})"));
         } else {
@@ -77,7 +73,11 @@ impl Left {
     pub(super) fn error(&self, path: &str, error: Errno) -> SandboxError {
         let mut message = format!("failed to remove `{path}`");
         for (index, name) in self.named.iter().enumerate() {
-            let before = if index == 0 { ": it still has " } else { ", " };
+            let before = if index == 0 {
+                ": it still contains "
+            } else {
+                ", "
+            };
             let _ = write!(message, "{before}{name}");
         }
         if self.more > 0 {
@@ -87,54 +87,56 @@ impl Left {
     }
 }
 
-/// Removes a directory and all that is in it.
+/// Removes a directory and its contents.
 ///
-/// Directories in it are emptied into it rather than walked into, so that neither depth nor the
-/// number of open descriptors nor the length of a path is a limit.
+/// Subdirectories are not descended into: their contents are moved up, so that neither depth nor open
+/// descriptors nor path length is a limit.
 pub(super) fn remove_directory(
     parent: BorrowedFd<'_>,
     name: &[u8],
-    left: &mut Left,
+    failures: &mut RemovalFailures,
 ) -> Result<(), Errno> {
     match unlinkat(parent, name, AtFlags::REMOVEDIR) {
         Err(Errno::NOTEMPTY | Errno::EXIST) => {}
-        // What is in it can't be read or changed, whatever that is; or it is none, or gone.
+        // Removed, not a directory, missing, or refused whatever it contains.
         result => return result,
     }
     let top = open_for_removal(parent, name)?;
-    let (mut serial, mut patience) = (0, PATIENCE);
+    let (mut serial, mut repeats) = (0, 0);
     loop {
-        *left = Left::default();
+        *failures = RemovalFailures::default();
         let (mut removed, moved_before) = (0, serial);
         for entry in Entries::of(&top)? {
             let (entry, is_directory) = entry?;
             let result = if is_directory {
-                remove_child(top.as_fd(), &entry, &mut serial, left)
+                remove_child(top.as_fd(), &entry, &mut serial, failures)
             } else {
                 unlinkat(&top, entry.as_slice(), AtFlags::empty())
             };
             match result {
                 Ok(()) | Err(Errno::NOENT) => removed += 1,
-                // What is still in it has been named.
+                // Its remaining contents have been recorded.
                 Err(Errno::NOTEMPTY) if is_directory => {}
-                Err(error) => left.add(&entry, error),
+                Err(error) => failures.add(&entry, error),
             }
         }
         match unlinkat(parent, name, AtFlags::REMOVEDIR) {
             Err(Errno::NOTEMPTY | Errno::EXIST) if serial > moved_before => {}
-            // Somebody else makes things in it, and may never stop.
-            Err(Errno::NOTEMPTY | Errno::EXIST) if removed > 0 && patience > 0 => patience -= 1,
+            // Another process keeps adding entries, perhaps forever.
+            Err(Errno::NOTEMPTY | Errno::EXIST) if removed > 0 && repeats < MAX_REPEATS => {
+                repeats += 1;
+            }
             result => return result,
         }
     }
 }
 
-/// Removes a directory from `top`; the directories in it that aren't empty move up to `top`.
+/// Removes a directory in `top`, moving its nonempty subdirectories up to `top`.
 fn remove_child(
     top: BorrowedFd<'_>,
     name: &[u8],
     serial: &mut u64,
-    left: &mut Left,
+    failures: &mut RemovalFailures,
 ) -> Result<(), Errno> {
     match unlinkat(top, name, AtFlags::REMOVEDIR) {
         Err(Errno::NOTEMPTY | Errno::EXIST) => {}
@@ -154,34 +156,34 @@ fn remove_child(
         };
         match result {
             Ok(()) | Err(Errno::NOENT) => {}
-            // The others can go all the same.
-            Err(error) => left.add(&entry, error),
+            // The others can still be removed.
+            Err(error) => failures.add(&entry, error),
         }
     }
     unlinkat(top, name, AtFlags::REMOVEDIR)
 }
 
-/// Moves a directory to `top` under a name that is free there.
+/// Moves a directory to `top` under a free name.
 fn move_up(
     top: BorrowedFd<'_>,
     child: &OwnedFd,
     name: &[u8],
     serial: &mut u64,
 ) -> Result<(), Errno> {
-    // A directory that may not be written can't be moved either: its `..` changes.
+    // A directory that is not writable can't be moved, because its `..` changes.
     open_for_removal(child.as_fd(), name)?;
     loop {
         *serial += 1;
         let free = format!(".cantle-removed-{serial}");
         match renameat(child, name, top, free) {
-            // It isn't free.
+            // The name is taken.
             Err(Errno::NOTEMPTY | Errno::EXIST | Errno::NOTDIR) => {}
             result => return result,
         }
     }
 }
 
-/// What is in a directory, and whether it is a directory in turn.
+/// Iterates over a directory: names, and whether they are directories.
 struct Entries<'d> {
     directory: &'d OwnedFd,
     entries: Dir,
@@ -195,7 +197,7 @@ impl<'d> Entries<'d> {
 
     fn is_directory(&self, entry: &DirEntry) -> bool {
         match entry.file_type() {
-            // Not every file system says it at once.
+            // Not every file system reports it.
             FileType::Unknown => {
                 let flags = AtFlags::SYMLINK_NOFOLLOW;
                 statat(self.directory, entry.file_name(), flags)

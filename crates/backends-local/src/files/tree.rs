@@ -1,26 +1,26 @@
-//! Looking at directories, making them, moving things.
+//! Listing and creating directories, and renaming.
 
 use cantle_core::sandbox::{FileInfo, FileKind, SandboxError, SandboxErrorKind, SandboxPath};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, fstat, mkdirat, renameat, statat};
 use rustix::io::Errno;
 
 use super::Root;
-use super::beneath::LOOK;
+use super::beneath::PATH_ONLY;
 
 impl Root {
-    /// What is at a path; a link is not followed.
+    /// Returns the status of a path; a symbolic link is not followed.
     pub(crate) fn stat(&self, path: SandboxPath) -> Result<FileInfo, SandboxError> {
         let failed = |error| self.failure("look at", &path, error);
         let stat = match self.open_parent(&path, "look at") {
             Ok((directory, name)) => statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW),
-            // One of the directories that every sandbox has, or an error.
-            Err(_) => fstat(self.open(&path, LOOK | OFlags::DIRECTORY, "look at")?),
+            // A fixed directory, or an error.
+            Err(_) => fstat(self.open(&path, PATH_ONLY | OFlags::DIRECTORY, "look at")?),
         };
         let stat = stat.map_err(failed)?;
         Ok(info(path, &stat))
     }
 
-    /// What is in a directory, by name.
+    /// Lists a directory, sorted by name.
     pub(crate) fn list(&self, path: &SandboxPath) -> Result<Vec<FileInfo>, SandboxError> {
         let failed = |error| self.failure("list", path, error);
         let directory = self.open(path, OFlags::RDONLY | OFlags::DIRECTORY, "list")?;
@@ -42,19 +42,19 @@ impl Root {
         Ok(entries)
     }
 
-    /// Makes a directory and those above it.
+    /// Creates a directory and those above it.
     pub(crate) fn mkdir(&self, path: &SandboxPath) -> Result<(), SandboxError> {
         self.make_directories(path).map_err(|error| {
-            // A file is there, not above it.
+            // The file is at the path itself, not above it.
             let in_the_way = error.kind() == SandboxErrorKind::NotADirectory;
             if in_the_way && self.stat(path.clone()).is_ok() {
-                return already_there("make", path);
+                return already_exists("make", path);
             }
             error
         })
     }
 
-    /// Makes the directories above a path.
+    /// Creates the directories above a path.
     pub(super) fn make_parent(&self, path: &SandboxPath) -> Result<(), SandboxError> {
         match path.parent() {
             Some(parent) => self.make_directories(&parent),
@@ -63,7 +63,7 @@ impl Root {
     }
 
     fn make_directories(&self, path: &SandboxPath) -> Result<(), SandboxError> {
-        let open = |path: &SandboxPath| self.open(path, LOOK | OFlags::DIRECTORY, "make");
+        let open = |path: &SandboxPath| self.open(path, PATH_ONLY | OFlags::DIRECTORY, "make");
         let mut missing = Vec::new();
         let mut above = Some(path.clone());
         while let Some(directory) = above {
@@ -81,32 +81,32 @@ impl Root {
                 .and_then(|()| self.give_at(&parent, name));
             match made {
                 Ok(()) => {}
-                // Made since we looked, or a link that leads nowhere.
+                // Created meanwhile; or a dangling symbolic link.
                 Err(Errno::EXIST) if open(directory).is_ok() => {}
-                Err(Errno::EXIST) => return Err(already_there("make", directory)),
+                Err(Errno::EXIST) => return Err(already_exists("make", directory)),
                 Err(error) => return Err(self.failure("make", directory, error)),
             }
         }
         Ok(())
     }
 
-    /// Moves something, in place of a file that is there.
+    /// Renames a file or directory, replacing an existing file.
     pub(crate) fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<(), SandboxError> {
         self.refuse_fixed("move", from)?;
         self.refuse_fixed("move to", to)?;
         let (source, name) = self.open_parent(from, "move")?;
         let (target, new_name) = self.open_parent(to, "move to")?;
         renameat(&source, name, &target, new_name).map_err(|error| match error {
-            // Here it isn't about links: a file system is mounted in between.
+            // Caused by a mount point here, not by a symbolic link.
             Errno::XDEV => SandboxError::io(format!("failed to move `{from}`"), error.into()),
             Errno::NOENT => self.failure("move", from, error),
-            Errno::ISDIR | Errno::NOTEMPTY | Errno::EXIST => already_there("move to", to),
+            Errno::ISDIR | Errno::NOTEMPTY | Errno::EXIST => already_exists("move to", to),
             _ => self.failure("move to", to, error),
         })
     }
 }
 
-fn already_there(doing: &str, path: &SandboxPath) -> SandboxError {
+fn already_exists(doing: &str, path: &SandboxPath) -> SandboxError {
     let message = format!("failed to {doing} `{path}`: something else is there");
     SandboxError::new(SandboxErrorKind::AlreadyExists, message)
 }
@@ -122,7 +122,7 @@ fn info(path: SandboxPath, stat: &Stat) -> FileInfo {
     FileInfo::new(path, kind, size_bytes, Some(permissions(stat.st_mode)))
 }
 
-/// Systems have modes of different widths.
+/// Converts a mode, whose width depends on the system.
 fn permissions(mode: impl Into<u32>) -> u32 {
     mode.into() & 0o777
 }

@@ -1,4 +1,4 @@
-//! How much room a sandbox's files take.
+//! Disk usage of a sandbox's files.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -8,36 +8,37 @@ use rustix::io::Errno;
 
 use super::{Root, TEMPORARY, WORK};
 
-/// The deepest directories that are looked into; what is deeper is too much. Each level takes two of
-/// our descriptors.
-const MOST_DEPTH: usize = 64;
+/// Maximum depth; a deeper tree counts as too large. Each level takes two descriptors.
+const MAX_DEPTH: usize = 64;
 
-/// What files take.
+/// Disk usage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Used {
-    /// On the disk: holes take nothing.
+pub(crate) struct DiskUsage {
+    /// Allocated bytes; holes take none.
     pub(crate) bytes: u64,
-    /// Files and directories, without the two that every sandbox has.
+    /// Files and directories, without the two fixed ones.
     pub(crate) inodes: u64,
 }
 
 impl Root {
-    /// Measures the working and the temporary directory. What changes meanwhile may be missed.
-    pub(crate) fn used(&self) -> Result<Used, SandboxError> {
-        let mut used = Used::default();
+    /// Measures the working and the temporary directory. Concurrent changes may be missed.
+    pub(crate) fn used(&self) -> Result<DiskUsage, SandboxError> {
+        let mut used = DiskUsage::default();
         for name in [WORK, TEMPORARY] {
             match open_directory(&self.descriptor, name) {
-                Ok(directory) => used.add(&directory, MOST_DEPTH),
+                Ok(directory) => used.add(&directory, MAX_DEPTH),
                 // A command may have removed it.
                 Err(Errno::NOENT) => {}
-                Err(error) => return Err(self.failure("measure", &self.seen().work, error)),
+                Err(error) => {
+                    return Err(self.failure("measure", &self.view_paths().work, error));
+                }
             }
         }
         Ok(used)
     }
 }
 
-impl Used {
+impl DiskUsage {
     fn add(&mut self, directory: &OwnedFd, depth: usize) {
         let Ok(entries) = Dir::read_from(directory) else {
             return;
@@ -50,7 +51,7 @@ impl Used {
             let Ok(stat) = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) else {
                 continue;
             };
-            // Of 512 bytes, whatever the file system's own are.
+            // In units of 512 bytes on every file system.
             self.bytes += u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
             self.inodes += 1;
             if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {

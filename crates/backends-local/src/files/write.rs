@@ -1,7 +1,7 @@
-//! Writing a file, whole or not at all.
+//! Writing a file atomically.
 //!
-//! What takes long has no name until it is complete, where the file system can do that: nobody sees half
-//! of it, and nothing is left of it where our process is killed.
+//! A large file has no name until it is complete, if the file system supports that: nothing is left of it if
+//! this process is killed.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use cantle_core::ids::fresh_id;
+use cantle_core::ids::unique_id;
 use cantle_core::sandbox::{ByteStream, SandboxError, SandboxErrorKind, SandboxPath, WriteOptions};
 use futures_util::StreamExt as _;
 use rustix::fs::{
@@ -25,12 +25,12 @@ use super::Root;
 use super::read::not_a_file;
 use crate::blocking;
 
-/// Bytes that are written at once: a trip off the runtime costs more than the write of a few.
+/// Bytes written at once: a switch to a blocking thread costs more than writing a few.
 const BATCH_BYTES: usize = 256 * 1024;
 
 impl Root {
-    /// Writes a file under another name, and gives it its own when it is complete. A link that is
-    /// there is replaced, not followed. All writes are atomic, asked for or not.
+    /// Writes an unnamed or temporary file and renames it when it is complete. An existing symbolic link is
+    /// replaced, not followed. All writes are atomic.
     pub(crate) async fn write(
         root: &Arc<Self>,
         path: &SandboxPath,
@@ -38,25 +38,25 @@ impl Root {
         mut data: ByteStream,
     ) -> Result<(), SandboxError> {
         let mut total_bytes = 0;
-        let mut draft = None;
+        let mut unfinished = None;
         loop {
             let batch = Batch::take(&mut data).await?;
             total_bytes += batch.size_bytes as u64;
             check_size(path, options, total_bytes, batch.is_last)?;
             let (root, path) = (Arc::clone(root), path.clone());
             let is_last = batch.is_last;
-            // Most files are one batch, and so one trip.
-            draft = blocking::run(move || {
-                let mut draft = match draft {
-                    Some(draft) => draft,
-                    None => Draft::new(&root, path, !is_last)?,
+            // Most files are one batch, and so take one switch.
+            unfinished = blocking::run(move || {
+                let mut file = match unfinished {
+                    Some(file) => file,
+                    None => UnfinishedFile::create(&root, path, !is_last)?,
                 };
-                draft.append(&root, &batch.pieces)?;
+                file.append(&root, &batch.pieces)?;
                 if batch.is_last {
-                    draft.publish(&root, options.mode)?;
+                    file.publish(&root, options.mode)?;
                     return Ok(None);
                 }
-                Ok(Some(draft))
+                Ok(Some(file))
             })
             .await?;
             if is_last {
@@ -113,8 +113,8 @@ impl Batch {
     }
 }
 
-/// A file that isn't complete, under a name of its own or none. Dropped, it is removed.
-struct Draft {
+/// A file that is not complete, with a temporary name or none. Dropping removes it.
+struct UnfinishedFile {
     path: SandboxPath,
     directory: OwnedFd,
     temporary: String,
@@ -122,9 +122,9 @@ struct Draft {
     is_named: bool,
 }
 
-impl Draft {
-    fn new(root: &Root, path: SandboxPath, takes_long: bool) -> Result<Self, SandboxError> {
-        if path.is_start() {
+impl UnfinishedFile {
+    fn create(root: &Root, path: SandboxPath, is_large: bool) -> Result<Self, SandboxError> {
+        if path.is_base() {
             return Err(not_a_file("write", &path));
         }
         root.make_parent(&path)?;
@@ -138,14 +138,14 @@ impl Draft {
             Err(Errno::NOENT) => {}
             Err(error) => return Err(failed(error)),
         }
-        let temporary = format!(".cantle-{}", fresh_id());
-        let nameless = takes_long.then(|| nameless(&directory)).flatten();
-        let is_named = nameless.is_none();
-        let file = match nameless {
+        let temporary = format!(".cantle-{}", unique_id());
+        let unnamed = is_large.then(|| unnamed_file(&directory)).flatten();
+        let is_named = unnamed.is_none();
+        let file = match unnamed {
             Some(file) => file,
             None => {
                 let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
-                openat(&directory, &temporary, flags, OWN).map_err(failed)?
+                openat(&directory, &temporary, flags, PRIVATE).map_err(failed)?
             }
         };
         Ok(Self {
@@ -176,9 +176,9 @@ impl Draft {
         let given = root
             .give(&self.file)
             .and_then(|()| fchmod(&self.file, mode));
-        // Only a file with a name can take another one's place.
+        // Only a named file can be renamed over another one.
         let named = match given {
-            Ok(()) if !self.is_named => name_it(&self.file, &self.directory, &self.temporary),
+            Ok(()) if !self.is_named => link_file(&self.file, &self.directory, &self.temporary),
             given => given,
         };
         self.is_named |= named.is_ok();
@@ -190,7 +190,7 @@ impl Draft {
     }
 }
 
-impl Drop for Draft {
+impl Drop for UnfinishedFile {
     fn drop(&mut self) {
         if self.is_named {
             // It may be gone together with its directory.
@@ -199,29 +199,29 @@ impl Drop for Draft {
     }
 }
 
-const OWN: Mode = Mode::RUSR.union(Mode::WUSR);
+const PRIVATE: Mode = Mode::RUSR.union(Mode::WUSR);
 
-/// A file without a name, where the file system has such.
+/// Creates an unnamed file, if the file system supports that.
 #[cfg(confined)]
-fn nameless(directory: &OwnedFd) -> Option<OwnedFd> {
+fn unnamed_file(directory: &OwnedFd) -> Option<OwnedFd> {
     let flags = OFlags::WRONLY | OFlags::TMPFILE | OFlags::CLOEXEC;
-    openat(directory, ".", flags, OWN).ok()
+    openat(directory, ".", flags, PRIVATE).ok()
 }
 
 #[cfg(not(confined))]
-fn nameless(_directory: &OwnedFd) -> Option<OwnedFd> {
+fn unnamed_file(_directory: &OwnedFd) -> Option<OwnedFd> {
     None
 }
 
-/// Gives a file its first name.
+/// Gives an unnamed file a name.
 #[cfg(confined)]
-fn name_it(file: &File, directory: &OwnedFd, name: &str) -> Result<(), Errno> {
-    // By its descriptor alone only root could do it, on most kernels.
+fn link_file(file: &File, directory: &OwnedFd, name: &str) -> Result<(), Errno> {
+    // Through `/proc`: linking by descriptor takes privileges on most kernels.
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     linkat(CWD, path, directory, name, AtFlags::SYMLINK_FOLLOW)
 }
 
 #[cfg(not(confined))]
-fn name_it(_file: &File, _directory: &OwnedFd, _name: &str) -> Result<(), Errno> {
+fn link_file(_file: &File, _directory: &OwnedFd, _name: &str) -> Result<(), Errno> {
     Err(Errno::NOSYS)
 }

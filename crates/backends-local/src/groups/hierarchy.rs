@@ -1,4 +1,4 @@
-//! Where control groups can be made on this machine, and what was left there.
+//! The control group hierarchies of this machine, and abandoned groups in them.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -8,27 +8,27 @@ use std::time::Duration;
 use super::Version;
 use crate::files::is_name;
 
-/// How long it takes at most until a new group is joined.
-pub(super) const JOINED: Duration = Duration::from_secs(30);
+/// Upper bound of the time until a new group is joined.
+pub(super) const JOIN_TIME: Duration = Duration::from_secs(30);
 
-/// How deep to look for groups that were left.
-pub(super) const DEPTH: usize = 12;
+/// Maximum depth of the search for abandoned groups.
+pub(super) const MAX_DEPTH: usize = 12;
 
 /// A hierarchy of control groups.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Hierarchy {
     pub(crate) version: Version,
-    /// What can be limited in groups below `place`.
+    /// Controllers usable in groups below `parent`.
     pub(crate) controllers: Vec<String>,
-    /// What could be in another place.
+    /// Controllers that this group has but does not pass on.
     pub(crate) others: Vec<String>,
-    /// Where our groups belong.
-    pub(crate) place: PathBuf,
-    /// Where it is mounted.
+    /// The group below which sandboxes' groups are created.
+    pub(crate) parent: PathBuf,
+    /// Mount point.
     pub(crate) mount: PathBuf,
 }
 
-/// The hierarchies that are mounted and that our process can be found in.
+/// Returns the mounted hierarchies that contain this process.
 pub(crate) fn hierarchies() -> Vec<Hierarchy> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
@@ -39,10 +39,10 @@ pub(crate) fn hierarchies() -> Vec<Hierarchy> {
 }
 
 impl Hierarchy {
-    /// What a line of `mountinfo` mounts, where that is a hierarchy; `own` says which groups are ours.
+    /// Parses a line of `mountinfo`; `own` is this process's list of groups.
     pub(super) fn mounted(line: &str, own: &str) -> Option<Self> {
-        // `… ROOT MOUNT OPTIONS [MORE] - TYPE SOURCE OPTIONS`, with spaces in paths as `\040`, which
-        // no hierarchy needs.
+        // `… ROOT MOUNT OPTIONS [MORE] - TYPE SOURCE OPTIONS`. Spaces in paths are `\040`; hierarchies have
+        // none.
         let (mount, kind) = line.split_once(" - ")?;
         let mut mount = mount.split(' ').skip(3);
         let (root, mount) = (mount.next()?, PathBuf::from(mount.next()?));
@@ -80,7 +80,7 @@ impl Hierarchy {
                 version,
                 controllers,
                 others: Vec::new(),
-                place: group,
+                parent: group,
                 mount,
             });
         }
@@ -92,11 +92,11 @@ impl Hierarchy {
         let beside = group
             .parent()
             .filter(|parent| parent.starts_with(&mount) && is_delegated(parent));
-        let mut places = std::iter::once(group.as_path()).chain(beside);
-        let place = places
-            .find(|place| !read(place, "cgroup.subtree_control").is_empty())
+        let mut candidates = std::iter::once(group.as_path()).chain(beside);
+        let parent = candidates
+            .find(|parent| !read(parent, "cgroup.subtree_control").is_empty())
             .unwrap_or(&group);
-        let controllers = read(place, "cgroup.subtree_control");
+        let controllers = read(parent, "cgroup.subtree_control");
         Some(Self {
             version,
             others: all
@@ -104,19 +104,19 @@ impl Hierarchy {
                 .filter(|name| !controllers.contains(name))
                 .collect(),
             controllers,
-            place: place.to_owned(),
+            parent: parent.to_owned(),
             mount,
         })
     }
 }
 
-/// Removes groups like ours that nothing is in and that are at least so old; what something is in, the
-/// kernel keeps.
+/// Removes empty groups with a sandbox's name that are at least so old; the kernel keeps groups with
+/// processes.
 pub(crate) fn reclaim(grace: Duration) -> Vec<PathBuf> {
     let mut removed = Vec::new();
-    let grace = grace.max(JOINED);
+    let grace = grace.max(JOIN_TIME);
     for hierarchy in hierarchies() {
-        reclaim_below(&hierarchy.mount, DEPTH, grace, &mut removed);
+        reclaim_below(&hierarchy.mount, MAX_DEPTH, grace, &mut removed);
     }
     removed
 }
@@ -152,7 +152,7 @@ pub(super) fn reclaim_below(
     }
 }
 
-/// Whether systemd has marked a group as one whose user looks after what is below.
+/// Whether systemd has delegated a group to its user.
 fn is_delegated(group: &Path) -> bool {
     let mut mark = [0; 8];
     let marked = rustix::fs::getxattr(group, "user.delegate", &mut mark);

@@ -1,10 +1,10 @@
 use std::time::Duration;
 
-use super::hierarchy::{DEPTH, Hierarchy, JOINED, reclaim_below};
+use super::hierarchy::{Hierarchy, JOIN_TIME, MAX_DEPTH, reclaim_below};
 use super::*;
 
-fn wanted(memory_bytes: Option<u64>, processes: Option<u64>) -> Limited {
-    Limited {
+fn limits(memory_bytes: Option<u64>, processes: Option<u64>) -> GroupLimits {
+    GroupLimits {
         memory_bytes,
         processes,
     }
@@ -18,21 +18,21 @@ const OWN: &str =
     "9:name=systemd:/\n4:cpu,cpuacct:/elsewhere\n3:memory:/a/b\n2:pids:/../x\n0::/a\n";
 
 #[test]
-fn our_own_group_is_found_below_its_mount() {
+fn own_group_is_found_below_its_mount() {
     let mounted = |line| Hierarchy::mounted(line, OWN);
     let memory = Hierarchy {
         version: Version::One,
         controllers: names(&["memory"]),
         others: Vec::new(),
-        place: "/groups/memory/a/b".into(),
+        parent: "/groups/memory/a/b".into(),
         mount: "/groups/memory".into(),
     };
     let line = "35 31 0:32 / /groups/memory rw,relatime shared:9 - cgroup cgroup rw,memory";
     assert_eq!(mounted(line), Some(memory.clone()));
-    // A part of it is mounted, as in a container.
+    // Only a part is mounted, as in a container.
     let line = "35 31 0:32 /a /groups/memory rw,relatime - cgroup cgroup rw,memory";
-    let place = "/groups/memory/b".into();
-    assert_eq!(mounted(line), Some(Hierarchy { place, ..memory }));
+    let parent = "/groups/memory/b".into();
+    assert_eq!(mounted(line), Some(Hierarchy { parent, ..memory }));
     for elsewhere in [
         "35 31 0:32 /c /groups/memory rw - cgroup cgroup rw,memory",
         "35 31 0:32 / /groups/pids rw - cgroup cgroup rw,pids",
@@ -46,7 +46,7 @@ fn our_own_group_is_found_below_its_mount() {
 }
 
 #[test]
-fn in_version_two_a_place_needs_controllers_for_what_is_below() {
+fn version_two_parent_must_pass_controllers_on() {
     let mount = tempfile::tempdir().unwrap();
     let group = mount.path().join("a");
     fs::create_dir(&group).unwrap();
@@ -61,11 +61,11 @@ fn in_version_two_a_place_needs_controllers_for_what_is_below() {
     fs::write(group.join("cgroup.subtree_control"), "memory pids\n").unwrap();
     assert_eq!(found().controllers, names(&["memory", "pids"]));
     assert_eq!(found().others, names(&["cpu"]));
-    assert_eq!(found().place, group);
+    assert_eq!(found().parent, group);
 }
 
-/// Files like those of a group, which are not there before it is one.
-fn written(version: Version, limits: Limited, has_swap: bool) -> (io::Result<()>, Vec<String>) {
+/// Writes limits to files like those of a group.
+fn written(version: Version, limits: GroupLimits, has_swap: bool) -> (io::Result<()>, Vec<String>) {
     let directory = tempfile::tempdir().unwrap();
     let (memory, others) = match version {
         Version::One => (
@@ -84,7 +84,7 @@ fn written(version: Version, limits: Limited, has_swap: bool) -> (io::Result<()>
         directory: directory.path().to_owned(),
         limits,
     };
-    let done = group.limit(has_swap);
+    let done = group.write_limits(has_swap);
     let mut files: Vec<String> = fs::read_dir(directory.path())
         .unwrap()
         .map(|entry| entry.unwrap())
@@ -99,8 +99,8 @@ fn written(version: Version, limits: Limited, has_swap: bool) -> (io::Result<()>
 
 #[test]
 fn limits_leave_room_for_the_supervisor() {
-    let limits = wanted(Some(64 << 20), Some(10));
-    let (done, files) = written(Version::One, limits, true);
+    let both = limits(Some(64 << 20), Some(10));
+    let (done, files) = written(Version::One, both, true);
     done.unwrap();
     let expected = [
         "memory.limit_in_bytes 69206016",
@@ -108,50 +108,50 @@ fn limits_leave_room_for_the_supervisor() {
         "pids.max 12",
     ];
     assert_eq!(files, expected);
-    let (done, files) = written(Version::Two, limits, true);
+    let (done, files) = written(Version::Two, both, true);
     done.unwrap();
     let expected = ["memory.max 69206016", "memory.swap.max 0", "pids.max 12"];
     assert_eq!(files, expected);
-    let (done, files) = written(Version::Two, wanted(None, Some(1)), false);
+    let (done, files) = written(Version::Two, limits(None, Some(1)), false);
     done.unwrap();
     assert_eq!(files, ["memory.max ", "pids.max 3"]);
 }
 
 #[test]
-fn a_limit_that_swap_would_get_around_is_none() {
+fn memory_limit_without_swap_limit_is_an_error() {
     let group = Group {
         version: Version::Two,
         directory: "/nonexistent".into(),
-        limits: wanted(Some(1), None),
+        limits: limits(Some(1), None),
     };
-    assert!(group.limit(true).is_err());
-    let limits = wanted(Some(64 << 20), None);
-    // Neither counted nor there.
-    written(Version::One, limits, false).0.unwrap();
+    assert!(group.write_limits(true).is_err());
+    // Without swap, its limit is not needed.
+    let memory = limits(Some(64 << 20), None);
+    written(Version::One, memory, false).0.unwrap();
 }
 
 #[test]
-fn what_is_left_is_stopped_by_what_the_version_has() {
-    let end = |version, limits| {
+fn processes_are_stopped_by_the_means_of_the_version() {
+    let cleanup = |version, limits| {
         let directory = "/groups/x".into();
         let group = Group {
             version,
             directory,
             limits,
         };
-        group.end().unwrap()
+        group.cleanup().unwrap()
     };
-    let both = wanted(Some(1), Some(1));
-    assert_eq!(&*end(Version::Two, both).stop, c"/groups/x/cgroup.kill");
-    assert_eq!(&*end(Version::Two, both).word, c"1");
-    let pids = end(Version::One, wanted(None, Some(1)));
+    let both = limits(Some(1), Some(1));
+    assert_eq!(&*cleanup(Version::Two, both).stop, c"/groups/x/cgroup.kill");
+    assert_eq!(&*cleanup(Version::Two, both).stop_value, c"1");
+    let pids = cleanup(Version::One, limits(None, Some(1)));
     assert_eq!(&*pids.stop, c"/groups/x/pids.max");
-    assert_eq!(&*pids.word, c"0");
-    assert_eq!(&*end(Version::One, wanted(Some(1), None)).stop, c"");
+    assert_eq!(&*pids.stop_value, c"0");
+    assert_eq!(&*cleanup(Version::One, limits(Some(1), None)).stop, c"");
 }
 
 #[test]
-fn groups_are_made_for_what_nothing_else_limits() {
+fn groups_are_created_only_for_otherwise_unenforced_limits() {
     let user = Identity {
         uid: 1000,
         gid: 1000,
@@ -159,13 +159,17 @@ fn groups_are_made_for_what_nothing_else_limits() {
     };
     let root = Identity { uid: 0, ..user };
     let mut policy = Policy::workspace();
-    let fields = |mode, policy: &Policy, identity| Limited::wanted(mode, policy, identity).fields();
+    let fields =
+        |mode, policy: &Policy, identity| GroupLimits::needed(mode, policy, identity).fields();
     assert_eq!(fields(Mode::Namespaces, &policy, user), []);
     assert_eq!(
         fields(Mode::Namespaces, &policy, root),
         [PolicyField::Processes]
     );
-    assert_eq!(fields(Mode::Rules, &policy, user), [PolicyField::Processes]);
+    assert_eq!(
+        fields(Mode::Landlock, &policy, user),
+        [PolicyField::Processes]
+    );
     policy.limits.memory_bytes = Some(1 << 20);
     policy.limits.wall_time = Some(Duration::from_secs(1));
     assert_eq!(
@@ -176,7 +180,7 @@ fn groups_are_made_for_what_nothing_else_limits() {
 }
 
 #[test]
-fn groups_that_commands_could_change_are_none() {
+fn groups_writable_by_commands_are_recognized() {
     let place = Path::new("/sys/fs/cgroup/a");
     let mut policy = Policy::workspace();
     assert!(!can_be_written(&policy, place));
@@ -197,7 +201,7 @@ fn events_are_counted_by_name() {
 }
 
 #[test]
-fn old_groups_that_nothing_is_in_are_removed() {
+fn only_old_empty_groups_are_reclaimed() {
     let mount = tempfile::tempdir().unwrap();
     let name = |letters: &str| format!("cantle-{}-{letters}", cantle_core::ids::RunId::new());
     let old = std::time::SystemTime::now() - Duration::from_secs(60);
@@ -216,7 +220,7 @@ fn old_groups_that_nothing_is_in_are_removed() {
     let used = make(&used, true);
     let others = make("cantle-other", true);
     let mut removed = Vec::new();
-    reclaim_below(mount.path(), DEPTH, JOINED, &mut removed);
+    reclaim_below(mount.path(), MAX_DEPTH, JOIN_TIME, &mut removed);
     assert_eq!(removed, std::slice::from_ref(&left));
     let there = [left, young, used, others].map(|path| path.exists());
     assert_eq!(there, [false, true, true, true]);

@@ -1,4 +1,4 @@
-//! Notices when nothing moves any more on a connection.
+//! Idle detection of a connection.
 
 use std::io;
 use std::pin::Pin;
@@ -10,13 +10,13 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, sleep};
 
-/// A stream that remembers when a byte last moved.
+/// A stream that records when a byte last moved.
 pub(super) struct Watched<S> {
     stream: S,
     activity: Activity,
 }
 
-/// When a byte last moved.
+/// The time at which a byte last moved.
 #[derive(Clone)]
 pub(super) struct Activity {
     start: Instant,
@@ -38,12 +38,12 @@ impl<S> Watched<S> {
 }
 
 impl Activity {
-    fn now(&self) {
+    fn record(&self) {
         let millis = u64::try_from(self.start.elapsed().as_millis()).unwrap_or(u64::MAX);
         self.millis.store(millis, Ordering::Relaxed);
     }
 
-    /// Returns when no byte has moved for `time`.
+    /// Returns once no byte has moved for `time`.
     pub(super) async fn idle_for(&self, time: Duration) {
         loop {
             let last = Duration::from_millis(self.millis.load(Ordering::Relaxed));
@@ -63,7 +63,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let read = ready!(Pin::new(&mut self.stream).poll_read(cx, buffer));
-        self.activity.now();
+        self.activity.record();
         Poll::Ready(read)
     }
 }
@@ -75,7 +75,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let written = ready!(Pin::new(&mut self.stream).poll_write(cx, bytes));
-        self.activity.now();
+        self.activity.record();
         Poll::Ready(written)
     }
 

@@ -1,19 +1,19 @@
-//! Which addresses are on the public internet.
+//! The public addresses of the internet.
 //!
-//! Everything else is refused: this machine, its networks, what clouds keep there (instance metadata
-//! with credentials at 169.254.169.254), and addresses that mean another address. The source is IANA's
+//! All others are refused: this machine, its networks, services that clouds provide there (instance metadata
+//! with credentials at 169.254.169.254), and addresses that embed another one. The source is IANA's
 //! special-purpose registries, <https://www.iana.org/assignments/iana-ipv4-special-registry> and
 //! <https://www.iana.org/assignments/iana-ipv6-special-registry>.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// Networks of IPv4 that are not public: the address and the length of the prefix.
+/// IPv4 networks that are not public: address and prefix length.
 const NOT_PUBLIC_V4: [([u8; 4], u32); 16] = [
     ([0, 0, 0, 0], 8),        // this network
     ([10, 0, 0, 0], 8),       // private
-    ([100, 64, 0, 0], 10),    // carriers' own; Alibaba's metadata
+    ([100, 64, 0, 0], 10),    // carrier-grade NAT; Alibaba's metadata
     ([127, 0, 0, 0], 8),      // loopback
-    ([168, 63, 129, 16], 32), // looks public, but is the host agent of Azure
+    ([168, 63, 129, 16], 32), // nominally public, but Azure's host agent
     ([169, 254, 0, 0], 16),   // link-local; metadata of AWS, Google, Azure and others
     ([172, 16, 0, 0], 12),    // private
     ([192, 0, 0, 0], 24),     // protocol assignments; Oracle's metadata
@@ -27,14 +27,14 @@ const NOT_PUBLIC_V4: [([u8; 4], u32); 16] = [
     ([240, 0, 0, 0], 4),      // reserved, broadcast
 ];
 
-/// Networks within 2000::/3 that are not public. Outside of it nothing is.
+/// IPv6 networks within 2000::/3 that are not public. Nothing outside it is.
 const NOT_PUBLIC_V6: [([u16; 2], u32); 3] = [
     ([0x2001, 0x0000], 23), // protocol assignments: Teredo, ORCHID, benchmarks
     ([0x2001, 0x0db8], 32), // documentation
     ([0x3fff, 0x0000], 20), // documentation
 ];
 
-/// Whether an address is on the public internet.
+/// Whether an address is public.
 pub(super) fn is_public(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => is_public_v4(address),
@@ -63,7 +63,7 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
     first >> 13 == 0b001 && !NOT_PUBLIC_V6.iter().any(in_network)
 }
 
-/// The IPv4 address that an IPv6 address stands for: mapped, by NAT64's well-known prefix, or 6to4.
+/// Returns the IPv4 address embedded in an IPv6 address: mapped, NAT64 (well-known prefix) or 6to4.
 fn embedded(address: Ipv6Addr) -> Option<Ipv4Addr> {
     let [a, b, c, d, e, f, high, low] = address.segments();
     let v4 = |high: u16, low: u16| Ipv4Addr::from_bits((u32::from(high) << 16) | u32::from(low));
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_not_public_is_known_in_every_form() {
+    fn addresses_that_are_not_public_are_refused_in_every_form() {
         let not_public = [
             "0.0.0.0",
             "0.1.2.3",
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_public_is_reachable() {
+    fn public_addresses_are_accepted() {
         for text in [
             "1.1.1.1",
             "8.8.8.8",
@@ -186,7 +186,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_the_standard_library_knows_as_special_is_not_public(bits in any::<u32>()) {
+        fn addresses_that_std_calls_special_are_refused(bits in any::<u32>()) {
             let address = Ipv4Addr::from_bits(bits);
             let special = address.is_private() || address.is_loopback() || address.is_link_local()
                 || address.is_multicast() || address.is_broadcast() || address.is_documentation()

@@ -1,6 +1,6 @@
-//! One connection out of the sandbox: a request, its check, and what follows.
+//! One connection of a client: its request, the check, and the exchange.
 //!
-//! A connection carries one request: nothing that was checked for one host is used for another.
+//! A connection carries one request, so a check for one host never applies to another.
 
 use std::convert::Infallible;
 use std::future::Future;
@@ -22,70 +22,70 @@ use tokio::net::TcpStream;
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::Settings;
+use super::ProxySettings;
 use super::activity::Watched;
 use super::address::is_public;
 use super::denials::{Denials, Denied};
 use super::request::{Rejection, Target, forwarded, returned, target};
 
-/// A request's head, and a response's.
-const HEAD_BYTES: usize = 64 * 1024;
-/// Addresses of one name that are tried.
-const ADDRESSES: usize = 8;
-/// How much of a refusal stands in the status line, which is all that most programs show.
-const REASON_CHARS: usize = 300;
-/// How much of the list of hosts a refusal repeats.
-const ALLOWED_CHARS: usize = 160;
+/// Maximum length of the head of a request or response.
+const MAX_HEAD_BYTES: usize = 64 * 1024;
+/// Maximum number of addresses of one name to try.
+const MAX_ADDRESSES: usize = 8;
+/// Maximum length of the reason phrase, which is all that most programs display.
+const MAX_REASON_CHARS: usize = 300;
+/// Maximum length of the list of allowed hosts in a refusal.
+const MAX_ALLOWED_CHARS: usize = 160;
 
 type Body = Either<Full<Bytes>, Incoming>;
 
-/// What is outside, and what of it may be reached.
+/// Connects clients to allowed hosts.
 #[derive(Debug)]
-pub(super) struct Outside {
-    settings: Settings,
+pub(super) struct Gateway {
+    settings: ProxySettings,
     denials: Denials,
-    /// The allowed hosts as a refusal lists them.
+    /// The allowed hosts, as refusals list them.
     allowed: String,
 }
 
-/// What a connection holds on to while it lasts.
+/// The outgoing half of a connection.
 enum Upstream {
-    /// Becomes a tunnel when the answer has been sent.
+    /// Becomes a tunnel once the response has been sent.
     Tunnel(OnUpgrade, TcpStream),
-    /// Moves the bytes of a request and its response.
+    /// Transfers a request and its response.
     Exchange { _task: AbortOnDropHandle<()> },
 }
 
 type Slot = Arc<Mutex<Option<Upstream>>>;
 
-/// Serves what a connection asks for, until it ends or nothing moves any more.
-pub(super) async fn serve<S>(stream: S, outside: Arc<Outside>)
+/// Serves a connection until it ends or is idle for too long.
+pub(super) async fn serve<S>(stream: S, gateway: Arc<Gateway>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let (stream, activity) = Watched::new(stream);
-    let idle = outside.settings.idle;
+    let idle = gateway.settings.idle;
     tokio::select! {
-        () = exchange(stream, outside) => {}
+        () = exchange(stream, gateway) => {}
         () = activity.idle_for(idle) => {}
     }
 }
 
-async fn exchange<S>(stream: S, outside: Arc<Outside>)
+async fn exchange<S>(stream: S, gateway: Arc<Gateway>)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     let slot = Slot::default();
-    let head = outside.settings.head;
+    let head = gateway.settings.head;
     let service = service_fn(|request| {
-        let (outside, slot) = (Arc::clone(&outside), Arc::clone(&slot));
-        async move { Ok::<_, Infallible>(outside.answer(request, &slot).await) }
+        let (gateway, slot) = (Arc::clone(&gateway), Arc::clone(&slot));
+        async move { Ok::<_, Infallible>(gateway.answer(request, &slot).await) }
     });
     let served = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(head)
-        .max_buf_size(HEAD_BYTES)
-        // Some clients end their side with the request.
+        .max_buf_size(MAX_HEAD_BYTES)
+        // Some clients close their side after the request.
         .half_close(true)
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades()
@@ -94,7 +94,7 @@ where
     if let (Ok(()), Some(Upstream::Tunnel(client, mut upstream))) = (served, upstream)
         && let Ok(client) = client.await
     {
-        // An end that was cut is the end.
+        // An error ends the tunnel like a normal end.
         let _ = copy_bidirectional(&mut TokioIo::new(client), &mut upstream).await;
     }
 }
@@ -107,13 +107,13 @@ fn put(slot: &Slot, upstream: Upstream) {
     *slot.lock().unwrap_or_else(PoisonError::into_inner) = Some(upstream);
 }
 
-impl Outside {
-    pub(super) fn new(settings: Settings, denials: Denials) -> Self {
+impl Gateway {
+    pub(super) fn new(settings: ProxySettings, denials: Denials) -> Self {
         let mut allowed = String::new();
         let mut listed = 0;
         for pattern in &settings.hosts {
             let text = pattern.to_string();
-            if !allowed.is_empty() && allowed.len() + text.len() > ALLOWED_CHARS {
+            if !allowed.is_empty() && allowed.len() + text.len() > MAX_ALLOWED_CHARS {
                 break;
             }
             allowed.push_str(if allowed.is_empty() { "" } else { ", " });
@@ -176,12 +176,12 @@ impl Outside {
         };
         let upstream = self.connect(target).await?;
         let (mut sender, connection) = hyper::client::conn::http1::Builder::new()
-            .max_buf_size(HEAD_BYTES)
+            .max_buf_size(MAX_HEAD_BYTES)
             .handshake(TokioIo::new(upstream))
             .await
             .map_err(failed)?;
         let connection = tokio::spawn(async move {
-            // What goes wrong here is told to `sender` or to the reader of the body.
+            // `sender` or the body's reader gets the error.
             let _ = connection.await;
         });
         put(
@@ -198,7 +198,7 @@ impl Outside {
         Ok(returned(response).map(Body::Right))
     }
 
-    /// Connects to an allowed host, at an address that has been checked.
+    /// Connects to an allowed host at a checked address.
     async fn connect(&self, target: &Target) -> Result<TcpStream, Rejection> {
         let Target { host, port } = target;
         self.check_name(host, *port)?;
@@ -218,7 +218,7 @@ impl Outside {
             return Err(Rejection::Denied(Denied::new(host.as_str(), *port, reason)));
         }
         let mut failure = unreachable("has no address".to_owned());
-        for address in addresses.into_iter().take(ADDRESSES) {
+        for address in addresses.into_iter().take(MAX_ADDRESSES) {
             match self.in_time(TcpStream::connect(address)).await {
                 Ok(stream) => {
                     let _ = stream.set_nodelay(true);
@@ -268,9 +268,13 @@ fn refusal(rejection: &Rejection) -> Response<Body> {
         HeaderValue::from_static("text/plain; charset=utf-8"),
     );
     headers.insert(CONNECTION, HeaderValue::from_static("close"));
-    // pip and others show the status line and nothing of the body where a tunnel is refused.
+    // pip and others display only the status line of a refused tunnel.
     let printable = |character: &char| matches!(character, ' '..='~');
-    let phrase: String = text.chars().filter(printable).take(REASON_CHARS).collect();
+    let phrase: String = text
+        .chars()
+        .filter(printable)
+        .take(MAX_REASON_CHARS)
+        .collect();
     if let Ok(phrase) = ReasonPhrase::try_from(phrase) {
         response.extensions_mut().insert(phrase);
     }

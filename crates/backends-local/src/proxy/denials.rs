@@ -1,28 +1,28 @@
-//! What was refused, so that the result of a command can say so.
+//! The log of refused hosts, for the results of commands.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// How many are remembered; a command that tries more hosts than this is told the last ones.
-const KEPT: usize = 32;
-const HOST_CHARS: usize = 80;
+/// Maximum number of entries; the oldest are dropped.
+const MAX_ENTRIES: usize = 32;
+const MAX_HOST_CHARS: usize = 80;
 
-/// A host that was refused. Reads as a note for the model.
+/// A refused host. Displays as a note for the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Denied {
-    /// What was asked for, shortened where it is no name at all.
+    /// The requested host, shortened.
     pub(crate) host: String,
-    /// The port; 0 where there was none.
+    /// The port; 0 if there was none.
     pub(crate) port: u16,
-    /// Why, and what is allowed instead.
+    /// The reason, and what is allowed instead.
     pub(crate) reason: String,
 }
 
 impl Denied {
     pub(super) fn new(host: &str, port: u16, reason: impl Into<String>) -> Self {
         Self {
-            host: host.chars().take(HOST_CHARS).collect(),
+            host: host.chars().take(MAX_HOST_CHARS).collect(),
             port,
             reason: reason.into(),
         }
@@ -36,7 +36,7 @@ impl fmt::Display for Denied {
     }
 }
 
-/// The refusals of one proxy, the last of them and each once.
+/// The refusals of a proxy: the latest, each once.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Denials(Arc<Mutex<Log>>);
 
@@ -47,12 +47,12 @@ struct Log {
 }
 
 impl Denials {
-    /// Where the log is now: what comes later is [`since`](Self::since) it.
+    /// Returns the current position of the log, for [`since`](Self::since).
     pub(crate) fn mark(&self) -> u64 {
         self.log().next
     }
 
-    /// What was refused since a mark. Commands that run side by side each see all of it.
+    /// Returns the refusals since a position, including those of concurrent commands.
     pub(crate) fn since(&self, mark: u64) -> Vec<Denied> {
         let log = self.log();
         let new = log.kept.iter().filter(|(at, _)| *at >= mark);
@@ -64,7 +64,7 @@ impl Denials {
         let at = log.next;
         log.next += 1;
         log.kept.retain(|(_, kept)| *kept != denied);
-        if log.kept.len() == KEPT {
+        if log.kept.len() == MAX_ENTRIES {
             log.kept.pop_front();
         }
         log.kept.push_back((at, denied));
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_command_is_told_what_was_refused_since_it_began() {
+    fn refusals_since_a_mark_are_returned_once() {
         let denials = Denials::default();
         denials.add(Denied::new("a.org", 443, "no"));
         let mark = denials.mark();
@@ -88,9 +88,9 @@ mod tests {
         denials.add(Denied::new("b.org", 443, "no"));
         denials.add(Denied::new("a.org", 443, "no"));
         denials.add(Denied::new("b.org", 443, "no"));
-        let told = ["a.org", "b.org"].map(|host| Denied::new(host, 443, "no"));
-        assert_eq!(denials.since(mark), told);
-        assert_eq!(denials.since(0), told);
+        let expected = ["a.org", "b.org"].map(|host| Denied::new(host, 443, "no"));
+        assert_eq!(denials.since(mark), expected);
+        assert_eq!(denials.since(0), expected);
     }
 
     #[test]

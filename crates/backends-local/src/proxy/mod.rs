@@ -1,15 +1,15 @@
-//! The way out of a sandbox that may reach some hosts: an HTTP proxy outside of it.
+//! The HTTP proxy through which a sandbox reaches allowed hosts.
 //!
-//! The sandbox has no network but one listening socket, whose descriptor was handed to us: accepting
-//! from it works across network namespaces. What connects there may ask for a tunnel (`CONNECT`) or
-//! for a plain `http://` resource. The proxy alone resolves names, refuses what is not on the policy's
-//! list of hosts, refuses a name that leads anywhere but to public addresses, and connects to the
-//! very address it checked. It never looks a name up twice, so that a second answer (DNS rebinding)
-//! changes nothing, and never takes an address for a name.
+//! The sandbox's network contains only a listening socket, whose descriptor was passed to this process;
+//! accepting from it works across network namespaces. A client may request a tunnel (`CONNECT`) or a plain
+//! `http://` resource. The proxy alone resolves names, refuses hosts that are not on the policy's list and
+//! names that resolve to addresses that are not public, and connects to the very address it has checked. It
+//! never resolves a name twice, so a second answer (DNS rebinding) has no effect, and never treats an address
+//! as a name.
 //!
-//! What it can't know: a tunnel's contents. A host that is allowed can pass data on to anybody.
+//! It cannot inspect tunnels: an allowed host can pass data on to anyone.
 //!
-//! Everything belongs to [`Proxy`]: dropped, it ends the listening and every connection.
+//! Dropping [`Proxy`] ends the listener and every connection.
 
 mod activity;
 mod address;
@@ -29,35 +29,34 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_util::task::AbortOnDropHandle;
 
-use self::connection::Outside;
+use self::connection::Gateway;
 pub(crate) use self::denials::Denials;
 pub(crate) use self::resolve::{Resolver, SystemResolver};
 
-/// After an accept that failed (no descriptors left), before the next.
-const PAUSE: Duration = Duration::from_millis(100);
+/// Pause after a failed accept, for example without free descriptors.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What the proxy allows, and how long it waits.
+/// The configuration of a proxy.
 #[derive(Clone, Debug)]
-pub(crate) struct Settings {
-    /// The hosts that may be reached.
+pub(crate) struct ProxySettings {
+    /// The allowed hosts.
     pub(crate) hosts: Vec<HostPattern>,
-    /// How names become addresses.
+    /// Resolves names.
     pub(crate) resolver: Arc<dyn Resolver>,
-    /// Addresses that may be reached although they are not public. For tests, whose servers are on
-    /// this machine.
+    /// Addresses that are allowed although they are not public; for tests with local servers.
     pub(crate) exempt: Vec<SocketAddr>,
-    /// Connections at once; more wait to be accepted.
+    /// Maximum number of simultaneous connections; more wait to be accepted.
     pub(crate) connections: usize,
-    /// Time for the head of a request.
+    /// Timeout of a request's head.
     pub(crate) head: Duration,
-    /// Time to resolve a name, and time to connect to one address.
+    /// Timeout of resolving a name, and of connecting to one address.
     pub(crate) connect: Duration,
-    /// Time in which some byte must move.
+    /// Timeout of a connection on which no byte moves.
     pub(crate) idle: Duration,
 }
 
-impl Settings {
-    /// These hosts, by the system's resolver.
+impl ProxySettings {
+    /// Allows these hosts, resolved by the system.
     pub(crate) fn new(hosts: Vec<HostPattern>) -> Self {
         Self {
             hosts,
@@ -71,7 +70,7 @@ impl Settings {
     }
 }
 
-/// A proxy at work. Dropped, it ends with all its connections.
+/// A running proxy. Dropping it ends all its connections.
 #[derive(Debug)]
 pub(crate) struct Proxy {
     denials: Denials,
@@ -79,45 +78,47 @@ pub(crate) struct Proxy {
 }
 
 impl Proxy {
-    /// Serves what connects to `listener`, the socket that the sandbox sees. Needs a tokio runtime
-    /// with I/O and time.
+    /// Serves clients of `listener`. Needs a tokio runtime with I/O and time.
     ///
     /// # Errors
-    /// Where the runtime can't watch the socket.
-    pub(crate) fn start(listener: std::net::TcpListener, settings: Settings) -> io::Result<Self> {
+    /// If the runtime can't register the socket.
+    pub(crate) fn start(
+        listener: std::net::TcpListener,
+        settings: ProxySettings,
+    ) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let listener = TcpListener::from_std(listener)?;
         let denials = Denials::default();
         let connections = settings.connections;
-        let outside = Arc::new(Outside::new(settings, denials.clone()));
-        let serving = tokio::spawn(serve(listener, outside, connections));
+        let gateway = Arc::new(Gateway::new(settings, denials.clone()));
+        let serving = tokio::spawn(serve(listener, gateway, connections));
         Ok(Self {
             denials,
             _serving: AbortOnDropHandle::new(serving),
         })
     }
 
-    /// What was refused so far.
+    /// Returns the log of refused hosts.
     pub(crate) fn denials(&self) -> &Denials {
         &self.denials
     }
 }
 
-async fn serve(listener: TcpListener, outside: Arc<Outside>, connections: usize) {
+async fn serve(listener: TcpListener, gateway: Arc<Gateway>, connections: usize) {
     let room = Arc::new(Semaphore::new(connections));
     let mut served = JoinSet::new();
     while let Ok(permit) = Arc::clone(&room).acquire_owned().await {
         while served.try_join_next().is_some() {}
         let Ok((stream, _)) = listener.accept().await else {
-            tokio::time::sleep(PAUSE).await;
+            tokio::time::sleep(ACCEPT_PAUSE).await;
             continue;
         };
-        // Small writes of a tunnel must not wait for each other; without it, it is slower.
+        // Small writes of a tunnel must not be delayed.
         let _ = stream.set_nodelay(true);
-        let outside = Arc::clone(&outside);
+        let gateway = Arc::clone(&gateway);
         served.spawn(async move {
             let _permit = permit;
-            connection::serve(stream, outside).await;
+            connection::serve(stream, gateway).await;
         });
     }
 }

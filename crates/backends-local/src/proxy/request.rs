@@ -1,4 +1,4 @@
-//! What a request asks for, and what of it may be passed on.
+//! Parsing of requests, and the headers to forward.
 
 use cantle_core::policy::HostName;
 use http::header::{
@@ -12,21 +12,21 @@ use super::denials::Denied;
 
 const HTTP: u16 = 80;
 
-/// A host and port that somebody wants to reach.
+/// The host and port that a client requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Target {
     pub(super) host: HostName,
     pub(super) port: u16,
 }
 
-/// Why there is no connection.
+/// Why a request was refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Rejection {
-    /// The request makes no sense to a proxy.
+    /// Not a request for a proxy.
     Malformed(&'static str),
-    /// The policy says no.
+    /// Not allowed by the policy.
     Denied(Denied),
-    /// The host can't be reached.
+    /// The host could not be reached.
     Unreachable(String),
 }
 
@@ -50,7 +50,7 @@ impl std::fmt::Display for Rejection {
     }
 }
 
-/// What a request asks for.
+/// Returns the target of a request.
 pub(super) fn target<B>(request: &Request<B>) -> Result<Target, Rejection> {
     let malformed = |reason| Err(Rejection::Malformed(reason));
     let uri = request.uri();
@@ -86,7 +86,7 @@ pub(super) fn target<B>(request: &Request<B>) -> Result<Target, Rejection> {
     }
 }
 
-/// The port of an `http://` URL, where it is one.
+/// Returns the port of an `http://` URL.
 fn port(authority: &Authority) -> Option<u16> {
     let text = authority.as_str();
     let place = text.rsplit_once('@').map_or(text, |(_, place)| place);
@@ -96,8 +96,8 @@ fn port(authority: &Authority) -> Option<u16> {
     }
 }
 
-/// A server behind a shared address goes by the Host header: it must not name another host than the
-/// one that was checked.
+/// Whether the Host header names the checked host: a server behind a shared address selects the site by
+/// it.
 fn host_header_agrees(headers: &HeaderMap, authority: &Authority) -> bool {
     let mut values = headers.get_all(HOST).iter();
     let Some(value) = values.next() else {
@@ -112,11 +112,11 @@ fn host_header_agrees(headers: &HeaderMap, authority: &Authority) -> bool {
     agrees && values.next().is_none()
 }
 
-/// The request as the server gets it: in origin form, for this connection alone.
+/// Rewrites a request for the server: in origin form, for this connection alone.
 pub(super) fn forwarded<B>(request: Request<B>, target: &Target) -> Option<Request<B>> {
     let (mut parts, body) = request.into_parts();
     clean(&mut parts.headers);
-    // Who sent it has been told to go on already.
+    // hyper has already sent "100 Continue" to the client.
     parts.headers.remove(EXPECT);
     let host = match target.port {
         HTTP => target.host.to_string(),
@@ -134,7 +134,7 @@ pub(super) fn forwarded<B>(request: Request<B>, target: &Target) -> Option<Reque
     Some(Request::from_parts(parts, body))
 }
 
-/// The response as the client gets it: the last one of its connection.
+/// Rewrites a response for the client: the last one of its connection.
 pub(super) fn returned<B>(response: Response<B>) -> Response<B> {
     let (mut parts, body) = response.into_parts();
     clean(&mut parts.headers);
@@ -145,7 +145,7 @@ pub(super) fn returned<B>(response: Response<B>) -> Response<B> {
     Response::from_parts(parts, body)
 }
 
-/// Takes out what is meant for one connection only (RFC 9110, 7.6.1).
+/// Removes hop-by-hop headers (RFC 9110, 7.6.1).
 fn clean(headers: &mut HeaderMap) {
     let named: Vec<HeaderName> = headers
         .get_all(CONNECTION)
@@ -154,7 +154,7 @@ fn clean(headers: &mut HeaderMap) {
         .flat_map(|value| value.split(','))
         .filter_map(|name| name.trim().parse().ok())
         .collect();
-    // With both, the encoding counts; the length would be a lie to the next reader.
+    // Transfer-Encoding takes precedence; a contradictory length would mislead the next reader.
     if headers.contains_key(TRANSFER_ENCODING) {
         headers.remove(CONTENT_LENGTH);
     }
@@ -170,7 +170,8 @@ fn clean(headers: &mut HeaderMap) {
         HeaderName::from_static("proxy-connection"),
     ];
     for name in named.into_iter().chain(own) {
-        // Who asks for the body's length to be dropped wants it read in another way.
+        // Naming these in Connection would change how the message is read or routed.
+
         if name != CONTENT_LENGTH && name != HOST {
             headers.remove(name);
         }

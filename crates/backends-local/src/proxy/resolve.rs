@@ -1,4 +1,4 @@
-//! How names become addresses.
+//! Name resolution.
 
 use std::fmt;
 use std::io;
@@ -7,14 +7,14 @@ use std::net::IpAddr;
 use async_trait::async_trait;
 use cantle_core::policy::HostName;
 
-/// Resolves names.
+/// Resolves host names.
 #[async_trait]
 pub(crate) trait Resolver: fmt::Debug + Send + Sync {
-    /// All addresses of `host`, in the order in which to try them.
+    /// Returns all addresses of `host`, in the order in which to try them.
     async fn resolve(&self, host: &HostName) -> io::Result<Vec<IpAddr>>;
 }
 
-/// The system's resolver: `/etc/hosts`, DNS and whatever else it is set up to ask.
+/// The system's resolver (`getaddrinfo`): `/etc/hosts`, DNS and other configured sources.
 #[derive(Debug)]
 pub(crate) struct SystemResolver;
 

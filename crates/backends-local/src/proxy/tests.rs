@@ -1,4 +1,4 @@
-//! The proxy as a program in the sandbox meets it: over its socket, byte by byte.
+//! The proxy as seen by a program in the sandbox: over its socket, byte by byte.
 
 mod hostile;
 mod support;
@@ -10,12 +10,12 @@ use self::support::{Server, World, status};
 use super::denials::Denied;
 
 #[tokio::test]
-async fn an_allowed_host_is_reached_through_a_tunnel() {
+async fn allowed_host_is_reached_through_tunnel() {
     let server = Server::echo().await;
-    let world = World::new(&["allowed.test:PORT"], &server).await;
+    let world = World::new(&["allowed.example.com:PORT"], &server).await;
     let mut tunnel = world.connect().await;
     let head = tunnel
-        .connect(&format!("Allowed.Test.:{}", server.port()))
+        .connect(&format!("Allowed.Example.Com.:{}", server.port()))
         .await;
     assert_eq!(status(&head), 200, "{head}");
     for unwanted in ["content-length", "transfer-encoding", "connection"] {
@@ -23,7 +23,7 @@ async fn an_allowed_host_is_reached_through_a_tunnel() {
     }
     tunnel.send("hello").await;
     assert_eq!(tunnel.receive(5).await, "hello");
-    // Ending one direction ends it at the other end too, and the answer still arrives.
+    // A half-close is forwarded, and the answer still arrives.
     tunnel.send(" and bye").await;
     tunnel.end().await;
     assert_eq!(tunnel.rest().await, " and bye");
@@ -31,13 +31,13 @@ async fn an_allowed_host_is_reached_through_a_tunnel() {
 }
 
 #[tokio::test]
-async fn an_allowed_host_answers_plain_http() {
+async fn allowed_host_is_reached_by_plain_http() {
     let server =
         Server::http("HTTP/1.1 200 OK\r\nContent-Length: 5\r\nKeep-Alive: 1\r\n\r\nhello").await;
-    let world = World::new(&["*.allowed.test:PORT"], &server).await;
+    let world = World::new(&["*.allowed.example.com:PORT"], &server).await;
     let port = server.port();
     let request = format!(
-        "POST http://www.allowed.test:{port}/a?b HTTP/1.1\r\nHost: www.allowed.test:{port}\r\n\
+        "POST http://www.allowed.example.com:{port}/a?b HTTP/1.1\r\nHost: www.allowed.example.com:{port}\r\n\
          Proxy-Connection: keep-alive\r\nContent-Length: 4\r\n\r\nbody"
     );
     let answer = world.ask(&request).await;
@@ -52,7 +52,7 @@ async fn an_allowed_host_answers_plain_http() {
     let seen = server.seen().await.to_ascii_lowercase();
     assert!(seen.starts_with("post /a?b http/1.1\r\n"), "{seen}");
     assert!(
-        seen.contains(&format!("host: www.allowed.test:{port}\r\n")),
+        seen.contains(&format!("host: www.allowed.example.com:{port}\r\n")),
         "{seen}"
     );
     assert!(
@@ -63,41 +63,52 @@ async fn an_allowed_host_answers_plain_http() {
 }
 
 #[tokio::test]
-async fn another_host_is_refused_with_the_reason() {
+async fn other_host_is_refused_with_reason() {
     let server = Server::echo().await;
-    let world = World::new(&["allowed.test:PORT", "*.debian.org"], &server).await;
-    let allowed = format!("allowed.test:{}, *.debian.org", server.port());
+    let world = World::new(
+        &["allowed.example.com:PORT", "*.mirror.example.org"],
+        &server,
+    )
+    .await;
+    let allowed = format!(
+        "allowed.example.com:{}, *.mirror.example.org",
+        server.port()
+    );
     let reason = format!("it is not allowed; policy field network allows {allowed}");
-    let text = format!("network: `other.test:443` was refused: {reason}");
+    let text = format!("network: `other.example.com:443` was refused: {reason}");
 
-    let answer = world.ask("CONNECT other.test:443 HTTP/1.1\r\n\r\n").await;
+    let answer = world
+        .ask("CONNECT other.example.com:443 HTTP/1.1\r\n\r\n")
+        .await;
     assert!(
         answer.starts_with(&format!("HTTP/1.1 403 {text}\r\n")),
         "{answer}"
     );
     assert!(answer.ends_with(&format!("\r\n\r\n{text}\n")), "{answer}");
     let answer = world
-        .ask("GET http://debian.org/ HTTP/1.1\r\nHost: debian.org\r\n\r\n")
+        .ask("GET http://mirror.example.org/ HTTP/1.1\r\nHost: mirror.example.org\r\n\r\n")
         .await;
     assert_eq!(status(&answer), 403, "{answer}");
 
     let told = [
-        Denied::new("other.test", 443, reason.clone()),
-        Denied::new("debian.org", 80, reason),
+        Denied::new("other.example.com", 443, reason.clone()),
+        Denied::new("mirror.example.org", 80, reason),
     ];
     assert_eq!(world.denied(), told);
-    // Nobody was even asked for the name.
+    // The name was not even resolved.
     assert_eq!(world.names.asked(), Vec::<String>::new());
     assert_eq!(server.connections(), 0);
 }
 
 #[tokio::test]
-async fn another_port_is_refused() {
+async fn other_port_is_refused() {
     let server = Server::echo().await;
-    let world = World::new(&["allowed.test"], &server).await;
+    let world = World::new(&["allowed.example.com"], &server).await;
     for port in [22, 25, 8080, server.port()] {
         let answer = world
-            .ask(&format!("CONNECT allowed.test:{port} HTTP/1.1\r\n\r\n"))
+            .ask(&format!(
+                "CONNECT allowed.example.com:{port} HTTP/1.1\r\n\r\n"
+            ))
             .await;
         assert_eq!(status(&answer), 403, "{answer}");
         assert!(answer.contains("its port is not allowed"), "{answer}");
@@ -106,9 +117,13 @@ async fn another_port_is_refused() {
 }
 
 #[tokio::test]
-async fn no_spelling_of_an_address_is_let_through() {
+async fn address_is_refused_in_any_spelling() {
     let server = Server::echo().await;
-    let world = World::new(&["allowed.test:PORT", "*.allowed.test"], &server).await;
+    let world = World::new(
+        &["allowed.example.com:PORT", "*.allowed.example.com"],
+        &server,
+    )
+    .await;
     let port = server.port();
     let spellings = [
         "127.0.0.1",
@@ -125,14 +140,16 @@ async fn no_spelling_of_an_address_is_let_through() {
         "[fe80::1]",
         "169.254.169.254",
         "localhost",
-        "allowed.test@127.0.0.1",
-        "allowed.test:80@127.0.0.1",
+        "allowed.example.com@127.0.0.1",
+        "allowed.example.com:80@127.0.0.1",
     ];
     for host in spellings {
         for request in [
             format!("CONNECT {host}:{port} HTTP/1.1\r\n\r\n"),
             format!("GET http://{host}:{port}/ HTTP/1.1\r\n\r\n"),
-            format!("GET http://{host}:{port}/ HTTP/1.1\r\nHost: allowed.test:{port}\r\n\r\n"),
+            format!(
+                "GET http://{host}:{port}/ HTTP/1.1\r\nHost: allowed.example.com:{port}\r\n\r\n"
+            ),
         ] {
             let answer = world.ask(&request).await;
             assert!(matches!(status(&answer), 400 | 403), "{request}{answer}");
@@ -143,9 +160,9 @@ async fn no_spelling_of_an_address_is_let_through() {
 }
 
 #[tokio::test]
-async fn a_name_that_leads_inside_is_refused() {
+async fn name_of_private_address_is_refused() {
     let server = Server::echo().await;
-    let world = World::new(&["*.inside.test"], &server).await;
+    let world = World::new(&["*.inside.example.com"], &server).await;
     let inside = [
         "127.0.0.1",
         "169.254.169.254",
@@ -157,7 +174,7 @@ async fn a_name_that_leads_inside_is_refused() {
         "0.0.0.0",
     ];
     for (number, address) in inside.into_iter().enumerate() {
-        let name = format!("n{number}.inside.test");
+        let name = format!("n{number}.inside.example.com");
         world.names.set(&name, &[&[address]]);
         let answer = world
             .ask(&format!("CONNECT {name}:443 HTTP/1.1\r\n\r\n"))
@@ -165,37 +182,37 @@ async fn a_name_that_leads_inside_is_refused() {
         assert_eq!(status(&answer), 403, "{address}: {answer}");
         assert!(answer.contains("not public"), "{answer}");
     }
-    // One such address among public ones is enough.
+    // One such address among public ones suffices.
     world
         .names
-        .set("both.inside.test", &[&["8.8.8.8", "192.168.0.1"]]);
+        .set("both.inside.example.com", &[&["8.8.8.8", "192.168.0.1"]]);
     let answer = world
-        .ask("CONNECT both.inside.test:443 HTTP/1.1\r\n\r\n")
+        .ask("CONNECT both.inside.example.com:443 HTTP/1.1\r\n\r\n")
         .await;
     assert_eq!(status(&answer), 403, "{answer}");
     assert_eq!(world.denied().len(), inside.len() + 1);
 }
 
 #[tokio::test]
-async fn a_name_is_looked_up_once_and_its_address_pinned() {
+async fn name_is_resolved_once_and_pinned() {
     let server = Server::echo().await;
-    let world = World::new(&["rebinding.test:PORT"], &server).await;
-    // The first answer may be reached; whoever asked again would get another.
+    let world = World::new(&["rebinding.example.com:PORT"], &server).await;
+    // The first answer is public; a second lookup would return another.
     let first = server.address().ip().to_string();
     world
         .names
-        .set("rebinding.test", &[&[&first], &["127.9.9.9"]]);
+        .set("rebinding.example.com", &[&[&first], &["127.9.9.9"]]);
     let mut tunnel = world.connect().await;
     let head = tunnel
-        .connect(&format!("rebinding.test:{}", server.port()))
+        .connect(&format!("rebinding.example.com:{}", server.port()))
         .await;
     assert_eq!(status(&head), 200, "{head}");
-    assert_eq!(world.names.asked(), ["rebinding.test"]);
+    assert_eq!(world.names.asked(), ["rebinding.example.com"]);
     assert_eq!(server.connections(), 1);
-    // The next connection asks anew, and is checked anew.
+    // The next connection resolves and checks again.
     let answer = world
         .ask(&format!(
-            "CONNECT rebinding.test:{} HTTP/1.1\r\n\r\n",
+            "CONNECT rebinding.example.com:{} HTTP/1.1\r\n\r\n",
             server.port()
         ))
         .await;
@@ -203,31 +220,35 @@ async fn a_name_is_looked_up_once_and_its_address_pinned() {
 }
 
 #[tokio::test]
-async fn the_next_address_is_tried_where_one_fails() {
+async fn next_address_is_tried_after_failure() {
     let server = Server::echo().await;
-    let mut settings = World::settings(&["two.test:PORT"], &server);
+    let mut settings = World::settings(&["two.example.com:PORT"], &server);
     let dead = SocketAddr::new(Ipv4Addr::new(127, 77, 0, 1).into(), server.port());
     settings.exempt.push(dead);
     let world = World::with(settings);
     let addresses = [dead.ip(), server.address().ip()].map(|ip: IpAddr| ip.to_string());
     world
         .names
-        .set("two.test", &[&[&addresses[0], &addresses[1]]]);
+        .set("two.example.com", &[&[&addresses[0], &addresses[1]]]);
     let mut tunnel = world.connect().await;
-    let head = tunnel.connect(&format!("two.test:{}", server.port())).await;
+    let head = tunnel
+        .connect(&format!("two.example.com:{}", server.port()))
+        .await;
     assert_eq!(status(&head), 200, "{head}");
 }
 
 #[tokio::test]
-async fn where_a_redirect_leads_is_checked_like_everything() {
+async fn redirect_target_is_checked() {
     let server = Server::http(
-        "HTTP/1.1 302 Found\r\nLocation: http://inside.test/\r\nContent-Length: 0\r\n\r\n",
+        "HTTP/1.1 302 Found\r\nLocation: http://inside.example.com/\r\nContent-Length: 0\r\n\r\n",
     )
     .await;
-    let world = World::new(&["allowed.test:PORT"], &server).await;
+    let world = World::new(&["allowed.example.com:PORT"], &server).await;
     let port = server.port();
     let answer = world
-        .ask(&format!("GET http://allowed.test:{port}/ HTTP/1.1\r\n\r\n"))
+        .ask(&format!(
+            "GET http://allowed.example.com:{port}/ HTTP/1.1\r\n\r\n"
+        ))
         .await;
     assert_eq!(status(&answer), 302, "{answer}");
     let (_, location) = answer.split_once("ocation: ").unwrap();
@@ -237,20 +258,24 @@ async fn where_a_redirect_leads_is_checked_like_everything() {
 }
 
 #[tokio::test]
-async fn what_can_not_be_reached_is_told_apart_from_what_is_refused() {
+async fn unreachable_and_refused_are_distinguished() {
     let server = Server::echo().await;
     let port = server.port();
     let world = World::new(
-        &["unknown.test", "closed.test:PORT", "nowhere.test"],
+        &[
+            "unknown.example.com",
+            "closed.example.com:PORT",
+            "nowhere.example.com",
+        ],
         &server,
     )
     .await;
-    world.names.set("nowhere.test", &[&[]]);
+    world.names.set("nowhere.example.com", &[&[]]);
     drop(server);
     for name in [
-        "unknown.test:443",
-        &format!("closed.test:{port}"),
-        "nowhere.test:80",
+        "unknown.example.com:443",
+        &format!("closed.example.com:{port}"),
+        "nowhere.example.com:80",
     ] {
         let answer = world.ask(&format!("CONNECT {name} HTTP/1.1\r\n\r\n")).await;
         assert_eq!(status(&answer), 502, "{answer}");
@@ -259,15 +284,15 @@ async fn what_can_not_be_reached_is_told_apart_from_what_is_refused() {
 }
 
 #[tokio::test]
-async fn a_request_that_is_not_for_a_proxy_is_told_so() {
+async fn request_not_for_a_proxy_is_rejected() {
     let server = Server::echo().await;
-    let world = World::new(&["allowed.test"], &server).await;
+    let world = World::new(&["allowed.example.com"], &server).await;
     for request in [
-        "GET / HTTP/1.1\r\nHost: allowed.test\r\n\r\n",
-        "GET https://allowed.test/ HTTP/1.1\r\n\r\n",
-        "CONNECT allowed.test HTTP/1.1\r\n\r\n",
-        "GET http://allowed.test/ HTTP/1.1\r\nHost: other.test\r\n\r\n",
-        "GET http://allowed.test/ HTTP/1.1\r\nHost: allowed.test\r\nHost: allowed.test\r\n\r\n",
+        "GET / HTTP/1.1\r\nHost: allowed.example.com\r\n\r\n",
+        "GET https://allowed.example.com/ HTTP/1.1\r\n\r\n",
+        "CONNECT allowed.example.com HTTP/1.1\r\n\r\n",
+        "GET http://allowed.example.com/ HTTP/1.1\r\nHost: other.example.com\r\n\r\n",
+        "GET http://allowed.example.com/ HTTP/1.1\r\nHost: allowed.example.com\r\nHost: allowed.example.com\r\n\r\n",
     ] {
         let answer = world.ask(request).await;
         assert_eq!(status(&answer), 400, "{request}{answer}");
@@ -275,11 +300,11 @@ async fn a_request_that_is_not_for_a_proxy_is_told_so() {
 }
 
 #[tokio::test]
-async fn a_connection_carries_one_request() {
+async fn connection_carries_one_request() {
     let server = Server::http("HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok").await;
-    let world = World::new(&["allowed.test:PORT"], &server).await;
+    let world = World::new(&["allowed.example.com:PORT"], &server).await;
     let one = format!(
-        "GET http://allowed.test:{}/ HTTP/1.1\r\n\r\n",
+        "GET http://allowed.example.com:{}/ HTTP/1.1\r\n\r\n",
         server.port()
     );
     let answer = world.ask(&format!("{one}{one}")).await;
@@ -288,12 +313,12 @@ async fn a_connection_carries_one_request() {
 }
 
 #[tokio::test]
-async fn a_large_body_streams_in_both_directions() {
+async fn large_body_streams_in_both_directions() {
     let server = Server::http_mirror().await;
-    let world = World::new(&["allowed.test:PORT"], &server).await;
+    let world = World::new(&["allowed.example.com:PORT"], &server).await;
     let body = "0123456789abcdef".repeat(512 * 1024);
     let request = format!(
-        "POST http://allowed.test:{}/ HTTP/1.1\r\nContent-Length: {}\r\n\r\n{body}",
+        "POST http://allowed.example.com:{}/ HTTP/1.1\r\nContent-Length: {}\r\n\r\n{body}",
         server.port(),
         body.len()
     );
@@ -309,12 +334,14 @@ async fn a_large_body_streams_in_both_directions() {
 }
 
 #[tokio::test]
-async fn a_slow_resolver_does_not_hold_a_connection_for_ever() {
+async fn slow_resolver_times_out() {
     let server = Server::echo().await;
-    let mut settings = World::settings(&["slow.test"], &server);
+    let mut settings = World::settings(&["slow.example.com"], &server);
     settings.connect = Duration::from_millis(50);
     let world = World::with(settings);
-    world.names.never("slow.test");
-    let answer = world.ask("CONNECT slow.test:443 HTTP/1.1\r\n\r\n").await;
+    world.names.never("slow.example.com");
+    let answer = world
+        .ask("CONNECT slow.example.com:443 HTTP/1.1\r\n\r\n")
+        .await;
     assert_eq!(status(&answer), 502, "{answer}");
 }

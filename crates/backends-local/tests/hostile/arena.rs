@@ -1,4 +1,4 @@
-//! Where an attack takes place: in a sandbox, or, to see that it would succeed, beside it.
+//! The environment of an attack: a sandbox or, to prove that the attack works, none.
 
 use std::io::Read as _;
 use std::path::PathBuf;
@@ -16,29 +16,29 @@ use tokio::time::timeout;
 
 use crate::fixture::Fixture;
 use crate::mode::Mode;
-use crate::ran::Ran;
+use crate::result::CommandResult;
 
-/// How long a command may take that has no time of its own.
+/// Default time limit of a command.
 const LIMIT: Duration = Duration::from_secs(15);
-/// What has to be over within a second is over by then: that second, and what a machine adds that is
-/// slow and busy. What isn't ended goes on for longer.
+/// Upper bound for actions that take at most a second, including what a slow and busy machine adds.
+/// Processes that are not stopped run longer.
 pub(crate) const LATE: Duration = Duration::from_secs(5);
 
 const PRELUDE: &str = include_str!("prelude.py");
 
-/// The circumstances of one attack.
+/// The environment of one attack.
 pub(crate) struct Arena {
     pub(crate) fixture: Fixture,
-    /// Opens more sandboxes like this one.
+    /// Opens further sandboxes of the same kind.
     backend: LocalBackend,
     policy: Policy,
-    /// The walls, where there are any.
+    /// The mechanisms in force, in a sandbox.
     pub(crate) mode: Option<Mode>,
     sandbox: Option<Arc<dyn Sandbox>>,
 }
 
 impl Arena {
-    /// In a sandbox.
+    /// Opens a sandbox for the attack.
     pub(crate) async fn open(
         fixture: Fixture,
         backend: LocalBackend,
@@ -57,7 +57,7 @@ impl Arena {
         Ok(arena)
     }
 
-    /// Without a sandbox.
+    /// Creates an environment without a sandbox.
     pub(crate) fn raw(fixture: Fixture) -> Self {
         Self {
             fixture,
@@ -68,12 +68,12 @@ impl Arena {
         }
     }
 
-    /// Another sandbox of the same kind.
+    /// Opens another sandbox of the same kind.
     pub(crate) async fn another(&self) -> Result<Arc<dyn Sandbox>, SandboxError> {
         self.open_under(self.policy.clone()).await
     }
 
-    /// A sandbox with the same walls under another policy.
+    /// Opens a sandbox with the same mechanisms under another policy.
     pub(crate) async fn open_under(
         &self,
         policy: Policy,
@@ -86,44 +86,48 @@ impl Arena {
         self.sandbox.as_deref().unwrap()
     }
 
-    /// A file of the working directory, on the host, where commands see the host's files.
+    /// Returns the host path of a file in the working directory.
     pub(crate) fn on_host(&self, name: &str) -> PathBuf {
         PathBuf::from(self.sandbox().info().working_directory.to_string()).join(name)
     }
 
-    pub(crate) async fn shell(&self, line: &str) -> Ran {
+    pub(crate) async fn shell(&self, line: &str) -> CommandResult {
         self.run(SpawnRequest::shell(line)).await
     }
 
-    pub(crate) async fn python(&self, script: &str) -> Ran {
+    pub(crate) async fn python(&self, script: &str) -> CommandResult {
         self.run(python(script)).await
     }
 
-    /// Runs a command to its end, with what the fixture tells it.
-    pub(crate) async fn run(&self, request: SpawnRequest) -> Ran {
+    /// Runs a command to its end, with the fixture's environment.
+    pub(crate) async fn run(&self, request: SpawnRequest) -> CommandResult {
         match &self.sandbox {
             Some(sandbox) => self.run_in(&**sandbox, request).await,
             None => self.run_beside(request).await,
         }
     }
 
-    /// The same in another sandbox.
-    pub(crate) async fn run_in(&self, sandbox: &dyn Sandbox, request: SpawnRequest) -> Ran {
-        let request = self.told(request);
+    /// Runs a command in another sandbox.
+    pub(crate) async fn run_in(
+        &self,
+        sandbox: &dyn Sandbox,
+        request: SpawnRequest,
+    ) -> CommandResult {
+        let request = self.with_environment(request);
         let limit = request.timeout.unwrap_or(LIMIT);
         let started = Instant::now();
         let latest = limit + LATE + Duration::from_secs(5);
         match timeout(latest, sandbox.run(request)).await {
-            Ok(result) => Ran::new(result, started.elapsed()),
-            Err(_) => Ran {
+            Ok(result) => CommandResult::new(result, started.elapsed()),
+            Err(_) => CommandResult {
                 took: started.elapsed(),
                 stderr: "the call did not return".to_owned(),
-                ..Ran::default()
+                ..CommandResult::default()
             },
         }
     }
 
-    pub(crate) fn told(&self, mut request: SpawnRequest) -> SpawnRequest {
+    pub(crate) fn with_environment(&self, mut request: SpawnRequest) -> SpawnRequest {
         if request.timeout.is_none() {
             request = request.with_timeout(LIMIT).with_grace(Duration::ZERO);
         }
@@ -133,7 +137,7 @@ impl Arena {
         })
     }
 
-    async fn run_beside(&self, request: SpawnRequest) -> Ran {
+    async fn run_beside(&self, request: SpawnRequest) -> CommandResult {
         let argv = match request.command {
             Command::Shell(line) => vec!["/bin/bash".into(), "-c".into(), line],
             Command::Argv(argv) => argv,
@@ -161,14 +165,14 @@ impl Arena {
             child.wait().unwrap();
             String::from_utf8_lossy(&stdout).into_owned()
         });
-        Ran {
+        CommandResult {
             stdout: running.await.unwrap(),
             took: started.elapsed(),
-            ..Ran::default()
+            ..CommandResult::default()
         }
     }
 
-    /// Closes the sandbox; what goes wrong.
+    /// Closes the sandbox; returns the error, if any.
     pub(crate) async fn close(&self) -> Option<String> {
         let sandbox = self.sandbox.as_ref()?;
         match timeout(2 * LATE, sandbox.close()).await {
@@ -179,7 +183,7 @@ impl Arena {
     }
 }
 
-/// A script after the prelude.
+/// A request for a script that follows the prelude.
 pub(crate) fn python(script: &str) -> SpawnRequest {
     let script = format!("{PRELUDE}{script}");
     SpawnRequest::argv(["python3", "-I", "-S", "-c", &script])

@@ -1,23 +1,23 @@
-//! What a case is: an attack, how one sees that it succeeded, and what must stop it.
+//! Cases: an attack, the sign of its success, and the mechanisms that must stop it.
 
 use std::future::Future;
 use std::pin::Pin;
 
-use cantle_backends_local::Wall;
+use cantle_backends_local::Mechanism;
 use cantle_core::policy::{Policy, PolicyField, Strictness};
 use cantle_core::sandbox::{EnforcedBy, SandboxInfo};
 
 use crate::arena::Arena;
 use crate::fixture::Fixture;
 use crate::mode::Mode;
-use crate::ran::Ran;
+use crate::result::CommandResult;
 
-/// Files of the host are kept by either.
-pub(crate) const FILES: &[Wall] = &[Wall::Namespaces, Wall::Landlock];
-pub(crate) const NAMESPACES: &[Wall] = &[Wall::Namespaces];
-pub(crate) const FILTER: &[Wall] = &[Wall::SystemCalls];
+/// Either mechanism protects the host's files.
+pub(crate) const FILES: &[Mechanism] = &[Mechanism::Namespaces, Mechanism::Landlock];
+pub(crate) const NAMESPACES: &[Mechanism] = &[Mechanism::Namespaces];
+pub(crate) const FILTER: &[Mechanism] = &[Mechanism::SystemCalls];
 
-/// Whether an attack succeeded; an error where it could not be tried.
+/// Whether an attack succeeded; an error if it could not be tried.
 pub(crate) type Tried<'a> = Pin<Box<dyn Future<Output = Result<bool, String>> + Send + 'a>>;
 
 /// One attack.
@@ -26,65 +26,65 @@ pub(crate) struct Case {
     pub(crate) name: &'static str,
     pub(crate) policy: fn(&Fixture) -> Policy,
     pub(crate) attack: Attack,
-    /// Any of these blocks it.
-    pub(crate) stopped_by: &'static [Wall],
-    /// What is said where none of them is there.
+    /// Mechanisms of which any one blocks it.
+    pub(crate) stopped_by: &'static [Mechanism],
+    /// The justification for success without any of them.
     pub(crate) gap: Gap,
-    pub(crate) unwalled: Unwalled,
-    /// An ordinary user can't do it, with walls or without.
+    pub(crate) control: NegativeControl,
+    /// Only root can do it, even unconfined.
     pub(crate) takes_root: bool,
-    /// Modes in which it is dangerous to try, because nothing would stop it.
-    pub(crate) only_with: &'static [Wall],
-    /// It depends on how commands are run, not on which walls stand around them.
+    /// Mechanisms without which it is too dangerous to try.
+    pub(crate) only_with: &'static [Mechanism],
+    /// The outcome depends on how commands are run, not on the mechanisms.
     pub(crate) is_structural: bool,
-    /// It needs the machine for itself.
+    /// It must not run concurrently with others.
     pub(crate) alone: bool,
 }
 
-/// What is done.
+/// The action of an attack.
 #[derive(Clone, Copy)]
 pub(crate) enum Attack {
-    /// A line for the shell, and the sign of its success.
+    /// A shell line, and the sign of its success.
     Shell(&'static str, Sign),
-    /// A script, after `prelude.py`.
+    /// A Python script that follows `prelude.py`, and the sign of its success.
     Python(&'static str, Sign),
-    /// Whatever it takes.
+    /// Arbitrary test code.
     Told(for<'a> fn(&'a Arena) -> Tried<'a>),
 }
 
-/// How one sees that an attack has succeeded.
-pub(crate) type Sign = fn(&Fixture, &Ran) -> bool;
+/// Detects the success of an attack.
+pub(crate) type Sign = fn(&Fixture, &CommandResult) -> bool;
 
-/// Why an attack may succeed where none of the walls against it stands. That those aren't among the
-/// walls of the sandbox's report is always asked.
+/// Why an attack may succeed without the mechanisms against it. In any case the sandbox must not
+/// report those mechanisms.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Gap {
-    /// There is none: something else stops it in every mode.
+    /// It may not: something else stops it in every mode.
     None,
-    /// The report says that the field is not enforced.
+    /// The report lists the field as not enforced.
     Field(PolicyField),
-    /// The policy has no field for it, and the report doesn't name the wall.
-    Wall,
-    /// A weakness that stays with the walls that there are, in words.
+    /// The policy has no field for it, and the report does not list the mechanism.
+    Mechanism,
+    /// A known weakness of the remaining mechanisms.
     Known(&'static str),
 }
 
-/// How an attack is tried without its wall.
+/// How to prove that an attack works without the mechanisms against it.
 #[derive(Clone, Copy)]
-pub(crate) enum Unwalled {
-    /// In a sandbox whose policy asks for nothing.
+pub(crate) enum NegativeControl {
+    /// In a sandbox with an unconfined policy.
     Unconfined,
-    /// In a sandbox without these walls.
-    Without(&'static [Wall]),
-    /// Under another policy.
+    /// In a sandbox without these mechanisms.
+    Without(&'static [Mechanism]),
+    /// In a sandbox with another policy.
     Under(fn(&Fixture) -> Policy),
-    /// As an ordinary child of the test.
+    /// As an ordinary child process of the test.
     Raw,
-    /// Not at all, because.
+    /// Not at all, for this reason.
     No(&'static str),
 }
 
-/// What must become of an attack.
+/// The required outcome of an attack.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Expected {
     Blocked,
@@ -99,7 +99,7 @@ impl Case {
             attack,
             stopped_by: &[],
             gap: Gap::None,
-            unwalled: Unwalled::Unconfined,
+            control: NegativeControl::Unconfined,
             takes_root: false,
             only_with: &[],
             is_structural: false,
@@ -115,23 +115,23 @@ impl Case {
         Self::new(name, Attack::Python(script, sign))
     }
 
-    pub(crate) fn told(name: &'static str, attack: for<'a> fn(&'a Arena) -> Tried<'a>) -> Self {
+    pub(crate) fn custom(name: &'static str, attack: for<'a> fn(&'a Arena) -> Tried<'a>) -> Self {
         Self::new(name, Attack::Told(attack))
     }
 
-    /// A promise that no wall keeps but our own code: there is nothing to take away.
+    /// A guarantee of the backend's own code, without a mechanism to remove.
     pub(crate) fn promise(name: &'static str, broken: for<'a> fn(&'a Arena) -> Tried<'a>) -> Self {
-        Self::told(name, broken)
+        Self::custom(name, broken)
             .structural()
-            .unwalled(Unwalled::No("no wall of the kernel's keeps it"))
+            .control(NegativeControl::No("no mechanism of the kernel's keeps it"))
     }
 
     pub(crate) fn under(self, policy: fn(&Fixture) -> Policy) -> Self {
         Self { policy, ..self }
     }
 
-    /// Any of these stops it; where there is none, this is said.
-    pub(crate) fn stopped_by(self, stopped_by: &'static [Wall], gap: Gap) -> Self {
+    /// Sets the mechanisms of which any one stops it, and the justification without them.
+    pub(crate) fn stopped_by(self, stopped_by: &'static [Mechanism], gap: Gap) -> Self {
         Self {
             stopped_by,
             gap,
@@ -139,8 +139,8 @@ impl Case {
         }
     }
 
-    pub(crate) fn unwalled(self, unwalled: Unwalled) -> Self {
-        Self { unwalled, ..self }
+    pub(crate) fn control(self, control: NegativeControl) -> Self {
+        Self { control, ..self }
     }
 
     pub(crate) fn takes_root(self) -> Self {
@@ -150,7 +150,7 @@ impl Case {
         }
     }
 
-    pub(crate) fn only_with(self, only_with: &'static [Wall]) -> Self {
+    pub(crate) fn only_with(self, only_with: &'static [Mechanism]) -> Self {
         Self { only_with, ..self }
     }
 
@@ -168,28 +168,28 @@ impl Case {
         }
     }
 
-    /// Whether it may end differently than in the modes before.
+    /// Whether its outcome may differ from that in the previous modes.
     pub(crate) fn depends_on(&self, mode: Mode) -> bool {
         if mode.is_ungrouped() {
-            self.stopped_by.contains(&Wall::ControlGroups)
+            self.stopped_by.contains(&Mechanism::ControlGroups)
         } else if mode.is_structural() {
             true
-        } else if mode.has(Wall::Identity) {
+        } else if mode.has(Mechanism::Identity) {
             !self.is_structural
         } else {
-            self.takes_root || self.stopped_by.contains(&Wall::Identity)
+            self.takes_root || self.stopped_by.contains(&Mechanism::Identity)
         }
     }
 
-    /// What must become of it in a sandbox with this report.
+    /// Returns the required outcome in a sandbox with this report.
     pub(crate) fn expected(&self, mode: Mode, info: &SandboxInfo) -> Expected {
-        let stands = |wall: &Wall| match wall {
-            // Only where our process may make them, which the report says.
-            Wall::ControlGroups => info
+        let stands = |mechanism: &Mechanism| match mechanism {
+            // Only if this process may create them, which the report shows.
+            Mechanism::ControlGroups => info
                 .enforcement
                 .iter()
                 .any(|said| said.field == PolicyField::Memory && said.by == EnforcedBy::Kernel),
-            wall => mode.has(*wall),
+            mechanism => mode.has(*mechanism),
         };
         match self.gap {
             Gap::None => Expected::Blocked,
@@ -198,7 +198,7 @@ impl Case {
         }
     }
 
-    /// The policy, such that a sandbox opens also where walls are missing.
+    /// Returns the policy, best effort, so that a sandbox opens without some mechanisms.
     pub(crate) fn policy(&self, fixture: &Fixture) -> Policy {
         let mut policy = (self.policy)(fixture);
         policy.strictness = Strictness::BestEffort;

@@ -1,5 +1,5 @@
-//! What attacks aim at: files, sockets and a process outside of the sandbox, all of them the
-//! attacker's own user's, so that nothing but a wall protects them.
+//! The targets of attacks: files, sockets and a process outside the sandbox. All belong to the
+//! attacker's user, so that only confinement protects them.
 
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
@@ -16,17 +16,17 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rustix::fs::{Mode, OFlags};
 use tempfile::TempDir;
 
-/// Everything that one attack may aim at. Removed when dropped.
+/// The targets of one attack; removed on drop.
 #[derive(Debug)]
 pub(crate) struct Fixture {
     directory: TempDir,
-    /// Whose all of it is.
+    /// The owner of everything.
     pub(crate) uid: u32,
-    /// What no sandbox is told.
+    /// The secret, which no sandbox gets.
     pub(crate) secret: String,
     /// Marks the processes of the attack.
     pub(crate) token: String,
-    /// Marks the victim, by its command line.
+    /// Marks the victim's command line.
     pub(crate) victim_mark: String,
     pub(crate) victim: Child,
     pub(crate) tcp: TcpListener,
@@ -41,7 +41,7 @@ pub(crate) struct Fixture {
 }
 
 impl Fixture {
-    /// A fixture that belongs to this user.
+    /// Creates a fixture that belongs to this user.
     pub(crate) fn new(uid: u32) -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -120,12 +120,12 @@ impl Fixture {
         self.directory.path().join("outside")
     }
 
-    /// Where the sandboxes have their directories.
+    /// Returns the parent directory of the sandboxes.
     pub(crate) fn sandboxes(&self) -> PathBuf {
         self.directory.path().join("sandboxes")
     }
 
-    /// What the attack is told.
+    /// Returns the environment of the attack.
     pub(crate) fn environment(&self) -> Vec<(&'static str, String)> {
         let port = |address: std::io::Result<std::net::SocketAddr>| address.unwrap().port();
         let set_uid = std::env::var(crate::SET_UID).unwrap_or_default();
@@ -140,7 +140,7 @@ impl Fixture {
         ]
     }
 
-    /// What is different outside, if anything is: content, names, owners, modes, times, attributes.
+    /// Returns the first change outside: content, names, owners, modes, times or attributes.
     pub(crate) fn change(&self) -> Option<String> {
         let now = state_of(&self.outside());
         let all = self.before.keys().chain(now.keys());
@@ -156,12 +156,12 @@ impl Fixture {
         crate::traces::runs(self.victim.id())
     }
 
-    /// The victim's line of this name in its limits.
+    /// Returns a file of the victim's `/proc` directory.
     pub(crate) fn victim_file(&self, name: &str) -> String {
         fs::read_to_string(format!("/proc/{}/{name}", self.victim.id())).unwrap_or_default()
     }
 
-    /// What sandboxes have left on the disk.
+    /// Returns the files that sandboxes have left.
     pub(crate) fn leftovers(&self) -> Vec<PathBuf> {
         below(&self.sandboxes()).split_off(1)
     }
@@ -169,7 +169,7 @@ impl Fixture {
 
 impl Drop for Fixture {
     fn drop(&mut self) {
-        // Some attack may have killed it.
+        // An attack may have killed it.
         let _ = self.victim.kill();
         let _ = self.victim.wait();
         for path in [
@@ -181,7 +181,7 @@ impl Drop for Fixture {
     }
 }
 
-/// A file in the host's shared memory.
+/// Returns the path of a file in the host's shared memory.
 pub(crate) fn shared_memory(name: &str) -> PathBuf {
     Path::new("/dev/shm").join(name)
 }
@@ -207,7 +207,7 @@ fn state_of(root: &Path) -> BTreeMap<PathBuf, String> {
         } else {
             String::new()
         };
-        // The time of the last change covers owners, modes, attributes and links too.
+        // The change time covers owners, modes, attributes and links, too.
         let changed = (metadata.ctime(), metadata.ctime_nsec());
         Some((path, format!("{changed:?} {content}")))
     };

@@ -1,12 +1,12 @@
-//! Hostile code against every wall, one by one: a table of attacks, each with what must become of it
-//! in every mode that this machine has.
+//! Hostile code against each mechanism: a table of attacks with the required outcome in each mode that
+//! this machine supports.
 //!
-//! An attack must be blocked, or what would block it must be reported as not enforced; anything else
-//! fails. And each attack also runs with its wall taken away, where it must succeed: otherwise it
-//! proves nothing. How that is judged is in `run`, the attacks in `cases`, what they aim at in
-//! `fixture`.
+//! An attack must be blocked, or the report must show that it is not. As a negative control, each attack
+//! also runs without the mechanisms against it and must succeed; otherwise it proves nothing. `run`
+//! judges the outcomes, `cases` contains the attacks, `fixture` their targets.
 //!
-//! As root, everything runs twice: as root, and again by the same program as an ordinary user.
+//!
+//! As root, everything runs twice: as root, and as an ordinary user.
 
 #![cfg(confined)]
 #![expect(
@@ -21,7 +21,7 @@ mod cases;
 mod fixture;
 mod mode;
 mod owner;
-mod ran;
+mod result;
 mod run;
 mod traces;
 
@@ -30,36 +30,39 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::CommandExt as _;
 use std::process::Command;
 
-use crate::mode::Who;
+use crate::mode::TestUser;
 use crate::run::say;
 
-/// Says which part of the test a process is to do.
+/// Selects the part of the test that a process performs.
 const PART: &str = "CANTLE_HOSTILE_PART";
-/// Where a set-user-id program of root's is, for the part that can't make one.
+/// Path of root's set-user-id program, for the part that can't create one.
 const SET_UID: &str = "CANTLE_HOSTILE_SET_UID";
-/// Runs only the cases that have this in their name.
+/// Runs only the cases whose name contains this.
 const ONLY: &str = "CANTLE_HOSTILE_ONLY";
 
-/// Whom an ordinary user's part runs as.
+/// The user of the ordinary user's part.
 const ORDINARY: u32 = 65_533;
 
 #[test]
-fn the_walls_hold() {
+fn confinement_holds() {
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let part = std::env::var(PART).unwrap_or_default();
     if let Some(mode) = part.strip_prefix("owner:") {
         runtime.block_on(owner::open_and_wait(mode));
     }
-    let who = Who::of_this_process();
+    let who = TestUser::of_this_process();
+    if !cantle_testkit::lane::is_full() {
+        say("REDUCED: modes in which a single mechanism is left out");
+    }
     let failed = runtime.block_on(run::all(who));
-    let others_failed = who == Who::Root && !as_ordinary_user();
+    let others_failed = who == TestUser::Root && !as_ordinary_user();
     assert!(
         !failed && !others_failed,
         "see the lines that begin with FAILED"
     );
 }
 
-/// Runs this program once more; whether nothing failed there.
+/// Runs this program again; returns whether it succeeded.
 fn as_ordinary_user() -> bool {
     let directory = tempfile::tempdir().unwrap();
     let open_to_all = |path: &std::path::Path, mode| {
@@ -69,12 +72,12 @@ fn as_ordinary_user() -> bool {
     let program = directory.path().join("hostile");
     fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
     open_to_all(&program, 0o755);
-    // It tells with whose rights it runs.
+    // It prints its effective user.
     let set_uid = directory.path().join("id");
     fs::copy("/usr/bin/id", &set_uid).unwrap();
     open_to_all(&set_uid, 0o4755);
     let status = Command::new(program)
-        .args(["--exact", "the_walls_hold", "--nocapture"])
+        .args(["--exact", "confinement_holds", "--nocapture"])
         .current_dir("/")
         .env(PART, "user")
         .env(SET_UID, &set_uid)

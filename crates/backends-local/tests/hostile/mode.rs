@@ -1,17 +1,18 @@
-//! The ways in which sandboxes are opened here, and who opens them.
+//! The modes in which sandboxes are opened, and their user.
 
 use std::fmt;
 
-use cantle_backends_local::{LocalBackend, Wall};
+use cantle_backends_local::{LocalBackend, Mechanism};
+use cantle_testkit::lane;
 
-/// Who runs the test.
+/// The user that runs the test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Who {
+pub(crate) enum TestUser {
     Root,
     Ordinary,
 }
 
-impl Who {
+impl TestUser {
     pub(crate) fn of_this_process() -> Self {
         if rustix::process::geteuid().is_root() {
             Self::Root
@@ -21,7 +22,7 @@ impl Who {
     }
 }
 
-impl fmt::Display for Who {
+impl fmt::Display for TestUser {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Root => "root",
@@ -30,76 +31,85 @@ impl fmt::Display for Who {
     }
 }
 
-/// Walls that are left out, as on a machine that hasn't got them.
+/// A set of excluded mechanisms, as on a machine without them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Mode {
     pub(crate) name: &'static str,
-    pub(crate) without: &'static [Wall],
+    pub(crate) without: &'static [Mechanism],
 }
 
 impl Mode {
-    /// Those that a user can have.
-    pub(crate) fn all(who: Who) -> impl Iterator<Item = Self> {
+    /// Returns the modes for a user.
+    pub(crate) fn all(who: TestUser) -> impl Iterator<Item = Self> {
         const ALL: &[Mode] = &[
             Mode {
-                name: "all walls",
+                name: "all mechanisms",
                 without: &[],
             },
             Mode {
                 name: "without namespaces",
-                without: &[Wall::Namespaces],
+                without: &[Mechanism::Namespaces],
             },
             Mode {
                 name: "without Landlock",
-                without: &[Wall::Landlock],
+                without: &[Mechanism::Landlock],
             },
             Mode {
                 name: "without the filter",
-                without: &[Wall::SystemCalls],
+                without: &[Mechanism::SystemCalls],
             },
             Mode {
                 name: "Landlock alone",
-                without: &[Wall::Namespaces, Wall::SystemCalls],
+                without: &[Mechanism::Namespaces, Mechanism::SystemCalls],
             },
             Mode {
                 name: "the filter alone",
-                without: &[Wall::Namespaces, Wall::Landlock],
+                without: &[Mechanism::Namespaces, Mechanism::Landlock],
             },
             Mode {
                 name: "without control groups",
-                without: &[Wall::ControlGroups],
+                without: &[Mechanism::ControlGroups],
             },
             Mode {
                 name: "as root inside",
-                without: &[Wall::Identity],
+                without: &[Mechanism::Identity],
             },
         ];
-        // What is one user's alone, and what root need not repeat.
-        let wanted = move |mode: &Mode| match who {
-            Who::Root => mode.without.len() < 2,
-            Who::Ordinary => mode.has(Wall::Identity),
+        let is_full = lane::is_full();
+        let wanted = move |mode: &Mode| {
+            // The others leave out one mechanism after the other.
+            (is_full || mode.is_structural())
+                && match who {
+                    // Some apply to one user only; root need not repeat the others.
+                    TestUser::Root => mode.without.len() < 2,
+                    TestUser::Ordinary => mode.has(Mechanism::Identity),
+                }
         };
         ALL.iter().copied().filter(wanted)
     }
 
     pub(crate) fn named(name: &str) -> Option<Self> {
-        let all = [Who::Root, Who::Ordinary].into_iter().flat_map(Self::all);
+        let all = [TestUser::Root, TestUser::Ordinary]
+            .into_iter()
+            .flat_map(Self::all);
         all.into_iter().find(|mode| mode.name == name)
     }
 
-    pub(crate) fn has(self, wall: Wall) -> bool {
-        !self.without.contains(&wall)
+    pub(crate) fn has(self, mechanism: Mechanism) -> bool {
+        !self.without.contains(&mechanism)
     }
 
-    /// Whether all that is missing are control groups.
+    /// Whether only control groups are excluded.
     pub(crate) fn is_ungrouped(self) -> bool {
-        self.without == [Wall::ControlGroups]
+        self.without == [Mechanism::ControlGroups]
     }
 
-    /// Whether it is one of the two ways to run commands: in namespaces, and among the host's
+    /// Whether it is one of the two basic modes: with namespaces, and among the host's
     /// processes.
     pub(crate) fn is_structural(self) -> bool {
-        self.without.iter().all(|wall| *wall == Wall::Namespaces)
+        self.without
+            .iter()
+            .all(|mechanism| *mechanism == Mechanism::Namespaces)
     }
 
     pub(crate) fn backend(self) -> LocalBackend {
@@ -107,10 +117,10 @@ impl Mode {
     }
 }
 
-/// A backend without some walls. Its programs are the system's, which can be seen in any sandbox.
-pub(crate) fn without(walls: &[Wall]) -> LocalBackend {
+/// Creates a backend without some mechanisms. Its programs are the system's, visible in any sandbox.
+pub(crate) fn without(mechanisms: &[Mechanism]) -> LocalBackend {
     let backend = LocalBackend::new().with_path("/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin");
-    walls
+    mechanisms
         .iter()
-        .fold(backend, |backend, wall| backend.without(*wall))
+        .fold(backend, |backend, mechanism| backend.without(*mechanism))
 }

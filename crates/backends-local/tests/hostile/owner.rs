@@ -1,4 +1,4 @@
-//! An owner of a sandbox that is killed.
+//! Killing the owner of a sandbox.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, Command, Stdio};
@@ -15,10 +15,10 @@ use crate::mode::Mode;
 use crate::run::say;
 use crate::{PART, traces};
 
-/// What the owner says when everything runs.
+/// The owner's line when everything runs.
 const READY: &str = "the sandbox is open";
 
-/// The process that will be killed: opens a sandbox in a mode, leaves something running in it, and
+/// The process to be killed: opens a sandbox in a mode, leaves a background process, and
 /// waits in the middle of another command.
 pub(crate) async fn open_and_wait(mode: &str) -> ! {
     let mut policy = Policy::workspace();
@@ -46,12 +46,12 @@ pub(crate) async fn open_and_wait(mode: &str) -> ! {
     panic!("the command ended before its owner: {ended:?}");
 }
 
-/// Whether something of a sandbox outlives its owner, who gets SIGKILL.
+/// Whether a process of a sandbox outlives its owner, which gets SIGKILL.
 pub(crate) fn outlives_its_owner(arena: &Arena) -> Tried<'_> {
     Box::pin(async move {
         let mode = arena.mode.ok_or("only in a mode")?;
         let owner = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "the_walls_hold", "--nocapture"])
+            .args(["--exact", "confinement_holds", "--nocapture"])
             .env(PART, format!("owner:{}", mode.name))
             .env("SANDBOXES", arena.fixture.sandboxes())
             .env("TOKEN", &arena.fixture.token)
@@ -68,7 +68,7 @@ pub(crate) fn outlives_its_owner(arena: &Arena) -> Tried<'_> {
             return Err("the owner did not open its sandbox".to_owned());
         }
         let below = traces::descendants(owner.0.id());
-        // The guard, init, two keepers, and what they keep.
+        // The guard, init, two keepers and their commands.
         if below.len() < 8 {
             return Err(format!(
                 "only {} processes belong to the owner",
@@ -78,25 +78,25 @@ pub(crate) fn outlives_its_owner(arena: &Arena) -> Tried<'_> {
         owner.0.kill().unwrap();
         let gone = traces::soon(LATE, || !below.iter().any(|pid| traces::runs(*pid)));
         let outlived = !gone.await;
-        // Its directory is for the next start to remove; here for the fixture.
+        // The fixture removes its directory.
         owner.0.wait().unwrap();
         remove_sandboxes(arena)?;
         Ok(outlived)
     })
 }
 
-/// Ended in any case.
+/// Killed on drop.
 struct Owner(Child);
 
 impl Drop for Owner {
     fn drop(&mut self) {
-        // It has ended where things went right.
+        // It has usually ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Removes the directory of the owner's sandbox, which is not the arena's own.
+/// Removes the directory of the owner's sandbox.
 fn remove_sandboxes(arena: &Arena) -> Result<(), String> {
     let own = &arena.sandbox().info().id;
     for entry in std::fs::read_dir(arena.fixture.sandboxes()).map_err(|error| error.to_string())? {

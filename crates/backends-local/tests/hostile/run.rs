@@ -1,52 +1,52 @@
-//! Runs the table and judges: every case in every mode, and once without its wall.
+//! Runs and judges the table: every case in every mode, and once without the mechanisms against it.
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
 use std::time::{Duration, Instant};
 
-use cantle_backends_local::{LocalBackend, Wall};
+use cantle_backends_local::{LocalBackend, Mechanism};
 use cantle_core::policy::{Policy, PolicyField};
 use cantle_core::sandbox::{EnforcedBy, SandboxInfo};
 use futures_util::{StreamExt as _, stream};
 use rustix::process::{Pid, Resource, Signal, getrlimit, kill_process, setrlimit};
 
 use crate::arena::{Arena, LATE};
-use crate::case::{Attack, Case, Expected, Gap, Unwalled};
+use crate::case::{Attack, Case, Expected, Gap, NegativeControl};
 use crate::fixture::Fixture;
-use crate::mode::{Mode, Who, without};
+use crate::mode::{Mode, TestUser, without};
 use crate::{cases, traces};
 
-/// How many attacks run at a time. Many only wait.
+/// Number of concurrent attacks, many of which only wait.
 const AT_ONCE: usize = 8;
-/// How often an attack is tried without its wall until it succeeds.
+/// Maximum attempts of an attack without the mechanisms against it.
 const TRIES: usize = 3;
-/// No case takes this long.
+/// Deadline of a case.
 const DEADLINE: Duration = Duration::from_secs(300);
 
-/// Whom root's commands run as.
+/// The user of root's commands.
 const COMMANDS: u32 = 65_534;
 
-/// Prints a line; also where the test's output is captured.
+/// Prints a line, even if the test's output is captured.
 pub(crate) fn say(line: &str) {
     let line = format!("{line}\n");
     std::io::stdout().write_all(line.as_bytes()).unwrap();
 }
 
-/// What became of a case.
+/// The outcome of a case.
 #[derive(Debug)]
 enum Verdict {
     Blocked,
-    /// It succeeded, as the report says.
+    /// It succeeded, which the report predicted.
     NotEnforced(Gap),
-    /// Without its wall it succeeds.
+    /// It succeeded without the mechanisms against it, as it must.
     Succeeds,
-    /// It is not tried, because.
+    /// It was not tried, for this reason.
     NotTried(&'static str),
     Failed(String),
 }
 
-/// Runs everything as the user of this process; whether something failed.
-pub(crate) async fn all(who: Who) -> bool {
+/// Runs everything as this process's user; returns whether a case failed.
+pub(crate) async fn all(who: TestUser) -> bool {
     limit_descriptors();
     let only = std::env::var(crate::ONLY).unwrap_or_default();
     let chosen = |case: &Case| case.name.contains(&only);
@@ -74,9 +74,9 @@ pub(crate) async fn all(who: Who) -> bool {
             depends.map(|case| (*case, Some(*mode)))
         });
         each(walled.collect(), at_once, who, &mut counts).await;
-        // Not beside the others: here attacks succeed.
-        let unwalled = cases.iter().map(|case| (*case, None));
-        each(unwalled.collect(), at_once, who, &mut counts).await;
+        // Not concurrently with the others: here attacks succeed.
+        let control = cases.iter().map(|case| (*case, None));
+        each(control.collect(), at_once, who, &mut counts).await;
     }
     let counted: Vec<_> = counts
         .iter()
@@ -86,27 +86,27 @@ pub(crate) async fn all(who: Who) -> bool {
     counts.contains_key("FAILED")
 }
 
-/// As many open files as an ordinary session has, for our process and the supervisors.
+/// Sets the usual limit of open files, for this process and the supervisors.
 fn limit_descriptors() {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = Some(1024);
     setrlimit(Resource::Nofile, limit).unwrap();
 }
 
-/// Tries cases, each in its mode or without its wall, and says what became of each when it ends: many
-/// wait, for longer than others take.
+/// Tries cases and prints each outcome at once: some take much longer than
+/// others.
 async fn each(
     trials: Vec<(Case, Option<Mode>)>,
     at_once: usize,
-    who: Who,
+    who: TestUser,
     counts: &mut BTreeMap<&'static str, u32>,
 ) {
     let tasks = trials.into_iter().map(|(case, mode)| async move {
         let started = Instant::now();
         let judged = async move {
             match mode {
-                Some(mode) => walled(case, mode, who).await,
-                None => unwalled(case, who).await,
+                Some(mode) => confined(case, mode, who).await,
+                None => control(case, who).await,
             }
         };
         let judged = tokio::spawn(tokio::time::timeout(DEADLINE, judged)).await;
@@ -127,7 +127,7 @@ async fn each(
             Verdict::Failed(why) => ("FAILED", format!(": {why}")),
         };
         *counts.entry(word).or_default() += 1;
-        let mode = mode.map_or("without its wall", |mode| mode.name);
+        let mode = mode.map_or("without its mechanism", |mode| mode.name);
         let place = format!("{mode}/{who}");
         say(&format!(
             "{word:<12} {seconds:>5.2} s  {place:<24}  {}{detail}",
@@ -137,12 +137,12 @@ async fn each(
 }
 
 /// Runs a case in a mode.
-async fn walled(case: Case, mode: Mode, who: Who) -> Verdict {
-    if case.only_with.iter().any(|wall| !mode.has(*wall)) {
+async fn confined(case: Case, mode: Mode, who: TestUser) -> Verdict {
+    if case.only_with.iter().any(|mechanism| !mode.has(*mechanism)) {
         return Verdict::NotTried("here nothing stops it");
     }
     let uid = match who {
-        Who::Root if mode.has(Wall::Identity) => COMMANDS,
+        TestUser::Root if mode.has(Mechanism::Identity) => COMMANDS,
         _ => Fixture::own_uid(),
     };
     let fixture = Fixture::new(uid);
@@ -183,44 +183,44 @@ async fn walled(case: Case, mode: Mode, who: Who) -> Verdict {
     }
 }
 
-/// Runs a case without what stops it. Some attacks are races, which one good end proves.
-async fn unwalled(case: Case, who: Who) -> Verdict {
-    let mut verdict = unwalled_once(case, who).await;
+/// Runs a case without the mechanisms against it. Some attacks are races, for which one success suffices.
+async fn control(case: Case, who: TestUser) -> Verdict {
+    let mut verdict = control_once(case, who).await;
     for _ in 1..TRIES {
         if !matches!(verdict, Verdict::Failed(_)) {
             break;
         }
-        verdict = unwalled_once(case, who).await;
+        verdict = control_once(case, who).await;
     }
     verdict
 }
 
-async fn unwalled_once(case: Case, who: Who) -> Verdict {
-    if case.takes_root && who == Who::Ordinary {
+async fn control_once(case: Case, who: TestUser) -> Verdict {
+    if case.takes_root && who == TestUser::Ordinary {
         return Verdict::NotTried("an ordinary user can't do it anyway");
     }
     let all_walls = without(&[]);
     let open = async |backend, identity: bool, policy: fn(&Case, &Fixture) -> Policy| {
         let uid = match who {
-            Who::Root if identity => COMMANDS,
+            TestUser::Root if identity => COMMANDS,
             _ => Fixture::own_uid(),
         };
         let fixture = Fixture::new(uid);
         let policy = policy(&case, &fixture);
         Arena::open(fixture, backend, policy, None).await
     };
-    let arena = match case.unwalled {
-        Unwalled::No(reason) => return Verdict::NotTried(reason),
-        Unwalled::Raw => Ok(Arena::raw(Fixture::new(Fixture::own_uid()))),
-        Unwalled::Unconfined => open(all_walls, false, |_, _| Policy::unconfined()).await,
-        Unwalled::Without(walls) => {
-            let identity = !walls.contains(&Wall::Identity);
-            open(without(walls), identity, Case::policy).await
+    let arena = match case.control {
+        NegativeControl::No(reason) => return Verdict::NotTried(reason),
+        NegativeControl::Raw => Ok(Arena::raw(Fixture::new(Fixture::own_uid()))),
+        NegativeControl::Unconfined => open(all_walls, false, |_, _| Policy::unconfined()).await,
+        NegativeControl::Without(mechanisms) => {
+            let identity = !mechanisms.contains(&Mechanism::Identity);
+            open(without(mechanisms), identity, Case::policy).await
         }
-        Unwalled::Under(_) => {
+        NegativeControl::Under(_) => {
             let identity = true;
-            open(all_walls, identity, |case, fixture| match case.unwalled {
-                Unwalled::Under(policy) => policy(fixture),
+            open(all_walls, identity, |case, fixture| match case.control {
+                NegativeControl::Under(policy) => policy(fixture),
                 _ => case.policy(fixture),
             })
             .await
@@ -242,7 +242,7 @@ async fn unwalled_once(case: Case, who: Who) -> Verdict {
     }
 }
 
-/// Whether the attack succeeded, and what was seen of it.
+/// Returns whether the attack succeeded, and a summary.
 async fn try_once(case: &Case, arena: &Arena) -> Result<(bool, String), String> {
     let (ran, sign) = match case.attack {
         Attack::Shell(line, sign) => (arena.shell(line).await, sign),
@@ -255,7 +255,7 @@ async fn try_once(case: &Case, arena: &Arena) -> Result<(bool, String), String> 
     Ok((sign(&arena.fixture, &ran), ran.summary()))
 }
 
-/// A script ends with these where it is wrong, rather than stopped.
+/// Errors that show a mistake in a script rather than a blocked attack.
 const BROKEN: &[&str] = &[
     "SyntaxError",
     "NameError",
@@ -265,7 +265,7 @@ const BROKEN: &[&str] = &[
     "IndexError",
 ];
 
-/// What there must not be once a sandbox is closed.
+/// Returns leftovers of a closed sandbox.
 async fn left_behind(fixture: &Fixture) -> Vec<String> {
     let mut wrong = Vec::new();
     if !traces::soon(LATE, || traces::marked(&fixture.token).is_empty()).await {
@@ -281,13 +281,13 @@ async fn left_behind(fixture: &Fixture) -> Vec<String> {
     wrong
 }
 
-/// Ends what an attack that succeeded has left.
+/// Kills the processes of a successful attack.
 async fn clean_up(fixture: &Fixture) {
     traces::soon(LATE, || {
         let left = traces::marked(&fixture.token);
         for pid in &left {
             let pid = i32::try_from(*pid).ok().and_then(Pid::from_raw);
-            // It may have ended by itself.
+            // It may have ended already.
             let _ = pid.map(|pid| kill_process(pid, Signal::KILL));
         }
         left.is_empty()
@@ -295,7 +295,7 @@ async fn clean_up(fixture: &Fixture) {
     .await;
 }
 
-/// The wall of a mode that this machine hasn't got; or that it hasn't got anyway.
+/// Returns why this machine can't run a mode, or need not because a mechanism is missing anyway.
 async fn missing(mode: Mode) -> Option<&'static str> {
     if mode.is_ungrouped() {
         let info = opened(without(&[]), mode).await;
@@ -304,11 +304,11 @@ async fn missing(mode: Mode) -> Option<&'static str> {
     let info = opened(mode.backend(), mode).await;
     NAMES
         .iter()
-        .find(|(wall, name)| mode.has(*wall) != names(&info, name))
+        .find(|(mechanism, name)| mode.has(*mechanism) != names(&info, name))
         .map(|(_, name)| *name)
 }
 
-/// What a sandbox says that would use each wall.
+/// Opens a sandbox that uses each mechanism, and returns its description.
 async fn opened(backend: LocalBackend, mode: Mode) -> SandboxInfo {
     let mut policy = Policy::workspace();
     policy.limits.memory_bytes = Some(1 << 30);
@@ -323,15 +323,17 @@ async fn opened(backend: LocalBackend, mode: Mode) -> SandboxInfo {
 
 const CONTROL_GROUPS: &str = "control groups";
 
-/// How a sandbox's report names its walls.
-const NAMES: &[(Wall, &str)] = &[
-    (Wall::Namespaces, "namespaces"),
-    (Wall::Landlock, "Landlock"),
-    (Wall::SystemCalls, "system call filter"),
+/// The prefixes of mechanisms in a sandbox's description.
+const NAMES: &[(Mechanism, &str)] = &[
+    (Mechanism::Namespaces, "namespaces"),
+    (Mechanism::Landlock, "Landlock"),
+    (Mechanism::SystemCalls, "system call filter"),
 ];
 
 fn names(info: &SandboxInfo, name: &str) -> bool {
-    info.walls.iter().any(|wall| wall.contains(name))
+    info.mechanisms
+        .iter()
+        .any(|mechanism| mechanism.contains(name))
 }
 
 impl Gap {
@@ -339,16 +341,16 @@ impl Gap {
         match self {
             Self::None => "there is no gap".to_owned(),
             Self::Field(field) => format!("{field} is not enforced"),
-            Self::Wall => "its wall is missing".to_owned(),
+            Self::Mechanism => "its mechanism is missing".to_owned(),
             Self::Known(words) => words.to_owned(),
         }
     }
 
-    /// What the report says too much.
+    /// Returns what the report wrongly claims.
     fn is_reported(self, case: &Case, info: &SandboxInfo) -> Option<String> {
         let standing = NAMES
             .iter()
-            .filter(|(wall, _)| case.stopped_by.contains(wall))
+            .filter(|(mechanism, _)| case.stopped_by.contains(mechanism))
             .find(|(_, name)| names(info, name));
         if let Some((_, name)) = standing {
             return Some(format!("{name} is in the report, and doesn't stop it"));

@@ -1,9 +1,9 @@
-//! Processes that carry a mark, found from outside.
+//! Marked processes, found from outside.
 
 use std::fs;
 use std::time::{Duration, Instant};
 
-/// The processes with this text in their command line or first environment.
+/// Returns the processes with this text in their command line or initial environment.
 pub(crate) fn marked(mark: &str) -> Vec<u32> {
     let carries = |pid: u32, file: &str| {
         let content = fs::read(format!("/proc/{pid}/{file}")).unwrap_or_default();
@@ -17,7 +17,7 @@ pub(crate) fn marked(mark: &str) -> Vec<u32> {
         .collect()
 }
 
-/// What descends from a process.
+/// Returns the descendants of a process.
 pub(crate) fn descendants(root: u32) -> Vec<u32> {
     let parents: Vec<_> = all().filter_map(|pid| Some((pid, parent(pid)?))).collect();
     let mut found = vec![root];
@@ -31,14 +31,14 @@ pub(crate) fn descendants(root: u32) -> Vec<u32> {
     found
 }
 
-/// Whether a process runs, rather than waits to be reaped.
+/// Whether a process runs and is not a zombie.
 pub(crate) fn runs(pid: u32) -> bool {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = stat.rsplit(')').next().unwrap_or_default().trim_start();
     !state.is_empty() && !state.starts_with(['Z', 'X'])
 }
 
-/// Waits until something is true; whether it became so in time.
+/// Waits until a condition is true; returns whether it was in time.
 pub(crate) async fn soon(within: Duration, mut is_true: impl FnMut() -> bool) -> bool {
     let deadline = Instant::now() + within;
     while !is_true() {
@@ -50,7 +50,7 @@ pub(crate) async fn soon(within: Duration, mut is_true: impl FnMut() -> bool) ->
     true
 }
 
-/// A process in words.
+/// Describes a process.
 pub(crate) fn description(pid: u32) -> String {
     let command = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();

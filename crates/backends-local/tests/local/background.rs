@@ -1,4 +1,4 @@
-//! What a command leaves running when it ends by itself.
+//! Background processes that outlive their command.
 
 use std::time::{Duration, Instant};
 
@@ -9,11 +9,11 @@ use cantle_core::sandbox::{Backend as _, Background, ExitStatus, SandboxContext,
 
 use crate::support::{Token, eventually, on_host, open, soon, stdout};
 
-/// Long enough that a call which waits for the child is told from one that doesn't.
+/// Upper bound for a call that does not wait for the child, which runs longer.
 const LATEST: Duration = Duration::from_secs(30);
 
 #[tokio::test]
-async fn the_call_ends_with_the_command_and_takes_its_children_along() {
+async fn command_end_kills_its_children() {
     let sandbox = open().await;
     for line in [
         "sleep 600 & echo out",
@@ -36,7 +36,7 @@ async fn the_call_ends_with_the_command_and_takes_its_children_along() {
 }
 
 #[tokio::test]
-async fn what_stays_is_kept_within_limits_that_are_measured() {
+async fn background_processes_are_polled_for_limits() {
     let mut policy = Policy::workspace();
     policy.limits.set("disk=1M").unwrap();
     let cx = SandboxContext::new(RunId::new(), policy).durable();
@@ -57,17 +57,17 @@ async fn what_stays_is_kept_within_limits_that_are_measured() {
         assert!(begun.elapsed() < LATEST);
         told = stopped().await;
     }
-    let expected = "What an earlier command had left running was stopped: it passed the limit `disk` of 1048576.";
+    let expected = "Background processes of an earlier command were killed: they exceeded the limit `disk` of 1048576.";
     assert_eq!(told, [expected]);
     eventually("it is gone", || token.alive().is_empty()).await;
     sandbox.close().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_child_of_a_long_command_is_found_too() {
+async fn child_of_long_running_command_is_listed() {
     let sandbox = open().await;
     let token = Token::new();
-    // So long that process ids may have gone once around.
+    // Long enough for process ids to wrap.
     let line = "(setsid sleep 600 &); sleep 1.2; echo out";
     let ends = Instant::now() + Duration::from_millis(1200);
     let output = soon(sandbox.run(token.shell(line))).await.unwrap();
@@ -98,7 +98,7 @@ async fn kept_children_are_listed_and_die_with_the_sandbox() {
             .all(|kept| !kept.command.is_empty())
     );
 
-    // Neither another command nor its end concerns them.
+    // They survive another command and its end.
     assert_eq!(
         stdout(&*sandbox, "sleep 0.01 & echo other").await,
         "other\n"
@@ -109,7 +109,7 @@ async fn kept_children_are_listed_and_die_with_the_sandbox() {
 }
 
 #[tokio::test]
-async fn a_kept_child_may_go_on_writing() {
+async fn kept_child_may_keep_writing() {
     let sandbox = open().await;
     let token = Token::new();
     let line = "(trap '' PIPE; for i in $(seq 400); do \
@@ -124,7 +124,7 @@ async fn a_kept_child_may_go_on_writing() {
 }
 
 #[tokio::test]
-async fn a_kept_child_that_never_stops_writing_does_not_hold_the_call() {
+async fn endless_output_of_kept_child_does_not_delay_the_result() {
     let sandbox = open().await;
     let token = Token::new();
     let started = Instant::now();
@@ -134,14 +134,14 @@ async fn a_kept_child_that_never_stops_writing_does_not_hold_the_call() {
     let output = soon(sandbox.run(request)).await.unwrap();
     assert!(started.elapsed() < LATEST);
     assert_eq!(output.exit.background.len(), 1);
-    // Where it has not yet become `yes`, its line says so too.
+    // Before its exec, the command line is still the shell's.
     assert!(output.exit.background[0].command.contains("yes"));
     sandbox.close().await.unwrap();
     assert_eq!(token.alive(), [0; 0]);
 }
 
 #[tokio::test]
-async fn the_output_of_a_kept_child_is_not_waited_for() {
+async fn output_of_kept_child_is_not_awaited() {
     let sandbox = open().await;
     let token = Token::new();
     let fastest = async |line: &str| {
@@ -163,7 +163,7 @@ async fn the_output_of_a_kept_child_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn long_command_lines_are_shortened() {
+async fn long_command_lines_are_truncated() {
     let sandbox = open().await;
     let token = Token::new();
     let line = format!("sleep 600 {} & true", "0 ".repeat(400));
@@ -176,7 +176,7 @@ async fn long_command_lines_are_shortened() {
 }
 
 #[tokio::test]
-async fn a_timeout_kills_what_would_be_kept() {
+async fn timeout_kills_kept_children() {
     let sandbox = open().await;
     let token = Token::new();
     let limit = Duration::from_millis(400);

@@ -1,4 +1,4 @@
-//! Closing a sandbox, dropping it, and losing it.
+//! Closing, dropping and losing a sandbox.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -17,7 +17,7 @@ fn root(sandbox: &dyn Sandbox) -> PathBuf {
 }
 
 #[tokio::test]
-async fn closing_kills_everything_and_removes_the_directory() {
+async fn close_kills_all_processes_and_removes_the_directory() {
     let sandbox = open().await;
     let token = Token::new();
     let mut process = sandbox
@@ -40,7 +40,7 @@ async fn closing_kills_everything_and_removes_the_directory() {
 }
 
 #[tokio::test]
-async fn a_second_close_does_nothing_and_everything_else_says_closed() {
+async fn operations_after_close_fail_and_second_close_succeeds() {
     let sandbox = open().await;
     sandbox.close().await.unwrap();
     sandbox.close().await.unwrap();
@@ -61,7 +61,7 @@ async fn a_second_close_does_nothing_and_everything_else_says_closed() {
 }
 
 #[tokio::test]
-async fn a_dropped_sandbox_kills_everything_and_removes_the_directory() {
+async fn drop_kills_all_processes_and_removes_the_directory() {
     let sandbox = open().await;
     let token = Token::new();
     let process = sandbox
@@ -79,7 +79,7 @@ async fn a_dropped_sandbox_kills_everything_and_removes_the_directory() {
 }
 
 #[tokio::test]
-async fn a_sandbox_can_be_dropped_outside_a_runtime() {
+async fn drop_works_outside_a_runtime() {
     let token = Token::new();
     let sandbox = open().await;
     let request = token
@@ -93,7 +93,7 @@ async fn a_sandbox_can_be_dropped_outside_a_runtime() {
 }
 
 #[tokio::test]
-async fn closing_one_sandbox_leaves_the_other_alone() {
+async fn close_does_not_affect_other_sandboxes() {
     let (one, other) = (open().await, open().await);
     let token = Token::new();
     let request = token
@@ -108,9 +108,9 @@ async fn closing_one_sandbox_leaves_the_other_alone() {
 }
 
 #[tokio::test]
-async fn a_tree_of_any_depth_is_removed() {
+async fn tree_deeper_than_path_max_is_removed() {
     let sandbox = open().await;
-    // Far deeper than a path can be long.
+    // Far deeper than PATH_MAX allows.
     let line = "python3 -c 'import os
 for number in range(1, 3001):
     os.makedirs(f\"dir-{number}/twig\"); open(f\"dir-{number}/f\", \"w\"); os.chdir(f\"dir-{number}\")
@@ -136,7 +136,7 @@ print(len(os.getcwd()))'";
 }
 
 #[tokio::test]
-async fn links_that_lead_out_are_removed_and_not_followed() {
+async fn symlinks_are_removed_not_followed() {
     let sandbox = open().await;
     let outside = tempfile::tempdir().unwrap();
     fs::write(outside.path().join("precious"), "x").unwrap();
@@ -152,14 +152,14 @@ async fn links_that_lead_out_are_removed_and_not_followed() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_removed_is_named() {
+async fn close_error_names_unremovable_files() {
     let sandbox = open().await;
     let root = root(&*sandbox);
     write(&*sandbox, "d/stays", "x").await;
     for name in ["goes", "d/goes", "d/too", "d/e/goes"] {
         write(&*sandbox, name, "x").await;
     }
-    // Only root can do this, and only on some file systems.
+    // Takes root, and a file system that supports it.
     if !run(&*sandbox, "chattr +i d/stays")
         .await
         .exit
@@ -198,12 +198,12 @@ async fn what_cannot_be_removed_is_named() {
 }
 
 #[tokio::test]
-async fn a_working_directory_that_was_deleted_is_gone() {
+async fn deleted_working_directory_is_reported_as_gone() {
     let sandbox = open().await;
     write(&*sandbox, "f", "x").await;
     fs::remove_dir_all(on_host(&*sandbox, "")).unwrap();
     assert_gone(&*sandbox).await;
-    // Not even where there is another one of the same name.
+    // A new directory of the same name is another one.
     fs::create_dir(on_host(&*sandbox, "")).unwrap();
     let spawned = sandbox.spawn(SpawnRequest::shell("true")).await;
     assert_eq!(spawned.err().unwrap().kind(), SandboxErrorKind::Gone);
@@ -211,7 +211,7 @@ async fn a_working_directory_that_was_deleted_is_gone() {
 }
 
 #[tokio::test]
-async fn a_root_that_was_deleted_is_gone_and_can_be_closed() {
+async fn deleted_root_is_reported_as_gone_and_can_be_closed() {
     let sandbox = open().await;
     fs::remove_dir_all(root(&*sandbox)).unwrap();
     assert_gone(&*sandbox).await;
@@ -238,7 +238,7 @@ async fn assert_gone(sandbox: &dyn Sandbox) {
     }
 }
 
-/// Root may read and remove what it likes, so this runs once more as a user who may not.
+/// Root ignores permissions, so this runs again as an ordinary user.
 #[test]
 fn directories_without_permissions_are_removed() {
     const AS_USER: &str = "CANTLE_TEST_AS_USER";
@@ -246,7 +246,13 @@ fn directories_without_permissions_are_removed() {
         let place = tempfile::tempdir().unwrap();
         fs::set_permissions(place.path(), fs::Permissions::from_mode(0o777)).unwrap();
         let program = place.path().join("test");
-        fs::copy(std::env::current_exe().unwrap(), &program).unwrap();
+        // By another process: one forked here meanwhile would inherit the open copy, and then it could not be
+        // executed (ETXTBSY).
+        let copied = Command::new("cp")
+            .arg(std::env::current_exe().unwrap())
+            .arg(&program)
+            .status();
+        assert!(copied.unwrap().success());
         let status = Command::new(&program)
             .args([
                 "--exact",

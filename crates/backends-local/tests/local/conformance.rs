@@ -1,4 +1,4 @@
-//! What every sandbox must do.
+//! The conformance suites.
 
 use std::fs;
 use std::io;
@@ -7,29 +7,32 @@ use std::sync::Arc;
 use cantle_backends_local::LocalBackend;
 use cantle_core::sandbox::Sandbox;
 use cantle_testkit::conformance::{SandboxOptions, sandbox_with, transfers};
+use cantle_testkit::lane;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::support::Token;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_local_backend_conforms() {
+async fn local_backend_conforms() {
     let backend = LocalBackend::new();
-    let options = SandboxOptions::new().killed_by(kill_guard);
+    let options = SandboxOptions::new().in_lane().killed_by(kill_guard);
     let report = sandbox_with(&backend, options).await;
     println!("{report}");
     report.assert();
-    let skipped: Vec<_> = report.skipped().collect();
-    assert_eq!(skipped, [], "everything can be seen here");
+    if lane::is_full() {
+        let skipped: Vec<_> = report.skipped().collect();
+        assert_eq!(skipped, [], "everything can be seen here");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn files_go_from_one_place_to_another() {
+async fn files_are_transferred_between_sandboxes() {
     let place = tempfile::tempdir().unwrap();
     let elsewhere = LocalBackend::new().in_directory(place.path());
     transfers(&LocalBackend::new(), &elsewhere).await.assert();
 }
 
-/// Kills the process that holds a sandbox up: the child of ours that its commands descend from.
+/// Kills the guard: the child of this process that the sandbox's commands descend from.
 async fn kill_guard(sandbox: Arc<dyn Sandbox>) -> io::Result<()> {
     let token = Token::new();
     let started = sandbox.spawn(token.shell("sleep 60")).await;
@@ -48,7 +51,7 @@ async fn kill_guard(sandbox: Arc<dyn Sandbox>) -> io::Result<()> {
 
 fn parent(pid: u32) -> io::Result<u32> {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat"))?;
-    // `PID (NAME) STATE PARENT …`, where the name may hold anything.
+    // `PID (NAME) STATE PARENT …`; the name may contain anything.
     let fields = stat.rsplit_once(") ").map(|(_, rest)| rest.split(' '));
     let parent = fields.and_then(|mut fields| fields.nth(1)?.parse().ok());
     parent.ok_or_else(|| io::ErrorKind::InvalidData.into())

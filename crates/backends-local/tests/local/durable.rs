@@ -1,4 +1,4 @@
-//! Sandboxes whose files outlive their owner, and what owners leave who were killed.
+//! Durable sandboxes, and the leftovers of killed owners.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cantle_backends_local::{LocalBackend, Wall};
+use cantle_backends_local::{LocalBackend, Mechanism};
 use cantle_core::ids::RunId;
 use cantle_core::policy::{Policy, PolicyField};
 use cantle_core::sandbox::{
@@ -19,12 +19,12 @@ use tempfile::TempDir;
 
 use crate::support::{OPENED, Token, read, run, say, stdout, write};
 
-/// The two ways to run commands behind walls, and the one without.
+/// A backend and a policy for each mode of confinement.
 fn kinds() -> [(LocalBackend, Policy); 3] {
     [
         (LocalBackend::new(), Policy::workspace()),
         (
-            LocalBackend::new().without(Wall::Namespaces),
+            LocalBackend::new().without(Mechanism::Namespaces),
             Policy::workspace(),
         ),
         (LocalBackend::new(), Policy::unconfined()),
@@ -35,7 +35,7 @@ fn durable(policy: &Policy) -> SandboxContext {
     SandboxContext::new(RunId::new(), policy.clone()).durable()
 }
 
-/// Everybody may go through it, as where sandboxes are kept for commands of another user.
+/// A directory that every user may search, as commands of another user need.
 fn place() -> TempDir {
     let place = tempfile::tempdir().unwrap();
     fs::set_permissions(place.path(), fs::Permissions::from_mode(0o711)).unwrap();
@@ -55,7 +55,7 @@ fn directory(handle: &SandboxHandle) -> PathBuf {
 }
 
 #[tokio::test]
-async fn a_kept_sandbox_goes_on_where_it_was() {
+async fn kept_sandbox_is_reattached_with_its_files() {
     for (backend, policy) in kinds() {
         let place = place();
         let backend = backend.in_directory(place.path());
@@ -91,7 +91,7 @@ async fn a_kept_sandbox_goes_on_where_it_was() {
         let said = format!("givenmade\nt\n{working_directory}\n");
         assert_eq!(stdout(&*sandbox, line).await, said);
         write(&*sandbox, "in/given", "again").await;
-        // It stays kept, until it is closed.
+        // It stays kept until it is closed.
         drop(sandbox);
         assert_eq!(below(&place).len(), 1);
         let sandbox = backend.reattach(&handle, durable(&policy)).await.unwrap();
@@ -105,7 +105,7 @@ async fn a_kept_sandbox_goes_on_where_it_was() {
 }
 
 #[tokio::test]
-async fn closing_removes_what_was_kept() {
+async fn close_removes_kept_directory() {
     let place = place();
     let backend = LocalBackend::new().in_directory(place.path());
     let policy = Policy::workspace();
@@ -118,13 +118,13 @@ async fn closing_removes_what_was_kept() {
     let gone = backend.reattach(&handle, durable(&policy)).await;
     assert_eq!(gone.unwrap_err().kind(), SandboxErrorKind::Gone);
 
-    // What was never asked to be kept goes as always.
+    // A sandbox that was not kept is removed.
     drop(backend.open(durable(&policy)).await.unwrap());
     assert_eq!(below(&place), Vec::<PathBuf>::new());
 }
 
 #[tokio::test]
-async fn a_sandbox_that_ends_with_us_cannot_be_kept() {
+async fn sandbox_that_is_not_durable_cannot_be_kept() {
     let cx = SandboxContext::new(RunId::new(), Policy::workspace());
     let sandbox = LocalBackend::new().open(cx).await.unwrap();
     assert_eq!(sandbox.info().survival, Survival::Nothing);
@@ -134,7 +134,7 @@ async fn a_sandbox_that_ends_with_us_cannot_be_kept() {
 }
 
 #[tokio::test]
-async fn the_disk_of_a_durable_sandbox_is_measured() {
+async fn disk_usage_of_durable_sandbox_is_polled() {
     let mut policy = Policy::workspace();
     policy.limits.set("disk=1M").unwrap();
     let place = place();
@@ -158,7 +158,7 @@ async fn the_disk_of_a_durable_sandbox_is_measured() {
 }
 
 #[tokio::test]
-async fn what_was_spilled_before_does_not_stand_in_the_way() {
+async fn spill_files_of_previous_session_do_not_conflict() {
     let place = place();
     let backend = LocalBackend::new().in_directory(place.path());
     let policy = Policy::workspace();
@@ -181,7 +181,7 @@ async fn what_was_spilled_before_does_not_stand_in_the_way() {
 }
 
 #[tokio::test]
-async fn one_at_a_time_uses_a_directory() {
+async fn directory_is_used_by_one_sandbox_at_a_time() {
     let place = place();
     let backend = LocalBackend::new().in_directory(place.path());
     let policy = Policy::workspace();
@@ -196,7 +196,7 @@ async fn one_at_a_time_uses_a_directory() {
         used.to_string().contains("another process uses it"),
         "{used}"
     );
-    // Not even a command that is still held keeps it from others.
+    // A process handle that still exists does not lock the directory.
     let process = sandbox
         .spawn(SpawnRequest::shell("sleep 600"))
         .await
@@ -208,7 +208,7 @@ async fn one_at_a_time_uses_a_directory() {
 }
 
 #[tokio::test]
-async fn what_was_not_kept_here_is_refused() {
+async fn handle_not_kept_here_is_refused() {
     let place = place();
     let backend = LocalBackend::new().in_directory(place.path());
     let policy = Policy::workspace();
@@ -230,15 +230,18 @@ async fn what_was_not_kept_here_is_refused() {
         assert_eq!(kind, SandboxErrorKind::Unavailable);
         assert!(text.contains(why), "{text}");
     };
-    unavailable(refusal(Path::new("/etc")).await, "not called like");
-    unavailable(refusal(Path::new(&name)).await, "not called like");
+    unavailable(refusal(Path::new("/etc")).await, "not that of a sandbox");
+    unavailable(refusal(Path::new(&name)).await, "not that of a sandbox");
     let other = tempfile::tempdir().unwrap();
     let link = other.path().join(&name);
     symlink(&kept, &link).unwrap();
-    unavailable(refusal(&link).await, "a link leads there");
+    unavailable(refusal(&link).await, "symbolic link leads there");
     let above = other.path().join("above");
     symlink(place.path(), &above).unwrap();
-    unavailable(refusal(&above.join(&name)).await, "a link leads there");
+    unavailable(
+        refusal(&above.join(&name)).await,
+        "symbolic link leads there",
+    );
     fs::remove_file(kept.join("kept")).unwrap();
     unavailable(refusal(&kept).await, "it was not kept");
     symlink("/etc/passwd", kept.join("kept")).unwrap();
@@ -254,13 +257,13 @@ async fn what_was_not_kept_here_is_refused() {
     assert_eq!(error.kind(), SandboxErrorKind::Gone);
     if rustix::process::geteuid().is_root() {
         std::os::unix::fs::chown(&kept, Some(12_345), None).unwrap();
-        unavailable(refusal(&kept).await, "somebody else's");
+        unavailable(refusal(&kept).await, "belongs to another user");
     }
 }
 
-/// Only where we are root are commands somebody else.
+/// Commands run as another user only if this process is root's.
 #[tokio::test]
-async fn commands_of_another_user_need_a_way_to_their_files() {
+async fn commands_of_another_user_need_search_permission() {
     if !rustix::process::geteuid().is_root() {
         return;
     }
@@ -285,13 +288,10 @@ async fn commands_of_another_user_need_a_way_to_their_files() {
             .unwrap_err(),
     ] {
         assert_eq!(refused.kind(), SandboxErrorKind::Unavailable, "{refused}");
-        assert!(
-            refused.to_string().contains("can't go through"),
-            "{refused}"
-        );
+        assert!(refused.to_string().contains("can't search"), "{refused}");
         assert!(refused.advice().unwrap().contains("TMPDIR"));
     }
-    // Nor can they go on with root's.
+    // Nor can a policy that runs commands as root reattach them.
     let refused = LocalBackend::new()
         .reattach(&handle, durable(&Policy::unconfined()))
         .await
@@ -303,10 +303,10 @@ async fn commands_of_another_user_need_a_way_to_their_files() {
     assert_eq!(below(&place), [directory(&handle)]);
 }
 
-/// The part of the next test that is killed.
+/// Selects the part of the next test that is killed.
 const OWNER: &str = "CANTLE_TEST_DURABLE_OWNER";
 
-/// Another process with a sandbox; killed in the end.
+/// Another process with a sandbox; killed on drop.
 struct Owner {
     child: Child,
     said: String,
@@ -319,7 +319,7 @@ impl Owner {
             .args([
                 "--exact",
                 "--nocapture",
-                "durable::what_killed_owners_leave_is_reclaimed",
+                "durable::leftovers_of_killed_owners_are_reclaimed",
             ])
             .env(OWNER, format!("{how}:{}", place.path().display()))
             .stdout(Stdio::null())
@@ -335,7 +335,7 @@ impl Owner {
     }
 
     fn kill(&mut self) {
-        // Only once: its number may be somebody else's afterwards.
+        // Only once: its id may be reused.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -362,7 +362,7 @@ async fn own(place: &str) {
 }
 
 #[test]
-fn what_killed_owners_leave_is_reclaimed() {
+fn leftovers_of_killed_owners_are_reclaimed() {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -389,7 +389,7 @@ fn what_killed_owners_leave_is_reclaimed() {
 
         killed.kill();
         kept.kill();
-        // It may have been made just now.
+        // Within the grace, it may have just been created.
         let nothing = backend.reclaim(Duration::from_secs(600)).await;
         assert_eq!((nothing.removed, nothing.failed), (vec![], vec![]));
         let reclaimed = backend.reclaim(Duration::ZERO).await;

@@ -1,9 +1,11 @@
-//! Timeouts, cancellation and dropped handles: nothing survives, and what was written is kept.
+//! Timeouts, cancellation and dropped handles: no process survives, and partial output is kept.
 
 use std::time::{Duration, Instant};
 
 use cantle_core::policy::Policy;
-use cantle_core::sandbox::{CommandOutput, ExitStatus, Sandbox, SandboxExt as _, SpawnRequest};
+use cantle_core::sandbox::{
+    CommandOutput, ExitStatus, Sandbox, SandboxExt as _, Signal, SpawnRequest,
+};
 use futures_util::StreamExt as _;
 use tokio_util::sync::CancellationToken;
 
@@ -12,13 +14,13 @@ use crate::support::{
 };
 
 const LIMIT: Duration = Duration::from_secs(1);
-/// Where something has to happen before the time is over, also on a slow machine.
+/// For a timeout before which something must happen, even on a slow machine.
 const LONG: Duration = Duration::from_secs(8);
-/// A timed-out command has returned so long after its limit: a second, and what a machine adds that is
-/// slow and busy. What isn't ended runs for ten minutes.
+/// Maximum delay of a timed-out command's result, including what a slow and busy machine adds. A command
+/// that is not stopped runs for ten minutes.
 const LATE: Duration = Duration::from_secs(20);
 
-/// Runs a line that does not end, and checks that nothing is left of it.
+/// Runs an endless line, and checks that no process of it is left.
 async fn time_out(sandbox: &dyn Sandbox, line: &str, limit: Duration) -> CommandOutput {
     let token = Token::new();
     let started = Instant::now();
@@ -32,7 +34,7 @@ async fn time_out(sandbox: &dyn Sandbox, line: &str, limit: Duration) -> Command
 }
 
 #[tokio::test]
-async fn a_timeout_keeps_partial_output() {
+async fn timeout_keeps_partial_output() {
     let sandbox = open().await;
     let output = time_out(&*sandbox, "echo out; echo err >&2; sleep 600", LONG).await;
     assert_eq!(output.stdout.text(), "out\n");
@@ -41,7 +43,7 @@ async fn a_timeout_keeps_partial_output() {
 }
 
 #[tokio::test]
-async fn a_timeout_kills_whoever_hides() {
+async fn timeout_kills_hiding_processes() {
     let sandbox = open().await;
     for line in [
         // Ignores TERM.
@@ -49,21 +51,21 @@ async fn a_timeout_kills_whoever_hides() {
         "trap '' TERM; while :; do :; done",
         // Stopped.
         "kill -STOP $$; sleep 600",
-        // In a session of its own, with the parent alive and without it.
+        // In a new session, with and without a living parent.
         "setsid sleep 600 & wait",
         "setsid bash -c 'sleep 600' & sleep 600",
         "(setsid bash -c 'sleep 600 & sleep 600' &) ; sleep 600",
-        // Twice forked, and the pipe held.
+        // Forked twice, holding the pipe.
         "( (sleep 600 &) & ) ; sleep 600",
         "python3 -c 'import os,time\nif os.fork(): time.sleep(600)\nos.setsid()\nif os.fork(): os._exit(0)\nos.chdir(\"/\"); time.sleep(600)'",
-        // Without the environment that marks it: by its group, or by its parent.
+        // Without the marking environment, found by group or parent.
         "env -i bash -c 'exec -a TOKEN sleep 600' & sleep 600",
         "env -i setsid bash -c 'exec -a TOKEN sleep 600' & wait",
-        // Its first thread has ended, and it looks like a zombie.
+        // Its first thread has ended, so it looks like a zombie.
         "setsid python3 -c 'import ctypes, threading, time\n\
          threading.Thread(target=time.sleep, args=(600,)).start()\n\
          ctypes.CDLL(None).pthread_exit(None)' & sleep 600",
-        // Not alone.
+        // With children.
         "for i in $(seq 50); do setsid sleep 600 & done; sleep 600",
     ] {
         time_out(&*sandbox, line, LIMIT).await;
@@ -72,7 +74,7 @@ async fn a_timeout_kills_whoever_hides() {
 }
 
 #[tokio::test]
-async fn a_timeout_stops_a_fork_bomb_that_leaves_every_group() {
+async fn timeout_stops_fork_bomb_in_new_sessions() {
     let sandbox = open().await;
     write(
         &*sandbox,
@@ -86,7 +88,7 @@ async fn a_timeout_stops_a_fork_bomb_that_leaves_every_group() {
 }
 
 #[tokio::test]
-async fn a_timeout_stops_processes_that_replace_each_other() {
+async fn timeout_stops_processes_that_replace_each_other() {
     let sandbox = open().await;
     write(&*sandbox, "relay.sh", "setsid bash relay.sh & exit\n").await;
     let line = "bash relay.sh; bash relay.sh; sleep 600";
@@ -95,7 +97,7 @@ async fn a_timeout_stops_processes_that_replace_each_other() {
 }
 
 #[tokio::test]
-async fn the_grace_lies_before_the_limit() {
+async fn grace_period_precedes_the_limit() {
     let sandbox = open().await;
     let token = Token::new();
     let line = "trap 'echo cleaned; exit 0' TERM; sleep 600 & echo ready; wait";
@@ -104,7 +106,7 @@ async fn the_grace_lies_before_the_limit() {
         .shell(line)
         .with_timeout(limit)
         .with_grace(limit - Duration::from_millis(300));
-    // However long the grace, a command has half of its time.
+    // A command has at least half of its time, however long the grace.
     let half = limit / 2;
     let cancellation = CancellationToken::new();
     let request = request.with_cancellation(cancellation.clone());
@@ -124,7 +126,7 @@ async fn the_grace_lies_before_the_limit() {
     }
     let exit = soon(process.wait()).await.unwrap();
     assert_eq!(exit.status, ExitStatus::Cancelled);
-    // It has a second to clean up, which a busy machine may not give it.
+    // A busy machine may not grant the second for cleaning up.
     let killed = rest.is_empty() && cancelled.elapsed() >= Duration::from_secs(1);
     assert!(rest == b"cleaned\n" || killed, "{rest:?}");
 
@@ -144,7 +146,7 @@ async fn the_grace_lies_before_the_limit() {
 }
 
 #[tokio::test]
-async fn without_grace_it_is_killed_at_the_limit() {
+async fn without_grace_command_is_killed_at_the_limit() {
     let sandbox = open().await;
     let token = Token::new();
     let started = Instant::now();
@@ -160,7 +162,7 @@ async fn without_grace_it_is_killed_at_the_limit() {
 }
 
 #[tokio::test]
-async fn the_policys_wall_time_is_the_longest_any_command_gets() {
+async fn policy_wall_time_bounds_every_command() {
     let mut policy = Policy::unconfined();
     policy.limits.wall_time = Some(LIMIT);
     let sandbox = open_under(policy).await;
@@ -178,7 +180,7 @@ async fn the_policys_wall_time_is_the_longest_any_command_gets() {
 }
 
 #[tokio::test]
-async fn a_limit_beyond_all_time_is_none() {
+async fn huge_limit_means_no_limit() {
     let sandbox = open().await;
     let request = SpawnRequest::shell("exit 5").with_timeout(Duration::MAX);
     let output = soon(sandbox.run(request)).await.unwrap();
@@ -187,13 +189,13 @@ async fn a_limit_beyond_all_time_is_none() {
 }
 
 #[tokio::test]
-async fn a_timeout_does_not_wait_to_be_asked() {
+async fn timeout_fires_without_wait() {
     let sandbox = open().await;
     let token = Token::new();
     let request = token.shell("setsid sleep 600 & wait").with_timeout(LONG);
     let mut process = sandbox.spawn(request).await.unwrap();
     token.at_least(1).await;
-    // Nobody waits for the command or reads its output.
+    // No caller waits for the command or reads its output.
     token.all_dead().await;
     let exit = soon(process.wait()).await.unwrap();
     assert_eq!(exit.status, ExitStatus::TimedOut { limit: LONG });
@@ -201,7 +203,7 @@ async fn a_timeout_does_not_wait_to_be_asked() {
 }
 
 #[tokio::test]
-async fn a_timeout_returns_even_where_nobody_reads_the_output() {
+async fn timeout_returns_with_unread_output() {
     let sandbox = open().await;
     let token = Token::new();
     let started = Instant::now();
@@ -218,7 +220,7 @@ async fn a_timeout_returns_even_where_nobody_reads_the_output() {
 }
 
 #[tokio::test]
-async fn a_cancelled_command_is_killed_with_everything_it_started() {
+async fn cancellation_kills_descendants() {
     let sandbox = open().await;
     for (line, count) in [
         ("echo partial; touch one; sleep 600", 1),
@@ -242,7 +244,7 @@ async fn a_cancelled_command_is_killed_with_everything_it_started() {
         let output = output.unwrap();
         assert_eq!(output.exit.status, ExitStatus::Cancelled);
         assert_eq!(output.stdout.text(), "partial\n");
-        // At most a second of grace, and at most one to kill; the rest is a busy machine's.
+        // At most a second of grace and one to kill; the rest allows for a busy machine.
         assert!(cancelled.elapsed() < LATE, "{:?}", cancelled.elapsed());
         token.dead_since(cancelled).await;
     }
@@ -250,7 +252,7 @@ async fn a_cancelled_command_is_killed_with_everything_it_started() {
 }
 
 #[tokio::test]
-async fn a_command_that_is_cancelled_from_the_start_ends() {
+async fn command_cancelled_before_start_ends() {
     let sandbox = open().await;
     let token = Token::new();
     let cancellation = CancellationToken::new();
@@ -264,7 +266,7 @@ async fn a_command_that_is_cancelled_from_the_start_ends() {
 }
 
 #[tokio::test]
-async fn cancelling_one_command_leaves_the_others_alone() {
+async fn cancellation_does_not_affect_other_commands() {
     let sandbox = open().await;
     let (one, other) = (Token::new(), Token::new());
     let cancellation = CancellationToken::new();
@@ -286,14 +288,14 @@ async fn cancelling_one_command_leaves_the_others_alone() {
     );
     one.dead_since(cancelled).await;
     assert_eq!(other.alive().len(), 2);
-    second.signal(9).await.unwrap();
+    second.signal(Signal::KILL).await.unwrap();
     soon(second.wait()).await.unwrap();
     other.all_dead().await;
     sandbox.close().await.unwrap();
 }
 
 #[tokio::test]
-async fn a_dropped_command_is_killed_with_everything_it_started() {
+async fn dropped_command_is_killed_with_descendants() {
     let sandbox = open().await;
     let token = Token::new();
     let process = sandbox
@@ -310,7 +312,7 @@ async fn a_dropped_command_is_killed_with_everything_it_started() {
 }
 
 #[tokio::test]
-async fn a_dropped_call_kills_its_command() {
+async fn dropped_run_future_kills_its_command() {
     let sandbox = open().await;
     let token = Token::new();
     let call = sandbox.run(token.shell("setsid sleep 600 & wait"));
@@ -322,9 +324,9 @@ async fn a_dropped_call_kills_its_command() {
     sandbox.close().await.unwrap();
 }
 
-/// The handle is dropped where its runtime does nothing any more.
+/// The handle is dropped while its runtime is not driven.
 #[test]
-fn no_zombie_stays_with_an_idle_runtime() {
+fn idle_runtime_leaves_no_zombie() {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -351,7 +353,7 @@ fn no_zombie_stays_with_an_idle_runtime() {
 }
 
 #[test]
-fn a_runtime_that_is_shut_down_takes_its_commands_along() {
+fn runtime_shutdown_kills_its_commands() {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
@@ -360,7 +362,7 @@ fn a_runtime_that_is_shut_down_takes_its_commands_along() {
     runtime.block_on(async {
         let sandbox = open().await;
         let request = token.shell("setsid sleep 600 & wait");
-        // Owned by the runtime alone.
+        // Owned by the runtime only.
         drop(tokio::spawn(async move { sandbox.run(request).await }));
         token.at_least(2).await;
     });
@@ -373,7 +375,7 @@ fn a_runtime_that_is_shut_down_takes_its_commands_along() {
 }
 
 #[tokio::test]
-async fn a_command_that_ended_leaves_no_zombie() {
+async fn ended_command_leaves_no_zombie() {
     let sandbox = open().await;
     for line in ["true", "sleep 0.01 & true", "kill -9 $$"] {
         let mut process = sandbox.spawn(SpawnRequest::shell(line)).await.unwrap();
@@ -385,7 +387,7 @@ async fn a_command_that_ended_leaves_no_zombie() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_commands_at_once_do_not_disturb_each_other() {
+async fn concurrent_commands_are_independent() {
     let sandbox = open().await;
     let token = Token::new();
     let mut running = tokio::task::JoinSet::new();

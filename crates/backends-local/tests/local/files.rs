@@ -1,4 +1,4 @@
-//! Files: what can be read and written, and what is refused at once.
+//! Reading and writing files, and refusals.
 
 use std::fs;
 use std::sync::Arc;
@@ -38,7 +38,7 @@ fn pieces(pieces: &[&'static str]) -> ByteStream {
 }
 
 #[tokio::test]
-async fn what_is_written_is_read() {
+async fn written_file_is_read_back() {
     let sandbox = open().await;
     write(&*sandbox, "a/b/c.txt", "content").await;
     assert_eq!(read(&*sandbox, "a/b/c.txt").await, "content");
@@ -53,7 +53,7 @@ async fn what_is_written_is_read() {
 }
 
 #[tokio::test]
-async fn ranges_are_what_they_say() {
+async fn byte_ranges_are_exact() {
     let sandbox = open().await;
     let content: Vec<u8> = (0..1_000_003_u32)
         .map(|number| (number % 251) as u8)
@@ -94,7 +94,7 @@ async fn ranges_are_what_they_say() {
 }
 
 #[tokio::test]
-async fn a_stream_of_pieces_becomes_one_file() {
+async fn chunked_stream_becomes_one_file() {
     let sandbox = open().await;
     let options = WriteOptions::default().with_size(6).with_mode(0o640);
     sandbox
@@ -121,7 +121,7 @@ async fn a_stream_of_pieces_becomes_one_file() {
 }
 
 #[tokio::test]
-async fn the_mode_does_not_depend_on_the_umask() {
+async fn mode_does_not_depend_on_umask() {
     let sandbox = open().await;
     for mode in [0o777, 0o600, 0o444, 0o666] {
         let options = WriteOptions::default().with_mode(mode);
@@ -135,7 +135,7 @@ async fn the_mode_does_not_depend_on_the_umask() {
 }
 
 #[tokio::test]
-async fn a_write_that_fails_leaves_the_old_file_and_nothing_else() {
+async fn failed_write_keeps_the_old_file() {
     let sandbox = open().await;
     write(&*sandbox, "f", "old").await;
     let broken = |before: usize| -> ByteStream {
@@ -163,11 +163,11 @@ async fn a_write_that_fails_leaves_the_old_file_and_nothing_else() {
 }
 
 #[tokio::test]
-async fn a_write_that_is_dropped_leaves_nothing() {
+async fn dropped_write_leaves_nothing() {
     let sandbox = open().await;
     let piece = Bytes::from(vec![b'x'; 300_000]);
     let (asked, begun) = tokio::sync::oneshot::channel();
-    // The first piece has been written when another one is asked for.
+    // The first chunk has been written when the next one is requested.
     let more = stream::once(async move {
         asked.send(()).unwrap();
         std::future::pending().await
@@ -186,7 +186,7 @@ async fn a_write_that_is_dropped_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn what_is_no_regular_file_is_refused_at_once() {
+async fn irregular_files_are_refused_without_blocking() {
     let sandbox = open().await;
     let line = "mkfifo fifo; mkdir dir; ln -s fifo link; \
                 python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"socket\")'";
@@ -221,7 +221,7 @@ async fn what_is_no_regular_file_is_refused_at_once() {
 }
 
 #[tokio::test]
-async fn links_are_followed_inside_and_refused_outside() {
+async fn symlinks_are_followed_inside_and_refused_outside() {
     let sandbox = open().await;
     write(&*sandbox, "d/f", "inside").await;
     run(
@@ -277,7 +277,7 @@ async fn links_are_followed_inside_and_refused_outside() {
 }
 
 #[tokio::test]
-async fn a_link_at_the_end_is_replaced_moved_and_removed_itself() {
+async fn final_symlink_is_not_followed() {
     let sandbox = open().await;
     let outside = tempfile::tempdir().unwrap();
     let target = outside.path().join("target");
@@ -306,9 +306,9 @@ async fn a_link_at_the_end_is_replaced_moved_and_removed_itself() {
     sandbox.close().await.unwrap();
 }
 
-/// The race that a check of the path before its use loses thousands of times a second.
+/// A race that a check of the path before its use would lose thousands of times a second.
 #[tokio::test(flavor = "multi_thread")]
-async fn swapping_a_directory_for_a_link_never_leads_out() {
+async fn swapping_directory_and_symlink_never_escapes() {
     let sandbox = open().await;
     let outside = tempfile::tempdir().unwrap();
     fs::write(outside.path().join("f"), "secret").unwrap();
@@ -328,7 +328,7 @@ async fn swapping_a_directory_for_a_link_never_leads_out() {
     let mut inside = 0;
     let started = std::time::Instant::now();
     let race = Duration::from_secs(1);
-    // Longer where it was never met inside.
+    // Longer if no read has succeeded inside.
     while started.elapsed() < race || inside == 0 && started.elapsed() < 30 * race {
         match sandbox.read_bytes(&path("d/f"), 100).await {
             Ok(content) => {
@@ -353,7 +353,7 @@ async fn swapping_a_directory_for_a_link_never_leads_out() {
 }
 
 #[tokio::test]
-async fn directories_are_made_listed_and_removed() {
+async fn directories_are_created_listed_and_removed() {
     let sandbox = open().await;
     sandbox.mkdir(&path("a/b/c")).await.unwrap();
     sandbox.mkdir(&path("a/b/c")).await.unwrap();
@@ -413,7 +413,7 @@ async fn directories_are_made_listed_and_removed() {
 }
 
 #[tokio::test]
-async fn the_sandboxs_own_directories_stay_where_they_are() {
+async fn fixed_directories_cannot_be_removed_or_renamed() {
     let sandbox = open().await;
     let work = sandbox.info().working_directory.clone();
     let root = work.parent().unwrap();
@@ -437,7 +437,7 @@ async fn the_sandboxs_own_directories_stay_where_they_are() {
 }
 
 #[tokio::test]
-async fn things_are_moved() {
+async fn files_and_directories_are_renamed() {
     let sandbox = open().await;
     write(&*sandbox, "a", "one").await;
     write(&*sandbox, "d/b", "two").await;
@@ -459,7 +459,7 @@ async fn things_are_moved() {
 }
 
 #[tokio::test]
-async fn names_of_any_kind_work() {
+async fn unusual_names_work() {
     let sandbox = open().await;
     let longest = "x".repeat(255);
     for name in ["a b", "new\nline", "-rf", "ü", "\\", "*", longest.as_str()] {

@@ -1,4 +1,4 @@
-//! Limits for all processes of a sandbox together, where control groups can be made.
+//! Limits for all processes of a sandbox together, if control groups can be created.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cantle_backends_local::{LocalBackend, Wall};
+use cantle_backends_local::{LocalBackend, Mechanism};
 use cantle_core::ids::RunId;
 use cantle_core::policy::{Policy, PolicyField};
 use cantle_core::sandbox::{
@@ -31,7 +31,7 @@ fn by(sandbox: &dyn Sandbox, field: PolicyField) -> EnforcedBy {
     report.iter().find(|it| it.field == field).unwrap().by
 }
 
-/// A sandbox whose memory is limited by groups; `None` where none can be made.
+/// Opens a sandbox whose memory is limited by a group; `None` if none can be created.
 async fn open_grouped(backend: LocalBackend) -> Option<Arc<dyn Sandbox>> {
     let cx = SandboxContext::new(RunId::new(), limited());
     let sandbox = backend.open(cx).await.unwrap();
@@ -43,7 +43,7 @@ async fn open_grouped(backend: LocalBackend) -> Option<Arc<dyn Sandbox>> {
     None
 }
 
-/// The groups of this name, in all hierarchies.
+/// Returns the groups of this name in all hierarchies.
 fn groups_of(name: &str) -> BTreeSet<PathBuf> {
     let mut found = BTreeSet::new();
     look_for(name, Path::new("/sys/fs/cgroup"), &mut found);
@@ -65,11 +65,11 @@ fn look_for(name: &str, below: &Path, found: &mut BTreeSet<PathBuf>) {
 }
 
 #[tokio::test]
-async fn a_group_is_made_for_a_memory_limit_and_goes_with_the_sandbox() {
+async fn memory_limit_creates_a_group_that_ends_with_the_sandbox() {
     let Some(sandbox) = open_grouped(LocalBackend::new()).await else {
         return;
     };
-    let walls = &sandbox.info().walls;
+    let walls = &sandbox.info().mechanisms;
     assert!(
         walls.contains(&"control groups (memory)".to_owned()),
         "{walls:?}"
@@ -91,13 +91,13 @@ async fn a_group_is_made_for_a_memory_limit_and_goes_with_the_sandbox() {
 }
 
 #[tokio::test]
-async fn without_them_memory_is_limited_for_each_process() {
-    let backend = LocalBackend::new().without(Wall::ControlGroups);
+async fn without_groups_memory_is_limited_per_process() {
+    let backend = LocalBackend::new().without(Mechanism::ControlGroups);
     assert!(open_grouped(backend).await.is_none());
 }
 
 #[tokio::test]
-async fn a_policy_that_needs_none_has_none() {
+async fn policy_without_group_limits_creates_no_group() {
     let cx = SandboxContext::new(RunId::new(), Policy::workspace());
     let sandbox = LocalBackend::new().open(cx).await.unwrap();
     assert_eq!(groups_of(&sandbox.info().id), BTreeSet::new());
@@ -105,11 +105,11 @@ async fn a_policy_that_needs_none_has_none() {
 }
 
 #[tokio::test]
-async fn what_takes_too_much_together_has_reached_the_limit() {
+async fn total_memory_limit_ends_the_command() {
     let Some(sandbox) = open_grouped(LocalBackend::new()).await else {
         return;
     };
-    // What is shared is nobody's own: only a group counts it.
+    // Shared memory: only a group counts it.
     let hog = "python3 -ISc '
 import mmap
 memory = mmap.mmap(-1, 160 << 20)
@@ -124,7 +124,7 @@ print(\"GOT\")'";
         (alone.exit.status, alone.stdout.text()),
         (reached, "".into())
     );
-    // The shell says how its last program ended.
+    // The shell's exit code is that of its last program.
     let last = run(&*sandbox, &format!("echo first; {hog}")).await;
     assert_eq!(
         (last.exit.status, last.stdout.text()),
@@ -135,7 +135,7 @@ print(\"GOT\")'";
     assert_eq!(gone_on.stdout.text(), "on\n");
     assert_eq!(gone_on.exit.notes.len(), 1, "{:?}", gone_on.exit.notes);
     assert!(gone_on.exit.notes[0].contains("limit of memory"));
-    // Nothing of that is left, and others don't hear of it.
+    // The next command starts afresh.
     let fine = run(&*sandbox, "echo fine").await;
     assert_eq!(fine.exit.notes, [""; 0]);
     assert_eq!(fine.stdout.text(), "fine\n");
@@ -143,7 +143,7 @@ print(\"GOT\")'";
 }
 
 #[tokio::test]
-async fn files_on_the_disk_are_not_memory() {
+async fn page_cache_does_not_count_as_memory() {
     let Some(sandbox) = open_grouped(LocalBackend::new()).await else {
         return;
     };
@@ -154,10 +154,10 @@ async fn files_on_the_disk_are_not_memory() {
 }
 
 #[tokio::test]
-async fn where_nothing_else_counts_processes_a_group_does() {
+async fn group_limits_processes_without_user_namespace() {
     let mut policy = Policy::workspace();
     policy.limits.processes = Some(20);
-    let backend = LocalBackend::new().without(Wall::Namespaces);
+    let backend = LocalBackend::new().without(Mechanism::Namespaces);
     let cx = SandboxContext::new(RunId::new(), policy);
     let sandbox = backend.open(cx).await.unwrap();
     if by(&*sandbox, PolicyField::Processes) != EnforcedBy::Kernel {
@@ -180,11 +180,11 @@ async fn where_nothing_else_counts_processes_a_group_does() {
     assert_eq!(groups_of(&name), BTreeSet::new());
 }
 
-/// What replaces itself as fast as it can is caught where it can't be replaced.
+/// A process that replaces itself as fast as possible is stopped by preventing forks.
 #[tokio::test]
-async fn nothing_replaces_itself_faster_than_it_is_killed() {
+async fn self_replacing_processes_are_killed() {
     let token = Token::new();
-    let backend = LocalBackend::new().without(Wall::Namespaces);
+    let backend = LocalBackend::new().without(Mechanism::Namespaces);
     let cx = SandboxContext::new(RunId::new(), Policy::workspace());
     let sandbox = backend.open(cx).await.unwrap();
     if by(&*sandbox, PolicyField::Processes) != EnforcedBy::Kernel {
@@ -199,7 +199,7 @@ while True:
     if os.fork(): os._exit(0)
     os.setsid()'";
     let mut process = sandbox.spawn(token.shell(script)).await.unwrap();
-    // No look at the list of processes is sure to meet one of them.
+    // A scan of the process list may miss every one of them.
     let mut output = process.take_output().unwrap();
     read_until(&mut output, "ready\n").await;
     sandbox.close().await.unwrap();
@@ -207,11 +207,11 @@ while True:
     token.all_dead().await;
 }
 
-/// The part of the next test that is killed.
+/// Selects the part of the next test that is killed.
 const OWNER: &str = "CANTLE_TEST_GROUPS_OWNER";
 
 #[test]
-fn groups_of_an_owner_that_was_killed_are_gone_soon() {
+fn groups_of_killed_owner_are_removed() {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -231,7 +231,7 @@ fn groups_of_an_owner_that_was_killed_are_gone_soon() {
         let place = tempfile::tempdir().unwrap();
         let mut owner = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "--nocapture"])
-            .arg("groups::groups_of_an_owner_that_was_killed_are_gone_soon")
+            .arg("groups::groups_of_killed_owner_are_removed")
             .env(OWNER, place.path())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
@@ -252,10 +252,10 @@ fn groups_of_an_owner_that_was_killed_are_gone_soon() {
     });
 }
 
-/// A disk of limited size is in memory, and counts. That it is full is told, and can be mended, as a
-/// rule: where the kernel finds nothing else to kill, it kills the first process.
+/// A file system of limited size is in memory and counts. Usually writing to it fails, which the command
+/// can handle; if the kernel finds nothing else to kill, it kills init.
 #[tokio::test]
-async fn files_in_memory_are_memory() {
+async fn tmpfs_files_count_as_memory() {
     let mut policy = limited();
     policy.limits.disk_bytes = Some(4 * MEMORY);
     let cx = SandboxContext::new(RunId::new(), policy);

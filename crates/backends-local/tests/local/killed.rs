@@ -1,12 +1,12 @@
-//! Who is killed, and when: nothing is left, and whoever waits is told.
+//! Killing each kind of process in each phase: nothing is left, and pending calls report it.
 //!
-//! | killed | what must hold |
+//! | killed | requirement |
 //! |---|---|
-//! | the process that uses sandboxes | no process, mount or control group is left; `reclaim` removes the directories; what is kept is as it was, without half a file |
-//! | a sandbox's guard, or its init | every call answers `Gone`, the sandbox can be closed, and nothing of it is left |
-//! | a command's keeper | the command has ended, with all that it started; the sandbox goes on |
+//! | the owner | no process, mount or control group is left; `reclaim` removes the directories; kept files are unchanged, none is partial |
+//! | a sandbox's guard, or its init | every call returns `Gone`, the sandbox can be closed, and nothing of it is left |
+//! | a command's keeper | the command has ended with its descendants; the sandbox continues |
 //!
-//! Each in every phase and in the three ways to run commands.
+//! Each in every phase and in every mode of confinement.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader};
@@ -17,7 +17,7 @@ use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use cantle_backends_local::{LocalBackend, Wall};
+use cantle_backends_local::{LocalBackend, Mechanism};
 use cantle_core::ids::RunId;
 use cantle_core::policy::Policy;
 use cantle_core::sandbox::{
@@ -30,20 +30,20 @@ use tempfile::TempDir;
 
 use crate::support::{OPENED, eventually, path, read_until, say, soon, stdout, write};
 
-/// What goes on when somebody is killed.
+/// The activity during which a process is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Idle,
     Command,
-    /// A command has left something that is to stay.
+    /// A command has left a background process.
     Background,
-    /// A command gets input that it doesn't read.
+    /// A command does not read its input.
     Input,
-    /// A command writes all the time.
+    /// A command writes continuously.
     Output,
-    /// A file is written, and its bytes are slow to come.
+    /// A file is being written slowly.
     Upload,
-    /// A file is copied into an output directory.
+    /// A file is being copied to an output directory.
     Saving,
     Closing,
 }
@@ -59,10 +59,10 @@ const ALL: [Phase; 8] = [
     Phase::Closing,
 ];
 
-/// What was begun: it ends when the sandbox does, with what its caller is told.
+/// A pending call, which returns its result when the sandbox ends.
 type Begun = Pin<Box<dyn Future<Output = Result<ExitStatus, SandboxError>> + Send>>;
 
-/// Begins what a phase is about, and returns when that is under way. Commands carry the mark; outputs
+/// Starts a phase, and returns when it is under way. Commands carry the mark; outputs
 /// are saved in `outputs`.
 async fn begin(sandbox: &Arc<dyn Sandbox>, phase: Phase, mark: RunId, outputs: &Path) -> Begun {
     let sandbox = Arc::clone(sandbox);
@@ -117,7 +117,7 @@ async fn begin(sandbox: &Arc<dyn Sandbox>, phase: Phase, mark: RunId, outputs: &
         }
         Phase::Upload => {
             let (began, begun) = tokio::sync::oneshot::channel();
-            // What came before has been written when more is asked for.
+            // Earlier chunks have been written when the next one is requested.
             let more = stream::once(async move {
                 began.send(()).unwrap();
                 std::future::pending().await
@@ -152,7 +152,7 @@ fn shell(mark: RunId, line: &str) -> SpawnRequest {
     SpawnRequest::shell(line).with_env("MARK", mark.to_string())
 }
 
-/// The processes that carry a mark in their environment.
+/// Returns the processes with a mark in their environment.
 fn marked(mark: RunId) -> Vec<u32> {
     let mark = format!("MARK={mark}");
     let carries = |environment: Vec<u8>| {
@@ -166,12 +166,12 @@ fn marked(mark: RunId) -> Vec<u32> {
         .collect()
 }
 
-/// The two ways to run commands behind walls, and the one without.
+/// A backend and a policy for each mode of confinement.
 fn kind(name: &str) -> (LocalBackend, Policy) {
     match name {
         "namespaces" => (LocalBackend::new(), Policy::workspace()),
         "rules" => (
-            LocalBackend::new().without(Wall::Namespaces),
+            LocalBackend::new().without(Mechanism::Namespaces),
             Policy::workspace(),
         ),
         _ => (LocalBackend::new(), Policy::unconfined()),
@@ -180,7 +180,7 @@ fn kind(name: &str) -> (LocalBackend, Policy) {
 
 const KINDS: [&str; 3] = ["namespaces", "rules", "unconfined"];
 
-/// Everybody may go through it: root's commands run as another user.
+/// A directory that every user may search: root's commands run as another user.
 fn place() -> TempDir {
     let place = tempfile::tempdir().unwrap();
     fs::set_permissions(place.path(), fs::Permissions::from_mode(0o711)).unwrap();
@@ -192,7 +192,7 @@ fn below(place: &Path) -> Vec<PathBuf> {
     entries.map(|entry| entry.unwrap().path()).collect()
 }
 
-/// What there is of mounts and control groups whose name has this in it.
+/// Returns the mounts and control groups whose name contains this.
 fn traces(name: &str) -> Vec<String> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
     let mounts = mounts.lines().filter(|line| line.contains(name));
@@ -211,11 +211,11 @@ fn traces(name: &str) -> Vec<String> {
     found
 }
 
-/// Says to this program that it is the owner that is killed: how its commands run, and where its
-/// sandboxes are.
+/// Makes this program the owner to be killed; the value is the mode and the directory of its
+/// sandboxes.
 const OWNER: &str = "CANTLE_TEST_LOCAL_KILLED";
 
-/// Has a sandbox in each phase, and one that is kept, and others that come and go.
+/// Opens a sandbox in each phase, a kept one, and others that come and go.
 async fn own(order: &str) {
     let (name, place) = order.split_once(':').unwrap();
     let (backend, mut policy) = kind(name);
@@ -252,7 +252,7 @@ async fn own(order: &str) {
 }
 
 #[test]
-fn nothing_is_left_of_an_owner_that_is_killed_whatever_it_does() {
+fn killed_owner_leaves_nothing_in_any_phase() {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -265,7 +265,7 @@ fn nothing_is_left_of_an_owner_that_is_killed_whatever_it_does() {
         let (place, temporary) = (place(), tempfile::tempdir().unwrap());
         let mut owner = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "--nocapture"])
-            .arg("killed::nothing_is_left_of_an_owner_that_is_killed_whatever_it_does")
+            .arg("killed::killed_owner_leaves_nothing_in_any_phase")
             .env(OWNER, format!("{name}:{}", place.path().display()))
             .env("TMPDIR", temporary.path())
             .stdout(Stdio::null())
@@ -286,8 +286,8 @@ fn nothing_is_left_of_an_owner_that_is_killed_whatever_it_does() {
             for id in &ids {
                 eventually("no mount and no group is left", || traces(id).is_empty()).await;
             }
-            // Of one that was just being made there may be a group, which `reclaim` removes once it is so
-            // old that nobody can be about to join it.
+            // A sandbox that was just being created may have a group, which `reclaim` removes only once it
+            // is so old that no process can be about to join it.
             for group in traces(&run.to_string()) {
                 fs::remove_dir(group).unwrap();
             }
@@ -296,7 +296,7 @@ fn nothing_is_left_of_an_owner_that_is_killed_whatever_it_does() {
             let reclaimed = backend.reclaim(Duration::ZERO).await;
             assert_eq!(reclaimed.failed, [], "{name}");
             assert_eq!(below(place.path()).len(), 1, "{name}: what is kept");
-            // Half an output is not there under its name.
+            // No partial output exists under its final name.
             assert!(!temporary.path().join("outputs/large").exists());
 
             let cx = SandboxContext::new(run, policy).durable();
@@ -308,7 +308,7 @@ fn nothing_is_left_of_an_owner_that_is_killed_whatever_it_does() {
             drop(again);
             let nothing = backend.reclaim_all_but(&[handle], Duration::ZERO).await;
             assert_eq!((nothing.removed, nothing.failed), (vec![], vec![]));
-            // Where its owner has told nobody of it, nobody will come for it.
+            // Without a stored handle, it will never be reattached.
             let reclaimed = backend.reclaim_all_but(&[], Duration::ZERO).await;
             assert_eq!((reclaimed.removed.len(), reclaimed.failed), (1, vec![]));
             assert_eq!(below(place.path()), [""; 0].map(PathBuf::from));
@@ -316,20 +316,20 @@ fn nothing_is_left_of_an_owner_that_is_killed_whatever_it_does() {
     }
 }
 
-/// What a process calls itself, and its parent.
+/// Returns the name and the parent of a process.
 fn name_and_parent(pid: u32) -> (String, u32) {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // `PID (NAME) STATE PARENT …`, where the name may hold anything.
+    // `PID (NAME) STATE PARENT …`; the name may contain anything.
     let (before, after) = stat.rsplit_once(") ").unwrap_or_default();
     let name = before.split_once('(').unwrap_or_default().1;
     let parent = after.split(' ').nth(1).unwrap_or_default();
     (name.to_owned(), parent.parse().unwrap_or(0))
 }
 
-/// Kills the process of this name that a command descends from.
+/// Kills the ancestor of a command with this name.
 async fn kill_above(mark: RunId, victim: &str) {
     let mut pid = 0;
-    // One that just becomes another program has no environment.
+    // During an exec, a process has no environment.
     eventually("something runs", || {
         pid = marked(mark).first().copied().unwrap_or(0);
         pid != 0
@@ -347,7 +347,7 @@ async fn kill_above(mark: RunId, victim: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn whoever_waits_is_told_that_a_guard_or_an_init_was_killed_whatever_goes_on() {
+async fn killed_guard_or_init_is_reported_in_any_phase() {
     for name in KINDS {
         for victim in ["cantle-guard", "cantle-init"] {
             let (backend, policy) = kind(name);
@@ -359,14 +359,14 @@ async fn whoever_waits_is_told_that_a_guard_or_an_init_was_killed_whatever_goes_
                 let cx = SandboxContext::new(run, policy.clone());
                 let sandbox = backend.open(cx).await.unwrap();
                 let mark = run;
-                // Something to find it by.
+                // A marked process by which to find it.
                 let request = shell(mark, "sleep 600 & true");
                 let request = request.with_background(Background::Keep);
                 sandbox.run(request).await.unwrap();
                 let begun = begin(&sandbox, phase, mark, place.path()).await;
                 kill_above(mark, victim).await;
                 match soon(begun).await {
-                    // A signal that was not ours is true as well.
+                    // The end by a signal is correct as well.
                     Ok(status) => assert_eq!(status, ExitStatus::Signal(9), "{of}"),
                     Err(error) => assert_eq!(error.kind(), SandboxErrorKind::Gone, "{of}: {error}"),
                 }
@@ -386,7 +386,7 @@ async fn whoever_waits_is_told_that_a_guard_or_an_init_was_killed_whatever_goes_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_command_ends_with_its_keeper_and_the_sandbox_goes_on() {
+async fn killed_keeper_ends_only_its_command() {
     for name in KINDS {
         let (backend, policy) = kind(name);
         let cx = SandboxContext::new(RunId::new(), policy);

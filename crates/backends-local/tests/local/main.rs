@@ -1,4 +1,4 @@
-//! What the local backend promises, with real processes and real files.
+//! Tests of the local backend with real processes and files.
 
 #![cfg(confined)]
 #![expect(
@@ -11,6 +11,7 @@
 mod background;
 mod closing;
 mod commands;
+mod confinement;
 mod conformance;
 mod durable;
 mod ending;
@@ -22,4 +23,3 @@ mod output;
 mod paths;
 mod support;
 mod terminal;
-mod walls;

@@ -1,11 +1,11 @@
-//! What it takes to open a sandbox, and what it says of itself.
+//! Opening a sandbox, and its description.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::time::Duration;
 
-use cantle_backends_local::{LocalBackend, Wall};
+use cantle_backends_local::{LocalBackend, Mechanism};
 use cantle_core::ids::RunId;
 use cantle_core::policy::{Network, Policy, PolicyField, Strictness};
 use cantle_core::sandbox::{
@@ -20,7 +20,7 @@ fn context(policy: Policy) -> SandboxContext {
 }
 
 #[tokio::test]
-async fn a_sandbox_claims_no_isolation() {
+async fn unconfined_sandbox_reports_no_isolation() {
     let sandbox = open().await;
     let info = sandbox.info();
     assert_eq!(info.backend, "local");
@@ -31,7 +31,7 @@ async fn a_sandbox_claims_no_isolation() {
 }
 
 #[tokio::test]
-async fn its_directory_is_its_owners_alone_and_named_after_the_run() {
+async fn directory_is_private_and_named_after_the_run() {
     let cx = context(Policy::unconfined());
     let sandbox = LocalBackend::new().open(cx.clone()).await.unwrap();
     let root = on_host(&*sandbox, "").join("..").canonicalize().unwrap();
@@ -45,7 +45,7 @@ async fn its_directory_is_its_owners_alone_and_named_after_the_run() {
 }
 
 #[tokio::test]
-async fn it_lies_where_it_is_asked_for() {
+async fn directory_is_created_below_the_configured_parent() {
     let parent = tempfile::tempdir().unwrap();
     let backend = LocalBackend::new().in_directory(parent.path());
     let sandbox = backend.open(context(Policy::unconfined())).await.unwrap();
@@ -56,7 +56,7 @@ async fn it_lies_where_it_is_asked_for() {
 }
 
 #[tokio::test]
-async fn a_missing_parent_says_what_to_set() {
+async fn missing_parent_error_has_advice() {
     let backend = LocalBackend::new().in_directory("/nonexistent/place");
     let error = backend
         .open(context(Policy::unconfined()))
@@ -68,7 +68,7 @@ async fn a_missing_parent_says_what_to_set() {
 }
 
 #[tokio::test]
-async fn without_bash_it_says_where_it_looked_and_what_to_install() {
+async fn missing_bash_error_has_advice() {
     let empty = tempfile::tempdir().unwrap();
     let backend = LocalBackend::new().with_path(empty.path());
     let error = backend
@@ -91,7 +91,7 @@ async fn without_bash_it_says_where_it_looked_and_what_to_install() {
 }
 
 #[tokio::test]
-async fn another_shell_and_another_path_are_used() {
+async fn configured_shell_and_path_are_used() {
     let tools = tempfile::tempdir().unwrap();
     let absolute = format!("{}:/usr/bin:/bin", tools.path().display());
     let tool = tools.path().join("only-here");
@@ -101,7 +101,7 @@ async fn another_shell_and_another_path_are_used() {
         .with_path(format!("relative:{absolute}"))
         .with_shell("/bin/sh");
     let sandbox = backend.open(context(Policy::unconfined())).await.unwrap();
-    // A relative directory in PATH would be another one for every command.
+    // A relative directory in PATH would depend on the command's directory.
     let expected = format!("found\n{absolute}\n");
     assert_eq!(stdout(&*sandbox, "only-here; echo $PATH").await, expected);
     let argv = SpawnRequest::argv(["only-here"]);
@@ -110,14 +110,14 @@ async fn another_shell_and_another_path_are_used() {
 }
 
 #[tokio::test]
-async fn a_strict_policy_that_cannot_be_enforced_is_refused() {
+async fn unenforceable_strict_policy_is_refused() {
     let mut policy = Policy::unconfined();
     policy.network = Some(Network::Off);
     policy.limits.wall_time = Some(Duration::from_secs(1));
-    // As on a machine that has neither.
+    // As on a machine without either.
     let backend = LocalBackend::new()
-        .without(Wall::Namespaces)
-        .without(Wall::SystemCalls);
+        .without(Mechanism::Namespaces)
+        .without(Mechanism::SystemCalls);
     let error = backend.open(context(policy.clone())).await.unwrap_err();
     assert_eq!(error.kind(), SandboxErrorKind::Unenforceable);
     assert_eq!(error.unenforced(), [PolicyField::Network]);
@@ -134,7 +134,7 @@ async fn a_strict_policy_that_cannot_be_enforced_is_refused() {
 }
 
 #[tokio::test]
-async fn a_refused_sandbox_leaves_no_directory() {
+async fn refused_sandbox_leaves_no_directory() {
     let parent = tempfile::tempdir().unwrap();
     let backend = LocalBackend::new().in_directory(parent.path());
     let mut policy = Policy::unconfined();
@@ -145,7 +145,7 @@ async fn a_refused_sandbox_leaves_no_directory() {
 }
 
 #[tokio::test]
-async fn sandboxes_do_not_see_each_others_files() {
+async fn sandboxes_cannot_access_each_others_files() {
     let (one, other) = (open().await, open().await);
     assert_ne!(one.info().id, other.info().id);
     stdout(&*one, "echo mine > f").await;
@@ -155,7 +155,7 @@ async fn sandboxes_do_not_see_each_others_files() {
 }
 
 #[tokio::test]
-async fn its_working_directory_is_seen_where_the_backend_says() {
+async fn working_directory_is_mounted_at_configured_path() {
     let backend = LocalBackend::new().workspace_at("/home/user");
     let cx = context(Policy::workspace());
     let Ok(sandbox) = backend.open(cx).await else {
@@ -163,7 +163,7 @@ async fn its_working_directory_is_seen_where_the_backend_says() {
     };
     if !sandbox
         .info()
-        .walls
+        .mechanisms
         .iter()
         .any(|wall| wall.contains("namespaces"))
     {
@@ -181,7 +181,7 @@ async fn its_working_directory_is_seen_where_the_backend_says() {
 }
 
 #[tokio::test]
-async fn a_working_directory_is_not_seen_among_the_systems_own() {
+async fn working_directory_below_system_directories_is_refused() {
     for place in [
         "/",
         "work",

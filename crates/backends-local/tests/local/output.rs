@@ -1,4 +1,4 @@
-//! Output: complete, at the reader's pace, counted, and spilled to a file where asked for.
+//! Output: complete, at the reader's pace, counted, and spilled to a file on request.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::support::{Token, eventually, on_host, open, read, read_until, soon, stdout};
 
-/// All of a stream, by channel.
+/// Collects a stream by channel.
 async fn collect(mut output: OutputStream) -> (Vec<u8>, Vec<u8>) {
     let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
     while let Some(chunk) = output.next().await {
@@ -45,7 +45,7 @@ async fn every_byte_arrives_on_its_channel() {
 }
 
 #[tokio::test]
-async fn bytes_of_any_kind_pass() {
+async fn binary_output_is_unchanged() {
     let sandbox = open().await;
     let line = r"printf '\000\377\200\r\033[31m'; printf 'no newline'";
     let output = sandbox.run(SpawnRequest::shell(line)).await.unwrap();
@@ -54,7 +54,7 @@ async fn bytes_of_any_kind_pass() {
 }
 
 #[tokio::test]
-async fn output_comes_as_it_is_written() {
+async fn output_is_streamed_as_written() {
     let sandbox = open().await;
     let line = "echo first; read; echo second";
     let request = SpawnRequest::shell(line).with_stdin(cantle_core::sandbox::Stdin::Piped);
@@ -69,7 +69,7 @@ async fn output_comes_as_it_is_written() {
 }
 
 #[tokio::test]
-async fn output_that_nobody_takes_is_counted() {
+async fn unread_output_is_counted() {
     let sandbox = open().await;
     let line = "head -c 5000000 /dev/zero; head -c 3000000 /dev/zero >&2; exit 3";
     let mut process = sandbox.spawn(SpawnRequest::shell(line)).await.unwrap();
@@ -82,7 +82,7 @@ async fn output_that_nobody_takes_is_counted() {
 }
 
 #[tokio::test]
-async fn output_that_is_dropped_is_counted() {
+async fn discarded_output_is_counted() {
     let sandbox = open().await;
     let line = "head -c 5000000 /dev/zero; echo done > done; exit 3";
     let mut process = sandbox.spawn(SpawnRequest::shell(line)).await.unwrap();
@@ -96,13 +96,13 @@ async fn output_that_is_dropped_is_counted() {
 }
 
 #[tokio::test]
-async fn a_slow_reader_slows_the_command_down_and_loses_nothing() {
+async fn slow_reader_applies_back_pressure_without_loss() {
     let sandbox = open().await;
     let line = "for i in $(seq 400); do head -c 50000 /dev/zero; echo $i > progress; done";
     let mut process = sandbox.spawn(SpawnRequest::shell(line)).await.unwrap();
     let mut output = process.take_output().unwrap();
     let first = soon(output.next()).await.unwrap().unwrap().bytes.len();
-    // The command gets some way and then waits for the reader.
+    // The command fills the buffers and then waits for the reader.
     let progress = on_host(&*sandbox, "progress");
     eventually("it wrote something", || progress.exists()).await;
     let mut seen = String::new();
@@ -124,7 +124,7 @@ async fn a_slow_reader_slows_the_command_down_and_loses_nothing() {
 }
 
 #[tokio::test]
-async fn what_is_in_the_pipe_at_the_end_is_not_lost_on_a_slow_reader() {
+async fn slow_reader_gets_output_still_in_the_pipe() {
     let sandbox = open().await;
     let line = "head -c 3000000 /dev/zero; echo end";
     let mut process = sandbox.spawn(SpawnRequest::shell(line)).await.unwrap();
@@ -134,10 +134,10 @@ async fn what_is_in_the_pipe_at_the_end_is_not_lost_on_a_slow_reader() {
     while let Some(chunk) = soon(output.next()).await {
         let bytes = chunk.unwrap().bytes;
         total += bytes.len();
-        // The last line may come in two pieces.
+        // The last line may arrive in two chunks.
         last.extend_from_slice(&bytes);
         last.drain(..last.len().saturating_sub(4));
-        // Slower in all than any wait for the end of the output.
+        // Slower in total than any deadline for the end of the output.
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
     assert_eq!(total, 3_000_004);
@@ -147,7 +147,7 @@ async fn what_is_in_the_pipe_at_the_end_is_not_lost_on_a_slow_reader() {
 }
 
 #[tokio::test]
-async fn the_end_is_announced_even_where_the_reader_has_stopped() {
+async fn exit_is_reported_to_stopped_reader() {
     let sandbox = open().await;
     let token = Token::new();
     let cancellation = CancellationToken::new();
@@ -166,14 +166,14 @@ async fn the_end_is_announced_even_where_the_reader_has_stopped() {
     assert_eq!(exit.stdout.total_bytes, 60_000);
     token.dead_since(cancelled).await;
     drop(process);
-    // What was written before is still there to be read.
+    // Earlier output can still be read.
     let (rest, _) = soon(collect(output)).await;
     assert_eq!(first + rest.len(), 60_000);
     sandbox.close().await.unwrap();
 }
 
 #[tokio::test]
-async fn large_output_goes_to_a_file() {
+async fn large_output_is_spilled() {
     let sandbox = open().await;
     let line = "seq 100000; echo few >&2";
     let request = SpawnRequest::shell(line).with_spill(Spill::after(1000));
@@ -184,7 +184,7 @@ async fn large_output_goes_to_a_file() {
     assert_eq!(output.exit.stdout.total_bytes, expected.len() as u64);
     assert_eq!(output.exit.stderr, ChannelReport::new(4, None));
     assert_eq!(read(&*sandbox, &spilled.path.to_string()).await, expected);
-    // Commands see it under the same name.
+    // Commands see it at the same path.
     let line = format!("tail -n 1 {}; ls $TMPDIR", spilled.path);
     let listed = stdout(&*sandbox, &line).await;
     let name = String::from_utf8(spilled.path.file_name().unwrap().to_vec()).unwrap();
@@ -193,7 +193,7 @@ async fn large_output_goes_to_a_file() {
 }
 
 #[tokio::test]
-async fn a_spill_begins_after_its_threshold_and_ends_at_its_cap() {
+async fn spill_respects_threshold_and_cap() {
     let sandbox = open().await;
     for (written, spill, kept) in [
         (0, Spill::after(0), None),
@@ -228,7 +228,7 @@ async fn a_spill_begins_after_its_threshold_and_ends_at_its_cap() {
 }
 
 #[tokio::test]
-async fn what_was_written_before_a_timeout_is_spilled() {
+async fn output_before_timeout_is_spilled() {
     let sandbox = open().await;
     let request = SpawnRequest::shell("seq 10000; sleep 600")
         .with_spill(Spill::after(100))
@@ -245,7 +245,7 @@ async fn what_was_written_before_a_timeout_is_spilled() {
 }
 
 #[tokio::test]
-async fn a_spill_that_fails_does_not_stop_the_command() {
+async fn failed_spill_does_not_stop_the_command() {
     let sandbox = open().await;
     let line = "rm -rf $TMPDIR; ln -s / $TMPDIR; seq 100000; exit 4";
     let request = SpawnRequest::shell(line).with_spill(Spill::after(10));
@@ -257,7 +257,7 @@ async fn a_spill_that_fails_does_not_stop_the_command() {
 }
 
 #[tokio::test]
-async fn a_spill_makes_the_temporary_directory_again() {
+async fn spill_recreates_the_temporary_directory() {
     let sandbox = open().await;
     let request = SpawnRequest::shell("rm -rf $TMPDIR; seq 10").with_spill(Spill::after(10));
     let output = soon(sandbox.run(request)).await.unwrap();

@@ -1,4 +1,4 @@
-//! Any tree of links: what is read lies in the sandbox, and what lies in it can be read.
+//! Random trees of symbolic links: only files inside are read, and all of them can be.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -12,7 +12,7 @@ use tokio::runtime::Runtime;
 
 use crate::support::{on_host, open};
 
-/// What is put into the sandbox before it is looked at.
+/// One preparation of the sandbox's files.
 #[derive(Clone, Debug)]
 enum Step {
     Directory(String),
@@ -28,7 +28,7 @@ fn relative() -> impl Strategy<Value = String> {
     vec(name(), 1..4).prop_map(|names| names.join("/"))
 }
 
-/// Where a link may lead: up, down, inside by its full name, and out in several ways.
+/// The target of a symbolic link: up, down, inside by an absolute path, or outside in several ways.
 fn target() -> impl Strategy<Value = String> {
     let part = prop_oneof![4 => name(), 2 => Just("..".to_owned()), 1 => Just(".".to_owned())];
     let start = prop_oneof![
@@ -77,7 +77,7 @@ impl Place {
             outside,
         };
         for step in steps {
-            // Many make no sense, like a file below a file. A link out mustn't be followed here.
+            // Many fail, such as a file below a file. A link that leads out must not be followed here.
             let _ = match step {
                 Step::Directory(at) => place.inside(at).map(fs::create_dir),
                 Step::File(at) => place.inside(at).map(|at| fs::write(at, "inside")),
@@ -87,7 +87,7 @@ impl Place {
         place
     }
 
-    /// A path whose parent is inside and at which nothing is.
+    /// Returns an unused path whose parent is inside.
     fn inside(&self, at: &str) -> Option<PathBuf> {
         let path = self.work.join(at);
         let parent = path.parent()?.canonicalize().ok()?;
@@ -110,7 +110,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(150))]
 
     #[test]
-    fn no_path_leads_out(steps in vec(step(), 1..14), asked in vec(relative(), 1..6)) {
+    fn no_path_escapes(steps in vec(step(), 1..14), asked in vec(relative(), 1..6)) {
         let place = Place::prepare(&steps);
         for asked in asked {
             let path: SandboxPath = asked.parse().unwrap();
@@ -122,13 +122,13 @@ proptest! {
                     assert!(truth.unwrap().starts_with(place.root()), "{asked}");
                 }
                 (Err(error), Ok(truth)) if truth.starts_with(place.root()) && truth.is_file() => {
-                    // It leaves the sandbox on its way and comes back.
+                    // The path leaves the sandbox and comes back.
                     assert_eq!(error.kind(), SandboxErrorKind::OutsideSandbox, "{asked}: {error}");
                     assert!(leaves(&place, &steps), "{asked}: {error}");
                 }
                 (Err(_), _) => {}
             }
-            // Nothing is written outside either.
+            // Nor is anything written outside.
             let _ = place.runtime.block_on(place.sandbox.write_bytes(&path, "inside".into()));
             let _ = place.runtime.block_on(place.sandbox.mkdir(&path));
             let _ = place.runtime.block_on(place.sandbox.remove(&path));
@@ -143,7 +143,7 @@ proptest! {
     }
 }
 
-/// Whether some link goes through what is not the sandbox.
+/// Whether a symbolic link passes through a directory outside.
 fn leaves(place: &Place, steps: &[Step]) -> bool {
     steps.iter().any(|step| match step {
         Step::Link { to, .. } => {

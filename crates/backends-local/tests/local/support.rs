@@ -1,4 +1,4 @@
-//! Sandboxes for tests, and a look at what is left of them.
+//! Sandboxes for tests, and checks for leftovers.
 
 use std::fs;
 use std::future::Future;
@@ -18,10 +18,10 @@ use cantle_core::sandbox::{
 };
 use futures_util::StreamExt as _;
 
-/// What has not happened after this long does not happen.
+/// Upper bound of waiting for an expected event.
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// How long a call waits at most for the death of what it has killed.
+/// Time that a call waits at most for the end of the processes it has killed.
 const KILL_DEADLINE: Duration = Duration::from_millis(400);
 
 pub(crate) async fn open() -> Arc<dyn Sandbox> {
@@ -45,7 +45,7 @@ pub(crate) fn path(text: &str) -> SandboxPath {
     text.parse().unwrap()
 }
 
-/// A path of the sandbox as the host sees it, which for this backend is the same.
+/// Returns the host path of a sandbox path, which are equal for this backend.
 pub(crate) fn on_host(sandbox: &dyn Sandbox, relative: &str) -> PathBuf {
     PathBuf::from(sandbox.info().working_directory.to_string()).join(relative)
 }
@@ -62,16 +62,16 @@ pub(crate) async fn read(sandbox: &dyn Sandbox, name: &str) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-/// What a line begins with that one part of a test says to the other.
+/// Prefix of lines between the parts of a test.
 pub(crate) const OPENED: &str = "opened: ";
 
-/// Says what was opened, also where output is captured.
+/// Prints a line to the other part of a test, even if output is captured.
 pub(crate) fn say(what: &str) {
     let line = format!("{OPENED}{what}\n");
     std::io::stderr().write_all(line.as_bytes()).unwrap();
 }
 
-/// Waits for something to become true.
+/// Waits until a condition is true.
 pub(crate) async fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
     let deadline = Instant::now() + DEADLINE;
     while !is_true() {
@@ -83,7 +83,7 @@ pub(crate) async fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
     }
 }
 
-/// Reads output until it ends with `mark`, however it is cut into pieces, and gives all of it.
+/// Reads output until it ends with `mark`, however it is chunked, and returns it.
 pub(crate) async fn read_until(output: &mut OutputStream, mark: &str) -> String {
     let mut text = String::new();
     while !text.ends_with(mark) {
@@ -93,7 +93,7 @@ pub(crate) async fn read_until(output: &mut OutputStream, mark: &str) -> String 
     text
 }
 
-/// Waits for a future that must not hang.
+/// Awaits a future with a deadline.
 pub(crate) async fn soon<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(DEADLINE, future)
         .await
@@ -111,13 +111,13 @@ impl Token {
         Self(format!("token-{}-{number}-", std::process::id()))
     }
 
-    /// A command line whose processes carry the token in their environment; `TOKEN` in it becomes
-    /// the token itself, for those that have none.
+    /// A request whose processes have the token in their environment; `TOKEN` in the line becomes
+    /// the token itself, for processes without it.
     pub(crate) fn shell(&self, line: &str) -> SpawnRequest {
         SpawnRequest::shell(line.replace("TOKEN", &self.0)).with_env("MARK", self.0.as_str())
     }
 
-    /// The processes that carry it and run.
+    /// Returns the running processes with the token.
     pub(crate) fn alive(&self) -> Vec<u32> {
         let mut alive = Vec::new();
         for entry in fs::read_dir("/proc").unwrap() {
@@ -148,8 +148,8 @@ impl Token {
         .await;
     }
 
-    /// A call has returned that killed those who carry it, no earlier than at `since`: nobody does
-    /// any more. Only where killing took longer than a call waits for it, they die soon.
+    /// Checks that no process has the token after a call, made at `since`, that kills them. If killing took
+    /// longer than the call waits for it, they end soon.
     pub(crate) async fn dead_since(&self, since: Instant) {
         let waited = since.elapsed() >= KILL_DEADLINE;
         let alive = self.alive();
@@ -157,14 +157,14 @@ impl Token {
         self.all_dead().await;
     }
 
-    /// Waits until this many processes carry it.
+    /// Waits until so many processes have the token.
     pub(crate) async fn at_least(&self, count: usize) {
         let what = format!("{count} processes run");
         eventually(&what, || self.alive().len() >= count).await;
     }
 }
 
-/// Whether there is a process of this id, be it one that only waits to be reaped.
+/// Whether a process exists, including zombies.
 pub(crate) fn exists(pid: u32) -> bool {
     PathBuf::from(format!("/proc/{pid}")).exists()
 }

@@ -1,7 +1,7 @@
-//! Commands on a terminal.
+//! Commands with a terminal.
 
 use bytes::Bytes;
-use cantle_backends_local::{LocalBackend, Wall};
+use cantle_backends_local::{LocalBackend, Mechanism};
 use cantle_core::ids::RunId;
 use cantle_core::policy::Policy;
 use cantle_core::sandbox::{
@@ -16,11 +16,11 @@ const SIZE: PtySize = PtySize {
     columns: 101,
 };
 
-/// The sandboxes in which the terminal is their own, and in which it is the host's.
+/// Sandboxes with a terminal of their own, and with one of the host's.
 async fn sandboxes() -> Vec<std::sync::Arc<dyn Sandbox>> {
     let cx = |policy| SandboxContext::new(RunId::new(), policy);
     let backend = LocalBackend::new();
-    let rules = backend.clone().without(Wall::Namespaces);
+    let rules = backend.clone().without(Mechanism::Namespaces);
     vec![
         backend.open(cx(Policy::workspace())).await.unwrap(),
         rules.open(cx(Policy::workspace())).await.unwrap(),
@@ -35,7 +35,7 @@ async fn start(sandbox: &dyn Sandbox, line: &str) -> Box<dyn Process> {
     sandbox.spawn(request).await.unwrap()
 }
 
-/// All that is shown until the end.
+/// Returns the terminal's output up to the end.
 async fn shown(process: &mut dyn Process) -> String {
     let mut output = process.take_output().unwrap();
     let mut shown = Vec::new();
@@ -46,7 +46,7 @@ async fn shown(process: &mut dyn Process) -> String {
 }
 
 #[tokio::test]
-async fn a_command_is_on_a_terminal_of_its_own() {
+async fn command_has_its_own_terminal() {
     for sandbox in sandboxes().await {
         let line = "tty > /dev/null && stty size && echo err >&2 && echo here > /dev/tty";
         let mut process = start(&*sandbox, line).await;
@@ -59,7 +59,7 @@ async fn a_command_is_on_a_terminal_of_its_own() {
 }
 
 #[tokio::test]
-async fn keys_reach_it_and_control_c_interrupts() {
+async fn input_reaches_the_terminal_and_control_c_interrupts() {
     for sandbox in sandboxes().await {
         let line = "trap 'echo interrupted' INT; echo ready; read line; echo \"got $line\"; \
                     cat; echo ended";
@@ -67,11 +67,11 @@ async fn keys_reach_it_and_control_c_interrupts() {
         let mut stdin = process.take_stdin().unwrap();
         let mut output = process.take_output().unwrap();
         let mut shown = String::new();
-        // Each answer is waited for: what is typed ahead is discarded by an interrupt.
+        // Each answer is awaited, because an interrupt discards pending input.
         let steps = [
             ("ready", "hello\n"),
             ("got hello", "again\n"),
-            // Once from the terminal, once from `cat`.
+            // Echoed by the terminal, then printed by `cat`.
             ("again\r\nagain", "\x03"),
         ];
         for (after, keys) in steps {
@@ -94,7 +94,7 @@ async fn keys_reach_it_and_control_c_interrupts() {
 }
 
 #[tokio::test]
-async fn a_new_size_is_told() {
+async fn resize_is_delivered() {
     for sandbox in sandboxes().await {
         let line = "trap 'stty size; exit' WINCH; echo ready; while :; do sleep 0.02; done";
         let mut process = start(&*sandbox, line).await;
@@ -115,7 +115,7 @@ async fn a_new_size_is_told() {
 }
 
 #[tokio::test]
-async fn a_shell_controls_its_jobs() {
+async fn shell_has_job_control() {
     for sandbox in sandboxes().await {
         let request = SpawnRequest::argv(["bash", "--norc", "-i"])
             .with_stdin(Stdin::Piped)
@@ -128,7 +128,7 @@ async fn a_shell_controls_its_jobs() {
         let shown = shown(&mut *process).await;
         assert!(!shown.contains("no job control"), "{shown}");
         assert!(shown.contains("Running"), "{shown}");
-        // Said of the job, or, where `wait` has taken note of its end already, of `fg`.
+        // Reported for the job or, if `wait` has noticed its end already, by `fg`.
         let ended = ["Terminated", "no such job"];
         assert!(ended.iter().any(|said| shown.contains(said)), "{shown}");
         let exit = soon(process.wait()).await.unwrap();

@@ -1,9 +1,10 @@
-//! What is started in the sandbox for a command: bash with the script that looks after it.
+//! The process started in the sandbox for a command: bash with the wrapper script.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 
+use cantle_command_driver::check_environment;
 use cantle_core::sandbox::{
     Background, Command, SandboxError, SandboxErrorKind, SpawnRequest, Stdin,
 };
@@ -12,10 +13,10 @@ use crate::envd::{ProcessConfig, Pty, Size, Start};
 use crate::quote::quote_all;
 use crate::sandbox::Shared;
 
-/// Where bash is in every image that E2B's own clients work with.
+/// The path of bash, on which E2B's own clients rely as well.
 pub(crate) const BASH: &str = "/bin/bash";
 
-/// Without the files and functions that its environment names.
+/// Option of bash that ignores startup files and functions in the environment.
 pub(crate) const PRIVILEGED: &str = "-p";
 
 const FIND: &str = include_str!("../scripts/find.bash");
@@ -23,11 +24,11 @@ const PREPARE: &str = include_str!("../scripts/prepare.bash");
 const COMMAND: &str = include_str!("../scripts/command.bash");
 const TERMINAL: &str = include_str!("../scripts/terminal.bash");
 
-/// A command as it is sent.
+/// A command's wrapper script, arguments and variables.
 #[derive(Debug)]
 pub(super) struct Line {
     script: String,
-    words: Vec<String>,
+    arguments: Vec<String>,
     environment: BTreeMap<String, String>,
     pub(super) pty: Option<Pty>,
     stdin: Option<bool>,
@@ -43,24 +44,26 @@ impl Line {
             Background::Keep => "keep",
             Background::Kill => "",
         };
-        let mut words: Vec<String> = [token, keep, &shared.home, &shared.limits.words]
+        let mut arguments: Vec<String> = [token, keep, &shared.home, &shared.limits.ulimits]
             .map(str::to_owned)
             .into();
-        let directory = shared.place(&request.directory);
-        let mut own = vec![directory.as_slice()];
+        let directory = shared.absolute_path(&request.directory);
+        let mut command = vec![directory.as_slice()];
         let argv = argv(&request.command)?;
-        own.extend(argv.iter().map(|argument| argument.as_encoded_bytes()));
-        if own.iter().any(|word| word.contains(&0)) {
+        command.extend(argv.iter().map(|argument| argument.as_encoded_bytes()));
+        if command.iter().any(|argument| argument.contains(&0)) {
             return Err(invalid("a command can't hold a NUL byte"));
         }
-        let texts: Result<Vec<&str>, _> =
-            own.iter().map(|word| std::str::from_utf8(word)).collect();
+        let texts: Result<Vec<&str>, _> = command
+            .iter()
+            .map(|argument| std::str::from_utf8(argument))
+            .collect();
         match texts {
             Ok(texts) => {
-                words.push("plain".to_owned());
-                words.extend(texts.into_iter().map(str::to_owned));
+                arguments.push("plain".to_owned());
+                arguments.extend(texts.into_iter().map(str::to_owned));
             }
-            Err(_) => words.extend(["quoted".to_owned(), quote_all(own)]),
+            Err(_) => arguments.extend(["quoted".to_owned(), quote_all(command)]),
         }
         let body = if request.pty.is_some() {
             TERMINAL
@@ -69,7 +72,7 @@ impl Line {
         };
         Ok(Self {
             script: [FIND, PREPARE, body].concat(),
-            words,
+            arguments,
             environment: environment(shared, request)?,
             pty: request.pty.map(|size| Pty {
                 size: Size {
@@ -78,7 +81,7 @@ impl Line {
                 },
             }),
             stdin: match &request.stdin {
-                // A terminal has its input anyway.
+                // A terminal always has input.
                 _ if request.pty.is_some() => None,
                 Stdin::Null => Some(false),
                 Stdin::Bytes(bytes) => Some(!bytes.is_empty()),
@@ -89,12 +92,16 @@ impl Line {
 
     pub(super) fn start(&self) -> Start<'_> {
         let fixed = [PRIVILEGED, "-c", &self.script, "cantle"];
-        let words = self.words.iter().map(String::as_str);
+        let arguments = self.arguments.iter().map(String::as_str);
         let environment = self.environment.iter();
         Start {
             process: ProcessConfig {
                 cmd: BASH,
-                args: fixed.into_iter().chain(words).map(Cow::Borrowed).collect(),
+                args: fixed
+                    .into_iter()
+                    .chain(arguments)
+                    .map(Cow::Borrowed)
+                    .collect(),
                 envs: environment
                     .map(|(name, value)| (name.as_str(), value.as_str()))
                     .collect(),
@@ -109,7 +116,7 @@ impl Line {
 fn argv(command: &Command) -> Result<Vec<Cow<'_, OsStr>>, SandboxError> {
     let text = |text: &'static str| Cow::Borrowed(OsStr::new(text));
     match command {
-        // A line may begin with a hyphen.
+        // The command line may begin with a hyphen.
         Command::Shell(line) => Ok(vec![
             text("bash"),
             text("-c"),
@@ -127,33 +134,20 @@ fn argv(command: &Command) -> Result<Vec<Cow<'_, OsStr>>, SandboxError> {
     }
 }
 
-/// The variables of the policy, and those of the request over them.
+/// Merges the variables of the policy and the request, which has precedence.
 fn environment(
     shared: &Shared,
     request: &SpawnRequest,
 ) -> Result<BTreeMap<String, String>, SandboxError> {
+    check_environment(&request.environment)?;
     let mut variables = BTreeMap::new();
     if request.pty.is_some() {
         variables.insert("TERM".to_owned(), "xterm-256color".to_owned());
     }
     for (name, value) in shared.environment.iter().chain(&request.environment) {
-        check_variable(name, value.expose())?;
         variables.insert(name.clone(), value.expose().to_owned());
     }
     Ok(variables)
-}
-
-pub(crate) fn check_variable(name: &str, value: &str) -> Result<(), SandboxError> {
-    if name.is_empty() || name.contains(['=', '\0']) {
-        let name = name.escape_debug();
-        return Err(invalid(&format!(
-            "`{name}` can't be the name of a variable"
-        )));
-    }
-    if value.contains('\0') {
-        return Err(invalid(&format!("the variable `{name}` holds a NUL byte")));
-    }
-    Ok(())
 }
 
 fn invalid(message: &str) -> SandboxError {

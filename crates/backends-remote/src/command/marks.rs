@@ -1,98 +1,101 @@
-//! What the script around a command says about it, in the midst of the command's output.
+//! MarkParser: the wrapper script's messages, embedded in the command's output.
 //!
-//! A mark is a byte that text seldom has, a number that nobody else knows, words, and that byte again.
+//! A mark consists of a separator byte, a random token, a message, and the separator again.
 
 use bytes::{Bytes, BytesMut};
 
 /// ASCII's record separator.
-const SIGN: u8 = 0x1e;
+const SEPARATOR: u8 = 0x1e;
 
-/// What a mark may say in bytes.
-const LONGEST: usize = 64 * 1024;
+/// Maximum length of a message in bytes.
+const MAX_MESSAGE_BYTES: usize = 64 * 1024;
 
-/// A piece of a channel.
+/// Output, or a mark found in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Piece {
+pub(super) enum MarkedPiece {
     Output(Bytes),
     Mark(Mark),
 }
 
-/// What is said of the command.
+/// A message about the command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Mark {
-    /// It runs, as this process.
+    /// It runs, with this process id.
     Started(String),
-    /// It could not be started.
+    /// It was not started, for this reason.
     Refused(String),
     /// It has ended, and so has its output on this channel.
     Ended(String),
 }
 
-/// Takes the marks out of a channel.
+/// Parser that separates marks from the output of one channel.
 #[derive(Debug)]
-pub(super) struct Marks {
-    /// How each begins.
-    sign: Vec<u8>,
-    /// What may become one.
+pub(super) struct MarkParser {
+    /// Start of every mark: separator and token.
+    prefix: Vec<u8>,
+    /// Bytes that may be part of a mark.
     held: BytesMut,
 }
 
-impl Marks {
+impl MarkParser {
     pub(super) fn new(token: &str) -> Self {
         Self {
-            sign: [&[SIGN], token.as_bytes()].concat(),
+            prefix: [&[SEPARATOR], token.as_bytes()].concat(),
             held: BytesMut::new(),
         }
     }
 
-    /// Takes the next bytes, and gives what is certain.
-    pub(super) fn push(&mut self, bytes: Bytes) -> Vec<Piece> {
-        // Nearly all output is no mark and need not be copied.
-        if self.held.is_empty() && !bytes.contains(&SIGN) {
-            return vec![Piece::Output(bytes)];
+    /// Parses the next bytes; an incomplete mark is held back.
+    pub(super) fn push(&mut self, bytes: Bytes) -> Vec<MarkedPiece> {
+        // Most output contains no mark and need not be copied.
+        if self.held.is_empty() && !bytes.contains(&SEPARATOR) {
+            return vec![MarkedPiece::Output(bytes)];
         }
         self.held.extend_from_slice(&bytes);
         let mut pieces = Vec::new();
-        while let Some(at) = self.next_sign() {
+        while let Some(at) = self.next_mark() {
             if at > 0 {
-                pieces.push(Piece::Output(self.held.split_to(at).freeze()));
+                pieces.push(MarkedPiece::Output(self.held.split_to(at).freeze()));
             }
-            if self.held.len() < self.sign.len() {
+            if self.held.len() < self.prefix.len() {
                 break;
             }
-            let words = self.held.iter().skip(self.sign.len());
-            match words.take(LONGEST).position(|byte| *byte == SIGN) {
+            let message = self.held.iter().skip(self.prefix.len());
+            match message
+                .take(MAX_MESSAGE_BYTES)
+                .position(|byte| *byte == SEPARATOR)
+            {
                 Some(length) => {
-                    let mark = self.held.split_to(self.sign.len() + length + 1);
-                    let words = mark.get(self.sign.len()..mark.len() - 1);
-                    pieces.extend(words.and_then(read).map(Piece::Mark));
+                    let mark = self.held.split_to(self.prefix.len() + length + 1);
+                    let message = mark.get(self.prefix.len()..mark.len() - 1);
+                    pieces.extend(message.and_then(parse).map(MarkedPiece::Mark));
                 }
-                None if self.held.len() < self.sign.len() + LONGEST => break,
-                // It only looked like one.
-                None => pieces.push(Piece::Output(self.held.split_to(1).freeze())),
+                None if self.held.len() < self.prefix.len() + MAX_MESSAGE_BYTES => break,
+                // Not a mark.
+                None => pieces.push(MarkedPiece::Output(self.held.split_to(1).freeze())),
             }
         }
-        if self.next_sign().is_none() && !self.held.is_empty() {
-            pieces.push(Piece::Output(self.held.split().freeze()));
+        if self.next_mark().is_none() && !self.held.is_empty() {
+            pieces.push(MarkedPiece::Output(self.held.split().freeze()));
         }
         pieces
     }
 
-    /// What was held back in vain, at the end.
+    /// Returns the bytes held back, at the end of the channel.
     pub(super) fn finish(&mut self) -> Option<Bytes> {
         let rest = self.held.split().freeze();
         (!rest.is_empty()).then_some(rest)
     }
 
-    /// Where a mark begins, or could.
-    fn next_sign(&self) -> Option<usize> {
+    /// Returns the position of the next mark, or of a prefix of one at the end.
+    fn next_mark(&self) -> Option<usize> {
         let mut from = 0;
         loop {
             let rest = self.held.get(from..)?;
-            let at = from + rest.iter().position(|byte| *byte == SIGN)?;
+            let at = from + rest.iter().position(|byte| *byte == SEPARATOR)?;
             let here = self.held.get(at..)?;
-            let length = here.len().min(self.sign.len());
-            if here.get(..length) == self.sign.get(..length) {
+            let length = here.len().min(self.prefix.len());
+            if here.get(..length) == self.prefix.get(..length) {
                 return Some(at);
             }
             from = at + 1;
@@ -100,10 +103,10 @@ impl Marks {
     }
 }
 
-fn read(words: &[u8]) -> Option<Mark> {
-    let words = String::from_utf8_lossy(words);
-    let rest = || words.get(1..).unwrap_or_default().to_owned();
-    match words.chars().next()? {
+fn parse(message: &[u8]) -> Option<Mark> {
+    let message = String::from_utf8_lossy(message);
+    let rest = || message.get(1..).unwrap_or_default().to_owned();
+    match message.chars().next()? {
         'S' => Some(Mark::Started(rest())),
         'F' => Some(Mark::Refused(rest())),
         'E' => Some(Mark::Ended(rest())),
@@ -116,16 +119,16 @@ mod tests {
     use bytes::Bytes;
     use proptest::prelude::{prop, proptest};
 
-    use super::{Mark, Marks, Piece};
+    use super::{Mark, MarkParser, MarkedPiece};
 
-    fn taken_apart(all: &[u8], cut: usize) -> (Vec<u8>, Vec<Mark>) {
-        let mut marks = Marks::new("token");
+    fn parse_in_chunks(all: &[u8], cut: usize) -> (Vec<u8>, Vec<Mark>) {
+        let mut marks = MarkParser::new("token");
         let (mut output, mut found) = (Vec::new(), Vec::new());
         for piece in all.chunks(cut) {
             for piece in marks.push(Bytes::copy_from_slice(piece)) {
                 match piece {
-                    Piece::Output(bytes) => output.extend_from_slice(&bytes),
-                    Piece::Mark(mark) => found.push(mark),
+                    MarkedPiece::Output(bytes) => output.extend_from_slice(&bytes),
+                    MarkedPiece::Mark(mark) => found.push(mark),
                 }
             }
         }
@@ -134,23 +137,23 @@ mod tests {
     }
 
     #[test]
-    fn marks_are_found_however_the_bytes_are_cut() {
+    fn marks_are_found_in_chunks_of_any_size() {
         let all = b"\x1etokenS12\x1eone\x1e two\x1e\x1etoke\x1etokenEcode 0 5\n\x1e";
         let marks = vec![Mark::Started("12".into()), Mark::Ended("code 0 5\n".into())];
         for cut in 1..=all.len() {
             let expected = (b"one\x1e two\x1e\x1etoke".to_vec(), marks.clone());
-            assert_eq!(taken_apart(all, cut), expected, "{cut}");
+            assert_eq!(parse_in_chunks(all, cut), expected, "{cut}");
         }
     }
 
     proptest! {
         #[test]
-        fn output_without_marks_stays_as_it_is(
+        fn output_without_marks_is_unchanged(
             all in prop::collection::vec(prop::sample::select(b"\x1etoken S".to_vec()), 0..200),
             cut in 1_usize..20,
         ) {
             let is_mark = all.windows(6).any(|it| it == b"\x1etoken");
-            let (output, _) = taken_apart(&all, cut);
+            let (output, _) = parse_in_chunks(&all, cut);
             if !is_mark {
                 assert_eq!(output, all);
             }

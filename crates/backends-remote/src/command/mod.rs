@@ -1,103 +1,107 @@
-//! Commands: each is bash with a script of ours around it, one stream of events, and a task that looks
-//! after both.
+//! Commands: each runs in bash with a wrapper script, and has one stream of events.
 //!
-//! The protocol tells when a process ends and can kill it, and no more. The script adds what a command
-//! means elsewhere here: it ends when its own process ends, whatever still holds its channels; how it
-//! ended is exact; what it leaves is killed or listed; and what belongs to it can be found, since all of
-//! it has a variable that nothing else has.
+//! The protocol reports when a process ends and can kill it, and no more. The script adds the rest: a command
+//! ends when its own process ends, even if another one holds its channels; its status is exact; background
+//! processes are killed or listed; and all processes of a command can be found, because they carry a
+//! variable with a value that is unique.
+//!
+//! The command driver drives them; its transport is in `transport`, and `control` performs its orders.
 
-mod drive;
+mod control;
 mod line;
 mod marks;
-mod process;
 mod pump;
 pub(crate) mod side;
-mod spill;
 mod stdin;
+mod transport;
 
 use std::sync::Arc;
 
+use cantle_command_driver::{CommandDriver, CommandLimits, DrivenProcess, StartedCommand};
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind, SpawnRequest, Stdin};
-use tokio::sync::{mpsc, oneshot, watch};
-use tokio_util::sync::CancellationToken;
+use tokio::sync::{mpsc, oneshot};
 
-use self::drive::Driver;
+use self::control::{CommandControl, Orders};
 use self::line::Line;
-pub(crate) use self::line::check_variable;
-pub(crate) use self::process::RemoteProcess;
 use self::pump::Progress;
-use self::stdin::RemoteStdin;
+use self::stdin::RemoteInput;
+use self::transport::RemoteTransport;
 use crate::sandbox::Shared;
 
-/// Pieces of output between the stream and the reader.
-const PIECES_IN_FLIGHT: usize = 16;
+/// Chunks of output between the stream and the driver, for each channel.
+const CHUNKS_IN_FLIGHT: usize = 2;
 
-const FIND: &str = include_str!("../scripts/find.bash");
-const END: &str = include_str!("../scripts/end.bash");
+const FIND_SCRIPT: &str = include_str!("../scripts/find.bash");
+const CONTROL_SCRIPT: &str = include_str!("../scripts/control.bash");
 
 /// Starts a command.
 pub(crate) async fn spawn(
     shared: &Arc<Shared>,
     request: SpawnRequest,
-) -> Result<RemoteProcess, SandboxError> {
-    let awake = shared.awake().await?;
+) -> Result<DrivenProcess<RemoteTransport>, SandboxError> {
+    let active = shared.activate().await?;
     let token = crate::random_token();
     let line = Line::new(shared, &request, &token)?;
     let is_terminal = line.pty.is_some();
-    let feed = match &request.stdin {
-        Stdin::Bytes(bytes) if !bytes.is_empty() => Some(bytes.clone()),
-        _ => None,
+    let has_input = match &request.stdin {
+        Stdin::Null => false,
+        Stdin::Bytes(bytes) => !bytes.is_empty(),
+        _ => true,
     };
-    let takes_input = is_terminal || request.stdin == Stdin::Piped;
-    if (feed.is_some() || takes_input && !is_terminal) && !awake.envd.closes_input() {
+    if has_input && !is_terminal && !active.envd.can_close_stdin() {
         return Err(SandboxError::unsupported(
             "what runs in the sandbox is too old to end a command's input",
         )
         .with_advice("Give the input as a file, or use a newer template."));
     }
-    let progress = Arc::new(Progress::new(shared.limits.output_bytes));
-    let abandoned = CancellationToken::new();
-    let handle = abandoned.clone().drop_guard();
-    let (reader, pieces) = mpsc::channel(PIECES_IN_FLIGHT);
-    let (started, start) = oneshot::channel();
-    let (outcome, told) = watch::channel(None);
-    let stdin = takes_input.then(|| {
-        let (shared, progress) = (Arc::clone(shared), Arc::clone(&progress));
-        RemoteStdin::new(shared, progress, is_terminal)
-    });
-    let driver = Driver {
-        shared: Arc::clone(shared),
-        awake,
-        line,
-        token,
-        request,
-        feed,
-        progress: Arc::clone(&progress),
-        abandoned,
-        reader,
-        started,
-        outcome,
+    let limits = CommandLimits {
+        wall_time: shared.limits.wall_time,
+        output_bytes: shared.limits.output_bytes,
     };
-    shared.attend(driver.run());
+    let driver = CommandDriver::new(request, limits);
+    let progress = Arc::new(Progress::default());
+    let orders = Orders::default();
+    // Kills the command if this start is abandoned, or when all handles are dropped.
+    let abandon = orders.abandon.clone().drop_guard();
+    let (started, start) = oneshot::channel();
+    let (report_sender, reports) = mpsc::unbounded_channel();
+    let (stdout_sender, stdout) = mpsc::channel(CHUNKS_IN_FLIGHT);
+    let (stderr_sender, stderr) = mpsc::channel(CHUNKS_IN_FLIGHT);
+    let control = CommandControl {
+        shared: Arc::clone(shared),
+        active,
+        token: token.clone(),
+        request: driver.request().clone(),
+        time_limit: driver.time_limit(),
+        progress: Arc::clone(&progress),
+        orders: orders.clone(),
+    };
+    let channels = [stdout_sender, stderr_sender];
+    shared.spawn_task(control.run(line, channels, started, report_sender));
     let leader = start.await.map_err(|_| {
         let message = "the sandbox was closed while the command was started";
         SandboxError::new(SandboxErrorKind::Closed, message)
     })??;
-    Ok(RemoteProcess::new(
-        process::Parts {
+    let input = (has_input || is_terminal)
+        .then(|| RemoteInput::new(Arc::clone(shared), Arc::clone(&progress), is_terminal));
+    Ok(driver.drive(StartedCommand {
+        transport: Arc::new(RemoteTransport {
             shared: Arc::clone(shared),
             progress,
+            token,
             leader,
-            is_terminal,
-            pieces: Some(pieces),
-            stdin,
-            told,
-        },
-        handle,
-    ))
+            orders,
+            _abandon: abandon,
+        }),
+        pid: leader,
+        reports,
+        stdout,
+        stderr,
+        input,
+    }))
 }
 
-/// What is done to all that belongs to a command.
+/// An operation on all processes of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Order {
     Kill,
@@ -115,14 +119,14 @@ impl Order {
     }
 }
 
-/// Finds what belongs to a command and does that.
+/// Finds the processes of a command and performs an operation on them.
 pub(crate) async fn order(
     envd: &crate::envd::Envd,
     token: &str,
     leader: Option<u32>,
     order: Order,
-) -> Result<side::Answer, crate::envd::Fault> {
+) -> Result<side::ScriptOutput, crate::envd::Fault> {
     let leader = leader.map(|pid| pid.to_string()).unwrap_or_default();
-    let script = [FIND, END].concat();
+    let script = [FIND_SCRIPT, CONTROL_SCRIPT].concat();
     side::run(envd, &script, &[token, &leader, order.word()]).await
 }

@@ -1,7 +1,7 @@
-//! A command's output on its way to the reader, and what is learned from it.
+//! Reads a command's event stream: its output, and the marks that its script writes into it.
 //!
-//! A stream that breaks is no end of a command where the sandbox lives: we listen again. What was written
-//! in between nobody has, so that the command's exit says so.
+//! A stream that breaks does not end a command while the sandbox lives: the pump connects again. What
+//! was written in between is lost, which the command's exit reports.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,97 +9,73 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use cantle_core::sandbox::{
-    BackgroundProcess, Channel, ChannelReport, ExitStatus, OutputChunk, SandboxError,
-    SandboxErrorKind,
+    BackgroundProcess, Channel, ExitStatus, SandboxError, SandboxErrorKind,
 };
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep, timeout};
-use tokio_util::sync::CancellationToken;
 
-use super::marks::{Mark, Marks, Piece};
-use super::spill::Spiller;
-use crate::envd::{Ended, Envd, EventStream, Fault, Happened, SILENCE};
+use super::marks::{Mark, MarkParser, MarkedPiece};
+use crate::envd::{Envd, EventStream, Fault, ProcessEvent, ProcessExit, STREAM_TIMEOUT};
 use crate::sandbox::Shared;
 
-/// After the last of a command's output, for the end of its stream: a connection that was read to the
-/// end can be used again.
-const END_OF_STREAM: Duration = Duration::from_millis(100);
+/// Time limit for the end of the stream after the last output: a connection read to its end is reused.
+const STREAM_END_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// How often in a row a stream may break as soon as it is there.
-const BREAKS: u32 = 5;
-/// Before we listen again for the second time.
-const PAUSE: Duration = Duration::from_millis(100);
+/// Maximum connections in a row that break immediately.
+const MAX_IMMEDIATE_BREAKS: u32 = 5;
+/// Pause before the second reconnect.
+const RECONNECT_PAUSE: Duration = Duration::from_millis(100);
 
-/// What is known of a command, for everyone who deals with it.
-#[derive(Debug)]
+/// The state of a command as observed on its stream, shared with its transport and its input.
+#[derive(Debug, Default)]
 pub(super) struct Progress {
-    pub(super) state: watch::Sender<State>,
-    written_bytes: [AtomicU64; 2],
-    allowed_bytes: u64,
-    /// Cancelled when a channel has carried more than it may.
-    pub(super) too_much_output: CancellationToken,
+    pub(super) state: watch::Sender<CommandState>,
+    received_bytes: [AtomicU64; 2],
 }
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct State {
-    /// The process that was started, which input and signals of the protocol go to.
+pub(super) struct CommandState {
+    /// The process that the service started, to which it sends input and signals.
     pub(super) outer: Option<u32>,
-    /// The command's own process.
+    /// The first process of the command itself.
     pub(super) leader: Option<u32>,
     pub(super) end: Option<End>,
     /// Whether some of its output may have been lost.
-    pub(super) has_hole: bool,
+    pub(super) may_lack_output: bool,
 }
 
-/// How it ended, as far as the stream tells.
+/// The end of a command, as observed on its stream.
 #[derive(Clone, Debug)]
 pub(super) enum End {
-    /// The script has told.
-    Told {
+    /// The script reported it.
+    Reported {
         status: ExitStatus,
         duration: Option<Duration>,
         left: Vec<BackgroundProcess>,
     },
-    /// It was not started, for this reason.
+    /// It was not started for this reason.
     Refused(String),
-    /// The process that was started has ended.
-    Ended(Ended),
-    /// The stream has.
+    /// The process that the service started has ended.
+    Ended(ProcessExit),
+    /// The stream broke.
     Lost(Arc<Fault>),
 }
 
 impl Progress {
-    pub(super) fn new(allowed_bytes: Option<u64>) -> Self {
-        Self {
-            state: watch::Sender::default(),
-            written_bytes: [const { AtomicU64::new(0) }; 2],
-            allowed_bytes: allowed_bytes.unwrap_or(u64::MAX),
-            too_much_output: CancellationToken::new(),
-        }
-    }
-
     fn counter(&self, channel: Channel) -> &AtomicU64 {
-        let [stdout, stderr] = &self.written_bytes;
+        let [stdout, stderr] = &self.received_bytes;
         match channel {
             Channel::Stdout => stdout,
             Channel::Stderr => stderr,
         }
     }
 
-    fn count(&self, channel: Channel, bytes: usize) {
-        let bytes = bytes as u64;
-        let before = self.counter(channel).fetch_add(bytes, Ordering::Relaxed);
-        if before + bytes > self.allowed_bytes {
-            self.too_much_output.cancel();
-        }
+    /// Number of bytes that were received on a channel.
+    pub(super) fn received_bytes(&self, channel: Channel) -> u64 {
+        self.counter(channel).load(Ordering::Acquire)
     }
 
-    pub(super) fn report(&self, channel: Channel, spiller: Option<&Spiller>) -> ChannelReport {
-        let written = self.counter(channel).load(Ordering::Relaxed);
-        ChannelReport::new(written, spiller.and_then(Spiller::spilled))
-    }
-
-    fn set(&self, change: impl FnOnce(&mut State)) {
+    fn set(&self, change: impl FnOnce(&mut CommandState)) {
         self.state.send_modify(change);
     }
 
@@ -114,8 +90,8 @@ impl Progress {
         self.state.borrow().outer
     }
 
-    /// Waits until something of the state is there.
-    pub(super) async fn wait_for<T>(&self, look: impl Fn(&State) -> Option<T>) -> T {
+    /// Waits until `select` returns a value of the state.
+    pub(super) async fn wait_for<T>(&self, look: impl Fn(&CommandState) -> Option<T>) -> T {
         let mut state = self.state.subscribe();
         loop {
             if let Some(found) = look(&state.borrow_and_update()) {
@@ -127,8 +103,8 @@ impl Progress {
         }
     }
 
-    pub(super) fn has_hole(&self) -> bool {
-        self.state.borrow().has_hole
+    pub(super) fn may_lack_output(&self) -> bool {
+        self.state.borrow().may_lack_output
     }
 
     pub(super) async fn ended(&self) -> End {
@@ -136,45 +112,47 @@ impl Progress {
     }
 }
 
+/// Sends the output of one channel to the driver; dropped, the channel is at its end.
+pub(super) type ChannelSender = mpsc::Sender<Result<Bytes, SandboxError>>;
+
 /// Reads a command's stream.
 pub(super) struct Pump<'p> {
     shared: &'p Shared,
     envd: &'p Envd,
     progress: &'p Progress,
-    spillers: &'p [Option<Spiller>; 2],
-    reader: Option<mpsc::Sender<Result<OutputChunk, SandboxError>>>,
-    channels: [Outlet; 2],
-    /// How often in a row the stream broke, and when it began.
+    channels: [MarkedChannel; 2],
+    /// Number of consecutive breaks, and the start of the current connection.
     breaks: u32,
     listens_since: Instant,
 }
 
-struct Outlet {
+struct MarkedChannel {
     channel: Channel,
-    marks: Marks,
-    ended: bool,
+    marks: MarkParser,
+    /// `None` after the command's last mark on this channel.
+    sender: Option<ChannelSender>,
 }
 
 impl<'p> Pump<'p> {
     pub(super) fn new(
         (shared, envd): (&'p Shared, &'p Envd),
         progress: &'p Progress,
-        spillers: &'p [Option<Spiller>; 2],
         token: &str,
-        reader: mpsc::Sender<Result<OutputChunk, SandboxError>>,
+        [stdout, stderr]: [ChannelSender; 2],
     ) -> Self {
-        let outlet = |channel| Outlet {
+        let channel = |channel, sender| MarkedChannel {
             channel,
-            marks: Marks::new(token),
-            ended: false,
+            marks: MarkParser::new(token),
+            sender: Some(sender),
         };
         Self {
             shared,
             envd,
             progress,
-            spillers,
-            reader: Some(reader),
-            channels: [outlet(Channel::Stdout), outlet(Channel::Stderr)],
+            channels: [
+                channel(Channel::Stdout, stdout),
+                channel(Channel::Stderr, stderr),
+            ],
             breaks: 0,
             listens_since: Instant::now(),
         }
@@ -184,18 +162,18 @@ impl<'p> Pump<'p> {
     pub(super) async fn run(mut self, mut events: EventStream) {
         loop {
             match events.next().await {
-                Ok(Some(Happened::Started(pid))) => {
+                Ok(Some(ProcessEvent::Started(pid))) => {
                     self.progress.set(|state| state.outer = Some(pid));
                 }
-                Ok(Some(Happened::Wrote(channel, bytes))) => {
+                Ok(Some(ProcessEvent::Output(channel, bytes))) => {
                     self.take(channel, bytes).await;
-                    if self.channels.iter().all(|outlet| outlet.ended) {
-                        // What comes now is written by what the command left, for nobody.
-                        let _ = timeout(END_OF_STREAM, drain(&mut events)).await;
+                    if self.channels.iter().all(|it| it.sender.is_none()) {
+                        // The rest is output of background processes, which is dropped.
+                        let _ = timeout(STREAM_END_TIMEOUT, drain(&mut events)).await;
                         break;
                     }
                 }
-                Ok(Some(Happened::Ended(ended))) => {
+                Ok(Some(ProcessEvent::Ended(ended))) => {
                     self.flush().await;
                     self.progress.end(End::Ended(ended));
                 }
@@ -206,50 +184,48 @@ impl<'p> Pump<'p> {
                         events = again;
                         continue;
                     }
-                    self.say_what_is_missing(&fault).await;
+                    self.report_lost_output(&fault).await;
                     self.progress.end(End::Lost(Arc::new(fault)));
                     break;
                 }
             }
         }
-        for spiller in self.spillers.iter().flatten() {
-            spiller.finish().await;
-        }
     }
 
-    /// Tells the reader of output that is lost, where the command's end, which is known, does not.
-    async fn say_what_is_missing(&mut self, fault: &Fault) {
-        let has_told = matches!(self.progress.state.borrow().end, Some(End::Told { .. }));
-        if let (true, Some(reader)) = (has_told, self.reader.take()) {
+    /// Reports lost output to the reader, if the command's end is known and doesn't imply it.
+    async fn report_lost_output(&mut self, fault: &Fault) {
+        let is_reported = matches!(self.progress.state.borrow().end, Some(End::Reported { .. }));
+        let sender = self.channels.iter().find_map(|it| it.sender.as_ref());
+        if let (true, Some(sender)) = (is_reported, sender) {
             let message = format!("the rest of the command's output is lost: {fault}");
             let error = SandboxError::new(SandboxErrorKind::Io, message);
-            // Where nobody reads, nobody misses it.
-            let _ = reader.send(Err(error)).await;
+            // Without a reader, the error has no recipient.
+            let _ = sender.send(Err(error)).await;
         }
     }
 
-    /// The rest of the stream, where only the connection was lost.
+    /// Connects again to a stream whose connection was lost.
     async fn listen_again(&mut self, fault: &Fault) -> Option<EventStream> {
         let pid = {
             let state = self.progress.state.borrow();
-            // Without its beginning, nobody knows what it is.
+            // A command that was not reported as started can't be identified.
             let is_known = state.leader.is_some() && state.end.is_none();
             state.outer.filter(|_| is_known && fault.is_unanswered())?
         };
-        if self.listens_since.elapsed() >= SILENCE {
+        if self.listens_since.elapsed() >= STREAM_TIMEOUT {
             self.breaks = 0;
         }
-        while self.breaks < BREAKS {
-            sleep(PAUSE * self.breaks).await;
+        while self.breaks < MAX_IMMEDIATE_BREAKS {
+            sleep(RECONNECT_PAUSE * self.breaks).await;
             self.breaks += 1;
-            if self.shared.look_after(self.envd, fault).await.is_some() {
+            if self.shared.check_gone(self.envd, fault).await.is_some() {
                 return None;
             }
             match self.envd.listen(pid).await {
                 Ok(events) => {
                     tracing::debug!(pid, why = %fault, "listening again to a command");
                     self.listens_since = Instant::now();
-                    self.progress.set(|state| state.has_hole = true);
+                    self.progress.set(|state| state.may_lack_output = true);
                     return Some(events);
                 }
                 Err(fault) if fault.is_unanswered() => {}
@@ -261,24 +237,22 @@ impl<'p> Pump<'p> {
 
     async fn take(&mut self, channel: Channel, bytes: Bytes) {
         let at = usize::from(channel == Channel::Stderr);
-        let Some(outlet) = self.channels.get_mut(at) else {
+        let Some(marked) = self.channels.get_mut(at) else {
             return;
         };
-        if outlet.ended {
+        if marked.sender.is_none() {
             return;
         }
-        for piece in outlet.marks.push(bytes) {
+        for piece in marked.marks.push(bytes) {
             match piece {
-                Piece::Output(bytes) => self.hand_on(channel, bytes).await,
-                Piece::Mark(Mark::Started(pid)) => {
+                MarkedPiece::Output(bytes) => marked.send(self.progress, bytes).await,
+                MarkedPiece::Mark(Mark::Started(pid)) => {
                     self.progress.set(|state| state.leader = pid.parse().ok());
                 }
-                Piece::Mark(Mark::Refused(why)) => self.progress.end(End::Refused(why)),
-                Piece::Mark(Mark::Ended(words)) => {
-                    if let Some(outlet) = self.channels.get_mut(at) {
-                        outlet.ended = true;
-                    }
-                    if let Some(end) = told(&words) {
+                MarkedPiece::Mark(Mark::Refused(why)) => self.progress.end(End::Refused(why)),
+                MarkedPiece::Mark(Mark::Ended(words)) => {
+                    marked.sender = None;
+                    if let Some(end) = parse_end(&words) {
                         self.progress.end(end);
                     }
                     return;
@@ -288,28 +262,23 @@ impl<'p> Pump<'p> {
     }
 
     async fn flush(&mut self) {
-        let mut held = Vec::new();
-        for outlet in &mut self.channels {
-            held.extend(outlet.marks.finish().map(|bytes| (outlet.channel, bytes)));
-        }
-        for (channel, bytes) in held {
-            self.hand_on(channel, bytes).await;
+        for marked in &mut self.channels {
+            if let Some(bytes) = marked.marks.finish() {
+                marked.send(self.progress, bytes).await;
+            }
         }
     }
+}
 
-    async fn hand_on(&mut self, channel: Channel, bytes: Bytes) {
-        self.progress.count(channel, bytes.len());
-        let at = usize::from(channel == Channel::Stderr);
-        if let Some(Some(spiller)) = self.spillers.get(at) {
-            spiller.push(bytes.clone()).await;
-        }
-        if let Some(reader) = &self.reader
-            && reader
-                .send(Ok(OutputChunk { channel, bytes }))
-                .await
-                .is_err()
-        {
-            self.reader = None;
+impl MarkedChannel {
+    async fn send(&self, progress: &Progress, bytes: Bytes) {
+        let count = bytes.len() as u64;
+        progress
+            .counter(self.channel)
+            .fetch_add(count, Ordering::AcqRel);
+        if let Some(sender) = &self.sender {
+            // The driver may have stopped reading.
+            let _ = sender.send(Ok(bytes)).await;
         }
     }
 }
@@ -318,16 +287,16 @@ async fn drain(events: &mut EventStream) {
     while let Ok(Some(_)) = events.next().await {}
 }
 
-/// What the script says at the end: how, which number, how many microseconds, and a line for each
-/// process that is left.
-fn told(words: &str) -> Option<End> {
+/// Parses the script's last mark: the kind of end, its code or signal, its duration in
+/// microseconds, and a line for each process that is left.
+fn parse_end(words: &str) -> Option<End> {
     let mut lines = words.lines();
     let mut first = lines.next()?.split(' ');
-    let how = first.next()?;
+    let kind = first.next()?;
     let number = first.next()?.parse().ok()?;
     let microseconds: u64 = first.next()?.parse().unwrap_or_default();
-    Some(End::Told {
-        status: match how {
+    Some(End::Reported {
+        status: match kind {
             "signal" => ExitStatus::Signal(number),
             _ => ExitStatus::Code(number),
         },
@@ -336,7 +305,7 @@ fn told(words: &str) -> Option<End> {
     })
 }
 
-/// Processes, a line each.
+/// Parses a list of processes, one per line.
 pub(super) fn listed<'l>(lines: impl Iterator<Item = &'l str>) -> Vec<BackgroundProcess> {
-    lines.filter_map(BackgroundProcess::listed).collect()
+    lines.filter_map(BackgroundProcess::parse).collect()
 }

@@ -1,4 +1,4 @@
-//! Short scripts of our own, run beside the commands.
+//! Short helper scripts, run beside the commands.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -8,70 +8,78 @@ use cantle_core::sandbox::Channel;
 use tokio::time::timeout;
 
 use super::line::{BASH, PRIVILEGED};
-use crate::envd::{Ended, Envd, EventStream, Fault, Happened, ProcessConfig, Start};
-use crate::http::Broken;
+use crate::envd::{Envd, EventStream, Fault, ProcessConfig, ProcessEvent, ProcessExit, Start};
+use crate::http::RequestError;
 
-/// For a script and its answer.
-const DEADLINE: Duration = Duration::from_secs(30);
+/// Time limit of a script.
+const SCRIPT_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// What a script may answer in bytes.
-const LONGEST: usize = 64 << 20;
+/// Maximum output of a script in bytes.
+const MAX_OUTPUT_BYTES: usize = 64 << 20;
 
-/// What a script did.
+/// Result of a script.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct ScriptOutput {
     pub(crate) success: bool,
     pub(crate) stdout: Vec<u8>,
     pub(crate) stderr: String,
 }
 
-/// Starts a script with these words as its arguments.
-pub(crate) async fn start(envd: &Envd, script: &str, words: &[&str]) -> Result<EventStream, Fault> {
+/// Starts a script with arguments.
+pub(crate) async fn start(
+    envd: &Envd,
+    script: &str,
+    arguments: &[&str],
+) -> Result<EventStream, Fault> {
     let fixed = [PRIVILEGED, "-c", script, "cantle"];
-    let words = fixed.iter().chain(words).copied().map(Cow::Borrowed);
+    let arguments = fixed.iter().chain(arguments).copied().map(Cow::Borrowed);
     let start = Start {
         process: ProcessConfig {
             cmd: BASH,
-            args: words.collect(),
+            args: arguments.collect(),
             envs: BTreeMap::from([("LC_ALL", "C")]),
             cwd: None,
         },
         pty: None,
         stdin: Some(false),
     };
-    envd.start(&start, Some(DEADLINE)).await
+    envd.start(&start, Some(SCRIPT_TIMEOUT)).await
 }
 
 /// Runs a script to its end.
-pub(crate) async fn run(envd: &Envd, script: &str, words: &[&str]) -> Result<Answer, Fault> {
+pub(crate) async fn run(
+    envd: &Envd,
+    script: &str,
+    arguments: &[&str],
+) -> Result<ScriptOutput, Fault> {
     let running = async {
-        let mut events = start(envd, script, words).await?;
-        let mut answer = Answer {
+        let mut events = start(envd, script, arguments).await?;
+        let mut output = ScriptOutput {
             success: false,
             stdout: Vec::new(),
             stderr: String::new(),
         };
-        while let Some(happened) = events.next().await? {
-            match happened {
-                Happened::Started(_) => {}
-                Happened::Wrote(Channel::Stdout, bytes) => {
-                    if answer.stdout.len() + bytes.len() > LONGEST {
-                        return Err(Broken::new("a script answered too much").into());
+        while let Some(event) = events.next().await? {
+            match event {
+                ProcessEvent::Started(_) => {}
+                ProcessEvent::Output(Channel::Stdout, bytes) => {
+                    if output.stdout.len() + bytes.len() > MAX_OUTPUT_BYTES {
+                        return Err(RequestError::new("a script's output is too long").into());
                     }
-                    answer.stdout.extend_from_slice(&bytes);
+                    output.stdout.extend_from_slice(&bytes);
                 }
-                Happened::Wrote(Channel::Stderr, bytes) => {
-                    if answer.stderr.len() < 1000 {
-                        answer.stderr.push_str(&String::from_utf8_lossy(&bytes));
+                ProcessEvent::Output(Channel::Stderr, bytes) => {
+                    if output.stderr.len() < 1000 {
+                        output.stderr.push_str(&String::from_utf8_lossy(&bytes));
                     }
                 }
-                Happened::Ended(ended) => answer.success = ended == Ended::Code(0),
+                ProcessEvent::Ended(exit) => output.success = exit == ProcessExit::Code(0),
             }
         }
-        Ok(answer)
+        Ok(output)
     };
-    match timeout(DEADLINE, running).await {
-        Ok(answer) => answer,
-        Err(_) => Err(Broken::silent(DEADLINE).into()),
+    match timeout(SCRIPT_TIMEOUT, running).await {
+        Ok(output) => output,
+        Err(_) => Err(RequestError::timed_out(SCRIPT_TIMEOUT).into()),
     }
 }

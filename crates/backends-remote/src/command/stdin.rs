@@ -1,31 +1,31 @@
-//! A command's input.
+//! Standard input of a command.
 
 use std::sync::Arc;
 
-use async_trait::async_trait;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
-use cantle_core::sandbox::{ProcessStdin, SandboxError, SandboxErrorKind};
+use cantle_command_driver::InputChannel;
+use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
 use tokio::select;
 
-use super::drive::selected;
+use super::control::selected;
 use super::pump::Progress;
-use crate::envd::{Fault, Input, InputBytes, Selected, Selector};
-use crate::sandbox::{Awake, Shared};
+use crate::envd::{Fault, Input, InputBytes, SelectedProcess, Selector};
+use crate::sandbox::{ActiveSandbox, Shared};
 
-/// Bytes of one message.
+/// Maximum bytes of one message.
 const PIECE: usize = 256 * 1024;
 
-/// Input that is written as the command runs. Dropped, it is closed.
+/// The input of a command, closed on drop.
 #[derive(Debug)]
-pub(crate) struct RemoteStdin {
+pub(crate) struct RemoteInput {
     shared: Arc<Shared>,
     progress: Arc<Progress>,
     is_terminal: bool,
 }
 
-impl RemoteStdin {
+impl RemoteInput {
     pub(super) fn new(shared: Arc<Shared>, progress: Arc<Progress>, is_terminal: bool) -> Self {
         Self {
             shared,
@@ -35,40 +35,32 @@ impl RemoteStdin {
     }
 }
 
-#[async_trait]
-impl ProcessStdin for RemoteStdin {
+impl InputChannel for RemoteInput {
     async fn write(&mut self, data: Bytes) -> Result<(), SandboxError> {
-        write(&self.shared, &self.progress, data, self.is_terminal).await
+        write(&self.shared, &self.progress, &data, self.is_terminal).await
     }
 }
 
-impl Drop for RemoteStdin {
+impl Drop for RemoteInput {
     fn drop(&mut self) {
-        // A terminal has no end of its own.
+        // A terminal's input can't be closed without closing the terminal.
         if self.is_terminal || self.progress.state.borrow().end.is_some() {
             return;
         }
         let (shared, progress) = (Arc::clone(&self.shared), Arc::clone(&self.progress));
         self.shared
-            .attend(async move { close(&shared, &progress).await });
+            .spawn_task(async move { close(&shared, &progress).await });
     }
-}
-
-/// Writes all of an input that is in memory, as far as the command reads it, and closes it.
-pub(super) async fn feed(shared: &Arc<Shared>, progress: &Progress, data: Bytes) {
-    // A command need not read what it is given.
-    let _ = write(shared, progress, data, false).await;
-    close(shared, progress).await;
 }
 
 async fn write(
     shared: &Arc<Shared>,
     progress: &Progress,
-    data: Bytes,
+    data: &[u8],
     is_terminal: bool,
 ) -> Result<(), SandboxError> {
     let writing = async {
-        let awake = shared.awake().await?;
+        let active = shared.activate().await?;
         for piece in data.chunks(PIECE) {
             let text = STANDARD.encode(piece);
             let input = if is_terminal {
@@ -76,7 +68,7 @@ async fn write(
             } else {
                 InputBytes::Stdin(text)
             };
-            send(shared, &awake, progress, input).await?;
+            send(shared, &active, progress, input).await?;
         }
         Ok(())
     };
@@ -90,19 +82,19 @@ async fn write(
 
 async fn send(
     shared: &Shared,
-    awake: &Awake,
+    active: &ActiveSandbox,
     progress: &Progress,
     input: InputBytes,
 ) -> Result<(), SandboxError> {
     let pid = progress.wait_for(|state| state.outer).await;
-    let message = Selected {
+    let message = SelectedProcess {
         process: Selector { pid },
-        more: Input { input },
+        fields: Input { input },
     };
-    // As long as the command takes to read it.
-    let sent = awake
+    // No time limit: the command may read late.
+    let sent = active
         .envd
-        .call_for::<serde_json::Value>(
+        .call_with_timeout::<serde_json::Value>(
             "process.Process",
             "SendInput",
             &message,
@@ -111,24 +103,24 @@ async fn send(
         .await;
     match sent {
         Ok(_) => Ok(()),
-        // Whatever the words: there is no command any more, or none that reads.
+        // Any refusal means that the command has ended or doesn't read its input.
         Err(fault @ Fault::Refused { .. }) if !fault.is_unanswered() => Err(closed()),
         Err(fault) => Err(shared
-            .explain(&awake.envd, fault, "failed to write to the command")
+            .explain(&active.envd, fault, "failed to write to the command")
             .await),
     }
 }
 
 async fn close(shared: &Arc<Shared>, progress: &Progress) {
     let closing = async {
-        let Ok(awake) = shared.awake().await else {
+        let Ok(active) = shared.activate().await else {
             return;
         };
         let pid = progress.wait_for(|state| state.outer).await;
         let which = selected(pid);
-        let envd = &awake.envd;
+        let envd = &active.envd;
         let closed = envd.call::<serde_json::Value>("process.Process", "CloseStdin", &which);
-        // A command that has ended has no input.
+        // The command may have ended.
         let _ = closed.await;
     };
     select! {

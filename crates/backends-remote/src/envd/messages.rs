@@ -1,6 +1,7 @@
 //! The messages of `process.Process` and `filesystem.Filesystem`, as JSON.
 //!
-//! Fields that the other side omits have their default, fields that we don't know are passed over.
+//! Types and fields mirror the protobuf definitions and keep their names.
+//! Missing fields have their defaults, and unknown fields are ignored.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -43,15 +44,15 @@ pub(crate) struct Selector {
 }
 
 #[derive(Debug, Serialize)]
-pub(crate) struct Selected<T: Serialize> {
+pub(crate) struct SelectedProcess<T: Serialize> {
     pub(crate) process: Selector,
     #[serde(flatten)]
-    pub(crate) more: T,
+    pub(crate) fields: T,
 }
 
-/// Nothing more than which process.
+/// No further fields.
 #[derive(Debug, Serialize)]
-pub(crate) struct Nothing {}
+pub(crate) struct NoFields {}
 
 #[derive(Debug, Serialize)]
 pub(crate) struct Input {
@@ -81,7 +82,7 @@ pub(crate) struct Started<'a> {
     pub(crate) event: Event<'a>,
 }
 
-/// One of these at a time.
+/// Exactly one field is set.
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct Event<'a> {
     #[serde(default)]
@@ -125,44 +126,44 @@ pub(crate) struct EndOfStream {
     pub(crate) error: Option<RpcError>,
 }
 
-/// An error of a call, as Connect has it; plain HTTP errors have a number in place of the word.
+/// An error in Connect's format; errors of plain HTTP have a number as the code.
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct RpcError {
-    #[serde(default, deserialize_with = "word")]
+    #[serde(default, deserialize_with = "string_or_empty")]
     pub(crate) code: String,
     #[serde(default)]
     pub(crate) message: String,
 }
 
-fn word<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+fn string_or_empty<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     let value = serde_json::Value::deserialize(deserializer)?;
     Ok(value.as_str().unwrap_or_default().to_owned())
 }
 
-/// What runs.
+/// The list of running processes.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct Processes {
-    processes: Vec<Running>,
+    processes: Vec<ProcessEntry>,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Running {
+struct ProcessEntry {
     pid: u32,
-    config: RunningConfig,
+    config: ProcessEntryConfig,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct RunningConfig {
+struct ProcessEntryConfig {
     args: Vec<String>,
 }
 
 impl Processes {
-    /// Those that were started with this word.
-    pub(crate) fn with_word(&self, word: &str) -> impl Iterator<Item = u32> {
-        let has_it = move |it: &&Running| it.config.args.iter().any(|arg| arg == word);
+    /// Returns the ids of processes with this argument.
+    pub(crate) fn with_argument(&self, argument: &str) -> impl Iterator<Item = u32> {
+        let has_it = move |it: &&ProcessEntry| it.config.args.iter().any(|arg| arg == argument);
         self.processes.iter().filter(has_it).map(|it| it.pid)
     }
 }
@@ -211,17 +212,17 @@ pub(crate) struct EntryInfo {
     pub(crate) is_symlink: bool,
 }
 
-/// 64-bit numbers are text in this JSON, or numbers.
+/// Deserializes a 64-bit number, which may be a string in this JSON.
 fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
     let value = serde_json::Value::deserialize(deserializer)?;
     let text = value.as_str().and_then(|text| text.parse().ok());
     Ok(text.or(value.as_u64()).unwrap_or_default())
 }
 
-/// What the API of the sandboxes says of one that was made or found.
+/// A created or connected sandbox, as the API describes it.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(crate) struct Made {
+pub(crate) struct SandboxRecord {
     #[serde(rename = "sandboxID")]
     pub(crate) sandbox_id: String,
     #[serde(default)]

@@ -1,5 +1,4 @@
-//! What runs in a sandbox and does what is asked there: processes and directories over Connect RPC,
-//! files over plain HTTP.
+//! Client of envd, the daemon in each sandbox: processes and directories over Connect RPC, files over HTTP.
 
 mod envelope;
 mod messages;
@@ -18,14 +17,13 @@ use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
 pub(crate) use self::messages::*;
-pub(crate) use self::stream::{Ended, EventStream, Happened, SILENCE};
-use crate::http::{self, Broken};
-use crate::tls::Trust;
+pub(crate) use self::stream::{EventStream, ProcessEvent, ProcessExit, STREAM_TIMEOUT};
+use crate::http::{self, RequestError, TlsCache};
 
-/// Where it listens in every sandbox.
+/// The port of envd in every sandbox.
 const PORT: &str = "49983";
 
-/// Domains whose sandboxes share one host, which tells them apart by headers.
+/// Domains whose sandboxes share one host and are identified by headers.
 const SHARED_HOSTS: [&str; 7] = [
     "e2b.app",
     "e2b.dev",
@@ -36,16 +34,16 @@ const SHARED_HOSTS: [&str; 7] = [
     "foxtrot-2.e2b.dev",
 ];
 
-/// For the answer to a call that does something short.
-const UNARY: Duration = Duration::from_secs(60);
-/// For the answer to whether it still lives.
-const HEALTH: Duration = Duration::from_secs(3);
-/// What is said where a sandbox is no more, and not of one that doesn't answer yet.
-const NO_SANDBOX: &str = "was not found";
-/// Characters of the sandbox's own words that an error repeats.
-const LONGEST_WORDS: usize = 1000;
+/// Time limit of a short call.
+const CALL_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time limit of a health check.
+const HEALTH_TIMEOUT: Duration = Duration::from_secs(3);
+/// Part of the error message for a sandbox that is gone, but not for one that is starting.
+const NOT_FOUND_TEXT: &str = "was not found";
+/// Maximum characters of a sandbox's message in an error.
+const MAX_MESSAGE_CHARS: usize = 1000;
 
-/// A way into one sandbox.
+/// Client of one sandbox's envd.
 #[derive(Clone)]
 pub(crate) struct Envd {
     http: Client,
@@ -55,15 +53,15 @@ pub(crate) struct Envd {
     pub(crate) version: Version,
 }
 
-/// Why a sandbox seems not to be there.
+/// A failed health check.
 #[derive(Debug)]
-pub(crate) struct Absent {
-    pub(crate) why: String,
-    /// Whether it was said, and not only found to be silent.
+pub(crate) struct HealthError {
+    pub(crate) reason: String,
+    /// Whether the service confirmed that the sandbox is gone.
     pub(crate) is_certain: bool,
 }
 
-/// It holds a token.
+/// Omits the token.
 impl fmt::Debug for Envd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Envd")
@@ -73,17 +71,17 @@ impl fmt::Debug for Envd {
     }
 }
 
-/// A version that switches features on.
+/// Version of envd, which determines its features.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Version(pub(crate) u32, pub(crate) u32, pub(crate) u32);
 
 impl Version {
-    /// The input of a command can be closed.
-    const CLOSES_INPUT: Self = Self(0, 5, 2);
-    /// Files are taken as they are, not as part of a form.
-    pub(crate) const TAKES_BYTES: Self = Self(0, 5, 7);
-    /// The user is the service's choice.
-    const CHOOSES_USER: Self = Self(0, 4, 0);
+    /// First version that can close a command's stdin.
+    const CLOSE_STDIN: Self = Self(0, 5, 2);
+    /// First version that accepts a file as the request's body instead of a form.
+    pub(crate) const RAW_UPLOADS: Self = Self(0, 5, 7);
+    /// First version with a default user.
+    const DEFAULT_USER: Self = Self(0, 4, 0);
 
     fn parse(text: &str) -> Self {
         let mut numbers = text
@@ -94,66 +92,66 @@ impl Version {
     }
 }
 
-/// Why a call failed.
+/// A failed call.
 #[derive(Debug)]
 pub(crate) enum Fault {
-    /// The sandbox is not there any more.
+    /// The sandbox no longer exists.
     Gone(String),
-    /// The call was answered with an error of this code.
+    /// The response was an error with this code.
     Refused { code: String, message: String },
-    /// There was no answer, or none to understand.
-    Broken(Broken),
+    /// There was no complete, readable response.
+    Request(RequestError),
 }
 
-impl From<Broken> for Fault {
-    fn from(broken: Broken) -> Self {
-        Self::Broken(broken)
+impl From<RequestError> for Fault {
+    fn from(error: RequestError) -> Self {
+        Self::Request(error)
     }
 }
 
 impl From<reqwest::Error> for Fault {
     fn from(error: reqwest::Error) -> Self {
-        Self::Broken(error.into())
+        Self::Request(error.into())
     }
 }
 
 impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Gone(why) => f.write_str(why),
+            Self::Gone(reason) => f.write_str(reason),
             Self::Refused { message, .. } => f.write_str(message),
-            Self::Broken(broken) => f.write_str(&broken.why),
+            Self::Request(error) => f.write_str(&error.message),
         }
     }
 }
 
 impl Fault {
-    /// The same, for somebody else.
-    pub(crate) fn again(&self) -> Self {
+    /// Copies it, without its source.
+    pub(crate) fn duplicate(&self) -> Self {
         match self {
-            Self::Gone(why) => Self::Gone(why.clone()),
+            Self::Gone(reason) => Self::Gone(reason.clone()),
             Self::Refused { code, message } => Self::Refused {
                 code: code.clone(),
                 message: message.clone(),
             },
-            Self::Broken(broken) => Self::Broken(Broken::new(broken.why.clone())),
+            Self::Request(error) => Self::Request(RequestError::new(error.message.clone())),
         }
     }
 
-    pub(crate) fn is(&self, wanted: &str) -> bool {
-        matches!(self, Self::Refused { code, .. } if code == wanted)
+    pub(crate) fn has_code(&self, expected: &str) -> bool {
+        matches!(self, Self::Refused { code, .. } if code == expected)
     }
 
-    /// Whether nothing in the sandbox has answered, which says nothing of the call.
+    /// Whether no response came from the sandbox, so that the call may or may not have been executed.
     pub(crate) fn is_unanswered(&self) -> bool {
-        matches!(self, Self::Broken(_)) || self.is("unavailable")
+        matches!(self, Self::Request(_)) || self.has_code("unavailable")
     }
 
-    /// As an error of a sandbox; `doing` reads like "failed to read `x`".
+    /// Converts it to a sandbox error; `doing` reads like "failed to read `x`".
     pub(crate) fn into_error(self, doing: &str) -> SandboxError {
         match self {
-            Self::Gone(why) => SandboxError::gone(format!("{doing}: {why}")),
-            Self::Broken(broken) => broken.into_error(SandboxErrorKind::Io, doing),
+            Self::Gone(reason) => SandboxError::gone(format!("{doing}: {reason}")),
+            Self::Request(error) => error.into_error(SandboxErrorKind::Io, doing),
             Self::Refused { code, message } => {
                 let kind = match &*code {
                     "not_found" => SandboxErrorKind::NotFound,
@@ -175,14 +173,14 @@ impl Fault {
 }
 
 impl Envd {
-    /// A way into the sandbox that was `made`.
+    /// Builds the client for a sandbox.
     pub(crate) fn new(
-        made: &Made,
+        record: &SandboxRecord,
         sandbox_url: Option<&Url>,
         domain: &str,
-        trust: &Trust,
+        tls_cache: &TlsCache,
     ) -> Result<Self, SandboxError> {
-        let domain = made
+        let domain = record
             .domain
             .as_deref()
             .filter(|it| !it.is_empty())
@@ -190,174 +188,175 @@ impl Envd {
         let base = match sandbox_url {
             Some(url) => url.clone(),
             None if SHARED_HOSTS.contains(&domain) => {
-                http::address("sandbox's domain", &format!("https://sandbox.{domain}"))?
+                http::parse_url("sandbox's domain", &format!("https://sandbox.{domain}"))?
             }
             None => {
-                let host = format!("https://{PORT}-{}.{domain}", made.sandbox_id);
-                http::address("sandbox's domain", &host)?
+                let host = format!("https://{PORT}-{}.{domain}", record.sandbox_id);
+                http::parse_url("sandbox's domain", &host)?
             }
         };
-        let version = Version::parse(&made.envd_version);
+        let version = Version::parse(&record.envd_version);
         let mut headers = HeaderMap::new();
         let unsendable = |_| {
-            let message = "the API named a sandbox in characters that can't be sent";
+            let message = "the API returned a sandbox id with characters that can't be sent";
             SandboxError::new(SandboxErrorKind::Unavailable, message)
         };
-        let id = HeaderValue::try_from(&made.sandbox_id).map_err(unsendable)?;
+        let id = HeaderValue::try_from(&record.sandbox_id).map_err(unsendable)?;
         headers.insert("e2b-sandbox-id", id);
         headers.insert("e2b-sandbox-port", HeaderValue::from_static(PORT));
-        if let Some(token) = &made.envd_access_token {
+        if let Some(token) = &record.envd_access_token {
             let mut token = HeaderValue::try_from(token.expose()).map_err(unsendable)?;
             token.set_sensitive(true);
             headers.insert("x-access-token", token);
         }
-        if version < Version::CHOOSES_USER {
-            // The name `user`, without a password.
+        if version < Version::DEFAULT_USER {
+            // User `user` without a password.
             headers.insert("authorization", HeaderValue::from_static("Basic dXNlcjo="));
         }
         Ok(Self {
-            http: http::client(&base, trust)?,
+            http: http::client(&base, tls_cache)?,
             base,
             headers,
-            token: made.envd_access_token.clone(),
+            token: record.envd_access_token.clone(),
             version,
         })
     }
 
-    /// Calls a method with one answer.
+    /// Calls a unary method.
     pub(crate) async fn call<T: DeserializeOwned>(
         &self,
         service: &str,
         method: &str,
         message: &impl Serialize,
     ) -> Result<T, Fault> {
-        self.call_for(service, method, message, UNARY).await
+        self.call_with_timeout(service, method, message, CALL_TIMEOUT)
+            .await
     }
 
-    /// The same for one that may take longer.
-    pub(crate) async fn call_for<T: DeserializeOwned>(
+    /// Calls a unary method with a time limit.
+    pub(crate) async fn call_with_timeout<T: DeserializeOwned>(
         &self,
         service: &str,
         method: &str,
         message: &impl Serialize,
-        deadline: Duration,
+        limit: Duration,
     ) -> Result<T, Fault> {
         let body = encode(message)?;
         let request = self
             .rpc(service, method)
             .header(CONTENT_TYPE, "application/json")
             .body(body);
-        let answered = timeout(deadline, async {
+        let answered = timeout(limit, async {
             let response = request.send().await?;
             let status = response.status();
-            Ok::<_, Fault>((status, http::whole(response).await?))
+            Ok::<_, Fault>((status, http::read_body(response).await?))
         });
         let (status, body) = match answered.await {
             Ok(answered) => answered?,
-            Err(_) => return Err(Broken::silent(deadline).into()),
+            Err(_) => return Err(RequestError::timed_out(limit).into()),
         };
         if !status.is_success() {
             return Err(self.fault(status, &body).await);
         }
-        let strange = |_| Broken::new(format!("the answer to {method} can't be understood"));
-        Ok(serde_json::from_slice(&body).map_err(strange)?)
+        let invalid = |_| RequestError::new(format!("the response to {method} is invalid"));
+        Ok(serde_json::from_slice(&body).map_err(invalid)?)
     }
 
     fn rpc(&self, service: &str, method: &str) -> RequestBuilder {
         self.http
-            .post(http::below(&self.base, [service, method]))
+            .post(http::join_path(&self.base, [service, method]))
             .headers(self.headers.clone())
             .header("connect-protocol-version", "1")
     }
 
-    /// Whether a command's input can be ended.
-    pub(crate) fn closes_input(&self) -> bool {
-        self.version >= Version::CLOSES_INPUT
+    /// Whether a command's stdin can be closed.
+    pub(crate) fn can_close_stdin(&self) -> bool {
+        self.version >= Version::CLOSE_STDIN
     }
 
-    /// A request about a file.
-    pub(crate) fn files(&self, method: reqwest::Method, path: &str) -> RequestBuilder {
-        let mut url = http::below(&self.base, ["files"]);
+    /// Builds a request for a file.
+    pub(crate) fn file_request(&self, method: reqwest::Method, path: &str) -> RequestBuilder {
+        let mut url = http::join_path(&self.base, ["files"]);
         url.query_pairs_mut().append_pair("path", path);
-        if self.version < Version::CHOOSES_USER {
+        if self.version < Version::DEFAULT_USER {
             url.query_pairs_mut().append_pair("username", "user");
         }
         self.http.request(method, url).headers(self.headers.clone())
     }
 
-    /// A response that is none of an error.
-    pub(crate) async fn accepted(&self, response: Response) -> Result<Response, Fault> {
+    /// Returns the response unless it is an error.
+    pub(crate) async fn check_status(&self, response: Response) -> Result<Response, Fault> {
         let status = response.status();
         if status.is_success() {
             return Ok(response);
         }
-        let body = http::whole(response).await.unwrap_or_default();
+        let body = http::read_body(response).await.unwrap_or_default();
         Err(self.fault(status, &body).await)
     }
 
-    /// What an answer with an error means.
+    /// Parses an error response.
     async fn fault(&self, status: StatusCode, body: &Bytes) -> Fault {
-        let said: RpcError = serde_json::from_slice(body).unwrap_or_default();
-        if status == StatusCode::BAD_GATEWAY && said.message.contains(NO_SANDBOX) {
-            return Fault::Gone(hiding(self.token.as_ref(), &said.message));
+        let error: RpcError = serde_json::from_slice(body).unwrap_or_default();
+        if status == StatusCode::BAD_GATEWAY && error.message.contains(NOT_FOUND_TEXT) {
+            return Fault::Gone(hide_token(self.token.as_ref(), &error.message));
         }
-        let code = match said.code {
+        let code = match error.code {
             code if code.is_empty() => plain_code(status).to_owned(),
             code => code,
         };
-        let message = match said.message {
+        let message = match error.message {
             message if message.is_empty() => format!("the sandbox answered {status}"),
-            message => hiding(self.token.as_ref(), &message),
+            message => hide_token(self.token.as_ref(), &message),
         };
         Fault::Refused { code, message }
     }
 
-    /// Whether the sandbox is there.
-    pub(crate) async fn check_health(&self) -> Result<(), Absent> {
-        let url = http::below(&self.base, ["health"]);
+    /// Checks whether envd responds.
+    pub(crate) async fn check_health(&self) -> Result<(), HealthError> {
+        let url = http::join_path(&self.base, ["health"]);
         let request = self.http.get(url).headers(self.headers.clone());
-        let asking = timeout(HEALTH, async {
+        let asking = timeout(HEALTH_TIMEOUT, async {
             let response = request.send().await?;
             match response.status() {
-                StatusCode::BAD_GATEWAY => http::whole(response).await.map(Some),
+                StatusCode::BAD_GATEWAY => http::read_body(response).await.map(Some),
                 _ => Ok(None),
             }
         });
-        let why = match asking.await {
+        let reason = match asking.await {
             Ok(Ok(None)) => return Ok(()),
             Ok(Ok(Some(body))) => {
-                let said: RpcError = serde_json::from_slice(&body).unwrap_or_default();
-                if said.message.contains(NO_SANDBOX) {
-                    let why = "it was killed or has reached the end of its life".to_owned();
+                let error: RpcError = serde_json::from_slice(&body).unwrap_or_default();
+                if error.message.contains(NOT_FOUND_TEXT) {
+                    let reason = "it was killed or its lifetime has ended".to_owned();
                     let is_certain = true;
-                    return Err(Absent { why, is_certain });
+                    return Err(HealthError { reason, is_certain });
                 }
-                "nothing answers in it".to_owned()
+                "envd does not respond".to_owned()
             }
-            Ok(Err(broken)) => format!("it can't be reached: {}", broken.why),
-            Err(_) => "it doesn't answer".to_owned(),
+            Ok(Err(error)) => format!("it can't be reached: {}", error.message),
+            Err(_) => "it does not respond".to_owned(),
         };
         let is_certain = false;
-        Err(Absent { why, is_certain })
+        Err(HealthError { reason, is_certain })
     }
 }
 
-/// Words of a sandbox, which was told its token and may repeat it.
-fn hiding(token: Option<&SecretText>, words: &str) -> String {
+/// Shortens a message of a sandbox and hides its token.
+fn hide_token(token: Option<&SecretText>, message: &str) -> String {
     let token = token.map(SecretText::expose).filter(|it| !it.is_empty());
-    let words = match token {
-        Some(token) => words.replace(token, "[hidden]"),
-        None => words.to_owned(),
+    let message = match token {
+        Some(token) => message.replace(token, "[hidden]"),
+        None => message.to_owned(),
     };
-    words.chars().take(LONGEST_WORDS).collect()
+    message.chars().take(MAX_MESSAGE_CHARS).collect()
 }
 
 pub(crate) fn encode(message: &impl Serialize) -> Result<Vec<u8>, Fault> {
     serde_json::to_vec(message)
-        .map_err(|_| Broken::new("the request can't be written as JSON").into())
+        .map_err(|_| RequestError::new("failed to encode the request").into())
 }
 
-/// The word for an error of plain HTTP.
+/// Maps the status of a plain HTTP error to a Connect code.
 fn plain_code(status: StatusCode) -> &'static str {
     match status.as_u16() {
         400 => "invalid_argument",

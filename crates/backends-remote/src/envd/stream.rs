@@ -1,4 +1,4 @@
-//! The events of a process, as they come.
+//! The event stream of a process.
 
 use std::time::Duration;
 
@@ -11,70 +11,72 @@ use reqwest::header::{CONTENT_TYPE, HeaderValue};
 use reqwest::{RequestBuilder, Response};
 use tokio::time::timeout;
 
-use super::envelope::{Envelope, Envelopes, enclose};
+use super::envelope::{Envelope, EnvelopeDecoder, encode_envelope};
 use super::{
-    Data, EndEvent, EndOfStream, Envd, Fault, Nothing, Selected, Selector, Start, Started, encode,
-    hiding,
+    Data, EndEvent, EndOfStream, Envd, Fault, NoFields, SelectedProcess, Selector, Start, Started,
+    encode, hide_token,
 };
-use crate::http::Broken;
+use crate::http::RequestError;
 
-/// How often something must come, in seconds: a stream that is silent for longer is looked after.
+/// Requested interval of keep-alive messages in seconds.
 const PING_SECONDS: u16 = 2;
-/// After how much silence.
-pub(crate) const SILENCE: Duration = Duration::from_secs(3 * PING_SECONDS as u64);
-/// For the first answer.
-const FIRST: Duration = Duration::from_secs(30);
+/// Time without any message after which a stream counts as broken.
+pub(crate) const STREAM_TIMEOUT: Duration = Duration::from_secs(3 * PING_SECONDS as u64);
+/// Time limit for the response's head.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Something that happened to a process.
+/// An event of a process.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Happened {
-    /// It runs, under this id.
+pub(crate) enum ProcessEvent {
+    /// It has started with this process id.
     Started(u32),
-    Wrote(Channel, Bytes),
-    Ended(Ended),
+    Output(Channel, Bytes),
+    Ended(ProcessExit),
 }
 
-/// How a process ended, as it is told from there.
+/// The exit of a process, as envd reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Ended {
+pub(crate) enum ProcessExit {
     Code(i32),
-    /// In words, such as `signal: killed`.
+    /// A text such as `signal: killed`.
     Signal(String),
 }
 
-/// What happens to a process, until it ends.
+/// The events of a process until it exits.
 #[derive(Debug)]
 pub(crate) struct EventStream {
     response: Response,
-    envelopes: Envelopes,
+    envelopes: EnvelopeDecoder,
     token: Option<SecretText>,
-    over: bool,
+    is_finished: bool,
 }
 
 impl Envd {
-    /// Starts a process. Where it can't be started, the first event says so.
+    /// Starts a process; that it can't be started is reported by the first event.
     pub(crate) async fn start(
         &self,
         start: &Start<'_>,
         limit: Option<Duration>,
     ) -> Result<EventStream, Fault> {
-        let mut request = self.stream("Start").body(enclose(&encode(start)?));
+        let mut request = self.stream("Start").body(encode_envelope(&encode(start)?));
         if let Some(limit) = limit {
             // At most ten digits.
             let milliseconds = limit.as_millis().min(9_999_999_999).to_string();
             request = request.header("connect-timeout-ms", milliseconds);
         }
-        self.events(request, FIRST).await
+        self.events(request, RESPONSE_TIMEOUT).await
     }
 
-    /// Listens to a process that was started. What it wrote before is not told.
+    /// Subscribes to a running process; earlier output is not repeated.
     pub(crate) async fn listen(&self, pid: u32) -> Result<EventStream, Fault> {
-        let which = Selected {
+        let request = SelectedProcess {
             process: Selector { pid },
-            more: Nothing {},
+            fields: NoFields {},
         };
-        let request = self.stream("Connect").body(enclose(&encode(&which)?));
-        self.events(request, SILENCE).await
+        let request = self
+            .stream("Connect")
+            .body(encode_envelope(&encode(&request)?));
+        self.events(request, STREAM_TIMEOUT).await
     }
 
     fn stream(&self, method: &str) -> RequestBuilder {
@@ -83,45 +85,40 @@ impl Envd {
             .header("keepalive-ping-interval", HeaderValue::from(PING_SECONDS))
     }
 
-    async fn events(
-        &self,
-        request: RequestBuilder,
-        patience: Duration,
-    ) -> Result<EventStream, Fault> {
-        let response = match timeout(patience, request.send()).await {
-            Ok(response) => self.accepted(response?).await?,
-            Err(_) => return Err(Broken::silent(patience).into()),
+    async fn events(&self, request: RequestBuilder, limit: Duration) -> Result<EventStream, Fault> {
+        let response = match timeout(limit, request.send()).await {
+            Ok(response) => self.check_status(response?).await?,
+            Err(_) => return Err(RequestError::timed_out(limit).into()),
         };
         Ok(EventStream {
             response,
-            envelopes: Envelopes::default(),
+            envelopes: EnvelopeDecoder::default(),
             token: self.token.clone(),
-            over: false,
+            is_finished: false,
         })
     }
 }
 
 impl EventStream {
-    /// The next event; `None` after the last one. Not cancel-safe: what is given up takes the rest
-    /// along.
-    pub(crate) async fn next(&mut self) -> Result<Option<Happened>, Fault> {
+    /// Returns the next event; `None` after the last one. Not cancel-safe.
+    pub(crate) async fn next(&mut self) -> Result<Option<ProcessEvent>, Fault> {
         loop {
-            if self.over {
+            if self.is_finished {
                 return Ok(None);
             }
-            match self.envelopes.next().map_err(Broken::new)? {
+            match self.envelopes.next().map_err(RequestError::new)? {
                 None => self.read_more().await?,
                 Some(Envelope::Message(message)) => {
-                    if let Some(happened) = read(&message)? {
-                        return Ok(Some(happened));
+                    if let Some(event) = parse(&message)? {
+                        return Ok(Some(event));
                     }
                 }
                 Some(Envelope::End(message)) => {
-                    self.over = true;
+                    self.is_finished = true;
                     let end: EndOfStream = serde_json::from_slice(&message).unwrap_or_default();
                     if let Some(error) = end.error {
                         let code = error.code;
-                        let message = hiding(self.token.as_ref(), &error.message);
+                        let message = hide_token(self.token.as_ref(), &error.message);
                         return Err(Fault::Refused { code, message });
                     }
                 }
@@ -130,37 +127,37 @@ impl EventStream {
     }
 
     async fn read_more(&mut self) -> Result<(), Fault> {
-        match timeout(SILENCE, self.response.chunk()).await {
-            Err(_) => Err(Broken::silent(SILENCE).into()),
+        match timeout(STREAM_TIMEOUT, self.response.chunk()).await {
+            Err(_) => Err(RequestError::timed_out(STREAM_TIMEOUT).into()),
             Ok(piece) => match piece? {
                 Some(piece) => {
                     self.envelopes.push(&piece);
                     Ok(())
                 }
-                None => Err(Broken::new("the stream ended before its end").into()),
+                None => Err(RequestError::new("the stream ended without an end message").into()),
             },
         }
     }
 }
 
-fn read(message: &[u8]) -> Result<Option<Happened>, Fault> {
-    let strange = |_| Broken::new("an event can't be understood");
+fn parse(message: &[u8]) -> Result<Option<ProcessEvent>, Fault> {
+    let invalid = |_| RequestError::new("an event is invalid");
     let event = serde_json::from_slice::<Started<'_>>(message)
-        .map_err(strange)?
+        .map_err(invalid)?
         .event;
     Ok(match event {
         super::Event {
             start: Some(start), ..
-        } => Some(Happened::Started(start.pid)),
+        } => Some(ProcessEvent::Started(start.pid)),
         super::Event {
             data: Some(data), ..
         } => output(&data)?,
-        super::Event { end: Some(end), .. } => Some(Happened::Ended(ended(&end))),
+        super::Event { end: Some(end), .. } => Some(ProcessEvent::Ended(exit(&end))),
         _ => None,
     })
 }
 
-fn output(data: &Data<'_>) -> Result<Option<Happened>, Fault> {
+fn output(data: &Data<'_>) -> Result<Option<ProcessEvent>, Fault> {
     let channels = [
         (Channel::Stdout, &data.stdout),
         (Channel::Stderr, &data.stderr),
@@ -170,16 +167,16 @@ fn output(data: &Data<'_>) -> Result<Option<Happened>, Fault> {
         if let Some(text) = text {
             let bytes = STANDARD
                 .decode(text.as_bytes())
-                .map_err(|_| Broken::new("output can't be decoded"))?;
-            return Ok(Some(Happened::Wrote(channel, bytes.into())));
+                .map_err(|_| RequestError::new("output is not valid base64"))?;
+            return Ok(Some(ProcessEvent::Output(channel, bytes.into())));
         }
     }
     Ok(None)
 }
 
-fn ended(end: &EndEvent<'_>) -> Ended {
+fn exit(end: &EndEvent<'_>) -> ProcessExit {
     if end.exited || !end.status.starts_with("signal:") {
-        return Ended::Code(end.exit_code);
+        return ProcessExit::Code(end.exit_code);
     }
-    Ended::Signal(end.status.to_string())
+    ProcessExit::Signal(end.status.to_string())
 }

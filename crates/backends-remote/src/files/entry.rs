@@ -1,24 +1,25 @@
-//! What was seen at a path.
+//! Type, size and mode of a path.
 
 use cantle_core::sandbox::{FileInfo, FileKind, SandboxPath};
 
 use crate::envd::EntryInfo;
 
+/// The result of a stat.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Seen {
+pub(super) struct EntryStat {
     pub(super) kind: FileKind,
     pub(super) size_bytes: u64,
     mode: u32,
-    /// Where a link leads, where that was told.
+    /// The target of a link, if known.
     pub(super) target: Option<String>,
 }
 
-impl Seen {
+impl EntryStat {
     pub(super) fn info(&self, path: SandboxPath) -> FileInfo {
         FileInfo::new(path, self.kind, self.size_bytes, Some(self.mode & 0o777))
     }
 
-    /// What `stat` says: type and permissions in hexadecimal, and the size.
+    /// Parses a line of `stat -c "%f %s"`: mode in hexadecimal and size.
     pub(super) fn parse(line: &str) -> Option<Self> {
         let (mode, size) = line.trim().split_once(' ')?;
         let mode = u32::from_str_radix(mode, 16).ok()?;
@@ -36,13 +37,13 @@ impl Seen {
     }
 }
 
-/// An entry tells of what a link leads to, and by the way that it is a link.
-impl From<&EntryInfo> for Seen {
+/// For a link, the entry describes its target and has separate fields that identify the link.
+impl From<&EntryInfo> for EntryStat {
     fn from(entry: &EntryInfo) -> Self {
         let is_link = entry.is_symlink
             || entry.symlink_target.is_some()
             || entry.permissions.starts_with(['L', 'l']);
-        // Pipes, sockets and devices have no type of their own.
+        // The protocol has no types for pipes, sockets and devices.
         let is_special = entry
             .permissions
             .starts_with(['p', 'S', 's', 'D', 'b', 'c']);

@@ -1,13 +1,12 @@
-//! Files of a sandbox: by the protocol where it can, by a short script where it can't.
+//! File operations, through envd's protocol or, where it is insufficient, through short scripts.
 //!
-//! The protocol has no bytes in names, no modes, and follows links wherever they lead. So what is on the
-//! way to a path is looked at first, and links are followed before anything is done: what leads out of
-//! the working directory (or the scratch directory) is refused. Between that look and what is done, a
-//! command may change the link; what it can reach so is the machine that it runs on anyway.
+//! The protocol has neither non-UTF-8 names nor modes, and follows links anywhere. Therefore each component of a path
+//! is inspected and links are resolved first; paths outside the working directory and `/tmp` are refused. A command
+//! can change a link between check and use, but gains nothing: it runs on that machine anyway.
 
 mod entry;
-mod place;
 mod read;
+mod resolve;
 mod script;
 mod write;
 
@@ -15,64 +14,64 @@ use std::sync::Arc;
 
 use cantle_core::sandbox::{FileInfo, FileKind, SandboxError, SandboxErrorKind, SandboxPath};
 
-use self::entry::Seen;
-use self::place::{Last, Place};
+use self::entry::EntryStat;
 pub(crate) use self::read::read;
+use self::resolve::{FinalLink, ResolvedPath};
 pub(crate) use self::write::{upload, write};
 use crate::envd::{Entries, Fault, ListDir, Move, Path};
-use crate::sandbox::{Awake, SCRATCH, Shared};
+use crate::sandbox::{ActiveSandbox, SCRATCH, Shared};
 
 const SERVICE: &str = "filesystem.Filesystem";
 
-/// Files of one sandbox, while it is awake.
+/// File operations of one sandbox, which is not paused meanwhile.
 pub(super) struct Files<'s> {
     pub(super) shared: &'s Arc<Shared>,
-    pub(super) awake: Awake,
+    pub(super) active: ActiveSandbox,
 }
 
 impl<'s> Files<'s> {
     pub(super) async fn open(shared: &'s Arc<Shared>) -> Result<Self, SandboxError> {
         Ok(Self {
             shared,
-            awake: shared.awake().await?,
+            active: shared.activate().await?,
         })
     }
 
     pub(super) async fn explain(&self, fault: Fault, doing: &str) -> SandboxError {
-        self.shared.explain(&self.awake.envd, fault, doing).await
+        self.shared.explain(&self.active.envd, fault, doing).await
     }
 }
 
-/// What is at a path.
+/// Returns the type, size and mode of a path.
 pub(crate) async fn stat(
     shared: &Arc<Shared>,
     path: &SandboxPath,
 ) -> Result<FileInfo, SandboxError> {
-    let doing = format!("failed to look at `{path}`");
+    let doing = format!("failed to stat `{path}`");
     let files = Files::open(shared).await?;
-    let place = files.find(path, Last::AsItIs, &doing).await?;
-    let seen = place.seen(&doing)?;
-    Ok(seen.info(path.clone()))
+    let resolved = files.resolve(path, FinalLink::Keep, &doing).await?;
+    let stat = resolved.stat(&doing)?;
+    Ok(stat.info(path.clone()))
 }
 
-/// What is in a directory.
+/// Lists a directory.
 pub(crate) async fn list(
     shared: &Arc<Shared>,
     path: &SandboxPath,
 ) -> Result<Vec<FileInfo>, SandboxError> {
     let doing = format!("failed to list `{path}`");
     let files = Files::open(shared).await?;
-    let place = files.find(path, Last::Followed, &doing).await?;
-    if place.seen(&doing)?.kind != FileKind::Directory {
-        let message = format!("{doing}: it is no directory");
+    let resolved = files.resolve(path, FinalLink::Follow, &doing).await?;
+    if resolved.stat(&doing)?.kind != FileKind::Directory {
+        let message = format!("{doing}: it is not a directory");
         return Err(SandboxError::new(SandboxErrorKind::NotADirectory, message));
     }
-    let mut listed = match place.text() {
+    let mut listed = match resolved.text() {
         Some(text) => files.list_by_protocol(text, &doing).await?,
         None => None,
     };
     if listed.is_none() {
-        listed = Some(files.list_by_script(&place.bytes, &doing).await?);
+        listed = Some(files.list_by_script(&resolved.bytes, &doing).await?);
     }
     let mut listed = listed.unwrap_or_default();
     listed.sort_by(|one, other| one.path.cmp(&other.path));
@@ -80,7 +79,7 @@ pub(crate) async fn list(
 }
 
 impl Files<'_> {
-    /// Nothing where a name is no text.
+    /// Lists a directory; returns `None` if a name is not UTF-8.
     async fn list_by_protocol(
         &self,
         text: &str,
@@ -91,12 +90,12 @@ impl Files<'_> {
             depth: 1,
         };
         let listing = self
-            .awake
+            .active
             .envd
             .call::<Entries>(SERVICE, "ListDir", &request);
         let entries = match listing.await {
             Ok(listing) => listing.entries,
-            // One name that is no UTF-8 spoils it all.
+            // One name that is not UTF-8 fails the whole call.
             Err(Fault::Refused { code, .. }) if code == "internal" || code == "unknown" => {
                 return Ok(None);
             }
@@ -107,38 +106,38 @@ impl Files<'_> {
         }
         let infos = entries.iter().map(|entry| {
             let path = SandboxPath::working_directory().join(&entry.name)?;
-            Ok(Seen::from(entry).info(path))
+            Ok(EntryStat::from(entry).info(path))
         });
         infos.collect::<Result<Vec<_>, SandboxError>>().map(Some)
     }
 }
 
-/// Makes a directory and those above it.
+/// Creates a directory and its parents.
 pub(crate) async fn mkdir(shared: &Arc<Shared>, path: &SandboxPath) -> Result<(), SandboxError> {
-    let doing = format!("failed to make the directory `{path}`");
+    let doing = format!("failed to create the directory `{path}`");
     let files = Files::open(shared).await?;
-    let place = files.find(path, Last::Followed, &doing).await?;
-    match place.last {
-        Some(seen) if seen.kind == FileKind::Directory => return Ok(()),
+    let resolved = files.resolve(path, FinalLink::Follow, &doing).await?;
+    match resolved.stat {
+        Some(stat) if stat.kind == FileKind::Directory => return Ok(()),
         Some(_) => {
-            let message = format!("{doing}: something else is there");
+            let message = format!("{doing}: it exists and is not a directory");
             return Err(SandboxError::new(SandboxErrorKind::AlreadyExists, message));
         }
         None => {}
     }
-    place.must_fit(&doing)?;
-    let Some(text) = place.text() else {
-        return files.mkdir_by_script(&place.bytes, &doing).await;
+    resolved.check_parents(&doing)?;
+    let Some(text) = resolved.text() else {
+        return files.mkdir_by_script(&resolved.bytes, &doing).await;
     };
     let request = Path { path: text };
-    let made = files
-        .awake
+    let created = files
+        .active
         .envd
         .call::<serde_json::Value>(SERVICE, "MakeDir", &request);
-    match made.await {
+    match created.await {
         Ok(_) => Ok(()),
-        // Somebody else was faster.
-        Err(fault) if fault.is("already_exists") => Ok(()),
+        // Created concurrently.
+        Err(fault) if fault.has_code("already_exists") => Ok(()),
         Err(fault) => Err(files.explain(fault, &doing).await),
     }
 }
@@ -147,25 +146,25 @@ pub(crate) async fn mkdir(shared: &Arc<Shared>, path: &SandboxPath) -> Result<()
 pub(crate) async fn remove(shared: &Arc<Shared>, path: &SandboxPath) -> Result<(), SandboxError> {
     let doing = format!("failed to remove `{path}`");
     let files = Files::open(shared).await?;
-    let place = files.find(path, Last::AsItIs, &doing).await?;
-    place.must_be_loose(shared, &doing)?;
-    place.seen(&doing)?;
-    if let Some(text) = place.text() {
+    let resolved = files.resolve(path, FinalLink::Keep, &doing).await?;
+    resolved.check_removable(shared, &doing)?;
+    resolved.stat(&doing)?;
+    if let Some(text) = resolved.text() {
         let request = Path { path: text };
         let removed = files
-            .awake
+            .active
             .envd
             .call::<serde_json::Value>(SERVICE, "Remove", &request);
         match removed.await {
             Ok(_) => return Ok(()),
-            Err(fault @ (Fault::Gone(_) | Fault::Broken(_))) => {
+            Err(fault @ (Fault::Gone(_) | Fault::Request(_))) => {
                 return Err(files.explain(fault, &doing).await);
             }
-            // Perhaps a directory that can't be written.
+            // Possibly an unwritable directory, which the script can remove.
             Err(Fault::Refused { .. }) => {}
         }
     }
-    files.remove_by_script(&place.bytes, &doing).await
+    files.remove_by_script(&resolved.bytes, &doing).await
 }
 
 /// Moves a file or directory.
@@ -176,25 +175,27 @@ pub(crate) async fn rename(
 ) -> Result<(), SandboxError> {
     let doing = format!("failed to move `{from}` to `{to}`");
     let files = Files::open(shared).await?;
-    let source = files.find(from, Last::AsItIs, &doing).await?;
-    source.must_be_loose(shared, &doing)?;
-    let moved = source.seen(&doing)?;
-    let target = files.find(to, Last::AsItIs, &doing).await?;
-    target.must_be_loose(shared, &doing)?;
-    target.must_fit(&doing)?;
-    if let Some(there) = &target.last
+    let source = files.resolve(from, FinalLink::Keep, &doing).await?;
+    source.check_removable(shared, &doing)?;
+    let moved = source.stat(&doing)?;
+    let target = files.resolve(to, FinalLink::Keep, &doing).await?;
+    target.check_removable(shared, &doing)?;
+    target.check_parents(&doing)?;
+    if let Some(there) = &target.stat
         && there.kind == FileKind::Directory
         && moved.kind != FileKind::Directory
     {
-        let message = format!("{doing}: a directory is there");
+        let message = format!("{doing}: the target is a directory");
         return Err(SandboxError::new(SandboxErrorKind::NotAFile, message));
     }
-    files.put(&source.bytes, &target.bytes, &doing).await
+    files
+        .rename_path(&source.bytes, &target.bytes, &doing)
+        .await
 }
 
 impl Files<'_> {
-    /// Moves what is at one place to another.
-    pub(super) async fn put(
+    /// Renames a file or directory.
+    pub(super) async fn rename_path(
         &self,
         from: &[u8],
         to: &[u8],
@@ -209,7 +210,7 @@ impl Files<'_> {
             destination,
         };
         let moved = self
-            .awake
+            .active
             .envd
             .call::<serde_json::Value>(SERVICE, "Move", &request);
         match moved.await {
@@ -219,12 +220,12 @@ impl Files<'_> {
     }
 }
 
-impl Place {
-    /// Refuses to touch what every sandbox has.
-    fn must_be_loose(&self, shared: &Shared, doing: &str) -> Result<(), SandboxError> {
-        let fixed = [shared.home.as_bytes(), SCRATCH.as_bytes()];
-        if fixed.contains(&self.bytes.as_slice()) {
-            let message = format!("{doing}: every sandbox has it");
+impl ResolvedPath {
+    /// Refuses to remove or rename the fixed directories of a sandbox.
+    fn check_removable(&self, shared: &Shared, doing: &str) -> Result<(), SandboxError> {
+        let required = [shared.home.as_bytes(), SCRATCH.as_bytes()];
+        if required.contains(&self.bytes.as_slice()) {
+            let message = format!("{doing}: it is required by the sandbox");
             return Err(SandboxError::new(SandboxErrorKind::InvalidInput, message));
         }
         Ok(())

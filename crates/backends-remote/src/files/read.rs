@@ -1,4 +1,4 @@
-//! Files coming out.
+//! Reading of files.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,15 +13,15 @@ use reqwest::{Method, Response, StatusCode};
 use tokio::time::timeout;
 
 use super::Files;
-use super::place::Last;
-use crate::envd::{EventStream, Fault, Happened};
-use crate::http::Broken;
-use crate::sandbox::{Awake, Shared};
+use super::resolve::FinalLink;
+use crate::envd::{EventStream, Fault, ProcessEvent};
+use crate::http::RequestError;
+use crate::sandbox::{ActiveSandbox, Shared};
 
-/// Between two pieces of a file.
-const SILENCE: Duration = Duration::from_secs(10);
-/// For the first one.
-const FIRST: Duration = Duration::from_secs(30);
+/// Time limit between two chunks.
+const CHUNK_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time limit for the response's head.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Reads a regular file, or a range of it.
 pub(crate) async fn read(
@@ -31,35 +31,35 @@ pub(crate) async fn read(
 ) -> Result<ByteStream, SandboxError> {
     let doing = format!("failed to read `{path}`");
     let files = Files::open(shared).await?;
-    let place = files.find(path, Last::Followed, &doing).await?;
-    if place.seen(&doing)?.kind != FileKind::File {
-        let message = format!("{doing}: it is no regular file");
+    let resolved = files.resolve(path, FinalLink::Follow, &doing).await?;
+    if resolved.stat(&doing)?.kind != FileKind::File {
+        let message = format!("{doing}: it is not a regular file");
         return Err(SandboxError::new(SandboxErrorKind::NotAFile, message));
     }
     if range.length == Some(0) {
         return Ok(Box::pin(stream::empty()));
     }
-    let source = match place.text() {
+    let source = match resolved.text() {
         Some(text) => files.get(text, range).await,
         None => {
-            let events = files.read_by_script(&place.bytes, range.offset).await;
-            events.map(|events| Some((Source::Script(events), 0)))
+            let events = files.read_by_script(&resolved.bytes, range.offset).await;
+            events.map(|events| Some((FileSource::Script(events), 0)))
         }
     };
     let (source, skip) = match source {
         Ok(Some(found)) => found,
         // The range begins past the end.
         Ok(None) => return Ok(Box::pin(stream::empty())),
-        Err(fault) if fault.is("not_found") => return Err(fault.into_error(&doing)),
+        Err(fault) if fault.has_code("not_found") => return Err(fault.into_error(&doing)),
         Err(fault) => return Err(files.explain(fault, &doing).await),
     };
-    let Files { shared, awake } = files;
-    let reader = Reader {
+    let Files { shared, active } = files;
+    let reader = FileReader {
         source,
         shared: Arc::clone(shared),
-        awake,
+        active,
         skip,
-        room: range.length.unwrap_or(u64::MAX),
+        remaining: range.length.unwrap_or(u64::MAX),
         doing,
     };
     Ok(Box::pin(stream::unfold(Some(reader), |reader| async {
@@ -73,9 +73,9 @@ pub(crate) async fn read(
 }
 
 impl Files<'_> {
-    /// The answer with the file, and how much of it comes before what was asked for.
-    async fn get(&self, text: &str, range: ByteRange) -> Result<Option<(Source, u64)>, Fault> {
-        let mut request = self.awake.envd.files(Method::GET, text);
+    /// Requests a file; returns its body and the number of bytes before the range. `None` if the range is past the end.
+    async fn get(&self, text: &str, range: ByteRange) -> Result<Option<(FileSource, u64)>, Fault> {
+        let mut request = self.active.envd.file_request(Method::GET, text);
         if range.offset > 0 || range.length.is_some() {
             let first = range.offset;
             let last = range
@@ -83,42 +83,41 @@ impl Files<'_> {
                 .map(|length| first.saturating_add(length - 1).to_string());
             request = request.header(RANGE, format!("bytes={first}-{}", last.unwrap_or_default()));
         }
-        let response = match timeout(FIRST, request.send()).await {
+        let response = match timeout(RESPONSE_TIMEOUT, request.send()).await {
             Ok(response) => response?,
-            Err(_) => return Err(Broken::silent(FIRST).into()),
+            Err(_) => return Err(RequestError::timed_out(RESPONSE_TIMEOUT).into()),
         };
         if response.status() == StatusCode::RANGE_NOT_SATISFIABLE {
             return Ok(None);
         }
-        let response = self.awake.envd.accepted(response).await?;
+        let response = self.active.envd.check_status(response).await?;
         let is_part = response.status() == StatusCode::PARTIAL_CONTENT;
         let skip = if is_part { 0 } else { range.offset };
-        Ok(Some((Source::Answer(response), skip)))
+        Ok(Some((FileSource::Response(response), skip)))
     }
 }
 
-enum Source {
-    Answer(Response),
+enum FileSource {
+    Response(Response),
     Script(EventStream),
 }
 
-/// A file on its way here.
-struct Reader {
-    source: Source,
+/// State of a download.
+struct FileReader {
+    source: FileSource,
     shared: Arc<Shared>,
-    /// It must not fall asleep meanwhile.
-    awake: Awake,
-    /// Bytes that were not asked for, to pass over.
+    active: ActiveSandbox,
+    /// Bytes to skip: the server ignored the range.
     skip: u64,
-    /// Bytes that are asked for still.
-    room: u64,
+    /// Bytes of the range that remain.
+    remaining: u64,
     doing: String,
 }
 
-impl Reader {
+impl FileReader {
     async fn next(&mut self) -> Result<Option<Bytes>, SandboxError> {
         loop {
-            if self.room == 0 {
+            if self.remaining == 0 {
                 return Ok(None);
             }
             let mut piece = match self.piece().await {
@@ -127,14 +126,14 @@ impl Reader {
                 Err(fault) => {
                     return Err(self
                         .shared
-                        .explain(&self.awake.envd, fault, &self.doing)
+                        .explain(&self.active.envd, fault, &self.doing)
                         .await);
                 }
             };
-            let skipped = piece.split_to(at_most(self.skip, piece.len()));
+            let skipped = piece.split_to(clamp(self.skip, piece.len()));
             self.skip -= skipped.len() as u64;
-            piece.truncate(at_most(self.room, piece.len()));
-            self.room -= piece.len() as u64;
+            piece.truncate(clamp(self.remaining, piece.len()));
+            self.remaining -= piece.len() as u64;
             if !piece.is_empty() {
                 return Ok(Some(piece));
             }
@@ -143,13 +142,15 @@ impl Reader {
 
     async fn piece(&mut self) -> Result<Option<Bytes>, Fault> {
         match &mut self.source {
-            Source::Answer(response) => match timeout(SILENCE, response.chunk()).await {
-                Ok(piece) => Ok(piece?),
-                Err(_) => Err(Broken::silent(SILENCE).into()),
-            },
-            Source::Script(events) => loop {
+            FileSource::Response(response) => {
+                match timeout(CHUNK_TIMEOUT, response.chunk()).await {
+                    Ok(piece) => Ok(piece?),
+                    Err(_) => Err(RequestError::timed_out(CHUNK_TIMEOUT).into()),
+                }
+            }
+            FileSource::Script(events) => loop {
                 match events.next().await? {
-                    Some(Happened::Wrote(Channel::Stdout, bytes)) => return Ok(Some(bytes)),
+                    Some(ProcessEvent::Output(Channel::Stdout, bytes)) => return Ok(Some(bytes)),
                     Some(_) => {}
                     None => return Ok(None),
                 }
@@ -158,6 +159,6 @@ impl Reader {
     }
 }
 
-fn at_most(limit: u64, length: usize) -> usize {
+fn clamp(limit: u64, length: usize) -> usize {
     usize::try_from(limit).unwrap_or(usize::MAX).min(length)
 }

@@ -1,18 +1,18 @@
-//! What is done with files by a script.
+//! File operations by script.
 
 use cantle_core::sandbox::{FileInfo, SandboxError, SandboxErrorKind, SandboxPath};
 
 use super::Files;
-use super::entry::Seen;
-use crate::command::side::{self, Answer};
+use super::entry::EntryStat;
+use crate::command::side::{self, ScriptOutput};
 use crate::envd::{EventStream, Fault};
 use crate::quote::{quote, quote_all};
 
 const FILES: &str = include_str!("../scripts/files.bash");
 
 impl Files<'_> {
-    async fn script(&self, words: &[&str], doing: &str) -> Result<Answer, SandboxError> {
-        match side::run(&self.awake.envd, FILES, words).await {
+    async fn script(&self, words: &[&str], doing: &str) -> Result<ScriptOutput, SandboxError> {
+        match side::run(&self.active.envd, FILES, words).await {
             Ok(answer) => Ok(answer),
             Err(fault) => Err(self.explain(fault, doing).await),
         }
@@ -26,7 +26,7 @@ impl Files<'_> {
         Err(failure(&answer, doing))
     }
 
-    /// Where a link leads; nothing where that is nowhere.
+    /// Resolves a link; `None` if it is dangling.
     pub(super) async fn resolve_by_script(
         &self,
         link: &[u8],
@@ -40,16 +40,16 @@ impl Files<'_> {
         Ok(leads_somewhere.then_some(answer.stdout))
     }
 
-    pub(super) async fn look_by_script(
+    pub(super) async fn stat_by_script(
         &self,
-        place: &[u8],
+        absolute: &[u8],
         doing: &str,
-    ) -> Result<Option<Seen>, SandboxError> {
-        let answer = self.script(&["stat", &quote(place)], doing).await?;
+    ) -> Result<Option<EntryStat>, SandboxError> {
+        let answer = self.script(&["stat", &quote(absolute)], doing).await?;
         let line = String::from_utf8_lossy(&answer.stdout);
-        match Seen::parse(&line) {
+        match EntryStat::parse(&line) {
             Some(seen) => Ok(Some(seen)),
-            // It found nothing, and had nothing to complain of.
+            // The script fails silently if nothing exists.
             None if !answer.success && answer.stderr.is_empty() => Ok(None),
             None => Err(failure(&answer, doing)),
         }
@@ -57,15 +57,15 @@ impl Files<'_> {
 
     pub(super) async fn list_by_script(
         &self,
-        place: &[u8],
+        absolute: &[u8],
         doing: &str,
     ) -> Result<Vec<FileInfo>, SandboxError> {
-        let answer = self.script(&["list", &quote(place)], doing).await?;
+        let answer = self.script(&["list", &quote(absolute)], doing).await?;
         if answer.stdout.is_empty() && answer.success {
             return Ok(Vec::new());
         }
-        let strange = || {
-            let message = format!("{doing}: the sandbox's listing can't be understood");
+        let invalid = || {
+            let message = format!("{doing}: the sandbox's listing is invalid");
             SandboxError::new(SandboxErrorKind::Io, message)
         };
         let mut names = Vec::new();
@@ -74,7 +74,7 @@ impl Files<'_> {
             let end = rest
                 .iter()
                 .position(|byte| *byte == 0)
-                .ok_or_else(strange)?;
+                .ok_or_else(invalid)?;
             let (name, after) = rest.split_at(end);
             rest = after.get(1..).unwrap_or_default();
             if name.is_empty() {
@@ -86,7 +86,10 @@ impl Files<'_> {
         let mut lines = text.lines();
         let mut infos = Vec::new();
         for name in names {
-            let seen = lines.next().and_then(Seen::parse).ok_or_else(strange)?;
+            let seen = lines
+                .next()
+                .and_then(EntryStat::parse)
+                .ok_or_else(invalid)?;
             infos.push(seen.info(SandboxPath::working_directory().join(name)?));
         }
         Ok(infos)
@@ -94,18 +97,19 @@ impl Files<'_> {
 
     pub(super) async fn mkdir_by_script(
         &self,
-        place: &[u8],
+        absolute: &[u8],
         doing: &str,
     ) -> Result<(), SandboxError> {
-        self.must_succeed(&["mkdir", &quote(place)], doing).await
+        self.must_succeed(&["mkdir", &quote(absolute)], doing).await
     }
 
     pub(super) async fn remove_by_script(
         &self,
-        place: &[u8],
+        absolute: &[u8],
         doing: &str,
     ) -> Result<(), SandboxError> {
-        self.must_succeed(&["remove", &quote(place)], doing).await
+        self.must_succeed(&["remove", &quote(absolute)], doing)
+            .await
     }
 
     pub(super) async fn move_by_script(
@@ -120,29 +124,34 @@ impl Files<'_> {
 
     pub(super) async fn set_mode(
         &self,
-        place: &[u8],
+        absolute: &[u8],
         mode: u32,
         doing: &str,
     ) -> Result<(), SandboxError> {
         let mode = format!("{mode:o}");
-        self.must_succeed(&["mode", &quote(place), &mode], doing)
+        self.must_succeed(&["mode", &quote(absolute), &mode], doing)
             .await
     }
 
-    /// A file's bytes from an offset on, as the output of a script.
+    /// Starts a script that outputs a file from an offset on.
     pub(super) async fn read_by_script(
         &self,
-        place: &[u8],
+        absolute: &[u8],
         offset: u64,
     ) -> Result<EventStream, Fault> {
         let start = offset.saturating_add(1).to_string();
-        side::start(&self.awake.envd, FILES, &["read", &quote(place), &start]).await
+        side::start(
+            &self.active.envd,
+            FILES,
+            &["read", &quote(absolute), &start],
+        )
+        .await
     }
 }
 
-/// What the script's own words say.
-fn failure(answer: &Answer, doing: &str) -> SandboxError {
-    let why = answer.stderr.trim();
+/// Maps a script's error message to an error.
+fn failure(answer: &ScriptOutput, doing: &str) -> SandboxError {
+    let reason = answer.stderr.trim();
     let kinds = [
         ("No such file", SandboxErrorKind::NotFound),
         ("Permission denied", SandboxErrorKind::PermissionDenied),
@@ -152,7 +161,7 @@ fn failure(answer: &Answer, doing: &str) -> SandboxError {
         ("No space left", SandboxErrorKind::StorageFull),
         ("too long", SandboxErrorKind::InvalidInput),
     ];
-    let known = kinds.iter().find(|(words, _)| why.contains(words));
+    let known = kinds.iter().find(|(words, _)| reason.contains(words));
     let kind = known.map_or(SandboxErrorKind::Io, |(_, kind)| *kind);
-    SandboxError::new(kind, format!("{doing}: {why}"))
+    SandboxError::new(kind, format!("{doing}: {reason}"))
 }

@@ -1,4 +1,4 @@
-//! Files going in: beside their place first, and there once they are whole.
+//! Writing of files: to a temporary file, renamed when complete.
 
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -15,20 +15,19 @@ use reqwest::{Body, Method};
 use tokio::select;
 use tokio::time::{Instant, sleep};
 
-use super::place::{Last, join};
+use super::resolve::{FinalLink, join};
 use super::{Files, SERVICE};
 use crate::envd::{Envd, Fault, Path, Version};
-use crate::http::Broken;
+use crate::http::RequestError;
 use crate::sandbox::Shared;
 
-/// What a file that the other side makes has.
-const USUAL_MODE: u32 = 0o644;
-/// How long the other side may take for the next piece of a file, and for its answer after the last.
-const STANDSTILL: Duration = Duration::from_secs(60);
-/// How often that is looked at.
-const LOOK: Duration = Duration::from_secs(1);
+/// The mode of files that envd creates.
+const DEFAULT_MODE: u32 = 0o644;
+/// Time without progress of the server after which an upload fails.
+const STALL_TIMEOUT: Duration = Duration::from_secs(60);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Writes a regular file, and the directories above it.
+/// Writes a regular file and creates its parent directories.
 pub(crate) async fn write(
     shared: &Arc<Shared>,
     path: &SandboxPath,
@@ -37,26 +36,26 @@ pub(crate) async fn write(
 ) -> Result<(), SandboxError> {
     let doing = format!("failed to write `{path}`");
     let files = Files::open(shared).await?;
-    let place = files.find(path, Last::Followed, &doing).await?;
-    place.must_fit(&doing)?;
+    let resolved = files.resolve(path, FinalLink::Follow, &doing).await?;
+    resolved.check_parents(&doing)?;
     let is_replaced = |kind| matches!(kind, FileKind::File | FileKind::Symlink);
-    if place
-        .last
+    if resolved
+        .stat
         .as_ref()
         .is_some_and(|there| !is_replaced(there.kind))
     {
-        let message = format!("{doing}: something else than a file is there");
+        let message = format!("{doing}: the target is not a regular file");
         return Err(SandboxError::new(SandboxErrorKind::NotAFile, message));
     }
-    let Some(directory) = place.bytes.iter().rposition(|byte| *byte == b'/') else {
-        let message = format!("{doing}: it has no directory");
+    let Some(directory) = resolved.bytes.iter().rposition(|byte| *byte == b'/') else {
+        let message = format!("{doing}: it has no parent directory");
         return Err(SandboxError::new(SandboxErrorKind::InvalidInput, message));
     };
-    let directory = place.bytes.get(..directory).unwrap_or_default();
+    let directory = resolved.bytes.get(..directory).unwrap_or_default();
     let (above, token) = (std::str::from_utf8(directory), crate::random_token());
-    // The protocol has text for names, so what is none waits in the working directory.
+    // The protocol needs UTF-8 paths; otherwise the temporary file is in the working directory.
     let above = above.unwrap_or(&shared.home);
-    let waiting = Waiting::new(
+    let temporary = PartialFile::new(
         shared,
         &join(above.as_bytes(), format!(".{token}.part").as_bytes()),
     );
@@ -69,8 +68,8 @@ pub(crate) async fn write(
         Arc::clone(&count),
         Arc::clone(&failure),
     );
-    let uploading = upload(&files.awake.envd, &waiting.text, Box::pin(counted));
-    let uploaded = shared.while_alive(&files.awake.envd, uploading).await?;
+    let uploading = upload(&files.active.envd, &temporary.text, Box::pin(counted));
+    let uploaded = shared.while_alive(&files.active.envd, uploading).await?;
     let failure = failure
         .lock()
         .unwrap_or_else(PoisonError::into_inner)
@@ -81,33 +80,33 @@ pub(crate) async fn write(
     if let Err(fault) = uploaded {
         return Err(files.explain(fault, &doing).await);
     }
-    let came = count.load(Ordering::Relaxed);
+    let received = count.load(Ordering::Relaxed);
     if let Some(announced) = options.size_bytes
-        && announced != came
+        && announced != received
     {
-        return Err(another_size(announced, came));
+        return Err(size_mismatch(announced, received));
     }
-    if options.mode != USUAL_MODE {
+    if options.mode != DEFAULT_MODE {
         files
-            .set_mode(waiting.text.as_bytes(), options.mode, &doing)
+            .set_mode(temporary.text.as_bytes(), options.mode, &doing)
             .await?;
     }
     if std::str::from_utf8(directory).is_err() {
         files.mkdir_by_script(directory, &doing).await?;
     }
     files
-        .put(waiting.text.as_bytes(), &place.bytes, &doing)
+        .rename_path(temporary.text.as_bytes(), &resolved.bytes, &doing)
         .await?;
-    waiting.settle();
+    temporary.commit();
     Ok(())
 }
 
-fn another_size(announced: u64, came: u64) -> SandboxError {
-    let message = format!("{came} bytes came where {announced} were announced");
+fn size_mismatch(announced: u64, received: u64) -> SandboxError {
+    let message = format!("{received} bytes received where {announced} were announced");
     SandboxError::new(SandboxErrorKind::InvalidInput, message)
 }
 
-/// The data as it is sent, cut off where it fails or there is too much of it.
+/// Counts the data; ends the upload with an error if they fail or exceed the announced size.
 fn counted(
     data: ByteStream,
     announced: Option<u64>,
@@ -118,9 +117,9 @@ fn counted(
         let error = match piece {
             Ok(piece) => {
                 let length = piece.len() as u64;
-                let came = count.fetch_add(length, Ordering::Relaxed) + length;
+                let received = count.fetch_add(length, Ordering::Relaxed) + length;
                 match announced {
-                    Some(announced) if came > announced => another_size(announced, came),
+                    Some(announced) if received > announced => size_mismatch(announced, received),
                     _ => return Ok(piece),
                 }
             }
@@ -131,16 +130,16 @@ fn counted(
     })
 }
 
-/// Sends a whole file to a place, whatever is there.
+/// Uploads a file, replacing an existing one.
 pub(crate) async fn upload(
     envd: &Envd,
-    place: &str,
+    absolute: &str,
     data: impl Stream<Item = io::Result<Bytes>> + Send + 'static,
 ) -> Result<(), Fault> {
-    let flow = Arc::new(Flow::default());
-    let data = watched(data, Arc::clone(&flow));
-    let request = envd.files(Method::POST, place);
-    let request = if envd.version >= Version::TAKES_BYTES {
+    let progress = Arc::new(UploadProgress::default());
+    let data = track_progress(data, Arc::clone(&progress));
+    let request = envd.file_request(Method::POST, absolute);
+    let request = if envd.version >= Version::RAW_UPLOADS {
         request
             .header(CONTENT_TYPE, "application/octet-stream")
             .body(Body::wrap_stream(data))
@@ -154,54 +153,57 @@ pub(crate) async fn upload(
     select! {
         biased;
         response = request.send() => {
-            envd.accepted(response?).await?;
+            envd.check_status(response?).await?;
             Ok(())
         }
-        () = flow.stands_still() => Err(Broken::silent(STANDSTILL).into()),
+        () = progress.stalled() => Err(RequestError::timed_out(STALL_TIMEOUT).into()),
     }
 }
 
-/// Since when the other side has had a piece of the data; nothing where the data is what is waited for.
+/// The time since when the upload waits for the server; `None` while it waits for the data.
 #[derive(Debug)]
-struct Flow(Mutex<Option<Instant>>);
+struct UploadProgress(Mutex<Option<Instant>>);
 
-impl Default for Flow {
+impl Default for UploadProgress {
     fn default() -> Self {
         Self(Mutex::new(Some(Instant::now())))
     }
 }
 
-impl Flow {
+impl UploadProgress {
     fn set(&self, since: Option<Instant>) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = since;
     }
 
-    /// Waits until the other side has taken nothing for too long.
-    async fn stands_still(&self) {
+    /// Waits until the server has made no progress for [`STALL_TIMEOUT`].
+    async fn stalled(&self) {
         loop {
             let since = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
-            if since.is_some_and(|since| since.elapsed() >= STANDSTILL) {
+            if since.is_some_and(|since| since.elapsed() >= STALL_TIMEOUT) {
                 return;
             }
-            sleep(LOOK).await;
+            sleep(POLL_INTERVAL).await;
         }
     }
 }
 
-/// The data, and who waits for whom.
-fn watched<T: Send + 'static>(
+/// Records in `progress` whether the data or the server is waited for.
+fn track_progress<T: Send + 'static>(
     data: impl Stream<Item = T> + Send + 'static,
-    flow: Arc<Flow>,
+    progress: Arc<UploadProgress>,
 ) -> impl Stream<Item = T> + Send + 'static {
-    stream::unfold((Box::pin(data), flow), |(mut data, flow)| async move {
-        flow.set(None);
-        let piece = data.next().await;
-        flow.set(Some(Instant::now()));
-        Some((piece?, (data, flow)))
-    })
+    stream::unfold(
+        (Box::pin(data), progress),
+        |(mut data, progress)| async move {
+            progress.set(None);
+            let piece = data.next().await;
+            progress.set(Some(Instant::now()));
+            Some((piece?, (data, progress)))
+        },
+    )
 }
 
-/// A form with the file as its only part; its place is in the address.
+/// Encodes a form with the file as its only part.
 fn form(
     boundary: &str,
     data: impl Stream<Item = io::Result<Bytes>> + Send + 'static,
@@ -211,45 +213,45 @@ fn form(
          Content-Type: application/octet-stream\r\n\r\n"
     );
     let tail = format!("\r\n--{boundary}--\r\n");
-    let one = |text: String| stream::iter([Ok(Bytes::from(text))]);
-    one(head).chain(data).chain(one(tail))
+    let chunk = |text: String| stream::iter([Ok(Bytes::from(text))]);
+    chunk(head).chain(data).chain(chunk(tail))
 }
 
-/// A file that is not in its place yet. Dropped before, it is removed.
-struct Waiting {
+/// A temporary file, removed on drop unless it was renamed.
+struct PartialFile {
     shared: Arc<Shared>,
     text: String,
-    in_place: bool,
+    committed: bool,
 }
 
-impl Waiting {
-    fn new(shared: &Arc<Shared>, place: &[u8]) -> Self {
+impl PartialFile {
+    fn new(shared: &Arc<Shared>, absolute: &[u8]) -> Self {
         Self {
             shared: Arc::clone(shared),
-            // What it is made of is text.
-            text: String::from_utf8_lossy(place).into_owned(),
-            in_place: false,
+            // The path is UTF-8.
+            text: String::from_utf8_lossy(absolute).into_owned(),
+            committed: false,
         }
     }
 
-    fn settle(mut self) {
-        self.in_place = true;
+    fn commit(mut self) {
+        self.committed = true;
     }
 }
 
-impl Drop for Waiting {
+impl Drop for PartialFile {
     fn drop(&mut self) {
-        if self.in_place || self.shared.closed.is_cancelled() {
+        if self.committed || self.shared.closed.is_cancelled() {
             return;
         }
         let (shared, text) = (Arc::clone(&self.shared), std::mem::take(&mut self.text));
-        self.shared.attend(async move {
-            if let Ok(awake) = shared.awake().await {
+        self.shared.spawn_task(async move {
+            if let Ok(active) = shared.activate().await {
                 let request = Path { path: &text };
-                let removed = awake
+                let removed = active
                     .envd
                     .call::<serde_json::Value>(SERVICE, "Remove", &request);
-                // Where it was never made there is nothing to remove.
+                // It may not have been created.
                 let _ = removed.await;
             }
         });
@@ -264,25 +266,28 @@ mod tests {
     use futures_util::{StreamExt as _, stream};
     use tokio::time::{Instant, timeout};
 
-    use super::{Flow, LOOK, STANDSTILL, watched};
+    use super::{POLL_INTERVAL, STALL_TIMEOUT, UploadProgress, track_progress};
 
     #[tokio::test(start_paused = true)]
-    async fn who_takes_nothing_is_given_up() {
-        let flow = Arc::new(Flow::default());
-        let mut data = Box::pin(watched(stream::iter([1, 2, 3]), Arc::clone(&flow)));
-        tokio::time::sleep(STANDSTILL / 2).await;
+    async fn upload_without_progress_is_stalled() {
+        let progress = Arc::new(UploadProgress::default());
+        let mut data = Box::pin(track_progress(
+            stream::iter([1, 2, 3]),
+            Arc::clone(&progress),
+        ));
+        tokio::time::sleep(STALL_TIMEOUT / 2).await;
         assert_eq!(data.next().await, Some(1));
         let began = Instant::now();
-        flow.stands_still().await;
-        assert!((STANDSTILL..=STANDSTILL + LOOK).contains(&began.elapsed()));
+        progress.stalled().await;
+        assert!((STALL_TIMEOUT..=STALL_TIMEOUT + POLL_INTERVAL).contains(&began.elapsed()));
     }
 
     #[tokio::test(start_paused = true)]
-    async fn who_waits_for_the_data_is_not() {
-        let flow = Arc::new(Flow::default());
+    async fn waiting_for_data_is_not_a_stall() {
+        let progress = Arc::new(UploadProgress::default());
         let slow = stream::pending::<u8>();
-        let mut data = Box::pin(watched(slow, Arc::clone(&flow)));
-        let waiting = async { tokio::join!(data.next(), flow.stands_still()) };
+        let mut data = Box::pin(track_progress(slow, Arc::clone(&progress)));
+        let waiting = async { tokio::join!(data.next(), progress.stalled()) };
         let day = Duration::from_secs(24 * 60 * 60);
         assert!(timeout(day, waiting).await.is_err());
     }

@@ -1,9 +1,9 @@
-# Runs the command as a process group of its own, and tells how it ended by a mark at the end of either
-# channel: the connection stays open for as long as something holds the channels, the command need not.
+# Runs the command as a process group, and reports its end by a mark at the end of each channel: background
+# processes may keep the channels, and so the connection, open after the command has ended.
 exec {report}>&2
 state='' looking=''
-# The status alone doesn't tell `exit 137` from a death by KILL; the words for the job do. POSIX mode is
-# what makes `wait` come back for the trap, while the job is still known.
+# `exit 137` and death by KILL have the same status; the job's description distinguishes them. In POSIX mode
+# `wait` returns for the trap, while the job is still listed.
 look() {
   [[ $looking ]] && return
   local LC_ALL=C
@@ -34,14 +34,14 @@ done
 trap - CHLD
 set +o posix
 ended=${EPOCHREALTIME//[!0-9]/}
-how=code
-by_itself='^[^ ]+ +[0-9]+ +(Done|Exit)[ (]*([0-9]*)'
-if [[ $state =~ $by_itself ]]; then
+kind=code
+exited='^[^ ]+ +[0-9]+ +(Done|Exit)[ (]*([0-9]*)'
+if [[ $state =~ $exited ]]; then
   code=${BASH_REMATCH[2]:-0}
 elif [[ $state ]] || ((code > 128)); then
-  how=signal
+  kind=signal
   if [[ $state ]]; then
-    # What came back before was the trap's.
+    # The earlier status may be that of the interrupted `wait`.
     wait "$leader"
     code=$?
   fi
@@ -50,9 +50,9 @@ fi
 left=''
 if [[ $keep ]]; then left=$(list_own); else kill_own; fi
 exec 2>&"$report" {report}>&-
-# Where nobody reads, this waits; then there is no process any more that has the command's arguments. It ends
-# as the command did, for one who comes when all is told.
-tell='printf "\x1e%sE\x1e" "$1"; shift; printf "\x1e%sE%s %s %s\n%s\x1e" "$@" >&2
+# This blocks until the output is read; `exec` has removed the command's arguments from the process list by
+# then. It exits as the command did, for a client that connects after the marks were written.
+report_end='printf "\x1e%sE\x1e" "$1"; shift; printf "\x1e%sE%s %s %s\n%s\x1e" "$@" >&2
 [[ $2 == signal ]] && { ulimit -c 0; kill -s "$3" "$$"; }
 exit "$3"'
-exec "$BASH" -p -c "$tell" cantle "$token" "$token" "$how" "$code" "$((${ended:-0} - ${began:-0}))" "$left"
+exec "$BASH" -p -c "$report_end" cantle "$token" "$token" "$kind" "$code" "$((${ended:-0} - ${began:-0}))" "$left"

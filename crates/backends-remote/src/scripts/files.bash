@@ -1,10 +1,10 @@
-# What the protocol can't do with files: names that are no UTF-8, modes, links.
+# File operations that the protocol lacks: non-UTF-8 names, modes, links.
 case $1 in
-  # Where a path leads, links followed.
+  # Prints the path with all links resolved.
   resolve) eval "readlink -f -- $2" ;;
-  # Type and permissions (hexadecimal), and size.
+  # Prints type and permissions (hexadecimal), and size.
   stat) eval "set -- $2"; [[ -e $1 || -L $1 ]] || exit 44; stat -c '%f %s' -- "$1" ;;
-  # All names with a NUL after each, one more, and a line as above for each.
+  # Prints all names, each terminated by NUL; another NUL; and for each name a line as above.
   list)
     eval "cd -- $2" || exit 1
     shopt -s dotglob nullglob
@@ -18,7 +18,7 @@ case $1 in
   mkdir) eval "mkdir -p -- $2" ;;
   remove)
     eval "set -- $2"
-    # What can't be written can't be emptied.
+    # Unwritable directories can't be emptied.
     rm -rf -- "$1" 2>/dev/null && exit 0
     [[ -d $1 && ! -L $1 ]] && chmod -R u+rwx -- "$1" 2>/dev/null
     rm -rf -- "$1"

@@ -1,6 +1,6 @@
-# Finds the processes of a command, whatever their parents, sessions and groups became: by the variable
-# that all of them have unless they cleared their environment, and by the command's process group.
-# Nothing here starts a program: there may be none, and no room for one.
+# Finds the processes of a command, even if reparented or in another session: by the variable that they
+# inherit unless they clear their environment, and by the command's process group.
+# Uses only builtins: the process limit may be reached, and programs may be missing.
 find_own() {
   found=()
   local own=$BASHPID process stat rest variables IFS
@@ -22,7 +22,7 @@ find_own() {
     [[ $IFS"${variables[*]}"$IFS == *"${IFS}CANTLE_COMMAND=$token"* ]] && found+=("$process")
   done
 }
-# Again and again, since what is killed may have started something meanwhile.
+# Repeats, because a process may have forked before it was killed.
 kill_own() {
   local round
   for ((round = 0; round < 100; round++)); do

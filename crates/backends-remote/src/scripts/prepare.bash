@@ -1,8 +1,8 @@
-# Goes to the directory, takes the limits and finds the program. What fails is told by a mark.
+# Changes to the directory, sets the limits and finds the program. A failure is reported by a mark.
 token=$1 keep=$2 root=$3 limits=$4
 case $5 in
   plain) shift 5 ;;
-  # Bytes that are no UTF-8 can't be sent as they are.
+  # Arguments that are not UTF-8 are sent quoted.
   quoted) eval "shift 6; set -- $6" ;;
 esac
 directory=$1
@@ -12,11 +12,11 @@ refuse() { printf '\x1e%sF%s\x1e' "$token" "$1"; exit 0; }
 [[ -e $directory ]] || refuse directory_missing
 [[ -d $directory ]] || refuse no_directory
 cd -P -- "$directory" 2>/dev/null || refuse directory_denied
-# A link may lead anywhere; what is asked for by its own name is not led.
+# A directory inside the root must not lead out of it through links.
 [[ $directory/ != "$root"/* || $PWD/ == "$root"/* || $PWD/ == /tmp/* ]] || refuse directory_outside
 cd -- "$directory" 2>/dev/null
 for limit in $limits; do
-  # One that is lower already stays.
+  # Fails if the current limit is lower, which is kept.
   ulimit -S"${limit%%=*}" "${limit##*=}" 2>/dev/null
   ulimit -H"${limit%%=*}" "${limit##*=}" 2>/dev/null
 done

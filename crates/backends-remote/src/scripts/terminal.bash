@@ -1,4 +1,4 @@
-# A terminal belongs to the process that it was made for, so the command takes the place of this one.
+# The terminal belongs to this process, so the command replaces it.
 export CANTLE_COMMAND=$token
 printf '\x1e%sS%s\x1e' "$token" "$$"
 exec -a "$name" -- "$program" "$@"

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Writes down what E2B's official Python SDK sends, call by call.
+"""Records the requests of E2B's official Python SDK, call by call.
 
     python3 -m venv /tmp/sdk && /tmp/sdk/bin/pip install e2b==2.63.0
     /tmp/sdk/bin/python capture.py > python-2.63.0.json
 
-The server in here answers just enough for each call to go on. What differs from run to run (versions, the
-system, ports, times) is left out, so that two captures of one SDK are the same file.
+The server has minimal responses. Values that differ from run to run (versions, system, ports, times) are
+omitted, so that two captures of one SDK are equal.
 """
 
 import base64
@@ -126,9 +126,9 @@ def main():
     url = f"http://127.0.0.1:{server.server_port}"
     from e2b import PtySize, Sandbox
 
-    def call(name, what):
+    def call(name, method):
         CURRENT[0] = name
-        return what()
+        return method()
 
     options = {"api_key": "e2b_" + 40 * "0", "api_url": url, "sandbox_url": url}
     sandbox = call("create", lambda: Sandbox.create(

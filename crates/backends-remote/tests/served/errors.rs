@@ -1,4 +1,4 @@
-//! What goes wrong says what it is and what to try, and never the key.
+//! Errors name the cause, give advice, and never contain the key.
 
 use cantle_backends_remote::RemoteBackend;
 use cantle_core::ids::RunId;
@@ -8,7 +8,7 @@ use cantle_core::sandbox::{
 };
 use tokio::net::TcpSocket;
 
-use crate::support::{KEY, Served};
+use crate::support::{KEY, TestServer};
 
 fn context() -> SandboxContext {
     SandboxContext::new(RunId::new(), Policy::unconfined())
@@ -16,42 +16,42 @@ fn context() -> SandboxContext {
 
 async fn refusal(backend: &RemoteBackend) -> SandboxError {
     let opened = backend.open(context()).await;
-    opened.map(drop).expect_err("it opened")
+    opened.map(drop).expect_err("the sandbox was opened")
 }
 
 #[tokio::test]
-async fn a_key_that_is_refused_is_named_but_not_shown() {
-    let served = Served::with(|builder| builder.key(&"another-key".into())).await;
-    let builder = served.builder();
-    let shown = format!("{builder:?}");
+async fn refused_key_is_reported_but_not_shown() {
+    let server = TestServer::start_with(|builder| builder.key(&"another-key".into())).await;
+    let builder = server.builder();
+    let debug = format!("{builder:?}");
     let backend = builder.build().unwrap();
     let error = refusal(&backend).await;
     assert_eq!(error.kind(), SandboxErrorKind::Unavailable);
     assert!(error.advice().unwrap().contains("E2B_API_KEY"), "{error:?}");
     for text in [
-        shown,
+        debug,
         format!("{backend:?}"),
         format!("{error:?}"),
         error.to_string(),
     ] {
         assert!(!text.contains(KEY), "{text}");
     }
-    served.stop().await;
+    server.stop().await;
 }
 
 #[tokio::test]
-async fn a_missing_key_is_an_error_before_anything_is_sent() {
+async fn missing_key_is_refused_by_the_builder() {
     let error = RemoteBackend::builder().build().map(drop).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "there is no API key for the remote sandboxes"
+        "no API key is set for the remote backend"
     );
 }
 
 #[tokio::test]
-async fn a_template_that_is_not_there_is_named() {
-    let served = Served::start().await;
-    let backend = served
+async fn missing_template_is_reported() {
+    let server = TestServer::start().await;
+    let backend = server
         .builder()
         .template("no-such-template")
         .build()
@@ -62,12 +62,12 @@ async fn a_template_that_is_not_there_is_named() {
         "{error:?}"
     );
     assert_eq!(error.kind(), SandboxErrorKind::Unavailable);
-    served.stop().await;
+    server.stop().await;
 }
 
 #[tokio::test]
-async fn an_address_where_nobody_listens_is_named() {
-    // Ours as long as it is held, and nobody listens.
+async fn refused_connection_is_reported_with_its_url() {
+    // Reserved while held, but not listening.
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let url = format!("http://{}", socket.local_addr().unwrap());
@@ -77,37 +77,37 @@ async fn an_address_where_nobody_listens_is_named() {
         .build()
         .unwrap();
     let error = refusal(&backend).await;
-    let expected = format!("failed to make a sandbox: failed to reach {url}: connection refused");
+    let expected = format!("failed to create a sandbox: failed to reach {url}: connection refused");
     assert_eq!(error.to_string(), expected);
 }
 
 #[tokio::test]
-async fn what_answers_without_the_api_is_told_from_it() {
-    let served = Served::start().await;
-    let url = format!("{}/health", served.url);
-    let backend = served.builder().api_url(url).build().unwrap();
+async fn server_without_the_api_is_reported_with_advice() {
+    let server = TestServer::start().await;
+    let url = format!("{}/health", server.url);
+    let backend = server.builder().api_url(url).build().unwrap();
     let error = refusal(&backend).await;
     assert!(error.advice().is_some(), "{error:?}");
-    served.stop().await;
+    server.stop().await;
 }
 
 #[tokio::test]
-async fn a_sandbox_that_never_was_is_gone() {
-    let served = Served::start().await;
-    let backend = served.builder().build().unwrap();
+async fn unknown_sandbox_is_gone() {
+    let server = TestServer::start().await;
+    let backend = server.builder().build().unwrap();
     let token = r#"{"sandbox":"inever","directory":"/home/user"}"#;
     let found = backend
         .reattach(&SandboxHandle::new("remote", token), context())
         .await;
     assert_eq!(found.map(drop).unwrap_err().kind(), SandboxErrorKind::Gone);
-    served.stop().await;
+    server.stop().await;
 }
 
 #[tokio::test]
-async fn what_nothing_enforces_is_refused_before_anything_is_made() {
+async fn unenforceable_policy_is_refused_before_a_sandbox_is_created() {
     let backend = RemoteBackend::builder()
         .api_key(KEY)
-        // Nobody listens there.
+        // Nothing listens there.
         .api_url("http://127.0.0.1:1")
         .build()
         .unwrap();

@@ -1,4 +1,4 @@
-//! How long a sandbox is there.
+//! Lifetime of a sandbox.
 
 use std::time::Duration;
 
@@ -9,12 +9,12 @@ use cantle_core::sandbox::{
 };
 use tokio::time::{Instant, sleep};
 
-use crate::support::{DEADLINE, Served};
+use crate::support::{DEADLINE, TestServer};
 
 #[tokio::test]
-async fn an_idle_sandbox_is_paused_and_woken_by_the_next_use() {
-    let served = Served::start().await;
-    let backend = served
+async fn idle_sandbox_is_paused_and_resumed_by_the_next_use() {
+    let server = TestServer::start().await;
+    let backend = server
         .builder()
         .pause_when_idle(Duration::from_millis(200))
         .build()
@@ -24,28 +24,28 @@ async fn an_idle_sandbox_is_paused_and_woken_by_the_next_use() {
     let file: SandboxPath = "file".parse().unwrap();
     sandbox.write_bytes(&file, "text".into()).await.unwrap();
     let deadline = Instant::now() + DEADLINE;
-    while served.state(&sandbox.info().id).await.as_deref() != Some("paused") {
+    while server.state(&sandbox.info().id).await.as_deref() != Some("paused") {
         assert!(Instant::now() < deadline, "it was not paused");
         sleep(Duration::from_millis(20)).await;
     }
     let output = sandbox.run(SpawnRequest::shell("cat file")).await.unwrap();
     assert_eq!(output.stdout.text(), "text");
     sandbox.close().await.unwrap();
-    served.stop().await;
+    server.stop().await;
 }
 
 #[tokio::test]
-async fn a_server_that_stops_ends_its_sandboxes_commands_within_seconds() {
-    let served = Served::start().await;
-    let backend = served.builder().build().unwrap();
+async fn stopped_server_ends_commands_of_its_sandboxes() {
+    let server = TestServer::start().await;
+    let backend = server.builder().build().unwrap();
     let cx = SandboxContext::new(RunId::new(), Policy::unconfined());
     let sandbox = backend.open(cx).await.unwrap();
     let mut process = sandbox
         .spawn(SpawnRequest::shell("sleep 1000"))
         .await
         .unwrap();
-    served.stop().await;
+    server.stop().await;
     let ended = tokio::time::timeout(DEADLINE, process.wait()).await;
-    let error = ended.expect("it is noticed").unwrap_err();
+    let error = ended.expect("the end was not detected").unwrap_err();
     assert_eq!(error.kind(), SandboxErrorKind::Gone);
 }

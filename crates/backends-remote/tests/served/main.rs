@@ -1,5 +1,4 @@
-//! The remote backend against `cantle-server` over the local backend: two halves of one protocol, and
-//! real processes and files at the end of it.
+//! Tests of the remote backend with `cantle-server` over the local backend: real processes and files.
 
 #![cfg(target_os = "linux")]
 #![expect(

@@ -1,4 +1,4 @@
-//! A server in this process, and a backend that speaks to it.
+//! A server in this process, and backends for it.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::TcpStream;
@@ -12,29 +12,29 @@ use tempfile::TempDir;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
-pub(crate) const KEY: &str = "a-key-that-nobody-may-see";
+pub(crate) const KEY: &str = "a-secret-key";
 
-/// What has not happened after this long does not happen, however slow the machine is.
+/// Deadline of every wait, generous for slow machines.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
-pub(crate) struct Served {
+pub(crate) struct TestServer {
     pub(crate) url: String,
     pub(crate) shutdown: CancellationToken,
     server: JoinHandle<()>,
     _directory: TempDir,
 }
 
-impl Served {
+impl TestServer {
     pub(crate) async fn start() -> Self {
-        Self::with(|builder| builder).await
+        Self::start_with(|builder| builder).await
     }
 
-    pub(crate) async fn with(adapt: impl FnOnce(ServerBuilder) -> ServerBuilder) -> Self {
+    pub(crate) async fn start_with(configure: impl FnOnce(ServerBuilder) -> ServerBuilder) -> Self {
         let directory = TempDir::new().unwrap();
         let local = LocalBackend::new()
             .in_directory(directory.path())
             .workspace_at("/home/user");
-        let server = adapt(Server::builder(Arc::new(local)))
+        let server = configure(Server::builder(Arc::new(local)))
             .bind("127.0.0.1:0".parse().unwrap())
             .await
             .unwrap();
@@ -57,37 +57,37 @@ impl Served {
             .creation_rate(8, Duration::ZERO)
     }
 
-    /// Ends a sandbox behind its owner's back.
+    /// Kills a sandbox through the API.
     pub(crate) async fn kill(&self, id: &str) -> io::Result<()> {
-        let answer = self.ask("DELETE", id).await?;
+        let answer = self.request("DELETE", id).await?;
         if answer.starts_with("HTTP/1.1 204") {
             return Ok(());
         }
         Err(io::Error::other(answer))
     }
 
-    /// What the API calls the state that a sandbox is in.
+    /// Returns the state of a sandbox as the API reports it.
     pub(crate) async fn state(&self, id: &str) -> Option<String> {
-        let answer = self.ask("GET", id).await.ok()?;
+        let answer = self.request("GET", id).await.ok()?;
         let (_, state) = answer.split_once("\"state\":\"")?;
         Some(state.split('"').next()?.to_owned())
     }
 
-    /// Asks the API about a sandbox.
-    async fn ask(&self, method: &str, id: &str) -> io::Result<String> {
+    /// Sends an API request for a sandbox and returns the response.
+    async fn request(&self, method: &str, id: &str) -> io::Result<String> {
         let address = self.url.trim_start_matches("http://").to_owned();
         let request = format!(
             "{method} /sandboxes/{id} HTTP/1.1\r\nhost: {address}\r\nx-api-key: {KEY}\r\n\
              connection: close\r\n\r\n"
         );
-        let asking = tokio::task::spawn_blocking(move || {
+        let exchange = tokio::task::spawn_blocking(move || {
             let mut stream = TcpStream::connect(address)?;
             stream.write_all(request.as_bytes())?;
             let mut answer = String::new();
             stream.read_to_string(&mut answer)?;
             Ok(answer)
         });
-        asking.await?
+        exchange.await?
     }
 
     pub(crate) async fn stop(self) {

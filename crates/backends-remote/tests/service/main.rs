@@ -1,5 +1,5 @@
-//! The remote backend where the way to the service, or the service, is not as it should be: a real server
-//! behind a proxy that does one thing wrong.
+//! Tests of the remote backend with faulty services and connections: a real server behind a proxy that
+//! injects faults.
 
 #![cfg(target_os = "linux")]
 #![expect(
@@ -9,10 +9,10 @@
     reason = "the lints know a test by its attribute, and what tests share has none"
 )]
 
+mod creation;
 mod generations;
 mod life;
-mod making;
-mod old;
+mod old_versions;
 mod proxy;
 mod secrets;
 mod streams;
@@ -30,7 +30,7 @@ use cantle_core::sandbox::{Backend as _, SandboxContext, SandboxError};
 use self::proxy::Proxy;
 use self::support::KEY;
 
-/// A backend that goes through the proxy for all.
+/// Returns a builder of a backend that sends all requests through the proxy.
 fn through(proxy: &Proxy) -> RemoteBackendBuilder {
     RemoteBackend::builder()
         .api_key(KEY)
@@ -45,5 +45,5 @@ fn context() -> SandboxContext {
 
 async fn refused(backend: &RemoteBackend) -> SandboxError {
     let opened = backend.open(context()).await;
-    opened.map(drop).expect_err("it opened")
+    opened.map(drop).expect_err("the sandbox was opened")
 }

@@ -1,4 +1,4 @@
-//! What stands between the backend and a real server, and goes wrong as it is told.
+//! A proxy between the backend and a real server that injects faults.
 
 use std::convert::Infallible;
 use std::io;
@@ -25,39 +25,40 @@ use crate::support::{DEADLINE, KEY};
 type Body = UnsyncBoxBody<Bytes, io::Error>;
 type Tasks = Arc<Mutex<JoinSet<()>>>;
 
-/// What becomes of a request.
-pub(crate) enum Fate {
-    Passed,
-    /// The server never sees it.
-    Answered(Response<String>),
-    /// The server answers, and nobody gets to know.
-    Lost,
-    /// The server answers, and half of it arrives.
-    Halved,
-    /// The server answers, and something else arrives.
-    Changed(fn(String) -> String),
-    /// It is held back until then.
-    Held(CancellationToken),
-    /// The server answers, and the connection breaks then.
-    BrokenAt(CancellationToken),
-    /// The server answers, and nothing more comes from then on.
-    SilentAt(CancellationToken),
+/// The handling of a request.
+pub(crate) enum Fault {
+    /// Forwards the request.
+    None,
+    /// Responds without forwarding the request.
+    Respond(Response<String>),
+    /// Drops the response.
+    DropResponse,
+    /// Truncates the response to half of its body.
+    TruncateResponse,
+    /// Changes the response's body.
+    ChangeResponse(fn(String) -> String),
+    /// Delays the request until the signal.
+    DelayUntil(CancellationToken),
+    /// Breaks the connection during the response, at the signal.
+    BreakAt(CancellationToken),
+    /// Stalls the response from the signal on.
+    StallAt(CancellationToken),
 }
 
-/// A request that came.
+/// A received request.
 #[derive(Clone, Debug)]
-pub(crate) struct Seen {
+pub(crate) struct ReceivedRequest {
     pub(crate) method: String,
     pub(crate) path: String,
     pub(crate) query: String,
     pub(crate) headers: HeaderMap,
     pub(crate) at: Instant,
-    /// The server has begun to answer it.
+    /// Whether the server has begun its response.
     pub(crate) is_answered: bool,
 }
 
-impl Seen {
-    pub(crate) fn makes_a_sandbox(&self) -> bool {
+impl ReceivedRequest {
+    pub(crate) fn is_creation(&self) -> bool {
         self.method == "POST" && self.path.ends_with("/sandboxes")
     }
 
@@ -69,8 +70,8 @@ impl Seen {
 
 struct Shared {
     upstream: String,
-    seen: Mutex<Vec<Seen>>,
-    plan: Box<dyn Fn(&Seen) -> Fate + Send + Sync>,
+    requests: Mutex<Vec<ReceivedRequest>>,
+    plan: Box<dyn Fn(&ReceivedRequest) -> Fault + Send + Sync>,
     tasks: Tasks,
 }
 
@@ -81,25 +82,25 @@ pub(crate) struct Proxy {
 }
 
 impl Proxy {
-    /// Stands before the server at `url`.
+    /// Starts a proxy of the server at `url`.
     pub(crate) async fn start(
         url: &str,
-        plan: impl Fn(&Seen) -> Fate + Send + Sync + 'static,
+        plan: impl Fn(&ReceivedRequest) -> Fault + Send + Sync + 'static,
     ) -> Self {
-        Self::with(url, None, plan).await
+        Self::start_with_tls(url, None, plan).await
     }
 
-    pub(crate) async fn with(
+    pub(crate) async fn start_with_tls(
         url: &str,
         tls: Option<TlsAcceptor>,
-        plan: impl Fn(&Seen) -> Fate + Send + Sync + 'static,
+        plan: impl Fn(&ReceivedRequest) -> Fault + Send + Sync + 'static,
     ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let scheme = if tls.is_some() { "https" } else { "http" };
         let own = format!("{scheme}://{}", listener.local_addr().unwrap());
         let shared = Arc::new(Shared {
             upstream: url.trim_start_matches("http://").to_owned(),
-            seen: Mutex::default(),
+            requests: Mutex::default(),
             plan: Box::new(plan),
             tasks: Tasks::default(),
         });
@@ -111,7 +112,7 @@ impl Proxy {
                 serving.tasks.lock().unwrap().spawn(async move {
                     match tls {
                         None => serve(stream, shared).await,
-                        // Who does not trust us leaves.
+                        // A client that doesn't trust the certificate disconnects.
                         Some(tls) => {
                             if let Ok(stream) = tls.accept(stream).await {
                                 serve(stream, shared).await;
@@ -128,21 +129,32 @@ impl Proxy {
         }
     }
 
-    /// The requests that are of interest, so far.
-    pub(crate) fn seen(&self, is_it: impl Fn(&Seen) -> bool) -> Vec<Seen> {
-        let seen = self.shared.seen.lock().unwrap();
-        seen.iter().filter(|seen| is_it(seen)).cloned().collect()
+    /// Returns the matching requests received so far.
+    pub(crate) fn requests(
+        &self,
+        matches: impl Fn(&ReceivedRequest) -> bool,
+    ) -> Vec<ReceivedRequest> {
+        let requests = self.shared.requests.lock().unwrap();
+        requests
+            .iter()
+            .filter(|request| matches(request))
+            .cloned()
+            .collect()
     }
 
-    /// Waits until so many of them have come.
-    pub(crate) async fn wait_for(&self, number: usize, is_it: impl Fn(&Seen) -> bool) -> Vec<Seen> {
+    /// Waits for a number of matching requests.
+    pub(crate) async fn wait_for(
+        &self,
+        number: usize,
+        matches: impl Fn(&ReceivedRequest) -> bool,
+    ) -> Vec<ReceivedRequest> {
         let deadline = Instant::now() + DEADLINE;
         loop {
-            let seen = self.seen(&is_it);
-            if seen.len() >= number {
-                return seen;
+            let requests = self.requests(&matches);
+            if requests.len() >= number {
+                return requests;
             }
-            assert!(Instant::now() < deadline, "only {seen:?}");
+            assert!(Instant::now() < deadline, "only {requests:?}");
             sleep(std::time::Duration::from_millis(5)).await;
         }
     }
@@ -158,12 +170,12 @@ async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin, shared: Arc<Shared>)
     let service = service_fn(|request| answer(request, Arc::clone(&shared)));
     let connection =
         hyper::server::conn::http1::Builder::new().serve_connection(TokioIo::new(stream), service);
-    // What is told to break does.
+    // Injected faults cause errors here.
     let _ = connection.await;
 }
 
 async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> io::Result<Response<Body>> {
-    let seen = Seen {
+    let received = ReceivedRequest {
         method: request.method().to_string(),
         path: request.uri().path().to_owned(),
         query: request.uri().query().unwrap_or_default().to_owned(),
@@ -171,59 +183,59 @@ async fn answer(request: Request<Incoming>, shared: Arc<Shared>) -> io::Result<R
         at: Instant::now(),
         is_answered: false,
     };
-    let fate = (shared.plan)(&seen);
+    let fault = (shared.plan)(&received);
     let number = {
-        let mut all = shared.seen.lock().unwrap();
-        all.push(seen);
+        let mut all = shared.requests.lock().unwrap();
+        all.push(received);
         all.len() - 1
     };
-    if let Fate::Answered(response) = fate {
-        // The server would have read it.
+    if let Fault::Respond(response) = fault {
+        // As the server does, read the whole request.
         let _ = request.into_body().collect().await;
         return Ok(response.map(|body| whole(body.into())));
     }
-    if let Fate::Held(until) = &fate {
+    if let Fault::DelayUntil(until) = &fault {
         until.cancelled().await;
     }
     let request = request.map(|body| body.map_err(io::Error::other).boxed_unsync());
-    let response = ask(&shared.upstream, request, &shared.tasks).await?;
-    shared.seen.lock().unwrap()[number].is_answered = true;
+    let response = send_request(&shared.upstream, request, &shared.tasks).await?;
+    shared.requests.lock().unwrap()[number].is_answered = true;
     let (mut head, body) = response.into_parts();
-    let body = match fate {
-        Fate::Lost => return Err(lost()),
-        Fate::Halved => {
+    let body = match fault {
+        Fault::DropResponse => return Err(lost()),
+        Fault::TruncateResponse => {
             let bytes = body.collect().await.map_err(io::Error::other)?.to_bytes();
             let half = bytes.slice(..bytes.len() / 2);
             let pieces = stream::iter([Ok(Frame::data(half)), Err(lost())]);
             StreamBody::new(pieces).boxed_unsync()
         }
-        Fate::Changed(change) => {
+        Fault::ChangeResponse(change) => {
             let bytes = body.collect().await.map_err(io::Error::other)?.to_bytes();
             let text = change(String::from_utf8(bytes.to_vec()).unwrap());
             head.headers.remove("content-length");
             whole(text.into())
         }
-        Fate::BrokenAt(then) => until(body, then, true),
-        Fate::SilentAt(then) => until(body, then, false),
+        Fault::BreakAt(signal) => forward_until(body, signal, true),
+        Fault::StallAt(signal) => forward_until(body, signal, false),
         _ => body.map_err(io::Error::other).boxed_unsync(),
     };
     Ok(Response::from_parts(head, body))
 }
 
-/// Passes a body on until `then`, and breaks it or keeps quiet.
-fn until(body: Incoming, then: CancellationToken, breaks: bool) -> Body {
+/// Forwards a body until `signal`, then breaks the connection or stalls.
+fn forward_until(body: Incoming, signal: CancellationToken, breaks: bool) -> Body {
     let pieces = stream::unfold(
-        Some((BodyStream::new(body), then)),
+        Some((BodyStream::new(body), signal)),
         move |state| async move {
-            let (mut body, then) = state?;
+            let (mut body, signal) = state?;
             tokio::select! {
                 biased;
-                () = then.cancelled() => match breaks {
+                () = signal.cancelled() => match breaks {
                     true => Some((Err(lost()), None)),
                     false => std::future::pending().await,
                 },
                 frame = body.next() => {
-                    Some((frame?.map_err(io::Error::other), Some((body, then))))
+                    Some((frame?.map_err(io::Error::other), Some((body, signal))))
                 }
             }
         },
@@ -241,8 +253,8 @@ fn whole(bytes: Bytes) -> Body {
         .boxed_unsync()
 }
 
-/// Asks a server, over a connection of its own.
-async fn ask(
+/// Sends a request over a new connection.
+async fn send_request(
     address: &str,
     request: Request<Body>,
     tasks: &Tasks,
@@ -257,8 +269,13 @@ async fn ask(
     sender.send_request(request).await.map_err(io::Error::other)
 }
 
-/// Asks the API of the server itself, past any proxy.
-pub(crate) async fn api(url: &str, method: &str, path: &str, body: Value) -> (StatusCode, Value) {
+/// Calls the server's API without a proxy.
+pub(crate) async fn call_api(
+    url: &str,
+    method: &str,
+    path: &str,
+    body: Value,
+) -> (StatusCode, Value) {
     let address = url.trim_start_matches("http://");
     let request = Request::builder()
         .method(method)
@@ -269,19 +286,19 @@ pub(crate) async fn api(url: &str, method: &str, path: &str, body: Value) -> (St
         .body(whole(body.to_string().into()))
         .unwrap();
     let tasks = Tasks::default();
-    let response = ask(address, request, &tasks).await.unwrap();
+    let response = send_request(address, request, &tasks).await.unwrap();
     let status = response.status();
     let body = response.into_body().collect().await.unwrap().to_bytes();
     (status, serde_json::from_slice(&body).unwrap_or_default())
 }
 
-/// An answer of our own.
-pub(crate) fn refusal(status: u16, headers: &[(&str, &str)], body: &str) -> Fate {
+/// Returns a fault with this response.
+pub(crate) fn respond(status: u16, headers: &[(&str, &str)], body: &str) -> Fault {
     let mut response = Response::builder()
         .status(status)
         .header("content-type", "application/json");
     for (name, value) in headers {
         response = response.header(*name, *value);
     }
-    Fate::Answered(response.body(body.to_owned()).unwrap())
+    Fault::Respond(response.body(body.to_owned()).unwrap())
 }

@@ -1,4 +1,4 @@
-//! Streams of commands that break or fall silent, and sandboxes that seem not to be there.
+//! Event streams that break or stall, and unreachable sandboxes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,34 +12,34 @@ use futures_util::StreamExt as _;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use crate::proxy::{Fate, Proxy, Seen, refusal};
-use crate::support::{DEADLINE, Served};
+use crate::proxy::{Fault, Proxy, ReceivedRequest, respond};
+use crate::support::{DEADLINE, TestServer};
 use crate::{context, through};
 
-fn listens_again(seen: &Seen) -> bool {
-    seen.path.ends_with("/process.Process/Connect")
+fn is_reconnect(request: &ReceivedRequest) -> bool {
+    request.path.ends_with("/process.Process/Connect")
 }
 
-/// Whether this starts a command of the test's own, by the only one that runs when it matters.
-fn starts(seen: &Seen) -> bool {
-    seen.path.ends_with("/process.Process/Start")
+/// Returns whether the request starts a process.
+fn is_start(request: &ReceivedRequest) -> bool {
+    request.path.ends_with("/process.Process/Start")
 }
 
-/// Counts what starts from `armed` on, and gives the first of it to `fate`.
-struct Armed {
-    now: CancellationToken,
+/// Matches the first start of a process after it was armed.
+struct ArmedTrigger {
+    armed: CancellationToken,
     number: AtomicUsize,
 }
 
-impl Armed {
+impl ArmedTrigger {
     fn new() -> (CancellationToken, Self) {
-        let now = CancellationToken::new();
+        let armed = CancellationToken::new();
         let number = AtomicUsize::new(0);
-        (now.clone(), Self { now, number })
+        (armed.clone(), Self { armed, number })
     }
 
-    fn is_it(&self, seen: &Seen) -> bool {
-        let counts = self.now.is_cancelled() && starts(seen);
+    fn matches(&self, request: &ReceivedRequest) -> bool {
+        let counts = self.armed.is_cancelled() && is_start(request);
         counts && self.number.fetch_add(1, Ordering::Relaxed) == 0
     }
 }
@@ -47,15 +47,17 @@ impl Armed {
 async fn read_until(output: &mut OutputStream, words: &str) -> String {
     let mut text = String::new();
     while !text.contains(words) {
-        let next = timeout(DEADLINE, output.next()).await.expect("it comes");
-        let chunk = next.expect("there is more").unwrap();
+        let next = timeout(DEADLINE, output.next())
+            .await
+            .expect("the output stalls");
+        let chunk = next.expect("the output ended").unwrap();
         text.push_str(&String::from_utf8_lossy(&chunk.bytes));
     }
     text
 }
 
-/// What still comes, and how it ended.
-async fn the_rest(process: &mut Box<dyn Process>, mut output: OutputStream) -> (String, Exit) {
+/// Returns the remaining output and the exit.
+async fn read_to_end(process: &mut Box<dyn Process>, mut output: OutputStream) -> (String, Exit) {
     let ending = async {
         let mut text = String::new();
         while let Some(chunk) = output.next().await {
@@ -63,26 +65,26 @@ async fn the_rest(process: &mut Box<dyn Process>, mut output: OutputStream) -> (
         }
         (text, process.wait().await.unwrap())
     };
-    timeout(DEADLINE, ending).await.expect("it ends")
+    timeout(DEADLINE, ending).await.expect("the command hangs")
 }
 
-async fn waits_for(sandbox: &Arc<dyn Sandbox>, condition: &str) {
+async fn wait_until(sandbox: &Arc<dyn Sandbox>, condition: &str) {
     let script = format!("for _ in {{1..600}}; do {condition} && exit 0; sleep 0.1; done; exit 1");
     let output = sandbox.run(SpawnRequest::shell(script)).await.unwrap();
     assert_eq!(output.exit.status, ExitStatus::Code(0), "{condition}");
 }
 
 #[tokio::test]
-async fn a_command_whose_connection_breaks_runs_on_and_is_heard_again() {
-    let served = Served::start().await;
-    let (armed, first) = Armed::new();
+async fn command_survives_a_broken_connection() {
+    let server = TestServer::start().await;
+    let (armed, first) = ArmedTrigger::new();
     let breaks = CancellationToken::new();
-    let then = breaks.clone();
-    let plan = move |seen: &Seen| match first.is_it(seen) {
-        true => Fate::BrokenAt(then.clone()),
-        false => Fate::Passed,
+    let signal = breaks.clone();
+    let plan = move |request: &ReceivedRequest| match first.matches(request) {
+        true => Fault::BreakAt(signal.clone()),
+        false => Fault::None,
     };
-    let proxy = Proxy::start(&served.url, plan).await;
+    let proxy = Proxy::start(&server.url, plan).await;
     let sandbox = through(&proxy)
         .build()
         .unwrap()
@@ -97,11 +99,11 @@ async fn a_command_whose_connection_breaks_runs_on_and_is_heard_again() {
     read_until(&mut output, "before\n").await;
     breaks.cancel();
     proxy
-        .wait_for(1, |it| listens_again(it) && it.is_answered)
+        .wait_for(1, |it| is_reconnect(it) && it.is_answered)
         .await;
     let mut stdin = process.take_stdin().unwrap();
     stdin.write(Bytes::from("after\n")).await.unwrap();
-    let (text, exit) = the_rest(&mut process, output).await;
+    let (text, exit) = read_to_end(&mut process, output).await;
     assert_eq!(
         (text.contains("after\n"), text.contains("more\n")),
         (true, true),
@@ -110,13 +112,13 @@ async fn a_command_whose_connection_breaks_runs_on_and_is_heard_again() {
     assert!(!text.contains('\u{1e}'), "{text:?}");
     assert_eq!(exit.status, ExitStatus::Code(3));
     assert_eq!(exit.notes.len(), 1, "{:?}", exit.notes);
-    assert_eq!(proxy.seen(listens_again).len(), 1);
+    assert_eq!(proxy.requests(is_reconnect).len(), 1);
     sandbox.close().await.unwrap();
-    served.stop().await;
+    server.stop().await;
 }
 
 #[tokio::test]
-async fn how_a_command_ended_is_known_though_nobody_listened_then() {
+async fn exit_status_is_known_after_a_reconnect() {
     let cases = [
         ("exit 0", ExitStatus::Code(0)),
         ("exit 143", ExitStatus::Code(143)),
@@ -124,16 +126,16 @@ async fn how_a_command_ended_is_known_though_nobody_listened_then() {
         ("kill -KILL $$", ExitStatus::Signal(9)),
     ];
     for (how, expected) in cases {
-        let served = Served::start().await;
-        let (armed, first) = Armed::new();
-        let (breaks, goes_on) = (CancellationToken::new(), CancellationToken::new());
-        let (then, until) = (breaks.clone(), goes_on.clone());
-        let plan = move |seen: &Seen| match listens_again(seen) {
-            true => Fate::Held(until.clone()),
-            false if first.is_it(seen) => Fate::BrokenAt(then.clone()),
-            false => Fate::Passed,
+        let server = TestServer::start().await;
+        let (armed, first) = ArmedTrigger::new();
+        let (breaks, resume) = (CancellationToken::new(), CancellationToken::new());
+        let (signal, until) = (breaks.clone(), resume.clone());
+        let plan = move |request: &ReceivedRequest| match is_reconnect(request) {
+            true => Fault::DelayUntil(until.clone()),
+            false if first.matches(request) => Fault::BreakAt(signal.clone()),
+            false => Fault::None,
         };
-        let proxy = Proxy::start(&served.url, plan).await;
+        let proxy = Proxy::start(&server.url, plan).await;
         let sandbox = through(&proxy)
             .build()
             .unwrap()
@@ -148,16 +150,16 @@ async fn how_a_command_ended_is_known_though_nobody_listened_then() {
         let mut output = process.take_output().unwrap();
         let outer = read_until(&mut output, "/").await;
         breaks.cancel();
-        proxy.wait_for(1, listens_again).await;
+        proxy.wait_for(1, is_reconnect).await;
         let go: SandboxPath = "go".parse().unwrap();
         sandbox.write_bytes(&go, Bytes::new()).await.unwrap();
         let outer = outer.trim().trim_end_matches('/');
-        waits_for(&sandbox, &format!("! kill -0 {outer} 2>/dev/null")).await;
-        goes_on.cancel();
-        let (_, exit) = the_rest(&mut process, output).await;
+        wait_until(&sandbox, &format!("! kill -0 {outer} 2>/dev/null")).await;
+        resume.cancel();
+        let (_, exit) = read_to_end(&mut process, output).await;
         assert_eq!(exit.status, expected, "{how}");
         assert_eq!(exit.notes.len(), 1, "{:?}", exit.notes);
-        // What it keeps is kept, and listed.
+        // Kept background processes are listed.
         let left: Vec<&str> = exit
             .background
             .iter()
@@ -165,21 +167,21 @@ async fn how_a_command_ended_is_known_though_nobody_listened_then() {
             .collect();
         assert_eq!(left, ["sleep 1000"], "{how}");
         sandbox.close().await.unwrap();
-        served.stop().await;
+        server.stop().await;
     }
 }
 
 #[tokio::test]
-async fn a_stream_that_falls_silent_is_given_up_for_another() {
-    let served = Served::start().await;
-    let (armed, first) = Armed::new();
+async fn stalled_stream_is_replaced() {
+    let server = TestServer::start().await;
+    let (armed, first) = ArmedTrigger::new();
     let silence = CancellationToken::new();
-    let then = silence.clone();
-    let plan = move |seen: &Seen| match first.is_it(seen) {
-        true => Fate::SilentAt(then.clone()),
-        false => Fate::Passed,
+    let signal = silence.clone();
+    let plan = move |request: &ReceivedRequest| match first.matches(request) {
+        true => Fault::StallAt(signal.clone()),
+        false => Fault::None,
     };
-    let proxy = Proxy::start(&served.url, plan).await;
+    let proxy = Proxy::start(&server.url, plan).await;
     let sandbox = through(&proxy)
         .build()
         .unwrap()
@@ -194,29 +196,29 @@ async fn a_stream_that_falls_silent_is_given_up_for_another() {
     read_until(&mut output, "before\n").await;
     silence.cancel();
     proxy
-        .wait_for(1, |it| listens_again(it) && it.is_answered)
+        .wait_for(1, |it| is_reconnect(it) && it.is_answered)
         .await;
     let mut stdin = process.take_stdin().unwrap();
     stdin.write(Bytes::from("\n")).await.unwrap();
-    let (text, exit) = the_rest(&mut process, output).await;
+    let (text, exit) = read_to_end(&mut process, output).await;
     assert_eq!(text, "after\n");
     assert_eq!(exit.status, ExitStatus::Code(0));
     sandbox.close().await.unwrap();
-    served.stop().await;
+    server.stop().await;
 }
 
 #[tokio::test]
-async fn a_sandbox_that_answers_nothing_any_more_is_gone() {
-    let served = Served::start().await;
+async fn unresponsive_sandbox_is_gone() {
+    let server = TestServer::start().await;
     let silence = CancellationToken::new();
-    let then = silence.clone();
+    let signal = silence.clone();
     let never = CancellationToken::new();
-    let plan = move |seen: &Seen| match then.is_cancelled() {
-        true => Fate::Held(never.clone()),
-        false if starts(seen) => Fate::SilentAt(then.clone()),
-        false => Fate::Passed,
+    let plan = move |request: &ReceivedRequest| match signal.is_cancelled() {
+        true => Fault::DelayUntil(never.clone()),
+        false if is_start(request) => Fault::StallAt(signal.clone()),
+        false => Fault::None,
     };
-    let proxy = Proxy::start(&served.url, plan).await;
+    let proxy = Proxy::start(&server.url, plan).await;
     let sandbox = through(&proxy)
         .build()
         .unwrap()
@@ -230,30 +232,30 @@ async fn a_sandbox_that_answers_nothing_any_more_is_gone() {
     silence.cancel();
     let ended = timeout(DEADLINE, process.wait())
         .await
-        .expect("it is noticed");
+        .expect("the loss was not detected");
     assert_eq!(ended.unwrap_err().kind(), SandboxErrorKind::Gone);
     let again = sandbox.run(SpawnRequest::shell("true")).await;
     assert_eq!(again.unwrap_err().kind(), SandboxErrorKind::Gone);
     drop((process, sandbox));
-    served.stop().await;
+    server.stop().await;
 }
 
 #[tokio::test]
-async fn a_command_that_nobody_can_listen_to_again_is_ended_and_said_to_be_lost() {
-    let served = Served::start().await;
-    let (armed, first) = Armed::new();
+async fn command_is_killed_and_reported_as_lost_if_reconnecting_fails() {
+    let server = TestServer::start().await;
+    let (armed, first) = ArmedTrigger::new();
     let breaks = CancellationToken::new();
-    let then = breaks.clone();
-    let plan = move |seen: &Seen| match listens_again(seen) {
-        true => refusal(
+    let signal = breaks.clone();
+    let plan = move |request: &ReceivedRequest| match is_reconnect(request) {
+        true => respond(
             404,
             &[],
             r#"{"code":"not_found","message":"no such method"}"#,
         ),
-        false if first.is_it(seen) => Fate::BrokenAt(then.clone()),
-        false => Fate::Passed,
+        false if first.matches(request) => Fault::BreakAt(signal.clone()),
+        false => Fault::None,
     };
-    let proxy = Proxy::start(&served.url, plan).await;
+    let proxy = Proxy::start(&server.url, plan).await;
     let sandbox = through(&proxy)
         .build()
         .unwrap()
@@ -268,26 +270,26 @@ async fn a_command_that_nobody_can_listen_to_again_is_ended_and_said_to_be_lost(
     breaks.cancel();
     let ended = timeout(DEADLINE, process.wait())
         .await
-        .expect("it is noticed");
+        .expect("the loss was not detected");
     let error = ended.unwrap_err();
     assert_eq!(error.kind(), SandboxErrorKind::Io);
     let expected = "the command was lost and has been ended: ";
     assert!(error.to_string().starts_with(expected), "{error}");
     let sleeper = sleeper.trim().trim_end_matches('/');
-    waits_for(&sandbox, &format!("! kill -0 {sleeper} 2>/dev/null")).await;
+    wait_until(&sandbox, &format!("! kill -0 {sleeper} 2>/dev/null")).await;
     sandbox.close().await.unwrap();
-    served.stop().await;
+    server.stop().await;
 }
 
 #[tokio::test]
-async fn a_command_that_was_started_unheard_does_not_run_on() {
-    let served = Served::start().await;
-    let (armed, first) = Armed::new();
-    let plan = move |seen: &Seen| match first.is_it(seen) {
-        true => Fate::Lost,
-        false => Fate::Passed,
+async fn command_is_killed_if_the_start_response_is_lost() {
+    let server = TestServer::start().await;
+    let (armed, first) = ArmedTrigger::new();
+    let plan = move |request: &ReceivedRequest| match first.matches(request) {
+        true => Fault::DropResponse,
+        false => Fault::None,
     };
-    let proxy = Proxy::start(&served.url, plan).await;
+    let proxy = Proxy::start(&server.url, plan).await;
     let sandbox = through(&proxy)
         .build()
         .unwrap()
@@ -305,22 +307,23 @@ async fn a_command_that_was_started_unheard_does_not_run_on() {
     let output = sandbox.run(SpawnRequest::shell(none)).await.unwrap();
     assert_eq!(output.exit.status, ExitStatus::Code(0));
     sandbox.close().await.unwrap();
-    served.stop().await;
+    server.stop().await;
 }
 
 #[tokio::test]
-async fn one_answer_of_a_gateway_does_not_end_a_sandbox() {
-    let served = Served::start().await;
+async fn single_gateway_error_does_not_end_the_sandbox() {
+    let server = TestServer::start().await;
     let number = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&number);
-    let plan = move |seen: &Seen| {
-        let fails = seen.path.ends_with("/MakeDir") && counted.fetch_add(1, Ordering::Relaxed) == 0;
+    let plan = move |request: &ReceivedRequest| {
+        let fails =
+            request.path.ends_with("/MakeDir") && counted.fetch_add(1, Ordering::Relaxed) == 0;
         match fails {
-            true => refusal(502, &[], "<html>502 Bad Gateway</html>"),
-            false => Fate::Passed,
+            true => respond(502, &[], "<html>502 Bad Gateway</html>"),
+            false => Fault::None,
         }
     };
-    let proxy = Proxy::start(&served.url, plan).await;
+    let proxy = Proxy::start(&server.url, plan).await;
     let sandbox = through(&proxy)
         .build()
         .unwrap()
@@ -331,23 +334,25 @@ async fn one_answer_of_a_gateway_does_not_end_a_sandbox() {
     let error = sandbox.mkdir(&directory).await.unwrap_err();
     assert_eq!(error.kind(), SandboxErrorKind::Io, "{error:?}");
     sandbox.mkdir(&directory).await.unwrap();
-    // One that was ended says so, and is believed.
-    served.kill(&sandbox.info().id).await.unwrap();
+    // A killed sandbox is reported as gone.
+    server.kill(&sandbox.info().id).await.unwrap();
     let error = sandbox.mkdir(&"other".parse().unwrap()).await.unwrap_err();
     assert_eq!(error.kind(), SandboxErrorKind::Gone, "{error:?}");
-    served.stop().await;
+    server.stop().await;
 }
 
 #[tokio::test]
-async fn a_file_that_stops_coming_is_an_error_and_not_the_end_of_the_sandbox() {
-    let served = Served::start().await;
+async fn stalled_download_fails_without_ending_the_sandbox() {
+    let server = TestServer::start().await;
     let silence = CancellationToken::new();
     silence.cancel();
-    let plan = move |seen: &Seen| match seen.path == "/files" && seen.method == "GET" {
-        true => Fate::SilentAt(silence.clone()),
-        false => Fate::Passed,
+    let plan = move |request: &ReceivedRequest| match request.path == "/files"
+        && request.method == "GET"
+    {
+        true => Fault::StallAt(silence.clone()),
+        false => Fault::None,
     };
-    let proxy = Proxy::start(&served.url, plan).await;
+    let proxy = Proxy::start(&server.url, plan).await;
     let sandbox = through(&proxy)
         .build()
         .unwrap()
@@ -357,7 +362,7 @@ async fn a_file_that_stops_coming_is_an_error_and_not_the_end_of_the_sandbox() {
     let path: SandboxPath = "file".parse().unwrap();
     sandbox.write_bytes(&path, "text".into()).await.unwrap();
     let reading = timeout(DEADLINE, sandbox.read_bytes(&path, 100));
-    let error = reading.await.expect("it is given up").unwrap_err();
+    let error = reading.await.expect("the read hangs").unwrap_err();
     assert_eq!(error.kind(), SandboxErrorKind::Io, "{error:?}");
     assert!(
         error.to_string().starts_with("failed to read `file`: "),
@@ -366,5 +371,5 @@ async fn a_file_that_stops_coming_is_an_error_and_not_the_end_of_the_sandbox() {
     let output = sandbox.run(SpawnRequest::shell("cat file")).await.unwrap();
     assert_eq!(output.stdout.text(), "text");
     sandbox.close().await.unwrap();
-    served.stop().await;
+    server.stop().await;
 }

@@ -14,8 +14,8 @@ use rustls::pki_types::{CertificateDer, PrivatePkcs8KeyDer};
 use tokio::process::Command;
 use tokio_rustls::TlsAcceptor;
 
-use crate::proxy::{Fate, Proxy};
-use crate::support::{KEY, Served};
+use crate::proxy::{Fault, Proxy};
+use crate::support::{KEY, TestServer};
 use crate::{context, refused, through};
 
 fn fixture(name: &str) -> PathBuf {
@@ -24,8 +24,8 @@ fn fixture(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// Ends TLS with a certificate that only `cert.pem` vouches for.
-async fn over_tls(served: &Served) -> Proxy {
+/// Starts a TLS proxy with the self-signed certificate in `cert.pem`.
+async fn start_tls_proxy(server: &TestServer) -> Proxy {
     let certificate = CertificateDer::from_pem_file(fixture("cert.pem")).unwrap();
     let key = PrivatePkcs8KeyDer::from(std::fs::read(fixture("key.der")).unwrap());
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -36,11 +36,11 @@ async fn over_tls(served: &Served) -> Proxy {
         .with_single_cert(vec![certificate], key.into())
         .unwrap();
     let acceptor = TlsAcceptor::from(Arc::new(config));
-    Proxy::with(&served.url, Some(acceptor), |_| Fate::Passed).await
+    Proxy::start_with_tls(&server.url, Some(acceptor), |_| Fault::None).await
 }
 
-/// The environment is the process's own, so this runs in one of its own: this test binary again.
-async fn again_with(test: &str, variables: &[(&str, &str)]) {
+/// Runs an ignored test of this binary in a subprocess with its own environment.
+async fn run_with_env(test: &str, variables: &[(&str, &str)]) {
     let output = Command::new(env::current_exe().unwrap())
         .args(["--exact", test, "--ignored", "--nocapture"])
         .env_remove("SSL_CERT_DIR")
@@ -50,54 +50,57 @@ async fn again_with(test: &str, variables: &[(&str, &str)]) {
         .output()
         .await
         .unwrap();
-    let said = String::from_utf8_lossy(&output.stdout);
-    let more = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{said}{more}");
-    assert!(said.contains("1 passed"), "{said}");
+    let stdout = String::from_utf8_lossy(&output.stdout);
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{stdout}{stderr}");
+    assert!(stdout.contains("1 passed"), "{stdout}");
 }
 
 #[tokio::test]
-async fn a_certificate_that_nobody_vouches_for_is_refused() {
-    let served = Served::start().await;
-    let proxy = over_tls(&served).await;
+async fn untrusted_certificate_is_refused() {
+    let server = TestServer::start().await;
+    let proxy = start_tls_proxy(&server).await;
     let error = refused(&through(&proxy).build().unwrap()).await;
     assert_eq!(error.kind(), SandboxErrorKind::Unavailable);
-    let expected = format!("failed to make a sandbox: failed to reach {}: ", proxy.url);
+    let expected = format!(
+        "failed to create a sandbox: failed to reach {}: ",
+        proxy.url
+    );
     assert!(error.to_string().starts_with(&expected), "{error}");
     let advice = error.advice().unwrap();
     assert!(advice.contains("SSL_CERT_FILE"), "{error} ({advice})");
-    assert!(proxy.seen(|_| true).is_empty());
-    served.stop().await;
+    assert!(proxy.requests(|_| true).is_empty());
+    server.stop().await;
 }
 
 #[tokio::test]
-async fn a_server_that_speaks_no_tls_is_told_from_one_that_does() {
-    let served = Served::start().await;
-    let url = served.url.replace("http://", "https://");
-    let backend = served.builder().api_url(&url).build().unwrap();
+async fn server_without_tls_is_reported_with_advice() {
+    let server = TestServer::start().await;
+    let url = server.url.replace("http://", "https://");
+    let backend = server.builder().api_url(&url).build().unwrap();
     let error = refused(&backend).await;
     let advice = error.advice().unwrap();
     assert!(advice.contains("http://"), "{error} ({advice})");
-    served.stop().await;
+    server.stop().await;
 }
 
 #[tokio::test]
-async fn a_certificate_that_the_environment_names_is_trusted() {
-    let served = Served::start().await;
-    let proxy = over_tls(&served).await;
+async fn certificate_in_ssl_cert_file_is_trusted() {
+    let server = TestServer::start().await;
+    let proxy = start_tls_proxy(&server).await;
     let certificate = fixture("cert.pem");
     let variables = [
         ("TEST_URL", proxy.url.as_str()),
         ("SSL_CERT_FILE", &certificate.to_string_lossy()),
     ];
-    again_with("tls::in_another_environment_a_command_runs", &variables).await;
-    assert!(!proxy.seen(|it| it.path.ends_with("/Start")).is_empty());
-    served.stop().await;
+    run_with_env("tls::subprocess_runs_a_command", &variables).await;
+    assert!(!proxy.requests(|it| it.path.ends_with("/Start")).is_empty());
+    server.stop().await;
 }
 
 #[tokio::test]
-#[ignore = "run by a_certificate_that_the_environment_names_is_trusted"]
-async fn in_another_environment_a_command_runs() {
+#[ignore = "run by certificate_in_ssl_cert_file_is_trusted"]
+async fn subprocess_runs_a_command() {
     let url = env::var("TEST_URL").unwrap();
     let backend = RemoteBackend::builder()
         .api_key(KEY)
@@ -113,14 +116,14 @@ async fn in_another_environment_a_command_runs() {
 }
 
 #[tokio::test]
-async fn certificates_that_the_environment_names_wrongly_are_missed() {
-    let test = "tls::in_another_environment_no_backend_is_made";
-    again_with(test, &[("SSL_CERT_FILE", "/no/such/file.pem")]).await;
+async fn missing_ssl_cert_file_is_reported() {
+    let test = "tls::subprocess_fails_to_build_a_backend";
+    run_with_env(test, &[("SSL_CERT_FILE", "/no/such/file.pem")]).await;
 }
 
 #[test]
-#[ignore = "run by certificates_that_the_environment_names_wrongly_are_missed"]
-fn in_another_environment_no_backend_is_made() {
+#[ignore = "run by missing_ssl_cert_file_is_reported"]
+fn subprocess_fails_to_build_a_backend() {
     let built = RemoteBackend::builder().api_key(KEY).build();
     let error = built.map(drop).unwrap_err();
     assert_eq!(

@@ -9,13 +9,13 @@ use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
 use super::*;
 
-/// The other side of a terminal: what a person sees and types.
-struct Desk {
+/// The controlling side of a terminal, at which a test reads and types.
+struct TestTerminal {
     side: Arc<File>,
 }
 
-impl Desk {
-    fn new() -> (Self, ChannelUser, Person) {
+impl TestTerminal {
+    fn new() -> (Self, ChannelUser, TerminalUser) {
         let side = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).expect("a terminal");
         grantpt(&side).expect("granted");
         unlockpt(&side).expect("unlocked");
@@ -23,17 +23,18 @@ impl Desk {
         let name = name.to_str().expect("a path").to_owned();
         let terminal = OpenOptions::new().read(true).write(true).open(name);
         let terminal = terminal.expect("it opens");
-        let (user, person) = Person::at(terminal.as_fd(), terminal.as_fd()).expect("a person");
+        let (user, person) =
+            TerminalUser::at(terminal.as_fd(), terminal.as_fd()).expect("a person");
         let side = Arc::new(File::from(side));
         (Self { side }, user, person)
     }
 
-    fn types(&self, text: &str) {
+    fn write(&self, text: &str) {
         (&*self.side).write_all(text.as_bytes()).expect("typed");
     }
 
-    /// Everything that is shown until `end` is, at its end.
-    async fn shows(&self, end: &'static str) -> String {
+    /// Returns everything that is displayed up to `end`.
+    async fn read_until(&self, end: &'static str) -> String {
         let side = Arc::clone(&self.side);
         let reading = tokio::task::spawn_blocking(move || {
             let deadline = Instant::now() + Duration::from_secs(60);
@@ -61,70 +62,70 @@ fn id() -> QuestionId {
     QuestionId::new(RunId::new(), "call-1")
 }
 
-/// What becomes of a question while a person does this at the desk.
+/// Asks a question while `input` happens at the terminal, and returns the answer.
 async fn asked(
     user: &ChannelUser,
-    person: &mut Person,
+    terminal_user: &mut TerminalUser,
     question: Question,
-    at_the_desk: impl Future<Output = ()>,
+    input: impl Future<Output = ()>,
 ) -> Result<String, ToolError> {
     let answering = async {
-        let question = person.next().await.expect("it is asked");
-        person.answer(&question).await;
+        let question = terminal_user.next_question().await.expect("a question");
+        terminal_user.answer(&question).await;
     };
-    let (answer, (), ()) = tokio::join!(user.ask(question), answering, at_the_desk);
+    let (answer, (), ()) = tokio::join!(user.ask(question), answering, input);
     answer.map(|answer| answer.to_string())
 }
 
 #[tokio::test]
-async fn a_choice_is_shown_with_its_numbers_and_asked_for_until_it_is_one() {
-    let (desk, user, mut person) = Desk::new();
-    // Typed before there was a question, and there before it is.
-    desk.types("Red\n");
-    assert_eq!(desk.shows("\n").await, "Red\r\n");
+async fn a_choice_is_asked_again_until_it_is_valid() {
+    let (terminal, channel, mut user) = TestTerminal::new();
+    // Typed before the question, so discarded.
+    terminal.write("Red\n");
+    assert_eq!(terminal.read_until("\n").await, "Red\r\n");
     let question =
         Question::choice(id(), "Which \x1b[31mcolour?", ["Red", "Gr\x07een"]).with_default("Red");
-    let answer = asked(&user, &mut person, question, async {
-        let shown = desk.shows("> ").await;
+    let answer = asked(&channel, &mut user, question, async {
+        let shown = terminal.read_until("> ").await;
         let (_, shown) = shown.split_once("\r\n? ").expect("a question");
         assert_eq!(
             shown,
             "Which colour?\r\n  1  Red\r\n  2  Green\r\n[1-2, Enter for Red] > "
         );
-        desk.types("3\n");
+        terminal.write("3\n");
         assert_eq!(
-            desk.shows("> ").await,
+            terminal.read_until("> ").await,
             "3\r\n  the answer must be one of the 2 choices, by its text or its number\r\n\
              [1-2, Enter for Red] > "
         );
-        desk.types("2\n");
+        terminal.write("2\n");
     });
     assert_eq!(answer.await.expect("answered"), "Gr\x07een");
 }
 
 #[tokio::test]
-async fn an_empty_line_is_the_default_and_lines_are_not_mixed_up() {
-    let (desk, user, mut person) = Desk::new();
+async fn an_empty_line_selects_the_default() {
+    let (terminal, channel, mut user) = TestTerminal::new();
     let question = Question::confirm(id(), "Sure?").with_default("no");
-    let answer = asked(&user, &mut person, question, async {
-        desk.shows("[yes or no, Enter for no] > ").await;
-        desk.types("\n");
+    let answer = asked(&channel, &mut user, question, async {
+        terminal.read_until("[yes or no, Enter for no] > ").await;
+        terminal.write("\n");
     });
     assert_eq!(answer.await.expect("answered"), "no");
-    let answer = asked(&user, &mut person, Question::new(id(), "Who?"), async {
-        desk.shows("? Who?\r\n> ").await;
-        desk.types("Grüße\n");
+    let answer = asked(&channel, &mut user, Question::new(id(), "Who?"), async {
+        terminal.read_until("? Who?\r\n> ").await;
+        terminal.write("Grüße\n");
     });
     assert_eq!(answer.await.expect("answered"), "Grüße");
 }
 
 #[tokio::test]
-async fn the_end_of_the_input_is_no_answer() {
-    let (desk, user, mut person) = Desk::new();
+async fn end_of_input_declines_the_question() {
+    let (terminal, channel, mut user) = TestTerminal::new();
     let question = Question::new(id(), "Who?").with_default("me");
-    let answer = asked(&user, &mut person, question, async {
-        desk.shows("> ").await;
-        desk.types("\x04");
+    let answer = asked(&channel, &mut user, question, async {
+        terminal.read_until("> ").await;
+        terminal.write("\x04");
     });
     assert_eq!(
         answer.await.unwrap_err().to_string(),
@@ -133,38 +134,39 @@ async fn the_end_of_the_input_is_no_answer() {
 }
 
 #[tokio::test]
-async fn who_no_longer_waits_takes_nothing_of_what_is_typed() {
-    let (desk, user, mut person) = Desk::new();
+async fn a_dropped_question_reads_no_input() {
+    let (terminal, channel, mut user) = TestTerminal::new();
     let question = Question::new(id(), "First?");
     {
-        let asking = async { tokio::join!(user.ask(question.clone()), person.answer(&question)) };
+        let asking = async { tokio::join!(channel.ask(question.clone()), user.answer(&question)) };
         tokio::select! {
-            _ = asking => panic!("nobody answered"),
-            _ = desk.shows("> ") => {}
+            _ = asking => panic!("answered"),
+            _ = terminal.read_until("> ") => {}
         }
     }
-    let answer = asked(&user, &mut person, Question::new(id(), "Second?"), async {
-        desk.shows("? Second?\r\n> ").await;
-        desk.types("here\n");
+    let answer = asked(&channel, &mut user, Question::new(id(), "Second?"), async {
+        terminal.read_until("? Second?\r\n> ").await;
+        terminal.write("here\n");
     });
     assert_eq!(answer.await.expect("answered"), "here");
 }
 
 #[tokio::test]
-async fn a_question_that_is_taken_back_is_waited_for_no_longer() {
-    let (desk, user, mut person) = Desk::new();
+async fn a_withdrawn_question_stops_reading() {
+    let (terminal, channel, mut user) = TestTerminal::new();
     let question = Question::new(id(), "Who?");
     let asking = async {
         tokio::select! {
-            _ = user.ask(question) => panic!("nobody answered"),
-            _ = desk.shows("> ") => {}
+            _ = channel.ask(question) => panic!("answered"),
+            _ = terminal.read_until("> ") => {}
         }
     };
     let answering = async {
-        let question = person.next().await.expect("it is asked");
-        person.answer(&question).await;
+        let question = user.next_question().await.expect("a question");
+        user.answer(&question).await;
     };
     tokio::join!(asking, answering);
-    desk.shows("(nobody waits for the answer any more)\r\n")
+    terminal
+        .read_until("(the question was withdrawn)\r\n")
         .await;
 }

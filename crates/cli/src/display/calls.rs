@@ -1,44 +1,49 @@
-//! Tool calls: what is run, its latest line while it runs, and what came of it.
+//! Display of tool calls: the command, its latest line of output while it runs, and its result.
 
 use std::time::Duration;
 
 use cantle::core::event::EventKind;
 use serde_json::Value;
 
-use super::look::Look;
-use super::result::CommandResult;
-use super::text::{Cleaner, clean, clock, duration, fit, one_line};
+use super::command_result::CommandResult;
+use super::style::Style;
 use crate::agent::FINISH;
+use crate::text::{Cleaner, clean, clock, duration, fit, one_line};
 
-/// Lines of a command, and of either end of its output, that are shown.
+/// Lines of a command, and of the head and the tail of its output, that are displayed.
 const COMMAND_LINES: usize = 3;
 const OUTPUT_LINES: usize = 3;
-/// Characters of a command's last line that are kept to be shown.
+/// Maximum number of characters kept of a running command's last line.
 const LIVE_CHARS: usize = 500;
-/// Columns that stand before a line of a command or its output.
+/// Columns before a line of a command or its output.
 const INDENT: usize = 4;
 
-/// The calls that run.
+/// The running calls of a run.
 #[derive(Debug, Default)]
-pub(super) struct Calls {
-    running: Vec<Running>,
+pub(super) struct CallsView {
+    running: Vec<RunningCall>,
     since: Duration,
-    /// The call whose command stands last on the screen, so that its result needs no title.
+    /// The call whose command is the last text on the screen, so that its result needs no title.
     last: Option<String>,
 }
 
 #[derive(Debug)]
-struct Running {
+struct RunningCall {
     call_id: String,
     title: String,
     cleaner: Cleaner,
-    /// The line it wrote last; a newline at its end says that it is complete.
+    /// Its latest line of output, with a newline if it is complete.
     last_line: String,
 }
 
-impl Calls {
-    /// A call began; returns the lines that show it.
-    pub(super) fn started(&mut self, event: &EventKind, now: Duration, look: Look) -> Vec<String> {
+impl CallsView {
+    /// Records the start of a call, and returns the lines that display it.
+    pub(super) fn started(
+        &mut self,
+        event: &EventKind,
+        now: Duration,
+        style: Style,
+    ) -> Vec<String> {
         let EventKind::ToolStarted {
             call_id,
             tool,
@@ -47,26 +52,26 @@ impl Calls {
         else {
             return Vec::new();
         };
-        // That is the end of the run, and shown as that.
+        // Displayed as the end of the run.
         if tool == FINISH {
             return Vec::new();
         }
-        let call = call(tool, arguments);
+        let call = call_text(tool, arguments);
         let mut lines = vec![String::new()];
-        for (index, line) in look.fold(&call, COMMAND_LINES, 0).iter().enumerate() {
+        for (index, line) in style.fold(&call, COMMAND_LINES, 0).iter().enumerate() {
             let lead = if index == 0 {
-                look.paint.cyan("$")
+                style.paint.cyan("$")
             } else {
                 " ".to_owned()
             };
-            let line = look.paint.bold(&look.cut(line, INDENT));
+            let line = style.paint.bold(&style.truncate(line, INDENT));
             lines.push(format!("  {lead} {line}"));
         }
         if self.running.is_empty() {
             self.since = now;
         }
         self.last = Some(call_id.clone());
-        self.running.push(Running {
+        self.running.push(RunningCall {
             call_id: call_id.clone(),
             title: one_line(&call),
             cleaner: Cleaner::default(),
@@ -75,7 +80,7 @@ impl Calls {
         lines
     }
 
-    /// A call wrote something.
+    /// Records output of a call.
     pub(super) fn output(&mut self, call_id: &str, text: &str) {
         let mut running = self.running.iter_mut();
         let Some(running) = running.find(|running| running.call_id == call_id) else {
@@ -83,7 +88,7 @@ impl Calls {
         };
         let mut cleaned = std::mem::take(&mut running.last_line);
         running.cleaner.push(text, &mut cleaned);
-        // While a new line is still empty, the one before it stays.
+        // A complete line is displayed until the next one has text.
         let complete = cleaned.ends_with('\n');
         let line = cleaned.trim_end_matches('\n').rsplit('\n').next();
         running.last_line = line.unwrap_or_default().chars().take(LIVE_CHARS).collect();
@@ -92,8 +97,8 @@ impl Calls {
         }
     }
 
-    /// A call ended; returns the lines that show what came of it.
-    pub(super) fn finished(&mut self, event: &EventKind, look: Look) -> Vec<String> {
+    /// Records the end of a call, and returns the lines that display its result.
+    pub(super) fn finished(&mut self, event: &EventKind, style: Style) -> Vec<String> {
         let EventKind::ToolFinished {
             call_id,
             tool,
@@ -111,42 +116,42 @@ impl Calls {
         if tool == FINISH && *success {
             return Vec::new();
         }
-        let paint = look.paint;
+        let paint = style.paint;
         let mut lines = Vec::new();
         if self.last.as_ref() != Some(call_id) {
             let title = title.unwrap_or_else(|| one_line(tool));
-            let title = look.cut(&title, INDENT);
+            let title = style.truncate(&title, INDENT);
             lines.extend([String::new(), paint.dim(&format!("  $ {title}"))]);
         }
-        let (shown, end) = match CommandResult::read(result) {
-            Some(result) => command_result(&result, look),
-            None if *success => (output(result, look), paint.dim("done")),
-            None => (output(result, look), paint.red("failed")),
+        let (output, end) = match CommandResult::parse(result) {
+            Some(result) => command_result(&result, style),
+            None if *success => (output_lines(result, style), paint.dim("done")),
+            None => (output_lines(result, style), paint.red("failed")),
         };
-        lines.extend(shown.iter().map(|line| paint.dim(&format!("  │ {line}"))));
+        lines.extend(output.iter().map(|line| paint.dim(&format!("  │ {line}"))));
         let took = paint.dim(&format!(" · {}", duration(*took)));
         lines.push(format!("  {} {end}{took}", paint.dim("└")));
         self.last = None;
         lines
     }
 
-    /// Something else was shown since.
+    /// Records that other text was displayed.
     pub(super) fn interrupted(&mut self) {
         self.last = None;
     }
 
-    /// The last line of each call that runs and has written one.
-    pub(super) fn live_lines(&self, look: Look) -> impl Iterator<Item = String> {
+    /// Returns the latest line of each running call with output.
+    pub(super) fn live_lines(&self, style: Style) -> impl Iterator<Item = String> {
         let lines = self
             .running
             .iter()
             .map(|running| running.last_line.trim_end());
         lines
             .filter(|line| !line.is_empty())
-            .map(move |line| look.paint.dim(&format!("  │ {line}")))
+            .map(move |line| style.paint.dim(&format!("  │ {line}")))
     }
 
-    /// What runs, and how long it has; `None` where nothing does.
+    /// Formats what runs and for how long; returns `None` if nothing does.
     pub(super) fn activity(&self, now: Duration) -> Option<String> {
         let since = clock(now.saturating_sub(self.since));
         match &*self.running {
@@ -157,8 +162,8 @@ impl Calls {
     }
 }
 
-/// A call as a person would type it.
-fn call(tool: &str, arguments: &Value) -> String {
+/// Formats a call as one would type it.
+fn call_text(tool: &str, arguments: &Value) -> String {
     match (arguments.get("cmd"), arguments) {
         (Some(Value::String(command)), _) => clean(command.trim()),
         (_, Value::String(text)) => format!("{} {}", one_line(tool), one_line(text)),
@@ -166,27 +171,30 @@ fn call(tool: &str, arguments: &Value) -> String {
     }
 }
 
-/// The output of a command, and how it ended.
-fn command_result(result: &CommandResult<'_>, look: Look) -> (Vec<String>, String) {
+/// Formats the output of a command and how it ended.
+fn command_result(result: &CommandResult<'_>, style: Style) -> (Vec<String>, String) {
     let parts = [Some(result.stdout), Some(result.stderr), result.background];
     let lines = parts
         .into_iter()
         .flatten()
-        .flat_map(|part| output(part, look));
+        .flat_map(|part| output_lines(part, style));
     let end = match (result.exit_code, result.error_kind) {
-        (Some("0"), _) => look.paint.green("exit 0"),
-        (Some(code), _) => look.paint.yellow(&format!("exit {}", one_line(code))),
-        (None, Some("timeout")) => look.paint.yellow("timed out"),
-        (None, kind) => look.paint.yellow(&one_line(kind.unwrap_or("failed"))),
+        (Some("0"), _) => style.paint.green("exit 0"),
+        (Some(code), _) => style.paint.yellow(&format!("exit {}", one_line(code))),
+        (None, Some("timeout")) => style.paint.yellow("timed out"),
+        (None, kind) => style.paint.yellow(&one_line(kind.unwrap_or("failed"))),
     };
     (lines.collect(), end)
 }
 
-fn output(text: &str, look: Look) -> Vec<String> {
+fn output_lines(text: &str, style: Style) -> Vec<String> {
     let text = clean(text);
     if text.trim().is_empty() {
         return Vec::new();
     }
-    let lines = look.fold(&text, OUTPUT_LINES, OUTPUT_LINES);
-    lines.iter().map(|line| look.cut(line, INDENT)).collect()
+    let lines = style.fold(&text, OUTPUT_LINES, OUTPUT_LINES);
+    lines
+        .iter()
+        .map(|line| style.truncate(line, INDENT))
+        .collect()
 }

@@ -1,20 +1,18 @@
-//! What is shown of a run: a subscriber of its events, and nothing else knows a terminal.
+//! The display of a run, from its events.
 //!
-//! Progress goes to standard error, the result to standard output. On a terminal the model's text
-//! comes as it streams, over a status line that is redrawn in place; elsewhere everything is plain
-//! lines. With `--json`, standard output has the events as JSON lines and nothing else. A reader
-//! that goes away (`| head`) is not missed, and none holds up the run: writes are done by others
-//! while the run goes on.
+//! Progress goes to standard error, the result to standard output. On a terminal, the model's text is
+//! streamed above a status line that is redrawn in place; elsewhere there are plain lines. With
+//! `--json`, standard output contains the events as JSON lines and nothing else. A reader that goes
+//! away (`| head`) or is slow does not stop the run.
 
-mod boundary;
 mod calls;
-mod closing;
-mod flow;
-mod look;
-mod result;
+mod command_result;
+mod isolation;
+mod run_view;
 mod screen;
-mod text;
-mod view;
+mod stream;
+mod style;
+mod summary;
 
 use std::collections::HashMap;
 use std::io::{self, IsTerminal as _};
@@ -25,45 +23,45 @@ use cantle::core::ids::RunId;
 use cantle::core::policy::Network;
 use tokio::io::{AsyncWrite, AsyncWriteExt as _, Stderr, Stdout};
 
-pub(crate) use self::boundary::{boundary, enforcement, unenforced, words};
-pub(crate) use self::closing::Closing;
-use self::look::Look;
-pub(crate) use self::look::Paint;
+pub(crate) use self::isolation::{enforced_by, enforcement, isolation, unenforced};
+use self::run_view::RunView;
 use self::screen::Screen;
-pub(crate) use self::text::{clean, clean_json, duration, one_line, plural, size, wrap};
-use self::view::View;
+pub(crate) use self::style::Paint;
+use self::style::Style;
+pub(crate) use self::summary::Summary;
 use crate::args::DisplayArgs;
+use crate::text::clean;
 
-/// Shows a run.
+/// Displays a run.
 #[derive(Debug)]
 pub(crate) struct Display {
     mode: Mode,
     verbose: bool,
     paint: Paint,
-    view: View,
-    /// The runs of sub-agents that go on.
-    views_below: HashMap<RunId, View>,
+    view: RunView,
+    /// The running sub-agents.
+    sub_agents: HashMap<RunId, RunView>,
     screen: Screen,
     started: Instant,
     stdout: Sink<Stdout>,
     stderr: Sink<Stderr>,
 }
 
-/// What is shown.
+/// The display mode.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Mode {
-    /// Progress as it happens, on a terminal.
+    /// Progress on a terminal, redrawn in place.
     Live,
-    /// Progress in plain lines.
+    /// Progress as plain lines.
     Plain,
-    /// The result alone.
+    /// Only the result.
     Quiet,
-    /// Events, for programs.
+    /// Events as JSON lines.
     Json,
 }
 
 impl Display {
-    /// What is shown as `args` say, of a run that reaches this `network`.
+    /// Creates the display of a run whose policy has this `network`.
     pub(crate) fn new(args: DisplayArgs, network: Option<Network>) -> Self {
         let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
@@ -79,8 +77,8 @@ impl Display {
             paint: Paint {
                 on: mode == Mode::Live && !set("NO_COLOR"),
             },
-            view: View::new(network),
-            views_below: HashMap::new(),
+            view: RunView::new(network),
+            sub_agents: HashMap::new(),
             screen: Screen::default(),
             started: Instant::now(),
             stdout: Sink::new(tokio::io::stdout()),
@@ -88,50 +86,50 @@ impl Display {
         }
     }
 
-    /// Whether something is redrawn as time goes by.
+    /// Returns whether lines are redrawn in place.
     pub(crate) fn is_live(&self) -> bool {
         self.mode == Mode::Live
     }
 
-    /// Whether progress is shown to a person.
-    fn is_shown(&self) -> bool {
+    /// Returns whether progress is displayed.
+    fn shows_progress(&self) -> bool {
         matches!(self.mode, Mode::Live | Mode::Plain)
     }
 
-    /// Shows what happened.
+    /// Displays events.
     pub(crate) async fn events(&mut self, events: &[Event]) {
         if self.mode == Mode::Json {
             let mut lines = Vec::new();
             for event in events {
-                // Events hold nothing that can't be JSON: keys are text, times are finite.
+                // Events can always be serialized: keys are text, times are finite.
                 if serde_json::to_writer(&mut lines, event).is_ok() {
                     lines.push(b'\n');
                 }
             }
             self.stdout.write(&lines).await;
-        } else if self.is_shown() {
-            let (now, look) = (self.started.elapsed(), self.look());
+        } else if self.shows_progress() {
+            let (now, style) = (self.started.elapsed(), self.style());
             let mut text = String::new();
             for event in events {
                 match event.depth {
-                    0 => self.view.event(&event.kind, now, look, &mut text),
-                    _ => self.below(event, now, look, &mut text),
+                    0 => self.view.event(&event.kind, now, style, &mut text),
+                    _ => self.sub_agent_event(event, now, style, &mut text),
                 }
             }
             self.put(&text).await;
         }
     }
 
-    /// Shows what happened in a sub-agent's run: as plain lines, further in.
-    fn below(&mut self, event: &Event, now: Duration, look: Look, text: &mut String) {
-        let view = self.views_below.entry(event.run).or_default();
+    /// Displays an event of a sub-agent as indented plain lines.
+    fn sub_agent_event(&mut self, event: &Event, now: Duration, style: Style, text: &mut String) {
+        let view = self.sub_agents.entry(event.run).or_default();
         let mut lines = String::new();
         view.event(
             &event.kind,
             now,
-            Look {
+            Style {
                 columns: None,
-                ..look
+                ..style
             },
             &mut lines,
         );
@@ -141,43 +139,47 @@ impl Display {
             text.push('\n');
         }
         if matches!(event.kind, EventKind::RunFinished { .. }) {
-            self.views_below.remove(&event.run);
+            self.sub_agents.remove(&event.run);
         }
     }
 
-    /// Redraws what changes with time.
-    pub(crate) async fn tick(&mut self) {
+    /// Redraws the live lines.
+    pub(crate) async fn redraw(&mut self) {
         if self.is_live() {
             self.put("").await;
         }
     }
 
-    /// Tells a person something about the run that is no event of it, whatever else is shown.
-    pub(crate) async fn say(&mut self, text: &str) {
-        let lead = if self.is_shown() { "" } else { "cantle: " };
+    /// Displays a message, in every mode.
+    pub(crate) async fn message(&mut self, text: &str) {
+        let lead = if self.shows_progress() {
+            ""
+        } else {
+            "cantle: "
+        };
         self.put(&format!("{lead}{}\n", clean(text))).await;
     }
 
-    /// Tells a person who watches; nobody else.
-    pub(crate) async fn remark(&mut self, text: &str) {
-        if self.is_shown() {
+    /// Displays a note, if progress is displayed.
+    pub(crate) async fn note(&mut self, text: &str) {
+        if self.shows_progress() {
             let text = self.paint.dim(&clean(text));
             self.put(&format!("{text}\n")).await;
         }
     }
 
-    /// Takes away what is live, so that somebody else can write below what stays.
-    pub(crate) async fn make_way(&mut self) {
+    /// Removes the live lines, so that other code can write to the terminal.
+    pub(crate) async fn clear_live(&mut self) {
         let cleared = self.screen.clear();
         self.stderr.write(cleared.as_bytes()).await;
     }
 
-    /// Writes whole lines above what is live.
+    /// Writes whole lines above the live lines.
     async fn put(&mut self, text: &str) {
-        let (now, look) = (self.started.elapsed(), self.look());
-        let output = match look.columns {
+        let (now, style) = (self.started.elapsed(), self.style());
+        let output = match style.columns {
             Some(columns) => {
-                let live = self.view.live_lines(now, look);
+                let live = self.view.live_lines(now, style);
                 self.screen.draw(text, &live, columns)
             }
             None => text.to_owned(),
@@ -185,44 +187,44 @@ impl Display {
         self.stderr.write(output.as_bytes()).await;
     }
 
-    /// Shows how the run ended. `result` is what a finished run has to say.
+    /// Displays the summary and the result of a finished run.
     ///
     /// # Errors
-    /// Where the result could not be written, though somebody wants it.
+    /// If the result could not be written, except to a reader that has gone away.
     pub(crate) async fn close(
         &mut self,
-        closing: &Closing,
+        summary: &Summary,
         result: Option<&str>,
     ) -> io::Result<()> {
         let cleared = self.screen.clear();
         self.stderr.write(cleared.as_bytes()).await;
-        if self.is_shown() {
-            self.stderr.write(closing.head(self.paint).as_bytes()).await;
+        if self.shows_progress() {
+            self.stderr.write(summary.head(self.paint).as_bytes()).await;
         }
         if let Some(result) = result
             && self.mode != Mode::Json
         {
-            let gap = self.is_shown() && io::stdout().is_terminal();
+            let gap = self.shows_progress() && io::stdout().is_terminal();
             let gap = if gap { "\n" } else { "" };
             self.stdout
                 .write(format!("{gap}{result}\n").as_bytes())
                 .await;
         }
-        let rest = if self.is_shown() {
-            closing.details(self.paint)
+        let rest = if self.shows_progress() {
+            summary.details(self.paint)
         } else {
-            closing.problems()
+            summary.problem_lines()
         };
         self.stderr.write(rest.as_bytes()).await;
         self.stdout.failure.take().map_or(Ok(()), Err)
     }
 
-    fn look(&self) -> Look {
+    fn style(&self) -> Style {
         let columns = self.is_live().then(|| {
             let size = console::Term::stderr().size_checked();
             size.map_or(80, |(_, columns)| usize::from(columns)).max(20)
         });
-        Look {
+        Style {
             paint: self.paint,
             columns,
             verbose: self.verbose,
@@ -230,11 +232,11 @@ impl Display {
     }
 }
 
-/// A stream to write to until nobody reads it any more.
+/// An output stream that is dropped once writing fails.
 #[derive(Debug)]
 struct Sink<W> {
     writer: Option<W>,
-    /// Why writing failed, where it was not for want of a reader.
+    /// The error, unless the reader has gone away.
     failure: Option<io::Error>,
 }
 

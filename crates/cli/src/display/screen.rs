@@ -1,18 +1,17 @@
-//! A terminal with a live part at its lower end: lines that are redrawn in place, below text that
-//! stays.
+//! Live lines at the end of a terminal, redrawn in place below text that stays.
 
-use super::text::fit;
+use crate::text::fit;
 
-/// Knows how many live lines stand on the terminal, and says what to write to change them.
+/// The live lines on a terminal.
 #[derive(Debug, Default)]
 pub(super) struct Screen {
     drawn: Vec<String>,
 }
 
 impl Screen {
-    /// What to write so that `text` stays, with `lines` live below it.
+    /// Returns the output that adds `text` and replaces the live lines below it by `lines`.
     pub(super) fn draw(&mut self, text: &str, lines: &[String], width: usize) -> String {
-        // The last column stays free: some terminals wrap as soon as it is written.
+        // Some terminals wrap as soon as the last column is written.
         let lines: Vec<String> = lines
             .iter()
             .map(|line| fit(line, width.saturating_sub(1)))
@@ -27,7 +26,7 @@ impl Screen {
         output
     }
 
-    /// What to write so that nothing is live any more.
+    /// Returns the output that removes the live lines.
     pub(super) fn clear(&mut self) -> String {
         let rows = std::mem::take(&mut self.drawn).len();
         match rows {
@@ -47,8 +46,8 @@ mod tests {
         lines.iter().map(|line| (*line).to_owned()).collect()
     }
 
-    /// What a terminal shows after `output`.
-    fn shown(output: &str) -> Vec<String> {
+    /// Returns the rows of a terminal after `output`.
+    fn rows_after(output: &str) -> Vec<String> {
         let mut rows = vec![Vec::new()];
         let (mut row, mut column) = (0, 0);
         let mut rest = output.chars();
@@ -86,20 +85,23 @@ mod tests {
     }
 
     #[test]
-    fn live_lines_are_replaced_and_text_stays() {
+    fn draw_replaces_live_lines_and_keeps_text() {
         let mut screen = Screen::default();
         let mut output = screen.draw("first\n", &lines(&["running", "status 1"]), 40);
-        assert_eq!(shown(&output), ["first", "running", "status 1"]);
+        assert_eq!(rows_after(&output), ["first", "running", "status 1"]);
         output += &screen.draw("second\n", &lines(&["status 2"]), 40);
-        assert_eq!(shown(&output), ["first", "second", "status 2"]);
+        assert_eq!(rows_after(&output), ["first", "second", "status 2"]);
         output += &screen.draw("", &lines(&["a long live line", "status 3"]), 8);
-        assert_eq!(shown(&output), ["first", "second", "a long…", "status…"]);
+        assert_eq!(
+            rows_after(&output),
+            ["first", "second", "a long…", "status…"]
+        );
         output += &screen.clear();
-        assert_eq!(shown(&output), ["first", "second", ""]);
+        assert_eq!(rows_after(&output), ["first", "second", ""]);
     }
 
     #[test]
-    fn nothing_is_written_where_nothing_changes() {
+    fn draw_writes_nothing_without_changes() {
         let mut screen = Screen::default();
         assert_eq!(screen.draw("", &lines(&["status"]), 40), "status");
         assert_eq!(screen.draw("", &lines(&["status"]), 40), "");

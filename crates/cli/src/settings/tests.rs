@@ -1,18 +1,28 @@
+use cantle::core::llm::Prices;
+use serde_json::json;
+
+use super::layers::{Layer, Layers, Origin, parse};
 use super::*;
 
-fn file(text: &str) -> File {
-    File::parse(text).unwrap()
+fn layer(toml: &str) -> Layer {
+    parse(toml).unwrap()
 }
 
-fn refusal(text: &str) -> String {
-    File::parse(text).unwrap_err().to_string()
+fn error(toml: &str) -> String {
+    parse(toml).unwrap_err().to_string()
+}
+
+fn typed(toml: &str) -> Settings {
+    let layers = Layers::new([(Origin::User, layer(toml))]);
+    layers.typed().unwrap()
 }
 
 #[test]
-fn a_file_has_a_key_for_each_setting() {
+fn file_has_a_key_for_each_setting() {
     let text = r#"
         provider = "litellm"
-        base_url = "http://proxy:4000/v1"
+        api = "chat"
+        base_url = "http://proxy.example.com:4000/v1"
         model = "m"
         system_prompt = "Be brief."
         max_turns = 5
@@ -30,63 +40,68 @@ fn a_file_has_a_key_for_each_setting() {
         rpm = 60
         tpm = 100000
         policy = "network"
-        allow_host = ["pypi.org", "*.debian.org"]
+        allow_host = ["api.example.com", "*.example.org"]
         limit = ["memory=2G", "wall_time=1h"]
         best_effort = false
         backend = "docker:python:3.12"
     "#;
-    let expected = File {
-        provider: Some(Provider::Litellm),
-        api: None,
-        base_url: Some("http://proxy:4000/v1".to_owned()),
-        model: Some("m".to_owned()),
+    let expected = Settings {
+        model: ModelSettings {
+            model: Some("m".to_owned()),
+            provider: Some(Provider::Litellm),
+            api: Some(Api::Chat),
+            base_url: Some("http://proxy.example.com:4000/v1".to_owned()),
+            max_tokens: Some(1000),
+            context_window: Some(32000),
+            no_stream: Some(true),
+            server: Some(Server::Vllm),
+            stateful: Some(false),
+            fallback_model: vec!["n".to_owned(), "o".to_owned()],
+            price_input: Some(3.0),
+            price_output: Some(15.0),
+            price_cache_read: Some(0.3),
+            price_cache_write: Some(3.75),
+            rpm: NonZeroU32::new(60),
+            tpm: NonZeroU64::new(100_000),
+        },
         system_prompt: Some("Be brief.".to_owned()),
-        max_turns: Some(5),
-        max_tokens: Some(1000),
-        context_window: Some(32000),
+        max_turns: NonZeroU32::new(5),
         timeout: Some(Duration::from_secs(120)),
-        no_stream: Some(true),
-        server: Some(Server::Vllm),
-        stateful: Some(false),
-        fallback_model: vec!["n".to_owned(), "o".to_owned()],
-        price_input: Some(3.0),
-        price_output: Some(15.0),
-        price_cache_read: Some(0.3),
-        price_cache_write: Some(3.75),
-        rpm: Some(60),
-        tpm: Some(100_000),
-        policy: Some(Preset::Network),
-        allow_host: ["pypi.org", "*.debian.org"]
-            .map(|host| host.parse().unwrap())
-            .to_vec(),
-        limit: ["memory=2G", "wall_time=1h"]
-            .map(|limit| limit.parse().unwrap())
-            .to_vec(),
-        best_effort: Some(false),
-        backend: Some(Place::Image("python:3.12".to_owned())),
+        sandbox: SandboxSettings {
+            backend: Some(BackendArg::Image("python:3.12".to_owned())),
+            policy: PolicySettings {
+                policy: Some(Preset::Network),
+                allow_host: ["api.example.com", "*.example.org"]
+                    .map(|host| host.parse().unwrap())
+                    .to_vec(),
+                limit: ["memory=2G", "wall_time=1h"]
+                    .map(|limit| limit.parse().unwrap())
+                    .to_vec(),
+                best_effort: Some(false),
+            },
+        },
     };
-    assert_eq!(file(text), expected);
-    assert_eq!(file("timeout = 90").timeout, Some(Duration::from_secs(90)));
-    assert_eq!(file(""), File::default());
+    assert_eq!(typed(text), expected);
+    assert_eq!(layer(text).len(), layers::names().len());
+    assert_eq!(typed("timeout = 90").timeout, Some(Duration::from_secs(90)));
+    assert_eq!(typed(""), Settings::default());
 }
 
 #[test]
-fn an_unknown_setting_is_refused_with_those_that_exist() {
-    let message = refusal("\nmodle = \"m\"\n");
+fn unknown_setting_is_refused_with_the_known_ones() {
     assert_eq!(
-        message,
-        "line 2: unknown field `modle`, expected one of `provider`, `api`, `base_url`, \
-         `model`, `system_prompt`, `max_turns`, `max_tokens`, `context_window`, `timeout`, `no_stream`, \
-         `server`, `stateful`, `fallback_model`, `price_input`, `price_output`, `price_cache_read`, \
-         `price_cache_write`, `rpm`, `tpm`, `policy`, `allow_host`, `limit`, `best_effort`, \
-         `backend`"
+        error("\nmodle = \"m\"\n"),
+        "line 2: there is no setting `modle`; the settings are model, provider, api, base_url, max_tokens, \
+         context_window, no_stream, server, stateful, fallback_model, price_input, price_output, \
+         price_cache_read, price_cache_write, rpm, tpm, system_prompt, max_turns, timeout, backend, policy, \
+         allow_host, limit, best_effort"
     );
 }
 
 #[test]
-fn a_key_is_refused_and_not_shown() {
+fn keys_are_refused_and_not_shown() {
     for name in ["api_key", "OPENAI_API_KEY", "key", "auth_token", "password"] {
-        let message = refusal(&format!("max_tokens = 1\n{name} = \"sk-secret\"\n"));
+        let message = error(&format!("max_tokens = 1\n{name} = \"sk-secret\"\n"));
         assert!(
             message.contains(name) && message.contains("CANTLE_API_KEY"),
             "{message}"
@@ -96,85 +111,114 @@ fn a_key_is_refused_and_not_shown() {
 }
 
 #[test]
-fn a_wrong_value_is_named_with_its_line() {
-    assert_eq!(
-        refusal("model = \"m\"\ntimeout = \"soon\""),
-        "line 2: expected a time such as 300, 90s, 5m or 1h"
-    );
-    assert_eq!(
-        refusal("max_turns = -1"),
-        "line 1: invalid value: integer `-1`, expected u32"
-    );
-    assert_eq!(
-        refusal("\nlimit = [\"ram=2G\"]"),
-        "line 2: `ram=2G` is not a limit: there is no limit of this name; the limits are wall_time, cpu_time, \
-         memory, processes, file_size, disk, inodes, open_files, output"
-    );
-    assert_eq!(
-        refusal("policy = \"none\""),
-        "line 1: `none` is not the name of a policy: use one of workspace, network, read_only, unconfined"
-    );
+fn invalid_value_is_refused_with_its_line() {
+    for (text, expected) in [
+        (
+            "model = \"m\"\ntimeout = \"soon\"",
+            "line 2: `timeout`: expected a time such as 300, 90s, 5m or 1h",
+        ),
+        (
+            "max_turns = -1",
+            "line 1: `max_turns`: invalid value: integer `-1`, expected a nonzero u32",
+        ),
+        (
+            "rpm = 0",
+            "line 1: `rpm`: invalid value: integer `0`, expected a nonzero u32",
+        ),
+        (
+            "price_input = -1",
+            "line 1: `price_input`: expected US dollars for a million tokens, such as 0.25",
+        ),
+        (
+            "policy = \"none\"",
+            "line 1: `policy`: `none` is not the name of a policy: use one of workspace, network, read_only, \
+             unconfined",
+        ),
+    ] {
+        assert_eq!(error(text), expected);
+    }
+    let message = error("\nlimit = [\"ram=2G\"]");
     assert!(
-        refusal("model = m").starts_with("line 1: "),
-        "{}",
-        refusal("model = m")
+        message.starts_with("line 2: `limit`: `ram=2G` is not a limit"),
+        "{message}"
     );
+    let message = error("model = m");
+    assert!(message.starts_with("line 1: "), "{message}");
 }
 
-fn args(provider: Option<Provider>, base_url: Option<&str>) -> ModelArgs {
-    ModelArgs {
-        model: None,
-        provider,
-        api: None,
-        base_url: base_url.map(str::to_owned),
-        max_tokens: None,
-        context_window: None,
-        no_stream: None,
-        serving: ServingArgs::default(),
-        record: None,
-        replay: None,
+#[test]
+fn settings_that_belong_together_come_from_one_layer() {
+    let layers = Layers::new([
+        (
+            Origin::Flag,
+            layer("price_input = 3\nprice_output = 15\nrpm = 60"),
+        ),
+        (
+            Origin::Directory,
+            layer("provider = 'openai'\nmodel = 'directory'"),
+        ),
+        (
+            Origin::User,
+            layer(
+                "base_url = 'http://user.example.com/v1'\nmodel = 'user'\nprice_input = 1\nprice_cache_read = 0.1\n\
+                 rpm = 5\ntpm = 7",
+            ),
+        ),
+    ]);
+    let expected = json!({
+        "provider": "openai",
+        "model": "directory",
+        "price_input": 3.0,
+        "price_output": 15.0,
+        "rpm": 60,
+        "tpm": 7,
+    });
+    assert_eq!(serde_json::Value::Object(layers.merged()), expected);
+    for (name, origin) in [
+        ("base_url", Some(Origin::Directory)),
+        ("price_cache_read", Some(Origin::Flag)),
+        ("tpm", Some(Origin::User)),
+        ("api", None),
+    ] {
+        assert_eq!(layers.origin(name), origin, "{name}");
     }
 }
 
 #[test]
-fn an_endpoint_comes_whole_from_the_strongest_place_that_names_it() {
-    let directory = file("provider = \"openai\"\nbase_url = \"http://directory/v1\"");
-    let user = file("base_url = \"http://user/v1\"");
-    let choice = |provider, url: Option<&str>, by_directory| EndpointChoice {
-        provider,
-        api: None,
-        base_url: url.map(str::to_owned),
-        by_directory,
+fn prices_need_input_and_output() {
+    let prices = |toml| {
+        typed(toml)
+            .model
+            .prices()
+            .map_err(|error| error.to_string())
     };
-    let router = Some(Provider::Openrouter);
+    assert_eq!(prices(""), Ok(None));
     assert_eq!(
-        endpoint_choice(&args(router, None), &directory, &user),
-        choice(router, None, false)
+        prices("price_input = 3\nprice_output = 15"),
+        Ok(Some(Prices::per_million(3.0, 15.0)))
     );
+    let cached = Prices::per_million(1.0, 2.0).with_cache_per_million(0.1, 1.0);
     assert_eq!(
-        endpoint_choice(&args(None, Some("http://flag/v1")), &directory, &user),
-        choice(None, Some("http://flag/v1"), false)
+        prices("price_input = 1\nprice_output = 2\nprice_cache_read = 0.1"),
+        Ok(Some(cached))
     );
-    assert_eq!(
-        endpoint_choice(&args(None, None), &directory, &user),
-        choice(Some(Provider::Openai), Some("http://directory/v1"), true)
-    );
-    assert_eq!(
-        endpoint_choice(&args(None, None), &file("model = \"m\""), &user),
-        choice(None, Some("http://user/v1"), false)
-    );
+    for incomplete in [
+        "price_input = 3",
+        "price_output = 3",
+        "price_cache_write = 3",
+    ] {
+        assert_eq!(
+            prices(incomplete),
+            Err("prices need both `price_input` and `price_output`".to_owned())
+        );
+    }
 }
 
 #[test]
-fn a_system_prompt_comes_from_a_file_beside_the_settings() {
-    let directory = tempfile::tempdir().unwrap();
-    std::fs::write(directory.path().join("prompt.md"), "Be brief.").unwrap();
-    let prompt = |text| text_or_file(text, directory.path()).map_err(|error| format!("{error:#}"));
-    assert_eq!(prompt("as it is"), Ok("as it is".to_owned()));
-    assert_eq!(prompt("@prompt.md"), Ok("Be brief.".to_owned()));
-    assert!(
-        prompt("@none.md")
-            .unwrap_err()
-            .contains("none.md can't be read")
-    );
+fn durations_have_units() {
+    let parsed = ["300", "90s", "1.5m", "1h", " 5m "].map(|text| parse_duration(text).unwrap());
+    assert_eq!(parsed, [300, 90, 90, 3600, 300].map(Duration::from_secs));
+    for text in ["", "5 m", "-1", "0", "1d", "m", "inf", "NaN", "1e30h"] {
+        assert!(parse_duration(text).is_err(), "{text}");
+    }
 }

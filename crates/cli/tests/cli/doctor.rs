@@ -2,15 +2,15 @@
 
 use serde_json::Value;
 
-use crate::support::{Ended, Place};
+use crate::support::{Exited, TestEnv};
 
 /// Each check's name and state.
 type Checks = Vec<(String, String)>;
 /// Each policy's name, and whether it works.
 type Policies = Vec<(String, bool)>;
 
-fn read(ended: &Ended) -> (Checks, Policies) {
-    let report: Value = serde_json::from_str(&ended.stdout).unwrap();
+fn read(exited: &Exited) -> (Checks, Policies) {
+    let report: Value = serde_json::from_str(&exited.stdout).unwrap();
     assert_eq!(report["version"], 1);
     let text = |value: &Value| value.as_str().unwrap().to_owned();
     let checks = report["checks"].as_array().unwrap().iter();
@@ -36,10 +36,10 @@ fn works(policies: &[(String, bool)]) -> Vec<&str> {
 }
 
 #[tokio::test]
-async fn it_says_what_this_machine_can_do() {
-    let ended = Place::new().run(["doctor", "--json"]).await;
-    assert_eq!((ended.code, &*ended.stderr), (Some(0), ""));
-    let (checks, policies) = read(&ended);
+async fn report_agrees_with_exec() {
+    let exited = TestEnv::new().run(["doctor", "--json"]).await;
+    assert_eq!((exited.code, &*exited.stderr), (Some(0), ""));
+    let (checks, policies) = read(&exited);
     let names: Vec<&str> = checks.iter().map(|(name, _)| &**name).collect();
     let expected = [
         "cantle",
@@ -59,71 +59,71 @@ async fn it_says_what_this_machine_can_do() {
     assert_eq!(names, expected);
     let names: Vec<&str> = policies.iter().map(|(name, _)| &**name).collect();
     assert_eq!(names, ["workspace", "network", "read_only", "unconfined"]);
-    // What it says works, works.
+    // `exec` works under the policies that are reported to work.
     for policy in works(&policies) {
         let mut args = vec!["exec", "--policy", policy];
         if policy == "network" {
             args.extend(["--allow-host", "example.org"]);
         }
         args.extend(["--", "true"]);
-        let ended = Place::new().run(args).await;
-        assert_eq!((ended.code, &*ended.stderr), (Some(0), ""), "{policy}");
+        let exited = TestEnv::new().run(args).await;
+        assert_eq!((exited.code, &*exited.stderr), (Some(0), ""), "{policy}");
     }
 }
 
 #[tokio::test]
-async fn where_namespaces_are_forbidden_it_says_what_follows() {
-    let place = Place::new();
+async fn reports_forbidden_namespaces() {
+    let env = TestEnv::new();
     let args = ["doctor", "--json"];
-    let Some(ended) = place.run_without_namespaces(args).await else {
+    let Some(exited) = env.run_without_namespaces(args).await else {
         return;
     };
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-    let (checks, policies) = read(&ended);
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    let (checks, policies) = read(&exited);
     assert_eq!(state(&checks, "namespaces"), "missing");
     if state(&checks, "Landlock") == "ok" {
         assert_eq!(works(&policies), ["workspace", "read_only", "unconfined"]);
     }
-    let ended = place.run_without_namespaces(["doctor"]).await.unwrap();
-    for said in [
+    let exited = env.run_without_namespaces(["doctor"]).await.unwrap();
+    for expected in [
         "✗ namespaces     no new namespaces (`user.max_user_namespaces` is used up, or 0): ",
         "so the policy `network` is refused",
         "can't be enforced: network (no new namespaces (`user.max_user_namespaces` is used up, or 0): ",
     ] {
-        assert!(ended.stdout.contains(said), "{}", ended.stdout);
+        assert!(exited.stdout.contains(expected), "{}", exited.stdout);
     }
 }
 
 #[tokio::test]
-async fn where_nothing_works_it_says_so() {
-    let place = Place::new().set("TMPDIR", "/proc/nowhere");
-    let ended = place.run(["doctor"]).await;
-    assert_eq!((ended.code, &*ended.stderr), (Some(1), ""));
-    for said in [
-        "✗ namespaces     not found out: ",
-        "set TMPDIR to a directory that can be written",
+async fn reports_when_no_sandbox_opens() {
+    let env = TestEnv::new().set("TMPDIR", "/proc/nowhere");
+    let exited = env.run(["doctor"]).await;
+    assert_eq!((exited.code, &*exited.stderr), (Some(1), ""));
+    for expected in [
+        "✗ namespaces     unknown: ",
+        "set TMPDIR to a writable directory",
         "No policy works here",
     ] {
-        assert!(ended.stdout.contains(said), "{}", ended.stdout);
+        assert!(exited.stdout.contains(expected), "{}", exited.stdout);
     }
 }
 
 #[tokio::test]
-async fn keys_are_named_and_never_shown() {
-    let place = Place::new().set("OPENROUTER_API_KEY", "sk-secret");
+async fn keys_are_named_but_not_displayed() {
+    let env = TestEnv::new().set("OPENROUTER_API_KEY", "sk-secret");
     for flags in [&["doctor"][..], &["doctor", "--json"]] {
-        let ended = place.run(flags).await;
-        assert_eq!(ended.code, Some(0));
-        assert!(ended.stdout.contains("OPENROUTER_API_KEY set"));
-        assert!(!format!("{ended:?}").contains("sk-secret"));
+        let exited = env.run(flags).await;
+        assert_eq!(exited.code, Some(0));
+        assert!(exited.stdout.contains("OPENROUTER_API_KEY set"));
+        assert!(!format!("{exited:?}").contains("sk-secret"));
     }
 }
 
 #[tokio::test]
-async fn a_container_engine_is_asked_where_it_is_said_to_be() {
+async fn container_engine_is_found_by_docker_host() {
     let docker = async |host: &str| {
-        let place = Place::new().set("DOCKER_HOST", host);
-        let (checks, _) = read(&place.run(["doctor", "--json"]).await);
+        let env = TestEnv::new().set("DOCKER_HOST", host);
+        let (checks, _) = read(&env.run(["doctor", "--json"]).await);
         state(&checks, "Docker").to_owned()
     };
     assert_eq!(docker("unix:///nowhere/engine.sock").await, "missing");

@@ -6,43 +6,43 @@ use rustix::process::Signal;
 use tokio::io::AsyncReadExt as _;
 use tokio::time::timeout;
 
-use crate::support::{DEADLINE, Ended, HEARD, Mark, Place, ended, send};
+use crate::support::{DEADLINE, DEFAULT_SIGNALS, Exited, Mark, TestEnv, send, wait_for_exit};
 
-async fn exec(args: &[&str]) -> Ended {
+async fn exec(args: &[&str]) -> Exited {
     let args = ["exec", "--"].iter().chain(args);
-    Place::new().run(args).await
+    TestEnv::new().run(args).await
 }
 
 #[tokio::test]
-async fn a_command_is_passed_through() {
-    let ended = exec(&["bash", "-c", "echo out; echo err >&2; exit 7"]).await;
-    let expected = Ended {
+async fn streams_and_exit_code_are_passed_through() {
+    let exited = exec(&["bash", "-c", "echo out; echo err >&2; exit 7"]).await;
+    let expected = Exited {
         code: Some(7),
         stdout: "out\n".to_owned(),
         stderr: "err\n".to_owned(),
     };
-    assert_eq!(ended, expected);
+    assert_eq!(exited, expected);
 }
 
 #[tokio::test]
-async fn arguments_are_not_for_a_shell() {
-    let ended = exec(&["printf", "%s|", "$HOME", "a b", "*", ";ls", "--help", ""]).await;
+async fn arguments_are_not_interpreted() {
+    let exited = exec(&["printf", "%s|", "$HOME", "a b", "*", ";ls", "--help", ""]).await;
     assert_eq!(
-        (ended.code, &*ended.stdout),
+        (exited.code, &*exited.stdout),
         (Some(0), "$HOME|a b|*|;ls|--help||")
     );
 }
 
 #[tokio::test]
-async fn it_runs_in_a_directory_of_its_own_without_our_environment() {
-    let place = Place::new().set("OPENAI_API_KEY", "sk-secret");
-    place.write("ours.txt", "not there");
-    let ended = place
+async fn sandbox_has_its_own_directory_and_environment() {
+    let env = TestEnv::new().set("OPENAI_API_KEY", "sk-secret");
+    env.write("ours.txt", "not there");
+    let exited = env
         .run(["exec", "--", "bash", "-c", "ls -A; env; pwd"])
         .await;
-    assert_eq!(ended.code, Some(0));
-    assert!(!ended.stdout.contains("ours.txt") && !ended.stdout.contains("sk-secret"));
-    let directory = ended.stdout.lines().last().unwrap();
+    assert_eq!(exited.code, Some(0));
+    assert!(!exited.stdout.contains("ours.txt") && !exited.stdout.contains("sk-secret"));
+    let directory = exited.stdout.lines().last().unwrap();
     assert!(
         !std::path::Path::new(directory).exists(),
         "{directory} is left"
@@ -50,36 +50,36 @@ async fn it_runs_in_a_directory_of_its_own_without_our_environment() {
 }
 
 #[tokio::test]
-async fn input_is_passed_through_to_its_end() {
-    let place = Place::new();
+async fn input_is_passed_through() {
+    let env = TestEnv::new();
     let input: Vec<u8> = (0..3_000_000u32).map(|n| (n % 251) as u8).collect();
-    let ended = place.run_with(["exec", "--", "wc", "-c"], &input).await;
-    assert_eq!((ended.code, ended.stdout.trim()), (Some(0), "3000000"));
-    // A command that doesn't want it all is not waited for.
-    let ended = place
+    let exited = env.run_with(["exec", "--", "wc", "-c"], &input).await;
+    assert_eq!((exited.code, exited.stdout.trim()), (Some(0), "3000000"));
+    // A command may exit without reading all of it.
+    let exited = env
         .run_with(["exec", "--", "head", "-c", "3"], b"abcdef")
         .await;
-    assert_eq!((ended.code, &*ended.stdout), (Some(0), "abc"));
+    assert_eq!((exited.code, &*exited.stdout), (Some(0), "abc"));
 }
 
 #[tokio::test]
-async fn a_command_that_ignores_its_input_is_not_held_up_by_it() {
-    let place = Place::new();
-    let mut command = place.command(["exec", "--", "echo", "done"]);
+async fn unread_input_does_not_delay_the_exit() {
+    let env = TestEnv::new();
+    let mut command = env.command(["exec", "--", "echo", "done"]);
     let mut child = command.stdin(std::process::Stdio::piped()).spawn().unwrap();
     let open = child.stdin.take();
-    let ended = ended(child).await;
-    assert_eq!((ended.code, &*ended.stdout), (Some(0), "done\n"));
+    let exited = wait_for_exit(child).await;
+    assert_eq!((exited.code, &*exited.stdout), (Some(0), "done\n"));
     drop(open);
 }
 
 #[tokio::test]
-async fn what_ends_it_is_in_the_code() {
+async fn exit_code_tells_signals_and_timeouts() {
     assert_eq!(exec(&["bash", "-c", "kill -9 $$"]).await.code, Some(137));
     assert_eq!(exec(&["bash", "-c", "kill -TERM $$"]).await.code, Some(143));
-    let place = Place::new();
+    let env = TestEnv::new();
     let start = Instant::now();
-    let ended = place.run([
+    let exited = env.run([
         "exec",
         "--timeout",
         "6",
@@ -88,16 +88,16 @@ async fn what_ends_it_is_in_the_code() {
         "-c",
         "echo so far; sleep 1000",
     ]);
-    let ended = ended.await;
-    assert_eq!((ended.code, &*ended.stdout), (Some(124), "so far\n"));
+    let exited = exited.await;
+    assert_eq!((exited.code, &*exited.stdout), (Some(124), "so far\n"));
     assert!(start.elapsed() < DEADLINE);
 }
 
 #[tokio::test]
-async fn what_cant_be_started_is_explained() {
-    let place = Place::new();
-    place.write("data.txt", "no program");
-    let data = place.path("data.txt");
+async fn start_failures_have_their_own_codes() {
+    let env = TestEnv::new();
+    env.write("data.txt", "no program");
+    let data = env.path("data.txt");
     let missing = exec(&["no-such-program", "x"]).await;
     assert_eq!((missing.code, &*missing.stdout), (Some(127), ""));
     assert!(
@@ -106,78 +106,87 @@ async fn what_cant_be_started_is_explained() {
         missing.stderr
     );
     let args = ["exec", "--policy", "unconfined", "--"];
-    let data = place
+    let data = env
         .run(args.into_iter().chain([data.to_str().unwrap()]))
         .await;
     assert_eq!(data.code, Some(126), "{data:?}");
-    let nothing = Place::new().run(["exec"]).await;
+    let nothing = TestEnv::new().run(["exec"]).await;
     assert_eq!(nothing.code, Some(2));
 }
 
 #[tokio::test]
-async fn an_interrupt_ends_the_whole_tree() {
-    let place = Place::new();
-    let mark = Mark::new(&place);
+async fn interrupt_ends_the_whole_process_tree() {
+    let env = TestEnv::new();
+    let mark = Mark::new(&env);
     let line = format!("setsid bash -c 'sleep 1000; :' {mark} & wait");
     for policy in ["workspace", "unconfined"] {
         let args = ["exec", "--policy", policy, "--", "bash", "-c", &line];
         for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
-            let child = place.command_with_signals(&[HEARD], args).spawn().unwrap();
+            let child = env
+                .command_with_signals(&[DEFAULT_SIGNALS], args)
+                .spawn()
+                .unwrap();
             mark.appeared().await;
             send(&child, signal);
-            assert_eq!(ended(child).await.code, Some(130));
+            assert_eq!(wait_for_exit(child).await.code, Some(130));
             mark.gone().await;
         }
     }
 }
 
 #[tokio::test]
-async fn a_second_interrupt_ends_it_at_once() {
-    let place = Place::new();
-    let mark = Mark::new(&place);
-    // It hears the first one, and says so. What it has written fills our pipe and more, which nobody
-    // reads: so the first one alone would never end it.
+async fn second_interrupt_exits_immediately() {
+    let env = TestEnv::new();
+    let mark = Mark::new(&env);
+    // The command ignores the first signal after reporting it, and its output blocks on a full pipe, so
+    // the first signal alone would never end it.
     let line = format!(
         "trap 'touch {}' TERM INT; : {mark}; head -c 80000 /dev/zero; touch {}; \
          while true; do sleep 0.1; done",
-        place.path("heard").display(),
-        place.path("ready").display()
+        env.path("signalled").display(),
+        env.path("ready").display()
     );
     let args = ["exec", "--policy", "unconfined", "--", "bash", "-c", &line];
-    let mut child = place.command_with_signals(&[HEARD], args).spawn().unwrap();
-    place.appeared("ready").await;
+    let mut child = env
+        .command_with_signals(&[DEFAULT_SIGNALS], args)
+        .spawn()
+        .unwrap();
+    env.appeared("ready").await;
     send(&child, Signal::INT);
-    place.appeared("heard").await;
+    env.appeared("signalled").await;
     send(&child, Signal::INT);
-    let ended = timeout(DEADLINE, child.wait()).await.unwrap();
-    assert_eq!(ended.unwrap().code(), Some(130));
+    let exited = timeout(DEADLINE, child.wait()).await.unwrap();
+    assert_eq!(exited.unwrap().code(), Some(130));
     mark.gone().await;
 }
 
 #[tokio::test]
-async fn a_reader_that_goes_away_ends_it() {
-    let place = Place::new();
-    let mut child = place.command(["exec", "--", "yes"]).spawn().unwrap();
+async fn closed_stdout_ends_the_command() {
+    let env = TestEnv::new();
+    let mut child = env.command(["exec", "--", "yes"]).spawn().unwrap();
     let mut stdout = child.stdout.take().unwrap();
     let mut first = [0; 4];
     stdout.read_exact(&mut first).await.unwrap();
     drop(stdout);
-    assert_eq!((&first, ended(child).await.code), (b"y\ny\n", Some(141)));
+    assert_eq!(
+        (&first, wait_for_exit(child).await.code),
+        (b"y\ny\n", Some(141))
+    );
 }
 
 #[tokio::test]
-async fn a_command_runs_in_a_container_where_that_is_said() {
+async fn docker_backend_runs_commands_in_containers() {
     let variable = |name| std::env::var(name).ok();
     let engine = variable("CANTLE_TEST_DOCKER_HOST").zip(variable("CANTLE_TEST_DOCKER_IMAGE"));
     let Some((host, image)) = engine else {
         eprintln!("SKIPPED: CANTLE_TEST_DOCKER_HOST and _IMAGE name no engine");
         return;
     };
-    let place = Place::new().set("DOCKER_HOST", &host);
+    let env = TestEnv::new().set("DOCKER_HOST", &host);
     let backend = format!("docker:{image}");
     let line = "pwd; echo 7 > seven; cat seven; exit 3";
-    let ended = place
+    let exited = env
         .run(["exec", "--backend", &backend, "--", "sh", "-c", line])
         .await;
-    assert_eq!((ended.code, &*ended.stdout), (Some(3), "/workspace\n7\n"));
+    assert_eq!((exited.code, &*exited.stdout), (Some(3), "/workspace\n7\n"));
 }

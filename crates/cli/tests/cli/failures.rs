@@ -1,34 +1,34 @@
-//! What goes wrong, what is said about it, and the exit code.
+//! Failures: messages and exit codes.
 
 use cantle_testkit::openai::{Fault, Reply, Script, ScriptedServer, ServerOptions, ToolCall, Turn};
 use rustix::process::{Pid, Resource, Rlimit, prlimit};
 use serde_json::{Value, json};
 
-use crate::support::{Ended, Place, ended};
+use crate::support::{Exited, TestEnv, wait_for_exit};
 use crate::{command, finish, nothing_to_do};
 
 const KEY: &str = "sk-very-secret-0123456789";
 
-/// What a run says whose model always answers like this.
-async fn refused_with(reply: Reply) -> String {
+/// Runs with a model that always answers with this response, and returns the transcript.
+async fn run_with_response(reply: Reply) -> String {
     let script = Script::new().turn(Turn::text("").fault_always(Fault::Reply(reply)));
     let server = ScriptedServer::start(script).await.unwrap();
-    let place = Place::new()
-        .served_by(&server.url())
+    let env = TestEnv::new()
+        .with_server(&server.url())
         .set("CANTLE_API_KEY", KEY);
-    let told = place.run(["run", "Hello", "-q"]).await.told(&place);
-    assert!(!told.contains(KEY), "{told}");
-    told
+    let output = env.run(["run", "Hello", "-q"]).await.transcript(&env);
+    assert!(!output.contains(KEY), "{output}");
+    output
 }
 
 #[tokio::test]
-async fn without_a_model_or_key_it_says_what_to_set() {
-    let place = Place::new();
+async fn missing_model_or_key_is_explained() {
+    let env = TestEnv::new();
     insta::assert_snapshot!(
         "nothing_set",
-        place.run(["run", "Hello"]).await.told(&place)
+        env.run(["run", "Hello"]).await.transcript(&env)
     );
-    let ended = place
+    let exited = env
         .run([
             "run",
             "Hello",
@@ -38,76 +38,76 @@ async fn without_a_model_or_key_it_says_what_to_set() {
             "openrouter",
         ])
         .await;
-    insta::assert_snapshot!("no_key", ended.told(&place));
-    let place = place.set("OPENROUTER_API_KEY", KEY);
-    let ended = place.run(["run", "Hello", "--model", "gpt-5"]).await;
-    insta::assert_snapshot!("another_key", ended.told(&place));
-    let ended = place.run(["run", "Hello", "--provider", "local"]).await;
-    insta::assert_snapshot!("no_model", ended.told(&place));
+    insta::assert_snapshot!("no_key", exited.transcript(&env));
+    let env = env.set("OPENROUTER_API_KEY", KEY);
+    let exited = env.run(["run", "Hello", "--model", "gpt-5"]).await;
+    insta::assert_snapshot!("another_key", exited.transcript(&env));
+    let exited = env.run(["run", "Hello", "--provider", "local"]).await;
+    insta::assert_snapshot!("no_model", exited.transcript(&env));
 }
 
 #[tokio::test]
-async fn a_wrong_key_says_where_it_came_from() {
+async fn refused_key_names_its_variable() {
     let options = ServerOptions::new(nothing_to_do()).api_key("sk-right");
     let server = ScriptedServer::start(options).await.unwrap();
-    let place = Place::new().served_by(&server.url());
-    let none = place.run(["run", "Hello"]).await;
-    insta::assert_snapshot!("key_missing", none.told(&place));
-    let place = place.set("CANTLE_API_KEY", KEY);
-    let wrong = place.run(["run", "Hello"]).await;
-    insta::assert_snapshot!("key_wrong", wrong.told(&place));
+    let env = TestEnv::new().with_server(&server.url());
+    let none = env.run(["run", "Hello"]).await;
+    insta::assert_snapshot!("key_missing", none.transcript(&env));
+    let env = env.set("CANTLE_API_KEY", KEY);
+    let wrong = env.run(["run", "Hello"]).await;
+    insta::assert_snapshot!("key_wrong", wrong.transcript(&env));
 }
 
 #[tokio::test]
-async fn a_server_that_is_down_is_named() {
-    // Ours as long as it is held, and nobody listens.
+async fn unreachable_server_is_named() {
+    // Bound but not listening, so connections are refused.
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let port = socket.local_addr().unwrap().port();
-    let place = Place::new().served_by(&format!("http://127.0.0.1:{port}/v1"));
-    insta::assert_snapshot!(place.run(["run", "Hello", "-q"]).await.told(&place));
+    let env = TestEnv::new().with_server(&format!("http://127.0.0.1:{port}/v1"));
+    insta::assert_snapshot!(env.run(["run", "Hello", "-q"]).await.transcript(&env));
 }
 
 #[tokio::test]
-async fn an_address_that_is_no_address_is_refused() {
-    let place = Place::new().served_by("localhost:8000");
-    insta::assert_snapshot!(place.run(["run", "Hello"]).await.told(&place));
+async fn invalid_base_url_is_refused() {
+    let env = TestEnv::new().with_server("localhost:8000");
+    insta::assert_snapshot!(env.run(["run", "Hello"]).await.transcript(&env));
 }
 
 #[tokio::test]
-async fn a_path_that_is_not_there() {
+async fn http_404_names_the_url() {
     let body = json!({"error": {"message": "not found", "code": 404}}).to_string();
-    insta::assert_snapshot!(refused_with(Reply::new(404, "application/json", body)).await);
+    insta::assert_snapshot!(run_with_response(Reply::new(404, "application/json", body)).await);
 }
 
 #[tokio::test]
-async fn a_web_page_in_place_of_an_answer() {
+async fn web_page_response_is_reported() {
     let page = "<!doctype html><html><head><title>Sign in</title></head></html>";
-    insta::assert_snapshot!(refused_with(Reply::new(200, "text/html", page)).await);
+    insta::assert_snapshot!(run_with_response(Reply::new(200, "text/html", page)).await);
 }
 
 #[tokio::test]
-async fn an_answer_that_is_not_json() {
+async fn malformed_response_is_reported() {
     let nonsense = format!("{{\"choices\": [ {KEY}");
-    insta::assert_snapshot!(refused_with(Reply::new(200, "application/json", nonsense)).await);
+    insta::assert_snapshot!(run_with_response(Reply::new(200, "application/json", nonsense)).await);
 }
 
 #[tokio::test]
-async fn a_stream_that_breaks_keeps_what_was_done() {
+async fn broken_stream_keeps_the_work() {
     let broken = Turn::text("I was about to").fault_always(Fault::CutAfterEvents(3));
     let script = Script::new()
         .turn(command("echo done > work.txt"))
         .turn(broken);
     let server = ScriptedServer::start(script).await.unwrap();
-    let place = Place::new().served_by(&server.url());
-    let ended = place.run(["run", "Work", "--output-dir", "out"]).await;
-    assert_eq!(ended.code, Some(5), "{ended:?}");
+    let env = TestEnv::new().with_server(&server.url());
+    let exited = env.run(["run", "Work", "--output-dir", "out"]).await;
+    assert_eq!(exited.code, Some(5), "{exited:?}");
     assert_eq!(
-        place.list("out"),
+        env.list("out"),
         ["cantle-history.json", "cantle-unfinished"]
     );
-    assert_eq!(place.read("out/cantle-unfinished/work.txt"), "done\n");
-    let history: Value = serde_json::from_str(&place.read("out/cantle-history.json")).unwrap();
+    assert_eq!(env.read("out/cantle-unfinished/work.txt"), "done\n");
+    let history: Value = serde_json::from_str(&env.read("out/cantle-history.json")).unwrap();
     let roles: Vec<_> = history
         .as_array()
         .unwrap()
@@ -123,12 +123,12 @@ async fn a_stream_that_breaks_keeps_what_was_done() {
         "{roles:?}"
     );
 
-    // And it can be gone on from.
+    // The history can be continued.
     let script = Script::new()
         .turn(Turn::text(""))
         .turn(finish("Went on.", &["work.txt"]));
     let server = ScriptedServer::start(script).await.unwrap();
-    let place = place.set("CANTLE_BASE_URL", server.url());
+    let env = env.set("CANTLE_BASE_URL", server.url());
     let args = [
         "run",
         "Go on",
@@ -137,19 +137,19 @@ async fn a_stream_that_breaks_keeps_what_was_done() {
         "--output-dir",
         "out",
     ];
-    let ended = place
+    let exited = env
         .run(args.iter().chain(&["--input", "out/cantle-unfinished/"]))
         .await;
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert_eq!(place.read("out/work.txt"), "done\n");
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    assert_eq!(env.read("out/work.txt"), "done\n");
 }
 
 #[tokio::test]
-async fn a_limit_on_turns_is_an_exit_code_of_its_own() {
+async fn turn_limit_has_its_own_exit_code() {
     let script = Script::new().turn(command("echo again")).repeat_last();
     let server = ScriptedServer::start(script).await.unwrap();
-    let place = Place::new().served_by(&server.url());
-    let ended = place
+    let env = TestEnv::new().with_server(&server.url());
+    let exited = env
         .run([
             "run",
             "Never end",
@@ -159,43 +159,43 @@ async fn a_limit_on_turns_is_an_exit_code_of_its_own() {
             "out",
         ])
         .await;
-    insta::assert_snapshot!(ended.told(&place));
-    assert!(!place.path("out/cantle-result.json").exists());
+    insta::assert_snapshot!(exited.transcript(&env));
+    assert!(!env.path("out/cantle-result.json").exists());
 }
 
 #[tokio::test]
-async fn an_answer_that_is_cut_off_is_a_limit_too() {
+async fn output_limit_is_a_limit() {
     let script = Script::new().turn(Turn::text("Once upon a").finish_reason("length"));
     let server = ScriptedServer::start(script).await.unwrap();
-    let place = Place::new().served_by(&server.url());
-    insta::assert_snapshot!(place.run(["run", "Tell", "-q"]).await.told(&place));
+    let env = TestEnv::new().with_server(&server.url());
+    insta::assert_snapshot!(env.run(["run", "Tell", "-q"]).await.transcript(&env));
 }
 
 #[tokio::test]
-async fn a_conversation_that_does_not_fit() {
+async fn context_overflow_is_a_limit() {
     let body = json!({"error": {"message": "This model's maximum context length is 8192 tokens.",
         "type": "invalid_request_error", "code": "context_length_exceeded"}});
-    let told = refused_with(Reply::new(400, "application/json", body.to_string())).await;
-    assert!(told.starts_with("exit code 3\n"), "{told}");
+    let output = run_with_response(Reply::new(400, "application/json", body.to_string())).await;
+    assert!(output.starts_with("exit code 3\n"), "{output}");
 }
 
 #[tokio::test]
-async fn retries_are_told() {
+async fn retries_are_displayed() {
     let busy = Reply::error(429).header("retry-after", "0");
     let script = Script::new().turn(finish("At last.", &[]).fault(Fault::Reply(busy)));
     let server = ScriptedServer::start(script).await.unwrap();
-    let place = Place::new().served_by(&server.url());
-    let ended = place.run(["run", "Hello"]).await;
-    assert_eq!(ended.code, Some(0));
+    let env = TestEnv::new().with_server(&server.url());
+    let exited = env.run(["run", "Hello"]).await;
+    assert_eq!(exited.code, Some(0));
     assert!(
-        ended.stderr.contains("(HTTP 429); attempt 2 in 0.00 s\n"),
+        exited.stderr.contains("(HTTP 429); attempt 2 in 0.00 s\n"),
         "{}",
-        ended.stderr
+        exited.stderr
     );
 }
 
 #[tokio::test]
-async fn what_a_model_gets_wrong_does_not_end_the_run() {
+async fn model_mistakes_do_not_end_the_run() {
     let call = |name: &str, arguments: &str| Turn::tool(ToolCall::new(name, arguments));
     let script = Script::new()
         .turn(call("no_such_tool", "{}"))
@@ -204,129 +204,125 @@ async fn what_a_model_gets_wrong_does_not_end_the_run() {
         .turn(finish("Enough.", &["not-there.txt"]))
         .turn(finish("Enough.", &[]));
     let server = ScriptedServer::start(script).await.unwrap();
-    let place = Place::new().served_by(&server.url());
-    let ended = place.run(["run", "Err"]).await;
+    let env = TestEnv::new().with_server(&server.url());
+    let exited = env.run(["run", "Err"]).await;
     assert_eq!(
-        (ended.code, &*ended.stdout),
+        (exited.code, &*exited.stdout),
         (Some(0), "Enough.\n"),
-        "{ended:?}"
+        "{exited:?}"
     );
-    for said in [
+    for expected in [
         "no_such_tool is not a valid tool",
         "Tool arguments are not valid",
         "not-there.txt",
     ] {
-        assert!(ended.stderr.contains(said), "{}", ended.stderr);
+        assert!(exited.stderr.contains(expected), "{}", exited.stderr);
     }
 }
 
-/// What a run says that can't begin; nothing is asked of the model, and nothing is left.
-async fn not_begun(place: &Place, args: &[&str]) -> Ended {
+/// Runs a command line that is refused before any model call.
+async fn refused(env: &TestEnv, args: &[&str]) -> Exited {
     let server = ScriptedServer::start(nothing_to_do()).await.unwrap();
-    let mut command = place.command(args);
+    let mut command = env.command(args);
     command
         .env("CANTLE_BASE_URL", server.url())
         .env("CANTLE_MODEL", "m");
-    let ended = ended(command.spawn().unwrap()).await;
-    assert_eq!((ended.code, &*ended.stdout), (Some(2), ""), "{ended:?}");
+    let exited = wait_for_exit(command.spawn().unwrap()).await;
+    assert_eq!((exited.code, &*exited.stdout), (Some(2), ""), "{exited:?}");
     assert_eq!(server.requests().len(), 0);
-    ended
+    exited
 }
 
 #[tokio::test]
-async fn inputs_that_make_no_sense_are_told_before_anything_begins() {
-    let place = Place::new();
-    place.write("a/data.csv", "1");
-    place.write("b/data.csv", "2");
+async fn invalid_inputs_are_refused() {
+    let env = TestEnv::new();
+    env.write("a/data.csv", "1");
+    env.write("b/data.csv", "2");
     let cases: [&[&str]; 3] = [
         &["--input", "missing.csv"],
         &["--input", "*.parquet"],
         &["--input", "a/data.csv", "--input", "b/data.csv"],
     ];
-    let mut told = String::new();
+    let mut output = String::new();
     for inputs in cases {
         let args: Vec<&str> = ["run", "Read"].iter().chain(inputs).copied().collect();
-        told += &not_begun(&place, &args).await.stderr;
+        output += &refused(&env, &args).await.stderr;
     }
-    insta::assert_snapshot!(told);
+    insta::assert_snapshot!(output);
 }
 
 #[tokio::test]
-async fn a_pattern_that_the_shell_expanded_is_explained() {
-    let place = Place::new();
+async fn unquoted_pattern_is_explained() {
+    let env = TestEnv::new();
     let args = ["run", "--input", "a.csv", "b.csv", "Sum them up"];
-    insta::assert_snapshot!(not_begun(&place, &args).await.told(&place));
+    insta::assert_snapshot!(refused(&env, &args).await.transcript(&env));
 }
 
 #[tokio::test]
-async fn an_output_directory_that_cant_be_written() {
-    let place = Place::new();
-    place.write("file", "in the way");
-    let ended = not_begun(&place, &["run", "Write", "--output-dir", "file"]).await;
-    insta::assert_snapshot!(ended.told(&place));
-    let ended = not_begun(
-        &place,
-        &["run", "Write", "--output-dir", "/proc/none/of/it"],
-    )
-    .await;
+async fn unwritable_output_directory_is_refused() {
+    let env = TestEnv::new();
+    env.write("file", "in the way");
+    let exited = refused(&env, &["run", "Write", "--output-dir", "file"]).await;
+    insta::assert_snapshot!(exited.transcript(&env));
+    let exited = refused(&env, &["run", "Write", "--output-dir", "/proc/none/of/it"]).await;
     assert!(
-        ended.stderr.contains("/proc/none/of/it"),
+        exited.stderr.contains("/proc/none/of/it"),
         "{}",
-        ended.stderr
+        exited.stderr
     );
-    assert_eq!(place.read("file"), "in the way");
+    assert_eq!(env.read("file"), "in the way");
 }
 
 #[tokio::test]
-async fn a_result_of_an_earlier_run_that_cant_be_removed() {
-    let place = Place::new();
-    place.write("out/cantle-result.json/file", "in the way");
-    let ended = not_begun(&place, &["run", "Write", "--output-dir", "out"]).await;
-    let said = "cantle: failed to remove out/cantle-result.json of an earlier run: ";
-    assert!(ended.stderr.starts_with(said), "{}", ended.stderr);
+async fn unremovable_earlier_result_is_an_error() {
+    let env = TestEnv::new();
+    env.write("out/cantle-result.json/file", "in the way");
+    let exited = refused(&env, &["run", "Write", "--output-dir", "out"]).await;
+    let expected = "cantle: failed to remove out/cantle-result.json of an earlier run: ";
+    assert!(exited.stderr.starts_with(expected), "{}", exited.stderr);
 }
 
 #[tokio::test]
-async fn a_full_disk_is_no_success() {
+async fn full_disk_is_an_error() {
     let run = "run Hello --policy unconfined --output-dir out --no-keep";
-    let (_server, place, ended) = on_a_full_disk(run).await;
-    assert_eq!(ended.code, Some(1), "{ended:?}");
-    let said = "failed to write out/cantle-result.json: ";
-    assert!(ended.stderr.contains(said), "{}", ended.stderr);
-    assert_eq!(place.list("out"), [""; 0]);
+    let (_server, env, exited) = on_a_full_disk(run).await;
+    assert_eq!(exited.code, Some(1), "{exited:?}");
+    let expected = "failed to write out/cantle-result.json: ";
+    assert!(exited.stderr.contains(expected), "{}", exited.stderr);
+    assert_eq!(env.list("out"), [""; 0]);
 }
 
 #[tokio::test]
-async fn a_journal_that_cant_be_written_ends_the_run_which_goes_on_when_there_is_room() {
-    let (_server, place, ended) = on_a_full_disk("run Hello --policy unconfined").await;
-    assert_eq!(ended.code, Some(1), "{ended:?}");
-    assert!(ended.stderr.contains("the journal "), "{}", ended.stderr);
+async fn full_disk_ends_a_kept_run_which_can_be_resumed() {
+    let (_server, env, exited) = on_a_full_disk("run Hello --policy unconfined").await;
+    assert_eq!(exited.code, Some(1), "{exited:?}");
+    assert!(exited.stderr.contains("the journal "), "{}", exited.stderr);
     assert!(
-        ended.stderr.contains(" can't be written: "),
+        exited.stderr.contains(" can't be written: "),
         "{}",
-        ended.stderr
+        exited.stderr
     );
-    let ended = place.run(["run", "--resume", "last"]).await;
+    let exited = env.run(["run", "--resume", "last"]).await;
     assert_eq!(
-        (ended.code, &*ended.stdout),
+        (exited.code, &*exited.stdout),
         (Some(0), "Done.\n"),
-        "{ended:?}"
+        "{exited:?}"
     );
 }
 
-/// Runs `cantle`, which from its first request on may not make any file larger. Its model has a
-/// command run, and finishes.
-async fn on_a_full_disk(run: &str) -> (ScriptedServer, Place, Ended) {
-    let place = Place::new().set("PROGRAM", env!("CARGO_BIN_EXE_cantle"));
-    let go = place.path("go");
+/// Runs `cantle` with a file size limit of zero from its first model call on. The model runs a command and
+/// finishes.
+async fn on_a_full_disk(run: &str) -> (ScriptedServer, TestEnv, Exited) {
+    let env = TestEnv::new().set("PROGRAM", env!("CARGO_BIN_EXE_cantle"));
+    let go = env.path("go");
     let wait = format!("until [ -e {} ]; do sleep 0.01; done", go.display());
     let script = Script::new()
         .turn(command(&wait))
         .turn(finish("Done.", &[]));
     let server = ScriptedServer::start(script).await.unwrap();
-    let place = place.served_by(&server.url());
-    // The signal that a file may not grow is not deadly.
-    let mut shell = place.command_of("bash");
+    let env = env.with_server(&server.url());
+    // SIGXFSZ would kill the program.
+    let mut shell = env.command_of("bash");
     shell.args(["-c", &format!("trap '' XFSZ; exec \"$PROGRAM\" {run}")]);
     let child = shell.spawn().unwrap();
     server.received(1).await;
@@ -336,20 +332,20 @@ async fn on_a_full_disk(run: &str) -> (ScriptedServer, Place, Ended) {
         maximum: Some(0),
     };
     prlimit(pid, Resource::Fsize, nothing).unwrap();
-    place.write("go", "");
-    let ended = ended(child).await;
-    (server, place, ended)
+    env.write("go", "");
+    let exited = wait_for_exit(child).await;
+    (server, env, exited)
 }
 
 #[tokio::test]
-async fn files_that_cant_be_used_are_named() {
-    let place = Place::new();
-    place.write(
+async fn invalid_files_are_named() {
+    let env = TestEnv::new();
+    env.write(
         "broken.json",
         r#"[{"role": "user", "content": "hi"}, {"role": "wizard"}]"#,
     );
-    place.write("array.json", "[]");
-    place.write(
+    env.write("array.json", "[]");
+    env.write(
         "turns.jsonl",
         "{\"format\": \"other\", \"version\": 1, \"model\": \"m\"}\n",
     );
@@ -362,37 +358,37 @@ async fn files_that_cant_be_used_are_named() {
         &["--system-prompt", "@missing.md"],
         &["--max-tokens", "9000", "--context-window", "8000"],
     ];
-    let mut told = String::new();
+    let mut output = String::new();
     for flags in cases {
         let args: Vec<&str> = ["run", "Read"].iter().chain(flags).copied().collect();
-        told += &not_begun(&place, &args).await.stderr;
+        output += &refused(&env, &args).await.stderr;
     }
-    insta::assert_snapshot!(told);
+    insta::assert_snapshot!(output);
 }
 
 #[tokio::test]
-async fn a_task_that_is_empty_is_no_task() {
-    let place = Place::new();
-    let told = not_begun(&place, &["run", "-"]).await.stderr;
-    assert_eq!(told, "cantle: the task is empty\n");
-    let told = not_begun(&place, &["run"]).await.stderr;
-    assert!(told.contains("<TASK>"), "{told}");
+async fn empty_task_is_refused() {
+    let env = TestEnv::new();
+    let output = refused(&env, &["run", "-"]).await.stderr;
+    assert_eq!(output, "cantle: the task is empty\n");
+    let output = refused(&env, &["run"]).await.stderr;
+    assert!(output.contains("<TASK>"), "{output}");
 }
 
 #[tokio::test]
-async fn without_bash_nothing_begins() {
-    let place = Place::new().set("PATH", "/nowhere");
+async fn missing_bash_is_an_error() {
+    let env = TestEnv::new().set("PATH", "/nowhere");
     let server = ScriptedServer::start(nothing_to_do()).await.unwrap();
-    let place = place.served_by(&server.url());
-    let ended = place.run(["run", "Hello"]).await;
-    insta::assert_snapshot!(ended.told(&place));
+    let env = env.with_server(&server.url());
+    let exited = env.run(["run", "Hello"]).await;
+    insta::assert_snapshot!(exited.transcript(&env));
 }
 
 #[tokio::test]
-async fn without_a_place_for_the_sandbox_nothing_begins() {
+async fn unwritable_state_directory_is_an_error() {
     let server = ScriptedServer::start(nothing_to_do()).await.unwrap();
-    let place = Place::new()
-        .served_by(&server.url())
+    let env = TestEnv::new()
+        .with_server(&server.url())
         .set("TMPDIR", "/proc/nowhere")
         .set("CANTLE_STATE_DIR", "/proc/nowhere");
     for (args, code) in [
@@ -401,32 +397,36 @@ async fn without_a_place_for_the_sandbox_nothing_begins() {
         (&["exec", "--", "true"], 125),
         (&["demo"], 6),
     ] {
-        let ended = place.run(args).await;
-        assert_eq!((ended.code, &*ended.stdout), (Some(code), ""), "{ended:?}");
-        assert!(ended.stderr.contains("/proc/nowhere"), "{}", ended.stderr);
+        let exited = env.run(args).await;
+        assert_eq!(
+            (exited.code, &*exited.stdout),
+            (Some(code), ""),
+            "{exited:?}"
+        );
+        assert!(exited.stderr.contains("/proc/nowhere"), "{}", exited.stderr);
     }
     assert_eq!(server.requests().len(), 0);
 }
 
 #[tokio::test]
-async fn a_key_is_nowhere_in_what_is_said() {
+async fn keys_are_never_displayed() {
     let script = Script::new()
         .turn(command("env; cat /proc/self/environ"))
         .turn(finish("Looked.", &[]));
     let server = ScriptedServer::start(script).await.unwrap();
-    let place = Place::new()
-        .served_by(&server.url())
+    let env = TestEnv::new()
+        .with_server(&server.url())
         .set("CANTLE_API_KEY", KEY)
         .set("OPENAI_API_KEY", KEY);
     for flags in [&["-v"][..], &["--json"], &["-q"]] {
         let args = ["run", "Look around", "--output-dir", "out"];
-        let ended = place.run(args.iter().chain(flags)).await;
-        assert_eq!(ended.code, Some(0));
+        let exited = env.run(args.iter().chain(flags)).await;
+        assert_eq!(exited.code, Some(0));
         assert!(
-            !ended.stdout.contains(KEY) && !ended.stderr.contains(KEY),
-            "{ended:?}"
+            !exited.stdout.contains(KEY) && !exited.stderr.contains(KEY),
+            "{exited:?}"
         );
-        assert!(!place.result("out").to_string().contains(KEY));
+        assert!(!env.result("out").to_string().contains(KEY));
     }
     let sent = server.requests();
     assert_eq!(sent[0].headers["authorization"], format!("Bearer {KEY}"));

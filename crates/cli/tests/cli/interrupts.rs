@@ -1,4 +1,4 @@
-//! Ctrl-C and its relatives.
+//! SIGINT, SIGTERM and SIGHUP.
 
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt as _;
@@ -11,15 +11,15 @@ use tokio::process::Child;
 use tokio::time::timeout;
 
 use crate::command;
-use crate::support::{DEADLINE, HEARD, Mark, Place, ended, redact, send};
+use crate::support::{DEADLINE, DEFAULT_SIGNALS, Mark, TestEnv, redact, send, wait_for_exit};
 
-/// What a command that was cancelled has until it is killed.
+/// Time between SIGTERM and SIGKILL of a cancelled command.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// A run whose command has started a child of its own session, and goes on for ever; both have the
-/// mark. `signals` is what the run hears of, `before` is what its command does first.
-async fn busy(place: &Place, signals: &[&str], before: &str) -> (ScriptedServer, Child, Mark) {
-    let mark = Mark::new(place);
+/// Starts a run whose command, after `before`, starts a child in a new session and loops; both have the
+/// mark. `signals` are options of `env`.
+async fn busy(env: &TestEnv, signals: &[&str], before: &str) -> (ScriptedServer, Child, Mark) {
+    let mark = Mark::new(env);
     let script = format!(
         "{before} echo kept > work.txt; setsid bash -c 'sleep 1000; :' {mark} & \
          while true; do sleep 1; done"
@@ -38,45 +38,45 @@ async fn busy(place: &Place, signals: &[&str], before: &str) -> (ScriptedServer,
         "--base-url",
         &url,
     ];
-    let child = place.command_with_signals(signals, args).spawn().unwrap();
+    let child = env.command_with_signals(signals, args).spawn().unwrap();
     mark.appeared().await;
     (server, child, mark)
 }
 
 #[tokio::test]
-async fn the_first_cancels_and_says_what_was_kept() {
+async fn first_signal_cancels_and_saves() {
     for signal in [Signal::INT, Signal::TERM, Signal::HUP] {
-        let place = Place::new();
-        let (_server, child, mark) = busy(&place, &[HEARD], "").await;
+        let env = TestEnv::new();
+        let (_server, child, mark) = busy(&env, &[DEFAULT_SIGNALS], "").await;
         send(&child, signal);
-        let ended = ended(child).await;
-        assert_eq!((ended.code, &*ended.stdout), (Some(4), ""), "{ended:?}");
+        let exited = wait_for_exit(child).await;
+        assert_eq!((exited.code, &*exited.stdout), (Some(4), ""), "{exited:?}");
         mark.gone().await;
         assert_eq!(
-            place.list("out"),
+            env.list("out"),
             ["cantle-history.json", "cantle-unfinished"]
         );
-        assert_eq!(place.read("out/cantle-unfinished/work.txt"), "kept\n");
-        for said in [
-            "cancelling; once more ends it at once",
+        assert_eq!(env.read("out/cantle-unfinished/work.txt"), "kept\n");
+        for expected in [
+            "cancelling; interrupt again to exit immediately",
             "✗ cancelled",
             "cantle-history.json",
         ] {
-            assert!(ended.stderr.contains(said), "{}", ended.stderr);
+            assert!(exited.stderr.contains(expected), "{}", exited.stderr);
         }
     }
 }
 
 #[tokio::test]
-async fn the_second_ends_at_once() {
-    let place = Place::new();
-    let (_server, mut child, mark) = busy(&place, &[HEARD], "trap '' TERM INT;").await;
+async fn second_signal_exits_immediately() {
+    let env = TestEnv::new();
+    let (_server, mut child, mark) = busy(&env, &[DEFAULT_SIGNALS], "trap '' TERM INT;").await;
     let first = Instant::now();
     send(&child, Signal::INT);
-    // The first has to be heard, or the second would be the first.
-    let mut said = BufReader::new(child.stderr.take().unwrap()).lines();
-    let heard = async {
-        while !said
+    // The first one must be handled before the second one is sent.
+    let mut expected = BufReader::new(child.stderr.take().unwrap()).lines();
+    let first_handled = async {
+        while !expected
             .next_line()
             .await
             .unwrap()
@@ -84,98 +84,98 @@ async fn the_second_ends_at_once() {
             .contains("cancelling")
         {}
     };
-    timeout(DEADLINE, heard).await.unwrap();
+    timeout(DEADLINE, first_handled).await.unwrap();
     send(&child, Signal::INT);
     let in_time = first.elapsed() < GRACE;
-    let ended = ended(child).await;
-    assert_eq!((ended.code, &*ended.stdout), (Some(4), ""), "{ended:?}");
+    let exited = wait_for_exit(child).await;
+    assert_eq!((exited.code, &*exited.stdout), (Some(4), ""), "{exited:?}");
     mark.gone().await;
-    assert!(!place.path("out/cantle-result.json").exists());
-    // Where we were held up, the first one may have had its way before.
+    assert!(!env.path("out/cantle-result.json").exists());
+    // If this test was delayed, the first one may have ended the run in order.
     if in_time {
-        assert_eq!(place.list("out"), [""; 0]);
+        assert_eq!(env.list("out"), [""; 0]);
     }
 }
 
 #[tokio::test]
-async fn a_model_that_does_not_answer_is_not_waited_for() {
+async fn cancel_interrupts_a_hanging_model_call() {
     let script = Script::new().turn(Turn::text("").fault_always(Fault::Hang));
     let server = ScriptedServer::start(script).await.unwrap();
-    let place = Place::new().served_by(&server.url());
-    let child = place
-        .command_with_signals(&[HEARD], ["run", "Wait", "--json"])
+    let env = TestEnv::new().with_server(&server.url());
+    let child = env
+        .command_with_signals(&[DEFAULT_SIGNALS], ["run", "Wait", "--json"])
         .spawn()
         .unwrap();
     server.received(1).await;
     send(&child, Signal::INT);
-    let ended = ended(child).await;
-    assert_eq!(ended.code, Some(4), "{ended:?}");
-    let last = ended.stdout.lines().last().unwrap();
+    let exited = wait_for_exit(child).await;
+    assert_eq!(exited.code, Some(4), "{exited:?}");
+    let last = exited.stdout.lines().last().unwrap();
     assert!(last.contains(r#""status":"cancelled""#), "{last}");
     assert_eq!(
-        ended.stderr,
-        "cantle: cancelling; once more ends it at once\ncantle: the run was cancelled\n"
+        exited.stderr,
+        "cantle: cancelling; interrupt again to exit immediately\ncantle: the run was cancelled\n"
     );
 }
 
 #[tokio::test]
-async fn a_signal_that_is_ignored_stays_ignored() {
-    let place = Place::new();
-    let signals = [HEARD, "--ignore-signal=HUP"];
-    let (_server, child, _) = busy(&place, &signals, "").await;
+async fn ignored_signals_stay_ignored() {
+    let env = TestEnv::new();
+    let signals = [DEFAULT_SIGNALS, "--ignore-signal=HUP"];
+    let (_server, child, _) = busy(&env, &signals, "").await;
     send(&child, Signal::HUP);
     send(&child, Signal::TERM);
-    // Were it not ignored, the other one would be the second and end everything at once.
-    let ended = ended(child).await;
-    assert_eq!(ended.code, Some(4), "{ended:?}");
-    assert!(ended.stderr.contains("✗ cancelled"), "{}", ended.stderr);
-    assert_eq!(place.read("out/cantle-unfinished/work.txt"), "kept\n");
+    // If it were not ignored, SIGTERM would be the second signal and exit immediately.
+    let exited = wait_for_exit(child).await;
+    assert_eq!(exited.code, Some(4), "{exited:?}");
+    assert!(exited.stderr.contains("✗ cancelled"), "{}", exited.stderr);
+    assert_eq!(env.read("out/cantle-unfinished/work.txt"), "kept\n");
 }
 
 #[tokio::test]
-async fn what_cant_be_kept_is_named() {
-    let place = Place::new();
+async fn files_that_cannot_be_saved_are_listed() {
+    let env = TestEnv::new();
     let before = r"
         mkfifo pipe; ln -s nowhere dangling; mkdir deep; ln -s ../work.txt deep/link
         echo x > deep/$'caf\xe9\n.txt'; truncate -s 2G huge; mkdir empty;";
-    let (_server, child, _) = busy(&place, &[HEARD], before).await;
+    let (_server, child, _) = busy(&env, &[DEFAULT_SIGNALS], before).await;
     send(&child, Signal::TERM);
-    let ended = ended(child).await;
-    assert_eq!(ended.code, Some(4), "{ended:?}");
-    let (_, told) = ended.stderr.split_once("  kept  ").unwrap();
-    insta::assert_snapshot!(redact(told));
-    // A name need not be text.
+    let exited = wait_for_exit(child).await;
+    assert_eq!(exited.code, Some(4), "{exited:?}");
+    let (_, output) = exited.stderr.split_once("  kept  ").unwrap();
+    insta::assert_snapshot!(redact(output));
+    // File names need not be UTF-8.
     let name = OsStr::from_bytes(b"out/cantle-unfinished/deep/caf\xe9\n.txt");
-    assert_eq!(place.read(name), "x\n");
-    assert_eq!(place.list("out/cantle-unfinished"), ["deep", "work.txt"]);
+    assert_eq!(env.read(name), "x\n");
+    assert_eq!(env.list("out/cantle-unfinished"), ["deep", "work.txt"]);
 }
 
 #[tokio::test]
-async fn of_many_lost_files_some_are_named() {
-    let place = Place::new();
+async fn only_some_lost_files_are_listed() {
+    let env = TestEnv::new();
     let before = "for n in $(seq 30); do ln -s work.txt link-$n; done;";
-    let (_server, child, _) = busy(&place, &[HEARD], before).await;
+    let (_server, child, _) = busy(&env, &[DEFAULT_SIGNALS], before).await;
     send(&child, Signal::TERM);
-    let told = ended(child).await.stderr;
-    assert_eq!(told.matches("it is a link\n").count(), 8, "{told}");
-    assert!(told.contains("22 more such files\n"), "{told}");
+    let output = wait_for_exit(child).await.stderr;
+    assert_eq!(output.matches("it is a link\n").count(), 8, "{output}");
+    assert!(output.contains("22 more files\n"), "{output}");
 }
 
 #[tokio::test]
-async fn what_is_in_the_way_of_keeping_is_named() {
-    let place = Place::new();
-    place.write("out/cantle-history.json/file", "in the way");
-    place.write("out/cantle-unfinished", "in the way");
-    let (_server, child, _) = busy(&place, &[HEARD], "").await;
+async fn unwritable_remains_are_reported() {
+    let env = TestEnv::new();
+    env.write("out/cantle-history.json/file", "in the way");
+    env.write("out/cantle-unfinished", "in the way");
+    let (_server, child, _) = busy(&env, &[DEFAULT_SIGNALS], "").await;
     send(&child, Signal::TERM);
-    let ended = ended(child).await;
-    assert_eq!(ended.code, Some(4), "{ended:?}");
-    for said in [
+    let exited = wait_for_exit(child).await;
+    assert_eq!(exited.code, Some(4), "{exited:?}");
+    for expected in [
         "lost     the conversation: failed to write out/cantle-history.json: ",
         "the files: failed to replace out/cantle-unfinished: ",
     ] {
-        assert!(ended.stderr.contains(said), "{}", ended.stderr);
+        assert!(exited.stderr.contains(expected), "{}", exited.stderr);
     }
-    assert_eq!(place.read("out/cantle-history.json/file"), "in the way");
-    assert_eq!(place.read("out/cantle-unfinished"), "in the way");
+    assert_eq!(env.read("out/cantle-history.json/file"), "in the way");
+    assert_eq!(env.read("out/cantle-unfinished"), "in the way");
 }

@@ -1,26 +1,29 @@
-//! The `cantle` binary from outside: what it does with a model from a script, with files, signals,
-//! settings and everything that can be wrong with them.
+//! Tests of the `cantle` binary with scripted models, files, signals and settings.
 #![expect(
-    clippy::unwrap_used,
+    clippy::expect_used,
     clippy::indexing_slicing,
+    clippy::panic,
     clippy::print_stderr,
-    reason = "the lints know a test by its attribute, and what tests share has none"
+    clippy::print_stdout,
+    clippy::unwrap_used,
+    reason = "clippy exempts test functions only, not their helpers"
 )]
 
+mod crash_recovery;
 mod demo;
+mod demo_report;
+mod docs;
 mod doctor;
 mod exec;
 mod failures;
 mod interrupts;
-mod lasting;
+mod limits;
+mod model_settings;
 mod policy;
 mod recordings;
-mod report;
 mod resume;
-mod rules;
 mod run;
 mod serve;
-mod serving;
 mod settings;
 #[path = "../support/mod.rs"]
 mod support;
@@ -29,12 +32,12 @@ mod terminal;
 use cantle_testkit::openai::{Script, ToolCall, Turn};
 use serde_json::{Value, json};
 
-/// A turn that runs a command.
+/// Returns a turn that runs a command.
 fn command(command: &str) -> Turn {
     Turn::tool(ToolCall::new("code_exec", json!({ "cmd": command })))
 }
 
-/// A turn that finishes.
+/// Returns a turn that finishes.
 fn finish(reason: &str, paths: &[&str]) -> Turn {
     finish_with(json!({"reason": reason, "paths": paths}))
 }
@@ -43,7 +46,7 @@ fn finish_with(params: Value) -> Turn {
     Turn::tool(ToolCall::new("finish", params))
 }
 
-/// A model that does nothing and finishes.
+/// Returns a model that finishes immediately.
 fn nothing_to_do() -> Script {
     Script::new().turn(finish("Nothing to do.", &[]))
 }

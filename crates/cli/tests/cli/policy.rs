@@ -1,146 +1,155 @@
-//! What commands may do: real ones, at the boundary that each policy names.
+//! Policies, tried out by commands.
 
 use cantle_testkit::openai::{Script, ScriptedServer};
 use serde_json::Value;
 
-use crate::support::{Ended, Place};
+use crate::support::{Exited, TestEnv};
 use crate::{command, finish};
 
-/// What a shell's line says under these flags.
-async fn exec(place: &Place, flags: &[&str], line: &str) -> Ended {
+/// Runs a shell command with these flags.
+async fn exec(env: &TestEnv, flags: &[&str], line: &str) -> Exited {
     let args = ["exec"].iter().chain(flags);
-    place.run(args.chain(&["--", "bash", "-c", line])).await
+    env.run(args.chain(&["--", "bash", "-c", line])).await
 }
 
-/// A line that writes to a file of this place.
-fn write(place: &Place) -> String {
-    format!("echo out > {}", place.path("outside.txt").display())
-}
-
-#[tokio::test]
-async fn by_default_nothing_is_written_outside() {
-    let place = Place::new();
-    let line = format!("{} || echo refused; echo in > f && cat f", write(&place));
-    let ended = exec(&place, &[], &line).await;
-    assert_eq!((ended.code, &*ended.stdout), (Some(0), "refused\nin\n"));
-    assert_eq!(place.list(""), [""; 0]);
-    // That is the policy's doing.
-    let ended = exec(&place, &["--policy", "unconfined"], &write(&place)).await;
-    assert_eq!((ended.code, &*ended.stderr), (Some(0), ""));
-    assert_eq!(place.read("outside.txt"), "out\n");
+/// Returns a shell command that writes to a file in this directory.
+fn write(env: &TestEnv) -> String {
+    format!("echo out > {}", env.path("outside.txt").display())
 }
 
 #[tokio::test]
-async fn by_default_there_is_no_network() {
+async fn default_policy_writes_nothing_outside() {
+    let env = TestEnv::new();
+    let line = format!("{} || echo refused; echo in > f && cat f", write(&env));
+    let exited = exec(&env, &[], &line).await;
+    assert_eq!((exited.code, &*exited.stdout), (Some(0), "refused\nin\n"));
+    assert_eq!(env.list(""), [""; 0]);
+    // Another policy allows it.
+    let exited = exec(&env, &["--policy", "unconfined"], &write(&env)).await;
+    assert_eq!((exited.code, &*exited.stderr), (Some(0), ""));
+    assert_eq!(env.read("outside.txt"), "out\n");
+}
+
+#[tokio::test]
+async fn default_policy_has_no_network() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     let line = format!("exec 3<>/dev/tcp/127.0.0.1/{port} && echo connected");
-    let place = Place::new();
-    assert_eq!(exec(&place, &[], &line).await.stdout, "");
-    let ended = exec(&place, &["--policy=unconfined"], &line).await;
-    assert_eq!(ended.stdout, "connected\n");
+    let env = TestEnv::new();
+    assert_eq!(exec(&env, &[], &line).await.stdout, "");
+    let exited = exec(&env, &["--policy=unconfined"], &line).await;
+    assert_eq!(exited.stdout, "connected\n");
 }
 
 #[tokio::test]
-async fn read_only_looks_and_changes_nothing() {
-    let ended = exec(&Place::new(), &["--policy=read_only"], "touch f || ls /usr").await;
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert!(ended.stdout.contains("bin\n"), "{ended:?}");
+async fn read_only_writes_nothing() {
+    let exited = exec(
+        &TestEnv::new(),
+        &["--policy=read_only"],
+        "touch f || ls /usr",
+    )
+    .await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    assert!(exited.stdout.contains("bin\n"), "{exited:?}");
 }
 
 #[tokio::test]
-async fn limits_are_kept() {
-    let place = Place::new();
+async fn resource_limits_are_enforced() {
+    let env = TestEnv::new();
     let line = "head -c 4000 /dev/zero > f; stat -c %s f; ulimit -n";
     let flags = ["--limit=file_size=2K", "--limit", "open_files=77"];
-    let ended = exec(&place, &flags, line).await;
-    assert_eq!(ended.stdout, "2048\n77\n", "{ended:?}");
-    let ended = exec(&place, &["--limit=wall_time=0.2s"], "sleep 1000").await;
-    assert_eq!(ended.code, Some(124), "{ended:?}");
-    // What the command can't know is told.
-    let ended = exec(&place, &["--limit=output=1K"], "exec yes").await;
-    assert_eq!(ended.code, Some(137), "{ended:?}");
-    let said = "cantle: stopped at the limit of output (1 KiB)\n";
-    assert_eq!(ended.stderr, said);
+    let exited = exec(&env, &flags, line).await;
+    assert_eq!(exited.stdout, "2048\n77\n", "{exited:?}");
+    let exited = exec(&env, &["--limit=wall_time=0.2s"], "sleep 1000").await;
+    assert_eq!(exited.code, Some(124), "{exited:?}");
+    // The command can't report it itself.
+    let exited = exec(&env, &["--limit=output=1K"], "exec yes").await;
+    assert_eq!(exited.code, Some(137), "{exited:?}");
+    let expected = "cantle: stopped at the limit of output (1 KiB)\n";
+    assert_eq!(exited.stderr, expected);
 }
 
 #[tokio::test]
-async fn what_holds_is_said_where_it_is_wanted() {
-    let place = Place::new();
-    let ended = exec(&place, &["-v", "--limit", "memory=1G"], "echo out").await;
-    assert_eq!((ended.code, &*ended.stdout), (Some(0), "out\n"));
-    let said: Vec<&str> = ended.stderr.lines().collect();
-    let [sandbox, enforced] = said[..] else {
-        panic!("{said:?}");
+async fn verbose_reports_the_isolation() {
+    let env = TestEnv::new();
+    let exited = exec(&env, &["-v", "--limit", "memory=1G"], "echo out").await;
+    assert_eq!((exited.code, &*exited.stdout), (Some(0), "out\n"));
+    let expected: Vec<&str> = exited.stderr.lines().collect();
+    let [sandbox, enforced] = expected[..] else {
+        panic!("{expected:?}");
     };
     assert!(sandbox.starts_with("cantle: sandbox local · "), "{sandbox}");
     assert!(sandbox.ends_with(" · no network"), "{sandbox}");
     assert!(enforced.contains("network kernel, memory "), "{enforced}");
-    let ended = exec(&place, &["-v", "--policy", "unconfined"], "echo out").await;
+    let exited = exec(&env, &["-v", "--policy", "unconfined"], "echo out").await;
     assert_eq!(
-        ended.stderr,
+        exited.stderr,
         "cantle: sandbox local · not isolated · network open\n"
     );
 }
 
 #[tokio::test]
-async fn what_cant_be_enforced_is_refused_or_listed() {
-    let place = Place::new();
-    let flags = ["exec", "--allow-host", "pypi.org"];
+async fn unenforceable_policy_is_refused_or_listed() {
+    let env = TestEnv::new();
+    let flags = ["exec", "--allow-host", "api.example.com"];
     let command = ["--", "echo", "out"];
     let strict = flags.iter().chain(&command);
-    let Some(ended) = place.run_without_namespaces(strict).await else {
+    let Some(exited) = env.run_without_namespaces(strict).await else {
         return;
     };
-    assert_eq!((ended.code, &*ended.stdout), (Some(125), ""), "{ended:?}");
-    for said in ["policy here: network.", "--best-effort", "cantle doctor"] {
-        assert!(ended.stderr.contains(said), "{}", ended.stderr);
+    assert_eq!(
+        (exited.code, &*exited.stdout),
+        (Some(125), ""),
+        "{exited:?}"
+    );
+    for expected in ["policy here: network.", "--best-effort", "cantle doctor"] {
+        assert!(exited.stderr.contains(expected), "{}", exited.stderr);
     }
     let best_effort = flags.iter().chain(&["--best-effort"]).chain(&command);
-    let ended = place.run_without_namespaces(best_effort).await.unwrap();
-    let expected = Ended {
+    let exited = env.run_without_namespaces(best_effort).await.unwrap();
+    let expected = Exited {
         code: Some(0),
         stdout: "out\n".to_owned(),
         stderr: "cantle: not enforced here: network\n".to_owned(),
     };
-    assert_eq!(ended, expected);
+    assert_eq!(exited, expected);
 }
 
 #[tokio::test]
-async fn a_run_is_refused_the_same_way_with_a_code_of_its_own() {
+async fn run_with_unenforceable_policy_has_its_own_code() {
     let script = Script::new()
         .turn(command("echo out"))
         .turn(finish("Done.", &[]));
     let server = ScriptedServer::start(script).await.unwrap();
-    let place = Place::new()
-        .served_by(&server.url())
-        .set("CANTLE_ALLOW_HOST", "pypi.org");
-    let Some(ended) = place.run_without_namespaces(["run", "Hello"]).await else {
+    let env = TestEnv::new()
+        .with_server(&server.url())
+        .set("CANTLE_ALLOW_HOST", "api.example.com");
+    let Some(exited) = env.run_without_namespaces(["run", "Hello"]).await else {
         return;
     };
-    assert_eq!((ended.code, &*ended.stdout), (Some(6), ""), "{ended:?}");
-    for said in ["policy here: network.", "--best-effort", "cantle doctor"] {
-        assert!(ended.stderr.contains(said), "{}", ended.stderr);
+    assert_eq!((exited.code, &*exited.stdout), (Some(6), ""), "{exited:?}");
+    for expected in ["policy here: network.", "--best-effort", "cantle doctor"] {
+        assert!(exited.stderr.contains(expected), "{}", exited.stderr);
     }
     assert_eq!(server.requests().len(), 0);
 
-    let place = place.set("CANTLE_BEST_EFFORT", "1");
-    let ended = place.run_without_namespaces(["run", "Hello"]).await;
-    let ended = ended.unwrap();
-    assert_eq!((ended.code, &*ended.stdout), (Some(0), "Done.\n"));
-    let said =
+    let env = env.set("CANTLE_BEST_EFFORT", "1");
+    let exited = env.run_without_namespaces(["run", "Hello"]).await;
+    let exited = exited.unwrap();
+    assert_eq!((exited.code, &*exited.stdout), (Some(0), "Done.\n"));
+    let expected =
         "! The policy's network is not enforced: commands may reach what this machine can.\n";
-    assert!(ended.stderr.contains(said), "{}", ended.stderr);
+    assert!(exited.stderr.contains(expected), "{}", exited.stderr);
 }
 
 #[tokio::test]
-async fn what_is_in_force_is_in_the_first_event() {
+async fn first_event_describes_the_isolation() {
     let script = Script::new().turn(finish("Done.", &[]));
     let server = ScriptedServer::start(script).await.unwrap();
-    let place = Place::new().served_by(&server.url());
-    let ended = place.run(["run", "Hello", "--json"]).await;
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-    let first: Value = serde_json::from_str(ended.stdout.lines().next().unwrap()).unwrap();
+    let env = TestEnv::new().with_server(&server.url());
+    let exited = env.run(["run", "Hello", "--json"]).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    let first: Value = serde_json::from_str(exited.stdout.lines().next().unwrap()).unwrap();
     let sandbox = &first["sandbox"];
     assert_eq!(sandbox["isolation"], "kernel");
     assert!(!sandbox["walls"].as_array().unwrap().is_empty());
@@ -157,29 +166,32 @@ async fn what_is_in_force_is_in_the_first_event() {
 }
 
 #[tokio::test]
-async fn a_policy_comes_from_files_and_the_environment_too() {
-    let place = Place::new();
-    place.write(
+async fn policy_is_read_from_files_and_environment() {
+    let env = TestEnv::new();
+    env.write(
         ".config/cantle/cantle.toml",
         "policy = \"unconfined\"\nlimit = [\"open_files=99\"]\n",
     );
-    let line = format!("{} || echo refused; ulimit -n", write(&place));
-    assert_eq!(exec(&place, &[], &line).await.stdout, "99\n");
-    place.write("cantle.toml", "policy = \"workspace\"\n");
-    assert_eq!(exec(&place, &[], &line).await.stdout, "refused\n99\n");
-    let place = place.set("CANTLE_POLICY", "unconfined");
-    assert_eq!(exec(&place, &[], &line).await.stdout, "99\n");
+    let line = format!("{} || echo refused; ulimit -n", write(&env));
+    assert_eq!(exec(&env, &[], &line).await.stdout, "99\n");
+    env.write("cantle.toml", "policy = \"workspace\"\n");
+    assert_eq!(exec(&env, &[], &line).await.stdout, "refused\n99\n");
+    let env = env.set("CANTLE_POLICY", "unconfined");
+    assert_eq!(exec(&env, &[], &line).await.stdout, "99\n");
     let flags = ["--policy=workspace", "--limit=open_files=98"];
-    assert_eq!(exec(&place, &flags, &line).await.stdout, "refused\n98\n");
+    assert_eq!(exec(&env, &flags, &line).await.stdout, "refused\n98\n");
 }
 
 #[tokio::test]
-async fn policies_that_make_no_sense_are_usage_errors() {
-    let place = Place::new();
-    place.write("free/cantle.toml", "policy = \"unconfined\"\n");
-    let mut told = String::new();
+async fn contradictory_policies_are_usage_errors() {
+    let env = TestEnv::new();
+    env.write("free/cantle.toml", "policy = \"unconfined\"\n");
+    let mut output = String::new();
     for (flags, inside) in [
-        (&["--policy=unconfined", "--allow-host=pypi.org"][..], ""),
+        (
+            &["--policy=unconfined", "--allow-host=api.example.com"][..],
+            "",
+        ),
         (&["--policy=network"], ""),
         (&[], "free"),
     ] {
@@ -191,16 +203,16 @@ async fn policies_that_make_no_sense_are_usage_errors() {
             (&["exec"], &["--", "true"]),
             (&["demo"], &[]),
         ] {
-            let mut command = place.command(before.iter().chain(flags).chain(after));
-            command.current_dir(place.path(inside));
-            let ended = crate::support::ended(command.spawn().unwrap()).await;
-            assert_eq!((ended.code, &*ended.stdout), (Some(2), ""), "{ended:?}");
+            let mut command = env.command(before.iter().chain(flags).chain(after));
+            command.current_dir(env.path(inside));
+            let exited = crate::support::wait_for_exit(command.spawn().unwrap()).await;
+            assert_eq!((exited.code, &*exited.stdout), (Some(2), ""), "{exited:?}");
             if before[0] == "run" {
-                told += &ended.stderr;
+                output += &exited.stderr;
             } else {
-                assert!(told.ends_with(&ended.stderr), "{ended:?}");
+                assert!(output.ends_with(&exited.stderr), "{exited:?}");
             }
         }
     }
-    insta::assert_snapshot!(told);
+    insta::assert_snapshot!(output);
 }

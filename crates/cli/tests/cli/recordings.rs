@@ -1,13 +1,12 @@
-//! Whole runs, recorded and played.
+//! Runs that are recorded and replayed.
 
 use cantle_testkit::openai::{Script, ScriptedServer, ToolCall, Turn};
 use serde_json::json;
 
-use crate::support::Place;
+use crate::support::TestEnv;
 
-/// Nothing of a run is the same the next time but what it asks.
 #[tokio::test]
-async fn a_run_whose_commands_print_times_and_process_ids_is_played() {
+async fn volatile_output_is_replayed() {
     let volatile = "date +%s%N; echo $$; mktemp; echo seen >> log";
     let command = |cmd: &str| ToolCall::new("code_exec", json!({ "cmd": cmd }));
     let script = || {
@@ -21,8 +20,8 @@ async fn a_run_whose_commands_print_times_and_process_ids_is_played() {
     };
     for api in ["chat", "messages", "responses"] {
         let server = ScriptedServer::start(script()).await.unwrap();
-        let place = Place::new()
-            .served_by(&server.url())
+        let env = TestEnv::new()
+            .with_server(&server.url())
             .set("CANTLE_API", api)
             .set("CANTLE_API_KEY", "sk-test-123");
         let run = [
@@ -33,29 +32,29 @@ async fn a_run_whose_commands_print_times_and_process_ids_is_played() {
             "--budget-time",
             "1h",
         ];
-        let recorded = place.run(run.iter().chain(&["--record", "calls"])).await;
+        let recorded = env.run(run.iter().chain(&["--record", "calls"])).await;
         assert_eq!(
             (recorded.code, &*recorded.stdout),
             (Some(0), "Done.\n"),
             "{recorded:?}"
         );
         drop(server);
-        assert_eq!(place.read("calls").matches("\"result\":").count(), 4);
+        assert_eq!(env.read("calls").matches("\"result\":").count(), 4);
 
         for _ in 0..2 {
-            let played = place.run(run.iter().chain(&["--replay", "calls"])).await;
+            let played = env.run(run.iter().chain(&["--replay", "calls"])).await;
             assert_eq!(
                 (played.code, &*played.stdout),
                 (Some(0), "Done.\n"),
                 "{played:?}"
             );
-            let said = "Of 4 tool results, 3 differed from the recorded ones (-v shows how)";
-            assert!(played.stderr.contains(said), "{}", played.stderr);
-            // The commands are run, and what they make is handed over.
-            assert_eq!(place.read("out/log"), "seen\nseen\n");
+            let expected = "3 of 4 tool results differed from the recorded ones (-v shows how)";
+            assert!(played.stderr.contains(expected), "{}", played.stderr);
+            // The commands are executed, and their output files are saved.
+            assert_eq!(env.read("out/log"), "seen\nseen\n");
         }
         let changed = ["--replay", "calls", "--system-prompt", "Be brief."];
-        let other = place.run(run.iter().chain(&changed)).await;
+        let other = env.run(run.iter().chain(&changed)).await;
         assert_eq!(other.code, Some(5), "{other:?}");
         assert!(
             other
@@ -68,8 +67,7 @@ async fn a_run_whose_commands_print_times_and_process_ids_is_played() {
 }
 
 #[tokio::test]
-async fn a_recording_holds_no_key_that_a_command_found() {
-    // Whoever runs without walls lets commands read what they like.
+async fn recordings_contain_no_keys() {
     let show = ToolCall::new("code_exec", json!({"cmd": "cat key.txt"}));
     let script = Script::new()
         .turn(Turn::tool(show))
@@ -78,21 +76,21 @@ async fn a_recording_holds_no_key_that_a_command_found() {
             json!({"reason": "The key is sk-\"other."}),
         )));
     let server = ScriptedServer::start(script).await.unwrap();
-    let place = Place::new()
-        .served_by(&server.url())
+    let env = TestEnv::new()
+        .with_server(&server.url())
         .set("CANTLE_API_KEY", "sk-test-123")
         .set("OPENROUTER_API_KEY", "sk-\"other");
-    place.write("key.txt", "sk-test-123 sk-\"other\n");
+    env.write("key.txt", "sk-test-123 sk-\"other\n");
     let args = ["run", "Look", "--record", "calls", "--input", "key.txt"];
-    let ended = place.run(args).await;
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-    let recording = place.read("calls");
+    let exited = env.run(args).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    let recording = env.read("calls");
     assert!(!recording.contains("sk-"), "{recording}");
     assert!(recording.matches("[hidden]").count() >= 4, "{recording}");
 }
 
 #[tokio::test]
-async fn what_was_refused_when_it_was_recorded_is_refused_again() {
+async fn recorded_refusals_are_replayed() {
     let command = |cmd: &str| ToolCall::new("code_exec", json!({ "cmd": cmd }));
     let script = Script::new()
         .turn(Turn::tool(command("touch forbidden")))
@@ -101,15 +99,15 @@ async fn what_was_refused_when_it_was_recorded_is_refused_again() {
             json!({"reason": "Not allowed."}),
         )));
     let server = ScriptedServer::start(script).await.unwrap();
-    let place = Place::new().served_by(&server.url());
+    let env = TestEnv::new().with_server(&server.url());
     let rules = "default = \"allow\"\n[[rule]]\ntool = \"code_exec\"\npermission = \"deny\"\n";
-    place.write("rules.toml", rules);
+    env.write("rules.toml", rules);
     let args = ["run", "Try", "--record", "calls", "--approve", "rules.toml"];
-    let recorded = place.run(args).await;
+    let recorded = env.run(args).await;
     assert_eq!(recorded.code, Some(0), "{recorded:?}");
     drop(server);
-    // Whoever plays it is not asked, and needs no rules.
-    let played = place.run(["run", "Try", "--replay", "calls", "-v"]).await;
+    // Replaying needs no approval rules.
+    let played = env.run(["run", "Try", "--replay", "calls", "-v"]).await;
     assert_eq!(
         (played.code, &*played.stdout),
         (Some(0), "Not allowed.\n"),

@@ -1,4 +1,4 @@
-//! Runs that are kept: killed, gone on with, listed, removed.
+//! Kept runs: killed, resumed, listed, removed.
 
 use std::path::PathBuf;
 
@@ -7,14 +7,14 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::process::Child;
 
-use crate::support::{Mark, Place, ended, send};
+use crate::support::{Mark, TestEnv, send, wait_for_exit};
 use crate::{command, finish, nothing_to_do};
 
 const RUNS: &str = ".local/state/cantle/runs";
 const WORKSPACES: &str = ".local/state/cantle/workspaces";
 
-/// What a run does that is killed in its second turn: each turn has an effect that shows whether it
-/// happened twice.
+/// Returns a model for a run that is killed in its second turn. Each turn leaves a trace, which shows
+/// whether it was repeated.
 fn script(mark: &Mark) -> Script {
     let second = format!("echo two >> effects; bash -c 'sleep 1000; :' {mark}");
     Script::new()
@@ -24,61 +24,61 @@ fn script(mark: &Mark) -> Script {
         .turn(finish("all done", &["effects"]))
 }
 
-/// A run whose program is killed while the second command runs.
-async fn killed(place: &Place, mark: &Mark, args: &[&str]) {
+/// Starts a run and kills it during the second command.
+async fn start_and_kill(env: &TestEnv, mark: &Mark, args: &[&str]) {
     let run = ["run", "Have effects", "--output-dir", "out"];
-    let child: Child = place.command(run.iter().chain(args)).spawn().unwrap();
+    let child: Child = env.command(run.iter().chain(args)).spawn().unwrap();
     mark.appeared().await;
     send(&child, Signal::KILL);
-    ended(child).await;
+    wait_for_exit(child).await;
     mark.gone().await;
 }
 
-async fn served(script: Script) -> (ScriptedServer, Place) {
+async fn served(script: Script) -> (ScriptedServer, TestEnv) {
     let server = ScriptedServer::start(script).await.unwrap();
-    let place = Place::new().served_by(&server.url());
-    (server, place)
+    let env = TestEnv::new().with_server(&server.url());
+    (server, env)
 }
 
 #[tokio::test]
-async fn a_killed_run_goes_on_where_it_was_and_does_nothing_twice() {
-    let mark_place = Place::new();
-    let mark = Mark::new(&mark_place);
-    let (server, place) = served(script(&mark)).await;
-    killed(&place, &mark, &[]).await;
-    assert!(!place.path("out/cantle-result.json").exists());
+async fn killed_run_resumes_without_repeating_work() {
+    let mark_env = TestEnv::new();
+    let mark = Mark::new(&mark_env);
+    let (server, env) = served(script(&mark)).await;
+    start_and_kill(&env, &mark, &[]).await;
+    assert!(!env.path("out/cantle-result.json").exists());
 
-    let ended = place.run(["run", "--resume", "last"]).await;
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert_eq!(place.read("out/effects"), "one\ntwo\n");
-    assert_eq!(place.result("out")["turns"], 4);
-    insta::assert_snapshot!(ended.told(&place));
+    let exited = env.run(["run", "--resume", "last"]).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    assert_eq!(env.read("out/effects"), "one\ntwo\n");
+    assert_eq!(env.result("out")["turns"], 4);
+    insta::assert_snapshot!(exited.transcript(&env));
 
-    // The model was told what became of the second command, and was asked four times in all.
+    // The model is informed of the interrupted command, and is called four times in all.
     let requests = server.requests();
     assert_eq!(requests.len(), 4);
     let messages = requests[2].body()["messages"].as_array().unwrap().clone();
-    let told = messages.last().unwrap()["content"].to_string();
+    let output = messages.last().unwrap()["content"].to_string();
     assert!(
-        told.contains("Interrupted: the program that ran this call ended"),
-        "{told}"
+        output.contains("Interrupted: the process that ran this call ended"),
+        "{output}"
     );
-    // What was sent before is sent again, to the byte.
+    // Earlier messages are sent again byte for byte.
     let before = requests[1].body()["messages"].as_array().unwrap().clone();
     assert_eq!(&messages[..before.len()], before.as_slice());
-    assert_eq!(place.list(WORKSPACES), [""; 0]);
+    assert_eq!(env.list(WORKSPACES), [""; 0]);
 }
 
 #[tokio::test]
-async fn runs_are_listed_shown_and_removed_with_their_files() {
-    let mark_place = Place::new();
-    let mark = Mark::new(&mark_place);
-    let (_server, place) = served(script(&mark)).await;
-    let none = place.run(["runs", "list"]).await;
+async fn runs_list_show_and_rm() {
+    let mark_env = TestEnv::new();
+    let mark = Mark::new(&mark_env);
+    let (_server, env) = served(script(&mark)).await;
+    let none = env.run(["runs", "list"]).await;
     assert_eq!((none.code, &*none.stdout), (Some(0), "No runs are kept.\n"));
 
-    killed(&place, &mark, &[]).await;
-    let list = place.run(["runs", "list", "--json"]).await;
+    start_and_kill(&env, &mark, &[]).await;
+    let list = env.run(["runs", "list", "--json"]).await;
     let runs: Value = serde_json::from_str(&list.stdout).unwrap();
     assert_eq!(runs[0]["status"], "interrupted");
     assert_eq!(
@@ -86,27 +86,27 @@ async fn runs_are_listed_shown_and_removed_with_their_files() {
         (&json!(2), &json!(true))
     );
     let id = runs[0]["run"].as_str().unwrap();
-    insta::assert_snapshot!(place.run(["runs", "list"]).await.told(&place));
+    insta::assert_snapshot!(env.run(["runs", "list"]).await.transcript(&env));
     let beginning: String = id.chars().take(12).collect();
-    let shown = place.run(["runs", "show", &beginning]).await;
-    insta::assert_snapshot!(shown.told(&place));
-    assert_eq!(place.list(WORKSPACES).len(), 1);
+    let shown = env.run(["runs", "show", &beginning]).await;
+    insta::assert_snapshot!(shown.transcript(&env));
+    assert_eq!(env.list(WORKSPACES).len(), 1);
 
-    let removed = place.run(["runs", "rm", id]).await;
+    let removed = env.run(["runs", "rm", id]).await;
     assert_eq!(
         (removed.code, &*removed.stdout),
         (Some(0), "1 run removed\n"),
         "{removed:?}"
     );
-    assert_eq!((place.list(RUNS), place.list(WORKSPACES)), (vec![], vec![]));
-    let again = place.run(["runs", "show", id]).await;
+    assert_eq!((env.list(RUNS), env.list(WORKSPACES)), (vec![], vec![]));
+    let again = env.run(["runs", "show", id]).await;
     assert_eq!(again.code, Some(2));
     assert_eq!(again.stderr, format!("cantle: no run {id} is kept\n"));
 }
 
 #[tokio::test]
-async fn a_run_that_reached_a_limit_goes_on_with_a_larger_one() {
-    let (_server, place) = served(
+async fn run_at_a_limit_resumes_with_a_larger_one() {
+    let (_server, env) = served(
         Script::new()
             .turn(command("echo one >> effects"))
             .turn(command("echo two >> effects"))
@@ -114,16 +114,16 @@ async fn a_run_that_reached_a_limit_goes_on_with_a_larger_one() {
     )
     .await;
     let run = ["run", "Have effects", "--max-turns", "2"];
-    let first = place.run(run).await;
+    let first = env.run(run).await;
     assert_eq!(first.code, Some(3), "{first:?}");
     assert!(
         first.stderr.contains("cantle run --resume "),
         "{}",
         first.stderr
     );
-    let same = place.run(["runs", "resume", "last"]).await;
+    let same = env.run(["runs", "resume", "last"]).await;
     assert_eq!(same.code, Some(3), "{same:?}");
-    let more = place
+    let more = env
         .run([
             "run",
             "--resume",
@@ -135,8 +135,8 @@ async fn a_run_that_reached_a_limit_goes_on_with_a_larger_one() {
         ])
         .await;
     assert_eq!(more.code, Some(0), "{more:?}");
-    assert_eq!(place.read("out/effects"), "one\ntwo\n");
-    let finished = place.run(["run", "--resume", "last"]).await;
+    assert_eq!(env.read("out/effects"), "one\ntwo\n");
+    let finished = env.run(["run", "--resume", "last"]).await;
     assert_eq!(finished.code, Some(2), "{finished:?}");
     assert!(
         finished
@@ -147,13 +147,13 @@ async fn a_run_that_reached_a_limit_goes_on_with_a_larger_one() {
 }
 
 #[tokio::test]
-async fn another_model_or_policy_is_refused_and_the_run_stays_as_it_is() {
-    let mark_place = Place::new();
-    let mark = Mark::new(&mark_place);
-    let (_server, place) = served(script(&mark)).await;
-    killed(&place, &mark, &[]).await;
+async fn resume_refuses_another_model_or_policy() {
+    let mark_env = TestEnv::new();
+    let mark = Mark::new(&mark_env);
+    let (_server, env) = served(script(&mark)).await;
+    start_and_kill(&env, &mark, &[]).await;
     let resume = ["run", "--resume", "last"];
-    let other = place
+    let other = env
         .run(
             resume
                 .iter()
@@ -167,63 +167,60 @@ async fn another_model_or_policy_is_refused_and_the_run_stays_as_it_is() {
             .contains(r#"model: "scripted" then, "other" now"#),
         "{other:?}"
     );
-    assert!(
-        other.stderr.contains("providers.code_exec.policy"),
-        "{other:?}"
-    );
-    let same = place.run(resume).await;
+    assert!(other.stderr.contains("providers.code_exec"), "{other:?}");
+    let same = env.run(resume).await;
     assert_eq!(same.code, Some(0), "{same:?}");
 }
 
 #[tokio::test]
-async fn without_its_working_directory_a_run_goes_on_only_in_a_fresh_one() {
-    let mark_place = Place::new();
-    let mark = Mark::new(&mark_place);
-    let (server, place) = served(script(&mark)).await;
-    killed(&place, &mark, &[]).await;
-    std::fs::remove_dir_all(place.path(WORKSPACES)).unwrap();
-    let gone = place.run(["run", "--resume", "last"]).await;
+async fn lost_working_directory_needs_fresh_sandbox() {
+    let mark_env = TestEnv::new();
+    let mark = Mark::new(&mark_env);
+    let (server, env) = served(script(&mark)).await;
+    start_and_kill(&env, &mark, &[]).await;
+    std::fs::remove_dir_all(env.path(WORKSPACES)).unwrap();
+    let gone = env.run(["run", "--resume", "last"]).await;
     assert_eq!(gone.code, Some(6), "{gone:?}");
-    for said in [
+    for expected in [
         "is gone, and the files in it with it",
         "it can go on only in a fresh one",
     ] {
-        assert!(gone.stderr.contains(said), "{gone:?}");
+        assert!(gone.stderr.contains(expected), "{gone:?}");
     }
-    let fresh = place
+    let fresh = env
         .run(["run", "--resume", "last", "--fresh-sandbox"])
         .await;
-    // The file that it wants to finish with is lost; it is asked once more than the script goes.
+    // The file of the finish call is lost, so the model is called once more than scripted.
     assert_eq!(fresh.code, Some(5), "{fresh:?}");
     let body = server.requests()[2].body().to_string();
     assert!(body.contains("its sandbox is gone"), "{body}");
 }
 
 #[tokio::test]
-async fn a_fresh_sandbox_is_kept_like_the_first_one() {
-    let mark_place = Place::new();
-    let mark = Mark::new(&mark_place);
+async fn fresh_sandbox_is_kept() {
+    let mark_env = TestEnv::new();
+    let mark = Mark::new(&mark_env);
     let hang = format!("echo two > effects; bash -c 'sleep 1000; :' {mark}");
     let script = Script::new()
         .turn(command(&hang))
         .turn(command(&hang))
         .turn(finish("all done", &["effects"]));
-    let (_server, place) = served(script).await;
-    killed(&place, &mark, &[]).await;
-    std::fs::remove_dir_all(place.path(WORKSPACES)).unwrap();
+    let (_server, env) = served(script).await;
+    start_and_kill(&env, &mark, &[]).await;
+    std::fs::remove_dir_all(env.path(WORKSPACES)).unwrap();
     let fresh = ["run", "--resume", "last", "--fresh-sandbox"];
-    let child = place.command(fresh).spawn().unwrap();
+    let child = env.command(fresh).spawn().unwrap();
     mark.appeared().await;
     send(&child, Signal::KILL);
-    ended(child).await;
+    wait_for_exit(child).await;
     mark.gone().await;
-    let again = place.run(["run", "--resume", "last"]).await;
+    let again = env.run(["run", "--resume", "last"]).await;
     assert_eq!(again.code, Some(0), "{again:?}");
-    assert_eq!(place.read("out/effects"), "two\n");
-    assert_eq!(place.list(WORKSPACES), [""; 0]);
+    assert_eq!(env.read("out/effects"), "two\n");
+    assert_eq!(env.list(WORKSPACES), [""; 0]);
 
-    // What finished keeps its result, whatever is asked for afterwards.
-    let finished = place.run(["run", "--resume", "last"]).await;
+    // Later failures do not remove the result of a finished run.
+    let finished = env.run(["run", "--resume", "last"]).await;
     assert_eq!(finished.code, Some(2), "{finished:?}");
     let mistake = [
         "run",
@@ -233,18 +230,18 @@ async fn a_fresh_sandbox_is_kept_like_the_first_one() {
         "--schema",
         "nowhere.json",
     ];
-    assert_eq!(place.run(mistake).await.code, Some(2));
-    assert_eq!(place.result("out")["status"], "finished");
+    assert_eq!(env.run(mistake).await.code, Some(2));
+    assert_eq!(env.result("out")["status"], "finished");
 }
 
 #[tokio::test]
-async fn what_is_kept_is_the_owners_alone_and_holds_no_key() {
-    let mark_place = Place::new();
-    let mark = Mark::new(&mark_place);
-    let (_server, place) = served(script(&mark)).await;
-    let place = place.set("CANTLE_API_KEY", "sk-very-secret");
-    killed(&place, &mark, &[]).await;
-    let mut files: Vec<PathBuf> = vec![place.path(RUNS)];
+async fn kept_runs_are_private_and_hold_no_key() {
+    let mark_env = TestEnv::new();
+    let mark = Mark::new(&mark_env);
+    let (_server, env) = served(script(&mark)).await;
+    let env = env.set("CANTLE_API_KEY", "sk-very-secret");
+    start_and_kill(&env, &mark, &[]).await;
+    let mut files: Vec<PathBuf> = vec![env.path(RUNS)];
     let mut seen = 0;
     while let Some(path) = files.pop() {
         use std::os::unix::fs::PermissionsExt as _;
@@ -257,7 +254,7 @@ async fn what_is_kept_is_the_owners_alone_and_holds_no_key() {
                     .map(|it| it.unwrap().path()),
             );
             assert!(
-                path == place.path(RUNS) || mode & 0o077 == 0,
+                path == env.path(RUNS) || mode & 0o077 == 0,
                 "{path:?} {mode:o}"
             );
         } else {
@@ -275,29 +272,29 @@ async fn what_is_kept_is_the_owners_alone_and_holds_no_key() {
 }
 
 #[tokio::test]
-async fn no_keep_keeps_nothing_and_without_a_place_a_run_says_so_and_goes_on() {
-    let (_server, place) = served(nothing_to_do()).await;
-    place.run(["run", "Nothing", "--no-keep"]).await;
-    assert!(!place.path(".local").exists());
-    let place = place.set("XDG_STATE_HOME", "relative");
-    let ended = place.run(["run", "Nothing"]).await;
+async fn no_keep_and_missing_state_directory() {
+    let (_server, env) = served(nothing_to_do()).await;
+    env.run(["run", "Nothing", "--no-keep"]).await;
+    assert!(!env.path(".local").exists());
+    let env = env.set("XDG_STATE_HOME", "relative");
+    let exited = env.run(["run", "Nothing"]).await;
     assert!(
-        ended.stderr.contains("The run is not kept for resuming"),
-        "{ended:?}"
+        exited.stderr.contains("This run can't be resumed"),
+        "{exited:?}"
     );
 }
 
 #[tokio::test]
-async fn gc_removes_what_a_killed_program_left_and_nothing_that_can_be_resumed() {
-    let mark_place = Place::new();
-    let mark = Mark::new(&mark_place);
-    let (_server, place) = served(script(&mark)).await;
-    killed(&place, &mark, &[]).await;
-    let temporary = place.path("tmp");
+async fn gc_keeps_resumable_runs() {
+    let mark_env = TestEnv::new();
+    let mark = Mark::new(&mark_env);
+    let (_server, env) = served(script(&mark)).await;
+    start_and_kill(&env, &mark, &[]).await;
+    let temporary = env.path("tmp");
     std::fs::create_dir(&temporary).unwrap();
-    let place = place.set("TMPDIR", temporary.to_str().unwrap());
-    let gc = place.run(["gc", "--verbose"]).await;
+    let env = env.set("TMPDIR", temporary.to_str().unwrap());
+    let gc = env.run(["gc", "--verbose"]).await;
     assert_eq!(gc.code, Some(0), "{gc:?}");
-    let ended = place.run(["run", "--resume", "last"]).await;
-    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let exited = env.run(["run", "--resume", "last"]).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
 }

@@ -1,12 +1,12 @@
-//! Runs that end well, and what is shown and written of them.
+//! Successful runs, their display and their files.
 
 use cantle_testkit::openai::{Script, ScriptedServer, ServerOptions, ToolCall, Turn, Usage};
 use serde_json::{Value, json};
 
-use crate::support::Place;
+use crate::support::TestEnv;
 use crate::{command, finish, finish_with, nothing_to_do};
 
-/// Counts the words of `data/in.txt`.
+/// Returns a model that counts the words of `data/in.txt`.
 fn counting() -> Script {
     let look = ToolCall::new("code_exec", json!({"cmd": "cat data/in.txt"}));
     let look = Turn::text("I look at the file first.").call(look);
@@ -16,14 +16,14 @@ fn counting() -> Script {
         .turn(finish("There are 3 words.", &["count.txt"]))
 }
 
-async fn counted(flags: &[&str]) -> (ScriptedServer, Place, crate::support::Ended) {
+async fn counted(flags: &[&str]) -> (ScriptedServer, TestEnv, crate::support::Exited) {
     let options = ServerOptions::new(counting()).api_key("sk-test-123");
     let server = ScriptedServer::start(options).await.unwrap();
-    let place = Place::new()
-        .served_by(&server.url())
+    let env = TestEnv::new()
+        .with_server(&server.url())
         .set("CANTLE_API_KEY", "sk-test-123");
-    place.write("data/in.txt", "one two three\n");
-    place.write("out/cantle-result.json", "left by an earlier run");
+    env.write("data/in.txt", "one two three\n");
+    env.write("out/cantle-result.json", "left by an earlier run");
     let task = [
         "run",
         "Count the words",
@@ -32,36 +32,36 @@ async fn counted(flags: &[&str]) -> (ScriptedServer, Place, crate::support::Ende
         "--output-dir",
         "out",
     ];
-    let ended = place.run(task.iter().chain(flags)).await;
-    (server, place, ended)
+    let exited = env.run(task.iter().chain(flags)).await;
+    (server, env, exited)
 }
 
 #[tokio::test]
-async fn a_task_is_done_streaming_and_not() {
-    let mut told = Vec::new();
+async fn task_is_done_with_and_without_streaming() {
+    let mut output = Vec::new();
     for flags in [&[][..], &["--no-stream"]] {
-        let (server, place, ended) = counted(flags).await;
+        let (server, env, exited) = counted(flags).await;
         assert_eq!(
-            (ended.code, &*ended.stdout),
+            (exited.code, &*exited.stdout),
             (Some(0), "There are 3 words.\n")
         );
-        assert_eq!(place.read("out/count.txt").trim(), "3");
-        assert_eq!(place.list("out"), ["cantle-result.json", "count.txt"]);
+        assert_eq!(env.read("out/count.txt").trim(), "3");
+        assert_eq!(env.list("out"), ["cantle-result.json", "count.txt"]);
         let bodies: Vec<Value> = server.requests().iter().map(|r| r.body()).collect();
         assert_eq!(bodies.len(), 3);
         assert!(bodies.iter().all(|body| body["stream"] == flags.is_empty()));
         let seen = bodies[1]["messages"].to_string();
         assert!(seen.contains("one two three"), "{seen}");
-        told.push(ended.told(&place));
+        output.push(exited.transcript(&env));
     }
-    assert_eq!(told[0], told[1]);
-    insta::assert_snapshot!(told[0]);
+    assert_eq!(output[0], output[1]);
+    insta::assert_snapshot!(output[0]);
 }
 
 #[tokio::test]
-async fn the_result_file_says_what_came_of_it() {
-    let (_server, place, _) = counted(&[]).await;
-    let mut result = place.result("out");
+async fn result_file_describes_the_run() {
+    let (_server, env, _) = counted(&[]).await;
+    let mut result = env.result("out");
     assert_eq!(result["run"].as_str().unwrap().len(), 32);
     assert!(result["duration_s"].as_f64().unwrap() > 0.0);
     assert_eq!(result["ledger"]["model_calls"].as_array().unwrap().len(), 3);
@@ -89,10 +89,10 @@ async fn the_result_file_says_what_came_of_it() {
 }
 
 #[tokio::test]
-async fn json_lines_are_all_of_standard_output_and_numbered_without_gaps() {
-    let (_server, _place, ended) = counted(&["--json"]).await;
-    assert_eq!((ended.code, &*ended.stderr), (Some(0), ""));
-    let events: Vec<Value> = ended
+async fn json_events_are_numbered_without_gaps() {
+    let (_server, _place, exited) = counted(&["--json"]).await;
+    assert_eq!((exited.code, &*exited.stderr), (Some(0), ""));
+    let events: Vec<Value> = exited
         .stdout
         .lines()
         .map(|line| serde_json::from_str(line).unwrap())
@@ -109,7 +109,7 @@ async fn json_lines_are_all_of_standard_output_and_numbered_without_gaps() {
             .clone()
             .all(|event| event["event"].as_str().unwrap().ends_with("_delta"))
     );
-    // What the model is told along the way is its own matter.
+    // Messages to the model do not matter here.
     let kinds = events
         .iter()
         .filter(|event| !event["number"].is_null())
@@ -137,37 +137,37 @@ async fn json_lines_are_all_of_standard_output_and_numbered_without_gaps() {
 }
 
 #[tokio::test]
-async fn quiet_shows_the_result_alone() {
-    let (_server, place, ended) = counted(&["--quiet"]).await;
+async fn quiet_displays_only_the_result() {
+    let (_server, env, exited) = counted(&["--quiet"]).await;
     assert_eq!(
-        ended.told(&place),
+        exited.transcript(&env),
         "exit code 0\n--- stdout\nThere are 3 words.\n--- stderr\n"
     );
 }
 
 #[tokio::test]
-async fn verbose_folds_nothing() {
+async fn verbose_displays_everything() {
     let script = Script::new()
         .turn(command("seq 40").reasoning("I should count."))
         .turn(finish("Counted.", &[]));
     let server = ScriptedServer::start(script).await.unwrap();
-    let place = Place::new().served_by(&server.url());
-    let folded = place.run(["run", "Count"]).await.stderr;
+    let env = TestEnv::new().with_server(&server.url());
+    let folded = env.run(["run", "Count"]).await.stderr;
     assert!(folded.contains("  │ … 34 more lines\n"), "{folded}");
     assert!(!folded.contains("I should count."), "{folded}");
-    let whole = place.run(["run", "Count", "-v"]).await.stderr;
+    let whole = env.run(["run", "Count", "-v"]).await.stderr;
     assert!(whole.contains("  │ 19\n  │ 20\n  │ 21\n"), "{whole}");
     assert!(whole.contains("I should count."), "{whole}");
 }
 
 #[tokio::test]
-async fn the_task_comes_from_standard_input() {
+async fn task_is_read_from_stdin() {
     let server = ScriptedServer::start(nothing_to_do()).await.unwrap();
-    let place = Place::new().served_by(&server.url());
-    let ended = place
+    let env = TestEnv::new().with_server(&server.url());
+    let exited = env
         .run_with(["run", "-", "-q"], "Line one\nline two\n".as_bytes())
         .await;
-    assert_eq!(ended.code, Some(0));
+    assert_eq!(exited.code, Some(0));
     let body = server.requests()[0].body();
     let messages = body["messages"].as_array().unwrap();
     assert!(
@@ -180,52 +180,52 @@ async fn the_task_comes_from_standard_input() {
 }
 
 #[tokio::test]
-async fn inputs_lie_where_their_names_say_and_what_cant_be_copied_is_passed_over() {
+async fn inputs_are_copied_by_name() {
     let script = Script::new()
         .turn(command("find . -type f | sort"))
         .turn(finish("Found.", &[]));
     let server = ScriptedServer::start(script).await.unwrap();
-    let place = Place::new().served_by(&server.url());
+    let env = TestEnv::new().with_server(&server.url());
     for file in ["whole/a", "inside/b", "src/deep/c.rs", "src/c.txt", "one"] {
-        place.write(file, "x");
+        env.write(file, "x");
     }
-    std::os::unix::fs::symlink("nowhere", place.path("whole/dangling")).unwrap();
+    std::os::unix::fs::symlink("nowhere", env.path("whole/dangling")).unwrap();
     let pipe = std::process::Command::new("mkfifo")
-        .arg(place.path("whole/pipe"))
+        .arg(env.path("whole/pipe"))
         .status();
     assert!(pipe.unwrap().success());
     let inputs = ["whole", "inside/", "src/**/*.rs", "one"];
     let inputs = inputs.iter().flat_map(|input| ["--input", input]);
-    let ended = place
+    let exited = env
         .run(["run", "Find", "-v"].into_iter().chain(inputs))
         .await;
-    assert_eq!(ended.code, Some(0), "{ended:?}");
+    assert_eq!(exited.code, Some(0), "{exited:?}");
     let found = "  │ ./b\n  │ ./deep/c.rs\n  │ ./one\n  │ ./whole/a\n  └ exit 0";
-    assert!(ended.stderr.contains(found), "{}", ended.stderr);
+    assert!(exited.stderr.contains(found), "{}", exited.stderr);
     for path in ["whole/dangling", "whole/pipe"] {
         let warned = |line: &str| line.starts_with("! ") && line.contains(path);
-        assert!(ended.stderr.lines().any(warned), "{}", ended.stderr);
+        assert!(exited.stderr.lines().any(warned), "{}", exited.stderr);
     }
 }
 
 #[tokio::test]
-async fn a_command_that_takes_too_long_is_stopped_and_the_run_goes_on() {
+async fn command_timeout_does_not_end_the_run() {
     let script = Script::new()
         .turn(command("echo so far; sleep 1000"))
         .turn(finish("Went on.", &[]));
     let server = ScriptedServer::start(script).await.unwrap();
-    let place = Place::new().served_by(&server.url());
-    let ended = place.run(["run", "Wait", "--timeout", "6s"]).await;
-    assert_eq!((ended.code, &*ended.stdout), (Some(0), "Went on.\n"));
+    let env = TestEnv::new().with_server(&server.url());
+    let exited = env.run(["run", "Wait", "--timeout", "6s"]).await;
+    assert_eq!((exited.code, &*exited.stdout), (Some(0), "Went on.\n"));
     let shown = "  │ so far\n  └ timed out · ";
-    assert!(ended.stderr.contains(shown), "{}", ended.stderr);
+    assert!(exited.stderr.contains(shown), "{}", exited.stderr);
 }
 
 #[tokio::test]
 async fn limits_and_instructions_reach_the_model() {
     let server = ScriptedServer::start(nothing_to_do()).await.unwrap();
-    let place = Place::new().served_by(&server.url());
-    place.write("prompt.md", "Speak like a pirate.");
+    let env = TestEnv::new().with_server(&server.url());
+    env.write("prompt.md", "Speak like a pirate.");
     let flags = [
         "--max-tokens",
         "500",
@@ -235,7 +235,7 @@ async fn limits_and_instructions_reach_the_model() {
         "7",
     ];
     let args = ["run", "Hello", "--system-prompt", "@prompt.md"];
-    assert_eq!(place.run(args.iter().chain(&flags)).await.code, Some(0));
+    assert_eq!(env.run(args.iter().chain(&flags)).await.code, Some(0));
     let body = server.requests()[0].body();
     assert_eq!(body["max_completion_tokens"], 500);
     let system = body["messages"][0].to_string();
@@ -246,14 +246,14 @@ async fn limits_and_instructions_reach_the_model() {
 }
 
 #[tokio::test]
-async fn a_schema_gives_the_result_its_structure() {
+async fn schema_structures_the_result() {
     let params = json!({"words": 3, "paths": ["count.txt"], "odd": "\u{9b}2J"});
     let script = Script::new()
         .turn(command("echo 3 > count.txt"))
         .turn(finish_with(json!({"words": "many"})))
         .turn(finish_with(params.clone()));
     let server = ScriptedServer::start(script).await.unwrap();
-    let place = Place::new().served_by(&server.url());
+    let env = TestEnv::new().with_server(&server.url());
     let schema = json!({
         "type": "object",
         "properties": {
@@ -263,7 +263,7 @@ async fn a_schema_gives_the_result_its_structure() {
         },
         "required": ["words"],
     });
-    place.write("schema.json", schema.to_string());
+    env.write("schema.json", schema.to_string());
     let args = [
         "run",
         "Count",
@@ -273,26 +273,26 @@ async fn a_schema_gives_the_result_its_structure() {
         "out",
         "-q",
     ];
-    let ended = place.run(args).await;
-    assert_eq!(ended.code, Some(0), "{ended:?}");
+    let exited = env.run(args).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
     assert_eq!(
-        serde_json::from_str::<Value>(&ended.stdout).unwrap(),
+        serde_json::from_str::<Value>(&exited.stdout).unwrap(),
         params
     );
-    assert!(!ended.stdout.contains('\u{9b}'));
-    assert_eq!(place.result("out")["finish"]["params"], params);
-    assert_eq!(place.read("out/count.txt"), "3\n");
+    assert!(!exited.stdout.contains('\u{9b}'));
+    assert_eq!(env.result("out")["finish"]["params"], params);
+    assert_eq!(env.read("out/count.txt"), "3\n");
     let tools = server.requests()[0].body()["tools"].to_string();
     assert!(tools.contains("\"words\""), "{tools}");
 }
 
 #[tokio::test]
-async fn a_conversation_goes_on_from_a_history() {
+async fn history_is_continued() {
     let script = Script::new()
         .turn(Turn::text("unused"))
         .turn(finish("Still 3.", &[]));
     let server = ScriptedServer::start(script).await.unwrap();
-    let place = Place::new().served_by(&server.url());
+    let env = TestEnv::new().with_server(&server.url());
     let v02 = json!([
         {"role": "system", "content": "an older prompt"},
         {"role": "user", "kind": "user", "content": "How many words?"},
@@ -303,14 +303,14 @@ async fn a_conversation_goes_on_from_a_history() {
         {"role": "assistant", "content": "Three, I think.", "tool_calls": [], "reasoning": null},
     ]);
     for (name, history) in [("v02.json", v02), ("v01.json", v01)] {
-        place.write(name, history.to_string());
-        let ended = place
+        env.write(name, history.to_string());
+        let exited = env
             .run(["run", "Are you sure?", "--history", name, "-q"])
             .await;
         assert_eq!(
-            (ended.code, &*ended.stdout),
+            (exited.code, &*exited.stdout),
             (Some(0), "Still 3.\n"),
-            "{ended:?}"
+            "{exited:?}"
         );
     }
     for request in server.requests() {
@@ -324,8 +324,8 @@ async fn a_conversation_goes_on_from_a_history() {
 }
 
 #[tokio::test]
-async fn a_recording_plays_the_model() {
-    let place = Place::new();
+async fn recorded_turns_are_replayed() {
+    let env = TestEnv::new();
     let call = |name: &str, arguments: Value| {
         let arguments = arguments.to_string();
         json!({"role": "assistant", "blocks": [
@@ -337,7 +337,7 @@ async fn a_recording_plays_the_model() {
         call("code_exec", json!({"cmd": "echo hi > hi.txt"})),
         call("finish", json!({"reason": "Said hi.", "paths": ["hi.txt"]})),
     ];
-    place.write(
+    env.write(
         "turns.jsonl",
         recording.map(|line| format!("{line}\n")).concat(),
     );
@@ -350,66 +350,66 @@ async fn a_recording_plays_the_model() {
         "new/out",
         "-q",
     ];
-    let ended = place.run(args).await;
+    let exited = env.run(args).await;
     assert_eq!(
-        ended.told(&place),
+        exited.transcript(&env),
         "exit code 0\n--- stdout\nSaid hi.\n--- stderr\n"
     );
-    assert_eq!(place.read("new/out/hi.txt"), "hi\n");
+    assert_eq!(env.read("new/out/hi.txt"), "hi\n");
 }
 
 #[tokio::test]
-async fn what_was_recorded_is_played_without_a_server_and_compared() {
+async fn recording_is_replayed_and_compared() {
     for flags in [&[][..], &["--no-stream"]] {
         let flags: Vec<&str> = flags.iter().copied().chain(["--record", "calls"]).collect();
-        let (server, place, recorded) = counted(&flags).await;
+        let (server, env, recorded) = counted(&flags).await;
         assert_eq!(recorded.code, Some(0), "{recorded:?}");
         drop(server);
-        let recording = place.read("calls");
+        let recording = env.read("calls");
         assert!(!recording.contains("sk-test-123"), "{recording}");
         assert_eq!(recording.matches("\"call\":").count(), 3, "{recording}");
 
         let task = ["run", "Count the words", "--replay", "calls", "--input"];
         let again: Vec<_> = task.iter().chain(&["data"]).copied().collect();
-        let played = place.run(again.iter()).await;
+        let played = env.run(again.iter()).await;
         assert_eq!(
             (played.code, &*played.stdout),
             (Some(0), "There are 3 words.\n")
         );
 
-        // The files are others now: the model is told what it was told then, and a person how it is.
-        place.write("data/in.txt", "one two three four\n");
-        let other = place.run(again.iter().chain(&["-v"])).await;
+        // With other files, the model receives the recorded results and the user the differences.
+        env.write("data/in.txt", "one two three four\n");
+        let other = env.run(again.iter().chain(&["-v"])).await;
         assert_eq!(
             (other.code, &*other.stdout),
             (Some(0), "There are 3 words.\n"),
             "{other:?}"
         );
-        for said in [
+        for expected in [
             "differs at ``",
             "now:      ",
             "one two three four",
-            "differed from the recorded ones; the model was told the recorded ones.",
+            "differed from the recorded ones; the model received the recorded ones.",
         ] {
-            assert!(other.stderr.contains(said), "{}", other.stderr);
+            assert!(other.stderr.contains(expected), "{}", other.stderr);
         }
 
         let task = ["run", "Count the lines", "--replay", "calls", "--input"];
-        let other = place.run(task.iter().chain(&["data"])).await;
+        let other = env.run(task.iter().chain(&["data"])).await;
         assert_eq!(other.code, Some(5), "{other:?}");
-        for said in [
-            "this request was not recorded. It comes closest to call 1",
+        for expected in [
+            "this request was not recorded. The most similar is call 1",
             "message 2 (user) differs at `content`",
             "recorded: Count the words",
             "now:      Count the lines",
         ] {
-            assert!(other.stderr.contains(said), "{}", other.stderr);
+            assert!(other.stderr.contains(expected), "{}", other.stderr);
         }
     }
 }
 
 #[tokio::test]
-async fn what_would_act_on_a_terminal_is_taken_out() {
+async fn control_sequences_are_removed() {
     let script = Script::new()
         .turn(Turn::text("\u{1b}]0;title\u{7}plain").call(ToolCall::new(
             "code_exec",
@@ -417,19 +417,19 @@ async fn what_would_act_on_a_terminal_is_taken_out() {
         )))
         .turn(finish("\u{1b}[2Jdone", &[]));
     let server = ScriptedServer::start(script).await.unwrap();
-    let place = Place::new().served_by(&server.url());
-    let ended = place.run(["run", "Be nasty \u{1b}[31m"]).await;
-    assert_eq!((ended.code, &*ended.stdout), (Some(0), "done\n"));
+    let env = TestEnv::new().with_server(&server.url());
+    let exited = env.run(["run", "Be nasty \u{1b}[31m"]).await;
+    assert_eq!((exited.code, &*exited.stdout), (Some(0), "done\n"));
     let control = |c: char| c.is_control() && c != '\n';
-    assert!(!ended.stderr.contains(control), "{:?}", ended.stderr);
-    assert!(ended.stderr.contains("  │ red\n"), "{}", ended.stderr);
+    assert!(!exited.stderr.contains(control), "{:?}", exited.stderr);
+    assert!(exited.stderr.contains("  │ red\n"), "{}", exited.stderr);
 }
 
 #[tokio::test]
-async fn nobody_has_to_read_it() {
+async fn closed_output_does_not_stop_the_run() {
     let server = ScriptedServer::start(counting()).await.unwrap();
-    let place = Place::new().served_by(&server.url());
-    place.write("data/in.txt", "one two three\n");
+    let env = TestEnv::new().with_server(&server.url());
+    env.write("data/in.txt", "one two three\n");
     for flags in [&[][..], &["--json"], &["--quiet"]] {
         let task = [
             "run",
@@ -439,38 +439,38 @@ async fn nobody_has_to_read_it() {
             "--output-dir",
             "out",
         ];
-        let mut child = place.command(task.iter().chain(flags)).spawn().unwrap();
+        let mut child = env.command(task.iter().chain(flags)).spawn().unwrap();
         drop(child.stdout.take());
         drop(child.stderr.take());
-        let ended = crate::support::ended(child).await;
-        assert_eq!(ended.code, Some(0));
-        assert_eq!(place.result("out")["status"], "finished");
+        let exited = crate::support::wait_for_exit(child).await;
+        assert_eq!(exited.code, Some(0));
+        assert_eq!(env.result("out")["status"], "finished");
     }
 }
 
 #[tokio::test]
-async fn a_result_that_cant_be_written_is_no_success() {
+async fn unwritable_stdout_is_an_error() {
     let server = ScriptedServer::start(nothing_to_do()).await.unwrap();
-    let place = Place::new().served_by(&server.url());
+    let env = TestEnv::new().with_server(&server.url());
     let full = std::fs::OpenOptions::new()
         .write(true)
         .open("/dev/full")
         .unwrap();
-    let mut command = place.command(["run", "Hello", "-q"]);
-    let ended = crate::support::ended(command.stdout(full).spawn().unwrap()).await;
-    assert_eq!(ended.code, Some(1));
+    let mut command = env.command(["run", "Hello", "-q"]);
+    let exited = crate::support::wait_for_exit(command.stdout(full).spawn().unwrap()).await;
+    assert_eq!(exited.code, Some(1));
     assert!(
-        ended
+        exited
             .stderr
             .starts_with("cantle: failed to write the result: "),
         "{}",
-        ended.stderr
+        exited.stderr
     );
 }
 
 #[tokio::test]
-async fn a_path_that_escapes_is_refused_and_the_rest_is_saved() {
-    // The finish tool itself refuses what is no file; a link to one outside is refused when saving.
+async fn escaping_output_paths_are_refused() {
+    // The finish tool refuses missing files; other paths are refused when output files are saved.
     let script = Script::new()
         .turn(command(
             "echo ok > good.txt; ln -s /etc/passwd link; mkdir -p sub",
@@ -479,19 +479,19 @@ async fn a_path_that_escapes_is_refused_and_the_rest_is_saved() {
         .turn(finish("Tried.", &["good.txt", "link"]))
         .turn(finish("Done.", &["good.txt", "sub/../good.txt"]));
     let server = ScriptedServer::start(script).await.unwrap();
-    let place = Place::new().served_by(&server.url());
-    let ended = place.run(["run", "Escape", "--output-dir", "out"]).await;
+    let env = TestEnv::new().with_server(&server.url());
+    let exited = env.run(["run", "Escape", "--output-dir", "out"]).await;
     assert_eq!(
-        (ended.code, &*ended.stdout),
+        (exited.code, &*exited.stdout),
         (Some(0), "Done.\n"),
-        "{ended:?}"
+        "{exited:?}"
     );
-    assert_eq!(place.list("out"), ["cantle-result.json", "good.txt"]);
-    let refused = place.result("out")["refused"].clone();
+    assert_eq!(env.list("out"), ["cantle-result.json", "good.txt"]);
+    let refused = env.result("out")["refused"].clone();
     assert_eq!(refused[0]["source"], "sub/../good.txt");
     assert!(
-        ended.stderr.contains("  refused  sub/../good.txt: "),
+        exited.stderr.contains("  refused  sub/../good.txt: "),
         "{}",
-        ended.stderr
+        exited.stderr
     );
 }

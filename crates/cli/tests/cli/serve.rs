@@ -4,39 +4,39 @@ use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 use tokio::time::timeout;
 
-use crate::support::{DEADLINE, Mark, Place, ended, peer};
+use crate::support::{DEADLINE, Mark, TestEnv, peer, wait_for_exit};
 
-/// A program that runs, and what it says line by line.
-struct Running {
+/// A running program and its output lines.
+struct RunningProgram {
     child: Child,
     lines: Lines<BufReader<ChildStdout>>,
 }
 
-impl Running {
+impl RunningProgram {
     fn start(mut command: Command) -> Self {
         let mut child = command.spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
         Self { child, lines }
     }
 
-    async fn says(&mut self) -> String {
+    async fn next_line(&mut self) -> String {
         let line = timeout(DEADLINE, self.lines.next_line()).await;
         line.unwrap().unwrap().unwrap()
     }
 
-    /// With SIGKILL.
+    /// Sends SIGKILL.
     async fn kill(mut self) {
         self.child.kill().await.unwrap();
     }
 }
 
-/// Starts a server in a place, and gives its clients a place of their own that knows it.
-async fn serve(place: &Place, backend: &str) -> (Running, Place) {
+/// Starts a server, and returns it with an environment for its clients.
+async fn serve(env: &TestEnv, backend: &str) -> (RunningProgram, TestEnv) {
     let args = ["serve", "--listen", "127.0.0.1:0", "--backend", backend];
-    let mut server = Running::start(place.command(args));
-    let line = server.says().await;
+    let mut server = RunningProgram::start(env.command(args));
+    let line = server.next_line().await;
     let (_, variables) = line.split_once(": ").unwrap();
-    let mut client = Place::new();
+    let mut client = TestEnv::new();
     for variable in variables.split(' ') {
         let (name, value) = variable.split_once('=').unwrap();
         client = client.set(name, value);
@@ -44,13 +44,13 @@ async fn serve(place: &Place, backend: &str) -> (Running, Place) {
     (server, client)
 }
 
-/// What a client runs: it says the name of its machine, which is a container's id, and stays.
-fn staying(mark: &Mark) -> [String; 7] {
+/// Returns the arguments of a client that prints its host name, which is a container's id, and keeps running.
+fn long_running(mark: &Mark) -> [String; 7] {
     let line = format!("cat /etc/hostname || echo none; bash -c 'sleep 1000; true' {mark}; true");
     ["exec", "--backend", "remote", "--", "sh", "-c", &line].map(str::to_owned)
 }
 
-/// Waits until the engine has no such container.
+/// Waits until a container is removed.
 async fn is_gone(host: &str, container: &str) {
     let filter = format!("id={container}");
     let args = [
@@ -70,49 +70,49 @@ async fn is_gone(host: &str, container: &str) {
 }
 
 #[tokio::test]
-async fn a_client_whose_server_is_killed_is_told_and_nothing_is_left() {
-    let place = Place::new();
-    let (server, client) = serve(&place, "local").await;
-    let mark = Mark::new(&place);
-    let mut command = Running::start(client.command(staying(&mark)));
-    command.says().await;
+async fn killed_server_fails_its_client_and_leaves_nothing() {
+    let env = TestEnv::new();
+    let (server, client) = serve(&env, "local").await;
+    let mark = Mark::new(&env);
+    let mut command = RunningProgram::start(client.command(long_running(&mark)));
+    command.next_line().await;
     mark.appeared().await;
     server.kill().await;
-    let ended = ended(command.child).await;
-    assert_eq!(ended.code, Some(125), "{ended:?}");
+    let exited = wait_for_exit(command.child).await;
+    assert_eq!(exited.code, Some(125), "{exited:?}");
     mark.gone().await;
-    // The next one removes what is on the disk.
-    let left = || place.list(".local/state/cantle/serve-workspaces");
-    assert_ne!(left(), [""; 0]);
-    let (_server, _) = serve(&place, "local").await;
-    assert_eq!(left(), [""; 0]);
+    // The next server removes the directories.
+    let remaining = || env.list(".local/state/cantle/serve-workspaces");
+    assert_ne!(remaining(), [""; 0]);
+    let (_server, _) = serve(&env, "local").await;
+    assert_eq!(remaining(), [""; 0]);
 }
 
 #[tokio::test]
-async fn containers_end_with_their_server_and_with_the_command_they_were_made_for() {
+async fn killed_server_or_client_leaves_no_container() {
     let names = ["CANTLE_TEST_DOCKER_HOST", "CANTLE_TEST_DOCKER_IMAGE"];
     let Some([host, image]) = peer("docker", names) else {
         return;
     };
-    let place = Place::new().set("DOCKER_HOST", &host);
+    let env = TestEnv::new().set("DOCKER_HOST", &host);
     let backend = format!("docker:{image}");
-    let mark = Mark::new(&place);
+    let mark = Mark::new(&env);
 
-    let (server, client) = serve(&place, &backend).await;
-    let mut command = Running::start(client.command(staying(&mark)));
-    let container = command.says().await;
+    let (server, client) = serve(&env, &backend).await;
+    let mut command = RunningProgram::start(client.command(long_running(&mark)));
+    let container = command.next_line().await;
     server.kill().await;
-    let ended = ended(command.child).await;
-    assert_eq!(ended.code, Some(125), "{ended:?}");
+    let exited = wait_for_exit(command.child).await;
+    assert_eq!(exited.code, Some(125), "{exited:?}");
     mark.gone().await;
     is_gone(&host, &container).await;
 
-    let args = staying(&mark).map(|word| match &*word {
+    let args = long_running(&mark).map(|word| match &*word {
         "remote" => backend.clone(),
         _ => word,
     });
-    let mut command = Running::start(place.command(args));
-    let container = command.says().await;
+    let mut command = RunningProgram::start(env.command(args));
+    let container = command.next_line().await;
     command.kill().await;
     mark.gone().await;
     is_gone(&host, &container).await;

@@ -1,51 +1,51 @@
-//! Where settings come from, and which key goes where.
+//! Origins of settings, and which key is sent where.
 
 use cantle_testkit::openai::{Script, ScriptedServer};
 use serde_json::Value;
 
-use crate::support::Place;
+use crate::support::TestEnv;
 use crate::{command, finish, nothing_to_do};
 
 async fn server() -> ScriptedServer {
     ScriptedServer::start(nothing_to_do()).await.unwrap()
 }
 
-/// The model and the output limit that the last request asked for.
-fn asked(server: &ScriptedServer) -> (Value, Value) {
+/// Returns the model and the output limit of the last request.
+fn last_request(server: &ScriptedServer) -> (Value, Value) {
     let body = server.requests().last().unwrap().body();
     (body["model"].clone(), body["max_completion_tokens"].clone())
 }
 
-async fn run(place: &Place, flags: &[&str]) -> Option<i32> {
+async fn run(env: &TestEnv, flags: &[&str]) -> Option<i32> {
     let args = ["run", "Hello", "-q"].iter().chain(flags);
-    place.run(args).await.code
+    env.run(args).await.code
 }
 
 #[tokio::test]
-async fn a_flag_goes_before_the_environment_and_that_before_the_files() {
+async fn flags_override_environment_and_files() {
     let server = server().await;
-    let place = Place::new();
+    let env = TestEnv::new();
     let url = server.url();
-    place.write(
+    env.write(
         ".config/cantle/cantle.toml",
-        format!("base_url = \"{url}\"\nmodel = \"users\"\nmax_tokens = 1\nno_stream = true\n"),
+        format!("base_url = \"{url}\"\nmodel = \"user\"\nmax_tokens = 1\nno_stream = true\n"),
     );
-    assert_eq!(run(&place, &[]).await, Some(0));
-    assert_eq!(asked(&server), ("users".into(), 1.into()));
+    assert_eq!(run(&env, &[]).await, Some(0));
+    assert_eq!(last_request(&server), ("user".into(), 1.into()));
     assert_eq!(server.requests()[0].body()["stream"], false);
 
-    place.write("cantle.toml", "model = \"directorys\"\n");
-    assert_eq!(run(&place, &[]).await, Some(0));
-    assert_eq!(asked(&server), ("directorys".into(), 1.into()));
+    env.write("cantle.toml", "model = \"directory\"\n");
+    assert_eq!(run(&env, &[]).await, Some(0));
+    assert_eq!(last_request(&server), ("directory".into(), 1.into()));
 
-    let place = place
-        .set("CANTLE_MODEL", "environments")
+    let env = env
+        .set("CANTLE_MODEL", "environment")
         .set("CANTLE_MAX_TOKENS", "2");
-    assert_eq!(run(&place, &[]).await, Some(0));
-    assert_eq!(asked(&server), ("environments".into(), 2.into()));
+    assert_eq!(run(&env, &[]).await, Some(0));
+    assert_eq!(last_request(&server), ("environment".into(), 2.into()));
 
-    assert_eq!(run(&place, &["--model", "flags"]).await, Some(0));
-    assert_eq!(asked(&server), ("flags".into(), 2.into()));
+    assert_eq!(run(&env, &["--model", "flag"]).await, Some(0));
+    assert_eq!(last_request(&server), ("flag".into(), 2.into()));
 }
 
 #[tokio::test]
@@ -54,10 +54,10 @@ async fn each_setting_has_a_variable() {
         .turn(command("touch here || ulimit -n; sleep 1000"))
         .turn(finish("Woke up.", &[]));
     let server = ScriptedServer::start(script).await.unwrap();
-    let place = Place::new()
+    let env = TestEnv::new()
         .set("CANTLE_PROVIDER", "local")
         .set("CANTLE_BASE_URL", server.url())
-        .set("CANTLE_MODEL", "environments")
+        .set("CANTLE_MODEL", "environment")
         .set("CANTLE_SYSTEM_PROMPT", "Speak like a pirate.")
         .set("CANTLE_MAX_TURNS", "7")
         .set("CANTLE_MAX_TOKENS", "500")
@@ -66,12 +66,12 @@ async fn each_setting_has_a_variable() {
         .set("CANTLE_NO_STREAM", "1")
         .set("CANTLE_POLICY", "read_only")
         .set("CANTLE_LIMIT", "open_files=100");
-    let ended = place.run(["run", "Hello"]).await;
-    assert_eq!(ended.code, Some(0), "{ended:?}");
-    assert!(ended.stderr.contains("└ timed out"), "{}", ended.stderr);
-    assert!(ended.stderr.contains("  │ 100\n"), "{}", ended.stderr);
+    let exited = env.run(["run", "Hello"]).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    assert!(exited.stderr.contains("└ timed out"), "{}", exited.stderr);
+    assert!(exited.stderr.contains("  │ 100\n"), "{}", exited.stderr);
     let body = server.requests()[0].body();
-    assert_eq!(asked(&server), ("environments".into(), 500.into()));
+    assert_eq!(last_request(&server), ("environment".into(), 500.into()));
     assert_eq!(body["stream"], false);
     let system = body["messages"][0].to_string();
     assert!(
@@ -79,7 +79,7 @@ async fn each_setting_has_a_variable() {
         "{system}"
     );
 
-    // Each is read: what makes no sense in it is refused.
+    // Invalid values of each variable are refused.
     for name in [
         "PROVIDER",
         "BASE_URL",
@@ -91,99 +91,95 @@ async fn each_setting_has_a_variable() {
         "ALLOW_HOST",
         "LIMIT",
     ] {
-        let ended = place
+        let exited = env
             .command(["run", "Hello"])
             .env(format!("CANTLE_{name}"), "-1")
             .spawn();
-        let ended = crate::support::ended(ended.unwrap()).await;
-        assert_eq!((ended.code, &*ended.stdout), (Some(2), ""), "{name}");
+        let exited = crate::support::wait_for_exit(exited.unwrap()).await;
+        assert_eq!((exited.code, &*exited.stdout), (Some(2), ""), "{name}");
     }
 }
 
 #[tokio::test]
-async fn the_users_file_is_where_xdg_says() {
+async fn user_file_is_found_by_xdg_config_home() {
     let server = server().await;
-    let place = Place::new();
-    let file = format!("base_url = \"{}\"\nmodel = \"users\"\n", server.url());
-    place.write("settings/cantle/cantle.toml", file);
-    let home = place
-        .path("settings")
-        .into_os_string()
-        .into_string()
-        .unwrap();
-    let place = place.set("XDG_CONFIG_HOME", home);
-    assert_eq!(place.run(["run", "Hello", "-q"]).await.code, Some(0));
+    let env = TestEnv::new();
+    let file = format!("base_url = \"{}\"\nmodel = \"user\"\n", server.url());
+    env.write("settings/cantle/cantle.toml", file);
+    let home = env.path("settings").into_os_string().into_string().unwrap();
+    let env = env.set("XDG_CONFIG_HOME", home);
+    assert_eq!(env.run(["run", "Hello", "-q"]).await.code, Some(0));
 }
 
 #[tokio::test]
-async fn a_file_that_cant_be_used_says_why() {
-    let place = Place::new();
-    let mut told = String::new();
+async fn invalid_settings_file_is_explained() {
+    let env = TestEnv::new();
+    let mut output = String::new();
     for file in [
         "modle = \"m\"\n",
         "api_key = \"sk-secret\"\n",
         "timeout = \"soon\"\n",
         "=",
     ] {
-        place.write("cantle.toml", file);
-        let ended = place.run(["run", "Hello", "--model", "m"]).await;
-        assert_eq!((ended.code, &*ended.stdout), (Some(2), ""));
-        told += &ended.stderr;
+        env.write("cantle.toml", file);
+        let exited = env.run(["run", "Hello", "--model", "m"]).await;
+        assert_eq!((exited.code, &*exited.stdout), (Some(2), ""));
+        output += &exited.stderr;
     }
-    assert!(!told.contains("sk-secret"));
-    insta::assert_snapshot!(told);
+    assert!(!output.contains("sk-secret"));
+    insta::assert_snapshot!(output);
 }
 
 #[tokio::test]
-async fn a_providers_own_key_goes_to_that_provider_alone() {
+async fn provider_keys_go_to_their_provider_only() {
     let server = server().await;
-    let place = Place::new()
+    let env = TestEnv::new()
         .set("OPENAI_API_KEY", "sk-openai")
         .set("LITELLM_API_KEY", "sk-litellm");
     let url = server.url();
     let sent = |server: &ScriptedServer| server.requests().last().unwrap().headers.clone();
 
     let args = ["run", "Hello", "-q", "--model", "m", "--base-url", &url];
-    assert_eq!(place.run(args).await.code, Some(0));
+    assert_eq!(env.run(args).await.code, Some(0));
     assert!(!sent(&server).contains_key("authorization"));
 
     let named = args.iter().copied().chain(["--provider", "litellm"]);
-    assert_eq!(place.run(named.collect::<Vec<_>>()).await.code, Some(0));
+    assert_eq!(env.run(named.collect::<Vec<_>>()).await.code, Some(0));
     assert_eq!(sent(&server)["authorization"], "Bearer sk-litellm");
 
-    // The environment's provider is for the environment's address.
-    let place = place.set("CANTLE_PROVIDER", "openai");
-    assert_eq!(place.run(args).await.code, Some(0));
+    // The environment's provider does not apply to the flag's address.
+    let env = env.set("CANTLE_PROVIDER", "openai");
+    assert_eq!(env.run(args).await.code, Some(0));
     assert!(!sent(&server).contains_key("authorization"));
 
-    let place = place.set("CANTLE_API_KEY", "sk-general");
-    assert_eq!(place.run(args).await.code, Some(0));
+    let env = env.set("CANTLE_API_KEY", "sk-general");
+    assert_eq!(env.run(args).await.code, Some(0));
     assert_eq!(sent(&server)["authorization"], "Bearer sk-general");
 }
 
 #[tokio::test]
-async fn an_address_that_only_the_directory_names_gets_no_key() {
-    let place = Place::new()
+async fn address_from_the_directory_file_gets_no_key() {
+    let env = TestEnv::new()
         .set("OPENAI_API_KEY", "sk-openai")
         .set("CANTLE_API_KEY", "sk-general");
-    // Nobody answers there: the name is reserved for that.
+    // A reserved name, which is never resolved.
     let file = "provider = \"openai\"\nbase_url = \"http://models.invalid/v1\"\nmodel = \"m\"\n";
-    place.write("cantle.toml", file);
-    let ended = place.run(["run", "Hello", "-q"]).await;
-    assert_eq!(ended.code, Some(5), "{ended:?}");
+    env.write("cantle.toml", file);
+    let exited = env.run(["run", "Hello", "-q"]).await;
+    assert_eq!(exited.code, Some(5), "{exited:?}");
     assert!(
-        ended
-            .stderr
-            .starts_with("cantle: CANTLE_API_KEY is not sent to http://models.invalid/v1: "),
+        exited.stderr.starts_with(
+            "cantle: CANTLE_API_KEY is not sent to http://models.invalid/v1, because "
+        ),
         "{}",
-        ended.stderr
+        exited.stderr
     );
 }
 
 #[tokio::test]
-async fn version_and_help_are_there() {
-    let place = Place::new();
-    let version = place.run(["--version"]).await;
+async fn version_and_help() {
+    let env = TestEnv::new();
+    let version = env.run(["--version"]).await;
     assert_eq!(version.code, Some(0));
     assert_eq!(
         version.stdout,
@@ -196,9 +192,9 @@ async fn version_and_help_are_there() {
         ("help_demo", &["demo", "--help"]),
         ("help_doctor", &["doctor", "--help"]),
     ] {
-        let help = place.run(args).await;
+        let help = env.run(args).await;
         assert_eq!((help.code, &*help.stderr), (Some(0), ""));
         insta::assert_snapshot!(name, help.stdout);
     }
-    assert_eq!(place.run([""; 0]).await.code, Some(2));
+    assert_eq!(env.run([""; 0]).await.code, Some(2));
 }

@@ -1,4 +1,4 @@
-//! What the tests of the binary share: running it, waiting, and comparing what it says.
+//! Helpers for tests of the binary: running it, waiting, and comparing its output.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -12,28 +12,28 @@ use tokio::io::AsyncWriteExt as _;
 use tokio::process::{Child, Command};
 use tokio::time::timeout;
 
-/// For [`Place::command_with_signals`]: each signal does what it does by default.
-pub(crate) const HEARD: &str = "--default-signal=INT,TERM,HUP";
+/// Option of [`TestEnv::command_with_signals`] that resets signals to their defaults.
+pub(crate) const DEFAULT_SIGNALS: &str = "--default-signal=INT,TERM,HUP";
 
-/// For everything that is waited for, however slow the machine is.
+/// Deadline of every wait, for slow machines.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(120);
 
-/// A directory to run `cantle` in, with an environment that has nothing of ours.
-pub(crate) struct Place {
+/// A directory to run `cantle` in, with a clean environment.
+pub(crate) struct TestEnv {
     directory: TempDir,
     variables: Vec<(String, String)>,
     program: PathBuf,
 }
 
-/// How a run of the program ended.
+/// Exit code and output of a program.
 #[derive(Debug, PartialEq)]
-pub(crate) struct Ended {
+pub(crate) struct Exited {
     pub(crate) code: Option<i32>,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
 }
 
-impl Place {
+impl TestEnv {
     pub(crate) fn new() -> Self {
         Self {
             directory: tempfile::tempdir().unwrap(),
@@ -56,7 +56,7 @@ impl Place {
         std::fs::read_to_string(self.path(path)).unwrap()
     }
 
-    /// The names below a directory, sorted; none where it isn't there.
+    /// Returns the sorted names in a directory; none if it does not exist.
     pub(crate) fn list(&self, path: impl AsRef<Path>) -> Vec<String> {
         let entries = std::fs::read_dir(self.path(path)).into_iter().flatten();
         let mut names: Vec<_> = entries
@@ -66,7 +66,7 @@ impl Place {
         names
     }
 
-    /// Waits until there is something at a path.
+    /// Waits until a path exists.
     pub(crate) async fn appeared(&self, path: impl AsRef<Path>) {
         let path = self.path(path);
         until(|| path.exists()).await;
@@ -82,8 +82,8 @@ impl Place {
         self
     }
 
-    /// The model and the server that runs are to use, as environment variables.
-    pub(crate) fn served_by(self, url: &str) -> Self {
+    /// Sets the model and the server of runs.
+    pub(crate) fn with_server(self, url: &str) -> Self {
         self.set("CANTLE_BASE_URL", url)
             .set("CANTLE_MODEL", "scripted")
     }
@@ -94,9 +94,8 @@ impl Place {
         command
     }
 
-    /// The same, whose pid is to be sent signals. Whoever started the tests may ignore some of them
-    /// (`nohup`, a job in the background of a script), and the program would too: `how` sets that
-    /// right, as options of `env`.
+    /// Returns a command for a test that sends signals. A parent process may ignore some of them (`nohup`, a
+    /// background job of a script), which the program would inherit; `how` are options of `env` that reset them.
     pub(crate) fn command_with_signals<A: AsRef<OsStr>>(
         &self,
         how: &[&str],
@@ -107,20 +106,20 @@ impl Place {
         command
     }
 
-    /// The same where nobody may make namespaces; see [`without_namespaces`].
+    /// Runs the program where namespaces are forbidden; see [`without_namespaces`].
     pub(crate) async fn run_without_namespaces<A: AsRef<OsStr>>(
         &self,
         args: impl IntoIterator<Item = A>,
-    ) -> Option<Ended> {
+    ) -> Option<Exited> {
         let mut command = self.command_of("unshare");
         command
             .args(without_namespaces()?)
             .arg(&self.program)
             .args(args);
-        Some(ended(command.spawn().unwrap()).await)
+        Some(wait_for_exit(command.spawn().unwrap()).await)
     }
 
-    /// Another program, in the same place.
+    /// Returns a command of another program in this environment.
     pub(crate) fn command_of(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
         command
@@ -138,34 +137,34 @@ impl Place {
         command
     }
 
-    /// Runs it to its end, without input.
-    pub(crate) async fn run<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Ended {
-        ended(self.command(args).spawn().unwrap()).await
+    /// Runs the program without input.
+    pub(crate) async fn run<A: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = A>) -> Exited {
+        wait_for_exit(self.command(args).spawn().unwrap()).await
     }
 
-    /// Runs it to its end with this input.
+    /// Runs the program with this input.
     pub(crate) async fn run_with(
         &self,
         args: impl IntoIterator<Item = &str>,
         input: &[u8],
-    ) -> Ended {
+    ) -> Exited {
         let mut child = self.command(args).stdin(Stdio::piped()).spawn().unwrap();
         let mut stdin = child.stdin.take().unwrap();
         let write = async move {
-            // A program that doesn't read its input is fine.
+            // The program need not read its input.
             let _ = stdin.write_all(input).await;
         };
-        tokio::join!(write, ended(child)).1
+        tokio::join!(write, wait_for_exit(child)).1
     }
 }
 
-/// Waits for a program's end.
-pub(crate) async fn ended(child: Child) -> Ended {
+/// Waits until a program exits.
+pub(crate) async fn wait_for_exit(child: Child) -> Exited {
     let output = timeout(DEADLINE, child.wait_with_output()).await;
-    Ended::from(output.unwrap().unwrap())
+    Exited::from(output.unwrap().unwrap())
 }
 
-impl From<Output> for Ended {
+impl From<Output> for Exited {
     fn from(output: Output) -> Self {
         Self {
             code: output.status.code(),
@@ -175,10 +174,10 @@ impl From<Output> for Ended {
     }
 }
 
-impl Ended {
-    /// Everything it said, for snapshots: without times and addresses that differ each time.
-    pub(crate) fn told(&self, place: &Place) -> String {
-        let here = place.path("");
+impl Exited {
+    /// Returns exit code and output for snapshots, without values that vary.
+    pub(crate) fn transcript(&self, env: &TestEnv) -> String {
+        let here = env.path("");
         let text = format!(
             "exit code {}\n--- stdout\n{}--- stderr\n{}",
             self.code.unwrap_or(-1),
@@ -190,7 +189,7 @@ impl Ended {
     }
 }
 
-/// Text without the walls that this machine has.
+/// Removes this machine's isolation mechanisms from a text.
 fn without_walls(text: &str) -> String {
     let lines = text.split('\n').map(|line| {
         let parts: Vec<&str> = line.split(" · ").collect();
@@ -202,7 +201,7 @@ fn without_walls(text: &str) -> String {
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Text without what differs each time: ids of runs, local ports, and times in seconds.
+/// Removes values that vary: ids of runs, local ports and seconds.
 pub(crate) fn redact(text: &str) -> String {
     let is_hex = |c: char| c.is_ascii_hexdigit();
     let words = text.split_inclusive(|c| !is_hex(c)).map(|word| {
@@ -237,28 +236,27 @@ pub(crate) fn send(child: &Child, signal: Signal) {
     kill_process(Pid::from_raw(pid).unwrap(), signal).unwrap();
 }
 
-/// Waits until it is so.
-async fn until(is_so: impl Fn() -> bool) {
+/// Waits until a condition holds.
+async fn until(condition: impl Fn() -> bool) {
     let wait = async {
-        while !is_so() {
+        while !condition() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
     timeout(DEADLINE, wait).await.unwrap();
 }
 
-/// A word in the arguments of processes by which they are found, whatever namespace they are in.
+/// A unique argument by which processes are found in any namespace.
 #[derive(Debug)]
 pub(crate) struct Mark(String);
 
 impl Mark {
-    /// One that no other process has.
-    pub(crate) fn new(place: &Place) -> Self {
-        let name = place.directory.path().file_name().unwrap();
+    pub(crate) fn new(env: &TestEnv) -> Self {
+        let name = env.directory.path().file_name().unwrap();
         Self(format!("mark-{}", name.to_str().unwrap()))
     }
 
-    /// The arguments of all processes that have it in one.
+    /// Returns the arguments of all processes with this mark.
     fn processes(&self) -> Vec<Vec<String>> {
         let read = |entry: std::fs::DirEntry| {
             let arguments = std::fs::read(entry.path().join("cmdline")).ok()?;
@@ -272,15 +270,16 @@ impl Mark {
         entries.filter_map(|entry| read(entry.ok()?)).collect()
     }
 
-    /// Waits for a bash that has it as its last argument.
+    /// Waits for a bash whose last argument is this mark.
     pub(crate) async fn appeared(&self) {
-        let is_it = |process: &Vec<String>| {
+        let is_marked_bash = |process: &Vec<String>| {
             process.first().is_some_and(|name| name == "bash") && process.last() == Some(&self.0)
         };
-        self.wait(|processes| processes.iter().any(is_it)).await;
+        self.wait(|processes| processes.iter().any(is_marked_bash))
+            .await;
     }
 
-    /// Waits until no process has it.
+    /// Waits until no process has this mark.
     pub(crate) async fn gone(&self) {
         self.wait(<[_]>::is_empty).await;
     }
@@ -296,8 +295,9 @@ impl std::fmt::Display for Mark {
     }
 }
 
-/// Arguments for [`Place::command_of`] `unshare`, before those of the program: an ordinary user on a
-/// machine where nobody may make namespaces. `None`, said aloud, where that can't be had.
+/// Returns the arguments of `unshare` that run a program as an ordinary user where namespaces are forbidden.
+///
+/// `None`, with a message, if this machine does not support that.
 pub(crate) fn without_namespaces() -> Option<Vec<&'static str>> {
     let script = "echo 0 > /proc/sys/user/max_user_namespaces && exec \"$0\" \"$@\"";
     let args = vec![
@@ -316,14 +316,14 @@ pub(crate) fn without_namespaces() -> Option<Vec<&'static str>> {
     if tried.is_ok_and(|output| output.status.success()) {
         return Some(args);
     }
-    eprintln!("SKIPPED: no user namespace, to forbid further ones in");
+    eprintln!("SKIPPED: user namespaces are not available");
     None
 }
 
-/// What a peer's test finds in its environment; `None`, said aloud, where the peer isn't there.
+/// Returns the variables of a peer program; `None`, with a message, if they are not set.
 ///
 /// # Panics
-/// Where it isn't there, though `CANTLE_REQUIRE` names it.
+/// If they are not set, although `CANTLE_REQUIRE` names the peer.
 pub(crate) fn peer<const N: usize>(peer: &str, variables: [&str; N]) -> Option<[String; N]> {
     let values = variables.map(|name| std::env::var(name).unwrap_or_default());
     if values.iter().all(|value| !value.is_empty()) {
@@ -335,6 +335,9 @@ pub(crate) fn peer<const N: usize>(peer: &str, variables: [&str; N]) -> Option<[
         !required.any(|name| name == peer || name == "all"),
         "{peer} is required, but {variables:?} are not all set"
     );
-    eprintln!("SKIPPED: {peer} is not there ({})", variables.join(", "));
+    eprintln!(
+        "SKIPPED: {peer} is not available ({})",
+        variables.join(", ")
+    );
     None
 }

@@ -1,9 +1,8 @@
-//! Requests as bytes.
+//! Encoding of Anthropic Messages requests.
 //!
-//! A message is encoded once, into its content blocks with commas between them and no bracket
-//! around, and those bytes stay [with it](cantle_core::message::EncodedForms). What this API sees as
-//! one message may be several of ours, so roles and brackets are put around when a body is joined;
-//! so are cache marks, which wander while the blocks stay as they are.
+//! A message is encoded once as a comma-separated list of content blocks, which is
+//! [stored with it](cantle_core::message::EncodedForms). Roles, brackets and cache marks are added when
+//! a body is assembled, because adjacent messages are merged and marks move between requests.
 
 use std::borrow::Cow;
 
@@ -15,25 +14,23 @@ use serde::Serialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use crate::http::{OneBehindTheOther, image_for, listed, not_for_here, parts_of, unencodable};
+use crate::http::{check_image_type, content_parts, encode_list, unencodable, unsupported_block};
 
-/// No option of a client changes how a message or a tool is encoded.
+/// The encoding of messages and tools does not depend on client options.
 const KEY: EncodingKey = EncodingKey::new("anthropic", 0);
 
 const DIALECT: &str = "Anthropic Messages";
 
-/// Goes into a block in the place of its closing brace.
-const MARK: &[u8] = b",\"cache_control\":{\"type\":\"ephemeral\"}}";
+/// End of a block with a cache mark.
+const MARKED_END: &[u8] = b",\"cache_control\":{\"type\":\"ephemeral\"}}";
 
-/// The body of a request. `head` is an object without its closing brace: the model and the options.
-///
-/// # Errors
-/// [`Unsupported`](cantle_core::llm::LlmErrorKind::Unsupported) where a message holds what this
-/// dialect can't carry.
-pub(super) fn body(head: &[u8], request: &ChatRequest) -> Result<Vec<u8>, LlmError> {
+/// Encodes a request. `params` is a JSON object without its closing brace.
+pub(super) fn body(params: &[u8], request: &ChatRequest) -> Result<Vec<u8>, LlmError> {
     let (mut system, mut entries) = (Vec::new(), Vec::new());
     for message in &request.messages {
-        let blocks = message.forms().get_or_try_encode(KEY, || blocks(message))?;
+        let blocks = message
+            .forms()
+            .get_or_try_encode(KEY, || encode_message(message))?;
         if blocks.is_empty() {
             continue;
         }
@@ -44,13 +41,12 @@ pub(super) fn body(head: &[u8], request: &ChatRequest) -> Result<Vec<u8>, LlmErr
         }
     }
 
-    let mut body = OneBehindTheOther::default();
-    body.push(head);
+    let mut body = vec![params];
     if !request.tools.is_empty() {
         let forms = request.tools.forms();
-        let tools = forms.get_or_try_encode(KEY, || tools(&request.tools))?;
+        let tools = forms.get_or_try_encode(KEY, || encode_tools(&request.tools))?;
         body.push(b",\"tools\":[");
-        push(&mut body, tools, system.is_empty());
+        push_blocks(&mut body, tools, system.is_empty());
         body.push(b"]");
     }
     if !system.is_empty() {
@@ -59,87 +55,82 @@ pub(super) fn body(head: &[u8], request: &ChatRequest) -> Result<Vec<u8>, LlmErr
             if index > 0 {
                 body.push(b",");
             }
-            push(&mut body, blocks, index + 1 == system.len());
+            push_blocks(&mut body, blocks, index + 1 == system.len());
         }
         body.push(b"]");
     }
     body.push(b",\"messages\":[");
-    let marked = marked(&entries);
-    let mut before = None;
+    let marked = marked_entries(&entries);
+    let mut previous = None;
     for (index, &(role, blocks)) in entries.iter().enumerate() {
-        if before == Some(role) {
+        if previous == Some(role) {
             body.push(b",");
         } else {
-            if before.is_some() {
+            if previous.is_some() {
                 body.push(b"]},");
             }
-            body.push(b"{\"role\":\"");
-            body.push(role.as_bytes());
-            body.push(b"\",\"content\":[");
+            body.extend([b"{\"role\":\"", role.as_bytes(), b"\",\"content\":["]);
         }
-        before = Some(role);
-        push(&mut body, blocks, marked.contains(&Some(index)));
+        previous = Some(role);
+        push_blocks(&mut body, blocks, marked.contains(&Some(index)));
     }
-    if before.is_some() {
+    if previous.is_some() {
         body.push(b"]}");
     }
     body.push(b"]}");
-    Ok(body.join())
+    Ok(body.concat())
 }
 
-/// Appends blocks, the last of them with a cache mark where one is asked for.
-fn push<'a>(body: &mut OneBehindTheOther<'a>, blocks: &'a [u8], marked: bool) {
+/// Appends encoded blocks, optionally with a cache mark on the last one.
+fn push_blocks<'a>(body: &mut Vec<&'a [u8]>, blocks: &'a [u8], marked: bool) {
     match blocks.split_last() {
-        Some((_, unclosed)) if marked => {
-            body.push(unclosed);
-            body.push(MARK);
-        }
+        Some((_, start)) if marked => body.extend([start, MARKED_END]),
         _ => body.push(blocks),
     }
 }
 
-/// Behind which messages a cache mark stands: the last one, and that which was the last one when the
-/// latest turn was asked for. A mark may not stand on thinking, so only our side's are marked.
-fn marked(entries: &[(&str, &Bytes)]) -> [Option<usize>; 2] {
+/// Returns the indices of entries with a cache mark: the last one, and the last one of the previous
+/// request. Thinking blocks cannot have marks, so only user messages are marked.
+fn marked_entries(entries: &[(&str, &Bytes)]) -> [Option<usize>; 2] {
     let last_of_user =
         |entries: &[(&str, &Bytes)]| entries.iter().rposition(|(role, _)| *role == "user");
     let latest_turn = entries.iter().rposition(|(role, _)| *role == "assistant");
-    let before = latest_turn.and_then(|turn| last_of_user(entries.get(..turn)?));
-    [last_of_user(entries), before]
+    let previous = latest_turn.and_then(|turn| last_of_user(entries.get(..turn)?));
+    [last_of_user(entries), previous]
 }
 
-fn tools(specs: &ToolSpecs) -> Result<Bytes, LlmError> {
+fn encode_tools(specs: &ToolSpecs) -> Result<Bytes, LlmError> {
     #[derive(Serialize)]
-    struct Tool<'a> {
+    struct AnthropicTool<'a> {
         name: &'a str,
         description: &'a str,
         input_schema: &'a Value,
     }
-    let tools = specs.iter().map(|spec| Tool {
+    let tools = specs.iter().map(|spec| AnthropicTool {
         name: spec.name(),
         description: spec.description(),
         input_schema: spec.parameters(),
     });
-    listed(tools)
+    encode_list(tools)
 }
 
-fn blocks(message: &Message) -> Result<Bytes, LlmError> {
+fn encode_message(message: &Message) -> Result<Bytes, LlmError> {
     match message {
-        Message::System(message) => listed(parts(&message.content)?),
-        Message::User(message) => listed(parts(&message.content)?),
-        Message::Assistant(message) => listed(turn(message)?),
-        Message::Tool(message) => listed([result(message)?]),
+        Message::System(message) => encode_list(parts(&message.content)?),
+        Message::User(message) => encode_list(parts(&message.content)?),
+        Message::Assistant(message) => encode_list(assistant_blocks(message)?),
+        Message::Tool(message) => encode_list([tool_result(message)?]),
     }
 }
 
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-enum Block<'a> {
+enum RequestBlock<'a> {
     Text {
         text: &'a str,
     },
     Image {
-        source: Source<'a>,
+        source: ImageSource<'a>,
     },
     Thinking {
         thinking: &'a str,
@@ -156,7 +147,7 @@ enum Block<'a> {
     ToolResult {
         tool_use_id: Cow<'a, str>,
         #[serde(skip_serializing_if = "Vec::is_empty")]
-        content: Vec<Block<'a>>,
+        content: Vec<RequestBlock<'a>>,
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         is_error: bool,
     },
@@ -165,20 +156,20 @@ enum Block<'a> {
 }
 
 #[derive(Serialize)]
-struct Source<'a> {
+struct ImageSource<'a> {
     r#type: &'static str,
     media_type: &'static str,
     data: &'a str,
 }
 
-fn parts(content: &Content) -> Result<Vec<Block<'_>>, LlmError> {
-    parts_of(content, |text| Block::Text { text }, image)
+fn parts(content: &Content) -> Result<Vec<RequestBlock<'_>>, LlmError> {
+    content_parts(content, |text| RequestBlock::Text { text }, image)
 }
 
-fn image(media: &Media) -> Result<Block<'_>, LlmError> {
-    image_for(DIALECT, media)?;
-    Ok(Block::Image {
-        source: Source {
+fn image(media: &Media) -> Result<RequestBlock<'_>, LlmError> {
+    check_image_type(DIALECT, media)?;
+    Ok(RequestBlock::Image {
+        source: ImageSource {
             r#type: "base64",
             media_type: media.mime_type(),
             data: media.base64(),
@@ -186,18 +177,18 @@ fn image(media: &Media) -> Result<Block<'_>, LlmError> {
     })
 }
 
-fn result(message: &ToolMessage) -> Result<Block<'_>, LlmError> {
-    Ok(Block::ToolResult {
-        tool_use_id: id(&message.tool_call_id),
+fn tool_result(message: &ToolMessage) -> Result<RequestBlock<'_>, LlmError> {
+    Ok(RequestBlock::ToolResult {
+        tool_use_id: call_id(&message.tool_call_id),
         content: parts(&message.content)?,
         is_error: !message.success,
     })
 }
 
-fn turn(message: &AssistantMessage) -> Result<Vec<Block<'_>>, LlmError> {
+fn assistant_blocks(message: &AssistantMessage) -> Result<Vec<RequestBlock<'_>>, LlmError> {
     let mut blocks = Vec::with_capacity(message.blocks.len());
     for block in &message.blocks {
-        let refused = || not_for_here(DIALECT, block, &message.id);
+        let unsupported = || unsupported_block(DIALECT, block, &message.id);
         blocks.push(match block {
             AssistantBlock::Text {
                 text,
@@ -206,30 +197,29 @@ fn turn(message: &AssistantMessage) -> Result<Vec<Block<'_>>, LlmError> {
             AssistantBlock::Text {
                 text,
                 signature: None,
-            } => Block::Text { text },
-            AssistantBlock::SignedReasoning { signature, content } => Block::Thinking {
+            } => RequestBlock::Text { text },
+            AssistantBlock::SignedReasoning { signature, content } => RequestBlock::Thinking {
                 thinking: content,
                 signature,
             },
-            AssistantBlock::RedactedReasoning { data } => Block::RedactedThinking { data },
-            AssistantBlock::ToolCall(call) => Block::ToolUse {
-                id: id(&call.id),
+            AssistantBlock::RedactedReasoning { data } => RequestBlock::RedactedThinking { data },
+            AssistantBlock::ToolCall(call) => RequestBlock::ToolUse {
+                id: call_id(&call.id),
                 name: &call.name,
-                input: input(&call.arguments)?,
+                input: tool_input(&call.arguments)?,
             },
             AssistantBlock::Opaque { data } => {
-                Block::Opaque(serde_json::from_str(data).map_err(|_| refused())?)
+                RequestBlock::Opaque(serde_json::from_str(data).map_err(|_| unsupported())?)
             }
-            _ => return Err(refused()),
+            _ => return Err(unsupported()),
         });
     }
     Ok(blocks)
 }
 
-/// Arguments must be an object here. What is none is sent in one, under the name that Anthropic's
-/// documentation has for it:
+/// Returns the arguments as a JSON object, wrapping anything else as Anthropic documents:
 /// <https://docs.claude.com/en/docs/agents-and-tools/tool-use/fine-grained-tool-streaming>
-fn input(arguments: &str) -> Result<Cow<'_, RawValue>, LlmError> {
+fn tool_input(arguments: &str) -> Result<Cow<'_, RawValue>, LlmError> {
     let trimmed = match arguments.trim() {
         "" => "{}",
         trimmed => trimmed,
@@ -244,17 +234,17 @@ fn input(arguments: &str) -> Result<Cow<'_, RawValue>, LlmError> {
     Ok(Cow::Owned(raw))
 }
 
-/// An id as this API takes it: `^[a-zA-Z0-9_-]+$`. Two ids that differ still do.
-fn id(given: &str) -> Cow<'_, str> {
-    let allowed = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
-    if !given.is_empty() && given.chars().all(allowed) {
-        return Cow::Borrowed(given);
+/// Escapes an id to match the API's `^[a-zA-Z0-9_-]+$`. Distinct ids stay distinct.
+fn call_id(id: &str) -> Cow<'_, str> {
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+    if !id.is_empty() && id.chars().all(is_allowed) {
+        return Cow::Borrowed(id);
     }
-    let mut id: String = given.chars().filter(|&c| allowed(c)).collect();
-    for byte in given.bytes().filter(|&byte| !allowed(byte.into())) {
-        id.push_str(&format!("-{byte:02x}"));
+    let mut escaped: String = id.chars().filter(|&c| is_allowed(c)).collect();
+    for byte in id.bytes().filter(|&byte| !is_allowed(byte.into())) {
+        escaped.push_str(&format!("-{byte:02x}"));
     }
-    Cow::Owned(id)
+    Cow::Owned(escaped)
 }
 
 #[cfg(test)]

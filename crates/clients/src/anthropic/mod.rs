@@ -14,30 +14,27 @@
 //! # Ok::<(), cantle_core::llm::LlmError>(())
 //! ```
 //!
-//! What is said of [the endpoint and its key](crate::chat#the-endpoint-and-its-key) holds here too;
+//! [The endpoint and its key](crate::chat#the-endpoint-and-its-key) are handled as for Chat Completions;
 //! the key is sent as `x-api-key`.
 //!
 //! # What goes over the wire
 //!
-//! - `max_tokens`, which this API wants in every request: what was given, or 32,000. Thinking is part
-//!   of it, so a [`thinking_budget`](AnthropicClientBuilder::thinking_budget) must be smaller.
-//! - System messages, wherever they stand, as `system`. Neighbours of the same role are one message:
-//!   all results of a turn go back together. Empty messages are left out.
-//! - A turn's blocks in their order, with signed and redacted thinking as they came. Blocks that are
-//!   not known here are carried as they are. Reasoning without a signature, as other dialects have
-//!   it, has no place here and fails the request with
+//! - `max_tokens`, which this API requires: the configured limit, or 32,000. It includes thinking, so a
+//!   [`thinking_budget`](AnthropicClientBuilder::thinking_budget) must be smaller.
+//! - All system messages as `system`. Adjacent messages of the same role are merged, so that all results
+//!   of a turn are one message. Empty messages are left out.
+//! - Assistant blocks in order, with signed and redacted thinking unchanged. Unknown blocks are kept
+//!   verbatim. Unsigned reasoning from other dialects cannot be represented and fails the request with
 //!   [`LlmErrorKind::Unsupported`](cantle_core::llm::LlmErrorKind::Unsupported).
-//! - Arguments as the model wrote them. Where they are no JSON object, as `{"INVALID_JSON": "…"}`.
-//! - Images as JPEG, PNG, GIF or WebP, in the results of tools too. Other media fail the request.
-//! - An id that this API does not take (another dialect's history may hold one) is rewritten, in a
-//!   call and in its result alike.
+//! - Tool call arguments verbatim, or as `{"INVALID_JSON": "…"}` if they are not a JSON object.
+//! - Images as JPEG, PNG, GIF or WebP, in tool results too. Other media fail the request.
+//! - Call ids from other dialects that this API rejects are rewritten, in calls and results alike.
 //!
 //! # The prompt cache
 //!
-//! Up to three `cache_control` marks say where a prefix ends that can be read again: behind the
-//! system prompt (or the tools, where there is none), behind what the request before this one ended
-//! with, and behind what this one ends with. A history that only grows is then read from the cache up
-//! to its latest turn, however many blocks that turn has.
+//! Up to three `cache_control` marks delimit reusable prefixes: after the system prompt (or the tools, if
+//! there is none), after the end of the previous request, and after the end of this one. While the
+//! history only grows, it is read from the cache up to its latest turn.
 
 mod encode;
 mod turn;
@@ -49,42 +46,45 @@ use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-pub use self::turn::AnthropicTurn;
+use self::turn::AnthropicAssembler;
 pub use crate::http::Timeouts;
-use crate::http::{Common, Dialect, HttpClient, HttpClientBuilder, invalid};
+use crate::http::{
+    ClientSettings, HttpClient, HttpClientBuilder, WireProtocol, encode_params, invalid,
+};
 
 /// A model behind an endpoint that speaks Anthropic Messages.
 pub type AnthropicClient = HttpClient<Anthropic>;
 
-/// Describes an [`AnthropicClient`].
+/// Builder of an [`AnthropicClient`].
 pub type AnthropicClientBuilder = HttpClientBuilder<Anthropic>;
 
 /// <https://docs.claude.com/en/api/versioning>
 const VERSION: &str = "2023-06-01";
 
-/// What every current model allows: <https://docs.claude.com/en/docs/about-claude/models/overview>
-const MAX_TOKENS: u64 = 32_000;
+/// Output limit that every current model supports: <https://docs.claude.com/en/docs/about-claude/models/overview>
+const DEFAULT_MAX_TOKENS: u64 = 32_000;
 
-/// The least that the API takes.
-const LEAST_THINKING: u64 = 1024;
+/// Minimum thinking budget of the API.
+const MIN_THINKING_TOKENS: u64 = 1024;
 
-/// The dialect: Anthropic Messages.
+/// The Anthropic Messages dialect.
 #[derive(Debug)]
 pub struct Anthropic {
-    /// The model and the options as the beginning of a request's body.
-    head: Vec<u8>,
+    /// Start of every request body: a JSON object without its closing brace.
+    params: Vec<u8>,
 }
 
-/// What an [`AnthropicClientBuilder`] holds beside what all have.
+/// Options of an [`AnthropicClientBuilder`].
 #[derive(Debug, Default)]
 pub struct AnthropicOptions {
     thinking_budget: Option<u64>,
 }
 
 impl AnthropicClientBuilder {
-    /// Has the model think first, with up to so many tokens of the output limit. At least 1024, and
-    /// less than the limit. Models that set their own measure are told by
-    /// [`extra`](Self::extra) instead: `{"thinking": {"type": "adaptive"}}`.
+    /// Enables thinking with a maximum number of tokens: at least 1024, and less than the output limit.
+    ///
+    /// For models with adaptive thinking, set [`extra`](Self::extra) instead:
+    /// `{"thinking": {"type": "adaptive"}}`.
     #[must_use]
     pub fn thinking_budget(mut self, tokens: u64) -> Self {
         self.options.thinking_budget = Some(tokens);
@@ -92,12 +92,12 @@ impl AnthropicClientBuilder {
     }
 }
 
-impl Dialect for Anthropic {
+impl WireProtocol for Anthropic {
     const CLIENT: &'static str = "AnthropicClient";
     const PATH: &'static str = "/messages";
-    const ANSWER: &'static str = "a message";
+    const RESPONSE: &'static str = "a message";
     const BASE_URL: &'static str = "https://api.anthropic.com/v1";
-    const OWNED: &'static [&'static str] = &[
+    const RESERVED: &'static [&'static str] = &[
         "max_tokens",
         "messages",
         "model",
@@ -106,42 +106,41 @@ impl Dialect for Anthropic {
         "tools",
     ];
     type Options = AnthropicOptions;
-    type Turn = AnthropicTurn;
+    type Assembler = AnthropicAssembler;
 
-    fn new(options: AnthropicOptions, common: &Common<'_>) -> Result<Self, LlmError> {
-        let most = common.context_window.unwrap_or(MAX_TOKENS);
-        let max_tokens = common.max_output_tokens.unwrap_or(MAX_TOKENS.min(most));
+    fn new(options: AnthropicOptions, settings: &ClientSettings<'_>) -> Result<Self, LlmError> {
+        let window = settings.context_window.unwrap_or(DEFAULT_MAX_TOKENS);
+        let max_tokens = settings
+            .max_output_tokens
+            .unwrap_or(DEFAULT_MAX_TOKENS.min(window));
         let thinking = match options.thinking_budget {
-            Some(_) if common.extra.contains_key("thinking") => {
+            Some(_) if settings.extra.contains_key("thinking") => {
                 return Err(invalid(
                     "thinking is set twice: as a budget and as an extra parameter",
                 ));
             }
-            Some(tokens) if tokens < LEAST_THINKING || tokens >= max_tokens => {
+            Some(tokens) if tokens < MIN_THINKING_TOKENS || tokens >= max_tokens => {
                 return Err(invalid(format!(
-                    "the budget for thinking ({tokens} tokens) must be at least {LEAST_THINKING} and \
-                     less than the output limit ({max_tokens}), which it is a part of"
+                    "the thinking budget ({tokens} tokens) must be at least {MIN_THINKING_TOKENS} and less \
+                     than the output limit ({max_tokens}), which includes it"
                 )));
             }
-            Some(budget_tokens) => Some(Thinking {
+            Some(budget_tokens) => Some(ThinkingParam {
                 r#type: "enabled",
                 budget_tokens,
             }),
             None => None,
         };
-        let head = Head {
-            model: common.model,
+        let params = MessagesParams {
+            model: settings.model,
             max_tokens,
-            stream: common.stream,
+            stream: settings.stream,
             thinking,
-            extra: common.extra,
+            extra: settings.extra,
         };
-        let mut head = serde_json::to_vec(&head).map_err(|error| {
-            invalid("the parameters can't be written as JSON").with_source(error)
-        })?;
-        // The messages follow in the same object.
-        head.pop();
-        Ok(Self { head })
+        Ok(Self {
+            params: encode_params(&params)?,
+        })
     }
 
     fn headers(&self) -> HeaderMap {
@@ -154,24 +153,24 @@ impl Dialect for Anthropic {
     }
 
     fn body(&self, request: &ChatRequest) -> Result<Vec<u8>, LlmError> {
-        encode::body(&self.head, request)
+        encode::body(&self.params, request)
     }
 }
 
-/// The part of a request that is the same for all of a client's calls.
+/// Constant parameters of requests.
 #[derive(Serialize)]
-struct Head<'a> {
+struct MessagesParams<'a> {
     model: &'a str,
     max_tokens: u64,
     stream: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
-    thinking: Option<Thinking>,
+    thinking: Option<ThinkingParam>,
     #[serde(flatten)]
     extra: &'a Map<String, Value>,
 }
 
 #[derive(Serialize)]
-struct Thinking {
+struct ThinkingParam {
     r#type: &'static str,
     budget_tokens: u64,
 }

@@ -1,34 +1,39 @@
-//! A turn, put together from what arrives. Blocks keep the order that the model gave them.
+//! Assembles a turn from an Anthropic Messages response. Blocks keep their order.
 
 use std::collections::VecDeque;
+use std::ops::ControlFlow;
 
-use cantle_core::llm::{ChatEvent, LlmError, LlmErrorKind, StopReason, TurnEnd};
+use cantle_core::llm::{ChatEvent, LlmError, StopReason, TurnEnd};
 use cantle_core::message::{AssistantBlock, ToolCall};
 use reqwest::header::HeaderMap;
 use serde_json::Value;
 
-use super::wire::{Block, Delta, Input, Message, StreamEvent, Usage};
-use crate::http::{Diagnosis, Next, Turn, served_by, with_unique_ids};
+use super::wire::{
+    BlockDelta, ContentBlock, MessageResponse, MessageStreamEvent, MessageUsage, ToolUseInput,
+};
+use crate::http::{
+    ErrorContext, TurnAssembler, deduplicate_call_ids, incomplete_response, served_by,
+};
 use crate::sse::Event;
 
-/// A turn on its way.
+/// An incomplete turn.
 #[derive(Debug, Default)]
-pub struct AnthropicTurn {
-    drafts: Vec<Draft>,
+pub struct AnthropicAssembler {
+    blocks: Vec<PendingBlock>,
     model: Option<String>,
     stop_reason: Option<String>,
-    usage: Option<Usage>,
+    usage: Option<MessageUsage>,
 }
 
-/// A block on its way, with the index that it has in its stream.
+/// An incomplete block with its index in the stream.
 #[derive(Debug)]
-struct Draft {
+struct PendingBlock {
     index: u64,
-    kind: Kind,
+    content: PendingContent,
 }
 
 #[derive(Debug)]
-enum Kind {
+enum PendingContent {
     Text(String),
     Thinking {
         content: String,
@@ -36,45 +41,45 @@ enum Kind {
     },
     Redacted(String),
     Call {
-        /// Which call of the turn it is.
-        number: usize,
+        /// Position among the turn's calls.
+        position: usize,
         id: String,
         name: String,
-        /// What came in pieces.
-        pieces: String,
-        /// What came at once, which counts where there were no pieces.
+        /// Concatenated deltas of the input.
+        deltas: String,
+        /// Complete input, used if there are no deltas.
         input: String,
     },
-    /// A block of a kind that is not known here, and its input where that came in pieces.
+    /// A block of unknown type, with the deltas of its input.
     Opaque {
         block: Value,
-        pieces: String,
+        deltas: String,
     },
 }
 
-impl Turn for AnthropicTurn {
-    fn whole(
+impl TurnAssembler for AnthropicAssembler {
+    fn read_body(
         &mut self,
-        diagnosis: &Diagnosis,
+        errors: &ErrorContext,
         headers: &HeaderMap,
         body: &[u8],
     ) -> Result<(), LlmError> {
-        if let Some(error) = diagnosis.reported_in(body) {
+        if let Some(error) = errors.body_error(body) {
             return Err(error);
         }
-        let no_answer = |why: &str| diagnosis.no_answer(headers, body, why);
-        let message: Message<'_> =
-            serde_json::from_slice(body).map_err(|error| no_answer(&error.to_string()))?;
+        let invalid = |reason: &str| errors.invalid_body(headers, body, reason);
+        let message: MessageResponse<'_> =
+            serde_json::from_slice(body).map_err(|error| invalid(&error.to_string()))?;
         let Some(content) = message.content else {
-            return Err(no_answer("it has no content"));
+            return Err(invalid("it has no content"));
         };
         if message.stop_reason.is_none() {
-            return Err(no_answer("it has no reason to stop"));
+            return Err(invalid("it has no stop reason"));
         }
         for (index, block) in (0..).zip(content) {
-            let kind = self.begin(block.get());
-            let kind = kind.map_err(|error| no_answer(&error.to_string()))?;
-            self.drafts.push(Draft { index, kind });
+            let content = self.start_block(block.get());
+            let content = content.map_err(|error| invalid(&error.to_string()))?;
+            self.blocks.push(PendingBlock { index, content });
         }
         self.model = message.model;
         self.stop_reason = message.stop_reason;
@@ -82,77 +87,77 @@ impl Turn for AnthropicTurn {
         Ok(())
     }
 
-    fn event(
+    fn read_event(
         &mut self,
-        diagnosis: &Diagnosis,
+        errors: &ErrorContext,
         event: &Event<'_>,
-        told: &mut VecDeque<ChatEvent>,
-    ) -> Result<Next, LlmError> {
+        deltas: &mut VecDeque<ChatEvent>,
+    ) -> Result<ControlFlow<()>, LlmError> {
         let data = event.data.trim();
         if data.is_empty() || data == "[DONE]" {
-            return Ok(Next::More);
+            return Ok(ControlFlow::Continue(()));
         }
         let unreadable = |error| match event.name {
-            Some("error") => diagnosis
-                .reported_in(data.as_bytes())
-                .unwrap_or_else(|| diagnosis.failed_under_way(data)),
-            _ => diagnosis.unreadable_event(data, &error),
+            Some("error") => errors
+                .body_error(data.as_bytes())
+                .unwrap_or_else(|| errors.event_error(data)),
+            _ => errors.unreadable_event(data, &error),
         };
         match serde_json::from_str(data).map_err(unreadable)? {
-            StreamEvent::MessageStart { message } => {
+            MessageStreamEvent::MessageStart { message } => {
                 self.model = message.model;
                 self.usage = message.usage;
             }
-            StreamEvent::ContentBlockStart {
+            MessageStreamEvent::ContentBlockStart {
                 index,
                 content_block,
             } => {
-                let kind = self.begin(&content_block.to_string()).map_err(unreadable)?;
-                told.extend(kind.shown());
-                self.drafts.push(Draft { index, kind });
+                let content = self.start_block(&content_block.to_string());
+                let content = content.map_err(unreadable)?;
+                deltas.extend(content.first_delta());
+                self.blocks.push(PendingBlock { index, content });
             }
-            StreamEvent::ContentBlockDelta { index, delta } => {
-                let mut drafts = self.drafts.iter_mut().rev();
-                let Some(draft) = drafts.find(|draft| draft.index == index) else {
-                    let message = "the server sent a piece of a block that it had not begun";
-                    return Err(diagnosis.protocol(message));
+            MessageStreamEvent::ContentBlockDelta { index, delta } => {
+                let mut blocks = self.blocks.iter_mut().rev();
+                let Some(block) = blocks.find(|block| block.index == index) else {
+                    let message = "the server sent a delta for a block that it did not start";
+                    return Err(errors.protocol(message));
                 };
-                told.extend(draft.kind.take(delta));
+                deltas.extend(block.content.add(delta));
             }
-            StreamEvent::MessageDelta { delta, usage } => {
+            MessageStreamEvent::MessageDelta { delta, usage } => {
                 self.stop_reason = delta.stop_reason.or(self.stop_reason.take());
                 if let Some(usage) = usage {
-                    self.usage = Some(self.usage.unwrap_or_default().then(usage));
+                    self.usage = Some(self.usage.unwrap_or_default().update(usage));
                 }
             }
-            StreamEvent::MessageStop {} => return Ok(Next::End),
-            StreamEvent::Error {} => {
-                let error = diagnosis.reported_in(data.as_bytes());
-                return Err(error.unwrap_or_else(|| diagnosis.failed_under_way(data)));
+            MessageStreamEvent::MessageStop {} => return Ok(ControlFlow::Break(())),
+            MessageStreamEvent::Error {} => {
+                let error = errors.body_error(data.as_bytes());
+                return Err(error.unwrap_or_else(|| errors.event_error(data)));
             }
-            StreamEvent::ContentBlockStop {} | StreamEvent::Unknown => {
-                // A proxy's error, in OpenAI's shape.
-                if let Some(error) = diagnosis.reported_in(data.as_bytes()) {
+            MessageStreamEvent::ContentBlockStop {} | MessageStreamEvent::Unknown => {
+                // An error of a proxy in OpenAI's format.
+                if let Some(error) = errors.body_error(data.as_bytes()) {
                     return Err(error);
                 }
             }
         }
-        Ok(Next::More)
+        Ok(ControlFlow::Continue(()))
     }
 
     fn finish(self, headers: &HeaderMap) -> Result<Vec<ChatEvent>, LlmError> {
         let Some(stop_reason) = self.stop_reason else {
-            let message = "the answer ended without saying how the turn ended";
-            return Err(LlmError::new(LlmErrorKind::Interrupted, message));
+            return Err(incomplete_response());
         };
         let mut blocks: Vec<_> = self
-            .drafts
+            .blocks
             .into_iter()
-            .filter_map(|draft| draft.kind.whole())
+            .filter_map(|block| block.content.into_block())
             .collect();
-        with_unique_ids(&mut blocks);
-        let usage = self.usage.as_ref().map(Usage::counted);
-        let mut end = TurnEnd::new(stop(&stop_reason), usage);
+        deduplicate_call_ids(&mut blocks);
+        let usage = self.usage.map(MessageUsage::to_token_usage);
+        let mut end = TurnEnd::new(parse_stop_reason(&stop_reason), usage);
         end.served_by = served_by(headers, self.model);
         let mut events: Vec<_> = blocks.into_iter().map(ChatEvent::Block).collect();
         events.push(ChatEvent::Finished(end));
@@ -160,49 +165,49 @@ impl Turn for AnthropicTurn {
     }
 }
 
-impl AnthropicTurn {
-    /// Begins a block, from its JSON.
-    fn begin(&self, block: &str) -> Result<Kind, serde_json::Error> {
+impl AnthropicAssembler {
+    /// Creates a pending block from its JSON.
+    fn start_block(&self, block: &str) -> Result<PendingContent, serde_json::Error> {
         Ok(match serde_json::from_str(block)? {
-            Block::Text { text } => Kind::Text(text),
-            Block::Thinking {
+            ContentBlock::Text { text } => PendingContent::Text(text),
+            ContentBlock::Thinking {
                 thinking,
                 signature,
-            } => Kind::Thinking {
+            } => PendingContent::Thinking {
                 content: thinking,
                 signature,
             },
-            Block::RedactedThinking { data } => Kind::Redacted(data),
-            Block::ToolUse { id, name } => Kind::Call {
-                number: self.calls(),
+            ContentBlock::RedactedThinking { data } => PendingContent::Redacted(data),
+            ContentBlock::ToolUse { id, name } => PendingContent::Call {
+                position: self.call_count(),
                 id,
                 name,
-                pieces: String::new(),
-                input: serde_json::from_str::<Input<'_>>(block)?.text(),
+                deltas: String::new(),
+                input: serde_json::from_str::<ToolUseInput<'_>>(block)?.text(),
             },
-            Block::Unknown => Kind::Opaque {
+            ContentBlock::Unknown => PendingContent::Opaque {
                 block: serde_json::from_str(block)?,
-                pieces: String::new(),
+                deltas: String::new(),
             },
         })
     }
 
-    fn calls(&self) -> usize {
-        let call = |draft: &&Draft| matches!(draft.kind, Kind::Call { .. });
-        self.drafts.iter().filter(call).count()
+    fn call_count(&self) -> usize {
+        let is_call = |block: &&PendingBlock| matches!(block.content, PendingContent::Call { .. });
+        self.blocks.iter().filter(is_call).count()
     }
 }
 
-impl Kind {
-    /// What there is to tell of a block that begins.
-    fn shown(&self) -> Option<ChatEvent> {
+impl PendingContent {
+    /// Returns the first delta of a new block, if any.
+    fn first_delta(&self) -> Option<ChatEvent> {
         match self {
             Self::Text(text) if !text.is_empty() => Some(ChatEvent::TextDelta(text.clone())),
             Self::Thinking { content, .. } if !content.is_empty() => {
                 Some(ChatEvent::ReasoningDelta(content.clone()))
             }
-            Self::Call { number, name, .. } => Some(ChatEvent::ToolCallDelta {
-                index: *number,
+            Self::Call { position, name, .. } => Some(ChatEvent::ToolCallDelta {
+                index: *position,
                 name: Some(name.clone()),
                 arguments: String::new(),
             }),
@@ -210,43 +215,48 @@ impl Kind {
         }
     }
 
-    /// Takes a piece, and tells what is new in it. A piece of another kind of block is passed over.
-    fn take(&mut self, delta: Delta) -> Option<ChatEvent> {
+    /// Appends a delta and returns its event. Deltas of another block type are ignored.
+    fn add(&mut self, delta: BlockDelta) -> Option<ChatEvent> {
         match (self, delta) {
-            (Self::Text(text), Delta::Text { text: piece }) => {
-                text.push_str(&piece);
-                (!piece.is_empty()).then_some(ChatEvent::TextDelta(piece))
+            (Self::Text(text), BlockDelta::Text { text: delta }) => {
+                text.push_str(&delta);
+                (!delta.is_empty()).then_some(ChatEvent::TextDelta(delta))
             }
-            (Self::Thinking { content, .. }, Delta::Thinking { thinking }) => {
+            (Self::Thinking { content, .. }, BlockDelta::Thinking { thinking }) => {
                 content.push_str(&thinking);
                 Some(ChatEvent::ReasoningDelta(thinking))
             }
-            (Self::Thinking { signature, .. }, Delta::Signature { signature: piece }) => {
-                signature.push_str(&piece);
+            (Self::Thinking { signature, .. }, BlockDelta::Signature { signature: delta }) => {
+                signature.push_str(&delta);
                 None
             }
-            (Self::Call { number, pieces, .. }, Delta::InputJson { partial_json }) => {
-                pieces.push_str(&partial_json);
+            (
+                Self::Call {
+                    position, deltas, ..
+                },
+                BlockDelta::InputJson { partial_json },
+            ) => {
+                deltas.push_str(&partial_json);
                 Some(ChatEvent::ToolCallDelta {
-                    index: *number,
+                    index: *position,
                     name: None,
                     arguments: partial_json,
                 })
             }
-            (Self::Opaque { pieces, .. }, Delta::InputJson { partial_json }) => {
-                pieces.push_str(&partial_json);
+            (Self::Opaque { deltas, .. }, BlockDelta::InputJson { partial_json }) => {
+                deltas.push_str(&partial_json);
                 None
             }
             _ => None,
         }
     }
 
-    /// The block; `None` for an empty text.
-    fn whole(self) -> Option<AssistantBlock> {
+    /// Returns the block; `None` for an empty text.
+    fn into_block(self) -> Option<AssistantBlock> {
         Some(match self {
             Self::Text(text) if text.is_empty() => return None,
             Self::Text(text) => AssistantBlock::text(text),
-            // Without a signature there is nothing to hand back.
+            // Reasoning without a signature cannot be sent back.
             Self::Thinking { content, signature } if signature.is_empty() => {
                 AssistantBlock::Reasoning { content }
             }
@@ -257,16 +267,16 @@ impl Kind {
             Self::Call {
                 id,
                 name,
-                pieces,
+                deltas,
                 input,
                 ..
             } => {
-                let arguments = if pieces.is_empty() { input } else { pieces };
+                let arguments = if deltas.is_empty() { input } else { deltas };
                 AssistantBlock::ToolCall(ToolCall::new(Some(id), name, arguments))
             }
-            Self::Opaque { mut block, pieces } => {
+            Self::Opaque { mut block, deltas } => {
                 if let (Ok(input), Some(fields)) = (
-                    serde_json::from_str::<Value>(&pieces),
+                    serde_json::from_str::<Value>(&deltas),
                     block.as_object_mut(),
                 ) {
                     fields.insert("input".to_owned(), input);
@@ -279,7 +289,7 @@ impl Kind {
     }
 }
 
-fn stop(reason: &str) -> StopReason {
+fn parse_stop_reason(reason: &str) -> StopReason {
     match reason {
         "end_turn" | "stop_sequence" => StopReason::EndTurn,
         "tool_use" => StopReason::ToolCalls,

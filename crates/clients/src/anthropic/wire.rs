@@ -1,38 +1,38 @@
-//! What is read of a response. Fields that nothing here needs are skipped without being built.
+//! Response types of Anthropic Messages.
 
 use cantle_core::usage::TokenUsage;
 use serde::Deserialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-/// A whole answer.
+/// A complete response.
 #[derive(Debug, Deserialize)]
 #[serde(expecting = "an object")]
-pub(super) struct Message<'a> {
+pub(super) struct MessageResponse<'a> {
     pub(super) model: Option<String>,
     #[serde(borrow)]
     pub(super) content: Option<Vec<&'a RawValue>>,
     pub(super) stop_reason: Option<String>,
-    pub(super) usage: Option<Usage>,
+    pub(super) usage: Option<MessageUsage>,
 }
 
-/// The beginning of a streamed answer.
+/// Start of a streamed response.
 #[derive(Debug, Deserialize)]
-pub(super) struct Start {
+pub(super) struct MessageStart {
     pub(super) model: Option<String>,
-    pub(super) usage: Option<Usage>,
+    pub(super) usage: Option<MessageUsage>,
 }
 
-/// One event of a stream.
+/// An event of a stream.
 #[derive(Debug, Deserialize)]
 #[serde(
     tag = "type",
     rename_all = "snake_case",
     expecting = "an event with a type"
 )]
-pub(super) enum StreamEvent {
+pub(super) enum MessageStreamEvent {
     MessageStart {
-        message: Start,
+        message: MessageStart,
     },
     ContentBlockStart {
         index: u64,
@@ -40,23 +40,23 @@ pub(super) enum StreamEvent {
     },
     ContentBlockDelta {
         index: u64,
-        delta: Delta,
+        delta: BlockDelta,
     },
     ContentBlockStop {},
     MessageDelta {
         delta: MessageDelta,
-        usage: Option<Usage>,
+        usage: Option<MessageUsage>,
     },
     MessageStop {},
     Error {},
-    /// `ping`, and whatever is added: <https://docs.claude.com/en/docs/build-with-claude/streaming>
+    /// `ping`, and future events: <https://docs.claude.com/en/docs/build-with-claude/streaming>
     #[serde(other)]
     Unknown,
 }
 
 #[derive(Debug, Deserialize)]
 #[serde(tag = "type")]
-pub(super) enum Delta {
+pub(super) enum BlockDelta {
     #[serde(rename = "text_delta")]
     Text { text: String },
     #[serde(rename = "thinking_delta")]
@@ -65,7 +65,7 @@ pub(super) enum Delta {
     Signature { signature: String },
     #[serde(rename = "input_json_delta")]
     InputJson { partial_json: String },
-    /// Citations, which are not kept.
+    /// Citations, which are ignored.
     #[serde(other)]
     Unknown,
 }
@@ -75,10 +75,10 @@ pub(super) struct MessageDelta {
     pub(super) stop_reason: Option<String>,
 }
 
-/// A content block, as far as it is known here.
+/// A content block of a known type.
 #[derive(Debug, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-pub(super) enum Block {
+pub(super) enum ContentBlock {
     Text {
         text: String,
     },
@@ -99,38 +99,38 @@ pub(super) enum Block {
     Unknown,
 }
 
-/// A tool call's arguments, as they were written.
+/// Verbatim arguments of a tool call.
 #[derive(Debug, Deserialize)]
-pub(super) struct Input<'a> {
+pub(super) struct ToolUseInput<'a> {
     #[serde(borrow)]
     input: Option<&'a RawValue>,
 }
 
-impl Input<'_> {
+impl ToolUseInput<'_> {
     pub(super) fn text(&self) -> String {
         self.input
             .map_or_else(String::new, |input| input.get().to_owned())
     }
 }
 
-/// Counters, each apart from the others, but for thinking: that is part of the output.
+/// Token counts, disjoint except for thinking, which is part of the output.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
-pub(super) struct Usage {
+pub(super) struct MessageUsage {
     input_tokens: Option<u64>,
     cache_creation_input_tokens: Option<u64>,
     cache_read_input_tokens: Option<u64>,
     output_tokens: Option<u64>,
-    output_tokens_details: Option<OutputDetails>,
+    output_tokens_details: Option<OutputTokenDetails>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
-struct OutputDetails {
+struct OutputTokenDetails {
     thinking_tokens: Option<u64>,
 }
 
-impl Usage {
-    /// What was said later counts, as far as it says something: the counts are sums.
-    pub(super) fn then(self, later: Self) -> Self {
+impl MessageUsage {
+    /// Merges later counts, which are cumulative, into these.
+    pub(super) fn update(self, later: Self) -> Self {
         Self {
             input_tokens: later.input_tokens.or(self.input_tokens),
             cache_creation_input_tokens: later
@@ -144,7 +144,7 @@ impl Usage {
         }
     }
 
-    pub(super) fn counted(&self) -> TokenUsage {
+    pub(super) fn to_token_usage(self) -> TokenUsage {
         let output = self.output_tokens.unwrap_or(0);
         let details = self.output_tokens_details.as_ref();
         let reasoning = details.and_then(|details| details.thinking_tokens);

@@ -1,4 +1,4 @@
-//! Text and media as the parts of a message's content.
+//! Content parts of Chat Completions messages.
 
 use std::borrow::Cow;
 
@@ -6,82 +6,85 @@ use cantle_core::content::{Content, Media, MediaKind};
 use cantle_core::llm::{LlmError, LlmErrorKind};
 use serde::Serialize;
 
-use super::server::{Habits, Video};
-use crate::http::{data_url, parts_of, unsupported_media};
+use super::server::{ServerQuirks, VideoFormat};
+use crate::http::{content_parts, data_url, unsupported_media};
 
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-pub(super) enum WirePart<'a> {
+pub(super) enum ChatContentPart<'a> {
     Text { text: Cow<'a, str> },
-    ImageUrl { image_url: WireUrl },
-    VideoUrl { video_url: WireUrl },
-    InputAudio { input_audio: WireAudio },
-    File { file: WireFile },
+    ImageUrl { image_url: ChatMediaUrl },
+    VideoUrl { video_url: ChatMediaUrl },
+    InputAudio { input_audio: ChatInputAudio },
+    File { file: ChatFile },
 }
 
 #[derive(Serialize)]
-pub(super) struct WireUrl {
+pub(super) struct ChatMediaUrl {
     url: String,
 }
 
 #[derive(Serialize)]
-pub(super) struct WireAudio {
+pub(super) struct ChatInputAudio {
     data: String,
     format: &'static str,
 }
 
 #[derive(Serialize)]
-pub(super) struct WireFile {
+pub(super) struct ChatFile {
     file_data: String,
 }
 
-/// The parts of a message from our side.
+/// Encodes the content of a system, user or tool message.
 pub(super) fn parts<'a>(
     content: &'a Content,
-    habits: &Habits,
-) -> Result<Vec<WirePart<'a>>, LlmError> {
-    parts_of(content, text_part, |media| media_part(media, habits))
+    quirks: &ServerQuirks,
+) -> Result<Vec<ChatContentPart<'a>>, LlmError> {
+    content_parts(content, text_part, |media| media_part(media, quirks))
 }
 
-fn text_part(text: &str) -> WirePart<'_> {
-    WirePart::Text { text: text.into() }
+fn text_part(text: &str) -> ChatContentPart<'_> {
+    ChatContentPart::Text { text: text.into() }
 }
 
-pub(super) fn media_part<'a>(media: &Media, habits: &Habits) -> Result<WirePart<'a>, LlmError> {
-    Ok(match (media.kind(), habits.video) {
-        (MediaKind::Image, _) => WirePart::ImageUrl {
-            image_url: WireUrl {
+pub(super) fn media_part<'a>(
+    media: &Media,
+    quirks: &ServerQuirks,
+) -> Result<ChatContentPart<'a>, LlmError> {
+    Ok(match (media.kind(), quirks.video) {
+        (MediaKind::Image, _) => ChatContentPart::ImageUrl {
+            image_url: ChatMediaUrl {
                 url: data_url(media),
             },
         },
-        (MediaKind::Video, Video::File) => WirePart::File {
-            file: WireFile {
+        (MediaKind::Video, VideoFormat::File) => ChatContentPart::File {
+            file: ChatFile {
                 file_data: data_url(media),
             },
         },
-        (MediaKind::Video, Video::Url) => WirePart::VideoUrl {
-            video_url: WireUrl {
+        (MediaKind::Video, VideoFormat::Url) => ChatContentPart::VideoUrl {
+            video_url: ChatMediaUrl {
                 url: data_url(media),
             },
         },
-        (MediaKind::Audio, _) if habits.audio => WirePart::InputAudio {
-            input_audio: WireAudio {
+        (MediaKind::Audio, _) if quirks.audio => ChatContentPart::InputAudio {
+            input_audio: ChatInputAudio {
                 data: media.base64().to_owned(),
                 format: audio_format(media.mime_type())?,
             },
         },
         _ => {
-            let takes = if habits.audio {
+            let supported = if quirks.audio {
                 "images and audio"
             } else {
                 "images"
             };
-            return Err(unsupported_media("this server", media, takes));
+            return Err(unsupported_media("this server", media, supported));
         }
     })
 }
 
-/// OpenAI knows `wav` and `mp3`; servers in front of other models take more.
+/// Returns the `format` of audio. OpenAI accepts `wav` and `mp3`; other servers accept more.
 fn audio_format(mime_type: &str) -> Result<&'static str, LlmError> {
     Ok(match mime_type {
         "audio/mpeg" => "mp3",
@@ -93,16 +96,16 @@ fn audio_format(mime_type: &str) -> Result<&'static str, LlmError> {
         "video/mp4" => "mp4",
         "video/webm" => "webm",
         other => {
-            let message = format!("sound of type {other} can't be sent as Chat Completions input");
+            let message = format!("Chat Completions does not accept audio of type {other}");
             return Err(LlmError::new(LlmErrorKind::Unsupported, message));
         }
     })
 }
 
-/// The texts of a turn between two media are one text.
-pub(super) fn add_text<'a>(parts: &mut Vec<WirePart<'a>>, text: &'a str) {
+/// Appends text, merging it with a preceding text part.
+pub(super) fn add_text<'a>(parts: &mut Vec<ChatContentPart<'a>>, text: &'a str) {
     match parts.last_mut() {
-        Some(WirePart::Text { text: before }) => before.to_mut().push_str(text),
+        Some(ChatContentPart::Text { text: previous }) => previous.to_mut().push_str(text),
         _ if text.is_empty() => {}
         _ => parts.push(text_part(text)),
     }

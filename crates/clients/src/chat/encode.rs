@@ -1,9 +1,8 @@
-//! Requests as bytes.
+//! Encoding of Chat Completions requests.
 //!
-//! A conversation is sent again and again, a little longer each time. So a message is encoded once
-//! and its bytes stay [with it](cantle_core::message::EncodedForms); a body is those bytes, put one
-//! behind the other. The messages come last in it: as long as the history only grows, every request
-//! begins with all of the one before, byte for byte.
+//! Every request contains the whole conversation. A message is therefore encoded once and its bytes are
+//! [stored with it](cantle_core::message::EncodedForms); a body is their concatenation. Messages come
+//! last, so that a request starts with the bytes of the previous one while the history only grows.
 
 use bytes::Bytes;
 use cantle_core::llm::{ChatRequest, LlmError, ToolSpecs};
@@ -15,57 +14,46 @@ use serde::{Serialize, Serializer};
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::content::{WirePart, add_text, media_part, parts};
-use super::server::{Habits, Server, Signature};
-use crate::http::{OneBehindTheOther, can_be_strict, not_for_here, unencodable};
+use super::content::{ChatContentPart, add_text, media_part, parts};
+use super::server::{Server, ServerQuirks, SignatureField};
+use crate::http::{supports_strict_mode, unencodable, unsupported_block};
 
-const BEFORE_MESSAGES: &[u8] = b",\"messages\":[";
-const END: &[u8] = b"]}";
+const MESSAGES_START: &[u8] = b",\"messages\":[";
+const MESSAGES_END: &[u8] = b"]}";
 
-/// Goes into a message in the place of what closes its last part, its content and itself.
-const MARK: &[u8] = b",\"cache_control\":{\"type\":\"ephemeral\"}}]}";
-const UNMARKED: &[u8] = b"}]}";
+/// End of a message with a cache mark on its last part.
+const MARKED_END: &[u8] = b",\"cache_control\":{\"type\":\"ephemeral\"}}]}";
+/// End of a message without a cache mark.
+const UNMARKED_END: &[u8] = b"}]}";
 
-/// What decides how requests are written.
+/// Encoder of requests for a server type.
 #[derive(Debug)]
-pub(super) struct Encoding {
+pub(super) struct ChatEncoder {
     key: EncodingKey,
-    habits: Habits,
-    /// Whether cache marks are set.
-    marks: bool,
-    /// Whether tools are held to strictly, where their schemas allow it.
-    strict: bool,
+    quirks: ServerQuirks,
+    cache_marks: bool,
+    strict_tools: bool,
 }
 
-impl Encoding {
-    /// For a server, and a model behind it.
-    pub(super) fn new(server: Server, model: &str) -> Self {
-        let habits = server.habits();
+impl ChatEncoder {
+    pub(super) fn new(server: Server, model: &str, strict_tools: bool) -> Self {
+        let quirks = server.quirks();
         let model = model.to_ascii_lowercase();
         Self {
-            // How a message is encoded depends on the server, and on nothing else.
+            // The encoding of a message depends only on the server type.
             key: EncodingKey::new("chat", server as u64),
-            strict: false,
-            habits,
-            marks: habits.cache_marks && (model.contains("claude") || model.contains("anthropic")),
+            quirks,
+            cache_marks: quirks.cache_marks
+                && (model.contains("claude") || model.contains("anthropic")),
+            strict_tools: strict_tools && quirks.strict_tools,
         }
     }
 
-    /// The same with tools held to strictly, where the server can do that.
-    pub(super) fn strict_tools(mut self, strict: bool) -> Self {
-        self.strict = strict && self.habits.strict_tools;
-        self
-    }
-
-    /// The body of a request. `head` is an object without its closing brace: the model and the
-    /// options. `limit` is the rest of those, put last because it changes.
-    ///
-    /// # Errors
-    /// [`Unsupported`](cantle_core::llm::LlmErrorKind::Unsupported) where a message holds what this
-    /// dialect can't carry.
+    /// Encodes a request. `params` is a JSON object without its closing brace; the output limit comes
+    /// last because it changes.
     pub(super) fn body(
         &self,
-        head: &[u8],
+        params: &[u8],
         request: &ChatRequest,
         limit: Option<u64>,
     ) -> Result<Vec<u8>, LlmError> {
@@ -73,77 +61,78 @@ impl Encoding {
             &[]
         } else {
             let forms = request.tools.forms();
-            let key = EncodingKey::new("chat tools", self.strict.into());
-            forms.get_or_try_encode(key, || tools(&request.tools, self.strict))?
+            let key = EncodingKey::new("chat tools", self.strict_tools.into());
+            forms.get_or_try_encode(key, || encode_tools(&request.tools, self.strict_tools))?
         };
-        let mut body = OneBehindTheOther::default();
-        body.push(head);
-        body.push(tools);
-        body.push(BEFORE_MESSAGES);
-        let marked = self.marked(&request.messages);
+        let mut body = vec![params, tools, MESSAGES_START];
+        let marked = self.marked_messages(&request.messages);
         for (index, message) in request.messages.iter().enumerate() {
             if index > 0 {
                 body.push(b",");
             }
             let forms = message.forms();
-            let bytes = forms.get_or_try_encode(self.key, || self.message(message))?;
-            match bytes.strip_suffix(UNMARKED) {
-                Some(unclosed) if marked.contains(&Some(index)) => {
-                    body.push(unclosed);
-                    body.push(MARK);
-                }
+            let bytes = forms.get_or_try_encode(self.key, || self.encode_message(message))?;
+            match bytes.strip_suffix(UNMARKED_END) {
+                Some(start) if marked.contains(&Some(index)) => body.extend([start, MARKED_END]),
                 _ => body.push(bytes),
             }
         }
-        let limit = limit.map(|limit| format!("],\"{}\":{limit}}}", self.habits.token_limit));
-        body.push(limit.as_deref().map_or(END, str::as_bytes));
-        Ok(body.join())
+        let limit = limit.map(|limit| format!("],\"{}\":{limit}}}", self.quirks.token_limit));
+        body.push(limit.as_deref().map_or(MESSAGES_END, str::as_bytes));
+        Ok(body.concat())
     }
 
-    /// Behind which messages a cache mark stands: the system prompt, the last one, and that which
-    /// was the last one when the latest turn was asked for.
-    fn marked(&self, messages: &[SharedMessage]) -> [Option<usize>; 3] {
-        if !self.marks {
+    /// Returns the indices of messages with a cache mark: the system prompt, the last message, and the
+    /// last message of the previous request.
+    fn marked_messages(&self, messages: &[SharedMessage]) -> [Option<usize>; 3] {
+        if !self.cache_marks {
             return [None; 3];
         }
-        let ours = |message: &SharedMessage| !matches!(&**message, Message::Assistant(_));
-        let latest_turn = messages.iter().rposition(|message| !ours(message));
-        let before = latest_turn.and_then(|turn| messages.get(..turn)?.iter().rposition(ours));
-        let leading = |message: &SharedMessage| !matches!(&**message, Message::System(_));
-        let system = messages.iter().position(leading).unwrap_or(messages.len());
+        let is_input = |message: &SharedMessage| !matches!(&**message, Message::Assistant(_));
+        let latest_turn = messages.iter().rposition(|message| !is_input(message));
+        let previous =
+            latest_turn.and_then(|turn| messages.get(..turn)?.iter().rposition(is_input));
+        let is_not_system = |message: &SharedMessage| !matches!(&**message, Message::System(_));
+        let system = messages
+            .iter()
+            .position(is_not_system)
+            .unwrap_or(messages.len());
         [
             system.checked_sub(1),
-            before,
-            messages.iter().rposition(ours),
+            previous,
+            messages.iter().rposition(is_input),
         ]
     }
 
-    fn message(&self, message: &SharedMessage) -> Result<Bytes, LlmError> {
-        let habits = &self.habits;
-        let wire = match &**message {
+    fn encode_message(&self, message: &SharedMessage) -> Result<Bytes, LlmError> {
+        let quirks = &self.quirks;
+        let encoded = match &**message {
             Message::System(message) => {
-                WireMessage::new("system", parts(&message.content, habits)?)
+                RequestMessage::new("system", parts(&message.content, quirks)?)
             }
-            Message::User(message) => WireMessage::new("user", parts(&message.content, habits)?),
-            Message::Assistant(message) => self.turn(message)?,
-            Message::Tool(message) => WireMessage {
+            Message::User(message) => RequestMessage::new("user", parts(&message.content, quirks)?),
+            Message::Assistant(message) => self.assistant_message(message)?,
+            Message::Tool(message) => RequestMessage {
                 tool_call_id: Some(&message.tool_call_id),
-                name: message.name.as_deref().filter(|_| habits.result_names),
-                ..WireMessage::new("tool", parts(&message.content, habits)?)
+                name: message.name.as_deref().filter(|_| quirks.result_names),
+                ..RequestMessage::new("tool", parts(&message.content, quirks)?)
             },
         };
-        let bytes = serde_json::to_vec(&wire).map_err(unencodable)?;
-        // It lives as long as the message, so without room to grow.
+        let bytes = serde_json::to_vec(&encoded).map_err(unencodable)?;
+        // The encoded form lives as long as its message, so it keeps no spare capacity.
         Ok(bytes.into_boxed_slice().into())
     }
 
-    fn turn<'a>(&self, message: &'a AssistantMessage) -> Result<WireMessage<'a>, LlmError> {
-        let habits = &self.habits;
-        let mut wire = WireMessage::new("assistant", Vec::new());
+    fn assistant_message<'a>(
+        &self,
+        message: &'a AssistantMessage,
+    ) -> Result<RequestMessage<'a>, LlmError> {
+        let quirks = &self.quirks;
+        let mut encoded = RequestMessage::new("assistant", Vec::new());
         let mut content = Vec::new();
         let mut reasoning = String::new();
         for block in &message.blocks {
-            let refused = || not_for_here("Chat Completions", block, &message.id);
+            let unsupported = || unsupported_block("Chat Completions", block, &message.id);
             match block {
                 AssistantBlock::Text {
                     text,
@@ -151,64 +140,68 @@ impl Encoding {
                 } => add_text(&mut content, text),
                 AssistantBlock::Reasoning { content } => reasoning.push_str(content),
                 AssistantBlock::SignedReasoning { signature, content }
-                    if habits.thinking_blocks =>
+                    if quirks.thinking_blocks =>
                 {
                     reasoning.push_str(content);
-                    wire.thinking_blocks.push(WireThinking::Thinking {
+                    encoded.thinking_blocks.push(RequestThinking::Thinking {
                         signature,
                         thinking: content,
                     });
                 }
-                AssistantBlock::RedactedReasoning { data } if habits.thinking_blocks => {
-                    let redacted = WireThinking::RedactedThinking { data };
-                    wire.thinking_blocks.push(redacted);
+                AssistantBlock::RedactedReasoning { data } if quirks.thinking_blocks => {
+                    let redacted = RequestThinking::RedactedThinking { data };
+                    encoded.thinking_blocks.push(redacted);
                 }
-                AssistantBlock::Opaque { data } if habits.reasoning_details => {
-                    wire.reasoning_details = Some(details(data).ok_or_else(refused)?);
+                AssistantBlock::Opaque { data } if quirks.reasoning_details => {
+                    encoded.reasoning_details =
+                        Some(reasoning_details(data).ok_or_else(unsupported)?);
                 }
                 AssistantBlock::ToolCall(call) => {
-                    if call.signature.is_some() && habits.signature == Signature::None {
-                        return Err(refused());
+                    if call.signature.is_some() && quirks.signature == SignatureField::None {
+                        return Err(unsupported());
                     }
-                    wire.tool_calls.push(WireCall::new(call, habits.signature));
+                    encoded
+                        .tool_calls
+                        .push(RequestToolCall::new(call, quirks.signature));
                 }
-                AssistantBlock::Media(media) => content.push(media_part(media, habits)?),
-                _ => return Err(refused()),
+                AssistantBlock::Media(media) => content.push(media_part(media, quirks)?),
+                _ => return Err(unsupported()),
             }
         }
         if !content.is_empty() {
-            wire.content = WireContent::Parts(content);
+            encoded.content = RequestContent::Parts(content);
         }
-        let wanted = habits.reasoning_with_calls && !wire.tool_calls.is_empty();
-        // Beside the details it would be the same once more.
-        if (!reasoning.is_empty() || wanted) && wire.reasoning_details.is_none() {
-            let fields = habits.reasoning.iter();
-            wire.reasoning = Fields(fields.map(|field| (*field, reasoning.clone())).collect());
+        let is_required = quirks.reasoning_with_calls && !encoded.tool_calls.is_empty();
+        // `reasoning_details` contain the same text.
+        if (!reasoning.is_empty() || is_required) && encoded.reasoning_details.is_none() {
+            let fields = quirks.reasoning.iter();
+            encoded.reasoning =
+                NamedFields(fields.map(|field| (*field, reasoning.clone())).collect());
         }
-        Ok(wire)
+        Ok(encoded)
     }
 }
 
-/// The details in a block that a turn from OpenRouter has them in.
-fn details(data: &str) -> Option<&RawValue> {
+/// Returns the `reasoning_details` of an opaque block from OpenRouter.
+fn reasoning_details(data: &str) -> Option<&RawValue> {
     #[derive(serde::Deserialize)]
     #[serde(deny_unknown_fields)]
-    struct Details<'a> {
+    struct OpaqueDetails<'a> {
         #[serde(borrow)]
         reasoning_details: &'a RawValue,
     }
-    let details: Details<'_> = serde_json::from_str(data).ok()?;
+    let details: OpaqueDetails<'_> = serde_json::from_str(data).ok()?;
     Some(details.reasoning_details)
 }
 
-fn tools(specs: &ToolSpecs, strict: bool) -> Result<Bytes, LlmError> {
+fn encode_tools(specs: &ToolSpecs, strict: bool) -> Result<Bytes, LlmError> {
     #[derive(Serialize)]
-    struct Tool<'a> {
+    struct ChatTool<'a> {
         r#type: &'static str,
-        function: Function<'a>,
+        function: ChatToolFunction<'a>,
     }
     #[derive(Serialize)]
-    struct Function<'a> {
+    struct ChatToolFunction<'a> {
         name: &'a str,
         description: &'a str,
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -218,14 +211,16 @@ fn tools(specs: &ToolSpecs, strict: bool) -> Result<Bytes, LlmError> {
     }
     let tools: Vec<_> = specs
         .iter()
-        .map(|spec| Tool {
+        .map(|spec| ChatTool {
             r#type: "function",
-            function: Function {
+            function: ChatToolFunction {
                 name: spec.name(),
                 description: spec.description(),
                 parameters: spec.has_parameters().then(|| spec.parameters()),
-                strict: (strict && spec.has_parameters() && can_be_strict(spec.parameters()))
-                    .then_some(true),
+                strict: (strict
+                    && spec.has_parameters()
+                    && supports_strict_mode(spec.parameters()))
+                .then_some(true),
             },
         })
         .collect();
@@ -236,28 +231,28 @@ fn tools(specs: &ToolSpecs, strict: bool) -> Result<Bytes, LlmError> {
 }
 
 #[derive(Serialize)]
-struct WireMessage<'a> {
+struct RequestMessage<'a> {
     role: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     tool_call_id: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<&'a str>,
-    // The last field of all but turns, so that a cache mark finds its place.
-    content: WireContent<'a>,
+    // The last field of input messages, as `UNMARKED_END` assumes.
+    content: RequestContent<'a>,
     #[serde(flatten)]
-    reasoning: Fields,
+    reasoning: NamedFields,
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning_details: Option<&'a RawValue>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    thinking_blocks: Vec<WireThinking<'a>>,
+    thinking_blocks: Vec<RequestThinking<'a>>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    tool_calls: Vec<WireCall<'a>>,
+    tool_calls: Vec<RequestToolCall<'a>>,
 }
 
-/// Fields whose names a server decides.
-struct Fields(Vec<(&'static str, String)>);
+/// NamedFields with server-specific names.
+struct NamedFields(Vec<(&'static str, String)>);
 
-impl Serialize for Fields {
+impl Serialize for NamedFields {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut map = serializer.serialize_map(Some(self.0.len()))?;
         for (name, value) in &self.0 {
@@ -267,16 +262,16 @@ impl Serialize for Fields {
     }
 }
 
-impl<'a> WireMessage<'a> {
-    fn new(role: &'static str, content: Vec<WirePart<'a>>) -> Self {
+impl<'a> RequestMessage<'a> {
+    fn new(role: &'static str, content: Vec<ChatContentPart<'a>>) -> Self {
         Self {
             role,
             content: if content.is_empty() {
-                WireContent::Empty("")
+                RequestContent::Empty("")
             } else {
-                WireContent::Parts(content)
+                RequestContent::Parts(content)
             },
-            reasoning: Fields(Vec::new()),
+            reasoning: NamedFields(Vec::new()),
             reasoning_details: None,
             thinking_blocks: Vec::new(),
             tool_calls: Vec::new(),
@@ -288,14 +283,14 @@ impl<'a> WireMessage<'a> {
 
 #[derive(Serialize)]
 #[serde(untagged)]
-enum WireContent<'a> {
+enum RequestContent<'a> {
     Empty(&'static str),
-    Parts(Vec<WirePart<'a>>),
+    Parts(Vec<ChatContentPart<'a>>),
 }
 
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-enum WireThinking<'a> {
+enum RequestThinking<'a> {
     Thinking {
         signature: &'a str,
         thinking: &'a str,
@@ -306,49 +301,48 @@ enum WireThinking<'a> {
 }
 
 #[derive(Serialize)]
-struct WireCall<'a> {
+struct RequestToolCall<'a> {
     id: &'a str,
     r#type: &'static str,
-    function: WireFunction<'a>,
+    function: RequestFunction<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    provider_specific_fields: Option<WireSigned<'a>>,
+    provider_specific_fields: Option<ThoughtSignature<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    extra_content: Option<WireExtra<'a>>,
+    extra_content: Option<GoogleExtra<'a>>,
 }
 
 #[derive(Serialize)]
-struct WireFunction<'a> {
+struct RequestFunction<'a> {
     name: &'a str,
     arguments: &'a str,
 }
 
 #[derive(Serialize)]
-struct WireSigned<'a> {
+struct ThoughtSignature<'a> {
     thought_signature: &'a str,
 }
 
 #[derive(Serialize)]
-struct WireExtra<'a> {
-    google: WireSigned<'a>,
+struct GoogleExtra<'a> {
+    google: ThoughtSignature<'a>,
 }
 
-impl<'a> WireCall<'a> {
-    fn new(call: &'a ToolCall, place: Signature) -> Self {
-        let signed = |wanted| {
-            let signature = call.signature.as_deref().filter(|_| place == wanted);
-            signature.map(|thought_signature| WireSigned { thought_signature })
+impl<'a> RequestToolCall<'a> {
+    fn new(call: &'a ToolCall, field: SignatureField) -> Self {
+        let signature = |wanted| {
+            let signature = call.signature.as_deref().filter(|_| field == wanted);
+            signature.map(|thought_signature| ThoughtSignature { thought_signature })
         };
-        // An id that we made goes out like any other: here the provider only compares it with that
-        // of the result, which is the same.
+        // Generated ids are sent too: the provider only compares them with those of the results.
         Self {
             id: &call.id,
             r#type: "function",
-            function: WireFunction {
+            function: RequestFunction {
                 name: &call.name,
                 arguments: &call.arguments,
             },
-            provider_specific_fields: signed(Signature::LiteLlm),
-            extra_content: signed(Signature::Google).map(|google| WireExtra { google }),
+            provider_specific_fields: signature(SignatureField::LiteLlm),
+            extra_content: signature(SignatureField::Google).map(|google| GoogleExtra { google }),
         }
     }
 }

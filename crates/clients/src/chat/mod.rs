@@ -1,9 +1,8 @@
 //! OpenAI Chat Completions, and the many servers that speak it: vLLM, llama.cpp, Ollama, OpenRouter,
 //! LiteLLM, Azure.
 //!
-//! [`ChatClient`] is one model at one endpoint. It owns the wire: how messages become a request, how
-//! a response becomes a turn, what a refusal means. It keeps nothing of a conversation and reads
-//! nothing from the environment but where certificates are and which proxy leads to its address.
+//! [`ChatClient`] calls one model at one endpoint. It keeps no conversation state, and reads nothing
+//! from the environment except certificate and proxy settings.
 //!
 //! ```
 //! use cantle_clients::chat::ChatClient;
@@ -20,44 +19,42 @@
 //!
 //! # The endpoint and its key
 //!
-//! A key belongs to the base URL it was given with and goes nowhere else: redirects are not
-//! followed, and no error, source or `Debug` text shows it, also where the server repeats it. With
-//! an `http` address it crosses the network in the clear; that is for loopback and trusted
-//! networks, and is not refused. The proxy that `HTTPS_PROXY`, `HTTP_PROXY` or `ALL_PROXY` names is
-//! used, but for this machine and hosts in `NO_PROXY`; an `https` address is reached through it without
-//! it seeing what is said.
+//! The key is sent only to the configured base URL: redirects are not followed, and no error, source
+//! or `Debug` text contains it, even if the server repeats it. An `http` URL sends it in clear text,
+//! which is allowed for loopback and trusted networks. The proxy in `HTTPS_PROXY`, `HTTP_PROXY` or
+//! `ALL_PROXY` is used, except for loopback addresses and hosts in `NO_PROXY`; `https` traffic is
+//! tunnelled through it.
 //!
-//! Connections are HTTP/1.1 and kept open between calls. Nothing of TLS is set up for an `http`
-//! address.
+//! Connections use HTTP/1.1 and are kept open between calls. TLS is not initialized for `http` URLs.
 //!
 //! # What goes over the wire
 //!
-//! Servers that speak this dialect differ in what they want; [`Server`] says who is at the other end,
-//! by itself where the address tells. In general:
+//! Servers that speak this dialect differ; [`Server`] selects the variant, and is detected from the base
+//! URL if possible. In general:
 //!
 //! - Text content is sent as one text part, empty content as `""`. Images are data URLs
-//!   (`image_url`), sound is `input_audio`, video is what the server takes.
+//!   (`image_url`), audio is `input_audio`, and the format of video depends on the server.
 //! - Reasoning is read from `reasoning_content`, `reasoning`, `thinking_blocks` and
-//!   `reasoning_details`, and sent back under the name that the server reads. The signature of a tool
-//!   call goes both ways as LiteLLM's `provider_specific_fields` or Gemini's `extra_content`.
+//!   `reasoning_details`, and sent back in the field that the server reads. The signature of a tool
+//!   call is read and sent as LiteLLM's `provider_specific_fields` or Gemini's `extra_content`.
 //! - `reasoning_details` are kept as an
-//!   [opaque block](cantle_core::message::AssistantBlock::Opaque) beside the reasoning they repeat.
-//! - A tool without parameters has no `parameters`. Schemas are sent as they are, and without
-//!   strictness unless it is [asked for](ChatClientBuilder::strict_tools).
-//! - A tool call that came without an id is sent back with the one it was given here: in this
-//!   dialect the id only joins a call to its result.
-//! - A block that the server has no place for fails the request with
-//!   [`LlmErrorKind::Unsupported`](cantle_core::llm::LlmErrorKind::Unsupported). Reasoning in plain
-//!   sight has nothing to hand back, and is left out where no field is read.
-//! - Log probabilities, where extra parameters ask for them, come as the field `logprobs` of what
-//!   [the answer has besides](cantle_core::llm::TurnEnd::extra).
-//! - Every call asks for the usage; where a server does not tell it, the turn has none.
-//! - Models of Anthropic's behind OpenRouter or LiteLLM are told what to cache, as
-//!   in Anthropic's own dialect.
-//! - Where the server counts the output limit against the window (vLLM), a limit is sent that fits
-//!   what the conversation leaves.
+//!   [opaque block](cantle_core::message::AssistantBlock::Opaque) beside the reasoning that they repeat.
+//! - A tool without parameters has no `parameters`. Schemas are sent unchanged, and without strict mode
+//!   unless it is [enabled](ChatClientBuilder::strict_tools).
+//! - A tool call without an id is sent back with a generated one, because here the id only links a call
+//!   to its result.
+//! - A block that the server does not support fails the request with
+//!   [`LlmErrorKind::Unsupported`](cantle_core::llm::LlmErrorKind::Unsupported). Unsigned reasoning is
+//!   left out if the server has no field for it.
+//! - Log probabilities, if requested by extra parameters, are returned as `logprobs` in
+//!   [`TurnEnd::extra`](cantle_core::llm::TurnEnd::extra).
+//! - Every request asks for usage; if the server does not report it, the turn has none.
+//! - Requests for Anthropic models behind OpenRouter or LiteLLM have cache marks, as in Anthropic's own
+//!   dialect.
+//! - If the server counts the output limit against the context window (vLLM), the limit is reduced to
+//!   the remaining tokens.
 //!
-//! A server that answers a request for a stream with one whole body is understood.
+//! A server may answer a request for a stream with a complete body.
 
 mod content;
 mod encode;
@@ -67,34 +64,36 @@ mod wire;
 
 use cantle_core::llm::{ChatRequest, LlmError};
 use cantle_core::secret::SecretText;
-use reqwest::header::HeaderMap;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use self::encode::Encoding;
+use self::encode::ChatEncoder;
 pub use self::server::Server;
-pub use self::turn::ChatTurn;
+use self::turn::ChatAssembler;
 pub use crate::http::Timeouts;
-use crate::http::{Common, Dialect, Fitted, HttpClient, HttpClientBuilder, invalid};
+use crate::http::{
+    ClientSettings, HttpClient, HttpClientBuilder, OutputLimit, WireProtocol, encode_params,
+    invalid,
+};
 
 /// A model behind an endpoint that speaks Chat Completions.
 pub type ChatClient = HttpClient<Chat>;
 
-/// Describes a [`ChatClient`].
+/// Builder of a [`ChatClient`].
 pub type ChatClientBuilder = HttpClientBuilder<Chat>;
 
-/// The dialect: OpenAI's Chat Completions.
+/// The Chat Completions dialect.
 #[derive(Debug)]
 pub struct Chat {
-    /// The model and the options as the beginning of a request's body.
-    head: Vec<u8>,
-    encoding: Encoding,
+    /// Start of every request body: a JSON object without its closing brace.
+    params: Vec<u8>,
+    encoder: ChatEncoder,
     server: Server,
-    /// The output limit that each request gets, where the window may leave less.
-    fitted: Option<Fitted>,
+    /// Output limit that depends on the length of the conversation.
+    output_limit: Option<OutputLimit>,
 }
 
-/// What a [`ChatClientBuilder`] holds beside what all have.
+/// Options of a [`ChatClientBuilder`].
 #[derive(Debug, Default)]
 pub struct ChatOptions {
     reasoning_effort: Option<String>,
@@ -103,23 +102,24 @@ pub struct ChatOptions {
 }
 
 impl ChatClientBuilder {
-    /// Who is at the other end, where its address does not say so; see [`Server::at`].
+    /// Sets the server type, if the base URL does not reveal it; see [`Server::at`].
     #[must_use]
     pub fn server(mut self, server: Server) -> Self {
         self.options.server = Some(server);
         self
     }
 
-    /// Whether the model is held to the schemas of tools strictly, where the server can do that and the
-    /// schema allows it: every object closed, and all of its properties required. It is not by
-    /// default. Schemas are never changed for it.
+    /// Sets whether to use strict mode for tools; off by default.
+    ///
+    /// It applies if the server supports it and the schema qualifies: every object must be closed and
+    /// require all of its properties. Schemas are never changed.
     #[must_use]
     pub fn strict_tools(mut self, strict: bool) -> Self {
         self.options.strict_tools = strict;
         self
     }
 
-    /// How hard a reasoning model thinks, in the provider's words, e.g. `high`.
+    /// Sets the reasoning effort, as the provider names it, e.g. `high`.
     #[must_use]
     pub fn reasoning_effort(mut self, effort: impl Into<String>) -> Self {
         self.options.reasoning_effort = Some(effort.into());
@@ -127,13 +127,12 @@ impl ChatClientBuilder {
     }
 }
 
-impl Dialect for Chat {
+impl WireProtocol for Chat {
     const CLIENT: &'static str = "ChatClient";
     const PATH: &'static str = "/chat/completions";
-    const ANSWER: &'static str = "a chat completion";
+    const RESPONSE: &'static str = "a chat completion";
     const BASE_URL: &'static str = "https://api.openai.com/v1";
-    /// `n` would ask for answers that nobody reads.
-    const OWNED: &'static [&'static str] = &[
+    const RESERVED: &'static [&'static str] = &[
         "max_completion_tokens",
         "messages",
         "model",
@@ -145,54 +144,49 @@ impl Dialect for Chat {
         "tools",
     ];
     type Options = ChatOptions;
-    type Turn = ChatTurn;
+    type Assembler = ChatAssembler;
 
-    fn new(options: ChatOptions, common: &Common<'_>) -> Result<Self, LlmError> {
+    fn new(options: ChatOptions, settings: &ClientSettings<'_>) -> Result<Self, LlmError> {
         let server = options
             .server
-            .unwrap_or_else(|| Server::at(common.base_url));
-        let habits = server.habits();
-        let fitted = Fitted::new(common).filter(|_| habits.counts_the_limit);
+            .unwrap_or_else(|| Server::at(settings.base_url));
+        let quirks = server.quirks();
+        let output_limit =
+            OutputLimit::new(settings).filter(|_| quirks.limit_counts_against_window);
         let mut limits = Map::new();
-        if let Some(tokens) = common.max_output_tokens.filter(|_| fitted.is_none()) {
-            if common.extra.contains_key(habits.token_limit) {
+        if let Some(tokens) = settings
+            .max_output_tokens
+            .filter(|_| output_limit.is_none())
+        {
+            if settings.extra.contains_key(quirks.token_limit) {
                 return Err(invalid(format!(
-                    "the output limit is set twice: as such and as the extra parameter `{}`",
-                    habits.token_limit
+                    "the output limit is set twice: as an option and as the extra parameter `{}`",
+                    quirks.token_limit
                 )));
             }
-            limits.insert(habits.token_limit.to_owned(), tokens.into());
+            limits.insert(quirks.token_limit.to_owned(), tokens.into());
         }
-        let head = Head {
-            model: common.model,
-            stream: common.stream,
-            stream_options: common.stream.then_some(StreamOptions {
+        let params = ChatParams {
+            model: settings.model,
+            stream: settings.stream,
+            stream_options: settings.stream.then_some(StreamOptions {
                 include_usage: true,
             }),
             limits,
             reasoning_effort: options.reasoning_effort.as_deref(),
-            extra: common.extra,
+            extra: settings.extra,
         };
-        let mut head = serde_json::to_vec(&head).map_err(|error| {
-            invalid("the parameters can't be written as JSON").with_source(error)
-        })?;
-        // The messages follow in the same object.
-        head.pop();
         Ok(Self {
-            head,
-            encoding: Encoding::new(server, common.model).strict_tools(options.strict_tools),
+            params: encode_params(&params)?,
+            encoder: ChatEncoder::new(server, settings.model, options.strict_tools),
             server,
-            fitted,
+            output_limit,
         })
     }
 
-    fn headers(&self) -> HeaderMap {
-        HeaderMap::new()
-    }
-
     fn authorization(&self, key: &SecretText) -> (&'static str, String) {
-        let (name, before) = self.server.key_header();
-        (name, format!("{before}{}", key.expose()))
+        let (name, prefix) = self.server.key_header();
+        (name, format!("{prefix}{}", key.expose()))
     }
 
     fn reports_cost(&self) -> Option<bool> {
@@ -204,14 +198,16 @@ impl Dialect for Chat {
     }
 
     fn body(&self, request: &ChatRequest) -> Result<Vec<u8>, LlmError> {
-        let limit = self.fitted.map(|fitted| fitted.limit(&request.messages));
-        self.encoding.body(&self.head, request, limit)
+        let limit = self
+            .output_limit
+            .map(|limit| limit.for_messages(&request.messages));
+        self.encoder.body(&self.params, request, limit)
     }
 }
 
-/// The part of a request that is the same for all of a client's calls.
+/// Constant parameters of requests.
 #[derive(Serialize)]
-struct Head<'a> {
+struct ChatParams<'a> {
     model: &'a str,
     stream: bool,
     #[serde(skip_serializing_if = "Option::is_none")]

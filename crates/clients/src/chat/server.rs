@@ -1,7 +1,7 @@
-//! Who is at the other end: the habits in which servers that speak Chat Completions differ, as data.
+//! Server types of Chat Completions, and how their requests differ.
 //!
-//! Answers are read in all their spellings, whoever sends them; what is here is how requests are
-//! written. Sources are the providers' documentation, as linked.
+//! Responses are parsed in all variants regardless of the server type. Sources are the providers'
+//! documentation, as linked.
 
 use std::str::FromStr;
 
@@ -9,16 +9,16 @@ use cantle_core::llm::LlmError;
 
 use crate::http::invalid;
 
-/// A kind of server that speaks Chat Completions.
+/// Type of a server that speaks Chat Completions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Server {
-    /// One that is not known. It gets what most understand and the others pass over.
+    /// Unknown server: requests contain what most servers understand and others ignore.
     #[default]
     Unknown,
     /// OpenAI. <https://platform.openai.com/docs/api-reference/chat>
     OpenAi,
-    /// Azure OpenAI, where the key is sent as `api-key`.
+    /// Azure OpenAI, which reads the key from `api-key`.
     /// <https://learn.microsoft.com/azure/ai-foundry/openai/reference>
     Azure,
     /// OpenRouter. <https://openrouter.ai/docs/use-cases/reasoning-tokens>
@@ -37,46 +37,45 @@ pub enum Server {
     Together,
     /// Fireworks. <https://docs.fireworks.ai/guides/reasoning>
     Fireworks,
-    /// Gemini's compatible endpoint. <https://ai.google.dev/gemini-api/docs/openai>
+    /// Gemini's OpenAI-compatible endpoint. <https://ai.google.dev/gemini-api/docs/openai>
     Gemini,
 }
 
-/// How requests to a server are written.
+/// Deviations of a server type in the format of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(
     clippy::struct_excessive_bools,
-    reason = "a table of habits, each of which a server has or has not"
+    reason = "a table of independent properties"
 )]
-pub(super) struct Habits {
-    /// What the limit of output tokens is called.
+pub(super) struct ServerQuirks {
+    /// Name of the output limit.
     pub(super) token_limit: &'static str,
-    /// The fields in which reasoning without a signature goes back. Where there are none, the server
-    /// has no use for it.
+    /// Fields in which unsigned reasoning is sent back, if any.
     pub(super) reasoning: &'static [&'static str],
-    /// Whether a turn with tool calls has the first of these fields also where it is empty.
+    /// Whether turns with tool calls must have the reasoning fields even if empty.
     pub(super) reasoning_with_calls: bool,
-    /// Whether signed reasoning goes back as `thinking_blocks`.
+    /// Whether signed reasoning is sent back as `thinking_blocks`.
     pub(super) thinking_blocks: bool,
-    /// Whether `reasoning_details` go back.
+    /// Whether `reasoning_details` are sent back.
     pub(super) reasoning_details: bool,
-    /// Where the signature of a tool call goes back.
-    pub(super) signature: Signature,
-    /// Whether a tool's result carries the tool's name.
+    /// Field for the signature of a tool call.
+    pub(super) signature: SignatureField,
+    /// Whether tool results contain the tool's name.
     pub(super) result_names: bool,
-    /// How video is sent, where it can be.
-    pub(super) video: Video,
-    /// Whether sound can be sent.
+    /// Format of video input, if supported.
+    pub(super) video: VideoFormat,
+    /// Whether audio input is supported.
     pub(super) audio: bool,
-    /// Whether models of Anthropic's behind it want to be told what to cache.
+    /// Whether Anthropic models behind this server need cache marks.
     pub(super) cache_marks: bool,
-    /// Whether a tool can be held to strictly.
+    /// Whether strict tool schemas are supported.
     pub(super) strict_tools: bool,
-    /// Whether a request is refused whose input and output limit together exceed the window.
-    pub(super) counts_the_limit: bool,
+    /// Whether requests fail whose input and output limit together exceed the context window.
+    pub(super) limit_counts_against_window: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Signature {
+pub(super) enum SignatureField {
     None,
     /// `provider_specific_fields.thought_signature`
     LiteLlm,
@@ -85,16 +84,16 @@ pub(super) enum Signature {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Video {
+pub(super) enum VideoFormat {
     None,
-    /// As a `file`.
+    /// `file`
     File,
-    /// As a `video_url`.
+    /// `video_url`
     Url,
 }
 
 impl Server {
-    /// All that are known.
+    /// All known server types.
     pub const ALL: &[Self] = &[
         Self::OpenAi,
         Self::Azure,
@@ -109,7 +108,7 @@ impl Server {
         Self::Gemini,
     ];
 
-    /// Its name in settings, e.g. `vllm`.
+    /// Returns the name in settings, e.g. `vllm`.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -128,7 +127,7 @@ impl Server {
         }
     }
 
-    /// Who is known to be at an address: the host's own name says it, or Ollama's usual port.
+    /// Detects the server type from the host name, or from Ollama's default port.
     #[must_use]
     pub fn at(base_url: &str) -> Self {
         let rest = base_url
@@ -156,50 +155,50 @@ impl Server {
         }
     }
 
-    pub(super) fn habits(self) -> Habits {
-        // What is understood or passed over almost everywhere.
-        let usual = Habits {
+    pub(super) fn quirks(self) -> ServerQuirks {
+        // Understood or ignored by almost every server.
+        let default = ServerQuirks {
             token_limit: "max_completion_tokens",
             reasoning: &["reasoning_content"],
             reasoning_with_calls: false,
             thinking_blocks: true,
             reasoning_details: true,
-            signature: Signature::LiteLlm,
+            signature: SignatureField::LiteLlm,
             result_names: true,
-            video: Video::File,
+            video: VideoFormat::File,
             audio: true,
             cache_marks: false,
             strict_tools: true,
-            counts_the_limit: false,
+            limit_counts_against_window: false,
         };
-        // Nothing beyond what OpenAI's reference has: those who refuse other fields.
-        let strict = Habits {
+        // Only the fields of OpenAI's reference, for servers that reject others.
+        let strict = ServerQuirks {
             reasoning: &[],
             thinking_blocks: false,
             reasoning_details: false,
-            signature: Signature::None,
+            signature: SignatureField::None,
             result_names: false,
-            video: Video::None,
-            ..usual
+            video: VideoFormat::None,
+            ..default
         };
         match self {
-            Self::Unknown => usual,
+            Self::Unknown => default,
             Self::OpenAi | Self::Azure => strict,
-            Self::LiteLlm => Habits {
+            Self::LiteLlm => ServerQuirks {
                 cache_marks: true,
-                ..usual
+                ..default
             },
-            Self::OpenRouter => Habits {
+            Self::OpenRouter => ServerQuirks {
                 token_limit: "max_tokens",
                 reasoning: &["reasoning"],
                 reasoning_details: true,
-                video: Video::Url,
+                video: VideoFormat::Url,
                 audio: true,
                 cache_marks: true,
                 ..strict
             },
-            // "must be fully passed back", and a missing field is refused.
-            Self::DeepSeek => Habits {
+            // Reasoning "must be fully passed back"; a missing field is an error.
+            Self::DeepSeek => ServerQuirks {
                 strict_tools: false,
                 token_limit: "max_tokens",
                 reasoning: &["reasoning_content"],
@@ -207,51 +206,51 @@ impl Server {
                 audio: false,
                 ..strict
             },
-            // Which of the two a model's template reads depends on the version.
-            Self::Vllm => Habits {
+            // The field that a model's template reads depends on the version.
+            Self::Vllm => ServerQuirks {
                 reasoning: &["reasoning", "reasoning_content"],
-                video: Video::Url,
-                counts_the_limit: true,
+                video: VideoFormat::Url,
+                limit_counts_against_window: true,
                 ..strict
             },
-            Self::Ollama => Habits {
+            Self::Ollama => ServerQuirks {
                 strict_tools: false,
                 token_limit: "max_tokens",
                 reasoning: &["reasoning"],
                 audio: false,
                 ..strict
             },
-            Self::Groq => Habits {
+            Self::Groq => ServerQuirks {
                 strict_tools: false,
                 reasoning: &["reasoning"],
                 audio: false,
                 ..strict
             },
-            Self::Together => Habits {
+            Self::Together => ServerQuirks {
                 strict_tools: false,
                 token_limit: "max_tokens",
                 reasoning: &["reasoning"],
-                video: Video::Url,
+                video: VideoFormat::Url,
                 audio: false,
                 ..strict
             },
-            Self::Fireworks => Habits {
+            Self::Fireworks => ServerQuirks {
                 strict_tools: false,
                 token_limit: "max_tokens",
                 reasoning: &["reasoning_content"],
                 audio: false,
                 ..strict
             },
-            Self::Gemini => Habits {
+            Self::Gemini => ServerQuirks {
                 strict_tools: false,
-                signature: Signature::Google,
+                signature: SignatureField::Google,
                 result_names: true,
                 ..strict
             },
         }
     }
 
-    /// The header that carries the key, and what stands before the key in it.
+    /// Returns the name of the authorization header, and the prefix of the key.
     pub(super) fn key_header(self) -> (&'static str, &'static str) {
         match self {
             Self::Azure => ("api-key", ""),
@@ -263,13 +262,13 @@ impl Server {
 impl FromStr for Server {
     type Err = LlmError;
 
-    /// Reads a [name](Self::as_str).
+    /// Parses a [name](Self::as_str).
     fn from_str(name: &str) -> Result<Self, LlmError> {
         let mut known = Self::ALL.iter().copied();
         known.find(|server| server.as_str() == name).ok_or_else(|| {
             let names: Vec<_> = Self::ALL.iter().map(|server| server.as_str()).collect();
             invalid(format!(
-                "no server is called `{name}`; there are {}",
+                "unknown server type `{name}`; valid are {}",
                 names.join(", ")
             ))
         })
@@ -281,19 +280,19 @@ mod tests {
     use super::Server;
 
     #[test]
-    fn a_server_is_known_by_its_name() {
+    fn names_parse_to_server_types() {
         for server in Server::ALL {
             assert_eq!(server.as_str().parse::<Server>().unwrap(), *server);
         }
         let error = "vlm".parse::<Server>().unwrap_err().to_string();
         assert!(
-            error.starts_with("no server is called `vlm`; there are openai, azure,"),
+            error.starts_with("unknown server type `vlm`; valid are openai, azure,"),
             "{error}"
         );
     }
 
     #[test]
-    fn an_address_names_its_server() {
+    fn server_types_are_detected_from_urls() {
         for (base_url, server) in [
             ("https://api.openai.com/v1", Server::OpenAi),
             ("https://openrouter.ai/api/v1", Server::OpenRouter),
@@ -311,8 +310,11 @@ mod tests {
             ),
             ("http://localhost:11434/v1", Server::Ollama),
             ("http://localhost:8000/v1", Server::Unknown),
-            ("https://evil.example/api.openai.com", Server::Unknown),
-            ("https://api.openai.com.evil.example/v1", Server::Unknown),
+            ("https://evil.example.com/api.openai.com", Server::Unknown),
+            (
+                "https://api.openai.com.evil.example.com/v1",
+                Server::Unknown,
+            ),
         ] {
             assert_eq!(Server::at(base_url), server, "{base_url}");
         }

@@ -1,40 +1,42 @@
-//! A turn, put together from what arrives: all at once or in pieces, by the same code, so that
-//! streaming and not streaming give the same message.
+//! Assembles a turn from a Chat Completions response.
 //!
-//! This dialect has channels and no order between them. Blocks are built reasoning, then text, then
-//! tool calls.
+//! Text, reasoning and tool calls arrive in separate fields without a common order. Blocks are ordered
+//! reasoning, text, tool calls.
 
 use std::collections::VecDeque;
+use std::ops::ControlFlow;
 
 use cantle_core::llm::{ChatEvent, LlmError, LlmErrorKind, StopReason, TurnEnd};
 use cantle_core::message::{AssistantBlock, ToolCall};
 use reqwest::header::HeaderMap;
 use serde_json::{Map, Value, json};
 
-use super::wire::{Answer, Call, Message, Thinking, Usage};
-use crate::http::{Diagnosis, Next, Turn, served_by, with_unique_ids};
+use super::wire::{ChatCompletion, ChatMessage, ChatThinking, ChatToolCall, ChatUsage};
+use crate::http::{
+    ErrorContext, TurnAssembler, deduplicate_call_ids, incomplete_response, served_by,
+};
 use crate::sse::Event;
 
-/// A turn on its way.
+/// An incomplete turn.
 #[derive(Debug, Default)]
-pub struct ChatTurn {
+pub struct ChatAssembler {
     reasoning: String,
     thinking: Vec<AssistantBlock>,
     details: Vec<Map<String, Value>>,
     text: String,
-    calls: Vec<Draft>,
-    /// Why the model stopped, once the provider has said so.
+    calls: Vec<PendingCall>,
+    /// The provider's stop reason, once received.
     finish_reason: Option<String>,
-    usage: Option<Usage>,
+    usage: Option<ChatUsage>,
     model: Option<String>,
     logprobs: Map<String, Value>,
-    /// Whether it came all at once, which says that it is complete.
-    whole: bool,
+    /// Whether the turn came as a complete body, which may lack a stop reason.
+    is_complete: bool,
 }
 
-/// A tool call on its way.
+/// An incomplete tool call.
 #[derive(Debug, Default)]
-struct Draft {
+struct PendingCall {
     index: Option<u64>,
     id: String,
     name: String,
@@ -42,149 +44,141 @@ struct Draft {
     signature: Option<String>,
 }
 
-impl Turn for ChatTurn {
-    fn whole(
+impl TurnAssembler for ChatAssembler {
+    fn read_body(
         &mut self,
-        diagnosis: &Diagnosis,
+        errors: &ErrorContext,
         headers: &HeaderMap,
         body: &[u8],
     ) -> Result<(), LlmError> {
-        let answer: Answer = serde_json::from_slice(body).map_err(|error| {
-            diagnosis
-                .reported_in(body)
-                .unwrap_or_else(|| diagnosis.no_answer(headers, body, &error.to_string()))
-        })?;
-        let choice = answer.choices.unwrap_or_default().into_iter().next();
-        let failed =
-            answer.error.is_some() || choice.as_ref().is_none_or(|choice| choice.error.is_some());
-        if failed {
-            let error = diagnosis.reported_in(body);
-            return Err(error.unwrap_or_else(|| {
-                let why = "it has no choices";
-                diagnosis.no_answer(headers, body, why)
-            }));
+        let invalid = |reason: &str| {
+            let reported = errors.body_error(body);
+            reported.unwrap_or_else(|| errors.invalid_body(headers, body, reason))
+        };
+        let completion: ChatCompletion =
+            serde_json::from_slice(body).map_err(|error| invalid(&error.to_string()))?;
+        let choice = completion.choices.unwrap_or_default().into_iter().next();
+        let Some(mut choice) = choice.filter(|choice| choice.error.is_none()) else {
+            return Err(invalid("it has no choices"));
+        };
+        if completion.error.is_some() {
+            return Err(invalid("it is an error"));
         }
-        self.whole = true;
-        self.usage = answer.usage;
-        self.model = answer.model;
-        if let Some(mut choice) = choice {
-            self.finish_reason = choice.finish_reason.take().filter(|r| !r.is_empty());
-            self.take_logprobs(choice.logprobs.take());
-            if let Some(message) = choice.whole() {
-                self.take(message, |_| ());
-            }
+        self.is_complete = true;
+        self.usage = completion.usage;
+        self.model = completion.model;
+        self.finish_reason = choice.finish_reason.take().filter(|r| !r.is_empty());
+        self.add_logprobs(choice.logprobs.take());
+        if let Some(message) = choice.into_message() {
+            self.add(message, |_| ());
         }
         Ok(())
     }
 
-    fn event(
+    fn read_event(
         &mut self,
-        diagnosis: &Diagnosis,
+        errors: &ErrorContext,
         event: &Event<'_>,
-        told: &mut VecDeque<ChatEvent>,
-    ) -> Result<Next, LlmError> {
-        let named_error = event.name == Some("error");
+        deltas: &mut VecDeque<ChatEvent>,
+    ) -> Result<ControlFlow<()>, LlmError> {
+        let is_error_event = event.name == Some("error");
         let data = match event.data.trim() {
-            "[DONE]" => return Ok(Next::End),
-            "" => return Ok(Next::More),
+            "[DONE]" => return Ok(ControlFlow::Break(())),
+            "" => return Ok(ControlFlow::Continue(())),
             data => data,
         };
-        let answer: Answer = match serde_json::from_str(data) {
-            Ok(answer) => answer,
-            Err(_) if named_error => return Err(diagnosis.failed_under_way(data)),
-            Err(error) => return Err(diagnosis.unreadable_event(data, &error)),
+        let completion: ChatCompletion = match serde_json::from_str(data) {
+            Ok(completion) => completion,
+            Err(_) if is_error_event => return Err(errors.event_error(data)),
+            Err(error) => return Err(errors.unreadable_event(data, &error)),
         };
-        let choices = answer.choices.unwrap_or_default();
-        let failed = answer.error.is_some() || choices.iter().any(|choice| choice.error.is_some());
-        // An event without either may be vLLM's bare error object, or nothing to us.
-        let empty = choices.is_empty() && answer.usage.is_none();
-        if (failed || empty || named_error)
-            && let Some(error) = diagnosis.reported_in(data.as_bytes())
+        let choices = completion.choices.unwrap_or_default();
+        let has_error =
+            completion.error.is_some() || choices.iter().any(|choice| choice.error.is_some());
+        // An event with neither may be vLLM's unwrapped error object.
+        let is_empty = choices.is_empty() && completion.usage.is_none();
+        if (has_error || is_empty || is_error_event)
+            && let Some(error) = errors.body_error(data.as_bytes())
         {
             return Err(error);
         }
-        if named_error {
-            return Err(diagnosis.failed_under_way(data));
+        if is_error_event {
+            return Err(errors.event_error(data));
         }
         for mut choice in choices {
-            // Others than the first have not been asked for.
+            // Only one choice was requested.
             if choice.index.unwrap_or(0) != 0 {
                 continue;
             }
             let reason = choice.finish_reason.take().filter(|r| !r.is_empty());
-            self.take_logprobs(choice.logprobs.take());
-            if let Some(piece) = choice.piece() {
-                self.take(piece, |event| told.push_back(event));
+            self.add_logprobs(choice.logprobs.take());
+            if let Some(delta) = choice.into_delta() {
+                self.add(delta, |event| deltas.push_back(event));
             }
             self.finish_reason = reason.or_else(|| self.finish_reason.take());
         }
-        // Some servers report it in every event; the last one is the sum.
-        if answer.usage.is_some() {
-            self.usage = answer.usage;
+        // Some servers report the usage in every event; the last one is the total.
+        if completion.usage.is_some() {
+            self.usage = completion.usage;
         }
-        self.model = answer.model.or_else(|| self.model.take());
-        Ok(Next::More)
+        self.model = completion.model.or_else(|| self.model.take());
+        Ok(ControlFlow::Continue(()))
     }
 
     fn finish(self, headers: &HeaderMap) -> Result<Vec<ChatEvent>, LlmError> {
-        if self.finish_reason.is_none() && !self.whole {
-            let message = "the answer ended without saying how the turn ended";
-            return Err(LlmError::new(LlmErrorKind::Interrupted, message));
+        if self.finish_reason.is_none() && !self.is_complete {
+            return Err(incomplete_response());
         }
-        // On a stream LiteLLM's header stands before the cost is known.
-        let cost_usd = if self.whole {
-            litellm_cost(headers)
-        } else {
-            None
-        };
+        // In a streamed response, LiteLLM sends the header before the cost is known.
+        let cost_usd = litellm_cost(headers).filter(|_| self.is_complete);
         let model = served_by(headers, self.model.clone());
-        self.told(cost_usd, model)
+        self.into_events(cost_usd, model)
     }
 }
 
-/// What LiteLLM charges.
+/// Returns the cost from LiteLLM's header.
 fn litellm_cost(headers: &HeaderMap) -> Option<f64> {
     let cost = headers.get("x-litellm-response-cost")?;
     cost.to_str().ok()?.trim().parse().ok()
 }
 
-impl ChatTurn {
-    /// Takes a message or a piece of one, and gives what is new in it to `watch`.
-    pub(super) fn take(&mut self, piece: Message, mut watch: impl FnMut(ChatEvent)) {
-        let reasoning = piece.reasoning_content.filter(|piece| !piece.is_empty());
-        if let Some(reasoning) = reasoning.or(piece.reasoning).filter(|r| !r.is_empty()) {
+impl ChatAssembler {
+    /// Adds a message or a delta, and passes its deltas to `emit`.
+    pub(super) fn add(&mut self, delta: ChatMessage, mut emit: impl FnMut(ChatEvent)) {
+        let reasoning = delta.reasoning_content.filter(|text| !text.is_empty());
+        if let Some(reasoning) = reasoning.or(delta.reasoning).filter(|r| !r.is_empty()) {
             self.reasoning.push_str(&reasoning);
-            watch(ChatEvent::ReasoningDelta(reasoning));
+            emit(ChatEvent::ReasoningDelta(reasoning));
         }
-        for detail in piece.reasoning_details.into_iter().flatten() {
-            self.take_detail(detail);
+        for detail in delta.reasoning_details.into_iter().flatten() {
+            self.add_detail(detail);
         }
-        for thinking in piece.thinking_blocks.into_iter().flatten() {
-            self.take_thinking(thinking);
+        for thinking in delta.thinking_blocks.into_iter().flatten() {
+            self.add_thinking(thinking);
         }
-        for text in [piece.content, piece.refusal].into_iter().flatten() {
+        for text in [delta.content, delta.refusal].into_iter().flatten() {
             if !text.is_empty() {
                 self.text.push_str(&text);
-                watch(ChatEvent::TextDelta(text));
+                emit(ChatEvent::TextDelta(text));
             }
         }
-        for call in piece.tool_calls.into_iter().flatten() {
-            watch(self.take_call(call));
+        for call in delta.tool_calls.into_iter().flatten() {
+            emit(self.add_call(call));
         }
     }
 
-    /// LiteLLM sends a block's text in pieces and then its signature, alone. A block is open until
-    /// it has one.
-    fn take_thinking(&mut self, piece: Thinking) {
-        if piece.kind.as_deref() == Some("redacted_thinking") {
-            let data = piece.data.unwrap_or_default();
+    /// Adds a thinking delta. LiteLLM sends a block's text in deltas and then its signature alone, so a
+    /// block is complete once it has a signature.
+    fn add_thinking(&mut self, delta: ChatThinking) {
+        if delta.kind.as_deref() == Some("redacted_thinking") {
+            let data = delta.data.unwrap_or_default();
             self.thinking
                 .push(AssistantBlock::RedactedReasoning { data });
             return;
         }
-        let text = piece.thinking.unwrap_or_default();
-        let signed = piece.signature.unwrap_or_default();
-        if text.is_empty() && signed.is_empty() {
+        let text = delta.thinking.unwrap_or_default();
+        let new_signature = delta.signature.unwrap_or_default();
+        if text.is_empty() && new_signature.is_empty() {
             return;
         }
         match self.thinking.last_mut() {
@@ -192,39 +186,41 @@ impl ChatTurn {
                 if signature.is_empty() =>
             {
                 content.push_str(&text);
-                *signature = signed;
+                *signature = new_signature;
             }
             _ => self.thinking.push(AssistantBlock::SignedReasoning {
-                signature: signed,
+                signature: new_signature,
                 content: text,
             }),
         }
     }
 
-    /// OpenRouter sends a detail's text in pieces: those of one index and type are one.
+    /// Adds a reasoning detail. OpenRouter sends its text in deltas of the same index and type.
     /// <https://openrouter.ai/docs/use-cases/reasoning-tokens#preserving-reasoning>
-    fn take_detail(&mut self, piece: Map<String, Value>) {
-        let before = self.details.last_mut().filter(|before| {
-            let same = |field| before.get(field) == piece.get(field);
-            piece.contains_key("index") && same("index") && same("type")
+    fn add_detail(&mut self, delta: Map<String, Value>) {
+        let previous = self.details.last_mut().filter(|previous| {
+            let is_same = |field| previous.get(field) == delta.get(field);
+            delta.contains_key("index") && is_same("index") && is_same("type")
         });
-        let Some(before) = before else {
-            self.details.push(piece);
+        let Some(previous) = previous else {
+            self.details.push(delta);
             return;
         };
-        for (name, value) in piece {
-            let grows = matches!(&*name, "text" | "summary" | "data");
-            match (before.get_mut(&name), value) {
-                (Some(Value::String(text)), Value::String(more)) if grows => text.push_str(&more),
+        for (name, value) in delta {
+            let is_appended = matches!(&*name, "text" | "summary" | "data");
+            match (previous.get_mut(&name), value) {
+                (Some(Value::String(text)), Value::String(more)) if is_appended => {
+                    text.push_str(&more);
+                }
                 (Some(_), Value::Null) => {}
-                (_, value) => drop(before.insert(name, value)),
+                (_, value) => drop(previous.insert(name, value)),
             }
         }
     }
 
-    /// Lists grow, and what is null is not there.
-    fn take_logprobs(&mut self, piece: Option<Map<String, Value>>) {
-        for (name, value) in piece.into_iter().flatten() {
+    /// Appends lists of log probabilities; null counts as missing.
+    fn add_logprobs(&mut self, delta: Option<Map<String, Value>>) {
+        for (name, value) in delta.into_iter().flatten() {
             match (self.logprobs.get_mut(&name), value) {
                 (_, Value::Null) => {}
                 (Some(Value::Array(list)), Value::Array(more)) => list.extend(more),
@@ -233,73 +229,66 @@ impl ChatTurn {
         }
     }
 
-    fn take_call(&mut self, mut piece: Call) -> ChatEvent {
-        let signature = piece.signature();
-        let id = piece.id.unwrap_or_default();
-        let function = piece.function.unwrap_or_default();
+    fn add_call(&mut self, mut delta: ChatToolCall) -> ChatEvent {
+        let signature = delta.signature();
+        let id = delta.id.unwrap_or_default();
+        let function = delta.function.unwrap_or_default();
         let name = function.name.unwrap_or_default();
         let arguments = function.arguments.unwrap_or_default();
 
-        let place = self.place_of(piece.index, &id, &name);
-        if place == self.calls.len() {
-            self.calls.push(Draft {
-                index: piece.index,
-                ..Draft::default()
+        let position = self.call_position(delta.index, &id, &name);
+        if position == self.calls.len() {
+            self.calls.push(PendingCall {
+                index: delta.index,
+                ..PendingCall::default()
             });
         }
-        let mut shown = None;
-        if let Some(draft) = self.calls.get_mut(place) {
-            if draft.id.is_empty() {
-                draft.id = id;
+        let mut new_name = None;
+        if let Some(call) = self.calls.get_mut(position) {
+            if call.id.is_empty() {
+                call.id = id;
             }
-            if draft.name.is_empty() && !name.is_empty() {
-                draft.name.clone_from(&name);
-                shown = Some(name);
+            if call.name.is_empty() && !name.is_empty() {
+                call.name.clone_from(&name);
+                new_name = Some(name);
             }
-            draft.arguments.push_str(&arguments);
-            draft.signature = signature.or_else(|| draft.signature.take());
+            call.arguments.push_str(&arguments);
+            call.signature = signature.or_else(|| call.signature.take());
         }
         ChatEvent::ToolCallDelta {
-            index: place,
-            name: shown,
+            index: position,
+            name: new_name,
             arguments,
         }
     }
 
-    /// Which call a piece belongs to; the number of calls where it begins a new one.
-    fn place_of(&self, index: Option<u64>, id: &str, name: &str) -> usize {
-        let begins = self.calls.len();
-        let found = match index {
-            Some(_) => self.calls.iter().rposition(|draft| draft.index == index),
-            None if !id.is_empty() => self.calls.iter().rposition(|draft| draft.id == id),
+    /// Returns the position of the call that a delta belongs to; the number of calls for a new one.
+    fn call_position(&self, index: Option<u64>, id: &str, name: &str) -> usize {
+        let end = self.calls.len();
+        let position = match index {
+            Some(_) => self.calls.iter().rposition(|call| call.index == index),
+            None if !id.is_empty() => self.calls.iter().rposition(|call| call.id == id),
             None if !name.is_empty() => None,
-            None => begins.checked_sub(1),
+            None => end.checked_sub(1),
         };
-        let Some(place) = found else {
-            return begins;
+        // Some servers send every parallel call with index 0, each complete and with its own id.
+        let is_other = |call: &PendingCall| {
+            !id.is_empty() && !name.is_empty() && !call.id.is_empty() && call.id != id
         };
-        // Some servers send every parallel call with index 0, each whole and with an id of its own.
-        let other = |draft: &Draft| {
-            !id.is_empty() && !name.is_empty() && !draft.id.is_empty() && draft.id != id
-        };
-        if self.calls.get(place).is_some_and(other) {
-            return begins;
-        }
-        place
+        position
+            .filter(|&position| !self.calls.get(position).is_some_and(is_other))
+            .unwrap_or(end)
     }
 
-    /// The whole blocks and the end, in the order in which they are told.
-    ///
-    /// # Errors
-    /// Where the provider gave an error as its reason to stop.
-    fn told(
+    /// Returns the complete blocks and the end. Fails if the stop reason is an error.
+    fn into_events(
         self,
         cost_usd: Option<f64>,
         served_by: Option<String>,
     ) -> Result<Vec<ChatEvent>, LlmError> {
         let mut blocks = self.thinking;
         for block in &mut blocks {
-            // Without a signature there is nothing to hand back.
+            // Reasoning without a signature cannot be sent back.
             if let AssistantBlock::SignedReasoning { signature, content } = block
                 && signature.is_empty()
             {
@@ -307,9 +296,9 @@ impl ChatTurn {
                 *block = AssistantBlock::Reasoning { content };
             }
         }
-        // Beside thinking blocks with text it is the same text once more.
-        let withheld = |block| matches!(block, &AssistantBlock::RedactedReasoning { .. });
-        if !self.reasoning.is_empty() && blocks.iter().all(withheld) {
+        // Thinking blocks repeat the reasoning, unless all are redacted.
+        let is_redacted = |block| matches!(block, &AssistantBlock::RedactedReasoning { .. });
+        if !self.reasoning.is_empty() && blocks.iter().all(is_redacted) {
             let content = self.reasoning;
             blocks.insert(0, AssistantBlock::Reasoning { content });
         }
@@ -323,9 +312,10 @@ impl ChatTurn {
         let stop = stop_reason(self.finish_reason.as_deref(), !self.calls.is_empty())?;
         let calls = self.calls.into_iter().map(ToolCall::from);
         blocks.extend(calls.map(AssistantBlock::ToolCall));
-        with_unique_ids(&mut blocks);
+        deduplicate_call_ids(&mut blocks);
 
-        let mut end = TurnEnd::new(stop, self.usage.as_ref().map(Usage::disjoint));
+        let usage = self.usage.as_ref().map(ChatUsage::to_token_usage);
+        let mut end = TurnEnd::new(stop, usage);
         let reported = self.usage.and_then(|usage| usage.cost).or(cost_usd);
         end.cost_usd = reported.filter(|cost| cost.is_finite() && *cost >= 0.0);
         end.served_by = served_by;
@@ -339,24 +329,24 @@ impl ChatTurn {
     }
 }
 
-impl From<Draft> for ToolCall {
-    fn from(draft: Draft) -> Self {
-        let mut call = Self::new(Some(draft.id), draft.name, draft.arguments);
-        call.signature = draft.signature.filter(|signature| !signature.is_empty());
+impl From<PendingCall> for ToolCall {
+    fn from(pending: PendingCall) -> Self {
+        let mut call = Self::new(Some(pending.id), pending.name, pending.arguments);
+        call.signature = pending.signature.filter(|signature| !signature.is_empty());
         call
     }
 }
 
-fn stop_reason(reason: Option<&str>, calls: bool) -> Result<StopReason, LlmError> {
+fn stop_reason(reason: Option<&str>, has_calls: bool) -> Result<StopReason, LlmError> {
     Ok(match reason {
-        // LiteLLM says `stop` for some turns that call tools.
-        None | Some("stop") if !calls => StopReason::EndTurn,
+        // LiteLLM sends `stop` for some turns with tool calls.
+        None | Some("stop") if !has_calls => StopReason::EndTurn,
         None | Some("stop" | "tool_calls" | "function_call") => StopReason::ToolCalls,
         Some("length" | "max_tokens") => StopReason::Length,
         Some("content_filter") => StopReason::ContentFilter,
-        // OpenRouter, where the model behind it failed under way.
+        // OpenRouter, if the model's provider failed during the response.
         Some("error") => {
-            let message = "the provider failed while it answered, and did not say why";
+            let message = "the provider failed during the response without a reason";
             return Err(LlmError::new(LlmErrorKind::Server, message));
         }
         Some(other) => StopReason::Other(other.to_owned()),

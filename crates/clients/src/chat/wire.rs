@@ -1,42 +1,40 @@
-//! What is read of a response: a whole answer and a chunk of a stream have nearly the same shape.
+//! Response types; a complete response and a chunk of a stream differ little.
 //!
-//! Everything is optional, since every field is missing or null somewhere; what must be there is
-//! checked where it is used. Fields that nothing here needs are skipped without being built.
+//! Every field is optional, because some server omits it or sends null.
 
 use cantle_core::usage::TokenUsage;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Map, Value};
 
-/// A response body, or the data of one event.
+/// A response body or the data of an event.
 #[derive(Debug, Default, Deserialize)]
 #[serde(expecting = "an object")]
-pub(super) struct Answer {
-    pub(super) choices: Option<Vec<Choice>>,
-    pub(super) usage: Option<Usage>,
+pub(super) struct ChatCompletion {
+    pub(super) choices: Option<Vec<ChatChoice>>,
+    pub(super) usage: Option<ChatUsage>,
     pub(super) model: Option<String>,
-    /// Present where the provider failed after it had promised to succeed.
+    /// Failure despite a successful status.
     pub(super) error: Option<IgnoredAny>,
 }
 
 #[derive(Debug, Deserialize)]
-pub(super) struct Choice {
+pub(super) struct ChatChoice {
     pub(super) index: Option<u64>,
-    /// In a whole answer.
-    message: Option<Message>,
-    /// In a chunk.
-    delta: Option<Message>,
+    /// Only in a complete response.
+    message: Option<ChatMessage>,
+    /// Only in a chunk.
+    delta: Option<ChatMessage>,
     pub(super) finish_reason: Option<String>,
-    /// Only where they were asked for: lists of tokens, by what they are tokens of.
+    /// Lists of tokens by kind, if requested.
     pub(super) logprobs: Option<Map<String, Value>>,
-    /// OpenRouter's place for a failure under way.
+    /// OpenRouter's field for a failure during the response.
     pub(super) error: Option<IgnoredAny>,
 }
 
-impl Choice {
-    /// The message of a whole answer. Its calls are what the list says, whatever they call
-    /// themselves.
-    pub(super) fn whole(self) -> Option<Message> {
+impl ChatChoice {
+    /// Returns the message of a complete response, with its calls numbered by position.
+    pub(super) fn into_message(self) -> Option<ChatMessage> {
         let mut message = self.message.or(self.delta)?;
         let calls = message.tool_calls.iter_mut().flatten();
         for (index, call) in (0..).zip(calls) {
@@ -45,29 +43,29 @@ impl Choice {
         Some(message)
     }
 
-    /// The piece in a chunk.
-    pub(super) fn piece(self) -> Option<Message> {
+    /// Returns the delta of a chunk.
+    pub(super) fn into_delta(self) -> Option<ChatMessage> {
         self.delta.or(self.message)
     }
 }
 
 #[derive(Debug, Default, Deserialize)]
-pub(super) struct Message {
+pub(super) struct ChatMessage {
     pub(super) content: Option<String>,
-    /// Why OpenAI's models don't answer, in the place of an answer.
+    /// OpenAI's explanation of a refusal, instead of content.
     pub(super) refusal: Option<String>,
     pub(super) reasoning_content: Option<String>,
-    /// The same in the words of OpenRouter, Ollama and newer vLLM.
+    /// Name of `reasoning_content` in OpenRouter, Ollama and newer vLLM.
     pub(super) reasoning: Option<String>,
-    /// The same with signatures, as LiteLLM has them from Anthropic.
-    pub(super) thinking_blocks: Option<Vec<Thinking>>,
-    /// The same as OpenRouter has it, with all that must go back.
+    /// Reasoning with signatures, in LiteLLM's format for Anthropic models.
+    pub(super) thinking_blocks: Option<Vec<ChatThinking>>,
+    /// Reasoning in OpenRouter's format, to be sent back completely.
     pub(super) reasoning_details: Option<Vec<Map<String, Value>>>,
-    pub(super) tool_calls: Option<Vec<Call>>,
+    pub(super) tool_calls: Option<Vec<ChatToolCall>>,
 }
 
 #[derive(Debug, Deserialize)]
-pub(super) struct Thinking {
+pub(super) struct ChatThinking {
     #[serde(rename = "type")]
     pub(super) kind: Option<String>,
     pub(super) thinking: Option<String>,
@@ -76,20 +74,20 @@ pub(super) struct Thinking {
 }
 
 #[derive(Debug, Deserialize)]
-pub(super) struct Call {
+pub(super) struct ChatToolCall {
     pub(super) index: Option<u64>,
     pub(super) id: Option<String>,
-    pub(super) function: Option<Function>,
-    provider_specific_fields: Option<Signed>,
-    extra_content: Option<Extra>,
+    pub(super) function: Option<ChatFunction>,
+    provider_specific_fields: Option<SignedFields>,
+    extra_content: Option<ExtraContent>,
 }
 
-impl Call {
-    /// Gemini's signature of the call, as LiteLLM hands it on, or as Gemini itself does.
+impl ChatToolCall {
+    /// Takes Gemini's signature of the call from LiteLLM's or from Gemini's field.
     pub(super) fn signature(&mut self) -> Option<String> {
-        let handed_on = self.provider_specific_fields.take();
-        let own = self.extra_content.take().and_then(|extra| extra.google);
-        [handed_on, own]
+        let litellm = self.provider_specific_fields.take();
+        let gemini = self.extra_content.take().and_then(|extra| extra.google);
+        [litellm, gemini]
             .into_iter()
             .flatten()
             .find_map(|fields| fields.thought_signature)
@@ -97,54 +95,54 @@ impl Call {
 }
 
 #[derive(Debug, Default, Deserialize)]
-pub(super) struct Function {
+pub(super) struct ChatFunction {
     pub(super) name: Option<String>,
     pub(super) arguments: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Signed {
+struct SignedFields {
     thought_signature: Option<String>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Extra {
-    google: Option<Signed>,
+struct ExtraContent {
+    google: Option<SignedFields>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
-pub(super) struct Usage {
+pub(super) struct ChatUsage {
     prompt_tokens: Option<u64>,
     completion_tokens: Option<u64>,
     total_tokens: Option<u64>,
-    prompt_tokens_details: Option<PromptDetails>,
-    completion_tokens_details: Option<CompletionDetails>,
-    /// Anthropic's name, which LiteLLM adds.
+    prompt_tokens_details: Option<PromptTokenDetails>,
+    completion_tokens_details: Option<CompletionTokenDetails>,
+    /// Anthropic's name for cache writes, added by LiteLLM.
     cache_creation_input_tokens: Option<u64>,
     /// DeepSeek's name for cached tokens.
     prompt_cache_hit_tokens: Option<u64>,
-    /// What OpenRouter charges, in US dollars.
+    /// Cost in US dollars, from OpenRouter.
     pub(super) cost: Option<f64>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
-struct PromptDetails {
+struct PromptTokenDetails {
     cached_tokens: Option<u64>,
     /// OpenRouter's name for tokens written to the cache.
     cache_write_tokens: Option<u64>,
-    /// LiteLLM's.
+    /// LiteLLM's name for them.
     cache_creation_tokens: Option<u64>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
-struct CompletionDetails {
+struct CompletionTokenDetails {
     reasoning_tokens: Option<u64>,
 }
 
-impl Usage {
-    /// The counters apart from each other: on the wire the prompt includes what was cached, and the
-    /// completion includes reasoning.
-    pub(super) fn disjoint(&self) -> TokenUsage {
+impl ChatUsage {
+    /// Returns disjoint counts: on the wire the prompt includes cached tokens, and the completion
+    /// includes reasoning.
+    pub(super) fn to_token_usage(&self) -> TokenUsage {
         let prompt = self.prompt_tokens.unwrap_or(0);
         let completion = self.completion_tokens.unwrap_or(0);
         let details = self.prompt_tokens_details.as_ref();
@@ -163,14 +161,14 @@ impl Usage {
             .as_ref()
             .and_then(|details| details.reasoning_tokens)
             .unwrap_or(0);
-        // xAI counts reasoning beside the completion; only the total tells.
+        // xAI's completion excludes reasoning, which only the total shows.
         // https://docs.cloud.google.com/vertex-ai/generative-ai/docs/partner-models/grok/capabilities/reasoning
-        let beside = reasoning > 0
+        let is_separate = reasoning > 0
             && self.total_tokens
                 == prompt
                     .checked_add(completion)
                     .and_then(|sum| sum.checked_add(reasoning));
-        let (answer, reasoning) = if beside {
+        let (answer, reasoning) = if is_separate {
             (completion, reasoning)
         } else {
             let reasoning = reasoning.min(completion);
@@ -191,22 +189,22 @@ mod tests {
     use cantle_core::usage::TokenUsage;
     use serde_json::json;
 
-    use super::Usage;
+    use super::ChatUsage;
 
-    fn disjoint(usage: serde_json::Value) -> TokenUsage {
-        let usage: Usage = serde_json::from_value(usage).unwrap();
-        usage.disjoint()
+    fn token_usage(usage: serde_json::Value) -> TokenUsage {
+        let usage: ChatUsage = serde_json::from_value(usage).unwrap();
+        usage.to_token_usage()
     }
 
     #[test]
-    fn no_token_is_in_two_counters() {
+    fn no_token_is_counted_twice() {
         let openai = json!({
             "prompt_tokens": 120, "completion_tokens": 50, "total_tokens": 170,
             "prompt_tokens_details": {"cached_tokens": 64, "audio_tokens": 0},
             "completion_tokens_details": {"reasoning_tokens": 20},
         });
         assert_eq!(
-            disjoint(openai),
+            token_usage(openai),
             TokenUsage {
                 input: 56,
                 cache_read: 64,
@@ -218,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn cache_writes_are_counted_under_each_providers_name() {
+    fn cache_writes_are_counted_for_each_provider() {
         let expected = TokenUsage {
             input: 10,
             cache_read: 60,
@@ -235,18 +233,18 @@ mod tests {
             "prompt_tokens": 100, "completion_tokens": 5, "total_tokens": 105,
             "prompt_tokens_details": {"cached_tokens": 60, "cache_write_tokens": 30},
         });
-        assert_eq!(disjoint(litellm), expected);
-        assert_eq!(disjoint(openrouter), expected);
+        assert_eq!(token_usage(litellm), expected);
+        assert_eq!(token_usage(openrouter), expected);
     }
 
     #[test]
-    fn reasoning_beside_the_completion_is_not_taken_from_it() {
+    fn separate_reasoning_is_not_subtracted_from_the_completion() {
         let xai = json!({
             "prompt_tokens": 32, "completion_tokens": 9, "total_tokens": 135,
             "completion_tokens_details": {"reasoning_tokens": 94},
         });
         assert_eq!(
-            disjoint(xai),
+            token_usage(xai),
             TokenUsage {
                 input: 32,
                 answer: 9,
@@ -257,14 +255,14 @@ mod tests {
     }
 
     #[test]
-    fn counts_that_contradict_each_other_do_not_wrap_around() {
+    fn contradictory_counts_do_not_overflow() {
         let nonsense = json!({
             "prompt_tokens": 5, "completion_tokens": 3, "total_tokens": 8,
             "prompt_tokens_details": {"cached_tokens": 50, "cache_write_tokens": 7},
             "completion_tokens_details": {"reasoning_tokens": 9},
         });
         assert_eq!(
-            disjoint(nonsense),
+            token_usage(nonsense),
             TokenUsage {
                 input: 0,
                 cache_read: 5,
@@ -280,7 +278,7 @@ mod tests {
         let bare =
             json!({"prompt_tokens": 7, "completion_tokens": null, "prompt_tokens_details": null});
         assert_eq!(
-            disjoint(bare),
+            token_usage(bare),
             TokenUsage {
                 input: 7,
                 ..TokenUsage::default()

@@ -1,68 +1,75 @@
-//! What a dialect says of itself.
+//! The interface between the HTTP client and the dialects.
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::ops::ControlFlow;
 
 use cantle_core::llm::{ChatEvent, ChatRequest, LlmError, LlmErrorKind};
 use cantle_core::message::{AssistantBlock, ToolCall};
 use cantle_core::secret::SecretText;
 use reqwest::header::HeaderMap;
-use serde_json::{Map, Value};
+use serde::Serialize;
 
-use super::errors::Diagnosis;
+use super::errors::ErrorContext;
+use super::settings::{ClientSettings, invalid};
 use crate::sse::Event;
 
-/// A wire dialect: where requests go, how they are written, and how answers are put together.
+/// A wire dialect of a model provider.
 ///
-/// The dialects are those of this crate: what its methods take and return can't be named outside of
-/// it. The trait itself is there to be a bound.
-pub trait Dialect: fmt::Debug + Send + Sync + Sized + 'static {
-    /// The name of its client type.
+/// This trait is sealed: the dialects are [`Chat`](crate::chat::Chat),
+/// [`Responses`](crate::responses::Responses) and [`Anthropic`](crate::anthropic::Anthropic). A client
+/// for another protocol implements [`LlmClient`](cantle_core::llm::LlmClient).
+pub trait Dialect: WireProtocol {}
+
+impl<P: WireProtocol> Dialect for P {}
+
+/// Endpoint, request format and response format of a dialect.
+pub trait WireProtocol: fmt::Debug + Send + Sync + Sized + 'static {
+    /// Name of the client type, for `Debug`.
     const CLIENT: &'static str;
-    /// What follows the base URL, with the slash before it.
+    /// Path that is appended to the base URL, with a leading slash.
     const PATH: &'static str;
-    /// What an answer is called, with its article.
-    const ANSWER: &'static str;
-    /// Whose it is, where no base URL is given.
+    /// Name of a response with its article, for error messages.
+    const RESPONSE: &'static str;
+    /// Default base URL.
     const BASE_URL: &'static str;
-    /// Parameters that the client sets itself.
-    const OWNED: &'static [&'static str];
-    /// What a builder holds for this dialect alone.
+    /// Request parameters that the client sets itself.
+    const RESERVED: &'static [&'static str];
+    /// Dialect-specific builder options.
     type Options: Default + Send;
-    /// Puts an answer together.
-    type Turn: Turn;
+    /// Parser of one response.
+    type Assembler: TurnAssembler;
 
-    /// What a client keeps of its options.
-    ///
-    /// # Errors
-    /// Where they make no sense.
-    fn new(options: Self::Options, common: &Common<'_>) -> Result<Self, LlmError>;
+    /// Validates the options.
+    fn new(options: Self::Options, settings: &ClientSettings<'_>) -> Result<Self, LlmError>;
 
-    /// Headers that every request has, the key's left out.
-    fn headers(&self) -> HeaderMap;
+    /// Returns the headers of every request except authorization.
+    fn headers(&self) -> HeaderMap {
+        HeaderMap::new()
+    }
 
-    /// The header that carries the key, and its value.
-    fn authorization(&self, key: &SecretText) -> (&'static str, String);
+    /// Returns the name and the value of the authorization header.
+    fn authorization(&self, key: &SecretText) -> (&'static str, String) {
+        ("authorization", format!("Bearer {}", key.expose()))
+    }
 
-    /// Whether the provider is known to say, or not to say, what an answer costs.
+    /// Returns whether responses contain their cost, if known.
     fn reports_cost(&self) -> Option<bool> {
         None
     }
 
-    /// What an answer is put together in.
-    fn turn(&self) -> Self::Turn {
-        Self::Turn::default()
+    /// Creates the parser of one response.
+    fn assembler(&self) -> Self::Assembler {
+        Self::Assembler::default()
     }
 
-    /// The body of a request.
+    /// Encodes a request.
     ///
-    /// # Errors
-    /// [`LlmErrorKind::Unsupported`] where a message holds what this dialect can't carry.
+    /// Fails with [`LlmErrorKind::Unsupported`] if the dialect cannot represent a message.
     fn body(&self, request: &ChatRequest) -> Result<Vec<u8>, LlmError>;
 
-    /// The body of a second request, where the first was refused with `error` for something that
-    /// this dialect can do without.
-    fn instead(
+    /// Encodes an alternative request if the first one failed because of an optional feature.
+    fn fallback_body(
         &self,
         request: &ChatRequest,
         error: &LlmError,
@@ -72,111 +79,71 @@ pub trait Dialect: fmt::Debug + Send + Sync + Sized + 'static {
     }
 }
 
-/// An answer on its way: taken in one piece or in events, and the same turn either way.
-pub trait Turn: Default + Send {
-    /// Takes an answer that came all at once.
-    ///
-    /// # Errors
-    /// Where it is none, or an error in the place of one.
-    fn whole(
+/// Assembles an assistant turn from a complete response body or from a stream of events.
+///
+/// Both ways give the same turn.
+pub trait TurnAssembler: Default + Send {
+    /// Reads a complete response body.
+    fn read_body(
         &mut self,
-        diagnosis: &Diagnosis,
+        errors: &ErrorContext,
         headers: &HeaderMap,
         body: &[u8],
     ) -> Result<(), LlmError>;
 
-    /// Takes one event, and tells what is new in it.
-    ///
-    /// # Errors
-    /// Where it can't be read, or is an error.
-    fn event(
+    /// Reads one event, appends its deltas to `deltas` and breaks after the last event.
+    fn read_event(
         &mut self,
-        diagnosis: &Diagnosis,
+        errors: &ErrorContext,
         event: &Event<'_>,
-        told: &mut VecDeque<ChatEvent>,
-    ) -> Result<Next, LlmError>;
+        deltas: &mut VecDeque<ChatEvent>,
+    ) -> Result<ControlFlow<()>, LlmError>;
 
-    /// The whole blocks and the end, in the order in which they are told.
+    /// Returns the complete blocks, followed by [`ChatEvent::Finished`].
     ///
-    /// # Errors
-    /// [`LlmErrorKind::Interrupted`] where the end has not come.
+    /// Fails with [`LlmErrorKind::Interrupted`] if the response is incomplete.
     fn finish(self, headers: &HeaderMap) -> Result<Vec<ChatEvent>, LlmError>;
 }
 
-/// Whether more events are to be read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Next {
-    /// More of the answer.
-    More,
-    /// The answer is complete.
-    End,
+/// Encodes the constant parameters of requests as a JSON object without its closing brace.
+pub(crate) fn encode_params(params: &impl Serialize) -> Result<Vec<u8>, LlmError> {
+    let mut params = serde_json::to_vec(params).map_err(|error| {
+        invalid("failed to encode the request parameters as JSON").with_source(error)
+    })?;
+    params.pop();
+    Ok(params)
 }
 
-/// What all clients are told.
-#[derive(Debug)]
-pub struct Common<'a> {
-    /// The provider's name for the model.
-    pub model: &'a str,
-    /// Where the API is, as it was given.
-    pub base_url: &'a str,
-    /// Whether answers are streamed.
-    pub stream: bool,
-    /// Tokens that one turn may produce.
-    pub max_output_tokens: Option<u64>,
-    /// Tokens that input and output may have together.
-    pub context_window: Option<u64>,
-    /// Further parameters of the request.
-    pub extra: &'a Map<String, Value>,
-}
-
-/// Bytes put one behind the other, in one buffer of the right size.
-#[derive(Debug, Default)]
-pub(crate) struct OneBehindTheOther<'a> {
-    pieces: Vec<&'a [u8]>,
-}
-
-impl<'a> OneBehindTheOther<'a> {
-    pub(crate) fn push(&mut self, piece: &'a [u8]) {
-        self.pieces.push(piece);
-    }
-
-    pub(crate) fn join(self) -> Vec<u8> {
-        let length = self.pieces.iter().map(|piece| piece.len()).sum();
-        let mut joined = Vec::with_capacity(length);
-        for piece in self.pieces {
-            joined.extend_from_slice(piece);
-        }
-        joined
-    }
-}
-
-/// Only numbers that are not finite and keys that are not text can't be written as JSON, and there
-/// are none in a message.
+/// Wraps the error of encoding a message, which only a non-finite number or a non-string key causes.
 pub(crate) fn unencodable(error: serde_json::Error) -> LlmError {
-    let message = "a message can't be written as JSON";
-    LlmError::new(LlmErrorKind::InvalidRequest, message).with_source(error)
+    invalid("failed to encode a message as JSON").with_source(error)
 }
 
-/// Results are matched to calls by id, so an id that comes a second time is replaced by our own.
-pub(crate) fn with_unique_ids(blocks: &mut [AssistantBlock]) {
-    let mut taken: Vec<String> = Vec::new();
+/// Returns the error for a response that ended before its last event.
+pub(crate) fn incomplete_response() -> LlmError {
+    let message = "the response ended without a stop reason";
+    LlmError::new(LlmErrorKind::Interrupted, message)
+}
+
+/// Replaces repeated tool call ids, because tool results refer to calls by id.
+pub(crate) fn deduplicate_call_ids(blocks: &mut [AssistantBlock]) {
+    let mut seen: Vec<String> = Vec::new();
     for block in blocks {
         if let AssistantBlock::ToolCall(call) = block {
-            if taken.contains(&call.id) {
+            if seen.contains(&call.id) {
                 let fresh = ToolCall::new(None, "", "");
                 (call.id, call.has_provider_id) = (fresh.id, fresh.has_provider_id);
             }
-            taken.push(call.id.clone());
+            seen.push(call.id.clone());
         }
     }
 }
 
-/// The model that answered, as the provider calls it: LiteLLM's header knows better than the body,
-/// which repeats what was asked for.
-pub(crate) fn served_by(headers: &HeaderMap, said: Option<String>) -> Option<String> {
+/// Returns the name of the model that answered.
+///
+/// LiteLLM's header takes precedence, because its response body repeats the requested name.
+pub(crate) fn served_by(headers: &HeaderMap, in_body: Option<String>) -> Option<String> {
     let header = headers.get("x-litellm-model-name");
-    let header = header
-        .and_then(|name| name.to_str().ok())
-        .map(str::to_owned);
-    header.or(said).filter(|model| !model.is_empty())
+    let header = header.and_then(|name| Some(name.to_str().ok()?.to_owned()));
+    header.or(in_body).filter(|model| !model.is_empty())
 }

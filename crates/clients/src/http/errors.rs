@@ -1,8 +1,8 @@
-//! What a server's refusal means, in one vocabulary.
+//! Maps error responses of all servers to [`LlmError`].
 //!
-//! OpenAI's error object is the model and nobody's rule: `code` is a text, a number or missing, the
-//! whole object may be a text, lie in a list or stand without its wrapper, and a proxy answers with
-//! a web page. Nothing that a server says is repeated before the API key has been taken out of it.
+//! Servers follow OpenAI's error object loosely: `code` is a string, a number or missing; the object
+//! may be a string, be in a list or lack its wrapper; and a proxy may answer with a web page. The API
+//! key is removed from all text that a server sends.
 
 use cantle_core::llm::{LlmError, LlmErrorKind};
 use cantle_core::secret::SecretText;
@@ -10,179 +10,173 @@ use reqwest::header::{CONTENT_TYPE, HeaderMap, LOCATION};
 use serde_json::Value;
 
 use super::overflow::is_overflow;
-use super::proxy::OnTheWay;
+use super::proxy::ProxyRoute;
 use super::retry_after::retry_after;
 
-/// How much of what a server says is repeated, in characters.
-const LONGEST_QUOTE: usize = 1000;
+/// Maximum length of a quoted server message in characters.
+const MAX_QUOTE_CHARS: usize = 1000;
 
-/// What errors of one endpoint need to know of it.
-///
-/// Visible in the signatures of [`Dialect`](super::Dialect), and nowhere else.
+/// Describes an endpoint for its error messages.
 #[derive(Debug)]
-pub struct Diagnosis {
-    /// Where requests go, for people: without query.
+pub struct ErrorContext {
+    /// Base URL without its query.
     pub(super) base_url: String,
-    /// What is added to it, with the slash before it.
+    /// Path that is appended to the base URL, with a leading slash.
     pub(super) path: &'static str,
-    /// What an answer is called, with its article.
-    pub(super) answer: &'static str,
+    /// Name of a response with its article.
+    pub(super) response: &'static str,
     pub(super) model: String,
     pub(super) key: Option<SecretText>,
-    /// The proxy that requests go through.
-    pub(super) way: Option<OnTheWay>,
+    pub(super) proxy: Option<ProxyRoute>,
 }
 
-/// What a server said about its failure.
+/// Content of an error object.
 #[derive(Debug, Default, PartialEq)]
-struct Report {
+struct ErrorReport {
     message: String,
-    /// Code and type, where they are texts, in lower case.
+    /// Code and type in lower case, if they are strings.
     names: Vec<String>,
-    /// The code, where it is an HTTP status.
+    /// The code, if it is an HTTP status.
     status: Option<u16>,
 }
 
-impl Diagnosis {
+impl ErrorReport {
+    fn from_message(message: impl Into<String>) -> Self {
+        Self {
+            message: message.into(),
+            ..Self::default()
+        }
+    }
+}
+
+impl ErrorContext {
     #[cfg(test)]
-    pub(crate) fn for_tests(path: &'static str, answer: &'static str) -> Self {
+    pub(crate) fn for_tests(path: &'static str, response: &'static str) -> Self {
         Self {
             base_url: "http://localhost:8000/v1".to_owned(),
             path,
-            answer,
+            response,
             model: "m".to_owned(),
             key: None,
-            way: None,
+            proxy: None,
         }
     }
 
-    /// The error for a response with a status that is not success.
-    pub(super) fn refused(&self, status: u16, headers: &HeaderMap, body: &[u8]) -> LlmError {
-        let report = serde_json::from_slice(body).ok().as_ref().and_then(report);
-        let error = match report {
-            _ if (300..400).contains(&status) => self.redirected(headers),
-            Some(report) => self.reported(Some(status), &report),
-            None => self.unreadable(status, headers, body),
+    /// Returns the error for a response with an unsuccessful status.
+    pub(super) fn status_error(&self, status: u16, headers: &HeaderMap, body: &[u8]) -> LlmError {
+        let error = if (300..400).contains(&status) {
+            self.redirected(headers)
+        } else {
+            let report = find_report(body).unwrap_or_else(|| {
+                ErrorReport::from_message(match web_page(headers, body) {
+                    Some(page) => format!("it answered with {page}"),
+                    None => String::from_utf8_lossy(body).into_owned(),
+                })
+            });
+            self.report_error(Some(status), &report)
         };
         error
             .with_status(status)
             .with_retry_after(retry_after(headers))
     }
 
-    /// The error that came in the place of an answer, with a status that promised one. `None` where
-    /// `body` holds none.
-    pub(crate) fn reported_in(&self, body: &[u8]) -> Option<LlmError> {
-        let value = serde_json::from_slice(body).ok()?;
-        Some(self.reported(None, &report(&value)?))
+    /// Returns the error that `body` reports despite a successful status, if it does.
+    pub(crate) fn body_error(&self, body: &[u8]) -> Option<LlmError> {
+        Some(self.report_error(None, &find_report(body)?))
     }
 
-    /// The error for an event that is named one and holds it in no known shape.
-    pub(crate) fn failed_under_way(&self, said: &str) -> LlmError {
-        let report = Report {
-            message: said.to_owned(),
-            ..Report::default()
-        };
-        self.reported(None, &report)
+    /// Returns the error for an error event of unknown format.
+    pub(crate) fn event_error(&self, data: &str) -> LlmError {
+        self.report_error(None, &ErrorReport::from_message(data))
     }
 
-    /// The error for an event that is not what the dialect says: what it reports, or that.
+    /// Returns the error for an event that cannot be parsed: the one that it reports, if any.
     pub(crate) fn unreadable_event(&self, data: &str, error: &serde_json::Error) -> LlmError {
-        self.reported_in(data.as_bytes()).unwrap_or_else(|| {
-            let message = format!("the server sent an event that can't be read: {error}");
-            self.protocol(&message)
+        self.body_error(data.as_bytes()).unwrap_or_else(|| {
+            self.protocol(&format!("failed to parse an event of the server: {error}"))
         })
     }
 
-    /// The error for a body that should be an answer and can't be read as one.
-    pub(crate) fn no_answer(&self, headers: &HeaderMap, body: &[u8], why: &str) -> LlmError {
+    /// Returns the error for a body that cannot be parsed as a response.
+    pub(crate) fn invalid_body(&self, headers: &HeaderMap, body: &[u8], reason: &str) -> LlmError {
         if let Some(page) = web_page(headers, body) {
-            let message = self.clean(&format!("the server answered with {page}"));
+            let message = self.redact(&format!("the server answered with {page}"));
             return LlmError::protocol(message).with_advice(self.base_url_advice());
         }
         match String::from_utf8_lossy(body).trim() {
-            "" => LlmError::protocol("the server's answer is empty"),
-            said => self.protocol(&format!(
-                "the server's answer is not {} ({why}): {said}",
-                self.answer
+            "" => LlmError::protocol("the server's response is empty"),
+            text => self.protocol(&format!(
+                "the server's response is not {} ({reason}): {text}",
+                self.response
             )),
         }
     }
 
-    /// An answer that is not what the protocol says.
+    /// Returns the error for a violation of the protocol.
     pub(crate) fn protocol(&self, message: &str) -> LlmError {
-        LlmError::protocol(self.clean(message))
+        LlmError::protocol(self.redact(message))
     }
 
-    fn reported(&self, status: Option<u16>, report: &Report) -> LlmError {
-        let kind = kind(status, report);
+    fn report_error(&self, status: Option<u16>, report: &ErrorReport) -> LlmError {
+        let kind = classify(status, report);
         let message = match report.message.trim() {
-            "" => format!("{} (no reason given)", lead(kind)),
-            said => format!("{}: {said}", lead(kind)),
+            "" => format!("{} (no reason given)", summary(kind)),
+            reason => format!("{}: {reason}", summary(kind)),
         };
-        let about_model = report.message.to_ascii_lowercase().contains("model");
-        let error = LlmError::new(kind, self.clean(&message));
-        self.advised(error, status, about_model)
+        let mentions_model = report.message.to_ascii_lowercase().contains("model");
+        let error = LlmError::new(kind, self.redact(&message));
+        self.with_advice(error, status, mentions_model)
     }
 
     fn redirected(&self, headers: &HeaderMap) -> LlmError {
-        let to = headers.get(LOCATION).and_then(|to| to.to_str().ok());
-        let to = to.unwrap_or("an address it does not name");
-        let message = self.clean(&format!("the server sends requests on to {to}"));
+        let target = headers.get(LOCATION).and_then(|url| url.to_str().ok());
+        let target = target.unwrap_or("an unspecified address");
+        let message = self.redact(&format!("the server redirects requests to {target}"));
         LlmError::new(LlmErrorKind::NotFound, message).with_advice(
-            "Redirects are not followed, so that the API key stays where it belongs: set the base \
-             URL to where they lead.",
+            "Redirects are not followed, because they would send the API key to another server: set \
+             the base URL to the redirect's target.",
         )
     }
 
-    /// A refusal without a readable reason: an empty body, plain text or a web page.
-    fn unreadable(&self, status: u16, headers: &HeaderMap, body: &[u8]) -> LlmError {
-        let message = match web_page(headers, body) {
-            Some(page) => format!("it answered with {page}"),
-            None => String::from_utf8_lossy(body).into_owned(),
-        };
-        let report = Report {
-            message,
-            ..Report::default()
-        };
-        self.reported(Some(status), &report)
-    }
-
-    fn advised(&self, error: LlmError, status: Option<u16>, about_model: bool) -> LlmError {
+    fn with_advice(&self, error: LlmError, status: Option<u16>, mentions_model: bool) -> LlmError {
         let (base_url, model) = (&self.base_url, &self.model);
         let advice = match error.kind() {
             LlmErrorKind::ContextOverflow => {
                 "Shorten the conversation, or use a model with a larger context window.".to_owned()
             }
             LlmErrorKind::Authentication if self.key.is_none() => {
-                format!("Give an API key for {base_url}: the request had none.")
+                format!("Set an API key for {base_url}: the request had none.")
             }
             LlmErrorKind::Authentication => {
                 format!("Check the API key: it must be one for {base_url}.")
             }
             LlmErrorKind::Permission if status == Some(407) => {
-                return match &self.way {
-                    Some(way) => {
-                        let by = format!("the proxy {} said so", way.at);
-                        error.with_more(&by).with_advice(way.wants_a_name())
+                return match &self.proxy {
+                    Some(route) => {
+                        let source = format!("reported by the proxy {}", route.url);
+                        error
+                            .with_detail(&source)
+                            .with_advice(route.credentials_advice())
                     }
                     None => error.with_advice(
-                        "A proxy on the way wants to know who you are: use an address that does not \
-                         lead through it.",
+                        "A proxy in between requires authentication: use a base URL that is \
+                         reachable without it.",
                     ),
                 };
             }
             LlmErrorKind::Permission => {
-                "Check what the API key may do, and whether the account has credit.".to_owned()
+                "Check the permissions of the API key, and whether the account has credit."
+                    .to_owned()
             }
-            LlmErrorKind::NotFound if about_model => {
+            LlmErrorKind::NotFound if mentions_model => {
                 format!("Check the model's name, `{model}`, and that {base_url} offers it.")
             }
             LlmErrorKind::NotFound => self.base_url_advice(),
             LlmErrorKind::Server if status == Some(529) => {
-                "The provider has more to do than it can: try again later.".to_owned()
+                "The provider is overloaded: try again later.".to_owned()
             }
             LlmErrorKind::RateLimited => {
-                "Try again later, or run fewer sessions side by side.".to_owned()
+                "Try again later, or run fewer sessions concurrently.".to_owned()
             }
             _ => return error,
         };
@@ -191,55 +185,53 @@ impl Diagnosis {
 
     fn base_url_advice(&self) -> String {
         let (base_url, path) = (&self.base_url, self.path);
-        let sent = format!("Check the base URL, {base_url}: requests go to {base_url}{path}");
+        let target = format!("Check the base URL, {base_url}: requests go to {base_url}{path}");
         match base_url.matches("/v1").count() {
-            0 => format!("{sent}. Mostly it ends in /v1: try {base_url}/v1."),
-            1 => format!("{sent}, so it mostly ends in /v1."),
-            _ => format!("{sent}, which holds /v1 more than once."),
+            0 => format!("{target}. Most base URLs end in /v1: try {base_url}/v1."),
+            1 => format!("{target}; most base URLs end in /v1."),
+            _ => format!("{target}, which contains /v1 more than once."),
         }
     }
 
-    /// `text` without the key, and not too long.
-    pub(crate) fn clean(&self, text: &str) -> String {
-        let clean = match self.key.as_ref().map(SecretText::expose) {
+    /// Removes the key from `text` and limits its length.
+    pub(crate) fn redact(&self, text: &str) -> String {
+        let redacted = match self.key.as_ref().map(SecretText::expose) {
             Some(key) if !key.is_empty() => text.replace(key, "[hidden]"),
             _ => text.to_owned(),
         };
-        match clean.char_indices().nth(LONGEST_QUOTE) {
-            Some((end, _)) => format!("{}…", clean.get(..end).unwrap_or_default()),
-            None => clean,
+        match redacted.char_indices().nth(MAX_QUOTE_CHARS) {
+            Some((end, _)) => format!("{}…", redacted.get(..end).unwrap_or_default()),
+            None => redacted,
         }
     }
 }
 
-/// Finds what was said in an error body of any of the known shapes.
-fn report(value: &Value) -> Option<Report> {
-    let value = match value {
-        // Gemini's compatible endpoint puts its error into a list.
+/// Finds the error object in a body of any known format.
+fn find_report(body: &[u8]) -> Option<ErrorReport> {
+    let value: Value = serde_json::from_slice(body).ok()?;
+    let value = match &value {
+        // Gemini's compatible endpoint wraps its error in a list.
         Value::Array(items) => items.first()?,
         other => other,
     };
     let in_choice = || value.get("choices")?.get(0)?.get("error");
     let wrapped = value.get("error").or_else(in_choice);
     match wrapped.filter(|error| !error.is_null()) {
-        Some(Value::String(message)) => Some(Report {
-            message: message.clone(),
-            ..Report::default()
-        }),
-        Some(error) => Some(read(error)),
+        Some(Value::String(message)) => Some(ErrorReport::from_message(message)),
+        Some(error) => Some(read_report(error)),
         None => {
-            let bare = value.get("object").and_then(Value::as_str) == Some("error");
-            let said = value.get("message").or_else(|| value.get("detail"));
-            (bare || said.is_some()).then(|| read(value))
+            let is_error = value.get("object").and_then(Value::as_str) == Some("error")
+                || value.get("message").is_some()
+                || value.get("detail").is_some();
+            is_error.then(|| read_report(value))
         }
     }
 }
 
-fn read(error: &Value) -> Report {
+fn read_report(error: &Value) -> ErrorReport {
     let text = |value: &Value| value.as_str().map(str::to_owned);
-    let said = error.get("message").or_else(|| error.get("detail"));
-    let mut message = match said {
-        // FastAPI's list of what is wrong. It repeats the whole input; only the sentences count.
+    let mut message = match error.get("message").or_else(|| error.get("detail")) {
+        // FastAPI's validation errors repeat the whole input; only their sentences are of use.
         Some(Value::Array(items)) => items
             .iter()
             .filter_map(|item| item.get("msg").and_then(text))
@@ -248,11 +240,8 @@ fn read(error: &Value) -> Report {
         Some(value) => text(value).unwrap_or_else(|| value.to_string()),
         None => String::new(),
     };
-    // OpenRouter only says "Provider returned error"; what that provider said is here.
-    let raw = error
-        .get("metadata")
-        .and_then(|metadata| metadata.get("raw"));
-    if let Some(raw) = raw.and_then(text) {
+    // OpenRouter's message is only "Provider returned error"; the provider's own message is here.
+    if let Some(raw) = error.pointer("/metadata/raw").and_then(text) {
         message = format!("{message}: {raw}");
     }
 
@@ -266,7 +255,7 @@ fn read(error: &Value) -> Report {
         .into_iter()
         .flatten()
         .filter_map(|name| name.as_str().map(str::to_ascii_lowercase));
-    Report {
+    ErrorReport {
         message,
         names: names.collect(),
         status: number
@@ -275,85 +264,82 @@ fn read(error: &Value) -> Report {
     }
 }
 
-/// The status decides, where there is one, but for what a name in the body says better.
-fn kind(status: Option<u16>, report: &Report) -> LlmErrorKind {
+/// Derives the kind from the status, unless a name in the body is more specific.
+fn classify(status: Option<u16>, report: &ErrorReport) -> LlmErrorKind {
     let status = status.or(report.status);
     let names: Vec<&str> = report.names.iter().map(String::as_str).collect();
-    let named = |wanted: &[&str]| names.iter().any(|name| wanted.contains(name));
+    let has_name = |wanted: &[&str]| names.iter().any(|name| wanted.contains(name));
 
-    // OpenAI has 429 for an account without credit, too; waiting does not help.
-    if named(&["insufficient_quota", "billing_hard_limit_reached"]) {
+    // OpenAI also sends 429 for an account without credit, where waiting does not help.
+    if has_name(&["insufficient_quota", "billing_hard_limit_reached"]) {
         return LlmErrorKind::Permission;
     }
-    // Limits of tokens per minute speak of tokens, and of requests that are too large, with 413 at
-    // Groq. They are looked for first.
-    let limited = [
+    // Checked before overflows: errors about tokens per minute mention tokens and large requests, and
+    // Groq sends them with status 413.
+    let rate_limit_names = [
         "rate_limit_exceeded",
         "rate_limit_error",
         "throttling_error",
     ];
-    if status == Some(429) || named(&limited) {
+    if status == Some(429) || has_name(&rate_limit_names) {
         return LlmErrorKind::RateLimited;
     }
-    let elsewhere = matches!(status, Some(401..=404));
-    if !elsewhere && is_overflow(&names, &report.message) {
+    if !matches!(status, Some(401..=404)) && is_overflow(&names, &report.message) {
         return LlmErrorKind::ContextOverflow;
     }
-    // LiteLLM without a database has no list of keys to look for one in, and says that.
-    let unknown_key = [
+    // LiteLLM without a database reports `no_db_connection` for an unknown key.
+    let authentication_names = [
         "invalid_api_key",
         "authentication_error",
         "no_db_connection",
     ];
     match status {
         Some(401) => LlmErrorKind::Authentication,
-        // 407 is a proxy on the way that wants a name and a password.
+        // 407 comes from a proxy that requires authentication.
         Some(402 | 403 | 407) => LlmErrorKind::Permission,
         Some(404 | 405 | 410) => LlmErrorKind::NotFound,
         Some(408) => LlmErrorKind::Timeout,
         Some(501) => LlmErrorKind::Unsupported,
-        // 409 is a lock that another request holds: OpenAI's own clients try again.
+        // 409 is a lock held by another request; OpenAI's own clients retry it.
         Some(409 | 500..) => LlmErrorKind::Server,
-        // Proxies have other statuses for these.
-        _ if named(&unknown_key) => LlmErrorKind::Authentication,
-        _ if named(&["model_not_found"]) => LlmErrorKind::NotFound,
+        // Proxies use other statuses for these.
+        _ if has_name(&authentication_names) => LlmErrorKind::Authentication,
+        _ if has_name(&["model_not_found"]) => LlmErrorKind::NotFound,
         Some(_) => LlmErrorKind::InvalidRequest,
-        None if named(&["permission_error"]) => LlmErrorKind::Permission,
-        None if named(&["not_found_error", "notfounderror"]) => LlmErrorKind::NotFound,
-        None if named(&["invalid_request_error", "badrequesterror"]) => {
+        None if has_name(&["permission_error"]) => LlmErrorKind::Permission,
+        None if has_name(&["not_found_error", "notfounderror"]) => LlmErrorKind::NotFound,
+        None if has_name(&["invalid_request_error", "badrequesterror"]) => {
             LlmErrorKind::InvalidRequest
         }
         None => LlmErrorKind::Server,
     }
 }
 
-fn lead(kind: LlmErrorKind) -> &'static str {
+fn summary(kind: LlmErrorKind) -> &'static str {
     match kind {
-        LlmErrorKind::ContextOverflow => "the conversation does not fit the model's context window",
-        LlmErrorKind::Authentication => "the provider does not accept the API key",
-        LlmErrorKind::Permission => "the provider does not permit the request",
-        LlmErrorKind::NotFound => "the provider does not know the address or the model",
-        LlmErrorKind::RateLimited => "the provider limits the rate of requests",
+        LlmErrorKind::ContextOverflow => "the conversation exceeds the model's context window",
+        LlmErrorKind::Authentication => "the provider rejected the API key",
+        LlmErrorKind::Permission => "the provider denied permission for the request",
+        LlmErrorKind::NotFound => "the provider does not know the URL or the model",
+        LlmErrorKind::RateLimited => "the provider's rate limit was exceeded",
         LlmErrorKind::Server => "the provider failed",
-        LlmErrorKind::Timeout => "the provider gave up waiting",
-        _ => "the provider refused the request",
+        LlmErrorKind::Timeout => "the provider timed out",
+        _ => "the provider rejected the request",
     }
 }
 
-/// What to call a body that is a web page.
+/// Returns a description of a body that is a web page.
 fn web_page(headers: &HeaderMap, body: &[u8]) -> Option<String> {
-    let declared = headers
+    let is_declared = headers
         .get(CONTENT_TYPE)
         .and_then(|value| value.to_str().ok())
         .is_some_and(|value| value.starts_with("text/html"));
     let body = String::from_utf8_lossy(body);
-    let start = body.trim_start().get(..14).unwrap_or_default();
-    let looks = start.eq_ignore_ascii_case("<!doctype html") || {
-        start
-            .get(..5)
-            .is_some_and(|start| start.eq_ignore_ascii_case("<html"))
+    let starts_with = |tag: &str| {
+        let start = body.trim_start().get(..tag.len());
+        start.is_some_and(|start| start.eq_ignore_ascii_case(tag))
     };
-    if !declared && !looks {
+    if !is_declared && !starts_with("<!doctype html") && !starts_with("<html") {
         return None;
     }
     let title = body

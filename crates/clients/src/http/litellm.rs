@@ -1,84 +1,83 @@
-//! What a LiteLLM proxy knows of its models.
+//! Model metadata from a LiteLLM proxy.
 
 use std::time::Duration;
 
 use cantle_core::content::MediaKind;
-use cantle_core::llm::{Abilities, LlmError, LlmErrorKind, Prices};
+use cantle_core::llm::{InputModalities, LlmError, LlmErrorKind, Prices};
 use cantle_core::secret::SecretText;
 use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue};
 use serde::Deserialize;
 use tokio::time::timeout;
 
 use super::HttpClientBuilder;
-use super::builder::{address, connection, for_people};
+use super::builder::{display_url, endpoint_url, http_client};
 use super::dialect::Dialect;
-use super::errors::Diagnosis;
-use super::proxy::on_the_way;
+use super::errors::ErrorContext;
+use super::proxy::proxy_for;
 
-/// It has its list in memory, so it need not be waited for as long as a model.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Short, because the proxy answers from memory.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 const PATH: &str = "/model/info";
 
 impl<D: Dialect> HttpClientBuilder<D> {
-    /// Asks the LiteLLM proxy at the base URL what it knows of the model: its context window, its
-    /// prices and its abilities. What was given before wins; what the proxy does not know stays
-    /// unknown. Where several deployments go by the model's name, the first counts, with the smallest
-    /// of their windows. Needs a tokio runtime with time and I/O.
+    /// Queries the LiteLLM proxy at the base URL for the model's context window, prices and abilities.
+    ///
+    /// Explicit settings take precedence. If the proxy has several deployments of that name, the first
+    /// one is used, with the smallest of their windows. Requires a Tokio runtime with time and I/O.
     ///
     /// # Errors
-    /// As [`build`](Self::build) where the base URL or the key can't be used, and as a call where the
-    /// proxy can't be reached, does not answer within 5 seconds, or refuses.
+    /// Those of [`build`](Self::build) for an invalid base URL or key; those of a call if the proxy is
+    /// unreachable, does not answer within 5 seconds, or rejects the request.
     pub async fn described_by_litellm(mut self) -> Result<Self, LlmError> {
-        let url = address(&self.base_url, PATH)?;
-        let key = self.key();
-        let diagnosis = Diagnosis {
-            way: on_the_way(&url)?,
-            base_url: for_people(&url, PATH),
+        let url = endpoint_url(&self.base_url, PATH)?;
+        let key = self.trimmed_key();
+        let errors = ErrorContext {
+            proxy: proxy_for(&url)?,
+            base_url: display_url(&url, PATH),
             path: PATH,
-            answer: "a list of models",
+            response: "a list of models",
             model: self.model.clone(),
             key,
         };
-        let headers = headers(diagnosis.key.as_ref())?;
-        let http = connection(&url, headers, self.timeouts.connect, diagnosis.way.as_ref())?;
-        let asked = async {
+        let headers = headers(errors.key.as_ref())?;
+        let http = http_client(&url, headers, self.timeouts.connect, errors.proxy.as_ref())?;
+        let query = async {
             let response = http.get(url).send().await;
-            let response = response.map_err(|error| diagnosis.no_response(error))?;
+            let response = response.map_err(|error| errors.request_failed(error))?;
             let (status, headers) = (response.status(), response.headers().clone());
             let body = response.bytes().await;
-            let body = body.map_err(|error| diagnosis.no_response(error))?;
+            let body = body.map_err(|error| errors.request_failed(error))?;
             if !status.is_success() {
-                return Err(diagnosis.refused(status.as_u16(), &headers, &body));
+                return Err(errors.status_error(status.as_u16(), &headers, &body));
             }
-            let read = serde_json::from_slice::<Listed>(&body);
-            read.map_err(|error| diagnosis.no_answer(&headers, &body, &error.to_string()))
+            let list = serde_json::from_slice::<ModelList>(&body);
+            list.map_err(|error| errors.invalid_body(&headers, &body, &error.to_string()))
         };
-        let Ok(listed) = timeout(PATIENCE, asked).await else {
-            let (at, patience) = (&diagnosis.base_url, PATIENCE.as_secs());
-            let message = format!("no answer from {at}{PATH} within {patience} s");
+        let Ok(list) = timeout(TIMEOUT, query).await else {
+            let (base_url, seconds) = (&errors.base_url, TIMEOUT.as_secs());
+            let message = format!("no response from {base_url}{PATH} within {seconds} s");
             return Err(LlmError::new(LlmErrorKind::Timeout, message));
         };
-        self.fill_in(&listed?);
+        self.apply(&list?);
         Ok(self)
     }
 
-    fn fill_in(&mut self, listed: &Listed) {
-        let ours = || {
-            listed
-                .data
+    fn apply(&mut self, list: &ModelList) {
+        let deployments = || {
+            list.data
                 .iter()
                 .filter(|model| model.model_name == self.model)
         };
-        let windows = ours().filter_map(|model| model.model_info.max_input_tokens);
+        let windows = deployments().filter_map(|model| model.model_info.max_input_tokens);
         let window = windows.filter(|&window| window > 0).min();
-        // An output limit that was given is not to be refused for what the proxy says.
+        // A window below the configured output limit would make `build` fail.
         let fits = |window: &u64| self.max_output_tokens.is_none_or(|limit| limit <= *window);
         self.context_window = self.context_window.or(window.filter(fits));
-        let info = ours().next().map(|model| &model.model_info);
+        let info = deployments().next().map(|model| &model.model_info);
         self.prices = self.prices.or_else(|| info?.prices());
-        let abilities = self.abilities.take();
-        self.abilities = abilities.or_else(|| info?.abilities());
+        let input_modalities = self.input_modalities.take();
+        self.input_modalities = input_modalities.or_else(|| info?.input_modalities());
     }
 }
 
@@ -86,7 +85,7 @@ fn headers(key: Option<&SecretText>) -> Result<HeaderMap, LlmError> {
     let mut headers = HeaderMap::new();
     if let Some(key) = key {
         let bearer = HeaderValue::try_from(format!("Bearer {}", key.expose()));
-        let mut bearer = bearer.map_err(|_| super::builder::unusable_key())?;
+        let mut bearer = bearer.map_err(|_| super::builder::invalid_key())?;
         bearer.set_sensitive(true);
         headers.insert(AUTHORIZATION, bearer);
     }
@@ -94,19 +93,19 @@ fn headers(key: Option<&SecretText>) -> Result<HeaderMap, LlmError> {
 }
 
 #[derive(Debug, Deserialize)]
-struct Listed {
-    data: Vec<Model>,
+struct ModelList {
+    data: Vec<Deployment>,
 }
 
 #[derive(Debug, Deserialize)]
-struct Model {
+struct Deployment {
     model_name: String,
     #[serde(default)]
-    model_info: Info,
+    model_info: DeploymentInfo,
 }
 
 #[derive(Debug, Default, Deserialize)]
-struct Info {
+struct DeploymentInfo {
     max_input_tokens: Option<u64>,
     input_cost_per_token: Option<f64>,
     output_cost_per_token: Option<f64>,
@@ -117,10 +116,10 @@ struct Info {
     supports_video_input: Option<bool>,
 }
 
-impl Info {
+impl DeploymentInfo {
     fn prices(&self) -> Option<Prices> {
         let (input, output) = (self.input_cost_per_token?, self.output_cost_per_token?);
-        // What nobody has set a price for is listed as free.
+        // Models without a configured price are listed with a price of 0.
         if input <= 0.0 && output <= 0.0 {
             return None;
         }
@@ -134,7 +133,7 @@ impl Info {
         Some(prices)
     }
 
-    fn abilities(&self) -> Option<Abilities> {
+    fn input_modalities(&self) -> Option<InputModalities> {
         let images = self.supports_vision?;
         let media = [
             (MediaKind::Image, images),
@@ -145,6 +144,6 @@ impl Info {
             .into_iter()
             .filter_map(|(kind, takes)| takes.then_some(kind))
             .collect();
-        Some(Abilities::new(media.clone()).with_tool_results(media))
+        Some(InputModalities::new(media.clone()).with_tool_results(media))
     }
 }

@@ -1,27 +1,29 @@
-//! What all clients over HTTP share: the endpoint and its key, certificates, time-outs, refusals in
-//! one vocabulary, and answers that come as a whole or as server-sent events.
+//! HTTP client that all dialects share: endpoint, API key, TLS, timeouts, error mapping, and
+//! responses as a whole or as server-sent events.
 //!
-//! A dialect (see [`Dialect`]) says what a request looks like and what an answer means; nothing here
-//! knows one of them. A client keeps nothing of a conversation, and reads nothing from the environment
-//! but where certificates are and which proxy leads to its address.
+//! A [`Dialect`] defines the format of requests and responses. A client keeps no conversation state,
+//! and reads nothing from the environment except certificate and proxy settings.
 
+mod body;
 mod builder;
+mod call;
+mod causes;
 mod dialect;
 mod endpoint;
 mod errors;
-#[cfg(feature = "chat")]
-mod fitted;
 mod litellm;
 mod media;
+#[cfg(feature = "chat")]
+mod output_limit;
 mod overflow;
 mod parts;
 mod proxy;
 mod retry_after;
+mod settings;
 mod stream;
 #[cfg(any(feature = "chat", feature = "responses"))]
 mod strict;
 mod timeouts;
-mod tls;
 mod transport;
 
 use std::fmt;
@@ -30,50 +32,50 @@ use std::sync::Arc;
 use cantle_core::llm::{ChatRequest, ChatStream, LlmClient, LlmError, ModelInfo};
 
 pub use self::builder::HttpClientBuilder;
-pub(crate) use self::builder::invalid;
 pub use self::dialect::Dialect;
 pub(crate) use self::dialect::{
-    Common, Next, OneBehindTheOther, Turn, served_by, unencodable, with_unique_ids,
+    TurnAssembler, WireProtocol, deduplicate_call_ids, encode_params, incomplete_response,
+    served_by, unencodable,
 };
 use self::endpoint::Endpoint;
-pub(crate) use self::errors::Diagnosis;
-#[cfg(feature = "chat")]
-pub(crate) use self::fitted::Fitted;
+pub(crate) use self::errors::ErrorContext;
+#[cfg(any(feature = "anthropic", feature = "responses"))]
+pub(crate) use self::media::check_image_type;
 #[cfg(any(feature = "chat", feature = "responses"))]
 pub(crate) use self::media::data_url;
-#[cfg(any(feature = "anthropic", feature = "responses"))]
-pub(crate) use self::media::image_for;
-pub(crate) use self::media::not_for_here;
+pub(crate) use self::media::unsupported_block;
 #[cfg(feature = "chat")]
 pub(crate) use self::media::unsupported_media;
+#[cfg(feature = "chat")]
+pub(crate) use self::output_limit::OutputLimit;
+pub(crate) use self::parts::content_parts;
 #[cfg(any(feature = "anthropic", feature = "responses"))]
-pub(crate) use self::parts::listed;
-pub(crate) use self::parts::parts_of;
+pub(crate) use self::parts::encode_list;
+pub(crate) use self::settings::{ClientSettings, invalid};
 #[cfg(any(feature = "chat", feature = "responses"))]
-pub(crate) use self::strict::can_be_strict;
+pub(crate) use self::strict::supports_strict_mode;
 pub use self::timeouts::Timeouts;
-use crate::price::priced;
-use crate::retry::{RetryPolicy, retrying};
+use crate::price::with_prices;
+use crate::retry::{RetryPolicy, with_retries};
 
-/// A model behind an endpoint that speaks the dialect `D`.
+/// A model behind an HTTP endpoint that speaks the dialect `D`.
 ///
-/// Cloning it is cheap, and clones share their connections. It needs a tokio runtime with time and
-/// I/O.
+/// Clones are cheap and share connections. Requires a Tokio runtime with time and I/O enabled.
 pub struct HttpClient<D: Dialect> {
     endpoint: Arc<Endpoint<D>>,
     retries: RetryPolicy,
 }
 
 impl<D: Dialect> HttpClient<D> {
-    /// Starts a client for `model`, the provider's name for it.
+    /// Creates a builder of a client for `model`, the provider's name for it.
     pub fn builder(model: impl Into<String>) -> HttpClientBuilder<D> {
         HttpClientBuilder::new(model.into())
     }
 
-    /// The body that a request is sent with: for those who want to see or measure it.
+    /// Returns the body that would be sent for a request.
     ///
     /// # Errors
-    /// Where a message holds what the model or the dialect can't take.
+    /// If the model or the dialect does not support the content of a message.
     pub fn request_body(&self, request: &ChatRequest) -> Result<Vec<u8>, LlmError> {
         self.endpoint.body(request)
     }
@@ -95,11 +97,11 @@ impl<D: Dialect> LlmClient for HttpClient<D> {
 
     fn stream(&self, request: ChatRequest) -> ChatStream {
         let endpoint = Arc::clone(&self.endpoint);
-        let stream = retrying(self.retries.clone(), move || {
-            endpoint::call(Arc::clone(&endpoint), request.clone())
+        let stream = with_retries(self.retries.clone(), move || {
+            call::stream(Arc::clone(&endpoint), request.clone())
         });
         match self.endpoint.model.prices {
-            Some(prices) => priced(stream, prices),
+            Some(prices) => with_prices(stream, prices),
             None => stream,
         }
     }
@@ -109,7 +111,7 @@ impl<D: Dialect> fmt::Debug for HttpClient<D> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct(D::CLIENT)
             .field("model", &self.endpoint.model)
-            .field("base_url", &self.endpoint.diagnosis.base_url)
+            .field("base_url", &self.endpoint.errors.base_url)
             .field("retries", &self.retries.max_retries)
             .finish_non_exhaustive()
     }

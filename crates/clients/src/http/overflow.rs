@@ -1,10 +1,10 @@
-//! Whether an error says that the conversation doesn't fit the model's context window.
+//! Recognizes errors that report a context overflow.
 //!
-//! There is no common way to say so. OpenAI and Azure have a code for it and llama.cpp a type; all
-//! others have a sentence in the message of an ordinary bad request. `tests/fixtures/overflow` holds
-//! what each was seen to send, and what must not be mistaken for it.
+//! There is no common error code: OpenAI and Azure have a code and llama.cpp has a type; all others
+//! send a sentence in the message of an ordinary bad request. `tests/fixtures/overflow` contains
+//! responses of each server, and similar ones with another meaning.
 
-/// Codes and types that mean nothing else.
+/// Unambiguous error codes and types.
 const NAMES: [&str; 3] = [
     // OpenAI, Azure, Groq: https://platform.openai.com/docs/guides/error-codes
     "context_length_exceeded",
@@ -14,26 +14,26 @@ const NAMES: [&str; 3] = [
     "request_too_large",
 ];
 
-/// Parts of messages, in lower case.
+/// Parts of error messages, in lower case.
 const PHRASES: [&str; 20] = [
     "context_length_exceeded",
     "exceed_context_size_error",
     // OpenAI, Azure, DeepSeek, vLLM, OpenRouter, Mistral.
     "maximum context length",
-    // OpenAI and Azure for models whose input has a limit of its own.
+    // OpenAI and Azure, for models with a separate input limit.
     "input tokens exceed the configured limit",
     "exceeds the context window",
     // vLLM since 0.15.
     "context length is only",
-    // vLLM, where the prompt leaves less than nothing for the answer.
+    // vLLM, if the prompt alone exceeds the window.
     "max_tokens must be at least 1, got -",
-    // llama.cpp, and Ollama that runs it.
+    // llama.cpp, and Ollama, which runs it.
     "exceeds the available context size",
     // Ollama.
     "exceeded max context length",
     "exceeds the context length",
     "longer than the context length",
-    // LiteLLM, whatever is behind it: its code is only "400".
+    // LiteLLM, for any provider; its code is just "400".
     "contextwindowexceedederror",
     // Anthropic.
     "prompt is too long",
@@ -52,7 +52,7 @@ const PHRASES: [&str; 20] = [
     "exceed context window of",
 ];
 
-/// Judges the parts of an error: its code and type, and what it says in words.
+/// Returns whether an error's code or type (`names`) or its message reports a context overflow.
 pub(super) fn is_overflow(names: &[&str], message: &str) -> bool {
     if names.iter().any(|name| NAMES.contains(name)) {
         return true;

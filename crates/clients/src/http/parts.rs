@@ -1,4 +1,4 @@
-//! What dialects have in common in how they write messages down.
+//! Encoding steps that dialects share.
 
 #[cfg(any(feature = "anthropic", feature = "responses"))]
 use bytes::Bytes;
@@ -10,11 +10,12 @@ use serde::Serialize;
 #[cfg(any(feature = "anthropic", feature = "responses"))]
 use super::dialect::unencodable;
 
-/// The parts of a content, in order. An empty text is none: some servers refuse those.
+/// Converts the parts of a content in order. Empty texts are left out, because some servers refuse
+/// them.
 ///
 /// # Errors
 /// Those of `media`.
-pub(crate) fn parts_of<'a, T>(
+pub(crate) fn content_parts<'a, T>(
     content: &'a Content,
     text: impl Fn(&'a str) -> T,
     media: impl Fn(&'a Media) -> Result<T, LlmError>,
@@ -32,9 +33,11 @@ pub(crate) fn parts_of<'a, T>(
     }
 }
 
-/// Values as JSON with commas between them and no bracket around, for the encoded forms of a message.
+/// Encodes values as JSON, separated by commas and without enclosing brackets.
 #[cfg(any(feature = "anthropic", feature = "responses"))]
-pub(crate) fn listed<T: Serialize>(values: impl IntoIterator<Item = T>) -> Result<Bytes, LlmError> {
+pub(crate) fn encode_list<T: Serialize>(
+    values: impl IntoIterator<Item = T>,
+) -> Result<Bytes, LlmError> {
     let mut list = Vec::new();
     for value in values {
         if !list.is_empty() {
@@ -42,6 +45,6 @@ pub(crate) fn listed<T: Serialize>(values: impl IntoIterator<Item = T>) -> Resul
         }
         serde_json::to_writer(&mut list, &value).map_err(unencodable)?;
     }
-    // It lives as long as the message, so without room to grow.
+    // The encoded form lives as long as its message, so it keeps no spare capacity.
     Ok(list.into_boxed_slice().into())
 }

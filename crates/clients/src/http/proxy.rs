@@ -1,8 +1,8 @@
-//! Proxies that the environment names.
+//! Proxy selection from the environment.
 //!
-//! `HTTPS_PROXY` is for `https` addresses, `HTTP_PROXY` for `http` ones, `ALL_PROXY` for either, in
-//! small letters too; hosts in `NO_PROXY` are reached directly, and so is this machine. An address is
-//! known when a client is made, so the way to it is chosen then, and errors can name it.
+//! `HTTPS_PROXY` applies to `https` URLs, `HTTP_PROXY` to `http` URLs, and `ALL_PROXY` to both; lower
+//! case names work too. Loopback addresses and hosts in `NO_PROXY` are reached directly. The proxy is
+//! selected when a client is created, so that errors can name it.
 
 use std::env;
 use std::net::IpAddr;
@@ -10,66 +10,64 @@ use std::net::IpAddr;
 use cantle_core::llm::{LlmError, LlmErrorKind};
 use reqwest::Url;
 
-use super::builder::invalid;
-use super::transport::root;
+use super::causes::root_cause;
+use super::settings::invalid;
 
-/// The proxy on the way to an address.
+/// The proxy for a URL.
 #[derive(Clone, Debug)]
-pub(super) struct OnTheWay {
-    /// The variable that names it.
+pub(super) struct ProxyRoute {
+    /// Environment variable that names the proxy.
     pub(super) variable: &'static str,
-    /// Where it is, without name and password.
-    pub(super) at: String,
-    pub(super) speaks_tls: bool,
+    /// Its URL, without credentials.
+    pub(super) url: String,
+    pub(super) uses_tls: bool,
     pub(super) proxy: reqwest::Proxy,
 }
 
-impl OnTheWay {
-    /// What to do where the proxy lets nobody through whom it doesn't know.
-    pub(super) fn wants_a_name(&self) -> String {
+impl ProxyRoute {
+    /// Returns the advice for a proxy that requires authentication.
+    pub(super) fn credentials_advice(&self) -> String {
         format!(
-            "Put a name and a password for it into {}: http://NAME:PASSWORD@HOST:PORT.",
+            "Set the proxy's credentials in {}: http://USER:PASSWORD@HOST:PORT.",
             self.variable
         )
     }
 
-    /// The error for a request that did not get through, and not for the server's TLS.
-    pub(super) fn unreached(&self, to: &str, error: &reqwest::Error) -> LlmError {
-        let (why, variable) = (root(error), self.variable);
-        let unreached = LlmError::new(
-            LlmErrorKind::Connection,
-            format!("failed to reach {to}: {why}"),
-        );
-        unreached.with_advice(if why.contains("proxy authorization required") {
-            self.wants_a_name()
-        } else if why.contains("tunnel error") {
-            "The proxy is there and lets nobody through to that address: check the base URL, and what \
-             the proxy allows."
+    /// Returns the error for a failed connection through the proxy.
+    pub(super) fn connect_error(&self, target: &str, error: &reqwest::Error) -> LlmError {
+        let (cause, variable) = (root_cause(error), self.variable);
+        let message = format!("failed to reach {target}: {cause}");
+        let error = LlmError::new(LlmErrorKind::Connection, message);
+        error.with_advice(if cause.contains("proxy authorization required") {
+            self.credentials_advice()
+        } else if cause.contains("tunnel error") {
+            "The proxy refused the connection to that address: check the base URL, and the proxy's \
+             rules."
                 .to_owned()
         } else {
             format!(
-                "Check that the proxy is running, and its address in {variable}; a host that needs none \
-                 belongs in NO_PROXY."
+                "Check that the proxy is running, and its URL in {variable}; add hosts that need no proxy \
+                 to NO_PROXY."
             )
         })
     }
 }
 
-/// The proxy that the environment names for an address.
+/// Returns the proxy that the environment specifies for a URL.
 ///
 /// # Errors
-/// Where what it names is none that can be used.
-pub(super) fn on_the_way(to: &Url) -> Result<Option<OnTheWay>, LlmError> {
-    chosen(to, |name| env::var(name).ok())
+/// If the proxy's URL is invalid or has an unsupported scheme.
+pub(super) fn proxy_for(target: &Url) -> Result<Option<ProxyRoute>, LlmError> {
+    select(target, |name| env::var(name).ok())
 }
 
-fn chosen(
-    to: &Url,
+fn select(
+    target: &Url,
     variable: impl Fn(&str) -> Option<String>,
-) -> Result<Option<OnTheWay>, LlmError> {
-    let names: &[&'static str] = match to.scheme() {
+) -> Result<Option<ProxyRoute>, LlmError> {
+    let names: &[&'static str] = match target.scheme() {
         "https" => &["HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy"],
-        // A web server hands a visitor's `Proxy` header to a CGI program as HTTP_PROXY.
+        // A web server passes a request's `Proxy` header to a CGI program as HTTP_PROXY.
         // https://httpoxy.org
         _ if variable("REQUEST_METHOD").is_some() => &["http_proxy", "ALL_PROXY", "all_proxy"],
         _ => &["HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"],
@@ -81,14 +79,14 @@ fn chosen(
     let Some((variable_name, text)) = names.iter().find_map(set) else {
         return Ok(None);
     };
-    let direct = variable("NO_PROXY").or_else(|| variable("no_proxy"));
-    if is_direct(to, direct.as_deref().unwrap_or_default()) {
+    let no_proxy = variable("NO_PROXY").or_else(|| variable("no_proxy"));
+    if bypasses_proxy(target, no_proxy.as_deref().unwrap_or_default()) {
         return Ok(None);
     }
-    // What does not parse may hold a password, so it is not repeated.
+    // The invalid text may contain a password, so the error does not.
     let unusable = || {
-        invalid(format!("{variable_name} does not name a proxy that can be used"))
-            .with_advice("Write it like http://proxy.example:3128. Only http:// and https:// proxies are spoken with.")
+        invalid(format!("{variable_name} does not contain a supported proxy URL"))
+            .with_advice("Write it like http://proxy.example.com:3128. Only http:// and https:// proxies are supported.")
     };
     let with_scheme = if text.contains("://") {
         text
@@ -99,20 +97,22 @@ fn chosen(
     if !matches!(url.scheme(), "http" | "https") || !url.has_host() {
         return Err(unusable());
     }
-    let mut at = url.clone();
-    let hidden = at.set_username("").and(at.set_password(None));
-    hidden.map_err(|()| unusable())?;
-    Ok(Some(OnTheWay {
+    let mut public_url = url.clone();
+    let stripped = public_url
+        .set_username("")
+        .and(public_url.set_password(None));
+    stripped.map_err(|()| unusable())?;
+    Ok(Some(ProxyRoute {
         variable: variable_name,
-        at: at.as_str().trim_end_matches('/').to_owned(),
-        speaks_tls: url.scheme() == "https",
+        url: public_url.as_str().trim_end_matches('/').to_owned(),
+        uses_tls: url.scheme() == "https",
         proxy: reqwest::Proxy::all(url).map_err(|_| unusable())?,
     }))
 }
 
-/// Whether an address is reached without a proxy: it is on this machine, or in the list.
-fn is_direct(to: &Url, list: &str) -> bool {
-    let Some(host) = to.host_str() else {
+/// Returns whether a URL is reached directly: it is a loopback address, or matches `no_proxy`.
+fn bypasses_proxy(target: &Url, no_proxy: &str) -> bool {
+    let Some(host) = target.host_str() else {
         return true;
     };
     let name = host.trim_start_matches('[').trim_end_matches(']');
@@ -120,14 +120,17 @@ fn is_direct(to: &Url, list: &str) -> bool {
     if name == "localhost" || ip.is_some_and(|ip| ip.is_loopback()) {
         return true;
     }
-    let port = to.port_or_known_default().unwrap_or_default().to_string();
-    let names = list.split([',', ' ']).map(str::trim);
-    names.filter(|entry| !entry.is_empty()).any(|entry| {
+    let port = target
+        .port_or_known_default()
+        .unwrap_or_default()
+        .to_string();
+    let entries = no_proxy.split([',', ' ']).map(str::trim);
+    entries.filter(|entry| !entry.is_empty()).any(|entry| {
         let entry = entry.to_ascii_lowercase();
         let entry = match entry.rsplit_once(':') {
-            // An IPv6 address has more of them.
-            Some((host, its)) if !host.contains(':') || host.ends_with(']') => {
-                if its != port {
+            // Not the last colon of an IPv6 address.
+            Some((host, entry_port)) if !host.contains(':') || host.ends_with(']') => {
+                if entry_port != port {
                     return false;
                 }
                 host.to_owned()
@@ -149,7 +152,7 @@ fn is_direct(to: &Url, list: &str) -> bool {
     })
 }
 
-/// Whether an address lies in a network such as `10.0.0.0/8`.
+/// Returns whether an address is in a network such as `10.0.0.0/8`.
 fn is_within(ip: IpAddr, network: &str) -> bool {
     let Some((base, bits)) = network.split_once('/') else {
         return false;
@@ -174,16 +177,16 @@ fn is_within(ip: IpAddr, network: &str) -> bool {
 mod tests {
     use reqwest::Url;
 
-    use super::chosen;
+    use super::select;
 
-    /// The variable and the proxy, or the error.
-    fn way(to: &str, set: &[(&str, &str)]) -> Option<String> {
+    /// Returns the variable and the proxy, or the error.
+    fn route(url: &str, set: &[(&str, &str)]) -> Option<String> {
         let variable = |name: &str| {
             let found = set.iter().find(|(set, _)| *set == name)?;
             Some(found.1.to_owned())
         };
-        match chosen(&Url::parse(to).unwrap(), variable) {
-            Ok(way) => way.map(|way| format!("{} {}", way.variable, way.at)),
+        match select(&Url::parse(url).unwrap(), variable) {
+            Ok(route) => route.map(|route| format!("{} {}", route.variable, route.url)),
             Err(error) => Some(error.to_string()),
         }
     }
@@ -192,42 +195,45 @@ mod tests {
     fn each_scheme_has_its_variables() {
         let set = [
             ("HTTP_PROXY", "one:3128"),
-            ("https_proxy", "http://me:secret@two.example:3128/"),
+            ("https_proxy", "http://me:secret@two.example.com:3128/"),
             ("ALL_PROXY", "https://three"),
         ];
-        let (plain, secure) = ("http://models.example/v1", "https://models.example/v1");
-        assert_eq!(way(plain, &set).unwrap(), "HTTP_PROXY http://one:3128");
-        assert_eq!(
-            way(secure, &set).unwrap(),
-            "https_proxy http://two.example:3128"
+        let (plain, secure) = (
+            "http://models.example.com/v1",
+            "https://models.example.com/v1",
         );
-        assert_eq!(way(secure, &set[2..]).unwrap(), "ALL_PROXY https://three");
-        assert_eq!(way(secure, &set[..1]), None);
-        assert_eq!(way(secure, &[("HTTPS_PROXY", " ")]), None);
+        assert_eq!(route(plain, &set).unwrap(), "HTTP_PROXY http://one:3128");
+        assert_eq!(
+            route(secure, &set).unwrap(),
+            "https_proxy http://two.example.com:3128"
+        );
+        assert_eq!(route(secure, &set[2..]).unwrap(), "ALL_PROXY https://three");
+        assert_eq!(route(secure, &set[..1]), None);
+        assert_eq!(route(secure, &[("HTTPS_PROXY", " ")]), None);
         let cgi = [("HTTP_PROXY", "one:3128"), ("REQUEST_METHOD", "GET")];
-        assert_eq!(way(plain, &cgi), None);
+        assert_eq!(route(plain, &cgi), None);
     }
 
     #[test]
-    fn what_is_no_proxy_is_refused_without_repeating_it() {
+    fn invalid_proxy_urls_are_rejected_without_quoting_them() {
         for text in [
             "socks5://me:secret@one",
             "http://",
             "http://me:secret@[",
             "::",
         ] {
-            let said = way("https://models.example", &[("HTTPS_PROXY", text)]).unwrap();
+            let error = route("https://models.example.com", &[("HTTPS_PROXY", text)]).unwrap();
             assert_eq!(
-                said, "HTTPS_PROXY does not name a proxy that can be used",
+                error, "HTTPS_PROXY does not contain a supported proxy URL",
                 "{text}"
             );
         }
     }
 
     #[test]
-    fn some_hosts_are_reached_directly() {
+    fn loopback_and_no_proxy_hosts_are_reached_directly() {
         let direct = |to: &str, list: &str| {
-            way(to, &[("ALL_PROXY", "one:3128"), ("no_proxy", list)]).is_none()
+            route(to, &[("ALL_PROXY", "one:3128"), ("no_proxy", list)]).is_none()
         };
         for to in [
             "http://localhost:8000/v1",
@@ -237,11 +243,11 @@ mod tests {
             assert!(direct(to, ""), "{to}");
         }
         for (to, list) in [
-            ("http://a.example", "*"),
-            ("http://a.example", "b.example, A.example"),
-            ("http://a.b.example", ".example"),
-            ("http://a.b.example", "*.b.example"),
-            ("http://a.example:8000", "a.example:8000"),
+            ("http://a.example.com", "*"),
+            ("http://a.example.com", "b.example.com, A.example.com"),
+            ("http://a.b.example.com", ".example.com"),
+            ("http://a.b.example.com", "*.b.example.com"),
+            ("http://a.example.com:8000", "a.example.com:8000"),
             ("http://10.1.2.3", "10.0.0.0/8"),
             ("http://10.1.2.3", "10.1.2.3"),
             ("http://10.1.2.3", "0.0.0.0/0"),
@@ -251,12 +257,12 @@ mod tests {
             assert!(direct(to, list), "{to} {list}");
         }
         for (to, list) in [
-            ("http://a.example", ""),
-            ("http://a.example", "b.example,ample"),
-            ("http://a.example", "a.example:8000"),
+            ("http://a.example.com", ""),
+            ("http://a.example.com", "b.example.com,ample.com"),
+            ("http://a.example.com", "a.example.com:8000"),
             ("http://11.1.2.3", "10.0.0.0/8,10.0.0.0/99,x/8"),
             ("http://[fd00::1]", "fc00::/8"),
-            ("http://a.example", ".,,"),
+            ("http://a.example.com", ".,,"),
         ] {
             assert!(!direct(to, list), "{to} {list}");
         }

@@ -1,23 +1,23 @@
-//! How long a provider asks to wait.
+//! Parsing of `Retry-After` headers.
 
 use std::time::{Duration, SystemTime};
 
 use reqwest::header::{HeaderMap, RETRY_AFTER};
 
-/// Reads `retry-after-ms` (OpenAI, Azure), `retry-after` in seconds or as a date, and what LiteLLM
-/// makes of the latter when it hands on the headers of the provider behind it.
+/// Returns the requested delay from `retry-after-ms` (OpenAI, Azure), from `retry-after` in seconds or
+/// as a date, or from LiteLLM's `llm_provider-retry-after`, which forwards its provider's header.
 pub(super) fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let value = |name: &str| headers.get(name)?.to_str().ok().map(str::trim);
     let milliseconds = value("retry-after-ms").and_then(|text| text.parse::<f64>().ok());
     if let Some(milliseconds) = milliseconds {
         return Duration::try_from_secs_f64(milliseconds / 1000.0).ok();
     }
-    let asked = value(RETRY_AFTER.as_str()).or_else(|| value("llm_provider-retry-after"))?;
-    if let Ok(seconds) = asked.parse::<f64>() {
+    let delay = value(RETRY_AFTER.as_str()).or_else(|| value("llm_provider-retry-after"))?;
+    if let Ok(seconds) = delay.parse::<f64>() {
         return Duration::try_from_secs_f64(seconds).ok();
     }
-    let date = httpdate::parse_http_date(asked).ok()?;
-    // A date that has passed says: now.
+    let date = httpdate::parse_http_date(delay).ok()?;
+    // A date in the past means no delay.
     Some(
         date.duration_since(SystemTime::now())
             .unwrap_or(Duration::ZERO),
@@ -32,7 +32,7 @@ pub(super) mod tests {
 
     use super::retry_after;
 
-    /// Headers, as the tests of this module write them.
+    /// Builds a header map; used by the tests of several modules.
     pub(in crate::http) fn header_map(headers: &[(&'static str, &str)]) -> HeaderMap {
         let headers = headers
             .iter()
@@ -45,7 +45,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn reads_every_spelling() {
+    fn every_header_variant_is_parsed() {
         assert_eq!(read(&[("retry-after", "7")]), Some(Duration::from_secs(7)));
         assert_eq!(
             read(&[("retry-after", " 0.5 ")]),
@@ -62,7 +62,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_date_is_the_time_until_then() {
+    fn a_date_becomes_the_time_until_then() {
         let date = SystemTime::now() + Duration::from_secs(100);
         let wait = read(&[("retry-after", &httpdate::fmt_http_date(date))]).unwrap();
         assert!(
@@ -76,9 +76,9 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn nonsense_is_no_answer() {
-        for nonsense in ["soon", "-3", "NaN", "inf", ""] {
-            assert_eq!(read(&[("retry-after", nonsense)]), None, "{nonsense}");
+    fn invalid_values_are_ignored() {
+        for invalid in ["soon", "-3", "NaN", "inf", ""] {
+            assert_eq!(read(&[("retry-after", invalid)]), None, "{invalid}");
         }
         assert_eq!(read(&[]), None);
     }

@@ -1,42 +1,36 @@
-//! An answer in pieces: server-sent events, each with a piece of the message.
+//! Streamed responses: reads server-sent events and emits chat events.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::Bytes;
 use cantle_core::llm::{ChatEvent, LlmError};
-use futures_util::{Stream, StreamExt as _, stream};
+use futures_util::{Stream, stream};
 use reqwest::header::HeaderMap;
 use tokio::time::timeout;
 
-use super::dialect::{Dialect, Next, Turn as _};
+use super::body::BodyChunks;
+use super::dialect::{Dialect, TurnAssembler as _};
 use super::endpoint::Endpoint;
-use crate::sse::Events;
+use crate::sse::EventParser;
 
-/// How long is waited for the end of a body whose last event has come: only a connection whose
-/// response has been read to its end can be used again.
-const END_OF_BODY: Duration = Duration::from_millis(100);
+/// How long to wait for the end of the body after its last event. A connection can be reused only
+/// after its response has been read to the end.
+const END_OF_BODY_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// Reads the events of a streamed answer.
-pub(super) fn events<D, S>(
-    pieces: S,
+/// Reads the events of a streamed response.
+pub(super) fn event_stream<D: Dialect>(
+    body: impl BodyChunks,
     headers: HeaderMap,
     endpoint: Arc<Endpoint<D>>,
-) -> impl Stream<Item = Result<ChatEvent, LlmError>>
-where
-    D: Dialect,
-    S: Stream<Item = Result<Bytes, LlmError>> + Send + Unpin,
-{
-    let turn = endpoint.dialect.turn();
-    let reader = Reader {
-        pieces,
-        events: Events::default(),
+) -> impl Stream<Item = Result<ChatEvent, LlmError>> {
+    let reader = EventReader {
+        body,
+        parser: EventParser::default(),
         headers,
+        assembler: Some(endpoint.dialect.assembler()),
         endpoint,
-        turn,
         ready: VecDeque::new(),
-        over: false,
     };
     stream::unfold(reader, |mut reader| async {
         let event = reader.next().await?;
@@ -44,69 +38,68 @@ where
     })
 }
 
-struct Reader<D: Dialect, S> {
-    pieces: S,
-    events: Events,
+struct EventReader<D: Dialect, B> {
+    body: B,
+    parser: EventParser,
     headers: HeaderMap,
     endpoint: Arc<Endpoint<D>>,
-    turn: D::Turn,
-    /// What is told before more is read.
+    /// `None` after the end or an error.
+    assembler: Option<D::Assembler>,
+    /// Events to emit before more of the body is read.
     ready: VecDeque<ChatEvent>,
-    over: bool,
 }
 
-impl<D: Dialect, S: Stream<Item = Result<Bytes, LlmError>> + Send + Unpin> Reader<D, S> {
+impl<D: Dialect, B: BodyChunks> EventReader<D, B> {
     async fn next(&mut self) -> Option<Result<ChatEvent, LlmError>> {
-        loop {
-            if let Some(event) = self.ready.pop_front() {
-                return Some(Ok(event));
-            }
-            if self.over {
-                return None;
-            }
-            if let Err(error) = self.advance().await {
-                self.over = true;
-                return Some(Err(error));
+        while self.ready.is_empty() {
+            let assembler = self.assembler.take()?;
+            match self.advance(assembler).await {
+                Ok(assembler) => self.assembler = assembler,
+                Err(error) => return Some(Err(error)),
             }
         }
+        self.ready.pop_front().map(Ok)
     }
 
-    async fn advance(&mut self) -> Result<(), LlmError> {
-        while let Some(event) = self.events.next_event() {
+    /// Reads up to the next event with deltas, or one chunk. Returns the assembler unless it finished.
+    async fn advance(
+        &mut self,
+        mut assembler: D::Assembler,
+    ) -> Result<Option<D::Assembler>, LlmError> {
+        while let Some(event) = self.parser.next_event() {
             let event = event.map_err(|error| {
-                let message = "the server sent events that are not valid text";
-                LlmError::protocol(message).with_source(error)
+                LlmError::protocol("the server sent an event that is not UTF-8").with_source(error)
             })?;
-            let diagnosis = &self.endpoint.diagnosis;
-            match self.turn.event(diagnosis, &event, &mut self.ready)? {
-                Next::End => {
-                    // The turn is complete, however this goes.
-                    let _ = timeout(END_OF_BODY, self.pieces.next()).await;
-                    return self.finish();
-                }
-                Next::More if !self.ready.is_empty() => return Ok(()),
-                Next::More => {}
+            let errors = &self.endpoint.errors;
+            if assembler
+                .read_event(errors, &event, &mut self.ready)?
+                .is_break()
+            {
+                // The turn is complete even if this fails.
+                let _ = timeout(END_OF_BODY_TIMEOUT, self.body.chunk()).await;
+                return self.finish(assembler);
+            }
+            if !self.ready.is_empty() {
+                return Ok(Some(assembler));
             }
         }
-        match self.pieces.next().await {
-            Some(piece) => {
-                self.events.push(&piece?);
-                Ok(())
+        match self.body.chunk().await? {
+            Some(chunk) => {
+                self.parser.push(&chunk);
+                Ok(Some(assembler))
             }
-            // Not every server says that it is done; the reason to stop is what counts.
-            None => self.finish(),
+            // Some servers send no final event; the stop reason decides whether the turn is complete.
+            None => self.finish(assembler),
         }
     }
 
-    fn finish(&mut self) -> Result<(), LlmError> {
-        self.over = true;
-        let turn = std::mem::take(&mut self.turn);
-        self.ready.extend(turn.finish(&self.headers)?);
-        Ok(())
+    fn finish(&mut self, assembler: D::Assembler) -> Result<Option<D::Assembler>, LlmError> {
+        self.ready.extend(assembler.finish(&self.headers)?);
+        Ok(None)
     }
 }
 
-// They need a dialect, so they read Chat Completions.
+// The tests use Chat Completions as the dialect.
 #[cfg(feature = "chat")]
 #[cfg(test)]
 mod tests;

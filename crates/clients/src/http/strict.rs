@@ -1,8 +1,8 @@
-//! Which schemas can be held to strictly: the provider then lets the model write nothing else.
+//! Recognizes schemas that support strict mode, in which the provider constrains the model's output.
 
 use serde_json::{Map, Value};
 
-/// Keywords of strict schemas.
+/// JSON schema keywords that strict mode supports.
 /// <https://platform.openai.com/docs/guides/structured-outputs#supported-schemas>
 const KEYWORDS: &[&str] = &[
     "$defs",
@@ -41,10 +41,11 @@ const FORMATS: &[&str] = &[
     "uuid",
 ];
 
-/// Whether a tool's parameters can be held to strictly: every object is closed and has all of its
-/// properties required, and nothing is said that strict schemas have no word for. A schema is never
-/// changed to be one, since what it allows would be something else.
-pub(crate) fn can_be_strict(parameters: &Value) -> bool {
+/// Returns whether a tool's parameter schema supports strict mode.
+///
+/// Every object must be closed and require all of its properties, and only supported keywords may
+/// occur. Schemas are never changed to qualify, because they would then accept other arguments.
+pub(crate) fn supports_strict_mode(parameters: &Value) -> bool {
     parameters.get("type").and_then(Value::as_str) == Some("object") && is_strict(parameters)
 }
 
@@ -52,7 +53,7 @@ fn is_strict(schema: &Value) -> bool {
     let Value::Object(schema) = schema else {
         return false;
     };
-    let known = |(keyword, value): (&String, &Value)| {
+    let is_supported = |(keyword, value): (&String, &Value)| {
         KEYWORDS.contains(&keyword.as_str())
             && match keyword.as_str() {
                 "items" => is_strict(value),
@@ -68,7 +69,7 @@ fn is_strict(schema: &Value) -> bool {
                 _ => true,
             }
     };
-    schema.iter().all(known) && (!describes_objects(schema) || is_closed(schema))
+    schema.iter().all(is_supported) && (!describes_objects(schema) || is_closed(schema))
 }
 
 fn describes_objects(schema: &Map<String, Value>) -> bool {
@@ -98,7 +99,7 @@ fn is_closed(schema: &Map<String, Value>) -> bool {
 mod tests {
     use serde_json::{Value, json};
 
-    use super::can_be_strict;
+    use super::supports_strict_mode;
 
     fn object(properties: &Value, required: &[&str]) -> Value {
         json!({"type": "object", "properties": properties, "required": required,
@@ -106,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn closed_schemas_with_known_words_can_be_strict() {
+    fn closed_schemas_with_supported_keywords_are_strict() {
         let text = json!({"type": "string", "description": "A city."});
         let nested = object(
             &json!({"at": {"type": "string", "format": "date-time"}}),
@@ -121,12 +122,12 @@ mod tests {
                 &["when", "many", "maybe"],
             ),
         ] {
-            assert!(can_be_strict(&schema), "{schema}");
+            assert!(supports_strict_mode(&schema), "{schema}");
         }
     }
 
     #[test]
-    fn what_would_have_to_be_changed_can_not() {
+    fn schemas_that_need_changes_are_not_strict() {
         let text = json!({"type": "string"});
         let open = json!({"type": "object", "properties": {"city": text}, "required": ["city"]});
         for schema in [
@@ -147,7 +148,7 @@ mod tests {
             object(&json!({"n": {"type": ["object", "null"]}}), &["n"]),
             object(&json!({"n": true}), &["n"]),
         ] {
-            assert!(!can_be_strict(&schema), "{schema}");
+            assert!(!supports_strict_mode(&schema), "{schema}");
         }
     }
 }

@@ -1,17 +1,17 @@
-//! How long is waited for what.
+//! Timeouts of HTTP clients.
 
 use std::time::Duration;
 
-/// How long a client waits. Each is a bound on silence, not on the whole call.
+/// Timeouts of an HTTP client. Each limits a period of silence, not the whole call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Timeouts {
-    /// For a connection, TLS included. 10 seconds by default.
+    /// Establishing a connection, TLS included. 10 seconds by default.
     pub connect: Duration,
-    /// From the start of a call to the response's first byte. 10 minutes by default: what is not
-    /// streamed is not sent before all of it is there.
+    /// From the start of a call to the response's headers. 10 minutes by default, because a response
+    /// that is not streamed is sent only once it is complete.
     pub first_byte: Duration,
-    /// Between two pieces of a response; a provider's comments count. 5 minutes by default.
+    /// Between two chunks of a response, comments included. 5 minutes by default.
     pub idle: Duration,
 }
 
@@ -23,4 +23,9 @@ impl Default for Timeouts {
             idle: Duration::from_secs(300),
         }
     }
+}
+
+/// Formats a timeout for an error message.
+pub(super) fn seconds(duration: Duration) -> String {
+    format!("{} s", duration.as_secs_f64())
 }

@@ -12,19 +12,19 @@ use futures_util::future::join_all;
 use tokio::time::Instant;
 
 use super::{Limited, RateLimiter, RateLimits};
-use crate::scripted::{Scripted, done, done_with};
+use crate::scripted::{ScriptedClient, done, done_with};
 
 fn request(text: &str) -> ChatRequest {
     ChatRequest::new(vec![Message::user(text).into()], ToolSpecs::default())
 }
 
-fn refused(after: Option<Duration>) -> Result<ChatEvent, LlmError> {
+fn rejected(after: Option<Duration>) -> Result<ChatEvent, LlmError> {
     let error = LlmError::new(LlmErrorKind::RateLimited, "slow down").with_status(429);
     Err(error.with_retry_after(after))
 }
 
-/// Asks so often at once; when each was answered, and all that was told.
-async fn ask(client: &dyn LlmClient, count: usize) -> Vec<(Duration, Vec<ChatEvent>)> {
+/// Makes concurrent calls. Returns the time of each answer, and its events.
+async fn call(client: &dyn LlmClient, count: usize) -> Vec<(Duration, Vec<ChatEvent>)> {
     let start = Instant::now();
     join_all((0..count).map(async |_| {
         let events = client.stream(request("Hi")).map(Result::unwrap).collect();
@@ -35,20 +35,20 @@ async fn ask(client: &dyn LlmClient, count: usize) -> Vec<(Duration, Vec<ChatEve
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_limits_nobody_waits() {
+async fn without_limits_calls_do_not_wait() {
     let client = Limited::new(
-        Scripted::always(done),
+        ScriptedClient::always(done),
         RateLimiter::new(RateLimits::default()),
     );
-    let answered = ask(&client, 100).await;
+    let answered = call(&client, 100).await;
     assert!(answered.iter().all(|(at, _)| at.is_zero()));
 }
 
 #[tokio::test(start_paused = true)]
-async fn requests_are_spread_over_the_minute_in_their_order() {
+async fn requests_are_spread_over_the_minute_in_order() {
     let limits = RateLimits::default().with_requests_per_minute(120);
-    let client = Limited::new(Scripted::always(done), RateLimiter::new(limits));
-    let answered = ask(&client, 5).await;
+    let client = Limited::new(ScriptedClient::always(done), RateLimiter::new(limits));
+    let answered = call(&client, 5).await;
     let at: Vec<_> = answered
         .iter()
         .map(|(at, _)| at.as_millis() / 100)
@@ -57,17 +57,17 @@ async fn requests_are_spread_over_the_minute_in_their_order() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn clients_of_one_account_share_its_limit() {
+async fn clients_share_a_limit() {
     let account = RateLimiter::new(RateLimits::default().with_requests_per_minute(60));
-    let one = Limited::new(Scripted::always(done), account.clone());
-    let two = Limited::new(Scripted::always(done), account);
-    ask(&one, 1).await;
-    let answered = ask(&two, 1).await;
+    let one = Limited::new(ScriptedClient::always(done), account.clone());
+    let two = Limited::new(ScriptedClient::always(done), account);
+    call(&one, 1).await;
+    let answered = call(&two, 1).await;
     assert_eq!(answered[0].0.as_millis() / 100, 10);
 }
 
 #[tokio::test(start_paused = true)]
-async fn tokens_are_paid_as_they_were_used() {
+async fn reserved_tokens_are_corrected_by_usage() {
     let used = || {
         let usage = TokenUsage {
             input: 1_900,
@@ -77,25 +77,25 @@ async fn tokens_are_paid_as_they_were_used() {
         done_with(TurnEnd::new(StopReason::EndTurn, Some(usage)))
     };
     let limits = RateLimits::default().with_tokens_per_minute(60_000);
-    let client = Limited::new(Scripted::always(used), RateLimiter::new(limits));
+    let client = Limited::new(ScriptedClient::always(used), RateLimiter::new(limits));
     let start = Instant::now();
     for _ in 0..4 {
         client.complete(request("Hi")).await.unwrap();
     }
-    // 2000 tokens are two seconds' worth; the first has none before it, and a little is saved up.
-    let took = start.elapsed().as_secs_f64();
-    assert!((5.5..=6.1).contains(&took), "{took}");
+    // 2000 tokens take two seconds; the first call does not wait, and the bucket starts full.
+    let seconds = start.elapsed().as_secs_f64();
+    assert!((5.5..=6.1).contains(&seconds), "{seconds}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refusal_is_waited_out_by_everybody_and_told() {
+async fn a_rejected_call_waits_and_emits_an_event() {
     let second = Duration::from_secs(7);
     let script = move |attempt| match attempt {
-        0 => vec![refused(Some(second))],
+        0 => vec![rejected(Some(second))],
         _ => vec![done()],
     };
     let limiter = RateLimiter::new(RateLimits::default());
-    let client = Limited::new(Scripted::new("m", script), limiter.clone());
+    let client = Limited::new(ScriptedClient::new("m", script), limiter.clone());
     let start = Instant::now();
     let events: Vec<_> = client
         .stream(request("Hi"))
@@ -112,9 +112,9 @@ async fn a_refusal_is_waited_out_by_everybody_and_told() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_is_always_refused_is_told_in_the_end() {
-    let client = Scripted::always(|| refused(Some(Duration::from_millis(1))));
-    let limits = RateLimits::default().with_max_refusals(3);
+async fn a_call_fails_after_the_maximum_of_rejections() {
+    let client = ScriptedClient::always(|| rejected(Some(Duration::from_millis(1))));
+    let limits = RateLimits::default().with_max_rejections(3);
     let limited = Limited::new(client.clone(), RateLimiter::new(limits));
     let error = limited.complete(request("Hi")).await.unwrap_err();
     assert_eq!(client.attempts(), 4);
@@ -125,39 +125,36 @@ async fn who_is_always_refused_is_told_in_the_end() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_wait_that_is_too_long_is_an_error_at_once() {
-    let client = Scripted::always(|| refused(Some(Duration::from_secs(3600))));
+async fn a_requested_delay_above_the_maximum_fails_at_once() {
+    let client = ScriptedClient::always(|| rejected(Some(Duration::from_secs(3600))));
     let limited = Limited::new(client.clone(), RateLimiter::new(RateLimits::default()));
     let start = Instant::now();
     let error = limited.complete(request("Hi")).await.unwrap_err();
     assert_eq!((client.attempts(), start.elapsed()), (1, Duration::ZERO));
-    assert!(
-        error.to_string().contains("it asks to wait 3600 s"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("asks to wait 3600 s"), "{error}");
 }
 
 #[tokio::test(start_paused = true)]
-async fn who_gives_up_waiting_takes_nothing() {
+async fn a_cancelled_call_takes_no_permit() {
     let limits = RateLimits::default().with_requests_per_minute(60);
-    let client = Limited::new(Scripted::always(done), RateLimiter::new(limits));
-    ask(&client, 1).await;
-    let patience = Duration::from_millis(300);
-    let given_up = tokio::time::timeout(patience, client.complete(request("Hi"))).await;
-    assert!(given_up.is_err());
-    let answered = ask(&client, 1).await;
+    let client = Limited::new(ScriptedClient::always(done), RateLimiter::new(limits));
+    call(&client, 1).await;
+    let limit = Duration::from_millis(300);
+    let cancelled = tokio::time::timeout(limit, client.complete(request("Hi"))).await;
+    assert!(cancelled.is_err());
+    let answered = call(&client, 1).await;
     assert_eq!(answered[0].0.as_millis() / 100, 7);
 }
 
-/// A provider's bucket.
-struct Provider {
+/// The token bucket of a provider.
+struct ProviderLimit {
     rate: f64,
     burst: f64,
     level: f64,
     at: Instant,
 }
 
-impl Provider {
+impl ProviderLimit {
     fn answer(&mut self) -> Result<ChatEvent, LlmError> {
         let now = Instant::now();
         let passed = (now - self.at).as_secs_f64();
@@ -167,18 +164,18 @@ impl Provider {
             return done();
         }
         let missing = (1.0 - self.level) / self.rate;
-        refused(Some(Duration::from_secs_f64(missing)))
+        rejected(Some(Duration::from_secs_f64(missing)))
     }
 }
 
-/// A client that takes a while to be refused, and a while to be answered.
+/// A client whose answers and errors are delayed.
 #[derive(Debug)]
-struct Far {
-    client: Scripted,
+struct DelayedClient {
+    client: ScriptedClient,
     latency: Duration,
 }
 
-impl LlmClient for Far {
+impl LlmClient for DelayedClient {
     fn model(&self) -> &ModelInfo {
         self.client.model()
     }
@@ -193,23 +190,23 @@ impl LlmClient for Far {
     }
 }
 
-/// Asks a provider with a bucket of this size and rate from many agents at once: the attempts for
-/// each request, and how much of what the provider allows was used.
-async fn crowded(rate: f64, burst: f64, latency: Duration, turns: usize) -> (f64, f64) {
+/// Calls a rate-limited provider from many agents. Returns the attempts per request, and the ratio of
+/// the throughput to the provider's limit.
+async fn throughput(rate: f64, burst: f64, latency: Duration, turns: usize) -> (f64, f64) {
     const AGENTS: usize = 200;
-    let provider = Mutex::new(Provider {
+    let provider = Mutex::new(ProviderLimit {
         rate,
         burst,
         level: burst,
         at: Instant::now(),
     });
     let provider = Arc::new(provider);
-    let asked = Scripted::new("m", move |_| vec![provider.lock().unwrap().answer()]);
-    let far = Far {
-        client: asked.clone(),
+    let scripted = ScriptedClient::new("m", move |_| vec![provider.lock().unwrap().answer()]);
+    let delayed = DelayedClient {
+        client: scripted.clone(),
         latency,
     };
-    let client = Limited::new(far, RateLimiter::new(RateLimits::default()));
+    let client = Limited::new(delayed, RateLimiter::new(RateLimits::default()));
     let start = Instant::now();
     join_all((0..AGENTS).map(async |_| {
         for _ in 0..turns {
@@ -217,21 +214,21 @@ async fn crowded(rate: f64, burst: f64, latency: Duration, turns: usize) -> (f64
         }
     }))
     .await;
-    let least = AGENTS * turns;
-    let best = (least as f64 - burst) / rate;
+    let requests = AGENTS * turns;
+    let shortest = (requests as f64 - burst) / rate;
     (
-        asked.attempts() as f64 / least as f64,
-        best / start.elapsed().as_secs_f64(),
+        scripted.attempts() as f64 / requests as f64,
+        shortest / start.elapsed().as_secs_f64(),
     )
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_limit_that_nobody_told_is_found_and_kept_to() {
+async fn an_unknown_limit_is_found_and_respected() {
     for (rate, burst) in [(10.0, 10.0), (50.0, 20.0), (200.0, 40.0)] {
         for latency in [0, 5, 50, 500] {
             let latency = Duration::from_millis(latency);
-            let (attempts, used) = crowded(rate, burst, latency, 20).await;
-            let case = format!("{rate}/s, {burst} at once, answers after {latency:?}");
+            let (attempts, used) = throughput(rate, burst, latency, 20).await;
+            let case = format!("{rate}/s, burst {burst}, latency {latency:?}");
             assert!(attempts <= 1.2, "{case}: {attempts} attempts");
             assert!(used >= 0.9, "{case}: {used} of what is allowed");
         }

@@ -1,39 +1,27 @@
-//! Results of tools, written down beside the calls of the model.
+//! Recorded tool results.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 use cantle_core::content::Content;
 use cantle_core::message::ToolCall;
-use serde::{Deserialize, Serialize};
 
-use super::{File, Line};
+use super::RecordingFile;
+use crate::recording::{RecordingLine, ResultLine};
 
-/// What a tool said, as a recording has it.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub(crate) struct ResultLine {
-    pub(crate) id: String,
-    pub(crate) tool: String,
-    pub(crate) arguments: String,
-    pub(crate) content: Content,
-    pub(crate) success: bool,
-}
-
-/// Where the results of tools go in a recording; from [`Recorder::results`](super::Recorder::results).
+/// Adds tool results to a recording; see [`Recorder::results`](super::Recorder::results).
 ///
-/// The loop around the model tells it what each call came to: from a hook after tool calls, for
-/// instance.
+/// The loop around the model calls it for each result, for instance from a hook.
 #[derive(Clone, Debug)]
 pub struct ResultLog {
-    pub(super) file: Arc<Mutex<File>>,
+    pub(super) file: Arc<Mutex<RecordingFile>>,
 }
 
 impl ResultLog {
-    /// Writes down what a call came to.
+    /// Records the result of a tool call.
     ///
-    /// A result that can't be written fails the next call of the model, since what is recorded after
-    /// it would be of no use.
+    /// If this fails, the next model call fails with the error, because the recording is incomplete.
     pub fn write(&self, call: &ToolCall, content: &Content, success: bool) {
-        let line = Line::Result(Box::new(ResultLine {
+        let line = RecordingLine::Result(Box::new(ResultLine {
             id: call.id.clone(),
             tool: call.name.clone(),
             arguments: call.arguments.clone(),
@@ -43,9 +31,9 @@ impl ResultLog {
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         let written = serde_json::to_value(line)
             .map_err(Into::into)
-            .and_then(|line| file.line(&line));
+            .and_then(|line| file.write_line(&line));
         if let Err(error) = written {
-            file.failed.get_or_insert(error);
+            file.result_error.get_or_insert(error);
         }
     }
 }

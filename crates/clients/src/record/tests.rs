@@ -14,7 +14,7 @@ use serde_json::json;
 
 use super::Recorder;
 use crate::replay::ReplayClient;
-use crate::scripted::{Scripted, failed};
+use crate::scripted::{ScriptedClient, failed};
 
 /// A file in memory.
 #[derive(Clone, Default)]
@@ -62,8 +62,8 @@ fn call() -> ToolCall {
 }
 
 /// A model that calls a tool, fails, and then is done.
-fn model() -> Scripted {
-    Scripted::new("m", |attempt| match attempt {
+fn model() -> ScriptedClient {
+    ScriptedClient::new("m", |attempt| match attempt {
         0 => {
             let usage = TokenUsage {
                 input: 10,
@@ -143,7 +143,7 @@ async fn recording() -> (Memory, Outcomes) {
 }
 
 #[tokio::test]
-async fn what_was_recorded_is_played_again_failures_included() {
+async fn recordings_replay_answers_and_errors() {
     let (file, outcomes) = recording().await;
     assert_eq!(outcomes.len(), 3);
     // The secret was taken out of what is compared, too.
@@ -202,7 +202,7 @@ async fn each_message_is_written_once() {
 }
 
 #[tokio::test]
-async fn a_request_that_was_not_recorded_shows_what_differs() {
+async fn an_unknown_request_shows_the_difference() {
     let (file, _) = recording().await;
     let played = file.replayed();
     let refused = async |messages: Vec<Message>| {
@@ -237,13 +237,13 @@ async fn a_recording_that_cannot_be_written_fails_the_call() {
     let error = ask(&recorder, vec![Message::user("Hi")]).await.unwrap_err();
     assert_eq!(
         error.to_string(),
-        "the recording can't be written: no space left"
+        "failed to write the recording: no space left"
     );
 }
 
 /// What a tool said comes back by the call, in the order in which it was said.
 #[tokio::test]
-async fn results_of_tools_are_played_by_their_calls() {
+async fn tool_results_are_found_by_call() {
     let file = Memory::default();
     let recorder = Recorder::new(model(), file.clone(), vec!["s\"k".into()]).unwrap();
     let log = recorder.results();
@@ -251,10 +251,10 @@ async fn results_of_tools_are_played_by_their_calls() {
     log.write(&call, &"at 12:00, s\"k".into(), true);
     log.write(&call, &"at 12:01".into(), false);
     let played = file.replayed();
-    assert!(played.plays_calls());
+    assert!(played.replays_calls());
     let said = || {
         let result = played.result_of(&call)?;
-        assert!(result.ran);
+        assert!(result.was_executed);
         Some((result.content.text(), result.success))
     };
     assert_eq!(said(), Some(("at 12:00, [hidden]".to_owned(), true)));
@@ -268,29 +268,32 @@ async fn results_of_tools_are_played_by_their_calls() {
     );
     assert_eq!(
         last.difference(&"at 12:01".into(), true).unwrap(),
-        "its end\n  recorded: failure\n  now:      success"
+        "its outcome\n  recorded: failure\n  now:      success"
     );
     call.arguments = "{ }".to_owned();
     assert_eq!(played.result_of(&call), None);
 }
 
 #[tokio::test]
-async fn what_was_not_run_has_the_words_that_stand_in_its_place() {
+async fn calls_that_were_not_executed_have_the_message_instead() {
     let (file, _) = recording().await;
     let text = file.text();
     let id = text.split("\"tool_call_id\":\"").nth(1).unwrap();
     let id = id.split('"').next().unwrap().to_owned();
     let call = ToolCall::new(Some(id), "look", "{}");
     let result = file.replayed().result_of(&call).unwrap();
-    assert_eq!((&*result.content.text(), result.ran), ("two files", false));
-    assert!(file.replayed().was_offered("look") && !file.replayed().was_offered("loo"));
+    assert_eq!(
+        (&*result.content.text(), result.was_executed),
+        ("two files", false)
+    );
+    assert!(file.replayed().has_tool("look") && !file.replayed().has_tool("loo"));
 }
 
 #[tokio::test]
-async fn what_depends_on_the_clock_is_not_compared() {
+async fn turn_warnings_are_not_compared() {
     let file = Memory::default();
     let recorder = Recorder::new(
-        Scripted::always(crate::scripted::done),
+        ScriptedClient::always(crate::scripted::done),
         file.clone(),
         Vec::new(),
     );
@@ -318,7 +321,7 @@ async fn what_depends_on_the_clock_is_not_compared() {
 }
 
 #[tokio::test]
-async fn the_size_of_the_model_is_recorded() {
+async fn the_models_limits_are_recorded() {
     let file = Memory::default();
     let sized = Sized(
         ModelInfo::new("m")
@@ -351,6 +354,6 @@ async fn a_result_that_cannot_be_written_fails_the_next_call() {
     let error = ask(&recorder, vec![Message::user("Hi")]).await.unwrap_err();
     assert_eq!(
         error.to_string(),
-        "the recording can't be written: no space left"
+        "failed to write the recording: no space left"
     );
 }

@@ -1,4 +1,4 @@
-//! Recorded calls, looked up by what was asked.
+//! Recorded calls, indexed by request.
 
 use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
@@ -8,117 +8,121 @@ use cantle_core::llm::{ChatRequest, LlmError, LlmErrorKind, TurnEnd};
 use cantle_core::message::{AssistantMessage, Message, SharedMessage, ToolCall, UserKind};
 use serde_json::Value;
 
-use super::difference::shown;
-use super::results::{RecordedResult, Results};
-use super::{RecordingError, Turn};
-use crate::record::{Line, Outcome, recorded, recorded_tools, role};
+use super::difference::describe_difference;
+use super::results::{RecordedResult, ResultIndex};
+use super::{RecordingError, ReplayedTurn};
+use crate::recording::{RecordedOutcome, RecordingLine, encode_message, encode_tools, role};
 
 #[derive(Debug)]
-pub(super) struct Calls {
+pub(super) struct CallIndex {
     messages: Vec<String>,
     tools: Vec<String>,
-    calls: Vec<Call>,
-    results: Results,
-    /// How often each call was played.
-    played: Mutex<Vec<usize>>,
+    calls: Vec<IndexedCall>,
+    results: ResultIndex,
+    /// How often each call was replayed.
+    replayed: Mutex<Vec<usize>>,
 }
 
 #[derive(Debug)]
-struct Call {
+struct IndexedCall {
+    /// Line numbers of the messages, except turn warnings.
     messages: Vec<usize>,
     tools: usize,
-    outcome: Outcome,
+    outcome: RecordedOutcome,
 }
 
-impl Calls {
+impl CallIndex {
     pub(super) fn new(
-        lines: impl Iterator<Item = Result<(usize, Line), RecordingError>>,
+        lines: impl Iterator<Item = Result<(usize, RecordingLine), RecordingError>>,
     ) -> Result<Self, RecordingError> {
         let (mut messages, mut tools, mut calls) = (Vec::new(), Vec::new(), Vec::new());
-        let mut results = Results::default();
-        // Which messages are warnings.
+        let mut results = ResultIndex::default();
         let mut warnings = HashSet::new();
         for line in lines {
             let (number, line) = line?;
             match line {
-                Line::Message(message) => {
+                RecordingLine::Message(message) => {
                     if message.get("kind").and_then(Value::as_str) == Some("turn_warning") {
                         warnings.insert(messages.len());
                     }
-                    results.add_told(&message);
+                    results.add_message(&message);
                     messages.push(message.to_string());
                 }
-                Line::Result(result) => results.add(*result),
-                Line::Tools(specs) => tools.push(specs.to_string()),
-                Line::Call(call) => {
-                    let unknown = call.messages.iter().any(|&at| at >= messages.len());
-                    if unknown || call.tools >= tools.len() {
-                        let message = "it names what stands on no line before".to_owned();
+                RecordingLine::Result(result) => results.add(*result),
+                RecordingLine::Tools(specs) => tools.push(specs.to_string()),
+                RecordingLine::Call(call) => {
+                    let is_undefined = call.messages.iter().any(|&at| at >= messages.len());
+                    if is_undefined || call.tools >= tools.len() {
+                        let message =
+                            "it refers to a message or tool list that no earlier line defines"
+                                .to_owned();
                         return Err(RecordingError::at(number, message));
                     }
-                    let compared = call.messages.into_iter();
-                    calls.push(Call {
-                        messages: compared.filter(|at| !warnings.contains(at)).collect(),
+                    let messages = call.messages.into_iter();
+                    calls.push(IndexedCall {
+                        messages: messages.filter(|at| !warnings.contains(at)).collect(),
                         tools: call.tools,
                         outcome: call.outcome,
                     });
                 }
             }
         }
-        let played = Mutex::new(vec![0; calls.len()]);
+        let replayed = Mutex::new(vec![0; calls.len()]);
         Ok(Self {
             messages,
             tools,
             calls,
             results,
-            played,
+            replayed,
         })
     }
 
-    /// What a tool call came to.
+    /// Returns the result of a tool call.
     pub(super) fn result_of(&self, call: &ToolCall) -> Option<RecordedResult> {
-        self.results.of(call)
+        self.results.next(call)
     }
 
-    /// Whether the model was offered a tool of this name.
-    pub(super) fn offered(&self, name: &str) -> bool {
-        let has = |tools: &String| {
+    /// Returns whether any request offered a tool of this name.
+    pub(super) fn has_tool(&self, name: &str) -> bool {
+        let contains = |tools: &String| {
             let tools: Value = serde_json::from_str(tools).unwrap_or_default();
             let mut tools = tools.as_array().into_iter().flatten();
             tools.any(|tool| tool.get("name").and_then(Value::as_str) == Some(name))
         };
-        self.tools.iter().any(has)
+        self.tools.iter().any(contains)
     }
 
-    /// What was answered to this request.
-    pub(super) fn answer(&self, request: &ChatRequest) -> Result<Turn, LlmError> {
-        let asked = Asked {
-            messages: compared(request).map(recorded).collect::<Result<_, _>>()?,
-            tools: recorded_tools(&request.tools)?,
+    /// Returns the recorded answer to a request.
+    pub(super) fn answer(&self, request: &ChatRequest) -> Result<ReplayedTurn, LlmError> {
+        let encoded = EncodedRequest {
+            messages: compared_messages(request)
+                .map(encode_message)
+                .collect::<Result<_, _>>()?,
+            tools: encode_tools(&request.tools)?,
         };
-        let mut played = self.played.lock().unwrap_or_else(PoisonError::into_inner);
-        let same = (0..)
+        let mut replayed = self.replayed.lock().unwrap_or_else(PoisonError::into_inner);
+        let matching = (0..)
             .zip(&self.calls)
-            .filter(|(_, call)| self.is(call, &asked));
-        // The same was asked several times: the answers in their order, and the last for any more.
-        let next = same.min_by_key(|(at, _)| (played.get(*at).copied().unwrap_or(0), *at));
+            .filter(|(_, call)| self.matches(call, &encoded));
+        // Identical requests get their answers in recorded order.
+        let next = matching.min_by_key(|(at, _)| (replayed.get(*at).copied().unwrap_or(0), *at));
         let Some((at, call)) = next else {
-            return Err(self.difference(&asked, request));
+            return Err(self.not_recorded(&encoded, request));
         };
-        if let Some(count) = played.get_mut(at) {
+        if let Some(count) = replayed.get_mut(at) {
             *count += 1;
         }
         match &call.outcome {
-            Outcome::Answer(answer) => {
+            RecordedOutcome::Answer(answer) => {
                 let mut end = TurnEnd::new(answer.stop.clone(), answer.usage);
                 end.response_id.clone_from(&answer.response_id);
                 end.cost_usd = answer.cost_usd;
                 end.served_by.clone_from(&answer.served_by);
                 end.extra.clone_from(&answer.extra);
                 let message = AssistantMessage::new(answer.blocks.clone());
-                Ok(Turn { message, end })
+                Ok(ReplayedTurn { message, end })
             }
-            Outcome::Error(failure) => {
+            RecordedOutcome::Error(failure) => {
                 let error = LlmError::new(failure.kind, failure.message.clone());
                 Err(match &failure.advice {
                     Some(advice) => error.with_advice(advice.clone()),
@@ -128,84 +132,90 @@ impl Calls {
         }
     }
 
-    fn is(&self, call: &Call, asked: &Asked) -> bool {
-        call.messages.len() == asked.messages.len()
-            && self.common(call, asked) == call.messages.len()
-            && self.tools_of(call).as_bytes() == asked.tools
+    fn matches(&self, call: &IndexedCall, request: &EncodedRequest) -> bool {
+        call.messages.len() == request.messages.len()
+            && self.common_prefix(call, request) == call.messages.len()
+            && self.tools_of(call).as_bytes() == request.tools
     }
 
-    /// How many messages at the beginning are the same.
-    fn common(&self, call: &Call, asked: &Asked) -> usize {
-        let pairs = call.messages.iter().zip(&asked.messages);
-        let same = |(number, now): &(&usize, &Bytes)| self.message(**number).as_bytes() == **now;
-        pairs.take_while(same).count()
+    /// Returns the number of identical messages at the start.
+    fn common_prefix(&self, call: &IndexedCall, request: &EncodedRequest) -> usize {
+        let pairs = call.messages.iter().zip(&request.messages);
+        let is_same =
+            |(number, bytes): &(&usize, &Bytes)| self.message(**number).as_bytes() == **bytes;
+        pairs.take_while(is_same).count()
     }
 
     fn message(&self, number: usize) -> &str {
         self.messages.get(number).map_or("null", String::as_str)
     }
 
-    fn tools_of(&self, call: &Call) -> &str {
+    fn tools_of(&self, call: &IndexedCall) -> &str {
         self.tools.get(call.tools).map_or("null", String::as_str)
     }
 
-    /// The error for a request that was not recorded: how it differs from the one that comes closest.
-    fn difference(&self, asked: &Asked, request: &ChatRequest) -> LlmError {
-        let new = "this request was not recorded";
+    /// Returns the error for an unknown request, with its difference from the most similar one.
+    fn not_recorded(&self, encoded: &EncodedRequest, request: &ChatRequest) -> LlmError {
+        let summary = "this request was not recorded";
         let error = |message: String| {
             LlmError::new(LlmErrorKind::InvalidRequest, message)
-                .with_advice("Where the change is meant, make the recording anew.")
+                .with_advice("If the change is intended, record again.")
         };
-        let length = asked.messages.len();
-        let close = (0..)
+        let length = encoded.messages.len();
+        let closest = (0..)
             .zip(&self.calls)
-            .max_by_key(|(at, call): &(usize, &Call)| {
-                let lengths = call.messages.len().abs_diff(length);
+            .max_by_key(|(at, call): &(usize, &IndexedCall)| {
+                let length_difference = call.messages.len().abs_diff(length);
                 let at = std::cmp::Reverse(*at);
-                (self.common(call, asked), std::cmp::Reverse(lengths), at)
+                (
+                    self.common_prefix(call, encoded),
+                    std::cmp::Reverse(length_difference),
+                    at,
+                )
             });
-        let Some((at, call)) = close else {
-            return error(format!("{new}: the recording holds no call"));
+        let Some((at, call)) = closest else {
+            return error(format!("{summary}: the recording contains no call"));
         };
-        let (number, common) = (at + 1, self.common(call, asked));
-        let closest = format!("{new}. It comes closest to call {number} of the recording");
-        match (call.messages.get(common), asked.messages.get(common)) {
-            (Some(&then), Some(now)) => {
-                let role = compared(request)
+        let (number, common) = (at + 1, self.common_prefix(call, encoded));
+        let summary = format!("{summary}. The most similar is call {number} of the recording");
+        match (call.messages.get(common), encoded.messages.get(common)) {
+            (Some(&recorded), Some(current)) => {
+                let role = compared_messages(request)
                     .nth(common)
                     .map_or("", |message| role(message));
-                let place = common + 1;
-                let shown = shown(self.message(then).as_bytes(), now);
+                let position = common + 1;
+                let difference = describe_difference(self.message(recorded).as_bytes(), current);
                 error(format!(
-                    "{closest}, where message {place} ({role}) differs at {shown}"
+                    "{summary}, where message {position} ({role}) differs at {difference}"
                 ))
             }
             (None, None) => {
-                let shown = shown(self.tools_of(call).as_bytes(), &asked.tools);
-                error(format!("{closest}, where the tools differ at {shown}"))
+                let difference =
+                    describe_difference(self.tools_of(call).as_bytes(), &encoded.tools);
+                error(format!("{summary}, where the tools differ at {difference}"))
             }
             _ => {
-                let then = call.messages.len();
+                let recorded = call.messages.len();
                 error(format!(
-                    "{closest}, which has {then} messages; there are {length} now"
+                    "{summary}, which has {recorded} messages instead of {length}"
                 ))
             }
         }
     }
 }
 
-/// What of a request is compared: all but warnings that turns or a budget run out, for those depend
-/// on the clock.
-fn compared(request: &ChatRequest) -> impl Iterator<Item = &SharedMessage> {
-    let warning = |message: &SharedMessage| matches!(&**message, Message::User(user) if user.kind == UserKind::TurnWarning);
+/// Returns the messages to compare: all except warnings about turns and budgets, which depend on the
+/// clock.
+fn compared_messages(request: &ChatRequest) -> impl Iterator<Item = &SharedMessage> {
+    let is_warning = |message: &SharedMessage| matches!(&**message, Message::User(user) if user.kind == UserKind::TurnWarning);
     request
         .messages
         .iter()
-        .filter(move |message| !warning(message))
+        .filter(move |message| !is_warning(message))
 }
 
-/// A request in the form of a recording.
-struct Asked {
+/// A request as encoded in recordings.
+struct EncodedRequest {
     messages: Vec<Bytes>,
     tools: Bytes,
 }

@@ -1,34 +1,36 @@
-//! Where two pieces of JSON differ first, for people.
+//! Human-readable difference of two JSON documents.
 
 use serde_json::Value;
 
-/// How much is shown of a text before and from where it differs, in characters.
-const BEFORE: usize = 40;
-const AFTER: usize = 160;
+/// Characters of an excerpt before and after the difference.
+const CONTEXT_BEFORE: usize = 40;
+const CONTEXT_AFTER: usize = 160;
 
-/// Where two texts of JSON differ first, and what stands there.
-pub(super) fn shown(then: &[u8], now: &[u8]) -> String {
-    let read = |json| serde_json::from_slice::<Value>(json).unwrap_or_default();
-    let (then, now) = (read(then), read(now));
+/// Returns the path of the first difference, with excerpts of both documents.
+pub(super) fn describe_difference(recorded: &[u8], current: &[u8]) -> String {
+    let parse = |json| serde_json::from_slice::<Value>(json).unwrap_or_default();
+    let (recorded, current) = (parse(recorded), parse(current));
     let mut path = String::new();
-    let (then, now) = first_difference(&then, &now, &mut path);
-    let (then, now) = match (then, now) {
-        (Some(Value::String(then)), Some(Value::String(now))) => excerpts(then, now),
-        (then, now) => {
+    let values = first_difference(&recorded, &current, &mut path);
+    let (recorded, current) = match values {
+        (Some(Value::String(recorded)), Some(Value::String(current))) => {
+            excerpts(recorded, current)
+        }
+        (recorded, current) => {
             let text = |value: Option<&Value>| value.map_or("nothing".to_owned(), Value::to_string);
-            excerpts(&text(then), &text(now))
+            excerpts(&text(recorded), &text(current))
         }
     };
     let path = path.trim_start_matches('.');
-    format!("`{path}`\n  recorded: {then}\n  now:      {now}")
+    format!("`{path}`\n  recorded: {recorded}\n  now:      {current}")
 }
 
 fn first_difference<'a>(
-    then: &'a Value,
-    now: &'a Value,
+    recorded: &'a Value,
+    current: &'a Value,
     path: &mut String,
 ) -> (Option<&'a Value>, Option<&'a Value>) {
-    match (then, now) {
+    match (recorded, current) {
         (Value::Object(before), Value::Object(after)) => {
             let names = before.keys().chain(after.keys());
             let differs = |name: &&String| before.get(*name) != after.get(*name);
@@ -36,8 +38,8 @@ fn first_difference<'a>(
                 path.push('.');
                 path.push_str(name);
                 return match (before.get(name), after.get(name)) {
-                    (Some(then), Some(now)) => first_difference(then, now, path),
-                    one_is_missing => one_is_missing,
+                    (Some(recorded), Some(current)) => first_difference(recorded, current, path),
+                    missing_value => missing_value,
                 };
             }
         }
@@ -46,37 +48,37 @@ fn first_difference<'a>(
             if let Some(at) = (0..longest).find(|&at| before.get(at) != after.get(at)) {
                 path.push_str(&format!("[{at}]"));
                 return match (before.get(at), after.get(at)) {
-                    (Some(then), Some(now)) => first_difference(then, now, path),
-                    one_is_missing => one_is_missing,
+                    (Some(recorded), Some(current)) => first_difference(recorded, current, path),
+                    missing_value => missing_value,
                 };
             }
         }
         _ => {}
     }
-    (Some(then), Some(now))
+    (Some(recorded), Some(current))
 }
 
-/// Two texts from a little before where they differ.
-fn excerpts(then: &str, now: &str) -> (String, String) {
-    let common = then
+/// Returns excerpts of two texts around their first difference.
+fn excerpts(recorded: &str, current: &str) -> (String, String) {
+    let common = recorded
         .chars()
-        .zip(now.chars())
+        .zip(current.chars())
         .take_while(|(a, b)| a == b)
         .count();
-    let start = common.saturating_sub(BEFORE);
+    let start = common.saturating_sub(CONTEXT_BEFORE);
     let excerpt = |text: &str| {
         let mut excerpt: String = text
             .chars()
             .skip(start)
-            .take(common - start + AFTER)
+            .take(common - start + CONTEXT_AFTER)
             .collect();
         if start > 0 {
             excerpt.insert(0, '…');
         }
-        if text.chars().count() > common + AFTER {
+        if text.chars().count() > common + CONTEXT_AFTER {
             excerpt.push('…');
         }
         excerpt.replace('\n', "\\n")
     };
-    (excerpt(then), excerpt(now))
+    (excerpt(recorded), excerpt(current))
 }

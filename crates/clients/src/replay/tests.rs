@@ -5,7 +5,7 @@ use cantle_core::message::{AssistantBlock, AssistantMessage, Message, ToolCall};
 use cantle_core::usage::TokenUsage;
 use futures_util::StreamExt as _;
 
-use super::{ReplayClient, Source};
+use super::{RecordingSource, ReplayClient};
 
 const RECORDING: &str = r#"{"format": "cantle-recording", "version": 1, "model": "demo"}
 {"role": "assistant", "blocks": [{"kind": "reasoning", "content": "I look"}, {"kind": "text", "text": "Let me look."}, {"kind": "tool_call", "name": "code_exec", "arguments": "{\"cmd\": \"ls\"}", "tool_call_id": "call_1"}], "token_usage": {"input": 10, "answer": 5}}
@@ -29,7 +29,7 @@ fn recorded_call() -> AssistantBlock {
 }
 
 #[tokio::test]
-async fn a_turn_is_streamed_word_by_word_and_then_whole() {
+async fn turns_are_streamed_by_word() {
     let client = ReplayClient::from_jsonl(RECORDING.as_bytes()).unwrap();
     assert_eq!(client.model().slug, "demo");
     let events: Vec<_> = client
@@ -62,7 +62,7 @@ async fn a_turn_is_streamed_word_by_word_and_then_whole() {
 }
 
 #[tokio::test]
-async fn the_turn_is_the_number_of_turns_in_the_request() {
+async fn the_number_of_assistant_messages_selects_the_turn() {
     let client = ReplayClient::from_jsonl(RECORDING.as_bytes()).unwrap();
     let second = client.complete(request(1)).await.unwrap();
     let first = client.complete(request(0)).await.unwrap();
@@ -85,7 +85,7 @@ async fn the_turn_is_the_number_of_turns_in_the_request() {
 }
 
 #[tokio::test]
-async fn a_replayed_message_has_an_id_of_its_own() {
+async fn replayed_messages_have_new_ids() {
     let recorded = AssistantMessage::new(vec![AssistantBlock::text("Hello!")]);
     let client = ReplayClient::new("m", vec![recorded.clone()]);
     let one = client.complete(request(0)).await.unwrap().message;
@@ -95,18 +95,18 @@ async fn a_replayed_message_has_an_id_of_its_own() {
 }
 
 #[tokio::test]
-async fn past_the_end_says_how_many_turns_there_are() {
+async fn a_request_past_the_end_names_the_number_of_turns() {
     let client = ReplayClient::from_jsonl(RECORDING.as_bytes()).unwrap();
     let error = client.complete(request(3)).await.unwrap_err();
     assert_eq!(error.kind(), LlmErrorKind::InvalidRequest);
     assert_eq!(
         error.to_string(),
-        "the recording of `demo` has 3 turns, and turn 4 was asked for"
+        "the recording of `demo` has 3 turns, but turn 4 was requested"
     );
 }
 
 #[test]
-fn a_malformed_recording_is_refused_by_line() {
+fn malformed_recordings_are_rejected_by_line() {
     let header = r#"{"format": "cantle-recording", "version": 1, "model": "m"}"#;
     let turn = r#"{"role": "assistant", "blocks": []}"#;
     let files = [
@@ -139,10 +139,10 @@ fn a_malformed_recording_is_refused_by_line() {
 }
 
 #[test]
-fn line_breaks_of_windows_are_read() {
+fn crlf_line_endings_are_accepted() {
     let recording = RECORDING.replace('\n', "\r\n");
     let client = ReplayClient::from_jsonl(recording.as_bytes()).unwrap();
-    let Source::Turns(turns) = client.source else {
+    let RecordingSource::Turns(turns) = client.source else {
         panic!("{client:?}");
     };
     assert_eq!(turns.len(), 3);

@@ -1,9 +1,9 @@
-//! Requests as bytes.
+//! Encoding of OpenAI Responses requests.
 //!
-//! A message is encoded once, into its items with commas between them and no bracket around, and
-//! those bytes stay [with it](cantle_core::message::EncodedForms); a body is those bytes, put one
-//! behind the other. The conversation comes last in it: as long as the history only grows, every
-//! request that holds all of it begins with all of the one before, byte for byte.
+//! A message is encoded once as a comma-separated list of items, which is
+//! [stored with it](cantle_core::message::EncodedForms); a body is their concatenation. The conversation
+//! comes last, so that a stateless request starts with the bytes of the previous one while the history
+//! only grows.
 
 use bytes::Bytes;
 use cantle_core::content::{Content, Media};
@@ -15,90 +15,81 @@ use serde::Serialize;
 use serde_json::Value;
 use serde_json::value::RawValue;
 
-use super::wire::{REASONING, SUMMARY};
+use super::wire::{REASONING_TEXT, SUMMARY_TEXT};
 use crate::http::{
-    OneBehindTheOther, can_be_strict, data_url, image_for, listed, not_for_here, parts_of,
-    unencodable,
+    check_image_type, content_parts, data_url, encode_list, supports_strict_mode, unencodable,
+    unsupported_block,
 };
 
 const DIALECT: &str = "OpenAI Responses";
 
 const INCLUDE: &[u8] = b",\"include\":[\"reasoning.encrypted_content\"]";
 
-/// Who keeps the conversation.
+/// Where the conversation is stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mode {
+pub(super) enum ConversationMode {
+    /// Every request contains the conversation.
     Stateless,
-    /// The provider: what it has is only named.
+    /// The provider stores it, and requests refer to it.
     Stateful,
 }
 
-impl Mode {
-    /// Whether reasoning that only the provider has may be named is all that differs.
+impl ConversationMode {
+    /// Encodings differ in whether reasoning stored by the provider can be referenced.
     fn key(self) -> EncodingKey {
         EncodingKey::new("responses", self as u64)
     }
 }
 
-fn tools_key(strict: bool) -> EncodingKey {
-    EncodingKey::new("responses tools", strict.into())
-}
-
-/// The body of a request. `head` is an object without its closing brace: the model and the options.
-///
-/// # Errors
-/// [`Unsupported`](cantle_core::llm::LlmErrorKind::Unsupported) where a message holds what this
-/// dialect can't carry.
+/// Encodes a request. `params` is a JSON object without its closing brace.
 pub(super) fn body(
-    head: &[u8],
+    params: &[u8],
     request: &ChatRequest,
-    mode: Mode,
+    mode: ConversationMode,
     encrypted: bool,
     strict: bool,
 ) -> Result<Vec<u8>, LlmError> {
-    let mut body = OneBehindTheOther::default();
-    body.push(head);
+    let mut body = vec![params];
     if encrypted {
         body.push(INCLUDE);
     }
     if !request.tools.is_empty() {
         let forms = request.tools.forms();
-        body.push(b",\"tools\":[");
-        body.push(forms.get_or_try_encode(tools_key(strict), || tools(&request.tools, strict))?);
-        body.push(b"]");
+        let key = EncodingKey::new("responses tools", strict.into());
+        let tools = forms.get_or_try_encode(key, || encode_tools(&request.tools, strict))?;
+        body.extend([b",\"tools\":[", &tools[..], b"]"]);
     }
     let mut messages = &request.messages[..];
-    let mut before = None;
-    if let (Mode::Stateful, Some((id, rest))) = (mode, continued(messages)) {
-        before = Some(serde_json::to_vec(id).map_err(unencodable)?);
+    let mut previous_id = None;
+    if let (ConversationMode::Stateful, Some((id, rest))) = (mode, stored_prefix(messages)) {
+        previous_id = Some(serde_json::to_vec(id).map_err(unencodable)?);
         messages = rest;
     }
-    if let Some(id) = &before {
-        body.push(b",\"previous_response_id\":");
-        body.push(id);
+    if let Some(id) = &previous_id {
+        body.extend([b",\"previous_response_id\":", &id[..]]);
     }
     body.push(b",\"input\":[");
-    let mut begun = false;
+    let mut is_first = true;
     for message in messages {
         let forms = message.forms();
-        let items = forms.get_or_try_encode(mode.key(), || items(message, mode))?;
+        let items = forms.get_or_try_encode(mode.key(), || encode_message(message, mode))?;
         if items.is_empty() {
             continue;
         }
-        if begun {
+        if !is_first {
             body.push(b",");
         }
-        begun = true;
+        is_first = false;
         body.push(items);
     }
     body.push(b"]}");
-    Ok(body.join())
+    Ok(body.concat())
 }
 
-/// What the provider has: its name for the latest turn, and the messages after that.
-pub(super) fn continued(messages: &[SharedMessage]) -> Option<(&str, &[SharedMessage])> {
-    let id = |message: &SharedMessage| matches!(&**message, Message::Assistant(turn) if turn.provider_response_id.is_some());
-    let latest = messages.iter().rposition(id)?;
+/// Returns the id of the latest stored response, and the messages after it.
+pub(super) fn stored_prefix(messages: &[SharedMessage]) -> Option<(&str, &[SharedMessage])> {
+    let has_id = |message: &SharedMessage| matches!(&**message, Message::Assistant(turn) if turn.provider_response_id.is_some());
+    let latest = messages.iter().rposition(has_id)?;
     let Message::Assistant(turn) = &**messages.get(latest)? else {
         return None;
     };
@@ -106,48 +97,48 @@ pub(super) fn continued(messages: &[SharedMessage]) -> Option<(&str, &[SharedMes
     Some((turn.provider_response_id.as_deref()?, rest))
 }
 
-fn tools(specs: &ToolSpecs, strict: bool) -> Result<Bytes, LlmError> {
+fn encode_tools(specs: &ToolSpecs, strict: bool) -> Result<Bytes, LlmError> {
     #[derive(Serialize)]
-    struct Tool<'a> {
+    struct FunctionTool<'a> {
         r#type: &'static str,
         name: &'a str,
         description: &'a str,
         parameters: &'a Value,
-        // It would be true: https://platform.openai.com/docs/guides/function-calling#strict-mode
+        // The API's default is true: https://platform.openai.com/docs/guides/function-calling#strict-mode
         strict: bool,
     }
-    listed(specs.iter().map(|spec| Tool {
+    encode_list(specs.iter().map(|spec| FunctionTool {
         r#type: "function",
         name: spec.name(),
         description: spec.description(),
         parameters: spec.parameters(),
-        strict: strict && can_be_strict(spec.parameters()),
+        strict: strict && supports_strict_mode(spec.parameters()),
     }))
 }
 
-fn items(message: &Message, mode: Mode) -> Result<Bytes, LlmError> {
+fn encode_message(message: &Message, mode: ConversationMode) -> Result<Bytes, LlmError> {
     match message {
-        Message::System(message) => listed(said("system", &message.content)?),
-        Message::User(message) => listed(said("user", &message.content)?),
-        Message::Assistant(message) => listed(turn(message, mode)?),
-        Message::Tool(message) => listed([result(message)?]),
+        Message::System(message) => encode_list(input_message("system", &message.content)?),
+        Message::User(message) => encode_list(input_message("user", &message.content)?),
+        Message::Assistant(message) => encode_list(assistant_items(message, mode)?),
+        Message::Tool(message) => encode_list([tool_result(message)?]),
     }
 }
 
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-enum Item<'a> {
+enum InputItem<'a> {
     Message {
         role: &'static str,
-        content: Vec<Piece<'a>>,
+        content: Vec<MessageContent<'a>>,
         #[serde(skip_serializing_if = "Option::is_none")]
         phase: Option<&'a str>,
     },
     Reasoning {
         id: &'a str,
-        summary: Vec<Labelled<'a>>,
+        summary: Vec<TypedText<'a>>,
         #[serde(skip_serializing_if = "Option::is_none")]
-        content: Option<[Labelled<'a>; 1]>,
+        content: Option<[TypedText<'a>; 1]>,
         #[serde(skip_serializing_if = "Option::is_none")]
         encrypted_content: Option<&'a str>,
     },
@@ -158,7 +149,7 @@ enum Item<'a> {
     },
     FunctionCallOutput {
         call_id: &'a str,
-        output: Output<'a>,
+        output: FunctionOutput<'a>,
     },
     #[serde(untagged)]
     Opaque(&'a RawValue),
@@ -166,14 +157,14 @@ enum Item<'a> {
 
 #[derive(Serialize)]
 #[serde(untagged)]
-enum Output<'a> {
+enum FunctionOutput<'a> {
     Text(&'a str),
-    Pieces(Vec<Piece<'a>>),
+    Parts(Vec<MessageContent<'a>>),
 }
 
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-enum Piece<'a> {
+enum MessageContent<'a> {
     InputText {
         text: &'a str,
     },
@@ -187,57 +178,63 @@ enum Piece<'a> {
 }
 
 #[derive(Serialize)]
-struct Labelled<'a> {
+struct TypedText<'a> {
     r#type: &'static str,
     text: &'a str,
 }
 
-/// A message of our side; none for empty content.
-fn said<'a>(role: &'static str, content: &'a Content) -> Result<Option<Item<'a>>, LlmError> {
-    let content = pieces(content)?;
-    Ok((!content.is_empty()).then_some(Item::Message {
+/// Encodes a system or user message; `None` for empty content.
+fn input_message<'a>(
+    role: &'static str,
+    content: &'a Content,
+) -> Result<Option<InputItem<'a>>, LlmError> {
+    let content = input_content(content)?;
+    Ok((!content.is_empty()).then_some(InputItem::Message {
         role,
         content,
         phase: None,
     }))
 }
 
-fn pieces(content: &Content) -> Result<Vec<Piece<'_>>, LlmError> {
-    parts_of(content, |text| Piece::InputText { text }, image)
+fn input_content(content: &Content) -> Result<Vec<MessageContent<'_>>, LlmError> {
+    content_parts(content, |text| MessageContent::InputText { text }, image)
 }
 
-fn image<'a>(media: &Media) -> Result<Piece<'a>, LlmError> {
-    image_for(DIALECT, media)?;
-    Ok(Piece::InputImage {
+fn image<'a>(media: &Media) -> Result<MessageContent<'a>, LlmError> {
+    check_image_type(DIALECT, media)?;
+    Ok(MessageContent::InputImage {
         image_url: data_url(media),
         detail: "auto",
     })
 }
 
-fn result(message: &ToolMessage) -> Result<Item<'_>, LlmError> {
-    Ok(Item::FunctionCallOutput {
+fn tool_result(message: &ToolMessage) -> Result<InputItem<'_>, LlmError> {
+    Ok(InputItem::FunctionCallOutput {
         call_id: &message.tool_call_id,
         output: match &message.content {
-            Content::Text(text) => Output::Text(text),
-            parts => Output::Pieces(pieces(parts)?),
+            Content::Text(text) => FunctionOutput::Text(text),
+            parts => FunctionOutput::Parts(input_content(parts)?),
         },
     })
 }
 
-fn turn(message: &AssistantMessage, mode: Mode) -> Result<Vec<Item<'_>>, LlmError> {
-    let mut items: Vec<Item<'_>> = Vec::with_capacity(message.blocks.len());
+fn assistant_items(
+    message: &AssistantMessage,
+    mode: ConversationMode,
+) -> Result<Vec<InputItem<'_>>, LlmError> {
+    let mut items: Vec<InputItem<'_>> = Vec::with_capacity(message.blocks.len());
     for block in &message.blocks {
-        let refused = || not_for_here(DIALECT, block, &message.id);
+        let unsupported = || unsupported_block(DIALECT, block, &message.id);
         let item = match block {
             AssistantBlock::Text { text, signature } => {
-                let piece = Piece::OutputText { text };
-                if let Some(Item::Message { content, phase, .. }) = items.last_mut()
+                let piece = MessageContent::OutputText { text };
+                if let Some(InputItem::Message { content, phase, .. }) = items.last_mut()
                     && *phase == signature.as_deref()
                 {
                     content.push(piece);
                     continue;
                 }
-                Item::Message {
+                InputItem::Message {
                     role: "assistant",
                     content: vec![piece],
                     phase: signature.as_deref(),
@@ -249,7 +246,7 @@ fn turn(message: &AssistantMessage, mode: Mode) -> Result<Vec<Item<'_>>, LlmErro
                 id,
                 content,
                 summary,
-            } if mode == Mode::Stateful || content.is_some() => {
+            } if mode == ConversationMode::Stateful || content.is_some() => {
                 reasoning(id, summary, content.as_deref(), None)
             }
             AssistantBlock::EncryptedReasoning {
@@ -258,15 +255,15 @@ fn turn(message: &AssistantMessage, mode: Mode) -> Result<Vec<Item<'_>>, LlmErro
                 content,
                 summary,
             } => reasoning(id, summary, content.as_deref(), Some(encrypted_content)),
-            AssistantBlock::ToolCall(call) if call.signature.is_none() => Item::FunctionCall {
+            AssistantBlock::ToolCall(call) if call.signature.is_none() => InputItem::FunctionCall {
                 call_id: &call.id,
                 name: &call.name,
                 arguments: &call.arguments,
             },
             AssistantBlock::Opaque { data } => {
-                Item::Opaque(serde_json::from_str(data).map_err(|_| refused())?)
+                InputItem::Opaque(serde_json::from_str(data).map_err(|_| unsupported())?)
             }
-            _ => return Err(refused()),
+            _ => return Err(unsupported()),
         };
         items.push(item);
     }
@@ -278,15 +275,15 @@ fn reasoning<'a>(
     summary: &'a [String],
     content: Option<&'a str>,
     encrypted_content: Option<&'a str>,
-) -> Item<'a> {
-    let labelled = |r#type, text| Labelled { r#type, text };
-    Item::Reasoning {
+) -> InputItem<'a> {
+    let typed = |r#type, text| TypedText { r#type, text };
+    InputItem::Reasoning {
         id,
         summary: summary
             .iter()
-            .map(|text| labelled(SUMMARY, &**text))
+            .map(|text| typed(SUMMARY_TEXT, &**text))
             .collect(),
-        content: content.map(|text| [labelled(REASONING, text)]),
+        content: content.map(|text| [typed(REASONING_TEXT, text)]),
         encrypted_content,
     }
 }

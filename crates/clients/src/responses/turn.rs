@@ -1,39 +1,44 @@
-//! A turn, put together from what arrives. Items keep the order that the provider gave them.
+//! Assembles a turn from an OpenAI Responses response. Items keep their order.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ops::ControlFlow;
 
-use cantle_core::llm::{ChatEvent, LlmError, LlmErrorKind, StopReason, TurnEnd};
+use cantle_core::llm::{ChatEvent, LlmError, StopReason, TurnEnd};
 use cantle_core::message::{AssistantBlock, ToolCall};
 use reqwest::header::HeaderMap;
 use serde_json::{Value, json};
 
-use super::wire::{Item, Part, Response, StreamEvent, Text, Usage};
-use crate::http::{Diagnosis, Next, Turn, served_by, with_unique_ids};
+use super::wire::{
+    OutputContent, OutputItem, Response, ResponseStreamEvent, ResponseUsage, TextPart,
+};
+use crate::http::{
+    ErrorContext, TurnAssembler, deduplicate_call_ids, incomplete_response, served_by,
+};
 use crate::sse::Event;
 
-/// A turn on its way.
+/// An incomplete turn.
 #[derive(Debug, Default)]
-pub struct ResponsesTurn {
-    /// Whether the provider keeps the conversation, so that it can be continued by the turn's id.
+pub struct ResponsesAssembler {
+    /// Whether the provider stores the conversation, so that the turn's id can continue it.
     stateful: bool,
-    /// The blocks of whole items, by the items' place in the output.
+    /// Blocks of complete items, by output index.
     items: BTreeMap<u64, Vec<AssistantBlock>>,
-    /// Which items are tool calls, in the order in which they were begun.
+    /// Output indices of tool calls, in order of appearance.
     calls: Vec<u64>,
-    /// How it ended, once the provider has said so.
-    end: Option<End>,
+    /// The end of the response, once received.
+    end: Option<ResponseEnd>,
 }
 
 #[derive(Debug)]
-struct End {
-    /// `None` where there may be calls: they decide.
+struct ResponseEnd {
+    /// `None` if it depends on whether there are tool calls.
     stop: Option<StopReason>,
     id: Option<String>,
     model: Option<String>,
-    usage: Option<Usage>,
+    usage: Option<ResponseUsage>,
 }
 
-impl ResponsesTurn {
+impl ResponsesAssembler {
     pub(super) fn new(stateful: bool) -> Self {
         Self {
             stateful,
@@ -41,33 +46,33 @@ impl ResponsesTurn {
         }
     }
 
-    /// Takes the end of a response, and its items where they have not come before.
-    fn end(&mut self, diagnosis: &Diagnosis, response: Response) -> Result<(), LlmError> {
+    /// Reads the end of a response, and its items unless they came before.
+    fn read_end(&mut self, errors: &ErrorContext, response: Response) -> Result<(), LlmError> {
         if let Some(error) = response.error.filter(|error| !error.is_null()) {
             let error = json!({ "error": error }).to_string();
-            let reported = diagnosis.reported_in(error.as_bytes());
-            return Err(reported.unwrap_or_else(|| diagnosis.failed_under_way(&error)));
+            let reported = errors.body_error(error.as_bytes());
+            return Err(reported.unwrap_or_else(|| errors.event_error(&error)));
         }
         let reason = response
             .incomplete_details
             .and_then(|details| details.reason);
         let stop = match (response.status.as_deref(), reason.as_deref()) {
             (Some("completed"), _) => None,
-            // Without a reason (aimock) it is the usual one.
+            // A missing reason (aimock) means the most common one.
             (Some("incomplete"), Some("max_output_tokens") | None) => Some(StopReason::Length),
             (Some("incomplete"), Some("content_filter")) => Some(StopReason::ContentFilter),
             (Some("incomplete"), Some(other)) => Some(StopReason::Other(other.to_owned())),
             (status, _) => {
                 let status = status.unwrap_or("no status");
-                return Err(diagnosis.failed_under_way(&format!("the response ended as {status}")));
+                return Err(errors.event_error(&format!("the response ended with status {status}")));
             }
         };
         if self.items.is_empty() {
             for (index, item) in (0..).zip(response.output.into_iter().flatten()) {
-                self.take(diagnosis, index, &item)?;
+                self.read_item(errors, index, &item)?;
             }
         }
-        self.end = Some(End {
+        self.end = Some(ResponseEnd {
             stop,
             id: response.id.filter(|id| self.stateful && !id.is_empty()),
             model: response.model,
@@ -76,25 +81,29 @@ impl ResponsesTurn {
         Ok(())
     }
 
-    fn take(&mut self, diagnosis: &Diagnosis, index: u64, item: &Value) -> Result<(), LlmError> {
-        let read = serde::Deserialize::deserialize(item);
-        let read: Item = read.map_err(|error: serde_json::Error| {
-            diagnosis.protocol(&format!(
-                "the server sent an item that can't be read: {error}"
-            ))
+    fn read_item(
+        &mut self,
+        errors: &ErrorContext,
+        index: u64,
+        item: &Value,
+    ) -> Result<(), LlmError> {
+        let parsed = serde::Deserialize::deserialize(item);
+        let parsed: OutputItem = parsed.map_err(|error: serde_json::Error| {
+            errors.protocol(&format!("failed to parse an item of the server: {error}"))
         })?;
-        let blocks = self.blocks(read, item);
+        let blocks = self.blocks(parsed, item);
         self.items.insert(index, blocks);
         Ok(())
     }
 
-    /// The blocks of an item. `raw` is what it was read from.
-    fn blocks(&self, item: Item, raw: &Value) -> Vec<AssistantBlock> {
+    /// Returns the blocks of an item; `raw` is its JSON.
+    fn blocks(&self, item: OutputItem, raw: &Value) -> Vec<AssistantBlock> {
         match item {
-            Item::Message { content, phase } => content
+            OutputItem::Message { content, phase } => content
                 .into_iter()
                 .map(|part| match part {
-                    Part::OutputText { text } | Part::Refusal { refusal: text } => text,
+                    OutputContent::OutputText { text }
+                    | OutputContent::Refusal { refusal: text } => text,
                 })
                 .filter(|text| !text.is_empty())
                 .map(|text| AssistantBlock::Text {
@@ -102,7 +111,7 @@ impl ResponsesTurn {
                     signature: phase.clone(),
                 })
                 .collect(),
-            Item::Reasoning {
+            OutputItem::Reasoning {
                 id,
                 summary,
                 content,
@@ -117,7 +126,7 @@ impl ResponsesTurn {
                         content,
                         summary,
                     },
-                    // Nobody has the rest of it, so there is nothing to name.
+                    // The provider did not store it, so it cannot be referenced.
                     None if content.is_none() && !self.stateful => AssistantBlock::Reasoning {
                         content: summary.concat(),
                     },
@@ -128,21 +137,21 @@ impl ResponsesTurn {
                     },
                 }]
             }
-            Item::FunctionCall {
+            OutputItem::FunctionCall {
                 call_id,
                 name,
                 arguments,
             } => vec![AssistantBlock::ToolCall(ToolCall::new(
                 call_id, name, arguments,
             ))],
-            Item::Unknown => vec![AssistantBlock::Opaque {
+            OutputItem::Unknown => vec![AssistantBlock::Opaque {
                 data: raw.to_string(),
             }],
         }
     }
 
-    /// Which call of the turn the item at this place of the output is.
-    fn call(&mut self, output_index: u64) -> usize {
+    /// Returns the position of the call at an output index among the turn's calls.
+    fn call_position(&mut self, output_index: u64) -> usize {
         let known = self.calls.iter().position(|&call| call == output_index);
         known.unwrap_or_else(|| {
             self.calls.push(output_index);
@@ -151,97 +160,96 @@ impl ResponsesTurn {
     }
 }
 
-impl Turn for ResponsesTurn {
-    fn whole(
+impl TurnAssembler for ResponsesAssembler {
+    fn read_body(
         &mut self,
-        diagnosis: &Diagnosis,
+        errors: &ErrorContext,
         headers: &HeaderMap,
         body: &[u8],
     ) -> Result<(), LlmError> {
-        let response: Response = serde_json::from_slice(body).map_err(|error| {
-            diagnosis
-                .reported_in(body)
-                .unwrap_or_else(|| diagnosis.no_answer(headers, body, &error.to_string()))
-        })?;
+        let invalid = |reason: &str| {
+            let reported = errors.body_error(body);
+            reported.unwrap_or_else(|| errors.invalid_body(headers, body, reason))
+        };
+        let response: Response =
+            serde_json::from_slice(body).map_err(|error| invalid(&error.to_string()))?;
         if response.output.is_none() {
-            let error = diagnosis.reported_in(body);
-            return Err(
-                error.unwrap_or_else(|| diagnosis.no_answer(headers, body, "it has no output"))
-            );
+            return Err(invalid("it has no output"));
         }
-        self.end(diagnosis, response)
+        self.read_end(errors, response)
     }
 
-    fn event(
+    fn read_event(
         &mut self,
-        diagnosis: &Diagnosis,
+        errors: &ErrorContext,
         event: &Event<'_>,
-        told: &mut VecDeque<ChatEvent>,
-    ) -> Result<Next, LlmError> {
+        deltas: &mut VecDeque<ChatEvent>,
+    ) -> Result<ControlFlow<()>, LlmError> {
         let data = event.data.trim();
         if data.is_empty() || data == "[DONE]" {
-            return Ok(Next::More);
+            return Ok(ControlFlow::Continue(()));
         }
-        let reported = || diagnosis.reported_in(data.as_bytes());
-        let read = serde_json::from_str(data).map_err(|error| match event.name {
-            Some("error") => reported().unwrap_or_else(|| diagnosis.failed_under_way(data)),
-            _ => diagnosis.unreadable_event(data, &error),
+        let reported = || errors.body_error(data.as_bytes());
+        let parsed = serde_json::from_str(data).map_err(|error| match event.name {
+            Some("error") => reported().unwrap_or_else(|| errors.event_error(data)),
+            _ => errors.unreadable_event(data, &error),
         });
-        match read? {
-            StreamEvent::Added { output_index, item } => {
+        match parsed? {
+            ResponseStreamEvent::Added { output_index, item } => {
                 if item.get("type").and_then(Value::as_str) == Some("function_call") {
                     let name = item.get("name").and_then(Value::as_str);
-                    told.push_back(ChatEvent::ToolCallDelta {
-                        index: self.call(output_index),
+                    deltas.push_back(ChatEvent::ToolCallDelta {
+                        index: self.call_position(output_index),
                         name: name.map(str::to_owned),
                         arguments: String::new(),
                     });
                 }
             }
-            StreamEvent::Arguments {
+            ResponseStreamEvent::Arguments {
                 output_index,
                 delta,
             } => {
-                told.push_back(ChatEvent::ToolCallDelta {
-                    index: self.call(output_index),
+                deltas.push_back(ChatEvent::ToolCallDelta {
+                    index: self.call_position(output_index),
                     name: None,
                     arguments: delta,
                 });
             }
-            StreamEvent::Text { delta } => told.push_back(ChatEvent::TextDelta(delta)),
-            StreamEvent::Reasoning { delta } => told.push_back(ChatEvent::ReasoningDelta(delta)),
-            StreamEvent::Done { output_index, item } => {
-                self.take(diagnosis, output_index, &item)?;
+            ResponseStreamEvent::Text { delta } => deltas.push_back(ChatEvent::TextDelta(delta)),
+            ResponseStreamEvent::Reasoning { delta } => {
+                deltas.push_back(ChatEvent::ReasoningDelta(delta));
             }
-            StreamEvent::Ended { response } => {
-                self.end(diagnosis, *response)?;
-                return Ok(Next::End);
+            ResponseStreamEvent::Done { output_index, item } => {
+                self.read_item(errors, output_index, &item)?;
             }
-            StreamEvent::Error {} => {
-                return Err(reported().unwrap_or_else(|| diagnosis.failed_under_way(data)));
+            ResponseStreamEvent::Ended { response } => {
+                self.read_end(errors, *response)?;
+                return Ok(ControlFlow::Break(()));
             }
-            StreamEvent::Unknown => {}
+            ResponseStreamEvent::Error {} => {
+                return Err(reported().unwrap_or_else(|| errors.event_error(data)));
+            }
+            ResponseStreamEvent::Unknown => {}
         }
-        Ok(Next::More)
+        Ok(ControlFlow::Continue(()))
     }
 
     fn finish(self, headers: &HeaderMap) -> Result<Vec<ChatEvent>, LlmError> {
         let Some(end) = self.end else {
-            let message = "the answer ended without saying how the turn ended";
-            return Err(LlmError::new(LlmErrorKind::Interrupted, message));
+            return Err(incomplete_response());
         };
         let mut blocks: Vec<_> = self.items.into_values().flatten().collect();
-        with_unique_ids(&mut blocks);
-        let calls = blocks
+        deduplicate_call_ids(&mut blocks);
+        let has_calls = blocks
             .iter()
             .any(|block| matches!(block, AssistantBlock::ToolCall(_)));
-        let usual = if calls {
+        let default_stop = if has_calls {
             StopReason::ToolCalls
         } else {
             StopReason::EndTurn
         };
-        let usage = end.usage.as_ref().map(Usage::disjoint);
-        let mut turn_end = TurnEnd::new(end.stop.unwrap_or(usual), usage);
+        let usage = end.usage.map(ResponseUsage::to_token_usage);
+        let mut turn_end = TurnEnd::new(end.stop.unwrap_or(default_stop), usage);
         turn_end.response_id = end.id;
         turn_end.served_by = served_by(headers, end.model);
         let mut events: Vec<_> = blocks.into_iter().map(ChatEvent::Block).collect();
@@ -250,12 +258,8 @@ impl Turn for ResponsesTurn {
     }
 }
 
-fn texts(pieces: Option<Vec<Text>>) -> Vec<String> {
-    pieces
-        .into_iter()
-        .flatten()
-        .map(|piece| piece.text)
-        .collect()
+fn texts(parts: Option<Vec<TextPart>>) -> Vec<String> {
+    parts.into_iter().flatten().map(|part| part.text).collect()
 }
 
 #[cfg(test)]

@@ -1,16 +1,16 @@
-//! What is read of a response. Fields that nothing here needs are skipped without being built.
+//! Response types of OpenAI Responses.
 
 use cantle_core::usage::TokenUsage;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// The type of a piece of a summary.
-pub(super) const SUMMARY: &str = "summary_text";
+/// Type of a reasoning summary text.
+pub(super) const SUMMARY_TEXT: &str = "summary_text";
 
-/// The type of a piece of reasoning.
-pub(super) const REASONING: &str = "reasoning_text";
+/// Type of a reasoning text.
+pub(super) const REASONING_TEXT: &str = "reasoning_text";
 
-/// A whole response, or as much of it as an event has.
+/// A response, complete or within an event.
 #[derive(Debug, Default, Deserialize)]
 #[serde(expecting = "an object")]
 pub(super) struct Response {
@@ -18,20 +18,20 @@ pub(super) struct Response {
     pub(super) model: Option<String>,
     pub(super) status: Option<String>,
     pub(super) output: Option<Vec<Value>>,
-    pub(super) incomplete_details: Option<Incomplete>,
+    pub(super) incomplete_details: Option<IncompleteDetails>,
     pub(super) error: Option<Value>,
-    pub(super) usage: Option<Usage>,
+    pub(super) usage: Option<ResponseUsage>,
 }
 
 #[derive(Debug, Deserialize)]
-pub(super) struct Incomplete {
+pub(super) struct IncompleteDetails {
     pub(super) reason: Option<String>,
 }
 
-/// One event of a stream.
+/// An event of a stream.
 #[derive(Debug, Deserialize)]
 #[serde(tag = "type", expecting = "an event with a type")]
-pub(super) enum StreamEvent {
+pub(super) enum ResponseStreamEvent {
     #[serde(rename = "response.output_item.added")]
     Added { output_index: u64, item: Value },
     #[serde(rename = "response.output_item.done")]
@@ -56,24 +56,24 @@ pub(super) enum StreamEvent {
     Ended { response: Box<Response> },
     #[serde(rename = "error")]
     Error {},
-    /// What only tells of progress, and whatever is added.
+    /// Progress notifications, and future events.
     #[serde(other)]
     Unknown,
 }
 
-/// An item of the output, as far as it is known here.
+/// An output item of a known type.
 #[derive(Debug, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-pub(super) enum Item {
+pub(super) enum OutputItem {
     Message {
         #[serde(default)]
-        content: Vec<Part>,
+        content: Vec<OutputContent>,
         phase: Option<String>,
     },
     Reasoning {
         id: String,
-        summary: Option<Vec<Text>>,
-        content: Option<Vec<Text>>,
+        summary: Option<Vec<TextPart>>,
+        content: Option<Vec<TextPart>>,
         encrypted_content: Option<String>,
     },
     FunctionCall {
@@ -88,43 +88,44 @@ pub(super) enum Item {
 
 #[derive(Debug, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
-pub(super) enum Part {
+pub(super) enum OutputContent {
     OutputText { text: String },
     Refusal { refusal: String },
 }
 
 #[derive(Debug, Deserialize)]
-pub(super) struct Text {
+pub(super) struct TextPart {
     pub(super) text: String,
 }
 
-/// Counters: what was cached is part of the input, and reasoning of the output.
+/// Token counts: the input includes cached tokens, and the output includes reasoning.
 #[derive(Clone, Copy, Debug, Deserialize)]
-pub(super) struct Usage {
+pub(super) struct ResponseUsage {
     input_tokens: Option<u64>,
-    input_tokens_details: Option<InputDetails>,
+    input_tokens_details: Option<ResponseInputDetails>,
     output_tokens: Option<u64>,
-    output_tokens_details: Option<OutputDetails>,
+    output_tokens_details: Option<ResponseOutputDetails>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
-struct InputDetails {
+struct ResponseInputDetails {
     cached_tokens: Option<u64>,
     cache_write_tokens: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
-struct OutputDetails {
+struct ResponseOutputDetails {
     reasoning_tokens: Option<u64>,
 }
 
-impl Usage {
-    /// The counters apart from each other.
-    pub(super) fn disjoint(&self) -> TokenUsage {
+impl ResponseUsage {
+    /// Returns disjoint counts.
+    pub(super) fn to_token_usage(self) -> TokenUsage {
         let input = self.input_tokens.unwrap_or(0);
         let output = self.output_tokens.unwrap_or(0);
         let details = self.input_tokens_details.as_ref();
-        let cached = |count: fn(&InputDetails) -> Option<u64>| details.and_then(count).unwrap_or(0);
+        let cached =
+            |count: fn(&ResponseInputDetails) -> Option<u64>| details.and_then(count).unwrap_or(0);
         let cache_read = cached(|details| details.cached_tokens).min(input);
         let cache_write = cached(|details| details.cache_write_tokens).min(input - cache_read);
         let details = self.output_tokens_details.as_ref();

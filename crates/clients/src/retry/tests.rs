@@ -1,36 +1,13 @@
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use cantle_core::llm::{
-    ChatEvent, ChatRequest, ChatStream, LlmClient, LlmError, LlmErrorKind, ModelInfo, StopReason,
-    ToolSpecs, TurnEnd,
-};
-use futures_util::{StreamExt as _, stream};
+use cantle_core::llm::{ChatEvent, ChatRequest, LlmClient, LlmError, LlmErrorKind, ToolSpecs};
+use futures_util::StreamExt as _;
 use tokio::time::Instant;
 
 use super::{Retry, RetryPolicy};
+use crate::scripted::{ScriptedClient, done, failed};
 
-/// Each attempt plays the next script.
-#[derive(Debug)]
-struct Scripted {
-    model: ModelInfo,
-    attempts: Arc<AtomicUsize>,
-    script: fn(usize) -> Vec<Result<ChatEvent, LlmError>>,
-}
-
-impl LlmClient for Scripted {
-    fn model(&self) -> &ModelInfo {
-        &self.model
-    }
-
-    fn stream(&self, _: ChatRequest) -> ChatStream {
-        let attempt = self.attempts.fetch_add(1, Ordering::SeqCst);
-        Box::pin(stream::iter((self.script)(attempt)))
-    }
-}
-
-struct Outcome {
+struct CallOutcome {
     events: Vec<ChatEvent>,
     error: Option<LlmError>,
     attempts: usize,
@@ -40,17 +17,12 @@ struct Outcome {
 async fn run(
     policy: RetryPolicy,
     script: fn(usize) -> Vec<Result<ChatEvent, LlmError>>,
-) -> Outcome {
-    let attempts = Arc::new(AtomicUsize::new(0));
-    let client = Scripted {
-        model: ModelInfo::new("m"),
-        attempts: Arc::clone(&attempts),
-        script,
-    };
-    let retry = Retry::new(client, policy);
+) -> CallOutcome {
+    let client = ScriptedClient::new("m", script);
+    let retry = Retry::new(client.clone(), policy);
     let mut stream = retry.stream(ChatRequest::new(Vec::new(), ToolSpecs::default()));
     let start = Instant::now();
-    let mut outcome = Outcome {
+    let mut outcome = CallOutcome {
         events: Vec::new(),
         error: None,
         attempts: 0,
@@ -62,21 +34,13 @@ async fn run(
             Err(error) => outcome.error = Some(error),
         }
     }
-    outcome.attempts = attempts.load(Ordering::SeqCst);
+    outcome.attempts = client.attempts();
     outcome.waited = start.elapsed();
     outcome
 }
 
-fn done() -> Result<ChatEvent, LlmError> {
-    Ok(ChatEvent::Finished(TurnEnd::new(StopReason::EndTurn, None)))
-}
-
-fn failed(kind: LlmErrorKind) -> Result<ChatEvent, LlmError> {
-    Err(LlmError::new(kind, "no luck"))
-}
-
 #[tokio::test(start_paused = true)]
-async fn transient_failures_are_tried_again_and_told() {
+async fn transient_errors_are_retried_with_an_event() {
     let outcome = run(RetryPolicy::default(), |attempt| match attempt {
         0 => vec![failed(LlmErrorKind::Server)],
         1 => vec![failed(LlmErrorKind::Connection)],
@@ -99,14 +63,14 @@ async fn transient_failures_are_tried_again_and_told() {
     else {
         panic!("{:?}", outcome.events);
     };
-    assert_eq!(reason, "no luck");
+    assert_eq!(reason, "scripted failure");
     assert!(*first <= Duration::from_millis(500) && *second <= Duration::from_secs(1));
     assert!(outcome.waited >= *first + *second);
     assert_eq!(outcome.attempts, 3);
 }
 
 #[tokio::test(start_paused = true)]
-async fn after_the_last_retry_the_error_says_how_often() {
+async fn the_last_error_names_the_number_of_attempts() {
     let outcome = run(RetryPolicy::default(), |_| {
         vec![failed(LlmErrorKind::Timeout)]
     })
@@ -114,11 +78,14 @@ async fn after_the_last_retry_the_error_says_how_often() {
     assert_eq!(outcome.attempts, 3);
     let error = outcome.error.unwrap();
     assert_eq!(error.kind(), LlmErrorKind::Timeout);
-    assert_eq!(error.to_string(), "no luck; given up after 3 attempts");
+    assert_eq!(
+        error.to_string(),
+        "scripted failure; given up after 3 attempts"
+    );
 }
 
 #[tokio::test(start_paused = true)]
-async fn nothing_is_tried_again_after_the_first_event() {
+async fn there_is_no_retry_after_the_first_event() {
     let outcome = run(RetryPolicy::default(), |_| {
         vec![
             Ok(ChatEvent::TextDelta("Hel".to_owned())),
@@ -128,11 +95,11 @@ async fn nothing_is_tried_again_after_the_first_event() {
     .await;
     assert_eq!(outcome.attempts, 1);
     assert_eq!(outcome.events, [ChatEvent::TextDelta("Hel".to_owned())]);
-    assert_eq!(outcome.error.unwrap().to_string(), "no luck");
+    assert_eq!(outcome.error.unwrap().to_string(), "scripted failure");
 }
 
 #[tokio::test(start_paused = true)]
-async fn lasting_failures_are_not_tried_again() {
+async fn permanent_errors_are_not_retried() {
     for script in [
         (|_| vec![failed(LlmErrorKind::InvalidRequest)]) as fn(usize) -> _,
         |_| vec![failed(LlmErrorKind::Authentication)],
@@ -144,26 +111,26 @@ async fn lasting_failures_are_not_tried_again() {
     ] {
         let outcome = run(RetryPolicy::default(), script).await;
         assert_eq!((outcome.attempts, outcome.events.len()), (1, 0));
-        assert_eq!(outcome.error.unwrap().to_string(), "no luck");
+        assert_eq!(outcome.error.unwrap().to_string(), "scripted failure");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn without_retries_the_first_failure_is_returned_as_it_is() {
+async fn without_retries_the_error_is_returned_unchanged() {
     let outcome = run(RetryPolicy::new(0), |_| vec![failed(LlmErrorKind::Server)]).await;
     assert_eq!(outcome.attempts, 1);
-    assert_eq!(outcome.error.unwrap().to_string(), "no luck");
+    assert_eq!(outcome.error.unwrap().to_string(), "scripted failure");
 }
 
 fn limited(seconds: u64) -> Result<ChatEvent, LlmError> {
-    let asked = Some(Duration::from_secs(seconds));
+    let requested = Some(Duration::from_secs(seconds));
     Err(LlmError::new(LlmErrorKind::RateLimited, "slow down")
         .with_status(429)
-        .with_retry_after(asked))
+        .with_retry_after(requested))
 }
 
 #[tokio::test(start_paused = true)]
-async fn the_wait_that_a_provider_asks_for_is_the_wait() {
+async fn a_requested_delay_takes_precedence() {
     let outcome = run(RetryPolicy::default(), |attempt| match attempt {
         0 => vec![limited(42)],
         _ => vec![done()],
@@ -181,20 +148,20 @@ async fn the_wait_that_a_provider_asks_for_is_the_wait() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_wait_that_is_too_long_is_an_error_at_once() {
-    let policy = RetryPolicy::default().with_longest_wait(Duration::from_secs(5));
+async fn a_requested_delay_above_the_maximum_fails_at_once() {
+    let policy = RetryPolicy::default().with_max_wait(Duration::from_secs(5));
     let outcome = run(policy, |_| vec![limited(3600)]).await;
     assert_eq!((outcome.attempts, outcome.waited), (1, Duration::ZERO));
     let error = outcome.error.unwrap();
     assert_eq!(error.retry_after(), Some(Duration::from_secs(3600)));
     assert_eq!(
         error.to_string(),
-        "slow down; it asks to wait 3600 s, and no more than 5 s are waited here (HTTP 429)"
+        "slow down; the provider asks to wait 3600 s, more than the maximum of 5 s (HTTP 429)"
     );
 }
 
 #[tokio::test(start_paused = true)]
-async fn waits_grow_up_to_the_cap() {
+async fn delays_grow_up_to_the_cap() {
     let policy =
         RetryPolicy::new(40).with_backoff(Duration::from_millis(100), Duration::from_millis(700));
     let outcome = run(policy, |_| vec![failed(LlmErrorKind::Server)]).await;

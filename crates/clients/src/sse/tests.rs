@@ -1,19 +1,19 @@
 use proptest::prelude::{Just, Strategy, any, prop_oneof, proptest};
 
-use super::Events;
+use super::EventParser;
 
-type Read = Vec<Result<(Option<String>, String), ()>>;
+type Parsed = Vec<Result<(Option<String>, String), ()>>;
 
-fn read(pieces: &[&[u8]]) -> Read {
-    let (mut events, mut read) = (Events::default(), Read::new());
-    for piece in pieces {
-        events.push(piece);
-        while let Some(event) = events.next_event() {
+fn parse(chunks: &[&[u8]]) -> Parsed {
+    let (mut parser, mut parsed) = (EventParser::default(), Parsed::new());
+    for chunk in chunks {
+        parser.push(chunk);
+        while let Some(event) = parser.next_event() {
             let event = event.map(|event| (event.name.map(str::to_owned), event.data.into_owned()));
-            read.push(event.map_err(drop));
+            parsed.push(event.map_err(drop));
         }
     }
-    read
+    parsed
 }
 
 fn event(name: Option<&str>, data: &str) -> Result<(Option<String>, String), ()> {
@@ -21,7 +21,7 @@ fn event(name: Option<&str>, data: &str) -> Result<(Option<String>, String), ()>
 }
 
 #[test]
-fn fields_are_read_as_the_standard_says() {
+fn fields_are_parsed_according_to_the_standard() {
     let stream = concat!(
         "\u{feff}data: first\n\n",
         ": a comment\n\n",
@@ -40,36 +40,36 @@ fn fields_are_read_as_the_standard_says() {
         event(None, ""),
         event(None, "last"),
     ];
-    assert_eq!(read(&[stream.as_bytes()]), expected);
+    assert_eq!(parse(&[stream.as_bytes()]), expected);
     for middle in 0..=stream.len() {
         let (left, right) = stream.as_bytes().split_at(middle);
-        assert_eq!(read(&[left, right]), expected, "split at {middle}");
+        assert_eq!(parse(&[left, right]), expected, "split at {middle}");
     }
 }
 
 #[test]
-fn an_event_that_is_no_text_is_told_and_the_next_is_read() {
-    let read = read(&[b"data: \xff\n\nevent: \xfe\ndata: x\n\ndata: fine\n\n"]);
-    assert_eq!(read, [Err(()), Err(()), event(None, "fine")]);
+fn an_invalid_event_is_reported_and_the_next_is_parse() {
+    let parsed = parse(&[b"data: \xff\n\nevent: \xfe\ndata: x\n\ndata: fine\n\n"]);
+    assert_eq!(parsed, [Err(()), Err(()), event(None, "fine")]);
 }
 
 #[test]
-fn what_was_handed_out_is_not_kept() {
-    let mut events = Events::default();
+fn returned_events_are_not_buffered() {
+    let mut parser = EventParser::default();
     for _ in 0..1000 {
-        events.push(b"data: 0123456789012345678901234567890123456789\n\n");
-        assert!(events.next_event().is_some());
+        parser.push(b"data: 0123456789012345678901234567890123456789\n\n");
+        assert!(parser.next_event().is_some());
     }
     assert!(
-        events.buffer.capacity() < 1024,
+        parser.buffer.capacity() < 1024,
         "{}",
-        events.buffer.capacity()
+        parser.buffer.capacity()
     );
 }
 
 proptest! {
     #[test]
-    fn any_bytes_in_any_pieces_give_the_same_events(
+    fn chunk_boundaries_do_not_change_the_events(
         lines in proptest::collection::vec(
             prop_oneof![
                 Just(b"data: {\"a\":1}".to_vec()),
@@ -84,7 +84,7 @@ proptest! {
         size in 1usize..9,
     ) {
         let stream: Vec<u8> = lines.iter().zip(&ends).flat_map(|(line, end)| [line, *end].concat()).collect();
-        let pieces: Vec<&[u8]> = stream.chunks(size).collect();
-        assert_eq!(read(&pieces), read(&[&stream]));
+        let chunks: Vec<&[u8]> = stream.chunks(size).collect();
+        assert_eq!(parse(&chunks), parse(&[&stream]));
     }
 }

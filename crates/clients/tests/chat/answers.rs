@@ -52,7 +52,7 @@ async fn a_turn_with_everything() {
 }
 
 #[tokio::test]
-async fn only_a_stream_has_deltas() {
+async fn only_streamed_responses_have_deltas() {
     let server = serve(Turn::text("Hello there")).await;
     let (events, _) = told(&builder(&server.url(), true).build().unwrap()).await;
     assert_eq!(
@@ -71,7 +71,7 @@ async fn only_a_stream_has_deltas() {
 }
 
 #[tokio::test]
-async fn no_usage_is_none() {
+async fn missing_usage_is_none() {
     let server = serve(Turn::text("Hi").without_usage()).await;
     for streams in MODES {
         let client = builder(&server.url(), streams).build().unwrap();
@@ -94,7 +94,7 @@ async fn a_call_without_an_id_gets_one() {
 }
 
 #[tokio::test]
-async fn calls_with_one_id_are_told_apart() {
+async fn calls_with_the_same_id_get_distinct_ids() {
     let call = |arguments| ToolCall::new("look", arguments).id("same");
     let server = serve(Turn::tool(call("1")).call(call("2"))).await;
     for streams in MODES {
@@ -111,7 +111,7 @@ async fn calls_with_one_id_are_told_apart() {
 }
 
 #[tokio::test]
-async fn slow_bytes_that_split_characters_are_put_together() {
+async fn split_characters_are_reassembled() {
     let text = "Grüße, 世界!";
     let slow = Fault::Slow {
         bytes: 3,
@@ -125,7 +125,7 @@ async fn slow_bytes_that_split_characters_are_put_together() {
 }
 
 #[tokio::test]
-async fn one_body_in_place_of_a_stream_is_understood() {
+async fn a_complete_body_instead_of_a_stream_is_accepted() {
     let body = json!({"choices": [{"message": {"content": "Hi"}, "finish_reason": "stop"}]});
     let reply = Reply::new(200, "application/json; charset=utf-8", body.to_string());
     let server = serve(Turn::text("").fault_always(Fault::Reply(reply))).await;
@@ -134,7 +134,7 @@ async fn one_body_in_place_of_a_stream_is_understood() {
 }
 
 #[tokio::test]
-async fn cost_is_what_the_provider_says() {
+async fn reported_costs_are_read() {
     let body = |cost| {
         json!({"choices": [{"message": {"content": "Hi"}}],
             "usage": {"prompt_tokens": 1, "completion_tokens": 1, "cost": cost}})
@@ -161,7 +161,7 @@ async fn cost_is_what_the_provider_says() {
 }
 
 #[tokio::test]
-async fn a_whole_answer_without_a_reason_to_stop_is_complete() {
+async fn a_complete_body_without_stop_reason_is_accepted() {
     let body = json!({"choices": [{"message": {"content": "Hi"}, "finish_reason": null}]});
     let reply = Reply::new(200, "application/json", body.to_string());
     let server = serve(Turn::text("").fault_always(Fault::Reply(reply))).await;
@@ -222,7 +222,7 @@ fn any_turn() -> impl Strategy<Value = Turn> {
 }
 
 #[test]
-fn streaming_and_not_streaming_give_the_same_message() {
+fn streaming_does_not_change_the_message() {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

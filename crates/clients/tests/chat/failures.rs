@@ -11,7 +11,7 @@ use serde_json::json;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpListener;
 
-use crate::proxy::ask;
+use crate::proxy::call;
 use crate::support::{MODES, builder, complete, failure, serve, taken, told};
 
 fn said(fault: Fault) -> Turn {
@@ -19,7 +19,7 @@ fn said(fault: Fault) -> Turn {
 }
 
 #[tokio::test]
-async fn a_limit_is_waited_out_as_the_provider_asks() {
+async fn a_rate_limit_is_waited_out_as_requested() {
     let busy = Reply::error(429).header("retry-after-ms", "20");
     let turn = Turn::text("Hi")
         .fault(Fault::Reply(busy.clone()))
@@ -33,7 +33,7 @@ async fn a_limit_is_waited_out_as_the_provider_asks() {
             ChatEvent::Retrying {
             attempt,
             after: Duration::from_millis(20),
-            reason: "the provider limits the rate of requests: a scripted error with status 429 (HTTP 429)".to_owned(),
+            reason: "the provider's rate limit was exceeded: a scripted error with status 429 (HTTP 429)".to_owned(),
         }
         };
         assert_eq!(events[..2], [retrying(2), retrying(3)]);
@@ -45,7 +45,7 @@ async fn a_limit_is_waited_out_as_the_provider_asks() {
 }
 
 #[tokio::test]
-async fn what_may_pass_is_tried_twice_more_and_then_told() {
+async fn transient_errors_are_retried_twice() {
     for fault in [
         Fault::Reply(Reply::error(500).header("retry-after-ms", "1")),
         Fault::Reply(Reply::error(408).header("retry-after-ms", "1")),
@@ -63,7 +63,7 @@ async fn what_may_pass_is_tried_twice_more_and_then_told() {
 }
 
 #[tokio::test]
-async fn a_connection_closed_without_an_answer_is_tried_again() {
+async fn a_connection_closed_without_a_response_is_retried() {
     for streams in MODES {
         let server = serve(Turn::text("Hi").fault(Fault::Close)).await;
         let client = builder(&server.url(), streams).build().unwrap();
@@ -75,7 +75,7 @@ async fn a_connection_closed_without_an_answer_is_tried_again() {
 }
 
 #[tokio::test]
-async fn a_refusal_is_not_tried_again() {
+async fn permanent_errors_are_not_retried() {
     for status in [400, 401, 403, 404, 422] {
         let server = serve(said(Fault::Reply(Reply::error(status)))).await;
         let client = builder(&server.url(), true).build().unwrap();
@@ -86,7 +86,7 @@ async fn a_refusal_is_not_tried_again() {
 }
 
 #[tokio::test]
-async fn nothing_is_tried_again_after_the_first_event() {
+async fn there_is_no_retry_after_the_first_event() {
     for fault in [
         Fault::CutAfterEvents(2),
         Fault::EndAfterEvents(2),
@@ -109,7 +109,7 @@ async fn nothing_is_tried_again_after_the_first_event() {
 }
 
 #[tokio::test]
-async fn a_stream_that_breaks_before_its_first_event_is_tried_again() {
+async fn a_stream_that_breaks_before_its_first_event_is_retried() {
     // The first event of the server only says whose turn it is.
     let server = serve(Turn::text("Hi").fault(Fault::CutAfterEvents(1))).await;
     let client = builder(&server.url(), true).build().unwrap();
@@ -118,7 +118,7 @@ async fn a_stream_that_breaks_before_its_first_event_is_tried_again() {
 }
 
 #[tokio::test]
-async fn a_whole_answer_that_breaks_is_tried_again() {
+async fn an_incomplete_body_is_retried() {
     let server = serve(Turn::text("Hi").fault(Fault::CutAfterBytes(20))).await;
     let client = builder(&server.url(), false).build().unwrap();
     assert_eq!(complete(&client).await.unwrap().message.text(), "Hi");
@@ -134,7 +134,7 @@ async fn cut_after(bytes: usize, streams: bool) -> Result<Completion, LlmError> 
 }
 
 #[tokio::test]
-async fn an_answer_cut_at_any_byte_is_interrupted() {
+async fn a_response_cut_at_any_byte_is_interrupted() {
     for streams in MODES {
         for bytes in (0..).step_by(7) {
             match cut_after(bytes, streams).await {
@@ -157,7 +157,7 @@ async fn an_answer_cut_at_any_byte_is_interrupted() {
 }
 
 #[tokio::test]
-async fn what_is_not_an_answer_is_said_to_be_so() {
+async fn invalid_bodies_are_protocol_errors() {
     let replies = [
         (
             "no choices",
@@ -202,7 +202,7 @@ async fn what_is_not_an_answer_is_said_to_be_so() {
 }
 
 #[tokio::test]
-async fn an_error_in_the_place_of_an_answer_has_its_own_kind() {
+async fn errors_with_a_successful_status_are_classified() {
     let body = r#"{"error": {"message": "Rate limit exceeded", "code": 429}}"#;
     let server = serve(said(Fault::Reply(Reply::new(
         200,
@@ -238,13 +238,13 @@ async fn a_server_that_never_answers_times_out() {
         assert_eq!(error.kind(), LlmErrorKind::Timeout);
         assert_eq!(
             error.to_string(),
-            format!("no answer from {} within 0.05 s", server.url())
+            format!("no response from {} within 0.05 s", server.url())
         );
     }
 }
 
 #[tokio::test]
-async fn an_answer_that_stops_is_interrupted() {
+async fn a_stalled_response_is_interrupted() {
     let server = serve(said(Fault::StallAfterEvents(2))).await;
     // Longer than the server may take from one event to the next.
     let mut impatient = Timeouts::default();
@@ -257,14 +257,11 @@ async fn an_answer_that_stops_is_interrupted() {
     assert_eq!(events, [ChatEvent::TextDelta("Hello ".to_owned())]);
     let failed = failed.unwrap();
     assert_eq!(failed.kind(), LlmErrorKind::Interrupted);
-    assert_eq!(
-        failed.to_string(),
-        "the answer stopped: nothing came for 4 s"
-    );
+    assert_eq!(failed.to_string(), "the response stalled: no data for 4 s");
 }
 
 #[tokio::test]
-async fn where_nothing_listens_the_advice_is_to_look_for_the_server() {
+async fn a_refused_connection_has_advice() {
     let taken = taken();
     let url = format!("http://{}/v1", taken.local_addr().unwrap());
     let client = builder(&url, true).max_retries(0).build().unwrap();
@@ -283,17 +280,17 @@ async fn where_nothing_listens_the_advice_is_to_look_for_the_server() {
 }
 
 #[test]
-fn a_host_without_an_address_is_named() {
+fn an_unresolvable_host_is_named() {
     let url = "http://no-such-host.invalid/v1";
     let expected = format!(
-        "failed to reach {url}: its host has no address. Check the host's name in the base URL, and the \
+        "failed to reach {url}: its host name cannot be resolved. Check the host name in the base URL, and the \
          network."
     );
-    ask(url, &expected, &[]);
+    call(url, &expected, &[]);
 }
 
 #[tokio::test]
-async fn what_does_not_speak_http_is_a_broken_connection() {
+async fn a_server_without_http_is_a_connection_error() {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let url = format!("http://{}/v1", listener.local_addr().unwrap());
     let greet = async {
@@ -316,7 +313,7 @@ async fn what_does_not_speak_http_is_a_broken_connection() {
 
 /// Answers every request of every connection, and counts the connections.
 #[tokio::test]
-async fn a_connection_is_used_again() {
+async fn connections_are_reused() {
     for streams in MODES {
         let body = if streams {
             "data: {\"choices\":[{\"delta\":{\"content\":\"Hi\"},\"finish_reason\":\"stop\"}]}\n\ndata: [DONE]\n\n"

@@ -22,7 +22,7 @@ fn shown(error: &LlmError) -> String {
 }
 
 #[tokio::test]
-async fn a_key_that_the_server_repeats_is_not_shown() {
+async fn an_echoed_key_is_redacted() {
     let echo = json!({"error": {"message": format!("Incorrect API key: {KEY}")}}).to_string();
     let event = json!({"message": format!("Bearer {KEY}"), "code": 500});
     let faults = [
@@ -108,7 +108,7 @@ async fn a_redirect_is_not_followed() {
 }
 
 #[tokio::test]
-async fn a_retry_does_not_tell_the_key() {
+async fn retry_events_do_not_contain_the_key() {
     let echo =
         Reply::new(503, "text/plain", format!("no room for {KEY}")).header("retry-after-ms", "1");
     let server = serve(Turn::text("Hi").fault(Fault::Reply(echo))).await;

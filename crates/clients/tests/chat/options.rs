@@ -19,7 +19,7 @@ fn extra(value: Value) -> Map<String, Value> {
 }
 
 #[tokio::test]
-async fn a_plain_request_holds_nothing_that_was_not_asked_for() {
+async fn a_minimal_request_has_no_optional_fields() {
     let server = serve_with(Script::new().turn(Turn::text("Hi"))).await;
     for streams in [true, false] {
         complete(&builder(&server.url(), streams).build().unwrap())
@@ -39,7 +39,7 @@ async fn a_plain_request_holds_nothing_that_was_not_asked_for() {
 }
 
 #[tokio::test]
-async fn every_option_has_its_place() {
+async fn options_are_encoded() {
     let server = serve(Turn::text("Hi")).await;
     let client = builder(&server.url(), false)
         .api_key(" sk-1234\n")
@@ -73,7 +73,7 @@ async fn every_option_has_its_place() {
 }
 
 #[tokio::test]
-async fn azure_gets_its_key_in_a_header_of_its_own() {
+async fn azure_reads_the_key_from_its_own_header() {
     let server = serve(Turn::text("Hi")).await;
     let client = builder(&server.url(), false).api_key("sk-1");
     complete(&client.server(Server::Azure).build().unwrap())
@@ -85,7 +85,7 @@ async fn azure_gets_its_key_in_a_header_of_its_own() {
 }
 
 #[test]
-fn an_output_limit_shrinks_where_the_server_counts_it_against_the_window() {
+fn the_output_limit_shrinks_if_it_counts_against_the_window() {
     let limit = |server, words: usize| {
         let client = ChatClient::builder("m")
             .server(server)
@@ -107,7 +107,7 @@ fn an_output_limit_shrinks_where_the_server_counts_it_against_the_window() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_with_a_reason() {
+fn invalid_options_are_rejected_with_a_reason() {
     type Change = fn(ChatClientBuilder) -> ChatClientBuilder;
     let changes: [(&str, Change); 13] = [
         ("m", |b| b.context_window(0)),
@@ -143,7 +143,7 @@ fn what_makes_no_sense_is_refused_with_a_reason() {
 }
 
 #[tokio::test]
-async fn a_base_url_is_taken_as_people_write_it() {
+async fn base_urls_are_normalized() {
     let server = serve(Turn::text("Hi")).await;
     let url = server.url();
     for base_url in [
@@ -158,7 +158,7 @@ async fn a_base_url_is_taken_as_people_write_it() {
 }
 
 #[test]
-fn debug_text_shows_the_endpoint_and_no_secret() {
+fn debug_shows_the_endpoint_but_no_secret() {
     let builder = ChatClient::builder("m")
         .base_url("http://localhost:8000/v1?key=in-the-query")
         .api_key("sk-secret");
@@ -167,11 +167,11 @@ fn debug_text_shows_the_endpoint_and_no_secret() {
         "ChatClientBuilder { model: \"m\", .. }"
     );
     let client = builder.build().unwrap();
-    insta::assert_snapshot!(format!("{client:?}"), @r#"ChatClient { model: ModelInfo { slug: "m", context_window: None, max_output_tokens: None, abilities: None, prices: None, reports_cost: None }, base_url: "http://localhost:8000/v1", retries: 2, .. }"#);
+    insta::assert_snapshot!(format!("{client:?}"), @r#"ChatClient { model: ModelInfo { slug: "m", context_window: None, max_output_tokens: None, input_modalities: None, prices: None, reports_cost: None }, base_url: "http://localhost:8000/v1", retries: 2, .. }"#);
 }
 
 #[test]
-fn timeouts_bound_silence() {
+fn default_timeouts() {
     let timeouts = Timeouts::default();
     assert_eq!(timeouts.connect, Duration::from_secs(10));
     assert_eq!(timeouts.first_byte, Duration::from_secs(600));

@@ -18,7 +18,7 @@ struct Recorded {
 }
 
 #[tokio::test]
-async fn each_providers_overflow_is_recognised_and_nothing_else() {
+async fn every_providers_overflow_is_recognized() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/overflow");
     let mut seen = 0;
     for entry in fs::read_dir(folder).unwrap() {
@@ -50,7 +50,7 @@ async fn each_providers_overflow_is_recognised_and_nothing_else() {
 /// LiteLLM, where the provider behind it refuses after the stream has begun:
 /// <https://github.com/BerriAI/litellm/issues/6629>
 #[tokio::test]
-async fn overflow_within_a_stream_is_recognised() {
+async fn an_overflow_event_is_recognized() {
     let error = serde_json::json!({
         "message": "litellm.BadRequestError: BedrockException: Context Window Error - Input is too long for requested model.",
         "type": null, "param": null, "code": "400"

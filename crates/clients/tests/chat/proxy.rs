@@ -1,5 +1,4 @@
-//! Endpoints behind a proxy. Names as `models.example` mean nothing to a resolver, so what gets there
-//! went through the proxy.
+//! Endpoints behind a proxy. The host names do not resolve, so requests that arrive went through it.
 
 use std::env;
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
@@ -13,22 +12,23 @@ use cantle_core::llm::LlmErrorKind;
 use crate::support::{DEADLINE, builder, complete, taken};
 use crate::tls::{again_with, fixture, serve_tls};
 
-/// What a proxy does with a request.
+/// Behaviour of the test proxy.
 #[derive(Clone)]
-enum Does {
-    /// It answers itself, as a plain proxy does for a server it asked.
+enum ProxyMode {
+    /// Sends this response.
     Answer(&'static str),
-    /// It connects to this address, whatever it is asked for.
+    /// Connects to this address instead of the requested one.
     Connect(String),
 }
 
 const HI: &str = "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\nconnection: close\r\n\r\n\
                   {\"choices\":[{\"message\":{\"content\":\"Hi\"}}]}";
-const WHO: &str = "HTTP/1.1 407 Proxy Authentication Required\r\ncontent-length: 0\r\n\r\n";
-const NOBODY: &str = "HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n";
+const AUTHENTICATION_REQUIRED: &str =
+    "HTTP/1.1 407 Proxy Authentication Required\r\ncontent-length: 0\r\n\r\n";
+const FORBIDDEN: &str = "HTTP/1.1 403 Forbidden\r\ncontent-length: 0\r\n\r\n";
 
-/// Serves one connection; its address, and the head of what it was asked.
-fn proxy(does: Does) -> (String, Receiver<Vec<String>>) {
+/// Serves one connection. Returns the proxy's address, and a channel for the request's head.
+fn proxy(mode: ProxyMode) -> (String, Receiver<Vec<String>>) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let (heads, asked) = channel();
@@ -45,14 +45,13 @@ fn proxy(does: Does) -> (String, Receiver<Vec<String>>) {
             head.push(line.trim().to_owned());
         }
         heads.send(head).unwrap();
-        match does {
-            Does::Answer(answer) => {
+        match mode {
+            ProxyMode::Answer(answer) => {
                 (&client).write_all(answer.as_bytes()).unwrap();
                 client.shutdown(Shutdown::Write).unwrap();
-                // What the client still says is its own.
                 let _ = reader.read_to_end(&mut Vec::new());
             }
-            Does::Connect(to) => {
+            ProxyMode::Connect(to) => {
                 let server = TcpStream::connect(to).unwrap();
                 (&client)
                     .write_all(b"HTTP/1.1 200 Connection established\r\n\r\n")
@@ -71,29 +70,29 @@ fn proxy(does: Does) -> (String, Receiver<Vec<String>>) {
     (address, asked)
 }
 
-/// The host and the port in a base URL.
+/// Returns the host and port of a base URL.
 fn host_of(url: &str) -> String {
     let rest = url.strip_prefix("https://").unwrap();
     rest.strip_suffix("/v1").unwrap().to_owned()
 }
 
-/// Asks for an answer in another process, with these variables and nothing else that names a proxy.
-pub(crate) fn ask(url: &str, expected: &str, variables: &[(&str, &str)]) {
+/// Calls the model in a subprocess with these variables, and no other proxy settings.
+pub(crate) fn call(url: &str, expected: &str, variables: &[(&str, &str)]) {
     let given = [("TEST_URL", url), ("TEST_EXPECTED", expected)];
     let variables = [&given, variables].concat();
-    again_with("proxy::in_another_environment", &variables);
+    again_with("proxy::rerun_with_environment", &variables);
 }
 
 #[tokio::test]
 #[ignore = "run by the tests below"]
-async fn in_another_environment() {
+async fn rerun_with_environment() {
     let url = env::var("TEST_URL").unwrap();
-    // Where nobody answers for a network, it takes long until a host has no address.
+    // Without a reachable resolver, a lookup takes long to fail.
     let mut timeouts = Timeouts::default();
     timeouts.connect = DEADLINE.mul_f64(0.9);
     let client = builder(&url, false).api_key("sk-key").max_retries(0);
     let client = client.timeouts(timeouts);
-    let said = match complete(&client.build().unwrap()).await {
+    let outcome = match complete(&client.build().unwrap()).await {
         Ok(completion) => completion.message.text(),
         Err(error) => {
             assert!(matches!(
@@ -103,18 +102,22 @@ async fn in_another_environment() {
             format!("{error}. {}", error.advice().unwrap_or_default())
         }
     };
-    assert_eq!(said, env::var("TEST_EXPECTED").unwrap());
+    assert_eq!(outcome, env::var("TEST_EXPECTED").unwrap());
 }
 
 #[test]
-fn an_http_address_is_asked_for_at_the_proxy() {
-    let (at, asked) = proxy(Does::Answer(HI));
+fn http_requests_go_to_the_proxy() {
+    let (at, asked) = proxy(ProxyMode::Answer(HI));
     let named = format!("http://me:secret@{at}");
-    ask("http://models.example/v1", "Hi", &[("http_proxy", &named)]);
+    call(
+        "http://models.example.com/v1",
+        "Hi",
+        &[("http_proxy", &named)],
+    );
     let head = asked.recv().unwrap();
     assert_eq!(
         head[0],
-        "POST http://models.example/v1/chat/completions HTTP/1.1"
+        "POST http://models.example.com/v1/chat/completions HTTP/1.1"
     );
     // `me:secret` in Base64.
     let name = "proxy-authorization: Basic bWU6c2VjcmV0".to_owned();
@@ -122,13 +125,13 @@ fn an_http_address_is_asked_for_at_the_proxy() {
 }
 
 #[test]
-fn an_https_address_is_reached_through_a_tunnel_that_sees_no_key() {
+fn https_requests_are_tunnelled() {
     let server = serve_tls();
     let to = host_of(&server);
-    let (at, asked) = proxy(Does::Connect(to));
+    let (at, asked) = proxy(ProxyMode::Connect(to));
     let certificate = fixture("cert.pem");
-    ask(
-        "https://models.example/v1",
+    call(
+        "https://models.example.com/v1",
         "Hi",
         &[
             ("HTTPS_PROXY", &at),
@@ -136,25 +139,25 @@ fn an_https_address_is_reached_through_a_tunnel_that_sees_no_key() {
         ],
     );
     let head = asked.recv().unwrap();
-    assert_eq!(head[0], "CONNECT models.example:443 HTTP/1.1");
+    assert_eq!(head[0], "CONNECT models.example.com:443 HTTP/1.1");
     assert!(!head.iter().any(|line| line.contains("sk-key")), "{head:?}");
 }
 
 #[test]
-fn another_hosts_certificate_behind_a_tunnel_is_refused() {
+fn a_wrong_certificate_behind_a_tunnel_is_rejected() {
     let server = serve_tls();
     let to = host_of(&server);
-    let (at, _asked) = proxy(Does::Connect(to));
+    let (at, _asked) = proxy(ProxyMode::Connect(to));
     let certificate = fixture("cert.pem");
     let expected = format!(
-        "failed to reach https://other.example/v1 through the proxy http://{at} (ALL_PROXY): no secure \
-         connection: invalid peer certificate: certificate not valid for name \"other.example\"; \
+        "failed to reach https://other.example.com/v1 through the proxy http://{at} (ALL_PROXY): the TLS \
+         handshake failed: invalid peer certificate: certificate not valid for name \"other.example.com\"; \
          certificate is only valid for IpAddress(127.0.0.1), DnsName(\"localhost\") or \
-         DnsName(\"models.example\"). The certificate is for another host: check the host's name in the \
-         base URL."
+         DnsName(\"models.example.com\"). The certificate is for another host: check the host's name in the \
+         URL."
     );
-    ask(
-        "https://other.example/v1",
+    call(
+        "https://other.example.com/v1",
         &expected,
         &[
             ("ALL_PROXY", &at),
@@ -164,62 +167,62 @@ fn another_hosts_certificate_behind_a_tunnel_is_refused() {
 }
 
 #[test]
-fn what_goes_wrong_at_the_proxy_names_it() {
+fn proxy_errors_name_the_proxy() {
     let certificate = fixture("cert.pem");
     let trusting = ("SSL_CERT_FILE", &*certificate.to_string_lossy());
-    for (url, does, expected) in [
+    for (url, response, expected) in [
         (
-            "https://models.example/v1",
-            WHO,
-            "failed to reach https://models.example/v1 through the proxy http://AT (HTTPS_PROXY): tunnel \
-             error: proxy authorization required. Put a name and a password for it into HTTPS_PROXY: \
-             http://NAME:PASSWORD@HOST:PORT.",
+            "https://models.example.com/v1",
+            AUTHENTICATION_REQUIRED,
+            "failed to reach https://models.example.com/v1 through the proxy http://AT (HTTPS_PROXY): tunnel \
+             error: proxy authorization required. Set the proxy's credentials in HTTPS_PROXY: \
+             http://USER:PASSWORD@HOST:PORT.",
         ),
         (
-            "https://models.example/v1",
-            NOBODY,
-            "failed to reach https://models.example/v1 through the proxy http://AT (HTTPS_PROXY): tunnel \
-             error: unsuccessful. The proxy is there and lets nobody through to that address: check the \
-             base URL, and what the proxy allows.",
+            "https://models.example.com/v1",
+            FORBIDDEN,
+            "failed to reach https://models.example.com/v1 through the proxy http://AT (HTTPS_PROXY): tunnel \
+             error: unsuccessful. The proxy refused the connection to that address: check the base \
+             URL, and the proxy's rules.",
         ),
         (
-            "http://models.example/v1",
-            WHO,
-            "the provider does not permit the request (no reason given); the proxy http://AT said so \
-             (HTTP 407). Put a name and a password for it into HTTP_PROXY: http://NAME:PASSWORD@HOST:PORT.",
+            "http://models.example.com/v1",
+            AUTHENTICATION_REQUIRED,
+            "the provider denied permission for the request (no reason given); reported by the proxy \
+             http://AT (HTTP 407). Set the proxy's credentials in HTTP_PROXY: http://USER:PASSWORD@HOST:PORT.",
         ),
     ] {
-        let (at, _asked) = proxy(Does::Answer(does));
+        let (at, _asked) = proxy(ProxyMode::Answer(response));
         let named = format!("http://someone:secret@{at}");
         let set = [("HTTPS_PROXY", &*named), ("HTTP_PROXY", &*named), trusting];
-        ask(url, &expected.replace("AT", &at), &set);
+        call(url, &expected.replace("AT", &at), &set);
     }
 }
 
 #[test]
-fn a_proxy_that_is_not_there_is_named() {
+fn an_unreachable_proxy_is_named() {
     let taken = taken();
     let at = taken.local_addr().unwrap().to_string();
     let expected = format!(
-        "failed to reach http://models.example/v1 through the proxy http://{at} (HTTP_PROXY): Connection \
-         refused (os error 111). Check that the proxy is running, and its address in HTTP_PROXY; a host \
-         that needs none belongs in NO_PROXY."
+        "failed to reach http://models.example.com/v1 through the proxy http://{at} (HTTP_PROXY): Connection \
+         refused (os error 111). Check that the proxy is running, and its URL in HTTP_PROXY; add hosts \
+         that need no proxy to NO_PROXY."
     );
-    ask(
-        "http://models.example/v1",
+    call(
+        "http://models.example.com/v1",
         &expected,
         &[("HTTP_PROXY", &at)],
     );
 }
 
 #[test]
-fn this_machine_is_reached_directly() {
-    // Nobody is at port 1, so that what went through the proxy would fail otherwise.
+fn loopback_is_reached_directly() {
+    // Nothing listens on port 1; a request through the proxy would fail differently.
     let expected = "failed to reach http://127.0.0.1:1/v1: connection refused. Check that the server is \
                     running, and the port in the base URL.";
-    ask(
+    call(
         "http://127.0.0.1:1/v1",
         expected,
-        &[("HTTP_PROXY", "http://models.example")],
+        &[("HTTP_PROXY", "http://models.example.com")],
     );
 }

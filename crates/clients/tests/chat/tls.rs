@@ -63,14 +63,16 @@ pub(crate) fn serve_tls() -> String {
 }
 
 #[tokio::test]
-async fn a_certificate_that_nobody_vouches_for_is_refused() {
+async fn an_untrusted_certificate_is_rejected() {
     let url = serve_tls();
     let client = builder(&url, false).max_retries(0).build().unwrap();
     let error = complete(&client).await.unwrap_err();
     assert_eq!(error.kind(), LlmErrorKind::Connection);
     let text = error.to_string();
     assert!(
-        text.starts_with(&format!("failed to reach {url}: no secure connection: ")),
+        text.starts_with(&format!(
+            "failed to reach {url}: the TLS handshake failed: "
+        )),
         "{text}"
     );
     assert!(
@@ -81,7 +83,7 @@ async fn a_certificate_that_nobody_vouches_for_is_refused() {
 }
 
 #[tokio::test]
-async fn a_server_without_tls_is_recognised() {
+async fn a_server_without_tls_is_recognized() {
     let server = serve(Turn::text("Hi")).await;
     let url = server.url().replace("http://", "https://");
     let client = builder(&url, false).max_retries(0).build().unwrap();
@@ -89,7 +91,7 @@ async fn a_server_without_tls_is_recognised() {
     assert_eq!(error.kind(), LlmErrorKind::Connection);
     assert_eq!(
         error.advice(),
-        Some("The server seems not to speak TLS: try http:// in the base URL.")
+        Some("The server seems not to speak TLS: try http:// in the URL.")
     );
 }
 
@@ -114,11 +116,11 @@ pub(crate) fn again_with(test: &str, variables: &[(&str, &str)]) {
 }
 
 #[test]
-fn a_certificate_named_in_the_environment_is_trusted() {
+fn ssl_cert_file_is_trusted() {
     let url = serve_tls();
     let certificate = fixture("cert.pem");
     again_with(
-        "tls::in_another_environment_a_call_succeeds",
+        "tls::subprocess_call_succeeds",
         &[
             ("TEST_URL", &url),
             ("SSL_CERT_FILE", &certificate.to_string_lossy()),
@@ -127,24 +129,24 @@ fn a_certificate_named_in_the_environment_is_trusted() {
 }
 
 #[tokio::test]
-#[ignore = "run by a_certificate_named_in_the_environment_is_trusted"]
-async fn in_another_environment_a_call_succeeds() {
+#[ignore = "run by ssl_cert_file_is_trusted"]
+async fn subprocess_call_succeeds() {
     let url = env::var("TEST_URL").unwrap();
     let client = builder(&url, false).max_retries(0).build().unwrap();
     assert_eq!(complete(&client).await.unwrap().message.text(), "Hi");
 }
 
 #[test]
-fn certificates_that_the_environment_names_wrongly_are_missed() {
+fn an_invalid_ssl_cert_file_is_an_error() {
     again_with(
-        "tls::in_another_environment_no_client_is_made",
+        "tls::subprocess_build_fails",
         &[("SSL_CERT_FILE", "/no/such/file.pem")],
     );
 }
 
 #[test]
-#[ignore = "run by certificates_that_the_environment_names_wrongly_are_missed"]
-fn in_another_environment_no_client_is_made() {
+#[ignore = "run by an_invalid_ssl_cert_file_is_an_error"]
+fn subprocess_build_fails() {
     let error = builder("https://localhost/v1", true).build().unwrap_err();
     assert_eq!(
         error.to_string(),

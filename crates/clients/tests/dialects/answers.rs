@@ -68,7 +68,7 @@ fn any_turn() -> impl Strategy<Value = Turn> {
 }
 
 #[test]
-fn streaming_and_not_streaming_give_the_same_message() {
+fn streaming_does_not_change_the_message() {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -91,7 +91,7 @@ fn streaming_and_not_streaming_give_the_same_message() {
 }
 
 #[tokio::test]
-async fn giant_arguments_come_whole() {
+async fn very_long_arguments_are_complete() {
     let arguments = json!({"text": "größer ".repeat(400_000)}).to_string();
     for dialect in DIALECTS {
         for stream in [true, false] {
@@ -109,7 +109,7 @@ async fn giant_arguments_come_whole() {
 }
 
 #[tokio::test]
-async fn calls_with_one_id_or_none_are_told_apart() {
+async fn calls_without_unique_ids_get_distinct_ids() {
     let call = || ToolCall::new("look", "{}");
     let turn = Turn::tool(call().id("same"))
         .call(call().id("same"))
@@ -127,7 +127,7 @@ async fn calls_with_one_id_or_none_are_told_apart() {
 }
 
 #[tokio::test]
-async fn slow_bytes_that_split_characters_are_put_together() {
+async fn split_characters_are_reassembled() {
     let text = "Grüße, 世界!";
     let slow = Fault::Slow {
         bytes: 3,
@@ -143,7 +143,7 @@ async fn slow_bytes_that_split_characters_are_put_together() {
 }
 
 #[tokio::test]
-async fn what_is_no_text_is_an_error() {
+async fn invalid_utf8_is_an_error() {
     for dialect in DIALECTS {
         let reply = Reply::new(200, "text/event-stream", &b"data: \xff\xfe\n\n"[..]);
         let turn = Turn::text("never said").fault_always(Fault::Reply(reply));
@@ -165,7 +165,7 @@ struct Recorded {
 
 /// The recordings are of whatever dialect: a proxy hands on what the provider behind it says.
 #[tokio::test]
-async fn each_providers_refusal_means_the_same_in_every_dialect() {
+async fn overflow_fixtures_are_classified_in_every_dialect() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/overflow");
     let mut seen = 0;
     for entry in fs::read_dir(folder).unwrap() {

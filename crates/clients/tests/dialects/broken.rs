@@ -92,14 +92,14 @@ fn any_change() -> impl Strategy<Value = (f64, usize, Vec<u8>)> {
 }
 
 #[tokio::test]
-async fn a_whole_stream_is_an_answer() {
+async fn an_unmodified_stream_is_an_answer() {
     for (dialect, stream) in DIALECTS.into_iter().zip([CHAT, MESSAGES, RESPONSES]) {
         assert_eq!(answered(dialect, stream.into()).await, Ok(()), "{dialect}");
     }
 }
 
 #[test]
-fn a_stream_that_was_changed_anywhere_ends_in_an_answer_or_an_error() {
+fn a_modified_stream_ends_in_an_answer_or_an_error() {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

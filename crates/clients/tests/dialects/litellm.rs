@@ -67,7 +67,7 @@ async fn described(model: &str, window: Option<u64>, limit: Option<u64>) -> Mode
 }
 
 #[tokio::test]
-async fn what_was_not_given_is_filled_in() {
+async fn missing_settings_are_filled_in() {
     let model = described("m", None, None).await;
     assert_eq!(model.context_window, Some(8000));
     let prices = Prices::per_million(3.0, 15.0).with_cache_per_million(0.3, 3.0);
@@ -80,13 +80,13 @@ async fn what_was_not_given_is_filled_in() {
     ] {
         assert!((found - expected).abs() < 1e-12);
     }
-    let abilities = model.abilities.unwrap();
-    assert_eq!(abilities.media, [MediaKind::Image]);
-    assert_eq!(abilities.in_tool_results, [MediaKind::Image]);
+    let input_modalities = model.input_modalities.unwrap();
+    assert_eq!(input_modalities.media, [MediaKind::Image]);
+    assert_eq!(input_modalities.tool_results, [MediaKind::Image]);
 }
 
 #[tokio::test]
-async fn what_was_given_wins_and_what_is_unknown_stays_so() {
+async fn explicit_settings_take_precedence() {
     let given = described("m", Some(5000), None).await;
     assert_eq!(given.context_window, Some(5000));
     let limited = described("m", None, Some(8001)).await;
@@ -100,7 +100,7 @@ async fn what_was_given_wins_and_what_is_unknown_stays_so() {
 }
 
 #[tokio::test]
-async fn a_proxy_that_refuses_says_why_without_the_key() {
+async fn an_error_of_the_proxy_does_not_contain_the_key() {
     let body = json!({"error": {"message": "Invalid key sk-1-secret", "type": "auth_error", "code": "401"}});
     let (url, _served) = proxy(401, body.to_string()).await;
     let builder = ChatClient::builder("m")

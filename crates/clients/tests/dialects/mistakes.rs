@@ -48,7 +48,7 @@ fn json_reply(status: u16, error: &serde_json::Value) -> Reply {
 }
 
 #[tokio::test]
-async fn each_says_what_is_wrong_and_what_to_try() {
+async fn common_mistakes_have_advice() {
     let page = "<!DOCTYPE html><html><head><title>Welcome</title></head></html>";
     let repeated = format!("invalid x-api-key: {KEY}");
     let mut all = Vec::new();
@@ -93,7 +93,7 @@ async fn each_says_what_is_wrong_and_what_to_try() {
 }
 
 #[tokio::test]
-async fn a_base_url_with_too_little_or_too_much_is_told() {
+async fn wrong_base_url_paths_have_advice() {
     let server = ScriptedServer::start(Script::new().turn(Turn::text("Hi")))
         .await
         .unwrap();
@@ -103,12 +103,12 @@ async fn a_base_url_with_too_little_or_too_much_is_told() {
         let doubled = format!("{host}/v1/v1");
         let (kind, said) = told(dialect, &doubled).await;
         assert_eq!(kind, LlmErrorKind::NotFound);
-        assert!(said.contains("holds /v1 more than once"), "{said}");
+        assert!(said.contains("contains /v1 more than once"), "{said}");
         let elsewhere = format!("{host}/api");
         let (kind, said) = told(dialect, &elsewhere).await;
         assert_eq!(kind, LlmErrorKind::NotFound);
         assert!(
-            said.ends_with(&format!("Mostly it ends in /v1: try {elsewhere}/v1.")),
+            said.ends_with(&format!("Most base URLs end in /v1: try {elsewhere}/v1.")),
             "{said}"
         );
         let whole = match dialect {
@@ -123,7 +123,7 @@ async fn a_base_url_with_too_little_or_too_much_is_told() {
 }
 
 #[tokio::test]
-async fn an_address_without_a_server_is_told() {
+async fn a_missing_server_has_advice() {
     // Nobody else gets the address meanwhile, and nothing listens there.
     let taken = TcpSocket::new_v4().unwrap();
     taken.bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
@@ -140,5 +140,8 @@ async fn an_address_without_a_server_is_told() {
     let client = client("messages", "http://no-such-host.invalid/v1", true).unwrap();
     let error = ask(&*client).await.unwrap_err();
     assert_eq!(error.kind(), LlmErrorKind::Connection);
-    assert!(text(&error).contains("its host has no address"), "{error}");
+    assert!(
+        text(&error).contains("its host name cannot be resolved"),
+        "{error}"
+    );
 }

@@ -92,7 +92,7 @@ fn any_turn() -> impl Strategy<Value = Vec<Message>> {
 }
 
 #[test]
-fn every_request_begins_with_the_one_before() {
+fn requests_extend_the_previous_request() {
     let clients = Clients::new();
     let tools = ToolSpecs::new(vec![
         ToolSpec::new(

@@ -5,7 +5,8 @@ use cantle_clients::chat::{ChatClient, ChatClientBuilder, Server};
 use cantle_clients::responses::{ResponsesClient, ResponsesClientBuilder};
 use cantle_core::content::{Content, Media, Part};
 use cantle_core::llm::{
-    Abilities, ChatRequest, LlmClient as _, LlmClientExt as _, LlmErrorKind, Prices, ToolSpecs,
+    ChatRequest, InputModalities, LlmClient as _, LlmClientExt as _, LlmErrorKind, Prices,
+    ToolSpecs,
 };
 use cantle_core::message::Message;
 use cantle_core::tool::ToolSpec;
@@ -22,7 +23,7 @@ fn extra(value: Value) -> Map<String, Value> {
 }
 
 #[tokio::test]
-async fn every_option_has_its_place() {
+async fn options_are_encoded() {
     let server = ScriptedServer::start(Script::new().turn(Turn::text("Hi")))
         .await
         .unwrap();
@@ -60,7 +61,7 @@ async fn every_option_has_its_place() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_with_a_reason() {
+fn invalid_options_are_rejected_with_a_reason() {
     let anthropic: [fn(AnthropicClientBuilder) -> AnthropicClientBuilder; 5] = [
         |b| b.thinking_budget(1_000),
         |b| b.max_output_tokens(2_000).thinking_budget(2_000),
@@ -98,13 +99,13 @@ fn what_makes_no_sense_is_refused_with_a_reason() {
 }
 
 #[tokio::test]
-async fn media_that_the_model_cannot_take_are_refused_before_anything_is_sent() {
+async fn unsupported_media_fail_before_sending() {
     let server = ScriptedServer::start(Script::new().turn(Turn::text("Hi")))
         .await
         .unwrap();
     let client = AnthropicClient::builder("m")
         .base_url(server.url())
-        .abilities(Abilities::text_only())
+        .input_modalities(InputModalities::text_only())
         .build()
         .unwrap();
     let image = Media::image(&b"\x89PNG\r\n\x1a\n"[..]).unwrap();
@@ -120,7 +121,7 @@ async fn media_that_the_model_cannot_take_are_refused_before_anything_is_sent() 
 }
 
 #[tokio::test]
-async fn an_answer_costs_what_its_tokens_come_to() {
+async fn costs_are_computed_from_prices() {
     let turn = Turn::text("Hi").usage(Usage::new(1_000_000, 100_000).cached(500_000));
     let server = ScriptedServer::start(Script::new().turn(turn))
         .await
@@ -152,7 +153,7 @@ fn strictness(body: &[u8]) -> Vec<(String, Value)> {
 }
 
 #[test]
-fn tools_are_held_to_strictly_where_that_was_asked_for_and_is_possible() {
+fn strict_mode_applies_to_qualifying_schemas() {
     let closed = json!({"type": "object", "properties": {"at": {"type": "string"}},
         "required": ["at"], "additionalProperties": false});
     let open = json!({"type": "object", "properties": {"at": {"type": "string"}}});
@@ -192,7 +193,7 @@ fn tools_are_held_to_strictly_where_that_was_asked_for_and_is_possible() {
 }
 
 #[test]
-fn who_says_what_an_answer_costs_is_known_where_it_is() {
+fn reports_cost_is_derived_from_the_server() {
     let chat = |builder: ChatClientBuilder| builder.build().unwrap().model().reports_cost;
     let at = |url: &str| ChatClient::builder("m").base_url(url);
     assert_eq!(chat(ChatClient::builder("m")), Some(false));

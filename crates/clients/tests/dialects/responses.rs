@@ -41,7 +41,7 @@ fn inputs(server: &ScriptedServer) -> Vec<Vec<String>> {
 }
 
 #[tokio::test]
-async fn only_what_is_new_is_sent_where_the_provider_keeps_the_rest() {
+async fn stateful_requests_contain_only_new_messages() {
     let server = server().await;
     let client = client(&server);
     let first = ask(&client).await.unwrap().message;
@@ -55,7 +55,7 @@ async fn only_what_is_new_is_sent_where_the_provider_keeps_the_rest() {
 }
 
 #[tokio::test]
-async fn a_response_that_is_gone_is_replaced_by_the_whole_conversation_once() {
+async fn a_lost_response_is_replaced_by_the_conversation_once() {
     let server = server().await;
     let client = client(&server);
     let mut first = ask(&client).await.unwrap().message;
@@ -73,7 +73,7 @@ async fn a_response_that_is_gone_is_replaced_by_the_whole_conversation_once() {
 }
 
 #[tokio::test]
-async fn what_only_the_provider_has_cannot_be_replaced() {
+async fn stored_reasoning_cannot_be_resent() {
     let server = server().await;
     let client = client(&server);
     let mut first = ask(&client).await.unwrap().message;
@@ -91,7 +91,7 @@ async fn what_only_the_provider_has_cannot_be_replaced() {
 }
 
 #[tokio::test]
-async fn a_model_without_encrypted_reasoning_is_asked_once_for_it() {
+async fn encrypted_reasoning_is_requested_until_rejected() {
     let message = "Encrypted content is not supported with this model.";
     let body =
         json!({"error": {"message": message, "type": "invalid_request_error", "param": "include"}});

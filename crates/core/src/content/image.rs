@@ -1,26 +1,24 @@
-//! Images: verified by decoding them, and brought within bounds of pixels and bytes.
+//! Verification and resizing of images.
 //!
-//! Decoding is bounded itself, so that a small file of a huge picture does no harm. Everything here
-//! takes long enough to belong on a thread that may block.
+//! Decoding is bounded, so that a small file with a huge image does no harm. All functions here block.
 //!
-//! What is within bounds stays byte for byte, but for two kinds: a format that no provider takes
-//! (BMP) becomes PNG, and an animation becomes its first frame, since providers either refuse
-//! animations or look at nothing else. What is too large is scaled down and keeps its kind as far as
-//! the bytes allow: JPEG stays JPEG, the rest becomes PNG, and where that has too many bytes, JPEG if
-//! it is opaque, or a smaller picture.
+//! Images within the limits are unchanged, except that BMP, which no provider accepts, becomes PNG, and
+//! an animation becomes its first frame, since providers reject or ignore the others. Larger images
+//! are scaled down: JPEG stays JPEG, other formats become PNG, or JPEG if the PNG is too large and the
+//! image is opaque.
 
 mod picture;
 
 use self::picture::Picture;
 use super::{Content, Media, MediaError, MediaKind, Part};
 
-/// Bounds that an image is brought within.
+/// Size limits for images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ImageLimits {
-    /// Pixels, width times height. 1,000,000 unless set: what most models look at.
+    /// Maximum width times height. Default 1,000,000, the resolution of most models.
     pub max_pixels: u64,
-    /// Bytes. 3,750,000 unless set, 5 MB in base64: Anthropic takes no more in one image.
+    /// Maximum bytes. Default 3,750,000, which is Anthropic's limit of 5 MB in base64.
     pub max_bytes: usize,
 }
 
@@ -34,14 +32,14 @@ impl Default for ImageLimits {
 }
 
 impl ImageLimits {
-    /// The same with other bounds of pixels; at least 4.
+    /// Sets the maximum number of pixels, at least 4.
     #[must_use]
     pub fn with_max_pixels(mut self, pixels: u64) -> Self {
         self.max_pixels = pixels.max(4);
         self
     }
 
-    /// The same with other bounds of bytes.
+    /// Sets the maximum number of bytes.
     #[must_use]
     pub fn with_max_bytes(mut self, bytes: usize) -> Self {
         self.max_bytes = bytes;
@@ -53,25 +51,25 @@ impl ImageLimits {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_structs, reason = "an image has no other sides")]
 pub struct ImageSize {
-    /// Pixels from left to right.
+    /// Width in pixels.
     pub width: u32,
-    /// Pixels from top to bottom.
+    /// Height in pixels.
     pub height: u32,
 }
 
 impl ImageSize {
-    /// Width times height.
+    /// Returns width times height.
     #[must_use]
     pub fn pixels(self) -> u64 {
         u64::from(self.width) * u64::from(self.height)
     }
 
-    /// The largest even size of about the same shape with at most `max_pixels`, and at least 2×2.
+    /// Returns the largest even size of about the same aspect ratio with at most `max_pixels`, at least 2×2.
     fn within(self, max_pixels: u64) -> Self {
         let scale = (max_pixels as f64 / self.pixels().max(1) as f64).sqrt();
         let width = even(f64::from(self.width) * scale);
         let height = even(f64::from(self.height) * scale);
-        // Of a line, one side was rounded up.
+        // One side of a very narrow image was rounded up.
         let room = |side: u32| even((max_pixels / u64::from(side)) as f64);
         Self {
             width: width.min(room(height)),
@@ -90,11 +88,10 @@ fn even(side: f64) -> u32 {
 }
 
 impl Content {
-    /// The content with its images verified and within `limits`; one that can't be used gives way to a
-    /// line that says why. Blocks for as long as the images take to decode.
+    /// Verifies images and resizes them to `limits`; an unusable image is replaced by a line of text with
+    /// the reason. Blocks while it decodes the images.
     ///
-    /// Done when content enters a conversation, it is done once: what is sent on each turn is what
-    /// came out here.
+    /// Call it once, when content enters a conversation, so that all turns send the same bytes.
     #[must_use]
     pub fn with_images_within(self, limits: ImageLimits) -> Self {
         let Self::Parts(parts) = self else {
@@ -112,11 +109,10 @@ impl Content {
 }
 
 impl Media {
-    /// Proves that an image can be decoded to its end; sound and video pass unseen. Blocks.
+    /// Verifies that an image can be decoded; audio and video are not checked. Blocks.
     ///
     /// # Errors
-    /// Where it is damaged or cut off, has more pixels than are decoded, or is of a format that is
-    /// not decoded here (TIFF, Photoshop).
+    /// If it is damaged, truncated or too large, or there is no decoder (TIFF, Photoshop).
     pub fn verify(&self) -> Result<(), MediaError> {
         if self.kind() == MediaKind::Image {
             Picture::decode(self)?;
@@ -124,10 +120,10 @@ impl Media {
         Ok(())
     }
 
-    /// The size of an image, read from its head; `None` for sound and video.
+    /// Reads the size of an image from its header; `None` for audio and video.
     ///
     /// # Errors
-    /// Where the head is damaged, or the format is not decoded here.
+    /// If the header is damaged, or there is no decoder.
     pub fn image_size(&self) -> Result<Option<ImageSize>, MediaError> {
         if self.kind() != MediaKind::Image {
             return Ok(None);
@@ -135,18 +131,17 @@ impl Media {
         picture::size(self).map(Some)
     }
 
-    /// The image verified and within `limits`: itself where it was, made smaller where not. Sound
-    /// and video pass as they are. Blocks for as long as decoding takes.
+    /// Verifies an image and resizes it to `limits` if necessary. Audio and video are unchanged. Blocks.
     ///
     /// # Errors
-    /// As [`verify`](Self::verify), and where no size has few enough bytes.
+    /// As [`verify`](Self::verify), and if no size has few enough bytes.
     pub fn within(&self, limits: ImageLimits) -> Result<Self, MediaError> {
         if self.kind() != MediaKind::Image {
             return Ok(self.clone());
         }
         let picture = Picture::decode(self)?;
         let small = picture.size().pixels() <= limits.max_pixels;
-        if small && picture.is_presentable && self.data().len() <= limits.max_bytes {
+        if small && picture.is_supported && self.data().len() <= limits.max_bytes {
             return Ok(self.clone());
         }
         Self::image(picture.upright().encode(limits)?)

@@ -1,4 +1,4 @@
-//! Media: bytes, the type read from them, and their form on the wire.
+//! Media: bytes with a detected type.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -9,7 +9,7 @@ use bytes::Bytes;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// What a piece of media is to the conversation formats.
+/// The kind of a [`Media`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 #[expect(
@@ -17,11 +17,11 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
     reason = "the history format knows exactly these three"
 )]
 pub enum MediaKind {
-    /// A still or animated picture.
+    /// A still or animated image.
     Image,
-    /// Moving pictures.
+    /// Video.
     Video,
-    /// Sound.
+    /// Audio.
     Audio,
 }
 
@@ -76,8 +76,7 @@ impl fmt::Display for MediaKind {
     }
 }
 
-/// An image, a video or a sound: its bytes, and the type read from them. Clones share the bytes, and
-/// their [base64](Self::base64).
+/// An image, video or audio clip. Clones share the bytes and their [base64](Self::base64).
 #[derive(Clone)]
 pub struct Media {
     kind: MediaKind,
@@ -95,10 +94,10 @@ impl PartialEq for Media {
 impl Eq for Media {}
 
 impl Media {
-    /// Takes bytes that are said to be of `kind` and reads their type.
+    /// Detects the type of bytes of the given kind.
     ///
     /// # Errors
-    /// Where the type can't be told from the bytes, or is none that `kind` allows.
+    /// If the type is unknown or not supported for `kind`.
     pub fn new(kind: MediaKind, data: impl Into<Bytes>) -> Result<Self, MediaError> {
         let data = data.into();
         let found = infer::get(&data).map(|found| found.mime_type());
@@ -116,7 +115,7 @@ impl Media {
         })
     }
 
-    /// An image; see [`Media::new`].
+    /// Detects the type of an image; see [`Media::new`].
     ///
     /// # Errors
     /// As [`Media::new`].
@@ -124,25 +123,25 @@ impl Media {
         Self::new(MediaKind::Image, data)
     }
 
-    /// What it is to the conversation.
+    /// Returns the kind.
     #[must_use]
     pub fn kind(&self) -> MediaKind {
         self.kind
     }
 
-    /// The type read from the bytes, e.g. `image/png`.
+    /// Returns the detected MIME type, e.g. `image/png`.
     #[must_use]
     pub fn mime_type(&self) -> &'static str {
         self.mime_type
     }
 
-    /// The bytes as they came.
+    /// Returns the original bytes.
     #[must_use]
     pub fn data(&self) -> &Bytes {
         &self.data
     }
 
-    /// The bytes in standard base64: encoded once, for all clones together.
+    /// Returns the bytes in standard base64, encoded once for all clones.
     #[must_use]
     pub fn base64(&self) -> &str {
         self.base64.get_or_init(|| BASE64.encode(&self.data))
@@ -155,7 +154,7 @@ impl fmt::Debug for Media {
     }
 }
 
-/// Bytes that are not the media they were said to be, or none that can be used.
+/// An error of invalid or unsupported media.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct MediaError {
@@ -163,17 +162,17 @@ pub struct MediaError {
     message: String,
 }
 
-/// What is wrong with bytes that should be media.
+/// The kind of a [`MediaError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum MediaErrorKind {
-    /// They are of another type, or of none that is known.
+    /// The type is unknown or not supported.
     Type,
-    /// They are damaged or cut off.
+    /// The data is damaged or truncated.
     Corrupt,
-    /// They are of a type that can't be decoded here.
+    /// There is no decoder for the type.
     Undecodable,
-    /// What they hold is larger than is decoded, or can't be made small enough.
+    /// The image is too large to decode, or can't be made small enough.
     TooLarge,
 }
 
@@ -191,7 +190,7 @@ impl MediaError {
         Self::new(MediaErrorKind::Type, message)
     }
 
-    /// What is wrong.
+    /// Returns the kind.
     #[must_use]
     pub fn kind(&self) -> MediaErrorKind {
         self.kind
@@ -231,7 +230,7 @@ impl<'de> Deserialize<'de> for Media {
         };
         let bytes = BASE64.decode(data.as_bytes()).map_err(D::Error::custom)?;
         let media = Self::new(kind, bytes).map_err(D::Error::custom)?;
-        // The decoder takes nothing but what encoding makes, so this is what it would make again.
+        // The decoder only accepts canonical base64, so this equals the encoded bytes.
         let _ = media.base64.set(data);
         Ok(media)
     }

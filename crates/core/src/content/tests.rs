@@ -11,7 +11,7 @@ fn opus() -> Vec<u8> {
 }
 
 #[test]
-fn the_type_of_media_is_read_from_its_bytes() {
+fn media_types_are_detected_from_bytes() {
     let cases: [(MediaKind, Vec<u8>, &str); 13] = [
         (MediaKind::Image, PNG.to_vec(), "image/png"),
         (MediaKind::Image, b"\xff\xd8\xff\xe0".to_vec(), "image/jpeg"),
@@ -45,7 +45,7 @@ fn the_type_of_media_is_read_from_its_bytes() {
 }
 
 #[test]
-fn media_that_is_not_what_it_was_said_to_be_is_refused() {
+fn media_of_another_kind_is_rejected() {
     let cases: [(MediaKind, &[u8], &str); 4] = [
         (
             MediaKind::Image,
@@ -104,7 +104,7 @@ fn json_holds_text_as_strings_and_media_as_blocks() {
 }
 
 #[test]
-fn json_that_holds_no_such_media_is_refused() {
+fn invalid_media_json_is_rejected() {
     for data in ["not base64", "aGVsbG8="] {
         let json = json!([{"kind": "image_content_block", "data": data}]);
         assert!(serde_json::from_value::<Content>(json).is_err(), "{data}");

@@ -145,7 +145,7 @@ fn events() -> Vec<Event> {
 
 /// What `--json` prints: whoever reads it relies on this.
 #[test]
-fn every_kind_has_its_line_of_json() {
+fn every_kind_has_a_json_form() {
     let lines: Vec<String> = events()
         .iter()
         .map(|event| serde_json::to_string_pretty(event).expect("serializes"))
@@ -154,7 +154,7 @@ fn every_kind_has_its_line_of_json() {
 }
 
 #[test]
-fn json_brings_back_every_event() {
+fn events_round_trip_through_json() {
     for mut event in events() {
         event.parent = Some(run());
         event.depth = 1;
@@ -165,7 +165,7 @@ fn json_brings_back_every_event() {
 }
 
 #[test]
-fn only_pieces_on_their_way_are_deltas() {
+fn only_streamed_text_is_a_delta() {
     let deltas: Vec<Value> = every_kind()
         .iter()
         .filter(|kind| kind.is_delta())
@@ -178,7 +178,7 @@ fn only_pieces_on_their_way_are_deltas() {
 }
 
 #[test]
-fn every_status_has_its_name() {
+fn statuses_have_json_names() {
     let names = [
         (RunStatus::Finished, "finished"),
         (RunStatus::LimitReached, "limit_reached"),
@@ -193,7 +193,7 @@ fn every_status_has_its_name() {
 }
 
 #[test]
-fn a_time_that_is_none_is_refused() {
+fn invalid_times_are_rejected() {
     let mut json = serde_json::to_value(&events()[1]).expect("serializes");
     for time in [json!(-1.0), json!(1e300), json!("now")] {
         json["time"] = time;

@@ -18,7 +18,7 @@ fn a_run_id_is_32_hexadecimal_digits_and_reads_back() {
 }
 
 #[test]
-fn run_ids_sort_by_the_time_they_were_made() {
+fn run_ids_sort_by_creation_time() {
     let ids: Vec<RunId> = (0..100).map(|_| RunId::new()).collect();
     assert!(ids.is_sorted_by(|a, b| a < b && a.to_string() < b.to_string()));
 }

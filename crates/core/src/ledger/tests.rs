@@ -80,9 +80,9 @@ fn tree() -> Ledger {
 }
 
 #[test]
-fn a_tool_account_adds_up_its_calls() {
+fn tool_totals_sum_their_calls() {
     let root = tree();
-    let expected = ToolAccount {
+    let expected = ToolTotals {
         calls: 2,
         failures: 0,
         refused: 0,
@@ -91,7 +91,7 @@ fn a_tool_account_adds_up_its_calls() {
         metadata: Metadata::uses(2),
     };
     assert_eq!(root.tools["code_exec"], expected);
-    let expected = ToolAccount {
+    let expected = ToolTotals {
         calls: 2,
         failures: 1,
         refused: 0,
@@ -107,7 +107,7 @@ fn a_tool_account_adds_up_its_calls() {
 }
 
 #[test]
-fn tokens_of_the_whole_tree_are_added_up() {
+fn usage_includes_sub_agents() {
     assert_eq!(tree().reported_usage(), usage(1306, 133));
 }
 
@@ -122,7 +122,7 @@ fn estimates_are_kept_apart() {
 }
 
 #[test]
-fn the_cost_is_unknown_until_somebody_says_it() {
+fn cost_is_unknown_until_a_call_reports_it() {
     let mut root = tree();
     assert_eq!(root.cost_usd(), None);
     root.model_calls[0].cost_usd = Some(0.25);
@@ -131,7 +131,7 @@ fn the_cost_is_unknown_until_somebody_says_it() {
 }
 
 #[test]
-fn calls_whose_cost_nobody_said_are_counted_and_those_without_tokens_are_not() {
+fn calls_of_unknown_cost_are_counted_if_they_used_tokens() {
     let mut root = tree();
     let all = root.calls_of_unknown_cost();
     root.model_calls[0].cost_usd = Some(0.25);
@@ -140,7 +140,7 @@ fn calls_whose_cost_nobody_said_are_counted_and_those_without_tokens_are_not() {
 }
 
 #[test]
-fn a_refused_call_counts_as_a_call_and_never_began() {
+fn refused_calls_are_counted_as_not_started() {
     let mut below = Ledger::default();
     below.record_tool("look", true, Duration::ZERO, None);
     below.record_refused("look");
@@ -153,14 +153,14 @@ fn a_refused_call_counts_as_a_call_and_never_began() {
         (account.calls, account.failures, account.refused),
         (2, 2, 1)
     );
-    assert_eq!(root.begun_calls(), 2);
+    assert_eq!(root.started_tool_calls(), 2);
 }
 
 /// As `aggregate_metadata` of Stirrup 0.2 has it for the same runs.
 #[test]
-fn the_dotted_view_is_that_of_stirrup() {
+fn metadata_has_the_format_of_stirrup() {
     assert_eq!(
-        serde_json::to_value(tree().dotted()).expect("serializes"),
+        serde_json::to_value(tree().stirrup_metadata()).expect("serializes"),
         json!({
             "token_usage": [{"input": 1306, "answer": 133, "reasoning": 0}],
             "code_exec": {"num_uses": 2},
@@ -177,18 +177,18 @@ fn the_dotted_view_is_that_of_stirrup() {
 }
 
 #[test]
-fn a_sub_agent_that_did_nothing_still_has_its_place_in_the_dotted_view() {
+fn idle_sub_agents_are_part_of_the_metadata() {
     let mut root = Ledger::default();
     root.sub_agents
         .insert("idle".to_owned(), vec![Ledger::default()]);
     assert_eq!(
-        serde_json::to_value(root.dotted()).expect("serializes"),
+        serde_json::to_value(root.stirrup_metadata()).expect("serializes"),
         json!({"idle": {}})
     );
 }
 
 #[test]
-fn json_brings_back_the_whole_tree() {
+fn ledgers_round_trip_through_json() {
     let root = tree();
     let json = serde_json::to_string(&root).expect("serializes");
     assert_eq!(serde_json::from_str::<Ledger>(&json).expect("reads"), root);

@@ -1,4 +1,4 @@
-//! Why a model call failed.
+//! Errors of model calls.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// A model call that failed: what kind of failure, in whose words, and what to try.
+/// An error of a model call.
 #[derive(Debug)]
 pub struct LlmError {
     kind: LlmErrorKind,
@@ -17,39 +17,39 @@ pub struct LlmError {
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
-/// The kinds of failure that callers tell apart.
+/// The kind of an [`LlmError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum LlmErrorKind {
-    /// The conversation does not fit the model's context window.
+    /// The conversation exceeds the model's context window.
     ContextOverflow,
-    /// The key is missing or wrong.
+    /// The API key is missing or invalid.
     Authentication,
-    /// The key may not do this, or the account is out of credit.
+    /// The API key lacks permission, or the account is out of credit.
     Permission,
-    /// There is no such model or no such address.
+    /// The model or the URL doesn't exist.
     NotFound,
-    /// Too many requests or tokens per time.
+    /// Too many requests or tokens per unit of time.
     RateLimited,
     /// The provider failed or is overloaded.
     Server,
-    /// The provider, or the client itself, says that the request makes no sense.
+    /// The provider or the client rejected the request.
     InvalidRequest,
-    /// The conversation holds something this model or dialect can't take.
+    /// The conversation contains content that the model or dialect doesn't support.
     Unsupported,
-    /// No connection, or it broke before the answer began.
+    /// The connection failed before the answer began.
     Connection,
-    /// No answer within the time allowed.
+    /// No answer arrived in time.
     Timeout,
-    /// The answer broke off after it had begun.
+    /// The connection failed during the answer.
     Interrupted,
-    /// The answer is not what the protocol says.
+    /// The answer violates the protocol.
     Protocol,
 }
 
 impl LlmErrorKind {
-    /// Whether the same request may succeed a little later.
+    /// Returns whether the same request may succeed later.
     #[must_use]
     pub fn is_transient(self) -> bool {
         matches!(
@@ -60,7 +60,7 @@ impl LlmErrorKind {
 }
 
 impl LlmError {
-    /// A failure of `kind`; `message` says what happened, without secrets.
+    /// Creates an error. The message must not contain secrets.
     pub fn new(kind: LlmErrorKind, message: impl Into<String>) -> Self {
         Self {
             kind,
@@ -72,66 +72,66 @@ impl LlmError {
         }
     }
 
-    /// An answer that is not what the protocol says.
+    /// Creates an error of kind [`LlmErrorKind::Protocol`].
     pub fn protocol(message: impl Into<String>) -> Self {
         Self::new(LlmErrorKind::Protocol, message)
     }
 
-    /// The same with more on what happened, behind what it says already.
+    /// Appends detail to the message.
     #[must_use]
-    pub fn with_more(mut self, more: &str) -> Self {
+    pub fn with_detail(mut self, detail: &str) -> Self {
         self.message.push_str("; ");
-        self.message.push_str(more);
+        self.message.push_str(detail);
         self
     }
 
-    /// The same with the HTTP status.
+    /// Sets the HTTP status.
     #[must_use]
     pub fn with_status(mut self, status: u16) -> Self {
         self.status = Some(status);
         self
     }
 
-    /// The same with the time the provider asked to wait.
+    /// Sets the delay that the provider asked for.
     #[must_use]
     pub fn with_retry_after(mut self, retry_after: Option<Duration>) -> Self {
         self.retry_after = retry_after;
         self
     }
 
-    /// The same with a sentence on what to try.
+    /// Sets the advice.
     #[must_use]
     pub fn with_advice(mut self, advice: impl Into<String>) -> Self {
         self.advice = Some(advice.into());
         self
     }
 
-    /// The same with the error that caused it.
+    /// Sets the cause.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.source = Some(source.into());
         self
     }
 
-    /// What kind of failure it is.
+    /// Returns the kind.
     #[must_use]
     pub fn kind(&self) -> LlmErrorKind {
         self.kind
     }
 
-    /// The HTTP status, where there was one.
+    /// Returns the HTTP status, if there was a response.
     #[must_use]
     pub fn status(&self) -> Option<u16> {
         self.status
     }
 
-    /// How long the provider asked to wait.
+    /// Returns the delay that the provider asked for.
     #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_after
     }
 
-    /// What to try, for people.
+    /// Returns advice for the user.
     #[must_use]
     pub fn advice(&self) -> Option<&str> {
         self.advice.as_deref()

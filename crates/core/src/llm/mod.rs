@@ -1,8 +1,8 @@
-//! The model: what a client of one must do.
+//! Model clients.
 //!
-//! [`LlmClient::stream`] is the one way to call a model; [`LlmClientExt::complete`] folds the
-//! stream, so streaming and not streaming are one code path and give identical messages. Retry,
-//! rate limit, recording and prices are *wrappers*: each is an [`LlmClient`] around another.
+//! [`LlmClient::stream`] is the only method that calls a model; [`LlmClientExt::complete`] folds the
+//! stream, so streamed and unstreamed calls give identical messages. Retry, rate limit, recording and
+//! prices are wrappers: each is an [`LlmClient`] around another.
 
 mod error;
 mod model;
@@ -10,6 +10,7 @@ mod request;
 
 use std::fmt;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -19,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 pub use self::error::{LlmError, LlmErrorKind};
-pub use self::model::{Abilities, ModelInfo, Prices};
+pub use self::model::{InputModalities, ModelInfo, Prices};
 pub use self::request::{ChatRequest, ToolSpecs};
 use crate::message::{AssistantBlock, AssistantMessage};
 use crate::usage::TokenUsage;
@@ -27,34 +28,32 @@ use crate::usage::TokenUsage;
 /// The events of one model call, in order; see [`ChatEvent`].
 pub type ChatStream = Pin<Box<dyn Stream<Item = Result<ChatEvent, LlmError>> + Send + 'static>>;
 
-/// Turns messages and tool specs into the model's next turn.
+/// A client of a model provider, which turns messages and tool specs into the model's next turn.
 ///
-/// A client is configuration: cheap to share, safe to use by a thousand sessions at once, without
-/// any state of a conversation (encoded messages are kept [beside the
-/// message](crate::message::EncodedForms)).
+/// A client is configuration, shared by all sessions. It holds no state of a conversation: encoded
+/// messages are cached [in the message](crate::message::EncodedForms).
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a model client",
-    note = "implement `LlmClient` from `cantle_core::llm`, or wrap it in an `Arc`"
+    note = "implement `LlmClient` from `cantle_core::llm`"
 )]
 pub trait LlmClient: fmt::Debug + Send + Sync + 'static {
-    /// The model behind this client.
+    /// Describes the client's model.
     fn model(&self) -> &ModelInfo;
 
-    /// Starts a call. Nothing happens until the stream is polled, and dropping it ends the call.
+    /// Starts a model call. The stream is lazy; dropping it cancels the call.
     ///
-    /// The stream holds what it needs of the request and the client, so that it can outlive both.
-    /// Its last item is [`ChatEvent::Finished`] or an error; a stream that ends without either is
-    /// a defect that callers report as [`LlmErrorKind::Protocol`].
+    /// The stream may outlive the client. Its last item is [`ChatEvent::Finished`] or an error; callers
+    /// report a stream that ends without either as [`LlmErrorKind::Protocol`].
     fn stream(&self, request: ChatRequest) -> ChatStream;
 }
 
-/// What every client can do on top of [`LlmClient::stream`].
+/// Convenience methods of every [`LlmClient`]. Sealed.
 #[async_trait]
-pub trait LlmClientExt: LlmClient + sealed::Sealed {
-    /// Runs a call to its end.
+pub trait LlmClientExt: LlmClient + sealed::SealedClient {
+    /// Runs a model call to its end.
     ///
     /// # Errors
-    /// The stream's error, or [`LlmErrorKind::Protocol`] where it ends without saying how.
+    /// The stream's error; [`LlmErrorKind::Protocol`] if it ends without [`ChatEvent::Finished`].
     async fn complete(&self, request: ChatRequest) -> Result<Completion, LlmError> {
         let mut stream = self.stream(request);
         let mut fold = Fold::default();
@@ -64,7 +63,7 @@ pub trait LlmClientExt: LlmClient + sealed::Sealed {
             }
         }
         Err(LlmError::protocol(
-            "the stream ended without saying how the turn ended",
+            "the stream ended before the turn was finished",
         ))
     }
 }
@@ -73,34 +72,41 @@ pub trait LlmClientExt: LlmClient + sealed::Sealed {
 impl<C: LlmClient + ?Sized> LlmClientExt for C {}
 
 mod sealed {
-    pub trait Sealed {}
-    impl<C: super::LlmClient + ?Sized> Sealed for C {}
+    pub trait SealedClient {}
+    impl<C: super::LlmClient + ?Sized> SealedClient for C {}
 }
 
-impl<C: LlmClient + ?Sized> LlmClient for std::sync::Arc<C> {
-    fn model(&self) -> &ModelInfo {
-        (**self).model()
-    }
+macro_rules! forward_to_pointee {
+    ($pointer:ident) => {
+        impl<C: LlmClient + ?Sized> LlmClient for $pointer<C> {
+            fn model(&self) -> &ModelInfo {
+                (**self).model()
+            }
 
-    fn stream(&self, request: ChatRequest) -> ChatStream {
-        (**self).stream(request)
-    }
+            fn stream(&self, request: ChatRequest) -> ChatStream {
+                (**self).stream(request)
+            }
+        }
+    };
 }
 
-/// Folds the events of one call into its [`Completion`].
+forward_to_pointee!(Arc);
+forward_to_pointee!(Box);
+
+/// Folds the events of one model call into its [`Completion`].
 #[derive(Debug, Default)]
 pub struct Fold {
     blocks: Vec<AssistantBlock>,
 }
 
 impl Fold {
-    /// Takes one event; returns the completion when it was the last one.
+    /// Adds an event; returns the completion after the last one.
     pub fn push(&mut self, event: ChatEvent) -> Option<Completion> {
         match event {
             ChatEvent::Block(block) => self.blocks.push(block),
             ChatEvent::Finished(end) => {
                 let mut blocks = std::mem::take(&mut self.blocks);
-                // The message stays for the whole run; most have one or two blocks.
+                // The message is kept for the whole run; most have one or two blocks.
                 blocks.shrink_to_fit();
                 let mut message = AssistantMessage::new(blocks);
                 message.provider_response_id = end.response_id;
@@ -123,10 +129,10 @@ impl Fold {
     }
 }
 
-/// One thing that happened in a model call.
+/// An event of a model call.
 ///
-/// Deltas are for people who watch; the whole blocks follow as [`ChatEvent::Block`] in the order
-/// the model produced them, and are all that counts. A client that doesn't stream sends no deltas.
+/// Deltas are only for display. The complete blocks follow as [`ChatEvent::Block`], in the order the
+/// model produced them. A client that doesn't stream sends no deltas.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum ChatEvent {
@@ -136,49 +142,49 @@ pub enum ChatEvent {
     ReasoningDelta(String),
     /// A piece of a tool call's arguments.
     ToolCallDelta {
-        /// Which call of this turn, counted from 0.
+        /// Index of the call in this turn.
         index: usize,
         /// The tool's name, in the first piece.
         name: Option<String>,
         /// A piece of the arguments' JSON text; may be empty.
         arguments: String,
     },
-    /// A whole block of the turn.
+    /// A complete block of the turn.
     Block(AssistantBlock),
-    /// The call failed before anything came and is tried again. Only before the first other event.
+    /// An attempt failed and is retried. Only before the first other event.
     Retrying {
-        /// Which attempt comes next, counted from 1; the first retry is attempt 2.
+        /// Number of the next attempt; the first retry is attempt 2.
         attempt: u32,
-        /// How long is waited before it.
+        /// Delay before the next attempt.
         after: Duration,
-        /// Why the last attempt failed, for people.
+        /// The error of the last attempt, for display.
         reason: String,
     },
     /// The turn is complete. Always the last event.
     Finished(TurnEnd),
 }
 
-/// How a turn ended.
+/// The end of a turn.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct TurnEnd {
-    /// Why the model stopped.
+    /// The stop reason.
     pub stop: StopReason,
-    /// Tokens used; `None` where the provider did not say.
+    /// Token usage; `None` if the provider reported none.
     pub usage: Option<TokenUsage>,
-    /// The provider's name for the response, where it can continue from it.
+    /// The provider's id of the response, if requests can refer to it.
     pub response_id: Option<String>,
-    /// What it cost, in US dollars: what the provider said, else what its tokens come to.
+    /// Cost in US dollars, as reported by the provider or computed from its prices.
     pub cost_usd: Option<f64>,
-    /// The model that answered, in the provider's words, or a fall-back's; `None` where nobody said.
+    /// The model that answered, as named by the provider or by a fallback client.
     pub served_by: Option<String>,
-    /// What was asked for and came with the answer besides, such as `logprobs`, in the provider's
-    /// form. It becomes [metadata](AssistantMessage::metadata) of the message.
+    /// Additional data that was requested, such as `logprobs`, in the provider's format. It becomes
+    /// [metadata](AssistantMessage::metadata) of the message.
     pub extra: Map<String, Value>,
 }
 
 impl TurnEnd {
-    /// An end with this reason and usage.
+    /// Creates the end of a turn.
     #[must_use]
     pub fn new(stop: StopReason, usage: Option<TokenUsage>) -> Self {
         Self {
@@ -192,36 +198,36 @@ impl TurnEnd {
     }
 }
 
-/// Why a model stopped.
+/// The reason for which a model stopped.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum StopReason {
-    /// It was done.
+    /// The turn is complete.
     EndTurn,
-    /// It wants tools to run.
+    /// The turn calls tools.
     ToolCalls,
-    /// It reached the output limit; the turn is incomplete.
+    /// The output limit was reached; the turn is incomplete.
     Length,
-    /// A filter of the provider stopped it.
+    /// A filter of the provider stopped the model.
     ContentFilter,
-    /// Something else, in the provider's words.
+    /// Another reason, as named by the provider.
     Other(String),
 }
 
-/// A whole model turn.
+/// A complete model turn.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Completion {
-    /// The turn. Its `token_usage` is zero where `usage` is `None`.
+    /// The message. Its `token_usage` is zero if `usage` is `None`.
     pub message: AssistantMessage,
-    /// Why the model stopped.
+    /// The stop reason.
     pub stop: StopReason,
-    /// Tokens used; `None` where the provider did not say.
+    /// Token usage; `None` if the provider reported none.
     pub usage: Option<TokenUsage>,
-    /// What it cost, in US dollars: what the provider said, else what its tokens come to.
+    /// Cost in US dollars, as reported by the provider or computed from its prices.
     pub cost_usd: Option<f64>,
-    /// The model that answered, in the provider's words, or a fall-back's; `None` where nobody said.
+    /// The model that answered, as named by the provider or by a fallback client.
     pub served_by: Option<String>,
 }
 

@@ -1,4 +1,4 @@
-//! A model: its name, its size, what it can take, and what it costs.
+//! Model properties: limits, input modalities and prices.
 
 use crate::content::{Media, MediaKind};
 use crate::message::{Message, SharedMessage};
@@ -6,48 +6,55 @@ use crate::usage::TokenUsage;
 
 use super::{LlmError, LlmErrorKind};
 
-/// A model: its name, its size, what it can take and what it costs, as far as that is known.
+/// Properties of a model, as far as they are known.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct ModelInfo {
-    /// The provider's name for it.
+    /// The provider's name of the model.
     pub slug: String,
-    /// Tokens that input and output may have together, where known.
+    /// Maximum tokens of input and output together.
     pub context_window: Option<u64>,
-    /// Tokens that one turn may produce, where limited.
+    /// Maximum output tokens of one turn.
     pub max_output_tokens: Option<u64>,
-    /// What it takes beside text. `None` where that is not known: then the provider decides.
-    pub abilities: Option<Abilities>,
-    /// What its tokens cost, where known.
+    /// Supported media. `None` if unknown: requests are then not checked.
+    pub input_modalities: Option<InputModalities>,
+    /// Token prices.
     pub prices: Option<Prices>,
-    /// Whether its provider says what a call cost. `None` where that is not known.
+    /// Whether the provider reports the cost of a call. `None` if unknown.
     pub reports_cost: Option<bool>,
 }
 
 impl ModelInfo {
-    /// A model of which only the name is known.
+    /// Creates a model of which only the name is known.
     pub fn new(slug: impl Into<String>) -> Self {
         Self {
             slug: slug.into(),
             context_window: None,
             max_output_tokens: None,
-            abilities: None,
+            input_modalities: None,
             prices: None,
             reports_cost: None,
         }
     }
 
-    /// Whether nobody can say what its calls cost: its provider does not, and it has no prices. Then a
-    /// budget of money can't be kept.
+    /// Returns whether the cost of calls can't be known: the provider doesn't report it, and there are
+    /// no prices. A cost budget then has no effect.
     #[must_use]
-    pub fn costs_nobody_knows_what(&self) -> bool {
+    pub fn has_unknown_cost(&self) -> bool {
         self.prices.is_none() && self.reports_cost == Some(false)
     }
 
-    /// The same with a context window and an output limit.
+    /// Returns the price of these tokens in US dollars; `None` without prices or without tokens.
+    #[must_use]
+    pub fn cost_usd(&self, usage: &TokenUsage) -> Option<f64> {
+        let prices = self.prices.as_ref()?;
+        (usage.total() > 0).then(|| prices.cost_usd(usage))
+    }
+
+    /// Sets the context window and the output limit.
     ///
     /// # Errors
-    /// [`LlmErrorKind::InvalidRequest`] unless 0 < output limit ≤ context window, as far as given.
+    /// [`LlmErrorKind::InvalidRequest`] unless 0 < output limit ≤ context window.
     pub fn with_limits(
         mut self,
         context_window: Option<u64>,
@@ -72,22 +79,21 @@ impl ModelInfo {
         Ok(self)
     }
 
-    /// Whether the model can take these messages, as far as its abilities are known.
+    /// Checks the media in messages against the model's input modalities, if they are known.
     ///
     /// # Errors
-    /// [`LlmErrorKind::Unsupported`] where one holds media that it can't take. The error names them
-    /// and what it can take.
-    pub fn takes(&self, messages: &[SharedMessage]) -> Result<(), LlmError> {
-        let Some(abilities) = &self.abilities else {
+    /// [`LlmErrorKind::Unsupported`] if a message contains media that the model doesn't support.
+    pub fn check_media(&self, messages: &[SharedMessage]) -> Result<(), LlmError> {
+        let Some(input_modalities) = &self.input_modalities else {
             return Ok(());
         };
         for message in messages {
             let (content, allowed, place) = match &**message {
-                Message::System(message) => (&message.content, &abilities.media, ""),
-                Message::User(message) => (&message.content, &abilities.media, ""),
+                Message::System(message) => (&message.content, &input_modalities.media, ""),
+                Message::User(message) => (&message.content, &input_modalities.media, ""),
                 Message::Tool(message) => (
                     &message.content,
-                    &abilities.in_tool_results,
+                    &input_modalities.tool_results,
                     " in the result of a tool",
                 ),
                 Message::Assistant(_) => continue,
@@ -104,9 +110,9 @@ impl ModelInfo {
         let mut takes = "text".to_owned();
         for kind in allowed {
             takes.push_str(" and ");
-            takes.push_str(kind_in_general(*kind));
+            takes.push_str(plural(*kind));
         }
-        let (slug, kind) = (&self.slug, kind_in_general(kind));
+        let (slug, kind) = (&self.slug, plural(kind));
         let message =
             format!("the conversation holds {kind}{place}, and `{slug}` takes {takes} there");
         LlmError::new(LlmErrorKind::Unsupported, message).with_advice(format!(
@@ -115,7 +121,7 @@ impl ModelInfo {
     }
 }
 
-fn kind_in_general(kind: MediaKind) -> &'static str {
+fn plural(kind: MediaKind) -> &'static str {
     match kind {
         MediaKind::Image => "images",
         MediaKind::Video => "video",
@@ -123,41 +129,41 @@ fn kind_in_general(kind: MediaKind) -> &'static str {
     }
 }
 
-/// What a model takes beside text.
+/// Media that a model supports as input, besides text.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Abilities {
-    /// Media that it takes in messages of the user.
+pub struct InputModalities {
+    /// Media supported in user messages.
     pub media: Vec<MediaKind>,
-    /// Media that it takes in results of tools.
-    pub in_tool_results: Vec<MediaKind>,
+    /// Media supported in tool results.
+    pub tool_results: Vec<MediaKind>,
 }
 
-impl Abilities {
-    /// Text alone.
+impl InputModalities {
+    /// Returns text without media.
     #[must_use]
     pub fn text_only() -> Self {
         Self::default()
     }
 
-    /// These media in messages of the user, and none in results of tools.
+    /// Creates the modalities of a model that supports `media` in user messages only.
     #[must_use]
     pub fn new(media: impl IntoIterator<Item = MediaKind>) -> Self {
         Self {
             media: media.into_iter().collect(),
-            in_tool_results: Vec::new(),
+            tool_results: Vec::new(),
         }
     }
 
-    /// The same with these media in results of tools.
+    /// Sets the media supported in tool results.
     #[must_use]
     pub fn with_tool_results(mut self, media: impl IntoIterator<Item = MediaKind>) -> Self {
-        self.in_tool_results = media.into_iter().collect();
+        self.tool_results = media.into_iter().collect();
         self
     }
 }
 
-/// What tokens cost, in US dollars for each.
+/// Token prices, in US dollars per token.
 ///
 /// ```
 /// use cantle_core::llm::Prices;
@@ -170,19 +176,18 @@ impl Abilities {
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Prices {
-    /// A token of input that is neither read from nor written to the cache.
+    /// Price of an input token that is neither read from nor written to the cache.
     pub input: f64,
-    /// A token of output, reasoning included.
+    /// Price of an output token, including reasoning.
     pub output: f64,
-    /// A token of input read from the cache.
+    /// Price of an input token read from the cache.
     pub cache_read: f64,
-    /// A token of input written to the cache.
+    /// Price of an input token written to the cache.
     pub cache_write: f64,
 }
 
 impl Prices {
-    /// Prices in US dollars for a million tokens; what is read from or written to the cache costs
-    /// what other input costs.
+    /// Creates prices in US dollars per million tokens, with the input price for cached tokens.
     #[must_use]
     pub fn per_million(input: f64, output: f64) -> Self {
         let input = input / 1e6;
@@ -194,7 +199,7 @@ impl Prices {
         }
     }
 
-    /// The same with other prices for what is read from and written to the cache.
+    /// Sets the prices of cached input tokens, in US dollars per million.
     #[must_use]
     pub fn with_cache_per_million(mut self, read: f64, write: f64) -> Self {
         self.cache_read = read / 1e6;
@@ -202,7 +207,7 @@ impl Prices {
         self
     }
 
-    /// What these tokens cost in US dollars.
+    /// Computes the cost of these tokens in US dollars.
     #[must_use]
     pub fn cost_usd(&self, usage: &TokenUsage) -> f64 {
         // Token counts are far below 2^52, where the conversion is exact.
@@ -215,7 +220,7 @@ impl Prices {
 
 #[cfg(test)]
 mod tests {
-    use super::{Abilities, ModelInfo};
+    use super::{InputModalities, ModelInfo};
     use crate::content::{Content, Media, MediaKind, Part};
     use crate::llm::LlmErrorKind;
     use crate::message::{Message, SharedMessage, ToolCall, ToolMessage};
@@ -225,16 +230,16 @@ mod tests {
         vec![Part::Text("Look:".to_owned()), Part::Media(image)].into()
     }
 
-    fn refusal(abilities: Option<Abilities>, message: Message) -> Option<String> {
+    fn refusal(input_modalities: Option<InputModalities>, message: Message) -> Option<String> {
         let mut model = ModelInfo::new("m");
-        model.abilities = abilities;
-        let error = model.takes(&[SharedMessage::new(message)]).err()?;
+        model.input_modalities = input_modalities;
+        let error = model.check_media(&[SharedMessage::new(message)]).err()?;
         assert_eq!(error.kind(), LlmErrorKind::Unsupported);
         Some(error.to_string())
     }
 
     #[test]
-    fn sound_and_moving_pictures_are_refused_with_what_to_do_instead() {
+    fn unsupported_audio_and_video_are_refused_with_advice() {
         let mp4 = Media::new(MediaKind::Video, &b"\x00\x00\x00\x18ftypmp42"[..]).unwrap();
         let wav = Media::new(MediaKind::Audio, &b"RIFF\x24\x00\x00\x00WAVEfmt "[..]).unwrap();
         assert_eq!(
@@ -242,10 +247,12 @@ mod tests {
             ("video/mp4", "audio/x-wav")
         );
         let mut model = ModelInfo::new("m");
-        model.abilities = Some(Abilities::new([MediaKind::Image]));
+        model.input_modalities = Some(InputModalities::new([MediaKind::Image]));
         let refused = [mp4.clone(), wav.clone()].map(|media| {
             let message = Message::user(Content::from(vec![Part::Media(media)]));
-            let error = model.takes(&[SharedMessage::new(message)]).unwrap_err();
+            let error = model
+                .check_media(&[SharedMessage::new(message)])
+                .unwrap_err();
             (
                 error.to_string(),
                 error.advice().unwrap_or_default().to_owned(),
@@ -258,34 +265,34 @@ mod tests {
             )
         });
         assert_eq!(refused, expected);
-        model.abilities = Some(Abilities::new([MediaKind::Audio, MediaKind::Video]));
+        model.input_modalities = Some(InputModalities::new([MediaKind::Audio, MediaKind::Video]));
         let both = Content::from(vec![Part::Media(mp4), Part::Media(wav)]);
         assert!(
             model
-                .takes(&[SharedMessage::new(Message::user(both))])
+                .check_media(&[SharedMessage::new(Message::user(both))])
                 .is_ok()
         );
     }
 
     #[test]
-    fn a_cost_that_nobody_knows_is_one_that_is_neither_reported_nor_priced() {
+    fn cost_is_unknown_if_neither_reported_nor_priced() {
         let mut model = ModelInfo::new("m");
-        assert!(!model.costs_nobody_knows_what(), "it may be told");
+        assert!(!model.has_unknown_cost());
         model.reports_cost = Some(false);
-        assert!(model.costs_nobody_knows_what());
+        assert!(model.has_unknown_cost());
         model.prices = Some(super::Prices::per_million(1.0, 2.0));
-        assert!(!model.costs_nobody_knows_what());
+        assert!(!model.has_unknown_cost());
     }
 
     #[test]
-    fn media_that_a_model_cannot_take_are_refused_with_what_it_can() {
+    fn refusals_name_the_supported_media() {
         let user = || Message::user(image());
         let result = || Message::from(ToolMessage::new(&ToolCall::new(None, "f", ""), image()));
-        let images = Abilities::new([MediaKind::Image]);
+        let images = InputModalities::new([MediaKind::Image]);
         assert_eq!(refusal(None, user()), None);
         assert_eq!(refusal(Some(images.clone()), user()), None);
         assert_eq!(
-            refusal(Some(Abilities::new([MediaKind::Audio])), user()).unwrap(),
+            refusal(Some(InputModalities::new([MediaKind::Audio])), user()).unwrap(),
             "the conversation holds images, and `m` takes text and audio there"
         );
         assert_eq!(
@@ -295,7 +302,7 @@ mod tests {
         let everywhere = images.with_tool_results([MediaKind::Image]);
         assert_eq!(refusal(Some(everywhere), result()), None);
         assert_eq!(
-            refusal(Some(Abilities::text_only()), Message::user("Hi")),
+            refusal(Some(InputModalities::text_only()), Message::user("Hi")),
             None
         );
     }

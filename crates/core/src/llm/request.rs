@@ -1,4 +1,4 @@
-//! What a model is asked.
+//! Model requests.
 
 use std::fmt;
 use std::ops::Deref;
@@ -13,19 +13,19 @@ use crate::tool::ToolSpec;
 pub struct ChatRequest {
     /// The conversation, oldest first.
     pub messages: Vec<SharedMessage>,
-    /// What the model may call, in a stable order.
+    /// The tools that the model may call, in a stable order.
     pub tools: ToolSpecs,
 }
 
 impl ChatRequest {
-    /// Asks for the next turn of this conversation.
+    /// Creates a request for the next turn of a conversation.
     #[must_use]
     pub fn new(messages: Vec<SharedMessage>, tools: ToolSpecs) -> Self {
         Self { messages, tools }
     }
 }
 
-/// The specs of all tools of a session: shared, unchangeable, with their encoded forms.
+/// The immutable, shared specs of a session's tools, with their encoded forms.
 #[derive(Clone, Default)]
 pub struct ToolSpecs(Arc<Inner>);
 
@@ -36,7 +36,7 @@ struct Inner {
 }
 
 impl ToolSpecs {
-    /// Shares these specs.
+    /// Wraps specs for sharing.
     #[must_use]
     pub fn new(specs: Vec<ToolSpec>) -> Self {
         Self(Arc::new(Inner {
@@ -45,7 +45,7 @@ impl ToolSpecs {
         }))
     }
 
-    /// What clients have encoded them into.
+    /// Returns the cache of encoded forms.
     #[must_use]
     pub fn forms(&self) -> &EncodedForms {
         &self.0.forms

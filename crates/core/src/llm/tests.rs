@@ -76,7 +76,7 @@ fn whole() -> impl Iterator<Item = Result<ChatEvent, LlmErrorKind>> {
 }
 
 #[tokio::test]
-async fn blocks_and_the_end_make_the_turn() {
+async fn blocks_and_the_end_form_the_turn() {
     let completion = Canned::new(whole())
         .complete(request())
         .await
@@ -93,7 +93,7 @@ async fn blocks_and_the_end_make_the_turn() {
 }
 
 #[tokio::test]
-async fn deltas_and_retries_change_nothing_and_nothing_after_the_end_counts() {
+async fn deltas_retries_and_late_events_are_ignored() {
     let noise = [
         ChatEvent::Retrying {
             attempt: 2,
@@ -123,7 +123,7 @@ async fn deltas_and_retries_change_nothing_and_nothing_after_the_end_counts() {
 }
 
 #[tokio::test]
-async fn usage_that_nobody_reported_is_not_zero_tokens() {
+async fn unreported_usage_is_none() {
     let end = TurnEnd::new(StopReason::EndTurn, None);
     let client = Canned::new([Ok(ChatEvent::Finished(end))]);
     let completion = client.complete(request()).await.expect("it ends");
@@ -133,7 +133,7 @@ async fn usage_that_nobody_reported_is_not_zero_tokens() {
 }
 
 #[tokio::test]
-async fn a_stream_that_just_ends_is_an_error() {
+async fn a_stream_without_an_end_is_an_error() {
     for events in [
         Vec::new(),
         vec![Ok(ChatEvent::Block(AssistantBlock::text("half")))],
@@ -142,7 +142,7 @@ async fn a_stream_that_just_ends_is_an_error() {
         assert_eq!(error.kind(), LlmErrorKind::Protocol);
         assert_eq!(
             error.to_string(),
-            "the stream ended without saying how the turn ended"
+            "the stream ended before the turn was finished"
         );
     }
 }
@@ -159,15 +159,15 @@ async fn an_error_ends_the_turn() {
 }
 
 #[tokio::test]
-async fn a_client_behind_an_arc_is_the_same_client() {
-    let client: std::sync::Arc<dyn LlmClient> = std::sync::Arc::new(Canned::new(whole()));
+async fn arcs_and_boxes_of_clients_are_clients() {
+    let client: Arc<dyn LlmClient> = Arc::new(Canned::new(whole()));
     assert_eq!(LlmClient::model(&client).slug, "canned");
     let completion = client.complete(request()).await.expect("it ends");
     assert_eq!(completion.message.blocks, blocks());
 }
 
 #[test]
-fn limits_that_make_no_sense_are_refused() {
+fn invalid_limits_are_rejected() {
     let limits = |window, output| {
         let model = ModelInfo::new("m").with_limits(window, output);
         model.map(|model| (model.context_window, model.max_output_tokens))

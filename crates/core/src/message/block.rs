@@ -3,10 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use crate::content::{Media, MediaKind};
-use crate::ids::fresh_id;
+use crate::ids::unique_id;
 
-/// One block of a model's turn. A client that can't send a block back faithfully refuses the
-/// request; it never drops the block.
+/// One block of a model's turn. A client that can't encode a block rejects the request instead of
+/// dropping the block.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(from = "BlockJson", into = "BlockJson")]
 #[non_exhaustive]
@@ -15,59 +15,59 @@ pub enum AssistantBlock {
     Text {
         /// The text.
         text: String,
-        /// Opaque state of the provider that belongs to exactly this block.
+        /// Opaque provider state that belongs to this block.
         signature: Option<String>,
     },
-    /// Reasoning in plain sight, with nothing to hand back.
+    /// Plain reasoning, without provider state.
     Reasoning {
-        /// What the model thought.
+        /// The reasoning.
         content: String,
     },
-    /// Reasoning that the provider signed and wants back as it was.
+    /// Reasoning with a signature, which must be sent back unchanged.
     SignedReasoning {
         /// The provider's signature.
         signature: String,
-        /// What the model thought; may be empty.
+        /// The reasoning; may be empty.
         content: String,
     },
-    /// Reasoning that the provider withheld; `data` goes back as it came.
+    /// Reasoning withheld by the provider; `data` must be sent back unchanged.
     RedactedReasoning {
         /// The provider's opaque payload.
         data: String,
     },
-    /// Reasoning that the provider keeps and knows by its id.
+    /// Reasoning stored by the provider under an id.
     ReasoningRef {
         /// The provider's id.
         id: String,
-        /// What the model thought, where it was shown.
+        /// The reasoning, if it was disclosed.
         content: Option<String>,
-        /// Summaries of it, where they were shown.
+        /// Summaries of the reasoning, if any.
         summary: Vec<String>,
     },
-    /// Reasoning in a payload that only the provider can read.
+    /// Reasoning in an encrypted payload.
     EncryptedReasoning {
         /// The provider's id.
         id: String,
         /// The payload.
         encrypted_content: String,
-        /// What the model thought, where it was shown.
+        /// The reasoning, if it was disclosed.
         content: Option<String>,
-        /// Summaries of it, where they were shown.
+        /// Summaries of the reasoning, if any.
         summary: Vec<String>,
     },
-    /// A provider's own block, as raw JSON, carried untouched.
+    /// A provider-specific block as raw JSON, sent back unchanged.
     Opaque {
         /// The raw JSON.
         data: String,
     },
     /// A request to run a tool.
     ToolCall(ToolCall),
-    /// An image, a video or a sound that the model made.
+    /// An image, video or audio clip from the model.
     Media(Media),
 }
 
 impl AssistantBlock {
-    /// Answer text without a signature.
+    /// Creates a text block without a signature.
     pub fn text(text: impl Into<String>) -> Self {
         Self::Text {
             text: text.into(),
@@ -75,7 +75,7 @@ impl AssistantBlock {
         }
     }
 
-    /// The block's name in the history's JSON, e.g. `signed_reasoning`.
+    /// Returns the block's name in the history's JSON, e.g. `signed_reasoning`.
     #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
@@ -100,20 +100,20 @@ impl AssistantBlock {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ToolCall {
-    /// Names the call; its result carries the same id.
+    /// The call's id, which its result refers to.
     pub id: String,
-    /// Whether the provider gave the id. One that we made is not sent where providers check theirs.
+    /// Whether the provider assigned the id. Providers that validate ids don't get generated ones.
     pub has_provider_id: bool,
     /// The tool's name.
     pub name: String,
-    /// The arguments as the model wrote them: JSON text, or what it took for that.
+    /// The arguments as the model wrote them, possibly invalid JSON.
     pub arguments: String,
     /// Opaque state of the provider that belongs to exactly this call.
     pub signature: Option<String>,
 }
 
 impl ToolCall {
-    /// A call as a provider sent it. Without an id (or with an empty one) it gets a fresh one.
+    /// Creates a call from a provider's response. Without an id, or with an empty one, it gets a new one.
     pub fn new(
         provider_id: Option<String>,
         name: impl Into<String>,
@@ -122,7 +122,7 @@ impl ToolCall {
         let provider_id = provider_id.filter(|id| !id.is_empty());
         Self {
             has_provider_id: provider_id.is_some(),
-            id: provider_id.unwrap_or_else(fresh_id),
+            id: provider_id.unwrap_or_else(unique_id),
             name: name.into(),
             arguments: arguments.into(),
             signature: None,
@@ -130,7 +130,7 @@ impl ToolCall {
     }
 }
 
-/// The same blocks with the field names of the history's JSON.
+/// [`AssistantBlock`] with the field names of the history's JSON.
 #[derive(Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 enum BlockJson {

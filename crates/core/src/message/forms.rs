@@ -1,8 +1,7 @@
-//! Encoded once: where a client keeps what it made of a message.
+//! Cache of encoded messages.
 //!
-//! A conversation is sent again and again, each time a little longer. So a message carries the
-//! bytes that a client has encoded it into, and a client that a thousand sessions share holds no
-//! cache of its own. The forms live and die with the message.
+//! Each request repeats the conversation so far. So a message caches the bytes that clients encode it
+//! into, and shared clients need no cache of their own.
 
 use std::fmt;
 use std::ops::Deref;
@@ -13,7 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::Message;
 
-/// Which encoding a form is: the dialect, and whatever options of a client change its bytes.
+/// Identifies an encoding: the dialect, and the client options that affect the bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EncodingKey {
     dialect: &'static str,
@@ -21,16 +20,16 @@ pub struct EncodingKey {
 }
 
 impl EncodingKey {
-    /// A dialect's name (unique by convention: the module that owns it, e.g. `"chat"`), and a
-    /// number that differs wherever two clients of this dialect would encode differently.
+    /// Creates a key from a dialect's name (unique by convention, e.g. `"chat"`) and a number that
+    /// differs between clients of this dialect that encode differently.
     #[must_use]
     pub const fn new(dialect: &'static str, variant: u64) -> Self {
         Self { dialect, variant }
     }
 }
 
-/// The encoded forms of one value, by [`EncodingKey`]. Filled once each, never changed: a list of
-/// cells, because one is the rule and two are the exception.
+/// The encoded forms of one value, by [`EncodingKey`]. A linked list, because there is rarely more than
+/// one.
 #[derive(Default)]
 pub struct EncodedForms {
     first: OnceLock<Box<Form>>,
@@ -43,10 +42,10 @@ struct Form {
 }
 
 impl EncodedForms {
-    /// The form for `key`, made by `encode` where there is none yet.
+    /// Returns the form for `key`, created by `encode` if there is none.
     ///
     /// # Errors
-    /// What `encode` returns. Nothing is kept then.
+    /// The error of `encode`.
     pub fn get_or_try_encode<E>(
         &self,
         key: EncodingKey,
@@ -59,8 +58,8 @@ impl EncodedForms {
             }
             cell = &form.next;
         }
-        // Another thread may append meanwhile; then ours goes behind it, or is dropped where it is
-        // the same form.
+        // Another thread may append concurrently; this form then goes behind it, or is dropped if it is
+        // the same.
         let mut made = Some(encode()?);
         loop {
             let form = cell.get_or_init(|| {
@@ -95,7 +94,7 @@ impl fmt::Debug for EncodedForms {
     }
 }
 
-/// A message in a conversation: shared, unchangeable, with its encoded forms.
+/// A shared, immutable message with its encoded forms.
 ///
 /// ```
 /// use cantle_core::message::{Message, SharedMessage};
@@ -113,7 +112,7 @@ struct Inner {
 }
 
 impl SharedMessage {
-    /// Shares a message.
+    /// Wraps a message for sharing.
     #[must_use]
     pub fn new(message: Message) -> Self {
         Self(Arc::new(Inner {
@@ -122,7 +121,7 @@ impl SharedMessage {
         }))
     }
 
-    /// What clients have encoded it into.
+    /// Returns the cache of encoded forms.
     #[must_use]
     pub fn forms(&self) -> &EncodedForms {
         &self.0.forms

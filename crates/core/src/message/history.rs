@@ -1,18 +1,17 @@
-//! Histories as JSON: Stirrup 0.2's, with additions only, and its 0.1 shape read too.
+//! Histories as JSON, in the format of Stirrup 0.2 with additions.
 //!
-//! Version 0.1 kept an assistant message flat (`content`, `reasoning`, `tool_calls`) and let the
-//! ids of calls and results be null, paired by their order. Reading turns both into today's blocks
-//! and ids. What is written is always the 0.2 shape, and Stirrup 0.2 opens it: fields it does not
-//! know, it passes over.
+//! Version 0.1, which can also be read, has flat assistant messages (`content`, `reasoning`,
+//! `tool_calls`), and ids of calls and results may be null, paired by their order. Histories are
+//! written in the 0.2 format; Stirrup 0.2 ignores the additional fields.
 
 use std::collections::VecDeque;
 
 use serde_json::{Map, Value};
 
 use super::Message;
-use crate::ids::fresh_id;
+use crate::ids::unique_id;
 
-/// Reads a history: a JSON array of messages, of either version.
+/// Parses a history, a JSON array of messages of either version.
 ///
 /// ```
 /// use cantle_core::message::history;
@@ -24,8 +23,7 @@ use crate::ids::fresh_id;
 /// ```
 ///
 /// # Errors
-/// Where the text is not JSON, not an array, or an entry is not a message; the error names the
-/// entry by its index.
+/// If the text is not a JSON array of messages; the error has the index of the invalid message.
 pub fn from_json(json: &[u8]) -> Result<Vec<Message>, HistoryError> {
     let values: Vec<Value> =
         serde_json::from_slice(json).map_err(|error| HistoryError::json(&error))?;
@@ -40,17 +38,17 @@ pub fn from_json(json: &[u8]) -> Result<Vec<Message>, HistoryError> {
         .collect()
 }
 
-/// Writes a history as a JSON array in the 0.2 shape.
+/// Serializes a history as a JSON array in the 0.2 format.
 ///
 /// A time that is not a finite number is written as null.
 ///
 /// # Errors
-/// Where JSON can't hold a message; there is none known.
+/// If a message can't be serialized, which no known message causes.
 pub fn to_json(messages: &[Message]) -> Result<Vec<u8>, HistoryError> {
     serde_json::to_vec_pretty(messages).map_err(|error| HistoryError::json(&error))
 }
 
-/// A history that can't be read or written.
+/// An error while reading or writing a history.
 #[derive(Debug, thiserror::Error)]
 #[error("failed to read the history{}: {message}", index.map(|i| format!(" at message {i}")).unwrap_or_default())]
 pub struct HistoryError {
@@ -73,14 +71,14 @@ impl HistoryError {
         }
     }
 
-    /// Which message it is about, counted from 0.
+    /// Returns the index of the invalid message.
     #[must_use]
     pub fn index(&self) -> Option<usize> {
         self.index
     }
 }
 
-/// Calls of the last assistant message that no result has answered yet: id and name.
+/// Calls of the last assistant message without a result: id and name.
 #[derive(Default)]
 struct PendingCalls(VecDeque<(String, Option<String>)>);
 
@@ -103,7 +101,7 @@ fn upgrade(value: Value, pending: &mut PendingCalls) -> Result<Value, String> {
     Ok(Value::Object(message))
 }
 
-/// Turns the flat channels of version 0.1 into blocks: reasoning, then text, then tool calls.
+/// Converts the flat fields of version 0.1 into blocks: reasoning, then text, then tool calls.
 fn flat_to_blocks(message: &mut Map<String, Value>) -> Result<(), String> {
     let content = message
         .remove("content")
@@ -184,7 +182,7 @@ fn is_blank(value: &Value) -> bool {
     }
 }
 
-/// Gives every tool call an id, and returns the calls in order.
+/// Assigns an id to every tool call without one, and returns the calls in order.
 fn identify_calls(message: &mut Map<String, Value>) -> VecDeque<(String, Option<String>)> {
     let blocks = message.get_mut("blocks").and_then(Value::as_array_mut);
     let calls = blocks
@@ -200,7 +198,7 @@ fn identify_calls(message: &mut Map<String, Value>) -> VecDeque<(String, Option<
                 .filter(|id| !id.is_empty());
             let given = given.map(str::to_owned);
             let id = given.unwrap_or_else(|| {
-                let id = fresh_id();
+                let id = unique_id();
                 call.insert("tool_call_id".to_owned(), id.clone().into());
                 call.insert("has_provider_tool_call_id".to_owned(), false.into());
                 id
@@ -213,7 +211,7 @@ fn identify_calls(message: &mut Map<String, Value>) -> VecDeque<(String, Option<
         .collect()
 }
 
-/// Gives a result without an id that of the next call without a result.
+/// Assigns the id of the next unanswered call to a result without an id.
 fn identify_result(
     message: &mut Map<String, Value>,
     pending: &mut PendingCalls,

@@ -1,10 +1,11 @@
-//! Messages: the entries of a conversation, and the JSON they are kept in.
+//! Messages of a conversation and their JSON format.
 //!
-//! A message is plain data. Once it is part of a conversation it never changes, so it is shared as
-//! a [`SharedMessage`], which also carries the forms that clients have encoded it into. The JSON is
-//! that of Stirrup 0.2 with additions only; [`history`] reads its older shape too.
+//! A message is plain data. In a conversation it is immutable and shared as a [`SharedMessage`], which
+//! also caches the bytes that clients encode it into. The JSON format is that of Stirrup 0.2 with
+//! additions; [`history`] also reads the 0.1 format.
 
 mod block;
+mod call_ids;
 mod forms;
 pub mod history;
 
@@ -12,12 +13,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 pub use self::block::{AssistantBlock, ToolCall};
+pub use self::call_ids::ToolCallIds;
 pub use self::forms::{EncodedForms, EncodingKey, SharedMessage};
 use crate::content::Content;
-use crate::ids::fresh_id;
+use crate::ids::unique_id;
 use crate::usage::TokenUsage;
 
-/// One entry of a conversation.
+/// A message of a conversation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "role", rename_all = "lowercase")]
 #[expect(
@@ -25,9 +27,9 @@ use crate::usage::TokenUsage;
     reason = "every client must place every role"
 )]
 pub enum Message {
-    /// Instructions from whoever runs the agent.
+    /// System instructions.
     System(SystemMessage),
-    /// What the user, or the loop in the user's place, says to the model.
+    /// A message from the user, or from the loop in the user's role.
     User(UserMessage),
     /// One turn of the model.
     Assistant(AssistantMessage),
@@ -36,12 +38,12 @@ pub enum Message {
 }
 
 impl Message {
-    /// A system message.
+    /// Creates a system message.
     pub fn system(content: impl Into<Content>) -> Self {
         Self::System(SystemMessage::new(content))
     }
 
-    /// A plain user message.
+    /// Creates a user message.
     pub fn user(content: impl Into<Content>) -> Self {
         Self::User(UserMessage::new(UserKind::User, content))
     }
@@ -59,7 +61,7 @@ impl From<ToolMessage> for Message {
     }
 }
 
-/// Instructions that stand before the conversation.
+/// System instructions, which precede the conversation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct SystemMessage {
@@ -68,7 +70,7 @@ pub struct SystemMessage {
 }
 
 impl SystemMessage {
-    /// Instructions with this content.
+    /// Creates a system message.
     pub fn new(content: impl Into<Content>) -> Self {
         Self {
             content: content.into(),
@@ -80,15 +82,15 @@ impl SystemMessage {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct UserMessage {
-    /// Who really wrote it, and why.
+    /// The origin of the message.
     #[serde(flatten)]
     pub kind: UserKind,
-    /// What it says.
+    /// The content.
     pub content: Content,
 }
 
 impl UserMessage {
-    /// A message of `kind`.
+    /// Creates a message.
     pub fn new(kind: UserKind, content: impl Into<Content>) -> Self {
         Self {
             kind,
@@ -97,20 +99,20 @@ impl UserMessage {
     }
 }
 
-/// Why there is a message in the user's role.
+/// The origin of a message in the user's role.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum UserKind {
-    /// The user said it, or the loop in the user's place.
+    /// The user, or the loop in the user's place.
     User,
-    /// It stands for a part of the conversation that was summarized away.
+    /// A summary that replaces a part of the conversation.
     Summary {
-        /// The ids of the assistant messages it stands for, chained over several summaries.
+        /// Ids of the replaced assistant messages, including those of earlier summaries.
         #[serde(default)]
         replaced_ids: Vec<String>,
     },
-    /// The loop warns that turns are running out.
+    /// A warning that few turns are left.
     TurnWarning,
 }
 
@@ -118,20 +120,20 @@ pub enum UserKind {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct AssistantMessage {
-    /// This message's own identity.
-    #[serde(default = "fresh_id")]
+    /// The message's id.
+    #[serde(default = "unique_id")]
     pub id: String,
-    /// The provider's name for the response, where it can continue from it.
+    /// The provider's id of the response, if requests can refer to it.
     #[serde(default)]
     pub provider_response_id: Option<String>,
     /// Text, reasoning, tool calls and media, in order.
     #[serde(default)]
     pub blocks: Vec<AssistantBlock>,
-    /// Tokens of the call that produced it; all zero where the provider did not say.
+    /// Usage of the model call; zero if the provider reported none.
     #[serde(default)]
     pub token_usage: TokenUsage,
-    /// What came with the answer besides (see [`TurnEnd::extra`](crate::llm::TurnEnd::extra)), and the
-    /// integrator's own data; never sent to a provider.
+    /// Additional response data (see [`TurnEnd::extra`](crate::llm::TurnEnd::extra)) and the
+    /// application's own data; never sent to a provider.
     #[serde(default)]
     pub metadata: Map<String, Value>,
     /// When the request was sent, in seconds on the writer's clock (ours: since the Unix epoch).
@@ -143,11 +145,11 @@ pub struct AssistantMessage {
 }
 
 impl AssistantMessage {
-    /// A turn with these blocks and a fresh id.
+    /// Creates a turn with a new id.
     #[must_use]
     pub fn new(blocks: Vec<AssistantBlock>) -> Self {
         Self {
-            id: fresh_id(),
+            id: unique_id(),
             provider_response_id: None,
             blocks,
             token_usage: TokenUsage::default(),
@@ -157,7 +159,7 @@ impl AssistantMessage {
         }
     }
 
-    /// The tool calls among the blocks, in order.
+    /// Iterates over the tool calls, in order.
     pub fn tool_calls(&self) -> impl Iterator<Item = &ToolCall> {
         self.blocks.iter().filter_map(|block| match block {
             AssistantBlock::ToolCall(call) => Some(call),
@@ -165,7 +167,7 @@ impl AssistantMessage {
         })
     }
 
-    /// All answer text, joined without a separator.
+    /// Returns the concatenated text blocks.
     #[must_use]
     pub fn text(&self) -> String {
         self.blocks
@@ -177,7 +179,7 @@ impl AssistantMessage {
             .collect()
     }
 
-    /// Output tokens per second from request to end; `None` where either is unknown or zero.
+    /// Returns output tokens per second; `None` if tokens or duration are unknown or zero.
     #[must_use]
     pub fn output_tokens_per_second(&self) -> Option<f64> {
         let duration = self.request_end_time? - self.request_start_time?;
@@ -187,21 +189,21 @@ impl AssistantMessage {
     }
 }
 
-/// The result of one tool call, as the model sees it.
+/// The result of one tool call, for the model.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ToolMessage {
-    /// What the tool said.
+    /// The content.
     pub content: Content,
-    /// The call this answers.
+    /// The id of the call.
     pub tool_call_id: String,
     /// The tool's name.
     #[serde(default)]
     pub name: Option<String>,
-    /// Whether the arguments were what the tool takes.
-    #[serde(default = "yes")]
-    pub args_was_valid: bool,
-    /// Whether the tool did what it was asked to.
+    /// Whether the arguments were valid.
+    #[serde(default = "yes", rename = "args_was_valid")]
+    pub arguments_valid: bool,
+    /// Whether the call succeeded.
     #[serde(default)]
     pub success: bool,
     /// When the tool started, in seconds on the writer's clock (ours: since the Unix epoch).
@@ -217,13 +219,13 @@ fn yes() -> bool {
 }
 
 impl ToolMessage {
-    /// The answer to `call`, unsuccessful until said otherwise.
+    /// Creates an unsuccessful result of `call`.
     pub fn new(call: &ToolCall, content: impl Into<Content>) -> Self {
         Self {
             content: content.into(),
             tool_call_id: call.id.clone(),
             name: Some(call.name.clone()),
-            args_was_valid: true,
+            arguments_valid: true,
             success: false,
             tool_start_time: None,
             tool_end_time: None,

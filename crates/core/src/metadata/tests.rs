@@ -15,7 +15,7 @@ fn sum(values: impl IntoIterator<Item = Value>) -> Value {
 }
 
 #[test]
-fn numbers_add_lists_join_objects_merge_and_the_later_of_others_stays() {
+fn sums_add_numbers_concatenate_lists_and_merge_objects() {
     assert_eq!(
         sum([
             json!({"n": 1, "list": ["a"], "in": {"n": 1, "x": true}, "s": "one", "null": null}),
@@ -45,7 +45,7 @@ fn values_of_different_kinds_replace_each_other() {
 }
 
 #[test]
-fn numbers_stay_whole_as_long_as_they_can() {
+fn sums_of_integers_stay_integers() {
     let cases = [
         (json!(1), json!(2), json!(3)),
         (json!(-5), json!(2), json!(-3)),
@@ -73,7 +73,7 @@ fn numbers_stay_whole_as_long_as_they_can() {
 }
 
 #[test]
-fn a_use_is_counted_under_its_usual_name() {
+fn uses_are_counted_as_num_uses() {
     let mut uses = Metadata::uses(1);
     uses.add(Metadata::uses(2));
     assert_eq!(uses, metadata(json!({"num_uses": 3})));

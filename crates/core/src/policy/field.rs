@@ -1,10 +1,10 @@
-//! The names of a policy's fields, in reports and errors.
+//! Names of policy fields, for reports and errors.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Names a field of [`Policy`](super::Policy), in reports and errors.
+/// A field of [`Policy`](super::Policy), for reports and errors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
@@ -13,7 +13,7 @@ pub enum PolicyField {
     ReadRoots,
     /// [`Policy::write_roots`](super::Policy::write_roots).
     WriteRoots,
-    /// [`Policy::working_directory`](super::Policy::working_directory), where it is read-only.
+    /// A read-only [`Policy::working_directory`](super::Policy::working_directory).
     WorkingDirectory,
     /// [`Policy::network`](super::Policy::network).
     Network,
@@ -42,7 +42,7 @@ pub enum PolicyField {
 }
 
 impl PolicyField {
-    /// Its name, as in JSON and on the command line.
+    /// Returns its name in JSON and on the command line.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {

@@ -1,8 +1,8 @@
-//! Hosts of the allow-list: names and patterns of names, never addresses.
+//! Allowed hosts: names and patterns of names, never addresses.
 //!
-//! A policy speaks of names, and whoever enforces it resolves them and checks every address: an
-//! address in the list would be a way around that check, and one in a request a way around the list.
-//! So a [`HostName`] can't be an address in any spelling that some program would take for one.
+//! The enforcing backend resolves names and checks every address. An address in the list would bypass
+//! that check, and one in a request would bypass the list. So a [`HostName`] can't be an address in any
+//! spelling that some program accepts.
 
 use std::fmt;
 use std::str::FromStr;
@@ -11,19 +11,19 @@ use serde::{Deserialize, Serialize};
 
 use super::InvalidPolicy;
 
-/// The ports of a pattern that names none: HTTP and HTTPS.
+/// The ports of a pattern without a port: HTTP and HTTPS.
 const DEFAULT_PORTS: [u16; 2] = [80, 443];
-/// RFC 1035, 2.3.4: a name in text form without the root's dot, and one label of it.
-const NAME_BYTES: usize = 253;
-const LABEL_BYTES: usize = 63;
+/// RFC 1035, 2.3.4: maximum length of a name without the root's dot, and of one label.
+const MAX_NAME_BYTES: usize = 253;
+const MAX_LABEL_BYTES: usize = 63;
 
-/// A full host name: lower case, without a trailing dot, at least two labels, no address.
+/// A fully qualified host name in lower case, without a trailing dot. Not an address.
 ///
 /// ```
 /// use cantle_core::policy::HostName;
 ///
-/// let host: HostName = "PyPI.org.".parse()?;
-/// assert_eq!(host.as_str(), "pypi.org");
+/// let host: HostName = "Example.com.".parse()?;
+/// assert_eq!(host.as_str(), "example.com");
 /// assert!("127.0.0.1".parse::<HostName>().is_err());
 /// assert!("0x7f.1".parse::<HostName>().is_err());
 /// # Ok::<(), cantle_core::policy::InvalidPolicy>(())
@@ -32,7 +32,7 @@ const LABEL_BYTES: usize = 63;
 pub struct HostName(String);
 
 impl HostName {
-    /// The name.
+    /// Returns the name.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -59,22 +59,24 @@ impl FromStr for HostName {
     }
 }
 
-/// Why a text is no host name, and what to write instead.
+/// Returns what is wrong with a host name, with advice; `None` if it is valid.
 fn problem(text: &str) -> Option<&'static str> {
     const ADDRESS: &str = "addresses can't be allowed, only names: write the host's name";
     let name = text.strip_suffix('.').unwrap_or(text);
     let last = name.rsplit('.').next().unwrap_or_default();
     if name.is_empty() {
-        Some("it is empty: write a name such as `pypi.org`")
+        Some("it is empty: write a name such as `example.com`")
     } else if name.contains(['/', '@', '?', '#']) {
         Some("write the name alone, without scheme, user or path")
     } else if name.contains(['[', ']', ':']) || reads_as_number(last) {
         Some(ADDRESS)
     } else if !name.is_ascii() {
-        Some("write it in its ASCII form, as in `xn--bcher-kva.example` for `bücher.example`")
+        Some(
+            "write it in its ASCII form, as in `xn--bcher-kva.example.com` for `bücher.example.com`",
+        )
     } else if name.contains('*') {
-        Some("a `*` stands for sub-domains at the very start, as in `*.debian.org`")
-    } else if !name.split('.').all(is_label) || name.len() > NAME_BYTES {
+        Some("`*` stands for subdomains at the start only, as in `*.example.org`")
+    } else if !name.split('.').all(is_label) || name.len() > MAX_NAME_BYTES {
         Some(
             "a name is made of letters, digits and hyphens, with single dots between, \
              as in `files.example.org`",
@@ -82,23 +84,23 @@ fn problem(text: &str) -> Option<&'static str> {
     } else if !name.contains('.') {
         Some(
             "it has no domain, so it means this machine or its network, which are never \
-             reachable: write a full name such as `pypi.org`",
+             reachable: write a full name such as `example.com`",
         )
     } else {
         None
     }
 }
 
-/// Names of services have underscores too, though names of hosts should not.
+// Underscores occur in service names.
 fn is_label(label: &str) -> bool {
     let allowed = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
-    (1..=LABEL_BYTES).contains(&label.len())
+    (1..=MAX_LABEL_BYTES).contains(&label.len())
         && label.bytes().all(allowed)
         && !label.starts_with('-')
         && !label.ends_with('-')
 }
 
-/// Whether a name that ends in this label is an IPv4 address to `inet_aton` and to browsers
+/// Returns whether `inet_aton` and browsers read a name that ends in this label as an IPv4 address
 /// (<https://url.spec.whatwg.org/#ends-in-a-number-checker>): `127.1`, `2130706433`, `0x7f000001`.
 fn reads_as_number(label: &str) -> bool {
     let hexadecimal = label
@@ -110,29 +112,29 @@ fn reads_as_number(label: &str) -> bool {
     }
 }
 
-/// Hosts that may be reached: `pypi.org`, or `*.debian.org` for all its sub-domains and not itself;
-/// on ports 80 and 443, or on the one that is named: `git.example.org:9418`.
+/// A pattern of allowed hosts: `example.com`, or `*.example.org` for all subdomains of `example.org`
+/// but not itself. It allows ports 80 and 443, or the given one: `git.example.org:9418`.
 ///
 /// ```
 /// use cantle_core::policy::HostPattern;
 ///
-/// let pattern: HostPattern = "*.debian.org".parse()?;
-/// assert!(pattern.matches(&"deb.debian.org".parse()?, 443));
-/// assert!(!pattern.matches(&"debian.org".parse()?, 443));
-/// assert!(!pattern.matches(&"deb.debian.org".parse()?, 22));
+/// let pattern: HostPattern = "*.example.org".parse()?;
+/// assert!(pattern.matches(&"deb.example.org".parse()?, 443));
+/// assert!(!pattern.matches(&"example.org".parse()?, 443));
+/// assert!(!pattern.matches(&"deb.example.org".parse()?, 22));
 /// # Ok::<(), cantle_core::policy::InvalidPolicy>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct HostPattern {
     name: HostName,
-    /// The sub-domains of `name` instead of itself.
-    sub_domains: bool,
+    /// Whether the pattern is for the subdomains of `name` instead of itself.
+    subdomains: bool,
     port: Option<u16>,
 }
 
 impl HostPattern {
-    /// Whether it allows `host` on `port`.
+    /// Returns whether the pattern allows `host` on `port`.
     #[must_use]
     pub fn matches(&self, host: &HostName, port: u16) -> bool {
         let port_matches = match self.port {
@@ -142,11 +144,11 @@ impl HostPattern {
         port_matches && self.matches_name(host)
     }
 
-    /// Whether it allows `host` on any port at all.
+    /// Returns whether the pattern allows `host` on any port.
     #[must_use]
     pub fn matches_name(&self, host: &HostName) -> bool {
         let name = self.name.as_str();
-        if self.sub_domains {
+        if self.subdomains {
             let above = host.as_str().strip_suffix(name);
             above.is_some_and(|above| above.ends_with('.'))
         } else {
@@ -157,7 +159,7 @@ impl HostPattern {
 
 impl fmt::Display for HostPattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.sub_domains {
+        if self.subdomains {
             f.write_str("*.")?;
         }
         f.write_str(self.name.as_str())?;
@@ -174,22 +176,22 @@ impl FromStr for HostPattern {
     fn from_str(text: &str) -> Result<Self, InvalidPolicy> {
         let invalid = |advice| InvalidPolicy::new(text, "a host that can be allowed", advice);
         let (host, port) = match text.split_once(':') {
-            // An IPv6 address has more colons, brackets or both; its problem is not the port.
+            // Not for an IPv6 address, which has more colons, brackets or both.
             Some((host, port)) if !port.contains([':', ']', '/']) => (host, Some(port)),
             _ => (text, None),
         };
-        let (name, sub_domains) = match host.strip_prefix("*.") {
+        let (name, subdomains) = match host.strip_prefix("*.") {
             Some(name) => (name, true),
             None => (host, false),
         };
         if matches!(host, "*" | "*.") {
             return Err(invalid(
-                "everything can't be allowed: name the hosts, as in `pypi.org` or `*.debian.org`",
+                "everything can't be allowed: name the hosts, as in `example.com` or `*.example.org`",
             ));
         }
-        if sub_domains && is_label(name) && !reads_as_number(name) {
+        if subdomains && is_label(name) && !reads_as_number(name) {
             return Err(invalid(
-                "a whole top-level domain can't be allowed: name the hosts, as in `*.debian.org`",
+                "a whole top-level domain can't be allowed: name the hosts, as in `*.example.org`",
             ));
         }
         if let Some(advice) = problem(name) {
@@ -206,7 +208,7 @@ impl FromStr for HostPattern {
         };
         Ok(Self {
             name: name.parse()?,
-            sub_domains,
+            subdomains,
             port,
         })
     }

@@ -1,35 +1,35 @@
-//! What is wrong with a piece of a policy that somebody wrote, and what to write instead.
+//! Errors in policy text.
 
 use thiserror::Error;
 
-/// How much of what was written is repeated: it may be anything.
-const SHOWN_CHARS: usize = 80;
+/// Maximum characters of the invalid text in an error.
+const MAX_SHOWN_CHARS: usize = 80;
 
-/// A host, limit or preset that makes no sense. Its text says what to write instead.
+/// The error of an invalid host, limit or preset, with advice.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("`{written}` is not {meant}: {advice}")]
+#[error("`{text}` is not {expected}: {advice}")]
 pub struct InvalidPolicy {
-    written: String,
-    meant: &'static str,
+    text: String,
+    expected: &'static str,
     advice: String,
 }
 
 impl InvalidPolicy {
-    /// `written` is not what was `meant` ("a host name"); `advice` says why and what to write.
-    pub(super) fn new(written: &str, meant: &'static str, advice: impl Into<String>) -> Self {
-        let end = written.char_indices().nth(SHOWN_CHARS);
-        let written = match end.and_then(|(end, _)| written.get(..end)) {
+    /// Creates an error: `text` is not what was `expected` ("a host name").
+    pub(super) fn new(text: &str, expected: &'static str, advice: impl Into<String>) -> Self {
+        let end = text.char_indices().nth(MAX_SHOWN_CHARS);
+        let text = match end.and_then(|(end, _)| text.get(..end)) {
             Some(start) => format!("{}…", start.escape_debug()),
-            None => written.escape_debug().to_string(),
+            None => text.escape_debug().to_string(),
         };
         Self {
-            written,
-            meant,
+            text,
+            expected,
             advice: advice.into(),
         }
     }
 
-    /// Why, and what to write instead.
+    /// Returns the reason and the advice.
     #[must_use]
     pub fn advice(&self) -> &str {
         &self.advice

@@ -1,4 +1,4 @@
-//! How much a sandbox may use.
+//! Resource limits of a sandbox.
 
 use std::time::Duration;
 
@@ -7,19 +7,19 @@ use serde::{Deserialize, Serialize};
 use super::{InvalidPolicy, PolicyField};
 use crate::seconds;
 
-/// How much a sandbox may use. `None` means: no limit.
+/// Resource limits of a sandbox. `None` means no limit.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
 pub struct Limits {
-    /// Time one command may take.
+    /// Wall-clock time of one command.
     #[serde(
         rename = "wall_time_s",
         with = "seconds::option",
         skip_serializing_if = "Option::is_none"
     )]
     pub wall_time: Option<Duration>,
-    /// Processor time one command may use.
+    /// CPU time of one command.
     #[serde(
         rename = "cpu_time_s",
         with = "seconds::option",
@@ -29,7 +29,7 @@ pub struct Limits {
     /// Memory of all processes together.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory_bytes: Option<u64>,
-    /// Processes and threads at once.
+    /// Number of processes and threads.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub processes: Option<u64>,
     /// Size of one file.
@@ -41,22 +41,22 @@ pub struct Limits {
     /// Number of files and directories.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub inodes: Option<u64>,
-    /// Open files of one process.
+    /// Number of open files of one process.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub open_files: Option<u64>,
-    /// Output of one command on either channel, after which it is stopped.
+    /// Output of one command on either channel, after which it is killed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output_bytes: Option<u64>,
 }
 
 impl Limits {
-    /// Whether nothing is limited.
+    /// Returns whether there are no limits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Sets one limit as on a command line: `memory=2G`, `processes=64`, `wall_time=90s`.
+    /// Sets one limit from text: `memory=2G`, `processes=64`, `wall_time=90s`.
     ///
     /// Times (`wall_time`, `cpu_time`) are in seconds, or end in `s`, `m` or `h`; sizes (`memory`,
     /// `file_size`, `disk`, `output`) are in bytes, or end in `K`, `M` or `G` (1024 each); numbers
@@ -72,7 +72,7 @@ impl Limits {
     /// ```
     ///
     /// # Errors
-    /// Where there is no such limit, or its value is none; the text lists the names.
+    /// If the name or the value is invalid; the message lists the names.
     pub fn set(&mut self, setting: &str) -> Result<(), InvalidPolicy> {
         let invalid = |advice: &str| InvalidPolicy::new(setting, "a limit", advice);
         let (name, value) = setting
@@ -113,14 +113,14 @@ impl Limits {
         Ok(())
     }
 
-    /// The limits that are set.
+    /// Returns the limits that are set.
     pub(super) fn fields(&self) -> impl Iterator<Item = PolicyField> {
         self.each()
             .into_iter()
             .filter_map(|(field, set)| set.then_some(field))
     }
 
-    /// Every limit, and whether it is set.
+    /// Returns every limit, and whether it is set.
     fn each(&self) -> [(PolicyField, bool); 9] {
         [
             (PolicyField::WallTime, self.wall_time.is_some()),
@@ -166,7 +166,7 @@ fn duration(text: &str) -> Option<Duration> {
         Some((_, seconds)) => (text.get(..text.len() - 1)?, seconds),
         None => (text, 1.0),
     };
-    // `f64` reads signs, exponents and infinity as well, which nobody means here.
+    // `f64` also parses signs, exponents and infinity.
     let plain = |byte: u8| byte.is_ascii_digit() || byte == b'.';
     let number: f64 = digits.bytes().all(plain).then(|| digits.parse().ok())??;
     let duration = Duration::try_from_secs_f64(number * seconds).ok()?;

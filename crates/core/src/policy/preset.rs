@@ -1,11 +1,11 @@
-//! Policies by name, for a command line or a file of settings.
+//! Policies by name, for command lines and settings files.
 
 use std::fmt;
 use std::str::FromStr;
 
 use super::{InvalidPolicy, Policy};
 
-/// A policy named by intent.
+/// A named policy.
 ///
 /// ```
 /// use cantle_core::policy::{Policy, Preset};
@@ -20,7 +20,7 @@ pub enum Preset {
     /// [`Policy::workspace`].
     #[default]
     Workspace,
-    /// [`Policy::network`]; by name alone there is no host yet that may be reached.
+    /// [`Policy::network`], without any allowed host.
     Network,
     /// [`Policy::read_only`].
     ReadOnly,
@@ -29,7 +29,7 @@ pub enum Preset {
 }
 
 impl Preset {
-    /// All of them, from the usual to the unusual.
+    /// All presets, most common first.
     pub const ALL: &'static [Self] = &[
         Self::Workspace,
         Self::Network,
@@ -37,7 +37,7 @@ impl Preset {
         Self::Unconfined,
     ];
 
-    /// The policy it names.
+    /// Returns the policy.
     #[must_use]
     pub fn policy(self) -> Policy {
         match self {
@@ -48,7 +48,7 @@ impl Preset {
         }
     }
 
-    /// Its name.
+    /// Returns the name.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {

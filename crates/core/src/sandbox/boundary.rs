@@ -1,19 +1,19 @@
-//! What a command's own words tell about the boundary it ran into.
+//! Detection of policy violations in a command's output.
 //!
-//! Where the kernel says no, only the program hears it, and prints what its system calls told it:
-//! "Read-only file system", "Network is unreachable". The words are the same everywhere, so they are
-//! read here, once for all backends. A backend that knows more than the words (a host that its proxy
-//! refused) adds to [`Exit::notes`](super::Exit::notes) itself.
+//! When the kernel denies a system call, only the program sees the error and prints it: "Read-only
+//! file system", "Network is unreachable". These messages are the same for all backends. A backend
+//! with better information (the proxy refused a host) adds to [`Exit::notes`](super::Exit::notes)
+//! itself.
 
-use super::render::instead;
+use super::render::limit_advice;
 use super::{Captured, CommandOutput, EnforcedBy, ExitStatus, SandboxInfo};
 use crate::policy::{Network, Policy, PolicyField};
 
-/// Hosts of the allow-list that a note repeats.
-const HOSTS: usize = 8;
+/// Maximum number of allowed hosts in a note.
+const MAX_HOSTS: usize = 8;
 
-/// For each field, what programs print (in lower case) when it stops them.
-const SIGNS: &[(PolicyField, &[&str])] = &[
+/// For each policy field, lower-case messages that programs print when it stops them.
+const ERROR_MESSAGES: &[(PolicyField, &[&str])] = &[
     (
         PolicyField::Network,
         &[
@@ -80,16 +80,15 @@ const SIGNS: &[(PolicyField, &[&str])] = &[
 ];
 
 impl CommandOutput {
-    /// Adds to the notes what the command's own errors tell about the policy's boundary: a line for
-    /// each field that is enforced and that they speak of. Standard error is read always, standard
-    /// output where the command failed.
-    pub fn note_boundary(&mut self, policy: &Policy, info: &SandboxInfo) {
-        let mut words = lower_case(&self.stderr);
+    /// Adds a note for each enforced policy field that the command's error messages indicate.
+    /// Standard output is searched only if the command failed.
+    pub fn add_policy_notes(&mut self, policy: &Policy, info: &SandboxInfo) {
+        let mut text = lower_case(&self.stderr);
         if !self.exit.status.success() {
-            words.push('\n');
-            words.push_str(&lower_case(&self.stdout));
+            text.push('\n');
+            text.push_str(&lower_case(&self.stdout));
         }
-        let told = match self.exit.status {
+        let reached = match self.exit.status {
             ExitStatus::LimitReached { field, .. } => Some(field),
             _ => None,
         };
@@ -97,13 +96,16 @@ impl CommandOutput {
             let mut report = info.enforcement.iter();
             report.any(|it| it.field == field && it.by != EnforcedBy::NotEnforced)
         };
-        for (field, signs) in SIGNS {
-            let said = match field {
-                // The stronger of the two says it.
+        for (field, messages) in ERROR_MESSAGES {
+            let is_covered = match field {
+                // A read-only working directory has its own note.
                 PolicyField::WriteRoots => enforced(PolicyField::WorkingDirectory),
-                _ => told == Some(*field),
+                _ => reached == Some(*field),
             };
-            if !said && enforced(*field) && signs.iter().any(|sign| words.contains(sign)) {
+            if !is_covered
+                && enforced(*field)
+                && messages.iter().any(|message| text.contains(message))
+            {
                 self.exit.notes.push(note(*field, policy, info));
             }
         }
@@ -119,8 +121,8 @@ fn note(field: PolicyField, policy: &Policy, info: &SandboxInfo) -> String {
     match field {
         PolicyField::Network => match &policy.network {
             Some(Network::Hosts(hosts)) if !hosts.is_empty() => {
-                let shown: Vec<String> = hosts.iter().take(HOSTS).map(ToString::to_string).collect();
-                let more = if hosts.len() > HOSTS { ", …" } else { "" };
+                let shown: Vec<String> = hosts.iter().take(MAX_HOSTS).map(ToString::to_string).collect();
+                let more = if hosts.len() > MAX_HOSTS { ", …" } else { "" };
                 format!(
                     "The policy field network allows HTTP and HTTPS through the proxy in HTTP_PROXY and HTTPS_PROXY, to {}{more}: use a program that takes it, such as curl or pip.",
                     shown.join(", ")
@@ -138,7 +140,7 @@ fn note(field: PolicyField, policy: &Policy, info: &SandboxInfo) -> String {
         PolicyField::Subprocesses => {
             "The policy field subprocesses lets no command start other programs: use what the program itself can do.".to_owned()
         }
-        limit => instead(limit).to_owned(),
+        limit => limit_advice(limit).to_owned(),
     }
 }
 

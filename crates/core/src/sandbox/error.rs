@@ -1,4 +1,4 @@
-//! Why something about a sandbox failed.
+//! Sandbox errors.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::policy::PolicyField;
 
-/// A sandbox operation that failed. [`Display`](fmt::Display) is for people;
-/// [`advice`](Self::advice) is a sentence for the model on what to do instead.
+/// An error of a sandbox operation. [`Display`](fmt::Display) is for people;
+/// [`advice`](Self::advice) is for the model.
 #[derive(Debug)]
 pub struct SandboxError {
     kind: SandboxErrorKind,
@@ -19,43 +19,43 @@ pub struct SandboxError {
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
-/// The kinds of failure that callers tell apart.
+/// The kind of a [`SandboxError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum SandboxErrorKind {
-    /// The sandbox no longer exists, and not because we closed it.
+    /// The sandbox ended without being closed.
     Gone,
-    /// It was closed, or the command's input was.
+    /// The sandbox, or the command's input, was closed.
     Closed,
-    /// Something the backend needs is missing.
+    /// A requirement of the backend is missing.
     Unavailable,
-    /// The policy asks for what can't be enforced here.
+    /// The policy can't be enforced here.
     Unenforceable,
-    /// The backend can't do this.
+    /// The backend doesn't support the operation.
     Unsupported,
-    /// The request makes no sense: NUL in a path, arguments too long.
+    /// The request is invalid: NUL in a path, arguments too long.
     InvalidInput,
-    /// There is no such file, directory or program.
+    /// The file, directory or program doesn't exist.
     NotFound,
-    /// Something is already there.
+    /// The path already exists.
     AlreadyExists,
-    /// It is not a regular file.
+    /// The path is not a regular file.
     NotAFile,
-    /// It is not a directory.
+    /// The path is not a directory.
     NotADirectory,
     /// The path leads out of the sandbox.
     OutsideSandbox,
-    /// The system said no.
+    /// The operating system denied permission.
     PermissionDenied,
-    /// No space or no inodes are left.
+    /// No space or inodes are left.
     StorageFull,
-    /// Anything else that went wrong below.
+    /// Any other I/O error.
     Io,
 }
 
 impl SandboxError {
-    /// A failure of `kind`.
+    /// Creates an error.
     pub fn new(kind: SandboxErrorKind, message: impl Into<String>) -> Self {
         Self {
             kind,
@@ -66,17 +66,17 @@ impl SandboxError {
         }
     }
 
-    /// The sandbox no longer exists.
+    /// Creates an error of kind [`SandboxErrorKind::Gone`].
     pub fn gone(message: impl Into<String>) -> Self {
         Self::new(SandboxErrorKind::Gone, message)
     }
 
-    /// The backend can't do this.
+    /// The backend doesn't support the operation.
     pub fn unsupported(message: impl Into<String>) -> Self {
         Self::new(SandboxErrorKind::Unsupported, message)
     }
 
-    /// The policy sets fields that can't be enforced here.
+    /// Creates an error that lists the policy fields that can't be enforced.
     #[must_use]
     pub fn unenforceable(backend: &str, fields: Vec<PolicyField>) -> Self {
         let names = fields
@@ -91,7 +91,7 @@ impl SandboxError {
         }
     }
 
-    /// A failed system call; `doing` reads like "failed to read `x`".
+    /// Creates an error from a failed system call; `doing` reads like "failed to read `x`".
     #[must_use]
     pub fn io(doing: impl Into<String>, error: io::Error) -> Self {
         let kind = match error.kind() {
@@ -114,33 +114,33 @@ impl SandboxError {
         Self::new(kind, format!("{}: {error}", doing.into())).with_source(error)
     }
 
-    /// The same with a sentence for the model on what to do instead.
+    /// Sets the advice for the model.
     #[must_use]
     pub fn with_advice(mut self, advice: impl Into<String>) -> Self {
         self.advice = Some(advice.into());
         self
     }
 
-    /// The same with the error that caused it.
+    /// Sets the cause.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.source = Some(source.into());
         self
     }
 
-    /// What kind of failure it is.
+    /// Returns the kind.
     #[must_use]
     pub fn kind(&self) -> SandboxErrorKind {
         self.kind
     }
 
-    /// What the model can do instead.
+    /// Returns the advice for the model.
     #[must_use]
     pub fn advice(&self) -> Option<&str> {
         self.advice.as_deref()
     }
 
-    /// The policy fields that can't be enforced, for [`SandboxErrorKind::Unenforceable`].
+    /// Returns the policy fields of a [`SandboxErrorKind::Unenforceable`] error.
     #[must_use]
     pub fn unenforced(&self) -> &[PolicyField] {
         &self.unenforced

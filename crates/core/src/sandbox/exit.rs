@@ -8,37 +8,34 @@ use serde::{Deserialize, Serialize};
 use super::SandboxPath;
 use crate::policy::PolicyField;
 
-/// Characters of a command line that are listed.
-const LONG_COMMAND: usize = 120;
+/// Maximum length of a listed command line, in characters.
+const MAX_COMMAND_CHARS: usize = 120;
 
-/// How a command ended, and what it left.
+/// The result of a command.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Exit {
     /// How it ended.
     pub status: ExitStatus,
-    /// From its start to its end.
+    /// Time from start to exit.
     #[serde(rename = "duration_s", with = "crate::seconds")]
     pub duration: Duration,
-    /// What became of its standard output.
+    /// Report on standard output.
     pub stdout: ChannelReport,
-    /// What became of its standard error.
+    /// Report on standard error.
     pub stderr: ChannelReport,
-    /// What it started and left running; only where the request keeps such processes.
+    /// Processes it left running, if the request keeps them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub background: Vec<BackgroundProcess>,
-    /// What the backend says to the model about this command, each a line of advice: where the
-    /// boundary stopped it, which policy field did and what to do instead ("network: `example.com:443`
-    /// is not an allowed host; allowed are …"). [`render_command`] shows each once, and not without
-    /// end.
-    ///
-    /// [`render_command`]: super::render_command
+    /// Advice for the model, one line each: which policy field stopped the command, and what to do
+    /// instead ("network: `example.com:443` is not an allowed host; allowed are …").
+    /// [`render_command`](super::render_command) shows a bounded number of them, each once.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }
 
 impl Exit {
-    /// A command that ended like this after `duration`, with nothing written and nothing left.
+    /// Creates the result of a command without output or remaining processes.
     #[must_use]
     pub fn new(status: ExitStatus, duration: Duration) -> Self {
         Self {
@@ -57,37 +54,37 @@ impl Exit {
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum ExitStatus {
-    /// By itself, with this code.
+    /// It exited with this code.
     Code(i32),
-    /// By this signal, which was not ours.
+    /// It was killed by this signal, which Cantle did not send.
     Signal(i32),
-    /// It was killed with everything it started when its time was over.
+    /// It was killed with its descendants when its time limit expired.
     TimedOut {
-        /// The time it had.
+        /// The time limit.
         #[serde(rename = "limit_s", with = "crate::seconds")]
         limit: Duration,
     },
-    /// It was killed, by us or by the kernel, because it used more than the policy grants. Where it
-    /// was time, it is [`TimedOut`](Self::TimedOut) instead.
+    /// It was killed, by the backend or the kernel, for exceeding a limit of the policy other than
+    /// [wall time](Self::TimedOut).
     LimitReached {
-        /// Of what it used too much.
+        /// The limit's policy field.
         field: PolicyField,
-        /// How much it had: bytes, seconds of processor time, or a number, as the field is.
+        /// The limit, in the field's unit: bytes, seconds of CPU time, or a count.
         limit: u64,
     },
-    /// It was killed with everything it started because the call was cancelled.
+    /// It was killed with its descendants because the call was cancelled.
     Cancelled,
 }
 
 impl ExitStatus {
-    /// Whether it ended by itself with code 0.
+    /// Returns whether the command exited with code 0.
     #[must_use]
     pub fn success(self) -> bool {
         self == Self::Code(0)
     }
 
-    /// The code a shell would report: 128 + signal, 124 after a timeout, 130 when cancelled, 137
-    /// (killed) at a limit.
+    /// Returns the code that a shell would report: 128 + signal, 124 after a timeout, 130 after
+    /// cancellation, 137 (killed) at a limit.
     #[must_use]
     pub fn shell_code(self) -> i32 {
         match self {
@@ -110,7 +107,7 @@ impl fmt::Display for ExitStatus {
                 write!(
                     f,
                     "stopped at the limit of {field} ({})",
-                    amount(*field, *limit)
+                    format_limit(*field, *limit)
                 )
             }
             Self::Cancelled => f.write_str("cancelled"),
@@ -118,8 +115,8 @@ impl fmt::Display for ExitStatus {
     }
 }
 
-/// A limit with its unit.
-pub(super) fn amount(field: PolicyField, limit: u64) -> String {
+/// Formats a limit with its unit.
+pub(super) fn format_limit(field: PolicyField, limit: u64) -> String {
     const UNITS: [(u64, &str); 3] = [(1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
     match field {
         PolicyField::Memory | PolicyField::FileSize | PolicyField::Disk | PolicyField::Output => {
@@ -136,18 +133,18 @@ pub(super) fn amount(field: PolicyField, limit: u64) -> String {
     }
 }
 
-/// What became of an output channel.
+/// Report on an output channel.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct ChannelReport {
-    /// Bytes written to it, read or not.
+    /// Bytes written to the channel, including discarded ones.
     pub total_bytes: u64,
-    /// The file that holds them, where the request asked for one and there were enough.
+    /// The spill file, if the request asked for one and the output was large enough.
     pub spilled: Option<SpillFile>,
 }
 
 impl ChannelReport {
-    /// A channel that carried `total_bytes`.
+    /// Creates the report on a channel that carried `total_bytes`.
     #[must_use]
     pub fn new(total_bytes: u64, spilled: Option<SpillFile>) -> Self {
         Self {
@@ -157,18 +154,18 @@ impl ChannelReport {
     }
 }
 
-/// A file inside the sandbox that holds a channel's output.
+/// A file in the sandbox that holds a channel's output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct SpillFile {
-    /// Where it is.
+    /// Its path.
     pub path: SandboxPath,
-    /// How many bytes it holds; less than were written where the cap was reached.
+    /// Its size; less than the channel's total if the cap was reached.
     pub size_bytes: u64,
 }
 
 impl SpillFile {
-    /// `size_bytes` of output at `path`.
+    /// Creates a reference to a spill file.
     #[must_use]
     pub fn new(path: SandboxPath, size_bytes: u64) -> Self {
         Self { path, size_bytes }
@@ -181,27 +178,27 @@ impl SpillFile {
 pub struct BackgroundProcess {
     /// Its process id, as seen inside the sandbox.
     pub pid: u32,
-    /// Its command line, shortened.
+    /// Its command line, truncated.
     pub command: String,
 }
 
 impl BackgroundProcess {
-    /// A process that runs `command`, of which 120 characters are kept, on one line.
+    /// Creates an entry with the first 120 characters of `command`, on one line.
     pub fn new(pid: u32, command: impl Into<String>) -> Self {
         let mut command: String = command.into();
         if command.contains('\n') {
             command = command.replace('\n', " ");
         }
-        if command.chars().nth(LONG_COMMAND).is_some() {
-            let shown = command.chars().take(LONG_COMMAND - 1);
+        if command.chars().nth(MAX_COMMAND_CHARS).is_some() {
+            let shown = command.chars().take(MAX_COMMAND_CHARS - 1);
             command = shown.chain(['…']).collect();
         }
         Self { pid, command }
     }
 
-    /// A process as it is listed: its id, a space and its command line.
+    /// Parses a line of a process list: the process id, a space and the command line.
     #[must_use]
-    pub fn listed(line: &str) -> Option<Self> {
+    pub fn parse(line: &str) -> Option<Self> {
         let (pid, command) = line.split_once(' ')?;
         Some(Self::new(pid.parse().ok()?, command.trim_end()))
     }

@@ -1,4 +1,4 @@
-//! What can be built from the [`Sandbox`] trait: the same for every backend.
+//! Convenience methods on top of the [`Sandbox`] trait.
 
 use std::path::{Path, PathBuf};
 
@@ -7,19 +7,22 @@ use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt as _;
 use futures_util::stream;
 
+use super::host::{HostEntry, HostThread, HostTree, write_temporary};
 use super::output::Capture;
+use super::staging::{StagedFile, Staging};
 use super::{
-    ByteRange, CommandOutput, Exit, FileInfo, FileKind, OutputChunk, Sandbox, SandboxError,
-    SandboxErrorKind, SandboxPath, SavedOutputs, SpawnRequest, UploadedFiles, WriteOptions, host,
+    ByteRange, CommandOutput, Exit, FileInfo, FileKind, OutputChunk, RefusedFile, Sandbox,
+    SandboxError, SandboxErrorKind, SandboxPath, SavedFile, SavedOutputs, SpawnRequest,
+    UploadedFile, UploadedFiles, WriteOptions,
 };
 
-/// Bytes of each channel that [`SandboxExt::run`] keeps: enough for 20,000 characters of any kind.
+/// Bytes of each channel that [`SandboxExt::run`] keeps: enough for 20,000 characters of UTF-8.
 const CAPTURE_BYTES: usize = 80_000;
 
-/// Conveniences on top of [`Sandbox`]. Sealed: every sandbox has them, none overrides them.
+/// Convenience methods of every [`Sandbox`]. Sealed: no sandbox overrides them.
 #[async_trait]
-pub trait SandboxExt: Sandbox + sealed::Sealed {
-    /// Runs a command to its end; `sink` gets the output as it comes and sets the pace.
+pub trait SandboxExt: Sandbox + sealed::SealedSandbox {
+    /// Runs a command to its end and passes each piece of output to `sink`.
     ///
     /// Dropping the returned future kills the command.
     ///
@@ -51,28 +54,28 @@ pub trait SandboxExt: Sandbox + sealed::Sealed {
         Ok(capture.finish(exit))
     }
 
-    /// Runs a command like [`run`](Self::run), and shows its output to `watch` as it comes.
+    /// Runs a command like [`run`](Self::run) and passes each piece of output to `observer`.
     ///
     /// # Errors
     /// As [`exec`](Self::exec).
-    async fn run_watched(
+    async fn run_with_observer(
         &self,
         request: SpawnRequest,
-        watch: &mut (dyn for<'c> FnMut(&'c OutputChunk) + Send),
+        observer: &mut (dyn for<'c> FnMut(&'c OutputChunk) + Send),
     ) -> Result<CommandOutput, SandboxError> {
         let mut capture = Capture::new(CAPTURE_BYTES);
         let mut sink = |chunk: OutputChunk| {
             capture.push(&chunk);
-            watch(&chunk);
+            observer(&chunk);
         };
         let exit = self.exec(request, &mut sink).await?;
         Ok(capture.finish(exit))
     }
 
-    /// Reads a whole file of at most `limit_bytes`.
+    /// Reads a whole file of at most `limit_bytes` into memory.
     ///
     /// # Errors
-    /// As [`Sandbox::read`]; [`SandboxErrorKind::InvalidInput`] where the file is larger.
+    /// As [`Sandbox::read`]; [`SandboxErrorKind::InvalidInput`] if the file is larger.
     async fn read_bytes(
         &self,
         path: &SandboxPath,
@@ -91,7 +94,7 @@ pub trait SandboxExt: Sandbox + sealed::Sealed {
         Ok(bytes.freeze())
     }
 
-    /// Writes a whole file that is in memory.
+    /// Writes a whole file from memory.
     ///
     /// # Errors
     /// As [`Sandbox::write`].
@@ -101,11 +104,10 @@ pub trait SandboxExt: Sandbox + sealed::Sealed {
             .await
     }
 
-    /// Whether a regular file is at a path, links followed within the sandbox.
+    /// Returns whether a path is a regular file, following links within the sandbox.
     ///
     /// # Errors
-    /// Where that can't be told; a path that is missing, leads out or can't be (it is too long) is
-    /// simply no file.
+    /// If the sandbox can't tell. A path that doesn't exist, is invalid or leads out is not a file.
     async fn is_file(&self, path: &SandboxPath) -> Result<bool, SandboxError> {
         match self.read(path, ByteRange::new(0, 0)).await {
             Ok(_) => Ok(true),
@@ -122,54 +124,75 @@ pub trait SandboxExt: Sandbox + sealed::Sealed {
 
     /// Copies a file or directory of the host into the sandbox, at `to`.
     ///
-    /// Directories are copied with all that is in them. Links inside a directory are followed as
-    /// long as they stay in it. What can't be copied (a pipe, a dangling link) is reported and
-    /// passed over.
+    /// Directories are copied recursively. Links to files are followed if they stay within `from`.
+    /// Entries that can't be copied (pipes, dangling links) are skipped and reported.
     ///
     /// # Errors
-    /// Where `from` itself can't be read, or the sandbox fails.
+    /// If `from` itself can't be read, or the sandbox fails.
     async fn upload(&self, from: &Path, to: &SandboxPath) -> Result<UploadedFiles, SandboxError> {
-        let mut files = host::read_tree(from.to_owned(), to.clone())?;
+        let host = HostThread::start()?;
+        let mut tree = HostTree::new(from.to_owned(), to.clone());
         let mut uploaded = UploadedFiles::default();
-        while let Some(item) = files.recv().await {
-            match item {
-                host::TreeItem::Directory(path) => self.mkdir(&path).await?,
-                host::TreeItem::Refused(refusal) => uploaded.refused.push(refusal),
-                host::TreeItem::Failed(error) => return Err(error),
-                host::TreeItem::File(file) => {
-                    let options = WriteOptions::default()
-                        .with_mode(file.mode)
-                        .with_size(file.size_bytes);
-                    let path = file.to.clone();
-                    let (report, data) = file.into_stream();
-                    match self.write(&path, options, data).await {
-                        Ok(()) => uploaded.files.push(report),
-                        // A file that changed while it was read is its own failure, not ours.
-                        Err(error) if error.kind() == SandboxErrorKind::InvalidInput => {
-                            uploaded.refused.push(report.refused(error.to_string()));
-                        }
-                        Err(error) => return Err(error),
-                    }
+        loop {
+            let entry;
+            (entry, tree) = host
+                .run(move || tree.next().map(|entry| (entry, tree)))
+                .await?;
+            let file = match entry {
+                None => return Ok(uploaded),
+                Some(HostEntry::File(file)) => file,
+                Some(HostEntry::Directory(path)) => {
+                    self.mkdir(&path).await?;
+                    continue;
                 }
+                Some(HostEntry::Refused(refused)) => {
+                    uploaded.refused.push(refused);
+                    continue;
+                }
+            };
+            let options = WriteOptions::default()
+                .with_mode(file.mode)
+                .with_size(file.size_bytes);
+            let copied = UploadedFile {
+                from: file.from.clone(),
+                to: file.to.clone(),
+                size_bytes: file.size_bytes,
+            };
+            let data = file.into_stream(host.clone());
+            match self.write(&copied.to, options, data).await {
+                Ok(()) => uploaded.files.push(copied),
+                // The file changed while it was read.
+                Err(error) if error.kind() == SandboxErrorKind::InvalidInput => {
+                    let from = copied.from.display().to_string();
+                    let refused = RefusedFile::new(from, error.to_string());
+                    uploaded.refused.push(refused);
+                }
+                Err(error) => return Err(error),
             }
         }
-        Ok(uploaded)
     }
 
-    /// Copies a regular file out to the host, whole or not at all. Its mode is kept.
+    /// Copies a regular file to the host atomically, with its mode, and returns its size.
     ///
     /// # Errors
-    /// As [`Sandbox::read`], or where the host's file can't be written.
+    /// As [`Sandbox::read`], or if the host's file can't be written.
     async fn download(&self, from: &SandboxPath, to: &Path) -> Result<u64, SandboxError> {
         let mode = file_mode(&self.stat(from).await?);
         let data = self.read(from, ByteRange::all()).await?;
         let directory = to.parent().filter(|parent| !parent.as_os_str().is_empty());
         let directory = directory.unwrap_or(Path::new(".")).to_owned();
-        let written = host::write_temporary(directory, mode, data).await?;
-        host::persist(written, to.to_owned()).await
+        let host = HostThread::start()?;
+        let file = write_temporary(&host, directory, mode, data).await?;
+        let to = to.to_owned();
+        host.run(move || {
+            file.rename(&to).map_err(|error| {
+                SandboxError::io(format!("failed to write `{}`", to.display()), error)
+            })
+        })
+        .await
     }
 
-    /// Copies a regular file into another sandbox, in pieces, of this backend or another one.
+    /// Copies a regular file into another sandbox of any backend.
     ///
     /// # Errors
     /// As [`Sandbox::read`] here and [`Sandbox::write`] there.
@@ -192,80 +215,64 @@ pub trait SandboxExt: Sandbox + sealed::Sealed {
             .await
     }
 
-    /// Saves the files that a run names as its results, keeping their relative paths.
+    /// Copies output files to a directory of the host, at their paths below the working directory.
     ///
-    /// A path named twice is saved once. Refused, each with its reason: an empty path, NUL, `..`, a
-    /// directory or special file, a path outside the working directory, a link that leads out, two
-    /// paths that would be one file on the host, and a link in the output directory's own tree.
-    /// Everything is copied before anything is put in place, so an output directory may overlap the
-    /// working directory; each file appears whole or not at all. Sources stay.
+    /// A path named twice is saved once. These are refused: an empty path, NUL, `..`, a directory or
+    /// special file, a path outside the working directory, a link that leads out, two paths that
+    /// would be one file on the host, and a link in the output directory's own tree. All files are
+    /// copied before the first is put in place, so the output directory may overlap the working
+    /// directory; each file appears atomically.
     ///
     /// # Errors
-    /// Where the output directory can't be made or written, or the sandbox is gone.
+    /// If the output directory can't be created or written, or the sandbox is gone.
     async fn save_outputs(
         &self,
         paths: &[String],
         output_directory: &Path,
     ) -> Result<SavedOutputs, SandboxError> {
-        let mut saved = SavedOutputs::default();
+        let mut outputs = SavedOutputs::default();
         if paths.is_empty() {
-            return Ok(saved);
+            return Ok(outputs);
         }
-        let staging = host::Staging::in_directory(output_directory.to_owned()).await?;
+        let host = HostThread::start()?;
+        let staging = Staging::create(&host, output_directory.to_owned()).await?;
         let mut staged = Vec::new();
-        let mut seen: Vec<&String> = Vec::new();
-        for source in paths {
-            if seen.contains(&source) {
-                continue;
-            }
-            seen.push(source);
-            match stage(self, source, &staging).await {
+        for source in unique(paths) {
+            match stage(self, source, &host, &staging).await {
                 Ok(file) => staged.push(file),
-                Err(error) if error.kind() == SandboxErrorKind::Gone => return Err(error),
-                Err(error) => saved
-                    .refused
-                    .push(host::Refusal::new(source, error.to_string())),
+                Err(error) => outputs.refuse(source, error)?,
             }
         }
-        staging.put_in_place(staged, &mut saved).await?;
-        Ok(saved)
+        staging.put_in_place(&host, staged, outputs).await
     }
 
-    /// The same into another sandbox, file by file, at the same paths below its working directory.
+    /// Copies output files into another sandbox, at the same paths below its working directory.
     ///
     /// # Errors
-    /// Where one of the sandboxes is gone.
-    async fn hand_over(
+    /// If one of the sandboxes is gone.
+    async fn copy_outputs_to(
         &self,
         paths: &[String],
         other: &dyn Sandbox,
     ) -> Result<SavedOutputs, SandboxError> {
-        let mut saved = SavedOutputs::default();
-        let mut seen: Vec<&String> = Vec::new();
-        for source in paths {
-            if seen.contains(&source) {
-                continue;
-            }
-            seen.push(source);
+        let mut outputs = SavedOutputs::default();
+        for source in unique(paths) {
             let copied = async {
                 let path = output_path(source, &self.info().working_directory)?;
                 self.copy_to(&path, other, &path).await?;
                 let size_bytes = other.stat(&path).await?.size_bytes;
-                Ok::<_, SandboxError>(host::SavedFile {
+                Ok::<_, SandboxError>(SavedFile {
                     source: source.clone(),
                     path: PathBuf::from(path.to_string()),
                     size_bytes,
                 })
             };
             match copied.await {
-                Ok(file) => saved.saved.push(file),
-                Err(error) if error.kind() == SandboxErrorKind::Gone => return Err(error),
-                Err(error) => saved
-                    .refused
-                    .push(host::Refusal::new(source, error.to_string())),
+                Ok(file) => outputs.saved.push(file),
+                Err(error) => outputs.refuse(source, error)?,
             }
         }
-        Ok(saved)
+        Ok(outputs)
     }
 }
 
@@ -273,34 +280,40 @@ pub trait SandboxExt: Sandbox + sealed::Sealed {
 impl<S: Sandbox + ?Sized> SandboxExt for S {}
 
 mod sealed {
-    pub trait Sealed {}
-    impl<S: super::Sandbox + ?Sized> Sealed for S {}
+    pub trait SealedSandbox {}
+    impl<S: super::Sandbox + ?Sized> SealedSandbox for S {}
 }
 
-/// The mode that a copy gets. That of a link says nothing about the file it leads to, and allows
-/// everything.
+/// Returns the mode for a copy. A link's own mode allows everything and is not the target's.
 fn file_mode(info: &FileInfo) -> Option<u32> {
     info.mode.filter(|_| info.kind == FileKind::File)
 }
 
-/// Copies one output to where it waits for its place.
+/// Returns each path once, in order.
+fn unique(paths: &[String]) -> impl Iterator<Item = &String> {
+    let is_first = |index: usize, path| !paths.iter().take(index).any(|other| other == path);
+    let paths = paths.iter().enumerate();
+    paths.filter_map(move |(index, path)| is_first(index, path).then_some(path))
+}
+
+/// Copies one output file into the staging directory.
 async fn stage<S: Sandbox + ?Sized>(
     sandbox: &S,
     source: &str,
-    staging: &host::Staging,
-) -> Result<host::StagedFile, SandboxError> {
+    host: &HostThread,
+    staging: &Staging,
+) -> Result<StagedFile, SandboxError> {
     let path = output_path(source, &sandbox.info().working_directory)?;
     let mode = file_mode(&sandbox.stat(&path).await?);
     let data = sandbox.read(&path, ByteRange::all()).await?;
-    let file = host::write_temporary(staging.directory(), mode, data).await?;
-    Ok(host::StagedFile::new(
-        source,
-        PathBuf::from(path.to_string()),
-        file,
-    ))
+    Ok(StagedFile {
+        source: source.to_owned(),
+        relative: PathBuf::from(path.to_string()),
+        file: write_temporary(host, staging.directory.clone(), mode, data).await?,
+    })
 }
 
-/// Where an output lies below the working directory, and so below the output directory.
+/// Returns the path of an output below the working directory.
 fn output_path(source: &str, working_directory: &SandboxPath) -> Result<SandboxPath, SandboxError> {
     let refuse = |message: &str| SandboxError::new(SandboxErrorKind::InvalidInput, message);
     if source.is_empty() {
@@ -311,12 +324,12 @@ fn output_path(source: &str, working_directory: &SandboxPath) -> Result<SandboxP
     }
     let path = SandboxPath::new(source)?;
     let path = if path.is_absolute() {
-        path.strip_root(working_directory)
+        path.strip_prefix(working_directory)
             .ok_or_else(|| refuse("the path is outside the working directory"))?
     } else {
         path
     };
-    if path.is_start() {
+    if path.is_base() {
         return Err(refuse("the path names a directory, not a file"));
     }
     Ok(path)

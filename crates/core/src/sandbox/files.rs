@@ -1,23 +1,23 @@
-//! What is known and said about files.
+//! File metadata and options of file operations.
 
 use super::SandboxPath;
 
-/// What is at a path.
+/// Metadata of a file, directory or link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FileInfo {
-    /// Its path: as asked for by `stat`; relative to the listed directory from `list`.
+    /// The path: as passed to `stat`, or relative to the directory passed to `list`.
     pub path: SandboxPath,
-    /// What it is.
+    /// The type of the entry.
     pub kind: FileKind,
-    /// Its size; of use for regular files.
+    /// The size; meaningful for regular files only.
     pub size_bytes: u64,
-    /// Its permission bits (`0o777` and below), where the backend knows them.
+    /// The permission bits (`0o777` and below), if the backend knows them.
     pub mode: Option<u32>,
 }
 
 impl FileInfo {
-    /// What is at `path`.
+    /// Creates the metadata of `path`.
     #[must_use]
     pub fn new(path: SandboxPath, kind: FileKind, size_bytes: u64, mode: Option<u32>) -> Self {
         Self {
@@ -29,7 +29,7 @@ impl FileInfo {
     }
 }
 
-/// What a directory entry is.
+/// The type of a directory entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[expect(clippy::exhaustive_enums, reason = "anything else is `Other`")]
 pub enum FileKind {
@@ -47,20 +47,20 @@ pub enum FileKind {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ByteRange {
-    /// The first byte, counted from 0. Past the end: nothing.
+    /// The first byte, counted from 0. A range past the end is empty.
     pub offset: u64,
-    /// How many bytes at most; `None` for all that follow.
+    /// Maximum number of bytes; `None` for all that follow.
     pub length: Option<u64>,
 }
 
 impl ByteRange {
-    /// The whole file.
+    /// Returns the range of the whole file.
     #[must_use]
     pub fn all() -> Self {
         Self::default()
     }
 
-    /// At most `length` bytes from `offset`.
+    /// Returns the range of at most `length` bytes from `offset`.
     #[must_use]
     pub fn new(offset: u64, length: u64) -> Self {
         Self {
@@ -70,15 +70,15 @@ impl ByteRange {
     }
 }
 
-/// How a file is written.
+/// Options of [`Sandbox::write`](super::Sandbox::write).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WriteOptions {
-    /// How many bytes will come, where known. A stream of another length fails the write.
+    /// Length of the stream, if known. The write fails if the stream has another length.
     pub size_bytes: Option<u64>,
     /// Permission bits of the file (`0o777` and below).
     pub mode: u32,
-    /// Whether the file appears whole or not at all.
+    /// Whether the file appears atomically when it is complete.
     pub atomic: bool,
 }
 
@@ -93,14 +93,14 @@ impl Default for WriteOptions {
 }
 
 impl WriteOptions {
-    /// The same with these permission bits.
+    /// Sets the permission bits.
     #[must_use]
     pub fn with_mode(mut self, mode: u32) -> Self {
         self.mode = mode & 0o777;
         self
     }
 
-    /// The same with this size.
+    /// Sets the length of the stream.
     #[must_use]
     pub fn with_size(mut self, size_bytes: u64) -> Self {
         self.size_bytes = Some(size_bytes);

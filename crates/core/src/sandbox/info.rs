@@ -1,4 +1,4 @@
-//! What a sandbox says about itself: where it is, and what is really in force.
+//! Description of a sandbox and its enforcement.
 
 use std::fmt;
 
@@ -7,29 +7,29 @@ use serde::{Deserialize, Serialize};
 use super::SandboxPath;
 use crate::policy::{Policy, PolicyField};
 
-/// What a sandbox is, fixed when it opens.
+/// Description of a sandbox, fixed when it opens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct SandboxInfo {
     /// The backend that opened it.
     pub backend: String,
-    /// Names it among the backend's sandboxes.
+    /// Its identifier, unique among the backend's sandboxes.
     pub id: String,
     /// Its working directory, absolute, as commands see it.
     pub working_directory: SandboxPath,
-    /// How far its code is kept from everything else.
+    /// How its code is separated from the host.
     pub isolation: Isolation,
-    /// What it is kept by, in words for people, e.g. `Landlock 7`.
-    #[serde(default)]
-    pub walls: Vec<String>,
-    /// For every field the policy sets, what enforces it.
+    /// Names of the mechanisms that confine it, e.g. `Landlock 7`.
+    #[serde(default, rename = "walls")]
+    pub mechanisms: Vec<String>,
+    /// The enforcement of each field that the policy sets.
     pub enforcement: Vec<Enforcement>,
-    /// What is left when our process dies.
+    /// State that survives the death of the owner's process.
     pub survival: Survival,
 }
 
 impl SandboxInfo {
-    /// A sandbox without isolation of which nothing survives and on which nothing is enforced.
+    /// Creates the description of a sandbox without isolation, enforcement or survival.
     pub fn new(
         backend: impl Into<String>,
         id: impl Into<String>,
@@ -40,25 +40,25 @@ impl SandboxInfo {
             id: id.into(),
             working_directory,
             isolation: Isolation::None,
-            walls: Vec::new(),
+            mechanisms: Vec::new(),
             enforcement: Vec::new(),
             survival: Survival::Nothing,
         }
     }
 }
 
-/// How far code in a sandbox is kept from everything else.
+/// How code in a sandbox is separated from the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Isolation {
-    /// Not at all: code can do what the user can do.
+    /// Not at all: code has the user's permissions.
     None,
-    /// The kernel restricts it, on this host.
+    /// By restrictions of this host's kernel.
     Kernel,
-    /// It runs in a container.
+    /// By a container.
     Container,
-    /// It runs on another machine, real or virtual.
+    /// By running on another machine, physical or virtual.
     Machine,
 }
 
@@ -73,24 +73,24 @@ impl fmt::Display for Isolation {
     }
 }
 
-/// What enforces one policy field.
+/// The enforcement of one policy field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Enforcement {
     /// The field.
     pub field: PolicyField,
-    /// What enforces it.
+    /// Enforcer of the field.
     pub by: EnforcedBy,
 }
 
 impl Enforcement {
-    /// `field` is enforced by `by`.
+    /// Creates an entry.
     #[must_use]
     pub fn new(field: PolicyField, by: EnforcedBy) -> Self {
         Self { field, by }
     }
 
-    /// The report for a policy: for each field that is set, what `by` says of it.
+    /// Creates the report for a policy by calling `by` for each field that is set.
     #[must_use]
     pub fn report(policy: &Policy, by: impl Fn(PolicyField) -> EnforcedBy) -> Vec<Self> {
         policy
@@ -108,22 +108,22 @@ impl Enforcement {
 pub enum EnforcedBy {
     /// The kernel, for the sandbox as a whole.
     Kernel,
-    /// The backend: an engine, a disposable image, or our own process.
+    /// The backend: a container engine, a disposable image, or this process.
     Backend,
-    /// The kernel, but for each process by itself.
+    /// The kernel, for each process separately.
     PerProcess,
-    /// Measured now and then, and acted on.
+    /// The backend, by polling.
     Polled,
     /// Nothing.
     NotEnforced,
 }
 
-/// What is left of a sandbox when our process dies.
+/// State of a sandbox that survives the death of its owner's process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Survival {
-    /// Nothing that can be used again.
+    /// Nothing that can be reattached.
     Nothing,
     /// The files.
     Workspace,

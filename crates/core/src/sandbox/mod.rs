@@ -1,29 +1,32 @@
-//! Sandboxes: where an agent's commands run and its files live.
+//! Sandboxes: execution environments for an agent's commands and files.
 //!
 //! A [`Backend`] is configuration and opens a [`Sandbox`]: one live execution environment. A
-//! sandbox spawns a [`Process`] for each command and gives out files. All three are small and
-//! object-safe; what can be built from them is in [`SandboxExt`]. What a backend can't do answers
+//! sandbox spawns a [`Process`] for each command and reads and writes files. All three are small and
+//! object-safe; convenience methods are in [`SandboxExt`]. Operations that a backend lacks fail with
 //! [`SandboxErrorKind::Unsupported`].
 //!
-//! `Err` means that something of ours failed. A command that fails is a result: [`Exit`] says how
-//! it ended. A sandbox that is gone is [`SandboxErrorKind::Gone`] and ends the run.
+//! A command that fails is a result, described by [`Exit`]; `Err` means that the sandbox failed. A
+//! sandbox that no longer exists fails with [`SandboxErrorKind::Gone`], which ends the run.
 //!
-//! There is no async drop. `close().await` is the good way out and reports what it could not clean
-//! up; dropping is the fall-back and kills what runs.
+//! There is no async drop: `close().await` cleans up and reports errors; dropping kills the commands
+//! and removes what it can.
 
 mod boundary;
 mod error;
 mod exit;
 mod ext;
 mod files;
+mod forward;
 mod host;
 mod info;
-mod lifecycle;
 mod output;
 mod path;
 mod program;
 mod render;
 mod request;
+mod signal;
+mod staging;
+mod transfer;
 
 use std::fmt;
 use std::pin::Pin;
@@ -37,49 +40,49 @@ pub use self::error::{SandboxError, SandboxErrorKind};
 pub use self::exit::{BackgroundProcess, ChannelReport, Exit, ExitStatus, SpillFile};
 pub use self::ext::SandboxExt;
 pub use self::files::{ByteRange, FileInfo, FileKind, WriteOptions};
-pub use self::host::{Refusal, SavedFile, SavedOutputs, UploadedFile, UploadedFiles};
 pub use self::info::{EnforcedBy, Enforcement, Isolation, SandboxInfo, Survival};
-pub use self::lifecycle::{CommandAction, CommandEvent, CommandLifecycle};
 pub use self::output::{Captured, CommandOutput, HeadTail};
 pub use self::path::{InvalidPath, SandboxPath};
 pub use self::program::Program;
 pub use self::render::{RenderLimits, render_command, render_refusal};
 pub use self::request::{Background, Command, PtySize, SpawnRequest, Spill, Stdin};
+pub use self::signal::Signal;
+pub use self::transfer::{RefusedFile, SavedFile, SavedOutputs, UploadedFile, UploadedFiles};
 use crate::ids::RunId;
 use crate::policy::Policy;
-use crate::tool::{NoProgress, Progress};
+use crate::progress::{NoProgress, Progress};
 
-/// Bytes of a file, in pieces; the reader sets the pace.
+/// The content of a file, streamed at the reader's pace.
 pub type ByteStream = Pin<Box<dyn Stream<Item = Result<Bytes, SandboxError>> + Send + 'static>>;
 
-/// Output of a command, in pieces; the reader sets the pace.
+/// The output of a command, streamed at the reader's pace.
 pub type OutputStream =
     Pin<Box<dyn Stream<Item = Result<OutputChunk, SandboxError>> + Send + 'static>>;
 
-/// Reusable configuration that makes sandboxes. Immutable, shared by any number of sessions.
+/// Immutable configuration that opens sandboxes, shared by any number of sessions.
 #[async_trait]
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a sandbox backend",
-    note = "implement `Backend` from `cantle_core::sandbox`, or wrap it in an `Arc`"
+    note = "implement `Backend` from `cantle_core::sandbox`"
 )]
 pub trait Backend: fmt::Debug + Send + Sync {
-    /// Names the backend in reports, e.g. `local`.
+    /// The backend's name in reports, e.g. `local`.
     fn name(&self) -> &str;
 
     /// Opens a sandbox.
     ///
     /// # Errors
-    /// [`SandboxErrorKind::Unenforceable`] where the policy is strict and a field of it can't be
-    /// enforced; [`SandboxErrorKind::Unavailable`] where something is missing (a shell, an engine),
+    /// [`SandboxErrorKind::Unenforceable`] if the policy is strict and one of its fields can't be
+    /// enforced; [`SandboxErrorKind::Unavailable`] if a requirement is missing (a shell, an engine),
     /// with advice on what to install or set.
     async fn open(&self, cx: SandboxContext) -> Result<Arc<dyn Sandbox>, SandboxError>;
 
-    /// Opens a sandbox that [`Sandbox::persist`] left behind, for the run and under the policy of
-    /// `cx`; secrets of the environment are in the policy and nowhere else.
+    /// Reopens a persisted sandbox (see [`Sandbox::persist`]) for the run and under the policy of
+    /// `cx`. Secrets are not persisted: the policy has to supply them again.
     ///
     /// # Errors
-    /// [`SandboxErrorKind::Gone`] where it no longer exists; [`SandboxErrorKind::Unsupported`]
-    /// where the backend keeps nothing.
+    /// [`SandboxErrorKind::Gone`] if the sandbox no longer exists;
+    /// [`SandboxErrorKind::Unsupported`] if the backend can't keep sandboxes.
     async fn reattach(
         &self,
         handle: &SandboxHandle,
@@ -93,23 +96,22 @@ pub trait Backend: fmt::Debug + Send + Sync {
     }
 }
 
-/// What a backend knows when it opens a sandbox, or opens it again.
+/// Arguments of [`Backend::open`] and [`Backend::reattach`].
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct SandboxContext {
-    /// Names what is opened (labels, directories), so that it can be told from others'.
+    /// The run that the sandbox belongs to; used in labels and directory names.
     pub run: RunId,
-    /// What code in it may do.
+    /// The policy for code in the sandbox.
     pub policy: Policy,
-    /// Whether its files may have to outlive our process: [`Sandbox::persist`] will be asked for.
-    /// A backend that could keep them elsewhere (in memory) then doesn't.
+    /// Whether [`Sandbox::persist`] will be called, so that files must not be kept in memory.
     pub durable: bool,
-    /// Where to tell people what takes long: an image that is pulled, a line each.
+    /// Receives a line for each slow step, such as pulling an image.
     pub progress: Arc<dyn Progress>,
 }
 
 impl SandboxContext {
-    /// A sandbox for `run` under `policy` that ends with us.
+    /// Creates the context of a sandbox for `run` under `policy` that ends with this process.
     #[must_use]
     pub fn new(run: RunId, policy: Policy) -> Self {
         Self {
@@ -120,14 +122,14 @@ impl SandboxContext {
         }
     }
 
-    /// The same for files that may have to outlive our process.
+    /// Sets [`durable`](Self::durable).
     #[must_use]
     pub fn durable(mut self) -> Self {
         self.durable = true;
         self
     }
 
-    /// The same with somebody who watches while it is opened.
+    /// Sets the receiver of progress messages.
     #[must_use]
     pub fn with_progress(mut self, progress: Arc<dyn Progress>) -> Self {
         self.progress = progress;
@@ -135,18 +137,18 @@ impl SandboxContext {
     }
 }
 
-/// Names a sandbox that outlives its owner; only the backend that made it can read it.
+/// A reference to a persisted sandbox. Only the backend that created it can interpret it.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct SandboxHandle {
     /// The backend's name.
     pub backend: String,
-    /// What the backend needs to find it again. Holds no secret.
+    /// Backend-specific text that identifies the sandbox. Contains no secret.
     pub token: String,
 }
 
 impl SandboxHandle {
-    /// A handle of `backend`.
+    /// Creates a handle.
     pub fn new(backend: impl Into<String>, token: impl Into<String>) -> Self {
         Self {
             backend: backend.into(),
@@ -155,35 +157,34 @@ impl SandboxHandle {
     }
 }
 
-/// One live execution environment. Shared: commands and file operations may overlap.
+/// One live execution environment. Commands and file operations may run concurrently.
 ///
-/// Dropped without [`close`](Self::close), it kills its commands and removes what it can.
+/// Dropping it without [`close`](Self::close) kills its commands and removes what it can.
 #[async_trait]
 pub trait Sandbox: fmt::Debug + Send + Sync {
-    /// What it is, and which policy field is enforced by what.
+    /// Describes the sandbox and how each policy field is enforced.
     fn info(&self) -> &SandboxInfo;
 
     /// Starts a command.
     ///
     /// # Errors
-    /// Where it can't be started: no such program or directory, arguments too long or with NUL. A
-    /// command that starts and fails is no error.
+    /// If the command can't be started: no such program or directory, arguments too long or with NUL.
+    /// A command that starts and fails is not an error.
     async fn spawn(&self, request: SpawnRequest) -> Result<Box<dyn Process>, SandboxError>;
 
     /// Reads a regular file, or a range of it.
     ///
     /// # Errors
-    /// [`SandboxErrorKind::NotAFile`] for anything else than a regular file, at once;
-    /// [`SandboxErrorKind::OutsideSandbox`] where a link leads out.
+    /// [`SandboxErrorKind::NotAFile`] for anything but a regular file;
+    /// [`SandboxErrorKind::OutsideSandbox`] if a link leads out.
     async fn read(&self, path: &SandboxPath, range: ByteRange) -> Result<ByteStream, SandboxError>;
 
-    /// Writes a regular file, and the directories above it. A failed write leaves no partial file
-    /// where [`WriteOptions::atomic`] is set (the default).
+    /// Writes a regular file and creates its parent directories. A failed write leaves no partial file
+    /// if [`WriteOptions::atomic`] is set (the default).
     ///
     /// # Errors
-    /// As [`read`](Self::read), where the stream fails or the disk is full, and
-    /// [`SandboxErrorKind::InvalidInput`] where more or fewer bytes come than
-    /// [`WriteOptions::size_bytes`] says.
+    /// As [`read`](Self::read); the stream's own error; [`SandboxErrorKind::StorageFull`]; and
+    /// [`SandboxErrorKind::InvalidInput`] if the stream is not [`WriteOptions::size_bytes`] long.
     async fn write(
         &self,
         path: &SandboxPath,
@@ -191,97 +192,95 @@ pub trait Sandbox: fmt::Debug + Send + Sync {
         data: ByteStream,
     ) -> Result<(), SandboxError>;
 
-    /// What is at a path. A link is reported as a link, not followed.
+    /// Returns the metadata of a path, without following a link.
     ///
     /// # Errors
-    /// [`SandboxErrorKind::NotFound`] where nothing is there.
+    /// [`SandboxErrorKind::NotFound`] if it doesn't exist.
     async fn stat(&self, path: &SandboxPath) -> Result<FileInfo, SandboxError>;
 
-    /// What is in a directory: not recursive, sorted by name, links not followed. Paths are
+    /// Lists a directory, not recursively, sorted by name, without following links. Paths are
     /// relative to the directory.
     ///
     /// # Errors
-    /// [`SandboxErrorKind::NotADirectory`] where it is none.
+    /// [`SandboxErrorKind::NotADirectory`] for anything but a directory.
     async fn list(&self, path: &SandboxPath) -> Result<Vec<FileInfo>, SandboxError>;
 
-    /// Makes a directory and those above it; one that exists is fine.
+    /// Creates a directory and its parents; an existing directory is not an error.
     ///
     /// # Errors
-    /// [`SandboxErrorKind::AlreadyExists`] where something else is there.
+    /// [`SandboxErrorKind::AlreadyExists`] if the path is not a directory.
     async fn mkdir(&self, path: &SandboxPath) -> Result<(), SandboxError>;
 
-    /// Removes a file, a link (not what it points to) or a directory with all that is in it.
+    /// Removes a file, a link (not its target) or a directory with its contents.
     ///
     /// # Errors
-    /// [`SandboxErrorKind::NotFound`] where nothing is there.
+    /// [`SandboxErrorKind::NotFound`] if it doesn't exist.
     async fn remove(&self, path: &SandboxPath) -> Result<(), SandboxError>;
 
-    /// Moves a file or directory, replacing a file that is in its way.
+    /// Moves a file or directory, replacing an existing file.
     ///
     /// # Errors
-    /// [`SandboxErrorKind::NotFound`] where nothing is there.
+    /// [`SandboxErrorKind::NotFound`] if it doesn't exist.
     async fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<(), SandboxError>;
 
-    /// Arranges for the sandbox to outlive this process, as far as [`SandboxInfo::survival`] says:
-    /// dropping it then leaves it for [`Backend::reattach`]. [`close`](Self::close) removes it all
-    /// the same.
+    /// Keeps the sandbox for [`Backend::reattach`] after it is dropped, to the extent that
+    /// [`SandboxInfo::survival`] states. [`close`](Self::close) still removes it.
     ///
     /// # Errors
-    /// [`SandboxErrorKind::Unsupported`] where it can't.
+    /// [`SandboxErrorKind::Unsupported`] if the backend can't keep sandboxes.
     async fn persist(&self) -> Result<SandboxHandle, SandboxError> {
         Err(SandboxError::unsupported("this sandbox can't be kept"))
     }
 
-    /// Kills what runs and removes what was made. A second call does nothing.
+    /// Kills all commands and removes the sandbox. A second call does nothing.
     ///
     /// # Errors
-    /// Where something may be left behind; it says what.
+    /// If something may be left behind; the message names it.
     async fn close(&self) -> Result<(), SandboxError>;
 }
 
-/// One running command. Dropped, it is killed with everything it started.
+/// One running command. Dropping it kills it and its descendants.
 #[async_trait]
 pub trait Process: Send {
-    /// Its process id as seen inside the sandbox, where there is one.
+    /// The process id as seen inside the sandbox, if there is one.
     fn id(&self) -> Option<u32>;
 
-    /// Its output, once. The stream ends soon after the command itself ends, even where a
-    /// background child holds the pipe. Output that nobody takes or that is dropped is discarded,
-    /// and counted.
+    /// Takes the output stream; `None` on a second call. The stream ends soon after the command exits,
+    /// even if a background child holds the pipe. Output without a reader is discarded, but counted.
     fn take_output(&mut self) -> Option<OutputStream>;
 
-    /// Its input, once, where the request asked for [`Stdin::Piped`] or a terminal.
+    /// Takes the input; `None` on a second call, and without [`Stdin::Piped`] or a terminal.
     fn take_stdin(&mut self) -> Option<Box<dyn ProcessStdin>>;
 
     /// Sends a signal to the command's process group.
     ///
     /// # Errors
-    /// [`SandboxErrorKind::Unsupported`] where the backend can't; a command that has ended is fine.
-    async fn signal(&mut self, signal: i32) -> Result<(), SandboxError>;
+    /// [`SandboxErrorKind::Unsupported`] if the backend can't. After the command's exit, nothing happens.
+    async fn signal(&mut self, signal: Signal) -> Result<(), SandboxError>;
 
-    /// Tells its terminal a new size.
+    /// Changes the size of the command's terminal.
     ///
     /// # Errors
-    /// [`SandboxErrorKind::Unsupported`] where it has no terminal.
+    /// [`SandboxErrorKind::Unsupported`] if the command has no terminal.
     async fn resize(&mut self, size: PtySize) -> Result<(), SandboxError> {
         let _ = size;
         Err(SandboxError::unsupported("the command has no terminal"))
     }
 
-    /// Waits for the end of the command. May be called again, with the same answer. Cancel-safe.
+    /// Waits for the command's exit; further calls return the same result. Cancel-safe.
     ///
     /// # Errors
-    /// [`SandboxErrorKind::Gone`] where the sandbox ended first.
+    /// [`SandboxErrorKind::Gone`] if the sandbox ended first.
     async fn wait(&mut self) -> Result<Exit, SandboxError>;
 }
 
-/// The input of a running command. Dropped, it is closed.
+/// The input of a running command. Dropping it closes the input.
 #[async_trait]
 pub trait ProcessStdin: Send {
-    /// Writes all of `data`, at the pace the command reads it.
+    /// Writes all of `data`, waiting until the command has room for it.
     ///
     /// # Errors
-    /// [`SandboxErrorKind::Closed`] where the command no longer reads.
+    /// [`SandboxErrorKind::Closed`] if the command no longer reads.
     async fn write(&mut self, data: Bytes) -> Result<(), SandboxError>;
 }
 
@@ -292,9 +291,9 @@ pub trait ProcessStdin: Send {
     reason = "a channel and its bytes, nothing more"
 )]
 pub struct OutputChunk {
-    /// Where it was written to.
+    /// The channel it was written to.
     pub channel: Channel,
-    /// The bytes, as they came: cut anywhere, in any encoding.
+    /// The bytes, cut anywhere, in any encoding.
     pub bytes: Bytes,
 }
 
@@ -305,7 +304,7 @@ pub struct OutputChunk {
     reason = "a process has these two; a terminal is one stream"
 )]
 pub enum Channel {
-    /// Standard output, and everything a terminal shows.
+    /// Standard output, or the single stream of a terminal.
     Stdout,
     /// Standard error.
     Stderr,

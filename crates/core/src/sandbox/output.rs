@@ -1,4 +1,4 @@
-//! Output kept within bounds: the head and the tail of a stream, and what lies between counted.
+//! Bounded capture of a command's output: the head and tail of each stream.
 
 use std::collections::VecDeque;
 
@@ -6,8 +6,7 @@ use bytes::Bytes;
 
 use super::{Channel, Exit, OutputChunk};
 
-/// Keeps the first and the last bytes of a stream, and counts the rest. Its memory is bounded by
-/// its limits, whatever flows through.
+/// Keeps the first and last bytes of a stream and counts the rest, in bounded memory.
 #[derive(Clone, Debug)]
 pub struct HeadTail {
     head_limit: usize,
@@ -18,7 +17,7 @@ pub struct HeadTail {
 }
 
 impl HeadTail {
-    /// Keeps up to `head_limit` bytes of the start and `tail_limit` of the end.
+    /// Creates a buffer for the first `head_limit` and the last `tail_limit` bytes.
     #[must_use]
     pub fn new(head_limit: usize, tail_limit: usize) -> Self {
         Self {
@@ -30,7 +29,7 @@ impl HeadTail {
         }
     }
 
-    /// Takes the next bytes.
+    /// Appends the next bytes of the stream.
     pub fn push(&mut self, bytes: &[u8]) {
         self.total += bytes.len() as u64;
         let room = self
@@ -46,7 +45,7 @@ impl HeadTail {
         self.tail.extend(rest);
     }
 
-    /// What was kept.
+    /// Returns the kept bytes.
     #[must_use]
     pub fn finish(self) -> Captured {
         let kept = (self.head.len() + self.tail.len()) as u64;
@@ -64,15 +63,15 @@ impl HeadTail {
 pub struct Captured {
     /// The first bytes.
     pub head: Bytes,
-    /// The last bytes, where they are not in `head`.
+    /// The last bytes that are not in `head`.
     pub tail: Bytes,
-    /// How many bytes between the two were not kept.
+    /// Number of discarded bytes between `head` and `tail`.
     pub omitted_bytes: u64,
 }
 
 impl Captured {
-    /// All of a short stream.
-    pub fn whole(bytes: impl Into<Bytes>) -> Self {
+    /// Creates the capture of a stream without omitted bytes.
+    pub fn complete(bytes: impl Into<Bytes>) -> Self {
         Self {
             head: bytes.into(),
             tail: Bytes::new(),
@@ -80,8 +79,7 @@ impl Captured {
         }
     }
 
-    /// The bytes kept, as text: bytes that are not UTF-8 are replaced, and a line stands for what
-    /// was omitted.
+    /// Returns the kept bytes as text, with U+FFFD for invalid UTF-8 and a line for the omitted bytes.
     #[must_use]
     pub fn text(&self) -> String {
         if self.omitted_bytes == 0 {
@@ -97,14 +95,14 @@ impl Captured {
         )
     }
 
-    /// How many bytes the stream had.
+    /// Returns the length of the stream.
     #[must_use]
     pub fn total_bytes(&self) -> u64 {
         (self.head.len() + self.tail.len()) as u64 + self.omitted_bytes
     }
 }
 
-/// A command that ran to its end, and what it wrote, within bounds.
+/// A command's result and its captured output.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CommandOutput {
@@ -117,7 +115,7 @@ pub struct CommandOutput {
 }
 
 impl CommandOutput {
-    /// Puts the parts together.
+    /// Creates the output of a command.
     #[must_use]
     pub fn new(exit: Exit, stdout: Captured, stderr: Captured) -> Self {
         Self {
@@ -128,7 +126,7 @@ impl CommandOutput {
     }
 }
 
-/// Both channels of a command, kept within bounds.
+/// Captures both output channels of a command.
 #[derive(Debug)]
 pub(super) struct Capture {
     stdout: HeadTail,
@@ -136,7 +134,7 @@ pub(super) struct Capture {
 }
 
 impl Capture {
-    /// Up to `limit` bytes of each channel: half of them from the start, half from the end.
+    /// Creates a capture of up to `limit` bytes of each channel, half of them from the start.
     pub(super) fn new(limit: usize) -> Self {
         let half = HeadTail::new(limit - limit / 2, limit / 2);
         Self {

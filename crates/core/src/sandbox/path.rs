@@ -1,8 +1,7 @@
 //! Paths inside a sandbox.
 //!
-//! A path is absolute or relative to the working directory chosen at open. It is normalised here,
-//! once; what it *means* is decided by the kernel or inside the sandbox, never by comparing text:
-//! a link may lead anywhere, and the backend refuses to follow it out.
+//! A path is absolute or relative to the working directory. It is normalized here, once; links are
+//! resolved by the kernel or inside the sandbox, never by comparing text.
 
 use std::ffi::OsStr;
 use std::fmt;
@@ -10,7 +9,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-/// A path inside a sandbox: normalised bytes, without NUL, that does not climb above its start.
+/// A normalized path inside a sandbox, without NUL, that doesn't lead above its base.
 ///
 /// ```
 /// use cantle_core::sandbox::SandboxPath;
@@ -24,12 +23,12 @@ use serde::{Deserialize, Serialize};
 #[serde(try_from = "String", into = "String")]
 pub struct SandboxPath {
     absolute: bool,
-    /// Components joined by `/`, without a leading or trailing one; empty for the start itself.
+    /// Components joined by `/`, without a leading or trailing slash; empty for the base itself.
     bytes: Vec<u8>,
 }
 
 impl SandboxPath {
-    /// The working directory.
+    /// Returns the working directory, as a relative path.
     #[must_use]
     pub fn working_directory() -> Self {
         Self {
@@ -38,10 +37,10 @@ impl SandboxPath {
         }
     }
 
-    /// Takes a path apart and puts it together without `.`, `..` and doubled slashes.
+    /// Normalizes a path: removes `.`, `..` and repeated slashes.
     ///
     /// # Errors
-    /// [`InvalidPath`] where it holds NUL or climbs above its start.
+    /// [`InvalidPath`] if it contains NUL or leads above its base.
     pub fn new(path: impl AsRef<[u8]>) -> Result<Self, InvalidPath> {
         let path = path.as_ref();
         let invalid = |problem| InvalidPath {
@@ -49,14 +48,16 @@ impl SandboxPath {
             problem,
         };
         if path.contains(&0) {
-            return Err(invalid(Problem::Nul));
+            return Err(invalid(PathProblem::Nul));
         }
         let mut components: Vec<&[u8]> = Vec::new();
         for component in path.split(|byte| *byte == b'/') {
             match component {
                 b"" | b"." => {}
                 b".." => {
-                    components.pop().ok_or_else(|| invalid(Problem::Escapes))?;
+                    components
+                        .pop()
+                        .ok_or_else(|| invalid(PathProblem::Escapes))?;
                 }
                 name => components.push(name),
             }
@@ -67,7 +68,7 @@ impl SandboxPath {
         })
     }
 
-    /// A path from one of the host's own, e.g. a relative one found while walking a directory.
+    /// Converts a path of the host, e.g. a relative one found while walking a directory.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -75,38 +76,38 @@ impl SandboxPath {
         Self::new(path.as_ref().as_encoded_bytes())
     }
 
-    /// Whether it starts at the root instead of the working directory.
+    /// Returns whether the path starts at the root and not at the working directory.
     #[must_use]
     pub fn is_absolute(&self) -> bool {
         self.absolute
     }
 
-    /// Whether it is the working directory or the root itself.
+    /// Returns whether the path is its base: the working directory, or the root.
     #[must_use]
-    pub fn is_start(&self) -> bool {
+    pub fn is_base(&self) -> bool {
         self.bytes.is_empty()
     }
 
-    /// The components joined by `/`, without a leading one; empty for the start itself.
+    /// Returns the components joined by `/`, without a leading slash; empty for the base itself.
     #[must_use]
     pub fn relative_bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// The components, outermost first.
+    /// Iterates over the components, outermost first.
     pub fn components(&self) -> impl DoubleEndedIterator<Item = &[u8]> {
         self.bytes
             .split(|byte| *byte == b'/')
             .filter(|component| !component.is_empty())
     }
 
-    /// The last component; `None` for the start itself.
+    /// Returns the last component; `None` for the base itself.
     #[must_use]
     pub fn file_name(&self) -> Option<&[u8]> {
         self.components().next_back()
     }
 
-    /// The path without its last component; `None` for the start itself.
+    /// Returns the path without its last component; `None` for the base itself.
     #[must_use]
     pub fn parent(&self) -> Option<Self> {
         let name = self.file_name()?;
@@ -117,16 +118,16 @@ impl SandboxPath {
         })
     }
 
-    /// This path with `name` below it. `name` may be several components.
+    /// Appends `name`, which may have several components.
     ///
     /// # Errors
-    /// Where `name` is absolute, holds NUL or climbs.
+    /// If `name` is absolute, contains NUL or leads above its base.
     pub fn join(&self, name: impl AsRef<[u8]>) -> Result<Self, InvalidPath> {
         let below = Self::new(name.as_ref())?;
         if below.absolute {
             return Err(InvalidPath {
                 path: lossy(name.as_ref()),
-                problem: Problem::Absolute,
+                problem: PathProblem::Absolute,
             });
         }
         let mut bytes = self.bytes.clone();
@@ -140,14 +141,14 @@ impl SandboxPath {
         })
     }
 
-    /// This path relative to `root`, where it is absolute and lies below it (or is it).
+    /// Returns this path relative to `prefix`; `None` if it is not `prefix` or below it.
     #[must_use]
-    pub fn strip_root(&self, root: &Self) -> Option<Self> {
-        if self.absolute != root.absolute {
+    pub fn strip_prefix(&self, prefix: &Self) -> Option<Self> {
+        if self.absolute != prefix.absolute {
             return None;
         }
         let mut own = self.components();
-        for component in root.components() {
+        for component in prefix.components() {
             if own.next() != Some(component) {
                 return None;
             }
@@ -157,12 +158,6 @@ impl SandboxPath {
             absolute: false,
             bytes,
         })
-    }
-
-    /// The whole path as text; bytes that are not UTF-8 are replaced.
-    #[must_use]
-    pub fn to_lossy(&self) -> String {
-        self.to_string()
     }
 }
 
@@ -219,16 +214,16 @@ impl From<SandboxPath> for String {
     }
 }
 
-/// Text that can't be a path in a sandbox.
+/// Text that is not a valid path in a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{path}` is no path in the sandbox: {problem}")]
+#[error("`{path}` is not a valid path in the sandbox: {problem}")]
 pub struct InvalidPath {
     path: String,
-    problem: Problem,
+    problem: PathProblem,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-enum Problem {
+enum PathProblem {
     #[error("it contains a NUL byte")]
     Nul,
     #[error("it leads above the directory it starts from")]
@@ -240,8 +235,8 @@ enum Problem {
 impl From<InvalidPath> for super::SandboxError {
     fn from(error: InvalidPath) -> Self {
         let kind = match error.problem {
-            Problem::Nul | Problem::Absolute => super::SandboxErrorKind::InvalidInput,
-            Problem::Escapes => super::SandboxErrorKind::OutsideSandbox,
+            PathProblem::Nul | PathProblem::Absolute => super::SandboxErrorKind::InvalidInput,
+            PathProblem::Escapes => super::SandboxErrorKind::OutsideSandbox,
         };
         Self::new(kind, error.to_string()).with_source(error)
     }

@@ -1,5 +1,4 @@
-//! What of a request is executed: a shell with a command line, or a program by its name or path, looked
-//! for as `execvp` does.
+//! The program to execute for a command: a shell, or a program looked up as `execvp` does.
 
 use std::ffi::{OsStr, OsString};
 use std::io;
@@ -7,39 +6,38 @@ use std::path::Path;
 
 use super::{SandboxError, SandboxErrorKind};
 
-/// A program with its arguments, and where it may be inside the sandbox.
+/// A program with its arguments and candidate paths in the sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Program {
-    /// Where it may be; the first that can be executed is taken. Never empty, unless the search path is.
+    /// Paths to try in order. Empty only if the search path is.
     pub candidates: Vec<OsString>,
-    /// As it was asked for, and as it is told its own name.
+    /// The name as requested, which is also `argv[0]`.
     pub name: OsString,
-    /// What follows its name.
+    /// The arguments after the name.
     pub arguments: Vec<OsString>,
-    /// Where it was looked for, unless it was given with its path.
+    /// The search path, unless the name has a slash.
     pub search_path: Option<OsString>,
 }
 
 impl Program {
-    /// A command line for this shell.
+    /// Creates the program for a command line of `shell`.
     #[must_use]
     pub fn shell(shell: &Path, line: &OsStr) -> Self {
         Self {
             candidates: vec![shell.into()],
-            // Some shells are told by it what to be.
+            // Some shells choose their mode by `argv[0]`.
             name: shell.file_name().unwrap_or_default().into(),
-            // A line may begin with a hyphen.
+            // `--` because a line may begin with a hyphen.
             arguments: vec!["-c".into(), "--".into(), line.into()],
             search_path: None,
         }
     }
 
-    /// A program and its arguments; one without a slash in its name is looked for in the directories of
-    /// `search_path`.
+    /// Creates a program from its arguments. A name without a slash is looked up in `search_path`.
     ///
     /// # Errors
-    /// [`SandboxErrorKind::InvalidInput`] where there is no name.
+    /// [`SandboxErrorKind::InvalidInput`] if the name is missing or empty.
     pub fn argv(argv: &[OsString], search_path: &OsStr) -> Result<Self, SandboxError> {
         let (name, arguments) = match argv.split_first() {
             Some((name, arguments)) if !name.is_empty() => (name, arguments),
@@ -52,7 +50,7 @@ impl Program {
         let candidates = if has_path {
             vec![name.clone()]
         } else {
-            // An empty entry is the directory that the command starts in.
+            // An empty entry is the directory in which the command starts.
             std::env::split_paths(search_path)
                 .map(|entry| Path::new(".").join(entry).join(name).into())
                 .collect()
@@ -65,14 +63,14 @@ impl Program {
         })
     }
 
-    /// What is said where it could not be executed.
+    /// Creates the error for a program that could not be executed.
     #[must_use]
-    pub fn not_executed(&self, error: io::Error) -> SandboxError {
+    pub fn exec_error(&self, error: io::Error) -> SandboxError {
         let kind = error.kind();
         let name = self.name.to_string_lossy();
         if let (io::ErrorKind::NotFound, Some(search_path)) = (kind, &self.search_path) {
-            let places = search_path.to_string_lossy();
-            let message = format!("there is no program `{name}` in {places}");
+            let directories = search_path.to_string_lossy();
+            let message = format!("there is no program `{name}` in {directories}");
             return SandboxError::new(SandboxErrorKind::NotFound, message)
                 .with_advice("Give the program's path, or install it first.");
         }

@@ -1,20 +1,20 @@
-//! How a command's result reads to the model: one shape for every backend, Stirrup's.
+//! Rendering of command results for the model, in Stirrup's format.
 
 use std::fmt::Write as _;
 
-use super::exit::amount;
+use super::exit::format_limit;
 use super::{Captured, ChannelReport, CommandOutput, Exit, ExitStatus};
 use crate::policy::PolicyField;
 
-/// How much of [`Exit::notes`] is shown.
-const NOTES: usize = 8;
-const NOTE_CHARS: usize = 400;
+/// Limits for [`Exit::notes`] in a rendered result.
+const MAX_NOTES: usize = 8;
+const MAX_NOTE_CHARS: usize = 400;
 
-/// How much of a result the model sees.
+/// Limits for a rendered result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RenderLimits {
-    /// Characters of each channel.
+    /// Maximum characters of each output channel.
     pub channel_chars: usize,
 }
 
@@ -28,10 +28,9 @@ impl Default for RenderLimits {
 
 /// Renders a command's result for the model.
 ///
-/// A command that ended by itself has `exit_code`, `stdout` and `stderr`. One that was stopped has
-/// `error_kind`, `details`, the output so far and `advice`. A channel that is too long keeps its
-/// first and last half, with a line between that says how much there was and where it is. What the
-/// backend notes about the boundary is a line of `advice` each, however it ended.
+/// A command that exited has `exit_code`, `stdout` and `stderr`. One that was stopped has
+/// `error_kind`, `details`, the output so far and `advice`. The middle of a long channel is replaced
+/// by a line with the total size and the spill file. [`Exit::notes`] are added to `advice`.
 #[must_use]
 pub fn render_command(output: &CommandOutput, limits: RenderLimits) -> String {
     let exit = &output.exit;
@@ -55,7 +54,7 @@ pub fn render_command(output: &CommandOutput, limits: RenderLimits) -> String {
         }
         ExitStatus::LimitReached { field, limit } => {
             element(&mut text, "error_kind", "limit_reached");
-            let amount = amount(field, limit);
+            let amount = format_limit(field, limit);
             let details = format!(
                 "The command reached the limit of {field}, which is {amount}. It was stopped with everything it started; its output so far is kept."
             );
@@ -101,8 +100,7 @@ pub fn render_command(output: &CommandOutput, limits: RenderLimits) -> String {
     text
 }
 
-/// Renders for the model why a command was not run at all: `kind` is one word
-/// (`command_not_allowed`), `advice` says what to do instead.
+/// Renders the refusal to run a command: `kind` is an identifier such as `command_not_allowed`.
 #[must_use]
 pub fn render_refusal(kind: &str, details: &str, advice: &str) -> String {
     let mut text = String::from("<shell_results>");
@@ -113,24 +111,24 @@ pub fn render_refusal(kind: &str, details: &str, advice: &str) -> String {
     text
 }
 
-/// What to do instead, a line each and none twice.
+/// Collects the lines of advice, without duplicates.
 fn advice(exit: &Exit) -> String {
     let own = match exit.status {
         ExitStatus::TimedOut { .. } => Some(
             "Run long work in the background (`command > log 2>&1 &`) and look at its log later, or split it into smaller steps.",
         ),
-        ExitStatus::LimitReached { field, .. } => Some(instead(field)),
+        ExitStatus::LimitReached { field, .. } => Some(limit_advice(field)),
         _ => None,
     };
     let mut lines: Vec<String> = own.into_iter().map(str::to_owned).collect();
     for note in &exit.notes {
         let words: Vec<&str> = note.split_whitespace().collect();
-        let line: String = words.join(" ").chars().take(NOTE_CHARS).collect();
+        let line: String = words.join(" ").chars().take(MAX_NOTE_CHARS).collect();
         if !line.is_empty() && !lines.contains(&line) {
             lines.push(line);
         }
     }
-    let shown = NOTES + usize::from(own.is_some());
+    let shown = MAX_NOTES + usize::from(own.is_some());
     if lines.len() > shown {
         let more = lines.len() - shown;
         lines.truncate(shown);
@@ -139,8 +137,8 @@ fn advice(exit: &Exit) -> String {
     lines.join("\n")
 }
 
-/// What a command can do that stays below a limit.
-pub(super) fn instead(field: PolicyField) -> &'static str {
+/// Returns advice on staying below a limit.
+pub(super) fn limit_advice(field: PolicyField) -> &'static str {
     match field {
         PolicyField::CpuTime => {
             "The policy limits cpu_time for each command: split the work into several commands, or use a faster way."
@@ -180,7 +178,7 @@ fn channel(captured: &Captured, report: &ChannelReport, limits: RenderLimits) ->
         if whole.chars().count() <= limits.channel_chars {
             return whole;
         }
-        return cut(
+        return truncated(
             first_chars(&whole, limits),
             last_chars(&whole, limits),
             captured,
@@ -189,7 +187,7 @@ fn channel(captured: &Captured, report: &ChannelReport, limits: RenderLimits) ->
     }
     let head = String::from_utf8_lossy(&captured.head);
     let tail = String::from_utf8_lossy(&captured.tail);
-    cut(
+    truncated(
         first_chars(&head, limits),
         last_chars(&tail, limits),
         captured,
@@ -197,7 +195,7 @@ fn channel(captured: &Captured, report: &ChannelReport, limits: RenderLimits) ->
     )
 }
 
-fn cut(head: &str, tail: &str, captured: &Captured, report: &ChannelReport) -> String {
+fn truncated(head: &str, tail: &str, captured: &Captured, report: &ChannelReport) -> String {
     let total = captured.total_bytes();
     let mut note = format!("… [the output has {total} bytes; its middle is left out here");
     if let Some(spill) = &report.spilled {

@@ -1,4 +1,4 @@
-//! What is asked of a sandbox: a command and its circumstances.
+//! Requests to start a command.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use super::SandboxPath;
 use crate::secret::SecretText;
 
-/// A command to start.
+/// A request to start a command.
 ///
 /// ```
 /// use std::time::Duration;
@@ -22,31 +22,30 @@ use crate::secret::SecretText;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct SpawnRequest {
-    /// What to run.
+    /// The command.
     pub command: Command,
-    /// Where; the working directory by default.
+    /// The directory to start in; the working directory by default.
     pub directory: SandboxPath,
-    /// Variables on top of the sandbox's own environment. Nothing is inherited from our process.
+    /// Variables in addition to the sandbox's environment. None are inherited from this process.
     pub environment: BTreeMap<String, SecretText>,
-    /// Its input.
+    /// The standard input.
     pub stdin: Stdin,
-    /// A terminal of this size as its input and output, instead of pipes.
+    /// Size of a terminal to use for input and output instead of pipes.
     pub pty: Option<PtySize>,
-    /// How long it may take: at its end nothing of the command is left.
+    /// The time limit, after which the command and its descendants are dead.
     pub timeout: Option<Duration>,
-    /// How long before the end of `timeout` it and everything it started get TERM; at the end they
-    /// get KILL. Where it is longer than half of `timeout`, it is half of it.
+    /// Time between SIGTERM and SIGKILL, taken from the end of `timeout`; at most half of `timeout`.
     pub grace: Duration,
-    /// Cancelled when the command should end early.
+    /// Cancels the command.
     pub cancellation: CancellationToken,
-    /// What becomes of processes that it leaves running.
+    /// How to treat processes that the command leaves running.
     pub background: Background,
-    /// Whether large output is kept in a file.
+    /// Whether to write large output to a file.
     pub spill: Option<Spill>,
 }
 
 impl SpawnRequest {
-    /// A command with everything else at its default.
+    /// Creates a request with default options.
     #[must_use]
     pub fn new(command: Command) -> Self {
         Self {
@@ -63,73 +62,73 @@ impl SpawnRequest {
         }
     }
 
-    /// A command line for the sandbox's shell (bash).
+    /// Creates a request for a command line of the sandbox's shell (bash).
     pub fn shell(command: impl Into<OsString>) -> Self {
         Self::new(Command::Shell(command.into()))
     }
 
-    /// A program and its arguments, without a shell.
+    /// Creates a request for a program and its arguments, without a shell.
     pub fn argv<A: Into<OsString>>(argv: impl IntoIterator<Item = A>) -> Self {
         Self::new(Command::Argv(argv.into_iter().map(Into::into).collect()))
     }
 
-    /// The same in this directory.
+    /// Sets the directory to start in.
     #[must_use]
     pub fn in_directory(mut self, directory: SandboxPath) -> Self {
         self.directory = directory;
         self
     }
 
-    /// The same with a variable.
+    /// Adds an environment variable.
     #[must_use]
     pub fn with_env(mut self, name: impl Into<String>, value: impl Into<SecretText>) -> Self {
         self.environment.insert(name.into(), value.into());
         self
     }
 
-    /// The same with this input.
+    /// Sets the standard input.
     #[must_use]
     pub fn with_stdin(mut self, stdin: Stdin) -> Self {
         self.stdin = stdin;
         self
     }
 
-    /// The same with a terminal.
+    /// Requests a terminal.
     #[must_use]
     pub fn with_pty(mut self, size: PtySize) -> Self {
         self.pty = Some(size);
         self
     }
 
-    /// The same with a time limit.
+    /// Sets the time limit.
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// The same with this time between TERM and KILL.
+    /// Sets the time between SIGTERM and SIGKILL.
     #[must_use]
     pub fn with_grace(mut self, grace: Duration) -> Self {
         self.grace = grace;
         self
     }
 
-    /// The same, ending early when `token` is cancelled.
+    /// Sets the cancellation token.
     #[must_use]
     pub fn with_cancellation(mut self, token: CancellationToken) -> Self {
         self.cancellation = token;
         self
     }
 
-    /// The same with another fate for processes left running.
+    /// Sets how to treat processes that the command leaves running.
     #[must_use]
     pub fn with_background(mut self, background: Background) -> Self {
         self.background = background;
         self
     }
 
-    /// The same with large output kept in a file.
+    /// Writes large output to a file.
     #[must_use]
     pub fn with_spill(mut self, spill: Spill) -> Self {
         self.spill = Some(spill);
@@ -137,25 +136,25 @@ impl SpawnRequest {
     }
 }
 
-/// What to run.
+/// A shell command line or a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::exhaustive_enums, reason = "with a shell or without")]
 pub enum Command {
-    /// A command line for the sandbox's shell (bash).
+    /// A command line of the sandbox's shell (bash).
     Shell(OsString),
     /// A program, looked up in the sandbox's `PATH`, and its arguments.
     Argv(Vec<OsString>),
 }
 
-/// A command's input.
+/// The standard input of a command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Stdin {
-    /// At its end from the start, so that nothing waits for a terminal.
+    /// Empty, so that no program waits for input.
     Null,
-    /// These bytes, then the end.
+    /// These bytes, then end of file.
     Bytes(Bytes),
-    /// What is written to [`Process::take_stdin`](super::Process::take_stdin).
+    /// Bytes written through [`Process::take_stdin`](super::Process::take_stdin).
     Piped,
 }
 
@@ -166,40 +165,40 @@ pub enum Stdin {
     reason = "a terminal has these two dimensions"
 )]
 pub struct PtySize {
-    /// Lines.
+    /// Number of lines.
     pub rows: u16,
-    /// Characters a line.
+    /// Characters per line.
     pub columns: u16,
 }
 
-/// What becomes of processes that a command leaves running when it ends by itself. A timeout or a
-/// cancellation kills them in any case.
+/// How to treat processes that a command leaves running when it exits. A timeout or a cancellation
+/// always kills them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::exhaustive_enums, reason = "they stay or they go")]
+#[expect(clippy::exhaustive_enums, reason = "processes are kept or killed")]
 pub enum Background {
-    /// They are killed.
+    /// Kill them.
     Kill,
-    /// They run on until the sandbox is closed, and are listed in [`Exit::background`].
+    /// Keep them until the sandbox is closed, and list them in [`Exit::background`].
     ///
     /// [`Exit::background`]: super::Exit::background
     Keep,
 }
 
-/// Output kept in a file inside the sandbox, one a channel, once there is enough of it.
+/// Options for writing large output to a file in the sandbox, one per channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Spill {
-    /// A channel with at most this many bytes makes no file.
+    /// A channel with at most this many bytes gets no file.
     pub after_bytes: u64,
-    /// What comes after this many bytes is counted and discarded; the command lives on.
+    /// Maximum size of the file; further output is counted and discarded.
     pub cap_bytes: u64,
 }
 
 impl Spill {
-    /// The cap unless another one is asked for.
+    /// Default of [`cap_bytes`](Self::cap_bytes).
     pub const DEFAULT_CAP_BYTES: u64 = 256 * 1024 * 1024;
 
-    /// A file as soon as a channel has more than `after_bytes`, up to the default cap.
+    /// Writes a file for a channel with more than `after_bytes`, up to the default cap.
     #[must_use]
     pub fn after(after_bytes: u64) -> Self {
         Self {
@@ -208,7 +207,7 @@ impl Spill {
         }
     }
 
-    /// The same with another cap.
+    /// Sets the maximum size of the file.
     #[must_use]
     pub fn with_cap(mut self, cap_bytes: u64) -> Self {
         self.cap_bytes = cap_bytes;

@@ -1,5 +1,4 @@
-//! Arguments: from the text a model wrote to typed parameters, with near-misses mended and errors
-//! it can act on.
+//! Parsing of tool call arguments, with argument repair and errors that the model can act on.
 
 use std::fmt::{self, Write as _};
 
@@ -7,30 +6,29 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-/// Arguments as a tool takes them.
+/// Arguments that satisfy a tool's schema.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-pub struct Parsed {
-    /// The arguments, an object that the tool's schema accepts.
+pub struct ParsedArguments {
+    /// The arguments, an object.
     pub arguments: Value,
-    /// The near-misses that were mended on the way.
+    /// The repairs that were made.
     pub repairs: Vec<Repair>,
 }
 
-impl Parsed {
+impl ParsedArguments {
     pub(super) fn new(arguments: Value, repairs: Vec<Repair>) -> Self {
         Self { arguments, repairs }
     }
 }
 
-/// One near-miss that was mended. Displayed, it is for people and models: `` `limit`: a number in
-/// text ``.
+/// A correction of one argument. [`Display`](fmt::Display) reads like `` `limit`: a number in text ``.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Repair {
-    /// The way to the argument, e.g. `paths[1]`; empty where it is about all of them.
+    /// Path of the argument, e.g. `paths[1]`; empty for the arguments as a whole.
     pub path: String,
-    /// What it was.
+    /// The kind of the correction.
     pub kind: RepairKind,
 }
 
@@ -49,24 +47,24 @@ impl fmt::Display for Repair {
     }
 }
 
-/// The near-misses that are mended.
+/// The kind of a [`Repair`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum RepairKind {
-    /// An object or a list came as text: `"{\"a\": 1}"`.
+    /// An object or a list was given as a string: `"{\"a\": 1}"`.
     JsonInText,
-    /// A number came as text: `"5"`.
+    /// A number was given as a string: `"5"`.
     NumberInText,
-    /// A boolean came as text: `"true"`.
+    /// A boolean was given as a string: `"true"`.
     BooleanInText,
-    /// A whole number came where a text is wanted.
+    /// An integer was given for a string.
     TextFromNumber,
-    /// One value came where a list is wanted.
+    /// A single value was given for a list.
     ListOfOne,
-    /// `null` came for an argument that may be left out.
+    /// `null` was given for an optional argument.
     NullDropped,
-    /// One of the allowed values came in upper or lower case.
+    /// An allowed value was given in different case.
     OtherCase,
 }
 
@@ -84,8 +82,8 @@ impl fmt::Display for RepairKind {
     }
 }
 
-/// Arguments that are not what the tool takes. Its text is for the model: which argument, what was
-/// expected, which names exist; several problems at once, so that it can mend all of them.
+/// Invalid arguments. The message is for the model: it lists the problems with the expected types and
+/// names.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct ArgumentError {
@@ -94,7 +92,7 @@ pub struct ArgumentError {
 }
 
 impl ArgumentError {
-    /// What is wrong, said in full.
+    /// Creates an error about the arguments as a whole.
     fn whole(message: String) -> Self {
         Self {
             path: None,
@@ -102,7 +100,7 @@ impl ArgumentError {
         }
     }
 
-    /// An error of these problems, which are the first of `count`; `None` where there are none.
+    /// Creates an error from the first of `count` problems; `None` without problems.
     pub(super) fn of(problems: &[Problem], count: usize) -> Option<Self> {
         let first = problems.first()?;
         let path = (!first.path.is_empty()).then(|| first.path.clone());
@@ -110,7 +108,7 @@ impl ArgumentError {
             let message = first.to_string();
             return Some(Self { path, message });
         }
-        let mut message = format!("{count} things are wrong with the arguments:");
+        let mut message = format!("{count} problems with the arguments:");
         for problem in problems {
             let _ = write!(message, "\n- {problem}");
         }
@@ -123,15 +121,15 @@ impl ArgumentError {
         Some(Self { path, message })
     }
 
-    /// The way to the first argument that is wrong, e.g. `paths[1]`; `None` where it is about all of
-    /// them.
+    /// Returns the path of the first invalid argument, e.g. `paths[1]`; `None` for the arguments as a
+    /// whole.
     #[must_use]
     pub fn path(&self) -> Option<&str> {
         self.path.as_deref()
     }
 }
 
-/// One thing that is wrong with arguments.
+/// One problem with the arguments.
 #[derive(Debug)]
 pub(super) struct Problem {
     path: String,
@@ -153,12 +151,12 @@ impl fmt::Display for Problem {
     }
 }
 
-/// Reads the text of a call's arguments. Nothing at all means no arguments.
+/// Parses the JSON text of a call's arguments. Empty text means no arguments.
 pub(super) fn parse(text: &str, repairs: &mut Vec<Repair>) -> Result<Value, ArgumentError> {
     if text.trim().is_empty() {
         return Ok(Value::Object(Map::new()));
     }
-    let read = match serde_json::from_str(text) {
+    let parsed = match serde_json::from_str(text) {
         Ok(Value::String(inner)) => match serde_json::from_str(&inner) {
             Ok(Value::Object(arguments)) => {
                 repairs.push(Repair::new(String::new(), RepairKind::JsonInText));
@@ -166,9 +164,9 @@ pub(super) fn parse(text: &str, repairs: &mut Vec<Repair>) -> Result<Value, Argu
             }
             _ => Ok(Value::String(inner)),
         },
-        read => read,
+        other => other,
     };
-    match read {
+    match parsed {
         Ok(Value::Object(arguments)) => Ok(Value::Object(arguments)),
         // Some models write `null` for a tool without parameters.
         Ok(Value::Null) => Ok(Value::Object(Map::new())),
@@ -195,7 +193,7 @@ pub(super) fn typed<P: DeserializeOwned>(arguments: &Value) -> Result<P, Argumen
     })
 }
 
-/// What a JSON value is, with its article.
+/// Names the type of a JSON value, with its article.
 fn kind(value: &Value) -> &'static str {
     match value {
         Value::Null => "null",

@@ -1,6 +1,5 @@
-//! What a tool gets with each call.
+//! The context of a tool call.
 
-use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 
@@ -9,34 +8,31 @@ use tokio_util::sync::CancellationToken;
 use super::ToolError;
 use super::question::{AskUser, NoUser, QuestionId};
 use crate::ids::RunId;
+use crate::progress::{NoProgress, Progress};
 use crate::sandbox::Sandbox;
 
-/// What a tool needs besides its arguments. Nothing reaches a tool by another way: there are no
-/// globals and no task-locals.
+/// Everything that a tool call gets besides its arguments.
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct ToolContext {
     /// The run the call belongs to.
     pub run: RunId,
-    /// The call.
+    /// The id of the call.
     pub call_id: String,
-    /// How many agents are above this one; 0 in the run that a person started.
+    /// Number of parent runs; 0 in the run that the user started.
     pub depth: u32,
-    /// Cancelled when the call should end: the run was cancelled, or its time is over.
+    /// Cancelled when the call should end, after cancellation of the run or a timeout.
     pub cancellation: CancellationToken,
-    /// The session's sandbox, where it has one.
+    /// The session's sandbox, if it has one.
     pub sandbox: Option<Arc<dyn Sandbox>>,
-    /// Where to tell people what happens while the call runs.
+    /// Receives output while the call runs.
     pub progress: Arc<dyn Progress>,
-    /// The way to ask the user.
+    /// Asks the user.
     pub user: Arc<dyn AskUser>,
-    /// What the loop that makes the call hands to tools of its own making, such as sub-agents.
-    /// Nothing to anybody else.
-    pub caller: Option<Arc<dyn Any + Send + Sync>>,
 }
 
 impl ToolContext {
-    /// A context with nothing but a call id: no sandbox, nobody to ask or to tell.
+    /// Creates a context without a sandbox, a user or a progress receiver.
     pub fn new(run: RunId, call_id: impl Into<String>) -> Self {
         Self {
             run,
@@ -46,20 +42,19 @@ impl ToolContext {
             sandbox: None,
             progress: Arc::new(NoProgress),
             user: Arc::new(NoUser),
-            caller: None,
         }
     }
 
-    /// The name of a question that this call asks.
+    /// Returns the id for a question from this call.
     #[must_use]
     pub fn question_id(&self) -> QuestionId {
         QuestionId::new(self.run, &self.call_id)
     }
 
-    /// The sandbox, or an error that says there is none.
+    /// Returns the sandbox, or an error for the model.
     ///
     /// # Errors
-    /// [`ToolErrorKind::Failed`](super::ToolErrorKind::Failed) where the session has no sandbox.
+    /// [`ToolErrorKind::Failed`](super::ToolErrorKind::Failed) if the session has no sandbox.
     pub fn require_sandbox(&self) -> Result<&Arc<dyn Sandbox>, ToolError> {
         self.sandbox.as_ref().ok_or_else(|| {
             ToolError::failed("This agent has no sandbox, so the tool can't work with files.")
@@ -76,19 +71,4 @@ impl fmt::Debug for ToolContext {
             .field("sandbox", &self.sandbox.is_some())
             .finish_non_exhaustive()
     }
-}
-
-/// Takes what a tool writes while it runs, or what a backend says while it opens a sandbox. For people
-/// who watch: pieces may be joined or dropped.
-pub trait Progress: fmt::Debug + Send + Sync {
-    /// A piece of output.
-    fn output(&self, text: &str);
-}
-
-/// Nobody watches.
-#[derive(Debug)]
-pub(crate) struct NoProgress;
-
-impl Progress for NoProgress {
-    fn output(&self, _: &str) {}
 }

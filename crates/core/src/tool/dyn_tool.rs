@@ -1,4 +1,4 @@
-//! The erased handle of a tool.
+//! The type-erased tool handle.
 
 use std::fmt;
 use std::future::Future;
@@ -10,10 +10,10 @@ use async_trait::async_trait;
 use serde_json::Value;
 use tokio::sync::oneshot;
 
-use super::arguments::{self, ArgumentError, Parsed};
+use super::arguments::{self, ArgumentError, ParsedArguments};
 use super::{DEFAULT_TIMEOUT, Tool, ToolContext, ToolError, ToolOutput, ToolSpec, schema};
 
-/// Any tool, behind one handle: cheap to clone, shared by all sessions.
+/// A type-erased tool. Cheap to clone and shared by all sessions.
 #[derive(Clone)]
 pub struct DynTool {
     spec: Arc<ToolSpec>,
@@ -30,7 +30,7 @@ trait Body: Send + Sync {
 }
 
 impl DynTool {
-    /// Erases a typed tool.
+    /// Erases the type of a tool.
     #[must_use]
     pub fn new<T: Tool>(tool: T) -> Self {
         Self {
@@ -47,8 +47,8 @@ impl DynTool {
         }
     }
 
-    /// A tool from a bare JSON schema. The arguments it gets are an object that satisfies the
-    /// schema as far as types, required and unknown properties and enumerations go.
+    /// Creates a tool from a JSON schema. Arguments are checked for types, required and unknown
+    /// properties and enumerations.
     ///
     /// ```
     /// use cantle_core::tool::{DynTool, ToolOutput, ToolSpec};
@@ -56,7 +56,7 @@ impl DynTool {
     ///
     /// let spec = ToolSpec::new(
     ///     "echo",
-    ///     "Says it again.",
+    ///     "Returns the text.",
     ///     json!({"type": "object", "properties": {"text": {"type": "string"}}}),
     /// );
     /// let tool = DynTool::from_schema(spec, |arguments, _cx| async move {
@@ -79,7 +79,7 @@ impl DynTool {
         }
     }
 
-    /// A typed tool whose work blocks: each call runs on a thread of its own, off the runtime.
+    /// Creates a typed tool that may block: each call runs on its own thread.
     pub fn blocking<P, F>(name: impl Into<String>, description: impl Into<String>, call: F) -> Self
     where
         P: serde::de::DeserializeOwned + schemars::JsonSchema + Send + 'static,
@@ -95,72 +95,72 @@ impl DynTool {
         }
     }
 
-    /// The same, with calls that may run side by side with other such calls of the same turn.
+    /// Sets whether [calls may run concurrently](Tool::concurrency_safe).
     #[must_use]
     pub fn with_concurrency_safe(mut self, safe: bool) -> Self {
         self.concurrency_safe = safe;
         self
     }
 
-    /// The same, with [polling](Tool::polls) as its ordinary use.
+    /// Sets whether [repeated calls are normal](Tool::polls).
     #[must_use]
     pub fn with_polls(mut self, polls: bool) -> Self {
         self.polls = polls;
         self
     }
 
-    /// The same, with calls that may be [made again](Tool::repeatable).
+    /// Sets whether [lost calls may be repeated](Tool::repeatable).
     #[must_use]
     pub fn with_repeatable(mut self, repeatable: bool) -> Self {
         self.repeatable = repeatable;
         self
     }
 
-    /// The same, with another [time](Tool::timeout) that one call may take.
+    /// Sets the [time limit](Tool::timeout) for one call.
     #[must_use]
     pub fn with_timeout(mut self, timeout: Option<Duration>) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// How it is described to the model.
+    /// Returns the spec for the model.
     #[must_use]
     pub fn spec(&self) -> &ToolSpec {
         &self.spec
     }
 
-    /// Its name.
+    /// Returns the tool's name.
     #[must_use]
     pub fn name(&self) -> &str {
         self.spec.name()
     }
 
-    /// Whether its calls may run side by side with other such calls of the same turn.
+    /// Returns whether [calls may run concurrently](Tool::concurrency_safe).
     #[must_use]
     pub fn concurrency_safe(&self) -> bool {
         self.concurrency_safe
     }
 
-    /// Whether the same call with the same result, over and over, is its ordinary use.
+    /// Returns whether [repeated calls are normal](Tool::polls).
     #[must_use]
     pub fn polls(&self) -> bool {
         self.polls
     }
 
-    /// Whether a call may be made again where nobody knows what became of it.
+    /// Returns whether [lost calls may be repeated](Tool::repeatable).
     #[must_use]
     pub fn repeatable(&self) -> bool {
         self.repeatable
     }
 
-    /// How long one call may take.
+    /// Returns the [time limit](Tool::timeout) for one call.
     #[must_use]
     pub fn timeout(&self) -> Option<Duration> {
         self.timeout
     }
 
-    /// Reads the arguments as the model wrote them, mends near-misses, and checks the rest against
-    /// the schema. Arguments that the schema accepts as they are stay as they are.
+    /// Parses the model's arguments, repairs unambiguous mistakes and checks the result against the
+    /// schema. Valid arguments are never changed.
     ///
     /// ```
     /// use cantle_core::tool::{DynTool, ToolSpec};
@@ -178,20 +178,20 @@ impl DynTool {
     /// ```
     ///
     /// # Errors
-    /// What is wrong with them, in words a model can act on.
-    pub fn parse(&self, arguments: &str) -> Result<Parsed, ArgumentError> {
+    /// If the arguments are invalid; the message is for the model.
+    pub fn parse(&self, arguments: &str) -> Result<ParsedArguments, ArgumentError> {
         let mut repairs = Vec::new();
         let arguments = arguments::parse(arguments, &mut repairs)?;
-        let arguments = schema::admit(self.spec.parameters(), arguments, &mut repairs)?;
-        Ok(Parsed::new(arguments, repairs))
+        let arguments = schema::validate(self.spec.parameters(), arguments, &mut repairs)?;
+        Ok(ParsedArguments::new(arguments, repairs))
     }
 
-    /// Runs the tool with arguments from [`parse`](Self::parse). A panic of the tool unwinds
-    /// through the returned future; whoever drives it decides what becomes of it.
+    /// Runs the tool with arguments from [`parse`](Self::parse). A panic of an async tool unwinds
+    /// through the returned future.
     ///
     /// # Errors
-    /// What the tool returns; [`ToolErrorKind::InvalidArguments`](super::ToolErrorKind) where the
-    /// arguments are not what it takes.
+    /// The tool's error; [`ToolErrorKind::InvalidArguments`](super::ToolErrorKind) if the arguments
+    /// can't be deserialized.
     pub async fn call(&self, arguments: Value, cx: ToolContext) -> Result<ToolOutput, ToolError> {
         self.body.call(arguments, cx).await
     }
@@ -248,7 +248,7 @@ where
         let thread = std::thread::Builder::new()
             .name("cantle-tool".to_owned())
             .spawn(move || {
-                // The receiver may be gone: the call was given up, and nobody wants the result.
+                // The receiver is gone if the call was abandoned.
                 let _ = done.send(call(params, cx));
             });
         let thread = match thread {
@@ -261,9 +261,9 @@ where
         };
         match result.await {
             Ok(result) => result,
-            // The sender was dropped without a result, so the thread has panicked and is over.
+            // The sender was dropped without a result: the thread panicked.
             Err(_) => Err(match thread.join() {
-                Err(payload) => ToolError::of_panic(payload.as_ref()),
+                Err(payload) => ToolError::from_panic(payload.as_ref()),
                 Ok(()) => ToolError::panicked("unknown"),
             }),
         }

@@ -1,4 +1,4 @@
-//! Why a tool failed.
+//! Tool errors.
 
 use std::any::Any;
 use std::error::Error as StdError;
@@ -7,8 +7,8 @@ use std::fmt;
 use super::ArgumentError;
 use crate::sandbox::{SandboxError, SandboxErrorKind};
 
-/// A tool that could not do its work. The model sees the message; the run goes on, unless the
-/// sandbox is gone.
+/// The failure of a tool call. The model reads the message. The run continues, unless the sandbox is
+/// gone.
 #[derive(Debug)]
 pub struct ToolError {
     kind: ToolErrorKind,
@@ -16,11 +16,11 @@ pub struct ToolError {
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
-/// The kinds of tool failure that the loop tells apart.
+/// The kind of a [`ToolError`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ToolErrorKind {
-    /// The arguments are not what the tool takes; the model can mend them.
+    /// The arguments are invalid; the model can correct them.
     InvalidArguments,
     /// The tool failed.
     Failed,
@@ -28,12 +28,12 @@ pub enum ToolErrorKind {
     Panicked,
     /// The call was cancelled.
     Cancelled,
-    /// The sandbox is gone; this ends the run.
+    /// The sandbox is gone, which ends the run.
     SandboxGone,
 }
 
 impl ToolError {
-    /// A tool that failed; the model reads `message`, so it says what to do instead.
+    /// Creates an error for the model, which should say what to do instead.
     pub fn failed(message: impl Into<String>) -> Self {
         Self {
             kind: ToolErrorKind::Failed,
@@ -42,7 +42,7 @@ impl ToolError {
         }
     }
 
-    /// A tool that panicked with `message`.
+    /// Creates an error for a panic with `message`.
     pub fn panicked(message: impl fmt::Display) -> Self {
         let message = format!("The tool failed with an internal error: {message}");
         Self {
@@ -52,13 +52,13 @@ impl ToolError {
         }
     }
 
-    /// A tool that panicked with this payload, as `catch_unwind` and `join` return it.
+    /// Creates an error from a panic payload, as `catch_unwind` and `join` return it.
     #[must_use]
-    pub fn of_panic(payload: &(dyn Any + Send)) -> Self {
+    pub fn from_panic(payload: &(dyn Any + Send)) -> Self {
         Self::panicked(panic_message(payload))
     }
 
-    /// A call that was cancelled.
+    /// Creates the error of a cancelled call.
     #[must_use]
     pub fn cancelled() -> Self {
         let message = "The call was cancelled.".to_owned();
@@ -69,21 +69,21 @@ impl ToolError {
         }
     }
 
-    /// The same with the error that caused it.
+    /// Sets the cause.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.source = Some(source.into());
         self
     }
 
-    /// What kind of failure it is.
+    /// Returns the kind.
     #[must_use]
     pub fn kind(&self) -> ToolErrorKind {
         self.kind
     }
 }
 
-/// What a panic said, as far as it was text.
+/// Returns the message of a panic payload, or `unknown`.
 #[must_use]
 pub fn panic_message(payload: &(dyn Any + Send)) -> &str {
     let text = payload.downcast_ref::<String>().map(String::as_str);

@@ -1,14 +1,15 @@
-//! Tools: what a model can call.
+//! Tools that a model can call.
 //!
-//! [`Tool`] is the typed way to write one, `#[tool]` the short way for a function, and
-//! [`DynTool`] the erased handle that agents hold, also made from a bare JSON schema. A tool is
-//! configuration: it keeps nothing between calls and gets what it needs in its [`ToolContext`]. A
-//! tool that needs something opened comes from a [`ToolProvider`].
+//! [`Tool`] is the trait for typed tools, `#[tool]` turns a function into one, and [`DynTool`] is the
+//! type-erased handle that agents hold, which can also be made from a JSON schema. A tool is
+//! configuration: it keeps no state between calls and gets everything from its [`ToolContext`]. A
+//! tool that needs a resource is opened by a [`ToolProvider`].
 
 mod arguments;
 mod context;
 mod dyn_tool;
 mod error;
+mod forward;
 mod provider;
 mod question;
 mod schema;
@@ -21,20 +22,20 @@ use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-pub use self::arguments::{ArgumentError, Parsed, Repair, RepairKind};
-pub(crate) use self::context::NoProgress;
-pub use self::context::{Progress, ToolContext};
+pub use self::arguments::{ArgumentError, ParsedArguments, Repair, RepairKind};
+pub use self::context::ToolContext;
 pub use self::dyn_tool::DynTool;
 pub use self::error::{ToolError, ToolErrorKind, panic_message};
 pub use self::provider::{OpenContext, ProviderError, ToolProvider, ToolSet};
 pub use self::question::{
-    Answer, AnswerError, Answers, AskUser, ChannelUser, InvalidAnswer, NoUser, Question,
-    QuestionId, QuestionKind, Questions, user_channel,
+    Answer, AnswerError, AnswerHandle, AskUser, ChannelUser, InvalidAnswer, NoUser, Question,
+    QuestionId, QuestionKind, QuestionReceiver, user_channel,
 };
 use crate::content::Content;
 use crate::metadata::Metadata;
+pub use crate::progress::Progress;
 
-/// How long a call of a tool may take that says nothing else.
+/// Default time limit for one call.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// A tool with typed parameters.
@@ -44,7 +45,7 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
 ///
 /// #[derive(serde::Deserialize, schemars::JsonSchema)]
 /// struct Greeting {
-///     /// Who is greeted.
+///     /// The person to greet.
 ///     name: String,
 /// }
 ///
@@ -58,7 +59,7 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
 ///     }
 ///
 ///     fn description(&self) -> &str {
-///         "Greets somebody by name."
+///         "Greets a person by name."
 ///     }
 ///
 ///     async fn call(&self, params: Greeting, _: ToolContext) -> Result<ToolOutput, ToolError> {
@@ -74,44 +75,42 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
     note = "implement `Tool` from `cantle_core::tool`, or put `#[tool]` on a function"
 )]
 pub trait Tool: Send + Sync + 'static {
-    /// What the model gives it: an object, described by its schema. Field docs are for the model.
+    /// The parameters, an object. Its field docs become descriptions for the model.
     type Params: DeserializeOwned + JsonSchema + Send;
 
-    /// Its name: 1 to 64 of `a-z A-Z 0-9 _ -`.
+    /// The tool's name: 1 to 64 of `a-z A-Z 0-9 _ -`.
     fn name(&self) -> &str;
 
-    /// What it does, for the model.
+    /// The description for the model.
     fn description(&self) -> &str;
 
-    /// Whether calls of one turn may run side by side with other such calls.
+    /// Whether calls may run concurrently with other such calls of the same turn.
     fn concurrency_safe(&self) -> bool {
         false
     }
 
-    /// Whether the same call with the same result, over and over, is its ordinary use. Of another
-    /// tool that means that the model is stuck, and ends the run.
+    /// Whether repeating the same call with the same result is normal. For other tools, repetition
+    /// means that the model is stuck, and ends the run.
     fn polls(&self) -> bool {
         false
     }
 
-    /// Whether a call may be made again where nobody knows what became of it: it changes nothing, or
-    /// goes on where it was. In a run that is resumed, such a call is made again; the result of any
-    /// other one says that it was interrupted.
+    /// Whether a call whose result was lost may be repeated, because it is idempotent. A resumed run
+    /// repeats such a call; other calls are answered as interrupted.
     fn repeatable(&self) -> bool {
         false
     }
 
-    /// How long one call may take; none for a tool that bounds itself, as one that runs commands.
+    /// Time limit for one call; `None` for a tool with limits of its own.
     fn timeout(&self) -> Option<Duration> {
         Some(DEFAULT_TIMEOUT)
     }
 
-    /// Does the work. Blocking work belongs in [`DynTool::blocking`], which keeps it off the
-    /// runtime.
+    /// Runs the tool. It must not block; see [`DynTool::blocking`].
     ///
     /// # Errors
-    /// Where the tool itself failed. A result the model should see as a failure, but which is the
-    /// tool's ordinary answer (a command that exits with 1), is an [`ToolOutput`].
+    /// If the tool itself failed. An ordinary negative result (a command that exits with 1) is a
+    /// [`ToolOutput`].
     fn call(
         &self,
         params: Self::Params,
@@ -119,44 +118,44 @@ pub trait Tool: Send + Sync + 'static {
     ) -> impl Future<Output = Result<ToolOutput, ToolError>> + Send;
 }
 
-/// How a tool is described to the model.
+/// A tool's name, description and parameters, as sent to the model.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ToolSpec {
-    // Shared: every session has the specs of its tools.
+    // Shared by all sessions.
     name: Arc<str>,
     description: Arc<str>,
     parameters: Arc<Value>,
 }
 
 impl ToolSpec {
-    /// A spec; `parameters` is a JSON schema of an object.
+    /// Creates a spec; `parameters` is a JSON schema of an object.
     pub fn new(name: impl Into<String>, description: impl Into<String>, parameters: Value) -> Self {
         Self {
             name: name.into().into(),
             description: description.into().into(),
-            parameters: Arc::new(schema::tidy(parameters)),
+            parameters: Arc::new(schema::normalize(parameters)),
         }
     }
 
-    /// The tool's name.
+    /// Returns the tool's name.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// What it does, for the model.
+    /// Returns the description for the model.
     #[must_use]
     pub fn description(&self) -> &str {
         &self.description
     }
 
-    /// The JSON schema of its parameters.
+    /// Returns the JSON schema of the parameters.
     #[must_use]
     pub fn parameters(&self) -> &Value {
         &self.parameters
     }
 
-    /// Whether it takes any parameters; without, some dialects send no schema at all.
+    /// Returns whether the tool has parameters.
     #[must_use]
     pub fn has_parameters(&self) -> bool {
         let properties = self.parameters.get("properties").and_then(Value::as_object);
@@ -164,23 +163,23 @@ impl ToolSpec {
     }
 }
 
-/// What a tool answers.
+/// The result of a tool call.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct ToolOutput {
-    /// What the model sees.
+    /// The content for the model.
     pub content: Content,
-    /// Whether it did what it was asked to. A finish tool ends the run only then.
+    /// Whether the call succeeded. A finish tool ends the run only on success.
     pub success: bool,
-    /// What it reports about its work, for the ledger.
+    /// Metadata for the ledger.
     pub metadata: Option<Metadata>,
-    /// Whether it left something running that ends with our process. Where the run is resumed in
-    /// another one, the model is told that it is gone.
+    /// Whether the call left processes running that end with this process. A resumed run informs the
+    /// model that they are gone.
     pub left_running: bool,
 }
 
 impl ToolOutput {
-    /// A successful answer.
+    /// Creates a successful result.
     pub fn new(content: impl Into<Content>) -> Self {
         Self {
             content: content.into(),
@@ -190,12 +189,12 @@ impl ToolOutput {
         }
     }
 
-    /// A successful answer in text.
+    /// Creates a successful result with text.
     pub fn text(text: impl Into<String>) -> Self {
         Self::new(text.into())
     }
 
-    /// An answer that says it did not work, and why.
+    /// Creates an unsuccessful result with an explanation.
     pub fn failure(text: impl Into<String>) -> Self {
         Self {
             success: false,
@@ -203,7 +202,7 @@ impl ToolOutput {
         }
     }
 
-    /// The same with metadata.
+    /// Sets the metadata.
     #[must_use]
     pub fn with_metadata(mut self, metadata: Metadata) -> Self {
         self.metadata = Some(metadata);
@@ -223,13 +222,13 @@ impl From<&str> for ToolOutput {
     }
 }
 
-/// What a function under `#[tool]` may return: anything that is `Into<ToolOutput>`, or a `Result`
+/// A return type for functions under `#[tool]`: anything that is `Into<ToolOutput>`, or a `Result`
 /// of it with an error that is `Into<ToolError>`.
 pub trait IntoToolResult {
-    /// The result of the call.
+    /// Converts the value into the result of the call.
     ///
     /// # Errors
-    /// Where the function returned one.
+    /// The error that the function returned.
     fn into_tool_result(self) -> Result<ToolOutput, ToolError>;
 }
 

@@ -1,4 +1,4 @@
-//! Tools that need something opened: configuration in, live tools out.
+//! Providers of tools that need resources.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -8,89 +8,81 @@ use async_trait::async_trait;
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
-use super::{DynTool, NoProgress, Progress};
+use super::DynTool;
 use crate::ids::RunId;
+use crate::progress::{NoProgress, Progress};
 use crate::sandbox::{Sandbox, SandboxError, SandboxHandle};
 
-/// Reusable configuration that a session opens tools from. Immutable and shared; everything that
-/// changes lives in the [`ToolSet`].
+/// Immutable, shared configuration that opens a [`ToolSet`] for each session.
 #[async_trait]
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a tool provider",
     note = "implement `ToolProvider` from `cantle_core::tool`; a single tool needs none, see `DynTool`"
 )]
 pub trait ToolProvider: fmt::Debug + Send + Sync {
-    /// Names it in errors and warnings.
+    /// The provider's name in errors and warnings.
     fn name(&self) -> &str;
 
-    /// Whether its tool set will have a sandbox. A session opens that provider first, so that the
-    /// others find the sandbox in their [`OpenContext`], and has at most one.
-    fn provides_sandbox(&self) -> bool {
-        false
-    }
+    /// Whether its tool sets have a [sandbox](ToolSet::sandbox). A session has at most one such
+    /// provider and opens it first, so that the sandbox is in the [`OpenContext`] of the others.
+    fn provides_sandbox(&self) -> bool;
 
-    /// What of its configuration decides what its tools do, without secrets. A run is resumed only
-    /// with providers that say the same as when it began.
-    fn identity(&self) -> Value {
-        Value::Null
-    }
+    /// The configuration that determines what its tools do, without secrets; `null` if there is none.
+    /// A run can only be resumed with providers of the same identity.
+    fn identity(&self) -> Value;
 
-    /// Opens the resources and makes the tools. The caller allows it a deadline: whatever is half
-    /// open when the future is dropped must clean itself up.
+    /// Opens the resources and creates the tools. Dropping the future, e.g. at a deadline, must release
+    /// what is already open.
     ///
     /// # Errors
-    /// Where a resource can't be opened.
+    /// If a resource can't be opened.
     async fn open(&self, cx: OpenContext) -> Result<Box<dyn ToolSet>, ProviderError>;
 }
 
-/// What one session opened from a [`ToolProvider`].
+/// The tools of one session and the resources they need.
 #[async_trait]
 pub trait ToolSet: Send + Sync {
     /// The tools.
     fn tools(&self) -> Vec<DynTool>;
 
-    /// The sandbox, where this set brings one.
-    fn sandbox(&self) -> Option<Arc<dyn Sandbox>> {
-        None
-    }
+    /// The sandbox, if this set opened one.
+    fn sandbox(&self) -> Option<Arc<dyn Sandbox>>;
 
-    /// Releases everything. Called once, after the last call of a tool ended.
+    /// Releases all resources. Called once, after the last tool call ended.
     ///
     /// # Errors
-    /// Where something could not be released; it says what may be left behind.
+    /// If a resource could not be released; the message names what may be left behind.
     async fn close(self: Box<Self>) -> Result<(), ProviderError>;
 
-    /// The same where the run is to be resumed later: what outlives this process stays (a sandbox
-    /// that was [persisted](Sandbox::persist)), and everything else is released.
+    /// Releases the resources of a run that will be resumed, except those that outlive this process,
+    /// such as a [persisted](Sandbox::persist) sandbox.
     ///
     /// # Errors
     /// As [`close`](Self::close).
-    async fn suspend(self: Box<Self>) -> Result<(), ProviderError> {
-        self.close().await
-    }
+    async fn suspend(self: Box<Self>) -> Result<(), ProviderError>;
 }
 
-/// What a provider knows when it opens.
+/// Arguments of [`ToolProvider::open`].
 #[derive(Clone)]
 #[non_exhaustive]
 pub struct OpenContext {
-    /// Names the opened resources (labels, directories), so that they can be told apart.
+    /// The run that the resources belong to; used in labels and directory names.
     pub run: RunId,
-    /// Cancelled when the session is given up.
+    /// Cancelled when the session is abandoned.
     pub cancellation: CancellationToken,
-    /// The session's sandbox, where one is open already.
+    /// The session's sandbox, if one is open already.
     pub sandbox: Option<Arc<dyn Sandbox>>,
-    /// Whether runs of this session may be resumed by another process, so that a sandbox's files
-    /// must be able to outlive this one.
+    /// Whether runs of this session may be resumed by another process, so that sandboxes must be
+    /// [durable](crate::sandbox::SandboxContext::durable).
     pub durable: bool,
-    /// The sandbox to open again instead of a new one, where an earlier process left it.
+    /// A persisted sandbox to reopen instead of opening a new one.
     pub reattach: Option<SandboxHandle>,
-    /// Where to tell people what takes long: an image that is pulled, a line each.
+    /// Receives a line for each slow step, such as pulling an image.
     pub progress: Arc<dyn Progress>,
 }
 
 impl OpenContext {
-    /// A context without a sandbox.
+    /// Creates a context without a sandbox.
     #[must_use]
     pub fn new(run: RunId) -> Self {
         Self {
@@ -113,7 +105,7 @@ impl fmt::Debug for OpenContext {
     }
 }
 
-/// A provider that could not open or close.
+/// An error while a provider opened or closed.
 #[derive(Debug)]
 pub struct ProviderError {
     message: String,
@@ -121,7 +113,7 @@ pub struct ProviderError {
 }
 
 impl ProviderError {
-    /// A failure; `message` says what and what to do.
+    /// Creates an error; `message` states the failure and what to do.
     pub fn new(message: impl Into<String>) -> Self {
         Self {
             message: message.into(),
@@ -129,14 +121,14 @@ impl ProviderError {
         }
     }
 
-    /// The same with the error that caused it.
+    /// Sets the cause.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.source = Some(source.into());
         self
     }
 
-    /// The sandbox's error behind it, where it is one.
+    /// Returns the cause, if it is a sandbox's error.
     #[must_use]
     pub fn sandbox_error(&self) -> Option<&SandboxError> {
         self.source.as_deref()?.downcast_ref()

@@ -1,8 +1,8 @@
-//! Questions to the user: what is asked, what counts as an answer, and who can be asked.
+//! Questions that tools ask the user.
 //!
-//! A [`Question`] is data: it names the call that asks, so that it can be shown, written down and
-//! answered later by a program. [`Question::read`] is the one place that says which words are an
-//! answer. [`AskUser`] is whoever answers; [`user_channel`] is one for programs.
+//! A [`Question`] is data with the id of the call that asks, so that it can be displayed, stored and
+//! answered later. [`Question::parse_answer`] turns the user's text into an [`Answer`]. [`AskUser`]
+//! is implemented by user interfaces; [`user_channel`] is an implementation for programs.
 
 mod channel;
 
@@ -11,27 +11,25 @@ use std::fmt;
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
-pub use self::channel::{AnswerError, Answers, ChannelUser, Questions, user_channel};
+pub use self::channel::{AnswerError, AnswerHandle, ChannelUser, QuestionReceiver, user_channel};
 use super::ToolError;
 use crate::ids::RunId;
 
-/// Somebody who can be asked while a run goes on.
+/// A user interface that can ask the user during a run.
 #[async_trait]
 pub trait AskUser: Send + Sync {
-    /// Whether there is anybody; the system prompt tells the model.
+    /// Returns whether a user is available, which the system prompt states.
     fn is_available(&self) -> bool;
 
-    /// Asks and waits for the answer. Words are made an answer by [`Question::read`]; who gives
-    /// words that are none is asked again.
-    ///
-    /// Dropping the returned future takes the question back.
+    /// Asks a question and waits for the answer, as parsed by [`Question::parse_answer`]. Invalid
+    /// answers are asked for again. Dropping the returned future withdraws the question.
     ///
     /// # Errors
-    /// Where nobody can or will answer; the model sees the message.
+    /// If the user can't or won't answer; the model reads the message.
     async fn ask(&self, question: Question) -> Result<Answer, ToolError>;
 }
 
-/// Nobody is there to be asked.
+/// A user interface without a user.
 #[derive(Debug)]
 #[expect(clippy::exhaustive_structs, reason = "a unit")]
 pub struct NoUser;
@@ -43,12 +41,12 @@ impl AskUser for NoUser {
     }
 
     async fn ask(&self, _: Question) -> Result<Answer, ToolError> {
-        Err(nobody())
+        Err(no_user())
     }
 }
 
-fn nobody() -> ToolError {
-    ToolError::failed("Nobody can be asked in this run. Decide yourself and go on.")
+fn no_user() -> ToolError {
+    ToolError::failed("There is no user to ask in this run. Decide yourself and continue.")
 }
 
 /// A question to the user.
@@ -60,38 +58,38 @@ fn nobody() -> ToolError {
 /// let id = QuestionId::new(RunId::new(), "call-1");
 /// let question = Question::choice(id, "Which format?", ["CSV", "JSON"]).with_default("CSV");
 /// let json = Answer::Choice { number: 2, text: "JSON".to_owned() };
-/// assert_eq!(question.read("json"), Ok(json.clone()));
-/// assert_eq!(question.read("2"), Ok(json));
-/// assert_eq!(question.read("").unwrap().to_string(), "CSV");
-/// assert!(question.read("XML").is_err());
+/// assert_eq!(question.parse_answer("json"), Ok(json.clone()));
+/// assert_eq!(question.parse_answer("2"), Ok(json));
+/// assert_eq!(question.parse_answer("").unwrap().to_string(), "CSV");
+/// assert!(question.parse_answer("XML").is_err());
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct Question {
-    /// The call that asks.
+    /// The id, which names the call that asks.
     pub id: QuestionId,
-    /// What is asked.
+    /// The text of the question.
     pub text: String,
-    /// What counts as an answer.
+    /// The kind of answer.
     #[serde(flatten)]
     pub kind: QuestionKind,
-    /// The answer where the user gives none.
+    /// The answer to use for empty input.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub default: Option<String>,
 }
 
-/// Names a question by the call that asks it. A call has one question open at a time.
+/// The id of a question: the call that asks it. A call has at most one open question.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct QuestionId {
     /// The run the call belongs to.
     pub run: RunId,
-    /// The call.
+    /// The id of the call.
     pub call_id: String,
 }
 
 impl QuestionId {
-    /// The question that a call asks.
+    /// Creates the id for a question from this call.
     pub fn new(run: RunId, call_id: impl Into<String>) -> Self {
         Self {
             run,
@@ -106,42 +104,42 @@ impl fmt::Display for QuestionId {
     }
 }
 
-/// What counts as an answer.
+/// The kind of answer that a question accepts.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum QuestionKind {
     /// Any text.
     Text,
-    /// One of these.
+    /// One of several choices.
     Choice {
-        /// The answers to choose from.
+        /// The choices.
         choices: Vec<String>,
     },
     /// Yes or no.
     Confirm,
 }
 
-/// What the user answered. Displayed, it is what the model reads.
+/// The user's answer. [`Display`](fmt::Display) gives the text for the model.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Answer {
     /// Text.
     Text {
-        /// What was said.
+        /// The text.
         text: String,
     },
     /// One of the choices.
     Choice {
-        /// Which one, counted from 1.
+        /// The number of the choice, counted from 1.
         number: usize,
-        /// The choice as the question has it.
+        /// The text of the choice in the question.
         text: String,
     },
     /// Yes or no.
     Confirm {
-        /// Whether it is yes.
+        /// Whether the answer is yes.
         yes: bool,
     },
 }
@@ -157,7 +155,7 @@ impl fmt::Display for Answer {
 }
 
 impl Question {
-    /// A question that any text answers.
+    /// Creates a question that accepts any text.
     pub fn new(id: QuestionId, text: impl Into<String>) -> Self {
         Self {
             id,
@@ -167,7 +165,7 @@ impl Question {
         }
     }
 
-    /// A question that one of `choices` answers.
+    /// Creates a question that accepts one of `choices`.
     pub fn choice<C: Into<String>>(
         id: QuestionId,
         text: impl Into<String>,
@@ -180,7 +178,7 @@ impl Question {
         }
     }
 
-    /// A question that yes or no answers.
+    /// Creates a question that accepts yes or no.
     pub fn confirm(id: QuestionId, text: impl Into<String>) -> Self {
         Self {
             kind: QuestionKind::Confirm,
@@ -188,38 +186,38 @@ impl Question {
         }
     }
 
-    /// The same with an answer for a user who gives none.
+    /// Sets the default answer.
     #[must_use]
     pub fn with_default(mut self, default: impl Into<String>) -> Self {
         self.default = Some(default.into());
         self
     }
 
-    /// What these words mean as an answer. No words at all mean the default. A choice is named by
-    /// its text (in any case, where only one is meant) or else by its number, counted from 1.
+    /// Parses the user's text. Empty text means the default. A choice is given by its text (in any
+    /// case, if that is unambiguous) or its number, counted from 1.
     ///
     /// # Errors
-    /// Where they are no answer to this question; the message says what would be.
-    pub fn read(&self, words: &str) -> Result<Answer, InvalidAnswer> {
-        let words = words.trim();
+    /// If the text is not a valid answer; the message states the valid ones.
+    pub fn parse_answer(&self, text: &str) -> Result<Answer, InvalidAnswer> {
+        let text = text.trim();
         match &self.default {
-            Some(default) if words.is_empty() => self.read_given(default.trim()),
-            _ => self.read_given(words),
+            Some(default) if text.is_empty() => self.parse_text(default.trim()),
+            _ => self.parse_text(text),
         }
     }
 
-    fn read_given(&self, words: &str) -> Result<Answer, InvalidAnswer> {
+    fn parse_text(&self, given: &str) -> Result<Answer, InvalidAnswer> {
         let answer = match &self.kind {
-            QuestionKind::Text => (!words.is_empty()).then(|| Answer::Text {
-                text: words.to_owned(),
+            QuestionKind::Text => (!given.is_empty()).then(|| Answer::Text {
+                text: given.to_owned(),
             }),
             QuestionKind::Choice { choices } => {
-                chosen(choices, words).map(|(index, text)| Answer::Choice {
+                chosen(choices, given).map(|(index, text)| Answer::Choice {
                     number: index + 1,
                     text: text.to_owned(),
                 })
             }
-            QuestionKind::Confirm => match words.to_lowercase().as_str() {
+            QuestionKind::Confirm => match given.to_lowercase().as_str() {
                 "yes" | "y" | "true" => Some(Answer::Confirm { yes: true }),
                 "no" | "n" | "false" => Some(Answer::Confirm { yes: false }),
                 _ => None,
@@ -231,7 +229,7 @@ impl Question {
     }
 }
 
-fn chosen<'c>(choices: &'c [String], words: &str) -> Option<(usize, &'c str)> {
+fn chosen<'c>(choices: &'c [String], given: &str) -> Option<(usize, &'c str)> {
     let named = |same: &dyn Fn(&str) -> bool| {
         let mut found = choices.iter().map(|choice| choice.trim()).enumerate();
         let first = found.find(|(_, choice)| same(choice))?;
@@ -240,15 +238,15 @@ fn chosen<'c>(choices: &'c [String], words: &str) -> Option<(usize, &'c str)> {
         unique.then_some(first)
     };
     let number = || {
-        let index = words.parse::<usize>().ok()?.checked_sub(1)?;
+        let index = given.parse::<usize>().ok()?.checked_sub(1)?;
         Some((index, choices.get(index)?.trim()))
     };
-    named(&|choice| choice == words)
-        .or_else(|| named(&|choice| choice.to_lowercase() == words.to_lowercase()))
+    named(&|choice| choice == given)
+        .or_else(|| named(&|choice| choice.to_lowercase() == given.to_lowercase()))
         .or_else(number)
 }
 
-/// Words that are no answer to the question. Says what would be.
+/// Text that is not a valid answer to the question. The message states the valid answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidAnswer {
     kind: QuestionKind,

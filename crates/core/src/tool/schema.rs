@@ -1,8 +1,8 @@
-//! Parameter schemas: how they are made, what of them is checked, and which near-misses are mended.
+//! Parameter schemas: generation, validation of arguments, and argument repair.
 //!
-//! The check covers what models get wrong and what deserializing alone lets pass: missing and
-//! unknown names, types, enumerations, in nested objects and lists and in alternatives too. It is no
-//! validator; a keyword it does not know, it passes over.
+//! Validation covers the mistakes that models make: missing and unknown names, types and
+//! enumerations, in nested objects, lists and alternatives. It is not a complete JSON schema
+//! validator; unknown keywords are ignored.
 
 mod check;
 mod describe;
@@ -17,13 +17,13 @@ use self::check::{Names, Problems};
 use self::path::Path;
 use super::arguments::{ArgumentError, Repair};
 
-/// Problems that one error tells of; of more, the number is told.
+/// Maximum number of problems listed in an error.
 const MAX_PROBLEMS: usize = 5;
 
 /// A schema's keywords.
 type Keywords = Map<String, Value>;
 
-/// The schema of a type, with definitions inlined, as models read it best.
+/// Generates the schema of a type, with definitions inlined, which models handle best.
 pub(super) fn of<P: JsonSchema>() -> Value {
     let settings = SchemaSettings::draft2020_12().with(|settings| {
         settings.inline_subschemas = true;
@@ -35,13 +35,13 @@ pub(super) fn of<P: JsonSchema>() -> Value {
         .to_value()
 }
 
-/// Takes out what says nothing to a model (the type's name as a title), and says what dialects want
-/// said: that arguments are an object.
-pub(super) fn tidy(mut schema: Value) -> Value {
+/// Removes keywords without meaning for a model (the type's name as a title), and declares the type
+/// `object`, which dialects require.
+pub(super) fn normalize(mut schema: Value) -> Value {
     if let Some(fields) = schema.as_object_mut() {
         fields.remove("title");
         fields.remove("$schema");
-        // What says nothing (the schema of `serde_json::Value`) allows every property.
+        // An empty schema (that of `serde_json::Value`) allows every property.
         if fields.is_empty() {
             fields.insert("additionalProperties".to_owned(), true.into());
         }
@@ -52,9 +52,8 @@ pub(super) fn tidy(mut schema: Value) -> Value {
     schema
 }
 
-/// Checks arguments against the schema of a tool, with near-misses mended; what was mended is added
-/// to `repairs`.
-pub(super) fn admit(
+/// Repairs arguments and checks them against a tool's schema; adds the repairs to `repairs`.
+pub(super) fn validate(
     schema: &Value,
     arguments: Value,
     repairs: &mut Vec<Repair>,
@@ -68,15 +67,15 @@ pub(super) fn admit(
     }
 }
 
-/// The schemas under a keyword such as `anyOf`.
+/// Returns the schemas under a keyword such as `anyOf`.
 fn branches<'s>(schema: &'s Keywords, keyword: &str) -> &'s [Value] {
     let branches = schema.get(keyword).and_then(Value::as_array);
     branches.map(Vec::as_slice).unwrap_or_default()
 }
 
-/// How names are taken within a branch of this schema: where the schema has properties itself, the
-/// branch does not know them.
-fn within(schema: &Keywords, names: Names) -> Names {
+/// Returns the treatment of unlisted names in a branch of this schema, which doesn't know the
+/// schema's own properties.
+fn names_in_branch(schema: &Keywords, names: Names) -> Names {
     if schema.contains_key("properties") || names == Names::Open {
         Names::Open
     } else {

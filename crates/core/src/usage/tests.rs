@@ -31,7 +31,7 @@ fn without_a_cache_json_is_what_stirrup_writes() {
 }
 
 #[test]
-fn every_shape_that_was_ever_written_is_read() {
+fn every_historic_format_is_read() {
     let cases = [
         (json!({}), usage([0; 5])),
         (json!({"input": 7, "output": 8}), usage([7, 0, 0, 8, 0])),
@@ -62,7 +62,7 @@ fn every_shape_that_was_ever_written_is_read() {
 
 proptest! {
     #[test]
-    fn json_brings_back_every_counter(counters: [u32; 5]) {
+    fn usage_round_trips_through_json(counters: [u32; 5]) {
         let usage = usage(counters);
         let json = serde_json::to_string(&usage).expect("serializes");
         prop_assert_eq!(serde_json::from_str::<TokenUsage>(&json).expect("reads"), usage);

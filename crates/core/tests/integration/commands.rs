@@ -30,7 +30,7 @@ fn request() -> SpawnRequest {
 }
 
 #[tokio::test]
-async fn exec_hands_over_the_output_as_it_comes() {
+async fn exec_streams_the_output() {
     let mut seen = Vec::new();
     let ended = sandbox()
         .exec(request(), &mut |chunk| seen.push(chunk))
@@ -40,24 +40,24 @@ async fn exec_hands_over_the_output_as_it_comes() {
 }
 
 #[tokio::test]
-async fn run_keeps_the_output_and_shows_it_to_who_watches() {
+async fn observers_see_the_output_that_is_captured() {
     let expected = CommandOutput::new(
         exit(),
-        Captured::whole("one two"),
-        Captured::whole("careful"),
+        Captured::complete("one two"),
+        Captured::complete("careful"),
     );
     assert_eq!(sandbox().run(request()).await.expect("it ran"), expected);
 
     let mut seen = Vec::new();
     let output = sandbox()
-        .run_watched(request(), &mut |chunk| seen.push(chunk.clone()))
+        .run_with_observer(request(), &mut |chunk| seen.push(chunk.clone()))
         .await;
     assert_eq!(output.expect("it ran"), expected);
     assert_eq!(seen, written());
 }
 
 #[tokio::test]
-async fn what_run_keeps_is_bounded() {
+async fn captured_output_is_bounded() {
     let piece = || Ok(chunk(Channel::Stdout, "0123456789"));
     let sandbox = MemorySandbox::new().with_command((0..100_000).map(|_| piece()), exit());
     let output = sandbox.run(request()).await.expect("it ran");

@@ -67,7 +67,7 @@ fn a_history_of_stirrup_0_1_becomes_what_stirrup_0_2_makes_of_it() {
 }
 
 #[test]
-fn a_call_knows_whether_the_provider_named_it() {
+fn calls_record_whether_the_provider_assigned_their_id() {
     let messages = history::from_json(V02.as_bytes()).expect("it opens");
     let calls: Vec<_> = messages
         .iter()
@@ -90,7 +90,7 @@ fn a_call_knows_whether_the_provider_named_it() {
 }
 
 #[test]
-fn fields_of_other_writers_are_passed_over() {
+fn unknown_fields_are_ignored() {
     let messages = read(&json!([
         {"role": "system", "content": "x", "cache": true},
         {"role": "user", "content": "y", "name": "Ada"},
@@ -105,7 +105,7 @@ fn fields_of_other_writers_are_passed_over() {
 }
 
 #[test]
-fn a_history_that_is_none_says_where() {
+fn invalid_histories_are_rejected_with_an_index() {
     let cases = [
         (
             json!({}),
@@ -160,7 +160,7 @@ fn a_history_that_is_none_says_where() {
 }
 
 #[test]
-fn speed_is_known_only_where_both_times_and_tokens_are() {
+fn speed_needs_times_and_tokens() {
     let mut message = AssistantMessage::new(Vec::new());
     assert_eq!(message.output_tokens_per_second(), None);
     message.request_start_time = Some(10.0);
@@ -303,7 +303,7 @@ fn tool_message() -> impl Strategy<Value = ToolMessage> {
         |(call, content, (named, valid, success), (start, end))| {
             let mut message = ToolMessage::new(&call, content);
             message.name = message.name.filter(|_| named);
-            message.args_was_valid = valid;
+            message.arguments_valid = valid;
             message.success = success;
             message.tool_start_time = start;
             message.tool_end_time = end;
@@ -329,7 +329,7 @@ fn message() -> impl Strategy<Value = Message> {
 
 proptest! {
     #[test]
-    fn every_history_comes_back_as_it_was(messages in vec(message(), 0..6)) {
+    fn histories_round_trip(messages in vec(message(), 0..6)) {
         let json = history::to_json(&messages).expect("it is written");
         let again = history::from_json(&json).expect("it opens");
         prop_assert_eq!(&again, &messages);
@@ -337,7 +337,7 @@ proptest! {
     }
 
     #[test]
-    fn nothing_that_is_read_panics(json in json_value()) {
+    fn no_input_causes_a_panic(json in json_value()) {
         let _ = read(&json);
         let _ = read(&json!([json]));
         let _ = read(&json!([{"role": "assistant", "blocks": json}]));

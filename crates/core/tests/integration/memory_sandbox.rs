@@ -10,7 +10,7 @@ use bytes::Bytes;
 use cantle_core::sandbox::{
     ByteRange, ByteStream, Channel, Exit, ExitStatus, FileInfo, FileKind, OutputChunk,
     OutputStream, Process, ProcessStdin, Sandbox, SandboxError, SandboxErrorKind, SandboxInfo,
-    SandboxPath, SpawnRequest, WriteOptions,
+    SandboxPath, Signal, SpawnRequest, WriteOptions,
 };
 use futures_util::{StreamExt as _, stream};
 
@@ -99,7 +99,7 @@ impl MemorySandbox {
     fn key(&self, path: &SandboxPath) -> Result<Vec<u8>, SandboxError> {
         let outside = || SandboxError::new(SandboxErrorKind::OutsideSandbox, "it leads out");
         let below = if path.is_absolute() {
-            path.strip_root(&self.info.working_directory)
+            path.strip_prefix(&self.info.working_directory)
                 .ok_or_else(outside)?
         } else {
             path.clone()
@@ -281,7 +281,7 @@ impl Process for WrittenDown {
         None
     }
 
-    async fn signal(&mut self, _: i32) -> Result<(), SandboxError> {
+    async fn signal(&mut self, _: Signal) -> Result<(), SandboxError> {
         Ok(())
     }
 

@@ -61,7 +61,7 @@ async fn outputs_keep_their_relative_paths_and_modes() {
 }
 
 #[tokio::test]
-async fn outputs_that_are_none_are_refused_one_by_one() {
+async fn invalid_outputs_are_refused_individually() {
     let host = directory();
     let sandbox = MemorySandbox::new()
         .with_file("good", "good")
@@ -92,7 +92,7 @@ async fn outputs_that_are_none_are_refused_one_by_one() {
             ("", "the path is empty"),
             (
                 "a\0b",
-                "`a\0b` is no path in the sandbox: it contains a NUL byte"
+                "`a\0b` is not a valid path in the sandbox: it contains a NUL byte"
             ),
             ("../good", "the path contains `..`"),
             ("directory/../good", "the path contains `..`"),
@@ -121,7 +121,7 @@ async fn outputs_that_are_none_are_refused_one_by_one() {
 }
 
 #[tokio::test]
-async fn what_is_in_the_way_on_the_host_is_respected() {
+async fn obstacles_on_the_host_are_respected() {
     let host = directory();
     let outside = directory();
     let kept = host_file(outside.path(), "kept", "kept", 0o644);
@@ -166,7 +166,7 @@ async fn what_is_in_the_way_on_the_host_is_respected() {
 }
 
 #[tokio::test]
-async fn without_outputs_no_directory_is_made() {
+async fn without_outputs_no_directory_is_created() {
     let host = directory();
     let out = host.path().join("out");
     assert_eq!(
@@ -177,7 +177,7 @@ async fn without_outputs_no_directory_is_made() {
 }
 
 #[tokio::test]
-async fn an_output_directory_that_can_not_be_made_fails_and_says_which() {
+async fn an_output_directory_that_cannot_be_created_is_named() {
     let host = directory();
     let out = host_file(host.path(), "out", "a file", 0o644);
     let sandbox = MemorySandbox::new().with_file("report", "x");
@@ -194,7 +194,7 @@ async fn an_output_directory_that_can_not_be_made_fails_and_says_which() {
 }
 
 #[tokio::test]
-async fn a_sandbox_that_is_gone_ends_the_saving_and_leaves_nothing_half_done() {
+async fn a_gone_sandbox_leaves_no_partial_outputs() {
     let host = directory();
     let sandbox = MemorySandbox::new()
         .with_file("a", "a")

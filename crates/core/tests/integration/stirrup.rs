@@ -37,7 +37,7 @@ fn load(path: &Path) -> Vec<Message> {
 }
 
 #[test]
-fn a_history_dumped_by_stirrup_loads_here() {
+fn stirrup_histories_can_be_loaded() {
     let directory = tempfile::tempdir().expect("a temporary directory");
     let dumped = directory.path().join("history.json");
     if stirrup(&["dump", &dumped.to_string_lossy()]).is_none() {
@@ -51,7 +51,7 @@ fn a_history_dumped_by_stirrup_loads_here() {
 }
 
 #[test]
-fn stirrup_loads_what_is_written_here() {
+fn stirrup_can_load_histories() {
     let fixture = concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/tests/fixtures/stirrup/history-v0.2.json"

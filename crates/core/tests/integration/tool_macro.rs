@@ -98,7 +98,7 @@ async fn text(tool: &DynTool, arguments: Value) -> String {
 }
 
 #[test]
-fn the_spec_is_made_of_name_docs_and_arguments() {
+fn the_spec_has_name_docs_and_parameters() {
     let tool = greet();
     assert_eq!(tool.name(), "greet");
     assert_eq!(
@@ -145,7 +145,7 @@ fn the_attribute_overrides_name_and_description() {
 }
 
 #[tokio::test]
-async fn optional_arguments_may_be_left_out() {
+async fn optional_arguments_may_be_omitted() {
     let tool = greet();
     assert_eq!(text(&tool, json!({"name": "Ada"})).await, "Hello Ada!");
     assert_eq!(
@@ -163,7 +163,7 @@ async fn optional_arguments_may_be_left_out() {
 }
 
 #[tokio::test]
-async fn a_plain_function_gets_the_context_and_its_error_comes_back() {
+async fn plain_functions_get_the_context_and_return_errors() {
     let tool = calculate();
     assert_eq!(
         text(&tool, json!({"operation": "add", "a": 2, "b": 3})).await,
@@ -177,7 +177,7 @@ async fn a_plain_function_gets_the_context_and_its_error_comes_back() {
 }
 
 #[tokio::test]
-async fn a_function_without_arguments_takes_none() {
+async fn functions_without_arguments_have_no_parameters() {
     let tool = nothing();
     assert!(!tool.spec().has_parameters());
     let output = call(&tool, json!({})).await.expect("the tool works");
@@ -206,13 +206,13 @@ async fn odd_argument_names_work() {
 }
 
 #[tokio::test]
-async fn names_of_the_generated_code_do_not_clash() {
+async fn generated_names_do_not_clash() {
     let arguments = json!({"params": {"arguments": ["x", "y"]}});
     assert_eq!(text(&elsewhere::join(), arguments).await, "x+y0");
 }
 
 #[tokio::test]
-async fn a_panic_of_a_plain_function_is_an_error() {
+async fn panics_of_plain_functions_are_errors() {
     let error = call(&boom(), json!({})).await.unwrap_err();
     assert_eq!(error.kind(), ToolErrorKind::Panicked);
     assert_eq!(
@@ -222,6 +222,6 @@ async fn a_panic_of_a_plain_function_is_an_error() {
 }
 
 #[test]
-fn what_can_be_no_tool_says_why() {
+fn invalid_functions_are_compile_errors() {
     trybuild::TestCases::new().compile_fail("tests/ui/*.rs");
 }

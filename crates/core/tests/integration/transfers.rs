@@ -62,7 +62,7 @@ pub(crate) fn host_tree(root: &Path) -> Vec<(String, String)> {
     found
 }
 
-pub(crate) fn refusals(refused: &[cantle_core::sandbox::Refusal]) -> Vec<(&str, &str)> {
+pub(crate) fn refusals(refused: &[cantle_core::sandbox::RefusedFile]) -> Vec<(&str, &str)> {
     refused
         .iter()
         .map(|refusal| (refusal.source.as_str(), refusal.reason.as_str()))
@@ -107,7 +107,7 @@ async fn a_file_is_uploaded_with_its_mode() {
 }
 
 #[tokio::test]
-async fn a_large_file_comes_through_whole() {
+async fn large_files_are_uploaded_completely() {
     let host = directory();
     let data: Vec<u8> = (0..1_000_003_u32).map(|n| (n % 251) as u8).collect();
     let large = host_file(host.path(), "large", &data, 0o644);
@@ -120,7 +120,7 @@ async fn a_large_file_comes_through_whole() {
 }
 
 #[tokio::test]
-async fn a_directory_is_uploaded_with_all_that_is_in_it() {
+async fn directories_are_uploaded_recursively() {
     let host = directory();
     let root = host.path();
     host_file(root, "b.txt", "b", 0o644);
@@ -156,7 +156,7 @@ async fn a_directory_is_uploaded_with_all_that_is_in_it() {
 }
 
 #[tokio::test]
-async fn what_can_not_be_copied_is_passed_over_and_reported() {
+async fn uncopyable_entries_are_skipped_and_reported() {
     let host = directory();
     let outside = directory();
     host_file(outside.path(), "secret", "secret", 0o644);
@@ -214,7 +214,7 @@ async fn what_can_not_be_copied_is_passed_over_and_reported() {
 }
 
 #[tokio::test]
-async fn a_link_that_is_asked_for_by_name_is_followed() {
+async fn a_link_given_as_the_root_is_followed() {
     let host = directory();
     let root = host.path();
     host_file(root, "real/file", "x", 0o644);
@@ -241,7 +241,7 @@ async fn a_link_that_is_asked_for_by_name_is_followed() {
 /// Files of `/proc` say that they are empty, and are not.
 #[cfg(target_os = "linux")]
 #[tokio::test]
-async fn a_file_that_is_not_as_long_as_it_says_is_reported() {
+async fn files_that_change_size_are_reported() {
     let sandbox = MemorySandbox::new();
     let status = Path::new("/proc/self/status");
     let uploaded = sandbox
@@ -256,7 +256,7 @@ async fn a_file_that_is_not_as_long_as_it_says_is_reported() {
 }
 
 #[tokio::test]
-async fn an_upload_that_can_not_begin_fails() {
+async fn uploading_a_missing_file_fails() {
     let host = directory();
     let missing = host.path().join("missing");
     let error = MemorySandbox::new()
@@ -269,7 +269,7 @@ async fn an_upload_that_can_not_begin_fails() {
 }
 
 #[tokio::test]
-async fn an_upload_ends_with_its_sandbox() {
+async fn uploads_fail_if_the_sandbox_is_gone() {
     let host = directory();
     host_file(host.path(), "a", vec![0; 1 << 20], 0o644);
     host_file(host.path(), "b", "b", 0o644);
@@ -280,7 +280,7 @@ async fn an_upload_ends_with_its_sandbox() {
 }
 
 #[tokio::test]
-async fn a_download_replaces_a_file_whole_and_keeps_the_mode() {
+async fn downloads_replace_files_atomically_and_keep_the_mode() {
     let host = directory();
     let to = host_file(host.path(), "report", "the old report", 0o644);
     let sandbox = MemorySandbox::new().with("out/report", file("new", 0o640));
@@ -297,7 +297,7 @@ async fn a_download_replaces_a_file_whole_and_keeps_the_mode() {
 }
 
 #[tokio::test]
-async fn a_download_that_fails_leaves_the_old_file_and_nothing_else() {
+async fn failed_downloads_leave_the_old_file() {
     let host = directory();
     let to = host_file(host.path(), "report", "the old report", 0o644);
     let sandbox = MemorySandbox::new()
@@ -327,7 +327,7 @@ async fn a_download_that_fails_leaves_the_old_file_and_nothing_else() {
 
 /// A link's own mode allows everything to everybody; that of the file it leads to is not known.
 #[tokio::test]
-async fn the_mode_of_a_link_is_not_given_to_the_copy() {
+async fn the_mode_of_a_link_is_not_copied() {
     let host = directory();
     let sandbox = MemorySandbox::new()
         .with("real", file("x", 0o644))
@@ -372,7 +372,7 @@ async fn a_file_is_copied_from_one_sandbox_to_another() {
 }
 
 #[tokio::test]
-async fn small_files_are_read_and_written_whole() {
+async fn small_files_are_read_and_written_in_memory() {
     let sandbox = MemorySandbox::new();
     let at = path("notes/a.txt");
     let data = Bytes::from_static(b"0123456789");

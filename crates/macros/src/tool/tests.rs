@@ -6,7 +6,7 @@ use super::*;
 /// Behaviour is tested where the attribute is used, in `cantle-core`. Here is what can't be seen
 /// there: that the generated code knows no other path to that crate than the one it was given.
 #[test]
-fn generated_code_reaches_core_by_the_path_given() {
+fn generated_code_uses_the_given_core_path() {
     let functions = [
         quote!(
             async fn f(a: String, cx: ToolContext) -> String {

@@ -1,4 +1,4 @@
-//! Making sandboxes: `POST /v2/sandboxes`, and `POST /sandboxes` as older SDKs have it.
+//! Creating sandboxes: `POST /v2/sandboxes`, and `POST /sandboxes` of older SDKs.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,18 +6,18 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::body::Body;
-use axum::extract::{Extension, State as Handed};
+use axum::extract::{Extension, State};
 use axum::response::{IntoResponse as _, Response};
 use http::{HeaderMap, StatusCode};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::idempotency::Turn;
-use super::{IDLE, REQUEST_BYTES, State, network, parse, shapes};
+use super::idempotency::IdempotencyState;
+use super::{ControlState, IDLE, REQUEST_BYTES, network, parse, responses};
+use crate::api_error::ApiError;
 use crate::body;
-use crate::fleet::{Asked, Fleet};
+use crate::fleet::{Fleet, SandboxSpec};
 use crate::keys::Owner;
-use crate::refusal::Refusal;
 
 const V1_LIFETIME_S: i64 = 15;
 const V2_LIFETIME_S: i64 = 300;
@@ -47,54 +47,54 @@ struct AutoResume {
 }
 
 pub(super) async fn v1(
-    Handed(state): Handed<State>,
+    State(state): State<ControlState>,
     Extension(owner): Extension<Owner>,
     headers: HeaderMap,
     request: Body,
-) -> Result<Response, Refusal> {
+) -> Result<Response, ApiError> {
     create(state, owner, &headers, request, V1_LIFETIME_S).await
 }
 
 pub(super) async fn v2(
-    Handed(state): Handed<State>,
+    State(state): State<ControlState>,
     Extension(owner): Extension<Owner>,
     headers: HeaderMap,
     request: Body,
-) -> Result<Response, Refusal> {
+) -> Result<Response, ApiError> {
     create(state, owner, &headers, request, V2_LIFETIME_S).await
 }
 
 async fn create(
-    state: State,
+    state: ControlState,
     owner: Owner,
     headers: &HeaderMap,
     request: Body,
-    usual_lifetime_s: i64,
-) -> Result<Response, Refusal> {
-    let bytes = body::whole(request, REQUEST_BYTES, IDLE).await;
-    let bytes = bytes.map_err(|error| Refusal::bad_request(error.to_string()))?;
+    default_lifetime_s: i64,
+) -> Result<Response, ApiError> {
+    let bytes = body::read_all(request, REQUEST_BYTES, IDLE).await;
+    let bytes = bytes.map_err(|error| ApiError::bad_request(error.to_string()))?;
     let Some(key) = idempotency_key(headers)? else {
-        return make(&state.fleet, owner, &bytes, usual_lifetime_s).await;
+        return respond(&state.fleet, owner, &bytes, default_lifetime_s).await;
     };
-    match state.answered.begin(&owner, &key, &bytes)? {
-        Turn::Answered(id) => match state.fleet.find_of(&owner, &id) {
+    match state.idempotency.begin(&owner, &key, &bytes)? {
+        IdempotencyState::Completed(id) => match state.fleet.find_of(&owner, &id) {
             Ok(member) => {
-                let answer = Json(shapes::sandbox(&member, &state.fleet.settings));
+                let answer = Json(responses::sandbox(&member, &state.fleet.settings));
                 Ok((StatusCode::CREATED, answer).into_response())
             }
-            // It has ended since.
+            // The sandbox has ended since.
             Err(refusal) => Err(refusal),
         },
-        Turn::Begun(begun) => {
-            let member = made(&state.fleet, owner, &bytes, usual_lifetime_s).await?;
-            begun.finish(&member.facts.id);
-            let answer = Json(shapes::sandbox(&member, &state.fleet.settings));
+        IdempotencyState::Started(pending) => {
+            let member = create_sandbox(&state.fleet, owner, &bytes, default_lifetime_s).await?;
+            pending.complete(&member.identity.id);
+            let answer = Json(responses::sandbox(&member, &state.fleet.settings));
             Ok((StatusCode::CREATED, answer).into_response())
         }
     }
 }
 
-fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Refusal> {
+fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
     let Some(key) = headers.get("idempotency-key") else {
         return Ok(None);
     };
@@ -104,37 +104,37 @@ fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Refusal> {
     };
     match key.to_str().ok().filter(is_key) {
         Some(key) => Ok(Some(key.to_owned())),
-        None => Err(Refusal::bad_request(
+        None => Err(ApiError::bad_request(
             "the Idempotency-Key must be 1 to 255 lower-case letters, digits and hyphens",
         )),
     }
 }
 
-async fn make(
+async fn respond(
     fleet: &Arc<Fleet>,
     owner: Owner,
     request: &[u8],
-    usual_lifetime_s: i64,
-) -> Result<Response, Refusal> {
-    let member = made(fleet, owner, request, usual_lifetime_s).await?;
-    let answer = Json(shapes::sandbox(&member, &fleet.settings));
+    default_lifetime_s: i64,
+) -> Result<Response, ApiError> {
+    let member = create_sandbox(fleet, owner, request, default_lifetime_s).await?;
+    let answer = Json(responses::sandbox(&member, &fleet.settings));
     Ok((StatusCode::CREATED, answer).into_response())
 }
 
-async fn made(
+async fn create_sandbox(
     fleet: &Arc<Fleet>,
     owner: Owner,
     request: &[u8],
-    usual_lifetime_s: i64,
-) -> Result<Arc<crate::fleet::Member>, Refusal> {
+    default_lifetime_s: i64,
+) -> Result<Arc<crate::fleet::Member>, ApiError> {
     let request: CreateRequest = parse(request)?;
     if request.template.is_empty() {
-        return Err(Refusal::bad_request("templateID is missing"));
+        return Err(ApiError::bad_request("templateID is missing"));
     }
-    let is_said = |value: &Option<Value>| value.as_ref().is_some_and(|value| !value.is_null());
-    for (name, said) in [
-        ("iam", is_said(&request.iam)),
-        ("mcp", is_said(&request.mcp)),
+    let is_set = |value: &Option<Value>| value.as_ref().is_some_and(|value| !value.is_null());
+    for (name, set) in [
+        ("iam", is_set(&request.iam)),
+        ("mcp", is_set(&request.mcp)),
         (
             "volumeMounts",
             request
@@ -142,20 +142,23 @@ async fn made(
                 .is_some_and(|mounts| !mounts.is_empty()),
         ),
     ] {
-        if said {
-            return Err(Refusal::bad_request(format!(
+        if set {
+            return Err(ApiError::bad_request(format!(
                 "{name} is not supported by this server"
             )));
         }
     }
-    let lifetime = lifetime(fleet, request.timeout.unwrap_or(usual_lifetime_s))?;
-    let as_asked = request.network.filter(|network| !network.is_null());
-    let wanted = as_asked.clone().map(serde_json::from_value).transpose();
-    let wanted = wanted.map_err(|error| Refusal::bad_request(format!("network: {error}")))?;
+    let lifetime = lifetime(fleet, request.timeout.unwrap_or(default_lifetime_s))?;
+    let requested_network = request.network.filter(|network| !network.is_null());
+    let rules = requested_network
+        .clone()
+        .map(serde_json::from_value)
+        .transpose();
+    let rules = rules.map_err(|error| ApiError::bad_request(format!("network: {error}")))?;
     let policy = &fleet.settings.policy;
     let environment = request.env_vars.unwrap_or_default().into_iter();
-    let asked = Asked {
-        network: network::of(request.internet, wanted, policy)?,
+    let spec = SandboxSpec {
+        network: network::restrict(request.internet, rules, policy)?,
         template: request.template,
         metadata: request.metadata.unwrap_or_default(),
         environment: environment
@@ -164,24 +167,24 @@ async fn made(
         auto_pause: request.auto_pause.unwrap_or(false),
         auto_resume: request.auto_resume.is_some_and(|resume| resume.enabled),
         internet: request.internet,
-        network_as_asked: as_asked,
+        requested_network,
     };
-    fleet.create(owner, asked, lifetime).await
+    fleet.create(owner, spec, lifetime).await
 }
 
-/// How long a sandbox is to live.
-pub(super) fn lifetime(fleet: &Fleet, seconds: i64) -> Result<Duration, Refusal> {
-    let most = fleet.settings.limits.lifetime;
+/// Validates a requested lifetime.
+pub(super) fn lifetime(fleet: &Fleet, seconds: i64) -> Result<Duration, ApiError> {
+    let max = fleet.settings.limits.lifetime;
     let Ok(seconds) = u64::try_from(seconds) else {
-        return Err(Refusal::bad_request("the timeout must not be negative"));
+        return Err(ApiError::bad_request("the timeout must not be negative"));
     };
     let lifetime = Duration::from_secs(seconds);
-    if lifetime > most {
+    if lifetime > max {
         let message = format!(
             "the timeout can't be greater than {} seconds",
-            most.as_secs()
+            max.as_secs()
         );
-        return Err(Refusal::bad_request(message));
+        return Err(ApiError::bad_request(message));
     }
     Ok(lifetime)
 }

@@ -1,26 +1,26 @@
-//! Lists of sandboxes.
+//! Listing sandboxes.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Extension, RawQuery, State as Handed};
+use axum::extract::{Extension, RawQuery, State};
 use axum::response::{IntoResponse as _, Response};
 use http::HeaderValue;
 use jiff::Timestamp;
 use url::form_urlencoded;
 
-use super::shapes::Listed;
+use super::responses::SandboxSummary;
+use crate::api_error::ApiError;
 use crate::fleet::{Fleet, Member};
 use crate::keys::Owner;
-use crate::refusal::Refusal;
 
-/// Sandboxes of one page.
-const MOST: usize = 100;
+/// Maximum sandboxes per page.
+const MAX_PAGE_SIZE: usize = 100;
 
-/// What is wanted of a list.
+/// Filters, order and page of a list request.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Wanted {
+struct ListQuery {
     metadata: BTreeMap<String, String>,
     states: Vec<String>,
     ascending: bool,
@@ -30,55 +30,55 @@ struct Wanted {
     after: Option<(Timestamp, String)>,
 }
 
-impl Wanted {
-    fn of(query: &str) -> Result<Self, Refusal> {
-        let mut wanted = Self::default();
-        for (name, value) in form_urlencoded::parse(query.as_bytes()) {
-            let invalid = || Refusal::bad_request(format!("`{name}` can't be `{value}`"));
+impl ListQuery {
+    fn parse(text: &str) -> Result<Self, ApiError> {
+        let mut query = Self::default();
+        for (name, value) in form_urlencoded::parse(text.as_bytes()) {
+            let invalid = || ApiError::bad_request(format!("invalid value `{value}` of `{name}`"));
             match &*name {
-                "metadata" => wanted.metadata = metadata(&value),
+                "metadata" => query.metadata = metadata(&value),
                 "state" => {
-                    wanted.states.extend(value.split(',').map(str::to_owned));
+                    query.states.extend(value.split(',').map(str::to_owned));
                 }
-                "order" => wanted.ascending = value == "asc",
+                "order" => query.ascending = value == "asc",
                 "startedAfter" => {
-                    wanted.started_after = Some(value.parse().map_err(|_| invalid())?);
+                    query.started_after = Some(value.parse().map_err(|_| invalid())?);
                 }
-                "template" => wanted.template = Some(value.into_owned()),
+                "template" => query.template = Some(value.into_owned()),
                 "limit" => {
                     let limit: usize = value.parse().map_err(|_| invalid())?;
-                    wanted.limit = Some(limit.clamp(1, MOST));
+                    query.limit = Some(limit.clamp(1, MAX_PAGE_SIZE));
                 }
                 "nextToken" if !value.is_empty() => {
-                    wanted.after = Some(read_token(&value).ok_or_else(invalid)?);
+                    query.after = Some(read_token(&value).ok_or_else(invalid)?);
                 }
                 _ => {}
             }
         }
-        Ok(wanted)
+        Ok(query)
     }
 
     fn includes(&self, member: &Member) -> bool {
-        let asked = &member.facts.asked;
+        let spec = &member.identity.spec;
         let state = if member.is_running() {
             "running"
         } else {
             "paused"
         };
-        let has = |(name, value): (&String, &String)| asked.metadata.get(name) == Some(value);
-        (self.states.is_empty() || self.states.iter().any(|wanted| wanted == state))
+        let has = |(name, value): (&String, &String)| spec.metadata.get(name) == Some(value);
+        (self.states.is_empty() || self.states.iter().any(|query| query == state))
             && self.metadata.iter().all(has)
             && self
                 .template
                 .as_ref()
-                .is_none_or(|template| *template == asked.template)
+                .is_none_or(|template| *template == spec.template)
             && self
                 .started_after
-                .is_none_or(|after| member.facts.started_at > after)
+                .is_none_or(|after| member.identity.started_at > after)
     }
 }
 
-/// `a=b%2520c`: pairs, each side of which SDKs encode twice and older ones once.
+/// Parses pairs such as `a=b%2520c`. SDKs encode each side twice, older ones once.
 fn metadata(text: &str) -> BTreeMap<String, String> {
     let pairs = text.split('&').filter(|pair| !pair.is_empty());
     let twice = |text: &str| decoded(&decoded(text));
@@ -90,9 +90,9 @@ fn metadata(text: &str) -> BTreeMap<String, String> {
         .collect()
 }
 
-/// Decodes `%20` and `+`, once.
+/// Decodes `%20` and `+` once.
 fn decoded(text: &str) -> String {
-    // As the name of a pair without a value.
+    // Parsed as the name of a pair without a value.
     let escaped = text.replace('=', "%3D").replace('&', "%26");
     let mut pairs = form_urlencoded::parse(escaped.as_bytes());
     pairs
@@ -111,70 +111,70 @@ fn write_token((timestamp, id): (Timestamp, &str)) -> String {
     format!("{}-{id}", timestamp.as_nanosecond())
 }
 
-fn place(member: &Member) -> (Timestamp, &str) {
-    (member.facts.started_at, &member.facts.id)
+fn sort_key(member: &Member) -> (Timestamp, &str) {
+    (member.identity.started_at, &member.identity.id)
 }
 
-/// `GET /sandboxes`: those that run, all at once.
+/// `GET /sandboxes`: all running sandboxes.
 pub(super) async fn all(
-    Handed(fleet): Handed<Arc<Fleet>>,
+    State(fleet): State<Arc<Fleet>>,
     Extension(owner): Extension<Owner>,
     RawQuery(query): RawQuery,
-) -> Result<Response, Refusal> {
-    let mut wanted = Wanted::of(&query.unwrap_or_default())?;
-    wanted.states = vec!["running".to_owned()];
-    let members = found(&fleet, &owner, &wanted);
+) -> Result<Response, ApiError> {
+    let mut query = ListQuery::parse(&query.unwrap_or_default())?;
+    query.states = vec!["running".to_owned()];
+    let members = matching(&fleet, &owner, &query);
     let listed: Vec<_> = members
         .iter()
-        .map(|member| Listed::new(member, &fleet.settings))
+        .map(|member| SandboxSummary::new(member, &fleet.settings))
         .collect();
     Ok(Json(listed).into_response())
 }
 
-/// `GET /v2/sandboxes`: page by page.
+/// `GET /v2/sandboxes`: pages of sandboxes.
 pub(super) async fn pages(
-    Handed(fleet): Handed<Arc<Fleet>>,
+    State(fleet): State<Arc<Fleet>>,
     Extension(owner): Extension<Owner>,
     RawQuery(query): RawQuery,
-) -> Result<Response, Refusal> {
-    let wanted = Wanted::of(&query.unwrap_or_default())?;
-    let members = found(&fleet, &owner, &wanted);
+) -> Result<Response, ApiError> {
+    let query = ListQuery::parse(&query.unwrap_or_default())?;
+    let members = matching(&fleet, &owner, &query);
     let running = members.iter().filter(|member| member.is_running()).count();
-    let is_later = |member: &&Arc<Member>| match &wanted.after {
+    let is_later = |member: &&Arc<Member>| match &query.after {
         None => true,
         Some((timestamp, id)) => {
-            let ordering = place(member).cmp(&(*timestamp, id.as_str()));
-            if wanted.ascending {
+            let ordering = sort_key(member).cmp(&(*timestamp, id.as_str()));
+            if query.ascending {
                 ordering.is_gt()
             } else {
                 ordering.is_lt()
             }
         }
     };
-    let limit = wanted.limit.unwrap_or(MOST);
+    let limit = query.limit.unwrap_or(MAX_PAGE_SIZE);
     let mut page: Vec<&Arc<Member>> = members.iter().filter(is_later).take(limit + 1).collect();
     let has_more = page.len() > limit;
     page.truncate(limit);
     let listed: Vec<_> = page
         .iter()
-        .map(|member| Listed::new(member, &fleet.settings))
+        .map(|member| SandboxSummary::new(member, &fleet.settings))
         .collect();
     let mut response = Json(listed).into_response();
     let headers = response.headers_mut();
     headers.insert("x-total-running", running.into());
     if let (true, Some(last)) = (has_more, page.last())
-        && let Ok(token) = HeaderValue::from_str(&write_token(place(last)))
+        && let Ok(token) = HeaderValue::from_str(&write_token(sort_key(last)))
     {
         headers.insert("x-next-token", token);
     }
     Ok(response)
 }
 
-fn found(fleet: &Fleet, owner: &Owner, wanted: &Wanted) -> Vec<Arc<Member>> {
+fn matching(fleet: &Fleet, owner: &Owner, query: &ListQuery) -> Vec<Arc<Member>> {
     let mut members = fleet.members();
-    members.retain(|member| member.facts.owner == *owner && wanted.includes(member));
-    members.sort_by(|one, other| place(one).cmp(&place(other)));
-    if !wanted.ascending {
+    members.retain(|member| member.identity.owner == *owner && query.includes(member));
+    members.sort_by(|one, other| sort_key(one).cmp(&sort_key(other)));
+    if !query.ascending {
         members.reverse();
     }
     members
@@ -185,8 +185,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn metadata_is_decoded_as_often_as_it_was_encoded() {
-        let query = |query| Wanted::of(query).unwrap().metadata;
+    fn metadata_encoded_once_or_twice_is_decoded() {
+        let query = |query| ListQuery::parse(query).unwrap().metadata;
         let one = |name: &str, value: &str| BTreeMap::from([(name.to_owned(), value.to_owned())]);
         assert_eq!(query("metadata=a%3Db%252520c"), one("a", "b c"));
         assert_eq!(query("metadata=a%3Db%2520c"), one("a", "b c"));
@@ -196,11 +196,11 @@ mod tests {
     }
 
     #[test]
-    fn a_token_says_where_to_go_on() {
+    fn a_page_token_round_trips() {
         let timestamp = Timestamp::from_nanosecond(1_700_000_000_123_456_789).unwrap();
         let token = write_token((timestamp, "iabc"));
         assert_eq!(read_token(&token), Some((timestamp, "iabc".to_owned())));
-        assert!(Wanted::of("nextToken=nonsense").is_err());
-        assert!(Wanted::of("limit=x").is_err());
+        assert!(ListQuery::parse("nextToken=nonsense").is_err());
+        assert!(ListQuery::parse("limit=x").is_err());
     }
 }

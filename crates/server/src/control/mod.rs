@@ -1,11 +1,11 @@
-//! The control plane: sandboxes made, found, paused and ended over REST.
+//! The control plane: creating, listing, pausing and ending sandboxes over REST.
 
 mod create;
 mod idempotency;
 mod list;
 mod network;
+mod responses;
 mod sandboxes;
-mod shapes;
 mod usage;
 
 use std::sync::Arc;
@@ -21,41 +21,41 @@ use hyper::service::Service as _;
 use hyper_util::service::TowerToHyperService;
 use serde::de::DeserializeOwned;
 
-use self::idempotency::Answered;
+use self::idempotency::IdempotencyCache;
 use crate::address;
+use crate::api_error::ApiError;
 use crate::body;
 use crate::fleet::Fleet;
-use crate::refusal::Refusal;
 
-/// Bytes of a request.
+/// Maximum size of a request body.
 const REQUEST_BYTES: usize = 1 << 20;
-/// How long a request's body may stand still.
+/// How long a request body may make no progress.
 const IDLE: Duration = Duration::from_secs(30);
 
-/// Answers requests of the control plane.
+/// Handler of the control plane.
 pub(crate) struct Control {
     fleet: Arc<Fleet>,
     router: TowerToHyperService<Router>,
 }
 
-/// What handlers need.
+/// ControlState shared by the handlers.
 #[derive(Clone)]
-struct State {
+struct ControlState {
     fleet: Arc<Fleet>,
-    answered: Arc<Answered>,
+    idempotency: Arc<IdempotencyCache>,
 }
 
-impl FromRef<State> for Arc<Fleet> {
-    fn from_ref(state: &State) -> Self {
+impl FromRef<ControlState> for Arc<Fleet> {
+    fn from_ref(state: &ControlState) -> Self {
         Arc::clone(&state.fleet)
     }
 }
 
 impl Control {
     pub(crate) fn new(fleet: Arc<Fleet>) -> Self {
-        let state = State {
+        let state = ControlState {
             fleet: Arc::clone(&fleet),
-            answered: Arc::default(),
+            idempotency: Arc::default(),
         };
         let router = Router::new()
             .route("/sandboxes", post(create::v1).get(list::all))
@@ -74,7 +74,7 @@ impl Control {
             .route("/sandboxes/{id}/metrics", get(usage::one))
             .route("/sandboxes/{id}/logs", get(sandboxes::logs))
             .route("/v2/sandboxes/{id}/logs", get(sandboxes::logs))
-            .route("/sandboxes/{id}/network", put(sandboxes::network))
+            .route("/sandboxes/{id}/network", put(sandboxes::update_network))
             .route("/sandboxes/{id}/fork", any(unsupported))
             .route("/sandboxes/{id}/snapshots", any(unsupported))
             .route("/snapshots", any(unsupported))
@@ -96,22 +96,22 @@ impl Control {
         }
     }
 
-    /// Answers a request.
+    /// StreamItems one request.
     pub(crate) async fn answer(&self, mut request: Request<Body>) -> Response {
         if request.uri().path() == "/health" {
             return StatusCode::NO_CONTENT.into_response();
         }
         let settings = &self.fleet.settings;
-        // A key that any will do for is none: then a page from elsewhere must not get through.
-        if settings.keys.is_empty() && !address::is_own(&request, settings.domain.as_deref()) {
-            let message = "this server answers to its own names only";
-            return Refusal::new(StatusCode::FORBIDDEN, message).into_response();
+        // If any key is accepted, only the host check keeps cross-origin pages out.
+        if settings.keys.is_empty() && !address::is_own_host(&request, settings.domain.as_deref()) {
+            let message = "this server answers only requests to its own host names";
+            return ApiError::new(StatusCode::FORBIDDEN, message).into_response();
         }
         let key = request.headers().get("x-api-key");
         let key = key.and_then(|key| key.to_str().ok()).unwrap_or_default();
         let Some(owner) = settings.keys.owner(key) else {
             let message = "the API key is missing or wrong: send it as X-API-KEY";
-            return Refusal::new(StatusCode::UNAUTHORIZED, message).into_response();
+            return ApiError::new(StatusCode::UNAUTHORIZED, message).into_response();
         };
         request.extensions_mut().insert(owner);
         match self.router.call(request).await {
@@ -121,29 +121,28 @@ impl Control {
     }
 }
 
-async fn unsupported() -> Refusal {
-    Refusal::unsupported("this server has no templates, snapshots, forks, volumes or secrets")
-}
-
-async fn unknown() -> Refusal {
-    Refusal::new(StatusCode::NOT_FOUND, "there is no such path")
-}
-
-async fn wrong_method() -> Refusal {
-    Refusal::new(
-        StatusCode::METHOD_NOT_ALLOWED,
-        "this path has no such method",
+async fn unsupported() -> ApiError {
+    ApiError::unsupported(
+        "this server does not support templates, snapshots, forks, volumes or secrets",
     )
 }
 
-/// Reads a request; an empty one says nothing.
-async fn read<T: DeserializeOwned>(request: Body) -> Result<T, Refusal> {
-    let bytes = body::whole(request, REQUEST_BYTES, IDLE).await;
-    parse(&bytes.map_err(|error| Refusal::bad_request(error.to_string()))?)
+async fn unknown() -> ApiError {
+    ApiError::new(StatusCode::NOT_FOUND, "path not found")
 }
 
-fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Refusal> {
+async fn wrong_method() -> ApiError {
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method not allowed")
+}
+
+/// Reads a JSON request; an empty body is `{}`.
+async fn read<T: DeserializeOwned>(request: Body) -> Result<T, ApiError> {
+    let bytes = body::read_all(request, REQUEST_BYTES, IDLE).await;
+    parse(&bytes.map_err(|error| ApiError::bad_request(error.to_string()))?)
+}
+
+fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
     let text = if bytes.is_empty() { b"{}" } else { bytes };
     serde_json::from_slice(text)
-        .map_err(|error| Refusal::bad_request(format!("the request can't be read: {error}")))
+        .map_err(|error| ApiError::bad_request(format!("invalid request: {error}")))
 }

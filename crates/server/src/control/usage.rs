@@ -1,24 +1,24 @@
-//! What sandboxes use, measured when it is asked for.
+//! Resource usage, measured on request.
 
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Extension, Path, RawQuery, State as Handed};
+use axum::extract::{Extension, Path, RawQuery, State};
 use futures_util::{StreamExt as _, stream};
 use serde_json::{Map, Value, json};
 use url::form_urlencoded;
 
+use crate::api_error::ApiError;
 use crate::envd;
 use crate::envd::usage::Usage;
 use crate::fleet::{Fleet, Member};
 use crate::keys::Owner;
-use crate::refusal::Refusal;
 
-/// Sandboxes that are asked about at once, and that are measured at once.
-const MOST: usize = 100;
-const AT_ONCE: usize = 8;
+/// Maximum sandboxes per request, and concurrent measurements.
+const MAX_SANDBOXES: usize = 100;
+const CONCURRENCY: usize = 8;
 
-fn shape(usage: &Usage) -> Value {
+fn to_json(usage: &Usage) -> Value {
     json!({
         "timestamp": usage.at,
         "timestampUnix": usage.at.as_second(),
@@ -32,28 +32,28 @@ fn shape(usage: &Usage) -> Value {
     })
 }
 
-async fn measured(member: &Member) -> Option<Value> {
-    let live = member.live()?;
-    let usage = envd::usage(&live).await.ok()?;
-    Some(shape(&usage))
+async fn measure(member: &Member) -> Option<Value> {
+    let running = member.running()?;
+    let usage = envd::usage(&running).await.ok()?;
+    Some(to_json(&usage))
 }
 
-/// `GET /sandboxes/{id}/metrics`: one measurement, of now.
+/// `GET /sandboxes/{id}/metrics`: one current measurement.
 pub(super) async fn one(
-    Handed(fleet): Handed<Arc<Fleet>>,
+    State(fleet): State<Arc<Fleet>>,
     Extension(owner): Extension<Owner>,
     Path(id): Path<String>,
-) -> Result<Json<Vec<Value>>, Refusal> {
+) -> Result<Json<Vec<Value>>, ApiError> {
     let member = fleet.find_of(&owner, &id)?;
-    Ok(Json(measured(&member).await.into_iter().collect()))
+    Ok(Json(measure(&member).await.into_iter().collect()))
 }
 
-/// `GET /sandboxes/metrics`: one of each that runs.
+/// `GET /sandboxes/metrics`: one measurement of each running sandbox.
 pub(super) async fn many(
-    Handed(fleet): Handed<Arc<Fleet>>,
+    State(fleet): State<Arc<Fleet>>,
     Extension(owner): Extension<Owner>,
     RawQuery(query): RawQuery,
-) -> Result<Json<Value>, Refusal> {
+) -> Result<Json<Value>, ApiError> {
     let query = query.unwrap_or_default();
     let pairs = form_urlencoded::parse(query.as_bytes()).filter(|(name, _)| name == "sandbox_ids");
     let mut members = Vec::new();
@@ -63,17 +63,17 @@ pub(super) async fn many(
                 .filter_map(|id| fleet.find_of(&owner, id).ok()),
         );
     }
-    if members.len() > MOST {
-        return Err(Refusal::bad_request(format!(
-            "ask about {MOST} sandboxes at once"
+    if members.len() > MAX_SANDBOXES {
+        return Err(ApiError::bad_request(format!(
+            "at most {MAX_SANDBOXES} sandboxes per request"
         )));
     }
     let measuring = stream::iter(members).map(|member| async move {
-        let usage = measured(&member).await?;
-        Some((member.facts.id.clone(), usage))
+        let usage = measure(&member).await?;
+        Some((member.identity.id.clone(), usage))
     });
     let sandboxes: Map<String, Value> = measuring
-        .buffer_unordered(AT_ONCE)
+        .buffer_unordered(CONCURRENCY)
         .filter_map(|one| async { one })
         .collect()
         .await;

@@ -1,4 +1,4 @@
-//! What uploads said of their files (`X-Metadata-NAME: value`), kept beside the files.
+//! Metadata of uploaded files (`X-Metadata-NAME: value`), stored in memory.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -6,21 +6,21 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use cantle_core::sandbox::SandboxPath;
 use http::HeaderMap;
 
-use super::fault::Fault;
+use super::error::EnvdError;
 
 const PREFIX: &str = "x-metadata-";
-/// Bytes of names and values of one file.
-const MOST_BYTES: usize = 4096;
-/// Files with metadata in one sandbox.
-const MOST_FILES: usize = 4096;
+/// Maximum size of one file's names and values.
+const MAX_BYTES: usize = 4096;
+/// Maximum number of files with metadata in one sandbox.
+const MAX_FILES: usize = 4096;
 
-/// Metadata of files, by path. It follows what is moved and removed through the API, and nothing else.
+/// Metadata by path. It follows moves and removals through the API only.
 #[derive(Default)]
 pub(crate) struct Metadata(Mutex<HashMap<SandboxPath, BTreeMap<String, String>>>);
 
-/// What the headers of an upload say.
-pub(crate) fn of_headers(headers: &HeaderMap) -> Result<BTreeMap<String, String>, Fault> {
-    let mut said = BTreeMap::new();
+/// Reads the metadata headers of an upload.
+pub(crate) fn from_headers(headers: &HeaderMap) -> Result<BTreeMap<String, String>, EnvdError> {
+    let mut values = BTreeMap::new();
     let mut bytes = 0;
     for (name, value) in headers {
         let Some(name) = name.as_str().strip_prefix(PREFIX) else {
@@ -32,19 +32,19 @@ pub(crate) fn of_headers(headers: &HeaderMap) -> Result<BTreeMap<String, String>
             .ok()
             .filter(|text| text.bytes().all(|byte| printable(&byte)));
         let Some(value) = value.filter(|_| !name.is_empty()) else {
-            return Err(Fault::invalid(format!(
-                "the metadata `{name}` is no printable ASCII"
+            return Err(EnvdError::invalid(format!(
+                "the metadata `{name}` is not printable ASCII"
             )));
         };
         bytes += name.len() + value.len();
-        said.insert(name.to_owned(), value.to_owned());
+        values.insert(name.to_owned(), value.to_owned());
     }
-    if bytes > MOST_BYTES {
-        return Err(Fault::invalid(format!(
-            "metadata may have {MOST_BYTES} bytes in all"
+    if bytes > MAX_BYTES {
+        return Err(EnvdError::invalid(format!(
+            "metadata may have at most {MAX_BYTES} bytes per file"
         )));
     }
-    Ok(said)
+    Ok(values)
 }
 
 impl Metadata {
@@ -52,32 +52,32 @@ impl Metadata {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn of(&self, path: &SandboxPath) -> BTreeMap<String, String> {
+    pub(crate) fn get(&self, path: &SandboxPath) -> BTreeMap<String, String> {
         self.lock().get(path).cloned().unwrap_or_default()
     }
 
-    /// Replaces what was said of a file.
+    /// Replaces the metadata of a file.
     pub(crate) fn set(
         &self,
         path: &SandboxPath,
-        said: BTreeMap<String, String>,
-    ) -> Result<(), Fault> {
+        values: BTreeMap<String, String>,
+    ) -> Result<(), EnvdError> {
         let mut files = self.lock();
-        if said.is_empty() {
+        if values.is_empty() {
             files.remove(path);
             return Ok(());
         }
-        if files.len() >= MOST_FILES && !files.contains_key(path) {
-            let message = format!("{MOST_FILES} files of a sandbox may have metadata");
-            return Err(Fault::invalid(message));
+        if files.len() >= MAX_FILES && !files.contains_key(path) {
+            let message = format!("at most {MAX_FILES} files of a sandbox may have metadata");
+            return Err(EnvdError::invalid(message));
         }
-        files.insert(path.clone(), said);
+        files.insert(path.clone(), values);
         Ok(())
     }
 
     pub(crate) fn remove(&self, path: &SandboxPath) {
         self.lock()
-            .retain(|other, _| other.strip_root(path).is_none());
+            .retain(|other, _| other.strip_prefix(path).is_none());
     }
 
     pub(crate) fn rename(&self, from: &SandboxPath, to: &SandboxPath) {
@@ -85,14 +85,14 @@ impl Metadata {
         let moved: Vec<(SandboxPath, SandboxPath)> = files
             .keys()
             .filter_map(|path| {
-                let below = path.strip_root(from)?;
+                let below = path.strip_prefix(from)?;
                 Some((path.clone(), to.join(below.relative_bytes()).ok()?))
             })
             .collect();
-        files.retain(|path, _| path.strip_root(to).is_none());
+        files.retain(|path, _| path.strip_prefix(to).is_none());
         for (old, new) in moved {
-            if let Some(said) = files.remove(&old) {
-                files.insert(new, said);
+            if let Some(values) = files.remove(&old) {
+                files.insert(new, values);
             }
         }
     }
@@ -105,13 +105,13 @@ mod tests {
     #[test]
     fn metadata_follows_its_file() {
         let path = |text: &str| SandboxPath::new(text).unwrap();
-        let said = BTreeMap::from([("author".to_owned(), "me".to_owned())]);
+        let values = BTreeMap::from([("author".to_owned(), "me".to_owned())]);
         let metadata = Metadata::default();
-        metadata.set(&path("/a/b"), said.clone()).unwrap();
+        metadata.set(&path("/a/b"), values.clone()).unwrap();
         metadata.rename(&path("/a"), &path("/c"));
-        assert_eq!(metadata.of(&path("/c/b")), said);
-        assert_eq!(metadata.of(&path("/a/b")), BTreeMap::new());
+        assert_eq!(metadata.get(&path("/c/b")), values);
+        assert_eq!(metadata.get(&path("/a/b")), BTreeMap::new());
         metadata.remove(&path("/c"));
-        assert_eq!(metadata.of(&path("/c/b")), BTreeMap::new());
+        assert_eq!(metadata.get(&path("/c/b")), BTreeMap::new());
     }
 }

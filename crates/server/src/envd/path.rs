@@ -1,12 +1,11 @@
-//! What callers mean by a path.
+//! Resolution of paths in requests.
 
 use cantle_core::sandbox::SandboxPath;
 
-use super::fault::Fault;
+use super::error::EnvdError;
 
-/// The path that `text` means to a user whose home is `home`: empty and `~` are the home, and what is
-/// relative lies in it.
-pub(crate) fn resolve(text: &str, home: &SandboxPath) -> Result<SandboxPath, Fault> {
+/// Resolves a path: the empty path and `~` are `home`, and relative paths start there.
+pub(crate) fn resolve(text: &str, home: &SandboxPath) -> Result<SandboxPath, EnvdError> {
     if text.starts_with('/') {
         return Ok(SandboxPath::new(text)?);
     }
@@ -14,11 +13,11 @@ pub(crate) fn resolve(text: &str, home: &SandboxPath) -> Result<SandboxPath, Fau
         None => text,
         Some("") => "",
         Some(rest) => rest.strip_prefix('/').ok_or_else(|| {
-            let message = format!("path '{text}': the homes of others are not known");
-            Fault::invalid(message)
+            let message = format!("path '{text}': the home directories of other users are unknown");
+            EnvdError::invalid(message)
         })?,
     };
-    // As text, since it may climb out of the home.
+    // Joined as text because `..` may lead out of the home directory.
     Ok(SandboxPath::new(format!("{home}/{below}"))?)
 }
 
@@ -27,7 +26,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_start_at_the_home_or_at_the_root() {
+    fn paths_resolve_relative_to_home_or_root() {
         let home = SandboxPath::new("/home/user").unwrap();
         let at = |text| resolve(text, &home).map(|path| path.to_string()).ok();
         for (text, path) in [

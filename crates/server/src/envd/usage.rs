@@ -1,15 +1,15 @@
-//! What a sandbox uses, as seen from inside.
+//! Resource usage, measured inside the sandbox.
 
 use cantle_core::sandbox::Sandbox;
 use jiff::Timestamp;
 
-use super::fault::Fault;
-use super::inside;
+use super::error::EnvdError;
+use super::helper;
 
-/// Bytes of what the script writes.
-const REPORT_BYTES: usize = 4096;
+/// Maximum output of the script.
+const MAX_OUTPUT_BYTES: usize = 4096;
 
-/// Counts twice, a tenth of a second apart: ticks of all processes that can be seen; then memory and disk.
+/// Samples the CPU ticks of all visible processes twice, 0.1 s apart, then memory and disk.
 const SCRIPT: &str = r#"
 ticks() { cat /proc/[0-9]*/stat 2>/dev/null | { t=0; while IFS= read -r l; do l=${l##*) }; set -- $l; t=$((t+${12}+${13})); done; echo $t; }; }
 a=$(ticks); sleep 0.1; b=$(ticks)
@@ -19,12 +19,12 @@ while read -r k v _; do case $k in MemTotal:|Cached:) echo "$k $v";; esac; done 
 df -kP . | tail -1
 "#;
 
-/// What is used and what there is.
+/// Used and total resources; sizes in bytes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Usage {
     pub(crate) at: Timestamp,
     pub(crate) cpu_count: u64,
-    /// Of one processor.
+    /// In percent of one processor.
     pub(crate) cpu_used_percent: f64,
     pub(crate) memory_used: u64,
     pub(crate) memory_total: u64,
@@ -33,10 +33,10 @@ pub(crate) struct Usage {
     pub(crate) disk_total: u64,
 }
 
-/// Measures, as far as the sandbox has the programs for it.
-pub(crate) async fn measure(sandbox: &dyn Sandbox) -> Result<Usage, Fault> {
+/// Measures what the programs in the sandbox can report; the rest is 0.
+pub(crate) async fn measure(sandbox: &dyn Sandbox) -> Result<Usage, EnvdError> {
     let argv = ["/bin/bash", "-c", SCRIPT];
-    let output = inside::run(sandbox, argv, REPORT_BYTES).await?;
+    let output = helper::run(sandbox, argv, MAX_OUTPUT_BYTES).await?;
     let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());
     Ok(parse(&text.unwrap_or_default()))
 }
@@ -81,7 +81,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_report_is_read() {
+    fn the_script_output_is_parsed() {
         let text = "2 100 5 4096\nMemTotal: 8 kB\nCached: 2 kB\noverlay 100 40 60 40% /home/user\n";
         let usage = parse(text);
         let expected = Usage {

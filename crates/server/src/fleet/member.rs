@@ -1,4 +1,4 @@
-//! One sandbox of the fleet: what it was made with, how it stands, when it ends.
+//! One sandbox of the fleet: its definition, state and deadline.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,180 +14,188 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::Live;
+use crate::envd::RunningSandbox;
 use crate::keys::Owner;
 use crate::settings::ServerLimits;
 
-/// What a caller asked for.
+/// The parameters of a create request.
 #[derive(Clone, Serialize, Deserialize)]
-pub(crate) struct Asked {
+pub(crate) struct SandboxSpec {
     pub(crate) template: String,
     pub(crate) metadata: BTreeMap<String, String>,
-    /// Variables of every command.
+    /// Environment variables of every command.
     #[serde(with = "exposed_map")]
     pub(crate) environment: BTreeMap<String, SecretText>,
-    /// Whether it is paused at its end, instead of killed.
+    /// Whether the sandbox is paused instead of killed at its deadline.
     pub(crate) auto_pause: bool,
-    /// Whether a request to it resumes it.
+    /// Whether a request to the paused sandbox resumes it.
     pub(crate) auto_resume: bool,
-    /// What of the network it may reach, where that is less than the server grants.
+    /// Network access, if it is less than the server's policy grants.
     pub(crate) network: Option<Network>,
-    /// As the request said it, to be said again.
+    /// Fields of the request that responses repeat.
     pub(crate) internet: Option<bool>,
-    pub(crate) network_as_asked: Option<serde_json::Value>,
+    #[serde(rename = "network_as_asked")]
+    pub(crate) requested_network: Option<serde_json::Value>,
 }
 
-/// What of a sandbox never changes.
+/// The constant properties of a sandbox.
 #[derive(Clone, Serialize, Deserialize)]
-pub(crate) struct Facts {
+pub(crate) struct SandboxIdentity {
     pub(crate) id: String,
     pub(crate) owner: Owner,
     pub(crate) run: RunId,
-    /// Opens everything inside.
+    /// Access token for envd.
     #[serde(with = "exposed")]
     pub(crate) token: SecretText,
     pub(crate) started_at: Timestamp,
-    pub(crate) asked: Asked,
+    #[serde(rename = "asked")]
+    pub(crate) spec: SandboxSpec,
 }
 
-impl fmt::Debug for Facts {
+impl fmt::Debug for SandboxIdentity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Facts")
+        f.debug_struct("SandboxIdentity")
             .field("id", &self.id)
             .finish_non_exhaustive()
     }
 }
 
-impl Facts {
-    /// The variables of every command: those asked for, over those that say where it is.
+impl SandboxIdentity {
+    /// Environment variables of every command: E2B's own, overridden by the requested ones.
     pub(crate) fn environment(&self) -> BTreeMap<String, SecretText> {
         let own = [
             ("E2B_SANDBOX", "true"),
             ("E2B_SANDBOX_ID", self.id.as_str()),
-            ("E2B_TEMPLATE_ID", self.asked.template.as_str()),
+            ("E2B_TEMPLATE_ID", self.spec.template.as_str()),
         ];
         let mut variables: BTreeMap<String, SecretText> = own
             .into_iter()
             .map(|(name, value)| (name.to_owned(), value.into()))
             .collect();
-        variables.extend(self.asked.environment.clone());
+        variables.extend(self.spec.environment.clone());
         variables
     }
 }
 
-/// How a sandbox stands.
+/// State of a sandbox.
 #[derive(Clone)]
-pub(crate) enum Standing {
-    Running(Arc<Live>),
+pub(crate) enum SandboxState {
+    Running(Arc<RunningSandbox>),
     Paused(SandboxHandle),
     Ended,
 }
 
-/// When a sandbox ends, for clocks and for people.
+/// The time at which a sandbox ends, on the monotonic and the wall clock.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct End {
+pub(crate) struct Deadline {
     pub(crate) instant: Instant,
     pub(crate) timestamp: Timestamp,
 }
 
-impl End {
+impl Deadline {
     fn after(lifetime: Duration) -> Self {
-        let later = SignedDuration::try_from(lifetime).unwrap_or(SignedDuration::ZERO);
+        let offset = SignedDuration::try_from(lifetime).unwrap_or(SignedDuration::ZERO);
         let timestamp = Timestamp::now();
         Self {
             instant: Instant::now() + lifetime,
-            timestamp: timestamp.checked_add(later).unwrap_or(timestamp),
+            timestamp: timestamp.checked_add(offset).unwrap_or(timestamp),
         }
     }
 }
 
 /// One sandbox of the fleet.
 pub(crate) struct Member {
-    pub(crate) facts: Facts,
-    /// Held while it is paused, resumed or ended, which happens one after another.
-    pub(crate) turn: tokio::sync::Mutex<()>,
-    standing: Mutex<Standing>,
-    end: watch::Sender<End>,
+    pub(crate) identity: SandboxIdentity,
+    /// Serializes pausing, resuming and ending.
+    pub(crate) transition: tokio::sync::Mutex<()>,
+    state: Mutex<SandboxState>,
+    deadline: watch::Sender<Deadline>,
 }
 
 impl Member {
-    pub(crate) fn running(facts: Facts, sandbox: Arc<dyn Sandbox>, limits: &ServerLimits) -> Self {
-        let live = Arc::new(Live::new(sandbox, limits));
-        Self::new(facts, Standing::Running(live))
+    pub(crate) fn new_running(
+        identity: SandboxIdentity,
+        sandbox: Arc<dyn Sandbox>,
+        limits: &ServerLimits,
+    ) -> Self {
+        let running = Arc::new(RunningSandbox::new(sandbox, limits));
+        Self::new(identity, SandboxState::Running(running))
     }
 
-    pub(crate) fn paused(facts: Facts, handle: SandboxHandle) -> Self {
-        Self::new(facts, Standing::Paused(handle))
+    pub(crate) fn new_paused(identity: SandboxIdentity, handle: SandboxHandle) -> Self {
+        Self::new(identity, SandboxState::Paused(handle))
     }
 
-    fn new(facts: Facts, standing: Standing) -> Self {
+    fn new(identity: SandboxIdentity, state: SandboxState) -> Self {
         Self {
-            facts,
-            turn: tokio::sync::Mutex::new(()),
-            standing: Mutex::new(standing),
-            end: watch::Sender::new(End::after(Duration::ZERO)),
+            identity,
+            transition: tokio::sync::Mutex::new(()),
+            state: Mutex::new(state),
+            deadline: watch::Sender::new(Deadline::after(Duration::ZERO)),
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Standing> {
-        self.standing.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, SandboxState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn standing(&self) -> Standing {
+    pub(crate) fn state(&self) -> SandboxState {
         self.lock().clone()
     }
 
-    /// Says how it stands now, and how it stood.
-    pub(crate) fn set_standing(&self, standing: Standing) -> Standing {
-        std::mem::replace(&mut *self.lock(), standing)
+    /// Sets the state and returns the previous one.
+    pub(crate) fn set_state(&self, state: SandboxState) -> SandboxState {
+        std::mem::replace(&mut *self.lock(), state)
     }
 
     pub(crate) fn is_running(&self) -> bool {
-        matches!(*self.lock(), Standing::Running(_))
+        matches!(*self.lock(), SandboxState::Running(_))
     }
 
-    /// What runs, where it does.
-    pub(crate) fn live(&self) -> Option<Arc<Live>> {
+    /// Returns the running sandbox, unless it is paused or ended.
+    pub(crate) fn running(&self) -> Option<Arc<RunningSandbox>> {
         match &*self.lock() {
-            Standing::Running(live) => Some(Arc::clone(live)),
+            SandboxState::Running(running) => Some(Arc::clone(running)),
             _ => None,
         }
     }
 
-    /// It runs again.
-    pub(crate) fn run(&self, sandbox: Arc<dyn Sandbox>, limits: &ServerLimits) {
-        self.set_standing(Standing::Running(Arc::new(Live::new(sandbox, limits))));
+    /// Sets the state to running, with a reattached sandbox.
+    pub(crate) fn set_running(&self, sandbox: Arc<dyn Sandbox>, limits: &ServerLimits) {
+        self.set_state(SandboxState::Running(Arc::new(RunningSandbox::new(
+            sandbox, limits,
+        ))));
     }
 
-    /// When it ends.
-    pub(crate) fn end(&self) -> watch::Receiver<End> {
-        self.end.subscribe()
+    /// Subscribes to the deadline.
+    pub(crate) fn deadline(&self) -> watch::Receiver<Deadline> {
+        self.deadline.subscribe()
     }
 
-    /// When it ends, for people.
-    pub(crate) fn end_at(&self) -> Timestamp {
-        self.end.borrow().timestamp
+    /// Returns the deadline on the wall clock.
+    pub(crate) fn ends_at(&self) -> Timestamp {
+        self.deadline.borrow().timestamp
     }
 
-    /// Sets its end.
-    pub(crate) fn end_in(&self, lifetime: Duration) {
-        self.end.send_replace(End::after(lifetime));
+    /// Sets the deadline.
+    pub(crate) fn set_lifetime(&self, lifetime: Duration) {
+        self.deadline.send_replace(Deadline::after(lifetime));
     }
 
-    /// Sets its end, unless that is later already.
-    pub(crate) fn end_in_at_least(&self, lifetime: Duration) {
-        let end = End::after(lifetime);
-        self.end.send_if_modified(|current| {
-            let later = end.instant > current.instant;
+    /// Moves the deadline, unless it is later already.
+    pub(crate) fn extend_lifetime(&self, lifetime: Duration) {
+        let deadline = Deadline::after(lifetime);
+        self.deadline.send_if_modified(|current| {
+            let later = deadline.instant > current.instant;
             if later {
-                *current = end;
+                *current = deadline;
             }
             later
         });
     }
 }
 
-/// Writes a secret down as it is: only for the records, which are their owner's alone.
+/// Serializes a secret as plain text; used only for records, which are accessible to their owner only.
 mod exposed {
     use cantle_core::secret::SecretText;
     use serde::{Deserialize as _, Deserializer, Serializer};
@@ -201,7 +209,7 @@ mod exposed {
     }
 }
 
-/// The same for secrets with names.
+/// Like [`exposed`], for a map of secrets.
 mod exposed_map {
     use std::collections::BTreeMap;
 

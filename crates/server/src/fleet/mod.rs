@@ -1,12 +1,10 @@
-//! All sandboxes of a server: made, found, paused, ended, and within the limits.
+//! All sandboxes of a server: creation, lookup, pausing, ending and quotas.
 //!
-//! What must not stop half-way (making, pausing, ending) runs in tasks of the fleet's own, so that a
-//! caller who leaves changes nothing; the fleet aborts them when it is dropped.
+//! Operations that must complete (creating, pausing, ending) run in tasks owned by the fleet, so that a
+//! disconnected client can't interrupt them. Dropping the fleet aborts the tasks.
 
-mod live;
 mod member;
 mod store;
-mod tasks;
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
@@ -25,40 +23,39 @@ use tokio::sync::Semaphore;
 use tokio::time::{sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
-pub(crate) use self::live::{Live, Visit};
-pub(crate) use self::member::{Asked, Facts, Member, Standing};
-use self::store::{Record, Store};
-use self::tasks::Tasks;
+pub(crate) use self::member::{Member, SandboxIdentity, SandboxSpec, SandboxState};
+use self::store::{PausedRecord, Store};
+use crate::api_error::ApiError;
 use crate::error::{ServeError, ServeErrorKind};
 use crate::keys::Owner;
 use crate::random;
-use crate::refusal::Refusal;
 use crate::settings::Settings;
+use crate::tasks::Tasks;
 
-/// Characters of a sandbox's id after its first, and of its token.
-const ID_LETTERS: usize = 20;
-const TOKEN_LETTERS: usize = 40;
+/// Random characters of a sandbox's id and of its token.
+const ID_CHARS: usize = 20;
+const TOKEN_CHARS: usize = 40;
 
-/// How long the end of one sandbox may take.
-const END_DEADLINE: Duration = Duration::from_secs(10);
-/// How many are opened at once for each processor, and how many are ended: each takes a thread meanwhile,
-/// which keeps a processor busy, and threads take memory that they don't give back.
-const AT_ONCE_PER_PROCESSOR: usize = 2;
-/// The same in all, at least and at most.
-const AT_ONCE: RangeInclusive<usize> = 4..=16;
+/// Time limit for closing one sandbox.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Sandboxes opened, and closed, concurrently per processor. Each occupies a blocking thread, and the
+/// memory of threads is not returned.
+const CONCURRENCY_PER_PROCESSOR: usize = 2;
+/// Bounds of the total concurrency.
+const CONCURRENCY: RangeInclusive<usize> = 4..=16;
 
-fn at_once() -> usize {
+fn concurrency() -> usize {
     let processors = available_parallelism().map_or(1, usize::from);
-    (processors * AT_ONCE_PER_PROCESSOR).clamp(*AT_ONCE.start(), *AT_ONCE.end())
+    (processors * CONCURRENCY_PER_PROCESSOR).clamp(*CONCURRENCY.start(), *CONCURRENCY.end())
 }
 
-/// The sandboxes of a server.
+/// All sandboxes of a server.
 pub(crate) struct Fleet {
     pub(crate) settings: Settings,
     store: Option<Store>,
-    /// Whether every record could be read.
-    knows_all: bool,
-    roll: Mutex<Roll>,
+    /// Whether every record was readable.
+    records_complete: bool,
+    registry: Mutex<Registry>,
     tasks: Tasks,
     opening: Semaphore,
     ending: Semaphore,
@@ -66,43 +63,43 @@ pub(crate) struct Fleet {
 }
 
 #[derive(Default)]
-struct Roll {
+struct Registry {
     members: HashMap<String, Arc<Member>>,
-    /// How many are being opened, by owner.
+    /// Sandboxes being opened, by owner.
     opening: HashMap<Owner, usize>,
 }
 
-/// A place in the fleet for a sandbox that is being opened.
-struct Place {
+/// A reserved slot for a sandbox that is being opened.
+struct Reservation {
     fleet: Arc<Fleet>,
     owner: Owner,
 }
 
-impl Drop for Place {
+impl Drop for Reservation {
     fn drop(&mut self) {
-        let mut roll = self.fleet.roll();
-        if let Some(count) = roll.opening.get_mut(&self.owner) {
+        let mut registry = self.fleet.registry();
+        if let Some(count) = registry.opening.get_mut(&self.owner) {
             *count = count.saturating_sub(1);
             if *count == 0 {
-                roll.opening.remove(&self.owner);
+                registry.opening.remove(&self.owner);
             }
         }
     }
 }
 
 impl Fleet {
-    /// Finds what an earlier server paused.
+    /// Loads the records of paused sandboxes.
     pub(crate) async fn open(settings: Settings) -> Result<Arc<Self>, ServeError> {
         let mut members = HashMap::new();
-        let mut knows_all = true;
+        let mut records_complete = true;
         let store = match &settings.state {
             None => None,
             Some(directory) => {
-                let (store, found) = Store::open(directory.clone()).await?;
-                knows_all = found.is_whole;
-                for record in found.records {
-                    let member = Member::paused(record.facts, record.handle);
-                    members.insert(member.facts.id.clone(), Arc::new(member));
+                let (store, loaded) = Store::open(directory.clone()).await?;
+                records_complete = loaded.complete;
+                for record in loaded.records {
+                    let member = Member::new_paused(record.identity, record.handle);
+                    members.insert(member.identity.id.clone(), Arc::new(member));
                 }
                 Some(store)
             }
@@ -110,141 +107,152 @@ impl Fleet {
         Ok(Arc::new(Self {
             settings,
             store,
-            knows_all,
-            roll: Mutex::new(Roll {
+            records_complete,
+            registry: Mutex::new(Registry {
                 members,
                 opening: HashMap::new(),
             }),
             tasks: Tasks::default(),
-            opening: Semaphore::new(at_once()),
-            ending: Semaphore::new(at_once()),
+            opening: Semaphore::new(concurrency()),
+            ending: Semaphore::new(concurrency()),
             stopping: CancellationToken::new(),
         }))
     }
 
-    /// What was paused, where all of that is known.
+    /// Returns the handles of paused sandboxes, if all records were readable.
     pub(crate) fn paused(&self) -> Option<Vec<SandboxHandle>> {
         let handles = self.members().into_iter();
-        let handles = handles.filter_map(|member| match member.standing() {
-            Standing::Paused(handle) => Some(handle),
+        let handles = handles.filter_map(|member| match member.state() {
+            SandboxState::Paused(handle) => Some(handle),
             _ => None,
         });
-        self.knows_all.then(|| handles.collect())
+        self.records_complete.then(|| handles.collect())
     }
 
-    fn roll(&self) -> MutexGuard<'_, Roll> {
-        self.roll.lock().unwrap_or_else(PoisonError::into_inner)
+    fn registry(&self) -> MutexGuard<'_, Registry> {
+        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// All that there are.
+    /// Returns all sandboxes.
     pub(crate) fn members(&self) -> Vec<Arc<Member>> {
-        self.roll().members.values().map(Arc::clone).collect()
+        self.registry().members.values().map(Arc::clone).collect()
     }
 
-    /// The one of this id, whoever's it is.
+    /// Finds a sandbox by id, regardless of its owner.
     pub(crate) fn find(&self, id: &str) -> Option<Arc<Member>> {
-        self.roll().members.get(id).map(Arc::clone)
+        self.registry().members.get(id).map(Arc::clone)
     }
 
-    /// The one of this id, if it is the owner's.
-    pub(crate) fn find_of(&self, owner: &Owner, id: &str) -> Result<Arc<Member>, Refusal> {
+    /// Finds a sandbox of an owner by id.
+    pub(crate) fn find_of(&self, owner: &Owner, id: &str) -> Result<Arc<Member>, ApiError> {
         self.find(id)
-            .filter(|member| member.facts.owner == *owner)
-            .ok_or_else(|| Refusal::no_sandbox(id))
+            .filter(|member| member.identity.owner == *owner)
+            .ok_or_else(|| ApiError::sandbox_not_found(id))
     }
 
-    fn place(self: &Arc<Self>, owner: &Owner) -> Result<Place, Refusal> {
+    fn reserve(self: &Arc<Self>, owner: &Owner) -> Result<Reservation, ApiError> {
         let limits = &self.settings.limits;
-        let mut roll = self.roll();
-        let running = roll.members.values().filter(|member| member.is_running());
+        let mut registry = self.registry();
+        let running = registry
+            .members
+            .values()
+            .filter(|member| member.is_running());
         let (mut all, mut own) = (0, 0);
         for member in running {
             all += 1;
-            own += usize::from(member.facts.owner == *owner);
+            own += usize::from(member.identity.owner == *owner);
         }
-        all += roll.opening.values().sum::<usize>();
-        own += roll.opening.get(owner).copied().unwrap_or(0);
+        all += registry.opening.values().sum::<usize>();
+        own += registry.opening.get(owner).copied().unwrap_or(0);
         if own >= limits.sandboxes_per_key {
-            return Err(Refusal::full(format!(
+            return Err(ApiError::quota_exceeded(format!(
                 "you have reached the maximum number of concurrent sandboxes ({})",
                 limits.sandboxes_per_key
             )));
         }
         if all >= limits.sandboxes {
-            let message = format!("the server runs as many sandboxes as it may ({all})");
-            return Err(Refusal::full(message).with_code("sandbox_capacity_unavailable"));
+            let message = format!("the server has reached its maximum number of sandboxes ({all})");
+            return Err(ApiError::quota_exceeded(message).with_code("sandbox_capacity_unavailable"));
         }
-        *roll.opening.entry(owner.clone()).or_default() += 1;
-        drop(roll);
-        Ok(Place {
+        *registry.opening.entry(owner.clone()).or_default() += 1;
+        drop(registry);
+        Ok(Reservation {
             fleet: Arc::clone(self),
             owner: owner.clone(),
         })
     }
 
-    /// Opens a new sandbox that lives for `lifetime`.
+    /// Opens a new sandbox with the given lifetime.
     pub(crate) async fn create(
         self: &Arc<Self>,
         owner: Owner,
-        asked: Asked,
+        spec: SandboxSpec,
         lifetime: Duration,
-    ) -> Result<Arc<Member>, Refusal> {
+    ) -> Result<Arc<Member>, ApiError> {
         if self.stopping.is_cancelled() {
-            return Err(Refusal::stopping());
+            return Err(ApiError::stopping());
         }
-        let backend = self.backend(&asked.template)?;
-        let place = self.place(&owner)?;
-        let no_randomness =
-            |_| Refusal::new(http::StatusCode::INTERNAL_SERVER_ERROR, "no randomness");
-        let facts = Facts {
-            id: format!("i{}", random::text(ID_LETTERS).map_err(no_randomness)?),
-            token: random::text(TOKEN_LETTERS).map_err(no_randomness)?.into(),
+        let backend = self.backend(&spec.template)?;
+        let reservation = self.reserve(&owner)?;
+        let randomness_failed = |_| {
+            ApiError::new(
+                http::StatusCode::INTERNAL_SERVER_ERROR,
+                "the system has no source of randomness",
+            )
+        };
+        let identity = SandboxIdentity {
+            id: format!("i{}", random::text(ID_CHARS).map_err(randomness_failed)?),
+            token: random::text(TOKEN_CHARS).map_err(randomness_failed)?.into(),
             owner,
             run: RunId::new(),
             started_at: Timestamp::now(),
-            asked,
+            spec,
         };
         let fleet = Arc::clone(self);
         let made = self.tasks.finish(async move {
-            let cx = fleet.context(&facts);
-            // Nobody closes a semaphore of ours.
-            let turn = fleet.opening.acquire().await.ok();
+            let cx = fleet.context(&identity);
+            // The semaphore is never closed.
+            let permit = fleet.opening.acquire().await.ok();
             let opened = match backend.open(cx.clone().durable()).await {
-                // What can be kept may be less confined; then it is not kept.
+                // A durable sandbox may support less isolation; prefer one that can't be paused.
                 Err(error) if error.kind() == SandboxErrorKind::Unenforceable => {
                     backend.open(cx).await
                 }
                 opened => opened,
             };
-            drop(turn);
-            let sandbox = opened.map_err(|error| Refusal::not_opened(&error))?;
-            let member = Arc::new(Member::running(facts, sandbox, &fleet.settings.limits));
-            member.end_in(lifetime);
+            drop(permit);
+            let sandbox = opened.map_err(|error| ApiError::open_failed(&error))?;
+            let member = Arc::new(Member::new_running(
+                identity,
+                sandbox,
+                &fleet.settings.limits,
+            ));
+            member.set_lifetime(lifetime);
             let stopped = {
-                let mut roll = fleet.roll();
-                let id = member.facts.id.clone();
-                roll.members.insert(id, Arc::clone(&member));
+                let mut registry = fleet.registry();
+                let id = member.identity.id.clone();
+                registry.members.insert(id, Arc::clone(&member));
                 fleet.stopping.is_cancelled()
             };
-            drop(place);
+            drop(reservation);
             if stopped {
                 fleet.end_now(&member).await;
-                return Err(Refusal::stopping());
+                return Err(ApiError::stopping());
             }
-            fleet.look_after(&member);
+            fleet.monitor(&member);
             Ok(member)
         });
-        made.await.unwrap_or_else(|| Err(Refusal::stopping()))
+        made.await.unwrap_or_else(|| Err(ApiError::stopping()))
     }
 
-    fn backend(&self, template: &str) -> Result<Arc<dyn Backend>, Refusal> {
-        // `namespace/name:tag`; there is one of each here.
+    fn backend(&self, template: &str) -> Result<Arc<dyn Backend>, ApiError> {
+        // `namespace/name:tag`; only the name selects a template here.
         let name = template.rsplit('/').next().unwrap_or(template);
         let name = name.split(':').next().unwrap_or(name);
         let known = &self.settings.templates;
         known.get(name).map(Arc::clone).ok_or_else(|| {
             let names: Vec<&str> = known.keys().map(String::as_str).collect();
-            Refusal::new(
+            ApiError::new(
                 http::StatusCode::NOT_FOUND,
                 format!(
                     "template '{template}' not found; this server has {}",
@@ -254,35 +262,37 @@ impl Fleet {
         })
     }
 
-    fn context(&self, facts: &Facts) -> SandboxContext {
+    fn context(&self, identity: &SandboxIdentity) -> SandboxContext {
         let mut policy = self.settings.policy.clone();
-        if let Some(network) = &facts.asked.network {
+        if let Some(network) = &identity.spec.network {
             policy.network = Some(network.clone());
         }
-        for (name, value) in facts.environment() {
+        for (name, value) in identity.environment() {
             policy.environment.insert(name, value);
         }
-        SandboxContext::new(facts.run, policy)
+        SandboxContext::new(identity.run, policy)
     }
 
-    /// Has a task look after a running sandbox: when its time is over, or it is gone.
-    fn look_after(self: &Arc<Self>, member: &Arc<Member>) {
-        let Some(live) = member.live() else { return };
+    /// Spawns a task that ends a running sandbox at its deadline, or when it is gone.
+    fn monitor(self: &Arc<Self>, member: &Arc<Member>) {
+        let Some(running) = member.running() else {
+            return;
+        };
         let (fleet, member) = (Arc::clone(self), Arc::clone(member));
         self.tasks.spawn(async move {
-            let mut end = member.end();
+            let mut deadline = member.deadline();
             loop {
-                let at = *end.borrow_and_update();
+                let at = *deadline.borrow_and_update();
                 tokio::select! {
-                    () = live.cut.cancelled() => return,
-                    () = live.gone.cancelled() => {
+                    () = running.ended.cancelled() => return,
+                    () = running.gone.cancelled() => {
                         fleet.end_now(&member).await;
                         return;
                     }
-                    changed = end.changed() => if changed.is_err() { return },
+                    changed = deadline.changed() => if changed.is_err() { return },
                     () = sleep_until(at.instant) => {
-                        tracing::debug!(sandbox = member.facts.id, "its time is over");
-                        let paused = member.facts.asked.auto_pause
+                        tracing::debug!(sandbox = member.identity.id, "the sandbox reached its deadline");
+                        let paused = member.identity.spec.auto_pause
                             && fleet.pause_now(&member).await.is_ok();
                         if !paused {
                             fleet.end_now(&member).await;
@@ -294,7 +304,7 @@ impl Fleet {
         });
     }
 
-    /// Ends a sandbox, running or paused. Whether there was one.
+    /// Ends a running or paused sandbox. Returns whether it had not ended before.
     pub(crate) async fn end(self: &Arc<Self>, member: &Arc<Member>) -> bool {
         let (fleet, member) = (Arc::clone(self), Arc::clone(member));
         let ended = async move { fleet.end_now(&member).await };
@@ -302,162 +312,163 @@ impl Fleet {
     }
 
     async fn end_now(&self, member: &Arc<Member>) -> bool {
-        let _turn = member.turn.lock().await;
-        let standing = member.set_standing(Standing::Ended);
-        self.roll().members.remove(&member.facts.id);
-        let turn = self.ending.acquire().await.ok();
+        let _transition = member.transition.lock().await;
+        let standing = member.set_state(SandboxState::Ended);
+        self.registry().members.remove(&member.identity.id);
+        let permit = self.ending.acquire().await.ok();
         let ended = match standing {
-            Standing::Ended => return false,
-            Standing::Running(live) => timeout(END_DEADLINE, live.close()).await,
-            Standing::Paused(handle) => {
+            SandboxState::Ended => return false,
+            SandboxState::Running(running) => timeout(CLOSE_TIMEOUT, running.close()).await,
+            SandboxState::Paused(handle) => {
                 let removed = async {
-                    let backend = self.backend(&member.facts.asked.template);
-                    let backend = backend
-                        .map_err(|_| SandboxError::gone("there is no such template any more"))?;
-                    let cx = self.context(&member.facts).durable();
+                    let backend = self.backend(&member.identity.spec.template);
+                    let backend =
+                        backend.map_err(|_| SandboxError::gone("the template no longer exists"))?;
+                    let cx = self.context(&member.identity).durable();
                     backend.reattach(&handle, cx).await?.close().await
                 };
-                timeout(END_DEADLINE, removed).await
+                timeout(CLOSE_TIMEOUT, removed).await
             }
         };
-        drop(turn);
+        drop(permit);
         if let Some(store) = &self.store {
-            store.remove(&member.facts.id).await;
+            store.remove(&member.identity.id).await;
         }
         match ended {
             Ok(Ok(())) => {}
-            // It is what was wanted.
+            // It has ended already.
             Ok(Err(error)) if error.kind() == SandboxErrorKind::Gone => {}
             Ok(Err(error)) => {
-                tracing::warn!(sandbox = member.facts.id, %error, "something may be left behind");
+                tracing::warn!(sandbox = member.identity.id, %error, "closing a sandbox failed; resources may remain");
             }
-            Err(_) => tracing::warn!(sandbox = member.facts.id, "its end takes too long"),
+            Err(_) => tracing::warn!(sandbox = member.identity.id, "closing a sandbox timed out"),
         }
         true
     }
 
     /// Pauses a running sandbox.
-    pub(crate) async fn pause(self: &Arc<Self>, member: &Arc<Member>) -> Result<(), Refusal> {
+    pub(crate) async fn pause(self: &Arc<Self>, member: &Arc<Member>) -> Result<(), ApiError> {
         let (fleet, member) = (Arc::clone(self), Arc::clone(member));
         let paused = async move { fleet.pause_now(&member).await };
         let paused = self.tasks.finish(paused).await;
-        paused.unwrap_or_else(|| Err(Refusal::stopping()))
+        paused.unwrap_or_else(|| Err(ApiError::stopping()))
     }
 
-    async fn pause_now(&self, member: &Arc<Member>) -> Result<(), Refusal> {
-        let _turn = member.turn.lock().await;
-        let id = &member.facts.id;
-        let live = match member.standing() {
-            Standing::Running(live) => live,
-            Standing::Paused(_) => {
+    async fn pause_now(&self, member: &Arc<Member>) -> Result<(), ApiError> {
+        let _transition = member.transition.lock().await;
+        let id = &member.identity.id;
+        let running = match member.state() {
+            SandboxState::Running(running) => running,
+            SandboxState::Paused(_) => {
                 let message = format!("sandbox {id} is already paused");
-                return Err(Refusal::new(http::StatusCode::CONFLICT, message));
+                return Err(ApiError::new(http::StatusCode::CONFLICT, message));
             }
-            Standing::Ended => return Err(Refusal::no_sandbox(id)),
+            SandboxState::Ended => return Err(ApiError::sandbox_not_found(id)),
         };
         let limit = self.settings.limits.paused_per_key;
         let of_owner = |other: &&Arc<Member>| {
-            other.facts.owner == member.facts.owner
-                && matches!(other.standing(), Standing::Paused(_))
+            other.identity.owner == member.identity.owner
+                && matches!(other.state(), SandboxState::Paused(_))
         };
-        if self.roll().members.values().filter(of_owner).count() >= limit {
-            let message = format!("you have as many paused sandboxes as you may ({limit})");
-            return Err(Refusal::full(message));
+        if self.registry().members.values().filter(of_owner).count() >= limit {
+            let message =
+                format!("you have reached the maximum number of paused sandboxes ({limit})");
+            return Err(ApiError::quota_exceeded(message));
         }
         let failed = |error: &SandboxError| match error.kind() {
             SandboxErrorKind::Unsupported => {
-                Refusal::unsupported(format!("sandbox {id} can't be paused: {error}"))
+                ApiError::unsupported(format!("sandbox {id} can't be paused: {error}"))
             }
-            SandboxErrorKind::Gone | SandboxErrorKind::Closed => Refusal::no_sandbox(id),
-            _ => Refusal::new(http::StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+            SandboxErrorKind::Gone | SandboxErrorKind::Closed => ApiError::sandbox_not_found(id),
+            _ => ApiError::new(http::StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
         };
-        let sandbox = live.visit().map_err(|error| failed(&error))?;
+        let sandbox = running.acquire().map_err(|error| failed(&error))?;
         let handle = sandbox.persist().await.map_err(|error| failed(&error))?;
         drop(sandbox);
         if let Some(store) = &self.store {
-            let record = Record {
-                facts: member.facts.clone(),
+            let record = PausedRecord {
+                identity: member.identity.clone(),
                 handle: handle.clone(),
             };
             store.save(&record).await.map_err(|error| {
                 let message = format!("sandbox {id} can't be paused: {error}");
-                Refusal::new(http::StatusCode::INTERNAL_SERVER_ERROR, message)
+                ApiError::new(http::StatusCode::INTERNAL_SERVER_ERROR, message)
             })?;
         }
-        member.set_standing(Standing::Paused(handle));
-        live.leave().await;
+        member.set_state(SandboxState::Paused(handle));
+        running.detach().await;
         Ok(())
     }
 
-    /// Makes sure that a sandbox runs, for `lifetime` at least. Whether it had been paused.
+    /// Resumes a paused sandbox, or extends the deadline of a running one. Returns whether it was paused.
     pub(crate) async fn connect(
         self: &Arc<Self>,
         member: &Arc<Member>,
         lifetime: Duration,
-    ) -> Result<bool, Refusal> {
+    ) -> Result<bool, ApiError> {
         if self.stopping.is_cancelled() {
-            return Err(Refusal::stopping());
+            return Err(ApiError::stopping());
         }
         let (fleet, member) = (Arc::clone(self), Arc::clone(member));
         let connected = self.tasks.finish(async move {
-            let _turn = member.turn.lock().await;
-            let id = &member.facts.id;
-            let handle = match member.standing() {
-                Standing::Running(_) => {
-                    member.end_in_at_least(lifetime);
+            let _transition = member.transition.lock().await;
+            let id = &member.identity.id;
+            let handle = match member.state() {
+                SandboxState::Running(_) => {
+                    member.extend_lifetime(lifetime);
                     return Ok(false);
                 }
-                Standing::Paused(handle) => handle,
-                Standing::Ended => return Err(Refusal::no_sandbox(id)),
+                SandboxState::Paused(handle) => handle,
+                SandboxState::Ended => return Err(ApiError::sandbox_not_found(id)),
             };
-            let place = fleet.place(&member.facts.owner)?;
-            let backend = fleet.backend(&member.facts.asked.template)?;
-            let cx = fleet.context(&member.facts).durable();
+            let reservation = fleet.reserve(&member.identity.owner)?;
+            let backend = fleet.backend(&member.identity.spec.template)?;
+            let cx = fleet.context(&member.identity).durable();
             let sandbox: Arc<dyn Sandbox> = match backend.reattach(&handle, cx).await {
                 Ok(sandbox) => sandbox,
                 Err(error) if error.kind() == SandboxErrorKind::Gone => {
-                    member.set_standing(Standing::Ended);
-                    fleet.roll().members.remove(id);
+                    member.set_state(SandboxState::Ended);
+                    fleet.registry().members.remove(id);
                     if let Some(store) = &fleet.store {
                         store.remove(id).await;
                     }
-                    return Err(Refusal::no_sandbox(id));
+                    return Err(ApiError::sandbox_not_found(id));
                 }
-                Err(error) => return Err(Refusal::not_opened(&error)),
+                Err(error) => return Err(ApiError::open_failed(&error)),
             };
-            member.run(sandbox, &fleet.settings.limits);
-            member.end_in(lifetime);
-            drop(place);
-            // It stays recorded as one that can be found again: what is kept by the backend is kept.
-            fleet.look_after(&member);
+            member.set_running(sandbox, &fleet.settings.limits);
+            member.set_lifetime(lifetime);
+            drop(reservation);
+            // The record stays: the backend still keeps the sandbox if this server is killed.
+            fleet.monitor(&member);
             Ok(true)
         });
-        connected.await.unwrap_or_else(|| Err(Refusal::stopping()))
+        connected.await.unwrap_or_else(|| Err(ApiError::stopping()))
     }
 
-    /// Ends all sandboxes but those that are paused, or are to be paused at their end.
+    /// Ends all running sandboxes; those with auto-pause are paused.
     pub(crate) async fn stop(self: &Arc<Self>) -> Result<(), ServeError> {
         self.stopping.cancel();
         let ending = stream::iter(self.members()).map(|member| async move {
             if !member.is_running() {
                 return;
             }
-            let keeps = member.facts.asked.auto_pause && self.store.is_some();
+            let keeps = member.identity.spec.auto_pause && self.store.is_some();
             if !(keeps && self.pause_now(&member).await.is_ok()) {
                 self.end_now(&member).await;
             }
         });
         ending
-            .buffer_unordered(at_once())
+            .buffer_unordered(concurrency())
             .for_each(|()| async {})
             .await;
         if self.store.is_none() {
-            // Nobody would find them again.
+            // Without records, no later server can resume them.
             let paused = stream::iter(self.members()).map(|member| async move {
                 self.end_now(&member).await;
             });
             paused
-                .buffer_unordered(at_once())
+                .buffer_unordered(concurrency())
                 .for_each(|()| async {})
                 .await;
         }
@@ -469,7 +480,7 @@ impl Fleet {
         if running == 0 {
             return Ok(());
         }
-        let message = format!("{running} sandboxes could not be ended");
+        let message = format!("{running} sandboxes could not be closed");
         Err(ServeError::new(ServeErrorKind::LeftBehind, message))
     }
 }

@@ -1,5 +1,4 @@
-//! Records of sandboxes that outlive the server, one file each, in a directory that is the server's
-//! alone.
+//! Records of paused sandboxes, one file each, in a locked directory.
 
 use std::fs::{self, DirBuilder, File, Permissions};
 use std::io::{self, Write as _};
@@ -12,53 +11,53 @@ use rustix::fs::{FlockOperation, flock};
 use serde::{Deserialize, Serialize};
 use tokio::task::spawn_blocking;
 
-use super::Facts;
+use super::SandboxIdentity;
 use crate::error::{ServeError, ServeErrorKind};
 
 const LOCK: &str = "lock";
 const RECORDS: &str = "sandboxes";
-const ENDING: &str = "json";
+const EXTENSION: &str = "json";
 
-/// What is written down of a sandbox.
+/// PausedRecord of a paused sandbox.
 #[derive(Serialize, Deserialize)]
-pub(crate) struct Record {
-    pub(crate) facts: Facts,
+pub(crate) struct PausedRecord {
+    #[serde(rename = "facts")]
+    pub(crate) identity: SandboxIdentity,
     pub(crate) handle: SandboxHandle,
 }
 
-/// What an earlier server wrote down.
-pub(crate) struct Found {
-    pub(crate) records: Vec<Record>,
-    /// Whether that is all of it.
-    pub(crate) is_whole: bool,
+/// The records of earlier servers.
+pub(crate) struct LoadedRecords {
+    pub(crate) records: Vec<PausedRecord>,
+    /// Whether all records were readable.
+    pub(crate) complete: bool,
 }
 
 /// The directory of records.
 pub(crate) struct Store {
     records: Arc<Path>,
-    /// Locked for as long as the server lives.
+    /// Locked while the server runs.
     lock: File,
 }
 
 impl Drop for Store {
     fn drop(&mut self) {
-        // Closing it would do, were it ours alone: a process that was just forked has it too, for a
-        // moment.
+        // Closing is not enough: a process forked a moment ago may still have the descriptor open.
         let _ = flock(&self.lock, FlockOperation::Unlock);
     }
 }
 
 impl Store {
-    /// Opens the directory, and reads what is in it. What can't be read is left where it is.
-    pub(crate) async fn open(directory: PathBuf) -> Result<(Self, Found), ServeError> {
+    /// Opens the directory and reads its records. Unreadable ones are not modified.
+    pub(crate) async fn open(directory: PathBuf) -> Result<(Self, LoadedRecords), ServeError> {
         let opened = spawn_blocking(move || open(&directory)).await;
         opened
             .unwrap_or_else(|error| Err(ServeError::new(ServeErrorKind::State, error.to_string())))
     }
 
-    /// Writes a record, whole or not at all.
-    pub(crate) async fn save(&self, record: &Record) -> io::Result<()> {
-        let (directory, id) = (Arc::clone(&self.records), record.facts.id.clone());
+    /// Writes a record atomically.
+    pub(crate) async fn save(&self, record: &PausedRecord) -> io::Result<()> {
+        let (directory, id) = (Arc::clone(&self.records), record.identity.id.clone());
         let text = serde_json::to_vec(record)?;
         let saved = spawn_blocking(move || {
             let mut file = tempfile::Builder::new()
@@ -72,13 +71,13 @@ impl Store {
         saved.await?
     }
 
-    /// Removes a record, if there is one.
+    /// Removes a record, if it exists.
     pub(crate) async fn remove(&self, id: &str) {
         let path = path(&self.records, id);
         let removed = spawn_blocking(move || fs::remove_file(path)).await;
         match removed {
             Ok(Err(error)) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(sandbox = id, %error, "a record could not be removed");
+                tracing::warn!(sandbox = id, %error, "failed to remove a record");
             }
             _ => {}
         }
@@ -86,10 +85,10 @@ impl Store {
 }
 
 fn path(records: &Path, id: &str) -> PathBuf {
-    records.join(id).with_extension(ENDING)
+    records.join(id).with_extension(EXTENSION)
 }
 
-fn open(directory: &Path) -> Result<(Store, Found), ServeError> {
+fn open(directory: &Path) -> Result<(Store, LoadedRecords), ServeError> {
     let shown = directory.display();
     let failed = |error| {
         let doing = format!("failed to use the state directory `{shown}`");
@@ -105,17 +104,20 @@ fn open(directory: &Path) -> Result<(Store, Found), ServeError> {
     fs::set_permissions(&records, Permissions::from_mode(0o700)).map_err(failed)?;
     let lock = File::create(directory.join(LOCK)).map_err(failed)?;
     if flock(&lock, FlockOperation::NonBlockingLockExclusive).is_err() {
-        let message = format!("another server uses the state directory `{shown}`");
+        let message = format!("the state directory `{shown}` is in use by another server");
         return Err(ServeError::new(ServeErrorKind::State, message));
     }
-    let mut found = Found {
+    let mut found = LoadedRecords {
         records: Vec::new(),
-        is_whole: true,
+        complete: true,
     };
     for entry in fs::read_dir(&records).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
-        if path.extension().is_none_or(|ending| ending != ENDING) {
-            // What was being written when a server was killed.
+        if path
+            .extension()
+            .is_none_or(|extension| extension != EXTENSION)
+        {
+            // A temporary file of a killed server.
             let _ = fs::remove_file(&path);
             continue;
         }
@@ -123,8 +125,8 @@ fn open(directory: &Path) -> Result<(Store, Found), ServeError> {
         match record {
             Ok(record) => found.records.push(record),
             Err(error) => {
-                found.is_whole = false;
-                tracing::warn!(path = %path.display(), %error, "a record can't be read");
+                found.complete = false;
+                tracing::warn!(path = %path.display(), %error, "a record is unreadable");
             }
         }
     }

@@ -1,4 +1,4 @@
-//! The control plane: who may, how many, what is said of it.
+//! The control plane: authorization, quotas, responses.
 
 use cantle_core::secret::SecretText;
 use cantle_server::{ServeErrorKind, ServerLimits};
@@ -6,12 +6,12 @@ use http::{Method, Request, StatusCode};
 use http_body_util::Full;
 use serde_json::{Value, json};
 
-use crate::support::{builder, place, serve, serve_with};
+use crate::support::{builder, serve, serve_with, shared_tempdir};
 
 #[tokio::test]
-async fn a_sandbox_is_made_runs_a_command_and_is_killed() {
+async fn a_sandbox_is_created_runs_a_command_and_is_killed() {
     let server = serve().await;
-    let sandbox = server.base().await;
+    let sandbox = server.create_default().await;
     let (written, end) = sandbox
         .run("pwd; whoami; echo $HOME $E2B_SANDBOX_ID; exit 3")
         .await;
@@ -24,10 +24,10 @@ async fn a_sandbox_is_made_runs_a_command_and_is_killed() {
         end,
         json!({ "exitCode": 3, "exited": true, "status": status, "error": status })
     );
-    assert_eq!(server.left(), 1);
+    assert_eq!(server.sandbox_directories(), 1);
     assert_eq!(sandbox.kill().await, StatusCode::NO_CONTENT);
     assert_eq!(sandbox.kill().await, StatusCode::NOT_FOUND);
-    assert_eq!(server.left(), 0);
+    assert_eq!(server.sandbox_directories(), 0);
     let health = sandbox.get("/health").await;
     assert_eq!(health.status, StatusCode::BAD_GATEWAY);
     assert_eq!(
@@ -38,7 +38,7 @@ async fn a_sandbox_is_made_runs_a_command_and_is_killed() {
 }
 
 #[tokio::test]
-async fn each_key_has_sandboxes_of_its_own() {
+async fn each_key_has_separate_sandboxes() {
     let keys = [SecretText::from("one"), SecretText::from("two")];
     let server = serve_with(|builder| builder.key(&keys[0]).key(&keys[1])).await;
     let create = |key: &'static str| {
@@ -67,7 +67,7 @@ async fn each_key_has_sandboxes_of_its_own() {
 
 #[tokio::test]
 async fn a_public_address_needs_a_key() {
-    let directory = place();
+    let directory = shared_tempdir();
     let error = builder(&directory)
         .bind("0.0.0.0:0".parse().unwrap())
         .await
@@ -78,7 +78,7 @@ async fn a_public_address_needs_a_key() {
 }
 
 #[tokio::test]
-async fn without_keys_a_page_from_elsewhere_gets_nowhere() {
+async fn without_keys_cross_origin_pages_are_refused() {
     let server = serve().await;
     let request = |host: &str| {
         let request = Request::get("/v2/sandboxes")
@@ -87,7 +87,7 @@ async fn without_keys_a_page_from_elsewhere_gets_nowhere() {
         request.body(Full::default()).unwrap()
     };
     assert_eq!(
-        server.ask(request("evil.example:3010")).await.status,
+        server.ask(request("evil.example.com:3010")).await.status,
         StatusCode::FORBIDDEN
     );
     assert_eq!(
@@ -98,7 +98,7 @@ async fn without_keys_a_page_from_elsewhere_gets_nowhere() {
 }
 
 #[tokio::test]
-async fn limits_are_kept_and_clients_are_told_not_to_ask_again() {
+async fn quotas_are_enforced_and_clients_told_not_to_retry() {
     let mut limits = ServerLimits::default();
     limits.sandboxes = 3;
     limits.sandboxes_per_key = 2;
@@ -125,7 +125,7 @@ async fn limits_are_kept_and_clients_are_told_not_to_ask_again() {
 }
 
 #[tokio::test]
-async fn what_is_not_supported_says_so() {
+async fn unsupported_requests_are_refused() {
     let server = serve().await;
     let refused = async |body: Value| {
         let answer = server
@@ -138,7 +138,7 @@ async fn what_is_not_supported_says_so() {
             error["message"].as_str().unwrap().to_owned(),
         )
     };
-    for (body, status, said) in [
+    for (body, status, expected) in [
         (json!({}), 400, "templateID"),
         (json!({ "templateID": "x" }), 404, "template 'x' not found"),
         (
@@ -162,11 +162,11 @@ async fn what_is_not_supported_says_so() {
             400,
             "dnsServers",
         ),
-        (json!({ "templateID": 3 }), 400, "can't be read"),
+        (json!({ "templateID": 3 }), 400, "invalid request"),
     ] {
         let (code, message) = refused(body.clone()).await;
         assert!(
-            code == status && message.contains(said),
+            code == status && message.contains(expected),
             "{body}: {code} {message}"
         );
     }
@@ -174,12 +174,12 @@ async fn what_is_not_supported_says_so() {
         let answer = server.control(Method::POST, path, Some(json!({}))).await;
         assert_eq!(answer.json()["code"], status, "{path}");
     }
-    assert_eq!(server.left(), 0);
+    assert_eq!(server.sandbox_directories(), 0);
     server.stop().await;
 }
 
 #[tokio::test]
-async fn a_request_made_again_has_the_same_answer() {
+async fn a_repeated_request_has_the_same_response() {
     let server = serve().await;
     let create = async |key: &str, timeout: u32| {
         let request = Request::post("/v2/sandboxes")
@@ -238,7 +238,7 @@ async fn lists_come_in_pages_and_by_metadata() {
 }
 
 #[tokio::test]
-async fn its_end_can_be_moved_but_connecting_only_moves_it_away() {
+async fn the_deadline_can_be_moved_and_connecting_only_extends_it() {
     let server = serve().await;
     let sandbox = server
         .create(json!({ "templateID": "base", "timeout": 100 }))
@@ -270,9 +270,9 @@ async fn its_end_can_be_moved_but_connecting_only_moves_it_away() {
 }
 
 #[tokio::test]
-async fn what_a_sandbox_uses_is_measured() {
+async fn resource_usage_is_measured() {
     let server = serve().await;
-    let (one, other) = (server.base().await, server.base().await);
+    let (one, other) = (server.create_default().await, server.create_default().await);
     let path = format!("/sandboxes/{}/metrics", one.id);
     let metrics = server.control(Method::GET, &path, None).await.json();
     assert!(metrics[0]["cpuCount"].as_u64().unwrap() > 0, "{metrics}");
@@ -296,7 +296,7 @@ async fn what_a_sandbox_uses_is_measured() {
 }
 
 #[tokio::test]
-async fn a_network_that_is_asked_for_is_enforced_or_refused() {
+async fn a_requested_network_is_enforced_or_refused() {
     let server = serve().await;
     let body = json!({ "templateID": "base", "allow_internet_access": false });
     let sandbox = server.create(body).await;

@@ -1,4 +1,4 @@
-//! Files: over plain HTTP and over RPC.
+//! Files over plain HTTP and RPC.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use http_body_util::{BodyExt as _, Full, StreamBody};
 use hyper::body::Frame;
 use serde_json::{Value, json};
 
-use crate::support::{Answer, Sandbox, serve, serve_with};
+use crate::support::{Sandbox, TestResponse, serve, serve_with};
 
 async fn names(sandbox: &Sandbox<'_>, path: &str) -> Vec<String> {
     let answer = sandbox
@@ -25,7 +25,7 @@ async fn names(sandbox: &Sandbox<'_>, path: &str) -> Vec<String> {
 #[tokio::test]
 async fn files_are_read_whole_and_in_parts() {
     let server = serve().await;
-    let sandbox = server.base().await;
+    let sandbox = server.create_default().await;
     let put = sandbox.put("a/b.txt", "0123456789").await;
     assert_eq!(
         put.json(),
@@ -45,7 +45,7 @@ async fn files_are_read_whole_and_in_parts() {
         whole.header("content-disposition"),
         Some("inline; filename=\"b.txt\"")
     );
-    let part = async |range: &str| -> Answer {
+    let part = async |range: &str| -> TestResponse {
         let request = sandbox
             .request(Method::GET, "/files?path=a/b.txt")
             .header("range", range);
@@ -73,7 +73,7 @@ async fn files_are_read_whole_and_in_parts() {
 #[tokio::test]
 async fn links_are_followed_within_the_sandbox_only() {
     let server = serve().await;
-    let sandbox = server.base().await;
+    let sandbox = server.create_default().await;
     sandbox
         .run("echo in > file; ln -s file good; ln -s /etc/shells system; ln -s nowhere bad")
         .await;
@@ -89,7 +89,7 @@ async fn links_are_followed_within_the_sandbox_only() {
         sandbox.get("/files?path=bad").await.status,
         StatusCode::NOT_FOUND
     );
-    // The host's, of which a sandbox sees nothing.
+    // The host's file, which the sandbox can't see.
     for path in ["/etc/shadow", "/root", "/proc/1/environ"] {
         let answer = sandbox.get(&format!("/files?path={path}")).await;
         assert!(answer.status.is_client_error(), "{path}: {answer:?}");
@@ -100,9 +100,9 @@ async fn links_are_followed_within_the_sandbox_only() {
 }
 
 #[tokio::test]
-async fn several_files_come_in_one_form() {
+async fn several_files_are_uploaded_in_one_form() {
     let server = serve().await;
-    let sandbox = server.base().await;
+    let sandbox = server.create_default().await;
     let large = "x".repeat(3_000_000);
     let form = |names: [&str; 2]| {
         let part = |name: &str| {
@@ -130,8 +130,8 @@ async fn several_files_come_in_one_form() {
             { "name": "two\"", "type": "file", "path": "/tmp/two\"", "metadata": { "author": "me" } },
         ])
     );
-    let said = sandbox.get("/files?path=dir/one").await.text();
-    assert!(said == format!("dir/one!{large}"), "{} bytes", said.len());
+    let body = sandbox.get("/files?path=dir/one").await.text();
+    assert!(body == format!("dir/one!{large}"), "{} bytes", body.len());
     assert_eq!(
         post("/files", ["same", "./same"]).await.status,
         StatusCode::BAD_REQUEST
@@ -145,9 +145,9 @@ async fn several_files_come_in_one_form() {
 }
 
 #[tokio::test]
-async fn a_file_that_exists_keeps_its_mode() {
+async fn an_existing_file_keeps_its_mode() {
     let server = serve().await;
-    let sandbox = server.base().await;
+    let sandbox = server.create_default().await;
     sandbox.put("script", "echo 1").await;
     sandbox.run("chmod 750 script").await;
     sandbox.put("script", "echo 2").await;
@@ -160,12 +160,12 @@ async fn a_file_that_exists_keeps_its_mode() {
 
 #[tokio::test]
 async fn a_large_file_streams_both_ways() {
-    const PIECE: usize = 1 << 20;
-    const PIECES: usize = 64;
+    const CHUNK: usize = 1 << 20;
+    const CHUNKS: usize = 64;
     let server = serve().await;
-    let sandbox = server.base().await;
-    let pieces = stream::iter(0..PIECES).map(|index| {
-        let piece = Bytes::from(vec![u8::try_from(index).unwrap(); PIECE]);
+    let sandbox = server.create_default().await;
+    let pieces = stream::iter(0..CHUNKS).map(|index| {
+        let piece = Bytes::from(vec![u8::try_from(index).unwrap(); CHUNK]);
         Ok::<_, std::convert::Infallible>(Frame::data(piece))
     });
     let request = sandbox
@@ -183,20 +183,20 @@ async fn a_large_file_streams_both_ways() {
     let mut read = 0;
     while let Some(frame) = body.frame().await {
         let data = frame.unwrap().into_data().unwrap();
-        let expected = u8::try_from(read / PIECE).unwrap();
+        let expected = u8::try_from(read / CHUNK).unwrap();
         assert_eq!(data.first(), Some(&expected));
         read += data.len();
     }
-    assert_eq!(read, PIECE * PIECES);
+    assert_eq!(read, CHUNK * CHUNKS);
     server.stop().await;
 }
 
 #[tokio::test]
-async fn an_upload_that_stands_still_is_given_up_and_leaves_nothing() {
+async fn a_stalled_upload_is_aborted_and_leaves_nothing() {
     let mut limits = cantle_server::ServerLimits::default();
     limits.idle = Duration::from_millis(300);
     let server = serve_with(|builder| builder.limits(limits)).await;
-    let sandbox = server.base().await;
+    let sandbox = server.create_default().await;
     let first = stream::iter([Ok::<_, std::convert::Infallible>(Frame::data(Bytes::from(
         "x",
     )))]);
@@ -212,9 +212,9 @@ async fn an_upload_that_stands_still_is_given_up_and_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn a_token_or_a_signature_is_needed() {
+async fn a_token_or_a_signature_is_required() {
     let server = serve().await;
-    let mut sandbox = server.base().await;
+    let mut sandbox = server.create_default().await;
     sandbox.put("file", "x").await;
     sandbox.token = "wrong".to_owned();
     for path in ["/files?path=file", "/envs", "/metrics"] {
@@ -234,7 +234,7 @@ async fn a_token_or_a_signature_is_needed() {
 #[tokio::test]
 async fn entries_are_described() {
     let server = serve().await;
-    let sandbox = server.base().await;
+    let sandbox = server.create_default().await;
     sandbox
         .run("umask 022; mkdir d; printf 12345 > d/f; ln -s f d/l; mkfifo d/p")
         .await;
@@ -278,7 +278,7 @@ async fn entries_are_described() {
 #[tokio::test]
 async fn hostile_names_are_listed() {
     let server = serve().await;
-    let sandbox = server.base().await;
+    let sandbox = server.create_default().await;
     sandbox
         .run(r#"touch $'new\nline' -- '-dash' 'sp ace' $'\xff' '%s' 'ü'"#)
         .await;
@@ -292,9 +292,9 @@ async fn hostile_names_are_listed() {
 }
 
 #[tokio::test]
-async fn directories_are_made_moved_and_removed() {
+async fn directories_are_created_moved_and_removed() {
     let server = serve().await;
-    let sandbox = server.base().await;
+    let sandbox = server.create_default().await;
     let call = async |method: &str, message: Value| {
         let answer = sandbox
             .call(&format!("filesystem.Filesystem/{method}"), message)
@@ -338,9 +338,9 @@ async fn directories_are_made_moved_and_removed() {
 }
 
 #[tokio::test]
-async fn a_watcher_that_is_not_asked_holds_up_nobody() {
+async fn an_idle_watcher_blocks_nothing() {
     let server = serve().await;
-    let sandbox = server.base().await;
+    let sandbox = server.create_default().await;
     let create = json!({ "path": "" });
     let idle = sandbox
         .call("filesystem.Filesystem/CreateWatcher", create.clone())
@@ -363,7 +363,7 @@ async fn a_watcher_that_is_not_asked_holds_up_nobody() {
     };
     assert_eq!(events(&asked).await.as_array().unwrap().len(), 1000);
     sandbox.run("rm f*").await;
-    // What was never seen has not happened.
+    // Changes undone between two polls are not reported.
     assert_eq!(events(&idle).await, Value::Null);
     assert_eq!(events(&asked).await.as_array().unwrap().len(), 500);
     let message = json!({ "watcherId": asked["watcherId"] });

@@ -1,12 +1,12 @@
-//! Who is killed, and when: nothing is left, and whoever waits is told.
+//! Killed servers, clients and supervisor processes: nothing remains, and waiting clients get an error.
 //!
 //! | killed | what must hold |
 //! |---|---|
-//! | the server | its port is free, streams and requests break off, no process is left; the next server removes what is on the disk, but for what was paused, which can be gone on with |
-//! | a client | half a file is not there, what it read or watched costs the server nothing; commands go on, and end with their sandbox; a sandbox that was being made ends in its time |
-//! | who holds a sandbox up | whoever waits is told, the sandbox is none any more, and nothing is left of it |
+//! | the server | its port is free, streams and requests are aborted, no process remains; the next server removes its files except those of paused sandboxes, which can be resumed |
+//! | a client | a partial upload is not visible, its reads and watches free their resources; commands continue and end with their sandbox; a sandbox being created ends at its deadline |
+//! | a supervisor process | waiting clients get an error, the sandbox no longer exists, and nothing of it remains |
 //!
-//! Each in every [`Phase`], side by side, each with a sandbox of its own.
+//! Each case runs in every [`Phase`], concurrently, each phase with its own sandbox.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -22,7 +22,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use cantle_backends_local::LocalBackend;
-use cantle_core::ids::fresh_id;
+use cantle_core::ids::unique_id;
 use cantle_server::Server;
 use futures_util::future::join_all;
 use futures_util::{StreamExt as _, stream};
@@ -38,26 +38,27 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use crate::support::{
-    Came, DEADLINE, Sandbox, Serving, Stream, client, enveloped, eventually, place, serve,
+    DEADLINE, Sandbox, Stream, StreamEvent, TestServer, client, enveloped, eventually, serve,
+    shared_tempdir,
 };
 
-/// What goes on when somebody is killed.
+/// Activity at the moment of the kill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
     Idle,
-    /// A command runs that writes nothing.
+    /// A command without output runs.
     Command,
-    /// It gets input that it doesn't read.
+    /// The command receives input that it does not read.
     Input,
-    /// It writes all the time.
+    /// The command writes continuously.
     Output,
     Upload,
     Download,
     Watching,
-    /// A sandbox is being made.
+    /// A sandbox is being created.
     Creating,
     Pausing,
-    /// It was paused, and runs again.
+    /// The sandbox was paused and resumed.
     Resumed,
     Killing,
 }
@@ -82,7 +83,7 @@ impl Phase {
         all.find(|phase| format!("{phase:?}") == name).unwrap()
     }
 
-    /// Whether something runs that goes on without who asked for it.
+    /// Whether the phase has a command that continues without its client.
     fn has_command(self) -> bool {
         matches!(
             self,
@@ -91,11 +92,11 @@ impl Phase {
     }
 }
 
-/// What was begun: it ends when somebody it needs does.
-type Begun<'s> = Pin<Box<dyn Future<Output = ()> + 's>>;
+/// The activity of a phase.
+type Activity<'s> = Pin<Box<dyn Future<Output = ()> + 's>>;
 
-/// Begins what a phase is about, and returns when that is under way.
-async fn begin<'s>(sandbox: &'s Sandbox<'s>, phase: Phase) -> Begun<'s> {
+/// Starts the activity of a phase and returns when it is in progress.
+async fn begin<'s>(sandbox: &'s Sandbox<'s>, phase: Phase) -> Activity<'s> {
     match phase {
         Phase::Idle | Phase::Resumed => Box::pin(async {}),
         Phase::Command => Box::pin(ended(command(sandbox).await)),
@@ -126,13 +127,13 @@ async fn begin<'s>(sandbox: &'s Sandbox<'s>, phase: Phase) -> Begun<'s> {
             })
         }
         Phase::Upload => {
-            let (began, begun) = tokio::sync::oneshot::channel();
-            // More than what is on the way can hold: some of it has been written then.
+            let (started, on_start) = tokio::sync::oneshot::channel();
+            // More than the buffers hold, so part of it has been written.
             let piece = |_| {
                 Ok::<_, std::convert::Infallible>(Frame::data(Bytes::from(vec![b'x'; 1 << 20])))
             };
             let more = stream::once(async move {
-                began.send(()).unwrap();
+                started.send(()).unwrap();
                 std::future::pending().await
             });
             let data = stream::iter(0..32).map(piece).chain(more);
@@ -149,13 +150,13 @@ async fn begin<'s>(sandbox: &'s Sandbox<'s>, phase: Phase) -> Begun<'s> {
                 let sent = futures_util::future::join(sender.send_request(request), connection);
                 drop(sent.await);
             });
-            begun.await.unwrap();
+            on_start.await.unwrap();
             Box::pin(async move { uploading.await.unwrap() })
         }
         Phase::Download => {
-            // A hole; more than anybody reads in the time of a test.
-            let (said, end) = sandbox.run("truncate -s 10G large").await;
-            assert_eq!(end["exited"], true, "{said}");
+            // A sparse file, too large to be read during the test.
+            let (output, end) = sandbox.run("truncate -s 10G large").await;
+            assert_eq!(end["exited"], true, "{output}");
             let request = sandbox.request(Method::GET, "/files?path=large");
             let request = request.body(Full::default()).unwrap();
             let mut body = sandbox.server.send(request).await.into_body();
@@ -167,7 +168,10 @@ async fn begin<'s>(sandbox: &'s Sandbox<'s>, phase: Phase) -> Begun<'s> {
             let mut stream = sandbox
                 .stream("filesystem.Filesystem/WatchDir", watch, &[])
                 .await;
-            assert_eq!(stream.next().await, Came::Message(json!({ "start": {} })));
+            assert_eq!(
+                stream.next().await,
+                StreamEvent::Message(json!({ "start": {} }))
+            );
             Box::pin(ended(stream))
         }
         Phase::Creating => {
@@ -211,12 +215,12 @@ async fn command(sandbox: &Sandbox<'_>) -> Stream {
     stream
 }
 
-/// Waits for the end of a stream, a good one or not.
+/// Waits for the end of a stream, regular or not.
 async fn ended(mut stream: Stream) {
-    while let Came::Message(_) = stream.next().await {}
+    while let StreamEvent::Message(_) = stream.next().await {}
 }
 
-/// Sends a request, and waits for its answer or for the connection's end.
+/// Sends a request and waits for the response or the end of the connection.
 async fn ask(address: SocketAddr, line: impl Into<String>, headers: String, body: String) {
     let Ok(mut stream) = TcpStream::connect(address).await else {
         return;
@@ -241,41 +245,41 @@ fn inside(sandbox: &Sandbox<'_>) -> String {
     format!("e2b-sandbox-id: {id}\r\ne2b-sandbox-port: 49983\r\nx-access-token: {token}\r\n")
 }
 
-/// Says to this program which party it is.
-const PART: &str = "CANTLE_TEST_SERVER_KILLED";
+/// Set for child processes of this test program; selects their role.
+const ROLE: &str = "CANTLE_TEST_SERVER_KILLED";
 
-/// Another process of this program. Dropped, it is killed.
-struct Party {
+/// A child process of this program, killed on drop.
+struct ChildProcess {
     child: Child,
-    said: BufReader<ChildStdout>,
-    /// For what it doesn't get to remove.
+    output: BufReader<ChildStdout>,
+    /// Holds files that a killed process can't remove.
     _temporary: tempfile::TempDir,
 }
 
-impl Party {
+impl ChildProcess {
     fn start(part: &[&str]) -> Self {
-        let temporary = place();
+        let temporary = shared_tempdir();
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "killed::a_party", "--nocapture"])
-            .env(PART, part.join("\n"))
+            .args(["--exact", "killed::child_process", "--nocapture"])
+            .env(ROLE, part.join("\n"))
             .env("TMPDIR", temporary.path())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        let said = BufReader::new(child.stdout.take().unwrap());
+        let output = BufReader::new(child.stdout.take().unwrap());
         Self {
             child,
-            said,
+            output,
             _temporary: temporary,
         }
     }
 
-    /// Waits until it says this, and returns the rest of the line.
-    fn says(&mut self, word: &str) -> String {
+    /// Waits for a line that starts with `word` and returns the rest of it.
+    fn wait_for_line(&mut self, word: &str) -> String {
         let mut line = String::new();
-        while self.said.read_line(&mut line).unwrap() > 0 {
+        while self.output.read_line(&mut line).unwrap() > 0 {
             if let Some(rest) = line.trim().strip_prefix(word) {
                 return rest.to_owned();
             }
@@ -286,33 +290,33 @@ impl Party {
 
     fn serve(place: &Path) -> (Self, SocketAddr) {
         let mut server = Self::start(&["serve", place.to_str().unwrap()]);
-        let address = server.says("serving ").parse().unwrap();
+        let address = server.wait_for_line("serving ").parse().unwrap();
         (server, address)
     }
 
-    /// How many descriptors it has open.
+    /// Counts its open file descriptors.
     fn descriptors(&self) -> usize {
         let open = fs::read_dir(format!("/proc/{}/fd", self.child.id()));
         open.unwrap().count()
     }
 
     fn kill(&mut self) {
-        // Only once: its number may be somebody else's afterwards.
+        // Only once: the process id may be reused afterwards.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-impl Drop for Party {
+impl Drop for ChildProcess {
     fn drop(&mut self) {
         self.kill();
     }
 }
 
-/// No test of its own: what a [`Party`] does.
+/// Entry point of child processes; does nothing when run as a test.
 #[tokio::test]
-async fn a_party() {
-    let Ok(part) = std::env::var(PART) else {
+async fn child_process() {
+    let Ok(part) = std::env::var(ROLE) else {
         return;
     };
     match *part.split('\n').collect::<Vec<_>>() {
@@ -326,7 +330,7 @@ async fn a_party() {
                 .bind("127.0.0.1:0".parse().unwrap())
                 .await
                 .unwrap();
-            // As `cantle serve` does.
+            // As in `cantle serve`.
             let paused = server.paused().unwrap();
             backend.reclaim_all_but(&paused, Duration::ZERO).await;
             println!("\nserving {}", server.address());
@@ -339,12 +343,12 @@ async fn a_party() {
                 id: id.to_owned(),
                 token: token.to_owned(),
             };
-            let begun = begin(&sandbox, Phase::named(phase)).await;
+            let activity = begin(&sandbox, Phase::named(phase)).await;
             println!("\nbegun");
             match Phase::named(phase) {
-                // It reads nothing any more.
+                // The client stops reading.
                 Phase::Output | Phase::Download => {}
-                _ => begun.await,
+                _ => activity.await,
             }
             std::future::pending::<()>().await;
         }
@@ -352,14 +356,14 @@ async fn a_party() {
     }
 }
 
-/// What a server of its own process has on the disk.
-struct Disk(tempfile::TempDir);
+/// Files of a server in a child process.
+struct ServerFiles(tempfile::TempDir);
 
-impl Disk {
+impl ServerFiles {
     fn new() -> Self {
         use std::os::unix::fs::PermissionsExt as _;
 
-        let place = place();
+        let place = shared_tempdir();
         let sandboxes = place.path().join("sandboxes");
         fs::create_dir(&sandboxes).unwrap();
         fs::set_permissions(&sandboxes, fs::Permissions::from_mode(0o711)).unwrap();
@@ -372,7 +376,7 @@ impl Disk {
             .count()
     }
 
-    /// The names of its records, and of whatever is with them.
+    /// File names in the directory of records.
     fn records(&self) -> BTreeSet<String> {
         let records = fs::read_dir(self.0.path().join("state/sandboxes")).unwrap();
         let names = records.map(|record| record.unwrap().file_name());
@@ -382,7 +386,7 @@ impl Disk {
     }
 }
 
-/// The processes that carry a mark in their environment.
+/// Returns the processes with `mark` in their environment.
 fn marked(mark: &str) -> Vec<u32> {
     let carries = |environment: Vec<u8>| {
         let mut parts = environment.windows(mark.len());
@@ -395,7 +399,7 @@ fn marked(mark: &str) -> Vec<u32> {
         .collect()
 }
 
-async fn create<'s>(server: &'s Serving, mark: &str) -> Sandbox<'s> {
+async fn create<'s>(server: &'s TestServer, mark: &str) -> Sandbox<'s> {
     let body = json!({ "templateID": "base", "envVars": { "MARK": mark } });
     server.create(body).await
 }
@@ -412,8 +416,8 @@ async fn state(sandbox: &Sandbox<'_>) -> String {
     answer.json()["state"].as_str().unwrap_or("none").to_owned()
 }
 
-/// The ids of all sandboxes, running or paused.
-async fn listed(server: &Serving) -> Vec<String> {
+/// Returns the ids of all running and paused sandboxes.
+async fn listed(server: &TestServer) -> Vec<String> {
     let path = "/v2/sandboxes?state=running,paused";
     let answer = server.control(Method::GET, path, None).await.json();
     let all = answer.as_array().unwrap_or_else(|| panic!("{answer}"));
@@ -422,11 +426,11 @@ async fn listed(server: &Serving) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn a_server_that_is_killed_leaves_what_was_paused_and_no_more_whatever_goes_on() {
-    let disk = Disk::new();
-    let (mut killed, address) = Party::serve(disk.0.path());
+async fn a_killed_server_leaves_only_paused_sandboxes_in_every_phase() {
+    let disk = ServerFiles::new();
+    let (mut killed, address) = ChildProcess::serve(disk.0.path());
     let server = client(address);
-    let mark = fresh_id();
+    let mark = unique_id();
     let paused = create(&server, &mark).await;
     paused.put("kept", "x").await;
     assert_eq!(post(&paused, "pause").await, StatusCode::NO_CONTENT);
@@ -436,23 +440,23 @@ async fn a_server_that_is_killed_leaves_what_was_paused_and_no_more_whatever_goe
     resumed.put("kept", "x").await;
     assert_eq!(post(resumed, "pause").await, StatusCode::NO_CONTENT);
     assert_eq!(post(resumed, "connect").await, StatusCode::CREATED);
-    let mut begun = Vec::new();
+    let mut activities = Vec::new();
     for phase in Phase::ALL {
-        begun.push(begin(at(phase), phase).await);
+        activities.push(begin(at(phase), phase).await);
     }
     killed.kill();
-    for (begun, phase) in begun.into_iter().zip(Phase::ALL) {
-        let told = timeout(DEADLINE, begun).await;
-        assert!(told.is_ok(), "{phase:?}: nobody is told");
+    for (activity, phase) in activities.into_iter().zip(Phase::ALL) {
+        let ended = timeout(DEADLINE, activity).await;
+        assert!(ended.is_ok(), "{phase:?}: the client waits forever");
     }
     assert!(TcpStream::connect(address).await.is_err());
     eventually("no process is left", async || marked(&mark).is_empty()).await;
 
-    let (mut next, address) = Party::serve(disk.0.path());
+    let (mut next, address) = ChildProcess::serve(disk.0.path());
     let server = client(address);
     let found: BTreeSet<String> = listed(&server).await.into_iter().collect();
     let kept = [&paused.id, &resumed.id].map(String::clone);
-    // It may have been paused, or not.
+    // The pause may have completed or not.
     let pausing = &at(Phase::Pausing).id;
     let expected: BTreeSet<String> = found
         .iter()
@@ -483,12 +487,12 @@ async fn a_server_that_is_killed_leaves_what_was_paused_and_no_more_whatever_goe
 }
 
 #[tokio::test]
-async fn a_client_that_is_killed_costs_nothing_that_its_sandbox_does_not() {
-    let disk = Disk::new();
-    let (server_process, address) = Party::serve(disk.0.path());
+async fn a_killed_client_leaves_no_resources_beyond_its_sandbox() {
+    let disk = ServerFiles::new();
+    let (server_process, address) = ChildProcess::serve(disk.0.path());
     let server = client(address);
-    let mark = fresh_id();
-    // What is opened once for all.
+    let mark = unique_id();
+    // Open shared resources first.
     create(&server, &mark).await.kill().await;
     eventually("connections end", async || {
         server_process.descriptors() < 64
@@ -500,16 +504,16 @@ async fn a_client_that_is_killed_costs_nothing_that_its_sandbox_does_not() {
     let start = |(sandbox, phase): (&Sandbox<'_>, Phase)| {
         let address = address.to_string();
         let phase = format!("{phase:?}");
-        Party::start(&["ask", &address, &sandbox.id, &sandbox.token, &phase])
+        ChildProcess::start(&["ask", &address, &sandbox.id, &sandbox.token, &phase])
     };
-    let mut clients: Vec<Party> = made.iter().zip(Phase::ALL).map(start).collect();
+    let mut clients: Vec<ChildProcess> = made.iter().zip(Phase::ALL).map(start).collect();
     for client in &mut clients {
-        client.says("begun");
+        client.wait_for_line("begun");
         client.kill();
     }
     for (sandbox, phase) in made.iter().zip(Phase::ALL) {
         match phase {
-            // They were asked for, and are done.
+            // The requests were accepted and complete.
             Phase::Pausing => {
                 eventually("it is paused", async || state(sandbox).await == "paused").await;
             }
@@ -533,13 +537,13 @@ async fn a_client_that_is_killed_costs_nothing_that_its_sandbox_does_not() {
         }
     }
     eventually("no command is left", async || marked(&mark).is_empty()).await;
-    // Sandboxes are left to which nobody speaks.
+    // The sandboxes remain without clients.
     eventually("no connection is left", async || {
         server_process.descriptors() < with_sandboxes
     })
     .await;
     for id in listed(&server).await {
-        // One that was made for nobody ends by itself.
+        // A sandbox without a client ends at its deadline.
         if made.iter().any(|sandbox| sandbox.id == id) {
             let path = format!("/sandboxes/{id}");
             server.control(Method::DELETE, &path, None).await;
@@ -553,19 +557,19 @@ async fn a_client_that_is_killed_costs_nothing_that_its_sandbox_does_not() {
     assert_eq!(disk.records(), BTreeSet::new());
 }
 
-/// What a process of ours calls itself, and its parent.
+/// Returns a process's name and parent.
 fn name_and_parent(pid: u32) -> (String, u32) {
     let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // `PID (NAME) STATE PARENT …`, where the name may hold anything.
+    // `PID (NAME) STATE PARENT …`; the name may contain any character.
     let (before, after) = stat.rsplit_once(") ").unwrap_or_default();
     let name = before.split_once('(').unwrap_or_default().1;
     let parent = after.split(' ').nth(1).unwrap_or_default();
     (name.to_owned(), parent.parse().unwrap_or(0))
 }
 
-/// Kills the process of this name that a command descends from.
+/// Kills the ancestor with this name of a command.
 async fn kill_above(mark: &str, name: &str) {
-    // One that just becomes another program has no environment.
+    // A process in `execve` has no environment.
     let mut pid = 0;
     eventually("something runs", async || {
         pid = marked(mark).first().copied().unwrap_or(0);
@@ -587,20 +591,20 @@ async fn kill_above(mark: &str, name: &str) {
 }
 
 #[tokio::test]
-async fn a_sandbox_that_loses_who_holds_it_up_is_none_any_more_and_its_callers_are_told() {
+async fn a_sandbox_whose_supervisor_is_killed_is_gone_and_clients_get_errors() {
     let server = serve().await;
     let lose = async |name: &str, phase: Phase| {
-        let mark = fresh_id();
+        let mark = unique_id();
         let sandbox = create(&server, &mark).await;
-        let begun = begin(&sandbox, phase).await;
+        let activity = begin(&sandbox, phase).await;
         if phase == Phase::Idle {
-            // Something to find it by.
+            // A mark to find the process by.
             command(&sandbox).await;
         }
         kill_above(&mark, name).await;
-        let told = timeout(DEADLINE, begun).await;
-        assert!(told.is_ok(), "{name} {phase:?}: nobody is told");
-        // Whoever comes next is told, too; from then on there is none.
+        let ended = timeout(DEADLINE, activity).await;
+        assert!(ended.is_ok(), "{name} {phase:?}: the client waits forever");
+        // Later requests fail as well; the sandbox no longer exists.
         eventually("it can't be used", async || {
             let spawned = json!({ "process": { "cmd": "true" }, "stdin": false });
             let request = sandbox
@@ -621,24 +625,27 @@ async fn a_sandbox_that_loses_who_holds_it_up_is_none_any_more_and_its_callers_a
         .iter()
         .flat_map(|name| phases.map(|phase| lose(name, phase)));
     join_all(cells).await;
-    eventually("no file is left", async || server.left() == 0).await;
+    eventually("no file is left", async || {
+        server.sandbox_directories() == 0
+    })
+    .await;
     server.stop().await;
 }
 
 #[tokio::test]
-async fn a_command_that_loses_its_keeper_ends_and_its_sandbox_goes_on() {
+async fn a_command_whose_keeper_is_killed_ends_and_its_sandbox_continues() {
     let server = serve().await;
-    let mark = fresh_id();
+    let mark = unique_id();
     let sandbox = create(&server, &mark).await;
     for phase in [Phase::Command, Phase::Input, Phase::Output] {
-        let begun = begin(&sandbox, phase).await;
+        let activity = begin(&sandbox, phase).await;
         kill_above(&mark, "cantle-keeper").await;
-        let told = timeout(DEADLINE, begun).await;
-        assert!(told.is_ok(), "{phase:?}: nobody is told");
+        let ended = timeout(DEADLINE, activity).await;
+        assert!(ended.is_ok(), "{phase:?}: the client waits forever");
         eventually("no process is left", async || marked(&mark).is_empty()).await;
         assert_eq!(sandbox.run("echo well").await.0, "well\n");
     }
     assert_eq!(sandbox.kill().await, StatusCode::NO_CONTENT);
-    assert_eq!(server.left(), 0);
+    assert_eq!(server.sandbox_directories(), 0);
     server.stop().await;
 }

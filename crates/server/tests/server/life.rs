@@ -1,4 +1,4 @@
-//! What is left, and what comes back, whoever ends first.
+//! Shutdown, pausing and resuming, and what remains afterwards.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::Path;
@@ -13,13 +13,14 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use crate::support::{
-    Came, DEADLINE, Serving, builder, eventually, left, place, serve, serve_in, serve_with,
+    DEADLINE, StreamEvent, TestServer, builder, eventually, sandbox_directories, serve, serve_in,
+    serve_with, shared_tempdir,
 };
 
-/// Says to this program that it is the server that will be killed, and where its sandboxes are.
-const PART: &str = "CANTLE_TEST_SERVER_PLACE";
+/// Set for a child process of this test program that acts as the server; names its directory.
+const ROLE: &str = "CANTLE_TEST_SERVER_PLACE";
 
-async fn post(server: &Serving, id: &str, what: &str, body: Value) -> u16 {
+async fn post(server: &TestServer, id: &str, what: &str, body: Value) -> u16 {
     let path = format!("/sandboxes/{id}/{what}");
     server
         .control(Method::POST, &path, Some(body))
@@ -28,29 +29,29 @@ async fn post(server: &Serving, id: &str, what: &str, body: Value) -> u16 {
         .as_u16()
 }
 
-async fn state(server: &Serving, id: &str) -> String {
+async fn state(server: &TestServer, id: &str) -> String {
     let path = format!("/sandboxes/{id}");
     let answer = server.control(Method::GET, &path, None).await;
     answer.json()["state"].as_str().unwrap_or("none").to_owned()
 }
 
 #[tokio::test]
-async fn a_server_that_stops_leaves_nothing() {
+async fn a_stopped_server_leaves_nothing() {
     let server = serve().await;
-    let sandbox = server.base().await;
+    let sandbox = server.create_default().await;
     let mut stream = sandbox.start("sleep 300", &[]).await;
     stream.pid().await;
-    server.base().await;
+    server.create_default().await;
     let started = Instant::now();
     let directory = server.stop().await;
-    assert_eq!(stream.next().await, Came::Broken);
-    assert_eq!(left(&directory), 0);
-    // The command would have taken five minutes.
+    assert_eq!(stream.next().await, StreamEvent::Broken);
+    assert_eq!(sandbox_directories(&directory), 0);
+    // The command alone would take five minutes.
     assert!(started.elapsed() < DEADLINE, "{:?}", started.elapsed());
 }
 
 #[tokio::test]
-async fn a_sandbox_whose_time_is_over_is_killed_and_its_streams_break_off() {
+async fn a_sandbox_at_its_deadline_is_killed_and_its_streams_are_aborted() {
     let server = serve().await;
     let idle = server
         .create(json!({ "templateID": "base", "timeout": 1 }))
@@ -59,21 +60,24 @@ async fn a_sandbox_whose_time_is_over_is_killed_and_its_streams_break_off() {
         state(&server, &idle.id).await == "none"
     })
     .await;
-    // Not before its command has begun, which may take a while.
-    let sandbox = server.base().await;
+    // Wait until the command has started.
+    let sandbox = server.create_default().await;
     let mut stream = sandbox.start("sleep 300", &[]).await;
     stream.pid().await;
     let soon = json!({ "timeout": 1 });
     assert_eq!(post(&server, &sandbox.id, "timeout", soon).await, 204);
-    assert_eq!(stream.next().await, Came::Broken);
+    assert_eq!(stream.next().await, StreamEvent::Broken);
     assert_eq!(sandbox.get("/health").await.status, StatusCode::BAD_GATEWAY);
-    eventually("nothing is left of it", async || server.left() == 0).await;
+    eventually("nothing is left of it", async || {
+        server.sandbox_directories() == 0
+    })
+    .await;
     assert_eq!(state(&server, &sandbox.id).await, "none");
     server.stop().await;
 }
 
 #[tokio::test]
-async fn a_paused_sandbox_keeps_its_files_and_comes_back() {
+async fn a_paused_sandbox_keeps_its_files_and_resumes() {
     let server = serve().await;
     let sandbox = server
         .create(json!({ "templateID": "base", "envVars": { "A": "b" } }))
@@ -82,7 +86,7 @@ async fn a_paused_sandbox_keeps_its_files_and_comes_back() {
     let mut stream = sandbox.start("sleep 300", &[]).await;
     stream.pid().await;
     assert_eq!(post(&server, &sandbox.id, "pause", json!({})).await, 204);
-    assert_eq!(stream.next().await, Came::Broken);
+    assert_eq!(stream.next().await, StreamEvent::Broken);
     assert_eq!(post(&server, &sandbox.id, "pause", json!({})).await, 409);
     assert_eq!(sandbox.get("/health").await.status, StatusCode::BAD_GATEWAY);
     assert_eq!(state(&server, &sandbox.id).await, "paused");
@@ -94,30 +98,30 @@ async fn a_paused_sandbox_keeps_its_files_and_comes_back() {
     assert_eq!(post(&server, &sandbox.id, "resume", json!({})).await, 409);
     assert_eq!(sandbox.run("cat kept; echo $A").await.0, "xb\n");
     assert_eq!(sandbox.kill().await, StatusCode::NO_CONTENT);
-    assert_eq!(server.left(), 0);
+    assert_eq!(server.sandbox_directories(), 0);
     server.stop().await;
 }
 
 #[tokio::test]
 async fn a_paused_sandbox_can_be_killed() {
     let server = serve().await;
-    let sandbox = server.base().await;
+    let sandbox = server.create_default().await;
     assert_eq!(post(&server, &sandbox.id, "pause", json!({})).await, 204);
-    assert_eq!(server.left(), 1);
+    assert_eq!(server.sandbox_directories(), 1);
     assert_eq!(sandbox.kill().await, StatusCode::NO_CONTENT);
-    assert_eq!(server.left(), 0);
+    assert_eq!(server.sandbox_directories(), 0);
     server.stop().await;
 }
 
 #[tokio::test]
-async fn at_its_end_it_is_paused_where_that_was_asked_for_and_resumed_by_a_request() {
+async fn auto_pause_and_auto_resume_work() {
     let server = serve().await;
     let body = json!({
         "templateID": "base", "timeout": 100, "autoPause": true, "autoResume": { "enabled": true }
     });
     let sandbox = server.create(body).await;
     sandbox.put("kept", "x").await;
-    // Not before: what comes later would resume it.
+    // A request after the pause would resume the sandbox.
     let soon = json!({ "timeout": 1 });
     assert_eq!(post(&server, &sandbox.id, "timeout", soon).await, 204);
     eventually("it is paused", async || {
@@ -130,7 +134,7 @@ async fn at_its_end_it_is_paused_where_that_was_asked_for_and_resumed_by_a_reque
 }
 
 #[tokio::test]
-async fn a_later_server_finds_what_was_paused() {
+async fn a_later_server_resumes_paused_sandboxes() {
     let records = tempfile::tempdir().unwrap();
     let server = serve_with(|builder| builder.state_directory(records.path())).await;
     let body =
@@ -139,9 +143,9 @@ async fn a_later_server_finds_what_was_paused() {
     sandbox.put("kept", "x").await;
     let (id, token) = (sandbox.id.clone(), sandbox.token.clone());
     assert_eq!(post(&server, &id, "pause", json!({})).await, 204);
-    let gone = server.base().await.id;
+    let gone = server.create_default().await.id;
     let directory = server.stop().await;
-    assert_eq!(left(&directory), 1);
+    assert_eq!(sandbox_directories(&directory), 1);
 
     let server = serve_in(directory, |builder| builder.state_directory(records.path())).await;
     assert_eq!(state(&server, &id).await, "paused");
@@ -155,7 +159,7 @@ async fn a_later_server_finds_what_was_paused() {
     assert_eq!(again.run("cat kept; echo $SECRET").await.0, "xs\n");
     assert_eq!(again.kill().await, StatusCode::NO_CONTENT);
     let directory = server.stop().await;
-    assert_eq!(left(&directory), 0);
+    assert_eq!(sandbox_directories(&directory), 0);
     let written = std::fs::read_dir(records.path().join("sandboxes"))
         .unwrap()
         .count();
@@ -163,12 +167,12 @@ async fn a_later_server_finds_what_was_paused() {
 }
 
 #[tokio::test]
-async fn records_are_their_owners_alone_and_have_one_server() {
+async fn records_are_private_and_locked_by_one_server() {
     use std::os::unix::fs::PermissionsExt as _;
 
     let records = tempfile::tempdir().unwrap();
     let server = serve_with(|builder| builder.state_directory(records.path())).await;
-    let sandbox = server.base().await;
+    let sandbox = server.create_default().await;
     post(&server, &sandbox.id, "pause", json!({})).await;
     let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
     let directory = records.path().join("sandboxes");
@@ -186,26 +190,29 @@ async fn records_are_their_owners_alone_and_have_one_server() {
 }
 
 #[tokio::test]
-async fn what_is_closed_while_it_is_used_ends_every_request() {
+async fn closing_a_sandbox_ends_every_request() {
     let server = serve().await;
-    let sandbox = server.base().await;
+    let sandbox = server.create_default().await;
     let watch = json!({ "path": "" });
     let mut watching = sandbox
         .stream("filesystem.Filesystem/WatchDir", watch, &[])
         .await;
-    assert_eq!(watching.next().await, Came::Message(json!({ "start": {} })));
+    assert_eq!(
+        watching.next().await,
+        StreamEvent::Message(json!({ "start": {} }))
+    );
     let mut stream = sandbox.start("yes", &[]).await;
     stream.pid().await;
     assert_eq!(sandbox.kill().await, StatusCode::NO_CONTENT);
-    assert_eq!(watching.next().await, Came::Broken);
-    while stream.next().await != Came::Broken {}
+    assert_eq!(watching.next().await, StreamEvent::Broken);
+    while stream.next().await != StreamEvent::Broken {}
     server.stop().await;
 }
 
-/// Is the server that is killed, where it is told to; otherwise there is nothing to do.
+/// The child process of the next test; does nothing when run as a test.
 #[tokio::test]
-async fn the_server_that_is_killed() {
-    let Some(place) = std::env::var_os(PART).map(std::path::PathBuf::from) else {
+async fn server_child_process() {
+    let Some(place) = std::env::var_os(ROLE).map(std::path::PathBuf::from) else {
         return;
     };
     let sandboxes = place.join("sandboxes");
@@ -222,16 +229,16 @@ async fn the_server_that_is_killed() {
     server.serve(CancellationToken::new()).await.unwrap();
 }
 
-struct Killed {
+struct KilledServer {
     child: Child,
     address: std::net::SocketAddr,
 }
 
-impl Killed {
+impl KilledServer {
     fn start(place: &Path) -> Self {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "life::the_server_that_is_killed", "--nocapture"])
-            .env(PART, place)
+            .args(["--exact", "life::server_child_process", "--nocapture"])
+            .env(ROLE, place)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()
@@ -246,14 +253,14 @@ impl Killed {
     }
 }
 
-impl Drop for Killed {
+impl Drop for KilledServer {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// How many processes have this in their environment or command line.
+/// Counts processes with `mark` in their environment or command line.
 fn processes_with(mark: &str) -> usize {
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
     processes
@@ -267,15 +274,15 @@ fn processes_with(mark: &str) -> usize {
 }
 
 #[tokio::test]
-async fn a_server_that_is_killed_leaves_no_process_and_the_next_one_clears_up() {
-    let place = place();
+async fn a_killed_server_leaves_no_process_and_the_next_one_cleans_up() {
+    let place = shared_tempdir();
     let sandboxes = place.path().join("sandboxes");
     std::fs::create_dir(&sandboxes).unwrap();
     use std::os::unix::fs::PermissionsExt as _;
     std::fs::set_permissions(&sandboxes, std::fs::Permissions::from_mode(0o711)).unwrap();
-    let killed = Killed::start(place.path());
+    let killed = KilledServer::start(place.path());
     let client = crate::support::client(killed.address);
-    let mark = format!("MARK={}", cantle_core::ids::fresh_id());
+    let mark = format!("MARK={}", cantle_core::ids::unique_id());
     let (name, value) = mark.split_once('=').unwrap();
     let body = json!({ "templateID": "base", "envVars": { name: value } });
     let (one, paused) = (client.create(body.clone()).await, client.create(body).await);
@@ -286,10 +293,10 @@ async fn a_server_that_is_killed_leaves_no_process_and_the_next_one_clears_up() 
     eventually("both commands run", async || processes_with(&mark) >= 2).await;
     let (id, token) = (paused.id.clone(), paused.token.clone());
     drop(killed);
-    assert_eq!(stream.next().await, Came::Broken);
+    assert_eq!(stream.next().await, StreamEvent::Broken);
     eventually("no process is left", async || processes_with(&mark) == 0).await;
 
-    let next = Killed::start(place.path());
+    let next = KilledServer::start(place.path());
     let count = || std::fs::read_dir(&sandboxes).unwrap().count();
     assert_eq!(count(), 1);
     let client = crate::support::client(next.address);
@@ -305,13 +312,13 @@ async fn a_server_that_is_killed_leaves_no_process_and_the_next_one_clears_up() 
 }
 
 #[tokio::test]
-async fn many_sandboxes_come_and_go_without_a_trace() {
+async fn many_sandboxes_leave_no_trace() {
     let server = serve().await;
     let descriptors = || std::fs::read_dir("/proc/self/fd").unwrap().count();
-    server.base().await.kill().await;
+    server.create_default().await.kill().await;
     let before = descriptors();
     for _ in 0..10 {
-        let made = futures_util::future::join_all((0..8).map(|_| server.base())).await;
+        let made = futures_util::future::join_all((0..8).map(|_| server.create_default())).await;
         let ran = futures_util::future::join_all(made.iter().map(|one| one.run("echo x"))).await;
         assert!(ran.iter().all(|(written, _)| written == "x\n"));
         let killed = futures_util::future::join_all(made.iter().map(|one| one.kill())).await;
@@ -321,8 +328,8 @@ async fn many_sandboxes_come_and_go_without_a_trace() {
                 .all(|status| *status == StatusCode::NO_CONTENT)
         );
     }
-    assert_eq!(server.left(), 0);
-    // Connections of this client end a moment later; other tests have some of their own.
+    assert_eq!(server.sandbox_directories(), 0);
+    // This client's connections close a moment later; other tests have connections of their own.
     eventually("no descriptor is left", async || {
         descriptors() <= before + 200
     })

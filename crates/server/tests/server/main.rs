@@ -1,4 +1,4 @@
-//! The server over real HTTP, with sandboxes of the real local backend.
+//! Tests of the server over HTTP with the local backend.
 
 #![cfg(target_os = "linux")]
 #![expect(

@@ -9,7 +9,7 @@ use http::{Method, StatusCode};
 use http_body_util::Full;
 use serde_json::{Value, json};
 
-use crate::support::{Came, DEADLINE, Sandbox, eventually, serve, serve_with};
+use crate::support::{DEADLINE, Sandbox, StreamEvent, eventually, serve, serve_with};
 
 async fn call(sandbox: &Sandbox<'_>, method: &str, message: Value) -> (u16, String) {
     let answer = sandbox
@@ -33,24 +33,24 @@ fn error(status: u16, code: &str) -> (u16, String) {
 }
 
 #[tokio::test]
-async fn a_time_limit_kills_all_that_a_command_started() {
+async fn a_time_limit_kills_the_whole_process_tree() {
     let server = serve().await;
-    let sandbox = server.base().await;
+    let sandbox = server.create_default().await;
     let line = "setsid bash -c 'trap \"\" TERM; while true; do date +%N > alive; done' & sleep 300";
     let started = Instant::now();
     let mut stream = sandbox.start(line, &[("connect-timeout-ms", "2000")]).await;
     stream.pid().await;
     let end = loop {
         match stream.next().await {
-            Came::Message(_) => {}
+            StreamEvent::Message(_) => {}
             other => break other,
         }
     };
-    let Came::End(end) = end else {
+    let StreamEvent::End(end) = end else {
         panic!("{end:?}")
     };
     assert_eq!(end["error"]["code"], "deadline_exceeded");
-    // It would have gone on for ever.
+    // The command would never end by itself.
     assert!(started.elapsed() < DEADLINE, "{:?}", started.elapsed());
     eventually("nothing runs", async || running(&sandbox).await == 0).await;
     let (last, _) = sandbox.run("rm -f alive; sleep 0.3; ls").await;
@@ -59,9 +59,9 @@ async fn a_time_limit_kills_all_that_a_command_started() {
 }
 
 #[tokio::test]
-async fn who_leaves_does_not_end_a_command_and_others_may_listen() {
+async fn disconnecting_does_not_end_a_command_and_others_may_subscribe() {
     let server = serve().await;
-    let sandbox = server.base().await;
+    let sandbox = server.create_default().await;
     let line = "until [ -e go ]; do sleep 0.02; done; echo told; exit 2";
     let mut first = sandbox.start(line, &[]).await;
     let pid = first.pid().await;
@@ -81,7 +81,7 @@ async fn who_leaves_does_not_end_a_command_and_others_may_listen() {
         assert_eq!(listener.event().await.unwrap()["end"]["exitCode"], 2);
         assert_eq!(listener.event().await, None);
     }
-    // Its end can still be asked for.
+    // An ended command can still be queried.
     let mut late = sandbox
         .stream("process.Process/Connect", selector, &[])
         .await;
@@ -92,7 +92,7 @@ async fn who_leaves_does_not_end_a_command_and_others_may_listen() {
     let mut unknown = sandbox
         .stream("process.Process/Connect", unknown, &[])
         .await;
-    let Came::End(end) = unknown.next().await else {
+    let StreamEvent::End(end) = unknown.next().await else {
         panic!()
     };
     assert_eq!(end["error"]["code"], "not_found");
@@ -100,9 +100,9 @@ async fn who_leaves_does_not_end_a_command_and_others_may_listen() {
 }
 
 #[tokio::test]
-async fn silence_is_filled() {
+async fn keepalive_messages_are_sent() {
     let server = serve().await;
-    let sandbox = server.base().await;
+    let sandbox = server.create_default().await;
     let mut stream = sandbox
         .start("sleep 300", &[("keepalive-ping-interval", "1")])
         .await;
@@ -112,9 +112,9 @@ async fn silence_is_filled() {
 }
 
 #[tokio::test]
-async fn input_is_written_closed_and_refused_where_there_is_none() {
+async fn stdin_is_written_closed_and_refused_if_absent() {
     let server = serve().await;
-    let sandbox = server.base().await;
+    let sandbox = server.create_default().await;
     let start = json!({ "process": { "cmd": "cat" }, "tag": "reader" });
     let mut stream = sandbox.stream("process.Process/Start", start, &[]).await;
     let pid = stream.pid().await;
@@ -151,7 +151,7 @@ async fn input_is_written_closed_and_refused_where_there_is_none() {
 #[tokio::test]
 async fn signals_reach_a_command_and_kill_ends_its_tree() {
     let server = serve().await;
-    let sandbox = server.base().await;
+    let sandbox = server.create_default().await;
     let line = "trap 'echo caught; exit 9' TERM; echo ready; while true; do sleep 0.05; done";
     let mut stream = sandbox.start(line, &[]).await;
     let pid = stream.pid().await;
@@ -177,7 +177,7 @@ async fn signals_reach_a_command_and_kill_ends_its_tree() {
         (end["exitCode"].as_i64(), &end["status"]),
         (Some(-1), &json!("signal: killed"))
     );
-    // Those that end while they are looked at are none.
+    // Processes may end while /proc is read.
     let count = "cat /proc/[0-9]*/cmdline 2>/dev/null | tr '\\0' ' ' | grep -c 'sleep 32[1]'";
     eventually("nothing of it is left", async || {
         sandbox.run(count).await.0 == "0\n"
@@ -195,9 +195,9 @@ async fn signals_reach_a_command_and_kill_ends_its_tree() {
 }
 
 #[tokio::test]
-async fn a_terminal_has_a_size_and_takes_keys() {
+async fn a_terminal_has_a_size_and_accepts_keys() {
     let server = serve().await;
-    let sandbox = server.base().await;
+    let sandbox = server.create_default().await;
     let size = |cols: u32, rows: u32| json!({ "size": { "cols": cols, "rows": rows } });
     let start = json!({
         "process": { "cmd": "/bin/bash", "args": ["--norc"], "envs": { "PS1": "> " } },
@@ -226,14 +226,14 @@ async fn a_terminal_has_a_size_and_takes_keys() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_started_says_why() {
+async fn start_failures_have_reasons() {
     let server = serve().await;
-    let sandbox = server.base().await;
+    let sandbox = server.create_default().await;
     let ended = async |process: Value| {
         let start = json!({ "process": process });
         let mut stream = sandbox.stream("process.Process/Start", start, &[]).await;
-        let Came::End(end) = stream.next().await else {
-            panic!("it was started")
+        let StreamEvent::End(end) = stream.next().await else {
+            panic!("the command was started")
         };
         let error = &end["error"];
         (
@@ -241,8 +241,8 @@ async fn what_cannot_be_started_says_why() {
             error["message"].as_str().unwrap().to_owned(),
         )
     };
-    for (process, said) in [
-        (json!({}), "not said"),
+    for (process, expected) in [
+        (json!({}), "the command is missing"),
         (json!({ "cmd": "no-such-program" }), "no-such-program"),
         (json!({ "cmd": "/etc/shells" }), "/etc/shells"),
         (
@@ -257,7 +257,7 @@ async fn what_cannot_be_started_says_why() {
     ] {
         let (code, message) = ended(process.clone()).await;
         assert!(
-            code == "invalid_argument" && message.contains(said),
+            code == "invalid_argument" && message.contains(expected),
             "{process}: {code} {message}"
         );
     }
@@ -265,9 +265,9 @@ async fn what_cannot_be_started_says_why() {
 }
 
 #[tokio::test]
-async fn calls_of_another_form_are_refused() {
+async fn malformed_calls_are_refused() {
     let server = serve().await;
-    let sandbox = server.base().await;
+    let sandbox = server.create_default().await;
     let ask = async |method: Method, path: &str, kind: &str, body: &'static str| {
         let request = sandbox.request(method, path).header("content-type", kind);
         server.ask(request.body(Full::from(body)).unwrap()).await
@@ -314,15 +314,15 @@ async fn calls_of_another_form_are_refused() {
 }
 
 #[tokio::test]
-async fn output_waits_for_a_slow_listener_and_not_for_a_dead_one() {
+async fn output_waits_for_a_slow_subscriber_but_not_for_a_stalled_one() {
     let mut limits = ServerLimits::default();
     limits.idle = Duration::from_millis(500);
     let server = serve_with(|builder| builder.limits(limits)).await;
-    let sandbox = server.base().await;
+    let sandbox = server.create_default().await;
     let line = "head -c 50000000 /dev/zero; echo done > finished; sleep 300";
     let mut stream = sandbox.start(line, &[]).await;
     stream.pid().await;
-    // Nobody reads: after a while the command goes on without us.
+    // The reader is idle, so the command eventually continues without it.
     eventually("the command has written all of it", async || {
         sandbox.get("/files?path=finished").await.status == StatusCode::OK
     })
@@ -331,11 +331,11 @@ async fn output_waits_for_a_slow_listener_and_not_for_a_dead_one() {
 }
 
 #[tokio::test]
-async fn commands_of_one_sandbox_are_limited() {
+async fn the_number_of_commands_is_limited() {
     let mut limits = ServerLimits::default();
     limits.commands = 2;
     let server = serve_with(|builder| builder.limits(limits)).await;
-    let sandbox = server.base().await;
+    let sandbox = server.create_default().await;
     let mut streams = Vec::new();
     for _ in 0..2 {
         let mut stream = sandbox.start("sleep 300", &[]).await;
@@ -343,7 +343,7 @@ async fn commands_of_one_sandbox_are_limited() {
         streams.push(stream);
     }
     let mut refused = sandbox.start("true", &[]).await;
-    let Came::End(end) = refused.next().await else {
+    let StreamEvent::End(end) = refused.next().await else {
         panic!()
     };
     assert_eq!(end["error"]["code"], "resource_exhausted");
@@ -351,12 +351,12 @@ async fn commands_of_one_sandbox_are_limited() {
 }
 
 #[tokio::test]
-async fn another_user_is_refused() {
+async fn other_user_names_are_refused() {
     let server = serve().await;
-    let sandbox = server.base().await;
+    let sandbox = server.create_default().await;
     let root = format!("Basic {}", STANDARD.encode("root:"));
     let mut stream = sandbox.start("id", &[("authorization", &root)]).await;
-    let Came::End(end) = stream.next().await else {
+    let StreamEvent::End(end) = stream.next().await else {
         panic!()
     };
     assert_eq!(end["error"]["code"], "unauthenticated");

@@ -1,4 +1,4 @@
-//! A server over the local backend, and a client that knows nothing of it.
+//! A server over the local backend, and an independent HTTP client.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -20,29 +20,29 @@ use tokio::task::JoinHandle;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-/// What has not happened after this long does not happen, however slow the machine is.
+/// Deadline for every wait, generous for slow machines.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
-/// A server that runs, with its sandboxes' directories in a place of its own.
-pub(crate) struct Serving {
+/// A running server with its own directory for sandboxes.
+pub(crate) struct TestServer {
     pub(crate) address: SocketAddr,
     pub(crate) directory: tempfile::TempDir,
     shutdown: CancellationToken,
     serving: JoinHandle<Result<(), ServeError>>,
 }
 
-/// A client of a server that is another process.
-pub(crate) fn client(address: SocketAddr) -> Serving {
-    Serving {
+/// A client of a server in another process.
+pub(crate) fn client(address: SocketAddr) -> TestServer {
+    TestServer {
         address,
-        directory: place(),
+        directory: shared_tempdir(),
         shutdown: CancellationToken::new(),
         serving: tokio::spawn(async { Ok(()) }),
     }
 }
 
-/// A place for sandboxes that other users may go through.
-pub(crate) fn place() -> tempfile::TempDir {
+/// A directory for sandboxes that other users may traverse.
+pub(crate) fn shared_tempdir() -> tempfile::TempDir {
     use std::os::unix::fs::PermissionsExt as _;
 
     let directory = tempfile::tempdir().unwrap();
@@ -58,23 +58,23 @@ pub(crate) fn builder(directory: &tempfile::TempDir) -> ServerBuilder {
     Server::builder(Arc::new(backend))
 }
 
-pub(crate) async fn serve() -> Serving {
+pub(crate) async fn serve() -> TestServer {
     serve_with(|builder| builder).await
 }
 
-pub(crate) async fn serve_with(change: impl FnOnce(ServerBuilder) -> ServerBuilder) -> Serving {
-    serve_in(place(), change).await
+pub(crate) async fn serve_with(change: impl FnOnce(ServerBuilder) -> ServerBuilder) -> TestServer {
+    serve_in(shared_tempdir(), change).await
 }
 
 pub(crate) async fn serve_in(
     directory: tempfile::TempDir,
     change: impl FnOnce(ServerBuilder) -> ServerBuilder,
-) -> Serving {
+) -> TestServer {
     let builder = change(builder(&directory));
     let server = builder.bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
     let (address, shutdown) = (server.address(), CancellationToken::new());
     let serving = tokio::spawn(server.serve(shutdown.clone()));
-    Serving {
+    TestServer {
         address,
         directory,
         shutdown,
@@ -82,8 +82,8 @@ pub(crate) async fn serve_in(
     }
 }
 
-impl Serving {
-    /// Has it end, and returns its place.
+impl TestServer {
+    /// Stops the server and returns its directory.
     pub(crate) async fn stop(self) -> tempfile::TempDir {
         self.shutdown.cancel();
         let ended = timeout(DEADLINE, self.serving).await;
@@ -91,9 +91,9 @@ impl Serving {
         self.directory
     }
 
-    /// What is left of sandboxes on the disk.
-    pub(crate) fn left(&self) -> usize {
-        left(&self.directory)
+    /// Counts the sandbox directories on disk.
+    pub(crate) fn sandbox_directories(&self) -> usize {
+        sandbox_directories(&self.directory)
     }
 
     pub(crate) async fn send(&self, request: Request<Full<Bytes>>) -> Response<Incoming> {
@@ -106,8 +106,8 @@ impl Serving {
             .unwrap()
     }
 
-    /// Sends a request whose body is a stream, and takes the whole answer.
-    pub(crate) async fn send_streamed<B>(&self, request: Request<B>) -> Answer
+    /// Sends a request with a streamed body and reads the whole response.
+    pub(crate) async fn send_streamed<B>(&self, request: Request<B>) -> TestResponse
     where
         B: hyper::body::Body<Data = Bytes, Error = std::convert::Infallible>
             + Send
@@ -118,11 +118,16 @@ impl Serving {
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.unwrap();
         tokio::spawn(connection);
         let response = timeout(DEADLINE, sender.send_request(request)).await;
-        Answer::of(response.expect("an answer").unwrap()).await
+        TestResponse::of(response.expect("an answer").unwrap()).await
     }
 
-    /// A request to the control plane.
-    pub(crate) async fn control(&self, method: Method, path: &str, body: Option<Value>) -> Answer {
+    /// Sends a request to the control plane.
+    pub(crate) async fn control(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<Value>,
+    ) -> TestResponse {
         self.control_as("key", method, path, body).await
     }
 
@@ -132,7 +137,7 @@ impl Serving {
         method: Method,
         path: &str,
         body: Option<Value>,
-    ) -> Answer {
+    ) -> TestResponse {
         let request = Request::builder()
             .method(method)
             .uri(path)
@@ -143,12 +148,12 @@ impl Serving {
         self.ask(request.body(Full::from(body)).unwrap()).await
     }
 
-    /// Sends a request and takes the whole answer.
-    pub(crate) async fn ask(&self, request: Request<Full<Bytes>>) -> Answer {
-        Answer::of(self.send(request).await).await
+    /// Sends a request and reads the whole response.
+    pub(crate) async fn ask(&self, request: Request<Full<Bytes>>) -> TestResponse {
+        TestResponse::of(self.send(request).await).await
     }
 
-    /// Makes a sandbox.
+    /// Creates a sandbox.
     pub(crate) async fn create(&self, body: Value) -> Sandbox<'_> {
         let answer = self
             .control(Method::POST, "/v2/sandboxes", Some(body))
@@ -162,25 +167,25 @@ impl Serving {
         }
     }
 
-    pub(crate) async fn base(&self) -> Sandbox<'_> {
+    pub(crate) async fn create_default(&self) -> Sandbox<'_> {
         self.create(json!({ "templateID": "base" })).await
     }
 }
 
-/// What is left of sandboxes in a place.
-pub(crate) fn left(directory: &tempfile::TempDir) -> usize {
+/// Counts the sandbox directories in `directory`.
+pub(crate) fn sandbox_directories(directory: &tempfile::TempDir) -> usize {
     std::fs::read_dir(directory.path()).unwrap().count()
 }
 
-/// An answer as it came.
+/// A complete response.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct TestResponse {
     pub(crate) status: StatusCode,
     pub(crate) headers: http::HeaderMap,
     pub(crate) body: Bytes,
 }
 
-impl Answer {
+impl TestResponse {
     pub(crate) async fn of(response: Response<Incoming>) -> Self {
         let (head, body) = response.into_parts();
         let body = timeout(DEADLINE, body.collect())
@@ -209,7 +214,7 @@ impl Answer {
 
 /// A sandbox of the server.
 pub(crate) struct Sandbox<'s> {
-    pub(crate) server: &'s Serving,
+    pub(crate) server: &'s TestServer,
     pub(crate) id: String,
     pub(crate) token: String,
 }
@@ -225,7 +230,7 @@ impl Sandbox<'_> {
             .header("x-access-token", &self.token)
     }
 
-    pub(crate) async fn get(&self, path: &str) -> Answer {
+    pub(crate) async fn get(&self, path: &str) -> TestResponse {
         let request = self.request(Method::GET, path);
         self.server
             .ask(request.body(Full::default()).unwrap())
@@ -233,7 +238,7 @@ impl Sandbox<'_> {
     }
 
     /// Uploads one file.
-    pub(crate) async fn put(&self, path: &str, content: impl Into<Bytes>) -> Answer {
+    pub(crate) async fn put(&self, path: &str, content: impl Into<Bytes>) -> TestResponse {
         let request = self
             .request(Method::POST, &format!("/files?path={path}"))
             .header("content-type", "application/octet-stream");
@@ -242,8 +247,8 @@ impl Sandbox<'_> {
             .await
     }
 
-    /// A unary call.
-    pub(crate) async fn call(&self, method: &str, message: Value) -> Answer {
+    /// Makes a unary call.
+    pub(crate) async fn call(&self, method: &str, message: Value) -> TestResponse {
         let request = self
             .request(Method::POST, &format!("/{method}"))
             .header("content-type", "application/json");
@@ -252,7 +257,7 @@ impl Sandbox<'_> {
             .await
     }
 
-    /// A call that is answered by a stream.
+    /// Makes a streaming call.
     pub(crate) async fn stream(
         &self,
         method: &str,
@@ -278,7 +283,7 @@ impl Sandbox<'_> {
         }
     }
 
-    /// Starts a command of bash.
+    /// Starts a bash command line.
     pub(crate) async fn start(&self, line: &str, headers: &[(&str, &str)]) -> Stream {
         let message = json!({
             "process": { "cmd": "/bin/bash", "args": ["-l", "-c", line] }, "stdin": false
@@ -286,7 +291,7 @@ impl Sandbox<'_> {
         self.stream("process.Process/Start", message, headers).await
     }
 
-    /// Runs a command of bash to its end, and returns what it wrote and how it ended.
+    /// Runs a bash command line and returns its output and end event.
     pub(crate) async fn run(&self, line: &str) -> (String, Value) {
         let mut stream = self.start(line, &[]).await;
         let (mut written, mut end) = (Vec::new(), Value::Null);
@@ -321,24 +326,24 @@ pub(crate) fn enveloped(message: &Value) -> Vec<u8> {
     envelope
 }
 
-/// The messages of a stream, as they come.
+/// Reader of a response stream.
 pub(crate) struct Stream {
     body: Incoming,
     buffer: Vec<u8>,
 }
 
-/// What came of a stream.
+/// An item of a response stream.
 #[derive(Debug, PartialEq)]
-pub(crate) enum Came {
+pub(crate) enum StreamEvent {
     Message(Value),
-    /// Its end, and what that says.
+    /// The end of the stream, with its content.
     End(Value),
-    /// It broke off.
+    /// An aborted stream.
     Broken,
 }
 
 impl Stream {
-    pub(crate) async fn next(&mut self) -> Came {
+    pub(crate) async fn next(&mut self) -> StreamEvent {
         loop {
             if let Some((head, rest)) = self.buffer.split_at_checked(5) {
                 let length = u32::from_be_bytes(head[1..].try_into().unwrap()) as usize;
@@ -347,9 +352,9 @@ impl Stream {
                     let is_end = head[0] & 2 != 0;
                     self.buffer.drain(..5 + length);
                     return if is_end {
-                        Came::End(message)
+                        StreamEvent::End(message)
                     } else {
-                        Came::Message(message)
+                        StreamEvent::Message(message)
                     };
                 }
             }
@@ -358,24 +363,24 @@ impl Stream {
                 .expect("something comes")
             {
                 Some(Ok(frame)) => self.buffer.extend(frame.into_data().unwrap()),
-                _ => return Came::Broken,
+                _ => return StreamEvent::Broken,
             }
         }
     }
 
-    /// The next event of a process; `None` at the stream's good end.
+    /// Returns the next event of a process, or `None` at the regular end of the stream.
     pub(crate) async fn event(&mut self) -> Option<Value> {
         match self.next().await {
-            Came::Message(message) => Some(message["event"].clone()),
-            Came::End(end) => {
+            StreamEvent::Message(message) => Some(message["event"].clone()),
+            StreamEvent::End(end) => {
                 assert_eq!(end, json!({}));
                 None
             }
-            Came::Broken => panic!("the stream broke off"),
+            StreamEvent::Broken => panic!("the stream broke off"),
         }
     }
 
-    /// The process id, which is told first.
+    /// Returns the process id from the first event.
     pub(crate) async fn pid(&mut self) -> u64 {
         let event = self.event().await.unwrap();
         event["start"]["pid"]
@@ -383,7 +388,7 @@ impl Stream {
             .unwrap_or_else(|| panic!("{event}"))
     }
 
-    /// Reads until the command has ended, and returns how.
+    /// Reads until the command has ended and returns the end event.
     pub(crate) async fn until_end(&mut self) -> Value {
         loop {
             let event = self.event().await.expect("the command ends");
@@ -393,7 +398,7 @@ impl Stream {
         }
     }
 
-    /// Reads until something was written that contains this.
+    /// Reads until the output contains `text`.
     pub(crate) async fn until_written(&mut self, text: &str) -> String {
         let mut written = String::new();
         while !written.contains(text) {
@@ -408,14 +413,11 @@ impl Stream {
     }
 }
 
-/// Waits for something to become true.
+/// Waits until a condition holds.
 pub(crate) async fn eventually(what: &str, mut is_true: impl AsyncFnMut() -> bool) {
     let deadline = Instant::now() + DEADLINE;
     while !is_true().await {
-        assert!(
-            Instant::now() < deadline,
-            "it never became true that {what}"
-        );
+        assert!(Instant::now() < deadline, "timed out waiting until {what}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }

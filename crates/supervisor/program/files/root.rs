@@ -1,19 +1,18 @@
-//! Paths below the root, and nowhere else.
+//! Resolving paths beneath the root.
 
 use core::ffi::CStr;
 
 use super::Failure;
 use crate::sys::{self, EAGAIN, EINTR, ENAMETOOLONG, EXDEV, Fd};
-use crate::tasks::Reason;
+use crate::tasks::TaskErrorKind;
 
-/// What a path must be shorter than.
-const LONG_PATH: usize = 4096;
+/// Length that a path must not reach.
+const PATH_MAX: usize = 4096;
 
-/// The kernel can't tell where a path leads while directories are being moved; then it says so.
-const MOST_RETRIES: u32 = 128;
+/// Retries when the kernel cannot resolve a path because a directory was moved meanwhile.
+const MAX_RETRIES: u32 = 128;
 
-/// A directory that no link leads out of. Where it is `/` there is nothing outside, and links mean
-/// what they say.
+/// A directory that no symbolic link leads out of. With `/` links are followed as usual.
 pub struct Root<'r> {
     path: &'r [u8],
     /// The directory, unless it is `/`.
@@ -39,23 +38,23 @@ impl<'r> Root<'r> {
         self.descriptor
     }
 
-    /// Bytes of its path: all other paths are longer.
+    /// Returns the length of its path; all other paths are longer.
     pub fn length(&self) -> usize {
         self.path.len()
     }
 
-    /// Opens what is at an absolute path.
+    /// Opens an absolute path.
     pub fn open_path(&self, path: &[u8], mut flags: i32) -> Result<Fd, Failure> {
         if flags & sys::O_PATH == 0 {
-            // Nothing that code has put there may block us or become our terminal.
+            // A file made by untrusted code must not block or become the controlling terminal.
             flags |= sys::O_NONBLOCK | sys::O_NOCTTY;
         }
-        let mut buffer = [0; LONG_PATH];
+        let mut buffer = [0; PATH_MAX];
         if self.path.is_empty() {
             let path = terminated(path, &mut buffer)?;
             return Ok(sys::openat(sys::AT_FDCWD, path, flags, 0)?);
         }
-        let outside = || Failure::new(Reason::Outside, EXDEV);
+        let outside = || Failure::new(TaskErrorKind::Outside, EXDEV);
         let below = match path.strip_prefix(self.path).ok_or_else(outside)? {
             b"" => b".",
             [b'/', below @ ..] => below,
@@ -64,7 +63,7 @@ impl<'r> Root<'r> {
         let below = terminated(below, &mut buffer)?;
         let resolve = sys::RESOLVE_BENEATH | sys::RESOLVE_NO_MAGICLINKS;
         let mut result = Err(EAGAIN);
-        for _ in 0..MOST_RETRIES {
+        for _ in 0..MAX_RETRIES {
             result = sys::openat2(self.descriptor, below, flags, 0, resolve);
             if !matches!(result, Err(EAGAIN | EINTR)) {
                 break;
@@ -76,8 +75,8 @@ impl<'r> Root<'r> {
         })
     }
 
-    /// Opens the directory in which a path lies, and gives the path's last component, which is empty
-    /// where the path is the root.
+    /// Opens the parent of a path and returns it with the last component, which is empty if the path is
+    /// the root.
     pub fn open_parent<'p>(&self, path: &'p CStr) -> Result<(Fd, &'p CStr), Failure> {
         let bytes = path.to_bytes();
         let slash = bytes.iter().rposition(|byte| *byte == b'/').unwrap_or(0);
@@ -95,9 +94,9 @@ impl<'r> Root<'r> {
     }
 }
 
-/// The same with a NUL.
-fn terminated<'b>(path: &[u8], buffer: &'b mut [u8; LONG_PATH]) -> sys::Result<&'b CStr> {
-    if path.len() >= LONG_PATH {
+/// Copies a path and appends a NUL.
+fn terminated<'b>(path: &[u8], buffer: &'b mut [u8; PATH_MAX]) -> sys::Result<&'b CStr> {
+    if path.len() >= PATH_MAX {
         return Err(ENAMETOOLONG);
     }
     buffer[..path.len()].copy_from_slice(path);

@@ -1,44 +1,47 @@
-//! Looking at directories, making them, moving things.
+//! Listing and creating directories, and renaming.
 
 use core::ffi::CStr;
 
 use super::root::Root;
 use super::{Failure, OUTPUT, entry};
 use crate::sys::{self, EEXIST, EISDIR, ENOENT, ENOTDIR, ENOTEMPTY, Fd};
-use crate::tasks::{ENTRY_BYTES, Entry, Reason};
+use crate::tasks::{Entry, TaskErrorKind};
+use crate::wire::encode_into;
 
-const LOOK: i32 = sys::O_PATH | sys::O_DIRECTORY;
+const PATH_DIRECTORY: i32 = sys::O_PATH | sys::O_DIRECTORY;
 
-/// Says what is at a path.
-pub fn look(root: &Root<'_>, path: &CStr) -> Result<(), Failure> {
+/// Reports the entry at a path.
+pub fn stat(root: &Root<'_>, path: &CStr) -> Result<(), Failure> {
     let (directory, name) = root.open_parent(path)?;
     let stat = sys::statat(directory, name)?;
-    Ok(sys::write_all(OUTPUT, &entry(&stat, b"").encode_head())?)
+    let mut buffer = EntryBuffer::new();
+    buffer.add(&entry(&stat, b""))?;
+    Ok(buffer.flush()?)
 }
 
-/// Says what is in a directory.
+/// Reports the entries of a directory.
 pub fn list(root: &Root<'_>, path: &CStr) -> Result<(), Failure> {
     let directory = root.open_path(path.to_bytes(), sys::O_RDONLY | sys::O_DIRECTORY)?;
-    let mut page = Page::new();
+    let mut buffer = EntryBuffer::new();
     let mut entries = Entries::of(directory);
     while let Some((name, _)) = entries.next()? {
         match sys::statat(directory, name) {
-            Ok(stat) => page.add(&entry(&stat, name.to_bytes()))?,
+            Ok(stat) => buffer.add(&entry(&stat, name.to_bytes()))?,
             // Removed since it was listed.
             Err(ENOENT) => {}
             Err(errno) => return Err(errno.into()),
         }
     }
-    Ok(page.flush()?)
+    Ok(buffer.flush()?)
 }
 
 /// Entries that are written together.
-struct Page {
+struct EntryBuffer {
     bytes: [u8; 16 * 1024],
     length: usize,
 }
 
-impl Page {
+impl EntryBuffer {
     fn new() -> Self {
         Self {
             bytes: [0; 16 * 1024],
@@ -47,13 +50,12 @@ impl Page {
     }
 
     fn add(&mut self, entry: &Entry<'_>) -> sys::Result<()> {
-        if self.bytes.len() - self.length < ENTRY_BYTES + entry.name.len() {
+        let mut added = encode_into(entry, &mut self.bytes[self.length..]);
+        if added.is_none() {
             self.flush()?;
+            added = encode_into(entry, &mut self.bytes);
         }
-        for part in [&entry.encode_head()[..], entry.name] {
-            self.bytes[self.length..][..part.len()].copy_from_slice(part);
-            self.length += part.len();
-        }
+        self.length += added.ok_or(sys::EINVAL)?;
         Ok(())
     }
 
@@ -64,22 +66,22 @@ impl Page {
     }
 }
 
-/// Makes a directory and those above it.
+/// Creates a directory and those above it.
 pub fn make_directory(root: &Root<'_>, path: &CStr) -> Result<(), Failure> {
     make_directories(root, path.to_bytes()).map_err(|failure| {
-        // A file is there, not above it.
-        let is_there = || {
+        // The file is at the path itself, not above it.
+        let exists = || {
             let (directory, name) = root.open_parent(path).ok()?;
             sys::statat(directory, name).ok()
         };
-        if failure.errno == ENOTDIR && is_there().is_some() {
-            return Failure::new(Reason::AlreadyThere, EEXIST);
+        if failure.errno == ENOTDIR && exists().is_some() {
+            return Failure::new(TaskErrorKind::AlreadyExists, EEXIST);
         }
         failure
     })
 }
 
-/// Makes the directories above a path.
+/// Creates the directories above a path.
 pub fn make_parent(root: &Root<'_>, path: &CStr) -> Result<(), Failure> {
     let bytes = path.to_bytes();
     match bytes.iter().rposition(|byte| *byte == b'/') {
@@ -89,12 +91,12 @@ pub fn make_parent(root: &Root<'_>, path: &CStr) -> Result<(), Failure> {
 }
 
 fn make_directories(root: &Root<'_>, path: &[u8]) -> Result<(), Failure> {
-    let open = |path| root.open_path(path, LOOK).map(sys::close);
+    let open = |path| root.open_path(path, PATH_DIRECTORY).map(sys::close);
     match open(path) {
         Err(failure) if failure.errno == ENOENT => {}
         result => return result,
     }
-    // Where each of its components ends, the outermost first.
+    // The end of each component, outermost first.
     let ends = (root.length() + 1..=path.len()).filter(|end| {
         let next = path.get(*end);
         next.is_none_or(|byte| *byte == b'/') && path[*end - 1] != b'/'
@@ -118,31 +120,31 @@ fn make_directories(root: &Root<'_>, path: &[u8]) -> Result<(), Failure> {
         }
         buffer[..name.len()].copy_from_slice(name);
         let name = CStr::from_bytes_until_nul(&buffer).map_err(|_| sys::EINVAL)?;
-        let parent = root.open_path(&path[..slash.max(1)], LOOK)?;
+        let parent = root.open_path(&path[..slash.max(1)], PATH_DIRECTORY)?;
         let made = sys::mkdirat(parent, name, 0o755);
         sys::close(parent);
         match made {
             Ok(()) => {}
-            // Made since we looked, or a link that leads nowhere.
+            // Created meanwhile; or a dangling link.
             Err(EEXIST) if open(&path[..end]).is_ok() => {}
-            Err(EEXIST) => return Err(Failure::new(Reason::AlreadyThere, EEXIST)),
+            Err(EEXIST) => return Err(Failure::new(TaskErrorKind::AlreadyExists, EEXIST)),
             Err(errno) => return Err(errno.into()),
         }
     }
     Ok(())
 }
 
-/// Moves something, in place of a file that is there.
+/// Renames a file or directory, replacing an existing file.
 pub fn rename(root: &Root<'_>, from: &CStr, to: &CStr) -> Result<(), Failure> {
     let (source, name) = root.open_parent(from)?;
     let (target, new_name) = root.open_parent(to)?;
     sys::renameat(source, name, target, new_name).map_err(|errno| match errno {
-        EISDIR | ENOTEMPTY | EEXIST => Failure::new(Reason::AlreadyThere, errno),
+        EISDIR | ENOTEMPTY | EEXIST => Failure::new(TaskErrorKind::AlreadyExists, errno),
         errno => errno.into(),
     })
 }
 
-/// What is in a directory: names, and whether they are directories' where that is known.
+/// Iterates over a directory: names, and whether they are directories, where the file system reports that.
 pub struct Entries {
     directory: Fd,
     page: [u8; 8192],
@@ -170,7 +172,7 @@ impl Entries {
                     return Ok(None);
                 }
             }
-            // An entry: inode, offset (8 bytes each), its length (2), a type (1), its name, NUL.
+            // An entry: inode and offset (8 bytes each), its length (2), a type (1), its name, NUL.
             let start = self.start;
             let length = [self.page[start + 16], self.page[start + 17]];
             self.start += usize::from(u16::from_le_bytes(length));
@@ -179,7 +181,7 @@ impl Entries {
                 continue;
             }
             let is_directory = match self.page[start + 18] {
-                // Not every file system says it at once.
+                // Unknown: not every file system reports it.
                 0 => None,
                 kind => Some(kind == DIRECTORY),
             };

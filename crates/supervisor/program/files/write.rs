@@ -1,88 +1,61 @@
-//! Writing a file, whole or not at all.
+//! Writing a file atomically.
 
 use core::ffi::CStr;
 
 use super::root::Root;
-use super::{Failure, INPUT, OUTPUT, tree};
-use crate::sys::{self, EEXIST, EINTR, EINVAL, ENOENT, EXDEV, Fd, FileType};
-use crate::tasks::{COMPLETE, Reason};
+use super::{Failure, INPUT, tree};
+use crate::sys::{self, EEXIST, EINTR, EINVAL, ENOENT, Fd, FileType};
+use crate::tasks::TaskErrorKind;
 use crate::text::Text;
-use crate::wire::STAGING;
 
-/// Bytes that are read at once.
 const BUFFER_BYTES: usize = 128 * 1024;
 
-/// How many names to try that somebody else may have.
-const MOST_NAMES: u32 = 16;
+/// Attempts to find a free temporary name.
+const MAX_NAMES: u32 = 16;
 
-/// Writes the input's pieces to a file without a name, or under another one, and gives the file its own
-/// when it is complete. A link that is there is replaced, not followed.
+/// Writes the chunks of stdin to an unnamed or temporary file, and names it when it is complete. An existing
+/// symbolic link is replaced, not followed.
 pub fn write(root: &Root<'_>, path: &CStr, mode: u32) -> Result<(), Failure> {
     let target = Target::open(root, path)?;
     let flags = sys::O_WRONLY | sys::O_CREAT | sys::O_EXCL;
     let create = |name: &CStr| sys::openat(target.directory, name, flags, 0o600);
     let permit = |file| Ok(sys::fchmod(file, mode & 0o777)?);
-    if let Some((file, link)) = nameless(target.directory) {
-        // Whoever kills us while it is written leaves nothing.
+    if let Some((file, link)) = unnamed_file(target.directory) {
+        // If this process is killed while writing, nothing is left.
         copy_pieces(file)?;
         permit(file)?;
         let name = |name: &CStr| sys::name_file(link.as_c(), target.directory, name);
-        if let Ok((draft, ())) = Draft::new(name) {
-            return target.take(&draft, Ok(()));
+        if let Ok((temporary, ())) = TempName::new(name) {
+            return target.replace(&temporary, Ok(()));
         }
-        // What confines the container may forbid it.
-        let (draft, copy) = Draft::new(create)?;
-        return target.take(&draft, copy_file(file, copy).and_then(|()| permit(copy)));
+        // The container's confinement may forbid linking it.
+        let (temporary, copy) = TempName::new(create)?;
+        let written = copy_file(file, copy).and_then(|()| permit(copy));
+        return target.replace(&temporary, written);
     }
-    let (draft, file) = Draft::new(create)?;
-    target.take(&draft, copy_pieces(file).and_then(|()| permit(file)))
+    let (temporary, file) = TempName::new(create)?;
+    target.replace(&temporary, copy_pieces(file).and_then(|()| permit(file)))
 }
 
-/// A file without a name, and the link by which it can be given one; none where there is no such file or
-/// no such link.
-fn nameless(directory: Fd) -> Option<(Fd, Text)> {
-    let file = sys::nameless_file(directory).ok()?;
+/// Creates an unnamed file and returns it with the link by which it can be named; `None` if the file system
+/// has no unnamed files or `/proc` is missing.
+fn unnamed_file(directory: Fd) -> Option<(Fd, Text)> {
+    let file = sys::unnamed_file(directory).ok()?;
     let link = Text::new().text(b"/proc/self/fd/").number(file.0);
     sys::statat(sys::AT_FDCWD, link.as_c()).ok()?;
     Some((file, link))
 }
 
-/// Gives a file that was brought its name, after writing what is missing of it. It is ours by then, so
-/// that we may give it more than one.
-pub fn place(root: &Root<'_>, path: &CStr, mode: u32, staged: &CStr) -> Result<(), Failure> {
-    let target = Target::open(root, path)?;
-    if sys::statat(target.directory, c"")?.device != sys::statat(sys::AT_FDCWD, STAGING)?.device {
-        return Err(EXDEV.into());
-    }
-    sys::write_all(OUTPUT, &[COMPLETE])?;
-    let mut brought = [0];
-    read_all(&mut brought)?;
-    if brought != [COMPLETE] {
-        let mut offset = [0; 8];
-        read_all(&mut offset)?;
-        // It may have its own mode already.
-        sys::chmod(staged, 0o600)?;
-        let flags = sys::O_WRONLY | sys::O_NOFOLLOW;
-        let file = sys::openat(sys::AT_FDCWD, staged, flags, 0)?;
-        sys::seek(file, u64::from_le_bytes(offset))?;
-        copy_pieces(file)?;
-        sys::fchmod(file, mode & 0o777)?;
-    }
-    let link = |name: &CStr| sys::linkat(sys::AT_FDCWD, staged, target.directory, name);
-    let (draft, ()) = Draft::new(link)?;
-    target.take(&draft, Ok(()))
-}
-
-/// Where a file will be.
+/// The path of a file to write.
 struct Target<'p> {
     directory: Fd,
     name: &'p CStr,
 }
 
 impl<'p> Target<'p> {
-    /// Makes the directories above it.
+    /// Creates the directories above the path.
     fn open(root: &Root<'_>, path: &'p CStr) -> Result<Self, Failure> {
-        let not_a_file = || Failure::new(Reason::NotAFile, EINVAL);
+        let not_a_file = || Failure::new(TaskErrorKind::NotAFile, EINVAL);
         tree::make_parent(root, path)?;
         let (directory, name) = root.open_parent(path)?;
         if name.is_empty() {
@@ -95,43 +68,43 @@ impl<'p> Target<'p> {
         }
     }
 
-    /// Becomes what was written, unless that failed.
-    fn take(&self, draft: &Draft, written: Result<(), Failure>) -> Result<(), Failure> {
-        let (directory, draft) = (self.directory, draft.name());
-        let taken =
-            written.and_then(|()| Ok(sys::renameat(directory, draft, directory, self.name)?));
-        if taken.is_err() {
+    /// Renames a written file to the path; removes it if writing or renaming failed.
+    fn replace(&self, temporary: &TempName, written: Result<(), Failure>) -> Result<(), Failure> {
+        let (directory, from) = (self.directory, temporary.as_c());
+        let renamed =
+            written.and_then(|()| Ok(sys::renameat(directory, from, directory, self.name)?));
+        if renamed.is_err() {
             // It may be gone together with its directory.
-            let _ = sys::unlinkat(directory, draft, false);
+            let _ = sys::unlinkat(directory, from, false);
         }
-        taken
+        renamed
     }
 }
 
-/// A name of a file that doesn't have its own yet.
-struct Draft([u8; 32]);
+/// The temporary name of a file.
+struct TempName([u8; 32]);
 
-impl Draft {
-    /// One that `make` could make.
+impl TempName {
+    /// Tries random names until `make` succeeds with one.
     fn new<T>(make: impl Fn(&CStr) -> sys::Result<T>) -> Result<(Self, T), Failure> {
         const PREFIX: &[u8] = b".cantle-";
-        for _ in 0..MOST_NAMES {
+        for _ in 0..MAX_NAMES {
             let mut name = [0; 32];
             name[..PREFIX.len()].copy_from_slice(PREFIX);
             let random = sys::random()?;
             for (at, digit) in name[PREFIX.len()..][..16].iter_mut().enumerate() {
                 *digit = b"0123456789abcdef"[(random >> (4 * at)) as usize & 15];
             }
-            let draft = Self(name);
-            match make(draft.name()) {
+            let temporary = Self(name);
+            match make(temporary.as_c()) {
                 Err(EEXIST) => {}
-                made => return Ok((draft, made?)),
+                made => return Ok((temporary, made?)),
             }
         }
         Err(EEXIST.into())
     }
 
-    fn name(&self) -> &CStr {
+    fn as_c(&self) -> &CStr {
         CStr::from_bytes_until_nul(&self.0).unwrap_or_default()
     }
 }
@@ -162,7 +135,7 @@ fn copy_pieces(file: Fd) -> Result<(), Failure> {
         while left > 0 {
             left -= match sys::splice(INPUT, file, left, true) {
                 Err(EINTR) => 0,
-                // Its file system doesn't do that, or the kernel; another reason will be heard again.
+                // The file system can't splice; any other error recurs when reading.
                 Err(_) => {
                     let most = left.min(BUFFER_BYTES);
                     let count = complete(sys::read(INPUT, &mut buffer[..most]))?;
@@ -183,11 +156,11 @@ fn read_all(bytes: &mut [u8]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// How much has come; there is always more, until the last piece has said that it is the last.
-fn complete(came: sys::Result<usize>) -> Result<usize, Failure> {
-    match came {
-        Ok(0) => Err(Failure::new(Reason::Incomplete, EINVAL)),
+/// Checks a read of stdin, whose end before the last chunk is an error.
+fn complete(read: sys::Result<usize>) -> Result<usize, Failure> {
+    match read {
+        Ok(0) => Err(Failure::new(TaskErrorKind::Incomplete, EINVAL)),
         Err(EINTR) => Ok(0),
-        came => Ok(came?),
+        read => Ok(read?),
     }
 }

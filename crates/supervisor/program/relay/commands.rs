@@ -1,78 +1,78 @@
-//! The commands of a relay: their pipes, and how much may go through them.
+//! The commands of a relay: their pipes, and the credit of each channel.
 
 use super::NONE;
 use super::outgoing::Outgoing;
-use crate::frames::{Answer, Channels, INPUT_WINDOW, Lane, MOST_PAYLOAD, OUTPUT_WINDOW, cost};
+use crate::frames::{Answer, Channel, INPUT_WINDOW, MAX_PAYLOAD, OUTPUT_WINDOW, StdioMode, cost};
 use crate::sys::{self, EAGAIN, EINTR, EINVAL, Fd, PollFd};
 use crate::wire::Report;
 
-/// The most commands at once, with those that have left something running.
-const MOST: usize = 512;
-/// The most descriptors of a command that are waited for.
-const MOST_POLLED: usize = 5;
-/// Short of it nothing is read: the next grant comes soon.
-const LEAST_CREDIT: usize = cost(4096);
-/// Less than this that was taken of input is not told.
-const UNTOLD_BYTES: u64 = INPUT_WINDOW as u64 / 8;
-/// What the pipe of an input is enlarged to once it was full. Not before: an ordinary user may have
-/// only so much memory in large pipes, and then gets tiny ones.
+/// Maximum number of commands that have processes or output.
+const MAX_COMMANDS: usize = 512;
+/// Maximum number of a command's descriptors that are polled.
+const MAX_POLLED: usize = 5;
+/// With less credit than this no output is read; the next grant comes soon.
+const MIN_CREDIT: usize = cost(4096);
+/// Consumed input is reported in steps of this size.
+const TAKEN_STEP: u64 = INPUT_WINDOW as u64 / 8;
+/// Capacity to which a stdin pipe is enlarged once it has been full. Not before, because the kernel bounds
+/// the total per user and then hands out tiny pipes.
 const LARGE_PIPE: usize = 256 * 1024;
 
 /// The commands that have processes or output.
-pub struct Commands {
-    commands: [Option<Command>; MOST],
-    /// After the last one there is.
+pub struct RelayedCommands {
+    commands: [Option<RelayedCommand>; MAX_COMMANDS],
+    /// The index after the last used slot.
     end: usize,
-    /// How many times output was taken: says who is first the next time.
-    turn: usize,
-    polls: [PollFd; 3 + MOST * MOST_POLLED],
-    /// Whose they are, without the first three: the place, and who was there.
-    whose: [(usize, u32, Polled); MOST * MOST_POLLED],
+    /// Rounds in which output was read; determines which command comes first.
+    round: usize,
+    polls: [PollFd; 3 + MAX_COMMANDS * MAX_POLLED],
+    /// For each polled descriptor after the first three: slot, command id and source.
+    sources: [(usize, u32, PollSource); MAX_COMMANDS * MAX_POLLED],
 }
 
-/// What was waited for.
+/// A polled descriptor of a command.
 #[derive(Clone, Copy)]
-pub enum Polled {
+pub enum PollSource {
     Report,
     Input,
-    Lane(Lane),
+    Output(Channel),
 }
 
-impl Commands {
+impl RelayedCommands {
     pub fn new() -> Self {
         Self {
-            commands: [const { None }; MOST],
+            commands: [const { None }; MAX_COMMANDS],
             end: 0,
-            turn: 0,
-            polls: [const { PollFd::readable(NONE) }; 3 + MOST * MOST_POLLED],
-            whose: [(0, 0, Polled::Report); MOST * MOST_POLLED],
+            round: 0,
+            polls: [const { PollFd::readable(NONE) }; 3 + MAX_COMMANDS * MAX_POLLED],
+            sources: [(0, 0, PollSource::Report); MAX_COMMANDS * MAX_POLLED],
         }
     }
 
-    pub fn find(&mut self, id: u32) -> Option<&mut Command> {
+    pub fn find(&mut self, id: u32) -> Option<&mut RelayedCommand> {
         let mut all = self.commands[..self.end].iter_mut().flatten();
         all.find(|command| command.id == id)
     }
 
-    /// Whether there may be another one.
-    pub fn has_room(&self) -> sys::Result<()> {
+    /// Fails if no slot is free.
+    pub fn check_room(&self) -> sys::Result<()> {
         match self.commands.iter().any(Option::is_none) {
             true => Ok(()),
             false => Err(EAGAIN),
         }
     }
 
-    pub fn add(&mut self, command: Command) {
+    pub fn add(&mut self, command: RelayedCommand) {
         if let Some(at) = self.commands.iter().position(Option::is_none) {
             self.commands[at] = Some(command);
             self.end = self.end.max(at + 1);
         }
     }
 
-    /// Lets go of commands of which nothing is left.
+    /// Frees the slots of commands that have neither processes nor output.
     pub fn clean(&mut self) {
         for slot in &mut self.commands[..self.end] {
-            if slot.as_ref().is_some_and(Command::is_over) {
+            if slot.as_ref().is_some_and(RelayedCommand::is_over) {
                 *slot = None;
             }
         }
@@ -81,35 +81,34 @@ impl Commands {
         }
     }
 
-    /// Waits until something is ready, in the stream or of a command. Returns how many of the commands'
-    /// descriptors were waited for, each of which may be [`ready`](Self::ready).
+    /// Waits until the stream or a command is ready. Returns the number of polled descriptors of commands,
+    /// to be passed to [`ready`](Self::ready).
     pub fn poll(&mut self, stream: &mut [PollFd; 3], takes_output: bool) -> sys::Result<usize> {
         let mut count = 0;
-        // A different command and another channel begin each time that output is taken, so that nobody
-        // always comes last: there may be room for one only.
-        self.turn = self.turn.wrapping_add(usize::from(takes_output));
+        // Rotates commands and channels, for fairness: there may be room for the output of one only.
+        self.round = self.round.wrapping_add(usize::from(takes_output));
         let all = self.end.max(1);
-        let (first, first_lane) = (self.turn % all, self.turn / all);
+        let (first, first_channel) = (self.round % all, self.round / all);
         for at in (first..self.end).chain(0..first) {
             let Some(command) = &self.commands[at] else {
                 continue;
             };
-            let mut wait = |poll, what| {
+            let mut add = |poll, source| {
                 self.polls[3 + count] = poll;
-                self.whose[count] = (at, command.id, what);
+                self.sources[count] = (at, command.id, source);
                 count += 1;
             };
             if command.report != NONE {
-                wait(PollFd::readable(command.report), Polled::Report);
+                add(PollFd::readable(command.report), PollSource::Report);
             }
             if command.input.is_waiting() {
-                wait(PollFd::writable(command.input.pipe), Polled::Input);
+                add(PollFd::writable(command.input.pipe), PollSource::Input);
             }
-            for at in 0..Lane::ALL.len() {
-                let lane = Lane::ALL[first_lane.wrapping_add(at) % Lane::ALL.len()];
-                let output = &command.outputs[lane as usize];
+            for at in 0..Channel::ALL.len() {
+                let channel = Channel::ALL[first_channel.wrapping_add(at) % Channel::ALL.len()];
+                let output = &command.outputs[channel as usize];
                 if takes_output && output.may_be_read() {
-                    wait(PollFd::readable(output.pipe), Polled::Lane(lane));
+                    add(PollFd::readable(output.pipe), PollSource::Output(channel));
                 }
             }
         }
@@ -120,108 +119,103 @@ impl Commands {
         polled.map(|_| count)
     }
 
-    /// Whose a descriptor is that was waited for, and is ready.
-    pub fn ready(&mut self, at: usize) -> Option<(Polled, &mut Command)> {
-        let (place, id, polled) = self.whose[at];
-        // It may have gone meanwhile, and another one have come.
-        let command = self.commands[place].as_mut().filter(|it| it.id == id)?;
-        self.polls[3 + at].is_ready().then_some((polled, command))
+    /// Returns the source and command of a polled descriptor that is ready.
+    pub fn ready(&mut self, at: usize) -> Option<(PollSource, &mut RelayedCommand)> {
+        let (slot, id, source) = self.sources[at];
+        // The slot may have been freed, and reused, in this round.
+        let command = self.commands[slot].as_mut().filter(|it| it.id == id)?;
+        self.polls[3 + at].is_ready().then_some((source, command))
     }
 }
 
-/// The ends of a command's pipes.
-pub struct Connected {
-    theirs: [Fd; Self::MOST],
-    their_count: usize,
+/// The pipes of a command before it is started.
+pub struct CommandPipes {
+    inherited: [Fd; Self::MAX_INHERITED],
+    inherited_count: usize,
     report: Fd,
     input: Fd,
     outputs: [Fd; 2],
 }
 
-impl Connected {
-    /// A socket for reports, and three pipes.
-    pub const MOST: usize = 4;
+impl CommandPipes {
+    /// A report socket and three pipes.
+    pub const MAX_INHERITED: usize = 4;
 
-    pub fn new(channels: Channels) -> sys::Result<Self> {
-        let mut connected = Self {
-            theirs: [NONE; Self::MOST],
-            their_count: 0,
+    pub fn new(stdio: StdioMode) -> sys::Result<Self> {
+        let mut pipes = Self {
+            inherited: [NONE; Self::MAX_INHERITED],
+            inherited_count: 0,
             report: NONE,
             input: NONE,
             outputs: [NONE; 2],
         };
-        let made = connected.connect(channels);
-        if let Err(errno) = made {
-            let ours = [connected.report, connected.input];
-            let all = ours
+        if let Err(errno) = pipes.create(stdio) {
+            let all = [pipes.report, pipes.input]
                 .into_iter()
-                .chain(connected.outputs)
-                .chain(connected.theirs);
+                .chain(pipes.outputs)
+                .chain(pipes.inherited);
             all.filter(|fd| *fd != NONE).for_each(sys::close);
             return Err(errno);
         }
-        Ok(connected)
+        Ok(pipes)
     }
 
-    fn connect(&mut self, channels: Channels) -> sys::Result<()> {
-        let (report, theirs) = sys::message_sockets()?;
+    fn create(&mut self, stdio: StdioMode) -> sys::Result<()> {
+        let (report, inherited) = sys::message_sockets()?;
         self.report = report;
-        self.give(theirs);
+        self.add_inherited(inherited);
         sys::set_nonblocking(report)?;
-        match channels {
-            Channels::Terminal => return Ok(()),
-            Channels::Output => {
-                let nothing = sys::nothing()?;
-                self.give(nothing);
-            }
-            Channels::All => {
-                let (theirs, ours) = sys::pipe()?;
-                self.input = ours;
-                self.give(theirs);
-                sys::set_nonblocking(ours)?;
+        match stdio {
+            StdioMode::Terminal => return Ok(()),
+            StdioMode::Output => self.add_inherited(sys::empty_pipe()?),
+            StdioMode::All => {
+                let (inherited, input) = sys::pipe()?;
+                self.input = input;
+                self.add_inherited(inherited);
+                sys::set_nonblocking(input)?;
             }
         }
         for at in 0..self.outputs.len() {
-            let (ours, theirs) = sys::pipe()?;
-            self.outputs[at] = ours;
-            self.give(theirs);
-            sys::set_nonblocking(ours)?;
+            let (output, inherited) = sys::pipe()?;
+            self.outputs[at] = output;
+            self.add_inherited(inherited);
+            sys::set_nonblocking(output)?;
         }
         Ok(())
     }
 
-    fn give(&mut self, fd: Fd) {
-        self.theirs[self.their_count] = fd;
-        self.their_count += 1;
+    fn add_inherited(&mut self, fd: Fd) {
+        self.inherited[self.inherited_count] = fd;
+        self.inherited_count += 1;
     }
 
-    /// What the command gets.
-    pub fn theirs(&self) -> &[Fd] {
-        &self.theirs[..self.their_count]
+    /// Returns the descriptors that the command inherits.
+    pub fn inherited(&self) -> &[Fd] {
+        &self.inherited[..self.inherited_count]
     }
 }
 
-/// A command, as its relay sees it.
-pub struct Command {
+/// A command of the relay.
+pub struct RelayedCommand {
     id: u32,
-    /// Its first process, once that runs.
+    /// Its first process, once started.
     pid: Option<i32>,
     report: Fd,
     is_terminal: bool,
-    input: Input,
-    outputs: [Output; 3],
+    input: InputPipe,
+    outputs: [OutputPipe; 3],
 }
 
-impl Command {
-    pub fn new(id: u32, connected: &Connected) -> Self {
-        let [output, errors] = connected.outputs;
+impl RelayedCommand {
+    pub fn new(id: u32, pipes: &CommandPipes) -> Self {
+        let [stdout, stderr] = pipes.outputs;
         Self {
             id,
             pid: None,
-            report: connected.report,
-            is_terminal: output == NONE,
-            input: Input::new(connected.input),
-            outputs: [output, errors, NONE].map(Output::new),
+            report: pipes.report,
+            is_terminal: stdout == NONE,
+            input: InputPipe::new(pipes.input),
+            outputs: [stdout, stderr, NONE].map(OutputPipe::new),
         }
     }
 
@@ -233,18 +227,18 @@ impl Command {
         self.pid
     }
 
-    pub fn reports(&self) -> Fd {
+    pub fn report_socket(&self) -> Fd {
         self.report
     }
 
-    /// The master of its terminal, while that is open.
+    /// Returns the master of its terminal while that is open.
     pub fn terminal(&self) -> Option<Fd> {
-        let master = self.outputs[Lane::Output as usize].pipe;
+        let master = self.outputs[Channel::Stdout as usize].pipe;
         (self.is_terminal && master != NONE).then_some(master)
     }
 
-    /// Takes notice of what it reports, and says what its owner must know before.
-    pub fn note(
+    /// Handles a report, and sends what must precede it.
+    pub fn handle_report(
         &mut self,
         report: &Report,
         fds: &[Fd],
@@ -257,13 +251,13 @@ impl Command {
                 if let [master, ..] = *fds {
                     sys::set_nonblocking(master)?;
                     self.input.pipe = sys::dup_above(master, 3)?;
-                    self.outputs[Lane::Output as usize].pipe = master;
+                    self.outputs[Channel::Stdout as usize].pipe = master;
                 }
             }
             Report::Ended { .. } => {
-                for lane in [Lane::Output, Lane::Errors] {
-                    let total = self.outputs[lane as usize].written_bytes();
-                    outgoing.say(Answer::Count { id, lane, total }, &[])?;
+                for channel in [Channel::Stdout, Channel::Stderr] {
+                    let total = self.outputs[channel as usize].written_bytes();
+                    outgoing.send(Answer::Count { id, channel, total }, &[])?;
                 }
             }
             Report::Failed { .. } => {}
@@ -271,7 +265,7 @@ impl Command {
         Ok(())
     }
 
-    /// Nothing of it is left but output.
+    /// Handles the end of all its processes; output may remain.
     pub fn end(&mut self) {
         close(&mut self.report);
         self.input.close();
@@ -286,38 +280,38 @@ impl Command {
         self.report == NONE && self.outputs.iter().all(|output| output.pipe == NONE)
     }
 
-    pub fn grant(&mut self, lane: Lane, credit: u64) {
-        let output = &mut self.outputs[lane as usize];
+    pub fn grant(&mut self, channel: Channel, credit: u64) {
+        let output = &mut self.outputs[channel as usize];
         let credit = usize::try_from(credit).unwrap_or(OUTPUT_WINDOW);
         output.credit = output.credit.saturating_add(credit).min(OUTPUT_WINDOW);
     }
 
-    /// Its owner wants no more of a channel.
-    pub fn discard(&mut self, lane: Lane) {
+    /// Discards all further output of a channel.
+    pub fn discard(&mut self, channel: Channel) {
         let is_gone = self.report == NONE;
-        let output = &mut self.outputs[lane as usize];
+        let output = &mut self.outputs[channel as usize];
         output.is_discarded = true;
         if is_gone {
             close(&mut output.pipe);
         }
     }
 
-    /// Will pass on a list of processes.
-    pub fn take_list(&mut self, pipe: Fd) {
-        let output = &mut self.outputs[Lane::Processes as usize];
+    /// Forwards a process list from a pipe.
+    pub fn forward_list(&mut self, pipe: Fd) {
+        let output = &mut self.outputs[Channel::Processes as usize];
         close(&mut output.pipe);
-        *output = Output::new(pipe);
+        *output = OutputPipe::new(pipe);
     }
 
-    /// Passes on what a channel brings; whether it is at its end.
-    pub fn pass(&mut self, lane: Lane, outgoing: &mut Outgoing) -> sys::Result<bool> {
+    /// Forwards output of a channel; returns whether it is at its end.
+    pub fn forward(&mut self, channel: Channel, outgoing: &mut Outgoing) -> sys::Result<bool> {
         let id = self.id;
-        let output = &mut self.outputs[lane as usize];
+        let output = &mut self.outputs[channel as usize];
         let read = if output.is_discarded {
             outgoing.discard(output.pipe)
         } else {
-            let most = (output.credit - cost(0)).min(MOST_PAYLOAD);
-            outgoing.take(id, lane, output.pipe, most)
+            let most = (output.credit - cost(0)).min(MAX_PAYLOAD);
+            outgoing.take(id, channel, output.pipe, most)
         };
         match read {
             Ok(count @ 1..) => {
@@ -328,47 +322,47 @@ impl Command {
                 Ok(false)
             }
             Err(EAGAIN | EINTR) => Ok(false),
-            // A terminal whose other end nobody has open any more answers `EIO`.
+            // `EIO` is the end of a terminal.
             Ok(0) | Err(_) => {
                 let total = output.total;
                 close(&mut output.pipe);
-                outgoing.say(Answer::End { id, lane, total }, &[])?;
+                outgoing.send(Answer::End { id, channel, total }, &[])?;
                 Ok(true)
             }
         }
     }
 
-    /// Passes on input, of which nothing may be new.
+    /// Forwards input, after what is buffered.
     pub fn feed(&mut self, bytes: &[u8], outgoing: &mut Outgoing) -> sys::Result<()> {
         let id = self.id;
         let before = self.input.is_open();
         let taken = self.input.feed(bytes)?;
-        self.tell_taken(taken, outgoing)?;
+        self.add_taken(taken, outgoing)?;
         if before && !self.input.is_open() && !self.input.is_ending {
-            outgoing.say(Answer::InputClosed { id }, &[])?;
+            outgoing.send(Answer::InputClosed { id }, &[])?;
         }
         Ok(())
     }
 
-    /// Moves input from a pipe, as far as the command takes it at once; how much.
+    /// Splices input from a pipe, as much as the command's pipe takes at once; returns the count.
     pub fn move_input(&mut self, from: Fd, left: u64, outgoing: &mut Outgoing) -> sys::Result<u64> {
-        let most = usize::try_from(left).map_or(MOST_PAYLOAD, |left| left.min(MOST_PAYLOAD));
+        let most = usize::try_from(left).map_or(MAX_PAYLOAD, |left| left.min(MAX_PAYLOAD));
         let moved = self.input.take_from(from, most);
-        self.tell_taken(moved, outgoing)?;
+        self.add_taken(moved, outgoing)?;
         Ok(moved as u64)
     }
 
-    /// Says how much was taken, once it is worth it: whoever has used all of the window is told.
-    fn tell_taken(&mut self, bytes: usize, outgoing: &mut Outgoing) -> sys::Result<()> {
-        self.input.untold += bytes as u64;
-        if self.input.untold < UNTOLD_BYTES {
+    /// Counts consumed input, and reports it in steps; an owner that has used the whole window gets one.
+    fn add_taken(&mut self, bytes: usize, outgoing: &mut Outgoing) -> sys::Result<()> {
+        self.input.unreported += bytes as u64;
+        if self.input.unreported < TAKEN_STEP {
             return Ok(());
         }
-        let (id, bytes) = (self.id, core::mem::take(&mut self.input.untold));
-        outgoing.say(Answer::Taken { id, bytes }, &[])
+        let (id, bytes) = (self.id, core::mem::take(&mut self.input.unreported));
+        outgoing.send(Answer::Taken { id, bytes }, &[])
     }
 
-    /// No more input comes. A terminal has no end.
+    /// Closes stdin once it is empty. A terminal has no end.
     pub fn close_input(&mut self) {
         if !self.is_terminal {
             self.input.is_ending = true;
@@ -386,21 +380,21 @@ fn close(fd: &mut Fd) {
     }
 }
 
-/// What a command is given to read.
-struct Input {
+/// The stdin pipe of a command.
+struct InputPipe {
     pipe: Fd,
-    /// What the pipe had no room for; no memory before there is something.
+    /// Input that the pipe had no room for; allocated on demand.
     buffer: &'static mut [u8],
     start: usize,
     end: usize,
-    /// It is closed once the buffer is empty.
+    /// Whether to close it once the buffer is empty.
     is_ending: bool,
     is_large: bool,
-    /// What was taken, and the owner not told.
-    untold: u64,
+    /// Consumed bytes not reported yet.
+    unreported: u64,
 }
 
-impl Input {
+impl InputPipe {
     fn new(pipe: Fd) -> Self {
         Self {
             pipe,
@@ -409,7 +403,7 @@ impl Input {
             end: 0,
             is_ending: false,
             is_large: false,
-            untold: 0,
+            unreported: 0,
         }
     }
 
@@ -425,14 +419,14 @@ impl Input {
         self.is_open() && !self.is_empty()
     }
 
-    /// Writes what it can and keeps the rest; how much was written. It is closed where nobody reads.
+    /// Writes what the pipe takes and buffers the rest; returns the written count. Closes a broken pipe.
     fn feed(&mut self, bytes: &[u8]) -> sys::Result<usize> {
         if !self.is_open() {
             return Ok(0);
         }
         let mut written = 0;
         if !self.is_empty() {
-            written += self.write_kept();
+            written += self.write_buffered();
         }
         let mut rest = bytes;
         if self.is_open() && self.is_empty() && !rest.is_empty() {
@@ -441,7 +435,7 @@ impl Input {
             rest = &rest[count..];
         }
         if self.is_open() && !rest.is_empty() {
-            self.keep(rest)?;
+            self.append(rest)?;
         }
         if self.is_ending && self.is_empty() {
             self.close();
@@ -449,7 +443,7 @@ impl Input {
         Ok(written)
     }
 
-    /// Moves bytes from a pipe where nothing is kept that comes before them.
+    /// Splices bytes from a pipe, unless buffered bytes come first.
     fn take_from(&mut self, from: Fd, most: usize) -> usize {
         if !self.is_open() || !self.is_empty() {
             return 0;
@@ -462,9 +456,9 @@ impl Input {
         moved
     }
 
-    fn write_kept(&mut self) -> usize {
+    fn write_buffered(&mut self) -> usize {
         let (start, end) = (self.start, self.end);
-        // So that writing may close it.
+        // Taken out, since `write` may close the pipe and free the buffer.
         let buffer = core::mem::take(&mut self.buffer);
         let count = self.write(&buffer[start..end]);
         if self.is_open() {
@@ -493,8 +487,8 @@ impl Input {
         }
     }
 
-    /// Keeps bytes for later. There is room for as many as may come.
-    fn keep(&mut self, bytes: &[u8]) -> sys::Result<()> {
+    /// Buffers bytes. The window guarantees that there is room.
+    fn append(&mut self, bytes: &[u8]) -> sys::Result<()> {
         if self.buffer.is_empty() {
             self.buffer = sys::map_bytes(INPUT_WINDOW)?;
         }
@@ -517,16 +511,16 @@ impl Input {
     }
 }
 
-/// What a command writes to.
-struct Output {
+/// An output channel's pipe.
+struct OutputPipe {
     pipe: Fd,
     credit: usize,
-    /// Bytes so far.
+    /// Bytes read so far.
     total: u64,
     is_discarded: bool,
 }
 
-impl Output {
+impl OutputPipe {
     fn new(pipe: Fd) -> Self {
         Self {
             pipe,
@@ -537,10 +531,10 @@ impl Output {
     }
 
     fn may_be_read(&self) -> bool {
-        self.pipe != NONE && (self.is_discarded || self.credit >= LEAST_CREDIT)
+        self.pipe != NONE && (self.is_discarded || self.credit >= MIN_CREDIT)
     }
 
-    /// What was written to it, read or not.
+    /// Returns the bytes written to it, read or not.
     fn written_bytes(&self) -> u64 {
         let unread = match self.pipe {
             NONE => 0,

@@ -1,13 +1,13 @@
-//! What comes from the owner.
+//! The request stream from the owner.
 
 use super::{INPUT, write_all};
-use crate::frames::{HEADER_BYTES, MOST_BODY, Request};
+use crate::frames::{HEADER_BYTES, MAX_BODY, Request};
 use crate::sys::{self, EINTR, EINVAL, Fd};
 
-/// Bytes that are read at once.
+/// Capacity of the buffer.
 pub const BUFFER_BYTES: usize = 256 * 1024;
 
-/// The stream of requests, and what was read of it.
+/// The buffered stream of requests.
 pub struct Incoming {
     buffer: &'static mut [u8],
     start: usize,
@@ -27,10 +27,9 @@ impl Incoming {
         self.start == self.end
     }
 
-    /// Reads what is there, at most so much, and waits where nothing is; how much that was. Zero at the
-    /// end.
+    /// Reads at most so many bytes, waiting for some; returns the count, which is zero at the end.
     pub fn fill(&mut self, most: usize) -> sys::Result<usize> {
-        // At most a part of a header is left.
+        // At most a partial header is left.
         self.buffer.copy_within(self.start..self.end, 0);
         self.end -= self.start;
         self.start = 0;
@@ -47,7 +46,7 @@ impl Incoming {
         }
     }
 
-    /// The next request, where all of its header is here.
+    /// Returns the next request if its header is complete.
     pub fn header(&mut self) -> sys::Result<Option<Request>> {
         let here = &self.buffer[self.start..self.end];
         let Some(header) = here.first_chunk::<HEADER_BYTES>() else {
@@ -58,7 +57,7 @@ impl Incoming {
         Ok(Some(request))
     }
 
-    /// What is here of a payload of which so much is left.
+    /// Returns the buffered part of a payload of which `left` bytes are outstanding.
     pub fn payload(&mut self, left: u64) -> &[u8] {
         let here = self.end - self.start;
         let count = usize::try_from(left).map_or(here, |left| left.min(here));
@@ -67,7 +66,7 @@ impl Incoming {
         piece
     }
 
-    /// Waits for a request; `None` where the owner is gone.
+    /// Waits for a request; `None` at the end.
     pub fn request(&mut self) -> sys::Result<Option<Request>> {
         loop {
             if let Some(request) = self.header()? {
@@ -79,7 +78,7 @@ impl Incoming {
         }
     }
 
-    /// Waits for a whole payload, and puts it in a file.
+    /// Waits for a whole payload and writes it to a file.
     pub fn body(&mut self, length: u64) -> sys::Result<Fd> {
         let file = body_file(length)?;
         let mut left = length;
@@ -95,9 +94,9 @@ impl Incoming {
     }
 }
 
-/// A file for a body of so many bytes.
+/// Creates the file for a body of so many bytes.
 pub fn body_file(length: u64) -> sys::Result<Fd> {
-    if length == 0 || length > MOST_BODY as u64 {
+    if length == 0 || length > MAX_BODY as u64 {
         return Err(EINVAL);
     }
     sys::memory_file()

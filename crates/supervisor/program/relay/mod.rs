@@ -1,50 +1,51 @@
-//! The relay: stands between a stream and the sandbox's init, where there are no sockets.
+//! The relay: multiplexes a sandbox over one stream where no sockets can be passed.
 //!
-//! It reads [requests](crate::frames) from its input and writes answers to its output; it makes the
-//! pipes of commands and has init start them. It is the first process of a container, or one that
-//! was started in a container that is there. Its input ends with its owner, however that one ends;
-//! then everything that was started here is killed.
+//! It reads [requests](crate::frames) from stdin and writes answers to stdout; it creates the commands'
+//! pipes and has init start the commands. It is the init of a container, or a process started in a running
+//! one. At the end of stdin, which the owner's death implies, it kills everything that it has started.
 
 mod commands;
 mod incoming;
 mod outgoing;
 
-use self::commands::{Command, Commands, Connected, Polled};
+use self::commands::{CommandPipes, PollSource, RelayedCommand, RelayedCommands};
 use self::incoming::Incoming;
 use self::outgoing::Outgoing;
-use crate::files;
-use crate::frames::{Answer, Channels, Lane, Request};
+use crate::frames::{Answer, Channel, Request, StdioMode};
 use crate::init;
 use crate::sys::{self, EAGAIN, EINVAL, Errno, Fd, Forked, PollFd};
 use crate::tree::Tree;
-use crate::wire::{ORDER_BYTES, Order, READY_BYTES, REPORT_BYTES, Reader, Report, Stage};
+use crate::wire::{
+    ORDER_BYTES, Order, REPORT_BYTES, Reader, Report, SETUP_REPLY_BYTES, StartStage,
+};
 
 const INPUT: Fd = Fd(0);
 const OUTPUT: Fd = Fd(1);
-/// Where there is no descriptor.
+/// No descriptor.
 const NONE: Fd = Fd(-1);
 
-/// Bytes that are read where nothing large is on its way.
-const LITTLE: usize = 4096;
+/// Read size while no payload is outstanding.
+const SMALL_READ: usize = 4096;
 
-/// What the pipe of the input is enlarged to.
+/// Capacity of the stdin pipe.
 const INPUT_PIPE: usize = 256 * 1024;
 
-/// How long init may take to kill what it has started.
+/// Time in which init must have killed its descendants.
 const INIT_DEADLINE_MS: u32 = 2000;
+const KILL_PAUSE_US: u32 = 500;
 
-/// Serves until the owner is gone; then nothing is left.
+/// Serves until the owner is gone; then no process is left.
 pub fn run() -> i32 {
     sys::default_signals();
-    sys::let_children_go();
-    // An owner who is gone is seen by the error.
+    sys::ignore_sigchld();
+    // Writing to a closed stdout must return an error.
     sys::set_signal_mask(1 << (sys::SIGPIPE - 1));
     let served = start().and_then(|started| {
         let Some(mut relay) = started else {
             return Ok(());
         };
         let served = relay.serve();
-        // With the first process of a container, the kernel kills all that is in it.
+        // When a container's init exits, the kernel kills everything in it.
         if sys::getpid() != 1 {
             relay.end();
         }
@@ -53,19 +54,19 @@ pub fn run() -> i32 {
     i32::from(served.is_err())
 }
 
-/// Has init build what the owner says; none where there is no owner.
+/// Has init perform the setup; `None` if the owner closes the stream first.
 fn start() -> sys::Result<Option<Relay>> {
     if sys::close_range(3, u32::MAX, false).is_err() {
         // Linux before 5.9.
         (3..4096).map(Fd).for_each(sys::close);
     }
     sys::set_name(c"cantle-relay");
-    // No signals from somebody's terminal; it may be the head of a session already.
+    // No controlling terminal; fails in a session leader.
     let _ = sys::setsid();
     sys::chdir(c"/")?;
-    // The modes in the steps are meant as they are; init has another mask for commands.
+    // Steps state their modes exactly; init sets the commands' mask.
     sys::umask(0);
-    // What commands leave when init is killed comes to us; nobody of our user looks into us.
+    // If init is killed, the relay inherits its descendants. Commands of the same user must not trace it.
     sys::adopt_orphans()?;
     sys::set_dumpable(false)?;
     sys::set_nonblocking(OUTPUT)?;
@@ -74,53 +75,52 @@ fn start() -> sys::Result<Option<Relay>> {
     let length = match incoming.request()? {
         Some(Request::Setup { length }) => length,
         Some(_) => return Err(EINVAL),
-        // The owner has changed its mind, or is none.
+        // The owner has closed the stream.
         None => return Ok(None),
     };
     let body = incoming.body(length)?;
     let (init, control) = start_init(body)?;
-    let mut ready = [0; READY_BYTES];
-    if sys::receive(control, &mut ready)?.length == 0 {
+    let mut reply = [0; SETUP_REPLY_BYTES];
+    if sys::receive(control, &mut reply)?.length == 0 {
         return Err(sys::EIO);
     }
-    let length = ready.len() as u64;
-    outgoing.say(Answer::Ready { length }, &ready)?;
+    let length = reply.len() as u64;
+    outgoing.send(Answer::Ready { length }, &reply)?;
     outgoing.flush()?;
-    sys::allow_most_descriptors();
+    sys::raise_descriptor_limit();
     sys::enlarge_pipe(INPUT, INPUT_PIPE);
     Ok(Some(Relay {
         incoming,
         outgoing,
         init,
         control,
-        commands: Commands::new(),
+        commands: RelayedCommands::new(),
     }))
 }
 
-/// Forks init, which serves at the other end of the socket that is returned with its id.
+/// Forks init; returns its id and its control socket.
 fn start_init(body: Fd) -> sys::Result<(i32, Fd)> {
     let steps = sys::map_file(body, sys::file_length(body)?)?;
     sys::close(body);
-    let (control, theirs) = sys::message_sockets()?;
+    let (control, init_control) = sys::message_sockets()?;
     match sys::fork(0)? {
         Forked::Parent { child } => {
-            sys::close(theirs);
+            sys::close(init_control);
             Ok((child, control))
         }
         Forked::Child => {
             sys::close(control);
             sys::default_signals();
-            // The numbers must not become something else's.
-            let flags = sys::O_RDWR;
-            let null =
-                sys::openat(sys::AT_FDCWD, c"/dev/null", flags, 0).or_else(|_| sys::nothing());
+            // Descriptors 0 to 2 must not be reused. A container may have no `/dev/null`.
+            let null = sys::openat(sys::AT_FDCWD, c"/dev/null", sys::O_RDWR, 0)
+                .or_else(|_| sys::empty_pipe());
             for standard in [INPUT, OUTPUT, Fd(2)] {
                 if null.and_then(|null| sys::dup_to(null, standard)).is_err() {
                     sys::exit(1);
                 }
             }
             null.into_iter().for_each(sys::close);
-            init::run(theirs, Reader::new(steps), &[], false)
+            init::run(init_control, Reader::new(steps), &[], false)
         }
     }
 }
@@ -129,19 +129,18 @@ struct Relay {
     incoming: Incoming,
     outgoing: Outgoing,
     init: i32,
-    /// To init.
     control: Fd,
-    commands: Commands,
+    commands: RelayedCommands,
 }
 
-/// What a request brings with it is not all there yet.
+/// The payload that is being received.
 #[derive(Clone, Copy)]
-enum Awaited {
-    Nothing,
+enum PendingPayload {
+    None,
     /// The body of a command.
     Body {
         id: u32,
-        channels: Channels,
+        stdio: StdioMode,
         file: Fd,
         left: u64,
     },
@@ -152,22 +151,24 @@ enum Awaited {
     },
 }
 
-impl Awaited {
-    /// How much to read: input is moved rather than read, as far as its command takes it.
-    fn most(self) -> usize {
+impl PendingPayload {
+    /// Returns how much to read at once. Input is spliced instead, as far as its command takes it.
+    fn read_size(self) -> usize {
         match self {
-            Self::Nothing => LITTLE,
+            Self::None => SMALL_READ,
             Self::Body { .. } => incoming::BUFFER_BYTES,
             Self::Input { left, .. } => usize::try_from(left)
-                .map_or(incoming::BUFFER_BYTES, |left| left.saturating_add(LITTLE)),
+                .map_or(incoming::BUFFER_BYTES, |left| {
+                    left.saturating_add(SMALL_READ)
+                }),
         }
     }
 }
 
 impl Relay {
-    /// Returns when the owner is gone.
+    /// Returns at the end of the stream.
     fn serve(&mut self) -> sys::Result<()> {
-        let mut awaited = Awaited::Nothing;
+        let mut pending = PendingPayload::None;
         loop {
             let mut stream = [
                 PollFd::readable(INPUT),
@@ -182,29 +183,29 @@ impl Relay {
             let polled = self.commands.poll(&mut stream, takes_output)?;
             let [input, output, control] = stream.map(|polled| polled.is_ready());
             if control {
-                // It says nothing any more: it has ended, and the commands with it.
+                // Init never writes there: it has ended, and the commands with it.
                 return Err(sys::EIO);
             }
             if output {
                 self.outgoing.flush()?;
             }
-            if input && !self.pass_input(&mut awaited)? {
-                if self.incoming.fill(awaited.most())? == 0 {
+            if input && !self.splice_input(&mut pending)? {
+                if self.incoming.fill(pending.read_size())? == 0 {
                     return Ok(());
                 }
-                while self.advance(&mut awaited)? {}
+                while self.advance(&mut pending)? {}
             }
             for at in 0..polled {
-                self.attend(at)?;
+                self.handle_ready(at)?;
             }
             self.outgoing.flush()?;
         }
     }
 
-    /// Waits until nothing is left of what was started here.
+    /// Waits until no process started here is left.
     fn end(&self) {
-        // Init kills all that it has started. Were it killed before, and we now, something could
-        // stay.
+        // Init kills its descendants. Killing init first could let some escape if the relay is killed
+        // meanwhile.
         sys::close(self.control);
         for _ in 0..INIT_DEADLINE_MS {
             if sys::kill(self.init, 0).is_err() {
@@ -215,19 +216,19 @@ impl Relay {
         loop {
             Tree::below(sys::getpid()).kill(false);
             match sys::wait(false, false) {
-                Ok(_) => sys::pause_us(500),
+                Ok(_) => sys::pause_us(KILL_PAUSE_US),
                 Err(_) => break,
             }
         }
     }
 
-    /// Moves input from the stream to its command without reading it; whether that went. The stream has
-    /// something, so where it doesn't go the command's pipe is full or closed.
-    fn pass_input(&mut self, awaited: &mut Awaited) -> sys::Result<bool> {
-        let Awaited::Input { id, left } = awaited else {
+    /// Splices input from the stream to its command without reading it; returns whether anything moved.
+    /// The stream is readable, so otherwise the command's pipe is full or closed.
+    fn splice_input(&mut self, pending: &mut PendingPayload) -> sys::Result<bool> {
+        let PendingPayload::Input { id, left } = pending else {
             return Ok(false);
         };
-        if *left < LITTLE as u64 || !self.incoming.is_empty() {
+        if *left < SMALL_READ as u64 || !self.incoming.is_empty() {
             return Ok(false);
         }
         let Some(command) = self.commands.find(*id) else {
@@ -236,23 +237,23 @@ impl Relay {
         let moved = command.move_input(INPUT, *left, &mut self.outgoing)?;
         *left -= moved;
         if *left == 0 {
-            *awaited = Awaited::Nothing;
+            *pending = PendingPayload::None;
         }
         Ok(moved > 0)
     }
 
-    /// Takes the next of what has come; whether there was enough for something.
-    fn advance(&mut self, awaited: &mut Awaited) -> sys::Result<bool> {
-        match *awaited {
-            Awaited::Nothing => {
+    /// Processes the next buffered request or part of a payload; returns whether there was one.
+    fn advance(&mut self, pending: &mut PendingPayload) -> sys::Result<bool> {
+        match *pending {
+            PendingPayload::None => {
                 let Some(request) = self.incoming.header()? else {
                     return Ok(false);
                 };
-                *awaited = self.obey(request)?;
+                *pending = self.execute(request)?;
             }
-            Awaited::Body {
+            PendingPayload::Body {
                 id,
-                channels,
+                stdio,
                 file,
                 left,
             } => {
@@ -262,18 +263,18 @@ impl Relay {
                 }
                 write_all(file, piece)?;
                 let left = left - piece.len() as u64;
-                *awaited = Awaited::Body {
+                *pending = PendingPayload::Body {
                     id,
-                    channels,
+                    stdio,
                     file,
                     left,
                 };
                 if left == 0 {
-                    *awaited = Awaited::Nothing;
-                    self.start(id, channels, file)?;
+                    *pending = PendingPayload::None;
+                    self.start(id, stdio, file)?;
                 }
             }
-            Awaited::Input { id, left } => {
+            PendingPayload::Input { id, left } => {
                 let piece = self.incoming.payload(left);
                 if piece.is_empty() {
                     return Ok(false);
@@ -282,48 +283,49 @@ impl Relay {
                     command.feed(piece, &mut self.outgoing)?;
                 }
                 let left = left - piece.len() as u64;
-                *awaited = if left == 0 {
-                    Awaited::Nothing
-                } else {
-                    Awaited::Input { id, left }
+                *pending = match left {
+                    0 => PendingPayload::None,
+                    left => PendingPayload::Input { id, left },
                 };
             }
         }
         Ok(true)
     }
 
-    /// Does what is asked for; says what of it is still to come. Of a command that has ended
-    /// meanwhile nothing is left to do.
-    fn obey(&mut self, request: Request) -> sys::Result<Awaited> {
+    /// Performs a request; returns the payload that follows it. Requests about a command that has ended
+    /// are ignored.
+    fn execute(&mut self, request: Request) -> sys::Result<PendingPayload> {
         match request {
             Request::Setup { .. } => return Err(EINVAL),
-            Request::Spawn {
-                id,
-                channels,
-                length,
-            } => {
-                return Ok(Awaited::Body {
+            Request::Spawn { id, stdio, length } => {
+                return Ok(PendingPayload::Body {
                     id,
-                    channels,
+                    stdio,
                     file: incoming::body_file(length)?,
                     left: length,
                 });
             }
             Request::Input { length: 0, .. } => {}
-            Request::Input { id, length } => return Ok(Awaited::Input { id, left: length }),
+            Request::Input { id, length } => {
+                return Ok(PendingPayload::Input { id, left: length });
+            }
             Request::CloseInput { id } => {
                 if let Some(command) = self.commands.find(id) {
                     command.close_input();
                 }
             }
-            Request::Grant { id, lane, credit } => {
+            Request::Grant {
+                id,
+                channel,
+                credit,
+            } => {
                 if let Some(command) = self.commands.find(id) {
-                    command.grant(lane, credit);
+                    command.grant(channel, credit);
                 }
             }
-            Request::Discard { id, lane } => {
+            Request::Discard { id, channel } => {
                 if let Some(command) = self.commands.find(id) {
-                    command.discard(lane);
+                    command.discard(channel);
                     self.commands.clean();
                 }
             }
@@ -335,27 +337,14 @@ impl Relay {
             Request::Terminate { id } => self.order(Order::Terminate { id }, &[])?,
             Request::Kill { id } => self.order(Order::Kill { id }, &[])?,
             Request::List { id } => self.list(id)?,
-            Request::Stage { id, number } => {
-                let number = files::stage(number);
-                self.outgoing.say(Answer::Staged { id, number }, &[])?;
-            }
-            Request::Adopt {
-                id,
-                number,
-                identity,
-            } => {
-                let number = files::adopt(number, identity);
-                self.outgoing.say(Answer::Staged { id, number }, &[])?;
-            }
-            Request::Unstage { number } => files::unstage(number),
             Request::Resize { id, rows, columns } => {
                 if let Some(terminal) = self.commands.find(id).and_then(|it| it.terminal()) {
-                    // It may have ended.
+                    // The terminal may have ended.
                     let _ = sys::set_terminal_size(terminal, rows, columns);
                 }
             }
         }
-        Ok(Awaited::Nothing)
+        Ok(PendingPayload::None)
     }
 
     fn order(&self, order: Order, fds: &[Fd]) -> sys::Result<()> {
@@ -364,92 +353,93 @@ impl Relay {
     }
 
     /// Has init start a command.
-    fn start(&mut self, id: u32, channels: Channels, body: Fd) -> sys::Result<()> {
-        let connected = self
+    fn start(&mut self, id: u32, stdio: StdioMode, body: Fd) -> sys::Result<()> {
+        let pipes = self
             .commands
-            .has_room()
-            .and_then(|()| Connected::new(channels));
-        match connected {
-            Ok(connected) => {
-                let theirs = connected.theirs();
-                let mut fds = [body; 1 + Connected::MOST];
-                fds[1..=theirs.len()].copy_from_slice(theirs);
-                self.order(Order::Spawn { id }, &fds[..=theirs.len()])?;
-                theirs.iter().copied().for_each(sys::close);
-                self.commands.add(Command::new(id, &connected));
-                if channels == Channels::Terminal {
-                    let lane = Lane::Errors;
-                    let end = Answer::End { id, lane, total: 0 };
-                    self.outgoing.say(end, &[])?;
+            .check_room()
+            .and_then(|()| CommandPipes::new(stdio));
+        match pipes {
+            Ok(pipes) => {
+                let inherited = pipes.inherited();
+                let mut fds = [body; 1 + CommandPipes::MAX_INHERITED];
+                fds[1..=inherited.len()].copy_from_slice(inherited);
+                self.order(Order::Spawn { id }, &fds[..=inherited.len()])?;
+                inherited.iter().copied().for_each(sys::close);
+                self.commands.add(RelayedCommand::new(id, &pipes));
+                if stdio == StdioMode::Terminal {
+                    self.send_empty_end(id, Channel::Stderr)?;
                 }
             }
             Err(Errno(errno)) => {
-                let stage = Stage::Prepare;
-                self.report(id, Report::Failed { stage, errno })?;
-                self.outgoing.say(Answer::Gone { id }, &[])?;
+                let stage = StartStage::Prepare;
+                self.send_report(id, Report::Failed { stage, errno })?;
+                self.outgoing.send(Answer::Gone { id }, &[])?;
             }
         }
         sys::close(body);
         Ok(())
     }
 
-    fn report(&mut self, id: u32, report: Report) -> sys::Result<()> {
+    fn send_report(&mut self, id: u32, report: Report) -> sys::Result<()> {
         let message: [u8; REPORT_BYTES] = report.encode();
         let length = message.len() as u64;
-        self.outgoing.say(Answer::Report { id, length }, &message)
+        self.outgoing.send(Answer::Report { id, length }, &message)
     }
 
-    /// Asks init for the processes of a command, which it writes to a pipe.
+    fn send_empty_end(&mut self, id: u32, channel: Channel) -> sys::Result<()> {
+        let total = 0;
+        self.outgoing.send(Answer::End { id, channel, total }, &[])
+    }
+
+    /// Has init write the process list of a command to a pipe, and forwards it.
     fn list(&mut self, id: u32) -> sys::Result<()> {
         if let Some(command) = self.commands.find(id)
             && let Ok((reader, writer)) = sys::pipe()
         {
-            // What there is no room for is left out.
+            // If the pipe is full, the rest is left out.
             let _ = sys::set_nonblocking(writer);
             let _ = sys::set_nonblocking(reader);
-            command.take_list(reader);
+            command.forward_list(reader);
             self.order(Order::List { id }, &[writer])?;
             sys::close(writer);
         } else {
-            let lane = Lane::Processes;
-            let end = Answer::End { id, lane, total: 0 };
-            self.outgoing.say(end, &[])?;
+            self.send_empty_end(id, Channel::Processes)?;
         }
         Ok(())
     }
 
-    /// Does what a descriptor of a command is ready for.
-    fn attend(&mut self, at: usize) -> sys::Result<()> {
-        let Some((polled, command)) = self.commands.ready(at) else {
+    /// Handles a ready descriptor of a command.
+    fn handle_ready(&mut self, at: usize) -> sys::Result<()> {
+        let Some((source, command)) = self.commands.ready(at) else {
             return Ok(());
         };
-        match polled {
-            Polled::Report => {
+        match source {
+            PollSource::Report => {
                 let id = command.id();
                 let mut message = [0; REPORT_BYTES];
-                let received = match sys::receive(command.reports(), &mut message) {
+                let received = match sys::receive(command.report_socket(), &mut message) {
                     Err(EAGAIN) => return Ok(()),
-                    // A keeper that was killed is as gone as one that has ended.
+                    // The socket of a killed keeper may report an error instead of its end.
                     received => received.ok().filter(|received| received.length > 0),
                 };
                 match received.zip(Report::decode(&message)) {
                     Some((received, report)) => {
                         let fds = &received.fds[..received.fd_count];
-                        command.note(&report, fds, &mut self.outgoing)?;
-                        self.report(id, report)?;
+                        command.handle_report(&report, fds, &mut self.outgoing)?;
+                        self.send_report(id, report)?;
                     }
                     None => {
                         command.end();
-                        self.outgoing.say(Answer::Gone { id }, &[])?;
+                        self.outgoing.send(Answer::Gone { id }, &[])?;
                         self.commands.clean();
                     }
                 }
             }
-            Polled::Input => command.feed(&[], &mut self.outgoing)?,
-            Polled::Lane(lane) => {
-                // There may be somebody else's.
+            PollSource::Input => command.feed(&[], &mut self.outgoing)?,
+            PollSource::Output(channel) => {
+                // Output of another command may be in the buffer.
                 self.outgoing.flush()?;
-                if self.outgoing.is_empty() && command.pass(lane, &mut self.outgoing)? {
+                if self.outgoing.is_empty() && command.forward(channel, &mut self.outgoing)? {
                     self.commands.clean();
                 }
             }
@@ -458,7 +448,7 @@ impl Relay {
     }
 }
 
-/// Writes to a file, which takes all of it or is full.
+/// Writes all bytes to a memory file.
 fn write_all(file: Fd, mut bytes: &[u8]) -> sys::Result<()> {
     while !bytes.is_empty() {
         let written = sys::write(file, bytes)?;

@@ -1,17 +1,16 @@
-//! What goes to the owner.
+//! The answer stream to the owner.
 
 use super::OUTPUT;
-use crate::frames::{Answer, HEADER_BYTES, Lane, MOST_PAYLOAD, OUTPUT_WINDOW};
+use crate::frames::{Answer, Channel, HEADER_BYTES, MAX_PAYLOAD, OUTPUT_WINDOW};
 use crate::sys::{self, EAGAIN, EINTR, Fd, PollFd};
 
-/// What waits to be written at most: a piece of output, and what is said.
-const BUFFER_BYTES: usize = 2 * MOST_PAYLOAD;
+/// Room for one piece of output and control frames.
+const BUFFER_BYTES: usize = 2 * MAX_PAYLOAD;
 
 /// The stream of answers, and what could not be written yet.
 ///
-/// Output is copied through one piece of memory that stays in the processor's cache, and no more of it
-/// is taken before that is written. Moving its pages, larger pipes and longer queues were all
-/// measured to be slower: what is read later is read from memory.
+/// Output is copied through one buffer that stays in the CPU cache, and no more is read before it is written.
+/// `vmsplice`, larger pipes and longer queues all measured slower.
 pub struct Outgoing {
     buffer: &'static mut [u8],
     start: usize,
@@ -27,13 +26,13 @@ impl Outgoing {
         })
     }
 
-    /// Whether all is written, and output can be taken.
+    /// Whether everything is written, so that output can be read.
     pub fn is_empty(&self) -> bool {
         self.start == self.end
     }
 
-    /// Says something, however long that takes: the owner always listens.
-    pub fn say(&mut self, answer: Answer, payload: &[u8]) -> sys::Result<()> {
+    /// Queues a frame, waiting for room: the owner always reads.
+    pub fn send(&mut self, answer: Answer, payload: &[u8]) -> sys::Result<()> {
         let length = HEADER_BYTES + payload.len();
         while self.free() < length {
             sys::poll(&mut [PollFd::writable(OUTPUT)], -1)?;
@@ -44,24 +43,29 @@ impl Outgoing {
         Ok(())
     }
 
-    /// Takes output from a pipe, where it [is empty](Self::is_empty); how much.
-    pub fn take(&mut self, id: u32, lane: Lane, pipe: Fd, most: usize) -> sys::Result<usize> {
-        let piece = &mut self.buffer[HEADER_BYTES..][..most.min(MOST_PAYLOAD)];
+    /// Reads output from a pipe into the buffer, which must be [empty](Self::is_empty); returns the count.
+    pub fn take(&mut self, id: u32, channel: Channel, pipe: Fd, most: usize) -> sys::Result<usize> {
+        let piece = &mut self.buffer[HEADER_BYTES..][..most.min(MAX_PAYLOAD)];
         let count = sys::read(pipe, piece)?;
         if count > 0 {
             let length = count as u64;
-            self.append(&Answer::Output { id, lane, length }.encode());
+            let header = Answer::Output {
+                id,
+                channel,
+                length,
+            };
+            self.append(&header.encode());
             self.end += count;
         }
         Ok(count)
     }
 
-    /// Takes output from a pipe, where it [is empty](Self::is_empty), and throws it away; how much.
+    /// Reads and discards output; the buffer must be [empty](Self::is_empty). Returns the count.
     pub fn discard(&mut self, pipe: Fd) -> sys::Result<usize> {
         sys::read(pipe, self.buffer)
     }
 
-    /// Writes what can be written at once.
+    /// Writes as much as possible without blocking.
     pub fn flush(&mut self) -> sys::Result<()> {
         while !self.is_empty() {
             let waiting = &self.buffer[self.start..self.end];
@@ -98,5 +102,5 @@ impl Outgoing {
     }
 }
 
-const _: () = assert!(HEADER_BYTES + MOST_PAYLOAD < BUFFER_BYTES);
-const _: () = assert!(OUTPUT_WINDOW >= 4 * MOST_PAYLOAD);
+const _: () = assert!(HEADER_BYTES + MAX_PAYLOAD < BUFFER_BYTES);
+const _: () = assert!(OUTPUT_WINDOW >= 4 * MAX_PAYLOAD);

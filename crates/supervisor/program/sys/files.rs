@@ -1,4 +1,4 @@
-//! Files and directories, by descriptors.
+//! Files and directories.
 
 use core::ffi::CStr;
 use core::mem::size_of;
@@ -13,14 +13,14 @@ pub const O_NOFOLLOW: i32 = 0o40_0000;
 pub const RESOLVE_NO_MAGICLINKS: u64 = 2;
 pub const RESOLVE_BENEATH: u64 = 8;
 
-/// Opens a path below a directory; `resolve` says what of it is refused.
+/// Opens a path below a directory; `resolve` restricts the resolution.
 pub fn openat2(at: Fd, path: &CStr, flags: i32, mode: u32, resolve: u64) -> Result<Fd> {
     let how = [(flags | O_CLOEXEC) as u64, u64::from(mode), resolve];
     let size = size_of::<[u64; 3]>();
     call!(437, at.0, path.as_ptr(), how.as_ptr(), size).map(|fd| Fd(fd as i32))
 }
 
-/// The start of the kernel's `struct stat`, as far as it is of use.
+/// The kernel's `struct stat`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Stat {
@@ -34,7 +34,7 @@ pub struct Stat {
     rest: [u64; 11],
 }
 
-/// What a file is.
+/// The type of a file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum FileType {
     Regular,
@@ -58,8 +58,8 @@ impl Stat {
     }
 }
 
-/// What is at a path below a directory, or the directory itself where the path is empty. No link is
-/// followed in the end.
+/// Returns the status of a path below a directory, or of the directory itself if the path is empty. A final
+/// symbolic link is not followed.
 pub fn statat(at: Fd, path: &CStr) -> Result<Stat> {
     const NO_FOLLOW: usize = 0x100;
     const EMPTY_PATH: usize = 0x1000;
@@ -81,7 +81,7 @@ pub fn mkdirat(at: Fd, path: &CStr, mode: u32) -> Result<()> {
     call!(258, at.0, path.as_ptr(), mode).map(drop)
 }
 
-/// Removes a name; that of an empty directory where `is_directory` says so.
+/// Removes a name; that of an empty directory if `is_directory` is set.
 pub fn unlinkat(at: Fd, path: &CStr, is_directory: bool) -> Result<()> {
     const REMOVE_DIRECTORY: usize = 0x200;
     let flags = if is_directory { REMOVE_DIRECTORY } else { 0 };
@@ -92,22 +92,17 @@ pub fn renameat(from_at: Fd, from: &CStr, to_at: Fd, to: &CStr) -> Result<()> {
     call!(264, from_at.0, from.as_ptr(), to_at.0, to.as_ptr()).map(drop)
 }
 
-/// A file without a name in a directory, where the file system has such.
-pub fn nameless_file(directory: Fd) -> Result<Fd> {
+/// Creates an unnamed file in a directory, if the file system supports that.
+pub fn unnamed_file(directory: Fd) -> Result<Fd> {
     const O_TMPFILE: i32 = 0o2000_0000 | O_DIRECTORY;
     openat(directory, c".", O_RDWR | O_TMPFILE, 0o600)
 }
 
-/// Gives a file a first name; what leads to it is followed, such as the link to a descriptor in `/proc`.
+/// Links a file, following a symbolic link such as `/proc/self/fd/N`.
 pub fn name_file(link: &CStr, to_at: Fd, to: &CStr) -> Result<()> {
     const FOLLOW: usize = 0x400;
     let from_at = AT_FDCWD.0;
     call!(265, from_at, link.as_ptr(), to_at.0, to.as_ptr(), FOLLOW).map(drop)
-}
-
-/// Gives a file another name.
-pub fn linkat(from_at: Fd, from: &CStr, to_at: Fd, to: &CStr) -> Result<()> {
-    call!(265, from_at.0, from.as_ptr(), to_at.0, to.as_ptr(), 0).map(drop)
 }
 
 pub fn fchmod(fd: Fd, mode: u32) -> Result<()> {
@@ -118,13 +113,13 @@ pub fn chmod(path: &CStr, mode: u32) -> Result<()> {
     call!(90, path.as_ptr(), mode).map(drop)
 }
 
-/// Makes somebody the owner of what is at a path, links followed.
+/// Changes the owner of a path, following symbolic links.
 pub fn chown(path: &CStr, uid: u32, gid: u32) -> Result<()> {
     call!(92, path.as_ptr(), uid, gid).map(drop)
 }
 
-/// Makes somebody the owner of an open file.
-pub fn give_to(fd: Fd, uid: u32, gid: u32) -> Result<()> {
+/// Changes the owner of an open file.
+pub fn fchown(fd: Fd, uid: u32, gid: u32) -> Result<()> {
     call!(93, fd.0, uid, gid).map(drop)
 }
 
@@ -132,13 +127,13 @@ pub fn fchdir(fd: Fd) -> Result<()> {
     call!(81, fd.0).map(drop)
 }
 
-/// Whether a path, links followed, may be executed.
+/// Whether a path may be executed, following symbolic links.
 pub fn may_execute(path: &CStr) -> bool {
     const X_OK: usize = 1;
     call!(269, AT_FDCWD.0 as isize, path.as_ptr(), X_OK).is_ok()
 }
 
-/// Reads from a place in a file.
+/// Reads at an offset.
 pub fn pread(fd: Fd, buffer: &mut [u8], offset: u64) -> Result<usize> {
     loop {
         match call!(17, fd.0, buffer.as_mut_ptr(), buffer.len(), offset) {
@@ -148,7 +143,7 @@ pub fn pread(fd: Fd, buffer: &mut [u8], offset: u64) -> Result<usize> {
     }
 }
 
-/// Writes all of it; answers the first error.
+/// Writes all bytes.
 pub fn write_all(fd: Fd, mut bytes: &[u8]) -> Result<()> {
     while !bytes.is_empty() {
         match super::write(fd, bytes) {
@@ -161,7 +156,7 @@ pub fn write_all(fd: Fd, mut bytes: &[u8]) -> Result<()> {
     Ok(())
 }
 
-/// A number that nobody can guess.
+/// Returns a random number.
 pub fn random() -> Result<u64> {
     let mut number = 0_u64;
     call!(318, &raw mut number, size_of::<u64>(), 0).map(|_| number)

@@ -1,14 +1,13 @@
 //! System calls, by number and register: the program has no C library.
 //!
-//! Everything here is a thin, typed wrapper; what a call may do is said in the manual page of the
-//! same name. Functions are safe where no argument can break Rust's rules, whatever they do to the
-//! process.
+//! Each function is a thin, typed wrapper of the system call of the same name; see its manual page.
+//! Functions are safe if no argument can break Rust's rules, whatever they do to the process.
 
 use core::arch::asm;
 use core::ffi::CStr;
 use core::mem::{size_of, size_of_val};
 
-/// An error number of the kernel's.
+/// An error number of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Errno(pub i32);
 
@@ -28,17 +27,17 @@ pub const ENOTEMPTY: Errno = Errno(39);
 
 pub type Result<T> = core::result::Result<T, Errno>;
 
-/// Calls the kernel.
+/// Performs a system call.
 ///
 /// # Safety
-/// The arguments must be what system call `number` asks for, with pointers to memory that lives
-/// and, where the kernel writes, is ours to write.
+/// The arguments must be valid for system call `number`: pointers lead to live memory that the kernel may
+/// read or, where it writes, that is exclusively borrowed.
 #[inline(always)]
 pub unsafe fn syscall(number: usize, args: [usize; 6]) -> Result<usize> {
     let [a, b, c, d, e, f] = args;
     let result: isize;
-    // SAFETY: the kernel's calling convention; it changes rcx, r11 and memory that the caller
-    // vouches for.
+    // SAFETY: the kernel's calling convention. It clobbers rcx, r11 and memory that the caller
+    // guarantees to be valid.
     unsafe {
         asm!(
             "syscall",
@@ -55,28 +54,28 @@ pub unsafe fn syscall(number: usize, args: [usize; 6]) -> Result<usize> {
     }
 }
 
-/// A system call; arguments are numbers or pointers, and those left out are zero.
+/// Performs a system call; arguments are numbers or pointers, and missing ones are zero.
 macro_rules! call {
     ($number:expr $(, $arg:expr)* $(,)?) => {
-        // SAFETY: see the function that uses this macro: what it passes is a number, or points to
-        // memory that it has borrowed for the call, as large as the kernel takes it to be.
+        // SAFETY: each function using this macro passes numbers, or pointers to memory that it borrows for
+        // the call and whose size the kernel is told.
         unsafe { syscall($number, pad([$($arg as usize),*])) }
     };
 }
 
+mod confine;
 mod files;
 mod process;
 mod socket;
 mod stream;
-mod walls;
 
+pub use self::confine::*;
 pub use self::files::*;
 pub use self::process::*;
 pub use self::socket::*;
 pub use self::stream::*;
-pub use self::walls::*;
 
-/// The arguments given, and zeros.
+/// Pads the arguments with zeros.
 const fn pad<const N: usize>(given: [usize; N]) -> [usize; 6] {
     let mut all = [0; 6];
     let mut at = 0;
@@ -87,19 +86,19 @@ const fn pad<const N: usize>(given: [usize; N]) -> [usize; 6] {
     all
 }
 
-/// A file descriptor. Not closed when dropped: the few there are have a plain life.
+/// A file descriptor. It is not closed on drop: lifetimes here are explicit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fd(pub i32);
 
-/// The directory that relative paths start at.
+/// The base of relative paths.
 pub const AT_FDCWD: Fd = Fd(-100);
 
 pub fn close(fd: Fd) {
-    // The descriptor is gone whatever is answered.
+    // The descriptor is released even on an error.
     let _ = call!(3, fd.0);
 }
 
-/// Makes `to` mean what `from` means, and survive an exec.
+/// Duplicates `from` as `to`, which survives an exec.
 pub fn dup_to(from: Fd, to: Fd) -> Result<()> {
     if from == to {
         return call!(72, from.0, 2 /* F_SETFD */, 0).map(drop);
@@ -107,19 +106,19 @@ pub fn dup_to(from: Fd, to: Fd) -> Result<()> {
     call!(292, from.0, to.0, 0).map(drop)
 }
 
-/// A copy with a number of at least `least`, closed at an exec.
+/// Duplicates a descriptor to a number of at least `least`, closed on exec.
 pub fn dup_above(fd: Fd, least: i32) -> Result<Fd> {
     call!(72, fd.0, 1030 /* F_DUPFD_CLOEXEC */, least).map(|fd| Fd(fd as i32))
 }
 
-/// A pipe: where it is read, and where it is written.
+/// Creates a pipe: its read end and its write end.
 pub fn pipe() -> Result<(Fd, Fd)> {
     let mut ends = [0_i32; 2];
     call!(293, ends.as_mut_ptr(), O_CLOEXEC)?;
     Ok((Fd(ends[0]), Fd(ends[1])))
 }
 
-/// Closes all descriptors from `first` on, or marks them to be closed at an exec.
+/// Closes a range of descriptors, or sets their close-on-exec flag.
 pub fn close_range(first: u32, last: u32, cloexec: bool) -> Result<()> {
     call!(436, first, last, if cloexec { 4 } else { 0 }).map(drop)
 }
@@ -166,7 +165,7 @@ pub fn umask(mask: u32) {
     let _ = call!(95, mask);
 }
 
-/// The entries of an open directory, as the kernel packs them; see `getdents64`.
+/// Reads entries of an open directory in the kernel's format; see `getdents64`.
 pub fn getdents(fd: Fd, buffer: &mut [u8]) -> Result<usize> {
     call!(217, fd.0, buffer.as_mut_ptr(), buffer.len())
 }
@@ -175,13 +174,12 @@ pub fn rewind(fd: Fd) -> Result<()> {
     call!(8, fd.0, 0, 0).map(drop)
 }
 
-/// Goes to a place in a file.
+/// Sets the file offset.
 pub fn seek(fd: Fd, offset: u64) -> Result<()> {
     call!(8, fd.0, offset, 0).map(drop)
 }
 
-/// Maps a file that nobody changes any more, to be read for as long as the process lives or until
-/// [`unmap`].
+/// Maps an immutable file for the rest of the process's life.
 pub fn map_file(fd: Fd, length: usize) -> Result<&'static [u8]> {
     const PROT_READ: usize = 1;
     const MAP_PRIVATE: usize = 2;
@@ -189,12 +187,12 @@ pub fn map_file(fd: Fd, length: usize) -> Result<&'static [u8]> {
         return Ok(&[]);
     }
     let address = call!(9, 0, length, PROT_READ, MAP_PRIVATE, fd.0, 0)?;
-    // SAFETY: fresh, readable memory of this length; the sender has sealed the file, so that it
-    // doesn't shrink or change.
+    // SAFETY: fresh, readable memory of this length; the sender has sealed the file, so that it neither
+    // shrinks nor changes.
     Ok(unsafe { core::slice::from_raw_parts(address as *const u8, length) })
 }
 
-/// Fresh memory, zeroed, of at least one byte.
+/// Maps zeroed memory of at least one byte. Pages are allocated on first use.
 fn map_zeroed(length: usize) -> Result<usize> {
     const PROT_READ_WRITE: usize = 3;
     const MAP_PRIVATE_ANONYMOUS_NORESERVE: usize = 0x4022;
@@ -202,26 +200,26 @@ fn map_zeroed(length: usize) -> Result<usize> {
     call!(9, 0, length.max(1), PROT_READ_WRITE, flags, usize::MAX, 0)
 }
 
-/// Rows of four numbers, for as long as the process lives. A page is only taken when it is used.
+/// Allocates rows of four numbers.
 pub fn map_rows(count: usize) -> Result<&'static mut [[i32; 4]]> {
     let address = map_zeroed(count * size_of::<[i32; 4]>())?;
-    // SAFETY: fresh memory, aligned to a page, that nobody else knows; zeros are numbers.
+    // SAFETY: fresh, page-aligned memory without another reference; zeros are valid numbers.
     Ok(unsafe { core::slice::from_raw_parts_mut(address as *mut [i32; 4], count) })
 }
 
-/// Gives rows back.
+/// Frees rows.
 pub fn unmap_rows(rows: &'static mut [[i32; 4]]) {
     let _ = call!(11, rows.as_mut_ptr(), size_of_val(rows));
 }
 
-/// Null pointers, for as long as the process lives.
+/// Allocates null pointers, for the rest of the process's life.
 pub fn map_pointers(count: usize) -> Result<&'static mut [*const u8]> {
     let address = map_zeroed(count * size_of::<*const u8>())?;
     // SAFETY: as above; zeros are null pointers.
     Ok(unsafe { core::slice::from_raw_parts_mut(address as *mut *const u8, count) })
 }
 
-/// How many bytes a file has.
+/// Returns the length of a file.
 pub fn file_length(fd: Fd) -> Result<usize> {
     const SEEK_END: usize = 2;
     call!(8, fd.0, 0, SEEK_END)

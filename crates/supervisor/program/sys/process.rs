@@ -1,4 +1,4 @@
-//! Processes: forking, waiting, signals, limits, and what a process is allowed.
+//! Processes: fork, wait, signals, limits, capabilities and credentials.
 
 use core::ffi::CStr;
 use core::mem::MaybeUninit;
@@ -6,7 +6,7 @@ use core::ptr::null;
 
 use super::{EINTR, EINVAL, Errno, Fd, Result, pad, syscall};
 
-/// The parent waits until the child executes a program or ends.
+/// Suspends the parent until the child executes a program or exits.
 pub const CLONE_VFORK: u64 = 0x4000;
 
 pub fn exit(code: i32) -> ! {
@@ -15,13 +15,13 @@ pub fn exit(code: i32) -> ! {
     }
 }
 
-/// What a `clone` without shared memory answers.
+/// The result of a fork.
 pub enum Forked {
     Parent { child: i32 },
     Child,
 }
 
-/// Forks, with new namespaces where `flags` says so.
+/// Forks, creating the namespaces in `flags`.
 pub fn fork(flags: u64) -> Result<Forked> {
     const SIGCHLD: u64 = 17;
     match call!(56, flags | SIGCHLD, 0, 0, 0, 0)? {
@@ -32,10 +32,10 @@ pub fn fork(flags: u64) -> Result<Forked> {
     }
 }
 
-/// Replaces the program.
+/// Replaces the program; returns only on failure.
 ///
 /// # Safety
-/// `argv` and `envp` are arrays of pointers to strings that end with NUL, and end with null.
+/// `argv` and `envp` are null-terminated arrays of pointers to NUL-terminated strings.
 pub unsafe fn execve(path: &CStr, argv: *const *const u8, envp: *const *const u8) -> Errno {
     match call!(59, path.as_ptr(), argv, envp) {
         Ok(_) => EINVAL,
@@ -43,7 +43,7 @@ pub unsafe fn execve(path: &CStr, argv: *const *const u8, envp: *const *const u8
     }
 }
 
-/// How a child changed, as `wait4` packs it, and what it used.
+/// A child's change of state: its `wait4` status and resource usage.
 #[derive(Clone, Copy)]
 pub struct Changed {
     pub pid: i32,
@@ -52,22 +52,22 @@ pub struct Changed {
 }
 
 impl Changed {
-    /// Whether it was stopped because it has executed a program, as its tracer asked.
+    /// Whether it stopped because it executed a program, as its tracer asked.
     pub fn has_executed(&self) -> bool {
         const EVENT_EXEC: i32 = 4;
         const SIGTRAP: i32 = 5;
         self.status >> 8 == SIGTRAP | EVENT_EXEC << 8
     }
 
-    /// Whether it has ended; it was stopped otherwise.
+    /// Whether it has ended; otherwise it was stopped.
     pub fn is_over(&self) -> bool {
         self.status & 0xff != 0x7f
     }
 
-    /// Lets a process go on that should not have been stopped.
-    pub fn go_on_if_stopped(&self) {
+    /// Continues a stopped process.
+    pub fn continue_if_stopped(&self) {
         if !self.is_over() {
-            // It may be dead by now.
+            // It may have been killed meanwhile.
             let _ = kill(self.pid, SIGCONT);
         }
     }
@@ -85,8 +85,8 @@ pub struct Usage {
     rest: [i64; 13],
 }
 
-/// Waits for any child's end, or its being stopped. `None` where `block` is false and none has
-/// changed.
+/// Waits for a child that ends or, with `stopped_too`, stops. Returns `None` if `block` is false and no
+/// child has changed.
 pub fn wait(block: bool, stopped_too: bool) -> Result<Option<Changed>> {
     const WNOHANG: usize = 1;
     const WUNTRACED: usize = 2;
@@ -102,7 +102,7 @@ pub fn wait(block: bool, stopped_too: bool) -> Result<Option<Changed>> {
     if pid == 0 {
         return Ok(None);
     }
-    // SAFETY: zeros and what the kernel wrote are both valid numbers.
+    // SAFETY: both the zeros and what the kernel has written are valid numbers.
     let usage = unsafe { usage.assume_init() };
     Ok(Some(Changed {
         pid: pid as i32,
@@ -119,7 +119,7 @@ pub const SIGCHLD: i32 = 17;
 pub const SIGCONT: i32 = 18;
 pub const SIGSTOP: i32 = 19;
 
-/// Sends a signal to a process, or to a group where `pid` is negative.
+/// Sends a signal to a process, or to a group if `pid` is negative.
 pub fn kill(pid: i32, signal: i32) -> Result<()> {
     call!(62, pid as isize, signal).map(drop)
 }
@@ -136,29 +136,29 @@ pub fn getppid() -> i32 {
     call!(110).unwrap_or(0) as i32
 }
 
-/// Takes all signals back to what they mean by themselves, and lets them through.
+/// Resets all signals to their default action and unblocks them.
 pub fn default_signals() {
     for signal in 1..=64 {
-        // The kernel's `struct sigaction`: handler 0 is the default.
+        // The kernel's `struct sigaction`; handler 0 is the default action.
         let action = [0_u64; 4];
         let _ = call!(13, signal, action.as_ptr(), 0, 8);
     }
     set_signal_mask(0);
 }
 
-/// Blocks exactly these signals; bit 0 is signal 1.
+/// Sets the signal mask; bit 0 is signal 1.
 pub fn set_signal_mask(mask: u64) {
     const SIG_SETMASK: usize = 2;
     let _ = call!(14, SIG_SETMASK, &raw const mask, 0, 8);
 }
 
-/// A descriptor that is readable when one of these (blocked) signals came.
+/// Creates a descriptor that is readable while one of these blocked signals is pending.
 pub fn signal_fd(mask: u64) -> Result<Fd> {
     const SFD_CLOEXEC_NONBLOCK: usize = 0o200_4000;
     call!(289, usize::MAX, &raw const mask, 8, SFD_CLOEXEC_NONBLOCK).map(|fd| Fd(fd as i32))
 }
 
-/// A descriptor that is readable when the process has ended.
+/// Opens a descriptor that is readable when the process has ended.
 pub fn pidfd_open(pid: i32) -> Result<Fd> {
     call!(434, pid, 0).map(|fd| Fd(fd as i32))
 }
@@ -171,7 +171,7 @@ pub struct PollFd {
 }
 
 impl PollFd {
-    /// Waits until it can be read; a negative descriptor never can.
+    /// Waits until it is readable; a negative descriptor never is.
     pub const fn readable(fd: Fd) -> Self {
         Self {
             fd: fd.0,
@@ -180,7 +180,7 @@ impl PollFd {
         }
     }
 
-    /// Waits until it can be written.
+    /// Waits until it is writable.
     pub const fn writable(fd: Fd) -> Self {
         Self {
             fd: fd.0,
@@ -194,7 +194,7 @@ impl PollFd {
     }
 }
 
-/// Waits for one of them, for so many milliseconds or, where negative, for ever.
+/// Waits for one of the descriptors; a negative timeout means forever.
 pub fn poll(fds: &mut [PollFd], timeout_ms: i32) -> Result<usize> {
     match call!(7, fds.as_mut_ptr(), fds.len(), timeout_ms as isize) {
         Err(EINTR) => Ok(0),
@@ -202,13 +202,13 @@ pub fn poll(fds: &mut [PollFd], timeout_ms: i32) -> Result<usize> {
     }
 }
 
-/// Does nothing for so many microseconds.
+/// Sleeps.
 pub fn pause_us(microseconds: u32) {
     let time = [0, i64::from(microseconds) * 1000];
     let _ = call!(35, time.as_ptr(), 0);
 }
 
-/// Lowers a limit of the calling process; one that is lower already stays.
+/// Lowers a resource limit of the calling process; never raises it.
 pub fn lower_limit(resource: u32, soft: u64, hard: u64) -> Result<()> {
     let mut now = [0_u64; 2];
     call!(302, 0, resource, 0, now.as_mut_ptr())?;
@@ -237,8 +237,7 @@ pub fn set_name(name: &CStr) {
     let _ = call!(157, 15, name.as_ptr());
 }
 
-/// Gives up a capability for good, for programs to come too. `EINVAL` where there is none of this
-/// number.
+/// Drops a capability from the bounding set. Fails with `EINVAL` if the kernel has none of this number.
 pub fn drop_bounding_capability(capability: u32) -> Result<()> {
     call!(157, 24, capability).map(drop)
 }
@@ -247,7 +246,7 @@ pub fn clear_ambient_capabilities() -> Result<()> {
     call!(157, 47, 4, 0, 0, 0).map(drop)
 }
 
-/// Gives up all capabilities.
+/// Drops all capabilities.
 pub fn drop_capabilities() -> Result<()> {
     const VERSION_3: u32 = 0x2008_0522;
     let header = [VERSION_3, 0];

@@ -7,17 +7,17 @@ use super::{EINTR, Fd, O_CLOEXEC, O_NOCTTY, O_RDWR, Result, close, pad, syscall}
 const AF_INET: i32 = 2;
 const SOCK_STREAM_CLOEXEC: usize = 0o200_0001;
 
-/// Turns the loopback interface of the current network namespace on.
+/// Brings up the loopback interface of the current network namespace.
 pub fn loopback_up() -> Result<()> {
     const SIOCSIFFLAGS: usize = 0x8914;
     const IFF_UP_RUNNING: u16 = 0x41;
     #[repr(C)]
-    struct Request {
+    struct InterfaceRequest {
         name: [u8; 16],
         flags: u16,
         rest: [u8; 22],
     }
-    let mut request = Request {
+    let mut request = InterfaceRequest {
         name: [0; 16],
         flags: IFF_UP_RUNNING,
         rest: [0; 22],
@@ -29,7 +29,7 @@ pub fn loopback_up() -> Result<()> {
     result
 }
 
-/// A socket that listens on a port of 127.0.0.1.
+/// Creates a socket that listens on a port of 127.0.0.1.
 pub fn listen_on_loopback(port: u16) -> Result<Fd> {
     const BACKLOG: usize = 128;
     let socket = call!(41, AF_INET, SOCK_STREAM_CLOEXEC, 0)?;
@@ -51,7 +51,7 @@ pub fn take_terminal(fd: Fd) -> Result<()> {
     call!(16, fd.0, 0x540E, 0).map(drop)
 }
 
-/// The other end of a terminal of which `fd` is the master.
+/// Opens the slave of a pseudo-terminal.
 pub fn terminal_peer(fd: Fd) -> Result<Fd> {
     const TIOCSPTLCK: usize = 0x4004_5431;
     const TIOCGPTPEER: usize = 0x5441;
@@ -65,13 +65,13 @@ pub fn set_terminal_size(fd: Fd, rows: u16, columns: u16) -> Result<()> {
     call!(16, fd.0, 0x5414, size.as_ptr()).map(drop)
 }
 
-/// The most descriptors one message carries.
-pub const MOST_FDS: usize = 8;
+/// Maximum number of descriptors in a message.
+pub const MAX_FDS: usize = 8;
 
-/// What a message brought.
+/// A received message.
 pub struct Received {
     pub length: usize,
-    pub fds: [Fd; MOST_FDS],
+    pub fds: [Fd; MAX_FDS],
     pub fd_count: usize,
 }
 
@@ -86,28 +86,28 @@ struct MessageHeader {
     flags: usize,
 }
 
-/// Descriptors in a message: the kernel's `struct cmsghdr`, and room for them.
+/// The kernel's `struct cmsghdr` and room for descriptors.
 #[repr(C, align(8))]
 struct Control {
     length: usize,
     level: i32,
     kind: i32,
-    fds: [i32; MOST_FDS],
+    fds: [i32; MAX_FDS],
 }
 
 const CONTROL_HEADER: usize = 16;
 const SOL_SOCKET: i32 = 1;
 const SCM_RIGHTS: i32 = 1;
 
-/// Takes the next message of a socket, and the descriptors that come with it. A length of zero
-/// means that the other end is closed.
+/// Receives the next message and its descriptors. A length of zero means that the peer has closed the
+/// socket.
 pub fn receive(socket: Fd, buffer: &mut [u8]) -> Result<Received> {
     const MSG_CMSG_CLOEXEC: usize = 0x4000_0000;
     let mut control = Control {
         length: 0,
         level: 0,
         kind: 0,
-        fds: [-1; MOST_FDS],
+        fds: [-1; MAX_FDS],
     };
     let vector = [buffer.as_mut_ptr() as usize, buffer.len()];
     let mut header = MessageHeader {
@@ -127,13 +127,13 @@ pub fn receive(socket: Fd, buffer: &mut [u8]) -> Result<Received> {
     };
     let mut received = Received {
         length,
-        fds: [Fd(-1); MOST_FDS],
+        fds: [Fd(-1); MAX_FDS],
         fd_count: 0,
     };
     let is_rights = control.level == SOL_SOCKET && control.kind == SCM_RIGHTS;
     if header.control_length >= CONTROL_HEADER && is_rights {
         let count = control.length.saturating_sub(CONTROL_HEADER) / 4;
-        received.fd_count = count.min(MOST_FDS);
+        received.fd_count = count.min(MAX_FDS);
         for (slot, fd) in received.fds.iter_mut().zip(control.fds).take(count) {
             *slot = Fd(fd);
         }
@@ -141,15 +141,15 @@ pub fn receive(socket: Fd, buffer: &mut [u8]) -> Result<Received> {
     Ok(received)
 }
 
-/// Sends a message, with descriptors.
+/// Sends a message with descriptors.
 pub fn send(socket: Fd, bytes: &[u8], fds: &[Fd]) -> Result<()> {
     const MSG_NOSIGNAL: usize = 0x4000;
-    let count = fds.len().min(MOST_FDS);
+    let count = fds.len().min(MAX_FDS);
     let mut control = Control {
         length: CONTROL_HEADER + 4 * count,
         level: SOL_SOCKET,
         kind: SCM_RIGHTS,
-        fds: [-1; MOST_FDS],
+        fds: [-1; MAX_FDS],
     };
     for (slot, fd) in control.fds.iter_mut().zip(fds) {
         *slot = fd.0;
@@ -168,7 +168,7 @@ pub fn send(socket: Fd, bytes: &[u8], fds: &[Fd]) -> Result<()> {
         control_length: if count == 0 {
             0
         } else {
-            // Padded to the size of a word.
+            // Padded to a multiple of eight.
             (control.length + 7) & !7
         },
         flags: 0,

@@ -1,18 +1,19 @@
-//! How a case says what is wrong: its failure, and the checks that make one.
+//! Failures of cases, and the checks that create them.
 
 use std::fmt::{self, Debug};
 use std::panic::Location;
 use std::time::Duration;
 
 use cantle_core::llm::LlmError;
+use cantle_core::policy::InvalidPolicy;
 use cantle_core::sandbox::{InvalidPath, SandboxError, SandboxErrorKind};
 use cantle_core::tool::ProviderError;
 use tokio::time::Instant;
 
-/// What a case returns.
+/// Result of a case or a check.
 pub(super) type Checked<T = ()> = Result<T, Failure>;
 
-/// Why a case did not pass, and where in it.
+/// Reason and source location of a failure or skip.
 #[derive(Debug)]
 pub(super) struct Failure {
     reason: String,
@@ -30,7 +31,7 @@ impl Failure {
         }
     }
 
-    /// The behaviour need not be there, or can't be seen from here.
+    /// Skips the case: the behaviour is optional or not observable.
     #[track_caller]
     pub(super) fn skip(reason: impl Into<String>) -> Self {
         Self {
@@ -39,9 +40,9 @@ impl Failure {
         }
     }
 
-    /// The same, with where in the case it came to it.
-    pub(super) fn within(mut self, circumstances: &str) -> Self {
-        self.reason = format!("{circumstances}: {}", self.reason);
+    /// Prepends context to the reason.
+    pub(super) fn context(mut self, context: &str) -> Self {
+        self.reason = format!("{context}: {}", self.reason);
         self
     }
 
@@ -56,7 +57,7 @@ impl fmt::Display for Failure {
         if self.skip {
             return Ok(());
         }
-        // The last part of the path is enough to find the check, and the same on every machine.
+        // The file name suffices and does not depend on the machine.
         let file = self.at.file().rsplit(['/', '\\']).next();
         write!(f, " [{}:{}]", file.unwrap_or_default(), self.at.line())
     }
@@ -79,25 +80,23 @@ impl From<LlmError> for Failure {
     }
 }
 
-impl From<ProviderError> for Failure {
-    #[track_caller]
-    fn from(error: ProviderError) -> Self {
-        Self::new(error.to_string())
-    }
+macro_rules! failure_from_display {
+    ($($error:ty),+) => {
+        $(impl From<$error> for Failure {
+            #[track_caller]
+            fn from(error: $error) -> Self {
+                Self::new(error.to_string())
+            }
+        })+
+    };
 }
+failure_from_display!(ProviderError, InvalidPath, InvalidPolicy, serde_json::Error);
 
-impl From<InvalidPath> for Failure {
-    #[track_caller]
-    fn from(error: InvalidPath) -> Self {
-        Self::new(error.to_string())
-    }
-}
-
-/// The suite's own side failed: a temporary file, a socket.
+/// A failure of the suite itself: a temporary file, a socket.
 impl From<std::io::Error> for Failure {
     #[track_caller]
     fn from(error: std::io::Error) -> Self {
-        Self::new(format!("on the suite's own side: {error}"))
+        Self::new(format!("test setup: {error}"))
     }
 }
 
@@ -111,7 +110,7 @@ macro_rules! ensure {
 }
 pub(super) use ensure;
 
-/// `actual` is `expected`.
+/// Checks that `actual` equals `expected`.
 #[track_caller]
 #[expect(
     clippy::needless_pass_by_value,
@@ -132,21 +131,21 @@ pub(super) fn equal<T: PartialEq<U> + Debug, U: Debug>(
     )))
 }
 
-/// The same for data too long to be printed.
+/// Checks that two byte strings are equal, without printing them.
 #[track_caller]
 pub(super) fn same_bytes(what: &str, actual: &[u8], expected: &[u8]) -> Checked {
     if actual == expected {
         return Ok(());
     }
-    let differ = actual.iter().zip(expected).position(|(a, b)| a != b);
-    let at = differ.unwrap_or(actual.len().min(expected.len()));
+    let difference = actual.iter().zip(expected).position(|(a, b)| a != b);
+    let at = difference.unwrap_or(actual.len().min(expected.len()));
     let (got, wanted) = (actual.len(), expected.len());
     Err(Failure::new(format!(
-        "{what}: got {got} bytes where {wanted} were expected; they differ from byte {at} on"
+        "{what}: got {got} bytes, expected {wanted}; first difference at byte {at}"
     )))
 }
 
-/// An operation of a sandbox that must fail with one of these kinds.
+/// Checks that a sandbox operation failed with one of `kinds`.
 #[track_caller]
 pub(super) fn refused<T>(
     what: &str,
@@ -166,31 +165,34 @@ pub(super) fn refused<T>(
     }
 }
 
-/// Waits for something with a deadline of its own, which lies before the case's, so that the
-/// failure says what did not come.
+/// Awaits `future` with a limit below the case's deadline, so that the failure names the step.
 #[track_caller]
 pub(super) fn within<F: Future>(
     what: &str,
     limit: Duration,
     future: F,
 ) -> impl Future<Output = Checked<F::Output>> {
-    let late = Failure::new(format!("{what} did not come within {limit:?}"));
-    async move { tokio::time::timeout(limit, future).await.map_err(|_| late) }
+    let timed_out = Failure::new(format!("{what} did not come within {limit:?}"));
+    async move {
+        tokio::time::timeout(limit, future)
+            .await
+            .map_err(|_| timed_out)
+    }
 }
 
-/// Something that began at `since` ended in time.
+/// Checks that at most `limit` has passed since `since`.
 #[track_caller]
-pub(super) fn prompt(what: &str, since: Instant, limit: Duration) -> Checked {
+pub(super) fn ensure_prompt(what: &str, since: Instant, limit: Duration) -> Checked {
     let took = since.elapsed();
     if took <= limit {
         return Ok(());
     }
     Err(Failure::new(format!(
-        "{what} took {took:?}; at most {limit:?} were expected"
+        "{what} took {took:?}; the limit is {limit:?}"
     )))
 }
 
-/// A value for a message, cut where it is long.
+/// Formats a value for a message, truncated.
 pub(super) fn short(value: &impl Debug) -> String {
     const CHARS: usize = 400;
     let text = format!("{value:?}");

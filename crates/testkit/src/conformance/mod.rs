@@ -1,9 +1,8 @@
-//! Conformance: what a backend, a model client or a tool provider must do, as functions over the
-//! trait.
+//! Conformance suites for backends, model clients and tool providers, as functions over the trait.
 //!
-//! A suite is a table of cases, each named after the behaviour it asks for. It runs all of them
-//! against what it is given and returns a [`Report`]: nothing panics half way, and one look shows
-//! everything that is wrong. [`Report::assert`] turns it into a test:
+//! A suite is a table of cases, each named after the required behaviour. It runs all of them and
+//! returns a [`Report`] instead of panicking at the first failure. [`Report::assert`] turns it into
+//! a test:
 //!
 //! ```no_run
 //! # async fn check(backend: &dyn cantle_core::sandbox::Backend) {
@@ -12,16 +11,14 @@
 //! # }
 //! ```
 //!
-//! Every case has a deadline, so that what hangs fails instead of hanging the test. A few run at a
-//! time; those that measure memory run alone. What an implementation answers with `Unsupported` is
-//! skipped with its words, but only where a case is optional: what everything else stands on must
-//! be there. [`Report::skipped`] lists them, for a test to compare with what it expects.
+//! Every case has a deadline, so a hang is a failure. Several cases run concurrently; those that
+//! measure memory run alone. An optional case is skipped if the implementation returns
+//! `Unsupported`; other cases fail. Tests should compare [`Report::skipped`] with the expected cases.
 //!
-//! The suites ask for what `cantle-core` documents and nothing more; where its words leave room,
-//! they accept either reading. Run them on a tokio runtime with time and I/O, in a test binary of
-//! their own where memory is to be measured well. They leave nothing behind, but they create
-//! thousands of files and kill what they started: give them a backend whose sandboxes are
-//! disposable.
+//! The suites require only what `cantle-core` documents, and accept every reading where it leaves
+//! room. They need a tokio runtime with time and I/O, and a test binary of their own for precise
+//! memory measurements. They clean up, but create thousands of files and kill processes: use a
+//! backend whose sandboxes are disposable.
 
 mod check;
 mod llm_client;

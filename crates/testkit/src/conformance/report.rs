@@ -1,56 +1,56 @@
-//! What a suite found.
+//! Reports of conformance suites.
 
 use std::fmt;
 use std::time::Duration;
 
-/// The result of every case of a suite, in the order of its table.
+/// Results of all cases of a suite, in the suite's order.
 ///
-/// [`Display`](fmt::Display) has one line per case and one that counts them.
+/// [`Display`](fmt::Display) prints one line per case and the totals.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 #[must_use = "a report fails no test; see `Report::assert`"]
 pub struct Report {
-    /// What became of each case.
+    /// Results of the cases.
     pub cases: Vec<CaseResult>,
 }
 
-/// What became of one case.
+/// Result of one case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CaseResult {
-    /// The behaviour the case asks for.
+    /// Name of the required behaviour.
     pub name: String,
-    /// Whether it is there.
+    /// Outcome of the case.
     pub outcome: Outcome,
-    /// How long the case took.
+    /// Duration of the case.
     pub duration: Duration,
 }
 
-/// Whether a behaviour is there.
+/// Outcome of a case.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(
     clippy::exhaustive_enums,
-    reason = "who reads a report must place every outcome"
+    reason = "readers of a report must handle every outcome"
 )]
 pub enum Outcome {
-    /// It is.
+    /// The behaviour was observed.
     Passed,
-    /// It isn't, and need not be; or it can't be seen from here. With the reason.
+    /// The behaviour is optional and unsupported, or not observable. Contains the reason.
     Skipped(String),
-    /// It isn't. With the reason.
+    /// The behaviour is missing. Contains the reason.
     Failed(String),
 }
 
 impl Report {
-    /// The cases that failed.
+    /// Returns the failed cases.
     pub fn failures(&self) -> impl Iterator<Item = &CaseResult> {
         self.cases
             .iter()
             .filter(|case| matches!(case.outcome, Outcome::Failed(_)))
     }
 
-    /// The cases that were skipped, each with its reason: what an implementation says it can't do, and
-    /// what can't be seen from here. A test that compares their names notices when one is added.
+    /// Returns names and reasons of skipped cases: unsupported or not observable. Tests should compare
+    /// the names with the expected ones.
     pub fn skipped(&self) -> impl Iterator<Item = (&str, &str)> {
         self.cases.iter().filter_map(|case| match &case.outcome {
             Outcome::Skipped(reason) => Some((&*case.name, &**reason)),
@@ -61,12 +61,9 @@ impl Report {
     /// Fails the test unless every case passed or was skipped.
     ///
     /// # Panics
-    /// Where a case failed, or there is none. The message is the whole report.
+    /// If a case failed or the report is empty. The message is the whole report.
     #[track_caller]
-    #[expect(
-        clippy::panic,
-        reason = "the one place where a suite meets the test harness, which knows panics only"
-    )]
+    #[expect(clippy::panic, reason = "test harnesses detect failures by panics")]
     pub fn assert(&self) {
         if self.cases.is_empty() || self.failures().next().is_some() {
             panic!("the implementation does not conform\n{self}");

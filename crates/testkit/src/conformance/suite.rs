@@ -1,4 +1,4 @@
-//! Running a table of cases: each with a deadline, a few at a time, results in the table's order.
+//! CaseFuture a table of cases: each with a deadline, a few at a time, results in the table's order.
 
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
@@ -12,115 +12,114 @@ use tokio::time::{Instant, timeout};
 use super::check::Checked;
 use super::report::{CaseResult, Outcome, Report};
 
-/// How many cases run at a time: of those that work, of which more would only compete for the
-/// processor, and beside them as many of those that wait.
-const AT_ONCE: usize = 6;
+/// Maximum number of concurrent busy cases, and of concurrent waiting cases.
+const MAX_CONCURRENT: usize = 6;
 
-/// How long a case may take unless it says otherwise. Never reached where things are right.
+/// Default deadline of a case. Not reached by correct implementations.
 const DEADLINE: Duration = Duration::from_secs(120);
 
-/// The same for one that moves much.
+/// Default deadline of a heavy case.
 const HEAVY_DEADLINE: Duration = Duration::from_secs(600);
 
-/// Polled where the suite is awaited and nowhere else, so it need not be `Send`.
-type Running<'a> = Pin<Box<dyn Future<Output = Checked> + 'a>>;
+/// Future of a case. Polled only by the suite's own future, so it need not be `Send`.
+type CaseFuture<'a> = Pin<Box<dyn Future<Output = Checked> + 'a>>;
 
-/// One behaviour, and how it is asked for.
+/// One required behaviour and its check.
 pub(super) struct Case<H> {
     name: &'static str,
-    body: for<'a> fn(&'a H) -> Running<'a>,
+    body: for<'a> fn(&'a H) -> CaseFuture<'a>,
     optional: bool,
-    beside: Beside,
+    schedule: Schedule,
     heavy: bool,
     deadline: Duration,
-    left_out: Option<&'static str>,
+    skip_reason: Option<&'static str>,
 }
 
-/// What a case is run beside.
+/// Cases that may run concurrently with a case.
 #[derive(Clone, Copy, PartialEq)]
-enum Beside {
-    /// Others that work.
-    Working,
-    /// Those, and others that wait.
+enum Schedule {
+    Busy,
+    /// Mostly sleeps; does not count against the busy cases.
     Waiting,
-    Nothing,
+    Alone,
 }
 
 impl<H> Case<H> {
-    pub(super) fn new(name: &'static str, body: for<'a> fn(&'a H) -> Running<'a>) -> Self {
+    pub(super) fn new(name: &'static str, body: for<'a> fn(&'a H) -> CaseFuture<'a>) -> Self {
         Self {
             name,
             body,
             optional: false,
-            beside: Beside::Working,
+            schedule: Schedule::Busy,
             heavy: false,
             deadline: DEADLINE,
-            left_out: None,
+            skip_reason: None,
         }
     }
 
-    /// An implementation may lack it.
+    /// Lets an implementation skip the case with `Unsupported`.
     pub(super) fn optional(mut self) -> Self {
         self.optional = true;
         self
     }
 
-    /// It measures what other cases would disturb.
+    /// Runs the case without others, which would disturb its measurements.
     pub(super) fn alone(mut self) -> Self {
-        self.beside = Beside::Nothing;
+        self.schedule = Schedule::Alone;
         self
     }
 
-    /// It spends seconds until some time is over, and works for a moment.
+    /// Marks a case that mostly waits for a timeout.
     pub(super) fn waits(mut self) -> Self {
-        self.beside = Beside::Waiting;
+        self.schedule = Schedule::Waiting;
         self
     }
 
-    /// It moves so much that a run in a hurry leaves it out.
+    /// Marks a case as too large for quick runs.
     pub(super) fn heavy(mut self) -> Self {
         self.heavy = true;
         self.deadline(HEAVY_DEADLINE)
     }
 
-    /// The case as a run in a hurry has it: one that is heavy is skipped.
-    pub(super) fn in_a_hurry(mut self) -> Self {
-        self.left_out = self.heavy.then_some("left out of a quick run");
+    /// Skips the case if it is heavy.
+    pub(super) fn skip_if_heavy(mut self) -> Self {
+        self.skip_reason = self.heavy.then_some("not part of a quick run");
         self
     }
 
-    /// It takes longer than others, where things are right.
+    /// Sets the deadline.
     pub(super) fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
         self
     }
 }
 
-/// Runs the cases of these names against what `harness` holds, or all where there are none. A name
-/// that is no case's is a failure.
+/// Runs the named cases against `harness`, or all cases if `names` is empty. An unknown name is a
+/// failure.
 pub(super) async fn run<H>(harness: &H, cases: Vec<Case<H>>, names: &[&str]) -> Report {
     let unknown = names
         .iter()
         .filter(|name| cases.iter().all(|case| case.name != **name));
     let unknown = unknown.map(|name| CaseResult {
         name: (*name).to_owned(),
-        outcome: Outcome::Failed("there is no case of this name".to_owned()),
+        outcome: Outcome::Failed("unknown case".to_owned()),
         duration: Duration::ZERO,
     });
-    let wanted = |case: &&Case<H>| names.is_empty() || names.contains(&case.name);
-    let mut numbered: Vec<_> = cases.iter().filter(wanted).enumerate().collect();
-    // First what takes longest, so that it isn't waited for alone.
+    let selected = |case: &&Case<H>| names.is_empty() || names.contains(&case.name);
+    let mut numbered: Vec<_> = cases.iter().filter(selected).enumerate().collect();
+    // Long cases start first, which shortens the total.
     numbered.sort_by_key(|(_, case)| !case.heavy);
-    let those = |beside| {
+    let scheduled = |schedule| {
         let numbered = numbered.iter().copied();
-        numbered.filter(move |(_, case)| case.beside == beside)
+        numbered.filter(move |(_, case)| case.schedule == schedule)
     };
-    let one = |(at, case)| async move { (at, run_one(case, harness).await) };
-    let waiting = stream::iter(those(Beside::Waiting).map(one)).buffer_unordered(AT_ONCE);
-    let working = stream::iter(those(Beside::Working).map(one)).buffer_unordered(AT_ONCE);
+    let run = |(at, case)| async move { (at, run_one(case, harness).await) };
+    let waiting =
+        stream::iter(scheduled(Schedule::Waiting).map(run)).buffer_unordered(MAX_CONCURRENT);
+    let working = stream::iter(scheduled(Schedule::Busy).map(run)).buffer_unordered(MAX_CONCURRENT);
     let mut results: Vec<_> = select(waiting, working).collect().await;
-    for numbered in those(Beside::Nothing) {
-        results.push(one(numbered).await);
+    for numbered in scheduled(Schedule::Alone) {
+        results.push(run(numbered).await);
     }
     results.sort_by_key(|(at, _)| *at);
     let results = results.into_iter().map(|(_, result)| result);
@@ -131,7 +130,7 @@ pub(super) async fn run<H>(harness: &H, cases: Vec<Case<H>>, names: &[&str]) -> 
 
 async fn run_one<H>(case: &Case<H>, harness: &H) -> CaseResult {
     let started = Instant::now();
-    if let Some(reason) = case.left_out {
+    if let Some(reason) = case.skip_reason {
         return CaseResult {
             name: case.name.to_owned(),
             outcome: Outcome::Skipped(reason.to_owned()),
@@ -145,7 +144,7 @@ async fn run_one<H>(case: &Case<H>, harness: &H) -> CaseResult {
             Outcome::Skipped(failure.to_string())
         }
         Ok(Ok(Err(failure))) if failure.is_skip() => {
-            Outcome::Failed(format!("this can't be left out: {failure}"))
+            Outcome::Failed(format!("not optional: {failure}"))
         }
         Ok(Ok(Err(failure))) => Outcome::Failed(failure.to_string()),
         Ok(Err(panic)) => Outcome::Failed(format!("panicked: {}", panic_text(panic))),
@@ -163,6 +162,6 @@ fn panic_text(panic: Box<dyn Any + Send>) -> String {
         Ok(text) => *text,
         Err(panic) => panic
             .downcast_ref::<&str>()
-            .map_or_else(|| "without words".to_owned(), |text| (*text).to_owned()),
+            .map_or_else(|| "without a message".to_owned(), |text| (*text).to_owned()),
     }
 }

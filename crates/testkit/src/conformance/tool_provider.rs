@@ -1,7 +1,6 @@
-//! What a [`ToolProvider`] and the tool sets it opens must do.
+//! Suite for a [`ToolProvider`] and the tool sets it opens.
 //!
-//! The suite opens and closes the provider many times. It calls tools only with arguments they
-//! must refuse.
+//! It opens and closes the provider many times, and calls tools only with invalid arguments.
 
 use std::collections::BTreeSet;
 use std::pin::pin;
@@ -18,16 +17,16 @@ use super::check::{Checked, Failure, ensure, equal, refused, within};
 use super::report::Report;
 use super::suite::{self, Case};
 
-/// For opening and closing, which may start a program or look for one on a network.
+/// Limit for opening and closing, which may start a program or connect to a server.
 const OPENING: Duration = Duration::from_secs(30);
 
-/// Longer than a name may be in any dialect.
+/// Maximum length of a tool name, shared by all dialects.
 const NAME_CHARS: usize = 64;
 
 /// Runs every case against `provider`, one after another.
 ///
-/// A provider of tools that need a sandbox is opened without one: it must open all the same, and
-/// its tools say what is missing when they are called.
+/// Providers whose tools need a sandbox are opened without one. Opening must succeed; the tools
+/// report the missing sandbox when called.
 pub async fn tool_provider(provider: &dyn ToolProvider) -> Report {
     suite::run(&Harness(provider), cases(), &[]).await
 }
@@ -39,7 +38,7 @@ macro_rules! case {
         Case::new(stringify!($name), |harness: &Harness<'_>| {
             Box::pin($name(harness.0))
         })
-        // What one breaks for good must not be found by others at the same time.
+        // A case that breaks the provider permanently must not affect concurrent cases.
         .alone()
         .deadline(3 * OPENING)
     };
@@ -52,12 +51,12 @@ fn cases<'p>() -> Vec<Case<Harness<'p>>> {
         case!(tools_are_described),
         case!(parameters_are_schemas_of_objects),
         case!(tools_are_the_same_each_time),
-        case!(arguments_that_are_wrong_are_refused),
+        case!(wrong_arguments_are_refused),
         case!(two_tool_sets_are_independent),
         case!(it_opens_again_after_close),
-        case!(it_opens_again_after_opening_was_given_up),
-        case!(a_cancelled_opening_ends),
-        case!(a_sandbox_is_there_exactly_where_it_is_promised),
+        case!(it_opens_again_after_a_dropped_open),
+        case!(a_cancelled_open_ends),
+        case!(a_sandbox_exists_exactly_if_declared),
     ]
 }
 
@@ -70,7 +69,7 @@ async fn close(set: Box<dyn ToolSet>) -> Checked {
     Ok(within("the end of `close`", OPENING, set.close()).await??)
 }
 
-/// Opens, checks and closes; what the check finds is the more telling failure.
+/// Opens, checks and closes a tool set. The check's failure takes precedence.
 async fn with_tools(
     provider: &dyn ToolProvider,
     check: impl AsyncFnOnce(&[DynTool]) -> Checked,
@@ -93,7 +92,7 @@ async fn tool_names_are_valid_and_unique(provider: &dyn ToolProvider) -> Checked
             let valid = |it: u8| it.is_ascii_alphanumeric() || it == b'_' || it == b'-';
             ensure!(
                 (1..=NAME_CHARS).contains(&name.len()) && name.bytes().all(valid),
-                "`{name}` is no name for a tool: 1 to {NAME_CHARS} of a-z A-Z 0-9 _ -"
+                "`{name}` is not a valid tool name: 1 to {NAME_CHARS} of a-z A-Z 0-9 _ -"
             );
             ensure!(names.insert(name), "two tools are named `{name}`");
         }
@@ -104,12 +103,12 @@ async fn tool_names_are_valid_and_unique(provider: &dyn ToolProvider) -> Checked
 
 async fn tools_are_described(provider: &dyn ToolProvider) -> Checked {
     with_tools(provider, async |tools| {
-        let silent = tools
+        let undescribed = tools
             .iter()
             .find(|tool| tool.spec().description().trim().is_empty());
         equal(
             "a tool without a description",
-            silent.map(DynTool::name),
+            undescribed.map(DynTool::name),
             None,
         )
     })
@@ -122,13 +121,13 @@ async fn parameters_are_schemas_of_objects(provider: &dyn ToolProvider) -> Check
             let (name, schema) = (tool.name(), tool.spec().parameters());
             ensure!(
                 schema.get("type") == Some(&json!("object")),
-                "the parameters of `{name}` are no object: {schema}"
+                "the parameters of `{name}` are not an object: {schema}"
             );
             let properties = properties(tool);
             for required in required(tool) {
                 ensure!(
                     properties.contains_key(required),
-                    "`{name}` requires `{required}`, which it doesn't describe"
+                    "`{name}` requires `{required}`, which has no schema"
                 );
             }
         }
@@ -152,18 +151,22 @@ fn required(tool: &DynTool) -> impl Iterator<Item = &str> {
 }
 
 async fn tools_are_the_same_each_time(provider: &dyn ToolProvider) -> Checked {
-    let mut seen = Vec::new();
+    let mut spec_lists = Vec::new();
     for _ in 0..2 {
         let set = open(provider).await?;
-        // The order too: a request is cached by its first bytes, and they hold the tools.
+        // The order matters: prompt caches match request prefixes, which contain the tools.
         let specs: Vec<_> = set.tools().iter().map(|tool| tool.spec().clone()).collect();
-        seen.push(specs);
+        spec_lists.push(specs);
         close(set).await?;
     }
-    equal("the tools, opened again", seen.pop(), seen.pop())
+    equal(
+        "the tools, opened again",
+        spec_lists.pop(),
+        spec_lists.pop(),
+    )
 }
 
-async fn arguments_that_are_wrong_are_refused(provider: &dyn ToolProvider) -> Checked {
+async fn wrong_arguments_are_refused(provider: &dyn ToolProvider) -> Checked {
     with_tools(provider, async |tools| {
         for tool in tools {
             for (what, arguments) in wrong_arguments(tool) {
@@ -175,16 +178,16 @@ async fn arguments_that_are_wrong_are_refused(provider: &dyn ToolProvider) -> Ch
     .await
 }
 
-/// Arguments that can't be right, in a model's words.
+/// Returns descriptions and JSON texts of invalid arguments.
 fn wrong_arguments(tool: &DynTool) -> Vec<(String, String)> {
     let mut wrong: Vec<(String, String)> = ["{\"a\":", "[]", "5", "\"text\"", "yes"]
-        .map(|text| ("no object".to_owned(), text.to_owned()))
+        .map(|text| ("a non-object".to_owned(), text.to_owned()))
         .into();
     let properties = properties(tool);
     let mut right = Map::new();
     for name in required(tool) {
         let schema = properties.get(name).unwrap_or(&Value::Null);
-        right.insert(name.to_owned(), plausible(schema));
+        right.insert(name.to_owned(), valid_value(schema));
     }
     for name in required(tool) {
         let mut arguments = right.clone();
@@ -193,7 +196,7 @@ fn wrong_arguments(tool: &DynTool) -> Vec<(String, String)> {
         wrong.push((format!("no `{name}`"), text));
     }
     for (name, schema) in &properties {
-        if let Some(value) = implausible(schema) {
+        if let Some(value) = invalid_value(schema) {
             let mut arguments = right.clone();
             arguments.insert(name.clone(), value);
             let text = Value::Object(arguments).to_string();
@@ -211,8 +214,8 @@ fn allows(schema: &Value, name: &str) -> bool {
     }
 }
 
-/// Something of the right type.
-fn plausible(schema: &Value) -> Value {
+/// Returns a value of the right type.
+fn valid_value(schema: &Value) -> Value {
     let values = [
         ("string", json!("text")),
         ("integer", json!(1)),
@@ -225,27 +228,28 @@ fn plausible(schema: &Value) -> Value {
     fitting.next().map_or(Value::Null, |(_, value)| value)
 }
 
-/// Something of a type that is not allowed, which no repair makes one that is; `None` where the
-/// schema allows anything.
-fn implausible(schema: &Value) -> Option<Value> {
+/// Returns a value of a wrong type that argument repair can't correct; `None` if the schema allows
+/// anything.
+fn invalid_value(schema: &Value) -> Option<Value> {
     const LIMITS: [&str; 6] = ["type", "enum", "const", "anyOf", "oneOf", "allOf"];
     let is_limited = |schema: &Value| LIMITS.iter().any(|keyword| schema.get(keyword).is_some());
     if !is_limited(schema) {
         return None;
     }
     if allows(schema, "array") {
-        // One value is taken for a list of one.
+        // Argument repair turns a single value into a list.
         let items = &schema["items"];
-        let may_be = allows(schema, "boolean") || !is_limited(items) || allows(items, "boolean");
-        return (!may_be).then_some(Value::Bool(true));
+        let repairable =
+            allows(schema, "boolean") || !is_limited(items) || allows(items, "boolean");
+        return (!repairable).then_some(Value::Bool(true));
     }
     Some(json!([[{"no": "such thing"}]]))
 }
 
-/// As an agent does it: what `parse` lets through, the tool itself must refuse.
+/// Calls the tool as an agent does: either `parse` or the tool must refuse the arguments.
 async fn must_refuse(tool: &DynTool, what: &str, arguments: &str) -> Checked {
     let name = tool.name();
-    let said = match tool.parse(arguments) {
+    let message = match tool.parse(arguments) {
         Err(error) => error.to_string(),
         Ok(parsed) => {
             let cx = ToolContext::new(RunId::new(), "call");
@@ -262,7 +266,10 @@ async fn must_refuse(tool: &DynTool, what: &str, arguments: &str) -> Checked {
             }
         }
     };
-    ensure!(!said.is_empty(), "`{name}` refused {what} without a word");
+    ensure!(
+        !message.is_empty(),
+        "`{name}` refused {what} without a message"
+    );
     Ok(())
 }
 
@@ -282,7 +289,7 @@ async fn two_tool_sets_are_independent(provider: &dyn ToolProvider) -> Checked {
             .collect()
     };
     let before = names(&*two);
-    let apart = share_no_files(&*one, &*two).await;
+    let isolation = share_no_files(&*one, &*two).await;
     close(one).await?;
     let after = names(&*two);
     let works = match two.sandbox() {
@@ -290,12 +297,12 @@ async fn two_tool_sets_are_independent(provider: &dyn ToolProvider) -> Checked {
         None => Ok(()),
     };
     close(two).await?;
-    apart?;
+    isolation?;
     equal("the tools of one set when another is closed", after, before)?;
     Ok(works?)
 }
 
-/// A file in the sandbox of one is no file in the sandbox of the other.
+/// Checks that a file in one set's sandbox is missing in the other's.
 async fn share_no_files(one: &dyn ToolSet, two: &dyn ToolSet) -> Checked {
     let (Some(one), Some(two)) = (one.sandbox(), two.sandbox()) else {
         return Ok(());
@@ -317,8 +324,8 @@ async fn it_opens_again_after_close(provider: &dyn ToolProvider) -> Checked {
     Ok(())
 }
 
-async fn it_opens_again_after_opening_was_given_up(provider: &dyn ToolProvider) -> Checked {
-    // As far as it gets at once, a little further each time.
+async fn it_opens_again_after_a_dropped_open(provider: &dyn ToolProvider) -> Checked {
+    // Drops the future after one, two and three polls.
     for polls in 1..=3 {
         let mut opening = pin!(provider.open(OpenContext::new(RunId::new())));
         let mut opened = None;
@@ -341,10 +348,10 @@ async fn it_opens_again_after_opening_was_given_up(provider: &dyn ToolProvider) 
     close(open(provider).await?).await
 }
 
-async fn a_cancelled_opening_ends(provider: &dyn ToolProvider) -> Checked {
+async fn a_cancelled_open_ends(provider: &dyn ToolProvider) -> Checked {
     let cx = OpenContext::new(RunId::new());
     cx.cancellation.cancel();
-    // It may be refused, or be too quick to notice.
+    // `open` may fail or succeed before noticing the cancellation.
     let opening = within("the end of a cancelled `open`", OPENING, provider.open(cx));
     if let Ok(set) = opening.await? {
         close(set).await?;
@@ -352,13 +359,13 @@ async fn a_cancelled_opening_ends(provider: &dyn ToolProvider) -> Checked {
     close(open(provider).await?).await
 }
 
-async fn a_sandbox_is_there_exactly_where_it_is_promised(provider: &dyn ToolProvider) -> Checked {
+async fn a_sandbox_exists_exactly_if_declared(provider: &dyn ToolProvider) -> Checked {
     let set = open(provider).await?;
-    let there = set.sandbox().is_some();
+    let has_sandbox = set.sandbox().is_some();
     close(set).await?;
     equal(
         "whether there is a sandbox",
-        there,
+        has_sandbox,
         provider.provides_sandbox(),
     )
 }

@@ -1,4 +1,4 @@
-//! How an answer reaches the client: all of it, slowly, or not to the end.
+//! Delivery of answers: complete, throttled or cut.
 
 use std::io;
 use std::sync::Arc;
@@ -11,17 +11,18 @@ use hyper::body::Frame;
 
 use super::fault::Fault;
 use super::record::Record;
+use super::render;
 use super::script::Usage;
 use super::wire::{Answer, Part};
 
-/// The body of every response.
+/// Body of a response.
 pub(super) type Body = http_body_util::combinators::UnsyncBoxBody<Bytes, io::Error>;
 
-/// What happens next to a body.
+/// Step of a body's delivery.
 #[derive(Debug)]
-enum Step {
+enum DeliveryStep {
     Send(Bytes),
-    /// Everything up to a report of usage has been sent.
+    /// Records usage that has been sent.
     Count(Usage),
     Wait(Duration),
     Cut,
@@ -34,12 +35,11 @@ pub(super) fn complete(body: Bytes) -> Body {
         .boxed_unsync()
 }
 
-/// A body that performs `answer` as `fault` has it, and tells `record` about the usage that went
-/// out.
-pub(super) fn perform(answer: &Answer<'_>, fault: Option<&Fault>, record: Arc<Record>) -> Body {
+/// Returns a body that delivers `answer` with `fault` and records the sent usage.
+pub(super) fn body(answer: &Answer<'_>, fault: Option<&Fault>, record: Arc<Record>) -> Body {
     if fault.is_none() && !answer.envelope.streams() {
-        // All at once, so that it carries its length.
-        let whole = answer.whole();
+        // A full body gets a content length.
+        let whole = render::whole(answer);
         whole.usage.into_iter().for_each(|usage| record.sent(usage));
         return complete(whole.bytes);
     }
@@ -47,40 +47,43 @@ pub(super) fn perform(answer: &Answer<'_>, fault: Option<&Fault>, record: Arc<Re
     let frames = stream::unfold((steps, record), |(mut steps, record)| async move {
         loop {
             match steps.next()? {
-                Step::Send(bytes) => return Some((Ok(Frame::data(bytes)), (steps, record))),
-                Step::Count(usage) => record.sent(usage),
-                Step::Wait(time) => tokio::time::sleep(time).await,
-                Step::Cut => {
-                    // An error discards what hyper has buffered; once it has to wait, it flushes
-                    // that first.
+                DeliveryStep::Send(bytes) => {
+                    return Some((Ok(Frame::data(bytes)), (steps, record)));
+                }
+                DeliveryStep::Count(usage) => record.sent(usage),
+                DeliveryStep::Wait(time) => tokio::time::sleep(time).await,
+                DeliveryStep::Cut => {
+                    // An error discards hyper's buffer, which a pending poll flushes first.
                     tokio::task::yield_now().await;
                     return Some((Err(io::Error::other("a scripted cut")), (steps, record)));
                 }
-                Step::Stall => std::future::pending().await,
+                DeliveryStep::Stall => std::future::pending().await,
             }
         }
     });
     BodyExt::boxed_unsync(StreamBody::new(frames))
 }
 
-fn plan(answer: &Answer<'_>, fault: Option<&Fault>) -> Vec<Step> {
-    let parts = answer.parts();
+fn plan(answer: &Answer<'_>, fault: Option<&Fault>) -> Vec<DeliveryStep> {
+    let parts = render::parts(answer);
     match fault {
-        Some(&Fault::CutAfterEvents(count)) => first(parts, count, Some(Step::Cut)),
-        Some(&Fault::EndAfterEvents(count)) => first(parts, count, None),
-        Some(&Fault::StallAfterEvents(count)) => first(parts, count, Some(Step::Stall)),
-        Some(Fault::ErrorEvent { after, error }) => {
-            // A body that isn't streamed holds either an answer or an error.
-            let after = if answer.envelope.streams() { *after } else { 0 };
-            first(parts, after, Some(Step::Send(answer.error(error))))
+        Some(&Fault::CutAfterEvents(count)) => take_parts(parts, count, Some(DeliveryStep::Cut)),
+        Some(&Fault::EndAfterEvents(count)) => take_parts(parts, count, None),
+        Some(&Fault::StallAfterEvents(count)) => {
+            take_parts(parts, count, Some(DeliveryStep::Stall))
         }
-        Some(&Fault::CutAfterBytes(count)) => first_bytes(parts, count),
-        Some(&Fault::Slow { bytes, every }) => slowly(parts, bytes.max(1), every),
-        _ => first(parts, usize::MAX, None),
+        Some(Fault::ErrorEvent { after, error }) => {
+            // Without streaming, the body is either the answer or the error.
+            let after = if answer.envelope.streams() { *after } else { 0 };
+            take_parts(parts, after, Some(DeliveryStep::Send(answer.error(error))))
+        }
+        Some(&Fault::CutAfterBytes(count)) => cut_at_byte(parts, count),
+        Some(&Fault::Slow { bytes, every }) => paced(parts, bytes.max(1), every),
+        _ => take_parts(parts, usize::MAX, None),
     }
 }
 
-fn first(parts: Vec<Part>, count: usize, last: Option<Step>) -> Vec<Step> {
+fn take_parts(parts: Vec<Part>, count: usize, last: Option<DeliveryStep>) -> Vec<DeliveryStep> {
     parts
         .into_iter()
         .take(count)
@@ -89,38 +92,41 @@ fn first(parts: Vec<Part>, count: usize, last: Option<Step>) -> Vec<Step> {
         .collect()
 }
 
-fn first_bytes(parts: Vec<Part>, count: usize) -> Vec<Step> {
-    let mut left = count;
+fn cut_at_byte(parts: Vec<Part>, count: usize) -> Vec<DeliveryStep> {
+    let mut remaining = count;
     let mut steps = Vec::new();
     for mut part in parts {
-        if left < part.bytes.len() {
-            steps.push(Step::Send(part.bytes.split_to(left)));
+        if remaining < part.bytes.len() {
+            steps.push(DeliveryStep::Send(part.bytes.split_to(remaining)));
             break;
         }
-        left -= part.bytes.len();
+        remaining -= part.bytes.len();
         steps.extend(send(part));
     }
-    steps.push(Step::Cut);
+    steps.push(DeliveryStep::Cut);
     steps
 }
 
-fn slowly(parts: Vec<Part>, size: usize, every: Duration) -> Vec<Step> {
+fn paced(parts: Vec<Part>, size: usize, every: Duration) -> Vec<DeliveryStep> {
     let mut steps = Vec::new();
     for mut part in parts {
         while !part.bytes.is_empty() {
             let piece = part.bytes.split_to(size.min(part.bytes.len()));
             if !steps.is_empty() {
-                steps.push(Step::Wait(every));
+                steps.push(DeliveryStep::Wait(every));
             }
-            steps.push(Step::Send(piece));
+            steps.push(DeliveryStep::Send(piece));
         }
-        steps.extend(part.usage.map(Step::Count));
+        steps.extend(part.usage.map(DeliveryStep::Count));
     }
     steps
 }
 
-fn send(part: Part) -> impl Iterator<Item = Step> {
-    [Some(Step::Send(part.bytes)), part.usage.map(Step::Count)]
-        .into_iter()
-        .flatten()
+fn send(part: Part) -> impl Iterator<Item = DeliveryStep> {
+    [
+        Some(DeliveryStep::Send(part.bytes)),
+        part.usage.map(DeliveryStep::Count),
+    ]
+    .into_iter()
+    .flatten()
 }

@@ -1,42 +1,40 @@
-//! What can go wrong with an answer.
+//! Faults of answers.
 
 use std::time::Duration;
 
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-/// One way in which an answer goes wrong.
+/// Fault of an answer.
 ///
-/// Where a count of events is asked for, an answer that isn't streamed is a single event.
+/// An answer that isn't streamed counts as a single event.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub enum Fault {
-    /// This reply instead of the turn.
+    /// Sends this reply instead of the turn.
     Reply(Reply),
-    /// The connection is closed without a response.
+    /// Closes the connection without a response.
     Close,
-    /// The request is read and never answered.
+    /// Reads the request and never answers.
     Hang,
-    /// The connection is cut after this many events.
+    /// Cuts the connection after this many events.
     CutAfterEvents(usize),
-    /// The connection is cut after this many bytes of the body.
+    /// Cuts the connection after this many bytes of the body.
     CutAfterBytes(usize),
-    /// The response ends as if it were complete after this many events: the HTTP message is whole,
-    /// the answer isn't.
+    /// Ends the response after this many events: the HTTP message is complete, the answer isn't.
     EndAfterEvents(usize),
-    /// Nothing more comes after this many events, and the connection stays open.
+    /// Stalls after this many events, keeping the connection open.
     StallAfterEvents(usize),
-    /// After `after` events comes one that holds `error`, then `[DONE]` and a clean end, which is
-    /// what vLLM does when generation fails under way. An answer that isn't streamed becomes a body
-    /// that holds `error`, with status 200.
+    /// Sends `error` after `after` events, then `[DONE]` and a clean end, as vLLM does when
+    /// generation fails. An answer that isn't streamed becomes a body with `error` and status 200.
     ErrorEvent {
-        /// How many events of the answer come before it.
+        /// Number of events before the error.
         after: usize,
         /// The value of the `error` field.
         error: Value,
     },
-    /// The answer is whole, and comes in pieces of `bytes` bytes with a pause before each but the
-    /// first. A piece may end within a character.
+    /// Sends the whole answer in pieces of `bytes` bytes with pauses between them. A piece may end
+    /// within a character.
     Slow {
         /// The size of a piece; 0 counts as 1.
         bytes: usize,
@@ -45,7 +43,7 @@ pub enum Fault {
     },
 }
 
-/// A complete response, sent instead of a turn.
+/// Complete response, sent instead of a turn.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Reply {
@@ -55,8 +53,7 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// `status` with an arbitrary body: a proxy's HTML page, a recorded body of another provider,
-    /// JSON without `choices`, something that isn't JSON.
+    /// Creates a reply with an arbitrary body, for example a proxy's HTML page or invalid JSON.
     pub fn new(status: u16, content_type: &str, body: impl Into<Bytes>) -> Self {
         Self {
             status,
@@ -65,7 +62,7 @@ impl Reply {
         }
     }
 
-    /// `status` with a body in the shape of OpenAI's errors.
+    /// Creates a reply with a body in OpenAI's error format.
     #[must_use]
     pub fn error(status: u16) -> Self {
         let kind = match status {
@@ -90,7 +87,7 @@ impl Reply {
     }
 }
 
-/// OpenAI's error object.
+/// Returns an error object in OpenAI's format.
 pub(super) fn error_body(message: &str, kind: &str, code: impl Into<Value>) -> Value {
     json!({"error": {"message": message, "type": kind, "param": null, "code": code.into()}})
 }

@@ -1,4 +1,4 @@
-//! A turn as Anthropic's Messages have it.
+//! A turn in Anthropic's Messages.
 
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
@@ -6,12 +6,12 @@ use serde_json::{Value, json};
 use super::script::Usage;
 use super::wire::{ARGUMENT_CHARS, Answer, Part, pieces, set};
 
-/// What signs all thinking.
+/// Signature of all thinking blocks.
 const SIGNATURE: &str = "c2lnbmVk";
 
-/// The answer as one JSON object.
+/// Returns the answer as one JSON object.
 ///
-/// Arguments are an object here; what is no JSON at all is sent as a text.
+/// Arguments that are not JSON are sent as a string.
 pub(super) fn whole(answer: &Answer<'_>) -> String {
     let turn = answer.turn;
     let mut blocks = Vec::new();
@@ -23,7 +23,7 @@ pub(super) fn whole(answer: &Answer<'_>) -> String {
         blocks.push(json!({"type": "text", "text": turn.text}).to_string());
     }
     for (index, call) in turn.calls.iter().enumerate() {
-        // Written by hand, so that the arguments stay as the script has them.
+        // Assembled as text, so that the arguments stay unchanged.
         let mut head = json!({"type": "tool_use", "name": call.name});
         if let Some(id) = answer.call_id(index, call) {
             set(&mut head, "id", id);
@@ -49,7 +49,7 @@ fn json_text(arguments: &str) -> String {
     }
 }
 
-/// The answer as a stream.
+/// Returns the answer as a stream.
 pub(super) fn events(answer: &Answer<'_>) -> Vec<Part> {
     let turn = answer.turn;
     let mut start = message(answer);
@@ -64,8 +64,9 @@ pub(super) fn events(answer: &Answer<'_>) -> Vec<Part> {
     }
     let mut events = vec![json!({"type": "message_start", "message": start})];
     let mut index = 0;
-    let mut block = |begun: Value, deltas: Vec<Value>| {
-        events.push(json!({"type": "content_block_start", "index": index, "content_block": begun}));
+    let mut block = |opening: Value, deltas: Vec<Value>| {
+        events
+            .push(json!({"type": "content_block_start", "index": index, "content_block": opening}));
         for delta in deltas {
             events.push(json!({"type": "content_block_delta", "index": index, "delta": delta}));
         }
@@ -76,8 +77,8 @@ pub(super) fn events(answer: &Answer<'_>) -> Vec<Part> {
         let pieces = pieces(&turn.reasoning, turn.delta_chars).into_iter();
         let thinking = pieces.map(|piece| json!({"type": "thinking_delta", "thinking": piece}));
         let signature = json!({"type": "signature_delta", "signature": SIGNATURE});
-        let begun = json!({"type": "thinking", "thinking": "", "signature": ""});
-        block(begun, thinking.chain([signature]).collect());
+        let opening = json!({"type": "thinking", "thinking": "", "signature": ""});
+        block(opening, thinking.chain([signature]).collect());
     }
     if !turn.text.is_empty() {
         let pieces = pieces(&turn.text, turn.delta_chars).into_iter();
@@ -85,14 +86,14 @@ pub(super) fn events(answer: &Answer<'_>) -> Vec<Part> {
         block(json!({"type": "text", "text": ""}), deltas.collect());
     }
     for (number, call) in turn.calls.iter().enumerate() {
-        let mut begun = json!({"type": "tool_use", "name": call.name, "input": {}});
+        let mut opening = json!({"type": "tool_use", "name": call.name, "input": {}});
         if let Some(id) = answer.call_id(number, call) {
-            set(&mut begun, "id", id);
+            set(&mut opening, "id", id);
         }
         let size = turn.delta_chars.or(Some(ARGUMENT_CHARS));
         let pieces = pieces(&call.arguments, size).into_iter();
         let deltas = pieces.map(|piece| json!({"type": "input_json_delta", "partial_json": piece}));
-        block(begun, deltas.collect());
+        block(opening, deltas.collect());
     }
     let mut parts: Vec<Part> = events
         .iter()

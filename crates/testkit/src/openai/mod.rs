@@ -1,15 +1,13 @@
 //! A scripted server that speaks OpenAI's Chat Completions and Responses, and Anthropic's Messages,
-//! for tests and benches. Which of them is the path of the request; the script is the same.
+//! for tests and benches. The request's path selects the dialect; the script is the same for all.
 //!
-//! It owns the model's side of the wire and nothing else: it knows JSON, server-sent events and the
-//! ways in which they break, and no type of this workspace, so that a mistake in a client can't hide
-//! in a type both of them use. A test writes a [`Script`] of [`Turn`]s and points its client at
+//! The server uses JSON, server-sent events and no type of this workspace, so a mistake in a client
+//! can't hide in a shared type. A test writes a [`Script`] of [`Turn`]s and points its client at
 //! [`ScriptedServer::url`].
 //!
-//! Which turn answers a request is a property of the request: the number of assistant messages in
-//! it. A request that is sent again, by a retry or by a resumed run, gets the same turn again, and
-//! the server keeps nothing per run but the count of attempts. What goes wrong is scripted per turn
-//! and per attempt, see [`Fault`].
+//! The number of assistant messages in a request selects the turn. A request repeated by a retry or
+//! a resumed run gets the same turn, and the only state per run is the number of attempts. Failures
+//! are scripted per turn and attempt, see [`Fault`].
 //!
 //! ```
 //! use cantle_testkit::openai::{Fault, Reply, Script, ScriptedServer, ToolCall, Turn};
@@ -27,16 +25,19 @@
 //! # }
 //! ```
 
+mod chat;
 mod delivery;
 mod fault;
 mod messages;
 mod record;
+mod render;
+mod request;
 mod responses;
 mod script;
 mod server;
 mod wire;
 
 pub use fault::{Fault, Reply};
-pub use record::Request;
+pub use request::Request;
 pub use script::{Script, ToolCall, Turn, Usage};
 pub use server::{ScriptedServer, ServerOptions, serve_until};

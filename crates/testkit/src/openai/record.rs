@@ -1,4 +1,4 @@
-//! What the server saw and what it sent.
+//! The requests that the server received and the usage that it reported.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -6,38 +6,12 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use http::HeaderMap;
-use serde_json::Value;
 use tokio::sync::watch;
 
+use super::request::Request;
 use super::script::Usage;
 
-/// A request that reached a script.
-#[derive(Debug, Clone)]
-#[non_exhaustive]
-pub struct Request {
-    /// Its headers.
-    pub headers: HeaderMap,
-    /// Its body, byte for byte.
-    pub raw: Bytes,
-    /// The number of assistant messages in it, which is the index of the turn that answers it.
-    pub turn: usize,
-    /// How many requests for this turn of this run came before. Requests belong to one run when
-    /// their model and all messages before the first one of the assistant are the same.
-    pub attempt: usize,
-    /// When it had been read.
-    pub at: Instant,
-}
-
-impl Request {
-    /// The body as JSON.
-    #[must_use]
-    pub fn body(&self) -> Value {
-        // It was JSON when it was read, or it would not have reached a script.
-        serde_json::from_slice(&self.raw).unwrap_or_default()
-    }
-}
-
-/// The server's memory. Attempts and usage are counted always; requests are kept when asked for.
+/// The server's record. Attempts and usage are always counted; requests only with `keep`.
 #[derive(Debug)]
 pub(super) struct Record {
     keep: bool,
@@ -62,7 +36,7 @@ impl Record {
         }
     }
 
-    /// Takes in a request for `turn` of `run`.
+    /// Records a request for `turn` of `run`.
     pub(super) fn receive(&self, headers: HeaderMap, raw: Bytes, run: u64, turn: usize) -> Request {
         let request = {
             let mut entries = self.entries();
@@ -98,7 +72,7 @@ impl Record {
     }
 
     pub(super) async fn received(&self, count: usize) {
-        // The sender lives in `self`, so the wait can't fail.
+        // The sender is in `self`, so the wait can't fail.
         let _ = self
             .received
             .subscribe()

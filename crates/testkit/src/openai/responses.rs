@@ -1,54 +1,54 @@
-//! A turn as OpenAI's Responses have it.
+//! A turn in OpenAI's Responses.
 
 use serde_json::{Value, json};
 
 use super::script::{ToolCall, Usage};
 use super::wire::{ARGUMENT_CHARS, Answer, CREATED, Part, pieces, response_id, set};
 
-/// What the model thought, for the provider's eyes alone.
+/// Encrypted content of all reasoning items.
 const ENCRYPTED: &str = "ZW5jcnlwdGVk";
 
-/// The answer as one JSON object.
+/// Returns the answer as one JSON object.
 pub(super) fn whole(answer: &Answer<'_>) -> Value {
     let items: Vec<Value> = items(answer).into_iter().map(|item| item.whole).collect();
-    ended(answer, &json!(items))
+    finished(answer, &json!(items))
 }
 
-/// The answer as a stream.
+/// Returns the answer as a stream.
 pub(super) fn events(answer: &Answer<'_>) -> Vec<Part> {
     let created = response(answer, "in_progress", &json!([]));
     let mut events = vec![json!({"type": "response.created", "response": created})];
     let mut output = Vec::new();
     for (index, item) in items(answer).into_iter().enumerate() {
-        let mut tell = |kind: &str, field: &str, value: &Value| {
+        let mut push = |kind: &str, field: &str, value: &Value| {
             let mut event = json!({"type": kind, "output_index": index});
             set(&mut event, field, value);
             events.push(event);
         };
-        tell("response.output_item.added", "item", &item.begun);
+        push("response.output_item.added", "item", &item.opening);
         for piece in &item.pieces {
-            tell(item.delta, "delta", &json!(piece));
+            push(item.delta, "delta", &json!(piece));
         }
-        tell("response.output_item.done", "item", &item.whole);
+        push("response.output_item.done", "item", &item.whole);
         output.push(item.whole);
     }
     let mut parts: Vec<Part> = events
         .iter()
         .map(|event| answer.named(event, None))
         .collect();
-    let ended = ended(answer, &json!(output));
-    let status = ended
+    let finished = finished(answer, &json!(output));
+    let status = finished
         .get("status")
         .and_then(Value::as_str)
         .unwrap_or_default();
-    let last = json!({"type": format!("response.{status}"), "response": ended});
+    let last = json!({"type": format!("response.{status}"), "response": finished});
     parts.push(answer.named(&last, answer.turn.usage));
     parts
 }
 
-/// An item as it begins, its pieces with the type of event that they come in, and all of it.
+/// Output item: its opening form, its deltas with their event type, and its final form.
 struct Item {
-    begun: Value,
+    opening: Value,
     delta: &'static str,
     pieces: Vec<String>,
     whole: Value,
@@ -64,7 +64,7 @@ fn items(answer: &Answer<'_>) -> Vec<Item> {
                 "encrypted_content": ENCRYPTED})
         };
         items.push(Item {
-            begun: item(json!([])),
+            opening: item(json!([])),
             delta: "response.reasoning_summary_text.delta",
             pieces: pieces(&turn.reasoning, turn.delta_chars),
             whole: item(json!([{"type": "summary_text", "text": turn.reasoning}])),
@@ -73,7 +73,7 @@ fn items(answer: &Answer<'_>) -> Vec<Item> {
     if !turn.text.is_empty() {
         let item = |content: Value| json!({"type": "message", "id": name("msg", 0), "role": "assistant", "content": content});
         items.push(Item {
-            begun: item(json!([])),
+            opening: item(json!([])),
             delta: "response.output_text.delta",
             pieces: pieces(&turn.text, turn.delta_chars),
             whole: item(json!([{"type": "output_text", "text": turn.text, "annotations": []}])),
@@ -83,7 +83,7 @@ fn items(answer: &Answer<'_>) -> Vec<Item> {
         let item = |arguments: &str| function_call(answer, index, call, arguments);
         let size = turn.delta_chars.or(Some(ARGUMENT_CHARS));
         items.push(Item {
-            begun: item(""),
+            opening: item(""),
             delta: "response.function_call_arguments.delta",
             pieces: pieces(&call.arguments, size),
             whole: item(&call.arguments),
@@ -102,7 +102,7 @@ fn function_call(answer: &Answer<'_>, index: usize, call: &ToolCall, arguments: 
     item
 }
 
-fn ended(answer: &Answer<'_>, output: &Value) -> Value {
+fn finished(answer: &Answer<'_>, output: &Value) -> Value {
     let reason = match answer.finish_reason() {
         "stop" | "tool_calls" => None,
         "length" => Some("max_output_tokens"),
@@ -113,14 +113,18 @@ fn ended(answer: &Answer<'_>, output: &Value) -> Value {
     } else {
         "completed"
     };
-    let mut ended = response(answer, status, output);
+    let mut finished = response(answer, status, output);
     if let Some(reason) = reason {
-        set(&mut ended, "incomplete_details", json!({"reason": reason}));
+        set(
+            &mut finished,
+            "incomplete_details",
+            json!({"reason": reason}),
+        );
     }
     if let Some(usage) = answer.turn.usage {
-        set(&mut ended, "usage", usage_json(usage));
+        set(&mut finished, "usage", usage_json(usage));
     }
-    ended
+    finished
 }
 
 fn response(answer: &Answer<'_>, status: &str, output: &Value) -> Value {

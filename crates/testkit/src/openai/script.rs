@@ -1,4 +1,4 @@
-//! What the model says: scripts, turns, tool calls and usage.
+//! Scripts: turns, tool calls and usage of the scripted model.
 
 use std::fmt;
 use std::ops::AddAssign;
@@ -6,19 +6,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::fault::Fault;
-use super::record::Request;
+use super::request::Request;
 
-/// The turns of a model, in order, and what comes after the last.
+/// Turns of a model, in order, and the behaviour after the last one.
 ///
-/// Immutable once a server has it; cloning is cheap.
+/// Cloning is cheap.
 #[derive(Debug, Clone, Default)]
 pub struct Script {
     turns: Vec<Arc<Turn>>,
-    after: After,
+    after: AfterLastTurn,
     pub(super) style: Style,
 }
 
-/// Habits of a provider that change the form of a stream and not its content.
+/// Provider quirks that change a stream's form but not its content.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Style {
     pub(super) usage_in_choice: bool,
@@ -26,26 +26,25 @@ pub(super) struct Style {
 }
 
 #[derive(Clone, Default)]
-enum After {
+enum AfterLastTurn {
     #[default]
     Refuse,
     RepeatLast,
-    Ask(Arc<dyn Fn(&Request) -> Turn + Send + Sync>),
+    Compute(Arc<dyn Fn(&Request) -> Turn + Send + Sync>),
 }
 
-impl fmt::Debug for After {
+impl fmt::Debug for AfterLastTurn {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Refuse => "Refuse",
             Self::RepeatLast => "RepeatLast",
-            Self::Ask(_) => "Ask",
+            Self::Compute(_) => "Compute",
         })
     }
 }
 
 impl Script {
-    /// No turn yet. A request for a turn that isn't there is answered with status 400 and a message
-    /// that says so.
+    /// Creates a script without turns. A request for a missing turn is answered with status 400.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -65,17 +64,17 @@ impl Script {
         self
     }
 
-    /// After the last turn, answers with it again.
+    /// Repeats the last turn.
     #[must_use]
     pub fn repeat_last(mut self) -> Self {
-        self.after = After::RepeatLast;
+        self.after = AfterLastTurn::RepeatLast;
         self
     }
 
-    /// After the last turn, or from the first where there is none, asks `turn` for the answer.
+    /// Computes the turns after the last one with `turn`.
     #[must_use]
     pub fn then_with(mut self, turn: impl Fn(&Request) -> Turn + Send + Sync + 'static) -> Self {
-        self.after = After::Ask(Arc::new(turn));
+        self.after = AfterLastTurn::Compute(Arc::new(turn));
         self
     }
 
@@ -94,14 +93,14 @@ impl Script {
         self
     }
 
-    /// The turn for `request`; `None` past the end.
+    /// Returns the turn for `request`, or `None` past the end.
     pub(super) fn answer(&self, request: &Request) -> Option<Arc<Turn>> {
         let scripted = self.turns.get(request.turn);
         match (scripted, &self.after) {
             (Some(turn), _) => Some(Arc::clone(turn)),
-            (None, After::Refuse) => None,
-            (None, After::RepeatLast) => self.turns.last().cloned(),
-            (None, After::Ask(turn)) => Some(Arc::new(turn(request))),
+            (None, AfterLastTurn::Refuse) => None,
+            (None, AfterLastTurn::RepeatLast) => self.turns.last().cloned(),
+            (None, AfterLastTurn::Compute(turn)) => Some(Arc::new(turn(request))),
         }
     }
 
@@ -110,8 +109,7 @@ impl Script {
     }
 }
 
-/// One answer of the model: reasoning, then text, then tool calls; usage; and what goes wrong on
-/// the way.
+/// One answer of the model: reasoning, text, tool calls and usage, with its faults.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Turn {
@@ -127,7 +125,7 @@ pub struct Turn {
 }
 
 impl Turn {
-    /// A turn that says `text`, which may be empty, with a usage of 10 tokens in and 5 out.
+    /// Creates a turn with `text`, which may be empty, and a usage of 10 input and 5 output tokens.
     pub fn text(text: impl Into<String>) -> Self {
         Self {
             text: text.into(),
@@ -142,7 +140,7 @@ impl Turn {
         }
     }
 
-    /// A turn without text that makes one call.
+    /// Creates a turn with one call and no text.
     #[must_use]
     pub fn tool(call: ToolCall) -> Self {
         Self::text("").call(call)
@@ -155,59 +153,57 @@ impl Turn {
         self
     }
 
-    /// What the model thinks first, sent as `reasoning_content`.
+    /// Sets the reasoning, which precedes the text.
     #[must_use]
     pub fn reasoning(mut self, reasoning: impl Into<String>) -> Self {
         self.reasoning = reasoning.into();
         self
     }
 
-    /// The finish reason, where it isn't `tool_calls` for a turn with calls and `stop` for one
-    /// without.
+    /// Sets the finish reason. The default is `tool_calls` with calls and `stop` without.
     #[must_use]
     pub fn finish_reason(mut self, reason: impl Into<String>) -> Self {
         self.finish_reason = Some(reason.into());
         self
     }
 
-    /// The usage reported.
+    /// Sets the reported usage.
     #[must_use]
     pub fn usage(mut self, usage: Usage) -> Self {
         self.usage = Some(usage);
         self
     }
 
-    /// Reports no usage, also where it is asked for.
+    /// Reports no usage, even if requested.
     #[must_use]
     pub fn without_usage(mut self) -> Self {
         self.usage = None;
         self
     }
 
-    /// Streams deltas of `chars` characters, where text and reasoning otherwise come by word and
-    /// arguments by eight characters.
+    /// Sets the size of deltas. By default, text and reasoning are split by word and arguments every
+    /// eight characters.
     #[must_use]
     pub fn delta_chars(mut self, chars: usize) -> Self {
         self.delta_chars = Some(chars);
         self
     }
 
-    /// Waits before the response, on each attempt.
+    /// Sets the delay before each response.
     #[must_use]
     pub fn latency(mut self, latency: Duration) -> Self {
         self.latency = latency;
         self
     }
 
-    /// Goes wrong once: the first fault added meets the first attempt, the second the second, and
-    /// so on.
+    /// Adds a fault for one attempt: the first for the first attempt, and so on.
     #[must_use]
     pub fn fault(mut self, fault: Fault) -> Self {
         self.faults.push(fault);
         self
     }
 
-    /// Goes wrong on every attempt that [`Turn::fault`] has nothing for.
+    /// Sets the fault of all attempts without one from [`Turn::fault`].
     #[must_use]
     pub fn fault_always(mut self, fault: Fault) -> Self {
         self.fault_always = Some(fault);
@@ -219,7 +215,7 @@ impl Turn {
     }
 }
 
-/// A tool call, which nothing forces to be a good one.
+/// Tool call, not necessarily valid.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ToolCall {
@@ -236,11 +232,10 @@ pub(super) enum CallId {
 }
 
 impl ToolCall {
-    /// A call of `name` with the id `call_T_I`: the index of its turn, and its own index in the
-    /// turn.
+    /// Creates a call of `name` with the id `call_T_I`, where `T` is the turn's index and `I` the
+    /// call's index in the turn.
     ///
-    /// `arguments` is sent as it prints: a [`serde_json::Value`] as JSON, a string as it is, which
-    /// need not be JSON.
+    /// `arguments` is sent as formatted: a [`serde_json::Value`] as JSON, a string unchanged.
     pub fn new(name: impl Into<String>, arguments: impl fmt::Display) -> Self {
         Self {
             id: CallId::Numbered,
@@ -249,14 +244,14 @@ impl ToolCall {
         }
     }
 
-    /// With this id, which other calls may have too.
+    /// Sets the id, which need not be unique.
     #[must_use]
     pub fn id(mut self, id: impl Into<String>) -> Self {
         self.id = CallId::Given(id.into());
         self
     }
 
-    /// Without an id.
+    /// Omits the id.
     #[must_use]
     pub fn without_id(mut self) -> Self {
         self.id = CallId::Missing;
@@ -264,7 +259,7 @@ impl ToolCall {
     }
 }
 
-/// Token counts as the wire has them: `prompt` includes `cached`, and `completion` includes
+/// Token counts of the wire format: `prompt` includes `cached`, and `completion` includes
 /// `reasoning`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
@@ -273,14 +268,14 @@ pub struct Usage {
     pub prompt: u64,
     /// `completion_tokens`.
     pub completion: u64,
-    /// `prompt_tokens_details.cached_tokens`; `None` leaves the details out.
+    /// `prompt_tokens_details.cached_tokens`; `None` omits the details.
     pub cached: Option<u64>,
-    /// `completion_tokens_details.reasoning_tokens`; `None` leaves the details out.
+    /// `completion_tokens_details.reasoning_tokens`; `None` omits the details.
     pub reasoning: Option<u64>,
 }
 
 impl Usage {
-    /// Without details.
+    /// Creates a usage without details.
     #[must_use]
     pub fn new(prompt: u64, completion: u64) -> Self {
         Self {
@@ -291,14 +286,14 @@ impl Usage {
         }
     }
 
-    /// With so many prompt tokens read from the provider's cache.
+    /// Sets the prompt tokens read from the provider's cache.
     #[must_use]
     pub fn cached(mut self, tokens: u64) -> Self {
         self.cached = Some(tokens);
         self
     }
 
-    /// With so many completion tokens spent on reasoning.
+    /// Sets the completion tokens spent on reasoning.
     #[must_use]
     pub fn reasoning(mut self, tokens: u64) -> Self {
         self.reasoning = Some(tokens);

@@ -1,4 +1,4 @@
-//! The server: connections, paths, keys, and which script answers.
+//! Scripted server: connections, routing and authentication.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -19,11 +19,12 @@ use tokio::task::JoinSet;
 
 use super::delivery::{self, Body};
 use super::fault::{Fault, Reply, error_body};
-use super::record::{Record, Request};
+use super::record::Record;
+use super::request::Request;
 use super::script::{Script, Usage};
 use super::wire::{Answer, Api, Envelope};
 
-/// Which script answers, and what a request must bring.
+/// Scripts per model and required API key of a [`ScriptedServer`].
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct ServerOptions {
@@ -34,7 +35,7 @@ pub struct ServerOptions {
 }
 
 impl ServerOptions {
-    /// `script` answers for every model that no script of its own is named for.
+    /// Creates options with `script` for every model without a script of its own.
     #[must_use]
     pub fn new(script: Script) -> Self {
         Self {
@@ -45,21 +46,22 @@ impl ServerOptions {
         }
     }
 
-    /// `script` answers requests for `model`.
+    /// Sets the script for `model`.
     #[must_use]
     pub fn model(mut self, model: impl Into<String>, script: Script) -> Self {
         self.models.insert(model.into(), script);
         self
     }
 
-    /// A request without this key, as a bearer token or as `x-api-key`, is answered with status 401, and not recorded.
+    /// Sets the API key. A request without it, as a bearer token or `x-api-key`, is answered with
+    /// status 401 and not recorded.
     #[must_use]
     pub fn api_key(mut self, key: impl Into<String>) -> Self {
         self.api_key = Some(key.into());
         self
     }
 
-    /// Keeps no request, so that the server's memory doesn't grow with what it is sent.
+    /// Disables the record of requests, so that the server's memory stays constant.
     #[must_use]
     pub fn without_record(mut self) -> Self {
         self.record = false;
@@ -73,13 +75,12 @@ impl From<Script> for ServerOptions {
     }
 }
 
-/// A scripted server on a free loopback port. Dropped, it is stopped: connections that hang or are
-/// half way through an answer are closed.
+/// Scripted server on a free loopback port. Dropping it closes the port and all connections.
 #[derive(Debug)]
 pub struct ScriptedServer {
     address: SocketAddr,
     record: Arc<Record>,
-    // Aborts the server when it is dropped.
+    // Aborts the server on drop.
     _task: JoinSet<io::Result<Infallible>>,
 }
 
@@ -87,7 +88,7 @@ impl ScriptedServer {
     /// Starts a server on the current tokio runtime.
     ///
     /// # Errors
-    /// When no loopback port can be bound.
+    /// If no loopback port can be bound.
     pub async fn start(options: impl Into<ServerOptions>) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let address = listener.local_addr()?;
@@ -102,36 +103,35 @@ impl ScriptedServer {
         })
     }
 
-    /// The base URL a client is given: `http://127.0.0.1:PORT/v1`.
+    /// Returns the base URL for clients: `http://127.0.0.1:PORT/v1`.
     #[must_use]
     pub fn url(&self) -> String {
         format!("http://{}/v1", self.address)
     }
 
-    /// The requests that reached a script, in the order they came.
+    /// Returns the requests that reached a script, in order of arrival.
     #[must_use]
     pub fn requests(&self) -> Vec<Request> {
         self.record.requests()
     }
 
-    /// Waits until `count` requests have reached a script. It has no deadline of its own.
+    /// Waits, without a deadline, until `count` requests have reached a script.
     pub async fn received(&self, count: usize) {
         self.record.received(count).await;
     }
 
-    /// The sum of the usage that was sent. An answer counts once it has been handed to the
-    /// connection up to and including its usage, so one that was cut earlier doesn't.
+    /// Returns the total usage sent. An answer that was cut before its usage doesn't count.
     #[must_use]
     pub fn usage_sent(&self) -> Usage {
         self.record.usage()
     }
 }
 
-/// Serves on `listener` until `shutdown` is ready, then closes what is open: a scripted server as a
-/// program of its own.
+/// Serves on `listener` until `shutdown` is ready, then closes all connections. For servers that
+/// run as a separate program.
 ///
 /// # Errors
-/// When `listener` can't accept any more.
+/// If `listener` fails to accept.
 pub async fn serve_until(
     listener: TcpListener,
     options: impl Into<ServerOptions>,
@@ -150,17 +150,17 @@ async fn serve(listener: TcpListener, service: Arc<Service>) -> io::Result<Infal
         tokio::select! {
             accepted = listener.accept() => {
                 let (stream, _) = accepted?;
-                connections.spawn(converse(stream, Arc::clone(&service)));
+                connections.spawn(serve_connection(stream, Arc::clone(&service)));
             }
             Some(_) = connections.join_next() => {}
         }
     }
 }
 
-/// Answers the requests of one connection until either side closes it. How it ends is the client's
-/// to notice.
-async fn converse(stream: TcpStream, service: Arc<Service>) {
-    // Only costs latency if it fails.
+/// Answers the requests of one connection until either side closes it. Errors are ignored; the
+/// client observes them.
+async fn serve_connection(stream: TcpStream, service: Arc<Service>) {
+    // A failure only costs latency.
     let _ = stream.set_nodelay(true);
     let answer = service_fn(|request| {
         let service = Arc::clone(&service);
@@ -183,7 +183,7 @@ impl Service {
         Self { options, record }
     }
 
-    /// An error closes the connection without a response.
+    /// Answers one request. An error closes the connection without a response.
     async fn answer(&self, request: http::Request<Incoming>) -> io::Result<Response<Body>> {
         let (head, body) = request.into_parts();
         let path = head.uri.path();
@@ -192,12 +192,12 @@ impl Service {
             let body = error_body(message, "invalid_request_error", "invalid_api_key");
             return Ok(reply(&Reply::json(401, &body)));
         }
-        let place = path.strip_prefix("/v1").unwrap_or(path);
-        match (&head.method, Api::at(place)) {
-            (&Method::GET, None) if place == "/models" => {
+        let path_in_version = path.strip_prefix("/v1").unwrap_or(path);
+        match (&head.method, Api::from_path(path_in_version)) {
+            (&Method::GET, None) if path_in_version == "/models" => {
                 Ok(reply(&Reply::json(200, &self.models())))
             }
-            (&Method::POST, Some(api)) => self.ask(api, head.headers, body).await,
+            (&Method::POST, Some(api)) => self.generate(api, head.headers, body).await,
             (method, _) => {
                 let message = format!("There is no {method} {path} here.");
                 let body = error_body(&message, "invalid_request_error", "unknown_url");
@@ -206,7 +206,7 @@ impl Service {
         }
     }
 
-    async fn ask(
+    async fn generate(
         &self,
         api: Api,
         headers: HeaderMap,
@@ -215,7 +215,7 @@ impl Service {
         let raw = body.collect().await.map_err(io::Error::other)?.to_bytes();
         let envelope: Envelope<'_> = match serde_json::from_slice(&raw) {
             Ok(envelope) => envelope,
-            Err(error) => return Ok(refusal(&format!("The body can't be read: {error}."))),
+            Err(error) => return Ok(refusal(&format!("Invalid body: {error}."))),
         };
         let turn_index = envelope.turn(api);
         let request = self
@@ -260,7 +260,7 @@ impl Service {
             turn_index,
             attempt,
         };
-        let body = delivery::perform(&answer, fault, Arc::clone(&self.record));
+        let body = delivery::body(&answer, fault, Arc::clone(&self.record));
         let kind = if envelope.streams() {
             "text/event-stream"
         } else {
@@ -298,7 +298,7 @@ fn reply(scripted: &Reply) -> Response<Body> {
     response
         .body(delivery::complete(scripted.body.clone()))
         .unwrap_or_else(|error| {
-            let message = format!("The scripted reply is not a valid one: {error}.");
+            let message = format!("Invalid scripted reply: {error}.");
             let mut response = Response::new(delivery::complete(message.into()));
             *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
             response

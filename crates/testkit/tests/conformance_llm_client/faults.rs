@@ -1,4 +1,4 @@
-//! One fault each, and the cases that find it.
+//! Faults and the cases that detect them.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -7,9 +7,9 @@ use cantle_testkit::conformance::{self, CaseResult};
 
 use crate::reference::{Fault, Reference};
 
-/// A client with `fault` fails these cases, and none of those that have nothing to do with it.
-async fn is_found(fault: Fault, by: &[&str]) {
-    let names: BTreeSet<&str> = by.iter().chain(elsewhere(fault)).copied().collect();
+/// Checks that a client with `fault` fails these cases and no unrelated ones.
+async fn detects(fault: Fault, by: &[&str]) {
+    let names: BTreeSet<&str> = by.iter().chain(control_cases(fault)).copied().collect();
     let names: Vec<&str> = names.into_iter().collect();
 
     let report =
@@ -21,15 +21,15 @@ async fn is_found(fault: Fault, by: &[&str]) {
     assert_eq!(failed, expected, "{report}");
 }
 
-/// Cases that the fault leaves alone: it is found where it is, not everywhere.
-fn elsewhere(fault: Fault) -> &'static [&'static str] {
+/// Unrelated cases, which must pass despite the fault.
+fn control_cases(fault: Fault) -> &'static [&'static str] {
     match fault {
-        // These are everywhere.
-        Fault::EndsWithoutFinished | Fault::SaysMoreAfterFinished => &[],
+        // These faults affect every case.
+        Fault::EndsWithoutFinished | Fault::ContinuesAfterFinished => &[],
         _ => &[
-            "nobody_listening_is_a_connection_error",
-            "the_model_is_the_one_asked_for",
-            "usage_that_is_not_said_is_none",
+            "a_refused_connection_is_a_connection_error",
+            "the_requested_model_is_sent",
+            "missing_usage_is_none",
             "a_text_is_one_block",
             "an_overflow_is_recognised",
         ],
@@ -45,12 +45,12 @@ macro_rules! faults {
         $(
             #[tokio::test]
             async fn $test() {
-                is_found(Fault::$fault, &[$(stringify!($case)),+]).await;
+                detects(Fault::$fault, &[$(stringify!($case)),+]).await;
             }
         )+
 
-        /// Every case that finds a fault.
-        pub(crate) const FINDERS: &[&str] = &[$($(stringify!($case)),+),+];
+        /// All cases that detect a fault.
+        pub(crate) const DETECTING_CASES: &[&str] = &[$($(stringify!($case)),+),+];
     };
 }
 
@@ -60,55 +60,55 @@ faults! {
         reasoning_comes_before_text_and_calls, pieces_add_up_to_the_blocks,
     ],
     merges_parallel_calls: MergesParallelCalls => [
-        parallel_tool_calls_are_kept_apart, pieces_add_up_to_the_blocks,
+        parallel_tool_calls_stay_separate, pieces_add_up_to_the_blocks,
         a_tool_call_without_an_id_gets_one,
     ],
-    invents_no_ids: InventsNoIds => [a_tool_call_without_an_id_gets_one],
-    mends_arguments: MendsArguments => [
+    invents_no_ids: GeneratesNoIds => [a_tool_call_without_an_id_gets_one],
+    mends_arguments: RepairsArguments => [
         malformed_arguments_are_passed_through, a_tool_call_keeps_its_parts,
     ],
     ignores_the_stop_reason: IgnoresTheStopReason => [
-        stop_reasons_are_told_apart, a_turn_that_was_too_long_has_its_usage,
+        stop_reasons_are_distinguished, a_truncated_turn_has_its_usage,
     ],
     counts_cached_tokens_twice: CountsCachedTokensTwice => [no_token_is_counted_twice],
-    takes_no_usage_for_zero: TakesNoUsageForZero => [usage_that_is_not_said_is_none],
-    decodes_piece_by_piece: DecodesPieceByPiece => [slow_bytes_change_nothing],
-    reads_comments_as_data: ReadsCommentsAsData => [habits_of_servers_change_nothing],
+    takes_no_usage_for_zero: ReportsMissingUsageAsZero => [missing_usage_is_none],
+    decodes_piece_by_piece: DecodesPieceByPiece => [slow_delivery_does_not_change_the_turn],
+    reads_comments_as_data: ReadsCommentsAsData => [server_quirks_do_not_change_the_turn],
     drops_pieces: DropsPieces => [
-        a_text_is_one_block, pieces_add_up_to_the_blocks, streaming_or_not_the_turn_is_the_same,
+        a_text_is_one_block, pieces_add_up_to_the_blocks, streaming_does_not_change_the_turn,
     ],
-    answers_from_memory: AnswersFromMemory => [
-        calls_side_by_side_keep_apart, a_longer_history_begins_with_the_same_bytes,
+    answers_from_memory: RepeatsTheFirstRequest => [
+        concurrent_calls_are_independent, a_longer_history_begins_with_the_same_bytes,
     ],
-    knows_one_kind_only: KnowsOneKindOnly => [
+    knows_one_kind_only: ReportsOneErrorKind => [
         refusals_have_a_kind_and_are_not_repeated, an_overflow_is_recognised,
-        a_page_of_a_proxy_is_a_server_error, a_connection_that_is_closed_is_a_connection_error,
-        nobody_listening_is_a_connection_error, a_stream_that_breaks_off_is_interrupted,
+        a_proxy_error_page_is_a_server_error, a_connection_that_is_closed_is_a_connection_error,
+        a_refused_connection_is_a_connection_error, a_stream_that_breaks_off_is_interrupted,
     ],
     hides_the_status: HidesTheStatus => [
-        a_server_that_keeps_failing_is_given_up, a_page_of_a_proxy_is_a_server_error,
+        retries_of_a_failing_server_are_bounded, a_proxy_error_page_is_a_server_error,
         refusals_have_a_kind_and_are_not_repeated,
     ],
-    takes_anything_for_an_answer: TakesAnythingForAnAnswer => [
-        what_is_no_answer_is_a_protocol_error, a_stream_that_ends_early_is_no_turn,
+    takes_anything_for_an_answer: AcceptsAnyAnswer => [
+        an_invalid_answer_is_a_protocol_error, a_stream_that_ends_early_is_an_error,
     ],
-    ignores_retry_after: IgnoresRetryAfter => [a_busy_server_is_waited_for_or_reported],
-    never_tells_of_retries: NeverTellsOfRetries => [
-        a_busy_server_is_waited_for_or_reported, a_server_that_keeps_failing_is_given_up,
+    ignores_retry_after: IgnoresRetryAfter => [rate_limits_are_retried_or_reported],
+    never_tells_of_retries: HidesRetries => [
+        rate_limits_are_retried_or_reported, retries_of_a_failing_server_are_bounded,
     ],
-    hardly_gives_up: HardlyGivesUp => [a_server_that_keeps_failing_is_given_up],
-    repeats_refusals: RepeatsRefusals => [refusals_have_a_kind_and_are_not_repeated],
-    runs_by_itself: RunsByItself => [
+    hardly_gives_up: RetriesTooOften => [retries_of_a_failing_server_are_bounded],
+    repeats_refusals: RetriesRefusals => [refusals_have_a_kind_and_are_not_repeated],
+    runs_by_itself: RunsUnpolled => [
         nothing_is_sent_before_the_stream_is_polled, dropping_the_stream_ends_the_request,
     ],
     dies_with_its_client: DiesWithItsClient => [a_stream_outlives_its_client],
-    holds_pieces_back: HoldsPiecesBack => [pieces_come_as_they_are_sent],
+    holds_pieces_back: BuffersPieces => [pieces_come_as_they_are_sent],
     ignores_truncation: IgnoresTruncation => [
-        a_stream_that_breaks_off_is_interrupted, a_stream_that_ends_early_is_no_turn,
-        a_stream_that_makes_no_sense_is_an_error, a_turn_cut_at_any_byte_is_not_finished,
+        a_stream_that_breaks_off_is_interrupted, a_stream_that_ends_early_is_an_error,
+        a_malformed_stream_is_an_error, a_turn_cut_at_any_byte_is_not_finished,
     ],
     ignores_error_events: IgnoresErrorEvents => [
-        an_error_within_a_stream_is_an_error, a_stream_that_makes_no_sense_is_an_error,
+        an_error_within_a_stream_is_an_error, a_malformed_stream_is_an_error,
     ],
     retries_after_the_first_event: RetriesAfterTheFirstEvent => [
         a_stream_that_breaks_off_is_interrupted, an_error_within_a_stream_is_an_error,
@@ -117,17 +117,17 @@ faults! {
     ends_without_finished: EndsWithoutFinished => [
         a_text_is_one_block, a_stream_outlives_its_client, an_overflow_is_recognised,
     ],
-    says_more_after_finished: SaysMoreAfterFinished => [
+    says_more_after_finished: ContinuesAfterFinished => [
         a_text_is_one_block, an_empty_turn_has_no_blocks,
     ],
-    asks_for_another_model: AsksForAnotherModel => [the_model_is_the_one_asked_for],
+    asks_for_another_model: RequestsAnotherModel => [the_requested_model_is_sent],
     forgets_tool_results: ForgetsToolResults => [a_conversation_is_sent_whole],
     numbers_its_requests: NumbersItsRequests => [the_same_request_is_the_same_bytes],
     marks_the_last_message: MarksTheLastMessage => [a_longer_history_begins_with_the_same_bytes],
     puts_the_key_in_the_body: PutsTheKeyInTheBody => [the_key_is_sent_where_it_belongs],
     follows_redirects_with_the_key: FollowsRedirectsWithTheKey => [
-        a_redirect_takes_no_key_along,
+        a_redirect_does_not_forward_the_key,
     ],
-    shows_the_key_in_debug: ShowsTheKeyInDebug => [the_key_is_shown_nowhere],
-    shows_the_key_in_errors: ShowsTheKeyInErrors => [the_key_is_shown_nowhere],
+    shows_the_key_in_debug: ShowsTheKeyInDebug => [the_key_is_not_exposed],
+    shows_the_key_in_errors: ShowsTheKeyInErrors => [the_key_is_not_exposed],
 }

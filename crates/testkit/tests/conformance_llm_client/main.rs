@@ -1,9 +1,9 @@
-//! The client suite proves itself: a client that conforms passes it, and clients with one fault each
-//! fail exactly the cases that ask for what they lack.
+//! Tests of the client suite: a conforming client passes, and each client with one fault fails exactly
+//! the cases for that fault.
 #![expect(
     clippy::unwrap_used,
     clippy::indexing_slicing,
-    reason = "the lints know a test by its attribute, and what tests share has none"
+    reason = "shared test code has no `#[test]` attribute"
 )]
 
 mod faults;
@@ -26,15 +26,15 @@ async fn a_client_that_conforms_passes() {
         .cases
         .iter()
         .filter(|it| it.outcome != Outcome::Passed);
-    assert_eq!(skipped.count(), 0, "everything can be asked of this client");
-    let finds_nothing = |name: &&str| !faults::FINDERS.contains(name);
+    assert_eq!(skipped.count(), 0, "no case is skipped");
+    let undetecting = |name: &&str| !faults::DETECTING_CASES.contains(name);
     let names = report.cases.iter().map(|case| &*case.name);
-    let idle: Vec<&str> = names.filter(finds_nothing).collect();
-    assert_eq!(idle, [""; 0], "no fault is known that these cases find");
+    let idle: Vec<&str> = names.filter(undetecting).collect();
+    assert_eq!(idle, [""; 0], "no known fault is detected by these cases");
 }
 
 #[tokio::test]
-async fn a_client_that_never_streams_passes_without_what_streams() {
+async fn a_client_without_streaming_passes() {
     let report = conformance::llm_client(&|to| {
         let mut to = to.clone();
         to.stream = false;
@@ -52,7 +52,7 @@ async fn a_client_that_never_streams_passes_without_what_streams() {
     assert_eq!(
         skipped,
         [
-            "streaming_or_not_the_turn_is_the_same",
+            "streaming_does_not_change_the_turn",
             "pieces_come_as_they_are_sent"
         ]
     );

@@ -1,5 +1,4 @@
-//! The smallest client that conforms: one attempt after another, over plain HTTP. It can be told to
-//! have one fault.
+//! Minimal conforming client over plain HTTP, optionally with one fault.
 
 use std::fmt;
 use std::pin::pin;
@@ -17,41 +16,41 @@ use tokio::time::sleep;
 
 use crate::wire::{self, Assembly, Http};
 
-/// What is wrong with a client.
+/// Fault of a client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
     // Turns
     MakesEmptyBlocks,
     PutsTextFirst,
     MergesParallelCalls,
-    InventsNoIds,
-    MendsArguments,
+    GeneratesNoIds,
+    RepairsArguments,
     IgnoresTheStopReason,
     CountsCachedTokensTwice,
-    TakesNoUsageForZero,
+    ReportsMissingUsageAsZero,
     DecodesPieceByPiece,
     ReadsCommentsAsData,
     DropsPieces,
-    AnswersFromMemory,
+    RepeatsTheFirstRequest,
     // Errors
-    KnowsOneKindOnly,
+    ReportsOneErrorKind,
     HidesTheStatus,
-    TakesAnythingForAnAnswer,
+    AcceptsAnyAnswer,
     IgnoresRetryAfter,
-    NeverTellsOfRetries,
-    HardlyGivesUp,
-    RepeatsRefusals,
+    HidesRetries,
+    RetriesTooOften,
+    RetriesRefusals,
     // Streams
-    RunsByItself,
+    RunsUnpolled,
     DiesWithItsClient,
-    HoldsPiecesBack,
+    BuffersPieces,
     IgnoresTruncation,
     IgnoresErrorEvents,
     RetriesAfterTheFirstEvent,
     EndsWithoutFinished,
-    SaysMoreAfterFinished,
+    ContinuesAfterFinished,
     // Requests
-    AsksForAnotherModel,
+    RequestsAnotherModel,
     ForgetsToolResults,
     NumbersItsRequests,
     MarksTheLastMessage,
@@ -66,9 +65,9 @@ pub(crate) struct Reference {
     endpoint: Arc<Endpoint>,
     model: ModelInfo,
     fault: Option<Fault>,
-    /// The first request, for a client that sends no other.
-    memory: Arc<OnceLock<Vec<u8>>>,
-    /// Shared by nobody: gone when the client is.
+    /// Body of the first request, for `Fault::RepeatsTheFirstRequest`.
+    first_request: Arc<OnceLock<Vec<u8>>>,
+    /// Not shared, so that a weak reference detects the client's drop.
     alive: Arc<()>,
 }
 
@@ -78,7 +77,7 @@ impl Reference {
             endpoint: Arc::new(endpoint.clone()),
             model: ModelInfo::new(&endpoint.model),
             fault,
-            memory: Arc::default(),
+            first_request: Arc::default(),
             alive: Arc::default(),
         }
     }
@@ -103,7 +102,7 @@ impl LlmClient for Reference {
     }
 
     fn stream(&self, request: ChatRequest) -> ChatStream {
-        let (said, heard) = mpsc::channel(1);
+        let (sender, receiver) = mpsc::channel(1);
         let owner = Arc::downgrade(&self.alive);
         let client = Self {
             alive: Arc::default(),
@@ -113,32 +112,32 @@ impl LlmClient for Reference {
             if client.has(Fault::DiesWithItsClient) && owner.upgrade().is_none() {
                 return;
             }
-            let begun = false;
+            let answered = false;
             let call = Call {
                 client,
-                said,
-                begun,
+                sender,
+                answered,
             };
             call.run(request).await;
         };
-        let heard = stream::unfold(heard, |mut heard| async move {
-            heard.recv().await.map(|event| (event, heard))
+        let receiver = stream::unfold(receiver, |mut receiver| async move {
+            receiver.recv().await.map(|event| (event, receiver))
         });
-        if self.has(Fault::RunsByItself) {
+        if self.has(Fault::RunsUnpolled) {
             tokio::spawn(call);
-            return Box::pin(heard);
+            return Box::pin(receiver);
         }
-        // The call is driven by whoever polls the stream, and ends with it.
+        // Polling the stream drives the call; dropping it ends the call.
         let call = stream::once(call).filter_map(|()| future::ready(None));
-        Box::pin(stream::select(heard, call))
+        Box::pin(stream::select(receiver, call))
     }
 }
 
-/// One call: its attempts, and what it said so far.
+/// One call with its attempts.
 struct Call {
     client: Reference,
-    said: mpsc::Sender<Result<ChatEvent, LlmError>>,
-    begun: bool,
+    sender: mpsc::Sender<Result<ChatEvent, LlmError>>,
+    answered: bool,
 }
 
 impl Call {
@@ -147,70 +146,70 @@ impl Call {
     }
 
     async fn run(mut self, request: ChatRequest) {
-        let attempts = if self.has(Fault::HardlyGivesUp) {
+        let attempts = if self.has(Fault::RetriesTooOften) {
             20
         } else {
             3
         };
         let mut body = wire::body(&self.client.endpoint, self.client.fault, &request);
-        if self.has(Fault::AnswersFromMemory) {
-            body = self.client.memory.get_or_init(|| body).clone();
+        if self.has(Fault::RepeatsTheFirstRequest) {
+            body = self.client.first_request.get_or_init(|| body).clone();
         }
         let mut attempt = 1;
         let error = loop {
             let Err(error) = self.attempt(&body).await else {
                 return;
             };
-            let transient = error.kind().is_transient() || self.has(Fault::RepeatsRefusals);
-            let late = self.begun && !self.has(Fault::RetriesAfterTheFirstEvent);
+            let transient = error.kind().is_transient() || self.has(Fault::RetriesRefusals);
+            let late = self.answered && !self.has(Fault::RetriesAfterTheFirstEvent);
             if !transient || late || attempt == attempts {
                 break error;
             }
             attempt += 1;
             let after = error.retry_after().unwrap_or(Duration::from_millis(20));
-            if !self.has(Fault::NeverTellsOfRetries) {
+            if !self.has(Fault::HidesRetries) {
                 let reason = error.to_string();
                 let retrying = ChatEvent::Retrying {
                     attempt,
                     after,
                     reason,
                 };
-                let _ = self.said.send(Ok(retrying)).await;
+                let _ = self.sender.send(Ok(retrying)).await;
             }
             if !self.has(Fault::IgnoresRetryAfter) {
                 sleep(after).await;
             }
         };
         if !self.has(Fault::EndsWithoutFinished) {
-            let _ = self.said.send(Err(self.disguise(error))).await;
+            let _ = self.sender.send(Err(self.disguise(error))).await;
         }
     }
 
     fn disguise(&self, error: LlmError) -> LlmError {
         match self.client.fault {
-            Some(Fault::KnowsOneKindOnly) => LlmError::protocol(error.to_string()),
+            Some(Fault::ReportsOneErrorKind) => LlmError::protocol(error.to_string()),
             Some(Fault::HidesTheStatus) => LlmError::new(error.kind(), error.to_string()),
             _ => error,
         }
     }
 
-    /// What a server says may hold the key, and may become part of an error.
-    fn scrubbed(&self, body: &str) -> String {
+    /// Removes the key from a server's text, which may become part of an error.
+    fn redacted(&self, body: &str) -> String {
         if self.has(Fault::ShowsTheKeyInErrors) {
             return body.to_owned();
         }
         body.replace(&self.client.endpoint.api_key, "[key]")
     }
 
-    async fn say(&mut self, event: ChatEvent) {
-        self.begun = true;
+    async fn send(&mut self, event: ChatEvent) {
+        self.answered = true;
         if self.has(Fault::DropsPieces) && matches!(event, ChatEvent::TextDelta(_)) {
-            // The first of them only, so that it is noticed by sums and not by silence.
+            // Only the first one, so that the sum of the deltas detects it.
             self.client.fault = None;
             return;
         }
-        // Nobody listens any more where this fails.
-        let _ = self.said.send(Ok(event)).await;
+        // Fails if the stream was dropped.
+        let _ = self.sender.send(Ok(event)).await;
     }
 
     async fn attempt(&mut self, body: &[u8]) -> Result<(), LlmError> {
@@ -227,10 +226,10 @@ impl Call {
         }
         if http.header("content-type") != Some("text/event-stream") {
             let bytes = http.whole().await?;
-            let body = self.scrubbed(&String::from_utf8_lossy(&bytes));
+            let body = self.redacted(&String::from_utf8_lossy(&bytes));
             let (blocks, end) = wire::read_whole(&body, self.client.fault)?;
             for block in blocks {
-                self.say(ChatEvent::Block(block)).await;
+                self.send(ChatEvent::Block(block)).await;
             }
             return self.finish(end).await;
         }
@@ -244,27 +243,27 @@ impl Call {
                 Err(error) => return Err(error),
             };
             for piece in assembly.line(&line)? {
-                if self.has(Fault::HoldsPiecesBack) {
+                if self.has(Fault::BuffersPieces) {
                     held.push(piece);
                 } else {
-                    self.say(piece).await;
+                    self.send(piece).await;
                 }
             }
         }
         let (blocks, end) = assembly.finish()?;
         let blocks = blocks.into_iter().map(ChatEvent::Block);
         for event in held.into_iter().chain(blocks) {
-            self.say(event).await;
+            self.send(event).await;
         }
         self.finish(end).await
     }
 
     async fn finish(&mut self, end: cantle_core::llm::TurnEnd) -> Result<(), LlmError> {
         if !self.has(Fault::EndsWithoutFinished) {
-            self.say(ChatEvent::Finished(end)).await;
+            self.send(ChatEvent::Finished(end)).await;
         }
-        if self.has(Fault::SaysMoreAfterFinished) {
-            self.say(ChatEvent::TextDelta("PS".to_owned())).await;
+        if self.has(Fault::ContinuesAfterFinished) {
+            self.send(ChatEvent::TextDelta("PS".to_owned())).await;
         }
         Ok(())
     }
@@ -273,7 +272,7 @@ impl Call {
         let status = http.status;
         let retry_after = http.header("retry-after").and_then(|it| it.parse().ok());
         let body = http.body.collect().await.map(|it| it.to_bytes());
-        let body = self.scrubbed(&String::from_utf8_lossy(&body.unwrap_or_default()));
+        let body = self.redacted(&String::from_utf8_lossy(&body.unwrap_or_default()));
         let overflow = body.contains("context_length_exceeded");
         let kind = match status {
             400 if overflow => LlmErrorKind::ContextOverflow,

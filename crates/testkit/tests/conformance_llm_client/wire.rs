@@ -1,4 +1,4 @@
-//! The wire as the reference client knows it: requests, answers, and the connection between.
+//! Wire format of the reference client: requests, answers and connections.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -32,7 +32,7 @@ pub(crate) fn body(endpoint: &Endpoint, fault: Option<Fault>, request: &ChatRequ
         _ => {}
     }
     let model = match fault {
-        Some(Fault::AsksForAnotherModel) => "another-model",
+        Some(Fault::RequestsAnotherModel) => "another-model",
         _ => &endpoint.model,
     };
     let mut body = json!({"model": model, "messages": messages});
@@ -81,7 +81,7 @@ fn message(message: &SharedMessage) -> Value {
     }
 }
 
-/// One answer on its connection, which ends with it.
+/// Answer with its connection, which is closed on drop.
 pub(crate) struct Http {
     pub(crate) status: u16,
     pub(crate) headers: http::HeaderMap,
@@ -130,7 +130,7 @@ impl Http {
         body.map(|body| body.to_bytes()).map_err(broken)
     }
 
-    /// The lines of the body, as far as they are whole.
+    /// Returns the complete lines of the body.
     pub(crate) fn lines(self, piece_by_piece: bool) -> impl Stream<Item = Result<String>> {
         let pieces = BodyStream::new(self.body);
         let connection = self._connection;
@@ -164,7 +164,7 @@ impl Http {
     }
 }
 
-/// A turn as it comes together.
+/// Turn being assembled.
 pub(crate) struct Assembly {
     fault: Option<Fault>,
     text: String,
@@ -180,7 +180,7 @@ pub(crate) fn read_whole(
 ) -> Result<(Vec<AssistantBlock>, TurnEnd)> {
     let mut assembly = Assembly::new(fault);
     assembly.take(body, "message")?;
-    if assembly.stop.is_none() && fault != Some(Fault::TakesAnythingForAnAnswer) {
+    if assembly.stop.is_none() && fault != Some(Fault::AcceptsAnyAnswer) {
         return Err(LlmError::protocol("there is no choice in the answer"));
     }
     assembly.finish()
@@ -202,7 +202,7 @@ impl Assembly {
         self.fault == Some(fault)
     }
 
-    /// Takes a line of a stream.
+    /// Processes a line of a stream.
     pub(crate) fn line(&mut self, line: &str) -> Result<Vec<ChatEvent>> {
         let data = match line.strip_prefix("data: ") {
             Some(data) => data,
@@ -215,7 +215,7 @@ impl Assembly {
         self.take(data, "delta")
     }
 
-    /// Takes an object that holds a message or a piece of one.
+    /// Processes an object with a message or a delta.
     fn take(&mut self, data: &str, field: &str) -> Result<Vec<ChatEvent>> {
         let data: Value = serde_json::from_str(data)
             .map_err(|error| LlmError::protocol("the answer is no JSON").with_source(error))?;
@@ -232,7 +232,7 @@ impl Assembly {
         }
         let choice = &data["choices"][0];
         let message = &choice[field];
-        let anything = self.has(Fault::TakesAnythingForAnAnswer);
+        let anything = self.has(Fault::AcceptsAnyAnswer);
         if field == "message" && !message.is_object() && !anything {
             return Err(LlmError::protocol("there is no message in the answer"));
         }
@@ -292,13 +292,13 @@ impl Assembly {
         }
     }
 
-    /// The whole turn, where its end came.
+    /// Returns the turn if it is complete.
     pub(crate) fn finish(self) -> Result<(Vec<AssistantBlock>, TurnEnd)> {
         let fault = self.fault;
         let lenient = [
             Fault::IgnoresTruncation,
             Fault::IgnoresErrorEvents,
-            Fault::TakesAnythingForAnAnswer,
+            Fault::AcceptsAnyAnswer,
         ];
         let stop = match &self.stop {
             None if fault.is_some_and(|fault| lenient.contains(&fault)) => "stop",
@@ -317,7 +317,7 @@ impl Assembly {
             other => StopReason::Other(other.to_owned()),
         };
         let usage = match fault {
-            Some(Fault::TakesNoUsageForZero) => Some(self.usage.unwrap_or_default()),
+            Some(Fault::ReportsMissingUsageAsZero) => Some(self.usage.unwrap_or_default()),
             _ => self.usage,
         };
         let mut blocks = Vec::new();
@@ -334,12 +334,12 @@ impl Assembly {
             blocks.insert(at, AssistantBlock::text(self.text));
         }
         for (_, (id, name, mut arguments)) in self.calls {
-            if fault == Some(Fault::MendsArguments) {
+            if fault == Some(Fault::RepairsArguments) {
                 let value: Value = serde_json::from_str(&arguments).unwrap_or(json!({}));
                 arguments = value.to_string();
             }
             let mut call = ToolCall::new(id.clone(), name, arguments);
-            if fault == Some(Fault::InventsNoIds) {
+            if fault == Some(Fault::GeneratesNoIds) {
                 call.id = id.unwrap_or_default();
             }
             blocks.push(AssistantBlock::ToolCall(call));

@@ -1,4 +1,4 @@
-//! One fault each, and the cases that find it.
+//! Faults and the cases that detect them.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,71 +13,69 @@ use tokio::task::spawn_blocking;
 use crate::ALONE;
 use crate::reference::{Fault, Reference};
 
-/// Cases that a fault elsewhere leaves alone: it is found where it is, not everywhere.
-const ELSEWHERE: &[&str] = &[
+/// Unrelated cases, which must pass despite a fault.
+const CONTROL_CASES: &[&str] = &[
     "exit_codes_are_kept",
-    "a_directory_is_made_with_those_above_and_once",
-    "a_sandbox_says_what_it_is",
-    "closing_again_does_nothing",
-    "no_field_is_promised_that_is_not_set",
+    "mkdir_creates_parents_and_is_idempotent",
+    "sandbox_info_is_complete",
+    "closing_twice_is_a_no_op",
+    "unset_fields_are_not_reported",
 ];
 
-/// How many faults are tried at a time, however many tests there are. Most wait for what the fault keeps
-/// from coming.
-static PLACES: Semaphore = Semaphore::const_new(8);
+/// Maximum number of concurrently tested faults across all tests. Most of them wait for timeouts.
+static FAULT_SLOTS: Semaphore = Semaphore::const_new(8);
 
-/// How often a case is tried until it finds the fault. Some lie in a moment, which one good end proves, and
-/// where the machine stands still now and then that may take many.
-const TRIES: usize = 20;
+/// Maximum number of runs until a case detects the fault. Some faults are races, which a busy machine
+/// may hide many times.
+const MAX_TRIES: usize = 20;
 
-/// What is wrong, and the cases that find it.
-type Found = (Fault, &'static [&'static str]);
+/// Fault and the cases that must detect it.
+type FaultCases = (Fault, &'static [&'static str]);
 
-/// For most faults.
-async fn side_by_side(faults: &'static [Found]) {
+/// Tests faults concurrently.
+async fn concurrently(faults: &'static [FaultCases]) {
     let _others = ALONE.read().await;
-    let tried = faults.iter().map(async |found| {
-        let _place = PLACES.acquire().await;
-        on_its_own_thread(found).await
+    let tried = faults.iter().map(async |entry| {
+        let _slot = FAULT_SLOTS.acquire().await;
+        on_blocking_thread(entry).await
     });
-    none_is_wrong(join_all(tried).await);
+    assert_all_ok(join_all(tried).await);
 }
 
-/// For faults that are missed where much else goes on.
-async fn one_by_one(faults: &'static [Found]) {
+/// Tests faults one at a time, because a busy machine hides them.
+async fn sequentially(faults: &'static [FaultCases]) {
     let _alone = ALONE.write().await;
     let mut tried = Vec::new();
-    for found in faults {
-        tried.push(on_its_own_thread(found).await);
+    for entry in faults {
+        tried.push(on_blocking_thread(entry).await);
     }
-    none_is_wrong(tried);
+    assert_all_ok(tried);
 }
 
-/// A backend so simple blocks the thread that it is on.
-async fn on_its_own_thread(found: &'static Found) -> Result<(), String> {
-    let is_found = || Handle::current().block_on(is_found(found));
-    spawn_blocking(is_found).await.unwrap()
+/// Runs on a blocking thread, because the reference backend blocks.
+async fn on_blocking_thread(entry: &'static FaultCases) -> Result<(), String> {
+    let detects = || Handle::current().block_on(detects(entry));
+    spawn_blocking(detects).await.unwrap()
 }
 
 #[track_caller]
-fn none_is_wrong(tried: Vec<Result<(), String>>) {
-    let wrong: Vec<_> = tried.into_iter().filter_map(Result::err).collect();
-    assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
+fn assert_all_ok(tried: Vec<Result<(), String>>) {
+    let failed: Vec<_> = tried.into_iter().filter_map(Result::err).collect();
+    assert!(failed.is_empty(), "{}", failed.join("\n\n"));
 }
 
-/// A backend with the fault fails the cases beside it, and none of those that have nothing to do with it.
-/// Otherwise, what was found instead.
-async fn is_found((fault, by): &Found) -> Result<(), String> {
+/// Checks that a backend with the fault fails its cases and passes the unrelated ones.
+async fn detects((fault, by): &FaultCases) -> Result<(), String> {
     let mut missed: BTreeSet<&str> = by.iter().copied().collect();
-    let sound: BTreeSet<&str> = ELSEWHERE.iter().copied().collect();
-    let sound = &sound - &missed;
-    let mut names = &missed | &sound;
-    for _ in 0..TRIES {
-        let report = tried_with(*fault, &names).await;
+    let controls: BTreeSet<&str> = CONTROL_CASES.iter().copied().collect();
+    let controls = &controls - &missed;
+    let mut names = &missed | &controls;
+    for _ in 0..MAX_TRIES {
+        let report = run_cases(*fault, &names).await;
         let failed: BTreeSet<&str> = report.failures().map(name).collect();
-        let wronged = &failed & &sound;
-        if !wronged.is_empty() {
-            return Err(format!("{fault:?} is found by {wronged:?} too:\n{report}"));
+        let affected = &failed & &controls;
+        if !affected.is_empty() {
+            return Err(format!("{fault:?} also fails {affected:?}:\n{report}"));
         }
         missed.retain(|case| !failed.contains(case));
         if missed.is_empty() {
@@ -85,11 +83,11 @@ async fn is_found((fault, by): &Found) -> Result<(), String> {
         }
         names.clone_from(&missed);
     }
-    Err(format!("{fault:?} is not found by {missed:?}"))
+    Err(format!("{fault:?} is not detected by {missed:?}"))
 }
 
-/// What a backend with the fault makes of these cases.
-async fn tried_with(fault: Fault, names: &BTreeSet<&str>) -> Report {
+/// Runs these cases against a backend with the fault.
+async fn run_cases(fault: Fault, names: &BTreeSet<&str>) -> Report {
     let backend = Reference::new(Some(fault));
     let kill = async |sandbox: Arc<dyn Sandbox>| {
         backend.kill(&*sandbox);
@@ -113,80 +111,80 @@ macro_rules! faults {
             }
         )+
 
-        /// Every case that finds a fault.
-        pub(crate) const FINDERS: &[&str] = &[$($($(stringify!($case)),+),+),+];
+        /// All cases that detect a fault.
+        pub(crate) const DETECTING_CASES: &[&str] = &[$($($(stringify!($case)),+),+),+];
     };
 }
 
 faults! {
-    faults_of_commands_are_found: side_by_side {
+    faults_of_commands_are_found: concurrently {
         LosesTheExitCode => [
-            exit_codes_are_kept, waiting_again_gives_the_same_answer,
-            a_wait_that_is_given_up_loses_nothing,
+            exit_codes_are_kept, waiting_twice_returns_the_same_exit,
+            a_cancelled_wait_loses_nothing,
         ],
-        TakesSignalsForCodes => [
-            death_by_a_signal_is_told_from_an_exit_code, a_signal_reaches_the_command,
+        ReportsSignalsAsCodes => [
+            signal_death_differs_from_an_exit_code, a_signal_reaches_the_command,
         ],
         UsesTheWrongShell => [the_shell_is_bash, output_keeps_its_order],
         UsesAShellForArguments => [
             arguments_without_a_shell_are_not_expanded, arguments_may_be_any_bytes,
             a_program_that_is_missing_is_an_error, a_program_that_is_not_executable_is_an_error,
-            no_program_at_all_is_an_error,
+            an_empty_argv_is_an_error,
         ],
-        LeaksTheEnvironment => [nothing_of_our_environment_is_inherited],
+        LeaksTheEnvironment => [host_environment_is_not_inherited],
         ForgetsTheEnvironment => [
             variables_of_a_request_reach_the_command, nul_in_a_request_is_refused,
-            what_is_said_to_be_enforced_is_enforced,
+            reported_enforcement_is_effective,
         ],
-        IgnoresTheDirectory => [a_command_runs_in_the_directory_it_asks_for],
-        FailsWithoutAKind => [
+        IgnoresTheDirectory => [a_command_runs_in_the_requested_directory],
+        ReportsOneErrorKind => [
             nul_in_a_request_is_refused, arguments_that_are_too_long_are_refused,
             a_program_that_is_missing_is_an_error, a_program_that_is_not_executable_is_an_error,
-            no_program_at_all_is_an_error, a_directory_that_is_missing_is_an_error,
-            a_directory_that_is_a_file_is_an_error, what_is_missing_is_not_found,
+            an_empty_argv_is_an_error, a_directory_that_is_missing_is_an_error,
+            a_directory_that_is_a_file_is_an_error, missing_files_are_not_found,
             a_directory_is_no_file, a_file_is_no_directory, a_path_outside_is_refused,
-            no_command_starts_behind_a_link_that_leads_out, a_write_of_another_size_fails,
-            a_working_directory_that_is_removed_is_noticed, download_gives_the_file_with_its_mode,
-            a_name_that_is_too_long_is_refused, what_cannot_be_copied_leaves_nothing,
+            no_command_starts_behind_an_escaping_link, a_write_of_another_size_fails,
+            a_removed_working_directory_is_detected, download_gives_the_file_with_its_mode,
+            a_name_that_is_too_long_is_refused, a_failed_copy_leaves_nothing,
         ],
-        TakesNoTime => [the_duration_is_the_commands_own],
-        AnswersWithPipes => [a_terminal_has_the_size_asked_for],
+        ReportsNoDuration => [the_duration_covers_the_command],
+        UsesPipesForTerminals => [a_terminal_has_the_requested_size],
         CutsLongCommands => [
             a_command_line_of_100_kilobytes_runs,
             a_long_list_of_arguments_arrives_whole_or_is_refused,
         ],
     }
-    faults_of_input_and_output_are_found: side_by_side {
+    faults_of_input_and_output_are_found: concurrently {
         LeavesInputOpen => [
-            no_input_is_at_its_end, output_and_input_are_given_once, input_that_is_dropped_ends,
+            missing_stdin_is_at_eof, output_and_stdin_are_taken_once, input_that_is_dropped_ends,
         ],
         WritesAllInputFirst => [
-            input_is_written_while_output_is_read, input_that_nobody_reads_blocks_nothing,
+            input_is_written_while_output_is_read, unread_input_does_not_block,
         ],
         BuffersEverything => [
-            output_comes_as_it_is_written, a_reader_that_stops_holds_the_command,
+            output_comes_as_it_is_written, a_stopped_reader_blocks_the_command,
             output_of_100_megabytes_takes_little_memory, input_that_the_command_closed_is_reported,
-            a_process_id_is_the_commands_own,
+            a_process_id_matches_the_command,
         ],
-        NeverHoldsTheCommand => [a_reader_that_stops_holds_the_command],
+        IgnoresBackpressure => [a_stopped_reader_blocks_the_command],
         MergesTheChannels => [
-            stderr_is_kept_apart, output_keeps_its_order, output_may_be_any_bytes,
-            output_can_be_read_after_the_end, thirty_two_commands_at_once_keep_apart,
+            stderr_is_separate, output_keeps_its_order, output_may_be_any_bytes,
+            output_can_be_read_after_the_end, concurrent_commands_are_independent,
             timeout_keeps_the_output_so_far,
         ],
-        TakesOutputForText => [output_may_be_any_bytes, arguments_may_be_any_bytes],
+        DecodesOutputAsText => [output_may_be_any_bytes, arguments_may_be_any_bytes],
         LosesTheLastPiece => [
             output_keeps_its_order, a_line_of_20_megabytes_is_kept,
             output_can_be_read_after_the_end, large_output_keeps_its_head_and_tail,
             given_input_arrives_whole, commands_start_in_the_working_directory,
-            a_background_child_delays_no_answer, commands_and_files_share_one_view,
-            a_directory_is_made_with_those_above_and_once,
-            upload_copies_a_directory_and_passes_over_what_it_cannot,
+            a_background_child_does_not_delay_the_exit, commands_and_files_share_one_view,
+            mkdir_creates_parents_and_is_idempotent,
+            upload_copies_a_directory_and_skips_special_files,
             outputs_are_saved_by_their_names, outputs_may_go_into_the_working_directory,
         ],
-        CountsOnlyWhatIsRead => [
-            output_that_is_not_taken_is_counted_and_blocks_nothing,
-            output_that_is_dropped_is_counted_and_blocks_nothing,
+        CountsOnlyReadBytes => [
+            untaken_output_is_counted_and_does_not_block,
+            dropped_output_is_counted_and_does_not_block,
         ],
         SpillsEverything => [small_output_is_not_spilled],
         SpillsWithoutACap => [a_spilled_file_ends_at_its_cap],
@@ -195,151 +193,151 @@ faults! {
             a_spilled_file_ends_at_its_cap, output_of_100_megabytes_is_spilled_whole,
         ],
         SharesOneStream => [
-            output_that_nobody_reads_holds_up_nothing_else,
-            output_that_nobody_reads_holds_up_no_signal,
-            input_that_nobody_takes_holds_up_nothing_else,
-            a_file_that_is_read_slowly_holds_up_nothing_else,
-            a_write_whose_data_are_slow_holds_up_nothing_else,
+            unread_output_does_not_block_other_operations,
+            unread_output_does_not_delay_signals,
+            blocked_input_does_not_block_other_operations,
+            a_slow_read_does_not_block_other_operations,
+            a_slow_write_does_not_block_other_operations,
         ],
-        WaitsForInputThatNobodyTakes => [
-            input_that_nobody_takes_ends_with_the_command,
+        WaitsForBlockedInput => [
+            blocked_input_ends_with_the_command,
             input_that_the_command_closed_is_reported,
         ],
     }
-    faults_of_ends_are_found: side_by_side {
+    faults_of_ends_are_found: concurrently {
         IgnoresTimeouts => [
             timeout_kills_the_command, timeout_keeps_the_output_so_far,
-            timeout_ends_a_command_whose_output_nobody_reads,
+            timeout_ends_a_command_with_unread_output,
         ],
         KillsOnlyTheLeader => [
             timeout_kills_a_child_that_left_the_process_group, timeout_kills_a_daemon,
             timeout_kills_a_grandchild_that_holds_the_pipe, timeout_kills_a_stopped_command,
             timeout_kills_a_command_that_ignores_term, timeout_leaves_other_commands_alone,
             cancellation_kills_everything, dropping_the_process_kills_everything,
-            giving_up_a_run_kills_everything, a_background_child_is_killed,
+            dropping_a_run_kills_everything, a_background_child_is_killed,
             a_background_daemon_is_killed,
         ],
         KillsEverythingOnTimeout => [timeout_leaves_other_commands_alone],
-        WaitsForThePipesEnd => [
-            a_background_child_delays_no_answer, a_background_child_is_killed,
-            a_kept_child_delays_no_answer,
+        WaitsForPipeEof => [
+            a_background_child_does_not_delay_the_exit, a_background_child_is_killed,
+            a_kept_child_does_not_delay_the_exit,
         ],
-        GivesTheGraceAfterTheTime => [the_grace_lies_before_the_end_of_the_time],
-        TakesTheGraceFromTheTime => [a_grace_longer_than_the_time_leaves_some_of_it],
+        AddsTheGraceToTheTimeout => [the_grace_is_part_of_the_timeout],
+        SubtractsAnyGraceFromTheTimeout => [a_grace_longer_than_the_timeout_is_shortened],
         IgnoresCancellation => [
             cancellation_kills_everything, cancellation_before_the_start_ends_at_once,
         ],
         ForgetsDroppedProcesses => [
-            dropping_the_process_kills_everything, giving_up_a_run_kills_everything,
+            dropping_the_process_kills_everything, dropping_a_run_kills_everything,
         ],
         ListsNoBackground => [a_kept_child_runs_on_and_is_listed, a_kept_daemon_is_listed],
         LeavesProcesses => [
             a_kept_process_ends_with_the_sandbox, closing_ends_a_running_command,
             a_sandbox_that_is_dropped_ends_its_commands,
-            processes_of_a_kept_sandbox_survive_as_it_says,
+            processes_of_a_kept_sandbox_survive_as_reported,
         ],
         LeavesZombies => [many_commands_leave_no_zombie],
-        KeepsWhatTimedOut => [timeout_kills_what_would_have_been_kept],
-        FreesTerminals => [timeout_ends_a_command_in_a_terminal, a_terminal_has_the_size_asked_for],
+        KeepsTimedOutBackground => [timeout_kills_kept_background_processes],
+        DetachesTerminals => [timeout_ends_a_command_in_a_terminal, a_terminal_has_the_requested_size],
     }
-    faults_of_files_are_found: side_by_side {
+    faults_of_files_are_found: concurrently {
         ChecksPathsAsText => [
-            nothing_is_read_through_a_link_that_leads_out,
-            nothing_is_listed_through_a_link_that_leads_out,
-            nothing_is_written_through_a_link_that_leads_out,
-            nothing_is_moved_through_a_link_that_leads_out, removing_follows_no_link,
-            no_command_starts_behind_a_link_that_leads_out,
-            a_link_that_changes_while_it_is_read_leads_nowhere,
-            outputs_that_are_no_files_of_the_sandbox_are_refused,
-            a_link_that_changes_while_it_is_changed_leads_nowhere,
+            nothing_is_read_through_an_escaping_link,
+            nothing_is_listed_through_an_escaping_link,
+            nothing_is_written_through_an_escaping_link,
+            nothing_is_moved_through_an_escaping_link, removing_follows_no_link,
+            no_command_starts_behind_an_escaping_link,
+            a_link_swapped_during_reads_does_not_escape,
+            invalid_outputs_are_refused,
+            a_link_swapped_during_writes_does_not_escape,
         ],
         FollowsLinks => [
             a_link_is_reported_as_a_link, a_listing_is_sorted_and_not_recursive,
-            removing_takes_a_directory_with_all_in_it, removing_follows_no_link,
+            removing_a_directory_is_recursive, removing_follows_no_link,
             renaming_moves_and_replaces,
         ],
         RefusesLinks => [
-            a_link_within_the_sandbox_is_followed, a_link_that_leads_in_circles_is_an_error,
+            a_link_within_the_sandbox_is_followed, a_link_cycle_is_an_error,
         ],
-        OpensAnything => [
+        OpensSpecialFiles => [
             a_pipe_is_refused_at_once, a_device_is_refused_at_once, a_directory_is_no_file,
-            nothing_is_read_through_a_link_that_leads_out, a_path_outside_is_refused,
+            nothing_is_read_through_an_escaping_link, a_path_outside_is_refused,
         ],
         ReadsNothing => [
-            files_are_read_as_they_were_written, outputs_that_would_be_one_file_are_refused,
+            files_are_read_as_they_were_written, duplicate_outputs_are_refused,
             outputs_follow_no_link_of_the_output_directory, a_file_of_any_size_is_copied,
-            outputs_are_handed_over_at_their_paths,
+            outputs_are_copied_to_their_paths,
         ],
         WritesTheFirstPiece => [
             files_are_read_as_they_were_written, a_file_of_1_gigabyte_goes_in_and_out,
         ],
         WritesInPlace => [
             a_write_replaces_a_file_whole, a_write_of_another_size_fails,
-            a_failed_write_leaves_nothing, a_failed_write_keeps_what_was_there,
-            a_write_that_is_given_up_leaves_no_file,
-            nothing_is_written_through_a_link_that_leads_out,
+            a_failed_write_leaves_nothing, a_failed_write_keeps_the_old_file,
+            a_cancelled_write_leaves_no_file,
+            nothing_is_written_through_an_escaping_link,
         ],
         LeavesTemporaryFiles => [
             a_write_of_another_size_fails, a_failed_write_leaves_nothing,
-            a_failed_write_keeps_what_was_there,
+            a_failed_write_keeps_the_old_file,
         ],
-        SharesTheTemporaryFile => [writes_to_one_file_do_not_mix, copies_side_by_side_do_not_mix],
+        SharesTheTemporaryFile => [writes_to_one_file_do_not_mix, concurrent_copies_do_not_mix],
         IgnoresTheSize => [a_write_of_another_size_fails],
         LosesModes => [modes_are_kept, upload_copies_a_file, a_file_is_copied_to_another_sandbox],
         IgnoresRanges => [a_range_of_a_file_can_be_read],
-        TakesNamesForText => [names_may_be_anything, a_file_of_any_name_is_copied],
+        DecodesNamesAsText => [file_names_may_hold_any_bytes, a_file_of_any_name_is_copied],
         ListsUnsorted => [
             a_listing_is_sorted_and_not_recursive, a_listing_has_5000_entries,
-            a_link_within_the_sandbox_is_followed, names_may_be_anything,
+            a_link_within_the_sandbox_is_followed, file_names_may_hold_any_bytes,
         ],
-        MakesNoDirectories => [
-            a_write_makes_the_directories_above, an_absolute_path_is_the_same_file,
+        CreatesNoParents => [
+            a_write_creates_parent_directories, an_absolute_path_is_the_same_file,
         ],
-        NamesTemporaryFilesAfterTheFile => [names_may_be_anything, a_file_of_any_name_is_copied],
-        OverwritesWithoutCutting => [a_copy_replaces_a_file_whole, a_write_replaces_a_file_whole],
+        NamesTemporaryFilesAfterTheFile => [file_names_may_hold_any_bytes, a_file_of_any_name_is_copied],
+        OverwritesWithoutTruncation => [a_copy_replaces_a_file_whole, a_write_replaces_a_file_whole],
         RemovesByPath => [a_tree_deeper_than_any_path_is_removed],
     }
-    faults_of_life_and_policy_are_found: side_by_side {
+    faults_of_life_and_policy_are_found: concurrently {
         SharesOneDirectory => [two_sandboxes_share_nothing, closing_removes_the_files],
-        ReusesIds => [a_sandbox_says_what_it_is],
-        AnswersAfterClose => [
-            a_closed_sandbox_answers_closed, a_copy_to_or_from_a_closed_sandbox_is_refused,
+        ReusesIds => [sandbox_info_is_complete],
+        WorksAfterClose => [
+            a_closed_sandbox_reports_closed, a_copy_to_or_from_a_closed_sandbox_is_refused,
         ],
-        ClosesOnce => [closing_again_does_nothing],
+        ClosesOnce => [closing_twice_is_a_no_op],
         LeavesFiles => [
             closing_removes_the_files, a_dropped_sandbox_that_was_not_kept_leaves_nothing,
         ],
-        FindsAnything => [
-            a_kept_sandbox_is_found_again, a_handle_of_nothing_is_gone,
+        AcceptsAnyHandle => [
+            a_kept_sandbox_is_reattached, a_handle_of_an_unknown_sandbox_is_gone,
             a_kept_sandbox_that_is_closed_is_gone, a_handle_of_another_backend_is_refused,
         ],
         IgnoresThePolicy => [a_field_is_enforced_or_refused_by_name],
-        PromisesEverything => [
-            no_field_is_promised_that_is_not_set, a_field_is_enforced_or_refused_by_name,
+        ReportsUnsetFields => [
+            unset_fields_are_not_reported, a_field_is_enforced_or_refused_by_name,
             best_effort_opens_and_reports_each_field,
         ],
-        ClaimsToEnforce => [
-            what_is_said_to_be_enforced_is_enforced, a_network_of_some_hosts_has_no_others,
-            a_limit_of_processor_time_that_is_promised_holds,
-            a_limit_of_memory_that_is_promised_holds, a_limit_of_processes_that_is_promised_holds,
-            a_limit_of_disk_that_is_promised_holds, a_limit_of_inodes_that_is_promised_holds,
+        ReportsFalseEnforcement => [
+            reported_enforcement_is_effective, a_host_allowlist_blocks_other_hosts,
+            a_reported_cpu_time_limit_is_effective,
+            a_reported_memory_limit_is_effective, a_reported_process_limit_is_effective,
+            a_reported_disk_limit_is_effective, a_reported_inode_limit_is_effective,
         ],
-        KeepsOnce => [a_kept_sandbox_can_be_kept_again],
-        SaysThatNothingSurvives => [what_is_kept_is_what_survives],
-        TellsSecrets => [a_handle_is_text_without_secrets],
-        HidesItsEnd => [a_killed_sandbox_is_gone],
+        PersistsOnce => [a_kept_sandbox_can_be_kept_again],
+        ReportsNoSurvival => [survival_matches_persist],
+        LeaksSecrets => [a_handle_is_text_without_secrets],
+        HidesTheKill => [a_killed_sandbox_is_gone],
         HangsWhenKilled => [
             a_command_in_a_killed_sandbox_ends, a_transfer_in_a_killed_sandbox_ends,
             a_killed_sandbox_can_be_closed_and_leaves_nothing,
         ],
     }
-    faults_of_memory_are_found: one_by_one {
-        LoadsFiles => [
+    faults_of_memory_are_found: sequentially {
+        BuffersFiles => [
             a_file_of_64_megabytes_takes_little_memory, a_copy_of_200_megabytes_takes_little_memory,
         ],
     }
-    faults_of_races_are_found: one_by_one {
-        ChecksThenOpens => [a_link_that_changes_while_it_is_read_leads_nowhere],
-        ChecksThenChanges => [a_link_that_changes_while_it_is_changed_leads_nowhere],
+    faults_of_races_are_found: sequentially {
+        ChecksThenOpens => [a_link_swapped_during_reads_does_not_escape],
+        ChecksThenChanges => [a_link_swapped_during_writes_does_not_escape],
     }
 }

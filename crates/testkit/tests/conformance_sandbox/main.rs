@@ -1,10 +1,10 @@
-//! The sandbox suite proves itself: a backend that conforms passes it, and backends with one fault
-//! each fail exactly the cases that ask for what they lack.
+//! Tests of the sandbox suite: a conforming backend passes, and each backend with one fault fails
+//! exactly the cases for that fault.
 #![cfg(target_os = "linux")]
 #![expect(
     clippy::unwrap_used,
     clippy::indexing_slicing,
-    reason = "the lints know a test by its attribute, and what tests share has none"
+    reason = "shared test code has no `#[test]` attribute"
 )]
 
 mod faults;
@@ -20,11 +20,11 @@ use tokio::sync::RwLock;
 
 use crate::reference::{Fault, Reference};
 
-/// Whole suites measure this process, so each runs while nothing else does.
+/// Whole suites measure this process, so each runs alone.
 static ALONE: RwLock<()> = RwLock::const_new(());
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_backend_that_conforms_passes() {
+async fn a_conforming_backend_passes() {
     let _alone = ALONE.write().await;
     let started = Instant::now();
     let backend = Reference::new(None);
@@ -39,19 +39,24 @@ async fn a_backend_that_conforms_passes() {
     println!("{report}");
     report.assert();
     let expected: BTreeSet<&str> = [TERMINALS, &HEAVY].concat().into_iter().collect();
-    assert_eq!(skipped(&report), expected, "the rest can be seen here");
-    let finds_nothing = |name: &&str| !faults::FINDERS.contains(name) && !LARGER.contains(name);
+    assert_eq!(
+        skipped(&report),
+        expected,
+        "everything else is observable here"
+    );
+    let undetecting =
+        |name: &&str| !faults::DETECTING_CASES.contains(name) && !LARGE_VARIANTS.contains(name);
     let names = report.cases.iter().map(|case| &*case.name);
-    let idle: Vec<&str> = names.filter(finds_nothing).collect();
-    assert_eq!(idle, [""; 0], "no fault is known that these cases find");
+    let idle: Vec<&str> = names.filter(undetecting).collect();
+    assert_eq!(idle, [""; 0], "no known fault is detected by these cases");
     assert!(took < Duration::from_secs(600), "the suite took {took:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_backend_that_says_what_it_lacks_passes() {
+async fn a_minimal_backend_passes() {
     let _alone = ALONE.write().await;
     let options = SandboxOptions::new().quick();
-    let report = conformance::sandbox_with(&Reference::modest(), options).await;
+    let report = conformance::sandbox_with(&Reference::minimal(), options).await;
     report.assert();
     let expected: BTreeSet<&str> = [TERMINALS, &HEAVY, &OPTIONAL, &KILLED]
         .concat()
@@ -65,13 +70,13 @@ fn skipped(report: &Report) -> BTreeSet<&str> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn files_go_between_two_backends() {
+async fn files_are_copied_between_two_backends() {
     let _alone = ALONE.write().await;
     let [one, other] = [Reference::new(None), Reference::new(None)];
     conformance::transfers(&one, &other).await.assert();
 
-    let forgetful = Reference::new(Some(Fault::LosesModes));
-    for (one, other) in [(&one, &forgetful), (&forgetful, &one)] {
+    let losing_modes = Reference::new(Some(Fault::LosesModes));
+    for (one, other) in [(&one, &losing_modes), (&losing_modes, &one)] {
         let report = conformance::transfers(one, other).await;
         let failed: Vec<_> = report.failures().map(|case| &*case.name).collect();
         assert_eq!(failed, ["a_file_is_copied_to_another_sandbox"], "{report}");
@@ -86,41 +91,41 @@ const HEAVY: [&str; 5] = [
     "a_copy_of_200_megabytes_takes_little_memory",
 ];
 
-/// The same checks as smaller ones, whose faults they would find.
-const LARGER: [&str; 2] = [
+/// Larger variants of other cases, which detect the same faults.
+const LARGE_VARIANTS: [&str; 2] = [
     "a_line_of_100_megabytes_is_kept",
     "a_listing_has_100000_entries",
 ];
 
 const TERMINALS: &[&str] = &[
-    "a_terminal_has_the_size_asked_for",
+    "a_terminal_has_the_requested_size",
     "timeout_ends_a_command_in_a_terminal",
 ];
 
-/// What needs something that a backend may answer with `Unsupported`.
+/// Cases about features that a backend may lack.
 const OPTIONAL: [&str; 19] = [
-    "a_process_id_is_the_commands_own",
+    "a_process_id_matches_the_command",
     "a_signal_reaches_the_command",
-    "output_that_nobody_reads_holds_up_no_signal",
+    "unread_output_does_not_delay_signals",
     "large_output_is_spilled_to_a_file",
     "small_output_is_not_spilled",
     "each_channel_is_spilled_by_itself",
     "a_spilled_file_ends_at_its_cap",
-    "timeout_kills_what_would_have_been_kept",
-    "a_kept_child_delays_no_answer",
+    "timeout_kills_kept_background_processes",
+    "a_kept_child_does_not_delay_the_exit",
     "a_kept_child_runs_on_and_is_listed",
     "a_kept_daemon_is_listed",
     "a_kept_process_ends_with_the_sandbox",
     "a_sandbox_that_is_dropped_ends_its_commands",
-    "a_kept_sandbox_is_found_again",
+    "a_kept_sandbox_is_reattached",
     "a_kept_sandbox_can_be_kept_again",
-    "processes_of_a_kept_sandbox_survive_as_it_says",
+    "processes_of_a_kept_sandbox_survive_as_reported",
     "a_kept_sandbox_that_is_closed_is_gone",
     "a_handle_is_text_without_secrets",
-    "a_handle_of_nothing_is_gone",
+    "a_handle_of_an_unknown_sandbox_is_gone",
 ];
 
-/// What needs a way to kill a sandbox.
+/// Cases that need [`SandboxOptions::killed_by`].
 const KILLED: [&str; 4] = [
     "a_killed_sandbox_is_gone",
     "a_command_in_a_killed_sandbox_ends",

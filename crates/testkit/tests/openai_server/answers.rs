@@ -1,4 +1,4 @@
-//! What an answer holds, whole and streamed, and which turn it is.
+//! Content of answers, whole and streamed, and selection of turns.
 
 use cantle_testkit::openai::{Script, ScriptedServer, ServerOptions, ToolCall, Turn, Usage};
 use serde_json::{Value, json};
@@ -103,7 +103,7 @@ async fn a_stream_is_events_in_order() {
 }
 
 #[tokio::test]
-async fn deltas_have_the_size_asked_for_and_end_between_characters() {
+async fn deltas_have_the_requested_size_and_end_between_characters() {
     let call = ToolCall::new("look", "täg");
     let turn = Turn::text("aüß").reasoning("öh").call(call).delta_chars(2);
     let server = ScriptedServer::start(Script::new().turn(turn))
@@ -129,7 +129,7 @@ async fn deltas_have_the_size_asked_for_and_end_between_characters() {
 }
 
 #[tokio::test]
-async fn a_stream_says_what_the_whole_answer_says() {
+async fn streams_equal_whole_answers() {
     let turns = [
         full_turn(),
         full_turn().delta_chars(1),
@@ -153,26 +153,31 @@ async fn a_stream_says_what_the_whole_answer_says() {
 }
 
 #[tokio::test]
-async fn usage_is_left_out_where_there_is_none_or_a_stream_does_not_ask() {
+async fn usage_is_omitted_if_missing_or_not_requested() {
     let script = Script::new()
         .turn(Turn::text("a").without_usage())
         .turn(Turn::text("b"));
     let server = ScriptedServer::start(script).await.unwrap();
-    let mut unasked = streaming(conversation(1));
-    unasked.as_object_mut().unwrap().remove("stream_options");
+    let mut without_usage = streaming(conversation(1));
+    without_usage
+        .as_object_mut()
+        .unwrap()
+        .remove("stream_options");
 
     let whole = ask(&server, &conversation(0)).await.json();
-    let asked = ask(&server, &streaming(conversation(0))).await.events();
-    let unasked = ask(&server, &unasked).await.events();
+    let with_usage = ask(&server, &streaming(conversation(0))).await.events();
+    let without_usage = ask(&server, &without_usage).await.events();
 
     assert_eq!(whole.get("usage"), None);
     assert!(
-        asked.iter().all(|event| event["usage"].is_null()),
-        "{asked:?}"
+        with_usage.iter().all(|event| event["usage"].is_null()),
+        "{with_usage:?}"
     );
     assert!(
-        unasked.iter().all(|event| event.get("usage").is_none()),
-        "{unasked:?}"
+        without_usage
+            .iter()
+            .all(|event| event.get("usage").is_none()),
+        "{without_usage:?}"
     );
     assert_eq!(server.usage_sent(), Usage::default());
 }
@@ -262,7 +267,7 @@ fn full_turn() -> Turn {
         .usage(Usage::new(120, 30).cached(100).reasoning(12))
 }
 
-/// A chunk of turn 0's first answer, for a request that wants usage.
+/// Returns a chunk of turn 0's first answer to a request with usage.
 fn delta(delta: &Value) -> Value {
     json!({
         "id": "chatcmpl-0-0",

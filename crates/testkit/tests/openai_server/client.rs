@@ -1,4 +1,4 @@
-//! A bare HTTP client, the requests it sends, and what it makes of the answers.
+//! Plain HTTP client with its requests and answers.
 
 use std::time::Duration;
 
@@ -11,10 +11,10 @@ use serde_json::{Value, json};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-/// For everything that is waited for.
+/// Limit of every wait.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(60);
 
-/// A request after `turns` turns of the model.
+/// Returns a request after `turns` turns of the model.
 pub(crate) fn conversation(turns: usize) -> Value {
     let mut messages = vec![
         json!({"role": "system", "content": "work"}),
@@ -41,7 +41,7 @@ pub(crate) fn content(answer: &Value) -> String {
         .to_owned()
 }
 
-/// The message and the finish reason that a stream adds up to, as an answer in one piece has them.
+/// Assembles the message and the finish reason of a stream, in the form of a whole answer.
 pub(crate) fn fold(events: &[Value]) -> (Value, Value) {
     let mut message = json!({"role": "assistant", "content": null, "refusal": null});
     let mut finish = Value::Null;
@@ -85,15 +85,15 @@ fn append(object: &mut Value, field: &str, piece: &Value) {
     }
 }
 
-/// What a client got.
+/// Answer received by the client.
 #[derive(Debug)]
 pub(crate) struct Got {
     pub(crate) status: u16,
     pub(crate) headers: http::HeaderMap,
     pub(crate) text: String,
-    /// The sizes in which the body came.
+    /// Sizes of the body's frames.
     pub(crate) pieces: Vec<usize>,
-    /// Whether the body ended as HTTP has it end.
+    /// Whether the body ended correctly.
     pub(crate) complete: bool,
 }
 
@@ -126,7 +126,7 @@ pub(crate) async fn ask(server: &ScriptedServer, request: &Value) -> Got {
         .unwrap()
 }
 
-/// Sends one request on a connection of its own.
+/// Sends one request on a new connection.
 pub(crate) async fn send(
     url: &str,
     method: &str,
@@ -173,7 +173,7 @@ pub(crate) async fn exchange(
     })
 }
 
-/// A connection whose task ends with it.
+/// Connection that owns its task.
 pub(crate) async fn connect(url: &str) -> SendRequest<Full<Bytes>> {
     let stream = TcpStream::connect(address(url)).await.unwrap();
     let (sender, connection) = handshake(TokioIo::new(stream)).await.unwrap();

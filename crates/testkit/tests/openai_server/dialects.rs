@@ -37,7 +37,7 @@ fn responses(stream: bool) -> Value {
 #[tokio::test]
 async fn a_message_is_one_json_object() {
     let got = post(&server(turn()).await, "/v1/messages", &messages(false)).await;
-    // As the script has them, to the byte.
+    // Byte for byte as in the script.
     assert!(
         got.text.contains(r#""input":{"at": "größe",  "n": 1.50}"#),
         "{}",
@@ -84,7 +84,7 @@ async fn a_response_is_one_json_object() {
     );
 }
 
-/// Each event is named as its data says, and runs of the same are one.
+/// Returns the event names without repetitions; each must match its data.
 fn kinds(got: &Got) -> Vec<String> {
     let names = got
         .text
@@ -132,13 +132,13 @@ async fn streams_have_the_events_of_their_dialect() {
 }
 
 #[tokio::test]
-async fn turns_are_counted_in_items_and_in_what_is_continued() {
+async fn turns_are_counted_in_items_and_continued_responses() {
     let script = Script::new()
         .turn(turn())
         .turn(Turn::text("Second."))
         .turn(Turn::text("Third."));
     let server = ScriptedServer::start(script).await.unwrap();
-    let said = async |request: Value| {
+    let text_of = async |request: Value| {
         let got = post(&server, "/v1/responses", &request).await.json();
         let output = got["output"].as_array().unwrap().clone();
         output[0]["content"][0]["text"].as_str().unwrap().to_owned()
@@ -151,9 +151,12 @@ async fn turns_are_counted_in_items_and_in_what_is_continued() {
     input.extend(first["output"].as_array().unwrap().clone());
     input.push(result.clone());
     // The three items of the first turn are one turn.
-    assert_eq!(said(json!({"model": "m", "input": input})).await, "Second.");
+    assert_eq!(
+        text_of(json!({"model": "m", "input": input})).await,
+        "Second."
+    );
     let continued = json!({"model": "m", "previous_response_id": "resp-1-0", "input": [result]});
-    assert_eq!(said(continued).await, "Third.");
+    assert_eq!(text_of(continued).await, "Third.");
     let unknown = json!({"model": "m", "previous_response_id": "resp_x", "input": []});
     let refused = post(&server, "/v1/responses", &unknown).await;
     assert_eq!(refused.status, 400);

@@ -1,4 +1,4 @@
-//! The ways in which an answer goes wrong, attempt by attempt.
+//! Faults per attempt.
 
 use std::time::{Duration, Instant};
 
@@ -104,10 +104,7 @@ async fn a_reply_that_is_not_http_says_so() {
 
     assert_eq!(
         (got.status, &*got.text),
-        (
-            500,
-            "The scripted reply is not a valid one: invalid HTTP header name."
-        )
+        (500, "Invalid scripted reply: invalid HTTP header name.")
     );
 }
 
@@ -149,7 +146,7 @@ async fn streams_break_where_scripted() {
     }
 
     let whole = got.pop().unwrap();
-    // The answers differ in the attempt their id names, and in nothing else.
+    // The answers differ only in the attempt in their id.
     let expected = |attempt: usize, events: usize| {
         let text: String = whole.text.split_inclusive("\n\n").take(events).collect();
         text.replace("chatcmpl-0-5", &format!("chatcmpl-0-{attempt}"))
@@ -302,7 +299,7 @@ async fn a_hanging_request_ends_when_the_server_is_dropped() {
 }
 
 #[tokio::test]
-async fn usage_counts_once_it_has_been_sent() {
+async fn usage_counts_after_it_was_sent() {
     let usage = Usage::new(100, 20).cached(64);
     let first = Turn::text("a b")
         .usage(usage)

@@ -1,8 +1,8 @@
-//! The scripted server, driven by a bare HTTP client: each feature, and each way of going wrong.
+//! Tests of the scripted server with a plain HTTP client: every feature and fault.
 #![expect(
     clippy::unwrap_used,
     clippy::indexing_slicing,
-    reason = "the lints know a test by its attribute, and what tests share has none"
+    reason = "shared test code has no `#[test]` attribute"
 )]
 
 mod answers;

@@ -1,4 +1,4 @@
-//! Paths, keys, models, the record, and how a server starts and stops.
+//! Paths, keys, models, the record, and starting and stopping.
 
 use std::time::Instant;
 
@@ -24,13 +24,13 @@ async fn models_have_their_own_scripts_on_one_server() {
     }
     let server = ScriptedServer::start(options).await.unwrap();
 
-    let asked = (0..50).map(|index| {
+    let answers = (0..50).map(|index| {
         let mut request = conversation(0);
         request["model"] = json!(format!("m{index:02}"));
         let server = &server;
         async move { content(&ask(server, &request).await.json()) }
     });
-    let texts = futures_util::future::join_all(asked).await;
+    let texts = futures_util::future::join_all(answers).await;
 
     let expected: Vec<_> = (0..50).map(|index| format!("I am {index}")).collect();
     assert_eq!(texts, expected);
@@ -47,7 +47,7 @@ async fn models_have_their_own_scripts_on_one_server() {
 }
 
 #[tokio::test]
-async fn a_request_is_recorded_as_it_came() {
+async fn requests_are_recorded_unchanged() {
     let server = ScriptedServer::start(Script::new().turn(Turn::text("a")))
         .await
         .unwrap();
@@ -92,7 +92,7 @@ async fn without_record_attempts_and_usage_still_count() {
 }
 
 #[tokio::test]
-async fn a_key_is_asked_for_where_one_is_set() {
+async fn a_configured_key_is_required() {
     let options = ServerOptions::new(Script::new().turn(Turn::text("a"))).api_key("sk-right");
     let server = ScriptedServer::start(options).await.unwrap();
     let body = conversation(0).to_string();
@@ -126,7 +126,7 @@ async fn a_key_is_asked_for_where_one_is_set() {
 }
 
 #[tokio::test]
-async fn what_it_does_not_serve_is_a_json_error() {
+async fn unknown_paths_return_a_json_error() {
     let server = ScriptedServer::start(Script::new().turn(Turn::text("a")))
         .await
         .unwrap();
@@ -163,11 +163,11 @@ async fn what_it_does_not_serve_is_a_json_error() {
     );
     assert_eq!(
         message(&broken),
-        "The body can't be read: EOF while parsing an object at line 1 column 1."
+        "Invalid body: EOF while parsing an object at line 1 column 1."
     );
     assert_eq!(
         message(&empty),
-        "The body can't be read: missing field `messages` at line 1 column 13."
+        "Invalid body: missing field `messages` at line 1 column 13."
     );
     assert_eq!(server.requests().len(), 0);
 }
@@ -198,7 +198,7 @@ async fn a_connection_serves_several_requests() {
 }
 
 #[tokio::test]
-async fn a_program_serves_until_it_is_told_to_stop() {
+async fn serve_until_stops_on_shutdown() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/v1", listener.local_addr().unwrap());
     let (stop, stopped) = oneshot::channel::<()>();

@@ -1,5 +1,3 @@
-use std::time::{Duration, Instant};
-
 use proptest::prelude::*;
 
 use super::*;
@@ -7,12 +5,12 @@ use super::*;
 fn value(expression: &str) -> String {
     match evaluate(expression) {
         Ok(value) => value,
-        Err(mistake) => panic!("{expression}: {mistake}"),
+        Err(message) => panic!("{expression}: {message}"),
     }
 }
 
 #[test]
-fn expressions_mean_what_they_mean_in_python() {
+fn expressions_evaluate_as_in_python() {
     let cases = [
         ("1 + 2 * 3", "7"),
         ("(1 + 2) * 3", "9"),
@@ -48,11 +46,14 @@ fn expressions_mean_what_they_mean_in_python() {
         ("0.1 + 0.2", "0.30000000000000004"),
         ("1e3", "1000.0"),
         (".5 + 5.", "5.5"),
+        ("1__0 + 1e+2 + 0xe+1", "125.0"),
+        (
+            "2 ** 126 - 1 + 2 ** 126",
+            "170141183460469231731687303715884105727",
+        ),
         ("1_000_000 + 0xff + 0b101 + 0o17", "1000275"),
         ("10 ** 20 + 1", "100000000000000000001"),
-        ("10 ** 400 / 10 ** 399", "10.0"),
         ("10 ** 20 / 3", "3.333333333333333e19"),
-        ("3 / 10 ** 320", "3e-320"),
         ("2 ** 64 * 1.0", "1.8446744073709552e19"),
         ("sqrt(2)", "1.4142135623730951"),
         ("math.sqrt(16) + math.pi", "7.141592653589793"),
@@ -67,9 +68,9 @@ fn expressions_mean_what_they_mean_in_python() {
         ("round(1e300, -400)", "0.0"),
         ("floor(-2.5) + ceil(-2.5)", "-5"),
         ("floor(1e20)", "100000000000000000000"),
-        ("min(3, 1.5, 2) + max(1, 10 ** 400 // 10 ** 399)", "11.5"),
-        ("max(10 ** 400, 1e308) - 10 ** 400", "0"),
-        ("min(-10 ** 400, -1e308) + 10 ** 400", "0"),
+        ("min(3, 1.5, 2) + max(1, 10 ** 30 // 10 ** 29)", "11.5"),
+        ("max(10 ** 30 + 1, 10 ** 30) - 10 ** 30", "1"),
+        ("min(-10 ** 30, 1e308) + 10 ** 30", "0"),
         ("pow(2, 100)", "1267650600228229401496703205376"),
         ("sin(pi / 6)", "0.49999999999999994"),
         ("cos(0) + tan(0)", "1.0"),
@@ -80,7 +81,7 @@ fn expressions_mean_what_they_mean_in_python() {
         ("log(e)", "1.0"),
         ("log(100, 10)", "2.0"),
         ("log2(2 ** 70) + log10(1000)", "73.0"),
-        ("log10(10 ** 1000)", "1000.0"),
+        ("log10(10 ** 38)", "38.0"),
         ("factorial(20)", "2432902008176640000"),
         ("factorial(0)", "1"),
         ("gcd(12, -18) + gcd() + gcd(0, 5)", "11"),
@@ -91,16 +92,7 @@ fn expressions_mean_what_they_mean_in_python() {
 }
 
 #[test]
-fn long_results_are_shown_by_their_ends() {
-    assert_eq!(value("10 ** 1999"), format!("1{}", "0".repeat(1999)));
-    assert_eq!(
-        value("-10 ** 2000 - 7"),
-        format!("-1{}…{}7 (2001 digits)", "0".repeat(48), "0".repeat(49))
-    );
-}
-
-#[test]
-fn mistakes_say_what_and_where() {
+fn error_messages() {
     let cases = [
         "",
         "   ",
@@ -112,7 +104,8 @@ fn mistakes_say_what_and_where() {
         "2(3)",
         "2x",
         "1,000 + 1",
-        "1__0",
+        "0x",
+        "1.2.3",
         "2 ^ 3",
         "x = 3",
         "1 < 2",
@@ -146,48 +139,40 @@ fn mistakes_say_what_and_where() {
         "1e308 * 10",
         "exp(1000)",
         "10.0 ** 400",
-        "sqrt(10 ** 400)",
-        "10 ** 400 * 1.0",
         "2 ** 10 ** 10",
         "2 ** 100001",
         "9 ** 9 ** 9 ** 9",
         "factorial(10 ** 9)",
-        "10 ** 20000 * 10 ** 20000",
+        "10 ** 30 * 10 ** 30",
+        "2 ** 127",
+        "-2 ** 126 - 2 ** 126",
+        "170141183460469231731687303715884105728",
+        "floor(1e39)",
+        "round(9 * 10 ** 37 + 8 * 10 ** 37, -38)",
     ];
     let report: String = cases
         .iter()
         .map(|expression| match evaluate(expression) {
             Ok(value) => panic!("{expression} is {value}"),
-            Err(mistake) => format!("{expression}\n    {mistake}\n"),
+            Err(message) => format!("{expression}\n    {message}\n"),
         })
         .collect();
     insta::assert_snapshot!(report);
 }
 
 #[test]
-fn what_an_expression_costs_is_bounded() {
-    let deep = format!("{}1{}", "(".repeat(101), ")".repeat(101));
-    let long = "1+".repeat(5_000) + "1";
-    let powers = "2**".repeat(3_000) + "1";
-    let factorials = vec!["factorial(8000)"; 600].join("-");
-    let divisors = vec!["gcd(3**60000, 7**30000)"; 100].join("+");
-    let products = vec!["3**60000//7**30000"; 400].join("*0+");
+fn length_and_nesting_are_bounded() {
+    let nested = |depth| format!("{}1{}", "(".repeat(depth), ")".repeat(depth));
     let cases = [
-        (deep, "it is nested more than 100 times"),
-        (long, "the expression is longer than 10000 characters"),
-        (powers, "it is nested more than 100 times"),
-        (factorials, "that would take too long"),
-        (divisors, "that would take too long"),
-        (products, "that would take too long"),
+        (nested(101), "nested more than 100 times"),
+        ("2**".repeat(3_000) + "1", "nested more than 100 times"),
+        ("1+".repeat(5_000) + "1", "longer than 10000 characters"),
     ];
     for (expression, message) in cases {
-        let begun = Instant::now();
-        let mistake = evaluate(&expression).expect_err(message);
-        assert_eq!(mistake.message, message);
-        assert!(begun.elapsed() < Duration::from_secs(20), "{message}");
+        let error = evaluate(&expression).expect_err(message);
+        assert!(error.contains(message), "{error}");
     }
-    let deep = format!("{}1{}", "(".repeat(100), ")".repeat(100));
-    assert_eq!(value(&deep), "1");
+    assert_eq!(value(&nested(100)), "1");
     assert_eq!(value(&("-".repeat(9_999) + "1")), "-1");
 }
 
@@ -203,7 +188,7 @@ fn floored(a: i128, b: i128) -> (i128, i128) {
 
 proptest! {
     #[test]
-    fn whole_numbers_are_as_those_of_128_bits(a in any::<i64>(), b in any::<i64>(), c in any::<i32>()) {
+    fn integers_are_exact(a in any::<i64>(), b in any::<i64>(), c in any::<i32>()) {
         let (x, y, z) = (i128::from(a), i128::from(b), i128::from(c));
         prop_assert_eq!(value(&format!("{a} + {b} - {c}")), (x + y - z).to_string());
         prop_assert_eq!(value(&format!("{a} * {b} + {c}")), (x * y + z).to_string());
@@ -217,13 +202,13 @@ proptest! {
     }
 
     #[test]
-    fn powers_are_repeated_products(base in -40_i128..40, exponent in 0_u32..24) {
+    fn powers_of_integers_are_exact(base in -40_i128..40, exponent in 0_u32..24) {
         let expected = base.pow(exponent).to_string();
         prop_assert_eq!(value(&format!("({base}) ** {exponent}")), expected);
     }
 
     #[test]
-    fn floats_are_those_of_the_machine(a in -1e9..1e9_f64, b in -1e9..1e9_f64) {
+    fn floats_are_ieee_754(a in -1e9..1e9_f64, b in -1e9..1e9_f64) {
         prop_assert_eq!(value(&format!("({a:?}) + ({b:?})")), format!("{:?}", a + b));
         prop_assert_eq!(value(&format!("({a:?}) * ({b:?})")), format!("{:?}", a * b));
         prop_assert_eq!(value(&format!("({a:?}) / ({b:?})")), format!("{:?}", a / b));
@@ -233,15 +218,13 @@ proptest! {
     }
 
     #[test]
-    fn a_quotient_of_whole_numbers_is_the_nearest_float(a in -(1_i64 << 52)..1 << 52, b in 1_i64..1 << 52) {
+    fn integer_quotients_are_the_nearest_float(a in -(1_i64 << 52)..1 << 52, b in 1_i64..1 << 52) {
         let expected = format!("{:?}", a as f64 / b as f64);
-        prop_assert_eq!(&value(&format!("{a} / {b}")), &expected);
-        // The same far outside of what floats hold.
-        prop_assert_eq!(value(&format!("{a} * 10 ** 500 / ({b} * 10 ** 500)")), expected);
+        prop_assert_eq!(value(&format!("{a} / {b}")), expected);
     }
 
     #[test]
-    fn no_text_brings_it_down(text in "[0-9a-z+*/%().,^ -]{0,40}") {
+    fn no_input_panics(text in "[0-9a-z+*/%().,^ -]{0,40}") {
         let _ = evaluate(&text);
     }
 }

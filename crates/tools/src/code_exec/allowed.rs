@@ -10,7 +10,7 @@ use std::sync::Arc;
 use regex_lite::Regex;
 use thiserror::Error;
 
-use super::refusal::Refusal;
+use super::refusal::CommandRefusal;
 use super::words;
 
 /// How much of the patterns the model is shown.
@@ -44,7 +44,7 @@ impl AllowedCommands {
     ) -> Result<Self, InvalidPattern> {
         let compile = |pattern: P| {
             let text = pattern.as_ref().to_owned();
-            // By itself first: in brackets, `a)|(b` would be a pattern, and another one.
+            // Compiled alone first, because `a)|(b` would be valid within the group.
             let compiled = Regex::new(&text).and_then(|_| Regex::new(&format!("^(?:{text})")));
             match compiled {
                 Ok(at_start) => Ok(Pattern { text, at_start }),
@@ -58,8 +58,8 @@ impl AllowedCommands {
         Ok(Self(patterns.collect::<Result<_, _>>()?))
     }
 
-    /// The program and arguments of a command that may be run.
-    pub(super) fn argv(&self, line: &str) -> Result<Vec<String>, Refusal> {
+    /// Returns the program and arguments of an allowed command.
+    pub(super) fn argv(&self, line: &str) -> Result<Vec<String>, CommandRefusal> {
         let argv = words::split(line)?;
         let form = words::join(&argv);
         if self
@@ -73,11 +73,11 @@ impl AllowedCommands {
         let cut = if shown.len() < form.len() { "…" } else { "" };
         let details = format!("`{shown}{cut}` is not an allowed command.");
         let advice = format!("Use a command that begins like one of these patterns: {self}.");
-        Err(Refusal::not_allowed(details, advice))
+        Err(CommandRefusal::not_allowed(details, advice))
     }
 }
 
-/// The patterns, as the model is shown them.
+/// Formats the patterns for the model.
 impl std::fmt::Display for AllowedCommands {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         if self.0.is_empty() {
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_is_matched_from_the_start_against_the_one_form() {
+    fn patterns_match_from_the_start_of_the_canonical_form() {
         let allowed = allowed(&["git (status|log)( |$)", r"ls\b", "echo 'a b'$"]);
         for line in [
             "git status",
@@ -132,16 +132,16 @@ mod tests {
             let refused = allowed.argv(line).expect_err(line);
             assert!(refused.text().contains("command_not_allowed"), "{line}");
         }
-        // An alternative is at the start too.
+        // Alternatives are anchored too.
         assert!(self::allowed(&["a|b"]).argv("xb").is_err());
-        // The shell's own words come first: no pattern lets them through.
+        // No pattern permits shell syntax.
         let everything = self::allowed(&[".*"]);
         assert!(everything.argv("ls; rm x").is_err());
         assert!(everything.argv("A=1 ls").is_err());
     }
 
     #[test]
-    fn a_refusal_says_what_is_allowed_and_ends_somewhere() {
+    fn refusals_list_the_patterns_up_to_a_limit() {
         let refusal = allowed(&["git ", "ls"])
             .argv("rm -rf 'a b'")
             .expect_err("refused");
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_that_is_none_is_named() {
+    fn invalid_patterns_are_named() {
         for pattern in ["git (", "a)|(b", "[z-a]"] {
             let error = AllowedCommands::new(["ls", pattern]).expect_err("no pattern");
             let text = format!("`{pattern}` is not a pattern of commands");

@@ -1,15 +1,15 @@
-//! Output on its way, as text.
+//! Decoding of streamed output.
 
 use std::borrow::Cow;
 
-/// Turns the bytes of one channel into text as they come. A character that is cut between two
-/// pieces waits for its other half; bytes that are no text are replaced.
+/// Incremental lossy UTF-8 decoder. A character that is split between two chunks is completed by the next
+/// one; invalid bytes are replaced.
 #[derive(Debug, Default)]
-pub(super) struct TextPieces {
+pub(super) struct Utf8Decoder {
     unfinished: Vec<u8>,
 }
 
-impl TextPieces {
+impl Utf8Decoder {
     pub(super) fn push<'b>(&mut self, bytes: &'b [u8]) -> Cow<'b, str> {
         if self.unfinished.is_empty() {
             let (text, rest) = split_unfinished(bytes);
@@ -24,10 +24,10 @@ impl TextPieces {
     }
 }
 
-/// Splits off the first bytes of a character whose others are still to come.
+/// Splits off an incomplete character at the end.
 fn split_unfinished(bytes: &[u8]) -> (&[u8], &[u8]) {
     const CONTINUES: u8 = 0b1000_0000;
-    // A character has up to four bytes, so up to three can be there without it being whole.
+    // A character has up to four bytes, so an incomplete one has up to three.
     let last = bytes.iter().rev().take(3);
     let first_byte = last
         .map(|byte| byte & 0b1100_0000)

@@ -1,4 +1,4 @@
-//! Commands that are not run, and what the model is told instead of a result.
+//! Refused commands.
 
 use std::borrow::Cow;
 
@@ -6,16 +6,16 @@ use cantle_core::metadata::Metadata;
 use cantle_core::sandbox::render_refusal;
 use cantle_core::tool::ToolOutput;
 
-/// Why a command is not run.
+/// The reason that a command is refused, with advice for the model.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Refusal {
+pub(super) struct CommandRefusal {
     kind: &'static str,
     details: Cow<'static, str>,
     advice: Cow<'static, str>,
 }
 
-impl Refusal {
-    /// The text is no command.
+impl CommandRefusal {
+    /// Creates a refusal of text that is not a valid command.
     pub(super) fn invalid(
         details: impl Into<Cow<'static, str>>,
         advice: impl Into<Cow<'static, str>>,
@@ -27,7 +27,7 @@ impl Refusal {
         }
     }
 
-    /// It is one, but not one that may be run.
+    /// Creates a refusal of a command that is not allowed.
     pub(super) fn not_allowed(
         details: impl Into<Cow<'static, str>>,
         advice: impl Into<Cow<'static, str>>,
@@ -39,8 +39,8 @@ impl Refusal {
         }
     }
 
-    /// What nothing can run, with or without a shell.
-    pub(super) fn of_text(cmd: &str) -> Option<Self> {
+    /// Refuses text that cannot be executed even by a shell.
+    pub(super) fn for_text(cmd: &str) -> Option<Self> {
         if cmd.trim().is_empty() {
             Some(Self::invalid(
                 "The command is empty.",
@@ -56,14 +56,14 @@ impl Refusal {
         }
     }
 
-    /// What the model reads.
+    /// Returns the text for the model.
     pub(super) fn text(&self) -> String {
         render_refusal(self.kind, &self.details, &self.advice)
     }
 }
 
-impl From<Refusal> for ToolOutput {
-    fn from(refusal: Refusal) -> Self {
+impl From<CommandRefusal> for ToolOutput {
+    fn from(refusal: CommandRefusal) -> Self {
         Self::failure(refusal.text()).with_metadata(Metadata::uses(1))
     }
 }

@@ -1,20 +1,19 @@
-//! A command line as words, without a shell.
+//! Splitting of a command line into words, without a shell.
 //!
-//! Blanks divide words, and quotes and backslashes mean what they mean to bash. Nothing is expanded.
-//! What a shell would do on top (several commands, redirection, substitution, assignments) is refused
-//! where it is not quoted, each with what to do instead; quoted, it is plain text.
+//! Blanks separate words; quotes and backslashes work as in bash; nothing is expanded. Unquoted shell
+//! syntax (several commands, redirection, substitution, assignments) is refused with advice.
 
 use std::borrow::Cow;
 use std::iter::Peekable;
 use std::str::Chars;
 
-use super::refusal::Refusal;
+use super::refusal::CommandRefusal;
 
-/// The words of a command line; at least one.
-pub(super) fn split(line: &str) -> Result<Vec<String>, Refusal> {
+/// Splits a command line into at least one word.
+pub(super) fn split(line: &str) -> Result<Vec<String>, CommandRefusal> {
     let line = line.trim();
     if let Some(name) = assignment(line) {
-        return Err(Refusal::not_allowed(
+        return Err(CommandRefusal::not_allowed(
             format!("The command begins with the assignment of `{name}`."),
             "There is no shell, so variables can't be set: give values as arguments, or quote the \
              word if it is a program's name.",
@@ -30,8 +29,8 @@ pub(super) fn split(line: &str) -> Result<Vec<String>, Refusal> {
         }
     }
     if words.is_empty() {
-        // A lone continuation of the line.
-        return Err(Refusal::invalid(
+        // Only a line continuation.
+        return Err(CommandRefusal::invalid(
             "The command has no word.",
             "Give a command in `cmd`, for example `ls -la`.",
         ));
@@ -39,8 +38,8 @@ pub(super) fn split(line: &str) -> Result<Vec<String>, Refusal> {
     Ok(words)
 }
 
-/// The next word, unless nothing but a continuation of the line was there.
-fn word(characters: &mut Peekable<Chars<'_>>) -> Result<Option<String>, Refusal> {
+/// Returns the next word; `None` for a line continuation.
+fn word(characters: &mut Peekable<Chars<'_>>) -> Result<Option<String>, CommandRefusal> {
     let mut word = None::<String>;
     while let Some(character) = characters.peek().copied() {
         if is_blank(character) {
@@ -57,7 +56,7 @@ fn word(characters: &mut Peekable<Chars<'_>>) -> Result<Option<String>, Refusal>
                 Some('\n') => {}
                 Some(escaped) => word.get_or_insert_default().push(escaped),
                 None => {
-                    return Err(Refusal::invalid(
+                    return Err(CommandRefusal::invalid(
                         "The command ends with a backslash.",
                         "Leave it out, or put single quotes around it if it is meant as text.",
                     ));
@@ -69,7 +68,10 @@ fn word(characters: &mut Peekable<Chars<'_>>) -> Result<Option<String>, Refusal>
     Ok(word)
 }
 
-fn single_quoted(characters: &mut Peekable<Chars<'_>>, word: &mut String) -> Result<(), Refusal> {
+fn single_quoted(
+    characters: &mut Peekable<Chars<'_>>,
+    word: &mut String,
+) -> Result<(), CommandRefusal> {
     for character in characters {
         match character {
             '\'' => return Ok(()),
@@ -79,7 +81,10 @@ fn single_quoted(characters: &mut Peekable<Chars<'_>>, word: &mut String) -> Res
     Err(unclosed("single"))
 }
 
-fn double_quoted(characters: &mut Peekable<Chars<'_>>, word: &mut String) -> Result<(), Refusal> {
+fn double_quoted(
+    characters: &mut Peekable<Chars<'_>>,
+    word: &mut String,
+) -> Result<(), CommandRefusal> {
     while let Some(character) = characters.next() {
         match character {
             '"' => return Ok(()),
@@ -95,8 +100,8 @@ fn double_quoted(characters: &mut Peekable<Chars<'_>>, word: &mut String) -> Res
     Err(unclosed("double"))
 }
 
-fn unclosed(quote: &str) -> Refusal {
-    Refusal::invalid(
+fn unclosed(quote: &str) -> CommandRefusal {
+    CommandRefusal::invalid(
         format!("A {quote} quote is opened and not closed."),
         "Close it, or put the other kind of quotes around a quote that is meant as text.",
     )
@@ -106,8 +111,8 @@ fn is_blank(character: char) -> bool {
     matches!(character, ' ' | '\t')
 }
 
-/// Why an unquoted character is refused.
-fn operator(character: char) -> Option<Refusal> {
+/// Returns the refusal of an unquoted operator character.
+fn operator(character: char) -> Option<CommandRefusal> {
     let advice = match character {
         ';' | '\n' => "Give one command per call.",
         '&' => {
@@ -133,10 +138,10 @@ fn operator(character: char) -> Option<Refusal> {
     };
     let details = format!("{shown} outside of quotes: commands are run without a shell.");
     let advice = format!("{advice} Put quotes around it if it is meant as text.");
-    Some(Refusal::not_allowed(details, advice))
+    Some(CommandRefusal::not_allowed(details, advice))
 }
 
-/// The name of a variable that the line would set first of all, in a shell.
+/// Returns the variable of a leading assignment.
 fn assignment(line: &str) -> Option<&str> {
     let is_name = |character: char| character.is_ascii_alphanumeric() || character == '_';
     let end = line.find(|character| !is_name(character))?;
@@ -146,7 +151,7 @@ fn assignment(line: &str) -> Option<&str> {
     (!name.is_empty() && !digit_first && assigned).then_some(name)
 }
 
-/// `[…]=`, of an array.
+/// Returns whether the text is an assignment to an array element, `[…]=`.
 fn element_is_assigned(rest: &str) -> bool {
     let element = rest.strip_prefix('[').and_then(|rest| rest.split_once(']'));
     element.is_some_and(|(index, rest)| {
@@ -154,7 +159,7 @@ fn element_is_assigned(rest: &str) -> bool {
     })
 }
 
-/// The words as one line that splits into them again, and that each command has one of.
+/// Joins words into the canonical form of a command, which splits into them again.
 pub(super) fn join(words: &[String]) -> String {
     let quoted: Vec<Cow<'_, str>> = words.iter().map(|word| quote(word)).collect();
     quoted.join(" ")

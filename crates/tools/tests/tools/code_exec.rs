@@ -22,14 +22,14 @@ fn shown(spec: &ToolSpec) -> String {
 }
 
 #[tokio::test]
-async fn it_conforms() {
+async fn the_provider_conforms() {
     cantle_testkit::conformance::tool_provider(&provider())
         .await
         .assert();
 }
 
 #[tokio::test]
-async fn the_model_is_told_how_commands_run() {
+async fn descriptions_explain_how_commands_run() {
     let session = Session::open(provider()).await;
     insta::assert_snapshot!("spec", shown(session.tool().spec()));
     assert!(!session.tool().concurrency_safe());
@@ -47,7 +47,7 @@ async fn the_model_is_told_how_commands_run() {
 }
 
 #[tokio::test]
-async fn a_command_that_ends_is_a_success_whatever_its_code() {
+async fn a_command_with_any_exit_code_is_a_success() {
     let session = Session::open(provider()).await;
     let cases = [
         ("success", "echo out; echo err >&2"),
@@ -64,7 +64,7 @@ async fn a_command_that_ends_is_a_success_whatever_its_code() {
 }
 
 #[tokio::test]
-async fn a_timeout_keeps_what_was_written() {
+async fn a_timeout_keeps_partial_output() {
     let session = Session::open(provider().timeout(Duration::from_secs(6))).await;
     let started = Instant::now();
     let output = session.run("echo so far; sleep 600; echo never").await;
@@ -76,7 +76,7 @@ async fn a_timeout_keeps_what_was_written() {
 }
 
 #[tokio::test]
-async fn a_cancelled_command_ends_at_once_and_keeps_what_was_written() {
+async fn a_cancelled_command_keeps_partial_output() {
     let session = Session::open(provider()).await;
     let watcher = Arc::new(Watcher::default());
     let mut cx = session.context();
@@ -99,7 +99,7 @@ async fn a_cancelled_command_ends_at_once_and_keeps_what_was_written() {
 }
 
 #[tokio::test]
-async fn long_output_is_cut_and_the_whole_of_it_is_in_a_file() {
+async fn long_output_is_truncated_and_spilled() {
     let session = Session::open(provider()).await;
     let whole: String = (1..=5_000).map(|number| format!("{number}\n")).collect();
     let output = text(&session.run("seq 1 5000; echo short >&2").await);
@@ -130,7 +130,7 @@ async fn long_output_is_cut_and_the_whole_of_it_is_in_a_file() {
 }
 
 #[tokio::test]
-async fn what_is_shown_whole_has_no_file() {
+async fn short_output_is_not_spilled() {
     let session = Session::open(provider()).await;
     let output = text(&session.run("head -c 20000 /dev/zero | tr '\\0' x").await);
     assert!(!output.contains('…'), "{output}");
@@ -153,7 +153,7 @@ fn runs(mark: &str) -> bool {
 }
 
 #[tokio::test]
-async fn what_runs_on_is_listed_until_the_session_ends() {
+async fn background_processes_are_listed() {
     let session = Session::open(provider()).await;
     let mark = format!("600.{}", std::process::id());
     // What was just forked still looks like its shell.
@@ -175,7 +175,7 @@ async fn what_runs_on_is_listed_until_the_session_ends() {
 }
 
 #[tokio::test]
-async fn without_background_nothing_runs_on() {
+async fn without_background_processes_are_killed() {
     let session = Session::open(provider().background(Background::Kill)).await;
     let output = text(&session.run("sleep 600 & echo started").await);
     assert!(
@@ -186,7 +186,7 @@ async fn without_background_nothing_runs_on() {
 }
 
 #[tokio::test]
-async fn files_stay_and_the_shell_does_not() {
+async fn files_persist_but_shell_state_does_not() {
     let session = Session::open(provider()).await;
     session
         .run("mkdir sub; cd sub; X=1; echo kept > file")
@@ -197,7 +197,7 @@ async fn files_stay_and_the_shell_does_not() {
 }
 
 #[tokio::test]
-async fn nothing_waits_for_input() {
+async fn stdin_is_empty() {
     let session = Session::open(provider()).await;
     let output = text(&session.run("cat; echo end").await);
     assert!(output.contains("<stdout>end\n</stdout>"), "{output}");
@@ -205,7 +205,7 @@ async fn nothing_waits_for_input() {
 }
 
 #[tokio::test]
-async fn sessions_of_one_provider_do_not_see_each_other() {
+async fn sessions_are_separate() {
     let provider = provider();
     let (first, second) = tokio::join!(Session::open(provider.clone()), Session::open(provider));
     first.run("echo mine > file").await;
@@ -216,7 +216,7 @@ async fn sessions_of_one_provider_do_not_see_each_other() {
 }
 
 #[tokio::test]
-async fn who_watches_sees_the_output_as_it_comes() {
+async fn output_is_streamed_to_observers() {
     let session = Session::open(provider()).await;
     let watcher = Arc::new(Watcher::default());
     let mut cx = session.context();
@@ -242,7 +242,7 @@ async fn who_watches_sees_the_output_as_it_comes() {
 }
 
 #[tokio::test]
-async fn a_command_that_is_none_is_refused() {
+async fn invalid_commands_are_refused() {
     let session = Session::open(provider()).await;
     for (name, cmd) in [("empty", ""), ("empty", " \n\t"), ("nul", "echo a\0b")] {
         let output = session.run(cmd).await;
@@ -256,7 +256,7 @@ async fn a_command_that_is_none_is_refused() {
     let refused = call(&session.tool(), json!({"command": "ls"}), session.context()).await;
     assert_eq!(
         refused.unwrap_err().to_string(),
-        "2 things are wrong with the arguments:\n\
+        "2 problems with the arguments:\n\
          - missing argument `cmd` (“The command.”) (arguments are: `cmd`)\n\
          - unknown argument `command` (arguments are: `cmd`)"
     );
@@ -264,7 +264,7 @@ async fn a_command_that_is_none_is_refused() {
 }
 
 #[tokio::test]
-async fn with_a_list_only_what_is_on_it_runs_and_without_a_shell() {
+async fn only_allowed_commands_run_and_without_a_shell() {
     let listed = provider().allowed_commands([r"echo\b", "seq [0-9]", "no-such-program"]);
     let session = Session::open(listed.expect("patterns")).await;
     let description = session.tool().spec().description().to_owned();
@@ -303,7 +303,7 @@ async fn with_a_list_only_what_is_on_it_runs_and_without_a_shell() {
 }
 
 #[tokio::test]
-async fn a_sandbox_that_is_gone_is_told_apart() {
+async fn a_lost_sandbox_has_its_own_error_kind() {
     // Where it has a view of its own, its directory can't be removed.
     let session = Session::open(provider().policy(Policy::unconfined())).await;
     session.run("rm -rf \"$PWD\"").await;
@@ -315,7 +315,7 @@ async fn a_sandbox_that_is_gone_is_told_apart() {
 }
 
 #[tokio::test]
-async fn a_sandbox_that_does_not_open_keeps_the_session_from_opening() {
+async fn a_failed_sandbox_fails_the_session() {
     let mut policy = Policy::unconfined();
     policy.environment.insert("A=B".into(), "x".into());
     let opened = provider()

@@ -17,7 +17,7 @@ fn used(output: ToolOutput) -> ToolOutput {
 }
 
 #[test]
-fn the_model_is_told_how_to_finish() {
+fn spec_of_finish() {
     let tool = DynTool::new(Finish);
     let spec = tool.spec();
     let parameters = serde_json::to_string_pretty(spec.parameters()).expect("JSON");
@@ -29,7 +29,7 @@ fn the_model_is_told_how_to_finish() {
 }
 
 #[tokio::test]
-async fn files_that_are_there_are_accepted() {
+async fn existing_files_are_accepted() {
     let session = Session::open(provider()).await;
     session
         .run("mkdir out; echo x > out/report.md; ln -s out/report.md link")
@@ -43,7 +43,7 @@ async fn files_that_are_there_are_accepted() {
 }
 
 #[tokio::test]
-async fn every_file_that_is_missing_is_named() {
+async fn missing_files_are_named() {
     let session = Session::open(provider()).await;
     session
         .run("mkdir out; echo x > there; mkfifo pipe; ln -s /etc/passwd escape")
@@ -65,7 +65,7 @@ async fn every_file_that_is_missing_is_named() {
 }
 
 #[tokio::test]
-async fn without_paths_or_without_a_sandbox_nothing_is_checked() {
+async fn paths_are_not_checked_without_a_sandbox() {
     for arguments in [
         json!({"reason": "Done."}),
         json!({"reason": "Done.", "paths": ["missing"]}),
@@ -76,7 +76,7 @@ async fn without_paths_or_without_a_sandbox_nothing_is_checked() {
 }
 
 #[tokio::test]
-async fn arguments_of_finish_are_checked() {
+async fn arguments_are_validated() {
     let error = call(&Finish.into(), json!({"paths": ["a"]}), without_sandbox())
         .await
         .unwrap_err();
@@ -96,7 +96,7 @@ struct Answer {
 }
 
 #[tokio::test]
-async fn a_result_can_have_the_structure_of_a_type() {
+async fn results_can_have_a_rust_type() {
     let tool = DynTool::new(FinishWith::<Answer>::new("answer", "Gives the answer."));
     assert_eq!(tool.name(), "answer");
     assert_eq!(tool.spec().description(), "Gives the answer.");
@@ -126,7 +126,7 @@ async fn a_result_can_have_the_structure_of_a_type() {
 }
 
 #[tokio::test]
-async fn a_result_can_have_the_structure_of_a_schema() {
+async fn results_can_have_a_json_schema() {
     let schema = json!({
         "type": "object",
         "properties": {"grade": {"enum": ["good", "bad"]}},

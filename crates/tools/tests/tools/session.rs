@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use tokio::sync::Notify;
 
 pub(crate) fn provider() -> CodeExec {
-    CodeExec::new(Arc::new(LocalBackend::new()))
+    CodeExec::new(LocalBackend::new())
 }
 
 pub(crate) struct Session {

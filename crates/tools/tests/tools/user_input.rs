@@ -17,7 +17,7 @@ fn used(output: ToolOutput) -> ToolOutput {
 }
 
 #[test]
-fn the_model_is_told_how_to_ask() {
+fn spec_of_user_input() {
     let tool = user_input();
     let spec = tool.spec();
     let parameters = serde_json::to_string_pretty(spec.parameters()).expect("JSON");
@@ -30,7 +30,7 @@ fn the_model_is_told_how_to_ask() {
 }
 
 #[tokio::test]
-async fn the_answer_comes_back_as_the_question_has_it() {
+async fn answers_are_normalized() {
     let choices = || QuestionKind::Choice {
         choices: vec!["PDF".to_owned(), "Markdown".to_owned()],
     };
@@ -77,7 +77,7 @@ async fn the_answer_comes_back_as_the_question_has_it() {
 }
 
 #[tokio::test]
-async fn a_question_that_can_not_be_asked_comes_back_with_advice() {
+async fn invalid_questions_are_refused_with_advice() {
     let many: Vec<Value> = (0..101).map(|number| json!(number.to_string())).collect();
     let cases = [
         json!({"question": "  "}),
@@ -103,7 +103,7 @@ async fn a_question_that_can_not_be_asked_comes_back_with_advice() {
 }
 
 #[tokio::test]
-async fn a_question_ends_with_its_call() {
+async fn a_question_is_cancelled_with_its_call() {
     let (user, mut questions) = user_channel();
     let mut cx = ToolContext::new(RunId::new(), "call-1");
     cx.user = Arc::new(user);

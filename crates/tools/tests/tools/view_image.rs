@@ -37,7 +37,7 @@ async fn view(session: &Session, path: &str) -> ToolOutput {
 }
 
 #[test]
-fn the_model_is_told_how_to_look() {
+fn spec_of_view_image() {
     let tool = view_image(ImageLimits::default());
     let spec = tool.spec();
     let parameters = serde_json::to_string_pretty(spec.parameters()).expect("JSON");
@@ -49,7 +49,7 @@ fn the_model_is_told_how_to_look() {
 }
 
 #[tokio::test]
-async fn an_image_comes_with_a_line_that_says_what_it_is() {
+async fn images_come_with_a_description() {
     let session = Session::open(provider()).await;
     let small = picture(40, 30, ImageFormat::Png);
     write(&session, "small.png", small.clone()).await;
@@ -96,7 +96,7 @@ async fn an_image_comes_with_a_line_that_says_what_it_is() {
 }
 
 #[tokio::test]
-async fn what_is_no_image_comes_back_with_advice() {
+async fn invalid_images_are_refused_with_advice() {
     let session = Session::open(provider()).await;
     let whole = picture(40, 30, ImageFormat::Png);
     write(&session, "cut.png", whole[..whole.len() / 2].to_vec()).await;
@@ -144,7 +144,7 @@ async fn what_is_no_image_comes_back_with_advice() {
 }
 
 #[tokio::test]
-async fn without_a_sandbox_there_is_nothing_to_see() {
+async fn a_sandbox_is_required() {
     let cx = ToolContext::new(RunId::new(), "call-1");
     let tool = view_image(ImageLimits::default());
     let error = call(&tool, json!({"path": "a.png"}), cx).await.unwrap_err();

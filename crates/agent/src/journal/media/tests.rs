@@ -7,21 +7,21 @@ use super::*;
 /// What is left of a value without its media, and what comes back.
 fn through(files: &MediaFiles, value: &Value) -> (Value, Value) {
     let mut out = value.clone();
-    files.take_out(&mut out).unwrap();
+    files.extract(&mut out).unwrap();
     let mut back = out.clone();
-    files.put_back(&mut back).unwrap();
+    files.restore(&mut back).unwrap();
     (out, back)
 }
 
 #[test]
-fn media_leave_a_record_once_each_and_come_back() {
+fn media_are_extracted_once_each_and_restored() {
     let directory = tempfile::tempdir().unwrap();
     let files = MediaFiles::new(directory.path());
     let block = json!({"kind": "image_content_block", "data": BASE64.encode("a picture")});
     let record = json!({"content": ["see", block, {"deep": [block]}]});
     let (out, back) = through(&files, &record);
     assert_eq!(back, record);
-    let digest = hex(&Sha256::digest("a picture"));
+    let digest = format!("{:x}", Sha256::digest("a picture"));
     let left = json!({"kind": "image_content_block", "sha256": digest});
     assert_eq!(out, json!({"content": ["see", left, {"deep": [left]}]}));
     let kept: Vec<_> = fs::read_dir(&files.0)
@@ -34,7 +34,7 @@ fn media_leave_a_record_once_each_and_come_back() {
 }
 
 #[test]
-fn what_only_looks_like_media_stays_as_it_is() {
+fn objects_that_look_like_media_are_unchanged() {
     let directory = tempfile::tempdir().unwrap();
     let files = MediaFiles::new(directory.path());
     for value in [

@@ -8,8 +8,8 @@ use cantle_core::usage::TokenUsage;
 use futures_util::FutureExt as _;
 
 use super::*;
-use crate::journal::VERSION;
-use crate::machine::CallOutcome;
+use crate::journal::format::VERSION;
+use crate::rules::CallOutcome;
 
 fn call(seconds: u64) -> ModelCall {
     let duration = Duration::from_secs(seconds);
@@ -41,7 +41,7 @@ fn time_counts_while_a_process_works_and_not_between() {
         },
     }))
     .unwrap();
-    let mut clock = Clock::new(100.0);
+    let mut clock = WorkClock::new(100.0);
     let mut used = Vec::new();
     for fact in [
         answered,
@@ -58,20 +58,20 @@ fn time_counts_while_a_process_works_and_not_between() {
         finished(990.0),
         finished(993.0),
     ] {
-        clock.note(&fact);
+        clock.add(&fact);
         used.push(clock.used.as_secs());
     }
     assert_eq!(used, [10, 12, 20, 25, 25, 25, 28]);
 }
 
 #[test]
-fn a_run_that_is_there_is_not_begun_again() {
+fn an_existing_run_is_not_overwritten() {
     let directory = tempfile::tempdir().unwrap();
     let store = RunStore::new(directory.path().join("runs"));
     let run = RunId::new();
     let header = header(run);
-    drop(store.begin_now(header.clone()).unwrap());
-    let again = store.begin_now(header).unwrap_err();
+    drop(store.begin_blocking(header.clone()).unwrap());
+    let again = store.begin_blocking(header).unwrap_err();
     assert_eq!(again.kind(), StoreErrorKind::Io);
     assert_eq!(
         store.get(run).unwrap().task,
@@ -81,16 +81,16 @@ fn a_run_that_is_there_is_not_begun_again() {
 }
 
 #[test]
-fn a_run_is_let_go_of_while_a_child_that_is_being_started_has_its_files() {
+fn the_lock_is_released_while_a_starting_child_process_holds_its_file() {
     let directory = tempfile::tempdir().unwrap();
     let store = RunStore::new(directory.path());
     let run = RunId::new();
-    drop(store.begin_now(header(run)).unwrap());
-    let lock = store.try_lock(run).unwrap().unwrap();
-    let _of_the_child = lock.0.try_clone().unwrap();
-    assert!(store.try_lock(run).unwrap().is_none());
+    drop(store.begin_blocking(header(run)).unwrap());
+    let lock = Lock::try_lock(&store.run_directory(run)).unwrap().unwrap();
+    let _of_the_child = lock.file().try_clone().unwrap();
+    assert!(Lock::try_lock(&store.run_directory(run)).unwrap().is_none());
     drop(lock);
-    assert!(store.try_lock(run).unwrap().is_some());
+    assert!(Lock::try_lock(&store.run_directory(run)).unwrap().is_some());
 }
 
 /// A header of a run that can begin.
@@ -108,27 +108,27 @@ fn header(run: RunId) -> Header {
 }
 
 fn said(text: &str) -> Fact {
-    Fact::UserSaid {
+    Fact::UserMessage {
         content: text.into(),
     }
 }
 
 /// What was said in a run, as its journal tells.
 fn told(store: &RunStore, run: RunId) -> Result<Vec<String>, StoreError> {
-    let facts = store.reopen(run)?.facts.into_iter();
+    let facts = store.reopen(run)?.content.facts.into_iter();
     Ok(facts
         .map(|fact| match fact {
-            Fact::UserSaid { content } => content.text(),
+            Fact::UserMessage { content } => content.text(),
             other => panic!("{other:?}"),
         })
         .collect())
 }
 
-/// A run of whose journal three batches are there: `a`; `b`, `c`, `d`; and, after it was taken up again,
+/// A run whose journal has three batches: `a`; `b`, `c`, `d`; and, after it was resumed,
 /// `e`, `f`.
 async fn batches(store: &RunStore) -> (RunId, PathBuf) {
     let run = RunId::new();
-    let journal = store.begin_now(header(run)).unwrap();
+    let journal = store.begin_blocking(header(run)).unwrap();
     journal.record(&said("a")).unwrap();
     journal.commit().await.unwrap();
     for text in ["b", "c", "d"] {
@@ -145,7 +145,7 @@ async fn batches(store: &RunStore) -> (RunId, PathBuf) {
 }
 
 #[tokio::test]
-async fn of_a_last_batch_that_a_loss_of_power_tore_what_is_whole_before_the_tear_stays() {
+async fn of_a_damaged_last_batch_the_lines_before_the_damage_stay() {
     // Lines: the header, a, b, c, d, e, f.
     for (torn, left) in [(vec![6], "abcde"), (vec![5], "abcd"), (vec![5, 6], "abcd")] {
         for tear in ["a letter", "zeros"] {
@@ -175,7 +175,7 @@ async fn of_a_last_batch_that_a_loss_of_power_tore_what_is_whole_before_the_tear
 }
 
 #[tokio::test]
-async fn what_was_on_the_disk_once_is_not_cut_off() {
+async fn lines_before_the_last_batch_are_never_cut_off() {
     for torn in [1, 2, 3, 4] {
         let directory = tempfile::tempdir().unwrap();
         let store = RunStore::new(directory.path());
@@ -186,13 +186,13 @@ async fn what_was_on_the_disk_once_is_not_cut_off() {
         fs::write(&path, lines.join("\n") + "\n").unwrap();
         let error = told(&store, run).unwrap_err();
         assert_eq!(error.kind(), StoreErrorKind::Unreadable);
-        let place = format!("line {}: its sum is another", torn + 1);
+        let place = format!("line {}: its checksum does not match", torn + 1);
         assert!(error.to_string().ends_with(&place), "{error}");
     }
 }
 
 #[tokio::test]
-async fn a_journal_from_before_there_were_sums_is_read_and_gone_on_with() {
+async fn a_journal_without_checksums_is_read_and_continued() {
     let directory = tempfile::tempdir().unwrap();
     let store = RunStore::new(directory.path());
     let (run, path) = batches(&store).await;
@@ -211,11 +211,11 @@ async fn a_journal_from_before_there_were_sums_is_read_and_gone_on_with() {
 }
 
 #[tokio::test]
-async fn short_commits_are_written_in_place_while_they_are_over_at_once() {
+async fn short_commits_are_written_inline_while_the_disk_is_fast() {
     let directory = tempfile::tempdir().unwrap();
     let store = RunStore::new(directory.path());
     let run = RunId::new();
-    let journal = store.begin_now(header(run)).unwrap();
+    let journal = store.begin_blocking(header(run)).unwrap();
     let short = "a".to_owned();
     let long = "a".repeat(100_000);
     let quick = Duration::from_micros(1);
@@ -225,8 +225,8 @@ async fn short_commits_are_written_in_place_while_they_are_over_at_once() {
         (quick, 100, &long, false),
         (Duration::from_millis(1), 1, &short, false),
     ] {
-        store.committer.note(Duration::MAX, 1);
-        store.committer.note(spent, commits);
+        store.queue.record(Duration::MAX, 1);
+        store.queue.record(spent, commits);
         journal.record(&said(text)).unwrap();
         let mut commit = Box::pin(journal.commit());
         match commit.as_mut().now_or_never() {
@@ -250,10 +250,10 @@ async fn media_are_written_with_their_line_and_no_list_of_runs_reads_them() {
     let directory = tempfile::tempdir().unwrap();
     let store = RunStore::new(directory.path());
     let run = RunId::new();
-    let journal = store.begin_now(header(run)).unwrap();
+    let journal = store.begin_blocking(header(run)).unwrap();
     let image = Media::image(b"\x89PNG\r\n\x1a\n0000".to_vec()).unwrap();
     let content = Content::Parts(vec![Part::Media(image)]);
-    journal.record(&Fact::UserSaid { content }).unwrap();
+    journal.record(&Fact::UserMessage { content }).unwrap();
     let media = store.run_directory(run).join("media");
     assert!(!media.exists(), "recording writes nothing");
     journal.commit().await.unwrap();

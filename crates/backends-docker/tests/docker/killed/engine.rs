@@ -1,4 +1,4 @@
-//! The engine itself is killed, and comes back.
+//! The engine is killed and restarted.
 
 use cantle_core::policy::Policy;
 use cantle_core::sandbox::{Backend as _, SandboxContext};
@@ -7,66 +7,68 @@ use tokio::time::timeout;
 
 use super::owner::Owner;
 use super::phase::Phase;
-use super::{DURABLE, Losing, PASSING, PLAIN, marked, nothing_is_left};
+use super::{DURABLE, EPHEMERAL, KillScenario, PLAIN, assert_nothing_left, marked};
 use crate::own_engine::OwnEngine;
-use crate::support::{PATIENCE, Peer, eventually, stdout};
+use crate::support::{DEADLINE, TestEngine, eventually, stdout};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_left_where_the_engine_itself_is_killed() {
-    let Some(peer) = Peer::find() else { return };
-    let Some(mut engine) = OwnEngine::start(&peer) else {
+async fn nothing_is_left_after_the_engine_is_killed() {
+    let Some(engine) = TestEngine::from_env() else {
         return;
     };
-    let peer = Peer {
-        host: engine.peer.host.clone(),
-        ..peer
+    let Some(mut own) = OwnEngine::start(&engine) else {
+        return;
     };
-    let mut losing = Vec::new();
-    for (kind, phases) in [(PASSING, &Phase::ALL[..]), (PLAIN, &Phase::PLAIN)] {
+    let engine = TestEngine {
+        host: own.engine.host.clone(),
+        ..engine
+    };
+    let mut scenarios = Vec::new();
+    for (kind, phases) in [(EPHEMERAL, &Phase::ALL[..]), (PLAIN, &Phase::PLAIN)] {
         for phase in phases {
-            losing.push((kind, *phase, Losing::open(&peer, kind).await));
+            scenarios.push((kind, *phase, KillScenario::open(&engine, kind).await));
         }
     }
-    // One is kept, and one belongs to somebody who is killed as well.
-    let kept = Losing::open(&peer, DURABLE).await;
+    // One sandbox is kept, and one belongs to an owner that is killed, too.
+    let kept = KillScenario::open(&engine, DURABLE).await;
     stdout(&*kept.sandbox, "echo text > file").await;
     let handle = kept.sandbox.persist().await.unwrap();
-    let mut owner = Owner::start(&peer, PASSING, "Output");
-    owner.says("begun");
+    let mut owner = Owner::start(&engine, EPHEMERAL, "Output");
+    owner.wait_for("begun");
 
-    // Together: what copies something is not to be done with it before the others have begun.
-    let begin = losing.iter().map(|(_, phase, one)| one.begin(*phase));
+    // Concurrently, so that no transfer completes before the others have begun.
+    let begin = scenarios.iter().map(|(_, phase, one)| one.begin(*phase));
     let begun = join_all(begin).await;
-    engine.order("kill");
+    own.order("kill");
     owner.kill();
     let mut runs = vec![kept.run, owner.run];
     let mut names = vec!["kept".to_owned(), "owned".to_owned()];
-    for ((kind, phase, losing), begun) in losing.iter().zip(begun) {
-        runs.push(losing.run);
+    for ((kind, phase, scenario), begun) in scenarios.iter().zip(begun) {
+        runs.push(scenario.run);
         let of = format!("{kind} {phase:?}");
-        losing.is_told(begun, *phase, kind, &of).await;
-        let closed = timeout(PATIENCE, losing.sandbox.close()).await;
+        scenario.assert_gone(begun, *phase, kind, &of).await;
+        let closed = timeout(DEADLINE, scenario.sandbox.close()).await;
         assert!(closed.is_ok(), "{of}: closing takes too long");
         names.push(format!("{of}: {closed:?}"));
     }
     drop(kept.sandbox);
 
-    engine.begin();
-    eventually("the end of all that ran", || {
+    own.restart();
+    eventually("the end of all processes", || {
         runs.iter().all(|run| marked(*run).is_empty())
     });
-    // That of the dead, and what could not be removed when it was closed.
-    let mut reclaimed = vec![peer.backend().reclaim().await.unwrap()];
-    for (_, _, losing) in &losing {
-        let backend = losing.way.backend(&peer);
+    // Containers of the killed owner, and those that could not be removed on close.
+    let mut reclaimed = vec![engine.backend().reclaim().await.unwrap()];
+    for (_, _, scenario) in &scenarios {
+        let backend = scenario.proxy.backend(&engine);
         reclaimed.push(backend.reclaim().await.unwrap());
     }
     for (run, of) in runs.iter().zip(&names).skip(1) {
-        nothing_is_left(&peer, *run, &format!("{of} after {reclaimed:?}")).await;
+        assert_nothing_left(&engine, *run, &format!("{of} after {reclaimed:?}")).await;
     }
     let cx = SandboxContext::new(kept.run, Policy::unconfined()).durable();
-    let again = peer.backend().reattach(&handle, cx).await.unwrap();
+    let again = engine.backend().reattach(&handle, cx).await.unwrap();
     assert_eq!(stdout(&*again, "cat file").await, "text");
     again.close().await.unwrap();
-    nothing_is_left(&peer, kept.run, "after it was closed").await;
+    assert_nothing_left(&engine, kept.run, "after it was closed").await;
 }

@@ -1,4 +1,4 @@
-//! A process that has a sandbox, and will be killed.
+//! A subprocess that owns a sandbox and is killed.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -11,63 +11,62 @@ use tempfile::TempDir;
 
 use super::phase::{Phase, begin};
 use super::{ATTACHED, DURABLE, OPENING, PLAIN, REATTACHED};
-use crate::support::Peer;
+use crate::support::TestEngine;
 
-/// Says to this program that it is the one that will be killed: the run, what sandbox it has, in which
-/// phase it is killed, and where it may leave something.
+/// Selects the [`Owner`] role in a subprocess of this test program: run, kind of sandbox and phase.
 const OWNER: &str = "CANTLE_TEST_DOCKER_KILLED";
 
-/// Another process, which has a sandbox. Dropped, it is killed.
+/// A subprocess with a sandbox, killed on drop.
 pub(super) struct Owner {
     child: Child,
-    said: BufReader<ChildStdout>,
+    stdout: BufReader<ChildStdout>,
     pub(super) run: RunId,
-    pub(super) place: TempDir,
+    pub(super) directory: TempDir,
 }
 
 impl Owner {
-    pub(super) fn start(peer: &Peer, kind: &str, phase: &str) -> Self {
+    pub(super) fn start(engine: &TestEngine, kind: &str, phase: &str) -> Self {
         let run = RunId::new();
-        let place = tempfile::tempdir().unwrap();
+        let directory = tempfile::tempdir().unwrap();
         let order = [&run.to_string(), kind, phase].join("\n");
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["killed::owner::an_owner", "--exact", "--nocapture"])
+            .args(["killed::owner::owner_main", "--exact", "--nocapture"])
             .env(OWNER, order)
-            .env("CANTLE_TEST_DOCKER_HOST", &peer.host)
-            .env("TMPDIR", place.path())
+            .env("CANTLE_TEST_DOCKER_HOST", &engine.host)
+            .env("TMPDIR", directory.path())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
             .unwrap();
-        let said = BufReader::new(child.stdout.take().unwrap());
+        let stdout = BufReader::new(child.stdout.take().unwrap());
         Self {
             child,
-            said,
+            stdout,
             run,
-            place,
+            directory,
         }
     }
 
-    /// Waits until it says this.
-    pub(super) fn says(&mut self, word: &str) {
+    /// Waits for a line with this word.
+    pub(super) fn wait_for(&mut self, word: &str) {
         let mut line = String::new();
         while !line.contains(word) {
             line.clear();
-            let length = self.said.read_line(&mut line).unwrap();
+            let length = self.stdout.read_line(&mut line).unwrap();
             assert!(length > 0, "the owner ended without `{word}`");
         }
     }
 
     pub(super) fn kill(&mut self) {
-        // Only once: its number may be somebody else's afterwards.
+        // `Child` does not signal a process that was reaped.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// What it has left in its temporary directory.
+    /// Lists the files in its temporary directory.
     pub(super) fn files(&self) -> Vec<String> {
-        let entries = std::fs::read_dir(self.place.path()).unwrap();
+        let entries = std::fs::read_dir(self.directory.path()).unwrap();
         let names = entries.map(|entry| entry.unwrap().file_name());
         names
             .map(|name| name.to_string_lossy().into_owned())
@@ -81,9 +80,9 @@ impl Drop for Owner {
     }
 }
 
-/// No test of its own: what an [`Owner`] does.
+/// Not a test: the main function of an [`Owner`].
 #[tokio::test(flavor = "multi_thread")]
-async fn an_owner() {
+async fn owner_main() {
     let Ok(order) = std::env::var(OWNER) else {
         return;
     };
@@ -91,29 +90,29 @@ async fn an_owner() {
         panic!("{order}")
     };
     let run = run.parse().unwrap();
-    let peer = Peer::find().unwrap();
+    let engine = TestEngine::from_env().unwrap();
     let mut cx = SandboxContext::new(run, Policy::unconfined());
     println!("\nopening");
     let opened = if let Some(container) = kind.strip_prefix(ATTACHED) {
-        let backend = DockerBackend::attach(container).with_host(&peer.host);
+        let backend = DockerBackend::attach(container).with_host(&engine.host);
         backend.open(cx).await
     } else if let Some(handle) = kind.strip_prefix(REATTACHED) {
         let handle: SandboxHandle = serde_json::from_str(handle).unwrap();
-        peer.backend().reattach(&handle, cx.durable()).await
+        engine.backend().reattach(&handle, cx.durable()).await
     } else {
         if kind == DURABLE {
             cx = cx.durable();
         }
         let backend = match kind {
-            PLAIN => peer.backend().without_supervisor(),
-            _ => peer.backend(),
+            PLAIN => engine.backend().without_supervisor(),
+            _ => engine.backend(),
         };
         backend.open(cx).await
     };
     let sandbox = opened.unwrap();
     if phase != OPENING {
-        let directory = std::env::temp_dir().join("outputs");
-        let begun = begin(&sandbox, Phase::named(phase), run, &directory).await;
+        let outputs = std::env::temp_dir().join("outputs");
+        let begun = begin(&sandbox, Phase::named(phase), run, &outputs).await;
         println!("\nbegun");
         let _ = begun.await;
     }

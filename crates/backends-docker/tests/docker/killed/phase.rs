@@ -1,4 +1,4 @@
-//! What can go on in a sandbox when somebody is killed.
+//! Activities in a sandbox at the time of a kill.
 
 use std::future::{Future, pending};
 use std::path::Path;
@@ -15,25 +15,25 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 use super::entries;
-use crate::support::{PATIENCE, eventually, stdout};
+use crate::support::{DEADLINE, eventually, stdout};
 
-/// What goes on when somebody is killed.
+/// The activity in a sandbox at the time of a kill.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// Nothing.
+    /// No activity.
     Idle,
-    /// A command runs that writes nothing.
+    /// A command runs without output.
     Command,
-    /// A command has left something that is to stay.
+    /// A kept background process runs.
     Background,
-    /// A command gets input that it doesn't read.
+    /// Input is sent to a command that doesn't read it.
     Input,
-    /// A command writes all the time.
+    /// A command writes continuously.
     Output,
-    /// A file is written, and its bytes are slow to come.
+    /// A file is written, and its source stalls.
     Upload,
-    /// The same where it was said how many there are: another way may be taken for so many.
-    Announced,
+    /// A file of a known size is written, which may use another transfer method.
+    SizedUpload,
     /// A file is read.
     Download,
     /// A file is copied into an output directory.
@@ -50,13 +50,13 @@ impl Phase {
         Self::Input,
         Self::Output,
         Self::Upload,
-        Self::Announced,
+        Self::SizedUpload,
         Self::Download,
         Self::Saving,
         Self::Closing,
     ];
 
-    /// Those that there are without our supervisor.
+    /// The phases that are supported without the supervisor.
     pub(super) const PLAIN: [Self; 5] = [
         Self::Idle,
         Self::Command,
@@ -71,14 +71,15 @@ impl Phase {
     }
 }
 
-/// What was begun: it ends when the sandbox does, with what its caller is told; where a command ended
-/// well in his eyes, how.
-pub(super) type Begun =
+/// The call that was in progress; it completes with the sandbox's end.
+///
+/// Contains the exit status if the call was a command's wait.
+pub(super) type PendingCall =
     Pin<Box<dyn Future<Output = Result<Option<ExitStatus>, SandboxError>> + Send>>;
 
-/// More than anybody reads in the time of a test; a hole, on the disk.
+/// A sparse file that takes longer to read than any test.
 const LARGE: &str = "truncate -s 100G large";
-/// The same for a disk that it may fill.
+/// A smaller file, because it is copied to a disk.
 const LARGE_OUTPUT: &str = "truncate -s 8G large";
 const LARGE_INPUT: usize = 64 << 20;
 
@@ -95,30 +96,31 @@ async fn start(sandbox: &dyn Sandbox, request: SpawnRequest) -> (Box<dyn Process
 async fn read_until(output: &mut OutputStream, word: &str) {
     let mut text = String::new();
     while !text.contains(word) {
-        let piece = timeout(PATIENCE, output.next()).await.unwrap();
-        text += &String::from_utf8_lossy(&piece.expect("it goes on").unwrap().bytes);
+        let chunk = timeout(DEADLINE, output.next()).await.unwrap();
+        text += &String::from_utf8_lossy(&chunk.expect("the stream ended").unwrap().bytes);
     }
 }
 
-/// Begins what a phase is about, and returns when that is under way. The commands carry `mark` in their
-/// environment; outputs are saved in `directory`.
+/// Starts a phase's activity, and returns once it is in progress.
+///
+/// Commands have `mark` in their environment; outputs are saved in `directory`.
 pub(super) async fn begin(
     sandbox: &Arc<dyn Sandbox>,
     phase: Phase,
     mark: RunId,
     directory: &Path,
-) -> Begun {
+) -> PendingCall {
     let shell = |line: &str| SpawnRequest::shell(line).with_env("MARK", mark.to_string());
     let sandbox = Arc::clone(sandbox);
-    let asked = async |sandbox: Arc<dyn Sandbox>| loop {
+    let poll = async |sandbox: Arc<dyn Sandbox>| loop {
         sandbox.run(SpawnRequest::shell("true")).await?;
     };
     match phase {
-        Phase::Idle => Box::pin(asked(sandbox)),
+        Phase::Idle => Box::pin(poll(sandbox)),
         Phase::Background => {
-            let left = shell("setsid sleep 1000 & true").with_background(Background::Keep);
-            sandbox.run(left).await.unwrap();
-            Box::pin(asked(sandbox))
+            let request = shell("setsid sleep 1000 & true").with_background(Background::Keep);
+            sandbox.run(request).await.unwrap();
+            Box::pin(poll(sandbox))
         }
         Phase::Command | Phase::Closing => {
             let line = "echo begun; setsid sleep 1000 & sleep 1000";
@@ -143,7 +145,7 @@ pub(super) async fn begin(
             read_until(&mut output, "begun").await;
             Box::pin(async move {
                 let written = writing.await.unwrap();
-                assert!(written.is_err(), "nobody read it");
+                assert!(written.is_err(), "unread input was written");
                 process.wait().await.map(|exit| Some(exit.status))
             })
         }
@@ -155,24 +157,24 @@ pub(super) async fn begin(
                 process.wait().await.map(|exit| Some(exit.status))
             })
         }
-        Phase::Upload | Phase::Announced => {
-            let (asked, begun) = oneshot::channel();
-            // The first pieces are on their way when more is asked for.
+        Phase::Upload | Phase::SizedUpload => {
+            let (requested, begun) = oneshot::channel();
+            // The first chunks have been consumed when more is requested.
             let more = stream::once(async move {
-                asked.send(()).unwrap();
+                requested.send(()).unwrap();
                 pending().await
             });
             let first = stream::iter(0..16).map(|_| Ok(vec![b'x'; 1 << 20].into()));
             let data = Box::pin(first.chain(more));
             let mut options = WriteOptions::default();
-            if phase == Phase::Announced {
+            if phase == Phase::SizedUpload {
                 options = options.with_size(1 << 30);
             }
             let writing =
                 tokio::spawn(
                     async move { sandbox.write(&path("new/upload"), options, data).await },
                 );
-            timeout(PATIENCE, begun).await.unwrap().unwrap();
+            timeout(DEADLINE, begun).await.unwrap().unwrap();
             Box::pin(async move { writing.await.unwrap().map(|()| None) })
         }
         Phase::Download => {
@@ -181,10 +183,10 @@ pub(super) async fn begin(
                 .read(&path("large"), ByteRange::all())
                 .await
                 .unwrap();
-            data.next().await.expect("it goes on").unwrap();
+            data.next().await.expect("the stream ended").unwrap();
             Box::pin(async move {
-                while let Some(piece) = data.next().await {
-                    piece?;
+                while let Some(chunk) = data.next().await {
+                    chunk?;
                 }
                 Ok(None)
             })
@@ -194,7 +196,7 @@ pub(super) async fn begin(
             let to = directory.to_owned();
             let saving =
                 tokio::spawn(async move { sandbox.save_outputs(&["large".to_owned()], &to).await });
-            eventually("the saving", || entries(directory) > 0);
+            eventually("the output file", || entries(directory) > 0);
             Box::pin(async move { saving.await.unwrap().map(|_| None) })
         }
     }

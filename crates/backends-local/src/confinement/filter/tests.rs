@@ -1,6 +1,6 @@
 use super::*;
 
-/// Runs a filter as the kernel does, and returns its answer.
+/// Runs a filter as the kernel does.
 fn run(program: &[u8], architecture: u32, number: u32, arguments: [u64; 6]) -> u32 {
     let mut data = Vec::new();
     data.extend(number.to_le_bytes());
@@ -40,20 +40,20 @@ fn answer(program: &[u8], call: i64, arguments: &[u64]) -> u32 {
 }
 
 fn in_namespaces() -> Vec<u8> {
-    program(Openness {
-        sockets: Sockets::Ordinary,
+    program(FilterOptions {
+        sockets: AllowedSockets::Ordinary,
         shares_with_host: false,
         subprocesses: true,
     })
 }
 
 #[test]
-fn exactly_the_named_calls_are_refused() {
+fn only_named_and_unknown_calls_are_refused() {
     let program = in_namespaces();
     for call in 0..600 {
         let expected = if REFUSED.contains(&call) || call == libc::SYS_ptrace {
             EPERM
-        } else if call == libc::SYS_clone3 {
+        } else if call == libc::SYS_clone3 || call > i64::from(super::super::bpf::LAST_KNOWN) {
             ENOSYS
         } else if [libc::SYS_socket, libc::SYS_socketpair].contains(&call) {
             // Of family 0.
@@ -66,7 +66,7 @@ fn exactly_the_named_calls_are_refused() {
 }
 
 #[test]
-fn other_interfaces_are_closed() {
+fn other_system_call_interfaces_are_refused() {
     let program = in_namespaces();
     let x32 = 0x4000_0000;
     for number in [x32, x32 | 1, x32 | 547, u32::MAX] {
@@ -77,7 +77,7 @@ fn other_interfaces_are_closed() {
 }
 
 #[test]
-fn arguments_decide() {
+fn arguments_are_checked() {
     let program = in_namespaces();
     let high = 1 << 40;
     for (call, arguments, expected) in [
@@ -120,9 +120,9 @@ fn arguments_decide() {
 }
 
 #[test]
-fn the_hosts_network_and_ipc_are_closed_where_they_are_shared() {
-    let program = program(Openness {
-        sockets: Sockets::None,
+fn shared_network_and_ipc_are_refused() {
+    let program = program(FilterOptions {
+        sockets: AllowedSockets::PairsOnly,
         shares_with_host: true,
         subprocesses: true,
     });
@@ -139,8 +139,8 @@ fn the_hosts_network_and_ipc_are_closed_where_they_are_shared() {
 }
 
 #[test]
-fn a_single_program_starts_threads_only() {
-    let program = for_single_programs();
+fn command_without_subprocesses_may_start_threads() {
+    let program = without_subprocesses();
     for call in STARTING {
         assert_eq!(answer(&program, *call, &[]), EPERM);
     }

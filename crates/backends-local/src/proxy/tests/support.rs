@@ -1,4 +1,4 @@
-//! A proxy with names of our own, servers it may reach, and clients that speak to it byte by byte.
+//! A proxy with scripted names, reachable servers, and clients that speak byte by byte.
 
 use std::collections::HashMap;
 use std::io;
@@ -17,16 +17,16 @@ use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::super::denials::Denied;
-use super::super::{Proxy, Resolver, Settings};
+use super::super::{Proxy, ProxySettings, Resolver};
 
-/// For anything that should happen soon.
+/// Deadline of an expected event.
 pub(super) const SOON: Duration = Duration::from_secs(60);
 
 pub(super) async fn soon<T>(what: impl Future<Output = T>) -> T {
     timeout(SOON, what).await.expect("it happens soon")
 }
 
-/// Names and the answers to each question for one, the last of which repeats.
+/// Names and the answers to successive lookups; the last answer repeats.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Names(Arc<Mutex<Known>>);
 
@@ -46,12 +46,12 @@ impl Names {
         known.answers.insert(name.to_owned(), answers.collect());
     }
 
-    /// Nobody ever answers for this name.
+    /// Never answers lookups of this name.
     pub(super) fn never(&self, name: &str) {
         self.0.lock().unwrap().never.push(name.to_owned());
     }
 
-    /// The questions so far.
+    /// Returns the lookups so far.
     pub(super) fn asked(&self) -> Vec<String> {
         self.0.lock().unwrap().asked.clone()
     }
@@ -80,7 +80,7 @@ impl Resolver for Names {
     }
 }
 
-/// A proxy at work.
+/// A running proxy.
 pub(super) struct World {
     pub(super) names: Names,
     proxy: Option<Proxy>,
@@ -88,27 +88,31 @@ pub(super) struct World {
 }
 
 impl World {
-    /// A proxy for these patterns, in which `PORT` is the server's. `allowed.test` and
-    /// `www.allowed.test` lead to the server, which may be reached.
+    /// Starts a proxy for these patterns, in which `PORT` is the server's. `allowed.example.com` and
+    /// `www.allowed.example.com` resolve to the server, which is exempt.
     pub(super) async fn new(patterns: &[&str], server: &Server) -> Self {
         Self::with(Self::settings(patterns, server))
     }
 
-    pub(super) fn settings(patterns: &[&str], server: &Server) -> Settings {
+    pub(super) fn settings(patterns: &[&str], server: &Server) -> ProxySettings {
         let port = server.port().to_string();
         let hosts = patterns
             .iter()
             .map(|pattern| pattern.replace("PORT", &port).parse().unwrap());
-        let mut settings = Settings::new(hosts.collect());
+        let mut settings = ProxySettings::new(hosts.collect());
         settings.exempt = vec![server.address()];
         settings
     }
 
-    pub(super) fn with(mut settings: Settings) -> Self {
+    pub(super) fn with(mut settings: ProxySettings) -> Self {
         let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let address = listener.local_addr().unwrap();
         let names = Names::default();
-        for name in ["allowed.test", "www.allowed.test", "closed.test"] {
+        for name in [
+            "allowed.example.com",
+            "www.allowed.example.com",
+            "closed.example.com",
+        ] {
             let server = settings.exempt[0].ip().to_string();
             names.set(name, &[&[&server]]);
         }
@@ -137,12 +141,12 @@ impl World {
         soon(self.try_connect()).await.unwrap()
     }
 
-    /// Sends a request and returns everything that comes back until the end.
+    /// Sends a request and returns everything received up to the end.
     pub(super) async fn ask(&self, request: &str) -> String {
         let client = self.connect().await;
         let (mut read, mut write) = tokio::io::split(client.0);
         let mut answer = Vec::new();
-        // Both at once: a proxy that streams answers before it has the whole request.
+        // Concurrently: a streaming proxy answers before it has the whole request.
         let send = async {
             let _ = write.write_all(request.as_bytes()).await;
         };
@@ -164,7 +168,7 @@ impl Client {
         soon(self.0.write_all(text.as_bytes())).await.unwrap();
     }
 
-    /// Asks for a tunnel and returns the head of the answer.
+    /// Requests a tunnel and returns the head of the response.
     pub(super) async fn connect(&mut self, target: &str) -> String {
         self.send(&format!(
             "CONNECT {target} HTTP/1.1\r\nHost: {target}\r\n\r\n"
@@ -183,12 +187,12 @@ impl Client {
         String::from_utf8(bytes).unwrap()
     }
 
-    /// Ends the sending direction.
+    /// Closes the sending direction.
     pub(super) async fn end(&mut self) {
         soon(self.0.shutdown()).await.unwrap();
     }
 
-    /// Everything until the end, however it comes.
+    /// Receives everything up to the end, or an error.
     pub(super) async fn rest(&mut self) -> String {
         let mut bytes = Vec::new();
         let _ = soon(self.0.read_to_end(&mut bytes)).await;
@@ -196,7 +200,7 @@ impl Client {
     }
 }
 
-/// A server on this machine, which ends with it.
+/// A local server, which ends on drop.
 pub(super) struct Server {
     address: SocketAddr,
     connections: Arc<AtomicUsize>,
@@ -205,7 +209,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Sends back what it receives.
+    /// Echoes what it receives.
     pub(super) async fn echo() -> Self {
         Self::start(|mut stream, _| async move {
             let (mut read, mut write) = stream.split();
@@ -225,7 +229,7 @@ impl Server {
         .await
     }
 
-    /// Answers each request with its body, as it comes.
+    /// Streams the body of each request back.
     pub(super) async fn http_mirror() -> Self {
         Self::start(|mut stream, _| async move {
             let Some((head, length)) = head(&mut stream).await else {
@@ -277,7 +281,7 @@ impl Server {
         self.connections.load(Ordering::SeqCst)
     }
 
-    /// The last request it got.
+    /// Returns the last request it received.
     pub(super) async fn seen(&self) -> String {
         let mut seen = self.seen.clone();
         let seen = soon(seen.wait_for(|seen| !seen.is_empty())).await.unwrap();
@@ -285,7 +289,7 @@ impl Server {
     }
 }
 
-/// Reads a request's head, and how long its body is.
+/// Reads a request's head; returns it with the length of the body.
 async fn head(stream: &mut TcpStream) -> Option<(String, usize)> {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -307,7 +311,7 @@ async fn request(stream: &mut TcpStream) -> Option<String> {
     Some(head + &String::from_utf8(body).ok()?)
 }
 
-/// The status of an answer.
+/// Returns the status of a response.
 pub(super) fn status(answer: &str) -> u16 {
     let status = answer.split(' ').nth(1).and_then(|code| code.parse().ok());
     status.unwrap_or_else(|| panic!("no answer: {answer:?}"))

@@ -1,7 +1,7 @@
-//! Requests that make no sense, and policies that can't be kept: an error of the right kind.
+//! Invalid requests and unenforceable policies: the kinds of errors.
 
 use bytes::Bytes;
-use cantle_backends_local::Wall;
+use cantle_backends_local::Mechanism;
 use cantle_core::policy::{Policy, PolicyField};
 use cantle_core::sandbox::{SandboxErrorKind, SandboxPath, SpawnRequest, Stdin};
 
@@ -85,16 +85,16 @@ fn runs(arena: &Arena, request: SpawnRequest, kind: SandboxErrorKind) -> Tried<'
     })
 }
 
-/// Where nothing hides the directory, it is a command like any other, which a wall stops or not.
+/// If the directory is visible, the command starts like any other, and may be blocked.
 fn runs_not_of(arena: &Arena, request: SpawnRequest) -> Tried<'_> {
     Box::pin(async move {
         let ran = arena.run(request).await;
         let mode = arena.mode.ok_or("only in a mode")?;
-        Ok(ran.error.is_none() && mode.has(Wall::Namespaces))
+        Ok(ran.error.is_none() && mode.has(Mechanism::Namespaces))
     })
 }
 
-/// What `open` refuses under a strict policy, in each mode.
+/// The fields that `open` refuses under a strict policy, in each mode.
 fn is_strict(arena: &Arena) -> Tried<'_> {
     Box::pin(async {
         let mode = arena.mode.ok_or("only in a mode")?;
@@ -132,9 +132,9 @@ fn is_strict(arena: &Arena) -> Tried<'_> {
 }
 
 fn unenforced(mode: Mode) -> Vec<PolicyField> {
-    let filter = mode.has(Wall::SystemCalls);
-    let namespaces = mode.has(Wall::Namespaces);
-    let files = namespaces || mode.has(Wall::Landlock);
+    let filter = mode.has(Mechanism::SystemCalls);
+    let namespaces = mode.has(Mechanism::Namespaces);
+    let files = namespaces || mode.has(Mechanism::Landlock);
     [
         (files, PolicyField::ReadRoots),
         (files, PolicyField::WriteRoots),

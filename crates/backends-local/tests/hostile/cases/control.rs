@@ -1,16 +1,16 @@
-//! Outliving a command, a sandbox or its owner; and attacking the supervisor that prevents it.
+//! Outliving a command, a sandbox or its owner, and attacking the supervisor.
 
 use std::time::{Duration, Instant};
 
-use cantle_backends_local::Wall;
+use cantle_backends_local::Mechanism;
 use cantle_core::policy::Policy;
 use cantle_core::sandbox::{
-    Background, ExitStatus, Process, SandboxErrorKind, SandboxExt as _, SpawnRequest,
+    Background, ExitStatus, Process, SandboxErrorKind, SandboxExt as _, Signal, SpawnRequest,
 };
 use tokio::time::timeout;
 
 use crate::arena::{Arena, LATE};
-use crate::case::{Case, Tried, Unwalled};
+use crate::case::{Case, NegativeControl, Tried};
 use crate::owner;
 use crate::traces;
 
@@ -18,13 +18,13 @@ pub(super) fn cases() -> Vec<Case> {
     [surviving(), resisting()].concat()
 }
 
-/// A process of the attack still runs, well after the command has returned.
+/// Whether a process of the attack runs well after the command has returned.
 async fn survives(arena: &Arena) -> bool {
     let deadline = Instant::now() + LATE;
     let mut gone_since = None;
     while Instant::now() < deadline {
         if traces::marked(&arena.fixture.token).is_empty() {
-            // One that is becoming another program has no mark for a moment.
+            // During an exec, a process has no mark.
             let since = *gone_since.get_or_insert_with(Instant::now);
             if since.elapsed() > Duration::from_millis(100) {
                 return false;
@@ -37,7 +37,7 @@ async fn survives(arena: &Arena) -> bool {
     true
 }
 
-/// Runs a line that leaves something running.
+/// Runs a line that leaves a process running.
 fn leaves<'a>(arena: &'a Arena, line: &'static str) -> Tried<'a> {
     Box::pin(async move {
         let ran = arena.shell(line).await;
@@ -51,7 +51,11 @@ fn leaves<'a>(arena: &'a Arena, line: &'static str) -> Tried<'a> {
 const LIMIT: Duration = Duration::from_millis(400);
 
 fn surviving() -> Vec<Case> {
-    let leaving = |name, told| Case::told(name, told).structural().unwalled(Unwalled::Raw);
+    let leaving = |name, told| {
+        Case::custom(name, told)
+            .structural()
+            .control(NegativeControl::Raw)
+    };
     vec![
         leaving("leave a daemon behind", |arena| {
             leaves(
@@ -73,12 +77,14 @@ fn surviving() -> Vec<Case> {
                 "setsid sleep 60 </dev/null >/dev/null 2>&1 & sleep 0.05; kill -STOP $!",
             )
         }),
-        // Without namespaces it takes seconds to catch them all; see `docs/sandbox.md`.
+        // Without namespaces it takes seconds to kill them all; see `docs/sandbox.md`.
         leaving("leave processes behind that replace each other", |arena| {
             leaves(arena, RELAY)
         })
-        .only_with(&[Wall::Namespaces])
-        .unwalled(Unwalled::No("each of them is too short to be seen surely")),
+        .only_with(&[Mechanism::Namespaces])
+        .control(NegativeControl::No(
+            "each of them is too short to be seen surely",
+        )),
         leaving("leave hundreds of sleepers behind", |arena| {
             leaves(
                 arena,
@@ -91,16 +97,17 @@ fn surviving() -> Vec<Case> {
             |_, ran| ran.took > Duration::from_millis(7900),
         )
         .structural()
-        .unwalled(Unwalled::Raw),
-        Case::told("outlive the owner", owner::outlives_its_owner)
-            .unwalled(Unwalled::No("every child of a killed process goes on")),
+        .control(NegativeControl::Raw),
+        Case::custom("outlive the owner", owner::outlives_its_owner).control(NegativeControl::No(
+            "every child of a killed process goes on",
+        )),
         Case::promise("survive its time", survives_its_time),
         Case::promise("survive the end of its sandbox", survives_its_sandbox),
     ]
 }
 
-/// For longer than anybody looks, twenty processes, each of which goes on in a child in a session of its
-/// own; most slowly enough to be found.
+/// Twenty processes that keep replacing themselves by a child in a new session, longer than the kill
+/// repeats; most of them slowly enough to be found.
 const RELAY: &str = r#"
 cat > relay.py <<'END'
 import os, time
@@ -116,7 +123,7 @@ while time.monotonic() < until:
 END
 /usr/bin/python3 -IS relay.py </dev/null >/dev/null 2>&1 & sleep 0.1"#;
 
-/// Runs a line that doesn't end under a limit; what is wrong with how it ended.
+/// Runs an endless line with a time limit; returns what is wrong with its end.
 async fn time_out(arena: &Arena, line: &str) -> Option<String> {
     let request = SpawnRequest::shell(line)
         .with_timeout(LIMIT)
@@ -164,13 +171,15 @@ fn survives_its_sandbox(arena: &Arena) -> Tried<'_> {
     })
 }
 
-/// Attacks on the supervisor, after each of which a call must have ended in time, nothing of it be
-/// left, and the sandbox either work or say that it is gone.
+/// Attacks on the supervisor. After each the call must have ended in time, no process may be
+/// left, and the sandbox must work or report that it is gone.
 fn resisting() -> Vec<Case> {
     let attack = |name, told| {
-        Case::told(name, told)
+        Case::custom(name, told)
             .structural()
-            .unwalled(Unwalled::No("without a sandbox there is no supervisor"))
+            .control(NegativeControl::No(
+                "without a sandbox there is no supervisor",
+            ))
     };
     vec![
         attack("kill the keeper", |arena| {
@@ -237,11 +246,13 @@ fn resisting() -> Vec<Case> {
         }),
         Case::promise("wear the supervisor out", wears_out),
         Case::promise("drown the order to kill in others", floods),
-        Case::told("bomb with forks", bombs)
+        Case::custom("bomb with forks", bombs)
             .under(|_| with_processes(64))
             .structural()
             .only_with(REACH)
-            .unwalled(Unwalled::No("without a limit it would take the machine"))
+            .control(NegativeControl::No(
+                "without a limit it would take the machine",
+            ))
             .alone(),
         Case::promise("storm with zombies", |arena| {
             resists(
@@ -257,8 +268,8 @@ time.sleep(20)'",
     ]
 }
 
-/// What keeps `kill -1` inside.
-const REACH: &[Wall] = &[Wall::Namespaces];
+/// Mechanisms that confine `kill -1`.
+const REACH: &[Mechanism] = &[Mechanism::Namespaces];
 /// Finds init: the keeper's parent.
 const INIT: &str = "init=$(cut -d')' -f2- /proc/$PPID/stat | cut -d' ' -f3)";
 
@@ -287,7 +298,7 @@ fn resists<'a>(arena: &'a Arena, line: &str) -> Tried<'a> {
     })
 }
 
-/// The sandbox works, or it says that it is gone.
+/// Checks that the sandbox works or reports that it is gone.
 async fn works_or_is_gone(arena: &Arena) -> Result<(), String> {
     // It may be about to end.
     let deadline = Instant::now() + LATE;
@@ -303,12 +314,12 @@ async fn works_or_is_gone(arena: &Arena) -> Result<(), String> {
     }
 }
 
-/// A command that doesn't mind signals.
+/// Starts a command that ignores signals.
 async fn deaf(arena: &Arena) -> Result<Box<dyn Process>, String> {
     let line = "trap '' USR1; echo ready; sleep 20; sleep 20";
     let spawned = arena
         .sandbox()
-        .spawn(arena.told(SpawnRequest::shell(line)))
+        .spawn(arena.with_environment(SpawnRequest::shell(line)))
         .await;
     let mut running = spawned.map_err(|error| error.to_string())?;
     let mut output = running.take_output().ok_or("no output")?;
@@ -318,15 +329,15 @@ async fn deaf(arena: &Arena) -> Result<Box<dyn Process>, String> {
     }
 }
 
-/// Many orders to one supervisor.
+/// Sends many orders to one supervisor.
 fn wears_out(arena: &Arena) -> Tried<'_> {
     Box::pin(async {
         let mut running = deaf(arena).await?;
-        // More than it may have descriptors; in bundles, since its queue is short.
+        // More than its descriptor limit; in batches, since its queue is short.
         for _ in 0..25 {
             for _ in 0..50 {
                 running
-                    .signal(10)
+                    .signal(Signal::USR1)
                     .await
                     .map_err(|error| error.to_string())?;
             }
@@ -343,22 +354,22 @@ fn wears_out(arena: &Arena) -> Tried<'_> {
     })
 }
 
-/// More orders at once than a socket's queue holds; the last one is to kill.
+/// Sends more orders at once than the socket's queue holds, the last one to kill.
 fn floods(arena: &Arena) -> Tried<'_> {
     Box::pin(async {
         let mut running = deaf(arena).await?;
         for _ in 0..800 {
-            // It may say that it is busy, as long as it doesn't lose what matters.
-            let _ = running.signal(10).await;
+            // It may report that it is busy, but must not lose the kill.
+            let _ = running.signal(Signal::USR1).await;
         }
         drop(running);
-        // There are many to go through first.
+        // Many orders precede it.
         let gone = || traces::marked(&arena.fixture.token).is_empty();
         Ok(!traces::soon(2 * LATE, gone).await)
     })
 }
 
-/// The limit holds, the time too, and the next command works.
+/// A fork bomb: the process and time limits hold, and the next command works.
 fn bombs(arena: &Arena) -> Tried<'_> {
     Box::pin(async {
         let line = "bomb() { bomb | bomb & }; bomb 2>/dev/null; sleep 20";
@@ -372,11 +383,12 @@ fn bombs(arena: &Arena) -> Tried<'_> {
     })
 }
 
-/// Given up at every point of its life.
+/// Cancels a command at every point of its life.
 fn is_cancelled(arena: &Arena) -> Tried<'_> {
     Box::pin(async {
         for step in 0..60_u64 {
-            let request = arena.told(SpawnRequest::shell("(setsid sleep 20 &); sleep 20"));
+            let request =
+                arena.with_environment(SpawnRequest::shell("(setsid sleep 20 &); sleep 20"));
             let within = Duration::from_micros(step * step * 5);
             let _ = timeout(within, arena.sandbox().run(request)).await;
         }

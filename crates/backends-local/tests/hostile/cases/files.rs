@@ -1,12 +1,12 @@
-//! The host's files: reading, changing, and what can be learnt of them.
+//! The host's files: reading, changing and learning about them.
 
 use std::path::Path;
 
-use cantle_backends_local::Wall;
+use cantle_backends_local::Mechanism;
 use cantle_core::policy::{Policy, PolicyField, ReadRoots};
 
-use super::{changes_outside, says_so, shows_secret};
-use crate::case::{Case, FILES, FILTER, Gap, NAMESPACES, Unwalled};
+use super::{changes_outside, reports_success, shows_secret};
+use crate::case::{Case, FILES, FILTER, Gap, NAMESPACES, NegativeControl};
 use crate::fixture::{Fixture, shared_memory};
 
 pub(super) fn cases() -> Vec<Case> {
@@ -18,14 +18,14 @@ pub(super) fn cases() -> Vec<Case> {
         own_directory(),
     ]
     .concat();
-    // Root's own part of the test makes the program, and is root already.
+    // Root's part of the test creates the program, and is root already.
     if std::env::var_os(crate::SET_UID).is_some() {
         cases.push(set_user_id());
     }
     cases
 }
 
-/// Links and mounts, which lead elsewhere.
+/// Reading through links and mounts.
 fn reading() -> Vec<Case> {
     let reads = |name, line| {
         Case::shell(name, line, shows_secret).stopped_by(FILES, Gap::Field(PolicyField::ReadRoots))
@@ -80,19 +80,23 @@ fn reading() -> Vec<Case> {
             r#"for fd in /proc/self/fd/*; do cat "$fd/secret"; done 2>/dev/null"#,
             shows_secret,
         )
-        .unwalled(Unwalled::Raw),
+        .control(NegativeControl::Raw),
         Case::shell(
             "read a descriptor of the supervisor",
             r#"for fd in /proc/1/fd/* "/proc/$PPID"/fd/*; do
                  readlink "$fd" && echo GOT; done; true"#,
-            says_so,
+            reports_success,
         )
-        .unwalled(Unwalled::Raw),
+        .control(NegativeControl::Raw),
         Case::shell("read the password hashes", "cat /etc/shadow", |_, ran| {
             ran.stdout.contains("root:")
         })
         .stopped_by(
-            &[Wall::Namespaces, Wall::Landlock, Wall::Identity],
+            &[
+                Mechanism::Namespaces,
+                Mechanism::Landlock,
+                Mechanism::Identity,
+            ],
             Gap::Field(PolicyField::ReadRoots),
         )
         .takes_root(),
@@ -151,7 +155,7 @@ C.renameat2(-100, b"own", -100, os.environb[b"OUTSIDE"] + b"/target", 2)'"#,
                  echo x > "$OUTSIDE/readable/file"'"#,
         )
         .under(|fixture| with_read_root(fixture, "readable"))
-        .stopped_by(&[Wall::Namespaces, Wall::Landlock, Wall::SystemCalls], Gap::None),
+        .stopped_by(&[Mechanism::Namespaces, Mechanism::Landlock, Mechanism::SystemCalls], Gap::None),
         changes(
             "write beside a write root",
             r#"cd "$OUTSIDE/writable"; ls >/dev/null; echo x > ../target; echo x > "$OUTSIDE/new""#,
@@ -200,13 +204,13 @@ fn with_write_root(fixture: &Fixture) -> Policy {
 
 fn with_read_root(fixture: &Fixture, name: &str) -> Policy {
     let mut policy = Policy::workspace();
-    policy.read_roots = Some(ReadRoots::system().and([fixture.outside().join(name)]));
+    policy.read_roots = Some(ReadRoots::system().with_paths([fixture.outside().join(name)]));
     policy
 }
 
 fn learning() -> Vec<Case> {
     let looks = |name, line| {
-        Case::shell(name, line, says_so).stopped_by(
+        Case::shell(name, line, reports_success).stopped_by(
             NAMESPACES,
             Gap::Known("Landlock has no right for looking at a path without opening it"),
         )
@@ -231,10 +235,15 @@ print("GOT" if C.inotify_add_watch(fd, os.environb[b"OUTSIDE"], 0xfff) > 0 else 
     ]
 }
 
-/// Devices, set-user-id programs, the kernel's own files.
+/// Devices, set-user-id programs, and files of the kernel.
 fn special() -> Vec<Case> {
     vec![
-        Case::shell("make a device", "mknod null c 1 3 && echo GOT", says_so).takes_root(),
+        Case::shell(
+            "make a device",
+            "mknod null c 1 3 && echo GOT",
+            reports_success,
+        )
+        .takes_root(),
         kernel_file(
             "change a setting of the kernel",
             ": >> /proc/sys/vm/swappiness && echo GOT",
@@ -246,15 +255,18 @@ fn special() -> Vec<Case> {
         Case::shell(
             "mount something in namespaces of one's own",
             "unshare -Urm sh -c 'mount -t tmpfs x /mnt && echo GOT'",
-            says_so,
+            reports_success,
         )
-        .stopped_by(&[Wall::SystemCalls, Wall::Landlock], Gap::Wall),
+        .stopped_by(
+            &[Mechanism::SystemCalls, Mechanism::Landlock],
+            Gap::Mechanism,
+        ),
         Case::shell(
             "make namespaces of one's own",
             "unshare -U true && echo GOT",
-            says_so,
+            reports_success,
         )
-        .stopped_by(FILTER, Gap::Wall),
+        .stopped_by(FILTER, Gap::Mechanism),
     ]
 }
 
@@ -262,34 +274,38 @@ fn set_user_id() -> Case {
     Case::shell(
         "gain privileges from a set-user-id program",
         r#"[ "$("$SET_UID" -u)" = 0 ] && echo GOT"#,
-        says_so,
+        reports_success,
     )
     .under(|_| {
         let program = std::env::var_os(crate::SET_UID).unwrap_or_default();
         let directory = Path::new(&program).parent().map(Path::to_owned);
         let mut policy = Policy::workspace();
-        policy.read_roots = Some(ReadRoots::system().and(directory));
+        policy.read_roots = Some(ReadRoots::system().with_paths(directory));
         policy
     })
 }
 
-/// A file that belongs to root, opened for writing and not written.
+/// Opens a file of root for writing, without writing.
 fn kernel_file(name: &'static str, line: &'static str) -> Case {
-    Case::shell(name, line, says_so)
+    Case::shell(name, line, reports_success)
         .stopped_by(
-            &[Wall::Namespaces, Wall::Landlock, Wall::Identity],
-            Gap::Wall,
+            &[
+                Mechanism::Namespaces,
+                Mechanism::Landlock,
+                Mechanism::Identity,
+            ],
+            Gap::Mechanism,
         )
         .takes_root()
 }
 
-/// The working directory, where the policy says that it can't be written.
+/// A working directory that the policy makes read-only.
 fn own_directory() -> Vec<Case> {
     let changes = |name, line| {
-        Case::shell(name, line, says_so)
+        Case::shell(name, line, reports_success)
             .under(|_| Policy::read_only())
             .stopped_by(FILES, Gap::Field(PolicyField::WorkingDirectory))
-            .unwalled(Unwalled::Under(|_| Policy::workspace()))
+            .control(NegativeControl::Under(|_| Policy::workspace()))
     };
     vec![
         changes(

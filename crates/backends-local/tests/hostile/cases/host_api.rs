@@ -1,4 +1,4 @@
-//! Our own access to the sandbox's files, led astray by what is in the sandbox.
+//! The backend's file operations, attacked by files in the sandbox.
 
 use std::time::{Duration, Instant};
 
@@ -11,16 +11,16 @@ use crate::case::{Case, Tried};
 
 pub(super) fn cases() -> Vec<Case> {
     vec![
-        Case::told("have us read through a link", reads_through_a_link).structural(),
-        Case::told("have us read while a link changes", reads_during_a_race).structural(),
-        Case::told("have us write through a link", writes_through_a_link).structural(),
-        Case::told("have us write while a link changes", writes_during_a_race).structural(),
-        Case::told(
+        Case::custom("have us read through a link", reads_through_a_link).structural(),
+        Case::custom("have us read while a link changes", reads_during_a_race).structural(),
+        Case::custom("have us write through a link", writes_through_a_link).structural(),
+        Case::custom("have us write while a link changes", writes_during_a_race).structural(),
+        Case::custom(
             "have us remove what is behind a link",
             removes_through_a_link,
         )
         .structural(),
-        Case::told("have us wait for a fifo", waits_for_a_fifo).structural(),
+        Case::custom("have us wait for a fifo", waits_for_a_fifo).structural(),
         Case::promise("have us read without an end", reads_a_device),
         Case::promise("leave files that can't be removed", leaves_stubborn_files),
     ]
@@ -53,7 +53,7 @@ fn reads_through_a_link(arena: &Arena) -> Tried<'_> {
     })
 }
 
-/// What our API reads; without walls, what a program of ours would that doesn't look.
+/// Reads by the file API or, unconfined, by a path as a careless program would.
 async fn read(arena: &Arena, name: &str) -> Option<String> {
     if arena.mode.is_none() {
         return std::fs::read_to_string(arena.on_host(name)).ok();
@@ -67,7 +67,7 @@ async fn read(arena: &Arena, name: &str) -> Option<String> {
 }
 
 async fn write(arena: &Arena, name: &str) {
-    // Most of them fail, and what they changed is looked for.
+    // Most writes fail; the change is checked afterwards.
     if arena.mode.is_none() {
         let _ = std::fs::write(arena.on_host(name), "written");
     } else {
@@ -78,7 +78,7 @@ async fn write(arena: &Arena, name: &str) {
     }
 }
 
-/// Exchanges a directory and a link to the one outside, as fast as it goes.
+/// Exchanges a directory and a link to one outside as fast as possible.
 const FLIP: &str = r#"
 os.mkdir("directory")
 open("directory/secret", "w").write("harmless")
@@ -90,9 +90,9 @@ while time.monotonic() < until:
 "#;
 const RACE: Duration = Duration::from_millis(250);
 
-/// Does something again and again while a command exchanges a directory and a link.
+/// Repeats a step while a command exchanges a directory and a link.
 async fn race(arena: &Arena, step: for<'a> fn(&'a Arena) -> Tried<'a>) -> Result<bool, String> {
-    let request = arena.told(python(FLIP)).with_stdin(Stdin::Null);
+    let request = arena.with_environment(python(FLIP)).with_stdin(Stdin::Null);
     let mut flipping = arena
         .sandbox()
         .spawn(request)
@@ -104,7 +104,7 @@ async fn race(arena: &Arena, step: for<'a> fn(&'a Arena) -> Tried<'a>) -> Result
         return Err("the race was not started".to_owned());
     }
     let started = Instant::now();
-    // Without walls it takes as long as it takes.
+    // Unconfined, until it succeeds.
     let limit = if arena.mode.is_none() {
         20 * RACE
     } else {
@@ -132,7 +132,7 @@ fn writes_during_a_race(arena: &Arena) -> Tried<'_> {
         Box::pin(async {
             write(arena, SECRET).await;
             if arena.mode.is_some() {
-                // They fail or not, as the race has it.
+                // The outcome depends on the race.
                 let sandbox = arena.sandbox();
                 let (old, new) = (path(SECRET), path("directory/new"));
                 let _ = sandbox.mkdir(&new).await;
@@ -163,7 +163,7 @@ fn removes_through_a_link(arena: &Arena) -> Tried<'_> {
             std::fs::remove_file(arena.on_host("outside/target"))
                 .map_err(|error| error.to_string())?;
         } else {
-            // Refused, or the link alone.
+            // Refused, or only the link is removed.
             let _ = arena.sandbox().remove(&path("outside/target")).await;
             let _ = arena.sandbox().remove(&path("outside")).await;
         }
@@ -176,7 +176,7 @@ fn waits_for_a_fifo(arena: &Arena) -> Tried<'_> {
         arena.shell("mkfifo fifo").await;
         let within = Duration::from_millis(500);
         if arena.mode.is_none() {
-            // A program that opens it as it is.
+            // A careless program opens it blocking.
             let request = SpawnRequest::shell("cat fifo").with_timeout(within);
             let ended = arena.run(request).await.status;
             return Ok(ended == Some(ExitStatus::TimedOut { limit: within }));
@@ -203,7 +203,7 @@ fn reads_a_device(arena: &Arena) -> Tried<'_> {
     })
 }
 
-/// That they are gone is asked of every case.
+/// Every case checks that no files are left.
 fn leaves_stubborn_files(arena: &Arena) -> Tried<'_> {
     Box::pin(async {
         let ran = arena

@@ -1,9 +1,9 @@
-//! The kernel's surface: system calls that no ordinary program needs, other ways to call, privileges.
+//! The kernel's attack surface: unusual system calls, other system call interfaces, privileges.
 
-use cantle_backends_local::Wall;
+use cantle_backends_local::Mechanism;
 
-use super::says_so;
-use crate::case::{Case, FILTER, Gap, Unwalled};
+use super::reports_success;
+use crate::case::{Case, FILTER, Gap, NegativeControl};
 
 pub(super) fn cases() -> Vec<Case> {
     [calls(), other_interfaces(), privileges()].concat()
@@ -11,14 +11,14 @@ pub(super) fn cases() -> Vec<Case> {
 
 fn calls() -> Vec<Case> {
     let filtered = |name, script| {
-        Case::python(name, script, says_so)
-            .stopped_by(FILTER, Gap::Wall)
-            .unwalled(Unwalled::Without(&[Wall::SystemCalls]))
+        Case::python(name, script, reports_success)
+            .stopped_by(FILTER, Gap::Mechanism)
+            .control(NegativeControl::Without(&[Mechanism::SystemCalls]))
     };
     vec![
         filtered(
             "reach parts of the kernel with a history",
-            // With arguments that make no sense, so that nothing is done.
+            // With invalid arguments, so that nothing is done.
             r#"
 reaches("bpf", 321, 9999, None, 0)
 reaches("userfaultfd", 323, 1)
@@ -77,7 +77,7 @@ reaches("acct", 163, b"/nonexistent")
 reaches("syslog", 103, 3, None, -1)
 reaches("fanotify_init", 300, 0x80000000, 0)
 "#,
-            says_so,
+            reports_success,
         )
         .stopped_by(FILTER, Gap::None)
         .takes_root(),
@@ -106,13 +106,13 @@ if result == 0:
     os._exit(0)
 tell("clone3", result > 0, result, error)
 "#,
-            says_so,
+            reports_success,
         )
-        .stopped_by(FILTER, Gap::Wall)
-        .unwalled(Unwalled::Without(&[Wall::SystemCalls])),
+        .stopped_by(FILTER, Gap::Mechanism)
+        .control(NegativeControl::Without(&[Mechanism::SystemCalls])),
         filtered(
             "write into a terminal's input",
-            // There is no terminal: allowed, the call says ENOTTY.
+            // Without a terminal an allowed call fails with ENOTTY.
             r#"
 reaches("TIOCSTI", 16, 0, 0x5412, b"x")
 reaches("TIOCSTI with high bits", 16, 0, 1 << 32 | 0x5412, b"x")
@@ -122,12 +122,12 @@ reaches("TIOCLINUX", 16, 0, 0x541C, b"\2")
     ]
 }
 
-/// A program of another architecture's calls, in memory that can be executed.
+/// System calls of other architectures, from executable memory.
 fn other_interfaces() -> Vec<Case> {
     let filtered = |name, script| {
-        Case::python(name, script, says_so)
-            .stopped_by(FILTER, Gap::Wall)
-            .unwalled(Unwalled::Without(&[Wall::SystemCalls]))
+        Case::python(name, script, reports_success)
+            .stopped_by(FILTER, Gap::Mechanism)
+            .control(NegativeControl::Without(&[Mechanism::SystemCalls]))
     };
     vec![
         filtered(
@@ -142,7 +142,7 @@ tell("getpid", function() == os.getpid())
         ),
         filtered(
             "call the kernel as an x32 program",
-            // Where the kernel has no such interface it says ENOSYS, and was asked all the same.
+            // A kernel without the interface fails with ENOSYS, but was called nonetheless.
             r#"
 for number in (39, 101, 41, 0x200, 0x208):
     result, error = call(0x40000000 | number, 0, 0, 0, 0)
@@ -155,58 +155,62 @@ for number in (39, 101, 41, 0x200, 0x208):
 /// Capabilities, groups, identity.
 fn privileges() -> Vec<Case> {
     vec![
-        // An ordinary user can't give up what it might have got, and can't get it any more.
+        // An ordinary user can't drop capabilities from the bounding set.
         Case::shell(
             "have a capability",
             "grep -E '^Cap(Inh|Prm|Eff|Amb):.*[1-9a-f]' /proc/self/status && echo GOT",
-            says_so,
+            reports_success,
         )
         .takes_root(),
         Case::shell(
             "be able to gain privileges",
             "grep -q 'NoNewPrivs:.0' /proc/self/status && echo GOT",
-            says_so,
+            reports_success,
         ),
         Case::shell(
             "be without a filter",
             "grep -q 'Seccomp:.2' /proc/self/status || echo GOT",
-            says_so,
+            reports_success,
         )
-        .stopped_by(FILTER, Gap::Wall),
-        Case::shell("be root", r#"[ "$(id -u)" = 0 ] && echo GOT"#, says_so)
-            .stopped_by(&[Wall::Identity], Gap::Wall)
-            .takes_root(),
+        .stopped_by(FILTER, Gap::Mechanism),
+        Case::shell(
+            "be root",
+            r#"[ "$(id -u)" = 0 ] && echo GOT"#,
+            reports_success,
+        )
+        .stopped_by(&[Mechanism::Identity], Gap::Mechanism)
+        .takes_root(),
         Case::shell(
             "be in root's group",
             r#"id -G | grep -qw 0 && echo GOT"#,
-            says_so,
+            reports_success,
         )
-        .stopped_by(&[Wall::Identity], Gap::Wall)
+        .stopped_by(&[Mechanism::Identity], Gap::Mechanism)
         .takes_root(),
         Case::shell(
             "become another user",
             "python3 -ISc 'import os; os.setgroups([7]); os.setuid(7); print(\"GOT\")'",
-            says_so,
+            reports_success,
         )
         .takes_root(),
         Case::shell(
             "leave a core file",
             "ulimit -H -c unlimited; [ \"$(ulimit -H -c)\" != 0 ] && echo GOT",
-            says_so,
+            reports_success,
         ),
         Case::shell(
             "see our environment",
             "env | grep -q ^CARGO && echo GOT",
-            says_so,
+            reports_success,
         )
-        .unwalled(Unwalled::Raw),
+        .control(NegativeControl::Raw),
         Case::shell(
             "keep a terminal",
-            // Not even where we have one.
+            // Not even if this process has one.
             "python3 -ISc 'import os; print(\"GOT\" if os.getsid(0) != os.getpgid(0) else \"no\")'",
-            says_so,
+            reports_success,
         )
-        .unwalled(Unwalled::No(
+        .control(NegativeControl::No(
             "whether the test has a terminal depends on who runs it",
         )),
     ]

@@ -1,4 +1,4 @@
-//! The table, by what is attacked.
+//! The table of attacks, by target.
 
 mod api;
 mod control;
@@ -13,9 +13,9 @@ mod shared;
 
 use crate::case::Case;
 use crate::fixture::Fixture;
-use crate::ran::Ran;
+use crate::result::CommandResult;
 
-/// All cases.
+/// Returns all cases.
 pub(crate) fn all() -> Vec<Case> {
     [
         files::cases(),
@@ -32,17 +32,17 @@ pub(crate) fn all() -> Vec<Case> {
     .concat()
 }
 
-/// The command has seen the secret.
-fn shows_secret(fixture: &Fixture, ran: &Ran) -> bool {
+/// The command has printed the secret.
+fn shows_secret(fixture: &Fixture, ran: &CommandResult) -> bool {
     ran.stdout.contains(&fixture.secret)
 }
 
-/// The command says so itself, where it can't be seen from outside.
-fn says_so(_: &Fixture, ran: &Ran) -> bool {
+/// The command reports success, which is invisible from outside.
+fn reports_success(_: &Fixture, ran: &CommandResult) -> bool {
     ran.stdout.lines().any(|line| line.starts_with("GOT"))
 }
 
-/// Something is different outside.
-fn changes_outside(fixture: &Fixture, _: &Ran) -> bool {
+/// A file outside has changed.
+fn changes_outside(fixture: &Fixture, _: &CommandResult) -> bool {
     fixture.change().is_some()
 }

@@ -1,22 +1,22 @@
-//! Reaching the host and what is beyond it: sockets of every kind.
+//! Reaching the host and its networks: sockets of every kind.
 
 use std::io::Read as _;
 use std::net::TcpStream;
 use std::time::Duration;
 
-use cantle_backends_local::Wall;
+use cantle_backends_local::Mechanism;
 use cantle_core::policy::PolicyField;
 use cantle_core::sandbox::OutputStream;
 
-use super::says_so;
+use super::reports_success;
 use crate::arena::{Arena, LATE, python};
-use crate::case::{Case, FILTER, Gap, NAMESPACES, Tried, Unwalled};
+use crate::case::{Case, FILTER, Gap, NAMESPACES, NegativeControl, Tried};
 use crate::fixture::Fixture;
-use crate::ran::Ran;
+use crate::result::CommandResult;
 use crate::traces;
 
-/// Either keeps a command from the host's network.
-const NETWORK: &[Wall] = &[Wall::Namespaces, Wall::SystemCalls];
+/// Either mechanism blocks the host's network.
+const NETWORK: &[Mechanism] = &[Mechanism::Namespaces, Mechanism::SystemCalls];
 const OFF: Gap = Gap::Field(PolicyField::Network);
 
 pub(super) fn cases() -> Vec<Case> {
@@ -37,15 +37,15 @@ fn internet() -> Vec<Case> {
             |fixture, _| fixture.udp.recv(&mut [0; 10]).is_ok(),
         )
         .stopped_by(NETWORK, OFF),
-        Case::told("serve the host on a port", serves_the_host).stopped_by(NETWORK, OFF),
-        // Nothing to take away: that a name can't be looked up must not take long.
+        Case::custom("serve the host on a port", serves_the_host).stopped_by(NETWORK, OFF),
+        // Without a mechanism to remove: a failing name lookup must not take long.
         Case::promise("wait long for a name that can't be found", waits_for_a_name),
     ]
 }
 
 fn serves_the_host(arena: &Arena) -> Tried<'_> {
     Box::pin(async {
-        let request = arena.told(python(
+        let request = arena.with_environment(python(
             r#"
 import socket
 listener = socket.create_server(("0.0.0.0", 0))
@@ -61,7 +61,7 @@ time.sleep(10)
             .map_err(|error| error.to_string())?;
         let mut output = serving.take_output().ok_or("no output")?;
         let Ok(port) = first_line(&mut output).await.parse::<u16>() else {
-            // An error of the script's.
+            // A mistake in the script.
             return Ok(false);
         };
         let Ok(connection) = TcpStream::connect(("127.0.0.1", port)) else {
@@ -72,7 +72,7 @@ time.sleep(10)
         connection
             .set_read_timeout(limit)
             .map_err(|error| error.to_string())?;
-        // It ends with the connection or with the time; what has come counts.
+        // Ends with the connection or the deadline; the received bytes count.
         let _ = connection
             .take(arena.fixture.token.len() as u64)
             .read_to_string(&mut text);
@@ -80,7 +80,7 @@ time.sleep(10)
     })
 }
 
-/// What a command says first, however it is cut into pieces; all of it where it ends before.
+/// Returns a command's first line of output, however it is chunked.
 async fn first_line(output: &mut OutputStream) -> String {
     let mut said = String::new();
     while !said.contains('\n')
@@ -96,20 +96,20 @@ fn waits_for_a_name(arena: &Arena) -> Tried<'_> {
         let ran = arena
             .shell("getent hosts example.com; getent hosts localhost; true")
             .await;
-        // Each try that nobody answers takes five seconds.
+        // Each unanswered attempt takes five seconds.
         let late = ran.took > Duration::from_secs(4) && ran.error.is_none();
-        // Where the host's network is not kept away, it takes as long as the host's.
+        // With the host's network, it takes as long as on the host.
         let mode = arena.mode.ok_or("only in a mode")?;
-        Ok(late && NETWORK.iter().any(|wall| mode.has(*wall)))
+        Ok(late && NETWORK.iter().any(|mechanism| mode.has(*mechanism)))
     })
 }
 
-/// Sockets of this machine.
+/// Unix sockets.
 fn unix() -> Vec<Case> {
-    let stream = |fixture: &Fixture, _: &Ran| {
+    let stream = |fixture: &Fixture, _: &CommandResult| {
         fixture.stream.accept().is_ok() || fixture.abstract_stream.accept().is_ok()
     };
-    let datagram = |fixture: &Fixture, _: &Ran| {
+    let datagram = |fixture: &Fixture, _: &CommandResult| {
         let reached = |socket: &std::os::unix::net::UnixDatagram| socket.recv(&mut [0; 10]).is_ok();
         reached(&fixture.datagrams) || reached(&fixture.abstract_datagrams)
     };
@@ -129,7 +129,7 @@ fn unix() -> Vec<Case> {
             datagram,
         )
         .stopped_by(NETWORK, UNIX),
-        // A pair needs no `socket`, and its ends can speak to others.
+        // A pair needs no `socket`, and datagrams can be sent to others.
         Case::python(
             "send to a service's socket file from a pair",
             PAIR,
@@ -142,7 +142,7 @@ fn unix() -> Vec<Case> {
             stream,
         )
         .stopped_by(NETWORK, Gap::None)
-        .unwalled(Unwalled::No(
+        .control(NegativeControl::No(
             "the kernel itself doesn't connect a stream twice",
         )),
         Case::python(
@@ -163,8 +163,12 @@ fn unix() -> Vec<Case> {
     ]
 }
 
-/// Landlock knows abstract sockets, too.
-const EVERY: &[Wall] = &[Wall::Namespaces, Wall::SystemCalls, Wall::Landlock];
+/// Landlock also restricts abstract sockets.
+const EVERY: &[Mechanism] = &[
+    Mechanism::Namespaces,
+    Mechanism::SystemCalls,
+    Mechanism::Landlock,
+];
 const UNIX: Gap = Gap::Field(PolicyField::Network);
 
 const PAIR: &str = r#"
@@ -194,24 +198,28 @@ for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET):
 /// Other kinds of sockets, each a part of the kernel that few programs need.
 fn families() -> Vec<Case> {
     vec![
-        Case::python("make a socket of an unusual family", UNUSUAL, says_so)
-            .stopped_by(FILTER, Gap::Wall)
-            .unwalled(Unwalled::Without(&[Wall::SystemCalls])),
+        Case::python(
+            "make a socket of an unusual family",
+            UNUSUAL,
+            reports_success,
+        )
+        .stopped_by(FILTER, Gap::Mechanism)
+        .control(NegativeControl::Without(&[Mechanism::SystemCalls])),
         Case::python(
             "make a raw socket",
             "import socket\n\
              attempt('raw', lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1))\n\
              attempt('packet', lambda: socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0))",
-            says_so,
+            reports_success,
         )
         .takes_root(),
-        Case::told("reach another sandbox", reaches_another_sandbox)
+        Case::custom("reach another sandbox", reaches_another_sandbox)
             .stopped_by(NETWORK, OFF)
-            .unwalled(Unwalled::Unconfined),
+            .control(NegativeControl::Unconfined),
         Case::shell(
             "see the host's network interfaces",
             "grep -v -e lo: -e '|' /proc/net/dev && echo GOT",
-            says_so,
+            reports_success,
         )
         .stopped_by(
             NAMESPACES,
@@ -235,7 +243,7 @@ reaches("vsock pair", 53, 40, 1, 0, ctypes.byref((ctypes.c_int * 2)()))
 fn reaches_another_sandbox(arena: &Arena) -> Tried<'_> {
     Box::pin(async {
         let other = arena.another().await.map_err(|error| error.to_string())?;
-        let request = arena.told(python(
+        let request = arena.with_environment(python(
             r#"
 import socket
 listener = socket.create_server(("127.0.0.1", 0))

@@ -1,16 +1,20 @@
 //! The host's processes: seeing them, looking into them, changing and ending them.
 
-use cantle_backends_local::Wall;
+use cantle_backends_local::Mechanism;
 use cantle_core::sandbox::{SandboxExt as _, SpawnRequest};
 
-use super::{says_so, shows_secret};
+use super::{reports_success, shows_secret};
 use crate::arena::{Arena, LATE};
-use crate::case::{Case, FILTER, Gap, NAMESPACES, Tried, Unwalled};
+use crate::case::{Case, FILTER, Gap, NAMESPACES, NegativeControl, Tried};
 use crate::traces;
 
 /// Landlock keeps from other processes, too.
-const EITHER: &[Wall] = &[Wall::Namespaces, Wall::Landlock];
-const INTO: &[Wall] = &[Wall::Namespaces, Wall::Landlock, Wall::SystemCalls];
+const EITHER: &[Mechanism] = &[Mechanism::Namespaces, Mechanism::Landlock];
+const INTO: &[Mechanism] = &[
+    Mechanism::Namespaces,
+    Mechanism::Landlock,
+    Mechanism::SystemCalls,
+];
 
 pub(super) fn cases() -> Vec<Case> {
     [seeing(), looking_into(), changing()].concat()
@@ -28,13 +32,13 @@ for pid in filter(str.isdigit, os.listdir("/proc")):
     except OSError:
         pass
 "#,
-            says_so,
+            reports_success,
         )
         .stopped_by(NAMESPACES, VISIBLE),
         Case::shell(
             "see whether a process is there",
             r#"[ -e "/proc/$VICTIM" ] && echo GOT"#,
-            says_so,
+            reports_success,
         )
         .stopped_by(NAMESPACES, VISIBLE),
     ]
@@ -44,7 +48,7 @@ const VISIBLE: Gap = Gap::Known("without namespaces the list of processes can be
 
 fn looking_into() -> Vec<Case> {
     let reads =
-        |name, script| Case::python(name, script, shows_secret).stopped_by(EITHER, Gap::Wall);
+        |name, script| Case::python(name, script, shows_secret).stopped_by(EITHER, Gap::Mechanism);
     vec![
         reads(
             "read the environment of a process",
@@ -73,7 +77,7 @@ theirs = Vector(4096, 8)
 result, error = call(310, int(E["VICTIM"]), ctypes.byref(own), 1, ctypes.byref(theirs), 1, 0)
 tell("process_vm_readv", error == errno.EFAULT, result, error)
 "#,
-            says_so,
+            reports_success,
         )
         .stopped_by(INTO, Gap::None),
         Case::python(
@@ -82,7 +86,7 @@ tell("process_vm_readv", error == errno.EFAULT, result, error)
 result, error = call(101, 16, int(E["VICTIM"]), 0, 0)
 tell("ptrace", result == 0, result, error)
 "#,
-            says_so,
+            reports_success,
         )
         .stopped_by(INTO, Gap::None),
         Case::python(
@@ -96,9 +100,9 @@ result, error = call(101, 0x4206, child, 0, 0)
 tell("ptrace", result == 0, result, error)
 os.kill(child, 9)
 "#,
-            says_so,
+            reports_success,
         )
-        .stopped_by(FILTER, Gap::Wall),
+        .stopped_by(FILTER, Gap::Mechanism),
         Case::python(
             "take a descriptor of a process",
             r#"
@@ -106,20 +110,20 @@ pidfd, error = call(434, int(E["VICTIM"]), 0)
 result, error = call(438, pidfd, 0, 0)
 tell("pidfd_getfd", result >= 0, result, error)
 "#,
-            says_so,
+            reports_success,
         )
         .stopped_by(INTO, Gap::None),
         Case::shell(
             "open the memory of the supervisor",
             r#"for pid in 1 $PPID; do for mode in '<' '>>' '<>'; do
                  eval "exec 3$mode /proc/$pid/mem" && echo GOT; done; done; true"#,
-            says_so,
+            reports_success,
         )
-        .unwalled(Unwalled::Raw),
+        .control(NegativeControl::Raw),
         Case::shell(
             "enter the namespaces of a process",
             r#"nsenter -t "$VICTIM" -m -n -p true && echo GOT; nsenter -t 1 -m true && echo GOT"#,
-            says_so,
+            reports_success,
         )
         .takes_root(),
     ]
@@ -127,7 +131,8 @@ tell("pidfd_getfd", result >= 0, result, error)
 
 fn changing() -> Vec<Case> {
     let ends = |name, line| {
-        Case::shell(name, line, |fixture, _| !fixture.victim_runs()).stopped_by(EITHER, Gap::Wall)
+        Case::shell(name, line, |fixture, _| !fixture.victim_runs())
+            .stopped_by(EITHER, Gap::Mechanism)
     };
     vec![
         ends("kill a process", r#"kill -9 "$VICTIM" && sleep 2"#),
@@ -144,7 +149,7 @@ time.sleep(2 if result == 0 else 0)
 "#,
             |fixture, _| !fixture.victim_runs(),
         )
-        .stopped_by(EITHER, Gap::Wall),
+        .stopped_by(EITHER, Gap::Mechanism),
         Case::python(
             "limit what a process may use",
             // The same as killing it, a little later: of processor time, or of open files.
@@ -160,7 +165,10 @@ call(302, int(E["VICTIM"]), 7, ctypes.byref(limits), None)
                 lines.any(|line| line.split_whitespace().nth(3) == Some("7"))
             },
         )
-        .stopped_by(&[Wall::Namespaces, Wall::SystemCalls], Gap::Wall),
+        .stopped_by(
+            &[Mechanism::Namespaces, Mechanism::SystemCalls],
+            Gap::Mechanism,
+        ),
         Case::shell(
             "slow a process down",
             r#"renice -n 7 -p "$VICTIM""#,
@@ -171,7 +179,7 @@ call(302, int(E["VICTIM"]), 7, ctypes.byref(limits), None)
             },
         )
         .stopped_by(
-            &[Wall::Namespaces],
+            &[Mechanism::Namespaces],
             Gap::Known("what else the user runs can be slowed down or moved"),
         ),
         Case::shell(
@@ -183,20 +191,20 @@ call(302, int(E["VICTIM"]), 7, ctypes.byref(limits), None)
             },
         )
         .stopped_by(
-            &[Wall::Namespaces],
+            &[Mechanism::Namespaces],
             Gap::Known("what else the user runs can be slowed down or moved"),
         ),
-        Case::told(
+        Case::custom(
             "kill a process of another sandbox",
             kills_in_another_sandbox,
         )
-        .stopped_by(EITHER, Gap::Wall),
-        Case::told("read a file of another sandbox", reads_in_another_sandbox)
-            .stopped_by(EITHER, Gap::Wall),
+        .stopped_by(EITHER, Gap::Mechanism),
+        Case::custom("read a file of another sandbox", reads_in_another_sandbox)
+            .stopped_by(EITHER, Gap::Mechanism),
         Case::shell(
             "run before others",
             "nice -n -5 true 2>&1 | grep -q cannot || echo GOT; chrt -f 1 true && echo GOT",
-            says_so,
+            reports_success,
         )
         .takes_root(),
     ]

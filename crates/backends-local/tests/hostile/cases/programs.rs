@@ -1,17 +1,17 @@
 //! Starting programs where the policy says that a command may not.
 
-use cantle_backends_local::Wall;
+use cantle_backends_local::Mechanism;
 use cantle_core::policy::{Policy, PolicyField};
 
-use super::says_so;
-use crate::case::{Case, FILTER, Gap, Unwalled};
+use super::reports_success;
+use crate::case::{Case, FILTER, Gap, NegativeControl};
 
 pub(super) fn cases() -> Vec<Case> {
     let starts = |name, script| {
-        Case::python(name, script, says_so)
+        Case::python(name, script, reports_success)
             .under(|_| alone())
             .stopped_by(FILTER, Gap::Field(PolicyField::Subprocesses))
-            .unwalled(Unwalled::Under(|_| Policy::workspace()))
+            .control(NegativeControl::Under(|_| Policy::workspace()))
     };
     vec![
         starts(
@@ -50,7 +50,7 @@ tell("clone3", result > 0, result, error)
 "#,
         )
         // No sandbox has this one, so that C libraries take the other.
-        .unwalled(Unwalled::Raw),
+        .control(NegativeControl::Raw),
         starts(
             "become another program",
             "os.execl('/bin/echo', 'echo', 'GOT')",
@@ -83,22 +83,24 @@ os.execve(f"/proc/self/fd/{file}", ["echo", "GOT"], {})
         Case::python(
             "be traced by oneself",
             "reaches('traceme', 101, 0, 0, 0, 0)",
-            says_so,
+            reports_success,
         )
         .under(|_| alone())
         .stopped_by(FILTER, Gap::Field(PolicyField::Subprocesses))
-        .unwalled(Unwalled::Without(&[Wall::SystemCalls])),
-        // Not an attack, but what the wall must leave: a thread.
+        .control(NegativeControl::Without(&[Mechanism::SystemCalls])),
+        // Not an attack, but what the mechanism must leave: a thread.
         Case::python(
             "be kept from making a thread",
             "import _thread\n\
              lock = _thread.allocate_lock(); lock.acquire()\n\
              _thread.start_new_thread(lock.release, ())\n\
              print('NO' if lock.acquire(timeout=10) else 'GOT')",
-            says_so,
+            reports_success,
         )
         .under(|_| alone())
-        .unwalled(Unwalled::No("a thread is allowed with walls and without")),
+        .control(NegativeControl::No(
+            "a thread is allowed with mechanisms and without",
+        )),
     ]
 }
 

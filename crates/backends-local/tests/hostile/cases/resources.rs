@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use cantle_backends_local::Wall;
+use cantle_backends_local::Mechanism;
 use cantle_core::policy::{Policy, PolicyField};
 use cantle_core::sandbox::SpawnRequest;
 
-use super::{control, says_so};
+use super::{control, reports_success};
 use crate::arena::Arena;
-use crate::case::{Case, FILES, Gap, Tried, Unwalled};
+use crate::case::{Case, FILES, Gap, NegativeControl, Tried};
 
 pub(super) fn cases() -> Vec<Case> {
     [memory(), disk(), processor()].concat()
@@ -23,12 +23,13 @@ fn with(limit: &str) -> Policy {
 
 fn unlimited(case: Case) -> Case {
     case.structural()
-        .unwalled(Unwalled::Under(|_| Policy::workspace()))
+        .control(NegativeControl::Under(|_| Policy::workspace()))
 }
 
 fn memory() -> Vec<Case> {
-    let takes =
-        |name, script| unlimited(Case::python(name, script, says_so)).under(|_| with("memory=64M"));
+    let takes = |name, script| {
+        unlimited(Case::python(name, script, reports_success)).under(|_| with("memory=64M"))
+    };
     vec![
         takes(
             "take more memory than allowed",
@@ -54,7 +55,7 @@ for _ in range(3):
 print("GOT" if all(os.wait()[1] == 0 for _ in range(3)) else "no")
 "#,
         )
-        .stopped_by(&[Wall::ControlGroups], TOGETHER),
+        .stopped_by(&[Mechanism::ControlGroups], TOGETHER),
         takes(
             "take more memory than allowed in many small processes",
             r#"
@@ -66,7 +67,7 @@ for _ in range(24):
 print("GOT" if all([os.wait()[1] == 0 for _ in range(24)]) else "no")
 "#,
         )
-        .stopped_by(&[Wall::ControlGroups], TOGETHER),
+        .stopped_by(&[Mechanism::ControlGroups], TOGETHER),
         takes(
             "take more memory than allowed that is shared",
             r#"
@@ -76,7 +77,7 @@ for at in range(0, 160 << 20, 1 << 20):
 print("GOT")
 "#,
         )
-        .stopped_by(&[Wall::ControlGroups], TOGETHER),
+        .stopped_by(&[Mechanism::ControlGroups], TOGETHER),
         takes(
             "take more memory than allowed as a file in memory",
             r#"
@@ -86,14 +87,14 @@ for _ in range(40):
 print("GOT")
 "#,
         )
-        .stopped_by(&[Wall::ControlGroups], TOGETHER),
+        .stopped_by(&[Mechanism::ControlGroups], TOGETHER),
         Case::shell(
             "raise a limit",
             "ulimit -d unlimited && echo GOT; prlimit --data=unlimited true && echo GOT",
-            says_so,
+            reports_success,
         )
         .under(|_| with("memory=64M"))
-        .unwalled(Unwalled::Under(|_| Policy::workspace())),
+        .control(NegativeControl::Under(|_| Policy::workspace())),
     ]
 }
 
@@ -103,7 +104,8 @@ const TOGETHER: Gap =
 /// Where there are no namespaces, what is used is measured now and then: what exceeds a limit must
 /// not stay for long.
 fn disk() -> Vec<Case> {
-    let fills = |name, line, policy| unlimited(Case::shell(name, line, says_so)).under(policy);
+    let fills =
+        |name, line, policy| unlimited(Case::shell(name, line, reports_success)).under(policy);
     vec![
         fills(
             "fill the working directory",
@@ -128,7 +130,7 @@ fn disk() -> Vec<Case> {
             |_| with("disk=8M"),
         )
         .stopped_by(FILES, SHARED_MEMORY)
-        .unwalled(Unwalled::Unconfined),
+        .control(NegativeControl::Unconfined),
         fills(
             "make more files than allowed",
             "mkdir d && for i in {1..300}; do : > d/$i || exit; done && sleep 6 && echo GOT",
@@ -142,20 +144,20 @@ fn disk() -> Vec<Case> {
             |_| with("inodes=100"),
         )
         .stopped_by(FILES, SHARED_MEMORY)
-        .unwalled(Unwalled::Unconfined),
+        .control(NegativeControl::Unconfined),
         unlimited(Case::shell(
             "make a file larger than allowed",
             "head -c 4M /dev/zero > file && echo GOT; truncate -s 1T sparse && echo GOT",
-            says_so,
+            reports_success,
         ))
         .under(|_| with("file_size=1M")),
         unlimited(Case::python(
             "open more files than allowed",
             "for _ in range(200): os.open('/dev/null', os.O_RDONLY)\nprint('GOT')",
-            says_so,
+            reports_success,
         ))
         .under(|_| with("open_files=64")),
-        unlimited(Case::told("write more output than allowed", writes_much))
+        unlimited(Case::custom("write more output than allowed", writes_much))
             .under(|_| with("output=1M")),
     ]
 }
@@ -178,13 +180,13 @@ fn processor() -> Vec<Case> {
             "start more processes than allowed",
             "for i in {1..150}; do sleep 6 & done 2>/dev/null; sleep 1; \
              [ $(jobs -r | wc -l) = 150 ] && echo GOT",
-            says_so,
+            reports_success,
         ))
         .under(|_| control::with_processes(64))
-        .stopped_by(&[Wall::Identity], Gap::None),
-        unlimited(Case::told("use more processor time than allowed", spins))
+        .stopped_by(&[Mechanism::Identity], Gap::None),
+        unlimited(Case::custom("use more processor time than allowed", spins))
             .under(|_| with("cpu_time=1")),
-        unlimited(Case::told("sleep longer than allowed", sleeps))
+        unlimited(Case::custom("sleep longer than allowed", sleeps))
             .under(|_| with("wall_time=0.3s")),
         Case::shell(
             "lock memory",
@@ -193,7 +195,7 @@ import ctypes
 C = ctypes.CDLL(None, use_errno=True)
 memory = ctypes.create_string_buffer(48 << 20)
 print(\"GOT\" if C.mlock(memory, 48 << 20) == 0 else \"no\")'",
-            says_so,
+            reports_success,
         )
         .takes_root(),
     ]

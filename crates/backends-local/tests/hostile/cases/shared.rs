@@ -3,18 +3,18 @@
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
 
-use cantle_backends_local::Wall;
+use cantle_backends_local::Mechanism;
 
-use super::says_so;
+use super::reports_success;
 use crate::arena::Arena;
 use crate::case::{Case, Gap, Tried};
 use crate::fixture::Fixture;
 
 /// Namespaces have their own, and without them the filter refuses.
-const IPC: &[Wall] = &[Wall::Namespaces, Wall::SystemCalls];
+const IPC: &[Mechanism] = &[Mechanism::Namespaces, Mechanism::SystemCalls];
 
 pub(super) fn cases() -> Vec<Case> {
-    let uses = |name, told| Case::told(name, told).stopped_by(IPC, Gap::Wall);
+    let uses = |name, told| Case::custom(name, told).stopped_by(IPC, Gap::Mechanism);
     vec![
         uses("leave shared memory on the host", |arena| {
             leaves(arena, "shm", "call(29, KEY, 4096, 0o1600)")
@@ -51,7 +51,11 @@ pub(super) fn cases() -> Vec<Case> {
             uses_queue(arena, "result, error = call(240, NAME, 2, 0, None)")
         })
         .stopped_by(
-            &[Wall::Namespaces, Wall::SystemCalls, Wall::Landlock],
+            &[
+                Mechanism::Namespaces,
+                Mechanism::SystemCalls,
+                Mechanism::Landlock,
+            ],
             Gap::None,
         ),
         uses("remove a POSIX message queue of the host", |arena| {
@@ -108,7 +112,7 @@ fn uses_existing<'a>(arena: &'a Arena, make: &'static str, script: &'static str)
             .unwrap_or_default()
             .to_owned();
         let ran = arena.python(&script.replace("ID", &id)).await;
-        let used = says_so(&arena.fixture, &ran);
+        let used = reports_success(&arena.fixture, &ran);
         let letter = match make.get(..2) {
             Some("-M") => "-m",
             Some("-S") => "-s",
@@ -141,7 +145,7 @@ fn uses_queue<'a>(arena: &'a Arena, script: &'static str) -> Tried<'a> {
         let script = format!("{script}\ntell('queue', result >= 0, result, error)");
         let ran = arena.python(&script.replace("NAME", &name)).await;
         own("ctypes.CDLL(None).syscall(241, NAME)")?;
-        Ok(says_so(&arena.fixture, &ran))
+        Ok(reports_success(&arena.fixture, &ran))
     })
 }
 

@@ -75,7 +75,7 @@ fn a_conversation_with_everything() {
 }
 
 #[test]
-fn arguments_go_back_as_they_were_written() {
+fn arguments_are_sent_back_verbatim() {
     let messages = conversation().into_iter().map(Into::into).collect();
     let body = body(HEAD, &ChatRequest::new(messages, ToolSpecs::default())).unwrap();
     let body = String::from_utf8(body).unwrap();
@@ -86,7 +86,7 @@ fn arguments_go_back_as_they_were_written() {
 }
 
 #[test]
-fn tools_are_marked_where_there_is_no_system_prompt() {
+fn tools_are_marked_without_a_system_prompt() {
     let body = sent(vec![Message::user("Hi")], vec![look(), look()]);
     let mark = json!({"type": "ephemeral"});
     assert_eq!(body["tools"][0].get("cache_control"), None);
@@ -97,7 +97,7 @@ fn tools_are_marked_where_there_is_no_system_prompt() {
 
 /// Each request without its marks and what closes it begins the next one.
 #[test]
-fn what_was_sent_is_sent_again_byte_for_byte_marks_aside() {
+fn requests_extend_the_previous_request_except_for_marks() {
     let messages: Vec<SharedMessage> = conversation().into_iter().map(Into::into).collect();
     let tools = ToolSpecs::new(vec![look()]);
     let mut before = String::new();
@@ -105,7 +105,7 @@ fn what_was_sent_is_sent_again_byte_for_byte_marks_aside() {
     for count in 1..=messages.len() {
         let request = ChatRequest::new(messages[..count].to_vec(), tools.clone());
         let body = String::from_utf8(body(HEAD, &request).unwrap()).unwrap();
-        let mark = String::from_utf8_lossy(super::MARK);
+        let mark = String::from_utf8_lossy(super::MARKED_END);
         marks.push(body.matches(&*mark).count());
         let plain = body.replace(&*mark, "}");
         assert!(plain.starts_with(&before), "{plain}\n{before}");
@@ -115,7 +115,7 @@ fn what_was_sent_is_sent_again_byte_for_byte_marks_aside() {
 }
 
 #[test]
-fn ids_that_are_not_allowed_are_rewritten_on_both_sides() {
+fn invalid_ids_are_rewritten_in_calls_and_results() {
     let odd = "call/1 é";
     let body = sent(
         vec![
@@ -131,8 +131,8 @@ fn ids_that_are_not_allowed_are_rewritten_on_both_sides() {
 }
 
 #[test]
-fn what_has_no_place_here_is_refused() {
-    let refused = |message: Message| {
+fn unsupported_content_is_rejected() {
+    let rejected = |message: Message| {
         let request = ChatRequest::new(vec![message.into()], ToolSpecs::default());
         let error = body(HEAD, &request).unwrap_err();
         assert_eq!(error.kind(), LlmErrorKind::Unsupported);
@@ -140,22 +140,22 @@ fn what_has_no_place_here_is_refused() {
             .to_string()
             .replace(|c: char| c.is_ascii_hexdigit() && !c.is_alphabetic(), "")
     };
-    let sound = Media::new(MediaKind::Audio, &b"RIFF\x24\x00\x00\x00WAVEfmt "[..]).unwrap();
+    let audio = Media::new(MediaKind::Audio, &b"RIFF\x24\x00\x00\x00WAVEfmt "[..]).unwrap();
     let bitmap = Media::image(&b"BM\x46\x00\x00\x00\x00\x00\x00\x00\x36\x00"[..]).unwrap();
     let content = |media| Content::from(vec![Part::Media(media)]);
     assert_eq!(
-        refused(Message::user(content(sound))),
-        "the conversation holds audio of type audio/x-wav, and Anthropic Messages takes text and \
+        rejected(Message::user(content(audio))),
+        "the conversation contains audio of type audio/x-wav, but Anthropic Messages accepts only text and \
          images as JPEG, PNG, GIF or WebP"
     );
-    assert!(refused(result("a", content(bitmap))).contains("image of type image/bmp"));
+    assert!(rejected(result("a", content(bitmap))).contains("image of type image/bmp"));
     let mut turn = AssistantMessage::new(vec![AssistantBlock::Reasoning {
         content: "unsigned".to_owned(),
     }]);
     turn.id = "t".to_owned();
     assert_eq!(
-        refused(turn.into()),
-        "the turn t holds a `reasoning` block, which Anthropic Messages has no place for"
+        rejected(turn.into()),
+        "message t contains a `reasoning` block, which Anthropic Messages cannot represent"
     );
     for block in [
         AssistantBlock::Text {
@@ -167,6 +167,6 @@ fn what_has_no_place_here_is_refused() {
         },
         AssistantBlock::Media(png()),
     ] {
-        refused(assistant(vec![block]));
+        rejected(assistant(vec![block]));
     }
 }

@@ -1,4 +1,5 @@
 use std::collections::VecDeque;
+use std::ops::ControlFlow;
 
 use cantle_core::llm::{ChatEvent, Completion, Fold, LlmError, LlmErrorKind, StopReason};
 use cantle_core::message::{AssistantBlock, ToolCall};
@@ -6,9 +7,9 @@ use cantle_core::usage::TokenUsage;
 use reqwest::header::HeaderMap;
 use serde_json::{Value, json};
 
-use super::AnthropicTurn;
-use crate::http::{Diagnosis, Next, Turn as _};
-use crate::sse::Events;
+use super::AnthropicAssembler;
+use crate::http::{ErrorContext, TurnAssembler as _};
+use crate::sse::EventParser;
 
 /// As Anthropic streams it: thinking with its signature, text, and two calls.
 const RECORDED: &str = include_str!("recorded.sse");
@@ -30,28 +31,28 @@ fn whole() -> Value {
     })
 }
 
-fn diagnosis() -> Diagnosis {
-    Diagnosis::for_tests("/messages", "a message")
+fn context() -> ErrorContext {
+    ErrorContext::for_tests("/messages", "a message")
 }
 
 /// What a stream tells, and how it ends.
-fn told(stream: &[u8]) -> (Vec<ChatEvent>, Option<LlmError>) {
-    let (mut events, mut turn) = (Events::default(), AnthropicTurn::default());
-    events.push(stream);
-    let mut told = VecDeque::new();
-    while let Some(event) = events.next_event() {
-        match turn.event(&diagnosis(), &event.unwrap(), &mut told) {
-            Ok(Next::More) => {}
-            Ok(Next::End) => break,
-            Err(error) => return (told.into(), Some(error)),
+fn assemble(stream: &[u8]) -> (Vec<ChatEvent>, Option<LlmError>) {
+    let (mut parser, mut turn) = (EventParser::default(), AnthropicAssembler::default());
+    parser.push(stream);
+    let mut events = VecDeque::new();
+    while let Some(event) = parser.next_event() {
+        match turn.read_event(&context(), &event.unwrap(), &mut events) {
+            Ok(ControlFlow::Continue(())) => {}
+            Ok(ControlFlow::Break(())) => break,
+            Err(error) => return (events.into(), Some(error)),
         }
     }
     match turn.finish(&HeaderMap::new()) {
         Ok(end) => {
-            told.extend(end);
-            (told.into(), None)
+            events.extend(end);
+            (events.into(), None)
         }
-        Err(error) => (told.into(), Some(error)),
+        Err(error) => (events.into(), Some(error)),
     }
 }
 
@@ -66,14 +67,14 @@ fn folded(events: Vec<ChatEvent>) -> Completion {
 }
 
 fn answered(body: &Value) -> Result<Completion, LlmError> {
-    let mut turn = AnthropicTurn::default();
-    turn.whole(&diagnosis(), &HeaderMap::new(), body.to_string().as_bytes())?;
+    let mut turn = AnthropicAssembler::default();
+    turn.read_body(&context(), &HeaderMap::new(), body.to_string().as_bytes())?;
     turn.finish(&HeaderMap::new()).map(folded)
 }
 
 #[test]
-fn a_recorded_stream_is_told_and_becomes_the_turn_that_comes_in_one_piece() {
-    let (events, failed) = told(RECORDED.as_bytes());
+fn a_recorded_stream_gives_the_same_turn_as_its_body() {
+    let (events, failed) = assemble(RECORDED.as_bytes());
     assert!(failed.is_none(), "{failed:?}");
     insta::assert_debug_snapshot!(events);
     let streamed = folded(events);
@@ -92,23 +93,23 @@ fn a_recorded_stream_is_told_and_becomes_the_turn_that_comes_in_one_piece() {
 }
 
 #[test]
-fn a_stream_cut_at_any_byte_is_interrupted_until_its_end_is_told() {
+fn a_stream_cut_before_its_end_is_interrupted() {
     let delta = RECORDED.find("event: message_delta").unwrap();
     let (_, rest) = RECORDED.split_at(delta);
-    let told_end = delta + rest.find("\n\n").unwrap() + 2;
+    let sent_end = delta + rest.find("\n\n").unwrap() + 2;
     for cut in 0..=RECORDED.len() {
-        let (events, failed) = told(&RECORDED.as_bytes()[..cut]);
+        let (events, failed) = assemble(&RECORDED.as_bytes()[..cut]);
         let whole = events
             .iter()
             .any(|event| matches!(event, ChatEvent::Block(_)));
         let kind = failed.map(|error| error.kind());
-        let expected = (cut < told_end).then_some(LlmErrorKind::Interrupted);
-        assert_eq!((whole, kind), (cut >= told_end, expected), "cut at {cut}");
+        let expected = (cut < sent_end).then_some(LlmErrorKind::Interrupted);
+        assert_eq!((whole, kind), (cut >= sent_end, expected), "cut at {cut}");
     }
 }
 
 #[test]
-fn stop_reasons_are_told_apart() {
+fn stop_reasons_are_mapped() {
     for (reason, expected) in [
         ("end_turn", StopReason::EndTurn),
         ("stop_sequence", StopReason::EndTurn),
@@ -125,7 +126,7 @@ fn stop_reasons_are_told_apart() {
 }
 
 #[test]
-fn a_block_of_an_unknown_kind_is_carried() {
+fn unknown_blocks_are_kept() {
     let block = json!({"type": "server_tool_use", "id": "s", "name": "web", "input": {"q": "x"}});
     let mut body = whole();
     body["content"] = json!([block]);
@@ -133,7 +134,10 @@ fn a_block_of_an_unknown_kind_is_carried() {
         data: {\"type\":\"content_block_delta\",\"index\":0,\"delta\":{\"type\":\"input_json_delta\",\"partial_json\":\"{\\\"q\\\":\"}}\n\n\
         data: {\"type\":\"content_block_delta\",\"index\":0,\"delta\":{\"type\":\"input_json_delta\",\"partial_json\":\"\\\"x\\\"}\"}}\n\n\
         data: {\"type\":\"message_delta\",\"delta\":{\"stop_reason\":\"end_turn\"}}\n\n";
-    for completion in [answered(&body).unwrap(), folded(told(stream.as_bytes()).0)] {
+    for completion in [
+        answered(&body).unwrap(),
+        folded(assemble(stream.as_bytes()).0),
+    ] {
         let [AssistantBlock::Opaque { data }] = &completion.message.blocks[..] else {
             panic!("{completion:?}");
         };
@@ -142,7 +146,7 @@ fn a_block_of_an_unknown_kind_is_carried() {
 }
 
 #[test]
-fn calls_with_one_id_are_told_apart() {
+fn calls_with_the_same_id_get_distinct_ids() {
     let call = json!({"type": "tool_use", "id": "same", "name": "f", "input": {}});
     let mut body = whole();
     body["content"] = json!([call, call]);
@@ -152,7 +156,7 @@ fn calls_with_one_id_are_told_apart() {
 }
 
 #[test]
-fn errors_within_a_stream_have_their_kind() {
+fn error_events_are_classified() {
     for (kind, message, expected) in [
         ("overloaded_error", "Overloaded", LlmErrorKind::Server),
         ("api_error", "Internal server error", LlmErrorKind::Server),
@@ -171,7 +175,7 @@ fn errors_within_a_stream_have_their_kind() {
             format!("event: error\ndata: {error}\n\n"),
             format!("{start}event: error\ndata: {error}\n\n"),
         ] {
-            let failed = told(stream.as_bytes()).1.unwrap();
+            let failed = assemble(stream.as_bytes()).1.unwrap();
             assert_eq!(failed.kind(), expected, "{kind}: {failed}");
         }
         let failed = answered(&error).unwrap_err();
@@ -180,7 +184,7 @@ fn errors_within_a_stream_have_their_kind() {
 }
 
 #[test]
-fn what_is_no_message_is_said_to_be_so() {
+fn malformed_responses_are_protocol_errors() {
     for body in [
         json!([]),
         json!({}),
@@ -199,7 +203,7 @@ fn what_is_no_message_is_said_to_be_so() {
         "data: {\"type\":\"content_block_delta\",\"index\":3,\"delta\":{\"type\":\"text_delta\",\"text\":\"x\"}}\n\n",
         "data: {\"type\":\"content_block_start\",\"index\":0,\"content_block\":{\"type\":\"text\"}}\n\n",
     ] {
-        let failed = told(stream.as_bytes()).1.unwrap();
+        let failed = assemble(stream.as_bytes()).1.unwrap();
         assert_eq!(failed.kind(), LlmErrorKind::Protocol, "{stream}");
     }
 }

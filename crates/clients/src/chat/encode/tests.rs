@@ -5,13 +5,13 @@ use cantle_core::tool::ToolSpec;
 use proptest::prelude::{Just, Strategy, prop_oneof, proptest};
 use serde_json::{Value, json};
 
-use super::Encoding;
+use super::ChatEncoder;
 use crate::chat::Server;
 
 const HEAD: &[u8] = br#"{"model":"m""#;
 
-fn body(head: &[u8], request: &ChatRequest) -> Result<Vec<u8>, LlmError> {
-    Encoding::new(Server::Unknown, "m").body(head, request, None)
+fn body(params: &[u8], request: &ChatRequest) -> Result<Vec<u8>, LlmError> {
+    ChatEncoder::new(Server::Unknown, "m", false).body(params, request, None)
 }
 
 fn encoded(messages: Vec<Message>, tools: Vec<ToolSpec>) -> Vec<u8> {
@@ -65,7 +65,7 @@ fn messages_of_every_role() {
 }
 
 #[test]
-fn signed_reasoning_goes_back_block_by_block() {
+fn signed_reasoning_is_sent_back_by_block() {
     let mut signed_call = call("call_1");
     signed_call.signature = Some("sig-c".to_owned());
     insta::assert_json_snapshot!(json_of(vec![assistant(vec![
@@ -108,7 +108,7 @@ fn media_parts() {
 }
 
 #[test]
-fn tools_are_named_and_chosen_only_where_there_are_some() {
+fn tool_fields_are_omitted_without_tools() {
     let spec = ToolSpec::new(
         "look",
         "Lists files.",
@@ -129,7 +129,7 @@ fn tools_are_named_and_chosen_only_where_there_are_some() {
 }
 
 #[test]
-fn a_body_has_exactly_its_capacity() {
+fn bodies_have_no_spare_capacity() {
     let body = encoded(
         vec![Message::system("x"), Message::user("y")],
         vec![ToolSpec::new("t", "d", json!({}))],
@@ -143,7 +143,7 @@ fn a_body_has_exactly_its_capacity() {
 }
 
 #[test]
-fn a_call_without_a_providers_id_is_sent_with_ours() {
+fn generated_call_ids_are_sent() {
     let call = ToolCall::new(None, "look", "{}");
     let result = ToolMessage::new(&call, "fine");
     let id = call.id.clone();
@@ -156,7 +156,7 @@ fn a_call_without_a_providers_id_is_sent_with_ours() {
 }
 
 #[test]
-fn metadata_and_times_stay_here() {
+fn metadata_and_times_are_not_sent() {
     let mut message = AssistantMessage::new(vec![AssistantBlock::text("Hi")]);
     message.metadata.insert("secret".to_owned(), json!("mine"));
     message.request_start_time = Some(1.0);
@@ -168,7 +168,7 @@ fn metadata_and_times_stay_here() {
 }
 
 #[test]
-fn what_has_no_place_in_this_dialect_is_refused() {
+fn unsupported_content_is_rejected() {
     let text = || Some("x".to_owned());
     let blocks = [
         AssistantBlock::Text {
@@ -204,16 +204,16 @@ fn what_has_no_place_in_this_dialect_is_refused() {
         .collect();
     insta::assert_json_snapshot!(messages, @r#"
     [
-      "the turn turn-7 holds a signed `text` block, which Chat Completions has no place for",
-      "the turn turn-7 holds a `reasoning_ref` block, which Chat Completions has no place for",
-      "the turn turn-7 holds a `encrypted_reasoning` block, which Chat Completions has no place for",
-      "the turn turn-7 holds a `opaque` block, which Chat Completions has no place for"
+      "message turn-7 contains a signed `text` block, which Chat Completions cannot represent",
+      "message turn-7 contains a `reasoning_ref` block, which Chat Completions cannot represent",
+      "message turn-7 contains a `encrypted_reasoning` block, which Chat Completions cannot represent",
+      "message turn-7 contains a `opaque` block, which Chat Completions cannot represent"
     ]
     "#);
 }
 
-/// A turn with everything that servers differ in, and what comes before and after it.
-fn where_servers_differ(signature: Option<&str>) -> Vec<Message> {
+/// A turn with all content that server types encode differently, between other messages.
+fn server_specific_messages(signature: Option<&str>) -> Vec<Message> {
     let mut signed = call("call_1");
     signed.signature = signature.map(str::to_owned);
     let result = ToolMessage::new(&signed, "two files").into();
@@ -233,7 +233,7 @@ fn where_servers_differ(signature: Option<&str>) -> Vec<Message> {
 }
 
 #[test]
-fn each_server_gets_what_it_understands() {
+fn requests_match_the_server_type() {
     use Server::{
         Azure, DeepSeek, Fireworks, Gemini, Groq, LiteLlm, Ollama, OpenAi, OpenRouter, Together,
         Unknown, Vllm,
@@ -244,9 +244,11 @@ fn each_server_gets_what_it_understands() {
     ]
     .map(|server| {
         let sent = |signature: Option<&str>| {
-            let messages = where_servers_differ(signature).into_iter().map(Into::into);
+            let messages = server_specific_messages(signature)
+                .into_iter()
+                .map(Into::into);
             let request = ChatRequest::new(messages.collect(), ToolSpecs::default());
-            Encoding::new(server, "anthropic/claude").body(HEAD, &request, Some(7))
+            ChatEncoder::new(server, "anthropic/claude", false).body(HEAD, &request, Some(7))
         };
         let (signed, body) = match sent(Some("sig")) {
             Ok(body) => ("", body),
@@ -262,7 +264,7 @@ fn each_server_gets_what_it_understands() {
 }
 
 #[test]
-fn details_of_reasoning_go_back_to_who_made_them() {
+fn reasoning_details_are_sent_back_to_openrouter() {
     let data = r#"{"reasoning_details":[{"type":"reasoning.encrypted","data":"x"}]}"#;
     let turn = || {
         assistant(vec![
@@ -275,7 +277,7 @@ fn details_of_reasoning_go_back_to_who_made_them() {
         ])
     };
     let request = || ChatRequest::new(vec![turn().into()], ToolSpecs::default());
-    let sent = Encoding::new(Server::OpenRouter, "m").body(HEAD, &request(), None);
+    let sent = ChatEncoder::new(Server::OpenRouter, "m", false).body(HEAD, &request(), None);
     assert_eq!(
         String::from_utf8(sent.unwrap()).unwrap(),
         format!(
@@ -283,23 +285,24 @@ fn details_of_reasoning_go_back_to_who_made_them() {
             data.trim_start_matches('{')
         )
     );
-    let elsewhere = Encoding::new(Server::OpenAi, "m").body(HEAD, &request(), None);
+    let elsewhere = ChatEncoder::new(Server::OpenAi, "m", false).body(HEAD, &request(), None);
     assert_eq!(elsewhere.unwrap_err().kind(), LlmErrorKind::Unsupported);
 }
 
 #[test]
-fn what_a_server_cannot_take_is_refused_with_what_it_can() {
+fn unsupported_media_errors_name_the_supported_types() {
     let video = Media::new(MediaKind::Video, &b"\0\0\0\x18ftypmp42"[..]).unwrap();
     let message = Message::user(Content::Parts(vec![Part::Media(video)]));
     let request = ChatRequest::new(vec![message.into()], ToolSpecs::default());
-    let error = Encoding::new(Server::Groq, "m")
+    let error = ChatEncoder::new(Server::Groq, "m", false)
         .body(HEAD, &request, None)
         .unwrap_err();
     assert_eq!(
         (error.kind(), error.to_string()),
         (
             LlmErrorKind::Unsupported,
-            "the conversation holds video of type video/mp4, and this server takes text and images"
+            "the conversation contains video of type video/mp4, but this server accepts only text and \
+             images"
                 .to_owned()
         )
     );
@@ -327,7 +330,7 @@ fn any_message() -> impl Strategy<Value = Message> {
 proptest! {
     /// Provider caches hit on equal beginnings, so nothing that was sent may ever change.
     #[test]
-    fn every_request_begins_with_the_one_before(
+    fn requests_extend_the_previous_request(
         messages in proptest::collection::vec(any_message(), 1..8),
         tools in prop_oneof![Just(vec![]), Just(vec![ToolSpec::new("t", "d", json!({}))])],
     ) {

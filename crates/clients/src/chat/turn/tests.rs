@@ -5,24 +5,24 @@ use cantle_core::message::{AssistantBlock, ToolCall};
 use reqwest::header::HeaderMap;
 use serde_json::{Value, json};
 
-use super::ChatTurn;
-use crate::chat::wire::Message;
-use crate::http::{Diagnosis, Next, Turn as _};
+use super::ChatAssembler;
+use crate::chat::wire::ChatMessage;
+use crate::http::{ErrorContext, TurnAssembler as _};
 use crate::sse::Event;
 
 /// What `pieces` of a streamed message become.
 fn streamed(pieces: Vec<Value>) -> (Vec<ChatEvent>, Vec<AssistantBlock>) {
-    let mut turn = ChatTurn::default();
+    let mut turn = ChatAssembler::default();
     let mut deltas = Vec::new();
     for piece in pieces {
-        let piece: Message = serde_json::from_value(piece).unwrap();
-        turn.take(piece, |event| deltas.push(event));
+        let piece: ChatMessage = serde_json::from_value(piece).unwrap();
+        turn.add(piece, |event| deltas.push(event));
     }
     (deltas, blocks(turn))
 }
 
-fn blocks(turn: ChatTurn) -> Vec<AssistantBlock> {
-    let events = turn.told(None, None).unwrap();
+fn blocks(turn: ChatAssembler) -> Vec<AssistantBlock> {
+    let events = turn.into_events(None, None).unwrap();
     let blocks = events.into_iter().filter_map(|event| match event {
         ChatEvent::Block(block) => Some(block),
         _ => None,
@@ -35,7 +35,7 @@ fn call(id: &str, name: &str, arguments: &str) -> AssistantBlock {
 }
 
 #[test]
-fn blocks_are_reasoning_then_text_then_calls() {
+fn blocks_are_ordered_reasoning_text_calls() {
     let (_, blocks) = streamed(vec![
         json!({"tool_calls": [{"index": 0, "id": "a", "function": {"name": "f", "arguments": "{}"}}]}),
         json!({"content": "Hel"}),
@@ -55,7 +55,7 @@ fn blocks_are_reasoning_then_text_then_calls() {
 }
 
 #[test]
-fn reasoning_is_read_once_under_either_name() {
+fn reasoning_is_read_once_from_either_field() {
     let (deltas, blocks) = streamed(vec![
         json!({"reasoning": "a", "reasoning_content": "a"}),
         json!({"reasoning": "b", "reasoning_content": null}),
@@ -71,7 +71,7 @@ fn reasoning_is_read_once_under_either_name() {
 }
 
 #[test]
-fn a_refusal_is_answer_text() {
+fn a_refusal_becomes_answer_text() {
     let (_, blocks) = streamed(vec![json!({"content": null, "refusal": "I can't."})]);
     assert_eq!(blocks, [AssistantBlock::text("I can't.")]);
 }
@@ -120,7 +120,7 @@ fn a_thinking_block_without_signature_is_plain_reasoning() {
 }
 
 #[test]
-fn reasoning_beside_nothing_but_redacted_blocks_is_kept() {
+fn reasoning_is_kept_if_all_blocks_are_redacted() {
     let (_, blocks) = streamed(vec![json!({
         "reasoning_content": "x",
         "thinking_blocks": [{"type": "redacted_thinking", "data": "d"}]
@@ -139,7 +139,7 @@ fn reasoning_beside_nothing_but_redacted_blocks_is_kept() {
 }
 
 #[test]
-fn pieces_of_parallel_calls_are_joined_by_index() {
+fn deltas_of_parallel_calls_are_joined_by_index() {
     let piece = |index: u64, arguments: &str| json!({"tool_calls": [{"index": index, "function": {"arguments": arguments}}]});
     let (deltas, blocks) = streamed(vec![
         json!({"tool_calls": [{"index": 0, "id": "a", "function": {"name": "f", "arguments": ""}}]}),
@@ -160,7 +160,7 @@ fn pieces_of_parallel_calls_are_joined_by_index() {
 }
 
 #[test]
-fn without_an_index_pieces_are_joined_by_id_or_to_the_last_call() {
+fn deltas_without_index_are_joined_by_id_or_to_the_last_call() {
     let (_, blocks) = streamed(vec![
         json!({"tool_calls": [{"id": "a", "function": {"name": "f", "arguments": "{"}}]}),
         json!({"tool_calls": [{"id": "b", "function": {"name": "g", "arguments": "["}}]}),
@@ -171,7 +171,7 @@ fn without_an_index_pieces_are_joined_by_id_or_to_the_last_call() {
 }
 
 #[test]
-fn whole_calls_that_share_an_index_stay_apart() {
+fn complete_calls_with_the_same_index_are_separate() {
     let (_, blocks) = streamed(vec![
         json!({"tool_calls": [{"index": 0, "id": "a", "function": {"name": "f", "arguments": "{}"}}]}),
         json!({"tool_calls": [{"index": 0, "id": "b", "function": {"name": "f", "arguments": "[]"}}]}),
@@ -180,14 +180,14 @@ fn whole_calls_that_share_an_index_stay_apart() {
 }
 
 #[test]
-fn an_id_and_a_name_that_are_repeated_with_each_piece_are_read_once() {
+fn repeated_ids_and_names_are_read_once() {
     let piece = |arguments: &str| json!({"tool_calls": [{"index": 0, "id": "a", "function": {"name": "f", "arguments": arguments}}]});
     let (_, blocks) = streamed(vec![piece("{"), piece("}")]);
     assert_eq!(blocks, [call("a", "f", "{}")]);
 }
 
 #[test]
-fn calls_without_an_id_get_ids_of_their_own() {
+fn calls_without_ids_get_unique_ids() {
     let (_, blocks) = streamed(vec![
         json!({"tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}),
         json!({"tool_calls": [{"function": {"name": "g", "arguments": "{}"}}]}),
@@ -200,7 +200,7 @@ fn calls_without_an_id_get_ids_of_their_own() {
 }
 
 #[test]
-fn an_id_that_comes_twice_is_replaced_the_second_time() {
+fn a_repeated_id_is_replaced() {
     let (_, blocks) = streamed(vec![
         json!({"tool_calls": [{"index": 0, "id": "a", "function": {"name": "f", "arguments": "1"}}]}),
         json!({"tool_calls": [{"index": 1, "id": "a", "function": {"name": "f", "arguments": "2"}}]}),
@@ -218,7 +218,7 @@ fn an_id_that_comes_twice_is_replaced_the_second_time() {
 }
 
 #[test]
-fn a_calls_signature_is_kept() {
+fn call_signatures_are_kept() {
     let (_, blocks) = streamed(vec![
         json!({"tool_calls": [{"index": 0, "id": "a", "function": {"name": "f", "arguments": "{}"},
             "provider_specific_fields": {"thought_signature": "sig"}}]}),
@@ -230,22 +230,22 @@ fn a_calls_signature_is_kept() {
 }
 
 fn stop(reason: Option<&str>, calls: bool) -> StopReason {
-    let mut turn = ChatTurn {
+    let mut turn = ChatAssembler {
         finish_reason: reason.map(str::to_owned),
-        ..ChatTurn::default()
+        ..ChatAssembler::default()
     };
     if calls {
         let piece = json!({"tool_calls": [{"id": "a", "function": {"name": "f"}}]});
-        turn.take(serde_json::from_value(piece).unwrap(), |_| ());
+        turn.add(serde_json::from_value(piece).unwrap(), |_| ());
     }
-    match turn.told(None, None).unwrap().pop() {
+    match turn.into_events(None, None).unwrap().pop() {
         Some(ChatEvent::Finished(end)) => end.stop,
         other => panic!("{other:?}"),
     }
 }
 
 #[test]
-fn reasons_to_stop() {
+fn stop_reasons() {
     assert_eq!(stop(Some("stop"), false), StopReason::EndTurn);
     assert_eq!(stop(None, false), StopReason::EndTurn);
     assert_eq!(stop(None, true), StopReason::ToolCalls);
@@ -265,19 +265,19 @@ fn reasons_to_stop() {
 }
 
 #[test]
-fn an_error_as_the_reason_to_stop_is_an_error() {
-    let turn = ChatTurn {
+fn an_error_as_stop_reason_fails() {
+    let turn = ChatAssembler {
         finish_reason: Some("error".to_owned()),
-        ..ChatTurn::default()
+        ..ChatAssembler::default()
     };
     assert_eq!(
-        turn.told(None, None).unwrap_err().kind(),
+        turn.into_events(None, None).unwrap_err().kind(),
         LlmErrorKind::Server
     );
 }
 
 #[test]
-fn details_of_reasoning_are_put_together_and_kept_beside_it() {
+fn reasoning_details_are_merged_and_kept() {
     let (deltas, blocks) = streamed(vec![
         json!({"reasoning": "one ", "reasoning_details": [{"type": "reasoning.text", "index": 0, "text": "one ", "signature": null}]}),
         json!({"reasoning": "more", "reasoning_details": [{"type": "reasoning.text", "index": 0, "text": "more", "signature": null}]}),
@@ -306,7 +306,7 @@ fn details_of_reasoning_are_put_together_and_kept_beside_it() {
 }
 
 #[test]
-fn geminis_own_signature_of_a_call_is_kept() {
+fn geminis_signature_field_is_read() {
     let (_, blocks) = streamed(vec![json!({"tool_calls": [{
         "index": 0, "id": "a", "function": {"name": "f", "arguments": "{}"},
         "extra_content": {"google": {"thought_signature": "sig"}},
@@ -317,10 +317,10 @@ fn geminis_own_signature_of_a_call_is_kept() {
 }
 
 #[test]
-fn log_probabilities_are_kept_streamed_or_not() {
+fn log_probabilities_are_kept_with_and_without_streaming() {
     let token = |token: &str| json!({"token": token, "logprob": -0.5, "top_logprobs": []});
     let both = json!({"content": [token("Hel"), token("lo")]});
-    let mut streamed = ChatTurn::default();
+    let mut streamed = ChatAssembler::default();
     for (text, logprobs) in [
         ("Hel", json!({"content": [token("Hel")], "refusal": null})),
         ("lo", json!({"content": [token("lo")], "refusal": null})),
@@ -331,22 +331,22 @@ fn log_probabilities_are_kept_streamed_or_not() {
             name: None,
             data: chunk.to_string().into(),
         };
-        let next = streamed.event(&diagnosis(), &event, &mut VecDeque::new());
-        assert_eq!(next.unwrap(), Next::More);
+        let next = streamed.read_event(&context(), &event, &mut VecDeque::new());
+        assert!(next.unwrap().is_continue());
     }
-    let mut whole = ChatTurn::default();
+    let mut whole = ChatAssembler::default();
     let body = json!({"choices": [{"message": {"content": "Hello"}, "logprobs": both}]});
-    let read = whole.whole(&diagnosis(), &HeaderMap::new(), body.to_string().as_bytes());
+    let read = whole.read_body(&context(), &HeaderMap::new(), body.to_string().as_bytes());
     read.unwrap();
     for turn in [streamed, whole] {
         let mut fold = Fold::default();
-        let events = turn.told(None, None).unwrap().into_iter();
+        let events = turn.into_events(None, None).unwrap().into_iter();
         let completion = events.filter_map(|event| fold.push(event)).next().unwrap();
         let metadata = Value::Object(completion.message.metadata);
         assert_eq!(metadata, json!({"logprobs": both}));
     }
 }
 
-fn diagnosis() -> Diagnosis {
-    Diagnosis::for_tests("/chat/completions", "a chat completion")
+fn context() -> ErrorContext {
+    ErrorContext::for_tests("/chat/completions", "a chat completion")
 }

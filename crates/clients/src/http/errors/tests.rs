@@ -2,28 +2,27 @@ use cantle_core::llm::{LlmError, LlmErrorKind};
 use reqwest::header::HeaderMap;
 use serde_json::json;
 
-use super::Diagnosis;
+use super::ErrorContext;
 use crate::http::retry_after::tests::header_map;
 
 const KEY: &str = "sk-very-secret-0123456789";
 
-fn diagnosis() -> Diagnosis {
-    Diagnosis {
+fn context() -> ErrorContext {
+    ErrorContext {
         base_url: "http://localhost:8000/v1".to_owned(),
         path: "/chat/completions",
-        answer: "a chat completion",
+        response: "a chat completion",
         model: "qwen3".to_owned(),
         key: Some(KEY.into()),
-        way: None,
+        proxy: None,
     }
 }
 
-fn refused(status: u16, headers: &[(&'static str, &str)], body: &[u8]) -> LlmError {
-    diagnosis().refused(status, &header_map(headers), body)
+fn status_error(status: u16, headers: &[(&'static str, &str)], body: &[u8]) -> LlmError {
+    context().status_error(status, &header_map(headers), body)
 }
 
-/// What a person reads.
-fn told(error: &LlmError) -> String {
+fn with_advice(error: &LlmError) -> String {
     match error.advice() {
         Some(advice) => format!("{error}\n{advice}"),
         None => error.to_string(),
@@ -37,24 +36,24 @@ fn statuses_decide_the_kind() {
     ]
     .into_iter()
     .map(|status| {
-        let error = refused(status, &[], b"");
+        let error = status_error(status, &[], b"");
         assert_eq!(error.status(), Some(status));
-        let again = if error.kind().is_transient() {
-            ", tried again"
+        let retried = if error.kind().is_transient() {
+            ", retried"
         } else {
             ""
         };
-        format!("{status} {:?}{again}", error.kind())
+        format!("{status} {:?}{retried}", error.kind())
     })
     .collect();
     insta::assert_snapshot!(kinds.join("\n"));
 }
 
 #[test]
-fn names_in_the_body_say_better() {
+fn names_in_the_body_take_precedence() {
     let named = |status, code: &str, kind: &str| {
         let body = json!({"error": {"message": "m", "type": kind, "code": code}}).to_string();
-        refused(status, &[], body.as_bytes()).kind()
+        status_error(status, &[], body.as_bytes()).kind()
     };
     assert_eq!(
         named(429, "insufficient_quota", "insufficient_quota"),
@@ -75,7 +74,7 @@ fn names_in_the_body_say_better() {
 }
 
 #[test]
-fn a_message_is_found_in_every_shape() {
+fn the_message_is_found_in_every_format() {
     for body in [
         json!({"error": {"message": "M", "type": null, "param": null, "code": null}}),
         json!({"error": {"message": "M", "code": 400}}),
@@ -87,17 +86,17 @@ fn a_message_is_found_in_every_shape() {
         json!({"detail": [{"msg": "M", "loc": ["body"], "input": "long"}]}),
         json!({"choices": [{"error": {"message": "M"}}]}),
     ] {
-        let error = refused(400, &[], body.to_string().as_bytes());
+        let error = status_error(400, &[], body.to_string().as_bytes());
         assert_eq!(
             error.to_string(),
-            "the provider refused the request: M (HTTP 400)",
+            "the provider rejected the request: M (HTTP 400)",
             "{body}"
         );
     }
 }
 
 #[test]
-fn what_a_person_reads() {
+fn messages_and_advice() {
     let html = b"<html>\n<head><title>502 Bad Gateway</title></head><body>nginx</body></html>";
     let model = json!({"error": {"message": "The model `qwen3` does not exist.", "type": "NotFoundError", "code": 404}});
     let openrouter = json!({"error": {"message": "Provider returned error", "code": 400,
@@ -105,68 +104,68 @@ fn what_a_person_reads() {
     let litellm = json!({"error": {"message": "No connected db.", "type": "no_db_connection",
         "param": null, "code": "400"}});
     let texts: Vec<_> = [
-        refused(401, &[], b"{\"error\":{\"message\":\"Bad key\"}}"),
-        refused(400, &[], litellm.to_string().as_bytes()),
-        refused(402, &[], b""),
-        refused(404, &[], model.to_string().as_bytes()),
-        refused(404, &[], b"404 page not found\n"),
-        refused(
+        status_error(401, &[], b"{\"error\":{\"message\":\"Bad key\"}}"),
+        status_error(400, &[], litellm.to_string().as_bytes()),
+        status_error(402, &[], b""),
+        status_error(404, &[], model.to_string().as_bytes()),
+        status_error(404, &[], b"404 page not found\n"),
+        status_error(
             404,
             &[("content-type", "text/html; charset=utf-8")],
             b"<p>no",
         ),
-        refused(429, &[("retry-after", "7")], b"slow down"),
-        refused(502, &[], html),
-        refused(400, &[], openrouter.to_string().as_bytes()),
-        refused(
+        status_error(429, &[("retry-after", "7")], b"slow down"),
+        status_error(502, &[], html),
+        status_error(400, &[], openrouter.to_string().as_bytes()),
+        status_error(
             307,
-            &[("location", "https://elsewhere.example/v1")],
+            &[("location", "https://elsewhere.example.com/v1")],
             b"{\"message\":\"moved\"}",
         ),
-        refused(
+        status_error(
             400,
             &[],
             b"{\"error\":{\"code\":\"context_length_exceeded\"}}",
         ),
     ]
     .iter()
-    .map(told)
+    .map(with_advice)
     .collect();
     insta::assert_snapshot!(texts.join("\n\n"));
 }
 
 #[test]
-fn without_a_key_the_advice_is_to_give_one() {
-    let diagnosis = Diagnosis {
+fn a_missing_key_has_its_own_advice() {
+    let context = ErrorContext {
         key: None,
-        ..diagnosis()
+        ..context()
     };
-    let error = diagnosis.refused(401, &HeaderMap::new(), b"");
+    let error = context.status_error(401, &HeaderMap::new(), b"");
     assert_eq!(
         error.advice(),
-        Some("Give an API key for http://localhost:8000/v1: the request had none.")
+        Some("Set an API key for http://localhost:8000/v1: the request had none.")
     );
 }
 
 #[test]
-fn the_key_is_taken_out_of_what_a_server_says() {
+fn the_key_is_removed_from_server_messages() {
     let echo = json!({"error": {"message": format!("Incorrect API key provided: {KEY}."),
         "metadata": {"raw": format!("Bearer {KEY}")}}})
     .to_string();
     let plain = format!("you sent {KEY}");
-    let location = format!("http://elsewhere.example/?key={KEY}");
+    let location = format!("http://elsewhere.example.com/?key={KEY}");
     let page = format!("<html><title>{KEY}</title></html>");
     let none = HeaderMap::new();
     for error in [
-        refused(401, &[], echo.as_bytes()),
-        refused(500, &[], plain.as_bytes()),
-        refused(302, &[("location", &location)], b""),
-        refused(500, &[], page.as_bytes()),
-        diagnosis().reported_in(echo.as_bytes()).unwrap(),
-        diagnosis().no_answer(&none, plain.as_bytes(), KEY),
-        diagnosis().no_answer(&none, page.as_bytes(), ""),
-        diagnosis().failed_under_way(&plain),
-        diagnosis().protocol(&plain),
+        status_error(401, &[], echo.as_bytes()),
+        status_error(500, &[], plain.as_bytes()),
+        status_error(302, &[("location", &location)], b""),
+        status_error(500, &[], page.as_bytes()),
+        context().body_error(echo.as_bytes()).unwrap(),
+        context().invalid_body(&none, plain.as_bytes(), KEY),
+        context().invalid_body(&none, page.as_bytes(), ""),
+        context().event_error(&plain),
+        context().protocol(&plain),
     ] {
         let shown = format!("{error} {error:?} {:?}", error.advice());
         assert!(!shown.contains(KEY), "{shown}");
@@ -174,16 +173,16 @@ fn the_key_is_taken_out_of_what_a_server_says() {
 }
 
 #[test]
-fn long_answers_are_cut() {
+fn long_messages_are_truncated() {
     let long = "ü".repeat(5000);
-    let error = refused(500, &[], long.as_bytes());
+    let error = status_error(500, &[], long.as_bytes());
     assert!(error.to_string().chars().count() < 1050, "{error}");
 }
 
 #[test]
-fn errors_within_an_answer_have_their_own_kind() {
+fn errors_with_a_successful_status_are_classified() {
     let kind = |body: serde_json::Value| {
-        let error = diagnosis().reported_in(body.to_string().as_bytes());
+        let error = context().body_error(body.to_string().as_bytes());
         error.map(|error| (error.kind(), error.status()))
     };
     assert_eq!(

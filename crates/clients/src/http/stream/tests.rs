@@ -4,13 +4,19 @@ use bytes::Bytes;
 use cantle_core::llm::{ChatEvent, Fold, LlmError, LlmErrorKind, StopReason};
 use cantle_core::message::{AssistantBlock, ToolCall};
 use cantle_core::usage::TokenUsage;
-use futures_util::{StreamExt as _, stream};
+use futures_util::{Stream, StreamExt as _, stream};
 use reqwest::header::HeaderMap;
 
-use super::events;
+use super::{BodyChunks, event_stream};
 use crate::chat::ChatClient;
 
-/// As OpenAI streams it, with two-byte characters, a comment and Windows line breaks among it.
+impl<S: Stream<Item = Result<Bytes, LlmError>> + Send + Unpin> BodyChunks for S {
+    async fn chunk(&mut self) -> Result<Option<Bytes>, LlmError> {
+        self.next().await.transpose()
+    }
+}
+
+/// OpenAI's stream format, with two-byte characters, a comment and CRLF line endings.
 const RECORDED: &str = concat!(
     "data: {\"id\":\"c\",\"object\":\"chat.completion.chunk\",\"choices\":[{\"index\":0,\"delta\":{\"role\":\"assistant\",\"content\":null},\"finish_reason\":null}],\"usage\":null}\n\n",
     ": keep-alive\n\n",
@@ -24,36 +30,36 @@ const RECORDED: &str = concat!(
     "data: [DONE]\n\n",
 );
 
-type Pieces = Vec<Result<Bytes, LlmError>>;
+type Chunks = Vec<Result<Bytes, LlmError>>;
 
-async fn decoded(pieces: Pieces) -> (Vec<ChatEvent>, Option<LlmError>) {
+async fn decode(chunks: Chunks) -> (Vec<ChatEvent>, Option<LlmError>) {
     let client = ChatClient::builder("m")
         .base_url("http://localhost/v1")
         .build()
         .unwrap();
-    let stream = events(
-        stream::iter(pieces),
+    let stream = event_stream(
+        stream::iter(chunks),
         HeaderMap::new(),
         Arc::clone(&client.endpoint),
     );
     let mut stream = std::pin::pin!(stream);
-    let (mut told, mut failed) = (Vec::new(), None);
+    let (mut events, mut failed) = (Vec::new(), None);
     while let Some(event) = stream.next().await {
-        assert!(failed.is_none(), "something came after an error");
+        assert!(failed.is_none(), "an event follows an error");
         match event {
-            Ok(event) => told.push(event),
+            Ok(event) => events.push(event),
             Err(error) => failed = Some(error),
         }
     }
-    (told, failed)
+    (events, failed)
 }
 
-fn piece(bytes: &[u8]) -> Result<Bytes, LlmError> {
+fn chunk(bytes: &[u8]) -> Result<Bytes, LlmError> {
     Ok(Bytes::copy_from_slice(bytes))
 }
 
 async fn text(text: &str) -> (Vec<ChatEvent>, Option<LlmError>) {
-    decoded(vec![piece(text.as_bytes())]).await
+    decode(vec![chunk(text.as_bytes())]).await
 }
 
 fn blocks() -> Vec<AssistantBlock> {
@@ -67,36 +73,36 @@ fn blocks() -> Vec<AssistantBlock> {
 }
 
 #[tokio::test(start_paused = true)]
-async fn deltas_come_first_and_then_whole_blocks_and_the_end() {
-    let (told, failed) = text(RECORDED).await;
+async fn deltas_precede_blocks_and_the_end() {
+    let (events, failed) = text(RECORDED).await;
     assert!(failed.is_none());
-    insta::assert_debug_snapshot!(told);
+    insta::assert_debug_snapshot!(events);
 }
 
 #[tokio::test(start_paused = true)]
-async fn where_the_bytes_are_split_does_not_matter() {
+async fn chunk_boundaries_do_not_matter() {
     let (whole, _) = text(RECORDED).await;
     let bytes = RECORDED.as_bytes();
     for middle in 0..=bytes.len() {
         let (left, right) = bytes.split_at(middle);
-        let (told, failed) = decoded(vec![piece(left), piece(right)]).await;
+        let (events, failed) = decode(vec![chunk(left), chunk(right)]).await;
         assert!(failed.is_none(), "split at {middle}: {failed:?}");
-        assert_eq!(told, whole, "split at {middle}");
+        assert_eq!(events, whole, "split at {middle}");
     }
-    let single = bytes.chunks(1).map(piece).collect();
-    assert_eq!(decoded(single).await.0, whole);
+    let single = bytes.chunks(1).map(chunk).collect();
+    assert_eq!(decode(single).await.0, whole);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_connection_that_breaks_before_the_end_is_an_interruption() {
+async fn a_connection_that_breaks_early_is_an_interruption() {
     let end = RECORDED.len() - 1;
     for cut in 0..=RECORDED.len() {
-        let pieces = vec![
-            piece(&RECORDED.as_bytes()[..cut]),
+        let chunks = vec![
+            chunk(&RECORDED.as_bytes()[..cut]),
             Err(LlmError::new(LlmErrorKind::Interrupted, "cut")),
         ];
-        let (told, failed) = decoded(pieces).await;
-        let whole = told
+        let (events, failed) = decode(chunks).await;
+        let whole = events
             .iter()
             .any(|event| matches!(event, ChatEvent::Block(_)));
         let failed = failed.map(|error| error.to_string());
@@ -109,12 +115,11 @@ async fn a_connection_that_breaks_before_the_end_is_an_interruption() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_stream_that_ends_early_is_no_turn_until_the_reason_to_stop_is_told() {
-    // The last event of the message ends where that with the usage begins.
+async fn a_stream_without_a_stop_reason_is_interrupted() {
     let stopped = RECORDED.find("data: {\"choices\":[],\"usage\"").unwrap();
-    let usage_told = RECORDED.find("data: [DONE]").unwrap();
+    let usage_sent = RECORDED.find("data: [DONE]").unwrap();
     for cut in 0..=RECORDED.len() {
-        let (told, failed) = decoded(vec![piece(&RECORDED.as_bytes()[..cut])]).await;
+        let (events, failed) = decode(vec![chunk(&RECORDED.as_bytes()[..cut])]).await;
         if cut < stopped {
             assert_eq!(
                 failed.unwrap().kind(),
@@ -122,7 +127,7 @@ async fn a_stream_that_ends_early_is_no_turn_until_the_reason_to_stop_is_told() 
                 "at {cut}"
             );
             assert!(
-                !told
+                !events
                     .iter()
                     .any(|event| matches!(event, ChatEvent::Block(_)))
             );
@@ -130,7 +135,7 @@ async fn a_stream_that_ends_early_is_no_turn_until_the_reason_to_stop_is_told() 
         }
         assert!(failed.is_none(), "at {cut}: {failed:?}");
         let mut fold = Fold::default();
-        let completion = told.into_iter().find_map(|e| fold.push(e)).unwrap();
+        let completion = events.into_iter().find_map(|e| fold.push(e)).unwrap();
         assert_eq!(completion.message.blocks, blocks(), "at {cut}");
         assert_eq!(completion.stop, StopReason::ToolCalls);
         let usage = TokenUsage {
@@ -138,7 +143,7 @@ async fn a_stream_that_ends_early_is_no_turn_until_the_reason_to_stop_is_told() 
             answer: 4,
             ..TokenUsage::default()
         };
-        let expected = (cut >= usage_told).then_some(usage);
+        let expected = (cut >= usage_sent).then_some(usage);
         assert_eq!(completion.usage, expected, "at {cut}");
     }
 }
@@ -148,7 +153,7 @@ async fn kind(body: &str) -> LlmErrorKind {
 }
 
 #[tokio::test(start_paused = true)]
-async fn an_error_under_way_has_its_own_kind() {
+async fn an_error_event_keeps_its_kind() {
     let before = "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"He\"}}]}\n\n";
     let cases = [
         (
@@ -188,20 +193,20 @@ async fn an_error_under_way_has_its_own_kind() {
     ];
     for (event, expected) in cases {
         assert_eq!(kind(event).await, expected, "{event}");
-        let (told, failed) = text(&format!("{before}{event}data: [DONE]\n\n")).await;
-        assert_eq!(told, [ChatEvent::TextDelta("He".to_owned())], "{event}");
+        let (events, failed) = text(&format!("{before}{event}data: [DONE]\n\n")).await;
+        assert_eq!(events, [ChatEvent::TextDelta("He".to_owned())], "{event}");
         assert_eq!(failed.unwrap().kind(), expected, "{event}");
     }
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_is_not_the_protocol_is_said_to_be_so() {
+async fn malformed_events_are_protocol_errors() {
     assert_eq!(kind("data: not json\n\n").await, LlmErrorKind::Protocol);
     assert_eq!(
         kind("data: {\"choices\":[{\"delta\":{\"content\":[1]}}]}\n\n").await,
         LlmErrorKind::Protocol
     );
-    let (_, failed) = decoded(vec![piece(b"data: \xff\xfe\n\n")]).await;
+    let (_, failed) = decode(vec![chunk(b"data: \xff\xfe\n\n")]).await;
     assert_eq!(failed.unwrap().kind(), LlmErrorKind::Protocol);
     for without_end in ["", "\n\n", "data: [DONE]\n\n", "<html></html>"] {
         assert_eq!(kind(without_end).await, LlmErrorKind::Interrupted);
@@ -209,7 +214,7 @@ async fn what_is_not_the_protocol_is_said_to_be_so() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn habits_of_servers_are_understood() {
+async fn deviations_of_servers_are_accepted() {
     let body = concat!(
         // Azure, before the first choice.
         "data: {\"choices\":[],\"prompt_filter_results\":[]}\n\n",
@@ -217,19 +222,19 @@ async fn habits_of_servers_are_understood() {
         "event: ping\ndata: {\"type\":\"ping\"}\n\n",
         "retry: 3000\n\n",
         "data:\n\n",
-        // Empty in place of null.
+        // Empty values instead of null.
         "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"Hi\",\"tool_calls\":[],\"reasoning\":\"\"},\"finish_reason\":\"\"}],\"error\":null}\n\n",
-        // A choice that was not asked for.
+        // A choice that was not requested.
         "data: {\"choices\":[{\"index\":1,\"delta\":{\"content\":\"No\"},\"finish_reason\":\"length\"}]}\n\n",
-        // The end in one event with the usage, which was told before, too.
+        // The stop reason in one event with the usage, which is sent again later.
         "data: {\"choices\":[{\"index\":0,\"delta\":{\"content\":\"!\"},\"finish_reason\":\"stop\"}],\"usage\":{\"prompt_tokens\":1,\"completion_tokens\":1}}\n\n",
-        // LiteLLM: with an empty choice.
+        // LiteLLM: usage with an empty choice.
         "data: {\"choices\":[{\"index\":0,\"delta\":{}}],\"usage\":{\"prompt_tokens\":2,\"completion_tokens\":3,\"total_tokens\":5}}\n\n",
     );
-    let (told, failed) = text(body).await;
+    let (events, failed) = text(body).await;
     assert!(failed.is_none(), "{failed:?}");
     let mut fold = Fold::default();
-    let completion = told.into_iter().find_map(|e| fold.push(e)).unwrap();
+    let completion = events.into_iter().find_map(|e| fold.push(e)).unwrap();
     assert_eq!(completion.message.text(), "Hi!");
     assert_eq!(completion.stop, StopReason::EndTurn);
     let usage = TokenUsage {
@@ -242,13 +247,13 @@ async fn habits_of_servers_are_understood() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_body_without_end_does_not_hold_up_the_turn() {
+async fn a_body_that_stays_open_does_not_delay_the_turn() {
     let client = ChatClient::builder("m")
         .base_url("http://localhost/v1")
         .build()
         .unwrap();
-    let pieces = stream::iter([piece(RECORDED.as_bytes())]).chain(stream::pending());
-    let stream = events(pieces, HeaderMap::new(), Arc::clone(&client.endpoint));
-    let told: Vec<_> = stream.map(Result::unwrap).collect().await;
-    assert!(matches!(told.last(), Some(ChatEvent::Finished(_))));
+    let chunks = stream::iter([chunk(RECORDED.as_bytes())]).chain(stream::pending());
+    let stream = event_stream(chunks, HeaderMap::new(), Arc::clone(&client.endpoint));
+    let events: Vec<_> = stream.map(Result::unwrap).collect().await;
+    assert!(matches!(events.last(), Some(ChatEvent::Finished(_))));
 }

@@ -6,7 +6,7 @@ use cantle_core::message::{
 use cantle_core::tool::ToolSpec;
 use serde_json::{Value, json};
 
-use super::{Mode, body};
+use super::{ConversationMode, body};
 
 const HEAD: &[u8] = br#"{"model":"m""#;
 
@@ -69,30 +69,33 @@ fn conversation(id: Option<&str>) -> Vec<SharedMessage> {
     .into()
 }
 
-fn sent(messages: Vec<SharedMessage>, mode: Mode) -> String {
+fn sent(messages: Vec<SharedMessage>, mode: ConversationMode) -> String {
     let request = ChatRequest::new(messages, ToolSpecs::new(vec![look()]));
     String::from_utf8(body(HEAD, &request, mode, true, false).unwrap()).unwrap()
 }
 
-fn json_of(messages: Vec<SharedMessage>, mode: Mode) -> Value {
+fn json_of(messages: Vec<SharedMessage>, mode: ConversationMode) -> Value {
     serde_json::from_str(&sent(messages, mode)).unwrap()
 }
 
 #[test]
 fn a_conversation_with_everything() {
-    insta::assert_json_snapshot!(json_of(conversation(Some("resp_1")), Mode::Stateless));
+    insta::assert_json_snapshot!(json_of(
+        conversation(Some("resp_1")),
+        ConversationMode::Stateless
+    ));
 }
 
 #[test]
-fn arguments_go_back_as_they_were_written() {
-    let body = sent(conversation(None), Mode::Stateless);
+fn arguments_are_sent_back_verbatim() {
+    let body = sent(conversation(None), ConversationMode::Stateless);
     let arguments = serde_json::to_string(&call("").arguments).unwrap();
     assert!(body.contains(&arguments), "{body}");
 }
 
 #[test]
-fn what_the_provider_has_is_only_named() {
-    let body = json_of(conversation(Some("resp_1")), Mode::Stateful);
+fn stored_responses_are_referenced() {
+    let body = json_of(conversation(Some("resp_1")), ConversationMode::Stateful);
     assert_eq!(body["previous_response_id"], "resp_1");
     let kinds: Vec<_> = body["input"]
         .as_array()
@@ -102,24 +105,24 @@ fn what_the_provider_has_is_only_named() {
         .collect();
     assert_eq!(kinds, ["call_1", "call_2"]);
     // Where it has nothing, it gets everything.
-    let body = json_of(conversation(None), Mode::Stateful);
+    let body = json_of(conversation(None), ConversationMode::Stateful);
     assert_eq!(body.get("previous_response_id"), None);
     assert_eq!(body["input"].as_array().unwrap().len(), 10);
 }
 
 #[test]
-fn what_was_sent_is_sent_again_byte_for_byte() {
+fn requests_extend_the_previous_request() {
     let messages = conversation(None);
     let mut before = String::new();
     for count in 1..=messages.len() {
-        let body = sent(messages[..count].to_vec(), Mode::Stateless);
+        let body = sent(messages[..count].to_vec(), ConversationMode::Stateless);
         assert!(body.starts_with(&before), "{body}\n{before}");
         before = body.strip_suffix("]}").unwrap().to_owned();
     }
 }
 
 #[test]
-fn what_has_no_place_here_is_refused() {
+fn unsupported_content_is_rejected() {
     let only_named = AssistantBlock::ReasoningRef {
         id: "rs".to_owned(),
         content: None,
@@ -148,12 +151,12 @@ fn what_has_no_place_here_is_refused() {
     for (block, named) in cases {
         let turn = Message::from(AssistantMessage::new(vec![block]));
         let request = ChatRequest::new(vec![turn.into()], ToolSpecs::default());
-        let error = body(HEAD, &request, Mode::Stateless, true, false).unwrap_err();
+        let error = body(HEAD, &request, ConversationMode::Stateless, true, false).unwrap_err();
         assert_eq!(error.kind(), LlmErrorKind::Unsupported);
         assert!(error.to_string().contains(named), "{error}");
     }
     // Where the provider has it, its name is enough.
     let turn = Message::from(AssistantMessage::new(vec![only_named]));
     let request = ChatRequest::new(vec![turn.into()], ToolSpecs::default());
-    assert!(body(HEAD, &request, Mode::Stateful, true, false).is_ok());
+    assert!(body(HEAD, &request, ConversationMode::Stateful, true, false).is_ok());
 }

@@ -1,4 +1,5 @@
 use std::collections::VecDeque;
+use std::ops::ControlFlow;
 
 use cantle_core::llm::{ChatEvent, Completion, Fold, LlmError, LlmErrorKind, StopReason};
 use cantle_core::message::{AssistantBlock, ToolCall};
@@ -6,9 +7,9 @@ use cantle_core::usage::TokenUsage;
 use reqwest::header::HeaderMap;
 use serde_json::{Value, json};
 
-use super::ResponsesTurn;
-use crate::http::{Diagnosis, Next, Turn as _};
-use crate::sse::Events;
+use super::ResponsesAssembler;
+use crate::http::{ErrorContext, TurnAssembler as _};
+use crate::sse::EventParser;
 
 /// Reasoning, a message between it and a call, a second call, and an item that is not known here.
 fn output() -> Value {
@@ -83,27 +84,27 @@ fn streamed(output: &Value, end: &Value) -> String {
     lines.collect()
 }
 
-fn diagnosis() -> Diagnosis {
-    Diagnosis::for_tests("/responses", "a response")
+fn context() -> ErrorContext {
+    ErrorContext::for_tests("/responses", "a response")
 }
 
-fn told(stateful: bool, stream: &[u8]) -> (Vec<ChatEvent>, Option<LlmError>) {
-    let (mut events, mut turn) = (Events::default(), ResponsesTurn::new(stateful));
-    events.push(stream);
-    let mut told = VecDeque::new();
-    while let Some(event) = events.next_event() {
-        match turn.event(&diagnosis(), &event.unwrap(), &mut told) {
-            Ok(Next::More) => {}
-            Ok(Next::End) => break,
-            Err(error) => return (told.into(), Some(error)),
+fn assemble(stateful: bool, stream: &[u8]) -> (Vec<ChatEvent>, Option<LlmError>) {
+    let (mut parser, mut turn) = (EventParser::default(), ResponsesAssembler::new(stateful));
+    parser.push(stream);
+    let mut events = VecDeque::new();
+    while let Some(event) = parser.next_event() {
+        match turn.read_event(&context(), &event.unwrap(), &mut events) {
+            Ok(ControlFlow::Continue(())) => {}
+            Ok(ControlFlow::Break(())) => break,
+            Err(error) => return (events.into(), Some(error)),
         }
     }
     match turn.finish(&HeaderMap::new()) {
         Ok(end) => {
-            told.extend(end);
-            (told.into(), None)
+            events.extend(end);
+            (events.into(), None)
         }
-        Err(error) => (told.into(), Some(error)),
+        Err(error) => (events.into(), Some(error)),
     }
 }
 
@@ -118,15 +119,15 @@ fn folded(events: Vec<ChatEvent>) -> Completion {
 }
 
 fn answered(stateful: bool, body: &Value) -> Result<Completion, LlmError> {
-    let mut turn = ResponsesTurn::new(stateful);
-    turn.whole(&diagnosis(), &HeaderMap::new(), body.to_string().as_bytes())?;
+    let mut turn = ResponsesAssembler::new(stateful);
+    turn.read_body(&context(), &HeaderMap::new(), body.to_string().as_bytes())?;
     turn.finish(&HeaderMap::new()).map(folded)
 }
 
 #[test]
-fn items_keep_their_order_streamed_or_not() {
+fn items_keep_their_order() {
     let whole = response("completed", &output());
-    let (events, failed) = told(false, streamed(&output(), &whole).as_bytes());
+    let (events, failed) = assemble(false, streamed(&output(), &whole).as_bytes());
     assert!(failed.is_none(), "{failed:?}");
     insta::assert_debug_snapshot!(events);
     let streamed = folded(events);
@@ -143,7 +144,7 @@ fn items_keep_their_order_streamed_or_not() {
 }
 
 #[test]
-fn only_what_the_provider_keeps_can_be_continued() {
+fn only_stored_responses_have_an_id() {
     let whole = response("completed", &output());
     for stateful in [true, false] {
         let id = answered(stateful, &whole)
@@ -155,7 +156,7 @@ fn only_what_the_provider_keeps_can_be_continued() {
 }
 
 #[test]
-fn reasoning_that_is_not_encrypted_is_named_where_somebody_has_it() {
+fn unencrypted_reasoning_is_referenced_if_stored() {
     let item = |content: Value| {
         let output = json!([{"type": "reasoning", "id": "rs", "content": content,
             "summary": [{"type": "summary_text", "text": "S"}]}]);
@@ -177,10 +178,10 @@ fn reasoning_that_is_not_encrypted_is_named_where_somebody_has_it() {
 }
 
 #[test]
-fn a_stream_cut_at_any_byte_is_interrupted_until_its_end_is_told() {
+fn a_stream_cut_before_its_end_is_interrupted() {
     let stream = streamed(&output(), &response("completed", &output()));
     for cut in 0..=stream.len() {
-        let (events, failed) = told(false, &stream.as_bytes()[..cut]);
+        let (events, failed) = assemble(false, &stream.as_bytes()[..cut]);
         let whole = events
             .iter()
             .any(|event| matches!(event, ChatEvent::Block(_)));
@@ -195,15 +196,15 @@ fn a_stream_cut_at_any_byte_is_interrupted_until_its_end_is_told() {
 }
 
 #[test]
-fn items_that_only_the_end_has_count_too() {
+fn items_of_the_final_event_are_read() {
     let whole = response("completed", &output());
     let end = json!({"type": "response.completed", "response": whole});
-    let (events, _) = told(false, format!("data: {end}\n\n").as_bytes());
+    let (events, _) = assemble(false, format!("data: {end}\n\n").as_bytes());
     assert_eq!(folded(events), answered(false, &whole).unwrap());
 }
 
 #[test]
-fn why_it_stopped_is_told() {
+fn stop_reasons_are_mapped() {
     let text = json!([{"type": "message", "content": [{"type": "refusal", "refusal": "No."}]}]);
     let mut cases = vec![
         (response("completed", &text), StopReason::EndTurn),
@@ -222,12 +223,12 @@ fn why_it_stopped_is_told() {
         let completion = answered(false, &body).unwrap();
         assert_eq!(completion.stop, stop);
         let stream = streamed(&body["output"], &body);
-        assert_eq!(folded(told(false, stream.as_bytes()).0), completion);
+        assert_eq!(folded(assemble(false, stream.as_bytes()).0), completion);
     }
 }
 
 #[test]
-fn failures_have_their_kind() {
+fn failures_are_classified() {
     let failed = |code: &str, message: &str| {
         let mut body = response("failed", &json!([]));
         body["error"] = json!({"code": code, "message": message});
@@ -247,14 +248,14 @@ fn failures_have_their_kind() {
     ] {
         assert_eq!(answered(false, &body).unwrap_err().kind(), expected);
         let event = json!({"type": "response.failed", "response": body});
-        let error = told(false, format!("data: {event}\n\n").as_bytes())
+        let error = assemble(false, format!("data: {event}\n\n").as_bytes())
             .1
             .unwrap();
         assert_eq!(error.kind(), expected, "{error}");
     }
     let event =
         json!({"type": "error", "code": "rate_limit_exceeded", "message": "slow", "param": null});
-    let error = told(false, format!("event: error\ndata: {event}\n\n").as_bytes())
+    let error = assemble(false, format!("event: error\ndata: {event}\n\n").as_bytes())
         .1
         .unwrap();
     assert_eq!(error.kind(), LlmErrorKind::RateLimited, "{error}");
@@ -272,7 +273,7 @@ fn failures_have_their_kind() {
 }
 
 #[test]
-fn calls_with_one_id_are_told_apart() {
+fn calls_with_the_same_id_get_distinct_ids() {
     let call = json!({"type": "function_call", "call_id": "same", "name": "f", "arguments": ""});
     let message = answered(false, &response("completed", &json!([call, call])))
         .unwrap()

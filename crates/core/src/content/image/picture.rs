@@ -1,4 +1,4 @@
-//! One picture: decoded within limits, turned upright, encoded within bounds.
+//! Decoding, orienting and encoding of one image.
 
 use std::io::Cursor;
 
@@ -17,23 +17,23 @@ use image::{
 use super::{ImageLimits, ImageSize, even};
 use crate::content::{Media, MediaError, MediaErrorKind};
 
-/// Pixels of a picture that is decoded: more than a camera of 2026 makes, in memory some 200 MB.
+/// Maximum pixels of a decoded image: about 200 MB, more than current cameras produce.
 const MAX_DECODED_PIXELS: u64 = 64_000_000;
-/// Memory that one decoder may take.
+/// Memory limit of one decoder.
 const MAX_DECODER_BYTES: u64 = 300_000_000;
-/// Qualities of JPEG, tried in this order until the bytes suffice.
+/// JPEG qualities, tried in order until the file is small enough.
 const QUALITIES: [u8; 3] = [85, 70, 50];
-/// How much smaller each side gets where the bytes do not suffice.
+/// Factor for each side if the file is still too large.
 const SHRINK: f64 = 0.7;
 
-/// The size of an image as it is shown, read from its head.
+/// Reads the displayed size of an image from its header.
 pub(super) fn size(media: &Media) -> Result<ImageSize, MediaError> {
     let mut decoder = reader(media, format(media)?)
         .into_decoder()
         .map_err(failed)?;
     let size = sides(decoder.dimensions());
-    let is_turned = decoder.orientation().is_ok_and(lies_on_its_side);
-    Ok(if is_turned {
+    let is_rotated = decoder.orientation().is_ok_and(swaps_sides);
+    Ok(if is_rotated {
         ImageSize {
             width: size.height,
             height: size.width,
@@ -43,21 +43,21 @@ pub(super) fn size(media: &Media) -> Result<ImageSize, MediaError> {
     })
 }
 
-/// An image that was decoded.
+/// A decoded image.
 pub(super) struct Picture {
     image: DynamicImage,
     orientation: Orientation,
     format: ImageFormat,
-    /// Whether providers take it as it is.
-    pub(super) is_presentable: bool,
+    /// Whether providers accept the image's format.
+    pub(super) is_supported: bool,
 }
 
 impl Picture {
     pub(super) fn decode(media: &Media) -> Result<Self, MediaError> {
         let format = format(media)?;
         let data = media.data();
-        if format == ImageFormat::Jpeg && is_cut_off(data) {
-            let message = "the image is damaged: it is cut off before its end";
+        if format == ImageFormat::Jpeg && is_truncated(data) {
+            let message = "the image is damaged: it is truncated";
             return Err(MediaError::new(MediaErrorKind::Corrupt, message));
         }
         let mut decoder = reader(media, format).into_decoder().map_err(failed)?;
@@ -87,7 +87,7 @@ impl Picture {
             image,
             orientation,
             format,
-            is_presentable: is_still && format != ImageFormat::Bmp,
+            is_supported: is_still && format != ImageFormat::Bmp,
         })
     }
 
@@ -95,7 +95,7 @@ impl Picture {
         sides((self.image.width(), self.image.height()))
     }
 
-    /// Turned as its metadata says, since encoding it again leaves them out; 8 bits per channel.
+    /// Applies the EXIF orientation, which encoding drops, and converts to 8 bits per channel.
     pub(super) fn upright(mut self) -> Self {
         self.image.apply_orientation(self.orientation);
         self.orientation = Orientation::NoTransforms;
@@ -158,7 +158,7 @@ impl Picture {
         }
     }
 
-    /// The image without an alpha channel, where it loses nothing by that.
+    /// Returns the image without its alpha channel, if it is opaque.
     fn opaque(&self) -> Option<DynamicImage> {
         let DynamicImage::ImageRgba8(pixels) = &self.image else {
             return Some(self.image.clone());
@@ -200,7 +200,7 @@ fn sides((width, height): (u32, u32)) -> ImageSize {
     ImageSize { width, height }
 }
 
-fn lies_on_its_side(orientation: Orientation) -> bool {
+fn swaps_sides(orientation: Orientation) -> bool {
     matches!(
         orientation,
         Orientation::Rotate90
@@ -210,9 +210,9 @@ fn lies_on_its_side(orientation: Orientation) -> bool {
     )
 }
 
-/// Whether the picture of a JPEG file has no end. Its decoder would make up the rest. A marker can't
-/// stand in the middle of the picture's data, so the last start of data must be before an end.
-fn is_cut_off(data: &[u8]) -> bool {
+/// Returns whether a JPEG file is truncated, which its decoder ignores. Markers don't occur in image
+/// data, so the last start-of-scan marker must precede an end-of-image marker.
+fn is_truncated(data: &[u8]) -> bool {
     let last = |marker: [u8; 2]| data.windows(2).rposition(|bytes| bytes == marker);
     last([0xff, 0xda]) > last([0xff, 0xd9])
 }

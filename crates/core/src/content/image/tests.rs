@@ -60,7 +60,7 @@ fn error(media: &Media) -> (MediaErrorKind, String) {
 }
 
 #[test]
-fn what_is_within_bounds_stays_as_it_is() {
+fn images_within_the_limits_are_unchanged() {
     let formats = [
         ImageFormat::Png,
         ImageFormat::Jpeg,
@@ -79,7 +79,7 @@ fn what_is_within_bounds_stays_as_it_is() {
 }
 
 #[test]
-fn a_large_image_becomes_smaller_in_the_same_shape_and_keeps_its_kind() {
+fn large_images_keep_aspect_ratio_and_format() {
     let limits = ImageLimits::default().with_max_pixels(10_000);
     let cases = [
         (ImageFormat::Png, (400, 100), "image/png", (200, 50)),
@@ -102,7 +102,7 @@ fn a_large_image_becomes_smaller_in_the_same_shape_and_keeps_its_kind() {
 }
 
 #[test]
-fn an_opaque_image_with_too_many_bytes_becomes_a_jpeg() {
+fn large_opaque_images_become_jpeg() {
     let limits = ImageLimits::default().with_max_bytes(20_000);
     let noisy = noise(100, 100);
     let media = encoded(noisy.clone(), ImageFormat::Png);
@@ -135,7 +135,7 @@ fn an_opaque_image_with_too_many_bytes_becomes_a_jpeg() {
 }
 
 #[test]
-fn what_can_not_be_made_small_enough_is_refused() {
+fn images_that_cannot_shrink_enough_are_rejected() {
     let limits = ImageLimits::default().with_max_bytes(10);
     let error = encoded(plain(20, 20), ImageFormat::Jpeg)
         .within(limits)
@@ -148,7 +148,7 @@ fn what_can_not_be_made_small_enough_is_refused() {
 }
 
 #[test]
-fn of_an_animation_the_first_frame_stays() {
+fn animations_become_their_first_frame() {
     let still = animation(1);
     assert_eq!(still.within(ImageLimits::default()), Ok(still));
     let within = animation(2)
@@ -159,7 +159,7 @@ fn of_an_animation_the_first_frame_stays() {
 }
 
 #[test]
-fn a_format_that_no_provider_takes_becomes_png() {
+fn unsupported_formats_become_png() {
     let media = encoded(GrayImage::new(5, 5), ImageFormat::Bmp);
     let within = media.within(ImageLimits::default()).expect("it is whole");
     assert_eq!((within.mime_type(), sides(&within)), ("image/png", (5, 5)));
@@ -187,7 +187,7 @@ fn turned(media: &Media) -> Media {
 }
 
 #[test]
-fn a_picture_that_lies_on_its_side_is_turned_before_its_note_is_lost() {
+fn exif_orientation_is_applied() {
     let media = turned(&encoded(plain(200, 100), ImageFormat::Jpeg));
     assert_eq!(sides(&media), (100, 200));
     assert_eq!(media.within(ImageLimits::default()), Ok(media.clone()));
@@ -196,7 +196,7 @@ fn a_picture_that_lies_on_its_side_is_turned_before_its_note_is_lost() {
 }
 
 #[test]
-fn damaged_images_are_refused() {
+fn damaged_images_are_rejected() {
     let formats = [
         ImageFormat::Png,
         ImageFormat::Jpeg,
@@ -237,7 +237,7 @@ fn checksum(data: &[u8]) -> [u8; 4] {
 }
 
 #[test]
-fn a_small_file_of_a_huge_picture_is_not_decoded() {
+fn decompression_bombs_are_not_decoded() {
     for (width, height) in [
         (60_000_u32, 60_000_u32),
         (u32::MAX >> 1, 1),
@@ -254,7 +254,7 @@ fn a_small_file_of_a_huge_picture_is_not_decoded() {
 }
 
 #[test]
-fn sound_passes_as_it_is_and_an_image_that_can_not_be_used_gives_way_to_a_line() {
+fn unusable_images_are_replaced_by_text() {
     let sound = Media::new(MediaKind::Audio, b"fLaC".to_vec()).expect("a sound");
     assert_eq!(sound.image_size(), Ok(None));
     let broken = Media::image(b"\x89PNG\r\n\x1a\n".to_vec()).expect("by its first bytes");

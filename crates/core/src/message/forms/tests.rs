@@ -17,7 +17,7 @@ fn encoded(forms: &EncodedForms, key: EncodingKey, text: &'static str) -> Bytes 
 }
 
 #[test]
-fn each_form_is_encoded_once_and_kept_beside_the_others() {
+fn each_form_is_encoded_once() {
     let forms = EncodedForms::default();
     assert_eq!(encoded(&forms, CHAT, "one"), "one");
     assert_eq!(encoded(&forms, CHAT_PLAIN, "two"), "two");
@@ -32,7 +32,7 @@ fn each_form_is_encoded_once_and_kept_beside_the_others() {
 }
 
 #[test]
-fn what_could_not_be_encoded_is_tried_again() {
+fn failed_encodings_are_not_cached() {
     let forms = EncodedForms::default();
     let failed = forms.get_or_try_encode(CHAT, || Err::<Bytes, _>("no"));
     assert_eq!(failed, Err("no"));

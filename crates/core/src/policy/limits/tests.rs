@@ -11,7 +11,7 @@ fn set(settings: &[&str]) -> Limits {
 }
 
 #[test]
-fn every_limit_is_set_by_its_name() {
+fn every_limit_can_be_set_by_name() {
     let limits = set(&[
         "wall_time=1.5m",
         "cpu_time=30",
@@ -43,7 +43,7 @@ fn every_limit_is_set_by_its_name() {
 }
 
 #[test]
-fn what_is_no_limit_is_refused_with_what_to_write_instead() {
+fn invalid_limits_are_rejected_with_advice() {
     let settings = [
         "",
         "memory",
@@ -75,7 +75,7 @@ fn what_is_no_limit_is_refused_with_what_to_write_instead() {
 
 proptest! {
     #[test]
-    fn no_setting_panics_or_sets_nothing(
+    fn no_setting_panics_or_is_ignored(
         name in "(memory|processes|wall_time|disk|[a-z_]{0,9})",
         value in ".{0,24}",
     ) {
@@ -85,7 +85,7 @@ proptest! {
     }
 
     #[test]
-    fn numbers_are_read_as_they_are_written(number in 1..u64::MAX, millis in 1..1_000_000_u64) {
+    fn plain_numbers_round_trip(number in 1..u64::MAX, millis in 1..1_000_000_u64) {
         let seconds = Duration::from_millis(millis).as_secs_f64();
         let limits = set(&[
             &format!("memory={number}"),

@@ -31,21 +31,21 @@ fn info(policy: &Policy, by: EnforcedBy) -> SandboxInfo {
 
 fn output(status: ExitStatus, stdout: &str, stderr: &str) -> CommandOutput {
     let exit = Exit::new(status, Duration::ZERO);
-    let [stdout, stderr] = [stdout, stderr].map(|text| Captured::whole(text.to_owned()));
+    let [stdout, stderr] = [stdout, stderr].map(|text| Captured::complete(text.to_owned()));
     CommandOutput::new(exit, stdout, stderr)
 }
 
 fn notes(policy: &Policy, mut output: CommandOutput) -> Vec<String> {
-    output.note_boundary(policy, &info(policy, EnforcedBy::Kernel));
+    output.add_policy_notes(policy, &info(policy, EnforcedBy::Kernel));
     output.exit.notes
 }
 
 #[test]
-fn what_programs_print_names_the_field_that_stopped_them() {
+fn error_messages_identify_the_policy_field() {
     let printed = [
         "touch: cannot touch '/usr/x': Read-only file system",
         "bash: /etc/x: Permission denied",
-        "curl: (6) Could not resolve host: pypi.org",
+        "curl: (6) Could not resolve host: example.com",
         "urllib.error.URLError: <urlopen error [Errno -3] Temporary failure in name resolution>",
         "dd: error writing 'x': No space left on device",
         "dd: error writing 'x': File too large",
@@ -63,13 +63,13 @@ fn what_programs_print_names_the_field_that_stopped_them() {
 }
 
 #[test]
-fn the_note_follows_the_policy() {
+fn notes_follow_the_policy() {
     let failed = |words| output(ExitStatus::Code(1), "", words);
-    let hosts = ["pypi.org", "*.debian.org"].map(|host| host.parse().expect("a pattern"));
+    let hosts = ["example.com", "*.example.org"].map(|host| host.parse().expect("a pattern"));
     let told = [
         notes(
             &Policy::network(hosts),
-            failed("Could not resolve host: x.org"),
+            failed("Could not resolve host: x.example.org"),
         ),
         notes(
             &Policy::read_only(),
@@ -80,7 +80,7 @@ fn the_note_follows_the_policy() {
 }
 
 #[test]
-fn nothing_is_said_that_is_not_so() {
+fn unenforced_fields_get_no_note() {
     let denied = "x: Permission denied; Could not resolve host: y";
     // Not in the policy.
     assert!(
@@ -93,7 +93,7 @@ fn nothing_is_said_that_is_not_so() {
     // In the policy, and not enforced.
     let policy = strict();
     let mut failed = output(ExitStatus::Code(1), "", denied);
-    failed.note_boundary(&policy, &info(&policy, EnforcedBy::NotEnforced));
+    failed.add_policy_notes(&policy, &info(&policy, EnforcedBy::NotEnforced));
     assert!(failed.exit.notes.is_empty());
     // The output of a success may speak of anything.
     assert!(notes(&policy, output(ExitStatus::Code(0), denied, "")).is_empty());

@@ -2,7 +2,7 @@ use super::*;
 use crate::tool::{ProviderError, ToolError, ToolErrorKind};
 
 #[test]
-fn system_errors_become_the_kinds_that_callers_tell_apart() {
+fn io_errors_map_to_kinds() {
     use SandboxErrorKind as Kind;
 
     let cases = [
@@ -33,7 +33,7 @@ fn system_errors_become_the_kinds_that_callers_tell_apart() {
 }
 
 #[test]
-fn numbers_of_the_system_are_known() {
+fn errno_values_map_to_kinds() {
     // Linux: E2BIG, ENAMETOOLONG, ENOTEMPTY, ELOOP.
     for (number, kind) in [
         (7, SandboxErrorKind::InvalidInput),
@@ -47,7 +47,7 @@ fn numbers_of_the_system_are_known() {
 }
 
 #[test]
-fn what_cannot_be_enforced_is_named() {
+fn unenforceable_fields_are_named() {
     let fields = vec![PolicyField::Network, PolicyField::Memory];
     let error = SandboxError::unenforceable("local", fields.clone());
     assert_eq!(error.kind(), SandboxErrorKind::Unenforceable);
@@ -59,7 +59,7 @@ fn what_cannot_be_enforced_is_named() {
 }
 
 #[test]
-fn the_model_reads_the_advice_people_do_not() {
+fn advice_is_only_in_the_tool_error() {
     let error = SandboxError::new(SandboxErrorKind::NotFound, "there is no `x`")
         .with_advice("List the directory first.");
     assert_eq!(error.to_string(), "there is no `x`");
@@ -73,7 +73,7 @@ fn the_model_reads_the_advice_people_do_not() {
 }
 
 #[test]
-fn a_sandbox_that_is_gone_stays_known_as_such() {
+fn a_gone_sandbox_keeps_its_kind() {
     let error = ToolError::from(SandboxError::gone("it is gone"));
     assert_eq!(error.kind(), ToolErrorKind::SandboxGone);
     let error = ProviderError::from(SandboxError::gone("it is gone"));

@@ -19,7 +19,7 @@ fn expected(stream: &[u8], head_limit: usize, tail_limit: usize) -> Captured {
 
 proptest! {
     #[test]
-    fn head_and_tail_are_kept_however_the_stream_is_cut(
+    fn head_and_tail_do_not_depend_on_chunk_sizes(
         pieces in vec(vec(any::<u8>(), 0..12), 0..12),
         head_limit in 0..20_usize,
         tail_limit in 0..20_usize,
@@ -48,15 +48,15 @@ fn memory_is_bounded_by_the_limits() {
 }
 
 #[test]
-fn text_says_what_was_left_out() {
-    assert_eq!(Captured::whole("all of it").text(), "all of it");
+fn text_reports_omitted_bytes() {
+    assert_eq!(Captured::complete("all of it").text(), "all of it");
     assert_eq!(
         expected(b"0123456789", 2, 3).text(),
         "01\n… [5 bytes omitted] …\n789"
     );
     // A character that is cut between head and tail, with nothing left out, stays whole.
     assert_eq!(expected("ü".as_bytes(), 1, 1).text(), "ü");
-    assert_eq!(Captured::whole(b"\xff".as_slice()).text(), "\u{fffd}");
+    assert_eq!(Captured::complete(b"\xff".as_slice()).text(), "\u{fffd}");
 }
 
 #[test]
@@ -72,6 +72,10 @@ fn each_channel_has_its_own_limit() {
     let exit = Exit::new(ExitStatus::Code(0), Duration::from_secs(1));
     assert_eq!(
         capture.finish(exit.clone()),
-        CommandOutput::new(exit, expected(b"0123456789", 3, 2), Captured::whole("ab"))
+        CommandOutput::new(
+            exit,
+            expected(b"0123456789", 3, 2),
+            Captured::complete("ab")
+        )
     );
 }

@@ -9,7 +9,7 @@ fn path(text: &str) -> SandboxPath {
 }
 
 #[test]
-fn paths_are_normalised() {
+fn paths_are_normalized() {
     let cases = [
         ("", "."),
         (".", "."),
@@ -35,7 +35,7 @@ fn paths_are_normalised() {
 }
 
 #[test]
-fn what_escapes_or_holds_nul_is_no_path() {
+fn escaping_paths_and_nul_are_rejected() {
     let cases = [
         ("..", SandboxErrorKind::OutsideSandbox),
         ("../a", SandboxErrorKind::OutsideSandbox),
@@ -51,11 +51,11 @@ fn what_escapes_or_holds_nul_is_no_path() {
     }
     assert_eq!(
         SandboxPath::new("../a").unwrap_err().to_string(),
-        "`../a` is no path in the sandbox: it leads above the directory it starts from"
+        "`../a` is not a valid path in the sandbox: it leads above the directory it starts from"
     );
     assert_eq!(
         path("a").join("/b").unwrap_err().to_string(),
-        "`/b` is no path in the sandbox: it must be relative"
+        "`/b` is not a valid path in the sandbox: it must be relative"
     );
 }
 
@@ -68,7 +68,7 @@ fn names_that_are_not_utf8_are_paths_too() {
 }
 
 #[test]
-fn parents_end_at_the_start() {
+fn parents_end_at_the_base() {
     let parents = |text: &str| {
         std::iter::successors(Some(path(text)), SandboxPath::parent)
             .map(|path| path.to_string())
@@ -80,8 +80,8 @@ fn parents_end_at_the_start() {
 }
 
 #[test]
-fn a_root_is_stripped_by_components_and_not_by_text() {
-    let stripped = |text: &str, root: &str| path(text).strip_root(&path(root));
+fn prefixes_are_stripped_by_component() {
+    let stripped = |text: &str, root: &str| path(text).strip_prefix(&path(root));
     assert_eq!(stripped("/work/a", "/work"), Some(path("a")));
     assert_eq!(stripped("/work", "/work"), Some(path(".")));
     assert_eq!(stripped("/work/a", "/"), Some(path("work/a")));
@@ -91,7 +91,7 @@ fn a_root_is_stripped_by_components_and_not_by_text() {
 }
 
 #[test]
-fn json_is_text_and_checked() {
+fn json_is_validated() {
     let json = serde_json::to_string(&path("./a//b")).expect("serializes");
     assert_eq!(json, r#""a/b""#);
     assert_eq!(
@@ -123,7 +123,7 @@ fn whole(path: &SandboxPath) -> Vec<u8> {
 
 proptest! {
     #[test]
-    fn a_path_never_holds_what_could_climb(bytes in bytes()) {
+    fn paths_never_contain_parent_components(bytes in bytes()) {
         if let Ok(path) = SandboxPath::new(&bytes) {
             prop_assert!(!bytes.contains(&0));
             for component in path.components() {
@@ -136,7 +136,7 @@ proptest! {
     }
 
     #[test]
-    fn a_refusal_has_a_reason(bytes in bytes()) {
+    fn only_escapes_and_nul_are_rejected(bytes in bytes()) {
         if SandboxPath::new(&bytes).is_err() {
             let climbs = bytes
                 .split(|byte| *byte == b'/')
@@ -151,34 +151,34 @@ proptest! {
     }
 
     #[test]
-    fn normalising_twice_changes_nothing(path in some_path()) {
+    fn normalization_is_idempotent(path in some_path()) {
         prop_assert_eq!(SandboxPath::new(whole(&path)), Ok(path));
     }
 
     #[test]
-    fn what_was_joined_can_be_stripped(root in some_path(), below in some_path()) {
+    fn joined_paths_can_be_stripped(root in some_path(), below in some_path()) {
         match root.join(whole(&below)) {
             Ok(joined) => {
                 prop_assert!(!below.is_absolute());
-                prop_assert_eq!(joined.strip_root(&root), Some(below));
+                prop_assert_eq!(joined.strip_prefix(&root), Some(below));
             }
             Err(_) => prop_assert!(below.is_absolute()),
         }
     }
 
     #[test]
-    fn what_was_stripped_can_be_joined(path in some_path(), root in some_path()) {
-        if let Some(below) = path.strip_root(&root) {
+    fn stripped_paths_can_be_joined(path in some_path(), root in some_path()) {
+        if let Some(below) = path.strip_prefix(&root) {
             prop_assert!(!below.is_absolute());
             prop_assert_eq!(root.join(below.relative_bytes()), Ok(path));
         }
     }
 
     #[test]
-    fn a_parent_and_a_name_make_the_path(path in some_path()) {
+    fn parent_and_file_name_join_to_the_path(path in some_path()) {
         match (path.parent(), path.file_name()) {
             (Some(parent), Some(name)) => prop_assert_eq!(parent.join(name), Ok(path)),
-            (None, None) => prop_assert!(path.is_start()),
+            (None, None) => prop_assert!(path.is_base()),
             other => prop_assert!(false, "{other:?}"),
         }
     }

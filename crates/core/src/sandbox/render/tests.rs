@@ -8,8 +8,8 @@ use crate::sandbox::{BackgroundProcess, Exit, HeadTail, SandboxPath, SpillFile};
 fn output(status: ExitStatus, stdout: &str, stderr: &str) -> CommandOutput {
     CommandOutput::new(
         Exit::new(status, Duration::from_secs(1)),
-        Captured::whole(stdout.to_owned()),
-        Captured::whole(stderr.to_owned()),
+        Captured::complete(stdout.to_owned()),
+        Captured::complete(stderr.to_owned()),
     )
 }
 
@@ -28,7 +28,7 @@ fn rendered(output: &CommandOutput) -> String {
 }
 
 #[test]
-fn a_command_that_ended_has_its_code_and_output() {
+fn an_exited_command_has_code_and_output() {
     insta::assert_snapshot!(rendered(&output(ExitStatus::Code(0), "a\nb\n", "")));
     insta::assert_snapshot!(rendered(&output(
         ExitStatus::Code(2),
@@ -43,7 +43,7 @@ fn a_signal_is_named() {
 }
 
 #[test]
-fn a_timeout_keeps_the_output_and_says_what_to_do() {
+fn a_timeout_keeps_the_output_and_gives_advice() {
     let limit = Duration::from_millis(1500);
     insta::assert_snapshot!(rendered(&output(
         ExitStatus::TimedOut { limit },
@@ -58,7 +58,7 @@ fn a_cancelled_command_keeps_the_output() {
 }
 
 #[test]
-fn a_limit_is_named_with_what_to_do_instead() {
+fn a_reached_limit_is_named_with_advice() {
     let memory = ExitStatus::LimitReached {
         field: PolicyField::Memory,
         limit: 512 << 20,
@@ -75,7 +75,7 @@ fn a_limit_is_named_with_what_to_do_instead() {
     let texts = fields.map(|(field, limit)| {
         let status = ExitStatus::LimitReached { field, limit };
         assert_eq!(status.shell_code(), 137);
-        let advice = instead(field);
+        let advice = limit_advice(field);
         assert!(advice.contains(field.as_str()), "{advice}");
         format!("{status}\n{advice}")
     });
@@ -83,9 +83,9 @@ fn a_limit_is_named_with_what_to_do_instead() {
 }
 
 #[test]
-fn a_note_is_said_once_and_notes_end_somewhere() {
+fn notes_are_deduplicated_and_bounded() {
     let mut failed = output(ExitStatus::Code(1), "", "curl: (56)\n");
-    let note = "network: `example.com:443` is not an allowed host; allowed are pypi.org";
+    let note = "network: `example.com:443` is not an allowed host; allowed are example.org";
     failed.exit.notes = vec![
         note.into(),
         String::new(),
@@ -117,7 +117,7 @@ fn a_refusal_has_its_kind_and_advice() {
 }
 
 #[test]
-fn an_exit_is_written_in_seconds_and_comes_back() {
+fn an_exit_round_trips_through_json() {
     let limit = Duration::from_millis(1500);
     let mut exit = Exit::new(ExitStatus::TimedOut { limit }, limit);
     exit.notes = vec!["network: …".to_owned()];
@@ -141,7 +141,7 @@ fn an_exit_is_written_in_seconds_and_comes_back() {
 }
 
 #[test]
-fn what_runs_on_is_listed() {
+fn background_processes_are_listed() {
     let mut output = output(ExitStatus::Code(0), "started\n", "");
     output.exit.background = vec![
         BackgroundProcess::new(41, "python -m http.server"),
@@ -151,7 +151,7 @@ fn what_runs_on_is_listed() {
 }
 
 #[test]
-fn long_output_is_cut_in_the_middle_and_says_where_the_rest_is() {
+fn long_output_is_truncated_in_the_middle() {
     let numbers: String = (0..100).map(|n| format!("{n}\n")).collect();
     let path: SandboxPath = ".cantle/output/1.stdout".parse().expect("a path");
     let mut output = output(ExitStatus::Code(0), &numbers, "");
@@ -183,15 +183,15 @@ fn rendered_with(stdout: &str, stderr: &str, channel_chars: usize) -> String {
 }
 
 #[test]
-fn bytes_that_are_no_text_are_replaced() {
+fn invalid_utf8_is_replaced() {
     let mut output = output(ExitStatus::Code(0), "", "");
-    output.stdout = Captured::whole(b"a\xff\xfeb".as_slice());
+    output.stdout = Captured::complete(b"a\xff\xfeb".as_slice());
     assert!(rendered(&output).contains("<stdout>a\u{fffd}\u{fffd}b</stdout>"));
 }
 
 proptest! {
     #[test]
-    fn no_channel_passes_its_limit_by_more_than_the_note(
+    fn truncated_channels_stay_within_the_limit(
         text in ".{0,60}",
         capture in 0..80_usize,
         channel_chars in 0..40_usize,

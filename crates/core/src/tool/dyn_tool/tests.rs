@@ -70,7 +70,7 @@ where
 }
 
 #[tokio::test]
-async fn a_typed_tool_keeps_its_words_and_gets_its_parameters() {
+async fn typed_tools_keep_descriptions_and_get_parameters() {
     let tool = DynTool::from(Echo);
     assert_eq!(tool.name(), "echo");
     assert_eq!(tool.spec().description(), "Says it again.");
@@ -88,7 +88,7 @@ async fn a_typed_tool_keeps_its_words_and_gets_its_parameters() {
 }
 
 #[tokio::test]
-async fn arguments_that_no_one_parsed_are_checked_all_the_same() {
+async fn unparsed_arguments_are_checked() {
     for tool in [DynTool::from(Echo), blocking(|_| Ok("done".into()))] {
         let error = tool.call(json!({"text": 1}), cx()).await.unwrap_err();
         assert_eq!(error.kind(), ToolErrorKind::InvalidArguments);
@@ -100,7 +100,7 @@ async fn arguments_that_no_one_parsed_are_checked_all_the_same() {
 }
 
 #[tokio::test]
-async fn a_tool_from_a_bare_schema_gets_the_arguments_as_they_are() {
+async fn schema_tools_get_the_arguments_as_json() {
     let tool = bare(|arguments| Ok(ToolOutput::text(arguments.to_string())));
     assert_eq!(tool.spec().parameters()["type"], "object");
     assert!(tool.spec().has_parameters());
@@ -119,7 +119,7 @@ async fn a_tool_from_a_bare_schema_gets_the_arguments_as_they_are() {
 }
 
 #[tokio::test]
-async fn an_error_of_a_tool_comes_back_as_it_is() {
+async fn tool_errors_are_returned_unchanged() {
     let failing = || Err(SandboxError::gone("the sandbox is gone").into());
     for tool in [bare(move |_| failing()), blocking(move |_| failing())] {
         let error = tool.call(json!({"text": ""}), cx()).await.unwrap_err();
@@ -134,7 +134,7 @@ async fn an_error_of_a_tool_comes_back_as_it_is() {
 
 /// On a runtime with one thread, a call that blocked it would wait for itself for ever.
 #[tokio::test(flavor = "current_thread")]
-async fn a_blocking_tool_keeps_off_the_runtime() {
+async fn blocking_tools_do_not_block_the_runtime() {
     let (send, receive) = mpsc::sync_channel(0);
     let receive = std::sync::Mutex::new(receive);
     let tool = blocking(move |_| {
@@ -175,7 +175,7 @@ async fn a_panic_of_a_blocking_tool_is_an_error_with_its_message() {
 }
 
 #[tokio::test]
-async fn a_blocking_call_that_is_given_up_does_not_hold_its_caller() {
+async fn abandoned_blocking_calls_do_not_block_the_caller() {
     let (release, released) = mpsc::channel::<()>();
     let released = std::sync::Mutex::new(released);
     let (ended, end) = mpsc::channel();

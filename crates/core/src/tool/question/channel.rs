@@ -1,4 +1,4 @@
-//! A user that is a program: it takes questions from a channel and answers them by their id.
+//! A user interface for programs: questions arrive on a channel and are answered by id.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -8,13 +8,12 @@ use async_trait::async_trait;
 use futures_util::future::{Either, select};
 use tokio::sync::{Notify, mpsc, oneshot};
 
-use super::{Answer, AskUser, InvalidAnswer, Question, QuestionId, nobody};
+use super::{Answer, AskUser, InvalidAnswer, Question, QuestionId, no_user};
 use crate::tool::ToolError;
 
-/// A user for an agent, and the questions that come to it.
+/// Creates a user interface for an agent and the receiver of its questions.
 ///
-/// There is somebody to ask for as long as the [`Questions`] are held; dropping them fails what is
-/// asked and not answered.
+/// Dropping the [`QuestionReceiver`] makes the user unavailable and fails open questions.
 ///
 /// ```
 /// use cantle_core::ids::RunId;
@@ -35,49 +34,48 @@ use crate::tool::ToolError;
 /// # }
 /// ```
 #[must_use]
-pub fn user_channel() -> (ChannelUser, Questions) {
+pub fn user_channel() -> (ChannelUser, QuestionReceiver) {
     let (sender, receiver) = mpsc::unbounded_channel();
-    let answers = Answers(Arc::default());
+    let answers = AnswerHandle(Arc::default());
     let user = ChannelUser {
         sender,
         answers: answers.clone(),
     };
-    (user, Questions { receiver, answers })
+    (user, QuestionReceiver { receiver, answers })
 }
 
-/// The user of [`user_channel`], for the agent.
+/// The agent's side of [`user_channel`].
 #[derive(Clone, Debug)]
 pub struct ChannelUser {
     sender: mpsc::UnboundedSender<Question>,
-    answers: Answers,
+    answers: AnswerHandle,
 }
 
-/// What is asked, for whoever answers.
+/// Receives the agent's questions.
 #[derive(Debug)]
-pub struct Questions {
+pub struct QuestionReceiver {
     receiver: mpsc::UnboundedReceiver<Question>,
-    answers: Answers,
+    answers: AnswerHandle,
 }
 
-/// A way to answer by id. Cheap to clone.
+/// Answers questions by id. Cheap to clone.
 #[derive(Clone)]
-pub struct Answers(Arc<Shared>);
+pub struct AnswerHandle(Arc<OpenQuestions>);
 
 #[derive(Default)]
-struct Shared {
-    open: Mutex<HashMap<QuestionId, Pending>>,
-    /// Told whenever a question is no longer open.
+struct OpenQuestions {
+    open: Mutex<HashMap<QuestionId, OpenQuestion>>,
+    /// Notified when a question is closed.
     closed: Notify,
 }
 
-struct Pending {
+struct OpenQuestion {
     question: Question,
     reply: oneshot::Sender<Result<Answer, ToolError>>,
 }
 
-impl Questions {
-    /// Waits for the next question; one that was taken back by then does not come. `None` once the
-    /// agent is gone. Cancel-safe.
+impl QuestionReceiver {
+    /// Waits for the next question that was not withdrawn; `None` once the agent is gone. Cancel-safe.
     pub async fn next(&mut self) -> Option<Question> {
         loop {
             let question = self.receiver.recv().await?;
@@ -87,30 +85,30 @@ impl Questions {
         }
     }
 
-    /// The way to answer, which may be used from elsewhere.
+    /// Returns a handle for answering questions.
     #[must_use]
-    pub fn answers(&self) -> Answers {
+    pub fn answers(&self) -> AnswerHandle {
         self.answers.clone()
     }
 }
 
-impl Answers {
+impl AnswerHandle {
     /// Answers a question.
     ///
     /// # Errors
-    /// Where no such question is open, or these words are no answer to it: then it stays open.
-    pub fn answer(&self, id: &QuestionId, words: &str) -> Result<Answer, AnswerError> {
+    /// If no such question is open, or the answer is invalid; the question then stays open.
+    pub fn answer(&self, id: &QuestionId, text: &str) -> Result<Answer, AnswerError> {
         self.with(|open| {
             let pending = open.get(id).ok_or_else(|| AnswerError::unknown(id))?;
             let answer = pending
                 .question
-                .read(words)
+                .parse_answer(text)
                 .map_err(|invalid| AnswerError {
                     id: id.clone(),
                     invalid: Some(invalid),
                 })?;
             if let Some(pending) = open.remove(id) {
-                // Who asked may have gone in this very moment.
+                // The receiver is gone if the question was just withdrawn.
                 let _ = pending.reply.send(Ok(answer.clone()));
             }
             Ok(answer)
@@ -118,10 +116,10 @@ impl Answers {
         .inspect(|_| self.0.closed.notify_waiters())
     }
 
-    /// Says that a question will not be answered; the model reads `reason`.
+    /// Declines to answer a question; the model reads `reason`.
     ///
     /// # Errors
-    /// Where no such question is open.
+    /// If no such question is open.
     pub fn decline(&self, id: &QuestionId, reason: &str) -> Result<(), AnswerError> {
         let pending = self.with(|open| open.remove(id));
         let pending = pending.ok_or_else(|| AnswerError::unknown(id))?;
@@ -130,8 +128,7 @@ impl Answers {
         Ok(())
     }
 
-    /// Waits until a question is not open: answered, declined, or taken back because its call has
-    /// ended. Cancel-safe.
+    /// Waits until a question is closed: answered, declined or withdrawn. Cancel-safe.
     pub async fn closed(&self, id: &QuestionId) {
         loop {
             let mut closed = std::pin::pin!(self.0.closed.notified());
@@ -143,15 +140,15 @@ impl Answers {
         }
     }
 
-    fn with<T>(&self, work: impl FnOnce(&mut HashMap<QuestionId, Pending>) -> T) -> T {
-        work(&mut self.0.open.lock().unwrap_or_else(PoisonError::into_inner))
+    fn with<T>(&self, access: impl FnOnce(&mut HashMap<QuestionId, OpenQuestion>) -> T) -> T {
+        access(&mut self.0.open.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
-impl fmt::Debug for Answers {
+impl fmt::Debug for AnswerHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let open = self.with(|open| open.keys().cloned().collect::<Vec<_>>());
-        f.debug_tuple("Answers").field(&open).finish()
+        f.debug_tuple("AnswerHandle").field(&open).finish()
     }
 }
 
@@ -164,7 +161,7 @@ impl AskUser for ChannelUser {
     async fn ask(&self, question: Question) -> Result<Answer, ToolError> {
         let (reply, answer) = oneshot::channel();
         let id = question.id.clone();
-        let pending = Pending {
+        let pending = OpenQuestion {
             question: question.clone(),
             reply,
         };
@@ -176,37 +173,35 @@ impl AskUser for ChannelUser {
             is_second
         });
         if is_second {
-            return Err(ToolError::failed(
-                "This call has asked something that is not answered yet.",
-            ));
+            return Err(ToolError::failed("This call already has an open question."));
         }
-        let _taken_back_when_dropped = Open {
+        let _guard = WithdrawOnDrop {
             answers: &self.answers,
             id: &id,
         };
-        self.sender.send(question).map_err(|_| nobody())?;
+        self.sender.send(question).map_err(|_| no_user())?;
         let closed = std::pin::pin!(self.sender.closed());
         match select(answer, closed).await {
             Either::Left((Ok(answer), _)) => answer,
-            Either::Left((Err(_), _)) | Either::Right(_) => Err(nobody()),
+            Either::Left((Err(_), _)) | Either::Right(_) => Err(no_user()),
         }
     }
 }
 
-/// A question on the list of those that are open.
-struct Open<'a> {
-    answers: &'a Answers,
+/// Closes a question when dropped.
+struct WithdrawOnDrop<'a> {
+    answers: &'a AnswerHandle,
     id: &'a QuestionId,
 }
 
-impl Drop for Open<'_> {
+impl Drop for WithdrawOnDrop<'_> {
     fn drop(&mut self) {
         self.answers.with(|open| open.remove(self.id));
         self.answers.0.closed.notify_waiters();
     }
 }
 
-/// Why an answer was not taken.
+/// An error while answering a question.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AnswerError {
     id: QuestionId,
@@ -221,7 +216,7 @@ impl AnswerError {
         }
     }
 
-    /// What would be an answer, where the question is open and the words are none.
+    /// Returns the error of an invalid answer; `None` if no such question is open.
     #[must_use]
     pub fn invalid(&self) -> Option<&InvalidAnswer> {
         self.invalid.as_ref()

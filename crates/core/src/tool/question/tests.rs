@@ -15,7 +15,7 @@ fn choice(number: usize, text: &str) -> Result<Answer, InvalidAnswer> {
 }
 
 #[test]
-fn a_choice_is_named_by_its_text_or_its_number() {
+fn choices_are_given_by_text_or_number() {
     let question = Question::choice(
         id(),
         "Which?",
@@ -32,10 +32,10 @@ fn a_choice_is_named_by_its_text_or_its_number() {
         ("5", choice(5, "Blue")),
     ];
     for (words, answer) in cases {
-        assert_eq!(question.read(words), answer, "{words:?}");
+        assert_eq!(question.parse_answer(words), answer, "{words:?}");
     }
     for words in ["", "0", "7", "-1", "Re", "Green"] {
-        let error = question.read(words).expect_err(words);
+        let error = question.parse_answer(words).expect_err(words);
         assert_eq!(
             error.to_string(),
             "the answer must be one of the 6 choices, by its text or its number"
@@ -44,7 +44,7 @@ fn a_choice_is_named_by_its_text_or_its_number() {
 }
 
 #[test]
-fn yes_and_no_have_a_few_forms() {
+fn yes_and_no_have_several_spellings() {
     let question = Question::confirm(id(), "Sure?");
     for (words, yes) in [
         ("y", true),
@@ -54,45 +54,48 @@ fn yes_and_no_have_a_few_forms() {
         ("N", false),
     ] {
         assert_eq!(
-            question.read(words),
+            question.parse_answer(words),
             Ok(Answer::Confirm { yes }),
             "{words:?}"
         );
     }
     for words in ["", "perhaps", "yes please"] {
-        let error = question.read(words).expect_err(words);
+        let error = question.parse_answer(words).expect_err(words);
         assert_eq!(error.to_string(), "the answer must be yes or no");
     }
 }
 
 #[test]
-fn no_words_mean_the_default_where_there_is_one() {
+fn empty_text_means_the_default() {
     let text = Question::new(id(), "Who?");
     assert_eq!(
-        text.read(" ").expect_err("nothing").to_string(),
+        text.parse_answer(" ").expect_err("nothing").to_string(),
         "an answer is needed"
     );
     assert_eq!(
         text.clone()
             .with_default("me")
-            .read("")
+            .parse_answer("")
             .expect("the default")
             .to_string(),
         "me"
     );
     assert_eq!(
         text.with_default("me")
-            .read(" you ")
+            .parse_answer(" you ")
             .expect("text")
             .to_string(),
         "you"
     );
 
     let confirm = Question::confirm(id(), "Sure?").with_default("no");
-    assert_eq!(confirm.read("").expect("the default").to_string(), "no");
+    assert_eq!(
+        confirm.parse_answer("").expect("the default").to_string(),
+        "no"
+    );
     let wrong = Question::choice(id(), "Which?", ["a", "b"]).with_default("c");
-    assert!(wrong.read("").is_err());
-    assert_eq!(wrong.read("b"), choice(2, "b"));
+    assert!(wrong.parse_answer("").is_err());
+    assert_eq!(wrong.parse_answer("b"), choice(2, "b"));
 }
 
 #[test]
@@ -127,7 +130,7 @@ fn questions_and_answers_are_json() {
         );
     }
     for answer in [
-        question.read("b").expect("an answer"),
+        question.parse_answer("b").expect("an answer"),
         Answer::Confirm { yes: true },
         Answer::Text {
             text: "x".to_owned(),
@@ -142,11 +145,11 @@ fn questions_and_answers_are_json() {
 }
 
 #[tokio::test]
-async fn where_nobody_is_there_the_model_is_told_to_decide() {
+async fn without_a_user_the_model_must_decide() {
     assert!(!NoUser.is_available());
     let error = NoUser.ask(Question::new(id(), "Who?")).await.unwrap_err();
     assert_eq!(
         error.to_string(),
-        "Nobody can be asked in this run. Decide yourself and go on."
+        "There is no user to ask in this run. Decide yourself and continue."
     );
 }

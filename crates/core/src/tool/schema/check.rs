@@ -1,59 +1,59 @@
-//! What a schema has against a value.
+//! Validation of a value against a schema.
 
 use serde_json::Value;
 
 use super::path::Path;
-use super::{Keywords, branches, describe, within};
+use super::{Keywords, branches, describe, names_in_branch};
 use crate::tool::arguments::Problem;
 
-/// How names are taken that an object's schema does not list, where it doesn't say so itself.
+/// Treatment of property names that an object's schema doesn't list.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) enum Names {
-    /// They are unknown.
+    /// They are errors.
     Listed,
-    /// They are unknown, unless the schema lists none at all.
+    /// They are errors, unless the schema lists no properties at all.
     ListedIfAny,
-    /// They belong to another part of the schema.
+    /// They may belong to another part of the schema.
     Open,
 }
 
-/// What was found: the first few problems, and how many there are.
+/// The first few problems found, and the total number.
 #[derive(Debug)]
 pub(super) struct Problems {
     pub(super) kept: Vec<Problem>,
     pub(super) count: usize,
-    most: usize,
+    max_kept: usize,
 }
 
 impl Problems {
-    pub(super) fn keeping(most: usize) -> Self {
+    pub(super) fn keeping(max_kept: usize) -> Self {
         Self {
             kept: Vec::new(),
             count: 0,
-            most,
+            max_kept,
         }
     }
 
     fn add(&mut self, path: Path<'_>, message: impl FnOnce() -> String) {
         self.count += 1;
-        if self.kept.len() < self.most {
+        if self.kept.len() < self.max_kept {
             self.kept.push(Problem::new(path.to_string(), message()));
         }
     }
 }
 
-/// Whether a schema has nothing against a value.
+/// Returns whether a value satisfies a schema.
 pub(super) fn accepts(schema: &Value, value: &Value, names: Names) -> bool {
-    faults(schema, value, names) == 0
+    count_problems(schema, value, names) == 0
 }
 
-fn faults(schema: &Value, value: &Value, names: Names) -> usize {
+fn count_problems(schema: &Value, value: &Value, names: Names) -> usize {
     let mut problems = Problems::keeping(0);
     check(schema, value, Path::Root, names, &mut problems);
     problems.count
 }
 
-/// Finds what a schema has against a value.
+/// Adds the value's problems to `problems`.
 pub(super) fn check(
     schema: &Value,
     value: &Value,
@@ -68,8 +68,11 @@ pub(super) fn check(
     if !fits_type(schema, value) {
         return problems.add(path, || {
             let expected = types(schema).join(" or ");
-            let words = describe::words(Some(described));
-            format!("expected {expected}{words}, got {}", describe::came(value))
+            let description = describe::description(Some(described));
+            format!(
+                "expected {expected}{description}, got {}",
+                describe::value(value)
+            )
         });
     }
     if let Some(allowed) = constants(schema)
@@ -78,10 +81,10 @@ pub(super) fn check(
         return problems.add(path, || {
             let one_of = if allowed.len() == 1 { "" } else { "one of " };
             let allowed = describe::choices(allowed);
-            let words = describe::words(Some(described));
+            let description = describe::description(Some(described));
             format!(
-                "expected {one_of}{allowed}{words}, got {}",
-                describe::came(value)
+                "expected {one_of}{allowed}{description}, got {}",
+                describe::value(value)
             )
         });
     }
@@ -95,12 +98,12 @@ pub(super) fn check(
     }
     for keyword in ["anyOf", "oneOf"] {
         let branches = branches(schema, keyword);
-        let names = within(schema, names);
+        let names = names_in_branch(schema, names);
         if branches.is_empty() || branches.iter().any(|branch| accepts(branch, value, names)) {
             continue;
         }
-        // Which branch was meant matters only where somebody reads about it.
-        if problems.most == 0 {
+        // The intended branch matters only if the problems are reported.
+        if problems.max_kept == 0 {
             problems.count += 1;
         } else {
             check_nearest(described, branches, value, path, names, problems);
@@ -108,7 +111,7 @@ pub(super) fn check(
     }
 }
 
-/// The names of the types that a schema allows; all, where there are none.
+/// Returns the names of the types that a schema allows; empty if it allows all.
 pub(super) fn types(schema: &Keywords) -> Vec<&str> {
     match schema.get("type") {
         Some(Value::String(one)) => vec![one],
@@ -117,7 +120,7 @@ pub(super) fn types(schema: &Keywords) -> Vec<&str> {
     }
 }
 
-/// The only values that a schema allows, where it lists them.
+/// Returns the values of `const` or `enum`.
 pub(super) fn constants(schema: &Keywords) -> Option<&[Value]> {
     match (schema.get("const"), schema.get("enum")) {
         (Some(one), _) => Some(std::slice::from_ref(one)),
@@ -169,13 +172,14 @@ fn check_object(
     let missing: Vec<_> = missing.filter(|name| !fields.contains_key(*name)).collect();
     if !missing.is_empty() {
         problems.add(path, || {
-            let words = |name: &&str| format!("`{name}`{}", describe::words(properties.get(*name)));
-            let missing: Vec<_> = missing.iter().map(words).collect();
+            let described =
+                |name: &&str| format!("`{name}`{}", describe::description(properties.get(*name)));
+            let missing: Vec<_> = missing.iter().map(described).collect();
             listed("missing", &missing, properties)
         });
     }
 
-    // Properties may also come from schemas combined with this one; then the list here is not all.
+    // Combined schemas may define further properties.
     let combined = ["anyOf", "oneOf", "allOf", "$ref", "patternProperties"];
     let closed = match names {
         Names::Open => false,
@@ -206,8 +210,7 @@ fn listed(what: &str, names: &[String], properties: &Keywords) -> String {
     format!("{what} argument{plural} {names} (arguments are: {all})")
 }
 
-/// Says what is wrong with a value that no branch accepts: by the branch that was meant, as far as
-/// that can be told.
+/// Reports the problems of a value that no branch accepts, by the branch that was probably intended.
 fn check_nearest(
     schema: &Value,
     branches: &[Value],
@@ -223,45 +226,48 @@ fn check_nearest(
         let mut expected: Vec<_> = all.flat_map(types).collect();
         expected.dedup();
         return problems.add(path, || {
-            let words = describe::words(Some(schema));
+            let description = describe::description(Some(schema));
             let expected = expected.join(" or ");
-            format!("expected {expected}{words}, got {}", describe::came(value))
+            format!(
+                "expected {expected}{description}, got {}",
+                describe::value(value)
+            )
         });
     }
     // Branches that are single values are an enumeration.
     let single = |branch: &&Value| branch.get("const").cloned();
     if let Some(allowed) = fitting.iter().map(single).collect::<Option<Vec<_>>>() {
-        let with_words = serde_json::json!({
+        let enumeration = serde_json::json!({
             "enum": allowed,
             "description": schema.get("description"),
         });
-        return check(&with_words, value, path, names, problems);
+        return check(&enumeration, value, path, names, problems);
     }
     if let Some((name, tags)) = discriminator(&fitting) {
         let tag = value.get(name);
         match tags.iter().position(|known| tag == Some(known)) {
-            Some(meant) => {
-                if let Some(branch) = fitting.get(meant) {
+            Some(intended) => {
+                if let Some(branch) = fitting.get(intended) {
                     check(branch, value, path, names, problems);
                 }
             }
             None => {
                 let (path, tags) = (Path::Field(&path, name), describe::choices(&tags));
-                let came = tag.map_or("nothing".to_owned(), describe::came);
-                problems.add(path, || format!("expected one of {tags}, got {came}"));
+                let given = tag.map_or("nothing".to_owned(), describe::value);
+                problems.add(path, || format!("expected one of {tags}, got {given}"));
             }
         }
         return;
     }
     let nearest = fitting
         .into_iter()
-        .min_by_key(|branch| faults(branch, value, names));
+        .min_by_key(|branch| count_problems(branch, value, names));
     if let Some(branch) = nearest {
         check(branch, value, path, names, problems);
     }
 }
 
-/// The property whose value tells the branches apart, and its value in each of them.
+/// Returns the property whose constant distinguishes the branches, and its value in each of them.
 fn discriminator<'s>(branches: &[&'s Value]) -> Option<(&'s str, Vec<Value>)> {
     let properties = |branch: &'s Value| branch.get("properties").and_then(Value::as_object);
     let first = properties(branches.first()?)?;

@@ -1,15 +1,15 @@
-//! Schemas and values in words, for errors that a model reads.
+//! Text about schemas and values, for errors that a model reads.
 
 use serde_json::Value;
 
 use super::Keywords;
 
-/// Characters of a value and of a description that are shown.
-const VALUE_CHARS: usize = 80;
-const DESCRIPTION_CHARS: usize = 200;
+/// Maximum characters of a value and of a description.
+const MAX_VALUE_CHARS: usize = 80;
+const MAX_DESCRIPTION_CHARS: usize = 200;
 
-/// What came: `the string "x"`.
-pub(super) fn came(value: &Value) -> String {
+/// Describes a value: `the string "x"`.
+pub(super) fn value(value: &Value) -> String {
     let kind = match value {
         Value::Null => return "null".to_owned(),
         Value::Bool(_) => "boolean",
@@ -18,26 +18,26 @@ pub(super) fn came(value: &Value) -> String {
         Value::Array(_) => "list",
         Value::Object(_) => "object",
     };
-    format!("the {kind} {}", short(&value.to_string(), VALUE_CHARS))
+    format!("the {kind} {}", short(&value.to_string(), MAX_VALUE_CHARS))
 }
 
-/// Values to choose from.
+/// Lists the values to choose from.
 pub(super) fn choices<'v>(values: impl IntoIterator<Item = &'v Value>) -> String {
     let choices: Vec<_> = values.into_iter().map(Value::to_string).collect();
     choices.join(", ")
 }
 
-/// The schema's own words, in brackets; nothing where it has none.
-pub(super) fn words(schema: Option<&Value>) -> String {
+/// Returns the schema's description in parentheses; empty if it has none.
+pub(super) fn description(schema: Option<&Value>) -> String {
     let words = schema.and_then(|schema| schema.get("description"));
     let Some(words) = words.and_then(Value::as_str) else {
         return String::new();
     };
     let words = words.split_whitespace().collect::<Vec<_>>().join(" ");
-    format!(" (“{}”)", short(&words, DESCRIPTION_CHARS))
+    format!(" (“{}”)", short(&words, MAX_DESCRIPTION_CHARS))
 }
 
-/// The names of all properties.
+/// Lists the names of all properties.
 pub(super) fn names(properties: &Keywords) -> String {
     let names: Vec<_> = properties.keys().map(|name| format!("`{name}`")).collect();
     if names.is_empty() {

@@ -1,8 +1,8 @@
-//! The way to a value within arguments.
+//! The path of a value in arguments.
 
 use std::fmt;
 
-/// A path that is only written out where somebody reads it, e.g. `filters[1].field`.
+/// A path such as `filters[1].field`, formatted only if an error needs it.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Path<'p> {
     Root,

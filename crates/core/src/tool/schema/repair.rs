@@ -1,19 +1,19 @@
-//! Near-misses: values that a schema does not accept, but that can mean only one that it does.
+//! Argument repair: unambiguous corrections of invalid values.
 //!
-//! A value that is accepted is never touched, and nothing is guessed: text is read as JSON or not at
-//! all, and where a value could be mended to two different ones it stays as it is.
+//! A valid value is never changed. Text is only interpreted as JSON, and a value with two possible
+//! corrections stays as it is.
 
 use serde_json::{Number, Value};
 
 use super::check::{Names, accepts, constants};
 use super::path::Path;
-use super::{Keywords, branches, within};
+use super::{Keywords, branches, names_in_branch};
 use crate::tool::arguments::{Repair, RepairKind};
 
-/// Whole numbers up to here are exact as floats.
-const EXACT: f64 = 9_007_199_254_740_992.0;
+/// 2^53: integers up to here are exact as floats.
+const MAX_EXACT_INTEGER: f64 = 9_007_199_254_740_992.0;
 
-/// Mends a value as far as that can be done; what was done is added to `repairs`.
+/// Repairs a value as far as possible; adds the repairs to `repairs`.
 pub(super) fn repair(
     schema: &Value,
     value: Value,
@@ -27,16 +27,16 @@ pub(super) fn repair(
     if accepts(schema, &value, names) {
         return value;
     }
-    let meanings = meanings(keywords, &value);
+    let candidates = candidates(keywords, &value);
     let mut inside = Vec::new();
     let value = repair_inside(keywords, value, path, names, &mut inside);
     if !accepts(schema, &value, names) {
-        for (kind, meaning) in meanings {
+        for (kind, candidate) in candidates {
             let mut steps = vec![Repair::new(path.to_string(), kind)];
-            let meaning = repair_inside(keywords, meaning, path, names, &mut steps);
-            if accepts(schema, &meaning, names) {
+            let candidate = repair_inside(keywords, candidate, path, names, &mut steps);
+            if accepts(schema, &candidate, names) {
                 repairs.append(&mut steps);
-                return meaning;
+                return candidate;
             }
         }
     }
@@ -44,7 +44,7 @@ pub(super) fn repair(
     value
 }
 
-/// Mends the parts of a value, and what is an alternative or a part of its schema.
+/// Repairs the parts of a value, by its schema and the combined schemas.
 fn repair_inside(
     schema: &Keywords,
     mut value: Value,
@@ -69,7 +69,7 @@ fn repair_inside(
         value = repair(branch, value, path, Names::Open, repairs);
     }
     for keyword in ["anyOf", "oneOf"] {
-        let names = within(schema, names);
+        let names = names_in_branch(schema, names);
         value = repair_as_one_of(branches(schema, keyword), value, path, names, repairs);
     }
     value
@@ -102,8 +102,8 @@ fn repair_fields(
     }
 }
 
-/// Mends a value that no branch accepts to what one of them does: with the fewest repairs, and only
-/// where as few never lead to something else.
+/// Repairs a value to satisfy one of the branches, with the fewest repairs, if the result is
+/// unambiguous.
 fn repair_as_one_of(
     branches: &[Value],
     value: Value,
@@ -115,70 +115,70 @@ fn repair_as_one_of(
         return value;
     }
     let mut best: Option<(Value, Vec<Repair>)> = None;
-    let mut is_doubtful = false;
+    let mut is_ambiguous = false;
     for branch in branches {
         let mut steps = Vec::new();
-        let mended = repair(branch, value.clone(), path, names, &mut steps);
-        if !accepts(branch, &mended, names) {
+        let repaired = repair(branch, value.clone(), path, names, &mut steps);
+        if !accepts(branch, &repaired, names) {
             continue;
         }
         match &best {
             Some((_, fewest)) if fewest.len() < steps.len() => {}
             Some((other, fewest)) if fewest.len() == steps.len() => {
-                is_doubtful |= *other != mended;
+                is_ambiguous |= *other != repaired;
             }
             _ => {
-                is_doubtful = false;
-                best = Some((mended, steps));
+                is_ambiguous = false;
+                best = Some((repaired, steps));
             }
         }
     }
     match best {
-        Some((mended, mut steps)) if !is_doubtful => {
+        Some((repaired, mut steps)) if !is_ambiguous => {
             repairs.append(&mut steps);
-            mended
+            repaired
         }
         _ => value,
     }
 }
 
-/// What a value that is not accepted may mean, likeliest first.
-fn meanings(schema: &Keywords, value: &Value) -> Vec<(RepairKind, Value)> {
-    let mut meanings = Vec::new();
+/// Returns the possible corrections of an invalid value, likeliest first.
+fn candidates(schema: &Keywords, value: &Value) -> Vec<(RepairKind, Value)> {
+    let mut candidates = Vec::new();
     match value {
         Value::String(text) => {
             match serde_json::from_str(text.trim()) {
-                Ok(read @ (Value::Object(_) | Value::Array(_))) => {
-                    meanings.push((RepairKind::JsonInText, read));
+                Ok(parsed @ (Value::Object(_) | Value::Array(_))) => {
+                    candidates.push((RepairKind::JsonInText, parsed));
                 }
                 Ok(Value::Number(number)) => {
-                    let read = number_in(&number, text);
-                    meanings.extend(read.map(|number| (RepairKind::NumberInText, number)));
+                    let number = number_in(&number, text);
+                    candidates.extend(number.map(|number| (RepairKind::NumberInText, number)));
                 }
-                Ok(read @ Value::Bool(_)) => meanings.push((RepairKind::BooleanInText, read)),
+                Ok(parsed @ Value::Bool(_)) => candidates.push((RepairKind::BooleanInText, parsed)),
                 _ => {}
             }
-            meanings.extend(in_other_case(schema, text).map(|it| (RepairKind::OtherCase, it)));
+            candidates.extend(in_other_case(schema, text).map(|it| (RepairKind::OtherCase, it)));
         }
-        // A float has lost how it was written: `1.10` came as `1.1`.
+        // Not for floats, whose spelling is lost: `1.10` was parsed as `1.1`.
         Value::Number(number) if number.is_i64() || number.is_u64() => {
-            meanings.push((RepairKind::TextFromNumber, number.to_string().into()));
+            candidates.push((RepairKind::TextFromNumber, number.to_string().into()));
         }
         _ => {}
     }
-    let says_nothing = match value {
+    let is_empty_or_list = match value {
         Value::Null | Value::Array(_) => true,
         Value::String(text) => text.trim().is_empty(),
         _ => false,
     };
-    if !says_nothing {
+    if !is_empty_or_list {
         let list = Value::Array(vec![value.clone()]);
-        meanings.push((RepairKind::ListOfOne, list));
+        candidates.push((RepairKind::ListOfOne, list));
     }
-    meanings
+    candidates
 }
 
-/// The number that a text is, if none of its digits is lost; whole ones as integers.
+/// Converts a number from text if no digit is lost; whole numbers become integers.
 fn number_in(number: &Number, text: &str) -> Option<Value> {
     if number.is_i64() || number.is_u64() {
         return Some(number.clone().into());
@@ -191,7 +191,7 @@ fn number_in(number: &Number, text: &str) -> Option<Value> {
         clippy::cast_possible_truncation,
         reason = "whole, and within what both hold exactly"
     )]
-    let whole = (float.abs() < EXACT).then_some(float as i64);
+    let whole = (float.abs() < MAX_EXACT_INTEGER).then_some(float as i64);
     let only_digits = text.trim().trim_start_matches('-').bytes();
     match whole {
         Some(whole) => Some(whole.into()),
@@ -200,7 +200,7 @@ fn number_in(number: &Number, text: &str) -> Option<Value> {
     }
 }
 
-/// The one of a schema's values that differs from a text in case alone.
+/// Returns the allowed value that differs from a text only in case, if there is exactly one.
 fn in_other_case(schema: &Keywords, text: &str) -> Option<Value> {
     let mut same = constants(schema)?.iter().filter(|allowed| {
         let allowed = allowed.as_str();

@@ -8,12 +8,12 @@ use serde_json::{Map, Value, json};
 use super::*;
 use crate::tool::{DynTool, ToolSpec, arguments};
 
-/// What a tool with these parameters makes of the text a model wrote.
+/// Parses arguments for a tool with these parameters.
 fn read<P: DeserializeOwned + JsonSchema>(text: &str) -> Result<P, ArgumentError> {
     let spec = ToolSpec::new("tool", "", of::<P>());
     let mut repairs = Vec::new();
     let value = arguments::parse(text, &mut repairs)?;
-    let value = admit(spec.parameters(), value, &mut repairs)?;
+    let value = validate(spec.parameters(), value, &mut repairs)?;
     arguments::typed(&value)
 }
 
@@ -39,7 +39,7 @@ where
 
 #[derive(Debug, PartialEq, Deserialize, JsonSchema)]
 struct Search {
-    /// What is searched.
+    /// The search text.
     query: String,
     #[serde(default = "ten")]
     limit: u32,
@@ -72,7 +72,7 @@ struct Within {
 }
 
 #[test]
-fn what_may_be_left_out_may_be_left_out() {
+fn optional_parameters_may_be_omitted() {
     let expected = Search {
         query: "x".to_owned(),
         limit: 10,
@@ -88,7 +88,7 @@ fn what_may_be_left_out_may_be_left_out() {
 }
 
 #[test]
-fn nested_values_come_through() {
+fn nested_values_are_accepted() {
     let search: Search = accepted(&json!({
         "query": "x",
         "limit": 3,
@@ -112,7 +112,7 @@ fn nested_values_come_through() {
 }
 
 #[test]
-fn a_refusal_says_which_argument_and_what_was_expected() {
+fn errors_name_the_argument_and_the_expected_type() {
     let cases = [
         "",
         "[\"x\"]",
@@ -144,7 +144,7 @@ fn a_refusal_says_which_argument_and_what_was_expected() {
 }
 
 #[test]
-fn no_text_and_null_mean_no_arguments() {
+fn empty_text_and_null_mean_no_arguments() {
     #[derive(Debug, PartialEq, Deserialize, JsonSchema)]
     struct Nothing {}
 
@@ -158,7 +158,7 @@ fn no_text_and_null_mean_no_arguments() {
 }
 
 #[test]
-fn maps_with_any_key_check_their_values() {
+fn map_values_are_checked() {
     let map: HashMap<String, u8> = accepted(&json!({"a": 1, "b": 2}));
     assert_eq!(
         map,
@@ -182,7 +182,7 @@ fn maps_with_any_key_check_their_values() {
 }
 
 #[test]
-fn free_form_parameters_take_anything_that_is_an_object() {
+fn free_form_parameters_accept_any_object() {
     let anything = json!({"a": 1, "b": {"c": [null]}});
     assert_eq!(accepted::<Value>(&anything), anything);
     assert_eq!(
@@ -226,7 +226,7 @@ enum Change {
 }
 
 #[test]
-fn enumerations_of_every_serde_kind_come_through() {
+fn enums_of_every_serde_representation_are_accepted() {
     #[derive(Debug, PartialEq, Deserialize, JsonSchema)]
     struct Draw {
         shape: Shape,
@@ -271,7 +271,7 @@ fn enumerations_of_every_serde_kind_come_through() {
 }
 
 #[test]
-fn flattened_and_combined_parameters_come_through() {
+fn flattened_and_combined_parameters_are_accepted() {
     #[derive(Debug, PartialEq, Deserialize, JsonSchema)]
     struct Page {
         page: u32,
@@ -295,7 +295,7 @@ fn flattened_and_combined_parameters_come_through() {
 }
 
 #[test]
-fn recursive_parameters_come_through() {
+fn recursive_parameters_are_accepted() {
     #[derive(Debug, PartialEq, Deserialize, JsonSchema)]
     struct Folder {
         name: String,
@@ -311,11 +311,11 @@ fn recursive_parameters_come_through() {
 }
 
 #[test]
-fn a_default_is_told_to_the_model() {
+fn a_default_is_part_of_the_schema() {
     #[derive(Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
     #[serde(default)]
     struct Settings {
-        /// How many.
+        /// The number.
         count: u8,
         names: Vec<String>,
     }
@@ -329,7 +329,7 @@ fn a_default_is_told_to_the_model() {
                     "format": "uint8",
                     "minimum": 0,
                     "maximum": 255,
-                    "description": "How many.",
+        "description": "The number.",
                     "default": 0,
                 },
                 "names": {"type": "array", "items": {"type": "string"}, "default": []},
@@ -339,7 +339,7 @@ fn a_default_is_told_to_the_model() {
     assert_eq!(accepted::<Settings>(&json!({})), Settings::default());
 }
 
-/// What a tool from a bare schema makes of these arguments.
+/// Parses arguments for a tool with this JSON schema.
 fn bare(schema: Value, arguments: &Value) -> Result<Value, String> {
     let tool = DynTool::from_schema(ToolSpec::new("tool", "", schema), |_, _| async {
         Ok("done".into())
@@ -350,7 +350,7 @@ fn bare(schema: Value, arguments: &Value) -> Result<Value, String> {
 }
 
 #[test]
-fn a_bare_schema_is_checked_as_far_as_said() {
+fn arguments_are_checked_against_a_json_schema() {
     let schema = json!({
         "type": "object",
         "properties": {
@@ -400,7 +400,7 @@ fn a_bare_schema_is_checked_as_far_as_said() {
 }
 
 #[test]
-fn a_schema_that_says_nothing_accepts_any_object() {
+fn an_empty_schema_accepts_any_object() {
     for schema in [
         json!({}),
         json!({"type": "object", "additionalProperties": true}),
@@ -408,7 +408,7 @@ fn a_schema_that_says_nothing_accepts_any_object() {
         let arguments = json!({"a": 1});
         assert_eq!(bare(schema, &arguments), Ok(arguments));
     }
-    // The usual way to say that a tool takes nothing.
+    // The usual schema of a tool without parameters.
     assert_eq!(
         bare(
             json!({"type": "object", "properties": {}}),
@@ -419,7 +419,7 @@ fn a_schema_that_says_nothing_accepts_any_object() {
 }
 
 #[test]
-fn alternatives_of_what_is_required_are_told_apart() {
+fn alternative_required_properties_are_supported() {
     let schema = json!({
         "type": "object",
         "properties": {"id": {"oneOf": [{"type": "string"}, {"type": "integer"}]}},

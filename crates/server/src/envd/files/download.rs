@@ -1,4 +1,4 @@
-//! `GET /files`: a file, or a part of it, as it is read.
+//! `GET /files`: streams a file or a part of it.
 
 use std::sync::Arc;
 
@@ -11,23 +11,23 @@ use cantle_core::sandbox::{
 use futures_util::{StreamExt as _, stream};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 
-use super::Query;
-use super::range::{self, Wanted};
-use crate::envd::fault::{Fault, plain};
-use crate::envd::filesystem::census::{self, Start};
+use super::FileQuery;
+use super::range::{self, RangeRequest};
+use crate::envd::directories::listing::{self, StartLink};
+use crate::envd::error::{EnvdError, plain};
 use crate::envd::path;
-use crate::fleet::{Live, Visit};
+use crate::envd::{RunningSandbox, SandboxUse};
 
 pub(super) async fn serve(
-    live: &Arc<Live>,
-    query: &Query,
+    live: &Arc<RunningSandbox>,
+    query: &FileQuery,
     headers: &HeaderMap,
-) -> Result<Response, Fault> {
-    let said = query.path.as_deref().unwrap_or_default();
-    let path = path::resolve(said, &live.home)?;
-    let sandbox = live.visit()?;
-    let missing = || Fault::not_found(format!("path '{path}' does not exist"));
-    // What the backend says of it costs less than what a program says; links are followed by the latter.
+) -> Result<Response, EnvdError> {
+    let requested_path = query.path.as_deref().unwrap_or_default();
+    let path = path::resolve(requested_path, &live.home)?;
+    let sandbox = live.acquire()?;
+    let missing = || EnvdError::not_found(format!("path '{path}' does not exist"));
+    // The backend is faster than a helper program, which is needed only to follow links.
     let found = match sandbox.stat(&path).await {
         Ok(info) if info.kind != FileKind::Symlink => Some((info.kind, info.size_bytes, true)),
         Ok(_) => None,
@@ -37,24 +37,24 @@ pub(super) async fn serve(
             _ => return Err(error.into()),
         },
     };
-    let (kind, size_bytes, is_known) = match found {
+    let (kind, size_bytes, size_is_reliable) = match found {
         Some(found) => found,
         None => {
-            let seen = census::take(&*sandbox, &path, Start::Followed, 0).await?;
-            let seen = seen.into_iter().next().ok_or_else(missing)?;
-            // Files of the system may have more in them than their size says.
-            (seen.kind, seen.size_bytes, seen.size_bytes > 0)
+            let listed = listing::list(&*sandbox, &path, StartLink::Follow, 0).await?;
+            let listed = listed.into_iter().next().ok_or_else(missing)?;
+            // Files in /proc and /sys report size 0.
+            (listed.kind, listed.size_bytes, listed.size_bytes > 0)
         }
     };
     match kind {
         FileKind::File => {}
         FileKind::Directory => {
-            return Err(Fault::invalid(format!("path '{path}' is a directory")));
+            return Err(EnvdError::invalid(format!("path '{path}' is a directory")));
         }
-        // A link that leads nowhere.
+        // A dangling link.
         FileKind::Symlink => return Err(missing()),
         FileKind::Other => {
-            return Err(Fault::invalid(format!(
+            return Err(EnvdError::invalid(format!(
                 "path '{path}' is not a regular file"
             )));
         }
@@ -62,26 +62,29 @@ pub(super) async fn serve(
     let range = headers.get(header::RANGE);
     let range = range
         .and_then(|range| range.to_str().ok())
-        .filter(|_| is_known);
-    let wanted = range::wanted(range, size_bytes);
-    let bytes = match wanted {
-        Wanted::Unsatisfiable => {
-            let mut response = plain(StatusCode::RANGE_NOT_SATISFIABLE, "there is no such range");
+        .filter(|_| size_is_reliable);
+    let requested = range::parse(range, size_bytes);
+    let bytes = match requested {
+        RangeRequest::Unsatisfiable => {
+            let mut response = plain(
+                StatusCode::RANGE_NOT_SATISFIABLE,
+                "the requested range does not exist",
+            );
             if let Ok(value) = HeaderValue::from_str(&format!("bytes */{size_bytes}")) {
                 response.headers_mut().insert(header::CONTENT_RANGE, value);
             }
             return Ok(response);
         }
-        Wanted::Whole => ByteRange::all(),
-        Wanted::Part { first, last } => ByteRange::new(first, last - first + 1),
+        RangeRequest::Whole => ByteRange::all(),
+        RangeRequest::Part { first, last } => ByteRange::new(first, last - first + 1),
     };
-    let (data, is_known) = match sandbox.read(&path, bytes).await {
-        Ok(data) => (data, is_known),
+    let (data, size_is_reliable) = match sandbox.read(&path, bytes).await {
+        Ok(data) => (data, size_is_reliable),
         Err(error) if error.kind() == SandboxErrorKind::OutsideSandbox => {
-            if wanted != Wanted::Whole {
+            if requested != RangeRequest::Whole {
                 return Err(error.into());
             }
-            (outside(sandbox, &path).await?, false)
+            (read_outside(sandbox, &path).await?, false)
         }
         Err(error) if error.kind() == SandboxErrorKind::NotFound => return Err(missing()),
         Err(error) => return Err(error.into()),
@@ -97,15 +100,15 @@ pub(super) async fn serve(
         headers.insert(header::CONTENT_DISPOSITION, value);
     }
     headers.insert(header::VARY, HeaderValue::from_static("Accept-Encoding"));
-    if is_known {
+    if size_is_reliable {
         headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
-        let length = match wanted {
-            Wanted::Part { first, last } => last - first + 1,
+        let length = match requested {
+            RangeRequest::Part { first, last } => last - first + 1,
             _ => size_bytes,
         };
         headers.insert(header::CONTENT_LENGTH, length.into());
     }
-    if let Wanted::Part { first, last } = wanted {
+    if let RangeRequest::Part { first, last } = requested {
         if let Ok(value) = HeaderValue::from_str(&format!("bytes {first}-{last}/{size_bytes}")) {
             headers.insert(header::CONTENT_RANGE, value);
         }
@@ -114,38 +117,38 @@ pub(super) async fn serve(
     Ok(response)
 }
 
-/// A file that is not the backend's to give, but that commands may read: by a command.
-async fn outside(sandbox: Visit, path: &SandboxPath) -> Result<ByteStream, Fault> {
-    let argv = ["cat".into(), "--".into(), census::os_path(path)];
+/// Reads a file outside the backend's directories with a command.
+async fn read_outside(sandbox: SandboxUse, path: &SandboxPath) -> Result<ByteStream, EnvdError> {
+    let argv = ["cat".into(), "--".into(), listing::os_path(path)];
     let request = SpawnRequest::argv(argv).with_background(Background::Kill);
     let mut process = sandbox.spawn(request).await?;
     let Some(output) = process.take_output() else {
-        return Err(Fault::not_found(format!("path '{path}' can't be read")));
+        return Err(EnvdError::not_found(format!("path '{path}' can't be read")));
     };
-    // The first piece says whether it can be read at all.
-    let mut pieces = Box::pin(output.filter_map(|chunk| async move {
+    // The first chunk shows whether the file is readable.
+    let mut chunks = Box::pin(output.filter_map(|chunk| async move {
         match chunk {
             Ok(chunk) if chunk.channel == Channel::Stdout => Some(Ok(chunk.bytes)),
             Ok(_) => None,
             Err(error) => Some(Err(error)),
         }
     }));
-    let first = pieces.next().await;
+    let first = chunks.next().await;
     if first.is_none() && !process.wait().await?.status.success() {
         let message = format!("path '{path}' can't be read");
-        return Err(Fault::new(
-            crate::envd::fault::Code::PermissionDenied,
+        return Err(EnvdError::new(
+            crate::envd::error::RpcCode::PermissionDenied,
             message,
         ));
     }
-    // The command lives as long as somebody reads.
-    let rest = stream::unfold((pieces, process, sandbox), |mut parts| async move {
-        parts.0.next().await.map(|piece| (piece, parts))
+    // The stream keeps the command alive.
+    let rest = stream::unfold((chunks, process, sandbox), |mut parts| async move {
+        parts.0.next().await.map(|chunk| (chunk, parts))
     });
     Ok(Box::pin(stream::iter(first).chain(rest)))
 }
 
-/// `Content-Disposition`, with a name that is no ASCII in the form for such (RFC 6266).
+/// Formats `Content-Disposition`; names that are not printable ASCII are encoded (RFC 6266).
 fn disposition(name: &str) -> String {
     let plain = |character: char| {
         character.is_ascii_graphic() && !matches!(character, '"' | '\\') || character == ' '
@@ -164,12 +167,12 @@ fn disposition(name: &str) -> String {
     format!("inline; filename*=UTF-8''{encoded}")
 }
 
-/// A media type by the name's ending.
+/// Returns the media type for a file name extension.
 fn media_type(name: &str) -> &'static str {
-    let ending = name
+    let extension = name
         .rsplit_once('.')
-        .map(|(_, ending)| ending.to_ascii_lowercase());
-    match ending.as_deref().unwrap_or_default() {
+        .map(|(_, extension)| extension.to_ascii_lowercase());
+    match extension.as_deref().unwrap_or_default() {
         "txt" | "md" | "log" | "py" | "rs" | "sh" | "toml" | "yaml" | "yml" => {
             "text/plain; charset=utf-8"
         }
@@ -196,7 +199,7 @@ mod tests {
     use super::disposition;
 
     #[test]
-    fn names_are_quoted_or_encoded() {
+    fn file_names_are_quoted_or_encoded() {
         assert_eq!(disposition("a b.txt"), "inline; filename=\"a b.txt\"");
         assert_eq!(
             disposition("ä\"\n"),

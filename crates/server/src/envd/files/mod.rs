@@ -12,21 +12,21 @@ use axum::response::Response;
 use http::{Method, Request, StatusCode, Uri};
 use url::form_urlencoded;
 
-pub(crate) use self::signature::Operation;
-use super::fault::{Fault, plain};
-use crate::fleet::Live;
+pub(crate) use self::signature::FileOperation;
+use super::error::{EnvdError, plain};
+use crate::envd::RunningSandbox;
 
-/// What the address of a file says.
+/// Query parameters of a file URL.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Query {
+pub(crate) struct FileQuery {
     pub(crate) path: Option<String>,
     pub(crate) username: Option<String>,
     pub(crate) signature: Option<String>,
     pub(crate) signature_expiration: Option<i64>,
 }
 
-impl Query {
-    pub(crate) fn of(uri: &Uri) -> Self {
+impl FileQuery {
+    pub(crate) fn parse(uri: &Uri) -> Self {
         let mut query = Self::default();
         for (name, value) in form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()) {
             let value = value.into_owned();
@@ -42,21 +42,30 @@ impl Query {
     }
 }
 
-/// What a request wants to do with a file.
-pub(crate) fn operation(method: &Method) -> Option<Operation> {
+/// Returns the operation of an HTTP method.
+pub(crate) fn operation(method: &Method) -> Option<FileOperation> {
     match *method {
-        Method::GET | Method::HEAD => Some(Operation::Read),
-        Method::POST => Some(Operation::Write),
+        Method::GET | Method::HEAD => Some(FileOperation::Read),
+        Method::POST => Some(FileOperation::Write),
         _ => None,
     }
 }
 
-/// Answers a request whose sender may do this.
-pub(crate) async fn serve(live: &Arc<Live>, query: Query, request: Request<Body>) -> Response {
+/// Serves an authorized request.
+pub(crate) async fn serve(
+    live: &Arc<RunningSandbox>,
+    query: FileQuery,
+    request: Request<Body>,
+) -> Response {
     let answered = match operation(request.method()) {
-        Some(Operation::Read) => download::serve(live, &query, request.headers()).await,
-        Some(Operation::Write) => upload::serve(live, query, request).await,
-        None => return plain(StatusCode::METHOD_NOT_ALLOWED, "files are read and written"),
+        Some(FileOperation::Read) => download::serve(live, &query, request.headers()).await,
+        Some(FileOperation::Write) => upload::serve(live, query, request).await,
+        None => {
+            return plain(
+                StatusCode::METHOD_NOT_ALLOWED,
+                "method not allowed: use GET or POST",
+            );
+        }
     };
-    answered.unwrap_or_else(Fault::into_plain)
+    answered.unwrap_or_else(EnvdError::into_plain)
 }

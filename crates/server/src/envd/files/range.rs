@@ -1,23 +1,23 @@
-//! `Range` (RFC 9110, 14): one range of bytes.
+//! The `Range` header (RFC 9110, section 14) with one range of bytes.
 
-/// What is wanted of a file of some size.
+/// The requested part of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Wanted {
-    /// All of it: nothing else was asked for, or nothing that we know.
+pub(crate) enum RangeRequest {
+    /// The whole file: no range, or an unsupported one.
     Whole,
-    /// From the first byte to the last one.
+    /// An inclusive range.
     Part { first: u64, last: u64 },
-    /// Nothing of it is there.
+    /// No byte of the range exists.
     Unsatisfiable,
 }
 
-/// Reads the header for a file of `size_bytes`.
-pub(crate) fn wanted(header: Option<&str>, size_bytes: u64) -> Wanted {
+/// Parses the header for a file of `size_bytes`.
+pub(crate) fn parse(header: Option<&str>, size_bytes: u64) -> RangeRequest {
     let Some(range) = header.and_then(|header| header.trim().strip_prefix("bytes=")) else {
-        return Wanted::Whole;
+        return RangeRequest::Whole;
     };
     let Some((first, last)) = range.trim().split_once('-') else {
-        return Wanted::Whole;
+        return RangeRequest::Whole;
     };
     let number = |text: &str| match text.trim() {
         "" => Ok(None),
@@ -31,20 +31,20 @@ pub(crate) fn wanted(header: Option<&str>, size_bytes: u64) -> Wanted {
         (Ok(Some(first)), Ok(last), Some(end)) if first <= end => {
             let last = last.unwrap_or(end);
             if last < first {
-                return Wanted::Whole;
+                return RangeRequest::Whole;
             }
-            Wanted::Part {
+            RangeRequest::Part {
                 first,
                 last: last.min(end),
             }
         }
-        (Ok(None), Ok(Some(length @ 1..)), Some(end)) => Wanted::Part {
+        (Ok(None), Ok(Some(length @ 1..)), Some(end)) => RangeRequest::Part {
             first: size_bytes.saturating_sub(length),
             last: end,
         },
-        (Ok(Some(_)), Ok(_), _) | (Ok(None), Ok(Some(_)), _) => Wanted::Unsatisfiable,
-        // Several of them, or nonsense.
-        _ => Wanted::Whole,
+        (Ok(Some(_)), Ok(_), _) | (Ok(None), Ok(Some(_)), _) => RangeRequest::Unsatisfiable,
+        // Several ranges, or invalid syntax.
+        _ => RangeRequest::Whole,
     }
 }
 
@@ -53,24 +53,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranges_are_read_or_ignored() {
-        let part = |first, last| Wanted::Part { first, last };
+    fn ranges_are_parsed_or_ignored() {
+        let part = |first, last| RangeRequest::Part { first, last };
         for (header, expected) in [
             ("bytes=0-3", part(0, 3)),
             ("bytes=4-", part(4, 9)),
             ("bytes=4-99", part(4, 9)),
             ("bytes=-3", part(7, 9)),
             ("bytes=-30", part(0, 9)),
-            ("bytes=10-", Wanted::Unsatisfiable),
-            ("bytes=-0", Wanted::Unsatisfiable),
-            ("bytes=3-2", Wanted::Whole),
-            ("bytes=0-1,3-4", Wanted::Whole),
-            ("bytes=-", Wanted::Whole),
-            ("lines=1-2", Wanted::Whole),
+            ("bytes=10-", RangeRequest::Unsatisfiable),
+            ("bytes=-0", RangeRequest::Unsatisfiable),
+            ("bytes=3-2", RangeRequest::Whole),
+            ("bytes=0-1,3-4", RangeRequest::Whole),
+            ("bytes=-", RangeRequest::Whole),
+            ("lines=1-2", RangeRequest::Whole),
         ] {
-            assert_eq!(wanted(Some(header), 10), expected, "{header}");
+            assert_eq!(parse(Some(header), 10), expected, "{header}");
         }
-        assert_eq!(wanted(None, 10), Wanted::Whole);
-        assert_eq!(wanted(Some("bytes=0-0"), 0), Wanted::Unsatisfiable);
+        assert_eq!(parse(None, 10), RangeRequest::Whole);
+        assert_eq!(parse(Some("bytes=0-0"), 0), RangeRequest::Unsatisfiable);
     }
 }

@@ -1,23 +1,23 @@
-//! Signed addresses of files: who has one may do one thing with one file, without the token.
+//! Signed file URLs, which grant one operation on one file without the token.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD_NO_PAD;
 use jiff::Timestamp;
 use sha2::{Digest as _, Sha256};
 
-use super::Query;
+use super::FileQuery;
 use crate::keys;
 
 const VERSION: &str = "v1_";
 
-/// What is done with a file.
+/// Operation on a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Operation {
+pub(crate) enum FileOperation {
     Read,
     Write,
 }
 
-impl Operation {
+impl FileOperation {
     fn as_str(self) -> &'static str {
         match self {
             Self::Read => "read",
@@ -26,31 +26,31 @@ impl Operation {
     }
 }
 
-/// What a signature is worth.
+/// Result of checking a signature.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Verdict {
-    Good,
-    Wrong,
+pub(crate) enum SignatureCheck {
+    Valid,
+    Invalid,
     Expired,
 }
 
-/// Whether the signature of a query was made with `token`, for this operation.
-pub(crate) fn check(query: &Query, operation: Operation, token: &str) -> Verdict {
+/// Checks whether a query was signed with `token` for this operation.
+pub(crate) fn check(query: &FileQuery, operation: FileOperation, token: &str) -> SignatureCheck {
     let Some(signature) = &query.signature else {
-        return Verdict::Wrong;
+        return SignatureCheck::Invalid;
     };
-    let own = sign(query, operation, token);
-    if !keys::same(signature.trim_end_matches('='), &own) {
-        return Verdict::Wrong;
+    let expected = sign(query, operation, token);
+    if !keys::constant_time_eq(signature.trim_end_matches('='), &expected) {
+        return SignatureCheck::Invalid;
     }
     match query.signature_expiration {
-        Some(until) if until < Timestamp::now().as_second() => Verdict::Expired,
-        _ => Verdict::Good,
+        Some(until) if until < Timestamp::now().as_second() => SignatureCheck::Expired,
+        _ => SignatureCheck::Valid,
     }
 }
 
-fn sign(query: &Query, operation: Operation, token: &str) -> String {
-    let Query { path, username, .. } = query;
+fn sign(query: &FileQuery, operation: FileOperation, token: &str) -> String {
+    let FileQuery { path, username, .. } = query;
     let path = path.as_deref().unwrap_or_default();
     let username = username.as_deref().unwrap_or_default();
     let mut raw = format!("{path}:{}:{username}:{token}", operation.as_str());
@@ -65,33 +65,51 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_signature_is_for_one_file_one_operation_and_a_time() {
+    fn a_signature_is_valid_for_one_file_one_operation_and_a_time() {
         let now = Timestamp::now().as_second();
-        let mut query = Query {
+        let mut query = FileQuery {
             path: Some("a".to_owned()),
             username: Some("user".to_owned()),
             signature: None,
             signature_expiration: Some(now + 60),
         };
-        query.signature = Some(sign(&query, Operation::Read, "t"));
-        assert_eq!(check(&query, Operation::Read, "t"), Verdict::Good);
-        assert_eq!(check(&query, Operation::Write, "t"), Verdict::Wrong);
-        assert_eq!(check(&query, Operation::Read, "u"), Verdict::Wrong);
+        query.signature = Some(sign(&query, FileOperation::Read, "t"));
+        assert_eq!(
+            check(&query, FileOperation::Read, "t"),
+            SignatureCheck::Valid
+        );
+        assert_eq!(
+            check(&query, FileOperation::Write, "t"),
+            SignatureCheck::Invalid
+        );
+        assert_eq!(
+            check(&query, FileOperation::Read, "u"),
+            SignatureCheck::Invalid
+        );
         query.signature_expiration = Some(now + 61);
-        assert_eq!(check(&query, Operation::Read, "t"), Verdict::Wrong);
+        assert_eq!(
+            check(&query, FileOperation::Read, "t"),
+            SignatureCheck::Invalid
+        );
         query.signature_expiration = Some(now - 1);
-        query.signature = Some(sign(&query, Operation::Read, "t"));
-        assert_eq!(check(&query, Operation::Read, "t"), Verdict::Expired);
+        query.signature = Some(sign(&query, FileOperation::Read, "t"));
+        assert_eq!(
+            check(&query, FileOperation::Read, "t"),
+            SignatureCheck::Expired
+        );
     }
 
     #[test]
-    fn it_is_what_sdks_make() {
-        let query = Query {
+    fn signatures_equal_those_of_the_sdks() {
+        let query = FileQuery {
             path: Some("/home/user/a".to_owned()),
-            ..Query::default()
+            ..FileQuery::default()
         };
         // `base64(sha256("/home/user/a:read::t"))`.
         let expected: String = STANDARD_NO_PAD.encode(Sha256::digest("/home/user/a:read::t"));
-        assert_eq!(sign(&query, Operation::Read, "t"), format!("v1_{expected}"));
+        assert_eq!(
+            sign(&query, FileOperation::Read, "t"),
+            format!("v1_{expected}")
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! `POST /files`: files as parts of a form, or one as the body itself.
+//! `POST /files`: files as parts of a form, or one file as the body.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write as _;
@@ -20,21 +20,21 @@ use serde::Serialize;
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-use super::Query;
+use super::FileQuery;
 use crate::body::{self, BodyError};
-use crate::envd::fault::Fault;
+use crate::envd::RunningSandbox;
+use crate::envd::error::EnvdError;
 use crate::envd::{metadata, path};
-use crate::fleet::Live;
 
-/// Pieces of a part that wait to be written.
-const PIECES_IN_FLIGHT: usize = 4;
-/// How much is decompressed at once: at most some 2 MiB come of it.
-const COMPRESSED_BYTES: usize = 2048;
-/// Files of one form.
-const MOST_FILES: usize = 10_000;
+/// Queued chunks of a form part.
+const QUEUED_CHUNKS: usize = 4;
+/// Compressed bytes per step; they expand to at most about 2 MiB.
+const DECOMPRESSION_STEP_BYTES: usize = 2048;
+/// Maximum files in one form.
+const MAX_FILES: usize = 10_000;
 
 #[derive(Debug, Serialize)]
-struct Written {
+struct WrittenFile {
     name: String,
     #[serde(rename = "type")]
     kind: &'static str,
@@ -44,63 +44,63 @@ struct Written {
 }
 
 pub(super) async fn serve(
-    live: &Arc<Live>,
-    query: Query,
+    live: &Arc<RunningSandbox>,
+    query: FileQuery,
     request: Request<Body>,
-) -> Result<Response, Fault> {
-    let said = metadata::of_headers(request.headers())?;
+) -> Result<Response, EnvdError> {
+    let metadata_values = metadata::from_headers(request.headers())?;
     let kind = header_text(request.headers(), header::CONTENT_TYPE);
     let encoding = header_text(request.headers(), header::CONTENT_ENCODING);
     let is_gzip = match encoding.as_str() {
         "" | "identity" => false,
         "gzip" => true,
         _ => {
-            return Err(Fault::invalid(format!(
+            return Err(EnvdError::invalid(format!(
                 "the encoding {encoding} is not supported"
             )));
         }
     };
     let written = if kind.starts_with("multipart/form-data") {
         if is_gzip {
-            return Err(Fault::invalid("a form can't be compressed as a whole"));
+            return Err(EnvdError::invalid("a form can't be compressed as a whole"));
         }
-        form(live, &query, request, &said).await?
+        form(live, &query, request, &metadata_values).await?
     } else if kind.starts_with("application/octet-stream") {
         let Some(path) = query.path.filter(|path| !path.is_empty()) else {
-            return Err(Fault::invalid("the address says no path"));
+            return Err(EnvdError::invalid("the URL has no path"));
         };
         let path = path::resolve(&path, &live.home)?;
-        let data = of_body(request.into_body(), live.commands.patience);
-        let data = if is_gzip { decompressed(data) } else { data };
-        vec![write(live, &path, data, &said).await?]
+        let data = body_stream(request.into_body(), live.commands.idle_timeout);
+        let data = if is_gzip { decompress(data) } else { data };
+        vec![write(live, &path, data, &metadata_values).await?]
     } else {
-        return Err(Fault::invalid(
-            "a file comes as multipart/form-data or as application/octet-stream",
+        return Err(EnvdError::invalid(
+            "the content type must be multipart/form-data or application/octet-stream",
         ));
     };
     Ok(Json(written).into_response())
 }
 
-/// A header in lower case; nothing where there is none.
+/// Returns a header in lower case; empty if it is missing.
 fn header_text(headers: &HeaderMap, name: HeaderName) -> String {
     let value = headers.get(name).and_then(|value| value.to_str().ok());
     value.unwrap_or_default().to_ascii_lowercase()
 }
 
 async fn form(
-    live: &Arc<Live>,
-    query: &Query,
+    live: &Arc<RunningSandbox>,
+    query: &FileQuery,
     mut request: Request<Body>,
-    said: &BTreeMap<String, String>,
-) -> Result<Vec<Written>, Fault> {
-    // Files are written as they come, whatever their size.
+    metadata_values: &BTreeMap<String, String>,
+) -> Result<Vec<WrittenFile>, EnvdError> {
+    // Files are streamed, so the framework's limit does not apply.
     DefaultBodyLimit::disable().apply(&mut request);
-    let broken = |error: &dyn std::fmt::Display| Fault::invalid(format!("the form: {error}"));
+    let broken = |error: &dyn std::fmt::Display| EnvdError::invalid(format!("the form: {error}"));
     let mut parts = Multipart::from_request(request, &())
         .await
         .map_err(|error| broken(&error.body_text()))?;
-    let idle = live.commands.patience;
-    let too_slow = |_| Fault::from(BodyError::Idle);
+    let idle = live.commands.idle_timeout;
+    let too_slow = |_| EnvdError::from(BodyError::Idle);
     let mut written = Vec::new();
     let mut targets = BTreeSet::new();
     while let Some(mut part) = timeout(idle, parts.next_field())
@@ -116,46 +116,46 @@ async fn form(
             _ => file_name(part.file_name().unwrap_or_default()),
         };
         if named.is_empty() {
-            return Err(Fault::invalid("a file has no path"));
+            return Err(EnvdError::invalid("a file has no path"));
         }
         let path = path::resolve(&named, &live.home)?;
-        if !targets.insert(path.clone()) || targets.len() > MOST_FILES {
+        if !targets.insert(path.clone()) || targets.len() > MAX_FILES {
             let message = format!("you cannot upload multiple files to the same path '{path}'");
-            return Err(Fault::invalid(message));
+            return Err(EnvdError::invalid(message));
         }
-        let (sender, receiver) = mpsc::channel(PIECES_IN_FLIGHT);
+        let (sender, receiver) = mpsc::channel(QUEUED_CHUNKS);
         let feed = async {
             loop {
-                let piece = match timeout(idle, part.chunk()).await {
-                    Err(_) => Err(broken_off(BodyError::Idle)),
+                let chunk = match timeout(idle, part.chunk()).await {
+                    Err(_) => Err(body_error(BodyError::Idle)),
                     Ok(Err(error)) => Err(SandboxError::new(
                         SandboxErrorKind::InvalidInput,
                         format!("the form: {}", error.body_text()),
                     )),
                     Ok(Ok(None)) => break,
-                    Ok(Ok(Some(piece))) => Ok(piece),
+                    Ok(Ok(Some(chunk))) => Ok(chunk),
                 };
-                let is_last = piece.is_err();
-                if sender.send(piece).await.is_err() || is_last {
+                let is_last = chunk.is_err();
+                if sender.send(chunk).await.is_err() || is_last {
                     break;
                 }
             }
             drop(sender);
         };
         let data: ByteStream = Box::pin(stream::unfold(receiver, |mut receiver| async move {
-            receiver.recv().await.map(|piece| (piece, receiver))
+            receiver.recv().await.map(|chunk| (chunk, receiver))
         }));
-        let writing = write(live, &path, data, said);
+        let writing = write(live, &path, data, metadata_values);
         let (_, result) = futures_util::future::join(feed, writing).await;
         written.push(result?);
     }
     if written.is_empty() {
-        return Err(Fault::invalid("the form has no file"));
+        return Err(EnvdError::invalid("the form has no file"));
     }
     Ok(written)
 }
 
-/// The name of a file in a form, with what forms encode in names.
+/// Decodes the characters that forms encode in file names.
 fn file_name(name: &str) -> String {
     name.replace("%22", "\"")
         .replace("%0D", "\r")
@@ -163,61 +163,61 @@ fn file_name(name: &str) -> String {
 }
 
 async fn write(
-    live: &Live,
+    live: &RunningSandbox,
     path: &SandboxPath,
     data: ByteStream,
-    said: &BTreeMap<String, String>,
-) -> Result<Written, Fault> {
-    let sandbox = live.visit()?;
+    metadata_values: &BTreeMap<String, String>,
+) -> Result<WrittenFile, EnvdError> {
+    let sandbox = live.acquire()?;
     let mode = match sandbox.stat(path).await {
-        // It stays what it was.
+        // An existing file keeps its mode.
         Ok(info) if info.kind == FileKind::File => info.mode,
         Ok(info) if info.kind == FileKind::Directory => {
-            return Err(Fault::invalid(format!("path '{path}' is a directory")));
+            return Err(EnvdError::invalid(format!("path '{path}' is a directory")));
         }
         _ => None,
     };
     let options = WriteOptions::default().with_mode(mode.unwrap_or(0o644));
     Sandbox::write(&*sandbox, path, options, data).await?;
-    live.metadata.set(path, said.clone())?;
+    live.metadata.set(path, metadata_values.clone())?;
     let name = path.file_name().unwrap_or_default();
-    Ok(Written {
+    Ok(WrittenFile {
         name: String::from_utf8_lossy(name).into_owned(),
         kind: "file",
         path: path.to_string(),
-        metadata: said.clone(),
+        metadata: metadata_values.clone(),
     })
 }
 
-fn of_body(body: Body, idle: Duration) -> ByteStream {
+fn body_stream(body: Body, idle: Duration) -> ByteStream {
     Box::pin(stream::unfold(Some(body), move |body| async move {
         let mut body = body?;
-        match body::next(&mut body, idle).await {
-            Ok(Some(piece)) => Some((Ok(piece), Some(body))),
+        match body::next_chunk(&mut body, idle).await {
+            Ok(Some(chunk)) => Some((Ok(chunk), Some(body))),
             Ok(None) => None,
-            Err(error) => Some((Err(broken_off(error)), None)),
+            Err(error) => Some((Err(body_error(error)), None)),
         }
     }))
 }
 
-fn broken_off(error: BodyError) -> SandboxError {
+fn body_error(error: BodyError) -> SandboxError {
     SandboxError::new(SandboxErrorKind::InvalidInput, error.to_string())
 }
 
-/// Decompresses as it is read, a little at a time.
-fn decompressed(data: ByteStream) -> ByteStream {
-    struct State {
+/// Decompresses a stream in small steps.
+fn decompress(data: ByteStream) -> ByteStream {
+    struct Decompressor {
         data: ByteStream,
         decoder: Option<MultiGzDecoder<Vec<u8>>>,
         rest: Bytes,
     }
-    let state = State {
+    let state = Decompressor {
         data,
         decoder: Some(MultiGzDecoder::new(Vec::new())),
         rest: Bytes::new(),
     };
     let broken = |error: std::io::Error| {
-        let message = format!("the body is not what gzip makes: {error}");
+        let message = format!("the body is not valid gzip: {error}");
         SandboxError::new(SandboxErrorKind::InvalidInput, message)
     };
     Box::pin(stream::unfold(state, move |mut state| async move {
@@ -227,7 +227,7 @@ fn decompressed(data: ByteStream) -> ByteStream {
             let decoder = state.decoder.as_mut()?;
             if state.rest.is_empty() {
                 match state.data.next().await {
-                    Some(Ok(piece)) => state.rest = piece,
+                    Some(Ok(chunk)) => state.rest = chunk,
                     Some(Err(error)) => {
                         state.decoder = None;
                         return Some((Err(error), state));
@@ -242,7 +242,9 @@ fn decompressed(data: ByteStream) -> ByteStream {
                 }
                 continue;
             }
-            let some = state.rest.split_to(COMPRESSED_BYTES.min(state.rest.len()));
+            let some = state
+                .rest
+                .split_to(DECOMPRESSION_STEP_BYTES.min(state.rest.len()));
             if let Err(error) = decoder.write_all(&some) {
                 state.decoder = None;
                 return Some((Err(broken(error)), state));

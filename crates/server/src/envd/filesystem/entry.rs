@@ -1,17 +1,17 @@
-//! What is said of one file or directory.
+//! Description of a file or directory in responses.
 
 use std::collections::BTreeMap;
 
 use cantle_core::sandbox::{FileKind, Sandbox, SandboxPath};
 use serde::Serialize;
 
-use super::census::{self, Seen, Start};
-use crate::envd::fault::Fault;
-use crate::envd::inside;
-use crate::fleet::Live;
+use crate::envd::RunningSandbox;
+use crate::envd::directories::listing::{self, ListedEntry, StartLink};
+use crate::envd::error::EnvdError;
+use crate::envd::helper;
 
-/// Links of one listing of which it is said where they lead.
-const MOST_LINKS: usize = 256;
+/// Maximum links per listing whose targets are resolved.
+const MAX_LINKS: usize = 256;
 const LINKS_BYTES: usize = 4 << 20;
 
 /// `filesystem.EntryInfo`.
@@ -22,7 +22,7 @@ pub(crate) struct EntryInfo {
     #[serde(rename = "type")]
     pub(crate) kind: &'static str,
     pub(crate) path: String,
-    /// As text, since it has 64 bits.
+    /// Text, because JSON numbers can't represent 64 bits.
     pub(crate) size: String,
     pub(crate) mode: u32,
     pub(crate) permissions: String,
@@ -38,29 +38,32 @@ pub(crate) struct EntryInfo {
     pub(crate) is_symlink: bool,
 }
 
-/// What is at a path; `None` where nothing is.
-pub(crate) async fn at(
-    live: &Live,
+/// Returns the description of a path, or `None` if it does not exist.
+pub(crate) async fn describe(
+    live: &RunningSandbox,
     sandbox: &dyn Sandbox,
     path: &SandboxPath,
-) -> Result<Option<EntryInfo>, Fault> {
-    let seen = census::take(sandbox, path, Start::Itself, 0).await?;
-    Ok(of(live, sandbox, path, seen).await?.into_iter().next())
+) -> Result<Option<EntryInfo>, EnvdError> {
+    let listed = listing::list(sandbox, path, StartLink::NoFollow, 0).await?;
+    Ok(describe_all(live, sandbox, path, listed)
+        .await?
+        .into_iter()
+        .next())
 }
 
-/// The same of all that was seen from `start` on.
-pub(crate) async fn of(
-    live: &Live,
+/// Returns the descriptions of a listing.
+pub(crate) async fn describe_all(
+    live: &RunningSandbox,
     sandbox: &dyn Sandbox,
     start: &SandboxPath,
-    seen: Vec<Seen>,
-) -> Result<Vec<EntryInfo>, Fault> {
-    let mut entries = Vec::with_capacity(seen.len());
+    listed: Vec<ListedEntry>,
+) -> Result<Vec<EntryInfo>, EnvdError> {
+    let mut entries = Vec::with_capacity(listed.len());
     let mut links = Vec::new();
-    for one in seen {
-        let path = start.join(&one.below)?;
-        let entry = entry(live, &path, &one);
-        if entry.is_symlink && links.len() < MOST_LINKS {
+    for item in listed {
+        let path = start.join(&item.relative_path)?;
+        let entry = describe_entry(live, &path, &item);
+        if entry.is_symlink && links.len() < MAX_LINKS {
             links.push((entries.len(), path));
         }
         entries.push(entry);
@@ -69,8 +72,8 @@ pub(crate) async fn of(
         return Ok(entries);
     }
     let mut argv = vec!["readlink".into(), "-z".into(), "-m".into(), "--".into()];
-    argv.extend(links.iter().map(|(_, path)| census::os_path(path)));
-    if let Some(output) = inside::run(sandbox, argv, LINKS_BYTES).await?
+    argv.extend(links.iter().map(|(_, path)| listing::os_path(path)));
+    if let Some(output) = helper::run(sandbox, argv, LINKS_BYTES).await?
         && output.exit.status.success()
     {
         let targets = output.stdout.split(|byte| *byte == 0);
@@ -81,16 +84,16 @@ pub(crate) async fn of(
         }
     }
     let mut argv = vec!["find".into(), "-L".into()];
-    argv.extend(links.iter().map(|(_, path)| census::os_path(path)));
+    argv.extend(links.iter().map(|(_, path)| listing::os_path(path)));
     argv.extend(["-maxdepth", "0", "-printf", "%m\\0%p\\0"].map(Into::into));
-    if let Some(output) = inside::run(sandbox, argv, LINKS_BYTES).await? {
+    if let Some(output) = helper::run(sandbox, argv, LINKS_BYTES).await? {
         let mut parts = output.stdout.split(|byte| *byte == 0);
         while let (Some(mode), Some(path)) = (parts.next(), parts.next()) {
             let mode = std::str::from_utf8(mode).ok();
             let mode = mode.and_then(|mode| u32::from_str_radix(mode, 8).ok());
             let link = links
                 .iter()
-                .find(|(_, link)| census::os_path(link).as_encoded_bytes() == path);
+                .find(|(_, link)| listing::os_path(link).as_encoded_bytes() == path);
             if let (Some(mode), Some((index, _))) = (mode, link)
                 && let Some(entry) = entries.get_mut(*index)
             {
@@ -101,30 +104,34 @@ pub(crate) async fn of(
     Ok(entries)
 }
 
-/// What is said of an entry, but for where it leads.
-pub(crate) fn entry(live: &Live, path: &SandboxPath, seen: &Seen) -> EntryInfo {
+/// Returns the description of an entry without its link target.
+pub(crate) fn describe_entry(
+    live: &RunningSandbox,
+    path: &SandboxPath,
+    listed: &ListedEntry,
+) -> EntryInfo {
     let name = path.file_name().unwrap_or(b"/");
     EntryInfo {
         name: String::from_utf8_lossy(name).into_owned(),
-        kind: match seen.target_kind {
+        kind: match listed.target_kind {
             Some(FileKind::File) => "FILE_TYPE_FILE",
             Some(FileKind::Directory) => "FILE_TYPE_DIRECTORY",
             _ => "FILE_TYPE_UNSPECIFIED",
         },
         path: path.to_string(),
-        size: seen.size_bytes.to_string(),
-        mode: seen.mode & 0o777,
-        permissions: permissions(seen.kind, seen.mode),
-        owner: seen.owner.clone(),
-        group: seen.group.clone(),
-        modified_time: seen.modified.map(|modified| modified.to_string()),
+        size: listed.size_bytes.to_string(),
+        mode: listed.mode & 0o777,
+        permissions: permissions(listed.kind, listed.mode),
+        owner: listed.owner.clone(),
+        group: listed.group.clone(),
+        modified_time: listed.modified.map(|modified| modified.to_string()),
         symlink_target: None,
-        metadata: live.metadata.of(path),
-        is_symlink: seen.kind == FileKind::Symlink,
+        metadata: live.metadata.get(path),
+        is_symlink: listed.kind == FileKind::Symlink,
     }
 }
 
-/// Permission bits as Go writes them.
+/// Formats permission bits as Go does.
 fn permissions(kind: FileKind, mode: u32) -> String {
     let first = match kind {
         FileKind::Directory => 'd',
@@ -146,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn permissions_look_as_in_go() {
+    fn permissions_are_formatted_as_in_go() {
         assert_eq!(permissions(FileKind::File, 0o644), "-rw-r--r--");
         assert_eq!(permissions(FileKind::Directory, 0o755), "drwxr-xr-x");
         assert_eq!(permissions(FileKind::Symlink, 0o777), "Lrwxrwxrwx");

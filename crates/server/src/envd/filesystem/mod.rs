@@ -1,7 +1,5 @@
-//! `filesystem.Filesystem`: what files there are, moving and removing them, and watching for changes.
+//! `filesystem.Filesystem`: listing, moving, removing and watching files.
 
-pub(crate) mod census;
-mod changes;
 pub(crate) mod entry;
 mod watch;
 
@@ -15,13 +13,15 @@ use http::{Request, StatusCode};
 use serde::{Deserialize, Serialize};
 use tokio::time::timeout;
 
-use self::census::Start;
 use self::entry::EntryInfo;
-pub(crate) use self::watch::Watchers;
-use super::fault::{Code, Fault};
+use super::directories::listing::{self, StartLink};
+use super::error::{EnvdError, RpcCode};
 use super::path;
-use super::rpc::{self, Shape, json as forms};
-use crate::fleet::Live;
+use super::rpc::{self, CallKind, Empty, json as protobuf};
+use crate::envd::RunningSandbox;
+
+/// Time limit of a unary call without one of its own.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -40,7 +40,7 @@ struct MoveRequest {
 #[serde(default)]
 struct ListDirRequest {
     path: String,
-    #[serde(deserialize_with = "forms::number")]
+    #[serde(deserialize_with = "protobuf::number")]
     depth: u32,
 }
 
@@ -55,102 +55,115 @@ struct ListDirResponse {
     entries: Vec<EntryInfo>,
 }
 
-#[derive(Debug, Serialize)]
-struct Empty {}
-
-/// Answers a call.
-pub(crate) async fn call(live: &Arc<Live>, method: &str, request: Request<Body>) -> Response {
-    let shape = match method {
-        "WatchDir" => Shape::Streamed,
+/// StreamItems one call.
+pub(crate) async fn call(
+    live: &Arc<RunningSandbox>,
+    method: &str,
+    request: Request<Body>,
+) -> Response {
+    let kind = match method {
+        "WatchDir" => CallKind::Streaming,
         "Stat" | "MakeDir" | "Move" | "ListDir" | "Remove" | "CreateWatcher"
-        | "GetWatcherEvents" | "RemoveWatcher" => Shape::Unary,
+        | "GetWatcherEvents" | "RemoveWatcher" => CallKind::Unary,
         _ => return StatusCode::NOT_FOUND.into_response(),
     };
-    if let Err(refusal) = rpc::check(&request, shape) {
+    if let Err(refusal) = rpc::check(&request, kind) {
         return *refusal;
     }
     let (head, body) = request.into_parts();
     let limit = match rpc::time_limit(&head.headers) {
         Ok(limit) => limit,
-        Err(fault) if shape == Shape::Unary => return fault.into_rpc(),
-        Err(fault) => return rpc::refused(fault),
+        Err(error) if kind == CallKind::Unary => return error.into_rpc(),
+        Err(error) => return rpc::stream_error(error),
     };
-    if shape == Shape::Streamed {
+    if kind == CallKind::Streaming {
         let keepalive = rpc::keepalive(&head.headers);
         return match watch::stream(live, body, limit, keepalive).await {
             Ok(answers) => rpc::stream(answers),
-            Err(fault) => rpc::refused(fault),
+            Err(error) => rpc::stream_error(error),
         };
     }
-    let idle = live.commands.patience;
+    let idle = live.commands.idle_timeout;
     let answered = async {
         match method {
-            "Stat" => rpc::answer(stat(live, body, idle).await),
-            "MakeDir" => rpc::answer(make_dir(live, body, idle).await),
-            "Move" => rpc::answer(rename(live, body, idle).await),
-            "ListDir" => rpc::answer(list_dir(live, body, idle).await),
-            "Remove" => rpc::answer(remove(live, body, idle).await),
-            "CreateWatcher" => rpc::answer(watch::create(live, body, idle).await),
-            "GetWatcherEvents" => rpc::answer(watch::events(live, body, idle).await),
-            _ => rpc::answer(watch::remove(live, body, idle).await),
+            "Stat" => rpc::unary(stat(live, body, idle).await),
+            "MakeDir" => rpc::unary(make_dir(live, body, idle).await),
+            "Move" => rpc::unary(rename(live, body, idle).await),
+            "ListDir" => rpc::unary(list_dir(live, body, idle).await),
+            "Remove" => rpc::unary(remove(live, body, idle).await),
+            "CreateWatcher" => rpc::unary(watch::create(live, body, idle).await),
+            "GetWatcherEvents" => rpc::unary(watch::events(live, body, idle).await),
+            _ => rpc::unary(watch::remove(live, body, idle).await),
         }
     };
-    match timeout(limit.unwrap_or(Duration::from_secs(300)), answered).await {
+    match timeout(limit.unwrap_or(DEFAULT_TIMEOUT), answered).await {
         Ok(response) => response,
-        Err(_) => rpc::too_late().into_rpc(),
+        Err(_) => rpc::deadline_exceeded().into_rpc(),
     }
 }
 
-async fn stat(live: &Live, body: Body, idle: Duration) -> Result<EntryResponse, Fault> {
+async fn stat(
+    live: &RunningSandbox,
+    body: Body,
+    idle: Duration,
+) -> Result<EntryResponse, EnvdError> {
     let request: PathRequest = rpc::message(body, idle).await?;
     let path = path::resolve(&request.path, &live.home)?;
     entry_at(live, &path).await
 }
 
-async fn entry_at(live: &Live, path: &SandboxPath) -> Result<EntryResponse, Fault> {
-    let sandbox = live.visit()?;
-    match entry::at(live, &*sandbox, path).await? {
+async fn entry_at(live: &RunningSandbox, path: &SandboxPath) -> Result<EntryResponse, EnvdError> {
+    let sandbox = live.acquire()?;
+    match entry::describe(live, &*sandbox, path).await? {
         Some(entry) => Ok(EntryResponse { entry }),
-        None => Err(Fault::not_found(format!("file not found: {path}"))),
+        None => Err(EnvdError::not_found(format!("file not found: {path}"))),
     }
 }
 
-async fn make_dir(live: &Live, body: Body, idle: Duration) -> Result<EntryResponse, Fault> {
+async fn make_dir(
+    live: &RunningSandbox,
+    body: Body,
+    idle: Duration,
+) -> Result<EntryResponse, EnvdError> {
     let request: PathRequest = rpc::message(body, idle).await?;
     let path = path::resolve(&request.path, &live.home)?;
-    let sandbox = live.visit()?;
-    let seen = census::take(&*sandbox, &path, Start::Followed, 0).await?;
-    match seen.first().map(|seen| seen.kind) {
+    let sandbox = live.acquire()?;
+    let listed = listing::list(&*sandbox, &path, StartLink::Follow, 0).await?;
+    match listed.first().map(|listed| listed.kind) {
         None => {}
         Some(FileKind::Directory) => {
             let message = format!("directory already exists: {path}");
-            return Err(Fault::new(Code::AlreadyExists, message));
+            return Err(EnvdError::new(RpcCode::AlreadyExists, message));
         }
         Some(_) => {
             let message = format!("path already exists but it is not a directory: {path}");
-            return Err(Fault::invalid(message));
+            return Err(EnvdError::invalid(message));
         }
     }
     sandbox.mkdir(&path).await?;
     entry_at(live, &path).await
 }
 
-async fn rename(live: &Live, body: Body, idle: Duration) -> Result<EntryResponse, Fault> {
+async fn rename(
+    live: &RunningSandbox,
+    body: Body,
+    idle: Duration,
+) -> Result<EntryResponse, EnvdError> {
     let request: MoveRequest = rpc::message(body, idle).await?;
     let from = path::resolve(&request.source, &live.home)?;
     let to = path::resolve(&request.destination, &live.home)?;
-    let sandbox = live.visit()?;
+    let sandbox = live.acquire()?;
     sandbox
         .stat(&from)
         .await
         .map_err(|error| match error.kind() {
             SandboxErrorKind::NotFound => {
-                Fault::not_found(format!("source file not found: {from}"))
+                EnvdError::not_found(format!("source file not found: {from}"))
             }
             _ => error.into(),
         })?;
     if let Some(parent) = to.parent()
-        && !parent.is_start()
+        && !parent.is_base()
     {
         sandbox.mkdir(&parent).await?;
     }
@@ -159,10 +172,10 @@ async fn rename(live: &Live, body: Body, idle: Duration) -> Result<EntryResponse
     entry_at(live, &to).await
 }
 
-async fn remove(live: &Live, body: Body, idle: Duration) -> Result<Empty, Fault> {
+async fn remove(live: &RunningSandbox, body: Body, idle: Duration) -> Result<Empty, EnvdError> {
     let request: PathRequest = rpc::message(body, idle).await?;
     let path = path::resolve(&request.path, &live.home)?;
-    match live.visit()?.remove(&path).await {
+    match live.acquire()?.remove(&path).await {
         Ok(()) => {}
         Err(error) if error.kind() == SandboxErrorKind::NotFound => {}
         Err(error) => return Err(error.into()),
@@ -171,23 +184,33 @@ async fn remove(live: &Live, body: Body, idle: Duration) -> Result<Empty, Fault>
     Ok(Empty {})
 }
 
-async fn list_dir(live: &Live, body: Body, idle: Duration) -> Result<ListDirResponse, Fault> {
+async fn list_dir(
+    live: &RunningSandbox,
+    body: Body,
+    idle: Duration,
+) -> Result<ListDirResponse, EnvdError> {
     let request: ListDirRequest = rpc::message(body, idle).await?;
     let path = path::resolve(&request.path, &live.home)?;
-    let sandbox = live.visit()?;
-    let mut seen = census::take(&*sandbox, &path, Start::Followed, request.depth.max(1)).await?;
-    check_directory(&path, seen.first())?;
-    seen.remove(0);
-    seen.sort_by(|one, other| one.below.cmp(&other.below));
-    let entries = entry::of(live, &*sandbox, &path, seen).await?;
+    let sandbox = live.acquire()?;
+    let mut listed =
+        listing::list(&*sandbox, &path, StartLink::Follow, request.depth.max(1)).await?;
+    check_directory(&path, listed.first())?;
+    listed.remove(0);
+    listed.sort_by(|one, other| one.relative_path.cmp(&other.relative_path));
+    let entries = entry::describe_all(live, &*sandbox, &path, listed).await?;
     Ok(ListDirResponse { entries })
 }
 
-/// Refuses what is no directory.
-fn check_directory(path: &SandboxPath, seen: Option<&census::Seen>) -> Result<(), Fault> {
-    match seen {
-        None => Err(Fault::not_found(format!("path not found: {path}"))),
-        Some(seen) if seen.kind == FileKind::Directory => Ok(()),
-        Some(_) => Err(Fault::invalid(format!("path is not a directory: {path}"))),
+/// Refuses a path that is not a directory.
+fn check_directory(
+    path: &SandboxPath,
+    listed: Option<&listing::ListedEntry>,
+) -> Result<(), EnvdError> {
+    match listed {
+        None => Err(EnvdError::not_found(format!("path not found: {path}"))),
+        Some(listed) if listed.kind == FileKind::Directory => Ok(()),
+        Some(_) => Err(EnvdError::invalid(format!(
+            "path is not a directory: {path}"
+        ))),
     }
 }

@@ -1,39 +1,35 @@
-//! Watching a directory: by looking at it again and again.
+//! Watches a directory by polling.
 //!
-//! Who doesn't fetch what was seen holds up their own next look and nobody else: what happens meanwhile
-//! is told in one, later.
+//! A slow client delays only its own next poll; changes in the meantime are combined.
 
-use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use axum::body::Body;
-use cantle_core::sandbox::SandboxPath;
 use futures_util::stream;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep};
 
-use super::census::{self, Start};
-use super::changes::{self, Look, What};
-use super::{Empty, check_directory, entry};
-use crate::envd::fault::{Code, Fault};
+use super::{check_directory, entry};
+use crate::envd::RunningSandbox;
+use crate::envd::directories::changes::{self, Change, Snapshot};
+use crate::envd::directories::listing::{self, StartLink};
+use crate::envd::directories::watchers::{PolledWatcher, WatchedDirectory};
+use crate::envd::error::{EnvdError, RpcCode};
 use crate::envd::path;
-use crate::envd::rpc::{self, Answer, Answers, envelope};
-use crate::fleet::Live;
+use crate::envd::rpc::{self, Empty, StreamItem, StreamItems, envelope};
 use crate::random;
 
-/// Between two looks; longer where looking takes long.
+/// Polling interval; extended if listing takes long.
 const INTERVAL: Duration = Duration::from_millis(200);
-const INTERVAL_PER_LOOK: u32 = 4;
-/// How the names begin under which backends write files until they are whole. Such a name, seen by
-/// chance, is no news; and what is called otherwise afterwards is new, not renamed.
-const DRAFT: &[u8] = b".cantle-";
-/// A depth that nothing has.
-const BOTTOMLESS: u32 = 1 << 16;
-/// A watcher that nobody asks for so long is forgotten.
-const FORGOTTEN: Duration = Duration::from_secs(60 * 60);
-
+const INTERVAL_PER_LISTING_TIME: u32 = 4;
+/// Prefix of the backends' temporary files. They are not reported, and a file renamed from one
+/// is reported as created.
+const TEMPORARY_PREFIX: &[u8] = b".cantle-";
+/// Depth for recursive watching.
+const MAX_DEPTH: u32 = 1 << 16;
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct WatchRequest {
@@ -62,169 +58,122 @@ pub(super) struct EventsResponse {
     events: Vec<Value>,
 }
 
-/// A directory that is watched.
-struct Watched {
-    path: SandboxPath,
-    depth: u32,
-    include_entry: bool,
-    look: Look,
-    took: Duration,
-}
-
-impl Watched {
-    async fn new(live: &Live, request: &WatchRequest) -> Result<Self, Fault> {
+impl WatchedDirectory {
+    async fn new(live: &RunningSandbox, request: &WatchRequest) -> Result<Self, EnvdError> {
         let mut watched = Self {
             path: path::resolve(&request.path, &live.home)?,
-            depth: if request.recursive { BOTTOMLESS } else { 1 },
+            depth: if request.recursive { MAX_DEPTH } else { 1 },
             include_entry: request.include_entry,
-            look: Look::new(),
-            took: Duration::ZERO,
+            snapshot: Snapshot::new(),
+            listing_time: Duration::ZERO,
         };
-        let sandbox = live.visit()?;
-        let first = census::take(&*sandbox, &watched.path, Start::Followed, 0).await?;
+        let sandbox = live.acquire()?;
+        let first = listing::list(&*sandbox, &watched.path, StartLink::Follow, 0).await?;
         check_directory(&watched.path, first.first())?;
         drop(sandbox);
-        watched.look = watched.take(live).await?;
+        watched.snapshot = watched.list(live).await?;
         Ok(watched)
     }
 
-    /// All but the directory itself, and what is being written.
-    async fn take(&mut self, live: &Live) -> Result<Look, Fault> {
+    /// Lists everything below the directory except temporary files.
+    async fn list(&mut self, live: &RunningSandbox) -> Result<Snapshot, EnvdError> {
         let started = Instant::now();
-        let sandbox = live.visit()?;
-        let seen = census::take(&*sandbox, &self.path, Start::Followed, self.depth).await?;
-        self.took = started.elapsed();
-        let below = seen
+        let sandbox = live.acquire()?;
+        let entries = listing::list(&*sandbox, &self.path, StartLink::Follow, self.depth).await?;
+        self.listing_time = started.elapsed();
+        let below = entries
             .into_iter()
-            .filter(|seen| !seen.below.is_empty() && !is_draft(&seen.below));
-        Ok(below.map(|seen| (seen.below.clone(), seen)).collect())
+            .filter(|entry| !entry.relative_path.is_empty() && !is_temporary(&entry.relative_path));
+        Ok(below
+            .map(|entry| (entry.relative_path.clone(), entry))
+            .collect())
     }
 
-    /// Looks again, and says what happened since.
-    async fn look(&mut self, live: &Live) -> Result<Vec<Value>, Fault> {
-        let now = self.take(live).await?;
-        let changes = changes::between(&self.look, &now);
+    /// Polls and returns the events since the previous poll.
+    async fn poll(&mut self, live: &RunningSandbox) -> Result<Vec<Value>, EnvdError> {
+        let now = self.list(live).await?;
+        let changes = changes::diff(&self.snapshot, &now);
         let mut events = Vec::with_capacity(changes.len());
-        for (seen, what) in changes {
-            let name = String::from_utf8_lossy(&seen.below);
-            let mut event = json!({ "name": name, "type": what.as_str() });
-            let is_there = !matches!(what, What::Renamed | What::Removed);
+        for (entry, change) in changes {
+            let name = String::from_utf8_lossy(&entry.relative_path);
+            let mut event = json!({ "name": name, "type": change.as_str() });
+            let is_there = !matches!(change, Change::Renamed | Change::Removed);
             if let (true, true, Some(event)) = (self.include_entry, is_there, event.as_object_mut())
             {
-                let path = self.path.join(&seen.below)?;
-                let entry = entry::entry(live, &path, seen);
+                let path = self.path.join(&entry.relative_path)?;
+                let entry = entry::describe_entry(live, &path, entry);
                 event.insert("entry".to_owned(), json!(entry));
             }
             events.push(event);
         }
-        self.look = now;
+        self.snapshot = now;
         Ok(events)
     }
 
-    fn pause(&self) -> Duration {
-        INTERVAL.max(self.took * INTERVAL_PER_LOOK)
+    fn poll_interval(&self) -> Duration {
+        INTERVAL.max(self.listing_time * INTERVAL_PER_LISTING_TIME)
     }
 }
 
-fn is_draft(below: &[u8]) -> bool {
+fn is_temporary(below: &[u8]) -> bool {
     let mut names = below.split(|byte| *byte == b'/');
-    names.any(|name| name.starts_with(DRAFT))
+    names.any(|name| name.starts_with(TEMPORARY_PREFIX))
 }
 
-/// The watchers of one sandbox.
-pub(crate) struct Watchers {
-    most: usize,
-    table: Mutex<Table>,
-}
+/// A reserved slot for a streaming watcher.
+struct StreamSlot(Arc<RunningSandbox>);
 
-#[derive(Default)]
-struct Table {
-    by_id: HashMap<String, Arc<Watcher>>,
-    streams: usize,
-}
-
-/// A watcher whose events are fetched. It looks when it is asked.
-struct Watcher {
-    watched: tokio::sync::Mutex<Watched>,
-    asked: Mutex<Instant>,
-}
-
-/// A place for a watcher that is a stream.
-struct Slot(Arc<Live>);
-
-impl Drop for Slot {
+impl Drop for StreamSlot {
     fn drop(&mut self) {
         let mut table = self.0.watchers.table();
         table.streams = table.streams.saturating_sub(1);
     }
 }
 
-impl Watchers {
-    pub(crate) fn new(most: usize) -> Self {
-        Self {
-            most,
-            table: Mutex::default(),
-        }
-    }
-
-    fn table(&self) -> MutexGuard<'_, Table> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn check(&self, table: &mut Table) -> Result<(), Fault> {
-        table.by_id.retain(|_, watcher| {
-            let asked = watcher.asked.lock().unwrap_or_else(PoisonError::into_inner);
-            asked.elapsed() < FORGOTTEN
-        });
-        if table.by_id.len() + table.streams < self.most {
-            return Ok(());
-        }
-        let message = format!("as many directories are watched as may be ({})", self.most);
-        Err(Fault::new(Code::ResourceExhausted, message))
-    }
-
-    fn find(&self, id: &str) -> Result<Arc<Watcher>, Fault> {
-        let found = self.table().by_id.get(id).map(Arc::clone);
-        found.ok_or_else(|| Fault::not_found(format!("watcher with id {id} not found")))
-    }
-}
-
 /// `CreateWatcher`.
 pub(super) async fn create(
-    live: &Live,
+    live: &RunningSandbox,
     body: Body,
     idle: Duration,
-) -> Result<CreateWatcherResponse, Fault> {
+) -> Result<CreateWatcherResponse, EnvdError> {
     let request: WatchRequest = rpc::message(body, idle).await?;
-    live.watchers.check(&mut live.watchers.table())?;
-    let watched = Watched::new(live, &request).await?;
-    let no_randomness = |_| Fault::new(Code::Internal, "no randomness");
-    let watcher_id = format!("w{}", random::text(20).map_err(no_randomness)?);
-    let watcher = Watcher {
+    live.watchers.check_quota(&mut live.watchers.table())?;
+    let watched = WatchedDirectory::new(live, &request).await?;
+    let randomness_failed =
+        |_| EnvdError::new(RpcCode::Internal, "the system has no source of randomness");
+    let watcher_id = format!("w{}", random::text(20).map_err(randomness_failed)?);
+    let watcher = PolledWatcher {
         watched: tokio::sync::Mutex::new(watched),
-        asked: Mutex::new(Instant::now()),
+        last_query: Mutex::new(Instant::now()),
     };
     let mut table = live.watchers.table();
-    live.watchers.check(&mut table)?;
+    live.watchers.check_quota(&mut table)?;
     table.by_id.insert(watcher_id.clone(), Arc::new(watcher));
     Ok(CreateWatcherResponse { watcher_id })
 }
 
 /// `GetWatcherEvents`.
 pub(super) async fn events(
-    live: &Live,
+    live: &RunningSandbox,
     body: Body,
     idle: Duration,
-) -> Result<EventsResponse, Fault> {
+) -> Result<EventsResponse, EnvdError> {
     let request: WatcherRequest = rpc::message(body, idle).await?;
     let watcher = live.watchers.find(&request.watcher_id)?;
-    *watcher.asked.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
-    let events = watcher.watched.lock().await.look(live).await?;
+    *watcher
+        .last_query
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner) = Instant::now();
+    let events = watcher.watched.lock().await.poll(live).await?;
     Ok(EventsResponse { events })
 }
 
 /// `RemoveWatcher`.
-pub(super) async fn remove(live: &Live, body: Body, idle: Duration) -> Result<Empty, Fault> {
+pub(super) async fn remove(
+    live: &RunningSandbox,
+    body: Body,
+    idle: Duration,
+) -> Result<Empty, EnvdError> {
     let request: WatcherRequest = rpc::message(body, idle).await?;
     live.watchers.find(&request.watcher_id)?;
     live.watchers.table().by_id.remove(&request.watcher_id);
@@ -233,72 +182,72 @@ pub(super) async fn remove(live: &Live, body: Body, idle: Duration) -> Result<Em
 
 /// `WatchDir`.
 pub(super) async fn stream(
-    live: &Arc<Live>,
+    live: &Arc<RunningSandbox>,
     body: Body,
     limit: Option<Duration>,
     keepalive: Duration,
-) -> Result<Answers, Fault> {
+) -> Result<StreamItems, EnvdError> {
     let deadline = limit.map(|limit| Instant::now() + limit);
-    let request: WatchRequest = rpc::only_message(body, live.commands.patience).await?;
+    let request: WatchRequest = rpc::single_message(body, live.commands.idle_timeout).await?;
     let slot = {
         let mut table = live.watchers.table();
-        live.watchers.check(&mut table)?;
+        live.watchers.check_quota(&mut table)?;
         table.streams += 1;
-        Slot(Arc::clone(live))
+        StreamSlot(Arc::clone(live))
     };
-    let watched = Watched::new(live, &request).await?;
-    let watching = Watching {
+    let watched = WatchedDirectory::new(live, &request).await?;
+    let stream = WatchStream {
         slot,
         watched,
         deadline,
         keepalive,
-        said: Instant::now(),
+        last_message: Instant::now(),
         events: VecDeque::new(),
-        stage: Stage::Starting,
+        stage: WatchStage::Starting,
     };
-    Ok(Box::pin(stream::unfold(watching, Watching::next)))
+    Ok(Box::pin(stream::unfold(stream, WatchStream::next)))
 }
 
-/// Somebody who listens to what happens in a directory.
-struct Watching {
-    slot: Slot,
-    watched: Watched,
+/// The response stream of `WatchDir`.
+struct WatchStream {
+    slot: StreamSlot,
+    watched: WatchedDirectory,
     deadline: Option<Instant>,
     keepalive: Duration,
-    /// When something was said last.
-    said: Instant,
+    /// Time of the last message.
+    last_message: Instant,
     events: VecDeque<Value>,
-    stage: Stage,
+    stage: WatchStage,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum WatchStage {
     Starting,
     Watching,
-    Over,
+    Ended,
 }
 
-impl Watching {
-    async fn next(mut self) -> Option<(Answer, Self)> {
+impl WatchStream {
+    async fn next(mut self) -> Option<(StreamItem, Self)> {
         let message = match self.stage {
-            Stage::Over => return None,
-            Stage::Starting => {
-                self.stage = Stage::Watching;
+            WatchStage::Ended => return None,
+            WatchStage::Starting => {
+                self.stage = WatchStage::Watching;
                 json!({ "start": {} })
             }
-            Stage::Watching => match self.watch().await {
+            WatchStage::Watching => match self.watch().await {
                 Ok(message) => message,
-                Err(fault) => {
-                    self.stage = Stage::Over;
-                    return Some((Answer::End(Err(fault)), self));
+                Err(error) => {
+                    self.stage = WatchStage::Ended;
+                    return Some((StreamItem::End(Err(error)), self));
                 }
             },
         };
-        self.said = Instant::now();
-        Some((Answer::Message(envelope::of(&message)), self))
+        self.last_message = Instant::now();
+        Some((StreamItem::Message(envelope::encode(&message)), self))
     }
 
-    async fn watch(&mut self) -> Result<Value, Fault> {
+    async fn watch(&mut self) -> Result<Value, EnvdError> {
         loop {
             if let Some(event) = self.events.pop_front() {
                 return Ok(json!({ "filesystem": event }));
@@ -307,22 +256,22 @@ impl Watching {
                 .deadline
                 .is_some_and(|deadline| Instant::now() >= deadline)
             {
-                return Err(rpc::too_late());
+                return Err(rpc::deadline_exceeded());
             }
-            if self.said.elapsed() >= self.keepalive {
+            if self.last_message.elapsed() >= self.keepalive {
                 return Ok(json!({ "keepalive": {} }));
             }
             let left = self.deadline.map(|deadline| deadline - Instant::now());
-            let pause = self.watched.pause();
-            sleep(left.map_or(pause, |left| left.min(pause))).await;
+            let interval = self.watched.poll_interval();
+            sleep(left.map_or(interval, |left| left.min(interval))).await;
             let live = &self.slot.0;
-            match self.watched.look(live).await {
+            match self.watched.poll(live).await {
                 Ok(events) => self.events.extend(events),
-                Err(fault) if fault.is_gone => {
+                Err(error) if error.is_gone => {
                     live.gone.cancel();
-                    return Err(fault);
+                    return Err(error);
                 }
-                Err(fault) => return Err(fault),
+                Err(error) => return Err(error),
             }
         }
     }
@@ -330,15 +279,15 @@ impl Watching {
 
 #[cfg(test)]
 mod tests {
-    use super::is_draft;
+    use super::is_temporary;
 
     #[test]
-    fn what_is_being_written_is_told_by_its_name() {
+    fn temporary_files_are_recognized_by_name() {
         for name in [".cantle-0123", "below/.cantle-0123", ".cantle-removed-1/x"] {
-            assert!(is_draft(name.as_bytes()), "{name}");
+            assert!(is_temporary(name.as_bytes()), "{name}");
         }
         for name in ["new", "below/new", ".cantle", "x.cantle-1", "cantle-1"] {
-            assert!(!is_draft(name.as_bytes()), "{name}");
+            assert!(!is_temporary(name.as_bytes()), "{name}");
         }
     }
 }

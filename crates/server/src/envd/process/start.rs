@@ -9,24 +9,24 @@ use cantle_core::sandbox::{
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-use super::messages::{ProcessConfig, Size, StartRequest};
-use super::running::{Parts, Running, Told};
-use crate::envd::fault::Fault;
+use crate::envd::RunningSandbox;
+use crate::envd::commands::command::{CommandParts, ProcessEvent, RunningCommand};
+use crate::envd::commands::messages::{ProcessConfig, StartRequest, TerminalSize};
+use crate::envd::error::EnvdError;
 use crate::envd::path;
-use crate::fleet::Live;
 
-/// What nobody else may call a command.
+/// The tag reserved by envd.
 const RESERVED_TAG: &str = "_system";
 
-/// A shell that goes to a directory first: backends start commands in directories of their own only.
-const GO_THERE: &str = r#"cd -- "$0" && exec "$@""#;
+/// Changes the directory in a shell: backends start commands only in directories they manage.
+const CHANGE_DIRECTORY: &str = r#"cd -- "$0" && exec "$@""#;
 
-/// Starts a command, and returns it with its first listener.
+/// Starts a command and returns it with its first subscription.
 pub(crate) async fn start(
-    live: &Arc<Live>,
+    live: &Arc<RunningSandbox>,
     request: StartRequest,
     limit: Option<Duration>,
-) -> Result<(Arc<Running>, mpsc::Receiver<Told>), Fault> {
+) -> Result<(Arc<RunningCommand>, mpsc::Receiver<ProcessEvent>), EnvdError> {
     let StartRequest {
         process,
         pty,
@@ -35,15 +35,15 @@ pub(crate) async fn start(
     } = request;
     let config = process.unwrap_or_default();
     if config.cmd.is_empty() {
-        return Err(Fault::invalid("what to run is not said"));
+        return Err(EnvdError::invalid("the command is missing"));
     }
     if tag.as_deref() == Some(RESERVED_TAG) {
-        return Err(Fault::invalid(format!(
+        return Err(EnvdError::invalid(format!(
             "the tag {RESERVED_TAG} is reserved"
         )));
     }
-    let visit = live.visit()?;
-    let slot = live.commands.slot()?;
+    let sandbox_use = live.acquire()?;
+    let slot = live.commands.reserve()?;
     let kill = CancellationToken::new();
     let size = pty.map(|pty| pty_size(pty.size.as_ref()));
     let wants_stdin = size.is_some() || stdin.unwrap_or(true);
@@ -51,7 +51,7 @@ pub(crate) async fn start(
         let mut request = SpawnRequest::argv(argv)
             .in_directory(directory)
             .with_cancellation(kill.clone())
-            // What is killed is killed at once.
+            // A kill takes effect at once.
             .with_grace(Duration::ZERO)
             .with_background(Background::Keep);
         if wants_stdin {
@@ -69,59 +69,65 @@ pub(crate) async fn start(
         argv.extend(config.args.iter().cloned());
         argv
     };
-    let asked = config.cwd.as_deref().unwrap_or_default();
-    let directory = path::resolve(asked, &live.home)?;
-    let spawned = match visit.spawn(spawn(argv(), directory.clone())).await {
+    let requested = config.cwd.as_deref().unwrap_or_default();
+    let directory = path::resolve(requested, &live.home)?;
+    let spawned = match sandbox_use.spawn(spawn(argv(), directory.clone())).await {
         Err(error) if error.kind() == SandboxErrorKind::OutsideSandbox => {
-            check_directory(&*visit, asked, &directory).await?;
-            let mut around = vec!["/bin/bash".to_owned(), "-c".to_owned(), GO_THERE.to_owned()];
-            around.push(directory.to_string());
-            around.extend(argv());
-            visit.spawn(spawn(around, live.home.clone())).await
+            check_directory(&*sandbox_use, requested, &directory).await?;
+            let mut wrapped = vec![
+                "/bin/bash".to_owned(),
+                "-c".to_owned(),
+                CHANGE_DIRECTORY.to_owned(),
+            ];
+            wrapped.push(directory.to_string());
+            wrapped.extend(argv());
+            sandbox_use.spawn(spawn(wrapped, live.home.clone())).await
         }
         spawned => spawned,
     };
     let mut process: Box<dyn Process> = match spawned {
         Ok(process) => process,
-        Err(error) => return Err(not_started(&*visit, &config, &directory, error).await),
+        Err(error) => return Err(start_error(&*sandbox_use, &config, &directory, error).await),
     };
-    let pid = process.id().unwrap_or_else(|| live.commands.make_up_pid());
+    let pid = process
+        .id()
+        .unwrap_or_else(|| live.commands.synthetic_pid());
     let (output, input) = (process.take_output(), process.take_stdin());
     let is_pty = size.is_some();
-    let (running, orders) = Running::new(pid, tag, config, is_pty, input, kill);
-    let first = running.listen();
-    let parts = Parts {
+    let (command, requests) = RunningCommand::new(pid, tag, config, is_pty, input, kill);
+    let events = command.subscribe();
+    let parts = CommandParts {
         process,
         output,
-        orders,
-        patience: live.commands.patience,
+        requests,
+        idle_timeout: live.commands.idle_timeout,
     };
-    live.commands.add(&running);
+    live.commands.add(&command);
     drop(slot);
     let task = {
-        let (running, cut, gone) = (Arc::clone(&running), live.cut.clone(), live.gone.clone());
+        let (command, ended, gone) = (Arc::clone(&command), live.ended.clone(), live.gone.clone());
         async move {
-            // Until its end it uses the sandbox.
-            let _visit = visit;
+            // Keeps the sandbox until the command has ended.
+            let _sandbox_use = sandbox_use;
             tokio::select! {
-                ended = running.look_after(parts) => if ended.is_err_and(|error| {
+                result = command.drive(parts) => if result.is_err_and(|error| {
                     error.kind() == SandboxErrorKind::Gone
                 }) {
                     gone.cancel();
                 },
-                () = cut.cancelled() => {}
+                () = ended.cancelled() => {}
             }
         }
     };
     live.tasks.spawn(task);
-    Ok((running, first))
+    Ok((command, events))
 }
 
-/// The size of a terminal; what is not said is as usual.
-pub(crate) fn pty_size(size: Option<&Size>) -> PtySize {
-    let fit = |asked: u32, usual: u16| match u16::try_from(asked) {
-        Ok(0) => usual,
-        Ok(asked) => asked,
+/// Returns the terminal size, with defaults for missing values.
+pub(crate) fn pty_size(size: Option<&TerminalSize>) -> PtySize {
+    let fit = |requested: u32, default: u16| match u16::try_from(requested) {
+        Ok(0) => default,
+        Ok(requested) => requested,
         Err(_) => u16::MAX,
     };
     let (rows, columns) = size.map_or((0, 0), |size| (size.rows, size.cols));
@@ -131,12 +137,12 @@ pub(crate) fn pty_size(size: Option<&Size>) -> PtySize {
     }
 }
 
-/// Refuses a directory that commands don't see.
+/// Refuses a directory that does not exist inside the sandbox.
 async fn check_directory(
     sandbox: &dyn Sandbox,
-    asked: &str,
+    requested: &str,
     directory: &SandboxPath,
-) -> Result<(), Fault> {
+) -> Result<(), EnvdError> {
     use cantle_core::sandbox::SandboxExt as _;
 
     let argv = ["test", "-d", &directory.to_string()].map(str::to_owned);
@@ -144,35 +150,35 @@ async fn check_directory(
     if exit.status.success() {
         return Ok(());
     }
-    Err(no_directory(asked))
+    Err(directory_not_found(requested))
 }
 
-fn no_directory(asked: &str) -> Fault {
-    Fault::invalid(format!("cwd '{asked}' does not exist"))
+fn directory_not_found(requested: &str) -> EnvdError {
+    EnvdError::invalid(format!("cwd '{requested}' does not exist"))
 }
 
-/// Why a command could not be started, as envd says it.
-async fn not_started(
+/// Converts a failure to start a command to envd's error.
+async fn start_error(
     sandbox: &dyn Sandbox,
     config: &ProcessConfig,
     directory: &SandboxPath,
     error: cantle_core::sandbox::SandboxError,
-) -> Fault {
+) -> EnvdError {
     let kind = error.kind();
-    let fault = Fault::from(error);
+    let error = EnvdError::from(error);
     match kind {
         SandboxErrorKind::NotFound | SandboxErrorKind::NotADirectory => {
-            // The directory, or the program.
-            let there = sandbox.list(directory).await;
-            let asked = config.cwd.as_deref().unwrap_or_default();
-            match there.map_err(|error| error.kind()) {
+            // Either the directory or the program is missing.
+            let listing = sandbox.list(directory).await;
+            let requested = config.cwd.as_deref().unwrap_or_default();
+            match listing.map_err(|error| error.kind()) {
                 Err(SandboxErrorKind::NotFound | SandboxErrorKind::NotADirectory) => {
-                    no_directory(asked)
+                    directory_not_found(requested)
                 }
-                _ => Fault::invalid(fault.message),
+                _ => EnvdError::invalid(error.message),
             }
         }
-        SandboxErrorKind::PermissionDenied => Fault::invalid(fault.message),
-        _ => fault,
+        SandboxErrorKind::PermissionDenied => EnvdError::invalid(error.message),
+        _ => error,
     }
 }

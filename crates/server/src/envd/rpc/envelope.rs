@@ -1,4 +1,4 @@
-//! Envelopes: a byte of flags, four of length, and a message.
+//! Connect envelopes: one byte of flags, four bytes of length, and a message.
 
 use std::time::Duration;
 
@@ -8,55 +8,55 @@ use serde::Serialize;
 
 use super::MESSAGE_BYTES;
 use crate::body;
-use crate::envd::fault::{Code, Fault};
+use crate::envd::error::{EnvdError, RpcCode};
 
-/// The flag of the last envelope of a stream.
-pub(crate) const END: u8 = 0b10;
+/// Flag of a stream's last envelope.
+pub(crate) const END_STREAM: u8 = 0b10;
 const COMPRESSED: u8 = 0b01;
 
-/// Flags and length.
-pub(crate) const HEAD: usize = 5;
+/// Size of flags and length.
+pub(crate) const HEAD_BYTES: usize = 5;
 
-/// Puts a message into an envelope.
+/// Wraps a message in an envelope.
 pub(crate) fn wrap(flags: u8, message: &[u8]) -> Bytes {
-    let mut envelope = BytesMut::with_capacity(HEAD + message.len());
+    let mut envelope = BytesMut::with_capacity(HEAD_BYTES + message.len());
     envelope.put_u8(flags);
     envelope.put_u32(u32::try_from(message.len()).unwrap_or(u32::MAX));
     envelope.put_slice(message);
     envelope.freeze()
 }
 
-/// An envelope with room for a message, which is to be written at its end.
+/// Returns an envelope head with capacity for a message, which the caller appends.
 pub(crate) fn begin(message_bytes: usize) -> Vec<u8> {
-    let mut envelope = Vec::with_capacity(HEAD + message_bytes);
-    envelope.extend_from_slice(&[0; HEAD]);
+    let mut envelope = Vec::with_capacity(HEAD_BYTES + message_bytes);
+    envelope.extend_from_slice(&[0; HEAD_BYTES]);
     envelope
 }
 
-/// The same with its message, once that is written.
+/// Writes the length into an envelope started with [`begin`].
 pub(crate) fn finish(mut envelope: Vec<u8>) -> Bytes {
-    let length = envelope.len().saturating_sub(HEAD);
+    let length = envelope.len().saturating_sub(HEAD_BYTES);
     let length = u32::try_from(length).unwrap_or(u32::MAX);
-    if let Some(place) = envelope.get_mut(1..HEAD) {
-        place.copy_from_slice(&length.to_be_bytes());
+    if let Some(field) = envelope.get_mut(1..HEAD_BYTES) {
+        field.copy_from_slice(&length.to_be_bytes());
     }
     envelope.into()
 }
 
-/// Writes a message into an envelope.
-pub(crate) fn of<T: Serialize>(message: &T) -> Bytes {
-    // What is serialized here has text as keys, and so never fails.
+/// Serializes a message into an envelope.
+pub(crate) fn encode<T: Serialize>(message: &T) -> Bytes {
+    // Serialization can't fail: all map keys are strings.
     wrap(0, &serde_json::to_vec(message).unwrap_or_default())
 }
 
-/// The messages of a caller's stream.
-pub(crate) struct Envelopes {
+/// Reader of a client's message stream.
+pub(crate) struct EnvelopeReader {
     body: Body,
     idle: Duration,
     buffer: BytesMut,
 }
 
-impl Envelopes {
+impl EnvelopeReader {
     pub(crate) fn new(body: Body, idle: Duration) -> Self {
         Self {
             body,
@@ -65,41 +65,41 @@ impl Envelopes {
         }
     }
 
-    /// The next message; `None` at the end.
-    pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, Fault> {
+    /// Returns the next message, or `None` at the end.
+    pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, EnvdError> {
         loop {
             if let Some(message) = self.take()? {
                 return Ok(message);
             }
-            match body::next(&mut self.body, self.idle).await? {
-                Some(piece) => self.buffer.extend_from_slice(&piece),
+            match body::next_chunk(&mut self.body, self.idle).await? {
+                Some(chunk) => self.buffer.extend_from_slice(&chunk),
                 None if self.buffer.is_empty() => return Ok(None),
-                None => return Err(Fault::invalid("the stream ended within a message")),
+                None => return Err(EnvdError::invalid("the stream ended within a message")),
             }
         }
     }
 
-    /// A message that is whole: `Some(None)` for the one that ends the stream.
-    fn take(&mut self) -> Result<Option<Option<Bytes>>, Fault> {
+    /// Takes a complete message from the buffer; `Some(None)` is the end of the stream.
+    fn take(&mut self) -> Result<Option<Option<Bytes>>, EnvdError> {
         let mut head = self.buffer.as_ref();
-        if head.len() < HEAD {
+        if head.len() < HEAD_BYTES {
             return Ok(None);
         }
         let flags = head.get_u8();
         let length = head.get_u32() as usize;
         if flags & COMPRESSED != 0 {
-            return Err(Fault::invalid("compressed messages are not supported"));
+            return Err(EnvdError::invalid("compressed messages are not supported"));
         }
         if length > MESSAGE_BYTES {
-            let message = format!("a message may have {MESSAGE_BYTES} bytes");
-            return Err(Fault::new(Code::ResourceExhausted, message));
+            let message = format!("a message may have at most {MESSAGE_BYTES} bytes");
+            return Err(EnvdError::new(RpcCode::ResourceExhausted, message));
         }
         if head.len() < length {
             return Ok(None);
         }
-        self.buffer.advance(HEAD);
+        self.buffer.advance(HEAD_BYTES);
         let message = self.buffer.split_to(length).freeze();
-        Ok(Some((flags & END == 0).then_some(message)))
+        Ok(Some((flags & END_STREAM == 0).then_some(message)))
     }
 }
 
@@ -109,39 +109,39 @@ mod tests {
 
     use super::*;
 
-    async fn read(pieces: Vec<Vec<u8>>) -> Result<Vec<Bytes>, Code> {
-        let pieces = stream::iter(pieces.into_iter().map(Ok::<_, std::io::Error>));
-        let mut envelopes = Envelopes::new(Body::from_stream(pieces), Duration::from_secs(5));
+    async fn read(chunks: Vec<Vec<u8>>) -> Result<Vec<Bytes>, RpcCode> {
+        let chunks = stream::iter(chunks.into_iter().map(Ok::<_, std::io::Error>));
+        let mut envelopes = EnvelopeReader::new(Body::from_stream(chunks), Duration::from_secs(5));
         let mut messages = Vec::new();
-        while let Some(message) = envelopes.next().await.map_err(|fault| fault.code)? {
+        while let Some(message) = envelopes.next().await.map_err(|error| error.code)? {
             messages.push(message);
         }
         Ok(messages)
     }
 
     #[tokio::test]
-    async fn messages_come_whole_however_they_are_cut() {
+    async fn messages_are_complete_for_every_chunk_size() {
         let all = [&wrap(0, b"{\"a\":1}")[..], &wrap(0, b""), &wrap(0, b"{}")].concat();
         for size in 1..all.len() {
-            let pieces = all.chunks(size).map(<[u8]>::to_vec).collect();
-            let messages = read(pieces).await.unwrap();
-            assert_eq!(messages, ["{\"a\":1}", "", "{}"], "pieces of {size}");
+            let chunks = all.chunks(size).map(<[u8]>::to_vec).collect();
+            let messages = read(chunks).await.unwrap();
+            assert_eq!(messages, ["{\"a\":1}", "", "{}"], "chunks of {size}");
         }
     }
 
     #[tokio::test]
-    async fn what_is_too_large_or_broken_off_is_refused() {
+    async fn oversized_truncated_and_compressed_messages_are_refused() {
         assert_eq!(
             read(vec![vec![0, 0xff, 0, 0, 0]]).await,
-            Err(Code::ResourceExhausted)
+            Err(RpcCode::ResourceExhausted)
         );
         assert_eq!(
             read(vec![vec![0, 0, 0, 0, 9, 1]]).await,
-            Err(Code::InvalidArgument)
+            Err(RpcCode::InvalidArgument)
         );
         assert_eq!(
             read(vec![vec![1, 0, 0, 0, 0]]).await,
-            Err(Code::InvalidArgument)
+            Err(RpcCode::InvalidArgument)
         );
     }
 }

@@ -1,5 +1,4 @@
-//! What the JSON form of protobuf has that serde has not
-//! (<https://protobuf.dev/programming-guides/json/>).
+//! Deserializers for protobuf's JSON mapping (<https://protobuf.dev/programming-guides/json/>).
 
 use std::fmt;
 
@@ -14,14 +13,14 @@ const LENIENT: GeneralPurposeConfig =
 const STANDARD: GeneralPurpose = GeneralPurpose::new(&alphabet::STANDARD, LENIENT);
 const URL_SAFE: GeneralPurpose = GeneralPurpose::new(&alphabet::URL_SAFE, LENIENT);
 
-/// Bytes in base64, in either alphabet, with padding or without.
+/// Deserializes base64 in either alphabet, padded or not.
 pub(crate) fn bytes<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Bytes>, D::Error> {
-    from.deserialize_str(Base64).map(Some)
+    from.deserialize_str(Base64Visitor).map(Some)
 }
 
-struct Base64;
+struct Base64Visitor;
 
-impl Visitor<'_> for Base64 {
+impl Visitor<'_> for Base64Visitor {
     type Value = Bytes;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -39,19 +38,19 @@ impl Visitor<'_> for Base64 {
     }
 }
 
-/// A number, or one written as text.
+/// Deserializes a number or a string with a number.
 pub(crate) fn number<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
-    from.deserialize_any(Number)
+    from.deserialize_any(NumberVisitor)
 }
 
-/// The same where it may be missing.
+/// Like [`number`], for an optional field.
 pub(crate) fn optional_number<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
     number(from).map(Some)
 }
 
-struct Number;
+struct NumberVisitor;
 
-impl Visitor<'_> for Number {
+impl Visitor<'_> for NumberVisitor {
     type Value = u32;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -68,17 +67,17 @@ impl Visitor<'_> for Number {
     }
 }
 
-/// Writes bytes in base64 at the end of some text.
+/// Appends the base64 encoding of `bytes` to `text`.
 pub(crate) fn push_base64(text: &mut Vec<u8>, bytes: &[u8]) {
     let start = text.len();
     text.resize(start + bytes.len().div_ceil(3) * 4, 0);
-    let place = text.get_mut(start..).unwrap_or_default();
-    // It always fits.
-    let written = STANDARD.encode_slice(bytes, place).unwrap_or(0);
+    let buffer = text.get_mut(start..).unwrap_or_default();
+    // The buffer has the exact size.
+    let written = STANDARD.encode_slice(bytes, buffer).unwrap_or(0);
     text.truncate(start + written);
 }
 
-/// Base64 of the standard alphabet, or anything else that may be meant.
+/// Decodes base64 in the standard alphabet.
 pub(crate) fn decode_base64(text: &str) -> Option<Vec<u8>> {
     STANDARD.decode(text).ok()
 }
@@ -98,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_and_numbers_come_in_several_forms() {
+    fn bytes_and_numbers_are_read_in_all_forms() {
         let read = |text| serde_json::from_str::<Both>(text).ok();
         let both = |data: &'static [u8], pid| {
             let data = Some(Bytes::from_static(data));

@@ -1,5 +1,4 @@
-//! The Connect protocol with JSON (<https://connectrpc.com/docs/protocol/>): unary calls, and streams of
-//! messages in envelopes.
+//! The Connect protocol with JSON (<https://connectrpc.com/docs/protocol/>): unary calls and streams.
 
 pub(crate) mod envelope;
 pub(crate) mod json;
@@ -16,38 +15,42 @@ use http::{HeaderMap, Method, Request, StatusCode, header};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use self::envelope::{END, Envelopes};
-use super::fault::{Code, Fault};
+use self::envelope::{END_STREAM, EnvelopeReader};
+use super::error::{EnvdError, RpcCode};
 use crate::body;
 
-/// One message of a caller; what is larger belongs into a file.
+/// Maximum size of a client's message; larger data belongs in a file.
 pub(crate) const MESSAGE_BYTES: usize = 8 << 20;
 
-const UNARY: &str = "application/json";
-const STREAMED: &str = "application/connect+json";
+const UNARY_TYPE: &str = "application/json";
+const STREAMING_TYPE: &str = "application/connect+json";
 
-/// What a stream of answers consists of.
-pub(crate) enum Answer {
-    /// A message, already in its envelope.
+/// An item of a response stream.
+pub(crate) enum StreamItem {
+    /// A message in its envelope.
     Message(Bytes),
-    /// Its end.
-    End(Result<(), Fault>),
-    /// It breaks off, as if the sandbox had vanished.
-    Cut,
+    /// The end of the stream.
+    End(Result<(), EnvdError>),
+    /// An aborted connection.
+    Abort,
 }
 
-/// Answers to a call, the last of which is not a message.
-pub(crate) type Answers = Pin<Box<dyn Stream<Item = Answer> + Send>>;
+/// A response without fields.
+#[derive(Debug, Serialize)]
+pub(crate) struct Empty {}
 
-/// How a call is made.
+/// Items of a response; the last one is not a message.
+pub(crate) type StreamItems = Pin<Box<dyn Stream<Item = StreamItem> + Send>>;
+
+/// Kind of an RPC.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Shape {
+pub(crate) enum CallKind {
     Unary,
-    Streamed,
+    Streaming,
 }
 
-/// Refuses what is not a call of this shape.
-pub(crate) fn check<B>(request: &Request<B>, shape: Shape) -> Result<(), Box<Response>> {
+/// Checks the method and content type of a call.
+pub(crate) fn check<B>(request: &Request<B>, call_kind: CallKind) -> Result<(), Box<Response>> {
     if request.method() != Method::POST {
         let answer = (StatusCode::METHOD_NOT_ALLOWED, [(header::ALLOW, "POST")]);
         return Err(Box::new(answer.into_response()));
@@ -55,111 +58,122 @@ pub(crate) fn check<B>(request: &Request<B>, shape: Shape) -> Result<(), Box<Res
     let kind = request.headers().get(header::CONTENT_TYPE);
     let kind = kind.and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     let kind = kind.split(';').next().unwrap_or_default().trim();
-    let wanted = match shape {
-        Shape::Unary => UNARY,
-        Shape::Streamed => STREAMED,
+    let expected = match call_kind {
+        CallKind::Unary => UNARY_TYPE,
+        CallKind::Streaming => STREAMING_TYPE,
     };
-    if kind.eq_ignore_ascii_case(wanted) {
+    if kind.eq_ignore_ascii_case(expected) {
         return Ok(());
     }
     let answer = (
         StatusCode::UNSUPPORTED_MEDIA_TYPE,
-        [(header::HeaderName::from_static("accept-post"), wanted)],
+        [(header::HeaderName::from_static("accept-post"), expected)],
     );
     Err(Box::new(answer.into_response()))
 }
 
-/// How long a call may take, where its caller says so.
-pub(crate) fn time_limit(headers: &HeaderMap) -> Result<Option<Duration>, Fault> {
+/// Returns the client's time limit for the call, if any.
+pub(crate) fn time_limit(headers: &HeaderMap) -> Result<Option<Duration>, EnvdError> {
     let Some(value) = headers.get("connect-timeout-ms") else {
         return Ok(None);
     };
     let number = value.to_str().ok().filter(|text| text.len() <= 10);
     match number.and_then(|text| text.parse::<u64>().ok()) {
         Some(milliseconds) => Ok(Some(Duration::from_millis(milliseconds))),
-        None => Err(Fault::invalid("the header Connect-Timeout-Ms is no number")),
+        None => Err(EnvdError::invalid(
+            "the header Connect-Timeout-Ms is not a number",
+        )),
     }
 }
 
-/// How often a silent stream is to say that it lives.
+/// Returns the interval of keep-alive messages.
 pub(crate) fn keepalive(headers: &HeaderMap) -> Duration {
-    let asked = headers.get("keepalive-ping-interval");
-    let asked = asked.and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
-    Duration::from_secs(asked.unwrap_or(90).clamp(1, 3600))
+    let seconds = headers.get("keepalive-ping-interval");
+    let seconds = seconds.and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
+    Duration::from_secs(seconds.unwrap_or(90).clamp(1, 3600))
 }
 
-/// The message of a unary call.
-pub(crate) async fn message<T: DeserializeOwned>(body: Body, idle: Duration) -> Result<T, Fault> {
-    let bytes = body::whole(body, MESSAGE_BYTES, idle).await?;
+/// Reads the message of a unary call.
+pub(crate) async fn message<T: DeserializeOwned>(
+    body: Body,
+    idle: Duration,
+) -> Result<T, EnvdError> {
+    let bytes = body::read_all(body, MESSAGE_BYTES, idle).await?;
     read(if bytes.is_empty() { b"{}" } else { &bytes })
 }
 
-/// The one message of a call that is answered by a stream.
-pub(crate) async fn only_message<T: DeserializeOwned>(
+/// Reads the single message of a server-streaming call.
+pub(crate) async fn single_message<T: DeserializeOwned>(
     body: Body,
     idle: Duration,
-) -> Result<T, Fault> {
-    let mut envelopes = Envelopes::new(body, idle);
-    let missing = || Fault::invalid("the call has no message");
+) -> Result<T, EnvdError> {
+    let mut envelopes = EnvelopeReader::new(body, idle);
+    let missing = || EnvdError::invalid("the call has no message");
     let message = envelopes.next().await?.ok_or_else(missing)?;
     if envelopes.next().await?.is_some() {
-        return Err(Fault::invalid("the call has more than one message"));
+        return Err(EnvdError::invalid("the call has more than one message"));
     }
     read(&message)
 }
 
-/// Reads a message.
-pub(crate) fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Fault> {
+/// Deserializes a message.
+pub(crate) fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, EnvdError> {
     serde_json::from_slice(bytes)
-        .map_err(|error| Fault::invalid(format!("the message can't be read: {error}")))
+        .map_err(|error| EnvdError::invalid(format!("invalid message: {error}")))
 }
 
-/// The answer of a unary call.
-pub(crate) fn answer<T: Serialize>(result: Result<T, Fault>) -> Response {
+/// The response to a unary call.
+pub(crate) fn unary<T: Serialize>(result: Result<T, EnvdError>) -> Response {
     match result {
         Ok(message) => Json(message).into_response(),
-        Err(fault) => fault.into_rpc(),
+        Err(error) => error.into_rpc(),
     }
 }
 
-/// The answer of a call that is a stream.
-pub(crate) fn stream(answers: Answers) -> Response {
-    let body = answers.map(|answer| match answer {
-        Answer::Message(envelope) => Ok(envelope),
-        Answer::End(result) => Ok(end(result)),
-        Answer::Cut => Err(std::io::Error::from(std::io::ErrorKind::ConnectionReset)),
+/// The response to a streaming call.
+pub(crate) fn stream(items: StreamItems) -> Response {
+    let body = items.map(|item| match item {
+        StreamItem::Message(envelope) => Ok(envelope),
+        StreamItem::End(result) => Ok(end(result)),
+        StreamItem::Abort => Err(std::io::Error::from(std::io::ErrorKind::ConnectionReset)),
     });
-    ([(header::CONTENT_TYPE, STREAMED)], Body::from_stream(body)).into_response()
+    (
+        [(header::CONTENT_TYPE, STREAMING_TYPE)],
+        Body::from_stream(body),
+    )
+        .into_response()
 }
 
-/// A stream that is over before it began.
-pub(crate) fn refused(fault: Fault) -> Response {
-    fault.said_by(|fault| ([(header::CONTENT_TYPE, STREAMED)], end(Err(fault))).into_response())
+/// A streaming response that consists of an error.
+pub(crate) fn stream_error(error: EnvdError) -> Response {
+    error.respond_with(|error| {
+        ([(header::CONTENT_TYPE, STREAMING_TYPE)], end(Err(error))).into_response()
+    })
 }
 
-/// A stream of one message.
-pub(crate) fn single<T: Serialize>(result: Result<T, Fault>) -> Response {
+/// A streaming response with one message.
+pub(crate) fn stream_single<T: Serialize>(result: Result<T, EnvdError>) -> Response {
     match result {
-        Err(fault) => refused(fault),
+        Err(error) => stream_error(error),
         Ok(message) => {
-            let mut body = envelope::of(&message).to_vec();
+            let mut body = envelope::encode(&message).to_vec();
             body.extend_from_slice(&end(Ok(())));
-            ([(header::CONTENT_TYPE, STREAMED)], body).into_response()
+            ([(header::CONTENT_TYPE, STREAMING_TYPE)], body).into_response()
         }
     }
 }
 
-fn end(result: Result<(), Fault>) -> Bytes {
+fn end(result: Result<(), EnvdError>) -> Bytes {
     match result {
-        Ok(()) => envelope::wrap(END, b"{}"),
-        Err(fault) => {
-            let error = serde_json::json!({ "error": fault.to_json() });
-            envelope::wrap(END, error.to_string().as_bytes())
+        Ok(()) => envelope::wrap(END_STREAM, b"{}"),
+        Err(error) => {
+            let error = serde_json::json!({ "error": error.to_json() });
+            envelope::wrap(END_STREAM, error.to_string().as_bytes())
         }
     }
 }
 
-/// What a deadline says that has passed.
-pub(crate) fn too_late() -> Fault {
-    Fault::new(Code::DeadlineExceeded, "context deadline exceeded")
+/// The error for an expired time limit.
+pub(crate) fn deadline_exceeded() -> EnvdError {
+    EnvdError::new(RpcCode::DeadlineExceeded, "context deadline exceeded")
 }

@@ -1,4 +1,4 @@
-//! What a case works with: clients, a server, and everything one call said.
+//! Test bench of a case: clients, a server, and the events of a call.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,22 +13,22 @@ use super::super::check::{Checked, Failure, ensure, equal};
 use super::{Dialect, Endpoint};
 use crate::openai::{Request, Script, ScriptedServer, ServerOptions, Turn};
 
-/// For a case in which a client may wait between its attempts.
+/// Deadline of a case, including the client's waits between attempts.
 pub(super) const DEADLINE: Duration = Duration::from_secs(240);
 
 pub(super) const MODEL: &str = "conformance-model";
 
 pub(super) const API_KEY: &str = "sk-conformance-4f1d9a7be02c";
 
-/// Both ways to ask for an answer.
-pub(super) const WAYS: [bool; 2] = [true, false];
+/// Both values of [`Endpoint::stream`].
+pub(super) const STREAM_MODES: [bool; 2] = [true, false];
 
-pub(super) struct Harness<'c> {
+pub(super) struct ClientFactory<'c> {
     pub(super) connect: &'c dyn Fn(&Endpoint) -> Arc<dyn LlmClient>,
     pub(super) dialect: Dialect,
 }
 
-impl Harness<'_> {
+impl ClientFactory<'_> {
     pub(super) fn client(&self, url: &str, stream: bool) -> Arc<dyn LlmClient> {
         (self.connect)(&Endpoint {
             url: url.to_owned(),
@@ -38,24 +38,24 @@ impl Harness<'_> {
         })
     }
 
-    /// Asks a server with this script for the next turn of a short conversation.
+    /// Requests the next turn of a short conversation from a server with this script.
     pub(super) async fn ask(
         &self,
         script: Script,
         stream: bool,
-    ) -> Checked<(Heard, ScriptedServer)> {
+    ) -> Checked<(CallRecord, ScriptedServer)> {
         let server = serve(script).await?;
         let client = self.client(&server.url(), stream);
-        Ok((hear(&*client, request("Go.")).await?, server))
+        Ok((record_call(&*client, request("Go.")).await?, server))
     }
 
-    /// The same where the turn must come whole.
+    /// Requests `turn`, which must succeed.
     pub(super) async fn complete(&self, turn: Turn, stream: bool) -> Checked<Completion> {
-        let (heard, _server) = self.ask(Script::new().turn(turn), stream).await?;
-        heard.completion()
+        let (record, _server) = self.ask(Script::new().turn(turn), stream).await?;
+        record.completion()
     }
 
-    /// The block that a turn's reasoning becomes.
+    /// Returns the expected block for a turn's reasoning.
     pub(super) fn reasoning(&self, thought: &str) -> AssistantBlock {
         let content = thought.to_owned();
         match self.dialect {
@@ -73,14 +73,14 @@ impl Harness<'_> {
         }
     }
 
-    /// The same where there must be an error.
+    /// Requests `turn`, which must fail.
     pub(super) async fn fail(&self, turn: Turn, stream: bool) -> Checked<LlmError> {
-        let (heard, _server) = self.ask(Script::new().turn(turn), stream).await?;
-        heard.error()
+        let (record, _server) = self.ask(Script::new().turn(turn), stream).await?;
+        record.error()
     }
 }
 
-/// A server that takes no request without the key.
+/// Starts a server that requires the key.
 pub(super) async fn serve(script: Script) -> Checked<ScriptedServer> {
     let options = ServerOptions::new(script).api_key(API_KEY);
     Ok(ScriptedServer::start(options).await?)
@@ -98,40 +98,43 @@ pub(super) fn asks_for_a_stream(request: &Request) -> bool {
     request.body().get("stream") == Some(&true.into())
 }
 
-/// Everything that one call said.
-pub(super) struct Heard {
+/// Events and result of one call.
+pub(super) struct CallRecord {
     pub(super) events: Vec<ChatEvent>,
-    pub(super) end: Result<Completion, LlmError>,
+    pub(super) result: Result<Completion, LlmError>,
 }
 
-impl Heard {
+impl CallRecord {
     pub(super) fn completion(self) -> Checked<Completion> {
-        Ok(self.end?)
+        Ok(self.result?)
     }
 
     #[track_caller]
     pub(super) fn error(self) -> Checked<LlmError> {
-        match self.end {
+        match self.result {
             Ok(completion) => Err(Failure::new(format!(
-                "an error was expected; the turn ended well: {:?}",
+                "expected an error; the turn succeeded: {:?}",
                 completion.message.blocks
             ))),
             Err(error) => Ok(error),
         }
     }
 
-    /// How often the call was tried again.
+    /// Returns the number of retries.
     pub(super) fn retries(&self) -> usize {
         let retrying = |event: &&ChatEvent| matches!(event, ChatEvent::Retrying { .. });
         self.events.iter().filter(retrying).count()
     }
 }
 
-/// Listens to a call until its end, and checks what holds for every call.
-pub(super) async fn hear(client: &dyn LlmClient, request: ChatRequest) -> Checked<Heard> {
+/// Records a call until its end, and checks the invariants of every call.
+pub(super) async fn record_call(
+    client: &dyn LlmClient,
+    request: ChatRequest,
+) -> Checked<CallRecord> {
     let mut stream = client.stream(request);
     let (mut events, mut fold) = (Vec::new(), Fold::default());
-    let end = loop {
+    let result = loop {
         match stream.next().await {
             Some(Ok(event)) => {
                 let end = fold.push(event.clone());
@@ -148,38 +151,35 @@ pub(super) async fn hear(client: &dyn LlmClient, request: ChatRequest) -> Checke
             }
         }
     };
-    if end.is_ok() {
+    if result.is_ok() {
         let more = stream.next().await;
         ensure!(more.is_none(), "after `Finished` came {more:?}");
-        equal_pieces(&events)?;
+        check_deltas(&events)?;
     }
     retries_come_first(&events)?;
-    Ok(Heard { events, end })
+    Ok(CallRecord { events, result })
 }
 
 fn retries_come_first(events: &[ChatEvent]) -> Checked {
     let mut attempts = 1;
-    let mut begun = false;
+    let mut answered = false;
     for event in events {
         if let ChatEvent::Retrying { attempt, .. } = event {
             attempts += 1;
             equal("the number of an attempt", *attempt, attempts)?;
-            ensure!(
-                !begun,
-                "the call was tried again after it had said something"
-            );
+            ensure!(!answered, "the call was retried after its first event");
         } else {
-            begun = true;
+            answered = true;
         }
     }
     Ok(())
 }
 
-/// Pieces add up to the blocks, for the kinds of blocks of which there are any.
-fn equal_pieces(events: &[ChatEvent]) -> Checked {
+/// Checks that deltas add up to the blocks, for the kinds of blocks that have deltas.
+fn check_deltas(events: &[ChatEvent]) -> Checked {
     let (mut text, mut reasoning) = (Pieces::default(), Pieces::default());
     let mut calls: Vec<(Option<String>, Pieces)> = Vec::new();
-    let mut whole = 0;
+    let mut completed = 0;
     for event in events {
         match event {
             ChatEvent::TextDelta(piece) => text.piece(piece),
@@ -213,11 +213,11 @@ fn equal_pieces(events: &[ChatEvent]) -> Checked {
                     content, summary, ..
                 },
             ) => {
-                let shown = content.clone().unwrap_or_else(|| summary.concat());
-                reasoning.block(&shown);
+                let text = content.clone().unwrap_or_else(|| summary.concat());
+                reasoning.block(&text);
             }
             ChatEvent::Block(AssistantBlock::ToolCall(call)) => {
-                if let Some((name, pieces)) = calls.get_mut(whole) {
+                if let Some((name, pieces)) = calls.get_mut(completed) {
                     equal(
                         "the name in a call's first piece",
                         name.as_deref(),
@@ -225,7 +225,7 @@ fn equal_pieces(events: &[ChatEvent]) -> Checked {
                     )?;
                     pieces.block(&call.arguments);
                 }
-                whole += 1;
+                completed += 1;
             }
             _ => {}
         }
@@ -261,7 +261,7 @@ impl Pieces {
     }
 }
 
-/// An error is of one of these kinds.
+/// Checks that an error is of one of `kinds`.
 #[track_caller]
 pub(super) fn of_kind(what: &str, error: &LlmError, kinds: &[LlmErrorKind]) -> Checked {
     if kinds.contains(&error.kind()) {

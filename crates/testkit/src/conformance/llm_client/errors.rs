@@ -1,4 +1,4 @@
-//! Errors: of which kind, and what is tried again.
+//! Errors: kinds and retries.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -9,54 +9,55 @@ use tokio::net::TcpSocket;
 
 use super::super::check::{Checked, Failure, ensure, equal};
 use super::super::suite::Case;
-use super::bench::{Harness, WAYS, hear, of_kind, request};
+use super::bench::{ClientFactory, STREAM_MODES, of_kind, record_call, request};
 use super::case;
 use crate::openai::{Fault, Reply, Script, Turn};
 
-pub(super) fn cases<'c>() -> Vec<Case<Harness<'c>>> {
+pub(super) fn cases<'c>() -> Vec<Case<ClientFactory<'c>>> {
     vec![
-        case!(a_busy_server_is_waited_for_or_reported),
-        case!(a_server_that_keeps_failing_is_given_up),
+        case!(rate_limits_are_retried_or_reported),
+        case!(retries_of_a_failing_server_are_bounded),
         case!(refusals_have_a_kind_and_are_not_repeated),
         case!(an_overflow_is_recognised),
-        case!(a_page_of_a_proxy_is_a_server_error),
-        case!(what_is_no_answer_is_a_protocol_error),
+        case!(a_proxy_error_page_is_a_server_error),
+        case!(an_invalid_answer_is_a_protocol_error),
         case!(a_connection_that_is_closed_is_a_connection_error),
-        case!(nobody_listening_is_a_connection_error),
+        case!(a_refused_connection_is_a_connection_error),
     ]
 }
 
 fn failing(reply: Reply) -> Turn {
-    Turn::text("never said").fault_always(Fault::Reply(reply))
+    Turn::text("unused").fault_always(Fault::Reply(reply))
 }
 
-async fn a_busy_server_is_waited_for_or_reported(harness: &Harness<'_>) -> Checked {
+async fn rate_limits_are_retried_or_reported(factory: &ClientFactory<'_>) -> Checked {
     const PAUSE: Duration = Duration::from_secs(1);
-    for stream in WAYS {
+    for stream in STREAM_MODES {
         let busy = Reply::error(429).header("retry-after", "1");
         let turn = Turn::text("At last.").fault(Fault::Reply(busy));
-        let (heard, server) = harness.ask(Script::new().turn(turn), stream).await?;
+        let (record, server) = factory.ask(Script::new().turn(turn), stream).await?;
         let requests = server.requests();
-        if heard.retries() == 0 {
-            let error = heard.error()?;
+        if record.retries() == 0 {
+            let error = record.error()?;
             of_kind("status 429", &error, &[LlmErrorKind::RateLimited])?;
             equal("the time to wait", error.retry_after(), Some(PAUSE))?;
             equal("requests", requests.len(), 1)?;
             continue;
         }
-        equal("tries beside the first", heard.retries(), 1)?;
-        let first = heard.events.first().cloned();
+        equal("retries", record.retries(), 1)?;
+        let first = record.events.first().cloned();
         let Some(ChatEvent::Retrying { after, reason, .. }) = first else {
-            return Err(Failure::new("something came before the retry was told"));
+            return Err(Failure::new("the first event is not `Retrying`"));
         };
         ensure!(!reason.is_empty(), "the retry has no reason");
-        ensure!(after >= PAUSE, "the retry was announced after {after:?}");
-        equal("the turn", heard.completion()?.message.text(), "At last.")?;
+        ensure!(
+            after >= PAUSE,
+            "the retry was announced with a pause of {after:?}"
+        );
+        equal("the turn", record.completion()?.message.text(), "At last.")?;
         let [one, two] = &requests[..] else {
-            return Err(Failure::new(format!(
-                "{} requests came, not 2",
-                requests.len()
-            )));
+            let count = requests.len();
+            return Err(Failure::new(format!("expected 2 requests, got {count}")));
         };
         let waited = two.at.duration_since(one.at);
         ensure!(waited >= PAUSE, "the second request came after {waited:?}");
@@ -64,26 +65,22 @@ async fn a_busy_server_is_waited_for_or_reported(harness: &Harness<'_>) -> Check
     Ok(())
 }
 
-async fn a_server_that_keeps_failing_is_given_up(harness: &Harness<'_>) -> Checked {
-    const MOST_ATTEMPTS: usize = 12;
+async fn retries_of_a_failing_server_are_bounded(factory: &ClientFactory<'_>) -> Checked {
+    const MAX_ATTEMPTS: usize = 12;
     for status in [500, 503] {
         let turn = failing(Reply::error(status).header("retry-after", "0"));
-        let (heard, server) = harness.ask(Script::new().turn(turn), true).await?;
+        let (record, server) = factory.ask(Script::new().turn(turn), true).await?;
         let attempts = server.requests().len();
-        ensure!(attempts <= MOST_ATTEMPTS, "{attempts} requests were sent");
-        equal(
-            "tries told of, beside the first",
-            heard.retries(),
-            attempts - 1,
-        )?;
-        let error = heard.error()?;
+        ensure!(attempts <= MAX_ATTEMPTS, "{attempts} requests were sent");
+        equal("reported retries", record.retries(), attempts - 1)?;
+        let error = record.error()?;
         of_kind("a failing server", &error, &[LlmErrorKind::Server])?;
         equal("the status", error.status(), Some(status))?;
     }
     Ok(())
 }
 
-async fn refusals_have_a_kind_and_are_not_repeated(harness: &Harness<'_>) -> Checked {
+async fn refusals_have_a_kind_and_are_not_repeated(factory: &ClientFactory<'_>) -> Checked {
     let refusals = [
         (400, LlmErrorKind::InvalidRequest),
         (401, LlmErrorKind::Authentication),
@@ -92,10 +89,10 @@ async fn refusals_have_a_kind_and_are_not_repeated(harness: &Harness<'_>) -> Che
         (422, LlmErrorKind::InvalidRequest),
     ];
     for (status, kind) in refusals {
-        for stream in WAYS {
+        for stream in STREAM_MODES {
             let script = Script::new().turn(failing(Reply::error(status)));
-            let (heard, server) = harness.ask(script, stream).await?;
-            let error = heard.error()?;
+            let (record, server) = factory.ask(script, stream).await?;
+            let error = record.error()?;
             of_kind(&format!("status {status}"), &error, &[kind])?;
             equal("the status", error.status(), Some(status))?;
             equal("requests", server.requests().len(), 1)?;
@@ -104,8 +101,8 @@ async fn refusals_have_a_kind_and_are_not_repeated(harness: &Harness<'_>) -> Che
     Ok(())
 }
 
-async fn an_overflow_is_recognised(harness: &Harness<'_>) -> Checked {
-    // As OpenAI says it.
+async fn an_overflow_is_recognised(factory: &ClientFactory<'_>) -> Checked {
+    // OpenAI's wording.
     let message = "This model's maximum context length is 8192 tokens. However, your messages \
                    resulted in 10240 tokens. Please reduce the length of the messages.";
     let body = json!({"error": {
@@ -114,9 +111,9 @@ async fn an_overflow_is_recognised(harness: &Harness<'_>) -> Checked {
         "param": "messages",
         "code": "context_length_exceeded",
     }});
-    for stream in WAYS {
+    for stream in STREAM_MODES {
         let reply = Reply::new(400, "application/json", body.to_string());
-        let error = harness.fail(failing(reply), stream).await?;
+        let error = factory.fail(failing(reply), stream).await?;
         of_kind("an overflow", &error, &[LlmErrorKind::ContextOverflow])?;
     }
     Ok(())
@@ -124,18 +121,18 @@ async fn an_overflow_is_recognised(harness: &Harness<'_>) -> Checked {
 
 const PAGE: &str = "<html><body><h1>502 Bad Gateway</h1></body></html>";
 
-async fn a_page_of_a_proxy_is_a_server_error(harness: &Harness<'_>) -> Checked {
+async fn a_proxy_error_page_is_a_server_error(factory: &ClientFactory<'_>) -> Checked {
     let page = Reply::new(502, "text/html", PAGE).header("retry-after", "0");
-    let error = harness.fail(failing(page), true).await?;
+    let error = factory.fail(failing(page), true).await?;
     of_kind("a proxy's page", &error, &[LlmErrorKind::Server])?;
     equal("the status", error.status(), Some(502))
 }
 
-async fn what_is_no_answer_is_a_protocol_error(harness: &Harness<'_>) -> Checked {
+async fn an_invalid_answer_is_a_protocol_error(factory: &ClientFactory<'_>) -> Checked {
     let json = "application/json";
     let answers = [
         ("a page", "text/html", PAGE),
-        ("no JSON", json, "{\"choices\": [{\"mess"),
+        ("truncated JSON", json, "{\"choices\": [{\"mess"),
         ("an empty object", json, "{}"),
         ("no choice", json, "{\"id\": \"x\", \"choices\": []}"),
         ("a list", json, "[]"),
@@ -146,8 +143,8 @@ async fn what_is_no_answer_is_a_protocol_error(harness: &Harness<'_>) -> Checked
         ),
     ];
     for (what, kind, body) in answers {
-        for stream in WAYS {
-            let error = harness
+        for stream in STREAM_MODES {
+            let error = factory
                 .fail(failing(Reply::new(200, kind, body)), stream)
                 .await?;
             of_kind(what, &error, &[LlmErrorKind::Protocol])?;
@@ -156,25 +153,21 @@ async fn what_is_no_answer_is_a_protocol_error(harness: &Harness<'_>) -> Checked
     Ok(())
 }
 
-async fn a_connection_that_is_closed_is_a_connection_error(harness: &Harness<'_>) -> Checked {
-    for stream in WAYS {
-        let turn = Turn::text("never said").fault_always(Fault::Close);
-        let error = harness.fail(turn, stream).await?;
+async fn a_connection_that_is_closed_is_a_connection_error(factory: &ClientFactory<'_>) -> Checked {
+    for stream in STREAM_MODES {
+        let turn = Turn::text("unused").fault_always(Fault::Close);
+        let error = factory.fail(turn, stream).await?;
         of_kind("a closed connection", &error, &[LlmErrorKind::Connection])?;
     }
     Ok(())
 }
 
-async fn nobody_listening_is_a_connection_error(harness: &Harness<'_>) -> Checked {
-    // Bound, so that nobody else gets the port, and not listened to.
+async fn a_refused_connection_is_a_connection_error(factory: &ClientFactory<'_>) -> Checked {
+    // Bound, so that the port stays reserved, but not listening.
     let socket = TcpSocket::new_v4()?;
     socket.bind((Ipv4Addr::LOCALHOST, 0).into())?;
     let address = socket.local_addr()?;
-    let client = harness.client(&format!("http://{address}/v1"), true);
-    let error = hear(&*client, request("Go.")).await?.error()?;
-    of_kind(
-        "a port where nobody listens",
-        &error,
-        &[LlmErrorKind::Connection],
-    )
+    let client = factory.client(&format!("http://{address}/v1"), true);
+    let error = record_call(&*client, request("Go.")).await?.error()?;
+    of_kind("a closed port", &error, &[LlmErrorKind::Connection])
 }

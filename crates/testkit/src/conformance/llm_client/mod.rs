@@ -1,9 +1,8 @@
-//! What an [`LlmClient`] that speaks OpenAI's Chat Completions or Responses, or Anthropic's Messages,
-//! must do.
+//! Suite for an [`LlmClient`] of OpenAI's Chat Completions or Responses, or Anthropic's Messages.
 //!
-//! The client talks to a [scripted server](crate::openai). What is asked for is what the trait
-//! promises (events, blocks, counters, kinds of errors) and what the wire must not show (a key
-//! where it doesn't belong). A client may retry or not; it must say so when it does.
+//! The client talks to a [scripted server](crate::openai). The suite checks the trait's contract
+//! (events, blocks, usage, error kinds) and the requests on the wire. A client may retry, but must
+//! report it.
 
 mod bench;
 mod errors;
@@ -15,11 +14,11 @@ use std::sync::Arc;
 
 use cantle_core::llm::LlmClient;
 
-use self::bench::Harness;
+use self::bench::ClientFactory;
 use super::report::Report;
 use super::suite::{self, Case};
 
-/// What a client under test speaks.
+/// Dialect of a client under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Dialect {
@@ -31,7 +30,7 @@ pub enum Dialect {
     Responses,
 }
 
-/// What a client under test is pointed at.
+/// Connection settings of a client under test.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Endpoint {
@@ -41,12 +40,12 @@ pub struct Endpoint {
     pub model: String,
     /// The key to authenticate with.
     pub api_key: String,
-    /// Whether answers are to be asked for as streams. A client that knows only one way ignores it,
-    /// and the case that compares both is skipped.
+    /// Whether to request streaming. A client with only one mode ignores it, which skips the case
+    /// that compares both.
     pub stream: bool,
 }
 
-/// Runs every case against the clients of Chat Completions that `connect` makes.
+/// Runs every case against the Chat Completions clients created by `connect`.
 ///
 /// ```no_run
 /// # use std::sync::Arc;
@@ -61,8 +60,8 @@ pub async fn llm_client(connect: &dyn Fn(&Endpoint) -> Arc<dyn LlmClient>) -> Re
     llm_client_cases(connect, &[]).await
 }
 
-/// The same for clients of another dialect. What depends on how Chat Completions write a request is
-/// left out there.
+/// Runs the cases against clients of another dialect, without those that inspect the request format
+/// of Chat Completions.
 pub async fn llm_client_of(
     dialect: Dialect,
     connect: &dyn Fn(&Endpoint) -> Arc<dyn LlmClient>,
@@ -70,7 +69,7 @@ pub async fn llm_client_of(
     run(dialect, connect, &[]).await
 }
 
-/// Runs the cases of these names: while one of them is being mended.
+/// Runs only the named cases, for work on one of them.
 pub async fn llm_client_cases(
     connect: &dyn Fn(&Endpoint) -> Arc<dyn LlmClient>,
     names: &[&str],
@@ -83,11 +82,11 @@ async fn run(
     connect: &dyn Fn(&Endpoint) -> Arc<dyn LlmClient>,
     names: &[&str],
 ) -> Report {
-    let harness = Harness { connect, dialect };
-    suite::run(&harness, cases(dialect), names).await
+    let factory = ClientFactory { connect, dialect };
+    suite::run(&factory, cases(dialect), names).await
 }
 
-fn cases<'c>(dialect: Dialect) -> Vec<Case<Harness<'c>>> {
+fn cases<'c>(dialect: Dialect) -> Vec<Case<ClientFactory<'c>>> {
     [
         turns::cases(),
         errors::cases(),
@@ -102,8 +101,8 @@ fn cases<'c>(dialect: Dialect) -> Vec<Case<Harness<'c>>> {
 /// A case named after its function.
 macro_rules! case {
     ($name:ident) => {
-        $crate::conformance::suite::Case::new(stringify!($name), |harness: &Harness<'_>| {
-            Box::pin($name(harness))
+        $crate::conformance::suite::Case::new(stringify!($name), |factory: &ClientFactory<'_>| {
+            Box::pin($name(factory))
         })
         .deadline($crate::conformance::llm_client::bench::DEADLINE)
     };

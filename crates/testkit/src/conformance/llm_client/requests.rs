@@ -1,4 +1,4 @@
-//! Requests: what goes over the wire, to whom, and what never does.
+//! Requests: content, determinism and protection of the API key.
 
 use std::error::Error as StdError;
 
@@ -13,16 +13,16 @@ use serde_json::{Value, json};
 
 use super::super::check::{Checked, Failure, ensure, equal};
 use super::super::suite::Case;
-use super::bench::{API_KEY, Harness, WAYS, hear, request, serve};
+use super::bench::{API_KEY, ClientFactory, STREAM_MODES, record_call, request, serve};
 use super::{Dialect, case};
 use crate::openai::{Fault, Reply, Request, Script, ScriptedServer, Turn};
 
-pub(super) fn cases<'c>(dialect: Dialect) -> Vec<Case<Harness<'c>>> {
+pub(super) fn cases<'c>(dialect: Dialect) -> Vec<Case<ClientFactory<'c>>> {
     let mut cases = vec![
         case!(the_same_request_is_the_same_bytes),
         case!(the_key_is_sent_where_it_belongs),
-        case!(a_redirect_takes_no_key_along),
-        case!(the_key_is_shown_nowhere),
+        case!(a_redirect_does_not_forward_the_key),
+        case!(the_key_is_not_exposed),
     ];
     if dialect == Dialect::Chat {
         cases.push(case!(a_conversation_is_sent_whole));
@@ -43,7 +43,7 @@ fn tools() -> ToolSpecs {
     ])
 }
 
-/// Messages of a run, of which any number from the start is a conversation.
+/// Messages of a run, each prefix of which is a valid conversation.
 fn history() -> Vec<SharedMessage> {
     let call = Call::new(Some("call_7".to_owned()), "look", "{ \"zeta\":\"größe\" }");
     let turn = AssistantMessage::new(vec![
@@ -60,9 +60,9 @@ fn history() -> Vec<SharedMessage> {
     messages.map(SharedMessage::new).into()
 }
 
-async fn a_conversation_is_sent_whole(harness: &Harness<'_>) -> Checked {
+async fn a_conversation_is_sent_whole(factory: &ClientFactory<'_>) -> Checked {
     let server = serve(Script::new().then_with(|_| Turn::text("Done."))).await?;
-    let client = harness.client(&server.url(), true);
+    let client = factory.client(&server.url(), true);
     client
         .complete(ChatRequest::new(history(), tools()))
         .await?;
@@ -91,11 +91,7 @@ async fn a_conversation_is_sent_whole(harness: &Harness<'_>) -> Checked {
     let expected = json!([{"id": "call_7", "type": "function", "function": function}]);
     equal("the tool calls", calls, Some(expected))?;
     let answered = messages.get(3).map(|result| result["tool_call_id"].clone());
-    equal(
-        "the call that a result is for",
-        answered,
-        Some(json!("call_7")),
-    )?;
+    equal("the result's call", answered, Some(json!("call_7")))?;
     let tools = array(&body, "tools");
     let names: Vec<_> = tools
         .iter()
@@ -109,7 +105,7 @@ fn array(body: &Value, field: &str) -> Vec<Value> {
     array.cloned().unwrap_or_default()
 }
 
-/// The text of a message, in either form that the protocol has for it.
+/// Returns the text of a message in either form of the protocol.
 fn text(message: &Value) -> String {
     match &message["content"] {
         Value::String(text) => text.clone(),
@@ -126,18 +122,18 @@ fn only(server: &ScriptedServer) -> Checked<Request> {
     equal("requests", requests.len(), 1)?;
     requests
         .pop()
-        .ok_or_else(|| Failure::new("no request came"))
+        .ok_or_else(|| Failure::new("the server received no request"))
 }
 
-async fn the_same_request_is_the_same_bytes(harness: &Harness<'_>) -> Checked {
-    for stream in WAYS {
+async fn the_same_request_is_the_same_bytes(factory: &ClientFactory<'_>) -> Checked {
+    for stream in STREAM_MODES {
         let server = serve(Script::new().then_with(|_| Turn::text("Done."))).await?;
-        // The same messages, then equal ones through another client.
+        // The same messages twice, then equal ones through another client.
         let shared = ChatRequest::new(history(), tools());
-        let client = harness.client(&server.url(), stream);
+        let client = factory.client(&server.url(), stream);
         client.complete(shared.clone()).await?;
         client.complete(shared).await?;
-        let other = harness.client(&server.url(), stream);
+        let other = factory.client(&server.url(), stream);
         other.complete(ChatRequest::new(history(), tools())).await?;
         let sent: Vec<_> = server.requests().into_iter().map(|it| it.raw).collect();
         let same = sent.len() == 3 && sent.iter().all(|raw| Some(raw) == sent.first());
@@ -157,9 +153,9 @@ struct Parts<'a> {
     tools: &'a RawValue,
 }
 
-async fn a_longer_history_begins_with_the_same_bytes(harness: &Harness<'_>) -> Checked {
+async fn a_longer_history_begins_with_the_same_bytes(factory: &ClientFactory<'_>) -> Checked {
     let server = serve(Script::new().then_with(|_| Turn::text("Done."))).await?;
-    let client = harness.client(&server.url(), true);
+    let client = factory.client(&server.url(), true);
     let (history, tools) = (history(), tools());
     for count in [2, 4, 5] {
         let messages = history.iter().take(count).cloned().collect();
@@ -171,15 +167,14 @@ async fn a_longer_history_begins_with_the_same_bytes(harness: &Harness<'_>) -> C
     let mut parts = Vec::new();
     for request in &requests {
         let read = serde_json::from_slice::<Parts<'_>>(&request.raw);
-        parts
-            .push(read.map_err(|error| Failure::new(format!("a request can't be read: {error}")))?);
+        parts.push(read.map_err(|error| Failure::new(format!("invalid request: {error}")))?);
     }
     for (earlier, later) in parts.iter().zip(parts.iter().skip(1)) {
         equal("the tools", later.tools.get(), earlier.tools.get())?;
         let (before, now) = (earlier.messages.len(), later.messages.len());
         ensure!(
             now > before,
-            "{before} messages became {now} in a longer history"
+            "a longer history has {now} messages after {before}"
         );
         for (before, now) in earlier.messages.iter().zip(&later.messages) {
             equal("a message that was sent before", now.get(), before.get())?;
@@ -188,20 +183,23 @@ async fn a_longer_history_begins_with_the_same_bytes(harness: &Harness<'_>) -> C
     Ok(())
 }
 
-async fn the_key_is_sent_where_it_belongs(harness: &Harness<'_>) -> Checked {
-    let place = match harness.dialect {
+async fn the_key_is_sent_where_it_belongs(factory: &ClientFactory<'_>) -> Checked {
+    let key_header = match factory.dialect {
         Dialect::Chat | Dialect::Responses => "authorization",
         Dialect::Messages => "x-api-key",
     };
-    for stream in WAYS {
-        let (heard, server) = harness
+    for stream in STREAM_MODES {
+        let (record, server) = factory
             .ask(Script::new().turn(Turn::text("Done.")), stream)
             .await?;
-        heard.completion()?;
+        record.completion()?;
         let request = only(&server)?;
         for (name, value) in &request.headers {
             let holds = String::from_utf8_lossy(value.as_bytes()).contains(API_KEY);
-            ensure!(!holds || name == place, "the key is in the header `{name}`");
+            ensure!(
+                !holds || name == key_header,
+                "the key is in the header `{name}`"
+            );
         }
         let body = String::from_utf8_lossy(&request.raw);
         ensure!(!body.contains(API_KEY), "the key is in the body");
@@ -209,29 +207,29 @@ async fn the_key_is_sent_where_it_belongs(harness: &Harness<'_>) -> Checked {
     Ok(())
 }
 
-async fn a_redirect_takes_no_key_along(harness: &Harness<'_>) -> Checked {
+async fn a_redirect_does_not_forward_the_key(factory: &ClientFactory<'_>) -> Checked {
     for status in [302, 307, 308] {
         let other = ScriptedServer::start(Script::new().turn(Turn::text("Hello."))).await?;
         let to = format!("{}/chat/completions", other.url());
-        let away = Reply::new(status, "text/plain", "elsewhere").header("location", &to);
-        let turn = Turn::text("never said").fault_always(Fault::Reply(away));
-        // Followed or refused: either is fine.
-        let _heard = harness.ask(Script::new().turn(turn), true).await?;
+        let redirect = Reply::new(status, "text/plain", "elsewhere").header("location", &to);
+        let turn = Turn::text("unused").fault_always(Fault::Reply(redirect));
+        // The client may follow or refuse the redirect.
+        let _record = factory.ask(Script::new().turn(turn), true).await?;
         for request in other.requests() {
             let shown = format!("{:?}", request.headers);
             ensure!(
                 !shown.contains(API_KEY)
                     && !request.headers.contains_key("authorization")
                     && !request.headers.contains_key("x-api-key"),
-                "a redirect of status {status} took the key to another server"
+                "a redirect with status {status} forwarded the key to another server"
             );
         }
     }
     Ok(())
 }
 
-async fn the_key_is_shown_nowhere(harness: &Harness<'_>) -> Checked {
-    // Servers tell a key that they don't know, and a proxy a request that it can't pass on.
+async fn the_key_is_not_exposed(factory: &ClientFactory<'_>) -> Checked {
+    // Servers echo unknown keys, and proxies echo requests, in their errors.
     let message = format!("Incorrect API key provided: {API_KEY}.");
     let body = json!({"error": {"message": message, "code": "invalid_api_key"}}).to_string();
     for (status, kind) in [
@@ -240,24 +238,24 @@ async fn the_key_is_shown_nowhere(harness: &Harness<'_>) -> Checked {
         (200, "text/html"),
     ] {
         let reply = Reply::new(status, kind, body.clone());
-        let turn = Turn::text("never said").fault_always(Fault::Reply(reply));
+        let turn = Turn::text("unused").fault_always(Fault::Reply(reply));
         let server = serve(Script::new().turn(turn)).await?;
-        let client = harness.client(&server.url(), true);
-        let heard = hear(&*client, request("Go.")).await?;
-        hidden("the client", &format!("{client:?} {client:#?}"))?;
-        hidden("the events", &format!("{:?}", heard.events))?;
-        hidden("the error", &everything(&heard.error()?))?;
+        let client = factory.client(&server.url(), true);
+        let record = record_call(&*client, request("Go.")).await?;
+        must_hide_key("the client", &format!("{client:?} {client:#?}"))?;
+        must_hide_key("the events", &format!("{:?}", record.events))?;
+        must_hide_key("the error", &error_texts(&record.error()?))?;
     }
     Ok(())
 }
 
-fn hidden(what: &str, shown: &str) -> Checked {
-    ensure!(!shown.contains(API_KEY), "{what}: the key is shown");
+fn must_hide_key(what: &str, shown: &str) -> Checked {
+    ensure!(!shown.contains(API_KEY), "{what} contains the key");
     Ok(())
 }
 
-/// All that an error says, with what caused it.
-fn everything(error: &LlmError) -> String {
+/// Returns all texts of an error and its sources.
+fn error_texts(error: &LlmError) -> String {
     let mut shown = format!("{error} {error:?} {error:#?} {:?}", error.advice());
     let mut source = error.source();
     while let Some(cause) = source {

@@ -1,4 +1,4 @@
-//! Streams: those that break, and those that are given up.
+//! Streams: broken and dropped ones.
 
 use std::pin::pin;
 use std::time::Duration;
@@ -12,22 +12,24 @@ use tokio::sync::Notify;
 
 use super::super::check::{Checked, Failure, ensure, equal, within};
 use super::super::suite::Case;
-use super::bench::{API_KEY, Harness, WAYS, asks_for_a_stream, hear, of_kind, request, serve};
+use super::bench::{
+    API_KEY, ClientFactory, STREAM_MODES, asks_for_a_stream, of_kind, record_call, request, serve,
+};
 use super::{Dialect, case};
 use crate::openai::{Fault, Reply, Request, Script, ToolCall, Turn};
 
-/// For what must come at all, and should take no time.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Limit for a single step of a case, normally instantaneous.
+const STEP_TIMEOUT: Duration = Duration::from_secs(30);
 
-pub(super) fn cases<'c>() -> Vec<Case<Harness<'c>>> {
+pub(super) fn cases<'c>() -> Vec<Case<ClientFactory<'c>>> {
     vec![
         case!(nothing_is_sent_before_the_stream_is_polled),
         case!(a_stream_outlives_its_client),
         case!(pieces_come_as_they_are_sent).optional(),
         case!(a_stream_that_breaks_off_is_interrupted),
-        case!(a_stream_that_ends_early_is_no_turn),
+        case!(a_stream_that_ends_early_is_an_error),
         case!(an_error_within_a_stream_is_an_error),
-        case!(a_stream_that_makes_no_sense_is_an_error),
+        case!(a_malformed_stream_is_an_error),
         case!(a_turn_cut_at_any_byte_is_not_finished),
         case!(dropping_the_stream_ends_the_request),
     ]
@@ -35,17 +37,17 @@ pub(super) fn cases<'c>() -> Vec<Case<Harness<'c>>> {
 
 const EARLY_END: [LlmErrorKind; 2] = [LlmErrorKind::Interrupted, LlmErrorKind::Protocol];
 
-async fn nothing_is_sent_before_the_stream_is_polled(harness: &Harness<'_>) -> Checked {
+async fn nothing_is_sent_before_the_stream_is_polled(factory: &ClientFactory<'_>) -> Checked {
     let server = serve(Script::new().turn(Turn::text("Hello."))).await?;
-    let client = harness.client(&server.url(), true);
-    drop(client.stream(request("Never asked.")));
-    client.complete(request("Asked.")).await?;
+    let client = factory.client(&server.url(), true);
+    drop(client.stream(request("Dropped.")));
+    client.complete(request("Sent.")).await?;
     equal("requests", server.requests().len(), 1)
 }
 
-async fn a_stream_outlives_its_client(harness: &Harness<'_>) -> Checked {
+async fn a_stream_outlives_its_client(factory: &ClientFactory<'_>) -> Checked {
     let server = serve(Script::new().turn(Turn::text("Hello."))).await?;
-    let client = harness.client(&server.url(), true);
+    let client = factory.client(&server.url(), true);
     let mut stream = client.stream(request("Go."));
     drop(client);
     while let Some(event) = stream.next().await {
@@ -56,23 +58,23 @@ async fn a_stream_outlives_its_client(harness: &Harness<'_>) -> Checked {
     Err(Failure::new("the stream ended without `Finished`"))
 }
 
-async fn pieces_come_as_they_are_sent(harness: &Harness<'_>) -> Checked {
-    let (_heard, server) = harness
+async fn pieces_come_as_they_are_sent(factory: &ClientFactory<'_>) -> Checked {
+    let (_record, server) = factory
         .ask(Script::new().turn(Turn::text("Hello.")), true)
         .await?;
     if !server.requests().iter().all(asks_for_a_stream) {
         return Err(Failure::skip("the client doesn't stream"));
     }
-    // What begins a turn, and a block where they are begun, and two words.
-    let events = match harness.dialect {
+    // Start of the turn, start of the block where the dialect has one, and two words.
+    let events = match factory.dialect {
         Dialect::Chat => 3,
         Dialect::Messages | Dialect::Responses => 4,
     };
     let turn = Turn::text("one two three").fault(Fault::StallAfterEvents(events));
     let server = serve(Script::new().turn(turn)).await?;
-    let client = harness.client(&server.url(), true);
+    let client = factory.client(&server.url(), true);
     let mut stream = client.stream(request("Go."));
-    let hearing = async {
+    let reading = async {
         let mut text = String::new();
         while text != "one two " {
             match stream.next().await.transpose()? {
@@ -83,19 +85,19 @@ async fn pieces_come_as_they_are_sent(harness: &Harness<'_>) -> Checked {
         }
         Ok(())
     };
-    within("a piece of the text", PATIENCE, hearing).await?
+    within("a piece of the text", STEP_TIMEOUT, reading).await?
 }
 
-async fn a_stream_that_breaks_off_is_interrupted(harness: &Harness<'_>) -> Checked {
-    // After some text; within a tool call; after everything but the finish reason.
+async fn a_stream_that_breaks_off_is_interrupted(factory: &ClientFactory<'_>) -> Checked {
+    // After some text; within a tool call; after error_texts but the finish reason.
     let turn = Turn::text("one two").call(ToolCall::new("look", r#"{"at":"here"}"#));
     for events in [2, 4, 6] {
         let cut = turn.clone().fault_always(Fault::CutAfterEvents(events));
-        let (heard, server) = harness.ask(Script::new().turn(cut), true).await?;
-        let streamed = heard.events.len() > heard.retries();
-        let error = heard.error()?;
+        let (record, server) = factory.ask(Script::new().turn(cut), true).await?;
+        let streamed = record.events.len() > record.retries();
+        let error = record.error()?;
         if !streamed {
-            // Nothing had come of it as far as anybody could see, so it could be tried again.
+            // Without visible output the call may be retried, and the last error be reported.
             let kinds = [LlmErrorKind::Interrupted, LlmErrorKind::Connection];
             of_kind("an answer that broke off", &error, &kinds)?;
             continue;
@@ -110,40 +112,40 @@ async fn a_stream_that_breaks_off_is_interrupted(harness: &Harness<'_>) -> Check
     Ok(())
 }
 
-async fn a_stream_that_ends_early_is_no_turn(harness: &Harness<'_>) -> Checked {
+async fn a_stream_that_ends_early_is_an_error(factory: &ClientFactory<'_>) -> Checked {
     for events in [0, 1, 2, 3] {
         let turn = Turn::text("one two").fault_always(Fault::EndAfterEvents(events));
-        let (heard, server) = harness.ask(Script::new().turn(turn), true).await?;
-        // An answer that isn't streamed is one event, and whole with it.
+        let (record, server) = factory.ask(Script::new().turn(turn), true).await?;
+        // An answer that isn't streamed is a single event.
         if events > 0 && !server.requests().iter().all(asks_for_a_stream) {
             continue;
         }
         let what = format!("a stream that ends after {events} events");
-        of_kind(&what, &heard.error()?, &EARLY_END)?;
+        of_kind(&what, &record.error()?, &EARLY_END)?;
     }
     Ok(())
 }
 
-async fn an_error_within_a_stream_is_an_error(harness: &Harness<'_>) -> Checked {
-    for stream in WAYS {
+async fn an_error_within_a_stream_is_an_error(factory: &ClientFactory<'_>) -> Checked {
+    for stream in STREAM_MODES {
         for after in [0, 2] {
             let error = json!({"message": "the engine died", "type": "server_error", "code": 500});
             let turn = Turn::text("one two").fault_always(Fault::ErrorEvent { after, error });
-            let (heard, _server) = harness.ask(Script::new().turn(turn), stream).await?;
-            let text = heard.error()?.to_string();
+            let (record, _server) = factory.ask(Script::new().turn(turn), stream).await?;
+            let text = record.error()?.to_string();
             ensure!(
                 text.contains("the engine died"),
-                "the error leaves out what the server said: {text}"
+                "the error omits the server's message: {text}"
             );
         }
     }
     Ok(())
 }
 
-async fn a_stream_that_makes_no_sense_is_an_error(harness: &Harness<'_>) -> Checked {
+async fn a_malformed_stream_is_an_error(factory: &ClientFactory<'_>) -> Checked {
     let streams = [
         "data: {\"choices\": [{\"del\n\n",
-        "data: no JSON\n\ndata: [DONE]\n\n",
+        "data: invalid JSON\n\ndata: [DONE]\n\n",
         "data: [DONE]\n\n",
         "data: []\n\n",
         "event: ping\n\n",
@@ -151,8 +153,8 @@ async fn a_stream_that_makes_no_sense_is_an_error(harness: &Harness<'_>) -> Chec
     ];
     for body in streams {
         let reply = Reply::new(200, "text/event-stream", body);
-        let turn = Turn::text("never said").fault_always(Fault::Reply(reply));
-        let error = harness.fail(turn, true).await?;
+        let turn = Turn::text("unused").fault_always(Fault::Reply(reply));
+        let error = factory.fail(turn, true).await?;
         of_kind(&format!("the stream {body:?}"), &error, &EARLY_END)?;
     }
     Ok(())
@@ -162,8 +164,8 @@ fn small_turn() -> Turn {
     Turn::text("é").call(ToolCall::new("look", r#"{"a":1}"#))
 }
 
-/// Cuts the answer where the request says.
-fn cut_where_asked(request: &Request) -> Turn {
+/// Cuts the answer at the byte that the request names.
+fn cut_as_requested(request: &Request) -> Turn {
     let raw = String::from_utf8_lossy(&request.raw);
     let count = raw
         .split("cut-at-")
@@ -175,15 +177,17 @@ fn cut_where_asked(request: &Request) -> Turn {
     }
 }
 
-async fn a_turn_cut_at_any_byte_is_not_finished(harness: &Harness<'_>) -> Checked {
+async fn a_turn_cut_at_any_byte_is_not_finished(factory: &ClientFactory<'_>) -> Checked {
     const AT_ONCE: usize = 200;
-    for stream in WAYS {
-        let server = serve(Script::new().then_with(cut_where_asked)).await?;
-        let client = harness.client(&server.url(), stream);
-        hear(&*client, request("Whole.")).await?.completion()?;
-        let body = answer_again(harness.dialect, &server.url(), &server.requests()).await?;
-        // What comes after the last of the turn's own bytes says nothing that isn't known.
-        let after = match harness.dialect {
+    for stream in STREAM_MODES {
+        let server = serve(Script::new().then_with(cut_as_requested)).await?;
+        let client = factory.client(&server.url(), stream);
+        record_call(&*client, request("Whole."))
+            .await?
+            .completion()?;
+        let body = answer_again(factory.dialect, &server.url(), &server.requests()).await?;
+        // The turn is complete before the terminator, so cuts within it are not errors.
+        let after = match factory.dialect {
             Dialect::Chat => body.rfind("data: [DONE]"),
             Dialect::Messages => body.rfind("event: message_stop"),
             Dialect::Responses => None,
@@ -191,10 +195,10 @@ async fn a_turn_cut_at_any_byte_is_not_finished(harness: &Harness<'_>) -> Checke
         let end = after.unwrap_or(body.len());
         let end = body.get(..end).unwrap_or_default().trim_end().len();
         let cuts = stream::iter(0..end).map(async |count| {
-            let asked = request(&format!("cut-at-{count}."));
-            let heard = hear(&*client, asked).await?;
-            let heard = heard.error();
-            heard
+            let request = request(&format!("cut-at-{count}."));
+            let record = record_call(&*client, request).await?;
+            record
+                .error()
                 .map_err(|failure| Failure::new(format!("cut at byte {count} of {end}: {failure}")))
         });
         let mut cuts = cuts.buffer_unordered(AT_ONCE);
@@ -205,7 +209,7 @@ async fn a_turn_cut_at_any_byte_is_not_finished(harness: &Harness<'_>) -> Checke
     Ok(())
 }
 
-/// The body of the answer to a request, without a client between.
+/// Repeats a request without a client and returns the body of the answer.
 async fn answer_again(dialect: Dialect, url: &str, requests: &[Request]) -> Checked<String> {
     let path = match dialect {
         Dialect::Chat => "chat/completions",
@@ -213,10 +217,10 @@ async fn answer_again(dialect: Dialect, url: &str, requests: &[Request]) -> Chec
         Dialect::Responses => "responses",
     };
     let request = requests.first();
-    let request = request.ok_or_else(|| Failure::new("no request came"))?;
+    let request = request.ok_or_else(|| Failure::new("the server received no request"))?;
     let address = url.trim_start_matches("http://").trim_end_matches("/v1");
     let mut connection = TcpStream::connect(address).await?;
-    // In HTTP/1.0 the body comes as it is and ends with the connection.
+    // HTTP/1.0: the body is not chunked and ends with the connection.
     let head = format!(
         "POST /v1/{path} HTTP/1.0\r\nauthorization: Bearer {API_KEY}\r\ncontent-length: {}\r\n\r\n",
         request.raw.len()
@@ -229,36 +233,36 @@ async fn answer_again(dialect: Dialect, url: &str, requests: &[Request]) -> Chec
     let body = answer
         .split_once("\r\n\r\n")
         .map(|(_, body)| body.to_owned());
-    body.ok_or_else(|| Failure::new("on the suite's own side: no answer to a plain request"))
+    body.ok_or_else(|| Failure::new("test setup: no answer to a plain request"))
 }
 
-async fn dropping_the_stream_ends_the_request(harness: &Harness<'_>) -> Checked {
-    for way in WAYS {
+async fn dropping_the_stream_ends_the_request(factory: &ClientFactory<'_>) -> Checked {
+    for stream in STREAM_MODES {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let url = format!("http://{}/v1", listener.local_addr()?);
-        let client = harness.client(&url, way);
+        let client = factory.client(&url, stream);
         let answered = Notify::new();
         let server = async {
             let (mut connection, _) = listener.accept().await?;
             read_request(&mut connection).await?;
             connection
-                .write_all(half_an_answer(harness.dialect, way).as_bytes())
+                .write_all(partial_answer(factory.dialect, stream).as_bytes())
                 .await?;
             answered.notify_one();
-            // Ends when the client closes the connection, in whatever way.
+            // Ends when the client closes or resets the connection.
             let _ = connection.read_to_end(&mut Vec::new()).await;
             Checked::Ok(())
         };
         let caller = async {
             let mut call = client.stream(request("Go."));
-            let hearing = async { while let Some(Ok(_)) = call.next().await {} };
+            let reading = async { while let Some(Ok(_)) = call.next().await {} };
             tokio::select! {
-                () = pin!(hearing) => Err(Failure::new("the call ended by half an answer")),
+                () = pin!(reading) => Err(Failure::new("the call ended on a partial answer")),
                 () = answered.notified() => Ok(()),
             }
         };
         let both = Box::pin(async { tokio::try_join!(server, caller) });
-        within("the end of the connection", PATIENCE, both).await??;
+        within("the end of the connection", STEP_TIMEOUT, both).await??;
     }
     Ok(())
 }
@@ -268,7 +272,7 @@ async fn read_request(connection: &mut TcpStream) -> Checked {
     loop {
         let mut piece = [0; 4096];
         let count = connection.read(&mut piece).await?;
-        ensure!(count > 0, "the request broke off");
+        ensure!(count > 0, "the request was truncated");
         received.extend(piece.iter().take(count));
         let text = String::from_utf8_lossy(&received).to_ascii_lowercase();
         let Some((head, body)) = text.split_once("\r\n\r\n") else {
@@ -283,7 +287,7 @@ async fn read_request(connection: &mut TcpStream) -> Checked {
     }
 }
 
-fn half_an_answer(dialect: Dialect, stream: bool) -> String {
+fn partial_answer(dialect: Dialect, stream: bool) -> String {
     if !stream {
         return "HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 1000\r\n\r\n{\"id\""
             .to_owned();

@@ -1,4 +1,4 @@
-//! Turns: from what the server says to blocks, stop reasons and counters.
+//! Turns: blocks, stop reasons and usage.
 
 use std::time::Duration;
 
@@ -9,51 +9,55 @@ use futures_util::future::try_join_all;
 
 use super::super::check::{Checked, Failure, ensure, equal};
 use super::super::suite::Case;
-use super::bench::{Harness, MODEL, WAYS, asks_for_a_stream, request, serve};
+use super::bench::{ClientFactory, MODEL, STREAM_MODES, asks_for_a_stream, request, serve};
 use super::{Dialect, case};
 use crate::openai::{Fault, Request, Script, ToolCall, Turn, Usage};
 
-pub(super) fn cases<'c>() -> Vec<Case<Harness<'c>>> {
+pub(super) fn cases<'c>() -> Vec<Case<ClientFactory<'c>>> {
     vec![
-        case!(the_model_is_the_one_asked_for),
+        case!(the_requested_model_is_sent),
         case!(a_text_is_one_block),
         case!(an_empty_turn_has_no_blocks),
         case!(pieces_add_up_to_the_blocks),
         case!(reasoning_comes_before_text_and_calls),
         case!(a_tool_call_keeps_its_parts),
-        case!(parallel_tool_calls_are_kept_apart),
+        case!(parallel_tool_calls_stay_separate),
         case!(a_tool_call_without_an_id_gets_one),
         case!(malformed_arguments_are_passed_through),
-        case!(stop_reasons_are_told_apart),
-        case!(a_turn_that_was_too_long_has_its_usage),
+        case!(stop_reasons_are_distinguished),
+        case!(a_truncated_turn_has_its_usage),
         case!(no_token_is_counted_twice),
-        case!(usage_that_is_not_said_is_none),
-        case!(streaming_or_not_the_turn_is_the_same).optional(),
-        case!(habits_of_servers_change_nothing),
-        case!(slow_bytes_change_nothing),
-        case!(calls_side_by_side_keep_apart),
+        case!(missing_usage_is_none),
+        case!(streaming_does_not_change_the_turn).optional(),
+        case!(server_quirks_do_not_change_the_turn),
+        case!(slow_delivery_does_not_change_the_turn),
+        case!(concurrent_calls_are_independent),
     ]
 }
 
-async fn the_model_is_the_one_asked_for(harness: &Harness<'_>) -> Checked {
-    for stream in WAYS {
+async fn the_requested_model_is_sent(factory: &ClientFactory<'_>) -> Checked {
+    for stream in STREAM_MODES {
         let server = serve(Script::new().turn(Turn::text("Hello."))).await?;
-        let client = harness.client(&server.url(), stream);
+        let client = factory.client(&server.url(), stream);
         equal("the model's slug", &*client.model().slug, MODEL)?;
         client.complete(request("Go.")).await?;
-        let asked = server
+        let requested = server
             .requests()
             .first()
             .and_then(|it| it.body().get("model").cloned());
-        equal("the model in the request", asked, Some(MODEL.into()))?;
+        equal("the model in the request", requested, Some(MODEL.into()))?;
     }
     Ok(())
 }
 
-/// A turn must have these blocks, asked for either way.
-async fn must_say(harness: &Harness<'_>, turn: &Turn, blocks: &[AssistantBlock]) -> Checked {
-    for stream in WAYS {
-        let completion = harness.complete(turn.clone(), stream).await?;
+/// Checks the blocks of a turn, streamed and not.
+async fn must_have_blocks(
+    factory: &ClientFactory<'_>,
+    turn: &Turn,
+    blocks: &[AssistantBlock],
+) -> Checked {
+    for stream in STREAM_MODES {
+        let completion = factory.complete(turn.clone(), stream).await?;
         equal("the blocks", completion.message.blocks, blocks)?;
     }
     Ok(())
@@ -63,54 +67,54 @@ fn call(id: &str, name: &str, arguments: &str) -> AssistantBlock {
     AssistantBlock::ToolCall(Call::new(Some(id.to_owned()), name, arguments))
 }
 
-async fn a_text_is_one_block(harness: &Harness<'_>) -> Checked {
+async fn a_text_is_one_block(factory: &ClientFactory<'_>) -> Checked {
     let text = "Two words, \"quotes\", größer → 数\n\n\tend";
-    must_say(harness, &Turn::text(text), &[AssistantBlock::text(text)]).await
+    must_have_blocks(factory, &Turn::text(text), &[AssistantBlock::text(text)]).await
 }
 
-async fn an_empty_turn_has_no_blocks(harness: &Harness<'_>) -> Checked {
-    must_say(harness, &Turn::text(""), &[]).await
+async fn an_empty_turn_has_no_blocks(factory: &ClientFactory<'_>) -> Checked {
+    must_have_blocks(factory, &Turn::text(""), &[]).await
 }
 
-async fn pieces_add_up_to_the_blocks(harness: &Harness<'_>) -> Checked {
+async fn pieces_add_up_to_the_blocks(factory: &ClientFactory<'_>) -> Checked {
     let (text, thought) = ("größer → 数 and so on", "Hm, 数?");
     let turn = Turn::text(text)
         .reasoning(thought)
         .call(ToolCall::new("look", r#"{"at":"größe","n":1}"#))
         .call(ToolCall::new("see", r#"{"at":"数"}"#));
     let blocks = [
-        harness.reasoning(thought),
+        factory.reasoning(thought),
         AssistantBlock::text(text),
         call("call_0_0", "look", r#"{"at":"größe","n":1}"#),
         call("call_0_1", "see", r#"{"at":"数"}"#),
     ];
-    // That pieces add up is checked for every call; here they are as small as they get.
-    must_say(harness, &turn.clone().delta_chars(1), &blocks).await?;
-    must_say(harness, &turn.delta_chars(1000), &blocks).await
+    // `record_call` checks the sums of all calls; here, deltas have the extreme sizes.
+    must_have_blocks(factory, &turn.clone().delta_chars(1), &blocks).await?;
+    must_have_blocks(factory, &turn.delta_chars(1000), &blocks).await
 }
 
-async fn reasoning_comes_before_text_and_calls(harness: &Harness<'_>) -> Checked {
+async fn reasoning_comes_before_text_and_calls(factory: &ClientFactory<'_>) -> Checked {
     let turn = Turn::text("I look.")
         .reasoning("What is there?")
         .call(ToolCall::new("look", "{}"));
     let blocks = [
-        harness.reasoning("What is there?"),
+        factory.reasoning("What is there?"),
         AssistantBlock::text("I look."),
         call("call_0_0", "look", "{}"),
     ];
-    must_say(harness, &turn, &blocks).await
+    must_have_blocks(factory, &turn, &blocks).await
 }
 
-async fn a_tool_call_keeps_its_parts(harness: &Harness<'_>) -> Checked {
+async fn a_tool_call_keeps_its_parts(factory: &ClientFactory<'_>) -> Checked {
     let arguments = r#"{"path": "a b.csv", "lines": [1, 2.50, -3e2], "deep": {"x": null}}"#;
     let turn = Turn::tool(ToolCall::new("read_file-2", arguments).id("toolu_01 odd/id"));
     let expected = call("toolu_01 odd/id", "read_file-2", arguments);
-    must_say(harness, &turn, &[expected]).await?;
-    let completion = harness.complete(turn, true).await?;
+    must_have_blocks(factory, &turn, &[expected]).await?;
+    let completion = factory.complete(turn, true).await?;
     equal("the stop reason", completion.stop, StopReason::ToolCalls)
 }
 
-async fn parallel_tool_calls_are_kept_apart(harness: &Harness<'_>) -> Checked {
+async fn parallel_tool_calls_stay_separate(factory: &ClientFactory<'_>) -> Checked {
     let turn = Turn::text("All three.")
         .call(ToolCall::new("look", r#"{"at":"one"}"#))
         .call(ToolCall::new("look", r#"{"at":"two"}"#))
@@ -121,14 +125,14 @@ async fn parallel_tool_calls_are_kept_apart(harness: &Harness<'_>) -> Checked {
         call("call_0_1", "look", r#"{"at":"two"}"#),
         call("call_0_2", "see", r#"{"at":"three"}"#),
     ];
-    must_say(harness, &turn, &blocks).await
+    must_have_blocks(factory, &turn, &blocks).await
 }
 
-async fn a_tool_call_without_an_id_gets_one(harness: &Harness<'_>) -> Checked {
+async fn a_tool_call_without_an_id_gets_one(factory: &ClientFactory<'_>) -> Checked {
     let turn = Turn::tool(ToolCall::new("look", "{}").without_id())
         .call(ToolCall::new("see", "{}").without_id());
-    for stream in WAYS {
-        let completion = harness.complete(turn.clone(), stream).await?;
+    for stream in STREAM_MODES {
+        let completion = factory.complete(turn.clone(), stream).await?;
         let calls: Vec<&Call> = completion.message.tool_calls().collect();
         let names: Vec<&str> = calls.iter().map(|call| &*call.name).collect();
         equal("the calls", names, vec!["look", "see"])?;
@@ -136,13 +140,13 @@ async fn a_tool_call_without_an_id_gets_one(harness: &Harness<'_>) -> Checked {
         ensure!(!ids.contains(&""), "a call has an empty id");
         ids.dedup();
         equal("different ids", ids.len(), 2)?;
-        let claimed = calls.iter().any(|call| call.has_provider_id);
-        ensure!(!claimed, "an id that was made is said to be the provider's");
+        let marked = calls.iter().any(|call| call.has_provider_id);
+        ensure!(!marked, "a generated id is marked as the provider's");
     }
     Ok(())
 }
 
-async fn malformed_arguments_are_passed_through(harness: &Harness<'_>) -> Checked {
+async fn malformed_arguments_are_passed_through(factory: &ClientFactory<'_>) -> Checked {
     for arguments in [
         "{\"a\": ",
         "not JSON",
@@ -153,19 +157,19 @@ async fn malformed_arguments_are_passed_through(harness: &Harness<'_>) -> Checke
     ] {
         let turn = Turn::tool(ToolCall::new("look", arguments));
         let expected = [call("call_0_0", "look", arguments)];
-        // What is no object has no place in a whole message; in a stream it is a text, like any
-        // other, but for an empty one: those are how Anthropic streams `{}`.
-        if harness.dialect != Dialect::Messages {
-            must_say(harness, &turn, &expected).await?;
+        // Whole messages of Anthropic hold an object; streams hold text, and the empty text means
+        // `{}`.
+        if factory.dialect != Dialect::Messages {
+            must_have_blocks(factory, &turn, &expected).await?;
         } else if !arguments.is_empty() {
-            let completion = harness.complete(turn, true).await?;
+            let completion = factory.complete(turn, true).await?;
             equal("the blocks", &completion.message.blocks[..], &expected[..])?;
         }
     }
     Ok(())
 }
 
-async fn stop_reasons_are_told_apart(harness: &Harness<'_>) -> Checked {
+async fn stop_reasons_are_distinguished(factory: &ClientFactory<'_>) -> Checked {
     let reasons = [
         ("stop", StopReason::EndTurn),
         ("tool_calls", StopReason::ToolCalls),
@@ -173,26 +177,30 @@ async fn stop_reasons_are_told_apart(harness: &Harness<'_>) -> Checked {
         ("content_filter", StopReason::ContentFilter),
         ("tired", StopReason::Other("tired".to_owned())),
     ];
-    for (said, expected) in reasons {
-        // In Responses the calls say it, and there are none here.
-        if harness.dialect == Dialect::Responses && expected == StopReason::ToolCalls {
+    for (reason, expected) in reasons {
+        // Responses have no such reason; it follows from the calls.
+        if factory.dialect == Dialect::Responses && expected == StopReason::ToolCalls {
             continue;
         }
-        for stream in WAYS {
-            let turn = Turn::text("Hello.").finish_reason(said);
-            let stop = harness.complete(turn, stream).await?.stop;
-            equal(&format!("the stop reason `{said}`"), stop, expected.clone())?;
+        for stream in STREAM_MODES {
+            let turn = Turn::text("Hello.").finish_reason(reason);
+            let stop = factory.complete(turn, stream).await?.stop;
+            equal(
+                &format!("the stop reason `{reason}`"),
+                stop,
+                expected.clone(),
+            )?;
         }
     }
     Ok(())
 }
 
-async fn a_turn_that_was_too_long_has_its_usage(harness: &Harness<'_>) -> Checked {
-    for stream in WAYS {
+async fn a_truncated_turn_has_its_usage(factory: &ClientFactory<'_>) -> Checked {
+    for stream in STREAM_MODES {
         let turn = Turn::text("and so on and")
             .finish_reason("length")
             .usage(Usage::new(7, 4096));
-        let completion = harness.complete(turn, stream).await?;
+        let completion = factory.complete(turn, stream).await?;
         equal("the stop reason", completion.stop, StopReason::Length)?;
         equal(
             "the text so far",
@@ -209,7 +217,7 @@ async fn a_turn_that_was_too_long_has_its_usage(harness: &Harness<'_>) -> Checke
     Ok(())
 }
 
-async fn no_token_is_counted_twice(harness: &Harness<'_>) -> Checked {
+async fn no_token_is_counted_twice(factory: &ClientFactory<'_>) -> Checked {
     let usages = [
         (Usage::new(100, 50), (100, 0, 50, 0)),
         (Usage::new(100, 50).cached(40), (60, 40, 50, 0)),
@@ -220,8 +228,8 @@ async fn no_token_is_counted_twice(harness: &Harness<'_>) -> Checked {
         ),
     ];
     for (usage, (input, cache_read, answer, reasoning)) in usages {
-        for stream in WAYS {
-            let completion = harness
+        for stream in STREAM_MODES {
+            let completion = factory
                 .complete(Turn::text("Hello.").usage(usage), stream)
                 .await?;
             let expected = TokenUsage {
@@ -246,9 +254,9 @@ async fn no_token_is_counted_twice(harness: &Harness<'_>) -> Checked {
     Ok(())
 }
 
-async fn usage_that_is_not_said_is_none(harness: &Harness<'_>) -> Checked {
-    for stream in WAYS {
-        let completion = harness
+async fn missing_usage_is_none(factory: &ClientFactory<'_>) -> Checked {
+    for stream in STREAM_MODES {
+        let completion = factory
             .complete(Turn::text("Hello.").without_usage(), stream)
             .await?;
         equal("the usage", completion.usage, None)?;
@@ -257,7 +265,7 @@ async fn usage_that_is_not_said_is_none(harness: &Harness<'_>) -> Checked {
     Ok(())
 }
 
-/// A turn with something of everything.
+/// A turn with something of error_texts.
 fn rich_turn() -> Turn {
     Turn::text("größer → 数")
         .reasoning("Hm.")
@@ -266,51 +274,51 @@ fn rich_turn() -> Turn {
         .usage(Usage::new(100, 50).cached(40).reasoning(20))
 }
 
-/// All of a completion but what is new each time.
+/// Returns the parts of a completion that don't differ between calls.
 fn comparable(completion: Completion) -> (Vec<AssistantBlock>, StopReason, Option<TokenUsage>) {
     (completion.message.blocks, completion.stop, completion.usage)
 }
 
-async fn streaming_or_not_the_turn_is_the_same(harness: &Harness<'_>) -> Checked {
+async fn streaming_does_not_change_the_turn(factory: &ClientFactory<'_>) -> Checked {
     let mut turns = Vec::new();
-    let mut ways = Vec::new();
-    for stream in WAYS {
-        let (heard, server) = harness.ask(Script::new().turn(rich_turn()), stream).await?;
-        turns.push(comparable(heard.completion()?));
-        ways.extend(server.requests().iter().map(asks_for_a_stream));
+    let mut modes = Vec::new();
+    for stream in STREAM_MODES {
+        let (record, server) = factory.ask(Script::new().turn(rich_turn()), stream).await?;
+        turns.push(comparable(record.completion()?));
+        modes.extend(server.requests().iter().map(asks_for_a_stream));
     }
-    if ways != WAYS {
-        return Err(Failure::skip("the client knows only one way to ask"));
+    if modes != STREAM_MODES {
+        return Err(Failure::skip("the client has only one mode"));
     }
-    equal("the turn that wasn't streamed", turns.pop(), turns.pop())
+    equal("the turn without streaming", turns.pop(), turns.pop())
 }
 
-async fn habits_of_servers_change_nothing(harness: &Harness<'_>) -> Checked {
-    let plain = comparable(harness.complete(rich_turn(), true).await?);
-    let habits: [fn(Script) -> Script; 2] = [Script::comments, Script::usage_in_choice];
-    for habit in habits {
-        let script = habit(Script::new().turn(rich_turn()));
-        let (heard, _server) = harness.ask(script, true).await?;
-        equal("the turn", comparable(heard.completion()?), plain.clone())?;
+async fn server_quirks_do_not_change_the_turn(factory: &ClientFactory<'_>) -> Checked {
+    let plain = comparable(factory.complete(rich_turn(), true).await?);
+    let quirks: [fn(Script) -> Script; 2] = [Script::comments, Script::usage_in_choice];
+    for quirk in quirks {
+        let script = quirk(Script::new().turn(rich_turn()));
+        let (record, _server) = factory.ask(script, true).await?;
+        equal("the turn", comparable(record.completion()?), plain.clone())?;
     }
     Ok(())
 }
 
-async fn slow_bytes_change_nothing(harness: &Harness<'_>) -> Checked {
-    for stream in WAYS {
-        let plain = comparable(harness.complete(rich_turn(), stream).await?);
-        // Cut anywhere, within characters too.
+async fn slow_delivery_does_not_change_the_turn(factory: &ClientFactory<'_>) -> Checked {
+    for stream in STREAM_MODES {
+        let plain = comparable(factory.complete(rich_turn(), stream).await?);
+        // Pieces end anywhere, also within characters.
         let slow = rich_turn().fault(Fault::Slow {
             bytes: 7,
             every: Duration::from_millis(1),
         });
-        let slow = comparable(harness.complete(slow, stream).await?);
-        equal("the turn that came slowly", slow, plain)?;
+        let slow = comparable(factory.complete(slow, stream).await?);
+        equal("the slow turn", slow, plain)?;
     }
     Ok(())
 }
 
-async fn calls_side_by_side_keep_apart(harness: &Harness<'_>) -> Checked {
+async fn concurrent_calls_are_independent(factory: &ClientFactory<'_>) -> Checked {
     const CALLS: usize = 16;
     let echo = |request: &Request| {
         let raw = String::from_utf8_lossy(&request.raw).into_owned();
@@ -321,7 +329,7 @@ async fn calls_side_by_side_keep_apart(harness: &Harness<'_>) -> Checked {
         Turn::text(format!("This is {}.", number.unwrap_or("none")))
     };
     let server = serve(Script::new().then_with(echo)).await?;
-    let client = harness.client(&server.url(), true);
+    let client = factory.client(&server.url(), true);
     let calls = (0..CALLS).map(|number| client.complete(request(&format!("Say number-{number}."))));
     let texts: Vec<String> = try_join_all(calls)
         .await?

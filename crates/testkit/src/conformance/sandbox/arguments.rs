@@ -1,4 +1,4 @@
-//! Arguments: whole, unchanged, or refused with a reason.
+//! Arguments: passed unchanged or refused.
 
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
@@ -22,7 +22,7 @@ pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
         case!(a_long_list_of_arguments_arrives_whole_or_is_refused),
         case!(a_program_that_is_missing_is_an_error),
         case!(a_program_that_is_not_executable_is_an_error),
-        case!(no_program_at_all_is_an_error),
+        case!(an_empty_argv_is_an_error),
     ]
 }
 
@@ -48,7 +48,7 @@ async fn arguments_may_be_any_bytes(bench: &Bench<'_>) -> Checked {
 
     let line = OsString::from_vec(b"printf %s '\xff\xfe'".to_vec());
     let output = bench.output_of(SpawnRequest::shell(line)).await?;
-    same_bytes("a command line that is no UTF-8", &output, b"\xff\xfe")
+    same_bytes("a command line that is not UTF-8", &output, b"\xff\xfe")
 }
 
 async fn nul_in_a_request_is_refused(bench: &Bench<'_>) -> Checked {
@@ -75,7 +75,7 @@ async fn nul_in_a_request_is_refused(bench: &Bench<'_>) -> Checked {
 }
 
 async fn a_command_line_of_100_kilobytes_runs(bench: &Bench<'_>) -> Checked {
-    // A file that a model writes with a here document is often as long. Linux takes 128 KiB.
+    // Models write files of this size with here documents. Linux allows 128 KiB.
     let text = "0123456789abcde\n".repeat(100_000 / 16);
     let command = format!("cat > file <<'END'\n{text}END\nwc -c < file; exit 3");
     let output = bench.sh(&command).await?;
@@ -90,14 +90,16 @@ async fn arguments_that_are_too_long_are_refused(bench: &Bench<'_>) -> Checked {
     let count = ["bash", "-c", "printf %s ${#1}", "bash"];
     let long = "x".repeat(BYTES);
     let request = SpawnRequest::argv(count.into_iter().chain([long.as_str()]));
-    // Linux takes 128 KiB in one argument; a sandbox that takes more must take all of it.
+    // Linux allows 128 KiB per argument; a sandbox that allows more must pass all of it.
     let output = bench.sandbox.run(request).await;
     whole_or_refused("an argument of 3 MB", output, &BYTES.to_string())?;
-    equal("a command after it", bench.stdout("echo ok").await?, "ok\n")
+    bench
+        .must_print("a command after it", "echo ok", "ok\n")
+        .await
 }
 
 async fn a_long_list_of_arguments_arrives_whole_or_is_refused(bench: &Bench<'_>) -> Checked {
-    // Linux takes 2 MiB together with the environment, unless a stack may be larger.
+    // Linux allows a quarter of the stack limit, by default 2 MiB, including the environment.
     for count in [5_000, 30_000] {
         let script = "all=\"$*\"; printf '%s %s %s' $# ${#all} \"${!#}\"";
         let own = ["bash", "-c", script, "bash"].map(OsString::from);
@@ -111,10 +113,12 @@ async fn a_long_list_of_arguments_arrives_whole_or_is_refused(bench: &Bench<'_>)
             &expected,
         )?;
     }
-    equal("a command after it", bench.stdout("echo ok").await?, "ok\n")
+    bench
+        .must_print("a command after it", "echo ok", "ok\n")
+        .await
 }
 
-/// The command had all of its arguments, or was not started because they are too long.
+/// Checks that the command got all of its arguments or was refused because they are too long.
 #[track_caller]
 fn whole_or_refused(
     what: &str,
@@ -151,7 +155,7 @@ async fn a_program_that_is_not_executable_is_an_error(bench: &Bench<'_>) -> Chec
     )
 }
 
-async fn no_program_at_all_is_an_error(bench: &Bench<'_>) -> Checked {
+async fn an_empty_argv_is_an_error(bench: &Bench<'_>) -> Checked {
     let nothing: [&str; 0] = [];
     for request in [SpawnRequest::argv(nothing), SpawnRequest::argv([""])] {
         let spawned = bench.sandbox.spawn(request).await;

@@ -1,46 +1,50 @@
-//! What a case works with: a fresh sandbox, and short ways to use it.
+//! Test bench of a case: a fresh sandbox and short helpers.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use bytes::Bytes;
 use cantle_core::ids::RunId;
 use cantle_core::policy::Policy;
 use cantle_core::sandbox::{
-    Backend, Captured, CommandOutput, ExitStatus, OutputStream, Process, Sandbox, SandboxContext,
-    SandboxError, SandboxExt as _, SandboxPath, SpawnRequest,
+    Backend, Captured, CommandOutput, ExitStatus, OutputStream, Process, ProcessStdin, Sandbox,
+    SandboxContext, SandboxError, SandboxExt as _, SandboxPath, SpawnRequest,
 };
 use futures_util::StreamExt as _;
 use tokio::time::{Instant, sleep};
 
-use super::super::check::{Checked, Failure, ensure, equal, within};
+use super::super::check::{Checked, Failure, ensure, equal, same_bytes, within};
 use super::host;
 use super::options::Killer;
 
-/// For what is promised within a second: that second, and what a slow machine adds that is busy with
-/// something else. What breaks the promise waits for something that takes a minute, or has no end.
-pub(super) const SOON: Duration = Duration::from_secs(6);
+/// Limit for operations that must end within a second, with a margin for a busy machine. Broken
+/// implementations wait for a minute or forever.
+pub(super) const PROMPT_LIMIT: Duration = Duration::from_secs(6);
 
-/// For what must come at all, and should take no time.
-pub(super) const PATIENCE: Duration = Duration::from_secs(20);
+/// Limit for a single step of a case, normally instantaneous.
+pub(super) const STEP_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Between the first two looks at something that is waited for, and between the last ones: a look may
-/// go through all processes, and what does not come at once may not come at all.
-const LOOK_AGAIN: Duration = Duration::from_millis(10);
-const LOOK_SELDOM: Duration = Duration::from_millis(100);
+/// Bounds of the poll interval, which grows because a poll may scan all processes.
+const MIN_POLL_INTERVAL: Duration = Duration::from_millis(10);
+const MAX_POLL_INTERVAL: Duration = Duration::from_millis(100);
+
+pub(super) async fn read(sandbox: &dyn Sandbox, path: &SandboxPath) -> Checked<Bytes> {
+    Ok(sandbox.read_bytes(path, 100_000_000).await?)
+}
 
 /// Makes a [`Bench`] for each case.
 pub(super) struct Harness<'b> {
     backend: &'b dyn Backend,
-    /// What a second sandbox is opened by, where files go from one to the other.
+    /// Backend of the second sandbox in cases about copies.
     other: &'b dyn Backend,
     killer: Option<Killer<'b>>,
     host_visible: bool,
 }
 
 impl<'b> Harness<'b> {
-    /// For cases about two sandboxes, one of each backend.
+    /// Creates a harness for cases about two sandboxes, one of each backend.
     pub(super) fn between(backend: &'b dyn Backend, other: &'b dyn Backend) -> Self {
         Self {
             backend,
@@ -55,9 +59,9 @@ impl<'b> Harness<'b> {
             killer,
             ..Self::between(backend, backend)
         };
-        // Where this fails or hangs, the cases do too, and say how.
-        let look = within("a first look", PATIENCE, harness.can_see_processes()).await;
-        harness.host_visible = matches!(look, Ok(Ok(true)));
+        // Failures are ignored here: the cases fail for the same reason and report it.
+        let probe = within("the probe", STEP_TIMEOUT, harness.can_see_processes()).await;
+        harness.host_visible = matches!(probe, Ok(Ok(true)));
         harness
     }
 
@@ -66,22 +70,21 @@ impl<'b> Harness<'b> {
         let token = Token::new();
         let request = SpawnRequest::shell(format!("exec {}", token.sleep()));
         let process = bench.sandbox.spawn(request).await?;
-        let seen = until(SOON, async || host::is_running(token.as_str())).await?;
+        let visible = until(PROMPT_LIMIT, async || host::is_running(token.as_str())).await?;
         drop(process);
         bench.finish(Ok(())).await?;
-        Ok(seen)
+        Ok(visible)
     }
 
     pub(super) async fn bench(&self) -> Checked<Bench<'b>> {
-        let bench = Bench {
+        Ok(Bench {
             backend: self.backend,
             other: self.other,
             killer: self.killer.clone(),
             sandbox: open(self.backend, Policy::unconfined()).await?,
             host_visible: self.host_visible,
             others: Mutex::default(),
-        };
-        Ok(bench)
+        })
     }
 }
 
@@ -91,7 +94,7 @@ async fn open(backend: &dyn Backend, policy: Policy) -> Result<Arc<dyn Sandbox>,
         .await
 }
 
-/// A fresh sandbox and what a case does with it.
+/// Fresh sandbox of one case.
 pub(super) struct Bench<'b> {
     pub(super) backend: &'b dyn Backend,
     pub(super) sandbox: Arc<dyn Sandbox>,
@@ -102,15 +105,18 @@ pub(super) struct Bench<'b> {
 }
 
 impl Bench<'_> {
-    /// Closes what the case opened. Where the case failed, that is the more telling failure, and what
-    /// can't be closed is not waited for as long.
+    /// Closes all sandboxes of the case. A failure of the case takes precedence and shortens the wait.
     pub(super) async fn finish(self, checked: Checked) -> Checked {
         let others = self.others.into_inner();
         let others = others.unwrap_or_else(PoisonError::into_inner);
-        let patience = if checked.is_ok() { PATIENCE } else { SOON };
+        let limit = if checked.is_ok() {
+            STEP_TIMEOUT
+        } else {
+            PROMPT_LIMIT
+        };
         let mut closed = Ok(());
         for sandbox in others.into_iter().chain([self.sandbox]) {
-            let close = within("the end of `close`", patience, sandbox.close()).await;
+            let close = within("the end of `close`", limit, sandbox.close()).await;
             closed = closed.and(close.and_then(|result| {
                 result.map_err(|error| Failure::new(format!("`close` failed: {error}")))
             }));
@@ -118,12 +124,12 @@ impl Bench<'_> {
         checked.and(closed)
     }
 
-    /// Another sandbox, closed with the first.
+    /// Opens another sandbox, closed with the first.
     pub(super) async fn open(&self, policy: Policy) -> Result<Arc<dyn Sandbox>, SandboxError> {
         self.open_by(self.backend, policy).await
     }
 
-    /// A sandbox to copy files to and from: the other backend's, where there is one.
+    /// Opens a sandbox of the other backend, if there is one.
     pub(super) async fn open_other(&self) -> Result<Arc<dyn Sandbox>, SandboxError> {
         self.open_by(self.other, Policy::unconfined()).await
     }
@@ -141,13 +147,16 @@ impl Bench<'_> {
         Ok(sandbox)
     }
 
-    /// Ends the sandbox from outside; skips the case where nobody said how.
+    /// Kills the sandbox from outside; skips the case without [`SandboxOptions::killed_by`].
+    ///
+    /// [`SandboxOptions::killed_by`]: super::SandboxOptions::killed_by
     pub(super) async fn kill(&self) -> Checked {
-        let killer = self.killer.as_ref().ok_or_else(|| {
-            Failure::skip("nobody said how to kill a sandbox (`SandboxOptions::killed_by`)")
-        })?;
+        let killer = self
+            .killer
+            .as_ref()
+            .ok_or_else(|| Failure::skip("killing a sandbox needs `SandboxOptions::killed_by`"))?;
         let killing = killer(Arc::clone(&self.sandbox));
-        Ok(within("the end of `killed_by`", PATIENCE, killing).await??)
+        Ok(within("the end of `killed_by`", STEP_TIMEOUT, killing).await??)
     }
 
     /// Runs a command line to its end.
@@ -160,14 +169,29 @@ impl Bench<'_> {
         stdout(&*self.sandbox, command).await
     }
 
-    /// Runs a request that must end by itself with code 0, and returns its output.
+    /// Checks the output of a command line that must succeed.
+    pub(super) async fn must_print(&self, what: &str, command: &str, expected: &str) -> Checked {
+        equal(what, self.stdout(command).await?, expected)
+    }
+
+    /// Checks the content of a file.
+    pub(super) async fn must_hold(
+        &self,
+        what: &str,
+        file: &SandboxPath,
+        expected: impl AsRef<[u8]>,
+    ) -> Checked {
+        same_bytes(what, &read(&*self.sandbox, file).await?, expected.as_ref())
+    }
+
+    /// Runs a request that must exit with code 0, and returns its output.
     pub(super) async fn output_of(&self, request: SpawnRequest) -> Checked<Vec<u8>> {
         let output = self.sandbox.run(with_limit(request)).await?;
         succeeded(&output)?;
         whole(&output.stdout)
     }
 
-    /// Skips the case unless the host sees what runs in the sandbox.
+    /// Skips the case unless the sandbox's processes are visible on this host.
     pub(super) fn require_host_visible(&self) -> Checked {
         if self.host_visible {
             return Ok(());
@@ -177,12 +201,12 @@ impl Bench<'_> {
         ))
     }
 
-    /// Whether the process runs that a token names.
+    /// Reports whether the token's process runs.
     pub(super) async fn is_running(&self, token: &Token) -> Checked<bool> {
         if self.host_visible {
             return host::is_running(token.as_str());
         }
-        // The brackets keep `grep` from finding itself.
+        // The brackets keep `grep` from matching its own command line.
         let (first, rest) = token.as_str().split_at(1);
         let count = self
             .sh(&format!(
@@ -193,21 +217,21 @@ impl Bench<'_> {
         Ok(String::from_utf8_lossy(&count).trim() != "0")
     }
 
-    /// Waits until the process runs that a token names.
+    /// Waits until the token's process runs.
     pub(super) async fn must_run(&self, token: &Token) -> Checked {
-        let runs = until(PATIENCE, async || self.is_running(token).await).await?;
+        let runs = until(STEP_TIMEOUT, async || self.is_running(token).await).await?;
         ensure!(runs, "`{}` was not started", token.sleep());
         Ok(())
     }
 
-    /// Waits until no process runs that a token names.
+    /// Waits until the token's process is gone.
     pub(super) async fn must_be_gone(&self, token: &Token) -> Checked {
-        let gone = until(SOON, async || Ok(!self.is_running(token).await?)).await?;
+        let gone = until(PROMPT_LIMIT, async || Ok(!self.is_running(token).await?)).await?;
         ensure!(gone, "`{}` still runs", token.sleep());
         Ok(())
     }
 
-    /// The working directory as the host sees it; skips the case where it doesn't.
+    /// Returns the working directory's path on this host; skips the case if it is not visible.
     pub(super) async fn host_directory(&self) -> Checked<PathBuf> {
         let token = Token::new();
         let mark = path(&format!("mark-{}", token.as_str()))?;
@@ -215,9 +239,9 @@ impl Bench<'_> {
             .write_bytes(&mark, token.as_str().to_owned().into())
             .await?;
         let directory = PathBuf::from(self.sandbox.info().working_directory.to_string());
-        let seen = std::fs::read_to_string(directory.join(mark.to_string()));
+        let found = std::fs::read_to_string(directory.join(mark.to_string()));
         self.sandbox.remove(&mark).await?;
-        if seen.is_ok_and(|text| text == token.as_str()) {
+        if found.is_ok_and(|text| text == token.as_str()) {
             return Ok(directory);
         }
         Err(Failure::skip(
@@ -239,27 +263,23 @@ pub(super) async fn stdout(sandbox: &dyn Sandbox, command: &str) -> Checked<Stri
 }
 
 fn with_limit(mut request: SpawnRequest) -> SpawnRequest {
-    request.timeout = request.timeout.or(Some(PATIENCE));
+    request.timeout = request.timeout.or(Some(STEP_TIMEOUT));
     request
 }
 
 pub(super) fn succeeded(output: &CommandOutput) -> Checked {
-    let complaint = String::from_utf8_lossy(&output.stderr.head).into_owned();
+    let stderr = String::from_utf8_lossy(&output.stderr.head).into_owned();
     ensure!(
         output.exit.status == ExitStatus::Code(0),
-        "the command ended with {} where 0 was expected; stderr: {complaint}",
+        "the command ended with {} where 0 was expected; stderr: {stderr}",
         output.exit.status
     );
     Ok(())
 }
 
-/// All of a channel whose output is small.
+/// Returns a channel's output, none of which may have been omitted.
 pub(super) fn whole(captured: &Captured) -> Checked<Vec<u8>> {
-    equal(
-        "bytes left out of a small output",
-        captured.omitted_bytes,
-        0,
-    )?;
+    equal("omitted bytes of a small output", captured.omitted_bytes, 0)?;
     Ok([&captured.head[..], &captured.tail[..]].concat())
 }
 
@@ -267,7 +287,7 @@ pub(super) fn path(path: &str) -> Checked<SandboxPath> {
     Ok(SandboxPath::new(path)?)
 }
 
-/// Reads output until it holds `mark`, and returns what came.
+/// Reads output until it contains `mark`, and returns it.
 pub(super) async fn read_until(output: &mut OutputStream, mark: &str) -> Checked<String> {
     let mut text = String::new();
     let reading = async {
@@ -279,37 +299,49 @@ pub(super) async fn read_until(output: &mut OutputStream, mark: &str) -> Checked
         }
         Ok(text)
     };
-    within("a piece of output", PATIENCE, reading).await?
+    within("a piece of output", STEP_TIMEOUT, reading).await?
 }
 
-/// Takes the output of a process, which must be there.
+/// Takes the stdin of a process, which must be piped.
+pub(super) fn take_stdin(process: &mut dyn Process) -> Checked<Box<dyn ProcessStdin>> {
+    process
+        .take_stdin()
+        .ok_or_else(|| Failure::new("`take_stdin` returned nothing"))
+}
+
+/// Takes the output of a process.
 pub(super) fn take_output(process: &mut dyn Process) -> Checked<OutputStream> {
     process
         .take_output()
-        .ok_or_else(|| Failure::new("`take_output` gave nothing the first time"))
+        .ok_or_else(|| Failure::new("the first `take_output` returned nothing"))
 }
 
-/// Looks until the answer is yes, or time is over.
+/// Awaits a step that is normally instantaneous.
+#[track_caller]
+pub(super) fn step<F: Future>(what: &str, future: F) -> impl Future<Output = Checked<F::Output>> {
+    within(what, STEP_TIMEOUT, future)
+}
+
+/// Polls `check` until it returns true or `limit` is over.
 pub(super) async fn until(
     limit: Duration,
-    mut look: impl AsyncFnMut() -> Checked<bool>,
+    mut check: impl AsyncFnMut() -> Checked<bool>,
 ) -> Checked<bool> {
     let deadline = Instant::now() + limit;
-    let mut pause = LOOK_AGAIN;
+    let mut pause = MIN_POLL_INTERVAL;
     loop {
-        if look().await? {
+        if check().await? {
             return Ok(true);
         }
         if Instant::now() >= deadline {
             return Ok(false);
         }
         sleep(pause).await;
-        pause = (pause * 3 / 2).min(LOOK_SELDOM);
+        pause = (pause * 3 / 2).min(MAX_POLL_INTERVAL);
     }
 }
 
-/// Names a process by how long it sleeps: a number of seconds that no other process is given, and
-/// that a look at the list of processes finds.
+/// Unique number of seconds that identifies a `sleep` process in the process list.
 pub(super) struct Token(String);
 
 impl Token {
@@ -317,7 +349,7 @@ impl Token {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         let micros = now.map_or(0, |since| since.as_micros() as u64);
-        // Ten digits: a few decades of sleep, different in each test program and each call.
+        // Ten digits, so decades of sleep; different in each test program and call.
         let offset = micros.wrapping_mul(1009) ^ u64::from(std::process::id());
         let number = offset.wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
         Self((1_000_000_000 + number % 1_000_000_000).to_string())
@@ -327,7 +359,7 @@ impl Token {
         &self.0
     }
 
-    /// The command that sleeps so long.
+    /// Returns the `sleep` command.
     pub(super) fn sleep(&self) -> String {
         format!("sleep {}", self.0)
     }

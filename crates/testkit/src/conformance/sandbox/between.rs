@@ -1,4 +1,4 @@
-//! Files from one sandbox to another, of the same backend or of two: each case goes both ways.
+//! Copies between two sandboxes of one or two backends, in both directions.
 
 use std::time::Duration;
 
@@ -12,10 +12,10 @@ use tokio::time::sleep;
 
 use super::super::check::{Checked, Failure, ensure, equal, refused, same_bytes};
 use super::super::suite::Case;
-use super::bench::{Bench, Harness, path, stdout};
+use super::bench::{Bench, Harness, path, read, stdout};
 use super::case;
-use super::files::{NAMES, noise, read};
-use super::memory::Meter;
+use super::files::{UNUSUAL_NAMES, noise};
+use super::memory::MemoryMeter;
 
 pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
     vec![
@@ -23,9 +23,9 @@ pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
         case!(a_file_of_any_size_is_copied),
         case!(a_file_of_any_name_is_copied),
         case!(a_copy_replaces_a_file_whole),
-        case!(what_cannot_be_copied_leaves_nothing),
-        case!(copies_side_by_side_do_not_mix),
-        case!(outputs_are_handed_over_at_their_paths),
+        case!(a_failed_copy_leaves_nothing),
+        case!(concurrent_copies_do_not_mix),
+        case!(outputs_are_copied_to_their_paths),
         case!(a_copy_to_or_from_a_closed_sandbox_is_refused),
         case!(a_copy_of_200_megabytes_takes_little_memory)
             .heavy()
@@ -34,7 +34,7 @@ pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
     ]
 }
 
-/// The bench's sandbox and another one, from each to the other.
+/// Runs `check` from the bench's sandbox to another one, and back.
 async fn both_ways(
     bench: &Bench<'_>,
     check: impl AsyncFn(&dyn Sandbox, &dyn Sandbox) -> Checked,
@@ -44,7 +44,7 @@ async fn both_ways(
     for (from, to) in [(one, other), (other, one)] {
         check(from, to).await.map_err(|failure| {
             let (from, to) = (&from.info().backend, &to.info().backend);
-            failure.within(&format!("from {from} to {to}"))
+            failure.context(&format!("from {from} to {to}"))
         })?;
     }
     Ok(())
@@ -95,7 +95,7 @@ async fn a_file_of_any_name_is_copied(bench: &Bench<'_>) -> Checked {
     both_ways(bench, async |from, to| {
         let directory = path("names")?;
         let mut expected = Vec::new();
-        for name in NAMES {
+        for name in UNUSUAL_NAMES {
             let file = directory.join(name)?;
             from.write_bytes(&file, Bytes::from_static(name)).await?;
             from.copy_to(&file, to, &file).await?;
@@ -119,16 +119,12 @@ async fn a_copy_replaces_a_file_whole(bench: &Bench<'_>) -> Checked {
         to.write_bytes(&file, "a longer text before".into()).await?;
         from.copy_to(&path("new")?, to, &file).await?;
         same_bytes("the file", &read(to, &file).await?, b"new")?;
-        equal(
-            "what is beside it",
-            stdout(to, "ls -A dir").await?,
-            "file\n",
-        )
+        equal("the directory", stdout(to, "ls -A dir").await?, "file\n")
     })
     .await
 }
 
-async fn what_cannot_be_copied_leaves_nothing(bench: &Bench<'_>) -> Checked {
+async fn a_failed_copy_leaves_nothing(bench: &Bench<'_>) -> Checked {
     both_ways(bench, async |from, to| {
         stdout(
             from,
@@ -157,13 +153,13 @@ async fn what_cannot_be_copied_leaves_nothing(bench: &Bench<'_>) -> Checked {
             "ls -A copies 2>/dev/null; rm -r copies 'in the way'; true",
         )
         .await?;
-        equal("what is there", there, "")?;
+        equal("the files", there, "")?;
         stdout(from, "rm -r dir pipe dangling file").await.map(drop)
     })
     .await
 }
 
-async fn copies_side_by_side_do_not_mix(bench: &Bench<'_>) -> Checked {
+async fn concurrent_copies_do_not_mix(bench: &Bench<'_>) -> Checked {
     both_ways(bench, async |from, to| {
         let copies = (b'a'..=b'p').map(async |letter| {
             let name = path(&format!("file-{}", char::from(letter)))?;
@@ -180,7 +176,7 @@ async fn copies_side_by_side_do_not_mix(bench: &Bench<'_>) -> Checked {
     .await
 }
 
-async fn outputs_are_handed_over_at_their_paths(bench: &Bench<'_>) -> Checked {
+async fn outputs_are_copied_to_their_paths(bench: &Bench<'_>) -> Checked {
     both_ways(bench, async |from, to| {
         stdout(
             from,
@@ -190,15 +186,15 @@ async fn outputs_are_handed_over_at_their_paths(bench: &Bench<'_>) -> Checked {
         let absolute = from.info().working_directory.join("out/one")?.to_string();
         let paths = ["out/a dir/two", &absolute, "out/link", "out/link", "out", "missing", "../x", ""];
         let paths = paths.map(str::to_owned);
-        let handed = from.hand_over(&paths, to).await?;
-        let saved: Vec<_> = handed.saved.iter().map(|it| (&*it.source, it.size_bytes)).collect();
+        let outputs = from.copy_outputs_to(&paths, to).await?;
+        let saved: Vec<_> = outputs.saved.iter().map(|it| (&*it.source, it.size_bytes)).collect();
         let expected = vec![("out/a dir/two", 3), (&*absolute, 3), ("out/link", 3)];
-        equal("what was handed over", saved, expected)?;
-        let refused: Vec<_> = handed.refused.iter().map(|it| &*it.source).collect();
-        equal("what was refused", refused, vec!["out", "missing", "../x", ""])?;
+        equal("the copied files", saved, expected)?;
+        let refused: Vec<_> = outputs.refused.iter().map(|it| &*it.source).collect();
+        equal("the refused files", refused, vec!["out", "missing", "../x", ""])?;
         let script = "cat 'out/a dir/two' out/one out/link; find out -type f | sort; rm -r out";
         let expected = "twooneoneout/a dir/two\nout/link\nout/one\n";
-        equal("what is there", stdout(to, script).await?, expected)?;
+        equal("the files", stdout(to, script).await?, expected)?;
         stdout(from, "rm -r out").await.map(drop)
     })
     .await
@@ -236,14 +232,14 @@ async fn a_copy_of_200_megabytes_takes_little_memory(bench: &Bench<'_>) -> Check
         .sandbox
         .write(&file, WriteOptions::default().with_size(BYTES), data)
         .await?;
-    let mut meter = Meter::new()?;
+    let mut meter = MemoryMeter::new()?;
     let copying = bench.sandbox.copy_to(&file, &*other, &copy);
     tokio::pin!(copying);
     loop {
-        // Looked at while it goes on, some hundred times.
+        // Samples during the copy, some hundred times.
         tokio::select! {
             copied = &mut copying => break copied?,
-            () = sleep(Duration::from_millis(5)) => meter.look(),
+            () = sleep(Duration::from_millis(5)) => meter.sample(),
         }
     }
     let mut sums = Vec::new();

@@ -1,4 +1,4 @@
-//! Commands: what they are given, where they run, and how they end.
+//! Commands: environment, working directory, exit status, signals and terminals.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -7,35 +7,37 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use cantle_core::sandbox::{
-    Exit, ExitStatus, PtySize, SandboxErrorKind, SandboxExt as _, SpawnRequest, Stdin,
+    Exit, ExitStatus, PtySize, SandboxErrorKind, SandboxExt as _, Signal, SpawnRequest, Stdin,
 };
 use futures_util::future::try_join_all;
 use tokio::time::{Instant, timeout};
 
-use super::super::check::{Checked, Failure, ensure, equal, refused, same_bytes, within};
+use super::super::check::{Checked, Failure, ensure, equal, refused, same_bytes};
 use super::super::suite::Case;
-use super::bench::{Bench, Harness, PATIENCE, Token, path, read_until, take_output, whole};
+use super::bench::{
+    Bench, Harness, STEP_TIMEOUT, Token, path, read_until, step, take_output, take_stdin, whole,
+};
 use super::case;
 
 pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
     vec![
         case!(exit_codes_are_kept),
-        case!(death_by_a_signal_is_told_from_an_exit_code),
+        case!(signal_death_differs_from_an_exit_code),
         case!(the_shell_is_bash),
         case!(commands_start_in_the_working_directory),
-        case!(a_command_runs_in_the_directory_it_asks_for),
+        case!(a_command_runs_in_the_requested_directory),
         case!(a_directory_that_is_missing_is_an_error),
         case!(a_directory_that_is_a_file_is_an_error),
-        case!(nothing_of_our_environment_is_inherited),
+        case!(host_environment_is_not_inherited),
         case!(variables_of_a_request_reach_the_command),
-        case!(waiting_again_gives_the_same_answer),
-        case!(a_wait_that_is_given_up_loses_nothing),
-        case!(the_duration_is_the_commands_own),
-        case!(output_and_input_are_given_once),
-        case!(thirty_two_commands_at_once_keep_apart),
-        case!(a_process_id_is_the_commands_own).optional(),
+        case!(waiting_twice_returns_the_same_exit),
+        case!(a_cancelled_wait_loses_nothing),
+        case!(the_duration_covers_the_command),
+        case!(output_and_stdin_are_taken_once),
+        case!(concurrent_commands_are_independent),
+        case!(a_process_id_matches_the_command).optional(),
         case!(a_signal_reaches_the_command).optional(),
-        case!(a_terminal_has_the_size_asked_for).optional(),
+        case!(a_terminal_has_the_requested_size).optional(),
     ]
 }
 
@@ -48,7 +50,7 @@ async fn exit_codes_are_kept(bench: &Bench<'_>) -> Checked {
     Ok(())
 }
 
-async fn death_by_a_signal_is_told_from_an_exit_code(bench: &Bench<'_>) -> Checked {
+async fn signal_death_differs_from_an_exit_code(bench: &Bench<'_>) -> Checked {
     for (name, signal) in [("KILL", 9), ("TERM", 15), ("SEGV", 11)] {
         let command = format!("kill -{name} $$; sleep 5");
         let status = bench.sh(&command).await?.exit.status;
@@ -59,7 +61,7 @@ async fn death_by_a_signal_is_told_from_an_exit_code(bench: &Bench<'_>) -> Check
 
 async fn the_shell_is_bash(bench: &Bench<'_>) -> Checked {
     let script = r#"a=(one two "$(echo three)"); [[ $BASH_VERSION ]] && printf %s "${#a[@]}${a[2]}" | cat <(cat)"#;
-    equal("a script in bash", bench.stdout(script).await?, "3three")
+    bench.must_print("a script in bash", script, "3three").await
 }
 
 async fn commands_start_in_the_working_directory(bench: &Bench<'_>) -> Checked {
@@ -70,7 +72,7 @@ async fn commands_start_in_the_working_directory(bench: &Bench<'_>) -> Checked {
     equal("`pwd` without a shell", pwd.trim_end(), &*expected)
 }
 
-async fn a_command_runs_in_the_directory_it_asks_for(bench: &Bench<'_>) -> Checked {
+async fn a_command_runs_in_the_requested_directory(bench: &Bench<'_>) -> Checked {
     let below = path("one/two words")?;
     bench.sandbox.mkdir(&below).await?;
     let absolute = bench
@@ -103,21 +105,21 @@ async fn a_directory_that_is_a_file_is_an_error(bench: &Bench<'_>) -> Checked {
     refused(what, spawned.map(drop), &[SandboxErrorKind::NotADirectory])
 }
 
-/// What every shell has, so that its value may be ours by chance.
-const USUAL: &[&str] = &[
+/// Variables of every shell, whose values may equal the host's by chance.
+const COMMON_VARIABLES: &[&str] = &[
     "_", "HOME", "HOSTNAME", "LANG", "LANGUAGE", "LOGNAME", "OLDPWD", "PATH", "PWD", "SHELL",
     "SHLVL", "TERM", "TMPDIR", "TZ", "USER",
 ];
 
-async fn nothing_of_our_environment_is_inherited(bench: &Bench<'_>) -> Checked {
+async fn host_environment_is_not_inherited(bench: &Bench<'_>) -> Checked {
     let ours = std::env::vars_os().filter(|(name, value)| {
-        let usual = name
+        let common = name
             .to_str()
-            .is_some_and(|name| USUAL.contains(&name) || name.starts_with("LC_"));
-        !usual && !value.is_empty()
+            .is_some_and(|name| COMMON_VARIABLES.contains(&name) || name.starts_with("LC_"));
+        !common && !value.is_empty()
     });
     let ours: BTreeMap<_, _> = ours.collect();
-    // Cargo sets a dozen for every test it runs.
+    // Cargo sets a dozen variables for every test.
     if ours.is_empty() {
         return Err(Failure::new("this process has no variable to look for"));
     }
@@ -128,7 +130,7 @@ async fn nothing_of_our_environment_is_inherited(bench: &Bench<'_>) -> Checked {
         let value = OsString::from_vec(halves.next().unwrap_or_default().to_vec());
         ensure!(
             ours.get(&name) != Some(&value),
-            "the command has `{}` of our own environment",
+            "the command inherited `{}`",
             name.display()
         );
     }
@@ -159,61 +161,71 @@ async fn variables_of_a_request_reach_the_command(bench: &Bench<'_>) -> Checked 
     equal("the variable in the next command", again, "none")
 }
 
-async fn waiting_again_gives_the_same_answer(bench: &Bench<'_>) -> Checked {
+async fn waiting_twice_returns_the_same_exit(bench: &Bench<'_>) -> Checked {
     let mut process = bench.sandbox.spawn(SpawnRequest::shell("exit 3")).await?;
     let first = process.wait().await?;
-    equal("the first answer", first.status, ExitStatus::Code(3))?;
-    equal("the second answer", process.wait().await?, first)
+    equal("the first exit", first.status, ExitStatus::Code(3))?;
+    equal("the second exit", process.wait().await?, first)
 }
 
-async fn a_wait_that_is_given_up_loses_nothing(bench: &Bench<'_>) -> Checked {
+async fn a_cancelled_wait_loses_nothing(bench: &Bench<'_>) -> Checked {
     let request = SpawnRequest::shell("read line; exit 4").with_stdin(Stdin::Piped);
     let mut process = bench.sandbox.spawn(request).await?;
-    let mut stdin = process
-        .take_stdin()
-        .ok_or_else(|| Failure::new("there is no input to write to"))?;
+    let mut stdin = take_stdin(&mut *process)?;
     let early = timeout(Duration::from_millis(50), process.wait()).await;
     ensure!(early.is_err(), "the command ended without its input");
     stdin.write("go\n".into()).await?;
-    let exit = within("the end of the command", PATIENCE, process.wait()).await??;
-    equal("the answer", exit.status, ExitStatus::Code(4))
+    let exit = step("the exit", process.wait()).await??;
+    equal("the exit", exit.status, ExitStatus::Code(4))
 }
 
-async fn the_duration_is_the_commands_own(bench: &Bench<'_>) -> Checked {
+async fn the_duration_covers_the_command(bench: &Bench<'_>) -> Checked {
     let started = Instant::now();
     let Exit { duration, .. } = bench.sh("sleep 0.3").await?.exit;
     let took = started.elapsed();
     let least = Duration::from_millis(300);
     ensure!(
         duration >= least && duration <= took,
-        "`sleep 0.3` is said to have taken {duration:?}; the call took {took:?}"
+        "the duration of `sleep 0.3` is {duration:?}; the call took {took:?}"
     );
     Ok(())
 }
 
-async fn output_and_input_are_given_once(bench: &Bench<'_>) -> Checked {
+async fn output_and_stdin_are_taken_once(bench: &Bench<'_>) -> Checked {
     let request = SpawnRequest::shell("cat").with_stdin(Stdin::Piped);
     let mut process = bench.sandbox.spawn(request).await?;
-    ensure!(process.take_output().is_some(), "there is no output");
-    ensure!(process.take_output().is_none(), "there is output twice");
-    ensure!(process.take_stdin().is_some(), "there is no input");
-    ensure!(process.take_stdin().is_none(), "there is input twice");
+    ensure!(
+        process.take_output().is_some(),
+        "the first `take_output` returned nothing"
+    );
+    ensure!(
+        process.take_output().is_none(),
+        "the second `take_output` returned a stream"
+    );
+    ensure!(
+        process.take_stdin().is_some(),
+        "the first `take_stdin` returned nothing"
+    );
+    ensure!(
+        process.take_stdin().is_none(),
+        "the second `take_stdin` returned a stream"
+    );
     let mut process = bench.sandbox.spawn(SpawnRequest::shell("true")).await?;
     ensure!(
         process.take_stdin().is_none(),
-        "there is input to write to where none was asked for"
+        "`take_stdin` returned a stream without `Stdin::Piped`"
     );
     Ok(())
 }
 
-async fn thirty_two_commands_at_once_keep_apart(bench: &Bench<'_>) -> Checked {
+async fn concurrent_commands_are_independent(bench: &Bench<'_>) -> Checked {
     let one = async |number: usize| -> Checked {
         let command = format!(
             "cat; for i in {{1..200}}; do echo {number}; echo {number} >&2; done; exit {number}"
         );
         let input = Bytes::from(format!("{number}\n").repeat(10));
         let mut request = SpawnRequest::shell(command).with_stdin(Stdin::Bytes(input));
-        request.timeout = Some(PATIENCE);
+        request.timeout = Some(STEP_TIMEOUT);
         let output = bench.sandbox.run(request).await?;
         let expected = format!("{number}\n").repeat(200);
         same_bytes("stderr", &whole(&output.stderr)?, expected.as_bytes())?;
@@ -226,7 +238,7 @@ async fn thirty_two_commands_at_once_keep_apart(bench: &Bench<'_>) -> Checked {
     Ok(())
 }
 
-async fn a_process_id_is_the_commands_own(bench: &Bench<'_>) -> Checked {
+async fn a_process_id_matches_the_command(bench: &Bench<'_>) -> Checked {
     let request = SpawnRequest::shell("echo $$; read line").with_stdin(Stdin::Piped);
     let mut process = bench.sandbox.spawn(request).await?;
     let mut output = take_output(&mut *process)?;
@@ -238,38 +250,39 @@ async fn a_process_id_is_the_commands_own(bench: &Bench<'_>) -> Checked {
 }
 
 async fn a_signal_reaches_the_command(bench: &Bench<'_>) -> Checked {
-    const TERM: i32 = 15;
     let token = Token::new();
     let script = format!("trap 'exit 5' USR1; echo ready; {} & wait", token.sleep());
     let mut process = bench.sandbox.spawn(SpawnRequest::shell(script)).await?;
     let mut output = take_output(&mut *process)?;
     read_until(&mut output, "ready").await?;
-    process.signal(10).await?;
-    let exit = within("the end by USR1", PATIENCE, process.wait()).await??;
+    process.signal(Signal::USR1).await?;
+    let exit = step("the exit by USR1", process.wait()).await??;
     equal("a handled signal", exit.status, ExitStatus::Code(5))?;
-    process.signal(TERM).await?;
+    process.signal(Signal::TERM).await?;
 
     let request = SpawnRequest::shell(format!("exec {}", token.sleep()));
     let mut process = bench.sandbox.spawn(request).await?;
     bench.must_run(&token).await?;
-    process.signal(TERM).await?;
-    let exit = within("the end by TERM", PATIENCE, process.wait()).await??;
-    equal("a deadly signal", exit.status, ExitStatus::Signal(TERM))
+    process.signal(Signal::TERM).await?;
+    let exit = step("the exit by TERM", process.wait()).await??;
+    equal(
+        "a fatal signal",
+        exit.status,
+        ExitStatus::Signal(Signal::TERM.as_raw()),
+    )
 }
 
-async fn a_terminal_has_the_size_asked_for(bench: &Bench<'_>) -> Checked {
+async fn a_terminal_has_the_requested_size(bench: &Bench<'_>) -> Checked {
     let size = |rows, columns| PtySize { rows, columns };
     let script = "test -t 0 && test -t 1 && test -t 2 && stty size; read line; stty size; exit 6";
     let request = SpawnRequest::shell(script).with_pty(size(31, 97));
     let mut process = bench.sandbox.spawn(request).await?;
     let mut output = take_output(&mut *process)?;
-    let mut stdin = process
-        .take_stdin()
-        .ok_or_else(|| Failure::new("a terminal has no input"))?;
+    let mut stdin = take_stdin(&mut *process)?;
     read_until(&mut output, "31 97").await?;
     process.resize(size(40, 120)).await?;
     stdin.write("\n".into()).await?;
     read_until(&mut output, "40 120").await?;
-    let exit = within("the end of the command", PATIENCE, process.wait()).await??;
-    equal("the end", exit.status, ExitStatus::Code(6))
+    let exit = step("the exit", process.wait()).await??;
+    equal("the exit", exit.status, ExitStatus::Code(6))
 }

@@ -1,7 +1,7 @@
-//! The end of commands that don't end by themselves: time, cancellation, and handles that go away.
+//! Forced end of commands: timeout, cancellation and dropped handles.
 //!
-//! Whatever ends a command ends everything it started, also what left its process group, and the
-//! caller has the answer within a second.
+//! Each of them kills all processes that the command started, including those that left its process
+//! group, and the caller gets the result within a second.
 
 use std::time::Duration;
 
@@ -11,47 +11,67 @@ use cantle_core::sandbox::{
 use futures_util::future::try_join_all;
 use tokio::time::{Instant, timeout};
 
-use super::super::check::{Checked, ensure, equal, prompt, same_bytes, within};
+use super::super::check::{Checked, ensure, ensure_prompt, equal, same_bytes, within};
 use super::super::suite::Case;
-use super::bench::{Bench, Harness, SOON, Token, read_until, take_output, whole};
+use super::bench::{Bench, Harness, PROMPT_LIMIT, Token, read_until, take_output, whole};
 use super::case;
 
-/// Time enough to start everything, also on a slow machine; the grace lies in it.
+/// Long enough to start everything on a slow machine; includes the grace.
 const LIMIT: Duration = Duration::from_secs(4);
 const GRACE: Duration = Duration::from_millis(200);
 const TIMED_OUT: ExitStatus = ExitStatus::TimedOut { limit: LIMIT };
 
 pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
     vec![
-        // The longest of all: first, so that none waits for it alone.
-        case!(the_grace_lies_before_the_end_of_the_time).waits(),
-        case!(timeout_kills_the_command).waits(),
-        case!(timeout_kills_a_child_that_left_the_process_group).waits(),
-        case!(timeout_kills_a_daemon).waits(),
-        case!(timeout_kills_a_grandchild_that_holds_the_pipe).waits(),
-        case!(timeout_kills_a_stopped_command).waits(),
-        case!(timeout_kills_a_command_that_ignores_term).waits(),
+        // The longest case starts first.
+        case!(the_grace_is_part_of_the_timeout).waits(),
+        case!(
+            timeout_kills_the_command,
+            timeout_kills(ProcessShape::Plain)
+        )
+        .waits(),
+        case!(
+            timeout_kills_a_child_that_left_the_process_group,
+            timeout_kills(ProcessShape::LeftTheGroup)
+        )
+        .waits(),
+        case!(timeout_kills_a_daemon, timeout_kills(ProcessShape::Daemon)).waits(),
+        case!(
+            timeout_kills_a_grandchild_that_holds_the_pipe,
+            timeout_kills(ProcessShape::HoldsThePipe)
+        )
+        .waits(),
+        case!(
+            timeout_kills_a_stopped_command,
+            timeout_kills(ProcessShape::Stopped)
+        )
+        .waits(),
+        case!(
+            timeout_kills_a_command_that_ignores_term,
+            timeout_kills(ProcessShape::IgnoresTerm)
+        )
+        .waits(),
         case!(timeout_keeps_the_output_so_far).waits(),
-        case!(timeout_ends_a_command_whose_output_nobody_reads).waits(),
-        case!(timeout_kills_what_would_have_been_kept)
+        case!(timeout_ends_a_command_with_unread_output).waits(),
+        case!(timeout_kills_kept_background_processes)
             .waits()
             .optional(),
         case!(timeout_ends_a_command_in_a_terminal)
             .waits()
             .optional(),
         case!(timeout_leaves_other_commands_alone).waits(),
-        case!(a_grace_longer_than_the_time_leaves_some_of_it).waits(),
+        case!(a_grace_longer_than_the_timeout_is_shortened).waits(),
         case!(cancellation_kills_everything),
         case!(cancellation_before_the_start_ends_at_once),
         case!(dropping_the_process_kills_everything),
-        case!(giving_up_a_run_kills_everything),
+        case!(dropping_a_run_kills_everything),
     ]
 }
 
-/// A script that is hard to kill, by what makes it so. It starts `sleep` of the token, says
-/// `ready`, and does not end by itself.
+/// Process arrangement that is hard to kill. Its script starts the token's `sleep`, prints `ready`
+/// and does not exit by itself.
 #[derive(Clone, Copy)]
-enum Hard {
+enum ProcessShape {
     Plain,
     LeftTheGroup,
     Daemon,
@@ -60,7 +80,7 @@ enum Hard {
     IgnoresTerm,
 }
 
-impl Hard {
+impl ProcessShape {
     const ALL: [Self; 6] = [
         Self::Plain,
         Self::LeftTheGroup,
@@ -86,14 +106,14 @@ impl Hard {
     }
 }
 
-/// Starts a script, and returns once what it starts is running.
+/// Starts the script and waits until its process runs.
 async fn start(
     bench: &Bench<'_>,
-    hard: Hard,
+    shape: ProcessShape,
     token: &Token,
     adapt: impl FnOnce(SpawnRequest) -> SpawnRequest,
 ) -> Checked<(Box<dyn Process>, OutputStream)> {
-    let request = adapt(SpawnRequest::shell(hard.script(token)).with_grace(GRACE));
+    let request = adapt(SpawnRequest::shell(shape.script(token)).with_grace(GRACE));
     let mut process = bench.sandbox.spawn(request).await?;
     let mut output = take_output(&mut *process)?;
     read_until(&mut output, "ready").await?;
@@ -101,39 +121,26 @@ async fn start(
     Ok((process, output))
 }
 
-async fn timeout_kills(bench: &Bench<'_>, hard: Hard) -> Checked {
+/// Waits for the timeout and checks that the token's process is gone.
+async fn times_out(bench: &Bench<'_>, process: &mut dyn Process, token: &Token) -> Checked {
+    let exit = within(
+        "the exit after a timeout",
+        LIMIT + PROMPT_LIMIT,
+        process.wait(),
+    )
+    .await??;
+    equal("the exit", exit.status, TIMED_OUT)?;
+    bench.must_be_gone(token).await
+}
+
+async fn timeout_kills(bench: &Bench<'_>, shape: ProcessShape) -> Checked {
     let token = Token::new();
     let started = Instant::now();
     let (mut process, _output) =
-        start(bench, hard, &token, |request| request.with_timeout(LIMIT)).await?;
-    let exit = within("the answer after a timeout", LIMIT + SOON, process.wait()).await??;
-    prompt("the answer after a timeout", started, LIMIT + SOON)?;
-    equal("the end", exit.status, TIMED_OUT)?;
-    bench.must_be_gone(&token).await
-}
-
-async fn timeout_kills_the_command(bench: &Bench<'_>) -> Checked {
-    timeout_kills(bench, Hard::Plain).await
-}
-
-async fn timeout_kills_a_child_that_left_the_process_group(bench: &Bench<'_>) -> Checked {
-    timeout_kills(bench, Hard::LeftTheGroup).await
-}
-
-async fn timeout_kills_a_daemon(bench: &Bench<'_>) -> Checked {
-    timeout_kills(bench, Hard::Daemon).await
-}
-
-async fn timeout_kills_a_grandchild_that_holds_the_pipe(bench: &Bench<'_>) -> Checked {
-    timeout_kills(bench, Hard::HoldsThePipe).await
-}
-
-async fn timeout_kills_a_stopped_command(bench: &Bench<'_>) -> Checked {
-    timeout_kills(bench, Hard::Stopped).await
-}
-
-async fn timeout_kills_a_command_that_ignores_term(bench: &Bench<'_>) -> Checked {
-    timeout_kills(bench, Hard::IgnoresTerm).await
+        start(bench, shape, &token, |request| request.with_timeout(LIMIT)).await?;
+    let ended = times_out(bench, &mut *process, &token).await;
+    ensure_prompt("the exit after a timeout", started, LIMIT + PROMPT_LIMIT)?;
+    ended
 }
 
 async fn timeout_keeps_the_output_so_far(bench: &Bench<'_>) -> Checked {
@@ -142,38 +149,41 @@ async fn timeout_keeps_the_output_so_far(bench: &Bench<'_>) -> Checked {
         .with_timeout(LIMIT)
         .with_grace(GRACE);
     let run = bench.sandbox.run(request);
-    let output = within("the output after a timeout", LIMIT + SOON, run).await??;
-    equal("the end", output.exit.status, TIMED_OUT)?;
+    let output = within("the output after a timeout", LIMIT + PROMPT_LIMIT, run).await??;
+    equal("the exit", output.exit.status, TIMED_OUT)?;
     same_bytes("stdout", &whole(&output.stdout)?, b"out\npartial")?;
     same_bytes("stderr", &whole(&output.stderr)?, b"err\n")
 }
 
-async fn timeout_ends_a_command_whose_output_nobody_reads(bench: &Bench<'_>) -> Checked {
+async fn timeout_ends_a_command_with_unread_output(bench: &Bench<'_>) -> Checked {
     let request = SpawnRequest::argv(["yes"])
         .with_timeout(LIMIT)
         .with_grace(GRACE);
     let mut process = bench.sandbox.spawn(request).await?;
-    // Taken and held: the command is blocked, not rid of its output.
+    // Taken but not read, so the command blocks.
     let _output = take_output(&mut *process)?;
-    let exit = within("the answer after a timeout", LIMIT + SOON, process.wait()).await??;
-    equal("the end", exit.status, TIMED_OUT)
+    let exit = within(
+        "the exit after a timeout",
+        LIMIT + PROMPT_LIMIT,
+        process.wait(),
+    )
+    .await??;
+    equal("the exit", exit.status, TIMED_OUT)
 }
 
-async fn timeout_kills_what_would_have_been_kept(bench: &Bench<'_>) -> Checked {
+async fn timeout_kills_kept_background_processes(bench: &Bench<'_>) -> Checked {
     let token = Token::new();
-    let (mut process, _output) = start(bench, Hard::Daemon, &token, |request| {
+    let (mut process, _output) = start(bench, ProcessShape::Daemon, &token, |request| {
         let request = request.with_background(Background::Keep);
         request.with_timeout(LIMIT)
     })
     .await?;
-    let exit = within("the answer after a timeout", LIMIT + SOON, process.wait()).await??;
-    equal("the end", exit.status, TIMED_OUT)?;
-    bench.must_be_gone(&token).await
+    times_out(bench, &mut *process, &token).await
 }
 
 async fn timeout_ends_a_command_in_a_terminal(bench: &Bench<'_>) -> Checked {
     let token = Token::new();
-    let (mut process, _output) = start(bench, Hard::IgnoresTerm, &token, |request| {
+    let (mut process, _output) = start(bench, ProcessShape::IgnoresTerm, &token, |request| {
         let size = PtySize {
             rows: 24,
             columns: 80,
@@ -181,15 +191,17 @@ async fn timeout_ends_a_command_in_a_terminal(bench: &Bench<'_>) -> Checked {
         request.with_pty(size).with_timeout(LIMIT)
     })
     .await?;
-    let exit = within("the answer after a timeout", LIMIT + SOON, process.wait()).await??;
-    equal("the end", exit.status, TIMED_OUT)?;
-    bench.must_be_gone(&token).await
+    times_out(bench, &mut *process, &token).await
 }
 
 async fn timeout_leaves_other_commands_alone(bench: &Bench<'_>) -> Checked {
     let [one, other] = [Token::new(), Token::new()];
-    let (_running, _output) = start(bench, Hard::Plain, &other, |request| request).await?;
-    timeout_of(bench, &one).await?;
+    let (_running, _output) = start(bench, ProcessShape::Plain, &other, |request| request).await?;
+    let (mut process, _output) = start(bench, ProcessShape::LeftTheGroup, &one, |request| {
+        request.with_timeout(LIMIT)
+    })
+    .await?;
+    times_out(bench, &mut *process, &one).await?;
     ensure!(
         bench.is_running(&other).await?,
         "the timeout of one command killed another one"
@@ -197,17 +209,8 @@ async fn timeout_leaves_other_commands_alone(bench: &Bench<'_>) -> Checked {
     Ok(())
 }
 
-async fn timeout_of(bench: &Bench<'_>, token: &Token) -> Checked {
-    let (mut process, _output) = start(bench, Hard::LeftTheGroup, token, |request| {
-        request.with_timeout(LIMIT)
-    })
-    .await?;
-    within("the answer after a timeout", LIMIT + SOON, process.wait()).await??;
-    bench.must_be_gone(token).await
-}
-
-async fn the_grace_lies_before_the_end_of_the_time(bench: &Bench<'_>) -> Checked {
-    // TERM comes after a quarter of the time, or after half of it where a grace may not be longer.
+async fn the_grace_is_part_of_the_timeout(bench: &Bench<'_>) -> Checked {
+    // SIGTERM comes after a quarter of the timeout, or after half of it if the backend caps the grace.
     const LONG: Duration = Duration::from_secs(16);
     let token = Token::new();
     let script = format!(
@@ -221,15 +224,23 @@ async fn the_grace_lies_before_the_end_of_the_time(bench: &Bench<'_>) -> Checked
     let mut process = bench.sandbox.spawn(request).await?;
     let mut output = take_output(&mut *process)?;
     read_until(&mut output, "cleaned").await?;
-    prompt("TERM, well before the end", started, LONG * 15 / 16)?;
-    let exit = within("the answer after a timeout", LONG + SOON, process.wait()).await??;
-    equal("the end", exit.status, ExitStatus::TimedOut { limit: LONG })?;
+    ensure_prompt("SIGTERM before the timeout", started, LONG * 15 / 16)?;
+    let exit = within(
+        "the exit after a timeout",
+        LONG + PROMPT_LIMIT,
+        process.wait(),
+    )
+    .await??;
+    equal(
+        "the exit",
+        exit.status,
+        ExitStatus::TimedOut { limit: LONG },
+    )?;
     bench.must_be_gone(&token).await
 }
 
-async fn a_grace_longer_than_the_time_leaves_some_of_it(bench: &Bench<'_>) -> Checked {
-    // TERM would come before the start, if the one were merely taken from the other. The command is
-    // long enough for that to be noticed, and the time for a busy machine to start it.
+async fn a_grace_longer_than_the_timeout_is_shortened(bench: &Bench<'_>) -> Checked {
+    // Timeout minus grace would be negative: SIGTERM at the start, which `sleep 1` exposes.
     const LONG: Duration = Duration::from_secs(30);
     let request = SpawnRequest::shell("sleep 1; echo done")
         .with_timeout(LONG)
@@ -240,9 +251,9 @@ async fn a_grace_longer_than_the_time_leaves_some_of_it(bench: &Bench<'_>) -> Ch
 }
 
 async fn cancellation_kills_everything(bench: &Bench<'_>) -> Checked {
-    each_way(async |hard, token: &Token| {
+    for_each_shape(async |shape, token: &Token| {
         let mut cancellation = None;
-        let (mut process, _output) = start(bench, hard, token, |request| {
+        let (mut process, _output) = start(bench, shape, token, |request| {
             cancellation = Some(request.cancellation.clone());
             request
         })
@@ -250,9 +261,9 @@ async fn cancellation_kills_everything(bench: &Bench<'_>) -> Checked {
         if let Some(cancellation) = cancellation {
             cancellation.cancel();
         }
-        let limit = GRACE + SOON;
-        let exit = within("the answer after a cancellation", limit, process.wait()).await??;
-        equal("the end", exit.status, ExitStatus::Cancelled)?;
+        let limit = GRACE + PROMPT_LIMIT;
+        let exit = within("the exit after a cancellation", limit, process.wait()).await??;
+        equal("the exit", exit.status, ExitStatus::Cancelled)?;
         bench.must_be_gone(token).await
     })
     .await
@@ -263,43 +274,43 @@ async fn cancellation_before_the_start_ends_at_once(bench: &Bench<'_>) -> Checke
     let request = SpawnRequest::shell(token.sleep()).with_grace(GRACE);
     request.cancellation.cancel();
     let run = bench.sandbox.run(request);
-    // It may be refused or started and killed: nothing must be left, and nobody wait.
-    if let Ok(output) = within("the answer", GRACE + SOON, run).await? {
-        equal("the end", output.exit.status, ExitStatus::Cancelled)?;
+    // Refusing the command and killing it after its start are both correct.
+    if let Ok(output) = within("the exit", GRACE + PROMPT_LIMIT, run).await? {
+        equal("the exit", output.exit.status, ExitStatus::Cancelled)?;
     }
     bench.must_be_gone(&token).await
 }
 
 async fn dropping_the_process_kills_everything(bench: &Bench<'_>) -> Checked {
-    each_way(async |hard, token: &Token| {
-        drop(start(bench, hard, token, |request| request).await?);
+    for_each_shape(async |shape, token: &Token| {
+        drop(start(bench, shape, token, |request| request).await?);
         bench.must_be_gone(token).await
     })
     .await
 }
 
-async fn giving_up_a_run_kills_everything(bench: &Bench<'_>) -> Checked {
-    each_way(async |hard, token: &Token| {
-        let run = bench.sandbox.run(SpawnRequest::shell(hard.script(token)));
+async fn dropping_a_run_kills_everything(bench: &Bench<'_>) -> Checked {
+    for_each_shape(async |shape, token: &Token| {
+        let run = bench.sandbox.run(SpawnRequest::shell(shape.script(token)));
         let mut run = Box::pin(run);
-        let early = timeout(SOON, async {
+        let early = timeout(PROMPT_LIMIT, async {
             tokio::select! {
                 _ = &mut run => Ok(false),
                 started = bench.must_run(token) => started.map(|()| true),
             }
         });
         let started = early.await.unwrap_or(Ok(true))?;
-        ensure!(started, "the command ended by itself");
+        ensure!(started, "the command exited by itself");
         drop(run);
         bench.must_be_gone(token).await
     })
     .await
 }
 
-/// Tries all ways to be hard to kill, side by side.
-async fn each_way(check: impl AsyncFn(Hard, &Token) -> Checked) -> Checked {
+/// Runs `check` for all process shapes concurrently.
+async fn for_each_shape(check: impl AsyncFn(ProcessShape, &Token) -> Checked) -> Checked {
     let check = &check;
-    let checks = Hard::ALL.map(async |hard| check(hard, &Token::new()).await);
+    let checks = ProcessShape::ALL.map(async |shape| check(shape, &Token::new()).await);
     try_join_all(checks).await?;
     Ok(())
 }

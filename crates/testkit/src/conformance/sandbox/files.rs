@@ -1,4 +1,4 @@
-//! Files: what is written is what is read, by us and by commands, under any name.
+//! Files: content, modes, ranges and names, as seen by the caller and by commands.
 
 use bytes::Bytes;
 use cantle_core::sandbox::{
@@ -9,7 +9,7 @@ use futures_util::{TryStreamExt as _, stream};
 
 use super::super::check::{Checked, ensure, equal, refused, same_bytes, within};
 use super::super::suite::Case;
-use super::bench::{Bench, Harness, SOON, path, read_until, take_output};
+use super::bench::{Bench, Harness, PROMPT_LIMIT, path, read, read_until, take_output};
 use super::case;
 
 pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
@@ -18,10 +18,10 @@ pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
         case!(commands_and_files_share_one_view),
         case!(modes_are_kept),
         case!(a_range_of_a_file_can_be_read),
-        case!(names_may_be_anything),
+        case!(file_names_may_hold_any_bytes),
         case!(a_name_that_is_too_long_is_refused),
         case!(an_absolute_path_is_the_same_file),
-        case!(what_is_missing_is_not_found),
+        case!(missing_files_are_not_found),
         case!(a_directory_is_no_file),
         case!(a_file_is_no_directory),
         case!(a_pipe_is_refused_at_once),
@@ -29,11 +29,7 @@ pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
     ]
 }
 
-pub(super) async fn read(sandbox: &dyn Sandbox, path: &SandboxPath) -> Checked<Bytes> {
-    Ok(sandbox.read_bytes(path, 100_000_000).await?)
-}
-
-/// Bytes that don't repeat within any buffer.
+/// Returns bytes that don't repeat within any buffer.
 pub(super) fn noise(count: usize) -> Vec<u8> {
     let numbers =
         (0..count.div_ceil(4)).flat_map(|n| (n as u32).wrapping_mul(2_654_435_761).to_le_bytes());
@@ -52,35 +48,33 @@ async fn files_are_read_as_they_were_written(bench: &Bench<'_>) -> Checked {
             let options = WriteOptions::default().with_size(size as u64);
             let written = Box::pin(stream::iter(pieces));
             bench.sandbox.write(&file, options, written).await?;
-            same_bytes("the file", &read(&*bench.sandbox, &file).await?, &data)?;
+            bench.must_hold("the file", &file, &data).await?;
         }
         let info = bench.sandbox.stat(&file).await?;
         let expected = FileInfo::new(file.clone(), FileKind::File, size as u64, info.mode);
         equal("`stat`", info, expected)?;
     }
-    // Without a size said before.
+    // Without an announced size.
     let pieces = [b"one ".as_slice(), b"", b"two"].map(|it| Ok(Bytes::from_static(it)));
     let written = Box::pin(stream::iter(pieces));
     bench
         .sandbox
         .write(&file, WriteOptions::default(), written)
         .await?;
-    same_bytes("the file", &read(&*bench.sandbox, &file).await?, b"one two")
+    bench.must_hold("the file", &file, b"one two").await
 }
 
 async fn commands_and_files_share_one_view(bench: &Bench<'_>) -> Checked {
     let file = path("made/by us")?;
     bench.sandbox.write_bytes(&file, "ours\n".into()).await?;
-    equal(
-        "as a command reads it",
-        bench.stdout("cat 'made/by us'").await?,
-        "ours\n",
-    )?;
+    bench
+        .must_print("as a command reads it", "cat 'made/by us'", "ours\n")
+        .await?;
     bench
         .stdout("mkdir -p other; echo theirs > other/file")
         .await?;
     let theirs = read(&*bench.sandbox, &path("other/file")?).await?;
-    same_bytes("what a command wrote", &theirs, b"theirs\n")
+    same_bytes("a file written by a command", &theirs, b"theirs\n")
 }
 
 async fn modes_are_kept(bench: &Bench<'_>) -> Checked {
@@ -103,7 +97,7 @@ async fn modes_are_kept(bench: &Bench<'_>) -> Checked {
     let mode = bench.sandbox.stat(&path("tool")?).await?.mode;
     ensure!(
         mode.is_none_or(|own| own == 0o750),
-        "a file with mode 750 is said to have {:o}",
+        "a file with mode 750 is reported with {:o}",
         mode.unwrap_or_default()
     );
     Ok(())
@@ -147,8 +141,8 @@ async fn a_range_of_a_file_can_be_read(bench: &Bench<'_>) -> Checked {
     )
 }
 
-/// Names that break what pastes them into a command line, a header or a list of lines.
-pub(super) const NAMES: [&[u8]; 14] = [
+/// Names that break naive quoting in command lines, headers and line-based lists.
+pub(super) const UNUSUAL_NAMES: [&[u8]; 14] = [
     "größe 数.csv".as_bytes(),
     b"-rf",
     b"two\nlines",
@@ -173,22 +167,22 @@ async fn a_name_that_is_too_long_is_refused(bench: &Bench<'_>) -> Checked {
     let is_file = bench.sandbox.is_file(&long).await?;
     ensure!(!is_file, "a name that is too long is a file");
 
-    // A path of short names is too long for some, and just as well not.
+    // A long path of short names may be accepted or refused.
     let deep = path(&"directory/".repeat(500))?.join("file")?;
     match bench.sandbox.write_bytes(&deep, "text".into()).await {
-        Ok(()) => same_bytes("a deep file", &read(&*bench.sandbox, &deep).await?, b"text"),
+        Ok(()) => bench.must_hold("a deep file", &deep, b"text").await,
         failed => refused("writing to a path that is too long", failed, &kinds),
     }
 }
 
-async fn names_may_be_anything(bench: &Bench<'_>) -> Checked {
+async fn file_names_may_hold_any_bytes(bench: &Bench<'_>) -> Checked {
     let directory = path("names")?;
     let mut expected = Vec::new();
-    for name in NAMES {
+    for name in UNUSUAL_NAMES {
         let file = directory.join(name)?;
         let data = Bytes::from_static(name);
         bench.sandbox.write_bytes(&file, data).await?;
-        same_bytes("the file", &read(&*bench.sandbox, &file).await?, name)?;
+        bench.must_hold("the file", &file, name).await?;
         expected.push(SandboxPath::new(name)?);
     }
     expected.sort();
@@ -196,29 +190,25 @@ async fn names_may_be_anything(bench: &Bench<'_>) -> Checked {
     let listed: Vec<_> = listed.into_iter().map(|info| info.path).collect();
     equal("the names listed", listed, expected)?;
 
-    // As commands see them: each file holds its own name.
+    // Each file holds its own name, so a command can verify both.
     let script = "shopt -s dotglob; for f in *; do cat -- \"$f\" | cmp - <(printf %s \"$f\") && printf .; done";
     let request = SpawnRequest::shell(script).in_directory(directory.clone());
     let output = bench.output_of(request).await?;
     equal(
         "names as commands see them",
         String::from_utf8_lossy(&output),
-        ".".repeat(NAMES.len()),
+        ".".repeat(UNUSUAL_NAMES.len()),
     )?;
 
-    for name in NAMES {
+    for name in UNUSUAL_NAMES {
         let file = directory.join(name)?;
         let moved = path("moved")?;
         bench.sandbox.rename(&file, &moved).await?;
-        same_bytes(
-            "the file moved",
-            &read(&*bench.sandbox, &moved).await?,
-            name,
-        )?;
+        bench.must_hold("the file moved", &moved, name).await?;
         bench.sandbox.remove(&moved).await?;
     }
     equal(
-        "what is left",
+        "the remaining files",
         bench.sandbox.list(&directory).await?,
         vec![],
     )
@@ -228,48 +218,28 @@ async fn an_absolute_path_is_the_same_file(bench: &Bench<'_>) -> Checked {
     let absolute = bench.sandbox.info().working_directory.join("below/file")?;
     bench.sandbox.write_bytes(&absolute, "text".into()).await?;
     let relative = path("below/file")?;
-    same_bytes(
-        "the file",
-        &read(&*bench.sandbox, &relative).await?,
-        b"text",
-    )?;
-    same_bytes(
-        "the file",
-        &read(&*bench.sandbox, &absolute).await?,
-        b"text",
-    )?;
+    bench.must_hold("the file", &relative, b"text").await?;
+    bench.must_hold("the file", &absolute, b"text").await?;
     let info = bench.sandbox.stat(&absolute).await?;
     equal("the path from `stat`", info.path, absolute)
 }
 
-async fn what_is_missing_is_not_found(bench: &Bench<'_>) -> Checked {
+async fn missing_files_are_not_found(bench: &Bench<'_>) -> Checked {
     let sandbox = &bench.sandbox;
     let missing = path("missing")?;
     let kinds = [SandboxErrorKind::NotFound];
     let read = sandbox.read(&missing, ByteRange::all()).await;
-    refused("reading what is missing", read.map(drop), &kinds)?;
-    refused(
-        "`stat` of what is missing",
-        sandbox.stat(&missing).await,
-        &kinds,
-    )?;
-    refused(
-        "listing what is missing",
-        sandbox.list(&missing).await,
-        &kinds,
-    )?;
-    refused(
-        "removing what is missing",
-        sandbox.remove(&missing).await,
-        &kinds,
-    )?;
+    refused("reading", read.map(drop), &kinds)?;
+    refused("`stat`", sandbox.stat(&missing).await, &kinds)?;
+    refused("listing", sandbox.list(&missing).await, &kinds)?;
+    refused("removing", sandbox.remove(&missing).await, &kinds)?;
     let renamed = sandbox.rename(&missing, &path("new")?).await;
-    refused("renaming what is missing", renamed, &kinds)?;
+    refused("renaming", renamed, &kinds)?;
     let below = sandbox.stat(&path("missing/too")?).await;
-    refused("`stat` below what is missing", below, &kinds)?;
+    refused("`stat` below a missing directory", below, &kinds)?;
     ensure!(
         !sandbox.is_file(&missing).await?,
-        "what is missing is a file"
+        "a missing file is reported as a file"
     );
     Ok(())
 }
@@ -285,7 +255,7 @@ async fn a_directory_is_no_file(bench: &Bench<'_>) -> Checked {
         let written = sandbox.write_bytes(path, "text".into()).await;
         refused("writing over a directory", written, &kinds)?;
         equal(
-            "what it is",
+            "the kind of a directory",
             sandbox.stat(path).await?.kind,
             FileKind::Directory,
         )?;
@@ -325,13 +295,12 @@ async fn a_file_is_no_directory(bench: &Bench<'_>) -> Checked {
 }
 
 async fn a_pipe_is_refused_at_once(bench: &Bench<'_>) -> Checked {
-    // Opening a pipe waits for its other end, and reading it for data. The command is that other end
-    // for a moment now and then, later on, so that whoever waits is let go and fails here, instead
-    // of taking the suite along.
+    // Opening a pipe blocks until its other end opens. After a while, the command opens the other
+    // end repeatedly, so that a blocked backend fails this case instead of hanging the suite.
     let rescue = format!(
         "mkfifo pipe; echo made; sleep {}; \
          while :; do exec 4<>pipe; sleep 0.2; exec 4>&-; sleep 0.1; done",
-        2 * SOON.as_secs()
+        2 * PROMPT_LIMIT.as_secs()
     );
     let mut rescuer = bench.sandbox.spawn(SpawnRequest::shell(rescue)).await?;
     let mut output = take_output(&mut *rescuer)?;
@@ -341,13 +310,13 @@ async fn a_pipe_is_refused_at_once(bench: &Bench<'_>) -> Checked {
     let pipe = path("pipe")?;
     let kinds = [SandboxErrorKind::NotAFile];
     let read = sandbox.read(&pipe, ByteRange::all());
-    let read = within("an answer to reading a pipe", SOON, read).await?;
+    let read = within("the result of reading a pipe", PROMPT_LIMIT, read).await?;
     refused("reading a pipe", read.map(drop), &kinds)?;
-    // A write may refuse the pipe, or put a file in its place.
+    // A write may refuse the pipe or replace it by a file.
     let write = sandbox.write_bytes(&pipe, "text".into());
-    match within("an answer to writing to a pipe", SOON, write).await? {
+    match within("the result of writing to a pipe", PROMPT_LIMIT, write).await? {
         Ok(()) => equal(
-            "what is there",
+            "the file kind",
             sandbox.stat(&pipe).await?.kind,
             FileKind::File,
         ),
@@ -367,7 +336,7 @@ async fn a_device_is_refused_at_once(bench: &Bench<'_>) -> Checked {
     for name in ["zero", "full", "/dev/zero"] {
         let device = path(name)?;
         let read = bench.sandbox.read(&device, ByteRange::all());
-        let read = within("an answer to reading a device", SOON, read).await?;
+        let read = within("the result of reading a device", PROMPT_LIMIT, read).await?;
         refused("reading a device", read.map(drop), &kinds)?;
     }
     Ok(())

@@ -1,14 +1,13 @@
-//! What is held up holds up nothing else: output that nobody reads, input that no command takes, a
-//! file that is read slowly.
+//! Flow control: unread output, blocked stdin or a slow transfer must not block other operations.
 //!
-//! A backend that carries everything over one connection needs a pace for each part of it; one that
-//! doesn't stops as a whole at the first reader that stops.
+//! A backend that multiplexes one connection needs flow control per stream; otherwise the first
+//! stopped reader blocks all of them.
 
 use std::time::Duration;
 
 use bytes::Bytes;
 use cantle_core::sandbox::{
-    ByteRange, ExitStatus, OutputStream, Process, SandboxExt as _, SpawnRequest, Stdin,
+    ByteRange, ExitStatus, OutputStream, Process, SandboxExt as _, Signal, SpawnRequest, Stdin,
     WriteOptions,
 };
 use futures_util::{StreamExt as _, stream};
@@ -16,28 +15,29 @@ use tokio::time::timeout;
 
 use super::super::check::{Checked, Failure, ensure, equal, same_bytes, within};
 use super::super::suite::Case;
-use super::bench::{Bench, Harness, PATIENCE, SOON, Token, path, read_until, take_output};
+use super::bench::{
+    Bench, Harness, PROMPT_LIMIT, Token, path, read, read_until, step, take_output, take_stdin,
+};
 use super::case;
-use super::files::read;
 
-/// More than buffers on the way hold, and little enough to be made at once.
-const MUCH: usize = 16_000_000;
+/// More than all buffers hold, but quick to produce.
+const DATA_BYTES: usize = 16_000_000;
 
-/// Long enough for what is held up to have come to a stop.
-const SETTLED: Duration = Duration::from_millis(300);
+/// Time after which a blocked stream has stopped.
+const SETTLE_TIME: Duration = Duration::from_millis(300);
 
 pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
     vec![
-        case!(output_that_nobody_reads_holds_up_nothing_else),
-        case!(output_that_nobody_reads_holds_up_no_signal).optional(),
-        case!(input_that_nobody_takes_holds_up_nothing_else),
-        case!(input_that_nobody_takes_ends_with_the_command),
-        case!(a_file_that_is_read_slowly_holds_up_nothing_else),
-        case!(a_write_whose_data_are_slow_holds_up_nothing_else),
+        case!(unread_output_does_not_block_other_operations),
+        case!(unread_output_does_not_delay_signals).optional(),
+        case!(blocked_input_does_not_block_other_operations),
+        case!(blocked_input_ends_with_the_command),
+        case!(a_slow_read_does_not_block_other_operations),
+        case!(a_slow_write_does_not_block_other_operations),
     ]
 }
 
-/// Everything that a sandbox does, once.
+/// Runs each kind of operation once.
 async fn must_work(bench: &Bench<'_>) -> Checked {
     let work = async {
         let sandbox = &bench.sandbox;
@@ -48,124 +48,128 @@ async fn must_work(bench: &Bench<'_>) -> Checked {
         let request = SpawnRequest::shell("cat; head -c 1000000 others/file >&2; exit 3")
             .with_stdin(Stdin::Bytes(Bytes::from_static(b"text")));
         let exit = sandbox.run(request).await?.exit;
-        equal("the end of a command", exit.status, ExitStatus::Code(3))?;
+        equal("the exit status", exit.status, ExitStatus::Code(3))?;
         let counted = (exit.stdout.total_bytes, exit.stderr.total_bytes);
         equal("bytes of its output", counted, (4, 1_000_000))?;
         sandbox.remove(&path("others")?).await?;
         Checked::Ok(())
     };
-    within("the end of what else is done", PATIENCE, work).await?
+    step("the end of the other operations", work).await?
 }
 
-/// A command that writes without end, of whose output only the first of it is read.
+/// Starts a command with endless output and reads only its first line.
 async fn endless(bench: &Bench<'_>, token: &Token) -> Checked<(Box<dyn Process>, OutputStream)> {
     let request = SpawnRequest::argv(["yes", token.as_str()]);
     let mut process = bench.sandbox.spawn(request).await?;
     let mut output = take_output(&mut *process)?;
     read_until(&mut output, "\n").await?;
-    tokio::time::sleep(SETTLED).await;
+    tokio::time::sleep(SETTLE_TIME).await;
     Ok((process, output))
 }
 
-async fn output_that_nobody_reads_holds_up_nothing_else(bench: &Bench<'_>) -> Checked {
+async fn unread_output_does_not_block_other_operations(bench: &Bench<'_>) -> Checked {
     let token = Token::new();
-    let _held = [endless(bench, &token).await?, endless(bench, &token).await?];
+    let _unread = [endless(bench, &token).await?, endless(bench, &token).await?];
     must_work(bench).await
 }
 
-async fn output_that_nobody_reads_holds_up_no_signal(bench: &Bench<'_>) -> Checked {
-    const TERM: i32 = 15;
+async fn unread_output_does_not_delay_signals(bench: &Bench<'_>) -> Checked {
     let token = Token::new();
     let (mut process, output) = endless(bench, &token).await?;
-    let answer = within("the answer to a signal", SOON, process.signal(TERM));
+    let answer = within(
+        "the result of `signal`",
+        PROMPT_LIMIT,
+        process.signal(Signal::TERM),
+    );
     answer.await??;
     bench.must_be_gone(&token).await?;
     drop(output);
-    let exit = within("the end by the signal", SOON, process.wait()).await??;
-    equal("the end", exit.status, ExitStatus::Signal(TERM))
+    let exit = within("the exit by the signal", PROMPT_LIMIT, process.wait()).await??;
+    equal(
+        "the exit",
+        exit.status,
+        ExitStatus::Signal(Signal::TERM.as_raw()),
+    )
 }
 
-async fn input_that_nobody_takes_holds_up_nothing_else(bench: &Bench<'_>) -> Checked {
+async fn blocked_input_does_not_block_other_operations(bench: &Bench<'_>) -> Checked {
     let request = SpawnRequest::argv(["sleep", "60"]).with_stdin(Stdin::Piped);
     let mut process = bench.sandbox.spawn(request).await?;
-    let mut stdin = process
-        .take_stdin()
-        .ok_or_else(|| Failure::new("there is no input to write to"))?;
-    let writing = stdin.write(Bytes::from(vec![b'x'; MUCH]));
+    let mut stdin = take_stdin(&mut *process)?;
+    let writing = stdin.write(Bytes::from(vec![b'x'; DATA_BYTES]));
     tokio::pin!(writing);
-    let early = timeout(SETTLED, &mut writing).await;
+    let early = timeout(SETTLE_TIME, &mut writing).await;
     ensure!(
         early.is_err(),
-        "a command took {MUCH} bytes without reading"
+        "a command took {DATA_BYTES} bytes without reading"
     );
     tokio::select! {
-        _ = writing => Err(Failure::new("the write ended, and the command reads nothing")),
+        _ = writing => Err(Failure::new("the write ended, although the command reads nothing")),
         worked = must_work(bench) => worked,
     }
 }
 
-async fn input_that_nobody_takes_ends_with_the_command(bench: &Bench<'_>) -> Checked {
+async fn blocked_input_ends_with_the_command(bench: &Bench<'_>) -> Checked {
     const LIMIT: Duration = Duration::from_millis(1500);
     let request = SpawnRequest::argv(["sleep", "60"])
         .with_stdin(Stdin::Piped)
         .with_timeout(LIMIT)
         .with_grace(LIMIT / 10);
     let mut process = bench.sandbox.spawn(request).await?;
-    let mut stdin = process
-        .take_stdin()
-        .ok_or_else(|| Failure::new("there is no input to write to"))?;
-    let writing = stdin.write(Bytes::from(vec![b'x'; MUCH]));
+    let mut stdin = take_stdin(&mut *process)?;
+    let writing = stdin.write(Bytes::from(vec![b'x'; DATA_BYTES]));
     let both = async { tokio::join!(writing, process.wait()) };
-    let (written, exit) = within("the end of a command and its input", LIMIT + SOON, both).await?;
+    let (written, exit) =
+        within("the exit and the end of stdin", LIMIT + PROMPT_LIMIT, both).await?;
     equal(
-        "the end",
+        "the exit",
         exit?.status,
         ExitStatus::TimedOut { limit: LIMIT },
     )?;
     ensure!(
         written.is_err(),
-        "{MUCH} bytes are said to have been taken by a command that reads nothing"
+        "writing {DATA_BYTES} bytes to a command that reads nothing succeeded"
     );
     Ok(())
 }
 
-async fn a_file_that_is_read_slowly_holds_up_nothing_else(bench: &Bench<'_>) -> Checked {
+async fn a_slow_read_does_not_block_other_operations(bench: &Bench<'_>) -> Checked {
     let large = path("large")?;
-    let data = Bytes::from(vec![b'l'; MUCH]);
+    let data = Bytes::from(vec![b'l'; DATA_BYTES]);
     bench.sandbox.write_bytes(&large, data.clone()).await?;
-    let mut held = Vec::new();
+    let mut readers = Vec::new();
     for _ in 0..3 {
         let reading = bench.sandbox.read(&large, ByteRange::all());
-        let mut pieces = within("an answer to reading a file", PATIENCE, reading).await??;
-        let first = within("the first piece of a file", PATIENCE, pieces.next()).await?;
+        let mut pieces = step("the result of `read`", reading).await??;
+        let first = step("the first piece of a file", pieces.next()).await?;
         let first = first.ok_or_else(|| Failure::new("the file ended at once"))??;
-        held.push((first.len(), pieces));
+        readers.push((first.len(), pieces));
     }
-    tokio::time::sleep(SETTLED).await;
+    tokio::time::sleep(SETTLE_TIME).await;
     must_work(bench).await?;
-    for (mut count, mut pieces) in held {
+    for (mut count, mut pieces) in readers {
         let rest = async {
             while let Some(piece) = pieces.next().await {
                 count += piece?.len();
             }
             Checked::Ok(())
         };
-        within("the rest of a file", PATIENCE, rest).await??;
-        equal("bytes of a file that was read slowly", count, MUCH)?;
+        step("the rest of a file", rest).await??;
+        equal("bytes of a file that was read slowly", count, DATA_BYTES)?;
     }
     Ok(())
 }
 
-async fn a_write_whose_data_are_slow_holds_up_nothing_else(bench: &Bench<'_>) -> Checked {
+async fn a_slow_write_does_not_block_other_operations(bench: &Bench<'_>) -> Checked {
     let file = path("slow")?;
     let first = stream::iter([Ok(Bytes::from(vec![b's'; 200_000]))]);
     let data = Box::pin(first.chain(stream::pending()));
     let writing = bench.sandbox.write(&file, WriteOptions::default(), data);
     tokio::pin!(writing);
-    let early = timeout(SETTLED, &mut writing).await;
-    ensure!(early.is_err(), "a write ended before its data");
+    let early = timeout(SETTLE_TIME, &mut writing).await;
+    ensure!(early.is_err(), "a write ended before its data did");
     tokio::select! {
-        _ = writing => Err(Failure::new("a write ended before its data")),
+        _ = writing => Err(Failure::new("a write ended before its data did")),
         worked = must_work(bench) => worked,
     }
 }

@@ -1,5 +1,4 @@
-//! What the suite sees from outside: this host's processes and memory, and files that no sandbox
-//! may reach.
+//! Host side of the suite: processes, memory, and files that no sandbox may reach.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,10 +8,10 @@ use tempfile::TempDir;
 
 use super::super::check::{Checked, Failure};
 
-/// Whether some process of this host has `argument` as one of its arguments.
+/// Reports whether a process of this host has the argument `argument`.
 pub(super) fn is_running(argument: &str) -> Checked<bool> {
     for process in processes()? {
-        // A process that has ended meanwhile is no match.
+        // The process may have ended since the directory was read.
         let command_line = fs::read(process.join("cmdline")).unwrap_or_default();
         let mut arguments = command_line.split(|byte| *byte == 0);
         if arguments.any(|own| own == argument.as_bytes()) {
@@ -22,7 +21,7 @@ pub(super) fn is_running(argument: &str) -> Checked<bool> {
     Ok(false)
 }
 
-/// Children of this process that have ended and that nobody has waited for.
+/// Returns the process ids of unreaped children of this process.
 pub(super) fn zombies() -> Checked<BTreeSet<String>> {
     let own = std::process::id().to_string();
     let mut zombies = BTreeSet::new();
@@ -49,18 +48,18 @@ fn processes() -> Checked<impl Iterator<Item = PathBuf>> {
     }))
 }
 
-/// The resident memory of this process.
+/// Returns the resident set size of this process.
 pub(super) fn resident_bytes() -> Checked<u64> {
-    /// Of every machine that the suite has met; where pages are larger, it measures too little.
+    /// With larger pages the result is too small.
     const PAGE_BYTES: u64 = 4096;
-    let unknown = || Failure::skip("this host doesn't tell a process's memory");
+    let unknown = || Failure::skip("this host does not report a process's memory");
     let statm = fs::read_to_string("/proc/self/statm").map_err(|_| unknown())?;
     let pages = statm.split(' ').nth(1).and_then(|pages| pages.parse().ok());
     let pages: u64 = pages.ok_or_else(unknown)?;
     Ok(pages * PAGE_BYTES)
 }
 
-/// A directory of this host that belongs to no sandbox, with a file that none may read or change.
+/// Host directory outside every sandbox, with a file that commands may not read or change.
 pub(super) struct Outside {
     directory: TempDir,
     path: PathBuf,
@@ -80,7 +79,7 @@ impl Outside {
         &self.path
     }
 
-    /// The file none may read.
+    /// Returns the path of the protected file.
     pub(super) fn secret(&self) -> PathBuf {
         self.path.join("secret")
     }
@@ -89,7 +88,7 @@ impl Outside {
         bytes == Self::SECRET
     }
 
-    /// The directory holds its file, unchanged, and nothing else.
+    /// Checks that the directory holds only its unchanged file.
     #[track_caller]
     pub(super) fn must_be_untouched(&self) -> Checked {
         let names: Vec<_> = fs::read_dir(self.directory.path())?

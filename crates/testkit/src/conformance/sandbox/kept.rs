@@ -1,4 +1,4 @@
-//! Sandboxes that outlive their owner: kept, found again, and gone once they are closed.
+//! Kept sandboxes: persisting, reattaching and closing.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -7,38 +7,37 @@ use std::time::Duration;
 use cantle_core::ids::RunId;
 use cantle_core::policy::Policy;
 use cantle_core::sandbox::{
-    Background, Sandbox, SandboxContext, SandboxErrorKind, SandboxExt as _, SandboxHandle,
-    SpawnRequest, Survival, WriteOptions,
+    Background, Sandbox, SandboxContext, SandboxError, SandboxErrorKind, SandboxExt as _,
+    SandboxHandle, SpawnRequest, Survival, WriteOptions,
 };
 use cantle_core::secret::SecretText;
 use futures_util::stream;
 
 use super::super::check::{Checked, Failure, ensure, equal, refused, same_bytes};
 use super::super::suite::Case;
-use super::bench::{Bench, Harness, PATIENCE, Token, path, stdout, until};
+use super::bench::{Bench, Harness, STEP_TIMEOUT, Token, path, read, stdout, until};
 use super::case;
-use super::files::read;
 
-/// For two sandboxes one after another, on a backend that takes seconds to open one.
+/// Deadline for opening two sandboxes in sequence on a slow backend.
 const TWO_SANDBOXES: Duration = Duration::from_secs(240);
 
 pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
     vec![
-        case!(what_is_kept_is_what_survives),
-        case!(a_kept_sandbox_is_found_again)
+        case!(survival_matches_persist),
+        case!(a_kept_sandbox_is_reattached)
             .optional()
             .deadline(TWO_SANDBOXES),
         case!(a_kept_sandbox_can_be_kept_again)
             .optional()
             .deadline(TWO_SANDBOXES),
-        case!(processes_of_a_kept_sandbox_survive_as_it_says)
+        case!(processes_of_a_kept_sandbox_survive_as_reported)
             .optional()
             .deadline(TWO_SANDBOXES),
         case!(a_kept_sandbox_that_is_closed_is_gone).optional(),
         case!(a_handle_is_text_without_secrets)
             .optional()
             .deadline(TWO_SANDBOXES),
-        case!(a_handle_of_nothing_is_gone).optional(),
+        case!(a_handle_of_an_unknown_sandbox_is_gone).optional(),
         case!(a_handle_of_another_backend_is_refused),
         case!(a_dropped_sandbox_that_was_not_kept_leaves_nothing).optional(),
     ]
@@ -48,15 +47,23 @@ fn durable(policy: Policy) -> SandboxContext {
     SandboxContext::new(RunId::new(), policy).durable()
 }
 
-/// Does something with a sandbox that was opened beside the bench, and closes it. Where that failed,
-/// it is the more telling failure.
+/// Runs a check on a sandbox opened outside the bench, then closes it. The check's failure takes
+/// precedence.
 async fn closing(sandbox: &dyn Sandbox, checked: impl Future<Output = Checked>) -> Checked {
     let checked = checked.await;
     let closed = sandbox.close().await;
     checked.and(closed.map_err(Failure::from))
 }
 
-/// A sandbox that is kept, and how to find it; closed where it can't be.
+async fn reattach(
+    bench: &Bench<'_>,
+    handle: &SandboxHandle,
+) -> Result<Arc<dyn Sandbox>, SandboxError> {
+    let context = durable(Policy::unconfined());
+    bench.backend.reattach(handle, context).await
+}
+
+/// Opens and persists a sandbox; closes it if that fails.
 async fn keep(bench: &Bench<'_>, policy: Policy) -> Checked<(Arc<dyn Sandbox>, SandboxHandle)> {
     let sandbox = bench.backend.open(durable(policy)).await?;
     match sandbox.persist().await {
@@ -68,15 +75,15 @@ async fn keep(bench: &Bench<'_>, policy: Policy) -> Checked<(Arc<dyn Sandbox>, S
     }
 }
 
-async fn what_is_kept_is_what_survives(bench: &Bench<'_>) -> Checked {
+async fn survival_matches_persist(bench: &Bench<'_>) -> Checked {
     let sandbox = bench.backend.open(durable(Policy::unconfined())).await?;
     closing(&*sandbox, async {
         let survives = sandbox.info().survival != Survival::Nothing;
         match sandbox.persist().await {
-            Ok(_) => ensure!(survives, "a sandbox of which nothing survives can be kept"),
+            Ok(_) => ensure!(survives, "a sandbox with `Survival::Nothing` was persisted"),
             Err(error) if survives => {
                 return Err(Failure::new(format!(
-                    "it says that {:?} survive, and can't be kept: {error}",
+                    "a sandbox with survival {:?} can't be persisted: {error}",
                     sandbox.info().survival
                 )));
             }
@@ -87,7 +94,7 @@ async fn what_is_kept_is_what_survives(bench: &Bench<'_>) -> Checked {
     .await
 }
 
-async fn a_kept_sandbox_is_found_again(bench: &Bench<'_>) -> Checked {
+async fn a_kept_sandbox_is_reattached(bench: &Bench<'_>) -> Checked {
     let (sandbox, handle) = keep(bench, Policy::unconfined()).await?;
     equal("the backend's name", &*handle.backend, bench.backend.name())?;
     let file = path("dir/file")?;
@@ -102,10 +109,7 @@ async fn a_kept_sandbox_is_found_again(bench: &Bench<'_>) -> Checked {
     let before = sandbox.info().working_directory.clone();
     drop(sandbox);
 
-    let again = bench
-        .backend
-        .reattach(&handle, durable(Policy::unconfined()))
-        .await?;
+    let again = reattach(bench, &handle).await?;
     closing(&*again, async {
         equal(
             "the working directory",
@@ -118,12 +122,9 @@ async fn a_kept_sandbox_is_found_again(bench: &Bench<'_>) -> Checked {
         equal("a command in it", stdout(&*again, script).await?, expected)
     })
     .await?;
-    let gone = bench
-        .backend
-        .reattach(&handle, durable(Policy::unconfined()))
-        .await;
+    let gone = reattach(bench, &handle).await;
     let kinds = [SandboxErrorKind::Gone];
-    refused("finding it once more", gone.map(drop), &kinds)
+    refused("reattaching to a closed sandbox", gone.map(drop), &kinds)
 }
 
 async fn a_kept_sandbox_can_be_kept_again(bench: &Bench<'_>) -> Checked {
@@ -132,10 +133,7 @@ async fn a_kept_sandbox_can_be_kept_again(bench: &Bench<'_>) -> Checked {
     sandbox.write_bytes(&file, "0".into()).await?;
     drop(sandbox);
     for number in 1..=2 {
-        let again = bench
-            .backend
-            .reattach(&handle, durable(Policy::unconfined()))
-            .await?;
+        let again = reattach(bench, &handle).await?;
         let so_far = read(&*again, &file).await?;
         let expected = (number - 1).to_string();
         same_bytes("its file", &so_far, expected.as_bytes())?;
@@ -143,17 +141,14 @@ async fn a_kept_sandbox_can_be_kept_again(bench: &Bench<'_>) -> Checked {
         handle = again.persist().await?;
         drop(again);
     }
-    let last = bench
-        .backend
-        .reattach(&handle, durable(Policy::unconfined()))
-        .await?;
+    let last = reattach(bench, &handle).await?;
     closing(&*last, async {
         same_bytes("its file", &read(&*last, &file).await?, b"2")
     })
     .await
 }
 
-async fn processes_of_a_kept_sandbox_survive_as_it_says(bench: &Bench<'_>) -> Checked {
+async fn processes_of_a_kept_sandbox_survive_as_reported(bench: &Bench<'_>) -> Checked {
     let (sandbox, handle) = keep(bench, Policy::unconfined()).await?;
     let survival = sandbox.info().survival;
     let script =
@@ -161,16 +156,17 @@ async fn processes_of_a_kept_sandbox_survive_as_it_says(bench: &Bench<'_>) -> Ch
     let request = SpawnRequest::shell(script).with_background(Background::Keep);
     sandbox.run(request).await?;
     drop(sandbox);
-    let again = bench
-        .backend
-        .reattach(&handle, durable(Policy::unconfined()))
-        .await?;
+    let again = reattach(bench, &handle).await?;
     closing(&*again, async {
         let log = path("log")?;
         let before = again.stat(&log).await?.size_bytes;
         let survives = survival == Survival::Processes;
-        // What has survived may be held up; what hasn't has written its last, or nearly.
-        let limit = if survives { PATIENCE } else { PATIENCE / 10 };
+        // A surviving process may be delayed; a killed one writes at most once more.
+        let limit = if survives {
+            STEP_TIMEOUT
+        } else {
+            STEP_TIMEOUT / 10
+        };
         let grows = async |from: u64, limit| {
             until(
                 limit,
@@ -184,7 +180,7 @@ async fn processes_of_a_kept_sandbox_survive_as_it_says(bench: &Bench<'_>) -> Ch
             runs_on = grows(last, limit).await?;
         }
         equal(
-            &format!("whether a process runs on where {survival:?} is said to survive"),
+            &format!("whether a process survives with {survival:?}"),
             runs_on,
             survives,
         )
@@ -198,17 +194,14 @@ async fn a_kept_sandbox_that_is_closed_is_gone(bench: &Bench<'_>) -> Checked {
     sandbox.close().await?;
     let closed = sandbox.persist().await;
     refused(
-        "keeping what is closed",
+        "persisting a closed sandbox",
         closed,
         &[SandboxErrorKind::Closed],
     )?;
     drop(sandbox);
-    let gone = bench
-        .backend
-        .reattach(&handle, durable(Policy::unconfined()))
-        .await;
+    let gone = reattach(bench, &handle).await;
     refused(
-        "finding what was closed",
+        "reattaching to a closed sandbox",
         gone.map(drop),
         &[SandboxErrorKind::Gone],
     )
@@ -224,31 +217,24 @@ async fn a_handle_is_text_without_secrets(bench: &Bench<'_>) -> Checked {
     };
     let (sandbox, handle) = keep(bench, policy()).await?;
     drop(sandbox);
-    // As a journal keeps it, which other people may read.
-    let text = serde_json::to_string(&handle).map_err(|error| Failure::new(error.to_string()))?;
-    let told = text.contains(&secret);
-    let found = serde_json::from_str(&text).map_err(|error| Failure::new(error.to_string()))?;
+    // The handle is stored in the journal, which other people may read.
+    let text = serde_json::to_string(&handle)?;
+    let leaked = text.contains(&secret);
+    let found = serde_json::from_str(&text)?;
     let again = bench.backend.reattach(&found, durable(policy())).await?;
     closing(&*again, async {
-        ensure!(!told, "the handle holds a secret of the environment");
+        ensure!(!leaked, "the handle holds a secret of the environment");
         let value = stdout(&*again, "printf %s \"$CONFORMANCE\"").await?;
-        equal(
-            "a variable of the policy it was found under",
-            value,
-            secret.clone(),
-        )
+        equal("a variable of the reattached policy", value, secret.clone())
     })
     .await
 }
 
-async fn a_handle_of_nothing_is_gone(bench: &Bench<'_>) -> Checked {
+async fn a_handle_of_an_unknown_sandbox_is_gone(bench: &Bench<'_>) -> Checked {
     let handle = SandboxHandle::new(bench.backend.name(), "no-such-sandbox");
-    let found = bench
-        .backend
-        .reattach(&handle, durable(Policy::unconfined()))
-        .await;
+    let found = reattach(bench, &handle).await;
     refused(
-        "finding nothing",
+        "reattaching to an unknown sandbox",
         found.map(drop),
         &[SandboxErrorKind::Gone],
     )
@@ -256,19 +242,13 @@ async fn a_handle_of_nothing_is_gone(bench: &Bench<'_>) -> Checked {
 
 async fn a_handle_of_another_backend_is_refused(bench: &Bench<'_>) -> Checked {
     let handle = SandboxHandle::new("another-backend", "no-such-sandbox");
-    let found = bench
-        .backend
-        .reattach(&handle, durable(Policy::unconfined()))
-        .await;
-    ensure!(
-        found.is_err(),
-        "a handle of another backend was taken for one's own"
-    );
+    let found = reattach(bench, &handle).await;
+    ensure!(found.is_err(), "a handle of another backend was accepted");
     Ok(())
 }
 
 async fn a_dropped_sandbox_that_was_not_kept_leaves_nothing(bench: &Bench<'_>) -> Checked {
-    // That of the bench shows whether there is anything to be seen.
+    // Skips the case unless files are visible on the host.
     bench.host_directory().await?;
     let sandbox = bench.backend.open(durable(Policy::unconfined())).await?;
     sandbox
@@ -277,10 +257,10 @@ async fn a_dropped_sandbox_that_was_not_kept_leaves_nothing(bench: &Bench<'_>) -
     let directory = PathBuf::from(sandbox.info().working_directory.to_string());
     ensure!(
         directory.join("dir/file").exists(),
-        "its files are elsewhere"
+        "its files are not in its working directory"
     );
     drop(sandbox);
-    let removed = until(PATIENCE, async || Ok(!directory.exists())).await?;
+    let removed = until(STEP_TIMEOUT, async || Ok(!directory.exists())).await?;
     ensure!(removed, "`{}` is still there", directory.display());
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The life of a sandbox: what it says of itself, that it is one's own, and how it ends.
+//! Sandbox lifecycle: info, isolation from other sandboxes, and closing.
 
 use bytes::Bytes;
 use cantle_core::ids::RunId;
@@ -10,29 +10,29 @@ use cantle_core::sandbox::{
 
 use super::super::check::{Checked, Failure, ensure, equal, refused, within};
 use super::super::suite::Case;
-use super::bench::{Bench, Harness, SOON, Token, path, stdout};
+use super::bench::{Bench, Harness, PROMPT_LIMIT, Token, path, stdout};
 use super::case;
 use super::host::Outside;
 
 pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
     vec![
-        case!(a_sandbox_says_what_it_is),
+        case!(sandbox_info_is_complete),
         case!(two_sandboxes_share_nothing),
-        case!(closing_again_does_nothing),
-        case!(a_closed_sandbox_answers_closed),
+        case!(closing_twice_is_a_no_op),
+        case!(a_closed_sandbox_reports_closed),
         case!(closing_ends_a_running_command),
         case!(closing_removes_the_files).optional(),
         case!(a_sandbox_that_is_dropped_ends_its_commands).optional(),
-        case!(a_working_directory_that_is_removed_is_noticed).optional(),
+        case!(a_removed_working_directory_is_detected).optional(),
     ]
 }
 
-/// For sandboxes that are not opened on the bench, which would hold and close them.
+/// Context for sandboxes opened outside the bench, which would hold and close them.
 fn context() -> SandboxContext {
     SandboxContext::new(RunId::new(), Policy::unconfined())
 }
 
-async fn a_sandbox_says_what_it_is(bench: &Bench<'_>) -> Checked {
+async fn sandbox_info_is_complete(bench: &Bench<'_>) -> Checked {
     let info = bench.sandbox.info();
     equal("the backend's name", &*info.backend, bench.backend.name())?;
     ensure!(!info.id.is_empty(), "the sandbox has no id");
@@ -61,32 +61,25 @@ async fn two_sandboxes_share_nothing(bench: &Bench<'_>) -> Checked {
         &[SandboxErrorKind::NotFound],
     )?;
     other.write_bytes(&file, "other".into()).await?;
-    equal(
-        "the file in the first",
-        bench.stdout("cat file").await?,
-        "one",
-    )?;
-    equal(
-        "the file in the second",
-        stdout(&*other, "cat file").await?,
-        "other",
-    )?;
+    bench
+        .must_print("the file in the first", "cat file", "one")
+        .await?;
+    let second = stdout(&*other, "cat file").await?;
+    equal("the file in the second", second, "other")?;
     other.close().await?;
-    equal(
-        "the first when the second is closed",
-        bench.stdout("cat file").await?,
-        "one",
-    )
+    bench
+        .must_print("the first when the second is closed", "cat file", "one")
+        .await
 }
 
-async fn closing_again_does_nothing(bench: &Bench<'_>) -> Checked {
+async fn closing_twice_is_a_no_op(bench: &Bench<'_>) -> Checked {
     bench.sandbox.close().await?;
     let (one, two) = tokio::join!(bench.sandbox.close(), bench.sandbox.close());
     one?;
     Ok(two?)
 }
 
-async fn a_closed_sandbox_answers_closed(bench: &Bench<'_>) -> Checked {
+async fn a_closed_sandbox_reports_closed(bench: &Bench<'_>) -> Checked {
     let sandbox = &bench.sandbox;
     let file = path("file")?;
     sandbox.write_bytes(&file, "text".into()).await?;
@@ -114,19 +107,19 @@ async fn closing_ends_a_running_command(bench: &Bench<'_>) -> Checked {
     let request = SpawnRequest::shell(format!("setsid {} & wait", token.sleep()));
     let mut process = bench.sandbox.spawn(request).await?;
     bench.must_run(&token).await?;
-    within("the end of `close`", SOON, bench.sandbox.close()).await??;
-    // Its end or the sandbox's: either is true.
-    match within("an answer to who waits", SOON, process.wait()).await? {
+    within("the end of `close`", PROMPT_LIMIT, bench.sandbox.close()).await??;
+    // Reporting the command's exit and the sandbox's end are both correct.
+    match within("the result of `wait`", PROMPT_LIMIT, process.wait()).await? {
         Ok(exit) => ensure!(
             !exit.status.success(),
-            "a command that was killed is said to have ended well"
+            "a killed command is reported as successful"
         ),
         Err(error) => {
             let kinds = [SandboxErrorKind::Gone, SandboxErrorKind::Closed];
             refused("waiting", Err::<(), _>(error), &kinds)?;
         }
     }
-    // From elsewhere a closed sandbox shows no processes.
+    // Processes of a closed sandbox are only visible from the host.
     if bench.require_host_visible().is_ok() {
         bench.must_be_gone(&token).await?;
     }
@@ -136,7 +129,7 @@ async fn closing_ends_a_running_command(bench: &Bench<'_>) -> Checked {
 async fn closing_removes_the_files(bench: &Bench<'_>) -> Checked {
     let directory = bench.host_directory().await?;
     let outside = Outside::new()?;
-    // A directory that can't be written: some package managers make them.
+    // Some package managers create read-only directories.
     let script = "mkdir -p a/b; echo x > a/b/c; chmod 500 a/b; ln -s \"$1\" link";
     let target = outside.path().to_string_lossy().into_owned();
     let argv = ["bash", "-c", script, "bash", &target];
@@ -156,10 +149,10 @@ async fn a_sandbox_that_is_dropped_ends_its_commands(bench: &Bench<'_>) -> Check
     let [kept, running] = &tokens;
     let sandbox = bench.backend.open(context()).await?;
     let request = SpawnRequest::shell(format!("setsid {} & true", kept.sleep()));
-    let left = sandbox
+    let output = sandbox
         .run(request.with_background(Background::Keep))
         .await?;
-    equal("the end", left.exit.status, ExitStatus::Code(0))?;
+    equal("the exit", output.exit.status, ExitStatus::Code(0))?;
     let request = SpawnRequest::shell(format!("exec {}", running.sleep()));
     let process = sandbox.spawn(request).await?;
     for token in &tokens {
@@ -172,14 +165,14 @@ async fn a_sandbox_that_is_dropped_ends_its_commands(bench: &Bench<'_>) -> Check
     Ok(())
 }
 
-async fn a_working_directory_that_is_removed_is_noticed(bench: &Bench<'_>) -> Checked {
-    // It goes only where it is empty, so that nothing is lost where a backend shares it.
+async fn a_removed_working_directory_is_detected(bench: &Bench<'_>) -> Checked {
+    // `rmdir` fails on a non-empty directory, so nothing is lost if the backend shares it.
     let removed = bench.sh("cd / && rmdir -- \"$OLDPWD\"").await?;
     if !removed.exit.status.success() {
         return Err(Failure::skip("the working directory can't be removed"));
     }
     match bench.sandbox.run(SpawnRequest::shell("pwd")).await {
-        // Made again, it is as good as ever.
+        // The backend may recreate it.
         Ok(output) => {
             let expected = format!("{}\n", bench.sandbox.info().working_directory);
             equal("`pwd`", output.stdout.text(), expected)

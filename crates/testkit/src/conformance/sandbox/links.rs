@@ -1,7 +1,7 @@
-//! Links: followed within the sandbox, never out of it.
+//! Symbolic links: followed within the sandbox, never out of it.
 //!
-//! What lies outside is a directory of this host that only the suite knows. A sandbox on another
-//! machine doesn't see it at all, which is as good.
+//! The target outside is a temporary directory of this host. A sandbox on another machine does not
+//! see it, which is also correct.
 
 use cantle_core::sandbox::{
     ByteRange, FileKind, SandboxError, SandboxErrorKind, SandboxExt as _, SandboxPath, SpawnRequest,
@@ -9,12 +9,11 @@ use cantle_core::sandbox::{
 
 use super::super::check::{Checked, ensure, equal, refused, same_bytes, within};
 use super::super::suite::Case;
-use super::bench::{Bench, Harness, SOON, path};
+use super::bench::{Bench, Harness, PROMPT_LIMIT, path, read};
 use super::case;
-use super::files::read;
 use super::host::Outside;
 
-/// Refused for what it is, or because it isn't there in the sandbox's own view.
+/// Correct errors: refused as outside, or missing in the sandbox's own view.
 const OUTSIDE: &[SandboxErrorKind] =
     &[SandboxErrorKind::OutsideSandbox, SandboxErrorKind::NotFound];
 
@@ -22,14 +21,14 @@ pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
     vec![
         case!(a_link_is_reported_as_a_link),
         case!(a_link_within_the_sandbox_is_followed),
-        case!(a_link_that_leads_in_circles_is_an_error),
+        case!(a_link_cycle_is_an_error),
         case!(a_path_outside_is_refused),
-        case!(nothing_is_read_through_a_link_that_leads_out),
-        case!(nothing_is_listed_through_a_link_that_leads_out),
-        case!(nothing_is_written_through_a_link_that_leads_out),
-        case!(nothing_is_moved_through_a_link_that_leads_out),
+        case!(nothing_is_read_through_an_escaping_link),
+        case!(nothing_is_listed_through_an_escaping_link),
+        case!(nothing_is_written_through_an_escaping_link),
+        case!(nothing_is_moved_through_an_escaping_link),
         case!(removing_follows_no_link),
-        case!(no_command_starts_behind_a_link_that_leads_out),
+        case!(no_command_starts_behind_an_escaping_link),
     ]
 }
 
@@ -52,10 +51,13 @@ async fn a_link_within_the_sandbox_is_followed(bench: &Bench<'_>) -> Checked {
     for name in ["to_file", "to_dir/file", "dir/below/up", "chain/file"] {
         let content = read(&**sandbox, &path(name)?).await?;
         same_bytes(name, &content, b"text")?;
-        ensure!(sandbox.is_file(&path(name)?).await?, "`{name}` is no file");
+        ensure!(
+            sandbox.is_file(&path(name)?).await?,
+            "`{name}` is not a file"
+        );
     }
     let listed = sandbox.list(&path("to_dir")?).await?;
-    let names: Vec<_> = listed.iter().map(|info| info.path.to_lossy()).collect();
+    let names: Vec<_> = listed.iter().map(|info| info.path.to_string()).collect();
     equal("a directory behind a link", names, vec!["below", "file"])?;
     let dangling = sandbox.read(&path("dangling")?, ByteRange::all()).await;
     let kinds = [SandboxErrorKind::NotFound];
@@ -64,11 +66,9 @@ async fn a_link_within_the_sandbox_is_followed(bench: &Bench<'_>) -> Checked {
     sandbox
         .write_bytes(&path("to_dir/new")?, "new".into())
         .await?;
-    equal(
-        "a file written behind a link",
-        bench.stdout("cat dir/new").await?,
-        "new",
-    )?;
+    bench
+        .must_print("a file written behind a link", "cat dir/new", "new")
+        .await?;
     sandbox
         .write_bytes(&path("to_file")?, "changed".into())
         .await?;
@@ -76,28 +76,28 @@ async fn a_link_within_the_sandbox_is_followed(bench: &Bench<'_>) -> Checked {
     same_bytes("a file written by its link", &changed, b"changed")
 }
 
-async fn a_link_that_leads_in_circles_is_an_error(bench: &Bench<'_>) -> Checked {
+async fn a_link_cycle_is_an_error(bench: &Bench<'_>) -> Checked {
     bench
         .stdout("ln -s two one; ln -s one two; mkdir dir; ln -s . dir/here")
         .await?;
-    let circle = path("one")?;
-    let reading = read(&*bench.sandbox, &circle);
-    let read = within("an answer to reading a circle", SOON, reading).await?;
-    ensure!(read.is_err(), "a link that leads in circles was read");
+    let cycle = path("one")?;
+    let reading = read(&*bench.sandbox, &cycle);
+    let read = within("the result of reading a link cycle", PROMPT_LIMIT, reading).await?;
+    ensure!(read.is_err(), "a link cycle was read");
     let listed = bench.sandbox.list(&path("dir/here/here")?).await?;
-    let names: Vec<_> = listed.iter().map(|info| info.path.to_lossy()).collect();
+    let names: Vec<_> = listed.iter().map(|info| info.path.to_string()).collect();
     equal("a directory behind links to itself", names, vec!["here"])
 }
 
-/// A directory outside, and links in the sandbox that lead to it.
-struct WaysOut {
+/// Host directory and links in the sandbox that lead to it.
+struct EscapingLinks {
     outside: Outside,
-    /// Whether commands see it. Where they don't, there is nothing that the links lead to, and a
-    /// sandbox may as well make it, within.
+    /// Whether commands see the directory. If not, the links dangle, and the sandbox may create their
+    /// target inside.
     visible: bool,
 }
 
-impl WaysOut {
+impl EscapingLinks {
     const TO_DIRECTORY: [&str; 3] = ["dir", "deep/er/climbing", "magic"];
     const TO_SECRET: [&str; 3] = ["file", "chain", "far"];
 
@@ -114,142 +114,139 @@ impl WaysOut {
         Ok(Self { outside, visible })
     }
 
-    /// Names behind the links to the directory.
+    /// Returns paths below the links to the directory.
     fn below(name: &str) -> impl Iterator<Item = Checked<SandboxPath>> {
         Self::TO_DIRECTORY
             .into_iter()
             .map(move |directory| Ok(path(directory)?.join(name)?))
     }
 
-    /// An operation that would lead out failed, in a way that says why.
+    /// Checks that an operation through an escaping link failed with a suitable kind.
     #[track_caller]
     fn refused<T>(
         &self,
-        doing: &str,
-        way: &SandboxPath,
+        operation: &str,
+        link: &SandboxPath,
         result: Result<T, SandboxError>,
     ) -> Checked {
         if self.visible {
-            return refused(&format!("{doing} `{way}`"), result, OUTSIDE);
+            return refused(&format!("{operation} `{link}`"), result, OUTSIDE);
         }
         Ok(())
     }
 
-    async fn must_not_be_read(&self, bench: &Bench<'_>, way: &SandboxPath) -> Checked {
-        let content = bench.sandbox.read_bytes(way, 1000).await;
+    async fn must_not_be_read(&self, bench: &Bench<'_>, link: &SandboxPath) -> Checked {
+        let content = bench.sandbox.read_bytes(link, 1000).await;
         ensure!(
             !content
                 .as_ref()
                 .is_ok_and(|content| Outside::is_secret(content)),
-            "a file outside was read as `{way}`"
+            "a file outside was read as `{link}`"
         );
-        self.refused("reading", way, content)?;
-        let is_file = bench.sandbox.is_file(way).await?;
-        ensure!(!is_file, "`{way}` leads out and is a file all the same");
+        self.refused("reading", link, content)?;
+        let is_file = bench.sandbox.is_file(link).await?;
+        ensure!(!is_file, "`{link}` leads out and is reported as a file");
         Ok(())
     }
 }
 
 async fn a_path_outside_is_refused(bench: &Bench<'_>) -> Checked {
-    let ways = WaysOut::open(bench).await?;
-    let secret = SandboxPath::from_os(ways.outside.secret())?;
-    ways.must_not_be_read(bench, &secret).await?;
-    ways.refused("`stat` of", &secret, bench.sandbox.stat(&secret).await)?;
+    let links = EscapingLinks::open(bench).await?;
+    let secret = SandboxPath::from_os(links.outside.secret())?;
+    links.must_not_be_read(bench, &secret).await?;
+    links.refused("`stat` of", &secret, bench.sandbox.stat(&secret).await)?;
     let written = bench.sandbox.write_bytes(&secret, "text".into()).await;
-    ways.refused("writing", &secret, written)?;
-    ways.refused("removing", &secret, bench.sandbox.remove(&secret).await)?;
-    ways.outside.must_be_untouched()
+    links.refused("writing", &secret, written)?;
+    links.refused("removing", &secret, bench.sandbox.remove(&secret).await)?;
+    links.outside.must_be_untouched()
 }
 
-async fn nothing_is_read_through_a_link_that_leads_out(bench: &Bench<'_>) -> Checked {
-    let ways = WaysOut::open(bench).await?;
-    for name in WaysOut::TO_SECRET {
-        ways.must_not_be_read(bench, &path(name)?).await?;
+async fn nothing_is_read_through_an_escaping_link(bench: &Bench<'_>) -> Checked {
+    let links = EscapingLinks::open(bench).await?;
+    for name in EscapingLinks::TO_SECRET {
+        links.must_not_be_read(bench, &path(name)?).await?;
     }
-    for way in WaysOut::below("secret") {
-        ways.must_not_be_read(bench, &way?).await?;
+    for link in EscapingLinks::below("secret") {
+        links.must_not_be_read(bench, &link?).await?;
     }
     Ok(())
 }
 
-async fn nothing_is_listed_through_a_link_that_leads_out(bench: &Bench<'_>) -> Checked {
-    let ways = WaysOut::open(bench).await?;
-    for name in WaysOut::TO_DIRECTORY {
-        let way = path(name)?;
-        ways.refused("listing", &way, bench.sandbox.list(&way).await)?;
+async fn nothing_is_listed_through_an_escaping_link(bench: &Bench<'_>) -> Checked {
+    let links = EscapingLinks::open(bench).await?;
+    for name in EscapingLinks::TO_DIRECTORY {
+        let link = path(name)?;
+        links.refused("listing", &link, bench.sandbox.list(&link).await)?;
     }
-    for way in WaysOut::below("secret") {
-        let way = way?;
-        ways.refused("`stat` of", &way, bench.sandbox.stat(&way).await)?;
+    for link in EscapingLinks::below("secret") {
+        let link = link?;
+        links.refused("`stat` of", &link, bench.sandbox.stat(&link).await)?;
     }
     Ok(())
 }
 
-async fn nothing_is_written_through_a_link_that_leads_out(bench: &Bench<'_>) -> Checked {
-    let ways = WaysOut::open(bench).await?;
+async fn nothing_is_written_through_an_escaping_link(bench: &Bench<'_>) -> Checked {
+    let links = EscapingLinks::open(bench).await?;
     let sandbox = &bench.sandbox;
-    for way in WaysOut::below("new").chain(WaysOut::below("sub/new")) {
-        let way = way?;
-        let written = sandbox.write_bytes(&way, "text".into()).await;
-        ways.refused("writing", &way, written)?;
-        ways.refused("making", &way, sandbox.mkdir(&way).await)?;
+    for link in EscapingLinks::below("new").chain(EscapingLinks::below("sub/new")) {
+        let link = link?;
+        let written = sandbox.write_bytes(&link, "text".into()).await;
+        links.refused("writing", &link, written)?;
+        links.refused("making", &link, sandbox.mkdir(&link).await)?;
     }
-    // A write may refuse a link that leads out, or put a file in its place.
-    for name in WaysOut::TO_SECRET {
-        let way = path(name)?;
-        match sandbox.write_bytes(&way, "text".into()).await {
-            Ok(()) => same_bytes(name, &read(&**sandbox, &way).await?, b"text")?,
-            refusal => ways.refused("writing", &way, refusal)?,
+    // A write may refuse the link or replace it by a file.
+    for name in EscapingLinks::TO_SECRET {
+        let link = path(name)?;
+        match sandbox.write_bytes(&link, "text".into()).await {
+            Ok(()) => same_bytes(name, &read(&**sandbox, &link).await?, b"text")?,
+            refusal => links.refused("writing", &link, refusal)?,
         }
     }
-    ways.outside.must_be_untouched()
+    links.outside.must_be_untouched()
 }
 
-async fn nothing_is_moved_through_a_link_that_leads_out(bench: &Bench<'_>) -> Checked {
-    let ways = WaysOut::open(bench).await?;
+async fn nothing_is_moved_through_an_escaping_link(bench: &Bench<'_>) -> Checked {
+    let links = EscapingLinks::open(bench).await?;
     let sandbox = &bench.sandbox;
     let own = path("own")?;
-    for way in WaysOut::below("new") {
-        let way = way?;
+    for link in EscapingLinks::below("new") {
+        let link = link?;
         sandbox.write_bytes(&own, "own".into()).await?;
-        ways.refused("moving a file to", &way, sandbox.rename(&own, &way).await)?;
+        links.refused("moving a file to", &link, sandbox.rename(&own, &link).await)?;
     }
-    for way in WaysOut::below("secret") {
-        let way = way?;
-        let moved = sandbox.rename(&way, &path("stolen")?).await;
-        ways.refused("moving a file from", &way, moved)?;
+    for link in EscapingLinks::below("secret") {
+        let link = link?;
+        let moved = sandbox.rename(&link, &path("stolen")?).await;
+        links.refused("moving a file from", &link, moved)?;
     }
-    ways.outside.must_be_untouched()
+    links.outside.must_be_untouched()
 }
 
 async fn removing_follows_no_link(bench: &Bench<'_>) -> Checked {
-    let ways = WaysOut::open(bench).await?;
+    let links = EscapingLinks::open(bench).await?;
     let sandbox = &bench.sandbox;
-    for way in WaysOut::below("secret") {
-        let way = way?;
-        ways.refused("removing", &way, sandbox.remove(&way).await)?;
+    for link in EscapingLinks::below("secret") {
+        let link = link?;
+        links.refused("removing", &link, sandbox.remove(&link).await)?;
     }
-    // Links themselves, alone and within a directory.
+    // Removes the links themselves, directly and with their directory.
     for name in ["file", "dir", "chain", "deep"] {
         let link = path(name)?;
         sandbox.remove(&link).await?;
-        let left = sandbox.stat(&link).await;
-        refused(
-            "`stat` of what was removed",
-            left,
-            &[SandboxErrorKind::NotFound],
-        )?;
+        let removed = sandbox.stat(&link).await;
+        let what = "`stat` of a removed link";
+        refused(what, removed, &[SandboxErrorKind::NotFound])?;
     }
-    ways.outside.must_be_untouched()
+    links.outside.must_be_untouched()
 }
 
-async fn no_command_starts_behind_a_link_that_leads_out(bench: &Bench<'_>) -> Checked {
-    let ways = WaysOut::open(bench).await?;
-    for name in WaysOut::TO_DIRECTORY {
-        let way = path(name)?;
-        let request = SpawnRequest::shell("true").in_directory(way.clone());
+async fn no_command_starts_behind_an_escaping_link(bench: &Bench<'_>) -> Checked {
+    let links = EscapingLinks::open(bench).await?;
+    for name in EscapingLinks::TO_DIRECTORY {
+        let link = path(name)?;
+        let request = SpawnRequest::shell("true").in_directory(link.clone());
         let spawned = bench.sandbox.spawn(request).await;
-        ways.refused("a command in", &way, spawned.map(drop))?;
+        links.refused("a command in", &link, spawned.map(drop))?;
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Directories: made, listed, moved, removed.
+//! Directories: creating, listing, renaming and removing.
 
 use std::time::Duration;
 
@@ -6,27 +6,26 @@ use cantle_core::sandbox::{
     ExitStatus, FileInfo, FileKind, SandboxErrorKind, SandboxExt as _, SandboxPath, SpawnRequest,
 };
 
-use super::super::check::{Checked, ensure, equal, refused, same_bytes};
+use super::super::check::{Checked, ensure, equal, refused};
 use super::super::suite::Case;
 use super::bench::{Bench, Harness, path};
 use super::case;
-use super::files::read;
 
-/// Thousands of files are made in a moment, but not where many do so at once.
+/// Deadline for creating thousands of files while other cases do the same.
 const MANY_FILES: Duration = Duration::from_secs(240);
 
 pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
     vec![
-        case!(a_directory_is_made_with_those_above_and_once),
+        case!(mkdir_creates_parents_and_is_idempotent),
         case!(a_listing_is_sorted_and_not_recursive),
-        case!(a_listing_has_5000_entries).deadline(MANY_FILES),
-        case!(a_listing_has_100000_entries).heavy(),
-        case!(removing_takes_a_directory_with_all_in_it),
+        case!(a_listing_has_5000_entries, has_entries(5000)).deadline(MANY_FILES),
+        case!(a_listing_has_100000_entries, has_entries(100_000)).heavy(),
+        case!(removing_a_directory_is_recursive),
         case!(renaming_moves_and_replaces),
     ]
 }
 
-async fn a_directory_is_made_with_those_above_and_once(bench: &Bench<'_>) -> Checked {
+async fn mkdir_creates_parents_and_is_idempotent(bench: &Bench<'_>) -> Checked {
     let below = path("one/two/three")?;
     for _ in 0..2 {
         bench.sandbox.mkdir(&below).await?;
@@ -37,11 +36,9 @@ async fn a_directory_is_made_with_those_above_and_once(bench: &Bench<'_>) -> Che
         .sandbox
         .mkdir(&SandboxPath::working_directory())
         .await?;
-    equal(
-        "the file in it",
-        bench.stdout("cat one/two/three/file").await?,
-        "text\n",
-    )
+    bench
+        .must_print("the file in it", "cat one/two/three/file", "text\n")
+        .await
 }
 
 async fn a_listing_is_sorted_and_not_recursive(bench: &Bench<'_>) -> Checked {
@@ -59,16 +56,16 @@ async fn a_listing_is_sorted_and_not_recursive(bench: &Bench<'_>) -> Checked {
     ];
     let found: Vec<_> = listed
         .iter()
-        .map(|it| (it.path.to_lossy(), it.kind))
+        .map(|it| (it.path.to_string(), it.kind))
         .collect();
     let expected = expected.map(|(name, kind)| (name.to_owned(), kind));
-    equal("what is listed", found, expected.to_vec())?;
+    equal("the listing", found, expected.to_vec())?;
     let file = listed.iter().find(|it| it.kind == FileKind::File);
     let file = file.map(|file| (file.size_bytes, file.mode.unwrap_or(0o640)));
     equal("size and mode of the file", file, Some((5, 0o640)))?;
 
     let names = |list: Vec<FileInfo>| -> Vec<String> {
-        list.iter().map(|info| info.path.to_lossy()).collect()
+        list.iter().map(|info| info.path.to_string()).collect()
     };
     let start = bench
         .sandbox
@@ -76,23 +73,15 @@ async fn a_listing_is_sorted_and_not_recursive(bench: &Bench<'_>) -> Checked {
         .await?;
     ensure!(
         names(start).contains(&"dir".to_owned()),
-        "the working directory is listed without what is in it"
+        "the listing of the working directory lacks its entries"
     );
     bench.sandbox.mkdir(&path("empty")?).await?;
     let empty = bench.sandbox.list(&path("empty")?).await?;
     equal(
-        "what is in an empty directory",
+        "the listing of an empty directory",
         names(empty),
         Vec::<String>::new(),
     )
-}
-
-async fn a_listing_has_5000_entries(bench: &Bench<'_>) -> Checked {
-    has_entries(bench, 5000).await
-}
-
-async fn a_listing_has_100000_entries(bench: &Bench<'_>) -> Checked {
-    has_entries(bench, 100_000).await
 }
 
 async fn has_entries(bench: &Bench<'_>, count: usize) -> Checked {
@@ -102,20 +91,20 @@ async fn has_entries(bench: &Bench<'_>, count: usize) -> Checked {
     let listed = bench.sandbox.list(&path("many")?).await?;
     equal("entries", listed.len(), count + 1)?;
     let sorted = listed.is_sorted_by(|one, next| one.path < next.path);
-    ensure!(sorted, "the entries are not sorted, or one is there twice");
+    ensure!(sorted, "the entries are unsorted or repeated");
     let directories: Vec<_> = listed
         .iter()
         .filter(|it| it.kind == FileKind::Directory)
-        .map(|it| it.path.to_lossy())
+        .map(|it| it.path.to_string())
         .collect();
     equal("directories among them", directories, vec!["0"])?;
     bench.sandbox.remove(&path("many")?).await?;
     let gone = bench.sandbox.stat(&path("many")?).await;
-    let what = "`stat` of what was removed";
+    let what = "`stat` of a removed directory";
     refused(what, gone, &[SandboxErrorKind::NotFound])
 }
 
-async fn removing_takes_a_directory_with_all_in_it(bench: &Bench<'_>) -> Checked {
+async fn removing_a_directory_is_recursive(bench: &Bench<'_>) -> Checked {
     let script = "mkdir -p dir/a/b/c; echo x > dir/a/b/file; mkfifo dir/pipe; chmod 500 dir/a/b/c; \
                   mkdir kept; echo kept > kept/file; ln -s ../kept dir/link; ln -s ../kept/file dir/a/link; \
                   ln -s kept link";
@@ -123,13 +112,11 @@ async fn removing_takes_a_directory_with_all_in_it(bench: &Bench<'_>) -> Checked
     bench.sandbox.remove(&path("dir")?).await?;
     bench.sandbox.remove(&path("link")?).await?;
     let left = "for name in dir link kept/file; do [ -e $name ] && echo $name; done; cat kept/file";
-    equal(
-        "what is left",
-        bench.stdout(left).await?,
-        "kept/file\nkept\n",
-    )?;
+    bench
+        .must_print("the remaining files", left, "kept/file\nkept\n")
+        .await?;
     bench.sandbox.remove(&path("kept/file")?).await?;
-    equal("what is left", bench.stdout("ls kept").await?, "")
+    bench.must_print("the remaining files", "ls kept", "").await
 }
 
 async fn renaming_moves_and_replaces(bench: &Bench<'_>) -> Checked {
@@ -138,11 +125,9 @@ async fn renaming_moves_and_replaces(bench: &Bench<'_>) -> Checked {
     sandbox.write_bytes(&old, "one".into()).await?;
     sandbox.write_bytes(&new, "two".into()).await?;
     sandbox.rename(&old, &new).await?;
-    same_bytes(
-        "the file that was moved",
-        &read(&**sandbox, &new).await?,
-        b"one",
-    )?;
+    bench
+        .must_hold("the file that was moved", &new, b"one")
+        .await?;
     let gone = sandbox.stat(&old).await;
     refused(
         "`stat` of the old name",
@@ -154,15 +139,17 @@ async fn renaming_moves_and_replaces(bench: &Bench<'_>) -> Checked {
         .write_bytes(&path("dir/below/file")?, "text".into())
         .await?;
     sandbox.rename(&path("dir")?, &path("moved")?).await?;
-    equal(
-        "the directory that was moved",
-        bench.stdout("cat moved/below/file").await?,
-        "text",
-    )?;
+    bench
+        .must_print(
+            "the directory that was moved",
+            "cat moved/below/file",
+            "text",
+        )
+        .await?;
 
     bench.stdout("ln -s new link").await?;
     sandbox.rename(&path("link")?, &path("other")?).await?;
     let info = sandbox.stat(&path("other")?).await?;
     equal("a link that was moved", info.kind, FileKind::Symlink)?;
-    same_bytes("what it points to", &read(&**sandbox, &new).await?, b"one")
+    bench.must_hold("its target", &new, b"one").await
 }

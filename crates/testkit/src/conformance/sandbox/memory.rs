@@ -1,5 +1,5 @@
-//! Memory: bounded by configuration, not by what flows through. These cases look at this process's
-//! own memory, so they run alone.
+//! Memory: bounded by configuration, not by the amount of data. These cases measure this process's
+//! memory, so they run alone.
 
 use bytes::Bytes;
 use cantle_core::sandbox::{
@@ -25,15 +25,15 @@ pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
 
 async fn output_of_100_megabytes_takes_little_memory(bench: &Bench<'_>) -> Checked {
     const BYTES: u64 = 100_000_000;
-    let mut meter = Meter::new()?;
+    let mut meter = MemoryMeter::new()?;
     let mut count = 0;
     let mut sink = |chunk: OutputChunk| {
         count += chunk.bytes.len() as u64;
-        meter.look();
+        meter.sample();
     };
     let request = SpawnRequest::shell(format!("head -c {BYTES} /dev/zero"));
     let exit = bench.sandbox.exec(request, &mut sink).await?;
-    meter.look();
+    meter.sample();
     equal("exit", exit.status, ExitStatus::Code(0))?;
     equal(
         "bytes read and counted",
@@ -48,45 +48,45 @@ async fn a_file_of_64_megabytes_takes_little_memory(bench: &Bench<'_>) -> Checke
     const PIECES: usize = 1000;
     let size = (PIECE * PIECES) as u64;
     let file = path("large")?;
-    let mut meter = Meter::new()?;
+    let mut meter = MemoryMeter::new()?;
     let piece = Bytes::from(vec![7; PIECE]);
     let data = stream::iter((0..PIECES).map(move |_| Ok(piece.clone())));
     let options = WriteOptions::default().with_size(size);
     bench.sandbox.write(&file, options, Box::pin(data)).await?;
-    meter.look();
+    meter.sample();
     let mut data = bench.sandbox.read(&file, ByteRange::all()).await?;
     let mut count = 0;
     while let Some(piece) = data.next().await {
         count += piece?.len() as u64;
-        meter.look();
+        meter.sample();
     }
     equal("bytes written and read", count, size)?;
     meter.check("a file of 64 MB", size)
 }
 
-/// How much the memory of this process grows.
-pub(super) struct Meter {
-    before: u64,
-    most: u64,
+/// Growth of this process's resident memory.
+pub(super) struct MemoryMeter {
+    baseline: u64,
+    peak: u64,
 }
 
-impl Meter {
+impl MemoryMeter {
     pub(super) fn new() -> Checked<Self> {
-        let before = host::resident_bytes()?;
+        let baseline = host::resident_bytes()?;
         Ok(Self {
-            before,
-            most: before,
+            baseline,
+            peak: baseline,
         })
     }
 
-    pub(super) fn look(&mut self) {
-        self.most = self.most.max(host::resident_bytes().unwrap_or_default());
+    pub(super) fn sample(&mut self) {
+        self.peak = self.peak.max(host::resident_bytes().unwrap_or_default());
     }
 
-    /// It has not grown by half of what went through. Less would be seen, too, but pieces are on their
-    /// way, the allocator keeps what it had, and other tests of the process go on.
+    /// Checks that memory grew by at most half of `bytes`. The margin covers in-flight data, memory
+    /// retained by the allocator, and concurrent tests.
     pub(super) fn check(&self, what: &str, bytes: u64) -> Checked {
-        let growth = self.most - self.before;
+        let growth = self.peak - self.baseline;
         ensure!(
             growth <= bytes / 2,
             "the memory of this process grew by {growth} bytes over {what}"

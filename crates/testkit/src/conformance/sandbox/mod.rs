@@ -1,11 +1,10 @@
-//! What a [`Backend`] and the sandboxes it opens must do.
+//! Suite for a [`Backend`] and the sandboxes it opens.
 //!
-//! Each case gets a fresh sandbox, and closing it is part of the case. Commands need bash and the
-//! usual small programs (coreutils, `setsid`), which is what a model expects of a sandbox too.
+//! Each case gets a fresh sandbox, and closing it is part of the case. Commands need bash and
+//! coreutils and `setsid`, which models expect in a sandbox too.
 //!
-//! Whether the sandbox's processes and files can be seen from this host is found out once, by
-//! looking for one. Where they can, the suite also looks for what is left after `close`; where they
-//! can't (another machine), those cases are skipped.
+//! The suite probes once whether the sandbox's processes are visible on this host. If they are, it
+//! also checks for leftovers after `close`; if not (another machine), those cases are skipped.
 
 mod arguments;
 mod background;
@@ -42,7 +41,7 @@ use super::suite::{self, Case};
 
 /// Runs every case against sandboxes of `backend`.
 ///
-/// Takes some half a minute, most of it waiting; see [`SandboxOptions::quick`] for a backend that takes
+/// Takes about half a minute, most of it waiting; see [`SandboxOptions::quick`] for a backend that takes
 /// longer. Signals, terminals, spilled output, kept background processes and kept sandboxes are
 /// optional: a backend may answer them with
 /// [`Unsupported`](cantle_core::sandbox::SandboxErrorKind::Unsupported), and the report says so.
@@ -50,23 +49,23 @@ pub async fn sandbox(backend: &dyn Backend) -> Report {
     sandbox_cases(backend, &[]).await
 }
 
-/// Runs the cases of these names: while one of them is being mended.
+/// Runs only the named cases, for work on one of them.
 pub async fn sandbox_cases(backend: &dyn Backend, names: &[&str]) -> Report {
     sandbox_with(backend, SandboxOptions::new().only(names)).await
 }
 
-/// Runs the cases that `options` say.
+/// Runs the cases selected by `options`.
 pub async fn sandbox_with<'o>(backend: &'o dyn Backend, options: SandboxOptions<'o>) -> Report {
     let harness = Harness::new(backend, options.killer).await;
     let mut cases = cases();
     if options.quick {
-        cases = cases.into_iter().map(Case::in_a_hurry).collect();
+        cases = cases.into_iter().map(Case::skip_if_heavy).collect();
     }
     suite::run(&harness, cases, &options.names).await
 }
 
-/// Copies files between sandboxes of two backends, both ways. A task and one below it may run in
-/// sandboxes of different backends: what one has made, the other must get.
+/// Runs the cases about copies between sandboxes of two backends, in both directions. A run and its
+/// sub-agents may use different backends and exchange files.
 pub async fn transfers(one: &dyn Backend, other: &dyn Backend) -> Report {
     suite::run(&Harness::between(one, other), between::cases(), &[]).await
 }
@@ -101,13 +100,17 @@ fn cases<'b>() -> Vec<Case<Harness<'b>>> {
     .collect()
 }
 
-/// A case named after its function, which gets a bench with a fresh sandbox.
+/// A case with a fresh sandbox, checked by the function of the same name or by a call of another
+/// function with arguments.
 macro_rules! case {
     ($name:ident) => {
+        case!($name, $name())
+    };
+    ($name:ident, $check:ident($($argument:expr),*)) => {
         $crate::conformance::suite::Case::new(stringify!($name), |harness: &Harness<'_>| {
             Box::pin(async move {
                 let bench = harness.bench().await?;
-                let checked = $name(&bench).await;
+                let checked = $check(&bench, $($argument),*).await;
                 bench.finish(checked).await
             })
         })

@@ -1,4 +1,4 @@
-//! How the suite is run: all of it, less, or with a way to kill a sandbox.
+//! Options of the sandbox suite.
 
 use std::fmt;
 use std::io;
@@ -7,11 +7,13 @@ use std::sync::Arc;
 
 use cantle_core::sandbox::Sandbox;
 
-type Killing<'o> = Pin<Box<dyn Future<Output = io::Result<()>> + 'o>>;
-pub(super) type Killer<'o> = Arc<dyn Fn(Arc<dyn Sandbox>) -> Killing<'o> + 'o>;
+use crate::lane;
 
-/// How [`sandbox_with`](super::sandbox_with) is run. The default is every case that can be tried
-/// with nothing but the backend.
+type KillFuture<'o> = Pin<Box<dyn Future<Output = io::Result<()>> + 'o>>;
+pub(super) type Killer<'o> = Arc<dyn Fn(Arc<dyn Sandbox>) -> KillFuture<'o> + 'o>;
+
+/// Options of [`sandbox_with`](super::sandbox_with). By default, every case runs that needs only the
+/// backend.
 ///
 /// ```no_run
 /// # use cantle_core::sandbox::Backend;
@@ -32,29 +34,39 @@ pub struct SandboxOptions<'o> {
 }
 
 impl<'o> SandboxOptions<'o> {
-    /// Every case, but those about a sandbox that is killed from outside.
+    /// Selects every case except those about sandboxes killed from outside.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The same without the cases that move a gigabyte or make a hundred thousand files, for a
-    /// backend that takes minutes to do so. Smaller ones of their kind are still there.
+    /// Skips the cases that transfer a gigabyte or create a hundred thousand files; smaller variants
+    /// still run.
     #[must_use]
     pub fn quick(mut self) -> Self {
         self.quick = true;
         self
     }
 
-    /// The cases of these names alone: while one of them is being mended.
+    /// Applies [`quick`](Self::quick) unless the full [lane](crate::lane) is selected.
+    #[must_use]
+    pub fn in_lane(self) -> Self {
+        if lane::choose("the cases that move a gigabyte", true, false) {
+            self.quick()
+        } else {
+            self
+        }
+    }
+
+    /// Runs only the named cases.
     #[must_use]
     pub fn only(mut self, names: &[&'o str]) -> Self {
         self.names = names.to_vec();
         self
     }
 
-    /// The same with the cases about a sandbox that is killed from outside: `kill` ends it at once, as
-    /// a crash or an operator would, behind the backend's back.
+    /// Adds the cases about sandboxes killed from outside. `kill` ends a sandbox at once without the
+    /// backend, as a crash or an operator would.
     #[must_use]
     pub fn killed_by<K>(mut self, kill: K) -> Self
     where

@@ -1,4 +1,4 @@
-//! The output of commands: all of it, in order, apart, and at the reader's pace.
+//! Command output: complete, in order, with separate channels and backpressure.
 
 use std::time::Duration;
 
@@ -8,23 +8,23 @@ use cantle_core::sandbox::{
 use futures_util::StreamExt as _;
 use tokio::time::{Instant, sleep};
 
-use super::super::check::{Checked, Failure, ensure, equal, same_bytes, within};
+use super::super::check::{Checked, Failure, ensure, equal, same_bytes};
 use super::super::suite::Case;
-use super::bench::{Bench, Harness, PATIENCE, Token, path, read_until, take_output, whole};
+use super::bench::{Bench, Harness, Token, path, read_until, step, take_output, whole};
 use super::case;
 
 pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
     vec![
         case!(output_keeps_its_order),
-        case!(stderr_is_kept_apart),
+        case!(stderr_is_separate),
         case!(output_may_be_any_bytes),
         case!(output_comes_as_it_is_written),
-        case!(a_line_of_20_megabytes_is_kept),
-        case!(a_line_of_100_megabytes_is_kept).heavy(),
-        case!(output_that_is_not_taken_is_counted_and_blocks_nothing),
-        case!(output_that_is_dropped_is_counted_and_blocks_nothing),
+        case!(a_line_of_20_megabytes_is_kept, line_is_kept(20_000_000)),
+        case!(a_line_of_100_megabytes_is_kept, line_is_kept(100_000_000)).heavy(),
+        case!(untaken_output_is_counted_and_does_not_block),
+        case!(dropped_output_is_counted_and_does_not_block),
         case!(output_can_be_read_after_the_end),
-        case!(a_reader_that_stops_holds_the_command),
+        case!(a_stopped_reader_blocks_the_command),
     ]
 }
 
@@ -50,7 +50,7 @@ async fn output_keeps_its_order(bench: &Bench<'_>) -> Checked {
     equal("the bytes counted of both channels", counted, read)
 }
 
-async fn stderr_is_kept_apart(bench: &Bench<'_>) -> Checked {
+async fn stderr_is_separate(bench: &Bench<'_>) -> Checked {
     let output = bench.sh("echo out; echo err >&2; echo out; exit 1").await?;
     same_bytes("stdout", &whole(&output.stdout)?, b"out\nout\n")?;
     same_bytes("stderr", &whole(&output.stderr)?, b"err\n")?;
@@ -73,16 +73,8 @@ async fn output_comes_as_it_is_written(bench: &Bench<'_>) -> Checked {
     let mut process = bench.sandbox.spawn(SpawnRequest::shell(script)).await?;
     let mut output = take_output(&mut *process)?;
     let reading = read_until(&mut output, "early");
-    within("output of a command that runs on", PATIENCE, reading).await??;
+    step("output of a command that runs on", reading).await??;
     Ok(())
-}
-
-async fn a_line_of_20_megabytes_is_kept(bench: &Bench<'_>) -> Checked {
-    line_is_kept(bench, 20_000_000).await
-}
-
-async fn a_line_of_100_megabytes_is_kept(bench: &Bench<'_>) -> Checked {
-    line_is_kept(bench, 100_000_000).await
 }
 
 async fn line_is_kept(bench: &Bench<'_>, size: usize) -> Checked {
@@ -91,7 +83,7 @@ async fn line_is_kept(bench: &Bench<'_>, size: usize) -> Checked {
     let (mut count, mut others) = (0, 0);
     let mut sink = |chunk: OutputChunk| {
         count += chunk.bytes.len();
-        // Whole pieces are compared at once: this is a debug build more often than not.
+        // Compares whole slices: byte-wise iteration is slow in debug builds.
         let mut parts = chunk.bytes.chunks(all_x.len());
         others += usize::from(!parts.all(|part| all_x.starts_with(part)));
     };
@@ -99,23 +91,23 @@ async fn line_is_kept(bench: &Bench<'_>, size: usize) -> Checked {
     let exit = bench.sandbox.exec(request, &mut sink).await?;
     equal("exit", exit.status, ExitStatus::Code(0))?;
     equal("bytes of the line", count, size)?;
-    equal("pieces of something else", others, 0)?;
+    equal("pieces with other bytes", others, 0)?;
     equal("the bytes counted", exit.stdout.total_bytes, size as u64)
 }
 
-const MUCH: u64 = 10_000_000;
+const DATA_BYTES: u64 = 10_000_000;
 
-async fn output_that_is_not_taken_is_counted_and_blocks_nothing(bench: &Bench<'_>) -> Checked {
-    let request = SpawnRequest::shell(format!("head -c {MUCH} /dev/zero; exit 3"));
+async fn untaken_output_is_counted_and_does_not_block(bench: &Bench<'_>) -> Checked {
+    let request = SpawnRequest::shell(format!("head -c {DATA_BYTES} /dev/zero; exit 3"));
     let process = bench.sandbox.spawn(request).await?;
     ends_with_much_output(process).await
 }
 
-async fn output_that_is_dropped_is_counted_and_blocks_nothing(bench: &Bench<'_>) -> Checked {
-    let request = SpawnRequest::shell(format!("head -c {MUCH} /dev/zero; exit 3"));
+async fn dropped_output_is_counted_and_does_not_block(bench: &Bench<'_>) -> Checked {
+    let request = SpawnRequest::shell(format!("head -c {DATA_BYTES} /dev/zero; exit 3"));
     let mut process = bench.sandbox.spawn(request).await?;
     let mut output = take_output(&mut *process)?;
-    let first = within("the first output", PATIENCE, output.next()).await?;
+    let first = step("the first output", output.next()).await?;
     ensure!(first.is_some(), "the output ended at once");
     drop(output);
     ends_with_much_output(process).await
@@ -123,22 +115,16 @@ async fn output_that_is_dropped_is_counted_and_blocks_nothing(bench: &Bench<'_>)
 
 async fn ends_with_much_output(mut process: Box<dyn Process>) -> Checked {
     let wait = process.wait();
-    let limit = PATIENCE;
-    let exit = within(
-        "the end of a command whose output nobody reads",
-        limit,
-        wait,
-    )
-    .await??;
+    let exit = step("the exit with unread output", wait).await??;
     equal("exit", exit.status, ExitStatus::Code(3))?;
-    equal("the bytes counted", exit.stdout.total_bytes, MUCH)
+    equal("the bytes counted", exit.stdout.total_bytes, DATA_BYTES)
 }
 
 async fn output_can_be_read_after_the_end(bench: &Bench<'_>) -> Checked {
     let request = SpawnRequest::shell("head -c 4000 /dev/zero; echo end >&2");
     let mut process = bench.sandbox.spawn(request).await?;
     let mut output = take_output(&mut *process)?;
-    within("the end of a short command", PATIENCE, process.wait()).await??;
+    step("the end of a short command", process.wait()).await??;
     let mut counts = [0, 0];
     let reading = async {
         while let Some(chunk) = output.next().await {
@@ -151,13 +137,13 @@ async fn output_can_be_read_after_the_end(bench: &Bench<'_>) -> Checked {
         }
         Checked::Ok(())
     };
-    within("the end of the output", PATIENCE, reading).await??;
+    step("the end of the output", reading).await??;
     equal("bytes read of both channels", counts, [4000, 4])
 }
 
-async fn a_reader_that_stops_holds_the_command(bench: &Bench<'_>) -> Checked {
-    /// Far more than pipes and a few pieces on their way hold.
-    const MOST_PIECES_AHEAD: u64 = 100;
+async fn a_stopped_reader_blocks_the_command(bench: &Bench<'_>) -> Checked {
+    /// Far more than pipes and in-flight pieces hold.
+    const MAX_PIECES_AHEAD: u64 = 100;
     const PIECES: u64 = 200;
     const PIECE_BYTES: u64 = 65_536;
     let script = format!(
@@ -168,10 +154,10 @@ async fn a_reader_that_stops_holds_the_command(bench: &Bench<'_>) -> Checked {
     let mut output = take_output(&mut *process)?;
     let mut read = next_bytes(&mut output).await?;
 
-    let ahead = standstill(bench).await?;
+    let ahead = settled_progress(bench).await?;
     ensure!(
-        ahead <= MOST_PIECES_AHEAD,
-        "the command wrote {} bytes that nobody had read",
+        ahead <= MAX_PIECES_AHEAD,
+        "the command wrote {} unread bytes",
         ahead * PIECE_BYTES
     );
 
@@ -181,26 +167,25 @@ async fn a_reader_that_stops_holds_the_command(bench: &Bench<'_>) -> Checked {
         }
         Checked::Ok(process.wait().await?)
     };
-    let limit = PATIENCE;
-    let exit = within("the rest, once it is read again", limit, rest).await??;
+    let exit = step("the rest of the output", rest).await??;
     equal("exit", exit.status, ExitStatus::Code(0))?;
     equal("bytes in all", read, PIECES * PIECE_BYTES)
 }
 
 async fn next_bytes(output: &mut OutputStream) -> Checked<u64> {
-    let chunk = within("the first output", PATIENCE, output.next()).await?;
+    let chunk = step("the first output", output.next()).await?;
     let chunk = chunk.ok_or_else(|| Failure::new("the output ended at once"))??;
     Ok(chunk.bytes.len() as u64)
 }
 
-/// The number in the file `progress`, once it no longer grows.
-async fn standstill(bench: &Bench<'_>) -> Checked<u64> {
-    const STILL: Duration = Duration::from_millis(1500);
+/// Returns the number in the file `progress` once it no longer grows.
+async fn settled_progress(bench: &Bench<'_>) -> Checked<u64> {
+    const STALL_TIMEOUT: Duration = Duration::from_millis(1500);
     let progress = path("progress")?;
     let (mut last, mut since) = (0, Instant::now());
-    while last == 0 || since.elapsed() < STILL {
+    while last == 0 || since.elapsed() < STALL_TIMEOUT {
         sleep(Duration::from_millis(20)).await;
-        // Missing or empty for a moment while the command writes it.
+        // The file is briefly missing or empty while the command rewrites it.
         let text = bench.sandbox.read_bytes(&progress, 100).await;
         let text = text.unwrap_or_default();
         let now = String::from_utf8_lossy(&text).trim().parse();

@@ -1,5 +1,5 @@
-//! Links that change while they are followed: a path is looked up once, by who opens it, or what was
-//! looked at is not what is opened.
+//! Links swapped while they are resolved: a path that is checked and then opened separately can be
+//! redirected in between (TOCTOU).
 
 use std::time::Duration;
 
@@ -11,39 +11,38 @@ use tokio::time::Instant;
 
 use super::super::check::{Checked, Failure, ensure, same_bytes};
 use super::super::suite::Case;
-use super::bench::{Bench, Harness, path, read_until, take_output};
+use super::bench::{Bench, Harness, path, read_until, take_output, take_stdin};
 use super::case;
 use super::host::Outside;
 
 pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
     vec![
-        case!(a_link_that_changes_while_it_is_read_leads_nowhere),
-        case!(a_link_that_changes_while_it_is_changed_leads_nowhere),
+        case!(a_link_swapped_during_reads_does_not_escape),
+        case!(a_link_swapped_during_writes_does_not_escape),
     ]
 }
 
-/// How long a race lasts at least, and where each look takes long, at most.
-const LEAST: Duration = Duration::from_secs(1);
-const MOST: Duration = Duration::from_secs(5);
+/// Bounds of a race's duration; the upper one applies if attempts are slow.
+const MIN_DURATION: Duration = Duration::from_secs(1);
+const MAX_DURATION: Duration = Duration::from_secs(5);
 
-/// How many looks are enough for one race.
-const LOOKS: usize = 1000;
+/// Number of attempts that suffice for one race.
+const MIN_ATTEMPTS: usize = 1000;
 
-/// How often the link was changed at least, in [`LEAST`], even where each step starts a program. Whoever
-/// looks cannot promise to see both ways: where a look takes as long as many changes, it may find the
-/// same one each time.
-const CHANGES: usize = 5;
+/// Minimum number of swaps within [`MIN_DURATION`], even if each step starts a program. The reader
+/// can't count them: slow attempts may observe the same state each time.
+const MIN_SWAPS: usize = 5;
 
-/// A command that makes `way` in turn a directory with the file `secret`, and a link that leads out.
-struct Swapping {
+/// Command that makes `way` alternately a directory with the file `secret` and an escaping link.
+struct LinkSwapper {
     _process: Box<dyn Process>,
     stdin: Box<dyn ProcessStdin>,
     output: OutputStream,
 }
 
-impl Swapping {
-    /// Perl does it a hundred times as often as a shell, which has to start a program for each step. A
-    /// directory that somebody makes of that name meanwhile is put away.
+impl LinkSwapper {
+    /// Perl swaps a hundred times as often as a shell, which starts a program for each step. A
+    /// directory created under that name in between is moved away.
     async fn start(bench: &Bench<'_>, outside: &Outside) -> Checked<Self> {
         let script = r#"
             exec 2>/dev/null; mkdir way; printf inside > way/secret
@@ -68,9 +67,7 @@ impl Swapping {
             .spawn(request.with_stdin(Stdin::Piped))
             .await?;
         let mut output = take_output(&mut *process)?;
-        let stdin = process
-            .take_stdin()
-            .ok_or_else(|| Failure::new("there is no input to write to"))?;
+        let stdin = take_stdin(&mut *process)?;
         read_until(&mut output, "ready").await?;
         Ok(Self {
             _process: process,
@@ -79,65 +76,69 @@ impl Swapping {
         })
     }
 
-    /// Ends it, by its input: not every sandbox has signals. That it ran until now, and how often it
-    /// changed the link, is its own answer.
-    async fn must_have_run(mut self) -> Checked {
+    /// Ends the command by closing its stdin, since signals are optional, and checks the number of
+    /// swaps that it reports.
+    async fn must_have_swapped(mut self) -> Checked {
         drop(self.stdin);
-        let said = read_until(&mut self.output, " changes").await?;
-        let changes = said.split_whitespace().next().map(str::parse::<usize>);
+        let report = read_until(&mut self.output, " changes").await?;
+        let changes = report.split_whitespace().next().map(str::parse::<usize>);
         let Some(Ok(changes)) = changes else {
             return Err(Failure::new(format!(
-                "the changes were counted as {said:?}"
+                "the number of swaps was reported as {report:?}"
             )));
         };
         ensure!(
-            changes >= CHANGES,
-            "the link was changed {changes} times only"
+            changes >= MIN_SWAPS,
+            "the link was swapped only {changes} times"
         );
         Ok(())
     }
 }
 
-async fn a_link_that_changes_while_it_is_read_leads_nowhere(bench: &Bench<'_>) -> Checked {
+async fn a_link_swapped_during_reads_does_not_escape(bench: &Bench<'_>) -> Checked {
     let outside = Outside::new()?;
-    let swapping = Swapping::start(bench, &outside).await?;
+    let swapper = LinkSwapper::start(bench, &outside).await?;
     let way = path("way/secret")?;
-    let (started, mut looks) = (Instant::now(), 0);
-    while started.elapsed() < LEAST || looks < LOOKS && started.elapsed() < MOST {
-        // Where it is away, or leads out, there is an error.
+    let (started, mut attempts) = (Instant::now(), 0);
+    while started.elapsed() < MIN_DURATION
+        || attempts < MIN_ATTEMPTS && started.elapsed() < MAX_DURATION
+    {
+        // Fails while the directory is away or the link leads out.
         if let Ok(content) = bench.sandbox.read_bytes(&way, 1000).await {
             ensure!(
                 !Outside::is_secret(&content),
-                "a file outside was read by a link that changed meanwhile"
+                "a file outside was read through a swapped link"
             );
             same_bytes("the file inside", &content, b"inside")?;
         }
-        looks += 1;
+        attempts += 1;
         yield_now().await;
     }
-    swapping.must_have_run().await
+    swapper.must_have_swapped().await
 }
 
-async fn a_link_that_changes_while_it_is_changed_leads_nowhere(bench: &Bench<'_>) -> Checked {
+async fn a_link_swapped_during_writes_does_not_escape(bench: &Bench<'_>) -> Checked {
     let outside = Outside::new()?;
-    let swapping = Swapping::start(bench, &outside).await?;
+    let swapper = LinkSwapper::start(bench, &outside).await?;
     let sandbox = &bench.sandbox;
     let [new, below, secret] = [path("way/new")?, path("way/a/b/c")?, path("way/secret")?];
-    let (started, mut looks) = (Instant::now(), 0);
-    while started.elapsed() < LEAST || looks < LOOKS && started.elapsed() < MOST {
-        // Mostly what is looked up once, which is where a race is won most often. Each may fail: what
-        // counts is what is there in the end.
+    let (started, mut attempts) = (Instant::now(), 0);
+    while started.elapsed() < MIN_DURATION
+        || attempts < MIN_ATTEMPTS && started.elapsed() < MAX_DURATION
+    {
+        // Mostly operations with a single lookup, where a race is won most often. Each may fail; the
+        // final state counts.
         for _ in 0..10 {
             let _ = sandbox.remove(&secret).await;
         }
         let _ = sandbox.mkdir(&below).await;
         let _ = sandbox.write_bytes(&new, "new".into()).await;
         let _ = sandbox.rename(&new, &secret).await;
-        let there = outside.secret().exists();
-        ensure!(there, "a file outside was moved or removed");
-        looks += 10;
+        let exists = outside.secret().exists();
+        ensure!(exists, "a file outside was moved or removed");
+        attempts += 10;
         yield_now().await;
     }
-    swapping.must_have_run().await?;
+    swapper.must_have_swapped().await?;
     outside.must_be_untouched()
 }

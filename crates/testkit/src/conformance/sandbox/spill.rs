@@ -1,4 +1,4 @@
-//! Large output: its head and tail, and the file that holds all of it.
+//! Large output: head, tail and spill file.
 
 use cantle_core::sandbox::{
     CommandOutput, ExitStatus, SandboxExt as _, SpawnRequest, Spill, SpillFile,
@@ -6,9 +6,8 @@ use cantle_core::sandbox::{
 
 use super::super::check::{Checked, Failure, equal, same_bytes};
 use super::super::suite::Case;
-use super::bench::{Bench, Harness};
+use super::bench::{Bench, Harness, read};
 use super::case;
-use super::files::read;
 
 pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
     vec![
@@ -23,7 +22,7 @@ pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
     ]
 }
 
-/// A million lines of seven characters: nothing in it repeats.
+/// A million distinct lines.
 const COUNT: &str = "seq 1000000 1999999";
 const COUNT_BYTES: usize = 8_000_000;
 
@@ -57,11 +56,11 @@ async fn large_output_is_spilled_to_a_file(bench: &Bench<'_>) -> Checked {
     equal("stderr", &output.exit.stderr.spilled, &None)?;
     let all = counted();
     same_bytes(
-        "the file as it is read",
+        "the file",
         &read(&*bench.sandbox, &file.path).await?,
         all.as_bytes(),
     )?;
-    // The model is told the path, and uses it in a command.
+    // The model gets the path and uses it in commands.
     let request = SpawnRequest::argv(["md5sum".to_owned(), file.path.to_string()]);
     let own = bench.output_of(request).await?;
     let whole = bench
@@ -90,7 +89,7 @@ async fn output_of_100_megabytes_is_spilled_whole(bench: &Bench<'_>) -> Checked 
     let argv = ["bash", "-c", &compare, "bash", &file.path.to_string()];
     let output = bench.sandbox.run(SpawnRequest::argv(argv)).await?;
     let difference = output.stdout.text();
-    equal("what differs in the file", &*difference, "")?;
+    equal("the difference", &*difference, "")?;
     equal("exit", output.exit.status, ExitStatus::Code(0))
 }
 
@@ -109,11 +108,7 @@ async fn each_channel_is_spilled_by_itself(bench: &Bench<'_>) -> Checked {
         let file = spilled(&report.spilled)?;
         let mut expected = vec![b'0'; size - 1];
         expected.push(digit);
-        same_bytes(
-            "the file",
-            &read(&*bench.sandbox, &file.path).await?,
-            &expected,
-        )?;
+        bench.must_hold("the file", &file.path, &expected).await?;
     }
     Ok(())
 }
@@ -142,5 +137,5 @@ async fn a_spilled_file_ends_at_its_cap(bench: &Bench<'_>) -> Checked {
 
 fn spilled(file: &Option<SpillFile>) -> Checked<&SpillFile> {
     file.as_ref()
-        .ok_or_else(|| Failure::new("no file was made of a large output"))
+        .ok_or_else(|| Failure::new("large output was not spilled"))
 }

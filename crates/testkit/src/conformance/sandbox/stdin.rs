@@ -1,4 +1,4 @@
-//! The input of commands: none, some bytes, or a conversation.
+//! Standard input: none, given bytes, or interactive.
 
 use bytes::Bytes;
 use cantle_core::sandbox::{
@@ -6,28 +6,27 @@ use cantle_core::sandbox::{
     SpawnRequest, Stdin,
 };
 
-use super::super::check::{Checked, Failure, equal, refused, same_bytes, within};
+use super::super::check::{Checked, equal, refused, same_bytes};
 use super::super::suite::Case;
-use super::bench::{Bench, Harness, PATIENCE, Token, path, read_until, take_output};
+use super::bench::{Bench, Harness, Token, path, read, read_until, step, take_output, take_stdin};
 use super::case;
-use super::files::read;
 
 const MEGABYTE: usize = 1_000_000;
 
 pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
     vec![
-        case!(no_input_is_at_its_end),
+        case!(missing_stdin_is_at_eof),
         case!(given_input_arrives_whole),
-        case!(input_that_nobody_reads_blocks_nothing),
+        case!(unread_input_does_not_block),
         case!(input_is_written_while_output_is_read),
         case!(input_that_is_dropped_ends),
         case!(input_that_the_command_closed_is_reported),
     ]
 }
 
-async fn no_input_is_at_its_end(bench: &Bench<'_>) -> Checked {
+async fn missing_stdin_is_at_eof(bench: &Bench<'_>) -> Checked {
     let reading = bench.stdout("cat; echo end");
-    let output = within("the end of `cat` without input", PATIENCE, reading).await??;
+    let output = step("the exit of `cat` without stdin", reading).await??;
     equal("output", output, "end\n")
 }
 
@@ -50,30 +49,30 @@ async fn given_input_arrives_whole(bench: &Bench<'_>) -> Checked {
     same_bytes("output with an empty input", &output, b"end\n")
 }
 
-async fn input_that_nobody_reads_blocks_nothing(bench: &Bench<'_>) -> Checked {
+async fn unread_input_does_not_block(bench: &Bench<'_>) -> Checked {
     for command in ["exit 3", "sleep 0.2; exit 3", "exec <&-; sleep 0.2; exit 3"] {
         let input = Stdin::Bytes(Bytes::from(vec![b'x'; MEGABYTE]));
         let request = SpawnRequest::shell(command).with_stdin(input);
         let run = bench.sandbox.run(request);
-        let output = within("the end of a command that reads nothing", PATIENCE, run).await??;
+        let output = step("the exit of a command that reads nothing", run).await??;
         equal(command, output.exit.status, ExitStatus::Code(3))?;
     }
     Ok(())
 }
 
 async fn input_is_written_while_output_is_read(bench: &Bench<'_>) -> Checked {
-    // Through two pipes of 64 KiB a megabyte only fits if both move.
+    // A megabyte exceeds two pipe buffers of 64 KiB, so both sides must make progress.
     let input = Bytes::from(vec![b'x'; MEGABYTE]);
     let request = SpawnRequest::argv(["cat"]).with_stdin(Stdin::Bytes(input));
     let mut count = 0;
     let mut sink = |chunk: OutputChunk| count += chunk.bytes.len();
     let exit = bench.sandbox.exec(request, &mut sink);
-    let exit = within("the end of `cat`", PATIENCE, exit).await??;
+    let exit = step("the exit of `cat`", exit).await??;
     equal("exit", exit.status, ExitStatus::Code(0))?;
     equal("bytes through `cat`", count, MEGABYTE)?;
 
-    let talk = "while read -r line; do echo \"<$line>\"; done; echo over";
-    let (mut process, mut stdin) = piped(bench, talk).await?;
+    let script = "while read -r line; do echo \"<$line>\"; done; echo over";
+    let (mut process, mut stdin) = piped(bench, script).await?;
     let mut output = take_output(&mut *process)?;
     for line in ["one", "two"] {
         stdin.write(format!("{line}\n").into()).await?;
@@ -86,7 +85,7 @@ async fn input_that_is_dropped_ends(bench: &Bench<'_>) -> Checked {
     let (mut process, mut stdin) = piped(bench, "cat; exit 7").await?;
     stdin.write("text".into()).await?;
     drop(stdin);
-    let exit = within("the end of `cat`", PATIENCE, process.wait()).await??;
+    let exit = step("the exit of `cat`", process.wait()).await??;
     equal("exit", exit.status, ExitStatus::Code(7))?;
     equal("bytes through `cat`", exit.stdout.total_bytes, 4)
 }
@@ -97,7 +96,7 @@ async fn input_that_the_command_closed_is_reported(bench: &Bench<'_>) -> Checked
     let (mut process, mut stdin) = piped(bench, &script).await?;
     let mut output = take_output(&mut *process)?;
     read_until(&mut output, "closed").await?;
-    // A first write may still fit into a buffer on the way.
+    // The first write may still fit into a buffer.
     let writing = async {
         let piece = Bytes::from(vec![b'x'; MEGABYTE]);
         for _ in 0..8 {
@@ -105,7 +104,7 @@ async fn input_that_the_command_closed_is_reported(bench: &Bench<'_>) -> Checked
         }
         Ok(())
     };
-    let written = within("an answer to a write", PATIENCE, writing).await?;
+    let written = step("the result of a write", writing).await?;
     let what = "writing to a closed input";
     refused(what, written, &[SandboxErrorKind::Closed])
 }
@@ -116,8 +115,6 @@ async fn piped(
 ) -> Checked<(Box<dyn Process>, Box<dyn ProcessStdin>)> {
     let request = SpawnRequest::shell(command).with_stdin(Stdin::Piped);
     let mut process = bench.sandbox.spawn(request).await?;
-    let stdin = process
-        .take_stdin()
-        .ok_or_else(|| Failure::new("there is no input to write to"))?;
+    let stdin = take_stdin(&mut *process)?;
     Ok((process, stdin))
 }

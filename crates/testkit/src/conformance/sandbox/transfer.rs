@@ -1,4 +1,4 @@
-//! Files in and out: uploads, downloads, and the results of a run.
+//! Uploads, downloads and output files.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
@@ -6,25 +6,24 @@ use std::path::Path;
 use std::process;
 
 use cantle_core::sandbox::{
-    Refusal, SandboxErrorKind, SandboxExt as _, SavedOutputs, SpawnRequest,
+    RefusedFile, SandboxErrorKind, SandboxExt as _, SavedOutputs, SpawnRequest,
 };
 use tempfile::TempDir;
 
 use super::super::check::{Checked, ensure, equal, refused, same_bytes};
 use super::super::suite::Case;
-use super::bench::{Bench, Harness, path};
+use super::bench::{Bench, Harness, path, read};
 use super::case;
-use super::files::read;
 use super::host::Outside;
 
 pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
     vec![
         case!(upload_copies_a_file),
-        case!(upload_copies_a_directory_and_passes_over_what_it_cannot),
+        case!(upload_copies_a_directory_and_skips_special_files),
         case!(download_gives_the_file_with_its_mode),
         case!(outputs_are_saved_by_their_names),
-        case!(outputs_that_are_no_files_of_the_sandbox_are_refused),
-        case!(outputs_that_would_be_one_file_are_refused),
+        case!(invalid_outputs_are_refused),
+        case!(duplicate_outputs_are_refused),
         case!(outputs_follow_no_link_of_the_output_directory),
         case!(outputs_may_go_into_the_working_directory).optional(),
     ]
@@ -52,16 +51,14 @@ async fn upload_copies_a_file(bench: &Bench<'_>) -> Checked {
         .map(|it| (&it.to, it.size_bytes))
         .collect();
     equal("files reported", files, vec![(&to, data.len() as u64)])?;
-    equal("what was refused", uploaded.refused, vec![])?;
-    same_bytes("the file", &read(&*bench.sandbox, &to).await?, &data)?;
-    equal(
-        "its mode",
-        bench.stdout("stat -c %a in/tool").await?,
-        "750\n",
-    )
+    equal("the refused files", uploaded.refused, vec![])?;
+    bench.must_hold("the file", &to, &data).await?;
+    bench
+        .must_print("its mode", "stat -c %a in/tool", "750\n")
+        .await
 }
 
-async fn upload_copies_a_directory_and_passes_over_what_it_cannot(bench: &Bench<'_>) -> Checked {
+async fn upload_copies_a_directory_and_skips_special_files(bench: &Bench<'_>) -> Checked {
     let outside = Outside::new()?;
     let host = TempDir::new()?;
     let root = host.path();
@@ -74,10 +71,10 @@ async fn upload_copies_a_directory_and_passes_over_what_it_cannot(bench: &Bench<
     let made = process::Command::new("mkfifo")
         .arg(root.join("pipe"))
         .status()?;
-    ensure!(made.success(), "on the suite's own side: `mkfifo` failed");
+    ensure!(made.success(), "test setup: `mkfifo` failed");
 
     let uploaded = bench.sandbox.upload(root, &path("in")?).await?;
-    let files: Vec<_> = uploaded.files.iter().map(|it| it.to.to_lossy()).collect();
+    let files: Vec<_> = uploaded.files.iter().map(|it| it.to.to_string()).collect();
     equal(
         "files reported",
         files,
@@ -89,10 +86,10 @@ async fn upload_copies_a_directory_and_passes_over_what_it_cannot(bench: &Bench<
         .map(|it| it.source.clone())
         .collect();
     let expected = ["dangling", "out", "pipe"].map(|name| root.join(name).display().to_string());
-    equal("what was refused", refused, expected.to_vec())?;
+    equal("the refused files", refused, expected.to_vec())?;
     let script = "cd in; cat a link 'sub/b c'; find . | sort";
     let expected = "firstfirstsecond.\n./a\n./link\n./sub\n./sub/b c\n./sub/empty\n";
-    equal("what was copied", bench.stdout(script).await?, expected)
+    bench.must_print("the copied files", script, expected).await
 }
 
 async fn download_gives_the_file_with_its_mode(bench: &Bench<'_>) -> Checked {
@@ -118,7 +115,7 @@ async fn download_gives_the_file_with_its_mode(bench: &Bench<'_>) -> Checked {
         let download = bench.sandbox.download(&path(name)?, &other).await;
         refused(&format!("a download of `{name}`"), download, &[kind])?;
     }
-    ensure!(!other.exists(), "a download that failed left a file");
+    ensure!(!other.exists(), "a failed download left a file");
     Ok(())
 }
 
@@ -127,7 +124,7 @@ async fn save(bench: &Bench<'_>, paths: &[&str], to: &Path) -> Checked<SavedOutp
     Ok(bench.sandbox.save_outputs(&paths, to).await?)
 }
 
-fn sources(refused: &[Refusal]) -> Vec<&str> {
+fn sources(refused: &[RefusedFile]) -> Vec<&str> {
     refused.iter().map(|refusal| &*refusal.source).collect()
 }
 
@@ -141,7 +138,7 @@ async fn outputs_are_saved_by_their_names(bench: &Bench<'_>) -> Checked {
     let paths = ["one", "a dir/two", "one", &absolute.to_string(), "link"];
     let saved = save(bench, &paths, &to).await?;
     equal(
-        "what was refused",
+        "the refused files",
         sources(&saved.refused),
         Vec::<&str>::new(),
     )?;
@@ -156,7 +153,7 @@ async fn outputs_are_saved_by_their_names(bench: &Bench<'_>) -> Checked {
         (paths[3], to.join("three"), 5),
         ("link", to.join("link"), 5),
     ];
-    equal("what was saved", files, expected)?;
+    equal("the saved files", files, expected)?;
     for (name, content) in [
         ("one", "one"),
         ("a dir/two", "two"),
@@ -169,14 +166,16 @@ async fn outputs_are_saved_by_their_names(bench: &Bench<'_>) -> Checked {
     equal("the modes", modes, (0o640, 0o755))?;
     let names = fs::read_dir(&to)?.count();
     equal("entries of the output directory", names, 4)?;
-    equal(
-        "what is still in the sandbox",
-        bench.stdout("cat one 'a dir/two' three").await?,
-        "onetwothree",
-    )
+    bench
+        .must_print(
+            "the files in the sandbox",
+            "cat one 'a dir/two' three",
+            "onetwothree",
+        )
+        .await
 }
 
-async fn outputs_that_are_no_files_of_the_sandbox_are_refused(bench: &Bench<'_>) -> Checked {
+async fn invalid_outputs_are_refused(bench: &Bench<'_>) -> Checked {
     let outside = Outside::new()?;
     let host = TempDir::new()?;
     bench.stdout("mkdir dir; echo text > file").await?;
@@ -197,13 +196,13 @@ async fn outputs_that_are_no_files_of_the_sandbox_are_refused(bench: &Bench<'_>)
         "/etc/passwd",
     ];
     let saved = save(bench, &paths, host.path()).await?;
-    equal("what was saved", saved.saved, vec![])?;
-    equal("what was refused", sources(&saved.refused), paths.to_vec())?;
-    let silent = saved
+    equal("the saved files", saved.saved, vec![])?;
+    equal("the refused files", sources(&saved.refused), paths.to_vec())?;
+    let unexplained = saved
         .refused
         .iter()
         .find(|refusal| refusal.reason.is_empty());
-    equal("a refusal without a reason", silent, None)?;
+    equal("a refusal without a reason", unexplained, None)?;
     equal(
         "entries of the output directory",
         fs::read_dir(host.path())?.count(),
@@ -211,14 +210,14 @@ async fn outputs_that_are_no_files_of_the_sandbox_are_refused(bench: &Bench<'_>)
     )
 }
 
-async fn outputs_that_would_be_one_file_are_refused(bench: &Bench<'_>) -> Checked {
+async fn duplicate_outputs_are_refused(bench: &Bench<'_>) -> Checked {
     let host = TempDir::new()?;
     bench.stdout("mkdir dir; printf text > dir/file").await?;
     let saved = save(bench, &["dir/file", "./dir//file"], host.path()).await?;
     let files: Vec<_> = saved.saved.iter().map(|file| &*file.source).collect();
-    equal("what was saved", files, vec!["dir/file"])?;
+    equal("the saved files", files, vec!["dir/file"])?;
     equal(
-        "what was refused",
+        "the refused files",
         sources(&saved.refused),
         vec!["./dir//file"],
     )?;
@@ -239,15 +238,12 @@ async fn outputs_follow_no_link_of_the_output_directory(bench: &Bench<'_>) -> Ch
         .await?;
     let saved = save(bench, &["dir/secret", "file"], host.path()).await?;
     equal(
-        "what was refused",
+        "the refused files",
         sources(&saved.refused),
         vec!["dir/secret"],
     )?;
     let file = host.path().join("file");
-    ensure!(
-        !file.is_symlink(),
-        "an output was written to where a link leads"
-    );
+    ensure!(!file.is_symlink(), "an output was written through a link");
     same_bytes("the file in place of a link", &fs::read(file)?, b"text")?;
     outside.must_be_untouched()
 }
@@ -258,7 +254,7 @@ async fn outputs_may_go_into_the_working_directory(bench: &Bench<'_>) -> Checked
     bench.sandbox.write_bytes(&file, "text".into()).await?;
     for to in [directory.clone(), directory.join("results")] {
         let saved = save(bench, &["results/file"], &to).await?;
-        equal("what was refused", saved.refused, vec![])?;
+        equal("the refused files", saved.refused, vec![])?;
         same_bytes("the file", &fs::read(to.join("results/file"))?, b"text")?;
     }
     let expected = "results/file\nresults/results/file\n";

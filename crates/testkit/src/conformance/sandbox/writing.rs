@@ -1,4 +1,4 @@
-//! Writes: whole or not at all.
+//! Writes: atomic.
 
 use std::sync::Arc;
 
@@ -13,24 +13,23 @@ use tokio::task::yield_now;
 
 use super::super::check::{Checked, ensure, equal, refused, same_bytes, within};
 use super::super::suite::Case;
-use super::bench::{Bench, Harness, SOON, path};
+use super::bench::{Bench, Harness, PROMPT_LIMIT, path, read};
 use super::case;
-use super::files::read;
 
 pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
     vec![
-        case!(a_write_makes_the_directories_above),
+        case!(a_write_creates_parent_directories),
         case!(a_write_replaces_a_file_whole),
         case!(a_write_of_another_size_fails),
         case!(a_failed_write_leaves_nothing),
-        case!(a_failed_write_keeps_what_was_there),
-        case!(a_write_that_is_given_up_leaves_no_file),
+        case!(a_failed_write_keeps_the_old_file),
+        case!(a_cancelled_write_leaves_no_file),
         case!(writes_to_one_file_do_not_mix),
     ]
 }
 
-/// Some bytes, then nothing until `gate` opens, then the rest. `waiting` is told when the first
-/// bytes have been taken and more are asked for.
+/// Yields `size` bytes, notifies `waiting` at the next poll, and yields `size` more once `gate` is
+/// notified.
 fn in_two_parts(size: usize, waiting: Arc<Notify>, gate: Arc<Notify>) -> ByteStream {
     let first = Bytes::from(vec![b'n'; size]);
     let second = first.clone();
@@ -42,14 +41,12 @@ fn in_two_parts(size: usize, waiting: Arc<Notify>, gate: Arc<Notify>) -> ByteStr
     Box::pin(stream::iter([Ok(first)]).chain(rest))
 }
 
-async fn a_write_makes_the_directories_above(bench: &Bench<'_>) -> Checked {
+async fn a_write_creates_parent_directories(bench: &Bench<'_>) -> Checked {
     let file = path("one/two/three/file")?;
     bench.sandbox.write_bytes(&file, "text".into()).await?;
-    equal(
-        "the file",
-        bench.stdout("cat one/two/three/file").await?,
-        "text",
-    )
+    bench
+        .must_print("the file", "cat one/two/three/file", "text")
+        .await
 }
 
 async fn a_write_replaces_a_file_whole(bench: &Bench<'_>) -> Checked {
@@ -60,14 +57,19 @@ async fn a_write_replaces_a_file_whole(bench: &Bench<'_>) -> Checked {
     let [waiting, gate] = [Arc::new(Notify::new()), Arc::new(Notify::new())];
     let data = in_two_parts(HALF, Arc::clone(&waiting), Arc::clone(&gate));
     let write = sandbox.write(&file, WriteOptions::default(), data);
-    let look = async {
-        within("a request for the second half", SOON, waiting.notified()).await?;
-        let half_way = read(&**sandbox, &file).await?;
+    let check = async {
+        within(
+            "a request for the second half",
+            PROMPT_LIMIT,
+            waiting.notified(),
+        )
+        .await?;
+        let partial = read(&**sandbox, &file).await?;
         gate.notify_one();
-        same_bytes("the file while it is replaced", &half_way, b"old")
+        same_bytes("the file while it is replaced", &partial, b"old")
     };
-    let (written, looked) = tokio::join!(write, look);
-    looked?;
+    let (written, checked) = tokio::join!(write, check);
+    checked?;
     written?;
     let new = read(&**sandbox, &file).await?;
     same_bytes("the file afterwards", &new, &[b'n'; 2 * HALF])?;
@@ -86,7 +88,7 @@ async fn a_write_of_another_size_fails(bench: &Bench<'_>) -> Checked {
     must_hold_only(bench, "dir", &[]).await
 }
 
-/// Some data, then an error.
+/// Yields some data, then an error.
 fn failing() -> ByteStream {
     let error = SandboxError::new(SandboxErrorKind::PermissionDenied, "the source failed");
     let data = Bytes::from(vec![b'n'; 200_000]);
@@ -108,7 +110,7 @@ async fn a_failed_write_leaves_nothing(bench: &Bench<'_>) -> Checked {
     must_hold_only(bench, "dir", &[]).await
 }
 
-async fn a_failed_write_keeps_what_was_there(bench: &Bench<'_>) -> Checked {
+async fn a_failed_write_keeps_the_old_file(bench: &Bench<'_>) -> Checked {
     let file = path("dir/file")?;
     bench.sandbox.write_bytes(&file, "old".into()).await?;
     let written = bench
@@ -118,21 +120,21 @@ async fn a_failed_write_keeps_what_was_there(bench: &Bench<'_>) -> Checked {
         written.await.is_err(),
         "a write whose data failed succeeded"
     );
-    same_bytes("the file", &read(&*bench.sandbox, &file).await?, b"old")?;
+    bench.must_hold("the file", &file, b"old").await?;
     must_hold_only(bench, "dir", &["file"]).await
 }
 
-async fn a_write_that_is_given_up_leaves_no_file(bench: &Bench<'_>) -> Checked {
+async fn a_cancelled_write_leaves_no_file(bench: &Bench<'_>) -> Checked {
     let file = path("dir/file")?;
     let [waiting, gate] = [Arc::new(Notify::new()), Arc::new(Notify::new())];
     let data = in_two_parts(1000, Arc::clone(&waiting), gate);
     let write = bench.sandbox.write(&file, WriteOptions::default(), data);
     tokio::select! {
-        _ = write => ensure!(false, "the write ended before its data"),
-        asked = within("a request for the second half", SOON, waiting.notified()) => asked?,
+        _ = write => ensure!(false, "the write ended before its data did"),
+        requested = within("a request for the second half", PROMPT_LIMIT, waiting.notified()) => requested?,
     }
     let there = bench.sandbox.is_file(&file).await?;
-    ensure!(!there, "a write that was given up left half a file");
+    ensure!(!there, "a cancelled write left a partial file");
     Ok(())
 }
 
@@ -156,6 +158,6 @@ async fn writes_to_one_file_do_not_mix(bench: &Bench<'_>) -> Checked {
 
 async fn must_hold_only(bench: &Bench<'_>, directory: &str, names: &[&str]) -> Checked {
     let listed = bench.sandbox.list(&path(directory)?).await?;
-    let listed: Vec<String> = listed.iter().map(|info| info.path.to_lossy()).collect();
-    equal("what is in the directory", listed, names.to_vec())
+    let listed: Vec<String> = listed.iter().map(|info| info.path.to_string()).collect();
+    equal("the directory", listed, names.to_vec())
 }

@@ -1,4 +1,4 @@
-//! Commands: started, watched, ended.
+//! Commands of the reference backend.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use cantle_core::ids::fresh_id;
+use cantle_core::ids::unique_id;
 use cantle_core::sandbox::{
     Background, BackgroundProcess, Channel, ChannelReport, Command, Exit, ExitStatus, OutputStream,
     Process, ProcessStdin, SandboxError, SandboxErrorKind, SpawnRequest, Spill, SpillFile, Stdin,
@@ -34,27 +34,30 @@ pub(super) async fn spawn(
     sandbox: &Local,
     request: SpawnRequest,
 ) -> Result<Box<dyn Process>, SandboxError> {
-    let fault = sandbox.setting.fault;
-    let has_terminals = matches!(fault, Some(Fault::AnswersWithPipes | Fault::FreesTerminals));
+    let fault = sandbox.state.fault;
+    let has_terminals = matches!(
+        fault,
+        Some(Fault::UsesPipesForTerminals | Fault::DetachesTerminals)
+    );
     if request.pty.is_some() && !has_terminals {
         return Err(SandboxError::unsupported("there are no terminals here"));
     }
-    if sandbox.setting.modest && request.background == Background::Keep {
+    if sandbox.state.minimal && request.background == Background::Keep {
         return Err(SandboxError::unsupported("nothing runs on here"));
     }
-    if sandbox.setting.modest && request.spill.is_some() {
+    if sandbox.state.minimal && request.spill.is_some() {
         return Err(SandboxError::unsupported(
             "output is not kept in files here",
         ));
     }
     sandbox.files.must_exist()?;
-    let tag = fresh_id();
+    let tag = unique_id();
     let mut command = prepare(sandbox, &request, &tag)?;
     let directory = sandbox.files.open_directory(&request.directory)?;
     if fault == Some(Fault::IgnoresTheDirectory) {
         command.current_dir(&sandbox.root);
     } else {
-        // Resolved above; the child still has the descriptor when it goes there.
+        // Resolved above; the child inherits the descriptor.
         command.current_dir(format!("/proc/self/fd/{}", directory.as_raw_fd()));
     }
     if fault == Some(Fault::LeavesZombies) {
@@ -69,7 +72,7 @@ pub(super) async fn spawn(
     let stdin = feed(&mut child, &request, fault, &mut tasks).await?;
 
     let capacity = match fault {
-        Some(Fault::NeverHoldsTheCommand) => 1 << 20,
+        Some(Fault::IgnoresBackpressure) => 1 << 20,
         _ => 4,
     };
     let (sender, receiver) = mpsc::channel(capacity);
@@ -89,7 +92,7 @@ pub(super) async fn spawn(
                 let pipe = $pipe.take().unwrap();
                 let reader = Reader {
                     fault,
-                    stream: Arc::clone(&sandbox.setting.stream),
+                    stream: Arc::clone(&sandbox.state.stream),
                     pipe,
                     channel,
                     total: counter,
@@ -109,18 +112,18 @@ pub(super) async fn spawn(
         channels.push((total, spilled));
     }
     drop(sender);
-    let (told, exit) = watch::channel(None);
+    let (exit_sender, exit) = watch::channel(None);
     let driver = Driver {
         fault,
         child,
         id,
         tag: tag.clone(),
-        sandbox_tag: sandbox.setting.tags.sandbox.clone(),
+        sandbox_tag: sandbox.state.tags.sandbox.clone(),
         limit: [request.timeout, sandbox.wall_time]
             .into_iter()
             .flatten()
             .min()
-            .filter(|_| request.pty.is_none() || fault != Some(Fault::FreesTerminals)),
+            .filter(|_| request.pty.is_none() || fault != Some(Fault::DetachesTerminals)),
         request,
         started,
         ended,
@@ -128,13 +131,13 @@ pub(super) async fn spawn(
     };
     tasks.spawn(async move {
         let exit = driver.run().await;
-        let _ = told.send(Some(exit));
+        let _ = exit_sender.send(Some(exit));
     });
     Ok(Box::new(Running {
         fault,
-        modest: sandbox.setting.modest,
-        stream: Arc::clone(&sandbox.setting.stream),
-        gone: sandbox.setting.gone.clone(),
+        minimal: sandbox.state.minimal,
+        stream: Arc::clone(&sandbox.state.stream),
+        gone: sandbox.state.gone.clone(),
         id,
         tag,
         output: Some(receiver),
@@ -149,7 +152,7 @@ fn prepare(
     request: &SpawnRequest,
     tag: &str,
 ) -> Result<TokioCommand, SandboxError> {
-    let fault = sandbox.setting.fault;
+    let fault = sandbox.state.fault;
     let shell = match fault {
         Some(Fault::UsesTheWrongShell) => "sh",
         _ => "bash",
@@ -201,7 +204,7 @@ fn prepare(
     }
     let tags = format!(
         "{} {} {tag}",
-        sandbox.setting.tags.backend, sandbox.setting.tags.sandbox
+        sandbox.state.tags.backend, sandbox.state.tags.sandbox
     );
     command.env("REFERENCE_TAGS", tags);
     let input = match request.stdin {
@@ -235,17 +238,17 @@ async fn feed(
         let failed = |error| SandboxError::io("failed to write to the command", error);
         write.await.map_err(failed)?;
     } else {
-        // The command may not want it all.
+        // The command may close its stdin early.
         tasks.spawn(async move { drop(write.await) });
     }
     Ok(None)
 }
 
 fn spill_writer(sandbox: &Local, spill: Spill) -> Result<SpillWriter, SandboxError> {
-    let name = format!(".output-{}", fresh_id());
+    let name = format!(".output-{}", unique_id());
     let file = File::create(sandbox.root.join(&name));
     let mut options = spill;
-    if sandbox.setting.fault == Some(Fault::SpillsWithoutACap) {
+    if sandbox.state.fault == Some(Fault::SpillsWithoutACap) {
         options.cap_bytes = u64::MAX;
     }
     Ok(SpillWriter {
@@ -254,16 +257,16 @@ fn spill_writer(sandbox: &Local, spill: Spill) -> Result<SpillWriter, SandboxErr
         path: sandbox
             .info
             .working_directory
-            .join(match sandbox.setting.fault {
+            .join(match sandbox.state.fault {
                 Some(Fault::SpillsElsewhere) => "elsewhere",
                 _ => &name,
             })?,
         size: 0,
-        everything: sandbox.setting.fault == Some(Fault::SpillsEverything),
+        everything: sandbox.state.fault == Some(Fault::SpillsEverything),
     })
 }
 
-/// Sees a command to its end.
+/// Supervises a command until its end.
 struct Driver {
     fault: Option<Fault>,
     child: Child,
@@ -303,18 +306,18 @@ impl Driver {
             }
         };
         let duration = match self.fault {
-            Some(Fault::TakesNoTime) => Duration::ZERO,
+            Some(Fault::ReportsNoDuration) => Duration::ZERO,
             _ => self.started.elapsed(),
         };
         let mut background = Vec::new();
         if own_end && self.request.background == Background::Keep {
             background = self.left();
-        } else if self.fault != Some(Fault::WaitsForThePipesEnd) && !self.keeps_all() {
+        } else if self.fault != Some(Fault::WaitsForPipeEof) && !self.keeps_all() {
             self.kill();
         }
         let _ = self.ended.send(true);
         let mut exit = Exit::new(status, duration);
-        // A reader that nobody reads from must not hold up the end of a command that was stopped.
+        // Unread output must not delay the exit of a stopped command.
         let patience = if own_end {
             Duration::from_secs(1000)
         } else {
@@ -335,21 +338,21 @@ impl Driver {
         exit.stderr = reports.pop().unwrap();
         exit.stdout = reports.pop().unwrap();
         exit.background = background;
-        if self.fault == Some(Fault::WaitsForThePipesEnd) {
+        if self.fault == Some(Fault::WaitsForPipeEof) {
             self.kill();
         }
         exit
     }
 
-    /// How long the command has, and how much of that lies between TERM and KILL.
+    /// Timeout and the grace included in it.
     fn times(&self) -> (Option<Duration>, Duration) {
         let limit = self
             .limit
             .filter(|_| self.fault != Some(Fault::IgnoresTimeouts));
         let grace = self.request.grace;
         let grace = match (limit, self.fault) {
-            (_, Some(Fault::GivesTheGraceAfterTheTime)) => Duration::ZERO,
-            (Some(limit), Some(Fault::TakesTheGraceFromTheTime)) => grace.min(limit),
+            (_, Some(Fault::AddsTheGraceToTheTimeout)) => Duration::ZERO,
+            (Some(limit), Some(Fault::SubtractsAnyGraceFromTheTimeout)) => grace.min(limit),
             (Some(limit), _) => grace.min(limit / 2),
             (None, _) => grace,
         };
@@ -359,22 +362,22 @@ impl Driver {
     fn own(&self, status: StdStatus) -> ExitStatus {
         match (status.code(), status.signal()) {
             (Some(_), _) if self.fault == Some(Fault::LosesTheExitCode) => ExitStatus::Code(0),
-            (None, Some(signal)) if self.fault != Some(Fault::TakesSignalsForCodes) => {
+            (None, Some(signal)) if self.fault != Some(Fault::ReportsSignalsAsCodes) => {
                 ExitStatus::Signal(signal)
             }
             (code, signal) => ExitStatus::Code(code.unwrap_or(128 + signal.unwrap_or_default())),
         }
     }
 
-    /// Whether even a command that was stopped leaves what it started.
+    /// Reports whether a stopped command keeps its background processes.
     fn keeps_all(&self) -> bool {
         let keeps = self.request.background == Background::Keep;
-        keeps && self.fault == Some(Fault::KeepsWhatTimedOut)
+        keeps && self.fault == Some(Fault::KeepsTimedOutBackground)
     }
 
-    /// TERM, some time, KILL.
+    /// Sends SIGTERM, waits for the grace, then sends SIGKILL.
     async fn stop(&mut self, mut grace: Duration) {
-        if self.fault == Some(Fault::GivesTheGraceAfterTheTime) {
+        if self.fault == Some(Fault::AddsTheGraceToTheTimeout) {
             grace = self.request.grace;
         }
         let victims = match self.fault {
@@ -415,10 +418,10 @@ impl Driver {
     }
 }
 
-/// The handle of a command. Its tasks end with it.
+/// Handle of a command, which owns its tasks.
 struct Running {
     fault: Option<Fault>,
-    modest: bool,
+    minimal: bool,
     stream: Arc<Semaphore>,
     gone: watch::Receiver<bool>,
     id: u32,
@@ -444,7 +447,7 @@ impl Drop for Running {
 #[async_trait]
 impl Process for Running {
     fn id(&self) -> Option<u32> {
-        Some(self.id).filter(|_| !self.modest)
+        Some(self.id).filter(|_| !self.minimal)
     }
 
     fn take_output(&mut self) -> Option<OutputStream> {
@@ -463,15 +466,15 @@ impl Process for Running {
         }))
     }
 
-    async fn signal(&mut self, signal: i32) -> Result<(), SandboxError> {
-        if self.modest {
+    async fn signal(&mut self, signal: cantle_core::sandbox::Signal) -> Result<(), SandboxError> {
+        if self.minimal {
             return Err(SandboxError::unsupported("there are no signals here"));
         }
         if self.fault == Some(Fault::SharesOneStream) {
             let _ = self.stream.acquire().await;
         }
         if self.exit.borrow().is_none()
-            && let Some(signal) = Signal::from_named_raw(signal)
+            && let Some(signal) = Signal::from_named_raw(signal.as_raw())
             && let Some(pid) = Pid::from_raw(self.id.cast_signed())
         {
             let _ = kill_process_group(pid, signal);
@@ -480,7 +483,7 @@ impl Process for Running {
     }
 
     async fn wait(&mut self) -> Result<Exit, SandboxError> {
-        // Nobody will take it any more.
+        // The command no longer reads it.
         self.output = None;
         let ended = self.exit.wait_for(Option::is_some).await;
         let exit = ended.ok().and_then(|ended| ended.clone());
@@ -516,7 +519,7 @@ impl ProcessStdin for Input {
             _ => None,
         };
         let written = self.stdin.as_mut().unwrap().write_all(&data).await;
-        if written.is_err() && self.fault == Some(Fault::WaitsForInputThatNobodyTakes) {
+        if written.is_err() && self.fault == Some(Fault::WaitsForBlockedInput) {
             pending::<()>().await;
         }
         written.map_err(|error| SandboxError::io("failed to write to the command", error))

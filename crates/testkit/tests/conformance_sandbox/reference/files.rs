@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use bytes::Bytes;
-use cantle_core::ids::fresh_id;
+use cantle_core::ids::unique_id;
 use cantle_core::sandbox::{
     ByteRange, ByteStream, FileInfo, FileKind, SandboxError, SandboxErrorKind, SandboxPath,
     WriteOptions,
@@ -72,16 +72,16 @@ impl Files {
         Ok(())
     }
 
-    /// The path below the working directory.
+    /// Returns the path relative to the working directory.
     fn relative(&self, path: &SandboxPath) -> Result<SandboxPath> {
         let path = if path.is_absolute() {
-            path.strip_root(&self.working_directory)
+            path.strip_prefix(&self.working_directory)
                 .ok_or_else(|| failed(path, Errno::XDEV))?
         } else {
             path.clone()
         };
-        if self.fault == Some(Fault::TakesNamesForText) {
-            return Ok(SandboxPath::new(path.to_lossy())?);
+        if self.fault == Some(Fault::DecodesNamesAsText) {
+            return Ok(SandboxPath::new(path.to_string())?);
         }
         Ok(path)
     }
@@ -100,7 +100,7 @@ impl Files {
         loop {
             let flags = flags | OFlags::CLOEXEC;
             match openat2(&self.directory, bytes, flags, Mode::empty(), resolve) {
-                // Something was renamed meanwhile.
+                // A concurrent rename interfered.
                 Err(Errno::AGAIN) => {}
                 opened => return opened.map_err(|error| failed(path, error)),
             }
@@ -111,7 +111,7 @@ impl Files {
         self.open(path, DIRECTORY)
     }
 
-    /// The directory a path is in, and its name there; `None` for the working directory.
+    /// Returns the parent directory of a path and its name there; `None` for the working directory.
     fn place<'p>(&self, path: &'p SandboxPath) -> Result<Option<(OwnedFd, &'p [u8])>> {
         self.relative(path)?;
         match (path.parent(), path.file_name()) {
@@ -129,14 +129,14 @@ impl Files {
     pub(super) fn read(&self, path: &SandboxPath, range: ByteRange) -> Result<ByteStream> {
         let file = match self.fault {
             Some(Fault::ChecksThenOpens) => self.check_then_open(path)?,
-            Some(Fault::OpensAnything) => {
+            Some(Fault::OpensSpecialFiles) => {
                 let opened = File::open(self.root.join(path.to_string()));
                 opened.map_err(|error| SandboxError::io("failed to open", error))?
             }
             _ => File::from(self.open(path, OFlags::RDONLY | OFlags::NONBLOCK)?),
         };
         let is_file = file.metadata().is_ok_and(|metadata| metadata.is_file());
-        if !is_file && self.fault != Some(Fault::OpensAnything) {
+        if !is_file && self.fault != Some(Fault::OpensSpecialFiles) {
             return Err(not_a_file(path));
         }
         let mut at = range.offset;
@@ -145,8 +145,8 @@ impl Files {
             Some(Fault::ReadsNothing) => 0,
             _ => range.length.unwrap_or(u64::MAX),
         };
-        if self.fault == Some(Fault::LoadsFiles) {
-            // Into one piece of memory: small ones may be where some was left over, and nobody sees it grow.
+        if self.fault == Some(Fault::BuffersFiles) {
+            // One allocation: smaller ones could reuse free memory and not be measured.
             let failed = |error| SandboxError::io("failed to read", error);
             let there = file.metadata().map_err(failed)?.len().saturating_sub(at);
             let mut whole = vec![0; usize::try_from(there.min(left)).unwrap_or(usize::MAX)];
@@ -183,7 +183,7 @@ impl Files {
                 "it leads out of the sandbox",
             ));
         }
-        // What takes two calls takes a moment.
+        // Widens the window between the two system calls.
         std::thread::sleep(Duration::from_millis(2));
         File::open(path).map_err(failed)
     }
@@ -195,7 +195,7 @@ impl Files {
         data: ByteStream,
     ) -> Result<()> {
         if let Some(parent) = path.parent()
-            && self.fault != Some(Fault::MakesNoDirectories)
+            && self.fault != Some(Fault::CreatesNoParents)
         {
             self.mkdir(&parent).map_err(|error| match error.kind() {
                 SandboxErrorKind::AlreadyExists => failed(path, Errno::NOTDIR),
@@ -209,13 +209,13 @@ impl Files {
             return Err(not_a_file(path));
         }
         let temporary = match self.fault {
-            Some(Fault::WritesInPlace | Fault::OverwritesWithoutCutting) => name.to_vec(),
+            Some(Fault::WritesInPlace | Fault::OverwritesWithoutTruncation) => name.to_vec(),
             Some(Fault::NamesTemporaryFilesAfterTheFile) => [b".", name, b".new"].concat(),
             Some(Fault::SharesTheTemporaryFile) => b".write".to_vec(),
-            _ => format!(".write-{}", fresh_id()).into_bytes(),
+            _ => format!(".write-{}", unique_id()).into_bytes(),
         };
         let mut flags = OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC | OFlags::CLOEXEC;
-        if self.fault == Some(Fault::OverwritesWithoutCutting) {
+        if self.fault == Some(Fault::OverwritesWithoutTruncation) {
             flags.remove(OFlags::TRUNC);
         }
         let file = openat(&directory, &temporary[..], flags, Mode::from(0o600));
@@ -227,7 +227,7 @@ impl Files {
                 self.fault,
                 Some(
                     Fault::WritesInPlace
-                        | Fault::OverwritesWithoutCutting
+                        | Fault::OverwritesWithoutTruncation
                         | Fault::LeavesTemporaryFiles
                 )
             ),
@@ -252,14 +252,15 @@ impl Files {
             }
         }
         let mut size = file.metadata().map_err(io)?.size();
-        if self.fault == Some(Fault::OverwritesWithoutCutting) {
+        if self.fault == Some(Fault::OverwritesWithoutTruncation) {
             size = options.size_bytes.unwrap_or(size);
         }
         let other = options
             .size_bytes
             .is_some_and(|announced| announced != size);
         if other && self.fault != Some(Fault::IgnoresTheSize) {
-            let message = format!("{size} bytes came, which is not what was announced");
+            let message =
+                format!("{size} bytes were received, which differs from the announced size");
             return Err(SandboxError::new(SandboxErrorKind::InvalidInput, message));
         }
         let mode = match self.fault {
@@ -318,7 +319,7 @@ impl Files {
         };
         match mkdirat(&directory, name, Mode::from(0o755)) {
             Ok(()) => Ok(()),
-            // Another call may have made it meanwhile.
+            // A concurrent call may have created it.
             Err(Errno::EXIST) => self.open_directory(missing).map(drop),
             Err(error) => Err(failed(path, error)),
         }
@@ -362,7 +363,7 @@ impl Files {
     }
 }
 
-/// A file that is not complete, removed where it never is.
+/// Incomplete file, removed on drop unless completed.
 struct Temporary<'d> {
     directory: &'d OwnedFd,
     name: &'d [u8],

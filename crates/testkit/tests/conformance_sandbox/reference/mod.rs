@@ -1,8 +1,8 @@
-//! The smallest backend that conforms: a directory of this host, and processes of this one. It can
-//! be told to have one fault, or to do no more than it must.
+//! Minimal conforming backend: a directory and processes of this host. It can have one fault, or omit
+//! all optional features.
 //!
-//! It finds what a command started by a variable in its environment, which a hostile command could
-//! remove. That is good enough for a suite's own test, and for nothing else.
+//! It finds a command's processes by a variable in their environment, which a hostile command could
+//! remove. This suffices only for testing the suite.
 
 mod command;
 mod fault;
@@ -16,7 +16,7 @@ use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
-use cantle_core::ids::fresh_id;
+use cantle_core::ids::unique_id;
 use cantle_core::policy::{PolicyField, Strictness};
 use cantle_core::sandbox::{
     Backend, EnforcedBy, Enforcement, Sandbox, SandboxContext, SandboxError, SandboxErrorKind,
@@ -29,25 +29,25 @@ use tokio::sync::{Semaphore, watch};
 pub(crate) use self::fault::Fault;
 use self::sandbox::Local;
 
-/// Backend, sound or with one fault. Dropped, it ends what a fault left running.
+/// Backend, optionally with a fault. Dropping it kills processes that a fault left running.
 #[derive(Debug)]
 pub(crate) struct Reference {
     fault: Option<Fault>,
-    modest: bool,
+    minimal: bool,
     tag: String,
-    /// Where the sandboxes have their directories.
+    /// Parent of the sandboxes' directories.
     place: TempDir,
     shared: TempDir,
     kept: Kept,
-    open: Mutex<HashMap<String, Fate>>,
+    open: Mutex<HashMap<String, Killer>>,
 }
 
-/// The directories of sandboxes that were kept and dropped, by their handles.
+/// Directories of kept and dropped sandboxes, by handle.
 type Kept = Arc<Mutex<HashMap<String, TempDir>>>;
 
-/// How a sandbox is killed from outside.
+/// Handle to kill a sandbox from outside.
 #[derive(Debug)]
-struct Fate {
+struct Killer {
     tag: String,
     gone: watch::Sender<bool>,
 }
@@ -56,8 +56,8 @@ impl Reference {
     pub(crate) fn new(fault: Option<Fault>) -> Self {
         Self {
             fault,
-            modest: false,
-            tag: fresh_id(),
+            minimal: false,
+            tag: unique_id(),
             place: TempDir::new().unwrap(),
             shared: TempDir::new().unwrap(),
             kept: Kept::default(),
@@ -65,25 +65,25 @@ impl Reference {
         }
     }
 
-    /// The same without anything that a backend may lack.
-    pub(crate) fn modest() -> Self {
+    /// Creates a backend without optional features.
+    pub(crate) fn minimal() -> Self {
         let mut backend = Self::new(None);
-        backend.modest = true;
+        backend.minimal = true;
         backend
     }
 
     /// Ends a sandbox as a crash would.
     pub(crate) fn kill(&self, sandbox: &dyn Sandbox) {
         let open = self.open.lock().unwrap();
-        let fate = &open[&sandbox.info().id];
-        fate.gone.send(true).unwrap();
-        kill_tagged(&fate.tag);
+        let killer = &open[&sandbox.info().id];
+        killer.gone.send(true).unwrap();
+        kill_tagged(&killer.tag);
     }
 
-    /// Whether the backend can see to it that a field is kept.
+    /// Reports whether the backend enforces a field.
     fn enforces(&self, field: PolicyField) -> bool {
         let own = [PolicyField::Environment, PolicyField::WallTime];
-        own.contains(&field) || self.fault == Some(Fault::ClaimsToEnforce)
+        own.contains(&field) || self.fault == Some(Fault::ReportsFalseEnforcement)
     }
 
     fn open_in(
@@ -105,10 +105,10 @@ impl Reference {
         let root = root.canonicalize().unwrap();
         let id = match self.fault {
             Some(Fault::ReusesIds) => "the-one".to_owned(),
-            _ => fresh_id(),
+            _ => unique_id(),
         };
         let mut info = SandboxInfo::new(self.name(), id, SandboxPath::from_os(&root)?);
-        if cx.durable && !self.modest && self.fault != Some(Fault::SaysThatNothingSurvives) {
+        if cx.durable && !self.minimal && self.fault != Some(Fault::ReportsNoSurvival) {
             info.survival = Survival::Workspace;
         }
         info.enforcement = Enforcement::report(&cx.policy, |field| {
@@ -118,31 +118,31 @@ impl Reference {
                 EnforcedBy::NotEnforced
             }
         });
-        if self.fault == Some(Fault::PromisesEverything) {
+        if self.fault == Some(Fault::ReportsUnsetFields) {
             let network = Enforcement::new(PolicyField::Network, EnforcedBy::Backend);
             info.enforcement.push(network);
         }
-        let tags = Tags {
+        let tags = ProcessTags {
             backend: self.tag.clone(),
-            sandbox: fresh_id(),
+            sandbox: unique_id(),
         };
-        let (killer, gone) = watch::channel(false);
-        let fate = Fate {
+        let (gone_sender, gone) = watch::channel(false);
+        let killer = Killer {
             tag: tags.sandbox.clone(),
-            gone: killer,
+            gone: gone_sender,
         };
-        self.open.lock().unwrap().insert(info.id.clone(), fate);
-        let setting = Setting {
+        self.open.lock().unwrap().insert(info.id.clone(), killer);
+        let state = SandboxState {
             fault: self.fault,
-            modest: self.modest,
-            can_be_kept: cx.durable && !self.modest,
+            minimal: self.minimal,
+            can_be_kept: cx.durable && !self.minimal,
             reattached,
             kept: Arc::clone(&self.kept),
             gone,
             tags,
             stream: Arc::new(Semaphore::new(1)),
         };
-        Ok(Arc::new(Local::new(setting, info, cx.policy, root, own)?))
+        Ok(Arc::new(Local::new(state, info, cx.policy, root, own)?))
     }
 }
 
@@ -170,44 +170,44 @@ impl Backend for Reference {
         handle: &SandboxHandle,
         cx: SandboxContext,
     ) -> Result<Arc<dyn Sandbox>, SandboxError> {
-        if self.fault == Some(Fault::FindsAnything) {
+        if self.fault == Some(Fault::AcceptsAnyHandle) {
             return self.open(cx).await;
         }
-        if self.modest {
-            return Err(SandboxError::unsupported("nothing is kept here"));
+        if self.minimal {
+            return Err(SandboxError::unsupported("sandboxes can't be kept"));
         }
         if handle.backend != self.name() {
             let message = "the handle is another backend's";
             return Err(SandboxError::new(SandboxErrorKind::InvalidInput, message));
         }
         let found = self.kept.lock().unwrap().remove(&handle.token);
-        let own = found.ok_or_else(|| SandboxError::gone("it isn't there any more"))?;
+        let own = found.ok_or_else(|| SandboxError::gone("the sandbox no longer exists"))?;
         self.open_in(own, true, cx)
     }
 }
 
-/// What is said to every process, so that it is found again.
+/// Environment tags of every process, used to find it.
 #[derive(Clone, Debug)]
-struct Tags {
+struct ProcessTags {
     backend: String,
     sandbox: String,
 }
 
-/// What a sandbox has of its backend.
+/// State of a sandbox shared with its backend.
 #[derive(Debug)]
-struct Setting {
+struct SandboxState {
     fault: Option<Fault>,
-    modest: bool,
+    minimal: bool,
     can_be_kept: bool,
     reattached: bool,
     kept: Kept,
     gone: watch::Receiver<bool>,
-    tags: Tags,
-    /// What everything goes through, where that is the fault.
+    tags: ProcessTags,
+    /// Single permit for all transfers with `Fault::SharesOneStream`.
     stream: Arc<Semaphore>,
 }
 
-/// Removes a directory that may hold some that can't be written.
+/// Removes a directory that may contain read-only directories.
 fn remove_all(directory: &Path) {
     if std::fs::remove_dir_all(directory).is_err() && directory.exists() {
         let mut chmod = std::process::Command::new("chmod");
@@ -216,7 +216,7 @@ fn remove_all(directory: &Path) {
     }
 }
 
-/// Processes with `tag` in their environment. One that has ended has none any more.
+/// Returns the processes with `tag` in their environment, which is empty after a process's end.
 fn tagged(tag: &str) -> Vec<Pid> {
     let entries = std::fs::read_dir("/proc").unwrap().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
@@ -242,5 +242,5 @@ fn kill_tagged(tag: &str) {
     }
 }
 
-/// For what is counted on one task and read on another.
+/// Counter shared between tasks.
 type Counter = Arc<AtomicU64>;

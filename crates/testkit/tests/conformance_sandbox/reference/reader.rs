@@ -1,4 +1,4 @@
-//! The output of a command on its way: counted, spilled, and handed on at the reader's pace.
+//! Output of a command: counted, spilled and forwarded with backpressure.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -13,15 +13,15 @@ use tokio::sync::{Semaphore, mpsc, watch};
 
 use super::{Counter, Fault};
 
-/// After the command's end, a pipe that is quiet for so long is held by somebody else.
-const QUIET: Duration = Duration::from_millis(100);
+/// After the command's end, a pipe idle for this long is held by another process.
+const IDLE_LIMIT: Duration = Duration::from_millis(100);
 
 pub(super) type Sender = mpsc::Sender<Result<OutputChunk, SandboxError>>;
 
 pub(super) struct Reader<P> {
     pub(super) fault: Option<Fault>,
     pub(super) pipe: P,
-    /// What all output goes through, where that is the fault.
+    /// Single permit for all output with `Fault::SharesOneStream`.
     pub(super) stream: Arc<Semaphore>,
     pub(super) channel: Channel,
     pub(super) total: Counter,
@@ -32,14 +32,14 @@ pub(super) struct Reader<P> {
 }
 
 impl<P: AsyncRead + Unpin> Reader<P> {
-    /// Reads to the end, and returns the file that was made.
+    /// Reads to the end and returns the spill file, if any.
     pub(super) async fn run(mut self) -> Option<SpillFile> {
         let mut held = Vec::new();
         let mut buffer = vec![0; 65_536];
         loop {
             let quiet = quiet(self.ended.clone(), self.fault);
             let count = tokio::select! {
-                // What is there comes before the silence, also where nobody looked for a while.
+                // Available output takes precedence over the idle limit.
                 biased;
                 read = self.pipe.read(&mut buffer) => read.unwrap_or(0),
                 () = quiet => 0,
@@ -48,7 +48,7 @@ impl<P: AsyncRead + Unpin> Reader<P> {
                 break;
             }
             let piece = &buffer[..count];
-            if self.sender.is_some() || self.fault != Some(Fault::CountsOnlyWhatIsRead) {
+            if self.sender.is_some() || self.fault != Some(Fault::CountsOnlyReadBytes) {
                 self.total.fetch_add(count as u64, Ordering::SeqCst);
             }
             if let Some(spill) = &mut self.spill {
@@ -60,7 +60,7 @@ impl<P: AsyncRead + Unpin> Reader<P> {
                     let before = std::mem::replace(&mut held, piece.to_vec());
                     self.send(before).await;
                 }
-                Some(Fault::TakesOutputForText) => {
+                Some(Fault::DecodesOutputAsText) => {
                     self.send(String::from_utf8_lossy(piece).into_owned().into_bytes())
                         .await;
                 }
@@ -97,13 +97,13 @@ impl<P: AsyncRead + Unpin> Reader<P> {
 
 async fn quiet(mut ended: watch::Receiver<bool>, fault: Option<Fault>) {
     let ended = ended.wait_for(|ended| *ended).await.is_ok();
-    if !ended || fault == Some(Fault::WaitsForThePipesEnd) {
+    if !ended || fault == Some(Fault::WaitsForPipeEof) {
         std::future::pending::<()>().await;
     }
-    tokio::time::sleep(QUIET).await;
+    tokio::time::sleep(IDLE_LIMIT).await;
 }
 
-/// Keeps what is written until there is enough for a file, then goes on in the file.
+/// Writes output to a spill file up to its cap.
 pub(super) struct SpillWriter {
     pub(super) options: Spill,
     pub(super) file: File,

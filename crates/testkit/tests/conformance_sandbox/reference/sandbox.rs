@@ -1,4 +1,4 @@
-//! A sandbox: files and commands of one directory.
+//! Sandbox of the reference backend.
 
 use std::collections::BTreeMap;
 use std::future::pending;
@@ -19,25 +19,25 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::task::yield_now;
 
 use super::files::Files;
-use super::{Fault, Setting, command, kill_tagged, remove_all};
+use super::{Fault, SandboxState, command, kill_tagged, remove_all};
 
 #[derive(Debug)]
 pub(super) struct Local {
-    pub(super) setting: Setting,
+    pub(super) state: SandboxState,
     pub(super) info: SandboxInfo,
     pub(super) files: Files,
     pub(super) environment: BTreeMap<String, SecretText>,
     pub(super) wall_time: Option<std::time::Duration>,
     pub(super) root: PathBuf,
     closed: AtomicBool,
-    /// By what it will be found again.
+    /// Token of the persisted handle.
     handle: Mutex<Option<String>>,
     own: Mutex<Option<TempDir>>,
 }
 
 impl Local {
     pub(super) fn new(
-        setting: Setting,
+        state: SandboxState,
         info: SandboxInfo,
         policy: Policy,
         root: PathBuf,
@@ -45,8 +45,8 @@ impl Local {
     ) -> Result<Self, SandboxError> {
         let working_directory = info.working_directory.clone();
         Ok(Self {
-            files: Files::new(root.clone(), working_directory, setting.fault)?,
-            setting,
+            files: Files::new(root.clone(), working_directory, state.fault)?,
+            state,
             info,
             environment: policy.environment,
             wall_time: policy.limits.wall_time,
@@ -58,24 +58,24 @@ impl Local {
     }
 
     pub(super) fn has(&self, fault: Fault) -> bool {
-        self.setting.fault == Some(fault)
+        self.state.fault == Some(fault)
     }
 
     fn must_be_open(&self) -> Result<(), SandboxError> {
-        if self.closed.load(Ordering::SeqCst) && !self.has(Fault::AnswersAfterClose) {
+        if self.closed.load(Ordering::SeqCst) && !self.has(Fault::WorksAfterClose) {
             return Err(SandboxError::new(
                 SandboxErrorKind::Closed,
                 "the sandbox is closed",
             ));
         }
-        if *self.setting.gone.borrow() && !self.has(Fault::HidesItsEnd) {
+        if *self.state.gone.borrow() && !self.has(Fault::HidesTheKill) {
             return Err(SandboxError::gone("the sandbox was killed"));
         }
         Ok(())
     }
 
-    fn answer<T>(&self, result: Result<T, SandboxError>) -> Result<T, SandboxError> {
-        if self.has(Fault::FailsWithoutAKind) {
+    fn with_fault<T>(&self, result: Result<T, SandboxError>) -> Result<T, SandboxError> {
+        if self.has(Fault::ReportsOneErrorKind) {
             return result.map_err(|it| SandboxError::new(SandboxErrorKind::Io, it.to_string()));
         }
         result
@@ -83,13 +83,13 @@ impl Local {
 
     fn end_commands(&self) {
         if !self.has(Fault::LeavesProcesses) {
-            kill_tagged(&self.setting.tags.sandbox);
+            kill_tagged(&self.state.tags.sandbox);
         }
     }
 
-    /// The one place on the one stream, where there is but one.
+    /// Acquires the single stream with `Fault::SharesOneStream`.
     async fn turn(&self) -> Option<OwnedSemaphorePermit> {
-        let stream = Arc::clone(&self.setting.stream);
+        let stream = Arc::clone(&self.state.stream);
         match self.has(Fault::SharesOneStream) {
             true => stream.acquire_owned().await.ok(),
             false => None,
@@ -104,10 +104,10 @@ impl Drop for Local {
             return;
         };
         let handle = self.handle.lock().unwrap().take();
-        let handle = handle.filter(|_| !(self.has(Fault::KeepsOnce) && self.setting.reattached));
+        let handle = handle.filter(|_| !(self.has(Fault::PersistsOnce) && self.state.reattached));
         match handle {
             _ if self.closed.load(Ordering::SeqCst) => {}
-            Some(token) => drop(self.setting.kept.lock().unwrap().insert(token, own)),
+            Some(token) => drop(self.state.kept.lock().unwrap().insert(token, own)),
             None if self.has(Fault::LeavesFiles) => drop(own.keep()),
             None => remove_all(own.path()),
         }
@@ -122,19 +122,19 @@ impl Sandbox for Local {
 
     async fn spawn(&self, request: SpawnRequest) -> Result<Box<dyn Process>, SandboxError> {
         self.must_be_open()?;
-        self.answer(command::spawn(self, request).await)
+        self.with_fault(command::spawn(self, request).await)
     }
 
     async fn read(&self, path: &SandboxPath, range: ByteRange) -> Result<ByteStream, SandboxError> {
         self.must_be_open()?;
         let turn = self.turn().await;
-        let pieces = self.answer(self.files.read(path, range))?;
-        let gone = self.setting.gone.clone();
+        let pieces = self.with_fault(self.files.read(path, range))?;
+        let gone = self.state.gone.clone();
         let hangs = self.has(Fault::HangsWhenKilled);
         let paced = stream::unfold((pieces, turn), move |(mut pieces, turn)| {
             let gone = gone.clone();
             async move {
-                // As a real one does: others get their turn between two pieces.
+                // Lets other tasks run between two pieces.
                 yield_now().await;
                 if hangs && *gone.borrow() {
                     pending::<()>().await;
@@ -153,46 +153,46 @@ impl Sandbox for Local {
     ) -> Result<(), SandboxError> {
         self.must_be_open()?;
         let _turn = self.turn().await;
-        let mut gone = self.setting.gone.clone();
+        let mut gone = self.state.gone.clone();
         let written = tokio::select! {
             written = self.files.write(path, options, data) => written,
             _ = gone.wait_for(|gone| *gone) => Err(SandboxError::gone("the sandbox was killed")),
         };
-        self.answer(written)
+        self.with_fault(written)
     }
 
     async fn stat(&self, path: &SandboxPath) -> Result<FileInfo, SandboxError> {
         self.must_be_open()?;
-        self.answer(self.files.stat(path))
+        self.with_fault(self.files.stat(path))
     }
 
     async fn list(&self, path: &SandboxPath) -> Result<Vec<FileInfo>, SandboxError> {
         self.must_be_open()?;
-        self.answer(self.files.list(path))
+        self.with_fault(self.files.list(path))
     }
 
     async fn mkdir(&self, path: &SandboxPath) -> Result<(), SandboxError> {
         self.must_be_open()?;
-        self.answer(self.files.mkdir(path))
+        self.with_fault(self.files.mkdir(path))
     }
 
     async fn remove(&self, path: &SandboxPath) -> Result<(), SandboxError> {
         self.must_be_open()?;
-        self.answer(self.files.remove(path))
+        self.with_fault(self.files.remove(path))
     }
 
     async fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<(), SandboxError> {
         self.must_be_open()?;
-        self.answer(self.files.rename(from, to))
+        self.with_fault(self.files.rename(from, to))
     }
 
     async fn persist(&self) -> Result<SandboxHandle, SandboxError> {
         self.must_be_open()?;
-        if !self.setting.can_be_kept {
-            return Err(SandboxError::unsupported("it ends with its owner"));
+        if !self.state.can_be_kept {
+            return Err(SandboxError::unsupported("the sandbox ends with its owner"));
         }
         let mut token = self.info.id.clone();
-        if self.has(Fault::TellsSecrets) {
+        if self.has(Fault::LeaksSecrets) {
             token.extend(self.environment.values().map(SecretText::expose));
         }
         *self.handle.lock().unwrap() = Some(token.clone());
@@ -200,12 +200,12 @@ impl Sandbox for Local {
     }
 
     async fn close(&self) -> Result<(), SandboxError> {
-        if self.has(Fault::HangsWhenKilled) && *self.setting.gone.borrow() {
+        if self.has(Fault::HangsWhenKilled) && *self.state.gone.borrow() {
             pending::<()>().await;
         }
         let again = self.closed.swap(true, Ordering::SeqCst);
         if again && self.has(Fault::ClosesOnce) {
-            return Err(SandboxError::gone("there is nothing to close"));
+            return Err(SandboxError::gone("the sandbox is already closed"));
         }
         self.end_commands();
         if !again && !self.has(Fault::LeavesFiles) {

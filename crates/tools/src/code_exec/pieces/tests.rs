@@ -2,7 +2,7 @@ use super::*;
 
 /// The text of a stream that is cut after every `length` bytes.
 fn in_pieces_of(length: usize, stream: &[u8]) -> String {
-    let mut pieces = TextPieces::default();
+    let mut pieces = Utf8Decoder::default();
     stream
         .chunks(length)
         .map(|piece| pieces.push(piece).into_owned())
@@ -10,7 +10,7 @@ fn in_pieces_of(length: usize, stream: &[u8]) -> String {
 }
 
 #[test]
-fn text_comes_through_however_it_is_cut() {
+fn chunk_boundaries_do_not_matter() {
     for text in ["", "plain", "ü", "aüb€c𝄞d", "𝄞𝄞𝄞", "€\n€"] {
         for length in 1..=text.len().max(1) {
             assert_eq!(
@@ -23,8 +23,8 @@ fn text_comes_through_however_it_is_cut() {
 }
 
 #[test]
-fn bytes_that_are_no_text_are_replaced_and_hold_nothing_up() {
-    let mut pieces = TextPieces::default();
+fn invalid_bytes_are_replaced_without_delay() {
+    let mut pieces = Utf8Decoder::default();
     assert_eq!(pieces.push(b"a\xff"), "a\u{fffd}");
     assert_eq!(pieces.push(b"\x80\x80\x80\x80"), "\u{fffd}".repeat(4));
     // The beginning of a character that something else follows.
@@ -33,9 +33,9 @@ fn bytes_that_are_no_text_are_replaced_and_hold_nothing_up() {
 }
 
 #[test]
-fn whole_text_is_not_copied() {
+fn complete_text_is_borrowed() {
     assert!(matches!(
-        TextPieces::default().push(b"plain"),
+        Utf8Decoder::default().push(b"plain"),
         Cow::Borrowed("plain")
     ));
 }

@@ -7,7 +7,7 @@ fn words(line: &str) -> Vec<String> {
 }
 
 #[test]
-fn words_are_divided_and_quoted_as_in_bash() {
+fn words_are_split_and_quoted_as_in_bash() {
     for (line, expected) in [
         ("ls", &["ls"][..]),
         ("  ls\t-la  \n", &["ls", "-la"]),
@@ -39,7 +39,7 @@ fn words_are_divided_and_quoted_as_in_bash() {
 }
 
 #[test]
-fn what_needs_a_shell_is_refused_with_what_to_do_instead() {
+fn shell_syntax_is_refused_with_advice() {
     let lines = [
         "a; b",
         "a\nb",
@@ -70,7 +70,7 @@ fn what_needs_a_shell_is_refused_with_what_to_do_instead() {
 }
 
 #[test]
-fn a_command_has_one_form() {
+fn commands_have_one_canonical_form() {
     for (line, expected) in [
         ("git   status", "git status"),
         ("g'i't \"status\"", "git status"),

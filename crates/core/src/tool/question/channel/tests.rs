@@ -8,7 +8,7 @@ fn question(call_id: &str) -> Question {
 }
 
 #[tokio::test]
-async fn questions_are_answered_in_any_order_and_only_by_answers() {
+async fn questions_are_answered_in_any_order() {
     let (user, mut questions) = user_channel();
     assert!(user.is_available());
     let (first, second) = (question("first"), question("second"));
@@ -50,7 +50,7 @@ async fn a_question_can_be_declined() {
 }
 
 #[tokio::test]
-async fn a_question_that_is_taken_back_never_comes() {
+async fn withdrawn_questions_are_not_received() {
     let (user, mut questions) = user_channel();
     let (gone, stays) = (question("gone"), question("stays"));
     assert!(user.ask(gone.clone()).now_or_never().is_none());
@@ -60,7 +60,7 @@ async fn a_question_that_is_taken_back_never_comes() {
     let second = user.ask(stays.clone()).await.unwrap_err();
     assert_eq!(
         second.to_string(),
-        "This call has asked something that is not answered yet."
+        "This call already has an open question."
     );
     assert_eq!(questions.next().await, Some(stays.clone()));
     questions
@@ -73,22 +73,22 @@ async fn a_question_that_is_taken_back_never_comes() {
 }
 
 #[tokio::test]
-async fn nobody_answers_once_the_questions_are_dropped() {
+async fn dropping_the_receiver_fails_open_questions() {
     let (user, questions) = user_channel();
     let answers = questions.answers();
     let mut asking = user.ask(question("call"));
     assert!((&mut asking).now_or_never().is_none());
     drop(questions);
-    let nobody = "Nobody can be asked in this run. Decide yourself and go on.";
-    assert_eq!(asking.await.unwrap_err().to_string(), nobody);
+    let no_user = "There is no user to ask in this run. Decide yourself and continue.";
+    assert_eq!(asking.await.unwrap_err().to_string(), no_user);
     assert!(!user.is_available());
     let late = user.ask(question("late")).await.unwrap_err();
-    assert_eq!(late.to_string(), nobody);
-    assert_eq!(format!("{answers:?}"), "Answers([])");
+    assert_eq!(late.to_string(), no_user);
+    assert_eq!(format!("{answers:?}"), "AnswerHandle([])");
 }
 
 #[tokio::test]
-async fn who_answers_learns_that_a_question_is_no_longer_open() {
+async fn closing_of_a_question_can_be_awaited() {
     let (user, questions) = user_channel();
     let answers = questions.answers();
     for end in 0..3 {

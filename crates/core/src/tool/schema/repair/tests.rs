@@ -57,7 +57,7 @@ fn schema() -> Value {
 }
 
 #[test]
-fn near_misses_become_what_they_mean() {
+fn unambiguous_mistakes_are_repaired() {
     let cases = [
         (json!({"count": "5"}), json!({"count": 5})),
         (json!({"count": " -5.0 "}), json!({"count": -5})),
@@ -137,7 +137,7 @@ fn near_misses_become_what_they_mean() {
 }
 
 #[test]
-fn whole_arguments_in_text_are_read() {
+fn arguments_given_as_a_string_are_parsed() {
     let inner = json!({"count": "5"}).to_string();
     let (became, repairs) = mended(&schema(), &Value::String(inner));
     assert_eq!(became, json!({"count": 5}));
@@ -145,7 +145,7 @@ fn whole_arguments_in_text_are_read() {
 }
 
 #[test]
-fn what_is_accepted_stays_as_it_is() {
+fn valid_values_are_unchanged() {
     for arguments in [
         json!({"count": 5.0}),
         json!({"count": 1, "ratio": null, "filter": null}),
@@ -160,7 +160,7 @@ fn what_is_accepted_stays_as_it_is() {
 }
 
 #[test]
-fn nothing_is_guessed() {
+fn ambiguous_values_are_not_repaired() {
     let cases = [
         json!({"count": "five"}),
         json!({"count": "5 apples"}),
@@ -194,7 +194,7 @@ fn nothing_is_guessed() {
 }
 
 #[test]
-fn two_meanings_are_none() {
+fn two_possible_repairs_prevent_both() {
     let either = json!({"properties": {"a": {"anyOf": [{"type": "number"}, {"const": "X"}]}}});
     assert_eq!(mended(&either, &json!({"a": "x"})).0, json!({"a": "X"}));
     let both = json!({"properties": {"a": {"enum": ["x", "X"]}}});
@@ -213,7 +213,7 @@ fn two_meanings_are_none() {
 }
 
 #[test]
-fn alternatives_say_what_is_wrong_with_the_one_that_was_meant() {
+fn errors_refer_to_the_intended_alternative() {
     let shape = |kind: &str, size: &str| {
         json!({
             "type": "object",
@@ -315,19 +315,19 @@ fn in_text(value: &Value) -> Option<Value> {
 
 proptest! {
     #[test]
-    fn an_accepted_value_is_never_changed((schema, value) in pair()) {
+    fn valid_values_are_never_changed((schema, value) in pair()) {
         prop_assert!(accepts(&schema, &value, Names::ListedIfAny), "{schema} {value}");
         prop_assert_eq!(repaired(&schema, value.clone()), (value, Vec::new()));
     }
 
     #[test]
-    fn repairing_twice_is_repairing_once((schema, _) in pair(), value in value()) {
+    fn repair_is_idempotent((schema, _) in pair(), value in value()) {
         let (once, _) = repaired(&schema, value);
         prop_assert_eq!(repaired(&schema, once.clone()), (once, Vec::new()));
     }
 
     #[test]
-    fn what_was_parsed_is_accepted((schema, _) in pair(), value in value()) {
+    fn parsed_arguments_are_valid((schema, _) in pair(), value in value()) {
         let schema = json!({"properties": {"x": schema}});
         let arguments = json!({"x": value});
         match tool(schema.clone()).parse(&arguments.to_string()) {
@@ -340,7 +340,7 @@ proptest! {
     }
 
     #[test]
-    fn a_value_in_text_comes_out_as_it_was((schema, value) in pair()) {
+    fn values_given_as_strings_are_restored((schema, value) in pair()) {
         let text = in_text(&value).filter(|text| !accepts(&schema, text, Names::ListedIfAny));
         // An alternative may take the text for something else, a list of texts for instance.
         let is_plain = !schema.to_string().contains("anyOf");

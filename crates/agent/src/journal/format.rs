@@ -1,0 +1,165 @@
+//! The entries of a journal, one per line.
+
+use std::borrow::Cow;
+use std::io;
+
+use cantle_core::event::{Finish, RunStatus};
+use cantle_core::ids::RunId;
+use cantle_core::message::Message;
+use cantle_core::sandbox::{SandboxHandle, SavedOutputs};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::identity::Identity;
+use super::media::{self, MediaFiles};
+use super::seal::{self, Seal};
+use crate::rules::{Fact, Rules};
+
+/// The version of the format. Fields may be added without a new one.
+pub(crate) const VERSION: u32 = 1;
+
+/// Initial capacity of a line; most are shorter.
+const LINE_CAPACITY: usize = 512;
+
+/// One line.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "record", rename_all = "snake_case")]
+pub(crate) enum Entry<'a> {
+    /// The first line.
+    #[serde(rename = "begun")]
+    Header(Box<Header>),
+    Fact {
+        fact: Cow<'a, Fact>,
+    },
+    /// The run ended. It may be resumed all the same.
+    #[serde(rename = "ended")]
+    End(End),
+}
+
+/// The end of a run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct End {
+    pub(crate) status: RunStatus,
+    pub(crate) error: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) finish: Option<Finish>,
+    #[serde(default, skip_serializing_if = "DeliveredFiles::is_empty")]
+    pub(crate) files: DeliveredFiles,
+}
+
+/// The files that a finish call named.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct DeliveredFiles {
+    pub(crate) saved: Vec<String>,
+    /// Files that were not saved, each with the reason.
+    pub(crate) refused: Vec<String>,
+}
+
+impl DeliveredFiles {
+    fn is_empty(&self) -> bool {
+        self.saved.is_empty() && self.refused.is_empty()
+    }
+}
+
+impl From<&SavedOutputs> for DeliveredFiles {
+    fn from(outputs: &SavedOutputs) -> Self {
+        let saved = outputs.saved.iter().map(|file| file.source.clone());
+        let refused = outputs.refused.iter();
+        let refused = refused.map(|file| format!("{}: {}", file.source, file.reason));
+        Self {
+            saved: saved.collect(),
+            refused: refused.collect(),
+        }
+    }
+}
+
+/// The state in which a run began.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Header {
+    pub(crate) version: u32,
+    pub(crate) run: RunId,
+    /// Seconds since the Unix epoch.
+    pub(crate) time: f64,
+    pub(crate) identity: Identity,
+    /// Data of the caller.
+    pub(crate) note: Value,
+    pub(crate) rules: Rules,
+    /// The task, as text.
+    pub(crate) task: String,
+    /// Paths of the input files in the sandbox.
+    pub(crate) input_files: Vec<String>,
+    /// The sandbox, if it outlives the process.
+    pub(crate) sandbox: Option<SandboxHandle>,
+    /// The conversation: instructions, history, task.
+    pub(crate) messages: Vec<Message>,
+}
+
+/// A background sub-agent, recorded in the note of its run.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct BackgroundAgentRecord {
+    /// The id by which the model refers to it.
+    pub(crate) id: String,
+    /// Number of background sub-agents that the run started before.
+    pub(crate) number: u64,
+    /// The tool that started it.
+    pub(crate) tool: String,
+    /// The call that started it.
+    pub(crate) call_id: String,
+}
+
+impl BackgroundAgentRecord {
+    pub(crate) fn to_note(&self) -> Value {
+        json!({ "background": self })
+    }
+
+    pub(crate) fn from_note(note: &Value) -> Option<Self> {
+        Self::deserialize(note.get("background")?).ok()
+    }
+}
+
+/// An entry that is not written yet.
+#[derive(Debug)]
+pub(super) struct Line {
+    json: Vec<u8>,
+    may_hold_media: bool,
+}
+
+impl Line {
+    /// Serializes an entry.
+    pub(super) fn new(entry: &Entry<'_>) -> io::Result<Self> {
+        let mut json = Vec::with_capacity(LINE_CAPACITY);
+        serde_json::to_writer(&mut json, entry)?;
+        Ok(Self {
+            may_hold_media: media::may_hold_media(&json),
+            json,
+        })
+    }
+
+    /// Size in bytes, including media.
+    pub(super) fn len(&self) -> usize {
+        self.json.len()
+    }
+
+    /// Returns the line as it is written. Writes its media, and therefore blocks.
+    pub(super) fn finish(self, media: &MediaFiles, seal: Seal) -> io::Result<Vec<u8>> {
+        let mut json = self.json;
+        if self.may_hold_media {
+            let mut value: Value = serde_json::from_slice(&json)?;
+            media.extract(&mut value)?;
+            json = serde_json::to_vec(&value)?;
+        }
+        seal::append(&mut json, seal);
+        json.push(b'\n');
+        Ok(json)
+    }
+}
+
+/// Parses a line.
+pub(super) fn parse(line: &[u8], media: &MediaFiles) -> io::Result<Entry<'static>> {
+    if !media::may_hold_media(line) {
+        return Ok(serde_json::from_slice(line)?);
+    }
+    let mut value: Value = serde_json::from_slice(line)?;
+    media.restore(&mut value)?;
+    Ok(serde_json::from_value(value)?)
+}

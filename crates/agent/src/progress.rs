@@ -1,0 +1,95 @@
+//! The visible progress of a sub-agent, from its events.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use cantle_core::event::{Event, EventKind};
+use cantle_core::ids::RunId;
+use cantle_core::ledger::{CallPurpose, Ledger, ModelCall};
+
+use crate::rules::LedgerFold;
+
+/// The progress of one sub-agent and those below it.
+#[derive(Debug, Default)]
+pub(crate) struct Progress(Mutex<ProgressState>);
+
+#[derive(Debug, Default)]
+struct ProgressState {
+    turns: u32,
+    running_tool: Option<String>,
+    last_text: String,
+    model: String,
+    ledger: LedgerFold,
+}
+
+/// A copy of the progress at one moment.
+#[derive(Debug)]
+pub(crate) struct ProgressSnapshot {
+    pub(crate) turns: u32,
+    /// The tool that was started last, while it runs.
+    pub(crate) running_tool: Option<String>,
+    /// The latest text of the model.
+    pub(crate) last_text: String,
+    /// The answered model calls of the sub-agent and those below it.
+    pub(crate) ledger: Ledger,
+}
+
+impl Progress {
+    fn lock(&self) -> MutexGuard<'_, ProgressState> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn snapshot(&self) -> ProgressSnapshot {
+        let state = self.lock();
+        ProgressSnapshot {
+            turns: state.turns,
+            running_tool: state.running_tool.clone(),
+            last_text: state.last_text.clone(),
+            ledger: state.ledger.ledger().clone(),
+        }
+    }
+
+    /// The answered model calls so far; `None` if there are none.
+    pub(crate) fn ledger(&self) -> Option<Ledger> {
+        let state = self.lock();
+        let ledger = state.ledger.ledger();
+        (!ledger.model_calls.is_empty()).then(|| ledger.clone())
+    }
+
+    /// Adds an event of the sub-agent's run, or of one below it.
+    pub(crate) fn update(&self, event: &Event, run: RunId) {
+        if event.kind.is_delta() {
+            return;
+        }
+        let mut state = self.lock();
+        let is_own = event.run == run;
+        match &event.kind {
+            EventKind::RunStarted { model, .. } => state.model.clone_from(model),
+            EventKind::RunResumed { turns } if is_own => state.turns = *turns,
+            EventKind::ModelAnswered {
+                turn,
+                text,
+                usage,
+                usage_estimated,
+                cost_usd,
+                duration,
+                ..
+            } => {
+                let mut call = ModelCall::new(&state.model, CallPurpose::Turn, *usage, *duration);
+                call.estimated = *usage_estimated;
+                call.cost_usd = *cost_usd;
+                state.ledger.model_call(call);
+                if is_own {
+                    state.turns = *turn;
+                    if !text.trim().is_empty() {
+                        state.last_text.clone_from(text);
+                    }
+                }
+            }
+            EventKind::ToolStarted { tool, .. } if is_own => {
+                state.running_tool = Some(tool.clone());
+            }
+            EventKind::ToolFinished { .. } if is_own => state.running_tool = None,
+            _ => {}
+        }
+    }
+}

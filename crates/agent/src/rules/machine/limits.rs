@@ -1,0 +1,46 @@
+//! Budgets: warnings, and the last turn.
+
+use cantle_core::message::UserKind;
+
+use super::Machine;
+use crate::rules::budget::{BudgetPhase, BudgetState, Resource};
+
+impl Machine {
+    pub(super) fn budget_exhausted(&mut self, state: BudgetState) {
+        let is_time = state.resource == Resource::TimeS;
+        self.budget = match self.budget {
+            BudgetPhase::Available => BudgetPhase::Exhausted(state),
+            // Time stops calls, so it takes precedence over other budgets.
+            BudgetPhase::Exhausted(_) if is_time => BudgetPhase::Exhausted(state),
+            BudgetPhase::FinalTurnAnnounced(_) if is_time => BudgetPhase::FinalTurnAnnounced(state),
+            BudgetPhase::FinalTurn(_) if is_time => BudgetPhase::FinalTurn(state),
+            _ => return,
+        };
+        if is_time {
+            self.refuse_waiting("The run's time was over before this call started.");
+        }
+    }
+
+    /// Informs the model of budgets that are exhausted or nearly so. Returns whether there are any.
+    pub(super) fn warn_of_budgets(&mut self) -> bool {
+        let near = std::mem::take(&mut self.near_limits);
+        let text = if let Some(state) = self.budget.exhausted() {
+            self.budget = BudgetPhase::FinalTurnAnnounced(state);
+            format!(
+                "The budget of this run is spent ({state}). This is the last turn: finish the task \
+                 now by calling a finish tool. Nothing else will run."
+            )
+        } else if near.is_empty() {
+            return false;
+        } else {
+            let states: Vec<_> = near.iter().map(ToString::to_string).collect();
+            format!(
+                "Most of this run's budget is spent ({}). Bring the task to an end, and keep enough \
+                 for calling a finish tool.",
+                states.join(", ")
+            )
+        };
+        self.say(UserKind::TurnWarning, text);
+        true
+    }
+}

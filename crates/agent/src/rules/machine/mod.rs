@@ -1,0 +1,528 @@
+//! The state machine of a run.
+
+#[cfg(test)]
+mod inspection;
+mod interruption;
+mod limits;
+mod space;
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use cantle_core::content::Content;
+use cantle_core::event::Finish;
+use cantle_core::ledger::{Ledger, ModelCall};
+use cantle_core::llm::{LlmErrorKind, StopReason};
+use cantle_core::message::{
+    AssistantMessage, Message, SharedMessage, ToolCall, ToolMessage, UserKind, UserMessage,
+};
+
+use crate::error::{RunError, RunErrorKind};
+use crate::rules::action::{Action, RunEnd, SummaryAttempt};
+use crate::rules::budget::{BudgetPhase, BudgetState, budget_error};
+use crate::rules::conversation::{Conversation, extract_images};
+use crate::rules::fact::{CallOutcome, Fact, ModelFailure, SubAgentEnded};
+use crate::rules::ledger::LedgerFold;
+use crate::rules::overflow::OverflowCounter;
+use crate::rules::repeats::{RepeatCounter, Verdict};
+use crate::rules::settings::{Rules, ToolTraits};
+use crate::rules::turn::Turn;
+
+/// The message after an answer that was cut off.
+pub(super) const CUT_OFF: &str = "Your answer was cut off at the output limit. Continue where it ended. Calls of that \
+                       answer did not run: repeat them, in smaller steps.";
+
+/// The message after a turn without calls.
+const CONTINUE: &str = "Please continue the task";
+
+/// Consecutive empty answers after which the run ends.
+const MAX_EMPTY_ANSWERS: u32 = 3;
+
+/// One run: its conversation, its activity and its ledger.
+#[derive(Debug)]
+pub(crate) struct Machine {
+    rules: Rules,
+    tools: Arc<HashMap<String, ToolTraits>>,
+    conversation: Conversation,
+    ledger: LedgerFold,
+    /// Turns taken.
+    turns: u32,
+    activity: Activity,
+    status: Status,
+    budget: BudgetPhase,
+    /// Budgets of which little is left, for the warning before the next turn.
+    near_limits: Vec<BudgetState>,
+    /// User messages received since the last turn; sent with the next request.
+    pending_messages: Vec<Content>,
+    actions: VecDeque<Action>,
+    overflows: OverflowCounter,
+    repeats: RepeatCounter,
+    empty_answers: u32,
+    /// Whether processes run in the sandbox that end with this process.
+    has_background_processes: bool,
+}
+
+/// The work that a run waits for, or waited for when it ended.
+#[derive(Debug)]
+enum Activity {
+    /// The model is asked for a turn.
+    Asking,
+    /// The model is asked for a summary.
+    Summarizing(SummaryAttempt),
+    /// The calls of a turn are decided on and run.
+    Calling(Turn),
+}
+
+/// Whether a run goes on.
+#[derive(Debug)]
+enum Status {
+    Running,
+    /// Cancelled, while calls still run.
+    Cancelling,
+    /// Ended, with this finish call if it succeeded.
+    Ended(Option<Finish>),
+}
+
+impl Machine {
+    /// A run with this conversation, which ends with the task.
+    pub(crate) fn new(
+        rules: Rules,
+        tools: Arc<HashMap<String, ToolTraits>>,
+        messages: Vec<SharedMessage>,
+    ) -> Self {
+        let mut machine = Self {
+            rules,
+            tools,
+            conversation: Conversation::new(messages),
+            ledger: LedgerFold::default(),
+            turns: 0,
+            activity: Activity::Asking,
+            status: Status::Running,
+            budget: BudgetPhase::Available,
+            near_limits: Vec::new(),
+            pending_messages: Vec::new(),
+            actions: VecDeque::new(),
+            overflows: OverflowCounter::default(),
+            repeats: RepeatCounter::default(),
+            empty_answers: 0,
+            has_background_processes: false,
+        };
+        machine.ask();
+        machine
+    }
+
+    /// Returns the next action; `None` until another fact is applied.
+    pub(crate) fn next(&mut self) -> Option<Action> {
+        self.actions.pop_front()
+    }
+
+    /// The conversation so far.
+    pub(crate) fn messages(&self) -> &[SharedMessage] {
+        self.conversation.messages()
+    }
+
+    /// Turns taken.
+    pub(crate) fn turns(&self) -> u32 {
+        self.turns
+    }
+
+    /// The ledger so far.
+    pub(crate) fn ledger(&self) -> &Ledger {
+        self.ledger.ledger()
+    }
+
+    /// Whether only a finish call is still possible: the model was informed, or time ran out.
+    pub(crate) fn is_last_turn(&self) -> bool {
+        use BudgetPhase::{FinalTurn, FinalTurnAnnounced};
+        matches!(self.budget, FinalTurnAnnounced(_) | FinalTurn(_)) || self.budget.is_out_of_time()
+    }
+
+    /// Whether processes run in the sandbox that end with this process.
+    pub(crate) fn has_background_processes(&self) -> bool {
+        self.has_background_processes
+    }
+
+    /// The conversation, the parts of it that summaries replaced, and the ledger.
+    ///
+    /// If an internal error ended the run within a turn, its calls are answered all the same: the
+    /// conversation may continue in another run.
+    pub(crate) fn into_parts(mut self) -> (Vec<SharedMessage>, Vec<Vec<SharedMessage>>, Ledger) {
+        if let Some(turn) = self.take_turn() {
+            for message in turn.into_result().messages {
+                self.conversation.push(Message::Tool(message));
+            }
+        }
+        let (messages, replaced) = self.conversation.into_parts();
+        (messages, replaced, self.ledger.into_ledger())
+    }
+
+    /// Applies a fact. Facts after the end change the ledger only.
+    pub(crate) fn apply(&mut self, fact: Fact) {
+        match fact {
+            Fact::ModelAnswered {
+                message,
+                stop,
+                call,
+            } => self.model_answered(*message, &stop, call),
+            Fact::ModelFailed(failure) => self.model_failed(failure),
+            Fact::Summarized { text, files, call } => self.summarized(&text, &files, call),
+            Fact::CallDecided { index, decision } => {
+                if let Some(turn) = self.turn_mut() {
+                    turn.call_decided(index, decision);
+                }
+            }
+            Fact::CallStarted { index, time } => {
+                if let Some(turn) = self.turn_mut() {
+                    turn.call_started(index, time);
+                }
+            }
+            Fact::CallFinished { index, outcome } => self.call_finished(index, *outcome),
+            Fact::CallSuspended { index } => {
+                if let Some(turn) = self.turn_mut() {
+                    turn.call_suspended(index);
+                }
+                self.end_turn_if_done();
+            }
+            Fact::SubAgentEnded(ended) => self.sub_agent_ended(ended),
+            Fact::SubAgentSuspended { tool, ledger } => {
+                self.ledger.suspended_sub_agent(tool, *ledger);
+            }
+            Fact::UserMessage { content } => self.pending_messages.push(content),
+            Fact::HookMessage { content } => {
+                let message = UserMessage::new(UserKind::User, content);
+                self.conversation.push(Message::User(message));
+            }
+            Fact::BudgetNear(state) => self.near_limits.push(state),
+            Fact::BudgetExhausted(state) => self.budget_exhausted(state),
+            Fact::BudgetExhaustedBeforeTurn(state) => {
+                self.budget_exhausted(state);
+                self.warn_of_budgets();
+            }
+            Fact::Stopped { reason } => self.stop(RunError::new(RunErrorKind::Stopped, reason)),
+            Fact::OutOfTime { state, call } => {
+                self.record_wasted(call);
+                self.stop(budget_error(state));
+            }
+            Fact::Cancelled { call } => {
+                self.record_wasted(call);
+                self.cancel();
+            }
+            Fact::Resumed {
+                rules,
+                lost_state,
+                new_sandbox,
+                time,
+            } => self.resume(rules, lost_state, new_sandbox.is_some(), time),
+        }
+    }
+
+    fn model_answered(
+        &mut self,
+        mut message: AssistantMessage,
+        stop: &StopReason,
+        call: ModelCall,
+    ) {
+        let tokens = call.usage.total();
+        let ledger_entry = self.ledger.model_call(call);
+        if self.has_ended() {
+            return;
+        }
+        self.turns += 1;
+        self.budget = match self.budget {
+            BudgetPhase::FinalTurnAnnounced(state) => BudgetPhase::FinalTurn(state),
+            other => other,
+        };
+        self.conversation.make_call_ids_unique(&mut message);
+        let is_empty = message.tool_calls().next().is_none() && message.text().trim().is_empty();
+        let reason = match stop {
+            StopReason::Length => Some("the answer was cut off at the model's output limit"),
+            StopReason::ContentFilter => Some("the provider's content filter stopped the answer"),
+            _ => None,
+        };
+        if let Some(reason) = reason {
+            let refused: Vec<ToolCall> = message.tool_calls().cloned().collect();
+            self.conversation.push_turn(message, tokens, ledger_entry);
+            self.refuse_all(refused, reason);
+            return self.cut_off(stop, reason, is_empty);
+        }
+        self.empty_answers = if is_empty { self.empty_answers + 1 } else { 0 };
+        if self.empty_answers >= MAX_EMPTY_ANSWERS {
+            self.conversation.push_turn(message, tokens, ledger_entry);
+            return self.fail(
+                RunErrorKind::Model,
+                format!("the model gave {MAX_EMPTY_ANSWERS} empty answers in a row"),
+            );
+        }
+        // If time ran out, other calls would only be started to be stopped.
+        let only_finish = match self.budget {
+            BudgetPhase::FinalTurn(state) => Some(state),
+            other => other.exhausted().filter(|_| other.is_out_of_time()),
+        };
+        let only_finish = only_finish.map(|state| format!("the run's budget is spent ({state})"));
+        let mut turn = Turn::new(message.tool_calls(), &self.tools, only_finish.as_deref());
+        self.conversation.push_turn(message, tokens, ledger_entry);
+        self.report_refused(&mut turn);
+        turn.start_calls(&mut self.actions);
+        self.activity = Activity::Calling(turn);
+        self.end_turn_if_done();
+    }
+
+    /// Continues or ends after an answer that is not complete.
+    fn cut_off(&mut self, stop: &StopReason, reason: &str, is_empty: bool) {
+        if *stop == StopReason::ContentFilter {
+            return self.fail(RunErrorKind::Model, reason);
+        }
+        // From an empty answer there is nothing to continue.
+        if self.rules.continue_cut_answers && !is_empty {
+            self.say(UserKind::User, CUT_OFF.to_owned());
+            return self.next_turn(true);
+        }
+        let advice = "Raise the client's output limit, or ask for smaller steps.";
+        self.end(Err(
+            RunError::new(RunErrorKind::OutputLimit, reason).with_advice(advice)
+        ));
+    }
+
+    fn call_finished(&mut self, index: usize, mut outcome: CallOutcome) {
+        let Activity::Calling(turn) = &mut self.activity else {
+            return;
+        };
+        let Some(tool) = turn.tool(index) else { return };
+        if turn.has_started(index) {
+            self.ledger.tool_call(tool, &outcome);
+        } else {
+            self.ledger.refused_call(tool);
+        }
+        if let Some(ledger) = outcome.sub_agent.take() {
+            self.ledger.sub_agent(tool, *ledger);
+        }
+        self.has_background_processes |= outcome.has_background_processes;
+        turn.call_finished(index, outcome);
+        if !matches!(self.status, Status::Cancelling) {
+            turn.start_calls(&mut self.actions);
+        }
+        self.end_turn_if_done();
+    }
+
+    /// Records a background sub-agent, and informs the model unless a call does.
+    fn sub_agent_ended(&mut self, ended: SubAgentEnded) {
+        self.ledger.sub_agent(&ended.tool, *ended.ledger);
+        if !ended.awaited {
+            let text = format!("The sub-agent {} has ended.\n{}", ended.id, ended.result);
+            self.pending_messages.push(text.into());
+        }
+    }
+
+    /// Closes the turn once every call has its result, and continues from there.
+    fn end_turn_if_done(&mut self) {
+        let Activity::Calling(turn) = &self.activity else {
+            return;
+        };
+        if turn.is_suspended() {
+            // The turn stays as it is until the run is resumed.
+            if !self.has_ended() {
+                self.end(Err(RunError::cancelled()));
+            }
+            return;
+        }
+        if !turn.is_done() {
+            return;
+        }
+        let Some(result) = self.take_turn().map(Turn::into_result) else {
+            return;
+        };
+        let verdict = if result.polls {
+            self.repeats.reset();
+            Verdict::Fine
+        } else {
+            self.repeats.count(&result.calls, &result.messages)
+        };
+        let mut images = Vec::new();
+        for mut message in result.messages {
+            if self.rules.text_only_tool_responses {
+                images.extend(extract_images(&mut message.content, &message.tool_call_id));
+            }
+            self.conversation.push(Message::Tool(message));
+        }
+        let is_answered = !result.calls.is_empty() || !images.is_empty();
+        for image in images {
+            self.conversation.push(Message::User(image));
+        }
+        self.conversation.remove_old_images(self.rules.images);
+        // A successful finish call ends the run even if it was stopped meanwhile.
+        if let Some(finish) = result.finish {
+            self.actions.retain(|it| !matches!(it, Action::End(_)));
+            return self.end(Ok(finish));
+        }
+        if self.has_ended() {
+            return;
+        }
+        if let Some(message) = result.sandbox_gone {
+            return self.fail(RunErrorKind::SandboxGone, message);
+        }
+        if matches!(self.status, Status::Cancelling) {
+            return self.end(Err(RunError::cancelled()));
+        }
+        match verdict {
+            Verdict::Fine => {}
+            Verdict::Warn(repeated) => self.say(
+                UserKind::User,
+                format!(
+                    "You have now made {repeated}. Doing it again will not help: try something else, \
+                     or finish and report the obstacle."
+                ),
+            ),
+            Verdict::End(repeated) => {
+                let message = format!("the model made {repeated}");
+                return self.fail(RunErrorKind::NoProgress, message);
+            }
+        }
+        self.next_turn(is_answered);
+    }
+
+    /// Begins the next turn, unless the limits are reached. `is_answered` tells whether the model
+    /// has anything new to respond to.
+    fn next_turn(&mut self, is_answered: bool) {
+        if let BudgetPhase::FinalTurn(state) = self.budget {
+            return self.end(Err(budget_error(state)));
+        }
+        let max_turns = self.rules.max_turns;
+        if self.turns >= max_turns {
+            let message = format!("the task was not finished within {max_turns} turns");
+            return self.fail(RunErrorKind::MaxTurns, message);
+        }
+        let is_answered = is_answered
+            || self.warns_of_turns()
+            || !self.pending_messages.is_empty()
+            || !self.near_limits.is_empty();
+        if !is_answered && self.rules.block_successive_assistant_messages {
+            self.say(UserKind::User, CONTINUE.to_owned());
+        }
+        if self.needs_summary() {
+            return self.summarize(SummaryAttempt::First);
+        }
+        self.ask();
+    }
+
+    fn warns_of_turns(&self) -> bool {
+        self.turns > 0 && self.turns_left() <= self.rules.turn_warning_threshold
+    }
+
+    fn turns_left(&self) -> u32 {
+        self.rules.max_turns.saturating_sub(self.turns)
+    }
+
+    /// Asks the model for the next turn, after pending messages and warnings.
+    fn ask(&mut self) {
+        self.push_pending_messages();
+        if !self.warn_of_budgets() && self.warns_of_turns() {
+            let warning = match self.turns_left() {
+                1 => "This is the last turn. Finish the task now by calling a finish tool."
+                    .to_owned(),
+                turns => format!(
+                    "You have {turns} turns left to complete the task. Keep one of them for calling \
+                     a finish tool."
+                ),
+            };
+            self.say(UserKind::TurnWarning, warning);
+        }
+        self.conversation.remove_old_images(self.rules.images);
+        self.ask_again();
+    }
+
+    /// Asks the model with the conversation as it is.
+    fn ask_again(&mut self) {
+        self.activity = Activity::Asking;
+        self.actions.push_back(Action::AskModel {
+            turn: self.turns + 1,
+        });
+    }
+
+    fn push_pending_messages(&mut self) {
+        for content in std::mem::take(&mut self.pending_messages) {
+            self.actions.push_back(Action::UserMessage {
+                text: content.text(),
+            });
+            self.conversation.push_injected(content);
+        }
+    }
+
+    fn model_failed(&mut self, failure: ModelFailure) {
+        self.ledger.model_call(failure.call);
+        if self.has_ended() {
+            return;
+        }
+        let error = failure.error;
+        if error.kind() == LlmErrorKind::ContextOverflow {
+            return self.recover_from_overflow(&error);
+        }
+        self.end(Err(
+            RunError::new(RunErrorKind::Model, error.to_string()).with_llm(error)
+        ));
+    }
+
+    fn has_ended(&self) -> bool {
+        matches!(self.status, Status::Ended(_))
+    }
+
+    fn turn_mut(&mut self) -> Option<&mut Turn> {
+        match &mut self.activity {
+            Activity::Calling(turn) => Some(turn),
+            _ => None,
+        }
+    }
+
+    fn take_turn(&mut self) -> Option<Turn> {
+        match std::mem::replace(&mut self.activity, Activity::Asking) {
+            Activity::Calling(turn) => Some(turn),
+            other => {
+                self.activity = other;
+                None
+            }
+        }
+    }
+
+    fn record_wasted(&mut self, call: Option<ModelCall>) {
+        if let Some(call) = call {
+            self.ledger.model_call(call);
+        }
+    }
+
+    /// Answers calls that will not run, so that every call has its result.
+    fn refuse_all(&mut self, calls: Vec<ToolCall>, reason: &str) {
+        let text = format!("Not run: {reason}.");
+        for call in calls {
+            let message = ToolMessage::new(&call, text.clone());
+            self.conversation.push(message.into());
+            self.refused(Arc::new(call), text.clone());
+        }
+    }
+
+    fn report_refused(&mut self, turn: &mut Turn) {
+        for (call, text) in turn.take_refused() {
+            self.refused(call, text);
+        }
+    }
+
+    fn refused(&mut self, call: Arc<ToolCall>, text: String) {
+        self.ledger.refused_call(&call.name);
+        self.actions.push_back(Action::CallRefused { call, text });
+    }
+
+    /// Adds a message in the user's role.
+    fn say(&mut self, kind: UserKind, text: String) {
+        self.actions
+            .push_back(Action::UserMessage { text: text.clone() });
+        self.conversation
+            .push(Message::User(UserMessage::new(kind, text)));
+    }
+
+    fn fail(&mut self, kind: RunErrorKind, message: impl Into<String>) {
+        self.end(Err(RunError::new(kind, message)));
+    }
+
+    fn end(&mut self, end: RunEnd) {
+        self.status = Status::Ended(end.as_ref().ok().cloned());
+        self.actions.push_back(Action::End(end));
+    }
+}

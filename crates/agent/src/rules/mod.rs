@@ -1,0 +1,31 @@
+//! The rules of the loop, as a pure state machine.
+//!
+//! The rules do no I/O and read no clock. [`Machine::next`] returns the next [`Action`];
+//! [`Machine::apply`] takes a [`Fact`]: the model answered, a call started, a call finished, the run
+//! was cancelled. A journal of facts therefore is a run: cancelling, resuming and testing are one
+//! mechanism, even while the calls of one turn run side by side.
+//!
+//! Nothing in here depends on the rest of the crate but for errors and the representation of time.
+
+mod action;
+mod budget;
+mod conversation;
+mod fact;
+mod ledger;
+mod machine;
+mod overflow;
+mod repeats;
+mod settings;
+mod summary;
+mod turn;
+
+#[cfg(test)]
+mod tests;
+
+pub(crate) use self::action::{Action, RunEnd, SummaryAttempt};
+pub(crate) use self::budget::{BudgetState, Resource};
+pub use self::fact::Decision;
+pub(crate) use self::fact::{CallOutcome, Fact, ModelFailure, NewSandbox, SubAgentEnded};
+pub(crate) use self::ledger::{LedgerFold, Spending};
+pub(crate) use self::machine::Machine;
+pub(crate) use self::settings::{ImageBounds, Rules, ToolTraits};

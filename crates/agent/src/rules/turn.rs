@@ -1,0 +1,326 @@
+//! The tool calls of one turn: their order, and their results.
+//!
+//! Ordinary calls run first, finish calls last. Calls that declare themselves concurrency-safe run
+//! side by side with adjacent calls of that kind; any other call runs alone. Every call gets one
+//! result, in call order.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use cantle_core::event::Finish;
+use cantle_core::message::{ToolCall, ToolMessage};
+
+use super::action::Action;
+use super::fact::{CallOutcome, Decision};
+use super::settings::ToolTraits;
+
+/// The result of a call that was running when its process ended. Whether it had its effect is
+/// unknown, so it does not run again.
+pub(super) const INTERRUPTED: &str = "Interrupted: the process that ran this call ended before the result was \
+                           recorded. The call may have done all, some or none of its work. It is not \
+                           repeated automatically; check the current state before you repeat it.";
+
+/// The result of a call that continues when the run is resumed.
+pub(super) const SUSPENDED: &str =
+    "Not finished: the run was cancelled. This call continues when the run is resumed.";
+
+/// The calls of a turn while they are decided on and run.
+#[derive(Debug)]
+pub(super) struct Turn {
+    calls: Vec<CallSlot>,
+    /// Indices of calls that have not been handed out, in the order in which they will be.
+    waiting: VecDeque<usize>,
+    running: usize,
+    /// Indices of refused calls that [`Turn::take_refused`] has not returned yet.
+    refused: Vec<usize>,
+}
+
+#[derive(Debug)]
+struct CallSlot {
+    call: Arc<ToolCall>,
+    /// The tool's properties; `None` for an unknown tool.
+    traits: Option<ToolTraits>,
+    decision: Option<Decision>,
+    /// Start of the call, in seconds since the Unix epoch.
+    started: Option<f64>,
+    result: CallResult,
+}
+
+#[derive(Debug)]
+enum CallResult {
+    Pending,
+    /// Stopped with the run; continues with it.
+    Suspended,
+    Ran(CallOutcome),
+    /// Answered with this text, without running.
+    Refused(String),
+}
+
+/// The results of a turn whose calls have all been answered.
+#[derive(Debug)]
+pub(super) struct TurnResult {
+    /// One result for each call, in call order.
+    pub(super) messages: Vec<ToolMessage>,
+    pub(super) calls: Vec<Arc<ToolCall>>,
+    /// The finish call that succeeded.
+    pub(super) finish: Option<Finish>,
+    /// The sandbox's error if it is gone.
+    pub(super) sandbox_gone: Option<String>,
+    /// Whether any of the tools polls.
+    pub(super) polls: bool,
+}
+
+impl Turn {
+    /// A turn with these calls. If `only_finish` gives a reason, only a finish call runs.
+    pub(super) fn new<'c>(
+        calls: impl IntoIterator<Item = &'c ToolCall>,
+        tools: &HashMap<String, ToolTraits>,
+        only_finish: Option<&str>,
+    ) -> Self {
+        let calls = calls.into_iter().map(|call| CallSlot {
+            traits: tools.get(&call.name).copied(),
+            call: Arc::new(call.clone()),
+            decision: None,
+            started: None,
+            result: CallResult::Pending,
+        });
+        let mut turn = Self {
+            calls: calls.collect(),
+            waiting: VecDeque::new(),
+            running: 0,
+            refused: Vec::new(),
+        };
+        turn.refuse_unknown(tools);
+        turn.refuse_several_finishes();
+        if let Some(reason) = only_finish {
+            turn.refuse_ordinary(reason);
+        }
+        let refused = turn.calls.iter().enumerate();
+        let refused = refused.filter(|(_, slot)| !slot.is_open());
+        turn.refused = refused.map(|(index, _)| index).collect();
+        turn.waiting = turn.execution_order();
+        turn
+    }
+
+    /// Returns the calls that were refused since the last time, with their answers.
+    pub(super) fn take_refused(&mut self) -> Vec<(Arc<ToolCall>, String)> {
+        let refused = std::mem::take(&mut self.refused).into_iter();
+        let slots = refused.filter_map(|index| self.calls.get(index));
+        slots
+            .filter_map(|slot| match &slot.result {
+                CallResult::Refused(text) => Some((Arc::clone(&slot.call), text.clone())),
+                _ => None,
+            })
+            .collect()
+    }
+
+    /// The name of the tool that a call calls.
+    pub(super) fn tool(&self, index: usize) -> Option<&str> {
+        Some(&self.calls.get(index)?.call.name)
+    }
+
+    fn refuse_unknown(&mut self, tools: &HashMap<String, ToolTraits>) {
+        if self.calls.iter().all(|slot| slot.traits.is_some()) {
+            return;
+        }
+        let mut names: Vec<_> = tools.keys().map(String::as_str).collect();
+        names.sort_unstable();
+        let names = names.join(", ");
+        for slot in self.calls.iter_mut().filter(|slot| slot.traits.is_none()) {
+            slot.result = CallResult::Refused(format!(
+                "{} is not a valid tool. The tools are: {names}.",
+                slot.call.name
+            ));
+        }
+    }
+
+    /// Choosing one of several finish calls would discard the content of the others.
+    fn refuse_several_finishes(&mut self) {
+        let finishes = self.calls.iter().filter(|slot| slot.finishes());
+        let names: Vec<_> = finishes.map(|slot| slot.call.name.as_str()).collect();
+        if names.len() < 2 {
+            return;
+        }
+        let names = names.join(", ");
+        for slot in self.calls.iter_mut().filter(|slot| slot.finishes()) {
+            slot.result = CallResult::Refused(format!(
+                "Not run: several finish calls in one turn ({names}). Make exactly one finish call."
+            ));
+        }
+    }
+
+    fn refuse_ordinary(&mut self, reason: &str) {
+        let ordinary = |slot: &&mut CallSlot| slot.is_open() && !slot.finishes();
+        for slot in self.calls.iter_mut().filter(ordinary) {
+            slot.result = CallResult::Refused(format!(
+                "Not run: {reason}, so that only a finish call is still possible."
+            ));
+        }
+    }
+
+    fn execution_order(&self) -> VecDeque<usize> {
+        let open = |finishes: bool| {
+            let slots = self.calls.iter().enumerate();
+            slots
+                .filter(move |(_, slot)| slot.is_open() && slot.finishes() == finishes)
+                .map(|(index, _)| index)
+        };
+        open(false).chain(open(true)).collect()
+    }
+
+    /// Adds an action for each call that can start now.
+    pub(super) fn start_calls(&mut self, actions: &mut VecDeque<Action>) {
+        while let Some(&index) = self.waiting.front() {
+            let Some(slot) = self.calls.get(index) else {
+                break;
+            };
+            let side_by_side = slot.runs_side_by_side();
+            if self.running > 0 && !side_by_side {
+                break;
+            }
+            self.waiting.pop_front();
+            self.running += 1;
+            actions.push_back(Action::StartCall {
+                index,
+                call: Arc::clone(&slot.call),
+                decision: slot.decision.clone(),
+                restarted: slot.started.is_some(),
+            });
+            if !side_by_side {
+                break;
+            }
+        }
+    }
+
+    pub(super) fn call_started(&mut self, index: usize, time: f64) {
+        if let Some(slot) = self.calls.get_mut(index) {
+            slot.started = Some(time);
+        }
+    }
+
+    pub(super) fn call_decided(&mut self, index: usize, decision: Decision) {
+        if let Some(slot) = self.calls.get_mut(index) {
+            slot.decision = Some(decision);
+        }
+    }
+
+    pub(super) fn call_suspended(&mut self, index: usize) {
+        if let Some(slot) = self.calls.get_mut(index) {
+            slot.result = CallResult::Suspended;
+        }
+    }
+
+    pub(super) fn call_finished(&mut self, index: usize, outcome: CallOutcome) {
+        let Some(slot) = self.calls.get_mut(index) else {
+            return;
+        };
+        if slot.is_open() {
+            slot.result = CallResult::Ran(outcome);
+            self.running = self.running.saturating_sub(1);
+        }
+    }
+
+    /// Whether a call started, rather than being refused.
+    pub(super) fn has_started(&self, index: usize) -> bool {
+        let slot = self.calls.get(index);
+        slot.is_some_and(|slot| slot.started.is_some())
+    }
+
+    /// Whether some calls are suspended and all others have results.
+    pub(super) fn is_suspended(&self) -> bool {
+        let is_pending = |slot: &CallSlot| matches!(slot.result, CallResult::Pending);
+        !self.calls.iter().any(is_pending) && self.calls.iter().any(CallSlot::is_open)
+    }
+
+    /// Whether every call has its result.
+    pub(super) fn is_done(&self) -> bool {
+        !self.calls.iter().any(CallSlot::is_open)
+    }
+
+    /// Indices of the calls that an earlier process started, whose results are unknown.
+    pub(super) fn interrupted(&self) -> Vec<usize> {
+        let slots = self.calls.iter().enumerate();
+        slots
+            .filter(|(_, slot)| slot.is_open() && slot.started.is_some() && !slot.resumes())
+            .map(|(index, _)| index)
+            .collect()
+    }
+
+    /// Schedules the calls without a result again, in their order.
+    pub(super) fn reschedule_unfinished(&mut self) {
+        for slot in self.calls.iter_mut().filter(|slot| slot.is_open()) {
+            slot.result = CallResult::Pending;
+        }
+        self.running = 0;
+        self.waiting = self.execution_order();
+    }
+
+    /// Answers the calls that have not started with this text.
+    pub(super) fn refuse_waiting(&mut self, text: &str) {
+        for index in std::mem::take(&mut self.waiting) {
+            if let Some(slot) = self.calls.get_mut(index) {
+                slot.result = CallResult::Refused(text.to_owned());
+                self.refused.push(index);
+            }
+        }
+    }
+
+    /// The results; calls without one get a text that says why.
+    pub(super) fn into_result(self) -> TurnResult {
+        let mut result = TurnResult {
+            messages: Vec::with_capacity(self.calls.len()),
+            calls: Vec::with_capacity(self.calls.len()),
+            finish: None,
+            sandbox_gone: None,
+            polls: false,
+        };
+        for slot in self.calls {
+            let finishes = slot.finishes();
+            let call = slot.call;
+            result.messages.push(match slot.result {
+                CallResult::Ran(outcome) => {
+                    if outcome.success && finishes {
+                        result.finish = Some(Finish::new(&call.name, outcome.arguments));
+                    }
+                    result.sandbox_gone = result.sandbox_gone.or(outcome.sandbox_gone);
+                    let mut message = ToolMessage::new(&call, outcome.content);
+                    message.arguments_valid = outcome.arguments_valid;
+                    message.success = outcome.success;
+                    message.tool_start_time = slot.started;
+                    message.tool_end_time = Some(outcome.time);
+                    message
+                }
+                CallResult::Refused(text) => ToolMessage::new(&call, text),
+                CallResult::Suspended => ToolMessage::new(&call, SUSPENDED),
+                CallResult::Pending if slot.started.is_some() => {
+                    ToolMessage::new(&call, INTERRUPTED)
+                }
+                CallResult::Pending => {
+                    ToolMessage::new(&call, "Not run: the run ended before this call started.")
+                }
+            });
+            result.polls |= slot.traits.is_some_and(|traits| traits.polls);
+            result.calls.push(call);
+        }
+        result
+    }
+}
+
+impl CallSlot {
+    fn is_open(&self) -> bool {
+        matches!(self.result, CallResult::Pending | CallResult::Suspended)
+    }
+
+    fn finishes(&self) -> bool {
+        self.traits.is_some_and(|traits| traits.finishes)
+    }
+
+    fn resumes(&self) -> bool {
+        self.traits.is_some_and(|traits| traits.resumes)
+    }
+
+    fn runs_side_by_side(&self) -> bool {
+        self.traits
+            .is_some_and(|traits| traits.concurrency_safe && !traits.finishes)
+    }
+}

@@ -1,0 +1,503 @@
+//! The driver: performs the actions of the state machine, and records facts.
+//!
+//! Every fact is in the journal before it is applied, and on disk before anything that follows from
+//! it is done.
+
+use std::collections::HashMap;
+use std::future::pending;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cantle_core::event::EventKind;
+use cantle_core::ledger::Ledger;
+use cantle_core::message::ToolCall;
+use cantle_core::tool::{Progress, ToolContext};
+use futures_util::future::join_all;
+use serde_json::json;
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use tracing::{Instrument as _, Span};
+
+use super::approve;
+use super::resources::SessionResources;
+use super::tool_call::RunningCall;
+use crate::budget::Notice;
+use crate::error::{RunError, RunErrorKind};
+use crate::hub::Hub;
+use crate::journal::{BackgroundAgentRecord, Journal};
+use crate::rules::{Action, CallOutcome, Decision, Fact, Machine, RunEnd};
+use crate::scope::{RunScope, SubAgentCall};
+use crate::spans;
+use crate::time::unix_seconds;
+
+/// Maximum duration of the last turn once a time budget is exhausted.
+pub(super) const LAST_TURN: Duration = Duration::from_secs(60);
+
+/// Time in which cancelled calls may end by themselves.
+const CANCEL_GRACE: Duration = Duration::from_secs(3);
+
+/// The part of the grace that a sub-agent's calls get. The rest is for the sub-agent's own end.
+const SUB_AGENT_GRACE: f64 = 0.6;
+
+/// Drives one run.
+pub(super) struct Driver {
+    pub(super) scope: Arc<RunScope>,
+    pub(super) resources: Arc<SessionResources>,
+    pub(super) machine: Machine,
+    journal: Option<Journal>,
+    pub(super) facts: UnboundedReceiver<Fact>,
+    /// Cancels the calls of the turn.
+    calls_token: CancellationToken,
+    tasks: JoinSet<(usize, CallEvent)>,
+    /// Calls that are being decided on or run, by their index in the turn.
+    calls: HashMap<usize, RunningCall>,
+    /// Calls that start as soon as the facts so far are on disk.
+    ready: Vec<(usize, RunningCall)>,
+}
+
+/// The result of a task that works on a call.
+enum CallEvent {
+    Decided(Decision),
+    Finished(Box<CallOutcome>),
+    /// A hook panicked.
+    HookFailed(RunError),
+}
+
+impl Driver {
+    pub(super) fn new(
+        scope: Arc<RunScope>,
+        resources: Arc<SessionResources>,
+        machine: Machine,
+        journal: Option<Journal>,
+        facts: UnboundedReceiver<Fact>,
+    ) -> Self {
+        Self {
+            calls_token: scope.ending.cancellation.child_token(),
+            scope,
+            resources,
+            machine,
+            journal,
+            facts,
+            tasks: JoinSet::new(),
+            calls: HashMap::new(),
+            ready: Vec::new(),
+        }
+    }
+
+    /// Drives the run to its end. `unfinished` are the background sub-agents to resume.
+    pub(super) async fn drive(
+        mut self,
+        unfinished: Vec<BackgroundAgentRecord>,
+    ) -> (RunEnd, Machine) {
+        if !unfinished.is_empty() {
+            self.resume_background_agents(unfinished).await;
+        }
+        let end = self.perform_actions().await;
+        self.tasks.shutdown().await;
+        let closed = self.close(end.is_ok()).await;
+        // The first error is the one to report.
+        let end = end.and_then(|finish| closed.map(|()| finish));
+        (end, self.machine)
+    }
+
+    async fn perform_actions(&mut self) -> RunEnd {
+        loop {
+            while let Some(action) = self.machine.next() {
+                match action {
+                    Action::AskModel { turn } => self.ask_model(turn).await?,
+                    Action::Summarize { attempt } => self.summarize(attempt).await?,
+                    Action::StartCall {
+                        index,
+                        call,
+                        decision,
+                        restarted,
+                    } => self.admit(index, call, decision, restarted)?,
+                    Action::CallRefused { call, text } => self.emit_refused(&call, &text),
+                    Action::UserMessage { text } => {
+                        self.scope.hub.emit(EventKind::UserMessage { text });
+                    }
+                    Action::TurnDropped { turn } => {
+                        self.scope.hub.emit(EventKind::TurnDropped { turn });
+                    }
+                    Action::HistorySummarized { replaced } => {
+                        self.scope
+                            .hub
+                            .emit(EventKind::HistorySummarized { replaced });
+                    }
+                    Action::End(end) => return end,
+                }
+            }
+            self.start_ready().await?;
+            self.wait().await?;
+        }
+    }
+
+    /// Ends background sub-agents, and commits the journal.
+    async fn close(&mut self, is_finished: bool) -> Result<(), RunError> {
+        let can_resume = self.scope.store.is_some() && !self.scope.ending.is_for_good();
+        let suspend = !is_finished && can_resume;
+        self.scope.background.end(suspend, self.grace()).await;
+        self.receive_facts()?;
+        self.commit().await
+    }
+
+    /// Waits for the next fact.
+    async fn wait(&mut self) -> Result<(), RunError> {
+        let is_last_turn = self.machine.is_last_turn();
+        let grace = if is_last_turn {
+            LAST_TURN
+        } else {
+            Duration::ZERO
+        };
+        let limit = self.scope.budget.time_left(grace);
+        tokio::select! {
+            // A call that ends because it was cancelled must not start the next one.
+            biased;
+            () = self.scope.ending.cancellation.cancelled() => {
+                self.record(Fact::Cancelled { call: None })?;
+                self.stop_calls("The run was cancelled").await
+            }
+            joined = self.tasks.join_next() => match joined {
+                Some(Ok((index, event))) => self.call_event(index, event),
+                // Calls catch panics, and no task is aborted before this loop ends.
+                Some(Err(_)) | None => {
+                    Err(RunError::new(RunErrorKind::Internal, "a tool call was lost"))
+                }
+            },
+            Some(fact) = self.facts.recv() => self.record(fact),
+            () = sleep(limit.map(|(left, _)| left)) => {
+                match limit {
+                    Some((_, state)) if is_last_turn => {
+                        self.record(Fact::OutOfTime { state, call: None })?;
+                    }
+                    _ => self.record_budget_notices()?,
+                }
+                self.stop_calls("The run's time was over").await
+            }
+        }
+    }
+
+    fn call_event(&mut self, index: usize, event: CallEvent) -> Result<(), RunError> {
+        match event {
+            CallEvent::Finished(outcome) => self.finish_call(index, outcome),
+            CallEvent::HookFailed(error) => Err(error),
+            CallEvent::Decided(decision) => {
+                let Some(call) = self.calls.remove(&index) else {
+                    return Ok(());
+                };
+                let fact = Fact::CallDecided {
+                    index,
+                    decision: decision.clone(),
+                };
+                self.record(fact)?;
+                self.apply_decision(index, call, decision)
+            }
+        }
+    }
+
+    /// Schedules a call, or requests a decision on it.
+    fn admit(
+        &mut self,
+        index: usize,
+        call: Arc<ToolCall>,
+        decision: Option<Decision>,
+        restarted: bool,
+    ) -> Result<(), RunError> {
+        let agent = &self.resources.agent;
+        let call = RunningCall::new(call);
+        if let Some(decision) = decision {
+            return self.apply_decision(index, call, decision);
+        }
+        if restarted || (agent.hooks.is_none() && agent.approvals.allow_all()) {
+            self.ready.push((index, call));
+            return Ok(());
+        }
+        let (scope, resources) = (Arc::clone(&self.scope), Arc::clone(&self.resources));
+        let (cancellation, request) = (self.calls_token.clone(), Arc::clone(&call.call));
+        self.calls.insert(index, call);
+        self.tasks.spawn(async move {
+            let decided = approve::decide(&scope, &resources, &request, &cancellation).await;
+            let event = decided.map_or_else(CallEvent::HookFailed, CallEvent::Decided);
+            (index, event)
+        });
+        Ok(())
+    }
+
+    fn apply_decision(
+        &mut self,
+        index: usize,
+        mut call: RunningCall,
+        decision: Decision,
+    ) -> Result<(), RunError> {
+        match decision {
+            Decision::Approve => {}
+            Decision::Edit { arguments } => call.edit(arguments),
+            Decision::Reject { reason } => {
+                let text = format!("Not run: {reason}");
+                self.emit_refused(&call.call, &text);
+                return self.record_failure(index, text);
+            }
+        }
+        self.ready.push((index, call));
+        Ok(())
+    }
+
+    /// Starts the scheduled calls, once their starts are on disk.
+    async fn start_ready(&mut self) -> Result<(), RunError> {
+        let ready = std::mem::take(&mut self.ready);
+        for (index, _) in &ready {
+            self.scope.budget.tool_call();
+            self.record(Fact::CallStarted {
+                index: *index,
+                time: unix_seconds(),
+            })?;
+        }
+        self.commit().await?;
+        for (index, call) in ready {
+            self.start_call(index, call);
+        }
+        Ok(())
+    }
+
+    fn start_call(&mut self, index: usize, mut running: RunningCall) {
+        // The state machine starts only calls of known tools.
+        let Some(tool) = self.resources.tools.get(&running.call.name) else {
+            return;
+        };
+        let call = &running.call;
+        self.scope.hub.emit_with(|| EventKind::ToolStarted {
+            call_id: call.id.clone(),
+            tool: call.name.clone(),
+            arguments: approve::display_arguments(call),
+        });
+        let cx = self.tool_context(&call.id, &self.calls_token);
+        let sub_agent = tool.sub_agent.as_ref();
+        running.sub_agent = sub_agent.map(|_| Arc::new(SubAgentCall::new(&self.scope, &call.id)));
+        running.started = Instant::now();
+        let span = spans::tool(call);
+        let (scope, resources) = (Arc::clone(&self.scope), Arc::clone(&self.resources));
+        let executed = running.clone().execute(scope, resources, cx);
+        self.calls.insert(index, running);
+        let task = async move {
+            let event = match executed.await {
+                Ok(outcome) => {
+                    if !outcome.success {
+                        spans::failed(&Span::current(), &"tool_error");
+                    }
+                    CallEvent::Finished(Box::new(outcome))
+                }
+                Err(error) => {
+                    spans::failed(&Span::current(), &error.kind());
+                    CallEvent::HookFailed(error)
+                }
+            };
+            (index, event)
+        };
+        self.tasks.spawn(task.instrument(span));
+    }
+
+    fn tool_context(&self, call_id: &str, cancellation: &CancellationToken) -> ToolContext {
+        let mut cx = ToolContext::new(self.scope.run, call_id);
+        cx.depth = self.scope.depth;
+        cx.cancellation = cancellation.child_token();
+        cx.sandbox.clone_from(&self.resources.sandbox);
+        cx.user = Arc::clone(&self.resources.agent.user);
+        cx.progress = Arc::new(CallProgress {
+            scope: Arc::clone(&self.scope),
+            call_id: call_id.to_owned(),
+        });
+        cx
+    }
+
+    fn emit_refused(&self, call: &ToolCall, result: &str) {
+        self.scope.hub.emit_with(|| EventKind::ToolFinished {
+            call_id: call.id.clone(),
+            tool: call.name.clone(),
+            result: result.to_owned(),
+            success: false,
+            arguments_valid: true,
+            duration: Duration::ZERO,
+        });
+    }
+
+    fn finish_call(&mut self, index: usize, outcome: Box<CallOutcome>) -> Result<(), RunError> {
+        if let Some(RunningCall { call, .. }) = self.calls.remove(&index) {
+            self.scope.hub.emit_with(|| EventKind::ToolFinished {
+                call_id: call.id.clone(),
+                tool: call.name.clone(),
+                result: outcome.content.text(),
+                success: outcome.success,
+                arguments_valid: outcome.arguments_valid,
+                duration: outcome.duration,
+            });
+            if outcome.suspended {
+                return self.suspend_call(index, &call.name, outcome.sub_agent);
+            }
+        }
+        self.record_outcome(index, outcome)
+    }
+
+    /// Records a call that stopped with the run and continues with it.
+    fn suspend_call(
+        &mut self,
+        index: usize,
+        tool: &str,
+        ledger: Option<Box<Ledger>>,
+    ) -> Result<(), RunError> {
+        if let Some(ledger) = ledger {
+            let tool = tool.to_owned();
+            self.record(Fact::SubAgentSuspended { tool, ledger })?;
+        }
+        self.record(Fact::CallSuspended { index })
+    }
+
+    fn record_failure(&mut self, index: usize, text: String) -> Result<(), RunError> {
+        let outcome = CallOutcome::failure(text, Duration::ZERO, unix_seconds());
+        self.record_outcome(index, Box::new(outcome))
+    }
+
+    fn record_outcome(&mut self, index: usize, outcome: Box<CallOutcome>) -> Result<(), RunError> {
+        self.record_budget_notices()?;
+        self.record(Fact::CallFinished { index, outcome })
+    }
+
+    /// Cancels the calls, waits until they have ended, and abandons those that don't end in time.
+    async fn stop_calls(&mut self, reason: &str) -> Result<(), RunError> {
+        let deadline = tokio::time::sleep(self.grace());
+        tokio::pin!(deadline);
+        self.calls_token.cancel();
+        loop {
+            let joined = tokio::select! {
+                joined = self.tasks.join_next() => joined,
+                () = &mut deadline => break,
+            };
+            let (index, event) = match joined {
+                Some(Ok(joined)) => joined,
+                Some(Err(_)) => continue,
+                None => break,
+            };
+            let outcome = match event {
+                CallEvent::Finished(outcome) => outcome,
+                CallEvent::Decided(_) => {
+                    let text = format!("Not run: {reason} before this call had begun.");
+                    let mut outcome = CallOutcome::failure(text, Duration::ZERO, unix_seconds());
+                    // The decision is requested again when the run is resumed.
+                    outcome.suspended = self.scope.suspends_calls();
+                    Box::new(outcome)
+                }
+                CallEvent::HookFailed(error) => Box::new(CallOutcome::failure(
+                    error.to_string(),
+                    Duration::ZERO,
+                    unix_seconds(),
+                )),
+            };
+            self.finish_call(index, outcome)?;
+        }
+        self.tasks.shutdown().await;
+        self.calls_token = self.scope.ending.cancellation.child_token();
+        let mut abandoned: Vec<_> = self
+            .calls
+            .iter()
+            .map(|(index, call)| {
+                let tool = self.resources.tools.get(&call.call.name);
+                let repeatable = tool.is_some_and(|tool| tool.tool.repeatable());
+                (*index, call.abandoned(reason, repeatable, &self.scope))
+            })
+            .collect();
+        abandoned.sort_unstable_by_key(|(index, _)| *index);
+        for (index, outcome) in abandoned {
+            self.finish_call(index, Box::new(outcome))?;
+        }
+        Ok(())
+    }
+
+    /// Resumes the background sub-agents that worked when an earlier process ended.
+    async fn resume_background_agents(&self, records: Vec<BackgroundAgentRecord>) {
+        let calls = records.into_iter().filter_map(|record| {
+            let tool = self.resources.tools.get(&record.tool)?;
+            let sub_agent = Arc::clone(tool.sub_agent.as_ref()?);
+            let cx = self.tool_context(&record.call_id, &self.scope.ending.cancellation);
+            let call = Arc::new(SubAgentCall::new(&self.scope, &record.call_id));
+            // The call that started it, made again, finds its journal and continues.
+            Some(async move { sub_agent.call(json!({"action": "start"}), cx, call).await })
+        });
+        tokio::select! {
+            resumed = join_all(calls) => {
+                for error in resumed.into_iter().filter_map(Result::err) {
+                    let message = format!("A background sub-agent can't be resumed: {error}");
+                    self.scope.hub.emit(EventKind::Warning { message });
+                }
+            }
+            () = self.scope.ending.cancellation.cancelled() => {}
+        }
+    }
+
+    /// The grace for calls to end by themselves. Calls of a sub-agent end before their caller's.
+    fn grace(&self) -> Duration {
+        let depth = i32::try_from(self.scope.depth).unwrap_or(i32::MAX);
+        CANCEL_GRACE.mul_f64(SUB_AGENT_GRACE.powi(depth))
+    }
+
+    /// Records the facts that have been received from outside.
+    pub(super) fn receive_facts(&mut self) -> Result<(), RunError> {
+        while let Ok(fact) = self.facts.try_recv() {
+            self.record(fact)?;
+        }
+        Ok(())
+    }
+
+    /// Records new budget notices.
+    pub(super) fn record_budget_notices(&mut self) -> Result<(), RunError> {
+        for notice in self.scope.budget.notices() {
+            self.record(match notice {
+                Notice::Near(state) => Fact::BudgetNear(state),
+                Notice::Exhausted(state) => Fact::BudgetExhausted(state),
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Appends a fact to the journal, and applies it.
+    pub(super) fn record(&mut self, fact: Fact) -> Result<(), RunError> {
+        if let Some(journal) = &self.journal {
+            journal.record(&fact)?;
+        }
+        self.machine.apply(fact);
+        Ok(())
+    }
+
+    /// Waits until the recorded facts are on disk.
+    pub(super) async fn commit(&self) -> Result<(), RunError> {
+        match &self.journal {
+            Some(journal) => Ok(journal.commit().await?),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Sleeps; forever without a limit.
+pub(super) async fn sleep(time: Option<Duration>) {
+    match time {
+        Some(time) => tokio::time::sleep(time).await,
+        None => pending().await,
+    }
+}
+
+#[derive(Debug)]
+struct CallProgress {
+    scope: Arc<RunScope>,
+    call_id: String,
+}
+
+impl Progress for CallProgress {
+    fn output(&self, text: &str) {
+        let hub: &Hub = &self.scope.hub;
+        if hub.is_watched() {
+            hub.emit(EventKind::ToolOutputDelta {
+                call_id: self.call_id.clone(),
+                text: text.to_owned(),
+            });
+        }
+    }
+}

@@ -1,0 +1,385 @@
+//! The task of a run: what precedes its first turn and follows its last.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Instant;
+
+use cantle_core::content::Content;
+use cantle_core::event::{EventKind, Finish};
+use cantle_core::ids::RunId;
+use cantle_core::message::{Message, SharedMessage};
+use cantle_core::sandbox::{SandboxErrorKind, SandboxExt as _, SavedOutputs, Survival};
+use serde_json::Value;
+use tokio::sync::OwnedMutexGuard;
+use tokio::sync::mpsc::UnboundedReceiver;
+use tracing::Instrument as _;
+
+use super::drive::Driver;
+use super::outcome::Outcome;
+use super::replay::replay;
+use super::resources::{KeptSession, ResumedRun, SessionResources};
+use super::tool_call::scale_images;
+use crate::error::{RunError, RunErrorKind};
+use crate::journal::{
+    BackgroundAgentRecord, DeliveredFiles, End, Header, Journal, JournalContent, VERSION,
+};
+use crate::prompt;
+use crate::rules::{Fact, Machine, NewSandbox};
+use crate::scope::RunScope;
+use crate::spans;
+use crate::time::unix_seconds;
+
+const NEW_SANDBOX: &str = "The run was interrupted, and its sandbox is gone. You continue in a new one: all \
+                           earlier files, including input files, and all processes are lost.";
+
+const LOST_PROCESSES: &str = "The run was interrupted and continues now. Files are unchanged; background \
+                              processes that you had started are gone.";
+
+/// The start of a run.
+pub(crate) enum RunStart {
+    /// A new run with this task.
+    Task(RunId, Content),
+    /// A run that another process began.
+    Resume(Box<ResumedRun>),
+}
+
+impl RunStart {
+    pub(super) fn run_id(&self) -> RunId {
+        match self {
+            Self::Task(run, _) => *run,
+            Self::Resume(resumed) => resumed.reopened.content.header.run,
+        }
+    }
+}
+
+/// Ends the event streams and the background sub-agents, even if the run panics or is aborted.
+struct ScopeGuard(Arc<RunScope>);
+
+impl Drop for ScopeGuard {
+    fn drop(&mut self) {
+        self.0.background.abort();
+        self.0.hub.close();
+    }
+}
+
+/// A run as the task that works on it.
+pub(super) struct RunTask {
+    pub(super) scope: Arc<RunScope>,
+    pub(super) resources: Arc<SessionResources>,
+}
+
+/// A run that is ready to be driven.
+struct PreparedRun {
+    machine: Machine,
+    journal: Option<Journal>,
+    /// Background sub-agents that worked when an earlier process ended.
+    unfinished: Vec<BackgroundAgentRecord>,
+}
+
+impl RunTask {
+    /// Runs to the end.
+    pub(super) async fn execute(
+        self,
+        mut history: OwnedMutexGuard<Vec<SharedMessage>>,
+        start: RunStart,
+        facts: UnboundedReceiver<Fact>,
+    ) -> Outcome {
+        let started = Instant::now();
+        let _guard = ScopeGuard(Arc::clone(&self.scope));
+        let run = self.scope.run;
+        let prepared = match start {
+            RunStart::Task(_, task) => self.begin(&history, task).await,
+            RunStart::Resume(resumed) => self.resume(*resumed).await,
+        };
+        let prepared = match prepared {
+            Ok(prepared) => prepared,
+            Err(error) => {
+                let outcome = Outcome::failed(run, started, error);
+                self.scope.hub.emit(outcome.event());
+                return outcome;
+            }
+        };
+        let journal = prepared.journal.clone();
+        let (end, machine) = self.drive(prepared, facts).await;
+        let (finish, mut error) = match end {
+            Ok(finish) => (Some(finish), None),
+            Err(error) => (None, Some(error)),
+        };
+        let mut outputs = SavedOutputs::default();
+        if let Some(finish) = &finish {
+            let saved = tokio::select! {
+                saved = self.save_outputs(finish) => saved,
+                () = self.scope.ending.cancellation.cancelled() => Err(RunError::cancelled()),
+            };
+            match saved {
+                Ok(saved) => outputs = saved,
+                Err(failure) => error = Some(failure),
+            }
+        }
+        let turns = machine.turns();
+        let (messages, summarized, ledger) = machine.into_parts();
+        *history = messages.get(1..).unwrap_or_default().to_vec();
+        let mut outcome = Outcome {
+            run,
+            finish,
+            error,
+            history: messages,
+            summarized,
+            ledger,
+            outputs,
+            turns,
+            duration: started.elapsed(),
+        };
+        if let Some(journal) = journal {
+            self.close_journal(&journal, &mut outcome).await;
+        }
+        self.scope.hub.emit(outcome.event());
+        outcome
+    }
+
+    async fn drive(
+        &self,
+        prepared: PreparedRun,
+        facts: UnboundedReceiver<Fact>,
+    ) -> (Result<Finish, RunError>, Machine) {
+        let PreparedRun {
+            machine,
+            journal,
+            unfinished,
+        } = prepared;
+        let (scope, resources) = (Arc::clone(&self.scope), Arc::clone(&self.resources));
+        let agent = &resources.agent;
+        let model = &agent.client.model().slug;
+        let span = spans::run(&agent.name, model, scope.run, scope.depth);
+        let driver = Driver::new(scope, Arc::clone(&resources), machine, journal, facts);
+        let (end, machine) = driver.drive(unfinished).instrument(span.clone()).await;
+        if let Err(error) = &end {
+            spans::failed(&span, &error.kind());
+        }
+        (end, machine)
+    }
+
+    /// Prepares a new run.
+    async fn begin(
+        &self,
+        history: &[SharedMessage],
+        task: Content,
+    ) -> Result<PreparedRun, RunError> {
+        let resources = &self.resources;
+        let text = task.text();
+        self.emit_start(&text);
+        let skills = resources.skills.as_ref();
+        let skills = skills.filter(|_| resources.sandbox.is_some());
+        let prompt = prompt::system_prompt(
+            &resources.agent,
+            &resources.input_files,
+            skills.and_then(|skills| skills.prompt_section()).as_deref(),
+            resources.tools.get("user_input").is_some(),
+        );
+        let task = scale_images(task).await;
+        let mut messages = Vec::with_capacity(history.len() + 2);
+        messages.push(SharedMessage::new(Message::system(prompt)));
+        messages.extend(history.iter().cloned());
+        messages.push(SharedMessage::new(Message::user(task)));
+        let journal = match &resources.kept {
+            None => None,
+            Some(kept) => Some(self.begin_journal(kept, text, &messages).await?),
+        };
+        let tools = Arc::clone(resources.tools.traits());
+        Ok(PreparedRun {
+            machine: Machine::new(resources.agent.rules.clone(), tools, messages),
+            journal,
+            unfinished: Vec::new(),
+        })
+    }
+
+    async fn begin_journal(
+        &self,
+        kept: &KeptSession,
+        task: String,
+        messages: &[SharedMessage],
+    ) -> Result<Journal, RunError> {
+        let header = Header {
+            version: VERSION,
+            run: self.scope.run,
+            time: unix_seconds(),
+            identity: kept.identity.clone(),
+            note: kept.note.clone(),
+            rules: self.resources.agent.rules.clone(),
+            task,
+            input_files: self.resources.input_files.clone(),
+            sandbox: kept.sandbox.clone(),
+            messages: messages.iter().map(|message| (**message).clone()).collect(),
+        };
+        let journal = kept.store.begin(header).await;
+        let journal = journal.map_err(|error| RunError::journal(&error))?;
+        // From here on the run can be resumed.
+        kept.unfinished.fetch_add(1, Ordering::AcqRel);
+        Ok(journal)
+    }
+
+    /// Prepares a run that another process began.
+    async fn resume(&self, resumed: ResumedRun) -> Result<PreparedRun, RunError> {
+        let ResumedRun {
+            reopened,
+            has_new_sandbox,
+        } = resumed;
+        let journal = reopened.journal;
+        let JournalContent {
+            header,
+            facts,
+            time_used,
+            ..
+        } = reopened.content;
+        self.emit_start(&header.task);
+        let unfinished = self.restore_background(&facts).await?;
+        let tools = Arc::clone(self.resources.tools.traits());
+        let mut machine = replay(header.rules, tools, header.messages, facts);
+        self.scope.budget.carry_over(machine.ledger(), time_used);
+        let kept = self.resources.kept.as_ref();
+        let fact = Fact::Resumed {
+            rules: self.resources.agent.rules.clone(),
+            lost_state: self
+                .lost_state(&machine, has_new_sandbox)
+                .map(str::to_owned),
+            new_sandbox: has_new_sandbox.then(|| NewSandbox {
+                handle: kept.and_then(|kept| kept.sandbox.clone()),
+            }),
+            time: unix_seconds(),
+        };
+        journal.record(&fact)?;
+        // The sandbox must be known before it is used.
+        journal.commit().await?;
+        machine.apply(fact);
+        self.scope.hub.emit(EventKind::RunResumed {
+            turns: machine.turns(),
+        });
+        Ok(PreparedRun {
+            machine,
+            journal: Some(journal),
+            unfinished,
+        })
+    }
+
+    /// Restores the background sub-agents of earlier processes. Returns those that had not ended.
+    async fn restore_background(
+        &self,
+        facts: &[Fact],
+    ) -> Result<Vec<BackgroundAgentRecord>, RunError> {
+        let Some(store) = self.scope.store.clone() else {
+            return Ok(Vec::new());
+        };
+        let run = self.scope.run;
+        let records = tokio::task::spawn_blocking(move || store.background_agents(run)).await;
+        let mut records = records
+            .map_err(|error| RunError::journal(&error))?
+            .map_err(|error| RunError::journal(&error))?;
+        records.retain(|record| {
+            let result = facts.iter().find_map(|fact| match fact {
+                Fact::SubAgentEnded(ended) if ended.id == record.id => Some(ended.result.clone()),
+                _ => None,
+            });
+            let is_unfinished = result.is_none();
+            self.scope.background.restore(record, result);
+            is_unfinished
+        });
+        Ok(records)
+    }
+
+    /// The message for the model about state that was lost with the other process.
+    fn lost_state(&self, machine: &Machine, has_new_sandbox: bool) -> Option<&'static str> {
+        if has_new_sandbox {
+            return Some(NEW_SANDBOX);
+        }
+        let survival = self.resources.sandbox.as_ref()?.info().survival;
+        let lost_processes = machine.has_background_processes();
+        (lost_processes && survival != Survival::Processes).then_some(LOST_PROCESSES)
+    }
+
+    /// Records the end of the run, and whether it can be resumed.
+    async fn close_journal(&self, journal: &Journal, outcome: &mut Outcome) {
+        let recorded = journal.end(End {
+            status: outcome.status(),
+            error: outcome.error.as_ref().map(RunError::to_string),
+            finish: outcome.finish.clone(),
+            files: DeliveredFiles::from(&outcome.outputs),
+        });
+        let committed = match recorded {
+            Ok(()) => journal.commit().await,
+            Err(error) => Err(error),
+        };
+        if outcome.error.is_some() {
+            return;
+        }
+        if let Err(error) = committed {
+            outcome.error = Some(error.into());
+        } else if let Some(kept) = &self.resources.kept {
+            kept.unfinished.fetch_sub(1, Ordering::AcqRel);
+        }
+    }
+
+    fn emit_start(&self, task: &str) {
+        let resources = &self.resources;
+        let sandbox = resources.sandbox.as_ref();
+        let hub = &self.scope.hub;
+        hub.emit_with(|| EventKind::RunStarted {
+            agent: resources.agent.name.clone(),
+            model: resources.agent.client.model().slug.clone(),
+            task: task.to_owned(),
+            max_turns: resources.agent.rules.max_turns,
+            tools: resources
+                .tools
+                .specs()
+                .iter()
+                .map(|spec| spec.name().to_owned())
+                .collect(),
+            sandbox: sandbox.map(|sandbox| sandbox.info().clone()),
+            input_files: resources.input_files.clone(),
+        });
+        for message in &resources.warnings {
+            hub.emit(EventKind::Warning {
+                message: message.clone(),
+            });
+        }
+    }
+
+    /// Saves the files that a finish call names in its `paths`.
+    async fn save_outputs(&self, finish: &Finish) -> Result<SavedOutputs, RunError> {
+        let paths = finish.params.get("paths").and_then(Value::as_array);
+        let paths = paths.into_iter().flatten();
+        let paths: Vec<String> = paths.filter_map(Value::as_str).map(str::to_owned).collect();
+        let resources = &self.resources;
+        let parent = resources.parent.as_ref();
+        let parent_sandbox = parent
+            .filter(|parent| !parent.shares_sandbox)
+            .and_then(|parent| parent.sandbox.as_ref());
+        let saved = match (&resources.sandbox, &resources.output_dir, parent_sandbox) {
+            (Some(sandbox), Some(directory), _) => sandbox.save_outputs(&paths, directory).await,
+            (Some(sandbox), None, Some(parent)) => sandbox.copy_outputs_to(&paths, &**parent).await,
+            _ => return Ok(SavedOutputs::default()),
+        };
+        let saved = saved.map_err(|error| {
+            let kind = match error.kind() {
+                SandboxErrorKind::Gone => RunErrorKind::SandboxGone,
+                _ => RunErrorKind::Internal,
+            };
+            let message =
+                format!("the task is finished, but its files could not be saved: {error}");
+            RunError::new(kind, message)
+        })?;
+        for file in &saved.saved {
+            self.scope.hub.emit(EventKind::OutputSaved {
+                source: file.source.clone(),
+                path: file.path.display().to_string(),
+                size_bytes: file.size_bytes,
+            });
+        }
+        for refused in &saved.refused {
+            self.scope.hub.emit(EventKind::OutputRefused {
+                source: refused.source.clone(),
+                reason: refused.reason.clone(),
+            });
+        }
+        Ok(saved)
+    }
+}

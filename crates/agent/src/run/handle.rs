@@ -1,0 +1,197 @@
+//! The handle of a run: a stream of events, and its control.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Instant;
+
+use cantle_core::content::Content;
+use cantle_core::event::Event;
+use cantle_core::ids::RunId;
+use cantle_core::message::SharedMessage;
+use futures_core::Stream;
+use tokio::sync::{OwnedMutexGuard, mpsc};
+use tokio::task::JoinHandle;
+
+use super::execute::{RunStart, RunTask};
+use super::outcome::Outcome;
+use super::resources::SessionResources;
+use crate::approval::{ApprovalRequests, DecisionError};
+use crate::budget::Account;
+use crate::error::{RunError, RunErrorKind};
+use crate::hub::{Events, Hub};
+use crate::rules::{Decision, Fact};
+use crate::scope::{Background, Ending, RunScope};
+
+/// One task being worked on. The run proceeds by itself; as a stream it yields its events.
+///
+/// Dropping it cancels the run at once. [`outcome`](Self::outcome) waits for the end,
+/// [`detach`](Self::detach) lets the run continue without a handle.
+#[derive(Debug)]
+#[must_use = "dropping a run cancels it"]
+pub struct Run {
+    events: Events,
+    control: RunControl,
+    task: Option<JoinHandle<Outcome>>,
+}
+
+/// The control of a run. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct RunControl(Arc<RunScope>);
+
+impl RunControl {
+    /// Cancels the run: running calls are asked to stop, and all work so far is kept. A kept run can
+    /// be resumed like one that was killed: a sub-agent continues where it was, and an open approval
+    /// is requested again.
+    pub fn cancel(&self) {
+        self.0.ending.cancellation.cancel();
+    }
+
+    /// Cancels a run that will not be resumed.
+    pub(crate) fn cancel_for_good(&self) {
+        self.0.ending.cancel_for_good();
+    }
+
+    /// Whether the run was cancelled.
+    #[must_use]
+    pub fn is_cancelled(&self) -> bool {
+        self.0.ending.cancellation.is_cancelled()
+    }
+
+    /// Sends a message to the model, with its next turn. Has no effect after the end of the run.
+    pub fn say(&self, content: impl Into<Content>) {
+        let content = content.into();
+        let _ = self.0.facts.send(Fact::UserMessage { content });
+    }
+
+    /// Decides on a call that needs approval. `digest` is that of
+    /// [`ApprovalRequested`](cantle_core::event::EventKind::ApprovalRequested): the decision holds for
+    /// these arguments only.
+    ///
+    /// # Errors
+    /// If no such call waits, or it has other arguments.
+    pub fn decide(
+        &self,
+        call_id: &str,
+        digest: &str,
+        decision: Decision,
+    ) -> Result<(), DecisionError> {
+        self.decide_in(self.0.run, call_id, digest, decision)
+    }
+
+    /// Decides on a call of a sub-agent's run, which the event
+    /// [names](cantle_core::event::Event::run).
+    ///
+    /// # Errors
+    /// As [`decide`](Self::decide).
+    pub fn decide_in(
+        &self,
+        run: RunId,
+        call_id: &str,
+        digest: &str,
+        decision: Decision,
+    ) -> Result<(), DecisionError> {
+        let requests = self.0.requests.as_ref().ok_or(DecisionError::NotAsked)?;
+        requests.decide(run, call_id, digest, decision)
+    }
+}
+
+impl Run {
+    /// Starts a run. It holds the lock of the session's history until it ends.
+    pub(crate) fn start(
+        resources: Arc<SessionResources>,
+        history: OwnedMutexGuard<Vec<SharedMessage>>,
+        start: RunStart,
+    ) -> Self {
+        let parent = resources.parent.as_ref().map(|parent| &parent.scope);
+        let run = start.run_id();
+        let depth = parent.map_or(0, |parent| parent.depth + 1);
+        let ending = Ending::new(resources.cancellation.child_token());
+        let (facts, received) = mpsc::unbounded_channel();
+        // The requests of a tree of runs are in one place, where its holder answers them.
+        let requests = parent.and_then(|parent| parent.requests.clone());
+        let own_requests = || {
+            let answers = resources.answers_approvals;
+            answers.then(|| Arc::new(ApprovalRequests::default()))
+        };
+        let parent_budget = parent.map(|parent| Arc::clone(&parent.budget));
+        let scope = Arc::new(RunScope {
+            run,
+            depth,
+            hub: Hub::new(run, parent.map(|parent| parent.run), depth),
+            budget: Arc::new(Account::new(resources.budget, parent_budget)),
+            store: resources.kept.as_ref().map(|kept| kept.store.clone()),
+            requests: requests.or_else(own_requests),
+            skills: resources.skills.clone(),
+            background: Background::new(facts.clone(), &ending.cancellation),
+            facts,
+            ending,
+        });
+        let events = scope.hub.subscribe();
+        let control = RunControl(Arc::clone(&scope));
+        let task = RunTask { scope, resources };
+        let task = tokio::spawn(task.execute(history, start, received));
+        Self {
+            events,
+            control,
+            task: Some(task),
+        }
+    }
+
+    /// Returns the run's identifier.
+    #[must_use]
+    pub fn id(&self) -> RunId {
+        self.control.0.run
+    }
+
+    /// Returns a handle that controls the run.
+    #[must_use]
+    pub fn control(&self) -> RunControl {
+        self.control.clone()
+    }
+
+    /// Cancels the run, as [`RunControl::cancel`].
+    pub fn cancel(&self) {
+        self.control.cancel();
+    }
+
+    /// Waits for the end. Unread events are dropped.
+    pub async fn outcome(mut self) -> Outcome {
+        let started = Instant::now();
+        self.events = Events::ended();
+        let lost = |reason: &str| {
+            let message = format!("the run ended unexpectedly: {reason}");
+            let error = RunError::new(RunErrorKind::Internal, message);
+            Outcome::failed(self.control.0.run, started, error)
+        };
+        let Some(task) = self.task.as_mut() else {
+            return lost("it has no task");
+        };
+        let result = task.await;
+        let outcome = result.unwrap_or_else(|error| lost(&error.to_string()));
+        self.task = None;
+        outcome
+    }
+
+    /// Lets the run continue without this handle, until it ends or its session is closed.
+    pub fn detach(mut self) {
+        self.task = None;
+    }
+}
+
+impl Stream for Run {
+    type Item = Event;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Event>> {
+        Pin::new(&mut self.events).poll_next(cx)
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        if let Some(task) = self.task.take() {
+            self.control.cancel();
+            task.abort();
+        }
+    }
+}

@@ -1,0 +1,369 @@
+//! Model calls: for a turn, or for a summary.
+
+use std::fmt::Write as _;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cantle_core::estimate::{call_usage, output_bytes};
+use cantle_core::event::EventKind;
+use cantle_core::ledger::{CallPurpose, ModelCall};
+use cantle_core::llm::{
+    ChatEvent, ChatRequest, Completion, Fold, LlmError, LlmErrorKind, StopReason, ToolSpecs,
+};
+use cantle_core::message::{Message, SharedMessage};
+use cantle_core::sandbox::SandboxPath;
+use cantle_core::usage::TokenUsage;
+use futures_util::StreamExt as _;
+use tokio::time::Instant;
+use tracing::Instrument as _;
+
+use super::drive::{Driver, LAST_TURN, sleep};
+use crate::budget::{Account, Notice};
+use crate::error::RunError;
+use crate::hooks::{BeforeModel, guarded};
+use crate::rules::{BudgetState, Fact, ModelFailure, SummaryAttempt};
+use crate::spans;
+use crate::time::unix_seconds;
+
+/// Maximum number of files listed behind a summary.
+const MAX_LISTED_FILES: usize = 100;
+
+/// Deadline of listing them.
+const LIST_DEADLINE: Duration = Duration::from_secs(10);
+
+const SUMMARIZE: &str = "\
+Your context window is nearly full. Write a summary of this conversation, from which you will continue \
+the task as if you remembered everything. It will replace everything since the task was given. Include: \
+what was asked, as far as it became clearer on the way; what you did and what the results were, with \
+exact names, paths, numbers, commands and error messages that still matter; what was decided and why; \
+what was tried and does not work; what is done, what is open, and the next step. Don't call any tool.";
+
+const TEXT_ONLY: &str = " Answer with text only, now.";
+
+/// A complete answer of the model.
+struct Answer {
+    completion: Completion,
+    call: ModelCall,
+    /// Start of the request, in seconds since the Unix epoch.
+    started: f64,
+}
+
+impl Driver {
+    /// Asks the model for a turn, and records the result.
+    pub(super) async fn ask_model(&mut self, turn: u32) -> Result<(), RunError> {
+        // The budget of a resumed run, or one of zero, can be exhausted before its first request.
+        for notice in self.scope.budget.notices() {
+            self.record(match notice {
+                Notice::Near(state) => Fact::BudgetNear(state),
+                Notice::Exhausted(state) => Fact::BudgetExhaustedBeforeTurn(state),
+            })?;
+        }
+        if let Some((left, state)) = self.scope.budget.time_left(LAST_TURN)
+            && left.is_zero()
+        {
+            return self.record(Fact::OutOfTime { state, call: None });
+        }
+        if let Some(fact) = self.before_model(turn).await? {
+            return self.record(fact);
+        }
+        self.commit().await?;
+        self.scope.hub.emit(EventKind::TurnStarted { turn });
+        let messages = self.machine.messages().to_vec();
+        let request = ChatRequest::new(messages, self.resources.tools.specs().clone());
+        let fact = match self.call(request, true).await? {
+            Err(fact) => *fact,
+            Ok(answer) => {
+                let Completion {
+                    mut message, stop, ..
+                } = answer.completion;
+                let call = answer.call;
+                let ended = answer.started + call.duration.as_secs_f64();
+                message.request_start_time = Some(answer.started);
+                message.request_end_time = Some(ended);
+                self.scope.hub.emit_with(|| EventKind::ModelAnswered {
+                    turn,
+                    text: message.text(),
+                    tool_calls: message.tool_calls().count(),
+                    usage: call.usage,
+                    usage_estimated: call.estimated,
+                    cost_usd: call.cost_usd,
+                    duration: call.duration,
+                });
+                Fact::ModelAnswered {
+                    message: Box::new(message),
+                    stop,
+                    call,
+                }
+            }
+        };
+        self.record_answer(fact)
+    }
+
+    /// Calls the hook before a model call. Returns the fact that replaces the call, if any.
+    async fn before_model(&mut self, turn: u32) -> Result<Option<Fact>, RunError> {
+        let Some(hooks) = self.resources.agent.hooks.clone() else {
+            return Ok(None);
+        };
+        let hook = hooks.before_model(turn, self.machine.messages());
+        let decided = tokio::select! {
+            decided = guarded("before_model", hook) => decided?,
+            () = self.scope.ending.cancellation.cancelled() => {
+                return Ok(Some(Fact::Cancelled { call: None }));
+            }
+            state = out_of_time(&self.scope.budget) => {
+                return Ok(Some(Fact::OutOfTime { state, call: None }));
+            }
+        };
+        match decided {
+            BeforeModel::Ask => Ok(None),
+            BeforeModel::Stop { reason } => Ok(Some(Fact::Stopped { reason })),
+            BeforeModel::Tell(content) => {
+                let text = content.text();
+                self.scope.hub.emit(EventKind::UserMessage { text });
+                self.record(Fact::HookMessage { content })?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Asks the model for a summary, and records the result.
+    pub(super) async fn summarize(&mut self, attempt: SummaryAttempt) -> Result<(), RunError> {
+        self.commit().await?;
+        let mut prompt = SUMMARIZE.to_owned();
+        let mut specs = self.resources.tools.specs().clone();
+        if attempt != SummaryAttempt::First {
+            prompt.push_str(TEXT_ONLY);
+        }
+        if attempt == SummaryAttempt::WithoutTools {
+            prompt.push_str(" The tools that you have used, and will have again, are:");
+            for spec in specs.iter() {
+                let _ = write!(prompt, "\n- {}: {}", spec.name(), spec.description());
+            }
+            specs = ToolSpecs::default();
+        }
+        let mut messages = self.machine.messages().to_vec();
+        messages.push(SharedMessage::new(Message::user(prompt)));
+        let fact = match self.call(ChatRequest::new(messages, specs), false).await? {
+            Err(fact) => *fact,
+            Ok(answer) => Fact::Summarized {
+                text: summary_text(&answer.completion),
+                files: self.list_files().await,
+                call: answer.call,
+            },
+        };
+        self.record_answer(fact)
+    }
+
+    /// Records a fact with a model call, after counting the call against the budgets.
+    fn record_answer(&mut self, fact: Fact) -> Result<(), RunError> {
+        if let Some(call) = fact.model_call()
+            && let Some(limit) = self.scope.budget.model_call(call)
+        {
+            self.scope.hub.emit(EventKind::Warning {
+                message: format!(
+                    "The cost of this call of {} is unknown, so the budget of ${limit} does not count \
+                     it, nor others like it. Give the model's prices, or a budget of tokens.",
+                    call.model
+                ),
+            });
+        }
+        self.receive_facts()?;
+        self.record_budget_notices()?;
+        self.record(fact)
+    }
+
+    /// Calls the model. A call without an answer returns the fact that describes it. User messages
+    /// that arrive meanwhile are on disk at once.
+    async fn call(
+        &mut self,
+        request: ChatRequest,
+        emits_deltas: bool,
+    ) -> Result<Result<Answer, Box<Fact>>, RunError> {
+        let span = spans::chat(&self.resources.agent.client.model().slug);
+        let answered = self.stream(request, emits_deltas);
+        let answered = answered.instrument(span.clone()).await?;
+        match &answered {
+            Ok(answer) => spans::usage(&span, &answer.call),
+            Err(fact) => match &**fact {
+                Fact::ModelFailed(failure) => spans::failed(&span, &failure.error.kind()),
+                _ => spans::failed(&span, &"Cancelled"),
+            },
+        }
+        Ok(answered)
+    }
+
+    async fn stream(
+        &mut self,
+        request: ChatRequest,
+        emits_deltas: bool,
+    ) -> Result<Result<Answer, Box<Fact>>, RunError> {
+        let (started, start_time) = (Instant::now(), unix_seconds());
+        let mut stream = self.resources.agent.client.stream(request);
+        let mut fold = Fold::default();
+        let mut output = 0;
+        let budget = Arc::clone(&self.scope.budget);
+        let out_of_time = out_of_time(&budget);
+        tokio::pin!(out_of_time);
+        let failure = loop {
+            let event = tokio::select! {
+                event = stream.next() => event,
+                Some(fact) = self.facts.recv() => {
+                    self.record(fact)?;
+                    self.commit().await?;
+                    continue;
+                }
+                () = self.scope.ending.cancellation.cancelled() => {
+                    let call = self.wasted_call(CallPurpose::Cancelled, started, output, true);
+                    return Ok(Err(Box::new(Fact::Cancelled { call: Some(call) })));
+                }
+                state = &mut out_of_time => {
+                    let call = self.wasted_call(CallPurpose::Cancelled, started, output, true);
+                    return Ok(Err(Box::new(Fact::OutOfTime { state, call: Some(call) })));
+                }
+            };
+            match event {
+                Some(Ok(event)) => {
+                    output += self.emit_event(&event, emits_deltas);
+                    if let Some(completion) = fold.push(event) {
+                        return Ok(Ok(self.answer(completion, started, start_time)));
+                    }
+                }
+                Some(Err(error)) => break error,
+                None => {
+                    break LlmError::protocol("the stream ended without a stop reason");
+                }
+            }
+        };
+        let was_read = matches!(
+            failure.kind(),
+            LlmErrorKind::Timeout | LlmErrorKind::Interrupted
+        );
+        let call = self.wasted_call(CallPurpose::Failed, started, output, was_read);
+        Ok(Err(Box::new(Fact::ModelFailed(ModelFailure {
+            error: Arc::new(failure),
+            call,
+        }))))
+    }
+
+    fn answer(&self, completion: Completion, started: Instant, start_time: f64) -> Answer {
+        let usage = completion.usage.unwrap_or_else(|| {
+            let output = output_bytes(&completion.message);
+            call_usage(self.machine.messages(), output)
+        });
+        let mut call = self.model_call(CallPurpose::Turn, usage, started);
+        call.estimated = completion.usage.is_none();
+        call.cost_usd = completion.cost_usd.or(call.cost_usd);
+        call.served_by.clone_from(&completion.served_by);
+        Answer {
+            completion,
+            call,
+            started: start_time,
+        }
+    }
+
+    /// The ledger entry of a call without an answer. A request that the provider refused used no
+    /// tokens; one that timed out or was interrupted was read.
+    fn wasted_call(
+        &self,
+        purpose: CallPurpose,
+        started: Instant,
+        output: usize,
+        was_read: bool,
+    ) -> ModelCall {
+        let usage = if was_read || output > 0 {
+            call_usage(self.machine.messages(), output)
+        } else {
+            TokenUsage::default()
+        };
+        let mut call = self.model_call(purpose, usage, started);
+        call.estimated = true;
+        call
+    }
+
+    /// A ledger entry, with the cost by the model's prices.
+    fn model_call(&self, purpose: CallPurpose, usage: TokenUsage, started: Instant) -> ModelCall {
+        let model = self.resources.agent.client.model();
+        let mut call = ModelCall::new(&model.slug, purpose, usage, started.elapsed());
+        call.cost_usd = model.cost_usd(&usage);
+        call
+    }
+
+    /// Emits an event of the stream. Returns the number of output bytes in it.
+    fn emit_event(&self, event: &ChatEvent, emits_deltas: bool) -> usize {
+        let hub = &self.scope.hub;
+        let emits_deltas = emits_deltas && hub.is_watched();
+        match event {
+            ChatEvent::TextDelta(text) => {
+                if emits_deltas {
+                    hub.emit(EventKind::TextDelta { text: text.clone() });
+                }
+                text.len()
+            }
+            ChatEvent::ReasoningDelta(text) => {
+                if emits_deltas {
+                    hub.emit(EventKind::ReasoningDelta { text: text.clone() });
+                }
+                text.len()
+            }
+            ChatEvent::ToolCallDelta { arguments, .. } => arguments.len(),
+            ChatEvent::Retrying {
+                attempt,
+                after,
+                reason,
+            } => {
+                hub.emit(EventKind::ModelRetry {
+                    attempt: *attempt,
+                    after: *after,
+                    reason: reason.clone(),
+                });
+                0
+            }
+            _ => 0,
+        }
+    }
+
+    /// Lists the sandbox's working directory.
+    async fn list_files(&self) -> Vec<String> {
+        let sandbox = self.resources.sandbox.as_ref();
+        let (Some(sandbox), Ok(directory)) = (sandbox, SandboxPath::new(".")) else {
+            return Vec::new();
+        };
+        // A failure does not justify the loss of a summary.
+        let listed = tokio::time::timeout(LIST_DEADLINE, sandbox.list(&directory)).await;
+        let files = listed.ok().and_then(Result::ok).unwrap_or_default();
+        let more = files.len().saturating_sub(MAX_LISTED_FILES);
+        let mut names: Vec<String> = files
+            .into_iter()
+            .take(MAX_LISTED_FILES)
+            .map(|file| file.path.to_string())
+            .collect();
+        if more > 0 {
+            names.push(format!("and {more} more"));
+        }
+        names
+    }
+}
+
+/// Waits until a time budget, including the time of the last turn, is exhausted.
+async fn out_of_time(budget: &Account) -> BudgetState {
+    loop {
+        match budget.time_left(LAST_TURN) {
+            Some((left, state)) if left.is_zero() => return state,
+            limit => sleep(limit.map(|(left, _)| left)).await,
+        }
+    }
+}
+
+/// Returns the summary in an answer; blank if the answer calls tools, which means that the model went
+/// on working, or if a filter stopped it.
+fn summary_text(completion: &Completion) -> String {
+    let message = &completion.message;
+    if message.tool_calls().next().is_some() || completion.stop == StopReason::ContentFilter {
+        return String::new();
+    }
+    let mut text = message.text();
+    if completion.stop == StopReason::Length && !text.trim().is_empty() {
+        text.push_str("\n[The summary was cut off here, at the output limit.]");
+    }
+    text
+}

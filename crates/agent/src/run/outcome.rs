@@ -1,0 +1,83 @@
+//! The outcome of a run.
+
+use std::time::{Duration, Instant};
+
+use cantle_core::event::{EventKind, Finish, RunStatus};
+use cantle_core::ids::RunId;
+use cantle_core::ledger::Ledger;
+use cantle_core::message::SharedMessage;
+use cantle_core::sandbox::SavedOutputs;
+use serde::de::DeserializeOwned;
+
+use crate::error::RunError;
+
+/// The end of a run and its results.
+#[derive(Debug)]
+#[non_exhaustive]
+pub struct Outcome {
+    /// The run.
+    pub run: RunId,
+    /// The finish call that ended the run; present even if saving its files failed.
+    pub finish: Option<Finish>,
+    /// The error that ended the run.
+    pub error: Option<RunError>,
+    /// The conversation, including the system message.
+    pub history: Vec<SharedMessage>,
+    /// Parts of the conversation that summaries replaced, oldest first.
+    pub summarized: Vec<Vec<SharedMessage>>,
+    /// Tokens, cost and calls of the run and its sub-agents.
+    pub ledger: Ledger,
+    /// Files saved in the output directory, and refused files.
+    pub outputs: SavedOutputs,
+    /// Number of turns.
+    pub turns: u32,
+    /// Duration of the run.
+    pub duration: Duration,
+}
+
+impl Outcome {
+    /// The outcome of a run that did not begin, or whose task was lost.
+    pub(super) fn failed(run: RunId, started: Instant, error: RunError) -> Self {
+        Self {
+            run,
+            finish: None,
+            error: Some(error),
+            history: Vec::new(),
+            summarized: Vec::new(),
+            ledger: Ledger::default(),
+            outputs: SavedOutputs::default(),
+            turns: 0,
+            duration: started.elapsed(),
+        }
+    }
+
+    /// Returns the status.
+    #[must_use]
+    pub fn status(&self) -> RunStatus {
+        self.error
+            .as_ref()
+            .map_or(RunStatus::Finished, RunError::status)
+    }
+
+    /// Returns the parameters of the finish call as the parameter type of its tool; `None` if the run
+    /// did not finish.
+    ///
+    /// # Errors
+    /// If they are of another type: another finish tool was called.
+    pub fn finish_as<T: DeserializeOwned>(&self) -> Option<Result<T, serde_json::Error>> {
+        self.finish
+            .as_ref()
+            .map(|finish| T::deserialize(&finish.params))
+    }
+
+    pub(super) fn event(&self) -> EventKind {
+        EventKind::RunFinished {
+            status: self.status(),
+            finish: self.finish.clone(),
+            error: self.error.as_ref().map(RunError::to_string),
+            turns: self.turns,
+            duration: self.duration,
+            ledger: self.ledger.clone(),
+        }
+    }
+}

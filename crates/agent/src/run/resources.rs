@@ -1,0 +1,58 @@
+//! The resources of a session, which its runs use.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+
+use cantle_core::message::SharedMessage;
+use cantle_core::sandbox::{Sandbox, SandboxHandle};
+use serde_json::Value;
+use tokio::sync::Mutex;
+use tokio_util::sync::CancellationToken;
+
+use crate::budget::Budget;
+use crate::definition::Definition;
+use crate::journal::{Identity, ReopenedRun, RunStore};
+use crate::scope::ParentRun;
+use crate::skills::Skills;
+use crate::tool_table::ToolTable;
+
+/// Everything that a session opened, shared with its runs.
+pub(crate) struct SessionResources {
+    pub(crate) agent: Arc<Definition>,
+    pub(crate) tools: Arc<ToolTable>,
+    pub(crate) sandbox: Option<Arc<dyn Sandbox>>,
+    /// Paths of the input files in the sandbox.
+    pub(crate) input_files: Vec<String>,
+    pub(crate) output_dir: Option<PathBuf>,
+    /// Warnings that every run emits.
+    pub(crate) warnings: Vec<String>,
+    pub(crate) cancellation: CancellationToken,
+    /// The conversation without the system message. A run holds the lock until it ends.
+    pub(crate) history: Arc<Mutex<Vec<SharedMessage>>>,
+    pub(crate) budget: Budget,
+    /// Whether the holder of a run answers its approval requests.
+    pub(crate) answers_approvals: bool,
+    pub(crate) kept: Option<KeptSession>,
+    pub(crate) skills: Option<Arc<Skills>>,
+    /// The run that called this agent as a sub-agent.
+    pub(crate) parent: Option<ParentRun>,
+}
+
+/// A session whose runs are kept.
+pub(crate) struct KeptSession {
+    pub(crate) store: RunStore,
+    pub(crate) note: Value,
+    pub(crate) identity: Identity,
+    /// The sandbox, if it outlives the process.
+    pub(crate) sandbox: Option<SandboxHandle>,
+    /// Number of runs that can be resumed. While there are any, the sandbox stays.
+    pub(crate) unfinished: AtomicUsize,
+}
+
+/// The run for which a session was opened.
+pub(crate) struct ResumedRun {
+    pub(crate) reopened: ReopenedRun,
+    /// Whether the sandbox is a new one.
+    pub(crate) has_new_sandbox: bool,
+}

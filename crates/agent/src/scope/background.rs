@@ -1,0 +1,372 @@
+//! The background sub-agents of one run: their tasks, ids and results. Their ends reach the driver as
+//! facts, through the channel of user messages.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use cantle_core::ledger::Ledger;
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+use super::report::SubAgentReport;
+use crate::journal::BackgroundAgentRecord;
+use crate::progress::{Progress, ProgressSnapshot};
+use crate::rules::{Fact, SubAgentEnded};
+
+/// Maximum number of sub-agents that work for one run at a time.
+const MAX_WORKING: usize = 16;
+
+/// The background sub-agents of one run.
+#[derive(Debug)]
+pub(crate) struct Background {
+    facts: UnboundedSender<Fact>,
+    /// Cancels all of them.
+    cancellation: CancellationToken,
+    changed: watch::Sender<()>,
+    state: Mutex<BackgroundState>,
+}
+
+#[derive(Debug, Default)]
+struct BackgroundState {
+    tasks: JoinSet<()>,
+    /// By their numbers.
+    agents: BTreeMap<u64, BackgroundAgent>,
+    next_number: u64,
+    /// Whether the run has ended and unfinished sub-agents continue with it.
+    suspends: bool,
+}
+
+#[derive(Debug)]
+struct BackgroundAgent {
+    record: BackgroundAgentRecord,
+    cancellation: CancellationToken,
+    progress: Arc<Progress>,
+    /// Number of calls that wait for its end.
+    waiting_calls: usize,
+    result: Option<String>,
+}
+
+/// The state of a background sub-agent.
+#[derive(Debug)]
+pub(crate) enum BackgroundStatus {
+    Working(String, ProgressSnapshot),
+    /// Ended, with its result.
+    Ended(String, String),
+}
+
+impl BackgroundAgent {
+    fn ended(record: BackgroundAgentRecord, result: Option<String>) -> Self {
+        Self {
+            record,
+            cancellation: CancellationToken::new(),
+            progress: Arc::default(),
+            waiting_calls: 0,
+            result,
+        }
+    }
+
+    fn is_working(&self) -> bool {
+        self.result.is_none()
+    }
+
+    fn status(&self) -> BackgroundStatus {
+        let id = self.record.id.clone();
+        match &self.result {
+            Some(result) => BackgroundStatus::Ended(id, result.clone()),
+            None => BackgroundStatus::Working(id, self.progress.snapshot()),
+        }
+    }
+}
+
+impl Background {
+    /// An empty registry; `cancellation` is that of the run.
+    pub(crate) fn new(facts: UnboundedSender<Fact>, cancellation: &CancellationToken) -> Self {
+        Self {
+            facts,
+            cancellation: cancellation.child_token(),
+            changed: watch::Sender::new(()),
+            state: Mutex::default(),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, BackgroundState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Restores a sub-agent of an earlier process: with its result if it had ended. The number of one
+    /// that had not is reserved.
+    pub(crate) fn restore(&self, record: &BackgroundAgentRecord, result: Option<String>) {
+        let mut state = self.state();
+        state.next_number = state.next_number.max(record.number + 1);
+        if result.is_some() {
+            let agent = BackgroundAgent::ended(record.clone(), result);
+            state.agents.insert(record.number, agent);
+        }
+    }
+
+    /// Returns the sub-agent that a call started.
+    pub(crate) fn of_call(&self, call_id: &str) -> Option<BackgroundAgentRecord> {
+        let state = self.state();
+        let mut agents = state.agents.values();
+        let agent = agents.find(|agent| agent.record.call_id == call_id)?;
+        Some(agent.record.clone())
+    }
+
+    /// The number of working sub-agents, if no other may start.
+    pub(crate) fn is_full(&self) -> Option<usize> {
+        let state = self.state();
+        let working = state.agents.values().filter(|it| it.is_working()).count();
+        (working >= MAX_WORKING).then_some(working)
+    }
+
+    /// Returns the record of a new sub-agent.
+    pub(crate) fn new_record(&self, tool: &str, call_id: &str) -> BackgroundAgentRecord {
+        let mut state = self.state();
+        let number = state.next_number;
+        state.next_number += 1;
+        BackgroundAgentRecord {
+            id: format!("{tool}-{}", number + 1),
+            number,
+            tool: tool.to_owned(),
+            call_id: call_id.to_owned(),
+        }
+    }
+
+    /// Starts a sub-agent. `work` gets the token that cancels it, and returns its result.
+    pub(crate) fn spawn<F>(
+        &self,
+        record: BackgroundAgentRecord,
+        progress: Arc<Progress>,
+        work: impl FnOnce(CancellationToken) -> F,
+    ) where
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let cancellation = self.cancellation.child_token();
+        let work = work(cancellation.clone());
+        let mut state = self.state();
+        let number = record.number;
+        let agent = BackgroundAgent {
+            record,
+            cancellation,
+            progress,
+            waiting_calls: 0,
+            result: None,
+        };
+        state.agents.insert(number, agent);
+        state.tasks.spawn(work);
+    }
+
+    /// Adds a sub-agent that has ended already.
+    pub(crate) fn insert_ended(
+        &self,
+        record: BackgroundAgentRecord,
+        result: String,
+        report: Option<SubAgentReport>,
+    ) {
+        let number = record.number;
+        let agent = BackgroundAgent::ended(record, None);
+        self.state().agents.insert(number, agent);
+        self.ended(number, result, report);
+    }
+
+    /// Records the end of a sub-agent.
+    pub(crate) fn ended(&self, number: u64, result: String, report: Option<SubAgentReport>) {
+        let mut state = self.state();
+        let Some(agent) = state.agents.get_mut(&number) else {
+            return;
+        };
+        let report = report.unwrap_or(SubAgentReport {
+            ledger: Ledger::default(),
+            suspended: false,
+        });
+        let (tool, ledger) = (agent.record.tool.clone(), Box::new(report.ledger));
+        let fact = if report.suspended {
+            Fact::SubAgentSuspended { tool, ledger }
+        } else {
+            Fact::SubAgentEnded(SubAgentEnded {
+                id: agent.record.id.clone(),
+                tool,
+                result: result.clone(),
+                awaited: agent.waiting_calls > 0,
+                ledger,
+            })
+        };
+        // Fails only after the end of the run.
+        let _ = self.facts.send(fact);
+        agent.result = Some(result);
+        drop(state);
+        self.changed.send_replace(());
+    }
+
+    /// Whether the run has ended and unfinished sub-agents continue with it.
+    pub(crate) fn suspends(&self) -> bool {
+        self.state().suspends
+    }
+
+    /// Returns the status of one sub-agent of a tool, or of all.
+    ///
+    /// # Errors
+    /// If there is none with this id; the message lists the ids.
+    pub(crate) fn statuses(
+        &self,
+        tool: &str,
+        id: Option<&str>,
+    ) -> Result<Vec<BackgroundStatus>, String> {
+        let numbers = self.numbers(tool, id)?;
+        let state = self.state();
+        let agents = numbers.iter().filter_map(|number| state.agents.get(number));
+        Ok(agents.map(BackgroundAgent::status).collect())
+    }
+
+    /// Waits until one sub-agent has ended: this one, or any that works. Returns those that have;
+    /// `None` after the timeout.
+    ///
+    /// # Errors
+    /// If there is none with this id; the message lists the ids.
+    pub(crate) async fn wait(
+        &self,
+        tool: &str,
+        id: Option<&str>,
+        timeout: Duration,
+    ) -> Result<Option<Vec<BackgroundStatus>>, String> {
+        let mut numbers = self.numbers(tool, id)?;
+        if id.is_none() {
+            let state = self.state();
+            let is_working = |number: &u64| {
+                let agent = state.agents.get(number);
+                agent.is_some_and(BackgroundAgent::is_working)
+            };
+            numbers.retain(is_working);
+            drop(state);
+            if numbers.is_empty() {
+                return self.statuses(tool, None).map(Some);
+            }
+        }
+        let mut changed = self.changed.subscribe();
+        let waiting = WaitingCall::new(self, numbers);
+        let ended = async {
+            loop {
+                let ended = waiting.ended();
+                // The sender lives as long as `self`.
+                if !ended.is_empty() || changed.changed().await.is_err() {
+                    return ended;
+                }
+            }
+        };
+        Ok(tokio::time::timeout(timeout, ended).await.ok())
+    }
+
+    /// Cancels one sub-agent.
+    ///
+    /// # Errors
+    /// If there is none with this id; the message lists the ids.
+    pub(crate) fn stop(&self, tool: &str, id: &str) -> Result<(), String> {
+        let numbers = self.numbers(tool, Some(id))?;
+        let state = self.state();
+        for agent in numbers.iter().filter_map(|number| state.agents.get(number)) {
+            agent.cancellation.cancel();
+        }
+        Ok(())
+    }
+
+    fn numbers(&self, tool: &str, id: Option<&str>) -> Result<Vec<u64>, String> {
+        let state = self.state();
+        let of_tool = state.agents.iter().filter(|(_, it)| it.record.tool == tool);
+        let Some(id) = id else {
+            return Ok(of_tool.map(|(number, _)| *number).collect());
+        };
+        let mut ids = Vec::new();
+        for (number, agent) in of_tool {
+            if agent.record.id == id {
+                return Ok(vec![*number]);
+            }
+            ids.push(agent.record.id.as_str());
+        }
+        if ids.is_empty() {
+            return Err(format!("there is no `{id}`: none was started"));
+        }
+        Err(format!("there is no `{id}`; there are: {}", ids.join(", ")))
+    }
+
+    /// Ends the working sub-agents at the end of the run: cancels them, and aborts them after the
+    /// grace. If `suspend`, they continue when the run is resumed.
+    pub(crate) async fn end(&self, suspend: bool, grace: Duration) {
+        let mut tasks = {
+            let mut state = self.state();
+            state.suspends = suspend;
+            std::mem::take(&mut state.tasks)
+        };
+        if tasks.is_empty() {
+            return;
+        }
+        self.cancellation.cancel();
+        let all = async { while tasks.join_next().await.is_some() {} };
+        // The rest is aborted below.
+        let _ = tokio::time::timeout(grace, all).await;
+        tasks.shutdown().await;
+        let aborted: Vec<_> = {
+            let state = self.state();
+            let agents = state.agents.iter().filter(|(_, agent)| agent.is_working());
+            agents
+                .map(|(number, agent)| (*number, agent.progress.ledger()))
+                .collect()
+        };
+        for (number, ledger) in aborted {
+            let report = SubAgentReport {
+                ledger: ledger.unwrap_or_default(),
+                suspended: suspend,
+            };
+            let result = "The sub-agent was stopped with the run that called it.".to_owned();
+            self.ended(number, result, Some(report));
+        }
+    }
+
+    /// Aborts all tasks.
+    pub(crate) fn abort(&self) {
+        let tasks = std::mem::take(&mut self.state().tasks);
+        drop(tasks);
+    }
+}
+
+/// A call that waits for the end of sub-agents, and returns their results.
+struct WaitingCall<'a> {
+    background: &'a Background,
+    numbers: Vec<u64>,
+}
+
+impl<'a> WaitingCall<'a> {
+    fn new(background: &'a Background, numbers: Vec<u64>) -> Self {
+        let mut state = background.state();
+        for number in &numbers {
+            if let Some(agent) = state.agents.get_mut(number) {
+                agent.waiting_calls += 1;
+            }
+        }
+        drop(state);
+        Self {
+            background,
+            numbers,
+        }
+    }
+
+    fn ended(&self) -> Vec<BackgroundStatus> {
+        let state = self.background.state();
+        let agents = self.numbers.iter().filter_map(|it| state.agents.get(it));
+        let ended = agents.filter(|agent| !agent.is_working());
+        ended.map(BackgroundAgent::status).collect()
+    }
+}
+
+impl Drop for WaitingCall<'_> {
+    fn drop(&mut self) {
+        let mut state = self.background.state();
+        for number in &self.numbers {
+            if let Some(agent) = state.agents.get_mut(number) {
+                agent.waiting_calls -= 1;
+            }
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! The state that everything working on one run shares, and the calls that cross from one run to
+//! another.
+
+mod background;
+mod parent;
+mod report;
+mod run_scope;
+mod sub_agent;
+
+pub(crate) use self::background::{Background, BackgroundStatus};
+pub(crate) use self::parent::ParentRun;
+pub(crate) use self::report::SubAgentReport;
+pub(crate) use self::run_scope::{Ending, RunScope};
+pub(crate) use self::sub_agent::{AgentTool, SubAgentCall, SubAgentTool};

@@ -1,0 +1,81 @@
+//! The shared state of one run.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use cantle_core::ids::RunId;
+use tokio::sync::mpsc::UnboundedSender;
+use tokio_util::sync::CancellationToken;
+
+use super::background::Background;
+use crate::approval::ApprovalRequests;
+use crate::budget::Account;
+use crate::hub::Hub;
+use crate::journal::RunStore;
+use crate::rules::Fact;
+use crate::skills::Skills;
+
+/// The shared state of one run. Sub-agents reach it through their [`SubAgentCall`].
+pub(crate) struct RunScope {
+    pub(crate) run: RunId,
+    /// Number of runs above this one.
+    pub(crate) depth: u32,
+    pub(crate) hub: Hub,
+    pub(crate) budget: Arc<Account>,
+    pub(crate) ending: Ending,
+    /// The store of this run's journal, if it is kept. Journals of sub-agents lie below it.
+    pub(crate) store: Option<RunStore>,
+    /// Approval requests to the holder of the top run; `None` if the holder does not answer them.
+    pub(crate) requests: Option<Arc<ApprovalRequests>>,
+    pub(crate) skills: Option<Arc<Skills>>,
+    /// The channel of facts from outside: user messages, and ends of background sub-agents.
+    pub(crate) facts: UnboundedSender<Fact>,
+    /// The background sub-agents that this run started.
+    pub(crate) background: Background,
+}
+
+impl RunScope {
+    /// Whether calls that stop with the run are suspended: it was cancelled and can be resumed.
+    pub(crate) fn suspends_calls(&self) -> bool {
+        self.store.is_some()
+            && self.ending.cancellation.is_cancelled()
+            && !self.ending.is_for_good()
+    }
+}
+
+impl fmt::Debug for RunScope {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RunScope")
+            .field("run", &self.run)
+            .field("depth", &self.depth)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Whether and how a run was asked to end.
+#[derive(Debug)]
+pub(crate) struct Ending {
+    pub(crate) cancellation: CancellationToken,
+    for_good: AtomicBool,
+}
+
+impl Ending {
+    pub(crate) fn new(cancellation: CancellationToken) -> Self {
+        Self {
+            cancellation,
+            for_good: AtomicBool::new(false),
+        }
+    }
+
+    /// Cancels a run that will not be resumed.
+    pub(crate) fn cancel_for_good(&self) {
+        self.for_good.store(true, Ordering::Release);
+        self.cancellation.cancel();
+    }
+
+    /// Whether the run will not be resumed.
+    pub(crate) fn is_for_good(&self) -> bool {
+        self.for_good.load(Ordering::Acquire)
+    }
+}

@@ -1,0 +1,85 @@
+//! The tools of an agent, and the interface between a run and the sub-agents it calls.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use async_trait::async_trait;
+use cantle_core::tool::{DynTool, ToolContext, ToolError, ToolOutput};
+use serde_json::Value;
+
+use super::report::SubAgentReport;
+use super::run_scope::RunScope;
+use crate::journal::RunStore;
+use crate::progress::Progress;
+
+/// A tool of an agent: an ordinary one, or a sub-agent.
+#[derive(Clone)]
+pub(crate) struct AgentTool {
+    /// Name, parameters and properties; also the body of an ordinary tool.
+    pub(crate) tool: DynTool,
+    /// The body of a sub-agent.
+    pub(crate) sub_agent: Option<Arc<dyn SubAgentTool>>,
+}
+
+impl From<DynTool> for AgentTool {
+    fn from(tool: DynTool) -> Self {
+        Self {
+            tool,
+            sub_agent: None,
+        }
+    }
+}
+
+impl fmt::Debug for AgentTool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.tool.fmt(f)
+    }
+}
+
+/// A tool whose calls run another agent, below the calling run.
+#[async_trait]
+pub(crate) trait SubAgentTool: Send + Sync {
+    /// Runs a call. Its costs are left in the call's report.
+    async fn call(
+        &self,
+        arguments: Value,
+        cx: ToolContext,
+        call: Arc<SubAgentCall>,
+    ) -> Result<ToolOutput, ToolError>;
+}
+
+/// One call of a sub-agent.
+#[derive(Debug)]
+pub(crate) struct SubAgentCall {
+    /// The calling run.
+    pub(crate) scope: Arc<RunScope>,
+    pub(crate) call_id: String,
+    pub(crate) progress: Arc<Progress>,
+    report: Mutex<Option<SubAgentReport>>,
+}
+
+impl SubAgentCall {
+    pub(crate) fn new(scope: &Arc<RunScope>, call_id: &str) -> Self {
+        Self {
+            scope: Arc::clone(scope),
+            call_id: call_id.to_owned(),
+            progress: Arc::default(),
+            report: Mutex::default(),
+        }
+    }
+
+    /// The store of this call's runs, if runs are kept.
+    pub(crate) fn store(&self) -> Option<RunStore> {
+        let store = self.scope.store.as_ref()?;
+        Some(store.of_call(self.scope.run, &self.call_id))
+    }
+
+    pub(crate) fn set_report(&self, report: SubAgentReport) {
+        *self.report.lock().unwrap_or_else(PoisonError::into_inner) = Some(report);
+    }
+
+    pub(crate) fn take_report(&self) -> Option<SubAgentReport> {
+        let mut report = self.report.lock().unwrap_or_else(PoisonError::into_inner);
+        report.take()
+    }
+}

@@ -1,0 +1,354 @@
+//! The session and how it is opened, for new runs or to resume one.
+
+use std::fmt;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cantle_core::content::Content;
+use cantle_core::ids::RunId;
+use cantle_core::message::{Message, SharedMessage};
+use cantle_core::sandbox::{Sandbox, SandboxHandle};
+use tokio::sync::OwnedMutexGuard;
+use tokio_util::sync::DropGuard;
+
+use super::open::{OpenRequest, OpenSession};
+use super::options::{ResumeOptions, SessionOptions};
+use super::outputs::{blocking, check_directory};
+use super::tool_sets::ToolSets;
+use super::warnings::sandbox_warnings;
+use crate::budget::Budget;
+use crate::definition::Definition;
+use crate::error::{SessionError, SessionErrorKind};
+use crate::inputs;
+use crate::journal::{RunStore, StoreError, already_finished};
+use crate::run::{ResumedRun, Run, RunStart, SessionResources};
+use crate::scope::ParentRun;
+use crate::skills::Skills;
+
+/// An opened agent: its sandbox and tools are open, and tasks run in it one after another, each
+/// continuing the conversation.
+///
+/// [`close`](Self::close) it when done. Dropping it is the fall-back, which can't wait and can't
+/// report errors.
+pub struct Session {
+    resources: Arc<SessionResources>,
+    /// Declared before `sets`: runs are cancelled before their tools are dropped.
+    _cancel_runs: DropGuard,
+    sets: ToolSets,
+    resumed: Mutex<Option<ResumedRun>>,
+}
+
+impl Session {
+    /// Opens a session for new runs.
+    pub(crate) async fn open(
+        agent: Arc<Definition>,
+        options: SessionOptions,
+    ) -> Result<Self, SessionError> {
+        let SessionOptions {
+            input_files,
+            output_dir,
+            history,
+            budget,
+            answers_approvals,
+            store,
+            note,
+            skills,
+            progress,
+            parent,
+        } = options;
+        // Mistakes of the caller are found before anything is opened.
+        check_money_budget(&agent, budget, parent.as_ref())?;
+        let reads_files = output_dir.is_some() || skills.is_some() || !input_files.is_empty();
+        let read = move || {
+            if let Some(directory) = &output_dir {
+                check_directory(directory)?;
+            }
+            let skills = skills.as_deref().map(Skills::load).transpose();
+            let skills = skills.map_err(|error| {
+                SessionError::new(SessionErrorKind::Input, error.to_string()).with_source(error)
+            });
+            Ok((inputs::resolve(&input_files)?, output_dir, skills?))
+        };
+        let (inputs, output_dir, skills) = if reads_files {
+            blocking(read).await?
+        } else {
+            read()?
+        };
+        let inherited = parent.as_ref().and_then(|it| it.scope.skills.clone());
+        let request = OpenRequest {
+            inputs,
+            durable: store.is_some(),
+            reattach: None,
+            skills: skills.map(Arc::new).or(inherited),
+            progress,
+            parent,
+        };
+        let mut session = OpenSession::open(&agent, &request).await?;
+        let resources = &mut session.resources;
+        resources.output_dir = output_dir;
+        resources.budget = budget;
+        resources.answers_approvals = answers_approvals;
+        let history = history
+            .into_iter()
+            .enumerate()
+            .filter(|(index, message)| *index > 0 || !matches!(message, Message::System(_)))
+            .map(|(_, message)| SharedMessage::new(message));
+        resources.history = Arc::new(tokio::sync::Mutex::new(history.collect()));
+        if let Some(store) = store {
+            session = session.keep(store, note, 0).await?;
+        }
+        Ok(Self::new(session, None))
+    }
+
+    /// Opens a session to resume a run.
+    pub(crate) async fn reopen(
+        agent: Arc<Definition>,
+        store: RunStore,
+        run: RunId,
+        options: ResumeOptions,
+    ) -> Result<Self, SessionError> {
+        let ResumeOptions {
+            output_dir,
+            budget,
+            answers_approvals,
+            fresh_sandbox,
+            progress,
+            parent,
+        } = options;
+        check_money_budget(&agent, budget, parent.as_ref())?;
+        let reading = store.clone();
+        let read = blocking(move || {
+            if let Some(directory) = &output_dir {
+                check_directory(directory)?;
+            }
+            Ok((reading.reopen(run).map_err(store_error)?, output_dir))
+        });
+        let (reopened, output_dir) = read.await?;
+        let header = &reopened.content.header;
+        // Of a finished run only the files can be delivered again, if the process ended before it
+        // released the sandbox.
+        let is_finished = reopened.content.is_finished();
+        if is_finished && header.sandbox.is_none() {
+            return Err(store_error(already_finished(run)));
+        }
+        let mut request = OpenRequest {
+            inputs: Vec::new(),
+            durable: true,
+            reattach: header.sandbox.clone(),
+            skills: None,
+            progress,
+            parent,
+        };
+        let mut has_new_sandbox = false;
+        let mut session = match OpenSession::open(&agent, &request).await {
+            Err(error) if error.is_gone() && is_finished => {
+                return Err(store_error(already_finished(run)));
+            }
+            Err(error) if error.is_gone() && fresh_sandbox => {
+                request.reattach = None;
+                has_new_sandbox = true;
+                OpenSession::open(&agent, &request).await?
+            }
+            Err(error) if error.is_gone() => {
+                let message = format!(
+                    "the sandbox of run {run} is gone, and the files in it with it ({error}); \
+                     it can go on only in a fresh one"
+                );
+                return Err(
+                    SessionError::new(SessionErrorKind::Sandbox, message).with_source(error)
+                );
+            }
+            other => other?,
+        };
+        if header.sandbox.is_none() && session.has_own_sandbox() {
+            if !fresh_sandbox {
+                // The first error is the one to report.
+                let _ = session.close().await;
+                let message = format!(
+                    "the sandbox of run {run} did not outlive the program, and the files in it are \
+                     gone; it can go on only in a fresh one"
+                );
+                return Err(SessionError::new(SessionErrorKind::Sandbox, message));
+            }
+            has_new_sandbox = true;
+        }
+        let differences = header.identity.compare(&session.identity());
+        if !differences.conflicts.is_empty() {
+            session.suspend().await;
+            let message = format!(
+                "run {run} was begun by an agent that is different from this one:\n  {}",
+                differences.conflicts.join("\n  ")
+            );
+            return Err(SessionError::new(SessionErrorKind::Identity, message));
+        }
+        let resources = &mut session.resources;
+        if !differences.warnings.is_empty() {
+            resources.warnings.push(format!(
+                "Since this run began, its agent has changed; the run continues with its own texts: {}.",
+                differences.warnings.join("; ")
+            ));
+        }
+        let specs = header.identity.recorded_specs(resources.tools.specs());
+        resources.tools = Arc::new(resources.tools.with_specs(specs));
+        resources.output_dir = output_dir;
+        resources.budget = budget;
+        resources.answers_approvals = answers_approvals;
+        resources.input_files.clone_from(&header.input_files);
+        let note = header.note.clone();
+        let session = session.keep(store, note, 1).await?;
+        let resumed = ResumedRun {
+            reopened,
+            has_new_sandbox,
+        };
+        Ok(Self::new(session, Some(resumed)))
+    }
+
+    fn new(session: OpenSession, resumed: Option<ResumedRun>) -> Self {
+        let OpenSession {
+            mut resources,
+            sets,
+            guard,
+        } = session;
+        if resources.parent.is_none() {
+            let sandbox = resources.sandbox.as_deref();
+            let warnings = sandbox_warnings(sandbox, resources.output_dir.is_some());
+            resources.warnings.extend(warnings);
+        }
+        Self {
+            resources: Arc::new(resources),
+            _cancel_runs: guard,
+            sets,
+            resumed: Mutex::new(resumed),
+        }
+    }
+
+    /// Removes the sandbox of a run that ended. One that is gone is not an error.
+    pub(crate) async fn discard(
+        agent: &Arc<Definition>,
+        sandbox: SandboxHandle,
+    ) -> Result<(), SessionError> {
+        let request = OpenRequest {
+            inputs: Vec::new(),
+            durable: true,
+            reattach: Some(sandbox),
+            skills: None,
+            progress: None,
+            parent: None,
+        };
+        match OpenSession::open(agent, &request).await {
+            Ok(session) => session.close().await,
+            Err(error) if error.is_gone() => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Starts a run. The runs of a session follow each other: each sees the conversation and the files
+    /// of those before it.
+    ///
+    /// # Errors
+    /// [`SessionErrorKind::Busy`] while another run of this session goes on.
+    pub fn run(&self, task: impl Into<Content>) -> Result<Run, SessionError> {
+        let history = self.lock_history()?;
+        let start = RunStart::Task(RunId::new(), task.into());
+        Ok(Run::start(Arc::clone(&self.resources), history, start))
+    }
+
+    /// Whether the session was opened to resume a run, and [`resume`](Self::resume) has not been called.
+    #[must_use]
+    pub fn is_resumed(&self) -> bool {
+        self.resumed_run().is_some()
+    }
+
+    /// Resumes the run for which the session was [opened](crate::Agent::resume).
+    ///
+    /// # Errors
+    /// [`SessionErrorKind::Journal`] if there is none, or it was resumed already.
+    pub fn resume(&self) -> Result<Run, SessionError> {
+        let history = self.lock_history()?;
+        let resumed = self.resumed_run().take().ok_or_else(|| {
+            let message = "the session has no run to resume";
+            SessionError::new(SessionErrorKind::Journal, message)
+        })?;
+        let start = RunStart::Resume(Box::new(resumed));
+        Ok(Run::start(Arc::clone(&self.resources), history, start))
+    }
+
+    fn resumed_run(&self) -> MutexGuard<'_, Option<ResumedRun>> {
+        self.resumed.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn lock_history(&self) -> Result<OwnedMutexGuard<Vec<SharedMessage>>, SessionError> {
+        let history = Arc::clone(&self.resources.history);
+        history.try_lock_owned().map_err(|_| {
+            let message = "another run of this session goes on";
+            SessionError::new(SessionErrorKind::Busy, message)
+        })
+    }
+
+    /// Returns the sandbox.
+    #[must_use]
+    pub fn sandbox(&self) -> Option<&Arc<dyn Sandbox>> {
+        self.resources.sandbox.as_ref()
+    }
+
+    /// Cancels a run that goes on, and closes everything in reverse order. If a kept run can be resumed,
+    /// its sandbox stays.
+    ///
+    /// # Errors
+    /// If something could not be closed; the message lists all that may remain.
+    pub async fn close(self) -> Result<(), SessionError> {
+        let resources = &self.resources;
+        resources.cancellation.cancel();
+        // The lock is released when the run ends. A run that hangs in a tool must not prevent the rest
+        // from being closed.
+        let deadline = resources.agent.close_deadline;
+        let _ = tokio::time::timeout(deadline, resources.history.lock()).await;
+        let kept = resources.kept.as_ref();
+        if kept.is_some_and(|kept| kept.unfinished.load(Ordering::Acquire) > 0) {
+            self.sets.suspend(deadline).await
+        } else {
+            self.sets.close(deadline).await
+        }
+    }
+
+    /// Closes everything, even a sandbox in which a run could be resumed.
+    pub(crate) async fn close_for_good(self) -> Result<(), SessionError> {
+        if let Some(kept) = &self.resources.kept {
+            kept.unfinished.store(0, Ordering::Release);
+        }
+        self.close().await
+    }
+}
+
+fn store_error(error: StoreError) -> SessionError {
+    SessionError::new(SessionErrorKind::Journal, error.to_string()).with_source(error)
+}
+
+/// Rejects a budget of money if it is known that the model's calls have no known cost.
+fn check_money_budget(
+    agent: &Definition,
+    budget: Budget,
+    parent: Option<&ParentRun>,
+) -> Result<(), SessionError> {
+    let limits_money =
+        budget.cost_usd.is_some() || parent.is_some_and(|it| it.scope.budget.limits_money());
+    let model = agent.client.model();
+    if !limits_money || !model.has_unknown_cost() {
+        return Ok(());
+    }
+    let message = format!(
+        "a budget of money can't be enforced with the model {}: its provider does not report the cost \
+         of calls, and no prices were given. Give its prices, or a budget of tokens",
+        model.slug
+    );
+    Err(SessionError::new(SessionErrorKind::Budget, message))
+}
+
+impl fmt::Debug for Session {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Session")
+            .field("agent", &self.resources.agent.name)
+            .field("sandbox", &self.resources.sandbox)
+            .finish_non_exhaustive()
+    }
+}

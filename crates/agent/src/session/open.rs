@@ -1,0 +1,239 @@
+//! Opening a session: providers, input files and skills, in this order.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+
+use cantle_core::ids::RunId;
+use cantle_core::sandbox::{
+    Sandbox, SandboxError, SandboxErrorKind, SandboxExt as _, SandboxHandle, SandboxPath,
+};
+use cantle_core::tool::{OpenContext, Progress};
+use serde_json::{Map, Value};
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+use super::tool_sets::ToolSets;
+use crate::budget::Budget;
+use crate::definition::Definition;
+use crate::error::{SessionError, SessionErrorKind};
+use crate::inputs;
+use crate::journal::{Identity, RunStore};
+use crate::run::{KeptSession, SessionResources};
+use crate::scope::ParentRun;
+use crate::skills::{SANDBOX_DIRECTORY, Skills};
+use crate::tool_table::ToolTable;
+
+/// The parts of a session to open.
+pub(super) struct OpenRequest {
+    pub(super) inputs: Vec<inputs::Input>,
+    /// Whether the sandbox must be able to outlive the process.
+    pub(super) durable: bool,
+    /// The sandbox to reattach.
+    pub(super) reattach: Option<SandboxHandle>,
+    pub(super) skills: Option<Arc<Skills>>,
+    pub(super) progress: Option<Arc<dyn Progress>>,
+    pub(super) parent: Option<ParentRun>,
+}
+
+/// A session that is open, but not configured yet.
+pub(super) struct OpenSession {
+    pub(super) resources: SessionResources,
+    pub(super) sets: ToolSets,
+    /// Cancels the session's runs.
+    pub(super) guard: DropGuard,
+}
+
+/// The results of opening the providers.
+struct Opened {
+    tools: Arc<ToolTable>,
+    sandbox: Option<Arc<dyn Sandbox>>,
+    input_files: Vec<String>,
+    warnings: Vec<String>,
+}
+
+impl OpenSession {
+    /// Opens everything. After an error, everything that was opened is released.
+    pub(super) async fn open(
+        agent: &Arc<Definition>,
+        request: &OpenRequest,
+    ) -> Result<Self, SessionError> {
+        let cancellation = CancellationToken::new();
+        // Dropping this future cancels what is being opened.
+        let guard = cancellation.clone().drop_guard();
+        let mut sets = ToolSets::default();
+        let opened = match open_providers(agent, &mut sets, request, &cancellation).await {
+            Ok(opened) => opened,
+            Err(error) => {
+                // The first error is the one to report. A reattached sandbox must stay.
+                let _ = match request.reattach {
+                    Some(_) => sets.suspend(agent.close_deadline).await,
+                    None => sets.close(agent.close_deadline).await,
+                };
+                return Err(error);
+            }
+        };
+        let resources = SessionResources {
+            agent: Arc::clone(agent),
+            tools: opened.tools,
+            sandbox: opened.sandbox,
+            input_files: opened.input_files,
+            output_dir: None,
+            warnings: opened.warnings,
+            cancellation,
+            history: Arc::default(),
+            budget: Budget::default(),
+            answers_approvals: false,
+            kept: None,
+            skills: request.skills.clone(),
+            parent: request.parent.clone(),
+        };
+        Ok(Self {
+            resources,
+            sets,
+            guard,
+        })
+    }
+
+    /// The identity of the session's runs.
+    pub(super) fn identity(&self) -> Identity {
+        let SessionResources { agent, tools, .. } = &self.resources;
+        let providers = agent.providers.iter();
+        let providers: Map<String, Value> = providers
+            .map(|provider| (provider.name().to_owned(), provider.identity()))
+            .collect();
+        Identity::new(
+            &agent.name,
+            &agent.client.model().slug,
+            agent.system_prompt.as_deref(),
+            tools.specs(),
+            |name| tools.is_finish(name),
+            &providers,
+        )
+    }
+
+    /// Keeps the session's runs, and its sandbox with them. `unfinished` of them exist already.
+    pub(super) async fn keep(
+        mut self,
+        store: RunStore,
+        note: Value,
+        unfinished: usize,
+    ) -> Result<Self, SessionError> {
+        let mut handle = None;
+        if let Some(sandbox) = &self.resources.sandbox {
+            match sandbox.persist().await {
+                Ok(persisted) => handle = Some(persisted),
+                Err(error) if error.kind() == SandboxErrorKind::Unsupported => {
+                    self.resources.warnings.push(format!(
+                        "The files in the sandbox are lost when this program ends: the {} backend can't \
+                         persist sandboxes. A run can be resumed only in a new one.",
+                        sandbox.info().backend
+                    ));
+                }
+                Err(error) => {
+                    let message = format!("the sandbox can't be kept: {error}");
+                    self.suspend().await;
+                    return Err(
+                        SessionError::new(SessionErrorKind::Sandbox, message).with_source(error)
+                    );
+                }
+            }
+        }
+        self.resources.kept = Some(KeptSession {
+            identity: self.identity(),
+            store,
+            note,
+            sandbox: handle,
+            unfinished: AtomicUsize::new(unfinished),
+        });
+        Ok(self)
+    }
+
+    /// Whether the session opened a sandbox of its own.
+    pub(super) fn has_own_sandbox(&self) -> bool {
+        let parent = self.resources.parent.as_ref();
+        self.resources.sandbox.is_some() && !parent.is_some_and(|parent| parent.shares_sandbox)
+    }
+
+    /// Closes everything.
+    pub(super) async fn close(self) -> Result<(), SessionError> {
+        let deadline = self.resources.agent.close_deadline;
+        self.sets.close(deadline).await
+    }
+
+    /// Closes everything but what outlives the process, after an error.
+    pub(super) async fn suspend(self) {
+        let deadline = self.resources.agent.close_deadline;
+        // The first error is the one to report.
+        let _ = self.sets.suspend(deadline).await;
+    }
+}
+
+/// Opens the providers, that of the sandbox first, and copies files into the sandbox.
+async fn open_providers(
+    agent: &Definition,
+    sets: &mut ToolSets,
+    request: &OpenRequest,
+    cancellation: &CancellationToken,
+) -> Result<Opened, SessionError> {
+    let mut cx = OpenContext::new(RunId::new());
+    cx.cancellation = cancellation.clone();
+    cx.durable = request.durable;
+    cx.reattach.clone_from(&request.reattach);
+    if let Some(progress) = &request.progress {
+        cx.progress = Arc::clone(progress);
+    }
+    let parent = request.parent.as_ref();
+    if let Some(parent) = parent.filter(|parent| parent.shares_sandbox) {
+        cx.sandbox.clone_from(&parent.sandbox);
+    }
+    let mut tools = Vec::new();
+    for opens_sandbox in [true, false] {
+        let providers = agent.providers.iter();
+        for provider in providers.filter(|it| it.provides_sandbox() == opens_sandbox) {
+            sets.open(&**provider, cx.clone(), agent.open_deadline)
+                .await?;
+            let Some(set) = sets.last() else { continue };
+            tools.extend(set.tools());
+            if let Some(sandbox) = set.sandbox()
+                && cx.sandbox.replace(sandbox).is_some()
+            {
+                let message = "more than one provider opened a sandbox";
+                return Err(SessionError::new(SessionErrorKind::Tools, message));
+            }
+        }
+    }
+    let tools = agent
+        .tool_table(tools)
+        .map_err(|message| SessionError::new(SessionErrorKind::Tools, message))?;
+    let (input_files, mut warnings) = match &cx.sandbox {
+        _ if request.inputs.is_empty() => Default::default(),
+        Some(sandbox) => inputs::upload(&request.inputs, &**sandbox).await?,
+        None => {
+            let message = "input files need a sandbox: give the agent a `CodeExec` provider";
+            return Err(SessionError::new(SessionErrorKind::Input, message));
+        }
+    };
+    if let Some(skills) = &request.skills {
+        warnings.extend(skills.warnings().iter().cloned());
+        match &cx.sandbox {
+            Some(sandbox) => upload_skills(skills, &**sandbox).await?,
+            None => warnings.push("The skills can't be used: there is no sandbox.".to_owned()),
+        }
+    }
+    Ok(Opened {
+        tools,
+        sandbox: cx.sandbox,
+        input_files,
+        warnings,
+    })
+}
+
+async fn upload_skills(skills: &Skills, sandbox: &dyn Sandbox) -> Result<(), SessionError> {
+    let failed = |error: SandboxError| {
+        let message = format!("the skills can't be copied into the sandbox: {error}");
+        SessionError::new(SessionErrorKind::Input, message).with_source(error)
+    };
+    let target = SandboxPath::new(SANDBOX_DIRECTORY)
+        .map_err(|error| SessionError::new(SessionErrorKind::Input, error.to_string()))?;
+    let uploaded = sandbox.upload(skills.directory(), &target).await;
+    uploaded.map(drop).map_err(failed)
+}

@@ -1,0 +1,141 @@
+//! The options of a session.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use cantle_core::message::Message;
+use cantle_core::tool::Progress;
+use serde_json::Value;
+
+use crate::budget::Budget;
+use crate::journal::RunStore;
+use crate::scope::ParentRun;
+
+/// The options of a new session.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct SessionOptions {
+    /// Files, directories and patterns on the host that are copied into the sandbox.
+    pub input_files: Vec<PathBuf>,
+    /// The directory in which the files of a finished run are saved.
+    pub output_dir: Option<PathBuf>,
+    /// A conversation to continue. A system message at its start is replaced.
+    pub history: Vec<Message>,
+    /// The budget of each run.
+    pub budget: Budget,
+    /// Whether the holder of a run decides on calls that need approval. Otherwise the agent's user
+    /// does; without a user, those calls don't run.
+    pub answers_approvals: bool,
+    /// The store in which runs are kept, so that they can be resumed.
+    pub store: Option<RunStore>,
+    /// Data for the caller that resumes a run. Must not hold secrets.
+    pub note: Value,
+    /// A directory of skills on the host, each `NAME/SKILL.md`: copied into the sandbox as `skills`,
+    /// and listed for the model.
+    pub skills: Option<PathBuf>,
+    /// Receives progress while the session opens, a line each.
+    pub progress: Option<Arc<dyn Progress>>,
+    /// The run that calls this agent as a sub-agent.
+    pub(crate) parent: Option<ParentRun>,
+}
+
+/// The options of a session that resumes a run.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub struct ResumeOptions {
+    /// The directory in which the files of a finished run are saved.
+    pub output_dir: Option<PathBuf>,
+    /// The budget of the run, including earlier spending.
+    pub budget: Budget,
+    /// Whether the holder of the run decides on calls that need approval. Otherwise the agent's user
+    /// does; without a user, those calls don't run.
+    pub answers_approvals: bool,
+    /// Whether a new sandbox is opened if the run's own is gone. Its files are lost, and the model is
+    /// informed.
+    pub fresh_sandbox: bool,
+    /// Receives progress while the session opens, a line each.
+    pub progress: Option<Arc<dyn Progress>>,
+    /// The run that calls this agent as a sub-agent.
+    pub(crate) parent: Option<ParentRun>,
+}
+
+/// Defines the setters that both kinds of options have.
+macro_rules! common_options {
+    ($options:ident) => {
+        impl $options {
+            /// Sets the output directory, which is created if it does not exist.
+            #[must_use]
+            pub fn output_dir(mut self, directory: impl Into<PathBuf>) -> Self {
+                self.output_dir = Some(directory.into());
+                self
+            }
+
+            /// Sets the receiver of progress while the session opens, such as an image pull.
+            #[must_use]
+            pub fn progress(mut self, progress: Arc<dyn Progress>) -> Self {
+                self.progress = Some(progress);
+                self
+            }
+
+            /// Sets the budget of each run.
+            #[must_use]
+            pub fn budget(mut self, budget: Budget) -> Self {
+                self.budget = budget;
+                self
+            }
+
+            /// Lets the holder of a run decide on calls that need approval
+            /// ([`RunControl::decide`](crate::RunControl::decide)), including those of sub-agents.
+            #[must_use]
+            pub fn answers_approvals(mut self) -> Self {
+                self.answers_approvals = true;
+                self
+            }
+        }
+    };
+}
+
+common_options!(SessionOptions);
+common_options!(ResumeOptions);
+
+impl ResumeOptions {
+    /// Opens a new sandbox if the run's own is gone.
+    #[must_use]
+    pub fn fresh_sandbox(mut self) -> Self {
+        self.fresh_sandbox = true;
+        self
+    }
+}
+
+impl SessionOptions {
+    /// Adds an input: a file, a directory (`data` is copied as `data/…`, `data/` as its contents) or a
+    /// pattern (`*.csv`, `src/**/*.rs`).
+    #[must_use]
+    pub fn input_file(mut self, path: impl Into<PathBuf>) -> Self {
+        self.input_files.push(path.into());
+        self
+    }
+
+    /// Sets the conversation to continue.
+    #[must_use]
+    pub fn history(mut self, messages: Vec<Message>) -> Self {
+        self.history = messages;
+        self
+    }
+
+    /// Sets the directory of skills.
+    #[must_use]
+    pub fn skills(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.skills = Some(directory.into());
+        self
+    }
+
+    /// Keeps runs in `store`, with a note for the caller that resumes them. Their sandbox then outlives
+    /// this process if its backend supports that.
+    #[must_use]
+    pub fn kept_in(mut self, store: RunStore, note: Value) -> Self {
+        self.store = Some(store);
+        self.note = note;
+        self
+    }
+}

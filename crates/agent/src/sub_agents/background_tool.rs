@@ -1,0 +1,230 @@
+//! The tool of a background sub-agent: starts one, shows its status, waits for it, stops it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use cantle_core::metadata::Metadata;
+use cantle_core::tool::{ToolContext, ToolError, ToolOutput};
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::Value;
+use tokio::sync::oneshot;
+
+use super::call_tool::parse;
+use super::options::SubAgent;
+use super::render;
+use super::work::{Begun, Params, SubAgentResult, SubAgentWork, find_begun};
+use crate::journal::BackgroundAgentRecord;
+use crate::scope::{Background, SubAgentCall, SubAgentTool};
+
+/// Default timeout of `wait`.
+const WAIT: Duration = Duration::from_secs(60);
+
+/// Maximum timeout of `wait`.
+const MAX_WAIT: Duration = Duration::from_secs(600);
+
+/// Timeout of `stop`: longer than a cancelled sub-agent takes to end.
+const STOP_WAIT: Duration = Duration::from_secs(10);
+
+/// A background sub-agent.
+pub(super) struct BackgroundTool(pub(super) SubAgent);
+
+/// The operation to perform.
+#[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+#[schemars(rename = "Action")]
+pub(super) enum Operation {
+    Start,
+    Look,
+    Wait,
+    Stop,
+}
+
+#[derive(Deserialize, JsonSchema)]
+pub(super) struct BackgroundParams {
+    /// `start` gives a task to a new sub-agent, which works while you go on, and returns its id; you
+    /// are informed when it has ended. `look` shows its status or its result. `wait` waits until one
+    /// has ended. `stop` stops one.
+    action: Operation,
+    /// For `start`: what to do, with everything it has to know. It sees nothing of your conversation.
+    #[serde(default)]
+    task: Option<String>,
+    /// For `start`: files of yours that it gets, relative to your working directory.
+    #[serde(default)]
+    input_files: Vec<String>,
+    /// For `look`, `wait` and `stop`: which one. Without it, `look` shows all, and `wait` waits for
+    /// the next that ends.
+    #[serde(default)]
+    id: Option<String>,
+    /// For `wait`: the timeout in seconds; 60 by default, at most 600.
+    #[serde(default)]
+    timeout_s: Option<f64>,
+}
+
+#[async_trait]
+impl SubAgentTool for BackgroundTool {
+    async fn call(
+        &self,
+        arguments: Value,
+        cx: ToolContext,
+        call: Arc<SubAgentCall>,
+    ) -> Result<ToolOutput, ToolError> {
+        let params = parse::<BackgroundParams>(arguments)?;
+        let background = &call.scope.background;
+        let (tool, id) = (self.0.agent.name(), params.id.as_deref());
+        match params.action {
+            Operation::Start => self.start(params, &call, &cx).await,
+            Operation::Look => Ok(output(statuses(background, tool, id))),
+            Operation::Wait => {
+                let timeout = params.timeout_s.map(Duration::try_from_secs_f64);
+                let timeout = timeout.and_then(Result::ok).unwrap_or(WAIT).min(MAX_WAIT);
+                wait(background, tool, id, timeout, &cx).await
+            }
+            Operation::Stop => {
+                let Some(id) = id else {
+                    let reason = "`stop` needs the `id` of the one that is to end";
+                    return Ok(output(Err(reason.to_owned())));
+                };
+                if let Err(reason) = background.stop(tool, id) {
+                    return Ok(output(Err(reason)));
+                }
+                wait(background, tool, Some(id), STOP_WAIT, &cx).await
+            }
+        }
+    }
+}
+
+fn output(text: Result<String, String>) -> ToolOutput {
+    match text {
+        Ok(text) => ToolOutput::text(text),
+        Err(reason) => ToolOutput::failure(format!("It can't be done: {reason}.")),
+    }
+}
+
+fn statuses(background: &Background, tool: &str, id: Option<&str>) -> Result<String, String> {
+    background
+        .statuses(tool, id)
+        .map(|it| render::statuses(&it))
+}
+
+async fn wait(
+    background: &Background,
+    tool: &str,
+    id: Option<&str>,
+    timeout: Duration,
+    cx: &ToolContext,
+) -> Result<ToolOutput, ToolError> {
+    let waited = tokio::select! {
+        waited = background.wait(tool, id, timeout) => waited,
+        () = cx.cancellation.cancelled() => return Err(ToolError::cancelled()),
+    };
+    let text = match waited {
+        Ok(Some(ended)) => Ok(render::statuses(&ended)),
+        Ok(None) => statuses(background, tool, id).map(|text| {
+            let seconds = timeout.as_secs_f64();
+            format!("Not ended within {seconds} s; it continues.\n{text}")
+        }),
+        Err(reason) => Err(reason),
+    };
+    Ok(output(text))
+}
+
+impl BackgroundTool {
+    /// Starts a sub-agent, or resumes the one that this call started before.
+    async fn start(
+        &self,
+        params: BackgroundParams,
+        call: &Arc<SubAgentCall>,
+        cx: &ToolContext,
+    ) -> Result<ToolOutput, ToolError> {
+        let sub_agent = &self.0;
+        let background = &call.scope.background;
+        if let Some(record) = background.of_call(&call.call_id) {
+            return Ok(started(&record));
+        }
+        let new_record = || background.new_record(sub_agent.agent.name(), &call.call_id);
+        let record_of =
+            |note: &Value| BackgroundAgentRecord::from_note(note).unwrap_or_else(new_record);
+        let (record, work, waits_for_journal) = match find_begun(call).await? {
+            Begun::Unfinished(run, note) => {
+                let work = sub_agent.resume(run, call, cx).await;
+                (record_of(&note), work, false)
+            }
+            Begun::Finished(content) => {
+                let record = record_of(&content.header.note);
+                (record, Err(sub_agent.finished(*content).await), false)
+            }
+            Begun::Nothing => {
+                let Some(task) = params.task.filter(|task| !task.trim().is_empty()) else {
+                    let reason =
+                        "`start` needs a `task`: what to do, with everything it has to know";
+                    return Ok(output(Err(reason.to_owned())));
+                };
+                if let Some(refusal) = sub_agent.refusal(call, cx) {
+                    return Ok(ToolOutput::failure(refusal.text));
+                }
+                if let Some(working) = background.is_full() {
+                    return Ok(output(Err(format!(
+                        "{working} sub-agents work for you already. Wait for one of them, or stop one"
+                    ))));
+                }
+                let record = new_record();
+                let input_files = params.input_files;
+                let params = Params { task, input_files };
+                let work = sub_agent.begin(params, call, cx, record.to_note()).await;
+                if let Err(result) = &work
+                    && result.report.is_none()
+                {
+                    return Ok(ToolOutput::failure(result.rendered.text.clone()));
+                }
+                (record, work, call.scope.store.is_some())
+            }
+        };
+        match work {
+            Err(SubAgentResult { rendered, report }) => {
+                background.insert_ended(record.clone(), rendered.text, report);
+            }
+            Ok(work) => {
+                let (begun, has_begun) = oneshot::channel();
+                let (progress, number) = (Arc::clone(&call.progress), record.number);
+                let call = Arc::clone(call);
+                background.spawn(record.clone(), progress, |stop| {
+                    run(call, work, number, stop, begun)
+                });
+                // Once its journal exists, an interrupted start finds it again.
+                if waits_for_journal {
+                    tokio::select! {
+                        _ = has_begun => {}
+                        () = cx.cancellation.cancelled() => {}
+                    }
+                }
+            }
+        }
+        Ok(started(&record).with_metadata(Metadata::uses(1)))
+    }
+}
+
+/// Runs a background sub-agent to its end.
+async fn run(
+    call: Arc<SubAgentCall>,
+    work: SubAgentWork,
+    number: u64,
+    stop: tokio_util::sync::CancellationToken,
+    begun: oneshot::Sender<()>,
+) {
+    let scope = &call.scope;
+    let suspends =
+        || scope.suspends_calls() || (scope.store.is_some() && scope.background.suspends());
+    let result = work.run(&stop, suspends, Some(begun)).await;
+    let SubAgentResult { rendered, report } = result;
+    scope.background.ended(number, rendered.text, report);
+}
+
+fn started(record: &BackgroundAgentRecord) -> ToolOutput {
+    let id = &record.id;
+    ToolOutput::text(format!(
+        "<sub_agent id=\"{id}\" state=\"working\">\nIt has begun. You are informed when it has ended.\n\
+         </sub_agent>"
+    ))
+}

@@ -1,0 +1,124 @@
+//! The texts about a sub-agent that its caller's model reads.
+
+use std::fmt::Write as _;
+
+use cantle_core::event::Finish;
+use cantle_core::message::Message;
+use serde_json::Value;
+
+use crate::journal::DeliveredFiles;
+use crate::progress::ProgressSnapshot;
+use crate::rules::Spending;
+use crate::run::Outcome;
+use crate::scope::BackgroundStatus;
+
+/// Maximum characters of the latest text that a status shows.
+const MAX_LAST_TEXT: usize = 2_000;
+
+/// The result of a sub-agent, as text.
+#[derive(Debug)]
+pub(super) struct Rendered {
+    pub(super) text: String,
+    /// Whether the sub-agent finished.
+    pub(super) success: bool,
+}
+
+/// Renders an outcome.
+pub(super) fn outcome(outcome: &Outcome) -> Rendered {
+    match (&outcome.finish, &outcome.error) {
+        (Some(call), None) => finish(call, &DeliveredFiles::from(&outcome.outputs)),
+        (_, Some(error)) => {
+            let mut text = error.to_string();
+            let messages = outcome.history.iter().rev();
+            let mut texts = messages.filter_map(|message| match &**message {
+                Message::Assistant(message) => {
+                    Some(message.text()).filter(|text| !text.trim().is_empty())
+                }
+                _ => None,
+            });
+            if let Some(last) = texts.next() {
+                text = format!("{text}. Its last message: {last}");
+            }
+            failure(&text)
+        }
+        (None, None) => failure("it ended without a result"),
+    }
+}
+
+/// Renders a finish call.
+pub(super) fn finish(finish: &Finish, files: &DeliveredFiles) -> Rendered {
+    let reason = finish.params.get("reason").and_then(Value::as_str);
+    let only_reason = finish
+        .params
+        .as_object()
+        .is_some_and(|params| params.keys().all(|key| key == "reason" || key == "paths"));
+    let response = match reason.filter(|_| only_reason) {
+        Some(reason) => reason.to_owned(),
+        None => finish.params.to_string(),
+    };
+    let mut text =
+        format!("<sub_agent_result>\n<response>{response}</response>\n<finished>True</finished>\n");
+    for (tag, files) in [
+        ("files_available", &files.saved),
+        ("files_failed", &files.refused),
+    ] {
+        if !files.is_empty() {
+            let _ = writeln!(text, "<{tag}>\n{}\n</{tag}>", files.join("\n"));
+        }
+    }
+    text.push_str("</sub_agent_result>");
+    Rendered {
+        text,
+        success: true,
+    }
+}
+
+/// Renders a failure.
+pub(super) fn failure(reason: &str) -> Rendered {
+    let text = format!(
+        "<sub_agent_result>\n<error>{reason}</error>\n<finished>False</finished>\n</sub_agent_result>"
+    );
+    Rendered {
+        text,
+        success: false,
+    }
+}
+
+/// Renders the statuses of background sub-agents.
+pub(super) fn statuses(statuses: &[BackgroundStatus]) -> String {
+    let texts: Vec<_> = statuses
+        .iter()
+        .map(|status| match status {
+            BackgroundStatus::Working(id, progress) => working(id, progress),
+            BackgroundStatus::Ended(id, result) => {
+                format!("<sub_agent id=\"{id}\" state=\"ended\">\n{result}\n</sub_agent>")
+            }
+        })
+        .collect();
+    if texts.is_empty() {
+        return "None was started.".to_owned();
+    }
+    texts.join("\n")
+}
+
+fn working(id: &str, progress: &ProgressSnapshot) -> String {
+    let mut text = format!("<sub_agent id=\"{id}\" state=\"working\">\n");
+    let spending = Spending::from(&progress.ledger);
+    let _ = writeln!(text, "<turns>{}</turns>", progress.turns);
+    let _ = writeln!(text, "<tokens>{}</tokens>", spending.tokens);
+    if let Some(cost) = spending.cost_usd {
+        let _ = writeln!(text, "<cost_usd>{cost:.4}</cost_usd>");
+    }
+    if let Some(tool) = &progress.running_tool {
+        let _ = writeln!(text, "<doing>{tool}</doing>");
+    }
+    if !progress.last_text.is_empty() {
+        let count = progress.last_text.chars().count();
+        let skip = count.saturating_sub(MAX_LAST_TEXT);
+        let words: String = progress.last_text.chars().skip(skip).collect();
+        let more = if skip > 0 { "…" } else { "" };
+        let _ = writeln!(text, "<last_words>{more}{words}</last_words>");
+    }
+    text.push_str("</sub_agent>");
+    text
+}

@@ -1,0 +1,341 @@
+//! The work of a sub-agent, from its session to its result.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use cantle_core::event::{EventKind, RunStatus};
+use cantle_core::ids::RunId;
+use cantle_core::sandbox::{Sandbox, SandboxExt as _, SandboxPath};
+use cantle_core::tool::{ToolContext, ToolError};
+use futures_util::StreamExt as _;
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde_json::Value;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::options::SubAgent;
+use super::render::{self, Rendered};
+use crate::journal::{JournalContent, KeptStatus, RunStore, StoreError};
+use crate::run::{Outcome, Run, replay};
+use crate::scope::{ParentRun, SubAgentCall, SubAgentReport};
+use crate::session::{ResumeOptions, Session, SessionOptions};
+
+/// Maximum time to wait until another process has released a call's run.
+const LOCK_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Interval at which the lock is tried.
+const LOCK_INTERVAL: Duration = Duration::from_millis(20);
+
+/// The parameters of a call.
+#[derive(Deserialize, JsonSchema)]
+pub(super) struct Params {
+    /// What to do, with everything it has to know: it sees nothing of your conversation.
+    pub(super) task: String,
+    /// Files of yours that it gets, relative to your working directory.
+    #[serde(default)]
+    pub(super) input_files: Vec<String>,
+}
+
+/// The run that an earlier process, or an earlier attempt of this one, began for a call.
+pub(super) enum Begun {
+    Nothing,
+    /// A run that can be resumed, with its note.
+    Unfinished(RunId, Value),
+    Finished(Box<JournalContent>),
+}
+
+/// Finds the run that was begun for this call.
+pub(super) async fn find_begun(call: &SubAgentCall) -> Result<Begun, ToolError> {
+    let Some(store) = call.store() else {
+        return Ok(Begun::Nothing);
+    };
+    let unreadable = |error: &dyn std::fmt::Display| {
+        ToolError::failed(format!("The sub-agent's journal can't be read: {error}"))
+    };
+    let deadline = Instant::now() + LOCK_DEADLINE;
+    loop {
+        let store = store.clone();
+        let found = tokio::task::spawn_blocking(move || find_in(&store)).await;
+        let found = found.map_err(|error| unreadable(&error))?;
+        match found.map_err(|error| unreadable(&error))? {
+            Some(begun) => return Ok(begun),
+            None if Instant::now() < deadline => tokio::time::sleep(LOCK_INTERVAL).await,
+            None => {
+                let text = "Another process works on this call of the sub-agent.";
+                return Err(ToolError::failed(text));
+            }
+        }
+    }
+}
+
+/// Finds a call's run; `None` while another process works on it.
+fn find_in(store: &RunStore) -> Result<Option<Begun>, StoreError> {
+    let Some(run) = store.list()?.0.into_iter().next() else {
+        return Ok(Some(Begun::Nothing));
+    };
+    Ok(match run.status {
+        KeptStatus::Running => None,
+        KeptStatus::Ended(RunStatus::Finished) => {
+            Some(Begun::Finished(Box::new(store.read(run.run)?)))
+        }
+        _ => Some(Begun::Unfinished(run.run, run.note)),
+    })
+}
+
+/// The result of a sub-agent.
+#[derive(Debug)]
+pub(super) struct SubAgentResult {
+    pub(super) rendered: Rendered,
+    /// The costs; `None` if the sub-agent did not begin.
+    pub(super) report: Option<SubAgentReport>,
+}
+
+impl SubAgentResult {
+    fn not_begun(reason: &str) -> Self {
+        Self {
+            rendered: render::failure(reason),
+            report: None,
+        }
+    }
+}
+
+impl SubAgent {
+    /// Returns the reason why a call is refused, if any.
+    pub(super) fn refusal(&self, call: &SubAgentCall, cx: &ToolContext) -> Option<Rendered> {
+        let depth = call.scope.depth;
+        if depth >= self.max_depth {
+            return Some(render::failure(&format!(
+                "agents are {depth} deep already, and may not be deeper. Do it yourself"
+            )));
+        }
+        let lacks_sandbox = self.shares_sandbox && cx.sandbox.is_none();
+        lacks_sandbox.then(|| render::failure("it works in your sandbox, and you have none"))
+    }
+
+    fn parent(&self, call: &SubAgentCall, cx: &ToolContext) -> ParentRun {
+        ParentRun {
+            scope: Arc::clone(&call.scope),
+            sandbox: cx.sandbox.clone(),
+            shares_sandbox: self.shares_sandbox,
+        }
+    }
+
+    /// Starts a run.
+    pub(super) async fn begin(
+        &self,
+        params: Params,
+        call: &Arc<SubAgentCall>,
+        cx: &ToolContext,
+        note: Value,
+    ) -> Result<SubAgentWork, SubAgentResult> {
+        let mut options = SessionOptions::default().budget(self.budget);
+        options.parent = Some(self.parent(call, cx));
+        options.progress = Some(Arc::clone(&cx.progress));
+        if let Some(store) = call.store() {
+            options = options.kept_in(store, note);
+        }
+        let session = self.agent.session(options).await;
+        let session = session.map_err(|error| SubAgentResult::not_begun(&error.to_string()))?;
+        if !self.shares_sandbox
+            && let Err(problem) =
+                copy_inputs(&params.input_files, cx.sandbox.as_deref(), &session).await
+        {
+            return Err(close_unused(session, &problem).await);
+        }
+        match session.run(params.task) {
+            Ok(run) => Ok(SubAgentWork::new(session, run, call)),
+            Err(error) => Err(close_unused(session, &error.to_string()).await),
+        }
+    }
+
+    /// Resumes a run.
+    pub(super) async fn resume(
+        &self,
+        run: RunId,
+        call: &Arc<SubAgentCall>,
+        cx: &ToolContext,
+    ) -> Result<SubAgentWork, SubAgentResult> {
+        let Some(store) = call.store() else {
+            return Err(SubAgentResult::not_begun("its journal is gone"));
+        };
+        let mut options = ResumeOptions::default().budget(self.budget);
+        options.parent = Some(self.parent(call, cx));
+        options.progress = Some(Arc::clone(&cx.progress));
+        let session = match self.agent.resume(&store, run, options).await {
+            Ok(session) => session,
+            Err(error) => {
+                let mut result = SubAgentResult::not_begun(&error.to_string());
+                // Its earlier costs still count.
+                let content = tokio::task::spawn_blocking(move || store.read(run));
+                let content = content.await.ok().and_then(Result::ok);
+                result.report = content.map(|content| report(content).1);
+                return Err(result);
+            }
+        };
+        match session.resume() {
+            Ok(run) => Ok(SubAgentWork::new(session, run, call)),
+            Err(error) => Err(close_unused(session, &error.to_string()).await),
+        }
+    }
+
+    /// The result of a run that finished before its caller could record it. Its files were delivered
+    /// before; its sandbox may still exist.
+    pub(super) async fn finished(&self, content: JournalContent) -> SubAgentResult {
+        let sandbox = content.header.sandbox.clone();
+        let (mut rendered, report) = report(content);
+        if let Some(handle) = sandbox.filter(|_| !self.shares_sandbox)
+            && let Err(error) = Session::discard(&self.agent.0, handle).await
+        {
+            rendered.text = format!("{}\n{error}", rendered.text);
+        }
+        SubAgentResult {
+            rendered,
+            report: Some(report),
+        }
+    }
+}
+
+/// Returns the result and the costs of a run, from its journal.
+fn report(content: JournalContent) -> (Rendered, SubAgentReport) {
+    let JournalContent {
+        header, facts, end, ..
+    } = content;
+    let finish = end.and_then(|end| Some((end.finish?, end.files)));
+    let rendered = match finish {
+        Some((finish, files)) => render::finish(&finish, &files),
+        None => render::failure("it ended without a result"),
+    };
+    let tools = Arc::new(header.identity.tool_traits());
+    let machine = replay(header.rules, tools, header.messages, facts);
+    let (_, _, ledger) = machine.into_parts();
+    let report = SubAgentReport {
+        ledger,
+        suspended: false,
+    };
+    (rendered, report)
+}
+
+/// Closes a session in which no run was started.
+async fn close_unused(session: Session, reason: &str) -> SubAgentResult {
+    // The first error is the one to report.
+    let _ = session.close_for_good().await;
+    SubAgentResult::not_begun(reason)
+}
+
+/// A sub-agent's run in progress.
+pub(super) struct SubAgentWork {
+    session: Session,
+    run: Run,
+    call: Arc<SubAgentCall>,
+}
+
+impl SubAgentWork {
+    fn new(session: Session, run: Run, call: &Arc<SubAgentCall>) -> Self {
+        Self {
+            session,
+            run,
+            call: Arc::clone(call),
+        }
+    }
+
+    /// Runs to the end, and closes the session. After `stop` the run ends soon; `suspends` then tells
+    /// whether it may be resumed. `begun` is signalled when the first turn begins.
+    pub(super) async fn run(
+        self,
+        stop: &CancellationToken,
+        suspends: impl Fn() -> bool,
+        begun: Option<oneshot::Sender<()>>,
+    ) -> SubAgentResult {
+        let Self { session, run, call } = self;
+        let outcome = forward_events(run, &call, stop, &suspends, begun).await;
+        let suspended =
+            stop.is_cancelled() && suspends() && outcome.status() != RunStatus::Finished;
+        let closed = if suspended {
+            session.close().await
+        } else {
+            session.close_for_good().await
+        };
+        let mut rendered = render::outcome(&outcome);
+        if let Err(error) = closed {
+            rendered.text = format!("{}\n{error}", rendered.text);
+        }
+        let ledger = outcome.ledger;
+        SubAgentResult {
+            rendered,
+            report: Some(SubAgentReport { ledger, suspended }),
+        }
+    }
+}
+
+/// Forwards the events of a run until it ends.
+async fn forward_events(
+    mut run: Run,
+    call: &SubAgentCall,
+    stop: &CancellationToken,
+    suspends: &impl Fn() -> bool,
+    mut begun: Option<oneshot::Sender<()>>,
+) -> Outcome {
+    let (id, control) = (run.id(), run.control());
+    loop {
+        tokio::select! {
+            event = run.next() => {
+                let Some(event) = event else { break };
+                call.progress.update(&event, id);
+                call.scope.hub.forward(&event);
+                if matches!(event.kind, EventKind::TurnStarted { .. })
+                    && let Some(begun) = begun.take()
+                {
+                    // The receiver may have been dropped.
+                    let _ = begun.send(());
+                }
+            }
+            () = stop.cancelled(), if !control.is_cancelled() => {
+                if suspends() {
+                    control.cancel();
+                } else {
+                    control.cancel_for_good();
+                }
+            }
+        }
+    }
+    run.outcome().await
+}
+
+/// Copies files of the caller to the same paths in the sub-agent's sandbox.
+async fn copy_inputs(
+    files: &[String],
+    from: Option<&dyn Sandbox>,
+    session: &Session,
+) -> Result<(), String> {
+    if files.is_empty() {
+        return Ok(());
+    }
+    let from = from.ok_or("you have no sandbox, so there are no files to copy")?;
+    let to = session
+        .sandbox()
+        .ok_or("it has no sandbox, so it can't be given files")?;
+    let mut problems = Vec::new();
+    for file in files {
+        let copied = match SandboxPath::new(file) {
+            Ok(path) => {
+                let target = path
+                    .strip_prefix(&from.info().working_directory)
+                    .unwrap_or_else(|| path.clone());
+                from.copy_to(&path, &**to, &target)
+                    .await
+                    .map_err(|error| error.to_string())
+            }
+            Err(error) => Err(error.to_string()),
+        };
+        problems.extend(copied.err().map(|error| format!("`{file}`: {error}")));
+    }
+    if problems.is_empty() {
+        return Ok(());
+    }
+    Err(format!(
+        "these input files could not be copied, so it did not begin: {}",
+        problems.join("; ")
+    ))
+}

@@ -1,0 +1,353 @@
+//! Translation of a policy into a container's configuration, and of a configuration into an enforcement report.
+
+use std::collections::HashMap;
+
+use bollard::models::{
+    ContainerCreateBody, HealthConfig, HostConfig, HostConfigLogConfig, Mount, MountType,
+    ResourcesUlimits,
+};
+use cantle_core::policy::{Access, Limits, Network, Policy, PolicyField, Strictness};
+use cantle_core::sandbox::{EnforcedBy, Enforcement, SandboxError};
+
+use crate::engine::{Engine, SupportedLimits};
+use crate::options::Options;
+use crate::program;
+
+/// Process limit where the policy sets none: a fork bomb must not take the engine's machine down.
+const DEFAULT_PROCESSES: u64 = 4096;
+
+/// Processes of the container that run none of the sandbox's code: the supervisor.
+const OWN_PROCESSES: u64 = 1;
+
+/// Capabilities that the supervisor needs to start and kill another user's commands, which have none.
+const SUPERVISOR_CAPABILITIES: [&str; 5] = ["CHOWN", "KILL", "SETGID", "SETPCAP", "SETUID"];
+
+/// The inputs of a new container's configuration.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ContainerSpec<'s> {
+    pub(crate) options: &'s Options,
+    pub(crate) policy: &'s Policy,
+    pub(crate) durable: bool,
+    /// Whether the first process is the supervisor; otherwise the engine starts each command.
+    pub(crate) supervised: bool,
+}
+
+impl ContainerSpec<'_> {
+    /// Whether files are in tmpfs of limited size.
+    fn is_sized(&self) -> bool {
+        let limits = &self.policy.limits;
+        !self.durable && limits.disk_bytes.or(limits.inodes).is_some()
+    }
+
+    /// Whether the image is read-only, and writable directories are tmpfs.
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.options.read_only_root || self.is_sized()
+    }
+
+    /// Whether files survive this process; those in tmpfs don't.
+    pub(crate) fn survives(&self) -> bool {
+        self.durable && !self.options.read_only_root
+    }
+
+    /// Whether the working directory and `/tmp` have to be created through the engine; the supervisor creates
+    /// them itself.
+    pub(crate) fn lacks_directories(&self) -> bool {
+        !self.supervised && !self.is_read_only()
+    }
+
+    /// Reports how each policy field will be enforced.
+    ///
+    /// # Errors
+    /// The policy is strict and a field can't be enforced.
+    pub(crate) fn enforcement(&self, engine: &Engine) -> Result<Vec<Enforcement>, SandboxError> {
+        let supported = engine.supported_limits();
+        let host = self.host_config(supported);
+        enforcement(&host, self.policy, supported, self.supervised, "")
+    }
+
+    /// Returns the request that creates the container.
+    pub(crate) fn body(
+        &self,
+        image: &str,
+        labels: HashMap<String, String>,
+        entry: Vec<String>,
+        supported: SupportedLimits,
+    ) -> ContainerCreateBody {
+        let text = |text: &str| Some(text.to_owned());
+        ContainerCreateBody {
+            image: text(image),
+            entrypoint: Some(entry),
+            cmd: Some(Vec::new()),
+            user: text(if self.supervised {
+                "0:0"
+            } else {
+                &self.options.user_text
+            }),
+            working_dir: Some(self.options.working_directory.to_string()),
+            hostname: text("sandbox"),
+            healthcheck: Some(HealthConfig {
+                test: Some(vec!["NONE".to_owned()]),
+                ..HealthConfig::default()
+            }),
+            attach_stdin: Some(true),
+            attach_stdout: Some(true),
+            attach_stderr: Some(true),
+            open_stdin: Some(true),
+            // The end of the attached stream closes stdin, and the first process exits at its end.
+            stdin_once: Some(true),
+            labels: Some(labels),
+            host_config: Some(self.host_config(supported)),
+            ..ContainerCreateBody::default()
+        }
+    }
+
+    fn host_config(&self, supported: SupportedLimits) -> HostConfig {
+        let limits = &self.policy.limits;
+        let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
+        let processes = limits.processes.unwrap_or(DEFAULT_PROCESSES);
+        let memory = limits.memory_bytes.filter(|_| supported.memory).map(number);
+        let mut host = HostConfig {
+            auto_remove: Some(!self.survives()),
+            log_config: Some(HostConfigLogConfig {
+                typ: Some("none".to_owned()),
+                config: None,
+            }),
+            cap_drop: Some(vec!["ALL".to_owned()]),
+            cap_add: self
+                .supervised
+                .then(|| SUPERVISOR_CAPABILITIES.map(str::to_owned).into()),
+            security_opt: Some(vec!["no-new-privileges".to_owned()]),
+            pids_limit: supported
+                .processes
+                .then(|| number(processes.saturating_add(OWN_PROCESSES))),
+            memory,
+            // The sum of memory and swap, so there is no swap.
+            memory_swap: memory.filter(|_| supported.swap),
+            nano_cpus: self
+                .options
+                .cpus
+                .filter(|_| supported.cpu)
+                .map(|cpus| (cpus * 1e9) as i64),
+            network_mode: match self.policy.network {
+                Some(Network::Off) => Some("none".to_owned()),
+                _ => self.options.network.clone(),
+            },
+            runtime: self.options.runtime.clone(),
+            readonly_rootfs: Some(self.is_read_only()),
+            // An init that reaps orphans; the supervisor does it itself.
+            init: (!self.supervised).then_some(true),
+            ipc_mode: Some("private".to_owned()),
+            privileged: Some(false),
+            mounts: self.supervised.then(|| vec![program_mount(true)]),
+            // The supervisor needs more itself, and sets them for each command.
+            ulimits: (!self.supervised).then(|| ulimits(limits)),
+            ..HostConfig::default()
+        };
+        self.add_tmpfs(&mut host, supported);
+        host
+    }
+
+    /// Adds tmpfs mounts if the image is read-only.
+    fn add_tmpfs(&self, host: &mut HostConfig, supported: SupportedLimits) {
+        if !self.is_read_only() {
+            return;
+        }
+        let limits = &self.policy.limits;
+        // The disk limit is shared: a quarter for `/tmp`, an eighth for shared memory, the rest for the
+        // working directory.
+        let share = |limit: Option<u64>, parts: u64| {
+            let limit = limit.filter(|_| self.is_sized())?;
+            Some((limit / 8).saturating_mul(parts).max(1))
+        };
+        let file_system = |parts: u64, options: String| {
+            let mut text = format!("rw,exec,nosuid,nodev,{options}");
+            if let Some(size) = share(limits.disk_bytes, parts) {
+                text = format!("{text},size={size}");
+            }
+            if let Some(inodes) = share(limits.inodes, parts).filter(|_| supported.tmpfs) {
+                text = format!("{text},nr_inodes={}", inodes.max(8));
+            }
+            text
+        };
+        let (user, group) = self.options.user;
+        let owner = if self.supervised {
+            // The supervisor changes its owner.
+            "mode=0755".to_owned()
+        } else if supported.tmpfs {
+            format!("mode=0755,uid={user},gid={group}")
+        } else {
+            "mode=0777".to_owned()
+        };
+        let workspace = file_system(if limits.disk_bytes.is_some() { 5 } else { 6 }, owner);
+        let temporary = file_system(2, "mode=1777".to_owned());
+        let tmpfs = [
+            (self.options.working_directory.to_string(), workspace),
+            ("/tmp".to_owned(), temporary),
+        ];
+        host.tmpfs = Some(tmpfs.into());
+        let shared = share(limits.disk_bytes, 1);
+        host.shm_size = shared.map(|size| i64::try_from(size.min(64 << 20)).unwrap_or(1));
+    }
+}
+
+/// The limits that the kernel counts for each process.
+fn ulimits(limits: &Limits) -> Vec<ResourcesUlimits> {
+    let seconds = limits.cpu_time.map(|time| time.as_secs().max(1));
+    let each = [
+        ("cpu", seconds),
+        ("fsize", limits.file_size_bytes),
+        ("nofile", limits.open_files),
+    ];
+    let ulimit = |(name, limit): (&str, Option<u64>)| {
+        let limit = limit.map(|limit| i64::try_from(limit).unwrap_or(i64::MAX))?;
+        Some(ResourcesUlimits {
+            name: Some(name.to_owned()),
+            soft: Some(limit),
+            hard: Some(limit),
+        })
+    };
+    each.into_iter().filter_map(ulimit).collect()
+}
+
+/// Returns the mount of the volume with the supervisor.
+pub(crate) fn program_mount(read_only: bool) -> Mount {
+    Mount {
+        typ: Some(MountType::VOLUME),
+        source: Some(program::volume_name()),
+        target: Some(program::DIRECTORY.to_owned()),
+        read_only: Some(read_only),
+        ..Mount::default()
+    }
+}
+
+/// Note of an [`enforcement`] error where the container exists already.
+pub(crate) const EXISTING_CONTAINER: &str =
+    " The container's own limits are fixed when it is created.";
+
+/// Reports how each field of a policy is enforced in a container with this configuration.
+///
+/// # Errors
+/// The policy is strict and a field isn't enforced; `note` is added to the advice.
+pub(crate) fn enforcement(
+    host: &HostConfig,
+    policy: &Policy,
+    supported: SupportedLimits,
+    supervised: bool,
+    note: &str,
+) -> Result<Vec<Enforcement>, SandboxError> {
+    let limits = &policy.limits;
+    let within = |value: Option<i64>, limit: Option<u64>| {
+        let value = value.and_then(|value| u64::try_from(value).ok());
+        value
+            .zip(limit)
+            .is_some_and(|(value, limit)| 0 < value && value <= limit)
+    };
+    let ulimits = ulimits(limits);
+    let has_ulimit = |name: &str| {
+        let hard = |ulimits: &[ResourcesUlimits]| {
+            let named = ulimits.iter().find(|it| it.name.as_deref() == Some(name));
+            named.and_then(|ulimit| ulimit.hard)
+        };
+        let actual = host.ulimits.as_deref().and_then(hard);
+        actual
+            .zip(hard(&ulimits))
+            .is_some_and(|(actual, limit)| actual <= limit)
+    };
+    let report = Enforcement::report(policy, |field| {
+        let by_kernel = match field {
+            PolicyField::ReadRoots | PolicyField::WriteRoots if !sees_host(host) => {
+                return EnforcedBy::Backend;
+            }
+            PolicyField::Environment | PolicyField::WallTime | PolicyField::Output => {
+                return EnforcedBy::Backend;
+            }
+            PolicyField::CpuTime if supervised || has_ulimit("cpu") => {
+                return EnforcedBy::PerProcess;
+            }
+            PolicyField::FileSize if supervised || has_ulimit("fsize") => {
+                return EnforcedBy::PerProcess;
+            }
+            PolicyField::OpenFiles if supervised || has_ulimit("nofile") => {
+                return EnforcedBy::PerProcess;
+            }
+            PolicyField::Network => {
+                let is_off = host.network_mode.as_deref() == Some("none");
+                is_off && policy.network == Some(Network::Off)
+            }
+            PolicyField::Memory => supported.memory && within(host.memory, limits.memory_bytes),
+            PolicyField::Processes => {
+                let limit = limits
+                    .processes
+                    .map(|limit| limit.saturating_add(OWN_PROCESSES));
+                supported.processes && within(host.pids_limit, limit)
+            }
+            PolicyField::Disk => within(tmpfs_total(host, "size"), limits.disk_bytes),
+            PolicyField::Inodes => within(tmpfs_total(host, "nr_inodes"), limits.inodes),
+            // A read-only working directory, subprocesses, and fields added later.
+            _ => false,
+        };
+        if by_kernel {
+            EnforcedBy::Kernel
+        } else {
+            EnforcedBy::NotEnforced
+        }
+    });
+    check_strict(policy, report, note)
+}
+
+/// Whether something of the engine's host is visible in the container.
+fn sees_host(host: &HostConfig) -> bool {
+    let mut mounts = host.mounts.iter().flatten();
+    let namespaces = [&host.pid_mode, &host.ipc_mode];
+    host.privileged == Some(true)
+        || host.binds.iter().flatten().next().is_some()
+        || host.devices.iter().flatten().next().is_some()
+        || mounts.any(|mount| mount.typ == Some(MountType::BIND))
+        || namespaces
+            .iter()
+            .any(|mode| mode.as_deref() == Some("host"))
+}
+
+/// Returns the sum of an option over all tmpfs mounts, if they are all that can be written and all have it.
+fn tmpfs_total(host: &HostConfig, option: &str) -> Option<i64> {
+    let mounts = host.tmpfs.as_ref().filter(|mounts| !mounts.is_empty())?;
+    let value = |options: &String| {
+        let mut options = options.split(',').filter_map(|part| part.split_once('='));
+        options
+            .find(|(name, _)| *name == option)?
+            .1
+            .parse::<i64>()
+            .ok()
+    };
+    let total = mounts.values().map(value).sum::<Option<i64>>();
+    total.filter(|_| host.readonly_rootfs == Some(true))
+}
+
+fn check_strict(
+    policy: &Policy,
+    report: Vec<Enforcement>,
+    note: &str,
+) -> Result<Vec<Enforcement>, SandboxError> {
+    let missing: Vec<_> = report
+        .iter()
+        .filter(|enforcement| enforcement.by == EnforcedBy::NotEnforced)
+        .map(|enforcement| enforcement.field)
+        .collect();
+    if missing.is_empty() || policy.strictness == Strictness::BestEffort {
+        return Ok(report);
+    }
+    let mut advice =
+        "Remove these fields from the policy, accept that they aren't enforced (best effort), or use a \
+         backend that enforces them."
+            .to_owned();
+    if missing.contains(&PolicyField::Network) {
+        advice.push_str(
+            " A container has a network or none; the local backend enforces allowed hosts.",
+        );
+    }
+    if policy.working_directory == Access::ReadOnly {
+        advice.push_str(" In a container the working directory is writable; the host is not.");
+    }
+    advice.push_str(note);
+    Err(SandboxError::unenforceable("docker", missing).with_advice(advice))
+}

@@ -1,0 +1,198 @@
+//! The command driver's transport for local commands.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use bytes::Bytes;
+use cantle_command_driver::{Reports as _, Transport};
+use cantle_core::policy::PolicyField;
+use cantle_core::sandbox::{
+    BackgroundProcess, ByteStream, Channel, Exit, PtySize, SandboxError, SandboxErrorKind,
+    SandboxPath, Signal,
+};
+use futures_util::StreamExt as _;
+use tokio::select;
+
+use super::output::{LocalOutput, OutputSource, Terminal, discard};
+use super::process::{CommandProcess, ProcessReports};
+use super::stdin::LocalInput;
+use crate::blocking;
+use crate::engine::StartMark;
+use crate::shared::Shared;
+
+/// Bytes that a spill file gets at once: leaving the runtime costs more than writing a few.
+const SPILL_BATCH_BYTES: usize = 256 * 1024;
+
+/// A running command of a local sandbox.
+#[derive(Debug)]
+pub(crate) struct LocalTransport {
+    pub(super) shared: Arc<Shared>,
+    /// Unique among the sandbox's commands.
+    pub(super) id: u32,
+    pub(super) process: CommandProcess,
+    /// State of the sandbox when the command was started.
+    pub(super) mark: StartMark,
+    pub(super) stdout: Arc<OutputSource>,
+    pub(super) stderr: Arc<OutputSource>,
+    pub(super) terminal: Option<Arc<Terminal>>,
+}
+
+impl LocalTransport {
+    /// Waits until a polled limit is exceeded.
+    async fn polled_limit_reached(&self) -> (PolicyField, u64) {
+        let count_processes = move || async move { self.list().await.len() as u64 };
+        let limits = &self.shared.limits;
+        limits.reached(&self.shared.root, count_processes).await
+    }
+
+    fn spill_name(&self, channel: Channel) -> String {
+        let channel = match channel {
+            Channel::Stdout => "stdout",
+            Channel::Stderr => "stderr",
+        };
+        self.shared.root.spill_name(self.id, channel)
+    }
+
+    /// Enforces the polled limits on background processes of a command that has ended.
+    async fn enforce_limits(&self, mut reports: ProcessReports) {
+        let (field, limit) = select! {
+            () = async { while reports.next().await.is_some() {} } => return,
+            reached = self.polled_limit_reached() => reached,
+        };
+        self.kill();
+        self.shared.note(format!(
+            "Background processes of an earlier command were killed: they exceeded the limit `{field}` \
+             of {limit}."
+        ));
+    }
+}
+
+impl Transport for LocalTransport {
+    type Reports = ProcessReports;
+    type Output = LocalOutput;
+    type Input = LocalInput;
+
+    fn terminate(&self) {
+        self.process.terminate(&self.shared);
+    }
+
+    /// May block for some milliseconds if the supervisor's queue of orders is full.
+    fn kill(&self) {
+        self.process.kill(&self.shared);
+    }
+
+    async fn signal(&self, signal: Signal) -> Result<(), SandboxError> {
+        self.process.signal(&self.shared, signal.as_raw());
+        Ok(())
+    }
+
+    async fn resize(&self, size: PtySize) -> Result<(), SandboxError> {
+        let resized = match &self.terminal {
+            Some(terminal) => terminal.resize(size),
+            None => Err(io::ErrorKind::Unsupported.into()),
+        };
+        resized.map_err(|error| SandboxError::io("failed to resize the terminal", error))
+    }
+
+    async fn list(&self) -> Vec<BackgroundProcess> {
+        self.process.list(&self.shared).await.unwrap_or_default()
+    }
+
+    fn check(&self) -> Result<(), SandboxError> {
+        if self.shared.is_closed() {
+            let message = "the sandbox is closed";
+            return Err(SandboxError::new(SandboxErrorKind::Closed, message));
+        }
+        if self.shared.engine.is_gone() {
+            return Err(SandboxError::gone("its supervisor was killed"));
+        }
+        Ok(())
+    }
+
+    fn written_bytes(&self, channel: Channel, read_bytes: u64) -> u64 {
+        let source = match channel {
+            Channel::Stdout => &self.stdout,
+            Channel::Stderr => &self.stderr,
+        };
+        read_bytes + source.unread_bytes()
+    }
+
+    async fn limit_reached(&self) -> (PolicyField, u64) {
+        self.polled_limit_reached().await
+    }
+
+    fn spill_path(&self, channel: Channel) -> Option<SandboxPath> {
+        let name = self.spill_name(channel);
+        self.shared.root.temporary_path(&name).ok()
+    }
+
+    async fn write_spill(&self, channel: Channel, data: ByteStream, written_bytes: &AtomicU64) {
+        let root = Arc::clone(&self.shared.root);
+        let name = self.spill_name(channel);
+        let created = blocking::run(move || root.create_temporary(&name)).await;
+        let Ok(mut file) = created else {
+            return;
+        };
+        let mut data = data;
+        let mut is_open = true;
+        while is_open {
+            let mut batch: Vec<Bytes> = Vec::new();
+            let mut batch_bytes = 0;
+            while batch_bytes < SPILL_BATCH_BYTES && is_open {
+                match data.next().await {
+                    Some(Ok(bytes)) => {
+                        batch_bytes += bytes.len();
+                        batch.push(bytes);
+                    }
+                    Some(Err(_)) | None => is_open = false,
+                }
+            }
+            // The file keeps what was written before the disk was full or the directory gone.
+            let written = blocking::run(move || write_all(file, &batch)).await;
+            let Ok((written, same_file)) = written else {
+                return;
+            };
+            written_bytes.fetch_add(written, Ordering::AcqRel);
+            if written < batch_bytes as u64 {
+                return;
+            }
+            file = same_file;
+        }
+    }
+
+    fn complete(&self, exit: &mut Exit) {
+        let (status, notes) = self.shared.engine.explain_exit(self.mark, exit.status);
+        exit.status = status;
+        exit.notes.extend(notes);
+        exit.notes.extend(self.shared.take_notes());
+    }
+
+    fn detach(self: Arc<Self>, reports: ProcessReports, outputs: Vec<LocalOutput>) {
+        // A background process that still writes must neither block nor get SIGPIPE.
+        for output in outputs {
+            self.shared.attend(discard(output));
+        }
+        if self.shared.limits.are_polled() {
+            let shared = Arc::clone(&self.shared);
+            shared.attend(async move { self.enforce_limits(reports).await });
+        }
+    }
+}
+
+/// Appends chunks to a file until one fails; returns the number of bytes written. Blocks.
+fn write_all(
+    mut file: std::fs::File,
+    chunks: &[Bytes],
+) -> Result<(u64, std::fs::File), SandboxError> {
+    use std::io::Write as _;
+
+    let mut written = 0;
+    for chunk in chunks {
+        if file.write_all(chunk).is_err() {
+            break;
+        }
+        written += chunk.len() as u64;
+    }
+    Ok((written, file))
+}

@@ -1,0 +1,278 @@
+//! The engine for confined commands: selects the best mechanisms that this machine supports for a policy,
+//! and has a supervisor run the commands.
+
+use std::io;
+use std::net::TcpListener;
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use cantle_core::policy::{Network, Policy, PolicyField};
+use cantle_core::sandbox::{Enforcement, ExitStatus, SandboxError, SandboxErrorKind, SandboxPath};
+use cantle_supervisor::wire::Order;
+use rustix::fs::{Gid, Uid};
+use rustix::io::Errno;
+
+use super::{BuiltEngine, check_enforced, check_owner};
+use crate::confinement::{self, ConfinementRequest, EnforcementState, PROXY_PORT, Plan};
+use crate::files::{Root, ViewPaths};
+use crate::groups::{Groups, LimitEvents};
+use crate::identity::Identity;
+use crate::mode::Mode;
+use crate::proxy::{Denials, Proxy, ProxySettings};
+use crate::settings::LocalSettings;
+use crate::supervisor::{SetupOutcome, StartError, Supervisor};
+
+/// Time that an order may wait in the queue.
+const ORDER_DEADLINE: Duration = Duration::from_secs(10);
+
+/// SIGKILL, and the exit code of a shell whose last program it killed.
+const KILLED: i32 = 9;
+const KILLED_IN_SHELL: i32 = 128 + KILLED;
+
+/// Runs the commands of a sandbox.
+#[derive(Debug)]
+pub(crate) struct Engine {
+    supervisor: Supervisor,
+    groups: Groups,
+    /// Set if the policy allows some hosts.
+    proxy: Option<Proxy>,
+    /// Whether the sandbox can allocate terminals.
+    pub(crate) has_terminals: bool,
+}
+
+/// The state of counters when a command was started.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StartMark {
+    /// Position in the proxy's log.
+    denials: u64,
+    limit_events: LimitEvents,
+}
+
+impl Engine {
+    /// Sends an order to the supervisor without blocking.
+    pub(crate) fn order(&self, order: Order, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.supervisor.order(order, fds)
+    }
+
+    /// Sends an order to the supervisor, blocking while its queue is full.
+    pub(crate) fn send_order_blocking(&self, order: Order) -> io::Result<()> {
+        self.supervisor
+            .order_by(order, Instant::now() + ORDER_DEADLINE)
+    }
+
+    /// Whether everything in the sandbox has ended unasked.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.supervisor.has_ended()
+    }
+
+    /// Ends everything in the sandbox and waits for it until `deadline`; returns whether it has ended.
+    /// Blocks.
+    pub(crate) fn end(&self, deadline: Instant) -> bool {
+        let ended = self.supervisor.end(deadline);
+        self.groups.remove();
+        ended
+    }
+
+    /// Waits for the supervisor's process. Blocks.
+    pub(crate) fn reap(&self) {
+        self.supervisor.reap();
+    }
+
+    fn denials(&self) -> Option<&Denials> {
+        self.proxy.as_ref().map(Proxy::denials)
+    }
+
+    /// Returns the current counters.
+    pub(crate) fn mark(&self) -> StartMark {
+        StartMark {
+            denials: self.denials().map_or(0, Denials::mark),
+            limit_events: self.groups.limit_events(),
+        }
+    }
+
+    /// Explains the end of a command: its status, if a limit was the cause, and notes on what programs
+    /// cannot know, such as hosts that the proxy refused.
+    pub(crate) fn explain_exit(
+        &self,
+        since: StartMark,
+        status: ExitStatus,
+    ) -> (ExitStatus, Vec<String>) {
+        let mut notes = Vec::new();
+        if let Some(denials) = self.denials() {
+            let denied = denials.since(since.denials);
+            notes.extend(denied.iter().map(ToString::to_string));
+        }
+        let events = self.groups.limit_events();
+        let has_refused = events.refused_processes > since.limit_events.refused_processes;
+        if let (true, Some(limit)) = (has_refused, self.groups.processes()) {
+            notes.push(format!(
+                "A process could not be started at the limit of processes ({limit}): run fewer at once, and \
+                 end those in the background."
+            ));
+        }
+        let has_killed = events.oom_kills > since.limit_events.oom_kills;
+        let (true, Some(limit)) = (has_killed, self.groups.memory_bytes()) else {
+            return (status, notes);
+        };
+        match status {
+            // The process itself, or the last one of a shell.
+            ExitStatus::Signal(KILLED) | ExitStatus::Code(KILLED_IN_SHELL) => {
+                let field = PolicyField::Memory;
+                (ExitStatus::LimitReached { field, limit }, notes)
+            }
+            // Another process; the command may have gone on.
+            _ => {
+                notes.push(format!(
+                    "A process was killed at the limit of memory for everything that runs ({limit} bytes): \
+                     work on the data in pieces, or run fewer processes at once."
+                ));
+                (status, notes)
+            }
+        }
+    }
+}
+
+/// Builds the best confinement that this machine supports, or explains why the policy can't be enforced.
+pub(crate) fn build(
+    root: &mut Root,
+    settings: &LocalSettings,
+    policy: &Policy,
+    is_durable: bool,
+    is_kept: bool,
+) -> Result<BuiltEngine, SandboxError> {
+    let mechanisms = settings.mechanisms;
+    let workspace = confinement::workspace(settings.workspace.as_deref())?;
+    let identity = Identity::for_commands(policy, mechanisms);
+    let request = ConfinementRequest {
+        policy,
+        identity,
+        mechanisms,
+        workspace,
+        is_durable,
+    };
+    if is_kept {
+        check_owner(root, identity.uid)?;
+    }
+    if identity.is_other {
+        root.give_to(Uid::from_raw(identity.uid), Gid::from_raw(identity.gid))?;
+    }
+    let mut reasons = Vec::new();
+    for mode in Mode::candidates(policy, mechanisms) {
+        if let (true, Some(closed)) = (
+            identity.is_other && mode != Mode::Namespaces,
+            root.inaccessible_ancestor(identity.uid, identity.gid),
+        ) {
+            let why = format!(
+                "commands run as user {}, who can't search `{}`",
+                identity.uid,
+                closed.display()
+            );
+            if mode == Mode::Open {
+                return Err(SandboxError::new(SandboxErrorKind::Unavailable, why).with_advice(
+                    "Keep sandboxes where every user has access (set TMPDIR, or the state directory), or run \
+                     as an ordinary user.",
+                ));
+            }
+            reasons.push(why);
+            continue;
+        }
+        let groups = Groups::create(&root.name(), mode, policy, identity, mechanisms);
+        let plan = Plan::new(mode, request, root.host_paths(), &groups)?;
+        if plan.has_storage {
+            root.make_sized()?;
+        }
+        let join_files = groups.join_files().unwrap_or_default();
+        let (supervisor, outcome) = match Supervisor::start(&plan.body, &join_files) {
+            Ok(started) => started,
+            Err(error) if mode == Mode::Open => return Err(start_error(&plan, error)),
+            Err(error) => {
+                reasons.push(failure_reason(&plan, &error));
+                continue;
+            }
+        };
+        let state = EnforcementState::new(&plan, request, &groups, &outcome);
+        let report = Enforcement::report(policy, |field| state.enforced_by(field, policy));
+        let enforcement = check_enforced(policy, report, &reasons)?;
+        let listener = adopt_opened(root, &plan, outcome, workspace)?;
+        let proxy = match (listener, &policy.network) {
+            (Some(listener), Some(Network::Hosts(hosts))) => {
+                let proxy = Proxy::start(listener, ProxySettings::new(hosts.clone()));
+                Some(proxy.map_err(|error| SandboxError::io("failed to start the proxy", error))?)
+            }
+            _ => None,
+        };
+        return Ok(BuiltEngine {
+            isolation: state.isolation(),
+            mechanisms: state.names(),
+            enforcement,
+            // As in its `/etc/passwd`.
+            user: (mode == Mode::Namespaces).then_some("user"),
+            proxy_port: proxy.as_ref().map(|_| PROXY_PORT),
+            engine: Engine {
+                supervisor,
+                groups,
+                proxy,
+                has_terminals: state.has_terminals,
+            },
+        });
+    }
+    // Unreachable: the last candidate returns in any case.
+    Err(SandboxError::new(
+        SandboxErrorKind::Unavailable,
+        reasons.join("; "),
+    ))
+}
+
+/// Adopts the descriptors that the steps have opened. Returns the proxy's socket.
+fn adopt_opened(
+    root: &mut Root,
+    plan: &Plan,
+    outcome: SetupOutcome,
+    workspace: &Path,
+) -> Result<Option<TcpListener>, SandboxError> {
+    let mut opened = outcome.opened.into_iter();
+    if plan.has_storage {
+        let missing = || SandboxError::gone("the supervisor did not pass its files");
+        root.move_to(opened.next().ok_or_else(missing)?)?;
+    }
+    if plan.mode == Mode::Namespaces {
+        root.set_view_paths(ViewPaths {
+            work: SandboxPath::from_os(workspace)?,
+            temporary: SandboxPath::new(confinement::TEMPORARY)?,
+        });
+    }
+    Ok(opened.next().map(TcpListener::from))
+}
+
+fn failure_reason(plan: &Plan, error: &StartError) -> String {
+    match error {
+        StartError::Start(error) => format!("failed to start the supervisor: {error}"),
+        StartError::Step(None, error) => {
+            // The kernel uses general error numbers for these.
+            let why = match Errno::from_io_error(error) {
+                Some(Errno::NOSPC) => " (`user.max_user_namespaces` is used up, or 0)",
+                Some(Errno::PERM | Errno::ACCESS) => {
+                    " (a container or a setting of the system forbids them)"
+                }
+                _ => "",
+            };
+            format!("no new namespaces{why}: {error}")
+        }
+        StartError::Step(Some(step), error) => {
+            let name = plan.names.get(*step).map_or("finish", String::as_str);
+            format!("failed to {name}: {error}")
+        }
+    }
+}
+
+fn start_error(plan: &Plan, error: StartError) -> SandboxError {
+    let message = failure_reason(plan, &error);
+    let (StartError::Start(source) | StartError::Step(_, source)) = error;
+    SandboxError::new(SandboxErrorKind::Unavailable, message)
+        .with_source(source)
+        .with_advice(
+            "It needs Linux 5.6 or newer with `/proc`, and a container that lets programs be \
+             started from memory.",
+        )
+}

@@ -1,0 +1,249 @@
+//! Effects of a policy: the view of commands, and the enforcement report.
+
+use cantle_backends_local::{LocalBackend, Mechanism};
+use cantle_core::ids::RunId;
+use cantle_core::policy::{Policy, PolicyField, Preset};
+use cantle_core::sandbox::{
+    Backend as _, EnforcedBy, Enforcement, ExitStatus, Isolation, SandboxContext, SandboxExt as _,
+    SpawnRequest,
+};
+
+use crate::support::{open_under, path, read, run, stdout, write};
+
+#[tokio::test]
+async fn commands_and_file_api_share_paths() {
+    let sandbox = open_under(Policy::workspace()).await;
+    let info = sandbox.info();
+    assert_eq!(info.isolation, Isolation::Kernel);
+    assert_eq!(info.working_directory.to_string(), "/workspace");
+    let by_kernel = |field| Enforcement::new(field, EnforcedBy::Kernel);
+    let expected = [
+        PolicyField::ReadRoots,
+        PolicyField::WriteRoots,
+        PolicyField::Network,
+        PolicyField::Processes,
+    ];
+    assert_eq!(info.enforcement, expected.map(by_kernel));
+
+    write(&*sandbox, "in/a.txt", "from outside\n").await;
+    let seen = stdout(
+        &*sandbox,
+        "pwd; echo $HOME; cat in/a.txt /workspace/in/a.txt",
+    )
+    .await;
+    assert_eq!(seen, "/workspace\n/workspace\nfrom outside\nfrom outside\n");
+    // Files written by the backend belong to the commands' user.
+    let line = "echo more >> in/a.txt && rm -r in && echo inside > f && mktemp -d && \
+                echo made > /tmp/made && ln -s /workspace/f link && ln -s /tmp/made out";
+    let made = run(&*sandbox, line).await;
+    assert_eq!(made.exit.status, ExitStatus::Code(0), "{made:?}");
+    assert!(made.stdout.text().starts_with("/tmp/"));
+    for (name, content) in [
+        ("f", "inside\n"),
+        ("/workspace/f", "inside\n"),
+        ("link", "inside\n"),
+        ("/tmp/made", "made\n"),
+        ("out", "made\n"),
+    ] {
+        assert_eq!(read(&*sandbox, name).await, content, "{name}");
+    }
+    for outside in ["/usr/bin/env", "/etc/passwd", "/"] {
+        assert!(sandbox.stat(&path(outside)).await.is_err(), "{outside}");
+    }
+    let below = SpawnRequest::shell("pwd").in_directory(path("/tmp"));
+    assert_eq!(sandbox.run(below).await.unwrap().stdout.text(), "/tmp\n");
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn every_preset_opens_strictly_and_runs_commands() {
+    for preset in Preset::ALL {
+        let sandbox = open_under(preset.policy()).await;
+        assert_eq!(stdout(&*sandbox, "echo $((6 * 7))").await, "42\n");
+        sandbox.close().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn read_only_working_directory_accepts_uploads() {
+    let sandbox = open_under(Policy::read_only()).await;
+    write(&*sandbox, "f", "given").await;
+    let line = "cat f; echo x > g; echo x > f; rm f; touch /tmp/scratch && echo scratch";
+    let output = run(&*sandbox, line).await;
+    assert_eq!(output.stdout.text(), "givenscratch\n");
+    assert_eq!(read(&*sandbox, "f").await, "given");
+    assert_eq!(sandbox.list(&path(".")).await.unwrap().len(), 1);
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn roots_are_mounted_at_their_host_paths() {
+    let read_only = tempfile::tempdir().unwrap();
+    let writable = tempfile::tempdir().unwrap();
+    std::fs::write(read_only.path().join("f"), "read\n").unwrap();
+    // File permissions must allow the commands' user to read them, too.
+    for directory in [&read_only, &writable] {
+        let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+        std::fs::set_permissions(directory.path(), open).unwrap();
+    }
+    let mut policy = Policy::workspace();
+    if let Some(roots) = &mut policy.read_roots {
+        roots.paths.push(read_only.path().to_owned());
+    }
+    policy.write_roots = Some(vec![writable.path().to_owned()]);
+    for backend in [
+        LocalBackend::new(),
+        LocalBackend::new().without(Mechanism::Namespaces),
+    ] {
+        let cx = SandboxContext::new(RunId::new(), policy.clone());
+        let sandbox = backend.open(cx).await.unwrap();
+        let (r, w) = (read_only.path().display(), writable.path().display());
+        let line = format!("cat {r}/f; echo x > {r}/g; echo written > {w}/g; cat {w}/g");
+        assert_eq!(stdout(&*sandbox, &line).await, "read\nwritten\n");
+        assert!(!read_only.path().join("g").exists());
+        sandbox.close().await.unwrap();
+        std::fs::remove_file(writable.path().join("g")).unwrap();
+    }
+    policy.write_roots = Some(vec!["/nonexistent/root".into()]);
+    let cx = SandboxContext::new(RunId::new(), policy);
+    let error = LocalBackend::new().open(cx).await.unwrap_err();
+    assert!(error.to_string().contains("/nonexistent/root"), "{error}");
+}
+
+#[tokio::test]
+async fn unrestricted_reads_keep_other_fields_enforced() {
+    let outside = tempfile::tempdir().unwrap();
+    let open = std::os::unix::fs::PermissionsExt::from_mode(0o777);
+    std::fs::set_permissions(outside.path(), open).unwrap();
+    std::fs::write(outside.path().join("f"), "read\n").unwrap();
+    let mut no_network = Policy::unconfined();
+    no_network.network = Policy::workspace().network;
+    let mut no_writing = no_network.clone();
+    no_writing.write_roots = Some(Vec::new());
+    let mut the_whole = Policy::workspace();
+    the_whole.read_roots = Some([std::path::PathBuf::from("/")].into());
+    for (policy, writes) in [(no_network, true), (no_writing, false), (the_whole, false)] {
+        let sandbox = open_under(policy).await;
+        let line = format!(
+            "cd {}; cat f; echo > g && echo wrote; echo > /dev/tcp/127.0.0.1/9 || echo offline",
+            outside.path().display()
+        );
+        let expected = if writes {
+            "read\nwrote\noffline\n"
+        } else {
+            "read\noffline\n"
+        };
+        assert_eq!(stdout(&*sandbox, &line).await, expected);
+        assert_eq!(outside.path().join("g").exists(), writes);
+        let _ = std::fs::remove_file(outside.path().join("g"));
+        sandbox.close().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn disk_limit_bounds_the_working_directory() {
+    let mut policy = Policy::workspace();
+    policy.limits.set("disk=4M").unwrap();
+    policy.limits.set("inodes=50").unwrap();
+    let sandbox = open_under(policy).await;
+    write(&*sandbox, "a/b", "from outside").await;
+    let line = "cat a/b; head -c 5000000 /dev/zero > big; ls -l big | awk '{print $5 < 4500000}'; \
+                rm big; for i in $(seq 60); do touch f$i; done; ls | wc -l";
+    let output = run(&*sandbox, line).await;
+    assert_eq!(output.stdout.text(), "from outside1\n49\n", "{output:?}");
+    assert!(output.stderr.text().contains("No space left on device"));
+    assert_eq!(read(&*sandbox, "a/b").await, "from outside");
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn exceeded_polled_limit_stops_the_command() {
+    let backend = LocalBackend::new()
+        .without(Mechanism::Namespaces)
+        .without(Mechanism::ControlGroups);
+    for (limit, line, field) in [
+        (
+            "disk=1M",
+            "head -c 5000000 /dev/zero > big; sleep 60",
+            PolicyField::Disk,
+        ),
+        (
+            "inodes=20",
+            "for i in $(seq 60); do touch f$i; done; sleep 60",
+            PolicyField::Inodes,
+        ),
+        (
+            "processes=10",
+            "for i in $(seq 20); do sleep 60 & done; wait",
+            PolicyField::Processes,
+        ),
+        ("output=1000", "yes", PolicyField::Output),
+    ] {
+        let mut policy = Policy::workspace();
+        policy.limits.set(limit).unwrap();
+        let cx = SandboxContext::new(RunId::new(), policy);
+        let sandbox = backend.open(cx).await.unwrap();
+        let exit = run(&*sandbox, line).await.exit;
+        let ExitStatus::LimitReached { field: reached, .. } = exit.status else {
+            panic!("{limit}: {exit:?}");
+        };
+        assert_eq!(reached, field);
+        sandbox.close().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn command_without_subprocesses_runs_alone() {
+    let mut policy = Policy::workspace();
+    policy.subprocesses = Some(false);
+    let sandbox = open_under(policy).await;
+    assert_eq!(stdout(&*sandbox, "echo $((1 + 1))").await, "2\n");
+    for line in ["ls", "exec ls", "(echo sub)", "echo | read"] {
+        let output = run(&*sandbox, line).await;
+        assert_ne!(
+            output.exit.status,
+            ExitStatus::Code(0),
+            "{line}: {output:?}"
+        );
+        assert_eq!(output.stdout.text(), "", "{line}");
+    }
+    let argv = SpawnRequest::argv([
+        "python3",
+        "-c",
+        "import threading as t\nprint(t.active_count())",
+    ]);
+    assert_eq!(sandbox.run(argv).await.unwrap().stdout.text(), "1\n");
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn only_allowed_hosts_are_reached_and_refusals_are_noted() {
+    let sandbox = open_under(Policy::network(["allowed.example.com".parse().unwrap()])).await;
+    let ask = |target: &str| {
+        format!(
+            "exec 3<>/dev/tcp/127.0.0.1/${{HTTP_PROXY##*:}} && printf '{target} HTTP/1.1\\r\\n\\r\\n' >&3 \
+             && head -n 1 <&3"
+        )
+    };
+    for target in [
+        "GET http://other.example.com/",
+        "CONNECT other.example.com:443",
+        "CONNECT 127.0.0.1:80",
+        "CONNECT allowed.example.com:22",
+    ] {
+        let output = run(&*sandbox, &ask(target)).await;
+        assert!(
+            output.stdout.text().contains(" 403 "),
+            "{target}: {output:?}"
+        );
+        let notes = &output.exit.notes;
+        assert!(
+            notes.len() == 1 && notes[0].starts_with("network: "),
+            "{notes:?}"
+        );
+    }
+    // No other connection works, and servers inside the sandbox are private.
+    let line = "(exec 3<>/dev/tcp/192.0.2.1/80) 2>&1 | grep -q unreachable && echo unreachable; getent hosts allowed.example.com || echo unknown";
+    assert_eq!(stdout(&*sandbox, line).await, "unreachable\nunknown\n");
+    sandbox.close().await.unwrap();
+}

@@ -1,0 +1,253 @@
+//! The builder of a [`RemoteBackend`].
+
+use std::collections::BTreeMap;
+use std::env;
+use std::fmt;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use cantle_command_driver::check_environment;
+use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
+use cantle_core::secret::SecretText;
+
+use super::{RemoteBackend, Service};
+use crate::api::Api;
+use crate::gate::Gate;
+use crate::http::{self, TlsCache};
+
+const DEFAULT_DOMAIN: &str = "e2b.app";
+const DEFAULT_TEMPLATE: &str = "base";
+/// Extended while the sandbox is held; an upper bound of how long it outlives this process.
+const DEFAULT_LIFETIME: Duration = Duration::from_secs(300);
+/// A shorter lifetime could end between two extensions.
+const MIN_LIFETIME: Duration = Duration::from_secs(15);
+const DEFAULT_CONCURRENCY: usize = 8;
+const DEFAULT_SPACING: Duration = Duration::from_millis(200);
+
+/// Version of the service's API.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ApiGeneration {
+    /// The second, with a fall-back to the first if the service lacks it.
+    #[default]
+    Newest,
+    /// The first.
+    V1,
+    /// The second.
+    V2,
+}
+
+impl RemoteBackend {
+    /// Returns a builder for E2B's own service; an API key is required.
+    #[must_use]
+    pub fn builder() -> RemoteBackendBuilder {
+        RemoteBackendBuilder {
+            api_key: None,
+            api_url: None,
+            sandbox_url: None,
+            domain: DEFAULT_DOMAIN.to_owned(),
+            template: DEFAULT_TEMPLATE.to_owned(),
+            lifetime: DEFAULT_LIFETIME,
+            metadata: BTreeMap::new(),
+            environment: BTreeMap::new(),
+            generation: ApiGeneration::default(),
+            concurrency: DEFAULT_CONCURRENCY,
+            spacing: DEFAULT_SPACING,
+            pause_when_idle: None,
+            directory: None,
+        }
+    }
+
+    /// Returns a builder with the settings in `E2B_API_KEY`, `E2B_API_URL`, `E2B_SANDBOX_URL` and `E2B_DOMAIN`.
+    ///
+    /// No other variables are read, except `SSL_CERT_FILE` and `SSL_CERT_DIR`.
+    #[must_use]
+    pub fn from_env() -> RemoteBackendBuilder {
+        let read = |name| env::var(name).ok().filter(|value| !value.trim().is_empty());
+        let mut builder = Self::builder();
+        builder.api_key = read("E2B_API_KEY").map(SecretText::new);
+        builder.api_url = read("E2B_API_URL");
+        builder.sandbox_url = read("E2B_SANDBOX_URL");
+        if let Some(domain) = read("E2B_DOMAIN") {
+            builder.domain = domain;
+        }
+        builder
+    }
+}
+
+/// Builder of a [`RemoteBackend`].
+#[derive(Clone)]
+pub struct RemoteBackendBuilder {
+    api_key: Option<SecretText>,
+    api_url: Option<String>,
+    sandbox_url: Option<String>,
+    domain: String,
+    template: String,
+    lifetime: Duration,
+    metadata: BTreeMap<String, String>,
+    environment: BTreeMap<String, SecretText>,
+    generation: ApiGeneration,
+    concurrency: usize,
+    spacing: Duration,
+    pause_when_idle: Option<Duration>,
+    directory: Option<String>,
+}
+
+/// Omits the URLs, which may contain a password until they are checked.
+impl fmt::Debug for RemoteBackendBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RemoteBackendBuilder")
+            .field("domain", &self.domain)
+            .field("template", &self.template)
+            .finish_non_exhaustive()
+    }
+}
+
+impl RemoteBackendBuilder {
+    /// Sets the API key; surrounding white space is ignored.
+    #[must_use]
+    pub fn api_key(mut self, key: impl Into<SecretText>) -> Self {
+        self.api_key = Some(key.into());
+        self
+    }
+
+    /// Sets the URL of the API; `https://api.` and the domain by default.
+    #[must_use]
+    pub fn api_url(mut self, url: impl Into<String>) -> Self {
+        self.api_url = Some(url.into());
+        self
+    }
+
+    /// Sets one URL for all sandboxes, which headers then identify; by default each has a host of the domain.
+    #[must_use]
+    pub fn sandbox_url(mut self, url: impl Into<String>) -> Self {
+        self.sandbox_url = Some(url.into());
+        self
+    }
+
+    /// Sets the service's domain, `e2b.app` by default; the service may override it per sandbox.
+    #[must_use]
+    pub fn domain(mut self, domain: impl Into<String>) -> Self {
+        self.domain = domain.into();
+        self
+    }
+
+    /// Sets the template of sandboxes, `base` by default; it must contain bash.
+    #[must_use]
+    pub fn template(mut self, template: impl Into<String>) -> Self {
+        self.template = template.into();
+        self
+    }
+
+    /// Sets how long a sandbox outlives this process: 5 minutes by default, at least 15 seconds.
+    ///
+    /// It is extended while the sandbox is held.
+    #[must_use]
+    pub fn lifetime(mut self, lifetime: Duration) -> Self {
+        self.lifetime = lifetime;
+        self
+    }
+
+    /// Adds metadata by which the API can filter sandboxes.
+    #[must_use]
+    pub fn metadata(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.metadata.insert(name.into(), value.into());
+        self
+    }
+
+    /// Adds a variable for all processes in the sandbox, besides the policy's for commands.
+    #[must_use]
+    pub fn env(mut self, name: impl Into<String>, value: impl Into<SecretText>) -> Self {
+        self.environment.insert(name.into(), value.into());
+        self
+    }
+
+    /// Sets the version of the API; the newest that the service has by default.
+    #[must_use]
+    pub fn api_generation(mut self, generation: ApiGeneration) -> Self {
+        self.generation = generation;
+        self
+    }
+
+    /// Limits the creation of sandboxes: 8 at once and one per 200 ms by default.
+    #[must_use]
+    pub fn creation_rate(mut self, concurrency: usize, spacing: Duration) -> Self {
+        self.concurrency = concurrency;
+        self.spacing = spacing;
+        self
+    }
+
+    /// Pauses a sandbox, with everything that runs in it, after this time without use.
+    ///
+    /// The next use resumes it.
+    #[must_use]
+    pub fn pause_when_idle(mut self, idle: Duration) -> Self {
+        self.pause_when_idle = Some(idle);
+        self
+    }
+
+    /// Sets the working directory, absolute and created if missing; the user's home by default.
+    #[must_use]
+    pub fn working_directory(mut self, directory: impl Into<String>) -> Self {
+        self.directory = Some(directory.into());
+        self
+    }
+
+    /// Builds the backend; for an `https` URL this reads the system's certificates.
+    ///
+    /// # Errors
+    /// [`SandboxErrorKind::Unavailable`] if the key or a URL is missing or invalid;
+    /// [`SandboxErrorKind::InvalidInput`] if a variable's name or the working directory is invalid.
+    pub fn build(self) -> Result<RemoteBackend, SandboxError> {
+        let key = self
+            .api_key
+            .as_ref()
+            .map(|key| key.expose().trim())
+            .unwrap_or_default();
+        if key.is_empty() {
+            let message = "no API key is set for the remote backend";
+            return Err(SandboxError::new(SandboxErrorKind::Unavailable, message)
+                .with_advice("Set E2B_API_KEY, or pass the key to the backend."));
+        }
+        let api_url = self
+            .api_url
+            .unwrap_or_else(|| format!("https://api.{}", self.domain));
+        let sandbox_url = match &self.sandbox_url {
+            Some(url) => Some(http::parse_url("URL of the sandboxes", url)?),
+            None => None,
+        };
+        check_environment(&self.environment)?;
+        if self
+            .directory
+            .as_ref()
+            .is_some_and(|it| !it.starts_with('/') || it.contains('\0'))
+        {
+            let message = "the working directory of a remote sandbox must be an absolute path";
+            return Err(SandboxError::new(SandboxErrorKind::InvalidInput, message));
+        }
+        let tls_cache = TlsCache::new();
+        let api = Api::new(
+            http::parse_url("API's URL", &api_url)?,
+            &SecretText::new(key),
+            self.environment.values().cloned(),
+            self.generation,
+            Gate::new(self.concurrency, self.spacing),
+            &tls_cache,
+        )?;
+        Ok(RemoteBackend {
+            service: Arc::new(Service {
+                api,
+                tls_cache,
+                sandbox_url,
+                domain: self.domain,
+                template: self.template,
+                lifetime: self.lifetime.max(MIN_LIFETIME),
+                metadata: self.metadata,
+                environment: self.environment,
+                pause_when_idle: self.pause_when_idle,
+                directory: self.directory,
+                tasks: Mutex::default(),
+            }),
+        })
+    }
+}

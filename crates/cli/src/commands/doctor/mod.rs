@@ -1,0 +1,71 @@
+//! `cantle doctor`: what this machine can enforce and provide, and the consequences.
+//!
+//! Kernel mechanisms are probed by opening sandboxes with them. Nothing is changed, and a check that
+//! fails is reported as missing.
+
+mod kernel;
+mod machine;
+mod report;
+
+use std::io::IsTerminal as _;
+use std::time::Duration;
+
+use cantle::backends::local::{LocalBackend, Probe};
+use tokio_util::sync::CancellationToken;
+
+use self::report::Report;
+use super::print;
+use crate::args::DoctorArgs;
+use crate::display::Paint;
+use crate::exit::{Code, Failure, FailureExt as _};
+use crate::task;
+
+/// Maximum duration of one probe.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Prints the report, and returns the exit code.
+pub(crate) async fn perform(
+    args: DoctorArgs,
+    cancellation: CancellationToken,
+) -> Result<u8, Failure> {
+    let report = tokio::select! {
+        report = examine() => report,
+        () = cancellation.cancelled() => return Err(task::cancelled_early()),
+    };
+    let text = if args.json {
+        format!("{}\n", serde_json::to_string_pretty(&report).internal()?)
+    } else {
+        let terminal = std::io::stdout().is_terminal();
+        let no_color = std::env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+        let columns = console::Term::stdout().size_checked();
+        let columns = columns.map(|(_, columns)| usize::from(columns));
+        let paint = Paint {
+            on: terminal && !no_color,
+        };
+        report.text(paint, columns.filter(|_| terminal))
+    };
+    print(&text)?;
+    let code = if report.has_working_policy() {
+        Code::Finished
+    } else {
+        Code::Internal
+    };
+    Ok(code as u8)
+}
+
+async fn examine() -> Report {
+    let backend = LocalBackend::new();
+    let probe = Probe::run(&backend, PROBE_TIMEOUT).await;
+    let mut checks = vec![machine::cantle(), machine::kernel()];
+    checks.extend(kernel::checks(&probe));
+    checks.push(machine::bash());
+    checks.push(machine::python(&backend).await);
+    checks.push(machine::docker().await);
+    checks.push(machine::keys());
+    checks.push(machine::disk());
+    Report {
+        version: 1,
+        checks,
+        policies: kernel::policies(&probe),
+    }
+}

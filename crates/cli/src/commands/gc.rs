@@ -1,0 +1,142 @@
+//! `cantle gc`: removes what killed processes left behind.
+
+use std::collections::HashSet;
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use cantle::backends::local::LocalBackend;
+use cantle::core::ids::RunId;
+use cantle::core::policy::{Policy, Strictness};
+use cantle::core::sandbox::{
+    Backend as _, SandboxContext, SandboxError, SandboxErrorKind, SandboxHandle,
+};
+use serde_json::{Value, json};
+
+use super::print;
+use crate::args::GcArgs;
+use crate::backend;
+use crate::exit::Failure;
+use crate::state_dir::StateDir;
+use crate::text::{clean, one_line, plural};
+
+/// Younger directories may belong to a process that is starting.
+const GRACE: Duration = Duration::from_secs(60);
+
+/// Removes what can be removed, and returns the exit code.
+pub(crate) async fn perform(args: GcArgs) -> Result<u8, Failure> {
+    let state = StateDir::find().ok();
+    let mut backends = vec![LocalBackend::new()];
+    if let Some(state) = &state {
+        let kept = [state.workspaces(), state.served()].into_iter();
+        backends.extend(
+            kept.filter(|directory| directory.is_dir())
+                .map(|directory| LocalBackend::new().in_directory(directory)),
+        );
+    }
+    let mut removed = Vec::new();
+    let mut failed = Vec::new();
+    for backend in backends {
+        let reclaimed = backend.reclaim(GRACE).await;
+        removed.extend(reclaimed.removed);
+        failed.extend(reclaimed.failed);
+    }
+    if let Some(state) = &state {
+        remove_orphans(state, &mut removed, &mut failed).await;
+    }
+    let directories = removed.len() as u64;
+    let name = |path: PathBuf| path.display().to_string();
+    let mut removed: Vec<String> = removed.into_iter().map(name).collect();
+    let mut failed: Vec<(String, String)> = failed
+        .into_iter()
+        .map(|(path, error)| (name(path), error))
+        .collect();
+    // Without a reachable engine there are no containers to remove.
+    let reclaimed = backend::containers().reclaim().await.unwrap_or_default();
+    let containers = reclaimed.removed.len() as u64;
+    removed.extend(reclaimed.removed);
+    failed.extend(reclaimed.failed);
+
+    let mut text = String::new();
+    for name in removed.iter().filter(|_| args.verbose) {
+        text.push_str(&format!("{}\n", one_line(name)));
+    }
+    for (name, error) in &failed {
+        let line = clean(&format!("{name}: {error}"));
+        let _ = writeln!(std::io::stderr(), "cantle: {line}");
+    }
+    text.push_str(&plural(directories, "directory", "directories"));
+    if containers > 0 {
+        text.push_str(" and ");
+        text.push_str(&plural(containers, "container", "containers"));
+    }
+    text.push_str(" removed\n");
+    print(&text)?;
+    Ok(u8::from(!failed.is_empty()))
+}
+
+/// Removes kept working directories that no journal names: their runs never began, or their journals
+/// are gone.
+async fn remove_orphans(
+    state: &StateDir,
+    removed: &mut Vec<PathBuf>,
+    failed: &mut Vec<(PathBuf, String)>,
+) {
+    let workspaces = state.workspaces();
+    let named = match directories_in_journals(state) {
+        Ok(named) => named,
+        Err(error) => return failed.push((workspaces, error)),
+    };
+    let entries = fs::read_dir(&workspaces).into_iter().flatten().flatten();
+    for path in entries.map(|entry| entry.path()) {
+        if named.contains(&path) || !is_older_than_grace(&path) {
+            continue;
+        }
+        match remove(&path).await {
+            Ok(true) => removed.push(path),
+            Ok(false) => {}
+            Err(error) => failed.push((path, error.to_string())),
+        }
+    }
+}
+
+/// Removes a working directory through its backend; returns whether it was one that is not in use.
+async fn remove(path: &Path) -> Result<bool, SandboxError> {
+    // The local backend's format of a handle.
+    let handle = SandboxHandle::new("local", json!({ "directory": path }).to_string());
+    // Its files belong to this user or to the one that confined commands run as.
+    for mut policy in [Policy::workspace(), Policy::unconfined()] {
+        policy.strictness = Strictness::BestEffort;
+        let cx = SandboxContext::new(RunId::new(), policy);
+        match LocalBackend::new().reattach(&handle, cx).await {
+            Ok(sandbox) => return sandbox.close().await.map(|()| true),
+            Err(error) if error.kind() == SandboxErrorKind::Unavailable => {}
+            Err(error) if error.kind() == SandboxErrorKind::Gone => return Ok(false),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(false)
+}
+
+fn directories_in_journals(state: &StateDir) -> Result<HashSet<PathBuf>, String> {
+    let (mut runs, unreadable) = state.runs().list().map_err(|error| error.to_string())?;
+    // An unreadable journal may name any of them.
+    if let Some(error) = unreadable.first() {
+        return Err(format!("no kept working directory is removed: {error}"));
+    }
+    let mut named = HashSet::new();
+    while let Some(run) = runs.pop() {
+        runs.extend(run.sub_agents());
+        let token = run.sandbox.map(|handle| handle.token).unwrap_or_default();
+        let token: Value = serde_json::from_str(&token).unwrap_or_default();
+        let directory = token.get("directory").and_then(Value::as_str);
+        named.extend(directory.map(PathBuf::from));
+    }
+    Ok(named)
+}
+
+fn is_older_than_grace(path: &Path) -> bool {
+    let modified = fs::symlink_metadata(path).and_then(|found| found.modified());
+    modified.is_ok_and(|modified| modified.elapsed().is_ok_and(|age| age >= GRACE))
+}

@@ -1,0 +1,25 @@
+//! The subcommands, one module each.
+
+pub(crate) mod demo;
+pub(crate) mod doctor;
+pub(crate) mod exec;
+pub(crate) mod gc;
+pub(crate) mod run;
+pub(crate) mod runs;
+pub(crate) mod serve;
+
+use std::io::Write as _;
+
+use anyhow::Context as _;
+
+use crate::exit::{Failure, FailureExt as _};
+
+/// Writes to standard output; a reader that has gone away is no error.
+fn print(text: &str) -> Result<(), Failure> {
+    match std::io::stdout().lock().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error)
+            .context("failed to write to standard output")
+            .internal(),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,382 @@
+//! `cantle run`: one task with a model.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use cantle::agent::{
+    Agent, Approvals, Budget, Permission, ResumeOptions, RunStore, SessionOptions,
+};
+use cantle::backends::local::LocalBackend;
+use cantle::core::ids::RunId;
+use cantle::core::message::history;
+use cantle::core::policy::Network;
+use cantle::core::tool::ChannelUser;
+use cantle::tools::user_input;
+use serde_json::Value;
+use tokio_util::sync::CancellationToken;
+
+use crate::agent;
+use crate::args::{DisplayArgs, RunArgs};
+use crate::ask::TerminalUser;
+use crate::client::{self, RunClient};
+use crate::config::{ModelSource, RunConfig};
+use crate::display::Display;
+use crate::exit::{Failure, FailureExt as _};
+use crate::extra_tools::ExtraTools;
+use crate::replay::RecordedUser;
+use crate::result_file;
+use crate::saved_settings::SavedSettings;
+use crate::state_dir::StateDir;
+use crate::task::{self, Task};
+
+const USER_INPUT: &str = "user_input";
+
+/// A run that is ready to start.
+#[derive(Debug)]
+pub(crate) struct PreparedRun {
+    agent: Agent,
+    start: Start,
+    task: Task,
+    display: DisplayArgs,
+    network: Option<Network>,
+    /// Messages for the user.
+    remarks: Vec<String>,
+    user: Option<TerminalUser>,
+}
+
+/// How a run starts.
+#[derive(Debug)]
+enum Start {
+    New(Box<SessionOptions>),
+    Resume {
+        store: RunStore,
+        run: RunId,
+        options: Box<ResumeOptions>,
+    },
+}
+
+impl Start {
+    fn budget_mut(&mut self) -> &mut Budget {
+        match self {
+            Self::New(options) => &mut options.budget,
+            Self::Resume { options, .. } => &mut options.budget,
+        }
+    }
+}
+
+/// Reads everything that a run needs, so that errors are reported before it starts.
+pub(crate) fn prepare(args: &RunArgs) -> Result<PreparedRun, Failure> {
+    match &args.resume {
+        Some(name) => prepare_resume(args, name),
+        None => prepare_new(args),
+    }
+}
+
+fn prepare_new(args: &RunArgs) -> Result<PreparedRun, Failure> {
+    let config = RunConfig::resolve(&args.settings, args.replay.as_deref())?;
+    let task = task_text(args).usage()?;
+    let schema = args
+        .schema
+        .as_deref()
+        .map(read_schema)
+        .transpose()
+        .usage()?;
+    let mut options = SessionOptions::default().budget(budget(args));
+    options.input_files.clone_from(&args.input);
+    options.output_dir.clone_from(&args.output_dir);
+    options.skills.clone_from(&args.skills);
+    if let Some(path) = &args.history {
+        options.history = read(path)
+            .and_then(|json| history::from_json(&json).with_context(|| path.display().to_string()))
+            .usage()?;
+    }
+    let (channel, user) = TerminalUser::find().internal()?.unzip();
+    let mut local = LocalBackend::new();
+    let mut remarks = Vec::new();
+    if !args.no_keep {
+        match StateDir::find().map(|state| (state.backend(), state)) {
+            Ok((Err(error), state)) if !state.is_explicit() => {
+                remarks.push(format!("This run can't be resumed: {error:#}"));
+            }
+            Ok((backend, state)) => {
+                let saved = SavedSettings::new(&config, args, schema.as_ref(), user.is_some());
+                let saved = serde_json::to_value(saved.usage()?).internal()?;
+                local = backend.usage()?;
+                options = options.kept_in(state.runs(), saved);
+            }
+            Err(error) => remarks.push(format!("This run can't be resumed: {error}")),
+        }
+    }
+    let definition = Definition {
+        config,
+        schema,
+        approve: args.approve.as_deref(),
+        local,
+        asks_user: user.is_some(),
+        extra_tools: None,
+        channel,
+        user,
+    };
+    let start = Start::New(Box::new(options));
+    definition.prepare(args, start, task, args.output_dir.clone(), remarks)
+}
+
+fn prepare_resume(args: &RunArgs, name: &str) -> Result<PreparedRun, Failure> {
+    let state = StateDir::find().usage()?;
+    let kept = state.find_run(name).usage()?;
+    let saved = SavedSettings::read(kept.note.clone())
+        .with_context(|| format!("run {} was not started by `cantle run`", kept.run))
+        .usage()?;
+    let output_dir = args.output_dir.clone().or_else(|| saved.output_dir.clone());
+    let mut options = ResumeOptions::default().budget(budget(args));
+    options.output_dir.clone_from(&output_dir);
+    options.fresh_sandbox = args.fresh_sandbox;
+    let (channel, user) = TerminalUser::find().internal()?.unzip();
+    let definition = Definition {
+        config: saved.config(args).usage()?,
+        schema: saved.schema.clone(),
+        approve: args.approve.as_deref().or(saved.approve.as_deref()),
+        local: state.backend().usage()?,
+        asks_user: saved.asks_user,
+        extra_tools: Some(saved.extra_tools),
+        channel,
+        user,
+    };
+    let start = Start::Resume {
+        store: state.runs(),
+        run: kept.run,
+        options: Box::new(options),
+    };
+    definition.prepare(args, start, kept.task, output_dir, Vec::new())
+}
+
+/// The parts that define the agent of a run.
+struct Definition<'a> {
+    config: RunConfig,
+    schema: Option<Value>,
+    approve: Option<&'a str>,
+    /// The local backend, which keeps sandboxes if the run is kept.
+    local: LocalBackend,
+    /// Whether the model has `user_input`.
+    asks_user: bool,
+    /// The extra tools of a resumed run.
+    extra_tools: Option<ExtraTools>,
+    channel: Option<ChannelUser>,
+    user: Option<TerminalUser>,
+}
+
+impl Definition<'_> {
+    fn prepare(
+        mut self,
+        args: &RunArgs,
+        mut start: Start,
+        task: String,
+        output_dir: Option<PathBuf>,
+        mut remarks: Vec<String>,
+    ) -> Result<PreparedRun, Failure> {
+        let RunConfig {
+            settings,
+            model,
+            policy,
+        } = self.config;
+        remarks.extend(withheld_key_remark(&model));
+        let is_resumable = match &start {
+            Start::New(options) => options.store.is_some(),
+            Start::Resume { .. } => true,
+        };
+        let network = policy.network.clone();
+        let backend = settings.sandbox.backend.clone().unwrap_or_default();
+        let backend = backend.open(self.local).usage()?;
+        let RunClient {
+            client,
+            record,
+            replay,
+        } = match &model {
+            ModelSource::Endpoint(name, endpoint) => {
+                let record = args.record.as_deref();
+                let client = client::connect(name, endpoint, &settings.model, record).usage()?;
+                let info = client.client.model();
+                client::check_cost_budget(args.budget_usd, endpoint, info).usage()?;
+                client
+            }
+            ModelSource::Recording(path) => {
+                let client = read(path).and_then(|json| {
+                    client::replay(&json).with_context(|| path.display().to_string())
+                });
+                client.usage()?
+            }
+        };
+        let for_model = || ExtraTools::for_model(&model, client.model());
+        let mut extra_tools = self.extra_tools.unwrap_or_else(for_model);
+        let mut agent = Agent::builder(agent::NAME, client);
+        if let Some(replay) = &replay {
+            // The user's answers are in the recording, and its time has no meaning now.
+            self.asks_user = replay.was_offered(USER_INPUT);
+            extra_tools = ExtraTools::recorded(|tool| replay.was_offered(tool));
+            if self.asks_user {
+                agent = agent.user(RecordedUser);
+            }
+            self.user = None;
+            start.budget_mut().time = None;
+            agent = agent.hooks(replay.clone());
+        } else {
+            agent = agent.approvals(approvals(self.approve).usage()?);
+            if let Some(channel) = self.channel {
+                agent = agent.user(channel);
+            }
+            if let Some(record) = record {
+                agent = agent.hooks(record);
+            }
+        }
+        if self.asks_user {
+            agent = agent.tool(user_input());
+        }
+        agent = extra_tools.add_to(agent);
+        if let Start::New(options) = &mut start
+            && let Some(saved) = options.note.as_object_mut()
+        {
+            let extra_tools = serde_json::to_value(extra_tools).internal()?;
+            saved.insert("offers".to_owned(), extra_tools);
+        }
+        let result_as_json = self.schema.is_some();
+        Ok(PreparedRun {
+            agent: agent::complete(agent, backend, policy, &settings, self.schema).usage()?,
+            start,
+            task: Task {
+                text: task,
+                output_dir,
+                key_advice: key_advice(&model),
+                is_resumable,
+                result_as_json,
+                replay,
+                verbose: args.display.verbose,
+            },
+            display: args.display,
+            network,
+            remarks,
+            user: self.user,
+        })
+    }
+}
+
+impl PreparedRun {
+    /// Runs the task, and returns the exit code.
+    pub(crate) async fn perform(self, cancellation: CancellationToken) -> Result<u8, Failure> {
+        let mut display = Display::new(self.display, self.network);
+        for remark in &self.remarks {
+            display.message(remark).await;
+        }
+        let session = match self.start {
+            Start::New(options) => {
+                let open = |progress| self.agent.session(options.progress(progress));
+                task::open_session(open, &mut display, &cancellation).await?
+            }
+            Start::Resume {
+                store,
+                run,
+                options,
+            } => {
+                let open = |progress| self.agent.resume(&store, run, options.progress(progress));
+                task::open_session(open, &mut display, &cancellation).await?
+            }
+        };
+        // Not earlier: a run that fails to start must not remove an earlier result.
+        if let Some(output_dir) = &self.task.output_dir
+            && let Err(failure) = result_file::remove(output_dir)
+        {
+            // The first failure is the one to report.
+            let _ = session.close().await;
+            return Err(failure);
+        }
+        self.task
+            .perform(session, &mut display, self.user, &cancellation)
+            .await
+    }
+}
+
+fn budget(args: &RunArgs) -> Budget {
+    let mut budget = Budget::default();
+    budget.cost_usd = args.budget_usd;
+    budget.tokens = args.budget_tokens;
+    budget.time = args.budget_time;
+    budget.tool_calls = args.budget_calls;
+    budget
+}
+
+/// Returns the approval rules of `--approve`.
+fn approvals(approve: Option<&str>) -> anyhow::Result<Approvals> {
+    match approve {
+        None | Some("never") => Ok(Approvals::allowing()),
+        Some("ask") => Ok(Approvals::asking().rule(agent::FINISH, [], Permission::Allow)?),
+        Some(path) => {
+            let text = String::from_utf8(read(Path::new(path))?)
+                .with_context(|| format!("{path} is not UTF-8 text"))?;
+            toml::from_str(&text).with_context(|| format!("invalid approval rules in {path}"))
+        }
+    }
+}
+
+fn task_text(args: &RunArgs) -> anyhow::Result<String> {
+    if !args.more.is_empty() {
+        let words = args.task.iter().chain(&args.more);
+        let words: Vec<_> = words.map(|word| format!("`{word}`")).collect();
+        bail!(
+            "expected the task as one argument, but got {}: {}. Quote the task, and quote patterns of --input so \
+             that the shell does not expand them: --input '*.csv'",
+            words.len(),
+            words.join(", ")
+        );
+    }
+    let task = match args.task.as_deref().unwrap_or_default() {
+        "-" => std::io::read_to_string(std::io::stdin().lock())
+            .context("failed to read the task from standard input")?,
+        task => task.to_owned(),
+    };
+    if task.trim().is_empty() {
+        bail!("the task is empty");
+    }
+    Ok(task)
+}
+
+/// Returns advice for the case that the provider refuses the key.
+fn key_advice(model: &ModelSource) -> Option<String> {
+    let ModelSource::Endpoint(_, endpoint) = model else {
+        return None;
+    };
+    Some(match &endpoint.key {
+        Some(key) => format!("The key was read from {}.", key.variable),
+        None => {
+            let variables = endpoint.key_variables.join(" or ");
+            format!("Set {variables} in the environment.")
+        }
+    })
+}
+
+/// Returns a warning that a key is not sent.
+fn withheld_key_remark(model: &ModelSource) -> Option<String> {
+    let ModelSource::Endpoint(_, endpoint) = model else {
+        return None;
+    };
+    let variable = endpoint.withheld?;
+    let base_url = &endpoint.base_url;
+    Some(format!(
+        "{variable} is not sent to {base_url}, because only the cantle.toml of this directory names that \
+         address. If it is meant to get the key, pass --base-url or set CANTLE_BASE_URL"
+    ))
+}
+
+fn read_schema(path: &Path) -> anyhow::Result<Value> {
+    let schema: Value = serde_json::from_slice(&read(path)?)
+        .with_context(|| format!("{} is not JSON", path.display()))?;
+    if schema.get("type").and_then(Value::as_str) != Some("object") {
+        bail!(
+            "{} must be the JSON schema of an object: {{\"type\": \"object\", \"properties\": …}}",
+            path.display()
+        );
+    }
+    Ok(schema)
+}
+
+fn read(path: &Path) -> anyhow::Result<Vec<u8>> {
+    std::fs::read(path).with_context(|| format!("failed to read {}", path.display()))
+}

@@ -1,0 +1,185 @@
+//! `cantle runs`: lists, shows and removes kept runs.
+
+use std::io::Write as _;
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context as _, anyhow};
+use cantle::agent::{KeptRun, KeptStatus, StoreErrorKind};
+use cantle::core::event::RunStatus;
+use cantle::core::policy::{Policy, Strictness};
+use cantle::core::sandbox::{SandboxContext, SandboxErrorKind};
+use serde_json::{Value, json};
+
+use super::print;
+use crate::args::RunsCommand;
+use crate::backend;
+use crate::exit::{Failure, FailureExt as _};
+use crate::saved_settings::SavedSettings;
+use crate::state_dir::StateDir;
+use crate::text::{clean, duration, one_line, plural};
+
+/// Maximum number of characters of a task in the list.
+const TASK_CHARS: usize = 60;
+
+/// Performs a subcommand of `runs`, and returns the exit code.
+pub(crate) async fn perform(command: RunsCommand) -> Result<u8, Failure> {
+    let state = StateDir::find().usage()?;
+    match command {
+        RunsCommand::List { json } => list(&state, json)?,
+        RunsCommand::Show { run, json } => show(&state.find_run(&run).usage()?, json)?,
+        RunsCommand::Rm { runs, finished } => remove(&state, &runs, finished).await?,
+        // `main` replaces it by `cantle run --resume`.
+        RunsCommand::Resume { .. } => {}
+    }
+    Ok(0)
+}
+
+fn list(state: &StateDir, as_json: bool) -> Result<(), Failure> {
+    let (runs, unreadable) = state.runs().list().internal()?;
+    let mut text = String::new();
+    if as_json {
+        let runs: Vec<Value> = runs.iter().map(to_json).collect();
+        text = format!("{:#}\n", Value::Array(runs));
+    } else {
+        for run in &runs {
+            text.push_str(&line(run));
+        }
+        if runs.is_empty() {
+            text.push_str("No runs are kept.\n");
+        }
+    }
+    for error in unreadable {
+        let _ = writeln!(std::io::stderr(), "cantle: {}", clean(&error.to_string()));
+    }
+    print(&text)
+}
+
+fn line(run: &KeptRun) -> String {
+    let task = one_line(&run.task);
+    let short: String = task.chars().take(TASK_CHARS).collect();
+    let more = if short.len() < task.len() { "…" } else { "" };
+    format!(
+        "{}  {:13}  {:>9} ago  {:>9}  {short}{more}\n",
+        run.run,
+        status(run.status),
+        duration(age(run.latest)),
+        plural(u64::from(run.turns), "turn", "turns"),
+    )
+}
+
+fn show(run: &KeptRun, as_json: bool) -> Result<(), Failure> {
+    if as_json {
+        return print(&format!("{:#}\n", to_json(run)));
+    }
+    let mut rows = vec![
+        ("run", run.run.to_string()),
+        ("status", status(run.status).to_owned()),
+        ("task", clean(&run.task)),
+        ("agent", one_line(&run.agent)),
+        ("model", one_line(&run.model)),
+        ("turns", run.turns.to_string()),
+        ("tokens", run.tokens.to_string()),
+    ];
+    rows.extend(run.cost_usd.map(|cost| ("cost", format!("${cost:.4}"))));
+    rows.extend(run.error.as_ref().map(|error| ("error", clean(error))));
+    rows.push(("begun", format!("{} ago", duration(age(run.begun)))));
+    rows.push(("latest", format!("{} ago", duration(age(run.latest)))));
+    rows.push(("journal", run.directory.display().to_string()));
+    if run.status.is_resumable() {
+        rows.push(("resume", format!("cantle run --resume {}", run.run)));
+    }
+    let rows = rows.iter();
+    let text: String = rows
+        .map(|(name, value)| format!("{name:8} {}\n", value.replace('\n', "\n         ")))
+        .collect();
+    print(&text)
+}
+
+fn to_json(run: &KeptRun) -> Value {
+    let seconds = |time: SystemTime| {
+        let since = time.duration_since(SystemTime::UNIX_EPOCH);
+        since.unwrap_or_default().as_secs_f64()
+    };
+    json!({
+        "run": run.run,
+        "status": status(run.status),
+        "resumable": run.status.is_resumable(),
+        "error": run.error,
+        "task": run.task,
+        "agent": run.agent,
+        "model": run.model,
+        "turns": run.turns,
+        "tokens": run.tokens,
+        "cost_usd": run.cost_usd,
+        "begun": seconds(run.begun),
+        "latest": seconds(run.latest),
+        "directory": run.directory,
+    })
+}
+
+fn status(status: KeptStatus) -> &'static str {
+    match status {
+        KeptStatus::Running => "running",
+        KeptStatus::Ended(RunStatus::Finished) => "finished",
+        KeptStatus::Ended(RunStatus::LimitReached) => "limit_reached",
+        KeptStatus::Ended(RunStatus::Cancelled) => "cancelled",
+        KeptStatus::Ended(RunStatus::ModelFailed) => "model_failed",
+        KeptStatus::Ended(RunStatus::SandboxFailed) => "sandbox_failed",
+        KeptStatus::Ended(_) => "internal_error",
+        _ => "interrupted",
+    }
+}
+
+fn age(time: SystemTime) -> Duration {
+    SystemTime::now().duration_since(time).unwrap_or_default()
+}
+
+async fn remove(state: &StateDir, names: &[String], finished: bool) -> Result<(), Failure> {
+    let mut runs = Vec::new();
+    for name in names {
+        runs.push(state.find_run(name).usage()?);
+    }
+    if finished {
+        let (all, _) = state.runs().list().internal()?;
+        let is_finished = |run: &KeptRun| run.status == KeptStatus::Ended(RunStatus::Finished);
+        runs.extend(all.into_iter().filter(is_finished));
+    }
+    let store = state.runs();
+    for run in &runs {
+        if run.status == KeptStatus::Running {
+            let message = format!("run {} is in progress; stop its process first", run.run);
+            return Err(anyhow!(message)).usage();
+        }
+        let mut all = vec![run.clone()];
+        while let Some(run) = all.pop() {
+            remove_sandbox(&run).await.internal()?;
+            all.extend(run.sub_agents());
+        }
+        match store.remove(run.run) {
+            // It was given twice.
+            Err(error) if error.kind() == StoreErrorKind::NotFound => {}
+            removed => removed.internal()?,
+        }
+    }
+    print(&format!(
+        "{} removed\n",
+        plural(runs.len() as u64, "run", "runs")
+    ))
+}
+
+/// Removes the kept sandbox of a run, with its files.
+async fn remove_sandbox(run: &KeptRun) -> anyhow::Result<()> {
+    let Some(handle) = &run.sandbox else {
+        return Ok(());
+    };
+    // Its files may belong to another user, which the run's policy determines.
+    let saved = SavedSettings::read(run.note.clone()).ok();
+    let mut policy = saved.map_or_else(Policy::default, |saved| saved.policy);
+    policy.strictness = Strictness::BestEffort;
+    let cx = SandboxContext::new(run.run, policy);
+    match backend::for_handle(handle)?.reattach(handle, cx).await {
+        Ok(sandbox) => Ok(sandbox.close().await?),
+        Err(error) if error.kind() == SandboxErrorKind::Gone => Ok(()),
+        Err(error) => Err(error).context("failed to remove the run's working directory"),
+    }
+}

@@ -1,0 +1,139 @@
+//! `cantle serve`: sandboxes for clients of the E2B API.
+
+use std::io::Write as _;
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow};
+use cantle::backends::local::LocalBackend;
+use cantle::core::secret::SecretText;
+use cantle_server::{ServeError, ServeErrorKind, Server, ServerLimits};
+use tokio_util::sync::CancellationToken;
+
+use super::print;
+use crate::args::ServeArgs;
+use crate::backend;
+use crate::config;
+use crate::exit::{Code, Failure, FailureExt as _};
+use crate::settings::variable;
+use crate::state_dir::StateDir;
+
+/// Variable of the comma-separated keys, if there is no key file.
+const KEYS_VARIABLE: &str = "CANTLE_SERVE_KEYS";
+
+/// The home directory that E2B's SDKs expect.
+const HOME: &str = "/home/user";
+
+/// Serves until interrupted, and returns the exit code.
+pub(crate) async fn perform(
+    args: ServeArgs,
+    cancellation: CancellationToken,
+) -> Result<u8, Failure> {
+    let policy = config::resolve_policy(&args.policy)?;
+    let keys = keys(args.key_file.as_deref()).usage()?;
+    let state = StateDir::find().usage()?;
+    let workspaces = state.served();
+    create_traversable(&workspaces).internal()?;
+    let local = LocalBackend::new().in_directory(&workspaces);
+    let backend = args.backend.open_served(local.clone(), HOME).usage()?;
+    let mut limits = ServerLimits::default();
+    let number = |given: Option<u32>, default| given.map_or(default, |given| given as usize);
+    limits.sandboxes = number(args.max_sandboxes, limits.sandboxes);
+    limits.sandboxes_per_key = number(args.max_sandboxes_per_key, limits.sandboxes_per_key);
+    limits.lifetime = args.max_lifetime.unwrap_or(limits.lifetime);
+    let mut builder = Server::builder(backend)
+        .policy(policy)
+        .limits(limits)
+        .state_directory(state.server());
+    for key in &keys {
+        builder = builder.key(key);
+    }
+    if let Some(domain) = &args.domain {
+        builder = builder.domain(domain);
+    }
+    let server = builder
+        .bind(args.listen)
+        .await
+        .map_err(|error| not_started(&error))?;
+    // Only servers use these directories, so what exists was left by a killed one.
+    let reclaimed = match server.paused() {
+        Some(paused) => local.reclaim_all_but(&paused, Duration::ZERO).await,
+        None => local.reclaim(Duration::ZERO).await,
+    };
+    if !args.backend.is_local()
+        && let Err(error) = backend::containers().reclaim().await
+    {
+        let _ = writeln!(std::io::stderr(), "cantle: {error}");
+    }
+    for (path, error) in &reclaimed.failed {
+        let _ = writeln!(std::io::stderr(), "cantle: {}: {error}", path.display());
+    }
+    announce(server.address(), keys.is_empty())?;
+    server.serve(cancellation).await.internal()?;
+    Ok(0)
+}
+
+/// Prints the address and the variables for SDKs, in one line.
+fn announce(address: SocketAddr, accepts_any_key: bool) -> Result<(), Failure> {
+    let reachable: IpAddr = match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => [127, 0, 0, 1].into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => std::net::Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    let url = format!("http://{}", SocketAddr::new(reachable, address.port()));
+    let key = if accepts_any_key {
+        // Some SDKs check its format.
+        format!(" E2B_API_KEY=e2b_{:040}", 0)
+    } else {
+        String::new()
+    };
+    let line = format!("listening on {address}: E2B_API_URL={url} E2B_SANDBOX_URL={url}{key}\n");
+    print(&line)
+}
+
+/// Returns the keys of the file, or else of the variable.
+fn keys(file: Option<&Path>) -> anyhow::Result<Vec<SecretText>> {
+    let (text, separator) = match file {
+        Some(path) => {
+            let text = std::fs::read_to_string(path)
+                .with_context(|| format!("failed to read the keys in {}", path.display()))?;
+            (text, '\n')
+        }
+        None => (variable(KEYS_VARIABLE).unwrap_or_default(), ','),
+    };
+    let keys = text
+        .split(separator)
+        .map(str::trim)
+        .filter(|key| !key.is_empty() && !key.starts_with('#'));
+    let keys: Vec<SecretText> = keys.map(SecretText::from).collect();
+    match file {
+        Some(path) if keys.is_empty() => Err(anyhow!("{} contains no key", path.display())),
+        _ => Ok(keys),
+    }
+}
+
+/// Creates a directory that everybody may traverse: commands of root's sandboxes run as another user.
+fn create_traversable(directory: &Path) -> anyhow::Result<()> {
+    use std::os::unix::fs::DirBuilderExt as _;
+
+    let mut builder = std::fs::DirBuilder::new();
+    builder.recursive(true).mode(0o711);
+    builder
+        .create(directory)
+        .with_context(|| format!("failed to create {}", directory.display()))
+}
+
+fn not_started(error: &ServeError) -> Failure {
+    let hint = match error.kind() {
+        ServeErrorKind::KeyNeeded => {
+            format!(": provide one with --key-file or in {KEYS_VARIABLE}")
+        }
+        _ => String::new(),
+    };
+    let code = match error.kind() {
+        ServeErrorKind::KeyNeeded => Code::Usage,
+        _ => Code::Internal,
+    };
+    Failure::new(code, anyhow!("{error}{hint}"))
+}

@@ -1,0 +1,225 @@
+//! Text and live lines for the events of a run. Pure: clock and width are arguments.
+
+use std::time::Duration;
+
+use cantle::core::event::EventKind;
+use cantle::core::policy::Network;
+use cantle::core::usage::TokenUsage;
+
+use super::calls::CallsView;
+use super::isolation::{enforcement, isolation};
+use super::stream::{ReasoningStream, TextStream};
+use super::style::Style;
+use crate::text::{clean, clock, duration, one_line, plural, tokens};
+
+/// Lines of the task that are displayed.
+const TASK_LINES: usize = 6;
+
+/// The state of a displayed run.
+#[derive(Debug, Default)]
+pub(super) struct RunView {
+    /// The policy's network, which events do not contain.
+    network: Option<Network>,
+    turn: u32,
+    max_turns: u32,
+    usage: TokenUsage,
+    estimated: bool,
+    /// When the current model call started.
+    model_call_since: Option<Duration>,
+    text: TextStream,
+    reasoning: ReasoningStream,
+    calls: CallsView,
+    /// Whether any text was displayed.
+    has_output: bool,
+}
+
+impl RunView {
+    pub(super) fn new(network: Option<Network>) -> Self {
+        Self {
+            network,
+            ..Self::default()
+        }
+    }
+
+    /// Appends the text that displays an event to `out`. `now` is the time since the start.
+    pub(super) fn event(
+        &mut self,
+        event: &EventKind,
+        now: Duration,
+        style: Style,
+        out: &mut String,
+    ) {
+        let lines = match event {
+            EventKind::RunStarted { max_turns, .. } => {
+                self.max_turns = *max_turns;
+                header(event, self.network.as_ref(), style)
+            }
+            EventKind::Warning { message } => {
+                vec![format!("{} {}", style.paint.yellow("!"), one_line(message))]
+            }
+            EventKind::TurnStarted { turn } => {
+                self.turn = *turn;
+                self.model_call_since = Some(now);
+                return;
+            }
+            EventKind::TextDelta { text } if style.is_live() => self.text(text, style),
+            EventKind::ReasoningDelta { text } => return self.reasoning.push(text),
+            EventKind::ModelAnswered {
+                text,
+                usage,
+                usage_estimated,
+                ..
+            } => {
+                self.model_call_since = None;
+                self.usage += *usage;
+                self.estimated |= usage_estimated;
+                // Streamed text was displayed already.
+                let text = if self.text.is_empty() { text } else { "" };
+                let mut lines = self.text(text, style);
+                lines.extend(self.text.end(style));
+                lines
+            }
+            EventKind::ModelRetry {
+                attempt,
+                after,
+                reason,
+            } => {
+                let (reason, after) = (one_line(reason), duration(*after));
+                note(&format!("{reason}; attempt {attempt} in {after}"), style)
+            }
+            EventKind::TurnDropped { turn } => note(
+                &format!("the conversation exceeded the context window: turn {turn} was dropped"),
+                style,
+            ),
+            EventKind::HistorySummarized { replaced } => note(
+                &format!(
+                    "the conversation exceeded the context window: {replaced} messages were summarized"
+                ),
+                style,
+            ),
+            EventKind::RunResumed { turns } => {
+                let turns = plural(u64::from(*turns), "turn", "turns");
+                note(&format!("resumed after {turns}"), style)
+            }
+            EventKind::ApprovalRequested { tool, .. } => {
+                note(&format!("{} needs approval", one_line(tool)), style)
+            }
+            EventKind::ToolStarted { .. } => self.calls.started(event, now, style),
+            EventKind::ToolOutputDelta { call_id, text } => {
+                return self.calls.output(call_id, text);
+            }
+            EventKind::ToolFinished { .. } => self.calls.finished(event, style),
+            EventKind::UserMessage { text } if style.verbose => {
+                let text = format!("message to the model: {}", one_line(text));
+                vec![String::new(), style.paint.dim(&text)]
+            }
+            EventKind::RunFinished { .. } => {
+                self.calls = CallsView::default();
+                self.model_call_since = None;
+                let mut lines = self.reasoning.end(style);
+                lines.extend(self.text.end(style));
+                lines
+            }
+            _ => return,
+        };
+        if !lines.is_empty() && !matches!(event, EventKind::ToolStarted { .. }) {
+            self.calls.interrupted();
+        }
+        for line in lines {
+            // No empty line at the start.
+            if self.has_output || !line.is_empty() {
+                self.has_output = true;
+                out.push_str(&line);
+                out.push('\n');
+            }
+        }
+    }
+
+    /// Adds text of the model, which ends its reasoning.
+    fn text(&mut self, text: &str, style: Style) -> Vec<String> {
+        let mut lines = self.reasoning.end(style);
+        lines.extend(self.text.push(text, style));
+        lines
+    }
+
+    /// Returns the lines that are redrawn in place.
+    pub(super) fn live_lines(&self, now: Duration, style: Style) -> Vec<String> {
+        let mut lines = Vec::new();
+        if !self.text.line().is_empty() {
+            lines.push(self.text.line().to_owned());
+        } else if let Some(reasoning) = self.reasoning.tail() {
+            lines.push(style.paint.dim(&format!("thinking: {reasoning}")));
+        }
+        lines.extend(self.calls.live_lines(style));
+        if self.max_turns > 0 {
+            lines.push(style.paint.dim(&self.status(now)));
+        }
+        lines
+    }
+
+    fn status(&self, now: Duration) -> String {
+        let (turn, max_turns) = (self.turn.max(1), self.max_turns);
+        let tokens = tokens(&self.usage, self.estimated);
+        let mut parts = vec![format!("turn {turn}/{max_turns}"), tokens, clock(now)];
+        if let Some(since) = self.model_call_since {
+            let elapsed = clock(now.saturating_sub(since));
+            parts.push(format!("waiting for the model {elapsed}"));
+        }
+        parts.extend(self.calls.activity(now));
+        parts.join(" · ")
+    }
+}
+
+fn header(event: &EventKind, network: Option<&Network>, style: Style) -> Vec<String> {
+    let EventKind::RunStarted {
+        model,
+        task,
+        sandbox,
+        input_files,
+        ..
+    } = event
+    else {
+        return Vec::new();
+    };
+    let mut facts = format!("· model {}", one_line(model));
+    if !input_files.is_empty() {
+        let files = plural(input_files.len() as u64, "input file", "input files");
+        facts.push_str(&format!(" · {files}"));
+    }
+    let mut lines = vec![format!(
+        "{} {}",
+        style.paint.bold("cantle"),
+        style.paint.dim(&facts)
+    )];
+    let task = style.fold(&clean(task), TASK_LINES, 0);
+    lines.extend(row("task", &task, style));
+    let sandbox_text = sandbox
+        .as_ref()
+        .map_or("none".to_owned(), |info| isolation(info, network));
+    lines.extend(row("sandbox", &[sandbox_text], style));
+    let enforced = sandbox.as_ref().and_then(enforcement);
+    if let Some(enforced) = enforced.filter(|_| style.verbose) {
+        lines.extend(row("enforced", &[enforced], style));
+    }
+    lines
+}
+
+/// Formats lines beside a name.
+fn row(name: &str, text: &[String], style: Style) -> Vec<String> {
+    const COLUMNS: usize = 10;
+    let wrapped = text.iter().flat_map(|line| style.wrap(line, COLUMNS));
+    let title = style.paint.bold(name);
+    let first = format!("{title}{:1$}", "", COLUMNS - name.len());
+    let leads = std::iter::once(first).chain(std::iter::repeat(" ".repeat(COLUMNS)));
+    leads
+        .zip(wrapped)
+        .map(|(lead, line)| format!("{lead}{}", line.trim_end()))
+        .collect()
+}
+
+fn note(text: &str, style: Style) -> Vec<String> {
+    vec![String::new(), style.paint.yellow(&format!("! {text}"))]
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,281 @@
+//! The endpoint of a model, and which key may be sent to it.
+//!
+//! A key is sent only to the endpoint it is meant for. `CANTLE_API_KEY` is for whatever endpoint is in
+//! use; a provider's own variable is read only if the provider is named, or the base URL is the
+//! provider's own. An address that only the current directory's `cantle.toml` names gets no key,
+//! unless it is on this machine: the file may have come with a cloned repository.
+
+use cantle::core::secret::SecretText;
+use url::{Host, Url};
+
+use crate::provider::{Api, KEY_VARIABLE, Provider};
+use crate::settings::ModelSettings;
+
+/// The address of a model, and the key for it.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Endpoint {
+    pub(crate) base_url: String,
+    /// The provider at this address, if known.
+    pub(crate) provider: Option<Provider>,
+    pub(crate) api: Api,
+    pub(crate) key: Option<Key>,
+    /// Variables that could hold the key, the preferred one first.
+    pub(crate) key_variables: Vec<&'static str>,
+    /// The variable whose key is not sent because only the current directory's file names the address.
+    pub(crate) withheld: Option<&'static str>,
+    /// Whether the address comes from the current directory's `cantle.toml`.
+    pub(crate) is_from_directory: bool,
+}
+
+/// A key and the variable it comes from.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Key {
+    pub(crate) variable: &'static str,
+    pub(crate) text: SecretText,
+}
+
+/// The error that a provider's key is not set.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct MissingKey {
+    pub(crate) provider: &'static str,
+    pub(crate) base_url: String,
+    pub(crate) variables: Vec<&'static str>,
+    /// Another provider whose key is set, and its variable.
+    pub(crate) other: Option<(&'static str, &'static str)>,
+}
+
+impl Endpoint {
+    /// Returns the endpoint that settings name, with its key; `variable` reads the environment.
+    pub(crate) fn resolve(
+        settings: &ModelSettings,
+        is_from_directory: bool,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Result<Self, MissingKey> {
+        let provider = match (settings.provider, &settings.base_url) {
+            (Some(provider), _) => Some(provider),
+            (None, Some(base_url)) => Provider::of_base_url(base_url),
+            (None, None) => Some(Provider::Openai),
+        };
+        let own_url = provider.map(Provider::base_url);
+        let base_url = match (&settings.base_url, own_url) {
+            (Some(base_url), _) => base_url.clone(),
+            (None, Some(own_url)) => own_url.to_owned(),
+            (None, None) => Provider::Openai.base_url().to_owned(),
+        };
+        let is_own = provider.is_some() && provider == Provider::of_base_url(&base_url);
+
+        let own_variable = provider.and_then(Provider::key_variable);
+        let key_variables: Vec<_> = [Some(KEY_VARIABLE), own_variable]
+            .into_iter()
+            .flatten()
+            .collect();
+        let key_of = |name: &'static str| {
+            let text = variable(name)?.trim().to_owned();
+            (!text.is_empty()).then(|| Key {
+                variable: name,
+                text: text.into(),
+            })
+        };
+        let mut key = key_variables.iter().copied().find_map(key_of);
+        let mut withheld = None;
+        if is_from_directory && !is_own && !is_this_machine(&base_url) {
+            withheld = key.take().map(|key| key.variable);
+        }
+        if let Some(provider) = provider
+            && provider.needs_key()
+            && is_own
+            && key.is_none()
+        {
+            let mut others = Provider::ALL.into_iter().filter(|other| *other != provider);
+            let other = others.find_map(|other| {
+                let name = other.key_variable()?;
+                key_of(name).map(|_| (other.name(), name))
+            });
+            return Err(MissingKey {
+                provider: provider.name(),
+                base_url,
+                variables: key_variables.into_iter().rev().collect(),
+                other,
+            });
+        }
+        Ok(Self {
+            base_url,
+            provider,
+            api: settings
+                .api
+                .or(provider.map(Provider::api))
+                .unwrap_or(Api::Chat),
+            key,
+            key_variables,
+            withheld,
+            is_from_directory,
+        })
+    }
+}
+
+fn is_this_machine(base_url: &str) -> bool {
+    match Url::parse(base_url).as_ref().map(Url::host) {
+        Ok(Some(Host::Domain(name))) => name == "localhost",
+        Ok(Some(Host::Ipv4(address))) => address.is_loopback(),
+        Ok(Some(Host::Ipv6(address))) => address.is_loopback(),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(provider: Option<Provider>, base_url: Option<&str>) -> ModelSettings {
+        ModelSettings {
+            provider,
+            base_url: base_url.map(str::to_owned),
+            ..ModelSettings::default()
+        }
+    }
+
+    /// An environment in which each variable is set to its own name in lower case.
+    fn all(name: &str) -> Option<String> {
+        Some(format!("{} \n", name.to_lowercase()))
+    }
+
+    /// Like [`all`], without `CANTLE_API_KEY`.
+    fn own(name: &str) -> Option<String> {
+        all(name).filter(|_| name != KEY_VARIABLE)
+    }
+
+    fn sent(settings: &ModelSettings, env: impl Fn(&str) -> Option<String>) -> (String, String) {
+        let endpoint = Endpoint::resolve(settings, false, env).unwrap();
+        let key = endpoint.key.map(|key| key.text.expose().to_owned());
+        (endpoint.base_url, key.unwrap_or_default())
+    }
+
+    fn pair(url: &str, key: &str) -> (String, String) {
+        (url.to_owned(), key.to_owned())
+    }
+
+    #[test]
+    fn each_provider_has_an_address_and_a_key_variable() {
+        let table = Provider::ALL.map(|provider| sent(&settings(Some(provider), None), own));
+        let expected = [
+            pair("https://api.openai.com/v1", "openai_api_key"),
+            pair("https://openrouter.ai/api/v1", "openrouter_api_key"),
+            pair("http://127.0.0.1:4000/v1", "litellm_api_key"),
+            pair("https://api.anthropic.com/v1", "anthropic_api_key"),
+            pair("http://127.0.0.1:8080/v1", ""),
+        ];
+        assert_eq!(table, expected);
+    }
+
+    #[test]
+    fn each_provider_has_a_default_api() {
+        let api = |settings: ModelSettings| Endpoint::resolve(&settings, false, all).unwrap().api;
+        let anthropic = "https://api.anthropic.com/v1";
+        assert_eq!(api(settings(None, None)), Api::Chat);
+        assert_eq!(
+            api(settings(Some(Provider::Anthropic), None)),
+            Api::Messages
+        );
+        assert_eq!(api(settings(None, Some(anthropic))), Api::Messages);
+        assert_eq!(
+            api(settings(None, Some("https://other.example.com"))),
+            Api::Chat
+        );
+        let named = ModelSettings {
+            api: Some(Api::Responses),
+            ..settings(Some(Provider::Litellm), None)
+        };
+        assert_eq!(api(named), Api::Responses);
+    }
+
+    #[test]
+    fn the_general_key_is_preferred() {
+        let endpoint = sent(&settings(Some(Provider::Openai), None), all);
+        assert_eq!(
+            endpoint,
+            pair("https://api.openai.com/v1", "cantle_api_key")
+        );
+    }
+
+    #[test]
+    fn a_providers_key_is_not_sent_to_an_unknown_address() {
+        let url = "https://models.example.com/v1";
+        assert_eq!(sent(&settings(None, Some(url)), own), pair(url, ""));
+        assert_eq!(
+            sent(&settings(None, Some(url)), all),
+            pair(url, "cantle_api_key")
+        );
+        // Naming both sends it there.
+        let named = settings(Some(Provider::Openai), Some(url));
+        assert_eq!(sent(&named, own), pair(url, "openai_api_key"));
+    }
+
+    #[test]
+    fn a_providers_own_address_implies_the_provider() {
+        let url = "https://openrouter.ai/api/v1/";
+        assert_eq!(
+            sent(&settings(None, Some(url)), own),
+            pair(url, "openrouter_api_key")
+        );
+    }
+
+    #[test]
+    fn an_address_from_the_directory_file_gets_no_key() {
+        let from_directory = |provider, url| {
+            let settings = settings(provider, Some(url));
+            let endpoint = Endpoint::resolve(&settings, true, all).unwrap();
+            (endpoint.key.map(|key| key.variable), endpoint.withheld)
+        };
+        let key = Some(KEY_VARIABLE);
+        assert_eq!(
+            from_directory(None, "https://evil.example.com/v1"),
+            (None, key)
+        );
+        assert_eq!(
+            from_directory(None, "http://127.0.0.1.evil.example.com/v1"),
+            (None, key)
+        );
+        assert_eq!(
+            from_directory(None, "http://localhost:1@evil.example.com/v1"),
+            (None, key)
+        );
+        let openai = Some(Provider::Openai);
+        assert_eq!(
+            from_directory(openai, "https://evil.example.com/v1"),
+            (None, key)
+        );
+        assert_eq!(
+            from_directory(openai, "https://api.openai.com/v1"),
+            (key, None)
+        );
+        assert_eq!(
+            from_directory(None, "http://127.0.0.1:8000/v1"),
+            (key, None)
+        );
+        assert_eq!(from_directory(None, "http://[::1]:8000"), (key, None));
+    }
+
+    #[test]
+    fn a_missing_key_error_names_the_variables() {
+        let none = |_: &str| None;
+        let missing = Endpoint::resolve(&settings(None, None), false, none).unwrap_err();
+        let expected = MissingKey {
+            provider: "openai",
+            base_url: "https://api.openai.com/v1".to_owned(),
+            variables: vec!["OPENAI_API_KEY", KEY_VARIABLE],
+            other: None,
+        };
+        assert_eq!(missing, expected);
+
+        let router = |name: &str| (name == "OPENROUTER_API_KEY").then(|| "x".to_owned());
+        let missing = Endpoint::resolve(&settings(None, None), false, router).unwrap_err();
+        assert_eq!(missing.other, Some(("openrouter", "OPENROUTER_API_KEY")));
+    }
+
+    #[test]
+    fn a_blank_variable_is_no_key() {
+        let blank = |_: &str| Some(" ".to_owned());
+        assert!(Endpoint::resolve(&settings(None, None), false, blank).is_err());
+        assert_eq!(sent(&settings(Some(Provider::Litellm), None), blank).1, "");
+    }
+}

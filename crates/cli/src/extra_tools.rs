@@ -1,0 +1,78 @@
+//! The tools that `cantle run` offers besides `code_exec`, `finish` and `user_input`.
+
+use cantle::agent::AgentBuilder;
+use cantle::core::content::{ImageLimits, MediaKind};
+use cantle::core::llm::ModelInfo;
+use cantle::tools::{calculator, view_image};
+use serde::{Deserialize, Serialize};
+
+use crate::config::ModelSource;
+use crate::provider::Provider;
+
+/// Which extra tools a run has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default)]
+pub(crate) struct ExtraTools {
+    pub(crate) calculator: bool,
+    pub(crate) view_image: bool,
+}
+
+impl ExtraTools {
+    /// Returns the tools for a model.
+    ///
+    /// A model that takes no images fails at the first one, so `view_image` is offered only if the
+    /// model is known to take images, or if all models of its provider do.
+    pub(crate) fn for_model(model: &ModelSource, info: &ModelInfo) -> Self {
+        let provider_takes_images = || match model {
+            ModelSource::Endpoint(_, endpoint) => matches!(
+                endpoint.provider,
+                Some(Provider::Openai | Provider::Anthropic)
+            ),
+            ModelSource::Recording(_) => false,
+        };
+        let known = info.input_modalities.as_ref();
+        let known = known.map(|modalities| modalities.media.contains(&MediaKind::Image));
+        Self {
+            calculator: true,
+            view_image: known.unwrap_or_else(provider_takes_images),
+        }
+    }
+
+    /// Returns the tools that a recorded run had.
+    pub(crate) fn recorded(was_offered: impl Fn(&str) -> bool) -> Self {
+        Self {
+            calculator: was_offered("calculator"),
+            view_image: was_offered("view_image"),
+        }
+    }
+
+    /// Adds the tools to an agent.
+    pub(crate) fn add_to(self, mut agent: AgentBuilder) -> AgentBuilder {
+        if self.view_image {
+            agent = agent.tool(view_image(ImageLimits::default()));
+        }
+        if self.calculator {
+            agent = agent.tool(calculator());
+        }
+        agent
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cantle::core::llm::InputModalities;
+
+    use super::*;
+
+    #[test]
+    fn images_are_offered_only_to_models_that_take_them() {
+        let model = ModelSource::Recording("turns.jsonl".into());
+        let mut info = ModelInfo::new("m");
+        let offers_images = |info: &ModelInfo| ExtraTools::for_model(&model, info).view_image;
+        assert!(!offers_images(&info), "unknown modalities");
+        info.input_modalities = Some(InputModalities::new([MediaKind::Image]));
+        assert!(offers_images(&info));
+        info.input_modalities = Some(InputModalities::new([MediaKind::Audio]));
+        assert!(!offers_images(&info));
+    }
+}

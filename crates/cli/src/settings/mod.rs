@@ -1,0 +1,237 @@
+//! The settings: one declaration for flags, `CANTLE_*` variables, `cantle.toml` and `--help`.
+//!
+//! A field's name is its key in `cantle.toml` and, with dashes, its flag. [`layers`] merges the
+//! origins of settings; [`crate::config`] turns the result into the configuration of a run, and
+//! [`crate::saved_settings`] keeps it for resuming.
+
+pub(crate) mod layers;
+mod values;
+
+use std::num::{NonZeroU32, NonZeroU64};
+use std::time::Duration;
+
+use anyhow::bail;
+use cantle::clients::chat::Server;
+use cantle::core::llm::Prices;
+use cantle::core::policy::{HostPattern, Preset};
+use clap::ArgAction;
+use clap::builder::FalseyValueParser;
+use serde::{Deserialize, Serialize};
+
+pub(crate) use self::layers::{Given, variable};
+pub(crate) use self::values::{Limit, parse_dollars, parse_duration};
+use crate::backend::BackendArg;
+use crate::provider::{Api, Provider};
+
+/// Everything that can be set by flag, by variable and in `cantle.toml`.
+#[derive(Clone, Debug, Default, PartialEq, clap::Args, Deserialize, Serialize)]
+#[serde(default)]
+pub(crate) struct Settings {
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(crate) model: ModelSettings,
+
+    /// Instructions that are added to the built-in system prompt; `@FILE` reads them from a file
+    #[arg(
+        long,
+        value_name = "TEXT|@FILE",
+        env = "CANTLE_SYSTEM_PROMPT",
+        help_heading = "Model"
+    )]
+    pub(crate) system_prompt: Option<String>,
+
+    /// Maximum number of turns (model calls with their tool calls) [default: 30]
+    #[arg(
+        long,
+        value_name = "N",
+        env = "CANTLE_MAX_TURNS",
+        help_heading = "Limits"
+    )]
+    pub(crate) max_turns: Option<NonZeroU32>,
+
+    /// Maximum duration of one command, such as 300, 90s, 5m or 1h [default: 300]
+    #[arg(long, value_name = "TIME", env = "CANTLE_TIMEOUT", value_parser = parse_duration,
+        help_heading = "Limits")]
+    #[serde(with = "values::duration")]
+    pub(crate) timeout: Option<Duration>,
+
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(crate) sandbox: SandboxSettings,
+}
+
+/// The model, its provider and how requests are made.
+#[derive(Clone, Debug, Default, PartialEq, clap::Args, Deserialize, Serialize)]
+#[serde(default)]
+#[command(next_help_heading = "Model")]
+pub(crate) struct ModelSettings {
+    /// Model name, as its provider spells it
+    #[arg(long, value_name = "NAME", env = "CANTLE_MODEL")]
+    pub(crate) model: Option<String>,
+
+    /// Model provider: determines the base URL and the variable that holds the key [default: openai]
+    #[arg(long, value_enum, env = "CANTLE_PROVIDER")]
+    pub(crate) provider: Option<Provider>,
+
+    /// Wire protocol [default: messages for Anthropic, otherwise chat]
+    #[arg(long, value_enum, env = "CANTLE_API")]
+    pub(crate) api: Option<Api>,
+
+    /// Base URL of the API; it usually ends in /v1
+    #[arg(long, value_name = "URL", env = "CANTLE_BASE_URL")]
+    pub(crate) base_url: Option<String>,
+
+    /// Maximum number of output tokens of one model call
+    #[arg(long, value_name = "N", env = "CANTLE_MAX_TOKENS")]
+    pub(crate) max_tokens: Option<u64>,
+
+    /// Context window of the model in tokens, if the provider does not report it
+    #[arg(long, value_name = "N", env = "CANTLE_CONTEXT_WINDOW")]
+    pub(crate) context_window: Option<u64>,
+
+    /// Do not stream answers
+    #[arg(long, env = "CANTLE_NO_STREAM", action = ArgAction::SetTrue,
+        value_parser = FalseyValueParser::new())]
+    pub(crate) no_stream: Option<bool>,
+
+    /// Server type, if the URL does not reveal it
+    ///
+    /// Servers deviate from the Chat Completions protocol; vllm, for example, refuses an output limit
+    /// that exceeds the rest of the context window.
+    #[arg(long, env = "CANTLE_SERVER", value_parser = values::server())]
+    #[serde(with = "values::server_name")]
+    pub(crate) server: Option<Server>,
+
+    /// Let the provider store the conversation (with --api responses)
+    #[arg(long, env = "CANTLE_STATEFUL", action = ArgAction::SetTrue,
+        value_parser = FalseyValueParser::new())]
+    pub(crate) stateful: Option<bool>,
+
+    /// Another model of the same provider, used if the first one fails; can be repeated
+    #[arg(
+        long,
+        value_name = "NAME",
+        env = "CANTLE_FALLBACK_MODEL",
+        value_delimiter = ','
+    )]
+    pub(crate) fallback_model: Vec<String>,
+
+    /// Price of a million input tokens in US dollars, if the provider does not report costs
+    #[arg(long, value_name = "USD", env = "CANTLE_PRICE_INPUT", value_parser = values::parse_price)]
+    #[serde(deserialize_with = "values::price")]
+    pub(crate) price_input: Option<f64>,
+
+    /// Price of a million output tokens, including reasoning
+    #[arg(long, value_name = "USD", env = "CANTLE_PRICE_OUTPUT", value_parser = values::parse_price)]
+    #[serde(deserialize_with = "values::price")]
+    pub(crate) price_output: Option<f64>,
+
+    /// Price of a million input tokens read from the prompt cache [default: --price-input]
+    #[arg(long, value_name = "USD", env = "CANTLE_PRICE_CACHE_READ", value_parser = values::parse_price)]
+    #[serde(deserialize_with = "values::price")]
+    pub(crate) price_cache_read: Option<f64>,
+
+    /// Price of a million input tokens written to the prompt cache [default: --price-input]
+    #[arg(long, value_name = "USD", env = "CANTLE_PRICE_CACHE_WRITE", value_parser = values::parse_price)]
+    #[serde(deserialize_with = "values::price")]
+    pub(crate) price_cache_write: Option<f64>,
+
+    /// Maximum number of requests per minute
+    #[arg(long, value_name = "N", env = "CANTLE_RPM")]
+    pub(crate) rpm: Option<NonZeroU32>,
+
+    /// Maximum number of input and output tokens per minute
+    #[arg(long, value_name = "N", env = "CANTLE_TPM")]
+    pub(crate) tpm: Option<NonZeroU64>,
+}
+
+/// The backend and the policy of commands.
+#[derive(Clone, Debug, Default, PartialEq, clap::Args, Deserialize, Serialize)]
+#[serde(default)]
+#[command(next_help_heading = "Sandbox")]
+pub(crate) struct SandboxSettings {
+    /// Where commands run [default: local]
+    ///
+    /// `local`: on this machine, isolated by its kernel; `docker:IMAGE`, `dockerfile:PATH`: in a new
+    /// container of an image, or of the image built from a Dockerfile; `container:ID`: in a running
+    /// container; `remote`, `remote:TEMPLATE`: in a sandbox of an E2B-compatible service, with the key in
+    /// E2B_API_KEY and optional addresses in E2B_API_URL and E2B_SANDBOX_URL.
+    #[arg(long, value_name = "WHERE", env = "CANTLE_BACKEND")]
+    pub(crate) backend: Option<BackendArg>,
+
+    #[command(flatten)]
+    #[serde(flatten)]
+    pub(crate) policy: PolicySettings,
+}
+
+/// The policy of commands.
+#[derive(Clone, Debug, Default, PartialEq, clap::Args, Deserialize, Serialize)]
+#[serde(default)]
+#[command(next_help_heading = "Sandbox")]
+pub(crate) struct PolicySettings {
+    /// Sandbox policy: restricts what commands may do [default: workspace]
+    ///
+    /// `workspace`: read the system's programs, write the working directory, no network; `network`: like
+    /// workspace, plus the hosts of --allow-host; `read_only`: write nothing, no network; `unconfined`:
+    /// everything that you may do.
+    #[arg(long, value_name = "NAME", env = "CANTLE_POLICY", value_parser = values::preset())]
+    #[serde(with = "values::preset_name")]
+    pub(crate) policy: Option<Preset>,
+
+    /// Host that commands may reach, such as api.example.com or '*.example.org'; can be repeated
+    #[arg(
+        long,
+        value_name = "HOST",
+        env = "CANTLE_ALLOW_HOST",
+        value_delimiter = ','
+    )]
+    pub(crate) allow_host: Vec<HostPattern>,
+
+    /// Resource limit, such as memory=2G, processes=64 or cpu_time=5m; can be repeated
+    #[arg(
+        long,
+        value_name = "NAME=VALUE",
+        env = "CANTLE_LIMIT",
+        value_delimiter = ','
+    )]
+    pub(crate) limit: Vec<Limit>,
+
+    /// Run even if this machine can't enforce the whole policy, and list what is not enforced
+    #[arg(long, env = "CANTLE_BEST_EFFORT", action = ArgAction::SetTrue,
+        value_parser = FalseyValueParser::new())]
+    pub(crate) best_effort: Option<bool>,
+}
+
+impl Settings {
+    /// Maximum number of turns of a run.
+    pub(crate) fn max_turns(&self) -> u32 {
+        self.max_turns.map_or(30, NonZeroU32::get)
+    }
+
+    /// Maximum duration of one command.
+    pub(crate) fn timeout(&self) -> Duration {
+        self.timeout.unwrap_or(Duration::from_secs(300))
+    }
+}
+
+impl ModelSettings {
+    /// Returns the prices of tokens, if they are set.
+    ///
+    /// # Errors
+    /// If some are set, but not both `price_input` and `price_output`.
+    pub(crate) fn prices(&self) -> anyhow::Result<Option<Prices>> {
+        let (read, write) = (self.price_cache_read, self.price_cache_write);
+        match (self.price_input, self.price_output) {
+            (Some(input), Some(output)) => {
+                let prices = Prices::per_million(input, output);
+                let (read, write) = (read.unwrap_or(input), write.unwrap_or(input));
+                Ok(Some(prices.with_cache_per_million(read, write)))
+            }
+            (None, None) if read.or(write).is_none() => Ok(None),
+            _ => bail!("prices need both `price_input` and `price_output`"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,152 @@
+//! Values of settings: how they are parsed on the command line and read from files.
+
+use std::str::FromStr;
+use std::time::Duration;
+
+use cantle::clients::chat::Server;
+use cantle::core::policy::{InvalidPolicy, Limits, Preset};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serialize};
+
+/// A valid limit as it was written, such as `memory=2G`.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(try_from = "String")]
+pub(crate) struct Limit(String);
+
+impl Limit {
+    /// Sets this limit in `limits`.
+    pub(crate) fn apply_to(&self, limits: &mut Limits) -> Result<(), InvalidPolicy> {
+        limits.set(&self.0)
+    }
+}
+
+impl FromStr for Limit {
+    type Err = InvalidPolicy;
+
+    fn from_str(text: &str) -> Result<Self, InvalidPolicy> {
+        Self::try_from(text.to_owned())
+    }
+}
+
+impl TryFrom<String> for Limit {
+    type Error = InvalidPolicy;
+
+    fn try_from(text: String) -> Result<Self, InvalidPolicy> {
+        Limits::default().set(&text)?;
+        Ok(Self(text))
+    }
+}
+
+/// Parses a duration such as `300`, `90s`, `1.5m` or `1h`; the default unit is seconds.
+pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
+    let expected = || "expected a time such as 300, 90s, 5m or 1h".to_owned();
+    let text = text.trim();
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match text.strip_prefix(digits).unwrap_or_default() {
+        "" | "s" => 1.0,
+        "m" => 60.0,
+        "h" => 3600.0,
+        _ => return Err(expected()),
+    };
+    let number: f64 = digits.parse().map_err(|_| expected())?;
+    match Duration::try_from_secs_f64(number * unit) {
+        Ok(duration) if !duration.is_zero() => Ok(duration),
+        _ => Err(expected()),
+    }
+}
+
+/// Parses an amount of money above zero.
+pub(crate) fn parse_dollars(text: &str) -> Result<f64, String> {
+    parse_price(text)
+        .ok()
+        .filter(|dollars| *dollars > 0.0)
+        .ok_or_else(|| "expected US dollars above 0, such as 1.50".to_owned())
+}
+
+/// Parses a price, which may be zero.
+pub(super) fn parse_price(text: &str) -> Result<f64, String> {
+    let dollars = text.trim().trim_start_matches('$').parse::<f64>().ok();
+    dollars
+        .filter(|dollars| dollars.is_finite() && *dollars >= 0.0)
+        .ok_or_else(|| "expected US dollars for a million tokens, such as 0.25".to_owned())
+}
+
+/// Reads a price from a number.
+pub(super) fn price<'de, D: Deserializer<'de>>(from: D) -> Result<Option<f64>, D::Error> {
+    let dollars = Option::<f64>::deserialize(from)?;
+    let price = dollars.map(|dollars| parse_price(&dollars.to_string()));
+    price.transpose().map_err(D::Error::custom)
+}
+
+/// A number of seconds, or text such as `5m`.
+pub(super) mod duration {
+    use super::*;
+
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "expected a time such as 300 or \"5m\"")]
+    enum Written {
+        Seconds(f64),
+        Text(String),
+    }
+
+    #[expect(clippy::ref_option, reason = "the signature that serde calls")]
+    pub(crate) fn serialize<S: serde::Serializer>(
+        duration: &Option<Duration>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        duration
+            .map(|duration| duration.as_secs_f64())
+            .serialize(to)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Option<Duration>, D::Error> {
+        let text = Option::<Written>::deserialize(from)?.map(|written| match written {
+            Written::Seconds(seconds) => seconds.to_string(),
+            Written::Text(text) => text,
+        });
+        let duration = text.map(|text| parse_duration(&text));
+        duration.transpose().map_err(D::Error::custom)
+    }
+}
+
+/// Implements serialization of an optional value by its name.
+macro_rules! by_name {
+    ($module:ident, $type:ty) => {
+        pub(super) mod $module {
+            use super::*;
+
+            pub(crate) fn serialize<S: serde::Serializer>(
+                value: &Option<$type>,
+                to: S,
+            ) -> Result<S::Ok, S::Error> {
+                value.map(<$type>::as_str).serialize(to)
+            }
+
+            pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+                from: D,
+            ) -> Result<Option<$type>, D::Error> {
+                let name = Option::<String>::deserialize(from)?;
+                let value = name.map(|name| name.parse()).transpose();
+                value.map_err(D::Error::custom)
+            }
+        }
+    };
+}
+
+by_name!(server_name, Server);
+by_name!(preset_name, Preset);
+
+/// Returns a parser of server types that lists them in `--help`.
+pub(super) fn server() -> impl TypedValueParser<Value = Server> {
+    let names = Server::ALL.iter().map(|server| server.as_str());
+    PossibleValuesParser::new(names).try_map(|name| name.parse())
+}
+
+/// Returns a parser of policy names that lists them in `--help`.
+pub(super) fn preset() -> impl TypedValueParser<Value = Preset> {
+    let names = Preset::ALL.iter().map(|preset| preset.as_str());
+    PossibleValuesParser::new(names).try_map(|name| name.parse())
+}

@@ -1,0 +1,125 @@
+//! The state directory, which keeps runs and their working directories for resuming.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use cantle::agent::{KeptRun, RunStore};
+use cantle::backends::local::LocalBackend;
+use cantle::core::ids::RunId;
+
+use crate::settings::variable;
+
+const VARIABLE: &str = "CANTLE_STATE_DIR";
+
+/// A state directory.
+#[derive(Clone, Debug)]
+pub(crate) struct StateDir {
+    directory: PathBuf,
+    is_explicit: bool,
+}
+
+impl StateDir {
+    /// Returns the state directory of this user.
+    ///
+    /// It is `CANTLE_STATE_DIR`, `$XDG_STATE_HOME/cantle`, or by default `/var/lib/cantle` for root and
+    /// `~/.local/state/cantle` for others: commands of root's sandboxes run as another user, which
+    /// can't enter root's home directory unless there are namespaces.
+    ///
+    /// # Errors
+    /// If no variable is set, or the path is relative.
+    pub(crate) fn find() -> anyhow::Result<Self> {
+        let is_root = rustix::process::geteuid().is_root();
+        let candidates = [
+            variable(VARIABLE).map(PathBuf::from),
+            variable("XDG_STATE_HOME").map(|state| Path::new(&state).join("cantle")),
+            is_root.then(|| PathBuf::from("/var/lib/cantle")),
+            variable("HOME").map(|home| Path::new(&home).join(".local/state/cantle")),
+        ];
+        let Some(directory) = candidates.into_iter().flatten().next() else {
+            bail!("no state directory is known: set {VARIABLE} or HOME");
+        };
+        if !directory.is_absolute() {
+            bail!(
+                "the state directory {} is not an absolute path: set {VARIABLE} to one",
+                directory.display()
+            );
+        }
+        Ok(Self {
+            is_explicit: variable(VARIABLE).is_some(),
+            directory,
+        })
+    }
+
+    /// Returns whether the user chose the directory, so that a run must not begin without it.
+    pub(crate) fn is_explicit(&self) -> bool {
+        self.is_explicit
+    }
+
+    /// Returns the store of kept runs.
+    pub(crate) fn runs(&self) -> RunStore {
+        RunStore::new(self.directory.join("runs"))
+    }
+
+    /// Returns the directory of kept runs' working directories.
+    pub(crate) fn workspaces(&self) -> PathBuf {
+        self.directory.join("workspaces")
+    }
+
+    /// Returns the directory of the working directories of `cantle serve`.
+    pub(crate) fn served(&self) -> PathBuf {
+        self.directory.join("serve-workspaces")
+    }
+
+    /// Returns the directory of the state of `cantle serve`.
+    pub(crate) fn server(&self) -> PathBuf {
+        self.directory.join("serve")
+    }
+
+    /// Returns a backend whose working directories are kept here.
+    ///
+    /// # Errors
+    /// If their directory can't be created.
+    pub(crate) fn backend(&self) -> anyhow::Result<LocalBackend> {
+        use std::os::unix::fs::DirBuilderExt as _;
+
+        let workspaces = self.workspaces();
+        let mut builder = std::fs::DirBuilder::new();
+        // The users that commands run as must be able to reach their working directories.
+        builder.recursive(true).mode(0o711);
+        builder.create(&workspaces).with_context(|| {
+            format!(
+                "failed to create the state directory {}; set {VARIABLE} to another one, or use \
+                 --no-keep",
+                self.directory.display()
+            )
+        })?;
+        Ok(LocalBackend::new().in_directory(workspaces))
+    }
+
+    /// Returns the run that `name` identifies: its id, a prefix of it, or `last` for the latest.
+    ///
+    /// # Errors
+    /// If there is none, or several.
+    pub(crate) fn find_run(&self, name: &str) -> anyhow::Result<KeptRun> {
+        let store = self.runs();
+        if let Ok(run) = name.parse::<RunId>() {
+            return Ok(store.get(run)?);
+        }
+        let (runs, _) = store.list()?;
+        let mut named: Vec<KeptRun> = match name {
+            "last" => runs.into_iter().take(1).collect(),
+            _ => {
+                let begins = |run: &KeptRun| run.run.to_string().starts_with(name);
+                runs.into_iter().filter(begins).collect()
+            }
+        };
+        match (named.pop(), named.len()) {
+            (Some(run), 0) => Ok(run),
+            (Some(_), more) => bail!(
+                "the ids of {} runs begin with `{name}`; use a longer prefix",
+                more + 1
+            ),
+            (None, _) => bail!("no run `{name}` is kept; `cantle runs list` shows those that are"),
+        }
+    }
+}

@@ -1,0 +1,202 @@
+//! A task in an open session, from its start to its result: displayed, cancelled and written to files.
+
+use std::path::PathBuf;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cantle::agent::{Outcome, RunErrorKind, Session, SessionError};
+use cantle::core::event::{Finish, RunStatus};
+use cantle::core::llm::LlmErrorKind;
+use cantle::core::tool::{Progress, Question};
+use futures_util::StreamExt as _;
+use serde_json::Value;
+use tokio::sync::mpsc;
+use tokio::time::MissedTickBehavior;
+use tokio_util::sync::CancellationToken;
+
+use crate::agent::FINISH;
+use crate::ask::TerminalUser;
+use crate::display::{Display, Summary};
+use crate::exit::{Code, Failure};
+use crate::replay::ReplayHooks;
+use crate::result_file;
+use crate::text::{clean, clean_json};
+use crate::unfinished::Unfinished;
+
+/// Maximum number of events that are displayed together.
+const EVENT_BATCH: usize = 256;
+
+/// A task and how its result is reported.
+#[derive(Debug)]
+pub(crate) struct Task {
+    pub(crate) text: String,
+    pub(crate) output_dir: Option<PathBuf>,
+    /// Advice for the case that the provider refuses the key.
+    pub(crate) key_advice: Option<String>,
+    /// Whether an unfinished run can be resumed.
+    pub(crate) is_resumable: bool,
+    /// Whether the result is printed as JSON: all parameters of the finish call.
+    pub(crate) result_as_json: bool,
+    pub(crate) replay: Option<ReplayHooks>,
+    pub(crate) verbose: bool,
+}
+
+/// Opens a session and displays the progress of that.
+///
+/// # Errors
+/// If it fails or is cancelled.
+pub(crate) async fn open_session<O>(
+    open: impl FnOnce(Arc<dyn Progress>) -> O,
+    display: &mut Display,
+    cancellation: &CancellationToken,
+) -> Result<Session, Failure>
+where
+    O: Future<Output = Result<Session, SessionError>>,
+{
+    let (sender, mut progress) = mpsc::unbounded_channel();
+    let mut opening = pin!(open(Arc::new(ProgressLines(sender))));
+    loop {
+        tokio::select! {
+            Some(line) = progress.recv() => display.note(&line).await,
+            session = &mut opening => return Ok(session?),
+            () = cancellation.cancelled() => return Err(cancelled_early()),
+        }
+    }
+}
+
+/// Forwards the progress of opening a session.
+#[derive(Debug)]
+struct ProgressLines(mpsc::UnboundedSender<String>);
+
+impl Progress for ProgressLines {
+    fn output(&self, text: &str) {
+        // The receiver is gone if opening was cancelled.
+        let _ = self.0.send(text.to_owned());
+    }
+}
+
+/// Returns the failure of a command that was cancelled during its preparation.
+pub(crate) fn cancelled_early() -> Failure {
+    Failure::new(
+        Code::Cancelled,
+        anyhow::anyhow!("cancelled before the run began"),
+    )
+}
+
+impl Task {
+    /// Runs the task, closes the session, and returns the exit code.
+    pub(crate) async fn perform(
+        self,
+        session: Session,
+        display: &mut Display,
+        user: Option<TerminalUser>,
+        cancellation: &CancellationToken,
+    ) -> Result<u8, Failure> {
+        let outcome = self.run(&session, display, user, cancellation).await?;
+        let mut code = Code::from(outcome.status());
+        let mut summary = Summary::of(&outcome);
+        summary.problems.extend(self.hint(&outcome));
+
+        let output_dir = self.output_dir.as_deref();
+        if outcome.status() == RunStatus::Finished {
+            if let Err(error) = output_dir.map_or(Ok(()), |dir| result_file::write(&outcome, dir)) {
+                summary.problems.push(format!("{error:#}"));
+                code = Code::Internal;
+            }
+        } else {
+            let sandbox = session.sandbox().map(AsRef::as_ref);
+            summary.unfinished =
+                Unfinished::save(&outcome, sandbox, output_dir, self.is_resumable).await;
+        }
+        let closed = session.close().await;
+        for line in self.replay.iter().flat_map(|it| it.report(self.verbose)) {
+            display.note(&line).await;
+        }
+        summary
+            .problems
+            .extend(closed.err().map(|error| error.to_string()));
+
+        let result = outcome.finish.as_ref().filter(|_| outcome.error.is_none());
+        let result = result.map(|finish| self.result(finish));
+        if let Err(error) = display.close(&summary, result.as_deref()).await {
+            let error = anyhow::Error::new(error).context("failed to write the result");
+            return Err(Failure::new(Code::Internal, error));
+        }
+        Ok(code as u8)
+    }
+
+    /// Returns what to do about a failure, in terms of the command line.
+    fn hint(&self, outcome: &Outcome) -> Option<String> {
+        let error = outcome.error.as_ref()?;
+        match (error.kind(), error.llm_kind()) {
+            (RunErrorKind::MaxTurns, _) => Some("Increase the limit with --max-turns.".to_owned()),
+            (RunErrorKind::OutputLimit, _) => {
+                Some("Increase the output limit with --max-tokens.".to_owned())
+            }
+            (_, Some(LlmErrorKind::Authentication)) => self.key_advice.clone(),
+            _ => None,
+        }
+    }
+
+    /// Runs the task, displays its events and answers its questions.
+    async fn run(
+        &self,
+        session: &Session,
+        display: &mut Display,
+        mut user: Option<TerminalUser>,
+        cancellation: &CancellationToken,
+    ) -> Result<Outcome, Failure> {
+        let mut run = if session.is_resumed() {
+            session.resume()?
+        } else {
+            session.run(self.text.as_str())?
+        };
+        let control = run.control();
+        let mut ticks = tokio::time::interval(Duration::from_secs(1));
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut events = (&mut run).ready_chunks(EVENT_BATCH);
+        loop {
+            tokio::select! {
+                batch = events.next() => match batch {
+                    Some(batch) => display.events(&batch).await,
+                    None => break,
+                },
+                () = cancellation.cancelled(), if !control.is_cancelled() => {
+                    control.cancel();
+                    display.message("cancelling; interrupt again to exit immediately").await;
+                }
+                _ = ticks.tick(), if display.is_live() => display.redraw().await,
+                question = next_question(&mut user) => match (question, &user) {
+                    (Some(question), Some(user)) => {
+                        display.clear_live().await;
+                        tokio::select! {
+                            () = user.answer(&question) => {}
+                            () = cancellation.cancelled() => {}
+                        }
+                    }
+                    _ => user = None,
+                },
+            }
+        }
+        drop(events);
+        Ok(run.outcome().await)
+    }
+
+    /// Returns the printed result: the finish call's reason, or all its parameters.
+    fn result(&self, finish: &Finish) -> String {
+        let reason = finish.params.get("reason").and_then(Value::as_str);
+        match reason.filter(|_| !self.result_as_json && finish.tool == FINISH) {
+            Some(reason) => clean(reason.trim()),
+            None => clean_json(&finish.params),
+        }
+    }
+}
+
+/// Waits for the next question; forever without a user.
+async fn next_question(user: &mut Option<TerminalUser>) -> Option<Question> {
+    match user {
+        Some(user) => user.next_question().await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,208 @@
+//! The history and the files of a run that did not finish.
+//!
+//! They are saved in the output directory, if there is one, so that another run can continue from
+//! them. The sandbox is closed afterwards, so what could not be saved is reported with the reason.
+
+use std::collections::VecDeque;
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use cantle::agent::Outcome;
+use cantle::core::message::{Message, history};
+use cantle::core::sandbox::{
+    FileInfo, FileKind, Sandbox, SandboxErrorKind, SandboxExt as _, SandboxPath,
+};
+
+use crate::result_file;
+use crate::text::{one_line, plural, size};
+
+const HISTORY: &str = "cantle-history.json";
+const FILES: &str = "cantle-unfinished";
+
+// The run is over and the user waits, so large working directories are saved in part.
+const MAX_FILES: usize = 20_000;
+const MAX_BYTES: u64 = 1_000_000_000;
+
+/// Number of lost files that are listed.
+const MAX_LOST_LISTED: usize = 8;
+
+/// The saved and the lost parts of an unfinished run, a line each.
+#[derive(Debug, Default)]
+pub(crate) struct Unfinished {
+    pub(crate) kept: Vec<String>,
+    pub(crate) lost: Vec<String>,
+}
+
+impl Unfinished {
+    /// Saves the history and the working directory as far as possible.
+    pub(crate) async fn save(
+        outcome: &Outcome,
+        sandbox: Option<&dyn Sandbox>,
+        output_dir: Option<&Path>,
+        is_resumable: bool,
+    ) -> Self {
+        let mut unfinished = Self::default();
+        // Before the model's first answer there is nothing but the task.
+        let is_answer = |message: &Message| matches!(message, Message::Assistant(_));
+        if !outcome.history.iter().any(|message| is_answer(message)) {
+            return unfinished;
+        }
+        if is_resumable {
+            let line = format!(
+                "everything; resume with: cantle run --resume {}",
+                outcome.run
+            );
+            unfinished.kept.push(line);
+        }
+        let Some(output_dir) = output_dir else {
+            if !is_resumable {
+                let line = "nothing; --output-dir would keep the conversation and the files";
+                unfinished.kept.push(line.to_owned());
+            }
+            return unfinished;
+        };
+        let path = output_dir.join(HISTORY);
+        match save_history(outcome, &path) {
+            Ok(()) => unfinished.kept.push(format!(
+                "{}: the conversation; continue it with --history",
+                path.display()
+            )),
+            Err(error) => unfinished.lost.push(format!("the conversation: {error:#}")),
+        }
+        if let Some(sandbox) = sandbox.filter(|_| !outcome.ledger.tools.is_empty()) {
+            let mut copy = WorkingDirectoryCopy::new(sandbox, output_dir.join(FILES));
+            let ended = copy.run().await;
+            copy.report(ended, &mut unfinished);
+        }
+        unfinished
+    }
+}
+
+fn save_history(outcome: &Outcome, path: &Path) -> anyhow::Result<()> {
+    let messages: Vec<Message> = outcome
+        .history
+        .iter()
+        .map(|message| (**message).clone())
+        .collect();
+    result_file::write_atomically(path, &history::to_json(&messages)?)
+}
+
+/// A copy of the regular files in the working directory.
+///
+/// It proceeds breadth first: if there are too many files, the deepest ones are most likely
+/// installed packages.
+struct WorkingDirectoryCopy<'a> {
+    sandbox: &'a dyn Sandbox,
+    to: PathBuf,
+    files: usize,
+    size_bytes: u64,
+    /// Files that could not be copied, and why.
+    lost: Vec<(SandboxPath, String)>,
+}
+
+impl<'a> WorkingDirectoryCopy<'a> {
+    fn new(sandbox: &'a dyn Sandbox, to: PathBuf) -> Self {
+        Self {
+            sandbox,
+            to,
+            files: 0,
+            size_bytes: 0,
+            lost: Vec::new(),
+        }
+    }
+
+    /// Copies files until all are copied, a limit is reached or the sandbox is gone.
+    async fn run(&mut self) -> anyhow::Result<()> {
+        let mut directories = VecDeque::from([SandboxPath::working_directory()]);
+        while let Some(directory) = directories.pop_front() {
+            let mut entries = match self.sandbox.list(&directory).await {
+                Ok(entries) => entries,
+                Err(error) if directory.is_base() || error.kind() == SandboxErrorKind::Gone => {
+                    return Err(error.into());
+                }
+                Err(error) => {
+                    self.lost.push((directory, error.to_string()));
+                    continue;
+                }
+            };
+            entries.sort_by(|a, b| a.path.cmp(&b.path));
+            for entry in entries {
+                if self.files + self.lost.len() >= MAX_FILES {
+                    bail!("at most {MAX_FILES} files are copied");
+                }
+                let path = directory.join(entry.path.relative_bytes())?;
+                match entry.kind {
+                    FileKind::Directory => directories.push_back(path),
+                    FileKind::File => self.copy(path, &entry).await?,
+                    FileKind::Symlink => self.lost.push((path, "it is a link".to_owned())),
+                    FileKind::Other => {
+                        let reason = "it is a pipe, socket or device";
+                        self.lost.push((path, reason.to_owned()));
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn copy(&mut self, path: SandboxPath, info: &FileInfo) -> anyhow::Result<()> {
+        if self.size_bytes.saturating_add(info.size_bytes) > MAX_BYTES {
+            let (own, limit) = (size(info.size_bytes), size(MAX_BYTES));
+            let reason = format!("its {own} would exceed the total of {limit}");
+            self.lost.push((path, reason));
+            return Ok(());
+        }
+        if self.files == 0 {
+            remove_earlier(&self.to)?;
+        }
+        let to = self.to.join(OsStr::from_bytes(path.relative_bytes()));
+        let directory = to.parent().unwrap_or(&self.to);
+        if let Err(error) = std::fs::create_dir_all(directory) {
+            self.lost.push((path, error.to_string()));
+            return Ok(());
+        }
+        match self.sandbox.download(&path, &to).await {
+            Ok(size_bytes) => {
+                self.files += 1;
+                self.size_bytes = self.size_bytes.saturating_add(size_bytes);
+            }
+            Err(error) if error.kind() == SandboxErrorKind::Gone => return Err(error.into()),
+            Err(error) => self.lost.push((path, error.to_string())),
+        }
+        Ok(())
+    }
+
+    fn report(self, ended: anyhow::Result<()>, unfinished: &mut Unfinished) {
+        if self.files > 0 {
+            unfinished.kept.push(format!(
+                "{}/: the working directory, {}, {}; pass it with --input",
+                self.to.display(),
+                plural(self.files as u64, "file", "files"),
+                size(self.size_bytes)
+            ));
+        }
+        let listed = self.lost.iter().take(MAX_LOST_LISTED);
+        let listed = listed.map(|(path, reason)| one_line(&format!("{path}: {reason}")));
+        unfinished.lost.extend(listed);
+        if let Some(more @ 1..) = self.lost.len().checked_sub(MAX_LOST_LISTED) {
+            unfinished.lost.push(format!("{more} more files"));
+        }
+        if let Err(error) = ended {
+            let which = if self.files == 0 { "the" } else { "the other" };
+            unfinished.lost.push(format!("{which} files: {error:#}"));
+        }
+    }
+}
+
+/// Removes the files of an earlier run.
+fn remove_earlier(directory: &Path) -> anyhow::Result<()> {
+    match std::fs::remove_dir_all(directory) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("failed to replace {}", directory.display()))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,218 @@
+//! Cost budgets, extra tools, a crash at the end of a run, and orphaned working directories.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use cantle_testkit::openai::{Script, ScriptedServer, ToolCall, Turn};
+use rustix::process::Signal;
+use serde_json::{Value, json};
+use tokio::process::Child;
+use tokio::time::timeout;
+
+use crate::support::{DEADLINE, TestEnv, send, wait_for_exit};
+use crate::{command, finish, nothing_to_do};
+
+const WORKSPACES: &str = ".local/state/cantle/workspaces";
+
+async fn served(script: Script) -> (ScriptedServer, TestEnv) {
+    let server = ScriptedServer::start(script).await.unwrap();
+    let env = TestEnv::new().with_server(&server.url());
+    (server, env)
+}
+
+#[tokio::test]
+async fn cost_budget_is_refused_without_prices() {
+    let (server, env) = served(nothing_to_do()).await;
+    let env = env.set("CANTLE_API_KEY", "k");
+    let providers = [
+        ("openai", "OpenAI does"),
+        ("anthropic", "Anthropic does"),
+        ("local", "servers on this machine do"),
+    ];
+    for (provider, name) in providers {
+        let args = [
+            "run",
+            "Nothing",
+            "--budget-usd",
+            "1",
+            "--provider",
+            provider,
+        ];
+        let url = server.url();
+        let refused = env.run(args.into_iter().chain(["--base-url", &url])).await;
+        assert_eq!(refused.code, Some(2), "{refused:?}");
+        let why = format!(
+            "--budget-usd can't be enforced: {name} not report what a call costs, and no prices are set. Set \
+             them with --price-input and --price-output, or limit tokens with --budget-tokens"
+        );
+        assert!(refused.stderr.contains(&why), "{refused:?}");
+    }
+    assert_eq!(server.requests().len(), 0);
+}
+
+#[tokio::test]
+async fn cost_budget_needs_prices_or_warns() {
+    let script = Script::new().turn(finish("done", &[])).repeat_last();
+    let (server, env) = served(script).await;
+    let env = env.set("CANTLE_API_KEY", "k");
+    let url = server.url();
+    let args = [
+        "run",
+        "Nothing",
+        "--budget-usd",
+        "1",
+        "--provider",
+        "openai",
+    ];
+    let prices = [
+        "--base-url",
+        &url,
+        "--price-input",
+        "1",
+        "--price-output",
+        "2",
+    ];
+    let exited = env.run(args.into_iter().chain(prices)).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    assert!(!exited.stderr.contains("Nobody says"), "{exited:?}");
+    // For an unknown server, a warning follows the first call without a cost.
+    let exited = env.run(["run", "Nothing", "--budget-usd", "1"]).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    assert!(
+        exited.stderr.contains("the budget of $1 does not count it"),
+        "{exited:?}"
+    );
+}
+
+/// Returns the names of the tools in a request.
+fn offered(body: &Value) -> Vec<String> {
+    let tools = body["tools"].as_array().unwrap().iter();
+    let mut names: Vec<_> = tools
+        .map(|tool| tool["function"]["name"].as_str().unwrap().to_owned())
+        .collect();
+    names.sort();
+    names
+}
+
+#[tokio::test]
+async fn extra_tools_depend_on_the_model() {
+    let calculate = ToolCall::new("calculator", json!({"expression": "2**100"}));
+    let script = Script::new()
+        .turn(Turn::tool(calculate))
+        .turn(finish("done", &[]))
+        .turn(finish("done", &[]));
+    let (server, env) = served(script).await;
+    let exited = env.run(["run", "Calculate"]).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    let env = env.set("CANTLE_API_KEY", "k");
+    let url = server.url();
+    let openai = ["run", "Look", "--provider", "openai", "--base-url", &url];
+    let exited = env.run(openai).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    let requests = server.requests();
+    let without_images = ["calculator", "code_exec", "finish"];
+    assert_eq!(offered(&requests[0].body()), without_images);
+    let result = requests[1].body()["messages"]
+        .as_array()
+        .unwrap()
+        .last()
+        .unwrap()["content"]
+        .clone();
+    assert!(
+        result
+            .to_string()
+            .contains("1267650600228229401496703205376"),
+        "{result}"
+    );
+    let with_images = ["calculator", "code_exec", "finish", "view_image"];
+    assert_eq!(offered(&requests[2].body()), with_images);
+}
+
+fn copy(from: &Path, to: &Path) {
+    let copied = Command::new("cp").arg("-a").args([from, to]).status();
+    assert!(copied.unwrap().success());
+}
+
+/// Waits for the last model call, and stops the program there.
+async fn stop_at_last_call(server: &ScriptedServer, child: &Child) {
+    timeout(DEADLINE, server.received(2)).await.unwrap();
+    send(child, Signal::STOP);
+}
+
+#[tokio::test]
+async fn resume_writes_a_missing_result_file() {
+    let last = finish("all done", &["out.txt"]).latency(Duration::from_secs(3));
+    let (server, env) = served(Script::new().turn(command("echo hi > out.txt")).turn(last)).await;
+    let run = ["run", "Write", "--output-dir", "out"];
+    let child = env.command(run).spawn().unwrap();
+    stop_at_last_call(&server, &child).await;
+    // The working directory during the last model call.
+    let name = env.list(WORKSPACES).remove(0);
+    let workspace = env.path(WORKSPACES).join(&name);
+    copy(&workspace, &env.path("copy"));
+    send(&child, Signal::CONT);
+    let first = wait_for_exit(child).await;
+    assert_eq!(first.code, Some(0), "{first:?}");
+    let result = env.result("out");
+    assert_eq!(env.list(WORKSPACES), [""; 0]);
+    // The state after a kill between the journal's last entry and the result file.
+    copy(&env.path("copy"), &workspace);
+    std::fs::remove_dir_all(env.path("out")).unwrap();
+
+    let again = env.run(["run", "--resume", "last"]).await;
+    assert_eq!(again.code, Some(0), "{again:?}");
+    assert_eq!(env.read("out/out.txt"), "hi\n");
+    let written = env.result("out");
+    for field in ["run", "status", "finish", "turns", "ledger"] {
+        assert_eq!(written[field], result[field], "{field}");
+    }
+    assert_eq!(server.requests().len(), 2, "no further model call");
+    assert_eq!(env.list(WORKSPACES), [""; 0]);
+
+    let over = env.run(["run", "--resume", "last"]).await;
+    assert_eq!(over.code, Some(2), "{over:?}");
+    assert!(
+        over.stderr
+            .contains("is finished; there is nothing left to do"),
+        "{over:?}"
+    );
+}
+
+#[tokio::test]
+async fn gc_removes_orphaned_working_directories() {
+    let last = finish("all done", &[]).latency(Duration::from_secs(3));
+    let (server, env) = served(Script::new().turn(command("echo hi > a")).turn(last)).await;
+    let child = env.command(["run", "Write"]).spawn().unwrap();
+    stop_at_last_call(&server, &child).await;
+    let name = env.list(WORKSPACES).remove(0);
+    let workspace = env.path(WORKSPACES).join(&name);
+    copy(&workspace, &env.path("copy"));
+    send(&child, Signal::CONT);
+    let first = wait_for_exit(child).await;
+    assert_eq!(first.code, Some(0), "{first:?}");
+    // One that a journal names, one that no journal names, and a young one.
+    let (head, _) = name.split_at(name.len() - 6);
+    let orphan = env.path(WORKSPACES).join(format!("{head}bbbbbb"));
+    let young = env.path(WORKSPACES).join(format!("{head}aaaaaa"));
+    for to in [&workspace, &orphan, &young] {
+        copy(&env.path("copy"), to);
+    }
+    for old in [&workspace, &orphan] {
+        let touched = Command::new("touch")
+            .args(["-d", "1 hour ago"])
+            .arg(old)
+            .status();
+        assert!(touched.unwrap().success());
+    }
+    let touched = Command::new("touch").arg(&young).status();
+    assert!(touched.unwrap().success());
+    let temporary = env.path("tmp");
+    std::fs::create_dir(&temporary).unwrap();
+    let env = env.set("TMPDIR", temporary.to_str().unwrap());
+    let gc = env.run(["gc", "--verbose"]).await;
+    assert_eq!(gc.code, Some(0), "{gc:?}");
+    assert!(gc.stdout.contains(orphan.to_str().unwrap()), "{gc:?}");
+    let left = [workspace.exists(), orphan.exists(), young.exists()];
+    assert_eq!(left, [true, false, true]);
+}

@@ -1,0 +1,105 @@
+//! Budgets, approvals and skills.
+
+use cantle_testkit::openai::{Script, ScriptedServer};
+
+use crate::support::TestEnv;
+use crate::{command, finish};
+
+async fn served(script: Script) -> (ScriptedServer, TestEnv) {
+    let server = ScriptedServer::start(script).await.unwrap();
+    let env = TestEnv::new().with_server(&server.url());
+    (server, env)
+}
+
+/// Returns the last message of a request.
+fn last_message(server: &ScriptedServer, request: usize) -> String {
+    let body = server.requests()[request].body();
+    body["messages"].as_array().unwrap().last().unwrap()["content"].to_string()
+}
+
+#[tokio::test]
+async fn exhausted_budget_leaves_one_turn() {
+    let script = Script::new()
+        .turn(command("echo 1"))
+        .turn(command("echo 2 > forbidden"))
+        .turn(finish("in time", &[]));
+    let (server, env) = served(script).await;
+    let args = ["run", "Work", "--budget-tokens", "15", "--json"];
+    let exited = env.run(args).await;
+    assert_eq!(exited.code, Some(3), "{exited:?}");
+    assert!(last_message(&server, 1).contains("This is the last turn"));
+    assert_eq!(server.requests().len(), 2);
+    let last = exited.stdout.lines().last().unwrap();
+    assert!(
+        last.contains("the run's budget is spent: 15 of 15 tokens"),
+        "{last}"
+    );
+
+    // The run resumes with a larger budget.
+    let more = ["run", "--resume", "last", "--budget-tokens", "1000"];
+    let exited = env.run(more).await;
+    assert_eq!(
+        (exited.code, &*exited.stdout),
+        (Some(0), "in time\n"),
+        "{exited:?}"
+    );
+}
+
+#[tokio::test]
+async fn approval_rules_deny_calls() {
+    let rules = r#"
+        [[rule]]
+        tool = "code_exec"
+        arguments = { cmd = "rm *" }
+        permission = "deny"
+
+        [[rule]]
+        tool = "code_exec"
+        arguments = { cmd = "*push*" }
+        permission = "ask"
+    "#;
+    let script = Script::new()
+        .turn(command("rm -rf ."))
+        .turn(command("git push"))
+        .turn(command("echo fine"))
+        .turn(finish("done", &[]));
+    let (server, env) = served(script).await;
+    env.write("rules.toml", rules);
+    let exited = env.run(["run", "Work", "--approve", "rules.toml"]).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    assert!(last_message(&server, 1).contains("Not run: calls like this are not allowed"));
+    assert!(last_message(&server, 2).contains("no one can approve calls in this run"));
+    assert!(last_message(&server, 3).contains("fine"));
+
+    env.write("rules.toml", "rule = 3");
+    let exited = env.run(["run", "Work", "--approve", "rules.toml"]).await;
+    assert_eq!(exited.code, Some(2));
+    assert!(
+        exited
+            .stderr
+            .contains("invalid approval rules in rules.toml"),
+        "{exited:?}"
+    );
+}
+
+#[tokio::test]
+async fn skills_are_copied_and_invalid_ones_reported() {
+    let script = Script::new()
+        .turn(command("cat skills/charts/SKILL.md | tail -1"))
+        .turn(finish("done", &[]));
+    let (server, env) = served(script).await;
+    let skill = "---\nname: charts\ndescription: How to draw charts.\n---\nUse few colours.\n";
+    env.write("skills/charts/SKILL.md", skill);
+    env.write("skills/broken/SKILL.md", "no front matter");
+    let exited = env.run(["run", "Draw", "--skills", "skills"]).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    assert!(
+        exited.stderr.contains("! The skill `broken` is not listed"),
+        "{exited:?}"
+    );
+    let prompt = server.requests()[0].body()["messages"][0]["content"].to_string();
+    assert!(prompt.contains("How to draw charts."), "{prompt}");
+    assert!(last_message(&server, 1).contains("Use few colours."));
+    let exited = env.run(["run", "Draw", "--skills", "nowhere"]).await;
+    assert_eq!(exited.code, Some(2), "{exited:?}");
+}

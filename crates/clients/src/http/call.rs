@@ -1,0 +1,48 @@
+//! One HTTP call: sends the request and reads the response as a whole body or as a stream of events.
+
+use std::sync::Arc;
+
+use cantle_core::llm::{ChatEvent, ChatRequest, ChatStream, LlmError};
+use futures_util::future::Either;
+use futures_util::{Stream, TryFutureExt as _, stream};
+use reqwest::header::{CONTENT_TYPE, HeaderMap};
+
+use super::body::{BodyChunks as _, ResponseBody};
+use super::dialect::{Dialect, TurnAssembler as _};
+use super::endpoint::Endpoint;
+use super::stream::event_stream;
+
+/// Calls the model once.
+pub(super) fn stream<D: Dialect>(endpoint: Arc<Endpoint<D>>, request: ChatRequest) -> ChatStream {
+    Box::pin(open(endpoint, request).try_flatten_stream())
+}
+
+async fn open<D: Dialect>(
+    endpoint: Arc<Endpoint<D>>,
+    request: ChatRequest,
+) -> Result<impl Stream<Item = Result<ChatEvent, LlmError>>, LlmError> {
+    let mut response = endpoint.respond(&request).await?;
+    // Frees the messages while the model answers.
+    drop(request);
+    let headers = std::mem::take(response.headers_mut());
+    let mut body = ResponseBody::new(response, endpoint.timeouts.idle);
+    if endpoint.stream && !is_single_body(&headers) {
+        return Ok(Either::Left(event_stream(body, headers, endpoint)));
+    }
+    let mut bytes = Vec::new();
+    while let Some(chunk) = body.chunk().await? {
+        bytes.extend_from_slice(&chunk);
+    }
+    let mut assembler = endpoint.dialect.assembler();
+    assembler.read_body(&endpoint.errors, &headers, &bytes)?;
+    let events = assembler.finish(&headers)?;
+    Ok(Either::Right(stream::iter(events.into_iter().map(Ok))))
+}
+
+/// Returns whether a single JSON body or a proxy's web page came instead of an event stream.
+fn is_single_body(headers: &HeaderMap) -> bool {
+    let kind = headers
+        .get(CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok());
+    kind.is_some_and(|kind| kind.starts_with("application/json") || kind.starts_with("text/html"))
+}

@@ -1,0 +1,324 @@
+//! The task of a command: feeds its state machine, performs the actions, and publishes the end.
+
+use std::future::{Future, pending};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use cantle_core::policy::PolicyField;
+use cantle_core::sandbox::{
+    BackgroundProcess, Channel, Exit, ExitStatus, SandboxError, SandboxErrorKind, SpawnRequest,
+    Stdin,
+};
+use futures_util::future::join;
+use tokio::select;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{sleep, sleep_until, timeout};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
+
+use crate::lifecycle::{CommandAction, CommandEvent, CommandLifecycle, time_limit};
+use crate::output::{CHUNKS_IN_FLIGHT, ChannelPump, ChunkSender, DrivenOutput};
+use crate::phase::Phase;
+use crate::process::{DrivenProcess, DrivenStdin};
+use crate::transport::{InputChannel as _, Report, Reports as _, StartedCommand, Transport};
+
+/// How long the exit waits for a slow reader of the output.
+const READER_DEADLINE: Duration = Duration::from_millis(550);
+/// How long the exit waits for output that is spilled, as long as there is progress.
+const SPILL_DEADLINE: Duration = Duration::from_secs(10);
+/// How long to wait for the list of a command's processes.
+const LIST_DEADLINE: Duration = Duration::from_secs(5);
+/// A process that was just forked still has its parent's command line.
+const EXEC_DELAY: Duration = Duration::from_millis(5);
+const SIGKILL: i32 = 9;
+
+/// Limits of a sandbox that the driver enforces on each command.
+#[derive(Clone, Copy, Debug, Default)]
+#[expect(
+    clippy::exhaustive_structs,
+    reason = "constructed by backends from the policy's limits"
+)]
+pub struct CommandLimits {
+    /// Maximum duration of a command.
+    pub wall_time: Option<Duration>,
+    /// Maximum number of bytes per output channel.
+    pub output_bytes: Option<u64>,
+}
+
+/// A command that is being started: its request, and the clock that runs since [`new`](Self::new).
+#[derive(Debug)]
+pub struct CommandDriver {
+    request: SpawnRequest,
+    limits: CommandLimits,
+    started_at: Instant,
+}
+
+impl CommandDriver {
+    /// Starts the clock of a command.
+    #[must_use]
+    pub fn new(request: SpawnRequest, limits: CommandLimits) -> Self {
+        Self {
+            request,
+            limits,
+            started_at: now(),
+        }
+    }
+
+    /// The request.
+    #[must_use]
+    pub fn request(&self) -> &SpawnRequest {
+        &self.request
+    }
+
+    /// Duration after which the command is killed.
+    #[must_use]
+    pub fn time_limit(&self) -> Option<Duration> {
+        time_limit(&self.request, self.limits.wall_time)
+    }
+
+    /// Spawns the command's task and returns its handle.
+    #[must_use]
+    pub fn drive<T: Transport>(self, started: StartedCommand<T>) -> DrivenProcess<T> {
+        let StartedCommand {
+            transport,
+            pid,
+            reports,
+            stdout,
+            stderr,
+            input,
+        } = started;
+        let Self {
+            request,
+            limits,
+            started_at,
+        } = self;
+        let CommandLimits {
+            wall_time,
+            output_bytes,
+        } = limits;
+        let lifecycle = CommandLifecycle::new(&request, wall_time, T::KILL_DEADLINE, started_at);
+        let output_limit = output_bytes.unwrap_or(u64::MAX);
+        let (chunk_sender, chunks) = mpsc::channel(CHUNKS_IN_FLIGHT);
+        let (phase_sender, phase) = watch::channel(Phase::Running);
+        let (feed, stdin): (Option<Feed>, _) = match (input, request.stdin) {
+            (Some(mut input), Stdin::Bytes(data)) => {
+                // A command does not have to read its input.
+                (
+                    Some(Box::pin(async move { drop(input.write(data).await) })),
+                    None,
+                )
+            }
+            (Some(input), _) => (None, Some(DrivenStdin::new(input, phase.clone()))),
+            (None, _) => (None, None),
+        };
+        let output_exceeded = CancellationToken::new();
+        let pump = |channel, output| {
+            ChannelPump::new(
+                Arc::clone(&transport),
+                channel,
+                output,
+                request.spill,
+                (output_limit, output_exceeded.clone()),
+            )
+        };
+        let task = CommandTask {
+            stdout: pump(Channel::Stdout, stdout),
+            stderr: pump(Channel::Stderr, stderr),
+            life: Life {
+                transport: Arc::clone(&transport),
+                reports,
+                lifecycle,
+                cancellation: request.cancellation,
+                output_limit: (output_limit, output_exceeded.clone()),
+            },
+            feed,
+            phase: phase_sender,
+        };
+        let task = Arc::new(AbortOnDropHandle::new(tokio::spawn(task.run(chunk_sender))));
+        let output = DrivenOutput::new(chunks, Arc::clone(&task));
+        let has_terminal = request.pty.is_some();
+        DrivenProcess::new(transport, pid, has_terminal, output, stdin, phase, task)
+    }
+}
+
+/// Writes the input that came with the request.
+type Feed = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+struct CommandTask<T: Transport> {
+    life: Life<T>,
+    stdout: ChannelPump<T>,
+    stderr: ChannelPump<T>,
+    feed: Option<Feed>,
+    phase: watch::Sender<Phase>,
+}
+
+impl<T: Transport> CommandTask<T> {
+    async fn run(self, chunks: ChunkSender) {
+        let Self {
+            mut life,
+            stdout,
+            stderr,
+            mut feed,
+            phase,
+        } = self;
+        let counters = [stdout.counters(), stderr.counters()];
+        let mut pumps = pin!(join(
+            stdout.run(chunks.clone(), phase.subscribe()),
+            stderr.run(chunks, phase.subscribe()),
+        ));
+        let mut open_outputs = None;
+        let end = {
+            let mut life = pin!(life.run());
+            loop {
+                select! {
+                    end = &mut life => break end,
+                    outputs = &mut pumps, if open_outputs.is_none() => open_outputs = Some(outputs),
+                    () = run_feed(&mut feed), if feed.is_some() => feed = None,
+                }
+            }
+        };
+        drop(feed);
+        phase.send_replace(Phase::Ended);
+        let spill_deadline = now() + SPILL_DEADLINE;
+        let mut last_progress = None;
+        while open_outputs.is_none() {
+            open_outputs = timeout(READER_DEADLINE, &mut pumps).await.ok();
+            // The exit reports a spill file only if that is complete.
+            let progress = counters.each_ref().map(|it| it.spill_progress());
+            let is_stalled = progress == [None, None] || last_progress == Some(progress);
+            let is_completing = counters.iter().any(|it| it.is_completing());
+            if is_stalled && !is_completing || now() >= spill_deadline {
+                break;
+            }
+            last_progress = Some(progress);
+        }
+        let has_background = !end.background.is_empty();
+        let exit = end.exit(&*life.transport).map(|mut exit| {
+            let [stdout, stderr] = &counters;
+            exit.stdout = stdout.report(&*life.transport);
+            exit.stderr = stderr.report(&*life.transport);
+            exit
+        });
+        phase.send_replace(Phase::Finished(exit.map_err(Arc::new)));
+        let (stdout, stderr) = match open_outputs {
+            Some(outputs) => outputs,
+            None => pumps.await,
+        };
+        if has_background {
+            let outputs = stdout.into_iter().chain(stderr).collect();
+            life.transport.detach(life.reports, outputs);
+        }
+    }
+}
+
+async fn run_feed(feed: &mut Option<Feed>) {
+    if let Some(feed) = feed {
+        feed.await;
+    }
+}
+
+/// The part of the task that runs from the start of the command to its end.
+struct Life<T: Transport> {
+    transport: Arc<T>,
+    reports: T::Reports,
+    lifecycle: CommandLifecycle,
+    cancellation: CancellationToken,
+    /// Bytes per channel, and the token that is cancelled when a channel has carried more.
+    output_limit: (u64, CancellationToken),
+}
+
+impl<T: Transport> Life<T> {
+    async fn run(&mut self) -> CommandEnd {
+        let transport = Arc::clone(&self.transport);
+        let mut limit_reached = pin!(transport.limit_reached());
+        let (output_limit, output_exceeded) = self.output_limit.clone();
+        let mut background = Vec::new();
+        while !self.lifecycle.is_over() {
+            let lifecycle = &self.lifecycle;
+            let event = select! {
+                biased;
+                report = self.reports.next() => match report {
+                    Some(Report::Ended { status, alone }) => CommandEvent::Ended { status, alone },
+                    Some(Report::Lost(error)) => return CommandEnd::lost(error),
+                    None => CommandEvent::Gone,
+                },
+                () = self.cancellation.cancelled(), if lifecycle.accepts_cancellation() => {
+                    CommandEvent::Cancelled
+                }
+                () = wait_until(lifecycle.deadline()) => CommandEvent::Deadline,
+                () = output_exceeded.cancelled(), if lifecycle.is_running() => {
+                    CommandEvent::limit_reached(PolicyField::Output, output_limit)
+                }
+                (field, limit) = &mut limit_reached, if lifecycle.is_running() => {
+                    CommandEvent::limit_reached(field, limit)
+                }
+            };
+            match self.lifecycle.on(event, now()) {
+                Some(CommandAction::Terminate) => transport.terminate(),
+                Some(CommandAction::Kill) => transport.kill(),
+                Some(CommandAction::List) => {
+                    sleep(EXEC_DELAY).await;
+                    let listing = timeout(LIST_DEADLINE, transport.list());
+                    background = listing.await.unwrap_or_default();
+                }
+                None => {}
+            }
+        }
+        CommandEnd {
+            status: Ok(self.lifecycle.status()),
+            duration: self.lifecycle.duration(now()),
+            background,
+        }
+    }
+}
+
+/// How a command ended.
+struct CommandEnd {
+    /// `None` if the reports ended without the status of the first process.
+    status: Result<Option<ExitStatus>, SandboxError>,
+    duration: Duration,
+    background: Vec<BackgroundProcess>,
+}
+
+impl CommandEnd {
+    fn lost(error: SandboxError) -> Self {
+        Self {
+            status: Err(error),
+            duration: Duration::ZERO,
+            background: Vec::new(),
+        }
+    }
+
+    fn exit(self, transport: &impl Transport) -> Result<Exit, SandboxError> {
+        let status = match (self.status?, transport.check()) {
+            (_, Err(error)) if error.kind() == SandboxErrorKind::Closed => {
+                let message = "the sandbox was closed while the command ran";
+                return Err(SandboxError::new(SandboxErrorKind::Closed, message));
+            }
+            (Some(status), _) => status,
+            (None, Err(error)) => {
+                let message = format!("the sandbox ended while the command ran: {error}");
+                return Err(SandboxError::gone(message));
+            }
+            // The command killed every process in its sandbox that could have reported its end.
+            (None, Ok(())) => ExitStatus::Signal(SIGKILL),
+        };
+        let mut exit = Exit::new(status, self.duration);
+        exit.background = self.background;
+        transport.complete(&mut exit);
+        Ok(exit)
+    }
+}
+
+/// The time of the runtime's clock, which tests can pause.
+fn now() -> Instant {
+    tokio::time::Instant::now().into_std()
+}
+
+async fn wait_until(deadline: Option<Instant>) {
+    match deadline {
+        Some(deadline) => sleep_until(deadline.into()).await,
+        None => pending().await,
+    }
+}

@@ -1,0 +1,189 @@
+//! Start of a command: program, directory and environment, resolved against the sandbox.
+
+use std::collections::BTreeMap;
+use std::ffi::{CString, OsStr, OsString};
+use std::fmt;
+use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
+use std::path::Path;
+
+use cantle_core::sandbox::{
+    Command, Program, SandboxError, SandboxErrorKind, SandboxPath, SpawnRequest,
+};
+use cantle_core::secret::SecretText;
+
+/// A command as it is executed.
+#[non_exhaustive]
+pub struct Launch {
+    /// The program and its arguments.
+    pub program: Program,
+    /// The directory in which it starts; absolute, as seen inside the sandbox.
+    pub directory: SandboxPath,
+    /// Its whole environment.
+    pub environment: BTreeMap<OsString, OsString>,
+}
+
+impl fmt::Debug for Launch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Values may be secrets.
+        let names: Vec<_> = self.environment.keys().collect();
+        f.debug_struct("Launch")
+            .field("program", &self.program)
+            .field("directory", &self.directory)
+            .field("environment", &names)
+            .finish()
+    }
+}
+
+impl Launch {
+    /// Resolves a request in a sandbox: `directory` is the request's as an absolute path, `environment`
+    /// has the variables of every command, and `shell` runs command lines.
+    ///
+    /// # Errors
+    /// `InvalidInput` if a variable's name or the command is invalid, `NotFound` if there is no shell for
+    /// a command line.
+    pub fn new(
+        request: &SpawnRequest,
+        directory: SandboxPath,
+        mut environment: BTreeMap<OsString, OsString>,
+        shell: Option<&OsStr>,
+    ) -> Result<Self, SandboxError> {
+        check_environment(&request.environment)?;
+        environment
+            .entry("PWD".into())
+            .or_insert_with(|| absolute(&directory));
+        if request.pty.is_some() {
+            environment.insert("TERM".into(), "xterm-256color".into());
+        }
+        for (name, value) in &request.environment {
+            environment.insert(name.into(), value.expose().into());
+        }
+        let search_path = environment.get(OsStr::new("PATH"));
+        let search_path = search_path.map(OsString::as_os_str).unwrap_or_default();
+        let program = match &request.command {
+            Command::Argv(argv) => Program::argv(argv, search_path)?,
+            Command::Shell(line) => match shell {
+                Some(shell) => Program::shell(Path::new(shell), line),
+                None => {
+                    let message = "the sandbox has no shell";
+                    return Err(SandboxError::new(SandboxErrorKind::NotFound, message)
+                        .with_advice(
+                            "Give a program and its arguments instead of a command line.",
+                        ));
+                }
+            },
+        };
+        Ok(Self {
+            program,
+            directory,
+            environment,
+        })
+    }
+
+    /// The directory as a path.
+    #[must_use]
+    pub fn directory_path(&self) -> OsString {
+        absolute(&self.directory)
+    }
+
+    /// The directory as the kernel takes it.
+    ///
+    /// # Errors
+    /// `InvalidInput` if it contains a NUL byte.
+    pub fn directory_c_string(&self) -> Result<CString, SandboxError> {
+        c_string(&self.directory_path())
+    }
+
+    /// The candidates for the program, then its name and its arguments, as the kernel takes them.
+    ///
+    /// # Errors
+    /// `InvalidInput` if one contains a NUL byte.
+    pub fn words(&self) -> Result<Vec<CString>, SandboxError> {
+        let program = &self.program;
+        let words = program.candidates.iter().chain([&program.name]);
+        words
+            .chain(&program.arguments)
+            .map(|word| c_string(word))
+            .collect()
+    }
+
+    /// The environment as `NAME=value`, as the kernel takes it.
+    ///
+    /// # Errors
+    /// `InvalidInput` if a value contains a NUL byte.
+    pub fn variables(&self) -> Result<Vec<CString>, SandboxError> {
+        let variables = self.environment.iter().map(|(name, value)| {
+            let mut variable = name.clone();
+            variable.push("=");
+            variable.push(value);
+            c_string(&variable)
+        });
+        variables.collect()
+    }
+}
+
+/// Checks the names and values of variables.
+///
+/// # Errors
+/// `InvalidInput` if a name is empty or contains `=` or NUL, or a value contains NUL.
+pub fn check_environment(variables: &BTreeMap<String, SecretText>) -> Result<(), SandboxError> {
+    for (name, value) in variables {
+        let message = if name.is_empty() || name.contains(['=', '\0']) {
+            format!("`{}` can't be the name of a variable", name.escape_debug())
+        } else if value.expose().contains('\0') {
+            format!("the value of the variable `{name}` contains a NUL byte")
+        } else {
+            continue;
+        };
+        return Err(SandboxError::new(SandboxErrorKind::InvalidInput, message));
+    }
+    Ok(())
+}
+
+fn absolute(path: &SandboxPath) -> OsString {
+    OsString::from_vec([b"/", path.relative_bytes()].concat())
+}
+
+fn c_string(text: &OsStr) -> Result<CString, SandboxError> {
+    CString::new(text.as_bytes()).map_err(|_| {
+        let message = "a command, its directory and its variables must be without NUL";
+        SandboxError::new(SandboxErrorKind::InvalidInput, message)
+    })
+}
+
+/// Calls a function when it is dropped: kills a command whose start is abandoned.
+pub struct StartGuard<F: Fn()> {
+    kill: F,
+    is_armed: bool,
+}
+
+impl<F: Fn()> fmt::Debug for StartGuard<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let is_armed = self.is_armed;
+        f.debug_struct("StartGuard")
+            .field("is_armed", &is_armed)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<F: Fn()> StartGuard<F> {
+    /// Calls `kill` when dropped.
+    pub fn new(kill: F) -> Self {
+        Self {
+            kill,
+            is_armed: true,
+        }
+    }
+
+    /// Drops the guard without killing the command.
+    pub fn disarm(mut self) {
+        self.is_armed = false;
+    }
+}
+
+impl<F: Fn()> Drop for StartGuard<F> {
+    fn drop(&mut self) {
+        if self.is_armed {
+            (self.kill)();
+        }
+    }
+}

@@ -1,0 +1,275 @@
+//! The driver over a scripted transport, with a paused clock.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "clippy exempts test functions only, not their helpers"
+)]
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use bytes::Bytes;
+use cantle_command_driver::{
+    CommandDriver, CommandLimits, DrivenProcess, InputChannel, Report, StartedCommand, Transport,
+};
+use cantle_core::policy::PolicyField;
+use cantle_core::sandbox::{
+    Background, BackgroundProcess, ByteStream, Channel, ExitStatus, Process as _, PtySize,
+    SandboxError, SandboxErrorKind, SandboxPath, Signal, SpawnRequest, Spill, SpillFile,
+};
+use futures_util::StreamExt as _;
+use tokio::sync::mpsc;
+use tokio::time::sleep;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Order {
+    Terminate,
+    Kill,
+    Signal(Signal),
+    List,
+    Detach { outputs: usize },
+}
+
+struct ScriptedTransport {
+    orders: Mutex<Vec<Order>>,
+    is_closed: bool,
+    spilled: Mutex<Vec<u8>>,
+}
+
+impl ScriptedTransport {
+    fn record(&self, order: Order) {
+        self.orders.lock().unwrap().push(order);
+    }
+
+    fn orders(&self) -> Vec<Order> {
+        self.orders.lock().unwrap().clone()
+    }
+}
+
+struct NoInput;
+
+impl InputChannel for NoInput {
+    async fn write(&mut self, _data: Bytes) -> Result<(), SandboxError> {
+        Ok(())
+    }
+}
+
+impl Transport for ScriptedTransport {
+    type Reports = mpsc::UnboundedReceiver<Report>;
+    type Output = mpsc::Receiver<Result<Bytes, SandboxError>>;
+    type Input = NoInput;
+
+    fn terminate(&self) {
+        self.record(Order::Terminate);
+    }
+
+    fn kill(&self) {
+        self.record(Order::Kill);
+    }
+
+    async fn signal(&self, signal: Signal) -> Result<(), SandboxError> {
+        self.record(Order::Signal(signal));
+        Ok(())
+    }
+
+    async fn resize(&self, _size: PtySize) -> Result<(), SandboxError> {
+        Ok(())
+    }
+
+    async fn list(&self) -> Vec<BackgroundProcess> {
+        self.record(Order::List);
+        vec![BackgroundProcess::new(7, "sleep 60")]
+    }
+
+    fn check(&self) -> Result<(), SandboxError> {
+        if self.is_closed {
+            return Err(SandboxError::new(SandboxErrorKind::Closed, "closed"));
+        }
+        Ok(())
+    }
+
+    fn spill_path(&self, _channel: Channel) -> Option<SandboxPath> {
+        SandboxPath::new("/tmp/output").ok()
+    }
+
+    async fn write_spill(
+        &self,
+        _channel: Channel,
+        mut data: ByteStream,
+        written_bytes: &AtomicU64,
+    ) {
+        while let Some(Ok(bytes)) = data.next().await {
+            self.spilled.lock().unwrap().extend_from_slice(&bytes);
+            written_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        }
+    }
+
+    fn detach(self: Arc<Self>, _reports: Self::Reports, outputs: Vec<Self::Output>) {
+        let outputs = outputs.len();
+        self.record(Order::Detach { outputs });
+    }
+}
+
+/// The backend's ends of a driven command.
+struct Script {
+    transport: Arc<ScriptedTransport>,
+    reports: Option<mpsc::UnboundedSender<Report>>,
+    stdout: Option<mpsc::Sender<Result<Bytes, SandboxError>>>,
+}
+
+impl Script {
+    fn start(
+        request: SpawnRequest,
+        limits: CommandLimits,
+    ) -> (Self, DrivenProcess<ScriptedTransport>) {
+        Self::start_in(request, limits, false)
+    }
+
+    fn start_in(
+        request: SpawnRequest,
+        limits: CommandLimits,
+        is_closed: bool,
+    ) -> (Self, DrivenProcess<ScriptedTransport>) {
+        let (report_sender, reports) = mpsc::unbounded_channel();
+        let (stdout_sender, stdout) = mpsc::channel(16);
+        let (_, stderr) = mpsc::channel(1);
+        let transport = Arc::new(ScriptedTransport {
+            orders: Mutex::default(),
+            is_closed,
+            spilled: Mutex::default(),
+        });
+        let process = CommandDriver::new(request, limits).drive(StartedCommand {
+            transport: Arc::clone(&transport),
+            pid: Some(1),
+            reports,
+            stdout,
+            stderr,
+            input: None,
+        });
+        let script = Self {
+            transport,
+            reports: Some(report_sender),
+            stdout: Some(stdout_sender),
+        };
+        (script, process)
+    }
+
+    fn end(&self, code: i32, alone: bool) {
+        let status = ExitStatus::Code(code);
+        let report = Report::Ended { status, alone };
+        self.reports.as_ref().unwrap().send(report).unwrap();
+    }
+
+    async fn write(&self, text: &'static str) {
+        let bytes = Bytes::from_static(text.as_bytes());
+        self.stdout.as_ref().unwrap().send(Ok(bytes)).await.unwrap();
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn exit_has_status_duration_and_output_size() {
+    let (mut script, mut process) =
+        Script::start(SpawnRequest::shell("x"), CommandLimits::default());
+    script.write("output").await;
+    sleep(3 * SECOND).await;
+    script.stdout = None;
+    script.end(4, true);
+    let exit = process.wait().await.unwrap();
+    assert_eq!(exit.status, ExitStatus::Code(4));
+    assert_eq!(exit.duration.as_secs(), 3);
+    assert_eq!(exit.stdout.total_bytes, 6);
+    assert_eq!(process.wait().await.unwrap(), exit);
+    drop(process);
+    assert_eq!(script.transport.orders(), []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn timeout_terminates_then_kills() {
+    let request = SpawnRequest::shell("x")
+        .with_timeout(10 * SECOND)
+        .with_grace(2 * SECOND);
+    let (mut script, mut process) = Script::start(request, CommandLimits::default());
+    sleep(9 * SECOND).await;
+    assert_eq!(script.transport.orders(), [Order::Terminate]);
+    sleep(2 * SECOND).await;
+    script.reports = None;
+    let exit = process.wait().await.unwrap();
+    let limit = 10 * SECOND;
+    assert_eq!(exit.status, ExitStatus::TimedOut { limit });
+    let orders = script.transport.orders();
+    assert_eq!(orders, [Order::Terminate, Order::Kill]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn dropped_process_is_killed() {
+    let (script, process) = Script::start(SpawnRequest::shell("x"), CommandLimits::default());
+    drop(process);
+    assert_eq!(script.transport.orders(), [Order::Kill]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn kept_background_processes_are_listed_and_detached() {
+    let request = SpawnRequest::shell("x").with_background(Background::Keep);
+    let (script, mut process) = Script::start(request, CommandLimits::default());
+    script.end(0, false);
+    let exit = process.wait().await.unwrap();
+    assert_eq!(exit.background, [BackgroundProcess::new(7, "sleep 60")]);
+    // The handle of a command that has ended does not kill what may stay.
+    drop(process);
+    let detached = Order::Detach { outputs: 1 };
+    assert_eq!(script.transport.orders(), [Order::List, detached]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn excess_output_kills_and_is_reported() {
+    let limits = CommandLimits {
+        wall_time: None,
+        output_bytes: Some(3),
+    };
+    let (mut script, mut process) = Script::start(SpawnRequest::shell("x"), limits);
+    script.write("four").await;
+    sleep(SECOND / 10).await;
+    script.reports = None;
+    let exit = process.wait().await.unwrap();
+    let field = PolicyField::Output;
+    assert_eq!(exit.status, ExitStatus::LimitReached { field, limit: 3 });
+    assert_eq!(script.transport.orders(), [Order::Kill]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn closed_sandbox_is_reported_whatever_the_status() {
+    let request = SpawnRequest::shell("x");
+    let (script, mut process) = Script::start_in(request, CommandLimits::default(), true);
+    script.end(0, true);
+    let error = process.wait().await.unwrap_err();
+    assert_eq!(error.kind(), SandboxErrorKind::Closed);
+}
+
+#[tokio::test(start_paused = true)]
+async fn output_is_delivered_while_a_background_process_holds_the_channel() {
+    let (script, mut process) = Script::start(SpawnRequest::shell("x"), CommandLimits::default());
+    let output = process.take_output().unwrap();
+    script.write("before").await;
+    script.end(0, true);
+    let chunks: Vec<_> = output.map(|chunk| chunk.unwrap().bytes).collect().await;
+    assert_eq!(chunks, [Bytes::from_static(b"before")]);
+    assert!(process.wait().await.unwrap().status.success());
+}
+
+#[tokio::test(start_paused = true)]
+async fn spill_file_gets_output_from_its_beginning_up_to_the_cap() {
+    let request = SpawnRequest::shell("x").with_spill(Spill::after(5).with_cap(8));
+    let (mut script, mut process) = Script::start(request, CommandLimits::default());
+    for text in ["abcd", "efgh", "ijkl"] {
+        script.write(text).await;
+    }
+    script.stdout = None;
+    script.end(0, true);
+    let exit = process.wait().await.unwrap();
+    let path = SandboxPath::new("/tmp/output").unwrap();
+    assert_eq!(exit.stdout.spilled, Some(SpillFile::new(path, 8)));
+    assert_eq!(*script.transport.spilled.lock().unwrap(), b"abcdefgh");
+}

@@ -1,0 +1,18 @@
+//! Progress: output for display while a tool runs or a backend opens a sandbox.
+
+use std::fmt;
+
+/// Receives the output of a running tool, or of a backend that opens a sandbox. Only for display:
+/// pieces may be joined or dropped.
+pub trait Progress: fmt::Debug + Send + Sync {
+    /// Receives a piece of output.
+    fn output(&self, text: &str);
+}
+
+/// Discards all output.
+#[derive(Debug)]
+pub(crate) struct NoProgress;
+
+impl Progress for NoProgress {
+    fn output(&self, _: &str) {}
+}

@@ -1,0 +1,243 @@
+//! One command, whose output goes to all subscribers at the pace of the slowest.
+//!
+//! A subscriber that reads nothing for the idle time is dropped. Output without subscribers is
+//! discarded, as in envd.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use cantle_core::sandbox::{
+    ExitStatus, OutputStream, Process, ProcessStdin, PtySize, SandboxError, SandboxErrorKind,
+    Signal,
+};
+use futures_util::StreamExt as _;
+use tokio::sync::{mpsc, oneshot, watch};
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use super::messages::{self, ProcessConfig};
+use crate::envd::error::{EnvdError, RpcCode};
+
+/// Maximum output bytes of one event.
+const CHUNK_BYTES: usize = 32 * 1024;
+const PTY_CHUNK_BYTES: usize = 16 * 1024;
+/// Queued events per subscriber.
+const QUEUED_EVENTS: usize = 8;
+
+/// Event of a command, as sent to subscribers.
+#[derive(Clone)]
+pub(crate) enum ProcessEvent {
+    /// Output.
+    Output(Bytes),
+    /// The end event, and whether the time limit caused it.
+    Ended { event: Bytes, timed_out: bool },
+}
+
+/// A request to a running command.
+pub(crate) enum ControlRequest {
+    Signal(Signal, oneshot::Sender<Result<(), SandboxError>>),
+    Resize(PtySize, oneshot::Sender<Result<(), SandboxError>>),
+}
+
+/// A command that was started; it may have ended.
+pub(crate) struct RunningCommand {
+    pub(crate) pid: u32,
+    pub(crate) tag: Option<String>,
+    pub(crate) config: ProcessConfig,
+    pub(crate) is_pty: bool,
+    /// Cancel to kill the whole process tree.
+    pub(crate) kill: CancellationToken,
+    /// Cancelled when the command has ended.
+    pub(crate) ended: CancellationToken,
+    pub(crate) requests: mpsc::Sender<ControlRequest>,
+    stdin: tokio::sync::Mutex<Option<Box<dyn ProcessStdin>>>,
+    subscribers: Mutex<Subscribers>,
+    /// Time and event of the end.
+    end: watch::Sender<Option<(Instant, ProcessEvent)>>,
+}
+
+#[derive(Default)]
+struct Subscribers(VecDeque<mpsc::Sender<ProcessEvent>>);
+
+/// The resources of a command's task.
+pub(crate) struct CommandParts {
+    pub(crate) process: Box<dyn Process>,
+    pub(crate) output: Option<OutputStream>,
+    pub(crate) requests: mpsc::Receiver<ControlRequest>,
+    /// How long a subscriber may read nothing.
+    pub(crate) idle_timeout: Duration,
+}
+
+impl RunningCommand {
+    /// Creates the state of a command, and the receiver of its requests.
+    pub(crate) fn new(
+        pid: u32,
+        tag: Option<String>,
+        config: ProcessConfig,
+        is_pty: bool,
+        stdin: Option<Box<dyn ProcessStdin>>,
+        kill: CancellationToken,
+    ) -> (Arc<Self>, mpsc::Receiver<ControlRequest>) {
+        let (requests, receiver) = mpsc::channel(4);
+        let running = Self {
+            pid,
+            tag,
+            config,
+            is_pty,
+            kill,
+            ended: CancellationToken::new(),
+            requests,
+            stdin: tokio::sync::Mutex::new(stdin),
+            subscribers: Mutex::default(),
+            end: watch::Sender::new(None),
+        };
+        (Arc::new(running), receiver)
+    }
+
+    fn subscribers(&self) -> MutexGuard<'_, Subscribers> {
+        self.subscribers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Subscribes to further events.
+    pub(crate) fn subscribe(&self) -> mpsc::Receiver<ProcessEvent> {
+        let (sender, receiver) = mpsc::channel(QUEUED_EVENTS);
+        let mut subscribers = self.subscribers();
+        match &*self.end.borrow() {
+            // The new channel has capacity.
+            Some((_, event)) => drop(sender.try_send(event.clone())),
+            None => subscribers.0.push_back(sender),
+        }
+        receiver
+    }
+
+    /// Returns the time since the command ended.
+    pub(crate) fn time_since_end(&self) -> Option<Duration> {
+        self.end.borrow().as_ref().map(|(at, _)| at.elapsed())
+    }
+
+    /// Drives a command until it has ended and all subscribers have received its end.
+    ///
+    /// # Errors
+    /// If the sandbox ended first.
+    pub(crate) async fn drive(&self, parts: CommandParts) -> Result<(), SandboxError> {
+        let CommandParts {
+            mut process,
+            output,
+            mut requests,
+            idle_timeout,
+        } = parts;
+        let control = async {
+            loop {
+                tokio::select! {
+                    exit = process.wait() => break exit,
+                    Some(request) = requests.recv() => match request {
+                        // Sending fails if the requester is gone.
+                        ControlRequest::Signal(signal, done) => drop(done.send(process.signal(signal).await)),
+                        ControlRequest::Resize(size, done) => drop(done.send(process.resize(size).await)),
+                    },
+                }
+            }
+        };
+        let (exit, ()) =
+            futures_util::future::join(control, self.forward_output(output, idle_timeout)).await;
+        self.stdin.lock().await.take();
+        self.ended.cancel();
+        let exit = exit?;
+        let event = ProcessEvent::Ended {
+            event: messages::ended(&exit),
+            timed_out: matches!(exit.status, ExitStatus::TimedOut { .. }),
+        };
+        let subscribers = {
+            let mut subscribers = self.subscribers();
+            self.end.send_replace(Some((Instant::now(), event.clone())));
+            std::mem::take(&mut subscribers.0)
+        };
+        for subscriber in subscribers {
+            // Fails if the subscriber is gone.
+            let _ = timeout(idle_timeout, subscriber.send(event.clone())).await;
+        }
+        Ok(())
+    }
+
+    /// Forwards output until its end.
+    async fn forward_output(&self, output: Option<OutputStream>, idle_timeout: Duration) {
+        let Some(mut output) = output else { return };
+        let max = if self.is_pty {
+            PTY_CHUNK_BYTES
+        } else {
+            CHUNK_BYTES
+        };
+        // Errors here also fail the wait for the exit, which reports them.
+        while let Some(Ok(mut chunk)) = output.next().await {
+            while !chunk.bytes.is_empty() {
+                let part = chunk.bytes.split_to(max.min(chunk.bytes.len()));
+                let subscribers = self.subscribers().0.clone();
+                if subscribers.is_empty() {
+                    continue;
+                }
+                let event =
+                    ProcessEvent::Output(messages::written(chunk.channel, self.is_pty, &part));
+                for subscriber in subscribers {
+                    let sent = timeout(idle_timeout, subscriber.send(event.clone())).await;
+                    if !matches!(sent, Ok(Ok(()))) {
+                        self.subscribers()
+                            .0
+                            .retain(|other| !other.same_channel(&subscriber));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Writes to stdin or the terminal.
+    pub(crate) async fn write(&self, data: Bytes) -> Result<(), EnvdError> {
+        let written = async {
+            let mut stdin = self.stdin.lock().await;
+            let Some(stdin) = stdin.as_mut() else {
+                let message = "stdin is closed, or the process was started without it";
+                return Err(EnvdError::new(RpcCode::Internal, message));
+            };
+            stdin.write(data).await.map_err(|error| match error.kind() {
+                SandboxErrorKind::Closed => {
+                    EnvdError::new(RpcCode::Internal, "the process has closed its stdin")
+                }
+                _ => error.into(),
+            })
+        };
+        tokio::select! {
+            written = written => written,
+            () = self.ended.cancelled() => Err(self.not_found()),
+        }
+    }
+
+    /// Closes stdin. Idempotent.
+    pub(crate) async fn close_stdin(&self) {
+        tokio::select! {
+            mut stdin = self.stdin.lock() => drop(stdin.take()),
+            () = self.ended.cancelled() => {}
+        }
+    }
+
+    /// Sends a request to the command's task and waits for the result.
+    pub(crate) async fn request(
+        &self,
+        request: impl FnOnce(oneshot::Sender<Result<(), SandboxError>>) -> ControlRequest,
+    ) -> Result<(), EnvdError> {
+        let (done, answer) = oneshot::channel();
+        if self.requests.send(request(done)).await.is_err() {
+            return Err(self.not_found());
+        }
+        match answer.await {
+            Ok(result) => Ok(result?),
+            Err(_) => Err(self.not_found()),
+        }
+    }
+
+    pub(crate) fn not_found(&self) -> EnvdError {
+        EnvdError::not_found(format!("process with pid {} not found", self.pid))
+    }
+}

@@ -1,0 +1,229 @@
+//! Messages of `process.Process`.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use cantle_core::sandbox::{Channel, Exit, ExitStatus};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use crate::envd::rpc::{envelope, json as protobuf};
+
+/// Command line, environment and working directory.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct ProcessConfig {
+    pub(crate) cmd: String,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) args: Vec<String>,
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) envs: BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) cwd: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct TerminalSize {
+    #[serde(deserialize_with = "protobuf::number")]
+    pub(crate) cols: u32,
+    #[serde(deserialize_with = "protobuf::number")]
+    pub(crate) rows: u32,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Pty {
+    pub(crate) size: Option<TerminalSize>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct StartRequest {
+    pub(crate) process: Option<ProcessConfig>,
+    pub(crate) pty: Option<Pty>,
+    pub(crate) tag: Option<String>,
+    pub(crate) stdin: Option<bool>,
+}
+
+/// Selects a process by its id, or by the tag given at its start.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Selector {
+    #[serde(deserialize_with = "protobuf::optional_number")]
+    pub(crate) pid: Option<u32>,
+    pub(crate) tag: Option<String>,
+}
+
+/// A request with only a process selector.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct SelectRequest {
+    pub(crate) process: Selector,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct UpdateRequest {
+    pub(crate) process: Selector,
+    pub(crate) pty: Option<Pty>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct Input {
+    #[serde(deserialize_with = "protobuf::bytes")]
+    pub(crate) stdin: Option<Bytes>,
+    #[serde(deserialize_with = "protobuf::bytes")]
+    pub(crate) pty: Option<Bytes>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct SendInputRequest {
+    pub(crate) process: Selector,
+    pub(crate) input: Input,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct StreamInputRequest {
+    pub(crate) start: Option<SelectRequest>,
+    pub(crate) data: Option<StreamData>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct StreamData {
+    pub(crate) input: Input,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct SendSignalRequest {
+    pub(crate) process: Selector,
+    /// A name or a number.
+    pub(crate) signal: serde_json::Value,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct ListResponse {
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(crate) processes: Vec<ProcessInfo>,
+}
+
+#[derive(Debug, Serialize)]
+pub(crate) struct ProcessInfo {
+    pub(crate) config: ProcessConfig,
+    pub(crate) pid: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) tag: Option<String>,
+}
+
+/// Event: the process has started.
+pub(crate) fn started(pid: u32) -> Bytes {
+    envelope::encode(&json!({ "event": { "start": { "pid": pid } } }))
+}
+
+/// Event: keep-alive.
+pub(crate) fn keepalive() -> Bytes {
+    envelope::encode(&json!({ "event": { "keepalive": {} } }))
+}
+
+/// Event: output of the process.
+pub(crate) fn written(channel: Channel, is_pty: bool, bytes: &[u8]) -> Bytes {
+    let name = match channel {
+        _ if is_pty => "pty",
+        Channel::Stdout => "stdout",
+        Channel::Stderr => "stderr",
+    };
+    // The bulk of all data: encoded directly into the send buffer.
+    let mut message = envelope::begin(48 + bytes.len().div_ceil(3) * 4);
+    message.extend_from_slice(br#"{"event":{"data":{""#);
+    message.extend_from_slice(name.as_bytes());
+    message.extend_from_slice(br#"":""#);
+    protobuf::push_base64(&mut message, bytes);
+    message.extend_from_slice(br#""}}}"#);
+    envelope::finish(message)
+}
+
+/// Event: the process has ended.
+pub(crate) fn ended(exit: &Exit) -> Bytes {
+    let mut end = match exit.status {
+        ExitStatus::Code(0) => json!({ "exited": true, "status": "exit status 0" }),
+        ExitStatus::Code(code) => {
+            let status = format!("exit status {code}");
+            json!({ "exitCode": code, "exited": true, "status": status, "error": status })
+        }
+        ExitStatus::Signal(signal) => by_signal(signal_name(signal)),
+        // Killed by Cantle or by the kernel for a limit.
+        _ => by_signal("signal: killed"),
+    };
+    if let (ExitStatus::LimitReached { .. }, Some(end)) = (exit.status, end.as_object_mut()) {
+        let error = format!("signal: killed ({})", exit.status);
+        end.insert("error".to_owned(), error.into());
+    }
+    envelope::encode(&json!({ "event": { "end": end } }))
+}
+
+fn by_signal(status: &str) -> serde_json::Value {
+    json!({ "exitCode": -1, "exited": false, "status": status, "error": status })
+}
+
+/// The description of a signal in Go, envd's language.
+fn signal_name(signal: i32) -> &'static str {
+    match signal {
+        1 => "signal: hangup",
+        2 => "signal: interrupt",
+        3 => "signal: quit",
+        4 => "signal: illegal instruction",
+        6 => "signal: aborted",
+        7 => "signal: bus error",
+        8 => "signal: floating point exception",
+        9 => "signal: killed",
+        11 => "signal: segmentation error",
+        13 => "signal: broken pipe",
+        14 => "signal: alarm clock",
+        15 => "signal: terminated",
+        _ => "signal: other",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn json_of(envelope: &Bytes) -> serde_json::Value {
+        serde_json::from_slice(&envelope[envelope::HEAD_BYTES..]).unwrap()
+    }
+
+    #[test]
+    fn exits_are_described_as_in_go() {
+        let end =
+            |status| json_of(&ended(&Exit::new(status, Duration::ZERO)))["event"]["end"].clone();
+        assert_eq!(
+            end(ExitStatus::Code(0)),
+            json!({"exited": true, "status": "exit status 0"})
+        );
+        assert_eq!(
+            end(ExitStatus::Code(3)),
+            json!({"exitCode": 3, "exited": true, "status": "exit status 3", "error": "exit status 3"})
+        );
+        let killed = json!({
+            "exitCode": -1, "exited": false, "status": "signal: killed", "error": "signal: killed"
+        });
+        assert_eq!(end(ExitStatus::Signal(9)), killed);
+        assert_eq!(end(ExitStatus::Cancelled), killed);
+    }
+
+    #[test]
+    fn output_is_base64_encoded() {
+        let data =
+            |channel, is_pty| json_of(&written(channel, is_pty, b"\xffa"))["event"]["data"].clone();
+        assert_eq!(data(Channel::Stdout, false), json!({"stdout": "/2E="}));
+        assert_eq!(data(Channel::Stderr, false), json!({"stderr": "/2E="}));
+        assert_eq!(data(Channel::Stdout, true), json!({"pty": "/2E="}));
+    }
+}

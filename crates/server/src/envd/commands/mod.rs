@@ -1,0 +1,156 @@
+//! The commands of a sandbox, including those that ended recently.
+
+pub(crate) mod command;
+pub(crate) mod messages;
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use self::command::RunningCommand;
+use self::messages::{ProcessInfo, Selector};
+use crate::envd::error::{EnvdError, RpcCode};
+
+/// How long a command can be queried after its end.
+const RETENTION: Duration = Duration::from_secs(30);
+/// Maximum number of remembered ended commands.
+const MAX_RETAINED: usize = 4096;
+
+/// Commands by process id.
+pub(crate) struct Commands {
+    max: usize,
+    /// How long a subscriber may read nothing.
+    pub(crate) idle_timeout: Duration,
+    table: Mutex<CommandTable>,
+}
+
+#[derive(Default)]
+struct CommandTable {
+    by_pid: HashMap<u32, Arc<RunningCommand>>,
+    /// Commands being started.
+    starting: usize,
+    /// For backends that report no process id.
+    last_synthetic_pid: u32,
+}
+
+/// A reserved slot for a command that is being started.
+pub(crate) struct CommandSlot<'t>(&'t Commands);
+
+impl Drop for CommandSlot<'_> {
+    fn drop(&mut self) {
+        let mut table = self.0.table();
+        table.starting = table.starting.saturating_sub(1);
+    }
+}
+
+impl Commands {
+    pub(crate) fn new(max: usize, idle_timeout: Duration) -> Self {
+        Self {
+            max,
+            idle_timeout,
+            table: Mutex::default(),
+        }
+    }
+
+    fn table(&self) -> MutexGuard<'_, CommandTable> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Reserves a slot.
+    pub(crate) fn reserve(&self) -> Result<CommandSlot<'_>, EnvdError> {
+        let mut table = self.table();
+        table.evict();
+        let running = table
+            .by_pid
+            .values()
+            .filter(|command| command.time_since_end().is_none());
+        if running.count() + table.starting >= self.max {
+            let message = format!(
+                "the sandbox has reached its maximum number of running commands ({})",
+                self.max
+            );
+            return Err(EnvdError::new(RpcCode::ResourceExhausted, message));
+        }
+        table.starting += 1;
+        Ok(CommandSlot(self))
+    }
+
+    /// Returns an id for a command whose backend reports none.
+    pub(crate) fn synthetic_pid(&self) -> u32 {
+        let mut table = self.table();
+        // Above every kernel's process ids.
+        table.last_synthetic_pid = (table.last_synthetic_pid + 1) % (1 << 30);
+        (1 << 30) | table.last_synthetic_pid
+    }
+
+    pub(crate) fn add(&self, command: &Arc<RunningCommand>) {
+        self.table().by_pid.insert(command.pid, Arc::clone(command));
+    }
+
+    /// Finds a command; it may have ended.
+    pub(crate) fn find(&self, selector: &Selector) -> Result<Arc<RunningCommand>, EnvdError> {
+        let mut table = self.table();
+        table.evict();
+        let found = match (selector.pid, &selector.tag) {
+            (Some(pid), _) => table.by_pid.get(&pid),
+            (None, Some(tag)) => {
+                let tagged = |command: &&Arc<RunningCommand>| command.tag.as_ref() == Some(tag);
+                let all = table.by_pid.values().filter(tagged);
+                all.min_by_key(|command| command.time_since_end())
+            }
+            (None, None) => return Err(EnvdError::invalid("the request selects no process")),
+        };
+        found.map(Arc::clone).ok_or_else(|| {
+            EnvdError::not_found(match (selector.pid, &selector.tag) {
+                (Some(pid), _) => format!("process with pid {pid} not found"),
+                (None, tag) => format!(
+                    "process with tag {} not found",
+                    tag.as_deref().unwrap_or("")
+                ),
+            })
+        })
+    }
+
+    /// Finds a running command.
+    pub(crate) fn find_running(
+        &self,
+        selector: &Selector,
+    ) -> Result<Arc<RunningCommand>, EnvdError> {
+        let found = self.find(selector)?;
+        if found.ended.is_cancelled() {
+            return Err(found.not_found());
+        }
+        Ok(found)
+    }
+
+    /// Lists the running commands.
+    pub(crate) fn list(&self) -> Vec<ProcessInfo> {
+        let table = self.table();
+        let running = table
+            .by_pid
+            .values()
+            .filter(|command| !command.ended.is_cancelled());
+        let mut infos: Vec<ProcessInfo> = running
+            .map(|command| ProcessInfo {
+                config: command.config.clone(),
+                pid: command.pid,
+                tag: command.tag.clone(),
+            })
+            .collect();
+        infos.sort_by_key(|info| info.pid);
+        infos
+    }
+}
+
+impl CommandTable {
+    /// Removes commands that ended long ago, and excess ones.
+    fn evict(&mut self) {
+        let is_fresh = |ended: Option<Duration>| ended.is_none_or(|ago| ago < RETENTION);
+        self.by_pid
+            .retain(|_, command| is_fresh(command.time_since_end()));
+        if self.by_pid.len() > MAX_RETAINED {
+            self.by_pid
+                .retain(|_, command| command.time_since_end().is_none());
+        }
+    }
+}

@@ -1,0 +1,260 @@
+//! Directory listings down to a depth: by `find` inside the sandbox, or with less detail by the
+//! backend if there is no suitable `find`.
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt as _;
+
+use cantle_core::sandbox::{FileInfo, FileKind, Sandbox, SandboxErrorKind, SandboxPath};
+use jiff::Timestamp;
+
+use crate::envd::error::EnvdError;
+use crate::envd::helper;
+
+/// Maximum output of `find`, about 100,000 entries.
+const LISTING_BYTES: usize = 16 << 20;
+/// Maximum entries of a listing by the backend.
+const MAX_ENTRIES: usize = 100_000;
+
+/// Kinds of the entry and of its link target, size, mode, owner, group, mtime, ctime, inode; then the
+/// path below the start, and the link target.
+const FORMAT: &str = "%y%Y %s %m %u %g %T@ %C@ %i\\0%P\\0%l\\0";
+
+/// An entry of a listing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ListedEntry {
+    /// Path below the start; empty for the start itself.
+    pub(crate) relative_path: Vec<u8>,
+    pub(crate) kind: FileKind,
+    /// Kind of a link's target; `None` for a dangling link.
+    pub(crate) target_kind: Option<FileKind>,
+    pub(crate) size_bytes: u64,
+    pub(crate) mode: u32,
+    pub(crate) owner: String,
+    pub(crate) group: String,
+    pub(crate) modified: Option<Timestamp>,
+    /// The ctime as text, for comparison only.
+    pub(crate) changed: String,
+    /// Inode number; 0 if unknown.
+    pub(crate) inode: u64,
+}
+
+/// Whether a symbolic link at the start is followed.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum StartLink {
+    Follow,
+    NoFollow,
+}
+
+/// Lists `path` and everything below it down to `depth`, the start first. Empty if `path` does not exist.
+pub(crate) async fn list(
+    sandbox: &dyn Sandbox,
+    path: &SandboxPath,
+    start: StartLink,
+    depth: u32,
+) -> Result<Vec<ListedEntry>, EnvdError> {
+    let depth_text = depth.to_string();
+    let follow = match start {
+        StartLink::Follow => "-H",
+        StartLink::NoFollow => "-P",
+    };
+    let argv: [OsString; 7] = [
+        "find".into(),
+        follow.into(),
+        os_path(path),
+        "-maxdepth".into(),
+        depth_text.into(),
+        "-printf".into(),
+        FORMAT.into(),
+    ];
+    match helper::run(sandbox, argv, LISTING_BYTES).await? {
+        Some(output) => match parse(&output.stdout) {
+            Some(entries) if !entries.is_empty() => Ok(entries),
+            _ if output.exit.status.success() => Ok(Vec::new()),
+            // A `find` without `-printf`, or the path does not exist.
+            _ => by_backend(sandbox, path, depth).await,
+        },
+        None => by_backend(sandbox, path, depth).await,
+    }
+}
+
+/// An absolute path as a program argument.
+pub(crate) fn os_path(path: &SandboxPath) -> OsString {
+    OsString::from_vec([b"/", path.relative_bytes()].concat())
+}
+
+fn parse(text: &[u8]) -> Option<Vec<ListedEntry>> {
+    let mut parts = text.split(|byte| *byte == 0);
+    let mut entries = Vec::new();
+    loop {
+        let facts = parts.next()?;
+        if facts.is_empty() {
+            // The end, after the last NUL.
+            return parts.next().is_none().then_some(entries);
+        }
+        let (path, _target) = (parts.next()?, parts.next()?);
+        let facts = std::str::from_utf8(facts).ok()?;
+        let mut facts = facts.split(' ');
+        let mut kinds = facts.next()?.chars();
+        let (own, target) = (kinds.next()?, kinds.next()?);
+        entries.push(ListedEntry {
+            relative_path: path.to_vec(),
+            kind: kind(own),
+            target_kind: match target {
+                'N' | 'L' | '?' => None,
+                letter => Some(kind(letter)),
+            },
+            size_bytes: facts.next()?.parse().ok()?,
+            mode: u32::from_str_radix(facts.next()?, 8).ok()?,
+            owner: facts.next()?.to_owned(),
+            group: facts.next()?.to_owned(),
+            modified: timestamp(facts.next()?),
+            changed: facts.next()?.to_owned(),
+            inode: facts.next()?.parse().ok()?,
+        });
+    }
+}
+
+fn kind(letter: char) -> FileKind {
+    match letter {
+        'f' => FileKind::File,
+        'd' => FileKind::Directory,
+        'l' => FileKind::Symlink,
+        _ => FileKind::Other,
+    }
+}
+
+/// Parses seconds such as `1700000000.1234567890`.
+fn timestamp(text: &str) -> Option<Timestamp> {
+    let (seconds, fraction) = text.split_once('.').unwrap_or((text, "0"));
+    let nanoseconds: String = fraction
+        .chars()
+        .chain("000000000".chars())
+        .take(9)
+        .collect();
+    Timestamp::new(seconds.parse().ok()?, nanoseconds.parse().ok()?).ok()
+}
+
+async fn by_backend(
+    sandbox: &dyn Sandbox,
+    path: &SandboxPath,
+    depth: u32,
+) -> Result<Vec<ListedEntry>, EnvdError> {
+    let first = match sandbox.stat(path).await {
+        Ok(first) => first,
+        Err(error) if error.kind() == SandboxErrorKind::NotFound => return Ok(Vec::new()),
+        // Neither the backend nor the program can see it.
+        Err(error) if error.kind() == SandboxErrorKind::OutsideSandbox => return Ok(Vec::new()),
+        Err(error) => return Err(error.into()),
+    };
+    let mut entries = vec![from_info(Vec::new(), &first)];
+    let mut queue = VecDeque::new();
+    if first.kind == FileKind::Directory && depth > 0 {
+        queue.push_back((path.clone(), Vec::new(), 1));
+    }
+    while let Some((directory, below, level)) = queue.pop_front() {
+        let children = match sandbox.list(&directory).await {
+            Ok(children) => children,
+            // Removed during the listing.
+            Err(error)
+                if matches!(
+                    error.kind(),
+                    SandboxErrorKind::NotFound
+                        | SandboxErrorKind::NotADirectory
+                        | SandboxErrorKind::PermissionDenied
+                ) =>
+            {
+                continue;
+            }
+            Err(error) => return Err(error.into()),
+        };
+        for child in children {
+            if entries.len() >= MAX_ENTRIES {
+                let message = "the directory has too many entries to list";
+                return Err(EnvdError::new(
+                    crate::envd::error::RpcCode::ResourceExhausted,
+                    message,
+                ));
+            }
+            let name = child.path.relative_bytes();
+            let mut path_below: Vec<u8> = below.clone();
+            if !path_below.is_empty() {
+                path_below.push(b'/');
+            }
+            path_below.extend_from_slice(name);
+            if child.kind == FileKind::Directory && level < depth {
+                queue.push_back((directory.join(name)?, path_below.clone(), level + 1));
+            }
+            entries.push(from_info(path_below, &child));
+        }
+    }
+    Ok(entries)
+}
+
+/// Converts an entry reported by the backend.
+fn from_info(relative_path: Vec<u8>, info: &FileInfo) -> ListedEntry {
+    ListedEntry {
+        relative_path,
+        kind: info.kind,
+        target_kind: (info.kind != FileKind::Symlink).then_some(info.kind),
+        size_bytes: info.size_bytes,
+        mode: info.mode.unwrap_or(match info.kind {
+            FileKind::Directory => 0o755,
+            _ => 0o644,
+        }),
+        owner: String::new(),
+        group: String::new(),
+        modified: None,
+        changed: String::new(),
+        inode: 0,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn find_output_is_parsed() {
+        let text = b"dd 4096 755 user user 1700000000.0000000000 1700000001.5000000000 7\0\0\0\
+                     lf 3 777 user 1000 1700000000.1234567890 1.2 8\0a b\n\0c\0\
+                     lN 3 777 user user 0.0 1.2 9\0x\0y\0";
+        let entries = parse(text).unwrap();
+        let short: Vec<_> = entries
+            .iter()
+            .map(|one| {
+                (
+                    String::from_utf8_lossy(&one.relative_path).into_owned(),
+                    one.kind,
+                    one.target_kind,
+                    one.inode,
+                )
+            })
+            .collect();
+        assert_eq!(
+            short,
+            [
+                (
+                    String::new(),
+                    FileKind::Directory,
+                    Some(FileKind::Directory),
+                    7
+                ),
+                (
+                    "a b\n".to_owned(),
+                    FileKind::Symlink,
+                    Some(FileKind::File),
+                    8
+                ),
+                ("x".to_owned(), FileKind::Symlink, None, 9),
+            ]
+        );
+        assert_eq!(
+            entries[1].modified.unwrap().to_string(),
+            "2023-11-14T22:13:20.123456789Z"
+        );
+        assert_eq!(entries[1].group, "1000");
+        assert_eq!(parse(b""), Some(Vec::new()));
+        assert_eq!(parse(b"dd 1"), None);
+    }
+}

@@ -1,0 +1,175 @@
+//! Errors of envd, as Connect RPC and as plain HTTP responses.
+
+use axum::Json;
+use axum::response::{IntoResponse, Response};
+use cantle_core::sandbox::{InvalidPath, SandboxError, SandboxErrorKind};
+use http::StatusCode;
+use serde_json::json;
+
+use crate::body::BodyError;
+
+/// The Connect RPC error codes in use (<https://connectrpc.com/docs/protocol/#error-codes>).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RpcCode {
+    Unknown,
+    InvalidArgument,
+    DeadlineExceeded,
+    NotFound,
+    AlreadyExists,
+    PermissionDenied,
+    ResourceExhausted,
+    Unimplemented,
+    Internal,
+    Unavailable,
+    Unauthenticated,
+}
+
+impl RpcCode {
+    pub(crate) fn as_str(self) -> &'static str {
+        match self {
+            Self::Unknown => "unknown",
+            Self::InvalidArgument => "invalid_argument",
+            Self::DeadlineExceeded => "deadline_exceeded",
+            Self::NotFound => "not_found",
+            Self::AlreadyExists => "already_exists",
+            Self::PermissionDenied => "permission_denied",
+            Self::ResourceExhausted => "resource_exhausted",
+            Self::Unimplemented => "unimplemented",
+            Self::Internal => "internal",
+            Self::Unavailable => "unavailable",
+            Self::Unauthenticated => "unauthenticated",
+        }
+    }
+
+    pub(crate) fn status(self) -> StatusCode {
+        match self {
+            Self::Unknown | Self::Internal => StatusCode::INTERNAL_SERVER_ERROR,
+            Self::InvalidArgument => StatusCode::BAD_REQUEST,
+            Self::DeadlineExceeded => StatusCode::GATEWAY_TIMEOUT,
+            Self::NotFound => StatusCode::NOT_FOUND,
+            Self::AlreadyExists => StatusCode::CONFLICT,
+            Self::PermissionDenied => StatusCode::FORBIDDEN,
+            Self::ResourceExhausted => StatusCode::TOO_MANY_REQUESTS,
+            Self::Unimplemented => StatusCode::NOT_IMPLEMENTED,
+            Self::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
+            Self::Unauthenticated => StatusCode::UNAUTHORIZED,
+        }
+    }
+}
+
+/// An error of an envd call.
+#[derive(Clone, Debug)]
+pub(crate) struct EnvdError {
+    pub(crate) code: RpcCode,
+    pub(crate) message: String,
+    /// The disk is full, which has a status of its own in plain HTTP.
+    is_full: bool,
+    /// The sandbox is gone.
+    pub(crate) is_gone: bool,
+}
+
+/// Response extension: the response is an error because the sandbox is gone.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SandboxGone;
+
+impl EnvdError {
+    pub(crate) fn new(code: RpcCode, message: impl Into<String>) -> Self {
+        Self {
+            code,
+            message: message.into(),
+            is_full: false,
+            is_gone: false,
+        }
+    }
+
+    pub(crate) fn invalid(message: impl Into<String>) -> Self {
+        Self::new(RpcCode::InvalidArgument, message)
+    }
+
+    pub(crate) fn not_found(message: impl Into<String>) -> Self {
+        Self::new(RpcCode::NotFound, message)
+    }
+
+    /// The JSON body of a Connect RPC error.
+    pub(crate) fn to_json(&self) -> serde_json::Value {
+        json!({ "code": self.code.as_str(), "message": self.message })
+    }
+
+    /// The response to a unary Connect RPC call.
+    pub(crate) fn into_rpc(self) -> Response {
+        self.respond_with(|error| (error.code.status(), Json(error.to_json())).into_response())
+    }
+
+    /// The response to a plain HTTP request.
+    pub(crate) fn into_plain(self) -> Response {
+        let status = if self.is_full {
+            StatusCode::INSUFFICIENT_STORAGE
+        } else {
+            self.code.status()
+        };
+        self.respond_with(|error| plain(status, &error.message))
+    }
+
+    /// Builds the response and marks it if the sandbox is gone.
+    pub(crate) fn respond_with(self, answer: impl FnOnce(Self) -> Response) -> Response {
+        let is_gone = self.is_gone;
+        let mut answer = answer(self);
+        if is_gone {
+            answer.extensions_mut().insert(SandboxGone);
+        }
+        answer
+    }
+}
+
+/// A plain HTTP error response.
+pub(crate) fn plain(status: StatusCode, message: &str) -> Response {
+    let body = json!({ "code": status.as_u16(), "message": message });
+    (status, Json(body)).into_response()
+}
+
+impl From<SandboxError> for EnvdError {
+    fn from(error: SandboxError) -> Self {
+        let code = match error.kind() {
+            SandboxErrorKind::Gone | SandboxErrorKind::Closed => RpcCode::Unavailable,
+            SandboxErrorKind::NotFound => RpcCode::NotFound,
+            SandboxErrorKind::AlreadyExists => RpcCode::AlreadyExists,
+            SandboxErrorKind::InvalidInput
+            | SandboxErrorKind::NotAFile
+            | SandboxErrorKind::NotADirectory => RpcCode::InvalidArgument,
+            SandboxErrorKind::OutsideSandbox | SandboxErrorKind::PermissionDenied => {
+                RpcCode::PermissionDenied
+            }
+            SandboxErrorKind::StorageFull => RpcCode::ResourceExhausted,
+            SandboxErrorKind::Unsupported => RpcCode::Unimplemented,
+            _ => RpcCode::Internal,
+        };
+        let is_full = error.kind() == SandboxErrorKind::StorageFull;
+        Self {
+            code,
+            message: if is_full {
+                "not enough disk space available".to_owned()
+            } else {
+                error.to_string()
+            },
+            is_full,
+            is_gone: error.kind() == SandboxErrorKind::Gone,
+        }
+    }
+}
+
+impl From<InvalidPath> for EnvdError {
+    fn from(error: InvalidPath) -> Self {
+        Self::invalid(error.to_string())
+    }
+}
+
+impl From<BodyError> for EnvdError {
+    fn from(error: BodyError) -> Self {
+        let code = match error {
+            BodyError::TooLarge { .. } => RpcCode::ResourceExhausted,
+            BodyError::Idle => RpcCode::DeadlineExceeded,
+            BodyError::Disconnected => RpcCode::InvalidArgument,
+        };
+        Self::new(code, error.to_string())
+    }
+}

@@ -1,0 +1,192 @@
+//! The gateway to the services of sandboxes: finds the sandbox of a request, resumes it if it is paused,
+//! and checks the request's credentials.
+//!
+//! A request identifies its sandbox by its headers or host name ([`crate::address`]), or by a token or
+//! URL signature that belongs to the sandbox.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Json;
+use axum::body::Body;
+use axum::response::{IntoResponse as _, Response};
+use http::{HeaderValue, Method, Request, StatusCode, header};
+use serde_json::json;
+
+use crate::address::TOKEN_HEADER;
+use crate::envd;
+use crate::envd::error::{EnvdError, RpcCode};
+use crate::envd::files::signature::{self, SignatureCheck};
+use crate::envd::files::{self, FileQuery};
+use crate::envd::rpc::{self, CallKind};
+use crate::fleet::{Fleet, Member, SandboxState};
+use crate::keys;
+
+/// The envd port.
+const ENVD_PORT: u16 = 49983;
+
+/// Lifetime of a sandbox that a request resumed.
+const RESUMED_LIFETIME: Duration = Duration::from_secs(300);
+
+/// Serves a request to a port of a sandbox.
+pub(crate) async fn serve(
+    fleet: &Arc<Fleet>,
+    id: &str,
+    port: u16,
+    request: Request<Body>,
+) -> Response {
+    if request.method() == Method::OPTIONS {
+        return allow_any_origin(StatusCode::NO_CONTENT.into_response());
+    }
+    let Some(member) = fleet.find(id) else {
+        return allow_any_origin(not_found(id));
+    };
+    let is_paused = matches!(member.state(), SandboxState::Paused(_));
+    if is_paused && member.identity.spec.auto_resume && authorize(&member, &request).is_ok() {
+        // A failure shows as "not found" below.
+        let _ = fleet.connect(&member, RESUMED_LIFETIME).await;
+    }
+    let Some(live) = member.running() else {
+        return allow_any_origin(not_found(id));
+    };
+    if port != ENVD_PORT {
+        return allow_any_origin(closed_port(id, port));
+    }
+    if let Err(error) = authorize(&member, &request) {
+        return allow_any_origin(error.into_plain());
+    }
+    if let Err(error) = check_user(&request, fleet) {
+        return allow_any_origin(match request.uri().path() {
+            "/files" => error.into_plain(),
+            _ if rpc::check(&request, CallKind::Streaming).is_ok() => rpc::stream_error(error),
+            _ => error.into_rpc(),
+        });
+    }
+    let environment = || member.identity.environment();
+    let answered = envd::serve(&live, environment, request).await;
+    allow_any_origin(answered.unwrap_or_else(|| not_found(id)))
+}
+
+/// Serves a request that identifies its sandbox only by a token or a URL signature.
+pub(crate) async fn serve_by_credential(fleet: &Arc<Fleet>, request: Request<Body>) -> Response {
+    let query = FileQuery::parse(request.uri());
+    let operation = files::operation(request.method());
+    let is_credential_for = |member: &&Arc<Member>| {
+        let token = member.identity.token.expose();
+        has_token(&request, token)
+            || operation.is_some_and(|operation| {
+                signature::check(&query, operation, token) != SignatureCheck::Invalid
+            })
+    };
+    let id = fleet
+        .members()
+        .iter()
+        .find(is_credential_for)
+        .map(|member| member.identity.id.clone());
+    match id {
+        Some(id) => serve(fleet, &id, ENVD_PORT, request).await,
+        // The token of a sandbox that has ended.
+        None if request.headers().contains_key(TOKEN_HEADER) => allow_any_origin(not_found("")),
+        None => allow_any_origin(unauthorized().into_plain()),
+    }
+}
+
+/// Checks the token or signature of a request.
+fn authorize(member: &Member, request: &Request<Body>) -> Result<(), EnvdError> {
+    let path = request.uri().path();
+    if path == "/health" && request.method() == Method::GET {
+        return Ok(());
+    }
+    let token = member.identity.token.expose();
+    if has_token(request, token) {
+        return Ok(());
+    }
+    let verdict = match files::operation(request.method()) {
+        Some(operation) if path == "/files" => {
+            signature::check(&FileQuery::parse(request.uri()), operation, token)
+        }
+        _ => SignatureCheck::Invalid,
+    };
+    match verdict {
+        SignatureCheck::Valid => Ok(()),
+        SignatureCheck::Expired => Err(EnvdError::new(
+            RpcCode::Unauthenticated,
+            "signature is already expired",
+        )),
+        SignatureCheck::Invalid => Err(unauthorized()),
+    }
+}
+
+fn has_token(request: &Request<Body>, token: &str) -> bool {
+    let given = request
+        .headers()
+        .get(TOKEN_HEADER)
+        .and_then(|given| given.to_str().ok());
+    given.is_some_and(|given| keys::constant_time_eq(given, token))
+}
+
+fn unauthorized() -> EnvdError {
+    let message =
+        "unauthorized access, please provide a valid access token or method signing if supported";
+    EnvdError::new(RpcCode::Unauthenticated, message)
+}
+
+/// Refuses user names other than the sandbox's user.
+fn check_user(request: &Request<Body>, fleet: &Fleet) -> Result<(), EnvdError> {
+    let user = match request.uri().path() {
+        "/files" => FileQuery::parse(request.uri())
+            .username
+            .filter(|user| !user.is_empty()),
+        _ => basic_auth_user(request),
+    };
+    let own = &fleet.settings.user;
+    match user {
+        Some(user) if user != *own => {
+            let message = format!("invalid username: '{user}' (everything here runs as '{own}')");
+            Err(EnvdError::new(RpcCode::Unauthenticated, message))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Returns the user name of `Authorization: Basic`, if present.
+fn basic_auth_user(request: &Request<Body>) -> Option<String> {
+    let header = request
+        .headers()
+        .get(header::AUTHORIZATION)?
+        .to_str()
+        .ok()?;
+    let encoded = header
+        .strip_prefix("Basic ")
+        .or_else(|| header.strip_prefix("basic "))?;
+    let decoded = rpc::json::decode_base64(encoded)?;
+    let text = String::from_utf8(decoded).ok()?;
+    let user = text.split(':').next().unwrap_or_default();
+    (!user.is_empty()).then(|| user.to_owned())
+}
+
+/// Adds CORS headers for any origin; the token protects the sandbox.
+fn allow_any_origin(mut response: Response) -> Response {
+    let headers = response.headers_mut();
+    for (name, value) in [
+        (header::ACCESS_CONTROL_ALLOW_ORIGIN, "*"),
+        (header::ACCESS_CONTROL_ALLOW_METHODS, "*"),
+        (header::ACCESS_CONTROL_ALLOW_HEADERS, "*"),
+        (header::ACCESS_CONTROL_EXPOSE_HEADERS, "*"),
+    ] {
+        headers.insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+fn not_found(id: &str) -> Response {
+    let message = "The sandbox was not found";
+    let body = json!({ "sandboxId": id, "message": message, "code": 502 });
+    (StatusCode::BAD_GATEWAY, Json(body)).into_response()
+}
+
+fn closed_port(id: &str, port: u16) -> Response {
+    let message = "The sandbox is running but port is not open";
+    let body = json!({ "sandboxId": id, "message": message, "port": port, "code": 502 });
+    (StatusCode::BAD_GATEWAY, Json(body)).into_response()
+}

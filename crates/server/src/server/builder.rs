@@ -1,0 +1,125 @@
+//! Builder of a server.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use cantle_core::policy::Policy;
+use cantle_core::sandbox::Backend;
+use cantle_core::secret::SecretText;
+
+use super::Server;
+use crate::error::{ServeError, ServeErrorKind};
+use crate::keys::Keys;
+use crate::settings::{ServerLimits, Settings};
+
+/// The SDKs' default template.
+const DEFAULT_TEMPLATE: &str = "base";
+
+/// Builder of a [`Server`].
+#[derive(Clone)]
+pub struct ServerBuilder {
+    settings: Settings,
+}
+
+impl fmt::Debug for ServerBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServerBuilder")
+            .field("templates", &self.settings.templates)
+            .field("policy", &self.settings.policy)
+            .field("limits", &self.settings.limits)
+            .field("state", &self.settings.state)
+            .field("domain", &self.settings.domain)
+            .finish_non_exhaustive()
+    }
+}
+
+impl ServerBuilder {
+    pub(super) fn new(backend: Arc<dyn Backend>) -> Self {
+        Self {
+            settings: Settings {
+                templates: BTreeMap::from([(DEFAULT_TEMPLATE.to_owned(), backend)]),
+                policy: Policy::workspace(),
+                keys: Keys::default(),
+                limits: ServerLimits::default(),
+                state: None,
+                domain: None,
+                user: "user".to_owned(),
+            },
+        }
+    }
+
+    /// Adds a template whose sandboxes `backend` opens. The builder's first backend is `base`.
+    #[must_use]
+    pub fn template(mut self, name: impl Into<String>, backend: Arc<dyn Backend>) -> Self {
+        self.settings.templates.insert(name.into(), backend);
+        self
+    }
+
+    /// Sets the policy of every sandbox. A client may request less.
+    ///
+    /// The default is [`Policy::workspace`]: files, no network.
+    #[must_use]
+    pub fn policy(mut self, policy: Policy) -> Self {
+        self.settings.policy = policy;
+        self
+    }
+
+    /// Adds an accepted key. Each key has its own sandboxes.
+    ///
+    /// Without keys any key is accepted, and the server binds only to loopback addresses.
+    #[must_use]
+    pub fn key(mut self, key: &SecretText) -> Self {
+        self.settings.keys.add(key.expose());
+        self
+    }
+
+    /// Sets the limits for clients.
+    #[must_use]
+    pub fn limits(mut self, limits: ServerLimits) -> Self {
+        self.settings.limits = limits;
+        self
+    }
+
+    /// Stores records of paused sandboxes in `directory`, where a later server finds them. They contain
+    /// the sandboxes' environment variables and tokens, so the directory is accessible to its owner only.
+    ///
+    /// Without it, paused sandboxes are removed at shutdown.
+    #[must_use]
+    pub fn state_directory(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.settings.state = Some(directory.into());
+        self
+    }
+
+    /// Sets the domain (`E2B_DOMAIN`) under which SDKs reach the server, behind a proxy that terminates
+    /// TLS for `api.DOMAIN` and `*.DOMAIN`.
+    #[must_use]
+    pub fn domain(mut self, domain: impl Into<String>) -> Self {
+        self.settings.domain = Some(domain.into());
+        self
+    }
+
+    /// Sets the name of the user that the backend's commands run as; `user` by default.
+    #[must_use]
+    pub fn user(mut self, name: impl Into<String>) -> Self {
+        self.settings.user = name.into();
+        self
+    }
+
+    /// Binds to `address` (port 0: any free port) and loads the records of paused sandboxes.
+    ///
+    /// # Errors
+    /// [`ServeErrorKind::KeyNeeded`] if the address is not a loopback address and no key is configured;
+    /// [`ServeErrorKind::Bind`] if binding fails; [`ServeErrorKind::State`] if the state directory is
+    /// not usable.
+    pub async fn bind(self, address: SocketAddr) -> Result<Server, ServeError> {
+        let public = !address.ip().to_canonical().is_loopback();
+        if public && self.settings.keys.is_empty() {
+            let message = format!("{address} can be reached by others, so that a key is needed");
+            return Err(ServeError::new(ServeErrorKind::KeyNeeded, message));
+        }
+        Server::bind(self.settings, address).await
+    }
+}

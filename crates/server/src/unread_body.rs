@@ -1,0 +1,92 @@
+//! Draining the unread rest of a request body before an early response.
+//!
+//! A client that is still sending when the connection closes often sees only the reset and never the
+//! response. So an abandoned body is returned here, and some of it is read before the response is sent.
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body_util::BodyExt as _;
+use hyper::body::{Body, Frame, Incoming, SizeHint};
+use tokio::sync::oneshot;
+use tokio::time::timeout;
+
+/// Limits on what is read and discarded.
+const MAX_DISCARDED_BYTES: usize = 8 << 20;
+const MAX_DISCARD_TIME: Duration = Duration::from_secs(1);
+
+/// A request body that is sent back when it is dropped before its end.
+pub(crate) struct TrackedBody {
+    body: Option<Incoming>,
+    returned: Option<oneshot::Sender<Incoming>>,
+}
+
+/// Receiver of an abandoned body.
+pub(crate) struct UnreadBody(oneshot::Receiver<Incoming>);
+
+/// Wraps a body and returns the receiver of its unread rest.
+pub(crate) fn track(body: Incoming) -> (TrackedBody, UnreadBody) {
+    let (sender, receiver) = oneshot::channel();
+    let tracked = TrackedBody {
+        body: Some(body),
+        returned: Some(sender),
+    };
+    (tracked, UnreadBody(receiver))
+}
+
+impl UnreadBody {
+    /// Reads and discards the rest of the body, within the limits.
+    pub(crate) async fn discard(mut self) {
+        let Ok(mut body) = self.0.try_recv() else {
+            return;
+        };
+        let reading = async {
+            let mut read = 0;
+            while let Some(Ok(frame)) = body.frame().await {
+                read += frame.data_ref().map_or(0, Bytes::len);
+                if read > MAX_DISCARDED_BYTES {
+                    break;
+                }
+            }
+        };
+        let _ = timeout(MAX_DISCARD_TIME, reading).await;
+    }
+}
+
+impl Body for TrackedBody {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        match &mut self.body {
+            Some(body) => Pin::new(body).poll_frame(cx),
+            None => Poll::Ready(None),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.as_ref().is_none_or(Body::is_end_stream)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body
+            .as_ref()
+            .map_or_else(SizeHint::default, Body::size_hint)
+    }
+}
+
+impl Drop for TrackedBody {
+    fn drop(&mut self) {
+        if let (Some(body), Some(returned)) = (self.body.take(), self.returned.take())
+            && !body.is_end_stream()
+        {
+            // Fails if the connection has ended.
+            let _ = returned.send(body);
+        }
+    }
+}

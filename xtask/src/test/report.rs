@@ -1,0 +1,234 @@
+//! The outcome of a test run: totals, the slowest tests, and the tests that were skipped or reduced.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use crate::lane::Lane;
+
+/// Tests listed by duration.
+const SLOWEST: usize = 10;
+
+/// The outcome of all programs so far.
+#[derive(Default)]
+pub struct Report {
+    passed: usize,
+    failed: usize,
+    skipped: Vec<String>,
+    reduced: Vec<String>,
+    /// Programs that failed, with the tests that did.
+    failures: Vec<String>,
+    durations: Vec<(f64, String)>,
+}
+
+/// The output of one test program.
+#[derive(Debug, Default, PartialEq)]
+struct Output {
+    /// Without what tests that passed have printed.
+    shown: String,
+    passed: usize,
+    failed: Vec<String>,
+    skipped: Vec<String>,
+    reduced: Vec<String>,
+    durations: Vec<(f64, String)>,
+}
+
+impl Report {
+    /// Adds the output of a program and prints it.
+    pub fn add(&mut self, title: &str, text: &str, is_success: bool, elapsed: Duration) {
+        let output = Output::parse(text);
+        eprintln!("== {title}: {:.1} s", elapsed.as_secs_f32());
+        print!("{}", output.shown);
+        self.passed += output.passed;
+        self.failed += output.failed.len();
+        let named = |text: String| format!("{title} {text}");
+        self.skipped.extend(output.skipped.into_iter().map(named));
+        self.reduced.extend(output.reduced.into_iter().map(named));
+        self.durations.extend(
+            output
+                .durations
+                .into_iter()
+                .map(|(time, name)| (time, named(name))),
+        );
+        if !is_success && output.failed.is_empty() {
+            // It ended before the results, or has no results.
+            self.failed += 1;
+            self.failures.push(title.to_owned());
+        }
+        self.failures.extend(output.failed.into_iter().map(named));
+    }
+
+    pub fn is_success(&self) -> bool {
+        self.failed == 0
+    }
+
+    /// Prints the summary; its last line has the totals.
+    pub fn print(&mut self, lane: Lane) {
+        print!("{}", self.summary(lane));
+    }
+
+    fn summary(&mut self, lane: Lane) -> String {
+        let mut text = String::new();
+        self.durations
+            .sort_by(|one, other| other.0.total_cmp(&one.0));
+        let slowest = self.durations.iter().take(SLOWEST);
+        let slowest = slowest.map(|(seconds, name)| format!("{seconds:7.1} s  {name}"));
+        list(&mut text, "The slowest tests", slowest);
+        list(
+            &mut text,
+            "REDUCED, complete with `cargo xtask test --full`",
+            self.reduced.iter().cloned(),
+        );
+        list(&mut text, "SKIPPED", self.skipped.iter().cloned());
+        list(&mut text, "FAILED", self.failures.iter().cloned());
+        let skipped = self.skipped.len();
+        let _ = writeln!(
+            text,
+            "\n{} lane: {} passed, {} failed, {skipped} skipped",
+            lane.name(),
+            self.passed.saturating_sub(skipped),
+            self.failed,
+        );
+        text
+    }
+}
+
+fn list(text: &mut String, title: &str, lines: impl Iterator<Item = String>) {
+    let lines: Vec<String> = lines.map(|line| format!("    {line}\n")).collect();
+    if !lines.is_empty() {
+        let _ = write!(text, "\n{title}:\n{}", lines.concat());
+    }
+}
+
+impl Output {
+    /// Reads what libtest prints with `--show-output`.
+    fn parse(text: &str) -> Output {
+        let mut output = Output::default();
+        // The captured output of tests that passed, then the list of them.
+        let (before, after) = match text.split_once("\nsuccesses:\n") {
+            Some((before, after)) => (before, after),
+            None => (text, ""),
+        };
+        let (captured, rest) = after.split_once("\nsuccesses:\n").unwrap_or(("", after));
+        let rest = rest
+            .split_inclusive('\n')
+            .skip_while(|line| line.starts_with("    "));
+        output.shown = before.to_owned();
+        if !after.is_empty() {
+            output.shown.push('\n');
+            output.shown.extend(rest);
+        }
+        for line in before.lines() {
+            output.read_result(line);
+        }
+        let mut test = "";
+        for line in captured.lines() {
+            let header = line
+                .strip_prefix("---- ")
+                .and_then(|line| line.strip_suffix(" stdout ----"));
+            match header {
+                Some(name) => test = name,
+                None => output.read_note(test, line),
+            }
+        }
+        output
+    }
+
+    /// Reads `test NAME ... ok <0.001s>`, or a note that was not captured.
+    fn read_result(&mut self, line: &str) {
+        let Some((name, result)) = line
+            .strip_prefix("test ")
+            .and_then(|line| line.split_once(" ... "))
+        else {
+            return self.read_note("", line);
+        };
+        let (word, rest) = result.split_once([' ', ',']).unwrap_or((result, ""));
+        match word {
+            "ok" => self.passed += 1,
+            "FAILED" => self.failed.push(name.to_owned()),
+            "ignored" => {
+                self.passed += 1;
+                self.skipped
+                    .push(format!("{name}: ignored{}", [",", rest].concat()));
+            }
+            _ => return,
+        }
+        let seconds = rest
+            .strip_prefix('<')
+            .and_then(|rest| rest.strip_suffix("s>"));
+        if let Some(seconds) = seconds.and_then(|seconds| seconds.parse().ok()) {
+            self.durations.push((seconds, name.to_owned()));
+        }
+    }
+
+    /// Reads a line with which a test reports that it ran reduced or not at all.
+    fn read_note(&mut self, test: &str, line: &str) {
+        let separator = if test.is_empty() { "" } else { ": " };
+        if let Some(reason) = line.strip_prefix("SKIPPED") {
+            let reason = reason.trim_start_matches(':').trim();
+            push_new(&mut self.skipped, format!("{test}{separator}{reason}"));
+        } else if let Some(rest) = line.strip_prefix("REDUCED: ") {
+            push_new(&mut self.reduced, format!("{test}{separator}{rest}"));
+        }
+    }
+}
+
+/// A test may print a note more than once.
+fn push_new(notes: &mut Vec<String>, note: String) {
+    if !notes.contains(&note) {
+        notes.push(note);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OUTPUT: &str = "\nrunning 4 tests\n\
+        test a ... ok <0.250s>\n\
+        test b ... ok <1.000s>\n\
+        test c ... FAILED <0.001s>\n\
+        test d ... ignored, needs a printer\n\
+        \nsuccesses:\n\
+        \n---- a stdout ----\nSKIPPED: no engine\n\n---- b stdout ----\nREDUCED: one of three versions\nnoise\n\n\
+        \nsuccesses:\n    a\n    b\n\
+        \nfailures:\n\n---- c stdout ----\nit broke\n\n\nfailures:\n    c\n\
+        \ntest result: FAILED. 2 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; finished in 1.25s\n\n";
+
+    #[test]
+    fn what_passing_tests_print_is_not_shown() {
+        let shown = Output::parse(OUTPUT).shown;
+        assert!(
+            !shown.contains("noise") && !shown.contains("successes"),
+            "{shown}"
+        );
+        assert!(shown.contains("it broke"), "{shown}");
+        assert!(shown.ends_with("finished in 1.25s\n\n"), "{shown}");
+    }
+
+    #[test]
+    fn skipped_and_reduced_tests_are_named() {
+        let output = Output::parse(OUTPUT);
+        assert_eq!(
+            output.skipped,
+            ["d: ignored, needs a printer", "a: no engine"]
+        );
+        assert_eq!(output.reduced, ["b: one of three versions"]);
+        assert_eq!(output.failed, ["c"]);
+        assert_eq!(output.passed, 3);
+        assert_eq!(output.durations.len(), 3);
+    }
+
+    #[test]
+    fn the_last_line_has_the_totals() {
+        let mut report = Report::default();
+        report.add("pkg lib", OUTPUT, false, Duration::ZERO);
+        report.add("pkg crashed", "\nrunning 1 test\n", false, Duration::ZERO);
+        let summary = report.summary(Lane::Quick);
+        assert!(summary.contains("1.0 s  pkg lib b\n"), "{summary}");
+        assert!(summary.contains("FAILED:\n    pkg lib c\n    pkg crashed\n"));
+        assert_eq!(
+            summary.lines().last(),
+            Some("quick lane: 1 passed, 2 failed, 2 skipped")
+        );
+    }
+}

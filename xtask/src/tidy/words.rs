@@ -1,0 +1,195 @@
+//! Hosts and wording in the files of the repository.
+
+use std::path::PathBuf;
+
+use super::{assert_none, sources};
+use crate::workspace;
+
+/// Hosts of package indexes. In halves, so that this file does not name them.
+const INDEX_HOSTS: [(&str, &str); 6] = [
+    ("py", "pi.org"),
+    ("pythonhos", "ted.org"),
+    ("npm", "js.org"),
+    ("npm", "js.com"),
+    ("crates", ".io"),
+    ("deb", "ian.org"),
+];
+
+/// Real hosts: model providers, sources of facts, and services that Cantle talks to.
+const REAL_HOSTS: &[&str] = &[
+    "amazonaws.com",
+    "anthropic.com",
+    "azure.com",
+    "claude.com",
+    "cloud.google.com",
+    "connectrpc.com",
+    "deepseek.com",
+    "docker.io",
+    "e2b.dev",
+    "fireworks.ai",
+    "github.com",
+    "google.dev",
+    "googleapis.com",
+    "groq.com",
+    "html.spec.whatwg.org",
+    "httpoxy.org",
+    "iana.org",
+    "kernel.org",
+    "keepachangelog.com",
+    "litellm.ai",
+    "man7.org",
+    "microsoft.com",
+    "mistral.ai",
+    "ollama.com",
+    "openai.com",
+    "openrouter.ai",
+    "opentelemetry.io",
+    "protobuf.dev",
+    "semver.org",
+    "together.ai",
+    "together.xyz",
+    "url.spec.whatwg.org",
+    "vllm.ai",
+    "w3.org",
+    "x.ai",
+];
+
+/// Endings by which a word is taken for a host.
+const TOP_LEVELS: [&str; 6] = ["com", "org", "net", "example", "test", "dev"];
+
+/// Occurrences that are left from before these rules; lower them as they go.
+const OTHER_HOSTS_LEFT: usize = 27;
+
+/// The text files that people write.
+fn texts() -> Vec<(PathBuf, String)> {
+    let extensions = ["rs", "md", "toml", "sh", "yml", "yaml", "py", "mjs", "bash"];
+    let root = workspace::root();
+    let parts = [
+        "crates", "xtask", "examples", "benches", "docs", ".ci", ".github",
+    ]
+    .map(|part| root.join(part));
+    let nested = parts
+        .iter()
+        .flat_map(|part| workspace::files(part).unwrap());
+    let top = std::fs::read_dir(root)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.is_file());
+    let texts = nested.chain(top).filter(|path| {
+        path.ends_with(".ci/run")
+            || path
+                .extension()
+                .is_some_and(|extension| extensions.iter().any(|known| extension == *known))
+    });
+    texts
+        .map(|path| {
+            let text = std::fs::read_to_string(&path).unwrap();
+            (path.strip_prefix(root).unwrap().to_owned(), text)
+        })
+        .collect()
+}
+
+/// Returns the words of a line that look like host names.
+fn hosts(line: &str) -> impl Iterator<Item = &str> {
+    let words = line.split(|c: char| !(c.is_ascii_alphanumeric() || c == '.' || c == '-'));
+    let words = words.map(|word| word.trim_matches(['.', '-']));
+    words.filter(|word| {
+        let Some((name, top)) = word.rsplit_once('.') else {
+            return false;
+        };
+        // A tail such as `profile.dev` is a field, `web.test` a host.
+        TOP_LEVELS.contains(&top) && (top != "dev" || name.contains('.')) && !name.is_empty()
+    })
+}
+
+fn is_allowed(host: &str) -> bool {
+    let host = host.to_ascii_lowercase();
+    let examples = ["example.com", "example.org"];
+    let mut domains = examples.iter().chain(REAL_HOSTS);
+    domains.any(|domain| host == **domain || host.ends_with(&format!(".{domain}")))
+}
+
+#[test]
+fn no_package_index_is_named() {
+    let marks = INDEX_HOSTS.map(|(one, other)| format!("{one}{other}"));
+    let mut found = Vec::new();
+    for (path, text) in texts() {
+        for (index, line) in text.lines().enumerate() {
+            if marks.iter().any(|mark| line.contains(mark.as_str())) {
+                found.push(format!(
+                    "{}:{} names a package index",
+                    path.display(),
+                    index + 1
+                ));
+            }
+        }
+    }
+    assert_none(&found);
+}
+
+#[test]
+fn example_hosts_are_reserved_for_examples() {
+    let mut found = Vec::new();
+    for (path, text) in texts() {
+        for (index, line) in text.lines().enumerate() {
+            for host in hosts(line).filter(|host| !is_allowed(host)) {
+                found.push(format!("{}:{}: {host}", path.display(), index + 1));
+            }
+        }
+    }
+    println!(
+        "{} hosts are not under example.com or example.org",
+        found.len()
+    );
+    if found.len() > OTHER_HOSTS_LEFT {
+        assert_none(&found);
+    }
+}
+
+/// Openings of doc comments and words that the project's style avoids. In halves, as above.
+const VOICE: [(&str, &str); 6] = [
+    ("no", "body"),
+    ("some", "body"),
+    ("/// Wh", "at "),
+    ("/// Wh", "o "),
+    ("//! Wh", "at "),
+    ("/// The same ", "with"),
+];
+
+/// Set once all counts are zero.
+const VOICE_IS_ENFORCED: bool = false;
+
+#[test]
+fn comments_are_in_plain_language() {
+    let mut found = Vec::new();
+    for (path, text) in sources() {
+        for (index, line) in text.lines().enumerate() {
+            let Some(at) = line.find("//") else { continue };
+            let comment = &line[at..];
+            for (one, other) in VOICE {
+                if comment.contains(&format!("{one}{other}")) {
+                    found.push(format!("{}:{}: {}", path.display(), index + 1, comment));
+                }
+            }
+        }
+    }
+    println!("{} comments to rewrite", found.len());
+    if VOICE_IS_ENFORCED {
+        assert_none(&found);
+    }
+}
+
+#[test]
+fn host_names_are_found() {
+    let line =
+        "see https://a.b.example/x, \"web.test:80\" and models.example.com; profile.dev, std::net";
+    assert_eq!(
+        hosts(line).collect::<Vec<_>>(),
+        ["a.b.example", "web.test", "models.example.com"]
+    );
+    assert!(
+        is_allowed("models.example.com")
+            && !is_allowed("evilexample.com")
+            && is_allowed("API.OpenAI.com")
+    );
+}
