@@ -8,14 +8,15 @@
 mod image;
 mod media;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
 #[cfg(feature = "images")]
 pub use self::image::{ImageLimits, ImageSize};
 pub use self::media::{Media, MediaError, MediaErrorKind, MediaKind};
 
 /// The content of a message: one text, or parts in order.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
 #[expect(
     clippy::exhaustive_enums,
     reason = "the history format knows exactly these two"
@@ -28,7 +29,8 @@ pub enum Content {
 }
 
 /// One part of a [`Content`].
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(untagged)]
 #[expect(
     clippy::exhaustive_enums,
     reason = "the history format knows exactly these two"
@@ -61,10 +63,9 @@ impl Content {
     pub fn is_empty(&self) -> bool {
         match self {
             Self::Text(text) => text.is_empty(),
-            Self::Parts(parts) => parts.iter().all(|part| match part {
-                Part::Text(text) => text.is_empty(),
-                Part::Media(_) => false,
-            }),
+            Self::Parts(parts) => parts
+                .iter()
+                .all(|part| matches!(part, Part::Text(text) if text.is_empty())),
         }
     }
 
@@ -96,56 +97,6 @@ impl From<&str> for Content {
 impl From<Vec<Part>> for Content {
     fn from(parts: Vec<Part>) -> Self {
         Self::Parts(parts)
-    }
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(untagged)]
-enum PartJson<'a> {
-    Text(std::borrow::Cow<'a, str>),
-    Media(Media),
-}
-
-impl Serialize for Part {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Self::Text(text) => text.serialize(serializer),
-            Self::Media(media) => media.serialize(serializer),
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for Part {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Ok(match PartJson::deserialize(deserializer)? {
-            PartJson::Text(text) => Self::Text(text.into_owned()),
-            PartJson::Media(media) => Self::Media(media),
-        })
-    }
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum ContentJson {
-    Text(String),
-    Parts(Vec<Part>),
-}
-
-impl Serialize for Content {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Self::Text(text) => text.serialize(serializer),
-            Self::Parts(parts) => parts.serialize(serializer),
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for Content {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        Ok(match ContentJson::deserialize(deserializer)? {
-            ContentJson::Text(text) => Self::Text(text),
-            ContentJson::Parts(parts) => Self::Parts(parts),
-        })
     }
 }
 

@@ -2,12 +2,10 @@
 
 use std::fmt;
 
-use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 /// Identifies a run. Sorts by creation time (UUID version 7).
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RunId(Uuid);
 
 impl RunId {
@@ -42,19 +40,7 @@ impl std::str::FromStr for RunId {
     }
 }
 
-impl TryFrom<String> for RunId {
-    type Error = InvalidRunId;
-
-    fn try_from(text: String) -> Result<Self, InvalidRunId> {
-        text.parse()
-    }
-}
-
-impl From<RunId> for String {
-    fn from(id: RunId) -> Self {
-        id.to_string()
-    }
-}
+serialize_as_text!(RunId);
 
 /// The error of text that is not a run id: 32 hexadecimal digits, hyphens allowed.
 #[derive(Debug, thiserror::Error)]

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::metadata::Metadata;
-use crate::usage::TokenUsage;
+use crate::usage::{TokenUsage, is_zero};
 
 /// Tokens, cost and tool calls of one run, and of its sub-agents.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -39,10 +39,9 @@ pub struct ModelCall {
     #[serde(default)]
     pub estimated: bool,
     /// Cost in US dollars, as reported by the provider or computed from prices.
-    #[serde(default)]
     pub cost_usd: Option<f64>,
     /// The model that answered, as named by the provider.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub served_by: Option<String>,
     /// Time from the request to the end of the response.
     #[serde(rename = "duration_s", with = "crate::seconds")]
@@ -73,11 +72,6 @@ impl ModelCall {
     pub fn has_unknown_cost(&self) -> bool {
         self.cost_usd.is_none() && self.usage.total() > 0
     }
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
-fn is_zero(number: &u64) -> bool {
-    *number == 0
 }
 
 /// Purpose and outcome of a model call.
@@ -157,61 +151,50 @@ impl Ledger {
     /// Returns the reported token usage, including sub-agents.
     #[must_use]
     pub fn reported_usage(&self) -> TokenUsage {
-        self.sum(|call| !call.estimated)
+        let reported = self.all_model_calls().filter(|call| !call.estimated);
+        reported.map(|call| call.usage).sum()
     }
 
     /// Returns the estimated token usage, including sub-agents.
     #[must_use]
     pub fn estimated_usage(&self) -> TokenUsage {
-        self.sum(|call| call.estimated)
+        let estimated = self.all_model_calls().filter(|call| call.estimated);
+        estimated.map(|call| call.usage).sum()
     }
 
     /// Returns the number of started tool calls, including sub-agents.
     #[must_use]
     pub fn started_tool_calls(&self) -> u64 {
-        let own = self.tools.values();
-        let own: u64 = own
+        let tools = self.tree().flat_map(|ledger| ledger.tools.values());
+        tools
             .map(|totals| totals.calls.saturating_sub(totals.refused))
-            .sum();
-        let below = self.sub_agents.values().flatten();
-        own + below.map(Self::started_tool_calls).sum::<u64>()
+            .sum()
     }
 
     /// Returns the number of model calls with unknown cost, including sub-agents.
     #[must_use]
     pub fn calls_of_unknown_cost(&self) -> u64 {
-        let own = self.model_calls.iter();
-        let own = own.filter(|call| call.has_unknown_cost()).count() as u64;
-        let below = self.sub_agents.values().flatten();
-        own + below.map(Self::calls_of_unknown_cost).sum::<u64>()
+        let unknown = self
+            .all_model_calls()
+            .filter(|call| call.has_unknown_cost());
+        unknown.count() as u64
     }
 
     /// Returns the known cost in US dollars, including sub-agents; `None` if no call's cost is known.
     #[must_use]
     pub fn cost_usd(&self) -> Option<f64> {
-        let own = self.model_calls.iter().filter_map(|call| call.cost_usd);
-        let below = self
-            .sub_agents
-            .values()
-            .flatten()
-            .filter_map(Self::cost_usd);
-        own.chain(below).reduce(|a, b| a + b)
+        let costs = self.all_model_calls().filter_map(|call| call.cost_usd);
+        costs.reduce(|a, b| a + b)
     }
 
-    fn sum(&self, which: fn(&ModelCall) -> bool) -> TokenUsage {
-        let own: TokenUsage = self
-            .model_calls
-            .iter()
-            .filter(|call| which(call))
-            .map(|call| call.usage)
-            .sum();
-        let below: TokenUsage = self
-            .sub_agents
-            .values()
-            .flatten()
-            .map(|ledger| ledger.sum(which))
-            .sum();
-        own + below
+    fn all_model_calls(&self) -> impl Iterator<Item = &ModelCall> {
+        self.tree().flat_map(|ledger| &ledger.model_calls)
+    }
+
+    /// This ledger and all below it.
+    fn tree(&self) -> Box<dyn Iterator<Item = &Self> + '_> {
+        let below = self.sub_agents.values().flatten().flat_map(Self::tree);
+        Box::new(std::iter::once(self).chain(below))
     }
 
     /// Returns the ledger in the format of Stirrup's run metadata: the run's tools by name,

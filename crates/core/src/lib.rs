@@ -30,6 +30,9 @@
 
 #![forbid(unsafe_code)]
 
+#[macro_use]
+mod text;
+
 pub mod content;
 pub mod estimate;
 pub mod event;
@@ -40,12 +43,12 @@ pub mod message;
 pub mod metadata;
 pub mod policy;
 pub mod sandbox;
+pub mod seconds;
 pub mod secret;
 pub mod tool;
 pub mod usage;
 
 mod progress;
-mod seconds;
 
 /// Turns a function into a tool.
 ///

@@ -1,14 +1,22 @@
-//! Serialization of durations as a number of seconds.
+//! Serialization of durations as a number of seconds, for `#[serde(with = …)]`.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serializer};
 
-pub(crate) fn serialize<S: Serializer>(duration: &Duration, to: S) -> Result<S::Ok, S::Error> {
+/// Serializes a duration.
+///
+/// # Errors
+/// The serializer's error.
+pub fn serialize<S: Serializer>(duration: &Duration, to: S) -> Result<S::Ok, S::Error> {
     to.serialize_f64(duration.as_secs_f64())
 }
 
-pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
+/// Deserializes a duration.
+///
+/// # Errors
+/// The deserializer's error; if the number is negative, not finite or too large.
+pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
     let seconds = f64::deserialize(from)?;
     Duration::try_from_secs_f64(seconds).map_err(serde::de::Error::custom)
 }

@@ -94,7 +94,7 @@ struct UsageJson {
     cache_write: u64,
 }
 
-fn is_zero(count: &u64) -> bool {
+pub(crate) fn is_zero(count: &u64) -> bool {
     *count == 0
 }
 

@@ -173,7 +173,7 @@ pub(crate) struct CallOutcome {
     pub(crate) arguments: Value,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) metadata: Option<Metadata>,
-    #[serde(rename = "duration_s", with = "crate::time::seconds")]
+    #[serde(rename = "duration_s", with = "cantle_core::seconds")]
     pub(crate) duration: Duration,
     /// End of the call, in seconds since the Unix epoch.
     pub(crate) time: f64,

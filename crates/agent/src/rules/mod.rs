@@ -5,7 +5,7 @@
 //! was cancelled. A journal of facts therefore is a run: cancelling, resuming and testing are one
 //! mechanism, even while the calls of one turn run side by side.
 //!
-//! Nothing in here depends on the rest of the crate but for errors and the representation of time.
+//! Nothing in here depends on the rest of the crate but for errors.
 
 mod action;
 mod budget;

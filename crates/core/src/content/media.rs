@@ -9,19 +9,21 @@ use bytes::Bytes;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// The kind of a [`Media`].
+/// The kind of a [`Media`], serialized as the kind of a block in the history's JSON.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
 #[expect(
     clippy::exhaustive_enums,
     reason = "the history format knows exactly these three"
 )]
 pub enum MediaKind {
     /// A still or animated image.
+    #[serde(rename = "image_content_block")]
     Image,
     /// Video.
+    #[serde(rename = "video_content_block")]
     Video,
     /// Audio.
+    #[serde(rename = "audio_content_block")]
     Audio,
 }
 
@@ -105,7 +107,11 @@ impl Media {
             // Opus in an OGG container; its registered type, and what providers take, is the container's.
             Some("audio/opus") if kind.accepts("audio/ogg") => "audio/ogg",
             Some(mime_type) if kind.accepts(mime_type) => mime_type,
-            other => return Err(MediaError::other_type(kind, other)),
+            other => {
+                let found = other.unwrap_or("of no known type");
+                let message = format!("not a supported {kind}: the bytes are {found}");
+                return Err(MediaError::new(MediaErrorKind::Type, message));
+            }
         };
         Ok(Self {
             kind,
@@ -184,12 +190,6 @@ impl MediaError {
         }
     }
 
-    fn other_type(media: MediaKind, found: Option<&str>) -> Self {
-        let found = found.unwrap_or("of no known type");
-        let message = format!("not a supported {media}: the bytes are {found}");
-        Self::new(MediaErrorKind::Type, message)
-    }
-
     /// Returns the kind.
     #[must_use]
     pub fn kind(&self) -> MediaErrorKind {
@@ -199,35 +199,21 @@ impl MediaError {
 
 /// Media in the history's JSON: `{"kind": "image_content_block", "data": "<base64>"}`.
 #[derive(Serialize, Deserialize)]
-#[serde(tag = "kind")]
-enum MediaJson<T> {
-    #[serde(rename = "image_content_block")]
-    Image { data: T },
-    #[serde(rename = "video_content_block")]
-    Video { data: T },
-    #[serde(rename = "audio_content_block")]
-    Audio { data: T },
+struct MediaJson<T> {
+    kind: MediaKind,
+    data: T,
 }
 
 impl Serialize for Media {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let data = self.base64();
-        match self.kind {
-            MediaKind::Image => MediaJson::Image { data },
-            MediaKind::Video => MediaJson::Video { data },
-            MediaKind::Audio => MediaJson::Audio { data },
-        }
-        .serialize(serializer)
+        let (kind, data) = (self.kind, self.base64());
+        MediaJson { kind, data }.serialize(serializer)
     }
 }
 
 impl<'de> Deserialize<'de> for Media {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let (kind, data) = match MediaJson::<String>::deserialize(deserializer)? {
-            MediaJson::Image { data } => (MediaKind::Image, data),
-            MediaJson::Video { data } => (MediaKind::Video, data),
-            MediaJson::Audio { data } => (MediaKind::Audio, data),
-        };
+        let MediaJson { kind, data } = MediaJson::<String>::deserialize(deserializer)?;
         let bytes = BASE64.decode(data.as_bytes()).map_err(D::Error::custom)?;
         let media = Self::new(kind, bytes).map_err(D::Error::custom)?;
         // The decoder only accepts canonical base64, so this equals the encoded bytes.

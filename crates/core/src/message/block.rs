@@ -2,13 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::yes;
 use crate::content::{Media, MediaKind};
 use crate::ids::unique_id;
 
 /// One block of a model's turn. A client that can't encode a block rejects the request instead of
 /// dropping the block.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(from = "BlockJson", into = "BlockJson")]
+#[serde(tag = "kind", rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum AssistantBlock {
     /// Answer text.
@@ -28,6 +29,7 @@ pub enum AssistantBlock {
         /// The provider's signature.
         signature: String,
         /// The reasoning; may be empty.
+        #[serde(default)]
         content: String,
     },
     /// Reasoning withheld by the provider; `data` must be sent back unchanged.
@@ -42,6 +44,7 @@ pub enum AssistantBlock {
         /// The reasoning, if it was disclosed.
         content: Option<String>,
         /// Summaries of the reasoning, if any.
+        #[serde(default)]
         summary: Vec<String>,
     },
     /// Reasoning in an encrypted payload.
@@ -53,6 +56,7 @@ pub enum AssistantBlock {
         /// The reasoning, if it was disclosed.
         content: Option<String>,
         /// Summaries of the reasoning, if any.
+        #[serde(default)]
         summary: Vec<String>,
     },
     /// A provider-specific block as raw JSON, sent back unchanged.
@@ -63,6 +67,7 @@ pub enum AssistantBlock {
     /// A request to run a tool.
     ToolCall(ToolCall),
     /// An image, video or audio clip from the model.
+    #[serde(untagged)]
     Media(Media),
 }
 
@@ -97,12 +102,15 @@ impl AssistantBlock {
 }
 
 /// A model's request to run a tool.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "ToolCallJson")]
 #[non_exhaustive]
 pub struct ToolCall {
     /// The call's id, which its result refers to.
+    #[serde(rename = "tool_call_id")]
     pub id: String,
     /// Whether the provider assigned the id. Providers that validate ids don't get generated ones.
+    #[serde(rename = "has_provider_tool_call_id")]
     pub has_provider_id: bool,
     /// The tool's name.
     pub name: String,
@@ -130,147 +138,22 @@ impl ToolCall {
     }
 }
 
-/// [`AssistantBlock`] with the field names of the history's JSON.
-#[derive(Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "snake_case")]
-enum BlockJson {
-    Text {
-        text: String,
-        #[serde(default)]
-        signature: Option<String>,
-    },
-    Reasoning {
-        content: String,
-    },
-    SignedReasoning {
-        signature: String,
-        #[serde(default)]
-        content: String,
-    },
-    RedactedReasoning {
-        data: String,
-    },
-    ReasoningRef {
-        id: String,
-        #[serde(default)]
-        content: Option<String>,
-        #[serde(default)]
-        summary: Vec<String>,
-    },
-    EncryptedReasoning {
-        id: String,
-        encrypted_content: String,
-        #[serde(default)]
-        content: Option<String>,
-        #[serde(default)]
-        summary: Vec<String>,
-    },
-    Opaque {
-        data: String,
-    },
-    ToolCall {
-        #[serde(default)]
-        signature: Option<String>,
-        name: String,
-        arguments: String,
-        #[serde(default)]
-        tool_call_id: Option<String>,
-        #[serde(default = "yes")]
-        has_provider_tool_call_id: bool,
-    },
-    #[serde(untagged)]
-    Media(Media),
+/// [`ToolCall`] as it is read: without an id, a call gets a new one.
+#[derive(Deserialize)]
+struct ToolCallJson {
+    signature: Option<String>,
+    name: String,
+    arguments: String,
+    tool_call_id: Option<String>,
+    #[serde(default = "yes")]
+    has_provider_tool_call_id: bool,
 }
 
-fn yes() -> bool {
-    true
-}
-
-impl From<BlockJson> for AssistantBlock {
-    fn from(json: BlockJson) -> Self {
-        match json {
-            BlockJson::Text { text, signature } => Self::Text { text, signature },
-            BlockJson::Reasoning { content } => Self::Reasoning { content },
-            BlockJson::SignedReasoning { signature, content } => {
-                Self::SignedReasoning { signature, content }
-            }
-            BlockJson::RedactedReasoning { data } => Self::RedactedReasoning { data },
-            BlockJson::ReasoningRef {
-                id,
-                content,
-                summary,
-            } => Self::ReasoningRef {
-                id,
-                content,
-                summary,
-            },
-            BlockJson::EncryptedReasoning {
-                id,
-                encrypted_content,
-                content,
-                summary,
-            } => Self::EncryptedReasoning {
-                id,
-                encrypted_content,
-                content,
-                summary,
-            },
-            BlockJson::Opaque { data } => Self::Opaque { data },
-            BlockJson::ToolCall {
-                signature,
-                name,
-                arguments,
-                tool_call_id,
-                has_provider_tool_call_id,
-            } => {
-                let mut call = ToolCall::new(tool_call_id, name, arguments);
-                call.has_provider_id &= has_provider_tool_call_id;
-                call.signature = signature;
-                Self::ToolCall(call)
-            }
-            BlockJson::Media(media) => Self::Media(media),
-        }
-    }
-}
-
-impl From<AssistantBlock> for BlockJson {
-    fn from(block: AssistantBlock) -> Self {
-        match block {
-            AssistantBlock::Text { text, signature } => Self::Text { text, signature },
-            AssistantBlock::Reasoning { content } => Self::Reasoning { content },
-            AssistantBlock::SignedReasoning { signature, content } => {
-                Self::SignedReasoning { signature, content }
-            }
-            AssistantBlock::RedactedReasoning { data } => Self::RedactedReasoning { data },
-            AssistantBlock::ReasoningRef {
-                id,
-                content,
-                summary,
-            } => Self::ReasoningRef {
-                id,
-                content,
-                summary,
-            },
-            AssistantBlock::EncryptedReasoning {
-                id,
-                encrypted_content,
-                content,
-                summary,
-            } => Self::EncryptedReasoning {
-                id,
-                encrypted_content,
-                content,
-                summary,
-            },
-            AssistantBlock::Opaque { data } => Self::Opaque { data },
-            AssistantBlock::ToolCall(call) => Self::ToolCall {
-                signature: call.signature,
-                name: call.name,
-                arguments: call.arguments,
-                tool_call_id: Some(call.id),
-                has_provider_tool_call_id: call.has_provider_id,
-            },
-            AssistantBlock::Media(media) => Self::Media(media),
-        }
+impl From<ToolCallJson> for ToolCall {
+    fn from(json: ToolCallJson) -> Self {
+        let mut call = Self::new(json.tool_call_id, json.name, json.arguments);
+        call.has_provider_id &= json.has_provider_tool_call_id;
+        call.signature = json.signature;
+        call
     }
 }

@@ -124,7 +124,6 @@ pub struct AssistantMessage {
     #[serde(default = "unique_id")]
     pub id: String,
     /// The provider's id of the response, if requests can refer to it.
-    #[serde(default)]
     pub provider_response_id: Option<String>,
     /// Text, reasoning, tool calls and media, in order.
     #[serde(default)]
@@ -137,10 +136,8 @@ pub struct AssistantMessage {
     #[serde(default)]
     pub metadata: Map<String, Value>,
     /// When the request was sent, in seconds on the writer's clock (ours: since the Unix epoch).
-    #[serde(default)]
     pub request_start_time: Option<f64>,
     /// When the answer was complete, on the same clock.
-    #[serde(default)]
     pub request_end_time: Option<f64>,
 }
 
@@ -198,7 +195,6 @@ pub struct ToolMessage {
     /// The id of the call.
     pub tool_call_id: String,
     /// The tool's name.
-    #[serde(default)]
     pub name: Option<String>,
     /// Whether the arguments were valid.
     #[serde(default = "yes", rename = "args_was_valid")]
@@ -207,10 +203,8 @@ pub struct ToolMessage {
     #[serde(default)]
     pub success: bool,
     /// When the tool started, in seconds on the writer's clock (ours: since the Unix epoch).
-    #[serde(default)]
     pub tool_start_time: Option<f64>,
     /// When it ended, on the same clock.
-    #[serde(default)]
     pub tool_end_time: Option<f64>,
 }
 

@@ -7,8 +7,6 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
-
 use super::InvalidPolicy;
 
 /// The ports of a pattern without a port: HTTP and HTTPS.
@@ -124,8 +122,7 @@ fn reads_as_number(label: &str) -> bool {
 /// assert!(!pattern.matches(&"deb.example.org".parse()?, 22));
 /// # Ok::<(), cantle_core::policy::InvalidPolicy>(())
 /// ```
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct HostPattern {
     name: HostName,
     /// Whether the pattern is for the subdomains of `name` instead of itself.
@@ -214,19 +211,7 @@ impl FromStr for HostPattern {
     }
 }
 
-impl TryFrom<String> for HostPattern {
-    type Error = InvalidPolicy;
-
-    fn try_from(text: String) -> Result<Self, InvalidPolicy> {
-        text.parse()
-    }
-}
-
-impl From<HostPattern> for String {
-    fn from(pattern: HostPattern) -> Self {
-        pattern.to_string()
-    }
-}
+serialize_as_text!(HostPattern);
 
 #[cfg(test)]
 mod tests;

@@ -7,8 +7,6 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Deserialize, Serialize};
-
 /// A normalized path inside a sandbox, without NUL, that doesn't lead above its base.
 ///
 /// ```
@@ -19,8 +17,7 @@ use serde::{Deserialize, Serialize};
 /// assert!("../secret".parse::<SandboxPath>().is_err());
 /// # Ok::<(), cantle_core::sandbox::InvalidPath>(())
 /// ```
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SandboxPath {
     absolute: bool,
     /// Components joined by `/`, without a leading or trailing slash; empty for the base itself.
@@ -192,27 +189,7 @@ impl FromStr for SandboxPath {
     }
 }
 
-impl TryFrom<&str> for SandboxPath {
-    type Error = InvalidPath;
-
-    fn try_from(path: &str) -> Result<Self, InvalidPath> {
-        Self::new(path)
-    }
-}
-
-impl TryFrom<String> for SandboxPath {
-    type Error = InvalidPath;
-
-    fn try_from(path: String) -> Result<Self, InvalidPath> {
-        Self::new(path)
-    }
-}
-
-impl From<SandboxPath> for String {
-    fn from(path: SandboxPath) -> Self {
-        path.to_string()
-    }
-}
+serialize_as_text!(SandboxPath);
 
 /// Text that is not a valid path in a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
