@@ -1,13 +1,13 @@
 //! Errors of model calls.
 
 use std::error::Error as StdError;
-use std::fmt;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
 /// An error of a model call.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{message}{}", status.map(|status| format!(" (HTTP {status})")).unwrap_or_default())]
 pub struct LlmError {
     kind: LlmErrorKind,
     message: String,
@@ -135,21 +135,5 @@ impl LlmError {
     #[must_use]
     pub fn advice(&self) -> Option<&str> {
         self.advice.as_deref()
-    }
-}
-
-impl fmt::Display for LlmError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)?;
-        if let Some(status) = self.status {
-            write!(f, " (HTTP {status})")?;
-        }
-        Ok(())
-    }
-}
-
-impl StdError for LlmError {
-    fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        self.source.as_deref().map(|source| source as _)
     }
 }

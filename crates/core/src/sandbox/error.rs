@@ -1,7 +1,6 @@
 //! Sandbox errors.
 
 use std::error::Error as StdError;
-use std::fmt;
 use std::io;
 
 use serde::{Deserialize, Serialize};
@@ -10,7 +9,8 @@ use crate::policy::PolicyField;
 
 /// An error of a sandbox operation. [`Display`](fmt::Display) is for people;
 /// [`advice`](Self::advice) is for the model.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
 pub struct SandboxError {
     kind: SandboxErrorKind,
     message: String,
@@ -144,18 +144,6 @@ impl SandboxError {
     #[must_use]
     pub fn unenforced(&self) -> &[PolicyField] {
         &self.unenforced
-    }
-}
-
-impl fmt::Display for SandboxError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl StdError for SandboxError {
-    fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        self.source.as_deref().map(|source| source as _)
     }
 }
 

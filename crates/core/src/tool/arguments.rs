@@ -16,12 +16,6 @@ pub struct ParsedArguments {
     pub repairs: Vec<Repair>,
 }
 
-impl ParsedArguments {
-    pub(super) fn new(arguments: Value, repairs: Vec<Repair>) -> Self {
-        Self { arguments, repairs }
-    }
-}
-
 /// A correction of one argument. [`Display`](fmt::Display) reads like `` `limit`: a number in text ``.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[non_exhaustive]
@@ -132,14 +126,8 @@ impl ArgumentError {
 /// One problem with the arguments.
 #[derive(Debug)]
 pub(super) struct Problem {
-    path: String,
-    message: String,
-}
-
-impl Problem {
-    pub(super) fn new(path: String, message: String) -> Self {
-        Self { path, message }
-    }
+    pub(super) path: String,
+    pub(super) message: String,
 }
 
 impl fmt::Display for Problem {
@@ -182,14 +170,15 @@ pub(super) fn parse(text: &str, repairs: &mut Vec<Repair>) -> Result<Value, Argu
 
 pub(super) fn typed<P: DeserializeOwned>(arguments: &Value) -> Result<P, ArgumentError> {
     serde_path_to_error::deserialize(arguments).map_err(|error| {
-        let path = error.path().to_string();
-        let message = error.inner().to_string();
-        let problem = Problem::new(if path == "." { String::new() } else { path }, message);
+        let problem = Problem {
+            path: Some(error.path().to_string())
+                .filter(|path| path != ".")
+                .unwrap_or_default(),
+            message: error.inner().to_string(),
+        };
         let message = problem.to_string();
-        ArgumentError {
-            path: Some(problem.path).filter(|path| !path.is_empty()),
-            message,
-        }
+        let path = Some(problem.path).filter(|path| !path.is_empty());
+        ArgumentError { path, message }
     })
 }
 

@@ -2,11 +2,10 @@
 
 use std::fmt;
 use std::future::Future;
-use std::marker::PhantomData;
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
+use futures_util::future::BoxFuture;
 use serde_json::Value;
 use tokio::sync::oneshot;
 
@@ -21,30 +20,33 @@ pub struct DynTool {
     polls: bool,
     repeatable: bool,
     timeout: Option<Duration>,
-    body: Arc<dyn Body>,
+    body: Arc<Body>,
 }
 
-#[async_trait]
-trait Body: Send + Sync {
-    async fn call(&self, arguments: Value, cx: ToolContext) -> Result<ToolOutput, ToolError>;
-}
+type Body =
+    dyn Fn(Value, ToolContext) -> BoxFuture<'static, Result<ToolOutput, ToolError>> + Send + Sync;
 
 impl DynTool {
     /// Erases the type of a tool.
     #[must_use]
     pub fn new<T: Tool>(tool: T) -> Self {
-        Self {
-            spec: Arc::new(ToolSpec::new(
-                tool.name(),
-                tool.description(),
-                schema::of::<T::Params>(),
-            )),
-            concurrency_safe: tool.concurrency_safe(),
-            polls: tool.polls(),
-            repeatable: tool.repeatable(),
-            timeout: tool.timeout(),
-            body: Arc::new(Typed(tool)),
-        }
+        let schema = schema::of::<T::Params>();
+        let spec = ToolSpec::new(tool.name(), tool.description(), schema);
+        let tool = Arc::new(tool);
+        let called = Arc::clone(&tool);
+        let call = move |arguments: Value, cx| {
+            let tool = Arc::clone(&called);
+            async move {
+                let params = arguments::typed::<T::Params>(&arguments)?;
+                drop(arguments);
+                tool.call(params, cx).await
+            }
+        };
+        Self::from_schema(spec, call)
+            .with_concurrency_safe(tool.concurrency_safe())
+            .with_polls(tool.polls())
+            .with_repeatable(tool.repeatable())
+            .with_timeout(tool.timeout())
     }
 
     /// Creates a tool from a JSON schema. Arguments are checked for types, required and unknown
@@ -75,7 +77,7 @@ impl DynTool {
             polls: false,
             repeatable: false,
             timeout: Some(DEFAULT_TIMEOUT),
-            body: Arc::new(Bare(call)),
+            body: Arc::new(move |arguments, cx| Box::pin(call(arguments, cx))),
         }
     }
 
@@ -85,14 +87,15 @@ impl DynTool {
         P: serde::de::DeserializeOwned + schemars::JsonSchema + Send + 'static,
         F: Fn(P, ToolContext) -> Result<ToolOutput, ToolError> + Send + Sync + 'static,
     {
-        Self {
-            spec: Arc::new(ToolSpec::new(name, description, schema::of::<P>())),
-            concurrency_safe: false,
-            polls: false,
-            repeatable: false,
-            timeout: Some(DEFAULT_TIMEOUT),
-            body: Arc::new(Blocking(Arc::new(call), PhantomData::<fn(P)>)),
-        }
+        let spec = ToolSpec::new(name, description, schema::of::<P>());
+        let call = Arc::new(call);
+        Self::from_schema(spec, move |arguments, cx| {
+            let call = Arc::clone(&call);
+            async move {
+                let params = arguments::typed::<P>(&arguments)?;
+                on_thread(move || call(params, cx)).await
+            }
+        })
     }
 
     /// Sets whether [calls may run concurrently](Tool::concurrency_safe).
@@ -183,7 +186,7 @@ impl DynTool {
         let mut repairs = Vec::new();
         let arguments = arguments::parse(arguments, &mut repairs)?;
         let arguments = schema::validate(self.spec.parameters(), arguments, &mut repairs)?;
-        Ok(ParsedArguments::new(arguments, repairs))
+        Ok(ParsedArguments { arguments, repairs })
     }
 
     /// Runs the tool with arguments from [`parse`](Self::parse). A panic of an async tool unwinds
@@ -193,7 +196,7 @@ impl DynTool {
     /// The tool's error; [`ToolErrorKind::InvalidArguments`](super::ToolErrorKind) if the arguments
     /// can't be deserialized.
     pub async fn call(&self, arguments: Value, cx: ToolContext) -> Result<ToolOutput, ToolError> {
-        self.body.call(arguments, cx).await
+        (self.body)(arguments, cx).await
     }
 }
 
@@ -209,64 +212,27 @@ impl<T: Tool> From<T> for DynTool {
     }
 }
 
-struct Typed<T>(T);
-
-#[async_trait]
-impl<T: Tool> Body for Typed<T> {
-    async fn call(&self, arguments: Value, cx: ToolContext) -> Result<ToolOutput, ToolError> {
-        let params = arguments::typed::<T::Params>(&arguments)?;
-        drop(arguments);
-        self.0.call(params, cx).await
-    }
-}
-
-struct Bare<F>(F);
-
-#[async_trait]
-impl<F, Fut> Body for Bare<F>
-where
-    F: Fn(Value, ToolContext) -> Fut + Send + Sync,
-    Fut: Future<Output = Result<ToolOutput, ToolError>> + Send,
-{
-    async fn call(&self, arguments: Value, cx: ToolContext) -> Result<ToolOutput, ToolError> {
-        (self.0)(arguments, cx).await
-    }
-}
-
-struct Blocking<F, P>(Arc<F>, PhantomData<fn(P)>);
-
-#[async_trait]
-impl<F, P> Body for Blocking<F, P>
-where
-    P: serde::de::DeserializeOwned + Send + 'static,
-    F: Fn(P, ToolContext) -> Result<ToolOutput, ToolError> + Send + Sync + 'static,
-{
-    async fn call(&self, arguments: Value, cx: ToolContext) -> Result<ToolOutput, ToolError> {
-        let params = arguments::typed::<P>(&arguments)?;
-        let call = Arc::clone(&self.0);
-        let (done, result) = oneshot::channel();
-        let thread = std::thread::Builder::new()
-            .name("cantle-tool".to_owned())
-            .spawn(move || {
-                // The receiver is gone if the call was abandoned.
-                let _ = done.send(call(params, cx));
-            });
-        let thread = match thread {
-            Ok(thread) => thread,
-            Err(error) => {
-                return Err(
-                    ToolError::failed("No thread could be started for the tool").with_source(error)
-                );
-            }
-        };
-        match result.await {
-            Ok(result) => result,
-            // The sender was dropped without a result: the thread panicked.
-            Err(_) => Err(match thread.join() {
-                Err(payload) => ToolError::from_panic(payload.as_ref()),
-                Ok(()) => ToolError::panicked("unknown"),
-            }),
-        }
+/// Runs a blocking call on a thread of its own.
+async fn on_thread(
+    call: impl FnOnce() -> Result<ToolOutput, ToolError> + Send + 'static,
+) -> Result<ToolOutput, ToolError> {
+    let (done, result) = oneshot::channel();
+    let thread = std::thread::Builder::new()
+        .name("cantle-tool".to_owned())
+        .spawn(move || {
+            // The receiver is gone if the call was abandoned.
+            let _ = done.send(call());
+        })
+        .map_err(|error| {
+            ToolError::failed("No thread could be started for the tool").with_source(error)
+        })?;
+    match result.await {
+        Ok(result) => result,
+        // The sender was dropped without a result: the thread panicked.
+        Err(_) => Err(match thread.join() {
+            Err(payload) => ToolError::from_panic(payload.as_ref()),
+            Ok(()) => ToolError::panicked("unknown"),
+        }),
     }
 }
 

@@ -9,7 +9,8 @@ use crate::sandbox::{SandboxError, SandboxErrorKind};
 
 /// The failure of a tool call. The model reads the message. The run continues, unless the sandbox is
 /// gone.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
 pub struct ToolError {
     kind: ToolErrorKind,
     message: String,
@@ -33,23 +34,23 @@ pub enum ToolErrorKind {
 }
 
 impl ToolError {
-    /// Creates an error for the model, which should say what to do instead.
-    pub fn failed(message: impl Into<String>) -> Self {
+    fn new(kind: ToolErrorKind, message: impl Into<String>) -> Self {
         Self {
-            kind: ToolErrorKind::Failed,
+            kind,
             message: message.into(),
             source: None,
         }
     }
 
+    /// Creates an error for the model, which should say what to do instead.
+    pub fn failed(message: impl Into<String>) -> Self {
+        Self::new(ToolErrorKind::Failed, message)
+    }
+
     /// Creates an error for a panic with `message`.
     pub fn panicked(message: impl fmt::Display) -> Self {
         let message = format!("The tool failed with an internal error: {message}");
-        Self {
-            kind: ToolErrorKind::Panicked,
-            message,
-            source: None,
-        }
+        Self::new(ToolErrorKind::Panicked, message)
     }
 
     /// Creates an error from a panic payload, as `catch_unwind` and `join` return it.
@@ -61,12 +62,7 @@ impl ToolError {
     /// Creates the error of a cancelled call.
     #[must_use]
     pub fn cancelled() -> Self {
-        let message = "The call was cancelled.".to_owned();
-        Self {
-            kind: ToolErrorKind::Cancelled,
-            message,
-            source: None,
-        }
+        Self::new(ToolErrorKind::Cancelled, "The call was cancelled.")
     }
 
     /// Sets the cause.
@@ -91,26 +87,9 @@ pub fn panic_message(payload: &(dyn Any + Send)) -> &str {
         .unwrap_or("unknown")
 }
 
-impl fmt::Display for ToolError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl StdError for ToolError {
-    fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        self.source.as_deref().map(|source| source as _)
-    }
-}
-
 impl From<ArgumentError> for ToolError {
     fn from(error: ArgumentError) -> Self {
-        let message = error.to_string();
-        Self {
-            kind: ToolErrorKind::InvalidArguments,
-            message,
-            source: Some(Box::new(error)),
-        }
+        Self::new(ToolErrorKind::InvalidArguments, error.to_string()).with_source(error)
     }
 }
 
@@ -124,10 +103,6 @@ impl From<SandboxError> for ToolError {
             Some(advice) => format!("{error}. {advice}"),
             None => error.to_string(),
         };
-        Self {
-            kind,
-            message,
-            source: Some(Box::new(error)),
-        }
+        Self::new(kind, message).with_source(error)
     }
 }

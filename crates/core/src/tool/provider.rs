@@ -106,7 +106,8 @@ impl fmt::Debug for OpenContext {
 }
 
 /// An error while a provider opened or closed.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
 pub struct ProviderError {
     message: String,
     source: Option<Box<dyn StdError + Send + Sync>>,
@@ -135,23 +136,8 @@ impl ProviderError {
     }
 }
 
-impl fmt::Display for ProviderError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl StdError for ProviderError {
-    fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        self.source.as_deref().map(|source| source as _)
-    }
-}
-
 impl From<SandboxError> for ProviderError {
     fn from(error: SandboxError) -> Self {
-        Self {
-            message: error.to_string(),
-            source: Some(Box::new(error)),
-        }
+        Self::new(error.to_string()).with_source(error)
     }
 }

@@ -223,8 +223,15 @@ impl Question {
                 _ => None,
             },
         };
-        answer.ok_or_else(|| InvalidAnswer {
-            kind: self.kind.clone(),
+        answer.ok_or_else(|| {
+            InvalidAnswer(match &self.kind {
+                QuestionKind::Text => "an answer is needed".to_owned(),
+                QuestionKind::Choice { choices } => format!(
+                    "the answer must be one of the {} choices, by its text or its number",
+                    choices.len()
+                ),
+                QuestionKind::Confirm => "the answer must be yes or no".to_owned(),
+            })
         })
     }
 }
@@ -247,25 +254,9 @@ fn chosen<'c>(choices: &'c [String], given: &str) -> Option<(usize, &'c str)> {
 }
 
 /// Text that is not a valid answer to the question. The message states the valid answers.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct InvalidAnswer {
-    kind: QuestionKind,
-}
-
-impl fmt::Display for InvalidAnswer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.kind {
-            QuestionKind::Text => f.write_str("an answer is needed"),
-            QuestionKind::Choice { choices } => {
-                write!(f, "the answer must be one of the {} choices", choices.len())?;
-                f.write_str(", by its text or its number")
-            }
-            QuestionKind::Confirm => f.write_str("the answer must be yes or no"),
-        }
-    }
-}
-
-impl std::error::Error for InvalidAnswer {}
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct InvalidAnswer(String);
 
 #[cfg(test)]
 mod tests;

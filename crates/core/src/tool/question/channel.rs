@@ -1,6 +1,7 @@
 //! A user interface for programs: questions arrive on a channel and are answered by id.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -99,18 +100,13 @@ impl AnswerHandle {
     /// If no such question is open, or the answer is invalid; the question then stays open.
     pub fn answer(&self, id: &QuestionId, text: &str) -> Result<Answer, AnswerError> {
         self.with(|open| {
-            let pending = open.get(id).ok_or_else(|| AnswerError::unknown(id))?;
-            let answer = pending
-                .question
-                .parse_answer(text)
-                .map_err(|invalid| AnswerError {
-                    id: id.clone(),
-                    invalid: Some(invalid),
-                })?;
-            if let Some(pending) = open.remove(id) {
-                // The receiver is gone if the question was just withdrawn.
-                let _ = pending.reply.send(Ok(answer.clone()));
-            }
+            let Entry::Occupied(pending) = open.entry(id.clone()) else {
+                return Err(AnswerError::NotOpen(id.clone()));
+            };
+            let answer = pending.get().question.parse_answer(text);
+            let answer = answer.map_err(|invalid| AnswerError::Invalid(id.clone(), invalid))?;
+            // The receiver is gone if the question was just withdrawn.
+            let _ = pending.remove().reply.send(Ok(answer.clone()));
             Ok(answer)
         })
         .inspect(|_| self.0.closed.notify_waiters())
@@ -122,7 +118,7 @@ impl AnswerHandle {
     /// If no such question is open.
     pub fn decline(&self, id: &QuestionId, reason: &str) -> Result<(), AnswerError> {
         let pending = self.with(|open| open.remove(id));
-        let pending = pending.ok_or_else(|| AnswerError::unknown(id))?;
+        let pending = pending.ok_or_else(|| AnswerError::NotOpen(id.clone()))?;
         let _ = pending.reply.send(Err(ToolError::failed(reason)));
         self.0.closed.notify_waiters();
         Ok(())
@@ -161,20 +157,14 @@ impl AskUser for ChannelUser {
     async fn ask(&self, question: Question) -> Result<Answer, ToolError> {
         let (reply, answer) = oneshot::channel();
         let id = question.id.clone();
-        let pending = OpenQuestion {
-            question: question.clone(),
-            reply,
-        };
-        let is_second = self.answers.with(|open| {
-            let is_second = open.contains_key(&id);
-            if !is_second {
-                open.insert(id.clone(), pending);
+        self.answers.with(|open| match open.entry(id.clone()) {
+            Entry::Occupied(_) => Err(ToolError::failed("This call already has an open question.")),
+            Entry::Vacant(entry) => {
+                let question = question.clone();
+                entry.insert(OpenQuestion { question, reply });
+                Ok(())
             }
-            is_second
-        });
-        if is_second {
-            return Err(ToolError::failed("This call already has an open question."));
-        }
+        })?;
         let _guard = WithdrawOnDrop {
             answers: &self.answers,
             id: &id,
@@ -202,40 +192,15 @@ impl Drop for WithdrawOnDrop<'_> {
 }
 
 /// An error while answering a question.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct AnswerError {
-    id: QuestionId,
-    invalid: Option<InvalidAnswer>,
-}
-
-impl AnswerError {
-    fn unknown(id: &QuestionId) -> Self {
-        Self {
-            id: id.clone(),
-            invalid: None,
-        }
-    }
-
-    /// Returns the error of an invalid answer; `None` if no such question is open.
-    #[must_use]
-    pub fn invalid(&self) -> Option<&InvalidAnswer> {
-        self.invalid.as_ref()
-    }
-}
-
-impl fmt::Display for AnswerError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.invalid {
-            Some(invalid) => write!(f, "question {} is not answered: {invalid}", self.id),
-            None => write!(f, "no question {} is open", self.id),
-        }
-    }
-}
-
-impl std::error::Error for AnswerError {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        self.invalid.as_ref().map(|invalid| invalid as _)
-    }
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum AnswerError {
+    /// No such question is open.
+    #[error("no question {0} is open")]
+    NotOpen(QuestionId),
+    /// The answer is invalid, and the question stays open.
+    #[error("question {0} is not answered: {1}")]
+    Invalid(QuestionId, #[source] InvalidAnswer),
 }
 
 #[cfg(test)]

@@ -37,7 +37,8 @@ impl Problems {
     fn add(&mut self, path: Path<'_>, message: impl FnOnce() -> String) {
         self.count += 1;
         if self.kept.len() < self.max_kept {
-            self.kept.push(Problem::new(path.to_string(), message()));
+            let (path, message) = (path.to_string(), message());
+            self.kept.push(Problem { path, message });
         }
     }
 }
