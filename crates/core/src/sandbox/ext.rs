@@ -6,6 +6,7 @@ use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt as _;
 use futures_util::stream;
+use indexmap::IndexSet;
 
 use super::host::{HostEntry, HostThread, HostTree, write_temporary};
 use super::output::Capture;
@@ -47,11 +48,7 @@ pub trait SandboxExt: Sandbox + sealed::SealedSandbox {
     /// # Errors
     /// As [`exec`](Self::exec).
     async fn run(&self, request: SpawnRequest) -> Result<CommandOutput, SandboxError> {
-        let mut capture = Capture::new(CAPTURE_BYTES);
-        let exit = self
-            .exec(request, &mut |chunk| capture.push(&chunk))
-            .await?;
-        Ok(capture.finish(exit))
+        self.run_with_observer(request, &mut |_| {}).await
     }
 
     /// Runs a command like [`run`](Self::run) and passes each piece of output to `observer`.
@@ -290,10 +287,8 @@ fn file_mode(info: &FileInfo) -> Option<u32> {
 }
 
 /// Returns each path once, in order.
-fn unique(paths: &[String]) -> impl Iterator<Item = &String> {
-    let is_first = |index: usize, path| !paths.iter().take(index).any(|other| other == path);
-    let paths = paths.iter().enumerate();
-    paths.filter_map(move |(index, path)| is_first(index, path).then_some(path))
+fn unique(paths: &[String]) -> IndexSet<&String> {
+    paths.iter().collect()
 }
 
 /// Copies one output file into the staging directory.

@@ -64,12 +64,7 @@ pub enum Isolation {
 
 impl fmt::Display for Isolation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::None => "none",
-            Self::Kernel => "kernel",
-            Self::Container => "container",
-            Self::Machine => "machine",
-        })
+        self.serialize(f)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Rendering of command results for the model, in Stirrup's format.
 
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 
 use super::exit::format_limit;
 use super::{Captured, ChannelReport, CommandOutput, Exit, ExitStatus};
@@ -34,79 +34,66 @@ impl Default for RenderLimits {
 #[must_use]
 pub fn render_command(output: &CommandOutput, limits: RenderLimits) -> String {
     let exit = &output.exit;
-    let mut text = String::from("<shell_results>");
-    match exit.status {
-        ExitStatus::TimedOut { limit } => {
-            element(&mut text, "error_kind", "timeout");
-            let seconds = limit.as_secs_f64();
-            let details = format!(
-                "The command did not finish within {seconds} s. It was stopped with everything it started; its output so far is kept."
-            );
-            element(&mut text, "details", &details);
+    let stopped =
+        |kind: &str, details: String| vec![("error_kind", kind.to_owned()), ("details", details)];
+    let mut elements = match exit.status {
+        ExitStatus::TimedOut { limit } => stopped(
+            "timeout",
+            format!(
+                "The command did not finish within {} s. It was stopped with everything it started; its output so far is kept.",
+                limit.as_secs_f64()
+            ),
+        ),
+        ExitStatus::Cancelled => stopped(
+            "cancelled",
+            "The command was stopped with everything it started.".to_owned(),
+        ),
+        ExitStatus::LimitReached { field, limit } => stopped(
+            "limit_reached",
+            format!(
+                "The command reached the limit of {field}, which is {}. It was stopped with everything it started; its output so far is kept.",
+                format_limit(field, limit)
+            ),
+        ),
+        status @ (ExitStatus::Code(_) | ExitStatus::Signal(_)) => {
+            vec![("exit_code", status.shell_code().to_string())]
         }
-        ExitStatus::Cancelled => {
-            element(&mut text, "error_kind", "cancelled");
-            element(
-                &mut text,
-                "details",
-                "The command was stopped with everything it started.",
-            );
-        }
-        ExitStatus::LimitReached { field, limit } => {
-            element(&mut text, "error_kind", "limit_reached");
-            let amount = format_limit(field, limit);
-            let details = format!(
-                "The command reached the limit of {field}, which is {amount}. It was stopped with everything it started; its output so far is kept."
-            );
-            element(&mut text, "details", &details);
-        }
-        ExitStatus::Code(_) | ExitStatus::Signal(_) => {
-            element(
-                &mut text,
-                "exit_code",
-                &exit.status.shell_code().to_string(),
-            );
-        }
-    }
-    element(
-        &mut text,
-        "stdout",
-        &channel(&output.stdout, &exit.stdout, limits),
-    );
-    element(
-        &mut text,
-        "stderr",
-        &channel(&output.stderr, &exit.stderr, limits),
-    );
+    };
+    elements.push(("stdout", channel(&output.stdout, &exit.stdout, limits)));
+    elements.push(("stderr", channel(&output.stderr, &exit.stderr, limits)));
     if let ExitStatus::Signal(signal) = exit.status {
-        element(
-            &mut text,
-            "details",
-            &format!("The command was killed by signal {signal}."),
-        );
+        let details = format!("The command was killed by signal {signal}.");
+        elements.push(("details", details));
     }
     if !exit.background.is_empty() {
         let mut list = String::from("still running:");
         for process in &exit.background {
             let _ = write!(list, "\n{} {}", process.pid, process.command);
         }
-        element(&mut text, "background", &list);
+        elements.push(("background", list));
     }
     let advice = advice(exit);
     if !advice.is_empty() {
-        element(&mut text, "advice", &advice);
+        elements.push(("advice", advice));
     }
-    text.push_str("\n</shell_results>");
-    text
+    shell_results(elements)
 }
 
 /// Renders the refusal to run a command: `kind` is an identifier such as `command_not_allowed`.
 #[must_use]
 pub fn render_refusal(kind: &str, details: &str, advice: &str) -> String {
+    shell_results([
+        ("error_kind", kind),
+        ("details", details),
+        ("advice", advice),
+    ])
+}
+
+fn shell_results<T: fmt::Display>(elements: impl IntoIterator<Item = (&'static str, T)>) -> String {
     let mut text = String::from("<shell_results>");
-    element(&mut text, "error_kind", kind);
-    element(&mut text, "details", details);
-    element(&mut text, "advice", advice);
+    for (name, content) in elements {
+        let _ = write!(text, "\n<{name}>{content}</{name}>");
+    }
     text.push_str("\n</shell_results>");
     text
 }
@@ -168,31 +155,19 @@ pub(super) fn limit_advice(field: PolicyField) -> &'static str {
     }
 }
 
-fn element(text: &mut String, name: &str, content: &str) {
-    let _ = write!(text, "\n<{name}>{content}</{name}>");
-}
-
 fn channel(captured: &Captured, report: &ChannelReport, limits: RenderLimits) -> String {
-    if captured.omitted_bytes == 0 {
+    let (head, tail) = if captured.omitted_bytes == 0 {
         let whole = captured.text();
         if whole.chars().count() <= limits.channel_chars {
             return whole;
         }
-        return truncated(
-            first_chars(&whole, limits),
-            last_chars(&whole, limits),
-            captured,
-            report,
-        );
-    }
-    let head = String::from_utf8_lossy(&captured.head);
-    let tail = String::from_utf8_lossy(&captured.tail);
-    truncated(
-        first_chars(&head, limits),
-        last_chars(&tail, limits),
-        captured,
-        report,
-    )
+        (whole.clone().into(), whole.into())
+    } else {
+        let text = String::from_utf8_lossy;
+        (text(&captured.head), text(&captured.tail))
+    };
+    let (head, tail) = (first_chars(&head, limits), last_chars(&tail, limits));
+    truncated(head, tail, captured, report)
 }
 
 fn truncated(head: &str, tail: &str, captured: &Captured, report: &ChannelReport) -> String {

@@ -31,15 +31,13 @@ pub(super) fn size(media: &Media) -> Result<ImageSize, MediaError> {
     let mut decoder = reader(media, format(media)?)
         .into_decoder()
         .map_err(failed)?;
-    let size = sides(decoder.dimensions());
-    let is_rotated = decoder.orientation().is_ok_and(swaps_sides);
-    Ok(if is_rotated {
-        ImageSize {
-            width: size.height,
-            height: size.width,
-        }
+    let (width, height) = decoder.dimensions();
+    // The EXIF orientations from 5 on swap the sides.
+    let swaps_sides = |orientation: Orientation| orientation.to_exif() >= 5;
+    Ok(if decoder.orientation().is_ok_and(swaps_sides) {
+        sides((height, width))
     } else {
-        size
+        sides((width, height))
     })
 }
 
@@ -122,39 +120,31 @@ impl Picture {
                 }
                 image.resize_exact(target.width, target.height, FilterType::CatmullRom)
             };
-            let mut encoded = None;
+            let fits = |data: &Vec<u8>| data.len() <= limits.max_bytes;
             if self.format != ImageFormat::Jpeg {
-                encoded = Some(png(&scaled(&self.image))?);
+                let data = png(&scaled(&self.image))?;
+                if fits(&data) {
+                    return Ok(data.into());
+                }
             }
-            if encoded
-                .as_ref()
-                .is_none_or(|data| data.len() > limits.max_bytes)
-                && let Some(opaque) = &opaque
-            {
+            if let Some(opaque) = &opaque {
                 let scaled = scaled(opaque);
                 for quality in QUALITIES {
                     let data = jpeg(&scaled, quality)?;
-                    let fits = data.len() <= limits.max_bytes;
-                    encoded = Some(data);
-                    if fits {
-                        break;
+                    if fits(&data) {
+                        return Ok(data.into());
                     }
                 }
             }
-            match encoded {
-                Some(data) if data.len() <= limits.max_bytes => return Ok(data.into()),
-                _ if target.width <= 2 && target.height <= 2 => {
-                    let message = format!(
-                        "the image can't be made as small as {} bytes",
-                        limits.max_bytes
-                    );
-                    return Err(MediaError::new(MediaErrorKind::TooLarge, message));
-                }
-                _ => {
-                    target.width = even(f64::from(target.width) * SHRINK);
-                    target.height = even(f64::from(target.height) * SHRINK);
-                }
+            if target.width <= 2 && target.height <= 2 {
+                let message = format!(
+                    "the image can't be made as small as {} bytes",
+                    limits.max_bytes
+                );
+                return Err(MediaError::new(MediaErrorKind::TooLarge, message));
             }
+            target.width = even(f64::from(target.width) * SHRINK);
+            target.height = even(f64::from(target.height) * SHRINK);
         }
     }
 
@@ -198,16 +188,6 @@ fn decoder_limits() -> Limits {
 
 fn sides((width, height): (u32, u32)) -> ImageSize {
     ImageSize { width, height }
-}
-
-fn swaps_sides(orientation: Orientation) -> bool {
-    matches!(
-        orientation,
-        Orientation::Rotate90
-            | Orientation::Rotate270
-            | Orientation::Rotate90FlipH
-            | Orientation::Rotate270FlipH
-    )
 }
 
 /// Returns whether a JPEG file is truncated, which its decoder ignores. Markers don't occur in image
