@@ -90,18 +90,22 @@ struct Parser<'e> {
 
 impl Parser<'_> {
     fn sum(&mut self) -> Result<Number, String> {
-        let mut value = self.product()?;
-        while let Some((position, operator)) = self.operator(&["+", "-"]) {
-            let right = self.product()?;
-            value = self.located(position, binary(operator, value, right))?;
-        }
-        Ok(value)
+        self.joined(&["+", "-"], Self::product)
     }
 
     fn product(&mut self) -> Result<Number, String> {
-        let mut value = self.signed()?;
-        while let Some((position, operator)) = self.operator(&["*", "//", "/", "%"]) {
-            let right = self.signed()?;
+        self.joined(&["*", "//", "/", "%"], Self::signed)
+    }
+
+    /// Operands with any number of operators of one precedence, from left to right.
+    fn joined(
+        &mut self,
+        operators: &[&'static str],
+        operand: fn(&mut Self) -> Result<Number, String>,
+    ) -> Result<Number, String> {
+        let mut value = operand(self)?;
+        while let Some((position, operator)) = self.operator(operators) {
+            let right = operand(self)?;
             value = self.located(position, binary(operator, value, right))?;
         }
         Ok(value)
@@ -372,16 +376,8 @@ fn call(name: &str, arguments: &[Number]) -> Result<Number, String> {
         ("ceil", [x]) => rounded(*x, f64::ceil),
         ("round", [x]) => rounded(*x, f64::round_ties_even),
         ("round", [x, Int(digits)]) => round_to(*x, (*digits).clamp(-400, 400) as i32),
-        ("min", all) => all
-            .iter()
-            .copied()
-            .min_by(|a, b| compare(*a, *b))
-            .ok_or_else(|| unknown(name)),
-        ("max", all) => all
-            .iter()
-            .copied()
-            .max_by(|a, b| compare(*a, *b))
-            .ok_or_else(|| unknown(name)),
+        ("min", [first, rest @ ..]) => Ok(extreme(*first, rest, Ordering::Less)),
+        ("max", [first, rest @ ..]) => Ok(extreme(*first, rest, Ordering::Greater)),
         ("pow", [base, exponent]) => binary("**", *base, *exponent),
         ("log" | "log2" | "log10", [x, ..]) if to_float(*x) <= 0.0 => {
             Err("a logarithm needs a number above zero".to_owned())
@@ -419,11 +415,15 @@ fn call(name: &str, arguments: &[Number]) -> Result<Number, String> {
     }
 }
 
-fn compare(a: Number, b: Number) -> Ordering {
-    match (a, b) {
-        (Int(a), Int(b)) => a.cmp(&b),
-        _ => to_float(a).total_cmp(&to_float(b)),
-    }
+/// Returns the first number to which no other compares as `order`.
+fn extreme(first: Number, rest: &[Number], order: Ordering) -> Number {
+    rest.iter().fold(first, |found, x| {
+        let compared = match (*x, found) {
+            (Int(x), Int(found)) => x.cmp(&found),
+            (x, found) => to_float(x).total_cmp(&to_float(found)),
+        };
+        if compared == order { *x } else { found }
+    })
 }
 
 fn gcd(a: i128, b: i128) -> i128 {

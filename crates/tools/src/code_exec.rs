@@ -156,66 +156,45 @@ impl ToolProvider for CodeExec {
     }
 
     async fn open(&self, cx: OpenContext) -> Result<Box<dyn ToolSet>, ProviderError> {
-        // An existing sandbox belongs to another provider, which closes it.
-        if let Some(sandbox) = cx.sandbox {
-            return Ok(Box::new(SharedSandboxTools(DynTool::new(RunCommand::new(
-                sandbox, self,
-            )))));
-        }
-        let mut context = SandboxContext::new(cx.run, self.policy.clone());
-        context.durable = cx.durable;
-        context.progress = Arc::clone(&cx.progress);
-        let sandbox = match &cx.reattach {
-            Some(handle) => self.backend.reattach(handle, context).await?,
-            None => self.backend.open(context).await?,
+        let (sandbox, owned) = if let Some(sandbox) = cx.sandbox {
+            // An existing sandbox belongs to another provider, which closes it.
+            (sandbox, None)
+        } else {
+            let mut context = SandboxContext::new(cx.run, self.policy.clone());
+            context.durable = cx.durable;
+            context.progress = cx.progress;
+            let sandbox = match &cx.reattach {
+                Some(handle) => self.backend.reattach(handle, context).await?,
+                None => self.backend.open(context).await?,
+            };
+            (Arc::clone(&sandbox), Some(sandbox))
         };
-        Ok(Box::new(OwnedSandboxTools {
-            tool: DynTool::new(RunCommand::new(Arc::clone(&sandbox), self)),
-            sandbox,
-        }))
+        let tool = DynTool::new(RunCommand::new(sandbox, self));
+        Ok(Box::new(CommandTools { tool, owned }))
     }
 }
 
-/// The tool for a sandbox of another provider.
-struct SharedSandboxTools(DynTool);
-
-#[async_trait]
-impl ToolSet for SharedSandboxTools {
-    fn tools(&self) -> Vec<DynTool> {
-        vec![self.0.clone()]
-    }
-
-    fn sandbox(&self) -> Option<Arc<dyn Sandbox>> {
-        None
-    }
-
-    async fn close(self: Box<Self>) -> Result<(), ProviderError> {
-        Ok(())
-    }
-
-    async fn suspend(self: Box<Self>) -> Result<(), ProviderError> {
-        Ok(())
-    }
-}
-
-/// The tool for a sandbox that this set owns.
-struct OwnedSandboxTools {
-    sandbox: Arc<dyn Sandbox>,
+/// The tool, and the sandbox that this set opened; `None` if another provider closes it.
+struct CommandTools {
     tool: DynTool,
+    owned: Option<Arc<dyn Sandbox>>,
 }
 
 #[async_trait]
-impl ToolSet for OwnedSandboxTools {
+impl ToolSet for CommandTools {
     fn tools(&self) -> Vec<DynTool> {
         vec![self.tool.clone()]
     }
 
     fn sandbox(&self) -> Option<Arc<dyn Sandbox>> {
-        Some(Arc::clone(&self.sandbox))
+        self.owned.clone()
     }
 
     async fn close(self: Box<Self>) -> Result<(), ProviderError> {
-        Ok(self.sandbox.close().await?)
+        match &self.owned {
+            Some(sandbox) => Ok(sandbox.close().await?),
+            None => Ok(()),
+        }
     }
 
     async fn suspend(self: Box<Self>) -> Result<(), ProviderError> {
@@ -226,10 +205,7 @@ impl ToolSet for OwnedSandboxTools {
 
 struct RunCommand {
     sandbox: Arc<dyn Sandbox>,
-    policy: Policy,
-    timeout: Duration,
-    background: Background,
-    allowed: Option<AllowedCommands>,
+    configuration: CodeExec,
     limits: RenderLimits,
     description: String,
 }
@@ -245,10 +221,7 @@ impl RunCommand {
         let limits = RenderLimits::default();
         Self {
             sandbox,
-            policy: configuration.policy.clone(),
-            timeout: configuration.timeout,
-            background: configuration.background,
-            allowed: configuration.allowed.clone(),
+            configuration: configuration.clone(),
             limits,
             description: description(configuration, limits),
         }
@@ -258,15 +231,15 @@ impl RunCommand {
         if let Some(refusal) = CommandRefusal::for_text(&params.cmd) {
             return Err(refusal);
         }
-        let request = match &self.allowed {
+        let request = match &self.configuration.allowed {
             Some(allowed) => SpawnRequest::argv(allowed.argv(&params.cmd)?),
             None => SpawnRequest::shell(params.cmd),
         };
         // A character has at least one byte, so all truncated output is spilled to a file.
         let shown = u64::try_from(self.limits.channel_chars).unwrap_or(u64::MAX);
         Ok(request
-            .with_timeout(self.timeout)
-            .with_background(self.background)
+            .with_timeout(self.configuration.timeout)
+            .with_background(self.configuration.background)
             .with_cancellation(cx.cancellation.clone())
             .with_spill(Spill::after(shown)))
     }
@@ -351,7 +324,7 @@ impl Tool for RunCommand {
                 }
             })
             .await?;
-        output.add_policy_notes(&self.policy, self.sandbox.info());
+        output.add_policy_notes(&self.configuration.policy, self.sandbox.info());
         let text = render_command(&output, self.limits);
         let mut result = ToolOutput::text(text).with_metadata(Metadata::uses(1));
         result.left_running = !output.exit.background.is_empty();

@@ -5,9 +5,7 @@ mod similar_names;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use cantle_core::content::{
-    Content, ImageLimits, ImageSize, Media, MediaError, MediaErrorKind, Part,
-};
+use cantle_core::content::{Content, ImageLimits, Media, MediaError, MediaErrorKind, Part};
 use cantle_core::metadata::Metadata;
 use cantle_core::sandbox::{Sandbox, SandboxError, SandboxErrorKind, SandboxExt as _, SandboxPath};
 use cantle_core::tool::{DynTool, Tool, ToolContext, ToolError, ToolOutput};
@@ -62,8 +60,8 @@ impl Tool for ViewImage {
     async fn call(&self, params: Params, cx: ToolContext) -> Result<ToolOutput, ToolError> {
         let sandbox = cx.require_sandbox()?;
         let output = match read(&**sandbox, &params.path).await? {
-            Ok(data) => match self.decode(data.clone()).await? {
-                Ok(image) => ToolOutput::new(image.content(&params.path)),
+            Ok(data) => match self.decode(params.path.clone(), data.clone()).await? {
+                Ok(content) => ToolOutput::new(content),
                 Err(error) => ToolOutput::failure(refusal(&params.path, &error, &data)),
             },
             Err(advice) => ToolOutput::failure(advice),
@@ -74,7 +72,11 @@ impl Tool for ViewImage {
 
 impl ViewImage {
     /// Decodes an image on a new thread, which keeps its permit if the call is cancelled.
-    async fn decode(&self, data: Bytes) -> Result<Result<ViewedImage, MediaError>, ToolError> {
+    async fn decode(
+        &self,
+        path: String,
+        data: Bytes,
+    ) -> Result<Result<Content, MediaError>, ToolError> {
         let closed = |_| ToolError::failed("The tool is closed.");
         let permit = Arc::clone(&self.decoders).acquire_owned();
         let permit = permit.await.map_err(closed)?;
@@ -84,7 +86,7 @@ impl ViewImage {
             .name("cantle-image".to_owned())
             .spawn(move || {
                 // Fails if the call was cancelled.
-                let _ = sender.send(ViewedImage::new(data, limits));
+                let _ = sender.send(view(&path, data, limits));
                 drop(permit);
             })
             .map_err(|error| {
@@ -120,42 +122,25 @@ async fn read(sandbox: &dyn Sandbox, path: &str) -> Result<Result<Bytes, String>
     }))
 }
 
-/// An image as shown to the model.
-struct ViewedImage {
-    media: Media,
-    before: ImageSize,
-    after: ImageSize,
-    before_type: &'static str,
+/// Returns an image as shown to the model.
+fn view(path: &str, data: Bytes, limits: ImageLimits) -> Result<Content, MediaError> {
+    let original = Media::image(data)?;
+    let media = original.within(limits)?;
+    let (before, after) = (size(&original)?, size(&media)?);
+    let mut text = format!("{path}: {before} pixels, {}", original.mime_type());
+    if after != before {
+        text.push_str(&format!("; scaled down to {after} for you"));
+    }
+    if media.mime_type() != original.mime_type() {
+        text.push_str(&format!("; shown as {}", media.mime_type()));
+    }
+    Ok(Content::Parts(vec![Part::Text(text), Part::Media(media)]))
 }
 
-impl ViewedImage {
-    fn new(data: Bytes, limits: ImageLimits) -> Result<Self, MediaError> {
-        let original = Media::image(data)?;
-        let media = original.within(limits)?;
-        let none = ImageSize {
-            width: 0,
-            height: 0,
-        };
-        Ok(Self {
-            before: original.image_size()?.unwrap_or(none),
-            after: media.image_size()?.unwrap_or(none),
-            before_type: original.mime_type(),
-            media,
-        })
-    }
-
-    fn content(self, path: &str) -> Content {
-        let ImageSize { width, height } = self.before;
-        let mut text = format!("{path}: {width}×{height} pixels, {}", self.before_type);
-        if self.after != self.before {
-            let ImageSize { width, height } = self.after;
-            text.push_str(&format!("; scaled down to {width}×{height} for you"));
-        }
-        if self.media.mime_type() != self.before_type {
-            text.push_str(&format!("; shown as {}", self.media.mime_type()));
-        }
-        Content::Parts(vec![Part::Text(text), Part::Media(self.media)])
-    }
+/// Returns the size of an image as text.
+fn size(image: &Media) -> Result<String, MediaError> {
+    let size = image.image_size()?;
+    Ok(size.map_or_else(String::new, |it| format!("{}×{}", it.width, it.height)))
 }
 
 /// Returns the reason that a file cannot be shown, with advice.

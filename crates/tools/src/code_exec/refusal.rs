@@ -1,7 +1,5 @@
 //! Refused commands.
 
-use std::borrow::Cow;
-
 use cantle_core::metadata::Metadata;
 use cantle_core::sandbox::render_refusal;
 use cantle_core::tool::ToolOutput;
@@ -10,16 +8,13 @@ use cantle_core::tool::ToolOutput;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CommandRefusal {
     kind: &'static str,
-    details: Cow<'static, str>,
-    advice: Cow<'static, str>,
+    details: String,
+    advice: String,
 }
 
 impl CommandRefusal {
     /// Creates a refusal of text that is not a valid command.
-    pub(super) fn invalid(
-        details: impl Into<Cow<'static, str>>,
-        advice: impl Into<Cow<'static, str>>,
-    ) -> Self {
+    pub(super) fn invalid(details: impl Into<String>, advice: impl Into<String>) -> Self {
         Self {
             kind: "invalid_argument",
             details: details.into(),
@@ -28,14 +23,10 @@ impl CommandRefusal {
     }
 
     /// Creates a refusal of a command that is not allowed.
-    pub(super) fn not_allowed(
-        details: impl Into<Cow<'static, str>>,
-        advice: impl Into<Cow<'static, str>>,
-    ) -> Self {
+    pub(super) fn not_allowed(details: impl Into<String>, advice: impl Into<String>) -> Self {
         Self {
             kind: "command_not_allowed",
-            details: details.into(),
-            advice: advice.into(),
+            ..Self::invalid(details, advice)
         }
     }
 
