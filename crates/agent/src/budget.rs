@@ -84,13 +84,6 @@ struct AccountState {
     notified_unknown_cost: bool,
 }
 
-/// News about a budget for the loop. Each is given once.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(crate) enum Notice {
-    Near(BudgetState),
-    Exhausted(BudgetState),
-}
-
 impl Account {
     /// An account without spending.
     pub(crate) fn new(budget: Budget, parent: Option<Arc<Account>>) -> Self {
@@ -177,26 +170,21 @@ impl Account {
         state.earlier + state.since.elapsed()
     }
 
-    /// Returns new notices. Every run gets its own, also about budgets that it shares.
-    pub(crate) fn notices(&self) -> Vec<Notice> {
+    /// Returns the budgets that are newly near or exhausted. Every run gets its own notices, also
+    /// about budgets that it shares.
+    pub(crate) fn notices(&self) -> Vec<BudgetState> {
         let mut notices = Vec::new();
         for (level, account) in self.with_parents().enumerate() {
             for state in account.budget_states() {
-                let is_exhausted = state.spent >= state.limit;
                 if state.spent < state.limit * WARNING_THRESHOLD {
                     continue;
                 }
-                let key = (level, state.resource, is_exhausted);
+                let key = (level, state.resource, state.is_exhausted());
                 let notified = &mut self.state().notified;
-                if notified.contains(&key) {
-                    continue;
+                if !notified.contains(&key) {
+                    notified.push(key);
+                    notices.push(state);
                 }
-                notified.push(key);
-                notices.push(if is_exhausted {
-                    Notice::Exhausted(state)
-                } else {
-                    Notice::Near(state)
-                });
             }
         }
         notices
@@ -211,36 +199,28 @@ impl Account {
             tool_calls,
         } = self.budget;
         let spending = self.state().spending;
-        // Counts are far below 2^52, so the conversions are exact.
-        let states = [
-            (
-                Resource::Tokens,
-                spending.tokens as f64,
-                tokens.map(|it| it as f64),
-            ),
-            (
-                Resource::CostUsd,
-                spending.cost_usd.unwrap_or_default(),
-                cost_usd,
-            ),
-            (
-                Resource::TimeS,
-                self.time().as_secs_f64(),
-                time.map(|it| it.as_secs_f64()),
-            ),
-            (
-                Resource::ToolCalls,
-                spending.tool_calls as f64,
-                tool_calls.map(|it| it as f64),
-            ),
-        ];
-        states.into_iter().filter_map(|(resource, spent, limit)| {
+        let state = |resource, spent, limit: Option<f64>| {
             Some(BudgetState {
                 resource,
                 spent,
                 limit: limit?,
             })
-        })
+        };
+        let count = |limit: Option<u64>| limit.map(|it| it as f64);
+        // Counts are far below 2^52, so the conversions are exact.
+        let (spent_tokens, calls) = (spending.tokens as f64, spending.tool_calls as f64);
+        let (dollars, elapsed) = (spending.cost_usd.unwrap_or_default(), self.time());
+        let states = [
+            state(Resource::Tokens, spent_tokens, count(tokens)),
+            state(Resource::CostUsd, dollars, cost_usd),
+            state(
+                Resource::TimeS,
+                elapsed.as_secs_f64(),
+                time.map(|it| it.as_secs_f64()),
+            ),
+            state(Resource::ToolCalls, calls, count(tool_calls)),
+        ];
+        states.into_iter().flatten()
     }
 }
 

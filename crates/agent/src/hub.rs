@@ -1,12 +1,12 @@
-//! Distribution of a run's events to its subscribers.
+//! The events of a run on their way to its handle.
 //!
-//! Every subscriber has its own queue. Durable events wait there until they are read; a delta is joined
-//! to the one before it. Beyond a limit the oldest text of a delta is dropped, then the oldest delta, so
-//! that a slow reader uses bounded memory and never delays the run.
+//! Durable events wait in a queue until they are read; a delta is joined to the one before it. Beyond a
+//! limit the oldest text of a delta is dropped, then the oldest delta, so that a slow reader uses bounded
+//! memory and never delays the run.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 use std::time::SystemTime;
 
@@ -20,118 +20,92 @@ const MAX_DELTA_BYTES: usize = 64 * 1024;
 /// Maximum number of waiting deltas.
 const MAX_DELTAS: usize = 64;
 
-/// Numbers the events of one run, and distributes them.
+/// Numbers the events of one run, and queues them for its handle.
 #[derive(Debug)]
 pub(crate) struct Hub {
     run: RunId,
     /// The run that called this one as a sub-agent.
     parent: Option<RunId>,
     depth: u32,
-    state: Mutex<HubState>,
+    queue: Arc<Mutex<EventQueue>>,
 }
 
-#[derive(Debug, Default)]
-struct HubState {
-    next_number: u64,
-    closed: bool,
-    subscribers: Vec<Weak<Mutex<EventQueue>>>,
-}
+/// The events of a run from its start. Ends after [`EventKind::RunFinished`].
+#[derive(Debug)]
+pub(crate) struct Events(Arc<Mutex<EventQueue>>);
 
 #[derive(Debug, Default)]
 struct EventQueue {
     events: VecDeque<Event>,
+    next_number: u64,
     closed: bool,
     waker: Option<Waker>,
 }
 
 impl Hub {
-    /// A hub for a run.
-    pub(crate) fn new(run: RunId, parent: Option<RunId>, depth: u32) -> Self {
-        Self {
+    /// A hub for a run, and the stream of its events.
+    pub(crate) fn new(run: RunId, parent: Option<RunId>, depth: u32) -> (Self, Events) {
+        let queue: Arc<Mutex<EventQueue>> = Arc::default();
+        let events = Events(Arc::clone(&queue));
+        let hub = Self {
             run,
             parent,
             depth,
-            state: Mutex::default(),
-        }
+            queue,
+        };
+        (hub, events)
     }
 
-    /// Returns a stream of the events from now on.
-    pub(crate) fn subscribe(&self) -> Events {
-        let mut state = lock(&self.state);
-        let queue = Arc::new(Mutex::new(EventQueue {
-            closed: state.closed,
-            ..EventQueue::default()
-        }));
-        state.subscribers.push(Arc::downgrade(&queue));
-        Events { queue }
-    }
-
-    /// Whether there are subscribers. Without any, deltas need not be created.
+    /// Whether the stream still exists. Without it, deltas need not be created.
     pub(crate) fn is_watched(&self) -> bool {
-        lock(&self.state)
-            .subscribers
-            .iter()
-            .any(|queue| queue.strong_count() > 0)
+        Arc::strong_count(&self.queue) > 1
     }
 
-    /// Emits a durable event, which is created only if there are subscribers.
+    /// Emits a durable event, which is created only if the stream still exists.
     pub(crate) fn emit_with(&self, kind: impl FnOnce() -> EventKind) {
         if self.is_watched() {
             self.emit(kind());
         } else {
-            lock(&self.state).next_number += 1;
+            lock(&self.queue).next_number += 1;
         }
     }
 
     /// Emits an event.
     pub(crate) fn emit(&self, mut kind: EventKind) {
-        let mut state = lock(&self.state);
-        if state.closed {
-            return;
-        }
-        let number = (!kind.is_delta()).then(|| {
-            let number = state.next_number;
-            state.next_number += 1;
-            number
-        });
-        state.subscribers.retain(|queue| queue.strong_count() > 0);
-        if state.subscribers.is_empty() {
-            return;
-        }
+        let mut queue = lock(&self.queue);
+        let number = (!kind.is_delta()).then_some(queue.next_number);
+        queue.next_number += u64::from(number.is_some());
         if let EventKind::TextDelta { text }
         | EventKind::ReasoningDelta { text }
         | EventKind::ToolOutputDelta { text, .. } = &mut kind
         {
             make_room(text, 0);
+            text.shrink_to(MAX_DELTA_BYTES);
         }
         let mut event = Event::new(number, self.run, SystemTime::now(), kind);
         event.parent = self.parent;
         event.depth = self.depth;
-        for queue in state.subscribers.iter().filter_map(Weak::upgrade) {
-            lock(&queue).push(event.clone());
-        }
+        self.push(&mut queue, event);
     }
 
     /// Forwards an event of a sub-agent's run.
-    pub(crate) fn forward(&self, event: &Event) {
-        let state = lock(&self.state);
-        if state.closed {
-            return;
-        }
-        for queue in state.subscribers.iter().filter_map(Weak::upgrade) {
-            lock(&queue).push(event.clone());
+    pub(crate) fn forward(&self, event: Event) {
+        self.push(&mut lock(&self.queue), event);
+    }
+
+    fn push(&self, queue: &mut EventQueue, event: Event) {
+        if !self.is_watched() {
+            queue.events = VecDeque::new();
+        } else if !queue.closed {
+            queue.push(event);
         }
     }
 
-    /// Ends every stream after its waiting events.
+    /// Ends the stream after the waiting events.
     pub(crate) fn close(&self) {
-        let mut state = lock(&self.state);
-        state.closed = true;
-        for queue in state.subscribers.iter().filter_map(Weak::upgrade) {
-            let mut queue = lock(&queue);
-            queue.closed = true;
-            queue.wake();
-        }
+        let mut queue = lock(&self.queue);
+        queue.closed = true;
+        queue.wake();
     }
 }
 
@@ -195,29 +169,11 @@ fn make_room(text: &mut String, more: usize) {
     text.drain(..cut.unwrap_or(end));
 }
 
-/// The events of a run from its start. Ends after [`EventKind::RunFinished`].
-#[derive(Debug)]
-pub struct Events {
-    queue: Arc<Mutex<EventQueue>>,
-}
-
-impl Events {
-    /// An ended stream.
-    pub(crate) fn ended() -> Self {
-        Self {
-            queue: Arc::new(Mutex::new(EventQueue {
-                closed: true,
-                ..EventQueue::default()
-            })),
-        }
-    }
-}
-
 impl Stream for Events {
     type Item = Event;
 
     fn poll_next(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Event>> {
-        let mut queue = lock(&self.queue);
+        let mut queue = lock(&self.0);
         match queue.events.pop_front() {
             Some(event) => Poll::Ready(Some(event)),
             None if queue.closed => Poll::Ready(None),
@@ -257,8 +213,7 @@ mod tests {
 
     #[test]
     fn a_delta_keeps_the_end_of_its_text_and_bounded_memory() {
-        let hub = Hub::new(RunId::new(), None, 0);
-        let mut events = hub.subscribe();
+        let (hub, mut events) = Hub::new(RunId::new(), None, 0);
         hub.emit(delta("a", "é".repeat(MAX_DELTA_BYTES) + "1"));
         hub.emit(delta("b", "x".repeat(MAX_DELTA_BYTES)));
         hub.emit(delta("b", "y".repeat(MAX_DELTA_BYTES - 2)));
@@ -275,8 +230,7 @@ mod tests {
 
     #[test]
     fn the_oldest_of_many_deltas_are_dropped() {
-        let hub = Hub::new(RunId::new(), None, 0);
-        let mut events = hub.subscribe();
+        let (hub, mut events) = Hub::new(RunId::new(), None, 0);
         for number in 0..=MAX_DELTAS {
             let call = if number % 2 == 0 { "a" } else { "b" };
             hub.emit(delta(call, number.to_string()));

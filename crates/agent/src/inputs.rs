@@ -5,10 +5,12 @@
 //! matches, each under its path below the literal part of the pattern.
 
 use std::collections::HashMap;
+use std::io::ErrorKind;
 use std::path::{Component, Path, PathBuf};
 
 use cantle_core::sandbox::{Sandbox, SandboxExt as _, SandboxPath};
 use globset::GlobBuilder;
+use walkdir::WalkDir;
 
 use crate::error::{SessionError, SessionErrorKind};
 
@@ -113,33 +115,33 @@ fn matches(pattern: &Path) -> Result<Vec<Input>, SessionError> {
     if base.as_os_str().is_empty() {
         base.push(".");
     }
-    let depth = below.components().count();
+    let depth = if deep {
+        usize::MAX
+    } else {
+        below.components().count()
+    };
     let mut found = Vec::new();
-    let mut directories = vec![(base.clone(), 1)];
-    while let Some((directory, level)) = directories.pop() {
-        let entries = match std::fs::read_dir(&directory) {
-            Ok(entries) => entries,
+    for entry in WalkDir::new(&base).min_depth(1).max_depth(depth) {
+        let entry = match entry {
+            Ok(entry) => entry,
             // Only the directory in which the pattern starts must be readable.
-            Err(_) if directory != base => continue,
+            Err(cause) if cause.depth() > 0 => continue,
             Err(cause) => {
-                let message = format!("`{}` can't be read: {cause}", directory.display());
+                let cause = cause
+                    .into_io_error()
+                    .unwrap_or_else(|| ErrorKind::Other.into());
+                let message = format!("`{}` can't be read: {cause}", base.display());
                 return Err(error(message).with_source(cause));
             }
         };
-        for entry in entries.filter_map(Result::ok) {
-            let path = entry.path();
-            let Ok(relative) = path.strip_prefix(&base) else {
-                continue;
-            };
-            let Ok(metadata) = std::fs::metadata(&path) else {
-                continue;
-            };
-            if metadata.is_file() && matcher.is_match(relative) {
-                let to = SandboxPath::from_os(relative).map_err(|e| error(e.to_string()))?;
-                found.push(Input { from: path, to });
-            } else if metadata.is_dir() && !path.is_symlink() && (deep || level < depth) {
-                directories.push((path, level + 1));
-            }
+        let path = entry.path();
+        let Ok(relative) = path.strip_prefix(&base) else {
+            continue;
+        };
+        if matcher.is_match(relative) && path.is_file() {
+            let to = SandboxPath::from_os(relative).map_err(|e| error(e.to_string()))?;
+            let from = entry.into_path();
+            found.push(Input { from, to });
         }
     }
     if found.is_empty() {

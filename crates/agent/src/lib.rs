@@ -53,7 +53,6 @@ pub use self::approval::{Approvals, DecisionError, InvalidRule, Permission};
 pub use self::budget::Budget;
 pub use self::error::{AgentError, RunError, RunErrorKind, SessionError, SessionErrorKind};
 pub use self::hooks::{AfterTool, AtFinish, BeforeModel, BeforeTool, Hooks};
-pub use self::hub::Events;
 pub use self::journal::{KeptRun, KeptStatus, RunStore, StoreError, StoreErrorKind};
 pub use self::rules::Decision;
 pub use self::run::{Outcome, Run, RunControl};

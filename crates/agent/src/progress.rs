@@ -6,29 +6,20 @@ use cantle_core::event::{Event, EventKind};
 use cantle_core::ids::RunId;
 use cantle_core::ledger::{CallPurpose, Ledger, ModelCall};
 
-use crate::rules::LedgerFold;
-
 /// The progress of one sub-agent and those below it.
 #[derive(Debug, Default)]
 pub(crate) struct Progress(Mutex<ProgressState>);
 
-#[derive(Debug, Default)]
-struct ProgressState {
-    turns: u32,
-    running_tool: Option<String>,
-    last_text: String,
-    model: String,
-    ledger: LedgerFold,
-}
-
-/// A copy of the progress at one moment.
-#[derive(Debug)]
-pub(crate) struct ProgressSnapshot {
+/// The progress at one moment.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct ProgressState {
     pub(crate) turns: u32,
     /// The tool that was started last, while it runs.
     pub(crate) running_tool: Option<String>,
     /// The latest text of the model.
     pub(crate) last_text: String,
+    /// The model of the run that started last.
+    model: String,
     /// The answered model calls of the sub-agent and those below it.
     pub(crate) ledger: Ledger,
 }
@@ -38,21 +29,13 @@ impl Progress {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn snapshot(&self) -> ProgressSnapshot {
-        let state = self.lock();
-        ProgressSnapshot {
-            turns: state.turns,
-            running_tool: state.running_tool.clone(),
-            last_text: state.last_text.clone(),
-            ledger: state.ledger.ledger().clone(),
-        }
+    pub(crate) fn snapshot(&self) -> ProgressState {
+        self.lock().clone()
     }
 
-    /// The answered model calls so far; `None` if there are none.
-    pub(crate) fn ledger(&self) -> Option<Ledger> {
-        let state = self.lock();
-        let ledger = state.ledger.ledger();
-        (!ledger.model_calls.is_empty()).then(|| ledger.clone())
+    /// The answered model calls so far.
+    pub(crate) fn ledger(&self) -> Ledger {
+        self.lock().ledger.clone()
     }
 
     /// Adds an event of the sub-agent's run, or of one below it.
@@ -77,7 +60,7 @@ impl Progress {
                 let mut call = ModelCall::new(&state.model, CallPurpose::Turn, *usage, *duration);
                 call.estimated = *usage_estimated;
                 call.cost_usd = *cost_usd;
-                state.ledger.model_call(call);
+                state.ledger.model_calls.push(call);
                 if is_own {
                     state.turns = *turn;
                     if !text.trim().is_empty() {

@@ -25,18 +25,18 @@ fn each_notice_is_given_once_and_exhaustion_is_not_preceded_by_a_warning() {
     account.model_call(&tokens(79));
     assert_eq!(account.notices(), []);
     account.model_call(&tokens(1));
-    let near = Notice::Near(state(Resource::Tokens, 80.0, 100.0));
+    let near = state(Resource::Tokens, 80.0, 100.0);
     assert_eq!(account.notices(), [near]);
     account.model_call(&tokens(10));
     assert_eq!(account.notices(), []);
     account.model_call(&tokens(20));
-    let spent = Notice::Exhausted(state(Resource::Tokens, 110.0, 100.0));
+    let spent = state(Resource::Tokens, 110.0, 100.0);
     assert_eq!(account.notices(), [spent]);
     assert_eq!(account.notices(), []);
 
     let account = Account::new(Budget::default().tokens(100), None);
     account.model_call(&tokens(500));
-    let spent = Notice::Exhausted(state(Resource::Tokens, 500.0, 100.0));
+    let spent = state(Resource::Tokens, 500.0, 100.0);
     assert_eq!(account.notices(), [spent]);
 }
 
@@ -50,7 +50,7 @@ fn spending_of_sub_agents_counts_above_and_every_run_is_notified() {
     for account in &below {
         account.tool_call();
     }
-    let spent = Notice::Exhausted(state(Resource::ToolCalls, 2.0, 2.0));
+    let spent = state(Resource::ToolCalls, 2.0, 2.0);
     for account in below.iter().chain([&*above]) {
         assert_eq!(account.notices(), [spent]);
         assert_eq!(account.notices(), []);
@@ -59,7 +59,7 @@ fn spending_of_sub_agents_counts_above_and_every_run_is_notified() {
     for _ in 0..4 {
         below[0].tool_call();
     }
-    let own = Notice::Exhausted(state(Resource::ToolCalls, 5.0, 5.0));
+    let own = state(Resource::ToolCalls, 5.0, 5.0);
     assert_eq!(below[0].notices(), [own]);
     assert_eq!(below[1].notices(), []);
 }
@@ -103,7 +103,7 @@ fn an_earlier_process_counts_with_its_sub_agents() {
         state(Resource::CostUsd, 0.5, 0.5),
         state(Resource::ToolCalls, 2.0, 2.0),
     ];
-    assert_eq!(account.notices(), expected.map(Notice::Exhausted));
+    assert_eq!(account.notices(), expected);
 }
 
 #[test]

@@ -31,12 +31,6 @@ const FAST_COMMITS_BEFORE_INLINE: usize = 8;
 /// Maximum size of a commit on the caller's thread, in bytes.
 const MAX_INLINE_BYTES: usize = 64 * 1024;
 
-/// Something that can be written to disk.
-pub(super) trait Commit: Send + Sync {
-    /// Writes everything that waits. Blocks.
-    fn write(&self) -> Result<(), String>;
-}
-
 /// The commits of one store.
 #[derive(Debug, Default)]
 pub(super) struct CommitQueue(Mutex<QueueState>);
@@ -65,21 +59,20 @@ impl CommitQueue {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes a commit of this size. An outer error means that the program is ending.
-    pub(super) async fn commit(
+    /// Writes a commit of this size. An error means that the program is ending.
+    pub(super) async fn commit<T: Send + 'static>(
         self: &Arc<Self>,
-        commit: Arc<dyn Commit>,
         bytes: usize,
-    ) -> Result<Result<(), String>, RecvError> {
+        write: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, RecvError> {
         let is_fast = self.state().fast_commits >= FAST_COMMITS_BEFORE_INLINE;
-        if is_fast && bytes <= MAX_INLINE_BYTES {
-            let started = Instant::now();
-            let written = commit.write();
-            self.record(started.elapsed(), 1);
-            return Ok(written);
+        if !is_fast || bytes > MAX_INLINE_BYTES {
+            return self.run(write).await;
         }
-        // The job drops the journal, and with it the lock of the run, before its caller continues.
-        self.run(move || commit.write()).await
+        let started = Instant::now();
+        let written = write();
+        self.record(started.elapsed(), 1);
+        Ok(written)
     }
 
     /// Runs a blocking job. An error means that the program is ending.

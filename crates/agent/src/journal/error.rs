@@ -1,16 +1,14 @@
 //! Errors of a run store.
 
-use std::error::Error as StdError;
-use std::fmt;
 use std::io;
 use std::path::Path;
 
 /// An error of a run store, or of a run in it.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
 pub struct StoreError {
     kind: StoreErrorKind,
     message: String,
-    source: Option<io::Error>,
 }
 
 /// The kinds of [`StoreError`].
@@ -34,34 +32,17 @@ impl StoreError {
         Self {
             kind,
             message: message.into(),
-            source: None,
         }
     }
 
-    pub(super) fn io(action: &str, path: &Path, source: io::Error) -> Self {
-        Self {
-            kind: StoreErrorKind::Io,
-            message: format!("failed to {action} {}: {source}", path.display()),
-            source: Some(source),
-        }
+    pub(super) fn io(action: &str, path: &Path, error: &io::Error) -> Self {
+        let message = format!("failed to {action} {}: {error}", path.display());
+        Self::new(StoreErrorKind::Io, message)
     }
 
     /// Returns the kind.
     #[must_use]
     pub fn kind(&self) -> StoreErrorKind {
         self.kind
-    }
-}
-
-impl fmt::Display for StoreError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl StdError for StoreError {
-    fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        // The message includes that of the source.
-        self.source.as_ref()?.source()
     }
 }

@@ -1,10 +1,8 @@
 //! The lock of a run's directory.
 
-use std::fs::{File, OpenOptions};
+use std::fs::{File, OpenOptions, TryLockError};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
-
-use rustix::fs::FlockOperation;
 
 use super::error::StoreError;
 
@@ -22,11 +20,11 @@ impl Lock {
             .truncate(false)
             .mode(0o600)
             .open(&path);
-        let file = opened.map_err(|error| StoreError::io("open", &path, error))?;
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        let file = opened.map_err(|error| StoreError::io("open", &path, &error))?;
+        match file.try_lock() {
             Ok(()) => Ok(Some(Self(file))),
-            Err(rustix::io::Errno::WOULDBLOCK) => Ok(None),
-            Err(error) => Err(StoreError::io("lock", &path, error.into())),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            Err(TryLockError::Error(error)) => Err(StoreError::io("lock", &path, &error)),
         }
     }
 
@@ -40,6 +38,6 @@ impl Drop for Lock {
     fn drop(&mut self) {
         // A child process that is being started holds the file until its exec, so closing it here
         // would not release the lock. If this fails, the lock goes with the file.
-        let _ = rustix::fs::flock(&self.0, FlockOperation::Unlock);
+        let _ = self.0.unlock();
     }
 }

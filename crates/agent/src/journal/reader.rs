@@ -8,10 +8,9 @@ use std::time::SystemTime;
 use serde::de::IgnoredAny;
 
 use super::error::{StoreError, StoreErrorKind};
-use super::format::{self, End, Entry, Header, VERSION};
+use super::format::{self, Entry, Header, VERSION};
 use super::media::MediaFiles;
 use super::seal::{self, Seal, SealCheck};
-use crate::rules::Fact;
 
 /// A reader of a journal's lines.
 pub(super) struct JournalReader {
@@ -35,7 +34,7 @@ impl JournalReader {
                 last_seal: None,
             })),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(StoreError::io("read", path, error)),
+            Err(error) => Err(StoreError::io("read", path, &error)),
         }
     }
 
@@ -121,7 +120,7 @@ impl JournalReader {
     fn read(&mut self) -> Result<Option<Vec<u8>>, StoreError> {
         let mut line = Vec::new();
         let read = self.reader.read_until(b'\n', &mut line);
-        read.map_err(|error| StoreError::io("read", &self.path, error))?;
+        read.map_err(|error| StoreError::io("read", &self.path, &error))?;
         self.line_number += 1;
         Ok((line.pop() == Some(b'\n')).then_some(line))
     }
@@ -150,21 +149,16 @@ impl JournalReader {
     }
 
     /// Reads and parses the next entry after the header.
-    pub(super) fn next(&mut self, media: &MediaFiles) -> Result<Option<BodyEntry>, StoreError> {
+    pub(super) fn next(
+        &mut self,
+        media: &MediaFiles,
+    ) -> Result<Option<Entry<'static>>, StoreError> {
         let Some(line) = self.next_line()? else {
             return Ok(None);
         };
-        match format::parse(&line, media) {
-            Ok(Entry::Fact { fact }) => Ok(Some(BodyEntry::Fact(Box::new(fact.into_owned())))),
-            Ok(Entry::End(end)) => Ok(Some(BodyEntry::End(end))),
-            Ok(Entry::Header(_)) => Err(self.line_error("a second header")),
-            Err(error) => Err(self.line_error(&error.to_string())),
-        }
+        let entry = format::parse(&line, media);
+        entry
+            .map(Some)
+            .map_err(|error| self.line_error(&error.to_string()))
     }
-}
-
-/// An entry behind the header.
-pub(super) enum BodyEntry {
-    Fact(Box<Fact>),
-    End(End),
 }

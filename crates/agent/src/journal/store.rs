@@ -17,10 +17,10 @@ use super::format::{BackgroundAgentRecord, End, Entry, Header, Line};
 use super::lock::Lock;
 use super::media::MediaFiles;
 use super::overview::{self, KeptRun, KeptStatus};
-use super::reader::{BodyEntry, JournalReader};
+use super::reader::JournalReader;
 use super::seal::Seal;
 use super::writer::{FILE_NAME, Journal};
-use crate::rules::{Fact, ModelFailure};
+use crate::rules::Fact;
 
 /// The directory of a run's sub-agents, with one store per call.
 const SUB_AGENTS: &str = "agents";
@@ -72,8 +72,9 @@ impl JournalContent {
         };
         while let Some(entry) = reader.next(&media)? {
             match entry {
-                BodyEntry::End(end) => content.end = Some(end),
-                BodyEntry::Fact(fact) => {
+                Entry::Header(_) => return Err(reader.line_error("a second header")),
+                Entry::End(end) => content.end = Some(end),
+                Entry::Fact { fact } => {
                     clock.add(&fact);
                     if let Fact::Resumed {
                         new_sandbox: Some(sandbox),
@@ -82,7 +83,7 @@ impl JournalContent {
                     {
                         content.header.sandbox.clone_from(&sandbox.handle);
                     }
-                    content.facts.push(*fact);
+                    content.facts.push(fact.into_owned());
                     content.end = None;
                 }
             }
@@ -125,12 +126,12 @@ impl RunStore {
         let entries = match fs::read_dir(&self.directory) {
             Ok(entries) => entries,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Default::default()),
-            Err(error) => return Err(StoreError::io("read", &self.directory, error)),
+            Err(error) => return Err(StoreError::io("read", &self.directory, &error)),
         };
         let mut runs = Vec::new();
         let mut unreadable = Vec::new();
         for entry in entries {
-            let entry = entry.map_err(|error| StoreError::io("read", &self.directory, error))?;
+            let entry = entry.map_err(|error| StoreError::io("read", &self.directory, &error))?;
             let name = entry.file_name();
             let Some(run) = name.to_str().and_then(|name| name.parse().ok()) else {
                 continue;
@@ -163,7 +164,7 @@ impl RunStore {
     /// [`StoreErrorKind::InUse`] if a process works on it; [`StoreErrorKind::NotFound`].
     pub fn remove(&self, run: RunId) -> Result<(), StoreError> {
         let (directory, _lock) = self.lock(run)?;
-        fs::remove_dir_all(&directory).map_err(|error| StoreError::io("remove", &directory, error))
+        fs::remove_dir_all(&directory).map_err(|error| StoreError::io("remove", &directory, &error))
     }
 
     /// Begins the journal of a run.
@@ -182,7 +183,7 @@ impl RunStore {
         builder.recursive(true).mode(0o700);
         builder
             .create(&directory)
-            .map_err(|error| StoreError::io("create", &directory, error))?;
+            .map_err(|error| StoreError::io("create", &directory, &error))?;
         let lock = Lock::try_lock(&directory)?.ok_or_else(|| in_use(header.run))?;
         match self.write_header(&directory, header) {
             Ok(file) => Ok(Journal::new(&directory, file, lock, 1, &self.queue)),
@@ -191,7 +192,7 @@ impl RunStore {
                 if error.kind() != io::ErrorKind::AlreadyExists {
                     let _ = fs::remove_dir_all(&directory);
                 }
-                Err(StoreError::io("write", &directory.join(FILE_NAME), error))
+                Err(StoreError::io("write", &directory.join(FILE_NAME), &error))
             }
         }
     }
@@ -248,7 +249,7 @@ impl RunStore {
             file.seek(SeekFrom::End(0))?;
             Ok(file)
         };
-        let file = reopened().map_err(|error| StoreError::io("write", &path, error))?;
+        let file = reopened().map_err(|error| StoreError::io("write", &path, &error))?;
         let journal = Journal::new(&directory, file, lock, reader.next_batch(), &self.queue);
         Ok(ReopenedRun { content, journal })
     }
@@ -287,7 +288,7 @@ fn sub_agent_directories(run_directory: &Path) -> Result<Vec<PathBuf>, StoreErro
     match fs::read_dir(&directory) {
         Ok(entries) => Ok(entries.flatten().map(|entry| entry.path()).collect()),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
-        Err(error) => Err(StoreError::io("read", &directory, error)),
+        Err(error) => Err(StoreError::io("read", &directory, &error)),
     }
 }
 
@@ -330,16 +331,10 @@ impl WorkClock {
             Fact::ModelAnswered { message, .. } => message.request_end_time,
             Fact::CallStarted { time, .. } => Some(*time),
             Fact::CallFinished { outcome, .. } => Some(outcome.time),
-            // These record a duration, but no time.
-            Fact::ModelFailed(ModelFailure { call, .. })
-            | Fact::Summarized { call, .. }
-            | Fact::OutOfTime {
-                call: Some(call), ..
-            }
-            | Fact::Cancelled { call: Some(call) } => {
-                Some(self.latest + call.duration.as_secs_f64())
-            }
-            _ => None,
+            // Other model calls record a duration, but no time.
+            other => other
+                .model_call()
+                .map(|call| self.latest + call.duration.as_secs_f64()),
         };
         if let Some(now) = now {
             self.used += Duration::try_from_secs_f64(now - self.latest).unwrap_or_default();

@@ -1,12 +1,13 @@
 //! Writing a journal.
 
 use std::borrow::Cow;
+use std::fmt;
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use super::commit_queue::{Commit, CommitQueue};
+use super::commit_queue::CommitQueue;
 use super::format::{End, Entry, Line};
 use super::lock::Lock;
 use super::media::MediaFiles;
@@ -44,20 +45,6 @@ struct WriterState {
     error: Option<String>,
 }
 
-/// An error of writing a journal.
-#[derive(Clone, Debug, thiserror::Error)]
-#[error("the journal {} can't be written: {message}", path.display())]
-pub(crate) struct JournalError {
-    path: PathBuf,
-    message: String,
-}
-
-impl From<JournalError> for RunError {
-    fn from(error: JournalError) -> Self {
-        Self::journal(&error)
-    }
-}
-
 impl Journal {
     /// The journal in a directory. `batch` is the number of its next batch.
     pub(super) fn new(
@@ -84,35 +71,35 @@ impl Journal {
     }
 
     /// Appends a fact. [`commit`](Self::commit) writes it.
-    pub(crate) fn record(&self, fact: &Fact) -> Result<(), JournalError> {
+    pub(crate) fn record(&self, fact: &Fact) -> Result<(), RunError> {
         self.append(&Entry::Fact {
             fact: Cow::Borrowed(fact),
         })
     }
 
     /// Appends the end of the run.
-    pub(crate) fn end(&self, end: End) -> Result<(), JournalError> {
+    pub(crate) fn end(&self, end: End) -> Result<(), RunError> {
         self.append(&Entry::End(end))
     }
 
-    fn append(&self, entry: &Entry<'_>) -> Result<(), JournalError> {
-        let line = Line::new(entry).map_err(|error| self.file.error(error.to_string()))?;
+    fn append(&self, entry: &Entry<'_>) -> Result<(), RunError> {
+        let line = Line::new(entry).map_err(|error| self.file.error(&error))?;
         self.file.state().waiting.push(line);
         Ok(())
     }
 
     /// Writes the waiting entries, and returns when they are on disk.
-    pub(crate) async fn commit(&self) -> Result<(), JournalError> {
+    pub(crate) async fn commit(&self) -> Result<(), RunError> {
         let bytes = self.file.waiting_bytes()?;
         if bytes == 0 {
             return Ok(());
         }
-        let commit: Arc<dyn Commit> = Arc::<JournalFile>::clone(&self.file);
-        let committed = self.queue.commit(commit, bytes).await;
+        // The job drops the journal, and with it the lock of the run, before its caller continues.
+        let file = Arc::clone(&self.file);
+        let committed = self.queue.commit(bytes, move || file.write()).await;
         let stopped = |_| Err("the program is ending".to_owned());
-        committed
-            .unwrap_or_else(stopped)
-            .map_err(|message| self.file.error(message))
+        let committed = committed.unwrap_or_else(stopped);
+        committed.map_err(|message| self.file.error(&message))
     }
 }
 
@@ -121,18 +108,18 @@ impl JournalFile {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn error(&self, message: String) -> JournalError {
-        JournalError {
-            path: self.path.clone(),
-            message,
-        }
+    fn error(&self, cause: &dyn fmt::Display) -> RunError {
+        let path = self.path.display();
+        RunError::journal(&format_args!(
+            "the journal {path} can't be written: {cause}"
+        ))
     }
 
     /// Approximate size of the waiting entries.
-    fn waiting_bytes(&self) -> Result<usize, JournalError> {
+    fn waiting_bytes(&self) -> Result<usize, RunError> {
         let state = self.state();
         match &state.error {
-            Some(message) => Err(self.error(message.clone())),
+            Some(message) => Err(self.error(message)),
             None => Ok(state.waiting.iter().map(Line::len).sum()),
         }
     }
@@ -152,10 +139,8 @@ impl JournalFile {
         (&self.file).write_all(&lines)?;
         self.file.sync_data()
     }
-}
 
-impl Commit for JournalFile {
-    /// Holds the lock of the state, so that batches don't interleave.
+    /// Writes everything that waits. Blocks, and holds the lock of the state, so that batches don't interleave.
     fn write(&self) -> Result<(), String> {
         let mut state = self.state();
         if let Some(message) = &state.error {

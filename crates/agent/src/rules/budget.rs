@@ -24,6 +24,12 @@ pub(crate) struct BudgetState {
     pub(crate) limit: f64,
 }
 
+impl BudgetState {
+    pub(crate) fn is_exhausted(&self) -> bool {
+        self.spent >= self.limit
+    }
+}
+
 impl fmt::Display for BudgetState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { spent, limit, .. } = self;

@@ -35,19 +35,20 @@ pub(super) struct Turn {
     refused: Vec<usize>,
 }
 
+/// One call of a turn.
 #[derive(Debug)]
-struct CallSlot {
+pub(super) struct CallSlot {
     call: Arc<ToolCall>,
     /// The tool's properties; `None` for an unknown tool.
     traits: Option<ToolTraits>,
-    decision: Option<Decision>,
+    pub(super) decision: Option<Decision>,
     /// Start of the call, in seconds since the Unix epoch.
-    started: Option<f64>,
-    result: CallResult,
+    pub(super) started: Option<f64>,
+    pub(super) result: CallResult,
 }
 
 #[derive(Debug)]
-enum CallResult {
+pub(super) enum CallResult {
     Pending,
     /// Stopped with the run; continues with it.
     Suspended,
@@ -192,22 +193,8 @@ impl Turn {
         }
     }
 
-    pub(super) fn call_started(&mut self, index: usize, time: f64) {
-        if let Some(slot) = self.calls.get_mut(index) {
-            slot.started = Some(time);
-        }
-    }
-
-    pub(super) fn call_decided(&mut self, index: usize, decision: Decision) {
-        if let Some(slot) = self.calls.get_mut(index) {
-            slot.decision = Some(decision);
-        }
-    }
-
-    pub(super) fn call_suspended(&mut self, index: usize) {
-        if let Some(slot) = self.calls.get_mut(index) {
-            slot.result = CallResult::Suspended;
-        }
+    pub(super) fn slot_mut(&mut self, index: usize) -> Option<&mut CallSlot> {
+        self.calls.get_mut(index)
     }
 
     pub(super) fn call_finished(&mut self, index: usize, outcome: CallOutcome) {

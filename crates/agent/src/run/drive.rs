@@ -22,7 +22,6 @@ use tracing::{Instrument as _, Span};
 use super::approve;
 use super::resources::SessionResources;
 use super::tool_call::RunningCall;
-use crate::budget::Notice;
 use crate::error::{RunError, RunErrorKind};
 use crate::hub::Hub;
 use crate::journal::{BackgroundAgentRecord, Journal};
@@ -236,7 +235,7 @@ impl Driver {
             Decision::Reject { reason } => {
                 let text = format!("Not run: {reason}");
                 self.emit_refused(&call.call, &text);
-                return self.record_failure(index, text);
+                return self.record_outcome(index, not_run(text));
             }
         }
         self.ready.push((index, call));
@@ -352,11 +351,6 @@ impl Driver {
         self.record(Fact::CallSuspended { index })
     }
 
-    fn record_failure(&mut self, index: usize, text: String) -> Result<(), RunError> {
-        let outcome = CallOutcome::failure(text, Duration::ZERO, unix_seconds());
-        self.record_outcome(index, Box::new(outcome))
-    }
-
     fn record_outcome(&mut self, index: usize, outcome: Box<CallOutcome>) -> Result<(), RunError> {
         self.record_budget_notices()?;
         self.record(Fact::CallFinished { index, outcome })
@@ -381,16 +375,12 @@ impl Driver {
                 CallEvent::Finished(outcome) => outcome,
                 CallEvent::Decided(_) => {
                     let text = format!("Not run: {reason} before this call had begun.");
-                    let mut outcome = CallOutcome::failure(text, Duration::ZERO, unix_seconds());
+                    let mut outcome = not_run(text);
                     // The decision is requested again when the run is resumed.
                     outcome.suspended = self.scope.suspends_calls();
-                    Box::new(outcome)
+                    outcome
                 }
-                CallEvent::HookFailed(error) => Box::new(CallOutcome::failure(
-                    error.to_string(),
-                    Duration::ZERO,
-                    unix_seconds(),
-                )),
+                CallEvent::HookFailed(error) => not_run(error.to_string()),
             };
             self.finish_call(index, outcome)?;
         }
@@ -449,10 +439,11 @@ impl Driver {
 
     /// Records new budget notices.
     pub(super) fn record_budget_notices(&mut self) -> Result<(), RunError> {
-        for notice in self.scope.budget.notices() {
-            self.record(match notice {
-                Notice::Near(state) => Fact::BudgetNear(state),
-                Notice::Exhausted(state) => Fact::BudgetExhausted(state),
+        for state in self.scope.budget.notices() {
+            self.record(if state.is_exhausted() {
+                Fact::BudgetExhausted(state)
+            } else {
+                Fact::BudgetNear(state)
             })?;
         }
         Ok(())
@@ -470,10 +461,16 @@ impl Driver {
     /// Waits until the recorded facts are on disk.
     pub(super) async fn commit(&self) -> Result<(), RunError> {
         match &self.journal {
-            Some(journal) => Ok(journal.commit().await?),
+            Some(journal) => journal.commit().await,
             None => Ok(()),
         }
     }
+}
+
+/// The outcome of a call that did not run.
+fn not_run(text: String) -> Box<CallOutcome> {
+    let outcome = CallOutcome::failure(text, Duration::ZERO, unix_seconds());
+    Box::new(outcome)
 }
 
 /// Sleeps; forever without a limit.

@@ -16,7 +16,6 @@ use tracing::Instrument as _;
 
 use super::drive::Driver;
 use super::outcome::Outcome;
-use super::replay::replay;
 use super::resources::{KeptSession, ResumedRun, SessionResources};
 use super::tool_call::scale_images;
 use crate::error::{RunError, RunErrorKind};
@@ -234,7 +233,7 @@ impl RunTask {
         self.emit_start(&header.task);
         let unfinished = self.restore_background(&facts).await?;
         let tools = Arc::clone(self.resources.tools.traits());
-        let mut machine = replay(header.rules, tools, header.messages, facts);
+        let mut machine = Machine::replay(header.rules, tools, header.messages, facts);
         self.scope.budget.carry_over(machine.ledger(), time_used);
         let kept = self.resources.kept.as_ref();
         let fact = Fact::Resumed {
@@ -312,7 +311,7 @@ impl RunTask {
             return;
         }
         if let Err(error) = committed {
-            outcome.error = Some(error.into());
+            outcome.error = Some(error);
         } else if let Some(kept) = &self.resources.kept {
             kept.unfinished.fetch_sub(1, Ordering::AcqRel);
         }

@@ -11,7 +11,8 @@ use cantle_core::ids::RunId;
 use cantle_core::message::SharedMessage;
 use futures_core::Stream;
 use tokio::sync::{OwnedMutexGuard, mpsc};
-use tokio::task::JoinHandle;
+use tokio_util::sync::DropGuard;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::execute::{RunStart, RunTask};
 use super::outcome::Outcome;
@@ -32,7 +33,9 @@ use crate::scope::{Background, Ending, RunScope};
 pub struct Run {
     events: Events,
     control: RunControl,
-    task: Option<JoinHandle<Outcome>>,
+    /// Declared before `task`: the run is cancelled before its task is aborted.
+    cancel: DropGuard,
+    task: AbortOnDropHandle<Outcome>,
 }
 
 /// The control of a run. Cheap to clone.
@@ -115,10 +118,11 @@ impl Run {
             answers.then(|| Arc::new(ApprovalRequests::default()))
         };
         let parent_budget = parent.map(|parent| Arc::clone(&parent.budget));
+        let (hub, events) = Hub::new(run, parent.map(|parent| parent.run), depth);
         let scope = Arc::new(RunScope {
             run,
             depth,
-            hub: Hub::new(run, parent.map(|parent| parent.run), depth),
+            hub,
             budget: Arc::new(Account::new(resources.budget, parent_budget)),
             store: resources.kept.as_ref().map(|kept| kept.store.clone()),
             requests: requests.or_else(own_requests),
@@ -127,14 +131,14 @@ impl Run {
             facts,
             ending,
         });
-        let events = scope.hub.subscribe();
         let control = RunControl(Arc::clone(&scope));
         let task = RunTask { scope, resources };
         let task = tokio::spawn(task.execute(history, start, received));
         Self {
             events,
+            cancel: control.0.ending.cancellation.clone().drop_guard(),
             control,
-            task: Some(task),
+            task: AbortOnDropHandle::new(task),
         }
     }
 
@@ -158,24 +162,20 @@ impl Run {
     /// Waits for the end. Unread events are dropped.
     pub async fn outcome(mut self) -> Outcome {
         let started = Instant::now();
-        self.events = Events::ended();
-        let lost = |reason: &str| {
-            let message = format!("the run ended unexpectedly: {reason}");
+        drop(self.events);
+        let ended = (&mut self.task).await;
+        self.cancel.disarm();
+        ended.unwrap_or_else(|error| {
+            let message = format!("the run ended unexpectedly: {error}");
             let error = RunError::new(RunErrorKind::Internal, message);
             Outcome::failed(self.control.0.run, started, error)
-        };
-        let Some(task) = self.task.as_mut() else {
-            return lost("it has no task");
-        };
-        let result = task.await;
-        let outcome = result.unwrap_or_else(|error| lost(&error.to_string()));
-        self.task = None;
-        outcome
+        })
     }
 
     /// Lets the run continue without this handle, until it ends or its session is closed.
-    pub fn detach(mut self) {
-        self.task = None;
+    pub fn detach(self) {
+        self.cancel.disarm();
+        self.task.detach();
     }
 }
 
@@ -184,14 +184,5 @@ impl Stream for Run {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Event>> {
         Pin::new(&mut self.events).poll_next(cx)
-    }
-}
-
-impl Drop for Run {
-    fn drop(&mut self) {
-        if let Some(task) = self.task.take() {
-            self.control.cancel();
-            task.abort();
-        }
     }
 }

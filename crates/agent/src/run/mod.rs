@@ -6,12 +6,10 @@ mod execute;
 mod handle;
 mod model_call;
 mod outcome;
-mod replay;
 mod resources;
 mod tool_call;
 
 pub(crate) use self::execute::RunStart;
 pub use self::handle::{Run, RunControl};
 pub use self::outcome::Outcome;
-pub(crate) use self::replay::replay;
 pub(crate) use self::resources::{KeptSession, ResumedRun, SessionResources};

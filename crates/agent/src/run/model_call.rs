@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use tracing::Instrument as _;
 
 use super::drive::{Driver, LAST_TURN, sleep};
-use crate::budget::{Account, Notice};
+use crate::budget::Account;
 use crate::error::RunError;
 use crate::hooks::{BeforeModel, guarded};
 use crate::rules::{BudgetState, Fact, ModelFailure, SummaryAttempt};
@@ -52,10 +52,11 @@ impl Driver {
     /// Asks the model for a turn, and records the result.
     pub(super) async fn ask_model(&mut self, turn: u32) -> Result<(), RunError> {
         // The budget of a resumed run, or one of zero, can be exhausted before its first request.
-        for notice in self.scope.budget.notices() {
-            self.record(match notice {
-                Notice::Near(state) => Fact::BudgetNear(state),
-                Notice::Exhausted(state) => Fact::BudgetExhaustedBeforeTurn(state),
+        for state in self.scope.budget.notices() {
+            self.record(if state.is_exhausted() {
+                Fact::BudgetExhaustedBeforeTurn(state)
+            } else {
+                Fact::BudgetNear(state)
             })?;
         }
         if let Some((left, state)) = self.scope.budget.time_left(LAST_TURN)

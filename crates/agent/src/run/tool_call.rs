@@ -176,10 +176,8 @@ impl RunningCall {
         let text = format!("{reason} while this call was running.");
         let mut outcome = CallOutcome::failure(text, self.started.elapsed(), unix_seconds());
         outcome.suspended = is_repeatable && scope.suspends_calls();
-        let ledger = self
-            .sub_agent
-            .as_ref()
-            .and_then(|call| call.progress.ledger());
+        let ledger = self.sub_agent.as_ref().map(|call| call.progress.ledger());
+        let ledger = ledger.filter(|ledger| !ledger.model_calls.is_empty());
         outcome.sub_agent = ledger.map(Box::new);
         outcome
     }

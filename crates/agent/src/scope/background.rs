@@ -11,9 +11,8 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use super::report::SubAgentReport;
 use crate::journal::BackgroundAgentRecord;
-use crate::progress::{Progress, ProgressSnapshot};
+use crate::progress::{Progress, ProgressState};
 use crate::rules::{Fact, SubAgentEnded};
 
 /// Maximum number of sub-agents that work for one run at a time.
@@ -49,12 +48,38 @@ struct BackgroundAgent {
     result: Option<String>,
 }
 
+/// The end of a sub-agent's run, for the calling run's ledger.
+#[derive(Debug, Default)]
+pub(crate) struct SubAgentReport {
+    pub(crate) ledger: Ledger,
+    /// Whether the sub-agent was stopped with the calling run, and continues with it.
+    pub(crate) suspended: bool,
+}
+
 /// The state of a background sub-agent.
 #[derive(Debug)]
 pub(crate) enum BackgroundStatus {
-    Working(String, ProgressSnapshot),
+    Working(String, Box<ProgressState>),
     /// Ended, with its result.
     Ended(String, String),
+}
+
+impl BackgroundState {
+    /// The sub-agents of a tool, or the one with this id.
+    fn select(&self, tool: &str, id: Option<&str>) -> Result<Vec<&BackgroundAgent>, String> {
+        let agents = self.agents.values();
+        let mut of_tool: Vec<_> = agents.filter(|it| it.record.tool == tool).collect();
+        let Some(id) = id else { return Ok(of_tool) };
+        let ids: Vec<_> = of_tool.iter().map(|it| it.record.id.as_str()).collect();
+        if ids.is_empty() {
+            return Err(format!("there is no `{id}`: none was started"));
+        }
+        if !ids.contains(&id) {
+            return Err(format!("there is no `{id}`; there are: {}", ids.join(", ")));
+        }
+        of_tool.retain(|agent| agent.record.id == id);
+        Ok(of_tool)
+    }
 }
 
 impl BackgroundAgent {
@@ -76,7 +101,7 @@ impl BackgroundAgent {
         let id = self.record.id.clone();
         match &self.result {
             Some(result) => BackgroundStatus::Ended(id, result.clone()),
-            None => BackgroundStatus::Working(id, self.progress.snapshot()),
+            None => BackgroundStatus::Working(id, Box::new(self.progress.snapshot())),
         }
     }
 }
@@ -178,10 +203,7 @@ impl Background {
         let Some(agent) = state.agents.get_mut(&number) else {
             return;
         };
-        let report = report.unwrap_or(SubAgentReport {
-            ledger: Ledger::default(),
-            suspended: false,
-        });
+        let report = report.unwrap_or_default();
         let (tool, ledger) = (agent.record.tool.clone(), Box::new(report.ledger));
         let fact = if report.suspended {
             Fact::SubAgentSuspended { tool, ledger }
@@ -215,9 +237,8 @@ impl Background {
         tool: &str,
         id: Option<&str>,
     ) -> Result<Vec<BackgroundStatus>, String> {
-        let numbers = self.numbers(tool, id)?;
         let state = self.state();
-        let agents = numbers.iter().filter_map(|number| state.agents.get(number));
+        let agents = state.select(tool, id)?.into_iter();
         Ok(agents.map(BackgroundAgent::status).collect())
     }
 
@@ -232,18 +253,14 @@ impl Background {
         id: Option<&str>,
         timeout: Duration,
     ) -> Result<Option<Vec<BackgroundStatus>>, String> {
-        let mut numbers = self.numbers(tool, id)?;
-        if id.is_none() {
+        let numbers: Vec<_> = {
             let state = self.state();
-            let is_working = |number: &u64| {
-                let agent = state.agents.get(number);
-                agent.is_some_and(BackgroundAgent::is_working)
-            };
-            numbers.retain(is_working);
-            drop(state);
-            if numbers.is_empty() {
-                return self.statuses(tool, None).map(Some);
-            }
+            let agents = state.select(tool, id)?.into_iter();
+            let awaited = agents.filter(|agent| id.is_some() || agent.is_working());
+            awaited.map(|agent| agent.record.number).collect()
+        };
+        if numbers.is_empty() {
+            return self.statuses(tool, None).map(Some);
         }
         let mut changed = self.changed.subscribe();
         let waiting = WaitingCall::new(self, numbers);
@@ -264,31 +281,10 @@ impl Background {
     /// # Errors
     /// If there is none with this id; the message lists the ids.
     pub(crate) fn stop(&self, tool: &str, id: &str) -> Result<(), String> {
-        let numbers = self.numbers(tool, Some(id))?;
-        let state = self.state();
-        for agent in numbers.iter().filter_map(|number| state.agents.get(number)) {
+        for agent in self.state().select(tool, Some(id))? {
             agent.cancellation.cancel();
         }
         Ok(())
-    }
-
-    fn numbers(&self, tool: &str, id: Option<&str>) -> Result<Vec<u64>, String> {
-        let state = self.state();
-        let of_tool = state.agents.iter().filter(|(_, it)| it.record.tool == tool);
-        let Some(id) = id else {
-            return Ok(of_tool.map(|(number, _)| *number).collect());
-        };
-        let mut ids = Vec::new();
-        for (number, agent) in of_tool {
-            if agent.record.id == id {
-                return Ok(vec![*number]);
-            }
-            ids.push(agent.record.id.as_str());
-        }
-        if ids.is_empty() {
-            return Err(format!("there is no `{id}`: none was started"));
-        }
-        Err(format!("there is no `{id}`; there are: {}", ids.join(", ")))
     }
 
     /// Ends the working sub-agents at the end of the run: cancels them, and aborts them after the
@@ -316,7 +312,7 @@ impl Background {
         };
         for (number, ledger) in aborted {
             let report = SubAgentReport {
-                ledger: ledger.unwrap_or_default(),
+                ledger,
                 suspended: suspend,
             };
             let result = "The sub-agent was stopped with the run that called it.".to_owned();
@@ -339,34 +335,36 @@ struct WaitingCall<'a> {
 
 impl<'a> WaitingCall<'a> {
     fn new(background: &'a Background, numbers: Vec<u64>) -> Self {
-        let mut state = background.state();
-        for number in &numbers {
-            if let Some(agent) = state.agents.get_mut(number) {
-                agent.waiting_calls += 1;
-            }
-        }
-        drop(state);
-        Self {
+        let call = Self {
             background,
             numbers,
+        };
+        call.each(|agent| agent.waiting_calls += 1);
+        call
+    }
+
+    fn each(&self, mut visit: impl FnMut(&mut BackgroundAgent)) {
+        let mut state = self.background.state();
+        for number in &self.numbers {
+            if let Some(agent) = state.agents.get_mut(number) {
+                visit(agent);
+            }
         }
     }
 
     fn ended(&self) -> Vec<BackgroundStatus> {
-        let state = self.background.state();
-        let agents = self.numbers.iter().filter_map(|it| state.agents.get(it));
-        let ended = agents.filter(|agent| !agent.is_working());
-        ended.map(BackgroundAgent::status).collect()
+        let mut ended = Vec::new();
+        self.each(|agent| {
+            if !agent.is_working() {
+                ended.push(agent.status());
+            }
+        });
+        ended
     }
 }
 
 impl Drop for WaitingCall<'_> {
     fn drop(&mut self) {
-        let mut state = self.background.state();
-        for number in &self.numbers {
-            if let Some(agent) = state.agents.get_mut(number) {
-                agent.waiting_calls -= 1;
-            }
-        }
+        self.each(|agent| agent.waiting_calls -= 1);
     }
 }

@@ -2,13 +2,9 @@
 //! another.
 
 mod background;
-mod parent;
-mod report;
 mod run_scope;
 mod sub_agent;
 
-pub(crate) use self::background::{Background, BackgroundStatus};
-pub(crate) use self::parent::ParentRun;
-pub(crate) use self::report::SubAgentReport;
+pub(crate) use self::background::{Background, BackgroundStatus, SubAgentReport};
 pub(crate) use self::run_scope::{Ending, RunScope};
-pub(crate) use self::sub_agent::{AgentTool, SubAgentCall, SubAgentTool};
+pub(crate) use self::sub_agent::{AgentTool, ParentRun, SubAgentCall, SubAgentTool};

@@ -4,10 +4,11 @@ use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
+use cantle_core::sandbox::Sandbox;
 use cantle_core::tool::{DynTool, ToolContext, ToolError, ToolOutput};
 use serde_json::Value;
 
-use super::report::SubAgentReport;
+use super::background::SubAgentReport;
 use super::run_scope::RunScope;
 use crate::journal::RunStore;
 use crate::progress::Progress;
@@ -46,6 +47,16 @@ pub(crate) trait SubAgentTool: Send + Sync {
         cx: ToolContext,
         call: Arc<SubAgentCall>,
     ) -> Result<ToolOutput, ToolError>;
+}
+
+/// The calling run, as a sub-agent's session sees it.
+#[derive(Clone, Debug)]
+pub(crate) struct ParentRun {
+    pub(crate) scope: Arc<RunScope>,
+    /// The calling run's sandbox, from which files come and to which they are delivered.
+    pub(crate) sandbox: Option<Arc<dyn Sandbox>>,
+    /// Whether the sub-agent works in that sandbox.
+    pub(crate) shares_sandbox: bool,
 }
 
 /// One call of a sub-agent.

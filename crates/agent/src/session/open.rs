@@ -20,7 +20,6 @@ use crate::journal::{Identity, RunStore};
 use crate::run::{KeptSession, SessionResources};
 use crate::scope::ParentRun;
 use crate::skills::{SANDBOX_DIRECTORY, Skills};
-use crate::tool_table::ToolTable;
 
 /// The parts of a session to open.
 pub(super) struct OpenRequest {
@@ -42,14 +41,6 @@ pub(super) struct OpenSession {
     pub(super) guard: DropGuard,
 }
 
-/// The results of opening the providers.
-struct Opened {
-    tools: Arc<ToolTable>,
-    sandbox: Option<Arc<dyn Sandbox>>,
-    input_files: Vec<String>,
-    warnings: Vec<String>,
-}
-
 impl OpenSession {
     /// Opens everything. After an error, everything that was opened is released.
     pub(super) async fn open(
@@ -60,37 +51,21 @@ impl OpenSession {
         // Dropping this future cancels what is being opened.
         let guard = cancellation.clone().drop_guard();
         let mut sets = ToolSets::default();
-        let opened = match open_providers(agent, &mut sets, request, &cancellation).await {
-            Ok(opened) => opened,
+        match open_providers(agent, &mut sets, request, cancellation).await {
+            Ok(resources) => Ok(Self {
+                resources,
+                sets,
+                guard,
+            }),
             Err(error) => {
                 // The first error is the one to report. A reattached sandbox must stay.
                 let _ = match request.reattach {
                     Some(_) => sets.suspend(agent.close_deadline).await,
                     None => sets.close(agent.close_deadline).await,
                 };
-                return Err(error);
+                Err(error)
             }
-        };
-        let resources = SessionResources {
-            agent: Arc::clone(agent),
-            tools: opened.tools,
-            sandbox: opened.sandbox,
-            input_files: opened.input_files,
-            output_dir: None,
-            warnings: opened.warnings,
-            cancellation,
-            history: Arc::default(),
-            budget: Budget::default(),
-            answers_approvals: false,
-            kept: None,
-            skills: request.skills.clone(),
-            parent: request.parent.clone(),
-        };
-        Ok(Self {
-            resources,
-            sets,
-            guard,
-        })
+        }
     }
 
     /// The identity of the session's runs.
@@ -169,11 +144,11 @@ impl OpenSession {
 
 /// Opens the providers, that of the sandbox first, and copies files into the sandbox.
 async fn open_providers(
-    agent: &Definition,
+    agent: &Arc<Definition>,
     sets: &mut ToolSets,
     request: &OpenRequest,
-    cancellation: &CancellationToken,
-) -> Result<Opened, SessionError> {
+    cancellation: CancellationToken,
+) -> Result<SessionResources, SessionError> {
     let mut cx = OpenContext::new(RunId::new());
     cx.cancellation = cancellation.clone();
     cx.durable = request.durable;
@@ -219,11 +194,20 @@ async fn open_providers(
             None => warnings.push("The skills can't be used: there is no sandbox.".to_owned()),
         }
     }
-    Ok(Opened {
+    Ok(SessionResources {
+        agent: Arc::clone(agent),
         tools,
         sandbox: cx.sandbox,
         input_files,
+        output_dir: None,
         warnings,
+        cancellation,
+        history: Arc::default(),
+        budget: Budget::default(),
+        answers_approvals: false,
+        kept: None,
+        skills: request.skills.clone(),
+        parent: request.parent.clone(),
     })
 }
 

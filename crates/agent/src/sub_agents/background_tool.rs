@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use async_trait::async_trait;
 use cantle_core::metadata::Metadata;
 use cantle_core::tool::{ToolContext, ToolError, ToolOutput};
 use schemars::JsonSchema;
@@ -11,12 +10,11 @@ use serde::Deserialize;
 use serde_json::Value;
 use tokio::sync::oneshot;
 
-use super::call_tool::parse;
 use super::options::SubAgent;
 use super::render;
 use super::work::{Begun, Params, SubAgentResult, SubAgentWork, find_begun};
 use crate::journal::BackgroundAgentRecord;
-use crate::scope::{Background, SubAgentCall, SubAgentTool};
+use crate::scope::{Background, SubAgentCall};
 
 /// Default timeout of `wait`.
 const WAIT: Duration = Duration::from_secs(60);
@@ -26,9 +24,6 @@ const MAX_WAIT: Duration = Duration::from_secs(600);
 
 /// Timeout of `stop`: longer than a cancelled sub-agent takes to end.
 const STOP_WAIT: Duration = Duration::from_secs(10);
-
-/// A background sub-agent.
-pub(super) struct BackgroundTool(pub(super) SubAgent);
 
 /// The operation to perform.
 #[derive(Clone, Copy, Debug, Deserialize, JsonSchema)]
@@ -62,24 +57,23 @@ pub(super) struct BackgroundParams {
     timeout_s: Option<f64>,
 }
 
-#[async_trait]
-impl SubAgentTool for BackgroundTool {
-    async fn call(
+impl SubAgent {
+    /// Performs an operation on the background sub-agents of this tool.
+    pub(super) async fn call_in_background(
         &self,
-        arguments: Value,
-        cx: ToolContext,
-        call: Arc<SubAgentCall>,
+        params: BackgroundParams,
+        cx: &ToolContext,
+        call: &Arc<SubAgentCall>,
     ) -> Result<ToolOutput, ToolError> {
-        let params = parse::<BackgroundParams>(arguments)?;
         let background = &call.scope.background;
-        let (tool, id) = (self.0.agent.name(), params.id.as_deref());
+        let (tool, id) = (self.agent.name(), params.id.as_deref());
         match params.action {
-            Operation::Start => self.start(params, &call, &cx).await,
+            Operation::Start => self.start(params, call, cx).await,
             Operation::Look => Ok(output(statuses(background, tool, id))),
             Operation::Wait => {
                 let timeout = params.timeout_s.map(Duration::try_from_secs_f64);
                 let timeout = timeout.and_then(Result::ok).unwrap_or(WAIT).min(MAX_WAIT);
-                wait(background, tool, id, timeout, &cx).await
+                wait(background, tool, id, timeout, cx).await
             }
             Operation::Stop => {
                 let Some(id) = id else {
@@ -89,9 +83,81 @@ impl SubAgentTool for BackgroundTool {
                 if let Err(reason) = background.stop(tool, id) {
                     return Ok(output(Err(reason)));
                 }
-                wait(background, tool, Some(id), STOP_WAIT, &cx).await
+                wait(background, tool, Some(id), STOP_WAIT, cx).await
             }
         }
+    }
+
+    /// Starts a sub-agent, or resumes the one that this call started before.
+    async fn start(
+        &self,
+        params: BackgroundParams,
+        call: &Arc<SubAgentCall>,
+        cx: &ToolContext,
+    ) -> Result<ToolOutput, ToolError> {
+        let background = &call.scope.background;
+        if let Some(record) = background.of_call(&call.call_id) {
+            return Ok(started(&record));
+        }
+        let new_record = || background.new_record(self.agent.name(), &call.call_id);
+        let record_of =
+            |note: &Value| BackgroundAgentRecord::from_note(note).unwrap_or_else(new_record);
+        let (record, work, waits_for_journal) = match find_begun(call).await? {
+            Begun::Unfinished(run, note) => {
+                let work = self.resume(run, call, cx).await;
+                (record_of(&note), work, false)
+            }
+            Begun::Finished(content) => {
+                let record = record_of(&content.header.note);
+                (record, Err(self.finished(*content).await), false)
+            }
+            Begun::Nothing => {
+                let Some(task) = params.task.filter(|task| !task.trim().is_empty()) else {
+                    let reason =
+                        "`start` needs a `task`: what to do, with everything it has to know";
+                    return Ok(output(Err(reason.to_owned())));
+                };
+                if let Some(refusal) = self.refusal(call, cx) {
+                    return Ok(refusal);
+                }
+                if let Some(working) = background.is_full() {
+                    return Ok(output(Err(format!(
+                        "{working} sub-agents work for you already. Wait for one of them, or stop one"
+                    ))));
+                }
+                let record = new_record();
+                let input_files = params.input_files;
+                let params = Params { task, input_files };
+                let work = self.begin(params, call, cx, record.to_note()).await;
+                if let Err(result) = &work
+                    && result.report.is_none()
+                {
+                    return Ok(ToolOutput::failure(result.text.clone()));
+                }
+                (record, work, call.scope.store.is_some())
+            }
+        };
+        match work {
+            Err(SubAgentResult { text, report, .. }) => {
+                background.insert_ended(record.clone(), text, report);
+            }
+            Ok(work) => {
+                let (begun, has_begun) = oneshot::channel();
+                let (progress, number) = (Arc::clone(&call.progress), record.number);
+                let call = Arc::clone(call);
+                background.spawn(record.clone(), progress, |stop| {
+                    run(call, work, number, stop, begun)
+                });
+                // Once its journal exists, an interrupted start finds it again.
+                if waits_for_journal {
+                    tokio::select! {
+                        _ = has_begun => {}
+                        () = cx.cancellation.cancelled() => {}
+                    }
+                }
+            }
+        }
+        Ok(started(&record).with_metadata(Metadata::uses(1)))
     }
 }
 
@@ -130,81 +196,6 @@ async fn wait(
     Ok(output(text))
 }
 
-impl BackgroundTool {
-    /// Starts a sub-agent, or resumes the one that this call started before.
-    async fn start(
-        &self,
-        params: BackgroundParams,
-        call: &Arc<SubAgentCall>,
-        cx: &ToolContext,
-    ) -> Result<ToolOutput, ToolError> {
-        let sub_agent = &self.0;
-        let background = &call.scope.background;
-        if let Some(record) = background.of_call(&call.call_id) {
-            return Ok(started(&record));
-        }
-        let new_record = || background.new_record(sub_agent.agent.name(), &call.call_id);
-        let record_of =
-            |note: &Value| BackgroundAgentRecord::from_note(note).unwrap_or_else(new_record);
-        let (record, work, waits_for_journal) = match find_begun(call).await? {
-            Begun::Unfinished(run, note) => {
-                let work = sub_agent.resume(run, call, cx).await;
-                (record_of(&note), work, false)
-            }
-            Begun::Finished(content) => {
-                let record = record_of(&content.header.note);
-                (record, Err(sub_agent.finished(*content).await), false)
-            }
-            Begun::Nothing => {
-                let Some(task) = params.task.filter(|task| !task.trim().is_empty()) else {
-                    let reason =
-                        "`start` needs a `task`: what to do, with everything it has to know";
-                    return Ok(output(Err(reason.to_owned())));
-                };
-                if let Some(refusal) = sub_agent.refusal(call, cx) {
-                    return Ok(ToolOutput::failure(refusal.text));
-                }
-                if let Some(working) = background.is_full() {
-                    return Ok(output(Err(format!(
-                        "{working} sub-agents work for you already. Wait for one of them, or stop one"
-                    ))));
-                }
-                let record = new_record();
-                let input_files = params.input_files;
-                let params = Params { task, input_files };
-                let work = sub_agent.begin(params, call, cx, record.to_note()).await;
-                if let Err(result) = &work
-                    && result.report.is_none()
-                {
-                    return Ok(ToolOutput::failure(result.rendered.text.clone()));
-                }
-                (record, work, call.scope.store.is_some())
-            }
-        };
-        match work {
-            Err(SubAgentResult { rendered, report }) => {
-                background.insert_ended(record.clone(), rendered.text, report);
-            }
-            Ok(work) => {
-                let (begun, has_begun) = oneshot::channel();
-                let (progress, number) = (Arc::clone(&call.progress), record.number);
-                let call = Arc::clone(call);
-                background.spawn(record.clone(), progress, |stop| {
-                    run(call, work, number, stop, begun)
-                });
-                // Once its journal exists, an interrupted start finds it again.
-                if waits_for_journal {
-                    tokio::select! {
-                        _ = has_begun => {}
-                        () = cx.cancellation.cancelled() => {}
-                    }
-                }
-            }
-        }
-        Ok(started(&record).with_metadata(Metadata::uses(1)))
-    }
-}
-
 /// Runs a background sub-agent to its end.
 async fn run(
     call: Arc<SubAgentCall>,
@@ -217,8 +208,7 @@ async fn run(
     let suspends =
         || scope.suspends_calls() || (scope.store.is_some() && scope.background.suspends());
     let result = work.run(&stop, suspends, Some(begun)).await;
-    let SubAgentResult { rendered, report } = result;
-    scope.background.ended(number, rendered.text, report);
+    scope.background.ended(number, result.text, result.report);
 }
 
 fn started(record: &BackgroundAgentRecord) -> ToolOutput {

@@ -17,16 +17,17 @@ mod work;
 
 use std::sync::Arc;
 
-use cantle_core::tool::{DynTool, ToolError};
+use async_trait::async_trait;
+use cantle_core::tool::{DynTool, ToolContext, ToolError, ToolOutput};
 use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
+use serde_json::Value;
 
-use self::background_tool::{BackgroundParams, BackgroundTool};
-use self::call_tool::CallTool;
+use self::background_tool::BackgroundParams;
 pub use self::options::SubAgent;
 use self::work::Params;
 use crate::agent::AgentBuilder;
-use crate::scope::{AgentTool, SubAgentTool};
+use crate::scope::{AgentTool, SubAgentCall, SubAgentTool};
 
 impl AgentBuilder {
     /// Adds a sub-agent, which the model calls like a tool.
@@ -34,21 +35,36 @@ impl AgentBuilder {
     pub fn sub_agent(self, sub_agent: SubAgent) -> Self {
         let tool = if sub_agent.in_background {
             // Repeating a call is how to observe a background sub-agent.
-            let tool = definition::<BackgroundParams>(&sub_agent).with_polls(true);
-            agent_tool(tool, Arc::new(BackgroundTool(sub_agent)))
+            definition::<BackgroundParams>(&sub_agent).with_polls(true)
         } else {
-            let tool = definition::<Params>(&sub_agent);
-            agent_tool(tool, Arc::new(CallTool(sub_agent)))
+            definition::<Params>(&sub_agent)
         };
-        self.add_tool(tool)
+        self.add_tool(AgentTool {
+            tool,
+            sub_agent: Some(Arc::new(sub_agent)),
+        })
     }
 }
 
-fn agent_tool(tool: DynTool, sub_agent: Arc<dyn SubAgentTool>) -> AgentTool {
-    AgentTool {
-        tool,
-        sub_agent: Some(sub_agent),
+#[async_trait]
+impl SubAgentTool for SubAgent {
+    async fn call(
+        &self,
+        arguments: Value,
+        cx: ToolContext,
+        call: Arc<SubAgentCall>,
+    ) -> Result<ToolOutput, ToolError> {
+        if self.in_background {
+            self.call_in_background(parse(arguments)?, &cx, &call).await
+        } else {
+            self.call_and_wait(parse(arguments)?, &cx, &call).await
+        }
     }
+}
+
+/// Deserializes parsed arguments.
+fn parse<P: DeserializeOwned>(arguments: Value) -> Result<P, ToolError> {
+    P::deserialize(arguments).map_err(|error| ToolError::failed(error.to_string()))
 }
 
 /// The tool as the model sees it. Its calls may run side by side; they resume from the sub-agent's own

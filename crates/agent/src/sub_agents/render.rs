@@ -7,7 +7,7 @@ use cantle_core::message::Message;
 use serde_json::Value;
 
 use crate::journal::DeliveredFiles;
-use crate::progress::ProgressSnapshot;
+use crate::progress::ProgressState;
 use crate::rules::Spending;
 use crate::run::Outcome;
 use crate::scope::BackgroundStatus;
@@ -15,16 +15,8 @@ use crate::scope::BackgroundStatus;
 /// Maximum characters of the latest text that a status shows.
 const MAX_LAST_TEXT: usize = 2_000;
 
-/// The result of a sub-agent, as text.
-#[derive(Debug)]
-pub(super) struct Rendered {
-    pub(super) text: String,
-    /// Whether the sub-agent finished.
-    pub(super) success: bool,
-}
-
 /// Renders an outcome.
-pub(super) fn outcome(outcome: &Outcome) -> Rendered {
+pub(super) fn outcome(outcome: &Outcome) -> String {
     match (&outcome.finish, &outcome.error) {
         (Some(call), None) => finish(call, &DeliveredFiles::from(&outcome.outputs)),
         (_, Some(error)) => {
@@ -46,7 +38,7 @@ pub(super) fn outcome(outcome: &Outcome) -> Rendered {
 }
 
 /// Renders a finish call.
-pub(super) fn finish(finish: &Finish, files: &DeliveredFiles) -> Rendered {
+pub(super) fn finish(finish: &Finish, files: &DeliveredFiles) -> String {
     let reason = finish.params.get("reason").and_then(Value::as_str);
     let only_reason = finish
         .params
@@ -67,21 +59,14 @@ pub(super) fn finish(finish: &Finish, files: &DeliveredFiles) -> Rendered {
         }
     }
     text.push_str("</sub_agent_result>");
-    Rendered {
-        text,
-        success: true,
-    }
+    text
 }
 
 /// Renders a failure.
-pub(super) fn failure(reason: &str) -> Rendered {
-    let text = format!(
+pub(super) fn failure(reason: &str) -> String {
+    format!(
         "<sub_agent_result>\n<error>{reason}</error>\n<finished>False</finished>\n</sub_agent_result>"
-    );
-    Rendered {
-        text,
-        success: false,
-    }
+    )
 }
 
 /// Renders the statuses of background sub-agents.
@@ -101,7 +86,7 @@ pub(super) fn statuses(statuses: &[BackgroundStatus]) -> String {
     texts.join("\n")
 }
 
-fn working(id: &str, progress: &ProgressSnapshot) -> String {
+fn working(id: &str, progress: &ProgressState) -> String {
     let mut text = format!("<sub_agent id=\"{id}\" state=\"working\">\n");
     let spending = Spending::from(&progress.ledger);
     let _ = writeln!(text, "<turns>{}</turns>", progress.turns);

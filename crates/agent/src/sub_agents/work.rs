@@ -6,7 +6,7 @@ use std::time::Duration;
 use cantle_core::event::{EventKind, RunStatus};
 use cantle_core::ids::RunId;
 use cantle_core::sandbox::{Sandbox, SandboxExt as _, SandboxPath};
-use cantle_core::tool::{ToolContext, ToolError};
+use cantle_core::tool::{ToolContext, ToolError, ToolOutput};
 use futures_util::StreamExt as _;
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -16,9 +16,10 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::options::SubAgent;
-use super::render::{self, Rendered};
+use super::render;
 use crate::journal::{JournalContent, KeptStatus, RunStore, StoreError};
-use crate::run::{Outcome, Run, replay};
+use crate::rules::Machine;
+use crate::run::{Outcome, Run};
 use crate::scope::{ParentRun, SubAgentCall, SubAgentReport};
 use crate::session::{ResumeOptions, Session, SessionOptions};
 
@@ -87,7 +88,10 @@ fn find_in(store: &RunStore) -> Result<Option<Begun>, StoreError> {
 /// The result of a sub-agent.
 #[derive(Debug)]
 pub(super) struct SubAgentResult {
-    pub(super) rendered: Rendered,
+    /// The text for the calling model.
+    pub(super) text: String,
+    /// Whether the sub-agent finished.
+    pub(super) success: bool,
     /// The costs; `None` if the sub-agent did not begin.
     pub(super) report: Option<SubAgentReport>,
 }
@@ -95,23 +99,25 @@ pub(super) struct SubAgentResult {
 impl SubAgentResult {
     fn not_begun(reason: &str) -> Self {
         Self {
-            rendered: render::failure(reason),
+            text: render::failure(reason),
+            success: false,
             report: None,
         }
     }
 }
 
 impl SubAgent {
-    /// Returns the reason why a call is refused, if any.
-    pub(super) fn refusal(&self, call: &SubAgentCall, cx: &ToolContext) -> Option<Rendered> {
+    /// Returns the answer to a call that is refused; `None` if it is not.
+    pub(super) fn refusal(&self, call: &SubAgentCall, cx: &ToolContext) -> Option<ToolOutput> {
         let depth = call.scope.depth;
-        if depth >= self.max_depth {
-            return Some(render::failure(&format!(
-                "agents are {depth} deep already, and may not be deeper. Do it yourself"
-            )));
-        }
-        let lacks_sandbox = self.shares_sandbox && cx.sandbox.is_none();
-        lacks_sandbox.then(|| render::failure("it works in your sandbox, and you have none"))
+        let reason = if depth >= self.max_depth {
+            format!("agents are {depth} deep already, and may not be deeper. Do it yourself")
+        } else if self.shares_sandbox && cx.sandbox.is_none() {
+            "it works in your sandbox, and you have none".to_owned()
+        } else {
+            return None;
+        };
+        Some(ToolOutput::failure(render::failure(&reason)))
     }
 
     fn parent(&self, call: &SubAgentCall, cx: &ToolContext) -> ParentRun {
@@ -170,7 +176,7 @@ impl SubAgent {
                 // Its earlier costs still count.
                 let content = tokio::task::spawn_blocking(move || store.read(run));
                 let content = content.await.ok().and_then(Result::ok);
-                result.report = content.map(|content| report(content).1);
+                result.report = content.and_then(|content| recorded_result(content).report);
                 return Err(result);
             }
         };
@@ -184,37 +190,36 @@ impl SubAgent {
     /// before; its sandbox may still exist.
     pub(super) async fn finished(&self, content: JournalContent) -> SubAgentResult {
         let sandbox = content.header.sandbox.clone();
-        let (mut rendered, report) = report(content);
+        let mut result = recorded_result(content);
         if let Some(handle) = sandbox.filter(|_| !self.shares_sandbox)
             && let Err(error) = Session::discard(&self.agent.0, handle).await
         {
-            rendered.text = format!("{}\n{error}", rendered.text);
+            result.text = format!("{}\n{error}", result.text);
         }
-        SubAgentResult {
-            rendered,
-            report: Some(report),
-        }
+        result
     }
 }
 
-/// Returns the result and the costs of a run, from its journal.
-fn report(content: JournalContent) -> (Rendered, SubAgentReport) {
+/// Returns the result of a run, from its journal.
+fn recorded_result(content: JournalContent) -> SubAgentResult {
     let JournalContent {
         header, facts, end, ..
     } = content;
     let finish = end.and_then(|end| Some((end.finish?, end.files)));
-    let rendered = match finish {
-        Some((finish, files)) => render::finish(&finish, &files),
-        None => render::failure("it ended without a result"),
-    };
     let tools = Arc::new(header.identity.tool_traits());
-    let machine = replay(header.rules, tools, header.messages, facts);
+    let machine = Machine::replay(header.rules, tools, header.messages, facts);
     let (_, _, ledger) = machine.into_parts();
-    let report = SubAgentReport {
-        ledger,
-        suspended: false,
-    };
-    (rendered, report)
+    SubAgentResult {
+        success: finish.is_some(),
+        text: match finish {
+            Some((finish, files)) => render::finish(&finish, &files),
+            None => render::failure("it ended without a result"),
+        },
+        report: Some(SubAgentReport {
+            ledger,
+            suspended: false,
+        }),
+    }
 }
 
 /// Closes a session in which no run was started.
@@ -257,13 +262,15 @@ impl SubAgentWork {
         } else {
             session.close_for_good().await
         };
-        let mut rendered = render::outcome(&outcome);
+        let mut text = render::outcome(&outcome);
         if let Err(error) = closed {
-            rendered.text = format!("{}\n{error}", rendered.text);
+            text = format!("{text}\n{error}");
         }
+        let success = outcome.status() == RunStatus::Finished;
         let ledger = outcome.ledger;
         SubAgentResult {
-            rendered,
+            text,
+            success,
             report: Some(SubAgentReport { ledger, suspended }),
         }
     }
@@ -283,13 +290,13 @@ async fn forward_events(
             event = run.next() => {
                 let Some(event) = event else { break };
                 call.progress.update(&event, id);
-                call.scope.hub.forward(&event);
                 if matches!(event.kind, EventKind::TurnStarted { .. })
                     && let Some(begun) = begun.take()
                 {
                     // The receiver may have been dropped.
                     let _ = begun.send(());
                 }
+                call.scope.hub.forward(event);
             }
             () = stop.cancelled(), if !control.is_cancelled() => {
                 if suspends() {

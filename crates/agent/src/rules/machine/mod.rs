@@ -26,7 +26,7 @@ use crate::rules::ledger::LedgerFold;
 use crate::rules::overflow::OverflowCounter;
 use crate::rules::repeats::{RepeatCounter, Verdict};
 use crate::rules::settings::{Rules, ToolTraits};
-use crate::rules::turn::Turn;
+use crate::rules::turn::{CallResult, CallSlot, Turn};
 
 /// The message after an answer that was cut off.
 pub(super) const CUT_OFF: &str = "Your answer was cut off at the output limit. Continue where it ended. Calls of that \
@@ -111,6 +111,19 @@ impl Machine {
         machine
     }
 
+    /// The state of a run after these facts.
+    pub(crate) fn replay(
+        rules: Rules,
+        tools: Arc<HashMap<String, ToolTraits>>,
+        messages: Vec<Message>,
+        facts: Vec<Fact>,
+    ) -> Self {
+        let messages = messages.into_iter().map(SharedMessage::new).collect();
+        let mut machine = Self::new(rules, tools, messages);
+        facts.into_iter().for_each(|fact| machine.apply(fact));
+        machine
+    }
+
     /// Returns the next action; `None` until another fact is applied.
     pub(crate) fn next(&mut self) -> Option<Action> {
         self.actions.pop_front()
@@ -167,19 +180,19 @@ impl Machine {
             Fact::ModelFailed(failure) => self.model_failed(failure),
             Fact::Summarized { text, files, call } => self.summarized(&text, &files, call),
             Fact::CallDecided { index, decision } => {
-                if let Some(turn) = self.turn_mut() {
-                    turn.call_decided(index, decision);
+                if let Some(slot) = self.slot_mut(index) {
+                    slot.decision = Some(decision);
                 }
             }
             Fact::CallStarted { index, time } => {
-                if let Some(turn) = self.turn_mut() {
-                    turn.call_started(index, time);
+                if let Some(slot) = self.slot_mut(index) {
+                    slot.started = Some(time);
                 }
             }
             Fact::CallFinished { index, outcome } => self.call_finished(index, *outcome),
             Fact::CallSuspended { index } => {
-                if let Some(turn) = self.turn_mut() {
-                    turn.call_suspended(index);
+                if let Some(slot) = self.slot_mut(index) {
+                    slot.result = CallResult::Suspended;
                 }
                 self.end_turn_if_done();
             }
@@ -465,9 +478,9 @@ impl Machine {
         matches!(self.status, Status::Ended(_))
     }
 
-    fn turn_mut(&mut self) -> Option<&mut Turn> {
+    fn slot_mut(&mut self, index: usize) -> Option<&mut CallSlot> {
         match &mut self.activity {
-            Activity::Calling(turn) => Some(turn),
+            Activity::Calling(turn) => turn.slot_mut(index),
             _ => None,
         }
     }
