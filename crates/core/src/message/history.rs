@@ -6,7 +6,7 @@
 
 use std::collections::VecDeque;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::Message;
 use crate::ids::unique_id;
@@ -79,8 +79,7 @@ impl HistoryError {
 }
 
 /// Calls of the last assistant message without a result: id and name.
-#[derive(Default)]
-struct PendingCalls(VecDeque<(String, Option<String>)>);
+type PendingCalls = VecDeque<(String, Option<String>)>;
 
 fn upgrade(value: Value, pending: &mut PendingCalls) -> Result<Value, String> {
     let Value::Object(mut message) = value else {
@@ -89,29 +88,22 @@ fn upgrade(value: Value, pending: &mut PendingCalls) -> Result<Value, String> {
     match message.get("role").and_then(Value::as_str) {
         Some("assistant") => {
             flat_to_blocks(&mut message)?;
-            pending.0 = identify_calls(&mut message);
+            *pending = identify_calls(&mut message);
         }
         Some("tool") => identify_result(&mut message, pending)?,
         Some("user") => {
-            pending.0.clear();
+            pending.clear();
             message.entry("kind").or_insert_with(|| "user".into());
         }
-        _ => pending.0.clear(),
+        _ => pending.clear(),
     }
     Ok(Value::Object(message))
 }
 
 /// Converts the flat fields of version 0.1 into blocks: reasoning, then text, then tool calls.
 fn flat_to_blocks(message: &mut Map<String, Value>) -> Result<(), String> {
-    let content = message
-        .remove("content")
-        .filter(|content| !is_blank(content));
-    let reasoning = message
-        .remove("reasoning")
-        .filter(|reasoning| !is_blank(reasoning));
-    let calls = message
-        .remove("tool_calls")
-        .filter(|calls| !is_blank(calls));
+    let mut take = |key| message.remove(key).filter(|value| !is_blank(value));
+    let (content, reasoning, calls) = (take("content"), take("reasoning"), take("tool_calls"));
     if message.contains_key("blocks") {
         if content.is_some() || reasoning.is_some() || calls.is_some() {
             return Err("has both `blocks` and the fields of version 0.1".to_owned());
@@ -142,14 +134,13 @@ fn flat_to_blocks(message: &mut Map<String, Value>) -> Result<(), String> {
     match content {
         None => {}
         Some(Value::Array(parts)) => {
-            blocks.extend(parts.into_iter().filter(|part| !is_blank(part)).map(
-                |part| match part {
-                    Value::String(_) => text_block(part),
-                    other => other,
-                },
-            ));
+            let parts = parts.into_iter().filter(|part| !is_blank(part));
+            blocks.extend(parts.map(|part| match part {
+                Value::String(_) => text_block(&part),
+                other => other,
+            }));
         }
-        Some(text @ Value::String(_)) => blocks.push(text_block(text)),
+        Some(text @ Value::String(_)) => blocks.push(text_block(&text)),
         Some(_) => return Err("`content` must be a string or a list".to_owned()),
     }
     match calls {
@@ -166,11 +157,8 @@ fn flat_to_blocks(message: &mut Map<String, Value>) -> Result<(), String> {
     Ok(())
 }
 
-fn text_block(text: Value) -> Value {
-    Value::Object(Map::from_iter([
-        ("kind".to_owned(), Value::from("text")),
-        ("text".to_owned(), text),
-    ]))
+fn text_block(text: &Value) -> Value {
+    json!({"kind": "text", "text": text})
 }
 
 fn is_blank(value: &Value) -> bool {
@@ -183,7 +171,7 @@ fn is_blank(value: &Value) -> bool {
 }
 
 /// Assigns an id to every tool call without one, and returns the calls in order.
-fn identify_calls(message: &mut Map<String, Value>) -> VecDeque<(String, Option<String>)> {
+fn identify_calls(message: &mut Map<String, Value>) -> PendingCalls {
     let blocks = message.get_mut("blocks").and_then(Value::as_array_mut);
     let calls = blocks
         .into_iter()
@@ -192,23 +180,23 @@ fn identify_calls(message: &mut Map<String, Value>) -> VecDeque<(String, Option<
     calls
         .filter(|call| call.get("kind").and_then(Value::as_str) == Some("tool_call"))
         .map(|call| {
-            let given = call
-                .get("tool_call_id")
-                .and_then(Value::as_str)
-                .filter(|id| !id.is_empty());
-            let given = given.map(str::to_owned);
+            let given = given_id(call).map(str::to_owned);
             let id = given.unwrap_or_else(|| {
                 let id = unique_id();
                 call.insert("tool_call_id".to_owned(), id.clone().into());
                 call.insert("has_provider_tool_call_id".to_owned(), false.into());
                 id
             });
-            (
-                id,
-                call.get("name").and_then(Value::as_str).map(str::to_owned),
-            )
+            let name = call.get("name").and_then(Value::as_str);
+            (id, name.map(str::to_owned))
         })
         .collect()
+}
+
+/// Returns the id of a call, or of the call that a result answers.
+fn given_id(fields: &Map<String, Value>) -> Option<&str> {
+    let id = fields.get("tool_call_id").and_then(Value::as_str);
+    id.filter(|id| !id.is_empty())
 }
 
 /// Assigns the id of the next unanswered call to a result without an id.
@@ -216,15 +204,11 @@ fn identify_result(
     message: &mut Map<String, Value>,
     pending: &mut PendingCalls,
 ) -> Result<(), String> {
-    let given = message
-        .get("tool_call_id")
-        .and_then(Value::as_str)
-        .filter(|id| !id.is_empty());
-    if let Some(given) = given {
-        pending.0.retain(|(id, _)| id != given);
+    if let Some(given) = given_id(message) {
+        pending.retain(|(id, _)| id != given);
         return Ok(());
     }
-    let Some((id, call_name)) = pending.0.pop_front() else {
+    let Some((id, call_name)) = pending.pop_front() else {
         return Err("a tool result without an id has no call before it".to_owned());
     };
     let name = message.get("name").and_then(Value::as_str);

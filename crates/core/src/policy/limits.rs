@@ -147,29 +147,26 @@ fn whole(text: &str) -> Option<u64> {
     number.filter(|number| *number != 0)
 }
 
+/// Splits a number from its unit, and returns the unit's factor; 1 without a unit.
+fn split_unit(text: &str, units: [(char, u32); 3]) -> (&str, u32) {
+    let mut found = units.into_iter();
+    let found = found.find_map(|(unit, factor)| Some((text.strip_suffix(unit)?, factor)));
+    found.unwrap_or((text, 1))
+}
+
 fn bytes(text: &str) -> Option<u64> {
-    let units = [('k', 10), ('m', 20), ('g', 30)];
-    let unit = units
-        .into_iter()
-        .find(|(unit, _)| text.ends_with([*unit, unit.to_ascii_uppercase()]));
-    let (digits, shift) = match unit {
-        Some((_, shift)) => (text.get(..text.len() - 1)?, shift),
-        None => (text, 0),
-    };
-    whole(digits)?.checked_mul(1 << shift)
+    let units = [('k', 1 << 10), ('m', 1 << 20), ('g', 1 << 30)];
+    let lower = text.to_ascii_lowercase();
+    let (digits, factor) = split_unit(&lower, units);
+    whole(digits)?.checked_mul(u64::from(factor))
 }
 
 fn duration(text: &str) -> Option<Duration> {
-    let units = [('s', 1.0), ('m', 60.0), ('h', 3600.0)];
-    let unit = units.into_iter().find(|(unit, _)| text.ends_with(*unit));
-    let (digits, seconds) = match unit {
-        Some((_, seconds)) => (text.get(..text.len() - 1)?, seconds),
-        None => (text, 1.0),
-    };
+    let (digits, factor) = split_unit(text, [('s', 1), ('m', 60), ('h', 3600)]);
     // `f64` also parses signs, exponents and infinity.
     let plain = |byte: u8| byte.is_ascii_digit() || byte == b'.';
     let number: f64 = digits.bytes().all(plain).then(|| digits.parse().ok())??;
-    let duration = Duration::try_from_secs_f64(number * seconds).ok()?;
+    let duration = Duration::try_from_secs_f64(number * f64::from(factor)).ok()?;
     (!duration.is_zero()).then_some(duration)
 }
 
