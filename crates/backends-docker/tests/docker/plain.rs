@@ -6,7 +6,7 @@ use cantle_core::sandbox::{
     Background, ByteRange, ExitStatus, FileKind, PtySize, SandboxErrorKind, SandboxExt as _,
     SandboxPath, SpawnRequest, Stdin, WriteOptions,
 };
-use cantle_testkit::conformance::sandbox_cases;
+use cantle_testkit::conformance::{SandboxOptions, sandbox_with};
 
 use crate::support::{DEADLINE, TestEngine, eventually, open, stdout};
 
@@ -164,7 +164,8 @@ async fn applicable_cases_conform() {
         "a_path_outside_is_refused",
         "nothing_is_read_through_an_escaping_link",
     ];
-    sandbox_cases(&engine.backend().without_supervisor(), &cases)
+    let options = SandboxOptions::new().only(&cases);
+    sandbox_with(&engine.backend().without_supervisor(), options)
         .await
         .assert();
 }

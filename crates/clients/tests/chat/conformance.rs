@@ -1,10 +1,10 @@
-//! What every model client must do.
+//! The conformance suite for model clients.
 
 use std::sync::Arc;
 
 use cantle_clients::chat::ChatClient;
 use cantle_core::llm::LlmClient;
-use cantle_testkit::conformance::{self, Endpoint};
+use cantle_testkit::conformance::{self, Dialect, Endpoint};
 
 fn connect(to: &Endpoint) -> Arc<dyn LlmClient> {
     let client = ChatClient::builder(&to.model)
@@ -17,5 +17,7 @@ fn connect(to: &Endpoint) -> Arc<dyn LlmClient> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_client_conforms() {
-    conformance::llm_client(&connect).await.assert();
+    conformance::llm_client(Dialect::Chat, &connect)
+        .await
+        .assert();
 }

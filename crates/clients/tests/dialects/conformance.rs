@@ -1,4 +1,4 @@
-//! What every model client must do.
+//! The conformance suite for model clients.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ async fn messages_conform() {
             .build();
         Arc::new(client.unwrap())
     };
-    conformance::llm_client_of(Dialect::Messages, &connect)
+    conformance::llm_client(Dialect::Messages, &connect)
         .await
         .assert();
 }
@@ -40,7 +40,7 @@ async fn responses_conform() {
                 .build();
             Arc::new(client.unwrap())
         };
-        conformance::llm_client_of(Dialect::Responses, &connect)
+        conformance::llm_client(Dialect::Responses, &connect)
             .await
             .assert();
     }
@@ -62,5 +62,7 @@ async fn a_client_in_all_wrappers_conforms() {
         let retrying = Retry::new(priced, RetryPolicy::default());
         Arc::new(Fallback::new(Arc::new(retrying), Vec::new()))
     };
-    conformance::llm_client(&connect).await.assert();
+    conformance::llm_client(Dialect::Chat, &connect)
+        .await
+        .assert();
 }

@@ -28,8 +28,8 @@ mod sandbox;
 mod suite;
 mod tool_provider;
 
-pub use self::llm_client::{Dialect, Endpoint, llm_client, llm_client_cases, llm_client_of};
+pub use self::llm_client::{Dialect, Endpoint, llm_client, llm_client_cases};
 pub use self::report::{CaseResult, Outcome, Report};
 #[cfg(unix)]
-pub use self::sandbox::{SandboxOptions, sandbox, sandbox_cases, sandbox_with, transfers};
+pub use self::sandbox::{SandboxOptions, sandbox, sandbox_with, transfers};
 pub use self::tool_provider::tool_provider;

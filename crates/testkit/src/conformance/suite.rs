@@ -1,4 +1,4 @@
-//! CaseFuture a table of cases: each with a deadline, a few at a time, results in the table's order.
+//! A table of cases: each with a deadline, a few at a time, results in the table's order.
 
 use std::any::Any;
 use std::panic::AssertUnwindSafe;
@@ -165,3 +165,24 @@ fn panic_text(panic: Box<dyn Any + Send>) -> String {
             .map_or_else(|| "without a message".to_owned(), |text| (*text).to_owned()),
     }
 }
+
+/// Declares a function that lists cases: the name of each, the call that checks it unless a function
+/// has that name, and the adaptations of its [`Case`].
+macro_rules! cases {
+    ($list:ident for $harness:ident: $($name:ident $(=> $check:ident($($argument:expr),*))?
+        $(.$adapt:ident($($value:expr)?))*,)*) => {
+        pub(super) fn $list<'h>() -> Vec<$crate::conformance::suite::Case<$harness<'h>>> {
+            vec![$($crate::conformance::suite::cases!(@ $harness $name $($check($($argument),*))?)
+                $(.$adapt($($value)?))*,)*]
+        }
+    };
+    (@ $harness:ident $name:ident) => {
+        $crate::conformance::suite::cases!(@ $harness $name $name())
+    };
+    (@ $harness:ident $name:ident $check:ident($($argument:expr),*)) => {
+        $crate::conformance::suite::Case::new(stringify!($name), |harness: &$harness<'_>| {
+            Box::pin(harness.check(async |subject| $check(subject, $($argument),*).await))
+        })
+    };
+}
+pub(super) use cases;

@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 
 use super::check::{Checked, Failure, ensure, equal, refused, within};
 use super::report::Report;
-use super::suite::{self, Case};
+use super::suite::{self, cases};
 
 /// Limit for opening and closing, which may start a program or connect to a server.
 const OPENING: Duration = Duration::from_secs(30);
@@ -28,36 +28,36 @@ const NAME_CHARS: usize = 64;
 /// Providers whose tools need a sandbox are opened without one. Opening must succeed; the tools
 /// report the missing sandbox when called.
 pub async fn tool_provider(provider: &dyn ToolProvider) -> Report {
-    suite::run(&Harness(provider), cases(), &[]).await
+    // A case that breaks the provider permanently must not affect concurrent cases.
+    let cases = cases()
+        .into_iter()
+        .map(|case| case.alone().deadline(3 * OPENING));
+    suite::run(&Harness(provider), cases.collect(), &[]).await
 }
 
-struct Harness<'p>(&'p dyn ToolProvider);
+pub(super) struct Harness<'p>(&'p dyn ToolProvider);
 
-macro_rules! case {
-    ($name:ident) => {
-        Case::new(stringify!($name), |harness: &Harness<'_>| {
-            Box::pin($name(harness.0))
-        })
-        // A case that breaks the provider permanently must not affect concurrent cases.
-        .alone()
-        .deadline(3 * OPENING)
-    };
+impl Harness<'_> {
+    pub(super) async fn check(
+        &self,
+        check: impl AsyncFnOnce(&dyn ToolProvider) -> Checked,
+    ) -> Checked {
+        check(self.0).await
+    }
 }
 
-fn cases<'p>() -> Vec<Case<Harness<'p>>> {
-    vec![
-        case!(it_opens_and_closes),
-        case!(tool_names_are_valid_and_unique),
-        case!(tools_are_described),
-        case!(parameters_are_schemas_of_objects),
-        case!(tools_are_the_same_each_time),
-        case!(wrong_arguments_are_refused),
-        case!(two_tool_sets_are_independent),
-        case!(it_opens_again_after_close),
-        case!(it_opens_again_after_a_dropped_open),
-        case!(a_cancelled_open_ends),
-        case!(a_sandbox_exists_exactly_if_declared),
-    ]
+cases! { cases for Harness:
+    it_opens_and_closes,
+    tool_names_are_valid_and_unique,
+    tools_are_described,
+    parameters_are_schemas_of_objects,
+    tools_are_the_same_each_time,
+    wrong_arguments_are_refused,
+    two_tool_sets_are_independent,
+    it_opens_again_after_close,
+    it_opens_again_after_a_dropped_open,
+    a_cancelled_open_ends,
+    a_sandbox_exists_exactly_if_declared,
 }
 
 async fn open(provider: &dyn ToolProvider) -> Checked<Box<dyn ToolSet>> {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use cantle_testkit::conformance::{self, CaseResult};
+use cantle_testkit::conformance::{self, CaseResult, Dialect};
 
 use crate::reference::{Fault, Reference};
 
@@ -12,9 +12,12 @@ async fn detects(fault: Fault, by: &[&str]) {
     let names: BTreeSet<&str> = by.iter().chain(control_cases(fault)).copied().collect();
     let names: Vec<&str> = names.into_iter().collect();
 
-    let report =
-        conformance::llm_client_cases(&|to| Arc::new(Reference::new(to, Some(fault))), &names)
-            .await;
+    let report = conformance::llm_client_cases(
+        Dialect::Chat,
+        &|to| Arc::new(Reference::new(to, Some(fault))),
+        &names,
+    )
+    .await;
 
     let failed: BTreeSet<&str> = report.failures().map(name).collect();
     let expected: BTreeSet<&str> = by.iter().copied().collect();

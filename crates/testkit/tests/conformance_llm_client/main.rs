@@ -12,13 +12,14 @@ mod wire;
 
 use std::sync::Arc;
 
-use cantle_testkit::conformance::{self, Outcome};
+use cantle_testkit::conformance::{self, Dialect, Outcome};
 
 use crate::reference::Reference;
 
 #[tokio::test]
 async fn a_client_that_conforms_passes() {
-    let report = conformance::llm_client(&|to| Arc::new(Reference::new(to, None))).await;
+    let report =
+        conformance::llm_client(Dialect::Chat, &|to| Arc::new(Reference::new(to, None))).await;
 
     println!("{report}");
     report.assert();
@@ -35,7 +36,7 @@ async fn a_client_that_conforms_passes() {
 
 #[tokio::test]
 async fn a_client_without_streaming_passes() {
-    let report = conformance::llm_client(&|to| {
+    let report = conformance::llm_client(Dialect::Chat, &|to| {
         let mut to = to.clone();
         to.stream = false;
         Arc::new(Reference::new(&to, None))

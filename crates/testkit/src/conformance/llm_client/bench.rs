@@ -29,6 +29,10 @@ pub(super) struct ClientFactory<'c> {
 }
 
 impl ClientFactory<'_> {
+    pub(super) async fn check(&self, check: impl AsyncFnOnce(&Self) -> Checked) -> Checked {
+        check(self).await
+    }
+
     pub(super) fn client(&self, url: &str, stream: bool) -> Arc<dyn LlmClient> {
         (self.connect)(&Endpoint {
             url: url.to_owned(),

@@ -1,29 +1,20 @@
 //! Errors: kinds and retries.
 
 use std::net::Ipv4Addr;
-use std::time::Duration;
 
-use cantle_core::llm::{ChatEvent, LlmErrorKind};
-use serde_json::json;
 use tokio::net::TcpSocket;
 
-use super::super::check::{Checked, Failure, ensure, equal};
-use super::super::suite::Case;
-use super::bench::{ClientFactory, STREAM_MODES, of_kind, record_call, request};
-use super::case;
-use crate::openai::{Fault, Reply, Script, Turn};
+use super::prelude::*;
 
-pub(super) fn cases<'c>() -> Vec<Case<ClientFactory<'c>>> {
-    vec![
-        case!(rate_limits_are_retried_or_reported),
-        case!(retries_of_a_failing_server_are_bounded),
-        case!(refusals_have_a_kind_and_are_not_repeated),
-        case!(an_overflow_is_recognised),
-        case!(a_proxy_error_page_is_a_server_error),
-        case!(an_invalid_answer_is_a_protocol_error),
-        case!(a_connection_that_is_closed_is_a_connection_error),
-        case!(a_refused_connection_is_a_connection_error),
-    ]
+cases! { cases for ClientFactory:
+    rate_limits_are_retried_or_reported,
+    retries_of_a_failing_server_are_bounded,
+    refusals_have_a_kind_and_are_not_repeated,
+    an_overflow_is_recognised,
+    a_proxy_error_page_is_a_server_error,
+    an_invalid_answer_is_a_protocol_error,
+    a_connection_that_is_closed_is_a_connection_error,
+    a_refused_connection_is_a_connection_error,
 }
 
 fn failing(reply: Reply) -> Turn {

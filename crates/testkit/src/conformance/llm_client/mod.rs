@@ -6,6 +6,7 @@
 
 mod bench;
 mod errors;
+mod prelude;
 mod requests;
 mod streams;
 mod turns;
@@ -14,9 +15,9 @@ use std::sync::Arc;
 
 use cantle_core::llm::LlmClient;
 
-use self::bench::ClientFactory;
+use self::bench::{ClientFactory, DEADLINE};
 use super::report::Report;
-use super::suite::{self, Case};
+use super::suite;
 
 /// Dialect of a client under test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,66 +46,45 @@ pub struct Endpoint {
     pub stream: bool,
 }
 
-/// Runs every case against the Chat Completions clients created by `connect`.
+/// Runs every case against the clients of `dialect` created by `connect`. Only Chat Completions has
+/// the cases that inspect the request format.
 ///
 /// ```no_run
 /// # use std::sync::Arc;
 /// # async fn check(my_client: fn(&str, &str, &str) -> Arc<dyn cantle_core::llm::LlmClient>) {
-/// use cantle_testkit::conformance;
+/// use cantle_testkit::conformance::{Dialect, Endpoint, llm_client};
 ///
-/// let report = conformance::llm_client(&|to| my_client(&to.url, &to.model, &to.api_key)).await;
-/// report.assert();
+/// let connect = |to: &Endpoint| my_client(&to.url, &to.model, &to.api_key);
+/// llm_client(Dialect::Chat, &connect).await.assert();
 /// # }
 /// ```
-pub async fn llm_client(connect: &dyn Fn(&Endpoint) -> Arc<dyn LlmClient>) -> Report {
-    llm_client_cases(connect, &[]).await
-}
-
-/// Runs the cases against clients of another dialect, without those that inspect the request format
-/// of Chat Completions.
-pub async fn llm_client_of(
+pub async fn llm_client(
     dialect: Dialect,
     connect: &dyn Fn(&Endpoint) -> Arc<dyn LlmClient>,
 ) -> Report {
-    run(dialect, connect, &[]).await
+    llm_client_cases(dialect, connect, &[]).await
 }
 
 /// Runs only the named cases, for work on one of them.
 pub async fn llm_client_cases(
-    connect: &dyn Fn(&Endpoint) -> Arc<dyn LlmClient>,
-    names: &[&str],
-) -> Report {
-    run(Dialect::Chat, connect, names).await
-}
-
-async fn run(
     dialect: Dialect,
     connect: &dyn Fn(&Endpoint) -> Arc<dyn LlmClient>,
     names: &[&str],
 ) -> Report {
-    let factory = ClientFactory { connect, dialect };
-    suite::run(&factory, cases(dialect), names).await
-}
-
-fn cases<'c>(dialect: Dialect) -> Vec<Case<ClientFactory<'c>>> {
-    [
+    let chat = match dialect {
+        Dialect::Chat => requests::chat_cases(),
+        _ => Vec::new(),
+    };
+    let cases = [
         turns::cases(),
         errors::cases(),
         streams::cases(),
-        requests::cases(dialect),
-    ]
-    .into_iter()
-    .flatten()
-    .collect()
+        requests::cases(),
+        chat,
+    ];
+    let cases = cases
+        .into_iter()
+        .flatten()
+        .map(|case| case.deadline(DEADLINE));
+    suite::run(&ClientFactory { connect, dialect }, cases.collect(), names).await
 }
-
-/// A case named after its function.
-macro_rules! case {
-    ($name:ident) => {
-        $crate::conformance::suite::Case::new(stringify!($name), |factory: &ClientFactory<'_>| {
-            Box::pin($name(factory))
-        })
-        .deadline($crate::conformance::llm_client::bench::DEADLINE)
-    };
-}
-use case;

@@ -2,33 +2,24 @@
 
 use std::error::Error as StdError;
 
-use cantle_core::llm::{ChatRequest, LlmClientExt as _, LlmError, ToolSpecs};
-use cantle_core::message::{
-    AssistantBlock, AssistantMessage, Message, SharedMessage, ToolCall as Call, ToolMessage,
-};
+use cantle_core::llm::{ChatRequest, LlmError, ToolSpecs};
+use cantle_core::message::{AssistantMessage, Message, SharedMessage, ToolMessage};
 use cantle_core::tool::ToolSpec;
 use serde::Deserialize;
 use serde_json::value::RawValue;
-use serde_json::{Value, json};
 
-use super::super::check::{Checked, Failure, ensure, equal};
-use super::super::suite::Case;
-use super::bench::{API_KEY, ClientFactory, STREAM_MODES, record_call, request, serve};
-use super::{Dialect, case};
-use crate::openai::{Fault, Reply, Request, Script, ScriptedServer, Turn};
+use super::prelude::*;
 
-pub(super) fn cases<'c>(dialect: Dialect) -> Vec<Case<ClientFactory<'c>>> {
-    let mut cases = vec![
-        case!(the_same_request_is_the_same_bytes),
-        case!(the_key_is_sent_where_it_belongs),
-        case!(a_redirect_does_not_forward_the_key),
-        case!(the_key_is_not_exposed),
-    ];
-    if dialect == Dialect::Chat {
-        cases.push(case!(a_conversation_is_sent_whole));
-        cases.push(case!(a_longer_history_begins_with_the_same_bytes));
-    }
-    cases
+cases! { cases for ClientFactory:
+    the_same_request_is_the_same_bytes,
+    the_key_is_sent_where_it_belongs,
+    a_redirect_does_not_forward_the_key,
+    the_key_is_not_exposed,
+}
+
+cases! { chat_cases for ClientFactory:
+    a_conversation_is_sent_whole,
+    a_longer_history_begins_with_the_same_bytes,
 }
 
 fn tools() -> ToolSpecs {

@@ -1,38 +1,27 @@
 //! Streams: broken and dropped ones.
 
 use std::pin::pin;
-use std::time::Duration;
 
-use cantle_core::llm::{ChatEvent, LlmClientExt as _, LlmErrorKind};
-use futures_util::{StreamExt as _, stream};
-use serde_json::json;
+use futures_util::stream;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 
-use super::super::check::{Checked, Failure, ensure, equal, within};
-use super::super::suite::Case;
-use super::bench::{
-    API_KEY, ClientFactory, STREAM_MODES, asks_for_a_stream, of_kind, record_call, request, serve,
-};
-use super::{Dialect, case};
-use crate::openai::{Fault, Reply, Request, Script, ToolCall, Turn};
+use super::prelude::*;
 
 /// Limit for a single step of a case, normally instantaneous.
 const STEP_TIMEOUT: Duration = Duration::from_secs(30);
 
-pub(super) fn cases<'c>() -> Vec<Case<ClientFactory<'c>>> {
-    vec![
-        case!(nothing_is_sent_before_the_stream_is_polled),
-        case!(a_stream_outlives_its_client),
-        case!(pieces_come_as_they_are_sent).optional(),
-        case!(a_stream_that_breaks_off_is_interrupted),
-        case!(a_stream_that_ends_early_is_an_error),
-        case!(an_error_within_a_stream_is_an_error),
-        case!(a_malformed_stream_is_an_error),
-        case!(a_turn_cut_at_any_byte_is_not_finished),
-        case!(dropping_the_stream_ends_the_request),
-    ]
+cases! { cases for ClientFactory:
+    nothing_is_sent_before_the_stream_is_polled,
+    a_stream_outlives_its_client,
+    pieces_come_as_they_are_sent.optional(),
+    a_stream_that_breaks_off_is_interrupted,
+    a_stream_that_ends_early_is_an_error,
+    an_error_within_a_stream_is_an_error,
+    a_malformed_stream_is_an_error,
+    a_turn_cut_at_any_byte_is_not_finished,
+    dropping_the_stream_ends_the_request,
 }
 
 const EARLY_END: [LlmErrorKind; 2] = [LlmErrorKind::Interrupted, LlmErrorKind::Protocol];

@@ -1,38 +1,29 @@
 //! Turns: blocks, stop reasons and usage.
 
-use std::time::Duration;
-
-use cantle_core::llm::{Completion, LlmClientExt as _, StopReason};
-use cantle_core::message::{AssistantBlock, ToolCall as Call};
+use cantle_core::llm::StopReason;
 use cantle_core::usage::TokenUsage;
 use futures_util::future::try_join_all;
 
-use super::super::check::{Checked, Failure, ensure, equal};
-use super::super::suite::Case;
-use super::bench::{ClientFactory, MODEL, STREAM_MODES, asks_for_a_stream, request, serve};
-use super::{Dialect, case};
-use crate::openai::{Fault, Request, Script, ToolCall, Turn, Usage};
+use super::prelude::*;
 
-pub(super) fn cases<'c>() -> Vec<Case<ClientFactory<'c>>> {
-    vec![
-        case!(the_requested_model_is_sent),
-        case!(a_text_is_one_block),
-        case!(an_empty_turn_has_no_blocks),
-        case!(pieces_add_up_to_the_blocks),
-        case!(reasoning_comes_before_text_and_calls),
-        case!(a_tool_call_keeps_its_parts),
-        case!(parallel_tool_calls_stay_separate),
-        case!(a_tool_call_without_an_id_gets_one),
-        case!(malformed_arguments_are_passed_through),
-        case!(stop_reasons_are_distinguished),
-        case!(a_truncated_turn_has_its_usage),
-        case!(no_token_is_counted_twice),
-        case!(missing_usage_is_none),
-        case!(streaming_does_not_change_the_turn).optional(),
-        case!(server_quirks_do_not_change_the_turn),
-        case!(slow_delivery_does_not_change_the_turn),
-        case!(concurrent_calls_are_independent),
-    ]
+cases! { cases for ClientFactory:
+    the_requested_model_is_sent,
+    a_text_is_one_block,
+    an_empty_turn_has_no_blocks,
+    pieces_add_up_to_the_blocks,
+    reasoning_comes_before_text_and_calls,
+    a_tool_call_keeps_its_parts,
+    parallel_tool_calls_stay_separate,
+    a_tool_call_without_an_id_gets_one,
+    malformed_arguments_are_passed_through,
+    stop_reasons_are_distinguished,
+    a_truncated_turn_has_its_usage,
+    no_token_is_counted_twice,
+    missing_usage_is_none,
+    streaming_does_not_change_the_turn.optional(),
+    server_quirks_do_not_change_the_turn,
+    slow_delivery_does_not_change_the_turn,
+    concurrent_calls_are_independent,
 }
 
 async fn the_requested_model_is_sent(factory: &ClientFactory<'_>) -> Checked {

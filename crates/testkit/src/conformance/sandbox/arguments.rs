@@ -3,27 +3,18 @@
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
 
-use cantle_core::sandbox::{
-    CommandOutput, ExitStatus, SandboxError, SandboxErrorKind, SandboxExt as _, SpawnRequest,
-};
+use super::prelude::*;
 
-use super::super::check::{Checked, equal, refused, same_bytes};
-use super::super::suite::Case;
-use super::bench::{Bench, Harness, path, whole};
-use super::case;
-
-pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
-    vec![
-        case!(arguments_without_a_shell_are_not_expanded),
-        case!(arguments_may_be_any_bytes),
-        case!(nul_in_a_request_is_refused),
-        case!(a_command_line_of_100_kilobytes_runs),
-        case!(arguments_that_are_too_long_are_refused),
-        case!(a_long_list_of_arguments_arrives_whole_or_is_refused),
-        case!(a_program_that_is_missing_is_an_error),
-        case!(a_program_that_is_not_executable_is_an_error),
-        case!(an_empty_argv_is_an_error),
-    ]
+cases! { cases for Harness:
+    arguments_without_a_shell_are_not_expanded,
+    arguments_may_be_any_bytes,
+    nul_in_a_request_is_refused,
+    a_command_line_of_100_kilobytes_runs,
+    arguments_that_are_too_long_are_refused,
+    a_long_list_of_arguments_arrives_whole_or_is_refused,
+    a_program_that_is_missing_is_an_error,
+    a_program_that_is_not_executable_is_an_error,
+    an_empty_argv_is_an_error,
 }
 
 async fn arguments_without_a_shell_are_not_expanded(bench: &Bench<'_>) -> Checked {
@@ -68,8 +59,8 @@ async fn nul_in_a_request_is_refused(bench: &Bench<'_>) -> Checked {
         ),
     ];
     for (what, request) in requests {
-        let spawned = bench.sandbox.spawn(request).await;
-        refused(what, spawned.map(drop), &[SandboxErrorKind::InvalidInput])?;
+        let spawned = bench.spawn(request).await;
+        refused(what, spawned, &[InvalidInput])?;
     }
     Ok(())
 }
@@ -91,7 +82,7 @@ async fn arguments_that_are_too_long_are_refused(bench: &Bench<'_>) -> Checked {
     let long = "x".repeat(BYTES);
     let request = SpawnRequest::argv(count.into_iter().chain([long.as_str()]));
     // Linux allows 128 KiB per argument; a sandbox that allows more must pass all of it.
-    let output = bench.sandbox.run(request).await;
+    let output = bench.run(request).await;
     whole_or_refused("an argument of 3 MB", output, &BYTES.to_string())?;
     bench
         .must_print("a command after it", "echo ok", "ok\n")
@@ -105,7 +96,7 @@ async fn a_long_list_of_arguments_arrives_whole_or_is_refused(bench: &Bench<'_>)
         let own = ["bash", "-c", script, "bash"].map(OsString::from);
         let list = (1..=count).map(|number| OsString::from(format!("{number:0100}")));
         let request = SpawnRequest::argv(own.into_iter().chain(list));
-        let output = bench.sandbox.run(request).await;
+        let output = bench.run(request).await;
         let expected = format!("{count} {} {count:0100}", count * 101 - 1);
         whole_or_refused(
             &format!("{count} arguments of 100 bytes"),
@@ -127,14 +118,14 @@ fn whole_or_refused(
 ) -> Checked {
     match output {
         Ok(output) => same_bytes(what, &whole(&output.stdout)?, expected.as_bytes()),
-        Err(error) => refused(what, Err::<(), _>(error), &[SandboxErrorKind::InvalidInput]),
+        Err(error) => refused(what, Err::<(), _>(error), &[InvalidInput]),
     }
 }
 
 async fn a_program_that_is_missing_is_an_error(bench: &Bench<'_>) -> Checked {
     for program in ["no-such-program", "./no-such-program", "/no/such/program"] {
-        let spawned = bench.sandbox.spawn(SpawnRequest::argv([program])).await;
-        refused(program, spawned.map(drop), &[SandboxErrorKind::NotFound])?;
+        let spawned = bench.spawn(SpawnRequest::argv([program])).await;
+        refused(program, spawned, &[NotFound])?;
     }
     let status = bench.sh("no-such-program").await?.exit.status;
     equal(
@@ -146,21 +137,20 @@ async fn a_program_that_is_missing_is_an_error(bench: &Bench<'_>) -> Checked {
 
 async fn a_program_that_is_not_executable_is_an_error(bench: &Bench<'_>) -> Checked {
     let script = "#!/bin/bash\n".into();
-    bench.sandbox.write_bytes(&path("tool")?, script).await?;
-    let spawned = bench.sandbox.spawn(SpawnRequest::argv(["./tool"])).await;
-    refused(
-        "a program of mode 644",
-        spawned.map(drop),
-        &[SandboxErrorKind::PermissionDenied],
-    )
+    bench.write_bytes(&path("tool")?, script).await?;
+    let spawned = bench.spawn(SpawnRequest::argv(["./tool"])).await;
+    refused("a program of mode 644", spawned, &[PermissionDenied])
 }
 
 async fn an_empty_argv_is_an_error(bench: &Bench<'_>) -> Checked {
     let nothing: [&str; 0] = [];
     for request in [SpawnRequest::argv(nothing), SpawnRequest::argv([""])] {
-        let spawned = bench.sandbox.spawn(request).await;
-        let kinds = [SandboxErrorKind::InvalidInput, SandboxErrorKind::NotFound];
-        refused("an argv without a program", spawned.map(drop), &kinds)?;
+        let spawned = bench.spawn(request).await;
+        refused(
+            "an argv without a program",
+            spawned,
+            &[InvalidInput, NotFound],
+        )?;
     }
     Ok(())
 }

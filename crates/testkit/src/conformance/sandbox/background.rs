@@ -1,31 +1,16 @@
 //! Background processes: they don't delay the exit and are killed or kept as requested.
 
-use cantle_core::sandbox::{Background, ExitStatus, SandboxExt as _, SpawnRequest};
-use tokio::time::Instant;
+use super::prelude::*;
 
-use super::super::check::{Checked, Failure, ensure, ensure_prompt, equal, same_bytes, within};
-use super::super::suite::Case;
-use super::bench::{Bench, Harness, PROMPT_LIMIT, STEP_TIMEOUT, Token, path, until, whole};
-use super::{case, host};
-
-pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
-    vec![
-        case!(
-            a_background_child_does_not_delay_the_exit,
-            exits_at_once(Background::Kill)
-        ),
-        case!(a_background_child_is_killed, is_killed(holder)),
-        case!(a_background_daemon_is_killed, is_killed(daemon)),
-        case!(
-            a_kept_child_does_not_delay_the_exit,
-            exits_at_once(Background::Keep)
-        )
-        .optional(),
-        case!(a_kept_child_runs_on_and_is_listed).optional(),
-        case!(a_kept_daemon_is_listed).optional(),
-        case!(a_kept_process_ends_with_the_sandbox).optional(),
-        case!(many_commands_leave_no_zombie).optional(),
-    ]
+cases! { cases for Harness:
+    a_background_child_does_not_delay_the_exit => exits_at_once(Background::Kill),
+    a_background_child_is_killed => is_killed(holder),
+    a_background_daemon_is_killed => is_killed(daemon),
+    a_kept_child_does_not_delay_the_exit => exits_at_once(Background::Keep).optional(),
+    a_kept_child_runs_on_and_is_listed.optional(),
+    a_kept_daemon_is_listed.optional(),
+    a_kept_process_ends_with_the_sandbox.optional(),
+    many_commands_leave_no_zombie.optional(),
 }
 
 /// Script that leaves a process holding the output pipes.
@@ -44,7 +29,7 @@ fn daemon(token: &Token) -> String {
 async fn exits_at_once(bench: &Bench<'_>, background: Background) -> Checked {
     let request = SpawnRequest::shell(holder(&Token::new())).with_background(background);
     let started = Instant::now();
-    let run = within("the exit", PROMPT_LIMIT, bench.sandbox.run(request));
+    let run = within("the exit", PROMPT_LIMIT, bench.run(request));
     let output = run.await??;
     ensure_prompt("the exit", started, PROMPT_LIMIT)?;
     equal("the exit status", output.exit.status, ExitStatus::Code(0))?;
@@ -69,10 +54,7 @@ async fn keep(bench: &Bench<'_>, kind: KeptProcess, token: &Token) -> Checked<u3
     // Writes a line fifty times a second without a child process, which would be listed too.
     let logger = "exec 3<>quiet; while :; do echo tick; read -t 0.02 -u 3; done > log";
     let logger_file = path("logger")?;
-    bench
-        .sandbox
-        .write_bytes(&logger_file, logger.into())
-        .await?;
+    bench.write_bytes(&logger_file, logger.into()).await?;
     let logger = format!("bash logger {}", token.as_str());
     let start = match kind {
         KeptProcess::Child => format!("{logger} &"),
@@ -81,7 +63,7 @@ async fn keep(bench: &Bench<'_>, kind: KeptProcess, token: &Token) -> Checked<u3
     // Waits for the log: before `exec`, the command line is the shell's or empty.
     let script = format!("mkfifo quiet; {start} until [ -s log ]; do sleep 0.01; done");
     let request = SpawnRequest::shell(script).with_background(Background::Keep);
-    let output = bench.sandbox.run(request).await?;
+    let output = bench.run(request).await?;
     equal("the exit status", output.exit.status, ExitStatus::Code(0))?;
     let [listed] = &output.exit.background[..] else {
         return Err(Failure::new(format!(
@@ -106,9 +88,9 @@ async fn a_kept_child_runs_on_and_is_listed(bench: &Bench<'_>) -> Checked {
     bench.sh(&holder(&other)).await?;
     bench.must_be_gone(&other).await?;
     let log = path("log")?;
-    let before = bench.sandbox.stat(&log).await?.size_bytes;
+    let before = bench.stat(&log).await?.size_bytes;
     let grows = until(STEP_TIMEOUT, async || {
-        Ok(bench.sandbox.stat(&log).await?.size_bytes > before)
+        Ok(bench.stat(&log).await?.size_bytes > before)
     });
     ensure!(grows.await?, "a kept process no longer writes");
 
@@ -127,7 +109,7 @@ async fn a_kept_process_ends_with_the_sandbox(bench: &Bench<'_>) -> Checked {
     bench.require_host_visible()?;
     let token = Token::new();
     keep(bench, KeptProcess::Daemon, &token).await?;
-    within("the end of `close`", PROMPT_LIMIT, bench.sandbox.close()).await??;
+    within("the end of `close`", PROMPT_LIMIT, bench.close()).await??;
     bench.must_be_gone(&token).await
 }
 
@@ -136,7 +118,7 @@ async fn many_commands_leave_no_zombie(bench: &Bench<'_>) -> Checked {
     let before = host::zombies()?;
     for _ in 0..10 {
         bench.sh("true & ( setsid true & ) ; exit 1").await?;
-        drop(bench.sandbox.spawn(SpawnRequest::shell("sleep 60")).await?);
+        drop(bench.spawn(SpawnRequest::shell("sleep 60")).await?);
     }
     // Zombies of concurrent tests may appear too; all must be reaped within the limit.
     let mut left = host::zombies()?;

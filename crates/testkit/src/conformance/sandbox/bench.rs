@@ -1,5 +1,6 @@
 //! Test bench of a case: a fresh sandbox and short helpers.
 
+use std::ops::Deref;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -76,7 +77,14 @@ impl<'b> Harness<'b> {
         Ok(visible)
     }
 
-    pub(super) async fn bench(&self) -> Checked<Bench<'b>> {
+    /// Runs a check with a fresh sandbox, whose closing is part of it.
+    pub(super) async fn check(&self, check: impl AsyncFnOnce(&Bench<'b>) -> Checked) -> Checked {
+        let bench = self.bench().await?;
+        let checked = check(&bench).await;
+        bench.finish(checked).await
+    }
+
+    async fn bench(&self) -> Checked<Bench<'b>> {
         Ok(Bench {
             backend: self.backend,
             other: self.other,
@@ -102,6 +110,14 @@ pub(super) struct Bench<'b> {
     killer: Option<Killer<'b>>,
     host_visible: bool,
     others: Mutex<Vec<Arc<dyn Sandbox>>>,
+}
+
+impl Deref for Bench<'_> {
+    type Target = dyn Sandbox;
+
+    fn deref(&self) -> &Self::Target {
+        &*self.sandbox
+    }
 }
 
 impl Bench<'_> {

@@ -1,37 +1,19 @@
 //! Copies between two sandboxes of one or two backends, in both directions.
 
-use std::time::Duration;
-
-use bytes::Bytes;
-use cantle_core::sandbox::{
-    Sandbox, SandboxErrorKind, SandboxExt as _, SandboxPath, SpawnRequest, WriteOptions,
-};
-use futures_util::future::try_join_all;
-use futures_util::stream;
-use tokio::time::sleep;
-
-use super::super::check::{Checked, Failure, ensure, equal, refused, same_bytes};
-use super::super::suite::Case;
-use super::bench::{Bench, Harness, path, read, stdout};
-use super::case;
 use super::files::{UNUSUAL_NAMES, noise};
 use super::memory::MemoryMeter;
+use super::prelude::*;
 
-pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
-    vec![
-        case!(a_file_is_copied_to_another_sandbox),
-        case!(a_file_of_any_size_is_copied),
-        case!(a_file_of_any_name_is_copied),
-        case!(a_copy_replaces_a_file_whole),
-        case!(a_failed_copy_leaves_nothing),
-        case!(concurrent_copies_do_not_mix),
-        case!(outputs_are_copied_to_their_paths),
-        case!(a_copy_to_or_from_a_closed_sandbox_is_refused),
-        case!(a_copy_of_200_megabytes_takes_little_memory)
-            .heavy()
-            .alone()
-            .optional(),
-    ]
+cases! { cases for Harness:
+    a_file_is_copied_to_another_sandbox,
+    a_file_of_any_size_is_copied,
+    a_file_of_any_name_is_copied,
+    a_copy_replaces_a_file_whole,
+    a_failed_copy_leaves_nothing,
+    concurrent_copies_do_not_mix,
+    outputs_are_copied_to_their_paths,
+    a_copy_to_or_from_a_closed_sandbox_is_refused,
+    a_copy_of_200_megabytes_takes_little_memory.heavy().alone().optional(),
 }
 
 /// Runs `check` from the bench's sandbox to another one, and back.
@@ -40,7 +22,7 @@ async fn both_ways(
     check: impl AsyncFn(&dyn Sandbox, &dyn Sandbox) -> Checked,
 ) -> Checked {
     let other = bench.open_other().await?;
-    let (one, other) = (&*bench.sandbox, &*other);
+    let (one, other) = (&**bench, &*other);
     for (from, to) in [(one, other), (other, one)] {
         check(from, to).await.map_err(|failure| {
             let (from, to) = (&from.info().backend, &to.info().backend);
@@ -132,10 +114,10 @@ async fn a_failed_copy_leaves_nothing(bench: &Bench<'_>) -> Checked {
         )
         .await?;
         for (name, kinds) in [
-            ("dir", &[SandboxErrorKind::NotAFile][..]),
-            ("pipe", &[SandboxErrorKind::NotAFile]),
-            ("missing", &[SandboxErrorKind::NotFound]),
-            ("dangling", &[SandboxErrorKind::NotFound]),
+            ("dir", &[NotAFile][..]),
+            ("pipe", &[NotAFile]),
+            ("missing", &[NotFound]),
+            ("dangling", &[NotFound]),
         ] {
             let copied = from.copy_to(&path(name)?, to, &path("copies/copy")?).await;
             refused(&format!("copying `{name}`"), copied, kinds)?;
@@ -143,11 +125,11 @@ async fn a_failed_copy_leaves_nothing(bench: &Bench<'_>) -> Checked {
         to.write_bytes(&path("in the way")?, "text".into()).await?;
         let below = path("in the way/copy")?;
         let copied = from.copy_to(&path("file")?, to, &below).await;
-        let kinds = [
-            SandboxErrorKind::NotADirectory,
-            SandboxErrorKind::AlreadyExists,
-        ];
-        refused("copying below a file", copied, &kinds)?;
+        refused(
+            "copying below a file",
+            copied,
+            &[NotADirectory, AlreadyExists],
+        )?;
         let there = stdout(
             to,
             "ls -A copies 2>/dev/null; rm -r copies 'in the way'; true",
@@ -207,15 +189,14 @@ async fn a_copy_to_or_from_a_closed_sandbox_is_refused(bench: &Bench<'_>) -> Che
         sandbox.write_bytes(&file, "text".into()).await?;
     }
     other.close().await?;
-    let kinds = [SandboxErrorKind::Closed];
     for (what, from, to) in [
         ("a copy to a closed sandbox", &bench.sandbox, &other),
         ("a copy from a closed sandbox", &other, &bench.sandbox),
     ] {
         let copied = from.copy_to(&file, &**to, &path("copy")?).await;
-        refused(what, copied, &kinds)?;
+        refused(what, copied, &[Closed])?;
     }
-    let there = bench.sandbox.is_file(&path("copy")?).await?;
+    let there = bench.is_file(&path("copy")?).await?;
     ensure!(!there, "a copy from a closed sandbox left a file");
     Ok(())
 }
@@ -229,11 +210,10 @@ async fn a_copy_of_200_megabytes_takes_little_memory(bench: &Bench<'_>) -> Check
     let pieces = (0..BYTES / PIECE as u64).map(move |_| Ok(piece.clone()));
     let data = Box::pin(stream::iter(pieces));
     bench
-        .sandbox
         .write(&file, WriteOptions::default().with_size(BYTES), data)
         .await?;
     let mut meter = MemoryMeter::new()?;
-    let copying = bench.sandbox.copy_to(&file, &*other, &copy);
+    let copying = bench.copy_to(&file, &*other, &copy);
     tokio::pin!(copying);
     loop {
         // Samples during the copy, some hundred times.

@@ -3,42 +3,29 @@
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
-use std::time::Duration;
 
-use bytes::Bytes;
-use cantle_core::sandbox::{
-    Exit, ExitStatus, PtySize, SandboxErrorKind, SandboxExt as _, Signal, SpawnRequest, Stdin,
-};
-use futures_util::future::try_join_all;
-use tokio::time::{Instant, timeout};
+use cantle_core::sandbox::{Exit, PtySize, Signal};
 
-use super::super::check::{Checked, Failure, ensure, equal, refused, same_bytes};
-use super::super::suite::Case;
-use super::bench::{
-    Bench, Harness, STEP_TIMEOUT, Token, path, read_until, step, take_output, take_stdin, whole,
-};
-use super::case;
+use super::prelude::*;
 
-pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
-    vec![
-        case!(exit_codes_are_kept),
-        case!(signal_death_differs_from_an_exit_code),
-        case!(the_shell_is_bash),
-        case!(commands_start_in_the_working_directory),
-        case!(a_command_runs_in_the_requested_directory),
-        case!(a_directory_that_is_missing_is_an_error),
-        case!(a_directory_that_is_a_file_is_an_error),
-        case!(host_environment_is_not_inherited),
-        case!(variables_of_a_request_reach_the_command),
-        case!(waiting_twice_returns_the_same_exit),
-        case!(a_cancelled_wait_loses_nothing),
-        case!(the_duration_covers_the_command),
-        case!(output_and_stdin_are_taken_once),
-        case!(concurrent_commands_are_independent),
-        case!(a_process_id_matches_the_command).optional(),
-        case!(a_signal_reaches_the_command).optional(),
-        case!(a_terminal_has_the_requested_size).optional(),
-    ]
+cases! { cases for Harness:
+    exit_codes_are_kept,
+    signal_death_differs_from_an_exit_code,
+    the_shell_is_bash,
+    commands_start_in_the_working_directory,
+    a_command_runs_in_the_requested_directory,
+    a_directory_that_is_missing_is_an_error,
+    a_directory_that_is_a_file_is_an_error,
+    host_environment_is_not_inherited,
+    variables_of_a_request_reach_the_command,
+    waiting_twice_returns_the_same_exit,
+    a_cancelled_wait_loses_nothing,
+    the_duration_covers_the_command,
+    output_and_stdin_are_taken_once,
+    concurrent_commands_are_independent,
+    a_process_id_matches_the_command.optional(),
+    a_signal_reaches_the_command.optional(),
+    a_terminal_has_the_requested_size.optional(),
 }
 
 async fn exit_codes_are_kept(bench: &Bench<'_>) -> Checked {
@@ -65,7 +52,7 @@ async fn the_shell_is_bash(bench: &Bench<'_>) -> Checked {
 }
 
 async fn commands_start_in_the_working_directory(bench: &Bench<'_>) -> Checked {
-    let expected = bench.sandbox.info().working_directory.to_string();
+    let expected = bench.info().working_directory.to_string();
     equal("`pwd`", bench.stdout("pwd").await?.trim_end(), &*expected)?;
     let output = bench.output_of(SpawnRequest::argv(["pwd"])).await?;
     let pwd = String::from_utf8_lossy(&output);
@@ -74,12 +61,8 @@ async fn commands_start_in_the_working_directory(bench: &Bench<'_>) -> Checked {
 
 async fn a_command_runs_in_the_requested_directory(bench: &Bench<'_>) -> Checked {
     let below = path("one/two words")?;
-    bench.sandbox.mkdir(&below).await?;
-    let absolute = bench
-        .sandbox
-        .info()
-        .working_directory
-        .join("one/two words")?;
+    bench.mkdir(&below).await?;
+    let absolute = bench.info().working_directory.join("one/two words")?;
     for directory in [below, absolute.clone()] {
         let request = SpawnRequest::shell("pwd").in_directory(directory);
         let output = bench.output_of(request).await?;
@@ -91,18 +74,18 @@ async fn a_command_runs_in_the_requested_directory(bench: &Bench<'_>) -> Checked
 
 async fn a_directory_that_is_missing_is_an_error(bench: &Bench<'_>) -> Checked {
     let request = SpawnRequest::shell("true").in_directory(path("missing")?);
-    let spawned = bench.sandbox.spawn(request).await;
+    let spawned = bench.spawn(request).await;
     let what = "a command in a missing directory";
-    refused(what, spawned.map(drop), &[SandboxErrorKind::NotFound])
+    refused(what, spawned, &[NotFound])
 }
 
 async fn a_directory_that_is_a_file_is_an_error(bench: &Bench<'_>) -> Checked {
     let file = path("file")?;
-    bench.sandbox.write_bytes(&file, "text".into()).await?;
+    bench.write_bytes(&file, "text".into()).await?;
     let request = SpawnRequest::shell("true").in_directory(file);
-    let spawned = bench.sandbox.spawn(request).await;
+    let spawned = bench.spawn(request).await;
     let what = "a command in a file";
-    refused(what, spawned.map(drop), &[SandboxErrorKind::NotADirectory])
+    refused(what, spawned, &[NotADirectory])
 }
 
 /// Variables of every shell, whose values may equal the host's by chance.
@@ -162,7 +145,7 @@ async fn variables_of_a_request_reach_the_command(bench: &Bench<'_>) -> Checked 
 }
 
 async fn waiting_twice_returns_the_same_exit(bench: &Bench<'_>) -> Checked {
-    let mut process = bench.sandbox.spawn(SpawnRequest::shell("exit 3")).await?;
+    let mut process = bench.spawn(SpawnRequest::shell("exit 3")).await?;
     let first = process.wait().await?;
     equal("the first exit", first.status, ExitStatus::Code(3))?;
     equal("the second exit", process.wait().await?, first)
@@ -170,7 +153,7 @@ async fn waiting_twice_returns_the_same_exit(bench: &Bench<'_>) -> Checked {
 
 async fn a_cancelled_wait_loses_nothing(bench: &Bench<'_>) -> Checked {
     let request = SpawnRequest::shell("read line; exit 4").with_stdin(Stdin::Piped);
-    let mut process = bench.sandbox.spawn(request).await?;
+    let mut process = bench.spawn(request).await?;
     let mut stdin = take_stdin(&mut *process)?;
     let early = timeout(Duration::from_millis(50), process.wait()).await;
     ensure!(early.is_err(), "the command ended without its input");
@@ -193,7 +176,7 @@ async fn the_duration_covers_the_command(bench: &Bench<'_>) -> Checked {
 
 async fn output_and_stdin_are_taken_once(bench: &Bench<'_>) -> Checked {
     let request = SpawnRequest::shell("cat").with_stdin(Stdin::Piped);
-    let mut process = bench.sandbox.spawn(request).await?;
+    let mut process = bench.spawn(request).await?;
     ensure!(
         process.take_output().is_some(),
         "the first `take_output` returned nothing"
@@ -210,7 +193,7 @@ async fn output_and_stdin_are_taken_once(bench: &Bench<'_>) -> Checked {
         process.take_stdin().is_none(),
         "the second `take_stdin` returned a stream"
     );
-    let mut process = bench.sandbox.spawn(SpawnRequest::shell("true")).await?;
+    let mut process = bench.spawn(SpawnRequest::shell("true")).await?;
     ensure!(
         process.take_stdin().is_none(),
         "`take_stdin` returned a stream without `Stdin::Piped`"
@@ -226,7 +209,7 @@ async fn concurrent_commands_are_independent(bench: &Bench<'_>) -> Checked {
         let input = Bytes::from(format!("{number}\n").repeat(10));
         let mut request = SpawnRequest::shell(command).with_stdin(Stdin::Bytes(input));
         request.timeout = Some(STEP_TIMEOUT);
-        let output = bench.sandbox.run(request).await?;
+        let output = bench.run(request).await?;
         let expected = format!("{number}\n").repeat(200);
         same_bytes("stderr", &whole(&output.stderr)?, expected.as_bytes())?;
         let expected = format!("{number}\n").repeat(210);
@@ -240,7 +223,7 @@ async fn concurrent_commands_are_independent(bench: &Bench<'_>) -> Checked {
 
 async fn a_process_id_matches_the_command(bench: &Bench<'_>) -> Checked {
     let request = SpawnRequest::shell("echo $$; read line").with_stdin(Stdin::Piped);
-    let mut process = bench.sandbox.spawn(request).await?;
+    let mut process = bench.spawn(request).await?;
     let mut output = take_output(&mut *process)?;
     let own = read_until(&mut output, "\n").await?;
     let id = process
@@ -252,7 +235,7 @@ async fn a_process_id_matches_the_command(bench: &Bench<'_>) -> Checked {
 async fn a_signal_reaches_the_command(bench: &Bench<'_>) -> Checked {
     let token = Token::new();
     let script = format!("trap 'exit 5' USR1; echo ready; {} & wait", token.sleep());
-    let mut process = bench.sandbox.spawn(SpawnRequest::shell(script)).await?;
+    let mut process = bench.spawn(SpawnRequest::shell(script)).await?;
     let mut output = take_output(&mut *process)?;
     read_until(&mut output, "ready").await?;
     process.signal(Signal::USR1).await?;
@@ -261,7 +244,7 @@ async fn a_signal_reaches_the_command(bench: &Bench<'_>) -> Checked {
     process.signal(Signal::TERM).await?;
 
     let request = SpawnRequest::shell(format!("exec {}", token.sleep()));
-    let mut process = bench.sandbox.spawn(request).await?;
+    let mut process = bench.spawn(request).await?;
     bench.must_run(&token).await?;
     process.signal(Signal::TERM).await?;
     let exit = step("the exit by TERM", process.wait()).await??;
@@ -276,7 +259,7 @@ async fn a_terminal_has_the_requested_size(bench: &Bench<'_>) -> Checked {
     let size = |rows, columns| PtySize { rows, columns };
     let script = "test -t 0 && test -t 1 && test -t 2 && stty size; read line; stty size; exit 6";
     let request = SpawnRequest::shell(script).with_pty(size(31, 97));
-    let mut process = bench.sandbox.spawn(request).await?;
+    let mut process = bench.spawn(request).await?;
     let mut output = take_output(&mut *process)?;
     let mut stdin = take_stdin(&mut *process)?;
     read_until(&mut output, "31 97").await?;

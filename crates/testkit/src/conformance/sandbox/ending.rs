@@ -3,69 +3,36 @@
 //! Each of them kills all processes that the command started, including those that left its process
 //! group, and the caller gets the result within a second.
 
-use std::time::Duration;
+use cantle_core::sandbox::PtySize;
 
-use cantle_core::sandbox::{
-    Background, ExitStatus, OutputStream, Process, PtySize, SandboxExt as _, SpawnRequest,
-};
-use futures_util::future::try_join_all;
-use tokio::time::{Instant, timeout};
-
-use super::super::check::{Checked, ensure, ensure_prompt, equal, same_bytes, within};
-use super::super::suite::Case;
-use super::bench::{Bench, Harness, PROMPT_LIMIT, Token, read_until, take_output, whole};
-use super::case;
+use super::prelude::*;
 
 /// Long enough to start everything on a slow machine; includes the grace.
 const LIMIT: Duration = Duration::from_secs(4);
 const GRACE: Duration = Duration::from_millis(200);
 const TIMED_OUT: ExitStatus = ExitStatus::TimedOut { limit: LIMIT };
 
-pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
-    vec![
-        // The longest case starts first.
-        case!(the_grace_is_part_of_the_timeout).waits(),
-        case!(
-            timeout_kills_the_command,
-            timeout_kills(ProcessShape::Plain)
-        )
-        .waits(),
-        case!(
-            timeout_kills_a_child_that_left_the_process_group,
-            timeout_kills(ProcessShape::LeftTheGroup)
-        )
-        .waits(),
-        case!(timeout_kills_a_daemon, timeout_kills(ProcessShape::Daemon)).waits(),
-        case!(
-            timeout_kills_a_grandchild_that_holds_the_pipe,
-            timeout_kills(ProcessShape::HoldsThePipe)
-        )
-        .waits(),
-        case!(
-            timeout_kills_a_stopped_command,
-            timeout_kills(ProcessShape::Stopped)
-        )
-        .waits(),
-        case!(
-            timeout_kills_a_command_that_ignores_term,
-            timeout_kills(ProcessShape::IgnoresTerm)
-        )
-        .waits(),
-        case!(timeout_keeps_the_output_so_far).waits(),
-        case!(timeout_ends_a_command_with_unread_output).waits(),
-        case!(timeout_kills_kept_background_processes)
-            .waits()
-            .optional(),
-        case!(timeout_ends_a_command_in_a_terminal)
-            .waits()
-            .optional(),
-        case!(timeout_leaves_other_commands_alone).waits(),
-        case!(a_grace_longer_than_the_timeout_is_shortened).waits(),
-        case!(cancellation_kills_everything),
-        case!(cancellation_before_the_start_ends_at_once),
-        case!(dropping_the_process_kills_everything),
-        case!(dropping_a_run_kills_everything),
-    ]
+cases! { cases for Harness:
+    // The longest case starts first.
+    the_grace_is_part_of_the_timeout.waits(),
+    timeout_kills_the_command => timeout_kills(ProcessShape::Plain).waits(),
+    timeout_kills_a_child_that_left_the_process_group
+        => timeout_kills(ProcessShape::LeftTheGroup).waits(),
+    timeout_kills_a_daemon => timeout_kills(ProcessShape::Daemon).waits(),
+    timeout_kills_a_grandchild_that_holds_the_pipe
+        => timeout_kills(ProcessShape::HoldsThePipe).waits(),
+    timeout_kills_a_stopped_command => timeout_kills(ProcessShape::Stopped).waits(),
+    timeout_kills_a_command_that_ignores_term => timeout_kills(ProcessShape::IgnoresTerm).waits(),
+    timeout_keeps_the_output_so_far.waits(),
+    timeout_ends_a_command_with_unread_output.waits(),
+    timeout_kills_kept_background_processes.waits().optional(),
+    timeout_ends_a_command_in_a_terminal.waits().optional(),
+    timeout_leaves_other_commands_alone.waits(),
+    a_grace_longer_than_the_timeout_is_shortened.waits(),
+    cancellation_kills_everything,
+    cancellation_before_the_start_ends_at_once,
+    dropping_the_process_kills_everything,
+    dropping_a_run_kills_everything,
 }
 
 /// Process arrangement that is hard to kill. Its script starts the token's `sleep`, prints `ready`
@@ -114,7 +81,7 @@ async fn start(
     adapt: impl FnOnce(SpawnRequest) -> SpawnRequest,
 ) -> Checked<(Box<dyn Process>, OutputStream)> {
     let request = adapt(SpawnRequest::shell(shape.script(token)).with_grace(GRACE));
-    let mut process = bench.sandbox.spawn(request).await?;
+    let mut process = bench.spawn(request).await?;
     let mut output = take_output(&mut *process)?;
     read_until(&mut output, "ready").await?;
     bench.must_run(token).await?;
@@ -148,7 +115,7 @@ async fn timeout_keeps_the_output_so_far(bench: &Bench<'_>) -> Checked {
     let request = SpawnRequest::shell(script)
         .with_timeout(LIMIT)
         .with_grace(GRACE);
-    let run = bench.sandbox.run(request);
+    let run = bench.run(request);
     let output = within("the output after a timeout", LIMIT + PROMPT_LIMIT, run).await??;
     equal("the exit", output.exit.status, TIMED_OUT)?;
     same_bytes("stdout", &whole(&output.stdout)?, b"out\npartial")?;
@@ -159,7 +126,7 @@ async fn timeout_ends_a_command_with_unread_output(bench: &Bench<'_>) -> Checked
     let request = SpawnRequest::argv(["yes"])
         .with_timeout(LIMIT)
         .with_grace(GRACE);
-    let mut process = bench.sandbox.spawn(request).await?;
+    let mut process = bench.spawn(request).await?;
     // Taken but not read, so the command blocks.
     let _output = take_output(&mut *process)?;
     let exit = within(
@@ -221,7 +188,7 @@ async fn the_grace_is_part_of_the_timeout(bench: &Bench<'_>) -> Checked {
         .with_timeout(LONG)
         .with_grace(LONG * 3 / 4);
     let started = Instant::now();
-    let mut process = bench.sandbox.spawn(request).await?;
+    let mut process = bench.spawn(request).await?;
     let mut output = take_output(&mut *process)?;
     read_until(&mut output, "cleaned").await?;
     ensure_prompt("SIGTERM before the timeout", started, LONG * 15 / 16)?;
@@ -245,7 +212,7 @@ async fn a_grace_longer_than_the_timeout_is_shortened(bench: &Bench<'_>) -> Chec
     let request = SpawnRequest::shell("sleep 1; echo done")
         .with_timeout(LONG)
         .with_grace(LONG * 2);
-    let output = bench.sandbox.run(request).await?;
+    let output = bench.run(request).await?;
     let status = output.exit.status;
     equal("a command of 1 s in 30 s", status, ExitStatus::Code(0))
 }
@@ -273,7 +240,7 @@ async fn cancellation_before_the_start_ends_at_once(bench: &Bench<'_>) -> Checke
     let token = Token::new();
     let request = SpawnRequest::shell(token.sleep()).with_grace(GRACE);
     request.cancellation.cancel();
-    let run = bench.sandbox.run(request);
+    let run = bench.run(request);
     // Refusing the command and killing it after its start are both correct.
     if let Ok(output) = within("the exit", GRACE + PROMPT_LIMIT, run).await? {
         equal("the exit", output.exit.status, ExitStatus::Cancelled)?;
@@ -291,7 +258,7 @@ async fn dropping_the_process_kills_everything(bench: &Bench<'_>) -> Checked {
 
 async fn dropping_a_run_kills_everything(bench: &Bench<'_>) -> Checked {
     for_each_shape(async |shape, token: &Token| {
-        let run = bench.sandbox.run(SpawnRequest::shell(shape.script(token)));
+        let run = bench.run(SpawnRequest::shell(shape.script(token)));
         let mut run = Box::pin(run);
         let early = timeout(PROMPT_LIMIT, async {
             tokio::select! {

@@ -3,22 +3,9 @@
 //! A backend that multiplexes one connection needs flow control per stream; otherwise the first
 //! stopped reader blocks all of them.
 
-use std::time::Duration;
+use cantle_core::sandbox::Signal;
 
-use bytes::Bytes;
-use cantle_core::sandbox::{
-    ByteRange, ExitStatus, OutputStream, Process, SandboxExt as _, Signal, SpawnRequest, Stdin,
-    WriteOptions,
-};
-use futures_util::{StreamExt as _, stream};
-use tokio::time::timeout;
-
-use super::super::check::{Checked, Failure, ensure, equal, same_bytes, within};
-use super::super::suite::Case;
-use super::bench::{
-    Bench, Harness, PROMPT_LIMIT, Token, path, read, read_until, step, take_output, take_stdin,
-};
-use super::case;
+use super::prelude::*;
 
 /// More than all buffers hold, but quick to produce.
 const DATA_BYTES: usize = 16_000_000;
@@ -26,32 +13,29 @@ const DATA_BYTES: usize = 16_000_000;
 /// Time after which a blocked stream has stopped.
 const SETTLE_TIME: Duration = Duration::from_millis(300);
 
-pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
-    vec![
-        case!(unread_output_does_not_block_other_operations),
-        case!(unread_output_does_not_delay_signals).optional(),
-        case!(blocked_input_does_not_block_other_operations),
-        case!(blocked_input_ends_with_the_command),
-        case!(a_slow_read_does_not_block_other_operations),
-        case!(a_slow_write_does_not_block_other_operations),
-    ]
+cases! { cases for Harness:
+    unread_output_does_not_block_other_operations,
+    unread_output_does_not_delay_signals.optional(),
+    blocked_input_does_not_block_other_operations,
+    blocked_input_ends_with_the_command,
+    a_slow_read_does_not_block_other_operations,
+    a_slow_write_does_not_block_other_operations,
 }
 
 /// Runs each kind of operation once.
 async fn must_work(bench: &Bench<'_>) -> Checked {
     let work = async {
-        let sandbox = &bench.sandbox;
         let file = path("others/file")?;
         let data = vec![b'x'; 1_000_000];
-        sandbox.write_bytes(&file, data.clone().into()).await?;
-        same_bytes("a file", &read(&**sandbox, &file).await?, &data)?;
+        bench.write_bytes(&file, data.clone().into()).await?;
+        same_bytes("a file", &read(&**bench, &file).await?, &data)?;
         let request = SpawnRequest::shell("cat; head -c 1000000 others/file >&2; exit 3")
             .with_stdin(Stdin::Bytes(Bytes::from_static(b"text")));
-        let exit = sandbox.run(request).await?.exit;
+        let exit = bench.run(request).await?.exit;
         equal("the exit status", exit.status, ExitStatus::Code(3))?;
         let counted = (exit.stdout.total_bytes, exit.stderr.total_bytes);
         equal("bytes of its output", counted, (4, 1_000_000))?;
-        sandbox.remove(&path("others")?).await?;
+        bench.remove(&path("others")?).await?;
         Checked::Ok(())
     };
     step("the end of the other operations", work).await?
@@ -60,10 +44,10 @@ async fn must_work(bench: &Bench<'_>) -> Checked {
 /// Starts a command with endless output and reads only its first line.
 async fn endless(bench: &Bench<'_>, token: &Token) -> Checked<(Box<dyn Process>, OutputStream)> {
     let request = SpawnRequest::argv(["yes", token.as_str()]);
-    let mut process = bench.sandbox.spawn(request).await?;
+    let mut process = bench.spawn(request).await?;
     let mut output = take_output(&mut *process)?;
     read_until(&mut output, "\n").await?;
-    tokio::time::sleep(SETTLE_TIME).await;
+    sleep(SETTLE_TIME).await;
     Ok((process, output))
 }
 
@@ -94,7 +78,7 @@ async fn unread_output_does_not_delay_signals(bench: &Bench<'_>) -> Checked {
 
 async fn blocked_input_does_not_block_other_operations(bench: &Bench<'_>) -> Checked {
     let request = SpawnRequest::argv(["sleep", "60"]).with_stdin(Stdin::Piped);
-    let mut process = bench.sandbox.spawn(request).await?;
+    let mut process = bench.spawn(request).await?;
     let mut stdin = take_stdin(&mut *process)?;
     let writing = stdin.write(Bytes::from(vec![b'x'; DATA_BYTES]));
     tokio::pin!(writing);
@@ -115,7 +99,7 @@ async fn blocked_input_ends_with_the_command(bench: &Bench<'_>) -> Checked {
         .with_stdin(Stdin::Piped)
         .with_timeout(LIMIT)
         .with_grace(LIMIT / 10);
-    let mut process = bench.sandbox.spawn(request).await?;
+    let mut process = bench.spawn(request).await?;
     let mut stdin = take_stdin(&mut *process)?;
     let writing = stdin.write(Bytes::from(vec![b'x'; DATA_BYTES]));
     let both = async { tokio::join!(writing, process.wait()) };
@@ -136,16 +120,16 @@ async fn blocked_input_ends_with_the_command(bench: &Bench<'_>) -> Checked {
 async fn a_slow_read_does_not_block_other_operations(bench: &Bench<'_>) -> Checked {
     let large = path("large")?;
     let data = Bytes::from(vec![b'l'; DATA_BYTES]);
-    bench.sandbox.write_bytes(&large, data.clone()).await?;
+    bench.write_bytes(&large, data.clone()).await?;
     let mut readers = Vec::new();
     for _ in 0..3 {
-        let reading = bench.sandbox.read(&large, ByteRange::all());
+        let reading = bench.read(&large, ByteRange::all());
         let mut pieces = step("the result of `read`", reading).await??;
         let first = step("the first piece of a file", pieces.next()).await?;
         let first = first.ok_or_else(|| Failure::new("the file ended at once"))??;
         readers.push((first.len(), pieces));
     }
-    tokio::time::sleep(SETTLE_TIME).await;
+    sleep(SETTLE_TIME).await;
     must_work(bench).await?;
     for (mut count, mut pieces) in readers {
         let rest = async {
@@ -164,7 +148,7 @@ async fn a_slow_write_does_not_block_other_operations(bench: &Bench<'_>) -> Chec
     let file = path("slow")?;
     let first = stream::iter([Ok(Bytes::from(vec![b's'; 200_000]))]);
     let data = Box::pin(first.chain(stream::pending()));
-    let writing = bench.sandbox.write(&file, WriteOptions::default(), data);
+    let writing = bench.write(&file, WriteOptions::default(), data);
     tokio::pin!(writing);
     let early = timeout(SETTLE_TIME, &mut writing).await;
     ensure!(early.is_err(), "a write ended before its data did");

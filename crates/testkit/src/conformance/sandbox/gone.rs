@@ -1,30 +1,15 @@
 //! Sandboxes killed from outside: running and later operations report `Gone` within seconds.
 
-use cantle_core::sandbox::{
-    ByteRange, ExitStatus, SandboxError, SandboxErrorKind, SandboxExt as _, SpawnRequest, Stdin,
-    WriteOptions,
-};
-use futures_util::{StreamExt as _, stream};
-use tokio::time::timeout;
+use super::prelude::*;
 
-use super::super::check::{Checked, Failure, ensure, refused, within};
-use super::super::suite::Case;
-use super::bench::{
-    Bench, Harness, PROMPT_LIMIT, STEP_TIMEOUT, Token, path, read_until, step, take_output,
-    take_stdin, until,
-};
-use super::case;
-
-pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
-    vec![
-        case!(a_killed_sandbox_is_gone).optional(),
-        case!(a_command_in_a_killed_sandbox_ends).optional(),
-        case!(a_transfer_in_a_killed_sandbox_ends).optional(),
-        case!(a_killed_sandbox_can_be_closed_and_leaves_nothing).optional(),
-    ]
+cases! { cases for Harness:
+    a_killed_sandbox_is_gone.optional(),
+    a_command_in_a_killed_sandbox_ends.optional(),
+    a_transfer_in_a_killed_sandbox_ends.optional(),
+    a_killed_sandbox_can_be_closed_and_leaves_nothing.optional(),
 }
 
-const GONE: &[SandboxErrorKind] = &[SandboxErrorKind::Gone];
+const GONE: &[SandboxErrorKind] = &[Gone];
 
 /// An operation that fails with `Gone` or succeeds: some backends keep files outside the sandbox.
 async fn gone_or_done<T>(
@@ -38,14 +23,13 @@ async fn gone_or_done<T>(
 }
 
 async fn a_killed_sandbox_is_gone(bench: &Bench<'_>) -> Checked {
-    let sandbox = &bench.sandbox;
     let file = path("file")?;
-    sandbox.write_bytes(&file, "text".into()).await?;
+    bench.write_bytes(&file, "text".into()).await?;
     bench.kill().await?;
 
     // The backend may take a moment to detect it; until then a command may start and be lost.
     let known = until(STEP_TIMEOUT, async || {
-        let run = sandbox.run(SpawnRequest::shell("exit 0"));
+        let run = bench.run(SpawnRequest::shell("exit 0"));
         match step("the result of a command", run).await? {
             Ok(output) => {
                 let succeeded = output.exit.status.success();
@@ -63,26 +47,26 @@ async fn a_killed_sandbox_is_gone(bench: &Bench<'_>) -> Checked {
     let spawned = within(
         "a command",
         PROMPT_LIMIT,
-        sandbox.spawn(SpawnRequest::shell("true")),
+        bench.spawn(SpawnRequest::shell("true")),
     )
     .await?;
-    refused("a command", spawned.map(drop), GONE)?;
-    gone_or_done("`read`", sandbox.read_bytes(&file, 100)).await?;
-    gone_or_done("`write`", sandbox.write_bytes(&file, "new".into())).await?;
-    gone_or_done("`stat`", sandbox.stat(&file)).await?;
-    gone_or_done("`list`", sandbox.list(&path(".")?)).await?;
+    refused("a command", spawned, GONE)?;
+    gone_or_done("`read`", bench.read_bytes(&file, 100)).await?;
+    gone_or_done("`write`", bench.write_bytes(&file, "new".into())).await?;
+    gone_or_done("`stat`", bench.stat(&file)).await?;
+    gone_or_done("`list`", bench.list(&path(".")?)).await?;
     let new = path("new")?;
-    gone_or_done("`mkdir`", sandbox.mkdir(&new)).await?;
-    gone_or_done("`remove`", sandbox.remove(&new)).await
+    gone_or_done("`mkdir`", bench.mkdir(&new)).await?;
+    gone_or_done("`remove`", bench.remove(&new)).await
 }
 
 async fn a_command_in_a_killed_sandbox_ends(bench: &Bench<'_>) -> Checked {
     let request = SpawnRequest::shell("echo ready; cat").with_stdin(Stdin::Piped);
-    let mut silent = bench.sandbox.spawn(request).await?;
+    let mut silent = bench.spawn(request).await?;
     let mut silent_output = take_output(&mut *silent)?;
     read_until(&mut silent_output, "ready").await?;
     let mut stdin = take_stdin(&mut *silent)?;
-    let mut busy = bench.sandbox.spawn(SpawnRequest::argv(["yes"])).await?;
+    let mut busy = bench.spawn(SpawnRequest::argv(["yes"])).await?;
     let mut busy_output = take_output(&mut *busy)?;
     read_until(&mut busy_output, "y").await?;
     bench.kill().await?;
@@ -109,12 +93,11 @@ async fn a_command_in_a_killed_sandbox_ends(bench: &Bench<'_>) -> Checked {
 
 async fn a_transfer_in_a_killed_sandbox_ends(bench: &Bench<'_>) -> Checked {
     const DATA_BYTES: usize = 16_000_000;
-    let sandbox = &bench.sandbox;
     let large = path("large")?;
-    sandbox
+    bench
         .write_bytes(&large, vec![b'x'; DATA_BYTES].into())
         .await?;
-    let mut reading = sandbox.read(&large, ByteRange::all()).await?;
+    let mut reading = bench.read(&large, ByteRange::all()).await?;
     let first = step("the first piece of a file", reading.next()).await?;
     let mut count = first
         .ok_or_else(|| Failure::new("the file ended at once"))??
@@ -125,7 +108,7 @@ async fn a_transfer_in_a_killed_sandbox_ends(bench: &Bench<'_>) -> Checked {
         piece
     });
     let new = path("new")?;
-    let writing = sandbox.write(&new, WriteOptions::default(), Box::pin(slow));
+    let writing = bench.write(&new, WriteOptions::default(), Box::pin(slow));
     tokio::pin!(writing);
     let early = timeout(PROMPT_LIMIT / 20, &mut writing).await;
     ensure!(early.is_err(), "an endless write ended");
@@ -147,7 +130,7 @@ async fn a_transfer_in_a_killed_sandbox_ends(bench: &Bench<'_>) -> Checked {
     // On backends whose files survive the kill the write continues; it is dropped here.
     let written = match timeout(PROMPT_LIMIT / 5, &mut writing).await {
         Ok(written) => written,
-        Err(_) if sandbox.stat(&large).await.is_ok() => return Ok(()),
+        Err(_) if bench.stat(&large).await.is_ok() => return Ok(()),
         Err(_) => step("the end of a write", writing).await?,
     };
     ensure!(written.is_err(), "an endless write succeeded");
@@ -157,14 +140,14 @@ async fn a_transfer_in_a_killed_sandbox_ends(bench: &Bench<'_>) -> Checked {
 async fn a_killed_sandbox_can_be_closed_and_leaves_nothing(bench: &Bench<'_>) -> Checked {
     let token = Token::new();
     let script = format!("setsid {} & echo ready; wait", token.sleep());
-    let mut process = bench.sandbox.spawn(SpawnRequest::shell(script)).await?;
+    let mut process = bench.spawn(SpawnRequest::shell(script)).await?;
     let mut output = take_output(&mut *process)?;
     read_until(&mut output, "ready").await?;
     bench.must_run(&token).await?;
     bench.kill().await?;
     // `close` may succeed or fail, but must return.
     for _ in 0..2 {
-        let _ = step("the end of `close`", bench.sandbox.close()).await?;
+        let _ = step("the end of `close`", bench.close()).await?;
     }
     if bench.require_host_visible().is_ok() {
         bench.must_be_gone(&token).await?;

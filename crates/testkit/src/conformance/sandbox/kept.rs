@@ -1,46 +1,23 @@
 //! Kept sandboxes: persisting, reattaching and closing.
 
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::Duration;
-
-use cantle_core::ids::RunId;
-use cantle_core::policy::Policy;
-use cantle_core::sandbox::{
-    Background, Sandbox, SandboxContext, SandboxError, SandboxErrorKind, SandboxExt as _,
-    SandboxHandle, SpawnRequest, Survival, WriteOptions,
-};
+use cantle_core::sandbox::{SandboxHandle, Survival};
 use cantle_core::secret::SecretText;
-use futures_util::stream;
 
-use super::super::check::{Checked, Failure, ensure, equal, refused, same_bytes};
-use super::super::suite::Case;
-use super::bench::{Bench, Harness, STEP_TIMEOUT, Token, path, read, stdout, until};
-use super::case;
+use super::prelude::*;
 
 /// Deadline for opening two sandboxes in sequence on a slow backend.
 const TWO_SANDBOXES: Duration = Duration::from_secs(240);
 
-pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
-    vec![
-        case!(survival_matches_persist),
-        case!(a_kept_sandbox_is_reattached)
-            .optional()
-            .deadline(TWO_SANDBOXES),
-        case!(a_kept_sandbox_can_be_kept_again)
-            .optional()
-            .deadline(TWO_SANDBOXES),
-        case!(processes_of_a_kept_sandbox_survive_as_reported)
-            .optional()
-            .deadline(TWO_SANDBOXES),
-        case!(a_kept_sandbox_that_is_closed_is_gone).optional(),
-        case!(a_handle_is_text_without_secrets)
-            .optional()
-            .deadline(TWO_SANDBOXES),
-        case!(a_handle_of_an_unknown_sandbox_is_gone).optional(),
-        case!(a_handle_of_another_backend_is_refused),
-        case!(a_dropped_sandbox_that_was_not_kept_leaves_nothing).optional(),
-    ]
+cases! { cases for Harness:
+    survival_matches_persist,
+    a_kept_sandbox_is_reattached.optional().deadline(TWO_SANDBOXES),
+    a_kept_sandbox_can_be_kept_again.optional().deadline(TWO_SANDBOXES),
+    processes_of_a_kept_sandbox_survive_as_reported.optional().deadline(TWO_SANDBOXES),
+    a_kept_sandbox_that_is_closed_is_gone.optional(),
+    a_handle_is_text_without_secrets.optional().deadline(TWO_SANDBOXES),
+    a_handle_of_an_unknown_sandbox_is_gone.optional(),
+    a_handle_of_another_backend_is_refused,
+    a_dropped_sandbox_that_was_not_kept_leaves_nothing.optional(),
 }
 
 fn durable(policy: Policy) -> SandboxContext {
@@ -87,7 +64,7 @@ async fn survival_matches_persist(bench: &Bench<'_>) -> Checked {
                     sandbox.info().survival
                 )));
             }
-            Err(error) => equal("the error", error.kind(), SandboxErrorKind::Unsupported)?,
+            Err(error) => equal("the error", error.kind(), Unsupported)?,
         }
         Ok(())
     })
@@ -123,8 +100,7 @@ async fn a_kept_sandbox_is_reattached(bench: &Bench<'_>) -> Checked {
     })
     .await?;
     let gone = reattach(bench, &handle).await;
-    let kinds = [SandboxErrorKind::Gone];
-    refused("reattaching to a closed sandbox", gone.map(drop), &kinds)
+    refused("reattaching to a closed sandbox", gone, &[Gone])
 }
 
 async fn a_kept_sandbox_can_be_kept_again(bench: &Bench<'_>) -> Checked {
@@ -193,18 +169,10 @@ async fn a_kept_sandbox_that_is_closed_is_gone(bench: &Bench<'_>) -> Checked {
     sandbox.write_bytes(&path("file")?, "text".into()).await?;
     sandbox.close().await?;
     let closed = sandbox.persist().await;
-    refused(
-        "persisting a closed sandbox",
-        closed,
-        &[SandboxErrorKind::Closed],
-    )?;
+    refused("persisting a closed sandbox", closed, &[Closed])?;
     drop(sandbox);
     let gone = reattach(bench, &handle).await;
-    refused(
-        "reattaching to a closed sandbox",
-        gone.map(drop),
-        &[SandboxErrorKind::Gone],
-    )
+    refused("reattaching to a closed sandbox", gone, &[Gone])
 }
 
 async fn a_handle_is_text_without_secrets(bench: &Bench<'_>) -> Checked {
@@ -233,11 +201,7 @@ async fn a_handle_is_text_without_secrets(bench: &Bench<'_>) -> Checked {
 async fn a_handle_of_an_unknown_sandbox_is_gone(bench: &Bench<'_>) -> Checked {
     let handle = SandboxHandle::new(bench.backend.name(), "no-such-sandbox");
     let found = reattach(bench, &handle).await;
-    refused(
-        "reattaching to an unknown sandbox",
-        found.map(drop),
-        &[SandboxErrorKind::Gone],
-    )
+    refused("reattaching to an unknown sandbox", found, &[Gone])
 }
 
 async fn a_handle_of_another_backend_is_refused(bench: &Bench<'_>) -> Checked {

@@ -1,21 +1,12 @@
 //! Unusually large trees and files: deeper than `PATH_MAX`, and a gigabyte.
 
-use bytes::Bytes;
-use cantle_core::sandbox::{ByteRange, WriteOptions};
-use futures_util::{StreamExt as _, stream};
-
-use super::super::check::{Checked, ensure, equal};
-use super::super::suite::Case;
-use super::bench::{Bench, Harness, path};
-use super::case;
 use super::files::noise;
 use super::memory::MemoryMeter;
+use super::prelude::*;
 
-pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
-    vec![
-        case!(a_tree_deeper_than_any_path_is_removed),
-        case!(a_file_of_1_gigabyte_goes_in_and_out).heavy().alone(),
-    ]
+cases! { cases for Harness:
+    a_tree_deeper_than_any_path_is_removed,
+    a_file_of_1_gigabyte_goes_in_and_out.heavy().alone(),
 }
 
 async fn a_tree_deeper_than_any_path_is_removed(bench: &Bench<'_>) -> Checked {
@@ -23,7 +14,7 @@ async fn a_tree_deeper_than_any_path_is_removed(bench: &Bench<'_>) -> Checked {
     let script = "name=$(printf %0100d 0); mkdir deep; cd deep; \
                   for i in {1..60}; do mkdir $name; cd $name; echo x > file; done";
     bench.stdout(script).await?;
-    bench.sandbox.remove(&path("deep")?).await?;
+    bench.remove(&path("deep")?).await?;
     bench.must_print("the remaining files", "ls", "").await?;
     // The second tree is removed by `close`.
     bench.stdout(script).await?;
@@ -50,11 +41,11 @@ async fn a_file_of_1_gigabyte_goes_in_and_out(bench: &Bench<'_>) -> Checked {
     });
     let options = WriteOptions::default().with_size(BYTES);
     let data = Box::pin(stream::iter(pieces));
-    bench.sandbox.write(&file, options, data).await?;
+    bench.write(&file, options, data).await?;
     let size = bench.stdout("stat -c %s large").await?;
     equal("the size a command sees", size.trim(), &*BYTES.to_string())?;
 
-    let mut data = bench.sandbox.read(&file, ByteRange::all()).await?;
+    let mut data = bench.read(&file, ByteRange::all()).await?;
     let mut at = 0;
     while let Some(piece) = data.next().await {
         let piece = piece?;

@@ -1,30 +1,16 @@
 //! Sandbox lifecycle: info, isolation from other sandboxes, and closing.
 
-use bytes::Bytes;
-use cantle_core::ids::RunId;
-use cantle_core::policy::Policy;
-use cantle_core::sandbox::{
-    Background, ByteRange, ExitStatus, SandboxContext, SandboxErrorKind, SandboxExt as _,
-    SpawnRequest,
-};
+use super::prelude::*;
 
-use super::super::check::{Checked, Failure, ensure, equal, refused, within};
-use super::super::suite::Case;
-use super::bench::{Bench, Harness, PROMPT_LIMIT, Token, path, stdout};
-use super::case;
-use super::host::Outside;
-
-pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
-    vec![
-        case!(sandbox_info_is_complete),
-        case!(two_sandboxes_share_nothing),
-        case!(closing_twice_is_a_no_op),
-        case!(a_closed_sandbox_reports_closed),
-        case!(closing_ends_a_running_command),
-        case!(closing_removes_the_files).optional(),
-        case!(a_sandbox_that_is_dropped_ends_its_commands).optional(),
-        case!(a_removed_working_directory_is_detected).optional(),
-    ]
+cases! { cases for Harness:
+    sandbox_info_is_complete,
+    two_sandboxes_share_nothing,
+    closing_twice_is_a_no_op,
+    a_closed_sandbox_reports_closed,
+    closing_ends_a_running_command,
+    closing_removes_the_files.optional(),
+    a_sandbox_that_is_dropped_ends_its_commands.optional(),
+    a_removed_working_directory_is_detected.optional(),
 }
 
 /// Context for sandboxes opened outside the bench, which would hold and close them.
@@ -33,7 +19,7 @@ fn context() -> SandboxContext {
 }
 
 async fn sandbox_info_is_complete(bench: &Bench<'_>) -> Checked {
-    let info = bench.sandbox.info();
+    let info = bench.info();
     equal("the backend's name", &*info.backend, bench.backend.name())?;
     ensure!(!info.id.is_empty(), "the sandbox has no id");
     ensure!(
@@ -53,13 +39,9 @@ async fn sandbox_info_is_complete(bench: &Bench<'_>) -> Checked {
 async fn two_sandboxes_share_nothing(bench: &Bench<'_>) -> Checked {
     let other = bench.open(Policy::unconfined()).await?;
     let file = path("file")?;
-    bench.sandbox.write_bytes(&file, "one".into()).await?;
+    bench.write_bytes(&file, "one".into()).await?;
     let found = other.stat(&file).await;
-    refused(
-        "`stat` of another sandbox's file",
-        found,
-        &[SandboxErrorKind::NotFound],
-    )?;
+    refused("`stat` of another sandbox's file", found, &[NotFound])?;
     other.write_bytes(&file, "other".into()).await?;
     bench
         .must_print("the file in the first", "cat file", "one")
@@ -73,41 +55,39 @@ async fn two_sandboxes_share_nothing(bench: &Bench<'_>) -> Checked {
 }
 
 async fn closing_twice_is_a_no_op(bench: &Bench<'_>) -> Checked {
-    bench.sandbox.close().await?;
-    let (one, two) = tokio::join!(bench.sandbox.close(), bench.sandbox.close());
+    bench.close().await?;
+    let (one, two) = tokio::join!(bench.close(), bench.close());
     one?;
     Ok(two?)
 }
 
 async fn a_closed_sandbox_reports_closed(bench: &Bench<'_>) -> Checked {
-    let sandbox = &bench.sandbox;
     let file = path("file")?;
-    sandbox.write_bytes(&file, "text".into()).await?;
-    sandbox.close().await?;
-    let kinds = [SandboxErrorKind::Closed];
-    let spawned = sandbox.spawn(SpawnRequest::shell("true")).await;
-    refused("a command", spawned.map(drop), &kinds)?;
-    let read = sandbox.read(&file, ByteRange::all()).await;
-    refused("`read`", read.map(drop), &kinds)?;
-    let written = sandbox.write_bytes(&file, Bytes::new()).await;
-    refused("`write`", written, &kinds)?;
-    refused("`stat`", sandbox.stat(&file).await, &kinds)?;
-    refused("`list`", sandbox.list(&path(".")?).await, &kinds)?;
-    refused("`mkdir`", sandbox.mkdir(&path("new")?).await, &kinds)?;
-    refused("`remove`", sandbox.remove(&file).await, &kinds)?;
+    bench.write_bytes(&file, "text".into()).await?;
+    bench.close().await?;
+    let spawned = bench.spawn(SpawnRequest::shell("true")).await;
+    refused("a command", spawned, &[Closed])?;
+    let read = bench.read(&file, ByteRange::all()).await;
+    refused("`read`", read, &[Closed])?;
+    let written = bench.write_bytes(&file, Bytes::new()).await;
+    refused("`write`", written, &[Closed])?;
+    refused("`stat`", bench.stat(&file).await, &[Closed])?;
+    refused("`list`", bench.list(&path(".")?).await, &[Closed])?;
+    refused("`mkdir`", bench.mkdir(&path("new")?).await, &[Closed])?;
+    refused("`remove`", bench.remove(&file).await, &[Closed])?;
     refused(
         "`rename`",
-        sandbox.rename(&file, &path("new")?).await,
-        &kinds,
+        bench.rename(&file, &path("new")?).await,
+        &[Closed],
     )
 }
 
 async fn closing_ends_a_running_command(bench: &Bench<'_>) -> Checked {
     let token = Token::new();
     let request = SpawnRequest::shell(format!("setsid {} & wait", token.sleep()));
-    let mut process = bench.sandbox.spawn(request).await?;
+    let mut process = bench.spawn(request).await?;
     bench.must_run(&token).await?;
-    within("the end of `close`", PROMPT_LIMIT, bench.sandbox.close()).await??;
+    within("the end of `close`", PROMPT_LIMIT, bench.close()).await??;
     // Reporting the command's exit and the sandbox's end are both correct.
     match within("the result of `wait`", PROMPT_LIMIT, process.wait()).await? {
         Ok(exit) => ensure!(
@@ -115,8 +95,7 @@ async fn closing_ends_a_running_command(bench: &Bench<'_>) -> Checked {
             "a killed command is reported as successful"
         ),
         Err(error) => {
-            let kinds = [SandboxErrorKind::Gone, SandboxErrorKind::Closed];
-            refused("waiting", Err::<(), _>(error), &kinds)?;
+            refused("waiting", Err::<(), _>(error), &[Gone, Closed])?;
         }
     }
     // Processes of a closed sandbox are only visible from the host.
@@ -134,7 +113,7 @@ async fn closing_removes_the_files(bench: &Bench<'_>) -> Checked {
     let target = outside.path().to_string_lossy().into_owned();
     let argv = ["bash", "-c", script, "bash", &target];
     bench.output_of(SpawnRequest::argv(argv)).await?;
-    bench.sandbox.close().await?;
+    bench.close().await?;
     ensure!(
         !directory.exists(),
         "`{}` is still there",
@@ -171,15 +150,15 @@ async fn a_removed_working_directory_is_detected(bench: &Bench<'_>) -> Checked {
     if !removed.exit.status.success() {
         return Err(Failure::skip("the working directory can't be removed"));
     }
-    match bench.sandbox.run(SpawnRequest::shell("pwd")).await {
+    match bench.run(SpawnRequest::shell("pwd")).await {
         // The backend may recreate it.
         Ok(output) => {
-            let expected = format!("{}\n", bench.sandbox.info().working_directory);
+            let expected = format!("{}\n", bench.info().working_directory);
             equal("`pwd`", output.stdout.text(), expected)
         }
         Err(error) => {
             let what = "a command in a sandbox without its directory";
-            refused(what, Err::<(), _>(error), &[SandboxErrorKind::Gone])
+            refused(what, Err::<(), _>(error), &[Gone])
         }
     }
 }

@@ -1,15 +1,10 @@
 //! Limits: each limit reported as enforced is exceeded in a sandbox of its own.
 
-use std::time::Duration;
-
 use cantle_core::policy::{PolicyField, Strictness};
-use cantle_core::sandbox::{EnforcedBy, SandboxExt as _, SpawnRequest};
+use cantle_core::sandbox::EnforcedBy;
 
-use super::super::check::{Checked, ensure, within};
-use super::super::suite::Case;
-use super::bench::{Bench, Harness, STEP_TIMEOUT};
-use super::case;
 use super::policy::policy_with_only;
+use super::prelude::*;
 
 /// Includes opening a sandbox, and a second of CPU time or filling memory on a busy machine.
 const CASE_DEADLINE: Duration = Duration::from_secs(300);
@@ -28,31 +23,12 @@ const WRITE: &str = "head -c 200000000 /dev/zero > large && { sleep 15; echo kep
 const CREATE_FILES: &str =
     "mkdir many && cd many && seq 20000 | xargs touch && { sleep 15; echo kept; }";
 
-pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
-    [
-        case!(
-            a_reported_cpu_time_limit_is_effective,
-            must_stop(PolicyField::CpuTime, USE_CPU)
-        ),
-        case!(
-            a_reported_memory_limit_is_effective,
-            must_stop(PolicyField::Memory, USE_MEMORY)
-        ),
-        case!(
-            a_reported_process_limit_is_effective,
-            must_stop(PolicyField::Processes, FORK)
-        ),
-        case!(
-            a_reported_disk_limit_is_effective,
-            must_stop(PolicyField::Disk, WRITE)
-        ),
-        case!(
-            a_reported_inode_limit_is_effective,
-            must_stop(PolicyField::Inodes, CREATE_FILES)
-        ),
-    ]
-    .map(|case| case.deadline(CASE_DEADLINE))
-    .into()
+cases! { cases for Harness:
+    a_reported_cpu_time_limit_is_effective => must_stop(PolicyField::CpuTime, USE_CPU).deadline(CASE_DEADLINE),
+    a_reported_memory_limit_is_effective => must_stop(PolicyField::Memory, USE_MEMORY).deadline(CASE_DEADLINE),
+    a_reported_process_limit_is_effective => must_stop(PolicyField::Processes, FORK).deadline(CASE_DEADLINE),
+    a_reported_disk_limit_is_effective => must_stop(PolicyField::Disk, WRITE).deadline(CASE_DEADLINE),
+    a_reported_inode_limit_is_effective => must_stop(PolicyField::Inodes, CREATE_FILES).deadline(CASE_DEADLINE),
 }
 
 /// Runs a script that prints `kept` unless it is stopped.

@@ -3,33 +3,22 @@
 //! The target outside is a temporary directory of this host. A sandbox on another machine does not
 //! see it, which is also correct.
 
-use cantle_core::sandbox::{
-    ByteRange, FileKind, SandboxError, SandboxErrorKind, SandboxExt as _, SandboxPath, SpawnRequest,
-};
-
-use super::super::check::{Checked, ensure, equal, refused, same_bytes, within};
-use super::super::suite::Case;
-use super::bench::{Bench, Harness, PROMPT_LIMIT, path, read};
-use super::case;
-use super::host::Outside;
+use super::prelude::*;
 
 /// Correct errors: refused as outside, or missing in the sandbox's own view.
-const OUTSIDE: &[SandboxErrorKind] =
-    &[SandboxErrorKind::OutsideSandbox, SandboxErrorKind::NotFound];
+const OUTSIDE: &[SandboxErrorKind] = &[OutsideSandbox, NotFound];
 
-pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
-    vec![
-        case!(a_link_is_reported_as_a_link),
-        case!(a_link_within_the_sandbox_is_followed),
-        case!(a_link_cycle_is_an_error),
-        case!(a_path_outside_is_refused),
-        case!(nothing_is_read_through_an_escaping_link),
-        case!(nothing_is_listed_through_an_escaping_link),
-        case!(nothing_is_written_through_an_escaping_link),
-        case!(nothing_is_moved_through_an_escaping_link),
-        case!(removing_follows_no_link),
-        case!(no_command_starts_behind_an_escaping_link),
-    ]
+cases! { cases for Harness:
+    a_link_is_reported_as_a_link,
+    a_link_within_the_sandbox_is_followed,
+    a_link_cycle_is_an_error,
+    a_path_outside_is_refused,
+    nothing_is_read_through_an_escaping_link,
+    nothing_is_listed_through_an_escaping_link,
+    nothing_is_written_through_an_escaping_link,
+    nothing_is_moved_through_an_escaping_link,
+    removing_follows_no_link,
+    no_command_starts_behind_an_escaping_link,
 }
 
 async fn a_link_is_reported_as_a_link(bench: &Bench<'_>) -> Checked {
@@ -37,7 +26,7 @@ async fn a_link_is_reported_as_a_link(bench: &Bench<'_>) -> Checked {
         .stdout("echo text > file; mkdir dir; ln -s file one; ln -s dir two; ln -s missing three")
         .await?;
     for name in ["one", "two", "three"] {
-        let info = bench.sandbox.stat(&path(name)?).await?;
+        let info = bench.stat(&path(name)?).await?;
         equal(name, info.kind, FileKind::Symlink)?;
     }
     Ok(())
@@ -47,32 +36,27 @@ async fn a_link_within_the_sandbox_is_followed(bench: &Bench<'_>) -> Checked {
     let script = "mkdir -p dir/below; printf text > dir/file; ln -s dir/file to_file; ln -s dir to_dir; \
                   ln -s ../file dir/below/up; ln -s to_dir chain; ln -s missing dangling";
     bench.stdout(script).await?;
-    let sandbox = &bench.sandbox;
     for name in ["to_file", "to_dir/file", "dir/below/up", "chain/file"] {
-        let content = read(&**sandbox, &path(name)?).await?;
+        let content = read(&**bench, &path(name)?).await?;
         same_bytes(name, &content, b"text")?;
-        ensure!(
-            sandbox.is_file(&path(name)?).await?,
-            "`{name}` is not a file"
-        );
+        ensure!(bench.is_file(&path(name)?).await?, "`{name}` is not a file");
     }
-    let listed = sandbox.list(&path("to_dir")?).await?;
+    let listed = bench.list(&path("to_dir")?).await?;
     let names: Vec<_> = listed.iter().map(|info| info.path.to_string()).collect();
     equal("a directory behind a link", names, vec!["below", "file"])?;
-    let dangling = sandbox.read(&path("dangling")?, ByteRange::all()).await;
-    let kinds = [SandboxErrorKind::NotFound];
-    refused("reading a dangling link", dangling.map(drop), &kinds)?;
+    let dangling = bench.read(&path("dangling")?, ByteRange::all()).await;
+    refused("reading a dangling link", dangling, &[NotFound])?;
 
-    sandbox
+    bench
         .write_bytes(&path("to_dir/new")?, "new".into())
         .await?;
     bench
         .must_print("a file written behind a link", "cat dir/new", "new")
         .await?;
-    sandbox
+    bench
         .write_bytes(&path("to_file")?, "changed".into())
         .await?;
-    let changed = read(&**sandbox, &path("to_file")?).await?;
+    let changed = read(&**bench, &path("to_file")?).await?;
     same_bytes("a file written by its link", &changed, b"changed")
 }
 
@@ -81,10 +65,10 @@ async fn a_link_cycle_is_an_error(bench: &Bench<'_>) -> Checked {
         .stdout("ln -s two one; ln -s one two; mkdir dir; ln -s . dir/here")
         .await?;
     let cycle = path("one")?;
-    let reading = read(&*bench.sandbox, &cycle);
+    let reading = read(&**bench, &cycle);
     let read = within("the result of reading a link cycle", PROMPT_LIMIT, reading).await?;
     ensure!(read.is_err(), "a link cycle was read");
-    let listed = bench.sandbox.list(&path("dir/here/here")?).await?;
+    let listed = bench.list(&path("dir/here/here")?).await?;
     let names: Vec<_> = listed.iter().map(|info| info.path.to_string()).collect();
     equal("a directory behind links to itself", names, vec!["here"])
 }
@@ -136,7 +120,7 @@ impl EscapingLinks {
     }
 
     async fn must_not_be_read(&self, bench: &Bench<'_>, link: &SandboxPath) -> Checked {
-        let content = bench.sandbox.read_bytes(link, 1000).await;
+        let content = bench.read_bytes(link, 1000).await;
         ensure!(
             !content
                 .as_ref()
@@ -144,7 +128,7 @@ impl EscapingLinks {
             "a file outside was read as `{link}`"
         );
         self.refused("reading", link, content)?;
-        let is_file = bench.sandbox.is_file(link).await?;
+        let is_file = bench.is_file(link).await?;
         ensure!(!is_file, "`{link}` leads out and is reported as a file");
         Ok(())
     }
@@ -154,10 +138,10 @@ async fn a_path_outside_is_refused(bench: &Bench<'_>) -> Checked {
     let links = EscapingLinks::open(bench).await?;
     let secret = SandboxPath::from_os(links.outside.secret())?;
     links.must_not_be_read(bench, &secret).await?;
-    links.refused("`stat` of", &secret, bench.sandbox.stat(&secret).await)?;
-    let written = bench.sandbox.write_bytes(&secret, "text".into()).await;
+    links.refused("`stat` of", &secret, bench.stat(&secret).await)?;
+    let written = bench.write_bytes(&secret, "text".into()).await;
     links.refused("writing", &secret, written)?;
-    links.refused("removing", &secret, bench.sandbox.remove(&secret).await)?;
+    links.refused("removing", &secret, bench.remove(&secret).await)?;
     links.outside.must_be_untouched()
 }
 
@@ -176,29 +160,28 @@ async fn nothing_is_listed_through_an_escaping_link(bench: &Bench<'_>) -> Checke
     let links = EscapingLinks::open(bench).await?;
     for name in EscapingLinks::TO_DIRECTORY {
         let link = path(name)?;
-        links.refused("listing", &link, bench.sandbox.list(&link).await)?;
+        links.refused("listing", &link, bench.list(&link).await)?;
     }
     for link in EscapingLinks::below("secret") {
         let link = link?;
-        links.refused("`stat` of", &link, bench.sandbox.stat(&link).await)?;
+        links.refused("`stat` of", &link, bench.stat(&link).await)?;
     }
     Ok(())
 }
 
 async fn nothing_is_written_through_an_escaping_link(bench: &Bench<'_>) -> Checked {
     let links = EscapingLinks::open(bench).await?;
-    let sandbox = &bench.sandbox;
     for link in EscapingLinks::below("new").chain(EscapingLinks::below("sub/new")) {
         let link = link?;
-        let written = sandbox.write_bytes(&link, "text".into()).await;
+        let written = bench.write_bytes(&link, "text".into()).await;
         links.refused("writing", &link, written)?;
-        links.refused("making", &link, sandbox.mkdir(&link).await)?;
+        links.refused("making", &link, bench.mkdir(&link).await)?;
     }
     // A write may refuse the link or replace it by a file.
     for name in EscapingLinks::TO_SECRET {
         let link = path(name)?;
-        match sandbox.write_bytes(&link, "text".into()).await {
-            Ok(()) => same_bytes(name, &read(&**sandbox, &link).await?, b"text")?,
+        match bench.write_bytes(&link, "text".into()).await {
+            Ok(()) => same_bytes(name, &read(&**bench, &link).await?, b"text")?,
             refusal => links.refused("writing", &link, refusal)?,
         }
     }
@@ -207,16 +190,15 @@ async fn nothing_is_written_through_an_escaping_link(bench: &Bench<'_>) -> Check
 
 async fn nothing_is_moved_through_an_escaping_link(bench: &Bench<'_>) -> Checked {
     let links = EscapingLinks::open(bench).await?;
-    let sandbox = &bench.sandbox;
     let own = path("own")?;
     for link in EscapingLinks::below("new") {
         let link = link?;
-        sandbox.write_bytes(&own, "own".into()).await?;
-        links.refused("moving a file to", &link, sandbox.rename(&own, &link).await)?;
+        bench.write_bytes(&own, "own".into()).await?;
+        links.refused("moving a file to", &link, bench.rename(&own, &link).await)?;
     }
     for link in EscapingLinks::below("secret") {
         let link = link?;
-        let moved = sandbox.rename(&link, &path("stolen")?).await;
+        let moved = bench.rename(&link, &path("stolen")?).await;
         links.refused("moving a file from", &link, moved)?;
     }
     links.outside.must_be_untouched()
@@ -224,18 +206,17 @@ async fn nothing_is_moved_through_an_escaping_link(bench: &Bench<'_>) -> Checked
 
 async fn removing_follows_no_link(bench: &Bench<'_>) -> Checked {
     let links = EscapingLinks::open(bench).await?;
-    let sandbox = &bench.sandbox;
     for link in EscapingLinks::below("secret") {
         let link = link?;
-        links.refused("removing", &link, sandbox.remove(&link).await)?;
+        links.refused("removing", &link, bench.remove(&link).await)?;
     }
     // Removes the links themselves, directly and with their directory.
     for name in ["file", "dir", "chain", "deep"] {
         let link = path(name)?;
-        sandbox.remove(&link).await?;
-        let removed = sandbox.stat(&link).await;
+        bench.remove(&link).await?;
+        let removed = bench.stat(&link).await;
         let what = "`stat` of a removed link";
-        refused(what, removed, &[SandboxErrorKind::NotFound])?;
+        refused(what, removed, &[NotFound])?;
     }
     links.outside.must_be_untouched()
 }
@@ -245,8 +226,8 @@ async fn no_command_starts_behind_an_escaping_link(bench: &Bench<'_>) -> Checked
     for name in EscapingLinks::TO_DIRECTORY {
         let link = path(name)?;
         let request = SpawnRequest::shell("true").in_directory(link.clone());
-        let spawned = bench.sandbox.spawn(request).await;
-        links.refused("a command in", &link, spawned.map(drop))?;
+        let spawned = bench.spawn(request).await;
+        links.refused("a command in", &link, spawned)?;
     }
     Ok(())
 }

@@ -1,41 +1,29 @@
 //! Directories: creating, listing, renaming and removing.
 
-use std::time::Duration;
+use cantle_core::sandbox::FileInfo;
 
-use cantle_core::sandbox::{
-    ExitStatus, FileInfo, FileKind, SandboxErrorKind, SandboxExt as _, SandboxPath, SpawnRequest,
-};
-
-use super::super::check::{Checked, ensure, equal, refused};
-use super::super::suite::Case;
-use super::bench::{Bench, Harness, path};
-use super::case;
+use super::prelude::*;
 
 /// Deadline for creating thousands of files while other cases do the same.
 const MANY_FILES: Duration = Duration::from_secs(240);
 
-pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
-    vec![
-        case!(mkdir_creates_parents_and_is_idempotent),
-        case!(a_listing_is_sorted_and_not_recursive),
-        case!(a_listing_has_5000_entries, has_entries(5000)).deadline(MANY_FILES),
-        case!(a_listing_has_100000_entries, has_entries(100_000)).heavy(),
-        case!(removing_a_directory_is_recursive),
-        case!(renaming_moves_and_replaces),
-    ]
+cases! { cases for Harness:
+    mkdir_creates_parents_and_is_idempotent,
+    a_listing_is_sorted_and_not_recursive,
+    a_listing_has_5000_entries => has_entries(5000).deadline(MANY_FILES),
+    a_listing_has_100000_entries => has_entries(100_000).heavy(),
+    removing_a_directory_is_recursive,
+    renaming_moves_and_replaces,
 }
 
 async fn mkdir_creates_parents_and_is_idempotent(bench: &Bench<'_>) -> Checked {
     let below = path("one/two/three")?;
     for _ in 0..2 {
-        bench.sandbox.mkdir(&below).await?;
+        bench.mkdir(&below).await?;
     }
     bench.stdout("echo text > one/two/three/file").await?;
-    bench.sandbox.mkdir(&path("one/two")?).await?;
-    bench
-        .sandbox
-        .mkdir(&SandboxPath::working_directory())
-        .await?;
+    bench.mkdir(&path("one/two")?).await?;
+    bench.mkdir(&SandboxPath::working_directory()).await?;
     bench
         .must_print("the file in it", "cat one/two/three/file", "text\n")
         .await
@@ -45,7 +33,7 @@ async fn a_listing_is_sorted_and_not_recursive(bench: &Bench<'_>) -> Checked {
     let script = "mkdir -p dir/b dir/.hidden; printf 12345 > dir/c; echo x > dir/b/below; \
                   ln -s missing dir/a; ln -s b dir/d; mkfifo dir/B; chmod 640 dir/c";
     bench.stdout(script).await?;
-    let listed = bench.sandbox.list(&path("dir")?).await?;
+    let listed = bench.list(&path("dir")?).await?;
     let expected = [
         (".hidden", FileKind::Directory),
         ("B", FileKind::Other),
@@ -67,16 +55,13 @@ async fn a_listing_is_sorted_and_not_recursive(bench: &Bench<'_>) -> Checked {
     let names = |list: Vec<FileInfo>| -> Vec<String> {
         list.iter().map(|info| info.path.to_string()).collect()
     };
-    let start = bench
-        .sandbox
-        .list(&SandboxPath::working_directory())
-        .await?;
+    let start = bench.list(&SandboxPath::working_directory()).await?;
     ensure!(
         names(start).contains(&"dir".to_owned()),
         "the listing of the working directory lacks its entries"
     );
-    bench.sandbox.mkdir(&path("empty")?).await?;
-    let empty = bench.sandbox.list(&path("empty")?).await?;
+    bench.mkdir(&path("empty")?).await?;
+    let empty = bench.list(&path("empty")?).await?;
     equal(
         "the listing of an empty directory",
         names(empty),
@@ -86,9 +71,9 @@ async fn a_listing_is_sorted_and_not_recursive(bench: &Bench<'_>) -> Checked {
 
 async fn has_entries(bench: &Bench<'_>, count: usize) -> Checked {
     let script = format!("mkdir many; cd many; seq {count} | xargs touch; mkdir 0");
-    let made = bench.sandbox.run(SpawnRequest::shell(script)).await?;
+    let made = bench.run(SpawnRequest::shell(script)).await?;
     equal("exit", made.exit.status, ExitStatus::Code(0))?;
-    let listed = bench.sandbox.list(&path("many")?).await?;
+    let listed = bench.list(&path("many")?).await?;
     equal("entries", listed.len(), count + 1)?;
     let sorted = listed.is_sorted_by(|one, next| one.path < next.path);
     ensure!(sorted, "the entries are unsorted or repeated");
@@ -98,10 +83,10 @@ async fn has_entries(bench: &Bench<'_>, count: usize) -> Checked {
         .map(|it| it.path.to_string())
         .collect();
     equal("directories among them", directories, vec!["0"])?;
-    bench.sandbox.remove(&path("many")?).await?;
-    let gone = bench.sandbox.stat(&path("many")?).await;
+    bench.remove(&path("many")?).await?;
+    let gone = bench.stat(&path("many")?).await;
     let what = "`stat` of a removed directory";
-    refused(what, gone, &[SandboxErrorKind::NotFound])
+    refused(what, gone, &[NotFound])
 }
 
 async fn removing_a_directory_is_recursive(bench: &Bench<'_>) -> Checked {
@@ -109,36 +94,31 @@ async fn removing_a_directory_is_recursive(bench: &Bench<'_>) -> Checked {
                   mkdir kept; echo kept > kept/file; ln -s ../kept dir/link; ln -s ../kept/file dir/a/link; \
                   ln -s kept link";
     bench.stdout(script).await?;
-    bench.sandbox.remove(&path("dir")?).await?;
-    bench.sandbox.remove(&path("link")?).await?;
+    bench.remove(&path("dir")?).await?;
+    bench.remove(&path("link")?).await?;
     let left = "for name in dir link kept/file; do [ -e $name ] && echo $name; done; cat kept/file";
     bench
         .must_print("the remaining files", left, "kept/file\nkept\n")
         .await?;
-    bench.sandbox.remove(&path("kept/file")?).await?;
+    bench.remove(&path("kept/file")?).await?;
     bench.must_print("the remaining files", "ls kept", "").await
 }
 
 async fn renaming_moves_and_replaces(bench: &Bench<'_>) -> Checked {
-    let sandbox = &bench.sandbox;
     let [old, new] = [path("old")?, path("new")?];
-    sandbox.write_bytes(&old, "one".into()).await?;
-    sandbox.write_bytes(&new, "two".into()).await?;
-    sandbox.rename(&old, &new).await?;
+    bench.write_bytes(&old, "one".into()).await?;
+    bench.write_bytes(&new, "two".into()).await?;
+    bench.rename(&old, &new).await?;
     bench
         .must_hold("the file that was moved", &new, b"one")
         .await?;
-    let gone = sandbox.stat(&old).await;
-    refused(
-        "`stat` of the old name",
-        gone,
-        &[SandboxErrorKind::NotFound],
-    )?;
+    let gone = bench.stat(&old).await;
+    refused("`stat` of the old name", gone, &[NotFound])?;
 
-    sandbox
+    bench
         .write_bytes(&path("dir/below/file")?, "text".into())
         .await?;
-    sandbox.rename(&path("dir")?, &path("moved")?).await?;
+    bench.rename(&path("dir")?, &path("moved")?).await?;
     bench
         .must_print(
             "the directory that was moved",
@@ -148,8 +128,8 @@ async fn renaming_moves_and_replaces(bench: &Bench<'_>) -> Checked {
         .await?;
 
     bench.stdout("ln -s new link").await?;
-    sandbox.rename(&path("link")?, &path("other")?).await?;
-    let info = sandbox.stat(&path("other")?).await?;
+    bench.rename(&path("link")?, &path("other")?).await?;
+    let info = bench.stat(&path("other")?).await?;
     equal("a link that was moved", info.kind, FileKind::Symlink)?;
     bench.must_hold("its target", &new, b"one").await
 }

@@ -1,26 +1,11 @@
 //! Memory: bounded by configuration, not by the amount of data. These cases measure this process's
 //! memory, so they run alone.
 
-use bytes::Bytes;
-use cantle_core::sandbox::{
-    ByteRange, ExitStatus, OutputChunk, SandboxExt as _, SpawnRequest, WriteOptions,
-};
-use futures_util::{StreamExt as _, stream};
+use super::prelude::*;
 
-use super::super::check::{Checked, ensure, equal};
-use super::super::suite::Case;
-use super::bench::{Bench, Harness, path};
-use super::{case, host};
-
-pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
-    vec![
-        case!(output_of_100_megabytes_takes_little_memory)
-            .alone()
-            .optional(),
-        case!(a_file_of_64_megabytes_takes_little_memory)
-            .alone()
-            .optional(),
-    ]
+cases! { cases for Harness:
+    output_of_100_megabytes_takes_little_memory.alone().optional(),
+    a_file_of_64_megabytes_takes_little_memory.alone().optional(),
 }
 
 async fn output_of_100_megabytes_takes_little_memory(bench: &Bench<'_>) -> Checked {
@@ -32,7 +17,7 @@ async fn output_of_100_megabytes_takes_little_memory(bench: &Bench<'_>) -> Check
         meter.sample();
     };
     let request = SpawnRequest::shell(format!("head -c {BYTES} /dev/zero"));
-    let exit = bench.sandbox.exec(request, &mut sink).await?;
+    let exit = bench.exec(request, &mut sink).await?;
     meter.sample();
     equal("exit", exit.status, ExitStatus::Code(0))?;
     equal(
@@ -52,9 +37,9 @@ async fn a_file_of_64_megabytes_takes_little_memory(bench: &Bench<'_>) -> Checke
     let piece = Bytes::from(vec![7; PIECE]);
     let data = stream::iter((0..PIECES).map(move |_| Ok(piece.clone())));
     let options = WriteOptions::default().with_size(size);
-    bench.sandbox.write(&file, options, Box::pin(data)).await?;
+    bench.write(&file, options, Box::pin(data)).await?;
     meter.sample();
-    let mut data = bench.sandbox.read(&file, ByteRange::all()).await?;
+    let mut data = bench.read(&file, ByteRange::all()).await?;
     let mut count = 0;
     while let Some(piece) = data.next().await {
         count += piece?.len() as u64;

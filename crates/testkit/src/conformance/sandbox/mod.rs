@@ -26,6 +26,7 @@ mod memory;
 mod options;
 mod output;
 mod policy;
+mod prelude;
 mod races;
 mod spill;
 mod stdin;
@@ -46,12 +47,7 @@ use super::suite::{self, Case};
 /// optional: a backend may answer them with
 /// [`Unsupported`](cantle_core::sandbox::SandboxErrorKind::Unsupported), and the report says so.
 pub async fn sandbox(backend: &dyn Backend) -> Report {
-    sandbox_cases(backend, &[]).await
-}
-
-/// Runs only the named cases, for work on one of them.
-pub async fn sandbox_cases(backend: &dyn Backend, names: &[&str]) -> Report {
-    sandbox_with(backend, SandboxOptions::new().only(names)).await
+    sandbox_with(backend, SandboxOptions::new()).await
 }
 
 /// Runs the cases selected by `options`.
@@ -99,21 +95,3 @@ fn cases<'b>() -> Vec<Case<Harness<'b>>> {
     .flatten()
     .collect()
 }
-
-/// A case with a fresh sandbox, checked by the function of the same name or by a call of another
-/// function with arguments.
-macro_rules! case {
-    ($name:ident) => {
-        case!($name, $name())
-    };
-    ($name:ident, $check:ident($($argument:expr),*)) => {
-        $crate::conformance::suite::Case::new(stringify!($name), |harness: &Harness<'_>| {
-            Box::pin(async move {
-                let bench = harness.bench().await?;
-                let checked = $check(&bench, $($argument),*).await;
-                bench.finish(checked).await
-            })
-        })
-    };
-}
-use case;

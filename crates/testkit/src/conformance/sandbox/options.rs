@@ -1,9 +1,8 @@
 //! Options of the sandbox suite.
 
-use std::fmt;
-use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::{fmt, io};
 
 use cantle_core::sandbox::Sandbox;
 

@@ -1,31 +1,20 @@
 //! Command output: complete, in order, with separate channels and backpressure.
 
-use std::time::Duration;
+use cantle_core::sandbox::Channel;
 
-use cantle_core::sandbox::{
-    Channel, ExitStatus, OutputChunk, OutputStream, Process, SandboxExt as _, SpawnRequest,
-};
-use futures_util::StreamExt as _;
-use tokio::time::{Instant, sleep};
+use super::prelude::*;
 
-use super::super::check::{Checked, Failure, ensure, equal, same_bytes};
-use super::super::suite::Case;
-use super::bench::{Bench, Harness, Token, path, read_until, step, take_output, whole};
-use super::case;
-
-pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
-    vec![
-        case!(output_keeps_its_order),
-        case!(stderr_is_separate),
-        case!(output_may_be_any_bytes),
-        case!(output_comes_as_it_is_written),
-        case!(a_line_of_20_megabytes_is_kept, line_is_kept(20_000_000)),
-        case!(a_line_of_100_megabytes_is_kept, line_is_kept(100_000_000)).heavy(),
-        case!(untaken_output_is_counted_and_does_not_block),
-        case!(dropped_output_is_counted_and_does_not_block),
-        case!(output_can_be_read_after_the_end),
-        case!(a_stopped_reader_blocks_the_command),
-    ]
+cases! { cases for Harness:
+    output_keeps_its_order,
+    stderr_is_separate,
+    output_may_be_any_bytes,
+    output_comes_as_it_is_written,
+    a_line_of_20_megabytes_is_kept => line_is_kept(20_000_000),
+    a_line_of_100_megabytes_is_kept => line_is_kept(100_000_000).heavy(),
+    untaken_output_is_counted_and_does_not_block,
+    dropped_output_is_counted_and_does_not_block,
+    output_can_be_read_after_the_end,
+    a_stopped_reader_blocks_the_command,
 }
 
 async fn output_keeps_its_order(bench: &Bench<'_>) -> Checked {
@@ -35,10 +24,7 @@ async fn output_keeps_its_order(bench: &Bench<'_>) -> Checked {
         Channel::Stdout => stdout.extend_from_slice(&chunk.bytes),
         Channel::Stderr => stderr.extend_from_slice(&chunk.bytes),
     };
-    let exit = bench
-        .sandbox
-        .exec(SpawnRequest::shell(script), &mut sink)
-        .await?;
+    let exit = bench.exec(SpawnRequest::shell(script), &mut sink).await?;
     let lines = |step: usize| -> String {
         let numbers = (1..=20_000).filter(|number| number % step == 0);
         numbers.map(|number| format!("{number}\n")).collect()
@@ -70,7 +56,7 @@ async fn output_may_be_any_bytes(bench: &Bench<'_>) -> Checked {
 async fn output_comes_as_it_is_written(bench: &Bench<'_>) -> Checked {
     let token = Token::new();
     let script = format!("printf early; exec {}", token.sleep());
-    let mut process = bench.sandbox.spawn(SpawnRequest::shell(script)).await?;
+    let mut process = bench.spawn(SpawnRequest::shell(script)).await?;
     let mut output = take_output(&mut *process)?;
     let reading = read_until(&mut output, "early");
     step("output of a command that runs on", reading).await??;
@@ -88,7 +74,7 @@ async fn line_is_kept(bench: &Bench<'_>, size: usize) -> Checked {
         others += usize::from(!parts.all(|part| all_x.starts_with(part)));
     };
     let request = SpawnRequest::shell(script);
-    let exit = bench.sandbox.exec(request, &mut sink).await?;
+    let exit = bench.exec(request, &mut sink).await?;
     equal("exit", exit.status, ExitStatus::Code(0))?;
     equal("bytes of the line", count, size)?;
     equal("pieces with other bytes", others, 0)?;
@@ -99,13 +85,13 @@ const DATA_BYTES: u64 = 10_000_000;
 
 async fn untaken_output_is_counted_and_does_not_block(bench: &Bench<'_>) -> Checked {
     let request = SpawnRequest::shell(format!("head -c {DATA_BYTES} /dev/zero; exit 3"));
-    let process = bench.sandbox.spawn(request).await?;
+    let process = bench.spawn(request).await?;
     ends_with_much_output(process).await
 }
 
 async fn dropped_output_is_counted_and_does_not_block(bench: &Bench<'_>) -> Checked {
     let request = SpawnRequest::shell(format!("head -c {DATA_BYTES} /dev/zero; exit 3"));
-    let mut process = bench.sandbox.spawn(request).await?;
+    let mut process = bench.spawn(request).await?;
     let mut output = take_output(&mut *process)?;
     let first = step("the first output", output.next()).await?;
     ensure!(first.is_some(), "the output ended at once");
@@ -122,7 +108,7 @@ async fn ends_with_much_output(mut process: Box<dyn Process>) -> Checked {
 
 async fn output_can_be_read_after_the_end(bench: &Bench<'_>) -> Checked {
     let request = SpawnRequest::shell("head -c 4000 /dev/zero; echo end >&2");
-    let mut process = bench.sandbox.spawn(request).await?;
+    let mut process = bench.spawn(request).await?;
     let mut output = take_output(&mut *process)?;
     step("the end of a short command", process.wait()).await??;
     let mut counts = [0, 0];
@@ -150,7 +136,7 @@ async fn a_stopped_reader_blocks_the_command(bench: &Bench<'_>) -> Checked {
         "x=$(printf %0{PIECE_BYTES}d 0); \
          for ((i = 1; i <= {PIECES}; i++)); do printf %s \"$x\"; echo $i > progress; done"
     );
-    let mut process = bench.sandbox.spawn(SpawnRequest::shell(script)).await?;
+    let mut process = bench.spawn(SpawnRequest::shell(script)).await?;
     let mut output = take_output(&mut *process)?;
     let mut read = next_bytes(&mut output).await?;
 
@@ -186,7 +172,7 @@ async fn settled_progress(bench: &Bench<'_>) -> Checked<u64> {
     while last == 0 || since.elapsed() < STALL_TIMEOUT {
         sleep(Duration::from_millis(20)).await;
         // The file is briefly missing or empty while the command rewrites it.
-        let text = bench.sandbox.read_bytes(&progress, 100).await;
+        let text = bench.read_bytes(&progress, 100).await;
         let text = text.unwrap_or_default();
         let now = String::from_utf8_lossy(&text).trim().parse();
         let now = now.unwrap_or(last);

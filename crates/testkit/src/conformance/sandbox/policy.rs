@@ -2,32 +2,22 @@
 
 use std::collections::BTreeSet;
 use std::net::TcpListener;
-use std::path::PathBuf;
-use std::time::Duration;
 
-use cantle_core::policy::{Access, HostPattern, Network, Policy, PolicyField, Strictness};
-use cantle_core::sandbox::{
-    EnforcedBy, ExitStatus, Sandbox, SandboxErrorKind, SandboxExt as _, SpawnRequest,
-};
-use tokio::time::Instant;
+use cantle_core::policy::{Access, HostPattern, Network, PolicyField, Strictness};
+use cantle_core::sandbox::EnforcedBy;
 
-use super::super::check::{Checked, ensure, ensure_prompt, equal, within};
-use super::super::suite::Case;
-use super::bench::{Bench, Harness, PROMPT_LIMIT, path, sh, stdout, step};
-use super::case;
-use super::host::Outside;
+use super::bench::sh;
+use super::prelude::*;
 
 /// Deadline for opening one sandbox per field on a slow backend.
 const MANY_SANDBOXES: Duration = Duration::from_secs(300);
 
-pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
-    vec![
-        case!(a_field_is_enforced_or_refused_by_name).deadline(MANY_SANDBOXES),
-        case!(reported_enforcement_is_effective).deadline(MANY_SANDBOXES),
-        case!(best_effort_opens_and_reports_each_field).deadline(MANY_SANDBOXES),
-        case!(a_host_allowlist_blocks_other_hosts),
-        case!(unset_fields_are_not_reported),
-    ]
+cases! { cases for Harness:
+    a_field_is_enforced_or_refused_by_name.deadline(MANY_SANDBOXES),
+    reported_enforcement_is_effective.deadline(MANY_SANDBOXES),
+    best_effort_opens_and_reports_each_field.deadline(MANY_SANDBOXES),
+    a_host_allowlist_blocks_other_hosts,
+    unset_fields_are_not_reported,
 }
 
 /// Returns, for each field, a policy that sets only this field. Commands can run under each.
@@ -109,7 +99,7 @@ async fn a_field_is_enforced_or_refused_by_name(bench: &Bench<'_>) -> Checked {
                 );
             }
             Err(error) => {
-                equal("the error", error.kind(), SandboxErrorKind::Unenforceable)?;
+                equal("the error", error.kind(), Unenforceable)?;
                 equal(
                     "the fields it names",
                     error.unenforced(),
@@ -151,7 +141,7 @@ fn fields_of(sandbox: &dyn Sandbox) -> BTreeSet<PolicyField> {
 }
 
 async fn unset_fields_are_not_reported(bench: &Bench<'_>) -> Checked {
-    equal("the report", &bench.sandbox.info().enforcement, &vec![])
+    equal("the report", &bench.info().enforcement, &vec![])
 }
 
 async fn reported_enforcement_is_effective(bench: &Bench<'_>) -> Checked {

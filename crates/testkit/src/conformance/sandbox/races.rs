@@ -1,25 +1,13 @@
 //! Links swapped while they are resolved: a path that is checked and then opened separately can be
 //! redirected in between (TOCTOU).
 
-use std::time::Duration;
-
-use cantle_core::sandbox::{
-    OutputStream, Process, ProcessStdin, SandboxExt as _, SpawnRequest, Stdin,
-};
 use tokio::task::yield_now;
-use tokio::time::Instant;
 
-use super::super::check::{Checked, Failure, ensure, same_bytes};
-use super::super::suite::Case;
-use super::bench::{Bench, Harness, path, read_until, take_output, take_stdin};
-use super::case;
-use super::host::Outside;
+use super::prelude::*;
 
-pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
-    vec![
-        case!(a_link_swapped_during_reads_does_not_escape),
-        case!(a_link_swapped_during_writes_does_not_escape),
-    ]
+cases! { cases for Harness:
+    a_link_swapped_during_reads_does_not_escape,
+    a_link_swapped_during_writes_does_not_escape,
 }
 
 /// Bounds of a race's duration; the upper one applies if attempts are slow.
@@ -62,10 +50,7 @@ impl LinkSwapper {
             swap "$1" & read -r; kill $!; wait"#;
         let target = outside.path().to_string_lossy().into_owned();
         let request = SpawnRequest::argv(["bash", "-c", script, "bash", &target]);
-        let mut process = bench
-            .sandbox
-            .spawn(request.with_stdin(Stdin::Piped))
-            .await?;
+        let mut process = bench.spawn(request.with_stdin(Stdin::Piped)).await?;
         let mut output = take_output(&mut *process)?;
         let stdin = take_stdin(&mut *process)?;
         read_until(&mut output, "ready").await?;
@@ -104,7 +89,7 @@ async fn a_link_swapped_during_reads_does_not_escape(bench: &Bench<'_>) -> Check
         || attempts < MIN_ATTEMPTS && started.elapsed() < MAX_DURATION
     {
         // Fails while the directory is away or the link leads out.
-        if let Ok(content) = bench.sandbox.read_bytes(&way, 1000).await {
+        if let Ok(content) = bench.read_bytes(&way, 1000).await {
             ensure!(
                 !Outside::is_secret(&content),
                 "a file outside was read through a swapped link"
@@ -120,7 +105,6 @@ async fn a_link_swapped_during_reads_does_not_escape(bench: &Bench<'_>) -> Check
 async fn a_link_swapped_during_writes_does_not_escape(bench: &Bench<'_>) -> Checked {
     let outside = Outside::new()?;
     let swapper = LinkSwapper::start(bench, &outside).await?;
-    let sandbox = &bench.sandbox;
     let [new, below, secret] = [path("way/new")?, path("way/a/b/c")?, path("way/secret")?];
     let (started, mut attempts) = (Instant::now(), 0);
     while started.elapsed() < MIN_DURATION
@@ -129,11 +113,11 @@ async fn a_link_swapped_during_writes_does_not_escape(bench: &Bench<'_>) -> Chec
         // Mostly operations with a single lookup, where a race is won most often. Each may fail; the
         // final state counts.
         for _ in 0..10 {
-            let _ = sandbox.remove(&secret).await;
+            let _ = bench.remove(&secret).await;
         }
-        let _ = sandbox.mkdir(&below).await;
-        let _ = sandbox.write_bytes(&new, "new".into()).await;
-        let _ = sandbox.rename(&new, &secret).await;
+        let _ = bench.mkdir(&below).await;
+        let _ = bench.write_bytes(&new, "new".into()).await;
+        let _ = bench.rename(&new, &secret).await;
         let exists = outside.secret().exists();
         ensure!(exists, "a file outside was moved or removed");
         attempts += 10;

@@ -1,25 +1,16 @@
 //! Large output: head, tail and spill file.
 
-use cantle_core::sandbox::{
-    CommandOutput, ExitStatus, SandboxExt as _, SpawnRequest, Spill, SpillFile,
-};
+use cantle_core::sandbox::{Spill, SpillFile};
 
-use super::super::check::{Checked, Failure, equal, same_bytes};
-use super::super::suite::Case;
-use super::bench::{Bench, Harness, read};
-use super::case;
+use super::prelude::*;
 
-pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
-    vec![
-        case!(large_output_keeps_its_head_and_tail),
-        case!(large_output_is_spilled_to_a_file).optional(),
-        case!(output_of_100_megabytes_is_spilled_whole)
-            .heavy()
-            .optional(),
-        case!(small_output_is_not_spilled).optional(),
-        case!(each_channel_is_spilled_by_itself).optional(),
-        case!(a_spilled_file_ends_at_its_cap).optional(),
-    ]
+cases! { cases for Harness:
+    large_output_keeps_its_head_and_tail,
+    large_output_is_spilled_to_a_file.optional(),
+    output_of_100_megabytes_is_spilled_whole.heavy().optional(),
+    small_output_is_not_spilled.optional(),
+    each_channel_is_spilled_by_itself.optional(),
+    a_spilled_file_ends_at_its_cap.optional(),
 }
 
 /// A million distinct lines.
@@ -31,7 +22,7 @@ fn counted() -> String {
 }
 
 async fn large_output_keeps_its_head_and_tail(bench: &Bench<'_>) -> Checked {
-    let output = bench.sandbox.run(SpawnRequest::shell(COUNT)).await?;
+    let output = bench.run(SpawnRequest::shell(COUNT)).await?;
     head_and_tail(&output)
 }
 
@@ -49,7 +40,7 @@ fn head_and_tail(output: &CommandOutput) -> Checked {
 
 async fn large_output_is_spilled_to_a_file(bench: &Bench<'_>) -> Checked {
     let request = SpawnRequest::shell(COUNT).with_spill(Spill::after(1000));
-    let output = bench.sandbox.run(request).await?;
+    let output = bench.run(request).await?;
     head_and_tail(&output)?;
     let file = spilled(&output.exit.stdout.spilled)?;
     equal("the size reported", file.size_bytes, COUNT_BYTES as u64)?;
@@ -57,7 +48,7 @@ async fn large_output_is_spilled_to_a_file(bench: &Bench<'_>) -> Checked {
     let all = counted();
     same_bytes(
         "the file",
-        &read(&*bench.sandbox, &file.path).await?,
+        &read(&**bench, &file.path).await?,
         all.as_bytes(),
     )?;
     // The model gets the path and uses it in commands.
@@ -80,14 +71,14 @@ async fn output_of_100_megabytes_is_spilled_whole(bench: &Bench<'_>) -> Checked 
     const COUNT: &str = "seq 10000000 22499999; echo end";
     const BYTES: u64 = 12_500_000 * 9 + 4;
     let request = SpawnRequest::shell(COUNT).with_spill(Spill::after(1000));
-    let exit = bench.sandbox.run(request).await?.exit;
+    let exit = bench.run(request).await?.exit;
     equal("exit", exit.status, ExitStatus::Code(0))?;
     let file = spilled(&exit.stdout.spilled)?;
     let sizes = (exit.stdout.total_bytes, file.size_bytes);
     equal("bytes counted and kept", sizes, (BYTES, BYTES))?;
     let compare = format!("({COUNT}) | cmp - \"$1\"");
     let argv = ["bash", "-c", &compare, "bash", &file.path.to_string()];
-    let output = bench.sandbox.run(SpawnRequest::argv(argv)).await?;
+    let output = bench.run(SpawnRequest::argv(argv)).await?;
     let difference = output.stdout.text();
     equal("the difference", &*difference, "")?;
     equal("exit", output.exit.status, ExitStatus::Code(0))
@@ -95,7 +86,7 @@ async fn output_of_100_megabytes_is_spilled_whole(bench: &Bench<'_>) -> Checked 
 
 async fn small_output_is_not_spilled(bench: &Bench<'_>) -> Checked {
     let request = SpawnRequest::shell("printf %01000d 0").with_spill(Spill::after(1000));
-    let output = bench.sandbox.run(request).await?;
+    let output = bench.run(request).await?;
     equal("the bytes counted", output.exit.stdout.total_bytes, 1000)?;
     equal("the file", &output.exit.stdout.spilled, &None)
 }
@@ -103,7 +94,7 @@ async fn small_output_is_not_spilled(bench: &Bench<'_>) -> Checked {
 async fn each_channel_is_spilled_by_itself(bench: &Bench<'_>) -> Checked {
     let script = "printf %02000d 1; printf %03000d 2 >&2";
     let request = SpawnRequest::shell(script).with_spill(Spill::after(1000));
-    let exit = bench.sandbox.run(request).await?.exit;
+    let exit = bench.run(request).await?.exit;
     for (report, digit, size) in [(&exit.stdout, b'1', 2000), (&exit.stderr, b'2', 3000)] {
         let file = spilled(&report.spilled)?;
         let mut expected = vec![b'0'; size - 1];
@@ -117,7 +108,7 @@ async fn a_spilled_file_ends_at_its_cap(bench: &Bench<'_>) -> Checked {
     const CAP: usize = 1_000_000;
     let spill = Spill::after(1000).with_cap(CAP as u64);
     let request = SpawnRequest::shell(format!("{COUNT}; exit 3")).with_spill(spill);
-    let exit = bench.sandbox.run(request).await?.exit;
+    let exit = bench.run(request).await?.exit;
     equal("exit", exit.status, ExitStatus::Code(3))?;
     equal(
         "the bytes counted",
@@ -130,7 +121,7 @@ async fn a_spilled_file_ends_at_its_cap(bench: &Bench<'_>) -> Checked {
     let expected = all.get(..CAP).unwrap_or_default();
     same_bytes(
         "the file",
-        &read(&*bench.sandbox, &file.path).await?,
+        &read(&**bench, &file.path).await?,
         expected.as_bytes(),
     )
 }

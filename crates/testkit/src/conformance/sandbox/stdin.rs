@@ -1,27 +1,16 @@
 //! Standard input: none, given bytes, or interactive.
 
-use bytes::Bytes;
-use cantle_core::sandbox::{
-    ExitStatus, OutputChunk, Process, ProcessStdin, SandboxErrorKind, SandboxExt as _,
-    SpawnRequest, Stdin,
-};
-
-use super::super::check::{Checked, equal, refused, same_bytes};
-use super::super::suite::Case;
-use super::bench::{Bench, Harness, Token, path, read, read_until, step, take_output, take_stdin};
-use super::case;
+use super::prelude::*;
 
 const MEGABYTE: usize = 1_000_000;
 
-pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
-    vec![
-        case!(missing_stdin_is_at_eof),
-        case!(given_input_arrives_whole),
-        case!(unread_input_does_not_block),
-        case!(input_is_written_while_output_is_read),
-        case!(input_that_is_dropped_ends),
-        case!(input_that_the_command_closed_is_reported),
-    ]
+cases! { cases for Harness:
+    missing_stdin_is_at_eof,
+    given_input_arrives_whole,
+    unread_input_does_not_block,
+    input_is_written_while_output_is_read,
+    input_that_is_dropped_ends,
+    input_that_the_command_closed_is_reported,
 }
 
 async fn missing_stdin_is_at_eof(bench: &Bench<'_>) -> Checked {
@@ -41,7 +30,7 @@ async fn given_input_arrives_whole(bench: &Bench<'_>) -> Checked {
         String::from_utf8_lossy(&output).trim(),
         &*input.len().to_string(),
     )?;
-    let copy = read(&*bench.sandbox, &path("copy")?).await?;
+    let copy = read(&**bench, &path("copy")?).await?;
     same_bytes("the input", &copy, &input)?;
 
     let empty = SpawnRequest::shell("cat; echo end").with_stdin(Stdin::Bytes(Bytes::new()));
@@ -53,7 +42,7 @@ async fn unread_input_does_not_block(bench: &Bench<'_>) -> Checked {
     for command in ["exit 3", "sleep 0.2; exit 3", "exec <&-; sleep 0.2; exit 3"] {
         let input = Stdin::Bytes(Bytes::from(vec![b'x'; MEGABYTE]));
         let request = SpawnRequest::shell(command).with_stdin(input);
-        let run = bench.sandbox.run(request);
+        let run = bench.run(request);
         let output = step("the exit of a command that reads nothing", run).await??;
         equal(command, output.exit.status, ExitStatus::Code(3))?;
     }
@@ -66,7 +55,7 @@ async fn input_is_written_while_output_is_read(bench: &Bench<'_>) -> Checked {
     let request = SpawnRequest::argv(["cat"]).with_stdin(Stdin::Bytes(input));
     let mut count = 0;
     let mut sink = |chunk: OutputChunk| count += chunk.bytes.len();
-    let exit = bench.sandbox.exec(request, &mut sink);
+    let exit = bench.exec(request, &mut sink);
     let exit = step("the exit of `cat`", exit).await??;
     equal("exit", exit.status, ExitStatus::Code(0))?;
     equal("bytes through `cat`", count, MEGABYTE)?;
@@ -106,7 +95,7 @@ async fn input_that_the_command_closed_is_reported(bench: &Bench<'_>) -> Checked
     };
     let written = step("the result of a write", writing).await?;
     let what = "writing to a closed input";
-    refused(what, written, &[SandboxErrorKind::Closed])
+    refused(what, written, &[Closed])
 }
 
 async fn piped(
@@ -114,7 +103,7 @@ async fn piped(
     command: &str,
 ) -> Checked<(Box<dyn Process>, Box<dyn ProcessStdin>)> {
     let request = SpawnRequest::shell(command).with_stdin(Stdin::Piped);
-    let mut process = bench.sandbox.spawn(request).await?;
+    let mut process = bench.spawn(request).await?;
     let stdin = take_stdin(&mut *process)?;
     Ok((process, stdin))
 }

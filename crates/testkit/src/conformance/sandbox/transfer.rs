@@ -5,28 +5,20 @@ use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::Path;
 use std::process;
 
-use cantle_core::sandbox::{
-    RefusedFile, SandboxErrorKind, SandboxExt as _, SavedOutputs, SpawnRequest,
-};
+use cantle_core::sandbox::{RefusedFile, SavedOutputs};
 use tempfile::TempDir;
 
-use super::super::check::{Checked, ensure, equal, refused, same_bytes};
-use super::super::suite::Case;
-use super::bench::{Bench, Harness, path, read};
-use super::case;
-use super::host::Outside;
+use super::prelude::*;
 
-pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
-    vec![
-        case!(upload_copies_a_file),
-        case!(upload_copies_a_directory_and_skips_special_files),
-        case!(download_gives_the_file_with_its_mode),
-        case!(outputs_are_saved_by_their_names),
-        case!(invalid_outputs_are_refused),
-        case!(duplicate_outputs_are_refused),
-        case!(outputs_follow_no_link_of_the_output_directory),
-        case!(outputs_may_go_into_the_working_directory).optional(),
-    ]
+cases! { cases for Harness:
+    upload_copies_a_file,
+    upload_copies_a_directory_and_skips_special_files,
+    download_gives_the_file_with_its_mode,
+    outputs_are_saved_by_their_names,
+    invalid_outputs_are_refused,
+    duplicate_outputs_are_refused,
+    outputs_follow_no_link_of_the_output_directory,
+    outputs_may_go_into_the_working_directory.optional(),
 }
 
 fn set_mode(path: &Path, mode: u32) -> Checked {
@@ -44,7 +36,7 @@ async fn upload_copies_a_file(bench: &Bench<'_>) -> Checked {
     fs::write(&from, &data)?;
     set_mode(&from, 0o750)?;
     let to = path("in/tool")?;
-    let uploaded = bench.sandbox.upload(&from, &to).await?;
+    let uploaded = bench.upload(&from, &to).await?;
     let files: Vec<_> = uploaded
         .files
         .iter()
@@ -73,7 +65,7 @@ async fn upload_copies_a_directory_and_skips_special_files(bench: &Bench<'_>) ->
         .status()?;
     ensure!(made.success(), "test setup: `mkfifo` failed");
 
-    let uploaded = bench.sandbox.upload(root, &path("in")?).await?;
+    let uploaded = bench.upload(root, &path("in")?).await?;
     let files: Vec<_> = uploaded.files.iter().map(|it| it.to.to_string()).collect();
     equal(
         "files reported",
@@ -98,8 +90,8 @@ async fn download_gives_the_file_with_its_mode(bench: &Bench<'_>) -> Checked {
     bench
         .stdout("seq 100000 > file; chmod 750 file; mkdir dir")
         .await?;
-    let content = read(&*bench.sandbox, &path("file")?).await?;
-    let size = bench.sandbox.download(&path("file")?, &to).await?;
+    let content = read(&**bench, &path("file")?).await?;
+    let size = bench.download(&path("file")?, &to).await?;
     same_bytes("the copy", &fs::read(&to)?, &content)?;
     equal(
         "size reported, and mode",
@@ -108,11 +100,8 @@ async fn download_gives_the_file_with_its_mode(bench: &Bench<'_>) -> Checked {
     )?;
 
     let other = host.path().join("other");
-    for (name, kind) in [
-        ("dir", SandboxErrorKind::NotAFile),
-        ("missing", SandboxErrorKind::NotFound),
-    ] {
-        let download = bench.sandbox.download(&path(name)?, &other).await;
+    for (name, kind) in [("dir", NotAFile), ("missing", NotFound)] {
+        let download = bench.download(&path(name)?, &other).await;
         refused(&format!("a download of `{name}`"), download, &[kind])?;
     }
     ensure!(!other.exists(), "a failed download left a file");
@@ -121,7 +110,7 @@ async fn download_gives_the_file_with_its_mode(bench: &Bench<'_>) -> Checked {
 
 async fn save(bench: &Bench<'_>, paths: &[&str], to: &Path) -> Checked<SavedOutputs> {
     let paths: Vec<String> = paths.iter().map(|path| (*path).to_owned()).collect();
-    Ok(bench.sandbox.save_outputs(&paths, to).await?)
+    Ok(bench.save_outputs(&paths, to).await?)
 }
 
 fn sources(refused: &[RefusedFile]) -> Vec<&str> {
@@ -134,7 +123,7 @@ async fn outputs_are_saved_by_their_names(bench: &Bench<'_>) -> Checked {
     let script = "mkdir 'a dir'; printf one > one; printf two > 'a dir/two'; printf three > three; \
                   ln -s three link; chmod 640 one; chmod 755 'a dir/two'";
     bench.stdout(script).await?;
-    let absolute = bench.sandbox.info().working_directory.join("three")?;
+    let absolute = bench.info().working_directory.join("three")?;
     let paths = ["one", "a dir/two", "one", &absolute.to_string(), "link"];
     let saved = save(bench, &paths, &to).await?;
     equal(
@@ -251,7 +240,7 @@ async fn outputs_follow_no_link_of_the_output_directory(bench: &Bench<'_>) -> Ch
 async fn outputs_may_go_into_the_working_directory(bench: &Bench<'_>) -> Checked {
     let directory = bench.host_directory().await?;
     let file = path("results/file")?;
-    bench.sandbox.write_bytes(&file, "text".into()).await?;
+    bench.write_bytes(&file, "text".into()).await?;
     for to in [directory.clone(), directory.join("results")] {
         let saved = save(bench, &["results/file"], &to).await?;
         equal("the refused files", saved.refused, vec![])?;

@@ -1,31 +1,19 @@
 //! Writes: atomic.
 
-use std::sync::Arc;
-
-use bytes::Bytes;
-use cantle_core::sandbox::{
-    ByteStream, SandboxError, SandboxErrorKind, SandboxExt as _, WriteOptions,
-};
-use futures_util::future::try_join_all;
-use futures_util::{StreamExt as _, stream};
+use cantle_core::sandbox::ByteStream;
 use tokio::sync::Notify;
 use tokio::task::yield_now;
 
-use super::super::check::{Checked, ensure, equal, refused, same_bytes, within};
-use super::super::suite::Case;
-use super::bench::{Bench, Harness, PROMPT_LIMIT, path, read};
-use super::case;
+use super::prelude::*;
 
-pub(super) fn cases<'b>() -> Vec<Case<Harness<'b>>> {
-    vec![
-        case!(a_write_creates_parent_directories),
-        case!(a_write_replaces_a_file_whole),
-        case!(a_write_of_another_size_fails),
-        case!(a_failed_write_leaves_nothing),
-        case!(a_failed_write_keeps_the_old_file),
-        case!(a_cancelled_write_leaves_no_file),
-        case!(writes_to_one_file_do_not_mix),
-    ]
+cases! { cases for Harness:
+    a_write_creates_parent_directories,
+    a_write_replaces_a_file_whole,
+    a_write_of_another_size_fails,
+    a_failed_write_leaves_nothing,
+    a_failed_write_keeps_the_old_file,
+    a_cancelled_write_leaves_no_file,
+    writes_to_one_file_do_not_mix,
 }
 
 /// Yields `size` bytes, notifies `waiting` at the next poll, and yields `size` more once `gate` is
@@ -43,7 +31,7 @@ fn in_two_parts(size: usize, waiting: Arc<Notify>, gate: Arc<Notify>) -> ByteStr
 
 async fn a_write_creates_parent_directories(bench: &Bench<'_>) -> Checked {
     let file = path("one/two/three/file")?;
-    bench.sandbox.write_bytes(&file, "text".into()).await?;
+    bench.write_bytes(&file, "text".into()).await?;
     bench
         .must_print("the file", "cat one/two/three/file", "text")
         .await
@@ -51,12 +39,11 @@ async fn a_write_creates_parent_directories(bench: &Bench<'_>) -> Checked {
 
 async fn a_write_replaces_a_file_whole(bench: &Bench<'_>) -> Checked {
     const HALF: usize = 100_000;
-    let sandbox = &bench.sandbox;
     let file = path("dir/file")?;
-    sandbox.write_bytes(&file, "old".into()).await?;
+    bench.write_bytes(&file, "old".into()).await?;
     let [waiting, gate] = [Arc::new(Notify::new()), Arc::new(Notify::new())];
     let data = in_two_parts(HALF, Arc::clone(&waiting), Arc::clone(&gate));
-    let write = sandbox.write(&file, WriteOptions::default(), data);
+    let write = bench.write(&file, WriteOptions::default(), data);
     let check = async {
         within(
             "a request for the second half",
@@ -64,58 +51,54 @@ async fn a_write_replaces_a_file_whole(bench: &Bench<'_>) -> Checked {
             waiting.notified(),
         )
         .await?;
-        let partial = read(&**sandbox, &file).await?;
+        let partial = read(&**bench, &file).await?;
         gate.notify_one();
         same_bytes("the file while it is replaced", &partial, b"old")
     };
     let (written, checked) = tokio::join!(write, check);
     checked?;
     written?;
-    let new = read(&**sandbox, &file).await?;
+    let new = read(&**bench, &file).await?;
     same_bytes("the file afterwards", &new, &[b'n'; 2 * HALF])?;
     must_hold_only(bench, "dir", &["file"]).await
 }
 
 async fn a_write_of_another_size_fails(bench: &Bench<'_>) -> Checked {
-    bench.sandbox.mkdir(&path("dir")?).await?;
+    bench.mkdir(&path("dir")?).await?;
     for size in [0, 3, 5, 5_000_000] {
         let data = Box::pin(stream::iter([Ok(Bytes::from_static(b"four"))]));
         let options = WriteOptions::default().with_size(size);
-        let written = bench.sandbox.write(&path("dir/file")?, options, data).await;
+        let written = bench.write(&path("dir/file")?, options, data).await;
         let what = format!("writing 4 bytes where {size} were announced");
-        refused(&what, written, &[SandboxErrorKind::InvalidInput])?;
+        refused(&what, written, &[InvalidInput])?;
     }
     must_hold_only(bench, "dir", &[]).await
 }
 
 /// Yields some data, then an error.
 fn failing() -> ByteStream {
-    let error = SandboxError::new(SandboxErrorKind::PermissionDenied, "the source failed");
+    let error = SandboxError::new(PermissionDenied, "the source failed");
     let data = Bytes::from(vec![b'n'; 200_000]);
     Box::pin(stream::iter([Ok(data), Err(error)]))
 }
 
 async fn a_failed_write_leaves_nothing(bench: &Bench<'_>) -> Checked {
-    bench.sandbox.mkdir(&path("dir")?).await?;
+    bench.mkdir(&path("dir")?).await?;
     let file = path("dir/file")?;
-    let written = bench
-        .sandbox
-        .write(&file, WriteOptions::default(), failing());
+    let written = bench.write(&file, WriteOptions::default(), failing());
     let error = written.await.err().map(|error| error.kind());
     equal(
         "the error of a write whose data failed",
         error,
-        Some(SandboxErrorKind::PermissionDenied),
+        Some(PermissionDenied),
     )?;
     must_hold_only(bench, "dir", &[]).await
 }
 
 async fn a_failed_write_keeps_the_old_file(bench: &Bench<'_>) -> Checked {
     let file = path("dir/file")?;
-    bench.sandbox.write_bytes(&file, "old".into()).await?;
-    let written = bench
-        .sandbox
-        .write(&file, WriteOptions::default(), failing());
+    bench.write_bytes(&file, "old".into()).await?;
+    let written = bench.write(&file, WriteOptions::default(), failing());
     ensure!(
         written.await.is_err(),
         "a write whose data failed succeeded"
@@ -128,12 +111,12 @@ async fn a_cancelled_write_leaves_no_file(bench: &Bench<'_>) -> Checked {
     let file = path("dir/file")?;
     let [waiting, gate] = [Arc::new(Notify::new()), Arc::new(Notify::new())];
     let data = in_two_parts(1000, Arc::clone(&waiting), gate);
-    let write = bench.sandbox.write(&file, WriteOptions::default(), data);
+    let write = bench.write(&file, WriteOptions::default(), data);
     tokio::select! {
         _ = write => ensure!(false, "the write ended before its data did"),
         requested = within("a request for the second half", PROMPT_LIMIT, waiting.notified()) => requested?,
     }
-    let there = bench.sandbox.is_file(&file).await?;
+    let there = bench.is_file(&file).await?;
     ensure!(!there, "a cancelled write left a partial file");
     Ok(())
 }
@@ -148,16 +131,16 @@ async fn writes_to_one_file_do_not_mix(bench: &Bench<'_>) -> Checked {
             Ok(Bytes::from(vec![letter; PIECE]))
         });
         let options = WriteOptions::default();
-        bench.sandbox.write(&file, options, Box::pin(pieces))
+        bench.write(&file, options, Box::pin(pieces))
     });
     try_join_all(writes).await?;
-    let content = read(&*bench.sandbox, &file).await?;
+    let content = read(&**bench, &file).await?;
     let one = content.first().copied().unwrap_or_default();
     same_bytes("the file", &content, &[one; PIECES * PIECE])
 }
 
 async fn must_hold_only(bench: &Bench<'_>, directory: &str, names: &[&str]) -> Checked {
-    let listed = bench.sandbox.list(&path(directory)?).await?;
+    let listed = bench.list(&path(directory)?).await?;
     let listed: Vec<String> = listed.iter().map(|info| info.path.to_string()).collect();
     equal("the directory", listed, names.to_vec())
 }
