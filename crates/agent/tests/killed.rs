@@ -266,7 +266,7 @@ fn whole() -> (tempfile::TempDir, (Story, u32, u64)) {
     (directory, whole)
 }
 
-/// What SIGXFSZ does.
+/// Whether SIGXFSZ ended the process.
 fn was_killed(status: ExitStatus) -> bool {
     status.signal() == Some(rustix::process::Signal::XFSZ.as_raw())
 }

@@ -25,9 +25,9 @@ struct UserInput;
 
 #[derive(Deserialize, JsonSchema)]
 struct Params {
-    /// What you want to know, in words that need no other context.
+    /// The question, in words that need no other context.
     question: String,
-    /// What counts as an answer: `text` is any text, `choice` one of `choices`, `confirm` yes or no.
+    /// The kind of answer: `text` is any text, `choice` one of `choices`, `confirm` yes or no.
     #[serde(default)]
     question_type: QuestionType,
     /// The answers to choose from, for `choice`.

@@ -7,12 +7,12 @@ use crate::workspace;
 
 /// Hosts of package indexes. In halves, so that this file does not name them.
 const INDEX_HOSTS: [(&str, &str); 6] = [
-    ("py", "pi.org"),
-    ("pythonhos", "ted.org"),
-    ("npm", "js.org"),
-    ("npm", "js.com"),
+    ("pypi", ".org"),
+    ("pythonhosted", ".org"),
+    ("npmjs", ".org"),
+    ("npmjs", ".com"),
     ("crates", ".io"),
-    ("deb", "ian.org"),
+    ("debian", ".org"),
 ];
 
 /// Real hosts: model providers, sources of facts, and services that Cantle talks to.
@@ -57,9 +57,6 @@ const REAL_HOSTS: &[&str] = &[
 /// Endings by which a word is taken for a host.
 const TOP_LEVELS: [&str; 6] = ["com", "org", "net", "example", "test", "dev"];
 
-/// Occurrences that are left from before these rules; lower them as they go.
-const OTHER_HOSTS_LEFT: usize = 27;
-
 /// The text files that people write.
 fn texts() -> Vec<(PathBuf, String)> {
     let extensions = ["rs", "md", "toml", "sh", "yml", "yaml", "py", "mjs", "bash"];
@@ -89,15 +86,18 @@ fn texts() -> Vec<(PathBuf, String)> {
         .collect()
 }
 
-/// Returns the words of a line that look like host names.
+/// Returns the words of a line that look like host names. A word before a parenthesis is a method.
 fn hosts(line: &str) -> impl Iterator<Item = &str> {
-    let words = line.split(|c: char| !(c.is_ascii_alphanumeric() || c == '.' || c == '-'));
-    let words = words.map(|word| word.trim_matches(['.', '-']));
+    let is_end = |c: char| !(c.is_ascii_alphanumeric() || ['.', '-', '_'].contains(&c));
+    let words = line
+        .split_inclusive(is_end)
+        .filter(|word| !word.ends_with('('));
+    let words = words.map(move |word| word.trim_end_matches(is_end).trim_matches(['.', '-']));
     words.filter(|word| {
         let Some((name, top)) = word.rsplit_once('.') else {
             return false;
         };
-        // A tail such as `profile.dev` is a field, `web.test` a host.
+        // A tail such as `profile.dev` is a field.
         TOP_LEVELS.contains(&top) && (top != "dev" || name.contains('.')) && !name.is_empty()
     })
 }
@@ -137,13 +137,7 @@ fn example_hosts_are_reserved_for_examples() {
             }
         }
     }
-    println!(
-        "{} hosts are not under example.com or example.org",
-        found.len()
-    );
-    if found.len() > OTHER_HOSTS_LEFT {
-        assert_none(&found);
-    }
+    assert_none(&found);
 }
 
 /// Openings of doc comments and words that the project's style avoids. In halves, as above.
@@ -156,16 +150,15 @@ const VOICE: [(&str, &str); 6] = [
     ("/// The same ", "with"),
 ];
 
-/// Set once all counts are zero.
-const VOICE_IS_ENFORCED: bool = false;
-
 #[test]
 fn comments_are_in_plain_language() {
     let mut found = Vec::new();
     for (path, text) in sources() {
         for (index, line) in text.lines().enumerate() {
             let Some(at) = line.find("//") else { continue };
-            let comment = &line[at..];
+            // The user of that name is not a person.
+            let user = format!("`{}{}`", "no", "body");
+            let comment = line[at..].replace(&user, "");
             for (one, other) in VOICE {
                 if comment.contains(&format!("{one}{other}")) {
                     found.push(format!("{}:{}: {}", path.display(), index + 1, comment));
@@ -173,23 +166,18 @@ fn comments_are_in_plain_language() {
             }
         }
     }
-    println!("{} comments to rewrite", found.len());
-    if VOICE_IS_ENFORCED {
-        assert_none(&found);
-    }
+    assert_none(&found);
 }
 
 #[test]
 fn host_names_are_found() {
+    let other = ["web", "test"].join(".");
     let line =
-        "see https://a.b.example/x, \"web.test:80\" and models.example.com; profile.dev, std::net";
+        format!("https://a.b.example.com/x, \"{other}:80\"; profile.dev, it.test_all, a.test(b)");
     assert_eq!(
-        hosts(line).collect::<Vec<_>>(),
-        ["a.b.example", "web.test", "models.example.com"]
+        hosts(&line).collect::<Vec<_>>(),
+        ["a.b.example.com", other.as_str()]
     );
-    assert!(
-        is_allowed("models.example.com")
-            && !is_allowed("evilexample.com")
-            && is_allowed("API.OpenAI.com")
-    );
+    assert!(is_allowed("models.example.com") && is_allowed("API.OpenAI.com"));
+    assert!(!is_allowed(&["evil", "example.com"].concat()) && !is_allowed(&other));
 }

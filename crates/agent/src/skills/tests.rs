@@ -26,7 +26,7 @@ impl Directory {
         Skills::load(self.path()).expect("a directory")
     }
 
-    /// What is listed, and below it the warnings, without the directory's own path.
+    /// Returns the prompt section and the warnings, without the directory's own path.
     fn report(&self) -> String {
         let skills = self.load();
         let section = skills.prompt_section().unwrap_or_else(|| "none".to_owned());

@@ -32,7 +32,7 @@ const LOCK_INTERVAL: Duration = Duration::from_millis(20);
 /// The parameters of a call.
 #[derive(Deserialize, JsonSchema)]
 pub(super) struct Params {
-    /// What to do, with everything it has to know: it sees nothing of your conversation.
+    /// The task, with everything it has to know: it sees nothing of your conversation.
     pub(super) task: String,
     /// Files of yours that it gets, relative to your working directory.
     #[serde(default)]

@@ -24,7 +24,7 @@ struct Looking {
     before_model: BeforeModel,
     before_tool: BeforeTool,
     after_tool: AfterTool,
-    /// What it says to the first finish call.
+    /// Its answer to the first finish call.
     at_finish: AtFinish,
     hangs: bool,
     seen: Arc<Mutex<Vec<String>>>,

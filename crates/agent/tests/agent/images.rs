@@ -37,7 +37,7 @@ fn picture(number: usize) -> Vec<u8> {
     bytes
 }
 
-/// What was seen of one message over all requests.
+/// Counts of one message over all requests.
 #[derive(Default)]
 struct Seen {
     sent: usize,

@@ -564,7 +564,7 @@ async fn a_full_disk_ends_the_run_which_resumes_when_there_is_space() {
     assert!(begun >= 3, "{begun}");
 }
 
-/// What each of many sessions says at the end.
+/// Runs one of many sessions; returns its number, its final text and its messages.
 async fn one_of_many(agent: Agent, store: RunStore, number: usize) -> (usize, String, Vec<String>) {
     let session = agent.session(kept(&store)).await.unwrap();
     let run = session.run(format!("task {number}")).unwrap();

@@ -50,7 +50,7 @@ impl Scripted {
         self
     }
 
-    /// The same with a context window of this many tokens.
+    /// Sets the context window, in tokens.
     pub(crate) fn with_window(mut self, tokens: u64) -> Self {
         self.model.context_window = Some(tokens);
         self
@@ -62,7 +62,7 @@ impl Scripted {
         self
     }
 
-    /// The same with prices, in dollars for a million tokens.
+    /// Sets the prices, in dollars per million tokens.
     pub(crate) fn priced(mut self, input: f64, output: f64) -> Self {
         self.model.prices = Some(Prices::per_million(input, output));
         self
@@ -82,7 +82,7 @@ impl Scripted {
         self.requests.lock().unwrap().len()
     }
 
-    /// What it was asked, in order.
+    /// Returns its requests, in order.
     pub(crate) fn asked(&self) -> Vec<ChatRequest> {
         self.requests.lock().unwrap().clone()
     }

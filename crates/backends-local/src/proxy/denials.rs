@@ -82,13 +82,13 @@ mod tests {
     #[test]
     fn refusals_since_a_mark_are_returned_once() {
         let denials = Denials::default();
-        denials.add(Denied::new("a.org", 443, "no"));
+        denials.add(Denied::new("a.example.org", 443, "no"));
         let mark = denials.mark();
         assert_eq!(denials.since(mark), []);
-        denials.add(Denied::new("b.org", 443, "no"));
-        denials.add(Denied::new("a.org", 443, "no"));
-        denials.add(Denied::new("b.org", 443, "no"));
-        let expected = ["a.org", "b.org"].map(|host| Denied::new(host, 443, "no"));
+        denials.add(Denied::new("b.example.org", 443, "no"));
+        denials.add(Denied::new("a.example.org", 443, "no"));
+        denials.add(Denied::new("b.example.org", 443, "no"));
+        let expected = ["a.example.org", "b.example.org"].map(|host| Denied::new(host, 443, "no"));
         assert_eq!(denials.since(mark), expected);
         assert_eq!(denials.since(0), expected);
     }

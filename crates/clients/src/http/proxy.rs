@@ -258,7 +258,7 @@ mod tests {
         }
         for (to, list) in [
             ("http://a.example.com", ""),
-            ("http://a.example.com", "b.example.com,ample.com"),
+            ("http://ab.example.com", "c.example.com,b.example.com"),
             ("http://a.example.com", "a.example.com:8000"),
             ("http://11.1.2.3", "10.0.0.0/8,10.0.0.0/99,x/8"),
             ("http://[fd00::1]", "fc00::/8"),

@@ -241,7 +241,7 @@ async fn a_recording_that_cannot_be_written_fails_the_call() {
     );
 }
 
-/// What a tool said comes back by the call, in the order in which it was said.
+/// Results are returned by call, in the order in which they were recorded.
 #[tokio::test]
 async fn tool_results_are_found_by_call() {
     let file = Memory::default();

@@ -1,4 +1,4 @@
-//! What goes wrong on the way, and what then happens.
+//! Failures of requests and answers.
 
 use std::error::Error as _;
 use std::net::Ipv4Addr;

@@ -1,4 +1,4 @@
-//! What a client is told, and what it then sends.
+//! A client's options, and the requests that they lead to.
 
 use std::time::Duration;
 

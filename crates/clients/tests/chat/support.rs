@@ -1,4 +1,4 @@
-//! What the tests here share.
+//! Helpers of these tests.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use cantle_testkit::openai::{Script, ScriptedServer, ServerOptions, Turn};
 use futures_util::StreamExt as _;
 use tokio::net::TcpSocket;
 
-/// What no test waits longer for.
+/// The longest wait of a test.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(30);
 
 pub(crate) const MODES: [bool; 2] = [true, false];
@@ -41,7 +41,7 @@ pub(crate) async fn complete(client: &ChatClient) -> Result<Completion, LlmError
         .expect("no end within the deadline")
 }
 
-/// An address that nobody else gets for as long as this is there, and where nothing listens.
+/// Reserves an address, at which nothing listens, until it is dropped.
 pub(crate) fn taken() -> TcpSocket {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();

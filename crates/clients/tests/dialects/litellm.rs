@@ -1,4 +1,4 @@
-//! What a LiteLLM proxy tells of its models, and what is done with it.
+//! The model information of a LiteLLM proxy, and its use.
 
 use std::net::Ipv4Addr;
 

@@ -1,4 +1,4 @@
-//! What holds for every dialect, and what only Messages and Responses have, against a scripted server.
+//! Behaviour of every dialect, and of Messages and Responses alone, against a scripted server.
 #![expect(
     clippy::unwrap_used,
     clippy::panic,

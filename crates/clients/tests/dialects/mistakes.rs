@@ -10,7 +10,7 @@ use tokio::net::TcpSocket;
 
 use crate::support::{DIALECTS, KEY, ask, client};
 
-/// What a person reads of the failure to get an answer from `base_url`.
+/// Returns the kind and the message of the error for a request to `base_url`.
 async fn told(dialect: &str, base_url: &str) -> (LlmErrorKind, String) {
     let mut said = Vec::new();
     for stream in [true, false] {

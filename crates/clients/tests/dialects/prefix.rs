@@ -1,4 +1,4 @@
-//! What was sent is sent again, byte for byte: provider caches hit on equal beginnings.
+//! Requests repeat earlier messages byte for byte: provider caches match equal prefixes.
 
 use cantle_clients::anthropic::AnthropicClient;
 use cantle_clients::chat::{ChatClient, Server};

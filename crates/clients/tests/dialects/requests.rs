@@ -1,4 +1,4 @@
-//! What is sent beside the conversation, and what is refused before.
+//! Request parameters beside the conversation, and requests refused before they are sent.
 
 use cantle_clients::anthropic::{AnthropicClient, AnthropicClientBuilder};
 use cantle_clients::chat::{ChatClient, ChatClientBuilder, Server};

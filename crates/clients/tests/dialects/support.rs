@@ -1,4 +1,4 @@
-//! What the tests here share.
+//! Helpers of these tests.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub(crate) fn client(
     base_url: &str,
     stream: bool,
 ) -> Result<Arc<dyn LlmClient>, LlmError> {
-    // Where nobody answers for a network, it takes long until a host has no address.
+    // Where no DNS server answers, it takes long until a host has no address.
     let mut timeouts = Timeouts::default();
     timeouts.connect = Duration::from_secs(60);
     macro_rules! built {

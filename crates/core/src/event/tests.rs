@@ -143,7 +143,7 @@ fn events() -> Vec<Event> {
         .collect()
 }
 
-/// What `--json` prints: whoever reads it relies on this.
+/// The format of `--json`, on which its readers rely.
 #[test]
 fn every_kind_has_a_json_form() {
     let lines: Vec<String> = events()

@@ -96,7 +96,7 @@ impl Enforcement {
     }
 }
 
-/// What enforces a policy field.
+/// The mechanism that enforces a policy field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]

@@ -14,7 +14,7 @@ use cantle_core::sandbox::{
 };
 use futures_util::{StreamExt as _, stream};
 
-/// What is at a path.
+/// A file, directory or link.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Node {
     File {
@@ -54,7 +54,7 @@ impl MemorySandbox {
         }
     }
 
-    /// The same with something at a path below the working directory.
+    /// Adds a node at a path below the working directory.
     pub(crate) fn with(self, at: &str, node: Node) -> Self {
         self.put(&path(at), node);
         self
@@ -65,7 +65,7 @@ impl MemorySandbox {
         self.with(at, Node::File { data, mode: 0o644 })
     }
 
-    /// The same with what every command writes, and how it ends.
+    /// Sets the output and the exit of every command.
     pub(crate) fn with_command(
         mut self,
         output: impl IntoIterator<Item = Result<OutputChunk, SandboxErrorKind>>,
@@ -182,7 +182,7 @@ impl Sandbox for MemorySandbox {
         let length = range.length.map_or(usize::MAX, |length| length as usize);
         let end = start.saturating_add(length).min(data.len());
         let piece = data.slice(start..end);
-        // Two pieces, so that nobody takes the first for all.
+        // Two pieces, so that a reader must not take the first for all.
         let (a, b) = (
             piece.slice(..piece.len() / 2),
             piece.slice(piece.len() / 2..),

@@ -6,12 +6,12 @@ use cantle_core::tool;
 use cantle_core::tool::{DynTool, ToolContext, ToolError, ToolErrorKind, ToolOutput};
 use serde_json::{Value, json};
 
-/// Greets somebody.
+/// Greets a person.
 ///
 /// Politely, unless told otherwise.
 #[tool]
 async fn greet(
-    /// Who is greeted.
+    /// The person to greet.
     name: String,
     /// In capital letters.
     #[serde(default)]
@@ -103,14 +103,14 @@ fn the_spec_has_name_docs_and_parameters() {
     assert_eq!(tool.name(), "greet");
     assert_eq!(
         tool.spec().description(),
-        "Greets somebody.\n\nPolitely, unless told otherwise."
+        "Greets a person.\n\nPolitely, unless told otherwise."
     );
     assert_eq!(
         tool.spec().parameters(),
         &json!({
             "type": "object",
             "properties": {
-                "name": {"type": "string", "description": "Who is greeted."},
+                "name": {"type": "string", "description": "The person to greet."},
                 "loud": {
                     "type": "boolean",
                     "description": "In capital letters.",

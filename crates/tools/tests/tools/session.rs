@@ -1,4 +1,4 @@
-//! What a session does with a provider: open it, call its tool, close it.
+//! Use of a provider by a session: open it, call its tool, close it.
 
 use std::sync::{Arc, Mutex};
 
@@ -42,7 +42,7 @@ impl Session {
         cx
     }
 
-    /// What the model reads after this command.
+    /// Runs a command; returns its output for the model.
     pub(crate) async fn run(&self, cmd: &str) -> ToolOutput {
         let result = call(&self.tool(), json!({"cmd": cmd}), self.context()).await;
         result.expect("the tool works")

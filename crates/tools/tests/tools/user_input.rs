@@ -87,7 +87,7 @@ async fn invalid_questions_are_refused_with_advice() {
         json!({"question": "Which?", "choices": ["a", "b"]}),
         json!({"question": "Which?", "question_type": "choice", "choices": ["a", "b"], "default": "c"}),
         json!({"question": "Sure?", "question_type": "confirm", "default": "perhaps"}),
-        // There is nobody.
+        // No user is attached.
         json!({"question": "Sure?", "question_type": "confirm", "default": "no"}),
     ];
     let mut report = String::new();

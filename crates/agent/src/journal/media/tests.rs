@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::*;
 
-/// What is left of a value without its media, and what comes back.
+/// Returns a value without its media, and the same value with its media restored.
 fn through(files: &MediaFiles, value: &Value) -> (Value, Value) {
     let mut out = value.clone();
     files.extract(&mut out).unwrap();

@@ -113,7 +113,7 @@ fn said(text: &str) -> Fact {
     }
 }
 
-/// What was said in a run, as its journal tells.
+/// Returns the texts of the user messages in a journal.
 fn told(store: &RunStore, run: RunId) -> Result<Vec<String>, StoreError> {
     let facts = store.reopen(run)?.content.facts.into_iter();
     Ok(facts

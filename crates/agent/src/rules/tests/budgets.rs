@@ -1,4 +1,4 @@
-//! What is said and what runs when budgets come to an end.
+//! Messages and calls when budgets come to an end.
 
 use super::*;
 

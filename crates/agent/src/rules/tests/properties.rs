@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What a made-up model and made-up tools do.
+/// A step of a generated model or tool.
 #[derive(Clone, Debug)]
 enum Move {
     Answer {

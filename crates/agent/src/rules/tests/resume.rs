@@ -11,7 +11,7 @@ fn resumed(lost: Option<&str>) -> Fact {
     }
 }
 
-/// What the machine wants of calls, with what was decided on them.
+/// Returns the calls that the machine starts, with their decisions.
 fn starts(machine: &mut Machine) -> Vec<(usize, Option<Decision>)> {
     let mut starts = Vec::new();
     while let Some(action) = machine.next() {

@@ -92,7 +92,7 @@ fn host_header_must_match_the_url() {
         assert!(with(&[host]), "{host}");
     }
     for host in [
-        "evil.org",
+        "other.example.org",
         "index.example.org:8080",
         "a@index.example.org",
         "",

@@ -1,4 +1,4 @@
-//! What processes of one machine share: System V and POSIX queues, semaphores and memory, keys.
+//! Objects that processes of one machine share: System V and POSIX queues, semaphores and memory, keys.
 
 use std::os::unix::process::CommandExt as _;
 use std::process::{Command, Stdio};
@@ -64,7 +64,7 @@ pub(super) fn cases() -> Vec<Case> {
     ]
 }
 
-/// A key that nobody else uses.
+/// A key that no other test uses.
 fn key(fixture: &Fixture) -> u32 {
     0x4000_0000 | fixture.victim.id()
 }

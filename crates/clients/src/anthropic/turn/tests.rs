@@ -35,7 +35,7 @@ fn context() -> ErrorContext {
     ErrorContext::for_tests("/messages", "a message")
 }
 
-/// What a stream tells, and how it ends.
+/// Returns the events of a stream, and its error.
 fn assemble(stream: &[u8]) -> (Vec<ChatEvent>, Option<LlmError>) {
     let (mut parser, mut turn) = (EventParser::default(), AnthropicAssembler::default());
     parser.push(stream);

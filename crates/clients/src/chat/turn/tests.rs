@@ -10,7 +10,7 @@ use crate::chat::wire::ChatMessage;
 use crate::http::{ErrorContext, TurnAssembler as _};
 use crate::sse::Event;
 
-/// What `pieces` of a streamed message become.
+/// Returns the deltas and blocks of a message streamed in `pieces`.
 fn streamed(pieces: Vec<Value>) -> (Vec<ChatEvent>, Vec<AssistantBlock>) {
     let mut turn = ChatAssembler::default();
     let mut deltas = Vec::new();

@@ -224,7 +224,7 @@ fn damaged_images_are_rejected() {
     assert_eq!(error(&flipped).0, MediaErrorKind::Corrupt);
 }
 
-/// What PNG puts behind each part.
+/// Returns the checksum that follows each chunk of a PNG.
 fn checksum(data: &[u8]) -> [u8; 4] {
     let mut sum = u32::MAX;
     for byte in data {

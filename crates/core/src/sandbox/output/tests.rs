@@ -5,7 +5,7 @@ use super::*;
 use crate::sandbox::ExitStatus;
 use std::time::Duration;
 
-/// What a head and tail of a stream are, with the whole stream at hand.
+/// Returns the expected head and tail of a whole stream.
 fn expected(stream: &[u8], head_limit: usize, tail_limit: usize) -> Captured {
     let head = &stream[..stream.len().min(head_limit)];
     let rest = &stream[head.len()..];

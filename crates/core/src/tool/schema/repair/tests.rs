@@ -12,7 +12,7 @@ fn tool(schema: Value) -> DynTool {
     })
 }
 
-/// What becomes of arguments, and a line for each repair.
+/// Returns the repaired arguments, and a line for each repair.
 fn mended(schema: &Value, arguments: &Value) -> (Value, Vec<String>) {
     match tool(schema.clone()).parse(&arguments.to_string()) {
         Ok(parsed) => {
