@@ -39,11 +39,6 @@ pub fn run(args: &BenchArgs) -> Result<()> {
             .iter()
             .flat_map(|engine| engine.variables.iter().cloned()),
     );
-    shell::run(
-        bench
-            .arg("--cantle")
-            .arg(cantle)
-            .arg("--json")
-            .arg(&args.json),
-    )
+    bench.arg("--cantle").arg(cantle).arg("--json");
+    shell::run(bench.arg(&args.json))
 }

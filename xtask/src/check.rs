@@ -4,6 +4,7 @@ use std::process::Command;
 
 use anyhow::Result;
 use clap::ValueEnum;
+use clap::builder::PossibleValue;
 
 use crate::{features, imports, layers, portable, shell, type_names, workspace};
 
@@ -40,27 +41,15 @@ enum Part {
 pub fn run(args: &CheckArgs) -> Result<()> {
     for part in Part::value_variants() {
         if args.parts.is_empty() || args.parts.contains(part) {
-            shell::timed(part.name(), || part.run())?;
+            let value = part.to_possible_value();
+            let name = value.as_ref().map_or("", PossibleValue::get_name);
+            shell::timed(name, || part.run())?;
         }
     }
     Ok(())
 }
 
 impl Part {
-    fn name(self) -> &'static str {
-        match self {
-            Part::Fmt => "fmt",
-            Part::Clippy => "clippy",
-            Part::Docs => "docs",
-            Part::Layers => "layers",
-            Part::Imports => "imports",
-            Part::Names => "names",
-            Part::Features => "features",
-            Part::Portable => "portable",
-            Part::Tidy => "tidy",
-        }
-    }
-
     fn run(self) -> Result<()> {
         let mut cargo = shell::cargo();
         match self {
@@ -70,14 +59,8 @@ impl Part {
             }
             Part::Clippy => {
                 lint_supervisor()?;
-                cargo.args([
-                    "clippy",
-                    "--workspace",
-                    "--all-targets",
-                    "--",
-                    "-D",
-                    "warnings",
-                ])
+                let targets = ["--workspace", "--all-targets"];
+                cargo.arg("clippy").args(targets).args(shell::DENY_WARNINGS)
             }
             // Only libraries: the program's pages would overwrite those of the library of the same name.
             Part::Docs => cargo
@@ -106,14 +89,8 @@ fn lint_supervisor() -> Result<()> {
     let output = tempfile::tempdir()?;
     let mut clippy = supervisor("clippy-driver");
     clippy
-        .args([
-            "--crate-type",
-            "bin",
-            "--emit",
-            "metadata",
-            "-C",
-            "panic=abort",
-        ])
+        .args(["--crate-type", "bin", "--emit", "metadata"])
+        .args(["-C", "panic=abort"])
         .args(["-D", "warnings", "-D", "clippy::undocumented_unsafe_blocks"])
         .arg("--out-dir")
         .arg(output.path());

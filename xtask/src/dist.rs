@@ -41,13 +41,6 @@ impl Profile {
             Profile::Dev => "dev",
         }
     }
-
-    fn directory(self) -> &'static str {
-        match self {
-            Profile::Dev => "debug",
-            _ => self.name(),
-        }
-    }
 }
 
 pub fn run(args: &DistArgs) -> Result<()> {
@@ -66,25 +59,20 @@ pub fn build(target: &str, profile: Profile) -> Command {
     );
     let mut cargo = shell::cargo();
     cargo
-        .args([
-            "build",
-            "--package=cantle-cli",
-            "--profile",
-            profile.name(),
-            "--target",
-            target,
-        ])
+        .args(["build", "--package=cantle-cli", "--target", target])
+        .args(["--profile", profile.name()])
         .env(flags, FLAGS);
     cargo
 }
 
 /// Returns the built program after checking that it is static.
 pub fn program(profile: Profile) -> Result<PathBuf> {
-    let program = Metadata::read()?
-        .target
-        .join(host()?)
-        .join(profile.directory())
-        .join("cantle");
+    let directory = match profile {
+        Profile::Dev => "debug",
+        _ => profile.name(),
+    };
+    let target = Metadata::read()?.target.join(host()?);
+    let program = target.join(directory).join("cantle");
     if !elf::is_static(&program)? {
         bail!("{} is not static: it needs a loader", program.display());
     }

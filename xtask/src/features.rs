@@ -6,16 +6,10 @@ use crate::metadata::Metadata;
 use crate::shell;
 
 pub fn check() -> Result<()> {
-    for package in Metadata::read()?
-        .packages
-        .iter()
-        .filter(|package| package.is_library())
-    {
-        let alone = package
-            .features
-            .keys()
-            .map(String::as_str)
-            .filter(|name| *name != "default");
+    let packages = Metadata::read()?.packages;
+    for package in packages.iter().filter(|package| package.is_library()) {
+        let names = package.features.keys().map(String::as_str);
+        let alone = names.filter(|name| *name != "default");
         for features in std::iter::once("").chain(alone) {
             let mut clippy = shell::cargo();
             // Clippy can deny warnings without rebuilding dependencies; `check` cannot.
@@ -24,7 +18,7 @@ pub fn check() -> Result<()> {
             if !features.is_empty() {
                 clippy.args(["--features", features]);
             }
-            shell::run(clippy.args(["--", "-D", "warnings"]))?;
+            shell::run(clippy.args(shell::DENY_WARNINGS))?;
         }
     }
     Ok(())

@@ -5,8 +5,10 @@
 //! guard ends the whole group: TERM, then KILL after a grace period. A group is signalled only while its
 //! leader exists, at least as a zombie, so that its id cannot have been reused.
 
+use std::fs::File;
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::Path;
 use std::process::{Child, ChildStdin, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -58,13 +60,16 @@ impl Guarded {
         Ok(Guarded { guard, lifeline })
     }
 
+    /// Starts `command` with all of its output in one file.
+    pub fn spawn_into(command: &Command, output: &Path) -> Result<Guarded> {
+        let file = File::create(output)?;
+        Guarded::spawn(command, Stdio::from(file.try_clone()?), Stdio::from(file))
+    }
+
     /// Waits for the command's end.
     pub fn wait(&mut self) -> Result<ExitStatus> {
-        loop {
-            if let Some(status) = self.wait_at_most(Duration::MAX)? {
-                return Ok(status);
-            }
-        }
+        let status = self.wait_at_most(Duration::MAX)?;
+        status.context("a process did not end")
     }
 
     /// Waits for the command's end for at most `limit`.

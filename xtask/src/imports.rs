@@ -34,11 +34,12 @@ pub fn check() -> Result<()> {
                 source.name,
                 cycles.len()
             ),
-            (_, false) => wrong.extend(
-                cycles
+            (_, false) => {
+                let described = cycles
                     .iter()
-                    .map(|cycle| format!("{}: {cycle}", source.name)),
-            ),
+                    .map(|cycle| format!("{}: {cycle}", source.name));
+                wrong.extend(described);
+            }
         }
     }
     if !wrong.is_empty() {
@@ -73,12 +74,8 @@ fn cycles(source: &Crate) -> Vec<String> {
             else {
                 continue;
             };
-            let common = module
-                .path
-                .iter()
-                .zip(&target)
-                .take_while(|(one, other)| one == other)
-                .count();
+            let pairs = module.path.iter().zip(&target);
+            let common = pairs.take_while(|(one, other)| one == other).count();
             if let (Some(from), Some(to)) = (module.path.get(..=common), target.get(..=common)) {
                 let reason = format!("{} uses {}", module.display(), import.segments.join("::"));
                 graph
@@ -188,7 +185,7 @@ fn resolve(
 /// Returns the import that binds a name in a module.
 fn binding(module: &Module, name: &str) -> Option<Import> {
     let imports = module.items.iter().filter_map(|item| match item {
-        Item::Use(item) => Some(flatten(&item.tree)),
+        Item::Use(item) => Some(flatten(&item.tree, Vec::new())),
         _ => None,
     });
     imports
@@ -200,7 +197,7 @@ struct Imports(Vec<Import>);
 
 impl<'ast> Visit<'ast> for Imports {
     fn visit_item_use(&mut self, item: &'ast ItemUse) {
-        self.0.extend(flatten(&item.tree));
+        self.0.extend(flatten(&item.tree, Vec::new()));
     }
 
     fn visit_item_fn(&mut self, item: &'ast ItemFn) {
@@ -210,36 +207,27 @@ impl<'ast> Visit<'ast> for Imports {
     }
 }
 
-fn flatten(tree: &UseTree) -> Vec<Import> {
-    match tree {
+/// Returns the imports of a tree whose path so far is `segments`.
+fn flatten(tree: &UseTree, mut segments: Vec<String>) -> Vec<Import> {
+    let name = match tree {
+        UseTree::Group(group) => {
+            let trees = group.items.iter();
+            return trees
+                .flat_map(|tree| flatten(tree, segments.clone()))
+                .collect();
+        }
         UseTree::Path(path) => {
-            let mut imports = flatten(&path.tree);
-            for import in &mut imports {
-                import.segments.insert(0, path.ident.to_string());
-            }
-            imports
+            segments.push(path.ident.to_string());
+            return flatten(&path.tree, segments);
         }
-        UseTree::Name(name) if name.ident == "self" => vec![Import {
-            segments: Vec::new(),
-            name: None,
-        }],
-        UseTree::Name(name) => {
-            let name = name.ident.to_string();
-            vec![Import {
-                segments: vec![name.clone()],
-                name: Some(name),
-            }]
-        }
-        UseTree::Rename(renamed) => vec![Import {
-            segments: vec![renamed.ident.to_string()],
-            name: Some(renamed.rename.to_string()),
-        }],
-        UseTree::Glob(_) => vec![Import {
-            segments: Vec::new(),
-            name: None,
-        }],
-        UseTree::Group(group) => group.items.iter().flat_map(flatten).collect(),
-    }
+        UseTree::Glob(_) => None,
+        UseTree::Name(name) if name.ident == "self" => None,
+        UseTree::Name(name) => Some((&name.ident, &name.ident)),
+        UseTree::Rename(renamed) => Some((&renamed.ident, &renamed.rename)),
+    };
+    segments.extend(name.map(|(ident, _)| ident.to_string()));
+    let name = name.map(|(_, bound)| bound.to_string());
+    vec![Import { segments, name }]
 }
 
 #[cfg(test)]

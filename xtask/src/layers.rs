@@ -10,9 +10,10 @@ use crate::metadata::Metadata;
 use crate::{facade, shell};
 
 /// The dependency rules of one package.
+#[derive(Clone, Copy)]
 struct Layer {
     package: &'static str,
-    /// Crates of this workspace that it may depend on.
+    /// Crates of this workspace that it may depend on, and through them on those of their layers.
     ours: &'static [&'static str],
     /// Crates that it must not depend on.
     without: &'static [&'static str],
@@ -20,173 +21,101 @@ struct Layer {
     at_most: &'static [(&'static str, &'static [&'static str])],
 }
 
-/// The default for a library: it depends on core and does not use the terminal.
-const LIBRARY: Layer = Layer {
-    package: "",
-    ours: &["cantle-core"],
-    without: &["anyhow", "clap"],
-    at_most: &[],
-};
-
-/// Libraries that never talk to the network.
-const OFFLINE: Layer = Layer {
-    without: &["anyhow", "clap", "hyper", "reqwest", "rustls"],
-    ..LIBRARY
-};
+const CORE: &[&str] = &["cantle-core"];
+/// For libraries, which do not use the terminal.
+const TERMINAL: &[&str] = &["anyhow", "clap"];
+/// For libraries that never talk to the network.
+const NETWORK: &[&str] = &["anyhow", "clap", "hyper", "reqwest", "rustls"];
+/// For libraries that speak plain HTTP only.
+const TLS: &[&str] = &["anyhow", "clap", "reqwest", "rustls"];
 
 const LAYERS: &[Layer] = &[
     Layer {
-        package: "cantle-core",
-        ours: &[],
-        without: &[
-            "anyhow", "clap", "hyper", "mio", "nix", "reqwest", "rustix", "rustls", "socket2",
-        ],
         // The cancellation token's.
         at_most: &[("tokio", &["default", "sync"])],
+        ..layer("cantle-core", &[]).without(&[
+            "anyhow", "clap", "hyper", "mio", "nix", "reqwest", "rustix", "rustls", "socket2",
+        ])
     },
-    Layer {
-        package: "cantle-macros",
-        ours: &[],
-        without: &["anyhow", "clap", "tokio"],
-        ..LIBRARY
-    },
-    Layer {
-        package: "cantle-tls",
-        ours: &[],
-        without: &["anyhow", "clap", "reqwest", "tokio"],
-        ..LIBRARY
-    },
-    Layer {
-        package: "cantle-clients",
-        ours: &["cantle-core", "cantle-tls"],
-        ..LIBRARY
-    },
-    Layer {
-        package: "cantle-supervisor",
-        ours: &[],
-        ..LIBRARY
-    },
-    Layer {
-        package: "cantle-command-driver",
-        ..OFFLINE
-    },
-    Layer {
-        package: "cantle-backends-docker",
-        ours: &[
-            "cantle-command-driver",
-            "cantle-core",
-            "cantle-supervisor",
-            "cantle-tls",
-        ],
-        ..LIBRARY
-    },
-    Layer {
-        package: "cantle-backends-remote",
-        ours: &["cantle-command-driver", "cantle-core", "cantle-tls"],
-        ..LIBRARY
-    },
-    Layer {
-        package: "cantle-server",
-        // Which backend it serves is for the program to say.
-        without: &["anyhow", "clap", "reqwest", "rustls"],
-        ..LIBRARY
-    },
-    Layer {
-        package: "cantle-backends-local",
-        ours: &["cantle-command-driver", "cantle-core", "cantle-supervisor"],
-        // Its proxy speaks HTTP; what is encrypted passes through.
-        without: &["anyhow", "clap", "reqwest", "rustls"],
-        ..LIBRARY
-    },
-    Layer {
-        package: "cantle-tools",
-        ..OFFLINE
-    },
-    Layer {
-        package: "cantle-agent",
-        ..OFFLINE
-    },
-    Layer {
-        package: "cantle-testkit",
-        ..LIBRARY
-    },
-    Layer {
-        package: "cantle",
-        ours: &[
+    layer("cantle-macros", &[]).without(&["anyhow", "clap", "tokio"]),
+    layer("cantle-tls", &[]).without(&["anyhow", "clap", "reqwest", "tokio"]),
+    layer("cantle-clients", &["cantle-core", "cantle-tls"]).without(TERMINAL),
+    layer("cantle-supervisor", &[]).without(TERMINAL),
+    layer("cantle-command-driver", CORE).without(NETWORK),
+    layer(
+        "cantle-backends-docker",
+        &["cantle-command-driver", "cantle-supervisor", "cantle-tls"],
+    )
+    .without(TERMINAL),
+    layer(
+        "cantle-backends-remote",
+        &["cantle-command-driver", "cantle-tls"],
+    )
+    .without(TERMINAL),
+    // Its proxy speaks HTTP; what is encrypted passes through.
+    layer(
+        "cantle-backends-local",
+        &["cantle-command-driver", "cantle-supervisor"],
+    )
+    .without(TLS),
+    // Which backend it serves is for the program to say.
+    layer("cantle-server", CORE).without(TLS),
+    layer("cantle-tools", CORE).without(NETWORK),
+    layer("cantle-agent", CORE).without(NETWORK),
+    layer("cantle-testkit", CORE).without(TERMINAL),
+    layer(
+        "cantle",
+        &[
             "cantle-agent",
             "cantle-backends-docker",
             "cantle-backends-local",
             "cantle-backends-remote",
             "cantle-clients",
-            "cantle-command-driver",
-            "cantle-core",
-            "cantle-supervisor",
-            "cantle-tls",
             "cantle-tools",
         ],
-        ..LIBRARY
-    },
-    Layer {
-        package: "cantle-cli",
-        ours: &[
-            "cantle",
+    )
+    .without(TERMINAL),
+    layer("cantle-cli", &["cantle", "cantle-server"]),
+    layer(
+        "cantle-bench",
+        &[
             "cantle-agent",
             "cantle-backends-docker",
             "cantle-backends-local",
             "cantle-backends-remote",
             "cantle-clients",
-            "cantle-command-driver",
-            "cantle-core",
-            "cantle-server",
-            "cantle-supervisor",
-            "cantle-tls",
-            "cantle-tools",
-        ],
-        without: &[],
-        at_most: &[],
-    },
-    Layer {
-        package: "cantle-bench",
-        ours: &[
-            "cantle-agent",
-            "cantle-backends-docker",
-            "cantle-backends-local",
-            "cantle-backends-remote",
-            "cantle-clients",
-            "cantle-command-driver",
-            "cantle-core",
-            "cantle-supervisor",
             "cantle-testkit",
-            "cantle-tls",
         ],
-        without: &[],
-        at_most: &[],
-    },
-    Layer {
-        package: "xtask",
-        ours: &[],
-        without: &[],
-        at_most: &[],
-    },
+    ),
+    layer("xtask", &[]),
 ];
+
+const fn layer(package: &'static str, ours: &'static [&'static str]) -> Layer {
+    Layer {
+        package,
+        ours,
+        without: &[],
+        at_most: &[],
+    }
+}
 
 pub fn check() -> Result<()> {
     let packages = Metadata::read()?.packages;
     let mut wrong = Vec::new();
     for package in &packages {
-        let Some(layer) = LAYERS.iter().find(|layer| layer.package == package.name) else {
+        let Some(layer) = Layer::of(&package.name) else {
             bail!("{} has no row in {}", package.name, file!());
         };
-        let tree = shell::output(shell::cargo().args([
-            "tree",
-            "--package",
-            layer.package,
+        let mut cargo = shell::cargo();
+        cargo
+            .args(["tree", "--package", layer.package, "--all-features"])
             // Not what runs in the compiler: a macro brings nothing of its own into a program.
-            "--edges=normal,no-proc-macro",
-            "--all-features",
-            "--prefix=none",
-            "--format={p}|{f}",
-        ]))?;
+            .args([
+                "--edges=normal,no-proc-macro",
+                "--prefix=none",
+                "--format={p}|{f}",
+            ]);
+        let tree = shell::output(&mut cargo)?;
         let ours = packages
             .iter()
             .map(|package| package.name.as_str())
@@ -201,6 +130,19 @@ pub fn check() -> Result<()> {
 }
 
 impl Layer {
+    const fn without(self, without: &'static [&'static str]) -> Self {
+        Self { without, ..self }
+    }
+
+    fn of(package: &str) -> Option<&'static Self> {
+        LAYERS.iter().find(|layer| layer.package == package)
+    }
+
+    fn may_use(&self, name: &str) -> bool {
+        let below = |ours: &&str| Self::of(ours).is_some_and(|layer| layer.may_use(name));
+        self.ours.contains(&name) || self.ours.iter().any(below)
+    }
+
     /// Returns the violations in a dependency tree (lines of `name version … |features`).
     fn violations(&self, tree: &str, ours: &BTreeSet<&str>) -> BTreeSet<String> {
         let mut wrong = BTreeSet::new();
@@ -209,8 +151,8 @@ impl Layer {
             let Some(name) = package.split_whitespace().next() else {
                 continue;
             };
-            let not_ours_to_know = ours.contains(name) && !self.ours.contains(&name);
-            if name != self.package && (not_ours_to_know || self.without.contains(&name)) {
+            let is_above = ours.contains(name) && !self.may_use(name);
+            if name != self.package && (is_above || self.without.contains(&name)) {
                 wrong.insert(format!("{} depends on {name}", self.package));
             }
             for (_, allowed) in self.at_most.iter().filter(|(limited, _)| *limited == name) {
@@ -232,10 +174,7 @@ mod tests {
     use super::*;
 
     fn violations(package: &str, tree: &str) -> Vec<String> {
-        let layer = LAYERS
-            .iter()
-            .find(|layer| layer.package == package)
-            .unwrap();
+        let layer = Layer::of(package).unwrap();
         let ours = LAYERS.iter().map(|layer| layer.package).collect();
         layer.violations(tree, &ours).into_iter().collect()
     }

@@ -35,10 +35,10 @@ pub fn run(args: &LinesArgs) -> Result<()> {
                 .with_context(|| format!("failed to read {}", file.display()))?;
             let counted =
                 count(&text).with_context(|| format!("failed to parse {}", file.display()))?;
-            let children = if file
-                .file_name()
-                .is_some_and(|name| name == "mod.rs" || name == "lib.rs" || name == "main.rs")
-            {
+            let is_root = ["mod.rs", "lib.rs", "main.rs"]
+                .iter()
+                .any(|name| file.ends_with(name));
+            let children = if is_root {
                 file.with_file_name("")
             } else {
                 file.with_extension("")
@@ -118,10 +118,11 @@ fn add_lines(tokens: TokenStream, source: &[&str], lines: &mut BTreeSet<usize>) 
     for token in tokens {
         let span = token.span();
         let (start, end) = (span.start(), span.end());
-        let at_start = source
-            .get(start.line - 1)
-            .map(|line| line.chars().skip(start.column).take(2).collect::<String>());
-        if matches!(at_start.as_deref(), Some("//" | "/*")) {
+        let line = source.get(start.line - 1).into_iter();
+        let at_start: String = line
+            .flat_map(|line| line.chars().skip(start.column).take(2))
+            .collect();
+        if matches!(&*at_start, "//" | "/*") {
             continue;
         }
         match token {

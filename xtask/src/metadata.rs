@@ -43,21 +43,16 @@ impl Package {
     /// Returns the root files of its libraries and programs.
     pub fn roots(&self) -> impl Iterator<Item = &Path> {
         let roots = self.targets.iter().filter(|target| {
-            let kinds = ["lib", "proc-macro", "bin"];
-            target
-                .kind
-                .iter()
-                .any(|kind| kinds.contains(&kind.as_str()))
+            let mut kinds = target.kind.iter().map(String::as_str);
+            kinds.any(|kind| matches!(kind, "lib" | "proc-macro" | "bin"))
         });
         roots.map(|target| target.src_path.as_path())
     }
 
     /// Reports whether it has a library, macro crates included.
     pub fn is_library(&self) -> bool {
-        let kinds = self.targets.iter().flat_map(|target| &target.kind);
-        kinds
-            .into_iter()
-            .any(|kind| kind == "lib" || kind == "proc-macro")
+        let mut kinds = self.targets.iter().flat_map(|target| &target.kind);
+        kinds.any(|kind| kind == "lib" || kind == "proc-macro")
     }
 }
 

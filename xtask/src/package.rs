@@ -41,13 +41,11 @@ pub fn run() -> Result<()> {
     shell::timed("package", || {
         let mut cargo = shell::cargo();
         cargo.args(["package", "--workspace", "--allow-dirty", "--no-verify"]);
-        for package in metadata
+        let private = metadata
             .packages
             .iter()
-            .filter(|package| !package.is_published())
-        {
-            cargo.args(["--exclude", &package.name]);
-        }
+            .filter(|package| !package.is_published());
+        cargo.args(private.flat_map(|package| ["--exclude", &package.name]));
         shell::run(&mut cargo)
     })?;
     shell::timed("extension crate", || test_extension(&example, &metadata))
@@ -66,18 +64,10 @@ fn test_extension(example: &Path, metadata: &Metadata) -> Result<()> {
             continue;
         }
         let name = format!("{}-{}", package.name, package.version);
-        let archive = metadata
-            .target
-            .join("package")
-            .join(format!("{name}.crate"));
-        shell::run(
-            Command::new("tar")
-                // Archives have no useful times, and Cargo compares them.
-                .arg("-xzmf")
-                .arg(&archive)
-                .arg("-C")
-                .arg(&unpacked),
-        )?;
+        let archive = metadata.target.join(format!("package/{name}.crate"));
+        // Archives have no useful times, and Cargo compares them.
+        let mut tar = Command::new("tar");
+        shell::run(tar.arg("-xzmf").arg(&archive).arg("-C").arg(&unpacked))?;
         let path = unpacked.join(&name);
         let path = path
             .to_str()
@@ -89,10 +79,8 @@ fn test_extension(example: &Path, metadata: &Metadata) -> Result<()> {
     let copy = unpacked.join("example");
     copy_directory(example, &copy)?;
     // The versions that are built already.
-    fs::copy(
-        workspace::root().join("Cargo.lock"),
-        copy.join("Cargo.lock"),
-    )?;
+    let lock = "Cargo.lock";
+    fs::copy(workspace::root().join(lock), copy.join(lock))?;
     let cargo = |command: &str| {
         let mut cargo = shell::cargo();
         cargo
@@ -100,12 +88,8 @@ fn test_extension(example: &Path, metadata: &Metadata) -> Result<()> {
             .arg("--manifest-path")
             .arg(copy.join("Cargo.toml"));
         cargo.arg("--target-dir").arg(&metadata.target);
-        for patch in &patches {
-            cargo.arg("--config").arg(patch);
-        }
-        for setting in DEV_PROFILE {
-            cargo.args(["--config", setting]);
-        }
+        let settings = patches.iter().map(String::as_str).chain(DEV_PROFILE);
+        cargo.args(settings.flat_map(|setting| ["--config", setting]));
         cargo
     };
     shell::run(&mut cargo("test"))?;

@@ -18,8 +18,9 @@ pub fn check() -> Result<()> {
         cargo.env("CANTLE_PORTABLE", "1");
         cargo
     };
-    let lints = ["--all-targets", "--", "-D", "warnings"];
-    shell::run(portable().arg("clippy").args(package).args(lints))?;
+    let mut clippy = portable();
+    clippy.arg("clippy").args(package).arg("--all-targets");
+    shell::run(clippy.args(shell::DENY_WARNINGS))?;
     let tests = ["--lib", "--test", "portable"];
     shell::run(portable().arg("test").args(package).args(tests))?;
 

@@ -9,6 +9,9 @@ use anyhow::{Context, Result, bail};
 
 use crate::workspace;
 
+/// Arguments of clippy after those of Cargo.
+pub const DENY_WARNINGS: [&str; 3] = ["--", "-D", "warnings"];
+
 /// Returns Cargo in the root, without the variables that `cargo run` set for this program: build scripts
 /// that watch them (such as `ring`'s) would run again after each switch between `cargo xtask` and `cargo`.
 pub fn cargo() -> Command {
@@ -16,15 +19,10 @@ pub fn cargo() -> Command {
     cargo.current_dir(workspace::root());
     for (name, _) in std::env::vars_os() {
         let name_text = name.to_string_lossy();
-        let from_run = [
-            "CARGO_PKG_",
-            "CARGO_MANIFEST_",
-            "CARGO_BIN_",
-            "CARGO_CRATE_",
-        ];
-        if from_run.iter().any(|prefix| name_text.starts_with(prefix))
-            || name_text == "CARGO_PRIMARY_PACKAGE"
-        {
+        let kind = name_text
+            .strip_prefix("CARGO_")
+            .and_then(|rest| rest.split('_').next());
+        if let Some("PKG" | "MANIFEST" | "BIN" | "CRATE" | "PRIMARY") = kind {
             cargo.env_remove(&name);
         }
     }

@@ -155,18 +155,14 @@ pub fn is_test(attributes: &[Attribute]) -> bool {
 }
 
 fn path_attribute(attributes: &[Attribute]) -> Option<String> {
-    attributes
-        .iter()
-        .find_map(|attribute| match &attribute.meta {
-            Meta::NameValue(pair) if pair.path.is_ident("path") => match &pair.value {
-                Expr::Lit(ExprLit {
-                    lit: Lit::Str(text),
-                    ..
-                }) => Some(text.value()),
-                _ => None,
-            },
-            _ => None,
-        })
+    let path = attributes.iter().find(|it| it.path().is_ident("path"))?;
+    match &path.meta.require_name_value().ok()?.value {
+        Expr::Lit(ExprLit {
+            lit: Lit::Str(text),
+            ..
+        }) => Some(text.value()),
+        _ => None,
+    }
 }
 
 pub fn attributes(item: &Item) -> &[Attribute] {

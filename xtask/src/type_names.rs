@@ -1,6 +1,6 @@
 //! Type names are unique within their crate, so that they can be searched for.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use anyhow::{Result, bail};
 use syn::{Item, Visibility};
@@ -16,32 +16,15 @@ const PER_SYSTEM: (&str, &[&str]) = (
     &["CommandProcess", "Engine", "ProcessReports", "StartMark"],
 );
 
-/// Names that still occur more than once, with their crates. To be emptied: one listed without need
-/// fails the check.
-const UNFINISHED: &[(&str, &[&str])] = &[];
-
 pub fn check() -> Result<()> {
     let mut wrong = Vec::new();
     for source in Crate::read_all()? {
-        let listed = UNFINISHED.iter().find(|(name, _)| *name == source.name);
-        let listed: BTreeSet<&str> = listed
-            .into_iter()
-            .flat_map(|(_, names)| names.iter().copied())
-            .collect();
-        let repeated = repeated(&source);
-        for (name, modules) in &repeated {
+        for (name, modules) in repeated(&source) {
             let is_per_system =
                 PER_SYSTEM.0 == source.name && PER_SYSTEM.1.contains(&name.as_str());
-            if !is_per_system && !listed.contains(name.as_str()) {
+            if !is_per_system {
                 wrong.push(format!("{}: {name} in {}", source.name, modules.join(", ")));
             }
-        }
-        for name in listed.iter().filter(|name| !repeated.contains_key(**name)) {
-            wrong.push(format!(
-                "{}: {name} is unique, but is listed in {}",
-                source.name,
-                file!()
-            ));
         }
     }
     if !wrong.is_empty() {

@@ -5,6 +5,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use super::server::{ReadySigns, Server};
+use super::workshop::npm_install;
 use super::{Ready, Workshop};
 use crate::{shell, workspace};
 
@@ -27,16 +28,10 @@ pub fn bring_up(workshop: &Workshop) -> Result<(Ready, String)> {
         packages.push(NODE);
     }
     let directory = workshop.cached("aimock", &packages.join(" "), |directory| {
-        let mut npm = Command::new("npm");
-        npm.args(["install", "--no-audit", "--no-fund", "--no-save"])
-            // Its optional companions are not needed, and resolving them takes over ten minutes
-            // without a network.
-            .args(["--legacy-peer-deps", "--fetch-retries=1"])
-            .arg("--prefix")
-            .arg(directory)
-            .args(&packages)
-            .current_dir(directory);
-        workshop.step("aimock", &npm)
+        // Its optional companions are not needed, and resolving them takes over ten minutes without a
+        // network.
+        let mut npm = npm_install(directory);
+        workshop.step("aimock", npm.arg("--legacy-peer-deps").args(&packages))
     })?;
 
     let modules = directory.join("node_modules");
@@ -47,14 +42,8 @@ pub fn bring_up(workshop: &Workshop) -> Result<(Ready, String)> {
     };
     command
         .arg(modules.join(".bin/llmock"))
-        .args([
-            "--host",
-            "127.0.0.1",
-            "--port",
-            "0",
-            "--strict",
-            "--fixtures",
-        ])
+        .args(["--host", "127.0.0.1", "--port", "0"])
+        .args(["--strict", "--fixtures"])
         .arg(workspace::root().join("crates/cli/tests/peers/aimock"))
         // A turn out of order is an error, not the nearest answer.
         .env("AIMOCK_STRICT_TURN_INDEX", "1");
@@ -63,15 +52,11 @@ pub fn bring_up(workshop: &Workshop) -> Result<(Ready, String)> {
         ready: "/health",
     };
     let (server, address) = Server::start(workshop, "aimock", &mut command, &signs)?;
-    let variables = vec![("CANTLE_TEST_AIMOCK_URL", format!("{address}/v1"))];
-    Ok((
-        Ready {
-            variables,
-            server: Some(server),
-            ..Ready::default()
-        },
-        address,
-    ))
+    let ready = Ready {
+        server: Some(server),
+        ..Ready::with([("CANTLE_TEST_AIMOCK_URL", format!("{address}/v1"))])
+    };
+    Ok((ready, address))
 }
 
 /// `v20.20.2` → (20, 20).

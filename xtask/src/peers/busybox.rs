@@ -9,12 +9,8 @@ use super::{Ready, Workshop};
 use crate::{elf, shell};
 
 pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
-    let program = program(workshop)?;
-    let variables = vec![("CANTLE_TEST_BUSYBOX", program.display().to_string())];
-    Ok(Ready {
-        variables,
-        ..Ready::default()
-    })
+    let program = program(workshop)?.display().to_string();
+    Ok(Ready::with([("CANTLE_TEST_BUSYBOX", program)]))
 }
 
 /// The machine's own where it is static; else Debian's, unpacked here and not installed, because it

@@ -4,7 +4,6 @@
 //! its processes and mounts end with it and the host's network is not touched.
 
 use std::fs;
-use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -14,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use tempfile::TempDir;
 
 use super::python::source;
-use super::server::Server;
+use super::server::{Server, answers};
 use super::{Ready, Workshop};
 use crate::shell;
 
@@ -97,7 +96,7 @@ fn start(workshop: &Workshop) -> Result<(String, Ready)> {
     let host = format!("unix://{}", socket.display());
     let mut command = Command::new("sh");
     command.arg(source(ENGINE)).arg(&directory);
-    let server = Server::start_when(workshop, "docker", &command, || answers(&socket))?;
+    let server = Server::start_when(workshop, "docker", &command, || engine_answers(&socket))?;
     let ready = Ready {
         server: Some(server),
         _leftovers: Some(EngineFiles { place, groups }),
@@ -107,16 +106,11 @@ fn start(workshop: &Workshop) -> Result<(String, Ready)> {
 }
 
 /// Reports whether the engine answers on its socket.
-fn answers(socket: &Path) -> bool {
-    let ask = || -> Result<bool> {
-        let mut stream = UnixStream::connect(socket)?;
-        stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-        stream.write_all(b"GET /_ping HTTP/1.0\r\n\r\n")?;
-        let mut start_of_answer = [0; 12];
-        stream.read_exact(&mut start_of_answer)?;
-        Ok(start_of_answer.ends_with(b" 200"))
-    };
-    ask().unwrap_or(false)
+fn engine_answers(socket: &Path) -> bool {
+    UnixStream::connect(socket).is_ok_and(|stream| {
+        let _ = stream.set_read_timeout(Some(Duration::from_secs(10)));
+        answers(stream, "/_ping")
+    })
 }
 
 /// The directory and the control groups of an engine; removed on drop.

@@ -1,11 +1,11 @@
 //! E2B's official SDKs, as clients of `cantle serve` and to be compared with our own client.
 
 use std::os::unix::fs::symlink;
-use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
 use super::python::Python;
+use super::workshop::npm_install;
 use super::{Ready, Workshop};
 use crate::lane::Lane;
 use crate::shell;
@@ -36,13 +36,7 @@ pub fn bring_up(workshop: &Workshop, lane: Lane) -> Result<Ready> {
     let directory = workshop.cached("e2b", JAVASCRIPT, |directory| {
         let js = directory.join("js");
         std::fs::create_dir(&js)?;
-        let mut npm = Command::new("npm");
-        npm.args(["install", "--no-audit", "--no-fund", "--no-save"])
-            .args(["--fetch-retries=1", "--prefix"])
-            .arg(&js)
-            .arg(JAVASCRIPT)
-            .current_dir(&js);
-        workshop.step("e2b", &npm)
+        workshop.step("e2b", npm_install(&js).arg(JAVASCRIPT))
     })?;
     for (version, environment) in environments {
         let place = directory.join(format!("python-{version}"));
@@ -52,8 +46,6 @@ pub fn bring_up(workshop: &Workshop, lane: Lane) -> Result<Ready> {
                 .with_context(|| format!("failed to link {}", place.display()))?;
         }
     }
-    Ok(Ready {
-        variables: vec![("CANTLE_TEST_E2B", directory.display().to_string())],
-        ..Ready::default()
-    })
+    let directory = directory.display().to_string();
+    Ok(Ready::with([("CANTLE_TEST_E2B", directory)]))
 }

@@ -52,15 +52,14 @@ impl Proxy {
             ready: "/health/liveliness",
         };
         let (server, address) = Server::start(workshop, "litellm", &mut command, &signs)?;
-        let variables = vec![
+        let variables = [
             ("CANTLE_TEST_LITELLM_URL", format!("{address}/v1")),
             ("CANTLE_TEST_LITELLM_KEY", KEY.to_owned()),
             ("CANTLE_TEST_SCRIPTED_PORT", scripted.to_string()),
         ];
         Ok(Ready {
-            variables,
             server: Some(server),
-            ..Ready::default()
+            ..Ready::with(variables)
         })
     }
 }

@@ -30,13 +30,12 @@ pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
         ready: "/health",
     };
     let (server, address) = Server::start(workshop, "llama", &mut command, &signs)?;
-    let variables = vec![
+    let variables = [
         ("CANTLE_TEST_LLAMA_URL", format!("{address}/v1")),
         ("CANTLE_TEST_LLAMA_KEY", KEY.to_owned()),
     ];
     Ok(Ready {
-        variables,
         server: Some(server),
-        ..Ready::default()
+        ..Ready::with(variables)
     })
 }

@@ -42,12 +42,9 @@ impl Required {
 
     fn parse(list: &str) -> Result<Required> {
         let mut names = BTreeSet::new();
-        for name in list
-            .split(',')
-            .map(str::trim)
-            .filter(|name| !name.is_empty())
-        {
+        for name in list.split(',').map(str::trim) {
             match name {
+                "" => {}
                 "all" => names.extend(NAMES.map(str::to_owned)),
                 _ if NAMES.contains(&name) => drop(names.insert(name.to_owned())),
                 _ => bail!(
@@ -74,6 +71,15 @@ pub struct Ready {
     _leftovers: Option<docker::EngineFiles>,
 }
 
+impl Ready {
+    fn with<const N: usize>(variables: [(&'static str, String); N]) -> Self {
+        Self {
+            variables: variables.into(),
+            ..Self::default()
+        }
+    }
+}
+
 /// The peers of a test run.
 #[derive(Default)]
 pub struct Peers {
@@ -92,27 +98,22 @@ impl Peers {
 
     /// Stops all servers without waiting for their end.
     pub fn release(&mut self) {
-        for server in self
-            .ready
-            .iter_mut()
-            .filter_map(|ready| ready.server.as_mut())
-        {
-            server.release();
-        }
+        let servers = self.ready.iter_mut().flat_map(|ready| &mut ready.server);
+        servers.for_each(Server::release);
     }
 }
 
 /// Prepares and starts all peers side by side.
 pub fn bring_up(workshop: &Workshop, required: &Required, lane: Lane) -> Result<Peers> {
     system::install_missing();
-    let outcomes = thread::scope(|scope| {
+    let outcomes = thread::scope(|scope| -> Result<_> {
         let aimock = scope.spawn(|| aimock::bring_up(workshop));
         let llama = scope.spawn(|| llama::bring_up(workshop));
         let stirrup = scope.spawn(|| stirrup::bring_up(workshop));
         let containers = scope.spawn(|| {
             // In this order: the engine's images are made of BusyBox.
             let busybox = busybox::bring_up(workshop);
-            (busybox, docker::bring_up(workshop))
+            Ok((busybox, docker::bring_up(workshop)))
         });
         let program = scope.spawn(|| static_program::bring_up(workshop));
         let e2b = scope.spawn(|| e2b::bring_up(workshop, lane));
@@ -123,10 +124,8 @@ pub fn bring_up(workshop: &Workshop, required: &Required, lane: Lane) -> Result<
             Ok((_, address)) => proxy.and_then(|proxy| proxy.start(workshop, address)),
             Err(_) => Err(anyhow!("it needs aimock")),
         };
-        let (busybox, docker) = containers
-            .join()
-            .unwrap_or_else(|_| (Err(anyhow!(PANICKED)), Err(anyhow!(PANICKED))));
-        [
+        let (busybox, docker) = join(containers)?;
+        Ok([
             aimock.map(|(ready, _)| ready),
             litellm,
             join(llama),
@@ -135,13 +134,10 @@ pub fn bring_up(workshop: &Workshop, required: &Required, lane: Lane) -> Result<
             docker,
             join(program),
             join(e2b),
-        ]
-    });
+        ])
+    })?;
 
-    let mut peers = Peers {
-        ready: Vec::new(),
-        skipped: Vec::new(),
-    };
+    let mut peers = Peers::default();
     for (name, outcome) in NAMES.into_iter().zip(outcomes) {
         match outcome {
             Ok(ready) => peers.ready.push(ready),
@@ -163,10 +159,10 @@ pub fn bring_up_engine(workshop: &Workshop) -> Result<Ready> {
     docker::bring_up(workshop)
 }
 
-const PANICKED: &str = "its thread panicked";
-
 fn join<T>(thread: ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
-    thread.join().unwrap_or_else(|_| Err(anyhow!(PANICKED)))
+    thread
+        .join()
+        .unwrap_or_else(|_| Err(anyhow!("its thread panicked")))
 }
 
 #[cfg(test)]

@@ -1,10 +1,9 @@
 //! Peers that are servers: each listens on a free port and logs its address.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -44,13 +43,17 @@ impl Server {
         command
             .env("NO_PROXY", "127.0.0.1")
             .env("no_proxy", "127.0.0.1");
-        let log = Log {
-            path: workshop.log(peer),
-        };
+        let log = workshop.log(peer);
         let mut found = None;
         let server = Server::start_when(workshop, peer, command, || {
-            found = log.address(signs.before_address);
-            found.is_some_and(|address| answers(address, signs.ready))
+            let text = fs::read(&log).unwrap_or_default();
+            found = address(&String::from_utf8_lossy(&text), signs.before_address);
+            found.is_some_and(|address| {
+                TcpStream::connect_timeout(&address, ANSWER_TIMEOUT).is_ok_and(|stream| {
+                    let _ = stream.set_read_timeout(Some(ANSWER_TIMEOUT));
+                    answers(stream, signs.ready)
+                })
+            })
         })?;
         let address = found.context("it has answered")?;
         Ok((server, format!("http://{address}")))
@@ -65,11 +68,8 @@ impl Server {
     ) -> Result<Server> {
         let start = Instant::now();
         let path = workshop.log(peer);
-        let file = File::create(&path)?;
-        let both = (Stdio::from(file.try_clone()?), Stdio::from(file));
-        let mut server = Server {
-            process: Guarded::spawn(command, both.0, both.1)?,
-        };
+        let process = Guarded::spawn_into(command, &path)?;
+        let mut server = Server { process };
         while start.elapsed() < START_TIMEOUT {
             if let Some(status) = server.process.status()? {
                 bail!("it exited at its start ({status}):\n{}", tail(&path));
@@ -94,17 +94,6 @@ impl Server {
     }
 }
 
-struct Log {
-    path: PathBuf,
-}
-
-impl Log {
-    fn address(&self, before: &str) -> Option<SocketAddr> {
-        let text = fs::read(&self.path).ok()?;
-        address(&String::from_utf8_lossy(&text), before)
-    }
-}
-
 fn address(log: &str, before: &str) -> Option<SocketAddr> {
     let (_, after) = log.split_once(&format!("{before}http://"))?;
     // The number is complete only if something follows it.
@@ -113,19 +102,15 @@ fn address(log: &str, before: &str) -> Option<SocketAddr> {
 }
 
 /// Whether `GET path` answers 200.
-fn answers(address: SocketAddr, path: &str) -> bool {
-    let ask = || -> Result<bool> {
-        let mut stream = TcpStream::connect_timeout(&address, ANSWER_TIMEOUT)?;
-        stream.set_read_timeout(Some(ANSWER_TIMEOUT))?;
+pub fn answers(mut stream: impl Read + Write, path: &str) -> bool {
+    let mut ask = || -> Result<bool> {
         write!(
             stream,
-            "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n"
+            "GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n"
         )?;
         let mut start_of_answer = [0; 12];
-        stream
-            .read_exact(&mut start_of_answer)
-            .context("no answer")?;
-        Ok(start_of_answer == *b"HTTP/1.1 200")
+        stream.read_exact(&mut start_of_answer)?;
+        Ok(start_of_answer.ends_with(b" 200"))
     };
     ask().unwrap_or(false)
 }

@@ -8,8 +8,5 @@ use crate::dist::{self, Profile};
 pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
     workshop.step("static", &dist::build(&dist::host()?, Profile::Dev))?;
     let program = dist::program(Profile::Dev)?.display().to_string();
-    Ok(Ready {
-        variables: vec![("CANTLE_TEST_STATIC_BIN", program)],
-        ..Ready::default()
-    })
+    Ok(Ready::with([("CANTLE_TEST_STATIC_BIN", program)]))
 }

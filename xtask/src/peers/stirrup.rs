@@ -11,8 +11,5 @@ pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
     let pins = include_str!("../../peers/stirrup.txt");
     let environment = Python::find((3, 12))?.environment(workshop, "stirrup", &packages, pins)?;
     let python = environment.program("python").display().to_string();
-    Ok(Ready {
-        variables: vec![("CANTLE_TEST_STIRRUP_PYTHON", python)],
-        ..Ready::default()
-    })
+    Ok(Ready::with([("CANTLE_TEST_STIRRUP_PYTHON", python)]))
 }

@@ -8,21 +8,18 @@ use crate::shell;
 
 /// Installs missing packages. A failure is printed; peers that need the package fail with their own errors.
 pub fn install_missing() {
-    let there = |program| shell::probe(program, &["--version"]).is_some();
-    let mut packages = Vec::new();
-    if !there("bash") {
-        packages.push("bash");
-    }
-    if !there("node") {
-        packages.push("nodejs");
-    }
-    if !there("npm") {
-        packages.push("npm");
-    }
-    // Needed even if an engine answers: the client is in the same package.
-    if !there("docker") || !there("dockerd") {
-        packages.push("docker.io");
-    }
+    let there = |program: &str| shell::probe(program, &["--version"]).is_some();
+    // The client is needed even if an engine answers.
+    let programs = [
+        ("bash", "bash"),
+        ("node", "nodejs"),
+        ("npm", "npm"),
+        ("docker", "docker.io"),
+        ("dockerd", "docker.io"),
+    ];
+    let missing = programs.into_iter().filter(|(program, _)| !there(program));
+    let mut packages: Vec<&str> = missing.map(|(_, package)| package).collect();
+    packages.dedup();
     if Python::find((3, 11)).is_err() {
         packages.push("python3-venv");
     }

@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -72,10 +72,8 @@ impl Workshop {
     /// Runs one step of a preparation; what it says goes to the peer's log, whose end is in the error.
     pub fn step(&self, peer: &str, command: &Command) -> Result<()> {
         let path = self.log(peer);
-        let log = File::create(&path)?;
-        let both = (Stdio::from(log.try_clone()?), Stdio::from(log));
         let line = shell::line(command);
-        match Guarded::spawn(command, both.0, both.1)?.wait_at_most(DEADLINE)? {
+        match Guarded::spawn_into(command, &path)?.wait_at_most(DEADLINE)? {
             Some(status) if status.success() => Ok(()),
             Some(status) => bail!("`{line}` failed ({status}):\n{}", tail(&path)),
             None => bail!(
@@ -101,4 +99,20 @@ pub fn tail(path: &Path) -> String {
         .collect();
     let shown = &lines[lines.len().saturating_sub(TAIL)..];
     shown.iter().map(|line| format!("    {line}\n")).collect()
+}
+
+/// Returns the installation of npm packages, which follow, into a directory.
+pub fn npm_install(directory: &Path) -> Command {
+    let mut npm = Command::new("npm");
+    npm.args([
+        "install",
+        "--no-audit",
+        "--no-fund",
+        "--no-save",
+        "--fetch-retries=1",
+    ])
+    .arg("--prefix")
+    .arg(directory)
+    .current_dir(directory);
+    npm
 }

@@ -1,11 +1,11 @@
 //! The test programs that Cargo builds, and how they are started.
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
-use serde::Deserialize;
+use serde_json::Value;
 
 use crate::guard::Guarded;
 use crate::metadata::Metadata;
@@ -69,24 +69,6 @@ pub struct TestProgram {
     manifest: PathBuf,
 }
 
-#[derive(Deserialize)]
-struct CargoMessage {
-    manifest_path: Option<PathBuf>,
-    target: Option<Target>,
-    profile: Option<Profile>,
-    executable: Option<PathBuf>,
-}
-
-#[derive(Deserialize)]
-struct Target {
-    name: String,
-}
-
-#[derive(Deserialize)]
-struct Profile {
-    test: bool,
-}
-
 /// Builds the tests and lists their programs.
 pub fn build(args: &CargoArgs) -> Result<Vec<TestProgram>> {
     let mut cargo = shell::cargo();
@@ -107,17 +89,14 @@ pub fn build(args: &CargoArgs) -> Result<Vec<TestProgram>> {
     let packages = Metadata::read()?.packages;
     let mut programs = Vec::new();
     for line in text.lines() {
-        let message: CargoMessage =
+        let message: Value =
             serde_json::from_str(line).context("failed to read a message of cargo's")?;
-        let CargoMessage {
-            manifest_path,
-            target,
-            profile,
-            executable,
-        } = message;
-        if let (Some(manifest), Some(target), Some(Profile { test: true }), Some(path)) =
-            (manifest_path, target, profile, executable)
+        let text = |at| Some(message.pointer(at)?.as_str()?.to_owned());
+        if message["profile"]["test"] == true
+            && let Some(path) = text("/executable")
+            && let (Some(manifest), Some(target)) = (text("/manifest_path"), text("/target/name"))
         {
+            let manifest = PathBuf::from(manifest);
             let package = packages
                 .iter()
                 .find(|package| package.manifest_path == manifest);
@@ -125,8 +104,8 @@ pub fn build(args: &CargoArgs) -> Result<Vec<TestProgram>> {
                 package.with_context(|| format!("{} is no package", manifest.display()))?;
             programs.push(TestProgram {
                 package: package.name.clone(),
-                target: target.name,
-                path,
+                target,
+                path: path.into(),
                 manifest,
             });
         }
@@ -162,12 +141,6 @@ impl TestProgram {
         let names = names.lines().filter_map(|line| line.strip_suffix(": test"));
         Ok(names.map(str::to_owned).collect())
     }
-}
-
-/// Starts a command with all of its output in one file.
-pub fn start(command: &Command, output: &Path) -> Result<Guarded> {
-    let file = File::create(output)?;
-    Guarded::spawn(command, Stdio::from(file.try_clone()?), Stdio::from(file))
 }
 
 #[cfg(test)]

@@ -12,7 +12,6 @@ const SLOWEST: usize = 10;
 #[derive(Default)]
 pub struct Report {
     passed: usize,
-    failed: usize,
     skipped: Vec<String>,
     reduced: Vec<String>,
     /// Programs that failed, with the tests that did.
@@ -39,26 +38,21 @@ impl Report {
         eprintln!("== {title}: {:.1} s", elapsed.as_secs_f32());
         print!("{}", output.shown);
         self.passed += output.passed;
-        self.failed += output.failed.len();
         let named = |text: String| format!("{title} {text}");
         self.skipped.extend(output.skipped.into_iter().map(named));
         self.reduced.extend(output.reduced.into_iter().map(named));
-        self.durations.extend(
-            output
-                .durations
-                .into_iter()
-                .map(|(time, name)| (time, named(name))),
-        );
+        let durations = output.durations.into_iter();
+        self.durations
+            .extend(durations.map(|(time, name)| (time, named(name))));
         if !is_success && output.failed.is_empty() {
             // It ended before the results, or has no results.
-            self.failed += 1;
             self.failures.push(title.to_owned());
         }
         self.failures.extend(output.failed.into_iter().map(named));
     }
 
     pub fn is_success(&self) -> bool {
-        self.failed == 0
+        self.failures.is_empty()
     }
 
     /// Prints the summary; its last line has the totals.
@@ -73,11 +67,8 @@ impl Report {
         let slowest = self.durations.iter().take(SLOWEST);
         let slowest = slowest.map(|(seconds, name)| format!("{seconds:7.1} s  {name}"));
         list(&mut text, "The slowest tests", slowest);
-        list(
-            &mut text,
-            "REDUCED, complete with `cargo xtask test --full`",
-            self.reduced.iter().cloned(),
-        );
+        let reduced = "REDUCED, complete with `cargo xtask test --full`";
+        list(&mut text, reduced, self.reduced.iter().cloned());
         list(&mut text, "SKIPPED", self.skipped.iter().cloned());
         list(&mut text, "FAILED", self.failures.iter().cloned());
         let skipped = self.skipped.len();
@@ -86,7 +77,7 @@ impl Report {
             "\n{} lane: {} passed, {} failed, {skipped} skipped",
             lane.name(),
             self.passed.saturating_sub(skipped),
-            self.failed,
+            self.failures.len(),
         );
         text
     }
@@ -147,8 +138,7 @@ impl Output {
             "FAILED" => self.failed.push(name.to_owned()),
             "ignored" => {
                 self.passed += 1;
-                self.skipped
-                    .push(format!("{name}: ignored{}", [",", rest].concat()));
+                self.skipped.push(format!("{name}: ignored,{rest}"));
             }
             _ => return,
         }

@@ -6,13 +6,14 @@ use std::process::Command;
 use std::sync::Mutex;
 use std::sync::mpsc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result};
 
 use super::Part;
-use super::programs::{self, CargoArgs, TestProgram};
+use super::programs::{CargoArgs, TestProgram};
 use super::report::Report;
+use crate::guard::Guarded;
 use crate::shell;
 
 /// Programs whose measurements of time or memory other programs would distort: they run alone, last.
@@ -73,14 +74,12 @@ pub fn jobs(
             .args(&args.tests)
             .env("RUSTC_BOOTSTRAP", "-1");
         let key = (program.package.as_str(), program.target.as_str());
+        let rank = LONGEST.iter().position(|long| *long == key);
         jobs.push(Job {
             title: format!("{} {}", program.package, program.target),
             command,
             runs_alone: ALONE.contains(&key),
-            rank: LONGEST
-                .iter()
-                .position(|long| *long == key)
-                .unwrap_or(LONGEST.len()),
+            rank: rank.unwrap_or(LONGEST.len()),
         });
     }
     if args.has_doc_tests() && part.is_none_or(|part| part.index == 0) {
@@ -91,20 +90,15 @@ pub fn jobs(
             .arg("--doc");
         cargo.arg("--").arg("--show-output").args(&args.tests);
         // It compiles, which takes as long as the longest programs.
-        let job = Job {
+        jobs.push(Job {
             title: "documentation".to_owned(),
             command: cargo,
             runs_alone: false,
             rank: 0,
-        };
-        jobs.push(job);
+        });
     }
     for job in &mut jobs {
-        job.command.envs(
-            environment
-                .iter()
-                .map(|(name, value)| (*name, value.as_str())),
-        );
+        job.command.envs(environment.iter().cloned());
     }
     jobs.sort_by_key(|job| job.rank);
     Ok(jobs)
@@ -119,12 +113,6 @@ pub fn run(jobs: Vec<Job>, report: &mut Report) -> Result<()> {
     run_on(1, alone, report)
 }
 
-struct Finished {
-    title: String,
-    output: Result<(String, bool)>,
-    elapsed: Duration,
-}
-
 fn run_on(workers: usize, jobs: Vec<Job>, report: &mut Report) -> Result<()> {
     let queue = Mutex::new(jobs.into_iter());
     let (send, finished) = mpsc::channel();
@@ -136,22 +124,12 @@ fn run_on(workers: usize, jobs: Vec<Job>, report: &mut Report) -> Result<()> {
                 while let Some(job) = next() {
                     let start = Instant::now();
                     let output = job.run();
-                    let elapsed = start.elapsed();
-                    let _ = send.send(Finished {
-                        title: job.title,
-                        output,
-                        elapsed,
-                    });
+                    let _ = send.send((job.title, output, start.elapsed()));
                 }
             });
         }
         drop(send);
-        for Finished {
-            title,
-            output,
-            elapsed,
-        } in finished
-        {
+        for (title, output, elapsed) in finished {
             let (text, is_success) = output.with_context(|| format!("failed to run {title}"))?;
             report.add(&title, &text, is_success, elapsed);
         }
@@ -163,13 +141,11 @@ impl Job {
     /// Returns everything that the command wrote, and whether it succeeded.
     fn run(&self) -> Result<(String, bool)> {
         let output = tempfile::NamedTempFile::new()?;
-        let status = programs::start(&self.command, output.path())?.wait()?;
+        let status = Guarded::spawn_into(&self.command, output.path())?.wait()?;
         let mut text = String::from_utf8_lossy(&fs::read(output.path())?).into_owned();
         if !status.success() {
-            text.push_str(&format!(
-                "`{}` failed: {status}\n",
-                shell::line(&self.command)
-            ));
+            let line = shell::line(&self.command);
+            text.push_str(&format!("`{line}` failed: {status}\n"));
         }
         Ok((text, status.success()))
     }
