@@ -4,7 +4,7 @@ use core::ffi::CStr;
 
 use crate::files;
 use crate::setup::CommandProfile;
-use crate::sys::{self, EAGAIN, ENOENT, Errno, Fd, Forked};
+use crate::sys::{self, EAGAIN, ENOENT, Errno, Fd, Forked, List};
 use crate::tree::Keepers;
 use crate::wire::{Reader, Report, Spawn, StartStage};
 
@@ -12,54 +12,29 @@ use crate::wire::{Reader, Report, Spawn, StartStage};
 const MAX_COMMANDS: usize = 1024;
 
 /// The commands that have processes: the owner's id, and the keeper's process id.
-pub struct CommandTable {
-    commands: [(u32, i32); MAX_COMMANDS],
-    count: usize,
-}
+pub struct CommandTable(List<(u32, i32), MAX_COMMANDS>);
 
 impl CommandTable {
     pub fn new() -> Self {
-        Self {
-            commands: [(0, 0); MAX_COMMANDS],
-            count: 0,
-        }
-    }
-
-    fn all(&self) -> &[(u32, i32)] {
-        &self.commands[..self.count]
-    }
-
-    fn is_full(&self) -> bool {
-        self.count == MAX_COMMANDS
-    }
-
-    fn remember(&mut self, id: u32, keeper: i32) {
-        if let Some(slot) = self.commands.get_mut(self.count) {
-            *slot = (id, keeper);
-            self.count += 1;
-        }
+        Self(List::new())
     }
 
     /// Returns the keeper of a command that has processes.
     pub fn keeper(&self, id: u32) -> Option<i32> {
-        let found = self.all().iter().find(|(known, _)| *known == id);
+        let found = self.0.iter().find(|(known, _)| *known == id);
         found.map(|(_, keeper)| *keeper)
     }
 
     /// Removes a keeper that has ended; returns whether it was one.
     pub fn forget(&mut self, pid: i32) -> bool {
-        let Some(at) = self.all().iter().position(|(_, keeper)| *keeper == pid) else {
-            return false;
-        };
-        self.count -= 1;
-        self.commands[at] = self.commands[self.count];
-        true
+        let found = self.0.iter().position(|(_, keeper)| *keeper == pid);
+        found.map(|at| self.0.swap_remove(at)).is_some()
     }
 }
 
 impl Keepers for CommandTable {
     fn includes(&self, pid: i32) -> bool {
-        self.all().iter().any(|(_, keeper)| *keeper == pid)
+        self.0.iter().any(|(_, keeper)| *keeper == pid)
     }
 }
 
@@ -74,17 +49,17 @@ pub fn start(
     let [body, report, ref stdio @ ..] = *fds else {
         return;
     };
-    let forked = if commands.is_full() {
+    let has_room = if commands.0.is_full() {
         Err(EAGAIN)
     } else {
-        profile.fork()
+        Ok(())
     };
-    match forked {
+    match has_room.and_then(|()| profile.fork()) {
         Ok(Forked::Child) => {
             private.into_iter().for_each(sys::close);
             keep(body, report, stdio, profile)
         }
-        Ok(Forked::Parent { child }) => commands.remember(id, child),
+        Ok(Forked::Parent { child }) => drop(commands.0.push((id, child))),
         Err(errno) => send_report(report, failed(StartStage::Fork, errno), &[]),
     }
 }
@@ -149,11 +124,7 @@ fn launch(
     profile: &CommandProfile,
 ) -> Result<i32, (StartStage, Errno)> {
     let at = |stage| move |errno| (stage, errno);
-    let bytes = sys::file_length(body)
-        .and_then(|length| sys::map_file(body, length))
-        .map_err(at(StartStage::Prepare))?;
-    sys::close(body);
-    let mut reader = Reader::new(bytes);
+    let mut reader = Reader::new(sys::map_file(body).map_err(at(StartStage::Prepare))?);
     let invalid = || (StartStage::Prepare, sys::EINVAL);
     let spawn = reader.read::<Spawn<'_>>().ok_or_else(invalid)?;
     let terminal = spawn
@@ -236,7 +207,7 @@ struct Terminal {
 impl Terminal {
     fn open((rows, columns): (u16, u16)) -> sys::Result<Self> {
         let flags = sys::O_RDWR | sys::O_NOCTTY;
-        let master = sys::openat(sys::AT_FDCWD, c"/dev/ptmx", flags, 0)?;
+        let master = sys::open(c"/dev/ptmx", flags)?;
         let slave = sys::terminal_peer(master)?;
         sys::set_terminal_size(master, rows, columns)?;
         Ok(Self { master, slave })
@@ -267,7 +238,7 @@ impl<'b> Program<'b> {
         }
         let mut strings = |count: u32| {
             // One more for the null pointer at the end.
-            let pointers = sys::map_pointers(count as usize + 1).ok()?;
+            let pointers = sys::map::<*const u8>(count as usize + 1).ok()?;
             for pointer in &mut pointers[..count as usize] {
                 *pointer = reader.read::<&CStr>()?.as_ptr().cast();
             }

@@ -30,8 +30,7 @@ pub fn run() -> i32 {
     let Ok(received) = sys::receive(control, &mut message) else {
         return 1;
     };
-    let fds = &received.fds[..received.fd_count];
-    let Some((body, groups)) = fds.split_first() else {
+    let Some((body, groups)) = received.fds.split_first() else {
         // The owner has closed the socket.
         return 0;
     };
@@ -65,10 +64,7 @@ const NULL: Fd = Fd(2);
 /// Detaches from the owner: keeps only the control socket (passed as stdin), the lifetime pipe and
 /// `/dev/null`.
 fn detach() -> sys::Result<Fd> {
-    if sys::close_range(3, u32::MAX, false).is_err() {
-        // Linux before 5.9.
-        (3..4096).map(Fd).for_each(sys::close);
-    }
+    sys::close_from(3);
     let control = sys::dup_above(Fd(0), 3)?;
     sys::dup_to(NULL, Fd(0))?;
     // No controlling terminal; no directory that could not be unmounted.
@@ -82,9 +78,7 @@ fn detach() -> sys::Result<Fd> {
 
 /// Creates the namespaces by forking init into them.
 fn start(control: Fd, body: Fd, groups: &[Fd]) -> sys::Result<GuardedSandbox> {
-    let bytes = sys::map_file(body, sys::file_length(body)?)?;
-    sys::close(body);
-    let mut reader = Reader::new(bytes);
+    let mut reader = Reader::new(sys::map_file(body)?);
     let setup = reader.read::<Setup<'_>>().ok_or(sys::EINVAL)?;
     let control_groups = ControlGroups {
         groups: reader.clone(),
@@ -129,7 +123,7 @@ fn start(control: Fd, body: Fd, groups: &[Fd]) -> sys::Result<GuardedSandbox> {
 fn hold_mounts(child: i32) {
     let path = Text::new().text(b"/proc/").number(child).text(b"/ns/mnt");
     // Without it, closing merely takes longer.
-    let _ = sys::openat(sys::AT_FDCWD, path.as_c(), sys::O_RDONLY, 0);
+    let _ = sys::open(path.as_c(), sys::O_RDONLY);
 }
 
 /// Writes the user mapping of the new user namespace, if there is one.
@@ -146,10 +140,7 @@ fn write_maps(child: i32, setup: &Setup<'_>) -> Result<(), Errno> {
 
 fn write_process_file(pid: i32, name: &[u8], content: &CStr) -> sys::Result<()> {
     let path = Text::new().text(b"/proc/").number(pid).text(name);
-    let file = sys::openat(sys::AT_FDCWD, path.as_c(), sys::O_WRONLY, 0)?;
-    let written = sys::write(file, content.to_bytes());
-    sys::close(file);
-    written.map(drop)
+    sys::write_file(path.as_c(), content.to_bytes())
 }
 
 /// A running sandbox.
@@ -161,7 +152,6 @@ struct GuardedSandbox {
 
 impl GuardedSandbox {
     /// Waits until init and everything it started have ended.
-    /// Waits for init's end, and for the end of everything it started.
     fn wait(&self) {
         while let Ok(Some(changed)) = sys::wait(true, true) {
             if changed.pid == self.init && changed.is_over() {
@@ -172,14 +162,7 @@ impl GuardedSandbox {
         }
         if !self.has_pid_namespace {
             self.groups.stop();
-            loop {
-                let _ = Tree::below(sys::getpid()).kill(false);
-                match sys::wait(false, false) {
-                    Ok(Some(_)) => {}
-                    Ok(None) => sys::pause_us(500),
-                    Err(_) => break,
-                }
-            }
+            Tree::kill_descendants();
         }
         self.groups.remove();
         sys::close(LIFETIME_PIPE);
@@ -207,10 +190,7 @@ impl ControlGroups {
     /// Prevents new processes in them, so that killed ones are not replaced.
     fn stop(&self) {
         self.for_each(|group| {
-            if let Ok(file) = sys::openat(sys::AT_FDCWD, group.stop, sys::O_WRONLY, 0) {
-                let _ = sys::write(file, group.stop_value.to_bytes());
-                sys::close(file);
-            }
+            let _ = sys::write_file(group.stop, group.stop_value.to_bytes());
         });
     }
 

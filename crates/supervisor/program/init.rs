@@ -5,7 +5,7 @@
 
 use crate::command::{self, CommandTable};
 use crate::setup::{self, CommandProfile};
-use crate::sys::{self, Fd, PollFd};
+use crate::sys::{self, Fd, NONE, PollFd};
 use crate::tree::{Keepers as _, Tree};
 use crate::wire::{ORDER_BYTES, Order, Reader, SetupReply};
 
@@ -30,11 +30,10 @@ pub fn run(control: Fd, steps: Reader<'static>, groups: &[Fd], alone: bool) -> !
         missing: built.missing,
         landlock: built.landlock,
     };
-    let opened = built.opened();
-    if sys::send(control, &ready.encode(), opened).is_err() {
+    if sys::send(control, &ready.encode(), &built.opened).is_err() {
         sys::exit(1);
     }
-    opened.iter().copied().for_each(sys::close);
+    built.opened.iter().copied().for_each(sys::close);
     let served = Init::start(control, alone, &built.profile).and_then(|mut init| init.serve());
     if !alone {
         // The guard or the relay does the same, but may have been killed.
@@ -64,10 +63,10 @@ impl<'b> Init<'b> {
             control,
             signals: sys::signal_fd(child_ended)?,
             guard: if alone {
-                Fd(-1)
+                NONE
             } else {
                 // On a kernel without pidfds, the end of the control socket must do.
-                sys::pidfd_open(sys::getppid()).unwrap_or(Fd(-1))
+                sys::pidfd_open(sys::getppid()).unwrap_or(NONE)
             },
             alone,
             profile,
@@ -94,11 +93,10 @@ impl<'b> Init<'b> {
                 if received.length == 0 {
                     return Ok(());
                 }
-                let fds = &received.fds[..received.fd_count];
                 if let Some(order) = Order::decode(&message) {
-                    self.execute(order, fds);
+                    self.execute(order, &received.fds);
                 }
-                fds.iter().copied().for_each(sys::close);
+                received.fds.iter().copied().for_each(sys::close);
             }
         }
     }

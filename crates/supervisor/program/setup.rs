@@ -2,7 +2,7 @@
 
 use core::ffi::CStr;
 
-use crate::sys::{self, Errno, Fd, Forked, MAX_FDS};
+use crate::sys::{self, Errno, Fd, Forked, List, MAX_FDS};
 use crate::wire::{Identity, PlannedStep, Reader, SetupReply, Step};
 
 /// An upper bound of capability numbers.
@@ -12,8 +12,7 @@ const MAX_LIMITS: usize = 16;
 
 /// The settings of every command that init itself does not have.
 pub struct CommandProfile {
-    limits: [(u32, u64, u64); MAX_LIMITS],
-    limit_count: usize,
+    limits: List<(u32, u64, u64), MAX_LIMITS>,
     filter: Option<&'static [u8]>,
     oom_score: Option<OomScore>,
     identity: Option<Identity>,
@@ -29,7 +28,7 @@ impl CommandProfile {
         oom_score.set(b"1000");
         let forked = sys::fork(0);
         if !matches!(forked, Ok(Forked::Child)) {
-            oom_score.set(&oom_score.original[..oom_score.length]);
+            oom_score.set(&oom_score.original);
         }
         forked
     }
@@ -46,7 +45,7 @@ impl CommandProfile {
 
     /// Applies the limits and the identity to the calling process.
     pub fn apply(&self) -> sys::Result<()> {
-        for (resource, soft, hard) in &self.limits[..self.limit_count] {
+        for (resource, soft, hard) in &*self.limits {
             sys::lower_limit(*resource, *soft, *hard)?;
         }
         match self.identity {
@@ -73,26 +72,21 @@ impl CommandProfile {
 struct OomScore {
     /// Opened before confinement hides it.
     file: Fd,
-    original: [u8; 8],
-    length: usize,
+    original: List<u8, 8>,
 }
 
 impl OomScore {
     fn open() -> sys::Result<Self> {
-        let path = c"/proc/self/oom_score_adj";
-        let file = sys::openat(sys::AT_FDCWD, path, sys::O_RDWR, 0)?;
+        let file = sys::open(c"/proc/self/oom_score_adj", sys::O_RDWR)?;
         let mut original = [0; 8];
         let length = sys::read(file, &mut original)?;
-        Ok(Self {
-            file,
-            original,
-            length,
-        })
+        let original = List::of(&original[..length]);
+        Ok(Self { file, original })
     }
 
     /// Sets the score, which is only a preference.
     fn set(&self, score: &[u8]) {
-        let _ = sys::rewind(self.file);
+        let _ = sys::seek(self.file, 0);
         let _ = sys::write(self.file, score);
     }
 }
@@ -104,30 +98,8 @@ pub struct SetupOutcome {
     /// The Landlock ABI version in force; 0 for none.
     pub landlock: u32,
     pub profile: CommandProfile,
-    opened: [Fd; MAX_FDS],
-    opened_count: usize,
-}
-
-impl SetupOutcome {
-    /// Returns the descriptors to pass to the owner.
-    pub fn opened(&self) -> &[Fd] {
-        &self.opened[..self.opened_count]
-    }
-
-    fn add_opened(&mut self, fd: Fd) -> sys::Result<()> {
-        let slot = self.opened.get_mut(self.opened_count).ok_or(sys::EINVAL)?;
-        *slot = fd;
-        self.opened_count += 1;
-        Ok(())
-    }
-
-    fn add_limit(&mut self, limit: (u32, u64, u64)) -> sys::Result<()> {
-        let profile = &mut self.profile;
-        let slot = profile.limits.get_mut(profile.limit_count);
-        *slot.ok_or(sys::EINVAL)? = limit;
-        profile.limit_count += 1;
-        Ok(())
-    }
+    /// The descriptors to pass to the owner.
+    pub opened: List<Fd, MAX_FDS>,
 }
 
 /// Performs all steps, or returns the failed one. `groups` are files of control groups that this process
@@ -142,15 +114,13 @@ pub fn build(
         missing: 0,
         landlock: 0,
         profile: CommandProfile {
-            limits: [(0, 0, 0); MAX_LIMITS],
-            limit_count: 0,
+            limits: List::new(),
             filter: None,
             oom_score: None,
             identity: None,
             root: c"/",
         },
-        opened: [Fd(-1); MAX_FDS],
-        opened_count: 0,
+        opened: List::new(),
     };
     for group in groups {
         if sys::write(*group, b"0").is_err() {
@@ -215,13 +185,11 @@ fn perform(
         }
         Step::Hostname { name } => sys::set_host_name(name),
         Step::Loopback => sys::loopback_up(),
-        Step::OpenDirectory { path } => built.add_opened(sys::openat(
-            sys::AT_FDCWD,
-            path,
-            sys::O_PATH | sys::O_DIRECTORY,
-            0,
-        )?),
-        Step::Listen { port } => built.add_opened(sys::listen_on_loopback(port)?),
+        Step::OpenDirectory { path } => {
+            let flags = sys::O_PATH | sys::O_DIRECTORY;
+            built.opened.push(sys::open(path, flags)?)
+        }
+        Step::Listen { port } => built.opened.push(sys::listen_on_loopback(port)?),
         Step::DropPrivileges { identity } => drop_privileges(identity),
         Step::Landlock { rules } => {
             built.landlock = landlock(rules, steps)?;
@@ -243,7 +211,7 @@ fn perform(
             resource,
             soft,
             hard,
-        } => built.add_limit((resource, soft, hard)),
+        } => built.profile.limits.push((resource, soft, hard)),
     }
 }
 
@@ -330,7 +298,7 @@ fn landlock(rules: u32, steps: &mut Reader<'_>) -> sys::Result<u32> {
 }
 
 fn allow(ruleset: Fd, path: &CStr, access: u64) -> sys::Result<()> {
-    let opened = match sys::openat(sys::AT_FDCWD, path, sys::O_PATH, 0) {
+    let opened = match sys::open(path, sys::O_PATH) {
         // A missing file needs no rule.
         Err(sys::ENOENT | sys::EACCES) => return Ok(()),
         opened => opened?,

@@ -45,6 +45,13 @@ impl Text {
         self.text(&digits[at..])
     }
 
+    /// Appends 16 hexadecimal digits.
+    #[must_use]
+    pub fn hex(self, number: u64) -> Self {
+        let digit = |at| b"0123456789abcdef"[(number >> (4 * at)) as usize & 15];
+        self.text(&core::array::from_fn::<u8, 16, _>(digit))
+    }
+
     pub fn as_c(&self) -> &CStr {
         CStr::from_bytes_until_nul(&self.bytes).unwrap_or_default()
     }

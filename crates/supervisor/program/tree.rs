@@ -3,7 +3,7 @@
 //! A keeper adopts its command's orphans, so a process belongs to a command exactly if its chain of parents
 //! leads to the keeper, whatever it does to its session, groups or environment.
 
-use crate::sys::{self, Fd};
+use crate::sys::{self, Entries, Fd};
 use crate::text::{Text, leading_number};
 
 /// Maximum number of processes in a snapshot.
@@ -49,26 +49,20 @@ impl<'k> Tree<'k> {
 
     /// Sends a signal to a process group whose leader is in the tree.
     pub fn signal_group(&self, group: i32, signal: i32) {
-        let Ok(mut snapshot) = Snapshot::new() else {
-            return;
-        };
-        snapshot.scan(self);
+        let snapshot = self.snapshot();
+        let mut members = snapshot.iter().flat_map(Snapshot::members);
         // The id may have been reused.
-        if snapshot.members().any(|member| member.pid() == group) {
+        if members.any(|member| member.pid == group) {
             let _ = sys::kill(-group, signal);
         }
     }
 
     /// Sends SIGTERM to every member.
     pub fn terminate(&self) {
-        let Ok(mut snapshot) = Snapshot::new() else {
-            return;
-        };
-        snapshot.scan(self);
-        for member in snapshot.members() {
-            let _ = sys::kill(member.pid(), sys::SIGTERM);
+        for member in self.snapshot().iter().flat_map(Snapshot::members) {
+            let _ = sys::kill(member.pid, sys::SIGTERM);
             // A stopped process would handle it only when continued.
-            let _ = sys::kill(member.pid(), sys::SIGCONT);
+            let _ = sys::kill(member.pid, sys::SIGCONT);
         }
     }
 
@@ -96,7 +90,7 @@ impl<'k> Tree<'k> {
             current.scan(self);
         }
         for member in current.members() {
-            let _ = sys::kill(member.pid(), sys::SIGKILL);
+            let _ = sys::kill(member.pid, sys::SIGKILL);
         }
         if stop_all {
             let _ = sys::kill(-1, sys::SIGCONT);
@@ -119,6 +113,18 @@ impl<'k> Tree<'k> {
         found
     }
 
+    /// Kills and reaps the descendants of the calling process until none is left.
+    pub fn kill_descendants() {
+        loop {
+            Self::below(sys::getpid()).kill(false);
+            match sys::wait(false, false) {
+                Ok(Some(_)) => {}
+                Ok(None) => sys::pause_us(KILL_PAUSE_US),
+                Err(_) => break,
+            }
+        }
+    }
+
     /// Sends a signal to every member and to those that appear, until a scan finds no new one; returns
     /// whether that was reached. `current` is then the last scan.
     fn sweep(
@@ -135,7 +141,7 @@ impl<'k> Tree<'k> {
             current.scan_with(self, &mut |member| {
                 if !previous.has_member(member) {
                     settled = false;
-                    let _ = sys::kill(member.pid(), signal);
+                    let _ = sys::kill(member.pid, signal);
                 }
             });
             if settled {
@@ -146,16 +152,19 @@ impl<'k> Tree<'k> {
         false
     }
 
+    /// Scans the processes; `None` if that fails.
+    fn snapshot(&self) -> Option<Snapshot> {
+        let mut snapshot = Snapshot::new().ok()?;
+        snapshot.scan(self);
+        Some(snapshot)
+    }
+
     /// Writes ids and command lines to a pipe, as far as they fit.
     pub fn list(&self, pipe: Fd) {
-        let Ok(mut snapshot) = Snapshot::new() else {
-            return;
-        };
-        snapshot.scan(self);
         let mut line = [0; 512];
         let mut rereads = MAX_REREADS;
-        for member in snapshot.members() {
-            let pid = Text::new().number(member.pid()).text(b" ");
+        for member in self.snapshot().iter().flat_map(Snapshot::members) {
+            let pid = Text::new().number(member.pid).text(b" ");
             let start = pid.as_bytes().len();
             line[..start].copy_from_slice(pid.as_bytes());
             let room = line.len() - 1;
@@ -175,31 +184,24 @@ impl<'k> Tree<'k> {
     }
 }
 
-/// A process in a snapshot: its id, its parent's, whether it is a member, and its start time.
+/// A process in a snapshot.
 #[derive(Clone, Copy)]
-struct Process([i32; 4]);
+struct Process {
+    pid: i32,
+    parent: i32,
+    is_member: bool,
+    /// The low digits of its start time, which tell it from a later process of the same id.
+    started: i32,
+}
+
+// SAFETY: numbers, and zero is `false`.
+unsafe impl sys::Zeroable for Process {}
 
 impl Process {
-    fn pid(self) -> i32 {
-        self.0[0]
-    }
-
-    fn parent(self) -> i32 {
-        self.0[1]
-    }
-
-    fn is_member(self) -> bool {
-        self.0[2] != 0
-    }
-
-    fn is_same(self, other: Self) -> bool {
-        self.pid() == other.pid() && self.0[3] == other.0[3]
-    }
-
     /// Reads `/proc/PID/stat`; `None` if the process does not exist or is a zombie.
     fn read_stat(pid: i32) -> Option<Self> {
         let mut buffer = [0; 512];
-        let length = Self([pid, 0, 0, 0]).read(b"/stat", &mut buffer).ok()?;
+        let length = read_process_file(pid, b"/stat", &mut buffer).ok()?;
         let stat = &buffer[..length];
         // `PID (NAME) STATE PARENT …`; the name may contain anything.
         let end = stat.iter().rposition(|byte| *byte == b')')?;
@@ -214,18 +216,22 @@ impl Process {
         if matches!(state, b"Z" | b"X") && threads < 2 {
             return None;
         }
-        let mut lowest = 0_i32;
-        for digit in started {
-            lowest = lowest.wrapping_mul(10).wrapping_add(i32::from(*digit));
-        }
-        Some(Self([pid, parent, 0, lowest]))
+        let started = started.iter().fold(0_i32, |number, digit| {
+            number.wrapping_mul(10).wrapping_add(i32::from(*digit))
+        });
+        Some(Self {
+            pid,
+            parent,
+            is_member: false,
+            started,
+        })
     }
 
     /// Reads the arguments; returns their length. An empty result is read again, up to `rereads` times:
     /// the process may be in `execve`, or have lost its first thread.
     fn command_line(self, buffer: &mut [u8], rereads: &mut u32) -> usize {
         loop {
-            match self.read(b"/cmdline", buffer) {
+            match read_process_file(self.pid, b"/cmdline", buffer) {
                 Ok(0) if *rereads > 0 => {
                     *rereads -= 1;
                     sys::pause_us(REREAD_PAUSE_US);
@@ -234,34 +240,27 @@ impl Process {
             }
         }
     }
+}
 
-    fn read(self, name: &[u8], buffer: &mut [u8]) -> sys::Result<usize> {
-        let path = Text::new().text(b"/proc/").number(self.pid()).text(name);
-        let file = sys::openat(sys::AT_FDCWD, path.as_c(), sys::O_RDONLY, 0)?;
-        let read = sys::read(file, buffer);
-        sys::close(file);
-        read
-    }
+fn read_process_file(pid: i32, name: &[u8], buffer: &mut [u8]) -> sys::Result<usize> {
+    let path = Text::new().text(b"/proc/").number(pid).text(name);
+    sys::read_file(path.as_c(), buffer)
 }
 
 /// Returns the most recently assigned process id; 0 if it is hidden.
 fn newest_pid() -> i32 {
     let mut buffer = [0; 64];
-    let Ok(file) = sys::openat(sys::AT_FDCWD, c"/proc/loadavg", sys::O_RDONLY, 0) else {
-        return 0;
-    };
-    let read = sys::read(file, &mut buffer).unwrap_or(0);
-    sys::close(file);
+    let read = sys::read_file(c"/proc/loadavg", &mut buffer).unwrap_or(0);
     // The last of five words.
-    let words = buffer[..read].trim_ascii_end().rsplit(|byte| *byte == b' ');
-    let newest = words.into_iter().next().and_then(leading_number);
+    let mut words = buffer[..read].trim_ascii_end().rsplit(|byte| *byte == b' ');
+    let newest = words.next().and_then(leading_number);
     newest.map_or(0, |(number, _)| number)
 }
 
 /// A snapshot of all processes, in the order of their ids.
 struct Snapshot {
     directory: Fd,
-    rows: &'static mut [[i32; 4]],
+    processes: &'static mut [Process],
     count: usize,
 }
 
@@ -269,28 +268,27 @@ impl Snapshot {
     fn new() -> sys::Result<Self> {
         let flags = sys::O_RDONLY | sys::O_DIRECTORY;
         Ok(Self {
-            directory: sys::openat(sys::AT_FDCWD, c"/proc", flags, 0)?,
-            rows: sys::map_rows(MAX_PROCESSES)?,
+            directory: sys::open(c"/proc", flags)?,
+            processes: sys::map(MAX_PROCESSES)?,
             count: 0,
         })
     }
 
     fn members(&self) -> impl Iterator<Item = Process> {
-        let all = self.rows[..self.count].iter().copied().map(Process);
-        all.filter(|process| process.is_member())
+        let all = self.processes[..self.count].iter().copied();
+        all.filter(|process| process.is_member)
     }
 
     fn has_member(&self, process: Process) -> bool {
-        let found = self
-            .position(process.pid())
-            .map(|at| Process(self.rows[at]));
-        found.is_some_and(|known| known.is_member() && known.is_same(process))
+        self.find(process.pid)
+            .is_some_and(|known| known.is_member && known.started == process.started)
     }
 
-    /// Returns the index of a process. `/proc` lists processes in the order of their ids.
-    fn position(&self, pid: i32) -> Option<usize> {
-        let rows = &self.rows[..self.count];
-        rows.binary_search_by_key(&pid, |row| row[0]).ok()
+    /// Returns a process. `/proc` lists processes in the order of their ids.
+    fn find(&self, pid: i32) -> Option<&Process> {
+        let known = &self.processes[..self.count];
+        let at = known.binary_search_by_key(&pid, |process| process.pid);
+        Some(&known[at.ok()?])
     }
 
     /// Reads all processes and determines the members.
@@ -306,7 +304,8 @@ impl Snapshot {
     /// fast they replace each other.
     fn scan_with(&mut self, tree: &Tree<'_>, found: &mut dyn FnMut(Process)) {
         self.scan_listed(tree, found);
-        let mut last = self.rows[..self.count].last().map_or(0, |row| row[0]);
+        let known = &self.processes[..self.count];
+        let mut last = known.last().map_or(0, |process| process.pid);
         for _ in 0..MAX_CATCH_UPS {
             let newest = newest_pid();
             // All are read, or the ids have wrapped and the next scan reads them.
@@ -324,59 +323,41 @@ impl Snapshot {
     /// Reads the processes that `/proc` lists.
     fn scan_listed(&mut self, tree: &Tree<'_>, found: &mut dyn FnMut(Process)) {
         self.count = 0;
-        if sys::rewind(self.directory).is_err() {
+        if sys::seek(self.directory, 0).is_err() {
             return;
         }
-        let mut entries = [0; 4096];
-        while let Ok(length @ 1..) = sys::getdents(self.directory, &mut entries) {
-            let mut rest = &entries[..length];
-            // An entry: inode and offset (8 bytes each), its length (2), a type (1), its name, NUL.
-            while !rest.is_empty() {
-                let Some(&[low, high]) = rest.get(16..18) else {
-                    return;
-                };
-                let size = usize::from(u16::from_le_bytes([low, high]));
-                let Some((entry, next)) = rest.split_at_checked(size) else {
-                    return;
-                };
-                rest = next;
-                let name = entry.get(19..).unwrap_or_default();
-                if let Some((pid, [0, ..])) = leading_number(name) {
-                    self.add(pid, tree, found);
-                }
+        let mut entries = Entries::of(self.directory);
+        while let Ok(Some((name, _))) = entries.next() {
+            if let Some((pid, [])) = leading_number(name.to_bytes()) {
+                self.add(pid, tree, found);
             }
         }
     }
 
     fn add(&mut self, pid: i32, tree: &Tree<'_>, found: &mut dyn FnMut(Process)) {
-        if self.count == self.rows.len() {
+        if self.count == self.processes.len() {
             return;
         }
         let Some(process) = Process::read_stat(pid) else {
             return;
         };
-        self.rows[self.count] = process.0;
+        self.processes[self.count] = process;
         self.count += 1;
         self.mark_one(self.count - 1, tree, found);
     }
 
     /// Marks a process whose parent is a member; returns whether it was not marked before.
     fn mark_one(&mut self, at: usize, tree: &Tree<'_>, found: &mut dyn FnMut(Process)) -> bool {
-        let process = Process(self.rows[at]);
-        let is_excluded = || {
-            tree.excluded
-                .is_some_and(|excluded| excluded.includes(process.pid()))
-        };
-        if process.is_member() || is_excluded() {
+        let process = self.processes[at];
+        let is_excluded = |excluded: &dyn Keepers| excluded.includes(process.pid);
+        if process.is_member || tree.excluded.is_some_and(is_excluded) {
             return false;
         }
-        let parent = process.parent();
-        let is_member = parent == tree.root
-            || self
-                .position(parent)
-                .is_some_and(|parent| Process(self.rows[parent]).is_member());
+        let parent = self.find(process.parent);
+        let is_member =
+            process.parent == tree.root || parent.is_some_and(|parent| parent.is_member);
         if is_member {
-            self.rows[at][2] = 1;
+            self.processes[at].is_member = true;
             found(process);
         }
         is_member
@@ -399,6 +380,6 @@ impl Snapshot {
 impl Drop for Snapshot {
     fn drop(&mut self) {
         sys::close(self.directory);
-        sys::unmap_rows(core::mem::take(&mut self.rows));
+        sys::unmap(core::mem::take(&mut self.processes));
     }
 }

@@ -17,8 +17,8 @@ mod write;
 use core::ffi::CStr;
 
 use self::root::Root;
-use crate::sys::{self, Errno, Fd, FileType, Stat};
-use crate::tasks::{Entry, EntryKind, MAX_ERROR_BYTES, Task, TaskError, TaskErrorKind};
+use crate::sys::{self, Errno, Fd, List, Stat};
+use crate::tasks::{Entry, MAX_ERROR_BYTES, Task, TaskError, TaskErrorKind};
 use crate::wire::{Reader, encode_into};
 
 const INPUT: Fd = Fd(0);
@@ -27,7 +27,7 @@ const ERRORS: Fd = Fd(2);
 
 /// Performs a task and exits.
 pub fn run(root: &CStr, mut reader: Reader<'_>) -> ! {
-    let _ = sys::close_range(3, u32::MAX, false);
+    sys::close_from(3);
     sys::set_name(c"cantle-files");
     // Exceeding the file size limit must return an error, so that the partial file is removed.
     sys::set_signal_mask(1 << (sys::SIGXFSZ - 1));
@@ -92,7 +92,7 @@ struct Failure {
 
 impl Failure {
     fn new(kind: TaskErrorKind, errno: Errno) -> Self {
-        let name = Name::empty();
+        let name = Name::new();
         Self { kind, errno, name }
     }
 
@@ -100,7 +100,7 @@ impl Failure {
         let error = TaskError {
             kind: self.kind,
             errno: self.errno.0,
-            name: self.name.as_bytes(),
+            name: &self.name,
         };
         let mut message = [0; MAX_ERROR_BYTES];
         let length = encode_into(&error, &mut message).ok_or(sys::EINVAL)?;
@@ -115,44 +115,11 @@ impl From<Errno> for Failure {
 }
 
 /// The copied name of a directory entry.
-#[derive(Clone, Copy)]
-struct Name {
-    bytes: [u8; 255],
-    length: usize,
-}
-
-impl Name {
-    const fn empty() -> Self {
-        Self {
-            bytes: [0; 255],
-            length: 0,
-        }
-    }
-
-    fn of(name: &CStr) -> Self {
-        let mut copy = Self::empty();
-        copy.length = name.count_bytes().min(copy.bytes.len());
-        copy.bytes[..copy.length].copy_from_slice(&name.to_bytes()[..copy.length]);
-        copy
-    }
-
-    fn as_bytes(&self) -> &[u8] {
-        &self.bytes[..self.length]
-    }
-}
-
-fn kind(stat: &Stat) -> EntryKind {
-    match stat.file_type() {
-        FileType::Regular => EntryKind::File,
-        FileType::Directory => EntryKind::Directory,
-        FileType::Link => EntryKind::Link,
-        FileType::Other => EntryKind::Other,
-    }
-}
+type Name = List<u8, 255>;
 
 fn entry<'n>(stat: &Stat, name: &'n [u8]) -> Entry<'n> {
     Entry {
-        kind: kind(stat),
+        kind: stat.kind(),
         mode: stat.permissions(),
         size_bytes: stat.size.max(0) as u64,
         name,

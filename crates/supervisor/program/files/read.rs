@@ -4,8 +4,8 @@ use core::ffi::CStr;
 
 use super::root::Root;
 use super::{Failure, OUTPUT};
-use crate::sys::{self, EINTR, EINVAL, Fd, FileType, Stat};
-use crate::tasks::TaskErrorKind;
+use crate::sys::{self, EINTR, EINVAL, Fd, Stat};
+use crate::tasks::{EntryKind, TaskErrorKind};
 
 const BUFFER_BYTES: usize = 128 * 1024;
 /// Maximum bytes of one splice.
@@ -21,7 +21,7 @@ fn open(root: &Root<'_>, path: &CStr) -> Result<(Fd, Stat), Failure> {
     // Nonblocking: opening a pipe without a writer must not wait.
     let file = root.open_path(path.to_bytes(), sys::O_RDONLY)?;
     let stat = sys::statat(file, c"")?;
-    if stat.file_type() != FileType::Regular {
+    if stat.kind() != EntryKind::File {
         return Err(Failure::new(TaskErrorKind::NotAFile, EINVAL));
     }
     Ok((file, stat))

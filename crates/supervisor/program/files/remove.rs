@@ -3,10 +3,9 @@
 use core::ffi::CStr;
 
 use super::root::Root;
-use super::tree::Entries;
 use super::{Failure, Name};
-use crate::sys::{self, EEXIST, ENOENT, ENOTDIR, ENOTEMPTY, EXDEV, Errno, Fd, FileType};
-use crate::tasks::TaskErrorKind;
+use crate::sys::{self, EEXIST, ENOENT, ENOTDIR, ENOTEMPTY, EXDEV, Entries, Errno, Fd};
+use crate::tasks::{EntryKind, TaskErrorKind};
 use crate::text::Text;
 
 /// Repetitions while new entries keep appearing.
@@ -15,7 +14,7 @@ const MAX_REPEATS: u32 = 16;
 /// Removes a file, a symbolic link, or a directory with its contents.
 pub fn remove(root: &Root<'_>, path: &CStr) -> Result<(), Failure> {
     let (parent, name) = root.open_parent(path)?;
-    if sys::statat(parent, name)?.file_type() != FileType::Directory {
+    if sys::statat(parent, name)?.kind() != EntryKind::Directory {
         return Ok(sys::unlinkat(parent, name, false)?);
     }
     let mut failed = FirstFailure(None);
@@ -34,7 +33,8 @@ struct FirstFailure(Option<(Name, Errno)>);
 
 impl FirstFailure {
     fn add(&mut self, name: &CStr, errno: Errno) {
-        self.0.get_or_insert_with(|| (Name::of(name), errno));
+        self.0
+            .get_or_insert_with(|| (Name::of(name.to_bytes()), errno));
     }
 }
 
@@ -53,7 +53,7 @@ fn remove_directory(parent: Fd, name: &CStr, failed: &mut FirstFailure) -> sys::
     loop {
         *failed = FirstFailure(None);
         let (mut removed, moved_before) = (0, serial);
-        sys::rewind(top)?;
+        sys::seek(top, 0)?;
         let mut entries = Entries::of(top);
         while let Some((entry, is_directory)) = entries.next()? {
             let is_directory = is_directory.unwrap_or_else(|| is_directory_at(top, entry));
@@ -147,5 +147,5 @@ fn open_whole(parent: Fd, directory: Fd) -> sys::Result<Fd> {
 }
 
 fn is_directory_at(directory: Fd, name: &CStr) -> bool {
-    sys::statat(directory, name).is_ok_and(|stat| stat.file_type() == FileType::Directory)
+    sys::statat(directory, name).is_ok_and(|stat| stat.kind() == EntryKind::Directory)
 }

@@ -3,7 +3,7 @@
 use core::ffi::CStr;
 
 use super::Failure;
-use crate::sys::{self, EAGAIN, EINTR, ENAMETOOLONG, EXDEV, Fd};
+use crate::sys::{self, EAGAIN, EINTR, ENAMETOOLONG, EXDEV, Fd, NONE};
 use crate::tasks::TaskErrorKind;
 
 /// Length that a path must not reach.
@@ -24,13 +24,13 @@ impl<'r> Root<'r> {
         if path == c"/" {
             return Ok(Self {
                 path: b"",
-                descriptor: Fd(-1),
+                descriptor: NONE,
             });
         }
         let flags = sys::O_PATH | sys::O_DIRECTORY;
         Ok(Self {
             path: path.to_bytes(),
-            descriptor: sys::openat(sys::AT_FDCWD, path, flags, 0)?,
+            descriptor: sys::open(path, flags)?,
         })
     }
 
@@ -52,7 +52,7 @@ impl<'r> Root<'r> {
         let mut buffer = [0; PATH_MAX];
         if self.path.is_empty() {
             let path = terminated(path, &mut buffer)?;
-            return Ok(sys::openat(sys::AT_FDCWD, path, flags, 0)?);
+            return Ok(sys::open(path, flags)?);
         }
         let outside = || Failure::new(TaskErrorKind::Outside, EXDEV);
         let below = match path.strip_prefix(self.path).ok_or_else(outside)? {

@@ -4,7 +4,7 @@ use core::ffi::CStr;
 
 use super::root::Root;
 use super::{Failure, OUTPUT, entry};
-use crate::sys::{self, EEXIST, EISDIR, ENOENT, ENOTDIR, ENOTEMPTY, Fd};
+use crate::sys::{self, EEXIST, EISDIR, ENOENT, ENOTDIR, ENOTEMPTY, Entries};
 use crate::tasks::{Entry, TaskErrorKind};
 use crate::wire::encode_into;
 
@@ -142,52 +142,4 @@ pub fn rename(root: &Root<'_>, from: &CStr, to: &CStr) -> Result<(), Failure> {
         EISDIR | ENOTEMPTY | EEXIST => Failure::new(TaskErrorKind::AlreadyExists, errno),
         errno => errno.into(),
     })
-}
-
-/// Iterates over a directory: names, and whether they are directories, where the file system reports that.
-pub struct Entries {
-    directory: Fd,
-    page: [u8; 8192],
-    start: usize,
-    end: usize,
-}
-
-impl Entries {
-    pub fn of(directory: Fd) -> Self {
-        Self {
-            directory,
-            page: [0; 8192],
-            start: 0,
-            end: 0,
-        }
-    }
-
-    pub fn next(&mut self) -> sys::Result<Option<(&CStr, Option<bool>)>> {
-        const DIRECTORY: u8 = 4;
-        loop {
-            if self.start == self.end {
-                self.start = 0;
-                self.end = sys::getdents(self.directory, &mut self.page)?;
-                if self.end == 0 {
-                    return Ok(None);
-                }
-            }
-            // An entry: inode and offset (8 bytes each), its length (2), a type (1), its name, NUL.
-            let start = self.start;
-            let length = [self.page[start + 16], self.page[start + 17]];
-            self.start += usize::from(u16::from_le_bytes(length));
-            let name = &self.page[start + 19..self.start];
-            if name.starts_with(b".\0") || name.starts_with(b"..\0") {
-                continue;
-            }
-            let is_directory = match self.page[start + 18] {
-                // Unknown: not every file system reports it.
-                0 => None,
-                kind => Some(kind == DIRECTORY),
-            };
-            let name = &self.page[start + 19..self.start];
-            let name = CStr::from_bytes_until_nul(name).map_err(|_| sys::EINVAL)?;
-            return Ok(Some((name, is_directory)));
-        }
-    }
 }

@@ -4,8 +4,8 @@ use core::ffi::CStr;
 
 use super::root::Root;
 use super::{Failure, INPUT, tree};
-use crate::sys::{self, EEXIST, EINTR, EINVAL, ENOENT, Fd, FileType};
-use crate::tasks::TaskErrorKind;
+use crate::sys::{self, EEXIST, EINTR, EINVAL, ENOENT, Fd};
+use crate::tasks::{EntryKind, TaskErrorKind};
 use crate::text::Text;
 
 const BUFFER_BYTES: usize = 128 * 1024;
@@ -25,15 +25,15 @@ pub fn write(root: &Root<'_>, path: &CStr, mode: u32) -> Result<(), Failure> {
         copy_pieces(file)?;
         permit(file)?;
         let name = |name: &CStr| sys::name_file(link.as_c(), target.directory, name);
-        if let Ok((temporary, ())) = TempName::new(name) {
+        if let Ok((temporary, ())) = with_temporary_name(name) {
             return target.replace(&temporary, Ok(()));
         }
         // The container's confinement may forbid linking it.
-        let (temporary, copy) = TempName::new(create)?;
+        let (temporary, copy) = with_temporary_name(create)?;
         let written = copy_file(file, copy).and_then(|()| permit(copy));
         return target.replace(&temporary, written);
     }
-    let (temporary, file) = TempName::new(create)?;
+    let (temporary, file) = with_temporary_name(create)?;
     target.replace(&temporary, copy_pieces(file).and_then(|()| permit(file)))
 }
 
@@ -61,15 +61,15 @@ impl<'p> Target<'p> {
         if name.is_empty() {
             return Err(not_a_file());
         }
-        match sys::statat(directory, name).map(|stat| stat.file_type()) {
-            Ok(FileType::Regular | FileType::Link) | Err(ENOENT) => Ok(Self { directory, name }),
+        match sys::statat(directory, name).map(|stat| stat.kind()) {
+            Ok(EntryKind::File | EntryKind::Link) | Err(ENOENT) => Ok(Self { directory, name }),
             Ok(_) => Err(not_a_file()),
             Err(errno) => Err(errno.into()),
         }
     }
 
     /// Renames a written file to the path; removes it if writing or renaming failed.
-    fn replace(&self, temporary: &TempName, written: Result<(), Failure>) -> Result<(), Failure> {
+    fn replace(&self, temporary: &Text, written: Result<(), Failure>) -> Result<(), Failure> {
         let (directory, from) = (self.directory, temporary.as_c());
         let renamed =
             written.and_then(|()| Ok(sys::renameat(directory, from, directory, self.name)?));
@@ -81,32 +81,16 @@ impl<'p> Target<'p> {
     }
 }
 
-/// The temporary name of a file.
-struct TempName([u8; 32]);
-
-impl TempName {
-    /// Tries random names until `make` succeeds with one.
-    fn new<T>(make: impl Fn(&CStr) -> sys::Result<T>) -> Result<(Self, T), Failure> {
-        const PREFIX: &[u8] = b".cantle-";
-        for _ in 0..MAX_NAMES {
-            let mut name = [0; 32];
-            name[..PREFIX.len()].copy_from_slice(PREFIX);
-            let random = sys::random()?;
-            for (at, digit) in name[PREFIX.len()..][..16].iter_mut().enumerate() {
-                *digit = b"0123456789abcdef"[(random >> (4 * at)) as usize & 15];
-            }
-            let temporary = Self(name);
-            match make(temporary.as_c()) {
-                Err(EEXIST) => {}
-                made => return Ok((temporary, made?)),
-            }
+/// Tries random temporary names until `make` succeeds with one.
+fn with_temporary_name<T>(make: impl Fn(&CStr) -> sys::Result<T>) -> Result<(Text, T), Failure> {
+    for _ in 0..MAX_NAMES {
+        let name = Text::new().text(b".cantle-").hex(sys::random()?);
+        match make(name.as_c()) {
+            Err(EEXIST) => {}
+            made => return Ok((name, made?)),
         }
-        Err(EEXIST.into())
     }
-
-    fn as_c(&self) -> &CStr {
-        CStr::from_bytes_until_nul(&self.0).unwrap_or_default()
-    }
+    Err(EEXIST.into())
 }
 
 fn copy_file(from: Fd, to: Fd) -> Result<(), Failure> {

@@ -1,9 +1,9 @@
 //! The commands of a relay: their pipes, and the credit of each channel.
 
-use super::NONE;
+use super::buffer::Buffer;
 use super::outgoing::Outgoing;
 use crate::frames::{Answer, Channel, INPUT_WINDOW, MAX_PAYLOAD, OUTPUT_WINDOW, StdioMode, cost};
-use crate::sys::{self, EAGAIN, EINTR, EINVAL, Fd, PollFd};
+use crate::sys::{self, EAGAIN, EINTR, Fd, List, NONE, PollFd};
 use crate::wire::Report;
 
 /// Maximum number of commands that have processes or output.
@@ -56,10 +56,8 @@ impl RelayedCommands {
 
     /// Fails if no slot is free.
     pub fn check_room(&self) -> sys::Result<()> {
-        match self.commands.iter().any(Option::is_none) {
-            true => Ok(()),
-            false => Err(EAGAIN),
-        }
+        let free = self.commands.iter().find(|slot| slot.is_none());
+        free.map(drop).ok_or(EAGAIN)
     }
 
     pub fn add(&mut self, command: RelayedCommand) {
@@ -130,30 +128,24 @@ impl RelayedCommands {
 
 /// The pipes of a command before it is started.
 pub struct CommandPipes {
-    inherited: [Fd; Self::MAX_INHERITED],
-    inherited_count: usize,
+    /// The ends that the command inherits: of a report socket and up to three pipes.
+    pub inherited: List<Fd, 4>,
     report: Fd,
     input: Fd,
     outputs: [Fd; 2],
 }
 
 impl CommandPipes {
-    /// A report socket and three pipes.
-    pub const MAX_INHERITED: usize = 4;
-
     pub fn new(stdio: StdioMode) -> sys::Result<Self> {
         let mut pipes = Self {
-            inherited: [NONE; Self::MAX_INHERITED],
-            inherited_count: 0,
+            inherited: List::new(),
             report: NONE,
             input: NONE,
             outputs: [NONE; 2],
         };
         if let Err(errno) = pipes.create(stdio) {
-            let all = [pipes.report, pipes.input]
-                .into_iter()
-                .chain(pipes.outputs)
-                .chain(pipes.inherited);
+            let ours = [pipes.report, pipes.input].into_iter().chain(pipes.outputs);
+            let all = ours.chain(pipes.inherited.iter().copied());
             all.filter(|fd| *fd != NONE).for_each(sys::close);
             return Err(errno);
         }
@@ -161,46 +153,37 @@ impl CommandPipes {
     }
 
     fn create(&mut self, stdio: StdioMode) -> sys::Result<()> {
-        let (report, inherited) = sys::message_sockets()?;
-        self.report = report;
-        self.add_inherited(inherited);
-        sys::set_nonblocking(report)?;
+        let inherited;
+        (self.report, inherited) = sys::message_sockets()?;
+        self.inherited.push(inherited)?;
+        sys::set_nonblocking(self.report)?;
         match stdio {
             StdioMode::Terminal => return Ok(()),
-            StdioMode::Output => self.add_inherited(sys::empty_pipe()?),
+            StdioMode::Output => self.inherited.push(sys::empty_pipe()?)?,
             StdioMode::All => {
-                let (inherited, input) = sys::pipe()?;
-                self.input = input;
-                self.add_inherited(inherited);
-                sys::set_nonblocking(input)?;
+                let inherited;
+                (inherited, self.input) = sys::pipe()?;
+                self.inherited.push(inherited)?;
+                sys::set_nonblocking(self.input)?;
             }
         }
-        for at in 0..self.outputs.len() {
-            let (output, inherited) = sys::pipe()?;
-            self.outputs[at] = output;
-            self.add_inherited(inherited);
-            sys::set_nonblocking(output)?;
+        for output in &mut self.outputs {
+            let inherited;
+            (*output, inherited) = sys::pipe()?;
+            self.inherited.push(inherited)?;
+            sys::set_nonblocking(*output)?;
         }
         Ok(())
-    }
-
-    fn add_inherited(&mut self, fd: Fd) {
-        self.inherited[self.inherited_count] = fd;
-        self.inherited_count += 1;
-    }
-
-    /// Returns the descriptors that the command inherits.
-    pub fn inherited(&self) -> &[Fd] {
-        &self.inherited[..self.inherited_count]
     }
 }
 
 /// A command of the relay.
 pub struct RelayedCommand {
-    id: u32,
+    pub id: u32,
     /// Its first process, once started.
-    pid: Option<i32>,
-    report: Fd,
+    pub pid: Option<i32>,
+    /// The socket of its reports.
+    pub report: Fd,
     is_terminal: bool,
     input: InputPipe,
     outputs: [OutputPipe; 3],
@@ -217,18 +200,6 @@ impl RelayedCommand {
             input: InputPipe::new(pipes.input),
             outputs: [stdout, stderr, NONE].map(OutputPipe::new),
         }
-    }
-
-    pub fn id(&self) -> u32 {
-        self.id
-    }
-
-    pub fn pid(&self) -> Option<i32> {
-        self.pid
-    }
-
-    pub fn report_socket(&self) -> Fd {
-        self.report
     }
 
     /// Returns the master of its terminal while that is open.
@@ -366,7 +337,7 @@ impl RelayedCommand {
     pub fn close_input(&mut self) {
         if !self.is_terminal {
             self.input.is_ending = true;
-            if self.input.is_empty() {
+            if self.input.buffer.is_empty() {
                 self.input.close();
             }
         }
@@ -384,9 +355,7 @@ fn close(fd: &mut Fd) {
 struct InputPipe {
     pipe: Fd,
     /// Input that the pipe had no room for; allocated on demand.
-    buffer: &'static mut [u8],
-    start: usize,
-    end: usize,
+    buffer: Buffer,
     /// Whether to close it once the buffer is empty.
     is_ending: bool,
     is_large: bool,
@@ -398,9 +367,7 @@ impl InputPipe {
     fn new(pipe: Fd) -> Self {
         Self {
             pipe,
-            buffer: &mut [],
-            start: 0,
-            end: 0,
+            buffer: Buffer::empty(),
             is_ending: false,
             is_large: false,
             unreported: 0,
@@ -411,33 +378,33 @@ impl InputPipe {
         self.pipe != NONE
     }
 
-    fn is_empty(&self) -> bool {
-        self.start == self.end
-    }
-
     fn is_waiting(&self) -> bool {
-        self.is_open() && !self.is_empty()
+        self.is_open() && !self.buffer.is_empty()
     }
 
     /// Writes what the pipe takes and buffers the rest; returns the written count. Closes a broken pipe.
     fn feed(&mut self, bytes: &[u8]) -> sys::Result<usize> {
-        if !self.is_open() {
-            return Ok(0);
-        }
         let mut written = 0;
-        if !self.is_empty() {
-            written += self.write_buffered();
+        if self.is_waiting() {
+            let content = self.buffer.content();
+            let (result, length) = (sys::write(self.pipe, content), content.len());
+            written = self.count_written(result, length);
+            self.buffer.take(written);
         }
         let mut rest = bytes;
-        if self.is_open() && self.is_empty() && !rest.is_empty() {
-            let count = self.write(rest);
+        if self.is_open() && self.buffer.is_empty() && !rest.is_empty() {
+            let count = self.count_written(sys::write(self.pipe, rest), rest.len());
             written += count;
             rest = &rest[count..];
         }
         if self.is_open() && !rest.is_empty() {
-            self.append(rest)?;
+            if !self.buffer.has_memory() {
+                self.buffer = Buffer::new(INPUT_WINDOW)?;
+            }
+            // The window guarantees that there is room.
+            self.buffer.append(rest)?;
         }
-        if self.is_ending && self.is_empty() {
+        if self.is_ending && self.buffer.is_empty() {
             self.close();
         }
         Ok(written)
@@ -445,38 +412,19 @@ impl InputPipe {
 
     /// Splices bytes from a pipe, unless buffered bytes come first.
     fn take_from(&mut self, from: Fd, most: usize) -> usize {
-        if !self.is_open() || !self.is_empty() {
+        if !self.is_open() || !self.buffer.is_empty() {
             return 0;
         }
         let moved = sys::splice(from, self.pipe, most, false).unwrap_or(0);
-        if moved < most && !self.is_large {
-            self.is_large = true;
-            sys::enlarge_pipe(self.pipe, LARGE_PIPE);
-        }
+        self.enlarge_if(moved < most);
         moved
     }
 
-    fn write_buffered(&mut self) -> usize {
-        let (start, end) = (self.start, self.end);
-        // Taken out, since `write` may close the pipe and free the buffer.
-        let buffer = core::mem::take(&mut self.buffer);
-        let count = self.write(&buffer[start..end]);
-        if self.is_open() {
-            self.buffer = buffer;
-            self.start += count;
-        } else {
-            sys::unmap_bytes(buffer);
-        }
-        count
-    }
-
-    fn write(&mut self, bytes: &[u8]) -> usize {
-        match sys::write(self.pipe, bytes) {
+    /// Returns how many of `length` bytes a write took. Closes a broken pipe.
+    fn count_written(&mut self, result: sys::Result<usize>, length: usize) -> usize {
+        match result {
             Ok(count) => {
-                if count < bytes.len() && !self.is_large {
-                    self.is_large = true;
-                    sys::enlarge_pipe(self.pipe, LARGE_PIPE);
-                }
+                self.enlarge_if(count < length);
                 count
             }
             Err(EAGAIN | EINTR) => 0,
@@ -487,27 +435,16 @@ impl InputPipe {
         }
     }
 
-    /// Buffers bytes. The window guarantees that there is room.
-    fn append(&mut self, bytes: &[u8]) -> sys::Result<()> {
-        if self.buffer.is_empty() {
-            self.buffer = sys::map_bytes(INPUT_WINDOW)?;
+    fn enlarge_if(&mut self, is_full: bool) {
+        if is_full && !self.is_large {
+            self.is_large = true;
+            sys::enlarge_pipe(self.pipe, LARGE_PIPE);
         }
-        if self.buffer.len() - self.end < bytes.len() {
-            self.buffer.copy_within(self.start..self.end, 0);
-            self.end -= self.start;
-            self.start = 0;
-        }
-        let room = self.buffer.get_mut(self.end..self.end + bytes.len());
-        room.ok_or(EINVAL)?.copy_from_slice(bytes);
-        self.end += bytes.len();
-        Ok(())
     }
 
     fn close(&mut self) {
         close(&mut self.pipe);
-        sys::unmap_bytes(core::mem::take(&mut self.buffer));
-        self.start = 0;
-        self.end = 0;
+        self.buffer.release();
     }
 }
 

@@ -1,69 +1,53 @@
 //! The request stream from the owner.
 
-use super::{INPUT, write_all};
+use super::INPUT;
+use super::buffer::Buffer;
 use crate::frames::{HEADER_BYTES, MAX_BODY, Request};
-use crate::sys::{self, EINTR, EINVAL, Fd};
+use crate::sys::{self, EINVAL, EIO, Fd};
 
 /// Capacity of the buffer.
 pub const BUFFER_BYTES: usize = 256 * 1024;
 
 /// The buffered stream of requests.
 pub struct Incoming {
-    buffer: &'static mut [u8],
-    start: usize,
-    end: usize,
+    buffer: Buffer,
 }
 
 impl Incoming {
     pub fn new() -> sys::Result<Self> {
-        Ok(Self {
-            buffer: sys::map_bytes(BUFFER_BYTES)?,
-            start: 0,
-            end: 0,
-        })
+        let buffer = Buffer::new(BUFFER_BYTES)?;
+        Ok(Self { buffer })
     }
 
     pub fn is_empty(&self) -> bool {
-        self.start == self.end
+        self.buffer.is_empty()
     }
 
     /// Reads at most so many bytes, waiting for some; returns the count, which is zero at the end.
     pub fn fill(&mut self, most: usize) -> sys::Result<usize> {
-        // At most a partial header is left.
-        self.buffer.copy_within(self.start..self.end, 0);
-        self.end -= self.start;
-        self.start = 0;
-        let end = self.buffer.len().min(self.end.saturating_add(most));
-        loop {
-            match sys::read(INPUT, &mut self.buffer[self.end..end]) {
-                Err(EINTR) => {}
-                Ok(count) => {
-                    self.end += count;
-                    return Ok(count);
-                }
-                Err(errno) => return Err(errno),
-            }
-        }
+        // At most a partial header is moved.
+        let room = self.buffer.room();
+        let most = most.min(room.len());
+        let count = sys::uninterrupted(|| sys::read(INPUT, &mut room[..most]))?;
+        self.buffer.add(count);
+        Ok(count)
     }
 
     /// Returns the next request if its header is complete.
     pub fn header(&mut self) -> sys::Result<Option<Request>> {
-        let here = &self.buffer[self.start..self.end];
-        let Some(header) = here.first_chunk::<HEADER_BYTES>() else {
+        let Some(header) = self.buffer.content().first_chunk::<HEADER_BYTES>() else {
             return Ok(None);
         };
         let request = Request::decode(header).ok_or(EINVAL)?;
-        self.start += HEADER_BYTES;
+        self.buffer.take(HEADER_BYTES);
         Ok(Some(request))
     }
 
     /// Returns the buffered part of a payload of which `left` bytes are outstanding.
     pub fn payload(&mut self, left: u64) -> &[u8] {
-        let here = self.end - self.start;
+        let here = self.buffer.content().len();
         let count = usize::try_from(left).map_or(here, |left| left.min(here));
-        let piece = &self.buffer[self.start..self.start + count];
-        self.start += count;
-        piece
+        self.buffer.take(count)
     }
 
     /// Waits for a request; `None` at the end.
@@ -84,10 +68,10 @@ impl Incoming {
         let mut left = length;
         while left > 0 {
             let piece = self.payload(left);
-            write_all(file, piece)?;
+            sys::write_all(file, piece)?;
             left -= piece.len() as u64;
             if left > 0 && self.fill(BUFFER_BYTES)? == 0 {
-                return Err(sys::EIO);
+                return Err(EIO);
             }
         }
         Ok(file)

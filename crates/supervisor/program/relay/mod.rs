@@ -4,6 +4,7 @@
 //! pipes and has init start the commands. It is the init of a container, or a process started in a running
 //! one. At the end of stdin, which the owner's death implies, it kills everything that it has started.
 
+mod buffer;
 mod commands;
 mod incoming;
 mod outgoing;
@@ -13,7 +14,7 @@ use self::incoming::Incoming;
 use self::outgoing::Outgoing;
 use crate::frames::{Answer, Channel, Request, StdioMode};
 use crate::init;
-use crate::sys::{self, EAGAIN, EINVAL, Errno, Fd, Forked, PollFd};
+use crate::sys::{self, EAGAIN, EINVAL, Errno, Fd, Forked, List, MAX_FDS, NONE, PollFd};
 use crate::tree::Tree;
 use crate::wire::{
     ORDER_BYTES, Order, REPORT_BYTES, Reader, Report, SETUP_REPLY_BYTES, StartStage,
@@ -21,8 +22,6 @@ use crate::wire::{
 
 const INPUT: Fd = Fd(0);
 const OUTPUT: Fd = Fd(1);
-/// No descriptor.
-const NONE: Fd = Fd(-1);
 
 /// Read size while no payload is outstanding.
 const SMALL_READ: usize = 4096;
@@ -32,7 +31,6 @@ const INPUT_PIPE: usize = 256 * 1024;
 
 /// Time in which init must have killed its descendants.
 const INIT_DEADLINE_MS: u32 = 2000;
-const KILL_PAUSE_US: u32 = 500;
 
 /// Serves until the owner is gone; then no process is left.
 pub fn run() -> i32 {
@@ -56,10 +54,7 @@ pub fn run() -> i32 {
 
 /// Has init perform the setup; `None` if the owner closes the stream first.
 fn start() -> sys::Result<Option<Relay>> {
-    if sys::close_range(3, u32::MAX, false).is_err() {
-        // Linux before 5.9.
-        (3..4096).map(Fd).for_each(sys::close);
-    }
+    sys::close_from(3);
     sys::set_name(c"cantle-relay");
     // No controlling terminal; fails in a session leader.
     let _ = sys::setsid();
@@ -100,8 +95,7 @@ fn start() -> sys::Result<Option<Relay>> {
 
 /// Forks init; returns its id and its control socket.
 fn start_init(body: Fd) -> sys::Result<(i32, Fd)> {
-    let steps = sys::map_file(body, sys::file_length(body)?)?;
-    sys::close(body);
+    let steps = sys::map_file(body)?;
     let (control, init_control) = sys::message_sockets()?;
     match sys::fork(0)? {
         Forked::Parent { child } => {
@@ -112,8 +106,7 @@ fn start_init(body: Fd) -> sys::Result<(i32, Fd)> {
             sys::close(control);
             sys::default_signals();
             // Descriptors 0 to 2 must not be reused. A container may have no `/dev/null`.
-            let null = sys::openat(sys::AT_FDCWD, c"/dev/null", sys::O_RDWR, 0)
-                .or_else(|_| sys::empty_pipe());
+            let null = sys::open(c"/dev/null", sys::O_RDWR).or_else(|_| sys::empty_pipe());
             for standard in [INPUT, OUTPUT, Fd(2)] {
                 if null.and_then(|null| sys::dup_to(null, standard)).is_err() {
                     sys::exit(1);
@@ -213,13 +206,7 @@ impl Relay {
             }
             sys::pause_us(1000);
         }
-        loop {
-            Tree::below(sys::getpid()).kill(false);
-            match sys::wait(false, false) {
-                Ok(_) => sys::pause_us(KILL_PAUSE_US),
-                Err(_) => break,
-            }
-        }
+        Tree::kill_descendants();
     }
 
     /// Splices input from the stream to its command without reading it; returns whether anything moved.
@@ -255,38 +242,31 @@ impl Relay {
                 id,
                 stdio,
                 file,
-                left,
+                ref mut left,
             } => {
-                let piece = self.incoming.payload(left);
+                let piece = self.incoming.payload(*left);
                 if piece.is_empty() {
                     return Ok(false);
                 }
-                write_all(file, piece)?;
-                let left = left - piece.len() as u64;
-                *pending = PendingPayload::Body {
-                    id,
-                    stdio,
-                    file,
-                    left,
-                };
-                if left == 0 {
+                sys::write_all(file, piece)?;
+                *left -= piece.len() as u64;
+                if *left == 0 {
                     *pending = PendingPayload::None;
                     self.start(id, stdio, file)?;
                 }
             }
-            PendingPayload::Input { id, left } => {
-                let piece = self.incoming.payload(left);
+            PendingPayload::Input { id, ref mut left } => {
+                let piece = self.incoming.payload(*left);
                 if piece.is_empty() {
                     return Ok(false);
                 }
                 if let Some(command) = self.commands.find(id) {
                     command.feed(piece, &mut self.outgoing)?;
                 }
-                let left = left - piece.len() as u64;
-                *pending = match left {
-                    0 => PendingPayload::None,
-                    left => PendingPayload::Input { id, left },
-                };
+                *left -= piece.len() as u64;
+                if *left == 0 {
+                    *pending = PendingPayload::None;
+                }
             }
         }
         Ok(true)
@@ -330,7 +310,7 @@ impl Relay {
                 }
             }
             Request::Signal { id, signal } => {
-                if let Some(pid) = self.commands.find(id).and_then(|command| command.pid()) {
+                if let Some(pid) = self.commands.find(id).and_then(|command| command.pid) {
                     self.order(Order::Signal { id, pid, signal }, &[])?;
                 }
             }
@@ -360,11 +340,12 @@ impl Relay {
             .and_then(|()| CommandPipes::new(stdio));
         match pipes {
             Ok(pipes) => {
-                let inherited = pipes.inherited();
-                let mut fds = [body; 1 + CommandPipes::MAX_INHERITED];
-                fds[1..=inherited.len()].copy_from_slice(inherited);
-                self.order(Order::Spawn { id }, &fds[..=inherited.len()])?;
-                inherited.iter().copied().for_each(sys::close);
+                let mut fds = List::<Fd, MAX_FDS>::of(&[body]);
+                for fd in &*pipes.inherited {
+                    fds.push(*fd)?;
+                }
+                self.order(Order::Spawn { id }, &fds)?;
+                pipes.inherited.iter().copied().for_each(sys::close);
                 self.commands.add(RelayedCommand::new(id, &pipes));
                 if stdio == StdioMode::Terminal {
                     self.send_empty_end(id, Channel::Stderr)?;
@@ -415,17 +396,16 @@ impl Relay {
         };
         match source {
             PollSource::Report => {
-                let id = command.id();
+                let id = command.id;
                 let mut message = [0; REPORT_BYTES];
-                let received = match sys::receive(command.report_socket(), &mut message) {
+                let received = match sys::receive(command.report, &mut message) {
                     Err(EAGAIN) => return Ok(()),
                     // The socket of a killed keeper may report an error instead of its end.
                     received => received.ok().filter(|received| received.length > 0),
                 };
                 match received.zip(Report::decode(&message)) {
                     Some((received, report)) => {
-                        let fds = &received.fds[..received.fd_count];
-                        command.handle_report(&report, fds, &mut self.outgoing)?;
+                        command.handle_report(&report, &received.fds, &mut self.outgoing)?;
                         self.send_report(id, report)?;
                     }
                     None => {
@@ -446,13 +426,4 @@ impl Relay {
         }
         Ok(())
     }
-}
-
-/// Writes all bytes to a memory file.
-fn write_all(file: Fd, mut bytes: &[u8]) -> sys::Result<()> {
-    while !bytes.is_empty() {
-        let written = sys::write(file, bytes)?;
-        bytes = &bytes[written..];
-    }
-    Ok(())
 }

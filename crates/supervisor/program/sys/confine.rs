@@ -1,10 +1,10 @@
 //! Confinement: mounts, Landlock, system call filters, tracing.
 
 use core::ffi::CStr;
-use core::mem::size_of;
+use core::mem::size_of_val;
 use core::ptr::null;
 
-use super::{AT_FDCWD, Fd, Result, SIGSTOP, getpid, kill, pad, syscall};
+use super::{AT_FDCWD, Fd, FromRegister, Result, SIGSTOP, getpid, kill, pad, syscall};
 
 /// Mounts a file system; an empty string stands for null.
 pub fn mount(source: &CStr, target: &CStr, kind: &CStr, flags: u64, data: &CStr) -> Result<()> {
@@ -15,30 +15,22 @@ pub fn mount(source: &CStr, target: &CStr, kind: &CStr, flags: u64, data: &CStr)
             text.as_ptr()
         }
     };
-    let source = given(source);
-    call!(
-        165,
-        source,
-        target.as_ptr(),
-        given(kind),
-        flags,
-        given(data)
-    )
-    .map(drop)
+    let (source, kind, data) = (given(source), given(kind), given(data));
+    call!(165, source, target.as_ptr(), kind, flags, data).map(drop)
 }
 
 /// Sets attributes of a mount and of all mounts below it.
 pub fn set_mount_attributes(target: &CStr, set: u64) -> Result<()> {
     const AT_RECURSIVE: usize = 0x8000;
     let attributes = [set, 0, 0, 0];
-    let size = size_of::<[u64; 4]>();
+    let (target, set) = (target.as_ptr(), attributes.as_ptr());
     call!(
         442,
-        AT_FDCWD.0 as isize,
-        target.as_ptr(),
+        AT_FDCWD.0,
+        target,
         AT_RECURSIVE,
-        attributes.as_ptr(),
-        size
+        set,
+        size_of_val(&attributes)
     )
     .map(drop)
 }
@@ -50,14 +42,16 @@ pub fn pivot_to_current_directory() -> Result<()> {
     call!(166, c".".as_ptr(), MNT_DETACH).map(drop)
 }
 
-/// Returns the Landlock ABI version; fails if the kernel does not support or enable Landlock.
-pub fn landlock_version() -> Result<usize> {
-    const CREATE_RULESET_VERSION: usize = 1;
-    call!(444, 0, 0, CREATE_RULESET_VERSION)
-}
-
-pub fn landlock_ruleset(attributes: &[u64; 3], size: usize) -> Result<Fd> {
-    call!(444, attributes.as_ptr(), size, 0).map(|fd| Fd(fd as i32))
+system_calls! {
+    /// Returns the Landlock ABI version; fails if the kernel does not support or enable Landlock.
+    fn landlock_version() -> usize = 444(0, 0, 1 /* LANDLOCK_CREATE_RULESET_VERSION */);
+    fn landlock_ruleset(attributes: &[u64; 3], size: usize) -> Fd
+        = 444(attributes.as_ptr(), size, 0);
+    fn landlock_restrict(ruleset: Fd) = 446(ruleset.0, 0);
+    /// Makes a traced child stop where its filter asks, and on exec.
+    fn trace_start(child: i32) = 101(0x4200 /* PTRACE_SETOPTIONS */, child, 0, 0x10 | 0x80);
+    fn trace_continue(child: i32) = 101(7, child, 0, 0);
+    fn trace_end(child: i32) = 101(17, child, 0, 0);
 }
 
 /// Allows `access` below an open path.
@@ -74,29 +68,10 @@ pub fn landlock_allow_path(ruleset: Fd, path: Fd, access: u64) -> Result<()> {
     call!(445, ruleset.0, 1, &raw const rule, 0).map(drop)
 }
 
-pub fn landlock_restrict(ruleset: Fd) -> Result<()> {
-    call!(446, ruleset.0, 0).map(drop)
-}
-
 /// Makes the parent the tracer and stops until it has noticed.
 pub fn be_traced() -> Result<()> {
     call!(101, 0 /* PTRACE_TRACEME */)?;
     kill(getpid(), SIGSTOP)
-}
-
-/// Makes a traced child stop where its filter asks, and on exec.
-pub fn trace_start(child: i32) -> Result<()> {
-    const SETOPTIONS: usize = 0x4200;
-    const EXEC_AND_FILTER: usize = 0x10 | 0x80;
-    call!(101, SETOPTIONS, child, 0, EXEC_AND_FILTER).map(drop)
-}
-
-pub fn trace_continue(child: i32) -> Result<()> {
-    call!(101, 7, child, 0, 0).map(drop)
-}
-
-pub fn trace_end(child: i32) -> Result<()> {
-    call!(101, 17, child, 0, 0).map(drop)
 }
 
 /// Installs a system call filter: an array of the kernel's `struct sock_filter`, eight bytes each.

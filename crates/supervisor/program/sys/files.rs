@@ -4,8 +4,10 @@ use core::ffi::CStr;
 use core::mem::size_of;
 
 use super::{
-    AT_FDCWD, EINTR, Errno, Fd, O_CLOEXEC, O_DIRECTORY, O_RDWR, Result, openat, pad, syscall,
+    AT_FDCWD, EINVAL, EIO, Fd, FromRegister, O_CLOEXEC, O_DIRECTORY, O_RDWR, Result, getdents,
+    openat, pad, syscall, uninterrupted,
 };
+use crate::tasks::EntryKind;
 
 pub const O_NONBLOCK: i32 = 0o4000;
 pub const O_NOFOLLOW: i32 = 0o40_0000;
@@ -17,7 +19,7 @@ pub const RESOLVE_BENEATH: u64 = 8;
 pub fn openat2(at: Fd, path: &CStr, flags: i32, mode: u32, resolve: u64) -> Result<Fd> {
     let how = [(flags | O_CLOEXEC) as u64, u64::from(mode), resolve];
     let size = size_of::<[u64; 3]>();
-    call!(437, at.0, path.as_ptr(), how.as_ptr(), size).map(|fd| Fd(fd as i32))
+    call!(437, at.0, path.as_ptr(), how.as_ptr(), size).map(Fd::from_register)
 }
 
 /// The kernel's `struct stat`.
@@ -34,22 +36,13 @@ pub struct Stat {
     rest: [u64; 11],
 }
 
-/// The type of a file.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum FileType {
-    Regular,
-    Directory,
-    Link,
-    Other,
-}
-
 impl Stat {
-    pub fn file_type(&self) -> FileType {
+    pub fn kind(&self) -> EntryKind {
         match self.mode & 0o170_000 {
-            0o100_000 => FileType::Regular,
-            0o040_000 => FileType::Directory,
-            0o120_000 => FileType::Link,
-            _ => FileType::Other,
+            0o100_000 => EntryKind::File,
+            0o040_000 => EntryKind::Directory,
+            0o120_000 => EntryKind::Link,
+            _ => EntryKind::Other,
         }
     }
 
@@ -77,10 +70,6 @@ pub fn statat(at: Fd, path: &CStr) -> Result<Stat> {
     call!(262, at.0, path.as_ptr(), &raw mut stat, flags).map(|_| stat)
 }
 
-pub fn mkdirat(at: Fd, path: &CStr, mode: u32) -> Result<()> {
-    call!(258, at.0, path.as_ptr(), mode).map(drop)
-}
-
 /// Removes a name; that of an empty directory if `is_directory` is set.
 pub fn unlinkat(at: Fd, path: &CStr, is_directory: bool) -> Result<()> {
     const REMOVE_DIRECTORY: usize = 0x200;
@@ -88,43 +77,26 @@ pub fn unlinkat(at: Fd, path: &CStr, is_directory: bool) -> Result<()> {
     call!(263, at.0, path.as_ptr(), flags).map(drop)
 }
 
-pub fn renameat(from_at: Fd, from: &CStr, to_at: Fd, to: &CStr) -> Result<()> {
-    call!(264, from_at.0, from.as_ptr(), to_at.0, to.as_ptr()).map(drop)
+system_calls! {
+    fn mkdirat(at: Fd, path: &CStr, mode: u32) = 258(at.0, path.as_ptr(), mode);
+    fn renameat(from_at: Fd, from: &CStr, to_at: Fd, to: &CStr)
+        = 264(from_at.0, from.as_ptr(), to_at.0, to.as_ptr());
+    /// Links a file, following a symbolic link such as `/proc/self/fd/N`.
+    fn name_file(link: &CStr, to_at: Fd, to: &CStr)
+        = 265(AT_FDCWD.0, link.as_ptr(), to_at.0, to.as_ptr(), 0x400 /* AT_SYMLINK_FOLLOW */);
+    fn fchmod(fd: Fd, mode: u32) = 91(fd.0, mode);
+    fn chmod(path: &CStr, mode: u32) = 90(path.as_ptr(), mode);
+    /// Changes the owner of a path, following symbolic links.
+    fn chown(path: &CStr, uid: u32, gid: u32) = 92(path.as_ptr(), uid, gid);
+    /// Changes the owner of an open file.
+    fn fchown(fd: Fd, uid: u32, gid: u32) = 93(fd.0, uid, gid);
+    fn fchdir(fd: Fd) = 81(fd.0);
 }
 
 /// Creates an unnamed file in a directory, if the file system supports that.
 pub fn unnamed_file(directory: Fd) -> Result<Fd> {
     const O_TMPFILE: i32 = 0o2000_0000 | O_DIRECTORY;
     openat(directory, c".", O_RDWR | O_TMPFILE, 0o600)
-}
-
-/// Links a file, following a symbolic link such as `/proc/self/fd/N`.
-pub fn name_file(link: &CStr, to_at: Fd, to: &CStr) -> Result<()> {
-    const FOLLOW: usize = 0x400;
-    let from_at = AT_FDCWD.0;
-    call!(265, from_at, link.as_ptr(), to_at.0, to.as_ptr(), FOLLOW).map(drop)
-}
-
-pub fn fchmod(fd: Fd, mode: u32) -> Result<()> {
-    call!(91, fd.0, mode).map(drop)
-}
-
-pub fn chmod(path: &CStr, mode: u32) -> Result<()> {
-    call!(90, path.as_ptr(), mode).map(drop)
-}
-
-/// Changes the owner of a path, following symbolic links.
-pub fn chown(path: &CStr, uid: u32, gid: u32) -> Result<()> {
-    call!(92, path.as_ptr(), uid, gid).map(drop)
-}
-
-/// Changes the owner of an open file.
-pub fn fchown(fd: Fd, uid: u32, gid: u32) -> Result<()> {
-    call!(93, fd.0, uid, gid).map(drop)
-}
-
-pub fn fchdir(fd: Fd) -> Result<()> {
-    call!(81, fd.0).map(drop)
 }
 
 /// Whether a path may be executed, following symbolic links.
@@ -135,22 +107,15 @@ pub fn may_execute(path: &CStr) -> bool {
 
 /// Reads at an offset.
 pub fn pread(fd: Fd, buffer: &mut [u8], offset: u64) -> Result<usize> {
-    loop {
-        match call!(17, fd.0, buffer.as_mut_ptr(), buffer.len(), offset) {
-            Err(EINTR) => {}
-            other => return other,
-        }
-    }
+    uninterrupted(|| call!(17, fd.0, buffer.as_mut_ptr(), buffer.len(), offset))
 }
 
 /// Writes all bytes.
 pub fn write_all(fd: Fd, mut bytes: &[u8]) -> Result<()> {
     while !bytes.is_empty() {
-        match super::write(fd, bytes) {
-            Ok(0) => return Err(Errno(5)),
-            Ok(count) => bytes = &bytes[count..],
-            Err(EINTR) => {}
-            Err(errno) => return Err(errno),
+        match uninterrupted(|| super::write(fd, bytes))? {
+            0 => return Err(EIO),
+            count => bytes = &bytes[count..],
         }
     }
     Ok(())
@@ -160,4 +125,52 @@ pub fn write_all(fd: Fd, mut bytes: &[u8]) -> Result<()> {
 pub fn random() -> Result<u64> {
     let mut number = 0_u64;
     call!(318, &raw mut number, size_of::<u64>(), 0).map(|_| number)
+}
+
+/// Iterates over a directory: names, and whether they are directories, where the file system reports that.
+pub struct Entries {
+    directory: Fd,
+    page: [u8; 8192],
+    start: usize,
+    end: usize,
+}
+
+impl Entries {
+    pub fn of(directory: Fd) -> Self {
+        Self {
+            directory,
+            page: [0; 8192],
+            start: 0,
+            end: 0,
+        }
+    }
+
+    pub fn next(&mut self) -> Result<Option<(&CStr, Option<bool>)>> {
+        const DIRECTORY: u8 = 4;
+        loop {
+            if self.start == self.end {
+                self.start = 0;
+                self.end = getdents(self.directory, &mut self.page)?;
+                if self.end == 0 {
+                    return Ok(None);
+                }
+            }
+            // An entry: inode and offset (8 bytes each), its length (2), a type (1), its name, NUL.
+            let start = self.start;
+            let length = [self.page[start + 16], self.page[start + 17]];
+            self.start += usize::from(u16::from_le_bytes(length));
+            let name = &self.page[start + 19..self.start];
+            if name.starts_with(b".\0") || name.starts_with(b"..\0") {
+                continue;
+            }
+            let is_directory = match self.page[start + 18] {
+                // Unknown: not every file system reports it.
+                0 => None,
+                kind => Some(kind == DIRECTORY),
+            };
+            let name = &self.page[start + 19..self.start];
+            let name = CStr::from_bytes_until_nul(name).map_err(|_| EINVAL)?;
+            return Ok(Some((name, is_directory)));
+        }
+    }
 }

@@ -63,32 +63,83 @@ macro_rules! call {
     };
 }
 
+/// Declares functions that only perform a system call: its number and arguments follow the signature.
+macro_rules! system_calls {
+    ($($(#[$meta:meta])* fn $name:ident($($parameter:ident: $type:ty),*) $(-> $answer:ty)?
+        = $number:literal($($argument:expr),*);)*) => {$(
+        $(#[$meta])*
+        pub fn $name($($parameter: $type),*) -> Result<system_calls!(@ $($answer)?)> {
+            call!($number $(, $argument)*).map(FromRegister::from_register)
+        }
+    )*};
+    (@) => { () };
+    (@ $answer:ty) => { $answer };
+}
+
+/// The answer of a successful system call.
+trait FromRegister {
+    fn from_register(value: usize) -> Self;
+}
+
+impl FromRegister for () {
+    fn from_register(_: usize) {}
+}
+
+impl FromRegister for usize {
+    fn from_register(value: usize) -> Self {
+        value
+    }
+}
+
+impl FromRegister for Fd {
+    fn from_register(value: usize) -> Self {
+        Self(value as i32)
+    }
+}
+
+/// Repeats a system call that a signal has interrupted.
+pub fn uninterrupted<T>(mut call: impl FnMut() -> Result<T>) -> Result<T> {
+    loop {
+        match call() {
+            Err(EINTR) => {}
+            result => return result,
+        }
+    }
+}
+
 mod confine;
 mod files;
+mod list;
 mod process;
 mod socket;
 mod stream;
 
 pub use self::confine::*;
 pub use self::files::*;
+pub use self::list::List;
 pub use self::process::*;
 pub use self::socket::*;
 pub use self::stream::*;
 
 /// Pads the arguments with zeros.
-const fn pad<const N: usize>(given: [usize; N]) -> [usize; 6] {
+fn pad<const N: usize>(given: [usize; N]) -> [usize; 6] {
     let mut all = [0; 6];
-    let mut at = 0;
-    while at < N {
-        all[at] = given[at];
-        at += 1;
-    }
+    all[..N].copy_from_slice(&given);
     all
 }
 
 /// A file descriptor. It is not closed on drop: lifetimes here are explicit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fd(pub i32);
+
+/// No descriptor.
+pub const NONE: Fd = Fd(-1);
+
+impl Default for Fd {
+    fn default() -> Self {
+        NONE
+    }
+}
 
 /// The base of relative paths.
 pub const AT_FDCWD: Fd = Fd(-100);
@@ -106,11 +157,6 @@ pub fn dup_to(from: Fd, to: Fd) -> Result<()> {
     call!(292, from.0, to.0, 0).map(drop)
 }
 
-/// Duplicates a descriptor to a number of at least `least`, closed on exec.
-pub fn dup_above(fd: Fd, least: i32) -> Result<Fd> {
-    call!(72, fd.0, 1030 /* F_DUPFD_CLOEXEC */, least).map(|fd| Fd(fd as i32))
-}
-
 /// Creates a pipe: its read end and its write end.
 pub fn pipe() -> Result<(Fd, Fd)> {
     let mut ends = [0_i32; 2];
@@ -118,17 +164,12 @@ pub fn pipe() -> Result<(Fd, Fd)> {
     Ok((Fd(ends[0]), Fd(ends[1])))
 }
 
-/// Closes a range of descriptors, or sets their close-on-exec flag.
-pub fn close_range(first: u32, last: u32, cloexec: bool) -> Result<()> {
-    call!(436, first, last, if cloexec { 4 } else { 0 }).map(drop)
-}
-
-pub fn read(fd: Fd, buffer: &mut [u8]) -> Result<usize> {
-    call!(0, fd.0, buffer.as_mut_ptr(), buffer.len())
-}
-
-pub fn write(fd: Fd, bytes: &[u8]) -> Result<usize> {
-    call!(1, fd.0, bytes.as_ptr(), bytes.len())
+/// Closes this descriptor and all above it.
+pub fn close_from(first: i32) {
+    if call!(436, first, u32::MAX, 0).is_err() {
+        // Linux before 5.9.
+        (first..4096).map(Fd).for_each(close);
+    }
 }
 
 pub const O_RDONLY: i32 = 0;
@@ -141,86 +182,92 @@ pub const O_DIRECTORY: i32 = 0o20_0000;
 pub const O_CLOEXEC: i32 = 0o200_0000;
 pub const O_PATH: i32 = 0o1000_0000;
 
-pub fn openat(at: Fd, path: &CStr, flags: i32, mode: u32) -> Result<Fd> {
-    call!(257, at.0, path.as_ptr(), flags | O_CLOEXEC, mode).map(|fd| Fd(fd as i32))
+system_calls! {
+    /// Duplicates a descriptor to a number of at least `least`, closed on exec.
+    fn dup_above(fd: Fd, least: i32) -> Fd = 72(fd.0, 1030 /* F_DUPFD_CLOEXEC */, least);
+    fn read(fd: Fd, buffer: &mut [u8]) -> usize = 0(fd.0, buffer.as_mut_ptr(), buffer.len());
+    fn write(fd: Fd, bytes: &[u8]) -> usize = 1(fd.0, bytes.as_ptr(), bytes.len());
+    fn openat(at: Fd, path: &CStr, flags: i32, mode: u32) -> Fd
+        = 257(at.0, path.as_ptr(), flags | O_CLOEXEC, mode);
+    fn mkdir(path: &CStr, mode: u32) = 83(path.as_ptr(), mode);
+    fn rmdir(path: &CStr) = 84(path.as_ptr());
+    fn symlink(target: &CStr, path: &CStr) = 88(target.as_ptr(), path.as_ptr());
+    fn chdir(path: &CStr) = 80(path.as_ptr());
+    /// Reads entries of an open directory in the kernel's format; see `getdents64`.
+    fn getdents(fd: Fd, buffer: &mut [u8]) -> usize
+        = 217(fd.0, buffer.as_mut_ptr(), buffer.len());
+    /// Sets the file offset.
+    fn seek(fd: Fd, offset: u64) = 8(fd.0, offset, 0);
+    /// Returns the length of a file.
+    fn file_length(fd: Fd) -> usize = 8(fd.0, 0, 2 /* SEEK_END */);
 }
 
-pub fn mkdir(path: &CStr, mode: u32) -> Result<()> {
-    call!(83, path.as_ptr(), mode).map(drop)
+/// Opens an absolute path.
+pub fn open(path: &CStr, flags: i32) -> Result<Fd> {
+    openat(AT_FDCWD, path, flags, 0)
 }
 
-pub fn rmdir(path: &CStr) -> Result<()> {
-    call!(84, path.as_ptr()).map(drop)
+/// Reads the start of a file, as much as one read returns.
+pub fn read_file(path: &CStr, buffer: &mut [u8]) -> Result<usize> {
+    let file = open(path, O_RDONLY)?;
+    let length = read(file, buffer);
+    close(file);
+    length
 }
 
-pub fn symlink(target: &CStr, path: &CStr) -> Result<()> {
-    call!(88, target.as_ptr(), path.as_ptr()).map(drop)
-}
-
-pub fn chdir(path: &CStr) -> Result<()> {
-    call!(80, path.as_ptr()).map(drop)
+/// Writes to an existing file with one write.
+pub fn write_file(path: &CStr, content: &[u8]) -> Result<()> {
+    let file = open(path, O_WRONLY)?;
+    let written = write(file, content);
+    close(file);
+    written.map(drop)
 }
 
 pub fn umask(mask: u32) {
     let _ = call!(95, mask);
 }
 
-/// Reads entries of an open directory in the kernel's format; see `getdents64`.
-pub fn getdents(fd: Fd, buffer: &mut [u8]) -> Result<usize> {
-    call!(217, fd.0, buffer.as_mut_ptr(), buffer.len())
-}
-
-pub fn rewind(fd: Fd) -> Result<()> {
-    call!(8, fd.0, 0, 0).map(drop)
-}
-
-/// Sets the file offset.
-pub fn seek(fd: Fd, offset: u64) -> Result<()> {
-    call!(8, fd.0, offset, 0).map(drop)
-}
-
-/// Maps an immutable file for the rest of the process's life.
-pub fn map_file(fd: Fd, length: usize) -> Result<&'static [u8]> {
+/// Maps an immutable file for the rest of the process's life, and closes it.
+pub fn map_file(fd: Fd) -> Result<&'static [u8]> {
     const PROT_READ: usize = 1;
     const MAP_PRIVATE: usize = 2;
+    let length = file_length(fd)?;
     if length == 0 {
+        close(fd);
         return Ok(&[]);
     }
     let address = call!(9, 0, length, PROT_READ, MAP_PRIVATE, fd.0, 0)?;
+    close(fd);
     // SAFETY: fresh, readable memory of this length; the sender has sealed the file, so that it neither
     // shrinks nor changes.
     Ok(unsafe { core::slice::from_raw_parts(address as *const u8, length) })
 }
 
-/// Maps zeroed memory of at least one byte. Pages are allocated on first use.
-fn map_zeroed(length: usize) -> Result<usize> {
+/// A type with a valid value of zeros.
+///
+/// # Safety
+/// Memory filled with zeros is a valid value.
+pub unsafe trait Zeroable {}
+
+// SAFETY: the number zero.
+unsafe impl Zeroable for u8 {}
+// SAFETY: the null pointer.
+unsafe impl Zeroable for *const u8 {}
+
+/// Maps memory for `count` zeroed values, to be freed by [`unmap`]. Pages are allocated on first use.
+pub fn map<T: Zeroable>(count: usize) -> Result<&'static mut [T]> {
     const PROT_READ_WRITE: usize = 3;
     const MAP_PRIVATE_ANONYMOUS_NORESERVE: usize = 0x4022;
+    let length = (count * size_of::<T>()).max(1);
     let flags = MAP_PRIVATE_ANONYMOUS_NORESERVE;
-    call!(9, 0, length.max(1), PROT_READ_WRITE, flags, usize::MAX, 0)
+    let address = call!(9, 0, length, PROT_READ_WRITE, flags, usize::MAX, 0)?;
+    // SAFETY: fresh, page-aligned memory of this length without another reference; zeros are valid.
+    Ok(unsafe { core::slice::from_raw_parts_mut(address as *mut T, count) })
 }
 
-/// Allocates rows of four numbers.
-pub fn map_rows(count: usize) -> Result<&'static mut [[i32; 4]]> {
-    let address = map_zeroed(count * size_of::<[i32; 4]>())?;
-    // SAFETY: fresh, page-aligned memory without another reference; zeros are valid numbers.
-    Ok(unsafe { core::slice::from_raw_parts_mut(address as *mut [i32; 4], count) })
-}
-
-/// Frees rows.
-pub fn unmap_rows(rows: &'static mut [[i32; 4]]) {
-    let _ = call!(11, rows.as_mut_ptr(), size_of_val(rows));
-}
-
-/// Allocates null pointers, for the rest of the process's life.
-pub fn map_pointers(count: usize) -> Result<&'static mut [*const u8]> {
-    let address = map_zeroed(count * size_of::<*const u8>())?;
-    // SAFETY: as above; zeros are null pointers.
-    Ok(unsafe { core::slice::from_raw_parts_mut(address as *mut *const u8, count) })
-}
-
-/// Returns the length of a file.
-pub fn file_length(fd: Fd) -> Result<usize> {
-    const SEEK_END: usize = 2;
-    call!(8, fd.0, 0, SEEK_END)
+/// Frees mapped memory.
+pub fn unmap<T: Zeroable>(values: &'static mut [T]) {
+    if !values.is_empty() {
+        let _ = call!(11, values.as_mut_ptr(), size_of_val(values));
+    }
 }

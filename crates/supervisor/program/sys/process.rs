@@ -2,9 +2,8 @@
 
 use core::ffi::CStr;
 use core::mem::MaybeUninit;
-use core::ptr::null;
 
-use super::{EINTR, EINVAL, Errno, Fd, Result, pad, syscall};
+use super::{EINTR, EINVAL, Errno, Fd, FromRegister, Result, pad, syscall, uninterrupted};
 
 /// Suspends the parent until the child executes a program or exits.
 pub const CLONE_VFORK: u64 = 0x4000;
@@ -93,12 +92,7 @@ pub fn wait(block: bool, stopped_too: bool) -> Result<Option<Changed>> {
     let mut status = 0_i32;
     let mut usage = MaybeUninit::<Usage>::zeroed();
     let flags = if block { 0 } else { WNOHANG } | if stopped_too { WUNTRACED } else { 0 };
-    let pid = loop {
-        match call!(61, usize::MAX, &raw mut status, flags, usage.as_mut_ptr()) {
-            Err(EINTR) => {}
-            other => break other?,
-        }
-    };
+    let pid = uninterrupted(|| call!(61, usize::MAX, &raw mut status, flags, usage.as_mut_ptr()))?;
     if pid == 0 {
         return Ok(None);
     }
@@ -119,13 +113,28 @@ pub const SIGCHLD: i32 = 17;
 pub const SIGCONT: i32 = 18;
 pub const SIGSTOP: i32 = 19;
 
-/// Sends a signal to a process, or to a group if `pid` is negative.
-pub fn kill(pid: i32, signal: i32) -> Result<()> {
-    call!(62, pid as isize, signal).map(drop)
+system_calls! {
+    /// Sends a signal to a process, or to a group if `pid` is negative.
+    fn kill(pid: i32, signal: i32) = 62(pid, signal);
+    fn setsid() = 112();
+    /// Opens a descriptor that is readable when the process has ended.
+    fn pidfd_open(pid: i32) -> Fd = 434(pid, 0);
+    fn die_with_parent() = 157(1, SIGKILL);
+    fn set_dumpable(dumpable: bool) = 157(4, dumpable);
+    fn adopt_orphans() = 157(36, 1);
+    fn no_new_privileges() = 157(38, 1, 0, 0, 0);
+    /// Drops a capability from the bounding set. Fails with `EINVAL` if the kernel has none of this number.
+    fn drop_bounding_capability(capability: u32) = 157(24, capability);
+    fn clear_ambient_capabilities() = 157(47, 4, 0, 0, 0);
+    fn set_groups_empty() = 116(0, 0);
+    fn set_gid(gid: u32) = 119(gid, gid, gid);
+    fn set_uid(uid: u32) = 117(uid, uid, uid);
+    fn set_host_name(name: &CStr) = 170(name.as_ptr(), name.count_bytes());
 }
 
-pub fn setsid() -> Result<()> {
-    call!(112).map(drop)
+/// Sets the name of the calling process.
+pub fn set_name(name: &CStr) {
+    let _ = call!(157, 15, name.as_ptr());
 }
 
 pub fn getpid() -> i32 {
@@ -138,12 +147,20 @@ pub fn getppid() -> i32 {
 
 /// Resets all signals to their default action and unblocks them.
 pub fn default_signals() {
-    for signal in 1..=64 {
-        // The kernel's `struct sigaction`; handler 0 is the default action.
-        let action = [0_u64; 4];
-        let _ = call!(13, signal, action.as_ptr(), 0, 8);
-    }
+    (1..=64).for_each(|signal| set_action(signal, 0));
     set_signal_mask(0);
+}
+
+/// Ignores SIGCHLD, so that children are reaped automatically.
+pub fn ignore_sigchld() {
+    set_action(SIGCHLD, 1);
+}
+
+/// Sets the action of a signal: 0 for the default, 1 to ignore it.
+fn set_action(signal: i32, handler: u64) {
+    // The kernel's `struct sigaction`.
+    let action = [handler, 0, 0, 0];
+    let _ = call!(13, signal, action.as_ptr(), 0, 8);
 }
 
 /// Sets the signal mask; bit 0 is signal 1.
@@ -155,12 +172,7 @@ pub fn set_signal_mask(mask: u64) {
 /// Creates a descriptor that is readable while one of these blocked signals is pending.
 pub fn signal_fd(mask: u64) -> Result<Fd> {
     const SFD_CLOEXEC_NONBLOCK: usize = 0o200_4000;
-    call!(289, usize::MAX, &raw const mask, 8, SFD_CLOEXEC_NONBLOCK).map(|fd| Fd(fd as i32))
-}
-
-/// Opens a descriptor that is readable when the process has ended.
-pub fn pidfd_open(pid: i32) -> Result<Fd> {
-    call!(434, pid, 0).map(|fd| Fd(fd as i32))
+    call!(289, usize::MAX, &raw const mask, 8, SFD_CLOEXEC_NONBLOCK).map(Fd::from_register)
 }
 
 #[repr(C)]
@@ -173,19 +185,20 @@ pub struct PollFd {
 impl PollFd {
     /// Waits until it is readable; a negative descriptor never is.
     pub const fn readable(fd: Fd) -> Self {
-        Self {
-            fd: fd.0,
-            events: 1,
-            revents: 0,
-        }
+        Self::new(fd, 1)
     }
 
     /// Waits until it is writable.
     pub const fn writable(fd: Fd) -> Self {
+        Self::new(fd, 4)
+    }
+
+    const fn new(Fd(fd): Fd, events: i16) -> Self {
+        let revents = 0;
         Self {
-            fd: fd.0,
-            events: 4,
-            revents: 0,
+            fd,
+            events,
+            revents,
         }
     }
 
@@ -210,40 +223,23 @@ pub fn pause_us(microseconds: u32) {
 
 /// Lowers a resource limit of the calling process; never raises it.
 pub fn lower_limit(resource: u32, soft: u64, hard: u64) -> Result<()> {
-    let mut now = [0_u64; 2];
-    call!(302, 0, resource, 0, now.as_mut_ptr())?;
-    let [now_soft, now_hard] = now;
-    let limit = [soft.min(now_soft), hard.min(now_hard)];
+    change_limit(resource, |[now_soft, now_hard]| {
+        [soft.min(now_soft), hard.min(now_hard)]
+    })
+}
+
+/// Raises the descriptor limit to its maximum.
+pub fn raise_descriptor_limit() {
+    const RLIMIT_NOFILE: u32 = 7;
+    let _ = change_limit(RLIMIT_NOFILE, |[_, hard]| [hard, hard]);
+}
+
+/// Changes a resource limit of the calling process, soft and hard.
+fn change_limit(resource: u32, change: impl FnOnce([u64; 2]) -> [u64; 2]) -> Result<()> {
+    let mut limit = [0_u64; 2];
+    call!(302, 0, resource, 0, limit.as_mut_ptr())?;
+    limit = change(limit);
     call!(302, 0, resource, limit.as_ptr(), 0).map(drop)
-}
-
-pub fn die_with_parent() -> Result<()> {
-    call!(157, 1, SIGKILL).map(drop)
-}
-
-pub fn set_dumpable(dumpable: bool) -> Result<()> {
-    call!(157, 4, u8::from(dumpable)).map(drop)
-}
-
-pub fn adopt_orphans() -> Result<()> {
-    call!(157, 36, 1).map(drop)
-}
-
-pub fn no_new_privileges() -> Result<()> {
-    call!(157, 38, 1, 0, 0, 0).map(drop)
-}
-
-pub fn set_name(name: &CStr) {
-    let _ = call!(157, 15, name.as_ptr());
-}
-
-/// Drops a capability from the bounding set. Fails with `EINVAL` if the kernel has none of this number.
-pub fn drop_bounding_capability(capability: u32) -> Result<()> {
-    call!(157, 24, capability).map(drop)
-}
-
-pub fn clear_ambient_capabilities() -> Result<()> {
-    call!(157, 47, 4, 0, 0, 0).map(drop)
 }
 
 /// Drops all capabilities.
@@ -252,20 +248,4 @@ pub fn drop_capabilities() -> Result<()> {
     let header = [VERSION_3, 0];
     let none = [0_u32; 6];
     call!(126, header.as_ptr(), none.as_ptr()).map(drop)
-}
-
-pub fn set_groups_empty() -> Result<()> {
-    call!(116, 0, null::<u32>()).map(drop)
-}
-
-pub fn set_gid(gid: u32) -> Result<()> {
-    call!(119, gid, gid, gid).map(drop)
-}
-
-pub fn set_uid(uid: u32) -> Result<()> {
-    call!(117, uid, uid, uid).map(drop)
-}
-
-pub fn set_host_name(name: &CStr) -> Result<()> {
-    call!(170, name.as_ptr(), name.count_bytes()).map(drop)
 }

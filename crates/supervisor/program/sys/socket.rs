@@ -2,7 +2,10 @@
 
 use core::mem::size_of;
 
-use super::{EINTR, Fd, O_CLOEXEC, O_NOCTTY, O_RDWR, Result, close, pad, syscall};
+use super::List;
+use super::{
+    Fd, FromRegister, O_CLOEXEC, O_NOCTTY, O_RDWR, Result, close, pad, syscall, uninterrupted,
+};
 
 const AF_INET: i32 = 2;
 const SOCK_STREAM_CLOEXEC: usize = 0o200_0001;
@@ -46,9 +49,9 @@ pub fn listen_on_loopback(port: u16) -> Result<Fd> {
     Ok(Fd(socket as i32))
 }
 
-/// Makes a terminal the controlling one of the calling session.
-pub fn take_terminal(fd: Fd) -> Result<()> {
-    call!(16, fd.0, 0x540E, 0).map(drop)
+system_calls! {
+    /// Makes a terminal the controlling one of the calling session.
+    fn take_terminal(fd: Fd) = 16(fd.0, 0x540E /* TIOCSCTTY */, 0);
 }
 
 /// Opens the slave of a pseudo-terminal.
@@ -57,7 +60,7 @@ pub fn terminal_peer(fd: Fd) -> Result<Fd> {
     const TIOCGPTPEER: usize = 0x5441;
     let unlocked = 0_i32;
     call!(16, fd.0, TIOCSPTLCK, &raw const unlocked)?;
-    call!(16, fd.0, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC).map(|fd| Fd(fd as i32))
+    call!(16, fd.0, TIOCGPTPEER, O_RDWR | O_NOCTTY | O_CLOEXEC).map(Fd::from_register)
 }
 
 pub fn set_terminal_size(fd: Fd, rows: u16, columns: u16) -> Result<()> {
@@ -70,23 +73,39 @@ pub const MAX_FDS: usize = 8;
 
 /// A received message.
 pub struct Received {
+    /// Its length; zero if the peer has closed the socket.
     pub length: usize,
-    pub fds: [Fd; MAX_FDS],
-    pub fd_count: usize,
+    pub fds: List<Fd, MAX_FDS>,
 }
 
+/// The kernel's `struct msghdr`.
 #[repr(C)]
 struct MessageHeader {
     name: usize,
     name_length: usize,
     vectors: *const [usize; 2],
     vector_count: usize,
-    control: *mut u8,
+    control: *mut Control,
     control_length: usize,
     flags: usize,
 }
 
+impl MessageHeader {
+    fn new(vector: &[usize; 2], control: &mut Control, control_length: usize) -> Self {
+        Self {
+            name: 0,
+            name_length: 0,
+            vectors: vector,
+            vector_count: 1,
+            control,
+            control_length,
+            flags: 0,
+        }
+    }
+}
+
 /// The kernel's `struct cmsghdr` and room for descriptors.
+#[derive(Default)]
 #[repr(C, align(8))]
 struct Control {
     length: usize,
@@ -99,84 +118,44 @@ const CONTROL_HEADER: usize = 16;
 const SOL_SOCKET: i32 = 1;
 const SCM_RIGHTS: i32 = 1;
 
-/// Receives the next message and its descriptors. A length of zero means that the peer has closed the
-/// socket.
+/// Receives the next message and its descriptors.
 pub fn receive(socket: Fd, buffer: &mut [u8]) -> Result<Received> {
     const MSG_CMSG_CLOEXEC: usize = 0x4000_0000;
-    let mut control = Control {
-        length: 0,
-        level: 0,
-        kind: 0,
-        fds: [-1; MAX_FDS],
-    };
+    let mut control = Control::default();
     let vector = [buffer.as_mut_ptr() as usize, buffer.len()];
-    let mut header = MessageHeader {
-        name: 0,
-        name_length: 0,
-        vectors: &raw const vector,
-        vector_count: 1,
-        control: (&raw mut control).cast(),
-        control_length: size_of::<Control>(),
-        flags: 0,
-    };
-    let length = loop {
-        match call!(47, socket.0, &raw mut header, MSG_CMSG_CLOEXEC) {
-            Err(EINTR) => {}
-            other => break other?,
-        }
-    };
-    let mut received = Received {
-        length,
-        fds: [Fd(-1); MAX_FDS],
-        fd_count: 0,
-    };
+    let mut header = MessageHeader::new(&vector, &mut control, size_of::<Control>());
+    let length = uninterrupted(|| call!(47, socket.0, &raw mut header, MSG_CMSG_CLOEXEC))?;
+    let mut fds = List::new();
     let is_rights = control.level == SOL_SOCKET && control.kind == SCM_RIGHTS;
     if header.control_length >= CONTROL_HEADER && is_rights {
         let count = control.length.saturating_sub(CONTROL_HEADER) / 4;
-        received.fd_count = count.min(MAX_FDS);
-        for (slot, fd) in received.fds.iter_mut().zip(control.fds).take(count) {
-            *slot = Fd(fd);
+        for fd in control.fds.into_iter().take(count) {
+            fds.push(Fd(fd))?;
         }
     }
-    Ok(received)
+    Ok(Received { length, fds })
 }
 
 /// Sends a message with descriptors.
 pub fn send(socket: Fd, bytes: &[u8], fds: &[Fd]) -> Result<()> {
     const MSG_NOSIGNAL: usize = 0x4000;
-    let count = fds.len().min(MAX_FDS);
+    let length = CONTROL_HEADER + 4 * fds.len().min(MAX_FDS);
     let mut control = Control {
-        length: CONTROL_HEADER + 4 * count,
+        length,
         level: SOL_SOCKET,
         kind: SCM_RIGHTS,
-        fds: [-1; MAX_FDS],
+        ..Control::default()
     };
     for (slot, fd) in control.fds.iter_mut().zip(fds) {
         *slot = fd.0;
     }
     let vector = [bytes.as_ptr() as usize, bytes.len()];
-    let header = MessageHeader {
-        name: 0,
-        name_length: 0,
-        vectors: &raw const vector,
-        vector_count: 1,
-        control: if count == 0 {
-            core::ptr::null_mut()
-        } else {
-            (&raw mut control).cast()
-        },
-        control_length: if count == 0 {
-            0
-        } else {
-            // Padded to a multiple of eight.
-            (control.length + 7) & !7
-        },
-        flags: 0,
+    // Padded to a multiple of eight.
+    let control_length = if fds.is_empty() {
+        0
+    } else {
+        length.next_multiple_of(8)
     };
-    loop {
-        match call!(46, socket.0, &raw const header, MSG_NOSIGNAL) {
-            Err(EINTR) => {}
-            other => return other.map(drop),
-        }
-    }
+    let header = MessageHeader::new(&vector, &mut control, control_length);
+    uninterrupted(|| call!(46, socket.0, &raw const header, MSG_NOSIGNAL)).map(drop)
 }

@@ -1,6 +1,6 @@
 //! System calls of the relay: nonblocking descriptors, memory files, socket pairs, splicing.
 
-use super::{Fd, O_CLOEXEC, Result, map_zeroed, pad, syscall};
+use super::{Fd, FromRegister, Result, close, pad, pipe, syscall};
 
 /// Makes reads and writes return `EAGAIN` instead of blocking.
 pub fn set_nonblocking(fd: Fd) -> Result<()> {
@@ -20,10 +20,9 @@ pub fn message_sockets() -> Result<(Fd, Fd)> {
     Ok((Fd(ends[0]), Fd(ends[1])))
 }
 
-/// Creates a memory file.
-pub fn memory_file() -> Result<Fd> {
-    const MFD_CLOEXEC: usize = 1;
-    call!(319, c"cantle".as_ptr(), MFD_CLOEXEC).map(|fd| Fd(fd as i32))
+system_calls! {
+    /// Creates a memory file.
+    fn memory_file() -> Fd = 319(c"cantle".as_ptr(), 1 /* MFD_CLOEXEC */);
 }
 
 /// Returns how many bytes can be read without blocking.
@@ -48,41 +47,9 @@ pub fn splice(from: Fd, to: Fd, count: usize, waits: bool) -> Result<usize> {
     call!(275, from.0, 0, to.0, 0, count, flags)
 }
 
-/// Maps zeroed memory, to be freed by [`unmap_bytes`]. Pages are allocated on first use.
-pub fn map_bytes(count: usize) -> Result<&'static mut [u8]> {
-    let address = map_zeroed(count)?;
-    // SAFETY: fresh memory of this length without another reference.
-    Ok(unsafe { core::slice::from_raw_parts_mut(address as *mut u8, count) })
-}
-
-/// Frees memory.
-pub fn unmap_bytes(bytes: &'static mut [u8]) {
-    if !bytes.is_empty() {
-        let _ = call!(11, bytes.as_mut_ptr(), bytes.len());
-    }
-}
-
 /// Creates a pipe at its end; a substitute for `/dev/null` as stdin.
 pub fn empty_pipe() -> Result<Fd> {
-    let mut ends = [0_i32; 2];
-    call!(293, ends.as_mut_ptr(), O_CLOEXEC)?;
-    super::close(Fd(ends[1]));
-    Ok(Fd(ends[0]))
-}
-
-/// Ignores SIGCHLD, so that children are reaped automatically.
-pub fn ignore_sigchld() {
-    const IGNORE: u64 = 1;
-    let action = [IGNORE, 0, 0, 0];
-    let _ = call!(13, super::SIGCHLD, action.as_ptr(), 0, 8);
-}
-
-/// Raises the descriptor limit to its maximum.
-pub fn raise_descriptor_limit() {
-    const RLIMIT_NOFILE: usize = 7;
-    let mut limit = [0_u64; 2];
-    if call!(302, 0, RLIMIT_NOFILE, 0, limit.as_mut_ptr()).is_ok() {
-        limit[0] = limit[1];
-        let _ = call!(302, 0, RLIMIT_NOFILE, limit.as_ptr(), 0);
-    }
+    let (reader, writer) = pipe()?;
+    close(writer);
+    Ok(reader)
 }
