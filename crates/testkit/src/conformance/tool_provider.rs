@@ -103,14 +103,9 @@ async fn tool_names_are_valid_and_unique(provider: &dyn ToolProvider) -> Checked
 
 async fn tools_are_described(provider: &dyn ToolProvider) -> Checked {
     with_tools(provider, async |tools| {
-        let undescribed = tools
-            .iter()
-            .find(|tool| tool.spec().description().trim().is_empty());
-        equal(
-            "a tool without a description",
-            undescribed.map(DynTool::name),
-            None,
-        )
+        let is_empty = |tool: &&DynTool| tool.spec().description().trim().is_empty();
+        let undescribed = tools.iter().find(is_empty).map(DynTool::name);
+        equal("a tool without a description", undescribed, None)
     })
     .await
 }
@@ -159,11 +154,8 @@ async fn tools_are_the_same_each_time(provider: &dyn ToolProvider) -> Checked {
         spec_lists.push(specs);
         close(set).await?;
     }
-    equal(
-        "the tools, opened again",
-        spec_lists.pop(),
-        spec_lists.pop(),
-    )
+    let [first, again] = [spec_lists.pop(), spec_lists.pop()];
+    equal("the tools, opened again", first, again)
 }
 
 async fn wrong_arguments_are_refused(provider: &dyn ToolProvider) -> Checked {
@@ -283,10 +275,8 @@ async fn two_tool_sets_are_independent(provider: &dyn ToolProvider) -> Checked {
         }
     };
     let names = |set: &dyn ToolSet| -> Vec<String> {
-        set.tools()
-            .iter()
-            .map(|tool| tool.name().to_owned())
-            .collect()
+        let tools = set.tools();
+        tools.iter().map(|tool| tool.name().to_owned()).collect()
     };
     let before = names(&*two);
     let isolation = share_no_files(&*one, &*two).await;
@@ -310,11 +300,8 @@ async fn share_no_files(one: &dyn ToolSet, two: &dyn ToolSet) -> Checked {
     let file = SandboxPath::new("conformance")?;
     one.write_bytes(&file, "one".into()).await?;
     let found = two.stat(&file).await;
-    refused(
-        "`stat` of another set's file",
-        found,
-        &[SandboxErrorKind::NotFound],
-    )
+    let kinds = [SandboxErrorKind::NotFound];
+    refused("`stat` of another set's file", found, &kinds)
 }
 
 async fn it_opens_again_after_close(provider: &dyn ToolProvider) -> Checked {
@@ -363,9 +350,6 @@ async fn a_sandbox_exists_exactly_if_declared(provider: &dyn ToolProvider) -> Ch
     let set = open(provider).await?;
     let has_sandbox = set.sandbox().is_some();
     close(set).await?;
-    equal(
-        "whether there is a sandbox",
-        has_sandbox,
-        provider.provides_sandbox(),
-    )
+    let is_declared = provider.provides_sandbox();
+    equal("whether there is a sandbox", has_sandbox, is_declared)
 }

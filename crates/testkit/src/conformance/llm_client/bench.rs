@@ -59,6 +59,25 @@ impl ClientFactory<'_> {
         record.completion()
     }
 
+    /// Requests `turn`, which must succeed, streamed and not.
+    pub(super) async fn complete_in_both_modes(&self, turn: &Turn) -> Checked<[Completion; 2]> {
+        let [streamed, whole] = STREAM_MODES.map(|stream| self.complete(turn.clone(), stream));
+        Ok([streamed.await?, whole.await?])
+    }
+
+    /// Requests `turn`, which must fail with an error of `kind`, streamed and not.
+    pub(super) async fn fail_in_both_modes(
+        &self,
+        what: &str,
+        turn: &Turn,
+        kind: LlmErrorKind,
+    ) -> Checked {
+        for stream in STREAM_MODES {
+            of_kind(what, &self.fail(turn.clone(), stream).await?, &[kind])?;
+        }
+        Ok(())
+    }
+
     /// Returns the expected block for a turn's reasoning.
     pub(super) fn reasoning(&self, thought: &str) -> AssistantBlock {
         let content = thought.to_owned();

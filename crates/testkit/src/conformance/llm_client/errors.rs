@@ -102,12 +102,9 @@ async fn an_overflow_is_recognised(factory: &ClientFactory<'_>) -> Checked {
         "param": "messages",
         "code": "context_length_exceeded",
     }});
-    for stream in STREAM_MODES {
-        let reply = Reply::new(400, "application/json", body.to_string());
-        let error = factory.fail(failing(reply), stream).await?;
-        of_kind("an overflow", &error, &[LlmErrorKind::ContextOverflow])?;
-    }
-    Ok(())
+    let turn = failing(Reply::new(400, "application/json", body.to_string()));
+    let kind = LlmErrorKind::ContextOverflow;
+    factory.fail_in_both_modes("an overflow", &turn, kind).await
 }
 
 const PAGE: &str = "<html><body><h1>502 Bad Gateway</h1></body></html>";
@@ -130,27 +127,21 @@ async fn an_invalid_answer_is_a_protocol_error(factory: &ClientFactory<'_>) -> C
         (
             "another shape",
             json,
-            "{\"choices\": [{\"message\": \"text\"}]}",
+            r#"{"choices": [{"message": "text"}]}"#,
         ),
     ];
     for (what, kind, body) in answers {
-        for stream in STREAM_MODES {
-            let error = factory
-                .fail(failing(Reply::new(200, kind, body)), stream)
-                .await?;
-            of_kind(what, &error, &[LlmErrorKind::Protocol])?;
-        }
+        let turn = failing(Reply::new(200, kind, body));
+        let kind = LlmErrorKind::Protocol;
+        factory.fail_in_both_modes(what, &turn, kind).await?;
     }
     Ok(())
 }
 
 async fn a_connection_that_is_closed_is_a_connection_error(factory: &ClientFactory<'_>) -> Checked {
-    for stream in STREAM_MODES {
-        let turn = Turn::text("unused").fault_always(Fault::Close);
-        let error = factory.fail(turn, stream).await?;
-        of_kind("a closed connection", &error, &[LlmErrorKind::Connection])?;
-    }
-    Ok(())
+    let turn = Turn::text("unused").fault_always(Fault::Close);
+    let (what, kind) = ("a closed connection", LlmErrorKind::Connection);
+    factory.fail_in_both_modes(what, &turn, kind).await
 }
 
 async fn a_refused_connection_is_a_connection_error(factory: &ClientFactory<'_>) -> Checked {

@@ -47,8 +47,7 @@ async fn must_have_blocks(
     turn: &Turn,
     blocks: &[AssistantBlock],
 ) -> Checked {
-    for stream in STREAM_MODES {
-        let completion = factory.complete(turn.clone(), stream).await?;
+    for completion in factory.complete_in_both_modes(turn).await? {
         equal("the blocks", completion.message.blocks, blocks)?;
     }
     Ok(())
@@ -122,8 +121,7 @@ async fn parallel_tool_calls_stay_separate(factory: &ClientFactory<'_>) -> Check
 async fn a_tool_call_without_an_id_gets_one(factory: &ClientFactory<'_>) -> Checked {
     let turn = Turn::tool(ToolCall::new("look", "{}").without_id())
         .call(ToolCall::new("see", "{}").without_id());
-    for stream in STREAM_MODES {
-        let completion = factory.complete(turn.clone(), stream).await?;
+    for completion in factory.complete_in_both_modes(&turn).await? {
         let calls: Vec<&Call> = completion.message.tool_calls().collect();
         let names: Vec<&str> = calls.iter().map(|call| &*call.name).collect();
         equal("the calls", names, vec!["look", "see"])?;
@@ -173,31 +171,22 @@ async fn stop_reasons_are_distinguished(factory: &ClientFactory<'_>) -> Checked 
         if factory.dialect == Dialect::Responses && expected == StopReason::ToolCalls {
             continue;
         }
-        for stream in STREAM_MODES {
-            let turn = Turn::text("Hello.").finish_reason(reason);
-            let stop = factory.complete(turn, stream).await?.stop;
-            equal(
-                &format!("the stop reason `{reason}`"),
-                stop,
-                expected.clone(),
-            )?;
+        let turn = Turn::text("Hello.").finish_reason(reason);
+        for completion in factory.complete_in_both_modes(&turn).await? {
+            let what = format!("the stop reason `{reason}`");
+            equal(&what, completion.stop, expected.clone())?;
         }
     }
     Ok(())
 }
 
 async fn a_truncated_turn_has_its_usage(factory: &ClientFactory<'_>) -> Checked {
-    for stream in STREAM_MODES {
-        let turn = Turn::text("and so on and")
-            .finish_reason("length")
-            .usage(Usage::new(7, 4096));
-        let completion = factory.complete(turn, stream).await?;
+    let turn = Turn::text("and so on and").finish_reason("length");
+    let turn = turn.usage(Usage::new(7, 4096));
+    for completion in factory.complete_in_both_modes(&turn).await? {
         equal("the stop reason", completion.stop, StopReason::Length)?;
-        equal(
-            "the text so far",
-            completion.message.text(),
-            "and so on and",
-        )?;
+        let text = completion.message.text();
+        equal("the text so far", text, "and so on and")?;
         let expected = TokenUsage {
             input: 7,
             answer: 4096,
@@ -219,37 +208,27 @@ async fn no_token_is_counted_twice(factory: &ClientFactory<'_>) -> Checked {
         ),
     ];
     for (usage, (input, cache_read, answer, reasoning)) in usages {
-        for stream in STREAM_MODES {
-            let completion = factory
-                .complete(Turn::text("Hello.").usage(usage), stream)
-                .await?;
-            let expected = TokenUsage {
-                input,
-                cache_read,
-                cache_write: 0,
-                answer,
-                reasoning,
-            };
-            equal(
-                &format!("the counters of {usage:?}"),
-                completion.usage,
-                Some(expected),
-            )?;
-            equal(
-                "the message's counters",
-                completion.message.token_usage,
-                expected,
-            )?;
+        let expected = TokenUsage {
+            input,
+            cache_read,
+            cache_write: 0,
+            answer,
+            reasoning,
+        };
+        let turn = Turn::text("Hello.").usage(usage);
+        for completion in factory.complete_in_both_modes(&turn).await? {
+            let what = format!("the counters of {usage:?}");
+            equal(&what, completion.usage, Some(expected))?;
+            let own = completion.message.token_usage;
+            equal("the message's counters", own, expected)?;
         }
     }
     Ok(())
 }
 
 async fn missing_usage_is_none(factory: &ClientFactory<'_>) -> Checked {
-    for stream in STREAM_MODES {
-        let completion = factory
-            .complete(Turn::text("Hello.").without_usage(), stream)
-            .await?;
+    let turn = Turn::text("Hello.").without_usage();
+    for completion in factory.complete_in_both_modes(&turn).await? {
         equal("the usage", completion.usage, None)?;
         equal("the text", completion.message.text(), "Hello.")?;
     }

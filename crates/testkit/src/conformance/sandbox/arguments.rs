@@ -98,11 +98,8 @@ async fn a_long_list_of_arguments_arrives_whole_or_is_refused(bench: &Bench<'_>)
         let request = SpawnRequest::argv(own.into_iter().chain(list));
         let output = bench.run(request).await;
         let expected = format!("{count} {} {count:0100}", count * 101 - 1);
-        whole_or_refused(
-            &format!("{count} arguments of 100 bytes"),
-            output,
-            &expected,
-        )?;
+        let what = format!("{count} arguments of 100 bytes");
+        whole_or_refused(&what, output, &expected)?;
     }
     bench
         .must_print("a command after it", "echo ok", "ok\n")
@@ -128,11 +125,8 @@ async fn a_program_that_is_missing_is_an_error(bench: &Bench<'_>) -> Checked {
         refused(program, spawned, &[NotFound])?;
     }
     let status = bench.sh("no-such-program").await?.exit.status;
-    equal(
-        "a missing program in a shell",
-        status,
-        ExitStatus::Code(127),
-    )
+    let what = "a missing program in a shell";
+    equal(what, status, ExitStatus::Code(127))
 }
 
 async fn a_program_that_is_not_executable_is_an_error(bench: &Bench<'_>) -> Checked {

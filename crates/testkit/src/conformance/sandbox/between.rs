@@ -42,12 +42,9 @@ async fn a_file_is_copied_to_another_sandbox(bench: &Bench<'_>) -> Checked {
                 from.copy_to(&source, to, &target).await?;
                 let content = read(from, &source).await?;
                 same_bytes("the copy", &read(to, &target).await?, &content)?;
-                let sum = |name: &str| format!("md5sum < {name}");
-                let sums = (
-                    stdout(from, &sum(name)).await?,
-                    stdout(to, &sum("sub/copy")).await?,
-                );
-                equal("the copy as a command sees it", &sums.1, &sums.0)?;
+                let expected = stdout(from, &format!("md5sum < {name}")).await?;
+                let sum = stdout(to, "md5sum < sub/copy").await?;
+                equal("the copy as a command sees it", sum, expected)?;
             }
             from.copy_to(&path("file")?, to, &path("sub/copy")?).await?;
             let own = stdout(to, "stat -c %a sub/copy").await?;
@@ -108,11 +105,8 @@ async fn a_copy_replaces_a_file_whole(bench: &Bench<'_>) -> Checked {
 
 async fn a_failed_copy_leaves_nothing(bench: &Bench<'_>) -> Checked {
     both_ways(bench, async |from, to| {
-        stdout(
-            from,
-            "mkdir -p dir; mkfifo pipe; ln -s nowhere dangling; echo x > file",
-        )
-        .await?;
+        let script = "mkdir -p dir; mkfifo pipe; ln -s nowhere dangling; echo x > file";
+        stdout(from, script).await?;
         for (name, kinds) in [
             ("dir", &[NotAFile][..]),
             ("pipe", &[NotAFile]),
@@ -130,12 +124,8 @@ async fn a_failed_copy_leaves_nothing(bench: &Bench<'_>) -> Checked {
             copied,
             &[NotADirectory, AlreadyExists],
         )?;
-        let there = stdout(
-            to,
-            "ls -A copies 2>/dev/null; rm -r copies 'in the way'; true",
-        )
-        .await?;
-        equal("the files", there, "")?;
+        let script = "ls -A copies 2>/dev/null; rm -r copies 'in the way'; true";
+        equal("the files", stdout(to, script).await?, "")?;
         stdout(from, "rm -r dir pipe dangling file").await.map(drop)
     })
     .await
@@ -160,20 +150,35 @@ async fn concurrent_copies_do_not_mix(bench: &Bench<'_>) -> Checked {
 
 async fn outputs_are_copied_to_their_paths(bench: &Bench<'_>) -> Checked {
     both_ways(bench, async |from, to| {
-        stdout(
-            from,
-            "mkdir -p 'out/a dir'; printf one > out/one; printf two > 'out/a dir/two'; ln -sf one out/link",
-        )
-        .await?;
+        let script = "mkdir -p 'out/a dir'; printf one > out/one; printf two > 'out/a dir/two'; \
+                      ln -sf one out/link";
+        stdout(from, script).await?;
         let absolute = from.info().working_directory.join("out/one")?.to_string();
-        let paths = ["out/a dir/two", &absolute, "out/link", "out/link", "out", "missing", "../x", ""];
+        let paths = [
+            "out/a dir/two",
+            &absolute,
+            "out/link",
+            "out/link",
+            "out",
+            "missing",
+            "../x",
+            "",
+        ];
         let paths = paths.map(str::to_owned);
         let outputs = from.copy_outputs_to(&paths, to).await?;
-        let saved: Vec<_> = outputs.saved.iter().map(|it| (&*it.source, it.size_bytes)).collect();
+        let saved: Vec<_> = outputs
+            .saved
+            .iter()
+            .map(|it| (&*it.source, it.size_bytes))
+            .collect();
         let expected = vec![("out/a dir/two", 3), (&*absolute, 3), ("out/link", 3)];
         equal("the copied files", saved, expected)?;
         let refused: Vec<_> = outputs.refused.iter().map(|it| &*it.source).collect();
-        equal("the refused files", refused, vec!["out", "missing", "../x", ""])?;
+        equal(
+            "the refused files",
+            refused,
+            vec!["out", "missing", "../x", ""],
+        )?;
         let script = "cat 'out/a dir/two' out/one out/link; find out -type f | sort; rm -r out";
         let expected = "twooneoneout/a dir/two\nout/link\nout/one\n";
         equal("the files", stdout(to, script).await?, expected)?;

@@ -177,28 +177,21 @@ async fn the_duration_covers_the_command(bench: &Bench<'_>) -> Checked {
 async fn output_and_stdin_are_taken_once(bench: &Bench<'_>) -> Checked {
     let request = SpawnRequest::shell("cat").with_stdin(Stdin::Piped);
     let mut process = bench.spawn(request).await?;
-    ensure!(
-        process.take_output().is_some(),
-        "the first `take_output` returned nothing"
-    );
-    ensure!(
-        process.take_output().is_none(),
-        "the second `take_output` returned a stream"
-    );
-    ensure!(
-        process.take_stdin().is_some(),
-        "the first `take_stdin` returned nothing"
-    );
-    ensure!(
-        process.take_stdin().is_none(),
-        "the second `take_stdin` returned a stream"
-    );
+    let outputs = [process.take_output(), process.take_output()].map(|it| it.is_some());
+    equal(
+        "whether `take_output` returns a stream",
+        outputs,
+        [true, false],
+    )?;
+    let inputs = [process.take_stdin(), process.take_stdin()].map(|it| it.is_some());
+    equal(
+        "whether `take_stdin` returns a stream",
+        inputs,
+        [true, false],
+    )?;
     let mut process = bench.spawn(SpawnRequest::shell("true")).await?;
-    ensure!(
-        process.take_stdin().is_none(),
-        "`take_stdin` returned a stream without `Stdin::Piped`"
-    );
-    Ok(())
+    let without = process.take_stdin().is_some();
+    equal("whether it does without `Stdin::Piped`", without, false)
 }
 
 async fn concurrent_commands_are_independent(bench: &Bench<'_>) -> Checked {

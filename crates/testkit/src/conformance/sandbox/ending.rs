@@ -15,14 +15,12 @@ const TIMED_OUT: ExitStatus = ExitStatus::TimedOut { limit: LIMIT };
 cases! { cases for Harness:
     // The longest case starts first.
     the_grace_is_part_of_the_timeout.waits(),
-    timeout_kills_the_command => timeout_kills(ProcessShape::Plain).waits(),
-    timeout_kills_a_child_that_left_the_process_group
-        => timeout_kills(ProcessShape::LeftTheGroup).waits(),
-    timeout_kills_a_daemon => timeout_kills(ProcessShape::Daemon).waits(),
-    timeout_kills_a_grandchild_that_holds_the_pipe
-        => timeout_kills(ProcessShape::HoldsThePipe).waits(),
-    timeout_kills_a_stopped_command => timeout_kills(ProcessShape::Stopped).waits(),
-    timeout_kills_a_command_that_ignores_term => timeout_kills(ProcessShape::IgnoresTerm).waits(),
+    timeout_kills_the_command => timeout_kills(PLAIN).waits(),
+    timeout_kills_a_child_that_left_the_process_group => timeout_kills(LEFT_THE_GROUP).waits(),
+    timeout_kills_a_daemon => timeout_kills(DAEMON).waits(),
+    timeout_kills_a_grandchild_that_holds_the_pipe => timeout_kills(HOLDS_THE_PIPE).waits(),
+    timeout_kills_a_stopped_command => timeout_kills(STOPPED).waits(),
+    timeout_kills_a_command_that_ignores_term => timeout_kills(IGNORES_TERM).waits(),
     timeout_keeps_the_output_so_far.waits(),
     timeout_ends_a_command_with_unread_output.waits(),
     timeout_kills_kept_background_processes.waits().optional(),
@@ -35,52 +33,25 @@ cases! { cases for Harness:
     dropping_a_run_kills_everything,
 }
 
-/// Process arrangement that is hard to kill. Its script starts the token's `sleep`, prints `ready`
-/// and does not exit by itself.
-#[derive(Clone, Copy)]
-enum ProcessShape {
-    Plain,
-    LeftTheGroup,
-    Daemon,
-    HoldsThePipe,
-    Stopped,
-    IgnoresTerm,
+// Arrangements of processes that are hard to kill. Each script starts `$sleep`, prints `ready` and does
+// not exit by itself.
+const PLAIN: &str = "echo ready; exec $sleep";
+const LEFT_THE_GROUP: &str = "setsid $sleep & echo ready; wait";
+const DAEMON: &str = "( setsid $sleep </dev/null >/dev/null 2>&1 & ); echo ready; sleep 60";
+const HOLDS_THE_PIPE: &str = "( $sleep & ); echo ready; sleep 60";
+const STOPPED: &str = "$sleep & echo ready; kill -STOP $$; wait";
+const IGNORES_TERM: &str = "trap '' TERM; $sleep & echo ready; wait; sleep 60";
+
+fn request(script: &str, token: &Token) -> SpawnRequest {
+    SpawnRequest::shell(script.replace("$sleep", &token.sleep())).with_grace(GRACE)
 }
 
-impl ProcessShape {
-    const ALL: [Self; 6] = [
-        Self::Plain,
-        Self::LeftTheGroup,
-        Self::Daemon,
-        Self::HoldsThePipe,
-        Self::Stopped,
-        Self::IgnoresTerm,
-    ];
-
-    fn script(self, token: &Token) -> String {
-        let sleep = token.sleep();
-        let ready = "echo ready";
-        match self {
-            Self::Plain => format!("{ready}; exec {sleep}"),
-            Self::LeftTheGroup => format!("setsid {sleep} & {ready}; wait"),
-            Self::Daemon => {
-                format!("( setsid {sleep} </dev/null >/dev/null 2>&1 & ); {ready}; sleep 60")
-            }
-            Self::HoldsThePipe => format!("( {sleep} & ); {ready}; sleep 60"),
-            Self::Stopped => format!("{sleep} & {ready}; kill -STOP $$; wait"),
-            Self::IgnoresTerm => format!("trap '' TERM; {sleep} & {ready}; wait; sleep 60"),
-        }
-    }
-}
-
-/// Starts the script and waits until its process runs.
+/// Starts a script and waits until its process runs.
 async fn start(
     bench: &Bench<'_>,
-    shape: ProcessShape,
+    request: SpawnRequest,
     token: &Token,
-    adapt: impl FnOnce(SpawnRequest) -> SpawnRequest,
 ) -> Checked<(Box<dyn Process>, OutputStream)> {
-    let request = adapt(SpawnRequest::shell(shape.script(token)).with_grace(GRACE));
     let mut process = bench.spawn(request).await?;
     let mut output = take_output(&mut *process)?;
     read_until(&mut output, "ready").await?;
@@ -88,26 +59,36 @@ async fn start(
     Ok((process, output))
 }
 
-/// Waits for the timeout and checks that the token's process is gone.
-async fn times_out(bench: &Bench<'_>, process: &mut dyn Process, token: &Token) -> Checked {
-    let exit = within(
+/// Checks that the command ends by the timeout, soon after it.
+async fn must_time_out(process: &mut dyn Process, limit: Duration) -> Checked {
+    let wait = within(
         "the exit after a timeout",
-        LIMIT + PROMPT_LIMIT,
+        limit + PROMPT_LIMIT,
         process.wait(),
+    );
+    equal(
+        "the exit",
+        wait.await??.status,
+        ExitStatus::TimedOut { limit },
     )
-    .await??;
-    equal("the exit", exit.status, TIMED_OUT)?;
+}
+
+/// Starts a script with a timeout, and checks that the timeout ends it and its process.
+async fn times_out(bench: &Bench<'_>, request: SpawnRequest, token: &Token) -> Checked {
+    let (mut process, _output) = start(bench, request.with_timeout(LIMIT), token).await?;
+    must_time_out(&mut *process, LIMIT).await?;
     bench.must_be_gone(token).await
 }
 
-async fn timeout_kills(bench: &Bench<'_>, shape: ProcessShape) -> Checked {
+async fn timeout_kills(bench: &Bench<'_>, script: &str) -> Checked {
     let token = Token::new();
+    let request = request(script, &token).with_timeout(LIMIT);
     let started = Instant::now();
-    let (mut process, _output) =
-        start(bench, shape, &token, |request| request.with_timeout(LIMIT)).await?;
-    let ended = times_out(bench, &mut *process, &token).await;
+    let (mut process, _output) = start(bench, request, &token).await?;
+    let ended = must_time_out(&mut *process, LIMIT).await;
     ensure_prompt("the exit after a timeout", started, LIMIT + PROMPT_LIMIT)?;
-    ended
+    ended?;
+    bench.must_be_gone(&token).await
 }
 
 async fn timeout_keeps_the_output_so_far(bench: &Bench<'_>) -> Checked {
@@ -123,56 +104,32 @@ async fn timeout_keeps_the_output_so_far(bench: &Bench<'_>) -> Checked {
 }
 
 async fn timeout_ends_a_command_with_unread_output(bench: &Bench<'_>) -> Checked {
-    let request = SpawnRequest::argv(["yes"])
-        .with_timeout(LIMIT)
-        .with_grace(GRACE);
-    let mut process = bench.spawn(request).await?;
+    let request = SpawnRequest::argv(["yes"]).with_timeout(LIMIT);
+    let mut process = bench.spawn(request.with_grace(GRACE)).await?;
     // Taken but not read, so the command blocks.
     let _output = take_output(&mut *process)?;
-    let exit = within(
-        "the exit after a timeout",
-        LIMIT + PROMPT_LIMIT,
-        process.wait(),
-    )
-    .await??;
-    equal("the exit", exit.status, TIMED_OUT)
+    must_time_out(&mut *process, LIMIT).await
 }
 
 async fn timeout_kills_kept_background_processes(bench: &Bench<'_>) -> Checked {
     let token = Token::new();
-    let (mut process, _output) = start(bench, ProcessShape::Daemon, &token, |request| {
-        let request = request.with_background(Background::Keep);
-        request.with_timeout(LIMIT)
-    })
-    .await?;
-    times_out(bench, &mut *process, &token).await
+    let request = request(DAEMON, &token).with_background(Background::Keep);
+    times_out(bench, request, &token).await
 }
 
 async fn timeout_ends_a_command_in_a_terminal(bench: &Bench<'_>) -> Checked {
     let token = Token::new();
-    let (mut process, _output) = start(bench, ProcessShape::IgnoresTerm, &token, |request| {
-        let size = PtySize {
-            rows: 24,
-            columns: 80,
-        };
-        request.with_pty(size).with_timeout(LIMIT)
-    })
-    .await?;
-    times_out(bench, &mut *process, &token).await
+    let (rows, columns) = (24, 80);
+    let request = request(IGNORES_TERM, &token).with_pty(PtySize { rows, columns });
+    times_out(bench, request, &token).await
 }
 
 async fn timeout_leaves_other_commands_alone(bench: &Bench<'_>) -> Checked {
     let [one, other] = [Token::new(), Token::new()];
-    let (_running, _output) = start(bench, ProcessShape::Plain, &other, |request| request).await?;
-    let (mut process, _output) = start(bench, ProcessShape::LeftTheGroup, &one, |request| {
-        request.with_timeout(LIMIT)
-    })
-    .await?;
-    times_out(bench, &mut *process, &one).await?;
-    ensure!(
-        bench.is_running(&other).await?,
-        "the timeout of one command killed another one"
-    );
+    let _running = start(bench, request(PLAIN, &other), &other).await?;
+    times_out(bench, request(LEFT_THE_GROUP, &one), &one).await?;
+    let runs = bench.is_running(&other).await?;
+    ensure!(runs, "the timeout of one command killed another one");
     Ok(())
 }
 
@@ -180,11 +137,8 @@ async fn the_grace_is_part_of_the_timeout(bench: &Bench<'_>) -> Checked {
     // SIGTERM comes after a quarter of the timeout, or after half of it if the backend caps the grace.
     const LONG: Duration = Duration::from_secs(16);
     let token = Token::new();
-    let script = format!(
-        "trap 'echo cleaned; exit 3' TERM; {} & echo ready; wait",
-        token.sleep()
-    );
-    let request = SpawnRequest::shell(script)
+    let script = "trap 'echo cleaned; exit 3' TERM; $sleep & echo ready; wait";
+    let request = request(script, &token)
         .with_timeout(LONG)
         .with_grace(LONG * 3 / 4);
     let started = Instant::now();
@@ -192,17 +146,7 @@ async fn the_grace_is_part_of_the_timeout(bench: &Bench<'_>) -> Checked {
     let mut output = take_output(&mut *process)?;
     read_until(&mut output, "cleaned").await?;
     ensure_prompt("SIGTERM before the timeout", started, LONG * 15 / 16)?;
-    let exit = within(
-        "the exit after a timeout",
-        LONG + PROMPT_LIMIT,
-        process.wait(),
-    )
-    .await??;
-    equal(
-        "the exit",
-        exit.status,
-        ExitStatus::TimedOut { limit: LONG },
-    )?;
+    must_time_out(&mut *process, LONG).await?;
     bench.must_be_gone(&token).await
 }
 
@@ -218,16 +162,11 @@ async fn a_grace_longer_than_the_timeout_is_shortened(bench: &Bench<'_>) -> Chec
 }
 
 async fn cancellation_kills_everything(bench: &Bench<'_>) -> Checked {
-    for_each_shape(async |shape, token: &Token| {
-        let mut cancellation = None;
-        let (mut process, _output) = start(bench, shape, token, |request| {
-            cancellation = Some(request.cancellation.clone());
-            request
-        })
-        .await?;
-        if let Some(cancellation) = cancellation {
-            cancellation.cancel();
-        }
+    for_each_arrangement(async |script, token: &Token| {
+        let request = request(script, token);
+        let cancellation = request.cancellation.clone();
+        let (mut process, _output) = start(bench, request, token).await?;
+        cancellation.cancel();
         let limit = GRACE + PROMPT_LIMIT;
         let exit = within("the exit after a cancellation", limit, process.wait()).await??;
         equal("the exit", exit.status, ExitStatus::Cancelled)?;
@@ -249,16 +188,16 @@ async fn cancellation_before_the_start_ends_at_once(bench: &Bench<'_>) -> Checke
 }
 
 async fn dropping_the_process_kills_everything(bench: &Bench<'_>) -> Checked {
-    for_each_shape(async |shape, token: &Token| {
-        drop(start(bench, shape, token, |request| request).await?);
+    for_each_arrangement(async |script, token: &Token| {
+        drop(start(bench, request(script, token), token).await?);
         bench.must_be_gone(token).await
     })
     .await
 }
 
 async fn dropping_a_run_kills_everything(bench: &Bench<'_>) -> Checked {
-    for_each_shape(async |shape, token: &Token| {
-        let run = bench.run(SpawnRequest::shell(shape.script(token)));
+    for_each_arrangement(async |script, token: &Token| {
+        let run = bench.run(request(script, token));
         let mut run = Box::pin(run);
         let early = timeout(PROMPT_LIMIT, async {
             tokio::select! {
@@ -274,10 +213,17 @@ async fn dropping_a_run_kills_everything(bench: &Bench<'_>) -> Checked {
     .await
 }
 
-/// Runs `check` for all process shapes concurrently.
-async fn for_each_shape(check: impl AsyncFn(ProcessShape, &Token) -> Checked) -> Checked {
+/// Runs `check` for all arrangements concurrently.
+async fn for_each_arrangement(check: impl AsyncFn(&str, &Token) -> Checked) -> Checked {
+    let all = [
+        PLAIN,
+        LEFT_THE_GROUP,
+        DAEMON,
+        HOLDS_THE_PIPE,
+        STOPPED,
+        IGNORES_TERM,
+    ];
     let check = &check;
-    let checks = ProcessShape::ALL.map(async |shape| check(shape, &Token::new()).await);
-    try_join_all(checks).await?;
+    try_join_all(all.map(async |script| check(script, &Token::new()).await)).await?;
     Ok(())
 }

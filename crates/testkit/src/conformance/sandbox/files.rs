@@ -147,11 +147,8 @@ pub(super) const UNUSUAL_NAMES: [&[u8]; 14] = [
 async fn a_name_that_is_too_long_is_refused(bench: &Bench<'_>) -> Checked {
     let long = path(&"n".repeat(256))?;
     let written = bench.write_bytes(&long, "text".into()).await;
-    refused(
-        "writing under a name that is too long",
-        written,
-        &[InvalidInput],
-    )?;
+    let what = "writing under a name that is too long";
+    refused(what, written, &[InvalidInput])?;
     let is_file = bench.is_file(&long).await?;
     ensure!(!is_file, "a name that is too long is a file");
 
@@ -159,11 +156,10 @@ async fn a_name_that_is_too_long_is_refused(bench: &Bench<'_>) -> Checked {
     let deep = path(&"directory/".repeat(500))?.join("file")?;
     match bench.write_bytes(&deep, "text".into()).await {
         Ok(()) => bench.must_hold("a deep file", &deep, b"text").await,
-        failed => refused(
-            "writing to a path that is too long",
-            failed,
-            &[InvalidInput],
-        ),
+        failed => {
+            let what = "writing to a path that is too long";
+            refused(what, failed, &[InvalidInput])
+        }
     }
 }
 
@@ -238,11 +234,8 @@ async fn a_directory_is_no_file(bench: &Bench<'_>) -> Checked {
         refused("reading a directory", read, &[NotAFile])?;
         let written = bench.write_bytes(path, "text".into()).await;
         refused("writing over a directory", written, &[NotAFile])?;
-        equal(
-            "the kind of a directory",
-            bench.stat(path).await?.kind,
-            FileKind::Directory,
-        )?;
+        let kind = bench.stat(path).await?.kind;
+        equal("the kind of a directory", kind, FileKind::Directory)?;
     }
     Ok(())
 }
@@ -263,11 +256,8 @@ async fn a_file_is_no_directory(bench: &Bench<'_>) -> Checked {
     let kinds = [NotADirectory, AlreadyExists];
     let written = bench.write_bytes(&below, "text".into()).await;
     refused("writing below a file", written, &kinds)?;
-    refused(
-        "a directory below a file",
-        bench.mkdir(&below).await,
-        &kinds,
-    )
+    let made = bench.mkdir(&below).await;
+    refused("a directory below a file", made, &kinds)
 }
 
 async fn a_pipe_is_refused_at_once(bench: &Bench<'_>) -> Checked {
@@ -289,11 +279,7 @@ async fn a_pipe_is_refused_at_once(bench: &Bench<'_>) -> Checked {
     // A write may refuse the pipe or replace it by a file.
     let write = bench.write_bytes(&pipe, "text".into());
     match within("the result of writing to a pipe", PROMPT_LIMIT, write).await? {
-        Ok(()) => equal(
-            "the file kind",
-            bench.stat(&pipe).await?.kind,
-            FileKind::File,
-        ),
+        Ok(()) => equal("its kind", bench.stat(&pipe).await?.kind, FileKind::File),
         error => refused("writing to a pipe", error, &[NotAFile]),
     }
 }

@@ -60,20 +60,13 @@ async fn unread_output_does_not_block_other_operations(bench: &Bench<'_>) -> Che
 async fn unread_output_does_not_delay_signals(bench: &Bench<'_>) -> Checked {
     let token = Token::new();
     let (mut process, output) = endless(bench, &token).await?;
-    let answer = within(
-        "the result of `signal`",
-        PROMPT_LIMIT,
-        process.signal(Signal::TERM),
-    );
-    answer.await??;
+    let signal = process.signal(Signal::TERM);
+    within("the result of `signal`", PROMPT_LIMIT, signal).await??;
     bench.must_be_gone(&token).await?;
     drop(output);
     let exit = within("the exit by the signal", PROMPT_LIMIT, process.wait()).await??;
-    equal(
-        "the exit",
-        exit.status,
-        ExitStatus::Signal(Signal::TERM.as_raw()),
-    )
+    let killed = ExitStatus::Signal(Signal::TERM.as_raw());
+    equal("the exit", exit.status, killed)
 }
 
 async fn blocked_input_does_not_block_other_operations(bench: &Bench<'_>) -> Checked {
@@ -105,11 +98,8 @@ async fn blocked_input_ends_with_the_command(bench: &Bench<'_>) -> Checked {
     let both = async { tokio::join!(writing, process.wait()) };
     let (written, exit) =
         within("the exit and the end of stdin", LIMIT + PROMPT_LIMIT, both).await?;
-    equal(
-        "the exit",
-        exit?.status,
-        ExitStatus::TimedOut { limit: LIMIT },
-    )?;
+    let timed_out = ExitStatus::TimedOut { limit: LIMIT };
+    equal("the exit", exit?.status, timed_out)?;
     ensure!(
         written.is_err(),
         "writing {DATA_BYTES} bytes to a command that reads nothing succeeded"

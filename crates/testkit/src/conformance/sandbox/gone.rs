@@ -44,12 +44,8 @@ async fn a_killed_sandbox_is_gone(bench: &Bench<'_>) -> Checked {
         "commands still start {STEP_TIMEOUT:?} after the kill"
     );
 
-    let spawned = within(
-        "a command",
-        PROMPT_LIMIT,
-        bench.spawn(SpawnRequest::shell("true")),
-    )
-    .await?;
+    let spawn = bench.spawn(SpawnRequest::shell("true"));
+    let spawned = within("a command", PROMPT_LIMIT, spawn).await?;
     refused("a command", spawned, GONE)?;
     gone_or_done("`read`", bench.read_bytes(&file, 100)).await?;
     gone_or_done("`write`", bench.write_bytes(&file, "new".into())).await?;

@@ -78,21 +78,15 @@ async fn a_kept_sandbox_is_reattached(bench: &Bench<'_>) -> Checked {
     let data = Box::pin(stream::iter([Ok("text".into())]));
     let options = WriteOptions::default().with_mode(0o640);
     sandbox.write(&file, options, data).await?;
-    stdout(
-        &*sandbox,
-        "echo made > dir/made; ln -s file dir/link; chmod 750 dir/made",
-    )
-    .await?;
+    let script = "echo made > dir/made; ln -s file dir/link; chmod 750 dir/made";
+    stdout(&*sandbox, script).await?;
     let before = sandbox.info().working_directory.clone();
     drop(sandbox);
 
     let again = reattach(bench, &handle).await?;
     closing(&*again, async {
-        equal(
-            "the working directory",
-            &again.info().working_directory,
-            &before,
-        )?;
+        let after = &again.info().working_directory;
+        equal("the working directory", after, &before)?;
         same_bytes("its file", &read(&*again, &file).await?, b"text")?;
         let script = "cat dir/link dir/made; stat -c %a dir/file dir/made; echo more >> dir/made";
         let expected = "textmade\n640\n750\n";
@@ -138,28 +132,18 @@ async fn processes_of_a_kept_sandbox_survive_as_reported(bench: &Bench<'_>) -> C
         let before = again.stat(&log).await?.size_bytes;
         let survives = survival == Survival::Processes;
         // A surviving process may be delayed; a killed one writes at most once more.
-        let limit = if survives {
-            STEP_TIMEOUT
-        } else {
-            STEP_TIMEOUT / 10
-        };
+        let limit = STEP_TIMEOUT / if survives { 1 } else { 10 };
         let grows = async |from: u64, limit| {
-            until(
-                limit,
-                async || Ok(again.stat(&log).await?.size_bytes > from),
-            )
-            .await
+            let has_grown = async || Ok(again.stat(&log).await?.size_bytes > from);
+            until(limit, has_grown).await
         };
         let mut runs_on = grows(before, limit).await?;
         if runs_on && !survives {
             let last = again.stat(&log).await?.size_bytes;
             runs_on = grows(last, limit).await?;
         }
-        equal(
-            &format!("whether a process survives with {survival:?}"),
-            runs_on,
-            survives,
-        )
+        let what = format!("whether a process survives with {survival:?}");
+        equal(&what, runs_on, survives)
     })
     .await
 }

@@ -42,12 +42,8 @@ async fn must_stop(bench: &Bench<'_>, field: PolicyField, script: &str) -> Check
         return Ok(());
     }
     let request = SpawnRequest::shell(script).with_timeout(SCRIPT_TIMEOUT);
-    let run = within(
-        "the exit at a limit",
-        SCRIPT_TIMEOUT + STEP_TIMEOUT,
-        sandbox.run(request),
-    )
-    .await?;
+    let limit = SCRIPT_TIMEOUT + STEP_TIMEOUT;
+    let run = within("the exit at a limit", limit, sandbox.run(request)).await?;
     // At the memory limit, the OOM killer may choose the sandbox itself.
     let Ok(output) = run else { return Ok(()) };
     let kept = output.stdout.text().contains("kept");

@@ -20,27 +20,24 @@ cases! { cases for Harness:
     unset_fields_are_not_reported,
 }
 
-/// Returns, for each field, a policy that sets only this field. Commands can run under each.
-fn single_field_policies() -> Vec<(PolicyField, Policy)> {
-    let fields = [
-        PolicyField::ReadRoots,
-        PolicyField::WriteRoots,
-        PolicyField::WorkingDirectory,
-        PolicyField::Network,
-        PolicyField::Subprocesses,
-        PolicyField::Environment,
-        PolicyField::WallTime,
-        PolicyField::CpuTime,
-        PolicyField::Memory,
-        PolicyField::Processes,
-        PolicyField::FileSize,
-        PolicyField::Disk,
-        PolicyField::Inodes,
-        PolicyField::OpenFiles,
-        PolicyField::Output,
-    ];
-    fields.map(|field| (field, policy_with_only(field))).into()
-}
+/// The fields with a policy that sets only this field. Commands can run under each.
+const FIELDS: [PolicyField; 15] = [
+    PolicyField::ReadRoots,
+    PolicyField::WriteRoots,
+    PolicyField::WorkingDirectory,
+    PolicyField::Network,
+    PolicyField::Subprocesses,
+    PolicyField::Environment,
+    PolicyField::WallTime,
+    PolicyField::CpuTime,
+    PolicyField::Memory,
+    PolicyField::Processes,
+    PolicyField::FileSize,
+    PolicyField::Disk,
+    PolicyField::Inodes,
+    PolicyField::OpenFiles,
+    PolicyField::Output,
+];
 
 pub(super) fn policy_with_only(field: PolicyField) -> Policy {
     let mut policy = Policy::unconfined();
@@ -86,7 +83,8 @@ fn set(policy: &mut Policy, field: PolicyField) {
 }
 
 async fn a_field_is_enforced_or_refused_by_name(bench: &Bench<'_>) -> Checked {
-    for (field, policy) in single_field_policies() {
+    for field in FIELDS {
+        let policy = policy_with_only(field);
         equal("fields set", policy.fields(), vec![field])?;
         match bench.open(policy).await {
             Ok(sandbox) => {
@@ -100,11 +98,7 @@ async fn a_field_is_enforced_or_refused_by_name(bench: &Bench<'_>) -> Checked {
             }
             Err(error) => {
                 equal("the error", error.kind(), Unenforceable)?;
-                equal(
-                    "the fields it names",
-                    error.unenforced(),
-                    [field].as_slice(),
-                )?;
+                equal("the fields it names", error.unenforced(), [field])?;
             }
         }
     }
@@ -113,7 +107,8 @@ async fn a_field_is_enforced_or_refused_by_name(bench: &Bench<'_>) -> Checked {
 
 async fn best_effort_opens_and_reports_each_field(bench: &Bench<'_>) -> Checked {
     let mut all = Policy::unconfined();
-    for (field, mut policy) in single_field_policies() {
+    for field in FIELDS {
+        let mut policy = policy_with_only(field);
         set(&mut all, field);
         policy.strictness = Strictness::BestEffort;
         let sandbox = bench.open(policy).await?;
@@ -124,20 +119,13 @@ async fn best_effort_opens_and_reports_each_field(bench: &Bench<'_>) -> Checked 
     let expected = all.fields().into_iter().collect();
     let sandbox = bench.open(all).await?;
     equal::<_, BTreeSet<_>>("the fields reported", fields_of(&*sandbox), expected)?;
-    equal(
-        "a command under it",
-        sh(&*sandbox, "exit 3").await?.exit.status,
-        ExitStatus::Code(3),
-    )
+    let status = sh(&*sandbox, "exit 3").await?.exit.status;
+    equal("a command under it", status, ExitStatus::Code(3))
 }
 
 fn fields_of(sandbox: &dyn Sandbox) -> BTreeSet<PolicyField> {
-    sandbox
-        .info()
-        .enforcement
-        .iter()
-        .map(|it| it.field)
-        .collect()
+    let enforcement = sandbox.info().enforcement.iter();
+    enforcement.map(|it| it.field).collect()
 }
 
 async fn unset_fields_are_not_reported(bench: &Bench<'_>) -> Checked {
@@ -145,7 +133,8 @@ async fn unset_fields_are_not_reported(bench: &Bench<'_>) -> Checked {
 }
 
 async fn reported_enforcement_is_effective(bench: &Bench<'_>) -> Checked {
-    for (field, mut policy) in single_field_policies() {
+    for field in FIELDS {
+        let mut policy = policy_with_only(field);
         policy.strictness = Strictness::BestEffort;
         let sandbox = bench.open(policy).await?;
         let mut enforcement = sandbox.info().enforcement.iter();
@@ -170,22 +159,16 @@ async fn attempt_violation(sandbox: &dyn Sandbox, field: PolicyField) -> Checked
         PolicyField::WriteRoots => {
             let outside = Outside::new()?;
             let [new, old] = [outside.path().join("new"), outside.secret()];
-            let script = format!(
-                "echo x > '{}'; echo x >> '{}'",
-                new.display(),
-                old.display()
-            );
-            sh(sandbox, &script).await?;
+            for (redirect, file) in [(">", new), (">>", old)] {
+                sh(sandbox, &format!("echo x {redirect} '{}'", file.display())).await?;
+            }
             outside.must_be_untouched()?;
         }
         PolicyField::WorkingDirectory => {
             let file = path("given")?;
             sandbox.write_bytes(&file, "given".into()).await?;
-            sh(
-                sandbox,
-                "echo x >> given; echo x > new; rm -f given; mkdir dir",
-            )
-            .await?;
+            let script = "echo x >> given; echo x > new; rm -f given; mkdir dir";
+            sh(sandbox, script).await?;
             let content = stdout(sandbox, "ls -A; cat given").await?;
             equal("the read-only working directory", content, "given\ngiven")?;
         }
@@ -209,17 +192,9 @@ async fn attempt_violation(sandbox: &dyn Sandbox, field: PolicyField) -> Checked
             let started = Instant::now();
             let mut request = SpawnRequest::shell("sleep 60");
             request.grace = WALL_TIME / 4;
-            let run = within(
-                "the exit at the wall time",
-                WALL_TIME + PROMPT_LIMIT,
-                sandbox.run(request),
-            );
-            let output = run.await??;
-            ensure_prompt(
-                "the exit at the wall time",
-                started,
-                WALL_TIME + PROMPT_LIMIT,
-            )?;
+            let (what, limit) = ("the exit at the wall time", WALL_TIME + PROMPT_LIMIT);
+            let output = within(what, limit, sandbox.run(request)).await??;
+            ensure_prompt(what, started, limit)?;
             let end = ExitStatus::TimedOut { limit: WALL_TIME };
             equal("the exit", output.exit.status, end)?;
         }

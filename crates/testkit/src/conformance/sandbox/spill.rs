@@ -46,25 +46,18 @@ async fn large_output_is_spilled_to_a_file(bench: &Bench<'_>) -> Checked {
     equal("the size reported", file.size_bytes, COUNT_BYTES as u64)?;
     equal("stderr", &output.exit.stderr.spilled, &None)?;
     let all = counted();
-    same_bytes(
-        "the file",
-        &read(&**bench, &file.path).await?,
-        all.as_bytes(),
-    )?;
+    bench.must_hold("the file", &file.path, all).await?;
     // The model gets the path and uses it in commands.
     let request = SpawnRequest::argv(["md5sum".to_owned(), file.path.to_string()]);
     let own = bench.output_of(request).await?;
     let whole = bench
         .output_of(SpawnRequest::shell(format!("{COUNT} | md5sum")))
         .await?;
-    same_bytes("the file as a command sees it", &sum(&own), &sum(&whole))
+    same_bytes("the file as a command sees it", sum(&own), sum(&whole))
 }
 
-fn sum(line: &[u8]) -> Vec<u8> {
-    line.iter()
-        .take_while(|byte| **byte != b' ')
-        .copied()
-        .collect()
+fn sum(line: &[u8]) -> &[u8] {
+    line.split(|byte| *byte == b' ').next().unwrap_or_default()
 }
 
 async fn output_of_100_megabytes_is_spilled_whole(bench: &Bench<'_>) -> Checked {
@@ -110,20 +103,13 @@ async fn a_spilled_file_ends_at_its_cap(bench: &Bench<'_>) -> Checked {
     let request = SpawnRequest::shell(format!("{COUNT}; exit 3")).with_spill(spill);
     let exit = bench.run(request).await?.exit;
     equal("exit", exit.status, ExitStatus::Code(3))?;
-    equal(
-        "the bytes counted",
-        exit.stdout.total_bytes,
-        COUNT_BYTES as u64,
-    )?;
+    let total = exit.stdout.total_bytes;
+    equal("the bytes counted", total, COUNT_BYTES as u64)?;
     let file = spilled(&exit.stdout.spilled)?;
     equal("the size reported", file.size_bytes, CAP as u64)?;
     let all = counted();
     let expected = all.get(..CAP).unwrap_or_default();
-    same_bytes(
-        "the file",
-        &read(&**bench, &file.path).await?,
-        expected.as_bytes(),
-    )
+    bench.must_hold("the file", &file.path, expected).await
 }
 
 fn spilled(file: &Option<SpillFile>) -> Checked<&SpillFile> {

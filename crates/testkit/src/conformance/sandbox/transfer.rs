@@ -43,7 +43,7 @@ async fn upload_copies_a_file(bench: &Bench<'_>) -> Checked {
         .map(|it| (&it.to, it.size_bytes))
         .collect();
     equal("files reported", files, vec![(&to, data.len() as u64)])?;
-    equal("the refused files", uploaded.refused, vec![])?;
+    must_refuse(&uploaded.refused, &[])?;
     bench.must_hold("the file", &to, &data).await?;
     bench
         .must_print("its mode", "stat -c %a in/tool", "750\n")
@@ -72,13 +72,8 @@ async fn upload_copies_a_directory_and_skips_special_files(bench: &Bench<'_>) ->
         files,
         vec!["in/a", "in/link", "in/sub/b c"],
     )?;
-    let refused: Vec<_> = uploaded
-        .refused
-        .iter()
-        .map(|it| it.source.clone())
-        .collect();
-    let expected = ["dangling", "out", "pipe"].map(|name| root.join(name).display().to_string());
-    equal("the refused files", refused, expected.to_vec())?;
+    let refused = ["dangling", "out", "pipe"].map(|name| root.join(name).display().to_string());
+    must_refuse(&uploaded.refused, &refused.each_ref().map(String::as_str))?;
     let script = "cd in; cat a link 'sub/b c'; find . | sort";
     let expected = "firstfirstsecond.\n./a\n./link\n./sub\n./sub/b c\n./sub/empty\n";
     bench.must_print("the copied files", script, expected).await
@@ -113,8 +108,10 @@ async fn save(bench: &Bench<'_>, paths: &[&str], to: &Path) -> Checked<SavedOutp
     Ok(bench.save_outputs(&paths, to).await?)
 }
 
-fn sources(refused: &[RefusedFile]) -> Vec<&str> {
-    refused.iter().map(|refusal| &*refusal.source).collect()
+/// Checks which files were refused.
+fn must_refuse(refused: &[RefusedFile], sources: &[&str]) -> Checked {
+    let refused: Vec<_> = refused.iter().map(|refusal| &*refusal.source).collect();
+    equal("the refused files", refused, sources)
 }
 
 async fn outputs_are_saved_by_their_names(bench: &Bench<'_>) -> Checked {
@@ -126,11 +123,7 @@ async fn outputs_are_saved_by_their_names(bench: &Bench<'_>) -> Checked {
     let absolute = bench.info().working_directory.join("three")?;
     let paths = ["one", "a dir/two", "one", &absolute.to_string(), "link"];
     let saved = save(bench, &paths, &to).await?;
-    equal(
-        "the refused files",
-        sources(&saved.refused),
-        Vec::<&str>::new(),
-    )?;
+    must_refuse(&saved.refused, &[])?;
     let files: Vec<_> = saved
         .saved
         .iter()
@@ -155,13 +148,8 @@ async fn outputs_are_saved_by_their_names(bench: &Bench<'_>) -> Checked {
     equal("the modes", modes, (0o640, 0o755))?;
     let names = fs::read_dir(&to)?.count();
     equal("entries of the output directory", names, 4)?;
-    bench
-        .must_print(
-            "the files in the sandbox",
-            "cat one 'a dir/two' three",
-            "onetwothree",
-        )
-        .await
+    let script = "cat one 'a dir/two' three";
+    bench.must_print("the files", script, "onetwothree").await
 }
 
 async fn invalid_outputs_are_refused(bench: &Bench<'_>) -> Checked {
@@ -186,17 +174,14 @@ async fn invalid_outputs_are_refused(bench: &Bench<'_>) -> Checked {
     ];
     let saved = save(bench, &paths, host.path()).await?;
     equal("the saved files", saved.saved, vec![])?;
-    equal("the refused files", sources(&saved.refused), paths.to_vec())?;
+    must_refuse(&saved.refused, &paths)?;
     let unexplained = saved
         .refused
         .iter()
         .find(|refusal| refusal.reason.is_empty());
     equal("a refusal without a reason", unexplained, None)?;
-    equal(
-        "entries of the output directory",
-        fs::read_dir(host.path())?.count(),
-        0,
-    )
+    let count = fs::read_dir(host.path())?.count();
+    equal("entries of the output directory", count, 0)
 }
 
 async fn duplicate_outputs_are_refused(bench: &Bench<'_>) -> Checked {
@@ -205,16 +190,9 @@ async fn duplicate_outputs_are_refused(bench: &Bench<'_>) -> Checked {
     let saved = save(bench, &["dir/file", "./dir//file"], host.path()).await?;
     let files: Vec<_> = saved.saved.iter().map(|file| &*file.source).collect();
     equal("the saved files", files, vec!["dir/file"])?;
-    equal(
-        "the refused files",
-        sources(&saved.refused),
-        vec!["./dir//file"],
-    )?;
-    same_bytes(
-        "the file",
-        &fs::read(host.path().join("dir/file"))?,
-        b"text",
-    )
+    must_refuse(&saved.refused, &["./dir//file"])?;
+    let file = fs::read(host.path().join("dir/file"))?;
+    same_bytes("the file", &file, b"text")
 }
 
 async fn outputs_follow_no_link_of_the_output_directory(bench: &Bench<'_>) -> Checked {
@@ -226,11 +204,7 @@ async fn outputs_follow_no_link_of_the_output_directory(bench: &Bench<'_>) -> Ch
         .stdout("mkdir dir; printf text > dir/secret; printf text > file")
         .await?;
     let saved = save(bench, &["dir/secret", "file"], host.path()).await?;
-    equal(
-        "the refused files",
-        sources(&saved.refused),
-        vec!["dir/secret"],
-    )?;
+    must_refuse(&saved.refused, &["dir/secret"])?;
     let file = host.path().join("file");
     ensure!(!file.is_symlink(), "an output was written through a link");
     same_bytes("the file in place of a link", &fs::read(file)?, b"text")?;
@@ -243,7 +217,7 @@ async fn outputs_may_go_into_the_working_directory(bench: &Bench<'_>) -> Checked
     bench.write_bytes(&file, "text".into()).await?;
     for to in [directory.clone(), directory.join("results")] {
         let saved = save(bench, &["results/file"], &to).await?;
-        equal("the refused files", saved.refused, vec![])?;
+        must_refuse(&saved.refused, &[])?;
         same_bytes("the file", &fs::read(to.join("results/file"))?, b"text")?;
     }
     let expected = "results/file\nresults/results/file\n";

@@ -45,12 +45,8 @@ async fn a_write_replaces_a_file_whole(bench: &Bench<'_>) -> Checked {
     let data = in_two_parts(HALF, Arc::clone(&waiting), Arc::clone(&gate));
     let write = bench.write(&file, WriteOptions::default(), data);
     let check = async {
-        within(
-            "a request for the second half",
-            PROMPT_LIMIT,
-            waiting.notified(),
-        )
-        .await?;
+        let requested = waiting.notified();
+        within("a request for the second half", PROMPT_LIMIT, requested).await?;
         let partial = read(&**bench, &file).await?;
         gate.notify_one();
         same_bytes("the file while it is replaced", &partial, b"old")
@@ -87,11 +83,8 @@ async fn a_failed_write_leaves_nothing(bench: &Bench<'_>) -> Checked {
     let file = path("dir/file")?;
     let written = bench.write(&file, WriteOptions::default(), failing());
     let error = written.await.err().map(|error| error.kind());
-    equal(
-        "the error of a write whose data failed",
-        error,
-        Some(PermissionDenied),
-    )?;
+    let what = "the error of a write whose data failed";
+    equal(what, error, Some(PermissionDenied))?;
     must_hold_only(bench, "dir", &[]).await
 }
 
