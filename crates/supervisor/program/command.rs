@@ -302,9 +302,9 @@ fn become_command(
     }
     let program = match action {
         CommandAction::Program(program) => program,
-        CommandAction::FileTask(reader) => files::run(profile.root(), reader),
+        CommandAction::FileTask(reader) => files::run(profile.root, reader),
     };
-    if let Err(errno) = files::enter(profile.root(), spawn.directory) {
+    if let Err(errno) = files::enter(profile.root, spawn.directory) {
         return (StartStage::Directory, errno);
     }
     if let Err(errno) = profile.install_filter() {

@@ -109,30 +109,30 @@ impl<'b> Init<'b> {
                 command::start(&mut self.commands, id, fds, private, self.profile);
             }
             Order::Signal { id, pid, signal } => {
-                if let Some(keeper) = self.commands.keeper(id) {
-                    Tree::below(keeper).signal_group(pid, signal);
+                if let Some(tree) = self.tree(id) {
+                    tree.signal_group(pid, signal);
                 }
             }
-            Order::Terminate { id } => {
-                if let Some(keeper) = self.commands.keeper(id) {
-                    Tree::below(keeper).terminate();
-                }
-            }
+            Order::Terminate { id } => self.tree(id).iter().for_each(Tree::terminate),
             Order::Kill { id } => {
-                if let Some(keeper) = self.commands.keeper(id) {
-                    let found = Tree::below(keeper).kill_for_good(self.alone);
-                    if !found {
-                        // The command has not started yet, and must not; or it is about to end.
-                        let _ = sys::kill(keeper, sys::SIGKILL);
-                    }
+                if let Some(keeper) = self.commands.keeper(id)
+                    && !Tree::below(keeper).kill_for_good(self.alone)
+                {
+                    // The command has not started yet, and must not; or it is about to end.
+                    let _ = sys::kill(keeper, sys::SIGKILL);
                 }
             }
             Order::List { id } => {
-                if let (Some(keeper), Some(pipe)) = (self.commands.keeper(id), fds.first()) {
-                    Tree::below(keeper).list(*pipe);
+                if let (Some(tree), Some(pipe)) = (self.tree(id), fds.first()) {
+                    tree.list(*pipe);
                 }
             }
         }
+    }
+
+    /// Returns the processes of a command that has any.
+    fn tree(&self, id: u32) -> Option<Tree<'static>> {
+        self.commands.keeper(id).map(Tree::below)
     }
 
     /// Reaps children that have ended.

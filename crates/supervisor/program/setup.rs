@@ -16,7 +16,8 @@ pub struct CommandProfile {
     filter: Option<&'static [u8]>,
     oom_score: Option<OomScore>,
     identity: Option<Identity>,
-    root: &'static CStr,
+    /// The directory that no symbolic link leads out of.
+    pub root: &'static CStr,
 }
 
 impl CommandProfile {
@@ -48,10 +49,8 @@ impl CommandProfile {
         for (resource, soft, hard) in &*self.limits {
             sys::lower_limit(*resource, *soft, *hard)?;
         }
-        match self.identity {
-            Some(_) => drop_privileges(self.identity),
-            None => Ok(()),
-        }
+        self.identity
+            .map_or(Ok(()), |_| drop_privileges(self.identity))
     }
 
     /// Lets the commands' user reopen a pipe or terminal by its name (`/dev/stderr`).
@@ -60,11 +59,6 @@ impl CommandProfile {
             // Changing the owner may be refused. Opening by name also takes the right to inspect the process.
             let _ = sys::fchown(stream, uid, gid).or_else(|_| sys::fchmod(stream, 0o666));
         }
-    }
-
-    /// Returns the directory that no symbolic link leads out of.
-    pub fn root(&self) -> &'static CStr {
-        self.root
     }
 }
 
@@ -161,6 +155,7 @@ fn perform(
     steps: &mut Reader<'static>,
     built: &mut SetupOutcome,
 ) -> sys::Result<()> {
+    let profile = &mut built.profile;
     match *step {
         Step::Mount {
             source,
@@ -168,51 +163,44 @@ fn perform(
             kind,
             flags,
             data,
-        } => sys::mount(source, target, kind, flags, data),
-        Step::SetMountAttributes { target, set } => sys::set_mount_attributes(target, set),
-        Step::MakeDirectory { path, mode } => sys::mkdir(path, mode),
+        } => sys::mount(source, target, kind, flags, data)?,
+        Step::SetMountAttributes { target, set } => sys::set_mount_attributes(target, set)?,
+        Step::MakeDirectory { path, mode } => sys::mkdir(path, mode)?,
         Step::OwnedDirectory {
             path,
             identity,
             mode,
-        } => make_owned_directory(path, identity, mode),
-        Step::MakeFile { path, content } => make_file(path, content),
-        Step::Symlink { path, target } => sys::symlink(target, path),
+        } => make_owned_directory(path, identity, mode)?,
+        Step::MakeFile { path, content } => make_file(path, content)?,
+        Step::Symlink { path, target } => sys::symlink(target, path)?,
         Step::PivotRoot { path } => {
             sys::chdir(path)?;
             sys::pivot_to_current_directory()?;
-            sys::chdir(c"/")
+            sys::chdir(c"/")?;
         }
-        Step::Hostname { name } => sys::set_host_name(name),
-        Step::Loopback => sys::loopback_up(),
+        Step::Hostname { name } => sys::set_host_name(name)?,
+        Step::Loopback => sys::loopback_up()?,
         Step::OpenDirectory { path } => {
             let flags = sys::O_PATH | sys::O_DIRECTORY;
-            built.opened.push(sys::open(path, flags)?)
+            built.opened.push(sys::open(path, flags)?)?;
         }
-        Step::Listen { port } => built.opened.push(sys::listen_on_loopback(port)?),
-        Step::DropPrivileges { identity } => drop_privileges(identity),
-        Step::Landlock { rules } => {
-            built.landlock = landlock(rules, steps)?;
-            Ok(())
-        }
+        Step::Listen { port } => built.opened.push(sys::listen_on_loopback(port)?)?,
+        Step::DropPrivileges { identity } => drop_privileges(identity)?,
+        Step::Landlock { rules } => built.landlock = landlock(rules, steps)?,
         // Consumed by the Landlock step it belongs to.
-        Step::LandlockRule { .. } => Err(sys::EINVAL),
-        Step::Filter { program } => sys::seccomp_filter(program),
-        Step::CommandFilter { program } => {
-            built.profile.filter = Some(program);
-            Ok(())
-        }
+        Step::LandlockRule { .. } => return Err(sys::EINVAL),
+        Step::Filter { program } => sys::seccomp_filter(program)?,
+        Step::CommandFilter { program } => profile.filter = Some(program),
         Step::CommandIdentity { identity, root } => {
-            built.profile.identity = identity;
-            built.profile.root = root;
-            Ok(())
+            (profile.identity, profile.root) = (identity, root)
         }
         Step::CommandLimit {
             resource,
             soft,
             hard,
-        } => built.profile.limits.push((resource, soft, hard)),
+        } => profile.limits.push((resource, soft, hard))?,
     }
+    Ok(())
 }
 
 fn make_owned_directory(path: &CStr, identity: Option<Identity>, mode: u32) -> sys::Result<()> {
@@ -221,10 +209,7 @@ fn make_owned_directory(path: &CStr, identity: Option<Identity>, mode: u32) -> s
         Err(sys::EEXIST) => drop(sys::chmod(path, mode)),
         made => made?,
     }
-    match identity {
-        Some((uid, gid)) => sys::chown(path, uid, gid),
-        None => Ok(()),
-    }
+    identity.map_or(Ok(()), |(uid, gid)| sys::chown(path, uid, gid))
 }
 
 fn make_file(path: &CStr, content: &CStr) -> sys::Result<()> {

@@ -16,9 +16,7 @@ use crate::frames::{Answer, Channel, Request, StdioMode};
 use crate::init;
 use crate::sys::{self, EAGAIN, EINVAL, Errno, Fd, Forked, List, MAX_FDS, NONE, PollFd};
 use crate::tree::Tree;
-use crate::wire::{
-    ORDER_BYTES, Order, REPORT_BYTES, Reader, Report, SETUP_REPLY_BYTES, StartStage,
-};
+use crate::wire::{Order, REPORT_BYTES, Reader, Report, SETUP_REPLY_BYTES, StartStage};
 
 const INPUT: Fd = Fd(0);
 const OUTPUT: Fd = Fd(1);
@@ -126,53 +124,38 @@ struct Relay {
     commands: RelayedCommands,
 }
 
-/// The payload that is being received.
+/// The payload that is being received: input of a command, or its body.
 #[derive(Clone, Copy)]
-enum PendingPayload {
-    None,
-    /// The body of a command.
-    Body {
-        id: u32,
-        stdio: StdioMode,
-        file: Fd,
-        left: u64,
-    },
-    /// Input for a command.
-    Input {
-        id: u32,
-        left: u64,
-    },
+struct Payload {
+    id: u32,
+    left: u64,
+    /// For a body, the file it is written to and the streams of its command.
+    body: Option<(Fd, StdioMode)>,
 }
 
-impl PendingPayload {
-    /// Returns how much to read at once. Input is spliced instead, as far as its command takes it.
-    fn read_size(self) -> usize {
-        match self {
-            Self::None => SMALL_READ,
-            Self::Body { .. } => incoming::BUFFER_BYTES,
-            Self::Input { left, .. } => usize::try_from(left)
-                .map_or(incoming::BUFFER_BYTES, |left| {
-                    left.saturating_add(SMALL_READ)
-                }),
-        }
+/// Returns how much to read at once. Input is spliced instead, as far as its command takes it.
+fn read_size(pending: Option<Payload>) -> usize {
+    match pending {
+        None => SMALL_READ,
+        Some(Payload { body: Some(_), .. }) => incoming::BUFFER_BYTES,
+        Some(Payload { left, .. }) => usize::try_from(left)
+            .map_or(incoming::BUFFER_BYTES, |left| {
+                left.saturating_add(SMALL_READ)
+            }),
     }
 }
 
 impl Relay {
     /// Returns at the end of the stream.
     fn serve(&mut self) -> sys::Result<()> {
-        let mut pending = PendingPayload::None;
+        let mut pending = None;
         loop {
+            let takes_output = self.outgoing.is_empty();
             let mut stream = [
                 PollFd::readable(INPUT),
-                PollFd::writable(if self.outgoing.is_empty() {
-                    NONE
-                } else {
-                    OUTPUT
-                }),
+                PollFd::writable(if takes_output { NONE } else { OUTPUT }),
                 PollFd::readable(self.control),
             ];
-            let takes_output = self.outgoing.is_empty();
             let polled = self.commands.poll(&mut stream, takes_output)?;
             let [input, output, control] = stream.map(|polled| polled.is_ready());
             if control {
@@ -183,7 +166,7 @@ impl Relay {
                 self.outgoing.flush()?;
             }
             if input && !self.splice_input(&mut pending)? {
-                if self.incoming.fill(pending.read_size())? == 0 {
+                if self.incoming.fill(read_size(pending))? == 0 {
                     return Ok(());
                 }
                 while self.advance(&mut pending)? {}
@@ -211,8 +194,13 @@ impl Relay {
 
     /// Splices input from the stream to its command without reading it; returns whether anything moved.
     /// The stream is readable, so otherwise the command's pipe is full or closed.
-    fn splice_input(&mut self, pending: &mut PendingPayload) -> sys::Result<bool> {
-        let PendingPayload::Input { id, left } = pending else {
+    fn splice_input(&mut self, pending: &mut Option<Payload>) -> sys::Result<bool> {
+        let Some(Payload {
+            id,
+            left,
+            body: None,
+        }) = pending
+        else {
             return Ok(false);
         };
         if *left < SMALL_READ as u64 || !self.incoming.is_empty() {
@@ -224,49 +212,35 @@ impl Relay {
         let moved = command.move_input(INPUT, *left, &mut self.outgoing)?;
         *left -= moved;
         if *left == 0 {
-            *pending = PendingPayload::None;
+            *pending = None;
         }
         Ok(moved > 0)
     }
 
     /// Processes the next buffered request or part of a payload; returns whether there was one.
-    fn advance(&mut self, pending: &mut PendingPayload) -> sys::Result<bool> {
-        match *pending {
-            PendingPayload::None => {
-                let Some(request) = self.incoming.header()? else {
-                    return Ok(false);
-                };
-                *pending = self.execute(request)?;
-            }
-            PendingPayload::Body {
-                id,
-                stdio,
-                file,
-                ref mut left,
-            } => {
-                let piece = self.incoming.payload(*left);
-                if piece.is_empty() {
-                    return Ok(false);
-                }
-                sys::write_all(file, piece)?;
-                *left -= piece.len() as u64;
-                if *left == 0 {
-                    *pending = PendingPayload::None;
-                    self.start(id, stdio, file)?;
-                }
-            }
-            PendingPayload::Input { id, ref mut left } => {
-                let piece = self.incoming.payload(*left);
-                if piece.is_empty() {
-                    return Ok(false);
-                }
-                if let Some(command) = self.commands.find(id) {
-                    command.feed(piece, &mut self.outgoing)?;
-                }
-                *left -= piece.len() as u64;
-                if *left == 0 {
-                    *pending = PendingPayload::None;
-                }
+    fn advance(&mut self, pending: &mut Option<Payload>) -> sys::Result<bool> {
+        let Some(Payload { id, left, body }) = pending else {
+            let Some(request) = self.incoming.header()? else {
+                return Ok(false);
+            };
+            *pending = self.execute(request)?;
+            return Ok(true);
+        };
+        let (id, body) = (*id, *body);
+        let piece = self.incoming.payload(*left);
+        if piece.is_empty() {
+            return Ok(false);
+        }
+        if let Some((file, _)) = body {
+            sys::write_all(file, piece)?;
+        } else if let Some(command) = self.commands.find(id) {
+            command.feed(piece, &mut self.outgoing)?;
+        }
+        *left -= piece.len() as u64;
+        if *left == 0 {
+            *pending = None;
+            if let Some((file, stdio)) = body {
+                self.start(id, stdio, file)?;
             }
         }
         Ok(true)
@@ -274,20 +248,21 @@ impl Relay {
 
     /// Performs a request; returns the payload that follows it. Requests about a command that has ended
     /// are ignored.
-    fn execute(&mut self, request: Request) -> sys::Result<PendingPayload> {
+    fn execute(&mut self, request: Request) -> sys::Result<Option<Payload>> {
         match request {
             Request::Setup { .. } => return Err(EINVAL),
-            Request::Spawn { id, stdio, length } => {
-                return Ok(PendingPayload::Body {
-                    id,
-                    stdio,
-                    file: incoming::body_file(length)?,
-                    left: length,
-                });
+            Request::Spawn {
+                id,
+                stdio,
+                length: left,
+            } => {
+                let body = Some((incoming::body_file(left)?, stdio));
+                return Ok(Some(Payload { id, left, body }));
             }
             Request::Input { length: 0, .. } => {}
-            Request::Input { id, length } => {
-                return Ok(PendingPayload::Input { id, left: length });
+            Request::Input { id, length: left } => {
+                let body = None;
+                return Ok(Some(Payload { id, left, body }));
             }
             Request::CloseInput { id } => {
                 if let Some(command) = self.commands.find(id) {
@@ -324,12 +299,11 @@ impl Relay {
                 }
             }
         }
-        Ok(PendingPayload::None)
+        Ok(None)
     }
 
     fn order(&self, order: Order, fds: &[Fd]) -> sys::Result<()> {
-        let message: [u8; ORDER_BYTES] = order.encode();
-        sys::send(self.control, &message, fds)
+        sys::send(self.control, &order.encode(), fds)
     }
 
     /// Has init start a command.
@@ -362,7 +336,7 @@ impl Relay {
     }
 
     fn send_report(&mut self, id: u32, report: Report) -> sys::Result<()> {
-        let message: [u8; REPORT_BYTES] = report.encode();
+        let message = report.encode();
         let length = message.len() as u64;
         self.outgoing.send(Answer::Report { id, length }, &message)
     }
