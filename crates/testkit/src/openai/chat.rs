@@ -31,15 +31,9 @@ pub(super) fn whole(answer: &Answer<'_>) -> Value {
 /// Returns the answer as a stream.
 pub(super) fn events(answer: &Answer<'_>) -> Vec<Part> {
     let turn = answer.turn;
-    let first = if turn.text.is_empty() {
-        Value::Null
-    } else {
-        json!("")
-    };
-    let mut events = vec![delta(
-        answer,
-        &json!({"role": "assistant", "content": first}),
-    )];
+    let first = (!turn.text.is_empty()).then_some("");
+    let first = json!({"role": "assistant", "content": first});
+    let mut events = vec![delta(answer, &first)];
     for piece in pieces(&turn.reasoning, turn.delta_chars) {
         events.push(delta(answer, &json!({"reasoning_content": piece})));
     }
@@ -58,11 +52,9 @@ pub(super) fn events(answer: &Answer<'_>) -> Vec<Part> {
     let last = json!({"index": 0, "delta": {}, "finish_reason": answer.finish_reason()});
     events.push(chunk(answer, &json!([last]), None));
     if let Some(usage) = turn.usage.filter(|_| answer.envelope.includes_usage()) {
-        let empty = json!({"index": 0, "delta": {}});
-        let choices = if answer.style.usage_in_choice {
-            json!([empty])
-        } else {
-            json!([])
+        let choices = match answer.style.usage_in_choice {
+            true => json!([{"index": 0, "delta": {}}]),
+            false => json!([]),
         };
         events.push(chunk(answer, &choices, Some(usage)));
     }
@@ -71,11 +63,8 @@ pub(super) fn events(answer: &Answer<'_>) -> Vec<Part> {
 }
 
 fn delta(answer: &Answer<'_>, delta: &Value) -> Part {
-    chunk(
-        answer,
-        &json!([{"index": 0, "delta": delta, "finish_reason": null}]),
-        None,
-    )
+    let choice = json!({"index": 0, "delta": delta, "finish_reason": null});
+    chunk(answer, &json!([choice]), None)
 }
 
 fn chunk(answer: &Answer<'_>, choices: &Value, usage: Option<Usage>) -> Part {
@@ -113,18 +102,12 @@ fn usage_json(usage: Usage) -> Value {
         "total_tokens": usage.prompt + usage.completion,
     });
     if let Some(cached) = usage.cached {
-        set(
-            &mut value,
-            "prompt_tokens_details",
-            json!({"cached_tokens": cached}),
-        );
+        let details = json!({"cached_tokens": cached});
+        set(&mut value, "prompt_tokens_details", details);
     }
     if let Some(reasoning) = usage.reasoning {
-        set(
-            &mut value,
-            "completion_tokens_details",
-            json!({"reasoning_tokens": reasoning}),
-        );
+        let details = json!({"reasoning_tokens": reasoning});
+        set(&mut value, "completion_tokens_details", details);
     }
     value
 }

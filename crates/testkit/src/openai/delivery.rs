@@ -11,9 +11,9 @@ use hyper::body::Frame;
 
 use super::fault::Fault;
 use super::record::Record;
-use super::render;
 use super::script::Usage;
-use super::wire::{Answer, Part};
+use super::wire::{Answer, Api, Part};
+use super::{chat, messages, responses};
 
 /// Body of a response.
 pub(super) type Body = http_body_util::combinators::UnsyncBoxBody<Bytes, io::Error>;
@@ -39,7 +39,7 @@ pub(super) fn complete(body: Bytes) -> Body {
 pub(super) fn body(answer: &Answer<'_>, fault: Option<&Fault>, record: Arc<Record>) -> Body {
     if fault.is_none() && !answer.envelope.streams() {
         // A full body gets a content length.
-        let whole = render::whole(answer);
+        let whole = whole(answer);
         whole.usage.into_iter().for_each(|usage| record.sent(usage));
         return complete(whole.bytes);
     }
@@ -65,7 +65,7 @@ pub(super) fn body(answer: &Answer<'_>, fault: Option<&Fault>, record: Arc<Recor
 }
 
 fn plan(answer: &Answer<'_>, fault: Option<&Fault>) -> Vec<DeliveryStep> {
-    let parts = render::parts(answer);
+    let parts = parts(answer);
     match fault {
         Some(&Fault::CutAfterEvents(count)) => take_parts(parts, count, Some(DeliveryStep::Cut)),
         Some(&Fault::EndAfterEvents(count)) => take_parts(parts, count, None),
@@ -129,4 +129,29 @@ fn send(part: Part) -> impl Iterator<Item = DeliveryStep> {
     ]
     .into_iter()
     .flatten()
+}
+
+/// Returns the answer in the requested form.
+fn parts(answer: &Answer<'_>) -> Vec<Part> {
+    if !answer.envelope.streams() {
+        return vec![whole(answer)];
+    }
+    match answer.api {
+        Api::Chat => chat::events(answer),
+        Api::Messages => messages::events(answer),
+        Api::Responses => responses::events(answer),
+    }
+}
+
+/// Returns the answer as one JSON object.
+fn whole(answer: &Answer<'_>) -> Part {
+    let body = match answer.api {
+        Api::Chat => chat::whole(answer).to_string(),
+        Api::Messages => messages::whole(answer),
+        Api::Responses => responses::whole(answer).to_string(),
+    };
+    Part {
+        bytes: Bytes::from(body),
+        usage: answer.turn.usage,
+    }
 }

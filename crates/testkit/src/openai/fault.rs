@@ -46,6 +46,7 @@ pub enum Fault {
 /// Complete response, sent instead of a turn.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
+#[must_use]
 pub struct Reply {
     pub(super) status: u16,
     pub(super) headers: Vec<(String, String)>,
@@ -63,7 +64,6 @@ impl Reply {
     }
 
     /// Creates a reply with a body in OpenAI's error format.
-    #[must_use]
     pub fn error(status: u16) -> Self {
         let kind = match status {
             401 | 403 => "authentication_error",
@@ -76,7 +76,6 @@ impl Reply {
     }
 
     /// Adds a header, for example `retry-after`.
-    #[must_use]
     pub fn header(mut self, name: &str, value: &str) -> Self {
         self.headers.push((name.to_owned(), value.to_owned()));
         self

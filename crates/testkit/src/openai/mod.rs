@@ -30,7 +30,6 @@ mod delivery;
 mod fault;
 mod messages;
 mod record;
-mod render;
 mod request;
 mod responses;
 mod script;

@@ -37,11 +37,11 @@ pub(super) fn events(answer: &Answer<'_>) -> Vec<Part> {
         .map(|event| answer.named(event, None))
         .collect();
     let finished = finished(answer, &json!(output));
-    let status = finished
-        .get("status")
-        .and_then(Value::as_str)
-        .unwrap_or_default();
-    let last = json!({"type": format!("response.{status}"), "response": finished});
+    let kind = format!(
+        "response.{}",
+        finished["status"].as_str().unwrap_or_default()
+    );
+    let last = json!({"type": kind, "response": finished});
     parts.push(answer.named(&last, answer.turn.usage));
     parts
 }
@@ -108,18 +108,11 @@ fn finished(answer: &Answer<'_>, output: &Value) -> Value {
         "length" => Some("max_output_tokens"),
         other => Some(other),
     };
-    let status = if reason.is_some() {
-        "incomplete"
-    } else {
-        "completed"
-    };
+    let status = reason.map_or("completed", |_| "incomplete");
     let mut finished = response(answer, status, output);
     if let Some(reason) = reason {
-        set(
-            &mut finished,
-            "incomplete_details",
-            json!({"reason": reason}),
-        );
+        let details = json!({"reason": reason});
+        set(&mut finished, "incomplete_details", details);
     }
     if let Some(usage) = answer.turn.usage {
         set(&mut finished, "usage", usage_json(usage));

@@ -12,6 +12,7 @@ use super::request::Request;
 ///
 /// Cloning is cheap.
 #[derive(Debug, Clone, Default)]
+#[must_use]
 pub struct Script {
     turns: Vec<Arc<Turn>>,
     after: AfterLastTurn,
@@ -45,19 +46,16 @@ impl fmt::Debug for AfterLastTurn {
 
 impl Script {
     /// Creates a script without turns. A request for a missing turn is answered with status 400.
-    #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
     /// Adds a turn.
-    #[must_use]
     pub fn turn(self, turn: Turn) -> Self {
         self.turns(1, turn)
     }
 
     /// Adds the same turn `count` times.
-    #[must_use]
     pub fn turns(mut self, count: usize, turn: Turn) -> Self {
         let turn = Arc::new(turn);
         self.turns.extend(std::iter::repeat_n(turn, count));
@@ -65,14 +63,12 @@ impl Script {
     }
 
     /// Repeats the last turn.
-    #[must_use]
     pub fn repeat_last(mut self) -> Self {
         self.after = AfterLastTurn::RepeatLast;
         self
     }
 
     /// Computes the turns after the last one with `turn`.
-    #[must_use]
     pub fn then_with(mut self, turn: impl Fn(&Request) -> Turn + Send + Sync + 'static) -> Self {
         self.after = AfterLastTurn::Compute(Arc::new(turn));
         self
@@ -80,14 +76,12 @@ impl Script {
 
     /// Streams usage with a choice that holds an empty delta, as LiteLLM does, where OpenAI sends
     /// `"choices": []`.
-    #[must_use]
     pub fn usage_in_choice(mut self) -> Self {
         self.style.usage_in_choice = true;
         self
     }
 
     /// Streams a comment line before each event, as a proxy does to keep a connection alive.
-    #[must_use]
     pub fn comments(mut self) -> Self {
         self.style.comments = true;
         self
@@ -112,6 +106,7 @@ impl Script {
 /// One answer of the model: reasoning, text, tool calls and usage, with its faults.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
+#[must_use]
 pub struct Turn {
     pub(super) text: String,
     pub(super) reasoning: String,
@@ -141,41 +136,35 @@ impl Turn {
     }
 
     /// Creates a turn with one call and no text.
-    #[must_use]
     pub fn tool(call: ToolCall) -> Self {
         Self::text("").call(call)
     }
 
     /// Adds a tool call; several are parallel calls.
-    #[must_use]
     pub fn call(mut self, call: ToolCall) -> Self {
         self.calls.push(call);
         self
     }
 
     /// Sets the reasoning, which precedes the text.
-    #[must_use]
     pub fn reasoning(mut self, reasoning: impl Into<String>) -> Self {
         self.reasoning = reasoning.into();
         self
     }
 
     /// Sets the finish reason. The default is `tool_calls` with calls and `stop` without.
-    #[must_use]
     pub fn finish_reason(mut self, reason: impl Into<String>) -> Self {
         self.finish_reason = Some(reason.into());
         self
     }
 
     /// Sets the reported usage.
-    #[must_use]
     pub fn usage(mut self, usage: Usage) -> Self {
         self.usage = Some(usage);
         self
     }
 
     /// Reports no usage, even if requested.
-    #[must_use]
     pub fn without_usage(mut self) -> Self {
         self.usage = None;
         self
@@ -183,28 +172,24 @@ impl Turn {
 
     /// Sets the size of deltas. By default, text and reasoning are split by word and arguments every
     /// eight characters.
-    #[must_use]
     pub fn delta_chars(mut self, chars: usize) -> Self {
         self.delta_chars = Some(chars);
         self
     }
 
     /// Sets the delay before each response.
-    #[must_use]
     pub fn latency(mut self, latency: Duration) -> Self {
         self.latency = latency;
         self
     }
 
     /// Adds a fault for one attempt: the first for the first attempt, and so on.
-    #[must_use]
     pub fn fault(mut self, fault: Fault) -> Self {
         self.faults.push(fault);
         self
     }
 
     /// Sets the fault of all attempts without one from [`Turn::fault`].
-    #[must_use]
     pub fn fault_always(mut self, fault: Fault) -> Self {
         self.fault_always = Some(fault);
         self
@@ -218,6 +203,7 @@ impl Turn {
 /// Tool call, not necessarily valid.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
+#[must_use]
 pub struct ToolCall {
     pub(super) id: CallId,
     pub(super) name: String,
@@ -245,14 +231,12 @@ impl ToolCall {
     }
 
     /// Sets the id, which need not be unique.
-    #[must_use]
     pub fn id(mut self, id: impl Into<String>) -> Self {
         self.id = CallId::Given(id.into());
         self
     }
 
     /// Omits the id.
-    #[must_use]
     pub fn without_id(mut self) -> Self {
         self.id = CallId::Missing;
         self
@@ -263,6 +247,7 @@ impl ToolCall {
 /// `reasoning`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
+#[must_use]
 pub struct Usage {
     /// `prompt_tokens`.
     pub prompt: u64,
@@ -276,7 +261,6 @@ pub struct Usage {
 
 impl Usage {
     /// Creates a usage without details.
-    #[must_use]
     pub fn new(prompt: u64, completion: u64) -> Self {
         Self {
             prompt,
@@ -287,14 +271,12 @@ impl Usage {
     }
 
     /// Sets the prompt tokens read from the provider's cache.
-    #[must_use]
     pub fn cached(mut self, tokens: u64) -> Self {
         self.cached = Some(tokens);
         self
     }
 
     /// Sets the completion tokens spent on reasoning.
-    #[must_use]
     pub fn reasoning(mut self, tokens: u64) -> Self {
         self.reasoning = Some(tokens);
         self

@@ -27,6 +27,7 @@ use super::wire::{Answer, Api, Envelope};
 /// Scripts per model and required API key of a [`ScriptedServer`].
 #[derive(Debug, Clone)]
 #[non_exhaustive]
+#[must_use]
 pub struct ServerOptions {
     script: Script,
     models: BTreeMap<String, Script>,
@@ -36,7 +37,6 @@ pub struct ServerOptions {
 
 impl ServerOptions {
     /// Creates options with `script` for every model without a script of its own.
-    #[must_use]
     pub fn new(script: Script) -> Self {
         Self {
             script,
@@ -47,7 +47,6 @@ impl ServerOptions {
     }
 
     /// Sets the script for `model`.
-    #[must_use]
     pub fn model(mut self, model: impl Into<String>, script: Script) -> Self {
         self.models.insert(model.into(), script);
         self
@@ -55,14 +54,12 @@ impl ServerOptions {
 
     /// Sets the API key. A request without it, as a bearer token or `x-api-key`, is answered with
     /// status 401 and not recorded.
-    #[must_use]
     pub fn api_key(mut self, key: impl Into<String>) -> Self {
         self.api_key = Some(key.into());
         self
     }
 
     /// Disables the record of requests, so that the server's memory stays constant.
-    #[must_use]
     pub fn without_record(mut self) -> Self {
         self.record = false;
         self
@@ -188,9 +185,11 @@ impl Service {
         let (head, body) = request.into_parts();
         let path = head.uri.path();
         if !self.authorized(&head.headers) {
-            let message = "Incorrect API key provided.";
-            let body = error_body(message, "invalid_request_error", "invalid_api_key");
-            return Ok(reply(&Reply::json(401, &body)));
+            return Ok(refusal(
+                401,
+                "Incorrect API key provided.",
+                "invalid_api_key",
+            ));
         }
         let path_in_version = path.strip_prefix("/v1").unwrap_or(path);
         match (&head.method, Api::from_path(path_in_version)) {
@@ -200,8 +199,7 @@ impl Service {
             (&Method::POST, Some(api)) => self.generate(api, head.headers, body).await,
             (method, _) => {
                 let message = format!("There is no {method} {path} here.");
-                let body = error_body(&message, "invalid_request_error", "unknown_url");
-                Ok(reply(&Reply::json(404, &body)))
+                Ok(refusal(404, &message, "unknown_url"))
             }
         }
     }
@@ -215,7 +213,13 @@ impl Service {
         let raw = body.collect().await.map_err(io::Error::other)?.to_bytes();
         let envelope: Envelope<'_> = match serde_json::from_slice(&raw) {
             Ok(envelope) => envelope,
-            Err(error) => return Ok(refusal(&format!("Invalid body: {error}."))),
+            Err(error) => {
+                return Ok(refusal(
+                    400,
+                    &format!("Invalid body: {error}."),
+                    Value::Null,
+                ));
+            }
         };
         let turn_index = envelope.turn(api);
         let request = self
@@ -223,23 +227,19 @@ impl Service {
             .receive(headers, raw.clone(), envelope.run(), turn_index);
         if let Some(id) = envelope.unknown_response() {
             let message = format!("Previous response with id '{id}' not found.");
-            let body = error_body(
-                &message,
-                "invalid_request_error",
-                "previous_response_not_found",
-            );
-            return Ok(reply(&Reply::json(400, &body)));
+            return Ok(refusal(400, &message, "previous_response_not_found"));
         }
-        let script = self
-            .options
+        let options = &self.options;
+        let script = options
             .models
             .get(&*envelope.model)
-            .unwrap_or(&self.options.script);
+            .unwrap_or(&options.script);
         let Some(turn) = script.answer(&request) else {
             let turns = script.len();
-            return Ok(refusal(&format!(
+            let message = format!(
                 "The script has {turns} turns; turn {turn_index}, counted from 0, was asked for."
-            )));
+            );
+            return Ok(refusal(400, &message, Value::Null));
         };
         if !turn.latency.is_zero() {
             tokio::time::sleep(turn.latency).await;
@@ -261,10 +261,9 @@ impl Service {
             attempt,
         };
         let body = delivery::body(&answer, fault, Arc::clone(&self.record));
-        let kind = if envelope.streams() {
-            "text/event-stream"
-        } else {
-            "application/json"
+        let kind = match envelope.streams() {
+            true => "text/event-stream",
+            false => "application/json",
         };
         let mut response = Response::new(body);
         response
@@ -305,9 +304,7 @@ fn reply(scripted: &Reply) -> Response<Body> {
         })
 }
 
-fn refusal(message: &str) -> Response<Body> {
-    reply(&Reply::json(
-        400,
-        &error_body(message, "invalid_request_error", Value::Null),
-    ))
+fn refusal(status: u16, message: &str, code: impl Into<Value>) -> Response<Body> {
+    let body = error_body(message, "invalid_request_error", code);
+    reply(&Reply::json(status, &body))
 }

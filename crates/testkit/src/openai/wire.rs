@@ -105,11 +105,11 @@ impl Envelope<'_> {
     pub(super) fn run(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         self.model.hash(&mut hasher);
-        for message in self
+        let start = self
             .messages
             .iter()
-            .take_while(|message| !message.is_assistant())
-        {
+            .take_while(|message| !message.is_assistant());
+        for message in start {
             (&message.role, message.content.map(RawValue::get)).hash(&mut hasher);
         }
         hasher.finish()
@@ -184,10 +184,9 @@ impl Answer<'_> {
     }
 
     pub(super) fn event(&self, data: &str, usage: Option<Usage>) -> Part {
-        let comment = if self.style.comments {
-            ": keep-alive\n\n"
-        } else {
-            ""
+        let comment = match self.style.comments {
+            true => ": keep-alive\n\n",
+            false => "",
         };
         Part {
             bytes: Bytes::from(format!("{comment}data: {data}\n\n")),
@@ -205,10 +204,9 @@ impl Answer<'_> {
     }
 
     pub(super) fn finish_reason(&self) -> &str {
-        let default = if self.turn.calls.is_empty() {
-            "stop"
-        } else {
-            "tool_calls"
+        let default = match self.turn.calls[..] {
+            [] => "stop",
+            _ => "tool_calls",
         };
         self.turn.finish_reason.as_deref().unwrap_or(default)
     }

@@ -54,20 +54,15 @@ fn history() -> Vec<SharedMessage> {
 async fn a_conversation_is_sent_whole(factory: &ClientFactory<'_>) -> Checked {
     let server = serve(Script::new().then_with(|_| Turn::text("Done."))).await?;
     let client = factory.client(&server.url(), true);
-    client
-        .complete(ChatRequest::new(history(), tools()))
-        .await?;
+    let request = ChatRequest::new(history(), tools());
+    client.complete(request).await?;
     let body = only(&server)?.body();
     let messages = array(&body, "messages");
-    let roles: Vec<_> = messages
+    let roles = messages
         .iter()
-        .map(|it| it["role"].as_str().unwrap_or("none"))
-        .collect();
-    equal(
-        "the roles",
-        roles,
-        vec!["system", "user", "assistant", "tool", "user"],
-    )?;
+        .map(|it| it["role"].as_str().unwrap_or("none"));
+    let expected = ["system", "user", "assistant", "tool", "user"];
+    equal("the roles", roles.collect::<Vec<_>>(), expected)?;
     let texts: Vec<String> = messages.iter().map(text).collect();
     let expected = [
         "You are tested.",
@@ -84,11 +79,14 @@ async fn a_conversation_is_sent_whole(factory: &ClientFactory<'_>) -> Checked {
     let answered = messages.get(3).map(|result| result["tool_call_id"].clone());
     equal("the result's call", answered, Some(json!("call_7")))?;
     let tools = array(&body, "tools");
-    let names: Vec<_> = tools
+    let names = tools
         .iter()
-        .map(|tool| tool.pointer("/function/name").and_then(Value::as_str))
-        .collect();
-    equal("the tools", names, vec![Some("look"), Some("see")])
+        .map(|tool| tool.pointer("/function/name").and_then(Value::as_str));
+    equal(
+        "the tools",
+        names.collect::<Vec<_>>(),
+        [Some("look"), Some("see")],
+    )
 }
 
 fn array(body: &Value, field: &str) -> Vec<Value> {
@@ -150,9 +148,8 @@ async fn a_longer_history_begins_with_the_same_bytes(factory: &ClientFactory<'_>
     let (history, tools) = (history(), tools());
     for count in [2, 4, 5] {
         let messages = history.iter().take(count).cloned().collect();
-        client
-            .complete(ChatRequest::new(messages, tools.clone()))
-            .await?;
+        let request = ChatRequest::new(messages, tools.clone());
+        client.complete(request).await?;
     }
     let requests = server.requests();
     let mut parts = Vec::new();
@@ -180,9 +177,8 @@ async fn the_key_is_sent_where_it_belongs(factory: &ClientFactory<'_>) -> Checke
         Dialect::Messages => "x-api-key",
     };
     for stream in STREAM_MODES {
-        let (record, server) = factory
-            .ask(Script::new().turn(Turn::text("Done.")), stream)
-            .await?;
+        let script = Script::new().turn(Turn::text("Done."));
+        let (record, server) = factory.ask(script, stream).await?;
         record.completion()?;
         let request = only(&server)?;
         for (name, value) in &request.headers {

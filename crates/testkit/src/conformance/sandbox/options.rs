@@ -26,6 +26,7 @@ pub(super) type Killer<'o> = Arc<dyn Fn(Arc<dyn Sandbox>) -> KillFuture<'o> + 'o
 /// # }
 /// ```
 #[derive(Default)]
+#[must_use]
 pub struct SandboxOptions<'o> {
     pub(super) quick: bool,
     pub(super) names: Vec<&'o str>,
@@ -34,21 +35,18 @@ pub struct SandboxOptions<'o> {
 
 impl<'o> SandboxOptions<'o> {
     /// Selects every case except those about sandboxes killed from outside.
-    #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
     /// Skips the cases that transfer a gigabyte or create a hundred thousand files; smaller variants
     /// still run.
-    #[must_use]
     pub fn quick(mut self) -> Self {
         self.quick = true;
         self
     }
 
     /// Applies [`quick`](Self::quick) unless the full [lane](crate::lane) is selected.
-    #[must_use]
     pub fn in_lane(self) -> Self {
         if lane::choose("the cases that move a gigabyte", true, false) {
             self.quick()
@@ -58,7 +56,6 @@ impl<'o> SandboxOptions<'o> {
     }
 
     /// Runs only the named cases.
-    #[must_use]
     pub fn only(mut self, names: &[&'o str]) -> Self {
         self.names = names.to_vec();
         self
@@ -66,7 +63,6 @@ impl<'o> SandboxOptions<'o> {
 
     /// Adds the cases about sandboxes killed from outside. `kill` ends a sandbox at once without the
     /// backend, as a crash or an operator would.
-    #[must_use]
     pub fn killed_by<K>(mut self, kill: K) -> Self
     where
         K: AsyncFn(Arc<dyn Sandbox>) -> io::Result<()> + 'o,
