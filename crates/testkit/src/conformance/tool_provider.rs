@@ -32,12 +32,12 @@ pub async fn tool_provider(provider: &dyn ToolProvider) -> Report {
     let cases = cases()
         .into_iter()
         .map(|case| case.alone().deadline(3 * OPENING));
-    suite::run(&Harness(provider), cases.collect(), &[]).await
+    suite::run(&ProviderHarness(provider), cases.collect(), &[]).await
 }
 
-pub(super) struct Harness<'p>(&'p dyn ToolProvider);
+pub(super) struct ProviderHarness<'p>(&'p dyn ToolProvider);
 
-impl Harness<'_> {
+impl ProviderHarness<'_> {
     pub(super) async fn check(
         &self,
         check: impl AsyncFnOnce(&dyn ToolProvider) -> Checked,
@@ -46,7 +46,7 @@ impl Harness<'_> {
     }
 }
 
-cases! { cases for Harness:
+cases! { cases for ProviderHarness:
     it_opens_and_closes,
     tool_names_are_valid_and_unique,
     tools_are_described,
