@@ -33,17 +33,13 @@ pub(crate) fn destination<B>(request: &Request<B>) -> Destination {
         (None, None) => {
             let host = host(request.uri(), request.headers()).unwrap_or_default();
             let label = host.split('.').next().unwrap_or_default();
-            let named = label
-                .split_once('-')
-                .filter(|_| host.contains('.'))
-                .and_then(|(port, id)| sandbox(id, port));
-            named.unwrap_or(
-                if is_control_path(request.uri().path()) || !has_sandbox_credential(request) {
-                    Destination::ControlPlane
-                } else {
-                    Destination::ByCredential
-                },
-            )
+            let named = label.split_once('-').filter(|_| host.contains('.'));
+            match named.and_then(|(port, id)| sandbox(id, port)) {
+                Some(named) => named,
+                None if is_control_path(request.uri().path()) => Destination::ControlPlane,
+                None if has_sandbox_credential(request) => Destination::ByCredential,
+                None => Destination::ControlPlane,
+            }
         }
         _ => Destination::Malformed,
     }
@@ -57,25 +53,15 @@ fn has_sandbox_credential<B>(request: &Request<B>) -> bool {
 
 /// Whether a path belongs to the control plane; envd has no such paths.
 fn is_control_path(path: &str) -> bool {
-    let first = path.split('/').nth(1).unwrap_or_default();
-    [
-        "sandboxes",
-        "v2",
-        "v3",
-        "templates",
-        "snapshots",
-        "volumes",
-        "secrets",
-    ]
-    .contains(&first)
+    matches!(
+        path.split('/').nth(1),
+        Some("sandboxes" | "v2" | "v3" | "templates" | "snapshots" | "volumes" | "secrets")
+    )
 }
 
 fn sandbox(id: &str, port: &str) -> Option<Destination> {
-    let is_id = !id.is_empty()
-        && id.len() <= 64
-        && id
-            .bytes()
-            .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit());
+    let is_allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let is_id = (1..=64).contains(&id.len()) && id.bytes().all(is_allowed);
     let port = port.parse().ok()?;
     is_id.then(|| Destination::Sandbox {
         id: id.to_owned(),
@@ -102,14 +88,11 @@ pub(crate) fn is_own_host<B>(request: &Request<B>, domain: Option<&str>) -> bool
         // HTTP/1.0, which browsers do not use.
         return true;
     };
-    let is_in_domain = |domain: &str| {
-        host.strip_suffix(domain)
-            .is_some_and(|above| above.is_empty() || above.ends_with('.'))
+    let is_in = |domain: &str| {
+        let above = host.strip_suffix(domain);
+        above.is_some_and(|above| above.is_empty() || above.ends_with('.'))
     };
-    host.parse::<IpAddr>().is_ok()
-        || host == "localhost"
-        || host.ends_with(".localhost")
-        || domain.is_some_and(is_in_domain)
+    host.parse::<IpAddr>().is_ok() || is_in("localhost") || domain.is_some_and(is_in)
 }
 
 #[cfg(test)]

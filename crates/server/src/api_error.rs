@@ -6,6 +6,8 @@ use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
 use http::{HeaderValue, StatusCode};
 use serde_json::json;
 
+pub(crate) type Result<T, E = ApiError> = std::result::Result<T, E>;
+
 /// An error response of the control plane, in E2B's format.
 #[derive(Clone, Debug)]
 pub(crate) struct ApiError {
@@ -25,6 +27,14 @@ impl ApiError {
 
     pub(crate) fn bad_request(message: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, message)
+    }
+
+    pub(crate) fn conflict(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::CONFLICT, message)
+    }
+
+    pub(crate) fn internal(message: impl Into<String>) -> Self {
+        Self::new(StatusCode::INTERNAL_SERVER_ERROR, message)
     }
 
     pub(crate) fn sandbox_not_found(id: &str) -> Self {
@@ -60,8 +70,7 @@ impl ApiError {
             SandboxErrorKind::Unenforceable | SandboxErrorKind::InvalidInput => {
                 Self::bad_request(message)
             }
-            _ => Self::new(StatusCode::INTERNAL_SERVER_ERROR, message)
-                .with_code("sandbox_create_failed"),
+            _ => Self::internal(message).with_code("sandbox_create_failed"),
         }
     }
 }

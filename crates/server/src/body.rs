@@ -8,27 +8,16 @@ use http_body_util::BodyExt as _;
 use tokio::time::timeout;
 
 /// Failure to read a body.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BodyError {
-    TooLarge {
-        limit_bytes: usize,
-    },
+    #[error("the body has more than {limit_bytes} bytes")]
+    TooLarge { limit_bytes: usize },
     /// No data within the idle time.
+    #[error("no data of the body arrived in time")]
     Idle,
     /// The client closed the connection.
+    #[error("the connection ended within the body")]
     Disconnected,
-}
-
-impl std::fmt::Display for BodyError {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::TooLarge { limit_bytes } => {
-                write!(f, "the body has more than {limit_bytes} bytes")
-            }
-            Self::Idle => f.write_str("no data of the body arrived in time"),
-            Self::Disconnected => f.write_str("the connection ended within the body"),
-        }
-    }
 }
 
 /// Returns the next bytes of a body, or `None` at its end.
@@ -57,19 +46,19 @@ pub(crate) async fn read_all(
     limit_bytes: usize,
     idle: Duration,
 ) -> Result<Bytes, BodyError> {
-    let Some(first) = next_chunk(&mut body, idle).await? else {
-        return Ok(Bytes::new());
-    };
-    let mut rest: Option<BytesMut> = None;
-    if first.len() > limit_bytes {
-        return Err(BodyError::TooLarge { limit_bytes });
-    }
+    let mut all = Bytes::new();
     while let Some(chunk) = next_chunk(&mut body, idle).await? {
-        let all = rest.get_or_insert_with(|| BytesMut::from(&*first));
         if all.len() + chunk.len() > limit_bytes {
             return Err(BodyError::TooLarge { limit_bytes });
         }
-        all.extend_from_slice(&chunk);
+        // Most bodies come in one chunk, which is not copied.
+        if all.is_empty() {
+            all = chunk;
+        } else {
+            let mut joined = BytesMut::from(all);
+            joined.extend_from_slice(&chunk);
+            all = joined.freeze();
+        }
     }
-    Ok(rest.map_or(first, BytesMut::freeze))
+    Ok(all)
 }

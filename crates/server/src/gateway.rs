@@ -19,7 +19,7 @@ use crate::envd::error::{EnvdError, RpcCode};
 use crate::envd::files::signature::{self, SignatureCheck};
 use crate::envd::files::{self, FileQuery};
 use crate::envd::rpc::{self, CallKind};
-use crate::fleet::{Fleet, Member, SandboxState};
+use crate::fleet::{Fleet, Member};
 use crate::keys;
 
 /// The envd port.
@@ -28,43 +28,47 @@ const ENVD_PORT: u16 = 49983;
 /// Lifetime of a sandbox that a request resumed.
 const RESUMED_LIFETIME: Duration = Duration::from_secs(300);
 
-/// Serves a request to a port of a sandbox.
+/// Serves a request to a port of a sandbox, from pages of any origin: the token protects the sandbox.
 pub(crate) async fn serve(
     fleet: &Arc<Fleet>,
     id: &str,
     port: u16,
     request: Request<Body>,
 ) -> Response {
-    if request.method() == Method::OPTIONS {
-        return allow_any_origin(StatusCode::NO_CONTENT.into_response());
-    }
+    allow_any_origin(match *request.method() {
+        Method::OPTIONS => StatusCode::NO_CONTENT.into_response(),
+        _ => respond(fleet, id, port, request).await,
+    })
+}
+
+async fn respond(fleet: &Arc<Fleet>, id: &str, port: u16, request: Request<Body>) -> Response {
     let Some(member) = fleet.find(id) else {
-        return allow_any_origin(not_found(id));
+        return not_found(id);
     };
-    let is_paused = matches!(member.state(), SandboxState::Paused(_));
-    if is_paused && member.identity.spec.auto_resume && authorize(&member, &request).is_ok() {
+    let resumes = member.is_paused() && member.identity.spec.auto_resume;
+    if resumes && authorize(&member, &request).is_ok() {
         // A failure shows as "not found" below.
         let _ = fleet.connect(&member, RESUMED_LIFETIME).await;
     }
     let Some(live) = member.running() else {
-        return allow_any_origin(not_found(id));
+        return not_found(id);
     };
     if port != ENVD_PORT {
-        return allow_any_origin(closed_port(id, port));
+        return closed_port(id, port);
     }
     if let Err(error) = authorize(&member, &request) {
-        return allow_any_origin(error.into_plain());
+        return error.into_plain();
     }
     if let Err(error) = check_user(&request, fleet) {
-        return allow_any_origin(match request.uri().path() {
+        return match request.uri().path() {
             "/files" => error.into_plain(),
             _ if rpc::check(&request, CallKind::Streaming).is_ok() => rpc::stream_error(error),
             _ => error.into_rpc(),
-        });
+        };
     }
     let environment = || member.identity.environment();
     let answered = envd::serve(&live, environment, request).await;
-    allow_any_origin(answered.unwrap_or_else(|| not_found(id)))
+    answered.unwrap_or_else(|| not_found(id))
 }
 
 /// Serves a request that identifies its sandbox only by a token or a URL signature.
@@ -78,13 +82,8 @@ pub(crate) async fn serve_by_credential(fleet: &Arc<Fleet>, request: Request<Bod
                 signature::check(&query, operation, token) != SignatureCheck::Invalid
             })
     };
-    let id = fleet
-        .members()
-        .iter()
-        .find(is_credential_for)
-        .map(|member| member.identity.id.clone());
-    match id {
-        Some(id) => serve(fleet, &id, ENVD_PORT, request).await,
+    match fleet.members().iter().find(is_credential_for) {
+        Some(member) => serve(fleet, &member.identity.id, ENVD_PORT, request).await,
         // The token of a sandbox that has ended.
         None if request.headers().contains_key(TOKEN_HEADER) => allow_any_origin(not_found("")),
         None => allow_any_origin(unauthorized().into_plain()),
@@ -118,11 +117,8 @@ fn authorize(member: &Member, request: &Request<Body>) -> Result<(), EnvdError> 
 }
 
 fn has_token(request: &Request<Body>, token: &str) -> bool {
-    let given = request
-        .headers()
-        .get(TOKEN_HEADER)
-        .and_then(|given| given.to_str().ok());
-    given.is_some_and(|given| keys::constant_time_eq(given, token))
+    let given = request.headers().get(TOKEN_HEADER);
+    given.is_some_and(|given| keys::constant_time_eq(given.as_bytes(), token.as_bytes()))
 }
 
 fn unauthorized() -> EnvdError {
@@ -134,13 +130,11 @@ fn unauthorized() -> EnvdError {
 /// Refuses user names other than the sandbox's user.
 fn check_user(request: &Request<Body>, fleet: &Fleet) -> Result<(), EnvdError> {
     let user = match request.uri().path() {
-        "/files" => FileQuery::parse(request.uri())
-            .username
-            .filter(|user| !user.is_empty()),
+        "/files" => FileQuery::parse(request.uri()).username,
         _ => basic_auth_user(request),
     };
     let own = &fleet.settings.user;
-    match user {
+    match user.filter(|user| !user.is_empty()) {
         Some(user) if user != *own => {
             let message = format!("invalid username: '{user}' (everything here runs as '{own}')");
             Err(EnvdError::new(RpcCode::Unauthenticated, message))
@@ -151,30 +145,27 @@ fn check_user(request: &Request<Body>, fleet: &Fleet) -> Result<(), EnvdError> {
 
 /// Returns the user name of `Authorization: Basic`, if present.
 fn basic_auth_user(request: &Request<Body>) -> Option<String> {
-    let header = request
-        .headers()
-        .get(header::AUTHORIZATION)?
-        .to_str()
-        .ok()?;
-    let encoded = header
-        .strip_prefix("Basic ")
-        .or_else(|| header.strip_prefix("basic "))?;
-    let decoded = rpc::json::decode_base64(encoded)?;
-    let text = String::from_utf8(decoded).ok()?;
-    let user = text.split(':').next().unwrap_or_default();
-    (!user.is_empty()).then(|| user.to_owned())
+    let header = request.headers().get(header::AUTHORIZATION)?;
+    let (scheme, encoded) = header.to_str().ok()?.split_once(' ')?;
+    if !scheme.eq_ignore_ascii_case("basic") {
+        return None;
+    }
+    let mut text = String::from_utf8(rpc::json::decode_base64(encoded)?).ok()?;
+    text.truncate(text.find(':').unwrap_or(text.len()));
+    Some(text)
 }
 
-/// Adds CORS headers for any origin; the token protects the sandbox.
+/// Adds CORS headers for any origin.
 fn allow_any_origin(mut response: Response) -> Response {
-    let headers = response.headers_mut();
-    for (name, value) in [
-        (header::ACCESS_CONTROL_ALLOW_ORIGIN, "*"),
-        (header::ACCESS_CONTROL_ALLOW_METHODS, "*"),
-        (header::ACCESS_CONTROL_ALLOW_HEADERS, "*"),
-        (header::ACCESS_CONTROL_EXPOSE_HEADERS, "*"),
+    for name in [
+        header::ACCESS_CONTROL_ALLOW_ORIGIN,
+        header::ACCESS_CONTROL_ALLOW_METHODS,
+        header::ACCESS_CONTROL_ALLOW_HEADERS,
+        header::ACCESS_CONTROL_EXPOSE_HEADERS,
     ] {
-        headers.insert(name, HeaderValue::from_static(value));
+        response
+            .headers_mut()
+            .insert(name, HeaderValue::from_static("*"));
     }
     response
 }

@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use subtle::{Choice, ConstantTimeEq as _};
 
-/// Hexadecimal digits of a key's digest that identify an owner.
-const OWNER_DIGITS: usize = 16;
+/// Bytes of a key's digest that identify an owner, in hexadecimal digits.
+const OWNER_BYTES: usize = 8;
 
 /// Identity of all clients with the same key; derived from the key's digest.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -53,21 +53,15 @@ impl Keys {
             known |= key.ct_eq(&given);
         }
         bool::from(known).then(|| {
-            let digits = given.iter().map(|byte| format!("{byte:02x}"));
-            Owner(
-                digits
-                    .collect::<String>()
-                    .chars()
-                    .take(OWNER_DIGITS)
-                    .collect(),
-            )
+            let bytes = given.iter().take(OWNER_BYTES);
+            Owner(bytes.map(|byte| format!("{byte:02x}")).collect())
         })
     }
 }
 
-/// Compares two strings in constant time.
-pub(crate) fn constant_time_eq(one: &str, other: &str) -> bool {
-    one.as_bytes().ct_eq(other.as_bytes()).into()
+/// Compares two secrets in constant time.
+pub(crate) fn constant_time_eq(one: &[u8], other: &[u8]) -> bool {
+    one.ct_eq(other).into()
 }
 
 #[cfg(test)]

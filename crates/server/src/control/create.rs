@@ -4,20 +4,17 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Json;
 use axum::body::Body;
-use axum::extract::{Extension, State};
-use axum::response::{IntoResponse as _, Response};
-use http::{HeaderMap, StatusCode};
+use axum::extract::State;
+use axum::response::Response;
+use http::HeaderMap;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::idempotency::IdempotencyState;
-use super::{ControlState, IDLE, REQUEST_BYTES, network, parse, responses};
-use crate::api_error::ApiError;
-use crate::body;
+use super::idempotency::{IdempotencyCache, IdempotencyState};
+use super::{Client, ControlState, network, parse, read, responses};
+use crate::api_error::{ApiError, Result};
 use crate::fleet::{Fleet, SandboxSpec};
-use crate::keys::Owner;
 
 const V1_LIFETIME_S: i64 = 15;
 const V2_LIFETIME_S: i64 = 300;
@@ -47,54 +44,51 @@ struct AutoResume {
 }
 
 pub(super) async fn v1(
+    client: Client,
     State(state): State<ControlState>,
-    Extension(owner): Extension<Owner>,
     headers: HeaderMap,
     request: Body,
-) -> Result<Response, ApiError> {
-    create(state, owner, &headers, request, V1_LIFETIME_S).await
+) -> Result<Response> {
+    create(client, &state.idempotency, &headers, request, V1_LIFETIME_S).await
 }
 
 pub(super) async fn v2(
+    client: Client,
     State(state): State<ControlState>,
-    Extension(owner): Extension<Owner>,
     headers: HeaderMap,
     request: Body,
-) -> Result<Response, ApiError> {
-    create(state, owner, &headers, request, V2_LIFETIME_S).await
+) -> Result<Response> {
+    create(client, &state.idempotency, &headers, request, V2_LIFETIME_S).await
 }
 
 async fn create(
-    state: ControlState,
-    owner: Owner,
+    Client { fleet, owner }: Client,
+    idempotency: &Arc<IdempotencyCache>,
     headers: &HeaderMap,
     request: Body,
     default_lifetime_s: i64,
-) -> Result<Response, ApiError> {
-    let bytes = body::read_all(request, REQUEST_BYTES, IDLE).await;
-    let bytes = bytes.map_err(|error| ApiError::bad_request(error.to_string()))?;
-    let Some(key) = idempotency_key(headers)? else {
-        return respond(&state.fleet, owner, &bytes, default_lifetime_s).await;
-    };
-    match state.idempotency.begin(&owner, &key, &bytes)? {
-        IdempotencyState::Completed(id) => match state.fleet.find_of(&owner, &id) {
-            Ok(member) => {
-                let answer = Json(responses::sandbox(&member, &state.fleet.settings));
-                Ok((StatusCode::CREATED, answer).into_response())
+) -> Result<Response> {
+    let bytes = read(request).await?;
+    let pending = match idempotency_key(headers)? {
+        None => None,
+        Some(key) => match idempotency.begin(&owner, key, &bytes)? {
+            IdempotencyState::Completed(id) => {
+                // Fails if the sandbox has ended since.
+                let member = fleet.find_of(&owner, &id)?;
+                return Ok(responses::created(&member, &fleet.settings));
             }
-            // The sandbox has ended since.
-            Err(refusal) => Err(refusal),
+            IdempotencyState::Started(pending) => Some(pending),
         },
-        IdempotencyState::Started(pending) => {
-            let member = create_sandbox(&state.fleet, owner, &bytes, default_lifetime_s).await?;
-            pending.complete(&member.identity.id);
-            let answer = Json(responses::sandbox(&member, &state.fleet.settings));
-            Ok((StatusCode::CREATED, answer).into_response())
-        }
+    };
+    let (spec, lifetime) = parse_spec(&fleet, &bytes, default_lifetime_s)?;
+    let member = fleet.create(owner, spec, lifetime).await?;
+    if let Some(pending) = pending {
+        pending.complete(&member.identity.id);
     }
+    Ok(responses::created(&member, &fleet.settings))
 }
 
-fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
+fn idempotency_key(headers: &HeaderMap) -> Result<Option<&str>> {
     let Some(key) = headers.get("idempotency-key") else {
         return Ok(None);
     };
@@ -102,58 +96,42 @@ fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
         let allowed = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
         (1..=255).contains(&key.len()) && key.bytes().all(allowed)
     };
-    match key.to_str().ok().filter(is_key) {
-        Some(key) => Ok(Some(key.to_owned())),
-        None => Err(ApiError::bad_request(
+    let invalid = || {
+        ApiError::bad_request(
             "the Idempotency-Key must be 1 to 255 lower-case letters, digits and hyphens",
-        )),
-    }
+        )
+    };
+    key.to_str()
+        .ok()
+        .filter(is_key)
+        .map(Some)
+        .ok_or_else(invalid)
 }
 
-async fn respond(
-    fleet: &Arc<Fleet>,
-    owner: Owner,
+/// Returns the requested sandbox and its lifetime.
+fn parse_spec(
+    fleet: &Fleet,
     request: &[u8],
     default_lifetime_s: i64,
-) -> Result<Response, ApiError> {
-    let member = create_sandbox(fleet, owner, request, default_lifetime_s).await?;
-    let answer = Json(responses::sandbox(&member, &fleet.settings));
-    Ok((StatusCode::CREATED, answer).into_response())
-}
-
-async fn create_sandbox(
-    fleet: &Arc<Fleet>,
-    owner: Owner,
-    request: &[u8],
-    default_lifetime_s: i64,
-) -> Result<Arc<crate::fleet::Member>, ApiError> {
+) -> Result<(SandboxSpec, Duration)> {
     let request: CreateRequest = parse(request)?;
     if request.template.is_empty() {
         return Err(ApiError::bad_request("templateID is missing"));
     }
-    let is_set = |value: &Option<Value>| value.as_ref().is_some_and(|value| !value.is_null());
-    for (name, set) in [
-        ("iam", is_set(&request.iam)),
-        ("mcp", is_set(&request.mcp)),
-        (
-            "volumeMounts",
-            request
-                .volume_mounts
-                .is_some_and(|mounts| !mounts.is_empty()),
-        ),
+    let mounts = request.volume_mounts.filter(|mounts| !mounts.is_empty());
+    for (name, is_set) in [
+        ("iam", request.iam.is_some()),
+        ("mcp", request.mcp.is_some()),
+        ("volumeMounts", mounts.is_some()),
     ] {
-        if set {
-            return Err(ApiError::bad_request(format!(
-                "{name} is not supported by this server"
-            )));
+        if is_set {
+            let message = format!("{name} is not supported by this server");
+            return Err(ApiError::bad_request(message));
         }
     }
     let lifetime = lifetime(fleet, request.timeout.unwrap_or(default_lifetime_s))?;
-    let requested_network = request.network.filter(|network| !network.is_null());
-    let rules = requested_network
-        .clone()
-        .map(serde_json::from_value)
-        .transpose();
+    let rules = request.network.clone().map(serde_json::from_value);
+    let rules = rules.transpose();
     let rules = rules.map_err(|error| ApiError::bad_request(format!("network: {error}")))?;
     let policy = &fleet.settings.policy;
     let environment = request.env_vars.unwrap_or_default().into_iter();
@@ -167,23 +145,19 @@ async fn create_sandbox(
         auto_pause: request.auto_pause.unwrap_or(false),
         auto_resume: request.auto_resume.is_some_and(|resume| resume.enabled),
         internet: request.internet,
-        requested_network,
+        requested_network: request.network,
     };
-    fleet.create(owner, spec, lifetime).await
+    Ok((spec, lifetime))
 }
 
 /// Validates a requested lifetime.
-pub(super) fn lifetime(fleet: &Fleet, seconds: i64) -> Result<Duration, ApiError> {
+pub(super) fn lifetime(fleet: &Fleet, seconds: i64) -> Result<Duration> {
+    let negative = |_| ApiError::bad_request("the timeout must not be negative");
+    let lifetime = Duration::from_secs(seconds.try_into().map_err(negative)?);
     let max = fleet.settings.limits.lifetime;
-    let Ok(seconds) = u64::try_from(seconds) else {
-        return Err(ApiError::bad_request("the timeout must not be negative"));
-    };
-    let lifetime = Duration::from_secs(seconds);
     if lifetime > max {
-        let message = format!(
-            "the timeout can't be greater than {} seconds",
-            max.as_secs()
-        );
+        let max = max.as_secs();
+        let message = format!("the timeout can't be greater than {max} seconds");
         return Err(ApiError::bad_request(message));
     }
     Ok(lifetime)

@@ -4,10 +4,9 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use http::StatusCode;
 use sha2::{Digest as _, Sha256};
 
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result};
 use crate::keys::Owner;
 
 /// How long a completed request is remembered.
@@ -73,13 +72,12 @@ impl IdempotencyCache {
         owner: &Owner,
         key: &str,
         request: &[u8],
-    ) -> Result<IdempotencyState, ApiError> {
+    ) -> Result<IdempotencyState> {
         let request = digest(&[request]);
         let key = digest(&[owner.as_str().as_bytes(), key.as_bytes()]);
         let mut entries = self.lock();
         entries.evict();
-        let conflict =
-            |message: &str, code| Err(ApiError::new(StatusCode::CONFLICT, message).with_code(code));
+        let conflict = |message: &str, code| Err(ApiError::conflict(message).with_code(code));
         match entries.by_key.get(&key) {
             Some(entry) if entry.request != request => conflict(
                 "this Idempotency-Key was used for another request",
@@ -111,11 +109,8 @@ fn digest(texts: &[&[u8]]) -> HalfDigest {
         whole.update((text.len() as u64).to_be_bytes());
         whole.update(text);
     }
-    let mut half = HalfDigest::default();
-    for (place, byte) in half.iter_mut().zip(whole.finalize()) {
-        *place = byte;
-    }
-    half
+    let whole = whole.finalize();
+    std::array::from_fn(|index| whole.get(index).copied().unwrap_or_default())
 }
 
 impl PendingRequest {
@@ -142,6 +137,7 @@ impl Drop for PendingRequest {
 #[cfg(test)]
 mod tests {
     use axum::response::IntoResponse as _;
+    use http::StatusCode;
 
     use super::*;
     use crate::keys::Keys;

@@ -1,19 +1,20 @@
 //! Listing sandboxes.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::{Extension, RawQuery, State};
+use axum::extract::RawQuery;
 use axum::response::{IntoResponse as _, Response};
 use http::HeaderValue;
 use jiff::Timestamp;
 use url::form_urlencoded;
 
+use super::Client;
 use super::responses::SandboxSummary;
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result};
 use crate::fleet::{Fleet, Member};
-use crate::keys::Owner;
 
 /// Maximum sandboxes per page.
 const MAX_PAGE_SIZE: usize = 100;
@@ -31,15 +32,13 @@ struct ListQuery {
 }
 
 impl ListQuery {
-    fn parse(text: &str) -> Result<Self, ApiError> {
+    fn parse(text: &str) -> Result<Self> {
         let mut query = Self::default();
         for (name, value) in form_urlencoded::parse(text.as_bytes()) {
             let invalid = || ApiError::bad_request(format!("invalid value `{value}` of `{name}`"));
             match &*name {
                 "metadata" => query.metadata = metadata(&value),
-                "state" => {
-                    query.states.extend(value.split(',').map(str::to_owned));
-                }
+                "state" => query.states.extend(value.split(',').map(str::to_owned)),
                 "order" => query.ascending = value == "asc",
                 "startedAfter" => {
                     query.started_after = Some(value.parse().map_err(|_| invalid())?);
@@ -58,23 +57,29 @@ impl ListQuery {
         Ok(query)
     }
 
+    /// Compares sort keys in the requested order.
+    fn order(&self, one: SortKey<'_>, other: SortKey<'_>) -> Ordering {
+        if self.ascending {
+            one.cmp(&other)
+        } else {
+            other.cmp(&one)
+        }
+    }
+
+    /// Returns whether a sandbox comes after the previous page.
+    fn is_later(&self, member: &Member) -> bool {
+        let after = self.after.as_ref();
+        after.is_none_or(|(at, id)| self.order(sort_key(member), (*at, id)).is_gt())
+    }
+
     fn includes(&self, member: &Member) -> bool {
         let spec = &member.identity.spec;
-        let state = if member.is_running() {
-            "running"
-        } else {
-            "paused"
-        };
+        let state = member.state_name();
         let has = |(name, value): (&String, &String)| spec.metadata.get(name) == Some(value);
         (self.states.is_empty() || self.states.iter().any(|query| query == state))
             && self.metadata.iter().all(has)
-            && self
-                .template
-                .as_ref()
-                .is_none_or(|template| *template == spec.template)
-            && self
-                .started_after
-                .is_none_or(|after| member.identity.started_at > after)
+            && (self.template.iter()).all(|template| *template == spec.template)
+            && (self.started_after.iter()).all(|after| member.identity.started_at > *after)
     }
 }
 
@@ -94,11 +99,8 @@ fn metadata(text: &str) -> BTreeMap<String, String> {
 fn decoded(text: &str) -> String {
     // Parsed as the name of a pair without a value.
     let escaped = text.replace('=', "%3D").replace('&', "%26");
-    let mut pairs = form_urlencoded::parse(escaped.as_bytes());
-    pairs
-        .next()
-        .map(|(name, _)| name.into_owned())
-        .unwrap_or_default()
+    let pairs = form_urlencoded::parse(escaped.as_bytes());
+    pairs.map(|(name, _)| name).collect()
 }
 
 fn read_token(token: &str) -> Option<(Timestamp, String)> {
@@ -107,59 +109,34 @@ fn read_token(token: &str) -> Option<(Timestamp, String)> {
     Some((timestamp, id.to_owned()))
 }
 
-fn write_token((timestamp, id): (Timestamp, &str)) -> String {
+fn write_token((timestamp, id): SortKey<'_>) -> String {
     format!("{}-{id}", timestamp.as_nanosecond())
 }
 
-fn sort_key(member: &Member) -> (Timestamp, &str) {
+/// Time of creation and id.
+type SortKey<'a> = (Timestamp, &'a str);
+
+fn sort_key(member: &Member) -> SortKey<'_> {
     (member.identity.started_at, &member.identity.id)
 }
 
 /// `GET /sandboxes`: all running sandboxes.
-pub(super) async fn all(
-    State(fleet): State<Arc<Fleet>>,
-    Extension(owner): Extension<Owner>,
-    RawQuery(query): RawQuery,
-) -> Result<Response, ApiError> {
+pub(super) async fn all(client: Client, RawQuery(query): RawQuery) -> Result<Response> {
     let mut query = ListQuery::parse(&query.unwrap_or_default())?;
     query.states = vec!["running".to_owned()];
-    let members = matching(&fleet, &owner, &query);
-    let listed: Vec<_> = members
-        .iter()
-        .map(|member| SandboxSummary::new(member, &fleet.settings))
-        .collect();
-    Ok(Json(listed).into_response())
+    Ok(summaries(&client.fleet, &matching(&client, &query)))
 }
 
 /// `GET /v2/sandboxes`: pages of sandboxes.
-pub(super) async fn pages(
-    State(fleet): State<Arc<Fleet>>,
-    Extension(owner): Extension<Owner>,
-    RawQuery(query): RawQuery,
-) -> Result<Response, ApiError> {
+pub(super) async fn pages(client: Client, RawQuery(query): RawQuery) -> Result<Response> {
     let query = ListQuery::parse(&query.unwrap_or_default())?;
-    let members = matching(&fleet, &owner, &query);
-    let running = members.iter().filter(|member| member.is_running()).count();
-    let is_later = |member: &&Arc<Member>| match &query.after {
-        None => true,
-        Some((timestamp, id)) => {
-            let ordering = sort_key(member).cmp(&(*timestamp, id.as_str()));
-            if query.ascending {
-                ordering.is_gt()
-            } else {
-                ordering.is_lt()
-            }
-        }
-    };
+    let mut page = matching(&client, &query);
+    let running = page.iter().filter(|member| member.is_running()).count();
+    page.retain(|member| query.is_later(member));
     let limit = query.limit.unwrap_or(MAX_PAGE_SIZE);
-    let mut page: Vec<&Arc<Member>> = members.iter().filter(is_later).take(limit + 1).collect();
     let has_more = page.len() > limit;
     page.truncate(limit);
-    let listed: Vec<_> = page
-        .iter()
-        .map(|member| SandboxSummary::new(member, &fleet.settings))
-        .collect();
-    let mut response = Json(listed).into_response();
+    let mut response = summaries(&client.fleet, &page);
     let headers = response.headers_mut();
     headers.insert("x-total-running", running.into());
     if let (true, Some(last)) = (has_more, page.last())
@@ -170,13 +147,16 @@ pub(super) async fn pages(
     Ok(response)
 }
 
-fn matching(fleet: &Fleet, owner: &Owner, query: &ListQuery) -> Vec<Arc<Member>> {
-    let mut members = fleet.members();
-    members.retain(|member| member.identity.owner == *owner && query.includes(member));
-    members.sort_by(|one, other| sort_key(one).cmp(&sort_key(other)));
-    if !query.ascending {
-        members.reverse();
-    }
+fn summaries(fleet: &Fleet, members: &[Arc<Member>]) -> Response {
+    let members = members.iter();
+    let summaries = members.map(|member| SandboxSummary::new(member, &fleet.settings));
+    Json(summaries.collect::<Vec<_>>()).into_response()
+}
+
+fn matching(client: &Client, query: &ListQuery) -> Vec<Arc<Member>> {
+    let mut members = client.fleet.members();
+    members.retain(|member| member.identity.owner == client.owner && query.includes(member));
+    members.sort_by(|one, other| query.order(sort_key(one), sort_key(other)));
     members
 }
 

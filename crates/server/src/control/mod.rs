@@ -13,9 +13,11 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::FromRef;
+use axum::extract::{FromRequest, FromRequestParts, Path};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{any, get, post, put};
+use bytes::Bytes;
+use http::request::Parts;
 use http::{Request, StatusCode};
 use hyper::service::Service as _;
 use hyper_util::service::TowerToHyperService;
@@ -23,9 +25,10 @@ use serde::de::DeserializeOwned;
 
 use self::idempotency::IdempotencyCache;
 use crate::address;
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result};
 use crate::body;
-use crate::fleet::Fleet;
+use crate::fleet::{Fleet, Member};
+use crate::keys::Owner;
 
 /// Maximum size of a request body.
 const REQUEST_BYTES: usize = 1 << 20;
@@ -38,16 +41,56 @@ pub(crate) struct Control {
     router: TowerToHyperService<Router>,
 }
 
-/// ControlState shared by the handlers.
+/// State shared by the handlers.
 #[derive(Clone)]
 struct ControlState {
     fleet: Arc<Fleet>,
     idempotency: Arc<IdempotencyCache>,
 }
 
-impl FromRef<ControlState> for Arc<Fleet> {
-    fn from_ref(state: &ControlState) -> Self {
-        Arc::clone(&state.fleet)
+/// The fleet, and the client's share of it.
+struct Client {
+    fleet: Arc<Fleet>,
+    owner: Owner,
+}
+
+impl FromRequestParts<ControlState> for Client {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &ControlState) -> Result<Self> {
+        // `Control::answer` has inserted it.
+        let owner = parts.extensions.get().cloned().ok_or_else(unauthorized)?;
+        let fleet = Arc::clone(&state.fleet);
+        Ok(Self { fleet, owner })
+    }
+}
+
+/// The sandbox in the path of a request, which the client owns.
+struct Addressed {
+    fleet: Arc<Fleet>,
+    member: Arc<Member>,
+}
+
+impl FromRequestParts<ControlState> for Addressed {
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &ControlState) -> Result<Self> {
+        let Client { fleet, owner } = Client::from_request_parts(parts, state).await?;
+        let id = Path::<String>::from_request_parts(parts, state).await;
+        let Path(id) = id.map_err(|error| ApiError::bad_request(error.body_text()))?;
+        let member = fleet.find_of(&owner, &id)?;
+        Ok(Self { fleet, member })
+    }
+}
+
+/// A JSON request; an empty body is `{}`.
+struct Message<T>(T);
+
+impl<T: DeserializeOwned> FromRequest<ControlState> for Message<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request<Body>, _: &ControlState) -> Result<Self> {
+        parse(&read(request.into_body()).await?).map(Self)
     }
 }
 
@@ -96,7 +139,7 @@ impl Control {
         }
     }
 
-    /// StreamItems one request.
+    /// Responds to one request.
     pub(crate) async fn answer(&self, mut request: Request<Body>) -> Response {
         if request.uri().path() == "/health" {
             return StatusCode::NO_CONTENT.into_response();
@@ -110,8 +153,7 @@ impl Control {
         let key = request.headers().get("x-api-key");
         let key = key.and_then(|key| key.to_str().ok()).unwrap_or_default();
         let Some(owner) = settings.keys.owner(key) else {
-            let message = "the API key is missing or wrong: send it as X-API-KEY";
-            return ApiError::new(StatusCode::UNAUTHORIZED, message).into_response();
+            return unauthorized().into_response();
         };
         request.extensions_mut().insert(owner);
         match self.router.call(request).await {
@@ -119,6 +161,11 @@ impl Control {
             Err(never) => match never {},
         }
     }
+}
+
+fn unauthorized() -> ApiError {
+    let message = "the API key is missing or wrong: send it as X-API-KEY";
+    ApiError::new(StatusCode::UNAUTHORIZED, message)
 }
 
 async fn unsupported() -> ApiError {
@@ -135,13 +182,12 @@ async fn wrong_method() -> ApiError {
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method not allowed")
 }
 
-/// Reads a JSON request; an empty body is `{}`.
-async fn read<T: DeserializeOwned>(request: Body) -> Result<T, ApiError> {
+async fn read(request: Body) -> Result<Bytes> {
     let bytes = body::read_all(request, REQUEST_BYTES, IDLE).await;
-    parse(&bytes.map_err(|error| ApiError::bad_request(error.to_string()))?)
+    bytes.map_err(|error| ApiError::bad_request(error.to_string()))
 }
 
-fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, ApiError> {
+fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
     let text = if bytes.is_empty() { b"{}" } else { bytes };
     serde_json::from_slice(text)
         .map_err(|error| ApiError::bad_request(format!("invalid request: {error}")))

@@ -2,9 +2,9 @@
 
 use cantle_core::policy::{HostPattern, Network, Policy};
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result};
 
 /// The ranges of `denyOut` that mean all addresses.
 const ALL_ADDRESSES: [&str; 2] = ["0.0.0.0/0", "::/0"];
@@ -28,13 +28,9 @@ pub(super) fn restrict(
     internet: Option<bool>,
     network: Option<NetworkRules>,
     policy: &Policy,
-) -> Result<Option<Network>, ApiError> {
+) -> Result<Option<Network>> {
     let rules = network.unwrap_or_default();
-    let is_set = |value: &Option<Value>| match value {
-        None | Some(Value::Null) => false,
-        Some(Value::Object(fields)) => !fields.is_empty(),
-        Some(_) => true,
-    };
+    let is_set = |value: &Option<Value>| value.as_ref().is_some_and(|it| *it != json!({}));
     let unsupported = [
         ("dnsServers", !rules.dns_servers.is_empty()),
         ("maskRequestHost", rules.mask_request_host.is_some()),
@@ -48,15 +44,9 @@ pub(super) fn restrict(
     }
     // Sandboxes accept no incoming connections, so this setting has no effect.
     let _ = rules.allow_public_traffic;
-    let denies_all = rules
-        .deny_out
-        .iter()
-        .any(|range| ALL_ADDRESSES.contains(&range.as_str()));
-    if let Some(range) = rules
-        .deny_out
-        .iter()
-        .find(|range| !ALL_ADDRESSES.contains(&range.as_str()))
-    {
+    let denies_all = !rules.deny_out.is_empty();
+    let is_partial = |range: &&String| !ALL_ADDRESSES.contains(&range.as_str());
+    if let Some(range) = rules.deny_out.iter().find(is_partial) {
         let message = format!(
             "network.denyOut: denying only {range} is not supported; this server can deny everything ({})",
             ALL_ADDRESSES[0]
@@ -71,13 +61,10 @@ pub(super) fn restrict(
         // Hosts allowed in addition to everything add nothing.
         return Ok(None);
     }
-    let mut hosts = Vec::new();
-    for host in &rules.allow_out {
-        let pattern: HostPattern = host
-            .parse()
-            .map_err(|error| ApiError::bad_request(format!("network.allowOut: {error}")))?;
-        hosts.push(pattern);
-    }
+    let hosts = rules.allow_out.iter().map(|host| host.parse());
+    let hosts: Vec<HostPattern> = hosts
+        .collect::<Result<_, _>>()
+        .map_err(|error| ApiError::bad_request(format!("network.allowOut: {error}")))?;
     match &policy.network {
         None => {}
         Some(Network::Hosts(granted)) => {

@@ -2,11 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use axum::Json;
+use axum::response::{IntoResponse as _, Response};
+use http::StatusCode;
 use jiff::Timestamp;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use crate::fleet::{Member, SandboxState};
+use crate::fleet::Member;
 use crate::settings::Settings;
 
 /// The envd version whose protocol is implemented; SDKs enable features by it.
@@ -29,6 +32,11 @@ pub(super) fn sandbox(member: &Member, settings: &Settings) -> Value {
         fields.insert("domain".to_owned(), domain.as_str().into());
     }
     sandbox
+}
+
+/// Response to a request that created or resumed a sandbox.
+pub(super) fn created(member: &Member, settings: &Settings) -> Response {
+    (StatusCode::CREATED, Json(sandbox(member, settings))).into_response()
 }
 
 /// An item of a list response.
@@ -69,11 +77,7 @@ impl<'m> SandboxSummary<'m> {
             cpu_count: processors.map_or(1, usize::from),
             memory_mb: limits.memory_bytes.unwrap_or(0) / MEBIBYTE,
             disk_size_mb: limits.disk_bytes.unwrap_or(0) / MEBIBYTE,
-            state: if member.is_running() {
-                "running"
-            } else {
-                "paused"
-            },
+            state: member.state_name(),
             envd_version: ENVD_VERSION,
             metadata: &identity.spec.metadata,
             volume_mounts: [],
@@ -102,7 +106,7 @@ pub(super) fn detail(member: &Member, settings: &Settings) -> Value {
     if let Some(network) = &spec.requested_network {
         fields.insert("network".to_owned(), network.clone());
     }
-    if let SandboxState::Paused(_) = member.state() {
+    if member.is_paused() {
         // A pause keeps the files only.
         fields.insert("pauseMode".to_owned(), "filesystem".into());
     }

@@ -1,62 +1,43 @@
 //! Requests for one sandbox: details, connect, pause, deadline, kill.
 
-use std::sync::Arc;
-
 use axum::Json;
-use axum::body::Body;
-use axum::extract::{Extension, Path, State};
 use axum::response::{IntoResponse as _, Response};
 use http::StatusCode;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::create::lifetime;
-use super::{network, read, responses};
-use crate::api_error::ApiError;
-use crate::fleet::{Fleet, SandboxState};
-use crate::keys::Owner;
+use super::{Addressed, Message, network, responses};
+use crate::api_error::{ApiError, Result};
+use crate::fleet::{Member, SandboxState};
 
 const CONNECT_LIFETIME_S: i64 = 300;
 const RESUME_LIFETIME_S: i64 = 15;
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct LifetimeRequest {
+pub(super) struct LifetimeRequest {
     timeout: Option<i64>,
     duration: Option<i64>,
 }
 
-pub(super) async fn detail(
-    State(fleet): State<Arc<Fleet>>,
-    Extension(owner): Extension<Owner>,
-    Path(id): Path<String>,
-) -> Result<Json<Value>, ApiError> {
-    let member = fleet.find_of(&owner, &id)?;
-    Ok(Json(responses::detail(&member, &fleet.settings)))
+pub(super) async fn detail(Addressed { fleet, member }: Addressed) -> Json<Value> {
+    Json(responses::detail(&member, &fleet.settings))
 }
 
-pub(super) async fn kill(
-    State(fleet): State<Arc<Fleet>>,
-    Extension(owner): Extension<Owner>,
-    Path(id): Path<String>,
-) -> Result<StatusCode, ApiError> {
-    let member = fleet.find_of(&owner, &id)?;
+pub(super) async fn kill(Addressed { fleet, member }: Addressed) -> Result<StatusCode> {
     if fleet.end(&member).await {
         Ok(StatusCode::NO_CONTENT)
     } else {
-        Err(ApiError::sandbox_not_found(&id))
+        Err(ApiError::sandbox_not_found(&member.identity.id))
     }
 }
 
 pub(super) async fn connect(
-    State(fleet): State<Arc<Fleet>>,
-    Extension(owner): Extension<Owner>,
-    Path(id): Path<String>,
-    request: Body,
-) -> Result<Response, ApiError> {
-    let request: LifetimeRequest = read(request).await?;
+    Addressed { fleet, member }: Addressed,
+    Message(request): Message<LifetimeRequest>,
+) -> Result<Response> {
     let lifetime = lifetime(&fleet, request.timeout.unwrap_or(CONNECT_LIFETIME_S))?;
-    let member = fleet.find_of(&owner, &id)?;
     let status = match fleet.connect(&member, lifetime).await? {
         true => StatusCode::CREATED,
         false => StatusCode::OK,
@@ -65,89 +46,63 @@ pub(super) async fn connect(
 }
 
 pub(super) async fn resume(
-    State(fleet): State<Arc<Fleet>>,
-    Extension(owner): Extension<Owner>,
-    Path(id): Path<String>,
-    request: Body,
-) -> Result<Response, ApiError> {
-    let request: LifetimeRequest = read(request).await?;
+    Addressed { fleet, member }: Addressed,
+    Message(request): Message<LifetimeRequest>,
+) -> Result<Response> {
     let lifetime = lifetime(&fleet, request.timeout.unwrap_or(RESUME_LIFETIME_S))?;
-    let member = fleet.find_of(&owner, &id)?;
     if member.is_running() {
-        let message = format!("sandbox {id} is already running");
-        return Err(ApiError::new(StatusCode::CONFLICT, message));
+        let message = format!("sandbox {} is already running", member.identity.id);
+        return Err(ApiError::conflict(message));
     }
     fleet.connect(&member, lifetime).await?;
-    let sandbox = Json(responses::sandbox(&member, &fleet.settings));
-    Ok((StatusCode::CREATED, sandbox).into_response())
+    Ok(responses::created(&member, &fleet.settings))
 }
 
 pub(super) async fn timeout(
-    State(fleet): State<Arc<Fleet>>,
-    Extension(owner): Extension<Owner>,
-    Path(id): Path<String>,
-    request: Body,
-) -> Result<StatusCode, ApiError> {
-    let request: LifetimeRequest = read(request).await?;
+    Addressed { fleet, member }: Addressed,
+    Message(request): Message<LifetimeRequest>,
+) -> Result<StatusCode> {
     let Some(seconds) = request.timeout else {
         return Err(ApiError::bad_request("timeout is missing"));
     };
     let lifetime = lifetime(&fleet, seconds)?;
-    let member = fleet.find_of(&owner, &id)?;
-    if !member.is_running() {
-        return Err(ApiError::sandbox_not_found(&id));
-    }
+    check_running(&member)?;
     member.set_lifetime(lifetime);
     Ok(StatusCode::NO_CONTENT)
 }
 
 pub(super) async fn refresh(
-    State(fleet): State<Arc<Fleet>>,
-    Extension(owner): Extension<Owner>,
-    Path(id): Path<String>,
-    request: Body,
-) -> Result<StatusCode, ApiError> {
-    let request: LifetimeRequest = read(request).await?;
+    Addressed { fleet, member }: Addressed,
+    Message(request): Message<LifetimeRequest>,
+) -> Result<StatusCode> {
     let lifetime = lifetime(&fleet, request.duration.unwrap_or(RESUME_LIFETIME_S))?;
-    let member = fleet.find_of(&owner, &id)?;
-    if !member.is_running() {
-        return Err(ApiError::sandbox_not_found(&id));
-    }
+    check_running(&member)?;
     member.extend_lifetime(lifetime);
     Ok(StatusCode::NO_CONTENT)
 }
 
-pub(super) async fn pause(
-    State(fleet): State<Arc<Fleet>>,
-    Extension(owner): Extension<Owner>,
-    Path(id): Path<String>,
-) -> Result<StatusCode, ApiError> {
-    let member = fleet.find_of(&owner, &id)?;
+fn check_running(member: &Member) -> Result<()> {
+    let missing = || ApiError::sandbox_not_found(&member.identity.id);
+    member.is_running().then_some(()).ok_or_else(missing)
+}
+
+pub(super) async fn pause(Addressed { fleet, member }: Addressed) -> Result<StatusCode> {
     fleet.pause(&member).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
 /// Returns empty logs: output is not stored.
-pub(super) async fn logs(
-    State(fleet): State<Arc<Fleet>>,
-    Extension(owner): Extension<Owner>,
-    Path(id): Path<String>,
-) -> Result<Json<Value>, ApiError> {
-    fleet.find_of(&owner, &id)?;
-    Ok(Json(json!({ "logs": [], "logEntries": [] })))
+pub(super) async fn logs(_: Addressed) -> Json<Value> {
+    Json(json!({ "logs": [], "logEntries": [] }))
 }
 
 /// Refuses changes to the network of a running sandbox.
 pub(super) async fn update_network(
-    State(fleet): State<Arc<Fleet>>,
-    Extension(owner): Extension<Owner>,
-    Path(id): Path<String>,
-    request: Body,
-) -> Result<StatusCode, ApiError> {
-    let request: Value = read(request).await?;
-    let member = fleet.find_of(&owner, &id)?;
+    Addressed { fleet, member }: Addressed,
+    Message(request): Message<Value>,
+) -> Result<StatusCode> {
     if matches!(member.state(), SandboxState::Ended) {
-        return Err(ApiError::sandbox_not_found(&id));
+        return Err(ApiError::sandbox_not_found(&member.identity.id));
     }
     let internet = request
         .get("allow_internet_access")

@@ -1,18 +1,16 @@
 //! Resource usage, measured on request.
 
-use std::sync::Arc;
-
 use axum::Json;
-use axum::extract::{Extension, Path, RawQuery, State};
+use axum::extract::RawQuery;
 use futures_util::{StreamExt as _, stream};
 use serde_json::{Map, Value, json};
 use url::form_urlencoded;
 
-use crate::api_error::ApiError;
+use super::{Addressed, Client};
+use crate::api_error::{ApiError, Result};
 use crate::envd;
 use crate::envd::usage::Usage;
-use crate::fleet::{Fleet, Member};
-use crate::keys::Owner;
+use crate::fleet::Member;
 
 /// Maximum sandboxes per request, and concurrent measurements.
 const MAX_SANDBOXES: usize = 100;
@@ -39,34 +37,25 @@ async fn measure(member: &Member) -> Option<Value> {
 }
 
 /// `GET /sandboxes/{id}/metrics`: one current measurement.
-pub(super) async fn one(
-    State(fleet): State<Arc<Fleet>>,
-    Extension(owner): Extension<Owner>,
-    Path(id): Path<String>,
-) -> Result<Json<Vec<Value>>, ApiError> {
-    let member = fleet.find_of(&owner, &id)?;
-    Ok(Json(measure(&member).await.into_iter().collect()))
+pub(super) async fn one(sandbox: Addressed) -> Json<Vec<Value>> {
+    Json(measure(&sandbox.member).await.into_iter().collect())
 }
 
 /// `GET /sandboxes/metrics`: one measurement of each running sandbox.
 pub(super) async fn many(
-    State(fleet): State<Arc<Fleet>>,
-    Extension(owner): Extension<Owner>,
+    Client { fleet, owner }: Client,
     RawQuery(query): RawQuery,
-) -> Result<Json<Value>, ApiError> {
+) -> Result<Json<Value>> {
     let query = query.unwrap_or_default();
     let pairs = form_urlencoded::parse(query.as_bytes()).filter(|(name, _)| name == "sandbox_ids");
     let mut members = Vec::new();
     for (_, ids) in pairs {
-        members.extend(
-            ids.split(',')
-                .filter_map(|id| fleet.find_of(&owner, id).ok()),
-        );
+        let found = ids.split(',').map(|id| fleet.find_of(&owner, id));
+        members.extend(found.flatten());
     }
     if members.len() > MAX_SANDBOXES {
-        return Err(ApiError::bad_request(format!(
-            "at most {MAX_SANDBOXES} sandboxes per request"
-        )));
+        let message = format!("at most {MAX_SANDBOXES} sandboxes per request");
+        return Err(ApiError::bad_request(message));
     }
     let measuring = stream::iter(members).map(|member| async move {
         let usage = measure(&member).await?;

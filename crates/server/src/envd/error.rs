@@ -57,6 +57,8 @@ impl RpcCode {
     }
 }
 
+pub(crate) type Result<T, E = EnvdError> = std::result::Result<T, E>;
+
 /// An error of an envd call.
 #[derive(Clone, Debug)]
 pub(crate) struct EnvdError {

@@ -7,7 +7,7 @@ use cantle_core::sandbox::{
     Channel, Exit, Sandbox, SandboxError, SandboxErrorKind, SandboxExt as _, SpawnRequest,
 };
 
-use super::error::{EnvdError, RpcCode};
+use super::error::{EnvdError, Result, RpcCode};
 
 /// Time limit of a helper program.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -23,7 +23,7 @@ pub(crate) async fn run<I, S>(
     sandbox: &dyn Sandbox,
     argv: I,
     limit_bytes: usize,
-) -> Result<Option<ProgramOutput>, EnvdError>
+) -> Result<Option<ProgramOutput>>
 where
     I: IntoIterator<Item = S>,
     S: Into<std::ffi::OsString>,

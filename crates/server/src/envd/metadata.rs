@@ -6,7 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use cantle_core::sandbox::SandboxPath;
 use http::HeaderMap;
 
-use super::error::EnvdError;
+use super::error::{EnvdError, Result};
 
 const PREFIX: &str = "x-metadata-";
 /// Maximum size of one file's names and values.
@@ -19,7 +19,7 @@ const MAX_FILES: usize = 4096;
 pub(crate) struct Metadata(Mutex<HashMap<SandboxPath, BTreeMap<String, String>>>);
 
 /// Reads the metadata headers of an upload.
-pub(crate) fn from_headers(headers: &HeaderMap) -> Result<BTreeMap<String, String>, EnvdError> {
+pub(crate) fn from_headers(headers: &HeaderMap) -> Result<BTreeMap<String, String>> {
     let mut values = BTreeMap::new();
     let mut bytes = 0;
     for (name, value) in headers {
@@ -57,11 +57,7 @@ impl Metadata {
     }
 
     /// Replaces the metadata of a file.
-    pub(crate) fn set(
-        &self,
-        path: &SandboxPath,
-        values: BTreeMap<String, String>,
-    ) -> Result<(), EnvdError> {
+    pub(crate) fn set(&self, path: &SandboxPath, values: BTreeMap<String, String>) -> Result<()> {
         let mut files = self.lock();
         if values.is_empty() {
             files.remove(path);

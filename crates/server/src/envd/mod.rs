@@ -27,7 +27,7 @@ use futures_util::{StreamExt as _, stream};
 use http::{Method, Request, StatusCode};
 use serde_json::json;
 
-use self::error::{EnvdError, SandboxGone, plain};
+use self::error::{Result, SandboxGone, plain};
 use self::files::FileQuery;
 pub(crate) use self::running::{RunningSandbox, SandboxUse};
 
@@ -89,7 +89,7 @@ async fn route(
 }
 
 /// Measures the resource usage of a sandbox.
-pub(crate) async fn usage(live: &RunningSandbox) -> Result<usage::Usage, EnvdError> {
+pub(crate) async fn usage(live: &RunningSandbox) -> Result<usage::Usage> {
     let sandbox = live.acquire()?;
     usage::measure(&*sandbox).await
 }

@@ -2,10 +2,10 @@
 
 use cantle_core::sandbox::SandboxPath;
 
-use super::error::EnvdError;
+use super::error::{EnvdError, Result};
 
 /// Resolves a path: the empty path and `~` are `home`, and relative paths start there.
-pub(crate) fn resolve(text: &str, home: &SandboxPath) -> Result<SandboxPath, EnvdError> {
+pub(crate) fn resolve(text: &str, home: &SandboxPath) -> Result<SandboxPath> {
     if text.starts_with('/') {
         return Ok(SandboxPath::new(text)?);
     }

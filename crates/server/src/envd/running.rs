@@ -1,7 +1,7 @@
 //! A running sandbox: its current users, commands and watchers.
 
 use std::ops::Deref;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cantle_core::sandbox::{Sandbox, SandboxError, SandboxErrorKind, SandboxPath};
@@ -68,13 +68,16 @@ impl RunningSandbox {
         }
     }
 
+    fn sandbox(&self) -> MutexGuard<'_, Option<Arc<dyn Sandbox>>> {
+        self.sandbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Returns a reference to the sandbox.
     ///
     /// # Errors
     /// [`SandboxErrorKind::Closed`] if it has ended.
     pub(crate) fn acquire(&self) -> Result<SandboxUse, SandboxError> {
-        let sandbox = self.sandbox.lock().unwrap_or_else(PoisonError::into_inner);
-        match &*sandbox {
+        match &*self.sandbox() {
             Some(sandbox) if !self.ended.is_cancelled() => Ok(SandboxUse {
                 sandbox: Arc::clone(sandbox),
                 _token: self.uses.token(),
@@ -93,26 +96,20 @@ impl RunningSandbox {
         if timeout(RELEASE_TIMEOUT, self.uses.wait()).await.is_err() {
             tracing::debug!("a sandbox that has ended is still in use");
         }
-        let mut sandbox = self.sandbox.lock().unwrap_or_else(PoisonError::into_inner);
-        sandbox.take()
+        self.sandbox().take()
     }
 
     /// Closes the sandbox.
     pub(crate) async fn close(&self) -> Result<(), SandboxError> {
         self.ended.cancel();
-        let sandbox = {
-            let sandbox = self.sandbox.lock().unwrap_or_else(PoisonError::into_inner);
-            sandbox.as_ref().map(Arc::clone)
+        let sandbox = self.sandbox().clone();
+        let Some(sandbox) = sandbox else {
+            return Ok(());
         };
-        match sandbox {
-            Some(sandbox) => {
-                let closed = sandbox.close().await;
-                drop(sandbox);
-                drop(self.drain().await);
-                closed
-            }
-            None => Ok(()),
-        }
+        let closed = sandbox.close().await;
+        drop(sandbox);
+        drop(self.drain().await);
+        closed
     }
 
     /// Drops the sandbox, which ends its processes; a kept one can be reattached.

@@ -3,7 +3,7 @@
 use cantle_core::sandbox::Sandbox;
 use jiff::Timestamp;
 
-use super::error::EnvdError;
+use super::error::Result;
 use super::helper;
 
 /// Maximum output of the script.
@@ -34,7 +34,7 @@ pub(crate) struct Usage {
 }
 
 /// Measures what the programs in the sandbox can report; the rest is 0.
-pub(crate) async fn measure(sandbox: &dyn Sandbox) -> Result<Usage, EnvdError> {
+pub(crate) async fn measure(sandbox: &dyn Sandbox) -> Result<Usage> {
     let argv = ["/bin/bash", "-c", SCRIPT];
     let output = helper::run(sandbox, argv, MAX_OUTPUT_BYTES).await?;
     let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());

@@ -68,12 +68,10 @@ impl SandboxIdentity {
             ("E2B_SANDBOX_ID", self.id.as_str()),
             ("E2B_TEMPLATE_ID", self.spec.template.as_str()),
         ];
-        let mut variables: BTreeMap<String, SecretText> = own
-            .into_iter()
-            .map(|(name, value)| (name.to_owned(), value.into()))
-            .collect();
-        variables.extend(self.spec.environment.clone());
-        variables
+        let own = own.map(|(name, value)| (name.to_owned(), value.into()));
+        own.into_iter()
+            .chain(self.spec.environment.clone())
+            .collect()
     }
 }
 
@@ -83,6 +81,12 @@ pub(crate) enum SandboxState {
     Running(Arc<RunningSandbox>),
     Paused(SandboxHandle),
     Ended,
+}
+
+impl SandboxState {
+    pub(crate) fn running(sandbox: Arc<dyn Sandbox>, limits: &ServerLimits) -> Self {
+        Self::Running(Arc::new(RunningSandbox::new(sandbox, limits)))
+    }
 }
 
 /// The time at which a sandbox ends, on the monotonic and the wall clock.
@@ -113,20 +117,7 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    pub(crate) fn new_running(
-        identity: SandboxIdentity,
-        sandbox: Arc<dyn Sandbox>,
-        limits: &ServerLimits,
-    ) -> Self {
-        let running = Arc::new(RunningSandbox::new(sandbox, limits));
-        Self::new(identity, SandboxState::Running(running))
-    }
-
-    pub(crate) fn new_paused(identity: SandboxIdentity, handle: SandboxHandle) -> Self {
-        Self::new(identity, SandboxState::Paused(handle))
-    }
-
-    fn new(identity: SandboxIdentity, state: SandboxState) -> Self {
+    pub(crate) fn new(identity: SandboxIdentity, state: SandboxState) -> Self {
         Self {
             identity,
             transition: tokio::sync::Mutex::new(()),
@@ -152,19 +143,25 @@ impl Member {
         matches!(*self.lock(), SandboxState::Running(_))
     }
 
+    pub(crate) fn is_paused(&self) -> bool {
+        matches!(*self.lock(), SandboxState::Paused(_))
+    }
+
+    /// Returns the API's name for the state of a sandbox that has not ended.
+    pub(crate) fn state_name(&self) -> &'static str {
+        if self.is_running() {
+            "running"
+        } else {
+            "paused"
+        }
+    }
+
     /// Returns the running sandbox, unless it is paused or ended.
     pub(crate) fn running(&self) -> Option<Arc<RunningSandbox>> {
         match &*self.lock() {
             SandboxState::Running(running) => Some(Arc::clone(running)),
             _ => None,
         }
-    }
-
-    /// Sets the state to running, with a reattached sandbox.
-    pub(crate) fn set_running(&self, sandbox: Arc<dyn Sandbox>, limits: &ServerLimits) {
-        self.set_state(SandboxState::Running(Arc::new(RunningSandbox::new(
-            sandbox, limits,
-        ))));
     }
 
     /// Subscribes to the deadline.
@@ -226,10 +223,7 @@ mod exposed_map {
     pub(super) fn deserialize<'de, D: Deserializer<'de>>(
         from: D,
     ) -> Result<BTreeMap<String, SecretText>, D::Error> {
-        let secrets = BTreeMap::<String, String>::deserialize(from)?;
-        let secrets = secrets.into_iter();
-        Ok(secrets
-            .map(|(name, secret)| (name, secret.into()))
-            .collect())
+        let secrets = BTreeMap::<String, String>::deserialize(from)?.into_iter();
+        Ok(secrets.map(|(name, it)| (name, it.into())).collect())
     }
 }

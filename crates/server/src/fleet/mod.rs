@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use cantle_core::ids::RunId;
 use cantle_core::sandbox::{
-    Backend, Sandbox, SandboxContext, SandboxError, SandboxErrorKind, SandboxHandle,
+    Backend, SandboxContext, SandboxError, SandboxErrorKind, SandboxHandle,
 };
 use futures_util::StreamExt as _;
 use futures_util::stream;
@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::member::{Member, SandboxIdentity, SandboxSpec, SandboxState};
 use self::store::{PausedRecord, Store};
-use crate::api_error::ApiError;
+use crate::api_error::{ApiError, Result};
 use crate::error::{ServeError, ServeErrorKind};
 use crate::keys::Owner;
 use crate::random;
@@ -69,6 +69,12 @@ struct Registry {
     opening: HashMap<Owner, usize>,
 }
 
+impl Registry {
+    fn add(&mut self, member: Arc<Member>) {
+        self.members.insert(member.identity.id.clone(), member);
+    }
+}
+
 /// A reserved slot for a sandbox that is being opened.
 struct Reservation {
     fleet: Arc<Fleet>,
@@ -90,28 +96,23 @@ impl Drop for Reservation {
 impl Fleet {
     /// Loads the records of paused sandboxes.
     pub(crate) async fn open(settings: Settings) -> Result<Arc<Self>, ServeError> {
-        let mut members = HashMap::new();
+        let mut registry = Registry::default();
         let mut records_complete = true;
-        let store = match &settings.state {
-            None => None,
-            Some(directory) => {
-                let (store, loaded) = Store::open(directory.clone()).await?;
-                records_complete = loaded.complete;
-                for record in loaded.records {
-                    let member = Member::new_paused(record.identity, record.handle);
-                    members.insert(member.identity.id.clone(), Arc::new(member));
-                }
-                Some(store)
+        let mut store = None;
+        if let Some(directory) = &settings.state {
+            let (opened, loaded) = Store::open(directory.clone()).await?;
+            store = Some(opened);
+            records_complete = loaded.complete;
+            for record in loaded.records {
+                let paused = SandboxState::Paused(record.handle);
+                registry.add(Arc::new(Member::new(record.identity, paused)));
             }
-        };
+        }
         Ok(Arc::new(Self {
             settings,
             store,
             records_complete,
-            registry: Mutex::new(Registry {
-                members,
-                opening: HashMap::new(),
-            }),
+            registry: Mutex::new(registry),
             tasks: Tasks::default(),
             opening: Semaphore::new(concurrency()),
             ending: Semaphore::new(concurrency()),
@@ -144,31 +145,31 @@ impl Fleet {
     }
 
     /// Finds a sandbox of an owner by id.
-    pub(crate) fn find_of(&self, owner: &Owner, id: &str) -> Result<Arc<Member>, ApiError> {
+    pub(crate) fn find_of(&self, owner: &Owner, id: &str) -> Result<Arc<Member>> {
         self.find(id)
             .filter(|member| member.identity.owner == *owner)
             .ok_or_else(|| ApiError::sandbox_not_found(id))
     }
 
-    fn reserve(self: &Arc<Self>, owner: &Owner) -> Result<Reservation, ApiError> {
+    fn reserve(self: &Arc<Self>, owner: &Owner) -> Result<Reservation> {
         let limits = &self.settings.limits;
         let mut registry = self.registry();
-        let running = registry
-            .members
-            .values()
-            .filter(|member| member.is_running());
+        let running = registry.members.values().filter(|it| it.is_running());
+        let running = running.map(|member| (&member.identity.owner, 1));
+        let opening = registry
+            .opening
+            .iter()
+            .map(|(owner, count)| (owner, *count));
         let (mut all, mut own) = (0, 0);
-        for member in running {
-            all += 1;
-            own += usize::from(member.identity.owner == *owner);
+        for (of, count) in running.chain(opening) {
+            all += count;
+            own += if of == owner { count } else { 0 };
         }
-        all += registry.opening.values().sum::<usize>();
-        own += registry.opening.get(owner).copied().unwrap_or(0);
-        if own >= limits.sandboxes_per_key {
-            return Err(ApiError::quota_exceeded(format!(
-                "you have reached the maximum number of concurrent sandboxes ({})",
-                limits.sandboxes_per_key
-            )));
+        let limit = limits.sandboxes_per_key;
+        if own >= limit {
+            let message =
+                format!("you have reached the maximum number of concurrent sandboxes ({limit})");
+            return Err(ApiError::quota_exceeded(message));
         }
         if all >= limits.sandboxes {
             let message = format!("the server has reached its maximum number of sandboxes ({all})");
@@ -188,18 +189,13 @@ impl Fleet {
         owner: Owner,
         spec: SandboxSpec,
         lifetime: Duration,
-    ) -> Result<Arc<Member>, ApiError> {
+    ) -> Result<Arc<Member>> {
         if self.stopping.is_cancelled() {
             return Err(ApiError::stopping());
         }
         let backend = self.backend(&spec.template)?;
         let reservation = self.reserve(&owner)?;
-        let randomness_failed = |_| {
-            ApiError::new(
-                http::StatusCode::INTERNAL_SERVER_ERROR,
-                "the system has no source of randomness",
-            )
-        };
+        let randomness_failed = |_| ApiError::internal("the system has no source of randomness");
         let identity = SandboxIdentity {
             id: format!("i{}", random::text(ID_CHARS).map_err(randomness_failed)?),
             token: random::text(TOKEN_CHARS).map_err(randomness_failed)?.into(),
@@ -208,8 +204,7 @@ impl Fleet {
             started_at: Timestamp::now(),
             spec,
         };
-        let fleet = Arc::clone(self);
-        let made = self.tasks.finish(async move {
+        self.finish(|fleet| async move {
             let cx = fleet.context(&identity);
             // The semaphore is never closed.
             let permit = fleet.opening.acquire().await.ok();
@@ -222,16 +217,12 @@ impl Fleet {
             };
             drop(permit);
             let sandbox = opened.map_err(|error| ApiError::open_failed(&error))?;
-            let member = Arc::new(Member::new_running(
-                identity,
-                sandbox,
-                &fleet.settings.limits,
-            ));
+            let running = SandboxState::running(sandbox, &fleet.settings.limits);
+            let member = Arc::new(Member::new(identity, running));
             member.set_lifetime(lifetime);
             let stopped = {
                 let mut registry = fleet.registry();
-                let id = member.identity.id.clone();
-                registry.members.insert(id, Arc::clone(&member));
+                registry.add(Arc::clone(&member));
                 fleet.stopping.is_cancelled()
             };
             drop(reservation);
@@ -241,24 +232,33 @@ impl Fleet {
             }
             fleet.monitor(&member);
             Ok(member)
-        });
-        made.await.unwrap_or_else(|| Err(ApiError::stopping()))
+        })
+        .await
     }
 
-    fn backend(&self, template: &str) -> Result<Arc<dyn Backend>, ApiError> {
+    /// Runs an operation to completion even if the client disconnects.
+    async fn finish<T, F>(self: &Arc<Self>, operation: impl FnOnce(Arc<Self>) -> F) -> Result<T>
+    where
+        T: Send + 'static,
+        F: Future<Output = Result<T>> + Send + 'static,
+    {
+        let finished = self.tasks.finish(operation(Arc::clone(self))).await;
+        finished.unwrap_or_else(|| Err(ApiError::stopping()))
+    }
+
+    fn backend(&self, template: &str) -> Result<Arc<dyn Backend>> {
         // `namespace/name:tag`; only the name selects a template here.
         let name = template.rsplit('/').next().unwrap_or(template);
         let name = name.split(':').next().unwrap_or(name);
         let known = &self.settings.templates;
         known.get(name).map(Arc::clone).ok_or_else(|| {
-            let names: Vec<&str> = known.keys().map(String::as_str).collect();
-            ApiError::new(
-                http::StatusCode::NOT_FOUND,
-                format!(
-                    "template '{template}' not found; this server has {}",
-                    names.join(", ")
-                ),
-            )
+            let names = known
+                .keys()
+                .map(String::as_str)
+                .collect::<Vec<_>>()
+                .join(", ");
+            let message = format!("template '{template}' not found; this server has {names}");
+            ApiError::new(http::StatusCode::NOT_FOUND, message)
         })
     }
 
@@ -267,9 +267,7 @@ impl Fleet {
         if let Some(network) = &identity.spec.network {
             policy.network = Some(network.clone());
         }
-        for (name, value) in identity.environment() {
-            policy.environment.insert(name, value);
-        }
+        policy.environment.extend(identity.environment());
         SandboxContext::new(identity.run, policy)
     }
 
@@ -313,23 +311,26 @@ impl Fleet {
 
     async fn end_now(&self, member: &Arc<Member>) -> bool {
         let _transition = member.transition.lock().await;
-        let standing = member.set_state(SandboxState::Ended);
+        let state = member.set_state(SandboxState::Ended);
+        if matches!(state, SandboxState::Ended) {
+            return false;
+        }
         self.registry().members.remove(&member.identity.id);
         let permit = self.ending.acquire().await.ok();
-        let ended = match standing {
-            SandboxState::Ended => return false,
-            SandboxState::Running(running) => timeout(CLOSE_TIMEOUT, running.close()).await,
-            SandboxState::Paused(handle) => {
-                let removed = async {
+        let closed = async {
+            match state {
+                SandboxState::Ended => Ok(()),
+                SandboxState::Running(running) => running.close().await,
+                SandboxState::Paused(handle) => {
                     let backend = self.backend(&member.identity.spec.template);
                     let backend =
                         backend.map_err(|_| SandboxError::gone("the template no longer exists"))?;
                     let cx = self.context(&member.identity).durable();
                     backend.reattach(&handle, cx).await?.close().await
-                };
-                timeout(CLOSE_TIMEOUT, removed).await
+                }
             }
         };
+        let ended = timeout(CLOSE_TIMEOUT, closed).await;
         drop(permit);
         if let Some(store) = &self.store {
             store.remove(&member.identity.id).await;
@@ -347,30 +348,29 @@ impl Fleet {
     }
 
     /// Pauses a running sandbox.
-    pub(crate) async fn pause(self: &Arc<Self>, member: &Arc<Member>) -> Result<(), ApiError> {
-        let (fleet, member) = (Arc::clone(self), Arc::clone(member));
-        let paused = async move { fleet.pause_now(&member).await };
-        let paused = self.tasks.finish(paused).await;
-        paused.unwrap_or_else(|| Err(ApiError::stopping()))
+    pub(crate) async fn pause(self: &Arc<Self>, member: &Arc<Member>) -> Result<()> {
+        let member = Arc::clone(member);
+        self.finish(|fleet| async move { fleet.pause_now(&member).await })
+            .await
     }
 
-    async fn pause_now(&self, member: &Arc<Member>) -> Result<(), ApiError> {
+    async fn pause_now(&self, member: &Arc<Member>) -> Result<()> {
         let _transition = member.transition.lock().await;
         let id = &member.identity.id;
         let running = match member.state() {
             SandboxState::Running(running) => running,
             SandboxState::Paused(_) => {
-                let message = format!("sandbox {id} is already paused");
-                return Err(ApiError::new(http::StatusCode::CONFLICT, message));
+                return Err(ApiError::conflict(format!(
+                    "sandbox {id} is already paused"
+                )));
             }
             SandboxState::Ended => return Err(ApiError::sandbox_not_found(id)),
         };
         let limit = self.settings.limits.paused_per_key;
-        let of_owner = |other: &&Arc<Member>| {
-            other.identity.owner == member.identity.owner
-                && matches!(other.state(), SandboxState::Paused(_))
+        let is_own_paused = |other: &&Arc<Member>| {
+            other.identity.owner == member.identity.owner && other.is_paused()
         };
-        if self.registry().members.values().filter(of_owner).count() >= limit {
+        if self.members().iter().filter(is_own_paused).count() >= limit {
             let message =
                 format!("you have reached the maximum number of paused sandboxes ({limit})");
             return Err(ApiError::quota_exceeded(message));
@@ -380,7 +380,7 @@ impl Fleet {
                 ApiError::unsupported(format!("sandbox {id} can't be paused: {error}"))
             }
             SandboxErrorKind::Gone | SandboxErrorKind::Closed => ApiError::sandbox_not_found(id),
-            _ => ApiError::new(http::StatusCode::INTERNAL_SERVER_ERROR, error.to_string()),
+            _ => ApiError::internal(error.to_string()),
         };
         let sandbox = running.acquire().map_err(|error| failed(&error))?;
         let handle = sandbox.persist().await.map_err(|error| failed(&error))?;
@@ -391,8 +391,7 @@ impl Fleet {
                 handle: handle.clone(),
             };
             store.save(&record).await.map_err(|error| {
-                let message = format!("sandbox {id} can't be paused: {error}");
-                ApiError::new(http::StatusCode::INTERNAL_SERVER_ERROR, message)
+                ApiError::internal(format!("sandbox {id} can't be paused: {error}"))
             })?;
         }
         member.set_state(SandboxState::Paused(handle));
@@ -405,12 +404,12 @@ impl Fleet {
         self: &Arc<Self>,
         member: &Arc<Member>,
         lifetime: Duration,
-    ) -> Result<bool, ApiError> {
+    ) -> Result<bool> {
         if self.stopping.is_cancelled() {
             return Err(ApiError::stopping());
         }
-        let (fleet, member) = (Arc::clone(self), Arc::clone(member));
-        let connected = self.tasks.finish(async move {
+        let member = Arc::clone(member);
+        self.finish(|fleet| async move {
             let _transition = member.transition.lock().await;
             let id = &member.identity.id;
             let handle = match member.state() {
@@ -424,7 +423,7 @@ impl Fleet {
             let reservation = fleet.reserve(&member.identity.owner)?;
             let backend = fleet.backend(&member.identity.spec.template)?;
             let cx = fleet.context(&member.identity).durable();
-            let sandbox: Arc<dyn Sandbox> = match backend.reattach(&handle, cx).await {
+            let sandbox = match backend.reattach(&handle, cx).await {
                 Ok(sandbox) => sandbox,
                 Err(error) if error.kind() == SandboxErrorKind::Gone => {
                     member.set_state(SandboxState::Ended);
@@ -436,47 +435,33 @@ impl Fleet {
                 }
                 Err(error) => return Err(ApiError::open_failed(&error)),
             };
-            member.set_running(sandbox, &fleet.settings.limits);
+            member.set_state(SandboxState::running(sandbox, &fleet.settings.limits));
             member.set_lifetime(lifetime);
             drop(reservation);
             // The record stays: the backend still keeps the sandbox if this server is killed.
             fleet.monitor(&member);
             Ok(true)
-        });
-        connected.await.unwrap_or_else(|| Err(ApiError::stopping()))
+        })
+        .await
     }
 
     /// Ends all running sandboxes; those with auto-pause are paused.
     pub(crate) async fn stop(self: &Arc<Self>) -> Result<(), ServeError> {
         self.stopping.cancel();
-        let ending = stream::iter(self.members()).map(|member| async move {
-            if !member.is_running() {
-                return;
+        // Without records, no later server can resume a sandbox.
+        let can_keep = self.store.is_some();
+        let ending = stream::iter(self.members()).for_each_concurrent(concurrency(), async |it| {
+            if can_keep && it.is_running() && it.identity.spec.auto_pause {
+                // One that can't be paused is ended.
+                let _ = self.pause_now(&it).await;
             }
-            let keeps = member.identity.spec.auto_pause && self.store.is_some();
-            if !(keeps && self.pause_now(&member).await.is_ok()) {
-                self.end_now(&member).await;
+            if !(can_keep && it.is_paused()) {
+                self.end_now(&it).await;
             }
         });
-        ending
-            .buffer_unordered(concurrency())
-            .for_each(|()| async {})
-            .await;
-        if self.store.is_none() {
-            // Without records, no later server can resume them.
-            let paused = stream::iter(self.members()).map(|member| async move {
-                self.end_now(&member).await;
-            });
-            paused
-                .buffer_unordered(concurrency())
-                .for_each(|()| async {})
-                .await;
-        }
-        let running = self
-            .members()
-            .iter()
-            .filter(|member| member.is_running())
-            .count();
+        ending.await;
+        let members = self.members();
+        let running = members.iter().filter(|member| member.is_running()).count();
         if running == 0 {
             return Ok(());
         }

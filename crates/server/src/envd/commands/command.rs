@@ -3,7 +3,6 @@
 //! A subscriber that reads nothing for the idle time is dropped. Output without subscribers is
 //! discarded, as in envd.
 
-use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -18,7 +17,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::messages::{self, ProcessConfig};
-use crate::envd::error::{EnvdError, RpcCode};
+use crate::envd::error::{EnvdError, Result, RpcCode};
 
 /// Maximum output bytes of one event.
 const CHUNK_BYTES: usize = 32 * 1024;
@@ -53,13 +52,10 @@ pub(crate) struct RunningCommand {
     pub(crate) ended: CancellationToken,
     pub(crate) requests: mpsc::Sender<ControlRequest>,
     stdin: tokio::sync::Mutex<Option<Box<dyn ProcessStdin>>>,
-    subscribers: Mutex<Subscribers>,
+    subscribers: Mutex<Vec<mpsc::Sender<ProcessEvent>>>,
     /// Time and event of the end.
     end: watch::Sender<Option<(Instant, ProcessEvent)>>,
 }
-
-#[derive(Default)]
-struct Subscribers(VecDeque<mpsc::Sender<ProcessEvent>>);
 
 /// The resources of a command's task.
 pub(crate) struct CommandParts {
@@ -96,7 +92,7 @@ impl RunningCommand {
         (Arc::new(running), receiver)
     }
 
-    fn subscribers(&self) -> MutexGuard<'_, Subscribers> {
+    fn subscribers(&self) -> MutexGuard<'_, Vec<mpsc::Sender<ProcessEvent>>> {
         self.subscribers
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
@@ -109,7 +105,7 @@ impl RunningCommand {
         match &*self.end.borrow() {
             // The new channel has capacity.
             Some((_, event)) => drop(sender.try_send(event.clone())),
-            None => subscribers.0.push_back(sender),
+            None => subscribers.push(sender),
         }
         receiver
     }
@@ -154,7 +150,7 @@ impl RunningCommand {
         let subscribers = {
             let mut subscribers = self.subscribers();
             self.end.send_replace(Some((Instant::now(), event.clone())));
-            std::mem::take(&mut subscribers.0)
+            std::mem::take(&mut *subscribers)
         };
         for subscriber in subscribers {
             // Fails if the subscriber is gone.
@@ -175,7 +171,7 @@ impl RunningCommand {
         while let Some(Ok(mut chunk)) = output.next().await {
             while !chunk.bytes.is_empty() {
                 let part = chunk.bytes.split_to(max.min(chunk.bytes.len()));
-                let subscribers = self.subscribers().0.clone();
+                let subscribers = self.subscribers().clone();
                 if subscribers.is_empty() {
                     continue;
                 }
@@ -184,9 +180,8 @@ impl RunningCommand {
                 for subscriber in subscribers {
                     let sent = timeout(idle_timeout, subscriber.send(event.clone())).await;
                     if !matches!(sent, Ok(Ok(()))) {
-                        self.subscribers()
-                            .0
-                            .retain(|other| !other.same_channel(&subscriber));
+                        let mut subscribers = self.subscribers();
+                        subscribers.retain(|other| !other.same_channel(&subscriber));
                     }
                 }
             }
@@ -194,7 +189,7 @@ impl RunningCommand {
     }
 
     /// Writes to stdin or the terminal.
-    pub(crate) async fn write(&self, data: Bytes) -> Result<(), EnvdError> {
+    pub(crate) async fn write(&self, data: Bytes) -> Result<()> {
         let written = async {
             let mut stdin = self.stdin.lock().await;
             let Some(stdin) = stdin.as_mut() else {
@@ -226,15 +221,12 @@ impl RunningCommand {
     pub(crate) async fn request(
         &self,
         request: impl FnOnce(oneshot::Sender<Result<(), SandboxError>>) -> ControlRequest,
-    ) -> Result<(), EnvdError> {
+    ) -> Result<()> {
         let (done, answer) = oneshot::channel();
-        if self.requests.send(request(done)).await.is_err() {
-            return Err(self.not_found());
-        }
-        match answer.await {
-            Ok(result) => Ok(result?),
-            Err(_) => Err(self.not_found()),
-        }
+        // Both fail if the command has ended.
+        let sent = self.requests.send(request(done)).await;
+        sent.map_err(|_| self.not_found())?;
+        Ok(answer.await.map_err(|_| self.not_found())??)
     }
 
     pub(crate) fn not_found(&self) -> EnvdError {

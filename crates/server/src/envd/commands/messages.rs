@@ -138,13 +138,13 @@ pub(crate) fn written(channel: Channel, is_pty: bool, bytes: &[u8]) -> Bytes {
         Channel::Stderr => "stderr",
     };
     // The bulk of all data: encoded directly into the send buffer.
-    let mut message = envelope::begin(48 + bytes.len().div_ceil(3) * 4);
-    message.extend_from_slice(br#"{"event":{"data":{""#);
-    message.extend_from_slice(name.as_bytes());
-    message.extend_from_slice(br#"":""#);
+    let (start, end) = (format!(r#"{{"event":{{"data":{{"{name}":""#), r#""}}}"#);
+    let base64_bytes = protobuf::base64_length(bytes);
+    let mut message = envelope::begin(0, start.len() + base64_bytes + end.len());
+    message.extend_from_slice(start.as_bytes());
     protobuf::push_base64(&mut message, bytes);
-    message.extend_from_slice(br#""}}}"#);
-    envelope::finish(message)
+    message.extend_from_slice(end.as_bytes());
+    message.into()
 }
 
 /// Event: the process has ended.

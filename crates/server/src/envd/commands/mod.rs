@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use self::command::RunningCommand;
 use self::messages::{ProcessInfo, Selector};
-use crate::envd::error::{EnvdError, RpcCode};
+use crate::envd::error::{EnvdError, Result, RpcCode};
 
 /// How long a command can be queried after its end.
 const RETENTION: Duration = Duration::from_secs(30);
@@ -57,7 +57,7 @@ impl Commands {
     }
 
     /// Reserves a slot.
-    pub(crate) fn reserve(&self) -> Result<CommandSlot<'_>, EnvdError> {
+    pub(crate) fn reserve(&self) -> Result<CommandSlot<'_>> {
         let mut table = self.table();
         table.evict();
         let running = table
@@ -88,7 +88,7 @@ impl Commands {
     }
 
     /// Finds a command; it may have ended.
-    pub(crate) fn find(&self, selector: &Selector) -> Result<Arc<RunningCommand>, EnvdError> {
+    pub(crate) fn find(&self, selector: &Selector) -> Result<Arc<RunningCommand>> {
         let mut table = self.table();
         table.evict();
         let found = match (selector.pid, &selector.tag) {
@@ -101,21 +101,16 @@ impl Commands {
             (None, None) => return Err(EnvdError::invalid("the request selects no process")),
         };
         found.map(Arc::clone).ok_or_else(|| {
-            EnvdError::not_found(match (selector.pid, &selector.tag) {
-                (Some(pid), _) => format!("process with pid {pid} not found"),
-                (None, tag) => format!(
-                    "process with tag {} not found",
-                    tag.as_deref().unwrap_or("")
-                ),
+            let tag = selector.tag.as_deref().unwrap_or_default();
+            EnvdError::not_found(match selector.pid {
+                Some(pid) => format!("process with pid {pid} not found"),
+                None => format!("process with tag {tag} not found"),
             })
         })
     }
 
     /// Finds a running command.
-    pub(crate) fn find_running(
-        &self,
-        selector: &Selector,
-    ) -> Result<Arc<RunningCommand>, EnvdError> {
+    pub(crate) fn find_running(&self, selector: &Selector) -> Result<Arc<RunningCommand>> {
         let found = self.find(selector)?;
         if found.ended.is_cancelled() {
             return Err(found.not_found());

@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStringExt as _;
 use cantle_core::sandbox::{FileInfo, FileKind, Sandbox, SandboxErrorKind, SandboxPath};
 use jiff::Timestamp;
 
-use crate::envd::error::EnvdError;
+use crate::envd::error::{EnvdError, Result, RpcCode};
 use crate::envd::helper;
 
 /// Maximum output of `find`, about 100,000 entries.
@@ -52,8 +52,7 @@ pub(crate) async fn list(
     path: &SandboxPath,
     start: StartLink,
     depth: u32,
-) -> Result<Vec<ListedEntry>, EnvdError> {
-    let depth_text = depth.to_string();
+) -> Result<Vec<ListedEntry>> {
     let follow = match start {
         StartLink::Follow => "-H",
         StartLink::NoFollow => "-P",
@@ -63,19 +62,19 @@ pub(crate) async fn list(
         follow.into(),
         os_path(path),
         "-maxdepth".into(),
-        depth_text.into(),
+        depth.to_string().into(),
         "-printf".into(),
         FORMAT.into(),
     ];
-    match helper::run(sandbox, argv, LISTING_BYTES).await? {
-        Some(output) => match parse(&output.stdout) {
-            Some(entries) if !entries.is_empty() => Ok(entries),
-            _ if output.exit.status.success() => Ok(Vec::new()),
+    if let Some(output) = helper::run(sandbox, argv, LISTING_BYTES).await? {
+        match parse(&output.stdout) {
+            Some(entries) if !entries.is_empty() => return Ok(entries),
+            _ if output.exit.status.success() => return Ok(Vec::new()),
             // A `find` without `-printf`, or the path does not exist.
-            _ => by_backend(sandbox, path, depth).await,
-        },
-        None => by_backend(sandbox, path, depth).await,
+            _ => {}
+        }
     }
+    by_backend(sandbox, path, depth).await
 }
 
 /// An absolute path as a program argument.
@@ -127,11 +126,7 @@ fn kind(letter: char) -> FileKind {
 /// Parses seconds such as `1700000000.1234567890`.
 fn timestamp(text: &str) -> Option<Timestamp> {
     let (seconds, fraction) = text.split_once('.').unwrap_or((text, "0"));
-    let nanoseconds: String = fraction
-        .chars()
-        .chain("000000000".chars())
-        .take(9)
-        .collect();
+    let nanoseconds = format!("{fraction:0<9.9}");
     Timestamp::new(seconds.parse().ok()?, nanoseconds.parse().ok()?).ok()
 }
 
@@ -139,13 +134,14 @@ async fn by_backend(
     sandbox: &dyn Sandbox,
     path: &SandboxPath,
     depth: u32,
-) -> Result<Vec<ListedEntry>, EnvdError> {
+) -> Result<Vec<ListedEntry>> {
     let first = match sandbox.stat(path).await {
         Ok(first) => first,
-        Err(error) if error.kind() == SandboxErrorKind::NotFound => return Ok(Vec::new()),
-        // Neither the backend nor the program can see it.
-        Err(error) if error.kind() == SandboxErrorKind::OutsideSandbox => return Ok(Vec::new()),
-        Err(error) => return Err(error.into()),
+        Err(error) => match error.kind() {
+            // Outside: neither the backend nor the program can see it.
+            SandboxErrorKind::NotFound | SandboxErrorKind::OutsideSandbox => return Ok(Vec::new()),
+            _ => return Err(error.into()),
+        },
     };
     let mut entries = vec![from_info(Vec::new(), &first)];
     let mut queue = VecDeque::new();
@@ -155,33 +151,22 @@ async fn by_backend(
     while let Some((directory, below, level)) = queue.pop_front() {
         let children = match sandbox.list(&directory).await {
             Ok(children) => children,
-            // Removed during the listing.
-            Err(error)
-                if matches!(
-                    error.kind(),
-                    SandboxErrorKind::NotFound
-                        | SandboxErrorKind::NotADirectory
-                        | SandboxErrorKind::PermissionDenied
-                ) =>
-            {
-                continue;
-            }
-            Err(error) => return Err(error.into()),
+            Err(error) => match error.kind() {
+                // Removed during the listing, or unreadable.
+                SandboxErrorKind::NotFound
+                | SandboxErrorKind::NotADirectory
+                | SandboxErrorKind::PermissionDenied => continue,
+                _ => return Err(error.into()),
+            },
         };
         for child in children {
             if entries.len() >= MAX_ENTRIES {
                 let message = "the directory has too many entries to list";
-                return Err(EnvdError::new(
-                    crate::envd::error::RpcCode::ResourceExhausted,
-                    message,
-                ));
+                return Err(EnvdError::new(RpcCode::ResourceExhausted, message));
             }
             let name = child.path.relative_bytes();
-            let mut path_below: Vec<u8> = below.clone();
-            if !path_below.is_empty() {
-                path_below.push(b'/');
-            }
-            path_below.extend_from_slice(name);
+            let separator: &[u8] = if below.is_empty() { b"" } else { b"/" };
+            let path_below = [&below, separator, name].concat();
             if child.kind == FileKind::Directory && level < depth {
                 queue.push_back((directory.join(name)?, path_below.clone(), level + 1));
             }

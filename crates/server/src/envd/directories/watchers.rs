@@ -8,7 +8,7 @@ use cantle_core::sandbox::SandboxPath;
 use tokio::time::Instant;
 
 use super::changes::Snapshot;
-use crate::envd::error::{EnvdError, RpcCode};
+use crate::envd::error::{EnvdError, Result, RpcCode};
 
 /// A watcher that is not queried for this long is removed.
 const WATCHER_EXPIRY: Duration = Duration::from_secs(60 * 60);
@@ -52,7 +52,7 @@ impl Watchers {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn check_quota(&self, table: &mut WatcherTable) -> Result<(), EnvdError> {
+    pub(crate) fn check_quota(&self, table: &mut WatcherTable) -> Result<()> {
         table.by_id.retain(|_, watcher| {
             let last_query = watcher
                 .last_query
@@ -70,7 +70,7 @@ impl Watchers {
         Err(EnvdError::new(RpcCode::ResourceExhausted, message))
     }
 
-    pub(crate) fn find(&self, id: &str) -> Result<Arc<PolledWatcher>, EnvdError> {
+    pub(crate) fn find(&self, id: &str) -> Result<Arc<PolledWatcher>> {
         let found = self.table().by_id.get(id).map(Arc::clone);
         found.ok_or_else(|| EnvdError::not_found(format!("watcher with id {id} not found")))
     }

@@ -3,18 +3,18 @@
 use std::sync::Arc;
 
 use axum::body::Body;
-use axum::response::{IntoResponse, Response};
+use axum::response::{AppendHeaders, IntoResponse as _, Response};
 use cantle_core::sandbox::{
     Background, ByteRange, ByteStream, Channel, FileKind, SandboxErrorKind, SandboxPath,
     SpawnRequest,
 };
 use futures_util::{StreamExt as _, stream};
-use http::{HeaderMap, HeaderValue, StatusCode, header};
+use http::{HeaderMap, StatusCode, header};
 
 use super::FileQuery;
 use super::range::{self, RangeRequest};
 use crate::envd::directories::listing::{self, StartLink};
-use crate::envd::error::{EnvdError, plain};
+use crate::envd::error::{EnvdError, Result, RpcCode, plain};
 use crate::envd::path;
 use crate::envd::{RunningSandbox, SandboxUse};
 
@@ -22,7 +22,7 @@ pub(super) async fn serve(
     live: &Arc<RunningSandbox>,
     query: &FileQuery,
     headers: &HeaderMap,
-) -> Result<Response, EnvdError> {
+) -> Result<Response> {
     let requested_path = query.path.as_deref().unwrap_or_default();
     let path = path::resolve(requested_path, &live.home)?;
     let sandbox = live.acquire()?;
@@ -54,71 +54,63 @@ pub(super) async fn serve(
         // A dangling link.
         FileKind::Symlink => return Err(missing()),
         FileKind::Other => {
-            return Err(EnvdError::invalid(format!(
-                "path '{path}' is not a regular file"
-            )));
+            let message = format!("path '{path}' is not a regular file");
+            return Err(EnvdError::invalid(message));
         }
     }
-    let range = headers.get(header::RANGE);
-    let range = range
-        .and_then(|range| range.to_str().ok())
-        .filter(|_| size_is_reliable);
+    let range = headers.get(header::RANGE).filter(|_| size_is_reliable);
+    let range = range.and_then(|range| range.to_str().ok());
     let requested = range::parse(range, size_bytes);
     let bytes = match requested {
         RangeRequest::Unsatisfiable => {
-            let mut response = plain(
-                StatusCode::RANGE_NOT_SATISFIABLE,
-                "the requested range does not exist",
-            );
-            if let Ok(value) = HeaderValue::from_str(&format!("bytes */{size_bytes}")) {
-                response.headers_mut().insert(header::CONTENT_RANGE, value);
-            }
-            return Ok(response);
+            let message = "the requested range does not exist";
+            let response = plain(StatusCode::RANGE_NOT_SATISFIABLE, message);
+            let range = [(header::CONTENT_RANGE, format!("bytes */{size_bytes}"))];
+            return Ok((range, response).into_response());
         }
         RangeRequest::Whole => ByteRange::all(),
         RangeRequest::Part { first, last } => ByteRange::new(first, last - first + 1),
     };
     let (data, size_is_reliable) = match sandbox.read(&path, bytes).await {
         Ok(data) => (data, size_is_reliable),
-        Err(error) if error.kind() == SandboxErrorKind::OutsideSandbox => {
-            if requested != RangeRequest::Whole {
-                return Err(error.into());
+        Err(error) => match error.kind() {
+            SandboxErrorKind::OutsideSandbox if requested == RangeRequest::Whole => {
+                (read_outside(sandbox, &path).await?, false)
             }
-            (read_outside(sandbox, &path).await?, false)
-        }
-        Err(error) if error.kind() == SandboxErrorKind::NotFound => return Err(missing()),
-        Err(error) => return Err(error.into()),
+            SandboxErrorKind::NotFound => return Err(missing()),
+            _ => return Err(error.into()),
+        },
     };
-    let mut response = Body::from_stream(data).into_response();
-    let headers = response.headers_mut();
-    let name = String::from_utf8_lossy(path.file_name().unwrap_or_default()).into_owned();
-    headers.insert(
-        header::CONTENT_TYPE,
-        HeaderValue::from_static(media_type(&name)),
-    );
-    if let Ok(value) = HeaderValue::from_str(&disposition(&name)) {
-        headers.insert(header::CONTENT_DISPOSITION, value);
+    let name = String::from_utf8_lossy(path.file_name().unwrap_or_default());
+    let headers = [
+        (header::CONTENT_TYPE, media_type(&name).to_owned()),
+        (header::CONTENT_DISPOSITION, disposition(&name)),
+        (header::VARY, "Accept-Encoding".to_owned()),
+    ];
+    let body = (headers, Body::from_stream(data));
+    if !size_is_reliable {
+        return Ok(body.into_response());
     }
-    headers.insert(header::VARY, HeaderValue::from_static("Accept-Encoding"));
-    if size_is_reliable {
-        headers.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
-        let length = match requested {
-            RangeRequest::Part { first, last } => last - first + 1,
-            _ => size_bytes,
-        };
-        headers.insert(header::CONTENT_LENGTH, length.into());
-    }
-    if let RangeRequest::Part { first, last } = requested {
-        if let Ok(value) = HeaderValue::from_str(&format!("bytes {first}-{last}/{size_bytes}")) {
-            headers.insert(header::CONTENT_RANGE, value);
+    let (status, length, range) = match requested {
+        RangeRequest::Part { first, last } => {
+            let range = (
+                header::CONTENT_RANGE,
+                format!("bytes {first}-{last}/{size_bytes}"),
+            );
+            (StatusCode::PARTIAL_CONTENT, last - first + 1, Some(range))
         }
-        *response.status_mut() = StatusCode::PARTIAL_CONTENT;
-    }
-    Ok(response)
+        _ => (StatusCode::OK, size_bytes, None),
+    };
+    let mut sizes = vec![
+        (header::ACCEPT_RANGES, "bytes".to_owned()),
+        (header::CONTENT_LENGTH, length.to_string()),
+    ];
+    sizes.extend(range);
+    Ok((status, AppendHeaders(sizes), body).into_response())
 }
 
 /// Reads a file outside the backend's directories with a command.
-async fn read_outside(sandbox: SandboxUse, path: &SandboxPath) -> Result<ByteStream, EnvdError> {
+async fn read_outside(sandbox: SandboxUse, path: &SandboxPath) -> Result<ByteStream> {
     let argv = ["cat".into(), "--".into(), listing::os_path(path)];
     let request = SpawnRequest::argv(argv).with_background(Background::Kill);
     let mut process = sandbox.spawn(request).await?;
@@ -136,10 +128,7 @@ async fn read_outside(sandbox: SandboxUse, path: &SandboxPath) -> Result<ByteStr
     let first = chunks.next().await;
     if first.is_none() && !process.wait().await?.status.success() {
         let message = format!("path '{path}' can't be read");
-        return Err(EnvdError::new(
-            crate::envd::error::RpcCode::PermissionDenied,
-            message,
-        ));
+        return Err(EnvdError::new(RpcCode::PermissionDenied, message));
     }
     // The stream keeps the command alive.
     let rest = stream::unfold((chunks, process, sandbox), |mut parts| async move {

@@ -40,7 +40,10 @@ pub(crate) fn check(query: &FileQuery, operation: FileOperation, token: &str) ->
         return SignatureCheck::Invalid;
     };
     let expected = sign(query, operation, token);
-    if !keys::constant_time_eq(signature.trim_end_matches('='), &expected) {
+    if !keys::constant_time_eq(
+        signature.trim_end_matches('=').as_bytes(),
+        expected.as_bytes(),
+    ) {
         return SignatureCheck::Invalid;
     }
     match query.signature_expiration {

@@ -14,7 +14,7 @@ use cantle_core::sandbox::{
     ByteStream, FileKind, Sandbox, SandboxError, SandboxErrorKind, SandboxPath, WriteOptions,
 };
 use flate2::write::MultiGzDecoder;
-use futures_util::stream;
+use futures_util::{TryStreamExt as _, stream};
 use http::{HeaderMap, HeaderName, Request, header};
 use serde::Serialize;
 use tokio::sync::mpsc;
@@ -23,7 +23,7 @@ use tokio::time::timeout;
 use super::FileQuery;
 use crate::body::{self, BodyError};
 use crate::envd::RunningSandbox;
-use crate::envd::error::EnvdError;
+use crate::envd::error::{EnvdError, Result};
 use crate::envd::{metadata, path};
 
 /// Queued chunks of a form part.
@@ -47,7 +47,7 @@ pub(super) async fn serve(
     live: &Arc<RunningSandbox>,
     query: FileQuery,
     request: Request<Body>,
-) -> Result<Response, EnvdError> {
+) -> Result<Response> {
     let metadata_values = metadata::from_headers(request.headers())?;
     let kind = header_text(request.headers(), header::CONTENT_TYPE);
     let encoding = header_text(request.headers(), header::CONTENT_ENCODING);
@@ -55,9 +55,8 @@ pub(super) async fn serve(
         "" | "identity" => false,
         "gzip" => true,
         _ => {
-            return Err(EnvdError::invalid(format!(
-                "the encoding {encoding} is not supported"
-            )));
+            let message = format!("the encoding {encoding} is not supported");
+            return Err(EnvdError::invalid(message));
         }
     };
     let written = if kind.starts_with("multipart/form-data") {
@@ -92,22 +91,19 @@ async fn form(
     query: &FileQuery,
     mut request: Request<Body>,
     metadata_values: &BTreeMap<String, String>,
-) -> Result<Vec<WrittenFile>, EnvdError> {
+) -> Result<Vec<WrittenFile>> {
     // Files are streamed, so the framework's limit does not apply.
     DefaultBodyLimit::disable().apply(&mut request);
-    let broken = |error: &dyn std::fmt::Display| EnvdError::invalid(format!("the form: {error}"));
-    let mut parts = Multipart::from_request(request, &())
-        .await
-        .map_err(|error| broken(&error.body_text()))?;
+    let parts = Multipart::from_request(request, &()).await;
+    let mut parts = parts.map_err(|error| EnvdError::invalid(form_error(&error.body_text())))?;
     let idle = live.commands.idle_timeout;
-    let too_slow = |_| EnvdError::from(BodyError::Idle);
     let mut written = Vec::new();
     let mut targets = BTreeSet::new();
-    while let Some(mut part) = timeout(idle, parts.next_field())
-        .await
-        .map_err(too_slow)?
-        .map_err(|error| broken(&error.body_text()))?
-    {
+    loop {
+        let part = timeout(idle, parts.next_field()).await;
+        let part = part.map_err(|_| BodyError::Idle)?;
+        let part = part.map_err(|error| EnvdError::invalid(form_error(&error.body_text())))?;
+        let Some(mut part) = part else { break };
         if part.name() != Some("file") {
             continue;
         }
@@ -123,28 +119,21 @@ async fn form(
             let message = format!("you cannot upload multiple files to the same path '{path}'");
             return Err(EnvdError::invalid(message));
         }
-        let (sender, receiver) = mpsc::channel(QUEUED_CHUNKS);
+        let (sender, mut receiver) = mpsc::channel(QUEUED_CHUNKS);
         let feed = async {
-            loop {
-                let chunk = match timeout(idle, part.chunk()).await {
-                    Err(_) => Err(body_error(BodyError::Idle)),
-                    Ok(Err(error)) => Err(SandboxError::new(
-                        SandboxErrorKind::InvalidInput,
-                        format!("the form: {}", error.body_text()),
-                    )),
-                    Ok(Ok(None)) => break,
-                    Ok(Ok(Some(chunk))) => Ok(chunk),
-                };
+            let sender = sender;
+            while let Some(chunk) = match timeout(idle, part.chunk()).await {
+                Err(_) => Some(Err(input_error(BodyError::Idle))),
+                Ok(Err(error)) => Some(Err(input_error(form_error(&error.body_text())))),
+                Ok(Ok(chunk)) => chunk.map(Ok),
+            } {
                 let is_last = chunk.is_err();
                 if sender.send(chunk).await.is_err() || is_last {
                     break;
                 }
             }
-            drop(sender);
         };
-        let data: ByteStream = Box::pin(stream::unfold(receiver, |mut receiver| async move {
-            receiver.recv().await.map(|chunk| (chunk, receiver))
-        }));
+        let data: ByteStream = Box::pin(stream::poll_fn(move |cx| receiver.poll_recv(cx)));
         let writing = write(live, &path, data, metadata_values);
         let (_, result) = futures_util::future::join(feed, writing).await;
         written.push(result?);
@@ -153,6 +142,10 @@ async fn form(
         return Err(EnvdError::invalid("the form has no file"));
     }
     Ok(written)
+}
+
+fn form_error(reason: &str) -> String {
+    format!("the form: {reason}")
 }
 
 /// Decodes the characters that forms encode in file names.
@@ -167,7 +160,7 @@ async fn write(
     path: &SandboxPath,
     data: ByteStream,
     metadata_values: &BTreeMap<String, String>,
-) -> Result<WrittenFile, EnvdError> {
+) -> Result<WrittenFile> {
     let sandbox = live.acquire()?;
     let mode = match sandbox.stat(path).await {
         // An existing file keeps its mode.
@@ -190,17 +183,14 @@ async fn write(
 }
 
 fn body_stream(body: Body, idle: Duration) -> ByteStream {
-    Box::pin(stream::unfold(Some(body), move |body| async move {
-        let mut body = body?;
-        match body::next_chunk(&mut body, idle).await {
-            Ok(Some(chunk)) => Some((Ok(chunk), Some(body))),
-            Ok(None) => None,
-            Err(error) => Some((Err(body_error(error)), None)),
-        }
+    Box::pin(stream::try_unfold(body, move |mut body| async move {
+        let chunk = body::next_chunk(&mut body, idle).await;
+        let chunk = chunk.map_err(input_error)?;
+        Ok(chunk.map(|chunk| (chunk, body)))
     }))
 }
 
-fn body_error(error: BodyError) -> SandboxError {
+fn input_error(error: impl ToString) -> SandboxError {
     SandboxError::new(SandboxErrorKind::InvalidInput, error.to_string())
 }
 
@@ -216,43 +206,28 @@ fn decompress(data: ByteStream) -> ByteStream {
         decoder: Some(MultiGzDecoder::new(Vec::new())),
         rest: Bytes::new(),
     };
-    let broken = |error: std::io::Error| {
-        let message = format!("the body is not valid gzip: {error}");
-        SandboxError::new(SandboxErrorKind::InvalidInput, message)
-    };
-    Box::pin(stream::unfold(state, move |mut state| async move {
-        use futures_util::StreamExt as _;
-
-        loop {
-            let decoder = state.decoder.as_mut()?;
-            if state.rest.is_empty() {
-                match state.data.next().await {
-                    Some(Ok(chunk)) => state.rest = chunk,
-                    Some(Err(error)) => {
-                        state.decoder = None;
-                        return Some((Err(error), state));
-                    }
-                    None => {
-                        let last = state.decoder.take()?.finish().map_err(broken);
-                        return match last {
-                            Ok(last) if last.is_empty() => None,
-                            last => Some((last.map(Bytes::from), state)),
-                        };
-                    }
-                }
+    let broken = |error| input_error(format!("the body is not valid gzip: {error}"));
+    Box::pin(stream::try_unfold(state, move |mut state| async move {
+        while let Some(decoder) = &mut state.decoder {
+            let out = if !state.rest.is_empty() {
+                let length = DECOMPRESSION_STEP_BYTES.min(state.rest.len());
+                let step = state.rest.split_to(length);
+                decoder.write_all(&step).map_err(broken)?;
+                std::mem::take(decoder.get_mut())
+            } else if let Some(chunk) = state.data.try_next().await? {
+                state.rest = chunk;
                 continue;
-            }
-            let some = state
-                .rest
-                .split_to(DECOMPRESSION_STEP_BYTES.min(state.rest.len()));
-            if let Err(error) = decoder.write_all(&some) {
-                state.decoder = None;
-                return Some((Err(broken(error)), state));
-            }
-            let out = std::mem::take(decoder.get_mut());
+            } else {
+                state
+                    .decoder
+                    .take()
+                    .map_or(Ok(Vec::new()), MultiGzDecoder::finish)
+                    .map_err(broken)?
+            };
             if !out.is_empty() {
-                return Some((Ok(out.into()), state));
+                return Ok(Some((out.into(), state)));
             }
         }
+        Ok(None)
     }))
 }

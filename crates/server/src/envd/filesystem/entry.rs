@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::envd::RunningSandbox;
 use crate::envd::directories::listing::{self, ListedEntry, StartLink};
-use crate::envd::error::EnvdError;
+use crate::envd::error::Result;
 use crate::envd::helper;
 
 /// Maximum links per listing whose targets are resolved.
@@ -43,12 +43,9 @@ pub(crate) async fn describe(
     live: &RunningSandbox,
     sandbox: &dyn Sandbox,
     path: &SandboxPath,
-) -> Result<Option<EntryInfo>, EnvdError> {
+) -> Result<Option<EntryInfo>> {
     let listed = listing::list(sandbox, path, StartLink::NoFollow, 0).await?;
-    Ok(describe_all(live, sandbox, path, listed)
-        .await?
-        .into_iter()
-        .next())
+    Ok(describe_all(live, sandbox, path, listed).await?.pop())
 }
 
 /// Returns the descriptions of a listing.
@@ -57,7 +54,7 @@ pub(crate) async fn describe_all(
     sandbox: &dyn Sandbox,
     start: &SandboxPath,
     listed: Vec<ListedEntry>,
-) -> Result<Vec<EntryInfo>, EnvdError> {
+) -> Result<Vec<EntryInfo>> {
     let mut entries = Vec::with_capacity(listed.len());
     let mut links = Vec::new();
     for item in listed {
@@ -139,11 +136,8 @@ fn permissions(kind: FileKind, mode: u32) -> String {
         _ => '-',
     };
     let bits = "rwxrwxrwx".chars().enumerate().map(|(index, letter)| {
-        if mode & (0o400 >> index) == 0 {
-            '-'
-        } else {
-            letter
-        }
+        let is_set = mode & (0o400 >> index) != 0;
+        if is_set { letter } else { '-' }
     });
     std::iter::once(first).chain(bits).collect()
 }

@@ -7,17 +7,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::response::{IntoResponse, Response};
+use axum::response::{IntoResponse as _, Response};
 use cantle_core::sandbox::{FileKind, SandboxErrorKind, SandboxPath};
 use http::{Request, StatusCode};
 use serde::{Deserialize, Serialize};
-use tokio::time::timeout;
 
 use self::entry::EntryInfo;
 use super::directories::listing::{self, StartLink};
-use super::error::{EnvdError, RpcCode};
+use super::error::{EnvdError, Result, RpcCode};
 use super::path;
-use super::rpc::{self, CallKind, Empty, json as protobuf};
+use super::rpc::{CallKind, Empty, RpcCall, json as protobuf};
 use crate::envd::RunningSandbox;
 
 /// Time limit of a unary call without one of its own.
@@ -55,7 +54,7 @@ struct ListDirResponse {
     entries: Vec<EntryInfo>,
 }
 
-/// StreamItems one call.
+/// Responds to one call.
 pub(crate) async fn call(
     live: &Arc<RunningSandbox>,
     method: &str,
@@ -67,52 +66,34 @@ pub(crate) async fn call(
         | "GetWatcherEvents" | "RemoveWatcher" => CallKind::Unary,
         _ => return StatusCode::NOT_FOUND.into_response(),
     };
-    if let Err(refusal) = rpc::check(&request, kind) {
-        return *refusal;
-    }
-    let (head, body) = request.into_parts();
-    let limit = match rpc::time_limit(&head.headers) {
-        Ok(limit) => limit,
-        Err(error) if kind == CallKind::Unary => return error.into_rpc(),
-        Err(error) => return rpc::stream_error(error),
+    let mut call = match RpcCall::new(request, kind, live.commands.idle_timeout) {
+        Ok(call) => call,
+        Err(refusal) => return *refusal,
     };
-    if kind == CallKind::Streaming {
-        let keepalive = rpc::keepalive(&head.headers);
-        return match watch::stream(live, body, limit, keepalive).await {
-            Ok(answers) => rpc::stream(answers),
-            Err(error) => rpc::stream_error(error),
-        };
+    if method == "WatchDir" {
+        return call
+            .stream(|request, times| watch::stream(live, request, times))
+            .await;
     }
-    let idle = live.commands.idle_timeout;
-    let answered = async {
-        match method {
-            "Stat" => rpc::unary(stat(live, body, idle).await),
-            "MakeDir" => rpc::unary(make_dir(live, body, idle).await),
-            "Move" => rpc::unary(rename(live, body, idle).await),
-            "ListDir" => rpc::unary(list_dir(live, body, idle).await),
-            "Remove" => rpc::unary(remove(live, body, idle).await),
-            "CreateWatcher" => rpc::unary(watch::create(live, body, idle).await),
-            "GetWatcherEvents" => rpc::unary(watch::events(live, body, idle).await),
-            _ => rpc::unary(watch::remove(live, body, idle).await),
-        }
-    };
-    match timeout(limit.unwrap_or(DEFAULT_TIMEOUT), answered).await {
-        Ok(response) => response,
-        Err(_) => rpc::deadline_exceeded().into_rpc(),
+    call.times.limit.get_or_insert(DEFAULT_TIMEOUT);
+    match method {
+        "Stat" => call.unary(|request| stat(live, request)).await,
+        "MakeDir" => call.unary(|request| make_dir(live, request)).await,
+        "Move" => call.unary(|request| rename(live, request)).await,
+        "ListDir" => call.unary(|request| list_dir(live, request)).await,
+        "Remove" => call.unary(|request| remove(live, request)).await,
+        "CreateWatcher" => call.unary(|request| watch::create(live, request)).await,
+        "GetWatcherEvents" => call.unary(|request| watch::events(live, request)).await,
+        _ => call.unary(|request| watch::remove(live, request)).await,
     }
 }
 
-async fn stat(
-    live: &RunningSandbox,
-    body: Body,
-    idle: Duration,
-) -> Result<EntryResponse, EnvdError> {
-    let request: PathRequest = rpc::message(body, idle).await?;
+async fn stat(live: &RunningSandbox, request: PathRequest) -> Result<EntryResponse> {
     let path = path::resolve(&request.path, &live.home)?;
     entry_at(live, &path).await
 }
 
-async fn entry_at(live: &RunningSandbox, path: &SandboxPath) -> Result<EntryResponse, EnvdError> {
+async fn entry_at(live: &RunningSandbox, path: &SandboxPath) -> Result<EntryResponse> {
     let sandbox = live.acquire()?;
     match entry::describe(live, &*sandbox, path).await? {
         Some(entry) => Ok(EntryResponse { entry }),
@@ -120,12 +101,7 @@ async fn entry_at(live: &RunningSandbox, path: &SandboxPath) -> Result<EntryResp
     }
 }
 
-async fn make_dir(
-    live: &RunningSandbox,
-    body: Body,
-    idle: Duration,
-) -> Result<EntryResponse, EnvdError> {
-    let request: PathRequest = rpc::message(body, idle).await?;
+async fn make_dir(live: &RunningSandbox, request: PathRequest) -> Result<EntryResponse> {
     let path = path::resolve(&request.path, &live.home)?;
     let sandbox = live.acquire()?;
     let listed = listing::list(&*sandbox, &path, StartLink::Follow, 0).await?;
@@ -144,12 +120,7 @@ async fn make_dir(
     entry_at(live, &path).await
 }
 
-async fn rename(
-    live: &RunningSandbox,
-    body: Body,
-    idle: Duration,
-) -> Result<EntryResponse, EnvdError> {
-    let request: MoveRequest = rpc::message(body, idle).await?;
+async fn rename(live: &RunningSandbox, request: MoveRequest) -> Result<EntryResponse> {
     let from = path::resolve(&request.source, &live.home)?;
     let to = path::resolve(&request.destination, &live.home)?;
     let sandbox = live.acquire()?;
@@ -172,8 +143,7 @@ async fn rename(
     entry_at(live, &to).await
 }
 
-async fn remove(live: &RunningSandbox, body: Body, idle: Duration) -> Result<Empty, EnvdError> {
-    let request: PathRequest = rpc::message(body, idle).await?;
+async fn remove(live: &RunningSandbox, request: PathRequest) -> Result<Empty> {
     let path = path::resolve(&request.path, &live.home)?;
     match live.acquire()?.remove(&path).await {
         Ok(()) => {}
@@ -184,12 +154,7 @@ async fn remove(live: &RunningSandbox, body: Body, idle: Duration) -> Result<Emp
     Ok(Empty {})
 }
 
-async fn list_dir(
-    live: &RunningSandbox,
-    body: Body,
-    idle: Duration,
-) -> Result<ListDirResponse, EnvdError> {
-    let request: ListDirRequest = rpc::message(body, idle).await?;
+async fn list_dir(live: &RunningSandbox, request: ListDirRequest) -> Result<ListDirResponse> {
     let path = path::resolve(&request.path, &live.home)?;
     let sandbox = live.acquire()?;
     let mut listed =
@@ -202,10 +167,7 @@ async fn list_dir(
 }
 
 /// Refuses a path that is not a directory.
-fn check_directory(
-    path: &SandboxPath,
-    listed: Option<&listing::ListedEntry>,
-) -> Result<(), EnvdError> {
+fn check_directory(path: &SandboxPath, listed: Option<&listing::ListedEntry>) -> Result<()> {
     match listed {
         None => Err(EnvdError::not_found(format!("path not found: {path}"))),
         Some(listed) if listed.kind == FileKind::Directory => Ok(()),

@@ -6,20 +6,19 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use axum::body::Body;
 use futures_util::stream;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep_until};
 
 use super::{check_directory, entry};
 use crate::envd::RunningSandbox;
 use crate::envd::directories::changes::{self, Change, Snapshot};
 use crate::envd::directories::listing::{self, StartLink};
 use crate::envd::directories::watchers::{PolledWatcher, WatchedDirectory};
-use crate::envd::error::{EnvdError, RpcCode};
+use crate::envd::error::{EnvdError, Result, RpcCode};
 use crate::envd::path;
-use crate::envd::rpc::{self, Empty, StreamItem, StreamItems, envelope};
+use crate::envd::rpc::{self, CallTimes, Empty, StreamItem, StreamItems, envelope};
 use crate::random;
 
 /// Polling interval; extended if listing takes long.
@@ -32,7 +31,7 @@ const TEMPORARY_PREFIX: &[u8] = b".cantle-";
 const MAX_DEPTH: u32 = 1 << 16;
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct WatchRequest {
+pub(super) struct WatchRequest {
     path: String,
     recursive: bool,
     #[serde(alias = "includeEntry")]
@@ -41,7 +40,7 @@ struct WatchRequest {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct WatcherRequest {
+pub(super) struct WatcherRequest {
     #[serde(alias = "watcherId")]
     watcher_id: String,
 }
@@ -59,7 +58,7 @@ pub(super) struct EventsResponse {
 }
 
 impl WatchedDirectory {
-    async fn new(live: &RunningSandbox, request: &WatchRequest) -> Result<Self, EnvdError> {
+    async fn new(live: &RunningSandbox, request: &WatchRequest) -> Result<Self> {
         let mut watched = Self {
             path: path::resolve(&request.path, &live.home)?,
             depth: if request.recursive { MAX_DEPTH } else { 1 },
@@ -76,21 +75,21 @@ impl WatchedDirectory {
     }
 
     /// Lists everything below the directory except temporary files.
-    async fn list(&mut self, live: &RunningSandbox) -> Result<Snapshot, EnvdError> {
+    async fn list(&mut self, live: &RunningSandbox) -> Result<Snapshot> {
         let started = Instant::now();
         let sandbox = live.acquire()?;
         let entries = listing::list(&*sandbox, &self.path, StartLink::Follow, self.depth).await?;
         self.listing_time = started.elapsed();
-        let below = entries
+        let entries = entries
             .into_iter()
-            .filter(|entry| !entry.relative_path.is_empty() && !is_temporary(&entry.relative_path));
-        Ok(below
-            .map(|entry| (entry.relative_path.clone(), entry))
+            .map(|entry| (entry.relative_path.clone(), entry));
+        Ok(entries
+            .filter(|(path, _)| !path.is_empty() && !is_temporary(path))
             .collect())
     }
 
     /// Polls and returns the events since the previous poll.
-    async fn poll(&mut self, live: &RunningSandbox) -> Result<Vec<Value>, EnvdError> {
+    async fn poll(&mut self, live: &RunningSandbox) -> Result<Vec<Value>> {
         let now = self.list(live).await?;
         let changes = changes::diff(&self.snapshot, &now);
         let mut events = Vec::with_capacity(changes.len());
@@ -133,10 +132,8 @@ impl Drop for StreamSlot {
 /// `CreateWatcher`.
 pub(super) async fn create(
     live: &RunningSandbox,
-    body: Body,
-    idle: Duration,
-) -> Result<CreateWatcherResponse, EnvdError> {
-    let request: WatchRequest = rpc::message(body, idle).await?;
+    request: WatchRequest,
+) -> Result<CreateWatcherResponse> {
     live.watchers.check_quota(&mut live.watchers.table())?;
     let watched = WatchedDirectory::new(live, &request).await?;
     let randomness_failed =
@@ -155,10 +152,8 @@ pub(super) async fn create(
 /// `GetWatcherEvents`.
 pub(super) async fn events(
     live: &RunningSandbox,
-    body: Body,
-    idle: Duration,
-) -> Result<EventsResponse, EnvdError> {
-    let request: WatcherRequest = rpc::message(body, idle).await?;
+    request: WatcherRequest,
+) -> Result<EventsResponse> {
     let watcher = live.watchers.find(&request.watcher_id)?;
     *watcher
         .last_query
@@ -169,12 +164,7 @@ pub(super) async fn events(
 }
 
 /// `RemoveWatcher`.
-pub(super) async fn remove(
-    live: &RunningSandbox,
-    body: Body,
-    idle: Duration,
-) -> Result<Empty, EnvdError> {
-    let request: WatcherRequest = rpc::message(body, idle).await?;
+pub(super) async fn remove(live: &RunningSandbox, request: WatcherRequest) -> Result<Empty> {
     live.watchers.find(&request.watcher_id)?;
     live.watchers.table().by_id.remove(&request.watcher_id);
     Ok(Empty {})
@@ -183,12 +173,9 @@ pub(super) async fn remove(
 /// `WatchDir`.
 pub(super) async fn stream(
     live: &Arc<RunningSandbox>,
-    body: Body,
-    limit: Option<Duration>,
-    keepalive: Duration,
-) -> Result<StreamItems, EnvdError> {
-    let deadline = limit.map(|limit| Instant::now() + limit);
-    let request: WatchRequest = rpc::single_message(body, live.commands.idle_timeout).await?;
+    request: WatchRequest,
+    times: CallTimes,
+) -> Result<StreamItems> {
     let slot = {
         let mut table = live.watchers.table();
         live.watchers.check_quota(&mut table)?;
@@ -199,8 +186,8 @@ pub(super) async fn stream(
     let stream = WatchStream {
         slot,
         watched,
-        deadline,
-        keepalive,
+        deadline: times.limit.map(|limit| Instant::now() + limit),
+        keepalive: times.keepalive,
         last_message: Instant::now(),
         events: VecDeque::new(),
         stage: WatchStage::Starting,
@@ -247,32 +234,27 @@ impl WatchStream {
         Some((StreamItem::Message(envelope::encode(&message)), self))
     }
 
-    async fn watch(&mut self) -> Result<Value, EnvdError> {
+    async fn watch(&mut self) -> Result<Value> {
         loop {
             if let Some(event) = self.events.pop_front() {
                 return Ok(json!({ "filesystem": event }));
             }
-            if self
-                .deadline
-                .is_some_and(|deadline| Instant::now() >= deadline)
-            {
+            let now = Instant::now();
+            if self.deadline.is_some_and(|deadline| now >= deadline) {
                 return Err(rpc::deadline_exceeded());
             }
             if self.last_message.elapsed() >= self.keepalive {
                 return Ok(json!({ "keepalive": {} }));
             }
-            let left = self.deadline.map(|deadline| deadline - Instant::now());
-            let interval = self.watched.poll_interval();
-            sleep(left.map_or(interval, |left| left.min(interval))).await;
+            let next = now + self.watched.poll_interval();
+            sleep_until(self.deadline.map_or(next, |deadline| deadline.min(next))).await;
             let live = &self.slot.0;
-            match self.watched.poll(live).await {
-                Ok(events) => self.events.extend(events),
-                Err(error) if error.is_gone => {
+            let polled = self.watched.poll(live).await;
+            self.events.extend(polled.inspect_err(|error| {
+                if error.is_gone {
                     live.gone.cancel();
-                    return Err(error);
                 }
-                Err(error) => return Err(error),
-            }
+            })?);
         }
     }
 }

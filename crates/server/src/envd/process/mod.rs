@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::response::{IntoResponse, Response};
+use axum::response::{IntoResponse as _, Response};
 use cantle_core::sandbox::Signal;
 use http::{Request, StatusCode};
-use tokio::time::{Instant, timeout};
+use tokio::time::timeout;
 
 use self::subscription::Subscription;
 use super::commands::command::{ControlRequest, RunningCommand};
@@ -18,9 +18,9 @@ use super::commands::messages::{
     Input, ListResponse, SelectRequest, SendInputRequest, SendSignalRequest, StartRequest,
     StreamInputRequest, UpdateRequest,
 };
-use super::error::{EnvdError, RpcCode};
+use super::error::{EnvdError, Result, RpcCode};
 use super::rpc::envelope::EnvelopeReader;
-use super::rpc::{self, CallKind, Empty, StreamItems};
+use super::rpc::{self, CallKind, CallTimes, Empty, RpcCall, StreamItems};
 use crate::envd::RunningSandbox;
 
 /// Time limit for a killed command to end; it usually takes milliseconds.
@@ -28,7 +28,7 @@ const KILL_TIMEOUT: Duration = Duration::from_secs(10);
 /// Extra time for the end event of a command that reached its time limit.
 const END_EVENT_GRACE: Duration = Duration::from_secs(2);
 
-/// StreamItems one call.
+/// Responds to one call.
 pub(crate) async fn call(
     live: &Arc<RunningSandbox>,
     method: &str,
@@ -39,77 +39,58 @@ pub(crate) async fn call(
         "List" | "Update" | "SendInput" | "SendSignal" | "CloseStdin" => CallKind::Unary,
         _ => return StatusCode::NOT_FOUND.into_response(),
     };
-    if let Err(refusal) = rpc::check(&request, kind) {
-        return *refusal;
-    }
-    let (head, body) = request.into_parts();
-    let limit = match rpc::time_limit(&head.headers) {
-        Ok(limit) => limit,
-        Err(error) if kind == CallKind::Unary => return error.into_rpc(),
-        Err(error) => return rpc::stream_error(error),
+    let call = match RpcCall::new(request, kind, live.commands.idle_timeout) {
+        Ok(call) => call,
+        Err(refusal) => return *refusal,
     };
-    let keepalive = rpc::keepalive(&head.headers);
-    let idle = live.commands.idle_timeout;
-    let answered = async {
-        match method {
-            "Start" => stream_response(start_call(live, body, limit, keepalive).await),
-            "Connect" => stream_response(connect(live, body, limit, keepalive).await),
-            "StreamInput" => rpc::stream_single(stream_input(live, body).await),
-            "List" => rpc::unary(Ok(ListResponse {
-                processes: live.commands.list(),
-            })),
-            "Update" => rpc::unary(update(live, body, idle).await),
-            "SendInput" => rpc::unary(send_input(live, body, idle).await),
-            "SendSignal" => rpc::unary(send_signal(live, body, idle).await),
-            _ => rpc::unary(close_stdin(live, body, idle).await),
-        }
-    };
-    match (method, limit) {
+    match method {
         // The time limit applies to the command or the stream, not to the call.
-        ("Start" | "Connect", _) | (_, None) => answered.await,
-        (_, Some(limit)) => match timeout(limit, answered).await {
-            Ok(response) => response,
-            Err(_) if kind == CallKind::Unary => rpc::deadline_exceeded().into_rpc(),
-            Err(_) => rpc::stream_error(rpc::deadline_exceeded()),
-        },
-    }
-}
-
-fn stream_response(items: Result<StreamItems, EnvdError>) -> Response {
-    match items {
-        Ok(items) => rpc::stream(items),
-        Err(error) => rpc::stream_error(error),
+        "Start" => {
+            call.stream(|request, times| start_call(live, request, times))
+                .await
+        }
+        "Connect" => {
+            call.stream(|request, times| connect(live, request, times))
+                .await
+        }
+        "StreamInput" => {
+            call.client_stream(|messages| stream_input(live, messages))
+                .await
+        }
+        // The request has no fields.
+        "List" => {
+            let processes = live.commands.list();
+            rpc::unary(Ok(ListResponse { processes }))
+        }
+        "Update" => call.unary(|request| update(live, request)).await,
+        "SendInput" => call.unary(|request| send_input(live, request)).await,
+        "SendSignal" => call.unary(|request| send_signal(live, request)).await,
+        _ => call.unary(|request| close_stdin(live, request)).await,
     }
 }
 
 async fn start_call(
     live: &Arc<RunningSandbox>,
-    body: Body,
-    limit: Option<Duration>,
-    keepalive: Duration,
-) -> Result<StreamItems, EnvdError> {
-    let request: StartRequest = rpc::single_message(body, live.commands.idle_timeout).await?;
-    let (command, events) = start::start(live, request, limit).await?;
+    request: StartRequest,
+    times: CallTimes,
+) -> Result<StreamItems> {
+    let (pid, events) = start::start(live, request, times.limit).await?;
     // The command is killed at its limit; this deadline covers one that can't be killed.
-    let deadline = limit.map(|limit| Instant::now() + limit + END_EVENT_GRACE);
-    Ok(Subscription::of_starter(command.pid, events, keepalive, deadline).into_items())
+    let limit = times.limit.map(|limit| limit + END_EVENT_GRACE);
+    Ok(Subscription::new(pid, events, CallTimes { limit, ..times }, true).into_items())
 }
 
 async fn connect(
-    live: &Arc<RunningSandbox>,
-    body: Body,
-    limit: Option<Duration>,
-    keepalive: Duration,
-) -> Result<StreamItems, EnvdError> {
-    let request: SelectRequest = rpc::single_message(body, live.commands.idle_timeout).await?;
+    live: &RunningSandbox,
+    request: SelectRequest,
+    times: CallTimes,
+) -> Result<StreamItems> {
     let command = live.commands.find(&request.process)?;
-    let deadline = limit.map(|limit| Instant::now() + limit);
-    Ok(Subscription::connected(command.pid, command.subscribe(), keepalive, deadline).into_items())
+    Ok(Subscription::new(command.pid, command.subscribe(), times, false).into_items())
 }
 
 /// Forwards a client's input stream until its end.
-async fn stream_input(live: &Arc<RunningSandbox>, body: Body) -> Result<Empty, EnvdError> {
-    let mut messages = EnvelopeReader::new(body, live.commands.idle_timeout);
+async fn stream_input(live: &RunningSandbox, mut messages: EnvelopeReader) -> Result<Empty> {
     let mut command: Option<Arc<RunningCommand>> = None;
     while let Some(message) = messages.next().await? {
         let message: StreamInputRequest = rpc::read(&message)?;
@@ -128,18 +109,13 @@ async fn stream_input(live: &Arc<RunningSandbox>, body: Body) -> Result<Empty, E
     Ok(Empty {})
 }
 
-async fn send_input(
-    live: &Arc<RunningSandbox>,
-    body: Body,
-    idle: Duration,
-) -> Result<Empty, EnvdError> {
-    let request: SendInputRequest = rpc::message(body, idle).await?;
+async fn send_input(live: &RunningSandbox, request: SendInputRequest) -> Result<Empty> {
     let command = live.commands.find_running(&request.process)?;
     write(&command, request.input).await?;
     Ok(Empty {})
 }
 
-async fn write(command: &RunningCommand, input: Input) -> Result<(), EnvdError> {
+async fn write(command: &RunningCommand, input: Input) -> Result<()> {
     let data = match (input.stdin, input.pty) {
         (Some(_), _) if command.is_pty => {
             let message = "the process has a terminal: send input to the terminal, not to stdin";
@@ -155,12 +131,7 @@ async fn write(command: &RunningCommand, input: Input) -> Result<(), EnvdError> 
     command.write(data).await
 }
 
-async fn close_stdin(
-    live: &Arc<RunningSandbox>,
-    body: Body,
-    idle: Duration,
-) -> Result<Empty, EnvdError> {
-    let request: SelectRequest = rpc::message(body, idle).await?;
+async fn close_stdin(live: &RunningSandbox, request: SelectRequest) -> Result<Empty> {
     let command = live.commands.find_running(&request.process)?;
     if command.is_pty {
         let message = "the input of a terminal can't be closed: send Ctrl-D instead";
@@ -170,12 +141,7 @@ async fn close_stdin(
     Ok(Empty {})
 }
 
-async fn update(
-    live: &Arc<RunningSandbox>,
-    body: Body,
-    idle: Duration,
-) -> Result<Empty, EnvdError> {
-    let request: UpdateRequest = rpc::message(body, idle).await?;
+async fn update(live: &RunningSandbox, request: UpdateRequest) -> Result<Empty> {
     let command = live.commands.find_running(&request.process)?;
     if let Some(pty) = request.pty {
         if !command.is_pty {
@@ -192,12 +158,7 @@ async fn update(
     Ok(Empty {})
 }
 
-async fn send_signal(
-    live: &Arc<RunningSandbox>,
-    body: Body,
-    idle: Duration,
-) -> Result<Empty, EnvdError> {
-    let request: SendSignalRequest = rpc::message(body, idle).await?;
+async fn send_signal(live: &RunningSandbox, request: SendSignalRequest) -> Result<Empty> {
     let command = live.commands.find_running(&request.process)?;
     match parse_signal(&request.signal)? {
         Signal::KILL => {
@@ -215,7 +176,7 @@ async fn send_signal(
     Ok(Empty {})
 }
 
-fn parse_signal(name: &serde_json::Value) -> Result<Signal, EnvdError> {
+fn parse_signal(name: &serde_json::Value) -> Result<Signal> {
     match (name.as_str(), name.as_i64()) {
         (Some("SIGNAL_SIGKILL"), _) | (_, Some(9)) => Ok(Signal::KILL),
         (Some("SIGNAL_SIGTERM"), _) | (_, Some(15)) => Ok(Signal::TERM),

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_core::sandbox::{
-    Background, Process, PtySize, Sandbox, SandboxErrorKind, SandboxPath, SpawnRequest, Stdin,
+    Background, PtySize, Sandbox, SandboxError, SandboxErrorKind, SandboxExt as _, SandboxPath,
+    SpawnRequest, Stdin,
 };
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
@@ -12,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use crate::envd::RunningSandbox;
 use crate::envd::commands::command::{CommandParts, ProcessEvent, RunningCommand};
 use crate::envd::commands::messages::{ProcessConfig, StartRequest, TerminalSize};
-use crate::envd::error::EnvdError;
+use crate::envd::error::{EnvdError, Result};
 use crate::envd::path;
 
 /// The tag reserved by envd.
@@ -21,12 +22,12 @@ const RESERVED_TAG: &str = "_system";
 /// Changes the directory in a shell: backends start commands only in directories they manage.
 const CHANGE_DIRECTORY: &str = r#"cd -- "$0" && exec "$@""#;
 
-/// Starts a command and returns it with its first subscription.
+/// Starts a command and returns its process id and its first subscription.
 pub(crate) async fn start(
     live: &Arc<RunningSandbox>,
     request: StartRequest,
     limit: Option<Duration>,
-) -> Result<(Arc<RunningCommand>, mpsc::Receiver<ProcessEvent>), EnvdError> {
+) -> Result<(u32, mpsc::Receiver<ProcessEvent>)> {
     let StartRequest {
         process,
         pty,
@@ -64,37 +65,29 @@ pub(crate) async fn start(
         }
         request
     };
-    let argv = || {
-        let mut argv = vec![config.cmd.clone()];
-        argv.extend(config.args.iter().cloned());
-        argv
-    };
+    let argv = || std::iter::once(&config.cmd).chain(&config.args).cloned();
     let requested = config.cwd.as_deref().unwrap_or_default();
     let directory = path::resolve(requested, &live.home)?;
-    let spawned = match sandbox_use.spawn(spawn(argv(), directory.clone())).await {
+    let spawned = match sandbox_use
+        .spawn(spawn(argv().collect(), directory.clone()))
+        .await
+    {
         Err(error) if error.kind() == SandboxErrorKind::OutsideSandbox => {
             check_directory(&*sandbox_use, requested, &directory).await?;
-            let mut wrapped = vec![
-                "/bin/bash".to_owned(),
-                "-c".to_owned(),
-                CHANGE_DIRECTORY.to_owned(),
-            ];
-            wrapped.push(directory.to_string());
-            wrapped.extend(argv());
+            let shell = ["/bin/bash", "-c", CHANGE_DIRECTORY, &directory.to_string()];
+            let wrapped = shell.map(str::to_owned).into_iter().chain(argv()).collect();
             sandbox_use.spawn(spawn(wrapped, live.home.clone())).await
         }
         spawned => spawned,
     };
-    let mut process: Box<dyn Process> = match spawned {
+    let mut process = match spawned {
         Ok(process) => process,
         Err(error) => return Err(start_error(&*sandbox_use, &config, &directory, error).await),
     };
-    let pid = process
-        .id()
-        .unwrap_or_else(|| live.commands.synthetic_pid());
+    let id = process.id();
+    let pid = id.unwrap_or_else(|| live.commands.synthetic_pid());
     let (output, input) = (process.take_output(), process.take_stdin());
-    let is_pty = size.is_some();
-    let (command, requests) = RunningCommand::new(pid, tag, config, is_pty, input, kill);
+    let (command, requests) = RunningCommand::new(pid, tag, config, size.is_some(), input, kill);
     let events = command.subscribe();
     let parts = CommandParts {
         process,
@@ -104,23 +97,20 @@ pub(crate) async fn start(
     };
     live.commands.add(&command);
     drop(slot);
-    let task = {
-        let (command, ended, gone) = (Arc::clone(&command), live.ended.clone(), live.gone.clone());
-        async move {
-            // Keeps the sandbox until the command has ended.
-            let _sandbox_use = sandbox_use;
-            tokio::select! {
-                result = command.drive(parts) => if result.is_err_and(|error| {
-                    error.kind() == SandboxErrorKind::Gone
-                }) {
-                    gone.cancel();
-                },
-                () = ended.cancelled() => {}
-            }
+    let (ended, gone) = (live.ended.clone(), live.gone.clone());
+    live.tasks.spawn(async move {
+        // Keeps the sandbox until the command has ended.
+        let _sandbox_use = sandbox_use;
+        tokio::select! {
+            result = command.drive(parts) => if result.is_err_and(|error| {
+                error.kind() == SandboxErrorKind::Gone
+            }) {
+                gone.cancel();
+            },
+            () = ended.cancelled() => {}
         }
-    };
-    live.tasks.spawn(task);
-    Ok((command, events))
+    });
+    Ok((pid, events))
 }
 
 /// Returns the terminal size, with defaults for missing values.
@@ -142,9 +132,7 @@ async fn check_directory(
     sandbox: &dyn Sandbox,
     requested: &str,
     directory: &SandboxPath,
-) -> Result<(), EnvdError> {
-    use cantle_core::sandbox::SandboxExt as _;
-
+) -> Result<()> {
     let argv = ["test", "-d", &directory.to_string()].map(str::to_owned);
     let exit = sandbox.exec(SpawnRequest::argv(argv), &mut |_| {}).await?;
     if exit.status.success() {
@@ -162,7 +150,7 @@ async fn start_error(
     sandbox: &dyn Sandbox,
     config: &ProcessConfig,
     directory: &SandboxPath,
-    error: cantle_core::sandbox::SandboxError,
+    error: SandboxError,
 ) -> EnvdError {
     let kind = error.kind();
     let error = EnvdError::from(error);

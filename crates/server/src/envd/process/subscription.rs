@@ -9,7 +9,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use crate::envd::commands::command::ProcessEvent;
 use crate::envd::commands::messages;
-use crate::envd::rpc::{self, StreamItem, StreamItems};
+use crate::envd::rpc::{self, CallTimes, StreamItem, StreamItems};
 
 pub(super) struct Subscription {
     stage: SubscriptionStage,
@@ -29,32 +29,18 @@ enum SubscriptionStage {
 }
 
 impl Subscription {
-    /// The subscriber that started the command.
-    pub(super) fn of_starter(
+    pub(super) fn new(
         pid: u32,
         events: mpsc::Receiver<ProcessEvent>,
-        keepalive: Duration,
-        deadline: Option<Instant>,
+        times: CallTimes,
+        is_starter: bool,
     ) -> Self {
         Self {
             stage: SubscriptionStage::Starting(messages::started(pid)),
             events,
-            keepalive,
-            deadline,
-            is_starter: true,
-        }
-    }
-
-    /// A subscriber that connected later.
-    pub(super) fn connected(
-        pid: u32,
-        events: mpsc::Receiver<ProcessEvent>,
-        keepalive: Duration,
-        deadline: Option<Instant>,
-    ) -> Self {
-        Self {
-            is_starter: false,
-            ..Self::of_starter(pid, events, keepalive, deadline)
+            keepalive: times.keepalive,
+            deadline: times.limit.map(|limit| Instant::now() + limit),
+            is_starter,
         }
     }
 

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use super::MESSAGE_BYTES;
 use crate::body;
-use crate::envd::error::{EnvdError, RpcCode};
+use crate::envd::error::{EnvdError, Result, RpcCode};
 
 /// Flag of a stream's last envelope.
 pub(crate) const END_STREAM: u8 = 0b10;
@@ -19,28 +19,17 @@ pub(crate) const HEAD_BYTES: usize = 5;
 
 /// Wraps a message in an envelope.
 pub(crate) fn wrap(flags: u8, message: &[u8]) -> Bytes {
-    let mut envelope = BytesMut::with_capacity(HEAD_BYTES + message.len());
-    envelope.put_u8(flags);
-    envelope.put_u32(u32::try_from(message.len()).unwrap_or(u32::MAX));
-    envelope.put_slice(message);
-    envelope.freeze()
-}
-
-/// Returns an envelope head with capacity for a message, which the caller appends.
-pub(crate) fn begin(message_bytes: usize) -> Vec<u8> {
-    let mut envelope = Vec::with_capacity(HEAD_BYTES + message_bytes);
-    envelope.extend_from_slice(&[0; HEAD_BYTES]);
-    envelope
-}
-
-/// Writes the length into an envelope started with [`begin`].
-pub(crate) fn finish(mut envelope: Vec<u8>) -> Bytes {
-    let length = envelope.len().saturating_sub(HEAD_BYTES);
-    let length = u32::try_from(length).unwrap_or(u32::MAX);
-    if let Some(field) = envelope.get_mut(1..HEAD_BYTES) {
-        field.copy_from_slice(&length.to_be_bytes());
-    }
+    let mut envelope = begin(flags, message.len());
+    envelope.extend_from_slice(message);
     envelope.into()
+}
+
+/// Returns the head of an envelope, with capacity for its message of `length` bytes.
+pub(crate) fn begin(flags: u8, length: usize) -> Vec<u8> {
+    let mut envelope = Vec::with_capacity(HEAD_BYTES + length);
+    envelope.put_u8(flags);
+    envelope.put_u32(u32::try_from(length).unwrap_or(u32::MAX));
+    envelope
 }
 
 /// Serializes a message into an envelope.
@@ -66,7 +55,7 @@ impl EnvelopeReader {
     }
 
     /// Returns the next message, or `None` at the end.
-    pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, EnvdError> {
+    pub(crate) async fn next(&mut self) -> Result<Option<Bytes>> {
         loop {
             if let Some(message) = self.take()? {
                 return Ok(message);
@@ -80,7 +69,7 @@ impl EnvelopeReader {
     }
 
     /// Takes a complete message from the buffer; `Some(None)` is the end of the stream.
-    fn take(&mut self) -> Result<Option<Option<Bytes>>, EnvdError> {
+    fn take(&mut self) -> Result<Option<Option<Bytes>>> {
         let mut head = self.buffer.as_ref();
         if head.len() < HEAD_BYTES {
             return Ok(None);

@@ -1,12 +1,13 @@
 //! Deserializers for protobuf's JSON mapping (<https://protobuf.dev/programming-guides/json/>).
 
-use std::fmt;
+use std::borrow::Cow;
 
 use base64::Engine as _;
 use base64::alphabet;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use bytes::Bytes;
-use serde::de::{Deserializer, Error, Unexpected, Visitor};
+use serde::Deserialize;
+use serde::de::{Deserializer, Error as _, Unexpected};
 
 const LENIENT: GeneralPurposeConfig =
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent);
@@ -15,32 +16,32 @@ const URL_SAFE: GeneralPurpose = GeneralPurpose::new(&alphabet::URL_SAFE, LENIEN
 
 /// Deserializes base64 in either alphabet, padded or not.
 pub(crate) fn bytes<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Bytes>, D::Error> {
-    from.deserialize_str(Base64Visitor).map(Some)
-}
+    #[derive(Deserialize)]
+    struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
 
-struct Base64Visitor;
-
-impl Visitor<'_> for Base64Visitor {
-    type Value = Bytes;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("bytes in base64")
-    }
-
-    fn visit_str<E: Error>(self, text: &str) -> Result<Bytes, E> {
-        let decoded = if text.contains(['-', '_']) {
-            URL_SAFE.decode(text)
-        } else {
-            STANDARD.decode(text)
-        };
-        let decoded = decoded.map_err(|_| E::invalid_value(Unexpected::Str("…"), &self))?;
-        Ok(decoded.into())
-    }
+    let Text(text) = Text::deserialize(from)?;
+    let decoded = if text.contains(['-', '_']) {
+        URL_SAFE.decode(&*text)
+    } else {
+        STANDARD.decode(&*text)
+    };
+    let invalid = |_| D::Error::invalid_value(Unexpected::Str("…"), &"bytes in base64");
+    Ok(Some(decoded.map_err(invalid)?.into()))
 }
 
 /// Deserializes a number or a string with a number.
 pub(crate) fn number<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
-    from.deserialize_any(NumberVisitor)
+    #[derive(Deserialize)]
+    #[serde(untagged, expecting = "expected a number from 0 to 4294967295")]
+    enum Written {
+        Number(u32),
+        Text(String),
+    }
+
+    match Written::deserialize(from)? {
+        Written::Number(number) => Ok(number),
+        Written::Text(text) => text.parse().map_err(D::Error::custom),
+    }
 }
 
 /// Like [`number`], for an optional field.
@@ -48,29 +49,15 @@ pub(crate) fn optional_number<'de, D: Deserializer<'de>>(from: D) -> Result<Opti
     number(from).map(Some)
 }
 
-struct NumberVisitor;
-
-impl Visitor<'_> for NumberVisitor {
-    type Value = u32;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a number from 0 to 4294967295")
-    }
-
-    fn visit_u64<E: Error>(self, number: u64) -> Result<u32, E> {
-        u32::try_from(number).map_err(|_| E::invalid_value(Unexpected::Unsigned(number), &self))
-    }
-
-    fn visit_str<E: Error>(self, text: &str) -> Result<u32, E> {
-        let number = text.parse();
-        number.map_err(|_| E::invalid_value(Unexpected::Str(text), &self))
-    }
+/// Returns the length of the base64 encoding of `bytes`.
+pub(crate) fn base64_length(bytes: &[u8]) -> usize {
+    bytes.len().div_ceil(3) * 4
 }
 
 /// Appends the base64 encoding of `bytes` to `text`.
 pub(crate) fn push_base64(text: &mut Vec<u8>, bytes: &[u8]) {
     let start = text.len();
-    text.resize(start + bytes.len().div_ceil(3) * 4, 0);
+    text.resize(start + base64_length(bytes), 0);
     let buffer = text.get_mut(start..).unwrap_or_default();
     // The buffer has the exact size.
     let written = STANDARD.encode_slice(bytes, buffer).unwrap_or(0);
@@ -84,8 +71,6 @@ pub(crate) fn decode_base64(text: &str) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
-    use serde::Deserialize;
-
     use super::*;
 
     #[derive(Debug, PartialEq, Deserialize)]

@@ -14,9 +14,10 @@ use futures_util::{Stream, StreamExt as _};
 use http::{HeaderMap, Method, Request, StatusCode, header};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tokio::time::timeout;
 
 use self::envelope::{END_STREAM, EnvelopeReader};
-use super::error::{EnvdError, RpcCode};
+use super::error::{EnvdError, Result, RpcCode};
 use crate::body;
 
 /// Maximum size of a client's message; larger data belongs in a file.
@@ -30,7 +31,7 @@ pub(crate) enum StreamItem {
     /// A message in its envelope.
     Message(Bytes),
     /// The end of the stream.
-    End(Result<(), EnvdError>),
+    End(Result<()>),
     /// An aborted connection.
     Abort,
 }
@@ -47,6 +48,105 @@ pub(crate) type StreamItems = Pin<Box<dyn Stream<Item = StreamItem> + Send>>;
 pub(crate) enum CallKind {
     Unary,
     Streaming,
+}
+
+/// A call whose head has been checked; its message is still to be read.
+pub(crate) struct RpcCall {
+    body: Body,
+    /// How long the body may make no progress.
+    idle: Duration,
+    pub(crate) times: CallTimes,
+}
+
+/// Times that the client requests for a call.
+#[derive(Clone, Copy)]
+pub(crate) struct CallTimes {
+    /// Time limit of the call or, for some streams, of what it started.
+    pub(crate) limit: Option<Duration>,
+    /// Interval of a stream's keep-alive messages.
+    pub(crate) keepalive: Duration,
+}
+
+impl RpcCall {
+    /// Checks the head of a request; fails with the response to an invalid one.
+    pub(crate) fn new(
+        request: Request<Body>,
+        kind: CallKind,
+        idle: Duration,
+    ) -> Result<Self, Box<Response>> {
+        check(&request, kind)?;
+        let (head, body) = request.into_parts();
+        let times = CallTimes {
+            limit: time_limit(&head.headers).map_err(|error| match kind {
+                CallKind::Unary => error.into_rpc(),
+                CallKind::Streaming => stream_error(error),
+            })?,
+            keepalive: keepalive(&head.headers),
+        };
+        Ok(Self { body, idle, times })
+    }
+
+    /// Responds to a unary call.
+    pub(crate) async fn unary<T, U, F>(self, answer: impl FnOnce(T) -> F) -> Response
+    where
+        T: DeserializeOwned,
+        U: Serialize,
+        F: Future<Output = Result<U>>,
+    {
+        let answered = async {
+            let bytes = body::read_all(self.body, MESSAGE_BYTES, self.idle).await?;
+            answer(read(if bytes.is_empty() { b"{}" } else { &bytes })?).await
+        };
+        unary(limited(self.times.limit, answered).await)
+    }
+
+    /// Responds to a server-streaming call.
+    pub(crate) async fn stream<T, F>(self, answer: impl FnOnce(T, CallTimes) -> F) -> Response
+    where
+        T: DeserializeOwned,
+        F: Future<Output = Result<StreamItems>>,
+    {
+        let answered = async {
+            let mut envelopes = EnvelopeReader::new(self.body, self.idle);
+            let missing = || EnvdError::invalid("the call has no message");
+            let message = envelopes.next().await?.ok_or_else(missing)?;
+            if envelopes.next().await?.is_some() {
+                return Err(EnvdError::invalid("the call has more than one message"));
+            }
+            answer(read(&message)?, self.times).await
+        };
+        answered.await.map_or_else(stream_error, stream)
+    }
+
+    /// Responds to a client-streaming call.
+    pub(crate) async fn client_stream<U, F>(
+        self,
+        answer: impl FnOnce(EnvelopeReader) -> F,
+    ) -> Response
+    where
+        U: Serialize,
+        F: Future<Output = Result<U>>,
+    {
+        let messages = EnvelopeReader::new(self.body, self.idle);
+        match limited(self.times.limit, answer(messages)).await {
+            Err(error) => stream_error(error),
+            Ok(message) => {
+                let body = [envelope::encode(&message), end(Ok(()))].concat();
+                ([(header::CONTENT_TYPE, STREAMING_TYPE)], body).into_response()
+            }
+        }
+    }
+}
+
+/// Awaits a result within a time limit.
+async fn limited<T>(limit: Option<Duration>, result: impl Future<Output = Result<T>>) -> Result<T> {
+    match limit {
+        Some(limit) => {
+            let result = timeout(limit, result).await;
+            result.unwrap_or_else(|_| Err(deadline_exceeded()))
+        }
+        None => result.await,
+    }
 }
 
 /// Checks the method and content type of a call.
@@ -73,65 +173,37 @@ pub(crate) fn check<B>(request: &Request<B>, call_kind: CallKind) -> Result<(), 
 }
 
 /// Returns the client's time limit for the call, if any.
-pub(crate) fn time_limit(headers: &HeaderMap) -> Result<Option<Duration>, EnvdError> {
+fn time_limit(headers: &HeaderMap) -> Result<Option<Duration>> {
     let Some(value) = headers.get("connect-timeout-ms") else {
         return Ok(None);
     };
     let number = value.to_str().ok().filter(|text| text.len() <= 10);
-    match number.and_then(|text| text.parse::<u64>().ok()) {
-        Some(milliseconds) => Ok(Some(Duration::from_millis(milliseconds))),
-        None => Err(EnvdError::invalid(
-            "the header Connect-Timeout-Ms is not a number",
-        )),
-    }
+    let number = number.and_then(|text| text.parse().ok());
+    let invalid = || EnvdError::invalid("the header Connect-Timeout-Ms is not a number");
+    Ok(Some(Duration::from_millis(number.ok_or_else(invalid)?)))
 }
 
 /// Returns the interval of keep-alive messages.
-pub(crate) fn keepalive(headers: &HeaderMap) -> Duration {
+fn keepalive(headers: &HeaderMap) -> Duration {
     let seconds = headers.get("keepalive-ping-interval");
     let seconds = seconds.and_then(|value| value.to_str().ok()?.parse::<u64>().ok());
     Duration::from_secs(seconds.unwrap_or(90).clamp(1, 3600))
 }
 
-/// Reads the message of a unary call.
-pub(crate) async fn message<T: DeserializeOwned>(
-    body: Body,
-    idle: Duration,
-) -> Result<T, EnvdError> {
-    let bytes = body::read_all(body, MESSAGE_BYTES, idle).await?;
-    read(if bytes.is_empty() { b"{}" } else { &bytes })
-}
-
-/// Reads the single message of a server-streaming call.
-pub(crate) async fn single_message<T: DeserializeOwned>(
-    body: Body,
-    idle: Duration,
-) -> Result<T, EnvdError> {
-    let mut envelopes = EnvelopeReader::new(body, idle);
-    let missing = || EnvdError::invalid("the call has no message");
-    let message = envelopes.next().await?.ok_or_else(missing)?;
-    if envelopes.next().await?.is_some() {
-        return Err(EnvdError::invalid("the call has more than one message"));
-    }
-    read(&message)
-}
-
 /// Deserializes a message.
-pub(crate) fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, EnvdError> {
+pub(crate) fn read<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
     serde_json::from_slice(bytes)
         .map_err(|error| EnvdError::invalid(format!("invalid message: {error}")))
 }
 
 /// The response to a unary call.
-pub(crate) fn unary<T: Serialize>(result: Result<T, EnvdError>) -> Response {
-    match result {
-        Ok(message) => Json(message).into_response(),
-        Err(error) => error.into_rpc(),
-    }
+pub(crate) fn unary<T: Serialize>(result: Result<T>) -> Response {
+    let response = result.map(|message| Json(message).into_response());
+    response.unwrap_or_else(EnvdError::into_rpc)
 }
 
 /// The response to a streaming call.
-pub(crate) fn stream(items: StreamItems) -> Response {
+fn stream(items: StreamItems) -> Response {
     let body = items.map(|item| match item {
         StreamItem::Message(envelope) => Ok(envelope),
         StreamItem::End(result) => Ok(end(result)),
@@ -151,19 +223,7 @@ pub(crate) fn stream_error(error: EnvdError) -> Response {
     })
 }
 
-/// A streaming response with one message.
-pub(crate) fn stream_single<T: Serialize>(result: Result<T, EnvdError>) -> Response {
-    match result {
-        Err(error) => stream_error(error),
-        Ok(message) => {
-            let mut body = envelope::encode(&message).to_vec();
-            body.extend_from_slice(&end(Ok(())));
-            ([(header::CONTENT_TYPE, STREAMING_TYPE)], body).into_response()
-        }
-    }
-}
-
-fn end(result: Result<(), EnvdError>) -> Bytes {
+fn end(result: Result<()>) -> Bytes {
     match result {
         Ok(()) => envelope::wrap(END_STREAM, b"{}"),
         Err(error) => {
