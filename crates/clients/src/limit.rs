@@ -21,11 +21,10 @@ mod bucket;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use cantle_core::content::Content;
+use cantle_core::estimate::context_tokens;
 use cantle_core::llm::{
     ChatEvent, ChatRequest, ChatStream, LlmClient, LlmError, LlmErrorKind, ModelInfo,
 };
-use cantle_core::message::{AssistantBlock, Message};
 use futures_util::{TryStreamExt as _, stream};
 use tokio::time::Instant;
 
@@ -231,7 +230,7 @@ impl<C: LlmClient> LlmClient for Limited<C> {
 
     fn stream(&self, request: ChatRequest) -> ChatStream {
         let call = LimitedCall {
-            estimated_tokens: estimate(&request),
+            estimated_tokens: context_tokens(&request.messages),
             client: Arc::clone(&self.client),
             request,
             limiter: self.limiter.clone(),
@@ -317,36 +316,6 @@ impl<C: LlmClient> LimitedCall<C> {
             after,
             reason: error.to_string(),
         })
-    }
-}
-
-/// Estimates the tokens of a request: the provider's count for the latest turn, plus one per four
-/// bytes of the messages after it.
-fn estimate(request: &ChatRequest) -> u64 {
-    let mut bytes = 0;
-    for message in request.messages.iter().rev() {
-        bytes += match &**message {
-            Message::System(message) => text_length(&message.content),
-            Message::User(message) => text_length(&message.content),
-            Message::Tool(message) => text_length(&message.content),
-            Message::Assistant(turn) if turn.token_usage.total() > 0 => {
-                return turn.token_usage.total() + bytes / 4;
-            }
-            Message::Assistant(turn) => turn.blocks.iter().map(block_length).sum(),
-        };
-    }
-    bytes / 4
-}
-
-fn text_length(content: &Content) -> u64 {
-    content.text().len() as u64
-}
-
-fn block_length(block: &AssistantBlock) -> u64 {
-    match block {
-        AssistantBlock::Text { text, .. } => text.len() as u64,
-        AssistantBlock::ToolCall(call) => call.arguments.len() as u64,
-        _ => 0,
     }
 }
 

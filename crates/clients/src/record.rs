@@ -31,15 +31,19 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cantle_core::llm::{ChatEvent, ChatRequest, ChatStream, Fold, LlmClient, LlmError, ModelInfo};
+use cantle_core::llm::{
+    ChatEvent, ChatRequest, ChatStream, LlmClient, LlmError, LlmErrorKind, ModelInfo,
+};
+use cantle_core::message::AssistantBlock;
 use cantle_core::secret::SecretText;
 use futures_util::{TryStreamExt as _, stream};
-use serde_json::{Value, json};
+use serde::Serialize;
+use serde_json::Value;
 
 pub use self::results::ResultLog;
 use crate::recording::{
-    CALLS_VERSION, CallLine, FORMAT, RecordedAnswer, RecordedError, RecordedOutcome, RecordingLine,
-    encode_message, encode_tools, write_error,
+    CALLS_VERSION, CallLine, FORMAT, RecordedAnswer, RecordedError, RecordedOutcome,
+    RecordingHeader, RecordingLine, encode_message, encode_tools,
 };
 
 /// A client that records the calls of another one.
@@ -69,16 +73,13 @@ impl<C: LlmClient> Recorder<C> {
             result_error: None,
         };
         let model = client.model();
-        let mut header = json!({"format": FORMAT, "version": CALLS_VERSION, "model": model.slug});
-        let limits = [
-            ("context_window", model.context_window),
-            ("max_output_tokens", model.max_output_tokens),
-        ];
-        if let Value::Object(header) = &mut header {
-            let known = |(name, limit): (&str, Option<u64>)| Some((name.to_owned(), limit?.into()));
-            header.extend(limits.into_iter().filter_map(known));
-        }
-        file.write_line(&header)?;
+        file.write_line(&RecordingHeader {
+            format: FORMAT.to_owned(),
+            version: CALLS_VERSION,
+            model: model.slug.clone(),
+            context_window: model.context_window,
+            max_output_tokens: model.max_output_tokens,
+        })?;
         Ok(Self {
             client: Arc::new(client),
             file: Arc::new(Mutex::new(file)),
@@ -104,7 +105,7 @@ impl<C: LlmClient> LlmClient for Recorder<C> {
             stream: self.client.stream(request.clone()),
             request,
             file: Arc::clone(&self.file),
-            fold: Fold::default(),
+            blocks: Vec::new(),
         };
         Box::pin(stream::try_unfold(call, |mut call| async {
             let event = call.next().await?;
@@ -117,47 +118,34 @@ struct RecordedCall {
     request: ChatRequest,
     stream: ChatStream,
     file: Arc<Mutex<RecordingFile>>,
-    fold: Fold,
+    blocks: Vec<AssistantBlock>,
 }
 
 impl RecordedCall {
     async fn next(&mut self) -> Result<Option<ChatEvent>, LlmError> {
-        match self.stream.try_next().await {
+        let event = self.stream.try_next().await;
+        match &event {
+            Ok(Some(ChatEvent::Block(block))) => self.blocks.push(block.clone()),
             Ok(Some(ChatEvent::Finished(end))) => {
-                let event = ChatEvent::Finished(end.clone());
-                if let Some(completion) = self.fold.push(event.clone()) {
-                    self.write(RecordedOutcome::Answer(RecordedAnswer {
-                        blocks: completion.message.blocks,
-                        stop: completion.stop,
-                        usage: completion.usage,
-                        response_id: end.response_id,
-                        cost_usd: completion.cost_usd,
-                        served_by: completion.served_by,
-                        extra: end.extra,
-                    }))?;
-                }
-                Ok(Some(event))
+                let (blocks, end) = (std::mem::take(&mut self.blocks), end.clone());
+                self.write(RecordedOutcome::Answer(RecordedAnswer { blocks, end }))?;
             }
-            Ok(event) => {
-                if let Some(event @ ChatEvent::Block(_)) = &event {
-                    self.fold.push(event.clone());
-                }
-                Ok(event)
-            }
-            Err(error) => {
-                self.write(RecordedOutcome::Error(RecordedError {
-                    kind: error.kind(),
-                    message: error.to_string(),
-                    advice: error.advice().map(str::to_owned),
-                }))?;
-                Err(error)
-            }
+            Ok(_) => {}
+            Err(error) => self.write(RecordedOutcome::Error(RecordedError {
+                kind: error.kind(),
+                message: error.to_string(),
+                advice: error.advice().map(str::to_owned),
+            }))?,
         }
+        event
     }
 
     fn write(&self, outcome: RecordedOutcome) -> Result<(), LlmError> {
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
-        file.write_call(&self.request, outcome)
+        file.write_call(&self.request, outcome).map_err(|error| {
+            let message = format!("failed to write the recording: {error}");
+            LlmError::new(LlmErrorKind::InvalidRequest, message).with_source(error)
+        })
     }
 }
 
@@ -175,46 +163,32 @@ struct RecordingFile {
 type LineNumbers = HashMap<(usize, u64), usize>;
 
 impl RecordingFile {
-    fn write_call(
-        &mut self,
-        request: &ChatRequest,
-        outcome: RecordedOutcome,
-    ) -> Result<(), LlmError> {
-        if let Some(error) = self.result_error.take() {
-            return Err(write_error(error));
-        }
+    fn write_call(&mut self, request: &ChatRequest, outcome: RecordedOutcome) -> io::Result<()> {
+        self.result_error.take().map_or(Ok(()), Err)?;
         let mut messages = Vec::with_capacity(request.messages.len());
         for message in &request.messages {
-            let bytes = encode_message(message)?;
-            let (number, is_new) = line_number(&mut self.messages, &bytes);
+            let json = encode_message(message)?;
+            let (number, is_new) = line_number(&mut self.messages, json);
             if is_new {
-                self.write_json("message", &bytes)?;
+                self.write_line(&RecordingLine::Message(serde_json::from_slice(json)?))?;
             }
             messages.push(number);
         }
-        let bytes = encode_tools(&request.tools)?;
-        let (tools, is_new) = line_number(&mut self.tools, &bytes);
+        let json = encode_tools(&request.tools)?;
+        let (tools, is_new) = line_number(&mut self.tools, json);
         if is_new {
-            self.write_json("tools", &bytes)?;
+            self.write_line(&RecordingLine::Tools(serde_json::from_slice(json)?))?;
         }
         let call = CallLine {
             messages,
             tools,
             outcome,
         };
-        let line =
-            serde_json::to_value(RecordingLine::Call(Box::new(call))).map_err(write_error)?;
-        self.write_line(&line).map_err(write_error)
+        self.write_line(&RecordingLine::Call(Box::new(call)))
     }
 
-    fn write_json(&mut self, name: &str, json: &[u8]) -> Result<(), LlmError> {
-        let value: Value = serde_json::from_slice(json).map_err(write_error)?;
-        self.write_line(&json!({ name: value }))
-            .map_err(write_error)
-    }
-
-    fn write_line(&mut self, line: &Value) -> io::Result<()> {
-        let mut text = line.to_string();
+    fn write_line(&mut self, line: &impl Serialize) -> io::Result<()> {
+        let mut text = serde_json::to_value(line)?.to_string();
         for secret in self.secrets.iter().filter(|it| !it.expose().is_empty()) {
             // Tool call arguments are JSON within a JSON string, so their escapes are doubled.
             let once = escaped(secret.expose());

@@ -2,11 +2,10 @@
 
 use bytes::Bytes;
 use cantle_core::content::Content;
-use cantle_core::llm::{LlmError, LlmErrorKind, StopReason, ToolSpecs};
+use cantle_core::llm::{LlmErrorKind, ToolSpecs, TurnEnd};
 use cantle_core::message::{AssistantBlock, EncodingKey, Message, SharedMessage};
-use cantle_core::usage::TokenUsage;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 /// Name of the format, in the header.
 pub(crate) const FORMAT: &str = "cantle-recording";
@@ -16,6 +15,18 @@ pub(crate) const TURNS_VERSION: u64 = 1;
 pub(crate) const CALLS_VERSION: u64 = 2;
 
 const KEY: EncodingKey = EncodingKey::new("recording", 0);
+
+/// The first line.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct RecordingHeader {
+    pub(crate) format: String,
+    pub(crate) version: u64,
+    pub(crate) model: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) context_window: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) max_output_tokens: Option<u64>,
+}
 
 /// A line after the header.
 #[derive(Debug, Serialize, Deserialize)]
@@ -45,16 +56,8 @@ pub(crate) enum RecordedOutcome {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct RecordedAnswer {
     pub(crate) blocks: Vec<AssistantBlock>,
-    pub(crate) stop: StopReason,
-    pub(crate) usage: Option<TokenUsage>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) response_id: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) cost_usd: Option<f64>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) served_by: Option<String>,
-    #[serde(default, skip_serializing_if = "Map::is_empty")]
-    pub(crate) extra: Map<String, Value>,
+    #[serde(flatten)]
+    pub(crate) end: TurnEnd,
 }
 
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -77,49 +80,36 @@ pub(crate) struct ResultLine {
 }
 
 /// Encodes a message without the fields that differ between runs.
-pub(crate) fn encode_message(message: &SharedMessage) -> Result<Bytes, LlmError> {
-    let bytes = message.forms().get_or_try_encode(KEY, || {
-        let mut value = serde_json::to_value(&**message).map_err(write_error)?;
+pub(crate) fn encode_message(message: &SharedMessage) -> serde_json::Result<&Bytes> {
+    const VOLATILE: [&str; 9] = [
+        "id",
+        "metadata",
+        "provider_response_id",
+        "replaced_ids",
+        "request_end_time",
+        "request_start_time",
+        "token_usage",
+        "tool_end_time",
+        "tool_start_time",
+    ];
+    message.forms().get_or_try_encode(KEY, || {
+        let mut value = serde_json::to_value(&**message)?;
         if let Value::Object(fields) = &mut value {
-            for volatile in [
-                "id",
-                "metadata",
-                "provider_response_id",
-                "replaced_ids",
-                "request_end_time",
-                "request_start_time",
-                "token_usage",
-                "tool_end_time",
-                "tool_start_time",
-            ] {
-                fields.remove(volatile);
-            }
+            fields.retain(|name, _| !VOLATILE.contains(&name.as_str()));
         }
-        Ok::<_, LlmError>(Bytes::from(value.to_string()))
-    });
-    bytes.cloned()
+        Ok(value.to_string().into())
+    })
 }
 
 /// Encodes a tool list.
-pub(crate) fn encode_tools(tools: &ToolSpecs) -> Result<Bytes, LlmError> {
-    let bytes = tools.forms().get_or_try_encode(KEY, || {
+pub(crate) fn encode_tools(tools: &ToolSpecs) -> serde_json::Result<&Bytes> {
+    tools.forms().get_or_try_encode(KEY, || {
         let tools = tools.iter().map(|tool| {
             let (name, description) = (tool.name(), tool.description());
             json!({"name": name, "description": description, "parameters": tool.parameters()})
         });
-        Ok::<_, LlmError>(Bytes::from(tools.collect::<Value>().to_string()))
-    });
-    bytes.cloned()
-}
-
-/// Returns the error for a line that cannot be encoded or written.
-pub(crate) fn write_error(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> LlmError {
-    let error = error.into();
-    LlmError::new(
-        LlmErrorKind::InvalidRequest,
-        format!("failed to write the recording: {error}"),
-    )
-    .with_source(error)
+        Ok(tools.collect::<Value>().to_string().into())
+    })
 }
 
 /// Returns the role's name for error messages.

@@ -33,14 +33,14 @@ use cantle_core::llm::{
     ChatEvent, ChatRequest, ChatStream, LlmClient, LlmError, LlmErrorKind, ModelInfo, StopReason,
     TurnEnd,
 };
-use cantle_core::message::{AssistantBlock, AssistantMessage, Message, ToolCall};
+use cantle_core::message::{AssistantBlock, AssistantMessage, Message, SharedMessage, ToolCall};
 use cantle_core::usage::TokenUsage;
-use futures_util::{StreamExt as _, stream};
+use futures_util::{TryStreamExt as _, stream};
 use serde::Deserialize;
 
 use self::calls::CallIndex;
 pub use self::results::RecordedResult;
-use crate::recording::{CALLS_VERSION, FORMAT, TURNS_VERSION};
+use crate::recording::{CALLS_VERSION, FORMAT, RecordedAnswer, RecordingHeader, TURNS_VERSION};
 
 /// A model that answers from a recording.
 ///
@@ -69,27 +69,17 @@ pub struct ReplayClient {
 
 #[derive(Clone, Debug)]
 enum RecordingSource {
-    Turns(Arc<[ReplayedTurn]>),
+    Turns(Arc<[RecordedAnswer]>),
     Calls(Arc<CallIndex>),
-}
-
-#[derive(Clone, Debug)]
-struct ReplayedTurn {
-    message: AssistantMessage,
-    end: TurnEnd,
 }
 
 impl ReplayClient {
     /// Creates a client for a model named `model` that answers with these turns.
     pub fn new(model: impl Into<String>, turns: Vec<AssistantMessage>) -> Self {
+        let turns = turns.into_iter().map(|turn| answer(turn, None));
         Self {
             model: ModelInfo::new(model),
-            source: RecordingSource::Turns(
-                turns
-                    .into_iter()
-                    .map(|turn| ReplayedTurn::new(turn, None))
-                    .collect(),
-            ),
+            source: RecordingSource::Turns(turns.collect()),
         }
     }
 
@@ -101,26 +91,29 @@ impl ReplayClient {
         let mut lines = (1..)
             .zip(recording.split(|&byte| byte == b'\n'))
             .filter(|(_, line)| !line.trim_ascii().is_empty());
+        let invalid = |number, kind, message| Err(RecordingError::new(number, kind, message));
         let Some((number, first)) = lines.next() else {
-            return Err(RecordingError::at(1, "the recording is empty".to_owned()));
+            let message = "the recording is empty".to_owned();
+            return invalid(1, RecordingErrorKind::Header, message);
         };
         let header: RecordingHeader = parse_line(number, first).map_err(|error| {
-            let message = format!(
-                "expected {{\"format\": \"{FORMAT}\", \"version\": {TURNS_VERSION}, \"model\": …}}: {}",
-                error.message
-            );
-            RecordingError::at(number, message)
+            let expected =
+                format!("\"format\": \"{FORMAT}\", \"version\": {TURNS_VERSION}, \"model\": …");
+            RecordingError {
+                kind: RecordingErrorKind::Header,
+                message: format!("expected {{{expected}}}: {}", error.message),
+                ..error
+            }
         })?;
         if header.format != FORMAT {
             let message = format!("expected the format `{FORMAT}`, got `{}`", header.format);
-            return Err(RecordingError::at(number, message));
+            return invalid(number, RecordingErrorKind::Header, message);
         }
         let source = match header.version {
-            TURNS_VERSION => RecordingSource::Turns(
-                lines
-                    .map(|(number, line)| parse_turn(number, line))
-                    .collect::<Result<_, _>>()?,
-            ),
+            TURNS_VERSION => {
+                let turns = lines.map(|(number, line)| parse_turn(number, line));
+                RecordingSource::Turns(turns.collect::<Result<_, _>>()?)
+            }
             CALLS_VERSION => {
                 let lines = lines.map(|(number, line)| Ok((number, parse_line(number, line)?)));
                 RecordingSource::Calls(Arc::new(CallIndex::new(lines)?))
@@ -129,12 +122,14 @@ impl ReplayClient {
                 let message = format!(
                     "version {found} is not supported; versions {TURNS_VERSION} and {CALLS_VERSION} are"
                 );
-                return Err(RecordingError::at(number, message));
+                return invalid(number, RecordingErrorKind::Version, message);
             }
         };
         let model = ModelInfo::new(header.model)
             .with_limits(header.context_window, header.max_output_tokens)
-            .map_err(|error| RecordingError::at(number, error.to_string()))?;
+            .map_err(|error| {
+                RecordingError::new(number, RecordingErrorKind::Header, error.to_string())
+            })?;
         Ok(Self { model, source })
     }
 
@@ -175,30 +170,24 @@ impl LlmClient for ReplayClient {
         let client = self.clone();
         // Lazy, because replayed calls are counted.
         let events = stream::once(async move {
-            let turn = match &client.source {
-                RecordingSource::Turns(turns) => client.turn(turns, &request).cloned(),
-                RecordingSource::Calls(calls) => calls.answer(&request),
+            let answer = match &client.source {
+                RecordingSource::Turns(turns) => client.turn(turns, &request)?,
+                RecordingSource::Calls(calls) => calls.answer(&request)?,
             };
-            match turn {
-                Ok(turn) => stream::iter(turn.events().into_iter().map(Ok).collect::<Vec<_>>()),
-                Err(error) => stream::iter(vec![Err(error)]),
-            }
+            Ok(stream::iter(events(answer).into_iter().map(Ok)))
         });
-        Box::pin(events.flatten())
+        Box::pin(events.try_flatten())
     }
 }
 
 impl ReplayClient {
     fn turn<'a>(
         &self,
-        turns: &'a [ReplayedTurn],
+        turns: &'a [RecordedAnswer],
         request: &ChatRequest,
-    ) -> Result<&'a ReplayedTurn, LlmError> {
-        let index = request
-            .messages
-            .iter()
-            .filter(|message| matches!(***message, Message::Assistant(_)))
-            .count();
+    ) -> Result<&'a RecordedAnswer, LlmError> {
+        let is_turn = |message: &&SharedMessage| matches!(***message, Message::Assistant(_));
+        let index = request.messages.iter().filter(is_turn).count();
         turns.get(index).ok_or_else(|| {
             let message = format!(
                 "the recording of `{}` has {} turns, but turn {} was requested",
@@ -211,63 +200,49 @@ impl ReplayClient {
     }
 }
 
-impl ReplayedTurn {
-    fn new(message: AssistantMessage, stop: Option<StopReason>) -> Self {
-        let default_stop = if message.tool_calls().next().is_some() {
-            StopReason::ToolCalls
-        } else {
-            StopReason::EndTurn
-        };
-        // In a history, all zero means that the provider reported no usage.
-        let usage = message.token_usage;
-        let usage = (usage != TokenUsage::default()).then_some(usage);
-        Self {
-            end: TurnEnd::new(stop.unwrap_or(default_stop), usage),
-            message,
-        }
-    }
-
-    fn events(&self) -> Vec<ChatEvent> {
-        let blocks = &self.message.blocks;
-        let mut events = Vec::new();
-        let words = |text: &str, event: fn(String) -> ChatEvent| {
-            let words = text.split_inclusive(char::is_whitespace);
-            words.map(|word| event(word.to_owned())).collect::<Vec<_>>()
-        };
-        let mut calls = 0;
-        for block in blocks {
-            match block {
-                AssistantBlock::Text { text, .. } => {
-                    events.extend(words(text, ChatEvent::TextDelta));
-                }
-                AssistantBlock::Reasoning { content }
-                | AssistantBlock::SignedReasoning { content, .. } => {
-                    events.extend(words(content, ChatEvent::ReasoningDelta));
-                }
-                AssistantBlock::ToolCall(call) => {
-                    events.push(ChatEvent::ToolCallDelta {
-                        index: calls,
-                        name: Some(call.name.clone()),
-                        arguments: call.arguments.clone(),
-                    });
-                    calls += 1;
-                }
-                _ => {}
-            }
-        }
-        events.extend(blocks.iter().cloned().map(ChatEvent::Block));
-        events.push(ChatEvent::Finished(self.end.clone()));
-        events
+/// Returns a message as an answer.
+fn answer(message: AssistantMessage, stop: Option<StopReason>) -> RecordedAnswer {
+    let default_stop = match message.tool_calls().next() {
+        Some(_) => StopReason::ToolCalls,
+        None => StopReason::EndTurn,
+    };
+    // In a history, all zero means that the provider reported no usage.
+    let usage = message.token_usage;
+    let usage = (usage != TokenUsage::default()).then_some(usage);
+    RecordedAnswer {
+        end: TurnEnd::new(stop.unwrap_or(default_stop), usage),
+        blocks: message.blocks,
     }
 }
 
-#[derive(Deserialize)]
-struct RecordingHeader {
-    format: String,
-    version: u64,
-    model: String,
-    context_window: Option<u64>,
-    max_output_tokens: Option<u64>,
+/// Returns the events of an answer, with its text in words.
+fn events(answer: &RecordedAnswer) -> Vec<ChatEvent> {
+    let words = |text: &str, event: fn(String) -> ChatEvent| {
+        let words = text.split_inclusive(char::is_whitespace);
+        words.map(|word| event(word.to_owned())).collect::<Vec<_>>()
+    };
+    let mut events = Vec::new();
+    let mut calls = 0..;
+    for block in &answer.blocks {
+        match block {
+            AssistantBlock::Text { text, .. } => events.extend(words(text, ChatEvent::TextDelta)),
+            AssistantBlock::Reasoning { content }
+            | AssistantBlock::SignedReasoning { content, .. } => {
+                events.extend(words(content, ChatEvent::ReasoningDelta));
+            }
+            AssistantBlock::ToolCall(call) => {
+                events.extend(calls.next().map(|index| ChatEvent::ToolCallDelta {
+                    index,
+                    name: Some(call.name.clone()),
+                    arguments: call.arguments.clone(),
+                }));
+            }
+            _ => {}
+        }
+    }
+    events.extend(answer.blocks.iter().cloned().map(ChatEvent::Block));
+    events.push(ChatEvent::Finished(answer.end.clone()));
+    events
 }
 
 #[derive(Deserialize)]
@@ -275,13 +250,17 @@ struct StopField {
     stop: Option<StopReason>,
 }
 
-fn parse_turn(number: usize, line: &[u8]) -> Result<ReplayedTurn, RecordingError> {
+fn parse_turn(number: usize, line: &[u8]) -> Result<RecordedAnswer, RecordingError> {
     let Message::Assistant(message) = parse_line(number, line)? else {
         let message = "expected a message with the role `assistant`".to_owned();
-        return Err(RecordingError::at(number, message));
+        return Err(RecordingError::new(
+            number,
+            RecordingErrorKind::Line,
+            message,
+        ));
     };
     let StopField { stop } = parse_line(number, line)?;
-    Ok(ReplayedTurn::new(message, stop))
+    Ok(answer(message, stop))
 }
 
 fn parse_line<'a, T: Deserialize<'a>>(number: usize, line: &'a [u8]) -> Result<T, RecordingError> {
@@ -295,7 +274,7 @@ fn parse_line<'a, T: Deserialize<'a>>(number: usize, line: &'a [u8]) -> Result<T
             }
             _ => text,
         };
-        RecordingError::at(number, message)
+        RecordingError::new(number, RecordingErrorKind::Line, message)
     })
 }
 
@@ -304,12 +283,35 @@ fn parse_line<'a, T: Deserialize<'a>>(number: usize, line: &'a [u8]) -> Result<T
 #[error("failed to read the recording at line {line}: {message}")]
 pub struct RecordingError {
     line: usize,
+    kind: RecordingErrorKind,
     message: String,
 }
 
+/// The kind of a [`RecordingError`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum RecordingErrorKind {
+    /// The first line is not the header of a recording.
+    Header,
+    /// The version of the format is not supported.
+    Version,
+    /// A line is not what the format has there.
+    Line,
+}
+
 impl RecordingError {
-    fn at(line: usize, message: String) -> Self {
-        Self { line, message }
+    fn new(line: usize, kind: RecordingErrorKind, message: String) -> Self {
+        Self {
+            line,
+            kind,
+            message,
+        }
+    }
+
+    /// Returns the kind of error.
+    #[must_use]
+    pub fn kind(&self) -> RecordingErrorKind {
+        self.kind
     }
 
     /// Returns the number of the invalid line, counted from 1.

@@ -11,9 +11,7 @@ use serde_json::Value;
 use super::wire::{
     BlockDelta, ContentBlock, MessageResponse, MessageStreamEvent, MessageUsage, ToolUseInput,
 };
-use crate::http::{
-    ErrorContext, TurnAssembler, deduplicate_call_ids, incomplete_response, served_by,
-};
+use crate::http::{ErrorContext, TurnAssembler, incomplete_response};
 use crate::sse::Event;
 
 /// An incomplete turn.
@@ -64,12 +62,8 @@ impl TurnAssembler for AnthropicAssembler {
         headers: &HeaderMap,
         body: &[u8],
     ) -> Result<(), LlmError> {
-        if let Some(error) = errors.body_error(body) {
-            return Err(error);
-        }
         let invalid = |reason: &str| errors.invalid_body(headers, body, reason);
-        let message: MessageResponse<'_> =
-            serde_json::from_slice(body).map_err(|error| invalid(&error.to_string()))?;
+        let message: MessageResponse<'_> = errors.parse_body(headers, body)?;
         let Some(content) = message.content else {
             return Err(invalid("it has no content"));
         };
@@ -93,17 +87,7 @@ impl TurnAssembler for AnthropicAssembler {
         event: &Event<'_>,
         deltas: &mut VecDeque<ChatEvent>,
     ) -> Result<ControlFlow<()>, LlmError> {
-        let data = event.data.trim();
-        if data.is_empty() || data == "[DONE]" {
-            return Ok(ControlFlow::Continue(()));
-        }
-        let unreadable = |error| match event.name {
-            Some("error") => errors
-                .body_error(data.as_bytes())
-                .unwrap_or_else(|| errors.event_error(data)),
-            _ => errors.unreadable_event(data, &error),
-        };
-        match serde_json::from_str(data).map_err(unreadable)? {
+        match errors.parse_event(event)? {
             MessageStreamEvent::MessageStart { message } => {
                 self.model = message.model;
                 self.usage = message.usage;
@@ -113,7 +97,7 @@ impl TurnAssembler for AnthropicAssembler {
                 content_block,
             } => {
                 let content = self.start_block(&content_block.to_string());
-                let content = content.map_err(unreadable)?;
+                let content = content.map_err(|error| errors.unreadable_event(event, &error))?;
                 deltas.extend(content.first_delta());
                 self.blocks.push(PendingBlock { index, content });
             }
@@ -133,35 +117,26 @@ impl TurnAssembler for AnthropicAssembler {
             }
             MessageStreamEvent::MessageStop {} => return Ok(ControlFlow::Break(())),
             MessageStreamEvent::Error {} => {
-                let error = errors.body_error(data.as_bytes());
-                return Err(error.unwrap_or_else(|| errors.event_error(data)));
+                return Err(errors.event_error(&event.data));
             }
             MessageStreamEvent::ContentBlockStop {} | MessageStreamEvent::Unknown => {
                 // An error of a proxy in OpenAI's format.
-                if let Some(error) = errors.body_error(data.as_bytes()) {
-                    return Err(error);
-                }
+                errors
+                    .body_error(event.data.as_bytes())
+                    .map_or(Ok(()), Err)?;
             }
         }
         Ok(ControlFlow::Continue(()))
     }
 
-    fn finish(self, headers: &HeaderMap) -> Result<Vec<ChatEvent>, LlmError> {
-        let Some(stop_reason) = self.stop_reason else {
-            return Err(incomplete_response());
-        };
-        let mut blocks: Vec<_> = self
-            .blocks
-            .into_iter()
-            .filter_map(|block| block.content.into_block())
-            .collect();
-        deduplicate_call_ids(&mut blocks);
+    fn into_turn(self, _: &HeaderMap) -> Result<(Vec<AssistantBlock>, TurnEnd), LlmError> {
+        let stop_reason = self.stop_reason.ok_or_else(incomplete_response)?;
+        let blocks = self.blocks.into_iter();
+        let blocks = blocks.filter_map(|block| block.content.into_block());
         let usage = self.usage.map(MessageUsage::to_token_usage);
         let mut end = TurnEnd::new(parse_stop_reason(&stop_reason), usage);
-        end.served_by = served_by(headers, self.model);
-        let mut events: Vec<_> = blocks.into_iter().map(ChatEvent::Block).collect();
-        events.push(ChatEvent::Finished(end));
-        Ok(events)
+        end.served_by = self.model;
+        Ok((blocks.collect(), end))
     }
 }
 

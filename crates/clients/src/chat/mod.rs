@@ -72,8 +72,8 @@ pub use self::server::Server;
 use self::turn::ChatAssembler;
 pub use crate::http::Timeouts;
 use crate::http::{
-    ClientSettings, HttpClient, HttpClientBuilder, OutputLimit, WireProtocol, encode_params,
-    invalid,
+    ClientSettings, HttpClient, HttpClientBuilder, OutputLimit, WireProtocol, bearer_token,
+    encode_params, invalid,
 };
 
 /// A model behind an endpoint that speaks Chat Completions.
@@ -154,17 +154,14 @@ impl WireProtocol for Chat {
         let output_limit =
             OutputLimit::new(settings).filter(|_| quirks.limit_counts_against_window);
         let mut limits = Map::new();
-        if let Some(tokens) = settings
-            .max_output_tokens
-            .filter(|_| output_limit.is_none())
-        {
-            if settings.extra.contains_key(quirks.token_limit) {
+        if let (Some(tokens), None) = (settings.max_output_tokens, output_limit) {
+            let name = quirks.token_limit;
+            if settings.extra.contains_key(name) {
                 return Err(invalid(format!(
-                    "the output limit is set twice: as an option and as the extra parameter `{}`",
-                    quirks.token_limit
+                    "the output limit is set twice: as an option and as the extra parameter `{name}`"
                 )));
             }
-            limits.insert(quirks.token_limit.to_owned(), tokens.into());
+            limits.insert(name.to_owned(), tokens.into());
         }
         let params = ChatParams {
             model: settings.model,
@@ -185,8 +182,10 @@ impl WireProtocol for Chat {
     }
 
     fn authorization(&self, key: &SecretText) -> (&'static str, String) {
-        let (name, prefix) = self.server.key_header();
-        (name, format!("{prefix}{}", key.expose()))
+        match self.server {
+            Server::Azure => ("api-key", key.expose().to_owned()),
+            _ => bearer_token(key),
+        }
     }
 
     fn reports_cost(&self) -> Option<bool> {

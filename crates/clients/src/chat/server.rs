@@ -181,6 +181,13 @@ impl Server {
             video: VideoFormat::None,
             ..default
         };
+        // Servers of open models without audio and strict schemas.
+        let plain = ServerQuirks {
+            token_limit: "max_tokens",
+            audio: false,
+            strict_tools: false,
+            ..strict
+        };
         match self {
             Self::Unknown => default,
             Self::OpenAi | Self::Azure => strict,
@@ -193,18 +200,14 @@ impl Server {
                 reasoning: &["reasoning"],
                 reasoning_details: true,
                 video: VideoFormat::Url,
-                audio: true,
                 cache_marks: true,
                 ..strict
             },
             // Reasoning "must be fully passed back"; a missing field is an error.
             Self::DeepSeek => ServerQuirks {
-                strict_tools: false,
-                token_limit: "max_tokens",
                 reasoning: &["reasoning_content"],
                 reasoning_with_calls: true,
-                audio: false,
-                ..strict
+                ..plain
             },
             // The field that a model's template reads depends on the version.
             Self::Vllm => ServerQuirks {
@@ -214,47 +217,29 @@ impl Server {
                 ..strict
             },
             Self::Ollama => ServerQuirks {
-                strict_tools: false,
-                token_limit: "max_tokens",
                 reasoning: &["reasoning"],
-                audio: false,
-                ..strict
+                ..plain
             },
             Self::Groq => ServerQuirks {
-                strict_tools: false,
+                token_limit: strict.token_limit,
                 reasoning: &["reasoning"],
-                audio: false,
-                ..strict
+                ..plain
             },
             Self::Together => ServerQuirks {
-                strict_tools: false,
-                token_limit: "max_tokens",
                 reasoning: &["reasoning"],
                 video: VideoFormat::Url,
-                audio: false,
-                ..strict
+                ..plain
             },
             Self::Fireworks => ServerQuirks {
-                strict_tools: false,
-                token_limit: "max_tokens",
                 reasoning: &["reasoning_content"],
-                audio: false,
-                ..strict
+                ..plain
             },
             Self::Gemini => ServerQuirks {
-                strict_tools: false,
                 signature: SignatureField::Google,
                 result_names: true,
+                strict_tools: false,
                 ..strict
             },
-        }
-    }
-
-    /// Returns the name of the authorization header, and the prefix of the key.
-    pub(super) fn key_header(self) -> (&'static str, &'static str) {
-        match self {
-            Self::Azure => ("api-key", ""),
-            _ => ("authorization", "Bearer "),
         }
     }
 }

@@ -12,9 +12,7 @@ use reqwest::header::HeaderMap;
 use serde_json::{Map, Value, json};
 
 use super::wire::{ChatCompletion, ChatMessage, ChatThinking, ChatToolCall, ChatUsage};
-use crate::http::{
-    ErrorContext, TurnAssembler, deduplicate_call_ids, incomplete_response, served_by,
-};
+use crate::http::{ErrorContext, TurnAssembler, incomplete_response};
 use crate::sse::Event;
 
 /// An incomplete turn.
@@ -51,12 +49,8 @@ impl TurnAssembler for ChatAssembler {
         headers: &HeaderMap,
         body: &[u8],
     ) -> Result<(), LlmError> {
-        let invalid = |reason: &str| {
-            let reported = errors.body_error(body);
-            reported.unwrap_or_else(|| errors.invalid_body(headers, body, reason))
-        };
-        let completion: ChatCompletion =
-            serde_json::from_slice(body).map_err(|error| invalid(&error.to_string()))?;
+        let invalid = |reason| errors.invalid_body(headers, body, reason);
+        let completion: ChatCompletion = errors.parse_body(headers, body)?;
         let choice = completion.choices.unwrap_or_default().into_iter().next();
         let Some(mut choice) = choice.filter(|choice| choice.error.is_none()) else {
             return Err(invalid("it has no choices"));
@@ -82,28 +76,19 @@ impl TurnAssembler for ChatAssembler {
         deltas: &mut VecDeque<ChatEvent>,
     ) -> Result<ControlFlow<()>, LlmError> {
         let is_error_event = event.name == Some("error");
-        let data = match event.data.trim() {
-            "[DONE]" => return Ok(ControlFlow::Break(())),
-            "" => return Ok(ControlFlow::Continue(())),
-            data => data,
-        };
-        let completion: ChatCompletion = match serde_json::from_str(data) {
-            Ok(completion) => completion,
-            Err(_) if is_error_event => return Err(errors.event_error(data)),
-            Err(error) => return Err(errors.unreadable_event(data, &error)),
-        };
+        let completion: ChatCompletion = errors.parse_event(event)?;
         let choices = completion.choices.unwrap_or_default();
         let has_error =
             completion.error.is_some() || choices.iter().any(|choice| choice.error.is_some());
         // An event with neither may be vLLM's unwrapped error object.
         let is_empty = choices.is_empty() && completion.usage.is_none();
         if (has_error || is_empty || is_error_event)
-            && let Some(error) = errors.body_error(data.as_bytes())
+            && let Some(error) = errors.body_error(event.data.as_bytes())
         {
             return Err(error);
         }
         if is_error_event {
-            return Err(errors.event_error(data));
+            return Err(errors.event_error(&event.data));
         }
         for mut choice in choices {
             // Only one choice was requested.
@@ -125,14 +110,26 @@ impl TurnAssembler for ChatAssembler {
         Ok(ControlFlow::Continue(()))
     }
 
-    fn finish(self, headers: &HeaderMap) -> Result<Vec<ChatEvent>, LlmError> {
+    fn into_turn(
+        mut self,
+        headers: &HeaderMap,
+    ) -> Result<(Vec<AssistantBlock>, TurnEnd), LlmError> {
         if self.finish_reason.is_none() && !self.is_complete {
             return Err(incomplete_response());
         }
         // In a streamed response, LiteLLM sends the header before the cost is known.
-        let cost_usd = litellm_cost(headers).filter(|_| self.is_complete);
-        let model = served_by(headers, self.model.clone());
-        self.into_events(cost_usd, model)
+        let litellm_cost = litellm_cost(headers).filter(|_| self.is_complete);
+        let stop = stop_reason(self.finish_reason.as_deref(), !self.calls.is_empty())?;
+        let usage = self.usage.as_ref();
+        let mut end = TurnEnd::new(stop, usage.map(ChatUsage::to_token_usage));
+        let cost = usage.and_then(|usage| usage.cost).or(litellm_cost);
+        end.cost_usd = cost.filter(|cost| cost.is_finite() && *cost >= 0.0);
+        if !self.logprobs.is_empty() {
+            let logprobs = std::mem::take(&mut self.logprobs).into();
+            end.extra.insert("logprobs".to_owned(), logprobs);
+        }
+        end.served_by = self.model.take();
+        Ok((self.into_blocks(), end))
     }
 }
 
@@ -280,12 +277,7 @@ impl ChatAssembler {
             .unwrap_or(end)
     }
 
-    /// Returns the complete blocks and the end. Fails if the stop reason is an error.
-    fn into_events(
-        self,
-        cost_usd: Option<f64>,
-        served_by: Option<String>,
-    ) -> Result<Vec<ChatEvent>, LlmError> {
+    fn into_blocks(self) -> Vec<AssistantBlock> {
         let mut blocks = self.thinking;
         for block in &mut blocks {
             // Reasoning without a signature cannot be sent back.
@@ -309,23 +301,9 @@ impl ChatAssembler {
         if !self.text.is_empty() {
             blocks.push(AssistantBlock::text(self.text));
         }
-        let stop = stop_reason(self.finish_reason.as_deref(), !self.calls.is_empty())?;
         let calls = self.calls.into_iter().map(ToolCall::from);
         blocks.extend(calls.map(AssistantBlock::ToolCall));
-        deduplicate_call_ids(&mut blocks);
-
-        let usage = self.usage.as_ref().map(ChatUsage::to_token_usage);
-        let mut end = TurnEnd::new(stop, usage);
-        let reported = self.usage.and_then(|usage| usage.cost).or(cost_usd);
-        end.cost_usd = reported.filter(|cost| cost.is_finite() && *cost >= 0.0);
-        end.served_by = served_by;
-        if !self.logprobs.is_empty() {
-            let logprobs = self.logprobs.into();
-            end.extra.insert("logprobs".to_owned(), logprobs);
-        }
-        let mut events: Vec<_> = blocks.into_iter().map(ChatEvent::Block).collect();
-        events.push(ChatEvent::Finished(end));
-        Ok(events)
+        blocks
     }
 }
 

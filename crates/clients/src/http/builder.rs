@@ -165,7 +165,9 @@ impl<D: Dialect> HttpClientBuilder<D> {
         let is_vendor = self.base_url.trim().starts_with(D::BASE_URL);
         model.reports_cost = dialect.reports_cost().or(is_vendor.then_some(false));
 
-        let headers = headers(&dialect, key.as_ref())?;
+        let mut headers = dialect.headers();
+        headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        let headers = authorized(headers, key.as_ref().map(|key| dialect.authorization(key)))?;
         let proxy = proxy_for(&url)?;
         let http = http_client(&url, headers, self.timeouts.connect, proxy.as_ref())?;
         let errors = ErrorContext {
@@ -227,9 +229,8 @@ pub(super) fn http_client(
         Some(route) => client.proxy(route.proxy.clone()),
         None => client,
     };
-    client
-        .build()
-        .map_err(|error| invalid("failed to create the HTTP client").with_source(error))
+    let failed = |error| invalid("failed to create the HTTP client").with_source(error);
+    client.build().map_err(failed)
 }
 
 /// Omits the base URL, which may contain a password until `build` has checked it.
@@ -241,20 +242,15 @@ impl<D: Dialect> fmt::Debug for HttpClientBuilder<D> {
     }
 }
 
-pub(super) fn invalid_key() -> LlmError {
-    invalid("the API key contains characters that are not allowed in an HTTP header")
-        .with_advice("Check that the key is one line of plain text.")
-}
-
 /// Parses the base URL and appends `path`.
 pub(super) fn endpoint_url(base_url: &str, path: &str) -> Result<Url, LlmError> {
     let advice = "Write the base URL like http://localhost:8000/v1.";
     // The invalid text may be a misplaced key, so the error does not contain it.
+    let refused = |message| invalid(message).with_advice(advice);
     let mut url = Url::parse(base_url.trim())
-        .map_err(|error| invalid("the base URL is not a URL").with_source(error))
-        .map_err(|error| error.with_advice(advice))?;
+        .map_err(|error| refused("the base URL is not a URL").with_source(error))?;
     if !matches!(url.scheme(), "http" | "https") || !url.has_host() {
-        return Err(invalid("the base URL must begin with http:// or https://").with_advice(advice));
+        return Err(refused("the base URL must begin with http:// or https://"));
     }
     if !url.username().is_empty() || url.password().is_some() {
         return Err(
@@ -281,12 +277,16 @@ pub(super) fn display_url(url: &Url, path: &str) -> String {
     url.as_str().trim_end_matches(path).to_owned()
 }
 
-fn headers<D: Dialect>(dialect: &D, key: Option<&SecretText>) -> Result<HeaderMap, LlmError> {
-    let mut headers = dialect.headers();
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
-    if let Some(key) = key {
-        let (name, value) = dialect.authorization(key);
-        let mut value = HeaderValue::try_from(value).map_err(|_| invalid_key())?;
+/// Adds the name and the value of the authorization header, if any.
+pub(super) fn authorized(
+    mut headers: HeaderMap,
+    authorization: Option<(&'static str, String)>,
+) -> Result<HeaderMap, LlmError> {
+    if let Some((name, value)) = authorization {
+        let mut value = HeaderValue::try_from(value).map_err(|_| {
+            invalid("the API key contains characters that are not allowed in an HTTP header")
+                .with_advice("Check that the key is one line of plain text.")
+        })?;
         value.set_sensitive(true);
         headers.insert(HeaderName::from_static(name), value);
     }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::ops::ControlFlow;
 
-use cantle_core::llm::{ChatEvent, ChatRequest, LlmError, LlmErrorKind};
+use cantle_core::llm::{ChatEvent, ChatRequest, LlmError, LlmErrorKind, TurnEnd};
 use cantle_core::message::{AssistantBlock, ToolCall};
 use cantle_core::secret::SecretText;
 use reqwest::header::HeaderMap;
@@ -50,7 +50,7 @@ pub trait WireProtocol: fmt::Debug + Send + Sync + Sized + 'static {
 
     /// Returns the name and the value of the authorization header.
     fn authorization(&self, key: &SecretText) -> (&'static str, String) {
-        ("authorization", format!("Bearer {}", key.expose()))
+        bearer_token(key)
     }
 
     /// Returns whether responses contain their cost, if known.
@@ -91,7 +91,7 @@ pub trait TurnAssembler: Default + Send {
         body: &[u8],
     ) -> Result<(), LlmError>;
 
-    /// Reads one event, appends its deltas to `deltas` and breaks after the last event.
+    /// Reads one event with data, appends its deltas to `deltas` and breaks after the last event.
     fn read_event(
         &mut self,
         errors: &ErrorContext,
@@ -99,10 +99,29 @@ pub trait TurnAssembler: Default + Send {
         deltas: &mut VecDeque<ChatEvent>,
     ) -> Result<ControlFlow<()>, LlmError>;
 
+    /// Returns the blocks of the turn and its end, in which the model is that of the body.
+    ///
+    /// Fails with [`LlmErrorKind::Interrupted`] if the response is incomplete.
+    fn into_turn(self, headers: &HeaderMap) -> Result<(Vec<AssistantBlock>, TurnEnd), LlmError>;
+
     /// Returns the complete blocks, followed by [`ChatEvent::Finished`].
     ///
     /// Fails with [`LlmErrorKind::Interrupted`] if the response is incomplete.
-    fn finish(self, headers: &HeaderMap) -> Result<Vec<ChatEvent>, LlmError>;
+    fn finish(self, headers: &HeaderMap) -> Result<Vec<ChatEvent>, LlmError> {
+        let (mut blocks, mut end) = self.into_turn(headers)?;
+        deduplicate_call_ids(&mut blocks);
+        // LiteLLM's body repeats the requested name; its header has that of the model that answered.
+        let header = headers.get("x-litellm-model-name");
+        let header = header.and_then(|name| Some(name.to_str().ok()?.to_owned()));
+        end.served_by = header.or(end.served_by).filter(|model| !model.is_empty());
+        let blocks = blocks.into_iter().map(ChatEvent::Block);
+        Ok(blocks.chain([ChatEvent::Finished(end)]).collect())
+    }
+}
+
+/// Returns the name and the value of the authorization header of most providers.
+pub(crate) fn bearer_token(key: &SecretText) -> (&'static str, String) {
+    ("authorization", format!("Bearer {}", key.expose()))
 }
 
 /// Encodes the constant parameters of requests as a JSON object without its closing brace.
@@ -126,7 +145,7 @@ pub(crate) fn incomplete_response() -> LlmError {
 }
 
 /// Replaces repeated tool call ids, because tool results refer to calls by id.
-pub(crate) fn deduplicate_call_ids(blocks: &mut [AssistantBlock]) {
+fn deduplicate_call_ids(blocks: &mut [AssistantBlock]) {
     let mut seen: Vec<String> = Vec::new();
     for block in blocks {
         if let AssistantBlock::ToolCall(call) = block {
@@ -137,13 +156,4 @@ pub(crate) fn deduplicate_call_ids(blocks: &mut [AssistantBlock]) {
             seen.push(call.id.clone());
         }
     }
-}
-
-/// Returns the name of the model that answered.
-///
-/// LiteLLM's header takes precedence, because its response body repeats the requested name.
-pub(crate) fn served_by(headers: &HeaderMap, in_body: Option<String>) -> Option<String> {
-    let header = headers.get("x-litellm-model-name");
-    let header = header.and_then(|name| Some(name.to_str().ok()?.to_owned()));
-    header.or(in_body).filter(|model| !model.is_empty())
 }

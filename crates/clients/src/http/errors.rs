@@ -7,11 +7,13 @@
 use cantle_core::llm::{LlmError, LlmErrorKind};
 use cantle_core::secret::SecretText;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, LOCATION};
+use serde::Deserialize;
 use serde_json::Value;
 
 use super::overflow::is_overflow;
 use super::proxy::ProxyRoute;
 use super::retry_after::retry_after;
+use crate::sse::Event;
 
 /// Maximum length of a quoted server message in characters.
 const MAX_QUOTE_CHARS: usize = 1000;
@@ -85,20 +87,50 @@ impl ErrorContext {
         Some(self.report_error(None, &find_report(body)?))
     }
 
-    /// Returns the error for an error event of unknown format.
+    /// Returns the error that the data of an event reports, in whatever format.
     pub(crate) fn event_error(&self, data: &str) -> LlmError {
-        self.report_error(None, &ErrorReport::from_message(data))
+        let reported = self.body_error(data.as_bytes());
+        reported.unwrap_or_else(|| self.report_error(None, &ErrorReport::from_message(data)))
+    }
+
+    /// Parses the data of an event; fails with the error that it reports, if any.
+    pub(crate) fn parse_event<'e, T: Deserialize<'e>>(
+        &self,
+        event: &'e Event<'_>,
+    ) -> Result<T, LlmError> {
+        serde_json::from_str(&event.data).map_err(|error| self.unreadable_event(event, &error))
     }
 
     /// Returns the error for an event that cannot be parsed: the one that it reports, if any.
-    pub(crate) fn unreadable_event(&self, data: &str, error: &serde_json::Error) -> LlmError {
-        self.body_error(data.as_bytes()).unwrap_or_else(|| {
-            self.protocol(&format!("failed to parse an event of the server: {error}"))
-        })
+    pub(crate) fn unreadable_event(
+        &self,
+        event: &Event<'_>,
+        error: &serde_json::Error,
+    ) -> LlmError {
+        match event.name {
+            Some("error") => self.event_error(&event.data),
+            _ => self.body_error(event.data.as_bytes()).unwrap_or_else(|| {
+                self.protocol(&format!("failed to parse an event of the server: {error}"))
+            }),
+        }
     }
 
-    /// Returns the error for a body that cannot be parsed as a response.
+    /// Parses a body; fails with the error that it reports, if any.
+    pub(crate) fn parse_body<'b, T: Deserialize<'b>>(
+        &self,
+        headers: &HeaderMap,
+        body: &'b [u8],
+    ) -> Result<T, LlmError> {
+        let invalid =
+            |error: serde_json::Error| self.invalid_body(headers, body, &error.to_string());
+        serde_json::from_slice(body).map_err(invalid)
+    }
+
+    /// Returns the error for a body that cannot be parsed as a response: the one that it reports, if any.
     pub(crate) fn invalid_body(&self, headers: &HeaderMap, body: &[u8], reason: &str) -> LlmError {
+        if let Some(error) = self.body_error(body) {
+            return error;
+        }
         if let Some(page) = web_page(headers, body) {
             let message = self.redact(&format!("the server answered with {page}"));
             return LlmError::protocol(message).with_advice(self.base_url_advice());

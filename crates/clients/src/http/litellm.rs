@@ -4,14 +4,13 @@ use std::time::Duration;
 
 use cantle_core::content::MediaKind;
 use cantle_core::llm::{InputModalities, LlmError, LlmErrorKind, Prices};
-use cantle_core::secret::SecretText;
-use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderValue};
+use reqwest::header::HeaderMap;
 use serde::Deserialize;
 use tokio::time::timeout;
 
 use super::HttpClientBuilder;
-use super::builder::{display_url, endpoint_url, http_client};
-use super::dialect::Dialect;
+use super::builder::{authorized, display_url, endpoint_url, http_client};
+use super::dialect::{Dialect, bearer_token};
 use super::errors::ErrorContext;
 use super::proxy::proxy_for;
 
@@ -40,7 +39,8 @@ impl<D: Dialect> HttpClientBuilder<D> {
             model: self.model.clone(),
             key,
         };
-        let headers = headers(errors.key.as_ref())?;
+        let bearer = errors.key.as_ref().map(bearer_token);
+        let headers = authorized(HeaderMap::new(), bearer)?;
         let http = http_client(&url, headers, self.timeouts.connect, errors.proxy.as_ref())?;
         let query = async {
             let response = http.get(url).send().await;
@@ -51,8 +51,7 @@ impl<D: Dialect> HttpClientBuilder<D> {
             if !status.is_success() {
                 return Err(errors.status_error(status.as_u16(), &headers, &body));
             }
-            let list = serde_json::from_slice::<ModelList>(&body);
-            list.map_err(|error| errors.invalid_body(&headers, &body, &error.to_string()))
+            errors.parse_body::<ModelList>(&headers, &body)
         };
         let Ok(list) = timeout(TIMEOUT, query).await else {
             let (base_url, seconds) = (&errors.base_url, TIMEOUT.as_secs());
@@ -64,9 +63,10 @@ impl<D: Dialect> HttpClientBuilder<D> {
     }
 
     fn apply(&mut self, list: &ModelList) {
+        let models = list.data.iter();
         let deployments = || {
-            list.data
-                .iter()
+            models
+                .clone()
                 .filter(|model| model.model_name == self.model)
         };
         let windows = deployments().filter_map(|model| model.model_info.max_input_tokens);
@@ -79,17 +79,6 @@ impl<D: Dialect> HttpClientBuilder<D> {
         let input_modalities = self.input_modalities.take();
         self.input_modalities = input_modalities.or_else(|| info?.input_modalities());
     }
-}
-
-fn headers(key: Option<&SecretText>) -> Result<HeaderMap, LlmError> {
-    let mut headers = HeaderMap::new();
-    if let Some(key) = key {
-        let bearer = HeaderValue::try_from(format!("Bearer {}", key.expose()));
-        let mut bearer = bearer.map_err(|_| super::builder::invalid_key())?;
-        bearer.set_sensitive(true);
-        headers.insert(AUTHORIZATION, bearer);
-    }
-    Ok(headers)
 }
 
 #[derive(Debug, Deserialize)]
@@ -124,26 +113,24 @@ impl DeploymentInfo {
             return None;
         }
         let mut prices = Prices::per_million(input * 1e6, output * 1e6);
-        prices.cache_read = self
-            .cache_read_input_token_cost
-            .unwrap_or(prices.cache_read);
-        prices.cache_write = self
-            .cache_creation_input_token_cost
-            .unwrap_or(prices.cache_write);
+        let (read, write) = (
+            self.cache_read_input_token_cost,
+            self.cache_creation_input_token_cost,
+        );
+        prices.cache_read = read.unwrap_or(prices.cache_read);
+        prices.cache_write = write.unwrap_or(prices.cache_write);
         Some(prices)
     }
 
     fn input_modalities(&self) -> Option<InputModalities> {
         let images = self.supports_vision?;
         let media = [
-            (MediaKind::Image, images),
-            (MediaKind::Audio, self.supports_audio_input == Some(true)),
-            (MediaKind::Video, self.supports_video_input == Some(true)),
+            (MediaKind::Image, Some(images)),
+            (MediaKind::Audio, self.supports_audio_input),
+            (MediaKind::Video, self.supports_video_input),
         ];
-        let media: Vec<_> = media
-            .into_iter()
-            .filter_map(|(kind, takes)| takes.then_some(kind))
-            .collect();
+        let supported = media.into_iter().filter(|(_, takes)| *takes == Some(true));
+        let media: Vec<_> = supported.map(|(kind, _)| kind).collect();
         Some(InputModalities::new(media.clone()).with_tool_results(media))
     }
 }

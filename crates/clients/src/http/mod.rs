@@ -33,9 +33,10 @@ use cantle_core::llm::{ChatRequest, ChatStream, LlmClient, LlmError, ModelInfo};
 
 pub use self::builder::HttpClientBuilder;
 pub use self::dialect::Dialect;
+#[cfg(feature = "chat")]
+pub(crate) use self::dialect::bearer_token;
 pub(crate) use self::dialect::{
-    TurnAssembler, WireProtocol, deduplicate_call_ids, encode_params, incomplete_response,
-    served_by, unencodable,
+    TurnAssembler, WireProtocol, encode_params, incomplete_response, unencodable,
 };
 use self::endpoint::Endpoint;
 pub(crate) use self::errors::ErrorContext;

@@ -70,11 +70,15 @@ impl<D: Dialect, B: BodyChunks> EventReader<D, B> {
             let event = event.map_err(|error| {
                 LlmError::protocol("the server sent an event that is not UTF-8").with_source(error)
             })?;
-            let errors = &self.endpoint.errors;
-            if assembler
-                .read_event(errors, &event, &mut self.ready)?
-                .is_break()
-            {
+            let is_last = match event.data.trim() {
+                "" => continue,
+                // OpenAI's last event, which proxies add to other dialects.
+                "[DONE]" => true,
+                _ => assembler
+                    .read_event(&self.endpoint.errors, &event, &mut self.ready)?
+                    .is_break(),
+            };
+            if is_last {
                 // The turn is complete even if this fails.
                 let _ = timeout(END_OF_BODY_TIMEOUT, self.body.chunk()).await;
                 return self.finish(assembler);

@@ -29,10 +29,7 @@ impl ResultLog {
             success,
         }));
         let mut file = self.file.lock().unwrap_or_else(PoisonError::into_inner);
-        let written = serde_json::to_value(line)
-            .map_err(Into::into)
-            .and_then(|line| file.write_line(&line));
-        if let Err(error) = written {
+        if let Err(error) = file.write_line(&line) {
             file.result_error.get_or_insert(error);
         }
     }

@@ -4,14 +4,16 @@ use std::collections::HashSet;
 use std::sync::{Mutex, PoisonError};
 
 use bytes::Bytes;
-use cantle_core::llm::{ChatRequest, LlmError, LlmErrorKind, TurnEnd};
-use cantle_core::message::{AssistantMessage, Message, SharedMessage, ToolCall, UserKind};
+use cantle_core::llm::{ChatRequest, LlmError, LlmErrorKind};
+use cantle_core::message::{Message, SharedMessage, ToolCall, UserKind};
 use serde_json::Value;
 
 use super::difference::describe_difference;
 use super::results::{RecordedResult, ResultIndex};
-use super::{RecordingError, ReplayedTurn};
-use crate::recording::{RecordedOutcome, RecordingLine, encode_message, encode_tools, role};
+use super::{RecordingError, RecordingErrorKind};
+use crate::recording::{
+    RecordedAnswer, RecordedOutcome, RecordingLine, encode_message, encode_tools, role,
+};
 
 #[derive(Debug)]
 pub(super) struct CallIndex {
@@ -54,9 +56,9 @@ impl CallIndex {
                     let is_undefined = call.messages.iter().any(|&at| at >= messages.len());
                     if is_undefined || call.tools >= tools.len() {
                         let message =
-                            "it refers to a message or tool list that no earlier line defines"
-                                .to_owned();
-                        return Err(RecordingError::at(number, message));
+                            "it refers to a message or tool list that no earlier line defines";
+                        let kind = RecordingErrorKind::Line;
+                        return Err(RecordingError::new(number, kind, message.to_owned()));
                     }
                     let messages = call.messages.into_iter();
                     calls.push(IndexedCall {
@@ -93,13 +95,11 @@ impl CallIndex {
     }
 
     /// Returns the recorded answer to a request.
-    pub(super) fn answer(&self, request: &ChatRequest) -> Result<ReplayedTurn, LlmError> {
-        let encoded = EncodedRequest {
-            messages: compared_messages(request)
-                .map(encode_message)
-                .collect::<Result<_, _>>()?,
-            tools: encode_tools(&request.tools)?,
-        };
+    pub(super) fn answer(&self, request: &ChatRequest) -> Result<&RecordedAnswer, LlmError> {
+        let encoded = EncodedRequest::new(request).map_err(|error| {
+            let message = "failed to encode the request as in recordings";
+            LlmError::new(LlmErrorKind::InvalidRequest, message).with_source(error)
+        })?;
         let mut replayed = self.replayed.lock().unwrap_or_else(PoisonError::into_inner);
         let matching = (0..)
             .zip(&self.calls)
@@ -113,15 +113,7 @@ impl CallIndex {
             *count += 1;
         }
         match &call.outcome {
-            RecordedOutcome::Answer(answer) => {
-                let mut end = TurnEnd::new(answer.stop.clone(), answer.usage);
-                end.response_id.clone_from(&answer.response_id);
-                end.cost_usd = answer.cost_usd;
-                end.served_by.clone_from(&answer.served_by);
-                end.extra.clone_from(&answer.extra);
-                let message = AssistantMessage::new(answer.blocks.clone());
-                Ok(ReplayedTurn { message, end })
-            }
+            RecordedOutcome::Answer(answer) => Ok(answer),
             RecordedOutcome::Error(failure) => {
                 let error = LlmError::new(failure.kind, failure.message.clone());
                 Err(match &failure.advice {
@@ -132,17 +124,17 @@ impl CallIndex {
         }
     }
 
-    fn matches(&self, call: &IndexedCall, request: &EncodedRequest) -> bool {
+    fn matches(&self, call: &IndexedCall, request: &EncodedRequest<'_>) -> bool {
         call.messages.len() == request.messages.len()
             && self.common_prefix(call, request) == call.messages.len()
-            && self.tools_of(call).as_bytes() == request.tools
+            && self.tools_of(call).as_bytes() == &**request.tools
     }
 
     /// Returns the number of identical messages at the start.
-    fn common_prefix(&self, call: &IndexedCall, request: &EncodedRequest) -> usize {
+    fn common_prefix(&self, call: &IndexedCall, request: &EncodedRequest<'_>) -> usize {
         let pairs = call.messages.iter().zip(&request.messages);
         let is_same =
-            |(number, bytes): &(&usize, &Bytes)| self.message(**number).as_bytes() == **bytes;
+            |(number, bytes): &(&usize, &&Bytes)| self.message(**number).as_bytes() == ***bytes;
         pairs.take_while(is_same).count()
     }
 
@@ -155,7 +147,7 @@ impl CallIndex {
     }
 
     /// Returns the error for an unknown request, with its difference from the most similar one.
-    fn not_recorded(&self, encoded: &EncodedRequest, request: &ChatRequest) -> LlmError {
+    fn not_recorded(&self, encoded: &EncodedRequest<'_>, request: &ChatRequest) -> LlmError {
         let summary = "this request was not recorded";
         let error = |message: String| {
             LlmError::new(LlmErrorKind::InvalidRequest, message)
@@ -190,8 +182,7 @@ impl CallIndex {
                 ))
             }
             (None, None) => {
-                let difference =
-                    describe_difference(self.tools_of(call).as_bytes(), &encoded.tools);
+                let difference = describe_difference(self.tools_of(call).as_bytes(), encoded.tools);
                 error(format!("{summary}, where the tools differ at {difference}"))
             }
             _ => {
@@ -215,7 +206,17 @@ fn compared_messages(request: &ChatRequest) -> impl Iterator<Item = &SharedMessa
 }
 
 /// A request as encoded in recordings.
-struct EncodedRequest {
-    messages: Vec<Bytes>,
-    tools: Bytes,
+struct EncodedRequest<'a> {
+    messages: Vec<&'a Bytes>,
+    tools: &'a Bytes,
+}
+
+impl<'a> EncodedRequest<'a> {
+    fn new(request: &'a ChatRequest) -> serde_json::Result<Self> {
+        let messages = compared_messages(request).map(encode_message);
+        Ok(Self {
+            messages: messages.collect::<Result<_, _>>()?,
+            tools: encode_tools(&request.tools)?,
+        })
+    }
 }

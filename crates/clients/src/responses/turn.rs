@@ -11,9 +11,7 @@ use serde_json::{Value, json};
 use super::wire::{
     OutputContent, OutputItem, Response, ResponseStreamEvent, ResponseUsage, TextPart,
 };
-use crate::http::{
-    ErrorContext, TurnAssembler, deduplicate_call_ids, incomplete_response, served_by,
-};
+use crate::http::{ErrorContext, TurnAssembler, incomplete_response};
 use crate::sse::Event;
 
 /// An incomplete turn.
@@ -49,9 +47,7 @@ impl ResponsesAssembler {
     /// Reads the end of a response, and its items unless they came before.
     fn read_end(&mut self, errors: &ErrorContext, response: Response) -> Result<(), LlmError> {
         if let Some(error) = response.error.filter(|error| !error.is_null()) {
-            let error = json!({ "error": error }).to_string();
-            let reported = errors.body_error(error.as_bytes());
-            return Err(reported.unwrap_or_else(|| errors.event_error(&error)));
+            return Err(errors.event_error(&json!({ "error": error }).to_string()));
         }
         let reason = response
             .incomplete_details
@@ -167,14 +163,9 @@ impl TurnAssembler for ResponsesAssembler {
         headers: &HeaderMap,
         body: &[u8],
     ) -> Result<(), LlmError> {
-        let invalid = |reason: &str| {
-            let reported = errors.body_error(body);
-            reported.unwrap_or_else(|| errors.invalid_body(headers, body, reason))
-        };
-        let response: Response =
-            serde_json::from_slice(body).map_err(|error| invalid(&error.to_string()))?;
+        let response: Response = errors.parse_body(headers, body)?;
         if response.output.is_none() {
-            return Err(invalid("it has no output"));
+            return Err(errors.invalid_body(headers, body, "it has no output"));
         }
         self.read_end(errors, response)
     }
@@ -185,16 +176,7 @@ impl TurnAssembler for ResponsesAssembler {
         event: &Event<'_>,
         deltas: &mut VecDeque<ChatEvent>,
     ) -> Result<ControlFlow<()>, LlmError> {
-        let data = event.data.trim();
-        if data.is_empty() || data == "[DONE]" {
-            return Ok(ControlFlow::Continue(()));
-        }
-        let reported = || errors.body_error(data.as_bytes());
-        let parsed = serde_json::from_str(data).map_err(|error| match event.name {
-            Some("error") => reported().unwrap_or_else(|| errors.event_error(data)),
-            _ => errors.unreadable_event(data, &error),
-        });
-        match parsed? {
+        match errors.parse_event(event)? {
             ResponseStreamEvent::Added { output_index, item } => {
                 if item.get("type").and_then(Value::as_str) == Some("function_call") {
                     let name = item.get("name").and_then(Value::as_str);
@@ -227,34 +209,26 @@ impl TurnAssembler for ResponsesAssembler {
                 return Ok(ControlFlow::Break(()));
             }
             ResponseStreamEvent::Error {} => {
-                return Err(reported().unwrap_or_else(|| errors.event_error(data)));
+                return Err(errors.event_error(&event.data));
             }
             ResponseStreamEvent::Unknown => {}
         }
         Ok(ControlFlow::Continue(()))
     }
 
-    fn finish(self, headers: &HeaderMap) -> Result<Vec<ChatEvent>, LlmError> {
-        let Some(end) = self.end else {
-            return Err(incomplete_response());
-        };
-        let mut blocks: Vec<_> = self.items.into_values().flatten().collect();
-        deduplicate_call_ids(&mut blocks);
-        let has_calls = blocks
-            .iter()
-            .any(|block| matches!(block, AssistantBlock::ToolCall(_)));
-        let default_stop = if has_calls {
-            StopReason::ToolCalls
-        } else {
-            StopReason::EndTurn
+    fn into_turn(self, _: &HeaderMap) -> Result<(Vec<AssistantBlock>, TurnEnd), LlmError> {
+        let end = self.end.ok_or_else(incomplete_response)?;
+        let blocks: Vec<_> = self.items.into_values().flatten().collect();
+        let is_call = |block: &AssistantBlock| matches!(block, AssistantBlock::ToolCall(_));
+        let default_stop = match blocks.iter().any(is_call) {
+            true => StopReason::ToolCalls,
+            false => StopReason::EndTurn,
         };
         let usage = end.usage.map(ResponseUsage::to_token_usage);
         let mut turn_end = TurnEnd::new(end.stop.unwrap_or(default_stop), usage);
         turn_end.response_id = end.id;
-        turn_end.served_by = served_by(headers, end.model);
-        let mut events: Vec<_> = blocks.into_iter().map(ChatEvent::Block).collect();
-        events.push(ChatEvent::Finished(turn_end));
-        Ok(events)
+        turn_end.served_by = end.model;
+        Ok((blocks, turn_end))
     }
 }
 

@@ -164,8 +164,8 @@ pub enum ChatEvent {
     Finished(TurnEnd),
 }
 
-/// The end of a turn.
-#[derive(Clone, Debug, PartialEq)]
+/// The end of a turn, which recordings contain as JSON.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[non_exhaustive]
 pub struct TurnEnd {
     /// The stop reason.
@@ -173,13 +173,17 @@ pub struct TurnEnd {
     /// Token usage; `None` if the provider reported none.
     pub usage: Option<TokenUsage>,
     /// The provider's id of the response, if requests can refer to it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub response_id: Option<String>,
     /// Cost in US dollars, as reported by the provider or computed from its prices.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cost_usd: Option<f64>,
     /// The model that answered, as named by the provider or by a fallback client.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub served_by: Option<String>,
     /// Additional data that was requested, such as `logprobs`, in the provider's format. It becomes
     /// [metadata](AssistantMessage::metadata) of the message.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
     pub extra: Map<String, Value>,
 }
 

@@ -21,8 +21,9 @@ fn streamed(pieces: Vec<Value>) -> (Vec<ChatEvent>, Vec<AssistantBlock>) {
     (deltas, blocks(turn))
 }
 
-fn blocks(turn: ChatAssembler) -> Vec<AssistantBlock> {
-    let events = turn.into_events(None, None).unwrap();
+fn blocks(mut turn: ChatAssembler) -> Vec<AssistantBlock> {
+    turn.is_complete = true;
+    let events = turn.finish(&HeaderMap::new()).unwrap();
     let blocks = events.into_iter().filter_map(|event| match event {
         ChatEvent::Block(block) => Some(block),
         _ => None,
@@ -238,7 +239,8 @@ fn stop(reason: Option<&str>, calls: bool) -> StopReason {
         let piece = json!({"tool_calls": [{"id": "a", "function": {"name": "f"}}]});
         turn.add(serde_json::from_value(piece).unwrap(), |_| ());
     }
-    match turn.into_events(None, None).unwrap().pop() {
+    turn.is_complete = true;
+    match turn.finish(&HeaderMap::new()).unwrap().pop() {
         Some(ChatEvent::Finished(end)) => end.stop,
         other => panic!("{other:?}"),
     }
@@ -271,7 +273,7 @@ fn an_error_as_stop_reason_fails() {
         ..ChatAssembler::default()
     };
     assert_eq!(
-        turn.into_events(None, None).unwrap_err().kind(),
+        turn.finish(&HeaderMap::new()).unwrap_err().kind(),
         LlmErrorKind::Server
     );
 }
@@ -338,9 +340,10 @@ fn log_probabilities_are_kept_with_and_without_streaming() {
     let body = json!({"choices": [{"message": {"content": "Hello"}, "logprobs": both}]});
     let read = whole.read_body(&context(), &HeaderMap::new(), body.to_string().as_bytes());
     read.unwrap();
+    streamed.finish_reason = Some("stop".to_owned());
     for turn in [streamed, whole] {
         let mut fold = Fold::default();
-        let events = turn.into_events(None, None).unwrap().into_iter();
+        let events = turn.finish(&HeaderMap::new()).unwrap().into_iter();
         let completion = events.filter_map(|event| fold.push(event)).next().unwrap();
         let metadata = Value::Object(completion.message.metadata);
         assert_eq!(metadata, json!({"logprobs": both}));
