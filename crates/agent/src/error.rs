@@ -7,6 +7,7 @@ use std::sync::Arc;
 use cantle_core::event::RunStatus;
 use cantle_core::llm::{LlmError, LlmErrorKind};
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
+use cantle_core::tool::ProviderError;
 
 /// An invalid agent definition.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -82,6 +83,9 @@ impl SessionError {
         while let Some(error) = cause {
             if let Some(session) = error.downcast_ref::<Self>() {
                 return session.sandbox_error();
+            }
+            if let Some(provider) = error.downcast_ref::<ProviderError>() {
+                return provider.sandbox_error();
             }
             if let Some(found) = error.downcast_ref() {
                 return Some(found);

@@ -25,7 +25,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use self::allowed::AllowedCommands;
-pub use self::allowed::InvalidPattern;
+pub use self::allowed::{InvalidPattern, InvalidPatternKind};
 use self::pieces::Utf8Decoder;
 use self::refusal::CommandRefusal;
 

@@ -5,7 +5,7 @@ use cantle_core::message::{AssistantBlock, AssistantMessage, Message, ToolCall};
 use cantle_core::usage::TokenUsage;
 use futures_util::StreamExt as _;
 
-use super::{RecordingSource, ReplayClient};
+use super::{RecordingErrorKind, RecordingSource, ReplayClient};
 
 const RECORDING: &str = r#"{"format": "cantle-recording", "version": 1, "model": "demo"}
 {"role": "assistant", "blocks": [{"kind": "reasoning", "content": "I look"}, {"kind": "text", "text": "Let me look."}, {"kind": "tool_call", "name": "code_exec", "arguments": "{\"cmd\": \"ls\"}", "tool_call_id": "call_1"}], "token_usage": {"input": 10, "answer": 5}}
@@ -136,6 +136,19 @@ fn malformed_recordings_are_rejected_by_line() {
         })
         .collect();
     insta::assert_snapshot!(errors.join("\n"));
+}
+
+#[test]
+fn errors_have_kinds() {
+    let kind = |file: &str| {
+        ReplayClient::from_jsonl(file.as_bytes())
+            .unwrap_err()
+            .kind()
+    };
+    let header = r#"{"format": "cantle-recording", "version": 1, "model": "m"}"#;
+    assert_eq!(kind("not json"), RecordingErrorKind::Header);
+    assert_eq!(kind(&header.replace('1', "3")), RecordingErrorKind::Version);
+    assert_eq!(kind(&format!("{header}\n{{}}")), RecordingErrorKind::Line);
 }
 
 #[test]

@@ -26,7 +26,7 @@ pub use self::arguments::{ArgumentError, ParsedArguments, Repair, RepairKind};
 pub use self::context::ToolContext;
 pub use self::dyn_tool::DynTool;
 pub use self::error::{ToolError, ToolErrorKind, panic_message};
-pub use self::provider::{OpenContext, ProviderError, ToolProvider, ToolSet};
+pub use self::provider::{OpenContext, ProviderError, ProviderErrorKind, ToolProvider, ToolSet};
 pub use self::question::{
     Answer, AnswerError, AnswerHandle, AskUser, ChannelUser, InvalidAnswer, NoUser, Question,
     QuestionId, QuestionKind, QuestionReceiver, user_channel,

@@ -107,37 +107,69 @@ impl fmt::Debug for OpenContext {
 
 /// An error while a provider opened or closed.
 #[derive(Debug, thiserror::Error)]
-#[error("{message}")]
-pub struct ProviderError {
-    message: String,
-    source: Option<Box<dyn StdError + Send + Sync>>,
+#[error(transparent)]
+pub struct ProviderError(ProviderFailure);
+
+#[derive(Debug, thiserror::Error)]
+enum ProviderFailure {
+    #[error(transparent)]
+    Sandbox(SandboxError),
+    #[error("{message}")]
+    Provider {
+        message: String,
+        source: Option<Box<dyn StdError + Send + Sync>>,
+    },
+}
+
+/// The kind of a [`ProviderError`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ProviderErrorKind {
+    /// A sandbox failed; [`ProviderError::sandbox_error`] returns its error.
+    Sandbox,
+    /// The provider itself, or what it opens, failed.
+    Provider,
 }
 
 impl ProviderError {
     /// Creates an error; `message` states the failure and what to do.
     pub fn new(message: impl Into<String>) -> Self {
-        Self {
+        Self(ProviderFailure::Provider {
             message: message.into(),
             source: None,
-        }
+        })
     }
 
     /// Sets the cause.
     #[must_use]
-    pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
-        self.source = Some(source.into());
-        self
+    pub fn with_source(self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        Self(ProviderFailure::Provider {
+            message: self.to_string(),
+            source: Some(source.into()),
+        })
     }
 
-    /// Returns the cause, if it is a sandbox's error.
+    /// Returns the kind of error.
+    #[must_use]
+    pub fn kind(&self) -> ProviderErrorKind {
+        match self.sandbox_error() {
+            Some(_) => ProviderErrorKind::Sandbox,
+            None => ProviderErrorKind::Provider,
+        }
+    }
+
+    /// Returns the sandbox's error, if it is this error or its cause.
     #[must_use]
     pub fn sandbox_error(&self) -> Option<&SandboxError> {
-        self.source.as_deref()?.downcast_ref()
+        match &self.0 {
+            ProviderFailure::Sandbox(error) => Some(error),
+            ProviderFailure::Provider { source, .. } => source.as_deref()?.downcast_ref(),
+        }
     }
 }
 
 impl From<SandboxError> for ProviderError {
     fn from(error: SandboxError) -> Self {
-        Self::new(error.to_string()).with_source(error)
+        Self(ProviderFailure::Sandbox(error))
     }
 }

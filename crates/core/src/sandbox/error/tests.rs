@@ -1,5 +1,7 @@
+use std::error::Error as _;
+
 use super::*;
-use crate::tool::{ProviderError, ToolError, ToolErrorKind};
+use crate::tool::{ProviderError, ProviderErrorKind, ToolError, ToolErrorKind};
 
 #[test]
 fn io_errors_map_to_kinds() {
@@ -79,4 +81,8 @@ fn a_gone_sandbox_keeps_its_kind() {
     let error = ProviderError::from(SandboxError::gone("it is gone"));
     let inner = error.sandbox_error().map(SandboxError::kind);
     assert_eq!(inner, Some(SandboxErrorKind::Gone));
+    assert_eq!(error.kind(), ProviderErrorKind::Sandbox);
+    // The message is that of the sandbox, so the sandbox's error is no source.
+    assert_eq!(error.to_string(), "it is gone");
+    assert!(error.source().is_none());
 }
