@@ -1,4 +1,4 @@
-//! ScriptedClient client for the tests of wrappers.
+//! A client with scripted events, for the tests of wrappers.
 
 use std::fmt;
 use std::sync::Arc;

@@ -5,6 +5,7 @@ use std::borrow::Cow;
 use cantle_core::content::{Content, Media, MediaKind};
 use cantle_core::llm::{LlmError, LlmErrorKind};
 use serde::Serialize;
+use serde_json::{Value, json};
 
 use super::server::{ServerQuirks, VideoFormat};
 use crate::http::{content_parts, data_url, unsupported_media};
@@ -12,27 +13,12 @@ use crate::http::{content_parts, data_url, unsupported_media};
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(super) enum ChatContentPart<'a> {
-    Text { text: Cow<'a, str> },
-    ImageUrl { image_url: ChatMediaUrl },
-    VideoUrl { video_url: ChatMediaUrl },
-    InputAudio { input_audio: ChatInputAudio },
-    File { file: ChatFile },
-}
-
-#[derive(Serialize)]
-pub(super) struct ChatMediaUrl {
-    url: String,
-}
-
-#[derive(Serialize)]
-pub(super) struct ChatInputAudio {
-    data: String,
-    format: &'static str,
-}
-
-#[derive(Serialize)]
-pub(super) struct ChatFile {
-    file_data: String,
+    Text {
+        text: Cow<'a, str>,
+    },
+    /// A media part, with its type.
+    #[serde(untagged)]
+    Media(Value),
 }
 
 /// Encodes the content of a system, user or tool message.
@@ -51,37 +37,30 @@ pub(super) fn media_part<'a>(
     media: &Media,
     quirks: &ServerQuirks,
 ) -> Result<ChatContentPart<'a>, LlmError> {
-    Ok(match (media.kind(), quirks.video) {
-        (MediaKind::Image, _) => ChatContentPart::ImageUrl {
-            image_url: ChatMediaUrl {
-                url: data_url(media),
-            },
-        },
-        (MediaKind::Video, VideoFormat::File) => ChatContentPart::File {
-            file: ChatFile {
-                file_data: data_url(media),
-            },
-        },
-        (MediaKind::Video, VideoFormat::Url) => ChatContentPart::VideoUrl {
-            video_url: ChatMediaUrl {
-                url: data_url(media),
-            },
-        },
-        (MediaKind::Audio, _) if quirks.audio => ChatContentPart::InputAudio {
-            input_audio: ChatInputAudio {
-                data: media.base64().to_owned(),
-                format: audio_format(media.mime_type())?,
-            },
-        },
+    let part = match (media.kind(), quirks.video) {
+        (MediaKind::Image, _) => {
+            json!({"type": "image_url", "image_url": {"url": data_url(media)}})
+        }
+        (MediaKind::Video, VideoFormat::File) => {
+            json!({"type": "file", "file": {"file_data": data_url(media)}})
+        }
+        (MediaKind::Video, VideoFormat::Url) => {
+            json!({"type": "video_url", "video_url": {"url": data_url(media)}})
+        }
+        (MediaKind::Audio, _) if quirks.audio => {
+            let format = audio_format(media.mime_type())?;
+            let audio = json!({"data": media.base64(), "format": format});
+            json!({"type": "input_audio", "input_audio": audio})
+        }
         _ => {
-            let supported = if quirks.audio {
-                "images and audio"
-            } else {
-                "images"
+            let supported = match quirks.audio {
+                true => "images and audio",
+                false => "images",
             };
             return Err(unsupported_media("this server", media, supported));
         }
-    })
+    };
+    Ok(ChatContentPart::Media(part))
 }
 
 /// Returns the `format` of audio. OpenAI accepts `wav` and `mp3`; other servers accept more.

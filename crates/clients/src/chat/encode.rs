@@ -249,7 +249,7 @@ struct RequestMessage<'a> {
     tool_calls: Vec<RequestToolCall<'a>>,
 }
 
-/// NamedFields with server-specific names.
+/// Fields with server-specific names.
 struct NamedFields(Vec<(&'static str, String)>);
 
 impl Serialize for NamedFields {

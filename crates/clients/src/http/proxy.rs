@@ -8,6 +8,7 @@ use std::env;
 use std::net::IpAddr;
 
 use cantle_core::llm::{LlmError, LlmErrorKind};
+use ipnet::IpNet;
 use reqwest::Url;
 
 use super::causes::root_cause;
@@ -139,38 +140,17 @@ fn bypasses_proxy(target: &Url, no_proxy: &str) -> bool {
         };
         let entry = entry.trim_start_matches('[').trim_end_matches(']');
         match ip {
-            Some(ip) => entry == "*" || entry.parse() == Ok(ip) || is_within(ip, entry),
+            Some(ip) => {
+                let network = entry.parse().map(|network: IpNet| network.contains(&ip));
+                entry == "*" || entry.parse() == Ok(ip) || network == Ok(true)
+            }
             None => {
                 let domain = entry.trim_start_matches("*").trim_start_matches('.');
-                entry == "*"
-                    || name == domain
-                    || name
-                        .strip_suffix(domain)
-                        .is_some_and(|host| !domain.is_empty() && host.ends_with('.'))
+                let above = name.strip_suffix(domain).filter(|_| !domain.is_empty());
+                entry == "*" || above.is_some_and(|it| it.is_empty() || it.ends_with('.'))
             }
         }
     })
-}
-
-/// Returns whether an address is in a network such as `10.0.0.0/8`.
-fn is_within(ip: IpAddr, network: &str) -> bool {
-    let Some((base, bits)) = network.split_once('/') else {
-        return false;
-    };
-    let (Ok(base), Ok(bits)) = (base.parse::<IpAddr>(), bits.parse::<u32>()) else {
-        return false;
-    };
-    match (ip, base) {
-        (IpAddr::V4(ip), IpAddr::V4(base)) if bits <= 32 => {
-            let differ = ip.to_bits() ^ base.to_bits();
-            differ.checked_shr(32 - bits).unwrap_or(0) == 0
-        }
-        (IpAddr::V6(ip), IpAddr::V6(base)) if bits <= 128 => {
-            let differ = ip.to_bits() ^ base.to_bits();
-            differ.checked_shr(128 - bits).unwrap_or(0) == 0
-        }
-        _ => false,
-    }
 }
 
 #[cfg(test)]

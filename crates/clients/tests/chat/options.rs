@@ -100,8 +100,8 @@ fn the_output_limit_shrinks_if_it_counts_against_the_window() {
         body["max_completion_tokens"].as_u64().unwrap()
     };
     assert_eq!(limit(Server::Vllm, 10), 4_000);
-    // 25,000 bytes are taken for 8334 tokens, and a little is kept free.
-    assert_eq!(limit(Server::Vllm, 5_000), 10_000 - 8_334 - 312);
+    // 25,000 bytes are taken for 8333 tokens, and a little is kept free.
+    assert_eq!(limit(Server::Vllm, 5_000), 10_000 - 8_333 - 312);
     assert_eq!(limit(Server::Vllm, 50_000), 256);
     assert_eq!(limit(Server::OpenAi, 50_000), 4_000);
 }
