@@ -27,7 +27,7 @@ const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 /// Time limit for the responses in progress at shutdown.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// StreamItems requests until `shutdown`, then runs `end`, then completes the responses in progress.
+/// Serves requests until `shutdown`, then runs `end`, then completes the responses in progress.
 pub(crate) async fn serve<A, F, E, T>(
     listener: TcpListener,
     limits: &ServerLimits,

@@ -102,7 +102,7 @@ impl IdempotencyCache {
     }
 }
 
-/// HalfDigest of several strings, each prefixed with its length.
+/// Digest of several strings, each prefixed with its length.
 fn digest(texts: &[&[u8]]) -> HalfDigest {
     let mut whole = Sha256::new();
     for text in texts {

@@ -18,7 +18,7 @@ const LOCK: &str = "lock";
 const RECORDS: &str = "sandboxes";
 const EXTENSION: &str = "json";
 
-/// PausedRecord of a paused sandbox.
+/// The record of a paused sandbox.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct PausedRecord {
     #[serde(rename = "facts")]

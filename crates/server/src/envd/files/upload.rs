@@ -123,7 +123,7 @@ async fn form(
         let feed = async {
             let sender = sender;
             while let Some(chunk) = match timeout(idle, part.chunk()).await {
-                Err(_) => Some(Err(input_error(BodyError::Idle))),
+                Err(_) => Some(Err(input_error(BodyError::Idle.to_string()))),
                 Ok(Err(error)) => Some(Err(input_error(form_error(&error.body_text())))),
                 Ok(Ok(chunk)) => chunk.map(Ok),
             } {
@@ -185,13 +185,13 @@ async fn write(
 fn body_stream(body: Body, idle: Duration) -> ByteStream {
     Box::pin(stream::try_unfold(body, move |mut body| async move {
         let chunk = body::next_chunk(&mut body, idle).await;
-        let chunk = chunk.map_err(input_error)?;
+        let chunk = chunk.map_err(|error| input_error(error.to_string()))?;
         Ok(chunk.map(|chunk| (chunk, body)))
     }))
 }
 
-fn input_error(error: impl ToString) -> SandboxError {
-    SandboxError::new(SandboxErrorKind::InvalidInput, error.to_string())
+fn input_error(error: impl Into<String>) -> SandboxError {
+    SandboxError::new(SandboxErrorKind::InvalidInput, error)
 }
 
 /// Decompresses a stream in small steps.
