@@ -49,18 +49,17 @@ pub(crate) fn connect(
         limits.tokens_per_minute = settings.tpm.map(Into::into);
         RateLimiter::new(limits)
     });
+    let connection = Connection {
+        endpoint,
+        settings,
+        limiter,
+    };
     let build = |model: &str| {
-        let connection = Connection {
-            endpoint,
-            settings,
-            limiter: limiter.as_ref(),
-        };
-        connection
-            .client(model)
-            .map_err(|error| match error.advice() {
-                Some(advice) => anyhow!("{error}. {advice}"),
-                None => error.into(),
-            })
+        let client = connection.client(model);
+        client.map_err(|error| match error.advice() {
+            Some(advice) => anyhow!("{error}. {advice}"),
+            None => error.into(),
+        })
     };
     let mut client = build(model)?;
     if let Some(prices) = prices {
@@ -119,7 +118,7 @@ pub(crate) fn replay(json: &[u8]) -> anyhow::Result<RunClient> {
 struct Connection<'a> {
     endpoint: &'a Endpoint,
     settings: &'a ModelSettings,
-    limiter: Option<&'a RateLimiter>,
+    limiter: Option<RateLimiter>,
 }
 
 impl Connection<'_> {
@@ -169,7 +168,7 @@ impl Connection<'_> {
         {
             builder = described;
         }
-        Ok(match self.limiter {
+        Ok(match &self.limiter {
             // The limiter handles refusals for the rate; other transient errors are retried around it.
             Some(limiter) => {
                 let client = Limited::new(builder.max_retries(0).build()?, limiter.clone());

@@ -1,5 +1,8 @@
 //! The state directory, which keeps runs and their working directories for resuming.
 
+use std::fs::DirBuilder;
+use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
@@ -80,13 +83,8 @@ impl StateDir {
     /// # Errors
     /// If their directory can't be created.
     pub(crate) fn backend(&self) -> anyhow::Result<LocalBackend> {
-        use std::os::unix::fs::DirBuilderExt as _;
-
         let workspaces = self.workspaces();
-        let mut builder = std::fs::DirBuilder::new();
-        // The users that commands run as must be able to reach their working directories.
-        builder.recursive(true).mode(0o711);
-        builder.create(&workspaces).with_context(|| {
+        create_traversable(&workspaces).with_context(|| {
             format!(
                 "failed to create the state directory {}; set {VARIABLE} to another one, or use \
                  --no-keep",
@@ -122,4 +120,10 @@ impl StateDir {
             (None, _) => bail!("no run `{name}` is kept; `cantle runs list` shows those that are"),
         }
     }
+}
+
+/// Creates a directory that everybody may traverse: commands of root's sandboxes run as another user.
+pub(crate) fn create_traversable(directory: &Path) -> io::Result<()> {
+    let mut builder = DirBuilder::new();
+    builder.recursive(true).mode(0o711).create(directory)
 }

@@ -73,7 +73,13 @@ impl Unfinished {
             Err(error) => unfinished.lost.push(format!("the conversation: {error:#}")),
         }
         if let Some(sandbox) = sandbox.filter(|_| !outcome.ledger.tools.is_empty()) {
-            let mut copy = WorkingDirectoryCopy::new(sandbox, output_dir.join(FILES));
+            let mut copy = WorkingDirectoryCopy {
+                sandbox,
+                to: output_dir.join(FILES),
+                files: 0,
+                size_bytes: 0,
+                lost: Vec::new(),
+            };
             let ended = copy.run().await;
             copy.report(ended, &mut unfinished);
         }
@@ -103,17 +109,7 @@ struct WorkingDirectoryCopy<'a> {
     lost: Vec<(SandboxPath, String)>,
 }
 
-impl<'a> WorkingDirectoryCopy<'a> {
-    fn new(sandbox: &'a dyn Sandbox, to: PathBuf) -> Self {
-        Self {
-            sandbox,
-            to,
-            files: 0,
-            size_bytes: 0,
-            lost: Vec::new(),
-        }
-    }
-
+impl WorkingDirectoryCopy<'_> {
     /// Copies files until all are copied, a limit is reached or the sandbox is gone.
     async fn run(&mut self) -> anyhow::Result<()> {
         let mut directories = VecDeque::from([SandboxPath::working_directory()]);
@@ -134,45 +130,51 @@ impl<'a> WorkingDirectoryCopy<'a> {
                     bail!("at most {MAX_FILES} files are copied");
                 }
                 let path = directory.join(entry.path.relative_bytes())?;
-                match entry.kind {
-                    FileKind::Directory => directories.push_back(path),
-                    FileKind::File => self.copy(path, &entry).await?,
-                    FileKind::Symlink => self.lost.push((path, "it is a link".to_owned())),
-                    FileKind::Other => {
-                        let reason = "it is a pipe, socket or device";
-                        self.lost.push((path, reason.to_owned()));
+                let reason = match entry.kind {
+                    FileKind::Directory => {
+                        directories.push_back(path);
+                        continue;
                     }
-                }
+                    FileKind::File => match self.copy(&path, &entry).await? {
+                        Ok(()) => continue,
+                        Err(reason) => reason,
+                    },
+                    FileKind::Symlink => "it is a link".to_owned(),
+                    FileKind::Other => "it is a pipe, socket or device".to_owned(),
+                };
+                self.lost.push((path, reason));
             }
         }
         Ok(())
     }
 
-    async fn copy(&mut self, path: SandboxPath, info: &FileInfo) -> anyhow::Result<()> {
+    /// Copies a file; returns why it is lost otherwise.
+    async fn copy(
+        &mut self,
+        path: &SandboxPath,
+        info: &FileInfo,
+    ) -> anyhow::Result<Result<(), String>> {
         if self.size_bytes.saturating_add(info.size_bytes) > MAX_BYTES {
             let (own, limit) = (size(info.size_bytes), size(MAX_BYTES));
             let reason = format!("its {own} would exceed the total of {limit}");
-            self.lost.push((path, reason));
-            return Ok(());
+            return Ok(Err(reason));
         }
         if self.files == 0 {
             remove_earlier(&self.to)?;
         }
         let to = self.to.join(OsStr::from_bytes(path.relative_bytes()));
-        let directory = to.parent().unwrap_or(&self.to);
-        if let Err(error) = std::fs::create_dir_all(directory) {
-            self.lost.push((path, error.to_string()));
-            return Ok(());
+        if let Err(error) = std::fs::create_dir_all(to.parent().unwrap_or(&self.to)) {
+            return Ok(Err(error.to_string()));
         }
-        match self.sandbox.download(&path, &to).await {
+        match self.sandbox.download(path, &to).await {
             Ok(size_bytes) => {
                 self.files += 1;
                 self.size_bytes = self.size_bytes.saturating_add(size_bytes);
+                Ok(Ok(()))
             }
-            Err(error) if error.kind() == SandboxErrorKind::Gone => return Err(error.into()),
-            Err(error) => self.lost.push((path, error.to_string())),
+            Err(error) if error.kind() == SandboxErrorKind::Gone => Err(error.into()),
+            Err(error) => Ok(Err(error.to_string())),
         }
-        Ok(())
     }
 
     fn report(self, ended: anyhow::Result<()>, unfinished: &mut Unfinished) {

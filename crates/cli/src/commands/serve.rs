@@ -17,7 +17,7 @@ use crate::backend;
 use crate::config;
 use crate::exit::{Code, Failure, FailureExt as _};
 use crate::settings::variable;
-use crate::state_dir::StateDir;
+use crate::state_dir::{StateDir, create_traversable};
 
 /// Variable of the comma-separated keys, if there is no key file.
 const KEYS_VARIABLE: &str = "CANTLE_SERVE_KEYS";
@@ -34,7 +34,9 @@ pub(crate) async fn perform(
     let keys = keys(args.key_file.as_deref()).usage()?;
     let state = StateDir::find().usage()?;
     let workspaces = state.served();
-    create_traversable(&workspaces).internal()?;
+    create_traversable(&workspaces)
+        .with_context(|| format!("failed to create {}", workspaces.display()))
+        .internal()?;
     let local = LocalBackend::new().in_directory(&workspaces);
     let backend = args.backend.open_served(local.clone(), HOME).usage()?;
     let mut limits = ServerLimits::default();
@@ -52,10 +54,7 @@ pub(crate) async fn perform(
     if let Some(domain) = &args.domain {
         builder = builder.domain(domain);
     }
-    let server = builder
-        .bind(args.listen)
-        .await
-        .map_err(|error| not_started(&error))?;
+    let server = builder.bind(args.listen).await.map_err(not_started)?;
     // Only servers use these directories, so what exists was left by a killed one.
     let reclaimed = match server.paused() {
         Some(paused) => local.reclaim_all_but(&paused, Duration::ZERO).await,
@@ -82,12 +81,9 @@ fn announce(address: SocketAddr, accepts_any_key: bool) -> Result<(), Failure> {
         ip => ip,
     };
     let url = format!("http://{}", SocketAddr::new(reachable, address.port()));
-    let key = if accepts_any_key {
-        // Some SDKs check its format.
-        format!(" E2B_API_KEY=e2b_{:040}", 0)
-    } else {
-        String::new()
-    };
+    // Some SDKs check its format.
+    let key = accepts_any_key.then(|| format!(" E2B_API_KEY=e2b_{:040}", 0));
+    let key = key.unwrap_or_default();
     let line = format!("listening on {address}: E2B_API_URL={url} E2B_SANDBOX_URL={url}{key}\n");
     print(&line)
 }
@@ -113,27 +109,12 @@ fn keys(file: Option<&Path>) -> anyhow::Result<Vec<SecretText>> {
     }
 }
 
-/// Creates a directory that everybody may traverse: commands of root's sandboxes run as another user.
-fn create_traversable(directory: &Path) -> anyhow::Result<()> {
-    use std::os::unix::fs::DirBuilderExt as _;
-
-    let mut builder = std::fs::DirBuilder::new();
-    builder.recursive(true).mode(0o711);
-    builder
-        .create(directory)
-        .with_context(|| format!("failed to create {}", directory.display()))
-}
-
-fn not_started(error: &ServeError) -> Failure {
-    let hint = match error.kind() {
+fn not_started(error: ServeError) -> Failure {
+    match error.kind() {
         ServeErrorKind::KeyNeeded => {
-            format!(": provide one with --key-file or in {KEYS_VARIABLE}")
+            let hint = format!("provide one with --key-file or in {KEYS_VARIABLE}");
+            Failure::new(Code::Usage, anyhow!("{error}: {hint}"))
         }
-        _ => String::new(),
-    };
-    let code = match error.kind() {
-        ServeErrorKind::KeyNeeded => Code::Usage,
-        _ => Code::Internal,
-    };
-    Failure::new(code, anyhow!("{error}{hint}"))
+        _ => Failure::new(Code::Internal, error),
+    }
 }

@@ -2,7 +2,7 @@
 
 use cantle::backends::local::{ControlGroupSupport, Mechanism, Probe, ProbeFailure, Trial};
 use cantle::core::policy::PolicyField;
-use cantle::core::sandbox::{EnforcedBy, SandboxInfo};
+use cantle::core::sandbox::{EnforcedBy, Enforcement, SandboxInfo};
 
 use super::report::{Check, CheckState, PolicyReport};
 use crate::display::enforced_by;
@@ -50,8 +50,6 @@ pub(super) fn policies(probe: &Probe) -> Vec<PolicyReport> {
     let presets = probe.presets.iter();
     presets
         .map(|(preset, trial)| {
-            let names =
-                |fields: &[PolicyField]| fields.iter().map(|field| field.as_str()).collect();
             let (enforcement, unenforced, reason) = match &trial.opened {
                 Ok(info) if trial.works() => (info.enforcement.clone(), Vec::new(), None),
                 Ok(_) => (Vec::new(), names(&trial.broken), Some(broken(trial))),
@@ -72,28 +70,19 @@ pub(super) fn policies(probe: &Probe) -> Vec<PolicyReport> {
 }
 
 fn refused(refusal: &ProbeFailure) -> String {
-    let fields: Vec<&str> = refusal
-        .unenforced
-        .iter()
-        .map(|field| field.as_str())
-        .collect();
-    if fields.is_empty() {
-        refusal.reason.clone()
-    } else {
-        format!(
-            "can't be enforced: {} ({})",
-            fields.join(", "),
-            refusal.reason
-        )
+    match &*names(&refusal.unenforced).join(", ") {
+        "" => refusal.reason.clone(),
+        fields => format!("can't be enforced: {fields} ({})", refusal.reason),
     }
 }
 
 fn broken(trial: &Trial) -> String {
-    let fields: Vec<&str> = trial.broken.iter().map(|field| field.as_str()).collect();
-    format!(
-        "reported as enforced, but a command got past it: {}. Please report this bug",
-        fields.join(", ")
-    )
+    let fields = names(&trial.broken).join(", ");
+    format!("reported as enforced, but a command got past it: {fields}. Please report this bug")
+}
+
+fn names(fields: &[PolicyField]) -> Vec<&'static str> {
+    fields.iter().map(|field| field.as_str()).collect()
 }
 
 /// Returns why a mechanism is missing.
@@ -108,11 +97,17 @@ fn why_missing(trial: &Trial) -> String {
 fn namespaces(probe: &Probe) -> Check {
     match probe.namespaces.mechanism(Mechanism::Namespaces) {
         Some(name) if probe.namespaces.works() => {
-            let kinds = name.trim_start_matches("namespaces").trim_matches([' ', '(', ')']);
-            let kinds = if kinds.is_empty() { "in force" } else { kinds };
-            Check::new(NAMESPACES, CheckState::Ok, kinds)
+            let kinds = name
+                .trim_start_matches("namespaces")
+                .trim_matches([' ', '(', ')']);
+            Check::ok(
+                NAMESPACES,
+                if kinds.is_empty() { "in force" } else { kinds },
+            )
         }
-        _ => Check::new(NAMESPACES, CheckState::Missing, why_missing(&probe.namespaces)).with_consequence(
+        _ => Check::missing(
+            NAMESPACES,
+            why_missing(&probe.namespaces),
             "commands see the names of other processes and files; single hosts can't be allowed, so the policy \
              `network` is refused",
         ),
@@ -122,31 +117,30 @@ fn namespaces(probe: &Probe) -> Check {
 fn landlock(probe: &Probe) -> Check {
     let name = probe.without_namespaces.mechanism(Mechanism::Landlock);
     let version: Option<u32> = name.and_then(|name| name.rsplit(' ').next()?.parse().ok());
-    match version {
-        Some(version @ WITH_SCOPES..) => {
-            Check::new(LANDLOCK, CheckState::Ok, format!("version {version}, in force"))
-        }
-        Some(version) => {
-            let lacks = if version < WITH_TCP {
-                "TCP, signals and abstract sockets"
-            } else {
-                "signals and abstract sockets"
-            };
-            let found = format!("version {version}, in force, without {lacks}");
-            Check::new(LANDLOCK, CheckState::Degraded, found)
-                .with_consequence("without namespaces, only the system call filter restricts these")
-        }
-        None => Check::new(LANDLOCK, CheckState::Missing, why_missing(&probe.without_namespaces)).with_consequence(
+    let Some(version) = version else {
+        return Check::missing(
+            LANDLOCK,
+            why_missing(&probe.without_namespaces),
             "only namespaces restrict file access; without them, only the policy `unconfined` works",
-        ),
-    }
+        );
+    };
+    let lacks = match version {
+        WITH_SCOPES.. => return Check::ok(LANDLOCK, format!("version {version}, in force")),
+        WITH_TCP.. => "signals and abstract sockets",
+        _ => "TCP, signals and abstract sockets",
+    };
+    let found = format!("version {version}, in force, without {lacks}");
+    let consequence = "without namespaces, only the system call filter restricts these";
+    Check::degraded(LANDLOCK, found, consequence)
 }
 
 fn seccomp(probe: &Probe) -> Check {
     if probe.filter.works() && probe.filter.mechanism(Mechanism::SystemCalls).is_some() {
-        return Check::new(SECCOMP, CheckState::Ok, "system call filter in force");
+        return Check::ok(SECCOMP, "system call filter in force");
     }
-    Check::new(SECCOMP, CheckState::Missing, why_missing(&probe.filter)).with_consequence(
+    Check::missing(
+        SECCOMP,
+        why_missing(&probe.filter),
         "commands may use every system call; without namespaces, the network can't be disabled",
     )
 }
@@ -154,22 +148,14 @@ fn seccomp(probe: &Probe) -> Check {
 fn identity(probe: &Probe) -> Check {
     let uid = rustix::process::geteuid();
     if !uid.is_root() {
-        let found = format!("ordinary user ({})", uid.as_raw());
-        return Check::new(IDENTITY, CheckState::Ok, found)
+        return Check::ok(IDENTITY, format!("ordinary user ({})", uid.as_raw()))
             .with_consequence("commands run as this user, isolated");
     }
     match probe.whole.mechanism(Mechanism::Identity) {
-        Some(other) => Check::new(
+        Some(other) => Check::ok(IDENTITY, format!("root; commands run as {other}")),
+        None => Check::degraded(
             IDENTITY,
-            CheckState::Ok,
-            format!("root; commands run as {other}"),
-        ),
-        None => Check::new(
-            IDENTITY,
-            CheckState::Degraded,
             "root; commands run as root too",
-        )
-        .with_consequence(
             "commands keep root's rights on what is not isolated: run cantle as an ordinary user",
         ),
     }
@@ -191,25 +177,21 @@ fn control_groups(probe: &Probe, info: &SandboxInfo) -> Check {
         }
     };
     let found: Vec<String> = probe.control_groups.iter().map(words).collect();
-    let found = if found.is_empty() {
-        "none mounted".to_owned()
-    } else {
-        found.join("; ")
+    let found = match found.is_empty() {
+        true => "none mounted".to_owned(),
+        false => found.join("; "),
     };
-    let mut report = info.enforcement.iter();
-    let memory = report.find(|it| it.field == PolicyField::Memory);
-    if memory.is_some_and(|it| it.by == EnforcedBy::Kernel) {
-        return Check::new(CONTROL_GROUPS, CheckState::Ok, found)
+    if info
+        .enforcement
+        .contains(&Enforcement::new(PolicyField::Memory, EnforcedBy::Kernel))
+    {
+        return Check::ok(CONTROL_GROUPS, found)
             .with_consequence("a memory limit applies to all processes of a sandbox together");
     }
-    let none = probe
-        .control_groups
-        .iter()
-        .all(|groups| groups.writable.is_empty());
-    let state = if none {
-        CheckState::Missing
-    } else {
-        CheckState::Degraded
+    let mut writable = probe.control_groups.iter().map(|groups| &groups.writable);
+    let state = match writable.all(Vec::is_empty) {
+        true => CheckState::Missing,
+        false => CheckState::Degraded,
     };
     Check::new(CONTROL_GROUPS, state, found).with_consequence(
         "a memory limit applies to each process separately: run cantle where it may create control groups with \
@@ -239,14 +221,12 @@ fn limits(info: &SandboxInfo) -> Check {
         .iter()
         .map(|(by, fields)| format!("{}: {}", enforced_by(*by), fields.join(", ")));
     let found = found.collect::<Vec<_>>().join("; ");
-    let missing = by.iter().find(|(by, _)| *by == EnforcedBy::NotEnforced);
-    match missing {
-        None => Check::new(LIMITS, CheckState::Ok, found),
+    match by.iter().find(|(by, _)| *by == EnforcedBy::NotEnforced) {
+        None => Check::ok(LIMITS, found),
         Some((_, fields)) => {
-            Check::new(LIMITS, CheckState::Degraded, found).with_consequence(format!(
-                "--limit with one of these needs --best-effort: {}",
-                fields.join(", ")
-            ))
+            let fields = fields.join(", ");
+            let consequence = format!("--limit with one of these needs --best-effort: {fields}");
+            Check::degraded(LIMITS, found, &consequence)
         }
     }
 }

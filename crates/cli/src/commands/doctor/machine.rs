@@ -1,5 +1,6 @@
 //! Checks of the program, the kernel version, tools, keys and disk space.
 
+use std::env::consts::{ARCH, OS};
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,7 +12,7 @@ use cantle::core::sandbox::{
     Backend as _, SandboxContext, SandboxError, SandboxExt as _, SpawnRequest,
 };
 
-use super::report::{Check, CheckState};
+use super::report::Check;
 use crate::backend;
 use crate::provider::Provider;
 use crate::settings::variable;
@@ -33,33 +34,29 @@ pub(super) fn cantle() -> Check {
     } else {
         "dynamic"
     };
-    let (version, arch, os) = (
-        env!("CARGO_PKG_VERSION"),
-        std::env::consts::ARCH,
-        std::env::consts::OS,
-    );
-    Check::new(
-        "cantle",
-        CheckState::Ok,
-        format!("{version}, {linked}, for {os} on {arch}"),
-    )
+    let version = env!("CARGO_PKG_VERSION");
+    Check::ok("cantle", format!("{version}, {linked}, for {OS} on {ARCH}"))
 }
 
 pub(super) fn kernel() -> Check {
     const NAME: &str = "kernel";
     let Ok(release) = std::fs::read_to_string("/proc/sys/kernel/osrelease") else {
-        let found = format!("{}, or no /proc", std::env::consts::OS);
-        return Check::new(NAME, CheckState::Missing, found)
-            .with_consequence("commands are isolated only on Linux 5.6 or newer with /proc; elsewhere use the policy `unconfined`");
+        return Check::missing(
+            NAME,
+            format!("{OS}, or no /proc"),
+            "commands are isolated only on Linux 5.6 or newer with /proc; elsewhere use the policy `unconfined`",
+        );
     };
     let release = release.trim();
     let found = format!("Linux {release}");
     match version(release) {
-        Some(version) if version < NEEDED => Check::new(NAME, CheckState::Missing, found)
-            .with_consequence("the local sandbox needs Linux 5.6 or newer"),
-        Some(version) if version < WITH_LANDLOCK => Check::new(NAME, CheckState::Degraded, found)
-            .with_consequence("Landlock needs Linux 5.13 or newer"),
-        _ => Check::new(NAME, CheckState::Ok, found),
+        Some(version) if version < NEEDED => {
+            Check::missing(NAME, found, "the local sandbox needs Linux 5.6 or newer")
+        }
+        Some(version) if version < WITH_LANDLOCK => {
+            Check::degraded(NAME, found, "Landlock needs Linux 5.13 or newer")
+        }
+        _ => Check::ok(NAME, found),
     }
 }
 
@@ -72,9 +69,12 @@ fn version(release: &str) -> Option<(u32, u32)> {
 pub(super) fn bash() -> Check {
     const NAME: &str = "bash";
     match find("bash") {
-        Some(path) => Check::new(NAME, CheckState::Ok, path.display().to_string()),
-        None => Check::new(NAME, CheckState::Missing, "not in PATH")
-            .with_consequence("models can't run commands; `cantle exec` still runs programs"),
+        Some(path) => Check::ok(NAME, path.display().to_string()),
+        None => Check::missing(
+            NAME,
+            "not in PATH",
+            "models can't run commands; `cantle exec` still runs programs",
+        ),
     }
 }
 
@@ -83,20 +83,17 @@ pub(super) async fn python(backend: &LocalBackend) -> Check {
     const NAME: &str = "Python";
     let inside = tokio::time::timeout(TIMEOUT, python_inside(backend)).await;
     match (inside, find("python3")) {
-        (Ok(Ok(Some(version))), _) => Check::new(
+        (Ok(Ok(Some(version))), _) => Check::ok(NAME, format!("{version}, available in sandboxes")),
+        (_, Some(path)) => Check::degraded(
             NAME,
-            CheckState::Ok,
-            format!("{version}, available in sandboxes"),
+            format!("{}, but not available in sandboxes", path.display()),
+            "commands can't use it: sandboxes contain the system's directories, such as /usr and /opt, but no \
+             home directories",
         ),
-        (_, Some(path)) => {
-            let found = format!("{}, but not available in sandboxes", path.display());
-            Check::new(NAME, CheckState::Degraded, found).with_consequence(
-                "commands can't use it: sandboxes contain the system's directories, such as /usr and /opt, but no \
-                 home directories",
-            )
+        (_, None) => {
+            let consequence = "models can't use Python in commands";
+            Check::missing(NAME, "no python3 in PATH", consequence)
         }
-        (_, None) => Check::new(NAME, CheckState::Missing, "no python3 in PATH")
-            .with_consequence("models can't use Python in commands"),
     }
 }
 
@@ -118,18 +115,18 @@ async fn python_inside(backend: &LocalBackend) -> Result<Option<String>, Sandbox
 pub(super) async fn docker() -> Check {
     const NAME: &str = "Docker";
     let engine = backend::containers();
-    match tokio::time::timeout(TIMEOUT, engine.probe()).await {
+    let missing = match tokio::time::timeout(TIMEOUT, engine.probe()).await {
         Ok(Ok(report)) => {
             let address = without_user(&report.address);
             let found = format!("{} at {address}, {}", report.version, report.platform);
-            Check::new(NAME, CheckState::Ok, found)
-                .with_consequence("commands can run in containers: --backend docker:IMAGE")
+            return Check::ok(NAME, found)
+                .with_consequence("commands can run in containers: --backend docker:IMAGE");
         }
-        Ok(Err(error)) => Check::new(NAME, CheckState::Missing, one_line(&error.to_string()))
-            .with_consequence("only --backend docker: needs it; commands run in local sandboxes"),
-        Err(_) => Check::new(NAME, CheckState::Missing, "no answer".to_owned())
-            .with_consequence("only --backend docker: needs it; commands run in local sandboxes"),
-    }
+        Ok(Err(error)) => one_line(&error.to_string()),
+        Err(_) => "no answer".to_owned(),
+    };
+    let consequence = "only --backend docker: needs it; commands run in local sandboxes";
+    Check::missing(NAME, missing, consequence)
 }
 
 /// Removes user and password from an address.
@@ -146,11 +143,13 @@ pub(super) fn keys() -> Check {
     let is_set = |name: &&str| variable(name).is_some_and(|key| !key.trim().is_empty());
     let (set, unset): (Vec<&str>, Vec<&str>) = Provider::all_key_variables().partition(is_set);
     if set.is_empty() {
-        return Check::new(NAME, CheckState::Missing, format!("none of {}", unset.join(", "))).with_consequence(
+        return Check::missing(
+            NAME,
+            format!("none of {}", unset.join(", ")),
             "cantle run needs a server without keys (--provider local, --base-url); cantle demo needs no key",
         );
     }
-    Check::new(NAME, CheckState::Ok, format!("{} set", set.join(", ")))
+    Check::ok(NAME, format!("{} set", set.join(", ")))
 }
 
 /// Checks the disk space for sandboxes.
@@ -158,31 +157,24 @@ pub(super) fn disk() -> Check {
     const NAME: &str = "disk";
     let directory = std::env::temp_dir();
     let shown = directory.display();
+    let unusable = "sandboxes can't be created: set TMPDIR to a writable directory";
     let space = match rustix::fs::statvfs(&directory) {
         Ok(space) => space,
         Err(error) => {
             let found = format!("{shown}: {}", std::io::Error::from(error));
-            return Check::new(NAME, CheckState::Missing, found).with_consequence(
-                "sandboxes can't be created: set TMPDIR to a writable directory",
-            );
+            return Check::missing(NAME, found, unusable);
         }
     };
+    if rustix::fs::access(&directory, rustix::fs::Access::WRITE_OK).is_err() {
+        return Check::missing(NAME, format!("{shown} is not writable"), unusable);
+    }
     let free = space.f_bavail.saturating_mul(space.f_frsize);
     let found = format!("{} free in {shown}", size(free));
-    if rustix::fs::access(&directory, rustix::fs::Access::WRITE_OK).is_err() {
-        return Check::new(
-            NAME,
-            CheckState::Missing,
-            format!("{shown} is not writable"),
-        )
-        .with_consequence("sandboxes can't be created: set TMPDIR to a writable directory");
-    }
     if free < LOW_DISK_BYTES {
-        return Check::new(NAME, CheckState::Degraded, found).with_consequence(
-            "commands that need more fail: set TMPDIR to a directory with more space",
-        );
+        let consequence = "commands that need more fail: set TMPDIR to a directory with more space";
+        return Check::degraded(NAME, found, consequence);
     }
-    Check::new(NAME, CheckState::Ok, found)
+    Check::ok(NAME, found)
 }
 
 /// Returns the first executable of this name in `PATH`.

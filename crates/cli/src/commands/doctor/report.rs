@@ -62,6 +62,22 @@ impl Check {
         }
     }
 
+    pub(super) fn ok(name: &'static str, found: impl Into<String>) -> Self {
+        Self::new(name, CheckState::Ok, found)
+    }
+
+    pub(super) fn degraded(
+        name: &'static str,
+        found: impl Into<String>,
+        consequence: &str,
+    ) -> Self {
+        Self::new(name, CheckState::Degraded, found).with_consequence(consequence)
+    }
+
+    pub(super) fn missing(name: &'static str, found: impl Into<String>, consequence: &str) -> Self {
+        Self::new(name, CheckState::Missing, found).with_consequence(consequence)
+    }
+
     pub(super) fn with_consequence(mut self, consequence: impl Into<String>) -> Self {
         self.consequence = Some(consequence.into());
         self
