@@ -6,7 +6,7 @@ use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
 use http::{HeaderValue, StatusCode};
 use serde_json::json;
 
-pub(crate) type Result<T, E = ApiError> = std::result::Result<T, E>;
+pub(crate) type ApiResult<T> = Result<T, ApiError>;
 
 /// An error response of the control plane, in E2B's format.
 #[derive(Clone, Debug)]

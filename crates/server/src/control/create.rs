@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::idempotency::{IdempotencyCache, IdempotencyState};
 use super::{Client, ControlState, network, parse, read, responses};
-use crate::api_error::{ApiError, Result};
+use crate::api_error::{ApiError, ApiResult};
 use crate::fleet::{Fleet, SandboxSpec};
 
 const V1_LIFETIME_S: i64 = 15;
@@ -48,7 +48,7 @@ pub(super) async fn v1(
     State(state): State<ControlState>,
     headers: HeaderMap,
     request: Body,
-) -> Result<Response> {
+) -> ApiResult<Response> {
     create(client, &state.idempotency, &headers, request, V1_LIFETIME_S).await
 }
 
@@ -57,7 +57,7 @@ pub(super) async fn v2(
     State(state): State<ControlState>,
     headers: HeaderMap,
     request: Body,
-) -> Result<Response> {
+) -> ApiResult<Response> {
     create(client, &state.idempotency, &headers, request, V2_LIFETIME_S).await
 }
 
@@ -67,7 +67,7 @@ async fn create(
     headers: &HeaderMap,
     request: Body,
     default_lifetime_s: i64,
-) -> Result<Response> {
+) -> ApiResult<Response> {
     let bytes = read(request).await?;
     let pending = match idempotency_key(headers)? {
         None => None,
@@ -88,7 +88,7 @@ async fn create(
     Ok(responses::created(&member, &fleet.settings))
 }
 
-fn idempotency_key(headers: &HeaderMap) -> Result<Option<&str>> {
+fn idempotency_key(headers: &HeaderMap) -> ApiResult<Option<&str>> {
     let Some(key) = headers.get("idempotency-key") else {
         return Ok(None);
     };
@@ -113,7 +113,7 @@ fn parse_spec(
     fleet: &Fleet,
     request: &[u8],
     default_lifetime_s: i64,
-) -> Result<(SandboxSpec, Duration)> {
+) -> ApiResult<(SandboxSpec, Duration)> {
     let request: CreateRequest = parse(request)?;
     if request.template.is_empty() {
         return Err(ApiError::bad_request("templateID is missing"));
@@ -151,7 +151,7 @@ fn parse_spec(
 }
 
 /// Validates a requested lifetime.
-pub(super) fn lifetime(fleet: &Fleet, seconds: i64) -> Result<Duration> {
+pub(super) fn lifetime(fleet: &Fleet, seconds: i64) -> ApiResult<Duration> {
     let negative = |_| ApiError::bad_request("the timeout must not be negative");
     let lifetime = Duration::from_secs(seconds.try_into().map_err(negative)?);
     let max = fleet.settings.limits.lifetime;

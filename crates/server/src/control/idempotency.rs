@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use sha2::{Digest as _, Sha256};
 
-use crate::api_error::{ApiError, Result};
+use crate::api_error::{ApiError, ApiResult};
 use crate::keys::Owner;
 
 /// How long a completed request is remembered.
@@ -72,7 +72,7 @@ impl IdempotencyCache {
         owner: &Owner,
         key: &str,
         request: &[u8],
-    ) -> Result<IdempotencyState> {
+    ) -> ApiResult<IdempotencyState> {
         let request = digest(&[request]);
         let key = digest(&[owner.as_str().as_bytes(), key.as_bytes()]);
         let mut entries = self.lock();

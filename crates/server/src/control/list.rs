@@ -13,7 +13,7 @@ use url::form_urlencoded;
 
 use super::Client;
 use super::responses::SandboxSummary;
-use crate::api_error::{ApiError, Result};
+use crate::api_error::{ApiError, ApiResult};
 use crate::fleet::{Fleet, Member};
 
 /// Maximum sandboxes per page.
@@ -32,7 +32,7 @@ struct ListQuery {
 }
 
 impl ListQuery {
-    fn parse(text: &str) -> Result<Self> {
+    fn parse(text: &str) -> ApiResult<Self> {
         let mut query = Self::default();
         for (name, value) in form_urlencoded::parse(text.as_bytes()) {
             let invalid = || ApiError::bad_request(format!("invalid value `{value}` of `{name}`"));
@@ -121,14 +121,14 @@ fn sort_key(member: &Member) -> SortKey<'_> {
 }
 
 /// `GET /sandboxes`: all running sandboxes.
-pub(super) async fn all(client: Client, RawQuery(query): RawQuery) -> Result<Response> {
+pub(super) async fn all(client: Client, RawQuery(query): RawQuery) -> ApiResult<Response> {
     let mut query = ListQuery::parse(&query.unwrap_or_default())?;
     query.states = vec!["running".to_owned()];
     Ok(summaries(&client.fleet, &matching(&client, &query)))
 }
 
 /// `GET /v2/sandboxes`: pages of sandboxes.
-pub(super) async fn pages(client: Client, RawQuery(query): RawQuery) -> Result<Response> {
+pub(super) async fn pages(client: Client, RawQuery(query): RawQuery) -> ApiResult<Response> {
     let query = ListQuery::parse(&query.unwrap_or_default())?;
     let mut page = matching(&client, &query);
     let running = page.iter().filter(|member| member.is_running()).count();

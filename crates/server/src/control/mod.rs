@@ -25,7 +25,7 @@ use serde::de::DeserializeOwned;
 
 use self::idempotency::IdempotencyCache;
 use crate::address;
-use crate::api_error::{ApiError, Result};
+use crate::api_error::{ApiError, ApiResult};
 use crate::body;
 use crate::fleet::{Fleet, Member};
 use crate::keys::Owner;
@@ -57,7 +57,7 @@ struct Client {
 impl FromRequestParts<ControlState> for Client {
     type Rejection = ApiError;
 
-    async fn from_request_parts(parts: &mut Parts, state: &ControlState) -> Result<Self> {
+    async fn from_request_parts(parts: &mut Parts, state: &ControlState) -> ApiResult<Self> {
         // `Control::answer` has inserted it.
         let owner = parts.extensions.get().cloned().ok_or_else(unauthorized)?;
         let fleet = Arc::clone(&state.fleet);
@@ -74,7 +74,7 @@ struct Addressed {
 impl FromRequestParts<ControlState> for Addressed {
     type Rejection = ApiError;
 
-    async fn from_request_parts(parts: &mut Parts, state: &ControlState) -> Result<Self> {
+    async fn from_request_parts(parts: &mut Parts, state: &ControlState) -> ApiResult<Self> {
         let Client { fleet, owner } = Client::from_request_parts(parts, state).await?;
         let id = Path::<String>::from_request_parts(parts, state).await;
         let Path(id) = id.map_err(|error| ApiError::bad_request(error.body_text()))?;
@@ -89,7 +89,7 @@ struct Message<T>(T);
 impl<T: DeserializeOwned> FromRequest<ControlState> for Message<T> {
     type Rejection = ApiError;
 
-    async fn from_request(request: Request<Body>, _: &ControlState) -> Result<Self> {
+    async fn from_request(request: Request<Body>, _: &ControlState) -> ApiResult<Self> {
         parse(&read(request.into_body()).await?).map(Self)
     }
 }
@@ -182,12 +182,12 @@ async fn wrong_method() -> ApiError {
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method not allowed")
 }
 
-async fn read(request: Body) -> Result<Bytes> {
+async fn read(request: Body) -> ApiResult<Bytes> {
     let bytes = body::read_all(request, REQUEST_BYTES, IDLE).await;
     bytes.map_err(|error| ApiError::bad_request(error.to_string()))
 }
 
-fn parse<T: DeserializeOwned>(bytes: &[u8]) -> Result<T> {
+fn parse<T: DeserializeOwned>(bytes: &[u8]) -> ApiResult<T> {
     let text = if bytes.is_empty() { b"{}" } else { bytes };
     serde_json::from_slice(text)
         .map_err(|error| ApiError::bad_request(format!("invalid request: {error}")))

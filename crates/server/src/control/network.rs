@@ -4,7 +4,7 @@ use cantle_core::policy::{HostPattern, Network, Policy};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::api_error::{ApiError, Result};
+use crate::api_error::{ApiError, ApiResult};
 
 /// The ranges of `denyOut` that mean all addresses.
 const ALL_ADDRESSES: [&str; 2] = ["0.0.0.0/0", "::/0"];
@@ -28,7 +28,7 @@ pub(super) fn restrict(
     internet: Option<bool>,
     network: Option<NetworkRules>,
     policy: &Policy,
-) -> Result<Option<Network>> {
+) -> ApiResult<Option<Network>> {
     let rules = network.unwrap_or_default();
     let is_set = |value: &Option<Value>| value.as_ref().is_some_and(|it| *it != json!({}));
     let unsupported = [

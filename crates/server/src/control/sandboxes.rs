@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::create::lifetime;
 use super::{Addressed, Message, network, responses};
-use crate::api_error::{ApiError, Result};
+use crate::api_error::{ApiError, ApiResult};
 use crate::fleet::{Member, SandboxState};
 
 const CONNECT_LIFETIME_S: i64 = 300;
@@ -25,7 +25,7 @@ pub(super) async fn detail(Addressed { fleet, member }: Addressed) -> Json<Value
     Json(responses::detail(&member, &fleet.settings))
 }
 
-pub(super) async fn kill(Addressed { fleet, member }: Addressed) -> Result<StatusCode> {
+pub(super) async fn kill(Addressed { fleet, member }: Addressed) -> ApiResult<StatusCode> {
     if fleet.end(&member).await {
         Ok(StatusCode::NO_CONTENT)
     } else {
@@ -36,7 +36,7 @@ pub(super) async fn kill(Addressed { fleet, member }: Addressed) -> Result<Statu
 pub(super) async fn connect(
     Addressed { fleet, member }: Addressed,
     Message(request): Message<LifetimeRequest>,
-) -> Result<Response> {
+) -> ApiResult<Response> {
     let lifetime = lifetime(&fleet, request.timeout.unwrap_or(CONNECT_LIFETIME_S))?;
     let status = match fleet.connect(&member, lifetime).await? {
         true => StatusCode::CREATED,
@@ -48,7 +48,7 @@ pub(super) async fn connect(
 pub(super) async fn resume(
     Addressed { fleet, member }: Addressed,
     Message(request): Message<LifetimeRequest>,
-) -> Result<Response> {
+) -> ApiResult<Response> {
     let lifetime = lifetime(&fleet, request.timeout.unwrap_or(RESUME_LIFETIME_S))?;
     if member.is_running() {
         let message = format!("sandbox {} is already running", member.identity.id);
@@ -61,7 +61,7 @@ pub(super) async fn resume(
 pub(super) async fn timeout(
     Addressed { fleet, member }: Addressed,
     Message(request): Message<LifetimeRequest>,
-) -> Result<StatusCode> {
+) -> ApiResult<StatusCode> {
     let Some(seconds) = request.timeout else {
         return Err(ApiError::bad_request("timeout is missing"));
     };
@@ -74,19 +74,19 @@ pub(super) async fn timeout(
 pub(super) async fn refresh(
     Addressed { fleet, member }: Addressed,
     Message(request): Message<LifetimeRequest>,
-) -> Result<StatusCode> {
+) -> ApiResult<StatusCode> {
     let lifetime = lifetime(&fleet, request.duration.unwrap_or(RESUME_LIFETIME_S))?;
     check_running(&member)?;
     member.extend_lifetime(lifetime);
     Ok(StatusCode::NO_CONTENT)
 }
 
-fn check_running(member: &Member) -> Result<()> {
+fn check_running(member: &Member) -> ApiResult<()> {
     let missing = || ApiError::sandbox_not_found(&member.identity.id);
     member.is_running().then_some(()).ok_or_else(missing)
 }
 
-pub(super) async fn pause(Addressed { fleet, member }: Addressed) -> Result<StatusCode> {
+pub(super) async fn pause(Addressed { fleet, member }: Addressed) -> ApiResult<StatusCode> {
     fleet.pause(&member).await?;
     Ok(StatusCode::NO_CONTENT)
 }
@@ -100,7 +100,7 @@ pub(super) async fn logs(_: Addressed) -> Json<Value> {
 pub(super) async fn update_network(
     Addressed { fleet, member }: Addressed,
     Message(request): Message<Value>,
-) -> Result<StatusCode> {
+) -> ApiResult<StatusCode> {
     if matches!(member.state(), SandboxState::Ended) {
         return Err(ApiError::sandbox_not_found(&member.identity.id));
     }

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 use url::form_urlencoded;
 
 use super::{Addressed, Client};
-use crate::api_error::{ApiError, Result};
+use crate::api_error::{ApiError, ApiResult};
 use crate::envd;
 use crate::envd::usage::Usage;
 use crate::fleet::Member;
@@ -45,7 +45,7 @@ pub(super) async fn one(sandbox: Addressed) -> Json<Vec<Value>> {
 pub(super) async fn many(
     Client { fleet, owner }: Client,
     RawQuery(query): RawQuery,
-) -> Result<Json<Value>> {
+) -> ApiResult<Json<Value>> {
     let query = query.unwrap_or_default();
     let pairs = form_urlencoded::parse(query.as_bytes()).filter(|(name, _)| name == "sandbox_ids");
     let mut members = Vec::new();

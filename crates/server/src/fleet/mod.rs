@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::member::{Member, SandboxIdentity, SandboxSpec, SandboxState};
 use self::store::{PausedRecord, Store};
-use crate::api_error::{ApiError, Result};
+use crate::api_error::{ApiError, ApiResult};
 use crate::error::{ServeError, ServeErrorKind};
 use crate::keys::Owner;
 use crate::random;
@@ -145,13 +145,13 @@ impl Fleet {
     }
 
     /// Finds a sandbox of an owner by id.
-    pub(crate) fn find_of(&self, owner: &Owner, id: &str) -> Result<Arc<Member>> {
+    pub(crate) fn find_of(&self, owner: &Owner, id: &str) -> ApiResult<Arc<Member>> {
         self.find(id)
             .filter(|member| member.identity.owner == *owner)
             .ok_or_else(|| ApiError::sandbox_not_found(id))
     }
 
-    fn reserve(self: &Arc<Self>, owner: &Owner) -> Result<Reservation> {
+    fn reserve(self: &Arc<Self>, owner: &Owner) -> ApiResult<Reservation> {
         let limits = &self.settings.limits;
         let mut registry = self.registry();
         let running = registry.members.values().filter(|it| it.is_running());
@@ -189,7 +189,7 @@ impl Fleet {
         owner: Owner,
         spec: SandboxSpec,
         lifetime: Duration,
-    ) -> Result<Arc<Member>> {
+    ) -> ApiResult<Arc<Member>> {
         if self.stopping.is_cancelled() {
             return Err(ApiError::stopping());
         }
@@ -237,16 +237,16 @@ impl Fleet {
     }
 
     /// Runs an operation to completion even if the client disconnects.
-    async fn finish<T, F>(self: &Arc<Self>, operation: impl FnOnce(Arc<Self>) -> F) -> Result<T>
+    async fn finish<T, F>(self: &Arc<Self>, operation: impl FnOnce(Arc<Self>) -> F) -> ApiResult<T>
     where
         T: Send + 'static,
-        F: Future<Output = Result<T>> + Send + 'static,
+        F: Future<Output = ApiResult<T>> + Send + 'static,
     {
         let finished = self.tasks.finish(operation(Arc::clone(self))).await;
         finished.unwrap_or_else(|| Err(ApiError::stopping()))
     }
 
-    fn backend(&self, template: &str) -> Result<Arc<dyn Backend>> {
+    fn backend(&self, template: &str) -> ApiResult<Arc<dyn Backend>> {
         // `namespace/name:tag`; only the name selects a template here.
         let name = template.rsplit('/').next().unwrap_or(template);
         let name = name.split(':').next().unwrap_or(name);
@@ -348,13 +348,13 @@ impl Fleet {
     }
 
     /// Pauses a running sandbox.
-    pub(crate) async fn pause(self: &Arc<Self>, member: &Arc<Member>) -> Result<()> {
+    pub(crate) async fn pause(self: &Arc<Self>, member: &Arc<Member>) -> ApiResult<()> {
         let member = Arc::clone(member);
         self.finish(|fleet| async move { fleet.pause_now(&member).await })
             .await
     }
 
-    async fn pause_now(&self, member: &Arc<Member>) -> Result<()> {
+    async fn pause_now(&self, member: &Arc<Member>) -> ApiResult<()> {
         let _transition = member.transition.lock().await;
         let id = &member.identity.id;
         let running = match member.state() {
@@ -404,7 +404,7 @@ impl Fleet {
         self: &Arc<Self>,
         member: &Arc<Member>,
         lifetime: Duration,
-    ) -> Result<bool> {
+    ) -> ApiResult<bool> {
         if self.stopping.is_cancelled() {
             return Err(ApiError::stopping());
         }
