@@ -4,19 +4,16 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use async_trait::async_trait;
-use cantle_core::sandbox::{
-    Backend, Sandbox, SandboxContext, SandboxError, SandboxErrorKind, SandboxHandle, SandboxPath,
-};
+use cantle_core::sandbox::{SandboxError, SandboxPath};
 use cantle_core::secret::SecretText;
 use cantle_core::tool::Progress;
 use tokio::sync::{Mutex, OnceCell};
 
 use crate::engine::{Engine, EngineReport};
-use crate::image::{BuildSpec, Image, ImageCache, build_if_missing, pull_if_missing};
+use crate::image::{self, BuildSpec, Image, ImageCache};
 use crate::options::Options;
 use crate::reclaim::{self, Reclaimed};
-use crate::{attach, open, program};
+use crate::volume;
 
 /// Default working directory.
 const WORKSPACE: &str = "/workspace";
@@ -46,7 +43,7 @@ enum Source {
 #[derive(Debug, Default)]
 struct Shared {
     engine: OnceCell<Engine>,
-    images: ImageCache,
+    image: ImageCache,
     /// Number of times the supervisor's volume was filled.
     volume_fills: Mutex<u64>,
 }
@@ -163,14 +160,14 @@ impl DockerBackend {
     /// Sets the working directory; `/workspace` by default.
     ///
     /// # Errors
-    /// [`SandboxErrorKind::InvalidInput`] if it is not an absolute path below the root.
+    /// [`InvalidInput`](cantle_core::sandbox::SandboxErrorKind::InvalidInput) if it is not an absolute path below the root.
     pub fn with_working_directory(mut self, directory: &str) -> Result<Self, SandboxError> {
         let path = SandboxPath::new(directory)?;
         if !path.is_absolute() || path.is_base() {
             let message = format!(
                 "`{directory}` can't be a working directory: it is not absolute, or the root"
             );
-            return Err(SandboxError::new(SandboxErrorKind::InvalidInput, message));
+            return Err(SandboxError::invalid_input(message));
         }
         self.options.working_directory = path;
         self.options.has_chosen_directory = true;
@@ -216,24 +213,32 @@ impl DockerBackend {
     /// Connects to the engine and returns its description.
     ///
     /// # Errors
-    /// [`SandboxErrorKind::Unavailable`] with advice, if no engine answers.
+    /// [`Unavailable`](cantle_core::sandbox::SandboxErrorKind::Unavailable) with advice, if no engine answers.
     pub async fn probe(&self) -> Result<EngineReport, SandboxError> {
         Ok(self.engine().await?.report().clone())
     }
 
-    /// Removes containers of this host whose owner has died, except [kept](Sandbox::persist) ones.
+    /// Removes containers of this host whose owner has died, except [kept](cantle_core::sandbox::Sandbox::persist) ones.
     ///
     /// Containers of other hosts, and those without Cantle's labels, are left alone. Containers that this process
     /// could not remove when it closed them are removed here and whenever a sandbox is opened.
     ///
     /// # Errors
-    /// [`SandboxErrorKind::Unavailable`] if no engine answers.
+    /// [`Unavailable`](cantle_core::sandbox::SandboxErrorKind::Unavailable) if no engine answers.
     pub async fn reclaim(&self) -> Result<Reclaimed, SandboxError> {
         reclaim::reclaim(self.engine().await?).await
     }
 
     pub(crate) fn options(&self) -> &Options {
         &self.options
+    }
+
+    /// Returns the name or id of the container to use instead of an image.
+    pub(crate) fn container(&self) -> Option<&str> {
+        match &self.source {
+            Source::Container(container) => Some(container),
+            Source::Image(_) | Source::Dockerfile(_) => None,
+        }
     }
 
     pub(crate) async fn engine(&self) -> Result<&Engine, SandboxError> {
@@ -244,33 +249,24 @@ impl DockerBackend {
     /// Returns the image; pulls or builds it if necessary.
     pub(crate) async fn image(&self, progress: &dyn Progress) -> Result<Image, SandboxError> {
         let engine = self.engine().await?;
-        let images = &self.shared.images;
-        match &self.source {
-            Source::Image(name) => {
-                let pull = pull_if_missing(engine, name, progress);
-                images.get_or_init(name, pull).await
-            }
-            Source::Dockerfile(spec) => {
-                let build = build_if_missing(engine, spec, progress);
-                images.get_or_init("", build).await
-            }
+        let obtain = async || match &self.source {
+            Source::Image(name) => image::pull_if_missing(engine, name, progress).await,
+            Source::Dockerfile(spec) => image::build_if_missing(engine, spec, progress).await,
             Source::Container(_) => Err(SandboxError::unsupported("a container is not an image")),
-        }
+        };
+        self.shared.image.get_or_init(obtain).await
     }
 
     /// Drops the cached image after it was removed from the engine.
-    pub(crate) fn forget_image(&self) {
-        self.shared.images.remove(match &self.source {
-            Source::Image(name) => name,
-            _ => "",
-        });
+    pub(crate) async fn forget_image(&self) {
+        self.shared.image.clear().await;
     }
 
     /// Fills the supervisor's volume if necessary; returns how often it was filled.
     pub(crate) async fn provide_program(&self, image: &str) -> Result<u64, SandboxError> {
         let mut fills = self.shared.volume_fills.lock().await;
         if *fills == 0 {
-            program::provide(self.engine().await?, image).await?;
+            volume::provide(self.engine().await?, image).await?;
             *fills = 1;
         }
         Ok(*fills)
@@ -282,32 +278,10 @@ impl DockerBackend {
         // A concurrent caller may have filled it already.
         if *fills == before
             && let Ok(engine) = self.engine().await
-            && let Ok(true) = program::provide(engine, image).await
+            && let Ok(true) = volume::provide(engine, image).await
         {
             *fills += 1;
         }
         *fills != before
-    }
-}
-
-#[async_trait]
-impl Backend for DockerBackend {
-    fn name(&self) -> &str {
-        "docker"
-    }
-
-    async fn open(&self, cx: SandboxContext) -> Result<Arc<dyn Sandbox>, SandboxError> {
-        match &self.source {
-            Source::Container(container) => attach::open(self, container, &cx).await,
-            _ => open::open(self, &cx).await,
-        }
-    }
-
-    async fn reattach(
-        &self,
-        handle: &SandboxHandle,
-        cx: SandboxContext,
-    ) -> Result<Arc<dyn Sandbox>, SandboxError> {
-        open::reattach(self, handle, &cx).await
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use cantle_command_driver::check_environment;
 use cantle_core::policy::Policy;
-use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
+use cantle_core::sandbox::SandboxError;
 use cantle_core::secret::SecretText;
 
 use crate::options::Options;
@@ -69,9 +69,7 @@ fn inherited(
         Err(error) => {
             let path = path.unwrap_or(Path::new(DEFAULT_FILE)).display();
             let message = format!("failed to read the variables in `{path}`: {error}");
-            return Err(
-                SandboxError::new(SandboxErrorKind::Unavailable, message).with_source(error)
-            );
+            return Err(SandboxError::unavailable(message));
         }
     };
     for name in &options.inherited {
@@ -80,8 +78,7 @@ fn inherited(
             .or_else(|| file.get(name).cloned());
         let value = value.ok_or_else(|| {
             let message = format!("the variable `{name}` is to be inherited but isn't set");
-            SandboxError::new(SandboxErrorKind::Unavailable, message)
-                .with_advice("Set it, or add it to `.env`.")
+            SandboxError::unavailable(message).with_advice("Set it, or add it to `.env`.")
         })?;
         found.insert(name.clone(), value);
     }

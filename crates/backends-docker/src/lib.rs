@@ -75,7 +75,6 @@ mod container;
 mod engine;
 mod environment;
 mod image;
-mod memory;
 mod open;
 mod options;
 mod owner;
@@ -83,7 +82,9 @@ mod plain;
 mod program;
 mod reclaim;
 pub mod relay;
+mod runner;
 mod sandbox;
+mod volume;
 
 pub use self::backend::DockerBackend;
 pub use self::engine::EngineReport;

@@ -1,20 +1,16 @@
 //! Opening of sandboxes in new containers, and reattaching to kept ones.
 
-use std::collections::BTreeMap;
-use std::ffi::OsString;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
+use async_trait::async_trait;
 use bollard::models::ContainerInspectResponse;
 use cantle_core::policy::Policy;
 use cantle_core::sandbox::{
-    Isolation, Sandbox, SandboxContext, SandboxError, SandboxErrorKind, SandboxHandle, SandboxInfo,
-    Survival,
+    Backend, Sandbox, SandboxContext, SandboxError, SandboxErrorKind, SandboxHandle, SandboxPath,
 };
-use tokio::io::AsyncReadExt as _;
+use futures_util::StreamExt as _;
 use tokio::time::{Instant, sleep};
-use tokio_util::sync::CancellationToken;
-use tokio_util::task::AbortOnDropHandle;
 
 use crate::backend::DockerBackend;
 use crate::container::spec::{self, ContainerSpec};
@@ -22,14 +18,12 @@ use crate::container::{Container, ContainerStream};
 use crate::engine::Engine;
 use crate::engine::failure::request_failed;
 use crate::environment::{self, Variables};
-use crate::memory::MemoryLimit;
 use crate::options::Options;
 use crate::owner::{self, Claim, ContainerName, Owner};
-use crate::plain::{self, ExecRunner};
-use crate::program;
-use crate::reclaim;
-use crate::relay::{Relay, RelayOptions};
-use crate::sandbox::{CommandRunner, DockerSandbox, HandleToken, Ownership};
+use crate::relay::RelayOptions;
+use crate::runner::CommandRunner;
+use crate::sandbox::{DockerSandbox, HandleToken, Ownership};
+use crate::{attach, plain, program, reclaim};
 
 /// How long a kept container may take to stop before it is considered in use.
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
@@ -40,14 +34,14 @@ const RENAME_RACE: Duration = Duration::from_millis(100);
 const POLL_INTERVAL: Duration = Duration::from_millis(30);
 
 /// Opens a sandbox in a new container.
-pub(crate) async fn open(
+async fn open(
     backend: &DockerBackend,
     cx: &SandboxContext,
 ) -> Result<Arc<dyn Sandbox>, SandboxError> {
     match open_once(backend, cx).await {
         // The cached image was removed from the engine.
         Err(error) if error.kind() == SandboxErrorKind::NotFound => {
-            backend.forget_image();
+            backend.forget_image().await;
             open_once(backend, cx).await
         }
         opened => opened,
@@ -94,137 +88,85 @@ async fn open_once(
         started = start().await;
     }
     let (container, stream) = started?;
-    let runner = if is_supervised {
-        let mut relay = relay_options(options);
-        relay.makes_directories = true;
-        let connected = supervised(stream, relay, &variables, &cx.policy).await;
-        container.or_remove(connected).await?
-    } else {
-        unsupervised(stream, &container, options, variables, &cx.policy)
+    let first_process = match is_supervised {
+        true => FirstProcess::NewSupervisor,
+        false => FirstProcess::Shell,
     };
-    let mut info = information(&container, options, &runner);
-    info.enforcement = enforcement;
-    let mut ownership = Ownership::AutoRemoved;
-    if spec.survives() {
-        info.survival = Survival::Workspace;
-        ownership = Ownership::Owned;
-    }
-    Ok(Arc::new(DockerSandbox::new(
-        info, container, runner, ownership,
-    )))
+    let runner = run(
+        &container,
+        stream,
+        options,
+        variables,
+        &cx.policy,
+        first_process,
+    )
+    .await;
+    let runner = container.or_remove(runner).await?;
+    let ownership = match spec.survives() {
+        true => Ownership::Owned { kept: false },
+        false => Ownership::AutoRemoved,
+    };
+    let mechanisms = mechanisms(engine, options);
+    let sandbox = DockerSandbox::new(
+        container,
+        options,
+        runner,
+        mechanisms,
+        enforcement,
+        ownership,
+    );
+    Ok(Arc::new(sandbox))
 }
 
-fn information(container: &Container, options: &Options, runner: &CommandRunner) -> SandboxInfo {
-    let directory = options.working_directory.clone();
-    let mut info = SandboxInfo::new("docker", container.sandbox.clone(), directory);
-    info.isolation = Isolation::Container;
-    info.mechanisms = mechanisms(&container.engine, options, runner);
-    info
+/// The first process of a container.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FirstProcess {
+    /// The supervisor, in a container that has not run before.
+    NewSupervisor,
+    Supervisor,
+    /// A shell; commands are execs.
+    Shell,
 }
 
-/// Lists the isolation mechanisms, for display.
-pub(crate) fn mechanisms(
-    engine: &Engine,
-    options: &Options,
-    runner: &CommandRunner,
-) -> Vec<String> {
-    let mut mechanisms = vec![format!("container of {}", engine.report().version)];
-    if let Some(runtime) = &options.runtime {
-        mechanisms.push(format!("runtime {runtime}"));
-    }
-    mechanisms.push("no capabilities".to_owned());
-    mechanisms.push("no new privileges".to_owned());
-    if options.read_only_root {
-        mechanisms.push("read-only image".to_owned());
-    }
-    if matches!(runner, CommandRunner::Exec { .. }) {
-        mechanisms.push("without supervisor: each command is an exec of the engine".to_owned());
-    }
-    mechanisms
-}
-
-fn relay_options(options: &Options) -> RelayOptions {
-    let mut relay = RelayOptions::new(options.working_directory.clone());
-    relay.identity = Some(options.user);
-    relay
-}
-
-/// Connects to the supervisor.
-async fn supervised(
-    stream: ContainerStream,
-    options: RelayOptions,
-    variables: &Variables,
-    policy: &Policy,
-) -> Result<CommandRunner, SandboxError> {
-    let relay = connect(stream, options, variables, policy).await?;
-    let memory = policy
-        .limits
-        .memory_bytes
-        .map(|limit| Arc::new(MemoryLimit::new(limit)));
-    Ok(CommandRunner::Supervised { relay, memory })
-}
-
-pub(crate) async fn connect(
-    stream: ContainerStream,
-    mut options: RelayOptions,
-    variables: &Variables,
-    policy: &Policy,
-) -> Result<Relay, SandboxError> {
-    let pairs = variables.iter();
-    options.environment = pairs
-        .map(|(name, value)| (OsString::from(name), OsString::from(value.expose())))
-        .collect::<BTreeMap<_, _>>();
-    options.limits = policy.limits.clone();
-    let ContainerStream {
-        reader,
-        writer,
-        stderr,
-    } = stream;
-    Relay::connect(reader, writer, options)
-        .await
-        .map_err(|error| {
-            let stderr = stderr.text();
-            if stderr.is_empty() {
-                return error;
-            }
-            let message = format!("{error}: {stderr}");
-            SandboxError::new(SandboxErrorKind::Unavailable, message).with_source(error)
-        })
-}
-
-/// Runs commands as execs for as long as the stream is open.
-fn unsupervised(
-    stream: ContainerStream,
+/// Runs commands by the supervisor or as execs, for as long as the stream is open.
+async fn run(
     container: &Container,
+    mut stream: ContainerStream,
     options: &Options,
     variables: Variables,
     policy: &Policy,
-) -> CommandRunner {
-    let gone = CancellationToken::new();
-    let runner = ExecRunner::new(
-        container.clone(),
-        options.user_text.clone(),
-        options.working_directory.clone(),
-        variables,
-        policy.limits.clone(),
-        gone.clone(),
-    );
-    let watch = tokio::spawn(async move {
-        let _guard = gone.drop_guard();
-        // Dropping it ends the container.
-        let _writer = stream.writer;
-        let mut reader = stream.reader;
-        let mut bytes = [0; 1024];
-        while reader.read(&mut bytes).await.is_ok_and(|length| length > 0) {}
-    });
-    CommandRunner::Exec {
-        runner,
-        watch: Mutex::new(Some(AbortOnDropHandle::new(watch))),
+    first_process: FirstProcess,
+) -> Result<CommandRunner, SandboxError> {
+    let limits = &policy.limits;
+    if first_process == FirstProcess::Shell {
+        let end = async move {
+            // Dropping it ends the container.
+            let _stdin = stream.stdin;
+            while let Some(Ok(_)) = stream.stdout.next().await {}
+        };
+        return Ok(CommandRunner::exec(
+            container, options, variables, limits, end,
+        ));
     }
+    let mut relay = RelayOptions::new(options.working_directory.clone());
+    relay.identity = Some(options.user);
+    relay.makes_directories = first_process == FirstProcess::NewSupervisor;
+    CommandRunner::supervised(stream, relay, &variables, limits).await
+}
+
+/// Lists the isolation mechanisms, for display.
+fn mechanisms(engine: &Engine, options: &Options) -> Vec<String> {
+    let runtime = options.runtime.iter();
+    let read_only = options.read_only_root.then(|| "read-only image".to_owned());
+    std::iter::once(format!("container of {}", engine.report().version))
+        .chain(runtime.map(|runtime| format!("runtime {runtime}")))
+        .chain(["no capabilities", "no new privileges"].map(str::to_owned))
+        .chain(read_only)
+        .collect()
 }
 
 /// Reattaches to a kept sandbox.
-pub(crate) async fn reattach(
+async fn reattach(
     backend: &DockerBackend,
     handle: &SandboxHandle,
     cx: &SandboxContext,
@@ -253,7 +195,7 @@ pub(crate) async fn reattach(
 
 async fn inspect(engine: &Engine, id: &str) -> Result<ContainerInspectResponse, SandboxError> {
     let looked = engine.api().inspect_container(id, None).await;
-    looked.map_err(|error| request_failed("failed to inspect a container", error))
+    looked.map_err(|error| request_failed("failed to inspect a container", &error))
 }
 
 /// Claims a kept sandbox by renaming its container; a running one is in use.
@@ -269,9 +211,6 @@ async fn claim(engine: &Engine, sandbox: &str) -> Result<Container, SandboxError
         let is_running = state.running.unwrap_or(false);
         let ended_at = state.finished_at.unwrap_or_default();
         let is_free = match &found.name {
-            ContainerName::Owned { .. }
-            | ContainerName::Kept { .. }
-            | ContainerName::Filling { .. } => true,
             ContainerName::Claimed { by, claim, .. } => {
                 let since = match &first_seen {
                     Some((name, since)) if *name == found.name => *since,
@@ -280,6 +219,7 @@ async fn claim(engine: &Engine, sandbox: &str) -> Result<Container, SandboxError
                 first_seen = Some((found.name.clone(), since));
                 claim.is_over(&ended_at) || by.is_dead() || since.elapsed() > CLAIM_TIMEOUT
             }
+            _ => true,
         };
         if !is_running && is_free {
             let claimed = ContainerName::Claimed {
@@ -306,7 +246,7 @@ async fn claim(engine: &Engine, sandbox: &str) -> Result<Container, SandboxError
             || (is_running && began.elapsed() > STOP_TIMEOUT)
         {
             let message = "the sandbox is in use: its container is running or being started";
-            return Err(SandboxError::new(SandboxErrorKind::Unavailable, message)
+            return Err(SandboxError::unavailable(message)
                 .with_advice("End the run that uses it, or use a separate sandbox for each run."));
         }
         sleep(POLL_INTERVAL).await;
@@ -330,13 +270,13 @@ async fn reopen(
     if is_supervised && !has_program {
         let message =
             "the sandbox was created by another version of this program, with its supervisor";
-        return Err(SandboxError::new(SandboxErrorKind::Unavailable, message)
+        return Err(SandboxError::unavailable(message)
             .with_advice("Use that version to continue it, or copy its files with `docker cp`."));
     }
     // The container's own settings win over the backend's.
     let mut options = backend.options().clone();
     if let Some(directory) = &config.working_dir {
-        options.working_directory = cantle_core::sandbox::SandboxPath::new(directory)?;
+        options.working_directory = SandboxPath::new(directory)?;
     }
     let host = found.host_config.unwrap_or_default();
     let enforcement = spec::enforcement(
@@ -349,14 +289,50 @@ async fn reopen(
     let image = environment::parse_pairs(config.env.as_deref().unwrap_or_default());
     let variables = environment::variables(&options, &image, &cx.policy)?;
     let stream = container.start().await?;
-    let runner = if is_supervised {
-        let relay = relay_options(&options);
-        supervised(stream, relay, &variables, &cx.policy).await?
-    } else {
-        unsupervised(stream, container, &options, variables, &cx.policy)
+    let first_process = match is_supervised {
+        true => FirstProcess::Supervisor,
+        false => FirstProcess::Shell,
     };
-    let mut info = information(container, &options, &runner);
-    info.enforcement = enforcement;
-    info.survival = Survival::Workspace;
-    Ok(DockerSandbox::new(info, container.clone(), runner, Ownership::Owned).into_kept())
+    let runner = run(
+        container,
+        stream,
+        &options,
+        variables,
+        &cx.policy,
+        first_process,
+    )
+    .await?;
+    let mechanisms = mechanisms(engine, &options);
+    let ownership = Ownership::Owned { kept: true };
+    let container = container.clone();
+    Ok(DockerSandbox::new(
+        container,
+        &options,
+        runner,
+        mechanisms,
+        enforcement,
+        ownership,
+    ))
+}
+
+#[async_trait]
+impl Backend for DockerBackend {
+    fn name(&self) -> &str {
+        "docker"
+    }
+
+    async fn open(&self, cx: SandboxContext) -> Result<Arc<dyn Sandbox>, SandboxError> {
+        match self.container() {
+            Some(container) => attach::open(self, container, &cx).await,
+            None => open(self, &cx).await,
+        }
+    }
+
+    async fn reattach(
+        &self,
+        handle: &SandboxHandle,
+        cx: SandboxContext,
+    ) -> Result<Arc<dyn Sandbox>, SandboxError> {
+        reattach(self, handle, &cx).await
+    }
 }

@@ -110,7 +110,7 @@ pub(crate) async fn list(
         }
     };
     let listed =
-        listed.map_err(|error| request_failed("failed to list the engine's containers", error))?;
+        listed.map_err(|error| request_failed("failed to list the engine's containers", &error))?;
     let found = listed.into_iter().filter_map(|summary| {
         let labels = summary.labels.unwrap_or_default();
         Some(ListedContainer {

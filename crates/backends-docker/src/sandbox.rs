@@ -1,49 +1,35 @@
 //! The sandbox: its container, its command runner, and its end.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use cantle_core::sandbox::{
-    ByteRange, ByteStream, FileInfo, Process, Sandbox, SandboxError, SandboxErrorKind,
-    SandboxHandle, SandboxInfo, SandboxPath, SpawnRequest, Survival, WriteOptions,
+    ByteRange, ByteStream, Enforcement, FileInfo, Isolation, Process, Sandbox, SandboxError,
+    SandboxErrorKind, SandboxHandle, SandboxInfo, SandboxPath, SpawnRequest, Survival,
+    WriteOptions,
 };
 use serde::{Deserialize, Serialize};
-use tokio_util::task::AbortOnDropHandle;
 
 use crate::container::{Container, remove};
 use crate::engine::Engine;
-use crate::memory::MemoryLimit;
+use crate::engine::failure::request_failed;
+use crate::options::Options;
 use crate::owner::ContainerName;
-use crate::plain::ExecRunner;
 use crate::reclaim;
-use crate::relay::Relay;
+use crate::runner::CommandRunner;
 
 /// How long `drop` waits for the engine to remove a container.
 const DROP_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// How commands run and files are accessed.
-#[derive(Debug)]
-pub(crate) enum CommandRunner {
-    Supervised {
-        relay: Relay,
-        memory: Option<Arc<MemoryLimit>>,
-    },
-    Exec {
-        runner: ExecRunner,
-        /// Task that keeps the container alive and notices its end.
-        watch: Mutex<Option<AbortOnDropHandle<()>>>,
-    },
-}
 
 /// Responsibility for removing the container.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ownership {
     /// It stops with its stream, and the engine removes it.
     AutoRemoved,
-    /// It stops with its stream, and the sandbox removes it.
-    Owned,
+    /// It is durable: it stops with its stream, and the sandbox removes it unless it is kept.
+    Owned { kept: bool },
     /// It belongs to the user and is left alone.
     External,
 }
@@ -57,7 +43,7 @@ pub(crate) struct DockerSandbox {
     state: Mutex<SandboxState>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct SandboxState {
     closed: bool,
     kept: bool,
@@ -72,25 +58,37 @@ pub(crate) struct HandleToken {
 }
 
 impl DockerSandbox {
+    /// `mechanisms` and `enforcement` are those of [`SandboxInfo`].
     pub(crate) fn new(
-        info: SandboxInfo,
         container: Container,
+        options: &Options,
         runner: CommandRunner,
+        mechanisms: Vec<String>,
+        enforcement: Vec<Enforcement>,
         ownership: Ownership,
     ) -> Self {
+        let directory = options.working_directory.clone();
+        let mut info = SandboxInfo::new("docker", container.sandbox.clone(), directory);
+        info.isolation = Isolation::Container;
+        info.mechanisms = mechanisms;
+        if matches!(runner, CommandRunner::Exec { .. }) {
+            let exec = "without supervisor: each command is an exec of the engine";
+            info.mechanisms.push(exec.to_owned());
+        }
+        info.enforcement = enforcement;
+        if matches!(ownership, Ownership::Owned { .. }) {
+            info.survival = Survival::Workspace;
+        }
         Self {
             info,
             container,
             runner,
+            state: Mutex::new(SandboxState {
+                closed: false,
+                kept: ownership == Ownership::Owned { kept: true },
+            }),
             ownership,
-            state: Mutex::default(),
         }
-    }
-
-    /// Marks the sandbox as kept.
-    pub(crate) fn into_kept(self) -> Self {
-        self.state().kept = true;
-        self
     }
 
     fn state(&self) -> MutexGuard<'_, SandboxState> {
@@ -120,21 +118,6 @@ impl DockerSandbox {
     fn begin_closing(&self) -> bool {
         !std::mem::replace(&mut self.state().closed, true)
     }
-
-    /// Closes the stream, which ends all commands.
-    async fn end_commands(&self) {
-        match &self.runner {
-            CommandRunner::Supervised { relay, .. } => {
-                // Removing the container kills a supervisor that doesn't exit.
-                if let Err(error) = relay.close().await {
-                    tracing::debug!(%error, "the supervisor did not exit in time");
-                }
-            }
-            CommandRunner::Exec { watch, .. } => {
-                watch.lock().unwrap_or_else(PoisonError::into_inner).take();
-            }
-        }
-    }
 }
 
 /// Calls a method of the command runner.
@@ -142,8 +125,10 @@ macro_rules! delegate {
     ($self:ident, $method:ident($($argument:expr),*)) => {{
         $self.check_open()?;
         let result = match &$self.runner {
-            CommandRunner::Supervised { relay, .. } => relay.$method($($argument),*).await,
-            CommandRunner::Exec { runner, .. } => runner.$method($($argument),*).await,
+            CommandRunner::Supervised(relay) => relay.$method($($argument),*).await,
+            CommandRunner::Exec { runner, .. } => {
+                runner.unless_gone(runner.$method($($argument),*)).await
+            }
         };
         $self.map_gone(result)
     }};
@@ -156,14 +141,7 @@ impl Sandbox for DockerSandbox {
     }
 
     async fn spawn(&self, request: SpawnRequest) -> Result<Box<dyn Process>, SandboxError> {
-        let process = delegate!(self, spawn(request))?;
-        Ok(match &self.runner {
-            CommandRunner::Supervised {
-                relay,
-                memory: Some(limit),
-            } => limit.watch(relay, process),
-            _ => process,
-        })
+        delegate!(self, spawn(request))
     }
 
     async fn read(&self, path: &SandboxPath, range: ByteRange) -> Result<ByteStream, SandboxError> {
@@ -201,7 +179,7 @@ impl Sandbox for DockerSandbox {
 
     async fn persist(&self) -> Result<SandboxHandle, SandboxError> {
         self.check_open()?;
-        if self.info.survival == Survival::Nothing || self.ownership != Ownership::Owned {
+        if self.info.survival == Survival::Nothing {
             let message = "this sandbox can't be kept: it was not opened as durable";
             return Err(SandboxError::unsupported(message));
         }
@@ -217,12 +195,8 @@ impl Sandbox for DockerSandbox {
         if !self.state().kept {
             let kept = ContainerName::Kept { id };
             let renamed = self.container.rename(&self.container.id, &kept).await;
-            renamed.map_err(|error| {
-                crate::engine::failure::request_failed(
-                    "failed to mark the container as kept",
-                    error,
-                )
-            })?;
+            renamed
+                .map_err(|error| request_failed("failed to mark the container as kept", &error))?;
             self.state().kept = true;
         }
         Ok(SandboxHandle::new(&*self.info.backend, token))
@@ -232,25 +206,22 @@ impl Sandbox for DockerSandbox {
         if !self.begin_closing() {
             return Ok(());
         }
-        self.end_commands().await;
-        match self.ownership {
-            Ownership::External => Ok(()),
-            Ownership::AutoRemoved | Ownership::Owned => {
-                let removed = self.container.remove().await;
-                if removed.is_err() {
-                    reclaim::remember_unremoved(&self.container.engine, &self.container.id);
-                }
-                removed
-            }
+        self.runner.end_commands().await;
+        if self.ownership == Ownership::External {
+            return Ok(());
         }
+        let removed = self.container.remove().await;
+        if removed.is_err() {
+            reclaim::remember_unremoved(&self.container.engine, &self.container.id);
+        }
+        removed
     }
 }
 
 impl Drop for DockerSandbox {
     fn drop(&mut self) {
-        let left_behind =
-            self.begin_closing() && !self.state().kept && self.ownership == Ownership::Owned;
-        if left_behind {
+        let is_durable = self.info.survival != Survival::Nothing;
+        if self.begin_closing() && is_durable && !self.state().kept {
             // Commands end with the stream, but a durable container stays until it is removed, and `drop` can't
             // await the request.
             remove_blocking(&self.container);

@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use cantle_command_driver::CommandLimits;
 use cantle_core::policy::{Limits, PolicyField};
 use cantle_core::sandbox::{EnforcedBy, Enforcement};
 use tokio::time::sleep;
@@ -17,10 +18,8 @@ const INTERVAL: Duration = Duration::from_millis(250);
 /// The limits that the backend enforces.
 #[derive(Clone, Debug)]
 pub(crate) struct BackendLimits {
-    /// Maximum wall time of a command.
-    pub(crate) wall_time: Option<Duration>,
-    /// Maximum bytes of one output channel.
-    pub(crate) output_bytes: Option<u64>,
+    /// Those that the command driver enforces.
+    pub(crate) command: CommandLimits,
     processes: Option<u64>,
     disk_bytes: Option<u64>,
     inodes: Option<u64>,
@@ -32,8 +31,7 @@ impl BackendLimits {
         let is_polled = |field| report.contains(&Enforcement::new(field, EnforcedBy::Polled));
         let polled = |field, limit: Option<u64>| limit.filter(|_| is_polled(field));
         Self {
-            wall_time: limits.wall_time,
-            output_bytes: limits.output_bytes,
+            command: CommandLimits::new(limits),
             processes: polled(PolicyField::Processes, limits.processes),
             disk_bytes: polled(PolicyField::Disk, limits.disk_bytes),
             inodes: polled(PolicyField::Inodes, limits.inodes),

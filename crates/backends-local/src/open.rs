@@ -1,9 +1,11 @@
 //! Opening a sandbox: its directory and the state its commands share.
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicU32;
+use std::sync::{Arc, Mutex};
 
 use cantle_command_driver::check_environment;
-use cantle_core::sandbox::{SandboxContext, SandboxError, SandboxErrorKind, SandboxInfo, Survival};
+use cantle_core::sandbox::{SandboxContext, SandboxError, SandboxInfo, Survival};
 
 use crate::engine;
 use crate::environment::{self, Environment};
@@ -11,7 +13,7 @@ use crate::files::Root;
 use crate::limits::BackendLimits;
 use crate::sandbox::LocalSandbox;
 use crate::settings::LocalSettings;
-use crate::shared::SandboxParts;
+use crate::shared::{SandboxState, Shared};
 
 /// The directory to open a sandbox on.
 #[derive(Clone, Debug)]
@@ -64,14 +66,15 @@ pub(crate) fn open(
     if is_durable {
         info.survival = Survival::Workspace;
     }
-    Ok(LocalSandbox::new(SandboxParts {
+    Ok(LocalSandbox::new(Shared {
         limits: BackendLimits::new(&cx.policy.limits, &info.enforcement),
         info,
-        root,
+        root: Arc::new(root),
         environment,
         shell,
         engine: built.engine,
-        is_kept,
+        numbers: AtomicU32::new(0),
+        state: Mutex::new(SandboxState::new(is_kept)),
     }))
 }
 
@@ -79,9 +82,8 @@ fn find_shell(
     chosen: Option<&Path>,
     search_path: &std::ffi::OsStr,
 ) -> Result<PathBuf, SandboxError> {
-    let unavailable = |message: String, advice: &str| {
-        SandboxError::new(SandboxErrorKind::Unavailable, message).with_advice(advice)
-    };
+    let unavailable =
+        |message: String, advice: &str| SandboxError::unavailable(message).with_advice(advice);
     match chosen {
         Some(shell) if shell.is_absolute() && environment::is_executable(shell) => {
             Ok(shell.to_owned())

@@ -306,10 +306,7 @@ async fn within<T>(
     work: impl Future<Output = Result<T, SandboxError>>,
 ) -> Result<T, SandboxError> {
     let ended = tokio::time::timeout(limit, work).await;
-    ended.unwrap_or_else(|_| {
-        let message = "the probe timed out";
-        Err(SandboxError::new(SandboxErrorKind::Unavailable, message))
-    })
+    ended.unwrap_or_else(|_| Err(SandboxError::unavailable("the probe timed out")))
 }
 
 async fn off_runtime<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Option<T> {

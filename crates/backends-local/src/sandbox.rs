@@ -13,7 +13,7 @@ use tokio::task::spawn_blocking;
 use crate::blocking;
 use crate::command;
 use crate::files::Root;
-use crate::shared::{SandboxParts, Shared};
+use crate::shared::Shared;
 
 /// A sandbox of the local backend.
 #[derive(Debug)]
@@ -22,9 +22,9 @@ pub(crate) struct LocalSandbox {
 }
 
 impl LocalSandbox {
-    pub(crate) fn new(parts: SandboxParts) -> Self {
+    pub(crate) fn new(shared: Shared) -> Self {
         Self {
-            shared: Arc::new(Shared::new(parts)),
+            shared: Arc::new(shared),
         }
     }
 

@@ -17,19 +17,6 @@ use crate::limits::BackendLimits;
 /// Time in which all processes of a closed sandbox must have ended.
 const END_DEADLINE: Duration = Duration::from_secs(5);
 
-/// The parts of a new sandbox.
-#[derive(Debug)]
-pub(crate) struct SandboxParts {
-    pub(crate) info: SandboxInfo,
-    pub(crate) root: Root,
-    pub(crate) environment: Environment,
-    pub(crate) shell: PathBuf,
-    pub(crate) limits: BackendLimits,
-    pub(crate) engine: Engine,
-    /// Whether the files survive a drop.
-    pub(crate) is_kept: bool,
-}
-
 /// The state that a sandbox shares with its commands.
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -39,12 +26,12 @@ pub(crate) struct Shared {
     pub(crate) shell: PathBuf,
     pub(crate) limits: BackendLimits,
     pub(crate) engine: Engine,
-    numbers: AtomicU32,
-    state: Mutex<SandboxState>,
+    pub(crate) numbers: AtomicU32,
+    pub(crate) state: Mutex<SandboxState>,
 }
 
 #[derive(Debug, Default)]
-struct SandboxState {
+pub(crate) struct SandboxState {
     closed: bool,
     /// Whether the files survive a drop.
     kept: bool,
@@ -54,23 +41,16 @@ struct SandboxState {
     notes: Vec<String>,
 }
 
-impl Shared {
-    pub(crate) fn new(parts: SandboxParts) -> Self {
+impl SandboxState {
+    pub(crate) fn new(is_kept: bool) -> Self {
         Self {
-            info: parts.info,
-            root: Arc::new(parts.root),
-            environment: parts.environment,
-            shell: parts.shell,
-            limits: parts.limits,
-            engine: parts.engine,
-            numbers: AtomicU32::new(0),
-            state: Mutex::new(SandboxState {
-                kept: parts.is_kept,
-                ..SandboxState::default()
-            }),
+            kept: is_kept,
+            ..Self::default()
         }
     }
+}
 
+impl Shared {
     fn state(&self) -> MutexGuard<'_, SandboxState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -139,7 +119,7 @@ impl Shared {
         };
         let token = serde_json::to_string(&token).map_err(|error| {
             let message = "the path of the sandbox's directory is not valid UTF-8";
-            SandboxError::new(SandboxErrorKind::InvalidInput, message).with_source(error)
+            SandboxError::invalid_input(message).with_source(error)
         })?;
         self.root.keep()?;
         self.state().kept = true;

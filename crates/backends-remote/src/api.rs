@@ -17,7 +17,6 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep, timeout};
 
-use crate::backend::ApiGeneration;
 use crate::envd::SandboxRecord;
 use crate::gate::{Gate, HoldTooLong};
 use crate::http::{self, RequestError, TlsCache};
@@ -33,6 +32,19 @@ const MAX_MESSAGE_CHARS: usize = 300;
 const MIN_SECRET_BYTES: usize = 4;
 const TOO_MANY: &str =
     "Too many requests or sandboxes: wait, close some, or lower the creation rate.";
+
+/// Version of the service's API.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum ApiGeneration {
+    /// The second, with a fall-back to the first if the service lacks it.
+    #[default]
+    Newest,
+    /// The first.
+    V1,
+    /// The second.
+    V2,
+}
 
 /// Client of the API.
 pub(crate) struct Api {
@@ -96,8 +108,7 @@ impl Api {
         tls_cache: &TlsCache,
     ) -> Result<Self, SandboxError> {
         let mut header = HeaderValue::try_from(key.expose()).map_err(|_| {
-            let message = "the API key holds characters that can't be sent";
-            SandboxError::new(SandboxErrorKind::Unavailable, message)
+            SandboxError::unavailable("the API key holds characters that can't be sent")
                 .with_advice("Check that the key is one line of plain text.")
         })?;
         header.set_sensitive(true);
@@ -123,12 +134,15 @@ impl Api {
     /// Creates a sandbox.
     pub(crate) async fn create(&self, spec: &CreateRequest) -> Result<SandboxRecord, SandboxError> {
         let doing = "failed to create a sandbox";
-        let _permit = self.gate.acquire(CALL_TIMEOUT).await.map_err(|held| {
-            let HoldTooLong(left) = held;
-            let seconds = left.as_secs();
-            let message = format!("{doing}: the service asks to wait for another {seconds} s");
-            SandboxError::new(SandboxErrorKind::Unavailable, message).with_advice(TOO_MANY)
-        })?;
+        let _permit = self
+            .gate
+            .acquire(CALL_TIMEOUT)
+            .await
+            .map_err(|HoldTooLong(left)| {
+                let seconds = left.as_secs();
+                let message = format!("{doing}: the service asks to wait for another {seconds} s");
+                SandboxError::unavailable(message).with_advice(TOO_MANY)
+            })?;
         let path = ["sandboxes"];
         let answer = self
             .call_newest(Gating::Gated, &path, &spec.body, |request| {
@@ -173,60 +187,46 @@ impl Api {
     pub(crate) async fn extend(&self, id: &str, lifetime: Duration) -> Result<(), SandboxError> {
         let body = json!({ "timeout": lifetime.as_secs() });
         let doing = "failed to extend the sandbox's lifetime";
-        self.call_sandbox(
-            Method::POST,
-            &["sandboxes", id, "timeout"],
-            Some(&body),
-            id,
-            doing,
-        )
-        .await
-        .map(|_| ())
+        let path = ["sandboxes", id, "timeout"];
+        self.call_sandbox(Method::POST, &path, Some(&body), doing)
+            .await
     }
 
     /// Pauses a sandbox if it is running.
     pub(crate) async fn pause(&self, id: &str) -> Result<(), SandboxError> {
+        let path = ["sandboxes", id, "pause"];
         let doing = "failed to pause the sandbox";
-        self.call_sandbox(
-            Method::POST,
-            &["sandboxes", id, "pause"],
-            Some(&json!({})),
-            id,
-            doing,
-        )
-        .await
-        .map(|_| ())
+        self.call_sandbox(Method::POST, &path, Some(&json!({})), doing)
+            .await
     }
 
     /// Kills a sandbox if it exists.
     pub(crate) async fn kill(&self, id: &str) -> Result<(), SandboxError> {
+        let path = ["sandboxes", id];
         let doing = "failed to kill the sandbox";
-        match self
-            .call_sandbox(Method::DELETE, &["sandboxes", id], None, id, doing)
-            .await
-        {
+        match self.call_sandbox(Method::DELETE, &path, None, doing).await {
             Err(error) if error.kind() == SandboxErrorKind::Gone => Ok(()),
-            other => other.map(|_| ()),
+            other => other,
         }
     }
 
+    /// Calls a method of the sandbox whose id is the second segment of `path`.
     async fn call_sandbox(
         &self,
         method: Method,
         path: &[&str],
         body: Option<&Value>,
-        id: &str,
         doing: &str,
-    ) -> Result<ApiResponse, SandboxError> {
-        let answer = self
-            .call(Gating::Ungated, method, path, body, |request| request)
+    ) -> Result<(), SandboxError> {
+        let answer = self.call(Gating::Ungated, method, path, body, |request| request);
+        let answer = answer
             .await
             .map_err(|error| self.unreachable(error, doing))?;
         match answer.status {
-            status if status.is_success() => Ok(answer),
+            status if status.is_success() => Ok(()),
             // Already paused.
-            StatusCode::CONFLICT if path.last() == Some(&"pause") => Ok(answer),
-            StatusCode::NOT_FOUND => Err(gone(id)),
+            StatusCode::CONFLICT if path.last() == Some(&"pause") => Ok(()),
+            StatusCode::NOT_FOUND => Err(gone(path.get(1).copied().unwrap_or_default())),
             _ => Err(self.refused(&answer, doing)),
         }
     }
@@ -327,9 +327,7 @@ impl Api {
     ) -> Result<SandboxRecord, SandboxError> {
         let record: SandboxRecord =
             serde_json::from_slice(&answer.body).map_err(|_| self.not_the_api(doing))?;
-        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
-        // The id becomes part of URLs.
-        if record.sandbox_id.is_empty() || !record.sandbox_id.bytes().all(plain) {
+        if !is_id(&record.sandbox_id) {
             return Err(self.not_the_api(doing));
         }
         Ok(record)
@@ -346,7 +344,7 @@ impl Api {
             "{doing}: the server at {} does not implement E2B's API",
             self.address()
         );
-        SandboxError::new(SandboxErrorKind::Unavailable, message)
+        SandboxError::unavailable(message)
             .with_advice("Check the API's URL (E2B_API_URL, or E2B_DOMAIN).")
     }
 
@@ -357,7 +355,7 @@ impl Api {
                 "The key was rejected: check E2B_API_KEY, and that it belongs to this address.",
             ),
             403 => error.with_advice("The key lacks permission: check its team's settings."),
-            400 => SandboxError::new(SandboxErrorKind::InvalidInput, error.to_string()),
+            400 => SandboxError::invalid_input(error.to_string()),
             429 => error.with_advice(TOO_MANY),
             status if status >= 500 => {
                 error.with_advice("The service has a problem: try again later.")
@@ -382,6 +380,12 @@ impl Api {
         }
         message.chars().take(MAX_MESSAGE_CHARS).collect()
     }
+}
+
+/// Whether a text can be a sandbox's id, which becomes part of URLs.
+pub(crate) fn is_id(text: &str) -> bool {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
+    !text.is_empty() && text.bytes().all(plain)
 }
 
 /// Requests access tokens, which are optional in the first version of the API.

@@ -33,7 +33,7 @@ pub(crate) fn client(url: &Url, tls_cache: &TlsCache) -> Result<Client, SandboxE
             .map(|config| tls_cache.get_or_init(|| config).clone()),
     };
     let tls = tls.map_err(|error| {
-        SandboxError::new(SandboxErrorKind::Unavailable, error.to_string())
+        SandboxError::unavailable(error.to_string())
             .with_advice(error.advice())
             .with_source(error.into_source())
     })?;
@@ -47,8 +47,7 @@ pub(crate) fn client(url: &Url, tls_cache: &TlsCache) -> Result<Client, SandboxE
         .connect_timeout(CONNECT_TIMEOUT)
         .build()
         .map_err(|error| {
-            let message = "failed to set up an HTTP client";
-            SandboxError::new(SandboxErrorKind::Unavailable, message).with_source(error)
+            SandboxError::unavailable("failed to set up an HTTP client").with_source(error)
         })
 }
 
@@ -56,11 +55,8 @@ pub(crate) fn client(url: &Url, tls_cache: &TlsCache) -> Result<Client, SandboxE
 pub(crate) fn parse_url(name: &str, text: &str) -> Result<Url, SandboxError> {
     let invalid = |problem: &str| {
         // The text is not repeated: it may be a key in the wrong setting.
-        SandboxError::new(
-            SandboxErrorKind::Unavailable,
-            format!("the {name} {problem}"),
-        )
-        .with_advice("Write it like https://api.example.org or http://127.0.0.1:3010.")
+        SandboxError::unavailable(format!("the {name} {problem}"))
+            .with_advice("Write it like https://api.example.org or http://127.0.0.1:3010.")
     };
     let mut url = Url::parse(text.trim()).map_err(|_| invalid("is not a URL"))?;
     if !matches!(url.scheme(), "http" | "https") || !url.has_host() {
@@ -102,14 +98,13 @@ pub(crate) async fn read_body(mut response: Response) -> Result<Bytes, RequestEr
 }
 
 /// A request without a complete, readable response.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct RequestError {
     /// The reason, without the URL.
     pub(crate) message: String,
     pub(crate) advice: Option<&'static str>,
     /// Whether the server may have handled the request although its response was lost.
     pub(crate) may_have_succeeded: bool,
-    source: Option<reqwest::Error>,
 }
 
 impl RequestError {
@@ -118,7 +113,6 @@ impl RequestError {
             message: message.into(),
             advice: None,
             may_have_succeeded: false,
-            source: None,
         }
     }
 
@@ -128,12 +122,9 @@ impl RequestError {
 
     /// Converts it to a sandbox error whose message starts with `doing`.
     pub(crate) fn into_error(self, kind: SandboxErrorKind, doing: &str) -> SandboxError {
-        let mut error = SandboxError::new(kind, format!("{doing}: {}", self.message));
-        if let Some(advice) = self.advice {
-            error = error.with_advice(advice);
-        }
-        match self.source {
-            Some(source) => error.with_source(source),
+        let error = SandboxError::new(kind, format!("{doing}: {}", self.message));
+        match self.advice {
+            Some(advice) => error.with_advice(advice),
             None => error,
         }
     }
@@ -177,7 +168,6 @@ impl From<reqwest::Error> for RequestError {
             message,
             advice,
             may_have_succeeded: !error.is_connect() && !error.is_timeout() && !error.is_builder(),
-            source: Some(error),
         }
     }
 }

@@ -80,9 +80,16 @@ mod http;
 mod policy;
 mod quote;
 mod sandbox;
+mod script;
+mod service;
+mod shared;
 mod signals;
 
-pub use self::backend::{ApiGeneration, RemoteBackend, RemoteBackendBuilder};
+pub use self::api::ApiGeneration;
+pub use self::backend::{RemoteBackend, RemoteBackendBuilder};
+
+/// The backend's name in reports and handles.
+pub(crate) const NAME: &str = "remote";
 
 /// Returns a random token of 32 hexadecimal digits.
 pub(crate) fn random_token() -> String {

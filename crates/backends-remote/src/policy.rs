@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cantle_core::policy::{Access, Limits, Network, Policy, PolicyField, Strictness};
+use cantle_core::policy::{Access, Limits, Network, Policy, PolicyField};
 use cantle_core::sandbox::{EnforcedBy, Enforcement, ExitStatus, SandboxError};
 use serde_json::{Map, Value, json};
 
@@ -12,23 +12,12 @@ use serde_json::{Map, Value, json};
 /// The policy is strict and a field isn't enforced.
 pub(crate) fn report(policy: &Policy) -> Result<Vec<Enforcement>, SandboxError> {
     let report = Enforcement::report(policy, |field| enforced_by(policy, field));
-    if policy.strictness == Strictness::BestEffort {
-        return Ok(report);
-    }
-    let missing: Vec<PolicyField> = report
-        .iter()
-        .filter(|it| it.by == EnforcedBy::NotEnforced)
-        .map(|it| it.field)
-        .collect();
-    if missing.is_empty() {
-        return Ok(report);
-    }
-    Err(unenforceable(missing))
+    Enforcement::check_strict(policy, report, unenforceable)
 }
 
 /// The error for a strict policy with these fields.
 pub(crate) fn unenforceable(fields: Vec<PolicyField>) -> SandboxError {
-    SandboxError::unenforceable(crate::backend::NAME, fields).with_advice(
+    SandboxError::unenforceable(crate::NAME, fields).with_advice(
         "Remove these fields, accept that they aren't enforced (best effort), or use another \
          backend.",
     )

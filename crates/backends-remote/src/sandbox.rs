@@ -1,360 +1,18 @@
-//! A sandbox at the service: its lifetime, pausing, and detection of its loss.
+//! A sandbox of the remote backend, and its handle.
 
-use std::collections::BTreeMap;
-use std::fmt;
-use std::future::Future;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock as SyncRwLock};
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use async_trait::async_trait;
 use cantle_core::sandbox::{
     ByteRange, ByteStream, FileInfo, Process, Sandbox, SandboxError, SandboxErrorKind,
     SandboxHandle, SandboxInfo, SandboxPath, SpawnRequest, Survival, WriteOptions,
 };
-use cantle_core::secret::SecretText;
 use serde::{Deserialize, Serialize};
-use tokio::select;
-use tokio::sync::{OwnedRwLockReadGuard, RwLock};
-use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout};
-use tokio_util::sync::CancellationToken;
 
-use crate::backend::{NAME, Service};
-use crate::envd::{Envd, Fault, HealthError};
-use crate::policy::CommandLimits;
-use crate::{command, files};
-
-/// The directory for temporary files.
-pub(crate) const SCRATCH: &str = "/tmp";
-
-/// Interval of health checks during long operations.
-const HEARTBEAT: Duration = Duration::from_secs(3);
-/// Failed health checks after which a sandbox counts as gone.
-const MAX_FAILED_CHECKS: u32 = 2;
-/// Pause between failed health checks.
-const RECHECK_PAUSE: Duration = Duration::from_secs(1);
-
-/// State shared by a sandbox, its commands and its file operations.
-pub(crate) struct Shared {
-    pub(crate) info: SandboxInfo,
-    /// The working directory.
-    pub(crate) home: String,
-    pub(crate) limits: CommandLimits,
-    /// The policy's variables.
-    pub(crate) environment: BTreeMap<String, SecretText>,
-    service: Arc<Service>,
-    id: String,
-    envd: SyncRwLock<Envd>,
-    phase: Arc<RwLock<Phase>>,
-    last_use: Mutex<Instant>,
-    /// The reason, once it is gone.
-    gone: Mutex<Option<String>>,
-    gone_signal: CancellationToken,
-    /// Cancelled when it is closed.
-    pub(crate) closed: CancellationToken,
-    kept: AtomicBool,
-    tasks: Mutex<JoinSet<()>>,
-}
-
-impl fmt::Debug for Shared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared")
-            .field("info", &self.info)
-            .field("closed", &self.closed.is_cancelled())
-            .finish_non_exhaustive()
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    Running,
-    Paused,
-}
-
-/// A connection to the sandbox that prevents it from being paused.
-pub(crate) struct ActiveSandbox {
-    pub(crate) envd: Envd,
-    shared: Arc<Shared>,
-    _phase: OwnedRwLockReadGuard<Phase>,
-}
-
-impl Drop for ActiveSandbox {
-    fn drop(&mut self) {
-        self.shared.touch();
-    }
-}
-
-/// The arguments of [`RemoteSandbox::new`].
-pub(crate) struct SandboxParts {
-    pub(crate) info: SandboxInfo,
-    pub(crate) home: String,
-    pub(crate) limits: CommandLimits,
-    pub(crate) environment: BTreeMap<String, SecretText>,
-    pub(crate) service: Arc<Service>,
-    pub(crate) id: String,
-    pub(crate) envd: Envd,
-    /// Whether it was reattached to.
-    pub(crate) is_kept: bool,
-}
-
-impl Shared {
-    fn new(parts: SandboxParts) -> Self {
-        Self {
-            info: parts.info,
-            home: parts.home,
-            limits: parts.limits,
-            environment: parts.environment,
-            service: parts.service,
-            id: parts.id,
-            envd: SyncRwLock::new(parts.envd),
-            phase: Arc::new(RwLock::new(Phase::Running)),
-            last_use: Mutex::new(Instant::now()),
-            gone: Mutex::new(None),
-            gone_signal: CancellationToken::new(),
-            closed: CancellationToken::new(),
-            kept: AtomicBool::new(parts.is_kept),
-            tasks: Mutex::default(),
-        }
-    }
-
-    fn tasks(&self) -> MutexGuard<'_, JoinSet<()>> {
-        self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Spawns a task that is aborted when the sandbox is dropped.
-    pub(crate) fn spawn_task(&self, task: impl Future<Output = ()> + Send + 'static) {
-        let Ok(runtime) = tokio::runtime::Handle::try_current() else {
-            return;
-        };
-        let mut tasks = self.tasks();
-        while tasks.try_join_next().is_some() {}
-        tasks.spawn_on(task, &runtime);
-    }
-
-    fn touch(&self) {
-        let mut last_use = self.last_use.lock().unwrap_or_else(PoisonError::into_inner);
-        *last_use = Instant::now();
-    }
-
-    fn idle_for(&self) -> Duration {
-        let last_use = self.last_use.lock().unwrap_or_else(PoisonError::into_inner);
-        last_use.elapsed()
-    }
-
-    fn current(&self) -> Envd {
-        let envd = self.envd.read().unwrap_or_else(PoisonError::into_inner);
-        envd.clone()
-    }
-
-    /// Returns an error if the sandbox is closed or gone.
-    pub(crate) fn check(&self) -> Result<(), SandboxError> {
-        if self.closed.is_cancelled() {
-            let message = "the sandbox is closed";
-            return Err(SandboxError::new(SandboxErrorKind::Closed, message));
-        }
-        let gone = self.gone.lock().unwrap_or_else(PoisonError::into_inner);
-        match &*gone {
-            Some(reason) => Err(SandboxError::gone(format!("the sandbox is gone: {reason}"))),
-            None => Ok(()),
-        }
-    }
-
-    /// Resumes the sandbox if it is paused, and prevents pausing.
-    pub(crate) async fn activate(self: &Arc<Self>) -> Result<ActiveSandbox, SandboxError> {
-        loop {
-            self.check()?;
-            let phase = Arc::clone(&self.phase).read_owned().await;
-            if *phase == Phase::Running {
-                self.touch();
-                return Ok(ActiveSandbox {
-                    envd: self.current(),
-                    shared: Arc::clone(self),
-                    _phase: phase,
-                });
-            }
-            drop(phase);
-            let mut phase = self.phase.write().await;
-            if *phase == Phase::Paused {
-                self.resume().await?;
-                *phase = Phase::Running;
-            }
-        }
-    }
-
-    async fn resume(&self) -> Result<(), SandboxError> {
-        let connected = self
-            .service
-            .api
-            .connect(&self.id, self.service.lifetime)
-            .await;
-        let record = connected.inspect_err(|error| {
-            if error.kind() == SandboxErrorKind::Gone {
-                self.mark_gone("it was paused and is no longer kept");
-            }
-        })?;
-        // The token may have changed.
-        let envd = self.service.connect_envd(&record)?;
-        *self.envd.write().unwrap_or_else(PoisonError::into_inner) = envd;
-        Ok(())
-    }
-
-    pub(crate) fn mark_gone(&self, reason: &str) {
-        let mut gone = self.gone.lock().unwrap_or_else(PoisonError::into_inner);
-        gone.get_or_insert_with(|| reason.to_owned());
-        self.gone_signal.cancel();
-    }
-
-    /// Waits until the sandbox is gone; returns the reason.
-    pub(crate) async fn gone(&self) -> String {
-        self.gone_signal.cancelled().await;
-        let gone = self.gone.lock().unwrap_or_else(PoisonError::into_inner);
-        gone.clone().unwrap_or_default()
-    }
-
-    /// Determines whether a call failed because the sandbox is gone; returns the reason if so.
-    pub(crate) async fn check_gone(&self, envd: &Envd, fault: &Fault) -> Option<String> {
-        let reason = match fault {
-            Fault::Gone(reason) => reason.clone(),
-            fault if fault.is_unanswered() => {
-                let mut failed_checks = 0;
-                loop {
-                    let error = envd.check_health().await.err()?;
-                    if is_gone(&error, &mut failed_checks) {
-                        break error.reason;
-                    }
-                    sleep(RECHECK_PAUSE).await;
-                }
-            }
-            _ => return None,
-        };
-        self.mark_gone(&reason);
-        Some(reason)
-    }
-
-    /// Converts a failed call to an error; "gone" or "closed" if that is the cause.
-    pub(crate) async fn explain(&self, envd: &Envd, fault: Fault, doing: &str) -> SandboxError {
-        if let Err(closed) = self.check() {
-            return closed;
-        }
-        match self.check_gone(envd, &fault).await {
-            Some(reason) => match self.check() {
-                Err(error) => error,
-                Ok(()) => SandboxError::gone(reason),
-            },
-            None => fault.into_error(doing),
-        }
-    }
-
-    /// Runs a long operation until the sandbox is closed or gone.
-    pub(crate) async fn while_alive<T>(
-        &self,
-        envd: &Envd,
-        work: impl Future<Output = T>,
-    ) -> Result<T, SandboxError> {
-        select! {
-            biased;
-            done = work => Ok(done),
-            () = self.closed.cancelled() => Err(match self.check() {
-                Err(closed) => closed,
-                Ok(()) => SandboxError::gone("the sandbox is closed"),
-            }),
-            reason = self.gone() => Err(SandboxError::gone(reason)),
-            reason = self.wait_until_gone(envd) => Err(SandboxError::gone(reason)),
-        }
-    }
-
-    async fn wait_until_gone(&self, envd: &Envd) -> String {
-        let mut failed_checks = 0;
-        loop {
-            sleep(HEARTBEAT).await;
-            match envd.check_health().await {
-                Ok(()) => failed_checks = 0,
-                Err(error) => {
-                    if is_gone(&error, &mut failed_checks) {
-                        self.mark_gone(&error.reason);
-                        return error.reason;
-                    }
-                }
-            }
-        }
-    }
-
-    /// Returns the absolute path, as bytes.
-    pub(crate) fn absolute_path(&self, path: &SandboxPath) -> Vec<u8> {
-        let relative = path.relative_bytes();
-        match (path.is_absolute(), relative.is_empty()) {
-            (true, _) => [b"/", relative].concat(),
-            (false, true) => self.home.clone().into_bytes(),
-            (false, false) => [self.home.as_bytes(), b"/", relative].concat(),
-        }
-    }
-
-    /// Extends the sandbox's lifetime periodically.
-    async fn keep_alive(self: Arc<Self>) {
-        let pause = self.service.lifetime / 3;
-        let mut wait = pause;
-        loop {
-            sleep(wait).await;
-            wait = pause;
-            // Resuming sets a new lifetime.
-            let Ok(phase) = self.phase.try_read() else {
-                continue;
-            };
-            if *phase == Phase::Paused {
-                continue;
-            }
-            let extending = self.service.api.extend(&self.id, self.service.lifetime);
-            // A request that hangs must leave time for another one.
-            match timeout(pause / 2, extending).await {
-                Ok(Ok(())) => continue,
-                Ok(Err(error)) if error.kind() == SandboxErrorKind::Gone => {
-                    self.mark_gone("it was killed or its lifetime has ended");
-                    return;
-                }
-                Ok(Err(error)) => {
-                    tracing::warn!(sandbox = self.id, %error, "failed to extend a sandbox's lifetime");
-                }
-                Err(_) => {
-                    tracing::warn!(
-                        sandbox = self.id,
-                        "extending a sandbox's lifetime timed out"
-                    );
-                }
-            }
-            wait = pause / 4;
-        }
-    }
-
-    /// Pauses the sandbox whenever it has not been used for this time.
-    async fn pause_when_idle(self: Arc<Self>, idle: Duration) {
-        loop {
-            sleep(
-                idle.saturating_sub(self.idle_for())
-                    .max(Duration::from_millis(10)),
-            )
-            .await;
-            let Ok(mut phase) = self.phase.try_write() else {
-                sleep(idle).await;
-                continue;
-            };
-            if *phase == Phase::Paused || self.idle_for() < idle {
-                drop(phase);
-                if self.idle_for() >= idle {
-                    sleep(idle).await;
-                }
-                continue;
-            }
-            match self.service.api.pause(&self.id).await {
-                Ok(()) => *phase = Phase::Paused,
-                Err(error) => {
-                    tracing::warn!(sandbox = self.id, %error, "failed to pause an idle sandbox");
-                    self.touch();
-                }
-            }
-        }
-    }
-}
+use crate::api::is_id;
+use crate::shared::Shared;
+use crate::{NAME, command, files};
 
 /// The token of a kept sandbox's handle.
 #[derive(Debug, Serialize, Deserialize)]
@@ -366,11 +24,9 @@ struct HandleToken {
 /// Returns the sandbox id and working directory of a handle.
 pub(crate) fn parse_handle(handle: &SandboxHandle) -> Result<(String, String), SandboxError> {
     let token: HandleToken = serde_json::from_str(&handle.token).map_err(|error| {
-        let message = "the handle is not one of the remote backend";
-        SandboxError::gone(message).with_source(error)
+        SandboxError::gone("the handle is not one of the remote backend").with_source(error)
     })?;
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_".contains(&byte);
-    if token.sandbox.is_empty() || !token.sandbox.bytes().all(plain) {
+    if !is_id(&token.sandbox) {
         return Err(SandboxError::gone("the handle names no valid sandbox"));
     }
     Ok((token.sandbox, token.directory))
@@ -383,31 +39,14 @@ pub(crate) struct RemoteSandbox {
 }
 
 impl RemoteSandbox {
-    pub(crate) fn new(parts: SandboxParts) -> Self {
-        let idle = parts.service.pause_when_idle;
-        let shared = Arc::new(Shared::new(parts));
-        spawn_until_closed(&shared, Arc::clone(&shared).keep_alive());
-        if let Some(idle) = idle {
-            spawn_until_closed(&shared, Arc::clone(&shared).pause_when_idle(idle));
+    pub(crate) fn new(shared: Shared) -> Self {
+        let shared = Arc::new(shared);
+        shared.spawn_until_closed(Arc::clone(&shared).keep_alive());
+        if let Some(idle) = shared.service.pause_when_idle {
+            shared.spawn_until_closed(Arc::clone(&shared).pause_when_idle(idle));
         }
         Self { shared }
     }
-}
-
-/// Counts a failed health check; returns whether the sandbox counts as gone.
-fn is_gone(error: &HealthError, failed_checks: &mut u32) -> bool {
-    *failed_checks += 1;
-    error.is_certain || *failed_checks >= MAX_FAILED_CHECKS
-}
-
-fn spawn_until_closed(shared: &Shared, task: impl Future<Output = ()> + Send + 'static) {
-    let closed = shared.closed.clone();
-    shared.spawn_task(async move {
-        select! {
-            () = closed.cancelled() => {}
-            () = task => {}
-        }
-    });
 }
 
 #[async_trait]

@@ -5,7 +5,7 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cantle_core::policy::PolicyField;
+use cantle_core::policy::{Limits, PolicyField};
 use cantle_core::sandbox::{
     BackgroundProcess, Channel, Exit, ExitStatus, SandboxError, SandboxErrorKind, SpawnRequest,
     Stdin,
@@ -44,6 +44,17 @@ pub struct CommandLimits {
     pub wall_time: Option<Duration>,
     /// Maximum number of bytes per output channel.
     pub output_bytes: Option<u64>,
+}
+
+impl CommandLimits {
+    /// Selects the limits of a policy that apply to each command.
+    #[must_use]
+    pub fn new(limits: &Limits) -> Self {
+        Self {
+            wall_time: limits.wall_time,
+            output_bytes: limits.output_bytes,
+        }
+    }
 }
 
 /// A command that is being started: its request, and the clock that runs since [`new`](Self::new).
@@ -194,7 +205,7 @@ impl<T: Transport> CommandTask<T> {
             last_progress = Some(progress);
         }
         let has_background = !end.background.is_empty();
-        let exit = end.exit(&*life.transport).map(|mut exit| {
+        let exit = end.exit(&*life.transport).await.map(|mut exit| {
             let [stdout, stderr] = &counters;
             exit.stdout = stdout.report(&*life.transport);
             exit.stderr = stderr.report(&*life.transport);
@@ -290,7 +301,7 @@ impl CommandEnd {
         }
     }
 
-    fn exit(self, transport: &impl Transport) -> Result<Exit, SandboxError> {
+    async fn exit(self, transport: &impl Transport) -> Result<Exit, SandboxError> {
         let status = match (self.status?, transport.check()) {
             (_, Err(error)) if error.kind() == SandboxErrorKind::Closed => {
                 let message = "the sandbox was closed while the command ran";
@@ -306,7 +317,7 @@ impl CommandEnd {
         };
         let mut exit = Exit::new(status, self.duration);
         exit.background = self.background;
-        transport.complete(&mut exit);
+        transport.complete(&mut exit).await;
         Ok(exit)
     }
 }

@@ -134,7 +134,7 @@ pub fn check_environment(variables: &BTreeMap<String, SecretText>) -> Result<(),
         } else {
             continue;
         };
-        return Err(SandboxError::new(SandboxErrorKind::InvalidInput, message));
+        return Err(SandboxError::invalid_input(message));
     }
     Ok(())
 }
@@ -146,7 +146,7 @@ fn absolute(path: &SandboxPath) -> OsString {
 fn c_string(text: &OsStr) -> Result<CString, SandboxError> {
     CString::new(text.as_bytes()).map_err(|_| {
         let message = "a command, its directory and its variables must be without NUL";
-        SandboxError::new(SandboxErrorKind::InvalidInput, message)
+        SandboxError::invalid_input(message)
     })
 }
 

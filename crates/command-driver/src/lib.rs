@@ -63,5 +63,6 @@ pub use self::process::DrivenProcess;
 #[cfg(unix)]
 pub use self::transport::exit_status;
 pub use self::transport::{
-    InputChannel, OutputChannel, Report, Reports, StartedCommand, Transport, parse_process_list,
+    InputChannel, OutputChannel, Report, Reports, StartedCommand, Transport, explain_oom_kill,
+    parse_process_list, parse_stat,
 };

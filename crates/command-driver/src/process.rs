@@ -95,10 +95,9 @@ impl<T: Transport> Process for DrivenProcess<T> {
             Ok(Phase::Finished(Err(error))) => {
                 Err(SandboxError::new(error.kind(), error.to_string()))
             }
-            Ok(Phase::Running | Phase::Ended) | Err(_) => {
-                let message = "the runtime was shut down while the command ran";
-                Err(SandboxError::gone(message))
-            }
+            Ok(Phase::Running | Phase::Ended) | Err(_) => Err(SandboxError::gone(
+                "the runtime was shut down while the command ran",
+            )),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The interface between the driver and a backend.
 
-use std::future::{Future, pending};
+use std::future::{Future, pending, ready};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
@@ -8,8 +8,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use cantle_core::policy::PolicyField;
 use cantle_core::sandbox::{
-    BackgroundProcess, ByteStream, Channel, Exit, ExitStatus, PtySize, SandboxError, SandboxPath,
-    Signal,
+    BackgroundProcess, ByteStream, Channel, Exit, ExitStatus, FileInfo, FileKind, PtySize,
+    SandboxError, SandboxPath, Signal,
 };
 use tokio::sync::mpsc;
 
@@ -84,8 +84,9 @@ pub trait Transport: Send + Sync + 'static {
 
     /// Adds what the backend knows about a command that has ended: a limit that explains its status,
     /// notes for the model.
-    fn complete(&self, exit: &mut Exit) {
+    fn complete(&self, exit: &mut Exit) -> impl Future<Output = ()> + Send {
         let _ = exit;
+        ready(())
     }
 
     /// Takes over from the driver when a command has ended and left background processes: `outputs`
@@ -181,6 +182,40 @@ pub fn exit_status(wait_status: i32) -> ExitStatus {
         // A stopped process, which has not ended.
         (None, None) => ExitStatus::Code(-1),
     }
+}
+
+/// Explains the exit of a command after processes were killed at the memory limit of its sandbox: the limit
+/// becomes the status of a command that was killed; another one gets a note.
+pub fn explain_oom_kill(exit: &mut Exit, limit: u64) {
+    const SIGKILL: i32 = 9;
+    /// The exit code of a shell whose last program was killed.
+    const KILLED_IN_SHELL: i32 = 128 + SIGKILL;
+
+    match exit.status {
+        ExitStatus::Signal(SIGKILL) | ExitStatus::Code(KILLED_IN_SHELL) => {
+            let field = PolicyField::Memory;
+            exit.status = ExitStatus::LimitReached { field, limit };
+        }
+        // The command survived: one of its processes was killed.
+        _ => exit.notes.push(format!(
+            "A process was killed at the limit of memory of the sandbox ({limit} bytes): process the data in \
+             pieces, or run fewer processes at once."
+        )),
+    }
+}
+
+/// Parses a line of `stat -c "%f %s"` about `path`: the mode in hexadecimal digits and the size.
+#[must_use]
+pub fn parse_stat(path: SandboxPath, line: &str) -> Option<FileInfo> {
+    let (mode, size_bytes) = line.trim().split_once(' ')?;
+    let mode = u32::from_str_radix(mode, 16).ok()?;
+    let kind = FileKind::from_mode(mode);
+    Some(FileInfo::new(
+        path,
+        kind,
+        size_bytes.parse().ok()?,
+        Some(mode & 0o777),
+    ))
 }
 
 /// Parses a list of processes: for each its id, a space, its command line and a NUL.

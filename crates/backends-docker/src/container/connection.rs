@@ -4,13 +4,12 @@
 //! output take a fifth longer. It remains the fall-back for TLS, Windows pipes and engines that refuse.
 
 use std::io;
-use std::pin::Pin;
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use bytes::{Buf as _, BytesMut};
+use bytes::{Buf as _, Bytes, BytesMut};
 use cantle_core::sandbox::Channel;
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, ReadBuf};
+use futures_util::stream;
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
 
@@ -92,19 +91,23 @@ async fn upgrade(
 fn demultiplex(
     reader: impl AsyncRead + Send + Unpin + 'static,
     received: BytesMut,
-    writer: impl AsyncWrite + Send + 'static,
+    stdin: impl AsyncWrite + Send + 'static,
 ) -> ContainerStream {
     let stderr = StderrHead::default();
-    let reader = Demultiplexer {
+    let demultiplexer = Demultiplexer {
         reader,
         received,
         channel: Channel::Stdout,
         remaining: 0,
         stderr: stderr.clone(),
     };
+    let stdout = stream::try_unfold(demultiplexer, async |mut demultiplexer| {
+        let chunk = demultiplexer.next().await?;
+        Ok(chunk.map(|chunk| (chunk, demultiplexer)))
+    });
     ContainerStream {
-        reader: Box::pin(reader),
-        writer: Box::pin(writer),
+        stdout: Box::pin(stdout),
+        stdin: Box::pin(stdin),
         stderr,
     }
 }
@@ -120,16 +123,14 @@ struct Demultiplexer<R> {
     stderr: StderrHead,
 }
 
-impl<R> Demultiplexer<R> {
-    /// Copies received bytes of standard output to `buffer`.
-    fn copy_received(&mut self, buffer: &mut ReadBuf<'_>) -> io::Result<()> {
+impl<R: AsyncRead + Unpin> Demultiplexer<R> {
+    /// Returns the next part of a frame, a slice of what was read; `None` at the end.
+    async fn next(&mut self) -> io::Result<Option<Bytes>> {
         loop {
-            if self.remaining == 0 {
-                let Some(&[channel, _, _, _, a, b, c, d]) =
+            if self.remaining == 0
+                && let Some(&[channel, _, _, _, a, b, c, d]) =
                     self.received.first_chunk::<HEADER_BYTES>()
-                else {
-                    return Ok(());
-                };
+            {
                 self.channel = match channel {
                     1 => Channel::Stdout,
                     2 => Channel::Stderr,
@@ -139,48 +140,19 @@ impl<R> Demultiplexer<R> {
                 self.received.advance(HEADER_BYTES);
                 continue;
             }
-            let here = self.remaining.min(self.received.len());
-            let length = match self.channel {
-                Channel::Stdout => here.min(buffer.remaining()),
-                Channel::Stderr => here,
-            };
-            if length == 0 {
-                return Ok(());
+            let length = self.remaining.min(self.received.len());
+            if length > 0 {
+                let bytes = self.received.split_to(length).freeze();
+                self.remaining -= length;
+                match self.channel {
+                    Channel::Stdout => return Ok(Some(bytes)),
+                    Channel::Stderr => self.stderr.append(&bytes),
+                }
+                continue;
             }
-            let bytes = self.received.get(..length).unwrap_or_default();
-            match self.channel {
-                Channel::Stdout => buffer.put_slice(bytes),
-                Channel::Stderr => self.stderr.append(bytes),
-            }
-            self.received.advance(length);
-            self.remaining -= length;
-        }
-    }
-}
-
-impl<R: AsyncRead + Unpin> AsyncRead for Demultiplexer<R> {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let this = self.get_mut();
-        let before = buffer.filled().len();
-        loop {
-            this.copy_received(buffer)?;
-            if buffer.filled().len() > before || buffer.remaining() == 0 {
-                return Poll::Ready(Ok(()));
-            }
-            // At most a part of a header is left in `received`.
-            this.received.reserve(READ_BYTES - HEADER_BYTES);
-            let reader = Pin::new(&mut this.reader);
-            if ready!(tokio_util::io::poll_read_buf(
-                reader,
-                cx,
-                &mut this.received
-            ))? == 0
-            {
-                return Poll::Ready(Ok(()));
+            self.received.reserve(READ_BYTES);
+            if self.reader.read_buf(&mut self.received).await? == 0 {
+                return Ok(None);
             }
         }
     }
@@ -188,6 +160,8 @@ impl<R: AsyncRead + Unpin> AsyncRead for Demultiplexer<R> {
 
 #[cfg(test)]
 mod tests {
+    use futures_util::TryStreamExt as _;
+
     use super::*;
 
     #[tokio::test]
@@ -214,10 +188,9 @@ mod tests {
                 writer.write_all(rest).await.unwrap();
                 drop(writer);
             };
-            let mut text = Vec::new();
-            let reading = stream.reader.read_to_end(&mut text);
+            let reading = (&mut stream.stdout).try_collect::<Vec<Bytes>>();
             let (read, ()) = tokio::join!(reading, writing);
-            assert_eq!(read.unwrap(), text.len());
+            let text = read.unwrap().concat();
             assert_eq!(text, [&b"one"[..], &large, b"two"].concat());
             assert_eq!(stream.stderr.text(), "oh no");
         }

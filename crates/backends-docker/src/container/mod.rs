@@ -4,16 +4,22 @@ mod connection;
 pub(crate) mod spec;
 mod stream;
 
+use std::io;
+use std::pin::Pin;
 use std::time::Duration;
 
-use bollard::container::AttachContainerResults;
+use bollard::container::{AttachContainerResults, LogOutput};
+use bollard::exec::{StartExecOptions, StartExecResults};
+use bollard::models::ExecConfig;
 use bollard::query_parameters::{
     AttachContainerOptionsBuilder, CreateContainerOptionsBuilder, RemoveContainerOptionsBuilder,
-    UploadToContainerOptionsBuilder,
+    RenameContainerOptionsBuilder, UploadToContainerOptionsBuilder,
 };
 use bytes::Bytes;
 use cantle_core::ids::RunId;
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
+use futures_util::Stream;
+use tokio::io::AsyncWrite;
 use tokio::time::{Instant, sleep};
 
 use self::spec::ContainerSpec;
@@ -21,9 +27,15 @@ pub(crate) use self::stream::ContainerStream;
 use crate::engine::Engine;
 use crate::engine::failure::{engine_message, request_failed, status};
 use crate::owner::{self, ContainerName};
+use crate::program;
 
 const REMOVE_TIMEOUT: Duration = Duration::from_secs(20);
 const POLL_INTERVAL: Duration = Duration::from_millis(20);
+
+/// Output of a program that the engine started, and its input.
+pub(crate) type ExecOutput =
+    Pin<Box<dyn Stream<Item = Result<LogOutput, bollard::errors::Error>> + Send>>;
+pub(crate) type ExecInput = Pin<Box<dyn AsyncWrite + Send>>;
 
 /// A container on an engine.
 #[derive(Clone, Debug)]
@@ -49,11 +61,9 @@ impl Container {
             let message = format!(
                 "Podman ignores the runtime in a request: `{runtime}` would have no effect"
             );
-            return Err(
-                SandboxError::new(SandboxErrorKind::Unavailable, message).with_advice(
-                    "Set it in Podman's configuration (`runtime` in containers.conf) instead.",
-                ),
-            );
+            return Err(SandboxError::unavailable(message).with_advice(
+                "Set it in Podman's configuration (`runtime` in containers.conf) instead.",
+            ));
         }
         let labels = owner::labels([
             (owner::SANDBOX, sandbox.clone()),
@@ -64,7 +74,7 @@ impl Container {
         let options = CreateContainerOptionsBuilder::default().name(&name).build();
         let body = spec.body(image, labels, entry, engine.supported_limits());
         let created = engine.api().create_container(Some(options), body).await;
-        let created = created.map_err(|error| create_error(spec, error))?;
+        let created = created.map_err(|error| create_error(spec, &error))?;
         for warning in &created.warnings {
             tracing::warn!(
                 container = created.id,
@@ -91,13 +101,10 @@ impl Container {
         let workspace = String::from_utf8_lossy(workspace.relative_bytes());
         let mut archive = tar::Builder::new(Vec::new());
         let mut append = |path: &str, mode: u32, user: u32, group: u32| {
-            let mut header = tar::Header::new_gnu();
-            header.set_entry_type(tar::EntryType::Directory);
-            header.set_mode(mode);
+            let mut header = program::header(tar::EntryType::Directory, mode);
             header.set_uid(user.into());
             header.set_gid(group.into());
-            header.set_size(0);
-            archive.append_data(&mut header, format!("{path}/"), std::io::empty())
+            archive.append_data(&mut header, format!("{path}/"), io::empty())
         };
         let appended =
             append("tmp", 0o1777, 0, 0).and_then(|()| append(&workspace, 0o755, user, group));
@@ -113,17 +120,10 @@ impl Container {
             .path(path)
             .build();
         let body = bollard::body_full(archive);
-        let put = self
-            .engine
-            .api()
-            .upload_to_container(&self.id, Some(options), body)
-            .await;
-        put.map_err(|error| {
-            request_failed(
-                &format!("failed to write to `{path}` in the container"),
-                error,
-            )
-        })
+        let api = self.engine.api();
+        let put = api.upload_to_container(&self.id, Some(options), body).await;
+        let doing = format!("failed to write to `{path}` in the container");
+        put.map_err(|error| request_failed(&doing, &error))
     }
 
     /// Attaches to its streams and starts it.
@@ -132,10 +132,9 @@ impl Container {
             Some(stream) => stream,
             None => self.attach().await?,
         };
-        match self.engine.api().start_container(&self.id, None).await {
-            Ok(()) => Ok(stream),
-            Err(error) => Err(start_error(error)),
-        }
+        let started = self.engine.api().start_container(&self.id, None).await;
+        started.map_err(|error| refused("failed to start the container", &error))?;
+        Ok(stream)
     }
 
     async fn attach(&self) -> Result<ContainerStream, SandboxError> {
@@ -148,8 +147,28 @@ impl Container {
         let attached = self.engine.api().attach_container(&self.id, Some(options));
         let AttachContainerResults { output, input } = attached
             .await
-            .map_err(|error| request_failed("failed to attach to the container", error))?;
+            .map_err(|error| request_failed("failed to attach to the container", &error))?;
         Ok(ContainerStream::new(output, input))
+    }
+
+    /// Starts a program in the container; returns its id, output and input.
+    pub(crate) async fn exec(
+        &self,
+        config: ExecConfig,
+    ) -> Result<(String, ExecOutput, ExecInput), bollard::errors::Error> {
+        let api = self.engine.api();
+        let config = ExecConfig {
+            attach_stdout: Some(true),
+            attach_stderr: Some(true),
+            ..config
+        };
+        let id = api.create_exec(&self.id, config).await?.id;
+        let options = StartExecOptions::default();
+        match api.start_exec(&id, Some(options)).await? {
+            StartExecResults::Attached { output, input } => Ok((id, output, input)),
+            // Only on request.
+            StartExecResults::Detached => Err(io::Error::from(io::ErrorKind::NotConnected).into()),
+        }
     }
 
     /// Removes the container if `result` is an error.
@@ -175,7 +194,7 @@ impl Container {
         from: &str,
         to: &ContainerName,
     ) -> Result<(), bollard::errors::Error> {
-        let options = bollard::query_parameters::RenameContainerOptionsBuilder::default()
+        let options = RenameContainerOptionsBuilder::default()
             .name(&to.to_string())
             .build();
         self.engine.api().rename_container(from, options).await
@@ -207,45 +226,34 @@ pub(crate) async fn remove(engine: &Engine, id: &str) -> Result<(), SandboxError
                     engine_message(&error)
                 );
                 return Err(SandboxError::new(SandboxErrorKind::Io, message)
-                    .with_source(error)
                     .with_advice("Remove it manually: `docker rm -f`."));
             }
         }
     }
 }
 
-fn create_error(spec: &ContainerSpec<'_>, error: bollard::errors::Error) -> SandboxError {
-    let cause = engine_message(&error);
+fn create_error(spec: &ContainerSpec<'_>, error: &bollard::errors::Error) -> SandboxError {
+    let cause = engine_message(error);
     if let Some(runtime) = &spec.options.runtime
         && cause.contains("untime")
     {
         let message = format!("the container engine has no runtime `{runtime}`: {cause}");
-        return SandboxError::new(SandboxErrorKind::Unavailable, message)
-            .with_source(error)
-            .with_advice(
-                "Install it and name it in the engine's configuration (`docker info` lists them).",
-            );
+        return SandboxError::unavailable(message).with_advice(
+            "Install it and name it in the engine's configuration (`docker info` lists them).",
+        );
     }
-    match status(&error) {
-        Some(404) => {
-            let message = format!("the image is no longer there: {cause}");
-            SandboxError::new(SandboxErrorKind::NotFound, message).with_source(error)
-        }
-        _ => refused("failed to create the container", error),
+    if status(error) == Some(404) {
+        let message = format!("the image is no longer there: {cause}");
+        return SandboxError::new(SandboxErrorKind::NotFound, message);
     }
-}
-
-fn start_error(error: bollard::errors::Error) -> SandboxError {
-    refused("failed to start the container", error)
+    refused("failed to create the container", error)
 }
 
 /// Maps an error response to "unavailable": the request is valid, but this engine refuses it.
-fn refused(doing: &str, error: bollard::errors::Error) -> SandboxError {
-    let text = format!("{doing}: {}", engine_message(&error));
-    match status(&error) {
-        Some(_) => SandboxError::new(SandboxErrorKind::Unavailable, text)
-            .with_source(error)
-            .with_advice("See the engine's log for details."),
-        None => request_failed(doing, error),
+fn refused(doing: &str, error: &bollard::errors::Error) -> SandboxError {
+    if status(error).is_none() {
+        return request_failed(doing, error);
     }
+    SandboxError::unavailable(format!("{doing}: {}", engine_message(error)))
+        .with_advice("See the engine's log for details.")
 }

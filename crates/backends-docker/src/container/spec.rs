@@ -3,10 +3,9 @@
 use std::collections::HashMap;
 
 use bollard::models::{
-    ContainerCreateBody, HealthConfig, HostConfig, HostConfigLogConfig, Mount, MountType,
-    ResourcesUlimits,
+    ContainerCreateBody, HealthConfig, HostConfig, HostConfigLogConfig, MountType, ResourcesUlimits,
 };
-use cantle_core::policy::{Access, Limits, Network, Policy, PolicyField, Strictness};
+use cantle_core::policy::{Access, Limits, Network, Policy, PolicyField};
 use cantle_core::sandbox::{EnforcedBy, Enforcement, SandboxError};
 
 use crate::engine::{Engine, SupportedLimits};
@@ -138,7 +137,7 @@ impl ContainerSpec<'_> {
             init: (!self.supervised).then_some(true),
             ipc_mode: Some("private".to_owned()),
             privileged: Some(false),
-            mounts: self.supervised.then(|| vec![program_mount(true)]),
+            mounts: self.supervised.then(|| vec![program::mount(true)]),
             // The supervisor needs more itself, and sets them for each command.
             ulimits: (!self.supervised).then(|| ulimits(limits)),
             ..HostConfig::default()
@@ -207,17 +206,6 @@ fn ulimits(limits: &Limits) -> Vec<ResourcesUlimits> {
         })
     };
     each.into_iter().filter_map(ulimit).collect()
-}
-
-/// Returns the mount of the volume with the supervisor.
-pub(crate) fn program_mount(read_only: bool) -> Mount {
-    Mount {
-        typ: Some(MountType::VOLUME),
-        source: Some(program::volume_name()),
-        target: Some(program::DIRECTORY.to_owned()),
-        read_only: Some(read_only),
-        ..Mount::default()
-    }
 }
 
 /// Note of an [`enforcement`] error where the container exists already.
@@ -292,7 +280,9 @@ pub(crate) fn enforcement(
             EnforcedBy::NotEnforced
         }
     });
-    check_strict(policy, report, note)
+    Enforcement::check_strict(policy, report, |missing| {
+        unenforceable(policy, missing, note)
+    })
 }
 
 /// Whether something of the engine's host is visible in the container.
@@ -323,19 +313,7 @@ fn tmpfs_total(host: &HostConfig, option: &str) -> Option<i64> {
     total.filter(|_| host.readonly_rootfs == Some(true))
 }
 
-fn check_strict(
-    policy: &Policy,
-    report: Vec<Enforcement>,
-    note: &str,
-) -> Result<Vec<Enforcement>, SandboxError> {
-    let missing: Vec<_> = report
-        .iter()
-        .filter(|enforcement| enforcement.by == EnforcedBy::NotEnforced)
-        .map(|enforcement| enforcement.field)
-        .collect();
-    if missing.is_empty() || policy.strictness == Strictness::BestEffort {
-        return Ok(report);
-    }
+fn unenforceable(policy: &Policy, missing: Vec<PolicyField>, note: &str) -> SandboxError {
     let mut advice =
         "Remove these fields from the policy, accept that they aren't enforced (best effort), or use a \
          backend that enforces them."
@@ -349,5 +327,5 @@ fn check_strict(
         advice.push_str(" In a container the working directory is writable; the host is not.");
     }
     advice.push_str(note);
-    Err(SandboxError::unenforceable("docker", missing).with_advice(advice))
+    SandboxError::unenforceable("docker", missing).with_advice(advice)
 }

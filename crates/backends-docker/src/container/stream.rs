@@ -6,25 +6,25 @@ use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bollard::container::LogOutput;
-use futures_util::StreamExt as _;
-use tokio::io::{AsyncRead, AsyncWrite};
-use tokio_util::io::StreamReader;
+use bytes::Bytes;
+use futures_util::{Stream, StreamExt as _};
+use tokio::io::AsyncWrite;
 
 /// Bytes of standard error that are kept for error messages.
 const STDERR_HEAD_BYTES: usize = 2000;
 
 /// Standard output and input of a process, and the beginning of its standard error.
 pub(crate) struct ContainerStream {
-    pub(crate) reader: Pin<Box<dyn AsyncRead + Send>>,
-    pub(crate) writer: Pin<Box<dyn AsyncWrite + Send>>,
+    pub(crate) stdout: Pin<Box<dyn Stream<Item = io::Result<Bytes>> + Send>>,
+    pub(crate) stdin: Pin<Box<dyn AsyncWrite + Send>>,
     pub(crate) stderr: StderrHead,
 }
 
 impl ContainerStream {
     /// Separates the two channels of an attached stream.
-    pub(crate) fn new<E: Into<Box<dyn std::error::Error + Send + Sync>>>(
-        output: impl futures_core::Stream<Item = Result<LogOutput, E>> + Send + 'static,
-        input: impl AsyncWrite + Send + 'static,
+    pub(crate) fn new(
+        output: impl Stream<Item = Result<LogOutput, bollard::errors::Error>> + Send + 'static,
+        stdin: impl AsyncWrite + Send + 'static,
     ) -> Self {
         let stderr = StderrHead::default();
         let head = stderr.clone();
@@ -39,8 +39,8 @@ impl ContainerStream {
             })
         });
         Self {
-            reader: Box::pin(StreamReader::new(stdout)),
-            writer: Box::pin(input),
+            stdout: Box::pin(stdout),
+            stdin: Box::pin(stdin),
             stderr,
         }
     }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
+use cantle_core::sandbox::SandboxError;
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
 
@@ -261,7 +261,7 @@ fn with_port(host: &str, tls: bool) -> String {
 }
 
 fn unusable(message: String, advice: &str) -> SandboxError {
-    SandboxError::new(SandboxErrorKind::Unavailable, message).with_advice(advice)
+    SandboxError::unavailable(message).with_advice(advice)
 }
 
 #[cfg(test)]

@@ -41,9 +41,9 @@ pub(crate) fn engine_message(error: &Error) -> String {
 }
 
 /// Converts the error of a request; `doing` reads like "failed to create the container".
-pub(crate) fn request_failed(doing: &str, error: Error) -> SandboxError {
-    let cause = engine_message(&error);
-    let (kind, advice) = match (&error, status(&error)) {
+pub(crate) fn request_failed(doing: &str, error: &Error) -> SandboxError {
+    let cause = engine_message(error);
+    let (kind, advice) = match (error, status(error)) {
         (_, Some(404)) => (SandboxErrorKind::NotFound, None),
         (_, Some(409)) => (SandboxErrorKind::AlreadyExists, None),
         (_, Some(400)) => (SandboxErrorKind::InvalidInput, None),
@@ -59,13 +59,13 @@ pub(crate) fn request_failed(doing: &str, error: Error) -> SandboxError {
             SandboxErrorKind::Unavailable,
             Some("The engine is overloaded or hangs; see its log."),
         ),
-        _ if innermost_io(&error).is_some() => (
+        _ if innermost_io(error).is_some() => (
             SandboxErrorKind::Unavailable,
             Some("The engine no longer responds: check that it is running."),
         ),
         _ => (SandboxErrorKind::Io, None),
     };
-    let failed = SandboxError::new(kind, format!("{doing}: {cause}")).with_source(error);
+    let failed = SandboxError::new(kind, format!("{doing}: {cause}"));
     match advice {
         Some(advice) => failed.with_advice(advice),
         None => failed,
@@ -73,8 +73,8 @@ pub(crate) fn request_failed(doing: &str, error: Error) -> SandboxError {
 }
 
 /// Explains why the first request to an engine failed.
-pub(crate) fn unreachable(address: &Address, error: Error) -> SandboxError {
-    let io = innermost_io(&error).map(io::Error::kind);
+pub(crate) fn unreachable(address: &Address, error: &Error) -> SandboxError {
+    let io = innermost_io(error).map(io::Error::kind);
     let missing =
         matches!(error, Error::SocketNotFoundError(_)) || io == Some(io::ErrorKind::NotFound);
     let (why, advice) = match (address, io) {
@@ -93,24 +93,19 @@ pub(crate) fn unreachable(address: &Address, error: Error) -> SandboxError {
             "Start the engine, or set DOCKER_HOST to its address.",
         ),
         _ => (
-            engine_message(&error),
+            engine_message(error),
             "Check that the engine is running (`docker version`), and the settings DOCKER_HOST and `docker context ls`.",
         ),
     };
     let message = format!("no container engine answers at `{address}`: {why}");
-    SandboxError::new(SandboxErrorKind::Unavailable, message)
-        .with_advice(advice)
-        .with_source(error)
+    SandboxError::unavailable(message).with_advice(advice)
 }
 
 fn innermost_io(error: &Error) -> Option<&io::Error> {
-    let mut found = None;
-    let mut next: Option<&(dyn StdError + 'static)> = Some(error);
-    while let Some(error) = next {
-        found = error.downcast_ref::<io::Error>().or(found);
-        next = error.source();
-    }
-    found
+    let error: &(dyn StdError + 'static) = error;
+    std::iter::successors(Some(error), |&error| error.source())
+        .filter_map(|error| error.downcast_ref())
+        .last()
 }
 
 #[cfg(test)]

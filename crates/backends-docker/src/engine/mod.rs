@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bollard::{API_DEFAULT_VERSION, BollardRequest, Docker};
-use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
+use cantle_core::sandbox::SandboxError;
 use cantle_tls::{TlsError, TlsOptions};
 use hyper_util::client::legacy::Client;
 use hyper_util::client::legacy::connect::HttpConnector;
@@ -83,20 +83,20 @@ impl Engine {
         let negotiated = tokio::time::timeout(CONNECT_TIMEOUT, docker.negotiate_version());
         let docker = match negotiated.await {
             Ok(Ok(docker)) => docker,
-            Ok(Err(error)) => return Err(unreachable(&address, error)),
+            Ok(Err(error)) => return Err(unreachable(&address, &error)),
             Err(_) => {
                 let error = bollard::errors::Error::RequestTimeoutError;
-                return Err(unreachable(&address, error));
+                return Err(unreachable(&address, &error));
             }
         };
         let api = docker.client_version();
         if (api.major_version, api.minor_version) < MIN_API_VERSION {
             let message =
                 format!("the container engine at `{address}` is too old: its API is {api}");
-            return Err(SandboxError::new(SandboxErrorKind::Unavailable, message)
+            return Err(SandboxError::unavailable(message)
                 .with_advice("Use Docker 19.03 or newer, or Podman 4 or newer."));
         }
-        let failed = |error| request_failed("failed to query the container engine", error);
+        let failed = |error| request_failed("failed to query the container engine", &error);
         let version = docker.version().await.map_err(failed)?;
         let info = docker.info().await.map_err(failed)?;
         let mut components = version.components.iter().flatten();
@@ -121,8 +121,9 @@ impl Engine {
                 "the container engine at `{address}` runs {} containers",
                 report.platform
             );
-            return Err(SandboxError::new(SandboxErrorKind::Unavailable, message)
-                .with_advice("Switch it to Linux containers."));
+            return Err(
+                SandboxError::unavailable(message).with_advice("Switch it to Linux containers.")
+            );
         }
         tracing::debug!(
             address = report.address,
@@ -210,7 +211,7 @@ fn client(address: &Address) -> Result<Docker, SandboxError> {
             uri: other.to_string(),
         }),
     };
-    client.map_err(|error| unreachable(address, error))
+    client.map_err(|error| unreachable(address, &error))
 }
 
 /// Connects through a connector of our own: bollard's needs a process-wide default crypto provider.
@@ -221,7 +222,7 @@ fn client_with_tls(host: &str, files: &TlsFiles) -> Result<Docker, SandboxError>
         options = options.with_client_certificate(&files.certificate, &files.key);
     }
     let config = options.build().map_err(|error: TlsError| {
-        SandboxError::new(SandboxErrorKind::Unavailable, error.to_string())
+        SandboxError::unavailable(error.to_string())
             .with_advice(error.advice())
             .with_source(error.into_source())
     })?;
@@ -239,5 +240,5 @@ fn client_with_tls(host: &str, files: &TlsFiles) -> Result<Docker, SandboxError>
         REQUEST_SECONDS,
         API_DEFAULT_VERSION,
     )
-    .map_err(|error| request_failed("failed to set up the container engine's client", error))
+    .map_err(|error| request_failed("failed to set up the container engine's client", &error))
 }

@@ -4,11 +4,12 @@ use std::fs::{self, File};
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
-use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
+use cantle_core::sandbox::SandboxError;
 use sha2::{Digest as _, Sha256};
-use tar::{Builder, EntryType, Header};
+use tar::{Builder, EntryType};
 
 use super::ignore::IgnoreRules;
+use crate::program::header;
 
 /// The Dockerfile's name in the archive; its own path may be outside the context or excluded.
 const DOCKERFILE_NAME: &str = ".cantle.Dockerfile";
@@ -20,7 +21,7 @@ pub(crate) struct PackedContext {
     pub(crate) archive: File,
     /// The Dockerfile's name in the archive.
     pub(crate) dockerfile: &'static str,
-    /// SHA-256 of the archive; equal for equal files, modes and Dockerfile.
+    /// SHA-256 of the archive; equal for equal files, modes and Dockerfile, whatever their owner and time.
     pub(crate) digest: String,
 }
 
@@ -28,8 +29,7 @@ pub(crate) struct PackedContext {
 pub(crate) fn pack(dockerfile: &Path, context: &Path) -> Result<PackedContext, SandboxError> {
     let failed = |path: &Path, error: io::Error| {
         let message = format!("failed to read `{}` for a build: {error}", path.display());
-        SandboxError::new(SandboxErrorKind::Unavailable, message)
-            .with_source(error)
+        SandboxError::unavailable(message)
             .with_advice("Give the path of a Dockerfile and of the directory it builds from.")
     };
     let recipe = fs::read(dockerfile).map_err(|error| failed(dockerfile, error))?;
@@ -135,18 +135,6 @@ fn append_directory<W: Write>(
     Ok(())
 }
 
-/// Returns a header without owner and time, which must not affect the digest.
-fn header(kind: EntryType, mode: u32) -> Header {
-    let mut header = Header::new_gnu();
-    header.set_entry_type(kind);
-    header.set_mode(mode);
-    header.set_uid(0);
-    header.set_gid(0);
-    header.set_mtime(0);
-    header.set_size(0);
-    header
-}
-
 #[cfg(unix)]
 fn mode(metadata: &fs::Metadata) -> u32 {
     use std::os::unix::fs::PermissionsExt as _;
@@ -178,6 +166,8 @@ impl Write for HashingFile {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+
+    use cantle_core::sandbox::SandboxErrorKind;
 
     use super::*;
 

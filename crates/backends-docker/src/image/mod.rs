@@ -5,7 +5,6 @@ mod ignore;
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
 use bollard::auth::DockerCredentials;
 use bollard::models::ImageInspect;
@@ -15,6 +14,7 @@ use cantle_core::secret::SecretText;
 use cantle_core::tool::Progress;
 use futures_util::StreamExt as _;
 use sha2::{Digest as _, Sha256};
+use tokio::sync::Mutex;
 use tokio_util::io::ReaderStream;
 
 use crate::engine::Engine;
@@ -59,8 +59,7 @@ pub(crate) async fn pull_if_missing(
     }
     pull(engine, name, progress).await?;
     inspect(engine, name).await?.ok_or_else(|| {
-        let message = format!("the image `{name}` was pulled but is missing");
-        SandboxError::new(SandboxErrorKind::Unavailable, message)
+        SandboxError::unavailable(format!("the image `{name}` was pulled but is missing"))
     })
 }
 
@@ -85,8 +84,7 @@ pub(crate) async fn build_if_missing(
     }
     build(engine, spec, packed, &name, progress).await?;
     inspect(engine, &name).await?.ok_or_else(|| {
-        let message = format!("the image `{name}` was built but is missing");
-        SandboxError::new(SandboxErrorKind::Unavailable, message)
+        SandboxError::unavailable(format!("the image `{name}` was built but is missing"))
     })
 }
 
@@ -96,15 +94,15 @@ async fn inspect(engine: &Engine, name: &str) -> Result<Option<Image>, SandboxEr
         Err(error) if status(&error) == Some(404) => Ok(None),
         Err(error) if status(&error) == Some(400) => {
             let why = engine_message(&error);
-            let message = format!("`{name}` is not a valid image name: {why}");
-            Err(SandboxError::new(SandboxErrorKind::Unavailable, message)
-                .with_advice("Write it like `python:3.12-slim`.")
-                .with_source(error))
+            Err(
+                SandboxError::unavailable(format!("`{name}` is not a valid image name: {why}"))
+                    .with_advice("Write it like `python:3.12-slim`."),
+            )
         }
-        Err(error) => Err(request_failed(
-            &format!("failed to inspect the image `{name}`"),
-            error,
-        )),
+        Err(error) => {
+            let doing = format!("failed to inspect the image `{name}`");
+            Err(request_failed(&doing, &error))
+        }
     }
 }
 
@@ -143,11 +141,11 @@ async fn pull(engine: &Engine, name: &str, progress: &dyn Progress) -> Result<()
         .create_image(Some(options.build()), None, login);
     let mut layers = LayerProgress::default();
     while let Some(step) = steps.next().await {
-        let step = step.map_err(|error| pull_error(name, registry, error))?;
+        let step = step.map_err(|error| pull_error(name, registry, &error))?;
         if let Some(detail) = step.error_detail {
             let error = detail.message.unwrap_or_default();
             let error = bollard::errors::Error::DockerStreamError { error };
-            return Err(pull_error(name, registry, error));
+            return Err(pull_error(name, registry, &error));
         }
         let status = step.status.unwrap_or_default();
         if layers.update(step.id, &status) {
@@ -181,8 +179,8 @@ impl LayerProgress {
 }
 
 /// Explains why a pull failed.
-fn pull_error(name: &str, registry: &str, error: bollard::errors::Error) -> SandboxError {
-    let cause = engine_message(&error);
+fn pull_error(name: &str, registry: &str, error: &bollard::errors::Error) -> SandboxError {
+    let cause = engine_message(error);
     let lower = cause.to_lowercase();
     let has = |words: &[&str]| words.iter().any(|word| lower.contains(word));
     let advice = if has(&[
@@ -213,9 +211,7 @@ fn pull_error(name: &str, registry: &str, error: bollard::errors::Error) -> Sand
         format!("Check the output of `docker pull {name}`.")
     };
     let message = format!("failed to pull the image `{name}`: {cause}");
-    SandboxError::new(SandboxErrorKind::Unavailable, message)
-        .with_advice(advice)
-        .with_source(error)
+    SandboxError::unavailable(message).with_advice(advice)
 }
 
 /// Splits an image name into registry, name without tag, and tag.
@@ -293,56 +289,49 @@ async fn build(
                 let old = lines.len().saturating_sub(BUILD_LINES);
                 lines.drain(..old);
             }
-            Err(error) => return Err(build_error(&spec.dockerfile, &lines, error)),
+            Err(error) => return Err(build_error(&spec.dockerfile, &lines, &error)),
         }
     }
     Ok(())
 }
 
-fn build_error(dockerfile: &Path, lines: &[String], error: bollard::errors::Error) -> SandboxError {
+fn build_error(
+    dockerfile: &Path,
+    lines: &[String],
+    error: &bollard::errors::Error,
+) -> SandboxError {
     let mut text = format!(
         "failed to build `{}`: {}",
         dockerfile.display(),
-        engine_message(&error)
+        engine_message(error)
     );
     if !lines.is_empty() {
         text = format!("{text}\n{}", lines.join("\n"));
     }
-    SandboxError::new(SandboxErrorKind::Unavailable, text)
+    SandboxError::unavailable(text)
         .with_advice("Fix the Dockerfile or its context; `docker build` reports the same.")
-        .with_source(error)
 }
 
-/// Cache of a backend's images; each is obtained once, by one request at a time.
+/// Cache of a backend's image, which is obtained once, by one request at a time.
 #[derive(Debug, Default)]
-pub(crate) struct ImageCache {
-    known: std::sync::Mutex<HashMap<String, Arc<tokio::sync::OnceCell<Image>>>>,
-}
+pub(crate) struct ImageCache(Mutex<Option<Image>>);
 
 impl ImageCache {
-    /// Returns the image of this key; the first caller obtains it with `init`.
+    /// Returns the image; the first caller obtains it with `init`.
     pub(crate) async fn get_or_init(
         &self,
-        key: &str,
-        init: impl Future<Output = Result<Image, SandboxError>>,
+        init: impl AsyncFnOnce() -> Result<Image, SandboxError>,
     ) -> Result<Image, SandboxError> {
-        let cell = {
-            let mut known = self
-                .known
-                .lock()
-                .unwrap_or_else(std::sync::PoisonError::into_inner);
-            Arc::clone(known.entry(key.to_owned()).or_default())
-        };
-        cell.get_or_try_init(|| init).await.cloned()
+        let mut image = self.0.lock().await;
+        if let Some(image) = &*image {
+            return Ok(image.clone());
+        }
+        Ok(image.insert(init().await?).clone())
     }
 
     /// Drops an image that was removed from the engine.
-    pub(crate) fn remove(&self, key: &str) {
-        let mut known = self
-            .known
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner);
-        known.remove(key);
+    pub(crate) async fn clear(&self) {
+        *self.0.lock().await = None;
     }
 }
 
@@ -402,7 +391,7 @@ mod tests {
         let images = ImageCache::default();
         let count = std::sync::atomic::AtomicU32::new(0);
         let ask = || {
-            images.get_or_init("name", async {
+            images.get_or_init(async || {
                 tokio::task::yield_now().await;
                 count.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
                 Ok(Image {

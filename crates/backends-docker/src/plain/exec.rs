@@ -1,20 +1,17 @@
 //! Execs of scripts whose first output line is a result.
 
 use std::collections::VecDeque;
-use std::pin::Pin;
 use std::time::Duration;
 
 use bollard::container::LogOutput;
-use bollard::exec::{StartExecOptions, StartExecResults};
 use bollard::models::ExecConfig;
 use bytes::{Bytes, BytesMut};
 use cantle_core::sandbox::{Channel, OutputChunk, SandboxError, SandboxErrorKind};
-use futures_core::Stream;
 use futures_util::StreamExt as _;
-use tokio::io::AsyncWrite;
 use tokio::time::{Instant, sleep};
 
 use super::Shared;
+use crate::container::{ExecInput, ExecOutput};
 use crate::engine::failure::{request_failed, status};
 use crate::environment::Variables;
 
@@ -27,8 +24,6 @@ const POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Maximum length of the first line.
 const MAX_RESULT_BYTES: usize = 4096;
-
-type Output = Pin<Box<dyn Stream<Item = Result<LogOutput, bollard::errors::Error>> + Send>>;
 
 /// A script for the image's `/bin/sh`.
 pub(super) struct Script<'s> {
@@ -46,8 +41,8 @@ pub(super) struct Exec {
     stderr: String,
     /// Output that was read together with the first line.
     early: VecDeque<OutputChunk>,
-    output: Output,
-    pub(super) input: Option<Pin<Box<dyn AsyncWrite + Send>>>,
+    output: ExecOutput,
+    pub(super) input: Option<ExecInput>,
 }
 
 impl Exec {
@@ -66,25 +61,16 @@ impl Exec {
             ),
             user: Some(shared.user.clone()),
             attach_stdin: Some(script.has_input),
-            attach_stdout: Some(true),
-            attach_stderr: Some(true),
             ..ExecConfig::default()
         };
-        let api = shared.container.engine.api();
-        let created = api.create_exec(&shared.container.id, config).await;
-        let created = created.map_err(|error| Self::failed(shared, error))?;
-        let options = StartExecOptions::default();
-        let started = api.start_exec(&created.id, Some(options)).await;
-        let StartExecResults::Attached { output, input } =
-            started.map_err(|error| Self::failed(shared, error))?
-        else {
-            return Err(SandboxError::new(
-                SandboxErrorKind::Io,
-                "the engine attached no streams",
-            ));
-        };
+        let started = shared.container.exec(config).await;
+        let (id, output, input) = started.map_err(|error| match status(&error) {
+            // The container has stopped or was removed.
+            Some(404 | 409) => shared.gone(),
+            _ => request_failed("failed to start a command in the container", &error),
+        })?;
         let mut exec = Self {
-            id: created.id,
+            id,
             result: String::new(),
             stderr: String::new(),
             early: VecDeque::new(),
@@ -95,19 +81,8 @@ impl Exec {
             result = tokio::time::timeout(RESULT_TIMEOUT, exec.read_result()) => result,
             () = shared.gone.cancelled() => return Err(shared.gone()),
         };
-        result.map_err(|_| {
-            let message = "starting a command timed out";
-            SandboxError::new(SandboxErrorKind::Unavailable, message)
-        })??;
+        result.map_err(|_| SandboxError::unavailable("starting a command timed out"))??;
         Ok(exec)
-    }
-
-    fn failed(shared: &Shared, error: bollard::errors::Error) -> SandboxError {
-        match status(&error) {
-            // The container has stopped or was removed.
-            Some(404 | 409) => shared.gone(),
-            _ => request_failed("failed to start a command in the container", error),
-        }
     }
 
     /// Reads the first line of the output.
@@ -160,7 +135,7 @@ impl Exec {
             }),
             Err(error) => Err(request_failed(
                 "failed to read the output of a command",
-                error,
+                &error,
             )),
         })
     }
@@ -198,7 +173,7 @@ impl Exec {
                         "{doing}: the image has no shell at /bin/sh: {}",
                         text.trim()
                     );
-                    return Err(SandboxError::new(SandboxErrorKind::Unavailable, message)
+                    return Err(SandboxError::unavailable(message)
                         .with_advice("Use an image with a shell."));
                 } else {
                     SandboxErrorKind::Io

@@ -13,8 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cantle_command_driver::{CommandDriver, CommandLimits};
 use cantle_core::policy::Limits;
 use cantle_core::sandbox::{
-    Background, ByteRange, ByteStream, Command, FileInfo, Process, SandboxError, SandboxErrorKind,
-    SandboxPath, SpawnRequest, Stdin, WriteOptions,
+    Background, Command, Process, SandboxError, SandboxErrorKind, SandboxPath, SpawnRequest, Stdin,
 };
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
@@ -22,6 +21,7 @@ use tokio_util::sync::CancellationToken;
 use self::exec::{Exec, Script};
 use crate::container::Container;
 use crate::environment::Variables;
+use crate::options::Options;
 
 /// The shell of command lines; the start script falls back to `sh`.
 const SHELL: &str = "bash";
@@ -56,20 +56,20 @@ struct Shared {
 }
 
 impl ExecRunner {
+    /// Uses a container; `gone` is cancelled when it has ended.
     pub(crate) fn new(
-        container: Container,
-        user: String,
-        working_directory: SandboxPath,
+        container: &Container,
+        options: &Options,
         variables: Variables,
-        limits: Limits,
+        limits: &Limits,
         gone: CancellationToken,
     ) -> Self {
         let shared = Shared {
-            container,
-            user,
-            working_directory,
+            container: container.clone(),
+            user: options.user_text.clone(),
+            working_directory: options.working_directory.clone(),
             variables,
-            limits,
+            limits: limits.clone(),
             gone,
             attending: Mutex::default(),
         };
@@ -104,8 +104,7 @@ impl ExecRunner {
                 .collect::<Result<_, _>>()?,
         };
         if argv.is_empty() {
-            let message = "the command is empty";
-            return Err(SandboxError::new(SandboxErrorKind::InvalidInput, message));
+            return Err(SandboxError::invalid_input("the command is empty"));
         }
         let mark = cantle_core::ids::unique_id();
         let mut variables = self.shared.variables.clone();
@@ -123,18 +122,14 @@ impl ExecRunner {
             has_input,
         };
         let doing = format!("failed to start `{program}`");
-        let started = async { Exec::start(&self.shared, script).await?.into_result(&doing) };
-        let limits = CommandLimits {
-            wall_time: self.shared.limits.wall_time,
-            output_bytes: self.shared.limits.output_bytes,
-        };
-        let driver = CommandDriver::new(request, limits);
-        let exec = self.unless_gone(started).await?;
+        let driver = CommandDriver::new(request, CommandLimits::new(&self.shared.limits));
+        let exec = Exec::start(&self.shared, script).await?;
+        let exec = exec.into_result(&doing)?;
         Ok(Box::new(process::drive(&self.shared, exec, driver, mark)))
     }
 
     /// Runs an operation; fails with "gone" if the container has ended.
-    async fn unless_gone<T>(
+    pub(crate) async fn unless_gone<T>(
         &self,
         work: impl Future<Output = Result<T, SandboxError>>,
     ) -> Result<T, SandboxError> {
@@ -156,65 +151,21 @@ impl ExecRunner {
             done => done,
         }
     }
-
-    pub(crate) async fn read(
-        &self,
-        path: &SandboxPath,
-        range: ByteRange,
-    ) -> Result<ByteStream, SandboxError> {
-        self.unless_gone(files::read(&self.shared, path, range))
-            .await
-    }
-
-    pub(crate) async fn write(
-        &self,
-        path: &SandboxPath,
-        options: WriteOptions,
-        data: ByteStream,
-    ) -> Result<(), SandboxError> {
-        self.unless_gone(files::write(&self.shared, path, options, data))
-            .await
-    }
-
-    pub(crate) async fn stat(&self, path: &SandboxPath) -> Result<FileInfo, SandboxError> {
-        self.unless_gone(files::stat(&self.shared, path)).await
-    }
-
-    pub(crate) async fn list(&self, path: &SandboxPath) -> Result<Vec<FileInfo>, SandboxError> {
-        self.unless_gone(files::list(&self.shared, path)).await
-    }
-
-    pub(crate) async fn mkdir(&self, path: &SandboxPath) -> Result<(), SandboxError> {
-        self.unless_gone(files::mkdir(&self.shared, path)).await
-    }
-
-    pub(crate) async fn remove(&self, path: &SandboxPath) -> Result<(), SandboxError> {
-        self.unless_gone(files::remove(&self.shared, path)).await
-    }
-
-    pub(crate) async fn rename(
-        &self,
-        from: &SandboxPath,
-        to: &SandboxPath,
-    ) -> Result<(), SandboxError> {
-        self.unless_gone(files::rename(&self.shared, from, to))
-            .await
-    }
 }
 
 impl Shared {
     fn absolute(&self, path: &SandboxPath) -> Result<String, SandboxError> {
-        let text = |bytes: &[u8]| {
-            String::from_utf8(bytes.to_vec()).map_err(|_| {
-                SandboxError::unsupported("without the supervisor, names must be UTF-8")
-            })
-        };
         let path = if path.is_absolute() {
             path.clone()
         } else {
             self.working_directory.join(path.relative_bytes())?
         };
-        Ok(format!("/{}", text(path.relative_bytes())?))
+        match std::str::from_utf8(path.relative_bytes()) {
+            Ok(text) => Ok(format!("/{text}")),
+            Err(_) => Err(SandboxError::unsupported(
+                "without the supervisor, names must be UTF-8",
+            )),
+        }
     }
 
     fn attend(&self, task: impl Future<Output = ()> + Send + 'static) {
@@ -247,8 +198,9 @@ fn text(argument: &std::ffi::OsStr) -> Result<String, SandboxError> {
         SandboxError::unsupported("without the supervisor, arguments must be UTF-8")
     })?;
     if text.contains('\0') {
-        let message = "an argument contains a NUL byte";
-        return Err(SandboxError::new(SandboxErrorKind::InvalidInput, message));
+        return Err(SandboxError::invalid_input(
+            "an argument contains a NUL byte",
+        ));
     }
     Ok(text.to_owned())
 }

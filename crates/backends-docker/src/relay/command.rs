@@ -8,21 +8,28 @@ use std::sync::{Arc, Weak};
 use bytes::Bytes;
 use cantle_command_driver::{
     CommandDriver, CommandLimits, DrivenProcess, InputChannel, Launch, OutputChannel, Report,
-    Reports, StartGuard, StartedCommand, Transport, exit_status, parse_process_list,
+    Reports, StartGuard, StartedCommand, Transport, exit_status, explain_oom_kill,
+    parse_process_list,
 };
 use cantle_core::ids::unique_id;
 use cantle_core::sandbox::{
-    BackgroundProcess, ByteStream, Channel, Command, PtySize, SandboxError, SandboxErrorKind,
-    SandboxPath, Signal, SpawnRequest, Stdin, WriteOptions,
+    BackgroundProcess, ByteRange, ByteStream, Channel, Command, Exit, PtySize, SandboxError,
+    SandboxErrorKind, SandboxPath, Signal, SpawnRequest, Stdin, WriteOptions,
 };
 use cantle_supervisor::Writer;
-use cantle_supervisor::frames::StdioMode;
+use cantle_supervisor::frames::{Request, StdioMode};
 use cantle_supervisor::wire::{self, Spawn, StartStage};
-use futures_util::StreamExt as _;
+use futures_util::{StreamExt as _, TryStreamExt as _};
 use tokio::sync::mpsc;
 
-use super::Inner;
-use super::inbox::{ChannelReader, ChannelTotal, CommandHandle, InputWriter, Spawned};
+use super::stream::{ChannelReader, ChannelState, CommandHandle, InputWriter, Spawned};
+use super::{Inner, Relay};
+
+/// Files with the number of processes killed at the memory limit, in version 2 and version 1 of control groups.
+const OOM_COUNTERS: [&str; 2] = [
+    "/sys/fs/cgroup/memory.events",
+    "/sys/fs/cgroup/memory/memory.oom_control",
+];
 
 /// Starts a command and drives it.
 pub(super) async fn start(
@@ -44,17 +51,13 @@ pub(super) async fn start(
         (None, Stdin::Null) => StdioMode::Output,
         (None, _) => StdioMode::All,
     };
-    let limits = CommandLimits {
-        wall_time: options.limits.wall_time,
-        output_bytes: options.limits.output_bytes,
-    };
     let body = body(&launch, &request)?;
-    let driver = CommandDriver::new(request, limits);
+    let driver = CommandDriver::new(request, CommandLimits::new(&options.limits));
     let stream = &sandbox.link.stream;
     let Spawned {
         mut reports,
-        output,
-        errors,
+        stdout,
+        stderr,
         input,
         command,
     } = stream.spawn(channels, body)?;
@@ -81,14 +84,15 @@ pub(super) async fn start(
         transport: Arc::new(RelayTransport {
             sandbox: Arc::downgrade(sandbox),
             command,
-            stdout: output.total(),
-            stderr: errors.total(),
+            stdout: Arc::clone(&stdout.state),
+            stderr: Arc::clone(&stderr.state),
             spill_id: unique_id(),
+            oom_kills: sandbox.oom_kills.load(Ordering::Relaxed),
         }),
         pid: Some(pid.unsigned_abs()),
         reports: RelayReports(reports),
-        stdout: output,
-        stderr: errors,
+        stdout,
+        stderr,
         input,
     }))
 }
@@ -158,10 +162,12 @@ pub(super) struct RelayTransport {
     /// Weak, so that a command does not keep its sandbox open.
     sandbox: Weak<Inner>,
     command: CommandHandle,
-    stdout: ChannelTotal,
-    stderr: ChannelTotal,
+    stdout: Arc<ChannelState>,
+    stderr: Arc<ChannelState>,
     /// Part of the names of its spill files.
     spill_id: String,
+    /// The latest known number of processes killed at the memory limit when it was started.
+    oom_kills: u64,
 }
 
 impl Transport for RelayTransport {
@@ -170,7 +176,7 @@ impl Transport for RelayTransport {
     type Input = InputWriter;
 
     fn terminate(&self) {
-        self.command.terminate();
+        self.command.send(|id| Request::Terminate { id });
     }
 
     fn kill(&self) {
@@ -178,12 +184,15 @@ impl Transport for RelayTransport {
     }
 
     async fn signal(&self, signal: Signal) -> Result<(), SandboxError> {
-        self.command.signal(signal.as_raw());
+        let signal = signal.as_raw();
+        self.command.send(|id| Request::Signal { id, signal });
         Ok(())
     }
 
     async fn resize(&self, size: PtySize) -> Result<(), SandboxError> {
-        self.command.resize(size.rows, size.columns);
+        let PtySize { rows, columns } = size;
+        self.command
+            .send(|id| Request::Resize { id, rows, columns });
         Ok(())
     }
 
@@ -200,19 +209,13 @@ impl Transport for RelayTransport {
             Channel::Stdout => &self.stdout,
             Channel::Stderr => &self.stderr,
         };
-        total.bytes().max(read_bytes)
+        total.total_bytes().max(read_bytes)
     }
 
     fn spill_path(&self, channel: Channel) -> Option<SandboxPath> {
-        let name = match channel {
-            Channel::Stdout => "stdout",
-            Channel::Stderr => "stderr",
-        };
+        let name = format!("output-{}.{}", self.spill_id, channel.as_str());
         let sandbox = self.sandbox.upgrade()?;
-        let directory = &sandbox.options.temporary_directory;
-        directory
-            .join(format!("output-{}.{name}", self.spill_id))
-            .ok()
+        sandbox.options.temporary_directory.join(name).ok()
     }
 
     async fn write_spill(&self, channel: Channel, data: ByteStream, written_bytes: &AtomicU64) {
@@ -225,13 +228,45 @@ impl Transport for RelayTransport {
             let length = bytes.as_ref().map_or(0, Bytes::len) as u64;
             counter.fetch_add(length, Ordering::Relaxed);
         });
-        let written = sandbox
+        let relay = Relay { inner: sandbox };
+        let written = relay
             .write(&path, WriteOptions::default(), Box::pin(data))
             .await;
         if written.is_ok() {
             written_bytes.store(size_bytes.load(Ordering::Relaxed), Ordering::Release);
         }
     }
+
+    /// Checks the memory limit: the kernel kills with SIGKILL and gives no reason.
+    async fn complete(&self, exit: &mut Exit) {
+        let sandbox = self.sandbox.upgrade().filter(|_| !exit.status.success());
+        if let Some(sandbox) = sandbox
+            && let Some(limit) = sandbox.options.limits.memory_bytes
+            && let Some(oom_kills) = count_oom_kills(&sandbox).await
+        {
+            sandbox.oom_kills.fetch_max(oom_kills, Ordering::Relaxed);
+            if oom_kills > self.oom_kills {
+                explain_oom_kill(exit, limit);
+            }
+        }
+    }
+}
+
+/// Reads from the sandbox's control group how many processes were killed at the memory limit.
+async fn count_oom_kills(sandbox: &Arc<Inner>) -> Option<u64> {
+    let inner = Arc::clone(sandbox);
+    let relay = Relay { inner };
+    for counter in OOM_COUNTERS {
+        let path = SandboxPath::new(counter).ok()?;
+        let Ok(data) = relay.read(&path, ByteRange::new(0, 1000)).await else {
+            continue;
+        };
+        let text = data.try_collect::<Vec<Bytes>>().await.ok()?.concat();
+        let text = String::from_utf8_lossy(&text);
+        let mut lines = text.lines().filter_map(|line| line.split_once(' '));
+        return lines.find(|(name, _)| *name == "oom_kill")?.1.parse().ok();
+    }
+    None
 }
 
 /// The relay's reports about one command; closed when nothing of the command is left.

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use cantle_core::policy::PolicyField;
 use cantle_core::sandbox::{
     ByteRange, ByteStream, FileInfo, FileKind, SandboxError, SandboxErrorKind, SandboxPath,
@@ -20,13 +20,12 @@ use tokio::select;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::timeout;
 
-use super::Inner;
-use super::inbox::{InputWriter, Spawned};
-use super::link::Stream;
 use super::options::{c_path, c_string};
+use super::stream::{InputWriter, Spawned};
+use super::{Inner, Relay};
 
-/// Shorter chunks are buffered before they are sent.
-const CHUNK_BYTES: usize = 64 * 1024;
+/// Shorter chunks are sent in one frame with their length.
+const JOINED_BYTES: usize = 64 * 1024;
 
 /// Time limit for a task to end after its output has ended.
 const TASK_END_TIMEOUT: Duration = Duration::from_secs(10);
@@ -58,140 +57,153 @@ impl TaskLimits {
     }
 }
 
-impl Inner {
-    /// Returns the first candidate that can be executed.
-    pub(super) async fn find_shell(&self) -> Result<Option<OsString>, SandboxError> {
-        let shells = &self.options.shells;
-        let names: Vec<CString> = shells
-            .iter()
-            .map(|it| c_string(it))
-            .collect::<Result<_, _>>()?;
-        let count = u32::try_from(names.len()).unwrap_or(u32::MAX);
-        let body = encode_task(&Task::FindProgram { count }, &names);
-        let found = self
-            .run_task("look for a shell in", &working_directory(), body)
-            .await?;
-        let number = Reader::new(&found).read::<u32>();
-        Ok(number.and_then(|number| shells.get(number as usize).cloned()))
-    }
-
-    pub(super) async fn read(
+/// File operations; each behaves like the method of [`Sandbox`](cantle_core::sandbox::Sandbox) with its name,
+/// and returns the same errors.
+impl Relay {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// As described there.
+    pub async fn read(
         &self,
         path: &SandboxPath,
         range: ByteRange,
     ) -> Result<ByteStream, SandboxError> {
+        let relay = &*self.inner;
         let task = Task::Read {
-            path: &c_path(&self.options.absolute(path))?,
+            path: &relay.task_path(path)?,
             offset: range.offset,
             length: range.length.unwrap_or(u64::MAX),
         };
-        let limit = &self.task_limits.reads;
-        let mut running = self
-            .start_task(
-                limit,
-                "read",
-                path,
-                encode_task(&task, &[]),
-                StdioMode::Output,
-            )
-            .await?;
-        let first = running.spawned.output.next().await;
+        let (limit, stdio) = (&relay.task_limits.reads, StdioMode::Output);
+        let body = encode_task(&task, &[]);
+        let mut running = relay.start_task(limit, "read", path, body, stdio).await?;
+        let first = running.spawned.stdout.next().await;
         if first.is_none() {
             running.finish().await?;
             return Ok(Box::pin(stream::empty()));
         }
-        Ok(output_stream(first, running))
+        let rest = stream::try_unfold(running, async |mut running| {
+            match running.spawned.stdout.next().await {
+                Some(chunk) => Ok(Some((chunk, running))),
+                None => running.finish().await.map(|()| None),
+            }
+        });
+        Ok(Box::pin(stream::iter(first.map(Ok)).chain(rest)))
     }
 
-    pub(super) async fn write(
+    /// Writes a file. All writes are atomic.
+    ///
+    /// # Errors
+    /// As described there.
+    pub async fn write(
         &self,
         path: &SandboxPath,
         options: WriteOptions,
-        mut data: ByteStream,
+        data: ByteStream,
     ) -> Result<(), SandboxError> {
+        let relay = &*self.inner;
         let task = Task::Write {
-            path: &c_path(&self.options.absolute(path))?,
+            path: &relay.task_path(path)?,
             mode: options.mode & 0o777,
         };
-        let limit = &self.task_limits.writes;
-        let mut running = self
-            .start_task(
-                limit,
-                "write",
-                path,
-                encode_task(&task, &[]),
-                StdioMode::All,
-            )
-            .await?;
-        let Some(input) = running.spawned.input.take() else {
-            return Err(running.stream().gone_error());
-        };
-        running.write_data(input, path, options, &mut data).await
+        let (limit, stdio) = (&relay.task_limits.writes, StdioMode::All);
+        let body = encode_task(&task, &[]);
+        let running = relay.start_task(limit, "write", path, body, stdio).await?;
+        running.write_data(options, data).await
     }
 
-    pub(super) async fn stat(&self, path: &SandboxPath) -> Result<FileInfo, SandboxError> {
+    /// Returns information about a path.
+    ///
+    /// # Errors
+    /// As described there.
+    pub async fn stat(&self, path: &SandboxPath) -> Result<FileInfo, SandboxError> {
         let task = Task::Stat {
-            path: &c_path(&self.options.absolute(path))?,
+            path: &self.inner.task_path(path)?,
         };
-        let found = self
-            .run_task("look at", path, encode_task(&task, &[]))
-            .await?;
-        let entry = Reader::new(&found)
-            .read::<Entry<'_>>()
-            .ok_or_else(|| invalid_answer(path))?;
+        let found = self.inner.run_task("look at", path, &task, &[]).await?;
+        let entry = Reader::new(&found).read::<Entry<'_>>();
+        let entry = entry.ok_or_else(|| invalid_answer(path))?;
         Ok(file_info(path.clone(), &entry))
     }
 
-    pub(super) async fn list(&self, path: &SandboxPath) -> Result<Vec<FileInfo>, SandboxError> {
+    /// Lists a directory, sorted by name.
+    ///
+    /// # Errors
+    /// As described there.
+    pub async fn list(&self, path: &SandboxPath) -> Result<Vec<FileInfo>, SandboxError> {
         let task = Task::List {
-            path: &c_path(&self.options.absolute(path))?,
+            path: &self.inner.task_path(path)?,
         };
-        let found = self.run_task("list", path, encode_task(&task, &[])).await?;
+        let found = self.inner.run_task("list", path, &task, &[]).await?;
         let mut reader = Reader::new(&found);
         let mut entries = Vec::new();
         while !reader.is_empty() {
-            let entry = reader
-                .read::<Entry<'_>>()
-                .ok_or_else(|| invalid_answer(path))?;
+            let entry = reader.read::<Entry<'_>>();
+            let entry = entry.ok_or_else(|| invalid_answer(path))?;
             entries.push(file_info(SandboxPath::new(entry.name)?, &entry));
         }
         entries.sort_by(|one, other| one.path.cmp(&other.path));
         Ok(entries)
     }
 
-    pub(super) async fn mkdir(&self, path: &SandboxPath) -> Result<(), SandboxError> {
+    /// Creates a directory.
+    ///
+    /// # Errors
+    /// As described there.
+    pub async fn mkdir(&self, path: &SandboxPath) -> Result<(), SandboxError> {
         let task = Task::MakeDirectory {
-            path: &c_path(&self.options.absolute(path))?,
+            path: &self.inner.task_path(path)?,
         };
-        self.run_task("make", path, encode_task(&task, &[]))
-            .await
-            .map(drop)
+        self.inner.run_task("make", path, &task, &[]).await?;
+        Ok(())
     }
 
-    pub(super) async fn remove(&self, path: &SandboxPath) -> Result<(), SandboxError> {
-        self.refuse_fixed("remove", path)?;
+    /// Removes a file or directory.
+    ///
+    /// # Errors
+    /// As described there.
+    pub async fn remove(&self, path: &SandboxPath) -> Result<(), SandboxError> {
+        self.inner.refuse_fixed("remove", path)?;
         let task = Task::Remove {
-            path: &c_path(&self.options.absolute(path))?,
+            path: &self.inner.task_path(path)?,
         };
-        self.run_task("remove", path, encode_task(&task, &[]))
-            .await
-            .map(drop)
+        self.inner.run_task("remove", path, &task, &[]).await?;
+        Ok(())
     }
 
-    pub(super) async fn rename(
-        &self,
-        from: &SandboxPath,
-        to: &SandboxPath,
-    ) -> Result<(), SandboxError> {
-        self.refuse_fixed("move", from)?;
-        self.refuse_fixed("move to", to)?;
+    /// Renames a file or directory.
+    ///
+    /// # Errors
+    /// As described there.
+    pub async fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<(), SandboxError> {
+        self.inner.refuse_fixed("move", from)?;
+        self.inner.refuse_fixed("move to", to)?;
         let task = Task::Rename {
-            from: &c_path(&self.options.absolute(from))?,
-            to: &c_path(&self.options.absolute(to))?,
+            from: &self.inner.task_path(from)?,
+            to: &self.inner.task_path(to)?,
         };
-        self.run_task("move", from, encode_task(&task, &[]))
-            .await
-            .map(drop)
+        self.inner.run_task("move", from, &task, &[]).await?;
+        Ok(())
+    }
+}
+
+impl Inner {
+    /// Returns the first candidate that can be executed.
+    pub(super) async fn find_shell(&self) -> Result<Option<OsString>, SandboxError> {
+        let shells = &self.options.shells;
+        let names = shells.iter().map(|it| c_string(it));
+        let names = names.collect::<Result<Vec<_>, _>>()?;
+        let count = u32::try_from(names.len()).unwrap_or(u32::MAX);
+        let task = Task::FindProgram { count };
+        let path = SandboxPath::working_directory();
+        let found = self.run_task("look for a shell in", &path, &task, &names);
+        let number = Reader::new(&found.await?).read::<u32>();
+        Ok(number.and_then(|number| shells.get(number as usize).cloned()))
+    }
+
+    fn task_path(&self, path: &SandboxPath) -> Result<CString, SandboxError> {
+        c_path(&self.options.absolute(path))
     }
 
     /// Refuses to remove or rename the fixed directories of a sandbox.
@@ -206,7 +218,7 @@ impl Inner {
         if fixed.contains(&&absolute) || absolute.is_base() {
             let message =
                 format!("failed to {doing} `{path}`: it is a fixed directory of the sandbox");
-            return Err(SandboxError::new(SandboxErrorKind::InvalidInput, message));
+            return Err(SandboxError::invalid_input(message));
         }
         Ok(())
     }
@@ -216,18 +228,18 @@ impl Inner {
         &self,
         doing: &'static str,
         path: &SandboxPath,
-        body: Vec<u8>,
-    ) -> Result<Bytes, SandboxError> {
-        let limit = &self.task_limits.others;
-        let mut running = self
-            .start_task(limit, doing, path, body, StdioMode::Output)
-            .await?;
-        let mut output = BytesMut::new();
-        while let Some(chunk) = running.spawned.output.next().await {
+        task: &Task<'_>,
+        names: &[CString],
+    ) -> Result<Vec<u8>, SandboxError> {
+        let (limit, stdio) = (&self.task_limits.others, StdioMode::Output);
+        let body = encode_task(task, names);
+        let mut running = self.start_task(limit, doing, path, body, stdio).await?;
+        let mut output = Vec::new();
+        while let Some(chunk) = running.spawned.stdout.next().await {
             output.extend_from_slice(&chunk);
         }
         running.finish().await?;
-        Ok(output.freeze())
+        Ok(output)
     }
 
     async fn start_task(
@@ -251,28 +263,6 @@ impl Inner {
             _permit: permit,
         })
     }
-}
-
-/// Returns a task's output, after `first`, and its error at the end.
-fn output_stream(first: Option<Bytes>, running: RunningTask) -> ByteStream {
-    Box::pin(stream::unfold(Some((first, running)), async |state| {
-        let (ready, mut running) = state?;
-        let chunk = match ready {
-            Some(chunk) => Some(chunk),
-            None => running.spawned.output.next().await,
-        };
-        match chunk {
-            Some(chunk) => Some((Ok(chunk), Some((None, running)))),
-            None => match running.finish().await {
-                Ok(()) => None,
-                Err(error) => Some((Err(error), None)),
-            },
-        }
-    }))
-}
-
-fn working_directory() -> SandboxPath {
-    SandboxPath::working_directory()
 }
 
 /// A running task, killed on drop unless it cleans up by itself.
@@ -302,45 +292,35 @@ impl RunningTask {
 
     /// Sends the data to a write task and waits for its end.
     async fn write_data(
-        &mut self,
-        input: InputWriter,
-        path: &SandboxPath,
+        mut self,
         options: WriteOptions,
-        data: &mut ByteStream,
+        mut data: ByteStream,
     ) -> Result<(), SandboxError> {
+        let (path, input) = (self.path.clone(), self.spawned.input.take());
+        let mut input = input.ok_or_else(|| self.spawned.command.stream.gone_error())?;
         // An aborted write ends the input early, upon which the task cleans up.
         self.kill_on_drop = false;
-        let mut chunks = ChunkWriter::new(input);
-        let mut total_bytes = 0;
-        let sent = loop {
-            let next = select! {
-                biased;
-                () = self.wait() => break Ok(()),
-                next = data.next() => next.transpose(),
-            };
-            let sent = match next {
-                Err(error) => break Err(error),
-                Ok(next) => {
-                    let is_last = next.is_none();
-                    let bytes = next.unwrap_or_default();
-                    total_bytes += bytes.len() as u64;
-                    if let Err(error) = check_size(path, options, total_bytes, is_last) {
-                        break Err(error);
-                    }
-                    if is_last {
-                        chunks.finish().await.and(Err(TaskEnded))
-                    } else {
-                        chunks.push(bytes).await
-                    }
-                }
-            };
-            if sent.is_err() {
-                // The task's end tells whether the file was written.
-                break Ok(());
-            }
-        };
         // Without the last chunk nothing is written.
-        drop(chunks);
+        let sending = async move {
+            let mut total_bytes = 0;
+            while let Some(bytes) = data.next().await.transpose()? {
+                total_bytes += bytes.len() as u64;
+                options.check_size(&path, total_bytes, false)?;
+                if send_chunks(&mut input, bytes).await.is_err() {
+                    // The task's end tells whether the file was written.
+                    return Ok(());
+                }
+            }
+            options.check_size(&path, total_bytes, true)?;
+            // Fails like a chunk.
+            let _ = input.write(Bytes::from_static(&LAST_CHUNK)).await;
+            Ok(())
+        };
+        let sent = select! {
+            biased;
+            () = self.wait() => Ok(()),
+            sent = sending => sent,
+        };
         let ended = self.finish().await;
         sent.and(ended)
     }
@@ -349,7 +329,7 @@ impl RunningTask {
     async fn finish(&mut self) -> Result<(), SandboxError> {
         let ending = async {
             let mut encoded = Vec::new();
-            while let Some(chunk) = self.spawned.errors.next().await {
+            while let Some(chunk) = self.spawned.stderr.next().await {
                 if encoded.len() < MAX_ERROR_BYTES {
                     encoded.extend_from_slice(&chunk);
                 }
@@ -362,27 +342,20 @@ impl RunningTask {
             SandboxError::io(format!("failed to {} `{}`", self.doing, self.path), error)
         })?;
         self.kill_on_drop = false;
+        let failed = |errno| TaskError {
+            kind: TaskErrorKind::Errno,
+            errno,
+            name: b"",
+        };
         match self.end {
             Some(Ok(Report::Ended { status: 0, .. })) => Ok(()),
-            Some(Ok(Report::Failed { errno, .. })) => Err(self.error(&TaskError {
-                kind: TaskErrorKind::Errno,
-                errno,
-                name: b"",
-            })),
-            Some(Ok(_)) => Err(match Reader::new(&encoded).read::<TaskError<'_>>() {
-                Some(error) => self.error(&error),
-                None => self.error(&TaskError {
-                    kind: TaskErrorKind::Errno,
-                    errno: errno::INTR,
-                    name: b"",
-                }),
-            }),
-            Some(Err(TaskEnded)) | None => Err(self.stream().gone_error()),
+            Some(Ok(Report::Failed { errno, .. })) => Err(self.error(&failed(errno))),
+            Some(Ok(_)) => {
+                let error = Reader::new(&encoded).read::<TaskError<'_>>();
+                Err(self.error(&error.unwrap_or_else(|| failed(errno::INTR))))
+            }
+            Some(Err(TaskEnded)) | None => Err(self.spawned.command.stream.gone_error()),
         }
-    }
-
-    fn stream(&self) -> &Stream {
-        &self.spawned.command.stream
     }
 
     /// Converts the task's error.
@@ -391,7 +364,6 @@ impl RunningTask {
         let source = || io::Error::from_raw_os_error(error.errno);
         let with_reason = |kind, reason: &str| {
             SandboxError::new(kind, format!("failed to {doing} `{path}`: {reason}"))
-                .with_source(source())
         };
         match (error.kind, error.errno) {
             (TaskErrorKind::NotAFile, _) | (TaskErrorKind::Errno, errno::NXIO | errno::NODEV) => {
@@ -415,9 +387,7 @@ impl RunningTask {
                 with_reason(SandboxErrorKind::NotFound, "it contains a cycle of links")
             }
             (TaskErrorKind::Errno, errno::NOENT) if self.is_working_directory => {
-                SandboxError::gone(format!(
-                    "failed to {doing} `{path}`: the working directory is gone"
-                ))
+                with_reason(SandboxErrorKind::Gone, "the working directory is gone")
             }
             (TaskErrorKind::NotEmpty, _) => {
                 let name = String::from_utf8_lossy(error.name);
@@ -443,74 +413,22 @@ impl Drop for RunningTask {
 #[derive(Clone, Copy, Debug)]
 struct TaskEnded;
 
-/// Sends a file as chunks, each with its length; an empty chunk is the last.
-struct ChunkWriter {
-    input: InputWriter,
-    buffer: BytesMut,
-}
+/// The length of the chunk after which a file is complete.
+const LAST_CHUNK: [u8; 4] = 0_u32.to_le_bytes();
 
-impl ChunkWriter {
-    fn new(input: InputWriter) -> Self {
-        let buffer = BytesMut::new();
-        Self { input, buffer }
-    }
-
-    async fn push(&mut self, bytes: Bytes) -> Result<(), TaskEnded> {
-        if bytes.len() >= CHUNK_BYTES {
-            self.flush().await?;
-            return self.send(bytes).await;
+/// Sends a part of a file as chunks, each after its length.
+async fn send_chunks(input: &mut InputWriter, mut bytes: Bytes) -> Result<(), SandboxError> {
+    while !bytes.is_empty() {
+        let chunk = bytes.split_to(bytes.len().min(u32::MAX as usize));
+        let length = u32::try_from(chunk.len()).unwrap_or(u32::MAX).to_le_bytes();
+        if chunk.len() < JOINED_BYTES {
+            input.write([&length, &*chunk].concat().into()).await?;
+        } else {
+            input.write(Bytes::copy_from_slice(&length)).await?;
+            input.write(chunk).await?;
         }
-        self.buffer.extend_from_slice(&bytes);
-        if self.buffer.len() >= CHUNK_BYTES {
-            self.flush().await?;
-        }
-        Ok(())
     }
-
-    async fn finish(&mut self) -> Result<(), TaskEnded> {
-        self.flush().await?;
-        self.send_length(0).await
-    }
-
-    async fn flush(&mut self) -> Result<(), TaskEnded> {
-        let buffered = self.buffer.split().freeze();
-        if buffered.is_empty() {
-            return Ok(());
-        }
-        self.send(buffered).await
-    }
-
-    async fn send(&mut self, mut bytes: Bytes) -> Result<(), TaskEnded> {
-        while !bytes.is_empty() {
-            let chunk = bytes.split_to(bytes.len().min(u32::MAX as usize));
-            self.send_length(u32::try_from(chunk.len()).unwrap_or(u32::MAX))
-                .await?;
-            self.input.write(chunk).await.map_err(|_| TaskEnded)?;
-        }
-        Ok(())
-    }
-
-    async fn send_length(&mut self, length: u32) -> Result<(), TaskEnded> {
-        let length = Bytes::copy_from_slice(&length.to_le_bytes());
-        self.input.write(length).await.map_err(|_| TaskEnded)
-    }
-}
-
-fn check_size(
-    path: &SandboxPath,
-    options: WriteOptions,
-    total_bytes: u64,
-    is_complete: bool,
-) -> Result<(), SandboxError> {
-    match options.size_bytes {
-        Some(size) if total_bytes > size || (is_complete && total_bytes < size) => {
-            let relation = if total_bytes > size { "more" } else { "fewer" };
-            let message =
-                format!("failed to write `{path}`: received {relation} than {size} bytes");
-            Err(SandboxError::new(SandboxErrorKind::InvalidInput, message))
-        }
-        _ => Ok(()),
-    }
+    Ok(())
 }
 
 /// Encodes a command that runs a task; `names` are the task's arguments.

@@ -7,27 +7,31 @@
 
 mod command;
 mod files;
-mod inbox;
 mod link;
 mod options;
+mod stream;
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
-use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
+use std::{fmt, io};
 
-use cantle_core::sandbox::{
-    ByteRange, ByteStream, FileInfo, Process, SandboxError, SandboxErrorKind, SandboxPath,
-    SpawnRequest, WriteOptions,
-};
+use bytes::Bytes;
+use cantle_core::sandbox::{Process, SandboxError, SpawnRequest};
+use futures_util::Stream;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::timeout;
+use tokio_util::io::ReaderStream;
 
 use self::files::TaskLimits;
 use self::link::Link;
 pub use self::options::RelayOptions;
+
+/// Size of a read.
+const READ_BYTES: usize = 64 * 1024;
 
 /// Time limit for finding a shell.
 const SHELL_TIMEOUT: Duration = Duration::from_secs(20);
@@ -51,6 +55,8 @@ struct Inner {
     /// The variables of every command.
     environment: BTreeMap<OsString, OsString>,
     task_limits: TaskLimits,
+    /// The latest known number of processes killed at the memory limit.
+    oom_kills: AtomicU64,
 }
 
 impl fmt::Debug for Inner {
@@ -59,7 +65,7 @@ impl fmt::Debug for Inner {
         f.debug_struct("Relay")
             .field("options", &self.options)
             .field("shell", &self.shell)
-            .field("is_gone", &self.link.stream.gone().is_cancelled())
+            .field("is_gone", &self.link.stream.gone.is_cancelled())
             .finish()
     }
 }
@@ -75,18 +81,28 @@ impl Relay {
         writer: impl AsyncWrite + Send + Unpin + 'static,
         options: RelayOptions,
     ) -> Result<Self, SandboxError> {
-        let link = Link::open(reader, writer, options.setup()?).await?;
+        let chunks = ReaderStream::with_capacity(reader, READ_BYTES);
+        Self::connect_chunks(chunks, writer, options).await
+    }
+
+    /// Like [`connect`](Self::connect), to a relay whose output comes in chunks.
+    pub(crate) async fn connect_chunks(
+        chunks: impl Stream<Item = io::Result<Bytes>> + Send + Unpin + 'static,
+        writer: impl AsyncWrite + Send + Unpin + 'static,
+        options: RelayOptions,
+    ) -> Result<Self, SandboxError> {
+        let link = Link::open(chunks, writer, options.setup()?).await?;
         let mut inner = Inner {
             link,
             options,
             shell: None,
             environment: BTreeMap::new(),
             task_limits: TaskLimits::new(),
+            oom_kills: AtomicU64::new(0),
         };
         let found = timeout(SHELL_TIMEOUT, inner.find_shell()).await;
         inner.shell = found.map_err(|_| {
-            let message = "the supervisor in the sandbox does not respond";
-            SandboxError::new(SandboxErrorKind::Unavailable, message)
+            SandboxError::unavailable("the supervisor in the sandbox does not respond")
         })??;
         inner.environment = inner.options.variables(inner.shell.as_deref());
         Ok(Self {
@@ -102,13 +118,13 @@ impl Relay {
 
     /// Completes when the stream has ended.
     pub fn gone(&self) -> impl Future<Output = ()> + Send + 'static {
-        self.inner.link.stream.gone().clone().cancelled_owned()
+        self.inner.link.stream.gone.clone().cancelled_owned()
     }
 
     /// Returns whether the stream has ended.
     #[must_use]
     pub fn is_gone(&self) -> bool {
-        self.inner.link.stream.gone().is_cancelled()
+        self.inner.link.stream.gone.is_cancelled()
     }
 
     /// Starts a command; see [`Sandbox::spawn`](cantle_core::sandbox::Sandbox::spawn).
@@ -118,72 +134,6 @@ impl Relay {
     pub async fn spawn(&self, request: SpawnRequest) -> Result<Box<dyn Process>, SandboxError> {
         let process = command::start(&self.inner, request).await?;
         Ok(Box::new(process))
-    }
-
-    /// Reads a file; see [`Sandbox::read`](cantle_core::sandbox::Sandbox::read).
-    ///
-    /// # Errors
-    /// As there.
-    pub async fn read(
-        &self,
-        path: &SandboxPath,
-        range: ByteRange,
-    ) -> Result<ByteStream, SandboxError> {
-        self.inner.read(path, range).await
-    }
-
-    /// Writes a file; see [`Sandbox::write`](cantle_core::sandbox::Sandbox::write). All writes are
-    /// atomic.
-    ///
-    /// # Errors
-    /// As there.
-    pub async fn write(
-        &self,
-        path: &SandboxPath,
-        options: WriteOptions,
-        data: ByteStream,
-    ) -> Result<(), SandboxError> {
-        self.inner.write(path, options, data).await
-    }
-
-    /// Returns information about a path; see [`Sandbox::stat`](cantle_core::sandbox::Sandbox::stat).
-    ///
-    /// # Errors
-    /// As there.
-    pub async fn stat(&self, path: &SandboxPath) -> Result<FileInfo, SandboxError> {
-        self.inner.stat(path).await
-    }
-
-    /// Lists a directory; see [`Sandbox::list`](cantle_core::sandbox::Sandbox::list).
-    ///
-    /// # Errors
-    /// As there.
-    pub async fn list(&self, path: &SandboxPath) -> Result<Vec<FileInfo>, SandboxError> {
-        self.inner.list(path).await
-    }
-
-    /// Creates a directory; see [`Sandbox::mkdir`](cantle_core::sandbox::Sandbox::mkdir).
-    ///
-    /// # Errors
-    /// As there.
-    pub async fn mkdir(&self, path: &SandboxPath) -> Result<(), SandboxError> {
-        self.inner.mkdir(path).await
-    }
-
-    /// Removes a file or directory; see [`Sandbox::remove`](cantle_core::sandbox::Sandbox::remove).
-    ///
-    /// # Errors
-    /// As there.
-    pub async fn remove(&self, path: &SandboxPath) -> Result<(), SandboxError> {
-        self.inner.remove(path).await
-    }
-
-    /// Renames a file or directory; see [`Sandbox::rename`](cantle_core::sandbox::Sandbox::rename).
-    ///
-    /// # Errors
-    /// As there.
-    pub async fn rename(&self, from: &SandboxPath, to: &SandboxPath) -> Result<(), SandboxError> {
-        self.inner.rename(from, to).await
     }
 
     /// Ends the stream and waits for the end of the relay and all its processes.

@@ -6,7 +6,7 @@ use std::fmt;
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 
 use cantle_core::policy::Limits;
-use cantle_core::sandbox::{SandboxError, SandboxErrorKind, SandboxPath};
+use cantle_core::sandbox::{SandboxError, SandboxPath};
 use cantle_supervisor::Writer;
 use cantle_supervisor::wire::Step;
 
@@ -53,7 +53,8 @@ pub struct RelayOptions {
     pub makes_directories: bool,
     /// Limits of each command: wall time, output, processor time, file size and open files.
     ///
-    /// Limits of the whole container are the engine's.
+    /// Limits of the whole container are the engine's. With a memory limit, the exit of a command reports if the
+    /// kernel killed processes at it.
     pub limits: Limits,
 }
 
@@ -189,6 +190,6 @@ pub(super) fn os_path(path: &SandboxPath) -> OsString {
 pub(super) fn c_string(text: &OsStr) -> Result<CString, SandboxError> {
     CString::new(text.as_bytes()).map_err(|_| {
         let message = "a command, its directory and its variables must not contain NUL";
-        SandboxError::new(SandboxErrorKind::InvalidInput, message)
+        SandboxError::invalid_input(message)
     })
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cantle_command_driver::{CommandDriver, CommandLimits, DrivenProcess, Launch, StartedCommand};
+use cantle_command_driver::{CommandDriver, DrivenProcess, Launch, StartedCommand};
 use cantle_core::sandbox::{SandboxError, SpawnRequest};
 
 use super::channels::OpenEnds;
@@ -24,11 +24,7 @@ pub(crate) async fn start(
     )?;
     let id = shared.next_number();
     let mark = shared.engine.mark();
-    let limits = CommandLimits {
-        wall_time: shared.limits.wall_time,
-        output_bytes: shared.limits.output_bytes,
-    };
-    let driver = CommandDriver::new(request, limits);
+    let driver = CommandDriver::new(request, shared.limits.command);
     let LaunchedProcess {
         process,
         pid,

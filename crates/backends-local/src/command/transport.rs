@@ -8,10 +8,8 @@ use bytes::Bytes;
 use cantle_command_driver::{Reports as _, Transport};
 use cantle_core::policy::PolicyField;
 use cantle_core::sandbox::{
-    BackgroundProcess, ByteStream, Channel, Exit, PtySize, SandboxError, SandboxErrorKind,
-    SandboxPath, Signal,
+    BackgroundProcess, ByteStream, Channel, Exit, PtySize, SandboxError, SandboxPath, Signal,
 };
-use futures_util::StreamExt as _;
 use tokio::select;
 
 use super::output::{LocalOutput, OutputSource, Terminal, discard};
@@ -19,10 +17,8 @@ use super::process::{CommandProcess, ProcessReports};
 use super::stdin::LocalInput;
 use crate::blocking;
 use crate::engine::StartMark;
+use crate::files::Batch;
 use crate::shared::Shared;
-
-/// Bytes that a spill file gets at once: leaving the runtime costs more than writing a few.
-const SPILL_BATCH_BYTES: usize = 256 * 1024;
 
 /// A running command of a local sandbox.
 #[derive(Debug)]
@@ -47,11 +43,7 @@ impl LocalTransport {
     }
 
     fn spill_name(&self, channel: Channel) -> String {
-        let channel = match channel {
-            Channel::Stdout => "stdout",
-            Channel::Stderr => "stderr",
-        };
-        self.shared.root.spill_name(self.id, channel)
+        self.shared.root.spill_name(self.id, channel.as_str())
     }
 
     /// Enforces the polled limits on background processes of a command that has ended.
@@ -100,10 +92,7 @@ impl Transport for LocalTransport {
     }
 
     fn check(&self) -> Result<(), SandboxError> {
-        if self.shared.is_closed() {
-            let message = "the sandbox is closed";
-            return Err(SandboxError::new(SandboxErrorKind::Closed, message));
-        }
+        self.shared.check_open()?;
         if self.shared.engine.is_gone() {
             return Err(SandboxError::gone("its supervisor was killed"));
         }
@@ -127,44 +116,30 @@ impl Transport for LocalTransport {
         self.shared.root.temporary_path(&name).ok()
     }
 
-    async fn write_spill(&self, channel: Channel, data: ByteStream, written_bytes: &AtomicU64) {
+    async fn write_spill(&self, channel: Channel, mut data: ByteStream, written_bytes: &AtomicU64) {
         let root = Arc::clone(&self.shared.root);
         let name = self.spill_name(channel);
         let created = blocking::run(move || root.create_temporary(&name)).await;
         let Ok(mut file) = created else {
             return;
         };
-        let mut data = data;
-        let mut is_open = true;
-        while is_open {
-            let mut batch: Vec<Bytes> = Vec::new();
-            let mut batch_bytes = 0;
-            while batch_bytes < SPILL_BATCH_BYTES && is_open {
-                match data.next().await {
-                    Some(Ok(bytes)) => {
-                        batch_bytes += bytes.len();
-                        batch.push(bytes);
-                    }
-                    Some(Err(_)) | None => is_open = false,
-                }
-            }
+        while let Ok(batch) = Batch::take(&mut data).await {
+            let (size_bytes, is_last) = (batch.size_bytes as u64, batch.is_last);
             // The file keeps what was written before the disk was full or the directory gone.
-            let written = blocking::run(move || write_all(file, &batch)).await;
+            let written = blocking::run(move || write_all(file, &batch.pieces)).await;
             let Ok((written, same_file)) = written else {
                 return;
             };
             written_bytes.fetch_add(written, Ordering::AcqRel);
-            if written < batch_bytes as u64 {
+            if is_last || written < size_bytes {
                 return;
             }
             file = same_file;
         }
     }
 
-    fn complete(&self, exit: &mut Exit) {
-        let (status, notes) = self.shared.engine.explain_exit(self.mark, exit.status);
-        exit.status = status;
-        exit.notes.extend(notes);
+    async fn complete(&self, exit: &mut Exit) {
+        self.shared.engine.explain_exit(self.mark, exit);
         exit.notes.extend(self.shared.take_notes());
     }
 

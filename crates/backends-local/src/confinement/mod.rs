@@ -72,8 +72,6 @@ pub(crate) struct Plan {
     pub(crate) names: Vec<String>,
     /// Whether the files are on a file system of the sandbox, whose descriptor it passes out.
     pub(crate) has_storage: bool,
-    /// Whether the sandbox passes out the proxy's socket.
-    pub(crate) has_proxy: bool,
 }
 
 impl Plan {
@@ -112,7 +110,6 @@ impl Plan {
             body: Vec::new(),
             names: Vec::new(),
             has_storage: false,
-            has_proxy: false,
         };
         if in_namespaces {
             // In memory: the files end with the sandbox.
@@ -127,7 +124,6 @@ impl Plan {
             if let Some(network) = &policy.network {
                 steps.add("start the loopback interface", &Step::Loopback);
                 if matches!(network, Network::Hosts(_)) {
-                    plan.has_proxy = true;
                     let listen = Step::Listen { port: PROXY_PORT };
                     steps.add("listen for the proxy", &listen);
                 }

@@ -4,7 +4,7 @@ use std::ffi::{CStr, CString};
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 
-use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
+use cantle_core::sandbox::SandboxError;
 use cantle_supervisor::Writer;
 use cantle_supervisor::wire::{ControlGroup, Setup, Step};
 
@@ -165,7 +165,6 @@ type StepResult = Result<(), SandboxError>;
 /// Converts a path for the kernel.
 pub(super) fn c_path(path: &Path) -> Result<CString, SandboxError> {
     CString::new(path.as_os_str().as_bytes()).map_err(|_| {
-        let message = format!("the path `{}` contains NUL", path.display());
-        SandboxError::new(SandboxErrorKind::InvalidInput, message)
+        SandboxError::invalid_input(format!("the path `{}` contains NUL", path.display()))
     })
 }

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use cantle_core::policy::{Access, Limits, Policy, ReadRoots};
-use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
+use cantle_core::sandbox::SandboxError;
 use cantle_supervisor::wire::Step;
 
 use super::TERMINALS;
@@ -60,11 +60,9 @@ pub(crate) fn workspace(configured: Option<&Path>) -> Result<&Path, SandboxError
         "the working directory can't be mounted at `{}`",
         path.display()
     );
-    Err(
-        SandboxError::new(SandboxErrorKind::InvalidInput, message).with_advice(
-            "Choose an absolute path outside the system's directories, such as `/home/user`.",
-        ),
-    )
+    Err(SandboxError::invalid_input(message).with_advice(
+        "Choose an absolute path outside the system's directories, such as `/home/user`.",
+    ))
 }
 
 /// Adds the steps that build the view, up to the change of the root.
@@ -173,7 +171,7 @@ pub(super) fn canonical(path: &Path) -> Result<PathBuf, SandboxError> {
             "the root `{}` of the policy is not absolute",
             path.display()
         );
-        return Err(SandboxError::new(SandboxErrorKind::InvalidInput, message));
+        return Err(SandboxError::invalid_input(message));
     }
     fs::canonicalize(path).map_err(|error| {
         let doing = format!("failed to find the root `{}` of the policy", path.display());

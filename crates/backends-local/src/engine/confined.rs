@@ -7,8 +7,9 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use cantle_core::policy::{Network, Policy, PolicyField};
-use cantle_core::sandbox::{Enforcement, ExitStatus, SandboxError, SandboxErrorKind, SandboxPath};
+use cantle_command_driver::explain_oom_kill;
+use cantle_core::policy::{Network, Policy};
+use cantle_core::sandbox::{Enforcement, Exit, SandboxError, SandboxPath};
 use cantle_supervisor::wire::Order;
 use rustix::fs::{Gid, Uid};
 use rustix::io::Errno;
@@ -25,10 +26,6 @@ use crate::supervisor::{SetupOutcome, StartError, Supervisor};
 
 /// Time that an order may wait in the queue.
 const ORDER_DEADLINE: Duration = Duration::from_secs(10);
-
-/// SIGKILL, and the exit code of a shell whose last program it killed.
-const KILLED: i32 = 9;
-const KILLED_IN_SHELL: i32 = 128 + KILLED;
 
 /// Runs the commands of a sandbox.
 #[derive(Debug)]
@@ -93,42 +90,24 @@ impl Engine {
 
     /// Explains the end of a command: its status, if a limit was the cause, and notes on what programs
     /// cannot know, such as hosts that the proxy refused.
-    pub(crate) fn explain_exit(
-        &self,
-        since: StartMark,
-        status: ExitStatus,
-    ) -> (ExitStatus, Vec<String>) {
-        let mut notes = Vec::new();
+    pub(crate) fn explain_exit(&self, since: StartMark, exit: &mut Exit) {
         if let Some(denials) = self.denials() {
             let denied = denials.since(since.denials);
-            notes.extend(denied.iter().map(ToString::to_string));
+            exit.notes.extend(denied.iter().map(ToString::to_string));
         }
         let events = self.groups.limit_events();
-        let has_refused = events.refused_processes > since.limit_events.refused_processes;
-        if let (true, Some(limit)) = (has_refused, self.groups.processes()) {
-            notes.push(format!(
+        if events.refused_processes > since.limit_events.refused_processes
+            && let Some(limit) = self.groups.processes()
+        {
+            exit.notes.push(format!(
                 "A process could not be started at the limit of processes ({limit}): run fewer at once, and \
                  end those in the background."
             ));
         }
-        let has_killed = events.oom_kills > since.limit_events.oom_kills;
-        let (true, Some(limit)) = (has_killed, self.groups.memory_bytes()) else {
-            return (status, notes);
-        };
-        match status {
-            // The process itself, or the last one of a shell.
-            ExitStatus::Signal(KILLED) | ExitStatus::Code(KILLED_IN_SHELL) => {
-                let field = PolicyField::Memory;
-                (ExitStatus::LimitReached { field, limit }, notes)
-            }
-            // Another process; the command may have gone on.
-            _ => {
-                notes.push(format!(
-                    "A process was killed at the limit of memory for everything that runs ({limit} bytes): \
-                     work on the data in pieces, or run fewer processes at once."
-                ));
-                (status, notes)
-            }
+        if events.oom_kills > since.limit_events.oom_kills
+            && let Some(limit) = self.groups.memory_bytes()
+        {
+            explain_oom_kill(exit, limit);
         }
     }
 }
@@ -169,7 +148,7 @@ pub(crate) fn build(
                 closed.display()
             );
             if mode == Mode::Open {
-                return Err(SandboxError::new(SandboxErrorKind::Unavailable, why).with_advice(
+                return Err(SandboxError::unavailable(why).with_advice(
                     "Keep sandboxes where every user has access (set TMPDIR, or the state directory), or run \
                      as an ordinary user.",
                 ));
@@ -185,7 +164,7 @@ pub(crate) fn build(
         let join_files = groups.join_files().unwrap_or_default();
         let (supervisor, outcome) = match Supervisor::start(&plan.body, &join_files) {
             Ok(started) => started,
-            Err(error) if mode == Mode::Open => return Err(start_error(&plan, error)),
+            Err(error) if mode == Mode::Open => return Err(start_error(&plan, &error)),
             Err(error) => {
                 reasons.push(failure_reason(&plan, &error));
                 continue;
@@ -218,10 +197,7 @@ pub(crate) fn build(
         });
     }
     // Unreachable: the last candidate returns in any case.
-    Err(SandboxError::new(
-        SandboxErrorKind::Unavailable,
-        reasons.join("; "),
-    ))
+    Err(SandboxError::unavailable(reasons.join("; ")))
 }
 
 /// Adopts the descriptors that the steps have opened. Returns the proxy's socket.
@@ -266,13 +242,9 @@ fn failure_reason(plan: &Plan, error: &StartError) -> String {
     }
 }
 
-fn start_error(plan: &Plan, error: StartError) -> SandboxError {
-    let message = failure_reason(plan, &error);
-    let (StartError::Start(source) | StartError::Step(_, source)) = error;
-    SandboxError::new(SandboxErrorKind::Unavailable, message)
-        .with_source(source)
-        .with_advice(
-            "It needs Linux 5.6 or newer with `/proc`, and a container that lets programs be \
-             started from memory.",
-        )
+fn start_error(plan: &Plan, error: &StartError) -> SandboxError {
+    SandboxError::unavailable(failure_reason(plan, error)).with_advice(
+        "It needs Linux 5.6 or newer with `/proc`, and a container that lets programs be started \
+         from memory.",
+    )
 }

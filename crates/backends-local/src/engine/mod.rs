@@ -6,8 +6,8 @@ mod confined;
 #[cfg(not(confined))]
 mod portable;
 
-use cantle_core::policy::{Policy, PolicyField, Strictness};
-use cantle_core::sandbox::{EnforcedBy, Enforcement, Isolation, SandboxError, SandboxErrorKind};
+use cantle_core::policy::Policy;
+use cantle_core::sandbox::{Enforcement, Isolation, SandboxError};
 
 #[cfg(confined)]
 pub(crate) use self::confined::{Engine, StartMark, build};
@@ -36,21 +36,16 @@ fn check_enforced(
     report: Vec<Enforcement>,
     reasons: &[String],
 ) -> Result<Vec<Enforcement>, SandboxError> {
-    let missing: Vec<PolicyField> = report
-        .iter()
-        .filter(|enforcement| enforcement.by == EnforcedBy::NotEnforced)
-        .map(|enforcement| enforcement.field)
-        .collect();
-    if policy.strictness == Strictness::BestEffort || missing.is_empty() {
-        return Ok(report);
-    }
-    let mut advice = "Take these fields out of the policy, accept that they aren't enforced (best \
+    Enforcement::check_strict(policy, report, |missing| {
+        let mut advice =
+            "Take these fields out of the policy, accept that they aren't enforced (best \
                       effort), or use a backend that isolates."
-        .to_owned();
-    for reason in reasons {
-        advice = format!("{advice} This machine: {reason}.");
-    }
-    Err(SandboxError::unenforceable("local", missing).with_advice(advice))
+                .to_owned();
+        for reason in reasons {
+            advice = format!("{advice} This machine: {reason}.");
+        }
+        SandboxError::unenforceable("local", missing).with_advice(advice)
+    })
 }
 
 /// Fails if the directory's owner is not `uid`, the user that commands run as.
@@ -64,6 +59,5 @@ fn check_owner(root: &Root, uid: u32) -> Result<(), SandboxError> {
          commands run as user {uid}",
         root.host_paths().base().display()
     );
-    Err(SandboxError::new(SandboxErrorKind::Unavailable, message)
-        .with_advice("Use the policy that it was created under."))
+    Err(SandboxError::unavailable(message).with_advice("Use the policy that it was created under."))
 }

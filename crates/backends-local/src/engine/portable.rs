@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use cantle_core::policy::{Policy, PolicyField};
-use cantle_core::sandbox::{EnforcedBy, Enforcement, ExitStatus, Isolation, SandboxError};
+use cantle_core::sandbox::{EnforcedBy, Enforcement, Exit, ExitStatus, Isolation, SandboxError};
 use rustix::io::Errno;
 use rustix::process::{
     Pid, Signal, WaitId, WaitIdOptions, kill_process_group, test_kill_process_group, waitid,
@@ -115,13 +115,7 @@ impl Engine {
     }
 
     #[expect(clippy::unused_self, reason = "shared with the confined engine")]
-    pub(crate) fn explain_exit(
-        &self,
-        _: StartMark,
-        status: ExitStatus,
-    ) -> (ExitStatus, Vec<String>) {
-        (status, Vec::new())
-    }
+    pub(crate) fn explain_exit(&self, _: StartMark, _: &mut Exit) {}
 }
 
 /// The process group of a command.

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use cantle_core::ids::{RunId, unique_id};
-use cantle_core::sandbox::{SandboxError, SandboxErrorKind, SandboxPath};
+use cantle_core::sandbox::SandboxError;
 use rustix::fs::{
     AtFlags, CWD, Dir, FileType, FlockOperation, Mode, OFlags, Stat, flock, fstat, fsync, mkdirat,
     open, openat, statat,
@@ -20,7 +20,7 @@ use rustix::process::geteuid;
 
 use super::beneath::{PATH_ONLY, open_without_links};
 use super::remove::{RemovalFailures, remove_directory};
-use super::{DIRECTORY, HostPaths, NOBODY, Root, TEMPORARY, VIEW, ViewPaths, WORK};
+use super::{DIRECTORY, HostPaths, NOBODY, Root, TEMPORARY, VIEW, WORK};
 
 /// The marker file of a kept directory.
 const MARKER: &str = "kept";
@@ -67,15 +67,16 @@ impl Root {
     /// Opens a kept directory.
     ///
     /// # Errors
-    /// [`SandboxErrorKind::Gone`] if it does not exist any more; `Unavailable` if it is in use, or was not
+    /// `Gone` if it does not exist any more; `Unavailable` if it is in use, or was not
     /// kept by this user.
     pub(crate) fn reopen(path: &Path) -> Result<Self, SandboxError> {
         let shown = path.display();
         let gone =
             || SandboxError::gone(format!("the directory `{shown}` does not exist any more"));
         let refused = |why: &str| {
-            let message = format!("the directory `{shown}` can't be used again: {why}");
-            SandboxError::new(SandboxErrorKind::Unavailable, message)
+            SandboxError::unavailable(format!(
+                "the directory `{shown}` can't be used again: {why}"
+            ))
         };
         let failed = |error: Errno| match error {
             Errno::NOENT => gone(),
@@ -119,14 +120,11 @@ impl Root {
             base: path.to_owned(),
         };
         // Earlier spill files may still exist.
-        let unique = unique_id();
-        let start = unique.len().saturating_sub(RANDOM_CHARS);
+        let mut unique = unique_id();
+        let end = unique.split_off(unique.len().saturating_sub(RANDOM_CHARS));
         Ok(Self {
-            view_paths: ViewPaths {
-                work: SandboxPath::from_os(host_paths.work())?,
-                temporary: SandboxPath::from_os(host_paths.temporary())?,
-            },
-            spill_prefix: format!("output-{}", unique.get(start..).unwrap_or_default()),
+            view_paths: host_paths.as_seen()?,
+            spill_prefix: format!("output-{end}"),
             host_paths,
             descriptor,
             work,

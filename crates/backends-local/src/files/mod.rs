@@ -30,6 +30,7 @@ use self::beneath::PATH_ONLY;
 #[cfg(confined)]
 pub(crate) use self::kept::is_name;
 pub(crate) use self::kept::{KeptFilter, reclaim};
+pub(crate) use self::write::Batch;
 
 /// `nobody` and `nogroup`, the user of root's commands.
 pub(crate) const NOBODY: u32 = 65_534;
@@ -63,6 +64,14 @@ impl HostPaths {
 
     pub(crate) fn temporary(&self) -> PathBuf {
         self.base.join(TEMPORARY)
+    }
+
+    /// Returns the same paths, for commands that see the host's files.
+    fn as_seen(&self) -> Result<ViewPaths, SandboxError> {
+        Ok(ViewPaths {
+            work: SandboxPath::from_os(self.work())?,
+            temporary: SandboxPath::from_os(self.temporary())?,
+        })
     }
 }
 
@@ -138,16 +147,13 @@ impl Root {
             // Without a lock, the directory is never reclaimed.
             Ok(()) | Err(_) => {}
         }
-        let descriptor = open_directory(directory.path()).map_err(failed)?;
+        let descriptor = open(directory.path(), DIRECTORY, Mode::empty()).map_err(failed)?;
         for name in [WORK, TEMPORARY, VIEW] {
             mkdirat(&descriptor, name, Mode::RWXU).map_err(failed)?;
         }
         let work = openat(&descriptor, WORK, DIRECTORY, Mode::empty()).map_err(failed)?;
         let root = Self {
-            view_paths: ViewPaths {
-                work: SandboxPath::from_os(host_paths.work())?,
-                temporary: SandboxPath::from_os(host_paths.temporary())?,
-            },
+            view_paths: host_paths.as_seen()?,
             host_paths,
             descriptor,
             work,
@@ -181,11 +187,10 @@ impl Root {
     fn probe(&self) -> Result<(), SandboxError> {
         match self.open_beneath(WORK.as_bytes(), PATH_ONLY) {
             Ok(_) => Ok(()),
-            Err(Errno::NOSYS | Errno::PERM) => {
-                let message = "the system call `openat2` is not available";
-                Err(SandboxError::new(SandboxErrorKind::Unavailable, message)
-                    .with_advice("It needs Linux 5.6 or newer, and a container that allows it."))
-            }
+            Err(Errno::NOSYS | Errno::PERM) => Err(SandboxError::unavailable(
+                "the system call `openat2` is not available",
+            )
+            .with_advice("It needs Linux 5.6 or newer, and a container that allows it.")),
             Err(error) => Err(self.failure("open", &self.view_paths.work, error)),
         }
     }
@@ -246,8 +251,10 @@ impl Root {
         if statat(&self.descriptor, WORK, AtFlags::SYMLINK_NOFOLLOW).is_ok_and(is_ours) {
             return Ok(());
         }
-        let message = format!("the working directory `{}` is gone", self.view_paths.work);
-        Err(SandboxError::gone(message))
+        Err(SandboxError::gone(format!(
+            "the working directory `{}` is gone",
+            self.view_paths.work
+        )))
     }
 
     /// Returns the error for a failed system call; `doing` is a verb.
@@ -314,7 +321,3 @@ impl Root {
 }
 
 const DIRECTORY: OFlags = PATH_ONLY.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
-
-fn open_directory(path: &Path) -> Result<OwnedFd, Errno> {
-    open(path, DIRECTORY, Mode::empty())
-}

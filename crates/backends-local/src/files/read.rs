@@ -1,13 +1,10 @@
 //! Reading a file as a stream.
 
-use std::future::Future as _;
 use std::os::fd::OwnedFd;
-use std::pin::Pin;
-use std::task::{Context, Poll, ready};
 
 use bytes::Bytes;
 use cantle_core::sandbox::{ByteRange, ByteStream, SandboxError, SandboxErrorKind, SandboxPath};
-use futures_core::Stream;
+use futures_util::{StreamExt as _, stream};
 use rustix::buffer::spare_capacity;
 use rustix::fs::{FileType, OFlags, fstat};
 use rustix::io::{Errno, pread};
@@ -39,10 +36,12 @@ impl Root {
             left_bytes: range.length.unwrap_or(u64::MAX),
         };
         let first = reader.next()?;
-        Ok(Box::pin(FileStream {
-            ready: first,
-            ahead: ReadAhead::Idle(reader),
-        }))
+        let rest = stream::unfold(reader.read_ahead(), async |reading| match reading?.await {
+            Ok((reader, Ok(Some(chunk)))) => Some((Ok(chunk), reader.read_ahead())),
+            Ok((_, last)) => Some((last.transpose()?, None)),
+            Err(error) => Some((Err(blocking::interrupted(error)), None)),
+        });
+        Ok(Box::pin(stream::iter(first.map(Ok)).chain(rest)))
     }
 }
 
@@ -50,6 +49,8 @@ pub(super) fn not_a_file(doing: &str, path: &SandboxPath) -> SandboxError {
     let message = format!("failed to {doing} `{path}`: it is not a regular file");
     SandboxError::new(SandboxErrorKind::NotAFile, message)
 }
+
+type NextChunk = Result<Option<Bytes>, SandboxError>;
 
 /// An open file and the position in it.
 struct FileReader {
@@ -63,7 +64,7 @@ struct FileReader {
 
 impl FileReader {
     /// Reads the next chunk; `None` at the end.
-    fn next(&mut self) -> Result<Option<Bytes>, SandboxError> {
+    fn next(&mut self) -> NextChunk {
         // One byte more than expected: a short read shows the end without another read.
         let expected = self.size_bytes.saturating_sub(self.offset) + 1;
         let wanted = CHUNK_BYTES.min(expected).min(self.left_bytes);
@@ -89,61 +90,15 @@ impl FileReader {
         };
         Ok((count > 0).then(|| chunk.into()))
     }
-}
 
-/// The chunks of a file, one of them read ahead.
-struct FileStream {
-    ready: Option<Bytes>,
-    ahead: ReadAhead,
-}
-
-enum ReadAhead {
-    Idle(FileReader),
-    Reading(JoinHandle<(FileReader, Result<Option<Bytes>, SandboxError>)>),
-    Done,
-}
-
-impl FileStream {
-    /// Starts to read the next chunk.
-    fn start(&mut self, mut reader: FileReader) {
-        self.ahead = if reader.left_bytes == 0 {
-            ReadAhead::Done
-        } else {
-            ReadAhead::Reading(spawn_blocking(move || {
-                let chunk = reader.next();
-                (reader, chunk)
-            }))
-        };
-    }
-}
-
-impl Stream for FileStream {
-    type Item = Result<Bytes, SandboxError>;
-
-    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        let chunk = match &mut self.ahead {
-            ReadAhead::Reading(reading) => match ready!(Pin::new(reading).poll(cx)) {
-                Ok((reader, Ok(Some(chunk)))) => {
-                    self.start(reader);
-                    Some(Ok(chunk))
-                }
-                ended => {
-                    self.ahead = ReadAhead::Done;
-                    match ended {
-                        Ok((_, chunk)) => chunk.transpose(),
-                        Err(error) => Some(Err(blocking::interrupted(error))),
-                    }
-                }
-            },
-            ReadAhead::Idle(_) => {
-                if let ReadAhead::Idle(reader) = std::mem::replace(&mut self.ahead, ReadAhead::Done)
-                {
-                    self.start(reader);
-                }
-                self.ready.take().map(Ok)
-            }
-            ReadAhead::Done => None,
-        };
-        Poll::Ready(chunk)
+    /// Starts to read the next chunk, if there may be one.
+    fn read_ahead(mut self) -> Option<JoinHandle<(Self, NextChunk)>> {
+        if self.left_bytes == 0 {
+            return None;
+        }
+        Some(spawn_blocking(move || {
+            let chunk = self.next();
+            (self, chunk)
+        }))
     }
 }

@@ -193,5 +193,5 @@ fn push_components(stack: &mut Vec<Vec<u8>>, path: &[u8]) {
 
 fn fixed_path(doing: &str, path: &SandboxPath) -> SandboxError {
     let message = format!("failed to {doing} `{path}`: it is part of the sandbox itself");
-    SandboxError::new(SandboxErrorKind::InvalidInput, message)
+    SandboxError::invalid_input(message)
 }

@@ -1,7 +1,7 @@
 //! Listing and creating directories, and renaming.
 
 use cantle_core::sandbox::{FileInfo, FileKind, SandboxError, SandboxErrorKind, SandboxPath};
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, fstat, mkdirat, renameat, statat};
+use rustix::fs::{AtFlags, Dir, Mode, OFlags, Stat, fstat, mkdirat, renameat, statat};
 use rustix::io::Errno;
 
 use super::Root;
@@ -112,17 +112,17 @@ fn already_exists(doing: &str, path: &SandboxPath) -> SandboxError {
 }
 
 fn info(path: SandboxPath, stat: &Stat) -> FileInfo {
-    let kind = match FileType::from_raw_mode(stat.st_mode) {
-        FileType::RegularFile => FileKind::File,
-        FileType::Directory => FileKind::Directory,
-        FileType::Symlink => FileKind::Symlink,
-        _ => FileKind::Other,
-    };
+    let mode = mode(stat.st_mode);
     let size_bytes = u64::try_from(stat.st_size).unwrap_or(0);
-    FileInfo::new(path, kind, size_bytes, Some(permissions(stat.st_mode)))
+    FileInfo::new(
+        path,
+        FileKind::from_mode(mode),
+        size_bytes,
+        Some(mode & 0o777),
+    )
 }
 
 /// Converts a mode, whose width depends on the system.
-fn permissions(mode: impl Into<u32>) -> u32 {
-    mode.into() & 0o777
+fn mode(mode: impl Into<u32>) -> u32 {
+    mode.into()
 }

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use cantle_core::ids::unique_id;
-use cantle_core::sandbox::{ByteStream, SandboxError, SandboxErrorKind, SandboxPath, WriteOptions};
+use cantle_core::sandbox::{ByteStream, SandboxError, SandboxPath, WriteOptions};
 use futures_util::StreamExt as _;
 use rustix::fs::{
     AtFlags, FileType, Mode, OFlags, RawMode, fchmod, openat, renameat, statat, unlinkat,
@@ -42,7 +42,7 @@ impl Root {
         loop {
             let batch = Batch::take(&mut data).await?;
             total_bytes += batch.size_bytes as u64;
-            check_size(path, options, total_bytes, batch.is_last)?;
+            options.check_size(path, total_bytes, batch.is_last)?;
             let (root, path) = (Arc::clone(root), path.clone());
             let is_last = batch.is_last;
             // Most files are one batch, and so take one switch.
@@ -66,31 +66,17 @@ impl Root {
     }
 }
 
-fn check_size(
-    path: &SandboxPath,
-    options: WriteOptions,
-    total_bytes: u64,
-    complete: bool,
-) -> Result<(), SandboxError> {
-    match options.size_bytes {
-        Some(size) if total_bytes > size || (complete && total_bytes < size) => {
-            let relation = if total_bytes > size { "more" } else { "fewer" };
-            let message = format!("failed to write `{path}`: {relation} than {size} bytes came");
-            Err(SandboxError::new(SandboxErrorKind::InvalidInput, message))
-        }
-        _ => Ok(()),
-    }
-}
-
 /// Bytes that are written together.
-struct Batch {
-    pieces: Vec<Bytes>,
-    size_bytes: usize,
-    is_last: bool,
+pub(crate) struct Batch {
+    pub(crate) pieces: Vec<Bytes>,
+    pub(crate) size_bytes: usize,
+    /// Whether the data have ended.
+    pub(crate) is_last: bool,
 }
 
 impl Batch {
-    async fn take(data: &mut ByteStream) -> Result<Self, SandboxError> {
+    /// Takes data until there are enough, or no more.
+    pub(crate) async fn take(data: &mut ByteStream) -> Result<Self, SandboxError> {
         let mut batch = Self {
             pieces: Vec::new(),
             size_bytes: 0,

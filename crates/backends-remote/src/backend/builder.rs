@@ -7,13 +7,14 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use cantle_command_driver::check_environment;
-use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
+use cantle_core::sandbox::SandboxError;
 use cantle_core::secret::SecretText;
 
-use super::{RemoteBackend, Service};
-use crate::api::Api;
+use super::RemoteBackend;
+use crate::api::{Api, ApiGeneration};
 use crate::gate::Gate;
 use crate::http::{self, TlsCache};
+use crate::service::Service;
 
 const DEFAULT_DOMAIN: &str = "e2b.app";
 const DEFAULT_TEMPLATE: &str = "base";
@@ -23,19 +24,6 @@ const DEFAULT_LIFETIME: Duration = Duration::from_secs(300);
 const MIN_LIFETIME: Duration = Duration::from_secs(15);
 const DEFAULT_CONCURRENCY: usize = 8;
 const DEFAULT_SPACING: Duration = Duration::from_millis(200);
-
-/// Version of the service's API.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum ApiGeneration {
-    /// The second, with a fall-back to the first if the service lacks it.
-    #[default]
-    Newest,
-    /// The first.
-    V1,
-    /// The second.
-    V2,
-}
 
 impl RemoteBackend {
     /// Returns a builder for E2B's own service; an API key is required.
@@ -196,8 +184,8 @@ impl RemoteBackendBuilder {
     /// Builds the backend; for an `https` URL this reads the system's certificates.
     ///
     /// # Errors
-    /// [`SandboxErrorKind::Unavailable`] if the key or a URL is missing or invalid;
-    /// [`SandboxErrorKind::InvalidInput`] if a variable's name or the working directory is invalid.
+    /// [`Unavailable`](cantle_core::sandbox::SandboxErrorKind::Unavailable) if the key or a URL is missing or invalid;
+    /// [`InvalidInput`](cantle_core::sandbox::SandboxErrorKind::InvalidInput) if a variable's name or the working directory is invalid.
     pub fn build(self) -> Result<RemoteBackend, SandboxError> {
         let key = self
             .api_key
@@ -205,9 +193,10 @@ impl RemoteBackendBuilder {
             .map(|key| key.expose().trim())
             .unwrap_or_default();
         if key.is_empty() {
-            let message = "no API key is set for the remote backend";
-            return Err(SandboxError::new(SandboxErrorKind::Unavailable, message)
-                .with_advice("Set E2B_API_KEY, or pass the key to the backend."));
+            return Err(
+                SandboxError::unavailable("no API key is set for the remote backend")
+                    .with_advice("Set E2B_API_KEY, or pass the key to the backend."),
+            );
         }
         let api_url = self
             .api_url
@@ -223,7 +212,7 @@ impl RemoteBackendBuilder {
             .is_some_and(|it| !it.starts_with('/') || it.contains('\0'))
         {
             let message = "the working directory of a remote sandbox must be an absolute path";
-            return Err(SandboxError::new(SandboxErrorKind::InvalidInput, message));
+            return Err(SandboxError::invalid_input(message));
         }
         let tls_cache = TlsCache::new();
         let api = Api::new(

@@ -11,18 +11,16 @@ use cantle_command_driver::Report;
 use cantle_core::sandbox::{
     Background, BackgroundProcess, ExitStatus, SandboxError, SandboxErrorKind, SpawnRequest,
 };
+use serde_json::{Value, json};
 use tokio::select;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use super::line::Line;
 use super::pump::{ChannelSender, CommandState, End, Progress, Pump, listed};
 use super::{Order, order};
-use crate::envd::{
-    Envd, EventStream, Fault, NoFields, ProcessExit, Processes, SelectedProcess, Selector, Signal,
-};
-use crate::sandbox::{ActiveSandbox, Shared};
+use crate::envd::{Envd, EventStream, Fault, PROCESSES, ProcessExit, Processes};
+use crate::shared::{ActiveSandbox, Shared};
 use crate::signals;
 
 /// Time limit for a command to report its process id when it is killed.
@@ -62,7 +60,7 @@ impl CommandControl {
     /// report, and by the end of `reports`.
     pub(super) async fn run(
         self,
-        line: Line,
+        start: Value,
         channels: [ChannelSender; 2],
         started: oneshot::Sender<StartResult>,
         reports: mpsc::UnboundedSender<Report>,
@@ -71,7 +69,7 @@ impl CommandControl {
             .time_limit
             .and_then(|limit| limit.checked_add(BACKSTOP_SLACK));
         let envd = &self.active.envd;
-        match envd.start(&line.start(), backstop).await {
+        match envd.start(&start, backstop).await {
             Ok(events) => self.attend(events, channels, started, reports).await,
             Err(fault) => {
                 let may_run = fault.is_unanswered();
@@ -147,7 +145,7 @@ impl CommandControl {
             Ok(leader) => Ok(leader),
             Err(Ok(why)) => Err(self.refused(&why)),
             Err(Err(fault)) => {
-                let fault = fault.duplicate();
+                let fault = Fault::clone(&fault);
                 Err(not_started(&self.shared, &self.active.envd, fault).await)
             }
         };
@@ -334,7 +332,7 @@ async fn not_started(shared: &Shared, envd: &Envd, fault: Fault) -> SandboxError
         && (message.to_lowercase().contains("too long") || code == "resource_exhausted")
     {
         let message = format!("failed to start the command: {message}");
-        return SandboxError::new(SandboxErrorKind::InvalidInput, message).with_advice(
+        return SandboxError::invalid_input(message).with_advice(
             "Write long content to a file first and give the command the file's path.",
         );
     }
@@ -346,8 +344,8 @@ async fn not_started(shared: &Shared, envd: &Envd, fault: Fault) -> SandboxError
 /// Kills a command that may have been started although the answer was lost.
 async fn kill_unconfirmed(envd: &Envd, token: &str) {
     let ending = async {
-        let listing = envd.call::<Processes>("process.Process", "List", &NoFields {});
-        for pid in listing.await.unwrap_or_default().with_argument(token) {
+        let listing: Result<Processes, _> = envd.call(PROCESSES, "List", &json!({})).await;
+        for pid in listing.unwrap_or_default().with_argument(token) {
             kill_outer(envd, pid).await;
         }
         // And its children.
@@ -358,15 +356,9 @@ async fn kill_unconfirmed(envd: &Envd, token: &str) {
 }
 
 async fn kill_outer(envd: &Envd, pid: u32) {
-    let signal = SelectedProcess {
-        process: Selector { pid },
-        fields: Signal {
-            signal: "SIGNAL_SIGKILL",
-        },
-    };
-    let sent = envd.call::<serde_json::Value>("process.Process", "SendSignal", &signal);
+    let message = json!({ "process": { "pid": pid }, "signal": "SIGNAL_SIGKILL" });
     // It may have ended.
-    let _ = sent.await;
+    let _ = envd.order(PROCESSES, "SendSignal", &message).await;
 }
 
 fn gone(why: &str) -> SandboxError {
@@ -378,12 +370,4 @@ pub(super) async fn list(envd: &Envd, token: &str, leader: Option<u32>) -> Vec<B
     let listing = order(envd, token, leader, Order::List).await;
     let text = listing.map(|answer| String::from_utf8_lossy(&answer.stdout).into_owned());
     listed(text.unwrap_or_default().lines())
-}
-
-/// Selects a process, without further fields.
-pub(super) fn selected(pid: u32) -> SelectedProcess<NoFields> {
-    SelectedProcess {
-        process: Selector { pid },
-        fields: NoFields {},
-    }
 }

@@ -8,25 +8,25 @@
 //! The command driver drives them; its transport is in `transport`, and `control` performs its orders.
 
 mod control;
-mod line;
 mod marks;
 mod pump;
-pub(crate) mod side;
+mod request;
 mod stdin;
 mod transport;
 
 use std::sync::Arc;
 
 use cantle_command_driver::{CommandDriver, CommandLimits, DrivenProcess, StartedCommand};
-use cantle_core::sandbox::{SandboxError, SandboxErrorKind, SpawnRequest, Stdin};
+use cantle_core::sandbox::{SandboxError, SandboxErrorKind, SpawnRequest};
 use tokio::sync::{mpsc, oneshot};
 
 use self::control::{CommandControl, Orders};
-use self::line::Line;
 use self::pump::Progress;
 use self::stdin::RemoteInput;
 use self::transport::RemoteTransport;
-use crate::sandbox::Shared;
+use crate::envd::{Envd, Fault};
+use crate::script::{self, ScriptOutput};
+use crate::shared::Shared;
 
 /// Chunks of output between the stream and the driver, for each channel.
 const CHUNKS_IN_FLIGHT: usize = 2;
@@ -41,13 +41,9 @@ pub(crate) async fn spawn(
 ) -> Result<DrivenProcess<RemoteTransport>, SandboxError> {
     let active = shared.activate().await?;
     let token = crate::random_token();
-    let line = Line::new(shared, &request, &token)?;
-    let is_terminal = line.pty.is_some();
-    let has_input = match &request.stdin {
-        Stdin::Null => false,
-        Stdin::Bytes(bytes) => !bytes.is_empty(),
-        _ => true,
-    };
+    let start_request = request::build(shared, &request, &token)?;
+    let is_terminal = request.pty.is_some();
+    let has_input = request::has_input(&request.stdin);
     if has_input && !is_terminal && !active.envd.can_close_stdin() {
         return Err(SandboxError::unsupported(
             "what runs in the sandbox is too old to end a command's input",
@@ -77,13 +73,16 @@ pub(crate) async fn spawn(
         orders: orders.clone(),
     };
     let channels = [stdout_sender, stderr_sender];
-    shared.spawn_task(control.run(line, channels, started, report_sender));
+    shared.spawn_task(control.run(start_request, channels, started, report_sender));
     let leader = start.await.map_err(|_| {
         let message = "the sandbox was closed while the command was started";
         SandboxError::new(SandboxErrorKind::Closed, message)
     })??;
-    let input = (has_input || is_terminal)
-        .then(|| RemoteInput::new(Arc::clone(shared), Arc::clone(&progress), is_terminal));
+    let input = (has_input || is_terminal).then(|| RemoteInput {
+        shared: Arc::clone(shared),
+        progress: Arc::clone(&progress),
+        is_terminal,
+    });
     Ok(driver.drive(StartedCommand {
         transport: Arc::new(RemoteTransport {
             shared: Arc::clone(shared),
@@ -103,7 +102,7 @@ pub(crate) async fn spawn(
 
 /// An operation on all processes of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Order {
+enum Order {
     Kill,
     Terminate,
     List,
@@ -120,13 +119,13 @@ impl Order {
 }
 
 /// Finds the processes of a command and performs an operation on them.
-pub(crate) async fn order(
-    envd: &crate::envd::Envd,
+async fn order(
+    envd: &Envd,
     token: &str,
     leader: Option<u32>,
     order: Order,
-) -> Result<side::ScriptOutput, crate::envd::Fault> {
+) -> Result<ScriptOutput, Fault> {
     let leader = leader.map(|pid| pid.to_string()).unwrap_or_default();
-    let script = [FIND_SCRIPT, CONTROL_SCRIPT].concat();
-    side::run(envd, &script, &[token, &leader, order.word()]).await
+    let text = [FIND_SCRIPT, CONTROL_SCRIPT].concat();
+    script::run(envd, &text, &[token, &leader, order.word()]).await
 }

@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::marks::{Mark, MarkParser, MarkedPiece};
 use crate::envd::{Envd, EventStream, Fault, ProcessEvent, ProcessExit, STREAM_TIMEOUT};
-use crate::sandbox::Shared;
+use crate::shared::Shared;
 
 /// Time limit for the end of the stream after the last output: a connection read to its end is reused.
 const STREAM_END_TIMEOUT: Duration = Duration::from_millis(100);

@@ -1,18 +1,23 @@
 //! Standard input of a command.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
 use cantle_command_driver::InputChannel;
 use cantle_core::sandbox::{SandboxError, SandboxErrorKind};
+use serde::de::IgnoredAny;
+use serde_json::{Value, json};
 use tokio::select;
 
-use super::control::selected;
 use super::pump::Progress;
-use crate::envd::{Fault, Input, InputBytes, SelectedProcess, Selector};
-use crate::sandbox::{ActiveSandbox, Shared};
+use crate::envd::{Fault, PROCESSES};
+use crate::shared::{ActiveSandbox, Shared};
+
+/// Time limit of a message: the command may read late.
+const SEND_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// Maximum bytes of one message.
 const PIECE: usize = 256 * 1024;
@@ -20,24 +25,33 @@ const PIECE: usize = 256 * 1024;
 /// The input of a command, closed on drop.
 #[derive(Debug)]
 pub(crate) struct RemoteInput {
-    shared: Arc<Shared>,
-    progress: Arc<Progress>,
-    is_terminal: bool,
-}
-
-impl RemoteInput {
-    pub(super) fn new(shared: Arc<Shared>, progress: Arc<Progress>, is_terminal: bool) -> Self {
-        Self {
-            shared,
-            progress,
-            is_terminal,
-        }
-    }
+    pub(super) shared: Arc<Shared>,
+    pub(super) progress: Arc<Progress>,
+    pub(super) is_terminal: bool,
 }
 
 impl InputChannel for RemoteInput {
     async fn write(&mut self, data: Bytes) -> Result<(), SandboxError> {
-        write(&self.shared, &self.progress, &data, self.is_terminal).await
+        let Self {
+            shared,
+            progress,
+            is_terminal,
+        } = self;
+        let writing = async {
+            let active = shared.activate().await?;
+            let kind = if *is_terminal { "pty" } else { "stdin" };
+            for piece in data.chunks(PIECE) {
+                let input = json!({ (kind): STANDARD.encode(piece) });
+                send(shared, &active, progress, input).await?;
+            }
+            Ok(())
+        };
+        select! {
+            biased;
+            result = writing => result,
+            _ = progress.ended() => Err(closed()),
+            why = shared.gone() => Err(SandboxError::gone(why)),
+        }
     }
 }
 
@@ -53,56 +67,20 @@ impl Drop for RemoteInput {
     }
 }
 
-async fn write(
-    shared: &Arc<Shared>,
-    progress: &Progress,
-    data: &[u8],
-    is_terminal: bool,
-) -> Result<(), SandboxError> {
-    let writing = async {
-        let active = shared.activate().await?;
-        for piece in data.chunks(PIECE) {
-            let text = STANDARD.encode(piece);
-            let input = if is_terminal {
-                InputBytes::Pty(text)
-            } else {
-                InputBytes::Stdin(text)
-            };
-            send(shared, &active, progress, input).await?;
-        }
-        Ok(())
-    };
-    select! {
-        biased;
-        result = writing => result,
-        _ = progress.ended() => Err(closed()),
-        why = shared.gone() => Err(SandboxError::gone(why)),
-    }
-}
-
 async fn send(
     shared: &Shared,
     active: &ActiveSandbox,
     progress: &Progress,
-    input: InputBytes,
+    input: Value,
 ) -> Result<(), SandboxError> {
     let pid = progress.wait_for(|state| state.outer).await;
-    let message = SelectedProcess {
-        process: Selector { pid },
-        fields: Input { input },
-    };
-    // No time limit: the command may read late.
-    let sent = active
-        .envd
-        .call_with_timeout::<serde_json::Value>(
-            "process.Process",
-            "SendInput",
-            &message,
-            std::time::Duration::from_secs(3600),
-        )
+    let message = json!({ "process": { "pid": pid }, "input": input });
+    let envd = &active.envd;
+    let sent = envd
+        .call_with_timeout(PROCESSES, "SendInput", &message, SEND_TIMEOUT)
         .await;
     match sent {
-        Ok(_) => Ok(()),
+        Ok(IgnoredAny) => Ok(()),
         // Any refusal means that the command has ended or doesn't read its input.
         Err(fault @ Fault::Refused { .. }) if !fault.is_unanswered() => Err(closed()),
         Err(fault) => Err(shared
@@ -117,11 +95,9 @@ async fn close(shared: &Arc<Shared>, progress: &Progress) {
             return;
         };
         let pid = progress.wait_for(|state| state.outer).await;
-        let which = selected(pid);
-        let envd = &active.envd;
-        let closed = envd.call::<serde_json::Value>("process.Process", "CloseStdin", &which);
+        let message = json!({ "process": { "pid": pid } });
         // The command may have ended.
-        let _ = closed.await;
+        let _ = active.envd.order(PROCESSES, "CloseStdin", &message).await;
     };
     select! {
         () = closing => {}

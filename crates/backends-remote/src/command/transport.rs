@@ -11,16 +11,16 @@ use cantle_core::sandbox::{
     BackgroundProcess, ByteStream, Channel, Exit, PtySize, SandboxError, SandboxPath, Signal,
 };
 use futures_util::StreamExt as _;
+use serde_json::json;
 use tokio::sync::mpsc;
 use tokio_util::sync::DropGuard;
 
 use super::control::{self, Orders};
 use super::pump::{End, Progress};
-use super::side;
 use super::stdin::RemoteInput;
-use crate::envd::{Pty, Resize, SelectedProcess, Selector, Size};
-use crate::files;
-use crate::sandbox::{SCRATCH, Shared};
+use crate::envd::PROCESSES;
+use crate::shared::{SCRATCH, Shared};
+use crate::{files, script};
 
 /// Sends a signal to the process group of the command, or to its first process if a terminal put that into
 /// another group.
@@ -63,7 +63,7 @@ impl Transport for RemoteTransport {
         };
         let active = self.shared.activate().await?;
         let (signal, leader) = (signal.as_raw().to_string(), leader.to_string());
-        match side::run(&active.envd, SIGNAL, &[&signal, &leader]).await {
+        match script::run(&active.envd, SIGNAL, &[&signal, &leader]).await {
             // The script fails if the command has ended.
             Ok(_) => Ok(()),
             Err(fault) => {
@@ -78,22 +78,9 @@ impl Transport for RemoteTransport {
             return Err(SandboxError::unsupported("the command has no terminal"));
         };
         let active = self.shared.activate().await?;
-        let update = SelectedProcess {
-            process: Selector { pid },
-            fields: Resize {
-                pty: Pty {
-                    size: Size {
-                        cols: size.columns,
-                        rows: size.rows,
-                    },
-                },
-            },
-        };
-        let updated = active
-            .envd
-            .call::<serde_json::Value>("process.Process", "Update", &update);
-        match updated.await {
-            Ok(_) => Ok(()),
+        let message = json!({ "process": { "pid": pid }, "pty": script::pty(size) });
+        match active.envd.order(PROCESSES, "Update", &message).await {
+            Ok(()) => Ok(()),
             Err(fault) => {
                 let doing = "failed to resize the terminal";
                 Err(self.shared.explain(&active.envd, fault, doing).await)
@@ -122,10 +109,7 @@ impl Transport for RemoteTransport {
 
     fn spill_path(&self, channel: Channel) -> Option<SandboxPath> {
         let short = self.token.get(..12).unwrap_or(&self.token);
-        let name = match channel {
-            Channel::Stdout => "stdout",
-            Channel::Stderr => "stderr",
-        };
+        let name = channel.as_str();
         SandboxPath::new(format!("{SCRATCH}/cantle-{short}.{name}")).ok()
     }
 
@@ -148,7 +132,7 @@ impl Transport for RemoteTransport {
         }
     }
 
-    fn complete(&self, exit: &mut Exit) {
+    async fn complete(&self, exit: &mut Exit) {
         let state = self.progress.state.borrow();
         if let Some(End::Reported {
             duration: Some(duration),

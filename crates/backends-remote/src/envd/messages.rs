@@ -1,80 +1,11 @@
-//! The messages of `process.Process` and `filesystem.Filesystem`, as JSON.
+//! The responses of `process.Process` and `filesystem.Filesystem`, as JSON.
 //!
 //! Types and fields mirror the protobuf definitions and keep their names.
 //! Missing fields have their defaults, and unknown fields are ignored.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 
-use serde::{Deserialize, Deserializer, Serialize};
-
-#[derive(Debug, Serialize)]
-pub(crate) struct Start<'a> {
-    pub(crate) process: ProcessConfig<'a>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) pty: Option<Pty>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) stdin: Option<bool>,
-}
-
-#[derive(Debug, Serialize)]
-pub(crate) struct ProcessConfig<'a> {
-    pub(crate) cmd: &'a str,
-    pub(crate) args: Vec<Cow<'a, str>>,
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-    pub(crate) envs: BTreeMap<&'a str, &'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) cwd: Option<&'a str>,
-}
-
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(crate) struct Pty {
-    pub(crate) size: Size,
-}
-
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(crate) struct Size {
-    pub(crate) cols: u16,
-    pub(crate) rows: u16,
-}
-
-#[derive(Clone, Copy, Debug, Serialize)]
-pub(crate) struct Selector {
-    pub(crate) pid: u32,
-}
-
-#[derive(Debug, Serialize)]
-pub(crate) struct SelectedProcess<T: Serialize> {
-    pub(crate) process: Selector,
-    #[serde(flatten)]
-    pub(crate) fields: T,
-}
-
-/// No further fields.
-#[derive(Debug, Serialize)]
-pub(crate) struct NoFields {}
-
-#[derive(Debug, Serialize)]
-pub(crate) struct Input {
-    pub(crate) input: InputBytes,
-}
-
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub(crate) enum InputBytes {
-    Stdin(String),
-    Pty(String),
-}
-
-#[derive(Debug, Serialize)]
-pub(crate) struct Signal {
-    pub(crate) signal: &'static str,
-}
-
-#[derive(Debug, Serialize)]
-pub(crate) struct Resize {
-    pub(crate) pty: Pty,
-}
+use serde::{Deserialize, Deserializer};
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct Started<'a> {
@@ -166,23 +97,6 @@ impl Processes {
         let has_it = move |it: &&ProcessEntry| it.config.args.iter().any(|arg| arg == argument);
         self.processes.iter().filter(has_it).map(|it| it.pid)
     }
-}
-
-#[derive(Debug, Serialize)]
-pub(crate) struct Path<'a> {
-    pub(crate) path: &'a str,
-}
-
-#[derive(Debug, Serialize)]
-pub(crate) struct ListDir<'a> {
-    pub(crate) path: &'a str,
-    pub(crate) depth: u32,
-}
-
-#[derive(Debug, Serialize)]
-pub(crate) struct Move<'a> {
-    pub(crate) source: &'a str,
-    pub(crate) destination: &'a str,
 }
 
 #[derive(Debug, Deserialize)]

@@ -13,12 +13,17 @@ use cantle_core::secret::SecretText;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderValue};
 use reqwest::{Client, RequestBuilder, Response, StatusCode, Url};
 use serde::Serialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
 use tokio::time::timeout;
 
 pub(crate) use self::messages::*;
 pub(crate) use self::stream::{EventStream, ProcessEvent, ProcessExit, STREAM_TIMEOUT};
 use crate::http::{self, RequestError, TlsCache};
+
+/// The service that runs processes.
+pub(crate) const PROCESSES: &str = "process.Process";
+/// The service that lists and changes directories.
+pub(crate) const FILES: &str = "filesystem.Filesystem";
 
 /// The port of envd in every sandbox.
 const PORT: &str = "49983";
@@ -93,7 +98,7 @@ impl Version {
 }
 
 /// A failed call.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) enum Fault {
     /// The sandbox no longer exists.
     Gone(String),
@@ -126,18 +131,6 @@ impl fmt::Display for Fault {
 }
 
 impl Fault {
-    /// Copies it, without its source.
-    pub(crate) fn duplicate(&self) -> Self {
-        match self {
-            Self::Gone(reason) => Self::Gone(reason.clone()),
-            Self::Refused { code, message } => Self::Refused {
-                code: code.clone(),
-                message: message.clone(),
-            },
-            Self::Request(error) => Self::Request(RequestError::new(error.message.clone())),
-        }
-    }
-
     pub(crate) fn has_code(&self, expected: &str) -> bool {
         matches!(self, Self::Refused { code, .. } if code == expected)
     }
@@ -199,7 +192,7 @@ impl Envd {
         let mut headers = HeaderMap::new();
         let unsendable = |_| {
             let message = "the API returned a sandbox id with characters that can't be sent";
-            SandboxError::new(SandboxErrorKind::Unavailable, message)
+            SandboxError::unavailable(message)
         };
         let id = HeaderValue::try_from(&record.sandbox_id).map_err(unsendable)?;
         headers.insert("e2b-sandbox-id", id);
@@ -231,6 +224,17 @@ impl Envd {
     ) -> Result<T, Fault> {
         self.call_with_timeout(service, method, message, CALL_TIMEOUT)
             .await
+    }
+
+    /// Calls a unary method whose response has no content.
+    pub(crate) async fn order(
+        &self,
+        service: &str,
+        method: &str,
+        message: &impl Serialize,
+    ) -> Result<(), Fault> {
+        let IgnoredAny = self.call(service, method, message).await?;
+        Ok(())
     }
 
     /// Calls a unary method with a time limit.

@@ -9,13 +9,11 @@ use cantle_core::sandbox::Channel;
 use cantle_core::secret::SecretText;
 use reqwest::header::{CONTENT_TYPE, HeaderValue};
 use reqwest::{RequestBuilder, Response};
+use serde_json::{Value, json};
 use tokio::time::timeout;
 
 use super::envelope::{Envelope, EnvelopeDecoder, encode_envelope};
-use super::{
-    Data, EndEvent, EndOfStream, Envd, Fault, NoFields, SelectedProcess, Selector, Start, Started,
-    encode, hide_token,
-};
+use super::{Data, EndEvent, EndOfStream, Envd, Fault, PROCESSES, Started, encode, hide_token};
 use crate::http::RequestError;
 
 /// Requested interval of keep-alive messages in seconds.
@@ -55,7 +53,7 @@ impl Envd {
     /// Starts a process; that it can't be started is reported by the first event.
     pub(crate) async fn start(
         &self,
-        start: &Start<'_>,
+        start: &Value,
         limit: Option<Duration>,
     ) -> Result<EventStream, Fault> {
         let mut request = self.stream("Start").body(encode_envelope(&encode(start)?));
@@ -69,18 +67,15 @@ impl Envd {
 
     /// Subscribes to a running process; earlier output is not repeated.
     pub(crate) async fn listen(&self, pid: u32) -> Result<EventStream, Fault> {
-        let request = SelectedProcess {
-            process: Selector { pid },
-            fields: NoFields {},
-        };
+        let message = json!({ "process": { "pid": pid } });
         let request = self
             .stream("Connect")
-            .body(encode_envelope(&encode(&request)?));
+            .body(encode_envelope(&encode(&message)?));
         self.events(request, STREAM_TIMEOUT).await
     }
 
     fn stream(&self, method: &str) -> RequestBuilder {
-        self.rpc("process.Process", method)
+        self.rpc(PROCESSES, method)
             .header(CONTENT_TYPE, "application/connect+json")
             .header("keepalive-ping-interval", HeaderValue::from(PING_SECONDS))
     }

@@ -13,15 +13,14 @@ mod write;
 use std::sync::Arc;
 
 use cantle_core::sandbox::{FileInfo, FileKind, SandboxError, SandboxErrorKind, SandboxPath};
+use serde_json::json;
 
-use self::entry::EntryStat;
+use self::entry::file_info;
 pub(crate) use self::read::read;
 use self::resolve::{FinalLink, ResolvedPath};
 pub(crate) use self::write::{upload, write};
-use crate::envd::{Entries, Fault, ListDir, Move, Path};
-use crate::sandbox::{ActiveSandbox, SCRATCH, Shared};
-
-const SERVICE: &str = "filesystem.Filesystem";
+use crate::envd::{Entries, FILES, Fault};
+use crate::shared::{ActiveSandbox, SCRATCH, Shared};
 
 /// File operations of one sandbox, which is not paused meanwhile.
 pub(super) struct Files<'s> {
@@ -50,8 +49,7 @@ pub(crate) async fn stat(
     let doing = format!("failed to stat `{path}`");
     let files = Files::open(shared).await?;
     let resolved = files.resolve(path, FinalLink::Keep, &doing).await?;
-    let stat = resolved.stat(&doing)?;
-    Ok(stat.info(path.clone()))
+    resolved.stat(&doing).cloned()
 }
 
 /// Lists a directory.
@@ -66,14 +64,14 @@ pub(crate) async fn list(
         let message = format!("{doing}: it is not a directory");
         return Err(SandboxError::new(SandboxErrorKind::NotADirectory, message));
     }
-    let mut listed = match resolved.text() {
+    let listed = match resolved.text() {
         Some(text) => files.list_by_protocol(text, &doing).await?,
         None => None,
     };
-    if listed.is_none() {
-        listed = Some(files.list_by_script(&resolved.bytes, &doing).await?);
-    }
-    let mut listed = listed.unwrap_or_default();
+    let mut listed = match listed {
+        Some(listed) => listed,
+        None => files.list_by_script(&resolved.bytes, &doing).await?,
+    };
     listed.sort_by(|one, other| one.path.cmp(&other.path));
     Ok(listed)
 }
@@ -85,15 +83,9 @@ impl Files<'_> {
         text: &str,
         doing: &str,
     ) -> Result<Option<Vec<FileInfo>>, SandboxError> {
-        let request = ListDir {
-            path: text,
-            depth: 1,
-        };
-        let listing = self
-            .active
-            .envd
-            .call::<Entries>(SERVICE, "ListDir", &request);
-        let entries = match listing.await {
+        let message = json!({ "path": text, "depth": 1 });
+        let envd = &self.active.envd;
+        let entries = match envd.call::<Entries>(FILES, "ListDir", &message).await {
             Ok(listing) => listing.entries,
             // One name that is not UTF-8 fails the whole call.
             Err(Fault::Refused { code, .. }) if code == "internal" || code == "unknown" => {
@@ -106,7 +98,7 @@ impl Files<'_> {
         }
         let infos = entries.iter().map(|entry| {
             let path = SandboxPath::working_directory().join(&entry.name)?;
-            Ok(EntryStat::from(entry).info(path))
+            Ok(file_info(path, entry))
         });
         infos.collect::<Result<Vec<_>, SandboxError>>().map(Some)
     }
@@ -129,13 +121,10 @@ pub(crate) async fn mkdir(shared: &Arc<Shared>, path: &SandboxPath) -> Result<()
     let Some(text) = resolved.text() else {
         return files.mkdir_by_script(&resolved.bytes, &doing).await;
     };
-    let request = Path { path: text };
-    let created = files
-        .active
-        .envd
-        .call::<serde_json::Value>(SERVICE, "MakeDir", &request);
-    match created.await {
-        Ok(_) => Ok(()),
+    let message = json!({ "path": text });
+    let envd = &files.active.envd;
+    match envd.order(FILES, "MakeDir", &message).await {
+        Ok(()) => Ok(()),
         // Created concurrently.
         Err(fault) if fault.has_code("already_exists") => Ok(()),
         Err(fault) => Err(files.explain(fault, &doing).await),
@@ -150,13 +139,10 @@ pub(crate) async fn remove(shared: &Arc<Shared>, path: &SandboxPath) -> Result<(
     resolved.check_removable(shared, &doing)?;
     resolved.stat(&doing)?;
     if let Some(text) = resolved.text() {
-        let request = Path { path: text };
-        let removed = files
-            .active
-            .envd
-            .call::<serde_json::Value>(SERVICE, "Remove", &request);
-        match removed.await {
-            Ok(_) => return Ok(()),
+        let message = json!({ "path": text });
+        let envd = &files.active.envd;
+        match envd.order(FILES, "Remove", &message).await {
+            Ok(()) => return Ok(()),
             Err(fault @ (Fault::Gone(_) | Fault::Request(_))) => {
                 return Err(files.explain(fault, &doing).await);
             }
@@ -205,16 +191,9 @@ impl Files<'_> {
         else {
             return self.move_by_script(from, to, doing).await;
         };
-        let request = Move {
-            source,
-            destination,
-        };
-        let moved = self
-            .active
-            .envd
-            .call::<serde_json::Value>(SERVICE, "Move", &request);
-        match moved.await {
-            Ok(_) => Ok(()),
+        let message = json!({ "source": source, "destination": destination });
+        match self.active.envd.order(FILES, "Move", &message).await {
+            Ok(()) => Ok(()),
             Err(fault) => Err(self.explain(fault, doing).await),
         }
     }
@@ -226,7 +205,7 @@ impl ResolvedPath {
         let required = [shared.home.as_bytes(), SCRATCH.as_bytes()];
         if required.contains(&self.bytes.as_slice()) {
             let message = format!("{doing}: it is required by the sandbox");
-            return Err(SandboxError::new(SandboxErrorKind::InvalidInput, message));
+            return Err(SandboxError::invalid_input(message));
         }
         Ok(())
     }

@@ -16,7 +16,7 @@ use super::Files;
 use super::resolve::FinalLink;
 use crate::envd::{EventStream, Fault, ProcessEvent};
 use crate::http::RequestError;
-use crate::sandbox::{ActiveSandbox, Shared};
+use crate::shared::{ActiveSandbox, Shared};
 
 /// Time limit between two chunks.
 const CHUNK_TIMEOUT: Duration = Duration::from_secs(10);

@@ -1,12 +1,13 @@
 //! Resolution of paths to absolute paths without links.
 
-use cantle_core::sandbox::{FileKind, SandboxError, SandboxErrorKind, SandboxPath};
+use cantle_core::sandbox::{FileInfo, FileKind, SandboxError, SandboxErrorKind, SandboxPath};
 use futures_util::future::try_join_all;
+use serde_json::json;
 
-use super::entry::EntryStat;
-use super::{Files, SERVICE};
-use crate::envd::{Entry, Path};
-use crate::sandbox::SCRATCH;
+use super::Files;
+use super::entry::file_info;
+use crate::envd::{Entry, FILES};
+use crate::shared::SCRATCH;
 
 /// The kernel's limit.
 const MAX_LINKS: usize = 40;
@@ -26,7 +27,7 @@ pub(super) struct ResolvedPath {
     /// The absolute path.
     pub(super) bytes: Vec<u8>,
     /// The entry at the path, if it exists.
-    pub(super) stat: Option<EntryStat>,
+    pub(super) stat: Option<FileInfo>,
     /// Whether a parent exists and is not a directory.
     has_file_parent: bool,
 }
@@ -37,7 +38,7 @@ impl ResolvedPath {
     }
 
     /// Returns the entry, or an error if there is none.
-    pub(super) fn stat(&self, doing: &str) -> Result<&EntryStat, SandboxError> {
+    pub(super) fn stat(&self, doing: &str) -> Result<&FileInfo, SandboxError> {
         self.check_parents(doing)?;
         self.stat.as_ref().ok_or_else(|| {
             let message = format!("{doing}: no such file or directory");
@@ -66,8 +67,8 @@ impl Files<'_> {
         let mut whole = self.shared.absolute_path(path);
         for _ in 0..MAX_LINKS {
             let root = self.root_of(&whole, path)?;
-            let (link, rest, target) = match self.walk(&root, whole, last, doing).await? {
-                PathWalk::Done(absolute) => return Ok(absolute),
+            let (link, rest, target) = match self.walk(path, &root, whole, last, doing).await? {
+                PathWalk::Done(resolved) => return Ok(resolved),
                 PathWalk::Link { at, rest, target } => (at, rest, target),
             };
             // Only an absolute UTF-8 target is used as reported.
@@ -111,6 +112,7 @@ impl Files<'_> {
     /// Stats all components below the root concurrently, up to the first link to follow.
     async fn walk(
         &self,
+        path: &SandboxPath,
         root: &[u8],
         whole: Vec<u8>,
         last: FinalLink,
@@ -131,20 +133,20 @@ impl Files<'_> {
         let stats = prefixes
             .iter()
             .skip(first)
-            .map(|absolute| self.stat_entry(absolute, doing));
+            .map(|absolute| self.stat_entry(path, absolute, doing));
         let found = try_join_all(stats).await?;
         let mut has_file_parent = false;
         for (entry, at) in found.iter().zip(first..) {
             match entry {
                 // The root may be reached through links.
                 _ if at == 0 => {}
-                Some(entry)
+                Some((entry, target))
                     if entry.kind == FileKind::Symlink
                         && (at < final_at || last == FinalLink::Follow) =>
                 {
-                    return Ok(link(&prefixes, at, entry.target.clone()));
+                    return Ok(link(&prefixes, at, target.clone()));
                 }
-                Some(entry) if at < final_at && entry.kind != FileKind::Directory => {
+                Some((entry, _)) if at < final_at && entry.kind != FileKind::Directory => {
                     has_file_parent = true;
                 }
                 None if at < final_at => break,
@@ -153,23 +155,37 @@ impl Files<'_> {
         }
         Ok(PathWalk::Done(ResolvedPath {
             bytes: whole,
-            stat: found.into_iter().next_back().flatten(),
+            stat: found
+                .into_iter()
+                .next_back()
+                .flatten()
+                .map(|(stat, _)| stat),
             has_file_parent,
         }))
     }
 
+    /// Returns the entry at an absolute path, and its target if it is a link and that is known.
     async fn stat_entry(
         &self,
+        path: &SandboxPath,
         absolute: &[u8],
         doing: &str,
-    ) -> Result<Option<EntryStat>, SandboxError> {
+    ) -> Result<Option<(FileInfo, Option<String>)>, SandboxError> {
         let Ok(text) = std::str::from_utf8(absolute) else {
-            return self.stat_by_script(absolute, doing).await;
+            let found = self.stat_by_script(path, absolute, doing).await?;
+            return Ok(found.map(|found| (found, None)));
         };
-        let request = Path { path: text };
-        let result = self.active.envd.call::<Entry>(SERVICE, "Stat", &request);
-        match result.await {
-            Ok(entry) => Ok(Some(EntryStat::from(&entry.entry))),
+        let message = json!({ "path": text });
+        match self
+            .active
+            .envd
+            .call::<Entry>(FILES, "Stat", &message)
+            .await
+        {
+            Ok(Entry { entry }) => {
+                let info = file_info(path.clone(), &entry);
+                Ok(Some((info, entry.symlink_target)))
+            }
             Err(fault) if fault.has_code("not_found") => Ok(None),
             // Some servers answer so for paths below a file.
             Err(fault) if fault.to_string().to_lowercase().contains("not a directory") => Ok(None),

@@ -1,18 +1,18 @@
 //! File operations by script.
 
+use cantle_command_driver::parse_stat;
 use cantle_core::sandbox::{FileInfo, SandboxError, SandboxErrorKind, SandboxPath};
 
 use super::Files;
-use super::entry::EntryStat;
-use crate::command::side::{self, ScriptOutput};
 use crate::envd::{EventStream, Fault};
 use crate::quote::{quote, quote_all};
+use crate::script::{self, ScriptOutput};
 
 const FILES: &str = include_str!("../scripts/files.bash");
 
 impl Files<'_> {
     async fn script(&self, words: &[&str], doing: &str) -> Result<ScriptOutput, SandboxError> {
-        match side::run(&self.active.envd, FILES, words).await {
+        match script::run(&self.active.envd, FILES, words).await {
             Ok(answer) => Ok(answer),
             Err(fault) => Err(self.explain(fault, doing).await),
         }
@@ -42,13 +42,14 @@ impl Files<'_> {
 
     pub(super) async fn stat_by_script(
         &self,
+        path: &SandboxPath,
         absolute: &[u8],
         doing: &str,
-    ) -> Result<Option<EntryStat>, SandboxError> {
+    ) -> Result<Option<FileInfo>, SandboxError> {
         let answer = self.script(&["stat", &quote(absolute)], doing).await?;
         let line = String::from_utf8_lossy(&answer.stdout);
-        match EntryStat::parse(&line) {
-            Some(seen) => Ok(Some(seen)),
+        match parse_stat(path.clone(), &line) {
+            Some(found) => Ok(Some(found)),
             // The script fails silently if nothing exists.
             None if !answer.success && answer.stderr.is_empty() => Ok(None),
             None => Err(failure(&answer, doing)),
@@ -68,31 +69,18 @@ impl Files<'_> {
             let message = format!("{doing}: the sandbox's listing is invalid");
             SandboxError::new(SandboxErrorKind::Io, message)
         };
-        let mut names = Vec::new();
-        let mut rest = answer.stdout.as_slice();
-        loop {
-            let end = rest
-                .iter()
-                .position(|byte| *byte == 0)
-                .ok_or_else(invalid)?;
-            let (name, after) = rest.split_at(end);
-            rest = after.get(1..).unwrap_or_default();
-            if name.is_empty() {
-                break;
-            }
-            names.push(name);
-        }
-        let text = String::from_utf8_lossy(rest);
-        let mut lines = text.lines();
-        let mut infos = Vec::new();
-        for name in names {
-            let seen = lines
-                .next()
-                .and_then(EntryStat::parse)
-                .ok_or_else(invalid)?;
-            infos.push(seen.info(SandboxPath::working_directory().join(name)?));
-        }
-        Ok(infos)
+        // The names, each with a NUL; an empty one; a line of `stat` for each.
+        let end = answer.stdout.windows(2).position(|bytes| bytes == b"\0\0");
+        let (names, lines) = answer.stdout.split_at(end.ok_or_else(invalid)?);
+        let lines = String::from_utf8_lossy(lines.get(2..).unwrap_or_default());
+        let mut lines = lines.lines();
+        let names = names.split(|byte| *byte == 0);
+        let infos = names.map(|name| {
+            let path = SandboxPath::working_directory().join(name)?;
+            let info = lines.next().and_then(|line| parse_stat(path, line));
+            info.ok_or_else(invalid)
+        });
+        infos.collect()
     }
 
     pub(super) async fn mkdir_by_script(
@@ -140,7 +128,7 @@ impl Files<'_> {
         offset: u64,
     ) -> Result<EventStream, Fault> {
         let start = offset.saturating_add(1).to_string();
-        side::start(
+        script::start(
             &self.active.envd,
             FILES,
             &["read", &quote(absolute), &start],

@@ -12,14 +12,15 @@ use cantle_core::sandbox::{
 use futures_util::{Stream, StreamExt as _, stream};
 use reqwest::header::CONTENT_TYPE;
 use reqwest::{Body, Method};
+use serde_json::json;
 use tokio::select;
 use tokio::time::{Instant, sleep};
 
+use super::Files;
 use super::resolve::{FinalLink, join};
-use super::{Files, SERVICE};
-use crate::envd::{Envd, Fault, Path, Version};
+use crate::envd::{Envd, FILES, Fault, Version};
 use crate::http::RequestError;
-use crate::sandbox::Shared;
+use crate::shared::Shared;
 
 /// The mode of files that envd creates.
 const DEFAULT_MODE: u32 = 0o644;
@@ -48,8 +49,9 @@ pub(crate) async fn write(
         return Err(SandboxError::new(SandboxErrorKind::NotAFile, message));
     }
     let Some(directory) = resolved.bytes.iter().rposition(|byte| *byte == b'/') else {
-        let message = format!("{doing}: it has no parent directory");
-        return Err(SandboxError::new(SandboxErrorKind::InvalidInput, message));
+        return Err(SandboxError::invalid_input(format!(
+            "{doing}: it has no parent directory"
+        )));
     };
     let directory = resolved.bytes.get(..directory).unwrap_or_default();
     let (above, token) = (std::str::from_utf8(directory), crate::random_token());
@@ -103,7 +105,7 @@ pub(crate) async fn write(
 
 fn size_mismatch(announced: u64, received: u64) -> SandboxError {
     let message = format!("{received} bytes received where {announced} were announced");
-    SandboxError::new(SandboxErrorKind::InvalidInput, message)
+    SandboxError::invalid_input(message)
 }
 
 /// Counts the data; ends the upload with an error if they fail or exceed the announced size.
@@ -247,12 +249,9 @@ impl Drop for PartialFile {
         let (shared, text) = (Arc::clone(&self.shared), std::mem::take(&mut self.text));
         self.shared.spawn_task(async move {
             if let Ok(active) = shared.activate().await {
-                let request = Path { path: &text };
-                let removed = active
-                    .envd
-                    .call::<serde_json::Value>(SERVICE, "Remove", &request);
                 // It may not have been created.
-                let _ = removed.await;
+                let message = json!({ "path": text });
+                let _ = active.envd.order(FILES, "Remove", &message).await;
             }
         });
     }

@@ -7,8 +7,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::policy::PolicyField;
 
-/// An error of a sandbox operation. [`Display`](fmt::Display) is for people;
-/// [`advice`](Self::advice) is for the model.
+/// An error of a sandbox operation. [`Display`](std::fmt::Display) is for people;
+/// [`advice`](Self::advice) is for the model. A cause is either part of the message or the
+/// [`source`](StdError::source).
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct SandboxError {
@@ -71,6 +72,16 @@ impl SandboxError {
         Self::new(SandboxErrorKind::Gone, message)
     }
 
+    /// Creates an error of kind [`SandboxErrorKind::Unavailable`].
+    pub fn unavailable(message: impl Into<String>) -> Self {
+        Self::new(SandboxErrorKind::Unavailable, message)
+    }
+
+    /// Creates an error of kind [`SandboxErrorKind::InvalidInput`].
+    pub fn invalid_input(message: impl Into<String>) -> Self {
+        Self::new(SandboxErrorKind::InvalidInput, message)
+    }
+
     /// The backend doesn't support the operation.
     pub fn unsupported(message: impl Into<String>) -> Self {
         Self::new(SandboxErrorKind::Unsupported, message)
@@ -91,8 +102,13 @@ impl SandboxError {
         }
     }
 
-    /// Creates an error from a failed system call; `doing` reads like "failed to read `x`".
+    /// Creates an error from a failed system call, which the message states; `doing` reads like "failed to
+    /// read `x`".
     #[must_use]
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "the callers have no further use for the error"
+    )]
     pub fn io(doing: impl Into<String>, error: io::Error) -> Self {
         let kind = match error.kind() {
             io::ErrorKind::NotFound => SandboxErrorKind::NotFound,
@@ -111,7 +127,7 @@ impl SandboxError {
             io::ErrorKind::BrokenPipe => SandboxErrorKind::Closed,
             _ => SandboxErrorKind::Io,
         };
-        Self::new(kind, format!("{}: {error}", doing.into())).with_source(error)
+        Self::new(kind, format!("{}: {error}", doing.into()))
     }
 
     /// Sets the advice for the model.
@@ -121,7 +137,7 @@ impl SandboxError {
         self
     }
 
-    /// Sets the cause.
+    /// Sets the cause, which the message does not state.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.source = Some(source.into());

@@ -1,6 +1,6 @@
 //! File metadata and options of file operations.
 
-use super::SandboxPath;
+use super::{SandboxError, SandboxPath};
 
 /// Metadata of a file, directory or link.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,6 +41,19 @@ pub enum FileKind {
     Symlink,
     /// A pipe, socket or device.
     Other,
+}
+
+impl FileKind {
+    /// The kind in a mode of `stat(2)`.
+    #[must_use]
+    pub fn from_mode(mode: u32) -> Self {
+        match mode & 0o170_000 {
+            0o100_000 => Self::File,
+            0o040_000 => Self::Directory,
+            0o120_000 => Self::Symlink,
+            _ => Self::Other,
+        }
+    }
 }
 
 /// A part of a file.
@@ -105,5 +118,25 @@ impl WriteOptions {
     pub fn with_size(mut self, size_bytes: u64) -> Self {
         self.size_bytes = Some(size_bytes);
         self
+    }
+
+    /// Checks the number of bytes received for the file `path` against the length of the stream.
+    ///
+    /// # Errors
+    /// `InvalidInput` if there are more, or fewer although the stream is complete.
+    pub fn check_size(
+        &self,
+        path: &SandboxPath,
+        received_bytes: u64,
+        is_complete: bool,
+    ) -> Result<(), SandboxError> {
+        let relation = match self.size_bytes {
+            Some(size) if received_bytes > size => "more",
+            Some(size) if received_bytes < size && is_complete => "fewer",
+            _ => return Ok(()),
+        };
+        let size = self.size_bytes.unwrap_or_default();
+        let message = format!("failed to write `{path}`: received {relation} than {size} bytes");
+        Err(SandboxError::invalid_input(message))
     }
 }

@@ -4,8 +4,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use super::SandboxPath;
-use crate::policy::{Policy, PolicyField};
+use super::{SandboxError, SandboxPath};
+use crate::policy::{Policy, PolicyField, Strictness};
 
 /// Description of a sandbox, fixed when it opens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -93,6 +93,23 @@ impl Enforcement {
             .into_iter()
             .map(|field| Self::new(field, by(field)))
             .collect()
+    }
+
+    /// Returns the report of a policy, if everything is enforced that it demands.
+    ///
+    /// # Errors
+    /// The policy is strict and fields are not enforced: the error that `refuse` makes of them.
+    pub fn check_strict(
+        policy: &Policy,
+        report: Vec<Self>,
+        refuse: impl FnOnce(Vec<PolicyField>) -> SandboxError,
+    ) -> Result<Vec<Self>, SandboxError> {
+        let missing = report.iter().filter(|it| it.by == EnforcedBy::NotEnforced);
+        let missing: Vec<_> = missing.map(|it| it.field).collect();
+        if missing.is_empty() || policy.strictness == Strictness::BestEffort {
+            return Ok(report);
+        }
+        Err(refuse(missing))
     }
 }
 

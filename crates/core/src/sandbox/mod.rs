@@ -309,3 +309,14 @@ pub enum Channel {
     /// Standard error.
     Stderr,
 }
+
+impl Channel {
+    /// Returns `stdout` or `stderr`.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Stdout => "stdout",
+            Self::Stderr => "stderr",
+        }
+    }
+}

@@ -215,7 +215,7 @@ impl From<InvalidPath> for super::SandboxError {
             PathProblem::Nul | PathProblem::Absolute => super::SandboxErrorKind::InvalidInput,
             PathProblem::Escapes => super::SandboxErrorKind::OutsideSandbox,
         };
-        Self::new(kind, error.to_string()).with_source(error)
+        Self::new(kind, error.to_string())
     }
 }
 

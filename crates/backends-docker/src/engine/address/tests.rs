@@ -1,5 +1,7 @@
 use std::collections::HashMap;
 
+use cantle_core::sandbox::SandboxErrorKind;
+
 use super::*;
 
 /// Locates the engine with these variables, with these files besides the real ones.

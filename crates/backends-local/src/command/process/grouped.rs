@@ -83,8 +83,9 @@ pub(crate) async fn launch(
     request: &SpawnRequest,
 ) -> Result<LaunchedProcess, SandboxError> {
     if request.pty.is_some() {
-        let message = "there are no terminals without a confined sandbox";
-        return Err(SandboxError::unsupported(message));
+        return Err(SandboxError::unsupported(
+            "there are no terminals without a confined sandbox",
+        ));
     }
     // Checks for NUL bytes.
     drop((launch.words()?, launch.variables()?));

@@ -1,15 +1,20 @@
-//! Short helper scripts, run beside the commands.
+//! Scripts for the sandbox's bash, and short ones that run beside the commands.
 
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use cantle_core::sandbox::Channel;
+use cantle_core::sandbox::{Channel, PtySize};
+use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use super::line::{BASH, PRIVILEGED};
-use crate::envd::{Envd, EventStream, Fault, ProcessConfig, ProcessEvent, ProcessExit, Start};
+use crate::envd::{Envd, EventStream, Fault, ProcessEvent, ProcessExit};
 use crate::http::RequestError;
+
+/// The path of bash, on which E2B's own clients rely as well.
+const BASH: &str = "/bin/bash";
+
+/// Option of bash that ignores startup files and functions in the environment.
+const PRIVILEGED: &str = "-p";
 
 /// Time limit of a script.
 const SCRIPT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -25,25 +30,51 @@ pub(crate) struct ScriptOutput {
     pub(crate) stderr: String,
 }
 
+/// Returns the request that starts bash with a script.
+pub(crate) fn start_request<'a>(
+    script: &'a str,
+    arguments: impl IntoIterator<Item = &'a str>,
+    environment: &BTreeMap<&str, &str>,
+    stdio: Stdio,
+) -> Value {
+    let fixed = [PRIVILEGED, "-c", script, "cantle"];
+    let arguments: Vec<&str> = fixed.into_iter().chain(arguments).collect();
+    let process = json!({ "cmd": BASH, "args": arguments, "envs": environment });
+    let (field, stdio) = match stdio {
+        Stdio::Pipes { has_input } => ("stdin", Value::Bool(has_input)),
+        Stdio::Terminal(size) => ("pty", pty(size)),
+    };
+    let fields = [("process", process), (field, stdio)];
+    Value::Object(
+        fields
+            .map(|(name, value)| (name.to_owned(), value))
+            .into_iter()
+            .collect(),
+    )
+}
+
+/// The standard streams of a process.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Stdio {
+    Pipes { has_input: bool },
+    Terminal(PtySize),
+}
+
+/// Encodes the size of a terminal.
+pub(crate) fn pty(size: PtySize) -> Value {
+    json!({ "size": { "cols": size.columns, "rows": size.rows } })
+}
+
 /// Starts a script with arguments.
 pub(crate) async fn start(
     envd: &Envd,
     script: &str,
     arguments: &[&str],
 ) -> Result<EventStream, Fault> {
-    let fixed = [PRIVILEGED, "-c", script, "cantle"];
-    let arguments = fixed.iter().chain(arguments).copied().map(Cow::Borrowed);
-    let start = Start {
-        process: ProcessConfig {
-            cmd: BASH,
-            args: arguments.collect(),
-            envs: BTreeMap::from([("LC_ALL", "C")]),
-            cwd: None,
-        },
-        pty: None,
-        stdin: Some(false),
-    };
-    envd.start(&start, Some(SCRIPT_TIMEOUT)).await
+    let environment = BTreeMap::from([("LC_ALL", "C")]);
+    let stdio = Stdio::Pipes { has_input: false };
+    let request = start_request(script, arguments.iter().copied(), &environment, stdio);
+    envd.start(&request, Some(SCRIPT_TIMEOUT)).await
 }
 
 /// Runs a script to its end.
