@@ -104,23 +104,21 @@ impl CommandDriver {
             limits,
             started_at,
         } = self;
-        let CommandLimits {
-            wall_time,
-            output_bytes,
-        } = limits;
+        let wall_time = limits.wall_time;
         let lifecycle = CommandLifecycle::new(&request, wall_time, T::KILL_DEADLINE, started_at);
-        let output_limit = output_bytes.unwrap_or(u64::MAX);
+        let output_limit = limits.output_bytes.unwrap_or(u64::MAX);
         let (chunk_sender, chunks) = mpsc::channel(CHUNKS_IN_FLIGHT);
         let (phase_sender, phase) = watch::channel(Phase::Running);
         let (feed, stdin): (Option<Feed>, _) = match (input, request.stdin) {
             (Some(mut input), Stdin::Bytes(data)) => {
                 // A command does not have to read its input.
-                (
-                    Some(Box::pin(async move { drop(input.write(data).await) })),
-                    None,
-                )
+                let feed = async move { drop(input.write(data).await) };
+                (Some(Box::pin(feed)), None)
             }
-            (Some(input), _) => (None, Some(DrivenStdin::new(input, phase.clone()))),
+            (Some(input), _) => {
+                let phase = phase.clone();
+                (None, Some(DrivenStdin { input, phase }))
+            }
             (None, _) => (None, None),
         };
         let output_exceeded = CancellationToken::new();
@@ -147,9 +145,18 @@ impl CommandDriver {
             phase: phase_sender,
         };
         let task = Arc::new(AbortOnDropHandle::new(tokio::spawn(task.run(chunk_sender))));
-        let output = DrivenOutput::new(chunks, Arc::clone(&task));
-        let has_terminal = request.pty.is_some();
-        DrivenProcess::new(transport, pid, has_terminal, output, stdin, phase, task)
+        DrivenProcess {
+            transport,
+            pid,
+            has_terminal: request.pty.is_some(),
+            output: Some(DrivenOutput {
+                chunks,
+                _task: Arc::clone(&task),
+            }),
+            stdin,
+            phase,
+            _task: task,
+        }
     }
 }
 

@@ -158,21 +158,9 @@ impl Drain {
 /// The reader's end of both channels.
 #[derive(Debug)]
 pub(crate) struct DrivenOutput {
-    chunks: mpsc::Receiver<Result<OutputChunk, SandboxError>>,
+    pub(crate) chunks: mpsc::Receiver<Result<OutputChunk, SandboxError>>,
     /// Keeps the task alive that delivers the rest of the output.
-    _task: Arc<AbortOnDropHandle<()>>,
-}
-
-impl DrivenOutput {
-    pub(crate) fn new(
-        chunks: mpsc::Receiver<Result<OutputChunk, SandboxError>>,
-        task: Arc<AbortOnDropHandle<()>>,
-    ) -> Self {
-        Self {
-            chunks,
-            _task: task,
-        }
-    }
+    pub(crate) _task: Arc<AbortOnDropHandle<()>>,
 }
 
 impl Stream for DrivenOutput {

@@ -18,35 +18,13 @@ use crate::transport::{InputChannel, Transport};
 
 /// A [`Process`] that the command driver runs. Dropped, it is killed with everything it started.
 pub struct DrivenProcess<T: Transport> {
-    transport: Arc<T>,
-    pid: Option<u32>,
-    has_terminal: bool,
-    output: Option<DrivenOutput>,
-    stdin: Option<DrivenStdin<T::Input>>,
-    phase: watch::Receiver<Phase>,
-    _task: Arc<AbortOnDropHandle<()>>,
-}
-
-impl<T: Transport> DrivenProcess<T> {
-    pub(crate) fn new(
-        transport: Arc<T>,
-        pid: Option<u32>,
-        has_terminal: bool,
-        output: DrivenOutput,
-        stdin: Option<DrivenStdin<T::Input>>,
-        phase: watch::Receiver<Phase>,
-        task: Arc<AbortOnDropHandle<()>>,
-    ) -> Self {
-        Self {
-            transport,
-            pid,
-            has_terminal,
-            output: Some(output),
-            stdin,
-            phase,
-            _task: task,
-        }
-    }
+    pub(crate) transport: Arc<T>,
+    pub(crate) pid: Option<u32>,
+    pub(crate) has_terminal: bool,
+    pub(crate) output: Option<DrivenOutput>,
+    pub(crate) stdin: Option<DrivenStdin<T::Input>>,
+    pub(crate) phase: watch::Receiver<Phase>,
+    pub(crate) _task: Arc<AbortOnDropHandle<()>>,
 }
 
 impl<T: Transport> fmt::Debug for DrivenProcess<T> {
@@ -112,14 +90,8 @@ impl<T: Transport> Drop for DrivenProcess<T> {
 
 /// Input that the caller writes while the command runs.
 pub(crate) struct DrivenStdin<I> {
-    input: I,
-    phase: watch::Receiver<Phase>,
-}
-
-impl<I> DrivenStdin<I> {
-    pub(crate) fn new(input: I, phase: watch::Receiver<Phase>) -> Self {
-        Self { input, phase }
-    }
+    pub(crate) input: I,
+    pub(crate) phase: watch::Receiver<Phase>,
 }
 
 #[async_trait]

@@ -70,11 +70,8 @@ impl TlsOptions {
             .with_client_auth_cert(chain, private_key)
             .map_err(|error| {
                 let message = format!("failed to use the client key `{}`", key.display());
-                TlsError::new(
-                    message,
-                    "Use the key that belongs to the certificate.",
-                    error,
-                )
+                let advice = "Use the key that belongs to the certificate.";
+                TlsError::new(TlsErrorKind::WrongKey, message, advice, error)
             })?;
         Ok(with_http1(config))
     }
@@ -103,9 +100,11 @@ fn default_roots() -> Result<RootCertStore, TlsError> {
             let message = format!("no certificate could be read from where {name} points");
             let cause = found.errors.into_iter().next().map(Into::into);
             let cause = cause.unwrap_or_else(|| Cause::from("no certificates found"));
+            let advice = format!("Correct {name}, or unset it.");
             return Err(TlsError::new(
+                TlsErrorKind::UnreadableFile,
                 message,
-                format!("Correct {name}, or unset it."),
+                advice,
                 cause,
             ));
         }
@@ -121,7 +120,14 @@ fn with_roots(
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
-        .map_err(|error| TlsError::new("failed to set up TLS".to_owned(), "", error))?;
+        .map_err(|error| {
+            TlsError::new(
+                TlsErrorKind::Setup,
+                "failed to set up TLS".to_owned(),
+                "",
+                error,
+            )
+        })?;
     Ok(builder.with_root_certificates(roots))
 }
 
@@ -142,7 +148,8 @@ fn read_certificates(file: &Path) -> Result<Vec<CertificateDer<'static>>, TlsErr
 
 fn unreadable(file: &Path, error: PemError) -> TlsError {
     let message = format!("failed to read `{}`", file.display());
-    TlsError::new(message, "Name a readable file in PEM format.", error)
+    let advice = "Name a readable file in PEM format.";
+    TlsError::new(TlsErrorKind::UnreadableFile, message, advice, error)
 }
 
 type Cause = Box<dyn StdError + Send + Sync>;
@@ -151,18 +158,42 @@ type Cause = Box<dyn StdError + Send + Sync>;
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct TlsError {
+    kind: TlsErrorKind,
     message: String,
     advice: String,
     source: Cause,
 }
 
+/// The kind of a [`TlsError`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum TlsErrorKind {
+    /// A file can't be read or holds no certificate or key.
+    UnreadableFile,
+    /// The key doesn't belong to the certificate.
+    WrongKey,
+    /// The TLS library refuses its own defaults.
+    Setup,
+}
+
 impl TlsError {
-    fn new(message: String, advice: impl Into<String>, source: impl Into<Cause>) -> Self {
+    fn new(
+        kind: TlsErrorKind,
+        message: String,
+        advice: impl Into<String>,
+        source: impl Into<Cause>,
+    ) -> Self {
         Self {
+            kind,
             message,
             advice: advice.into(),
             source: source.into(),
         }
+    }
+
+    /// Returns the kind.
+    pub fn kind(&self) -> TlsErrorKind {
+        self.kind
     }
 
     /// The step that fixes the cause; may be empty.
