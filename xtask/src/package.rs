@@ -88,7 +88,10 @@ fn test_extension(example: &Path, metadata: &Metadata) -> Result<()> {
             .arg("--manifest-path")
             .arg(copy.join("Cargo.toml"));
         cargo.arg("--target-dir").arg(&metadata.target);
-        let settings = patches.iter().map(String::as_str).chain(DEV_PROFILE);
+        // Settings would win over the variable with which the tests were built.
+        let is_set = std::env::var_os("CARGO_PROFILE_DEV_DEBUG").is_some();
+        let profile = DEV_PROFILE.into_iter().filter(|_| !is_set);
+        let settings = patches.iter().map(String::as_str).chain(profile);
         cargo.args(settings.flat_map(|setting| ["--config", setting]));
         cargo
     };

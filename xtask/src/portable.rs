@@ -18,10 +18,10 @@ pub fn check() -> Result<()> {
         cargo.env("CANTLE_PORTABLE", "1");
         cargo
     };
-    let mut clippy = portable();
-    clippy.arg("clippy").args(package).arg("--all-targets");
-    shell::run(clippy.args(shell::DENY_WARNINGS))?;
     let tests = ["--lib", "--test", "portable"];
+    let mut clippy = portable();
+    clippy.arg("clippy").args(package).args(tests);
+    shell::run(clippy.args(shell::DENY_WARNINGS))?;
     shell::run(portable().arg("test").args(package).args(tests))?;
 
     let installed = shell::probe("rustc", &["--print", "target-libdir", "--target", OTHER])
