@@ -66,7 +66,6 @@ impl Agent {
     }
 
     /// Returns the name.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.0.name
     }
@@ -113,20 +112,19 @@ impl fmt::Debug for Agent {
 }
 
 /// Builds an [`Agent`].
+#[must_use]
 pub struct AgentBuilder {
     definition: Definition,
 }
 
 impl AgentBuilder {
     /// Sets instructions for the model, which follow the general ones.
-    #[must_use]
     pub fn system_prompt(mut self, instructions: impl Into<String>) -> Self {
         self.definition.system_prompt = Some(instructions.into());
         self
     }
 
     /// Adds a tool.
-    #[must_use]
     pub fn tool(self, tool: impl Into<DynTool>) -> Self {
         self.add_tool(AgentTool::from(tool.into()))
     }
@@ -137,42 +135,36 @@ impl AgentBuilder {
     }
 
     /// Adds a provider of tools that need opened resources, such as a sandbox.
-    #[must_use]
     pub fn provider(mut self, provider: impl ToolProvider + 'static) -> Self {
         self.definition.providers.push(Arc::new(provider));
         self
     }
 
     /// Adds a finish tool, whose success ends the run. At least one is required.
-    #[must_use]
     pub fn finish(mut self, tool: impl Into<DynTool>) -> Self {
         self.definition.finish_tools.push(tool.into());
         self
     }
 
     /// Sets the user who can be asked questions during a run. Default: none.
-    #[must_use]
     pub fn user(mut self, user: impl AskUser + 'static) -> Self {
         self.definition.user = Arc::new(user);
         self
     }
 
     /// Sets the maximum number of turns of a run. Default: 30.
-    #[must_use]
     pub fn max_turns(mut self, turns: u32) -> Self {
         self.definition.rules.max_turns = turns;
         self
     }
 
     /// Sets the number of turns left from which on each turn begins with a warning. Default: 20.
-    #[must_use]
     pub fn turn_warning_threshold(mut self, turns: u32) -> Self {
         self.definition.rules.turn_warning_threshold = turns;
         self
     }
 
     /// Sets whether images in tool results move to a user message, as most models need. Default: true.
-    #[must_use]
     pub fn text_only_tool_responses(mut self, yes: bool) -> Self {
         self.definition.rules.text_only_tool_responses = yes;
         self
@@ -180,14 +172,12 @@ impl AgentBuilder {
 
     /// Sets whether a turn without calls is answered with a request to continue, so that no two assistant
     /// messages are adjacent. Default: true.
-    #[must_use]
     pub fn block_successive_assistant_messages(mut self, yes: bool) -> Self {
         self.definition.rules.block_successive_assistant_messages = yes;
         self
     }
 
     /// Sets whether the latest turn is dropped after a context overflow. Default: true.
-    #[must_use]
     pub fn recover_from_context_overflow(mut self, yes: bool) -> Self {
         self.definition.rules.recover_from_context_overflow = yes;
         self
@@ -195,7 +185,6 @@ impl AgentBuilder {
 
     /// Sets whether the model is asked to continue an answer that was cut off at the output limit. Calls
     /// of that answer don't run. Default: false, the run ends with an error.
-    #[must_use]
     pub fn continue_cut_answers(mut self, yes: bool) -> Self {
         self.definition.rules.continue_cut_answers = yes;
         self
@@ -204,7 +193,6 @@ impl AgentBuilder {
     /// Sets the used part of the context window (0 to 1) from which on the conversation is summarized;
     /// `None` for never. Default: 0.7. If the size of the window is unknown, the conversation is
     /// summarized when it overflows.
-    #[must_use]
     pub fn summarize_at(mut self, part: Option<f64>) -> Self {
         self.definition.rules.summarize_at = part;
         self
@@ -212,28 +200,24 @@ impl AgentBuilder {
 
     /// Sets the maximum number of images in one request, and their size in bytes; the oldest are removed
     /// in batches. Default: 96 and 24 MiB.
-    #[must_use]
     pub fn max_images(mut self, count: usize, bytes: usize) -> Self {
         self.definition.rules.images = ImageBounds { count, bytes };
         self
     }
 
     /// Sets the rules that allow, deny or ask about tool calls. Default: all are allowed.
-    #[must_use]
     pub fn approvals(mut self, approvals: Approvals) -> Self {
         self.definition.approvals = approvals;
         self
     }
 
     /// Sets the hooks.
-    #[must_use]
     pub fn hooks(mut self, hooks: impl Hooks + 'static) -> Self {
         self.definition.hooks = Some(Arc::new(hooks));
         self
     }
 
     /// Sets the deadlines of opening and closing one provider. Default: 600 s and 30 s.
-    #[must_use]
     pub fn provider_deadlines(mut self, open: Duration, close: Duration) -> Self {
         self.definition.open_deadline = open;
         self.definition.close_deadline = close;

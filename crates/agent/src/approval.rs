@@ -103,13 +103,11 @@ impl TryFrom<ApprovalsFile> for Approvals {
 
 impl Approvals {
     /// Rules that allow every call by default.
-    #[must_use]
     pub fn allowing() -> Self {
         Self::default()
     }
 
     /// Rules that ask about every call by default.
-    #[must_use]
     pub fn asking() -> Self {
         Self {
             rules: Vec::new(),
@@ -145,7 +143,6 @@ impl Approvals {
     }
 
     /// Returns the permission of a call.
-    #[must_use]
     pub fn permission(&self, tool: &str, arguments: &Value) -> Permission {
         let rule = self.rules.iter().find(|rule| rule.matches(tool, arguments));
         rule.map_or(self.default, |rule| rule.permission)

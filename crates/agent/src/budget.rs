@@ -19,6 +19,7 @@ const WARNING_THRESHOLD: f64 = 0.8;
 /// Near the end of a budget the model is warned; when a budget is exhausted, the model gets one more
 /// turn to finish, and then the run ends. The spending may therefore exceed the budget by the cost of
 /// one turn.
+#[must_use]
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Budget {
@@ -35,28 +36,24 @@ pub struct Budget {
 
 impl Budget {
     /// Sets the number of tokens.
-    #[must_use]
     pub fn tokens(mut self, tokens: u64) -> Self {
         self.tokens = Some(tokens);
         self
     }
 
     /// Sets the amount in US dollars.
-    #[must_use]
     pub fn cost_usd(mut self, dollars: f64) -> Self {
         self.cost_usd = Some(dollars);
         self
     }
 
     /// Sets the time.
-    #[must_use]
     pub fn time(mut self, time: Duration) -> Self {
         self.time = Some(time);
         self
     }
 
     /// Sets the number of tool calls.
-    #[must_use]
     pub fn tool_calls(mut self, calls: u64) -> Self {
         self.tool_calls = Some(calls);
         self

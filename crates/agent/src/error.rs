@@ -74,7 +74,6 @@ impl SessionError {
     }
 
     /// Returns the sandbox error that caused it, if any.
-    #[must_use]
     pub fn sandbox_error(&self) -> Option<&SandboxError> {
         let mut cause = self
             .source
@@ -102,7 +101,6 @@ impl SessionError {
     }
 
     /// Returns the kind.
-    #[must_use]
     pub fn kind(&self) -> SessionErrorKind {
         self.kind
     }
@@ -193,26 +191,22 @@ impl RunError {
     }
 
     /// Returns the kind.
-    #[must_use]
     pub fn kind(&self) -> RunErrorKind {
         self.kind
     }
 
     /// Returns the kind of the model error that caused it, if any.
-    #[must_use]
     pub fn llm_kind(&self) -> Option<LlmErrorKind> {
         self.llm.as_ref().map(|failure| failure.kind())
     }
 
     /// Returns advice for people, if any.
-    #[must_use]
     pub fn advice(&self) -> Option<&str> {
         let from_model = || self.llm.as_ref()?.advice();
         self.advice.as_deref().or_else(from_model)
     }
 
     /// Returns the corresponding status.
-    #[must_use]
     pub fn status(&self) -> RunStatus {
         match self.kind {
             RunErrorKind::MaxTurns

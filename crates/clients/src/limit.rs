@@ -35,6 +35,7 @@ use self::bucket::TokenBucket;
 const DEFAULT_WAIT: Duration = Duration::from_secs(1);
 
 /// Known limits of a provider account.
+#[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RateLimits {
@@ -62,28 +63,24 @@ impl Default for RateLimits {
 
 impl RateLimits {
     /// Sets the number of requests per minute. 0 counts as 1.
-    #[must_use]
     pub fn with_requests_per_minute(mut self, requests: u32) -> Self {
         self.requests_per_minute = Some(requests.max(1));
         self
     }
 
     /// Sets the number of tokens per minute. 0 counts as 1.
-    #[must_use]
     pub fn with_tokens_per_minute(mut self, tokens: u64) -> Self {
         self.tokens_per_minute = Some(tokens.max(1));
         self
     }
 
     /// Sets the number of rate limit errors before a call fails.
-    #[must_use]
     pub fn with_max_rejections(mut self, rejections: u32) -> Self {
         self.max_rejections = rejections;
         self
     }
 
     /// Sets the maximum delay that a provider may request.
-    #[must_use]
     pub fn with_max_wait(mut self, max_wait: Duration) -> Self {
         self.max_wait = max_wait;
         self
@@ -118,7 +115,6 @@ struct Permit {
 
 impl RateLimiter {
     /// Creates a limiter. Without configured limits it only adapts to rate limit errors.
-    #[must_use]
     pub fn new(limits: RateLimits) -> Self {
         let bucket = |per_minute: f64| TokenBucket::new(per_minute / 60.0);
         Self(Arc::new(SharedLimiter {

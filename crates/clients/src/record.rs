@@ -87,7 +87,6 @@ impl<C: LlmClient> Recorder<C> {
     }
 
     /// Returns a handle that adds tool results to the recording.
-    #[must_use]
     pub fn results(&self) -> ResultLog {
         ResultLog {
             file: Arc::clone(&self.file),

@@ -135,7 +135,6 @@ impl ReplayClient {
 
     /// Returns whether the recording consists of calls, so that requests, tool results included, must be
     /// as recorded.
-    #[must_use]
     pub fn replays_calls(&self) -> bool {
         matches!(self.source, RecordingSource::Calls(_))
     }
@@ -143,7 +142,6 @@ impl ReplayClient {
     /// Returns the recorded result of a tool call, or `None` if there is none.
     ///
     /// If the call was recorded several times, the results are returned in recorded order.
-    #[must_use]
     pub fn result_of(&self, call: &ToolCall) -> Option<RecordedResult> {
         match &self.source {
             RecordingSource::Turns(_) => None,
@@ -152,7 +150,6 @@ impl ReplayClient {
     }
 
     /// Returns whether any recorded request offered a tool of this name.
-    #[must_use]
     pub fn has_tool(&self, tool: &str) -> bool {
         match &self.source {
             RecordingSource::Turns(_) => false,
@@ -309,13 +306,11 @@ impl RecordingError {
     }
 
     /// Returns the kind of error.
-    #[must_use]
     pub fn kind(&self) -> RecordingErrorKind {
         self.kind
     }
 
     /// Returns the number of the invalid line, counted from 1.
-    #[must_use]
     pub fn line(&self) -> usize {
         self.line
     }

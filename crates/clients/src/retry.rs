@@ -12,6 +12,7 @@ use cantle_core::llm::{ChatEvent, ChatRequest, ChatStream, LlmClient, LlmError, 
 use futures_util::{TryStreamExt as _, stream};
 
 /// Number of retries and their delays.
+#[must_use]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RetryPolicy {
@@ -40,7 +41,6 @@ impl Default for RetryPolicy {
 
 impl RetryPolicy {
     /// Creates a policy with default delays; 0 retries means a single attempt.
-    #[must_use]
     pub fn new(max_retries: u32) -> Self {
         Self {
             max_retries,
@@ -49,7 +49,6 @@ impl RetryPolicy {
     }
 
     /// Sets the delays: `base` before the first retry, doubled up to `cap`.
-    #[must_use]
     pub fn with_backoff(mut self, base: Duration, cap: Duration) -> Self {
         self.base = base;
         self.cap = cap;
@@ -57,7 +56,6 @@ impl RetryPolicy {
     }
 
     /// Sets the maximum delay that a provider may request.
-    #[must_use]
     pub fn with_max_wait(mut self, max_wait: Duration) -> Self {
         self.max_wait = max_wait;
         self

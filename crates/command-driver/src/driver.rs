@@ -67,7 +67,6 @@ pub struct CommandDriver {
 
 impl CommandDriver {
     /// Starts the clock of a command.
-    #[must_use]
     pub fn new(request: SpawnRequest, limits: CommandLimits) -> Self {
         Self {
             request,
@@ -77,19 +76,16 @@ impl CommandDriver {
     }
 
     /// The request.
-    #[must_use]
     pub fn request(&self) -> &SpawnRequest {
         &self.request
     }
 
     /// Duration after which the command is killed.
-    #[must_use]
     pub fn time_limit(&self) -> Option<Duration> {
         time_limit(&self.request, self.limits.wall_time)
     }
 
     /// Spawns the command's task and returns its handle.
-    #[must_use]
     pub fn drive<T: Transport>(self, started: StartedCommand<T>) -> DrivenProcess<T> {
         let StartedCommand {
             transport,

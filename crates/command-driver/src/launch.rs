@@ -80,7 +80,6 @@ impl Launch {
     }
 
     /// The directory as a path.
-    #[must_use]
     pub fn directory_path(&self) -> OsString {
         absolute(&self.directory)
     }

@@ -171,7 +171,6 @@ pub trait InputChannel: Send + 'static {
 
 /// Converts a status of `wait(2)`.
 #[cfg(unix)]
-#[must_use]
 pub fn exit_status(wait_status: i32) -> ExitStatus {
     use std::os::unix::process::ExitStatusExt as _;
 
@@ -219,7 +218,6 @@ pub fn parse_stat(path: SandboxPath, line: &str) -> Option<FileInfo> {
 }
 
 /// Parses a list of processes: for each its id, a space, its command line and a NUL.
-#[must_use]
 pub fn parse_process_list(list: &[u8]) -> Vec<BackgroundProcess> {
     list.split(|byte| *byte == 0)
         .filter_map(|line| BackgroundProcess::parse(&String::from_utf8_lossy(line)))

@@ -44,7 +44,6 @@ pub enum Part {
 
 impl Content {
     /// Returns the concatenated text parts.
-    #[must_use]
     pub fn text(&self) -> String {
         match self {
             Self::Text(text) => text.clone(),
@@ -59,7 +58,6 @@ impl Content {
     }
 
     /// Returns whether there is neither text nor media.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         match self {
             Self::Text(text) => text.is_empty(),

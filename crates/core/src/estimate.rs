@@ -11,13 +11,11 @@ use crate::usage::TokenUsage;
 const TOKENS_PER_MEDIA: u64 = 1500;
 
 /// Estimates the tokens of `bytes` bytes of text, at four bytes a token.
-#[must_use]
 pub fn text_tokens(bytes: usize) -> u64 {
     (bytes as u64).div_ceil(4)
 }
 
 /// Estimates the tokens of one message.
-#[must_use]
 pub fn message_tokens(message: &Message) -> u64 {
     let content = match message {
         Message::System(message) => &message.content,
@@ -43,7 +41,6 @@ pub fn message_tokens(message: &Message) -> u64 {
 
 /// Estimates the tokens of a conversation: the count that a provider reported for the latest turn,
 /// and an estimate for the messages after it.
-#[must_use]
 pub fn context_tokens(messages: &[SharedMessage]) -> u64 {
     let mut tokens = 0u64;
     for message in messages.iter().rev() {
@@ -58,7 +55,6 @@ pub fn context_tokens(messages: &[SharedMessage]) -> u64 {
 }
 
 /// Estimates the usage of a model call: the conversation as input, and `output_bytes` of output.
-#[must_use]
 pub fn call_usage(messages: &[SharedMessage], output_bytes: usize) -> TokenUsage {
     TokenUsage {
         input: messages.iter().map(|message| message_tokens(message)).sum(),
@@ -68,7 +64,6 @@ pub fn call_usage(messages: &[SharedMessage], output_bytes: usize) -> TokenUsage
 }
 
 /// Counts the bytes of text, visible reasoning and tool calls in a turn.
-#[must_use]
 pub fn output_bytes(message: &AssistantMessage) -> usize {
     let bytes = |block: &AssistantBlock| match block {
         AssistantBlock::Text { text, .. } => text.len(),

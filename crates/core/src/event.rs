@@ -35,7 +35,6 @@ pub struct Event {
 
 impl Event {
     /// Creates an event of a run without a parent.
-    #[must_use]
     pub fn new(number: Option<u64>, run: RunId, time: SystemTime, kind: EventKind) -> Self {
         Self {
             number,
@@ -226,7 +225,6 @@ pub enum EventKind {
 
 impl EventKind {
     /// Returns whether the event is a delta: unnumbered, and possibly dropped.
-    #[must_use]
     pub fn is_delta(&self) -> bool {
         matches!(
             self,

@@ -10,7 +10,6 @@ pub struct RunId(Uuid);
 
 impl RunId {
     /// Creates a unique identifier.
-    #[must_use]
     #[expect(
         clippy::new_without_default,
         reason = "a default that differs each time surprises"
@@ -49,7 +48,6 @@ serialize_as_text!(RunId);
 pub struct InvalidRunId;
 
 /// Creates a unique identifier of 32 hexadecimal digits.
-#[must_use]
 pub fn unique_id() -> String {
     Uuid::now_v7().as_simple().to_string()
 }

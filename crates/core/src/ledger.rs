@@ -68,7 +68,6 @@ impl ModelCall {
     }
 
     /// Returns whether it used tokens at an unknown cost.
-    #[must_use]
     pub fn has_unknown_cost(&self) -> bool {
         self.cost_usd.is_none() && self.usage.total() > 0
     }
@@ -149,21 +148,18 @@ impl Ledger {
     }
 
     /// Returns the reported token usage, including sub-agents.
-    #[must_use]
     pub fn reported_usage(&self) -> TokenUsage {
         let reported = self.all_model_calls().filter(|call| !call.estimated);
         reported.map(|call| call.usage).sum()
     }
 
     /// Returns the estimated token usage, including sub-agents.
-    #[must_use]
     pub fn estimated_usage(&self) -> TokenUsage {
         let estimated = self.all_model_calls().filter(|call| call.estimated);
         estimated.map(|call| call.usage).sum()
     }
 
     /// Returns the number of started tool calls, including sub-agents.
-    #[must_use]
     pub fn started_tool_calls(&self) -> u64 {
         let tools = self.tree().flat_map(|ledger| ledger.tools.values());
         tools
@@ -172,7 +168,6 @@ impl Ledger {
     }
 
     /// Returns the number of model calls with unknown cost, including sub-agents.
-    #[must_use]
     pub fn calls_of_unknown_cost(&self) -> u64 {
         let unknown = self
             .all_model_calls()
@@ -181,7 +176,6 @@ impl Ledger {
     }
 
     /// Returns the known cost in US dollars, including sub-agents; `None` if no call's cost is known.
-    #[must_use]
     pub fn cost_usd(&self) -> Option<f64> {
         let costs = self.all_model_calls().filter_map(|call| call.cost_usd);
         costs.reduce(|a, b| a + b)
@@ -216,7 +210,6 @@ impl Ledger {
     /// );
     /// # Ok::<(), serde_json::Error>(())
     /// ```
-    #[must_use]
     pub fn stirrup_metadata(&self) -> Map<String, Value> {
         let mut view = Map::new();
         for (name, ledgers) in &self.sub_agents {

@@ -24,26 +24,22 @@ pub struct Metadata(Map<String, Value>);
 
 impl Metadata {
     /// Creates metadata with a number of uses, under Stirrup's key `num_uses`.
-    #[must_use]
     pub fn uses(count: u64) -> Self {
         Self::default().with("num_uses", count)
     }
 
     /// Sets a value.
-    #[must_use]
     pub fn with(mut self, key: impl Into<String>, value: impl Into<Value>) -> Self {
         self.0.insert(key.into(), value.into());
         self
     }
 
     /// Returns the value under `key`.
-    #[must_use]
     pub fn get(&self, key: &str) -> Option<&Value> {
         self.0.get(key)
     }
 
     /// Returns whether there are no values.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -74,7 +74,6 @@ impl Policy {
     /// Returns the policy for work on files: system directories are readable, the working directory
     /// is writable, and there is no network. The only limit is 1024 processes and threads, which stops
     /// a fork bomb.
-    #[must_use]
     pub fn workspace() -> Self {
         Self {
             read_roots: Some(ReadRoots::system()),
@@ -97,7 +96,6 @@ impl Policy {
     }
 
     /// Returns [`workspace`](Self::workspace) with a read-only working directory.
-    #[must_use]
     pub fn read_only() -> Self {
         Self {
             working_directory: Access::ReadOnly,
@@ -106,13 +104,11 @@ impl Policy {
     }
 
     /// Returns the policy without restrictions.
-    #[must_use]
     pub fn unconfined() -> Self {
         Self::default()
     }
 
     /// Returns the fields that are set.
-    #[must_use]
     pub fn fields(&self) -> Vec<PolicyField> {
         let own = [
             (self.read_roots.is_some(), PolicyField::ReadRoots),
@@ -196,7 +192,6 @@ impl ReadRoots {
     ];
 
     /// Returns the system directories.
-    #[must_use]
     pub fn system() -> Self {
         Self {
             system: true,
@@ -205,7 +200,6 @@ impl ReadRoots {
     }
 
     /// Adds paths.
-    #[must_use]
     pub fn with_paths(mut self, paths: impl IntoIterator<Item = PathBuf>) -> Self {
         self.paths.extend(paths);
         self

@@ -18,7 +18,6 @@ impl SecretText {
     }
 
     /// Returns the text, which must not be logged.
-    #[must_use]
     pub fn expose(&self) -> &str {
         &self.0
     }

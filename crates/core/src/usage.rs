@@ -31,7 +31,6 @@ pub struct TokenUsage {
 
 impl TokenUsage {
     /// Returns all input tokens, cached or not.
-    #[must_use]
     pub fn input_total(&self) -> u64 {
         self.input
             .saturating_add(self.cache_read)
@@ -39,13 +38,11 @@ impl TokenUsage {
     }
 
     /// Returns all output tokens, including reasoning.
-    #[must_use]
     pub fn output_total(&self) -> u64 {
         self.answer.saturating_add(self.reasoning)
     }
 
     /// Returns all tokens.
-    #[must_use]
     pub fn total(&self) -> u64 {
         self.input_total().saturating_add(self.output_total())
     }

@@ -56,7 +56,6 @@ impl ApiError {
     }
 
     /// Adds a machine-readable code.
-    #[must_use]
     pub(crate) fn with_code(mut self, code: &'static str) -> Self {
         self.code = Some(code);
         self

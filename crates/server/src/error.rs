@@ -49,7 +49,6 @@ impl ServeError {
     }
 
     /// Returns the kind of failure.
-    #[must_use]
     pub fn kind(&self) -> ServeErrorKind {
         self.kind
     }

@@ -43,7 +43,6 @@ impl Server {
     ///
     /// SDKs expect the home directory `/home/user`; configure the backend's working directory accordingly
     /// (`LocalBackend::workspace_at`). Responses contain the backend's actual paths.
-    #[must_use]
     pub fn builder(backend: Arc<dyn Backend>) -> ServerBuilder {
         ServerBuilder::new(backend)
     }
@@ -63,7 +62,6 @@ impl Server {
     }
 
     /// Returns the local address.
-    #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -71,7 +69,6 @@ impl Server {
     /// Returns the handles of sandboxes that an earlier server paused, or `None` if a record is
     /// unreadable. Other kept sandboxes of this server's backend can be removed: a server killed while
     /// pausing a sandbox may have kept it without recording it.
-    #[must_use]
     pub fn paused(&self) -> Option<Vec<SandboxHandle>> {
         self.fleet.paused()
     }

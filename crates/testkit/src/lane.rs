@@ -10,7 +10,6 @@
 pub const VARIABLE: &str = "CANTLE_TEST_LANE";
 
 /// Reports whether the full lane was selected.
-#[must_use]
 pub fn is_full() -> bool {
     std::env::var_os(VARIABLE).is_some_and(|lane| lane == "full")
 }

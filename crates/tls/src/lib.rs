@@ -20,6 +20,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{CertificateError, ConfigBuilder, RootCertStore};
 
 /// Builder of a [`ClientConfig`] that verifies servers and speaks HTTP/1.1.
+#[must_use]
 #[derive(Clone, Debug, Default)]
 pub struct TlsOptions {
     extra_ca: Option<PathBuf>,
@@ -33,14 +34,12 @@ impl TlsOptions {
     }
 
     /// Trusts the certificate authorities in this PEM file as well.
-    #[must_use]
     pub fn with_extra_ca(mut self, file: impl Into<PathBuf>) -> Self {
         self.extra_ca = Some(file.into());
         self
     }
 
     /// Presents the certificate chain of one PEM file with the private key of another.
-    #[must_use]
     pub fn with_client_certificate(
         mut self,
         certificate: impl Into<PathBuf>,

@@ -29,7 +29,6 @@ const DIVISION_BY_ZERO: &str = "division by zero";
 /// Lets the model calculate: `calculator {expression}`.
 ///
 /// Integers are exact up to 128 bits (38 digits); an expression that exceeds them fails.
-#[must_use]
 pub fn calculator() -> DynTool {
     let description = format!(
         "Evaluates an arithmetic expression in Python's syntax: + - * / // % ** and parentheses; \

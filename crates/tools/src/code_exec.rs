@@ -46,6 +46,7 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
 /// let provider = CodeExec::new(LocalBackend::new()).timeout(Duration::from_secs(60));
 /// assert!(provider.provides_sandbox());
 /// ```
+#[must_use]
 #[derive(Clone, Debug)]
 pub struct CodeExec {
     backend: Arc<dyn Backend>,
@@ -58,7 +59,6 @@ pub struct CodeExec {
 impl CodeExec {
     /// Creates a provider of sandboxes of `backend`, with the policy [`Policy::workspace`], a timeout of
     /// 300 s per command, and background processes that run until the session ends.
-    #[must_use]
     pub fn new(backend: impl Backend + 'static) -> Self {
         Self {
             backend: Arc::new(backend),
@@ -70,21 +70,18 @@ impl CodeExec {
     }
 
     /// Sets the sandbox's policy.
-    #[must_use]
     pub fn policy(mut self, policy: Policy) -> Self {
         self.policy = policy;
         self
     }
 
     /// Sets the timeout of a command.
-    #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
     /// Sets whether background processes outlive their command.
-    #[must_use]
     pub fn background(mut self, background: Background) -> Self {
         self.background = background;
         self

@@ -16,7 +16,6 @@ const MAX_CHOICES: usize = 100;
 ///
 /// The question goes to the agent's [`AskUser`](cantle_core::tool::AskUser). The call waits for the answer
 /// without a timeout, or until it is cancelled.
-#[must_use]
 pub fn user_input() -> DynTool {
     DynTool::new(UserInput)
 }

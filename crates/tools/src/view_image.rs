@@ -21,7 +21,6 @@ const MAX_FILE_BYTES: u64 = 32 * 1024 * 1024;
 /// The file is validated and scaled to `limits`. It may have up to 32 MiB of PNG, JPEG, GIF, WebP or
 /// BMP; of an animation, the model sees the first frame. Images are decoded on separate threads, at most
 /// one per processor for all sessions that share the tool.
-#[must_use]
 pub fn view_image(limits: ImageLimits) -> DynTool {
     let parallelism = std::thread::available_parallelism().map_or(1, usize::from);
     DynTool::new(ViewImage {

@@ -41,7 +41,6 @@ impl StoreError {
     }
 
     /// Returns the kind.
-    #[must_use]
     pub fn kind(&self) -> StoreErrorKind {
         self.kind
     }

@@ -62,7 +62,6 @@ pub enum KeptStatus {
 
 impl KeptStatus {
     /// Whether the run can be resumed.
-    #[must_use]
     pub fn is_resumable(self) -> bool {
         !matches!(self, Self::Running | Self::Ended(RunStatus::Finished))
     }

@@ -103,7 +103,6 @@ impl RunStore {
     }
 
     /// Returns the directory of a run, whether or not the run exists.
-    #[must_use]
     pub fn run_directory(&self, run: RunId) -> PathBuf {
         self.directory.join(run.to_string())
     }
@@ -272,7 +271,6 @@ impl RunStore {
 
 impl KeptRun {
     /// Returns the kept runs of sub-agents, except unreadable ones. Blocks.
-    #[must_use]
     pub fn sub_agents(&self) -> Vec<Self> {
         let directories = sub_agent_directories(&self.directory).unwrap_or_default();
         let stores = directories.into_iter().map(RunStore::new);

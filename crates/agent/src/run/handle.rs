@@ -56,7 +56,6 @@ impl RunControl {
     }
 
     /// Whether the run was cancelled.
-    #[must_use]
     pub fn is_cancelled(&self) -> bool {
         self.0.ending.cancellation.is_cancelled()
     }
@@ -143,13 +142,11 @@ impl Run {
     }
 
     /// Returns the run's identifier.
-    #[must_use]
     pub fn id(&self) -> RunId {
         self.control.0.run
     }
 
     /// Returns a handle that controls the run.
-    #[must_use]
     pub fn control(&self) -> RunControl {
         self.control.clone()
     }

@@ -52,7 +52,6 @@ impl Outcome {
     }
 
     /// Returns the status.
-    #[must_use]
     pub fn status(&self) -> RunStatus {
         self.error
             .as_ref()

@@ -254,7 +254,6 @@ impl Session {
     }
 
     /// Whether the session was opened to resume a run, and [`resume`](Self::resume) has not been called.
-    #[must_use]
     pub fn is_resumed(&self) -> bool {
         self.resumed_run().is_some()
     }
@@ -286,7 +285,6 @@ impl Session {
     }
 
     /// Returns the sandbox.
-    #[must_use]
     pub fn sandbox(&self) -> Option<&Arc<dyn Sandbox>> {
         self.resources.sandbox.as_ref()
     }

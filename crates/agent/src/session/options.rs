@@ -12,6 +12,7 @@ use crate::journal::RunStore;
 use crate::scope::ParentRun;
 
 /// The options of a new session.
+#[must_use]
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct SessionOptions {
@@ -40,6 +41,7 @@ pub struct SessionOptions {
 }
 
 /// The options of a session that resumes a run.
+#[must_use]
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct ResumeOptions {
@@ -64,21 +66,18 @@ macro_rules! common_options {
     ($options:ident) => {
         impl $options {
             /// Sets the output directory, which is created if it does not exist.
-            #[must_use]
             pub fn output_dir(mut self, directory: impl Into<PathBuf>) -> Self {
                 self.output_dir = Some(directory.into());
                 self
             }
 
             /// Sets the receiver of progress while the session opens, such as an image pull.
-            #[must_use]
             pub fn progress(mut self, progress: Arc<dyn Progress>) -> Self {
                 self.progress = Some(progress);
                 self
             }
 
             /// Sets the budget of each run.
-            #[must_use]
             pub fn budget(mut self, budget: Budget) -> Self {
                 self.budget = budget;
                 self
@@ -86,7 +85,6 @@ macro_rules! common_options {
 
             /// Lets the holder of a run decide on calls that need approval
             /// ([`RunControl::decide`](crate::RunControl::decide)), including those of sub-agents.
-            #[must_use]
             pub fn answers_approvals(mut self) -> Self {
                 self.answers_approvals = true;
                 self
@@ -100,7 +98,6 @@ common_options!(ResumeOptions);
 
 impl ResumeOptions {
     /// Opens a new sandbox if the run's own is gone.
-    #[must_use]
     pub fn fresh_sandbox(mut self) -> Self {
         self.fresh_sandbox = true;
         self
@@ -110,21 +107,18 @@ impl ResumeOptions {
 impl SessionOptions {
     /// Adds an input: a file, a directory (`data` is copied as `data/…`, `data/` as its contents) or a
     /// pattern (`*.csv`, `src/**/*.rs`).
-    #[must_use]
     pub fn input_file(mut self, path: impl Into<PathBuf>) -> Self {
         self.input_files.push(path.into());
         self
     }
 
     /// Sets the conversation to continue.
-    #[must_use]
     pub fn history(mut self, messages: Vec<Message>) -> Self {
         self.history = messages;
         self
     }
 
     /// Sets the directory of skills.
-    #[must_use]
     pub fn skills(mut self, directory: impl Into<PathBuf>) -> Self {
         self.skills = Some(directory.into());
         self
@@ -132,7 +126,6 @@ impl SessionOptions {
 
     /// Keeps runs in `store`, with a note for the caller that resumes them. Their sandbox then outlives
     /// this process if its backend supports that.
-    #[must_use]
     pub fn kept_in(mut self, store: RunStore, note: Value) -> Self {
         self.store = Some(store);
         self.note = note;

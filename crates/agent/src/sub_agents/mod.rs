@@ -31,7 +31,6 @@ use crate::scope::{AgentTool, SubAgentCall, SubAgentTool};
 
 impl AgentBuilder {
     /// Adds a sub-agent, which the model calls like a tool.
-    #[must_use]
     pub fn sub_agent(self, sub_agent: SubAgent) -> Self {
         let tool = if sub_agent.in_background {
             // Repeating a call is how to observe a background sub-agent.

@@ -7,6 +7,7 @@ use crate::budget::Budget;
 const MAX_DEPTH: u32 = 4;
 
 /// An agent that another agent can call, see [`AgentBuilder::sub_agent`](crate::AgentBuilder::sub_agent).
+#[must_use]
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct SubAgent {
@@ -33,7 +34,6 @@ impl SubAgent {
 
     /// Runs the sub-agent in the caller's sandbox: both see the same files. The sub-agent's sandbox
     /// provider then opens none, and only its tools use the caller's.
-    #[must_use]
     pub fn share_sandbox(mut self) -> Self {
         self.shares_sandbox = true;
         self
@@ -45,21 +45,18 @@ impl SubAgent {
     /// `wait` waits until one has ended; `stop` cancels one. The caller's model is informed when one has
     /// ended. Those that work when the caller's run ends are stopped; if that run can be resumed, they
     /// continue with it.
-    #[must_use]
     pub fn background(mut self) -> Self {
         self.in_background = true;
         self
     }
 
     /// Sets the maximum number of agents above it. Default: 4.
-    #[must_use]
     pub fn max_depth(mut self, depth: u32) -> Self {
         self.max_depth = depth;
         self
     }
 
     /// Sets the budget of each call, within the caller's.
-    #[must_use]
     pub fn budget(mut self, budget: Budget) -> Self {
         self.budget = budget;
         self

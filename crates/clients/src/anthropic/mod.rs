@@ -85,7 +85,6 @@ impl AnthropicClientBuilder {
     ///
     /// For models with adaptive thinking, set [`extra`](Self::extra) instead:
     /// `{"thinking": {"type": "adaptive"}}`.
-    #[must_use]
     pub fn thinking_budget(mut self, tokens: u64) -> Self {
         self.options.thinking_budget = Some(tokens);
         self

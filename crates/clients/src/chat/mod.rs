@@ -103,7 +103,6 @@ pub struct ChatOptions {
 
 impl ChatClientBuilder {
     /// Sets the server type, if the base URL does not reveal it; see [`Server::at`].
-    #[must_use]
     pub fn server(mut self, server: Server) -> Self {
         self.options.server = Some(server);
         self
@@ -113,14 +112,12 @@ impl ChatClientBuilder {
     ///
     /// It applies if the server supports it and the schema qualifies: every object must be closed and
     /// require all of its properties. Schemas are never changed.
-    #[must_use]
     pub fn strict_tools(mut self, strict: bool) -> Self {
         self.options.strict_tools = strict;
         self
     }
 
     /// Sets the reasoning effort, as the provider names it, e.g. `high`.
-    #[must_use]
     pub fn reasoning_effort(mut self, effort: impl Into<String>) -> Self {
         self.options.reasoning_effort = Some(effort.into());
         self

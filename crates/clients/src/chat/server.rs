@@ -109,7 +109,6 @@ impl Server {
     ];
 
     /// Returns the name in settings, e.g. `vllm`.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Unknown => "unknown",
@@ -128,7 +127,6 @@ impl Server {
     }
 
     /// Detects the server type from the host name, or from Ollama's default port.
-    #[must_use]
     pub fn at(base_url: &str) -> Self {
         let rest = base_url
             .split_once("://")

@@ -21,6 +21,7 @@ use super::timeouts::Timeouts;
 use crate::retry::RetryPolicy;
 
 /// Builder of an [`HttpClient`].
+#[must_use]
 pub struct HttpClientBuilder<D: Dialect> {
     pub(super) model: String,
     pub(super) base_url: String,
@@ -57,28 +58,24 @@ impl<D: Dialect> HttpClientBuilder<D> {
     /// Sets the base URL; the dialect's path, such as `/chat/completions`, is appended.
     ///
     /// Defaults to the API of the dialect's vendor. A query, such as Azure's `api-version`, is kept.
-    #[must_use]
     pub fn base_url(mut self, base_url: impl Into<String>) -> Self {
         self.base_url = base_url.into();
         self
     }
 
     /// Sets the API key for the endpoint. Surrounding white space is removed; an empty key is ignored.
-    #[must_use]
     pub fn api_key(mut self, key: impl Into<SecretText>) -> Self {
         self.api_key = Some(key.into());
         self
     }
 
     /// Sets the context window: the maximum number of input and output tokens together.
-    #[must_use]
     pub fn context_window(mut self, tokens: u64) -> Self {
         self.context_window = Some(tokens);
         self
     }
 
     /// Sets the maximum number of output tokens of one turn, reasoning included.
-    #[must_use]
     pub fn max_output_tokens(mut self, tokens: u64) -> Self {
         self.max_output_tokens = Some(tokens);
         self
@@ -87,28 +84,24 @@ impl<D: Dialect> HttpClientBuilder<D> {
     /// Sets the input types that the model accepts besides text.
     ///
     /// If unset, all media that the dialect supports are sent, and the provider decides.
-    #[must_use]
     pub fn input_modalities(mut self, input_modalities: InputModalities) -> Self {
         self.input_modalities = Some(input_modalities);
         self
     }
 
     /// Sets the token prices, which apply to responses without a cost from the provider.
-    #[must_use]
     pub fn prices(mut self, prices: Prices) -> Self {
         self.prices = Some(prices);
         self
     }
 
     /// Sets whether responses are streamed, which is the default. The messages are the same either way.
-    #[must_use]
     pub fn stream(mut self, stream: bool) -> Self {
         self.stream = stream;
         self
     }
 
     /// Sets the timeouts.
-    #[must_use]
     pub fn timeouts(mut self, timeouts: Timeouts) -> Self {
         self.timeouts = timeouts;
         self
@@ -116,14 +109,12 @@ impl<D: Dialect> HttpClientBuilder<D> {
 
     /// Sets how often a call is retried before its first event; 2 by default. See
     /// [`retry`](crate::retry).
-    #[must_use]
     pub fn max_retries(mut self, retries: u32) -> Self {
         self.max_retries = retries;
         self
     }
 
     /// Sets additional request parameters, which are sent unchanged.
-    #[must_use]
     pub fn extra(mut self, parameters: Map<String, Value>) -> Self {
         self.extra = parameters;
         self

@@ -25,7 +25,6 @@ pub struct RecordedResult {
 
 impl RecordedResult {
     /// Describes the first difference from another result; `None` if they are equal.
-    #[must_use]
     pub fn difference(&self, content: &Content, success: bool) -> Option<String> {
         if self.content != *content {
             let json = |content| serde_json::to_vec(content).unwrap_or_default();

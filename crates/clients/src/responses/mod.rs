@@ -83,7 +83,6 @@ impl ResponsesClientBuilder {
     /// Sets the reasoning effort, as the provider names it, e.g. `high`.
     ///
     /// For other reasoning settings, set `reasoning` in [`extra`](Self::extra) instead.
-    #[must_use]
     pub fn reasoning_effort(mut self, effort: impl Into<String>) -> Self {
         self.options.reasoning_effort = Some(effort.into());
         self
@@ -93,14 +92,12 @@ impl ResponsesClientBuilder {
     ///
     /// It applies to schemas that qualify: every object must be closed and require all of its
     /// properties. Schemas are never changed.
-    #[must_use]
     pub fn strict_tools(mut self, strict: bool) -> Self {
         self.options.strict_tools = strict;
         self
     }
 
     /// Sets whether the provider stores the conversation; off by default.
-    #[must_use]
     pub fn stateful(mut self, stateful: bool) -> Self {
         self.options.stateful = stateful;
         self

@@ -13,6 +13,7 @@ use self::picture::Picture;
 use super::{Content, Media, MediaError, MediaKind, Part};
 
 /// Size limits for images.
+#[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ImageLimits {
@@ -33,14 +34,12 @@ impl Default for ImageLimits {
 
 impl ImageLimits {
     /// Sets the maximum number of pixels, at least 4.
-    #[must_use]
     pub fn with_max_pixels(mut self, pixels: u64) -> Self {
         self.max_pixels = pixels.max(4);
         self
     }
 
     /// Sets the maximum number of bytes.
-    #[must_use]
     pub fn with_max_bytes(mut self, bytes: usize) -> Self {
         self.max_bytes = bytes;
         self
@@ -59,7 +58,6 @@ pub struct ImageSize {
 
 impl ImageSize {
     /// Returns width times height.
-    #[must_use]
     pub fn pixels(self) -> u64 {
         u64::from(self.width) * u64::from(self.height)
     }
@@ -92,7 +90,6 @@ impl Content {
     /// the reason. Blocks while it decodes the images.
     ///
     /// Call it once, when content enters a conversation, so that all turns send the same bytes.
-    #[must_use]
     pub fn with_images_within(self, limits: ImageLimits) -> Self {
         let Self::Parts(parts) = self else {
             return self;

@@ -130,25 +130,21 @@ impl Media {
     }
 
     /// Returns the kind.
-    #[must_use]
     pub fn kind(&self) -> MediaKind {
         self.kind
     }
 
     /// Returns the detected MIME type, e.g. `image/png`.
-    #[must_use]
     pub fn mime_type(&self) -> &'static str {
         self.mime_type
     }
 
     /// Returns the original bytes.
-    #[must_use]
     pub fn data(&self) -> &Bytes {
         &self.data
     }
 
     /// Returns the bytes in standard base64, encoded once for all clones.
-    #[must_use]
     pub fn base64(&self) -> &str {
         self.base64.get_or_init(|| BASE64.encode(&self.data))
     }
@@ -191,7 +187,6 @@ impl MediaError {
     }
 
     /// Returns the kind.
-    #[must_use]
     pub fn kind(&self) -> MediaErrorKind {
         self.kind
     }

@@ -50,7 +50,6 @@ pub enum LlmErrorKind {
 
 impl LlmErrorKind {
     /// Returns whether the same request may succeed later.
-    #[must_use]
     pub fn is_transient(self) -> bool {
         matches!(
             self,
@@ -78,7 +77,6 @@ impl LlmError {
     }
 
     /// Appends detail to the message.
-    #[must_use]
     pub fn with_detail(mut self, detail: &str) -> Self {
         self.message.push_str("; ");
         self.message.push_str(detail);
@@ -86,53 +84,45 @@ impl LlmError {
     }
 
     /// Sets the HTTP status.
-    #[must_use]
     pub fn with_status(mut self, status: u16) -> Self {
         self.status = Some(status);
         self
     }
 
     /// Sets the delay that the provider asked for.
-    #[must_use]
     pub fn with_retry_after(mut self, retry_after: Option<Duration>) -> Self {
         self.retry_after = retry_after;
         self
     }
 
     /// Sets the advice.
-    #[must_use]
     pub fn with_advice(mut self, advice: impl Into<String>) -> Self {
         self.advice = Some(advice.into());
         self
     }
 
     /// Sets the cause.
-    #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.source = Some(source.into());
         self
     }
 
     /// Returns the kind.
-    #[must_use]
     pub fn kind(&self) -> LlmErrorKind {
         self.kind
     }
 
     /// Returns the HTTP status, if there was a response.
-    #[must_use]
     pub fn status(&self) -> Option<u16> {
         self.status
     }
 
     /// Returns the delay that the provider asked for.
-    #[must_use]
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_after
     }
 
     /// Returns advice for the user.
-    #[must_use]
     pub fn advice(&self) -> Option<&str> {
         self.advice.as_deref()
     }

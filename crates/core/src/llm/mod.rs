@@ -189,7 +189,6 @@ pub struct TurnEnd {
 
 impl TurnEnd {
     /// Creates the end of a turn.
-    #[must_use]
     pub fn new(stop: StopReason, usage: Option<TokenUsage>) -> Self {
         Self {
             stop,

@@ -39,13 +39,11 @@ impl ModelInfo {
 
     /// Returns whether the cost of calls can't be known: the provider doesn't report it, and there are
     /// no prices. A cost budget then has no effect.
-    #[must_use]
     pub fn has_unknown_cost(&self) -> bool {
         self.prices.is_none() && self.reports_cost == Some(false)
     }
 
     /// Returns the price of these tokens in US dollars; `None` without prices or without tokens.
-    #[must_use]
     pub fn cost_usd(&self, usage: &TokenUsage) -> Option<f64> {
         let prices = self.prices.as_ref()?;
         (usage.total() > 0).then(|| prices.cost_usd(usage))
@@ -141,13 +139,11 @@ pub struct InputModalities {
 
 impl InputModalities {
     /// Returns text without media.
-    #[must_use]
     pub fn text_only() -> Self {
         Self::default()
     }
 
     /// Creates the modalities of a model that supports `media` in user messages only.
-    #[must_use]
     pub fn new(media: impl IntoIterator<Item = MediaKind>) -> Self {
         Self {
             media: media.into_iter().collect(),
@@ -156,7 +152,6 @@ impl InputModalities {
     }
 
     /// Sets the media supported in tool results.
-    #[must_use]
     pub fn with_tool_results(mut self, media: impl IntoIterator<Item = MediaKind>) -> Self {
         self.tool_results = media.into_iter().collect();
         self
@@ -188,7 +183,6 @@ pub struct Prices {
 
 impl Prices {
     /// Creates prices in US dollars per million tokens, with the input price for cached tokens.
-    #[must_use]
     pub fn per_million(input: f64, output: f64) -> Self {
         let input = input / 1e6;
         Self {
@@ -200,7 +194,6 @@ impl Prices {
     }
 
     /// Sets the prices of cached input tokens, in US dollars per million.
-    #[must_use]
     pub fn with_cache_per_million(mut self, read: f64, write: f64) -> Self {
         self.cache_read = read / 1e6;
         self.cache_write = write / 1e6;
@@ -208,7 +201,6 @@ impl Prices {
     }
 
     /// Computes the cost of these tokens in US dollars.
-    #[must_use]
     pub fn cost_usd(&self, usage: &TokenUsage) -> f64 {
         // Token counts are far below 2^52, where the conversion is exact.
         usage.input as f64 * self.input

@@ -19,7 +19,6 @@ pub struct ChatRequest {
 
 impl ChatRequest {
     /// Creates a request for the next turn of a conversation.
-    #[must_use]
     pub fn new(messages: Vec<SharedMessage>, tools: ToolSpecs) -> Self {
         Self { messages, tools }
     }
@@ -37,7 +36,6 @@ struct Inner {
 
 impl ToolSpecs {
     /// Wraps specs for sharing.
-    #[must_use]
     pub fn new(specs: Vec<ToolSpec>) -> Self {
         Self(Arc::new(Inner {
             specs,
@@ -46,7 +44,6 @@ impl ToolSpecs {
     }
 
     /// Returns the cache of encoded forms.
-    #[must_use]
     pub fn forms(&self) -> &EncodedForms {
         &self.0.forms
     }

@@ -81,7 +81,6 @@ impl AssistantBlock {
     }
 
     /// Returns the block's name in the history's JSON, e.g. `signed_reasoning`.
-    #[must_use]
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Text { .. } => "text",

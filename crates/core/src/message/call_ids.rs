@@ -24,7 +24,6 @@ pub struct ToolCallIds(HashSet<String>);
 
 impl ToolCallIds {
     /// Collects the ids of all calls in a conversation.
-    #[must_use]
     pub fn of(messages: &[SharedMessage]) -> Self {
         let turns = messages.iter().filter_map(|message| match &**message {
             Message::Assistant(message) => Some(message),

@@ -22,7 +22,6 @@ pub struct EncodingKey {
 impl EncodingKey {
     /// Creates a key from a dialect's name (unique by convention, e.g. `"chat"`) and a number that
     /// differs between clients of this dialect that encode differently.
-    #[must_use]
     pub const fn new(dialect: &'static str, variant: u64) -> Self {
         Self { dialect, variant }
     }
@@ -113,7 +112,6 @@ struct Inner {
 
 impl SharedMessage {
     /// Wraps a message for sharing.
-    #[must_use]
     pub fn new(message: Message) -> Self {
         Self(Arc::new(Inner {
             message,
@@ -122,7 +120,6 @@ impl SharedMessage {
     }
 
     /// Returns the cache of encoded forms.
-    #[must_use]
     pub fn forms(&self) -> &EncodedForms {
         &self.0.forms
     }

@@ -72,7 +72,6 @@ impl HistoryError {
     }
 
     /// Returns the index of the invalid message.
-    #[must_use]
     pub fn index(&self) -> Option<usize> {
         self.index
     }

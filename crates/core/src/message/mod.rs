@@ -143,7 +143,6 @@ pub struct AssistantMessage {
 
 impl AssistantMessage {
     /// Creates a turn with a new id.
-    #[must_use]
     pub fn new(blocks: Vec<AssistantBlock>) -> Self {
         Self {
             id: unique_id(),
@@ -165,7 +164,6 @@ impl AssistantMessage {
     }
 
     /// Returns the concatenated text blocks.
-    #[must_use]
     pub fn text(&self) -> String {
         self.blocks
             .iter()
@@ -177,7 +175,6 @@ impl AssistantMessage {
     }
 
     /// Returns output tokens per second; `None` if tokens or duration are unknown or zero.
-    #[must_use]
     pub fn output_tokens_per_second(&self) -> Option<f64> {
         let duration = self.request_end_time? - self.request_start_time?;
         let output = self.token_usage.output_total();

@@ -43,7 +43,6 @@ pub enum PolicyField {
 
 impl PolicyField {
     /// Returns its name in JSON and on the command line.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::ReadRoots => "read_roots",

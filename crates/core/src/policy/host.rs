@@ -31,7 +31,6 @@ pub struct HostName(String);
 
 impl HostName {
     /// Returns the name.
-    #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -132,7 +131,6 @@ pub struct HostPattern {
 
 impl HostPattern {
     /// Returns whether the pattern allows `host` on `port`.
-    #[must_use]
     pub fn matches(&self, host: &HostName, port: u16) -> bool {
         let port_matches = match self.port {
             Some(own) => own == port,
@@ -142,7 +140,6 @@ impl HostPattern {
     }
 
     /// Returns whether the pattern allows `host` on any port.
-    #[must_use]
     pub fn matches_name(&self, host: &HostName) -> bool {
         let name = self.name.as_str();
         if self.subdomains {

@@ -30,7 +30,6 @@ impl InvalidPolicy {
     }
 
     /// Returns the reason and the advice.
-    #[must_use]
     pub fn advice(&self) -> &str {
         &self.advice
     }

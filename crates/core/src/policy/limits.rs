@@ -51,7 +51,6 @@ pub struct Limits {
 
 impl Limits {
     /// Returns whether there are no limits.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }

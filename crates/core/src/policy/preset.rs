@@ -38,7 +38,6 @@ impl Preset {
     ];
 
     /// Returns the policy.
-    #[must_use]
     pub fn policy(self) -> Policy {
         match self {
             Self::Workspace => Policy::workspace(),
@@ -49,7 +48,6 @@ impl Preset {
     }
 
     /// Returns the name.
-    #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Workspace => "workspace",

@@ -88,7 +88,6 @@ impl SandboxError {
     }
 
     /// Creates an error that lists the policy fields that can't be enforced.
-    #[must_use]
     pub fn unenforceable(backend: &str, fields: Vec<PolicyField>) -> Self {
         let names = fields
             .iter()
@@ -104,7 +103,6 @@ impl SandboxError {
 
     /// Creates an error from a failed system call, which the message states; `doing` reads like "failed to
     /// read `x`".
-    #[must_use]
     #[expect(
         clippy::needless_pass_by_value,
         reason = "the callers have no further use for the error"
@@ -131,33 +129,28 @@ impl SandboxError {
     }
 
     /// Sets the advice for the model.
-    #[must_use]
     pub fn with_advice(mut self, advice: impl Into<String>) -> Self {
         self.advice = Some(advice.into());
         self
     }
 
     /// Sets the cause, which the message does not state.
-    #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.source = Some(source.into());
         self
     }
 
     /// Returns the kind.
-    #[must_use]
     pub fn kind(&self) -> SandboxErrorKind {
         self.kind
     }
 
     /// Returns the advice for the model.
-    #[must_use]
     pub fn advice(&self) -> Option<&str> {
         self.advice.as_deref()
     }
 
     /// Returns the policy fields of a [`SandboxErrorKind::Unenforceable`] error.
-    #[must_use]
     pub fn unenforced(&self) -> &[PolicyField] {
         &self.unenforced
     }

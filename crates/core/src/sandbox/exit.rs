@@ -36,7 +36,6 @@ pub struct Exit {
 
 impl Exit {
     /// Creates the result of a command without output or remaining processes.
-    #[must_use]
     pub fn new(status: ExitStatus, duration: Duration) -> Self {
         Self {
             status,
@@ -78,14 +77,12 @@ pub enum ExitStatus {
 
 impl ExitStatus {
     /// Returns whether the command exited with code 0.
-    #[must_use]
     pub fn success(self) -> bool {
         self == Self::Code(0)
     }
 
     /// Returns the code that a shell would report: 128 + signal, 124 after a timeout, 130 after
     /// cancellation, 137 (killed) at a limit.
-    #[must_use]
     pub fn shell_code(self) -> i32 {
         match self {
             Self::Code(code) => code,
@@ -145,7 +142,6 @@ pub struct ChannelReport {
 
 impl ChannelReport {
     /// Creates the report on a channel that carried `total_bytes`.
-    #[must_use]
     pub fn new(total_bytes: u64, spilled: Option<SpillFile>) -> Self {
         Self {
             total_bytes,
@@ -166,7 +162,6 @@ pub struct SpillFile {
 
 impl SpillFile {
     /// Creates a reference to a spill file.
-    #[must_use]
     pub fn new(path: SandboxPath, size_bytes: u64) -> Self {
         Self { path, size_bytes }
     }
@@ -197,7 +192,6 @@ impl BackgroundProcess {
     }
 
     /// Parses a line of a process list: the process id, a space and the command line.
-    #[must_use]
     pub fn parse(line: &str) -> Option<Self> {
         let (pid, command) = line.split_once(' ')?;
         Some(Self::new(pid.parse().ok()?, command.trim_end()))

@@ -18,7 +18,6 @@ pub struct FileInfo {
 
 impl FileInfo {
     /// Creates the metadata of `path`.
-    #[must_use]
     pub fn new(path: SandboxPath, kind: FileKind, size_bytes: u64, mode: Option<u32>) -> Self {
         Self {
             path,
@@ -68,13 +67,11 @@ pub struct ByteRange {
 
 impl ByteRange {
     /// Returns the range of the whole file.
-    #[must_use]
     pub fn all() -> Self {
         Self::default()
     }
 
     /// Returns the range of at most `length` bytes from `offset`.
-    #[must_use]
     pub fn new(offset: u64, length: u64) -> Self {
         Self {
             offset,
@@ -84,6 +81,7 @@ impl ByteRange {
 }
 
 /// Options of [`Sandbox::write`](super::Sandbox::write).
+#[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WriteOptions {
@@ -107,14 +105,12 @@ impl Default for WriteOptions {
 
 impl WriteOptions {
     /// Sets the permission bits.
-    #[must_use]
     pub fn with_mode(mut self, mode: u32) -> Self {
         self.mode = mode & 0o777;
         self
     }
 
     /// Sets the length of the stream.
-    #[must_use]
     pub fn with_size(mut self, size_bytes: u64) -> Self {
         self.size_bytes = Some(size_bytes);
         self

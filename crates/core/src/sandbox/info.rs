@@ -80,13 +80,11 @@ pub struct Enforcement {
 
 impl Enforcement {
     /// Creates an entry.
-    #[must_use]
     pub fn new(field: PolicyField, by: EnforcedBy) -> Self {
         Self { field, by }
     }
 
     /// Creates the report for a policy by calling `by` for each field that is set.
-    #[must_use]
     pub fn report(policy: &Policy, by: impl Fn(PolicyField) -> EnforcedBy) -> Vec<Self> {
         policy
             .fields()

@@ -97,6 +97,7 @@ pub trait Backend: fmt::Debug + Send + Sync {
 }
 
 /// Arguments of [`Backend::open`] and [`Backend::reattach`].
+#[must_use]
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct SandboxContext {
@@ -112,7 +113,6 @@ pub struct SandboxContext {
 
 impl SandboxContext {
     /// Creates the context of a sandbox for `run` under `policy` that ends with this process.
-    #[must_use]
     pub fn new(run: RunId, policy: Policy) -> Self {
         Self {
             run,
@@ -123,14 +123,12 @@ impl SandboxContext {
     }
 
     /// Sets [`durable`](Self::durable).
-    #[must_use]
     pub fn durable(mut self) -> Self {
         self.durable = true;
         self
     }
 
     /// Sets the receiver of progress messages.
-    #[must_use]
     pub fn with_progress(mut self, progress: Arc<dyn Progress>) -> Self {
         self.progress = progress;
         self

@@ -18,7 +18,6 @@ pub struct HeadTail {
 
 impl HeadTail {
     /// Creates a buffer for the first `head_limit` and the last `tail_limit` bytes.
-    #[must_use]
     pub fn new(head_limit: usize, tail_limit: usize) -> Self {
         Self {
             head_limit,
@@ -46,7 +45,6 @@ impl HeadTail {
     }
 
     /// Returns the kept bytes.
-    #[must_use]
     pub fn finish(self) -> Captured {
         let kept = (self.head.len() + self.tail.len()) as u64;
         Captured {
@@ -80,7 +78,6 @@ impl Captured {
     }
 
     /// Returns the kept bytes as text, with U+FFFD for invalid UTF-8 and a line for the omitted bytes.
-    #[must_use]
     pub fn text(&self) -> String {
         if self.omitted_bytes == 0 {
             let mut bytes = self.head.to_vec();
@@ -96,7 +93,6 @@ impl Captured {
     }
 
     /// Returns the length of the stream.
-    #[must_use]
     pub fn total_bytes(&self) -> u64 {
         (self.head.len() + self.tail.len()) as u64 + self.omitted_bytes
     }
@@ -116,7 +112,6 @@ pub struct CommandOutput {
 
 impl CommandOutput {
     /// Creates the output of a command.
-    #[must_use]
     pub fn new(exit: Exit, stdout: Captured, stderr: Captured) -> Self {
         Self {
             exit,

@@ -26,7 +26,6 @@ pub struct SandboxPath {
 
 impl SandboxPath {
     /// Returns the working directory, as a relative path.
-    #[must_use]
     pub fn working_directory() -> Self {
         Self {
             absolute: false,
@@ -74,19 +73,16 @@ impl SandboxPath {
     }
 
     /// Returns whether the path starts at the root and not at the working directory.
-    #[must_use]
     pub fn is_absolute(&self) -> bool {
         self.absolute
     }
 
     /// Returns whether the path is its base: the working directory, or the root.
-    #[must_use]
     pub fn is_base(&self) -> bool {
         self.bytes.is_empty()
     }
 
     /// Returns the components joined by `/`, without a leading slash; empty for the base itself.
-    #[must_use]
     pub fn relative_bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -99,13 +95,11 @@ impl SandboxPath {
     }
 
     /// Returns the last component; `None` for the base itself.
-    #[must_use]
     pub fn file_name(&self) -> Option<&[u8]> {
         self.components().next_back()
     }
 
     /// Returns the path without its last component; `None` for the base itself.
-    #[must_use]
     pub fn parent(&self) -> Option<Self> {
         let name = self.file_name()?;
         let keep = self.bytes.len().saturating_sub(name.len() + 1);
@@ -139,7 +133,6 @@ impl SandboxPath {
     }
 
     /// Returns this path relative to `prefix`; `None` if it is not `prefix` or below it.
-    #[must_use]
     pub fn strip_prefix(&self, prefix: &Self) -> Option<Self> {
         if self.absolute != prefix.absolute {
             return None;

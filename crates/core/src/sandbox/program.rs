@@ -22,7 +22,6 @@ pub struct Program {
 
 impl Program {
     /// Creates the program for a command line of `shell`.
-    #[must_use]
     pub fn shell(shell: &Path, line: &OsStr) -> Self {
         Self {
             candidates: vec![shell.into()],
@@ -64,7 +63,6 @@ impl Program {
     }
 
     /// Creates the error for a program that could not be executed.
-    #[must_use]
     pub fn exec_error(&self, error: io::Error) -> SandboxError {
         let kind = error.kind();
         let name = self.name.to_string_lossy();

@@ -31,7 +31,6 @@ impl Default for RenderLimits {
 /// A command that exited has `exit_code`, `stdout` and `stderr`. One that was stopped has
 /// `error_kind`, `details`, the output so far and `advice`. The middle of a long channel is replaced
 /// by a line with the total size and the spill file. [`Exit::notes`] are added to `advice`.
-#[must_use]
 pub fn render_command(output: &CommandOutput, limits: RenderLimits) -> String {
     let exit = &output.exit;
     let stopped =
@@ -80,7 +79,6 @@ pub fn render_command(output: &CommandOutput, limits: RenderLimits) -> String {
 }
 
 /// Renders the refusal to run a command: `kind` is an identifier such as `command_not_allowed`.
-#[must_use]
 pub fn render_refusal(kind: &str, details: &str, advice: &str) -> String {
     shell_results([
         ("error_kind", kind),

@@ -19,6 +19,7 @@ use crate::secret::SecretText;
 /// let request = SpawnRequest::shell("wc -l *.csv").with_timeout(Duration::from_secs(60));
 /// assert_eq!(request.timeout, Some(Duration::from_secs(60)));
 /// ```
+#[must_use]
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct SpawnRequest {
@@ -46,7 +47,6 @@ pub struct SpawnRequest {
 
 impl SpawnRequest {
     /// Creates a request with default options.
-    #[must_use]
     pub fn new(command: Command) -> Self {
         Self {
             command,
@@ -73,63 +73,54 @@ impl SpawnRequest {
     }
 
     /// Sets the directory to start in.
-    #[must_use]
     pub fn in_directory(mut self, directory: SandboxPath) -> Self {
         self.directory = directory;
         self
     }
 
     /// Adds an environment variable.
-    #[must_use]
     pub fn with_env(mut self, name: impl Into<String>, value: impl Into<SecretText>) -> Self {
         self.environment.insert(name.into(), value.into());
         self
     }
 
     /// Sets the standard input.
-    #[must_use]
     pub fn with_stdin(mut self, stdin: Stdin) -> Self {
         self.stdin = stdin;
         self
     }
 
     /// Requests a terminal.
-    #[must_use]
     pub fn with_pty(mut self, size: PtySize) -> Self {
         self.pty = Some(size);
         self
     }
 
     /// Sets the time limit.
-    #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
     /// Sets the time between SIGTERM and SIGKILL.
-    #[must_use]
     pub fn with_grace(mut self, grace: Duration) -> Self {
         self.grace = grace;
         self
     }
 
     /// Sets the cancellation token.
-    #[must_use]
     pub fn with_cancellation(mut self, token: CancellationToken) -> Self {
         self.cancellation = token;
         self
     }
 
     /// Sets how to treat processes that the command leaves running.
-    #[must_use]
     pub fn with_background(mut self, background: Background) -> Self {
         self.background = background;
         self
     }
 
     /// Writes large output to a file.
-    #[must_use]
     pub fn with_spill(mut self, spill: Spill) -> Self {
         self.spill = Some(spill);
         self
@@ -185,6 +176,7 @@ pub enum Background {
 }
 
 /// Options for writing large output to a file in the sandbox, one per channel.
+#[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Spill {
@@ -199,7 +191,6 @@ impl Spill {
     pub const DEFAULT_CAP_BYTES: u64 = 256 * 1024 * 1024;
 
     /// Writes a file for a channel with more than `after_bytes`, up to the default cap.
-    #[must_use]
     pub fn after(after_bytes: u64) -> Self {
         Self {
             after_bytes,
@@ -208,7 +199,6 @@ impl Spill {
     }
 
     /// Sets the maximum size of the file.
-    #[must_use]
     pub fn with_cap(mut self, cap_bytes: u64) -> Self {
         self.cap_bytes = cap_bytes;
         self

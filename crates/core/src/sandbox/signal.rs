@@ -28,13 +28,11 @@ impl Signal {
     pub const TERM: Self = Self(15);
 
     /// Returns the signal with this number, including real-time signals; `None` outside 1 to 64.
-    #[must_use]
     pub fn from_raw(number: i32) -> Option<Self> {
         (1..=64).contains(&number).then_some(Self(number))
     }
 
     /// Returns the signal's number.
-    #[must_use]
     pub const fn as_raw(self) -> i32 {
         self.0
     }

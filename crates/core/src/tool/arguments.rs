@@ -117,7 +117,6 @@ impl ArgumentError {
 
     /// Returns the path of the first invalid argument, e.g. `paths[1]`; `None` for the arguments as a
     /// whole.
-    #[must_use]
     pub fn path(&self) -> Option<&str> {
         self.path.as_deref()
     }

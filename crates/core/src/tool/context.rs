@@ -46,7 +46,6 @@ impl ToolContext {
     }
 
     /// Returns the id for a question from this call.
-    #[must_use]
     pub fn question_id(&self) -> QuestionId {
         QuestionId::new(self.run, &self.call_id)
     }

@@ -13,6 +13,7 @@ use super::arguments::{self, ArgumentError, ParsedArguments};
 use super::{DEFAULT_TIMEOUT, Tool, ToolContext, ToolError, ToolOutput, ToolSpec, schema};
 
 /// A type-erased tool. Cheap to clone and shared by all sessions.
+#[must_use]
 #[derive(Clone)]
 pub struct DynTool {
     spec: Arc<ToolSpec>,
@@ -28,7 +29,6 @@ type Body =
 
 impl DynTool {
     /// Erases the type of a tool.
-    #[must_use]
     pub fn new<T: Tool>(tool: T) -> Self {
         let schema = schema::of::<T::Params>();
         let spec = ToolSpec::new(tool.name(), tool.description(), schema);
@@ -99,65 +99,55 @@ impl DynTool {
     }
 
     /// Sets whether [calls may run concurrently](Tool::concurrency_safe).
-    #[must_use]
     pub fn with_concurrency_safe(mut self, safe: bool) -> Self {
         self.concurrency_safe = safe;
         self
     }
 
     /// Sets whether [repeated calls are normal](Tool::polls).
-    #[must_use]
     pub fn with_polls(mut self, polls: bool) -> Self {
         self.polls = polls;
         self
     }
 
     /// Sets whether [lost calls may be repeated](Tool::repeatable).
-    #[must_use]
     pub fn with_repeatable(mut self, repeatable: bool) -> Self {
         self.repeatable = repeatable;
         self
     }
 
     /// Sets the [time limit](Tool::timeout) for one call.
-    #[must_use]
     pub fn with_timeout(mut self, timeout: Option<Duration>) -> Self {
         self.timeout = timeout;
         self
     }
 
     /// Returns the spec for the model.
-    #[must_use]
     pub fn spec(&self) -> &ToolSpec {
         &self.spec
     }
 
     /// Returns the tool's name.
-    #[must_use]
     pub fn name(&self) -> &str {
         self.spec.name()
     }
 
     /// Returns whether [calls may run concurrently](Tool::concurrency_safe).
-    #[must_use]
     pub fn concurrency_safe(&self) -> bool {
         self.concurrency_safe
     }
 
     /// Returns whether [repeated calls are normal](Tool::polls).
-    #[must_use]
     pub fn polls(&self) -> bool {
         self.polls
     }
 
     /// Returns whether [lost calls may be repeated](Tool::repeatable).
-    #[must_use]
     pub fn repeatable(&self) -> bool {
         self.repeatable
     }
 
     /// Returns the [time limit](Tool::timeout) for one call.
-    #[must_use]
     pub fn timeout(&self) -> Option<Duration> {
         self.timeout
     }

@@ -54,33 +54,28 @@ impl ToolError {
     }
 
     /// Creates an error from a panic payload, as `catch_unwind` and `join` return it.
-    #[must_use]
     pub fn from_panic(payload: &(dyn Any + Send)) -> Self {
         Self::panicked(panic_message(payload))
     }
 
     /// Creates the error of a cancelled call.
-    #[must_use]
     pub fn cancelled() -> Self {
         Self::new(ToolErrorKind::Cancelled, "The call was cancelled.")
     }
 
     /// Sets the cause.
-    #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.source = Some(source.into());
         self
     }
 
     /// Returns the kind.
-    #[must_use]
     pub fn kind(&self) -> ToolErrorKind {
         self.kind
     }
 }
 
 /// Returns the message of a panic payload, or `unknown`.
-#[must_use]
 pub fn panic_message(payload: &(dyn Any + Send)) -> &str {
     let text = payload.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| payload.downcast_ref::<&str>().copied())

@@ -138,25 +138,21 @@ impl ToolSpec {
     }
 
     /// Returns the tool's name.
-    #[must_use]
     pub fn name(&self) -> &str {
         &self.name
     }
 
     /// Returns the description for the model.
-    #[must_use]
     pub fn description(&self) -> &str {
         &self.description
     }
 
     /// Returns the JSON schema of the parameters.
-    #[must_use]
     pub fn parameters(&self) -> &Value {
         &self.parameters
     }
 
     /// Returns whether the tool has parameters.
-    #[must_use]
     pub fn has_parameters(&self) -> bool {
         let properties = self.parameters.get("properties").and_then(Value::as_object);
         properties.is_some_and(|properties| !properties.is_empty())
@@ -203,7 +199,6 @@ impl ToolOutput {
     }
 
     /// Sets the metadata.
-    #[must_use]
     pub fn with_metadata(mut self, metadata: Metadata) -> Self {
         self.metadata = Some(metadata);
         self

@@ -83,7 +83,6 @@ pub struct OpenContext {
 
 impl OpenContext {
     /// Creates a context without a sandbox.
-    #[must_use]
     pub fn new(run: RunId) -> Self {
         Self {
             run,
@@ -141,7 +140,6 @@ impl ProviderError {
     }
 
     /// Sets the cause.
-    #[must_use]
     pub fn with_source(self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         Self(ProviderFailure::Provider {
             message: self.to_string(),
@@ -150,7 +148,6 @@ impl ProviderError {
     }
 
     /// Returns the kind of error.
-    #[must_use]
     pub fn kind(&self) -> ProviderErrorKind {
         match self.sandbox_error() {
             Some(_) => ProviderErrorKind::Sandbox,
@@ -159,7 +156,6 @@ impl ProviderError {
     }
 
     /// Returns the sandbox's error, if it is this error or its cause.
-    #[must_use]
     pub fn sandbox_error(&self) -> Option<&SandboxError> {
         match &self.0 {
             ProviderFailure::Sandbox(error) => Some(error),

@@ -187,7 +187,6 @@ impl Question {
     }
 
     /// Sets the default answer.
-    #[must_use]
     pub fn with_default(mut self, default: impl Into<String>) -> Self {
         self.default = Some(default.into());
         self

@@ -19,6 +19,7 @@ use crate::settings::{ServerLimits, Settings};
 const DEFAULT_TEMPLATE: &str = "base";
 
 /// Builder of a [`Server`].
+#[must_use]
 #[derive(Clone)]
 pub struct ServerBuilder {
     settings: Settings,
@@ -52,7 +53,6 @@ impl ServerBuilder {
     }
 
     /// Adds a template whose sandboxes `backend` opens. The builder's first backend is `base`.
-    #[must_use]
     pub fn template(mut self, name: impl Into<String>, backend: Arc<dyn Backend>) -> Self {
         self.settings.templates.insert(name.into(), backend);
         self
@@ -61,7 +61,6 @@ impl ServerBuilder {
     /// Sets the policy of every sandbox. A client may request less.
     ///
     /// The default is [`Policy::workspace`]: files, no network.
-    #[must_use]
     pub fn policy(mut self, policy: Policy) -> Self {
         self.settings.policy = policy;
         self
@@ -70,14 +69,12 @@ impl ServerBuilder {
     /// Adds an accepted key. Each key has its own sandboxes.
     ///
     /// Without keys any key is accepted, and the server binds only to loopback addresses.
-    #[must_use]
     pub fn key(mut self, key: &SecretText) -> Self {
         self.settings.keys.add(key.expose());
         self
     }
 
     /// Sets the limits for clients.
-    #[must_use]
     pub fn limits(mut self, limits: ServerLimits) -> Self {
         self.settings.limits = limits;
         self
@@ -87,7 +84,6 @@ impl ServerBuilder {
     /// the sandboxes' environment variables and tokens, so the directory is accessible to its owner only.
     ///
     /// Without it, paused sandboxes are removed at shutdown.
-    #[must_use]
     pub fn state_directory(mut self, directory: impl Into<PathBuf>) -> Self {
         self.settings.state = Some(directory.into());
         self
@@ -95,14 +91,12 @@ impl ServerBuilder {
 
     /// Sets the domain (`E2B_DOMAIN`) under which SDKs reach the server, behind a proxy that terminates
     /// TLS for `api.DOMAIN` and `*.DOMAIN`.
-    #[must_use]
     pub fn domain(mut self, domain: impl Into<String>) -> Self {
         self.settings.domain = Some(domain.into());
         self
     }
 
     /// Sets the name of the user that the backend's commands run as; `user` by default.
-    #[must_use]
     pub fn user(mut self, name: impl Into<String>) -> Self {
         self.settings.user = name.into();
         self

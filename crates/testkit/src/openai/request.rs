@@ -25,7 +25,6 @@ pub struct Request {
 
 impl Request {
     /// Returns the body as JSON.
-    #[must_use]
     pub fn body(&self) -> Value {
         // Only valid JSON reaches a script.
         serde_json::from_slice(&self.raw).unwrap_or_default()

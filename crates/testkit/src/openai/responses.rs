@@ -37,10 +37,8 @@ pub(super) fn events(answer: &Answer<'_>) -> Vec<Part> {
         .map(|event| answer.named(event, None))
         .collect();
     let finished = finished(answer, &json!(output));
-    let kind = format!(
-        "response.{}",
-        finished["status"].as_str().unwrap_or_default()
-    );
+    let status = finished.get("status").and_then(Value::as_str);
+    let kind = format!("response.{}", status.unwrap_or_default());
     let last = json!({"type": kind, "response": finished});
     parts.push(answer.named(&last, answer.turn.usage));
     parts

@@ -101,13 +101,11 @@ impl ScriptedServer {
     }
 
     /// Returns the base URL for clients: `http://127.0.0.1:PORT/v1`.
-    #[must_use]
     pub fn url(&self) -> String {
         format!("http://{}/v1", self.address)
     }
 
     /// Returns the requests that reached a script, in order of arrival.
-    #[must_use]
     pub fn requests(&self) -> Vec<Request> {
         self.record.requests()
     }
@@ -118,7 +116,6 @@ impl ScriptedServer {
     }
 
     /// Returns the total usage sent. An answer that was cut before its usage doesn't count.
-    #[must_use]
     pub fn usage_sent(&self) -> Usage {
         self.record.usage()
     }

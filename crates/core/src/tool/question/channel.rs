@@ -34,7 +34,6 @@ use crate::tool::ToolError;
 /// # Ok(())
 /// # }
 /// ```
-#[must_use]
 pub fn user_channel() -> (ChannelUser, QuestionReceiver) {
     let (sender, receiver) = mpsc::unbounded_channel();
     let answers = AnswerHandle(Arc::default());
@@ -87,7 +86,6 @@ impl QuestionReceiver {
     }
 
     /// Returns a handle for answering questions.
-    #[must_use]
     pub fn answers(&self) -> AnswerHandle {
         self.answers.clone()
     }
