@@ -24,6 +24,7 @@ const USER: (u32, u32) = (1000, 1000);
 /// Opens sandboxes in containers of a Docker or Podman engine.
 ///
 /// See the [crate documentation](crate).
+#[must_use]
 #[derive(Clone, Debug)]
 pub struct DockerBackend {
     source: Source,
@@ -112,7 +113,6 @@ impl DockerBackend {
     /// Sets the engine's address (`unix:///PATH`, `tcp://HOST:PORT`).
     ///
     /// The default comes from `DOCKER_HOST`, the current Docker context, or the default sockets.
-    #[must_use]
     pub fn with_host(mut self, address: impl Into<String>) -> Self {
         self.options.host = Some(address.into());
         self.shared = Arc::default();
@@ -120,21 +120,18 @@ impl DockerBackend {
     }
 
     /// Sets the OCI runtime, e.g. `runsc` (gVisor).
-    #[must_use]
     pub fn with_runtime(mut self, runtime: impl Into<String>) -> Self {
         self.options.runtime = Some(runtime.into());
         self
     }
 
     /// Sets the engine's network for policies that allow network access.
-    #[must_use]
     pub fn with_network(mut self, network: impl Into<String>) -> Self {
         self.options.network = Some(network.into());
         self
     }
 
     /// Limits the processor time per second of wall time, e.g. `1.5` processors.
-    #[must_use]
     pub fn with_cpus(mut self, cpus: f64) -> Self {
         self.options.cpus = Some(cpus);
         self
@@ -143,14 +140,12 @@ impl DockerBackend {
     /// Makes the image read-only.
     ///
     /// The working directory and `/tmp` are then in memory, so that such a sandbox can't be kept.
-    #[must_use]
     pub fn with_read_only_root(mut self) -> Self {
         self.options.read_only_root = true;
         self
     }
 
     /// Sets the user and group of commands; 1000 and 1000 by default.
-    #[must_use]
     pub fn with_user(mut self, user: u32, group: u32) -> Self {
         self.options.user = (user, group);
         self.options.user_text = format!("{user}:{group}");
@@ -177,7 +172,6 @@ impl DockerBackend {
     /// Adds variables that commands inherit from this process's environment.
     ///
     /// Unset ones are read from the file of [`with_environment_file`](Self::with_environment_file).
-    #[must_use]
     pub fn pass_environment<N: Into<String>>(mut self, names: impl IntoIterator<Item = N>) -> Self {
         self.options
             .inherited
@@ -188,14 +182,12 @@ impl DockerBackend {
     /// Sets the file of variables (`NAME=value` lines); `.env` in the current directory by default.
     ///
     /// Only the default file may be missing.
-    #[must_use]
     pub fn with_environment_file(mut self, file: impl Into<PathBuf>) -> Self {
         self.options.environment_file = Some(file.into());
         self
     }
 
     /// Sets the network for `RUN` instructions: `none`, `host`, or a network of the engine.
-    #[must_use]
     pub fn with_build_network(mut self, network: impl Into<String>) -> Self {
         if let Source::Dockerfile(spec) = &mut self.source {
             spec.network = Some(network.into());
@@ -204,7 +196,6 @@ impl DockerBackend {
     }
 
     /// Disables the supervisor, as on engines where it can't run; for tests and comparisons.
-    #[must_use]
     pub fn without_supervisor(mut self) -> Self {
         self.options.supervised = false;
         self

@@ -17,6 +17,7 @@ use crate::settings::LocalSettings;
 /// Opens sandboxes on this machine: a private directory, and processes confined by the kernel.
 ///
 /// See the [crate's documentation](crate) for the guarantees.
+#[must_use]
 #[derive(Clone, Debug, Default)]
 pub struct LocalBackend {
     pub(crate) settings: LocalSettings,
@@ -34,27 +35,23 @@ pub struct Reclaimed {
 
 impl LocalBackend {
     /// Creates a backend with directories below `$TMPDIR` and the first bash in the host's `PATH`.
-    #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
     /// Sets the directory that contains the sandboxes' directories; it must exist.
-    #[must_use]
     pub fn in_directory(mut self, parent: impl Into<PathBuf>) -> Self {
         self.settings.parent = Some(parent.into());
         self
     }
 
     /// Sets the bash to use instead of the first one in `PATH`.
-    #[must_use]
     pub fn with_shell(mut self, shell: impl Into<PathBuf>) -> Self {
         self.settings.shell = Some(shell.into());
         self
     }
 
     /// Sets the `PATH` in which bash is searched and which commands get, instead of the host's.
-    #[must_use]
     pub fn with_path(mut self, search_path: impl Into<OsString>) -> Self {
         self.settings.search_path = Some(search_path.into());
         self
@@ -68,7 +65,6 @@ impl LocalBackend {
     /// as [`SandboxInfo::working_directory`] says.
     ///
     /// [`SandboxInfo::working_directory`]: cantle_core::sandbox::SandboxInfo::working_directory
-    #[must_use]
     pub fn workspace_at(mut self, path: impl Into<PathBuf>) -> Self {
         self.settings.workspace = Some(path.into());
         self
@@ -77,7 +73,6 @@ impl LocalBackend {
     /// Disables a mechanism, as on a machine that lacks it: to see what it contributes, and what is left
     /// without it. A field that it would have enforced is refused or reported like any other that can't be
     /// enforced.
-    #[must_use]
     pub fn without(mut self, mechanism: Mechanism) -> Self {
         self.settings.mechanisms = self.settings.mechanisms.without(mechanism);
         self

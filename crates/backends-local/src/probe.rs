@@ -115,13 +115,11 @@ impl Probe {
 
 impl Trial {
     /// Whether a sandbox opened and enforced what it reported.
-    #[must_use]
     pub fn works(&self) -> bool {
         self.opened.is_ok() && self.broken.is_empty()
     }
 
     /// Returns the sandbox's name of a mechanism in force, such as `Landlock 7`.
-    #[must_use]
     pub fn mechanism(&self, mechanism: Mechanism) -> Option<&str> {
         let start = match mechanism {
             Mechanism::Namespaces => "namespaces",

@@ -24,7 +24,6 @@ pub const OUTPUT_WINDOW: usize = 2 * 1024 * 1024;
 pub const INPUT_WINDOW: usize = 1024 * 1024;
 
 /// Returns the credit that an output frame of so many bytes uses; short frames occupy memory, too.
-#[must_use]
 pub const fn cost(length: usize) -> usize {
     length + 64
 }
@@ -141,7 +140,6 @@ wire_enum! {
 
 impl Request {
     /// Returns the number of bytes that follow the header.
-    #[must_use]
     pub fn payload(self) -> u64 {
         match self {
             Self::Setup { length } | Self::Spawn { length, .. } | Self::Input { length, .. } => {
@@ -217,7 +215,6 @@ wire_enum! {
 
 impl Answer {
     /// Returns the number of bytes that follow the header.
-    #[must_use]
     pub fn payload(self) -> u64 {
         match self {
             Self::Ready { length } | Self::Report { length, .. } | Self::Output { length, .. } => {

@@ -3,6 +3,7 @@
 use core::ffi::CStr;
 
 /// Text followed by a NUL.
+#[must_use]
 pub struct Text {
     bytes: [u8; 64],
     length: usize,
@@ -17,7 +18,6 @@ impl Text {
     }
 
     /// Appends text; what does not fit is cut off.
-    #[must_use]
     pub fn text(mut self, text: &[u8]) -> Self {
         for byte in text {
             // The last byte stays NUL.
@@ -29,7 +29,6 @@ impl Text {
         self
     }
 
-    #[must_use]
     pub fn number(self, number: i32) -> Self {
         let mut digits = [0; 10];
         let mut at = digits.len();
@@ -46,7 +45,6 @@ impl Text {
     }
 
     /// Appends 16 hexadecimal digits.
-    #[must_use]
     pub fn hex(self, number: u64) -> Self {
         let digit = |at| b"0123456789abcdef"[(number >> (4 * at)) as usize & 15];
         self.text(&core::array::from_fn::<u8, 16, _>(digit))

@@ -60,13 +60,11 @@ pub struct Writer {
 
 impl Writer {
     /// Creates an empty body.
-    #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
     /// Returns the encoded body.
-    #[must_use]
     pub fn into_bytes(self) -> Vec<u8> {
         self.bytes
     }

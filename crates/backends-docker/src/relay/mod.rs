@@ -111,7 +111,6 @@ impl Relay {
     }
 
     /// Returns the shell for command lines; `None` if the sandbox has none of the candidates.
-    #[must_use]
     pub fn shell(&self) -> Option<&OsStr> {
         self.inner.shell.as_deref()
     }
@@ -122,7 +121,6 @@ impl Relay {
     }
 
     /// Returns whether the stream has ended.
-    #[must_use]
     pub fn is_gone(&self) -> bool {
         self.inner.link.stream.gone.is_cancelled()
     }

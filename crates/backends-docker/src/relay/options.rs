@@ -77,7 +77,6 @@ impl fmt::Debug for RelayOptions {
 
 impl RelayOptions {
     /// Commands start in `working_directory` as the relay's own user; all visible files belong to the sandbox.
-    #[must_use]
     pub fn new(working_directory: SandboxPath) -> Self {
         let directory = |path| {
             let path = SandboxPath::new(path);

@@ -27,7 +27,6 @@ const DEFAULT_SPACING: Duration = Duration::from_millis(200);
 
 impl RemoteBackend {
     /// Returns a builder for E2B's own service; an API key is required.
-    #[must_use]
     pub fn builder() -> RemoteBackendBuilder {
         RemoteBackendBuilder {
             api_key: None,
@@ -49,7 +48,6 @@ impl RemoteBackend {
     /// Returns a builder with the settings in `E2B_API_KEY`, `E2B_API_URL`, `E2B_SANDBOX_URL` and `E2B_DOMAIN`.
     ///
     /// No other variables are read, except `SSL_CERT_FILE` and `SSL_CERT_DIR`.
-    #[must_use]
     pub fn from_env() -> RemoteBackendBuilder {
         let read = |name| env::var(name).ok().filter(|value| !value.trim().is_empty());
         let mut builder = Self::builder();
@@ -64,6 +62,7 @@ impl RemoteBackend {
 }
 
 /// Builder of a [`RemoteBackend`].
+#[must_use]
 #[derive(Clone)]
 pub struct RemoteBackendBuilder {
     api_key: Option<SecretText>,
@@ -93,35 +92,30 @@ impl fmt::Debug for RemoteBackendBuilder {
 
 impl RemoteBackendBuilder {
     /// Sets the API key; surrounding white space is ignored.
-    #[must_use]
     pub fn api_key(mut self, key: impl Into<SecretText>) -> Self {
         self.api_key = Some(key.into());
         self
     }
 
     /// Sets the URL of the API; `https://api.` and the domain by default.
-    #[must_use]
     pub fn api_url(mut self, url: impl Into<String>) -> Self {
         self.api_url = Some(url.into());
         self
     }
 
     /// Sets one URL for all sandboxes, which headers then identify; by default each has a host of the domain.
-    #[must_use]
     pub fn sandbox_url(mut self, url: impl Into<String>) -> Self {
         self.sandbox_url = Some(url.into());
         self
     }
 
     /// Sets the service's domain, `e2b.app` by default; the service may override it per sandbox.
-    #[must_use]
     pub fn domain(mut self, domain: impl Into<String>) -> Self {
         self.domain = domain.into();
         self
     }
 
     /// Sets the template of sandboxes, `base` by default; it must contain bash.
-    #[must_use]
     pub fn template(mut self, template: impl Into<String>) -> Self {
         self.template = template.into();
         self
@@ -130,35 +124,30 @@ impl RemoteBackendBuilder {
     /// Sets how long a sandbox outlives this process: 5 minutes by default, at least 15 seconds.
     ///
     /// It is extended while the sandbox is held.
-    #[must_use]
     pub fn lifetime(mut self, lifetime: Duration) -> Self {
         self.lifetime = lifetime;
         self
     }
 
     /// Adds metadata by which the API can filter sandboxes.
-    #[must_use]
     pub fn metadata(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.metadata.insert(name.into(), value.into());
         self
     }
 
     /// Adds a variable for all processes in the sandbox, besides the policy's for commands.
-    #[must_use]
     pub fn env(mut self, name: impl Into<String>, value: impl Into<SecretText>) -> Self {
         self.environment.insert(name.into(), value.into());
         self
     }
 
     /// Sets the version of the API; the newest that the service has by default.
-    #[must_use]
     pub fn api_generation(mut self, generation: ApiGeneration) -> Self {
         self.generation = generation;
         self
     }
 
     /// Limits the creation of sandboxes: 8 at once and one per 200 ms by default.
-    #[must_use]
     pub fn creation_rate(mut self, concurrency: usize, spacing: Duration) -> Self {
         self.concurrency = concurrency;
         self.spacing = spacing;
@@ -168,14 +157,12 @@ impl RemoteBackendBuilder {
     /// Pauses a sandbox, with everything that runs in it, after this time without use.
     ///
     /// The next use resumes it.
-    #[must_use]
     pub fn pause_when_idle(mut self, idle: Duration) -> Self {
         self.pause_when_idle = Some(idle);
         self
     }
 
     /// Sets the working directory, absolute and created if missing; the user's home by default.
-    #[must_use]
     pub fn working_directory(mut self, directory: impl Into<String>) -> Self {
         self.directory = Some(directory.into());
         self

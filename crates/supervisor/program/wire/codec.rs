@@ -22,13 +22,11 @@ pub struct Reader<'b> {
 
 impl<'b> Reader<'b> {
     /// Starts at the first byte.
-    #[must_use]
     pub fn new(bytes: &'b [u8]) -> Self {
         Self { rest: bytes }
     }
 
     /// Whether every byte has been read.
-    #[must_use]
     pub fn is_empty(&self) -> bool {
         self.rest.is_empty()
     }
@@ -193,7 +191,6 @@ macro_rules! wire_enum {
 
         $(impl $name {
             /// Returns the value as a message.
-            #[must_use]
             pub fn encode(self) -> [u8; $length] {
                 let mut message = [0; $length];
                 // A test encodes every variant, so the length suffices.
@@ -202,7 +199,6 @@ macro_rules! wire_enum {
             }
 
             /// Reads a message; `None` if it is truncated or invalid.
-            #[must_use]
             pub fn decode(message: &[u8]) -> Option<Self> {
                 let message = message.first_chunk::<$length>()?;
                 $crate::wire::Reader::new(message).read()
