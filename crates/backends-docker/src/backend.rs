@@ -191,6 +191,8 @@ impl DockerBackend {
     pub fn with_build_network(mut self, network: impl Into<String>) -> Self {
         if let Source::Dockerfile(spec) = &mut self.source {
             spec.network = Some(network.into());
+            // A clone may have built its image with another network.
+            self.shared = Arc::default();
         }
         self
     }

@@ -1,14 +1,11 @@
 //! The server's error type.
 
-use std::error::Error as StdError;
-
 /// A failure to start or to shut down the server.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct ServeError {
     kind: ServeErrorKind,
     message: String,
-    source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
 /// Kinds of [`ServeError`].
@@ -32,19 +29,6 @@ impl ServeError {
         Self {
             kind,
             message: message.into(),
-            source: None,
-        }
-    }
-
-    pub(crate) fn io(
-        kind: ServeErrorKind,
-        doing: impl std::fmt::Display,
-        error: std::io::Error,
-    ) -> Self {
-        Self {
-            kind,
-            message: format!("{doing}: {error}"),
-            source: Some(error.into()),
         }
     }
 

@@ -49,8 +49,8 @@ impl Server {
 
     async fn bind(settings: Settings, address: SocketAddr) -> Result<Self, ServeError> {
         let failed = |error| {
-            let doing = format!("failed to listen on {address}");
-            ServeError::io(ServeErrorKind::Bind, doing, error)
+            let message = format!("failed to listen on {address}: {error}");
+            ServeError::new(ServeErrorKind::Bind, message)
         };
         let listener = TcpListener::bind(address).await.map_err(failed)?;
         let address = listener.local_addr().map_err(failed)?;

@@ -23,9 +23,6 @@ use super::stream::{Frame, ProtocolViolation, Stream};
 /// Shorter frames are written together.
 const BATCH_BYTES: usize = 32 * 1024;
 
-/// Shorter pieces of output are copied, so that they don't keep a whole chunk allocated.
-const COPIED_BYTES: usize = 8 * 1024;
-
 /// Time limit for a relay's first answer.
 const SETUP_TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -195,7 +192,7 @@ impl From<ProtocolViolation> for io::Error {
     }
 }
 
-/// Parses answers in the chunks in which they arrive. Output is passed on as slices of the chunks.
+/// Parses answers in the buffer into which they are read. Output is copied once, out of it.
 struct AnswerReader<S> {
     chunks: S,
     chunk: Bytes,
@@ -240,10 +237,9 @@ impl<S: ByteChunks<Item = io::Result<Bytes>> + Unpin> AnswerReader<S> {
         if length > 0 && !self.has_bytes().await? {
             return Ok(None);
         }
-        let mut piece = self.chunk.split_to(length.min(self.chunk.len()));
-        if piece.len() < COPIED_BYTES {
-            piece = Bytes::copy_from_slice(&piece);
-        }
+        let piece = self.chunk.split_to(length.min(self.chunk.len()));
+        // A slice would keep the whole buffer allocated until its consumer has read it.
+        let piece = Bytes::copy_from_slice(&piece);
         let length = (length - piece.len()) as u64;
         let answer = Answer::Output {
             id,

@@ -91,8 +91,8 @@ fn path(records: &Path, id: &str) -> PathBuf {
 fn open(directory: &Path) -> Result<(Store, LoadedRecords), ServeError> {
     let shown = directory.display();
     let failed = |error| {
-        let doing = format!("failed to use the state directory `{shown}`");
-        ServeError::io(ServeErrorKind::State, doing, error)
+        let message = format!("failed to use the state directory `{shown}`: {error}");
+        ServeError::new(ServeErrorKind::State, message)
     };
     let records = directory.join(RECORDS);
     let mut builder = DirBuilder::new();
