@@ -46,19 +46,12 @@ pub(crate) async fn read_all(
     limit_bytes: usize,
     idle: Duration,
 ) -> Result<Bytes, BodyError> {
-    let mut all = Bytes::new();
+    let mut all = BytesMut::new();
     while let Some(chunk) = next_chunk(&mut body, idle).await? {
         if all.len() + chunk.len() > limit_bytes {
             return Err(BodyError::TooLarge { limit_bytes });
         }
-        // Most bodies come in one chunk, which is not copied.
-        if all.is_empty() {
-            all = chunk;
-        } else {
-            let mut joined = BytesMut::from(all);
-            joined.extend_from_slice(&chunk);
-            all = joined.freeze();
-        }
+        all.extend_from_slice(&chunk);
     }
-    Ok(all)
+    Ok(all.freeze())
 }

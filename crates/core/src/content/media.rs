@@ -9,21 +9,19 @@ use bytes::Bytes;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// The kind of a [`Media`], serialized as the kind of a block in the history's JSON.
+/// The kind of a [`Media`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 #[expect(
     clippy::exhaustive_enums,
     reason = "the history format knows exactly these three"
 )]
 pub enum MediaKind {
     /// A still or animated image.
-    #[serde(rename = "image_content_block")]
     Image,
     /// Video.
-    #[serde(rename = "video_content_block")]
     Video,
     /// Audio.
-    #[serde(rename = "audio_content_block")]
     Audio,
 }
 
@@ -194,21 +192,35 @@ impl MediaError {
 
 /// Media in the history's JSON: `{"kind": "image_content_block", "data": "<base64>"}`.
 #[derive(Serialize, Deserialize)]
-struct MediaJson<T> {
-    kind: MediaKind,
-    data: T,
+#[serde(tag = "kind")]
+enum MediaJson<T> {
+    #[serde(rename = "image_content_block")]
+    Image { data: T },
+    #[serde(rename = "video_content_block")]
+    Video { data: T },
+    #[serde(rename = "audio_content_block")]
+    Audio { data: T },
 }
 
 impl Serialize for Media {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let (kind, data) = (self.kind, self.base64());
-        MediaJson { kind, data }.serialize(serializer)
+        let data = self.base64();
+        match self.kind {
+            MediaKind::Image => MediaJson::Image { data },
+            MediaKind::Video => MediaJson::Video { data },
+            MediaKind::Audio => MediaJson::Audio { data },
+        }
+        .serialize(serializer)
     }
 }
 
 impl<'de> Deserialize<'de> for Media {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let MediaJson { kind, data } = MediaJson::<String>::deserialize(deserializer)?;
+        let (kind, data) = match MediaJson::<String>::deserialize(deserializer)? {
+            MediaJson::Image { data } => (MediaKind::Image, data),
+            MediaJson::Video { data } => (MediaKind::Video, data),
+            MediaJson::Audio { data } => (MediaKind::Audio, data),
+        };
         let bytes = BASE64.decode(data.as_bytes()).map_err(D::Error::custom)?;
         let media = Self::new(kind, bytes).map_err(D::Error::custom)?;
         // The decoder only accepts canonical base64, so this equals the encoded bytes.
