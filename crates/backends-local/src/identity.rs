@@ -16,7 +16,7 @@ pub(crate) struct Identity {
 }
 
 impl Identity {
-    /// Returns this process's user, or `nobody` instead of root.
+    /// Returns this process's user, or the account `nobody` if that is root.
     pub(crate) fn for_commands(policy: &Policy, mechanisms: Mechanisms) -> Self {
         let (uid, gid) = Self::current();
         let is_root = uid == 0 && is_confined(policy);
@@ -34,7 +34,7 @@ impl Identity {
         }
     }
 
-    /// Whether `nobody` exists in this process's user namespace, which may contain root alone.
+    /// Whether this process's user namespace maps the account `nobody`; it may map root alone.
     fn nobody_is_mapped() -> bool {
         let includes = |map: &str| {
             // Each line: the first id inside, the first id outside, the count.

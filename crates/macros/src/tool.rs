@@ -100,6 +100,7 @@ fn try_expand(attribute: TokenStream, function: TokenStream, core: &Path) -> Res
     Ok(quote! {
         #(#outer)*
         #visibility fn #ident() -> #core::tool::DynTool {
+            // Not `expect`: most functions break none of these rules.
             #[allow(
                 clippy::needless_pass_by_value,
                 clippy::too_many_arguments,

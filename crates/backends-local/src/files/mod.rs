@@ -32,7 +32,7 @@ pub(crate) use self::kept::is_name;
 pub(crate) use self::kept::{KeptFilter, reclaim};
 pub(crate) use self::write::Batch;
 
-/// `nobody` and `nogroup`, the user of root's commands.
+/// The account `nobody` and the group `nogroup`, with which commands run if this process is root's.
 pub(crate) const NOBODY: u32 = 65_534;
 
 /// Names in the root.
