@@ -216,11 +216,27 @@ impl InputChannel for PipeInput {
 fn marked(marker: &str) -> Vec<Pid> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    let is_marked = |pid: &i32| {
-        let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
-        environment.windows(marker.len()).any(|window| window == marker.as_bytes())
-    };
-    pids.filter(is_marked).filter_map(Pid::from_raw).collect()
+    pids.filter(|pid| is_marked(*pid, marker)).filter_map(Pid::from_raw).collect()
+}
+
+fn is_marked(pid: i32, marker: &str) -> bool {
+    let read = |name| fs::read(format!("/proc/{pid}/{name}")).unwrap_or_default();
+    // While a process replaces its program, its environment and its command line are empty.
+    // The bound is for processes that have cleared both.
+    let mut with_command_line = 0;
+    for _ in 0..1_000 {
+        let environment = read("environ");
+        if !environment.is_empty() {
+            return environment.windows(marker.len()).any(|window| window == marker.as_bytes());
+        }
+        with_command_line += u32::from(!read("cmdline").is_empty());
+        let runs = fs::read_link(format!("/proc/{pid}/exe")).is_ok();
+        if !runs || with_command_line == 2 {
+            return false;
+        }
+        std::thread::yield_now();
+    }
+    false
 }
 
 /// Kills the processes with a marker and those that they start concurrently.
