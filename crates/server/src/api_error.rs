@@ -8,12 +8,18 @@ use serde_json::json;
 
 pub(crate) type ApiResult<T> = Result<T, ApiError>;
 
+/// Message for a client whose connections are too many.
+pub(crate) const TOO_MANY_CONNECTIONS: &str =
+    "you have too many connections: close some, or reuse them";
+
 /// An error response of the control plane, in E2B's format.
 #[derive(Clone, Debug)]
 pub(crate) struct ApiError {
     status: StatusCode,
     message: String,
     code: Option<&'static str>,
+    /// A retry may succeed.
+    is_temporary: bool,
 }
 
 impl ApiError {
@@ -22,6 +28,7 @@ impl ApiError {
             status,
             message: message.into(),
             code: None,
+            is_temporary: false,
         }
     }
 
@@ -49,6 +56,12 @@ impl ApiError {
     /// A quota is used up.
     pub(crate) fn quota_exceeded(message: impl Into<String>) -> Self {
         Self::new(StatusCode::TOO_MANY_REQUESTS, message)
+    }
+
+    pub(crate) fn too_many_connections() -> Self {
+        let mut error = Self::quota_exceeded(TOO_MANY_CONNECTIONS);
+        error.is_temporary = true;
+        error
     }
 
     pub(crate) fn stopping() -> Self {
@@ -82,7 +95,7 @@ impl IntoResponse for ApiError {
         }
         let mut response = (self.status, Json(body)).into_response();
         // A retry would not help: a quota stays used up until its owner acts.
-        if matches!(self.status.as_u16(), 429 | 502..=504) {
+        if matches!(self.status.as_u16(), 429 | 502..=504) && !self.is_temporary {
             let headers = response.headers_mut();
             headers.insert("should-retry", HeaderValue::from_static("false"));
         }

@@ -7,6 +7,8 @@ use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt as _;
 use tokio::time::timeout;
 
+use crate::accounts::{MemoryCharge, MemoryExhausted};
+
 /// Failure to read a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum BodyError {
@@ -18,6 +20,8 @@ pub(crate) enum BodyError {
     /// The client closed the connection.
     #[error("the connection ended within the body")]
     Disconnected,
+    #[error(transparent)]
+    Memory(#[from] MemoryExhausted),
 }
 
 /// Returns the next bytes of a body, or `None` at its end.
@@ -40,17 +44,21 @@ pub(crate) async fn next_chunk(
     }
 }
 
-/// Reads a whole body of at most `limit_bytes`.
+/// Reads a whole body of at most `limit_bytes`. Each byte is charged as `weight` bytes, because a parsed
+/// message is larger than its text.
 pub(crate) async fn read_all(
     mut body: Body,
     limit_bytes: usize,
     idle: Duration,
+    charge: &mut MemoryCharge,
+    weight: usize,
 ) -> Result<Bytes, BodyError> {
     let mut all = BytesMut::new();
     while let Some(chunk) = next_chunk(&mut body, idle).await? {
         if all.len() + chunk.len() > limit_bytes {
             return Err(BodyError::TooLarge { limit_bytes });
         }
+        charge.grow(chunk.len() * weight)?;
         all.extend_from_slice(&chunk);
     }
     Ok(all.freeze())

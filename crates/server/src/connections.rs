@@ -1,58 +1,70 @@
 //! Accepting, serving and shutting down connections.
+//!
+//! A connection is new until a request on it is authenticated. A new connection is closed after a short
+//! time, or earlier if its place is needed. Afterwards it is accounted to the owner of its latest request.
 
+use std::collections::BTreeMap;
 use std::convert::Infallible;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::Response;
-use http::Request;
+use http::{HeaderValue, Request, header};
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Notify;
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
-use crate::settings::ServerLimits;
+use crate::accounts::{Accounts, Lease};
+use crate::keys::Owner;
+use crate::tasks::Tasks;
 use crate::unread_body;
 
-/// Time limit for a request's head.
+/// Time limit for a request's head, and for an authenticated connection without a request.
 const REQUEST_HEAD_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time limit for a connection without an authenticated request.
+const UNAUTHENTICATED_TIMEOUT: Duration = Duration::from_secs(10);
+/// Age at which an unauthenticated connection may lose its place to a new one.
+const EVICTABLE_AGE: Duration = Duration::from_secs(1);
+/// Maximum size of a request's head; also the size of a connection's buffers.
+const REQUEST_HEAD_BYTES: usize = 64 * 1024;
+/// Time limit for a request of an owner with too many connections, and the interval of looking for a place.
+const PLACE_TIMEOUT: Duration = Duration::from_secs(30);
+const PLACE_INTERVAL: Duration = Duration::from_millis(20);
 /// Delay after `accept` failed, usually for lack of file descriptors.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 /// Time limit for the responses in progress at shutdown.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Serves requests until `shutdown`, then runs `end`, then completes the responses in progress.
+///
+/// Each request has its [`Connection`] as an extension.
 pub(crate) async fn serve<A, F, E, T>(
     listener: TcpListener,
-    limits: &ServerLimits,
+    accounts: Arc<Accounts>,
     shutdown: CancellationToken,
     answer: A,
     end: E,
 ) -> T
 where
     A: Fn(Request<Body>) -> F + Clone + Send + 'static,
-    F: Future<Output = Response> + Send,
+    F: Future<Output = Response> + Send + 'static,
     E: Future<Output = T>,
 {
-    let slots = Arc::new(Semaphore::new(limits.connections));
+    let new_connections = Arc::new(NewConnections::new(accounts.unauthenticated));
     // Asks connections to close after the current response.
     let closing = CancellationToken::new();
     let mut connections = JoinSet::new();
     loop {
-        let accepted = async {
-            // The semaphore is never closed.
-            let slot = Arc::clone(&slots).acquire_owned().await.ok();
-            (slot, listener.accept().await)
-        };
-        let (slot, stream) = tokio::select! {
-            (slot, accepted) = accepted => match accepted {
-                Ok((stream, _)) => (slot, stream),
+        let stream = tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => stream,
                 Err(error) => {
                     tracing::warn!(%error, "a connection could not be accepted");
                     sleep(ACCEPT_RETRY_DELAY).await;
@@ -62,37 +74,18 @@ where
             Some(_) = connections.join_next() => continue,
             () = shutdown.cancelled() => break,
         };
-        // Envelopes are small; Nagle's algorithm would delay them.
-        let _ = stream.set_nodelay(true);
-        let (answer, closing) = (answer.clone(), closing.clone());
-        connections.spawn(async move {
-            let service = service_fn(move |request: Request<Incoming>| {
-                let (head, body) = request.into_parts();
-                let (body, unread) = unread_body::track(body);
-                let answering = answer(Request::from_parts(head, Body::new(body)));
-                async move {
-                    let response = answering.await;
-                    unread.discard().await;
-                    Ok::<_, Infallible>(response)
-                }
-            });
-            let connection = http1::Builder::new()
-                .timer(TokioTimer::new())
-                .header_read_timeout(REQUEST_HEAD_TIMEOUT)
-                .serve_connection(TokioIo::new(stream), service);
-            let mut connection = std::pin::pin!(connection);
-            let ended = tokio::select! {
-                ended = connection.as_mut() => ended,
-                () = closing.cancelled() => {
-                    connection.as_mut().graceful_shutdown();
-                    connection.await
-                }
-            };
-            if let Err(error) = ended {
-                tracing::trace!(%error, "a connection was aborted");
+        let has_place = loop {
+            tokio::select! {
+                () = new_connections.make_place() => break true,
+                Some(_) = connections.join_next() => {}
+                () = shutdown.cancelled() => break false,
             }
-            drop(slot);
-        });
+        };
+        if !has_place {
+            break;
+        }
+        let connection = Connection::new(&new_connections, &accounts);
+        connections.spawn(drive(stream, connection, answer.clone(), closing.clone()));
     }
     drop(listener);
     let result = end.await;
@@ -102,4 +95,256 @@ where
         connections.shutdown().await;
     }
     result
+}
+
+/// Serves one connection until its end.
+async fn drive<A, F>(
+    stream: TcpStream,
+    connection: Arc<Connection>,
+    answer: A,
+    closing: CancellationToken,
+) where
+    A: Fn(Request<Body>) -> F + Clone + Send + 'static,
+    F: Future<Output = Response> + Send,
+{
+    // Envelopes are small; Nagle's algorithm would delay them.
+    let _ = stream.set_nodelay(true);
+    let evicted = connection.evicted.clone();
+    let deadline = connection.accepted + UNAUTHENTICATED_TIMEOUT;
+    // Reads the rest of abandoned bodies.
+    let readers = Arc::new(Tasks::default());
+    let service = {
+        let connection = Arc::clone(&connection);
+        service_fn(move |request: Request<Incoming>| {
+            let (head, body) = request.into_parts();
+            let (body, unread) = unread_body::track(body);
+            let mut request = Request::from_parts(head, Body::new(body));
+            request.extensions_mut().insert(Arc::clone(&connection));
+            let answering = answer(request);
+            let (connection, readers) = (Arc::clone(&connection), Arc::clone(&readers));
+            async move {
+                let mut response = answering.await;
+                if connection.accounts.waiting.is_used() {
+                    let close = HeaderValue::from_static("close");
+                    response.headers_mut().insert(header::CONNECTION, close);
+                }
+                if connection.is_authenticated() {
+                    // Concurrently: the client may read the response before it has sent everything.
+                    readers.spawn(unread.discard(unread_body::AUTHENTICATED));
+                } else {
+                    unread.discard(unread_body::UNAUTHENTICATED).await;
+                }
+                Ok::<_, Infallible>(response)
+            }
+        })
+    };
+    let serving = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(REQUEST_HEAD_TIMEOUT)
+        .max_buf_size(REQUEST_HEAD_BYTES)
+        .serve_connection(TokioIo::new(stream), service);
+    let mut serving = std::pin::pin!(serving);
+    let unauthenticated = async {
+        sleep_until(deadline).await;
+        if connection.is_authenticated() || connection.is_waiting() {
+            std::future::pending::<()>().await;
+        }
+    };
+    let ended = tokio::select! {
+        ended = serving.as_mut() => ended,
+        () = closing.cancelled() => {
+            serving.as_mut().graceful_shutdown();
+            serving.await
+        }
+        () = evicted.cancelled() => Ok(()),
+        () = unauthenticated => Ok(()),
+    };
+    if let Err(error) = ended {
+        tracing::trace!(%error, "a connection was aborted");
+    }
+}
+
+/// The owner has too many connections.
+pub(crate) struct TooManyConnections;
+
+/// Accounts the connection of a request, which is in its extensions, to the owner who authenticated it.
+/// Waits for a place.
+pub(crate) async fn admit(
+    request: &http::Extensions,
+    owner: &Owner,
+) -> Result<(), TooManyConnections> {
+    match request.get::<Arc<Connection>>() {
+        Some(connection) => connection.authenticate(owner).await,
+        None => Ok(()),
+    }
+}
+
+/// A connection.
+struct Connection {
+    id: u64,
+    accepted: Instant,
+    accounts: Arc<Accounts>,
+    new_connections: Arc<NewConnections>,
+    /// Cancelled when another connection takes its place.
+    evicted: CancellationToken,
+    /// The place among the owner's connections.
+    place: Mutex<Option<Lease>>,
+}
+
+impl Connection {
+    fn new(new_connections: &Arc<NewConnections>, accounts: &Arc<Accounts>) -> Arc<Self> {
+        let (accepted, evicted) = (Instant::now(), CancellationToken::new());
+        let id = new_connections.add(accepted, evicted.clone());
+        Arc::new(Self {
+            id,
+            accepted,
+            accounts: Arc::clone(accounts),
+            new_connections: Arc::clone(new_connections),
+            evicted,
+            place: Mutex::new(None),
+        })
+    }
+
+    fn place(&self) -> MutexGuard<'_, Option<Lease>> {
+        self.place.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_authenticated(&self) -> bool {
+        self.place().is_some()
+    }
+
+    fn is_waiting(&self) -> bool {
+        let table = self.new_connections.table();
+        table.by_id.get(&self.id).is_some_and(|one| one.is_waiting)
+    }
+
+    async fn authenticate(&self, owner: &Owner) -> Result<(), TooManyConnections> {
+        if self.take_place(owner) {
+            return Ok(());
+        }
+        let waiting = self.accounts.waiting.take(owner, 1);
+        let waiting = waiting.map_err(|_| TooManyConnections)?;
+        self.new_connections.set_waiting(self.id, true);
+        let placed = timeout(PLACE_TIMEOUT, async {
+            while !self.take_place(owner) {
+                sleep(PLACE_INTERVAL).await;
+            }
+        });
+        let placed = placed.await.map_err(|_| TooManyConnections);
+        self.new_connections.set_waiting(self.id, false);
+        drop(waiting);
+        placed
+    }
+
+    /// Takes a place of the owner, unless the connection has one or there is none.
+    fn take_place(&self, owner: &Owner) -> bool {
+        let mut place = self.place();
+        if place.as_ref().is_some_and(|place| place.owner == *owner) {
+            return true;
+        }
+        let Ok(taken) = self.accounts.connections.take(owner, 1) else {
+            return false;
+        };
+        *place = Some(taken);
+        drop(place);
+        self.new_connections.remove(self.id);
+        true
+    }
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.new_connections.remove(self.id);
+    }
+}
+
+/// The connections that no request has authenticated.
+struct NewConnections {
+    max: usize,
+    table: Mutex<NewConnectionTable>,
+    /// Notified when one leaves.
+    left: Notify,
+}
+
+#[derive(Default)]
+struct NewConnectionTable {
+    last_id: u64,
+    /// In order of their age.
+    by_id: BTreeMap<u64, NewConnection>,
+}
+
+struct NewConnection {
+    accepted: Instant,
+    evicted: CancellationToken,
+    /// A request is authenticated and waits for a place.
+    is_waiting: bool,
+}
+
+impl NewConnections {
+    fn new(max: usize) -> Self {
+        Self {
+            max,
+            table: Mutex::default(),
+            left: Notify::new(),
+        }
+    }
+
+    fn table(&self) -> MutexGuard<'_, NewConnectionTable> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, accepted: Instant, evicted: CancellationToken) -> u64 {
+        let mut table = self.table();
+        table.last_id += 1;
+        let id = table.last_id;
+        let connection = NewConnection {
+            accepted,
+            evicted,
+            is_waiting: false,
+        };
+        table.by_id.insert(id, connection);
+        id
+    }
+
+    fn remove(&self, id: u64) {
+        if self.table().by_id.remove(&id).is_some() {
+            self.left.notify_one();
+        }
+    }
+
+    fn set_waiting(&self, id: u64, is_waiting: bool) {
+        if let Some(connection) = self.table().by_id.get_mut(&id) {
+            connection.is_waiting = is_waiting;
+        }
+    }
+
+    /// Waits until there is a place for one more, if need be by closing the oldest.
+    async fn make_place(&self) {
+        loop {
+            let evictable = {
+                let mut table = self.table();
+                if table.by_id.len() < self.max {
+                    return;
+                }
+                let oldest = table.by_id.iter().find(|(_, one)| !one.is_waiting);
+                let oldest = oldest.map(|(id, one)| (*id, one.accepted + EVICTABLE_AGE));
+                if let Some((id, at)) = oldest
+                    && at <= Instant::now()
+                {
+                    if let Some(connection) = table.by_id.remove(&id) {
+                        connection.evicted.cancel();
+                    }
+                    return;
+                }
+                oldest.map(|(_, at)| at)
+            };
+            match evictable {
+                Some(at) => tokio::select! {
+                    () = sleep_until(at) => {}
+                    () = self.left.notified() => {}
+                },
+                None => self.left.notified().await,
+            }
+        }
+    }
 }

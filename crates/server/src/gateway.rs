@@ -14,6 +14,8 @@ use http::{HeaderValue, Method, Request, StatusCode, header};
 use serde_json::json;
 
 use crate::address::TOKEN_HEADER;
+use crate::api_error::TOO_MANY_CONNECTIONS;
+use crate::connections;
 use crate::envd;
 use crate::envd::error::{EnvdError, RpcCode};
 use crate::envd::files::signature::{self, SignatureCheck};
@@ -45,8 +47,16 @@ async fn respond(fleet: &Arc<Fleet>, id: &str, port: u16, request: Request<Body>
     let Some(member) = fleet.find(id) else {
         return not_found(id);
     };
+    let access = authorize(&member, &request);
+    if access.is_ok()
+        && connections::admit(request.extensions(), &member.identity.owner)
+            .await
+            .is_err()
+    {
+        return EnvdError::new(RpcCode::ResourceExhausted, TOO_MANY_CONNECTIONS).into_plain();
+    }
     let resumes = member.is_paused() && member.identity.spec.auto_resume;
-    if resumes && authorize(&member, &request).is_ok() {
+    if resumes && access.is_ok() && !is_health_check(&request) {
         // A failure shows as "not found" below.
         let _ = fleet.connect(&member, RESUMED_LIFETIME).await;
     }
@@ -56,7 +66,9 @@ async fn respond(fleet: &Arc<Fleet>, id: &str, port: u16, request: Request<Body>
     if port != ENVD_PORT {
         return closed_port(id, port);
     }
-    if let Err(error) = authorize(&member, &request) {
+    if let Err(error) = access
+        && !is_health_check(&request)
+    {
         return error.into_plain();
     }
     if let Err(error) = check_user(&request, fleet) {
@@ -90,12 +102,14 @@ pub(crate) async fn serve_by_credential(fleet: &Arc<Fleet>, request: Request<Bod
     }
 }
 
+/// Whether a request only asks if the sandbox runs. It needs no credentials and does not resume the sandbox.
+fn is_health_check(request: &Request<Body>) -> bool {
+    request.uri().path() == "/health" && request.method() == Method::GET
+}
+
 /// Checks the token or signature of a request.
 fn authorize(member: &Member, request: &Request<Body>) -> Result<(), EnvdError> {
     let path = request.uri().path();
-    if path == "/health" && request.method() == Method::GET {
-        return Ok(());
-    }
     let token = member.identity.token.expose();
     if has_token(request, token) {
         return Ok(());

@@ -2,6 +2,9 @@
 //!
 //! Only digests of keys are stored; they are compared in constant time.
 
+use std::collections::HashSet;
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use subtle::{Choice, ConstantTimeEq as _};
@@ -9,14 +12,34 @@ use subtle::{Choice, ConstantTimeEq as _};
 /// Bytes of a key's digest that identify an owner, in hexadecimal digits.
 const OWNER_BYTES: usize = 8;
 
-/// Identity of all clients with the same key; derived from the key's digest.
+/// Identity of all clients with the same key; derived from the key's digest. Everything that a client
+/// uses is accounted to it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub(crate) struct Owner(String);
+#[serde(from = "String", into = "String")]
+pub(crate) struct Owner(Arc<str>);
+
+impl From<String> for Owner {
+    fn from(text: String) -> Self {
+        Self(text.into())
+    }
+}
+
+impl From<Owner> for String {
+    fn from(owner: Owner) -> Self {
+        owner.0.as_ref().to_owned()
+    }
+}
 
 impl Owner {
     /// The owner of all sandboxes if the server has no keys.
     fn keyless() -> Self {
-        Self("anyone".to_owned())
+        Self("anyone".into())
+    }
+
+    fn of_digest(digest: &[u8; 32]) -> Self {
+        let bytes = digest.iter().take(OWNER_BYTES);
+        let text: String = bytes.map(|byte| format!("{byte:02x}")).collect();
+        Self(text.into())
     }
 
     pub(crate) fn as_str(&self) -> &str {
@@ -52,10 +75,12 @@ impl Keys {
         for key in &self.0 {
             known |= key.ct_eq(&given);
         }
-        bool::from(known).then(|| {
-            let bytes = given.iter().take(OWNER_BYTES);
-            Owner(bytes.map(|byte| format!("{byte:02x}")).collect())
-        })
+        bool::from(known).then(|| Owner::of_digest(&given))
+    }
+
+    /// Returns the owners of all keys.
+    pub(crate) fn owners(&self) -> HashSet<Owner> {
+        self.0.iter().map(Owner::of_digest).collect()
     }
 }
 

@@ -24,6 +24,7 @@
 
 #![forbid(unsafe_code)]
 
+mod accounts;
 mod address;
 mod api_error;
 mod body;

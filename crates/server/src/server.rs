@@ -2,9 +2,10 @@
 
 mod builder;
 
-use std::fmt;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::{fmt, io};
 
 use axum::body::Body;
 use axum::response::{IntoResponse as _, Response};
@@ -73,6 +74,18 @@ impl Server {
         self.fleet.paused()
     }
 
+    /// Returns the records of paused sandboxes that could not be read, with the reasons. The files stay as
+    /// they are, and so do all kept sandboxes.
+    pub fn unreadable_records(&self) -> &[(PathBuf, io::Error)] {
+        &self.fleet.unreadable_records
+    }
+
+    /// Returns the number of running sandboxes, each with one command, that the process's limit of open
+    /// files allows.
+    pub fn sandboxes_by_open_files(&self) -> usize {
+        self.fleet.accounts.sandboxes_by_descriptors()
+    }
+
     /// Serves until `shutdown` is cancelled, then closes or pauses all sandboxes and returns.
     ///
     /// Dropping the future drops all sandboxes.
@@ -85,12 +98,12 @@ impl Server {
             control: control::Control::new(Arc::clone(fleet)),
             fleet: Arc::clone(fleet),
         });
-        let limits = &fleet.settings.limits;
+        let accounts = Arc::clone(&fleet.accounts);
         let answer = move |request| {
             let dispatcher = Arc::clone(&dispatcher);
             async move { dispatcher.answer(request).await }
         };
-        connections::serve(self.listener, limits, shutdown, answer, fleet.stop()).await
+        connections::serve(self.listener, accounts, shutdown, answer, fleet.stop()).await
     }
 }
 

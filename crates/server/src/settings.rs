@@ -11,6 +11,9 @@ use cantle_core::sandbox::Backend;
 use crate::keys::Keys;
 
 /// Limits for clients.
+///
+/// With several keys, half of the sandboxes, connections and memory is divided into shares reserved for each
+/// key. File descriptors lower the numbers of connections and sandboxes if the process may open too few.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ServerLimits {
@@ -26,8 +29,13 @@ pub struct ServerLimits {
     pub commands: usize,
     /// Concurrently watched directories in one sandbox.
     pub watchers: usize,
-    /// Concurrent connections; further ones wait.
+    /// Concurrent connections. A quarter of them may be unauthenticated: when there are more, the oldest
+    /// is closed. Authenticated clients wait for one of their connections to end.
     pub connections: usize,
+    /// Bytes that the server keeps for all clients: messages being read, listings, watched directories.
+    pub memory_bytes: usize,
+    /// Bytes that the server keeps for one sandbox.
+    pub memory_bytes_per_sandbox: usize,
     /// How long a request body or a subscriber may make no progress.
     pub idle: Duration,
 }
@@ -41,7 +49,9 @@ impl Default for ServerLimits {
             lifetime: Duration::from_secs(24 * 60 * 60),
             commands: 512,
             watchers: 64,
-            connections: 4096,
+            connections: 16_384,
+            memory_bytes: 1 << 30,
+            memory_bytes_per_sandbox: 128 << 20,
             idle: Duration::from_secs(60),
         }
     }
@@ -58,4 +68,14 @@ pub(crate) struct Settings {
     pub(crate) domain: Option<String>,
     /// Name of the user that commands run as.
     pub(crate) user: String,
+    /// Memory of this machine; 0 if unknown.
+    pub(crate) machine_memory_bytes: u64,
+}
+
+/// Returns the memory of this machine, or 0 if the system does not tell.
+pub(crate) fn machine_memory_bytes() -> u64 {
+    let info = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total = info.lines().find_map(|line| line.strip_prefix("MemTotal:"));
+    let kibibytes = total.and_then(|total| total.split_whitespace().next()?.parse().ok());
+    kibibytes.map_or(0, |kibibytes: u64| kibibytes * 1024)
 }

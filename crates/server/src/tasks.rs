@@ -1,9 +1,28 @@
-//! Tasks that are aborted with their owner.
+//! Tasks that are aborted with their owner, and computations off the runtime.
 
 use std::sync::{Mutex, PoisonError};
 
 use tokio::sync::oneshot;
-use tokio::task::JoinSet;
+use tokio::task::{JoinSet, spawn_blocking};
+
+/// Size of the data below which a computation takes less time than a switch to another thread.
+const SMALL_BYTES: usize = 64 * 1024;
+
+/// A computation was interrupted, because the runtime ends.
+#[derive(Clone, Copy, Debug, thiserror::Error)]
+#[error("the server is stopping")]
+pub(crate) struct Interrupted;
+
+/// Computes something from `size_bytes` of data, which other requests must not wait for.
+pub(crate) async fn compute<T: Send + 'static>(
+    size_bytes: usize,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Interrupted> {
+    if size_bytes < SMALL_BYTES {
+        return Ok(work());
+    }
+    spawn_blocking(work).await.map_err(|_| Interrupted)
+}
 
 /// A set of tasks, aborted on drop.
 #[derive(Default)]

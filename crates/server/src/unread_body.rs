@@ -1,7 +1,7 @@
-//! Draining the unread rest of a request body before an early response.
+//! Reading the unread rest of a request body after an early response.
 //!
 //! A client that is still sending when the connection closes often sees only the reset and never the
-//! response. So an abandoned body is returned here, and some of it is read before the response is sent.
+//! response. So an abandoned body is returned here, and the rest is read and discarded.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -14,8 +14,23 @@ use tokio::sync::oneshot;
 use tokio::time::timeout;
 
 /// Limits on what is read and discarded.
-const MAX_DISCARDED_BYTES: usize = 8 << 20;
-const MAX_DISCARD_TIME: Duration = Duration::from_secs(1);
+#[derive(Clone, Copy)]
+pub(crate) struct DiscardLimits {
+    bytes: u64,
+    time: Duration,
+}
+
+/// For a client without credentials.
+pub(crate) const UNAUTHENTICATED: DiscardLimits = DiscardLimits {
+    bytes: 8 << 20,
+    time: Duration::from_secs(1),
+};
+
+/// For an authenticated client. Many read a response only after they have sent the whole body.
+pub(crate) const AUTHENTICATED: DiscardLimits = DiscardLimits {
+    bytes: u64::MAX,
+    time: Duration::from_secs(60),
+};
 
 /// A request body that is sent back when it is dropped before its end.
 pub(crate) struct TrackedBody {
@@ -38,20 +53,21 @@ pub(crate) fn track(body: Incoming) -> (TrackedBody, UnreadBody) {
 
 impl UnreadBody {
     /// Reads and discards the rest of the body, within the limits.
-    pub(crate) async fn discard(mut self) {
+    pub(crate) async fn discard(mut self, limits: DiscardLimits) {
         let Ok(mut body) = self.0.try_recv() else {
             return;
         };
         let reading = async {
-            let mut read = 0;
+            let mut left = limits.bytes;
             while let Some(Ok(frame)) = body.frame().await {
-                read += frame.data_ref().map_or(0, Bytes::len);
-                if read > MAX_DISCARDED_BYTES {
+                let read = frame.data_ref().map_or(0, Bytes::len) as u64;
+                let Some(rest) = left.checked_sub(read) else {
                     break;
-                }
+                };
+                left = rest;
             }
         };
-        let _ = timeout(MAX_DISCARD_TIME, reading).await;
+        let _ = timeout(limits.time, reading).await;
     }
 }
 

@@ -13,6 +13,7 @@ use serde_json::Value;
 
 use super::idempotency::{IdempotencyCache, IdempotencyState};
 use super::{Client, ControlState, network, parse, read, responses};
+use crate::accounts::MemoryAccount;
 use crate::api_error::{ApiError, ApiResult};
 use crate::fleet::{Fleet, SandboxSpec};
 
@@ -68,7 +69,8 @@ async fn create(
     request: Body,
     default_lifetime_s: i64,
 ) -> ApiResult<Response> {
-    let bytes = read(request).await?;
+    let mut kept = MemoryAccount::new(&fleet.accounts, &owner).charge();
+    let bytes = read(request, &mut kept).await?;
     let pending = match idempotency_key(headers)? {
         None => None,
         Some(key) => match idempotency.begin(&owner, key, &bytes)? {
@@ -81,7 +83,7 @@ async fn create(
         },
     };
     let (spec, lifetime) = parse_spec(&fleet, &bytes, default_lifetime_s)?;
-    let member = fleet.create(owner, spec, lifetime).await?;
+    let member = fleet.create(owner, spec, lifetime, kept).await?;
     if let Some(pending) = pending {
         pending.complete(&member.identity.id);
     }
@@ -134,12 +136,23 @@ fn parse_spec(
     let rules = rules.transpose();
     let rules = rules.map_err(|error| ApiError::bad_request(format!("network: {error}")))?;
     let policy = &fleet.settings.policy;
-    let environment = request.env_vars.unwrap_or_default().into_iter();
+    let environment = request.env_vars.unwrap_or_default();
+    let is_invalid = |(name, value): &(&String, &String)| {
+        name.is_empty() || name.contains(['=', '\0']) || value.contains('\0')
+    };
+    if let Some((name, _)) = environment.iter().find(is_invalid) {
+        let name = name.escape_debug();
+        return Err(ApiError::bad_request(format!(
+            "envVars: the variable `{name}` is invalid: names are not empty and have no `=`, and neither \
+             names nor values have NUL characters"
+        )));
+    }
     let spec = SandboxSpec {
         network: network::restrict(request.internet, rules, policy)?,
         template: request.template,
         metadata: request.metadata.unwrap_or_default(),
         environment: environment
+            .into_iter()
             .map(|(name, value)| (name, value.into()))
             .collect(),
         auto_pause: request.auto_pause.unwrap_or(false),

@@ -11,27 +11,32 @@ mod usage;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Router;
 use axum::body::Body;
 use axum::extract::{FromRequest, FromRequestParts, Path};
 use axum::response::{IntoResponse as _, Response};
 use axum::routing::{any, get, post, put};
+use axum::{Json, Router};
 use bytes::Bytes;
 use http::request::Parts;
 use http::{Request, StatusCode};
 use hyper::service::Service as _;
 use hyper_util::service::TowerToHyperService;
 use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
 
 use self::idempotency::IdempotencyCache;
+use crate::accounts::{MemoryAccount, MemoryCharge};
 use crate::address;
 use crate::api_error::{ApiError, ApiResult};
-use crate::body;
+use crate::body::{self, BodyError};
+use crate::connections;
 use crate::fleet::{Fleet, Member};
 use crate::keys::Owner;
 
 /// Maximum size of a request body.
 const REQUEST_BYTES: usize = 1 << 20;
+/// Bytes charged for each byte of a request: small strings, parsed, are that much larger.
+const REQUEST_WEIGHT: usize = 8;
 /// How long a request body may make no progress.
 const IDLE: Duration = Duration::from_secs(30);
 
@@ -89,8 +94,10 @@ struct Message<T>(T);
 impl<T: DeserializeOwned> FromRequest<ControlState> for Message<T> {
     type Rejection = ApiError;
 
-    async fn from_request(request: Request<Body>, _: &ControlState) -> ApiResult<Self> {
-        parse(&read(request.into_body()).await?).map(Self)
+    async fn from_request(request: Request<Body>, state: &ControlState) -> ApiResult<Self> {
+        let owner = request.extensions().get().ok_or_else(unauthorized)?;
+        let mut charge = MemoryAccount::new(&state.fleet.accounts, owner).charge();
+        parse(&read(request.into_body(), &mut charge).await?).map(Self)
     }
 }
 
@@ -122,6 +129,7 @@ impl Control {
             .route("/sandboxes/{id}/snapshots", any(unsupported))
             .route("/snapshots", any(unsupported))
             .route("/templates", any(unsupported))
+            .route("/templates/aliases/{alias}", get(template_alias))
             .route("/templates/{*rest}", any(unsupported))
             .route("/v2/templates", any(unsupported))
             .route("/v2/templates/{*rest}", any(unsupported))
@@ -155,6 +163,12 @@ impl Control {
         let Some(owner) = settings.keys.owner(key) else {
             return unauthorized().into_response();
         };
+        if connections::admit(request.extensions(), &owner)
+            .await
+            .is_err()
+        {
+            return ApiError::too_many_connections().into_response();
+        }
         request.extensions_mut().insert(owner);
         match self.router.call(request).await {
             Ok(response) => response,
@@ -166,6 +180,15 @@ impl Control {
 fn unauthorized() -> ApiError {
     let message = "the API key is missing or wrong: send it as X-API-KEY";
     ApiError::new(StatusCode::UNAUTHORIZED, message)
+}
+
+/// `GET /templates/aliases/{alias}`: whether a template exists.
+async fn template_alias(
+    Client { fleet, .. }: Client,
+    Path(alias): Path<String>,
+) -> ApiResult<Json<Value>> {
+    fleet.backend(&alias)?;
+    Ok(Json(json!({ "templateID": alias, "public": false })))
 }
 
 async fn unsupported() -> ApiError {
@@ -182,9 +205,12 @@ async fn wrong_method() -> ApiError {
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, "method not allowed")
 }
 
-async fn read(request: Body) -> ApiResult<Bytes> {
-    let bytes = body::read_all(request, REQUEST_BYTES, IDLE).await;
-    bytes.map_err(|error| ApiError::bad_request(error.to_string()))
+async fn read(request: Body, charge: &mut MemoryCharge) -> ApiResult<Bytes> {
+    let bytes = body::read_all(request, REQUEST_BYTES, IDLE, charge, REQUEST_WEIGHT).await;
+    bytes.map_err(|error| match error {
+        BodyError::Memory(error) => ApiError::quota_exceeded(error.to_string()),
+        error => ApiError::bad_request(error.to_string()),
+    })
 }
 
 fn parse<T: DeserializeOwned>(bytes: &[u8]) -> ApiResult<T> {

@@ -5,6 +5,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::api_error::{ApiError, ApiResult};
+use crate::envd::rpc::json as protobuf;
 
 /// The ranges of `denyOut` that mean all addresses.
 const ALL_ADDRESSES: [&str; 2] = ["0.0.0.0/0", "::/0"];
@@ -13,11 +14,15 @@ const ALL_ADDRESSES: [&str; 2] = ["0.0.0.0/0", "::/0"];
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct NetworkRules {
+    #[serde(deserialize_with = "protobuf::or_default")]
     allow_out: Vec<String>,
+    #[serde(deserialize_with = "protobuf::or_default")]
     deny_out: Vec<String>,
+    #[serde(deserialize_with = "protobuf::or_default")]
     dns_servers: Vec<String>,
     allow_public_traffic: Option<bool>,
     mask_request_host: Option<String>,
+    #[serde(deserialize_with = "protobuf::or_default")]
     https_ports: Vec<u16>,
     egress_proxy: Option<Value>,
     rules: Option<Value>,
@@ -105,6 +110,8 @@ mod tests {
         assert_eq!(under(&granted, Some(false), "{}"), Some(Some(Network::Off)));
         assert_eq!(under(&granted, Some(true), "{}"), Some(None));
         assert_eq!(under(&granted, None, "{}"), Some(None));
+        let null = r#"{"allowOut":null,"denyOut":null,"dnsServers":null,"httpsPorts":null}"#;
+        assert_eq!(under(&granted, None, null), Some(None));
     }
 
     #[test]

@@ -75,7 +75,8 @@ impl<'m> SandboxSummary<'m> {
             started_at: identity.started_at,
             end_at: member.ends_at(),
             cpu_count: processors.map_or(1, usize::from),
-            memory_mb: limits.memory_bytes.unwrap_or(0) / MEBIBYTE,
+            // Without a limit, a sandbox may use all of the machine's.
+            memory_mb: limits.memory_bytes.unwrap_or(settings.machine_memory_bytes) / MEBIBYTE,
             disk_size_mb: limits.disk_bytes.unwrap_or(0) / MEBIBYTE,
             state: member.state_name(),
             envd_version: ENVD_VERSION,

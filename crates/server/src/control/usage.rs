@@ -3,6 +3,7 @@
 use axum::Json;
 use axum::extract::RawQuery;
 use futures_util::{StreamExt as _, stream};
+use jiff::Timestamp;
 use serde_json::{Map, Value, json};
 use url::form_urlencoded;
 
@@ -36,9 +37,29 @@ async fn measure(member: &Member) -> Option<Value> {
     Some(to_json(&usage))
 }
 
-/// `GET /sandboxes/{id}/metrics`: one current measurement.
-pub(super) async fn one(sandbox: Addressed) -> Json<Vec<Value>> {
-    Json(measure(&sandbox.member).await.into_iter().collect())
+/// `GET /sandboxes/{id}/metrics`: one current measurement, if the time is in the range of the query.
+pub(super) async fn one(
+    sandbox: Addressed,
+    RawQuery(query): RawQuery,
+) -> ApiResult<Json<Vec<Value>>> {
+    let now = Timestamp::now().as_second();
+    let mut is_included = true;
+    for (name, value) in form_urlencoded::parse(query.unwrap_or_default().as_bytes()) {
+        let second = || -> ApiResult<i64> {
+            let invalid = |_| ApiError::bad_request(format!("`{name}` is not a time in seconds"));
+            value.parse().map_err(invalid)
+        };
+        match &*name {
+            "start" => is_included &= second()? <= now,
+            "end" => is_included &= now <= second()?,
+            _ => {}
+        }
+    }
+    let usage = match is_included {
+        true => measure(&sandbox.member).await,
+        false => None,
+    };
+    Ok(Json(usage.into_iter().collect()))
 }
 
 /// `GET /sandboxes/metrics`: one measurement of each running sandbox.

@@ -6,7 +6,9 @@ use cantle_core::sandbox::{InvalidPath, SandboxError, SandboxErrorKind};
 use http::StatusCode;
 use serde_json::json;
 
+use crate::accounts::MemoryExhausted;
 use crate::body::BodyError;
+use crate::tasks::Interrupted;
 
 /// The Connect RPC error codes in use (<https://connectrpc.com/docs/protocol/#error-codes>).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -165,10 +167,22 @@ impl From<InvalidPath> for EnvdError {
     }
 }
 
+impl From<MemoryExhausted> for EnvdError {
+    fn from(error: MemoryExhausted) -> Self {
+        Self::new(RpcCode::ResourceExhausted, error.to_string())
+    }
+}
+
+impl From<Interrupted> for EnvdError {
+    fn from(error: Interrupted) -> Self {
+        Self::new(RpcCode::Unavailable, error.to_string())
+    }
+}
+
 impl From<BodyError> for EnvdError {
     fn from(error: BodyError) -> Self {
         let code = match error {
-            BodyError::TooLarge { .. } => RpcCode::ResourceExhausted,
+            BodyError::TooLarge { .. } | BodyError::Memory(_) => RpcCode::ResourceExhausted,
             BodyError::Idle => RpcCode::DeadlineExceeded,
             BodyError::Disconnected => RpcCode::InvalidArgument,
         };

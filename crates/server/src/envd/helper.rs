@@ -4,10 +4,12 @@
 use std::time::Duration;
 
 use cantle_core::sandbox::{
-    Channel, Exit, Sandbox, SandboxError, SandboxErrorKind, SandboxExt as _, SpawnRequest,
+    Channel, Exit, SandboxError, SandboxErrorKind, SandboxExt as _, SpawnRequest,
 };
 
+use super::access::SandboxUse;
 use super::error::{EnvdError, Result, RpcCode};
+use crate::accounts::MemoryCharge;
 
 /// Time limit of a helper program.
 const TIMEOUT: Duration = Duration::from_secs(30);
@@ -16,11 +18,13 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) struct ProgramOutput {
     pub(crate) exit: Exit,
     pub(crate) stdout: Vec<u8>,
+    /// The memory of `stdout`.
+    pub(crate) charge: MemoryCharge,
 }
 
 /// Runs a program with at most `limit_bytes` of output. Returns `None` if it can't be started.
 pub(crate) async fn run<I, S>(
-    sandbox: &dyn Sandbox,
+    sandbox: &SandboxUse,
     argv: I,
     limit_bytes: usize,
 ) -> Result<Option<ProgramOutput>>
@@ -33,27 +37,39 @@ where
         .with_grace(Duration::ZERO)
         .with_env("LC_ALL", "C");
     let token = request.cancellation.clone();
+    let _descriptors = sandbox.account.take_descriptors()?;
+    let mut charge = sandbox.account.charge();
     let mut stdout = Vec::new();
-    let mut exceeds_limit = false;
+    let mut failure = None;
     let ran = sandbox
         .exec(request, &mut |chunk| {
             if chunk.channel != Channel::Stdout {
                 return;
             }
-            if stdout.len() + chunk.bytes.len() > limit_bytes {
-                exceeds_limit = true;
-                token.cancel();
-                return;
+            let charged = if stdout.len() + chunk.bytes.len() > limit_bytes {
+                let message = "the output is too large";
+                Err(EnvdError::new(RpcCode::ResourceExhausted, message))
+            } else {
+                charge.grow(chunk.bytes.len()).map_err(EnvdError::from)
+            };
+            match charged {
+                Ok(()) => stdout.extend_from_slice(&chunk.bytes),
+                Err(error) => {
+                    failure.get_or_insert(error);
+                    token.cancel();
+                }
             }
-            stdout.extend_from_slice(&chunk.bytes);
         })
         .await;
+    if let Some(failure) = failure {
+        return Err(failure);
+    }
     match ran {
-        Ok(_) if exceeds_limit => {
-            let message = "the output is too large";
-            Err(EnvdError::new(RpcCode::ResourceExhausted, message))
-        }
-        Ok(exit) => Ok(Some(ProgramOutput { exit, stdout })),
+        Ok(exit) => Ok(Some(ProgramOutput {
+            exit,
+            stdout,
+            charge,
+        })),
         Err(error) if is_not_executable(&error) => Ok(None),
         Err(error) => Err(error.into()),
     }

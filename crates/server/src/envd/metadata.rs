@@ -7,6 +7,7 @@ use cantle_core::sandbox::SandboxPath;
 use http::HeaderMap;
 
 use super::error::{EnvdError, Result};
+use crate::accounts::{MemoryCharge, MemoryExhausted};
 
 const PREFIX: &str = "x-metadata-";
 /// Maximum size of one file's names and values.
@@ -15,8 +16,52 @@ const MAX_BYTES: usize = 4096;
 const MAX_FILES: usize = 4096;
 
 /// Metadata by path. It follows moves and removals through the API only.
-#[derive(Default)]
-pub(crate) struct Metadata(Mutex<HashMap<SandboxPath, BTreeMap<String, String>>>);
+pub(crate) struct Metadata(Mutex<MetadataTable>);
+
+struct MetadataTable {
+    by_path: HashMap<SandboxPath, BTreeMap<String, String>>,
+    charge: MemoryCharge,
+}
+
+impl MetadataTable {
+    /// Replaces the metadata of a file.
+    fn set(
+        &mut self,
+        path: &SandboxPath,
+        values: BTreeMap<String, String>,
+    ) -> Result<(), MemoryExhausted> {
+        if !values.is_empty() {
+            self.charge.grow(size_bytes(path, &values))?;
+        }
+        let old = if values.is_empty() {
+            self.by_path.remove(path)
+        } else {
+            self.by_path.insert(path.clone(), values)
+        };
+        self.charge
+            .shrink(old.map_or(0, |old| size_bytes(path, &old)));
+        Ok(())
+    }
+
+    fn remove_all(&mut self, below: &SandboxPath) {
+        let charge = &mut self.charge;
+        self.by_path.retain(|path, values| {
+            let stays = path.strip_prefix(below).is_none();
+            if !stays {
+                charge.shrink(size_bytes(path, values));
+            }
+            stays
+        });
+    }
+}
+
+/// Returns the memory of an entry, with the overhead of its tables.
+pub(crate) fn size_bytes(path: &SandboxPath, values: &BTreeMap<String, String>) -> usize {
+    let texts = values
+        .iter()
+        .map(|(name, value)| 64 + name.len() + value.len());
+    128 + path.relative_bytes().len() + texts.sum::<usize>()
+}
 
 /// Reads the metadata headers of an upload.
 pub(crate) fn from_headers(headers: &HeaderMap) -> Result<BTreeMap<String, String>> {
@@ -48,48 +93,51 @@ pub(crate) fn from_headers(headers: &HeaderMap) -> Result<BTreeMap<String, Strin
 }
 
 impl Metadata {
-    fn lock(&self) -> MutexGuard<'_, HashMap<SandboxPath, BTreeMap<String, String>>> {
+    pub(crate) fn new(charge: MemoryCharge) -> Self {
+        Self(Mutex::new(MetadataTable {
+            by_path: HashMap::new(),
+            charge,
+        }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, MetadataTable> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn get(&self, path: &SandboxPath) -> BTreeMap<String, String> {
-        self.lock().get(path).cloned().unwrap_or_default()
+        self.lock().by_path.get(path).cloned().unwrap_or_default()
     }
 
     /// Replaces the metadata of a file.
     pub(crate) fn set(&self, path: &SandboxPath, values: BTreeMap<String, String>) -> Result<()> {
-        let mut files = self.lock();
-        if values.is_empty() {
-            files.remove(path);
-            return Ok(());
-        }
-        if files.len() >= MAX_FILES && !files.contains_key(path) {
+        let mut table = self.lock();
+        let is_new = !values.is_empty() && !table.by_path.contains_key(path);
+        if is_new && table.by_path.len() >= MAX_FILES {
             let message = format!("at most {MAX_FILES} files of a sandbox may have metadata");
             return Err(EnvdError::invalid(message));
         }
-        files.insert(path.clone(), values);
-        Ok(())
+        Ok(table.set(path, values)?)
     }
 
     pub(crate) fn remove(&self, path: &SandboxPath) {
-        self.lock()
-            .retain(|other, _| other.strip_prefix(path).is_none());
+        self.lock().remove_all(path);
     }
 
     pub(crate) fn rename(&self, from: &SandboxPath, to: &SandboxPath) {
-        let mut files = self.lock();
-        let moved: Vec<(SandboxPath, SandboxPath)> = files
-            .keys()
-            .filter_map(|path| {
+        let mut table = self.lock();
+        let moved: Vec<(SandboxPath, BTreeMap<String, String>)> = table
+            .by_path
+            .iter()
+            .filter_map(|(path, values)| {
                 let below = path.strip_prefix(from)?;
-                Some((path.clone(), to.join(below.relative_bytes()).ok()?))
+                Some((to.join(below.relative_bytes()).ok()?, values.clone()))
             })
             .collect();
-        files.retain(|path, _| path.strip_prefix(to).is_none());
-        for (old, new) in moved {
-            if let Some(values) = files.remove(&old) {
-                files.insert(new, values);
-            }
+        table.remove_all(from);
+        table.remove_all(to);
+        for (new, values) in moved {
+            // Only a longer path can fail; then the file has no metadata.
+            let _ = table.set(&new, values);
         }
     }
 }
@@ -102,12 +150,17 @@ mod tests {
     fn metadata_follows_its_file() {
         let path = |text: &str| SandboxPath::new(text).unwrap();
         let values = BTreeMap::from([("author".to_owned(), "me".to_owned())]);
-        let metadata = Metadata::default();
+        let settings = crate::settings::ServerLimits::default();
+        let keys = crate::keys::Keys::default();
+        let all = crate::accounts::Pool::new(settings.memory_bytes, settings.memory_bytes, &keys);
+        let account = crate::accounts::MemoryAccount::of_pool(&all, &keys.owner("any").unwrap());
+        let metadata = Metadata::new(account.charge());
         metadata.set(&path("/a/b"), values.clone()).unwrap();
         metadata.rename(&path("/a"), &path("/c"));
         assert_eq!(metadata.get(&path("/c/b")), values);
         assert_eq!(metadata.get(&path("/a/b")), BTreeMap::new());
         metadata.remove(&path("/c"));
         assert_eq!(metadata.get(&path("/c/b")), BTreeMap::new());
+        assert!(!all.is_used());
     }
 }

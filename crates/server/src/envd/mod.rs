@@ -2,6 +2,7 @@
 //!
 //! Requests come from [`crate::gateway`], which has authorized them.
 
+mod access;
 mod commands;
 mod directories;
 pub(crate) mod error;
@@ -27,9 +28,10 @@ use futures_util::{StreamExt as _, stream};
 use http::{Method, Request, StatusCode};
 use serde_json::json;
 
+pub(crate) use self::access::SandboxUse;
 use self::error::{Result, SandboxGone, plain};
 use self::files::FileQuery;
-pub(crate) use self::running::{RunningSandbox, SandboxUse};
+pub(crate) use self::running::RunningSandbox;
 
 /// Serves an authorized request; `environment` returns the variables of every command. Returns `None`
 /// if the sandbox has ended.
@@ -91,19 +93,28 @@ async fn route(
 /// Measures the resource usage of a sandbox.
 pub(crate) async fn usage(live: &RunningSandbox) -> Result<usage::Usage> {
     let sandbox = live.acquire()?;
-    usage::measure(&*sandbox).await
+    usage::measure(&sandbox).await
 }
 
-/// Makes a streamed body fail when the sandbox ends, so that a client can't mistake it for complete.
+/// Ends a streamed body when the sandbox ends: a stream of messages with an error, and any other by breaking
+/// it off, so that a client can't mistake it for complete.
 fn abort_with_sandbox(response: Response, live: &RunningSandbox) -> Response {
     let (head, body) = response.into_parts();
     if body.size_hint().exact().is_some() {
         return Response::from_parts(head, body);
     }
-    let mut ended = Box::pin(live.ended.clone().cancelled_owned());
+    let mut ended = Some(Box::pin(live.ended.clone().cancelled_owned()));
     let mut data = body.into_data_stream();
+    let is_stream = rpc::is_stream(&head.headers);
     let body = stream::poll_fn(move |cx| {
-        if ended.as_mut().poll(cx).is_ready() {
+        let Some(ended_now) = &mut ended else {
+            return Poll::Ready(None);
+        };
+        if ended_now.as_mut().poll(cx).is_ready() {
+            ended = None;
+            if is_stream {
+                return Poll::Ready(Some(Ok(rpc::sandbox_ended())));
+            }
             let reset = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
             return Poll::Ready(Some(Err(axum::Error::new(reset))));
         }

@@ -1,6 +1,5 @@
 //! A running sandbox: its current users, commands and watchers.
 
-use std::ops::Deref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -9,11 +8,13 @@ use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
-use tokio_util::task::task_tracker::TaskTrackerToken;
 
+use super::access::{SandboxAccount, SandboxUse};
 use super::commands::Commands;
 use super::directories::watchers::Watchers;
 use super::metadata::Metadata;
+use crate::accounts::Accounts;
+use crate::keys::Owner;
 use crate::settings::ServerLimits;
 use crate::tasks::Tasks;
 
@@ -35,34 +36,28 @@ pub(crate) struct RunningSandbox {
     pub(crate) metadata: Metadata,
     /// Tasks that end with the sandbox.
     pub(crate) tasks: Tasks,
+    pub(crate) account: SandboxAccount,
     sandbox: Mutex<Option<Arc<dyn Sandbox>>>,
     uses: TaskTracker,
 }
 
-/// A reference to a sandbox in use; the sandbox is released after the last one is dropped.
-pub(crate) struct SandboxUse {
-    sandbox: Arc<dyn Sandbox>,
-    _token: TaskTrackerToken,
-}
-
-impl Deref for SandboxUse {
-    type Target = dyn Sandbox;
-
-    fn deref(&self) -> &Self::Target {
-        &*self.sandbox
-    }
-}
-
 impl RunningSandbox {
-    pub(crate) fn new(sandbox: Arc<dyn Sandbox>, limits: &ServerLimits) -> Self {
+    pub(crate) fn new(
+        sandbox: Arc<dyn Sandbox>,
+        limits: &ServerLimits,
+        accounts: &Accounts,
+        owner: &Owner,
+    ) -> Self {
+        let account = SandboxAccount::new(accounts, owner, limits.memory_bytes_per_sandbox);
         Self {
             ended: CancellationToken::new(),
             gone: CancellationToken::new(),
             home: sandbox.info().working_directory.clone(),
             commands: Commands::new(limits.commands, limits.idle),
             watchers: Watchers::new(limits.watchers),
-            metadata: Metadata::default(),
+            metadata: Metadata::new(account.charge()),
             tasks: Tasks::default(),
+            account,
             sandbox: Mutex::new(Some(sandbox)),
             uses: TaskTracker::new(),
         }
@@ -78,10 +73,14 @@ impl RunningSandbox {
     /// [`SandboxErrorKind::Closed`] if it has ended.
     pub(crate) fn acquire(&self) -> Result<SandboxUse, SandboxError> {
         match &*self.sandbox() {
-            Some(sandbox) if !self.ended.is_cancelled() => Ok(SandboxUse {
-                sandbox: Arc::clone(sandbox),
-                _token: self.uses.token(),
-            }),
+            Some(sandbox) if !self.ended.is_cancelled() => {
+                let account = self.account.clone();
+                Ok(SandboxUse::new(
+                    Arc::clone(sandbox),
+                    account,
+                    self.uses.token(),
+                ))
+            }
             _ => {
                 let message = "the sandbox has ended";
                 Err(SandboxError::new(SandboxErrorKind::Closed, message))

@@ -1,8 +1,8 @@
 //! Resource usage, measured inside the sandbox.
 
-use cantle_core::sandbox::Sandbox;
 use jiff::Timestamp;
 
+use super::access::SandboxUse;
 use super::error::Result;
 use super::helper;
 
@@ -34,7 +34,7 @@ pub(crate) struct Usage {
 }
 
 /// Measures what the programs in the sandbox can report; the rest is 0.
-pub(crate) async fn measure(sandbox: &dyn Sandbox) -> Result<Usage> {
+pub(crate) async fn measure(sandbox: &SandboxUse) -> Result<Usage> {
     let argv = ["/bin/bash", "-c", SCRIPT];
     let output = helper::run(sandbox, argv, MAX_OUTPUT_BYTES).await?;
     let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned());

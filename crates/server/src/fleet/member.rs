@@ -7,16 +7,17 @@ use std::time::Duration;
 
 use cantle_core::ids::RunId;
 use cantle_core::policy::Network;
-use cantle_core::sandbox::{Sandbox, SandboxHandle};
+use cantle_core::sandbox::SandboxHandle;
 use cantle_core::secret::SecretText;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::SandboxPlace;
+use crate::accounts::MemoryCharge;
 use crate::envd::RunningSandbox;
 use crate::keys::Owner;
-use crate::settings::ServerLimits;
 
 /// The parameters of a create request.
 #[derive(Clone, Serialize, Deserialize)]
@@ -83,12 +84,6 @@ pub(crate) enum SandboxState {
     Ended,
 }
 
-impl SandboxState {
-    pub(crate) fn running(sandbox: Arc<dyn Sandbox>, limits: &ServerLimits) -> Self {
-        Self::Running(Arc::new(RunningSandbox::new(sandbox, limits)))
-    }
-}
-
 /// The time at which a sandbox ends, on the monotonic and the wall clock.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Deadline {
@@ -114,15 +109,21 @@ pub(crate) struct Member {
     pub(crate) transition: tokio::sync::Mutex<()>,
     state: Mutex<SandboxState>,
     deadline: watch::Sender<Deadline>,
+    /// Held while it runs, until it is closed or paused.
+    place: Mutex<Option<SandboxPlace>>,
+    /// The memory of the identity.
+    _kept: MemoryCharge,
 }
 
 impl Member {
-    pub(crate) fn new(identity: SandboxIdentity, state: SandboxState) -> Self {
+    pub(crate) fn new(identity: SandboxIdentity, state: SandboxState, kept: MemoryCharge) -> Self {
         Self {
             identity,
             transition: tokio::sync::Mutex::new(()),
             state: Mutex::new(state),
             deadline: watch::Sender::new(Deadline::after(Duration::ZERO)),
+            place: Mutex::new(None),
+            _kept: kept,
         }
     }
 
@@ -137,6 +138,11 @@ impl Member {
     /// Sets the state and returns the previous one.
     pub(crate) fn set_state(&self, state: SandboxState) -> SandboxState {
         std::mem::replace(&mut *self.lock(), state)
+    }
+
+    /// Sets the place that a running sandbox takes.
+    pub(crate) fn set_place(&self, place: Option<SandboxPlace>) {
+        *self.place.lock().unwrap_or_else(PoisonError::into_inner) = place;
     }
 
     pub(crate) fn is_running(&self) -> bool {

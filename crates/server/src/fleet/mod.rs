@@ -7,14 +7,16 @@ mod member;
 mod store;
 
 use std::collections::HashMap;
+use std::io;
 use std::ops::RangeInclusive;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::available_parallelism;
 use std::time::Duration;
 
 use cantle_core::ids::RunId;
 use cantle_core::sandbox::{
-    Backend, SandboxContext, SandboxError, SandboxErrorKind, SandboxHandle,
+    Backend, Sandbox, SandboxContext, SandboxError, SandboxErrorKind, SandboxHandle,
 };
 use futures_util::StreamExt as _;
 use futures_util::stream;
@@ -25,7 +27,11 @@ use tokio_util::sync::CancellationToken;
 
 pub(crate) use self::member::{Member, SandboxIdentity, SandboxSpec, SandboxState};
 use self::store::{PausedRecord, Store};
+use crate::accounts::{
+    Accounts, DESCRIPTORS_PER_SANDBOX, Exhausted, Lease, MemoryAccount, MemoryCharge,
+};
 use crate::api_error::{ApiError, ApiResult};
+use crate::envd::RunningSandbox;
 use crate::error::{ServeError, ServeErrorKind};
 use crate::keys::Owner;
 use crate::random;
@@ -41,6 +47,8 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Sandboxes opened, and closed, concurrently per processor. Each occupies a blocking thread, and the
 /// memory of threads is not returned.
 const CONCURRENCY_PER_PROCESSOR: usize = 2;
+/// The API's code for a server that has no room.
+const NO_CAPACITY: &str = "sandbox_capacity_unavailable";
 /// Bounds of the total concurrency.
 const CONCURRENCY: RangeInclusive<usize> = 4..=16;
 
@@ -53,66 +61,48 @@ fn concurrency() -> usize {
 pub(crate) struct Fleet {
     pub(crate) settings: Settings,
     store: Option<Store>,
-    /// Whether every record was readable.
-    records_complete: bool,
-    registry: Mutex<Registry>,
+    pub(crate) unreadable_records: Vec<(PathBuf, io::Error)>,
+    pub(crate) accounts: Arc<Accounts>,
+    members: Mutex<HashMap<String, Arc<Member>>>,
     tasks: Tasks,
     opening: Semaphore,
     ending: Semaphore,
     stopping: CancellationToken,
 }
 
-#[derive(Default)]
-struct Registry {
-    members: HashMap<String, Arc<Member>>,
-    /// Sandboxes being opened, by owner.
-    opening: HashMap<Owner, usize>,
-}
-
-impl Registry {
-    fn add(&mut self, member: Arc<Member>) {
-        self.members.insert(member.identity.id.clone(), member);
-    }
-}
-
-/// A reserved slot for a sandbox that is being opened.
-struct Reservation {
-    fleet: Arc<Fleet>,
-    owner: Owner,
-}
-
-impl Drop for Reservation {
-    fn drop(&mut self) {
-        let mut registry = self.fleet.registry();
-        if let Some(count) = registry.opening.get_mut(&self.owner) {
-            *count = count.saturating_sub(1);
-            if *count == 0 {
-                registry.opening.remove(&self.owner);
-            }
-        }
-    }
+/// The place of a running sandbox, and its descriptors.
+pub(crate) struct SandboxPlace {
+    _place: Lease,
+    _descriptors: Lease,
 }
 
 impl Fleet {
     /// Loads the records of paused sandboxes.
     pub(crate) async fn open(settings: Settings) -> Result<Arc<Self>, ServeError> {
-        let mut registry = Registry::default();
-        let mut records_complete = true;
+        let accounts = Arc::new(Accounts::new(&settings));
+        let mut members = HashMap::new();
+        let mut unreadable_records = Vec::new();
         let mut store = None;
         if let Some(directory) = &settings.state {
             let (opened, loaded) = Store::open(directory.clone()).await?;
             store = Some(opened);
-            records_complete = loaded.complete;
+            unreadable_records = loaded.unreadable;
             for record in loaded.records {
                 let paused = SandboxState::Paused(record.handle);
-                registry.add(Arc::new(Member::new(record.identity, paused)));
+                let identity = record.identity;
+                let mut kept = MemoryAccount::new(&accounts, &identity.owner).charge();
+                // What an earlier server accepted is kept in any case.
+                let _ = kept.grow(serde_json::to_vec(&identity.spec).map_or(0, |spec| spec.len()));
+                let member = Member::new(identity, paused, kept);
+                members.insert(member.identity.id.clone(), Arc::new(member));
             }
         }
         Ok(Arc::new(Self {
             settings,
             store,
-            records_complete,
-            registry: Mutex::new(registry),
+            unreadable_records,
+            accounts,
+            members: Mutex::new(members),
             tasks: Tasks::default(),
             opening: Semaphore::new(concurrency()),
             ending: Semaphore::new(concurrency()),
@@ -127,21 +117,22 @@ impl Fleet {
             SandboxState::Paused(handle) => Some(handle),
             _ => None,
         });
-        self.records_complete.then(|| handles.collect())
+        let is_complete = self.unreadable_records.is_empty();
+        is_complete.then(|| handles.collect())
     }
 
-    fn registry(&self) -> MutexGuard<'_, Registry> {
-        self.registry.lock().unwrap_or_else(PoisonError::into_inner)
+    fn table(&self) -> MutexGuard<'_, HashMap<String, Arc<Member>>> {
+        self.members.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns all sandboxes.
     pub(crate) fn members(&self) -> Vec<Arc<Member>> {
-        self.registry().members.values().map(Arc::clone).collect()
+        self.table().values().map(Arc::clone).collect()
     }
 
     /// Finds a sandbox by id, regardless of its owner.
     pub(crate) fn find(&self, id: &str) -> Option<Arc<Member>> {
-        self.registry().members.get(id).map(Arc::clone)
+        self.table().get(id).map(Arc::clone)
     }
 
     /// Finds a sandbox of an owner by id.
@@ -151,50 +142,51 @@ impl Fleet {
             .ok_or_else(|| ApiError::sandbox_not_found(id))
     }
 
-    fn reserve(self: &Arc<Self>, owner: &Owner) -> ApiResult<Reservation> {
-        let limits = &self.settings.limits;
-        let mut registry = self.registry();
-        let running = registry.members.values().filter(|it| it.is_running());
-        let running = running.map(|member| (&member.identity.owner, 1));
-        let opening = registry
-            .opening
-            .iter()
-            .map(|(owner, count)| (owner, *count));
-        let (mut all, mut own) = (0, 0);
-        for (of, count) in running.chain(opening) {
-            all += count;
-            own += if of == owner { count } else { 0 };
-        }
-        let limit = limits.sandboxes_per_key;
-        if own >= limit {
-            let message =
-                format!("you have reached the maximum number of concurrent sandboxes ({limit})");
-            return Err(ApiError::quota_exceeded(message));
-        }
-        if all >= limits.sandboxes {
-            let message = format!("the server has reached its maximum number of sandboxes ({all})");
-            return Err(ApiError::quota_exceeded(message).with_code("sandbox_capacity_unavailable"));
-        }
-        *registry.opening.entry(owner.clone()).or_default() += 1;
-        drop(registry);
-        Ok(Reservation {
-            fleet: Arc::clone(self),
-            owner: owner.clone(),
+    fn running(&self, sandbox: Arc<dyn Sandbox>, owner: &Owner) -> SandboxState {
+        let running = RunningSandbox::new(sandbox, &self.settings.limits, &self.accounts, owner);
+        SandboxState::Running(Arc::new(running))
+    }
+
+    /// Takes the place of a running sandbox.
+    fn take_place(&self, owner: &Owner) -> ApiResult<SandboxPlace> {
+        let place = self.accounts.sandboxes.take(owner, 1);
+        let place = place.map_err(|exhausted| match exhausted {
+            Exhausted::Owner(limit) => ApiError::quota_exceeded(format!(
+                "you have reached the maximum number of concurrent sandboxes ({limit})"
+            )),
+            Exhausted::All(limit) => ApiError::quota_exceeded(format!(
+                "the server has reached its maximum number of sandboxes ({limit}), of which a part is \
+                 reserved for each key"
+            ))
+            .with_code(NO_CAPACITY),
+        })?;
+        let descriptors = self
+            .accounts
+            .descriptors
+            .take(owner, DESCRIPTORS_PER_SANDBOX);
+        let descriptors = descriptors.map_err(|_| {
+            ApiError::quota_exceeded("the server has reached its maximum number of open files")
+                .with_code(NO_CAPACITY)
+        })?;
+        Ok(SandboxPlace {
+            _place: place,
+            _descriptors: descriptors,
         })
     }
 
-    /// Opens a new sandbox with the given lifetime.
+    /// Opens a new sandbox with the given lifetime; `kept` is charged until it ends.
     pub(crate) async fn create(
         self: &Arc<Self>,
         owner: Owner,
         spec: SandboxSpec,
         lifetime: Duration,
+        kept: MemoryCharge,
     ) -> ApiResult<Arc<Member>> {
         if self.stopping.is_cancelled() {
             return Err(ApiError::stopping());
         }
         let backend = self.backend(&spec.template)?;
-        let reservation = self.reserve(&owner)?;
+        let place = self.take_place(&owner)?;
         let randomness_failed = |_| ApiError::internal("the system has no source of randomness");
         let identity = SandboxIdentity {
             id: format!("i{}", random::text(ID_CHARS).map_err(randomness_failed)?),
@@ -217,15 +209,15 @@ impl Fleet {
             };
             drop(permit);
             let sandbox = opened.map_err(|error| ApiError::open_failed(&error))?;
-            let running = SandboxState::running(sandbox, &fleet.settings.limits);
-            let member = Arc::new(Member::new(identity, running));
+            let running = fleet.running(sandbox, &identity.owner);
+            let member = Arc::new(Member::new(identity, running, kept));
+            member.set_place(Some(place));
             member.set_lifetime(lifetime);
             let stopped = {
-                let mut registry = fleet.registry();
-                registry.add(Arc::clone(&member));
+                let mut members = fleet.table();
+                members.insert(member.identity.id.clone(), Arc::clone(&member));
                 fleet.stopping.is_cancelled()
             };
-            drop(reservation);
             if stopped {
                 fleet.end_now(&member).await;
                 return Err(ApiError::stopping());
@@ -246,7 +238,8 @@ impl Fleet {
         finished.unwrap_or_else(|| Err(ApiError::stopping()))
     }
 
-    fn backend(&self, template: &str) -> ApiResult<Arc<dyn Backend>> {
+    /// Returns the backend of a template.
+    pub(crate) fn backend(&self, template: &str) -> ApiResult<Arc<dyn Backend>> {
         // `namespace/name:tag`; only the name selects a template here.
         let name = template.rsplit('/').next().unwrap_or(template);
         let name = name.split(':').next().unwrap_or(name);
@@ -315,7 +308,7 @@ impl Fleet {
         if matches!(state, SandboxState::Ended) {
             return false;
         }
-        self.registry().members.remove(&member.identity.id);
+        self.table().remove(&member.identity.id);
         let permit = self.ending.acquire().await.ok();
         let closed = async {
             match state {
@@ -335,6 +328,7 @@ impl Fleet {
         if let Some(store) = &self.store {
             store.remove(&member.identity.id).await;
         }
+        member.set_place(None);
         match ended {
             Ok(Ok(())) => {}
             // It has ended already.
@@ -396,6 +390,7 @@ impl Fleet {
         }
         member.set_state(SandboxState::Paused(handle));
         running.detach().await;
+        member.set_place(None);
         Ok(())
     }
 
@@ -420,14 +415,14 @@ impl Fleet {
                 SandboxState::Paused(handle) => handle,
                 SandboxState::Ended => return Err(ApiError::sandbox_not_found(id)),
             };
-            let reservation = fleet.reserve(&member.identity.owner)?;
+            let place = fleet.take_place(&member.identity.owner)?;
             let backend = fleet.backend(&member.identity.spec.template)?;
             let cx = fleet.context(&member.identity).durable();
             let sandbox = match backend.reattach(&handle, cx).await {
                 Ok(sandbox) => sandbox,
                 Err(error) if error.kind() == SandboxErrorKind::Gone => {
                     member.set_state(SandboxState::Ended);
-                    fleet.registry().members.remove(id);
+                    fleet.table().remove(id);
                     if let Some(store) = &fleet.store {
                         store.remove(id).await;
                     }
@@ -435,9 +430,9 @@ impl Fleet {
                 }
                 Err(error) => return Err(ApiError::open_failed(&error)),
             };
-            member.set_state(SandboxState::running(sandbox, &fleet.settings.limits));
+            member.set_place(Some(place));
+            member.set_state(fleet.running(sandbox, &member.identity.owner));
             member.set_lifetime(lifetime);
-            drop(reservation);
             // The record stays: the backend still keeps the sandbox if this server is killed.
             fleet.monitor(&member);
             Ok(true)

@@ -29,8 +29,7 @@ pub(crate) struct PausedRecord {
 /// The records of earlier servers.
 pub(crate) struct LoadedRecords {
     pub(crate) records: Vec<PausedRecord>,
-    /// Whether all records were readable.
-    pub(crate) complete: bool,
+    pub(crate) unreadable: Vec<(PathBuf, io::Error)>,
 }
 
 /// The directory of records.
@@ -109,7 +108,7 @@ fn open(directory: &Path) -> Result<(Store, LoadedRecords), ServeError> {
     }
     let mut found = LoadedRecords {
         records: Vec::new(),
-        complete: true,
+        unreadable: Vec::new(),
     };
     for entry in fs::read_dir(&records).map_err(failed)? {
         let path = entry.map_err(failed)?.path();
@@ -124,10 +123,7 @@ fn open(directory: &Path) -> Result<(Store, LoadedRecords), ServeError> {
         let record = fs::read(&path).and_then(|text| Ok(serde_json::from_slice(&text)?));
         match record {
             Ok(record) => found.records.push(record),
-            Err(error) => {
-                found.complete = false;
-                tracing::warn!(path = %path.display(), %error, "a record is unreadable");
-            }
+            Err(error) => found.unreadable.push((path, error)),
         }
     }
     let store = Store {

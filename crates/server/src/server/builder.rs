@@ -13,7 +13,7 @@ use cantle_core::secret::SecretText;
 use super::Server;
 use crate::error::{ServeError, ServeErrorKind};
 use crate::keys::Keys;
-use crate::settings::{ServerLimits, Settings};
+use crate::settings::{ServerLimits, Settings, machine_memory_bytes};
 
 /// The SDKs' default template.
 const DEFAULT_TEMPLATE: &str = "base";
@@ -48,6 +48,7 @@ impl ServerBuilder {
                 state: None,
                 domain: None,
                 user: "user".to_owned(),
+                machine_memory_bytes: machine_memory_bytes(),
             },
         }
     }

@@ -163,6 +163,16 @@ async fn unsupported_requests_are_refused() {
             "dnsServers",
         ),
         (json!({ "templateID": 3 }), 400, "invalid request"),
+        (
+            json!({ "templateID": "base", "envVars": { "A": "x\0y" } }),
+            400,
+            "variable `A`",
+        ),
+        (
+            json!({ "templateID": "base", "envVars": { "A=B": "x" } }),
+            400,
+            "variable `A=B`",
+        ),
     ] {
         let (code, message) = refused(body.clone()).await;
         assert!(
@@ -175,6 +185,38 @@ async fn unsupported_requests_are_refused() {
         assert_eq!(answer.json()["code"], status, "{path}");
     }
     assert_eq!(server.sandbox_directories(), 0);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn existing_templates_are_found() {
+    let server = serve().await;
+    for (alias, status) in [("base", 200), ("base:latest", 200), ("other", 404)] {
+        let path = format!("/templates/aliases/{alias}");
+        let answer = server.control(Method::GET, &path, None).await;
+        assert_eq!(answer.status.as_u16(), status, "{alias}");
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn null_means_absent() {
+    let server = serve().await;
+    let network = json!({ "allowOut": null, "denyOut": null, "dnsServers": null });
+    let body = json!({ "templateID": "base", "timeout": null, "network": network });
+    let sandbox = server.create(body).await;
+    let process = json!({ "cmd": "/bin/true", "args": null, "envs": null, "cwd": null });
+    let start = json!({ "process": process, "pty": null, "tag": null, "stdin": null });
+    let mut stream = sandbox.stream("process.Process/Start", start, &[]).await;
+    assert_eq!(stream.until_end().await["exited"], true);
+    for (method, message) in [
+        ("ListDir", json!({ "path": null, "depth": null })),
+        ("CreateWatcher", json!({ "path": null, "recursive": null })),
+    ] {
+        let method = format!("filesystem.Filesystem/{method}");
+        let answer = sandbox.call(&method, message).await;
+        assert_eq!(answer.status, StatusCode::OK, "{answer:?}");
+    }
     server.stop().await;
 }
 
@@ -280,6 +322,18 @@ async fn resource_usage_is_measured() {
         metrics[0]["memTotal"].as_u64() > metrics[0]["memUsed"].as_u64(),
         "{metrics}"
     );
+    let now = metrics[0]["timestampUnix"].as_i64().unwrap();
+    let count = async |start: i64, end: i64| {
+        let path = format!("{path}?start={start}&end={end}");
+        let metrics = server.control(Method::GET, &path, None).await.json();
+        metrics.as_array().unwrap().len()
+    };
+    assert_eq!(count(now - 60, now + 60).await, 1);
+    assert_eq!(count(now - 60, now - 30).await, 0);
+    assert_eq!(count(now + 600, now + 660).await, 0);
+    let info = format!("/sandboxes/{}", one.id);
+    let info = server.control(Method::GET, &info, None).await.json();
+    assert!(info["memoryMB"].as_u64().unwrap() > 0, "{info}");
     let path = format!(
         "/sandboxes/metrics?sandbox_ids={},{},nothing",
         one.id, other.id

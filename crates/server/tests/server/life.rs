@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use crate::support::{
-    DEADLINE, StreamEvent, TestServer, builder, eventually, sandbox_directories, serve, serve_in,
-    serve_with, shared_tempdir,
+    DEADLINE, StreamEvent, TestServer, builder, eventually, sandbox_directories, sandbox_ended,
+    serve, serve_in, serve_with, shared_tempdir,
 };
 
 /// Set for a child process of this test program that acts as the server; names its directory.
@@ -44,7 +44,7 @@ async fn a_stopped_server_leaves_nothing() {
     server.create_default().await;
     let started = Instant::now();
     let directory = server.stop().await;
-    assert_eq!(stream.next().await, StreamEvent::Broken);
+    assert_eq!(stream.next().await, sandbox_ended());
     assert_eq!(sandbox_directories(&directory), 0);
     // The command alone would take five minutes.
     assert!(started.elapsed() < DEADLINE, "{:?}", started.elapsed());
@@ -66,7 +66,7 @@ async fn a_sandbox_at_its_deadline_is_killed_and_its_streams_are_aborted() {
     stream.pid().await;
     let soon = json!({ "timeout": 1 });
     assert_eq!(post(&server, &sandbox.id, "timeout", soon).await, 204);
-    assert_eq!(stream.next().await, StreamEvent::Broken);
+    assert_eq!(stream.next().await, sandbox_ended());
     assert_eq!(sandbox.get("/health").await.status, StatusCode::BAD_GATEWAY);
     eventually("nothing is left of it", async || {
         server.sandbox_directories() == 0
@@ -86,7 +86,7 @@ async fn a_paused_sandbox_keeps_its_files_and_resumes() {
     let mut stream = sandbox.start("sleep 300", &[]).await;
     stream.pid().await;
     assert_eq!(post(&server, &sandbox.id, "pause", json!({})).await, 204);
-    assert_eq!(stream.next().await, StreamEvent::Broken);
+    assert_eq!(stream.next().await, sandbox_ended());
     assert_eq!(post(&server, &sandbox.id, "pause", json!({})).await, 409);
     assert_eq!(sandbox.get("/health").await.status, StatusCode::BAD_GATEWAY);
     assert_eq!(state(&server, &sandbox.id).await, "paused");
@@ -128,6 +128,9 @@ async fn auto_pause_and_auto_resume_work() {
         state(&server, &sandbox.id).await == "paused"
     })
     .await;
+    // A health check resumes nothing.
+    assert_eq!(sandbox.get("/health").await.status, StatusCode::BAD_GATEWAY);
+    assert_eq!(state(&server, &sandbox.id).await, "paused");
     assert_eq!(sandbox.get("/files?path=kept").await.text(), "x");
     assert_eq!(state(&server, &sandbox.id).await, "running");
     server.stop().await;
@@ -190,6 +193,25 @@ async fn records_are_private_and_locked_by_one_server() {
 }
 
 #[tokio::test]
+async fn unreadable_records_are_reported_and_stay() {
+    let records = tempfile::tempdir().unwrap();
+    let record = records.path().join("sandboxes/i1.json");
+    std::fs::create_dir(records.path().join("sandboxes")).unwrap();
+    std::fs::write(&record, "{").unwrap();
+    let directory = shared_tempdir();
+    let server = builder(&directory).state_directory(records.path());
+    let server = server.bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+    let reported: Vec<_> = server.unreadable_records().iter().collect();
+    assert!(
+        matches!(&*reported, [(path, _)] if *path == record),
+        "{reported:?}"
+    );
+    assert_eq!(server.paused(), None);
+    drop(server);
+    assert!(record.exists());
+}
+
+#[tokio::test]
 async fn closing_a_sandbox_ends_every_request() {
     let server = serve().await;
     let sandbox = server.create_default().await;
@@ -204,8 +226,8 @@ async fn closing_a_sandbox_ends_every_request() {
     let mut stream = sandbox.start("yes", &[]).await;
     stream.pid().await;
     assert_eq!(sandbox.kill().await, StatusCode::NO_CONTENT);
-    assert_eq!(watching.next().await, StreamEvent::Broken);
-    while stream.next().await != StreamEvent::Broken {}
+    assert_eq!(watching.next().await, sandbox_ended());
+    while stream.next().await != sandbox_ended() {}
     server.stop().await;
 }
 

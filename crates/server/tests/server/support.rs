@@ -413,6 +413,12 @@ impl Stream {
     }
 }
 
+/// The end of a stream whose sandbox has ended.
+pub(crate) fn sandbox_ended() -> StreamEvent {
+    let message = "The sandbox was not found: the sandbox was killed or reached its end of life";
+    StreamEvent::End(json!({ "error": { "code": "unavailable", "message": message } }))
+}
+
 /// Waits until a condition holds.
 pub(crate) async fn eventually(what: &str, mut is_true: impl AsyncFnMut() -> bool) {
     let deadline = Instant::now() + DEADLINE;

@@ -17,13 +17,14 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::messages::{self, ProcessConfig};
+use crate::accounts::MemoryCharge;
 use crate::envd::error::{EnvdError, Result, RpcCode};
 
 /// Maximum output bytes of one event.
 const CHUNK_BYTES: usize = 32 * 1024;
 const PTY_CHUNK_BYTES: usize = 16 * 1024;
 /// Queued events per subscriber.
-const QUEUED_EVENTS: usize = 8;
+const QUEUED_EVENTS: usize = 4;
 
 /// Event of a command, as sent to subscribers.
 #[derive(Clone)]
@@ -55,6 +56,8 @@ pub(crate) struct RunningCommand {
     subscribers: Mutex<Vec<mpsc::Sender<ProcessEvent>>>,
     /// Time and event of the end.
     end: watch::Sender<Option<(Instant, ProcessEvent)>>,
+    /// The memory of `config` and `tag`.
+    _kept: MemoryCharge,
 }
 
 /// The resources of a command's task.
@@ -75,6 +78,7 @@ impl RunningCommand {
         is_pty: bool,
         stdin: Option<Box<dyn ProcessStdin>>,
         kill: CancellationToken,
+        kept: MemoryCharge,
     ) -> (Arc<Self>, mpsc::Receiver<ControlRequest>) {
         let (requests, receiver) = mpsc::channel(4);
         let running = Self {
@@ -88,6 +92,7 @@ impl RunningCommand {
             stdin: tokio::sync::Mutex::new(stdin),
             subscribers: Mutex::default(),
             end: watch::Sender::new(None),
+            _kept: kept,
         };
         (Arc::new(running), receiver)
     }

@@ -13,13 +13,32 @@ use crate::envd::rpc::{envelope, json as protobuf};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct ProcessConfig {
+    #[serde(deserialize_with = "protobuf::or_default")]
     pub(crate) cmd: String,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        deserialize_with = "protobuf::or_default",
+        skip_serializing_if = "Vec::is_empty"
+    )]
     pub(crate) args: Vec<String>,
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(
+        deserialize_with = "protobuf::or_default",
+        skip_serializing_if = "BTreeMap::is_empty"
+    )]
     pub(crate) envs: BTreeMap<String, String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) cwd: Option<String>,
+}
+
+impl ProcessConfig {
+    /// Returns the memory it takes, about.
+    pub(crate) fn size_bytes(&self) -> usize {
+        const PER_STRING: usize = 32;
+        let args = self.args.iter().map(|arg| PER_STRING + arg.len());
+        let pairs = self.envs.iter();
+        let envs = pairs.map(|(name, value)| 2 * PER_STRING + name.len() + value.len());
+        let cwd = self.cwd.as_ref().map_or(0, String::len);
+        self.cmd.len() + cwd + args.chain(envs).sum::<usize>()
+    }
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -59,12 +78,14 @@ pub(crate) struct Selector {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct SelectRequest {
+    #[serde(deserialize_with = "protobuf::or_default")]
     pub(crate) process: Selector,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct UpdateRequest {
+    #[serde(deserialize_with = "protobuf::or_default")]
     pub(crate) process: Selector,
     pub(crate) pty: Option<Pty>,
 }
@@ -81,7 +102,9 @@ pub(crate) struct Input {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct SendInputRequest {
+    #[serde(deserialize_with = "protobuf::or_default")]
     pub(crate) process: Selector,
+    #[serde(deserialize_with = "protobuf::or_default")]
     pub(crate) input: Input,
 }
 
@@ -95,15 +118,24 @@ pub(crate) struct StreamInputRequest {
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct StreamData {
+    #[serde(deserialize_with = "protobuf::or_default")]
     pub(crate) input: Input,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(crate) struct SendSignalRequest {
+    #[serde(deserialize_with = "protobuf::or_default")]
     pub(crate) process: Selector,
-    /// A name or a number.
-    pub(crate) signal: serde_json::Value,
+    pub(crate) signal: Option<SignalValue>,
+}
+
+/// A signal, by name or number.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+pub(crate) enum SignalValue {
+    Number(i64),
+    Name(String),
 }
 
 #[derive(Debug, Serialize)]

@@ -4,39 +4,67 @@
 use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
+use std::sync::Arc;
 
-use cantle_core::sandbox::{FileInfo, FileKind, Sandbox, SandboxErrorKind, SandboxPath};
+use cantle_core::sandbox::{FileInfo, FileKind, SandboxErrorKind, SandboxPath};
 use jiff::Timestamp;
 
+use crate::accounts::MemoryCharge;
 use crate::envd::error::{EnvdError, Result, RpcCode};
-use crate::envd::helper;
+use crate::envd::{SandboxUse, helper};
+use crate::tasks;
 
 /// Maximum output of `find`, about 100,000 entries.
 const LISTING_BYTES: usize = 16 << 20;
 /// Maximum entries of a listing by the backend.
 const MAX_ENTRIES: usize = 100_000;
 
-/// Kinds of the entry and of its link target, size, mode, owner, group, mtime, ctime, inode; then the
-/// path below the start, and the link target.
-const FORMAT: &str = "%y%Y %s %m %u %g %T@ %C@ %i\\0%P\\0%l\\0";
+/// Kinds of the entry and of its link target, size, mode, owner, group, mtime, inode; then the path below
+/// the start.
+const FORMAT: &str = "%y%Y %s %m %u %g %T@ %i\\0%P\\0";
+const PARTS_PER_ENTRY: usize = 2;
 
 /// An entry of a listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ListedEntry {
     /// Path below the start; empty for the start itself.
-    pub(crate) relative_path: Vec<u8>,
+    pub(crate) relative_path: Box<[u8]>,
     pub(crate) kind: FileKind,
     /// Kind of a link's target; `None` for a dangling link.
     pub(crate) target_kind: Option<FileKind>,
     pub(crate) size_bytes: u64,
     pub(crate) mode: u32,
-    pub(crate) owner: String,
-    pub(crate) group: String,
+    pub(crate) owner: Arc<str>,
+    pub(crate) group: Arc<str>,
     pub(crate) modified: Option<Timestamp>,
-    /// The ctime as text, for comparison only.
-    pub(crate) changed: String,
     /// Inode number; 0 if unknown.
     pub(crate) inode: u64,
+}
+
+/// The entries found below a start.
+pub(crate) struct Listing {
+    pub(crate) entries: Vec<ListedEntry>,
+    /// The memory of the entries.
+    pub(crate) charge: MemoryCharge,
+}
+
+impl Listing {
+    /// Sorts the entries by path.
+    pub(crate) fn sort(&mut self) {
+        self.entries
+            .sort_unstable_by(|one, other| one.relative_path.cmp(&other.relative_path));
+    }
+
+    /// Returns the memory of the entries.
+    pub(crate) fn size_bytes(&self) -> usize {
+        self.entries.iter().map(ListedEntry::size_bytes).sum()
+    }
+}
+
+impl ListedEntry {
+    fn size_bytes(&self) -> usize {
+        size_of::<Self>() + self.relative_path.len()
+    }
 }
 
 /// Whether a symbolic link at the start is followed.
@@ -48,11 +76,11 @@ pub(crate) enum StartLink {
 
 /// Lists `path` and everything below it down to `depth`, the start first. Empty if `path` does not exist.
 pub(crate) async fn list(
-    sandbox: &dyn Sandbox,
+    sandbox: &SandboxUse,
     path: &SandboxPath,
     start: StartLink,
     depth: u32,
-) -> Result<Vec<ListedEntry>> {
+) -> Result<Listing> {
     let follow = match start {
         StartLink::Follow => "-H",
         StartLink::NoFollow => "-P",
@@ -67,9 +95,18 @@ pub(crate) async fn list(
         FORMAT.into(),
     ];
     if let Some(output) = helper::run(sandbox, argv, LISTING_BYTES).await? {
-        match parse(&output.stdout) {
-            Some(entries) if !entries.is_empty() => return Ok(entries),
-            _ if output.exit.status.success() => return Ok(Vec::new()),
+        let is_success = output.exit.status.success();
+        let (text, mut charge) = (output.stdout, output.charge);
+        let parts = text.iter().filter(|byte| **byte == 0).count();
+        charge.grow(parts / PARTS_PER_ENTRY * size_of::<ListedEntry>())?;
+        let parsed = tasks::compute(text.len(), move || parse(&text)).await?;
+        match parsed {
+            Some(entries) if !entries.is_empty() || is_success => {
+                let mut listing = Listing { entries, charge };
+                let size_bytes = listing.size_bytes();
+                listing.charge.set(size_bytes)?;
+                return Ok(listing);
+            }
             // A `find` without `-printf`, or the path does not exist.
             _ => {}
         }
@@ -85,19 +122,21 @@ pub(crate) fn os_path(path: &SandboxPath) -> OsString {
 fn parse(text: &[u8]) -> Option<Vec<ListedEntry>> {
     let mut parts = text.split(|byte| *byte == 0);
     let mut entries = Vec::new();
+    // Most entries have the same.
+    let (mut owner, mut group) = (Arc::from(""), Arc::from(""));
     loop {
         let facts = parts.next()?;
         if facts.is_empty() {
             // The end, after the last NUL.
             return parts.next().is_none().then_some(entries);
         }
-        let (path, _target) = (parts.next()?, parts.next()?);
+        let path = parts.next()?;
         let facts = std::str::from_utf8(facts).ok()?;
         let mut facts = facts.split(' ');
         let mut kinds = facts.next()?.chars();
         let (own, target) = (kinds.next()?, kinds.next()?);
         entries.push(ListedEntry {
-            relative_path: path.to_vec(),
+            relative_path: path.into(),
             kind: kind(own),
             target_kind: match target {
                 'N' | 'L' | '?' => None,
@@ -105,13 +144,20 @@ fn parse(text: &[u8]) -> Option<Vec<ListedEntry>> {
             },
             size_bytes: facts.next()?.parse().ok()?,
             mode: u32::from_str_radix(facts.next()?, 8).ok()?,
-            owner: facts.next()?.to_owned(),
-            group: facts.next()?.to_owned(),
+            owner: shared(&mut owner, facts.next()?),
+            group: shared(&mut group, facts.next()?),
             modified: timestamp(facts.next()?),
-            changed: facts.next()?.to_owned(),
             inode: facts.next()?.parse().ok()?,
         });
     }
+}
+
+/// Returns `text`, which is the latest one if they are equal.
+fn shared(latest: &mut Arc<str>, text: &str) -> Arc<str> {
+    if **latest != *text {
+        *latest = text.into();
+    }
+    Arc::clone(latest)
 }
 
 fn kind(letter: char) -> FileKind {
@@ -130,16 +176,16 @@ fn timestamp(text: &str) -> Option<Timestamp> {
     Timestamp::new(seconds.parse().ok()?, nanoseconds.parse().ok()?).ok()
 }
 
-async fn by_backend(
-    sandbox: &dyn Sandbox,
-    path: &SandboxPath,
-    depth: u32,
-) -> Result<Vec<ListedEntry>> {
+async fn by_backend(sandbox: &SandboxUse, path: &SandboxPath, depth: u32) -> Result<Listing> {
+    let mut charge = sandbox.account.charge();
     let first = match sandbox.stat(path).await {
         Ok(first) => first,
         Err(error) => match error.kind() {
             // Outside: neither the backend nor the program can see it.
-            SandboxErrorKind::NotFound | SandboxErrorKind::OutsideSandbox => return Ok(Vec::new()),
+            SandboxErrorKind::NotFound | SandboxErrorKind::OutsideSandbox => {
+                let entries = Vec::new();
+                return Ok(Listing { entries, charge });
+            }
             _ => return Err(error.into()),
         },
     };
@@ -170,16 +216,18 @@ async fn by_backend(
             if child.kind == FileKind::Directory && level < depth {
                 queue.push_back((directory.join(name)?, path_below.clone(), level + 1));
             }
-            entries.push(from_info(path_below, &child));
+            let entry = from_info(path_below, &child);
+            charge.grow(entry.size_bytes())?;
+            entries.push(entry);
         }
     }
-    Ok(entries)
+    Ok(Listing { entries, charge })
 }
 
 /// Converts an entry reported by the backend.
 fn from_info(relative_path: Vec<u8>, info: &FileInfo) -> ListedEntry {
     ListedEntry {
-        relative_path,
+        relative_path: relative_path.into(),
         kind: info.kind,
         target_kind: (info.kind != FileKind::Symlink).then_some(info.kind),
         size_bytes: info.size_bytes,
@@ -187,10 +235,9 @@ fn from_info(relative_path: Vec<u8>, info: &FileInfo) -> ListedEntry {
             FileKind::Directory => 0o755,
             _ => 0o644,
         }),
-        owner: String::new(),
-        group: String::new(),
+        owner: Arc::from(""),
+        group: Arc::from(""),
         modified: None,
-        changed: String::new(),
         inode: 0,
     }
 }
@@ -201,9 +248,9 @@ mod tests {
 
     #[test]
     fn find_output_is_parsed() {
-        let text = b"dd 4096 755 user user 1700000000.0000000000 1700000001.5000000000 7\0\0\0\
-                     lf 3 777 user 1000 1700000000.1234567890 1.2 8\0a b\n\0c\0\
-                     lN 3 777 user user 0.0 1.2 9\0x\0y\0";
+        let text = b"dd 4096 755 user user 1700000000.0000000000 7\0\0\
+                     lf 3 777 user 1000 1700000000.1234567890 8\0a b\n\0\
+                     lN 3 777 user user 0.0 9\0x\0";
         let entries = parse(text).unwrap();
         let short: Vec<_> = entries
             .iter()
@@ -238,7 +285,7 @@ mod tests {
             entries[1].modified.unwrap().to_string(),
             "2023-11-14T22:13:20.123456789Z"
         );
-        assert_eq!(entries[1].group, "1000");
+        assert_eq!(&*entries[1].group, "1000");
         assert_eq!(parse(b""), Some(Vec::new()));
         assert_eq!(parse(b"dd 1"), None);
     }

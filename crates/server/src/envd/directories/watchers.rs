@@ -1,43 +1,81 @@
 //! Watchers: the watched directories of one sandbox, up to a maximum number.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use cantle_core::sandbox::SandboxPath;
+use serde_json::value::RawValue;
 use tokio::time::Instant;
 
-use super::changes::Snapshot;
+use super::listing::Listing;
+use crate::accounts::MemoryCharge;
 use crate::envd::error::{EnvdError, Result, RpcCode};
 
 /// A watcher that is not queried for this long is removed.
 const WATCHER_EXPIRY: Duration = Duration::from_secs(60 * 60);
 
-/// A watched directory.
+/// A watched directory: its latest listing, and the changes that were not sent yet.
 pub(crate) struct WatchedDirectory {
     pub(crate) path: SandboxPath,
     pub(crate) depth: u32,
     pub(crate) include_entry: bool,
-    pub(crate) snapshot: Snapshot,
+    pub(crate) latest: Arc<Listing>,
     pub(crate) listing_time: Duration,
+    /// Serialized events.
+    pub(crate) unsent: VecDeque<Box<RawValue>>,
+    pub(crate) unsent_charge: MemoryCharge,
 }
 
 /// The watchers of one sandbox.
 pub(crate) struct Watchers {
     max: usize,
     table: Mutex<WatcherTable>,
+    /// One listing at a time.
+    pub(crate) listing: tokio::sync::Mutex<()>,
 }
 
 #[derive(Default)]
 pub(crate) struct WatcherTable {
-    pub(crate) by_id: HashMap<String, Arc<PolledWatcher>>,
+    pub(crate) by_id: HashMap<String, Arc<BufferedWatcher>>,
     pub(crate) streams: usize,
 }
 
-/// A watcher whose events the client fetches; each fetch polls.
-pub(crate) struct PolledWatcher {
+/// A watcher whose events the client fetches.
+pub(crate) struct BufferedWatcher {
     pub(crate) watched: tokio::sync::Mutex<WatchedDirectory>,
-    pub(crate) last_query: Mutex<Instant>,
+    last_query: Mutex<Instant>,
+}
+
+impl BufferedWatcher {
+    pub(crate) fn new(watched: WatchedDirectory) -> Self {
+        Self {
+            watched: tokio::sync::Mutex::new(watched),
+            last_query: Mutex::new(Instant::now()),
+        }
+    }
+
+    fn last_query(&self) -> MutexGuard<'_, Instant> {
+        self.last_query
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records that the client fetches events.
+    pub(crate) fn touch(&self) {
+        *self.last_query() = Instant::now();
+    }
+
+    /// Returns the time since the client fetched events.
+    pub(crate) fn unattended(&self) -> Duration {
+        self.last_query().elapsed()
+    }
+}
+
+impl WatcherTable {
+    pub(crate) fn len(&self) -> usize {
+        self.by_id.len() + self.streams
+    }
 }
 
 impl Watchers {
@@ -45,6 +83,7 @@ impl Watchers {
         Self {
             max,
             table: Mutex::default(),
+            listing: tokio::sync::Mutex::default(),
         }
     }
 
@@ -53,14 +92,10 @@ impl Watchers {
     }
 
     pub(crate) fn check_quota(&self, table: &mut WatcherTable) -> Result<()> {
-        table.by_id.retain(|_, watcher| {
-            let last_query = watcher
-                .last_query
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
-            last_query.elapsed() < WATCHER_EXPIRY
-        });
-        if table.by_id.len() + table.streams < self.max {
+        table
+            .by_id
+            .retain(|_, watcher| watcher.unattended() < WATCHER_EXPIRY);
+        if table.len() < self.max {
             return Ok(());
         }
         let message = format!(
@@ -70,7 +105,7 @@ impl Watchers {
         Err(EnvdError::new(RpcCode::ResourceExhausted, message))
     }
 
-    pub(crate) fn find(&self, id: &str) -> Result<Arc<PolledWatcher>> {
+    pub(crate) fn find(&self, id: &str) -> Result<Arc<BufferedWatcher>> {
         let found = self.table().by_id.get(id).map(Arc::clone);
         found.ok_or_else(|| EnvdError::not_found(format!("watcher with id {id} not found")))
     }

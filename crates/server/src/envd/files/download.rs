@@ -40,8 +40,8 @@ pub(super) async fn serve(
     let (kind, size_bytes, size_is_reliable) = match found {
         Some(found) => found,
         None => {
-            let listed = listing::list(&*sandbox, &path, StartLink::Follow, 0).await?;
-            let listed = listed.into_iter().next().ok_or_else(missing)?;
+            let listed = listing::list(&sandbox, &path, StartLink::Follow, 0).await?;
+            let listed = listed.entries.into_iter().next().ok_or_else(missing)?;
             // Files in /proc and /sys report size 0.
             (listed.kind, listed.size_bytes, listed.size_bytes > 0)
         }

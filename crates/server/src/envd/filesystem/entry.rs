@@ -1,14 +1,15 @@
 //! Description of a file or directory in responses.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use cantle_core::sandbox::{FileKind, Sandbox, SandboxPath};
+use cantle_core::sandbox::{FileKind, SandboxPath};
 use serde::Serialize;
 
-use crate::envd::RunningSandbox;
-use crate::envd::directories::listing::{self, ListedEntry, StartLink};
-use crate::envd::error::Result;
-use crate::envd::helper;
+use crate::envd::directories::listing::{self, ListedEntry, Listing, StartLink};
+use crate::envd::error::{EnvdError, Result};
+use crate::envd::{RunningSandbox, SandboxUse, helper};
+use crate::tasks;
 
 /// Maximum links per listing whose targets are resolved.
 const MAX_LINKS: usize = 256;
@@ -40,31 +41,37 @@ pub(crate) struct EntryInfo {
 
 /// Returns the description of a path, or `None` if it does not exist.
 pub(crate) async fn describe(
-    live: &RunningSandbox,
-    sandbox: &dyn Sandbox,
+    live: &Arc<RunningSandbox>,
+    sandbox: &SandboxUse,
     path: &SandboxPath,
 ) -> Result<Option<EntryInfo>> {
     let listed = listing::list(sandbox, path, StartLink::NoFollow, 0).await?;
     Ok(describe_all(live, sandbox, path, listed).await?.pop())
 }
 
-/// Returns the descriptions of a listing.
+/// Returns the descriptions of a listing, in the order of their paths.
 pub(crate) async fn describe_all(
-    live: &RunningSandbox,
-    sandbox: &dyn Sandbox,
+    live: &Arc<RunningSandbox>,
+    sandbox: &SandboxUse,
     start: &SandboxPath,
-    listed: Vec<ListedEntry>,
+    mut listed: Listing,
 ) -> Result<Vec<EntryInfo>> {
-    let mut entries = Vec::with_capacity(listed.len());
-    let mut links = Vec::new();
-    for item in listed {
-        let path = start.join(&item.relative_path)?;
-        let entry = describe_entry(live, &path, &item);
-        if entry.is_symlink && links.len() < MAX_LINKS {
-            links.push((entries.len(), path));
+    let (owned, root) = (Arc::clone(live), start.clone());
+    let described = tasks::compute(listed.size_bytes(), move || {
+        let mut entries = Vec::with_capacity(listed.entries.len());
+        let mut links = Vec::new();
+        listed.sort();
+        for item in &listed.entries {
+            let path = root.join(&item.relative_path)?;
+            let entry = describe_entry(&owned, &path, item);
+            if entry.is_symlink && links.len() < MAX_LINKS {
+                links.push((entries.len(), path));
+            }
+            entries.push(entry);
         }
-        entries.push(entry);
-    }
+        Ok::<_, EnvdError>((entries, links))
+    });
+    let (mut entries, links) = described.await??;
     if links.is_empty() {
         return Ok(entries);
     }
@@ -119,8 +126,8 @@ pub(crate) fn describe_entry(
         size: listed.size_bytes.to_string(),
         mode: listed.mode & 0o777,
         permissions: permissions(listed.kind, listed.mode),
-        owner: listed.owner.clone(),
-        group: listed.group.clone(),
+        owner: listed.owner.to_string(),
+        group: listed.group.to_string(),
         modified_time: listed.modified.map(|modified| modified.to_string()),
         symlink_target: None,
         metadata: live.metadata.get(path),

@@ -2,6 +2,7 @@
 
 pub(crate) mod entry;
 mod watch;
+mod watched;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,28 +17,34 @@ use self::entry::EntryInfo;
 use super::directories::listing::{self, StartLink};
 use super::error::{EnvdError, Result, RpcCode};
 use super::path;
-use super::rpc::{CallKind, Empty, RpcCall, json as protobuf};
+use super::rpc::{CallKind, Empty, LargeMessage, RpcCall, json as protobuf};
 use crate::envd::RunningSandbox;
 
 /// Time limit of a unary call without one of its own.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
+/// Memory of one description, besides its name.
+const DESCRIPTION_BYTES: usize = 320;
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct PathRequest {
+    #[serde(deserialize_with = "protobuf::or_default")]
     path: String,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct MoveRequest {
+    #[serde(deserialize_with = "protobuf::or_default")]
     source: String,
+    #[serde(deserialize_with = "protobuf::or_default")]
     destination: String,
 }
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct ListDirRequest {
+    #[serde(deserialize_with = "protobuf::or_default")]
     path: String,
     #[serde(deserialize_with = "protobuf::number")]
     depth: u32,
@@ -66,7 +73,7 @@ pub(crate) async fn call(
         | "GetWatcherEvents" | "RemoveWatcher" => CallKind::Unary,
         _ => return StatusCode::NOT_FOUND.into_response(),
     };
-    let mut call = match RpcCall::new(request, kind, live.commands.idle_timeout) {
+    let mut call = match RpcCall::new(request, kind, live.commands.idle_timeout, &live.account) {
         Ok(call) => call,
         Err(refusal) => return *refusal,
     };
@@ -80,32 +87,35 @@ pub(crate) async fn call(
         "Stat" => call.unary(|request| stat(live, request)).await,
         "MakeDir" => call.unary(|request| make_dir(live, request)).await,
         "Move" => call.unary(|request| rename(live, request)).await,
-        "ListDir" => call.unary(|request| list_dir(live, request)).await,
+        "ListDir" => call.unary_large(|request| list_dir(live, request)).await,
         "Remove" => call.unary(|request| remove(live, request)).await,
         "CreateWatcher" => call.unary(|request| watch::create(live, request)).await,
-        "GetWatcherEvents" => call.unary(|request| watch::events(live, request)).await,
+        "GetWatcherEvents" => {
+            call.unary_large(|request| watch::events(live, request))
+                .await
+        }
         _ => call.unary(|request| watch::remove(live, request)).await,
     }
 }
 
-async fn stat(live: &RunningSandbox, request: PathRequest) -> Result<EntryResponse> {
+async fn stat(live: &Arc<RunningSandbox>, request: PathRequest) -> Result<EntryResponse> {
     let path = path::resolve(&request.path, &live.home)?;
     entry_at(live, &path).await
 }
 
-async fn entry_at(live: &RunningSandbox, path: &SandboxPath) -> Result<EntryResponse> {
+async fn entry_at(live: &Arc<RunningSandbox>, path: &SandboxPath) -> Result<EntryResponse> {
     let sandbox = live.acquire()?;
-    match entry::describe(live, &*sandbox, path).await? {
+    match entry::describe(live, &sandbox, path).await? {
         Some(entry) => Ok(EntryResponse { entry }),
         None => Err(EnvdError::not_found(format!("file not found: {path}"))),
     }
 }
 
-async fn make_dir(live: &RunningSandbox, request: PathRequest) -> Result<EntryResponse> {
+async fn make_dir(live: &Arc<RunningSandbox>, request: PathRequest) -> Result<EntryResponse> {
     let path = path::resolve(&request.path, &live.home)?;
     let sandbox = live.acquire()?;
-    let listed = listing::list(&*sandbox, &path, StartLink::Follow, 0).await?;
-    match listed.first().map(|listed| listed.kind) {
+    let listed = listing::list(&sandbox, &path, StartLink::Follow, 0).await?;
+    match listed.entries.first().map(|listed| listed.kind) {
         None => {}
         Some(FileKind::Directory) => {
             let message = format!("directory already exists: {path}");
@@ -120,7 +130,7 @@ async fn make_dir(live: &RunningSandbox, request: PathRequest) -> Result<EntryRe
     entry_at(live, &path).await
 }
 
-async fn rename(live: &RunningSandbox, request: MoveRequest) -> Result<EntryResponse> {
+async fn rename(live: &Arc<RunningSandbox>, request: MoveRequest) -> Result<EntryResponse> {
     let from = path::resolve(&request.source, &live.home)?;
     let to = path::resolve(&request.destination, &live.home)?;
     let sandbox = live.acquire()?;
@@ -143,7 +153,7 @@ async fn rename(live: &RunningSandbox, request: MoveRequest) -> Result<EntryResp
     entry_at(live, &to).await
 }
 
-async fn remove(live: &RunningSandbox, request: PathRequest) -> Result<Empty> {
+async fn remove(live: &Arc<RunningSandbox>, request: PathRequest) -> Result<Empty> {
     let path = path::resolve(&request.path, &live.home)?;
     match live.acquire()?.remove(&path).await {
         Ok(()) => {}
@@ -154,16 +164,18 @@ async fn remove(live: &RunningSandbox, request: PathRequest) -> Result<Empty> {
     Ok(Empty {})
 }
 
-async fn list_dir(live: &RunningSandbox, request: ListDirRequest) -> Result<ListDirResponse> {
+async fn list_dir(live: &Arc<RunningSandbox>, request: ListDirRequest) -> Result<LargeMessage> {
     let path = path::resolve(&request.path, &live.home)?;
     let sandbox = live.acquire()?;
     let mut listed =
-        listing::list(&*sandbox, &path, StartLink::Follow, request.depth.max(1)).await?;
-    check_directory(&path, listed.first())?;
-    listed.remove(0);
-    listed.sort_by(|one, other| one.relative_path.cmp(&other.relative_path));
-    let entries = entry::describe_all(live, &*sandbox, &path, listed).await?;
-    Ok(ListDirResponse { entries })
+        listing::list(&sandbox, &path, StartLink::Follow, request.depth.max(1)).await?;
+    check_directory(&path, listed.entries.first())?;
+    // The directory itself comes first.
+    listed.entries.remove(0);
+    let (size_bytes, mut charge) = (listed.size_bytes(), live.account.charge());
+    charge.grow(size_bytes + listed.entries.len() * DESCRIPTION_BYTES)?;
+    let entries = entry::describe_all(live, &sandbox, &path, listed).await?;
+    LargeMessage::new(ListDirResponse { entries }, size_bytes, charge).await
 }
 
 /// Refuses a path that is not a directory.

@@ -15,8 +15,8 @@ use tokio::time::timeout;
 use self::subscription::Subscription;
 use super::commands::command::{ControlRequest, RunningCommand};
 use super::commands::messages::{
-    Input, ListResponse, SelectRequest, SendInputRequest, SendSignalRequest, StartRequest,
-    StreamInputRequest, UpdateRequest,
+    Input, ListResponse, SelectRequest, SendInputRequest, SendSignalRequest, SignalValue,
+    StartRequest, StreamInputRequest, UpdateRequest,
 };
 use super::error::{EnvdError, Result, RpcCode};
 use super::rpc::envelope::EnvelopeReader;
@@ -39,7 +39,7 @@ pub(crate) async fn call(
         "List" | "Update" | "SendInput" | "SendSignal" | "CloseStdin" => CallKind::Unary,
         _ => return StatusCode::NOT_FOUND.into_response(),
     };
-    let call = match RpcCall::new(request, kind, live.commands.idle_timeout) {
+    let call = match RpcCall::new(request, kind, live.commands.idle_timeout, &live.account) {
         Ok(call) => call,
         Err(refusal) => return *refusal,
     };
@@ -160,7 +160,7 @@ async fn update(live: &RunningSandbox, request: UpdateRequest) -> Result<Empty> 
 
 async fn send_signal(live: &RunningSandbox, request: SendSignalRequest) -> Result<Empty> {
     let command = live.commands.find_running(&request.process)?;
-    match parse_signal(&request.signal)? {
+    match parse_signal(request.signal.as_ref())? {
         Signal::KILL => {
             // Kills the whole process tree.
             command.kill.cancel();
@@ -176,10 +176,12 @@ async fn send_signal(live: &RunningSandbox, request: SendSignalRequest) -> Resul
     Ok(Empty {})
 }
 
-fn parse_signal(name: &serde_json::Value) -> Result<Signal> {
-    match (name.as_str(), name.as_i64()) {
-        (Some("SIGNAL_SIGKILL"), _) | (_, Some(9)) => Ok(Signal::KILL),
-        (Some("SIGNAL_SIGTERM"), _) | (_, Some(15)) => Ok(Signal::TERM),
+fn parse_signal(signal: Option<&SignalValue>) -> Result<Signal> {
+    match signal {
+        Some(SignalValue::Number(9)) => Ok(Signal::KILL),
+        Some(SignalValue::Number(15)) => Ok(Signal::TERM),
+        Some(SignalValue::Name(name)) if name == "SIGNAL_SIGKILL" => Ok(Signal::KILL),
+        Some(SignalValue::Name(name)) if name == "SIGNAL_SIGTERM" => Ok(Signal::TERM),
         _ => Err(EnvdError::invalid(
             "the signal must be SIGNAL_SIGKILL or SIGNAL_SIGTERM",
         )),

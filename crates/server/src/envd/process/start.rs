@@ -45,6 +45,9 @@ pub(crate) async fn start(
     }
     let sandbox_use = live.acquire()?;
     let slot = live.commands.reserve()?;
+    let descriptors = live.account.take_descriptors()?;
+    let mut kept = live.account.charge();
+    kept.grow(config.size_bytes() + tag.as_ref().map_or(0, String::len))?;
     let kill = CancellationToken::new();
     let size = pty.map(|pty| pty_size(pty.size.as_ref()));
     let wants_stdin = size.is_some() || stdin.unwrap_or(true);
@@ -87,7 +90,8 @@ pub(crate) async fn start(
     let id = process.id();
     let pid = id.unwrap_or_else(|| live.commands.synthetic_pid());
     let (output, input) = (process.take_output(), process.take_stdin());
-    let (command, requests) = RunningCommand::new(pid, tag, config, size.is_some(), input, kill);
+    let (command, requests) =
+        RunningCommand::new(pid, tag, config, size.is_some(), input, kill, kept);
     let events = command.subscribe();
     let parts = CommandParts {
         process,
@@ -100,7 +104,7 @@ pub(crate) async fn start(
     let (ended, gone) = (live.ended.clone(), live.gone.clone());
     live.tasks.spawn(async move {
         // Keeps the sandbox until the command has ended.
-        let _sandbox_use = sandbox_use;
+        let _held = (sandbox_use, descriptors);
         tokio::select! {
             result = command.drive(parts) => if result.is_err_and(|error| {
                 error.kind() == SandboxErrorKind::Gone

@@ -7,6 +7,7 @@ use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
 use serde::Serialize;
 
 use super::MESSAGE_BYTES;
+use crate::accounts::MemoryCharge;
 use crate::body;
 use crate::envd::error::{EnvdError, Result, RpcCode};
 
@@ -43,25 +44,34 @@ pub(crate) struct EnvelopeReader {
     body: Body,
     idle: Duration,
     buffer: BytesMut,
+    charge: MemoryCharge,
+    /// Bytes charged for each byte in the buffer and of the latest message.
+    weight: usize,
 }
 
 impl EnvelopeReader {
-    pub(crate) fn new(body: Body, idle: Duration) -> Self {
+    pub(crate) fn new(body: Body, idle: Duration, charge: MemoryCharge, weight: usize) -> Self {
         Self {
             body,
             idle,
             buffer: BytesMut::new(),
+            charge,
+            weight,
         }
     }
 
     /// Returns the next message, or `None` at the end.
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>> {
+        self.charge.set(self.buffer.len() * self.weight)?;
         loop {
             if let Some(message) = self.take()? {
                 return Ok(message);
             }
             match body::next_chunk(&mut self.body, self.idle).await? {
-                Some(chunk) => self.buffer.extend_from_slice(&chunk),
+                Some(chunk) => {
+                    self.charge.grow(chunk.len() * self.weight)?;
+                    self.buffer.extend_from_slice(&chunk);
+                }
                 None if self.buffer.is_empty() => return Ok(None),
                 None => return Err(EnvdError::invalid("the stream ended within a message")),
             }
@@ -97,10 +107,16 @@ mod tests {
     use futures_util::stream;
 
     use super::*;
+    use crate::accounts::{MemoryAccount, Pool};
+    use crate::keys::Keys;
 
     async fn read(chunks: Vec<Vec<u8>>) -> Result<Vec<Bytes>, RpcCode> {
         let chunks = stream::iter(chunks.into_iter().map(Ok::<_, std::io::Error>));
-        let mut envelopes = EnvelopeReader::new(Body::from_stream(chunks), Duration::from_secs(5));
+        let keys = Keys::default();
+        let pool = Pool::new(MESSAGE_BYTES, MESSAGE_BYTES, &keys);
+        let charge = MemoryAccount::of_pool(&pool, &keys.owner("any").unwrap()).charge();
+        let body = Body::from_stream(chunks);
+        let mut envelopes = EnvelopeReader::new(body, Duration::from_secs(5), charge, 1);
         let mut messages = Vec::new();
         while let Some(message) = envelopes.next().await.map_err(|error| error.code)? {
             messages.push(message);

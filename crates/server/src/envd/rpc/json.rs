@@ -14,12 +14,23 @@ const LENIENT: GeneralPurposeConfig =
 const STANDARD: GeneralPurpose = GeneralPurpose::new(&alphabet::STANDARD, LENIENT);
 const URL_SAFE: GeneralPurpose = GeneralPurpose::new(&alphabet::URL_SAFE, LENIENT);
 
+/// Deserializes a field whose `null` means the default value.
+pub(crate) fn or_default<'de, D, T>(from: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Deserialize<'de> + Default,
+{
+    Ok(Option::deserialize(from)?.unwrap_or_default())
+}
+
 /// Deserializes base64 in either alphabet, padded or not.
 pub(crate) fn bytes<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Bytes>, D::Error> {
     #[derive(Deserialize)]
     struct Text<'a>(#[serde(borrow)] Cow<'a, str>);
 
-    let Text(text) = Text::deserialize(from)?;
+    let Some(Text(text)) = Option::deserialize(from)? else {
+        return Ok(None);
+    };
     let decoded = if text.contains(['-', '_']) {
         URL_SAFE.decode(&*text)
     } else {
@@ -31,6 +42,11 @@ pub(crate) fn bytes<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Bytes>,
 
 /// Deserializes a number or a string with a number.
 pub(crate) fn number<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error> {
+    Ok(optional_number(from)?.unwrap_or_default())
+}
+
+/// Like [`number`], for an optional field.
+pub(crate) fn optional_number<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged, expecting = "expected a number from 0 to 4294967295")]
     enum Written {
@@ -38,15 +54,11 @@ pub(crate) fn number<'de, D: Deserializer<'de>>(from: D) -> Result<u32, D::Error
         Text(String),
     }
 
-    match Written::deserialize(from)? {
-        Written::Number(number) => Ok(number),
-        Written::Text(text) => text.parse().map_err(D::Error::custom),
+    match Option::deserialize(from)? {
+        None => Ok(None),
+        Some(Written::Number(number)) => Ok(Some(number)),
+        Some(Written::Text(text)) => text.parse().map(Some).map_err(D::Error::custom),
     }
-}
-
-/// Like [`number`], for an optional field.
-pub(crate) fn optional_number<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
-    number(from).map(Some)
 }
 
 /// Returns the length of the base64 encoding of `bytes`.
@@ -91,6 +103,8 @@ mod tests {
         assert_eq!(read(r#"{"data":"/+8=","pid":7}"#), both(b"\xff\xef", 7));
         assert_eq!(read(r#"{"data":"_-8","pid":"7"}"#), both(b"\xff\xef", 7));
         assert_eq!(read(r#"{"data":"","x":null}"#), both(b"", 0));
+        let null = read(r#"{"data":null,"pid":null}"#);
+        assert_eq!(null, Some(Both { data: None, pid: 0 }));
         assert_eq!(read("{}"), Some(Both { data: None, pid: 0 }));
         assert_eq!(read(r#"{"data":"*"}"#), None);
         assert_eq!(read(r#"{"pid":-1}"#), None);

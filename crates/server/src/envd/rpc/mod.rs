@@ -12,16 +12,24 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt as _};
 use http::{HeaderMap, Method, Request, StatusCode, header};
+use http_body_util::{BodyExt as _, Full};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
 use self::envelope::{END_STREAM, EnvelopeReader};
+use super::access::SandboxAccount;
 use super::error::{EnvdError, Result, RpcCode};
-use crate::body;
+use crate::accounts::MemoryCharge;
+use crate::{body, tasks};
 
 /// Maximum size of a client's message; larger data belongs in a file.
 pub(crate) const MESSAGE_BYTES: usize = 8 << 20;
+
+/// Bytes charged for each byte of a message: of input, which is text and decoded bytes, and of a command,
+/// whose arguments and variables are larger than their text.
+const INPUT_WEIGHT: usize = 2;
+const START_WEIGHT: usize = 8;
 
 const UNARY_TYPE: &str = "application/json";
 const STREAMING_TYPE: &str = "application/connect+json";
@@ -40,6 +48,38 @@ pub(crate) enum StreamItem {
 #[derive(Debug, Serialize)]
 pub(crate) struct Empty {}
 
+/// A large response to a unary call, charged until it is sent.
+pub(crate) struct LargeMessage {
+    json: Bytes,
+    charge: MemoryCharge,
+}
+
+impl LargeMessage {
+    /// Serializes a message of about `size_bytes`, for which `charge` grows.
+    pub(crate) async fn new<T: Serialize + Send + 'static>(
+        message: T,
+        size_bytes: usize,
+        mut charge: MemoryCharge,
+    ) -> Result<Self> {
+        charge.grow(size_bytes)?;
+        let json = tasks::compute(size_bytes, move || serde_json::to_vec(&message));
+        let json = json.await?.unwrap_or_default();
+        Ok(Self {
+            json: json.into(),
+            charge,
+        })
+    }
+
+    fn into_response(self) -> Response {
+        let Self { json, charge } = self;
+        let body = Full::from(json).map_frame(move |frame| {
+            let _held = &charge;
+            frame
+        });
+        ([(header::CONTENT_TYPE, UNARY_TYPE)], Body::new(body)).into_response()
+    }
+}
+
 /// Items of a response; the last one is not a message.
 pub(crate) type StreamItems = Pin<Box<dyn Stream<Item = StreamItem> + Send>>;
 
@@ -55,6 +95,7 @@ pub(crate) struct RpcCall {
     body: Body,
     /// How long the body may make no progress.
     idle: Duration,
+    account: SandboxAccount,
     pub(crate) times: CallTimes,
 }
 
@@ -73,6 +114,7 @@ impl RpcCall {
         request: Request<Body>,
         kind: CallKind,
         idle: Duration,
+        account: &SandboxAccount,
     ) -> Result<Self, Box<Response>> {
         check(&request, kind)?;
         let (head, body) = request.into_parts();
@@ -83,7 +125,12 @@ impl RpcCall {
             })?,
             keepalive: keepalive(&head.headers),
         };
-        Ok(Self { body, idle, times })
+        Ok(Self {
+            body,
+            idle,
+            account: account.clone(),
+            times,
+        })
     }
 
     /// Responds to a unary call.
@@ -93,11 +140,37 @@ impl RpcCall {
         U: Serialize,
         F: Future<Output = Result<U>>,
     {
+        unary(self.answer_unary(answer).await)
+    }
+
+    /// Responds to a unary call with a large message.
+    pub(crate) async fn unary_large<T, F>(self, answer: impl FnOnce(T) -> F) -> Response
+    where
+        T: DeserializeOwned,
+        F: Future<Output = Result<LargeMessage>>,
+    {
+        let answered = self.answer_unary(answer).await;
+        answered.map_or_else(EnvdError::into_rpc, LargeMessage::into_response)
+    }
+
+    async fn answer_unary<T, U, F>(self, answer: impl FnOnce(T) -> F) -> Result<U>
+    where
+        T: DeserializeOwned,
+        F: Future<Output = Result<U>>,
+    {
         let answered = async {
-            let bytes = body::read_all(self.body, MESSAGE_BYTES, self.idle).await?;
+            let mut charge = self.account.charge();
+            let read_all = body::read_all(
+                self.body,
+                MESSAGE_BYTES,
+                self.idle,
+                &mut charge,
+                INPUT_WEIGHT,
+            );
+            let bytes = read_all.await?;
             answer(read(if bytes.is_empty() { b"{}" } else { &bytes })?).await
         };
-        unary(limited(self.times.limit, answered).await)
+        limited(self.times.limit, answered).await
     }
 
     /// Responds to a server-streaming call.
@@ -107,7 +180,8 @@ impl RpcCall {
         F: Future<Output = Result<StreamItems>>,
     {
         let answered = async {
-            let mut envelopes = EnvelopeReader::new(self.body, self.idle);
+            let charge = self.account.charge();
+            let mut envelopes = EnvelopeReader::new(self.body, self.idle, charge, START_WEIGHT);
             let missing = || EnvdError::invalid("the call has no message");
             let message = envelopes.next().await?.ok_or_else(missing)?;
             if envelopes.next().await?.is_some() {
@@ -127,7 +201,8 @@ impl RpcCall {
         U: Serialize,
         F: Future<Output = Result<U>>,
     {
-        let messages = EnvelopeReader::new(self.body, self.idle);
+        let charge = self.account.charge();
+        let messages = EnvelopeReader::new(self.body, self.idle, charge, INPUT_WEIGHT);
         match limited(self.times.limit, answer(messages)).await {
             Err(error) => stream_error(error),
             Ok(message) => {
@@ -221,6 +296,18 @@ pub(crate) fn stream_error(error: EnvdError) -> Response {
     error.respond_with(|error| {
         ([(header::CONTENT_TYPE, STREAMING_TYPE)], end(Err(error))).into_response()
     })
+}
+
+/// Whether a response is a stream of messages.
+pub(crate) fn is_stream(headers: &HeaderMap) -> bool {
+    let kind = headers.get(header::CONTENT_TYPE);
+    kind.is_some_and(|kind| kind == STREAMING_TYPE)
+}
+
+/// The end of a stream whose sandbox has ended. The message is what SDKs look for.
+pub(crate) fn sandbox_ended() -> Bytes {
+    let message = "The sandbox was not found: the sandbox was killed or reached its end of life";
+    end(Err(EnvdError::new(RpcCode::Unavailable, message)))
 }
 
 fn end(result: Result<()>) -> Bytes {

@@ -1,0 +1,362 @@
+//! Use of the server's limited resources, by owner.
+//!
+//! Each resource is a [`Pool`]. If the server has several keys, half of a pool is divided into shares
+//! reserved for them, so that no key can take the last places of the others; the other half belongs to
+//! whoever comes first. A server with one key, or without keys, gives everything to its clients.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use rustix::process::{Resource, getrlimit};
+
+use crate::keys::{Keys, Owner};
+use crate::settings::Settings;
+
+/// Descriptors that an idle sandbox, and a running command, hold open in the local backend, rounded up.
+pub(crate) const DESCRIPTORS_PER_SANDBOX: usize = 6;
+pub(crate) const DESCRIPTORS_PER_COMMAND: usize = 6;
+/// Parts of the descriptors: connections, each with a file that its request reads or writes, may use an
+/// eighth; sandboxes and commands, a half.
+const CONNECTION_PART: usize = 8;
+const SANDBOX_PART: usize = 2;
+/// Part of the connections that may be unauthenticated.
+const UNAUTHENTICATED_PART: usize = 4;
+
+/// The pools of a server.
+pub(crate) struct Accounts {
+    /// Running sandboxes.
+    pub(crate) sandboxes: Arc<Pool>,
+    /// Bytes kept for clients: messages being read, listings, watched directories, metadata.
+    pub(crate) memory: Arc<Pool>,
+    /// File descriptors of sandboxes and commands.
+    pub(crate) descriptors: Arc<Pool>,
+    /// Connections of authenticated clients.
+    pub(crate) connections: Arc<Pool>,
+    /// Authenticated requests that wait for a connection of their owner to end.
+    pub(crate) waiting: Arc<Pool>,
+    /// Maximum number of connections that no request has authenticated.
+    pub(crate) unauthenticated: usize,
+}
+
+impl Accounts {
+    pub(crate) fn new(settings: &Settings) -> Self {
+        let (limits, keys) = (&settings.limits, &settings.keys);
+        let open_files = getrlimit(Resource::Nofile).current;
+        let open_files =
+            open_files.map_or(usize::MAX, |limit| limit.try_into().unwrap_or(usize::MAX));
+        let connections = limits.connections.min(open_files / CONNECTION_PART).max(2);
+        let unauthenticated = (connections / UNAUTHENTICATED_PART).max(1);
+        // Those who wait may not fill the place of those who only begin, unless no other key does.
+        let waiting = if keys.owners().len() > 1 {
+            unauthenticated / 2
+        } else {
+            unauthenticated
+        };
+        let pool = |capacity| Pool::new(capacity, capacity, keys);
+        Self {
+            sandboxes: Pool::new(limits.sandboxes, limits.sandboxes_per_key, keys),
+            memory: pool(limits.memory_bytes),
+            descriptors: pool(open_files / SANDBOX_PART),
+            connections: pool(connections - unauthenticated),
+            waiting: pool(waiting),
+            unauthenticated,
+        }
+    }
+
+    /// Returns the number of sandboxes that descriptors allow, each with one command.
+    pub(crate) fn sandboxes_by_descriptors(&self) -> usize {
+        self.descriptors.capacity / (DESCRIPTORS_PER_SANDBOX + DESCRIPTORS_PER_COMMAND)
+    }
+}
+
+/// A limited resource.
+pub(crate) struct Pool {
+    capacity: usize,
+    max_per_owner: usize,
+    /// Reserved for each of `owners`.
+    share: usize,
+    owners: HashSet<Owner>,
+    usage: Mutex<PoolUsage>,
+}
+
+#[derive(Default)]
+struct PoolUsage {
+    by_owner: HashMap<Owner, usize>,
+    total: usize,
+    /// Sum of the unused parts of all shares.
+    unused_shares: usize,
+}
+
+/// A pool has too little left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Exhausted {
+    /// For this owner, whose maximum is the number.
+    Owner(usize),
+    /// For everyone but the owners with unused shares; the number is the capacity.
+    All(usize),
+}
+
+impl Pool {
+    /// Creates a pool of which one owner may use `max_per_owner`.
+    pub(crate) fn new(capacity: usize, max_per_owner: usize, keys: &Keys) -> Arc<Self> {
+        let owners = keys.owners();
+        let share = match owners.len() {
+            0 | 1 => 0,
+            count if capacity < count => 0,
+            count => (capacity / count / 2).max(1).min(max_per_owner),
+        };
+        let unused_shares = share * owners.len();
+        Arc::new(Self {
+            capacity,
+            max_per_owner,
+            share,
+            owners,
+            usage: Mutex::new(PoolUsage {
+                unused_shares,
+                ..PoolUsage::default()
+            }),
+        })
+    }
+
+    fn usage(&self) -> MutexGuard<'_, PoolUsage> {
+        self.usage.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes `amount` for an owner until the lease is dropped.
+    pub(crate) fn take(self: &Arc<Self>, owner: &Owner, amount: usize) -> Result<Lease, Exhausted> {
+        self.add(owner, amount)?;
+        Ok(Lease {
+            pool: Arc::clone(self),
+            owner: owner.clone(),
+            amount,
+        })
+    }
+
+    /// Whether anyone uses it.
+    pub(crate) fn is_used(&self) -> bool {
+        self.usage().total > 0
+    }
+
+    fn unused_share(&self, owner: &Owner, used: usize) -> usize {
+        if self.owners.contains(owner) {
+            self.share.saturating_sub(used)
+        } else {
+            0
+        }
+    }
+
+    fn add(&self, owner: &Owner, amount: usize) -> Result<(), Exhausted> {
+        let mut usage = self.usage();
+        let used = usage.by_owner.get(owner).copied().unwrap_or(0);
+        let own = used.saturating_add(amount);
+        if own > self.max_per_owner && self.max_per_owner < self.capacity {
+            return Err(Exhausted::Owner(self.max_per_owner));
+        }
+        let shares_of_others = usage.unused_shares - self.unused_share(owner, used);
+        if usage.total.saturating_add(amount) > self.capacity.saturating_sub(shares_of_others) {
+            return Err(Exhausted::All(self.capacity));
+        }
+        usage.total += amount;
+        usage.unused_shares = shares_of_others + self.unused_share(owner, own);
+        *usage.by_owner.entry(owner.clone()).or_default() = own;
+        Ok(())
+    }
+
+    fn release(&self, owner: &Owner, amount: usize) {
+        let mut usage = self.usage();
+        let Some(own) = usage.by_owner.get_mut(owner) else {
+            return;
+        };
+        let before = *own;
+        *own = own.saturating_sub(amount);
+        let after = *own;
+        if after == 0 {
+            usage.by_owner.remove(owner);
+        }
+        usage.total = usage.total.saturating_sub(amount);
+        usage.unused_shares += self.unused_share(owner, after) - self.unused_share(owner, before);
+    }
+}
+
+/// A part of a pool, returned on drop.
+pub(crate) struct Lease {
+    pool: Arc<Pool>,
+    pub(crate) owner: Owner,
+    amount: usize,
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.pool.release(&self.owner, self.amount);
+    }
+}
+
+/// The memory that one sandbox, or the control plane for one owner, may keep.
+#[derive(Clone)]
+pub(crate) struct MemoryAccount {
+    /// The sandbox's own budget.
+    sandbox: Option<Arc<Pool>>,
+    all: Arc<Pool>,
+    owner: Owner,
+}
+
+impl MemoryAccount {
+    pub(crate) fn new(accounts: &Accounts, owner: &Owner) -> Self {
+        Self::of_pool(&accounts.memory, owner)
+    }
+
+    pub(crate) fn of_pool(all: &Arc<Pool>, owner: &Owner) -> Self {
+        Self {
+            sandbox: None,
+            all: Arc::clone(all),
+            owner: owner.clone(),
+        }
+    }
+
+    /// Bounds the account of a sandbox.
+    pub(crate) fn with_limit(mut self, bytes: usize) -> Self {
+        self.sandbox = Some(Pool::new(bytes, bytes, &Keys::default()));
+        self
+    }
+
+    /// Returns a charge of no bytes.
+    pub(crate) fn charge(&self) -> MemoryCharge {
+        MemoryCharge {
+            account: self.clone(),
+            bytes: 0,
+        }
+    }
+}
+
+/// Bytes charged to an account, returned on drop.
+pub(crate) struct MemoryCharge {
+    account: MemoryAccount,
+    bytes: usize,
+}
+
+/// The memory of a sandbox, of its key or of the server is used up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "the server keeps too much for this {0}: end commands, watchers or requests, or retry later"
+)]
+pub(crate) struct MemoryExhausted(&'static str);
+
+impl MemoryCharge {
+    /// Charges more bytes.
+    pub(crate) fn grow(&mut self, bytes: usize) -> Result<(), MemoryExhausted> {
+        let account = &self.account;
+        if let Some(sandbox) = &account.sandbox {
+            let added = sandbox.add(&account.owner, bytes);
+            added.map_err(|_| MemoryExhausted("sandbox"))?;
+        }
+        if account.all.add(&account.owner, bytes).is_err() {
+            if let Some(sandbox) = &account.sandbox {
+                sandbox.release(&account.owner, bytes);
+            }
+            return Err(MemoryExhausted("key"));
+        }
+        self.bytes += bytes;
+        Ok(())
+    }
+
+    /// Moves all bytes to a new charge.
+    pub(crate) fn split(&mut self) -> Self {
+        let mut other = self.account.charge();
+        std::mem::swap(&mut self.bytes, &mut other.bytes);
+        other
+    }
+
+    /// Takes over the bytes of another charge to the same account.
+    pub(crate) fn merge(&mut self, mut other: Self) {
+        self.bytes += std::mem::take(&mut other.bytes);
+    }
+
+    /// Changes the charge to `bytes`.
+    pub(crate) fn set(&mut self, bytes: usize) -> Result<(), MemoryExhausted> {
+        if bytes > self.bytes {
+            return self.grow(bytes - self.bytes);
+        }
+        self.shrink(self.bytes - bytes);
+        Ok(())
+    }
+
+    /// Returns bytes.
+    pub(crate) fn shrink(&mut self, bytes: usize) {
+        let bytes = bytes.min(self.bytes);
+        self.bytes -= bytes;
+        let account = &self.account;
+        if let Some(sandbox) = &account.sandbox {
+            sandbox.release(&account.owner, bytes);
+        }
+        account.all.release(&account.owner, bytes);
+    }
+}
+
+impl Drop for MemoryCharge {
+    fn drop(&mut self) {
+        self.shrink(self.bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn owners() -> (Keys, Owner, Owner) {
+        let mut keys = Keys::default();
+        keys.add("one");
+        keys.add("two");
+        let (one, two) = (keys.owner("one").unwrap(), keys.owner("two").unwrap());
+        (keys, one, two)
+    }
+
+    #[test]
+    fn no_key_takes_the_share_of_another() {
+        let (keys, one, two) = owners();
+        let pool = Pool::new(8, 8, &keys);
+        let six: Vec<Lease> = (0..6).map(|_| pool.take(&one, 1).unwrap()).collect();
+        assert_eq!(pool.take(&one, 1).err(), Some(Exhausted::All(8)));
+        let both = pool.take(&two, 2).unwrap();
+        assert_eq!(pool.take(&two, 1).err(), Some(Exhausted::All(8)));
+        drop(six);
+        assert!(pool.take(&two, 4).is_ok());
+        drop(both);
+        let usage = pool.usage();
+        assert_eq!((usage.total, usage.unused_shares), (0, 4));
+    }
+
+    #[test]
+    fn a_single_key_uses_everything() {
+        let mut keys = Keys::default();
+        for keys in [keys.clone(), {
+            keys.add("one");
+            keys
+        }] {
+            let owner = keys.owner("one").unwrap();
+            let pool = Pool::new(8, 8, &keys);
+            let all = pool.take(&owner, 8).unwrap();
+            assert_eq!(pool.take(&owner, 1).err(), Some(Exhausted::All(8)));
+            drop(all);
+            assert!(Pool::new(8, 3, &keys).take(&owner, 3).is_ok());
+            let refused = Pool::new(8, 3, &keys).take(&owner, 4).err();
+            assert_eq!(refused, Some(Exhausted::Owner(3)));
+        }
+    }
+
+    #[test]
+    fn a_charge_is_bounded_by_sandbox_and_key() {
+        let (keys, one, _) = owners();
+        let all = Pool::new(100, 100, &keys);
+        let account = MemoryAccount::of_pool(&all, &one);
+        let sandbox = account.clone().with_limit(50);
+        let mut charge = sandbox.charge();
+        assert_eq!(charge.grow(51), Err(MemoryExhausted("sandbox")));
+        charge.grow(50).unwrap();
+        let mut other = account.with_limit(50).charge();
+        assert_eq!(other.grow(26), Err(MemoryExhausted("key")));
+        charge.shrink(10);
+        other.grow(26).unwrap();
+        drop((charge, other));
+        assert_eq!(all.usage().total, 0);
+    }
+}
