@@ -9,7 +9,7 @@ use http_body_util::{BodyExt as _, Full, StreamBody};
 use hyper::body::Frame;
 use serde_json::{Value, json};
 
-use crate::support::{Sandbox, TestResponse, serve, serve_with};
+use crate::support::{Sandbox, TestResponse, eventually, serve, serve_with};
 
 async fn names(sandbox: &Sandbox<'_>, path: &str) -> Vec<String> {
     let answer = sandbox
@@ -337,43 +337,95 @@ async fn directories_are_created_moved_and_removed() {
     server.stop().await;
 }
 
+async fn watch(sandbox: &Sandbox<'_>) -> Value {
+    let create = json!({ "path": "" });
+    let answer = sandbox.call("filesystem.Filesystem/CreateWatcher", create);
+    let created = answer.await.json();
+    json!({ "watcherId": created["watcherId"] })
+}
+
+/// Returns the events since the latest call.
+async fn events(sandbox: &Sandbox<'_>, watcher: &Value) -> Vec<Value> {
+    let call = "filesystem.Filesystem/GetWatcherEvents";
+    let answer = sandbox.call(call, watcher.clone()).await.json();
+    answer["events"].as_array().cloned().unwrap_or_default()
+}
+
 #[tokio::test]
-async fn an_idle_watcher_blocks_nothing() {
+async fn changes_are_reported_by_each_watcher() {
     let server = serve().await;
     let sandbox = server.create_default().await;
-    let create = json!({ "path": "" });
-    let idle = sandbox
-        .call("filesystem.Filesystem/CreateWatcher", create.clone())
-        .await
-        .json();
-    let asked = sandbox
-        .call("filesystem.Filesystem/CreateWatcher", create)
-        .await
-        .json();
+    let (one, other) = (watch(&sandbox).await, watch(&sandbox).await);
     sandbox
         .run("for n in $(seq 500); do echo x > f$n; done")
         .await;
-    let events = async |watcher: &Value| {
-        let message = json!({ "watcherId": watcher["watcherId"] });
-        sandbox
-            .call("filesystem.Filesystem/GetWatcherEvents", message)
-            .await
-            .json()["events"]
-            .clone()
-    };
-    assert_eq!(events(&asked).await.as_array().unwrap().len(), 1000);
+    for watcher in [&one, &other] {
+        let events = events(&sandbox, watcher).await;
+        let created = events
+            .iter()
+            .filter(|event| event["type"] == "EVENT_TYPE_CREATE");
+        assert_eq!(created.count(), 500);
+    }
     sandbox.run("rm f*").await;
-    // Changes undone between two polls are not reported.
-    assert_eq!(events(&idle).await, Value::Null);
-    assert_eq!(events(&asked).await.as_array().unwrap().len(), 500);
-    let message = json!({ "watcherId": asked["watcherId"] });
+    assert_eq!(events(&sandbox, &one).await.len(), 500);
     let removed = sandbox
-        .call("filesystem.Filesystem/RemoveWatcher", message.clone())
+        .call("filesystem.Filesystem/RemoveWatcher", one.clone())
         .await;
     assert_eq!(removed.status, StatusCode::OK);
     let gone = sandbox
-        .call("filesystem.Filesystem/GetWatcherEvents", message)
+        .call("filesystem.Filesystem/GetWatcherEvents", one)
         .await;
     assert_eq!(gone.json()["code"], "not_found");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn changes_between_two_fetches_are_reported() {
+    let server = serve().await;
+    let sandbox = server.create_default().await;
+    let watcher = watch(&sandbox).await;
+    // Repeated, because a busy machine may look too late.
+    eventually("a short-lived file is seen", async || {
+        sandbox.run("touch short; sleep 0.5; rm short").await;
+        let events = events(&sandbox, &watcher).await;
+        let kinds: Vec<&Value> = events.iter().map(|event| &event["type"]).collect();
+        kinds == ["EVENT_TYPE_CREATE", "EVENT_TYPE_REMOVE"]
+    })
+    .await;
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn writing_follows_links_and_keeps_hard_links() {
+    let server = serve().await;
+    let sandbox = server.create_default().await;
+    sandbox
+        .run(
+            "printf long-content > target; ln -s target link; ln target hard; ln -s new dangling; \
+             ln -s /etc/shells system; ln -s . directory; mkfifo pipe; ln -s pipe to-pipe; \
+             touch read-only; chmod 444 read-only",
+        )
+        .await;
+    assert_eq!(sandbox.put("link", "one").await.status, StatusCode::OK);
+    let (shown, _) = sandbox.run("cat target hard; readlink link").await;
+    assert_eq!(shown, "oneonetarget\n");
+    sandbox.put("target", "two").await;
+    assert_eq!(sandbox.run("cat hard").await.0, "two");
+    sandbox.put("dangling", "three").await;
+    assert_eq!(sandbox.run("cat new").await.0, "three");
+    sandbox.put("read-only", "four").await;
+    assert_eq!(
+        sandbox.run("cat read-only; stat -c %a read-only").await.0,
+        "four444\n"
+    );
+    for (path, status) in [
+        ("system", StatusCode::FORBIDDEN),
+        ("directory", StatusCode::BAD_REQUEST),
+        ("pipe", StatusCode::BAD_REQUEST),
+        ("to-pipe", StatusCode::BAD_REQUEST),
+    ] {
+        let answer = sandbox.put(path, "x").await;
+        assert_eq!(answer.status, status, "{path}: {answer:?}");
+    }
     server.stop().await;
 }

@@ -9,6 +9,7 @@
     reason = "the lints know a test by its attribute, and what tests share has none"
 )]
 
+mod bounds;
 mod control;
 mod files;
 mod killed;

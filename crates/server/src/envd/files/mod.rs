@@ -1,6 +1,8 @@
 //! Files over plain HTTP: `GET /files` and `POST /files`.
 
 mod download;
+mod form;
+mod overwrite;
 mod range;
 pub(crate) mod signature;
 mod upload;

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use axum::Json;
 use axum::body::Body;
+use axum::extract::multipart::{Field, MultipartError};
 use axum::extract::{DefaultBodyLimit, FromRequest as _, Multipart};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
@@ -21,9 +22,11 @@ use tokio::sync::mpsc;
 use tokio::time::timeout;
 
 use super::FileQuery;
+use super::form::{FormInput, FormStep};
+use super::overwrite::overwrite;
 use crate::body::{self, BodyError};
 use crate::envd::RunningSandbox;
-use crate::envd::error::{EnvdError, Result};
+use crate::envd::error::{EnvdError, Result, RpcCode};
 use crate::envd::{metadata, path};
 
 /// Queued chunks of a form part.
@@ -32,6 +35,8 @@ const QUEUED_CHUNKS: usize = 4;
 const DECOMPRESSION_STEP_BYTES: usize = 2048;
 /// Maximum files in one form.
 const MAX_FILES: usize = 10_000;
+/// Memory of one file's entry in the response.
+const WRITTEN_FILE_BYTES: usize = 160;
 
 #[derive(Debug, Serialize)]
 struct WrittenFile {
@@ -89,9 +94,12 @@ fn header_text(headers: &HeaderMap, name: HeaderName) -> String {
 async fn form(
     live: &Arc<RunningSandbox>,
     query: &FileQuery,
-    mut request: Request<Body>,
+    request: Request<Body>,
     metadata_values: &BTreeMap<String, String>,
 ) -> Result<Vec<WrittenFile>> {
+    let (head, body) = request.into_parts();
+    let (input, step) = FormInput::new(body);
+    let mut request = Request::from_parts(head, Body::from_stream(input));
     // Files are streamed, so the framework's limit does not apply.
     DefaultBodyLimit::disable().apply(&mut request);
     let parts = Multipart::from_request(request, &()).await;
@@ -99,12 +107,18 @@ async fn form(
     let idle = live.commands.idle_timeout;
     let mut written = Vec::new();
     let mut targets = BTreeSet::new();
+    // The memory of the paths and of the response.
+    let mut charge = live.account.charge();
     loop {
+        step.begin();
         let part = timeout(idle, parts.next_field()).await;
         let part = part.map_err(|_| BodyError::Idle)?;
-        let part = part.map_err(|error| EnvdError::invalid(form_error(&error.body_text())))?;
+        let part = part.map_err(|error| EnvdError::invalid(form_failure(&step, &error)))?;
         let Some(mut part) = part else { break };
         if part.name() != Some("file") {
+            while let Some(chunk) = next_chunk(&mut part, &step, idle).await {
+                chunk?;
+            }
             continue;
         }
         let named = match &query.path {
@@ -115,6 +129,8 @@ async fn form(
             return Err(EnvdError::invalid("a file has no path"));
         }
         let path = path::resolve(&named, &live.home)?;
+        let kept_bytes = WRITTEN_FILE_BYTES + 4 * path.relative_bytes().len();
+        charge.grow(kept_bytes + metadata::size_bytes(&path, metadata_values))?;
         if !targets.insert(path.clone()) || targets.len() > MAX_FILES {
             let message = format!("you cannot upload multiple files to the same path '{path}'");
             return Err(EnvdError::invalid(message));
@@ -122,11 +138,7 @@ async fn form(
         let (sender, mut receiver) = mpsc::channel(QUEUED_CHUNKS);
         let feed = async {
             let sender = sender;
-            while let Some(chunk) = match timeout(idle, part.chunk()).await {
-                Err(_) => Some(Err(input_error(BodyError::Idle.to_string()))),
-                Ok(Err(error)) => Some(Err(input_error(form_error(&error.body_text())))),
-                Ok(Ok(chunk)) => chunk.map(Ok),
-            } {
+            while let Some(chunk) = next_chunk(&mut part, &step, idle).await {
                 let is_last = chunk.is_err();
                 if sender.send(chunk).await.is_err() || is_last {
                     break;
@@ -144,6 +156,27 @@ async fn form(
     Ok(written)
 }
 
+/// Returns the next data of a part, or `None` at its end.
+async fn next_chunk(
+    part: &mut Field<'_>,
+    step: &FormStep,
+    idle: Duration,
+) -> Option<Result<Bytes, SandboxError>> {
+    step.begin();
+    match timeout(idle, part.chunk()).await {
+        Err(_) => Some(Err(input_error(BodyError::Idle.to_string()))),
+        Ok(Err(error)) => Some(Err(input_error(form_failure(step, &error)))),
+        Ok(Ok(chunk)) => chunk.map(Ok),
+    }
+}
+
+fn form_failure(step: &FormStep, error: &MultipartError) -> String {
+    match step.too_large() {
+        Some(error) => form_error(&error.to_string()),
+        None => form_error(&error.body_text()),
+    }
+}
+
 fn form_error(reason: &str) -> String {
     format!("the form: {reason}")
 }
@@ -158,20 +191,28 @@ fn file_name(name: &str) -> String {
 async fn write(
     live: &RunningSandbox,
     path: &SandboxPath,
-    data: ByteStream,
+    mut data: ByteStream,
     metadata_values: &BTreeMap<String, String>,
 ) -> Result<WrittenFile> {
     let sandbox = live.acquire()?;
-    let mode = match sandbox.stat(path).await {
-        // An existing file keeps its mode.
-        Ok(info) if info.kind == FileKind::File => info.mode,
-        Ok(info) if info.kind == FileKind::Directory => {
-            return Err(EnvdError::invalid(format!("path '{path}' is a directory")));
+    let existing = sandbox.stat(path).await.ok();
+    let kind = existing.as_ref().map(|info| info.kind);
+    if kind == Some(FileKind::Directory) {
+        return Err(EnvdError::invalid(format!("path '{path}' is a directory")));
+    }
+    let idle = live.commands.idle_timeout;
+    let exists = matches!(kind, Some(FileKind::File | FileKind::Symlink));
+    let is_written = exists && overwrite(&sandbox, path, &mut data, idle).await?;
+    if !is_written {
+        if kind == Some(FileKind::Symlink) {
+            let message = format!("failed to write `{path}`: the target of the link is read-only");
+            return Err(EnvdError::new(RpcCode::PermissionDenied, message));
         }
-        _ => None,
-    };
-    let options = WriteOptions::default().with_mode(mode.unwrap_or(0o644));
-    Sandbox::write(&*sandbox, path, options, data).await?;
+        // An existing file keeps its mode.
+        let mode = existing.and_then(|info| info.mode);
+        let options = WriteOptions::default().with_mode(mode.unwrap_or(0o644));
+        Sandbox::write(&*sandbox, path, options, data).await?;
+    }
     live.metadata.set(path, metadata_values.clone())?;
     let name = path.file_name().unwrap_or_default();
     Ok(WrittenFile {

@@ -1,0 +1,321 @@
+//! Bounds on what clients use: memory, connections, descriptors.
+
+use std::convert::Infallible;
+use std::io::{BufRead as _, BufReader};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use cantle_backends_local::LocalBackend;
+use cantle_core::policy::Policy;
+use cantle_server::{Server, ServerLimits};
+use futures_util::{StreamExt as _, stream};
+use http::{Method, Request, StatusCode};
+use http_body_util::{Full, StreamBody};
+use hyper::body::Frame;
+use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
+
+use crate::support::{
+    DEADLINE, Sandbox, StreamEvent, TestResponse, TestServer, client, serve, serve_with,
+    shared_tempdir,
+};
+
+/// A form that begins with `start` and never ends.
+async fn endless_form(sandbox: &Sandbox<'_>, start: &'static str) -> TestResponse {
+    let first = stream::iter([Bytes::from(start)]);
+    let more = stream::iter((0..4096).map(|_| Bytes::from(vec![b'x'; 64 * 1024])));
+    let pieces = first.chain(more).chain(stream::pending());
+    let request = sandbox
+        .request(Method::POST, "/files")
+        .header("content-type", "multipart/form-data; boundary=b")
+        .body(StreamBody::new(
+            pieces.map(|piece| Ok::<_, Infallible>(Frame::data(piece))),
+        ))
+        .unwrap();
+    sandbox.server.send_streamed(request).await
+}
+
+#[tokio::test]
+async fn a_form_without_data_is_refused_early() {
+    let server = serve().await;
+    let sandbox = server.create_default().await;
+    for start in [
+        "",
+        "--b\r\nX-Header: ",
+        "--b\r\nContent-Disposition: form-data; name=\"file\"; filename=\"",
+    ] {
+        let answer = endless_form(&sandbox, start).await;
+        assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{start}");
+        assert!(answer.text().contains("65536"), "{}", answer.text());
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn an_upload_over_the_limit_is_answered_after_the_whole_body() {
+    let mut policy = Policy::workspace();
+    policy.limits.file_size_bytes = Some(1 << 20);
+    let server = serve_with(|builder| builder.policy(policy)).await;
+    let sandbox = server.create_default().await;
+    sandbox.put("file", "x").await;
+    // A client that reads nothing until it has sent everything.
+    let mut stream = TcpStream::connect(server.address).await.unwrap();
+    let size = 64 << 20;
+    let head = format!(
+        "POST /files?path=file HTTP/1.1\r\nhost: {}\r\ne2b-sandbox-id: {}\r\ne2b-sandbox-port: 49983\r\n\
+         x-access-token: {}\r\ncontent-type: application/octet-stream\r\ncontent-length: {size}\r\n\r\n",
+        server.address, sandbox.id, sandbox.token
+    );
+    stream.write_all(head.as_bytes()).await.unwrap();
+    for _ in 0..size >> 20 {
+        let sent = timeout(DEADLINE, stream.write_all(&[0; 1 << 20])).await;
+        sent.expect("the server reads on").unwrap();
+    }
+    let mut answer = [0; 12];
+    let read = timeout(DEADLINE, stream.read_exact(&mut answer)).await;
+    read.expect("an answer").unwrap();
+    assert_eq!(&answer, b"HTTP/1.1 507");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn the_memory_for_one_sandbox_is_limited() {
+    let mut limits = ServerLimits::default();
+    limits.memory_bytes_per_sandbox = 1 << 20;
+    let server = serve_with(|builder| builder.limits(limits)).await;
+    let (sandbox, other) = (server.create_default().await, server.create_default().await);
+    sandbox
+        .run("mkdir many; cd many; seq 4000 | xargs touch")
+        .await;
+    let watch = json!({ "path": "many" });
+    let create = async |watch: &Value| {
+        let call = sandbox.call("filesystem.Filesystem/CreateWatcher", watch.clone());
+        call.await
+    };
+    let mut watchers = Vec::new();
+    let refused = loop {
+        let answer = create(&watch).await;
+        if answer.status != StatusCode::OK {
+            break answer;
+        }
+        watchers.push(answer.json());
+    };
+    assert_eq!(refused.json()["code"], "resource_exhausted");
+    assert!((1..4).contains(&watchers.len()), "{}", watchers.len());
+    let large = json!({ "process": { "cmd": "/bin/true", "args": ["x".repeat(200_000)] } });
+    let mut stream = sandbox
+        .stream("process.Process/Start", large.clone(), &[])
+        .await;
+    let StreamEvent::End(end) = stream.next().await else {
+        panic!("the command starts");
+    };
+    assert_eq!(end["error"]["code"], "resource_exhausted");
+    // Another sandbox has its own budget.
+    assert_eq!(other.run("true").await.1["exited"], true);
+    for watcher in watchers {
+        let call = "filesystem.Filesystem/RemoveWatcher";
+        assert_eq!(sandbox.call(call, watcher).await.status, StatusCode::OK);
+    }
+    assert_eq!(create(&watch).await.status, StatusCode::OK);
+    server.stop().await;
+}
+
+/// Waits until the server closes a connection.
+async fn closed(stream: &mut TcpStream) {
+    let read = timeout(DEADLINE, stream.read(&mut [0; 1])).await;
+    assert!(!matches!(read.expect("it is closed"), Ok(1..)));
+}
+
+#[tokio::test]
+async fn a_silent_connection_loses_its_place() {
+    let mut limits = ServerLimits::default();
+    // Two of them unauthenticated.
+    limits.connections = 8;
+    let server = serve_with(|builder| builder.limits(limits)).await;
+    let mut oldest = TcpStream::connect(server.address).await.unwrap();
+    let youngest = TcpStream::connect(server.address).await.unwrap();
+    let sandbox = server.create_default().await;
+    closed(&mut oldest).await;
+    assert_eq!(sandbox.run("echo in").await.0, "in\n");
+    let open = youngest.try_read(&mut [0; 1]).unwrap_err();
+    assert_eq!(open.kind(), std::io::ErrorKind::WouldBlock);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn the_head_of_a_request_is_limited() {
+    let server = serve().await;
+    let mut stream = TcpStream::connect(server.address).await.unwrap();
+    let head = format!("GET /health HTTP/1.1\r\nx: {}", "x".repeat(100_000));
+    // Fails if the server has closed the connection already.
+    let _ = stream.write_all(head.as_bytes()).await;
+    closed_with_status(&mut stream, "HTTP/1.1 431").await;
+    server.stop().await;
+}
+
+async fn closed_with_status(stream: &mut TcpStream, status: &str) {
+    let mut answer = Vec::new();
+    let read = timeout(DEADLINE, stream.read_to_end(&mut answer)).await;
+    let _ = read.expect("the server answers");
+    let answer = String::from_utf8_lossy(&answer);
+    assert!(answer.is_empty() || answer.starts_with(status), "{answer}");
+}
+
+#[tokio::test]
+async fn one_key_leaves_connections_to_the_others() {
+    let mut limits = ServerLimits::default();
+    // Four may be unauthenticated; of twelve, each key has three reserved.
+    limits.connections = 16;
+    let server =
+        serve_with(|builder| builder.limits(limits).key(&"a".into()).key(&"b".into())).await;
+    let created = async |key: &str| {
+        let body = Some(json!({ "templateID": "base" }));
+        let made = server
+            .control_as(key, Method::POST, "/v2/sandboxes", body)
+            .await;
+        assert_eq!(made.status, StatusCode::CREATED, "{made:?}");
+        let made = made.json();
+        Sandbox {
+            server: &server,
+            id: made["sandboxID"].as_str().unwrap().to_owned(),
+            token: made["envdAccessToken"].as_str().unwrap().to_owned(),
+        }
+    };
+    let sandbox = created("a").await;
+    let mut streams = Vec::new();
+    for _ in 0..9 {
+        let mut stream = sandbox.start("sleep 300", &[]).await;
+        stream.pid().await;
+        streams.push(stream);
+    }
+    // One request waits for a place, and further ones are refused.
+    let list = || {
+        let request = Request::get("/v2/sandboxes").header("x-api-key", "a");
+        server.ask(request.body(Full::default()).unwrap())
+    };
+    let waiting = async {
+        let answers = futures_util::future::join3(list(), list(), list());
+        let (one, two, three) = answers.await;
+        let mut all = [one.status, two.status, three.status].map(|status| status.as_u16());
+        all.sort_unstable();
+        all
+    };
+    let others = async {
+        let sandbox = created("b").await;
+        assert_eq!(sandbox.run("echo in").await.0, "in\n");
+        streams.clear();
+    };
+    let (all, ()) = futures_util::future::join(waiting, others).await;
+    assert_eq!(all[0], 200);
+    assert_eq!(all[2], 429);
+    server.stop().await;
+}
+
+/// Set for a child process of this test program that acts as the server; names its directory.
+const ROLE: &str = "CANTLE_TEST_SERVER_BOUNDS";
+
+/// The child process of the next test; does nothing when run as a test.
+#[tokio::test]
+async fn bounds_child_process() {
+    let Some(place) = std::env::var_os(ROLE).map(std::path::PathBuf::from) else {
+        return;
+    };
+    let backend = LocalBackend::new()
+        .in_directory(&place)
+        .workspace_at("/home/user");
+    let server = Server::builder(Arc::new(backend));
+    let server = server.bind("127.0.0.1:0".parse().unwrap()).await.unwrap();
+    println!("\nserving {}", server.address());
+    server.serve(CancellationToken::new()).await.unwrap();
+}
+
+struct LimitedServer {
+    child: Child,
+    client: TestServer,
+}
+
+impl LimitedServer {
+    /// Starts a server that may open `files` files.
+    fn start(place: &tempfile::TempDir, files: u32) -> Self {
+        let program = std::env::current_exe().unwrap();
+        let mut child = Command::new("/bin/sh")
+            .arg("-c")
+            .arg(format!(
+                "ulimit -n {files}; exec \"$0\" --exact bounds::bounds_child_process --nocapture"
+            ))
+            .arg(program)
+            .env(ROLE, place.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        let address = lines.map(Result::unwrap).find_map(|line| {
+            let address = line.strip_prefix("serving ")?;
+            Some(address.parse().unwrap())
+        });
+        let client = client(address.expect("the server starts"));
+        Self { child, client }
+    }
+
+    fn descriptors(&self) -> usize {
+        let open = std::fs::read_dir(format!("/proc/{}/fd", self.child.id()));
+        open.unwrap().count()
+    }
+}
+
+impl Drop for LimitedServer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[tokio::test]
+async fn sandboxes_and_commands_are_refused_before_descriptors_run_out() {
+    let place = shared_tempdir();
+    let limited = LimitedServer::start(&place, 256);
+    let server = &limited.client;
+    let mut sandboxes = Vec::new();
+    let before = limited.descriptors();
+    let refused = loop {
+        let body = Some(json!({ "templateID": "base" }));
+        let made = server.control(Method::POST, "/v2/sandboxes", body).await;
+        if made.status != StatusCode::CREATED {
+            break made;
+        }
+        let made = made.json();
+        sandboxes.push(Sandbox {
+            server,
+            id: made["sandboxID"].as_str().unwrap().to_owned(),
+            token: made["envdAccessToken"].as_str().unwrap().to_owned(),
+        });
+        if sandboxes.len() == 10 {
+            let each = (limited.descriptors() - before).div_ceil(10);
+            assert!(each <= 6, "{each} descriptors for each sandbox");
+        }
+    };
+    assert_eq!(refused.status, StatusCode::TOO_MANY_REQUESTS);
+    assert_eq!(refused.json()["error_code"], "sandbox_capacity_unavailable");
+    assert!(sandboxes.len() > 10, "{}", sandboxes.len());
+    // What there is keeps working.
+    let last = sandboxes.pop().unwrap();
+    assert_eq!(last.kill().await, StatusCode::NO_CONTENT);
+    for sandbox in &sandboxes {
+        assert_eq!(sandbox.run("echo in").await.0, "in\n");
+    }
+    let before = limited.descriptors();
+    let mut stream = sandboxes[0].start("sleep 300", &[]).await;
+    stream.pid().await;
+    let each = limited.descriptors() - before;
+    assert!(
+        each <= 7,
+        "{each} descriptors for a command and its connection"
+    );
+    tokio::time::sleep(Duration::ZERO).await;
+}
