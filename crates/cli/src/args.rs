@@ -297,10 +297,19 @@ pub(crate) struct ServeArgs {
         help_heading = "Limits")]
     pub(crate) max_sandboxes: Option<u32>,
 
-    /// Maximum number of running sandboxes per key [default: 1000]
+    /// Maximum number of running sandboxes per key [default: all]
+    ///
+    /// With several keys, half of all sandboxes, connections and memory is divided into shares reserved for
+    /// each key, so that none can take the last places of the others. The other half is for whoever comes
+    /// first. A single key may use everything.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..),
         help_heading = "Limits")]
     pub(crate) max_sandboxes_per_key: Option<u32>,
+
+    /// Maximum number of connections, of which a quarter may be unauthenticated [default: 16384]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..),
+        help_heading = "Limits")]
+    pub(crate) max_connections: Option<u32>,
 
     /// Maximum lifetime of a sandbox whose client does not extend it, such as 90m or 24h [default: 24h]
     #[arg(long, value_name = "TIME", value_parser = parse_duration, help_heading = "Limits")]

@@ -63,7 +63,11 @@ fn main() -> ExitCode {
         Command::Runs(command) => block_on(cancelled, |_| runs::perform(command)),
         Command::Gc(args) => block_on(cancelled, |_| gc::perform(args)),
         Command::Exec(args) => block_on(exec::CANCELLED, |token| exec::perform(args, token)),
-        Command::Serve(args) => block_on(cancelled, |token| serve::perform(*args, token)),
+        Command::Serve(args) => {
+            // Clients must not wait for each other's computations.
+            let runtime = tokio::runtime::Builder::new_multi_thread();
+            block_on_runtime(runtime, cancelled, |token| serve::perform(*args, token))
+        }
     };
     ExitCode::from(result.unwrap_or_else(|failure| {
         let message = text::clean(&failure.to_string());
@@ -72,15 +76,28 @@ fn main() -> ExitCode {
     }))
 }
 
-/// Runs a command on a new runtime and returns its exit code.
-///
-/// The first interrupt cancels the token. The second one drops the command and everything it owns;
-/// the exit code is then `interrupted`.
+/// Runs a command on a new runtime with one thread and returns its exit code.
 fn block_on<F>(interrupted: u8, command: impl FnOnce(CancellationToken) -> F) -> Result<u8, Failure>
 where
     F: Future<Output = Result<u8, Failure>>,
 {
-    let runtime = tokio::runtime::Builder::new_current_thread()
+    let runtime = tokio::runtime::Builder::new_current_thread();
+    block_on_runtime(runtime, interrupted, command)
+}
+
+/// Runs a command on a new runtime and returns its exit code.
+///
+/// The first interrupt cancels the token. The second one drops the command and everything it owns;
+/// the exit code is then `interrupted`.
+fn block_on_runtime<F>(
+    mut runtime: tokio::runtime::Builder,
+    interrupted: u8,
+    command: impl FnOnce(CancellationToken) -> F,
+) -> Result<u8, Failure>
+where
+    F: Future<Output = Result<u8, Failure>>,
+{
+    let runtime = runtime
         .enable_all()
         .build()
         .context("failed to start the runtime")

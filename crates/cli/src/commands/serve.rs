@@ -1,5 +1,6 @@
 //! `cantle serve`: sandboxes for clients of the E2B API.
 
+use std::fmt;
 use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -9,6 +10,7 @@ use anyhow::{Context as _, anyhow};
 use cantle::backends::local::LocalBackend;
 use cantle::core::secret::SecretText;
 use cantle_server::{ServeError, ServeErrorKind, Server, ServerLimits};
+use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio_util::sync::CancellationToken;
 
 use super::print;
@@ -18,9 +20,13 @@ use crate::config;
 use crate::exit::{Code, Failure, FailureExt as _};
 use crate::settings::variable;
 use crate::state_dir::{StateDir, create_traversable};
+use crate::text;
 
 /// Variable of the comma-separated keys, if there is no key file.
 const KEYS_VARIABLE: &str = "CANTLE_SERVE_KEYS";
+
+/// Open files of a server with thousands of sandboxes and connections.
+const OPEN_FILES: u64 = 1 << 17;
 
 /// The home directory that E2B's SDKs expect.
 const HOME: &str = "/home/user";
@@ -42,8 +48,11 @@ pub(crate) async fn perform(
     let mut limits = ServerLimits::default();
     let number = |given: Option<u32>, default| given.map_or(default, |given| given as usize);
     limits.sandboxes = number(args.max_sandboxes, limits.sandboxes);
-    limits.sandboxes_per_key = number(args.max_sandboxes_per_key, limits.sandboxes_per_key);
+    limits.sandboxes_per_key = number(args.max_sandboxes_per_key, limits.sandboxes);
+    limits.connections = number(args.max_connections, limits.connections);
     limits.lifetime = args.max_lifetime.unwrap_or(limits.lifetime);
+    let max_sandboxes = limits.sandboxes;
+    raise_open_files();
     let mut builder = Server::builder(backend)
         .policy(policy)
         .limits(limits)
@@ -55,6 +64,20 @@ pub(crate) async fn perform(
         builder = builder.domain(domain);
     }
     let server = builder.bind(args.listen).await.map_err(not_started)?;
+    let by_open_files = server.sandboxes_by_open_files();
+    if by_open_files < max_sandboxes {
+        warn(format_args!(
+            "the limit of open files allows {by_open_files} sandboxes with a command each, fewer than the \
+             maximum of {max_sandboxes}: raise it with `ulimit -n`"
+        ));
+    }
+    for (path, error) in server.unreadable_records() {
+        warn(format_args!(
+            "the record of a paused sandbox is unreadable and ignored, and no kept sandbox is removed while \
+             it exists: {}: {error}",
+            path.display()
+        ));
+    }
     // Only servers use these directories, so what exists was left by a killed one.
     let reclaimed = match server.paused() {
         Some(paused) => local.reclaim_all_but(&paused, Duration::ZERO).await,
@@ -63,14 +86,33 @@ pub(crate) async fn perform(
     if !args.backend.is_local()
         && let Err(error) = backend::containers().reclaim().await
     {
-        let _ = writeln!(std::io::stderr(), "cantle: {error}");
+        warn(format_args!("{error}"));
     }
     for (path, error) in &reclaimed.failed {
-        let _ = writeln!(std::io::stderr(), "cantle: {}: {error}", path.display());
+        warn(format_args!("{}: {error}", path.display()));
     }
     announce(server.address(), keys.is_empty())?;
     server.serve(cancellation).await.internal()?;
     Ok(0)
+}
+
+fn warn(message: fmt::Arguments<'_>) {
+    let message = text::clean(&message.to_string());
+    let _ = writeln!(std::io::stderr(), "cantle: {message}");
+}
+
+/// Raises the soft limit of open files. Commands inherit it, and some programs close every number below it,
+/// so it is raised only to what the server may need.
+fn raise_open_files() {
+    let mut limit = getrlimit(Resource::Nofile);
+    let raised = limit
+        .maximum
+        .map_or(OPEN_FILES, |hard| hard.min(OPEN_FILES));
+    if limit.current.is_some_and(|soft| soft < raised) {
+        limit.current = Some(raised);
+        // Otherwise there are fewer sandboxes, which is reported.
+        let _ = setrlimit(Resource::Nofile, limit);
+    }
 }
 
 /// Prints the address and the variables for SDKs, in one line.
