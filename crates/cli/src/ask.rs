@@ -9,6 +9,7 @@ use std::fs::File;
 use std::io::{self, IsTerminal as _, PipeReader, Read as _, Write as _};
 use std::os::fd::{AsFd as _, BorrowedFd};
 
+use cantle::core::escape::{for_decision, for_display};
 use cantle::core::tool::{
     AnswerHandle, ChannelUser, Question, QuestionKind, QuestionReceiver, user_channel,
 };
@@ -17,7 +18,7 @@ use rustix::io::Errno;
 use rustix::termios::{QueueSelector, tcflush};
 use tokio::sync::oneshot;
 
-use crate::text::{clean, one_line};
+use crate::text::clean;
 
 const MAX_ANSWER_BYTES: usize = 64 * 1024;
 
@@ -174,12 +175,12 @@ impl Prompt {
 fn question_text(question: &Question) -> String {
     let mut text = format!(
         "\n? {}\n",
-        clean(question.text.trim()).replace('\n', "\n  ")
+        for_display(question.text.trim()).replace('\n', "\n  ")
     );
     if let QuestionKind::Choice { choices } = &question.kind {
         let width = choices.len().to_string().len();
         for (index, choice) in choices.iter().enumerate() {
-            let _ = writeln!(text, "  {:>width$}  {}", index + 1, one_line(choice));
+            let _ = writeln!(text, "  {:>width$}  {}", index + 1, for_decision(choice));
         }
     }
     text
@@ -193,7 +194,7 @@ fn input_prompt(question: &Question) -> String {
         _ => None,
     };
     let default = question.default.as_deref();
-    let default = default.map(|default| format!("Enter for {}", one_line(default)));
+    let default = default.map(|default| format!("Enter for {}", for_decision(default)));
     let hints: Vec<String> = expected.into_iter().chain(default).collect();
     if hints.is_empty() {
         return "> ".to_owned();

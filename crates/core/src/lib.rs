@@ -34,6 +34,7 @@
 mod text;
 
 pub mod content;
+pub mod escape;
 pub mod estimate;
 pub mod event;
 pub mod ids;

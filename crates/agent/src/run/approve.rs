@@ -1,5 +1,6 @@
 //! Decisions before a tool call: hooks, approval rules, and requests to a person.
 
+use cantle_core::escape::for_decision;
 use cantle_core::event::EventKind;
 use cantle_core::ids::RunId;
 use cantle_core::message::ToolCall;
@@ -117,7 +118,8 @@ async fn ask_user(user: &dyn AskUser, run: RunId, call: &ToolCall) -> Decision {
     let id = QuestionId::new(run, &call.id);
     let text = format!(
         "The model wants to call {} with\n{}\nMay it?",
-        call.name, call.arguments
+        for_decision(&call.name),
+        for_decision(&call.arguments)
     );
     match user.ask(Question::confirm(id, text)).await {
         Ok(Answer::Confirm { yes: true }) => Decision::Approve,

@@ -263,6 +263,38 @@ async fn the_user_decides_if_the_holder_of_a_run_does_not() {
     );
 }
 
+/// A user who refuses everything and keeps the last question.
+#[derive(Clone, Default)]
+struct Reader(Arc<Mutex<String>>);
+
+#[async_trait]
+impl AskUser for Reader {
+    fn is_available(&self) -> bool {
+        true
+    }
+
+    async fn ask(&self, question: Question) -> Result<Answer, ToolError> {
+        *self.0.lock().unwrap() = question.text;
+        Ok(Answer::Confirm { yes: false })
+    }
+}
+
+#[tokio::test]
+async fn the_user_sees_characters_that_a_terminal_hides() {
+    let hidden = "ls -la \u{9d}; rm -r .\u{9c}\u{1b}[2K\u{202e}";
+    let client = once(vec![("work", "a", json!({"text": hidden}))]);
+    let reader = Reader::default();
+    let agent = agent(&client)
+        .tool(echo("work"))
+        .approvals(asking())
+        .user(reader.clone());
+    let session = session(agent).await;
+    outcome(session.run("the task").unwrap()).await;
+    let question = reader.0.lock().unwrap().clone();
+    let shown = r#"{"text":"ls -la \u{9d}; rm -r .\u{9c}\u001b[2K\u{202e}"}"#;
+    assert!(question.contains(shown), "{question:?}");
+}
+
 /// A tool that counts its calls.
 fn counted(count: &Arc<Mutex<u32>>) -> DynTool {
     let count = Arc::clone(count);

@@ -90,7 +90,7 @@ async fn a_choice_is_asked_again_until_it_is_valid() {
         let (_, shown) = shown.split_once("\r\n? ").expect("a question");
         assert_eq!(
             shown,
-            "Which colour?\r\n  1  Red\r\n  2  Green\r\n[1-2, Enter for Red] > "
+            "Which \\u{1b}[31mcolour?\r\n  1  Red\r\n  2  Gr\\u{7}een\r\n[1-2, Enter for Red] > "
         );
         terminal.write("3\n");
         assert_eq!(

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use cantle::core::escape::{for_decision, for_display};
 use cantle::core::event::EventKind;
 use serde_json::Value;
 
@@ -165,9 +166,9 @@ impl CallsView {
 /// Formats a call as one would type it.
 fn call_text(tool: &str, arguments: &Value) -> String {
     match (arguments.get("cmd"), arguments) {
-        (Some(Value::String(command)), _) => clean(command.trim()),
-        (_, Value::String(text)) => format!("{} {}", one_line(tool), one_line(text)),
-        (_, json) => format!("{} {}", one_line(tool), one_line(&json.to_string())),
+        (Some(Value::String(command)), _) => for_display(command.trim()),
+        (_, Value::String(text)) => format!("{} {}", for_decision(tool), for_display(text)),
+        (_, json) => format!("{} {}", for_decision(tool), for_decision(&json.to_string())),
     }
 }
 

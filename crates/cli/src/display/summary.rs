@@ -4,6 +4,7 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use cantle::agent::Outcome;
+use cantle::core::escape::for_decision;
 use cantle::core::event::RunStatus;
 use cantle::core::ledger::Ledger;
 
@@ -86,7 +87,7 @@ impl Summary {
         let width = width.max().unwrap_or_default();
         for (path, size_bytes) in &self.files {
             let size = paint.dim(&size(*size_bytes));
-            rows.push(("files", format!("{:width$}  {size}", one_line(path))));
+            rows.push(("files", format!("{:width$}  {size}", for_decision(path))));
         }
         for (source, reason) in &self.refused {
             let line = format!("{}: {}", one_line(source), one_line(reason));

@@ -50,7 +50,7 @@ async fn status_line_and_colours() {
 }
 
 #[tokio::test]
-async fn malformed_arguments_are_cleaned() {
+async fn malformed_arguments_are_escaped() {
     let nasty = "{\"cmd\": \"wc\u{1b}[2J -w\r\n";
     let script = Script::new()
         .turn(Turn::tool(ToolCall::new("code_exec", nasty)))
@@ -60,7 +60,7 @@ async fn malformed_arguments_are_cleaned() {
         return;
     };
     assert!(!text.contains("\u{1b}[2J"), "{text:?}");
-    let call = "\r\n  $ code_exec {\"cmd\": \"wc -w\r\n";
+    let call = "\r\n  $ code_exec {\"cmd\": \"wc\\u{1b}[2J -w\\u{d}\r\n";
     let (_, after) = text.split_once(call).unwrap();
     let (result, _) = after.split_once("  └ failed · ").unwrap();
     assert!(

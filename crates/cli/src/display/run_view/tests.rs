@@ -218,7 +218,7 @@ fn other_tools_are_displayed_with_arguments() {
 }
 
 #[test]
-fn malformed_arguments_are_cleaned() {
+fn malformed_arguments_are_escaped() {
     let mut view = RunView::default();
     let mut out = String::new();
     let call = EventKind::ToolStarted {
@@ -240,12 +240,13 @@ fn malformed_arguments_are_cleaned() {
     view.event(&call, Duration::ZERO, TERMINAL, &mut out);
     assert_eq!(
         view.live_lines(Duration::ZERO, TERMINAL),
-        ["turn 1/30 · 0 in · 0 out · 0:00 · running code_exec {\"cmd\": \"ls -… 0:00"]
+        ["turn 1/30 · 0 in · 0 out · 0:00 · running code_exec {\"cmd\": \"ls\\u… 0:00"]
     );
     view.event(&refused, Duration::ZERO, TERMINAL, &mut out);
     assert_eq!(
         out,
-        "\n  $ code_exec {\"cmd\": \"ls -l data and all that is below it\n\
+        "\n  $ code_exec {\"cmd\": \"ls\\u{1b}[2J\\u{7} -l\\u{d}\n\
+         \u{20}   \\u{202e}data and all that is below it\n\
          \u{20} │ Tool arguments are not valid\n\
          \u{20} │ - EOF while parsing a string\n\
          \u{20} └ failed · 0.00 s\n"
