@@ -99,7 +99,17 @@ impl DockerBackend {
                 .map(|(name, value)| (name.into(), value.into()))
                 .collect::<BTreeMap<_, _>>(),
             network: None,
+            digest: None,
         }))
+    }
+
+    /// Builds only if [`build_digest`](crate::build_digest) of the Dockerfile and its context is this one;
+    /// opening a sandbox fails otherwise. Does nothing without a Dockerfile.
+    pub fn with_build_digest(mut self, digest: impl Into<String>) -> Self {
+        if let Source::Dockerfile(spec) = &mut self.source {
+            spec.digest = Some(digest.into());
+        }
+        self
     }
 
     /// Uses a running container, by name or id.

@@ -88,4 +88,5 @@ mod volume;
 
 pub use self::backend::DockerBackend;
 pub use self::engine::EngineReport;
+pub use self::image::build_digest;
 pub use self::reclaim::Reclaimed;

@@ -27,6 +27,7 @@ Start here:
   cantle exec -- wc -l /etc/passwd  one command in a sandbox
   cantle runs list                  kept runs, and which can be resumed
   cantle serve                      sandboxes for E2B's SDKs
+  cantle config                     every setting, and where it comes from
   cantle doctor                     which sandbox policies this machine can enforce"
 )]
 struct Cli {
@@ -45,6 +46,8 @@ pub(crate) enum Command {
     Runs(RunsCommand),
     Gc(GcArgs),
     Serve(Box<ServeArgs>),
+    Config(Box<ConfigArgs>),
+    Trust(TrustArgs),
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -77,6 +80,35 @@ pub(crate) enum RunsCommand {
         #[arg(long)]
         finished: bool,
     },
+}
+
+/// Print every setting, its value and where it comes from
+#[derive(Debug, clap::Args)]
+pub(crate) struct ConfigArgs {
+    /// Print a JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+
+    #[command(flatten)]
+    pub(crate) settings: Given<Settings>,
+}
+
+/// Let the cantle.toml of a directory count, and the files that it names
+///
+/// Without it, such a file can only lower limits: it may have come with a cloned repository. Prints the settings
+/// and files that count from now on. A file that changes has to be trusted again.
+#[derive(Debug, clap::Args)]
+pub(crate) struct TrustArgs {
+    /// The directory [default: the current one]
+    pub(crate) directory: Option<PathBuf>,
+
+    /// Trust the directory no longer
+    #[arg(long, conflicts_with = "list")]
+    pub(crate) remove: bool,
+
+    /// List the trusted directories
+    #[arg(long, conflicts_with = "directory")]
+    pub(crate) list: bool,
 }
 
 /// Remove what killed processes left behind

@@ -6,7 +6,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
-use cantle::backends::docker::DockerBackend;
+use cantle::backends::docker::{DockerBackend, build_digest};
 use cantle::backends::local::LocalBackend;
 use cantle::backends::remote::RemoteBackend;
 use cantle::core::sandbox::{Backend, SandboxHandle};
@@ -22,7 +22,11 @@ pub(crate) enum BackendArg {
     /// In a container of an image.
     Image(String),
     /// In a container of the image built from a Dockerfile.
-    Dockerfile(PathBuf),
+    Dockerfile {
+        path: PathBuf,
+        /// The digest that it must have with its context.
+        digest: Option<String>,
+    },
     /// In a running container.
     Container(String),
     /// In a sandbox of an E2B-compatible service.
@@ -42,7 +46,7 @@ impl BackendArg {
             return Ok(Arc::new(docker));
         }
         Ok(match self {
-            Self::Local | Self::Image(_) | Self::Dockerfile(_) => Arc::new(local),
+            Self::Local | Self::Image(_) | Self::Dockerfile { .. } => Arc::new(local),
             Self::Container(container) => Arc::new(DockerBackend::attach(container)),
             Self::Remote { template } => {
                 let remote = RemoteBackend::from_env();
@@ -77,13 +81,30 @@ impl BackendArg {
     fn new_containers(&self) -> anyhow::Result<Option<DockerBackend>> {
         Ok(match self {
             Self::Image(image) => Some(DockerBackend::from_image(image)),
-            Self::Dockerfile(path) => {
+            Self::Dockerfile { path, digest } => {
                 let (file, context) = dockerfile(path)?;
                 let no_build_args: [(String, String); 0] = [];
-                Some(DockerBackend::from_dockerfile(file, context, no_build_args))
+                let backend = DockerBackend::from_dockerfile(file, context, no_build_args);
+                Some(match digest {
+                    Some(digest) => backend.with_build_digest(digest),
+                    None => backend,
+                })
             }
             _ => None,
         })
+    }
+
+    /// Returns the Dockerfile's path and the digest of it and its context, if it is one.
+    ///
+    /// # Errors
+    /// If they can't be read.
+    pub(crate) fn build_digest(&self) -> anyhow::Result<Option<(PathBuf, String)>> {
+        let Self::Dockerfile { path, .. } = self else {
+            return Ok(None);
+        };
+        let (file, context) = dockerfile(path)?;
+        let digest = build_digest(&file, &context)?;
+        Ok(Some((file, digest)))
     }
 
     /// Returns whether commands run on this machine, outside of containers.
@@ -132,7 +153,7 @@ impl fmt::Display for BackendArg {
         match self {
             Self::Local => f.write_str("local"),
             Self::Image(image) => write!(f, "docker:{image}"),
-            Self::Dockerfile(path) => write!(f, "dockerfile:{}", path.display()),
+            Self::Dockerfile { path, .. } => write!(f, "dockerfile:{}", path.display()),
             Self::Container(container) => write!(f, "container:{container}"),
             Self::Remote { template: None } => f.write_str("remote"),
             Self::Remote {
@@ -168,7 +189,10 @@ impl FromStr for BackendArg {
         Ok(match (kind, named) {
             ("local", None) if name.is_none() => Self::Local,
             ("docker", Some(image)) => Self::Image(image.to_owned()),
-            ("dockerfile", Some(path)) => Self::Dockerfile(path.into()),
+            ("dockerfile", Some(path)) => Self::Dockerfile {
+                path: path.into(),
+                digest: None,
+            },
             ("container", Some(container)) => Self::Container(container.to_owned()),
             ("remote", Some(template)) => Self::Remote {
                 template: Some(template.to_owned()),

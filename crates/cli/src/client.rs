@@ -20,9 +20,10 @@ use cantle::core::llm::{LlmClient, LlmError, ModelInfo};
 use cantle::core::secret::SecretText;
 
 use crate::endpoint::Endpoint;
+use crate::environment::variable;
 use crate::provider::{Api, Provider};
 use crate::replay::{RecordHooks, ReplayHooks};
-use crate::settings::{ModelSettings, variable};
+use crate::settings::ModelSettings;
 
 /// A client, and the hooks that record or replay tool results with it.
 #[derive(Debug)]

@@ -1,17 +1,20 @@
 //! The configuration of a run and of a sandbox, from layers of settings.
 
 use std::fmt::Write as _;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::{Context as _, anyhow};
+use cantle::core::escape::for_display;
 use cantle::core::policy::Policy;
 
 use crate::backend::BackendArg;
 use crate::endpoint::{Endpoint, MissingKey};
+use crate::environment::variable;
 use crate::exit::{Failure, FailureExt as _};
 use crate::policy;
-use crate::settings::layers::{FILE_NAME, Given, Layers, Origin};
-use crate::settings::{PolicySettings, SandboxSettings, Settings, variable};
+use crate::settings::layers::{Given, Layers, Origin};
+use crate::settings::{PolicySettings, SandboxSettings, Settings};
 
 /// The configuration of a run, apart from its task and files.
 #[derive(Debug)]
@@ -38,8 +41,8 @@ impl RunConfig {
     /// If a setting is invalid or missing.
     pub(crate) fn resolve(given: &Given<Settings>, replay: Option<&Path>) -> Result<Self, Failure> {
         let layers = Layers::with_files(given).usage()?;
+        report_ignored(&layers);
         let policy = policy::resolve(&layers).usage()?;
-        check_backend(&layers).usage()?;
         Self::with_policy(&layers, policy, replay).usage()
     }
 
@@ -50,9 +53,14 @@ impl RunConfig {
         replay: Option<&Path>,
     ) -> anyhow::Result<Self> {
         let mut settings: Settings = layers.typed()?;
-        // The text of a saved one may begin with an `@` that has no meaning.
+        set_build_digest(&mut settings.sandbox, layers);
+        // The others are the text itself, which may begin with an `@` that has no meaning.
+        let may_name_file = !matches!(
+            layers.origin("system_prompt"),
+            Some(Origin::SavedRun | Origin::Directory)
+        );
         if let Some(prompt) = &mut settings.system_prompt
-            && layers.origin("system_prompt") != Some(Origin::SavedRun)
+            && may_name_file
             && let Some(path) = prompt.strip_prefix('@')
         {
             *prompt = std::fs::read_to_string(path)
@@ -61,8 +69,8 @@ impl RunConfig {
         let model = match replay {
             Some(recording) => ModelSource::Recording(recording.to_owned()),
             None => {
-                let from_directory = layers.origin("base_url") == Some(Origin::Directory);
-                let endpoint = Endpoint::resolve(&settings.model, from_directory, variable);
+                let named_by = layers.origin("base_url");
+                let endpoint = Endpoint::resolve(&settings.model, named_by, variable);
                 match (&settings.model.model, endpoint) {
                     (Some(model), Ok(endpoint)) => ModelSource::Endpoint(model.clone(), endpoint),
                     (model, endpoint) => {
@@ -88,9 +96,10 @@ pub(crate) fn resolve_sandbox(
     given: &Given<SandboxSettings>,
 ) -> Result<(BackendArg, Policy), Failure> {
     let layers = Layers::with_files(given).usage()?;
+    report_ignored(&layers);
     let policy = policy::resolve(&layers).usage()?;
-    check_backend(&layers).usage()?;
-    let settings: SandboxSettings = layers.typed().usage()?;
+    let mut settings: SandboxSettings = layers.typed().usage()?;
+    set_build_digest(&mut settings, &layers);
     Ok((settings.backend.unwrap_or_default(), policy))
 }
 
@@ -99,21 +108,26 @@ pub(crate) fn resolve_sandbox(
 /// # Errors
 /// If a setting is invalid.
 pub(crate) fn resolve_policy(given: &Given<PolicySettings>) -> Result<Policy, Failure> {
-    policy::resolve(&Layers::with_files(given).usage()?).usage()
+    let layers = Layers::with_files(given).usage()?;
+    report_ignored(&layers);
+    policy::resolve(&layers).usage()
 }
 
-/// Refuses an existing container or a remote service that the current directory's file names.
-fn check_backend(layers: &Layers) -> anyhow::Result<()> {
-    let settings: SandboxSettings = layers.typed()?;
-    if let Some(backend @ (BackendArg::Container(_) | BackendArg::Remote { .. })) = settings.backend
+/// Binds a Dockerfile of the current directory to the content that the user trusts.
+fn set_build_digest(settings: &mut SandboxSettings, layers: &Layers) {
+    if let Some(BackendArg::Dockerfile { digest, .. }) = &mut settings.backend
         && layers.origin("backend") == Some(Origin::Directory)
     {
-        bail!(
-            "the {FILE_NAME} of this directory sets `backend = \"{backend}\"`. That file may not be yours, so it \
-             can only name new containers. Use --backend, CANTLE_BACKEND or your own {FILE_NAME}"
-        );
+        digest.clone_from(&layers.build_digest);
     }
-    Ok(())
+}
+
+/// Reports settings of the current directory that are ignored.
+fn report_ignored(layers: &Layers) {
+    if let Some(ignored) = &layers.ignored {
+        // Standard error may be closed.
+        let _ = writeln!(std::io::stderr(), "cantle: {}", for_display(ignored));
+    }
 }
 
 /// Returns an error that says which settings are missing for a model call.

@@ -2,14 +2,15 @@
 //!
 //! A key is sent only to the endpoint it is meant for. `CANTLE_API_KEY` is for whatever endpoint is in
 //! use; a provider's own variable is read only if the provider is named, or the base URL is the
-//! provider's own. An address that only the current directory's `cantle.toml` names gets no key,
-//! unless it is on this machine: the file may have come with a cloned repository.
+//! provider's own. An address on this machine that only a directory's `cantle.toml` names gets no key,
+//! even if the user trusts that directory: any user of the machine may listen there.
 
 use cantle::core::secret::SecretText;
 use url::{Host, Url};
 
 use crate::provider::{Api, KEY_VARIABLE, Provider};
 use crate::settings::ModelSettings;
+use crate::settings::layers::Origin;
 
 /// The address of a model, and the key for it.
 #[derive(Debug, PartialEq, Eq)]
@@ -21,10 +22,10 @@ pub(crate) struct Endpoint {
     pub(crate) key: Option<Key>,
     /// Variables that could hold the key, the preferred one first.
     pub(crate) key_variables: Vec<&'static str>,
-    /// The variable whose key is not sent because only the current directory's file names the address.
+    /// The variable whose key is not sent because the address is foreign.
     pub(crate) withheld: Option<&'static str>,
-    /// Whether the address comes from the current directory's `cantle.toml`.
-    pub(crate) is_from_directory: bool,
+    /// Whether the address must get no key, because a directory's file names it.
+    pub(crate) is_foreign: bool,
 }
 
 /// A key and the variable it comes from.
@@ -45,10 +46,10 @@ pub(crate) struct MissingKey {
 }
 
 impl Endpoint {
-    /// Returns the endpoint that settings name, with its key; `variable` reads the environment.
+    /// Returns the endpoint that settings of an origin name, with its key; `variable` reads the environment.
     pub(crate) fn resolve(
         settings: &ModelSettings,
-        is_from_directory: bool,
+        origin: Option<Origin>,
         variable: impl Fn(&str) -> Option<String>,
     ) -> Result<Self, MissingKey> {
         let provider = match (settings.provider, &settings.base_url) {
@@ -77,10 +78,15 @@ impl Endpoint {
             })
         };
         let mut key = key_variables.iter().copied().find_map(key_of);
-        let mut withheld = None;
-        if is_from_directory && !is_own && !is_this_machine(&base_url) {
-            withheld = key.take().map(|key| key.variable);
-        }
+        let is_foreign = match origin {
+            Some(Origin::Directory) => is_this_machine(&base_url),
+            Some(Origin::UntrustedDirectory) => !is_own || is_this_machine(&base_url),
+            _ => false,
+        };
+        let withheld = match is_foreign {
+            true => key.take().map(|key| key.variable),
+            false => None,
+        };
         if let Some(provider) = provider
             && provider.needs_key()
             && is_own
@@ -108,7 +114,7 @@ impl Endpoint {
             key,
             key_variables,
             withheld,
-            is_from_directory,
+            is_foreign,
         })
     }
 }
@@ -145,7 +151,7 @@ mod tests {
     }
 
     fn sent(settings: &ModelSettings, env: impl Fn(&str) -> Option<String>) -> (String, String) {
-        let endpoint = Endpoint::resolve(settings, false, env).unwrap();
+        let endpoint = Endpoint::resolve(settings, None, env).unwrap();
         let key = endpoint.key.map(|key| key.text.expose().to_owned());
         (endpoint.base_url, key.unwrap_or_default())
     }
@@ -169,7 +175,7 @@ mod tests {
 
     #[test]
     fn each_provider_has_a_default_api() {
-        let api = |settings: ModelSettings| Endpoint::resolve(&settings, false, all).unwrap().api;
+        let api = |settings: ModelSettings| Endpoint::resolve(&settings, None, all).unwrap().api;
         let anthropic = "https://api.anthropic.com/v1";
         assert_eq!(api(settings(None, None)), Api::Chat);
         assert_eq!(
@@ -220,45 +226,64 @@ mod tests {
     }
 
     #[test]
-    fn an_address_from_the_directory_file_gets_no_key() {
-        let from_directory = |provider, url| {
-            let settings = settings(provider, Some(url));
-            let endpoint = Endpoint::resolve(&settings, true, all).unwrap();
+    fn an_address_that_a_directory_names_may_get_no_key() {
+        let sent = |origin, provider, url| {
+            let settings = settings(provider, url);
+            let endpoint = Endpoint::resolve(&settings, Some(origin), all).unwrap();
             (endpoint.key.map(|key| key.variable), endpoint.withheld)
         };
-        let key = Some(KEY_VARIABLE);
-        assert_eq!(
-            from_directory(None, "https://evil.example.com/v1"),
-            (None, key)
-        );
-        assert_eq!(
-            from_directory(None, "http://127.0.0.1.evil.example.com/v1"),
-            (None, key)
-        );
-        assert_eq!(
-            from_directory(None, "http://localhost:1@evil.example.com/v1"),
-            (None, key)
-        );
-        let openai = Some(Provider::Openai);
-        assert_eq!(
-            from_directory(openai, "https://evil.example.com/v1"),
-            (None, key)
-        );
-        assert_eq!(
-            from_directory(openai, "https://api.openai.com/v1"),
-            (key, None)
-        );
-        assert_eq!(
-            from_directory(None, "http://127.0.0.1:8000/v1"),
-            (key, None)
-        );
-        assert_eq!(from_directory(None, "http://[::1]:8000"), (key, None));
+        let (is_sent, is_withheld) = ((Some(KEY_VARIABLE), None), (None, Some(KEY_VARIABLE)));
+        let (openai, litellm) = (Some(Provider::Openai), Some(Provider::Litellm));
+        for (provider, url, trusted, untrusted) in [
+            (
+                None,
+                Some("https://models.example.com/v1"),
+                is_sent,
+                is_withheld,
+            ),
+            (
+                None,
+                Some("http://127.0.0.1.example.com/v1"),
+                is_sent,
+                is_withheld,
+            ),
+            (
+                None,
+                Some("http://localhost:1@example.com/v1"),
+                is_sent,
+                is_withheld,
+            ),
+            (
+                openai,
+                Some("https://models.example.com/v1"),
+                is_sent,
+                is_withheld,
+            ),
+            (openai, Some("https://api.openai.com/v1"), is_sent, is_sent),
+            (
+                None,
+                Some("http://127.0.0.1:8000/v1"),
+                is_withheld,
+                is_withheld,
+            ),
+            (None, Some("http://[::1]:8000"), is_withheld, is_withheld),
+            // Its own address is on this machine.
+            (litellm, None, is_withheld, is_withheld),
+        ] {
+            let case = format!("{provider:?} {url:?}");
+            assert_eq!(sent(Origin::Directory, provider, url), trusted, "{case}");
+            assert_eq!(
+                sent(Origin::UntrustedDirectory, provider, url),
+                untrusted,
+                "{case}"
+            );
+        }
     }
 
     #[test]
     fn a_missing_key_error_names_the_variables() {
         let none = |_: &str| None;
-        let missing = Endpoint::resolve(&settings(None, None), false, none).unwrap_err();
+        let missing = Endpoint::resolve(&settings(None, None), None, none).unwrap_err();
         let expected = MissingKey {
             provider: "openai",
             base_url: "https://api.openai.com/v1".to_owned(),
@@ -268,14 +293,14 @@ mod tests {
         assert_eq!(missing, expected);
 
         let router = |name: &str| (name == "OPENROUTER_API_KEY").then(|| "x".to_owned());
-        let missing = Endpoint::resolve(&settings(None, None), false, router).unwrap_err();
+        let missing = Endpoint::resolve(&settings(None, None), None, router).unwrap_err();
         assert_eq!(missing.other, Some(("openrouter", "OPENROUTER_API_KEY")));
     }
 
     #[test]
     fn a_blank_variable_is_no_key() {
         let blank = |_: &str| Some(" ".to_owned());
-        assert!(Endpoint::resolve(&settings(None, None), false, blank).is_err());
+        assert!(Endpoint::resolve(&settings(None, None), None, blank).is_err());
         assert_eq!(sent(&settings(Some(Provider::Litellm), None), blank).1, "");
     }
 }

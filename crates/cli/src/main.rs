@@ -12,6 +12,7 @@ mod commands;
 mod config;
 mod display;
 mod endpoint;
+mod environment;
 mod exit;
 mod extra_tools;
 mod interrupts;
@@ -25,6 +26,7 @@ mod state_dir;
 mod task;
 mod terminal;
 mod text;
+mod trust;
 mod unfinished;
 
 use std::io::Write as _;
@@ -63,6 +65,8 @@ fn main() -> ExitCode {
         Command::Runs(command) => block_on(cancelled, |_| runs::perform(command)),
         Command::Gc(args) => block_on(cancelled, |_| gc::perform(args)),
         Command::Exec(args) => block_on(exec::CANCELLED, |token| exec::perform(args, token)),
+        Command::Config(args) => commands::config::perform(&args),
+        Command::Trust(args) => commands::trust::perform(&args),
         Command::Serve(args) => {
             // Clients must not wait for each other's computations.
             let runtime = tokio::runtime::Builder::new_multi_thread();

@@ -1,8 +1,8 @@
 //! The sandbox policy that results from the settings.
 //!
 //! Each setting comes from the strongest layer that has it, with two exceptions: a policy without a
-//! network sets aside hosts that only a weaker layer allows, and limits add up by name. The
-//! `cantle.toml` of the current directory can restrict commands but not free them.
+//! network sets aside hosts that only a weaker layer allows, and limits add up by name. A directory that
+//! the user does not trust can only lower limits.
 
 use anyhow::bail;
 use cantle::core::policy::{Limits, Network, Policy, Preset, Strictness};
@@ -15,7 +15,7 @@ use crate::settings::{Limit, PolicySettings};
 /// Returns the policy that these settings describe.
 ///
 /// # Errors
-/// If settings contradict each other, or the current directory's file frees commands.
+/// If settings contradict each other.
 pub(crate) fn resolve(layers: &Layers) -> anyhow::Result<Policy> {
     let settings: PolicySettings = layers.typed()?;
     let preset = settings.policy.unwrap_or_default();
@@ -25,17 +25,6 @@ pub(crate) fn resolve(layers: &Layers) -> anyhow::Result<Policy> {
         hosts.clear();
     }
     let best_effort = settings.best_effort == Some(true);
-
-    let from_directory = |name| layers.origin(name) == Some(Origin::Directory);
-    if preset == Preset::Unconfined && from_directory("policy") {
-        return refuse_from_directory("policy = \"unconfined\"", "--policy unconfined");
-    }
-    if !hosts.is_empty() && from_directory("allow_host") {
-        return refuse_from_directory("allow_host", "--allow-host");
-    }
-    if best_effort && from_directory("best_effort") {
-        return refuse_from_directory("best_effort", "--best-effort");
-    }
 
     let mut policy = preset.policy();
     match (preset, hosts.is_empty()) {
@@ -51,7 +40,7 @@ pub(crate) fn resolve(layers: &Layers) -> anyhow::Result<Policy> {
         (_, true) => {}
     }
     for (origin, limits) in layers.each::<Vec<Limit>>("limit")? {
-        if origin == Origin::Directory {
+        if origin == Origin::UntrustedDirectory {
             tighten(&mut policy.limits, &limits)?;
         } else {
             for limit in limits {
@@ -82,14 +71,6 @@ fn tighten(limits: &mut Limits, stricter: &[Limit]) -> anyhow::Result<()> {
     }
     *limits = serde_json::from_value(merged.into())?;
     Ok(())
-}
-
-fn refuse_from_directory(setting: &str, flag: &str) -> anyhow::Result<Policy> {
-    bail!(
-        "the cantle.toml of this directory sets `{setting}`, which would allow commands to do more. That file \
-         may not be yours, so it can only restrict commands. To allow it, use {flag}, its variable, or your \
-         own cantle.toml ($XDG_CONFIG_HOME/cantle/cantle.toml)"
-    )
 }
 
 /// Returns what to do on the command line about a sandbox that did not open.

@@ -18,7 +18,8 @@ use crate::settings::layers::{Layer, Layers, Origin, layer_of};
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SavedSettings {
     settings: Layer,
-    /// The address of the model comes from the `cantle.toml` of the directory where the run began.
+    /// The address of the model comes from the `cantle.toml` of the directory where the run began, and gets no
+    /// key.
     is_directory_endpoint: bool,
     /// The recording that answers model calls.
     replay: Option<PathBuf>,
@@ -49,7 +50,7 @@ impl SavedSettings {
         };
         let (replay, is_directory_endpoint) = match &config.model {
             ModelSource::Recording(path) => (Some(absolute(path)?), false),
-            ModelSource::Endpoint(_, endpoint) => (None, endpoint.is_from_directory),
+            ModelSource::Endpoint(_, endpoint) => (None, endpoint.is_foreign),
         };
         let approve = match args.approve.as_deref() {
             Some(path) if !matches!(path, "never" | "ask") => {
@@ -115,7 +116,7 @@ impl SavedSettings {
         let layers = Layers::new([
             (Origin::Flag, flags.clone()),
             (Origin::SavedRun, saved),
-            (Origin::Directory, directory),
+            (Origin::UntrustedDirectory, directory),
         ]);
         let replay = self.replay.as_ref();
         let replay = replay.map(|saved| args.replay.as_ref().unwrap_or(saved));

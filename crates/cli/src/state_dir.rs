@@ -10,7 +10,7 @@ use cantle::agent::{KeptRun, RunStore};
 use cantle::backends::local::LocalBackend;
 use cantle::core::ids::RunId;
 
-use crate::settings::variable;
+use crate::environment::variable;
 
 const VARIABLE: &str = "CANTLE_STATE_DIR";
 
@@ -61,6 +61,11 @@ impl StateDir {
     /// Returns the store of kept runs.
     pub(crate) fn runs(&self) -> RunStore {
         RunStore::new(self.directory.join("runs"))
+    }
+
+    /// Returns the file that lists trusted directories.
+    pub(crate) fn trust_record(&self) -> PathBuf {
+        self.directory.join("trust.json")
     }
 
     /// Returns the directory of kept runs' working directories.

@@ -32,7 +32,7 @@ pub(crate) fn pack(dockerfile: &Path, context: &Path) -> Result<PackedContext, S
         SandboxError::unavailable(message)
             .with_advice("Give the path of a Dockerfile and of the directory it builds from.")
     };
-    let recipe = fs::read(dockerfile).map_err(|error| failed(dockerfile, error))?;
+    let recipe = read_regular(dockerfile).map_err(|error| failed(dockerfile, error))?;
     let ignore = read_ignore(dockerfile, context).map_err(|error| failed(context, error))?;
     if !context.is_dir() {
         return Err(failed(context, io::ErrorKind::NotADirectory.into()));
@@ -61,13 +61,22 @@ pub(crate) fn pack(dockerfile: &Path, context: &Path) -> Result<PackedContext, S
     pack().map_err(|(path, error)| failed(&path, error))
 }
 
+/// Reads a file; a pipe would wait for its writer.
+fn read_regular(path: &Path) -> io::Result<Vec<u8>> {
+    if !fs::metadata(path)?.is_file() {
+        let message = "it is not a regular file";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, message));
+    }
+    fs::read(path)
+}
+
 /// Reads `NAME.dockerignore` beside the Dockerfile, or else the context's `.dockerignore`.
 fn read_ignore(dockerfile: &Path, context: &Path) -> io::Result<IgnoreRules> {
     let mut specific = dockerfile.as_os_str().to_owned();
     specific.push(".dockerignore");
     for path in [PathBuf::from(specific), context.join(".dockerignore")] {
-        match fs::read_to_string(path) {
-            Ok(text) => return Ok(IgnoreRules::parse(&text)),
+        match read_regular(&path) {
+            Ok(text) => return Ok(IgnoreRules::parse(&String::from_utf8_lossy(&text))),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
@@ -221,6 +230,23 @@ mod tests {
             pack(&root.join("Dockerfile"), root).unwrap().digest,
             packed.digest
         );
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn special_files_are_refused() {
+        use rustix::fs::{CWD, FileType, Mode, mknodat};
+
+        let directory = tempfile::tempdir().unwrap();
+        let dockerfile = directory.path().join("Dockerfile");
+        fs::write(&dockerfile, "FROM scratch").unwrap();
+        for name in [".dockerignore", "Dockerfile"] {
+            let path = directory.path().join(name);
+            let _ = fs::remove_file(&path);
+            mknodat(CWD, &path, FileType::Fifo, Mode::RUSR, 0).unwrap();
+            let error = pack(&dockerfile, directory.path()).unwrap_err();
+            assert!(error.to_string().contains("not a regular file"), "{error}");
+        }
     }
 
     #[test]

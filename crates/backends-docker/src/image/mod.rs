@@ -46,6 +46,19 @@ pub(crate) struct BuildSpec {
     pub(crate) arguments: BTreeMap<String, SecretText>,
     /// The network of `RUN` instructions: `none`, `host`, or a network of the engine.
     pub(crate) network: Option<String>,
+    /// The digest that the Dockerfile and its context must have.
+    pub(crate) digest: Option<String>,
+}
+
+/// Returns the SHA-256, in hexadecimal, of a Dockerfile and the directory that it builds from.
+///
+/// It covers names, contents, modes and link targets, without files that `.dockerignore` excludes. Blocks while
+/// it reads the files.
+///
+/// # Errors
+/// If a file can't be read.
+pub fn build_digest(dockerfile: &Path, context: &Path) -> Result<String, SandboxError> {
+    Ok(context::pack(dockerfile, context)?.digest)
 }
 
 /// Returns the image of this name; pulls it if the engine doesn't have it.
@@ -78,6 +91,17 @@ pub(crate) async fn build_if_missing(
         )
         .with_source(error)
     })??;
+    if spec
+        .digest
+        .as_ref()
+        .is_some_and(|digest| *digest != packed.digest)
+    {
+        let message = format!(
+            "`{}` or its context has changed since its digest was taken",
+            spec.dockerfile.display()
+        );
+        return Err(SandboxError::unavailable(message));
+    }
     let name = format!("cantle-build:{}", tag(spec, &packed));
     if let Some(image) = inspect(engine, &name).await? {
         return Ok(image);

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use cantle_backends_docker::DockerBackend;
+use cantle_backends_docker::{DockerBackend, build_digest};
 use cantle_core::sandbox::{Backend as _, SandboxErrorKind};
 use cantle_core::tool::Progress;
 use futures_util::future::join_all;
@@ -17,6 +17,25 @@ fn dockerfile_backend(engine: &TestEngine, directory: &Path, lines: &str) -> Doc
     DockerBackend::from_dockerfile(dockerfile, directory, [("WORD", "hello")])
         .with_host(&engine.host)
         .with_build_network("none")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn changed_build_contexts_are_not_built() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let lines = format!("FROM {}\n", engine.busybox);
+    let backend = dockerfile_backend(&engine, directory.path(), &lines);
+    let digest = build_digest(&directory.path().join("Dockerfile"), directory.path()).unwrap();
+    let backend = backend.with_build_digest(&digest);
+    open(&backend).await.close().await.unwrap();
+
+    let changed = dockerfile_backend(&engine, directory.path(), &format!("{lines}ENV A=1\n"));
+    let changed = changed.with_build_digest(digest);
+    let error = changed.open(context()).await.err().unwrap();
+    assert_eq!(error.kind(), SandboxErrorKind::Unavailable);
+    assert!(error.to_string().contains("has changed since"), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,5 +1,6 @@
 //! The subcommands, one module each.
 
+pub(crate) mod config;
 pub(crate) mod demo;
 pub(crate) mod doctor;
 pub(crate) mod exec;
@@ -7,6 +8,7 @@ pub(crate) mod gc;
 pub(crate) mod run;
 pub(crate) mod runs;
 pub(crate) mod serve;
+pub(crate) mod trust;
 
 use std::io::Write as _;
 

@@ -17,8 +17,8 @@ use super::print;
 use crate::args::ServeArgs;
 use crate::backend;
 use crate::config;
+use crate::environment::variable;
 use crate::exit::{Code, Failure, FailureExt as _};
-use crate::settings::variable;
 use crate::state_dir::{StateDir, create_traversable};
 use crate::text;
 

@@ -85,26 +85,22 @@ fn contradictions_are_explained() {
 }
 
 #[test]
-fn directory_file_can_restrict_but_not_free() {
-    for (directory, flag) in [
-        (UNCONFINED, "--policy unconfined"),
-        ("allow_host = ['evil.example.com']", "--allow-host"),
-        ("best_effort = true", "--best-effort"),
-    ] {
-        let refused = resolved("", directory, "").unwrap_err();
-        assert!(refused.contains(flag), "{refused}");
-        // The user may allow it.
-        assert!(resolved(directory, directory, "").is_ok());
-    }
-    let directory = format!("{READ_ONLY}\nlimit = ['memory=2G', 'processes=64']");
-    let user = "limit = ['memory=1G', 'processes=128']";
-    let mut expected = Policy::read_only();
+fn untrusted_directory_only_lowers_limits() {
+    let layers = |directory| {
+        Layers::new([
+            (Origin::UntrustedDirectory, layer(directory)),
+            (
+                Origin::User,
+                layer("limit = ['memory=1G', 'processes=128']"),
+            ),
+        ])
+    };
+    let lowered = layers("limit = ['memory=2G', 'processes=64', 'open_files=99']");
+    let mut expected = Policy::workspace();
     expected.limits.memory_bytes = Some(1 << 30);
     expected.limits.processes = Some(64);
-    assert_eq!(resolved("", &directory, user), Ok(expected));
-    // The preset's own limits stay.
-    let policy = resolved("", "limit = ['processes=1000000']", "");
-    assert_eq!(policy, Ok(Policy::workspace()));
+    expected.limits.open_files = Some(99);
+    assert_eq!(resolve(&lowered).unwrap(), expected);
 }
 
 #[test]

@@ -1,10 +1,11 @@
 //! Layers of settings: flags, environment, the current directory's `cantle.toml`, the user's.
 //!
 //! A stronger layer replaces single settings of a weaker one; settings that only make sense together
-//! come from one layer. The file of the current directory is not trusted as far as the others: it may
-//! have come with a cloned repository.
+//! come from one layer. Unless the user trusts the current directory, only harmless settings of its file
+//! count: it may have come with a cloned repository.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::marker::PhantomData;
 use std::path::{Path, PathBuf};
 
@@ -16,8 +17,15 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::{Limit, Settings};
+use crate::backend::BackendArg;
+use crate::environment::variable;
+use crate::state_dir::StateDir;
+use crate::trust::{Digests, ProjectFiles, TrustRecord, read_regular};
 
 pub(crate) const FILE_NAME: &str = "cantle.toml";
+
+/// The id of the flag that trusts the current directory.
+const TRUST_DIRECTORY: &str = "trust_directory";
 
 /// Settings that are taken from the strongest layer that has any of them.
 const TOGETHER: [&[&str]; 2] = [
@@ -38,10 +46,25 @@ pub(crate) enum Origin {
     Environment,
     /// The settings that a resumed run began with.
     SavedRun,
-    /// `cantle.toml` in the current directory.
+    /// `cantle.toml` in the current directory, which the user trusts.
     Directory,
+    /// The harmless settings of `cantle.toml` in a current directory that the user does not trust.
+    UntrustedDirectory,
     /// `cantle.toml` in the user's configuration directory.
     User,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Flag => "flag",
+            Self::Environment => "environment",
+            Self::SavedRun => "the run",
+            Self::Directory => "cantle.toml in this directory",
+            Self::UntrustedDirectory => "cantle.toml in this directory, not trusted",
+            Self::User => "cantle.toml of the user",
+        })
+    }
 }
 
 /// The settings of one origin by name, without those that are not set.
@@ -52,12 +75,23 @@ pub(crate) type Layer = Map<String, Value>;
 pub(crate) struct Given<G> {
     pub(crate) flags: Layer,
     pub(crate) environment: Layer,
+    /// Whether the current directory is trusted for this call.
+    trust_directory: bool,
     group: PhantomData<G>,
 }
 
 impl<G: clap::Args + Serialize> clap::Args for Given<G> {
     fn augment_args(command: clap::Command) -> clap::Command {
-        G::augment_args(command).mut_args(|arg| arg.hide_env_values(true))
+        let trust = clap::Arg::new(TRUST_DIRECTORY)
+            .long("trust-directory")
+            .help(
+                "Trust the cantle.toml of the current directory for this call, like `cantle trust`",
+            )
+            .action(clap::ArgAction::SetTrue)
+            .help_heading("Settings");
+        G::augment_args(command)
+            .mut_args(|arg| arg.hide_env_values(true))
+            .arg(trust)
     }
 
     fn augment_args_for_update(command: clap::Command) -> clap::Command {
@@ -85,6 +119,7 @@ impl<G: FromArgMatches + Serialize> FromArgMatches for Given<G> {
         Ok(Self {
             flags: from(ValueSource::CommandLine),
             environment: from(ValueSource::EnvVariable),
+            trust_directory: matches.get_flag(TRUST_DIRECTORY),
             group: PhantomData,
         })
     }
@@ -96,8 +131,14 @@ impl<G: FromArgMatches + Serialize> FromArgMatches for Given<G> {
 }
 
 /// Layers of settings, the strongest first.
-#[derive(Clone, Debug)]
-pub(crate) struct Layers(Vec<(Origin, Layer)>);
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Layers {
+    layers: Vec<(Origin, Layer)>,
+    /// A message for the user if settings of the current directory are ignored.
+    pub(crate) ignored: Option<String>,
+    /// The digest that a Dockerfile of the current directory must have with its context.
+    pub(crate) build_digest: Option<String>,
+}
 
 impl Layers {
     /// Adds the settings in files to those of the command line.
@@ -109,18 +150,64 @@ impl Layers {
             let limits: Vec<Limit> = limits.collect::<Result<_, _>>()?;
             environment.insert("limit".to_owned(), serde_json::to_value(limits)?);
         }
-        let user = user_directory().map(|directory| read(&directory));
-        Ok(Self(vec![
+        let user = match user_directory() {
+            Some(directory) => read_user(&directory)?,
+            None => Layer::new(),
+        };
+        let mut layers = Self::default();
+        let (origin, directory) = layers.read_project(&user, given.trust_directory)?;
+        layers.layers = vec![
             (Origin::Flag, given.flags.clone()),
             (Origin::Environment, environment),
-            (Origin::Directory, read(Path::new(""))?),
-            (Origin::User, user.transpose()?.unwrap_or_default()),
-        ]))
+            (origin, directory),
+            (Origin::User, user),
+        ];
+        Ok(layers)
+    }
+
+    /// Reads those settings of the current directory that count.
+    fn read_project(&mut self, user: &Layer, is_trusted: bool) -> anyhow::Result<(Origin, Layer)> {
+        let mut project = Project::read(Path::new(""))?;
+        if project.settings.is_empty() {
+            return Ok((Origin::Directory, project.settings));
+        }
+        let record = (!is_trusted).then(trusted_files);
+        let distrust = |files: &ProjectFiles| match &record {
+            None => files.problem().map(str::to_owned),
+            Some(Ok(trusted)) => files.distrust(trusted.as_ref()),
+            Some(Err(error)) => Some(format!("{error:#}")),
+        };
+        let mut reason = distrust(&project.files);
+        // The files that it names are not even opened before the file itself is trusted.
+        if reason.is_none() {
+            project.read_named()?;
+            reason = distrust(&project.files);
+        }
+        let Some(reason) = reason else {
+            self.build_digest = project.build_digest;
+            return Ok((Origin::Directory, project.settings));
+        };
+        let (kept, ignored): (Layer, Layer) = project
+            .settings
+            .into_iter()
+            .partition(|(name, value)| is_harmless(name, value, user));
+        if !ignored.is_empty() {
+            let names: Vec<_> = ignored.keys().map(String::as_str).collect();
+            self.ignored = Some(format!(
+                "ignored settings of {FILE_NAME} in this directory: {}, because {reason}. Read that file and those \
+                 it names; `cantle trust` makes them count",
+                names.join(", ")
+            ));
+        }
+        Ok((Origin::UntrustedDirectory, kept))
     }
 
     /// Layers from these pairs, the strongest first.
     pub(crate) fn new(layers: impl IntoIterator<Item = (Origin, Layer)>) -> Self {
-        Self(layers.into_iter().collect())
+        Self {
+            layers: layers.into_iter().collect(),
+            ..Self::default()
+        }
     }
 
     /// Returns the strongest origin of a setting.
@@ -130,14 +217,14 @@ impl Layers {
             Some(names) => names.iter().any(|name| layer.contains_key(*name)),
             None => layer.contains_key(name),
         };
-        let (origin, _) = self.0.iter().find(|(_, layer)| sets_any(layer))?;
+        let (origin, _) = self.layers.iter().find(|(_, layer)| sets_any(layer))?;
         Some(*origin)
     }
 
     /// Returns the settings in effect.
     pub(crate) fn merged(&self) -> Layer {
         let mut merged = Layer::new();
-        for (origin, layer) in &self.0 {
+        for (origin, layer) in &self.layers {
             let in_effect = layer
                 .iter()
                 .filter(|(name, _)| self.origin(name) == Some(*origin));
@@ -153,7 +240,7 @@ impl Layers {
 
     /// Returns each layer's value of one setting, the weakest first.
     pub(crate) fn each<T: DeserializeOwned>(&self, name: &str) -> anyhow::Result<Vec<(Origin, T)>> {
-        let layers = self.0.iter().rev();
+        let layers = self.layers.iter().rev();
         let values = layers.filter_map(|(origin, layer)| {
             let value = layer.get(name)?.clone();
             Some(serde_json::from_value(value).map(|value| (*origin, value)))
@@ -176,11 +263,6 @@ pub(crate) fn layer_of(settings: &impl Serialize) -> serde_json::Result<Layer> {
     Ok(layer)
 }
 
-/// Returns the value of an environment variable that is set and not empty.
-pub(crate) fn variable(name: &str) -> Option<String> {
-    std::env::var(name).ok().filter(|value| !value.is_empty())
-}
-
 /// Returns the directory of the user's `cantle.toml`.
 fn user_directory() -> Option<PathBuf> {
     let config = variable("XDG_CONFIG_HOME")
@@ -190,18 +272,13 @@ fn user_directory() -> Option<PathBuf> {
     config.map(|config| config.join("cantle"))
 }
 
-/// Reads `cantle.toml` in `directory`, if it exists.
-fn read(directory: &Path) -> anyhow::Result<Layer> {
+/// Reads the user's `cantle.toml` in `directory`, if it exists.
+fn read_user(directory: &Path) -> anyhow::Result<Layer> {
     let path = directory.join(FILE_NAME);
-    let text = match std::fs::read_to_string(&path) {
-        Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Layer::new()),
-        Err(error) => {
-            return Err(error).with_context(|| format!("failed to read {}", path.display()));
-        }
+    let Some((text, _)) = read_regular(&path)? else {
+        return Ok(Layer::new());
     };
-    let mut layer =
-        parse(&text).with_context(|| format!("invalid settings in {}", path.display()))?;
+    let mut layer = parse_file(&path, &text)?;
     // `@FILE` is relative to the file it is written in.
     if let Some(Value::String(prompt)) = layer.get_mut("system_prompt")
         && let Some(file) = prompt.strip_prefix('@')
@@ -209,6 +286,80 @@ fn read(directory: &Path) -> anyhow::Result<Layer> {
         *prompt = format!("@{}", directory.join(file).display());
     }
     Ok(layer)
+}
+
+fn parse_file(path: &Path, text: &str) -> anyhow::Result<Layer> {
+    parse(text).with_context(|| format!("invalid settings in {}", path.display()))
+}
+
+/// The settings of a directory's `cantle.toml`, and the files that they were read from.
+#[derive(Debug)]
+pub(crate) struct Project {
+    pub(crate) settings: Layer,
+    pub(crate) files: ProjectFiles,
+    build_digest: Option<String>,
+}
+
+impl Project {
+    /// Reads the `cantle.toml` in `directory`, if it exists, but not the files that it names.
+    pub(crate) fn read(directory: &Path) -> anyhow::Result<Self> {
+        let path = directory.join(FILE_NAME);
+        let mut files = ProjectFiles::default();
+        let settings = match files.read(&path)? {
+            Some(text) => parse_file(&path, &text)?,
+            None => Layer::new(),
+        };
+        Ok(Self {
+            settings,
+            files,
+            build_digest: None,
+        })
+    }
+
+    /// Reads the files that the settings name; the system prompt becomes its text.
+    pub(crate) fn read_named(&mut self) -> anyhow::Result<()> {
+        if let Some(Value::String(prompt)) = self.settings.get_mut("system_prompt")
+            && let Some(path) = prompt.strip_prefix('@').map(PathBuf::from)
+        {
+            let text = self.files.read(&path)?;
+            *prompt = text.with_context(|| format!("there is no file {}", path.display()))?;
+        }
+        if let Some(backend) = self.settings.get("backend").and_then(Value::as_str)
+            && let Some((dockerfile, digest)) = backend.parse::<BackendArg>()?.build_digest()?
+        {
+            let metadata = dockerfile.metadata()?;
+            self.files.add(&dockerfile, &digest, &metadata);
+            self.build_digest = Some(digest);
+        }
+        Ok(())
+    }
+}
+
+/// Returns the files of the current directory as the user trusted them.
+fn trusted_files() -> anyhow::Result<Option<Digests>> {
+    let record = TrustRecord::read(&StateDir::find()?)?;
+    Ok(record.get(&current_directory()?).cloned())
+}
+
+/// Returns the canonical path of the current directory.
+pub(crate) fn current_directory() -> anyhow::Result<PathBuf> {
+    Path::new(".")
+        .canonicalize()
+        .context("failed to find the current directory")
+}
+
+/// Returns whether a setting of an untrusted directory counts: it can only lower what the user allows.
+fn is_harmless(name: &str, value: &Value, user: &Layer) -> bool {
+    let default = match name {
+        // Limits are compared where they are merged.
+        "limit" => return true,
+        "max_tokens" => None,
+        "max_turns" => Some(f64::from(Settings::default().max_turns())),
+        "timeout" => Some(Settings::default().timeout().as_secs_f64()),
+        _ => return false,
+    };
+    let allowed = user.get(name).and_then(Value::as_f64).or(default);
+    allowed.is_none_or(|allowed| value.as_f64() <= Some(allowed))
 }
 
 /// Parses the text of a `cantle.toml`.

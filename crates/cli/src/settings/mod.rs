@@ -18,7 +18,7 @@ use clap::ArgAction;
 use clap::builder::FalseyValueParser;
 use serde::{Deserialize, Serialize};
 
-pub(crate) use self::layers::{Given, variable};
+pub(crate) use self::layers::Given;
 pub(crate) use self::values::{Limit, parse_dollars, parse_duration};
 use crate::backend::BackendArg;
 use crate::provider::{Api, Provider};

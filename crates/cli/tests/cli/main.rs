@@ -28,6 +28,7 @@ mod settings;
 #[path = "../support/mod.rs"]
 mod support;
 mod terminal;
+mod trust;
 
 use cantle_testkit::openai::{Script, ToolCall, Turn};
 use serde_json::{Value, json};

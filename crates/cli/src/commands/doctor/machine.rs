@@ -14,8 +14,8 @@ use cantle::core::sandbox::{
 
 use super::report::Check;
 use crate::backend;
+use crate::environment::variable;
 use crate::provider::Provider;
-use crate::settings::variable;
 use crate::text::{one_line, size};
 
 /// Maximum duration of one check.

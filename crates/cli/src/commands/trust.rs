@@ -1,0 +1,72 @@
+//! `cantle trust`: makes the settings of a directory count.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+use anyhow::{Context as _, anyhow};
+use cantle::core::escape::for_decision;
+
+use super::print;
+use crate::args::TrustArgs;
+use crate::exit::{Failure, FailureExt as _};
+use crate::settings::layers::{FILE_NAME, Project, current_directory};
+use crate::state_dir::StateDir;
+use crate::trust::TrustRecord;
+
+/// Performs the command, and returns the exit code.
+pub(crate) fn perform(args: &TrustArgs) -> Result<u8, Failure> {
+    let mut record = StateDir::find()
+        .and_then(|state| TrustRecord::read(&state))
+        .usage()?;
+    if args.list {
+        let directories = record.directories();
+        let lines = directories.map(|path| for_decision(&path.to_string_lossy()) + "\n");
+        print(&lines.collect::<String>())?;
+        return Ok(0);
+    }
+    if let Some(directory) = &args.directory {
+        std::env::set_current_dir(directory)
+            .with_context(|| format!("failed to enter {}", directory.display()))
+            .usage()?;
+    }
+    let directory = current_directory().usage()?;
+    if args.remove {
+        record.set(directory, None).internal()?;
+        return Ok(0);
+    }
+    // Relative paths, as in the settings, are the names in the record.
+    let mut project = Project::read(Path::new("")).usage()?;
+    if project.settings.is_empty() {
+        let message = format!(
+            "there is no {FILE_NAME} with settings in {}",
+            directory.display()
+        );
+        return Err(anyhow!(message)).usage();
+    }
+    project.read_named().usage()?;
+    if let Some(problem) = project.files.problem() {
+        let message = format!("{problem}, so it can't be trusted; make it yours alone first");
+        return Err(anyhow!(message)).usage();
+    }
+    let mut text = format!(
+        "Trusted: {}\n\nThese settings count there:\n",
+        escaped(&directory)
+    );
+    for (name, value) in &project.settings {
+        let _ = writeln!(text, "  {name} = {}", for_decision(&value.to_string()));
+    }
+    text.push_str("\nas long as these files do not change:\n");
+    for (name, digest) in project.files.digests() {
+        let _ = writeln!(text, "  {}  sha256 {digest}", for_decision(name));
+    }
+    text.push_str("\n`cantle trust --remove` takes it back.\n");
+    record
+        .set(directory, Some(project.files.digests().clone()))
+        .internal()?;
+    print(&text)?;
+    Ok(0)
+}
+
+fn escaped(path: &Path) -> String {
+    for_decision(&path.to_string_lossy())
+}

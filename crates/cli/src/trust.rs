@@ -1,0 +1,177 @@
+//! Trust in a directory whose files configure Cantle.
+//!
+//! `cantle.toml` and the files it names may have come with a cloned repository or belong to someone else. They
+//! count only after `cantle trust`, which records the directory with a digest of each file; the record
+//! is in the user's state directory. Each file is read once, and the bytes that are compared with the
+//! record are those that are used.
+
+use std::collections::BTreeMap;
+use std::fs::{File, Metadata};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use rustix::fs::OFlags;
+use rustix::process::geteuid;
+use sha2::{Digest as _, Sha256};
+
+use crate::state_dir::StateDir;
+
+/// Maximum size of a file with settings or instructions.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+
+/// SHA-256 of each file that counts, by its name.
+pub(crate) type Digests = BTreeMap<String, String>;
+
+/// The files of a directory that were read to configure Cantle.
+#[derive(Debug, Default)]
+pub(crate) struct ProjectFiles {
+    digests: Digests,
+    /// Why the files can't be trusted, whatever the record says.
+    problem: Option<String>,
+}
+
+impl ProjectFiles {
+    /// Reads a file; returns `None` if it does not exist.
+    ///
+    /// # Errors
+    /// If it can't be read, is not a regular file, or is too large.
+    pub(crate) fn read(&mut self, path: &Path) -> anyhow::Result<Option<String>> {
+        let Some((text, metadata)) = read_regular(path)? else {
+            return Ok(None);
+        };
+        self.add(path, &format!("{:x}", Sha256::digest(&text)), &metadata);
+        Ok(Some(text))
+    }
+
+    /// Adds a file, or a directory, with a digest of its content.
+    pub(crate) fn add(&mut self, path: &Path, digest: &str, metadata: &Metadata) {
+        let name = path.display().to_string();
+        if let Some(problem) = foreign_access(metadata) {
+            self.problem = Some(format!("{name} {problem}"));
+        }
+        self.digests.insert(name, digest.to_owned());
+    }
+
+    /// Returns the files with their digests.
+    pub(crate) fn digests(&self) -> &Digests {
+        &self.digests
+    }
+
+    /// Returns why these files can never be trusted, if they can't.
+    pub(crate) fn problem(&self) -> Option<&str> {
+        self.problem.as_deref()
+    }
+
+    /// Returns why the files read so far are not trusted, if they aren't.
+    pub(crate) fn distrust(&self, trusted: Option<&Digests>) -> Option<String> {
+        if let Some(problem) = &self.problem {
+            return Some(problem.clone());
+        }
+        let Some(trusted) = trusted else {
+            return Some("this directory is not trusted".to_owned());
+        };
+        let changed = |(name, digest): &(&String, &String)| trusted.get(*name) != Some(*digest);
+        let (name, _) = self.digests.iter().find(changed)?;
+        Some(format!("{name} is not as it was trusted"))
+    }
+}
+
+/// Reads a text file of at most [`MAX_FILE_BYTES`]; returns `None` if it does not exist.
+///
+/// # Errors
+/// If it can't be read, is not a regular file or not UTF-8, or is too large.
+pub(crate) fn read_regular(path: &Path) -> anyhow::Result<Option<(String, Metadata)>> {
+    let shown = path.display();
+    let failed = || format!("failed to read {shown}");
+    // Opening a pipe would wait for its writer.
+    let flags = (OFlags::NONBLOCK | OFlags::NOCTTY).bits().cast_signed();
+    let file = match File::options().read(true).custom_flags(flags).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        file => file.with_context(failed)?,
+    };
+    let metadata = file.metadata().with_context(failed)?;
+    if !metadata.is_file() {
+        bail!("{shown} is not a regular file");
+    }
+    let mut text = String::new();
+    let mut limited = file.take(MAX_FILE_BYTES + 1);
+    limited.read_to_string(&mut text).with_context(failed)?;
+    if text.len() as u64 > MAX_FILE_BYTES {
+        bail!("{shown} is larger than {} KiB", MAX_FILE_BYTES / 1024);
+    }
+    Ok(Some((text, metadata)))
+}
+
+/// Returns whether another user owns a file or may write to it.
+fn foreign_access(metadata: &Metadata) -> Option<&'static str> {
+    let owner = metadata.uid();
+    if owner != geteuid().as_raw() && owner != 0 {
+        return Some("belongs to another user");
+    }
+    // Many systems give each user a group of the same number, and new files to it.
+    let has_own_group = metadata.gid() == owner;
+    let writable = if has_own_group { 0o002 } else { 0o022 };
+    (metadata.mode() & writable != 0).then_some("can be changed by other users")
+}
+
+/// The directories that the user trusts.
+#[derive(Debug)]
+pub(crate) struct TrustRecord {
+    path: PathBuf,
+    directories: BTreeMap<PathBuf, Digests>,
+}
+
+impl TrustRecord {
+    /// Reads the user's record.
+    ///
+    /// # Errors
+    /// If it can't be read, or another user may have written it.
+    pub(crate) fn read(state: &StateDir) -> anyhow::Result<Self> {
+        let path = state.trust_record();
+        let directories = match read_regular(&path)? {
+            None => BTreeMap::new(),
+            Some((text, metadata)) => {
+                let shown = path.display();
+                if let Some(problem) = foreign_access(&metadata) {
+                    bail!("{shown} {problem}");
+                }
+                serde_json::from_str(&text)
+                    .with_context(|| format!("{shown} is damaged; remove it"))?
+            }
+        };
+        Ok(Self { path, directories })
+    }
+
+    /// Returns the files of a directory as they were trusted.
+    pub(crate) fn get(&self, directory: &Path) -> Option<&Digests> {
+        self.directories.get(directory)
+    }
+
+    /// Returns the trusted directories.
+    pub(crate) fn directories(&self) -> impl Iterator<Item = &Path> {
+        self.directories.keys().map(PathBuf::as_path)
+    }
+
+    /// Trusts the files of a directory, or with `None` no longer.
+    ///
+    /// # Errors
+    /// If the record can't be written.
+    pub(crate) fn set(&mut self, directory: PathBuf, files: Option<Digests>) -> anyhow::Result<()> {
+        match files {
+            Some(files) => self.directories.insert(directory, files),
+            None => self.directories.remove(&directory),
+        };
+        let parent = self.path.parent().unwrap_or(Path::new("/"));
+        let write = || -> io::Result<()> {
+            crate::state_dir::create_traversable(parent)?;
+            let mut file = tempfile::NamedTempFile::new_in(parent)?;
+            file.write_all(serde_json::to_string_pretty(&self.directories)?.as_bytes())?;
+            file.as_file().sync_all()?;
+            file.persist(&self.path)?;
+            Ok(())
+        };
+        write().with_context(|| format!("failed to write {}", self.path.display()))
+    }
+}
