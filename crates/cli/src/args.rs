@@ -338,7 +338,7 @@ pub(crate) struct ServeArgs {
         help_heading = "Limits")]
     pub(crate) max_sandboxes_per_key: Option<u32>,
 
-    /// Maximum number of connections, of which a quarter may be unauthenticated [default: 16384]
+    /// Maximum number of connections; if it is reached, idle unauthenticated ones are closed [default: 16384]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(2..),
         help_heading = "Limits")]
     pub(crate) max_connections: Option<u32>,

@@ -10,16 +10,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use rustix::process::{Resource, getrlimit};
 
 use crate::keys::{Keys, Owner};
-use crate::settings::Settings;
+use crate::settings::ServerLimits;
 
-/// Descriptors that an idle sandbox, and a running command, hold open in the local backend, rounded up.
-pub(crate) const DESCRIPTORS_PER_SANDBOX: usize = 6;
-pub(crate) const DESCRIPTORS_PER_COMMAND: usize = 6;
-/// Parts of the descriptors: connections, each with a file that its request reads or writes, may use an
-/// eighth; sandboxes and commands, a half.
-const CONNECTION_PART: usize = 8;
-const SANDBOX_PART: usize = 2;
-/// Part of the connections that may be unauthenticated.
+/// Descriptors that an idle sandbox, and a running command with its input, hold open in the local backend.
+pub(crate) const DESCRIPTORS_PER_SANDBOX: usize = 5;
+pub(crate) const DESCRIPTORS_PER_COMMAND: usize = 4;
+/// Eighths of the descriptors: for sandboxes and commands, and for connections, each of which may need
+/// another one for a file. One eighth is left for everything else.
+const SANDBOX_EIGHTHS: usize = 5;
+const CONNECTION_EIGHTHS: usize = 1;
+/// Part of the connections that is for unauthenticated clients only; they may also use free places.
 const UNAUTHENTICATED_PART: usize = 4;
 
 /// The pools of a server.
@@ -34,17 +34,19 @@ pub(crate) struct Accounts {
     pub(crate) connections: Arc<Pool>,
     /// Authenticated requests that wait for a connection of their owner to end.
     pub(crate) waiting: Arc<Pool>,
-    /// Maximum number of connections that no request has authenticated.
-    pub(crate) unauthenticated: usize,
+    /// Maximum number of connections, authenticated or not.
+    pub(crate) all_connections: usize,
 }
 
 impl Accounts {
-    pub(crate) fn new(settings: &Settings) -> Self {
-        let (limits, keys) = (&settings.limits, &settings.keys);
+    pub(crate) fn new(limits: &ServerLimits, keys: &Keys) -> Self {
         let open_files = getrlimit(Resource::Nofile).current;
         let open_files =
             open_files.map_or(usize::MAX, |limit| limit.try_into().unwrap_or(usize::MAX));
-        let connections = limits.connections.min(open_files / CONNECTION_PART).max(2);
+        let connections = limits
+            .connections
+            .min(open_files / 8 * CONNECTION_EIGHTHS)
+            .max(2);
         let unauthenticated = (connections / UNAUTHENTICATED_PART).max(1);
         // Those who wait may not fill the place of those who only begin, unless no other key does.
         let waiting = if keys.owners().len() > 1 {
@@ -56,10 +58,10 @@ impl Accounts {
         Self {
             sandboxes: Pool::new(limits.sandboxes, limits.sandboxes_per_key, keys),
             memory: pool(limits.memory_bytes),
-            descriptors: pool(open_files / SANDBOX_PART),
+            descriptors: pool(open_files / 8 * SANDBOX_EIGHTHS),
             connections: pool(connections - unauthenticated),
             waiting: pool(waiting),
-            unauthenticated,
+            all_connections: connections,
         }
     }
 
@@ -132,9 +134,9 @@ impl Pool {
         })
     }
 
-    /// Whether anyone uses it.
-    pub(crate) fn is_used(&self) -> bool {
-        self.usage().total > 0
+    /// Returns the amount in use.
+    pub(crate) fn used(&self) -> usize {
+        self.usage().total
     }
 
     fn unused_share(&self, owner: &Owner, used: usize) -> usize {

@@ -31,7 +31,7 @@ const REQUEST_HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time limit for a connection without an authenticated request.
 const UNAUTHENTICATED_TIMEOUT: Duration = Duration::from_secs(10);
 /// Age at which an unauthenticated connection may lose its place to a new one.
-const EVICTABLE_AGE: Duration = Duration::from_secs(1);
+const EVICTABLE_AGE: Duration = Duration::from_secs(5);
 /// Maximum size of a request's head; also the size of a connection's buffers.
 const REQUEST_HEAD_BYTES: usize = 64 * 1024;
 /// Time limit for a request of an owner with too many connections, and the interval of looking for a place.
@@ -57,7 +57,7 @@ where
     F: Future<Output = Response> + Send + 'static,
     E: Future<Output = T>,
 {
-    let new_connections = Arc::new(NewConnections::new(accounts.unauthenticated));
+    let new_connections = Arc::new(NewConnections::new(&accounts));
     // Asks connections to close after the current response.
     let closing = CancellationToken::new();
     let mut connections = JoinSet::new();
@@ -84,7 +84,7 @@ where
         if !has_place {
             break;
         }
-        let connection = Connection::new(&new_connections, &accounts);
+        let connection = Connection::new(&new_connections);
         connections.spawn(drive(stream, connection, answer.clone(), closing.clone()));
     }
     drop(listener);
@@ -124,7 +124,7 @@ async fn drive<A, F>(
             let (connection, readers) = (Arc::clone(&connection), Arc::clone(&readers));
             async move {
                 let mut response = answering.await;
-                if connection.accounts.waiting.is_used() {
+                if connection.accounts().waiting.used() > 0 {
                     let close = HeaderValue::from_static("close");
                     response.headers_mut().insert(header::CONNECTION, close);
                 }
@@ -183,7 +183,6 @@ pub(crate) async fn admit(
 struct Connection {
     id: u64,
     accepted: Instant,
-    accounts: Arc<Accounts>,
     new_connections: Arc<NewConnections>,
     /// Cancelled when another connection takes its place.
     evicted: CancellationToken,
@@ -192,17 +191,20 @@ struct Connection {
 }
 
 impl Connection {
-    fn new(new_connections: &Arc<NewConnections>, accounts: &Arc<Accounts>) -> Arc<Self> {
+    fn new(new_connections: &Arc<NewConnections>) -> Arc<Self> {
         let (accepted, evicted) = (Instant::now(), CancellationToken::new());
         let id = new_connections.add(accepted, evicted.clone());
         Arc::new(Self {
             id,
             accepted,
-            accounts: Arc::clone(accounts),
             new_connections: Arc::clone(new_connections),
             evicted,
             place: Mutex::new(None),
         })
+    }
+
+    fn accounts(&self) -> &Accounts {
+        &self.new_connections.accounts
     }
 
     fn place(&self) -> MutexGuard<'_, Option<Lease>> {
@@ -222,7 +224,7 @@ impl Connection {
         if self.take_place(owner) {
             return Ok(());
         }
-        let waiting = self.accounts.waiting.take(owner, 1);
+        let waiting = self.accounts().waiting.take(owner, 1);
         let waiting = waiting.map_err(|_| TooManyConnections)?;
         self.new_connections.set_waiting(self.id, true);
         let placed = timeout(PLACE_TIMEOUT, async {
@@ -242,7 +244,7 @@ impl Connection {
         if place.as_ref().is_some_and(|place| place.owner == *owner) {
             return true;
         }
-        let Ok(taken) = self.accounts.connections.take(owner, 1) else {
+        let Ok(taken) = self.accounts().connections.take(owner, 1) else {
             return false;
         };
         *place = Some(taken);
@@ -254,16 +256,18 @@ impl Connection {
 
 impl Drop for Connection {
     fn drop(&mut self) {
+        self.place().take();
         self.new_connections.remove(self.id);
+        self.new_connections.changed.notify_one();
     }
 }
 
 /// The connections that no request has authenticated.
 struct NewConnections {
-    max: usize,
+    accounts: Arc<Accounts>,
     table: Mutex<NewConnectionTable>,
-    /// Notified when one leaves.
-    left: Notify,
+    /// Notified when any connection ends, or one no longer waits.
+    changed: Notify,
 }
 
 #[derive(Default)]
@@ -281,11 +285,11 @@ struct NewConnection {
 }
 
 impl NewConnections {
-    fn new(max: usize) -> Self {
+    fn new(accounts: &Arc<Accounts>) -> Self {
         Self {
-            max,
+            accounts: Arc::clone(accounts),
             table: Mutex::default(),
-            left: Notify::new(),
+            changed: Notify::new(),
         }
     }
 
@@ -307,23 +311,23 @@ impl NewConnections {
     }
 
     fn remove(&self, id: u64) {
-        if self.table().by_id.remove(&id).is_some() {
-            self.left.notify_one();
-        }
+        self.table().by_id.remove(&id);
     }
 
     fn set_waiting(&self, id: u64, is_waiting: bool) {
         if let Some(connection) = self.table().by_id.get_mut(&id) {
             connection.is_waiting = is_waiting;
+            self.changed.notify_one();
         }
     }
 
-    /// Waits until there is a place for one more, if need be by closing the oldest.
+    /// Waits until there is a place for one more connection, if need be by closing the oldest new one.
     async fn make_place(&self) {
         loop {
             let evictable = {
                 let mut table = self.table();
-                if table.by_id.len() < self.max {
+                let authenticated = self.accounts.connections.used();
+                if table.by_id.len() + authenticated < self.accounts.all_connections {
                     return;
                 }
                 let oldest = table.by_id.iter().find(|(_, one)| !one.is_waiting);
@@ -341,10 +345,43 @@ impl NewConnections {
             match evictable {
                 Some(at) => tokio::select! {
                     () = sleep_until(at) => {}
-                    () = self.left.notified() => {}
+                    () = self.changed.notified() => {}
                 },
-                None => self.left.notified().await,
+                None => self.changed.notified().await,
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::keys::Keys;
+    use crate::settings::ServerLimits;
+
+    #[tokio::test(start_paused = true)]
+    async fn the_oldest_silent_connection_loses_its_place() {
+        let limits = ServerLimits {
+            connections: 4,
+            ..ServerLimits::default()
+        };
+        let accounts = Arc::new(Accounts::new(&limits, &Keys::default()));
+        let connections = Arc::new(NewConnections::new(&accounts));
+        let owner = Keys::default().owner("any").unwrap();
+        let [authenticated, waiting, oldest, youngest] =
+            std::array::from_fn(|_| Connection::new(&connections));
+        assert!(authenticated.take_place(&owner));
+        connections.set_waiting(waiting.id, true);
+        // In the paused clock, as soon as it is old enough.
+        connections.make_place().await;
+        let evicted = [&authenticated, &waiting, &oldest, &youngest]
+            .map(|connection| connection.evicted.is_cancelled());
+        assert_eq!(evicted, [false, false, true, false]);
+        assert_eq!(oldest.accepted.elapsed(), EVICTABLE_AGE);
+        connections.make_place().await;
+        let next = Connection::new(&connections);
+        connections.make_place().await;
+        assert!(youngest.evicted.is_cancelled());
+        drop(next);
     }
 }

@@ -29,8 +29,8 @@ pub struct ServerLimits {
     pub commands: usize,
     /// Concurrently watched directories in one sandbox.
     pub watchers: usize,
-    /// Concurrent connections. A quarter of them may be unauthenticated: when there are more, the oldest
-    /// is closed. Authenticated clients wait for one of their connections to end.
+    /// Concurrent connections. If there are more, the oldest unauthenticated one is closed. Authenticated
+    /// clients may have three quarters; then they wait for one of their connections to end.
     pub connections: usize,
     /// Bytes that the server keeps for all clients: messages being read, listings, watched directories.
     pub memory_bytes: usize,

@@ -161,6 +161,6 @@ mod tests {
         assert_eq!(metadata.get(&path("/a/b")), BTreeMap::new());
         metadata.remove(&path("/c"));
         assert_eq!(metadata.get(&path("/c/b")), BTreeMap::new());
-        assert!(!all.is_used());
+        assert_eq!(all.used(), 0);
     }
 }

@@ -79,7 +79,7 @@ pub(crate) struct SandboxPlace {
 impl Fleet {
     /// Loads the records of paused sandboxes.
     pub(crate) async fn open(settings: Settings) -> Result<Arc<Self>, ServeError> {
-        let accounts = Arc::new(Accounts::new(&settings));
+        let accounts = Arc::new(Accounts::new(&settings.limits, &settings.keys));
         let mut members = HashMap::new();
         let mut unreadable_records = Vec::new();
         let mut store = None;
@@ -155,8 +155,7 @@ impl Fleet {
                 "you have reached the maximum number of concurrent sandboxes ({limit})"
             )),
             Exhausted::All(limit) => ApiError::quota_exceeded(format!(
-                "the server has reached its maximum number of sandboxes ({limit}), of which a part is \
-                 reserved for each key"
+                "the server has reached its maximum number of sandboxes ({limit})"
             ))
             .with_code(NO_CAPACITY),
         })?;
