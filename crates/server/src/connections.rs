@@ -32,8 +32,9 @@ const REQUEST_HEAD_TIMEOUT: Duration = Duration::from_secs(30);
 const UNAUTHENTICATED_TIMEOUT: Duration = Duration::from_secs(10);
 /// Age at which an unauthenticated connection may lose its place to a new one.
 const EVICTABLE_AGE: Duration = Duration::from_secs(5);
-/// Maximum size of a request's head; also the size of a connection's buffers.
-const REQUEST_HEAD_BYTES: usize = 64 * 1024;
+/// Size of a connection's buffer. A head that fills it is refused; with the latest read, it may have twice as
+/// much.
+const BUFFER_BYTES: usize = 64 * 1024;
 /// Time limit for a request of an owner with too many connections, and the interval of looking for a place.
 const PLACE_TIMEOUT: Duration = Duration::from_secs(30);
 const PLACE_INTERVAL: Duration = Duration::from_millis(20);
@@ -141,7 +142,7 @@ async fn drive<A, F>(
     let serving = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(REQUEST_HEAD_TIMEOUT)
-        .max_buf_size(REQUEST_HEAD_BYTES)
+        .max_buf_size(BUFFER_BYTES)
         .serve_connection(TokioIo::new(stream), service);
     let mut serving = std::pin::pin!(serving);
     let unauthenticated = async {

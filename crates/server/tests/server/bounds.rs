@@ -130,7 +130,7 @@ async fn the_head_of_a_request_is_limited() {
     let mut stream = TcpStream::connect(server.address).await.unwrap();
     let head = format!(
         "GET /health HTTP/1.1\r\nconnection: close\r\nx: {}\r\n\r\n",
-        "x".repeat(100_000)
+        "x".repeat(200_000)
     );
     // Both fail if the server has closed the connection already.
     let _ = stream.write_all(head.as_bytes()).await;
