@@ -22,6 +22,7 @@ pub(crate) struct WatchedDirectory {
     pub(crate) include_entry: bool,
     pub(crate) latest: Arc<Listing>,
     pub(crate) listing_time: Duration,
+    pub(crate) last_change: Instant,
     /// Serialized events.
     pub(crate) unsent: VecDeque<Box<RawValue>>,
     pub(crate) unsent_charge: MemoryCharge,

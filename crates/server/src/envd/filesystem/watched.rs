@@ -21,6 +21,9 @@ use crate::tasks;
 /// Interval between two listings. It is longer if listings take long or the sandbox has many watchers: all
 /// of them together list for a tenth of the time.
 const INTERVAL: Duration = Duration::from_millis(200);
+/// Interval when nothing has changed for a while.
+const QUIET_INTERVAL: Duration = Duration::from_secs(1);
+const QUIET_AFTER: Duration = Duration::from_secs(10);
 const INTERVAL_PER_LISTING_TIME: u32 = 10;
 /// Unsent changes with which no listing is made: further changes are found later, and combined.
 const MAX_UNSENT: usize = 10_000;
@@ -61,6 +64,7 @@ impl WatchedDirectory {
                 charge: live.account.charge(),
             }),
             listing_time: Duration::ZERO,
+            last_change: Instant::now(),
             unsent: VecDeque::new(),
             unsent_charge: live.account.charge(),
         };
@@ -128,6 +132,9 @@ impl WatchedDirectory {
         });
         let (listing, events, charge) = compared.await??;
         self.latest = Arc::new(listing);
+        if !events.is_empty() {
+            self.last_change = Instant::now();
+        }
         self.unsent.extend(events);
         self.unsent_charge.merge(charge);
         Ok(())
@@ -150,7 +157,12 @@ impl WatchedDirectory {
     pub(super) fn interval(&self, live: &RunningSandbox) -> Duration {
         let watchers = u32::try_from(live.watchers.table().len()).unwrap_or(u32::MAX);
         let listing_time = self.listing_time.saturating_mul(INTERVAL_PER_LISTING_TIME);
-        INTERVAL.max(listing_time.saturating_mul(watchers.max(1)))
+        let interval = if self.last_change.elapsed() < QUIET_AFTER {
+            INTERVAL
+        } else {
+            QUIET_INTERVAL
+        };
+        interval.max(listing_time.saturating_mul(watchers.max(1)))
     }
 }
 
