@@ -4,11 +4,11 @@
 //! `.`), only its contents are copied. A pattern (`*`, `?`, `[…]`, `**`) stands for the files that it
 //! matches, each under its path below the literal part of the pattern.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::io::ErrorKind;
 use std::path::{Component, Path, PathBuf};
 
-use cantle_core::sandbox::{Sandbox, SandboxExt as _, SandboxPath};
+use cantle_core::sandbox::{HostTree, Sandbox, SandboxExt as _, SandboxPath};
 use globset::GlobBuilder;
 use walkdir::WalkDir;
 
@@ -17,8 +17,10 @@ use crate::error::{SessionError, SessionErrorKind};
 /// A file or directory to copy, and its target.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Input {
-    pub(crate) from: PathBuf,
-    pub(crate) to: SandboxPath,
+    from: PathBuf,
+    to: SandboxPath,
+    /// The files below `from` that a pattern matches; `None` for everything.
+    matches: Option<Vec<PathBuf>>,
 }
 
 /// Resolves paths and patterns. Reads directories, and therefore blocks.
@@ -26,25 +28,52 @@ pub(crate) fn resolve(inputs: &[PathBuf]) -> Result<Vec<Input>, SessionError> {
     let mut resolved = Vec::new();
     for input in inputs {
         if is_pattern(input) && !input.exists() {
-            resolved.extend(matches(input)?);
+            resolved.push(matches(input)?);
         } else {
             resolved.push(plain(input)?);
         }
     }
-    let mut targets: HashMap<&SandboxPath, &Path> = HashMap::new();
-    for input in resolved.iter().filter(|input| !input.to.is_base()) {
-        if let Some(other) = targets.insert(&input.to, &input.from)
-            && other != input.from
+    let mut targets: HashMap<SandboxPath, PathBuf> = HashMap::new();
+    for (from, to) in resolved.iter().flat_map(Input::targets) {
+        if let Some(other) = targets.insert(to.clone(), from.clone())
+            && other != from
         {
             return Err(error(format!(
-                "the inputs `{}` and `{}` would both be `{}` in the sandbox; give one of them another name, or put both in one directory",
+                "the inputs `{}` and `{}` would both be `{to}` in the sandbox; give one of them another name, or put both in one directory",
                 other.display(),
-                input.from.display(),
-                input.to
+                from.display(),
             )));
         }
     }
     Ok(resolved)
+}
+
+impl Input {
+    /// Returns the named files and directories with their targets.
+    fn targets(&self) -> Vec<(PathBuf, SandboxPath)> {
+        match &self.matches {
+            None if self.to.is_base() => Vec::new(),
+            None => vec![(self.from.clone(), self.to.clone())],
+            Some(files) => {
+                let target = |file: &PathBuf| {
+                    let to = self.to.join(file.as_os_str().as_encoded_bytes()).ok()?;
+                    Some((self.from.join(file), to))
+                };
+                files.iter().filter_map(target).collect()
+            }
+        }
+    }
+
+    /// Returns what is to be copied.
+    fn tree(&self) -> HostTree {
+        let tree = HostTree::new(&self.from);
+        let Some(files) = &self.matches else {
+            return tree;
+        };
+        let files = files.iter().flat_map(|file| file.ancestors());
+        let wanted: HashSet<PathBuf> = files.map(Path::to_owned).collect();
+        tree.with_filter(move |path, _| wanted.contains(path))
+    }
 }
 
 fn error(message: String) -> SessionError {
@@ -80,6 +109,7 @@ fn plain(input: &Path) -> Result<Input, SessionError> {
     Ok(Input {
         from: input.to_owned(),
         to,
+        matches: None,
     })
 }
 
@@ -91,7 +121,7 @@ fn is_pattern(input: &Path) -> bool {
         .any(|byte| b"*?[".contains(byte))
 }
 
-fn matches(pattern: &Path) -> Result<Vec<Input>, SessionError> {
+fn matches(pattern: &Path) -> Result<Input, SessionError> {
     let mut base: PathBuf = pattern
         .components()
         .take_while(|part| !is_pattern(Path::new(part.as_os_str())))
@@ -139,9 +169,7 @@ fn matches(pattern: &Path) -> Result<Vec<Input>, SessionError> {
             continue;
         };
         if matcher.is_match(relative) && path.is_file() {
-            let to = SandboxPath::from_os(relative).map_err(|e| error(e.to_string()))?;
-            let from = entry.into_path();
-            found.push(Input { from, to });
+            found.push(relative.to_owned());
         }
     }
     if found.is_empty() {
@@ -150,8 +178,11 @@ fn matches(pattern: &Path) -> Result<Vec<Input>, SessionError> {
             pattern.display()
         )));
     }
-    found.sort_by(|a, b| a.to.cmp(&b.to));
-    Ok(found)
+    Ok(Input {
+        from: base,
+        to: SandboxPath::working_directory(),
+        matches: Some(found),
+    })
 }
 
 /// Copies the inputs into a sandbox. Returns the paths of the files there, and a warning for each
@@ -164,7 +195,7 @@ pub(crate) async fn upload(
     let mut warnings = Vec::new();
     for input in inputs {
         let uploaded = sandbox
-            .upload(&input.from, &input.to)
+            .upload_tree(input.tree(), &input.to)
             .await
             .map_err(|cause| {
                 let message = format!(

@@ -164,6 +164,12 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "DIR", help_heading = "Files")]
     pub(crate) output_dir: Option<PathBuf>,
 
+    /// Replace files of the output directory that are not of an earlier run
+    ///
+    /// Without it, such a file stays, and the new one is saved beside it as NAME.1.
+    #[arg(long, help_heading = "Files")]
+    pub(crate) overwrite: bool,
+
     /// JSON schema of an object: the run finishes with such an object, printed as JSON
     ///
     /// The files in its property `paths`, if there is one, are delivered as output files.

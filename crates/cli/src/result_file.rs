@@ -1,21 +1,26 @@
 //! `cantle-result.json`: the result of a run, for programs.
 //!
 //! It is written last and atomically, so its presence means that the run is complete; the file of an
-//! earlier run is removed before the next run begins.
+//! earlier run is put aside before the next run begins. Its digests tell which output files may be replaced.
 
+use std::collections::BTreeMap;
 use std::io::{self, Write as _};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context as _;
 use cantle::agent::Outcome;
 use cantle::core::event::{Finish, RunStatus};
 use cantle::core::ledger::Ledger;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::exit::{Failure, FailureExt as _};
+use crate::trust::read_regular;
 
 pub(crate) const FILE_NAME: &str = "cantle-result.json";
+
+/// The result file of an earlier run, while there is no new one.
+const EARLIER: &str = ".cantle-earlier.json";
 
 /// Version of the format; adding fields does not change it.
 const VERSION: u32 = 1;
@@ -33,13 +38,34 @@ struct ResultFile<'a> {
     ledger: &'a Ledger,
     /// The ledger in Stirrup's format.
     dotted: Map<String, Value>,
+    /// SHA-256 of files of earlier runs, by their path below the output directory.
+    earlier: Digests,
 }
+
+/// The part of a result file that the next run reads.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct EarlierResult {
+    outputs: Vec<EarlierOutput>,
+    earlier: Digests,
+}
+
+#[derive(Deserialize)]
+struct EarlierOutput {
+    name: Option<PathBuf>,
+    sha256: Option<String>,
+}
+
+type Digests = BTreeMap<PathBuf, String>;
 
 #[derive(Serialize)]
 struct SavedOutput<'a> {
     source: &'a str,
     path: String,
+    /// The path below the output directory.
+    name: Option<&'a Path>,
     size_bytes: u64,
+    sha256: Option<&'a str>,
 }
 
 #[derive(Serialize)]
@@ -48,10 +74,31 @@ struct RefusedOutput<'a> {
     reason: &'a str,
 }
 
-/// Removes the result file of an earlier run.
-pub(crate) fn remove(output_dir: &Path) -> Result<(), Failure> {
+/// Returns the digests of files that earlier runs saved, by their path below the output directory.
+///
+/// A result file that can't be read is none: its files are not replaced.
+pub(crate) fn earlier(output_dir: &Path) -> Digests {
+    let read = |name| {
+        let (text, _) = read_regular(&output_dir.join(name)).ok()??;
+        serde_json::from_str::<EarlierResult>(&text).ok()
+    };
+    let result = read(FILE_NAME)
+        .or_else(|| read(EARLIER))
+        .unwrap_or_default();
+    let mut digests = result.earlier;
+    let outputs = result.outputs.into_iter();
+    digests.extend(outputs.filter_map(|output| output.name.zip(output.sha256)));
+    digests
+}
+
+/// Puts the result file of an earlier run aside.
+pub(crate) fn put_aside(output_dir: &Path) -> Result<(), Failure> {
     let path = output_dir.join(FILE_NAME);
-    match std::fs::remove_file(&path) {
+    let move_file = || match std::fs::symlink_metadata(&path)?.is_dir() {
+        true => Err(io::ErrorKind::IsADirectory.into()),
+        false => std::fs::rename(&path, output_dir.join(EARLIER)),
+    };
+    match move_file() {
         // Problems of the directory itself are reported when the run begins.
         Err(error)
             if !matches!(
@@ -60,7 +107,7 @@ pub(crate) fn remove(output_dir: &Path) -> Result<(), Failure> {
             ) =>
         {
             Err(error)
-                .with_context(|| format!("failed to remove {} of an earlier run", path.display()))
+                .with_context(|| format!("failed to move {} of an earlier run", path.display()))
                 .usage()
         }
         _ => Ok(()),
@@ -72,7 +119,9 @@ pub(crate) fn write(outcome: &Outcome, output_dir: &Path) -> anyhow::Result<()> 
     let outputs = outcome.outputs.saved.iter().map(|file| SavedOutput {
         source: &file.source,
         path: file.path.display().to_string(),
+        name: file.path.strip_prefix(output_dir).ok(),
         size_bytes: file.size_bytes,
+        sha256: file.sha256.as_deref(),
     });
     let refused = outcome.outputs.refused.iter().map(|refusal| RefusedOutput {
         source: &refusal.source,
@@ -89,10 +138,14 @@ pub(crate) fn write(outcome: &Outcome, output_dir: &Path) -> anyhow::Result<()> 
         duration_s: outcome.duration.as_secs_f64(),
         ledger: &outcome.ledger,
         dotted: outcome.ledger.stirrup_metadata(),
+        earlier: earlier(output_dir),
     };
     let mut json = serde_json::to_vec_pretty(&result)?;
     json.push(b'\n');
-    write_atomically(&output_dir.join(FILE_NAME), &json)
+    write_atomically(&output_dir.join(FILE_NAME), &json)?;
+    // It may remain: the result file is preferred.
+    let _ = std::fs::remove_file(output_dir.join(EARLIER));
+    Ok(())
 }
 
 /// Writes a file atomically.

@@ -5,7 +5,7 @@
 use std::marker::PhantomData;
 
 use cantle_core::metadata::Metadata;
-use cantle_core::sandbox::{Sandbox, SandboxExt as _, SandboxPath};
+use cantle_core::sandbox::{Sandbox, SandboxExt as _, SandboxPath, reserved_name};
 use cantle_core::tool::{DynTool, Tool, ToolContext, ToolError, ToolOutput, ToolSpec};
 use schemars::JsonSchema;
 use serde::Deserialize;
@@ -14,7 +14,8 @@ use serde_json::Value;
 
 /// The finish tool of an agent that works on files: `finish {reason, paths}`.
 ///
-/// It fails if a file in `paths` does not exist, so that a run does not end with missing results.
+/// It fails if a file in `paths` does not exist or has a [reserved name](reserved_name), so that a run does not end
+/// with missing results.
 /// Without a sandbox the paths are not checked.
 #[derive(Clone, Copy, Debug, Default)]
 #[expect(clippy::exhaustive_structs, reason = "a unit")]
@@ -47,22 +48,31 @@ impl Tool for Finish {
     }
 
     async fn call(&self, params: FinishParams, cx: ToolContext) -> Result<ToolOutput, ToolError> {
-        let mut missing = Vec::new();
+        let (mut missing, mut reserved) = (Vec::new(), Vec::new());
         if let Some(sandbox) = &cx.sandbox {
             for path in &params.paths {
                 if !is_file(&**sandbox, path).await? {
                     missing.push(format!("`{path}`"));
+                } else if is_reserved(&**sandbox, path) {
+                    reserved.push(format!("`{path}`"));
                 }
             }
         }
-        let output = if missing.is_empty() {
-            ToolOutput::text(params.reason)
-        } else {
+        let output = if !missing.is_empty() {
             ToolOutput::failure(format!(
                 "Not finished, because these are not files: {}. Write what is missing, correct the \
                  paths (relative to the working directory, files only), and finish again.",
                 missing.join(", ")
             ))
+        } else if !reserved.is_empty() {
+            ToolOutput::failure(format!(
+                "Not finished, because files of these names can't be delivered: {}. Programs on the user's \
+                 machine read such files. Copy them to other names, say in the reason what they are, and finish \
+                 again.",
+                reserved.join(", ")
+            ))
+        } else {
+            ToolOutput::text(params.reason)
         };
         Ok(output.with_metadata(Metadata::uses(1)))
     }
@@ -73,6 +83,15 @@ async fn is_file(sandbox: &dyn Sandbox, path: &str) -> Result<bool, ToolError> {
         Ok(path) => Ok(sandbox.is_file(&path).await?),
         Err(_) => Ok(false),
     }
+}
+
+/// Returns whether a path below the working directory has a reserved name.
+fn is_reserved(sandbox: &dyn Sandbox, path: &str) -> bool {
+    let Ok(path) = SandboxPath::new(path) else {
+        return false;
+    };
+    let below = path.strip_prefix(&sandbox.info().working_directory);
+    reserved_name(&below.unwrap_or(path).to_string()).is_some()
 }
 
 /// A finish tool with custom parameters, which are the run's structured result.

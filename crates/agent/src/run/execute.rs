@@ -353,7 +353,10 @@ impl RunTask {
             .filter(|parent| !parent.shares_sandbox)
             .and_then(|parent| parent.sandbox.as_ref());
         let saved = match (&resources.sandbox, &resources.output_dir, parent_sandbox) {
-            (Some(sandbox), Some(directory), _) => sandbox.save_outputs(&paths, directory).await,
+            (Some(sandbox), Some(directory), _) => {
+                let options = resources.outputs.clone();
+                sandbox.save_outputs(&paths, directory, options).await
+            }
             (Some(sandbox), None, Some(parent)) => sandbox.copy_outputs_to(&paths, &**parent).await,
             _ => return Ok(SavedOutputs::default()),
         };
@@ -367,6 +370,14 @@ impl RunTask {
             RunError::new(kind, message)
         })?;
         for file in &saved.saved {
+            if file.renamed {
+                let message = format!(
+                    "The name of the output file `{}` is taken, so it was saved as `{}`.",
+                    file.source,
+                    file.path.display()
+                );
+                self.scope.hub.emit(EventKind::Warning { message });
+            }
             self.scope.hub.emit(EventKind::OutputSaved {
                 source: file.source.clone(),
                 path: file.path.display().to_string(),

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use cantle_core::message::SharedMessage;
-use cantle_core::sandbox::{Sandbox, SandboxHandle};
+use cantle_core::sandbox::{OutputOptions, Sandbox, SandboxHandle};
 use serde_json::Value;
 use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
@@ -25,6 +25,7 @@ pub(crate) struct SessionResources {
     /// Paths of the input files in the sandbox.
     pub(crate) input_files: Vec<String>,
     pub(crate) output_dir: Option<PathBuf>,
+    pub(crate) outputs: OutputOptions,
     /// Warnings that every run emits.
     pub(crate) warnings: Vec<String>,
     pub(crate) cancellation: CancellationToken,

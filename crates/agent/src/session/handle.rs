@@ -47,6 +47,7 @@ impl Session {
         let SessionOptions {
             input_files,
             output_dir,
+            outputs,
             history,
             budget,
             answers_approvals,
@@ -86,6 +87,7 @@ impl Session {
         let mut session = OpenSession::open(&agent, &request).await?;
         let resources = &mut session.resources;
         resources.output_dir = output_dir;
+        resources.outputs = outputs;
         resources.budget = budget;
         resources.answers_approvals = answers_approvals;
         let history = history
@@ -109,6 +111,7 @@ impl Session {
     ) -> Result<Self, SessionError> {
         let ResumeOptions {
             output_dir,
+            outputs,
             budget,
             answers_approvals,
             fresh_sandbox,
@@ -191,6 +194,7 @@ impl Session {
         let specs = header.identity.recorded_specs(resources.tools.specs());
         resources.tools = Arc::new(resources.tools.with_specs(specs));
         resources.output_dir = output_dir;
+        resources.outputs = outputs;
         resources.budget = budget;
         resources.answers_approvals = answers_approvals;
         resources.input_files.clone_from(&header.input_files);

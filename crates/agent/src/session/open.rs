@@ -5,7 +5,8 @@ use std::sync::atomic::AtomicUsize;
 
 use cantle_core::ids::RunId;
 use cantle_core::sandbox::{
-    Sandbox, SandboxError, SandboxErrorKind, SandboxExt as _, SandboxHandle, SandboxPath,
+    OutputOptions, Sandbox, SandboxError, SandboxErrorKind, SandboxExt as _, SandboxHandle,
+    SandboxPath,
 };
 use cantle_core::tool::{OpenContext, Progress};
 use serde_json::{Map, Value};
@@ -200,6 +201,7 @@ async fn open_providers(
         sandbox: cx.sandbox,
         input_files,
         output_dir: None,
+        outputs: OutputOptions::default(),
         warnings,
         cancellation,
         history: Arc::default(),

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use cantle_core::message::Message;
+use cantle_core::sandbox::OutputOptions;
 use cantle_core::tool::Progress;
 use serde_json::Value;
 
@@ -20,6 +21,8 @@ pub struct SessionOptions {
     pub input_files: Vec<PathBuf>,
     /// The directory in which the files of a finished run are saved.
     pub output_dir: Option<PathBuf>,
+    /// How they are saved.
+    pub outputs: OutputOptions,
     /// A conversation to continue. A system message at its start is replaced.
     pub history: Vec<Message>,
     /// The budget of each run.
@@ -47,6 +50,8 @@ pub struct SessionOptions {
 pub struct ResumeOptions {
     /// The directory in which the files of a finished run are saved.
     pub output_dir: Option<PathBuf>,
+    /// How they are saved.
+    pub outputs: OutputOptions,
     /// The budget of the run, including earlier spending.
     pub budget: Budget,
     /// Whether the holder of the run decides on calls that need approval. Otherwise the agent's user
@@ -68,6 +73,12 @@ macro_rules! common_options {
             /// Sets the output directory, which is created if it does not exist.
             pub fn output_dir(mut self, directory: impl Into<PathBuf>) -> Self {
                 self.output_dir = Some(directory.into());
+                self
+            }
+
+            /// Sets how files are saved in the output directory.
+            pub fn outputs(mut self, outputs: OutputOptions) -> Self {
+                self.outputs = outputs;
                 self
             }
 

@@ -62,6 +62,41 @@ fn write(directory: &Path, name: &str, text: &str) {
 }
 
 #[tokio::test]
+async fn patterns_follow_no_link_out() {
+    let outside = tempfile::tempdir().unwrap();
+    write(outside.path(), "secret.rs", "secret");
+    let host = tempfile::tempdir().unwrap();
+    write(host.path(), "src/main.rs", "main");
+    let link = host.path().join("src/linked.rs");
+    std::os::unix::fs::symlink(outside.path().join("secret.rs"), link).unwrap();
+    std::os::unix::fs::symlink(outside.path(), host.path().join("src/directory")).unwrap();
+    let server = serve([command("find . -type f"), done(&[])]).await;
+    let mut options = SessionOptions::default();
+    for input in ["src/*.rs", "src/*/*.rs", "src/main.rs"] {
+        options = options.input_file(host.path().join(input));
+    }
+    let error = agent(&server).session(options.clone()).await.err().unwrap();
+    assert!(
+        error.to_string().contains("src/*/*.rs` matches no file"),
+        "{error}"
+    );
+    options.input_files.remove(1);
+    let session = agent(&server).session(options).await.unwrap();
+    let mut run = session.run("the task").unwrap();
+    let mut warnings = Vec::new();
+    while let Some(event) = run.next().await {
+        if let EventKind::Warning { message } = event.kind {
+            warnings.push(message);
+        }
+    }
+    let expected = "src/linked.rs` was passed over: the link leads out of the directory";
+    assert!(
+        matches!(&warnings[..], [one, ..] if one.ends_with(expected)),
+        "{warnings:?}"
+    );
+}
+
+#[tokio::test]
 async fn inputs_arrive_commands_run_and_outputs_are_saved_with_every_token_counted() {
     let host = tempfile::tempdir().unwrap();
     write(host.path(), "one.txt", "1\n");

@@ -21,8 +21,8 @@ use cantle_backends_local::{LocalBackend, Mechanism};
 use cantle_core::ids::RunId;
 use cantle_core::policy::Policy;
 use cantle_core::sandbox::{
-    Backend as _, Background, ExitStatus, Sandbox, SandboxContext, SandboxError, SandboxErrorKind,
-    SandboxExt as _, SandboxHandle, SpawnRequest, Stdin, WriteOptions,
+    Backend as _, Background, ExitStatus, OutputOptions, Sandbox, SandboxContext, SandboxError,
+    SandboxErrorKind, SandboxExt as _, SandboxHandle, SpawnRequest, Stdin, WriteOptions,
 };
 use futures_util::{StreamExt as _, stream};
 use rustix::process::{Pid, Signal, kill_process};
@@ -137,8 +137,11 @@ async fn begin(sandbox: &Arc<dyn Sandbox>, phase: Phase, mark: RunId, outputs: &
         Phase::Saving => {
             stdout(&*sandbox, "truncate -s 10G large").await;
             let to = outputs.to_owned();
-            let saving =
-                tokio::spawn(async move { sandbox.save_outputs(&["large".to_owned()], &to).await });
+            let saving = tokio::spawn(async move {
+                sandbox
+                    .save_outputs(&["large".to_owned()], &to, OutputOptions::default())
+                    .await
+            });
             eventually("the saving begins", || outputs.exists()).await;
             Box::pin(async move {
                 saving.await.unwrap()?;

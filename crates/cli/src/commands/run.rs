@@ -10,6 +10,7 @@ use cantle::backends::local::LocalBackend;
 use cantle::core::ids::RunId;
 use cantle::core::message::history;
 use cantle::core::policy::Network;
+use cantle::core::sandbox::OutputOptions;
 use cantle::core::tool::ChannelUser;
 use cantle::tools::user_input;
 use serde_json::Value;
@@ -56,6 +57,13 @@ enum Start {
 }
 
 impl Start {
+    fn outputs_mut(&mut self) -> &mut OutputOptions {
+        match self {
+            Self::New(options) => &mut options.outputs,
+            Self::Resume { options, .. } => &mut options.outputs,
+        }
+    }
+
     fn budget_mut(&mut self) -> &mut Budget {
         match self {
             Self::New(options) => &mut options.budget,
@@ -84,6 +92,7 @@ fn prepare_new(args: &RunArgs) -> Result<PreparedRun, Failure> {
     let mut options = SessionOptions::default().budget(budget(args));
     options.input_files.clone_from(&args.input);
     options.output_dir.clone_from(&args.output_dir);
+    options.outputs = output_options(args, args.output_dir.as_deref());
     options.skills.clone_from(&args.skills);
     if let Some(path) = &args.history {
         options.history = read(path)
@@ -92,7 +101,7 @@ fn prepare_new(args: &RunArgs) -> Result<PreparedRun, Failure> {
     }
     let (channel, user) = TerminalUser::find().internal()?.unzip();
     let mut local = LocalBackend::new();
-    let mut remarks = Vec::new();
+    let mut remarks: Vec<_> = occupied_names_remark(&options).into_iter().collect();
     if !args.no_keep {
         match StateDir::find().map(|state| (state.backend(), state)) {
             Ok((Err(error), state)) if !state.is_explicit() => {
@@ -130,6 +139,7 @@ fn prepare_resume(args: &RunArgs, name: &str) -> Result<PreparedRun, Failure> {
     let output_dir = args.output_dir.clone().or_else(|| saved.output_dir.clone());
     let mut options = ResumeOptions::default().budget(budget(args));
     options.output_dir.clone_from(&output_dir);
+    options.outputs = output_options(args, output_dir.as_deref());
     options.fresh_sandbox = args.fresh_sandbox;
     let (channel, user) = TerminalUser::find().internal()?.unzip();
     let definition = Definition {
@@ -185,6 +195,7 @@ impl Definition<'_> {
             Start::Resume { .. } => true,
         };
         let network = policy.network.clone();
+        start.outputs_mut().max_file_bytes = policy.limits.disk_bytes;
         let backend = settings.sandbox.backend.clone().unwrap_or_default();
         let backend = backend.open(self.local).usage()?;
         let RunClient {
@@ -282,7 +293,7 @@ impl PreparedRun {
         };
         // Not earlier: a run that fails to start must not remove an earlier result.
         if let Some(output_dir) = &self.task.output_dir
-            && let Err(failure) = result_file::remove(output_dir)
+            && let Err(failure) = result_file::put_aside(output_dir)
         {
             // The first failure is the one to report.
             let _ = session.close().await;
@@ -292,6 +303,39 @@ impl PreparedRun {
             .perform(session, &mut display, self.user, &cancellation)
             .await
     }
+}
+
+fn output_options(args: &RunArgs, output_dir: Option<&Path>) -> OutputOptions {
+    let earlier = output_dir.map(result_file::earlier).unwrap_or_default();
+    let options = OutputOptions::default().with_earlier(earlier);
+    match args.overwrite {
+        true => options.with_overwrite(),
+        false => options,
+    }
+}
+
+/// Returns a warning if output files may find their names occupied.
+fn occupied_names_remark(options: &SessionOptions) -> Option<String> {
+    let directory = options.output_dir.as_deref()?;
+    if options.outputs.overwrite {
+        return None;
+    }
+    let names = std::fs::read_dir(directory).ok()?.flatten();
+    let names = names.map(|entry| PathBuf::from(entry.file_name()));
+    let is_foreign = |name: &PathBuf| {
+        let is_own = *name == Path::new(result_file::FILE_NAME);
+        let mut earlier = options.outputs.earlier.keys();
+        !is_own
+            && !name.as_os_str().as_encoded_bytes().starts_with(b".")
+            && !earlier.any(|path| path.starts_with(name))
+    };
+    let first = names.into_iter().find(is_foreign)?;
+    Some(format!(
+        "{} has files that no earlier run delivered, such as {}: an output file of such a name is saved beside it \
+         as NAME.1, unless --overwrite is given",
+        directory.display(),
+        first.display()
+    ))
 }
 
 fn budget(args: &RunArgs) -> Budget {

@@ -278,7 +278,7 @@ async fn unremovable_earlier_result_is_an_error() {
     let env = TestEnv::new();
     env.write("out/cantle-result.json/file", "in the way");
     let exited = refused(&env, &["run", "Write", "--output-dir", "out"]).await;
-    let expected = "cantle: failed to remove out/cantle-result.json of an earlier run: ";
+    let expected = "cantle: failed to move out/cantle-result.json of an earlier run: ";
     assert!(exited.stderr.starts_with(expected), "{}", exited.stderr);
 }
 

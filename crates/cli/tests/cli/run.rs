@@ -76,7 +76,14 @@ async fn result_file_describes_the_run() {
             "tool": "finish",
             "params": {"reason": "There are 3 words.", "paths": ["count.txt"]},
         },
-        "outputs": [{"source": "count.txt", "path": "out/count.txt", "size_bytes": 2}],
+        "outputs": [{
+            "source": "count.txt",
+            "path": "out/count.txt",
+            "name": "count.txt",
+            "size_bytes": 2,
+            "sha256": "1121cfccd5913f0a63fec40a6ffd44ea64f9dc135c66634ba001d10bcf4302a2",
+        }],
+        "earlier": {},
         "refused": [],
         "turns": 3,
         "dotted": {
@@ -493,5 +500,73 @@ async fn escaping_output_paths_are_refused() {
         exited.stderr.contains("  refused  sub/../good.txt: "),
         "{}",
         exited.stderr
+    );
+}
+
+#[tokio::test]
+async fn files_that_a_run_did_not_deliver_stay() {
+    let script = Script::new()
+        .turn(command(
+            "echo new > report.md; mkdir -p .git/hooks; echo x > .git/hooks/pre-commit",
+        ))
+        .turn(finish("Done.", &["report.md", ".git/hooks/pre-commit"]))
+        .turn(finish("Done.", &["report.md"]));
+    let server = ScriptedServer::start(script).await.unwrap();
+    let env = TestEnv::new().with_server(&server.url());
+    env.write("out/report.md", "mine");
+    let exited = env.run(["run", "Write", "--output-dir", "out"]).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    for expected in [
+        "out has files that no earlier run delivered, such as report.md: an output file",
+        "can't be delivered: `.git/hooks/pre-commit`",
+        "! The name of the output file `report.md` is taken, so it was saved as `out/report.md.1`.",
+    ] {
+        assert!(exited.stderr.contains(expected), "{exited:?}");
+    }
+    assert_eq!(env.read("out/report.md"), "mine");
+    assert_eq!(env.read("out/report.md.1"), "new\n");
+    assert_eq!(
+        env.list("out"),
+        ["cantle-result.json", "report.md", "report.md.1"]
+    );
+}
+
+#[tokio::test]
+async fn files_of_an_earlier_run_are_replaced() {
+    let env = TestEnv::new();
+    let deliver = async |line: &str, flags: &[&str]| {
+        let script = Script::new()
+            .turn(command(line))
+            .turn(finish("Done.", &["report.md"]));
+        let server = ScriptedServer::start(script).await.unwrap();
+        let url = server.url();
+        let args = [
+            "run",
+            "Write",
+            "--output-dir=out",
+            "--model=m",
+            "--base-url",
+            &url,
+        ];
+        let exited = env.run(args.iter().chain(flags)).await;
+        assert_eq!(exited.code, Some(0), "{exited:?}");
+        (env.list("out").len(), env.read("out/report.md"))
+    };
+    assert_eq!(
+        deliver("echo 1 > report.md", &[]).await,
+        (2, "1\n".to_owned())
+    );
+    assert_eq!(
+        deliver("echo 2 > report.md", &[]).await,
+        (2, "2\n".to_owned())
+    );
+    env.write("out/report.md", "edited");
+    assert_eq!(
+        deliver("echo 3 > report.md", &[]).await,
+        (3, "edited".to_owned())
+    );
+    assert_eq!(
+        deliver("echo 4 > report.md", &["--overwrite"]).await,
+        (3, "4\n".to_owned())
     );
 }

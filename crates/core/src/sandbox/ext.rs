@@ -10,10 +10,11 @@ use indexmap::IndexSet;
 
 use super::host::{HostEntry, HostThread, HostTree, write_temporary};
 use super::output::Capture;
+use super::reserved::reserved_name;
 use super::staging::{StagedFile, Staging};
 use super::{
-    ByteRange, CommandOutput, Exit, FileInfo, FileKind, OutputChunk, RefusedFile, Sandbox,
-    SandboxError, SandboxErrorKind, SandboxPath, SavedFile, SavedOutputs, SpawnRequest,
+    ByteRange, CommandOutput, Exit, FileInfo, FileKind, OutputChunk, OutputOptions, RefusedFile,
+    Sandbox, SandboxError, SandboxErrorKind, SandboxPath, SavedFile, SavedOutputs, SpawnRequest,
     UploadedFile, UploadedFiles, WriteOptions,
 };
 
@@ -127,13 +128,25 @@ pub trait SandboxExt: Sandbox + sealed::SealedSandbox {
     /// # Errors
     /// If `from` itself can't be read, or the sandbox fails.
     async fn upload(&self, from: &Path, to: &SandboxPath) -> Result<UploadedFiles, SandboxError> {
+        self.upload_tree(HostTree::new(from), to).await
+    }
+
+    /// Copies a tree of the host into the sandbox, at `to`.
+    ///
+    /// # Errors
+    /// As [`upload`](Self::upload).
+    async fn upload_tree(
+        &self,
+        mut tree: HostTree,
+        to: &SandboxPath,
+    ) -> Result<UploadedFiles, SandboxError> {
         let host = HostThread::start()?;
-        let mut tree = HostTree::new(from.to_owned(), to.clone());
         let mut uploaded = UploadedFiles::default();
         loop {
-            let entry;
+            let (entry, base);
+            base = to.clone();
             (entry, tree) = host
-                .run(move || tree.next().map(|entry| (entry, tree)))
+                .run(move || tree.next(&base).map(|entry| (entry, tree)))
                 .await?;
             let file = match entry {
                 None => return Ok(uploaded),
@@ -214,11 +227,12 @@ pub trait SandboxExt: Sandbox + sealed::SealedSandbox {
 
     /// Copies output files to a directory of the host, at their paths below the working directory.
     ///
-    /// A path named twice is saved once. These are refused: an empty path, NUL, `..`, a directory or
-    /// special file, a path outside the working directory, a link that leads out, two paths that
-    /// would be one file on the host, and a link in the output directory's own tree. All files are
+    /// A path named twice is saved once. These are refused: an empty path, NUL, `..`, a [reserved
+    /// name](reserved_name), a directory or special file, a path outside the working directory, a link that
+    /// leads out, a file that is too large, and two paths that would be one file on the host. All files are
     /// copied before the first is put in place, so the output directory may overlap the working
-    /// directory; each file appears atomically.
+    /// directory; each file appears atomically. Links of the output directory are not followed, and holes stay
+    /// holes. What happens to files that exist is in `options`.
     ///
     /// # Errors
     /// If the output directory can't be created or written, or the sandbox is gone.
@@ -226,6 +240,7 @@ pub trait SandboxExt: Sandbox + sealed::SealedSandbox {
         &self,
         paths: &[String],
         output_directory: &Path,
+        options: OutputOptions,
     ) -> Result<SavedOutputs, SandboxError> {
         let mut outputs = SavedOutputs::default();
         if paths.is_empty() {
@@ -233,14 +248,15 @@ pub trait SandboxExt: Sandbox + sealed::SealedSandbox {
         }
         let host = HostThread::start()?;
         let staging = Staging::create(&host, output_directory.to_owned()).await?;
+        let max_bytes = options.max_file_bytes.unwrap_or(u64::MAX);
         let mut staged = Vec::new();
         for source in unique(paths) {
-            match stage(self, source, &host, &staging).await {
+            match stage(self, source, &host, &staging, max_bytes).await {
                 Ok(file) => staged.push(file),
                 Err(error) => outputs.refuse(source, error)?,
             }
         }
-        staging.put_in_place(&host, staged, outputs).await
+        staging.put_in_place(&host, staged, outputs, options).await
     }
 
     /// Copies output files into another sandbox, at the same paths below its working directory.
@@ -262,6 +278,8 @@ pub trait SandboxExt: Sandbox + sealed::SealedSandbox {
                     source: source.clone(),
                     path: PathBuf::from(path.to_string()),
                     size_bytes,
+                    renamed: false,
+                    sha256: None,
                 })
             };
             match copied.await {
@@ -297,14 +315,39 @@ async fn stage<S: Sandbox + ?Sized>(
     source: &str,
     host: &HostThread,
     staging: &Staging,
+    max_bytes: u64,
 ) -> Result<StagedFile, SandboxError> {
     let path = output_path(source, &sandbox.info().working_directory)?;
-    let mode = file_mode(&sandbox.stat(&path).await?);
-    let data = sandbox.read(&path, ByteRange::all()).await?;
+    let info = sandbox.stat(&path).await?;
+    let limit = max_bytes.min(staging.free_bytes);
+    let too_large = move |size_bytes: u64| {
+        let message = match limit == max_bytes {
+            true => format!("it has {size_bytes} bytes, and {limit} are allowed"),
+            false => format!("it has {size_bytes} bytes, and the disk has {limit} free"),
+        };
+        SandboxError::new(SandboxErrorKind::InvalidInput, message)
+    };
+    if info.kind == FileKind::File && info.size_bytes > limit {
+        return Err(too_large(info.size_bytes));
+    }
+    let mode = file_mode(&info);
+    // A file can grow meanwhile, and a link does not tell the size of its target.
+    let data = sandbox
+        .read(&path, ByteRange::new(0, limit.saturating_add(1)))
+        .await?;
+    let mut read_bytes = 0;
+    let data = data.map(move |piece| {
+        let piece = piece?;
+        read_bytes += piece.len() as u64;
+        match read_bytes > limit {
+            true => Err(too_large(read_bytes)),
+            false => Ok(piece),
+        }
+    });
     Ok(StagedFile {
         source: source.to_owned(),
         relative: PathBuf::from(path.to_string()),
-        file: write_temporary(host, staging.directory.clone(), mode, data).await?,
+        file: write_temporary(host, staging.directory.clone(), mode, Box::pin(data)).await?,
     })
 }
 
@@ -326,6 +369,11 @@ fn output_path(source: &str, working_directory: &SandboxPath) -> Result<SandboxP
     };
     if path.is_base() {
         return Err(refuse("the path names a directory, not a file"));
+    }
+    let relative = path.to_string();
+    if let Some(name) = reserved_name(&relative) {
+        let message = format!("`{name}` is reserved: programs on the host read such files");
+        return Err(refuse(&message));
     }
     Ok(path)
 }

@@ -4,8 +4,9 @@
 //! [`HostThread`] for its file operations. Files cross in pieces, one ahead of the reader, so memory
 //! stays bounded.
 
+use std::fmt;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread;
@@ -13,6 +14,7 @@ use std::thread;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use futures_util::{StreamExt as _, stream};
+use sha2::{Digest as _, Sha256};
 use tokio::sync::oneshot;
 use walkdir::{DirEntry, WalkDir};
 
@@ -20,6 +22,8 @@ use super::{ByteStream, RefusedFile, SandboxError, SandboxErrorKind, SandboxPath
 use crate::ids::unique_id;
 
 const PIECE_BYTES: u64 = 256 * 1024;
+/// Size of the blocks that are looked at for holes.
+const BLOCK_BYTES: usize = 64 * 1024;
 
 /// A thread that runs the blocking file operations of one transfer. It ends when this is dropped.
 #[derive(Clone)]
@@ -52,13 +56,26 @@ impl HostThread {
     }
 }
 
-/// The entries of a file or directory of the host, to be copied to `to`.
-pub(super) struct HostTree {
+/// The files of a file or directory of the host, for [`upload_tree`](super::SandboxExt::upload_tree).
+///
+/// Below a directory, files are opened beneath its descriptor: no link leads out, even if the tree changes
+/// meanwhile. Links to files are followed, links to directories are not. Special files are never opened.
+pub struct HostTree {
     from: PathBuf,
-    /// `from` without links; links in the tree must not lead out of it.
-    real: PathBuf,
-    to: SandboxPath,
     entries: walkdir::IntoIter,
+    filter: Option<Box<TreeFilter>>,
+    /// Descriptor of `from`, if it is a directory.
+    root: Option<File>,
+}
+
+/// Decides on an entry by its path below the tree's root, and whether it is a directory.
+type TreeFilter = dyn FnMut(&Path, bool) -> bool + Send;
+
+impl fmt::Debug for HostTree {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("HostTree");
+        debug.field("from", &self.from).finish_non_exhaustive()
+    }
 }
 
 /// One entry of a [`HostTree`].
@@ -78,67 +95,160 @@ pub(super) struct HostFile {
 }
 
 impl HostTree {
-    pub(super) fn new(from: PathBuf, to: SandboxPath) -> Self {
+    /// Returns the tree at this path; `from` itself may be a link.
+    pub fn new(from: impl Into<PathBuf>) -> Self {
+        let from = from.into();
         Self {
-            real: from.canonicalize().unwrap_or_else(|_| from.clone()),
             entries: WalkDir::new(&from).sort_by_file_name().into_iter(),
             from,
-            to,
+            filter: None,
+            root: None,
         }
     }
 
-    /// Returns the next entry. Fails if `from` itself can't be read.
-    pub(super) fn next(&mut self) -> Result<Option<HostEntry>, SandboxError> {
-        let Some(entry) = self.entries.next() else {
-            return Ok(None);
-        };
-        let (path, opened) = match entry {
-            Ok(entry) => (entry.path().to_owned(), self.open(&entry)),
-            Err(error) => {
-                let path = error.path().unwrap_or(&self.from).to_owned();
-                (path, Err(error.into()))
-            }
-        };
-        match opened {
-            Ok(entry) => Ok(Some(entry)),
-            Err(error) if path == self.from => {
-                let doing = format!("failed to read `{}`", path.display());
-                Err(SandboxError::io(doing, error))
-            }
-            Err(error) => {
-                let refused = RefusedFile::new(path.display().to_string(), error.to_string());
-                Ok(Some(HostEntry::Refused(refused)))
-            }
-        }
+    /// Leaves out entries below the root for which `filter` returns false, and the contents of such directories.
+    /// It receives the path below the root and whether the entry is a directory.
+    #[must_use]
+    pub fn with_filter(mut self, filter: impl FnMut(&Path, bool) -> bool + Send + 'static) -> Self {
+        self.filter = Some(Box::new(filter));
+        self
     }
 
-    fn open(&self, entry: &DirEntry) -> io::Result<HostEntry> {
+    /// Returns the next entry, to be copied to its place below `to`. Fails if the root can't be read. Blocks.
+    pub(super) fn next(&mut self, to: &SandboxPath) -> Result<Option<HostEntry>, SandboxError> {
+        while let Some(entry) = self.entries.next() {
+            let (path, opened) = match entry {
+                Ok(entry) if !self.accepts(&entry) => continue,
+                Ok(entry) => (entry.path().to_owned(), self.open(&entry, to)),
+                Err(error) => {
+                    let path = error.path().unwrap_or(&self.from).to_owned();
+                    (path, Err(error.into()))
+                }
+            };
+            return match opened {
+                Ok(entry) => Ok(Some(entry)),
+                Err(error) if path == self.from => {
+                    let doing = format!("failed to read `{}`", path.display());
+                    Err(SandboxError::io(doing, error))
+                }
+                Err(error) => {
+                    let refused = RefusedFile::new(path.display().to_string(), error.to_string());
+                    Ok(Some(HostEntry::Refused(refused)))
+                }
+            };
+        }
+        Ok(None)
+    }
+
+    fn accepts(&mut self, entry: &DirEntry) -> bool {
+        let Some(filter) = self.filter.as_mut().filter(|_| entry.depth() > 0) else {
+            return true;
+        };
+        let is_directory = entry.file_type().is_dir();
+        let below = entry.path().strip_prefix(&self.from);
+        let is_accepted = filter(below.unwrap_or(entry.path()), is_directory);
+        if !is_accepted && is_directory {
+            self.entries.skip_current_dir();
+        }
+        is_accepted
+    }
+
+    fn open(&mut self, entry: &DirEntry, to: &SandboxPath) -> io::Result<HostEntry> {
         let path = entry.path();
-        if entry.path_is_symlink() && !path.canonicalize()?.starts_with(&self.real) {
-            return Err(io::Error::other("the link leads out of the directory"));
-        }
         let below = path.strip_prefix(&self.from).unwrap_or(path);
-        let to = self.to.join(below.as_os_str().as_encoded_bytes());
+        let to = to.join(below.as_os_str().as_encoded_bytes());
         let to = to.map_err(|error| io::Error::other(error.to_string()))?;
-        let metadata = fs::metadata(path)?;
+        let kind = entry.file_type();
+        if kind.is_dir() && entry.depth() > 0 {
+            return Ok(HostEntry::Directory(to));
+        }
+        // Opening a device can have effects.
+        if !kind.is_dir() && !kind.is_file() && !kind.is_symlink() {
+            return Err(not_a_file());
+        }
+        let file = match &self.root {
+            Some(root) => open_beneath(root, &self.from, below)?,
+            None => open_without_waiting(path)?,
+        };
+        let metadata = file.metadata()?;
         if metadata.is_dir() {
-            // A link to a directory above would never end.
-            if entry.path_is_symlink() && entry.depth() > 0 {
+            if entry.depth() > 0 {
                 return Err(io::Error::other("a link to a directory is not followed"));
             }
+            self.root = Some(file);
             return Ok(HostEntry::Directory(to));
         }
         if !metadata.is_file() {
-            return Err(io::Error::other("it is neither a file nor a directory"));
+            return Err(not_a_file());
         }
         Ok(HostEntry::File(HostFile {
-            file: File::open(path)?,
+            file,
             from: path.to_owned(),
             to,
             mode: mode_of(&metadata),
             size_bytes: metadata.len(),
         }))
     }
+}
+
+fn not_a_file() -> io::Error {
+    io::Error::other("it is neither a file nor a directory")
+}
+
+/// Opens a file for reading; a pipe would wait for its writer.
+#[cfg(unix)]
+fn open_without_waiting(path: &Path) -> io::Result<File> {
+    use std::os::unix::fs::OpenOptionsExt as _;
+    let flags = READ_FLAGS.bits().cast_signed();
+    OpenOptions::new().read(true).custom_flags(flags).open(path)
+}
+
+#[cfg(not(unix))]
+fn open_without_waiting(path: &Path) -> io::Result<File> {
+    File::open(path)
+}
+
+#[cfg(unix)]
+const READ_FLAGS: rustix::fs::OFlags = rustix::fs::OFlags::NONBLOCK
+    .union(rustix::fs::OFlags::NOCTTY)
+    .union(rustix::fs::OFlags::CLOEXEC);
+
+/// Opens a file below a directory for reading, through links that stay below it.
+#[cfg(target_os = "linux")]
+fn open_beneath(root: &File, directory: &Path, below: &Path) -> io::Result<File> {
+    use rustix::fs::{Mode, ResolveFlags, openat2};
+    use rustix::io::Errno;
+
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
+    // The kernel gives up if a directory on the way is moved.
+    for _ in 0..8 {
+        return match openat2(root, below, READ_FLAGS, Mode::empty(), resolve) {
+            Ok(file) => Ok(File::from(file)),
+            Err(Errno::AGAIN) => continue,
+            Err(Errno::XDEV | Errno::LOOP) => Err(leads_out()),
+            Err(Errno::NOSYS) => open_checked(directory, below),
+            Err(error) => Err(error.into()),
+        };
+    }
+    Err(Errno::AGAIN.into())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn open_beneath(_: &File, directory: &Path, below: &Path) -> io::Result<File> {
+    open_checked(directory, below)
+}
+
+/// Like [`open_beneath`] where the kernel can't do it: a tree that changes meanwhile can lead out.
+fn open_checked(directory: &Path, below: &Path) -> io::Result<File> {
+    let path = directory.join(below);
+    if !path.canonicalize()?.starts_with(directory.canonicalize()?) {
+        return Err(leads_out());
+    }
+    open_without_waiting(&path)
+}
+
+fn leads_out() -> io::Error {
+    io::Error::other("the link leads out of the directory")
 }
 
 impl HostFile {
@@ -188,6 +298,7 @@ pub(super) struct TemporaryFile {
     file: File,
     path: PathBuf,
     size_bytes: u64,
+    digest: Sha256,
     is_renamed: bool,
 }
 
@@ -201,17 +312,27 @@ impl TemporaryFile {
                 .open(&path)?,
             path,
             size_bytes: 0,
+            digest: Sha256::new(),
             is_renamed: false,
         })
     }
 
     fn append(&mut self, piece: &[u8]) -> io::Result<()> {
-        self.file.write_all(piece)?;
+        for block in piece.chunks(BLOCK_BYTES) {
+            // A hole of the source stays one.
+            if block.iter().all(|byte| *byte == 0) {
+                self.file.seek(SeekFrom::Current(block.len() as i64))?;
+            } else {
+                self.file.write_all(block)?;
+            }
+        }
+        self.digest.update(piece);
         self.size_bytes += piece.len() as u64;
         Ok(())
     }
 
     fn finish(&self, mode: Option<u32>) -> io::Result<()> {
+        self.file.set_len(self.size_bytes)?;
         #[cfg(unix)]
         if let Some(mode) = mode {
             use std::os::unix::fs::PermissionsExt as _;
@@ -223,12 +344,67 @@ impl TemporaryFile {
         self.file.sync_all()
     }
 
+    /// Returns the SHA-256 of the content, in hexadecimal.
+    pub(super) fn sha256(&self) -> String {
+        format!("{:x}", self.digest.clone().finalize())
+    }
+
     /// Moves the file to its final name, replacing a file or link, and returns its size.
     pub(super) fn rename(mut self, to: &Path) -> io::Result<u64> {
         fs::rename(&self.path, to)?;
         self.is_renamed = true;
         Ok(self.size_bytes)
     }
+
+    /// Moves the file to its final name unless something has that name; the file is returned then.
+    pub(super) fn rename_new(self, to: &Path) -> io::Result<Result<u64, Self>> {
+        match move_new(&self.path, to) {
+            Ok(()) => Ok(Ok(self.size_bytes)),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(Err(self)),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+/// Renames a file unless something has the new name.
+fn move_new(from: &Path, to: &Path) -> io::Result<()> {
+    #[cfg(target_os = "linux")]
+    {
+        use rustix::fs::{CWD, RenameFlags, renameat_with};
+        use rustix::io::Errno;
+        match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+            // Not every file system supports it.
+            Err(Errno::INVAL | Errno::NOSYS) => {}
+            renamed => return Ok(renamed?),
+        }
+    }
+    match fs::symlink_metadata(to) {
+        Ok(_) => Err(io::ErrorKind::AlreadyExists.into()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => fs::rename(from, to),
+        Err(error) => Err(error),
+    }
+}
+
+/// Returns the SHA-256 of a regular file in hexadecimal; `None` if it is something else.
+pub(super) fn sha256_of(path: &Path) -> io::Result<Option<String>> {
+    if !fs::symlink_metadata(path)?.is_file() {
+        return Ok(None);
+    }
+    let mut digest = Sha256::new();
+    io::copy(&mut open_without_waiting(path)?, &mut digest)?;
+    Ok(Some(format!("{:x}", digest.finalize())))
+}
+
+/// Returns the number of bytes that can be written to a directory's file system.
+#[cfg(unix)]
+pub(super) fn free_bytes(directory: &Path) -> io::Result<u64> {
+    let system = rustix::fs::statvfs(directory)?;
+    Ok(system.f_bavail.saturating_mul(system.f_frsize))
+}
+
+#[cfg(not(unix))]
+pub(super) fn free_bytes(_: &Path) -> io::Result<u64> {
+    Ok(u64::MAX)
 }
 
 impl Drop for TemporaryFile {

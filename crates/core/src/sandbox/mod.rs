@@ -24,6 +24,7 @@ mod path;
 mod program;
 mod render;
 mod request;
+mod reserved;
 mod signal;
 mod staging;
 mod transfer;
@@ -40,14 +41,18 @@ pub use self::error::{SandboxError, SandboxErrorKind};
 pub use self::exit::{BackgroundProcess, ChannelReport, Exit, ExitStatus, SpillFile};
 pub use self::ext::SandboxExt;
 pub use self::files::{ByteRange, FileInfo, FileKind, WriteOptions};
+pub use self::host::HostTree;
 pub use self::info::{EnforcedBy, Enforcement, Isolation, SandboxInfo, Survival};
 pub use self::output::{Captured, CommandOutput, HeadTail};
 pub use self::path::{InvalidPath, SandboxPath};
 pub use self::program::Program;
 pub use self::render::{RenderLimits, render_command, render_refusal};
 pub use self::request::{Background, Command, PtySize, SpawnRequest, Spill, Stdin};
+pub use self::reserved::reserved_name;
 pub use self::signal::Signal;
-pub use self::transfer::{RefusedFile, SavedFile, SavedOutputs, UploadedFile, UploadedFiles};
+pub use self::transfer::{
+    OutputOptions, RefusedFile, SavedFile, SavedOutputs, UploadedFile, UploadedFiles,
+};
 use crate::ids::RunId;
 use crate::policy::Policy;
 use crate::progress::{NoProgress, Progress};

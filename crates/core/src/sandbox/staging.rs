@@ -1,19 +1,33 @@
 //! Staging of output files: complete copies that are not in place yet.
 
 use std::collections::HashMap;
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-use super::host::{HostThread, TemporaryFile};
-use super::{RefusedFile, SandboxError, SavedFile, SavedOutputs};
+use super::host::{HostThread, TemporaryFile, free_bytes, sha256_of};
+use super::{OutputOptions, RefusedFile, SandboxError, SavedFile, SavedOutputs};
 use crate::ids::unique_id;
 
+/// The start of a staging directory's name.
+const PREFIX: &str = ".cantle-";
+
+/// Maximum number that is appended to an occupied name.
+const MAX_NUMBER: u32 = 1000;
+
+/// How long an unused staging directory is left alone: its owner may be about to lock it.
+const ABANDONED_AFTER: Duration = Duration::from_secs(60);
+
 /// A directory inside the output directory, so that putting a copy in place is a rename. Removed
-/// when dropped.
+/// when dropped, or by a later one if this process is killed.
 pub(super) struct Staging {
     output_directory: PathBuf,
     pub(super) directory: PathBuf,
+    /// The number of bytes that its file system had free.
+    pub(super) free_bytes: u64,
+    /// Locked as long as the directory is in use.
+    _lock: File,
 }
 
 /// A complete copy of one output file.
@@ -30,18 +44,25 @@ impl Staging {
         output_directory: PathBuf,
     ) -> Result<Self, SandboxError> {
         host.run(move || {
-            let directory = output_directory.join(format!(".cantle-{}", unique_id()));
-            fs::create_dir_all(&directory).map_err(|error| {
-                let doing = format!(
-                    "failed to write in the output directory `{}`",
-                    output_directory.display()
-                );
-                SandboxError::io(doing, error)
-            })?;
-            Ok(Self {
-                output_directory,
-                directory,
-            })
+            let doing = format!(
+                "failed to write in the output directory `{}`",
+                output_directory.display()
+            );
+            let create = || {
+                let directory = output_directory.join(format!("{PREFIX}{}", unique_id()));
+                fs::create_dir_all(&directory)?;
+                let lock = File::open(&directory)?;
+                // Where directories can't be locked, none is taken for abandoned either.
+                let _ = lock.try_lock();
+                remove_abandoned(&output_directory)?;
+                Ok(Self {
+                    free_bytes: free_bytes(&directory)?,
+                    output_directory,
+                    directory,
+                    _lock: lock,
+                })
+            };
+            create().map_err(|error| SandboxError::io(doing, error))
         })
         .await
     }
@@ -52,12 +73,13 @@ impl Staging {
         host: &HostThread,
         staged: Vec<StagedFile>,
         mut outputs: SavedOutputs,
+        options: OutputOptions,
     ) -> Result<SavedOutputs, SandboxError> {
         host.run(move || {
             let mut placed = PlacedFiles::default();
             for file in staged {
                 let source = file.source.clone();
-                match placed.place(&self.output_directory, file) {
+                match placed.place(&self.output_directory, file, &options) {
                     Ok(file) => outputs.saved.push(file),
                     Err(error) => {
                         let refused = RefusedFile::new(source, error.to_string());
@@ -83,42 +105,121 @@ impl Drop for Staging {
 struct PlacedFiles(HashMap<FileIdentity, String>);
 
 impl PlacedFiles {
-    fn place(&mut self, output_directory: &Path, staged: StagedFile) -> io::Result<SavedFile> {
+    fn place(
+        &mut self,
+        output_directory: &Path,
+        staged: StagedFile,
+        options: &OutputOptions,
+    ) -> io::Result<SavedFile> {
         let StagedFile {
             source,
             relative,
             file,
         } = staged;
-        let mut directory = output_directory.to_owned();
+        let mut path = output_directory.to_owned();
         for component in relative.parent().into_iter().flat_map(Path::components) {
-            directory.push(component);
-            match fs::symlink_metadata(&directory) {
-                Ok(metadata) if metadata.is_dir() => {}
-                Ok(_) => {
-                    let message = format!("`{}` is in the way", directory.display());
-                    return Err(io::Error::other(message));
-                }
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                    fs::create_dir(&directory)?;
-                }
-                Err(error) => return Err(error),
-            }
+            path = numbered(path.join(component), create_directory)?;
         }
-        let path = output_directory.join(&relative);
+        path.push(relative.file_name().unwrap_or_default());
         if let Some(other) = identity(&path).and_then(|identity| self.0.get(&identity)) {
             let message = format!("it would replace `{other}`, another output of this run");
             return Err(io::Error::other(message));
         }
-        let size_bytes = file.rename(&path)?;
+        let sha256 = file.sha256();
+        let replaces = || -> io::Result<bool> {
+            if options.overwrite {
+                return Ok(true);
+            }
+            let existing = sha256_of(&path)?;
+            Ok(existing.is_some_and(|existing| {
+                existing == sha256 || options.earlier.get(&relative) == Some(&existing)
+            }))
+        };
+        let mut size_bytes = None;
+        if fs::symlink_metadata(&path).is_ok() && replaces()? {
+            size_bytes = Some(file.rename(&path)?);
+        } else {
+            let mut waiting = Some(file);
+            path = numbered(path, |path| {
+                let Some(file) = waiting.take() else {
+                    return Ok(true);
+                };
+                match file.rename_new(path)? {
+                    Ok(size) => size_bytes = Some(size),
+                    Err(file) => waiting = Some(file),
+                }
+                Ok(waiting.is_none())
+            })?;
+        }
         if let Some(identity) = identity(&path) {
             self.0.insert(identity, source.clone());
         }
         Ok(SavedFile {
             source,
+            renamed: path != output_directory.join(&relative),
             path,
-            size_bytes,
+            size_bytes: size_bytes.unwrap_or_default(),
+            sha256: Some(sha256),
         })
     }
+}
+
+/// Returns `path`, or the first of `path.1`, `path.2`, …, that `takes` accepts.
+fn numbered(
+    path: PathBuf,
+    mut takes: impl FnMut(&Path) -> io::Result<bool>,
+) -> io::Result<PathBuf> {
+    if takes(&path)? {
+        return Ok(path);
+    }
+    for number in 1..=MAX_NUMBER {
+        let mut name = path.as_os_str().to_owned();
+        name.push(format!(".{number}"));
+        let numbered = PathBuf::from(name);
+        if takes(&numbered)? {
+            return Ok(numbered);
+        }
+    }
+    let message = format!("`{}` and {MAX_NUMBER} such names exist", path.display());
+    Err(io::Error::other(message))
+}
+
+/// Creates a directory; returns false if something else has its name.
+fn create_directory(path: &Path) -> io::Result<bool> {
+    match fs::symlink_metadata(path) {
+        Ok(metadata) => Ok(metadata.is_dir()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            fs::create_dir(path)?;
+            Ok(true)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// Removes the staging directories of processes that were killed.
+fn remove_abandoned(output_directory: &Path) -> io::Result<()> {
+    for entry in fs::read_dir(output_directory)? {
+        let entry = entry?;
+        let is_staging = entry
+            .file_name()
+            .to_str()
+            .is_some_and(|name| name.starts_with(PREFIX));
+        if !is_staging || !entry.file_type()?.is_dir() {
+            continue;
+        }
+        let is_old = || {
+            let modified = entry.metadata().ok()?.modified().ok()?;
+            Some(modified.elapsed().ok()? > ABANDONED_AFTER)
+        };
+        if is_old() == Some(true)
+            && let Ok(lock) = File::open(entry.path())
+            && lock.try_lock().is_ok()
+        {
+            // The next one tries again.
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+    Ok(())
 }
 
 #[cfg(unix)]

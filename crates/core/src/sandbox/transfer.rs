@@ -1,5 +1,6 @@
 //! Reports on files copied between the host and a sandbox.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use super::{SandboxError, SandboxErrorKind, SandboxPath};
@@ -58,6 +59,45 @@ pub struct SavedFile {
     pub path: PathBuf,
     /// Its size.
     pub size_bytes: u64,
+    /// Whether something had its name, so that it was saved as `NAME.1` or the like.
+    pub renamed: bool,
+    /// The SHA-256 of its content in hexadecimal, if it was saved on the host.
+    pub sha256: Option<String>,
+}
+
+/// How output files are saved in a directory of the host.
+#[must_use]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct OutputOptions {
+    /// Whether files that exist are replaced. Otherwise they stay, and the new file is saved beside one as
+    /// `NAME.1`, unless both are equal or [`earlier`](Self::earlier) allows it.
+    pub overwrite: bool,
+    /// The SHA-256, in hexadecimal, of files that an earlier run saved, by their path below the directory. They
+    /// are replaced if they have not changed since.
+    pub earlier: BTreeMap<PathBuf, String>,
+    /// Maximum size of one file. A file with holes can be larger than all that its sandbox may store.
+    pub max_file_bytes: Option<u64>,
+}
+
+impl OutputOptions {
+    /// Replaces files that exist.
+    pub fn with_overwrite(mut self) -> Self {
+        self.overwrite = true;
+        self
+    }
+
+    /// Replaces files that an earlier run saved, by path and SHA-256.
+    pub fn with_earlier(mut self, earlier: impl IntoIterator<Item = (PathBuf, String)>) -> Self {
+        self.earlier = earlier.into_iter().collect();
+        self
+    }
+
+    /// Sets the maximum size of one file.
+    pub fn with_max_file_bytes(mut self, bytes: u64) -> Self {
+        self.max_file_bytes = Some(bytes);
+        self
+    }
 }
 
 /// A file that was not copied.

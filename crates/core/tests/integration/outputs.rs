@@ -4,7 +4,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use cantle_core::sandbox::{SandboxErrorKind, SandboxExt as _, SavedOutputs};
+use cantle_core::sandbox::{OutputOptions, SandboxErrorKind, SandboxExt as _, SavedOutputs};
 
 use crate::memory_sandbox::{MemorySandbox, Node};
 use crate::transfers::{directory, file, host_file, host_tree, mode, refusals};
@@ -12,7 +12,7 @@ use crate::transfers::{directory, file, host_file, host_tree, mode, refusals};
 async fn save(sandbox: &MemorySandbox, paths: &[&str], to: &Path) -> SavedOutputs {
     let paths: Vec<String> = paths.iter().map(ToString::to_string).collect();
     sandbox
-        .save_outputs(&paths, to)
+        .save_outputs(&paths, to, OutputOptions::default())
         .await
         .expect("the outputs are saved")
 }
@@ -139,30 +139,157 @@ async fn obstacles_on_the_host_are_respected() {
         });
     let paths = ["old", "file/x", "full", "link/kept", "file-link"];
     let outputs = save(&sandbox, &paths, out).await;
-    let in_the_way = |at: &str| format!("`{}` is in the way", out.join(at).display());
-    assert_eq!(
-        refusals(&outputs.refused),
-        [
-            ("file/x", in_the_way("file").as_str()),
-            ("full", "Is a directory (os error 21)"),
-            ("link/kept", in_the_way("link").as_str()),
-        ]
-    );
-    // A link that has the name of an output is replaced, not written through.
-    assert_eq!(fs::read_to_string(kept).expect("it is there"), "kept");
-    assert!(!out.join("file-link").is_symlink());
+    assert_eq!(outputs.refused, []);
+    assert!(outputs.saved.iter().all(|file| file.renamed));
+    // A link that has the name of an output is not written through.
+    assert_eq!(fs::read_to_string(&kept).expect("it is there"), "kept");
+    assert!(out.join("file-link").is_symlink());
     assert_eq!(
         host_tree(out)
             .into_iter()
-            .filter(|(name, _)| name != "link")
+            .filter(|(name, _)| name != "link" && name != "file-link")
             .collect::<Vec<_>>(),
         [
             ("file".to_owned(), "in the way".to_owned()),
-            ("file-link".to_owned(), "new".to_owned()),
+            ("file-link.1".to_owned(), "new".to_owned()),
+            ("file.1/x".to_owned(), "new".to_owned()),
+            ("full.1".to_owned(), "new".to_owned()),
             ("full/file".to_owned(), "in the way".to_owned()),
-            ("old".to_owned(), "new".to_owned()),
+            ("link.1/kept".to_owned(), "new".to_owned()),
+            ("old".to_owned(), "old".to_owned()),
+            ("old.1".to_owned(), "new".to_owned()),
         ]
     );
+
+    let overwrite = OutputOptions::default().with_overwrite();
+    let paths = ["old", "file-link"].map(str::to_owned);
+    let outputs = sandbox.save_outputs(&paths, out, overwrite).await;
+    assert!(
+        outputs
+            .expect("saved")
+            .saved
+            .iter()
+            .all(|file| !file.renamed)
+    );
+    assert_eq!(fs::read_to_string(out.join("old")).expect("there"), "new");
+    assert!(!out.join("file-link").is_symlink());
+    assert_eq!(fs::read_to_string(kept).expect("it is there"), "kept");
+}
+
+#[tokio::test]
+async fn only_unchanged_files_of_an_earlier_run_are_replaced() {
+    let host = directory();
+    let out = host.path();
+    let save_with = async |earlier: &SavedOutputs, content: &'static str| {
+        let names = ["a", "b/c"];
+        let sandbox = names
+            .into_iter()
+            .fold(MemorySandbox::new(), |sandbox, name| {
+                sandbox.with_file(name, content)
+            });
+        let earlier = earlier.saved.iter().map(|file| {
+            let path = file.path.strip_prefix(out).expect("below").to_owned();
+            (path, file.sha256.clone().expect("a digest"))
+        });
+        let options = OutputOptions::default().with_earlier(earlier);
+        let names = names.map(str::to_owned);
+        let saved = sandbox.save_outputs(&names, out, options).await;
+        saved.expect("saved")
+    };
+    let first = save_with(&SavedOutputs::default(), "1").await;
+    let digest = first.saved.first().and_then(|file| file.sha256.as_deref());
+    assert_eq!(
+        digest,
+        Some("6b86b273ff34fce19d6b804eff5a3f5747ada4eaa22f1d49c01e52ddb7875b4b")
+    );
+    let second = save_with(&first, "2").await;
+    assert_eq!(
+        host_tree(out),
+        [
+            ("a".to_owned(), "2".to_owned()),
+            ("b/c".to_owned(), "2".to_owned())
+        ]
+    );
+    // The same content is the same file.
+    assert_eq!(save_with(&SavedOutputs::default(), "2").await, second);
+
+    fs::write(out.join("a"), "edited").expect("written");
+    let third = save_with(&second, "3").await;
+    let renamed: Vec<_> = third.saved.iter().map(|file| file.renamed).collect();
+    assert_eq!(renamed, [true, false]);
+    assert_eq!(
+        host_tree(out),
+        [
+            ("a".to_owned(), "edited".to_owned()),
+            ("a.1".to_owned(), "3".to_owned()),
+            ("b/c".to_owned(), "3".to_owned())
+        ]
+    );
+}
+
+#[tokio::test]
+async fn reserved_names_are_not_saved() {
+    let host = directory();
+    let sandbox = MemorySandbox::new()
+        .with_file(".git/hooks/pre-commit", "x")
+        .with_file("cantle.toml", "x");
+    let outputs = save(
+        &sandbox,
+        &[".git/hooks/pre-commit", "/sandbox/cantle.toml"],
+        host.path(),
+    )
+    .await;
+    assert_eq!(outputs.refused.len(), 2);
+    assert_eq!(host_tree(host.path()), []);
+}
+
+#[tokio::test]
+async fn large_files_are_refused_and_holes_are_kept() {
+    use std::os::unix::fs::MetadataExt as _;
+
+    let host = directory();
+    let content = "\0".repeat(3 << 20) + "end";
+    let sandbox = MemorySandbox::new().with_file("sparse", content.clone().leak());
+    let paths = ["sparse".to_owned()];
+    let limited = |bytes| {
+        let options = OutputOptions::default().with_max_file_bytes(bytes);
+        sandbox.save_outputs(&paths, host.path(), options)
+    };
+    let size = content.len() as u64;
+    let refused = limited(size - 1)
+        .await
+        .expect("the others are saved")
+        .refused;
+    let reason = format!("it has {size} bytes, and {} are allowed", size - 1);
+    assert_eq!(refusals(&refused), [("sparse", reason.as_str())]);
+    let outputs = limited(size).await.expect("saved");
+    let path = &outputs.saved.first().expect("one").path;
+    assert_eq!(fs::read(path).expect("there"), content.as_bytes());
+    let stored = fs::metadata(path).expect("there").blocks() * 512;
+    assert!(stored < size / 2, "{stored} bytes are stored");
+}
+
+#[tokio::test]
+async fn staging_of_a_killed_process_is_removed() {
+    let host = directory();
+    let staged = |name: &str| {
+        host_file(host.path(), &format!("{name}/x"), "half", 0o644);
+        let directory = fs::File::open(host.path().join(name)).expect("there");
+        let long_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(3600);
+        directory.set_modified(long_ago).expect("set");
+        directory
+    };
+    drop(staged(".cantle-killed"));
+    let running = staged(".cantle-running");
+    running.try_lock().expect("locked");
+    host_file(host.path(), ".cantle-new/x", "half", 0o644);
+    let sandbox = MemorySandbox::new().with_file("report", "x");
+    save(&sandbox, &["report"], host.path()).await;
+    let names: Vec<_> = host_tree(host.path())
+        .into_iter()
+        .map(|(name, _)| name)
+        .collect();
+    assert_eq!(names, [".cantle-new/x", ".cantle-running/x", "report"]);
 }
 
 #[tokio::test]
@@ -182,7 +309,7 @@ async fn an_output_directory_that_cannot_be_created_is_named() {
     let out = host_file(host.path(), "out", "a file", 0o644);
     let sandbox = MemorySandbox::new().with_file("report", "x");
     let error = sandbox
-        .save_outputs(&["report".to_owned()], &out)
+        .save_outputs(&["report".to_owned()], &out, OutputOptions::default())
         .await
         .unwrap_err();
     assert_eq!(error.kind(), SandboxErrorKind::NotADirectory);
@@ -200,7 +327,10 @@ async fn a_gone_sandbox_leaves_no_partial_outputs() {
         .with_file("a", "a")
         .with("b", Node::Broken(SandboxErrorKind::Gone));
     let paths = ["a".to_owned(), "b".to_owned()];
-    let error = sandbox.save_outputs(&paths, host.path()).await.unwrap_err();
+    let error = sandbox
+        .save_outputs(&paths, host.path(), OutputOptions::default())
+        .await
+        .unwrap_err();
     assert_eq!(error.kind(), SandboxErrorKind::Gone);
     assert_eq!(host_tree(host.path()), []);
 }

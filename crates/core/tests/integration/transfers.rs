@@ -6,7 +6,9 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
-use cantle_core::sandbox::{SandboxErrorKind, SandboxExt as _, UploadedFile, UploadedFiles};
+use cantle_core::sandbox::{
+    HostTree, OutputOptions, SandboxErrorKind, SandboxExt as _, UploadedFile, UploadedFiles,
+};
 use tempfile::TempDir;
 
 use crate::memory_sandbox::{MemorySandbox, Node, path};
@@ -238,6 +240,42 @@ async fn a_link_given_as_the_root_is_followed() {
     );
 }
 
+#[tokio::test]
+async fn a_file_that_becomes_a_link_leads_nowhere() {
+    let host = directory();
+    let outside = directory();
+    let secret = host_file(outside.path(), "secret", "secret", 0o644);
+    host_file(host.path(), "d/file", "x", 0o644);
+    host_file(outside.path(), "d/file", "secret", 0o644);
+    host_file(host.path(), "file", "x", 0o644);
+    let (root, target) = (host.path().to_owned(), outside.path().join("d"));
+    // Between listing and opening.
+    let swap = move |below: &Path, is_directory: bool| {
+        let path = root.join(below);
+        if below == Path::new("file") {
+            fs::remove_file(&path).expect("removed");
+            symlink(&secret, path).expect("a link");
+        } else if !is_directory {
+            fs::remove_dir_all(root.join("d")).expect("removed");
+            symlink(&target, root.join("d")).expect("a link");
+        }
+        true
+    };
+    let sandbox = MemorySandbox::new();
+    let tree = HostTree::new(host.path()).with_filter(swap);
+    let uploaded = sandbox
+        .upload_tree(tree, &path("to"))
+        .await
+        .expect("the rest is copied");
+    let reasons: Vec<_> = uploaded
+        .refused
+        .iter()
+        .map(|refused| &*refused.reason)
+        .collect();
+    assert_eq!(reasons, ["the link leads out of the directory"; 2]);
+    assert_eq!(uploaded.files, []);
+}
+
 /// Files of `/proc` say that they are empty, and are not.
 #[cfg(target_os = "linux")]
 #[tokio::test]
@@ -339,7 +377,9 @@ async fn the_mode_of_a_link_is_not_copied() {
         .expect("it is copied");
     assert_eq!(mode(&to) & 0o111, 0);
     let outputs = host.path().join("outputs");
-    let saved = sandbox.save_outputs(&["link".to_owned()], &outputs).await;
+    let saved = sandbox
+        .save_outputs(&["link".to_owned()], &outputs, OutputOptions::default())
+        .await;
     assert_eq!(saved.expect("it is saved").refused, []);
     assert_eq!(mode(&outputs.join("link")) & 0o111, 0);
 }

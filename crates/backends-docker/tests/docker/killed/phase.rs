@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use cantle_core::ids::RunId;
 use cantle_core::sandbox::{
-    Background, ByteRange, ExitStatus, OutputStream, Process, Sandbox, SandboxError,
+    Background, ByteRange, ExitStatus, OutputOptions, OutputStream, Process, Sandbox, SandboxError,
     SandboxExt as _, SandboxPath, SpawnRequest, Stdin, WriteOptions,
 };
 use futures_util::{StreamExt as _, stream};
@@ -194,8 +194,11 @@ pub(super) async fn begin(
         Phase::Saving => {
             stdout(&*sandbox, LARGE_OUTPUT).await;
             let to = directory.to_owned();
-            let saving =
-                tokio::spawn(async move { sandbox.save_outputs(&["large".to_owned()], &to).await });
+            let saving = tokio::spawn(async move {
+                sandbox
+                    .save_outputs(&["large".to_owned()], &to, OutputOptions::default())
+                    .await
+            });
             eventually("the output file", || entries(directory) > 0);
             Box::pin(async move { saving.await.unwrap().map(|_| None) })
         }

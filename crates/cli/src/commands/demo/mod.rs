@@ -12,6 +12,7 @@ use cantle::backends::local::LocalBackend;
 use cantle::clients::replay::ReplayClient;
 use cantle::core::message::{AssistantBlock, AssistantMessage, ToolCall};
 use cantle::core::policy::Network;
+use cantle::core::sandbox::OutputOptions;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
@@ -43,7 +44,6 @@ pub(crate) struct PreparedDemo {
 
 /// Surveys the directory, so that one that is too large is refused before anything starts.
 pub(crate) fn prepare(args: DemoArgs) -> Result<PreparedDemo, Failure> {
-    result_file::remove(&args.output_dir)?;
     let survey = Survey::of(&args.path, &args.output_dir).usage()?;
     let model = ReplayClient::new("recording", recording());
     let agent = Agent::builder(agent::NAME, model);
@@ -66,7 +66,11 @@ impl PreparedDemo {
         if !self.args.display.quiet {
             display.message(NOTICE).await;
         }
-        let options = SessionOptions::default().output_dir(&self.args.output_dir);
+        let earlier = result_file::earlier(&self.args.output_dir);
+        let options = SessionOptions::default()
+            .output_dir(&self.args.output_dir)
+            .outputs(OutputOptions::default().with_earlier(earlier));
+        result_file::put_aside(&self.args.output_dir)?;
         let open = |progress| self.agent.session(options.progress(progress));
         let session = task::open_session(open, &mut display, &cancellation).await?;
         let copied = tokio::select! {

@@ -1,0 +1,88 @@
+//! Names of files that programs on the host read without being asked.
+
+/// Names of files and directories that configure version control, editors, shells, CI and agents, in lower case.
+const RESERVED: [&str; 33] = [
+    ".git",
+    "git~1",
+    ".gitmodules",
+    ".githooks",
+    ".husky",
+    ".pre-commit-config.yaml",
+    ".hg",
+    ".svn",
+    ".vscode",
+    ".idea",
+    ".devcontainer",
+    ".devcontainer.json",
+    ".envrc",
+    ".bashrc",
+    ".bash_profile",
+    ".profile",
+    ".zshrc",
+    ".zshenv",
+    ".npmrc",
+    ".github",
+    ".gitlab-ci.yml",
+    ".circleci",
+    ".claude",
+    ".codex",
+    ".cursor",
+    "agents.md",
+    "claude.md",
+    "mcp.json",
+    ".mcp.json",
+    "cantle.toml",
+    "cantle-result.json",
+    "cantle-history.json",
+    "cantle-unfinished",
+];
+
+/// Returns the first component of a path that is reserved, in any case: an output file of that name could run code
+/// on the host or configure its programs.
+///
+/// ```
+/// use cantle_core::sandbox::reserved_name;
+///
+/// assert_eq!(reserved_name("src/.Git/hooks/pre-commit"), Some(".Git"));
+/// assert_eq!(reserved_name("git/report.md"), None);
+/// ```
+pub fn reserved_name(path: &str) -> Option<&str> {
+    path.split('/').find(|component| {
+        // Some file systems drop these characters.
+        let name: String = component.chars().filter(char::is_ascii).collect();
+        let name = name.trim_end_matches(['.', ' ']).to_ascii_lowercase();
+        name.starts_with(".cantle") || RESERVED.contains(&&*name)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_reserved_as_file_systems_read_them() {
+        for path in [
+            ".git/hooks/pre-commit",
+            "a/.GIT./config",
+            ".g\u{200c}it/config",
+            "git~1/config",
+            "cantle.toml",
+            "./Cantle.TOML ",
+            ".cantle-0/x",
+            "docs/AGENTS.md",
+            "/work/.envrc",
+        ] {
+            assert!(reserved_name(path).is_some(), "{path}");
+        }
+        for path in [
+            "report.md",
+            ".gitignore",
+            "git/x",
+            "cantle.toml.txt",
+            "a/.github.md",
+            "",
+        ] {
+            assert_eq!(reserved_name(path), None, "{path}");
+        }
+    }
+}
