@@ -11,7 +11,7 @@ use cantle_core::sandbox::{Sandbox, SandboxError, SandboxErrorKind, SandboxExt a
 use cantle_core::tool::{DynTool, Tool, ToolContext, ToolError, ToolOutput};
 use schemars::JsonSchema;
 use serde::Deserialize;
-use tokio::sync::{Semaphore, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 
 /// Maximum size of an image file.
 const MAX_FILE_BYTES: u64 = 32 * 1024 * 1024;
@@ -58,8 +58,15 @@ impl Tool for ViewImage {
 
     async fn call(&self, params: Params, cx: ToolContext) -> Result<ToolOutput, ToolError> {
         let sandbox = cx.require_sandbox()?;
+        // Taken before the file is read: waiting calls hold no memory.
+        let permit = Arc::clone(&self.decoders).acquire_owned();
+        let closed = |_| ToolError::failed("The tool is closed.");
+        let permit = permit.await.map_err(closed)?;
         let output = match read(&**sandbox, &params.path).await? {
-            Ok(data) => match self.decode(params.path.clone(), data.clone()).await? {
+            Ok(data) => match self
+                .decode(params.path.clone(), data.clone(), permit)
+                .await?
+            {
                 Ok(content) => ToolOutput::new(content),
                 Err(error) => ToolOutput::failure(refusal(&params.path, &error, &data)),
             },
@@ -75,10 +82,8 @@ impl ViewImage {
         &self,
         path: String,
         data: Bytes,
+        permit: OwnedSemaphorePermit,
     ) -> Result<Result<Content, MediaError>, ToolError> {
-        let closed = |_| ToolError::failed("The tool is closed.");
-        let permit = Arc::clone(&self.decoders).acquire_owned();
-        let permit = permit.await.map_err(closed)?;
         let limits = self.limits;
         let (sender, receiver) = oneshot::channel();
         std::thread::Builder::new()

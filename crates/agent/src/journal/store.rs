@@ -1,7 +1,8 @@
 //! A directory of kept runs, with one directory per run.
 
+use std::ffi::OsStr;
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Seek as _, SeekFrom, Write as _};
+use std::io::{self, BufRead as _, BufReader, Seek as _, SeekFrom, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -24,6 +25,9 @@ use crate::rules::Fact;
 
 /// The directory of a run's sub-agents, with one store per call.
 const SUB_AGENTS: &str = "agents";
+
+/// Start of the name of a run's directory until it has its first record.
+const NEW: &str = ".new-";
 
 /// A directory of kept runs, which can be listed and resumed. Its functions block.
 ///
@@ -137,6 +141,7 @@ impl RunStore {
             };
             match self.get(run) {
                 Ok(run) => runs.push(run),
+                Err(_) if !has_begun(&entry.path()) => {}
                 Err(error) => unreadable.push(error),
             }
         }
@@ -178,22 +183,56 @@ impl RunStore {
 
     fn begin_blocking(&self, header: Header) -> Result<Journal, StoreError> {
         let directory = self.run_directory(header.run);
+        // A run appears with its first record, so that a killed process leaves no run without one.
+        let new = self.directory.join(format!("{NEW}{}", header.run));
         let mut builder = fs::DirBuilder::new();
         builder.recursive(true).mode(0o700);
         builder
-            .create(&directory)
-            .map_err(|error| StoreError::io("create", &directory, &error))?;
-        let lock = Lock::try_lock(&directory)?.ok_or_else(|| in_use(header.run))?;
-        match self.write_header(&directory, header) {
+            .create(&new)
+            .map_err(|error| StoreError::io("create", &new, &error))?;
+        let lock = Lock::try_lock(&new)?.ok_or_else(|| in_use(header.run))?;
+        let begin = || -> io::Result<File> {
+            let file = self.write_header(&new, header)?;
+            fs::rename(&new, &directory)?;
+            File::open(&self.directory)?.sync_all()?;
+            Ok(file)
+        };
+        match begin() {
             Ok(file) => Ok(Journal::new(&directory, file, lock, 1, &self.queue)),
             Err(error) => {
-                // Without a header there is no run that could be listed and removed.
-                if error.kind() != io::ErrorKind::AlreadyExists {
-                    let _ = fs::remove_dir_all(&directory);
-                }
+                let _ = fs::remove_dir_all(&new);
                 Err(StoreError::io("write", &directory.join(FILE_NAME), &error))
             }
         }
+    }
+
+    /// Removes directories of runs that never began because their process was killed, if they are older than
+    /// `grace`, and returns them. Blocks.
+    ///
+    /// # Errors
+    /// If one can't be removed.
+    pub fn remove_incomplete(&self, grace: Duration) -> Result<Vec<PathBuf>, StoreError> {
+        let failed = |path: &Path, error: io::Error| StoreError::io("remove", path, &error);
+        let mut removed = Vec::new();
+        for entry in fs::read_dir(&self.directory).into_iter().flatten() {
+            let path = entry
+                .map_err(|error| failed(&self.directory, error))?
+                .path();
+            let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
+            let is_new = name.starts_with(NEW);
+            if !is_new && (name.parse::<RunId>().is_err() || has_begun(&path)) {
+                continue;
+            }
+            let modified = fs::metadata(&path).and_then(|found| found.modified());
+            let age = modified.map(|modified| modified.elapsed().unwrap_or_default());
+            if age.is_ok_and(|age| age >= grace)
+                && let Some(_lock) = Lock::try_lock(&path)?
+            {
+                fs::remove_dir_all(&path).map_err(|error| failed(&path, error))?;
+                removed.push(path);
+            }
+        }
+        Ok(removed)
     }
 
     fn write_header(&self, directory: &Path, header: Header) -> io::Result<File> {
@@ -212,7 +251,6 @@ impl RunStore {
         file.sync_all()?;
         // A new file name is durable only once its directory is synced.
         File::open(directory)?.sync_all()?;
-        File::open(&self.directory)?.sync_all()?;
         Ok(file)
     }
 
@@ -278,6 +316,17 @@ impl KeptRun {
             .flat_map(|store| store.list().unwrap_or_default().0)
             .collect()
     }
+}
+
+/// Returns whether a run's directory has a journal with a first record, or one that can't be read.
+fn has_begun(directory: &Path) -> bool {
+    let journal = match File::open(directory.join(FILE_NAME)) {
+        Ok(journal) => journal,
+        Err(error) => return error.kind() != io::ErrorKind::NotFound,
+    };
+    let mut first = Vec::new();
+    let read = BufReader::new(journal).read_until(b'\n', &mut first);
+    read.is_err() || first.ends_with(b"\n")
 }
 
 /// Returns the directories of a run's sub-agent stores.

@@ -14,6 +14,9 @@ use super::action::Action;
 use super::fact::{CallOutcome, Decision};
 use super::settings::ToolTraits;
 
+/// Maximum number of calls of one turn that run.
+const MAX_CALLS: usize = 64;
+
 /// The result of a call that was running when its process ended. Whether it had its effect is
 /// unknown, so it does not run again.
 pub(super) const INTERRUPTED: &str = "Interrupted: the process that ran this call ended before the result was \
@@ -92,6 +95,7 @@ impl Turn {
             refused: Vec::new(),
         };
         turn.refuse_unknown(tools);
+        turn.refuse_excess();
         turn.refuse_several_finishes();
         if let Some(reason) = only_finish {
             turn.refuse_ordinary(reason);
@@ -131,6 +135,18 @@ impl Turn {
             slot.result = CallResult::Refused(format!(
                 "{} is not a valid tool. The tools are: {names}.",
                 slot.call.name
+            ));
+        }
+    }
+
+    /// The number of calls bounds what one answer of the model can make this process hold at once.
+    fn refuse_excess(&mut self) {
+        let count = self.calls.len();
+        let open = |slot: &&mut CallSlot| slot.is_open();
+        for slot in self.calls.iter_mut().skip(MAX_CALLS).filter(open) {
+            slot.result = CallResult::Refused(format!(
+                "Not run: a turn has at most {MAX_CALLS} calls, and this one has {count}. Make the others in later \
+                 turns."
             ));
         }
     }

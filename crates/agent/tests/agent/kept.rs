@@ -145,12 +145,17 @@ async fn other_files_in_a_store_are_ignored_and_hide_nothing() {
     let runs = directory.path().join("runs");
     fs::create_dir(runs.join("notes")).unwrap();
     fs::write(runs.join("file"), "").unwrap();
-    let empty = RunId::new();
-    fs::create_dir(runs.join(empty.to_string())).unwrap();
+    // A process was killed before the run began.
+    fs::create_dir(runs.join(RunId::new().to_string())).unwrap();
+    let damaged = RunId::new();
+    fs::create_dir(runs.join(damaged.to_string())).unwrap();
+    fs::write(journal(&store, damaged), "{}\n").unwrap();
     let (listed, unreadable) = store.list().unwrap();
     assert_eq!(listed.iter().map(|it| it.run).collect::<Vec<_>>(), [run]);
-    let unreadable: Vec<_> = unreadable.iter().map(ToString::to_string).collect();
-    assert_eq!(unreadable, [format!("no run {empty} is kept")]);
+    let [error] = &unreadable[..] else {
+        panic!("{unreadable:?}");
+    };
+    assert!(error.to_string().contains(&damaged.to_string()), "{error}");
 }
 
 #[tokio::test]

@@ -43,6 +43,10 @@ pub(crate) async fn perform(args: GcArgs) -> Result<u8, Failure> {
         failed.extend(reclaimed.failed);
     }
     if let Some(state) = &state {
+        match state.runs().remove_incomplete(GRACE) {
+            Ok(incomplete) => removed.extend(incomplete),
+            Err(error) => failed.push((state.workspaces(), error.to_string())),
+        }
         remove_orphans(state, &mut removed, &mut failed).await;
     }
     let directories = removed.len() as u64;

@@ -136,8 +136,16 @@ fn age(time: SystemTime) -> Duration {
 
 async fn remove(state: &StateDir, names: &[String], finished: bool) -> Result<(), Failure> {
     let mut runs = Vec::new();
+    let mut count = 0;
     for name in names {
-        runs.push(state.find_run(name).usage()?);
+        match state.find_run(name) {
+            Ok(run) => runs.push(run),
+            // A damaged run has no sandbox that is known.
+            Err(error) => match name.parse().map(|run| state.runs().remove(run)) {
+                Ok(Ok(())) => count += 1,
+                _ => return Err(error).usage(),
+            },
+        }
     }
     if finished {
         let (all, _) = state.runs().list().internal()?;
@@ -163,7 +171,7 @@ async fn remove(state: &StateDir, names: &[String], finished: bool) -> Result<()
     }
     print(&format!(
         "{} removed\n",
-        plural(runs.len() as u64, "run", "runs")
+        plural(count + runs.len() as u64, "run", "runs")
     ))
 }
 

@@ -198,7 +198,10 @@ async fn gc_removes_orphaned_working_directories() {
     for to in [&workspace, &orphan, &young] {
         copy(&env.path("copy"), to);
     }
-    for old in [&workspace, &orphan] {
+    // A process was killed before its run began.
+    let begun = env.path(".local/state/cantle/runs/01a2067fefe37241a2a824fac036503a");
+    std::fs::create_dir(&begun).unwrap();
+    for old in [&workspace, &orphan, &begun] {
         let touched = Command::new("touch")
             .args(["-d", "1 hour ago"])
             .arg(old)
@@ -213,6 +216,6 @@ async fn gc_removes_orphaned_working_directories() {
     let gc = env.run(["gc", "--verbose"]).await;
     assert_eq!(gc.code, Some(0), "{gc:?}");
     assert!(gc.stdout.contains(orphan.to_str().unwrap()), "{gc:?}");
-    let left = [workspace.exists(), orphan.exists(), young.exists()];
-    assert_eq!(left, [true, false, true]);
+    let left = [&workspace, &orphan, &young, &begun].map(|path| path.exists());
+    assert_eq!(left, [true, false, true, false]);
 }

@@ -270,3 +270,33 @@ async fn media_are_written_with_their_line_and_no_list_of_runs_reads_them() {
     assert_eq!(store.list().unwrap().0.len(), 1);
     assert!(store.reopen(run).is_err());
 }
+
+#[test]
+fn a_run_without_a_first_record_is_no_run() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = RunStore::new(directory.path());
+    let [empty, torn, new] = [RunId::new(), RunId::new(), RunId::new()];
+    for run in [empty, torn] {
+        fs::create_dir(store.run_directory(run)).unwrap();
+    }
+    fs::write(store.run_directory(torn).join(FILE_NAME), "{\"header\": ").unwrap();
+    fs::create_dir(directory.path().join(format!("{NEW}{new}"))).unwrap();
+    let (runs, unreadable) = store.list().unwrap();
+    assert!(runs.is_empty() && unreadable.is_empty());
+
+    assert_eq!(
+        store
+            .remove_incomplete(Duration::from_secs(60))
+            .unwrap()
+            .len(),
+        0
+    );
+    // A process works on it.
+    let lock = Lock::try_lock(&store.run_directory(torn)).unwrap().unwrap();
+    assert_eq!(store.remove_incomplete(Duration::ZERO).unwrap().len(), 2);
+    drop(lock);
+    assert_eq!(
+        store.remove_incomplete(Duration::ZERO).unwrap(),
+        [store.run_directory(torn)]
+    );
+}

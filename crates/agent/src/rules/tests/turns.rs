@@ -56,6 +56,31 @@ fn several_finish_calls_are_all_refused_and_nothing_of_them_runs() {
 }
 
 #[test]
+fn calls_beyond_the_maximum_of_a_turn_are_refused() {
+    let mut machine = start(rules(9));
+    let ids: Vec<String> = (0..66).map(|number| format!("c{number}")).collect();
+    let calls: Vec<_> = ids.iter().map(|id| ("work", id.as_str())).collect();
+    answer(&mut machine, "", &calls);
+    assert_eq!(
+        actions(&mut machine),
+        ["refused c64", "refused c65", "start 0 work"]
+    );
+    for index in 0..64 {
+        finish_call(&mut machine, index, "worked");
+        actions(&mut machine);
+    }
+    let refused = "Not run: a turn has at most 64 calls, and this one has 66. Make the others in later turns.";
+    assert_eq!(
+        story(&machine)[64..],
+        [
+            "c63 worked",
+            &format!("c64 {refused}"),
+            &format!("c65 {refused}")
+        ]
+    );
+}
+
+#[test]
 fn an_unknown_tool_is_answered_with_the_names_of_the_tools() {
     let mut machine = start(rules(9));
     answer(&mut machine, "", &[("wrok", "a")]);
