@@ -49,11 +49,14 @@
 //! The kernel enforces limits for the whole sandbox (disk and inodes, by a file system of that size in
 //! memory; processes; memory, if control groups can be created), or for each process (CPU time, file size,
 //! open files; memory without a control group: several processes together may use more, and shared memory is
-//! not counted). Without namespaces, disk, inodes and (without a control group) processes are polled four
-//! times a second. Wall time and output are limited by the backend.
+//! not counted). Without namespaces, and in sandboxes that can be kept, disk and inodes are measured: before,
+//! during and after each command, and whenever a file is written through the sandbox. Files then exceed the limit
+//! at most for a moment, after which commands can only read and remove them. Processes are counted four
+//! times a second where no namespace or control group limits them. Wall time and output are limited by the
+//! backend.
 //!
-//! Close a sandbox after use. Dropping it does the same and blocks for some milliseconds, or as long as it
-//! takes to remove the files.
+//! Close a sandbox after use. Dropping it does the same, on a thread of the runtime for blocking work, for which
+//! the runtime waits when it shuts down.
 //!
 //! # Requirements
 //! Linux 5.6 or newer on x86-64 with `/proc`, bash, and a tokio runtime with I/O and time enabled.

@@ -66,8 +66,10 @@ pub(crate) fn open(
     if is_durable {
         info.survival = Survival::Workspace;
     }
+    let limits = BackendLimits::new(&cx.policy.limits, &info.enforcement);
+    root.set_limits(limits.files);
     Ok(LocalSandbox::new(Shared {
-        limits: BackendLimits::new(&cx.policy.limits, &info.enforcement),
+        limits,
         info,
         root: Arc::new(root),
         environment,

@@ -1,15 +1,15 @@
-//! The owner's side of a supervisor: its process and control socket.
+//! The owner's side of a supervisor: its process and control socket (`orders`).
 //!
 //! It is started from memory by `posix_spawn`, so that neither the size of this process nor changes to its
 //! executable file matter.
 
 use std::fs::File;
-use std::io::{self, IoSlice, IoSliceMut, Write as _};
+use std::io::{self, IoSliceMut, Write as _};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use cantle_supervisor::PROGRAM;
@@ -18,10 +18,14 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketFlags, SocketType,
+    recvmsg, socketpair,
 };
 use rustix::pipe::{PipeFlags, pipe_with};
+
+mod orders;
+
+use self::orders::OrderQueue;
 
 /// Maximum number of descriptors in a message.
 const MAX_FDS: usize = 8;
@@ -35,7 +39,7 @@ const DROP_DEADLINE: Duration = Duration::from_secs(2);
 /// A running supervisor.
 #[derive(Debug)]
 pub(crate) struct Supervisor {
-    control: OwnedFd,
+    orders: Arc<OrderQueue>,
     guard: Mutex<Child>,
     /// The read end of a pipe that closes when everything in the sandbox has ended.
     lifetime: OwnedFd,
@@ -90,7 +94,7 @@ impl Supervisor {
             .stderr(Stdio::null())
             .spawn()?;
         let supervisor = Self {
-            control,
+            orders: Arc::new(OrderQueue::new(control)),
             guard: Mutex::new(guard),
             lifetime,
         };
@@ -104,7 +108,7 @@ impl Supervisor {
 
     fn setup_outcome(&self) -> Result<SetupOutcome, StartError> {
         if !wait(
-            &self.control,
+            self.orders.control(),
             PollFlags::IN,
             Instant::now() + SETUP_DEADLINE,
         ) {
@@ -112,7 +116,7 @@ impl Supervisor {
             return Err(io::Error::new(io::ErrorKind::TimedOut, message).into());
         }
         let mut message = [0; SETUP_REPLY_BYTES];
-        let (length, opened) = receive(self.control.as_fd(), &mut message)?;
+        let (length, opened) = receive(self.orders.control(), &mut message)?;
         match SetupReply::decode(message.get(..length).unwrap_or_default()) {
             Some(SetupReply::Ready { missing, landlock }) => Ok(SetupOutcome {
                 missing,
@@ -135,34 +139,12 @@ impl Supervisor {
     /// # Errors
     /// `BrokenPipe` or `ConnectionReset` if the sandbox is gone, `WouldBlock` if its queue is full.
     pub(crate) fn order(&self, order: Order, fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-        let mut ancillary = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() {
-            ancillary.push(SendAncillaryMessage::ScmRights(fds));
-        }
-        let message = order.encode();
-        let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        sendmsg(
-            &self.control,
-            &[IoSlice::new(&message)],
-            &mut ancillary,
-            flags,
-        )?;
-        Ok(())
+        self.orders.send(order, fds)
     }
 
-    /// Sends an order, blocking until there is room for it or the deadline passes.
-    pub(crate) fn order_by(&self, order: Order, deadline: Instant) -> io::Result<()> {
-        loop {
-            match self.order(order, &[]) {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    if !wait(&self.control, PollFlags::OUT, deadline) {
-                        return Err(error);
-                    }
-                }
-                sent => return sent,
-            }
-        }
+    /// Sends an order as soon as there is room for it, without blocking; see [`OrderQueue::post`].
+    pub(crate) fn post(&self, order: Order) -> io::Result<()> {
+        self.orders.post(order)
     }
 
     /// Whether the sandbox has ended, with everything in it.
@@ -173,14 +155,19 @@ impl Supervisor {
     /// Ends the sandbox and waits until nothing of it is left or the deadline passes; returns whether it
     /// has ended. Blocks.
     pub(crate) fn end(&self, deadline: Instant) -> bool {
-        // Init exits at the end of its control socket.
-        let _ = rustix::net::shutdown(&self.control, rustix::net::Shutdown::Both);
+        self.begin_end();
         let ended = self.wait_until(deadline);
         if !ended {
             // With a PID namespace, everything dies with it.
             let _ = self.guard().kill();
         }
         ended
+    }
+
+    /// Starts to end the sandbox, without waiting.
+    pub(crate) fn begin_end(&self) {
+        // Init exits at the end of its control socket.
+        let _ = rustix::net::shutdown(self.orders.control(), rustix::net::Shutdown::Both);
     }
 
     /// Reaps the supervisor's process, whose exit unmounts the sandbox's file systems. Blocks.
@@ -199,8 +186,8 @@ impl Supervisor {
 }
 
 /// Waits until a descriptor is ready or the deadline passes; returns whether it is ready.
-fn wait(fd: &OwnedFd, events: PollFlags, deadline: Instant) -> bool {
-    let mut polled = [PollFd::new(fd, events)];
+fn wait(fd: impl AsFd, events: PollFlags, deadline: Instant) -> bool {
+    let mut polled = [PollFd::new(&fd, events)];
     loop {
         let left = deadline.saturating_duration_since(Instant::now());
         let left = Timespec::try_from(left).ok();

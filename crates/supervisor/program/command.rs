@@ -3,7 +3,7 @@
 use core::ffi::CStr;
 
 use crate::files;
-use crate::setup::CommandProfile;
+use crate::setup::{self, CommandProfile};
 use crate::sys::{self, EAGAIN, ENOENT, Errno, Fd, Forked, List};
 use crate::tree::Keepers;
 use crate::wire::{Reader, Report, Spawn, StartStage};
@@ -23,6 +23,11 @@ impl CommandTable {
     pub fn keeper(&self, id: u32) -> Option<i32> {
         let found = self.0.iter().find(|(known, _)| *known == id);
         found.map(|(_, keeper)| *keeper)
+    }
+
+    /// Returns the number of keepers.
+    pub fn keepers(&self) -> usize {
+        self.0.len()
     }
 
     /// Removes a keeper that has ended; returns whether it was one.
@@ -292,6 +297,9 @@ fn become_command(
             sys::take_terminal(Fd(0))?;
         }
         profile.apply()?;
+        if !spawn.may_write {
+            setup::forbid_writing()?;
+        }
         if profile.asks_before_exec() {
             sys::be_traced()?;
         }

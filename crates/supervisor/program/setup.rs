@@ -242,6 +242,21 @@ fn drop_privileges(identity: Option<Identity>) -> sys::Result<()> {
     sys::no_new_privileges()
 }
 
+/// Restricts the calling process to reading and removing files; devices stay writable.
+pub fn forbid_writing() -> sys::Result<()> {
+    const WRITE_FILE: u64 = 1 << 1;
+    /// The rights to create an entry of each kind.
+    const MAKE: u64 = 0b111_1111 << 6;
+
+    // Needed without privileges.
+    sys::no_new_privileges()?;
+    let ruleset = sys::landlock_ruleset(&[WRITE_FILE | MAKE, 0, 0], 8)?;
+    let restricted =
+        allow(ruleset, c"/dev", WRITE_FILE).and_then(|()| sys::landlock_restrict(ruleset));
+    sys::close(ruleset);
+    restricted
+}
+
 /// Creates the ruleset of the rules that follow and enforces it; returns the ABI version. Reads the rules
 /// even if the ruleset can't be created, so that the reader is at the next step.
 fn landlock(rules: u32, steps: &mut Reader<'_>) -> sys::Result<u32> {

@@ -159,6 +159,12 @@ impl<'k> Tree<'k> {
         Some(snapshot)
     }
 
+    /// Returns the number of members.
+    pub fn count(&self) -> usize {
+        self.snapshot()
+            .map_or(0, |snapshot| snapshot.members().count())
+    }
+
     /// Writes ids and command lines to a pipe, as far as they fit.
     pub fn list(&self, pipe: Fd) {
         let mut line = [0; 512];

@@ -57,6 +57,8 @@ wire_enum! {
             /// The command.
             id: u32,
         } = 6,
+        /// Counts the processes of all commands into the accompanying pipe: a `u32` in little-endian order.
+        Count = 7,
     }
 }
 
@@ -266,6 +268,8 @@ wire_struct! {
         pub takes_terminal: bool,
         /// Rows and columns of a terminal that the supervisor allocates.
         pub terminal: Option<(u16, u16)>,
+        /// Whether the command may write files and create them; otherwise it may only read and remove them.
+        pub may_write: bool,
         /// The number of candidate paths that follow; the first executable one is executed. Zero for a file
         /// task, which follows instead.
         pub programs: u32,

@@ -175,6 +175,7 @@ fn bodies_round_trip() {
         directory: c"/workspace",
         takes_terminal: false,
         terminal: Some((24, 80)),
+        may_write: false,
         programs: 1,
         arguments: 2,
         variables: 0,

@@ -115,6 +115,7 @@ fn body(launch: &Launch, request: &SpawnRequest) -> Result<Vec<u8>, SandboxError
         directory: &launch.directory_c_string()?,
         takes_terminal: false,
         terminal: request.pty.map(|size| (size.rows, size.columns)),
+        may_write: true,
         programs: count(programs),
         arguments: count(words.len() - programs),
         variables: count(variables.len()),

@@ -439,6 +439,7 @@ fn encode_task(task: &Task<'_>, names: &[CString]) -> Vec<u8> {
             directory: c"/",
             takes_terminal: false,
             terminal: None,
+            may_write: true,
             programs: 0,
             arguments: 0,
             variables: 0,

@@ -7,8 +7,10 @@ use cantle_core::sandbox::{SandboxError, SpawnRequest};
 
 use super::channels::OpenEnds;
 use super::output::LocalOutput;
-use super::process::{self, LaunchedProcess};
+use super::process::{self, LaunchedProcess, WriteAccess};
 use super::transport::LocalTransport;
+use crate::blocking;
+use crate::files::Root;
 use crate::shared::Shared;
 
 /// Starts a command and drives it.
@@ -25,12 +27,13 @@ pub(crate) async fn start(
     let id = shared.next_number();
     let mark = shared.engine.mark();
     let driver = CommandDriver::new(request, shared.limits.command);
+    let access = write_access(&shared.root).await?;
     let LaunchedProcess {
         process,
         pid,
         reports,
         ends,
-    } = process::launch(shared, id, &launch, driver.request()).await?;
+    } = process::launch(shared, id, &launch, driver.request(), access).await?;
     let OpenEnds {
         stdin,
         stdout,
@@ -48,10 +51,24 @@ pub(crate) async fn start(
             shared: Arc::clone(shared),
             id,
             process,
+            access,
             mark,
             stdout,
             stderr,
             terminal,
         }),
     }))
+}
+
+/// Returns what a new command may do to files, measuring them if that is necessary.
+async fn write_access(root: &Arc<Root>) -> Result<WriteAccess, SandboxError> {
+    if root.is_known_within_limits() {
+        return Ok(WriteAccess::Full);
+    }
+    let root = Arc::clone(root);
+    let exceeded = blocking::run(move || Ok(root.exceeded_limit_at_rest())).await?;
+    Ok(match exceeded {
+        Some(_) => WriteAccess::RemovalOnly,
+        None => WriteAccess::Full,
+    })
 }

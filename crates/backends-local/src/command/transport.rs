@@ -8,12 +8,13 @@ use bytes::Bytes;
 use cantle_command_driver::{Reports as _, Transport};
 use cantle_core::policy::PolicyField;
 use cantle_core::sandbox::{
-    BackgroundProcess, ByteStream, Channel, Exit, PtySize, SandboxError, SandboxPath, Signal,
+    BackgroundProcess, ByteStream, Channel, Exit, ExitStatus, PtySize, SandboxError, SandboxPath,
+    Signal,
 };
 use tokio::select;
 
 use super::output::{LocalOutput, OutputSource, Terminal, discard};
-use super::process::{CommandProcess, ProcessReports};
+use super::process::{CommandProcess, ProcessReports, WriteAccess, count_processes};
 use super::stdin::LocalInput;
 use crate::blocking;
 use crate::engine::StartMark;
@@ -27,6 +28,7 @@ pub(crate) struct LocalTransport {
     /// Unique among the sandbox's commands.
     pub(super) id: u32,
     pub(super) process: CommandProcess,
+    pub(super) access: WriteAccess,
     /// State of the sandbox when the command was started.
     pub(super) mark: StartMark,
     pub(super) stdout: Arc<OutputSource>,
@@ -37,9 +39,35 @@ pub(crate) struct LocalTransport {
 impl LocalTransport {
     /// Waits until a polled limit is exceeded.
     async fn polled_limit_reached(&self) -> (PolicyField, u64) {
-        let count_processes = move || async move { self.list().await.len() as u64 };
         let limits = &self.shared.limits;
-        limits.reached(&self.shared.root, count_processes).await
+        let count_processes = || count_processes(&self.shared);
+        // A command that can't write does not exceed a limit further.
+        let root = Some(&self.shared.root).filter(|_| self.access == WriteAccess::Full);
+        limits.reached(root, count_processes).await
+    }
+
+    /// Measures the files after the command: exceeding a limit becomes its status.
+    async fn check_files(&self, exit: &mut Exit) {
+        if !self.shared.limits.files.are_measured() {
+            return;
+        }
+        let root = Arc::clone(&self.shared.root);
+        let measured = blocking::run(move || Ok(root.exceeded_limit_at_rest())).await;
+        let Ok(Some((field, limit))) = measured else {
+            return;
+        };
+        let has_exited = matches!(exit.status, ExitStatus::Code(_) | ExitStatus::Signal(_));
+        if has_exited && self.access == WriteAccess::Full {
+            exit.status = ExitStatus::LimitReached { field, limit };
+        }
+        if !exit.background.is_empty() {
+            self.kill();
+            exit.background.clear();
+        }
+        exit.notes.push(format!(
+            "The sandbox's files exceed the limit `{field}` of {limit}: until enough of them are removed, commands \
+             can only read and remove files."
+        ));
     }
 
     fn spill_name(&self, channel: Channel) -> String {
@@ -69,14 +97,13 @@ impl Transport for LocalTransport {
         self.process.terminate(&self.shared);
     }
 
-    /// May block for some milliseconds if the supervisor's queue of orders is full.
     fn kill(&self) {
         self.process.kill(&self.shared);
     }
 
     async fn signal(&self, signal: Signal) -> Result<(), SandboxError> {
-        self.process.signal(&self.shared, signal.as_raw());
-        Ok(())
+        let sent = self.process.signal(&self.shared, signal.as_raw());
+        sent.map_err(|error| SandboxError::io("failed to signal the command", error))
     }
 
     async fn resize(&self, size: PtySize) -> Result<(), SandboxError> {
@@ -119,14 +146,22 @@ impl Transport for LocalTransport {
     async fn write_spill(&self, channel: Channel, mut data: ByteStream, written_bytes: &AtomicU64) {
         let root = Arc::clone(&self.shared.root);
         let name = self.spill_name(channel);
+        let Some(path) = self.spill_path(channel) else {
+            return;
+        };
         let created = blocking::run(move || root.create_temporary(&name)).await;
         let Ok(mut file) = created else {
             return;
         };
         while let Ok(batch) = Batch::take(&mut data).await {
             let (size_bytes, is_last) = (batch.size_bytes as u64, batch.is_last);
+            let (root, path) = (Arc::clone(&self.shared.root), path.clone());
             // The file keeps what was written before the disk was full or the directory gone.
-            let written = blocking::run(move || write_all(file, &batch.pieces)).await;
+            let written = blocking::run(move || {
+                root.charge_bytes(&path, size_bytes)?;
+                write_all(file, &batch.pieces)
+            });
+            let written = written.await;
             let Ok((written, same_file)) = written else {
                 return;
             };
@@ -140,6 +175,7 @@ impl Transport for LocalTransport {
 
     async fn complete(&self, exit: &mut Exit) {
         self.shared.engine.explain_exit(self.mark, exit);
+        self.check_files(exit).await;
         exit.notes.extend(self.shared.take_notes());
     }
 

@@ -5,7 +5,7 @@ use std::io;
 use std::net::TcpListener;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use cantle_command_driver::explain_oom_kill;
 use cantle_core::policy::{Network, Policy};
@@ -23,9 +23,6 @@ use crate::mode::Mode;
 use crate::proxy::{Denials, Proxy, ProxySettings};
 use crate::settings::LocalSettings;
 use crate::supervisor::{SetupOutcome, StartError, Supervisor};
-
-/// Time that an order may wait in the queue.
-const ORDER_DEADLINE: Duration = Duration::from_secs(10);
 
 /// Runs the commands of a sandbox.
 #[derive(Debug)]
@@ -52,15 +49,19 @@ impl Engine {
         self.supervisor.order(order, fds)
     }
 
-    /// Sends an order to the supervisor, blocking while its queue is full.
-    pub(crate) fn send_order_blocking(&self, order: Order) -> io::Result<()> {
-        self.supervisor
-            .order_by(order, Instant::now() + ORDER_DEADLINE)
+    /// Sends an order to the supervisor as soon as it has room for it, without blocking.
+    pub(crate) fn post(&self, order: Order) -> io::Result<()> {
+        self.supervisor.post(order)
     }
 
     /// Whether everything in the sandbox has ended unasked.
     pub(crate) fn is_gone(&self) -> bool {
         self.supervisor.has_ended()
+    }
+
+    /// Starts to end everything in the sandbox, without waiting.
+    pub(crate) fn begin_end(&self) {
+        self.supervisor.begin_end();
     }
 
     /// Ends everything in the sandbox and waits for it until `deadline`; returns whether it has ended.

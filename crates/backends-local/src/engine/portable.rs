@@ -106,6 +106,13 @@ impl Engine {
         true
     }
 
+    /// Kills all groups, without waiting.
+    pub(crate) fn begin_end(&self) {
+        for group in self.groups().values() {
+            group.signal(Signal::KILL);
+        }
+    }
+
     #[expect(clippy::unused_self, reason = "shared with the confined engine")]
     pub(crate) fn reap(&self) {}
 

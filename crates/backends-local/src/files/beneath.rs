@@ -157,7 +157,7 @@ pub(super) fn open_without_links(path: &Path, flags: OFlags) -> Result<OwnedFd, 
 
 /// Opens a directory and makes it writable, so that it can be emptied. A mount point is refused.
 #[cfg(confined)]
-pub(super) fn open_for_removal(parent: impl AsFd, name: &[u8]) -> Result<OwnedFd, Errno> {
+pub(super) fn open_with_access(parent: impl AsFd, name: &[u8]) -> Result<OwnedFd, Errno> {
     use std::os::fd::AsRawFd as _;
 
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -176,7 +176,7 @@ pub(super) fn open_for_removal(parent: impl AsFd, name: &[u8]) -> Result<OwnedFd
 }
 
 #[cfg(not(confined))]
-pub(super) fn open_for_removal(parent: impl AsFd, name: &[u8]) -> Result<OwnedFd, Errno> {
+pub(super) fn open_with_access(parent: impl AsFd, name: &[u8]) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let open = || open_one(parent.as_fd(), name, flags, Mode::empty());
     let allow = || chmodat(&parent, name, Mode::RWXU, AtFlags::empty());

@@ -7,7 +7,8 @@ use std::collections::HashSet;
 use std::ffi::{OsStr, OsString};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::thread::sleep;
+use std::time::{Duration, Instant, SystemTime};
 
 use cantle_core::ids::{RunId, unique_id};
 use cantle_core::sandbox::SandboxError;
@@ -19,6 +20,7 @@ use rustix::io::Errno;
 use rustix::process::geteuid;
 
 use super::beneath::{PATH_ONLY, open_without_links};
+use super::meter::Meter;
 use super::remove::{RemovalFailures, remove_directory};
 use super::{DIRECTORY, HostPaths, NOBODY, Root, TEMPORARY, VIEW, WORK};
 
@@ -30,6 +32,10 @@ const READ: OFlags = OFlags::RDONLY
     .union(OFlags::DIRECTORY)
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
+
+/// How long a new owner waits for an earlier one, whose dropped sandbox is being closed.
+const LOCK_DEADLINE: Duration = Duration::from_secs(2);
+const LOCK_PAUSE: Duration = Duration::from_millis(2);
 
 /// Number of random characters at the end of a directory's name.
 const RANDOM_CHARS: usize = 6;
@@ -55,6 +61,16 @@ pub(crate) fn is_name(name: &str) -> bool {
 /// Locks a directory until the descriptor is closed.
 pub(super) fn lock(directory: impl AsFd) -> Result<(), Errno> {
     flock(directory, FlockOperation::NonBlockingLockExclusive)
+}
+
+/// Like [`lock`], waiting until the deadline while another owner has it. Blocks.
+fn lock_by(directory: impl AsFd, deadline: Instant) -> Result<(), Errno> {
+    loop {
+        match lock(&directory) {
+            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => sleep(LOCK_PAUSE),
+            locked => return locked,
+        }
+    }
 }
 
 /// Whether a directory belongs to this process's user or to the user of its commands.
@@ -94,7 +110,7 @@ impl Root {
         if !is_ours(&found) {
             return Err(refused("it belongs to another user"));
         }
-        lock(&locked).map_err(|error| match error {
+        lock_by(&locked, Instant::now() + LOCK_DEADLINE).map_err(|error| match error {
             Errno::WOULDBLOCK => refused("another process uses it")
                 .with_advice("End that process first, or wait until it has ended."),
             error => SandboxError::io(format!("failed to lock `{shown}`"), error.into()),
@@ -130,6 +146,7 @@ impl Root {
             work,
             locked,
             owner: None,
+            meter: Meter::default(),
         })
     }
 

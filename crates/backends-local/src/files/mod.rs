@@ -7,6 +7,7 @@
 
 mod beneath;
 mod kept;
+mod meter;
 mod read;
 mod remove;
 mod resolve;
@@ -30,6 +31,8 @@ use self::beneath::PATH_ONLY;
 #[cfg(confined)]
 pub(crate) use self::kept::is_name;
 pub(crate) use self::kept::{KeptFilter, reclaim};
+use self::meter::Meter;
+pub(crate) use self::meter::{ExceededLimit, FileLimits};
 pub(crate) use self::write::Batch;
 
 /// The account `nobody` and the group `nogroup`, with which commands run if this process is root's.
@@ -117,6 +120,7 @@ pub(crate) struct Root {
     spill_prefix: String,
     /// The owner of created files, if not this process's user.
     owner: Option<(Uid, Gid)>,
+    meter: Meter,
 }
 
 impl Root {
@@ -160,6 +164,7 @@ impl Root {
             locked,
             spill_prefix: "output".to_owned(),
             owner: None,
+            meter: Meter::default(),
         };
         root.probe()?;
         // From here on `delete` removes it.
@@ -220,6 +225,7 @@ impl Root {
     /// Creates a file in the temporary directory.
     pub(crate) fn create_temporary(&self, name: &str) -> Result<File, SandboxError> {
         let path = self.temporary_path(name)?;
+        self.charge_entries(&path, 1)?;
         // A command may have removed the directory.
         let made = mkdirat(&self.descriptor, TEMPORARY, Mode::RWXU)
             .and_then(|()| self.give_at(&self.descriptor, TEMPORARY.as_bytes()));

@@ -8,7 +8,7 @@ use cantle_core::sandbox::{SandboxError, SandboxPath};
 use rustix::fs::{AtFlags, Dir, DirEntry, FileType, Mode, open, renameat, statat, unlinkat};
 use rustix::io::Errno;
 
-use super::beneath::open_for_removal;
+use super::beneath::open_with_access;
 use super::{DIRECTORY, Root};
 
 impl Root {
@@ -101,7 +101,7 @@ pub(super) fn remove_directory(
         // Removed, not a directory, missing, or refused whatever it contains.
         result => return result,
     }
-    let top = open_for_removal(parent, name)?;
+    let top = open_with_access(parent, name)?;
     let (mut serial, mut repeats) = (0, 0);
     loop {
         *failures = RemovalFailures::default();
@@ -142,7 +142,7 @@ fn remove_child(
         Err(Errno::NOTEMPTY | Errno::EXIST) => {}
         result => return result,
     }
-    let child = open_for_removal(top, name)?;
+    let child = open_with_access(top, name)?;
     for entry in Entries::of(&child)? {
         let (entry, is_directory) = entry?;
         let flags = if is_directory {
@@ -171,7 +171,7 @@ fn move_up(
     serial: &mut u64,
 ) -> Result<(), Errno> {
     // A directory that is not writable can't be moved, because its `..` changes.
-    open_for_removal(child.as_fd(), name)?;
+    open_with_access(child.as_fd(), name)?;
     loop {
         *serial += 1;
         let free = format!(".cantle-removed-{serial}");

@@ -75,6 +75,7 @@ impl Root {
             above = directory.parent();
             missing.push(directory);
         }
+        self.charge_entries(path, missing.len() as u64)?;
         for directory in missing.iter().rev() {
             let (parent, name) = self.open_parent(directory, "make")?;
             let made = mkdirat(&parent, name, Mode::from_raw_mode(0o755))

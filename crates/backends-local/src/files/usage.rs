@@ -1,15 +1,20 @@
 //! Disk usage of a sandbox's files.
 
+use std::ffi::CStr;
+use std::ops::{Add, Sub};
 use std::os::fd::{AsFd, OwnedFd};
 
-use cantle_core::sandbox::SandboxError;
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, openat, statat};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, fchmod, fstat, openat, statat};
 use rustix::io::Errno;
 
+use super::beneath::open_with_access;
 use super::{Root, TEMPORARY, WORK};
 
-/// Maximum depth; a deeper tree counts as too large. Each level takes two descriptors.
+/// Maximum depth; a deeper tree can't be measured. Each level takes two descriptors.
 const MAX_DEPTH: usize = 64;
+
+/// Allocation unit of common file systems.
+const BLOCK_BYTES: u64 = 4096;
 
 /// Disk usage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -20,54 +25,149 @@ pub(crate) struct DiskUsage {
     pub(crate) inodes: u64,
 }
 
-impl Root {
-    /// Measures the working and the temporary directory. Concurrent changes may be missed.
-    pub(crate) fn used(&self) -> Result<DiskUsage, SandboxError> {
-        let mut used = DiskUsage::default();
-        for name in [WORK, TEMPORARY] {
-            match open_directory(&self.descriptor, name) {
-                Ok(directory) => used.add(&directory, MAX_DEPTH),
-                // A command may have removed it.
-                Err(Errno::NOENT) => {}
-                Err(error) => {
-                    return Err(self.failure("measure", &self.view_paths().work, error));
-                }
-            }
+impl DiskUsage {
+    /// More than any limit allows.
+    pub(super) const UNKNOWN: Self = Self {
+        bytes: u64::MAX,
+        inodes: u64::MAX,
+    };
+
+    /// The usage of new entries.
+    pub(super) fn entries(inodes: u64) -> Self {
+        Self { bytes: 0, inodes }
+    }
+
+    /// The usage of data that are added to a file.
+    pub(super) fn data(bytes: u64) -> Self {
+        let bytes = bytes.next_multiple_of(BLOCK_BYTES);
+        Self { bytes, inodes: 0 }
+    }
+
+    fn of(stat: &Stat) -> Self {
+        Self {
+            // In units of 512 bytes on every file system.
+            bytes: u64::try_from(stat.st_blocks).unwrap_or(0) * 512,
+            inodes: 1,
         }
-        Ok(used)
     }
 }
 
-impl DiskUsage {
-    fn add(&mut self, directory: &OwnedFd, depth: usize) {
-        let Ok(entries) = Dir::read_from(directory) else {
-            return;
+impl Add for DiskUsage {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self {
+            bytes: self.bytes.saturating_add(other.bytes),
+            inodes: self.inodes.saturating_add(other.inodes),
+        }
+    }
+}
+
+impl Sub for DiskUsage {
+    type Output = Self;
+
+    fn sub(self, other: Self) -> Self {
+        Self {
+            bytes: self.bytes.saturating_sub(other.bytes),
+            inodes: self.inodes.saturating_sub(other.inodes),
+        }
+    }
+}
+
+/// The treatment of directories that this process may not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Unreadable {
+    /// The usage is [`DiskUsage::UNKNOWN`].
+    Reported,
+    /// Their owner, which is this process's user, gets access.
+    MadeReadable,
+}
+
+impl Root {
+    /// Measures the working and the temporary directory, until `is_enough` says that more does not matter.
+    /// Concurrent changes may be missed. What can't be read makes the usage unknown.
+    pub(super) fn used(
+        &self,
+        unreadable: Unreadable,
+        is_enough: &dyn Fn(DiskUsage) -> bool,
+    ) -> DiskUsage {
+        let mut walk = Measurement {
+            used: DiskUsage::default(),
+            unreadable,
+            is_enough,
         };
-        for entry in entries.flatten() {
+        let walked = [WORK, TEMPORARY].into_iter().try_for_each(|name| {
+            let name = std::ffi::CString::new(name).unwrap_or_default();
+            walk.enter(&self.descriptor, &name, MAX_DEPTH)
+        });
+        match walked {
+            Ok(()) => walk.used,
+            Err(_) => DiskUsage::UNKNOWN,
+        }
+    }
+}
+
+struct Measurement<'m> {
+    used: DiskUsage,
+    unreadable: Unreadable,
+    is_enough: &'m dyn Fn(DiskUsage) -> bool,
+}
+
+impl Measurement<'_> {
+    /// Adds the contents of a directory.
+    fn enter(&mut self, parent: &OwnedFd, name: &CStr, depth: usize) -> Result<(), Errno> {
+        let opened = match open_directory(parent, name) {
+            Err(Errno::ACCESS) if self.unreadable == Unreadable::MadeReadable => {
+                open_with_access(parent, name.to_bytes())
+            }
+            opened => opened,
+        };
+        match opened {
+            Ok(_) if depth == 0 => Err(Errno::NAMETOOLONG),
+            Ok(directory) => self.add(&directory, depth - 1),
+            // It was removed or replaced meanwhile.
+            Err(Errno::NOENT | Errno::NOTDIR | Errno::LOOP) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
+    fn add(&mut self, directory: &OwnedFd, depth: usize) -> Result<(), Errno> {
+        for entry in Dir::read_from(directory)? {
+            let entry = entry?;
             let name = entry.file_name();
             if matches!(name.to_bytes(), b"." | b"..") {
                 continue;
             }
-            let Ok(stat) = statat(directory, name, AtFlags::SYMLINK_NOFOLLOW) else {
-                continue;
+            let stat = match self.stat(directory, name) {
+                Err(Errno::NOENT) => continue,
+                stat => stat?,
             };
-            // In units of 512 bytes on every file system.
-            self.bytes += u64::try_from(stat.st_blocks).unwrap_or(0) * 512;
-            self.inodes += 1;
-            if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
-                continue;
+            self.used = self.used + DiskUsage::of(&stat);
+            if (self.is_enough)(self.used) {
+                return Ok(());
             }
-            if depth == 0 {
-                self.bytes = u64::MAX / 2;
-                self.inodes = u64::MAX / 2;
-            } else if let Ok(below) = open_directory(directory, name) {
-                self.add(&below, depth - 1);
+            if FileType::from_raw_mode(stat.st_mode) == FileType::Directory {
+                self.enter(directory, name, depth)?;
             }
+        }
+        Ok(())
+    }
+
+    fn stat(&self, directory: &OwnedFd, name: &CStr) -> Result<Stat, Errno> {
+        let stat = || statat(directory, name, AtFlags::SYMLINK_NOFOLLOW);
+        match stat() {
+            // A directory can be readable and yet not searchable.
+            Err(Errno::ACCESS) if self.unreadable == Unreadable::MadeReadable => {
+                let mode = Mode::from_raw_mode(fstat(directory)?.st_mode);
+                fchmod(directory, mode | Mode::RWXU)?;
+                stat()
+            }
+            stat => stat,
         }
     }
 }
 
-fn open_directory(at: impl AsFd, name: impl rustix::path::Arg) -> Result<OwnedFd, Errno> {
+fn open_directory(at: impl AsFd, name: &CStr) -> Result<OwnedFd, Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     openat(at, name, flags, Mode::empty())
 }

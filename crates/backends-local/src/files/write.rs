@@ -22,7 +22,9 @@ use rustix::fs::{CWD, linkat};
 use rustix::io::Errno;
 
 use super::Root;
+use super::meter::Reservation;
 use super::read::not_a_file;
+use super::usage::DiskUsage;
 use crate::blocking;
 
 /// Bytes written at once: a switch to a blocking thread costs more than writing a few.
@@ -43,6 +45,7 @@ impl Root {
             let batch = Batch::take(&mut data).await?;
             total_bytes += batch.size_bytes as u64;
             options.check_size(path, total_bytes, batch.is_last)?;
+            root.check_file_size(path, total_bytes)?;
             let (root, path) = (Arc::clone(root), path.clone());
             let is_last = batch.is_last;
             // Most files are one batch, and so take one switch.
@@ -51,7 +54,7 @@ impl Root {
                     Some(file) => file,
                     None => UnfinishedFile::create(&root, path, !is_last)?,
                 };
-                file.append(&root, &batch.pieces)?;
+                file.append(&root, &batch)?;
                 if batch.is_last {
                     file.publish(&root, options.mode)?;
                     return Ok(None);
@@ -106,13 +109,15 @@ struct UnfinishedFile {
     temporary: String,
     file: File,
     is_named: bool,
+    reservation: Reservation,
 }
 
 impl UnfinishedFile {
-    fn create(root: &Root, path: SandboxPath, is_large: bool) -> Result<Self, SandboxError> {
+    fn create(root: &Arc<Root>, path: SandboxPath, is_large: bool) -> Result<Self, SandboxError> {
         if path.is_base() {
             return Err(not_a_file("write", &path));
         }
+        let reservation = root.reserve(&path, DiskUsage::entries(1))?;
         root.make_parent(&path)?;
         let (directory, name) = root.open_parent(&path, "write")?;
         let failed = |error| root.failure("write", &path, error);
@@ -140,11 +145,14 @@ impl UnfinishedFile {
             temporary,
             file: file.into(),
             is_named,
+            reservation,
         })
     }
 
-    fn append(&mut self, root: &Root, pieces: &[Bytes]) -> Result<(), SandboxError> {
-        for piece in pieces {
+    fn append(&mut self, root: &Root, batch: &Batch) -> Result<(), SandboxError> {
+        let usage = DiskUsage::data(batch.size_bytes as u64);
+        self.reservation.extend(&self.path, usage)?;
+        for piece in &batch.pieces {
             self.file.write_all(piece).map_err(|error| {
                 let errno = Errno::from_io_error(&error);
                 errno.map_or_else(
@@ -172,6 +180,7 @@ impl UnfinishedFile {
             .and_then(|()| renameat(&self.directory, &self.temporary, &self.directory, name))
             .map_err(|error| root.failure("write", &self.path, error))?;
         self.is_named = false;
+        self.reservation.complete();
         Ok(())
     }
 }

@@ -17,7 +17,7 @@ use cantle_core::sandbox::{
 };
 use tempfile::TempDir;
 
-use crate::support::{OPENED, Token, read, run, say, stdout, write};
+use crate::support::{OPENED, Token, eventually, read, run, say, stdout, write};
 
 /// A backend and a policy for each mode of confinement.
 fn kinds() -> [(LocalBackend, Policy); 3] {
@@ -78,7 +78,7 @@ async fn kept_sandbox_is_reattached_with_its_files() {
         sandbox.run(request).await.unwrap();
         token.at_least(1).await;
         drop(sandbox);
-        assert_eq!(token.alive(), [0; 0]);
+        token.all_dead().await;
         assert_eq!(below(&place), [directory(&handle)]);
 
         let cx = SandboxContext::new(RunId::new(), policy.clone());
@@ -120,7 +120,7 @@ async fn close_removes_kept_directory() {
 
     // A sandbox that was not kept is removed.
     drop(backend.open(durable(&policy)).await.unwrap());
-    assert_eq!(below(&place), Vec::<PathBuf>::new());
+    eventually("it is removed", || below(&place).is_empty()).await;
 }
 
 #[tokio::test]

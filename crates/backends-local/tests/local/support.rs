@@ -3,7 +3,10 @@
 use std::fs;
 use std::future::Future;
 use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -167,4 +170,32 @@ impl Token {
 /// Whether a process exists, including zombies.
 pub(crate) fn exists(pid: u32) -> bool {
     PathBuf::from(format!("/proc/{pid}")).exists()
+}
+
+/// Runs a test again as an ordinary user if this process is root's; returns whether it did.
+pub(crate) fn ran_as_ordinary_user(test: &str) -> bool {
+    const AS_USER: &str = "CANTLE_TEST_AS_USER";
+    if std::env::var_os(AS_USER).is_some() || !rustix::process::geteuid().is_root() {
+        return false;
+    }
+    let place = tempfile::tempdir().unwrap();
+    fs::set_permissions(place.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let program = place.path().join("test");
+    // By another process: one forked here meanwhile would inherit the open copy, and then it could not be
+    // executed (ETXTBSY).
+    let copied = Command::new("cp")
+        .arg(std::env::current_exe().unwrap())
+        .arg(&program)
+        .status();
+    assert!(copied.unwrap().success());
+    let status = Command::new(&program)
+        .args(["--exact", test])
+        .env(AS_USER, "1")
+        .env("TMPDIR", place.path())
+        .uid(65534)
+        .gid(65534)
+        .status()
+        .unwrap();
+    assert!(status.success());
+    true
 }

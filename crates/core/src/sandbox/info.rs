@@ -122,7 +122,7 @@ pub enum EnforcedBy {
     Backend,
     /// The kernel, for each process separately.
     PerProcess,
-    /// The backend, by polling.
+    /// The backend, by measuring now and then. The limit can be exceeded for a moment.
     Polled,
     /// Nothing.
     NotEnforced,

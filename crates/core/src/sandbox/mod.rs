@@ -162,7 +162,8 @@ impl SandboxHandle {
 
 /// One live execution environment. Commands and file operations may run concurrently.
 ///
-/// Dropping it without [`close`](Self::close) kills its commands and removes what it can.
+/// Dropping it without [`close`](Self::close) kills its commands and removes what it can, perhaps after the drop
+/// has returned.
 #[async_trait]
 pub trait Sandbox: fmt::Debug + Send + Sync {
     /// Describes the sandbox and how each policy field is enforced.

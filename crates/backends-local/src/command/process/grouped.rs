@@ -12,7 +12,7 @@ use cantle_core::sandbox::{BackgroundProcess, ExitStatus, SandboxError, SpawnReq
 use rustix::process::Signal;
 use tokio::sync::oneshot;
 
-use super::{LaunchStep, LaunchedProcess, launch_error};
+use super::{LaunchStep, LaunchedProcess, WriteAccess, launch_error};
 use crate::command::channels::Channels;
 use crate::engine::ProcessGroup;
 use crate::shared::Shared;
@@ -35,10 +35,12 @@ impl CommandProcess {
         self.group.signal(Signal::CONT);
     }
 
-    pub(crate) fn signal(&self, _: &Shared, signal: i32) {
+    #[expect(clippy::unnecessary_wraps, reason = "shared with supervised commands")]
+    pub(crate) fn signal(&self, _: &Shared, signal: i32) -> io::Result<()> {
         if let (Some(signal), false) = (Signal::from_named_raw(signal), self.group.is_reaped()) {
             self.group.signal(signal);
         }
+        Ok(())
     }
 
     /// The members of a group are unknown, but not whether there are any.
@@ -75,12 +77,18 @@ impl Reports for ProcessReports {
     }
 }
 
+/// The members of groups are unknown.
+pub(crate) async fn count_processes(_: &Shared) -> Option<u64> {
+    None
+}
+
 /// Starts a command.
 pub(crate) async fn launch(
     shared: &Arc<Shared>,
     id: u32,
     launch: &Launch,
     request: &SpawnRequest,
+    _: WriteAccess,
 ) -> Result<LaunchedProcess, SandboxError> {
     if request.pty.is_some() {
         return Err(SandboxError::unsupported(

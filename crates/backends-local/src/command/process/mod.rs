@@ -11,9 +11,9 @@ use cantle_command_driver::Launch;
 use cantle_core::sandbox::SandboxError;
 
 #[cfg(not(confined))]
-pub(super) use self::grouped::{CommandProcess, ProcessReports, launch};
+pub(super) use self::grouped::{CommandProcess, ProcessReports, count_processes, launch};
 #[cfg(confined)]
-pub(super) use self::supervised::{CommandProcess, launch};
+pub(super) use self::supervised::{CommandProcess, count_processes, launch};
 use super::channels::OpenEnds;
 #[cfg(confined)]
 pub(super) use super::reports::ProcessReports;
@@ -26,6 +26,15 @@ pub(super) struct LaunchedProcess {
     pub(super) pid: i32,
     pub(super) reports: ProcessReports,
     pub(super) ends: OpenEnds,
+}
+
+/// The access of a command to files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WriteAccess {
+    /// As the policy allows.
+    Full,
+    /// Only read and remove them, because a limit on files is exceeded.
+    RemovalOnly,
 }
 
 /// The step of a start that failed.

@@ -15,7 +15,7 @@ use tokio::io::AsyncReadExt as _;
 use tokio::net::unix::pipe;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{LaunchStep, LaunchedProcess, launch_error};
+use super::{LaunchStep, LaunchedProcess, WriteAccess, launch_error};
 use crate::command::channels::Channels;
 use crate::command::reports::{ProcessReports, StartReport};
 use crate::shared::Shared;
@@ -27,8 +27,11 @@ const BUSY_DEADLINE: Duration = Duration::from_secs(5);
 /// How long it takes at most until the end of a sandbox is visible.
 const GONE_DEADLINE: Duration = Duration::from_millis(200);
 
-/// How long to wait for the list of a command's processes.
-const LIST_DEADLINE: Duration = Duration::from_secs(5);
+/// How long to wait for an answer of the supervisor.
+const ANSWER_DEADLINE: Duration = Duration::from_secs(5);
+
+/// Pause between two attempts to send an order with descriptors.
+const BUSY_PAUSE: Duration = Duration::from_millis(1);
 
 /// A command of the supervisor.
 #[derive(Clone, Copy, Debug)]
@@ -39,38 +42,68 @@ pub(crate) struct CommandProcess {
     pid: i32,
 }
 
-// Each order fails only if the sandbox is gone, and its commands with it.
 impl CommandProcess {
     pub(crate) fn kill(self, shared: &Shared) {
         kill(shared, self.id);
     }
 
     pub(crate) fn terminate(self, shared: &Shared) {
-        let _ = shared.engine.order(Order::Terminate { id: self.id }, &[]);
+        // It fails only if the sandbox is gone, and its commands with it.
+        let _ = shared.engine.post(Order::Terminate { id: self.id });
     }
 
-    pub(crate) fn signal(self, shared: &Shared, signal: i32) {
+    pub(crate) fn signal(self, shared: &Shared, signal: i32) -> io::Result<()> {
         let Self { id, pid } = self;
-        let _ = shared.engine.order(Order::Signal { id, pid, signal }, &[]);
+        match shared.engine.post(Order::Signal { id, pid, signal }) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(error),
+            // The process ends with the sandbox.
+            _ => Ok(()),
+        }
     }
 
     pub(crate) async fn list(self, shared: &Shared) -> Option<Vec<BackgroundProcess>> {
-        let (reader, writer) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).ok()?;
-        let mut reader = pipe::Receiver::from_owned_fd(reader).ok()?;
-        let order = Order::List { id: self.id };
-        shared.engine.order(order, &[writer.as_fd()]).ok()?;
-        drop(writer);
-        let mut list = Vec::new();
-        timeout(LIST_DEADLINE, reader.read_to_end(&mut list))
-            .await
-            .ok()?
-            .ok()?;
+        let list = answer(shared, Order::List { id: self.id }).await?;
         Some(parse_process_list(&list))
     }
 }
 
+/// Counts the processes of all commands; `None` if the supervisor does not respond.
+pub(crate) async fn count_processes(shared: &Shared) -> Option<u64> {
+    let count = answer(shared, Order::Count).await?;
+    let count = u32::from_le_bytes(count.try_into().ok()?);
+    Some(count.into())
+}
+
+/// Returns the supervisor's answer to an order, which it writes to a pipe.
+async fn answer(shared: &Shared, order: Order) -> Option<Vec<u8>> {
+    let (reader, writer) = pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK).ok()?;
+    let mut reader = pipe::Receiver::from_owned_fd(reader).ok()?;
+    let mut content = Vec::new();
+    let answered = timeout(ANSWER_DEADLINE, async {
+        order_when_possible(shared, order, &[writer.as_fd()]).await?;
+        drop(writer);
+        reader.read_to_end(&mut content).await
+    });
+    answered.await.ok()?.ok()?;
+    Some(content)
+}
+
+/// Sends an order with descriptors once the supervisor has room for it.
+async fn order_when_possible(
+    shared: &Shared,
+    order: Order,
+    fds: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    loop {
+        match shared.engine.order(order, fds) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => sleep(BUSY_PAUSE).await,
+            sent => return sent,
+        }
+    }
+}
+
 fn kill(shared: &Shared, id: u32) {
-    let _ = shared.engine.send_order_blocking(Order::Kill { id });
+    let _ = shared.engine.post(Order::Kill { id });
 }
 
 /// Has the supervisor start a command.
@@ -79,10 +112,11 @@ pub(crate) async fn launch(
     id: u32,
     launch: &Launch,
     request: &SpawnRequest,
+    access: WriteAccess,
 ) -> Result<LaunchedProcess, SandboxError> {
     let failed = |error| SandboxError::io("failed to prepare the command", error);
     let channels = Channels::new(request, shared.engine.has_terminals).map_err(failed)?;
-    let body = sealed(&body(launch, &channels)?).map_err(failed)?;
+    let body = sealed(&body(launch, &channels, access)?).map_err(failed)?;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let (reports, reports_end) = message_sockets(flags).map_err(|error| failed(error.into()))?;
     let mut reports = ProcessReports::new(reports).map_err(failed)?;
@@ -92,18 +126,13 @@ pub(crate) async fn launch(
         .chain(&channels.command_ends)
         .map(|end| end.as_fd())
         .collect();
-    let ordered_at = Instant::now();
-    loop {
-        match shared.engine.order(Order::Spawn { id }, &fds) {
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                if ordered_at.elapsed() > BUSY_DEADLINE {
-                    let doing = "the sandbox accepts no more commands";
-                    return Err(SandboxError::io(doing, error));
-                }
-                sleep(Duration::from_millis(1)).await;
-            }
-            Err(_) => return Err(shared.gone()),
-            Ok(()) => break,
+    let ordered = order_when_possible(shared, Order::Spawn { id }, &fds);
+    match timeout(BUSY_DEADLINE, ordered).await {
+        Ok(Ok(())) => {}
+        Ok(Err(_)) => return Err(shared.gone()),
+        Err(_) => {
+            let doing = "the sandbox accepts no more commands";
+            return Err(SandboxError::io(doing, io::ErrorKind::WouldBlock.into()));
         }
     }
     let guard = StartGuard::new(|| kill(shared, id));
@@ -115,6 +144,12 @@ pub(crate) async fn launch(
     drop((body, reports_end, command_ends));
     let (pid, master) = match reports.start().await {
         StartReport::Running(pid, master) => (pid, master),
+        StartReport::Failed(StartStage::Prepare, error) if access == WriteAccess::RemovalOnly => {
+            guard.disarm();
+            let doing = "the sandbox's files exceed a limit, and this kernel can't start a command that only \
+                         removes files";
+            return Err(SandboxError::io(doing, error).with_advice("Remove files first."));
+        }
         StartReport::Failed(stage, error) => {
             guard.disarm();
             let step = match stage {
@@ -157,7 +192,11 @@ async fn keeper_gone(shared: &Shared, launch: &Launch) -> SandboxError {
 }
 
 /// Encodes a command for the supervisor.
-fn body(launch: &Launch, channels: &Channels) -> Result<Vec<u8>, SandboxError> {
+fn body(
+    launch: &Launch,
+    channels: &Channels,
+    access: WriteAccess,
+) -> Result<Vec<u8>, SandboxError> {
     let (words, variables) = (launch.words()?, launch.variables()?);
     let count = |length| u32::try_from(length).unwrap_or(u32::MAX);
     let programs = launch.program.candidates.len();
@@ -166,6 +205,7 @@ fn body(launch: &Launch, channels: &Channels) -> Result<Vec<u8>, SandboxError> {
         directory: &launch.directory_c_string()?,
         takes_terminal: channels.is_host_terminal(),
         terminal: channels.sandbox_terminal(),
+        may_write: access == WriteAccess::Full,
         programs: count(programs),
         arguments: count(words.len() - programs),
         variables: count(variables.len()),

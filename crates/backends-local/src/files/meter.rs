@@ -1,0 +1,255 @@
+//! Limits of disk usage that no file system enforces: usage is measured, and what this process writes is
+//! counted in between.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use cantle_core::policy::{Limits, PolicyField};
+use cantle_core::sandbox::{SandboxError, SandboxErrorKind, SandboxPath};
+
+use super::Root;
+use super::usage::{DiskUsage, Unreadable};
+
+/// A field and its limit.
+pub(crate) type ExceededLimit = (PolicyField, u64);
+
+/// The limits on the files of a sandbox that this process enforces.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct FileLimits {
+    pub(crate) disk_bytes: Option<u64>,
+    pub(crate) inodes: Option<u64>,
+    /// Size of each file that is written through the file API.
+    pub(crate) file_size_bytes: Option<u64>,
+}
+
+impl FileLimits {
+    /// Selects the limits of a policy; `is_measured` says which usage must be measured.
+    pub(crate) fn new(limits: &Limits, is_measured: impl Fn(PolicyField) -> bool) -> Self {
+        Self {
+            disk_bytes: limits.disk_bytes.filter(|_| is_measured(PolicyField::Disk)),
+            inodes: limits.inodes.filter(|_| is_measured(PolicyField::Inodes)),
+            file_size_bytes: limits.file_size_bytes,
+        }
+    }
+
+    /// Whether usage is measured.
+    pub(crate) fn are_measured(&self) -> bool {
+        self.disk_bytes.or(self.inodes).is_some()
+    }
+
+    fn exceeded(&self, used: DiskUsage) -> Option<ExceededLimit> {
+        let all = [
+            (PolicyField::Disk, self.disk_bytes, used.bytes),
+            (PolicyField::Inodes, self.inodes, used.inodes),
+        ];
+        all.into_iter().find_map(|(field, limit, used)| {
+            let limit = limit?;
+            (used > limit).then_some((field, limit))
+        })
+    }
+}
+
+/// The measured limits, and the usage as far as it is known.
+#[derive(Debug, Default)]
+pub(super) struct Meter {
+    limits: FileLimits,
+    state: Mutex<MeterState>,
+    /// Held while measuring.
+    measuring: Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+struct MeterState {
+    /// The last measurement.
+    measured: Option<DiskUsage>,
+    /// Usage of files that this process has written since.
+    finished: DiskUsage,
+    /// Usage of files that it is writing.
+    unfinished: DiskUsage,
+}
+
+impl MeterState {
+    fn used(&self) -> Option<DiskUsage> {
+        Some(self.measured? + self.finished + self.unfinished)
+    }
+}
+
+impl Meter {
+    fn state(&self) -> MutexGuard<'_, MeterState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Root {
+    /// Sets the limits that are enforced here.
+    pub(crate) fn set_limits(&mut self, limits: FileLimits) {
+        self.meter.limits = limits;
+    }
+
+    /// Measures and returns the limit that is exceeded. Directories that can't be read exceed it.
+    pub(crate) fn exceeded_limit(&self) -> Option<ExceededLimit> {
+        self.measure(Unreadable::Reported)
+    }
+
+    /// Like [`exceeded_limit`](Self::exceeded_limit) before or after a command: directories that can't be read
+    /// are made readable, or else they would exceed the limit for good.
+    pub(crate) fn exceeded_limit_at_rest(&self) -> Option<ExceededLimit> {
+        self.measure(Unreadable::MadeReadable)
+    }
+
+    /// Whether no limit is exceeded, as far as is known without measuring.
+    pub(crate) fn is_known_within_limits(&self) -> bool {
+        let limits = &self.meter.limits;
+        let is_within = |used| limits.exceeded(used).is_none();
+        !limits.are_measured() || self.meter.state().used().is_some_and(is_within)
+    }
+
+    /// Returns the bytes until the limit of disk usage, as last measured.
+    pub(crate) fn free_bytes(&self) -> Option<u64> {
+        let used = self.meter.state().used()?;
+        Some(self.meter.limits.disk_bytes?.saturating_sub(used.bytes))
+    }
+
+    fn measure(&self, unreadable: Unreadable) -> Option<ExceededLimit> {
+        let Meter {
+            limits, measuring, ..
+        } = &self.meter;
+        let _measuring = measuring.lock().unwrap_or_else(PoisonError::into_inner);
+        let finished_before = self.meter.state().finished;
+        let used = self.used(unreadable, &|used| limits.exceeded(used).is_some());
+        let mut state = self.meter.state();
+        state.measured = Some(used);
+        // What was written meanwhile may be counted twice, until the next measurement.
+        state.finished = state.finished - finished_before;
+        limits.exceeded(used)
+    }
+
+    /// Reserves disk usage for what is about to be written at `path`. Blocks.
+    ///
+    /// # Errors
+    /// `StorageFull` if a limit would be exceeded.
+    pub(super) fn reserve(
+        self: &Arc<Self>,
+        path: &SandboxPath,
+        usage: DiskUsage,
+    ) -> Result<Reservation, SandboxError> {
+        let mut reservation = Reservation {
+            root: Arc::clone(self),
+            usage: DiskUsage::default(),
+        };
+        reservation.extend(path, usage)?;
+        Ok(reservation)
+    }
+
+    /// Counts what is about to be written for good. Blocks.
+    pub(crate) fn charge_bytes(&self, path: &SandboxPath, bytes: u64) -> Result<(), SandboxError> {
+        self.charge(path, DiskUsage::data(bytes))
+    }
+
+    /// Counts new entries. Blocks.
+    pub(super) fn charge_entries(
+        &self,
+        path: &SandboxPath,
+        entries: u64,
+    ) -> Result<(), SandboxError> {
+        self.charge(path, DiskUsage::entries(entries))
+    }
+
+    fn charge(&self, path: &SandboxPath, usage: DiskUsage) -> Result<(), SandboxError> {
+        self.check_room(path, usage, |state| {
+            state.finished = state.finished + usage;
+        })
+    }
+
+    /// Fails if `usage` more would exceed a limit, and otherwise has `count` record it.
+    fn check_room(
+        &self,
+        path: &SandboxPath,
+        usage: DiskUsage,
+        count: impl Fn(&mut MeterState),
+    ) -> Result<(), SandboxError> {
+        if !self.meter.limits.are_measured() {
+            return Ok(());
+        }
+        let limits = &self.meter.limits;
+        let try_count = || {
+            let mut state = self.meter.state();
+            // Nothing is known before the first measurement.
+            let used = state.used().unwrap_or(DiskUsage::UNKNOWN);
+            match limits.exceeded(used + usage) {
+                None => {
+                    count(&mut state);
+                    Ok(())
+                }
+                Some(exceeded) => Err(exceeded),
+            }
+        };
+        // Files may have been removed since the last measurement.
+        let counted = try_count().or_else(|_| {
+            self.measure(Unreadable::Reported);
+            try_count()
+        });
+        counted.map_err(|(field, limit)| {
+            let message = format!(
+                "failed to write `{path}`: the sandbox's files would exceed the limit `{field}` of {limit}"
+            );
+            SandboxError::new(SandboxErrorKind::StorageFull, message)
+                .with_advice("Remove files that are no longer needed first.")
+        })
+    }
+
+    /// Fails if a file of this size exceeds the limit of file sizes.
+    pub(super) fn check_file_size(
+        &self,
+        path: &SandboxPath,
+        size_bytes: u64,
+    ) -> Result<(), SandboxError> {
+        match self.meter.limits.file_size_bytes {
+            Some(limit) if size_bytes > limit => {
+                let field = PolicyField::FileSize;
+                let message = format!(
+                    "failed to write `{path}`: it would exceed the limit `{field}` of {limit} bytes"
+                );
+                Err(SandboxError::new(SandboxErrorKind::StorageFull, message)
+                    .with_advice("Write several smaller files, or compress the content."))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Disk usage of a file that is being written. Dropping it says that nothing of the file is left.
+#[derive(Debug)]
+pub(super) struct Reservation {
+    root: Arc<Root>,
+    usage: DiskUsage,
+}
+
+impl Reservation {
+    /// Reserves more. Blocks.
+    pub(super) fn extend(
+        &mut self,
+        path: &SandboxPath,
+        usage: DiskUsage,
+    ) -> Result<(), SandboxError> {
+        self.root.check_room(path, usage, |state| {
+            state.unfinished = state.unfinished + usage;
+        })?;
+        self.usage = self.usage + usage;
+        Ok(())
+    }
+
+    /// The file is complete.
+    pub(super) fn complete(&mut self) {
+        let usage = std::mem::take(&mut self.usage);
+        let mut state = self.root.meter.state();
+        state.unfinished = state.unfinished - usage;
+        state.finished = state.finished + usage;
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        let mut state = self.root.meter.state();
+        state.unfinished = state.unfinished - self.usage;
+    }
+}
