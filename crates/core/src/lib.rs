@@ -42,6 +42,7 @@ pub mod ledger;
 pub mod llm;
 pub mod message;
 pub mod metadata;
+pub mod network;
 pub mod policy;
 pub mod sandbox;
 pub mod seconds;

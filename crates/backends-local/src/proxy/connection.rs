@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
+use cantle_core::network::is_public;
 use http::header::{CONNECTION, CONTENT_TYPE, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{Either, Full};
@@ -24,8 +25,8 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::ProxySettings;
 use super::activity::Watched;
-use super::address::is_public;
 use super::denials::{Denials, Denied};
+use super::own::is_own;
 use super::request::{Rejection, Target, forwarded, returned, target};
 
 /// Maximum length of the head of a request or response.
@@ -209,16 +210,22 @@ impl Gateway {
             .into_iter()
             .map(|ip| SocketAddr::new(ip, *port))
             .collect();
-        let reachable = |address: &SocketAddr| {
-            is_public(address.ip()) || self.settings.exempt.contains(address)
-        };
-        if !addresses.iter().all(reachable) {
-            let reason = "its name leads to an address that is not public, and this machine and \
+        let is_exempt = |address: &SocketAddr| self.settings.exempt.contains(address);
+        let denied = || {
+            let reason = "its name leads to an address that is not public or this machine's, and this machine and \
                           private networks are never reachable";
-            return Err(Rejection::Denied(Denied::new(host.as_str(), *port, reason)));
+            Rejection::Denied(Denied::new(host.as_str(), *port, reason))
+        };
+        let is_reachable = |address: &SocketAddr| is_public(address.ip()) || is_exempt(address);
+        if !addresses.iter().all(is_reachable) {
+            return Err(denied());
         }
         let mut failure = unreachable("has no address".to_owned());
         for address in addresses.into_iter().take(MAX_ADDRESSES) {
+            // Last, because this machine's addresses change.
+            if is_own(address.ip()) && !is_exempt(&address) {
+                return Err(denied());
+            }
             match self.in_time(TcpStream::connect(address)).await {
                 Ok(stream) => {
                     let _ = stream.set_nodelay(true);

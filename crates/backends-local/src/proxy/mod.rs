@@ -3,7 +3,7 @@
 //! The sandbox's network contains only a listening socket, whose descriptor was passed to this process;
 //! accepting from it works across network namespaces. A client may request a tunnel (`CONNECT`) or a plain
 //! `http://` resource. The proxy alone resolves names, refuses hosts that are not on the policy's list and
-//! names that resolve to addresses that are not public, and connects to the very address it has checked. It
+//! names that resolve to addresses that are not public or this machine's, and connects to the very address it has checked. It
 //! never resolves a name twice, so a second answer (DNS rebinding) has no effect, and never treats an address
 //! as a name.
 //!
@@ -12,9 +12,9 @@
 //! Dropping [`Proxy`] ends the listener and every connection.
 
 mod activity;
-mod address;
 mod connection;
 mod denials;
+mod own;
 mod request;
 mod resolve;
 

@@ -197,3 +197,55 @@ async fn request_to_dropped_proxy_is_cut() {
     assert!(tokio::time::timeout(SOON, client.rest()).await.is_ok());
     assert_eq!(server.connections(), 0);
 }
+
+/// In a network of its own, which has public addresses, as a server's often has.
+#[test]
+fn own_public_addresses_are_refused() {
+    const INSIDE: &str = "CANTLE_TEST_OWN_NETWORK";
+    const TEST: &str = "proxy::tests::hostile::own_public_addresses_are_refused";
+    if std::env::var_os(INSIDE).is_none() {
+        let script = "ip link set lo up && ip address add 198.51.101.1/24 dev lo && \
+                      ip address add 198.51.101.2/24 dev lo && ip -6 address add 2003::1/128 dev lo nodad && \
+                      exec \"$0\" \"$@\"";
+        let run = |program: &str| {
+            let mut command = std::process::Command::new("unshare");
+            command.args(["--map-root-user", "--net", "sh", "-c", script, program]);
+            command
+        };
+        if !run("true").status().is_ok_and(|status| status.success()) {
+            cantle_testkit::lane::skip("no network namespace with addresses (unshare, ip)");
+            return;
+        }
+        let this = std::env::current_exe().unwrap();
+        let status = run(this.to_str().unwrap())
+            .args(["--exact", TEST, "--nocapture"])
+            .env(INSIDE, "1")
+            .status();
+        assert!(status.unwrap().success());
+        return;
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        for address in ["198.51.101.1", "198.51.101.2", "2003::1"] {
+            let server = Server::echo_at(address.parse().unwrap()).await;
+            let mut settings = World::settings(&["own.example.com:PORT"], &server);
+            settings.exempt.clear();
+            let world = World::with(settings);
+            world.names.set("own.example.com", &[&[address]]);
+            let target = format!("own.example.com:{}", server.port());
+            let head = world.connect().await.connect(&target).await;
+            assert_eq!(status(&head), 403, "{address}: {head}");
+            assert_eq!(server.connections(), 0);
+            // Where any address can be bound, the kernel's list decides.
+            for family in ["ipv4", "ipv6"] {
+                let setting = format!("/proc/sys/net/{family}/ip_nonlocal_bind");
+                std::fs::write(setting, "1").unwrap();
+            }
+        }
+        let unreachable = "198.51.102.1".parse().unwrap();
+        assert!(!super::super::own::is_own(unreachable));
+    });
+}

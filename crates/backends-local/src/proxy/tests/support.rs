@@ -113,8 +113,9 @@ impl World {
             "www.allowed.example.com",
             "closed.example.com",
         ] {
-            let server = settings.exempt[0].ip().to_string();
-            names.set(name, &[&[&server]]);
+            if let Some(server) = settings.exempt.first() {
+                names.set(name, &[&[&server.ip().to_string()]]);
+            }
         }
         settings.resolver = Arc::new(names.clone());
         let proxy = Proxy::start(listener, settings).unwrap();
@@ -211,7 +212,12 @@ pub(super) struct Server {
 impl Server {
     /// Echoes what it receives.
     pub(super) async fn echo() -> Self {
-        Self::start(|mut stream, _| async move {
+        Self::echo_at(Ipv4Addr::LOCALHOST.into()).await
+    }
+
+    /// Echoes at one of this machine's addresses.
+    pub(super) async fn echo_at(address: IpAddr) -> Self {
+        Self::start_at(address, |mut stream, _| async move {
             let (mut read, mut write) = stream.split();
             let _ = tokio::io::copy(&mut read, &mut write).await;
         })
@@ -249,7 +255,15 @@ impl Server {
         S: Fn(TcpStream, watch::Sender<String>) -> F + Send + 'static,
         F: Future<Output = ()> + Send + 'static,
     {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        Self::start_at(Ipv4Addr::LOCALHOST.into(), serve).await
+    }
+
+    async fn start_at<S, F>(address: IpAddr, serve: S) -> Self
+    where
+        S: Fn(TcpStream, watch::Sender<String>) -> F + Send + 'static,
+        F: Future<Output = ()> + Send + 'static,
+    {
+        let listener = TcpListener::bind((address, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         let connections = Arc::new(AtomicUsize::new(0));
         let counted = Arc::clone(&connections);

@@ -1,6 +1,6 @@
 //! The public addresses of the internet.
 //!
-//! All others are refused: this machine, its networks, services that clouds provide there (instance metadata
+//! Whatever connects on behalf of untrusted code refuses all others: this machine, its networks, services that clouds provide there (instance metadata
 //! with credentials at 169.254.169.254), and addresses that embed another one. The source is IANA's
 //! special-purpose registries, <https://www.iana.org/assignments/iana-ipv4-special-registry> and
 //! <https://www.iana.org/assignments/iana-ipv6-special-registry>.
@@ -34,11 +34,20 @@ const NOT_PUBLIC_V6: [([u16; 2], u32); 3] = [
     ([0x3fff, 0x0000], 20), // documentation
 ];
 
-/// Whether an address is public.
-pub(super) fn is_public(address: IpAddr) -> bool {
+/// Returns whether an address is public. One that embeds an IPv4 address is as public as that.
+///
+/// A public address can still be one of this machine.
+///
+/// ```
+/// use cantle_core::network::is_public;
+///
+/// assert!(is_public([8, 8, 8, 8].into()));
+/// assert!(!is_public([169, 254, 169, 254].into()));
+/// ```
+pub fn is_public(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => is_public_v4(address),
-        IpAddr::V6(address) => match embedded(address) {
+        IpAddr::V6(address) => match embedded_v4(address) {
             Some(address) => is_public_v4(address),
             None => is_public_v6(address),
         },
@@ -63,8 +72,9 @@ fn is_public_v6(address: Ipv6Addr) -> bool {
     first >> 13 == 0b001 && !NOT_PUBLIC_V6.iter().any(in_network)
 }
 
-/// Returns the IPv4 address embedded in an IPv6 address: mapped, NAT64 (well-known prefix) or 6to4.
-fn embedded(address: Ipv6Addr) -> Option<Ipv4Addr> {
+/// Returns the IPv4 address that a connection to an IPv6 address reaches: one that is mapped, or embedded for
+/// NAT64 (well-known prefix) or 6to4.
+pub fn embedded_v4(address: Ipv6Addr) -> Option<Ipv4Addr> {
     let [a, b, c, d, e, f, high, low] = address.segments();
     let v4 = |high: u16, low: u16| Ipv4Addr::from_bits((u32::from(high) << 16) | u32::from(low));
     match [a, b, c, d, e, f] {

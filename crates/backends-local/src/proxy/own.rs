@@ -1,0 +1,77 @@
+//! The addresses of this machine.
+
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
+
+use cantle_core::network::embedded_v4;
+
+/// Addresses that no machine has, reserved for documentation.
+const NOBODY_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
+const NOBODY_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
+
+/// Whether a connection to an address now reaches this machine.
+///
+/// The kernel is asked: a socket can be bound exactly to its own addresses, those of all interfaces and those
+/// routed to it. No packet is sent.
+pub(super) fn is_own(address: IpAddr) -> bool {
+    let embedded = match address {
+        IpAddr::V4(_) => None,
+        IpAddr::V6(address) => embedded_v4(address),
+    };
+    is_bindable(address) || embedded.is_some_and(|embedded| is_bindable(embedded.into()))
+}
+
+fn is_bindable(address: IpAddr) -> bool {
+    let bind = |address: IpAddr| UdpSocket::bind((address, 0));
+    let nobody: IpAddr = match address {
+        IpAddr::V4(_) => NOBODY_V4.into(),
+        IpAddr::V6(_) => NOBODY_V6.into(),
+    };
+    if bind(address).is_err() {
+        return false;
+    }
+    if bind(nobody).is_err() {
+        return true;
+    }
+    // The machine allows binding to any address (`net.ipv4.ip_nonlocal_bind`).
+    is_listed(address)
+}
+
+/// Whether the kernel lists an address as one of this machine.
+fn is_listed(address: IpAddr) -> bool {
+    match address {
+        // The address, and in the next line its prefix length and type.
+        IpAddr::V4(address) => {
+            let routes = fs::read_to_string("/proc/net/fib_trie").unwrap_or_default();
+            let leaf = format!("|-- {address}");
+            let mut lines = routes.lines().map(str::trim);
+            std::iter::from_fn(|| lines.find(|line| *line == leaf).and(lines.next()))
+                .any(|route| route.ends_with("host LOCAL"))
+        }
+        IpAddr::V6(address) => {
+            let addresses = fs::read_to_string("/proc/net/if_inet6").unwrap_or_default();
+            let digits = format!("{:032x} ", address.to_bits());
+            addresses.lines().any(|line| line.starts_with(&digits))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn own_addresses_are_recognized() {
+        for (address, expected) in [
+            ("127.0.0.1", true),
+            ("127.1.2.3", true),
+            ("::ffff:127.0.0.1", true),
+            ("64:ff9b::127.0.0.1", true),
+            ("2002:7f00:1::1", true),
+            ("8.8.8.8", false),
+            ("2606:4700::1111", false),
+        ] {
+            assert_eq!(is_own(address.parse().unwrap()), expected, "{address}");
+        }
+    }
+}
