@@ -2,7 +2,7 @@
 
 use std::io;
 
-use bollard::models::{Mount, MountType};
+use bollard::models::{Mount, MountType, MountVolumeOptions};
 use bytes::Bytes;
 use sha2::{Digest as _, Sha256};
 use tar::{EntryType, Header};
@@ -50,6 +50,11 @@ pub(crate) fn mount(read_only: bool) -> Mount {
         source: Some(volume_name()),
         target: Some(DIRECTORY.to_owned()),
         read_only: Some(read_only),
+        volume_options: Some(MountVolumeOptions {
+            // The engine would fill an empty volume with what the image has there.
+            no_copy: Some(true),
+            ..MountVolumeOptions::default()
+        }),
         ..Mount::default()
     }
 }

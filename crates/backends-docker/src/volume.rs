@@ -1,16 +1,18 @@
 //! The volume with the supervisor's program, which every container mounts read-only.
 //!
-//! The volume is named after the program's digest, so that versions don't conflict, and is filled once. Of several
-//! processes, the one that creates the container of a fixed name fills it, and the others wait until that
-//! container is gone. A marker file, unpacked last, shows that the program is complete.
+//! The volume is named after the program's digest, so that versions don't conflict. Of several processes, the one
+//! that creates the container of a fixed name fills it, and the others wait until that container is gone. Each
+//! backend compares the program with its own before it uses the volume, and replaces another one.
 
+use std::io::Read as _;
 use std::time::Duration;
 
 use bollard::models::{ContainerCreateBody, HostConfig, VolumeCreateRequest};
 use bollard::query_parameters::{
-    ContainerArchiveInfoOptionsBuilder, CreateContainerOptionsBuilder,
+    CreateContainerOptionsBuilder, DownloadFromContainerOptionsBuilder,
 };
 use cantle_core::sandbox::SandboxError;
+use futures_util::StreamExt as _;
 use tokio::time::{Instant, sleep};
 
 use crate::container::{Container, remove};
@@ -19,14 +21,14 @@ use crate::engine::failure::{request_failed, status};
 use crate::owner::{self, ContainerName, Owner};
 use crate::program;
 
-/// File that exists once the program is complete.
-const MARKER: &str = "ready";
-
 /// How long to wait for another process that fills the volume, before taking over.
 const FILL_TIMEOUT: Duration = Duration::from_secs(20);
 const POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Creates and fills the volume unless it is complete; returns whether it was filled.
+/// Maximum size of what an archive with one file has besides its content.
+const MAX_HEADERS_BYTES: usize = 64 * 1024;
+
+/// Creates and fills the volume unless it has the program; returns whether it was filled.
 ///
 /// `image` is any image on the engine.
 pub(crate) async fn provide(engine: &Engine, image: &str) -> Result<bool, SandboxError> {
@@ -98,18 +100,51 @@ async fn create(
     })
 }
 
-/// Copies the program to the volume unless it is complete; returns whether it was copied.
+/// Copies the program to the volume unless it is there; returns whether it was copied.
 async fn fill(container: &Container, program: &[u8]) -> Result<bool, SandboxError> {
-    let options = ContainerArchiveInfoOptionsBuilder::default()
-        .path(&format!("{}/{MARKER}", program::DIRECTORY))
-        .build();
-    let api = container.engine.api();
-    let marker = api.get_container_archive_info(&container.id, Some(options));
-    if marker.await.is_ok() {
+    if has(container, program).await {
         return Ok(false);
     }
-    let archive = program::archive(&[(program::NAME, program), (MARKER, b"")])
+    let archive = program::archive(&[(program::NAME, program)])
         .map_err(|error| SandboxError::io("failed to pack the supervisor", error))?;
     container.unpack(program::DIRECTORY, archive).await?;
-    Ok(true)
+    if has(container, program).await {
+        return Ok(true);
+    }
+    let message = "the supervisor's volume has another program; remove the volume";
+    Err(SandboxError::unavailable(message))
+}
+
+/// Returns whether the volume has this program.
+async fn has(container: &Container, program: &[u8]) -> bool {
+    let options = DownloadFromContainerOptionsBuilder::default()
+        .path(&program::path())
+        .build();
+    let api = container.engine.api();
+    let mut download = api.download_from_container(&container.id, Some(options));
+    let mut archive = Vec::new();
+    // The rest of an archive is headers and padding.
+    while archive.len() < program.len() + MAX_HEADERS_BYTES {
+        match download.next().await {
+            Some(Ok(piece)) => archive.extend_from_slice(&piece),
+            Some(Err(_)) => return false,
+            None => break,
+        }
+    }
+    let mut archive = tar::Archive::new(&*archive);
+    let Some(Ok(mut entry)) = archive
+        .entries()
+        .ok()
+        .and_then(|mut entries| entries.next())
+    else {
+        return false;
+    };
+    let mut found = Vec::with_capacity(program.len());
+    entry.header().entry_type().is_file()
+        && entry
+            .header()
+            .mode()
+            .is_ok_and(|mode| mode & 0o777 == 0o755)
+        && entry.read_to_end(&mut found).is_ok()
+        && found == program
 }

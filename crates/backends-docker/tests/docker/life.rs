@@ -313,6 +313,55 @@ async fn removed_volume_is_recreated() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn no_image_and_no_volume_replaces_the_supervisor() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    // An engine of its own, so that no other test uses the volume.
+    let Some(own) = OwnEngine::start(&engine) else {
+        return;
+    };
+    let engine = &own.engine;
+    let directory = tempfile::tempdir().unwrap();
+    let dockerfile = directory.path().join("Dockerfile");
+    for name in ["supervisor", "ready"] {
+        std::fs::write(directory.path().join(name), "#!/bin/sh\nsleep 1000\n").unwrap();
+    }
+    let lines = format!("FROM {}\nCOPY supervisor ready /.cantle/\n", engine.image);
+    std::fs::write(&dockerfile, lines).unwrap();
+    let no_arguments: [(String, String); 0] = [];
+    let hostile = DockerBackend::from_dockerfile(dockerfile, directory.path(), no_arguments)
+        .with_host(&engine.host)
+        .with_build_network("none");
+    let works = async |backend: &DockerBackend| {
+        let sandbox = open(backend).await;
+        assert_eq!(
+            stdout(&*sandbox, "echo ok; ls /.cantle").await,
+            "ok\nsupervisor"
+        );
+        let format = "{{range .Mounts}}{{if eq .Destination \"/.cantle\"}}{{.Name}}{{end}}{{end}}";
+        let volume = engine.docker(["inspect", "--format", format, &engine.container(&*sandbox)]);
+        sandbox.close().await.unwrap();
+        volume
+    };
+    let volume = works(&hostile).await;
+    // As if an older version had let an image fill it.
+    let mount = format!("{volume}:/volume");
+    let line = "rm /volume/supervisor; ln -s /bin/cat /volume/supervisor";
+    engine.docker([
+        "run",
+        "--rm",
+        "--volume",
+        &mount,
+        &engine.image,
+        "sh",
+        "-c",
+        line,
+    ]);
+    works(&engine.backend()).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn large_file_is_written_completely_or_not_at_all() {
     let Some(engine) = TestEngine::from_env() else {
         return;
