@@ -1,7 +1,6 @@
 //! Removal of containers whose owner was killed or could not remove them.
 
-use std::collections::{BTreeSet, HashMap};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::collections::HashMap;
 use std::time::Duration;
 
 use bollard::errors::Error;
@@ -44,33 +43,17 @@ pub(crate) async fn reclaim(engine: &Engine) -> Result<Reclaimed, SandboxError> 
     Ok(reclaimed)
 }
 
-/// Closed containers of this process that could not be removed: engine address and id.
-///
-/// Their labels name a living owner, so that nothing else identifies them as abandoned.
-static UNREMOVED: Mutex<BTreeSet<(String, String)>> = Mutex::new(BTreeSet::new());
-
-fn unremoved() -> MutexGuard<'static, BTreeSet<(String, String)>> {
-    UNREMOVED.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// Remembers a container of this process that could not be removed.
-pub(crate) fn remember_unremoved(engine: &Engine, id: &str) {
-    unremoved().insert((engine.address().to_string(), id.to_owned()));
-}
-
-/// Retries to remove the remembered containers of an engine.
+/// Retries to remove the closed containers that could not be removed.
 pub(crate) async fn remove_remembered(engine: &Engine) -> Reclaimed {
     let mut reclaimed = Reclaimed::default();
-    let address = engine.address().to_string();
-    let mut of_engine = unremoved().clone();
-    of_engine.retain(|(of, _)| *of == address);
-    for known in of_engine {
-        match container::remove(engine, &known.1).await {
+    let unremoved = engine.unremoved().clone();
+    for id in unremoved {
+        match container::remove(engine, &id).await {
             Ok(()) => {
-                unremoved().remove(&known);
-                reclaimed.removed.push(known.1);
+                engine.unremoved().remove(&id);
+                reclaimed.removed.push(id);
             }
-            Err(error) => reclaimed.failed.push((known.1, error.to_string())),
+            Err(error) => reclaimed.failed.push((id, error.to_string())),
         }
     }
     reclaimed

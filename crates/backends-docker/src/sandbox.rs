@@ -5,6 +5,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use cantle_command_driver::run_off_runtime;
 use cantle_core::sandbox::{
     ByteRange, ByteStream, Enforcement, FileInfo, Isolation, Process, Sandbox, SandboxError,
     SandboxErrorKind, SandboxHandle, SandboxInfo, SandboxPath, SpawnRequest, Survival,
@@ -17,7 +18,6 @@ use crate::engine::Engine;
 use crate::engine::failure::request_failed;
 use crate::options::Options;
 use crate::owner::ContainerName;
-use crate::reclaim;
 use crate::runner::CommandRunner;
 
 /// How long `drop` waits for the engine to remove a container.
@@ -212,7 +212,7 @@ impl Sandbox for DockerSandbox {
         }
         let removed = self.container.remove().await;
         if removed.is_err() {
-            reclaim::remember_unremoved(&self.container.engine, &self.container.id);
+            self.container.remember_unremoved();
         }
         removed
     }
@@ -224,7 +224,8 @@ impl Drop for DockerSandbox {
         if self.begin_closing() && is_durable && !self.state().kept {
             // Commands end with the stream, but a durable container stays until it is removed, and `drop` can't
             // await the request.
-            remove_blocking(&self.container);
+            let container = self.container.clone();
+            run_off_runtime(move || remove_blocking(&container));
         }
     }
 }
@@ -251,7 +252,7 @@ fn remove_blocking(container: &Container) {
         .ok()
         .and_then(|thread| thread.join().ok());
     if done.flatten().is_none() {
-        reclaim::remember_unremoved(&container.engine, &container.id);
+        container.remember_unremoved();
         tracing::warn!(
             container = container.id,
             "failed to remove a container; `reclaim` will"

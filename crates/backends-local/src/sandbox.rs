@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use cantle_command_driver::run_off_runtime;
 use cantle_core::sandbox::{
     ByteRange, ByteStream, FileInfo, Process, Sandbox, SandboxError, SandboxHandle, SandboxInfo,
     SandboxPath, SpawnRequest, WriteOptions,
 };
-use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::spawn_blocking;
 
@@ -124,24 +124,11 @@ impl Drop for LocalSandbox {
         }
         // The kernel starts to kill the processes at once.
         self.shared.engine.begin_end();
-        let closing = Closing(Arc::clone(&self.shared));
-        match Handle::try_current() {
-            // Not on this thread, which may be the runtime's only one. When a runtime shuts down, it drops the
-            // work that has not started on a blocking thread, and waits for it.
-            Ok(runtime) => drop(runtime.spawn_blocking(move || drop(closing))),
-            Err(_) => drop(closing),
-        }
-    }
-}
-
-/// Closes a dropped sandbox when it is dropped itself. Blocks.
-struct Closing(Arc<Shared>);
-
-impl Drop for Closing {
-    fn drop(&mut self) {
-        let Self(shared) = self;
-        // There is no caller to report an error to.
-        let _ = shared.tear_down(shared.is_kept());
-        shared.engine.reap();
+        let shared = Arc::clone(&self.shared);
+        run_off_runtime(move || {
+            // There is no caller to report an error to.
+            let _ = shared.tear_down(shared.is_kept());
+            shared.engine.reap();
+        });
     }
 }

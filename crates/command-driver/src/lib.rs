@@ -50,6 +50,7 @@ mod driver;
 #[cfg(unix)]
 mod launch;
 mod lifecycle;
+mod off_runtime;
 mod output;
 mod phase;
 mod process;
@@ -59,6 +60,7 @@ mod transport;
 pub use self::driver::{CommandDriver, CommandLimits};
 #[cfg(unix)]
 pub use self::launch::{Launch, StartGuard, check_environment};
+pub use self::off_runtime::run_off_runtime;
 pub use self::process::DrivenProcess;
 #[cfg(unix)]
 pub use self::transport::exit_status;

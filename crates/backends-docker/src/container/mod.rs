@@ -48,6 +48,11 @@ pub(crate) struct Container {
 }
 
 impl Container {
+    /// Has a later call remove this container, whose removal failed.
+    pub(crate) fn remember_unremoved(&self) {
+        self.engine.unremoved().insert(self.id.clone());
+    }
+
     /// Creates a container without starting it.
     pub(crate) async fn create(
         engine: &Engine,

@@ -3,8 +3,9 @@
 pub(crate) mod address;
 pub(crate) mod failure;
 
+use std::collections::BTreeSet;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bollard::{API_DEFAULT_VERSION, BollardRequest, Docker};
@@ -40,6 +41,9 @@ struct EngineFacts {
     report: EngineReport,
     is_podman: bool,
     limits: SupportedLimits,
+    /// Ids of closed containers that could not be removed. Their labels name a living owner, so that nothing else
+    /// identifies them as abandoned.
+    unremoved: Mutex<BTreeSet<String>>,
 }
 
 /// Description of a container engine, as reported by itself.
@@ -143,8 +147,15 @@ impl Engine {
                     cpu: info.cpu_cfs_quota.unwrap_or(false),
                     tmpfs: !is_podman,
                 },
+                unremoved: Mutex::default(),
             }),
         })
+    }
+
+    /// Returns the ids of containers that are still to be removed.
+    pub(crate) fn unremoved(&self) -> MutexGuard<'_, BTreeSet<String>> {
+        let unremoved = &self.facts.unremoved;
+        unremoved.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn api(&self) -> &Docker {

@@ -271,7 +271,7 @@ async fn count_oom_kills(sandbox: &Arc<Inner>) -> Option<u64> {
 }
 
 /// The relay's reports about one command; closed when nothing of the command is left.
-pub(super) struct RelayReports(mpsc::UnboundedReceiver<wire::Report>);
+pub(super) struct RelayReports(mpsc::Receiver<wire::Report>);
 
 impl Reports for RelayReports {
     async fn next(&mut self) -> Option<Report> {

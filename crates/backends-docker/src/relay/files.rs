@@ -8,8 +8,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use cantle_core::policy::PolicyField;
 use cantle_core::sandbox::{
-    ByteRange, ByteStream, FileInfo, FileKind, SandboxError, SandboxErrorKind, SandboxPath,
-    WriteOptions,
+    ByteRange, ByteStream, FileInfo, FileKind, MAX_LIST_ENTRIES, SandboxError, SandboxErrorKind,
+    SandboxPath, WriteOptions,
 };
 use cantle_supervisor::Writer;
 use cantle_supervisor::frames::StdioMode;
@@ -32,6 +32,8 @@ const TASK_END_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Maximum length of an encoded [`TaskError`].
 const MAX_ERROR_BYTES: usize = 4096;
+/// Maximum length of a task's answer. The longest one is a listing.
+const MAX_TASK_BYTES: usize = 64 << 20;
 
 /// Maximum concurrent tasks of each kind.
 const MAX_TASKS: usize = 64;
@@ -139,6 +141,9 @@ impl Relay {
         let mut reader = Reader::new(&found);
         let mut entries = Vec::new();
         while !reader.is_empty() {
+            if entries.len() >= MAX_LIST_ENTRIES {
+                return Err(SandboxError::too_many_entries(path));
+            }
             let entry = reader.read::<Entry<'_>>();
             let entry = entry.ok_or_else(|| invalid_answer(path))?;
             entries.push(file_info(SandboxPath::new(entry.name)?, &entry));
@@ -236,6 +241,9 @@ impl Inner {
         let mut running = self.start_task(limit, doing, path, body, stdio).await?;
         let mut output = Vec::new();
         while let Some(chunk) = running.spawned.stdout.next().await {
+            if output.len() + chunk.len() > MAX_TASK_BYTES {
+                return Err(SandboxError::too_many_entries(path));
+            }
             output.extend_from_slice(&chunk);
         }
         running.finish().await?;

@@ -13,8 +13,16 @@ use cantle_supervisor::frames::{
     Answer, Channel, INPUT_WINDOW, MAX_BODY, MAX_PAYLOAD, OUTPUT_WINDOW, Request, StdioMode, cost,
 };
 use cantle_supervisor::wire::Report;
+use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{Semaphore, mpsc};
 use tokio_util::sync::CancellationToken;
+
+/// Maximum number of reports about a command that wait for its driver. There is one of its start and one of its
+/// end.
+const MAX_REPORTS: usize = 4;
+
+/// Maximum length of a list of a command's processes; the relay sends at most a pipe's content.
+const MAX_LIST_BYTES: usize = 1 << 20;
 
 /// A frame on its way to the relay.
 #[derive(Debug)]
@@ -162,7 +170,7 @@ impl Stream {
 #[derive(Debug)]
 struct Inbox {
     /// `None` after all of the command's processes have ended.
-    reports: Option<mpsc::UnboundedSender<Report>>,
+    reports: Option<mpsc::Sender<Report>>,
     /// Each at the index of its channel's number.
     channels: [OutputSender; 3],
     input: Arc<InputCredit>,
@@ -201,7 +209,7 @@ struct InputCredit {
 
 impl Inbox {
     fn new(stream: &Arc<Stream>, id: u32, stdio: StdioMode) -> (Self, Spawned) {
-        let (report_sender, reports) = mpsc::unbounded_channel();
+        let (report_sender, reports) = mpsc::channel(MAX_REPORTS);
         let (stdout_sender, stdout) = ChannelReader::open(stream, id, Channel::Stdout);
         let (stderr_sender, stderr) = ChannelReader::open(stream, id, Channel::Stderr);
         let command = CommandHandle {
@@ -235,9 +243,11 @@ impl Inbox {
             Answer::Ready { .. } => return Err(ProtocolViolation),
             Answer::Report { .. } => {
                 let report = Report::decode(&payload).ok_or(ProtocolViolation)?;
-                if let Some(reports) = &self.reports {
+                if let Some(reports) = &self.reports
                     // The receiver may have been dropped.
-                    let _ = reports.send(report);
+                    && let Err(TrySendError::Full(_)) = reports.try_send(report)
+                {
+                    return Err(ProtocolViolation);
                 }
             }
             Answer::Gone { .. } => {
@@ -308,7 +318,7 @@ impl Drop for Inbox {
 #[derive(Debug)]
 pub(super) struct Spawned {
     /// Closed when all of the command's processes have ended.
-    pub(super) reports: mpsc::UnboundedReceiver<Report>,
+    pub(super) reports: mpsc::Receiver<Report>,
     pub(super) stdout: ChannelReader,
     pub(super) stderr: ChannelReader,
     pub(super) input: Option<InputWriter>,
@@ -344,7 +354,9 @@ impl CommandHandle {
         let mut listed = Vec::new();
         if is_known {
             self.send(|id| Request::List { id });
-            while let Some(chunk) = reader.next().await {
+            while listed.len() < MAX_LIST_BYTES
+                && let Some(chunk) = reader.next().await
+            {
                 listed.extend_from_slice(&chunk);
             }
         }

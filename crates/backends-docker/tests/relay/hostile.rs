@@ -71,6 +71,18 @@ fn answers() -> impl Strategy<Value = Vec<u8>> {
 
 /// Connects to a relay that reports readiness, sends these bytes and closes its output.
 async fn check_survives(bytes: Vec<u8>) {
+    check_ends(bytes, AfterAnswers::CloseOutput).await;
+}
+
+/// The behaviour of a relay that has sent its answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AfterAnswers {
+    CloseOutput,
+    Wait,
+}
+
+/// Connects to a relay and waits until the sandbox has ended.
+async fn check_ends(bytes: Vec<u8>, after: AfterAnswers) {
     let (client, relay) = tokio::io::duplex(1 << 20);
     let (reader, writer) = tokio::io::split(client);
     let serving = tokio::spawn(async move {
@@ -84,7 +96,9 @@ async fn check_survives(bytes: Vec<u8>) {
         // The client may close the stream first.
         let _ = output.write_all(&answer).await;
         let _ = output.write_all(&bytes).await;
-        let _ = output.shutdown().await;
+        if after == AfterAnswers::CloseOutput {
+            let _ = output.shutdown().await;
+        }
         let _ = tokio::io::copy(&mut input, &mut tokio::io::sink()).await;
     });
     let options = RelayOptions::new(SandboxPath::new("/work").unwrap());
@@ -121,4 +135,18 @@ async fn output_beyond_the_credit_ends_the_sandbox() {
         bytes.extend(std::iter::repeat_n(0, 100_000));
     }
     check_survives(bytes).await;
+}
+
+#[tokio::test]
+async fn more_reports_than_a_command_has_end_the_sandbox() {
+    let report = Report::Started { pid: 1 }.encode();
+    let length = REPORT_BYTES as u64;
+    let answer = Answer::Report {
+        id: FIRST_ID,
+        length,
+    };
+    let bytes = [&answer.encode()[..], &report].concat().repeat(100);
+    timeout(DEADLINE, check_ends(bytes, AfterAnswers::Wait))
+        .await
+        .expect("the sandbox has ended");
 }

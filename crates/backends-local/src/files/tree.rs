@@ -1,6 +1,8 @@
 //! Listing and creating directories, and renaming.
 
-use cantle_core::sandbox::{FileInfo, FileKind, SandboxError, SandboxErrorKind, SandboxPath};
+use cantle_core::sandbox::{
+    FileInfo, FileKind, MAX_LIST_ENTRIES, SandboxError, SandboxErrorKind, SandboxPath,
+};
 use rustix::fs::{AtFlags, Dir, Mode, OFlags, Stat, fstat, mkdirat, renameat, statat};
 use rustix::io::Errno;
 
@@ -32,6 +34,9 @@ impl Root {
                 continue;
             }
             match statat(&directory, name, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(_) if entries.len() >= MAX_LIST_ENTRIES => {
+                    return Err(SandboxError::too_many_entries(path));
+                }
                 Ok(stat) => entries.push(info(SandboxPath::new(name.to_bytes())?, &stat)),
                 // Removed since it was listed.
                 Err(Errno::NOENT) => {}

@@ -103,6 +103,19 @@ impl Default for WriteOptions {
     }
 }
 
+/// Maximum number of entries of a directory that [`Sandbox::list`](super::Sandbox::list) returns: the directory is
+/// untrusted, and its listing is in memory.
+pub const MAX_LIST_ENTRIES: usize = 200_000;
+
+impl SandboxError {
+    /// Creates the error for a directory that has more than [`MAX_LIST_ENTRIES`] entries.
+    pub fn too_many_entries(path: &SandboxPath) -> Self {
+        let message =
+            format!("failed to list `{path}`: it has more than {MAX_LIST_ENTRIES} entries");
+        Self::unsupported(message).with_advice("Use a command that selects some, such as `find`.")
+    }
+}
+
 impl WriteOptions {
     /// Sets the permission bits.
     pub fn with_mode(mut self, mode: u32) -> Self {

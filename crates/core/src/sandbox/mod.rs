@@ -40,7 +40,7 @@ use futures_core::Stream;
 pub use self::error::{SandboxError, SandboxErrorKind};
 pub use self::exit::{BackgroundProcess, ChannelReport, Exit, ExitStatus, SpillFile};
 pub use self::ext::SandboxExt;
-pub use self::files::{ByteRange, FileInfo, FileKind, WriteOptions};
+pub use self::files::{ByteRange, FileInfo, FileKind, MAX_LIST_ENTRIES, WriteOptions};
 pub use self::host::HostTree;
 pub use self::info::{EnforcedBy, Enforcement, Isolation, SandboxInfo, Survival};
 pub use self::output::{Captured, CommandOutput, HeadTail};
@@ -206,7 +206,8 @@ pub trait Sandbox: fmt::Debug + Send + Sync {
     /// relative to the directory.
     ///
     /// # Errors
-    /// [`SandboxErrorKind::NotADirectory`] for anything but a directory.
+    /// [`SandboxErrorKind::NotADirectory`] for anything but a directory, [`SandboxErrorKind::Unsupported`] if it has
+    /// more than [`MAX_LIST_ENTRIES`] entries.
     async fn list(&self, path: &SandboxPath) -> Result<Vec<FileInfo>, SandboxError>;
 
     /// Creates a directory and its parents; an existing directory is not an error.

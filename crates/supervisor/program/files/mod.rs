@@ -29,6 +29,9 @@ const ERRORS: Fd = Fd(2);
 pub fn run(root: &CStr, mut reader: Reader<'_>) -> ! {
     sys::close_from(3);
     sys::set_name(c"cantle-files");
+    // Commands of the same user must not trace it. The kernel may have a setting that keeps it dumpable when its user
+    // changes.
+    let _ = sys::set_dumpable(false);
     // Exceeding the file size limit must return an error, so that the partial file is removed.
     sys::set_signal_mask(1 << (sys::SIGXFSZ - 1));
     let done = match reader.read::<Task<'_>>() {
