@@ -199,9 +199,9 @@ async fn processes_of_all_commands_are_counted() {
     // Their command lines together are longer than a pipe.
     let start = |count: u32| {
         let line = format!(
-            "long=$(printf 'x%.0s' {{1..500}}); for i in $(seq {count}); do sleep 60 $long & done 2>/dev/null; wait"
+            "long=$(printf 'x%.0s' {{1..500}}); for i in $(seq {count}); do sleep 20 $long & done 2>/dev/null; wait"
         );
-        SpawnRequest::shell(line.replace("sleep 60 $long", "(exec -a $long sleep 60)"))
+        SpawnRequest::shell(line.replace("sleep 20 $long", "(exec -a $long sleep 20)"))
     };
     let one = soon(sandbox.run(start(200))).await.unwrap();
     assert_eq!(one.exit.status, exceeded);
