@@ -204,10 +204,18 @@ fn story(directory: &Path) -> (Story, u32, u64) {
     serde_json::from_slice(&fs::read(directory.join("story.json")).unwrap()).unwrap()
 }
 
-/// The bytes of the journal that is there, if any.
+/// The bytes of the run's journal, if the run has appeared.
 fn journal(directory: &Path) -> Option<Vec<u8>> {
-    let run = fs::read_dir(directory.join("runs")).ok()?.next()?;
-    fs::read(run.unwrap().path().join("journal.jsonl")).ok()
+    let runs = fs::read_dir(directory.join("runs")).ok()?;
+    let mut paths = runs.map(|run| run.unwrap().path());
+    let run = paths.find(|path| {
+        !path
+            .file_name()
+            .unwrap()
+            .as_encoded_bytes()
+            .starts_with(b".")
+    })?;
+    fs::read(run.join("journal.jsonl")).ok()
 }
 
 /// Goes on with what was killed, and compares it with the run that was not. Returns how many calls

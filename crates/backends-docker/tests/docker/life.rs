@@ -198,7 +198,9 @@ async fn dropped_durable_sandbox_is_removed() {
     let sandbox = engine.backend().open(cx).await.unwrap();
     assert_eq!(engine.containers_of(run).len(), 1);
     drop(sandbox);
-    assert_eq!(engine.containers_of(run), Vec::<String>::new());
+    eventually("the removal of its container", || {
+        engine.containers_of(run).is_empty()
+    });
 }
 
 #[tokio::test(flavor = "multi_thread")]

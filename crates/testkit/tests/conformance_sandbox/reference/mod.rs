@@ -216,18 +216,28 @@ fn remove_all(directory: &Path) {
     }
 }
 
-/// Returns the processes with `tag` in their environment, which is empty after a process's end.
+/// Returns the processes with `tag` in their environment.
 fn tagged(tag: &str) -> Vec<Pid> {
     let entries = std::fs::read_dir("/proc").unwrap().flatten();
     let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter_map(|pid| {
-        let environment = std::fs::read(format!("/proc/{pid}/environ")).ok()?;
-        let found = environment
-            .windows(tag.len())
-            .any(|it| it == tag.as_bytes());
-        found.then(|| Pid::from_raw(pid)).flatten()
-    })
-    .collect()
+    pids.filter(|pid| is_tagged(*pid, tag))
+        .filter_map(Pid::from_raw)
+        .collect()
+}
+
+/// The environment is empty after a process's end, and for a moment while it replaces its program.
+fn is_tagged(pid: i32, tag: &str) -> bool {
+    for _ in 0..1_000 {
+        let environment = std::fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+        let has_program = || std::fs::read_link(format!("/proc/{pid}/exe")).is_ok();
+        if !environment.is_empty() || !has_program() {
+            return environment
+                .windows(tag.len())
+                .any(|it| it == tag.as_bytes());
+        }
+        std::thread::yield_now();
+    }
+    false
 }
 
 fn kill_tagged(tag: &str) {
