@@ -80,8 +80,7 @@ impl OomScore {
 
     /// Sets the score, which is only a preference.
     fn set(&self, score: &[u8]) {
-        let _ = sys::seek(self.file, 0);
-        let _ = sys::write(self.file, score);
+        let _ = sys::write_at(self.file, score, 0);
     }
 }
 
@@ -110,7 +109,7 @@ pub fn build(
         profile: CommandProfile {
             limits: List::new(),
             filter: None,
-            oom_score: None,
+            oom_score: OomScore::open().ok(),
             identity: None,
             root: c"/",
         },
@@ -121,9 +120,6 @@ pub fn build(
             built.missing |= 1 << SetupReply::GROUPS;
         }
         sys::close(*group);
-    }
-    if !groups.is_empty() {
-        built.profile.oom_score = OomScore::open().ok();
     }
     let mut number = 0;
     while !steps.is_empty() {
@@ -172,6 +168,7 @@ fn perform(
             mode,
         } => make_owned_directory(path, identity, mode)?,
         Step::MakeFile { path, content } => make_file(path, content)?,
+        Step::WriteFile { path, content } => sys::write_file(path, content.to_bytes())?,
         Step::Symlink { path, target } => sys::symlink(target, path)?,
         Step::PivotRoot { path } => {
             sys::chdir(path)?;

@@ -217,6 +217,13 @@ wire_enum! {
             /// Mode.
             mode: u32,
         } = 18,
+        /// Writes to an existing file, such as a setting of the kernel for the new user namespace.
+        WriteFile {
+            /// Path.
+            path: &'b CStr,
+            /// Content.
+            content: &'b CStr,
+        } = 19,
     }
 }
 

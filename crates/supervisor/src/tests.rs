@@ -115,6 +115,10 @@ fn bodies_round_trip() {
             path: c"/x/y",
             content: c"text",
         },
+        Step::WriteFile {
+            path: c"/proc/sys/user/max_inotify_instances",
+            content: c"16",
+        },
         Step::Symlink {
             path: c"/bin",
             target: c"usr/bin",

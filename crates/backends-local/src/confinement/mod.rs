@@ -9,6 +9,7 @@
 mod bpf;
 mod filter;
 mod limits;
+mod quotas;
 mod rights;
 mod steps;
 mod view;
@@ -35,6 +36,7 @@ use crate::supervisor::SetupOutcome;
 const LANDLOCK: u8 = 0;
 const TERMINALS: u8 = 1;
 const FILTER: u8 = 2;
+const QUOTAS: u8 = 3;
 
 const NEW_NAMESPACES: u64 = {
     let mounts = 0x0002_0000;
@@ -112,6 +114,7 @@ impl Plan {
             has_storage: false,
         };
         if in_namespaces {
+            quotas::build(&mut steps);
             // In memory: the files end with the sandbox.
             plan.has_storage = view::is_sized(&policy.limits) && !is_durable;
             let mounts = SandboxMounts {
@@ -198,7 +201,7 @@ pub(crate) struct EnforcementState {
     mode: Mode,
     /// The Landlock ABI version in force; 0 for none.
     landlock: u32,
-    has_filter: bool,
+    pub(crate) has_filter: bool,
     pub(crate) has_terminals: bool,
     identity: Identity,
     has_network: bool,

@@ -23,6 +23,14 @@ pub(crate) const TEMPORARY: &str = "/tmp";
 /// Harmless devices.
 const DEVICES: &[&str] = &["full", "null", "random", "tty", "urandom", "zero"];
 
+/// Files of `/proc` about the host that no ordinary program needs.
+const MASKED: &[&str] = &[
+    "/proc/cmdline",
+    "/proc/config.gz",
+    "/proc/interrupts",
+    "/proc/sys/kernel/random/boot_id",
+];
+
 /// Neither set-user-id programs nor devices.
 const RESTRICTED: u64 = ms::NO_SUID | ms::NO_DEVICES;
 
@@ -364,6 +372,12 @@ impl ViewBuilder<'_> {
         let flags = RESTRICTED | ms::NO_EXEC | ms::READ_ONLY;
         let proc = self.host_path(Path::new("/proc"));
         self.steps.mount(c"proc", &proc, flags, c"")?;
+        for path in MASKED.iter().map(Path::new) {
+            if path.exists() {
+                let host_path = self.host_path(path);
+                self.steps.bind(Path::new("/dev/null"), &host_path)?;
+            }
+        }
         for device in DEVICES {
             let path = Path::new("/dev").join(device);
             if path.exists() && !self.is_shown(&path) {

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use cantle_command_driver::explain_oom_kill;
-use cantle_core::policy::{Network, Policy};
+use cantle_core::policy::{Network, Policy, Strictness};
 use cantle_core::sandbox::{Enforcement, Exit, SandboxError, SandboxPath};
 use cantle_supervisor::wire::Order;
 use rustix::fs::{Gid, Uid};
@@ -19,7 +19,7 @@ use crate::confinement::{self, ConfinementRequest, EnforcementState, PROXY_PORT,
 use crate::files::{Root, ViewPaths};
 use crate::groups::{Groups, LimitEvents};
 use crate::identity::Identity;
-use crate::mode::Mode;
+use crate::mode::{Mode, is_confined};
 use crate::proxy::{Denials, Proxy, ProxySettings};
 use crate::settings::LocalSettings;
 use crate::supervisor::{SetupOutcome, StartError, Supervisor};
@@ -174,6 +174,13 @@ pub(crate) fn build(
         let state = EnforcementState::new(&plan, request, &groups, &outcome);
         let report = Enforcement::report(policy, |field| state.enforced_by(field, policy));
         let enforcement = check_enforced(policy, report, &reasons)?;
+        if policy.strictness == Strictness::Strict && is_confined(policy) && !state.has_filter {
+            let message =
+                "the kernel did not install the system call filter, which a strict policy needs";
+            return Err(SandboxError::unavailable(message).with_advice(
+                "Use a kernel with seccomp, or accept that it is missing (best effort).",
+            ));
+        }
         let listener = adopt_opened(root, &plan, outcome, workspace)?;
         let proxy = match (listener, &policy.network) {
             (Some(listener), Some(Network::Hosts(hosts))) => {

@@ -198,3 +198,41 @@ async fn working_directory_below_system_directories_is_refused() {
         assert_eq!(error.kind(), SandboxErrorKind::InvalidInput, "{place}");
     }
 }
+
+#[tokio::test]
+async fn strict_policy_needs_the_system_call_filter() {
+    let backend = LocalBackend::new().without(Mechanism::SystemCalls);
+    let mut policy = Policy::workspace();
+    let error = backend.open(context(policy.clone())).await.unwrap_err();
+    assert_eq!(error.kind(), SandboxErrorKind::Unavailable);
+    assert!(error.to_string().contains("system call filter"), "{error}");
+
+    policy.strictness = Strictness::BestEffort;
+    let sandbox = backend.open(context(policy)).await.unwrap();
+    let mechanisms = &sandbox.info().mechanisms;
+    assert!(
+        !mechanisms.iter().any(|it| it == "system call filter"),
+        "{mechanisms:?}"
+    );
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn commands_are_killed_before_the_owner_when_memory_is_short() {
+    let own = fs::read_to_string("/proc/self/oom_score_adj").unwrap();
+    for (backend, policy) in [
+        (LocalBackend::new(), Policy::workspace()),
+        (
+            LocalBackend::new().without(Mechanism::Namespaces),
+            Policy::workspace(),
+        ),
+        (LocalBackend::new(), Policy::unconfined()),
+    ] {
+        let sandbox = backend.open(context(policy)).await.unwrap();
+        let line = "cat /proc/self/oom_score_adj";
+        assert_eq!(stdout(&*sandbox, line).await, "1000\n");
+        sandbox.close().await.unwrap();
+    }
+    let after = fs::read_to_string("/proc/self/oom_score_adj").unwrap();
+    assert_eq!(after, own);
+}

@@ -187,6 +187,8 @@ system_calls! {
     fn dup_above(fd: Fd, least: i32) -> Fd = 72(fd.0, 1030 /* F_DUPFD_CLOEXEC */, least);
     fn read(fd: Fd, buffer: &mut [u8]) -> usize = 0(fd.0, buffer.as_mut_ptr(), buffer.len());
     fn write(fd: Fd, bytes: &[u8]) -> usize = 1(fd.0, bytes.as_ptr(), bytes.len());
+    fn write_at(fd: Fd, bytes: &[u8], offset: u64) -> usize
+        = 18(fd.0, bytes.as_ptr(), bytes.len(), offset);
     fn openat(at: Fd, path: &CStr, flags: i32, mode: u32) -> Fd
         = 257(at.0, path.as_ptr(), flags | O_CLOEXEC, mode);
     fn mkdir(path: &CStr, mode: u32) = 83(path.as_ptr(), mode);

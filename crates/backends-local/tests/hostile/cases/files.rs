@@ -13,6 +13,7 @@ pub(super) fn cases() -> Vec<Case> {
     let mut cases = [
         reading(),
         changing(),
+        about_the_host(),
         learning(),
         special(),
         own_directory(),
@@ -206,6 +207,29 @@ fn with_read_root(fixture: &Fixture, name: &str) -> Policy {
     let mut policy = Policy::workspace();
     policy.read_roots = Some(ReadRoots::system().with_paths([fixture.outside().join(name)]));
     policy
+}
+
+fn about_the_host() -> Vec<Case> {
+    let reads = |name, line| {
+        Case::shell(name, line, reports_success).stopped_by(
+            NAMESPACES,
+            Gap::Known("without namespaces `/proc` is the host's"),
+        )
+    };
+    vec![
+        reads(
+            "read the host's boot id",
+            "grep -q . /proc/sys/kernel/random/boot_id && echo GOT",
+        ),
+        reads(
+            "read the kernel's command line",
+            "grep -q . /proc/cmdline && echo GOT",
+        ),
+        reads(
+            "read the host's interrupts",
+            "grep -q . /proc/interrupts && echo GOT",
+        ),
+    ]
 }
 
 fn learning() -> Vec<Case> {

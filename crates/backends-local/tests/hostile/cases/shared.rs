@@ -16,6 +16,20 @@ const IPC: &[Mechanism] = &[Mechanism::Namespaces, Mechanism::SystemCalls];
 pub(super) fn cases() -> Vec<Case> {
     let uses = |name, told| Case::custom(name, told).stopped_by(IPC, Gap::Mechanism);
     vec![
+        Case::python(
+            "take all inotify instances of the user",
+            r#"
+taken = 0
+while taken < 64 and call(294, 0)[0] >= 0:
+    taken += 1
+tell("instances", taken == 64)
+"#,
+            reports_success,
+        )
+        .stopped_by(
+            &[Mechanism::Namespaces],
+            Gap::Known("quotas belong to a user namespace"),
+        ),
         uses("leave shared memory on the host", |arena| {
             leaves(arena, "shm", "call(29, KEY, 4096, 0o1600)")
         }),

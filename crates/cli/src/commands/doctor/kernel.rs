@@ -141,7 +141,8 @@ fn seccomp(probe: &Probe) -> Check {
     Check::missing(
         SECCOMP,
         why_missing(&probe.filter),
-        "commands may use every system call; without namespaces, the network can't be disabled",
+        "commands may use every system call, so policies need --best-effort; without namespaces, the network can't be \
+         disabled",
     )
 }
 
