@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use cantle_clients::chat::ChatClient;
-use cantle_clients::limit::{Limited, RateLimiter, RateLimits};
 use cantle_clients::sse::EventParser;
 use cantle_core::llm::{ChatRequest, LlmClientExt as _, ToolSpecs};
 use cantle_core::message::{Message, SharedMessage};
@@ -114,9 +113,7 @@ pub(crate) fn run_limited() -> Result<()> {
         let server = ScriptedServer::start(script).await?;
         let client = ChatClient::builder("bench")
             .base_url(server.url())
-            .max_retries(0)
             .build()?;
-        let client = Limited::new(client, RateLimiter::new(RateLimits::default()));
         let started = Instant::now();
         try_join_all((0..AGENTS).map(async |agent| {
             for turn in 0..TURNS {

@@ -33,8 +33,9 @@ const LAYERS: &[Layer] = &[
     Layer {
         // The cancellation token's.
         at_most: &[("tokio", &["default", "sync"])],
+        // rustix opens the host's files beneath a directory.
         ..layer("cantle-core", &[]).without(&[
-            "anyhow", "clap", "hyper", "mio", "nix", "reqwest", "rustix", "rustls", "socket2",
+            "anyhow", "clap", "hyper", "mio", "nix", "reqwest", "rustls", "socket2",
         ])
     },
     layer("cantle-macros", &[]).without(&["anyhow", "clap", "tokio"]),

@@ -167,6 +167,12 @@ impl Account {
         state.earlier + state.since.elapsed()
     }
 
+    /// Whether a budget is exhausted, here or above.
+    pub(crate) fn is_exhausted(&self) -> bool {
+        self.with_parents()
+            .any(|account| account.budget_states().any(|state| state.is_exhausted()))
+    }
+
     /// Returns the budgets that are newly near or exhausted. Every run gets its own notices, also
     /// about budgets that it shares.
     pub(crate) fn notices(&self) -> Vec<BudgetState> {

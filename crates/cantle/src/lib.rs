@@ -39,9 +39,9 @@
 //! | `backend-remote` | `backends::remote`: commands in sandboxes of an E2B-compatible service | no |
 //! | `client-anthropic` | `clients::anthropic`: models over Anthropic Messages | no |
 //! | `client-chat` | [`clients::chat`]: models over OpenAI Chat Completions | yes |
-//! | `client-limit` | `clients::limit`: one rate limit for all models of an account | no |
 //! | `client-replay` | `clients::replay`: recorded turns in place of a model | no |
 //! | `client-responses` | `clients::responses`: models over OpenAI Responses | no |
+//! | `client-retry` | `clients::retry`: retries and a shared rate limit for any model; clients over HTTP have them | no |
 //! | `macros` | [`tool`]: the attribute that turns a function into a tool | yes |
 //! | `tools` | [`tools`]: `code_exec`, `finish`, `view_image`, `user_input`, `calculator` | yes |
 //!
@@ -54,9 +54,9 @@ pub use cantle_agent as agent;
 #[cfg(any(
     feature = "client-anthropic",
     feature = "client-chat",
-    feature = "client-limit",
     feature = "client-replay",
-    feature = "client-responses"
+    feature = "client-responses",
+    feature = "client-retry"
 ))]
 pub use cantle_clients as clients;
 pub use cantle_core as core;

@@ -10,12 +10,11 @@ use cantle::clients::anthropic::AnthropicClient;
 use cantle::clients::chat::{ChatClient, Server};
 use cantle::clients::fallback::Fallback;
 use cantle::clients::http::{Dialect, HttpClientBuilder};
-use cantle::clients::limit::{Limited, RateLimiter, RateLimits};
+use cantle::clients::limit::{RateLimiter, RateLimits};
 use cantle::clients::price::Priced;
 use cantle::clients::record::Recorder;
 use cantle::clients::replay::ReplayClient;
 use cantle::clients::responses::ResponsesClient;
-use cantle::clients::retry::{Retry, RetryPolicy};
 use cantle::core::llm::{LlmClient, LlmError, ModelInfo};
 use cantle::core::secret::SecretText;
 
@@ -44,16 +43,13 @@ pub(crate) fn connect(
         bail!("--stateful needs --api responses: no other provider stores conversations");
     }
     let prices = settings.prices()?;
-    let limiter = (settings.rpm.is_some() || settings.tpm.is_some()).then(|| {
-        let mut limits = RateLimits::default();
-        limits.requests_per_minute = settings.rpm.map(Into::into);
-        limits.tokens_per_minute = settings.tpm.map(Into::into);
-        RateLimiter::new(limits)
-    });
+    let mut limits = RateLimits::default();
+    limits.requests_per_minute = settings.rpm.map(Into::into);
+    limits.tokens_per_minute = settings.tpm.map(Into::into);
     let connection = Connection {
         endpoint,
         settings,
-        limiter,
+        limiter: RateLimiter::new(limits),
     };
     let build = |model: &str| {
         let client = connection.client(model);
@@ -119,7 +115,7 @@ pub(crate) fn replay(json: &[u8]) -> anyhow::Result<RunClient> {
 struct Connection<'a> {
     endpoint: &'a Endpoint,
     settings: &'a ModelSettings,
-    limiter: Option<RateLimiter>,
+    limiter: RateLimiter,
 }
 
 impl Connection<'_> {
@@ -150,7 +146,9 @@ impl Connection<'_> {
         let configured = || {
             let mut builder = begin()
                 .base_url(&self.endpoint.base_url)
-                .stream(self.settings.no_stream != Some(true));
+                .stream(self.settings.no_stream != Some(true))
+                .retry(self.settings.retry())
+                .limiter(self.limiter.clone());
             if let Some(key) = &self.endpoint.key {
                 builder = builder.api_key(key.text.clone());
             }
@@ -169,14 +167,7 @@ impl Connection<'_> {
         {
             builder = described;
         }
-        Ok(match &self.limiter {
-            // The limiter handles refusals for the rate; other transient errors are retried around it.
-            Some(limiter) => {
-                let client = Limited::new(builder.max_retries(0).build()?, limiter.clone());
-                Arc::new(Retry::new(client, RetryPolicy::default()))
-            }
-            None => Arc::new(builder.build()?),
-        })
+        Ok(Arc::new(builder.build()?))
     }
 }
 

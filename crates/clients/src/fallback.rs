@@ -2,8 +2,8 @@
 //!
 //! The next model is called if the previous one or its provider is at fault: rate limit, server
 //! failure, connection failure, unknown model, missing permission. Errors of the request itself would
-//! recur with every model, and the agent's loop handles context overflows. As with retries, there is no
-//! fallback after the first event of an answer.
+//! recur with every model, and the agent's loop handles context overflows. A model other than the last
+//! one has 10 seconds after its first failure for [retries](crate::retry).
 //!
 //! A turn of another model names it in [`TurnEnd::served_by`], and the next turn starts with the first
 //! model again. Histories with provider-specific content, such as signed reasoning, cannot be continued
@@ -15,9 +15,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_core::llm::{
-    ChatEvent, ChatRequest, ChatStream, LlmClient, LlmError, LlmErrorKind, ModelInfo,
+    ChatEvent, ChatRequest, ChatStream, FailedAttempt, LlmClient, LlmError, LlmErrorKind, ModelInfo,
 };
 use futures_util::{TryStreamExt as _, stream};
+use tokio::time::Instant;
+
+/// Time for retries of a model before the next one is called.
+const PERIOD: Duration = Duration::from_secs(10);
 
 /// A model with substitutes.
 #[derive(Clone, Debug)]
@@ -29,7 +33,6 @@ pub struct Fallback {
 impl Fallback {
     /// Creates a client that calls `first`, and on failure `others` in order.
     ///
-    /// The retries of each client are exhausted before the next one is called.
     pub fn new(first: Arc<dyn LlmClient>, others: Vec<Arc<dyn LlmClient>>) -> Self {
         Self { first, others }
     }
@@ -47,8 +50,8 @@ impl LlmClient for Fallback {
             request,
             substitute: None,
             others: self.others.clone().into_iter(),
-            attempt: 1,
-            has_started: false,
+            attempts: 0,
+            failing_since: None,
         };
         Box::pin(stream::try_unfold(call, |mut call| async {
             let event = call.next().await?;
@@ -63,20 +66,17 @@ struct FallbackCall {
     /// The current model's name unless it is the first one.
     substitute: Option<String>,
     others: std::vec::IntoIter<Arc<dyn LlmClient>>,
-    /// Counts the attempts of all models.
-    attempt: u32,
-    /// Whether an event of an answer was emitted.
-    has_started: bool,
+    /// Failed attempts of all models.
+    attempts: u32,
+    /// The first failure of the current model.
+    failing_since: Option<Instant>,
 }
 
 impl FallbackCall {
     async fn next(&mut self) -> Result<Option<ChatEvent>, LlmError> {
         match self.stream.try_next().await {
-            Ok(Some(ChatEvent::Retrying { after, reason, .. })) => {
-                Ok(Some(self.retrying(after, reason)))
-            }
+            Ok(Some(ChatEvent::AttemptFailed(failed))) => Ok(Some(self.attempt_failed(failed))),
             Ok(mut event) => {
-                self.has_started = true;
                 if let (Some(ChatEvent::Finished(end)), Some(model)) =
                     (&mut event, &self.substitute)
                 {
@@ -84,38 +84,53 @@ impl FallbackCall {
                 }
                 Ok(event)
             }
-            Err(error) if self.has_started || !allows_fallback(error.kind()) => Err(error),
-            Err(error) => self.call_next_model(error).map(Some),
-        }
-    }
-
-    fn call_next_model(&mut self, error: LlmError) -> Result<ChatEvent, LlmError> {
-        let Some(client) = self.others.next() else {
-            return Err(match &self.substitute {
+            Err(error) if !allows_fallback(error.kind()) => Err(error),
+            Err(error) if self.others.len() == 0 => Err(match &self.substitute {
                 Some(_) => error.with_detail("no other model is left"),
                 None => error,
-            });
-        };
-        let slug = client.model().slug.clone();
-        let reason = format!("{error}; falling back to `{slug}`");
-        self.stream = client.stream(self.request.clone());
-        self.substitute = Some(slug);
-        Ok(self.retrying(Duration::ZERO, reason))
+            }),
+            Err(error) => {
+                let failed = FailedAttempt::new(0, &error, Duration::ZERO);
+                Ok(Some(self.call_next_model(failed)))
+            }
+        }
     }
 
-    fn retrying(&mut self, after: Duration, reason: String) -> ChatEvent {
-        self.attempt += 1;
-        ChatEvent::Retrying {
-            attempt: self.attempt,
-            after,
-            reason,
+    /// Lets the current model try again within its time, and calls the next one after it.
+    fn attempt_failed(&mut self, failed: FailedAttempt) -> ChatEvent {
+        let since = *self.failing_since.get_or_insert_with(Instant::now);
+        if since.elapsed() + failed.delay > PERIOD && self.others.len() > 0 {
+            return self.call_next_model(failed);
         }
+        self.failed(failed)
+    }
+
+    fn call_next_model(&mut self, mut failed: FailedAttempt) -> ChatEvent {
+        let Some(client) = self.others.next() else {
+            return self.failed(failed);
+        };
+        let slug = client.model().slug.clone();
+        failed.reason = format!("{}; falling back to `{slug}`", failed.reason);
+        failed.delay = Duration::ZERO;
+        self.stream = client.stream(self.request.clone());
+        self.failing_since = None;
+        let event = self.failed(failed);
+        self.substitute = Some(slug);
+        event
+    }
+
+    fn failed(&mut self, mut failed: FailedAttempt) -> ChatEvent {
+        self.attempts += 1;
+        failed.attempt = self.attempts;
+        failed.model = failed.model.or_else(|| self.substitute.clone());
+        ChatEvent::AttemptFailed(failed)
     }
 }
 
 /// Returns whether another model may succeed.
 fn allows_fallback(kind: LlmErrorKind) -> bool {
-    kind.is_transient() || matches!(kind, LlmErrorKind::NotFound | LlmErrorKind::Permission)
+    use LlmErrorKind::{NotFound, Permission, Tls};
+    kind.is_transient() || matches!(kind, NotFound | Permission | Tls)
 }
 
 #[cfg(test)]
@@ -124,15 +139,20 @@ mod tests {
     use std::time::Duration;
 
     use cantle_core::llm::{
-        ChatEvent, ChatRequest, LlmClient, LlmError, LlmErrorKind, StopReason, ToolSpecs, TurnEnd,
+        ChatEvent, ChatRequest, LlmClient, LlmClientExt as _, LlmError, LlmErrorKind, StopReason,
+        ToolSpecs, TurnEnd,
     };
+    use cantle_core::message::AssistantBlock;
     use futures_util::StreamExt as _;
+    use tokio::time::Instant;
 
     use super::Fallback;
+    use crate::retry::{Retry, RetryPolicy};
     use crate::scripted::{ScriptedClient, done, failed};
 
     async fn call(models: [ScriptedClient; 2]) -> (Vec<ChatEvent>, Option<LlmError>) {
         let [first, second] = models;
+        let first = Retry::new(first, RetryPolicy::default());
         let client = Fallback::new(Arc::new(first), vec![Arc::new(second)]);
         assert_eq!(client.model().slug, "one");
         let mut stream = client.stream(ChatRequest::new(Vec::new(), ToolSpecs::default()));
@@ -153,23 +173,44 @@ mod tests {
     #[tokio::test]
     async fn the_next_model_answers_and_is_named() {
         for kind in [
-            LlmErrorKind::RateLimited,
-            LlmErrorKind::Server,
-            LlmErrorKind::Connection,
             LlmErrorKind::NotFound,
             LlmErrorKind::Permission,
+            LlmErrorKind::Tls,
         ] {
             let second = ScriptedClient::new("two", |_| vec![done()]);
             let (events, error) = call([failing("one", kind), second]).await;
             let mut end = TurnEnd::new(StopReason::EndTurn, None);
             end.served_by = Some("two".to_owned());
-            let retrying = ChatEvent::Retrying {
-                attempt: 2,
-                after: Duration::ZERO,
-                reason: "scripted failure; falling back to `two`".to_owned(),
+            let [ChatEvent::AttemptFailed(failed), ended] = &events[..] else {
+                panic!("{events:?}");
             };
-            assert_eq!(events, [retrying, ChatEvent::Finished(end)]);
+            assert_eq!((failed.attempt, failed.kind), (1, kind));
+            assert_eq!(failed.reason, "scripted failure; falling back to `two`");
+            assert_eq!(*ended, ChatEvent::Finished(end));
             assert!(error.is_none());
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_model_other_than_the_last_has_ten_seconds() {
+        for kind in [
+            LlmErrorKind::RateLimited,
+            LlmErrorKind::Server,
+            LlmErrorKind::Unreachable,
+            LlmErrorKind::Connection,
+        ] {
+            let begun = Instant::now();
+            let first = failing("one", kind);
+            let second = ScriptedClient::new("two", |_| vec![done()]);
+            let (events, error) = call([first.clone(), second]).await;
+            assert!(error.is_none());
+            assert!(first.attempts() > 2);
+            assert_eq!(events.len(), first.attempts() + 1);
+            assert!(
+                begun.elapsed() <= Duration::from_secs(12),
+                "{:?}",
+                begun.elapsed()
+            );
         }
     }
 
@@ -188,26 +229,33 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn there_is_no_fallback_after_the_first_event() {
+    #[tokio::test(start_paused = true)]
+    async fn the_partial_answer_of_the_first_model_is_dropped() {
         let first = ScriptedClient::new("one", |_| {
-            let delta = ChatEvent::TextDelta("Hel".to_owned());
-            vec![Ok(delta), failed(LlmErrorKind::Interrupted)]
+            let text = AssistantBlock::text("Hel");
+            vec![
+                Ok(ChatEvent::Block(text)),
+                failed(LlmErrorKind::Interrupted),
+            ]
         });
-        let second = ScriptedClient::new("two", |_| vec![done()]);
-        let (events, error) = call([first, second.clone()]).await;
-        assert_eq!((events.len(), second.attempts()), (1, 0));
-        assert_eq!(error.unwrap().kind(), LlmErrorKind::Interrupted);
+        let second = ScriptedClient::new("two", |_| {
+            vec![Ok(ChatEvent::Block(AssistantBlock::text("Bye"))), done()]
+        });
+        let first = Retry::new(first, RetryPolicy::default());
+        let client = Fallback::new(Arc::new(first), vec![Arc::new(second)]);
+        let request = ChatRequest::new(Vec::new(), ToolSpecs::default());
+        let completion = client.complete(request).await.unwrap();
+        assert_eq!(completion.message.text(), "Bye");
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn the_last_error_is_returned_if_all_models_fail() {
         let models = [
             failing("one", LlmErrorKind::Server),
             failing("two", LlmErrorKind::Timeout),
         ];
         let (events, error) = call(models).await;
-        assert_eq!(events.len(), 1);
+        assert!(events.len() > 1);
         let error = error.unwrap();
         assert_eq!(error.kind(), LlmErrorKind::Timeout);
         assert_eq!(

@@ -3,7 +3,7 @@
 //! Every client implements [`cantle_core::llm::LlmClient`]. Three modules call a provider over [`http`]:
 //! [`chat`] speaks OpenAI's Chat Completions, [`responses`] OpenAI's Responses and [`anthropic`]
 //! Anthropic's Messages. [`replay`] answers from a recording. The other modules wrap any client:
-//! [`retry`], [`limit`] (one rate limit for all agents of a process), [`fallback`] (substitute models),
+//! [`retry`] (with one [rate limit](limit) for all agents of a process), [`fallback`] (substitute models),
 //! [`price`] and [`record`]. A client is configuration without conversation state, so any number of
 //! sessions may share it.
 
@@ -16,7 +16,7 @@ pub mod chat;
 pub mod fallback;
 #[cfg(any(feature = "anthropic", feature = "chat", feature = "responses"))]
 pub mod http;
-#[cfg(feature = "limit")]
+#[cfg(feature = "retry")]
 pub mod limit;
 pub mod price;
 #[cfg(feature = "replay")]

@@ -125,6 +125,7 @@ impl RecordedCall {
         let event = self.stream.try_next().await;
         match &event {
             Ok(Some(ChatEvent::Block(block))) => self.blocks.push(block.clone()),
+            Ok(Some(ChatEvent::AttemptFailed(_))) => self.blocks.clear(),
             Ok(Some(ChatEvent::Finished(end))) => {
                 let (blocks, end) = (std::mem::take(&mut self.blocks), end.clone());
                 self.write(RecordedOutcome::Answer(RecordedAnswer { blocks, end }))?;

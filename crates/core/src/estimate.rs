@@ -5,6 +5,7 @@
 
 use crate::content::{Content, Part};
 use crate::message::{AssistantBlock, AssistantMessage, Message, SharedMessage};
+use crate::tool::ToolSpec;
 use crate::usage::TokenUsage;
 
 /// Tokens assumed for one image, video or audio clip.
@@ -54,13 +55,29 @@ pub fn context_tokens(messages: &[SharedMessage]) -> u64 {
     tokens
 }
 
-/// Estimates the usage of a model call: the conversation as input, and `output_bytes` of output.
-pub fn call_usage(messages: &[SharedMessage], output_bytes: usize) -> TokenUsage {
+/// Estimates the usage of a model call: the conversation and the tools as input, and `output_bytes`
+/// of output.
+pub fn call_usage(
+    messages: &[SharedMessage],
+    tools: &[ToolSpec],
+    output_bytes: usize,
+) -> TokenUsage {
+    // A reported usage includes the tools.
+    let is_reported = |message: &SharedMessage| matches!(&**message, Message::Assistant(turn) if turn.token_usage.total() > 0);
+    let tools = match messages.iter().any(is_reported) {
+        true => 0,
+        false => tools.iter().map(spec_tokens).sum(),
+    };
     TokenUsage {
-        input: messages.iter().map(|message| message_tokens(message)).sum(),
+        input: context_tokens(messages) + tools,
         answer: text_tokens(output_bytes),
         ..TokenUsage::default()
     }
+}
+
+fn spec_tokens(spec: &ToolSpec) -> u64 {
+    let schema = spec.parameters().to_string();
+    text_tokens(spec.name().len() + spec.description().len() + schema.len())
 }
 
 /// Counts the bytes of text, visible reasoning and tool calls in a turn.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use cantle_core::content::Content;
 use cantle_core::ledger::{Ledger, ModelCall};
-use cantle_core::llm::{LlmError, StopReason};
+use cantle_core::llm::{LlmError, LlmErrorKind, StopReason};
 use cantle_core::message::AssistantMessage;
 use cantle_core::metadata::Metadata;
 use cantle_core::sandbox::SandboxHandle;
@@ -43,6 +43,15 @@ pub(crate) enum Fact {
         message: Box<AssistantMessage>,
         stop: StopReason,
         call: ModelCall,
+    },
+    /// An attempt at a model call failed.
+    AttemptFailed {
+        error_kind: LlmErrorKind,
+        reason: String,
+        call: ModelCall,
+        /// Whether no other attempt is made, because a budget is exhausted.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        is_last: bool,
     },
     /// A model call failed for good.
     ModelFailed(ModelFailure),
@@ -122,7 +131,9 @@ impl Fact {
     /// The model call of this fact.
     pub(crate) fn model_call(&self) -> Option<&ModelCall> {
         match self {
-            Self::ModelAnswered { call, .. } | Self::Summarized { call, .. } => Some(call),
+            Self::ModelAnswered { call, .. }
+            | Self::AttemptFailed { call, .. }
+            | Self::Summarized { call, .. } => Some(call),
             Self::ModelFailed(failure) => Some(&failure.call),
             Self::Cancelled { call } | Self::OutOfTime { call, .. } => call.as_ref(),
             _ => None,

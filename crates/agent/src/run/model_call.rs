@@ -4,11 +4,12 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cantle_core::estimate::{call_usage, output_bytes};
+use cantle_core::estimate::{call_usage, output_bytes, text_tokens};
 use cantle_core::event::EventKind;
 use cantle_core::ledger::{CallPurpose, ModelCall};
 use cantle_core::llm::{
-    ChatEvent, ChatRequest, Completion, Fold, LlmError, LlmErrorKind, StopReason, ToolSpecs,
+    ChatEvent, ChatRequest, Completion, FailedAttempt, Fold, LlmError, LlmErrorKind, StopReason,
+    ToolSpecs,
 };
 use cantle_core::message::{Message, SharedMessage};
 use cantle_core::sandbox::SandboxPath;
@@ -46,6 +47,26 @@ struct Answer {
     call: ModelCall,
     /// Start of the request, in seconds since the Unix epoch.
     started: f64,
+}
+
+/// A request to the model.
+struct Attempt {
+    started: Instant,
+    /// Its start, in seconds since the Unix epoch.
+    start_time: f64,
+    /// Bytes of output received.
+    output_bytes: usize,
+}
+
+impl Attempt {
+    /// An attempt that starts after a delay.
+    fn after(delay: Duration) -> Self {
+        Self {
+            started: Instant::now() + delay,
+            start_time: unix_seconds() + delay.as_secs_f64(),
+            output_bytes: 0,
+        }
+    }
 }
 
 impl Driver {
@@ -155,11 +176,16 @@ impl Driver {
         self.record_answer(fact)
     }
 
-    /// Records a fact with a model call, after counting the call against the budgets.
+    /// Records the fact that ends a model call.
     fn record_answer(&mut self, fact: Fact) -> Result<(), RunError> {
-        if let Some(call) = fact.model_call()
-            && let Some(limit) = self.scope.budget.model_call(call)
-        {
+        self.receive_facts()?;
+        self.record_budget_notices()?;
+        self.record(fact)
+    }
+
+    /// Counts a model call against the budgets.
+    fn count_call(&self, call: &ModelCall) {
+        if let Some(limit) = self.scope.budget.model_call(call) {
             self.scope.hub.emit(EventKind::Warning {
                 message: format!(
                     "The cost of this call of {} is unknown, so the budget of ${limit} does not count \
@@ -168,9 +194,26 @@ impl Driver {
                 ),
             });
         }
-        self.receive_facts()?;
-        self.record_budget_notices()?;
-        self.record(fact)
+    }
+
+    /// Returns the fact of a failed attempt.
+    fn attempt_failed(&self, failed: &FailedAttempt, attempt: &Attempt) -> Fact {
+        let mut call = self.wasted_call(CallPurpose::Failed, attempt, failed.kind, failed.usage);
+        if let Some(model) = &failed.model {
+            call.model.clone_from(model);
+        }
+        self.scope.hub.emit(EventKind::ModelRetry {
+            attempt: failed.attempt + 1,
+            after: failed.delay,
+            reason: failed.reason.clone(),
+        });
+        Fact::AttemptFailed {
+            error_kind: failed.kind,
+            reason: failed.reason.clone(),
+            // An attempt that used nothing leaves the budgets as they were when the call began.
+            is_last: call.usage.total() > 0 && self.scope.budget.is_exhausted(),
+            call,
+        }
     }
 
     /// Calls the model. A call without an answer returns the fact that describes it. User messages
@@ -198,10 +241,9 @@ impl Driver {
         request: ChatRequest,
         emits_deltas: bool,
     ) -> Result<Result<Answer, Box<Fact>>, RunError> {
-        let (started, start_time) = (Instant::now(), unix_seconds());
         let mut stream = self.resources.agent.client.stream(request);
         let mut fold = Fold::default();
-        let mut output = 0;
+        let mut attempt = Attempt::after(Duration::ZERO);
         let budget = Arc::clone(&self.scope.budget);
         let out_of_time = out_of_time(&budget);
         tokio::pin!(out_of_time);
@@ -214,19 +256,29 @@ impl Driver {
                     continue;
                 }
                 () = self.scope.ending.cancellation.cancelled() => {
-                    let call = self.wasted_call(CallPurpose::Cancelled, started, output, true);
-                    return Ok(Err(Box::new(Fact::Cancelled { call: Some(call) })));
+                    let call = Some(self.cancelled_call(&attempt));
+                    return Ok(Err(Box::new(Fact::Cancelled { call })));
                 }
                 state = &mut out_of_time => {
-                    let call = self.wasted_call(CallPurpose::Cancelled, started, output, true);
-                    return Ok(Err(Box::new(Fact::OutOfTime { state, call: Some(call) })));
+                    let call = Some(self.cancelled_call(&attempt));
+                    return Ok(Err(Box::new(Fact::OutOfTime { state, call })));
                 }
             };
             match event {
                 Some(Ok(event)) => {
-                    output += self.emit_event(&event, emits_deltas);
+                    if let ChatEvent::AttemptFailed(failed) = &event {
+                        let fact = self.attempt_failed(failed, &attempt);
+                        if let Fact::AttemptFailed { is_last: true, .. } = fact {
+                            return Ok(Err(Box::new(fact)));
+                        }
+                        self.record_budget_notices()?;
+                        self.record(fact)?;
+                        self.commit().await?;
+                        attempt = Attempt::after(failed.delay);
+                    }
+                    attempt.output_bytes += self.emit_delta(&event, emits_deltas);
                     if let Some(completion) = fold.push(event) {
-                        return Ok(Ok(self.answer(completion, started, start_time)));
+                        return Ok(Ok(self.answer(completion, &attempt)));
                     }
                 }
                 Some(Err(error)) => break error,
@@ -235,62 +287,84 @@ impl Driver {
                 }
             }
         };
-        let was_read = matches!(
-            failure.kind(),
-            LlmErrorKind::Timeout | LlmErrorKind::Interrupted
-        );
-        let call = self.wasted_call(CallPurpose::Failed, started, output, was_read);
+        let (kind, usage) = (failure.kind(), failure.usage());
+        let call = self.wasted_call(CallPurpose::Failed, &attempt, kind, usage);
         Ok(Err(Box::new(Fact::ModelFailed(ModelFailure {
             error: Arc::new(failure),
             call,
         }))))
     }
 
-    fn answer(&self, completion: Completion, started: Instant, start_time: f64) -> Answer {
-        let usage = completion.usage.unwrap_or_else(|| {
-            let output = output_bytes(&completion.message);
-            call_usage(self.machine.messages(), output)
-        });
-        let mut call = self.model_call(CallPurpose::Turn, usage, started);
+    fn answer(&self, completion: Completion, attempt: &Attempt) -> Answer {
+        let usage = completion
+            .usage
+            .unwrap_or_else(|| self.estimated_usage(output_bytes(&completion.message)));
+        let mut call = self.model_call(CallPurpose::Turn, usage, attempt);
         call.estimated = completion.usage.is_none();
         call.cost_usd = completion.cost_usd.or(call.cost_usd);
         call.served_by.clone_from(&completion.served_by);
+        self.count_call(&call);
         Answer {
             completion,
             call,
-            started: start_time,
+            started: attempt.start_time,
         }
     }
 
-    /// The ledger entry of a call without an answer. A request that the provider refused used no
-    /// tokens; one that timed out or was interrupted was read.
+    /// Counts an attempt that failed. A request that the provider refused used no tokens; one that
+    /// timed out or was interrupted was read.
     fn wasted_call(
         &self,
         purpose: CallPurpose,
-        started: Instant,
-        output: usize,
-        was_read: bool,
+        attempt: &Attempt,
+        kind: LlmErrorKind,
+        reported: Option<TokenUsage>,
     ) -> ModelCall {
-        let usage = if was_read || output > 0 {
-            call_usage(self.machine.messages(), output)
-        } else {
-            TokenUsage::default()
+        let was_read = matches!(kind, LlmErrorKind::Timeout | LlmErrorKind::Interrupted);
+        let usage = match reported.filter(|usage| usage.total() > 0) {
+            // The output is mostly reported at the end.
+            Some(mut usage) => {
+                let answer = text_tokens(attempt.output_bytes).max(usage.output_total());
+                usage.answer = answer.saturating_sub(usage.reasoning);
+                usage
+            }
+            None if was_read || attempt.output_bytes > 0 => {
+                self.estimated_usage(attempt.output_bytes)
+            }
+            None => TokenUsage::default(),
         };
-        let mut call = self.model_call(purpose, usage, started);
+        let mut call = self.model_call(purpose, usage, attempt);
         call.estimated = true;
+        self.count_call(&call);
         call
     }
 
+    /// Counts a call that was cancelled.
+    fn cancelled_call(&self, attempt: &Attempt) -> ModelCall {
+        self.wasted_call(
+            CallPurpose::Cancelled,
+            attempt,
+            LlmErrorKind::Interrupted,
+            None,
+        )
+    }
+
+    fn estimated_usage(&self, output_bytes: usize) -> TokenUsage {
+        let tools = self.resources.tools.specs();
+        call_usage(self.machine.messages(), tools, output_bytes)
+    }
+
     /// A ledger entry, with the cost by the model's prices.
-    fn model_call(&self, purpose: CallPurpose, usage: TokenUsage, started: Instant) -> ModelCall {
+    fn model_call(&self, purpose: CallPurpose, usage: TokenUsage, attempt: &Attempt) -> ModelCall {
         let model = self.resources.agent.client.model();
-        let mut call = ModelCall::new(&model.slug, purpose, usage, started.elapsed());
+        let duration = attempt.started.elapsed();
+        let mut call = ModelCall::new(&model.slug, purpose, usage, duration);
         call.cost_usd = model.cost_usd(&usage);
         call
     }
 
-    /// Emits an event of the stream. Returns the number of output bytes in it.
-    fn emit_event(&self, event: &ChatEvent, emits_deltas: bool) -> usize {
+    /// Emits a delta. Returns the number of output bytes in it.
+    fn emit_delta(&self, event: &ChatEvent, emits_deltas: bool) -> usize {
         let hub = &self.scope.hub;
         let emits_deltas = emits_deltas && hub.is_watched();
         match event {
@@ -307,18 +381,6 @@ impl Driver {
                 text.len()
             }
             ChatEvent::ToolCallDelta { arguments, .. } => arguments.len(),
-            ChatEvent::Retrying {
-                attempt,
-                after,
-                reason,
-            } => {
-                hub.emit(EventKind::ModelRetry {
-                    attempt: *attempt,
-                    after: *after,
-                    reason: reason.clone(),
-                });
-                0
-            }
             _ => 0,
         }
     }

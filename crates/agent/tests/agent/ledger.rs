@@ -1,9 +1,13 @@
 //! The ledger against the server's own count: whatever becomes of an answer, its tokens are there.
 
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use cantle_agent::{Agent, SessionOptions, SubAgent};
+use cantle_agent::{Agent, Budget, SessionOptions, SubAgent};
 use cantle_clients::chat::ChatClient;
+use cantle_clients::retry::RetryPolicy;
+use cantle_core::event::RunStatus;
 use cantle_core::ledger::{CallPurpose, Ledger};
 use cantle_testkit::openai::{
     Fault, Reply, Script, ScriptedServer, ServerOptions, ToolCall, Turn, Usage,
@@ -87,11 +91,105 @@ async fn the_ledger_equals_the_servers_count_under_retries_overflow_summaries_an
     let (failed, summary) = (CallPurpose::Failed, CallPurpose::Summary);
     assert_eq!(
         purposes(&outcome.ledger),
-        [turn, turn, dropped, failed, summary, turn, turn]
+        [turn, failed, turn, dropped, failed, summary, turn, turn]
     );
     assert_eq!(
         purposes(&outcome.ledger.sub_agents["helper"][0]),
-        [turn, turn, turn]
+        [failed, turn, turn, turn]
     );
     session.close().await.unwrap();
+}
+
+/// One request in five fails: before the answer, or within its stream.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn runs_against_an_unreliable_server_all_finish_and_repeat_nothing() {
+    const RUNS: usize = 100;
+    const TURNS: usize = 5;
+    let requests = Arc::new(AtomicU64::new(0));
+    // Prompt and completion tokens of the streams that broke.
+    let broken = Arc::new(AtomicU64::new(0));
+    let (seen, lost) = (Arc::clone(&requests), Arc::clone(&broken));
+    let script = Script::new().then_with(move |request| {
+        let messages = request.body()["messages"].as_array().unwrap().clone();
+        let turns = messages
+            .iter()
+            .filter(|it| it["role"] == "assistant")
+            .count();
+        let turn = match turns + 1 < TURNS {
+            true => Turn::text("x".repeat(400)).call(ToolCall::new("work", json!({"n": 1}))),
+            false => call("finish", json!({"reason": "done"}), 0),
+        };
+        // About what a tokenizer counts.
+        let prompt = request.body().to_string().len() as u64 / 4;
+        let turn = turn.usage(Usage::new(prompt, 100));
+        let number = seen.fetch_add(1, Ordering::SeqCst);
+        match number % 10 {
+            3 => turn.fault_always(Fault::Reply(Reply::error(503))),
+            7 => {
+                lost.fetch_add(prompt + 100, Ordering::SeqCst);
+                turn.fault_always(Fault::CutAfterEvents(3))
+            }
+            _ => turn,
+        }
+    });
+    let server = ScriptedServer::start(ServerOptions::new(script))
+        .await
+        .unwrap();
+    let short = Duration::from_millis(2);
+    let client = ChatClient::builder("m")
+        .base_url(server.url())
+        .retry(RetryPolicy::default().with_backoff(short, short));
+    let calls = Arc::new(AtomicU64::new(0));
+    let counted = Arc::clone(&calls);
+    let agent = Agent::builder("unlucky", client.build().unwrap())
+        .tool(bare("work", move |_| {
+            counted.fetch_add(1, Ordering::SeqCst);
+            async { Ok("worked".into()) }
+        }))
+        .finish(finish_tool())
+        .build()
+        .unwrap();
+    let runs = futures_util::future::join_all((0..RUNS).map(async |_| {
+        let session = agent.session(SessionOptions::default()).await.unwrap();
+        let outcome = outcome(session.run("the task").unwrap()).await;
+        session.close().await.unwrap();
+        outcome
+    }));
+    let outcomes = runs.await;
+    assert!(outcomes.iter().all(|it| it.status() == RunStatus::Finished));
+    assert_eq!(calls.load(Ordering::SeqCst), (RUNS * (TURNS - 1)) as u64);
+
+    let ledgers = || outcomes.iter().map(|it| &it.ledger);
+    let entries: usize = ledgers().map(|it| it.model_calls.len()).sum();
+    assert_eq!(entries as u64, requests.load(Ordering::SeqCst));
+    let reported: u64 = ledgers().map(|it| it.reported_usage().total()).sum();
+    let complete = server.usage_sent();
+    assert_eq!(reported, complete.prompt + complete.completion);
+    let estimated: u64 = ledgers().map(|it| it.estimated_usage().total()).sum();
+    let ratio = estimated as f64 / broken.load(Ordering::SeqCst) as f64;
+    assert!((0.8..=1.2).contains(&ratio), "{ratio}");
+}
+
+/// An attempt that broke exhausts the budget: no other one is made, but the last turn is offered.
+#[tokio::test]
+async fn budgets_are_checked_before_each_attempt() {
+    let broken = || Turn::text("x".repeat(4000)).fault_always(Fault::CutAfterEvents(2));
+    let finish = || call("finish", json!({"reason": "done"}), 10);
+    for (turns, status) in [
+        (vec![broken(), finish()], RunStatus::Finished),
+        (vec![broken(), broken()], RunStatus::LimitReached),
+    ] {
+        let count = turns.len();
+        let server = ScriptedServer::start(ServerOptions::new(in_order(turns)))
+            .await
+            .unwrap();
+        let agent = agent("m", &server);
+        let agent = agent.build().unwrap();
+        let options = SessionOptions::default().budget(Budget::default().tokens(50));
+        let session = agent.session(options).await.unwrap();
+        let outcome = outcome(session.run("the task").unwrap()).await;
+        assert_eq!(outcome.status(), status, "{:?}", outcome.error);
+        assert_eq!(server.requests().len(), count);
+        session.close().await.unwrap();
+    }
 }

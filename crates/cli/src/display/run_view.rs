@@ -26,6 +26,8 @@ pub(super) struct RunView {
     estimated: bool,
     /// When the current model call started.
     model_call_since: Option<Duration>,
+    /// When the next attempt at it starts.
+    next_attempt: Option<Duration>,
     text: TextStream,
     reasoning: ReasoningStream,
     calls: CallsView,
@@ -59,7 +61,7 @@ impl RunView {
             }
             EventKind::TurnStarted { turn } => {
                 self.turn = *turn;
-                self.model_call_since = Some(now);
+                (self.model_call_since, self.next_attempt) = (Some(now), None);
                 return;
             }
             EventKind::TextDelta { text } if style.is_live() => self.text(text, style),
@@ -84,8 +86,18 @@ impl RunView {
                 after,
                 reason,
             } => {
+                self.next_attempt = Some(now + *after);
+                let mut lines = self.reasoning.end(style);
+                let interrupted = if self.text.is_empty() {
+                    ""
+                } else {
+                    lines.extend(self.text.end(style));
+                    "the answer above broke off and does not count: "
+                };
                 let (reason, after) = (one_line(reason), duration(*after));
-                note(&format!("{reason}; attempt {attempt} in {after}"), style)
+                let text = format!("{interrupted}{reason}; attempt {attempt} in {after}");
+                lines.extend(note(&text, style));
+                lines
             }
             EventKind::TurnDropped { turn } => note(
                 &format!("the conversation exceeded the context window: turn {turn} was dropped"),
@@ -161,7 +173,9 @@ impl RunView {
         let (turn, max_turns) = (self.turn.max(1), self.max_turns);
         let tokens = tokens(&self.usage, self.estimated);
         let mut parts = vec![format!("turn {turn}/{max_turns}"), tokens, clock(now)];
-        if let Some(since) = self.model_call_since {
+        if let Some(left) = self.next_attempt.and_then(|at| at.checked_sub(now)) {
+            parts.push(format!("asking the model again in {}", clock(left)));
+        } else if let Some(since) = self.model_call_since {
             let elapsed = clock(now.saturating_sub(since));
             parts.push(format!("waiting for the model {elapsed}"));
         }

@@ -28,7 +28,7 @@ pub(crate) const FILE_NAME: &str = "cantle.toml";
 const TRUST_DIRECTORY: &str = "trust_directory";
 
 /// Settings that are taken from the strongest layer that has any of them.
-const TOGETHER: [&[&str]; 2] = [
+const TOGETHER: [&[&str]; 3] = [
     // Otherwise a key could be sent to an address it is not meant for.
     &["provider", "base_url"],
     &[
@@ -37,6 +37,7 @@ const TOGETHER: [&[&str]; 2] = [
         "price_cache_read",
         "price_cache_write",
     ],
+    &["retry_for", "no_retry"],
 ];
 
 /// Where a setting comes from, the strongest first.

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use anyhow::bail;
 use cantle::clients::chat::Server;
+use cantle::clients::retry::RetryPolicy;
 use cantle::core::llm::Prices;
 use cantle::core::policy::{HostPattern, Preset};
 use clap::ArgAction;
@@ -116,6 +117,19 @@ pub(crate) struct ModelSettings {
     )]
     pub(crate) fallback_model: Vec<String>,
 
+    /// How long failed model calls are repeated, such as 90s or 5m [default: 5m]
+    ///
+    /// Rate limits, failures of the server, broken connections and timeouts are temporary. A server that has
+    /// never answered is given up after 10 s, and any model but the last of --fallback-model too.
+    #[arg(long, value_name = "TIME", env = "CANTLE_RETRY_FOR", value_parser = parse_duration)]
+    #[serde(with = "values::duration")]
+    pub(crate) retry_for: Option<Duration>,
+
+    /// Do not repeat failed model calls
+    #[arg(long, env = "CANTLE_NO_RETRY", action = ArgAction::SetTrue,
+        value_parser = FalseyValueParser::new())]
+    pub(crate) no_retry: Option<bool>,
+
     /// Price of a million input tokens in US dollars, if the provider does not report costs
     #[arg(long, value_name = "USD", env = "CANTLE_PRICE_INPUT", value_parser = values::parse_price)]
     #[serde(deserialize_with = "values::price")]
@@ -215,6 +229,15 @@ impl Settings {
 }
 
 impl ModelSettings {
+    /// Returns how failed model calls are repeated.
+    pub(crate) fn retry(&self) -> RetryPolicy {
+        match (self.no_retry, self.retry_for) {
+            (Some(true), _) => RetryPolicy::never(),
+            (_, Some(period)) => RetryPolicy::default().with_period(period),
+            _ => RetryPolicy::default(),
+        }
+    }
+
     /// Returns the prices of tokens, if they are set.
     ///
     /// # Errors

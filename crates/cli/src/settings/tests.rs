@@ -37,6 +37,8 @@ fn file_has_a_key_for_each_setting() {
         price_output = 15.0
         price_cache_read = 0.3
         price_cache_write = 3.75
+        retry_for = "2m"
+        no_retry = false
         rpm = 60
         tpm = 100000
         policy = "network"
@@ -61,6 +63,8 @@ fn file_has_a_key_for_each_setting() {
             price_output: Some(15.0),
             price_cache_read: Some(0.3),
             price_cache_write: Some(3.75),
+            retry_for: Some(Duration::from_secs(120)),
+            no_retry: Some(false),
             rpm: NonZeroU32::new(60),
             tpm: NonZeroU64::new(100_000),
         },
@@ -92,9 +96,9 @@ fn unknown_setting_is_refused_with_the_known_ones() {
     assert_eq!(
         error("\nmodle = \"m\"\n"),
         "line 2: there is no setting `modle`; the settings are model, provider, api, base_url, max_tokens, \
-         context_window, no_stream, server, stateful, fallback_model, price_input, price_output, \
-         price_cache_read, price_cache_write, rpm, tpm, system_prompt, max_turns, timeout, backend, policy, \
-         allow_host, limit, best_effort"
+         context_window, no_stream, server, stateful, fallback_model, retry_for, no_retry, \
+         price_input, price_output, price_cache_read, price_cache_write, rpm, tpm, system_prompt, \
+         max_turns, timeout, backend, policy, allow_host, limit, best_effort"
     );
 }
 

@@ -65,7 +65,11 @@ async fn unreachable_server_is_named() {
     socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
     let port = socket.local_addr().unwrap().port();
     let env = TestEnv::new().with_server(&format!("http://127.0.0.1:{port}/v1"));
-    insta::assert_snapshot!(env.run(["run", "Hello", "-q"]).await.transcript(&env));
+    insta::assert_snapshot!(
+        env.run(["run", "Hello", "-q", "--no-retry"])
+            .await
+            .transcript(&env)
+    );
 }
 
 #[tokio::test]
@@ -188,7 +192,7 @@ async fn retries_are_displayed() {
     let exited = env.run(["run", "Hello"]).await;
     assert_eq!(exited.code, Some(0));
     assert!(
-        exited.stderr.contains("(HTTP 429); attempt 2 in 0.00 s\n"),
+        exited.stderr.contains("(HTTP 429); attempt 2 in 0."),
         "{}",
         exited.stderr
     );

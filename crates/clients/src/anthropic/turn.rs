@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 
 use cantle_core::llm::{ChatEvent, LlmError, StopReason, TurnEnd};
 use cantle_core::message::{AssistantBlock, ToolCall};
+use cantle_core::usage::TokenUsage;
 use reqwest::header::HeaderMap;
 use serde_json::Value;
 
@@ -129,11 +130,15 @@ impl TurnAssembler for AnthropicAssembler {
         Ok(ControlFlow::Continue(()))
     }
 
+    fn usage(&self) -> Option<TokenUsage> {
+        self.usage.map(MessageUsage::to_token_usage)
+    }
+
     fn into_turn(self, _: &HeaderMap) -> Result<(Vec<AssistantBlock>, TurnEnd), LlmError> {
         let stop_reason = self.stop_reason.ok_or_else(incomplete_response)?;
+        let usage = self.usage.map(MessageUsage::to_token_usage);
         let blocks = self.blocks.into_iter();
         let blocks = blocks.filter_map(|block| block.content.into_block());
-        let usage = self.usage.map(MessageUsage::to_token_usage);
         let mut end = TurnEnd::new(parse_stop_reason(&stop_reason), usage);
         end.served_by = self.model;
         Ok((blocks.collect(), end))

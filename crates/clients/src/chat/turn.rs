@@ -8,6 +8,7 @@ use std::ops::ControlFlow;
 
 use cantle_core::llm::{ChatEvent, LlmError, LlmErrorKind, StopReason, TurnEnd};
 use cantle_core::message::{AssistantBlock, ToolCall};
+use cantle_core::usage::TokenUsage;
 use reqwest::header::HeaderMap;
 use serde_json::{Map, Value, json};
 
@@ -110,6 +111,10 @@ impl TurnAssembler for ChatAssembler {
         Ok(ControlFlow::Continue(()))
     }
 
+    fn usage(&self) -> Option<TokenUsage> {
+        self.usage.as_ref().map(ChatUsage::to_token_usage)
+    }
+
     fn into_turn(
         mut self,
         headers: &HeaderMap,
@@ -120,9 +125,9 @@ impl TurnAssembler for ChatAssembler {
         // In a streamed response, LiteLLM sends the header before the cost is known.
         let litellm_cost = litellm_cost(headers).filter(|_| self.is_complete);
         let stop = stop_reason(self.finish_reason.as_deref(), !self.calls.is_empty())?;
-        let usage = self.usage.as_ref();
-        let mut end = TurnEnd::new(stop, usage.map(ChatUsage::to_token_usage));
-        let cost = usage.and_then(|usage| usage.cost).or(litellm_cost);
+        let mut end = TurnEnd::new(stop, self.usage());
+        let cost = self.usage.as_ref().and_then(|usage| usage.cost);
+        let cost = cost.or(litellm_cost);
         end.cost_usd = cost.filter(|cost| cost.is_finite() && *cost >= 0.0);
         if !self.logprobs.is_empty() {
             let logprobs = std::mem::take(&mut self.logprobs).into();

@@ -18,7 +18,8 @@ use super::errors::ErrorContext;
 use super::proxy::{ProxyRoute, proxy_for};
 use super::settings::{ClientSettings, invalid};
 use super::timeouts::Timeouts;
-use crate::retry::RetryPolicy;
+use crate::limit::RateLimiter;
+use crate::retry::{Retrier, RetryPolicy};
 
 /// Builder of an [`HttpClient`].
 #[must_use]
@@ -32,7 +33,8 @@ pub struct HttpClientBuilder<D: Dialect> {
     pub(super) prices: Option<Prices>,
     stream: bool,
     pub(super) timeouts: Timeouts,
-    max_retries: u32,
+    retry: RetryPolicy,
+    limiter: RateLimiter,
     extra: Map<String, Value>,
     pub(crate) options: D::Options,
 }
@@ -49,7 +51,8 @@ impl<D: Dialect> HttpClientBuilder<D> {
             prices: None,
             stream: true,
             timeouts: Timeouts::default(),
-            max_retries: RetryPolicy::default().max_retries,
+            retry: RetryPolicy::default(),
+            limiter: RateLimiter::default(),
             extra: Map::new(),
             options: D::Options::default(),
         }
@@ -107,10 +110,16 @@ impl<D: Dialect> HttpClientBuilder<D> {
         self
     }
 
-    /// Sets how often a call is retried before its first event; 2 by default. See
-    /// [`retry`](crate::retry).
-    pub fn max_retries(mut self, retries: u32) -> Self {
-        self.max_retries = retries;
+    /// Sets how failed calls are repeated: by default for five minutes.
+    pub fn retry(mut self, policy: RetryPolicy) -> Self {
+        self.retry = policy;
+        self
+    }
+
+    /// Sets the rate limiter, to share it with other clients of the same account. By default, a client
+    /// and its clones have one of their own.
+    pub fn limiter(mut self, limiter: RateLimiter) -> Self {
+        self.limiter = limiter;
         self
     }
 
@@ -179,7 +188,7 @@ impl<D: Dialect> HttpClientBuilder<D> {
                 timeouts: self.timeouts,
                 errors,
             }),
-            retries: RetryPolicy::new(self.max_retries),
+            retrier: Retrier::new(self.retry, self.limiter),
         })
     }
 

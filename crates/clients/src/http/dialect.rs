@@ -7,6 +7,7 @@ use std::ops::ControlFlow;
 use cantle_core::llm::{ChatEvent, ChatRequest, LlmError, LlmErrorKind, TurnEnd};
 use cantle_core::message::{AssistantBlock, ToolCall};
 use cantle_core::secret::SecretText;
+use cantle_core::usage::TokenUsage;
 use reqwest::header::HeaderMap;
 use serde::Serialize;
 
@@ -98,6 +99,9 @@ pub trait TurnAssembler: Default + Send {
         event: &Event<'_>,
         deltas: &mut VecDeque<ChatEvent>,
     ) -> Result<ControlFlow<()>, LlmError>;
+
+    /// Returns the usage that was reported so far.
+    fn usage(&self) -> Option<TokenUsage>;
 
     /// Returns the blocks of the turn and its end, in which the model is that of the body.
     ///

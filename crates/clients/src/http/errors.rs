@@ -136,7 +136,7 @@ impl ErrorContext {
             return LlmError::protocol(message).with_advice(self.base_url_advice());
         }
         match String::from_utf8_lossy(body).trim() {
-            "" => LlmError::protocol("the server's response is empty"),
+            "" => LlmError::new(LlmErrorKind::Interrupted, "the server's response is empty"),
             text => self.protocol(&format!(
                 "the server's response is not {} ({reason}): {text}",
                 self.response

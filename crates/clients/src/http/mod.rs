@@ -57,14 +57,14 @@ pub(crate) use self::settings::{ClientSettings, invalid};
 pub(crate) use self::strict::supports_strict_mode;
 pub use self::timeouts::Timeouts;
 use crate::price::with_prices;
-use crate::retry::{RetryPolicy, with_retries};
+use crate::retry::Retrier;
 
 /// A model behind an HTTP endpoint that speaks the dialect `D`.
 ///
 /// Clones are cheap and share connections. Requires a Tokio runtime with time and I/O enabled.
 pub struct HttpClient<D: Dialect> {
     endpoint: Arc<Endpoint<D>>,
-    retries: RetryPolicy,
+    retrier: Retrier,
 }
 
 impl<D: Dialect> HttpClient<D> {
@@ -86,7 +86,7 @@ impl<D: Dialect> Clone for HttpClient<D> {
     fn clone(&self) -> Self {
         Self {
             endpoint: Arc::clone(&self.endpoint),
-            retries: self.retries.clone(),
+            retrier: self.retrier.clone(),
         }
     }
 }
@@ -98,9 +98,8 @@ impl<D: Dialect> LlmClient for HttpClient<D> {
 
     fn stream(&self, request: ChatRequest) -> ChatStream {
         let endpoint = Arc::clone(&self.endpoint);
-        let stream = with_retries(self.retries.clone(), move || {
-            call::stream(Arc::clone(&endpoint), request.clone())
-        });
+        let open = move |request| call::stream(Arc::clone(&endpoint), request);
+        let stream = self.retrier.stream(request, open);
         match self.endpoint.model.prices {
             Some(prices) => with_prices(stream, prices),
             None => stream,
@@ -113,7 +112,7 @@ impl<D: Dialect> fmt::Debug for HttpClient<D> {
         f.debug_struct(D::CLIENT)
             .field("model", &self.endpoint.model)
             .field("base_url", &self.endpoint.errors.base_url)
-            .field("retries", &self.retries.max_retries)
+            .field("retry_for", &self.retrier.policy.period)
             .finish_non_exhaustive()
     }
 }

@@ -38,7 +38,7 @@ impl ProxyRoute {
     pub(super) fn connect_error(&self, target: &str, error: &reqwest::Error) -> LlmError {
         let (cause, variable) = (root_cause(error), self.variable);
         let message = format!("failed to reach {target}: {cause}");
-        let error = LlmError::new(LlmErrorKind::Connection, message);
+        let error = LlmError::new(LlmErrorKind::Unreachable, message);
         error.with_advice(if cause.contains("proxy authorization required") {
             self.credentials_advice()
         } else if cause.contains("tunnel error") {

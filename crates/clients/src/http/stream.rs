@@ -1,6 +1,7 @@
 //! Streamed responses: reads server-sent events and emits chat events.
 
 use std::collections::VecDeque;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -52,20 +53,24 @@ struct EventReader<D: Dialect, B> {
 impl<D: Dialect, B: BodyChunks> EventReader<D, B> {
     async fn next(&mut self) -> Option<Result<ChatEvent, LlmError>> {
         while self.ready.is_empty() {
-            let assembler = self.assembler.take()?;
-            match self.advance(assembler).await {
-                Ok(assembler) => self.assembler = assembler,
-                Err(error) => return Some(Err(error)),
+            let mut assembler = self.assembler.take()?;
+            match self.advance(&mut assembler).await {
+                Ok(ControlFlow::Continue(())) => self.assembler = Some(assembler),
+                Ok(ControlFlow::Break(())) => {
+                    let usage = assembler.usage();
+                    match assembler.finish(&self.headers) {
+                        Ok(events) => self.ready.extend(events),
+                        Err(error) => return Some(Err(error.with_usage(usage))),
+                    }
+                }
+                Err(error) => return Some(Err(error.with_usage(assembler.usage()))),
             }
         }
         self.ready.pop_front().map(Ok)
     }
 
-    /// Reads up to the next event with deltas, or one chunk. Returns the assembler unless it finished.
-    async fn advance(
-        &mut self,
-        mut assembler: D::Assembler,
-    ) -> Result<Option<D::Assembler>, LlmError> {
+    /// Reads up to the next event with deltas, or one chunk. Breaks at the end of the response.
+    async fn advance(&mut self, assembler: &mut D::Assembler) -> Result<ControlFlow<()>, LlmError> {
         while let Some(event) = self.parser.next_event() {
             let event = event.map_err(|error| {
                 LlmError::protocol("the server sent an event that is not UTF-8").with_source(error)
@@ -81,25 +86,20 @@ impl<D: Dialect, B: BodyChunks> EventReader<D, B> {
             if is_last {
                 // The turn is complete even if this fails.
                 let _ = timeout(END_OF_BODY_TIMEOUT, self.body.chunk()).await;
-                return self.finish(assembler);
+                return Ok(ControlFlow::Break(()));
             }
             if !self.ready.is_empty() {
-                return Ok(Some(assembler));
+                return Ok(ControlFlow::Continue(()));
             }
         }
         match self.body.chunk().await? {
             Some(chunk) => {
                 self.parser.push(&chunk);
-                Ok(Some(assembler))
+                Ok(ControlFlow::Continue(()))
             }
             // Some servers send no final event; the stop reason decides whether the turn is complete.
-            None => self.finish(assembler),
+            None => Ok(ControlFlow::Break(())),
         }
-    }
-
-    fn finish(&mut self, assembler: D::Assembler) -> Result<Option<D::Assembler>, LlmError> {
-        self.ready.extend(assembler.finish(&self.headers)?);
-        Ok(None)
     }
 }
 

@@ -19,14 +19,15 @@ impl ErrorContext {
             ),
             None => &self.base_url,
         };
-        let unreachable = |cause: &str, advice: &str| {
-            let message = format!("failed to reach {target}: {cause}");
-            LlmError::new(LlmErrorKind::Connection, message).with_advice(advice)
+        let failed = |kind, cause: &str, advice: &str| {
+            LlmError::new(kind, format!("failed to reach {target}: {cause}")).with_advice(advice)
         };
+        let unreachable = |cause, advice| failed(LlmErrorKind::Unreachable, cause, advice);
         let explained = if error.is_timeout() {
-            let message = format!("failed to reach {target}: the connection timed out");
-            LlmError::new(LlmErrorKind::Timeout, message)
-                .with_advice("Check the address, and whether a firewall blocks it.")
+            unreachable(
+                "the connection timed out",
+                "Check the address, and whether a firewall blocks it.",
+            )
         } else if let Some(route) = &self.proxy
             && cantle_tls::find_error(&error).is_none()
             && error.is_connect()
@@ -38,7 +39,8 @@ impl ErrorContext {
                 "Check the host name in the base URL, and the network.",
             )
         } else if let Some(tls) = cantle_tls::find_error(&error) {
-            unreachable(
+            failed(
+                LlmErrorKind::Tls,
                 &format!("the TLS handshake failed: {tls}"),
                 cantle_tls::advice(tls),
             )

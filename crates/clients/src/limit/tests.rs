@@ -11,8 +11,13 @@ use futures_util::StreamExt as _;
 use futures_util::future::join_all;
 use tokio::time::Instant;
 
-use super::{Limited, RateLimiter, RateLimits};
+use super::{RateLimiter, RateLimits};
+use crate::retry::{Retry, RetryPolicy};
 use crate::scripted::{ScriptedClient, done, done_with};
+
+fn limited<C: LlmClient>(client: C, limiter: RateLimiter) -> Retry<C> {
+    Retry::new(client, RetryPolicy::default()).with_limiter(limiter)
+}
 
 fn request(text: &str) -> ChatRequest {
     ChatRequest::new(vec![Message::user(text).into()], ToolSpecs::default())
@@ -36,7 +41,7 @@ async fn call(client: &dyn LlmClient, count: usize) -> Vec<(Duration, Vec<ChatEv
 
 #[tokio::test(start_paused = true)]
 async fn without_limits_calls_do_not_wait() {
-    let client = Limited::new(
+    let client = limited(
         ScriptedClient::always(done),
         RateLimiter::new(RateLimits::default()),
     );
@@ -47,7 +52,7 @@ async fn without_limits_calls_do_not_wait() {
 #[tokio::test(start_paused = true)]
 async fn requests_are_spread_over_the_minute_in_order() {
     let limits = RateLimits::default().with_requests_per_minute(120);
-    let client = Limited::new(ScriptedClient::always(done), RateLimiter::new(limits));
+    let client = limited(ScriptedClient::always(done), RateLimiter::new(limits));
     let answered = call(&client, 5).await;
     let at: Vec<_> = answered
         .iter()
@@ -59,8 +64,8 @@ async fn requests_are_spread_over_the_minute_in_order() {
 #[tokio::test(start_paused = true)]
 async fn clients_share_a_limit() {
     let account = RateLimiter::new(RateLimits::default().with_requests_per_minute(60));
-    let one = Limited::new(ScriptedClient::always(done), account.clone());
-    let two = Limited::new(ScriptedClient::always(done), account);
+    let one = limited(ScriptedClient::always(done), account.clone());
+    let two = limited(ScriptedClient::always(done), account);
     call(&one, 1).await;
     let answered = call(&two, 1).await;
     assert_eq!(answered[0].0.as_millis() / 100, 10);
@@ -77,7 +82,7 @@ async fn reserved_tokens_are_corrected_by_usage() {
         done_with(TurnEnd::new(StopReason::EndTurn, Some(usage)))
     };
     let limits = RateLimits::default().with_tokens_per_minute(60_000);
-    let client = Limited::new(ScriptedClient::always(used), RateLimiter::new(limits));
+    let client = limited(ScriptedClient::always(used), RateLimiter::new(limits));
     let start = Instant::now();
     for _ in 0..4 {
         client.complete(request("Hi")).await.unwrap();
@@ -95,49 +100,48 @@ async fn a_rejected_call_waits_and_emits_an_event() {
         _ => vec![done()],
     };
     let limiter = RateLimiter::new(RateLimits::default());
-    let client = Limited::new(ScriptedClient::new("m", script), limiter.clone());
+    let client = limited(ScriptedClient::new("m", script), limiter.clone());
     let start = Instant::now();
     let events: Vec<_> = client
         .stream(request("Hi"))
         .map(Result::unwrap)
         .collect()
         .await;
-    let expected = ChatEvent::Retrying {
-        attempt: 2,
-        after: second,
-        reason: "slow down (HTTP 429)".to_owned(),
+    let ChatEvent::AttemptFailed(failed) = &events[0] else {
+        panic!("{events:?}");
     };
-    assert_eq!((events.len(), &events[0]), (2, &expected));
+    assert_eq!((events.len(), &*failed.reason), (2, "slow down (HTTP 429)"));
     assert!(start.elapsed() >= second);
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_call_fails_after_the_maximum_of_rejections() {
-    let client = ScriptedClient::always(|| rejected(Some(Duration::from_millis(1))));
-    let limits = RateLimits::default().with_max_rejections(3);
-    let limited = Limited::new(client.clone(), RateLimiter::new(limits));
-    let error = limited.complete(request("Hi")).await.unwrap_err();
-    assert_eq!(client.attempts(), 4);
-    assert_eq!(
-        error.to_string(),
-        "slow down; given up after 4 attempts (HTTP 429)"
+async fn a_rate_limit_error_pauses_all_calls() {
+    let script = |attempt| match attempt {
+        0 => vec![rejected(Some(Duration::from_secs(7)))],
+        _ => vec![done()],
+    };
+    let scripted = ScriptedClient::new("m", script);
+    let client = limited(scripted.clone(), RateLimiter::default());
+    let first = client.complete(request("Hi"));
+    let other = async {
+        while scripted.attempts() == 0 {
+            tokio::task::yield_now().await;
+        }
+        let start = Instant::now();
+        client.complete(request("Hi")).await.unwrap();
+        start.elapsed()
+    };
+    let (first, waited) = tokio::join!(first, other);
+    assert!(
+        first.is_ok() && waited >= Duration::from_secs(7),
+        "{waited:?}"
     );
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_requested_delay_above_the_maximum_fails_at_once() {
-    let client = ScriptedClient::always(|| rejected(Some(Duration::from_secs(3600))));
-    let limited = Limited::new(client.clone(), RateLimiter::new(RateLimits::default()));
-    let start = Instant::now();
-    let error = limited.complete(request("Hi")).await.unwrap_err();
-    assert_eq!((client.attempts(), start.elapsed()), (1, Duration::ZERO));
-    assert!(error.to_string().contains("asks to wait 3600 s"), "{error}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_cancelled_call_takes_no_permit() {
     let limits = RateLimits::default().with_requests_per_minute(60);
-    let client = Limited::new(ScriptedClient::always(done), RateLimiter::new(limits));
+    let client = limited(ScriptedClient::always(done), RateLimiter::new(limits));
     call(&client, 1).await;
     let limit = Duration::from_millis(300);
     let cancelled = tokio::time::timeout(limit, client.complete(request("Hi"))).await;
@@ -206,7 +210,7 @@ async fn throughput(rate: f64, burst: f64, latency: Duration, turns: usize) -> (
         client: scripted.clone(),
         latency,
     };
-    let client = Limited::new(delayed, RateLimiter::new(RateLimits::default()));
+    let client = limited(delayed, RateLimiter::new(RateLimits::default()));
     let start = Instant::now();
     join_all((0..AGENTS).map(async |_| {
         for _ in 0..turns {

@@ -5,6 +5,7 @@ use std::ops::ControlFlow;
 
 use cantle_core::llm::{ChatEvent, LlmError, StopReason, TurnEnd};
 use cantle_core::message::{AssistantBlock, ToolCall};
+use cantle_core::usage::TokenUsage;
 use reqwest::header::HeaderMap;
 use serde_json::{Value, json};
 
@@ -23,6 +24,7 @@ pub struct ResponsesAssembler {
     items: BTreeMap<u64, Vec<AssistantBlock>>,
     /// Output indices of tool calls, in order of appearance.
     calls: Vec<u64>,
+    usage: Option<ResponseUsage>,
     /// The end of the response, once received.
     end: Option<ResponseEnd>,
 }
@@ -33,7 +35,6 @@ struct ResponseEnd {
     stop: Option<StopReason>,
     id: Option<String>,
     model: Option<String>,
-    usage: Option<ResponseUsage>,
 }
 
 impl ResponsesAssembler {
@@ -46,6 +47,7 @@ impl ResponsesAssembler {
 
     /// Reads the end of a response, and its items unless they came before.
     fn read_end(&mut self, errors: &ErrorContext, response: Response) -> Result<(), LlmError> {
+        self.usage = response.usage;
         if let Some(error) = response.error.filter(|error| !error.is_null()) {
             return Err(errors.event_error(&json!({ "error": error }).to_string()));
         }
@@ -72,7 +74,6 @@ impl ResponsesAssembler {
             stop,
             id: response.id.filter(|id| self.stateful && !id.is_empty()),
             model: response.model,
-            usage: response.usage,
         });
         Ok(())
     }
@@ -216,7 +217,12 @@ impl TurnAssembler for ResponsesAssembler {
         Ok(ControlFlow::Continue(()))
     }
 
+    fn usage(&self) -> Option<TokenUsage> {
+        self.usage.map(ResponseUsage::to_token_usage)
+    }
+
     fn into_turn(self, _: &HeaderMap) -> Result<(Vec<AssistantBlock>, TurnEnd), LlmError> {
+        let usage = self.usage();
         let end = self.end.ok_or_else(incomplete_response)?;
         let blocks: Vec<_> = self.items.into_values().flatten().collect();
         let is_call = |block: &AssistantBlock| matches!(block, AssistantBlock::ToolCall(_));
@@ -224,7 +230,6 @@ impl TurnAssembler for ResponsesAssembler {
             true => StopReason::ToolCalls,
             false => StopReason::EndTurn,
         };
-        let usage = end.usage.map(ResponseUsage::to_token_usage);
         let mut turn_end = TurnEnd::new(end.stop.unwrap_or(default_stop), usage);
         turn_end.response_id = end.id;
         turn_end.served_by = end.model;

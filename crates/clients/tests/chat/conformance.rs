@@ -1,8 +1,10 @@
 //! The conformance suite for model clients.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use cantle_clients::chat::ChatClient;
+use cantle_clients::retry::RetryPolicy;
 use cantle_core::llm::LlmClient;
 use cantle_testkit::conformance::{self, Dialect, Endpoint};
 
@@ -11,6 +13,7 @@ fn connect(to: &Endpoint) -> Arc<dyn LlmClient> {
         .base_url(&to.url)
         .api_key(to.api_key.as_str())
         .stream(to.stream)
+        .retry(RetryPolicy::default().with_period(Duration::from_millis(100)))
         .build();
     Arc::new(client.unwrap())
 }

@@ -6,7 +6,7 @@ use cantle_core::llm::{ChatEvent, LlmError, LlmErrorKind};
 use cantle_testkit::openai::{Fault, Reply, Turn};
 use serde_json::json;
 
-use crate::support::{MODES, builder, complete, serve, told};
+use crate::support::{MODES, builder, complete, quick, serve, told};
 
 const KEY: &str = "sk-do-not-show-this-0123456789";
 
@@ -69,7 +69,7 @@ async fn an_echoed_key_is_redacted() {
         for streams in MODES {
             let client = builder(&server.url(), streams)
                 .api_key(KEY)
-                .max_retries(1)
+                .retry(quick())
                 .build()
                 .unwrap();
             assert!(!format!("{client:?}").contains(KEY));
@@ -114,11 +114,11 @@ async fn retry_events_do_not_contain_the_key() {
     let server = serve(Turn::text("Hi").fault(Fault::Reply(echo))).await;
     let client = builder(&server.url(), true).api_key(KEY).build().unwrap();
     let (events, _) = told(&client).await;
-    let ChatEvent::Retrying { reason, .. } = &events[0] else {
+    let ChatEvent::AttemptFailed(failed) = &events[0] else {
         panic!("{events:?}");
     };
     assert_eq!(
-        reason,
+        failed.reason,
         "the provider failed: no room for [hidden] (HTTP 503)"
     );
 }

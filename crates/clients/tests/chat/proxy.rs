@@ -7,6 +7,7 @@ use std::sync::mpsc::{Receiver, channel};
 use std::thread;
 
 use cantle_clients::chat::Timeouts;
+use cantle_clients::retry::RetryPolicy;
 use cantle_core::llm::LlmErrorKind;
 
 use crate::support::{DEADLINE, builder, complete, taken};
@@ -90,14 +91,16 @@ async fn rerun_with_environment() {
     // Without a reachable resolver, a lookup takes long to fail.
     let mut timeouts = Timeouts::default();
     timeouts.connect = DEADLINE.mul_f64(0.9);
-    let client = builder(&url, false).api_key("sk-key").max_retries(0);
+    let client = builder(&url, false)
+        .api_key("sk-key")
+        .retry(RetryPolicy::never());
     let client = client.timeouts(timeouts);
     let outcome = match complete(&client.build().unwrap()).await {
         Ok(completion) => completion.message.text(),
         Err(error) => {
             assert!(matches!(
                 error.kind(),
-                LlmErrorKind::Connection | LlmErrorKind::Permission
+                LlmErrorKind::Unreachable | LlmErrorKind::Tls | LlmErrorKind::Permission
             ));
             format!("{error}. {}", error.advice().unwrap_or_default())
         }

@@ -4,6 +4,7 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use cantle_clients::chat::{ChatClient, ChatClientBuilder};
+use cantle_clients::retry::RetryPolicy;
 use cantle_core::llm::{
     ChatEvent, ChatRequest, Completion, LlmClient as _, LlmClientExt as _, LlmError,
 };
@@ -66,8 +67,16 @@ pub(crate) async fn told(client: &ChatClient) -> (Vec<ChatEvent>, Option<LlmErro
     (events, failed)
 }
 
+/// Retries that end soon.
+pub(crate) fn quick() -> RetryPolicy {
+    let short = Duration::from_millis(5);
+    RetryPolicy::default()
+        .with_period(10 * short)
+        .with_backoff(short, short)
+}
+
 /// The failure of a client that doesn't retry, streaming or not.
 pub(crate) async fn failure(server: &ScriptedServer, streams: bool) -> LlmError {
-    let client = builder(&server.url(), streams).max_retries(0);
+    let client = builder(&server.url(), streams).retry(RetryPolicy::never());
     complete(&client.build().unwrap()).await.unwrap_err()
 }

@@ -8,6 +8,7 @@ use std::process::Command;
 use std::sync::Arc;
 use std::thread;
 
+use cantle_clients::retry::RetryPolicy;
 use cantle_core::llm::LlmErrorKind;
 use cantle_testkit::openai::Turn;
 use rustls::pki_types::pem::PemObject as _;
@@ -65,9 +66,12 @@ pub(crate) fn serve_tls() -> String {
 #[tokio::test]
 async fn an_untrusted_certificate_is_rejected() {
     let url = serve_tls();
-    let client = builder(&url, false).max_retries(0).build().unwrap();
+    let client = builder(&url, false)
+        .retry(RetryPolicy::never())
+        .build()
+        .unwrap();
     let error = complete(&client).await.unwrap_err();
-    assert_eq!(error.kind(), LlmErrorKind::Connection);
+    assert_eq!(error.kind(), LlmErrorKind::Tls);
     let text = error.to_string();
     assert!(
         text.starts_with(&format!(
@@ -86,9 +90,12 @@ async fn an_untrusted_certificate_is_rejected() {
 async fn a_server_without_tls_is_recognized() {
     let server = serve(Turn::text("Hi")).await;
     let url = server.url().replace("http://", "https://");
-    let client = builder(&url, false).max_retries(0).build().unwrap();
+    let client = builder(&url, false)
+        .retry(RetryPolicy::never())
+        .build()
+        .unwrap();
     let error = complete(&client).await.unwrap_err();
-    assert_eq!(error.kind(), LlmErrorKind::Connection);
+    assert_eq!(error.kind(), LlmErrorKind::Tls);
     assert_eq!(
         error.advice(),
         Some("The server seems not to speak TLS: try http:// in the URL.")
@@ -132,7 +139,10 @@ fn ssl_cert_file_is_trusted() {
 #[ignore = "run by ssl_cert_file_is_trusted"]
 async fn subprocess_call_succeeds() {
     let url = env::var("TEST_URL").unwrap();
-    let client = builder(&url, false).max_retries(0).build().unwrap();
+    let client = builder(&url, false)
+        .retry(RetryPolicy::never())
+        .build()
+        .unwrap();
     assert_eq!(complete(&client).await.unwrap().message.text(), "Hi");
 }
 

@@ -1,17 +1,24 @@
 //! The conformance suite for model clients.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use cantle_clients::anthropic::AnthropicClient;
 use cantle_clients::chat::ChatClient;
 use cantle_clients::fallback::Fallback;
-use cantle_clients::limit::{Limited, RateLimiter, RateLimits};
 use cantle_clients::price::Priced;
 use cantle_clients::record::Recorder;
 use cantle_clients::responses::ResponsesClient;
 use cantle_clients::retry::{Retry, RetryPolicy};
 use cantle_core::llm::{LlmClient, Prices};
 use cantle_testkit::conformance::{self, Dialect, Endpoint};
+
+fn quick() -> RetryPolicy {
+    let short = Duration::from_millis(20);
+    RetryPolicy::default()
+        .with_period(5 * short)
+        .with_backoff(short, short)
+}
 
 #[tokio::test(flavor = "multi_thread")]
 async fn messages_conform() {
@@ -20,6 +27,7 @@ async fn messages_conform() {
             .base_url(&to.url)
             .api_key(to.api_key.as_str())
             .stream(to.stream)
+            .retry(quick())
             .build();
         Arc::new(client.unwrap())
     };
@@ -37,6 +45,7 @@ async fn responses_conform() {
                 .api_key(to.api_key.as_str())
                 .stream(to.stream)
                 .stateful(stateful)
+                .retry(quick())
                 .build();
             Arc::new(client.unwrap())
         };
@@ -53,13 +62,11 @@ async fn a_client_in_all_wrappers_conforms() {
             .base_url(&to.url)
             .api_key(to.api_key.as_str())
             .stream(to.stream)
-            .max_retries(0)
+            .retry(RetryPolicy::never())
             .build();
         let recorder = Recorder::new(client.unwrap(), std::io::sink(), Vec::new());
-        let limiter = RateLimiter::new(RateLimits::default());
-        let limited = Limited::new(recorder.unwrap(), limiter);
-        let priced = Priced::new(limited, Prices::per_million(1.0, 2.0));
-        let retrying = Retry::new(priced, RetryPolicy::default());
+        let priced = Priced::new(recorder.unwrap(), Prices::per_million(1.0, 2.0));
+        let retrying = Retry::new(priced, quick().with_period(Duration::from_millis(1100)));
         Arc::new(Fallback::new(Arc::new(retrying), Vec::new()))
     };
     conformance::llm_client(Dialect::Chat, &connect)

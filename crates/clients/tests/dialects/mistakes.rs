@@ -130,7 +130,7 @@ async fn a_missing_server_has_advice() {
     let url = format!("http://{}/v1", taken.local_addr().unwrap());
     for dialect in DIALECTS {
         let (kind, said) = told(dialect, &url).await;
-        assert_eq!(kind, LlmErrorKind::Connection);
+        assert_eq!(kind, LlmErrorKind::Unreachable);
         assert!(
             said.contains("connection refused. Check that the server is running"),
             "{said}"
@@ -139,7 +139,7 @@ async fn a_missing_server_has_advice() {
     // Once, since where there is no network it takes long.
     let client = client("messages", "http://no-such-host.invalid/v1", true).unwrap();
     let error = ask(&*client).await.unwrap_err();
-    assert_eq!(error.kind(), LlmErrorKind::Connection);
+    assert_eq!(error.kind(), LlmErrorKind::Unreachable);
     assert!(
         text(&error).contains("its host name cannot be resolved"),
         "{error}"

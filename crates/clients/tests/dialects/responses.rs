@@ -1,6 +1,7 @@
 //! Conversations that the provider keeps, and what is done where it can't.
 
 use cantle_clients::responses::ResponsesClient;
+use cantle_clients::retry::RetryPolicy;
 use cantle_core::llm::{Completion, LlmClientExt as _, LlmError, LlmErrorKind};
 use cantle_core::message::{AssistantBlock, AssistantMessage, Message, ToolMessage};
 use cantle_testkit::openai::{Fault, Reply, Script, ScriptedServer, ToolCall, Turn};
@@ -17,7 +18,11 @@ async fn server() -> ScriptedServer {
 
 fn client(server: &ScriptedServer) -> ResponsesClient {
     let builder = ResponsesClient::builder("m").base_url(server.url());
-    builder.stateful(true).max_retries(0).build().unwrap()
+    builder
+        .stateful(true)
+        .retry(RetryPolicy::never())
+        .build()
+        .unwrap()
 }
 
 /// Goes on from a first turn.

@@ -6,6 +6,7 @@ use std::time::Duration;
 use cantle_clients::anthropic::AnthropicClient;
 use cantle_clients::chat::{ChatClient, Timeouts};
 use cantle_clients::responses::ResponsesClient;
+use cantle_clients::retry::RetryPolicy;
 use cantle_core::llm::{
     ChatRequest, Completion, LlmClient, LlmClientExt as _, LlmError, ToolSpecs,
 };
@@ -33,7 +34,7 @@ pub(crate) fn client(
                     .api_key(SecretText::new(KEY))
                     .stream(stream)
                     .timeouts(timeouts)
-                    .max_retries(0)
+                    .retry(RetryPolicy::never())
                     .build()?,
             )
         };

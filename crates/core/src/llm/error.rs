@@ -5,6 +5,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::usage::TokenUsage;
+
 /// An error of a model call.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}{}", status.map(|status| format!(" (HTTP {status})")).unwrap_or_default())]
@@ -14,6 +16,8 @@ pub struct LlmError {
     status: Option<u16>,
     retry_after: Option<Duration>,
     advice: Option<String>,
+    // Boxed, because results with this error should be small.
+    usage: Option<Box<TokenUsage>>,
     source: Option<Box<dyn StdError + Send + Sync>>,
 }
 
@@ -38,6 +42,10 @@ pub enum LlmErrorKind {
     InvalidRequest,
     /// The conversation contains content that the model or dialect doesn't support.
     Unsupported,
+    /// No connection was established: refused, unknown host, or no reply in time.
+    Unreachable,
+    /// The TLS handshake failed: an untrusted certificate, or a server without TLS.
+    Tls,
     /// The connection failed before the answer began.
     Connection,
     /// No answer arrived in time.
@@ -53,7 +61,12 @@ impl LlmErrorKind {
     pub fn is_transient(self) -> bool {
         matches!(
             self,
-            Self::RateLimited | Self::Server | Self::Connection | Self::Timeout | Self::Interrupted
+            Self::RateLimited
+                | Self::Server
+                | Self::Unreachable
+                | Self::Connection
+                | Self::Timeout
+                | Self::Interrupted
         )
     }
 }
@@ -67,6 +80,7 @@ impl LlmError {
             status: None,
             retry_after: None,
             advice: None,
+            usage: None,
             source: None,
         }
     }
@@ -101,6 +115,12 @@ impl LlmError {
         self
     }
 
+    /// Sets the usage that the provider reported before the failure.
+    pub fn with_usage(mut self, usage: Option<TokenUsage>) -> Self {
+        self.usage = usage.map(Box::new);
+        self
+    }
+
     /// Sets the cause.
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.source = Some(source.into());
@@ -120,6 +140,11 @@ impl LlmError {
     /// Returns the delay that the provider asked for.
     pub fn retry_after(&self) -> Option<Duration> {
         self.retry_after
+    }
+
+    /// Returns the usage that the provider reported before the failure, which may lack the output.
+    pub fn usage(&self) -> Option<TokenUsage> {
+        self.usage.as_deref().copied()
     }
 
     /// Returns advice for the user.

@@ -120,10 +120,10 @@ impl Fold {
                     served_by: end.served_by,
                 });
             }
+            ChatEvent::AttemptFailed(_) => self.blocks.clear(),
             ChatEvent::TextDelta(_)
             | ChatEvent::ReasoningDelta(_)
-            | ChatEvent::ToolCallDelta { .. }
-            | ChatEvent::Retrying { .. } => {}
+            | ChatEvent::ToolCallDelta { .. } => {}
         }
         None
     }
@@ -151,17 +151,42 @@ pub enum ChatEvent {
     },
     /// A complete block of the turn.
     Block(AssistantBlock),
-    /// An attempt failed and is retried. Only before the first other event.
-    Retrying {
-        /// Number of the next attempt; the first retry is attempt 2.
-        attempt: u32,
-        /// Delay before the next attempt.
-        after: Duration,
-        /// The error of the last attempt, for display.
-        reason: String,
-    },
+    /// An attempt failed, and another one follows. The events before this one are void.
+    AttemptFailed(FailedAttempt),
     /// The turn is complete. Always the last event.
     Finished(TurnEnd),
+}
+
+/// An attempt at a model call that failed, and is followed by another one.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct FailedAttempt {
+    /// Number of the attempt, counted from 1.
+    pub attempt: u32,
+    /// The kind of its error.
+    pub kind: LlmErrorKind,
+    /// Its error, for display.
+    pub reason: String,
+    /// Delay before the next attempt.
+    pub delay: Duration,
+    /// Usage that the provider reported before the failure, which may lack the output.
+    pub usage: Option<TokenUsage>,
+    /// The model that was called, unless it is the client's own.
+    pub model: Option<String>,
+}
+
+impl FailedAttempt {
+    /// Describes the failure of an attempt with this error.
+    pub fn new(attempt: u32, error: &LlmError, delay: Duration) -> Self {
+        Self {
+            attempt,
+            kind: error.kind(),
+            reason: error.to_string(),
+            delay,
+            usage: error.usage(),
+            model: None,
+        }
+    }
 }
 
 /// The end of a turn, which recordings contain as JSON.

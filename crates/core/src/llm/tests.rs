@@ -93,13 +93,8 @@ async fn blocks_and_the_end_form_the_turn() {
 }
 
 #[tokio::test]
-async fn deltas_retries_and_late_events_are_ignored() {
+async fn deltas_failed_attempts_and_late_events_are_ignored() {
     let noise = [
-        ChatEvent::Retrying {
-            attempt: 2,
-            after: Duration::ZERO,
-            reason: "overloaded".to_owned(),
-        },
         ChatEvent::ReasoningDelta("H".to_owned()),
         ChatEvent::TextDelta("Lo".to_owned()),
         ChatEvent::ToolCallDelta {
@@ -108,8 +103,15 @@ async fn deltas_retries_and_late_events_are_ignored() {
             arguments: String::new(),
         },
     ];
+    let error = LlmError::new(LlmErrorKind::Interrupted, "broken");
+    let partial = AssistantBlock::ToolCall(ToolCall::new(None, "rm", "{}"));
+    let failed = [
+        ChatEvent::Block(partial),
+        ChatEvent::AttemptFailed(FailedAttempt::new(1, &error, Duration::ZERO)),
+    ];
     let late = ChatEvent::Block(AssistantBlock::text("late"));
-    let events = noise.into_iter().map(Ok).chain(whole()).chain([Ok(late)]);
+    let events = noise.into_iter().chain(failed).map(Ok);
+    let events = events.chain(whole()).chain([Ok(late)]);
     let streamed = Canned::new(events)
         .complete(request())
         .await

@@ -30,7 +30,7 @@ fn control_cases(fault: Fault) -> &'static [&'static str] {
         // These faults affect every case.
         Fault::EndsWithoutFinished | Fault::ContinuesAfterFinished => &[],
         _ => &[
-            "a_refused_connection_is_a_connection_error",
+            "a_refused_connection_is_unreachable",
             "the_requested_model_is_sent",
             "missing_usage_is_none",
             "a_text_is_one_block",
@@ -86,7 +86,7 @@ faults! {
     knows_one_kind_only: ReportsOneErrorKind => [
         refusals_have_a_kind_and_are_not_repeated, an_overflow_is_recognised,
         a_proxy_error_page_is_a_server_error, a_connection_that_is_closed_is_a_connection_error,
-        a_refused_connection_is_a_connection_error, a_stream_that_breaks_off_is_interrupted,
+        a_refused_connection_is_unreachable, a_stream_that_breaks_off_is_interrupted,
     ],
     hides_the_status: HidesTheStatus => [
         retries_of_a_failing_server_are_bounded, a_proxy_error_page_is_a_server_error,
@@ -113,9 +113,8 @@ faults! {
     ignores_error_events: IgnoresErrorEvents => [
         an_error_within_a_stream_is_an_error, a_malformed_stream_is_an_error,
     ],
-    retries_after_the_first_event: RetriesAfterTheFirstEvent => [
-        a_stream_that_breaks_off_is_interrupted, an_error_within_a_stream_is_an_error,
-        a_turn_cut_at_any_byte_is_not_finished,
+    repeats_broken_streams_silently: RepeatsBrokenStreamsSilently => [
+        a_stream_that_breaks_off_is_interrupted,
     ],
     ends_without_finished: EndsWithoutFinished => [
         a_text_is_one_block, a_stream_outlives_its_client, an_overflow_is_recognised,

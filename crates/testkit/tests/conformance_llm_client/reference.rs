@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use cantle_core::llm::{
-    ChatEvent, ChatRequest, ChatStream, LlmClient, LlmError, LlmErrorKind, ModelInfo,
+    ChatEvent, ChatRequest, ChatStream, FailedAttempt, LlmClient, LlmError, LlmErrorKind, ModelInfo,
 };
 use cantle_testkit::conformance::Endpoint;
 use futures_util::{StreamExt as _, future, stream};
@@ -46,7 +46,7 @@ pub(crate) enum Fault {
     BuffersPieces,
     IgnoresTruncation,
     IgnoresErrorEvents,
-    RetriesAfterTheFirstEvent,
+    RepeatsBrokenStreamsSilently,
     EndsWithoutFinished,
     ContinuesAfterFinished,
     // Requests
@@ -147,7 +147,7 @@ impl Call {
 
     async fn run(mut self, request: ChatRequest) {
         let attempts = if self.has(Fault::RetriesTooOften) {
-            20
+            60
         } else {
             3
         };
@@ -161,21 +161,17 @@ impl Call {
                 return;
             };
             let transient = error.kind().is_transient() || self.has(Fault::RetriesRefusals);
-            let late = self.answered && !self.has(Fault::RetriesAfterTheFirstEvent);
+            let late = self.answered && !self.has(Fault::RepeatsBrokenStreamsSilently);
             if !transient || late || attempt == attempts {
                 break error;
             }
-            attempt += 1;
             let after = error.retry_after().unwrap_or(Duration::from_millis(20));
-            if !self.has(Fault::HidesRetries) {
-                let reason = error.to_string();
-                let retrying = ChatEvent::Retrying {
-                    attempt,
-                    after,
-                    reason,
-                };
-                let _ = self.sender.send(Ok(retrying)).await;
+            if !self.has(Fault::HidesRetries) && !self.answered {
+                let failed = FailedAttempt::new(attempt, &error, after);
+                let failed = ChatEvent::AttemptFailed(failed);
+                let _ = self.sender.send(Ok(failed)).await;
             }
+            attempt += 1;
             if !self.has(Fault::IgnoresRetryAfter) {
                 sleep(after).await;
             }

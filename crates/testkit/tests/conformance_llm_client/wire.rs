@@ -102,7 +102,10 @@ impl Http {
         let address = url
             .strip_prefix("http://")
             .and_then(|it| it.strip_suffix("/v1"));
-        let connection = TcpStream::connect(address.unwrap()).await.map_err(broken)?;
+        let connection = TcpStream::connect(address.unwrap()).await;
+        let connection = connection.map_err(|error| {
+            LlmError::new(LlmErrorKind::Unreachable, "no connection").with_source(error)
+        })?;
         let (mut sender, connection) = handshake(TokioIo::new(connection)).await.map_err(broken)?;
         let mut driver = JoinSet::new();
         driver.spawn(async move { drop(connection.await) });

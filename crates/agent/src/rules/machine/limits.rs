@@ -3,7 +3,7 @@
 use cantle_core::message::UserKind;
 
 use super::Machine;
-use crate::rules::budget::{BudgetPhase, BudgetState, Resource};
+use crate::rules::budget::{BudgetPhase, BudgetState, Resource, budget_error};
 
 impl Machine {
     pub(super) fn budget_exhausted(&mut self, state: BudgetState) {
@@ -18,6 +18,19 @@ impl Machine {
         };
         if is_time {
             self.refuse_waiting("The run's time was over before this call started.");
+        }
+    }
+
+    /// Asks for the last turn in place of a request that a budget stopped, unless that was the last turn.
+    pub(super) fn give_up_request(&mut self) {
+        if self.has_ended() {
+            return;
+        }
+        match self.budget {
+            BudgetPhase::FinalTurnAnnounced(state) | BudgetPhase::FinalTurn(state) => {
+                self.stop(budget_error(state));
+            }
+            BudgetPhase::Available | BudgetPhase::Exhausted(_) => self.ask(),
         }
     }
 

@@ -177,6 +177,12 @@ impl Machine {
                 stop,
                 call,
             } => self.model_answered(*message, &stop, call),
+            Fact::AttemptFailed { call, is_last, .. } => {
+                self.ledger.model_call(call);
+                if is_last {
+                    self.give_up_request();
+                }
+            }
             Fact::ModelFailed(failure) => self.model_failed(failure),
             Fact::Summarized { text, files, call } => self.summarized(&text, &files, call),
             Fact::CallDecided { index, decision } => {

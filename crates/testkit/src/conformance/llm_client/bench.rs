@@ -145,7 +145,7 @@ impl CallRecord {
 
     /// Returns the number of retries.
     pub(super) fn retries(&self) -> usize {
-        let retrying = |event: &&ChatEvent| matches!(event, ChatEvent::Retrying { .. });
+        let retrying = |event: &&ChatEvent| matches!(event, ChatEvent::AttemptFailed(_));
         self.events.iter().filter(retrying).count()
     }
 }
@@ -177,23 +177,21 @@ pub(super) async fn record_call(
     if result.is_ok() {
         let more = stream.next().await;
         ensure!(more.is_none(), "after `Finished` came {more:?}");
-        check_deltas(&events)?;
+        let failed = |event: &ChatEvent| matches!(event, ChatEvent::AttemptFailed(_));
+        let last_attempt = events.rsplit(failed).next().unwrap_or_default();
+        check_deltas(last_attempt)?;
     }
-    retries_come_first(&events)?;
+    attempts_are_numbered(&events)?;
     Ok(CallRecord { events, result })
 }
 
-fn retries_come_first(events: &[ChatEvent]) -> Checked {
-    let mut attempts = 1;
-    let mut answered = false;
-    for event in events {
-        if let ChatEvent::Retrying { attempt, .. } = event {
-            attempts += 1;
-            equal("the number of an attempt", *attempt, attempts)?;
-            ensure!(!answered, "the call was retried after its first event");
-        } else {
-            answered = true;
-        }
+fn attempts_are_numbered(events: &[ChatEvent]) -> Checked {
+    let failed = events.iter().filter_map(|event| match event {
+        ChatEvent::AttemptFailed(failed) => Some(failed.attempt),
+        _ => None,
+    });
+    for (attempt, expected) in failed.zip(1..) {
+        equal("the number of an attempt", attempt, expected)?;
     }
     Ok(())
 }

@@ -14,7 +14,7 @@ cases! { cases for ClientFactory:
     a_proxy_error_page_is_a_server_error,
     an_invalid_answer_is_a_protocol_error,
     a_connection_that_is_closed_is_a_connection_error,
-    a_refused_connection_is_a_connection_error,
+    a_refused_connection_is_unreachable,
 }
 
 fn failing(reply: Reply) -> Turn {
@@ -37,13 +37,18 @@ async fn rate_limits_are_retried_or_reported(factory: &ClientFactory<'_>) -> Che
         }
         equal("retries", record.retries(), 1)?;
         let first = record.events.first().cloned();
-        let Some(ChatEvent::Retrying { after, reason, .. }) = first else {
-            return Err(Failure::new("the first event is not `Retrying`"));
+        let Some(ChatEvent::AttemptFailed(failed)) = first else {
+            return Err(Failure::new("the first event is not `AttemptFailed`"));
         };
-        ensure!(!reason.is_empty(), "the retry has no reason");
         ensure!(
-            after >= PAUSE,
-            "the retry was announced with a pause of {after:?}"
+            !failed.reason.is_empty(),
+            "the failed attempt has no reason"
+        );
+        equal("its kind", failed.kind, LlmErrorKind::RateLimited)?;
+        ensure!(
+            failed.delay >= PAUSE,
+            "the next attempt was announced after {:?}",
+            failed.delay
         );
         equal("the turn", record.completion()?.message.text(), "At last.")?;
         let [one, two] = &requests[..] else {
@@ -57,7 +62,7 @@ async fn rate_limits_are_retried_or_reported(factory: &ClientFactory<'_>) -> Che
 }
 
 async fn retries_of_a_failing_server_are_bounded(factory: &ClientFactory<'_>) -> Checked {
-    const MAX_ATTEMPTS: usize = 12;
+    const MAX_ATTEMPTS: usize = 40;
     for status in [500, 503] {
         let turn = failing(Reply::error(status).header("retry-after", "0"));
         let (record, server) = factory.ask(Script::new().turn(turn), true).await?;
@@ -144,12 +149,12 @@ async fn a_connection_that_is_closed_is_a_connection_error(factory: &ClientFacto
     factory.fail_in_both_modes(what, &turn, kind).await
 }
 
-async fn a_refused_connection_is_a_connection_error(factory: &ClientFactory<'_>) -> Checked {
+async fn a_refused_connection_is_unreachable(factory: &ClientFactory<'_>) -> Checked {
     // Bound, so that the port stays reserved, but not listening.
     let socket = TcpSocket::new_v4()?;
     socket.bind((Ipv4Addr::LOCALHOST, 0).into())?;
     let address = socket.local_addr()?;
     let client = factory.client(&format!("http://{address}/v1"), true);
     let error = record_call(&*client, request("Go.")).await?.error()?;
-    of_kind("a closed port", &error, &[LlmErrorKind::Connection])
+    of_kind("a closed port", &error, &[LlmErrorKind::Unreachable])
 }

@@ -1,8 +1,8 @@
 //! Suite for an [`LlmClient`] of OpenAI's Chat Completions or Responses, or Anthropic's Messages.
 //!
 //! The client talks to a [scripted server](crate::openai). The suite checks the trait's contract
-//! (events, blocks, usage, error kinds) and the requests on the wire. A client may retry, but must
-//! report it.
+//! (events, blocks, usage, error kinds) and the requests on the wire. A client may repeat failed calls,
+//! but must report each attempt; test it with a period of at most two seconds for that.
 
 mod bench;
 mod errors;
