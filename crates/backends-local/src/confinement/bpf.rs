@@ -1,7 +1,6 @@
 //! Compiles system call rules to the BPF program that the kernel runs for every system call.
 //!
-//! The program is a binary search over the numbers: the kernel evaluates it once per number when it is
-//! installed, and for calls whose arguments matter at each call, so the length of a path is the cost.
+//! The program is a binary search over the numbers.
 
 use std::collections::BTreeMap;
 
@@ -63,13 +62,13 @@ impl Condition {
     }
 }
 
-/// The rules of a filter. Calls without a rule are allowed up to [`LAST_KNOWN`], and missing above.
+/// The rules of a filter. Calls without a rule are allowed up to [`LAST_REVIEWED`], and missing above.
 #[derive(Clone, Debug, Default)]
 pub(super) struct FilterRules(BTreeMap<u32, CallRule>);
 
-/// The last system call that these rules have been reviewed for (`removexattrat`, Linux 6.13). Programs must
-/// handle `ENOSYS` for newer ones.
-pub(super) const LAST_KNOWN: u32 = 466;
+/// The last system call that these rules have been reviewed for (`rseq_slice_yield`, Linux 7.0). Programs
+/// must handle `ENOSYS` for newer ones.
+pub(super) const LAST_REVIEWED: u32 = 471;
 
 #[derive(Clone, Debug)]
 enum CallRule {
@@ -106,7 +105,7 @@ impl FilterRules {
             Instruction::load(NUMBER_AT),
             Instruction::skip_if_less(X32, 1),
             Instruction::end(Action::REFUSE),
-            Instruction::skip_if_less(LAST_KNOWN + 1, 1),
+            Instruction::skip_if_less(LAST_REVIEWED + 1, 1),
             Instruction::end(Action::MISSING),
         ];
         let rules: Vec<(u32, &CallRule)> =

@@ -7,6 +7,11 @@
 
 use super::bpf::{Action, Condition, FilterRules};
 
+/// Calls that the `libc` crate does not name yet.
+const OPEN_TREE_ATTR: i64 = 467;
+const FILE_SETATTR: i64 = 469;
+const LISTNS: i64 = 470;
+
 /// Calls that are always refused.
 const REFUSED: &[i64] = &[
     // Access to other processes.
@@ -25,6 +30,8 @@ const REFUSED: &[i64] = &[
     libc::SYS_fsmount,
     libc::SYS_fspick,
     libc::SYS_mount_setattr,
+    OPEN_TREE_ATTR,
+    LISTNS,
     libc::SYS_pivot_root,
     libc::SYS_chroot,
     libc::SYS_unshare,
@@ -130,7 +137,8 @@ pub(super) enum AllowedSockets {
 pub(super) fn program(options: FilterOptions) -> Vec<u8> {
     let mut rules = FilterRules::default();
     rules.always(REFUSED, Action::REFUSE);
-    rules.always(&[libc::SYS_clone3], Action::MISSING);
+    // `FS_IOC_FSSETXATTR` does the same for files that were opened, which Landlock can refuse.
+    rules.always(&[libc::SYS_clone3, FILE_SETATTR], Action::MISSING);
     if options.shares_with_host {
         rules.always(SHARED, Action::REFUSE);
         // Lowering another process's limits can kill it.

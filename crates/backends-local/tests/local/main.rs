@@ -23,5 +23,6 @@ mod opening;
 mod orders;
 mod output;
 mod paths;
+mod programs;
 mod support;
 mod terminal;
