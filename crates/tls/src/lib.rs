@@ -234,6 +234,12 @@ pub fn advice(error: &rustls::Error) -> &'static str {
             "The certificate has expired or is not valid yet: check this machine's clock, and renew \
              the certificate if the server is yours."
         }
+        rustls::Error::InvalidCertificate(CertificateError::Other(other))
+            if other.to_string().contains("CaUsedAsEndEntity") =>
+        {
+            "The server presents the certificate of an authority, which `openssl req -x509` creates by default. \
+             Create it with -addext basicConstraints=critical,CA:FALSE, and set SSL_CERT_FILE to its file."
+        }
         rustls::Error::InvalidCertificate(_) => {
             "The server's certificate is not trusted. If it comes from a certificate authority of \
              your own, set SSL_CERT_FILE to a file with that authority's certificate."

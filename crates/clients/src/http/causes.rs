@@ -18,3 +18,11 @@ pub(super) fn root_cause(error: &(dyn StdError + 'static)) -> String {
 pub(super) fn io_kind(error: &(dyn StdError + 'static)) -> Option<io::ErrorKind> {
     chain(error).find_map(|error| error.downcast_ref::<io::Error>().map(io::Error::kind))
 }
+
+/// Returns whether the response could not be parsed as HTTP.
+pub(super) fn is_not_http(error: &(dyn StdError + 'static)) -> bool {
+    chain(error).any(|error| {
+        let error = error.downcast_ref::<hyper::Error>();
+        error.is_some_and(hyper::Error::is_parse)
+    })
+}

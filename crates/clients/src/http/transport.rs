@@ -4,7 +4,7 @@ use std::io;
 
 use cantle_core::llm::{LlmError, LlmErrorKind};
 
-use super::causes::{io_kind, root_cause};
+use super::causes::{io_kind, is_not_http, root_cause};
 use super::errors::ErrorContext;
 
 impl ErrorContext {
@@ -51,6 +51,10 @@ impl ErrorContext {
             )
         } else if error.is_connect() {
             unreachable(&root_cause(&error), "Check the base URL, and the network.")
+        } else if is_not_http(&error) {
+            let message = format!("the answer of {target} is not HTTP");
+            LlmError::protocol(message)
+                .with_advice("If the server expects TLS, begin the base URL with https://.")
         } else {
             let cause = root_cause(&error);
             let message = format!("the connection to {target} broke before the response: {cause}");

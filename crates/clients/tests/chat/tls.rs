@@ -25,7 +25,11 @@ pub(crate) fn fixture(name: &str) -> PathBuf {
 
 /// Serves one connection with a certificate that only `cert.pem` vouches for.
 pub(crate) fn serve_tls() -> String {
-    let certificate = CertificateDer::from_pem_file(fixture("cert.pem")).unwrap();
+    serve_certificate("cert.pem")
+}
+
+fn serve_certificate(file: &str) -> String {
+    let certificate = CertificateDer::from_pem_file(fixture(file)).unwrap();
     let key = PrivatePkcs8KeyDer::from(std::fs::read(fixture("key.der")).unwrap());
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     let config = ServerConfig::builder_with_provider(provider)
@@ -83,6 +87,44 @@ async fn an_untrusted_certificate_is_rejected() {
         error
             .advice()
             .is_some_and(|advice| advice.contains("SSL_CERT_FILE"))
+    );
+}
+
+/// What `openssl req -x509` creates by default: trusting it does not help.
+#[test]
+fn the_certificate_of_an_authority_has_its_own_advice() {
+    let url = serve_certificate("authority.pem");
+    again_with(
+        "tls::subprocess_call_is_advised",
+        &[
+            ("TEST_URL", &url),
+            ("SSL_CERT_FILE", &fixture("authority.pem").to_string_lossy()),
+        ],
+    );
+}
+
+#[tokio::test]
+#[ignore = "run by the_certificate_of_an_authority_has_its_own_advice"]
+async fn subprocess_call_is_advised() {
+    let client = builder(&env::var("TEST_URL").unwrap(), false);
+    let error = complete(&client.build().unwrap()).await.unwrap_err();
+    assert_eq!(error.kind(), LlmErrorKind::Tls);
+    let advice = error.advice().unwrap();
+    assert!(
+        advice.contains("basicConstraints=critical,CA:FALSE"),
+        "{advice}"
+    );
+}
+
+#[tokio::test]
+async fn a_server_with_tls_is_recognized() {
+    let url = serve_tls().replace("https://", "http://");
+    let client = builder(&url, false).build().unwrap();
+    let error = complete(&client).await.unwrap_err();
+    assert_eq!(error.kind(), LlmErrorKind::Protocol);
+    assert_eq!(
+        error.advice(),
+        Some("If the server expects TLS, begin the base URL with https://.")
     );
 }
 
