@@ -13,7 +13,7 @@ use crate::definition::Definition;
 use crate::error::{AgentError, SessionError};
 use crate::hooks::Hooks;
 use crate::journal::RunStore;
-use crate::rules::{ImageBounds, Rules};
+use crate::rules::{ImageBounds, Rules, TextAnswers};
 use crate::scope::AgentTool;
 use crate::session::{ResumeOptions, Session, SessionOptions};
 use crate::tool_table::{check_names, is_valid_name};
@@ -51,6 +51,7 @@ impl Agent {
                     block_successive_assistant_messages: true,
                     recover_from_context_overflow: true,
                     continue_cut_answers: false,
+                    text_answers: TextAnswers::default(),
                     summarize_at: Some(0.7),
                     context_window,
                     max_output_tokens,
@@ -118,6 +119,12 @@ pub struct AgentBuilder {
 }
 
 impl AgentBuilder {
+    /// Sets the reaction to an answer of the model in text, without a tool call.
+    pub fn text_answers(mut self, rule: TextAnswers) -> Self {
+        self.definition.rules.text_answers = rule;
+        self
+    }
+
     /// Sets instructions for the model, which follow the general ones.
     pub fn system_prompt(mut self, instructions: impl Into<String>) -> Self {
         self.definition.system_prompt = Some(instructions.into());

@@ -37,7 +37,7 @@ pub trait Hooks: fmt::Debug + Send + Sync {
         AfterTool::Keep
     }
 
-    /// Called before a successful finish call ends the run.
+    /// Called before a successful finish call ends the run, or an answer in text, which is the `reason` then.
     async fn at_finish(&self, finish: &Finish) -> AtFinish {
         let _ = finish;
         AtFinish::Accept

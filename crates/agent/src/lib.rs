@@ -54,7 +54,7 @@ pub use self::budget::Budget;
 pub use self::error::{AgentError, RunError, RunErrorKind, SessionError, SessionErrorKind};
 pub use self::hooks::{AfterTool, AtFinish, BeforeModel, BeforeTool, Hooks};
 pub use self::journal::{KeptRun, KeptStatus, RunStore, StoreError, StoreErrorKind};
-pub use self::rules::Decision;
+pub use self::rules::{Decision, TextAnswers};
 pub use self::run::{Outcome, Run, RunControl};
 pub use self::session::{ResumeOptions, Session, SessionOptions};
 pub use self::sub_agents::SubAgent;

@@ -35,6 +35,7 @@ impl ToolTable {
                 concurrency_safe: tool.tool.concurrency_safe(),
                 polls: tool.tool.polls(),
                 resumes: tool.tool.repeatable(),
+                accepts_text: tool.tool.accepts_text(),
             };
             specs.push(tool.tool.spec().clone());
             traits.insert(name.clone(), properties);

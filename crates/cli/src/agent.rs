@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cantle::agent::{Agent, AgentBuilder};
+use cantle::agent::{Agent, AgentBuilder, TextAnswers};
 use cantle::core::policy::Policy;
 use cantle::core::sandbox::Backend;
 use cantle::tools::{CodeExec, Finish, finish_schema};
@@ -29,6 +29,9 @@ pub(crate) fn complete(
         .policy(policy)
         .timeout(settings.timeout());
     let mut agent = agent.provider(code_exec).max_turns(settings.max_turns());
+    if settings.strict_finish == Some(true) {
+        agent = agent.text_answers(TextAnswers::Insist);
+    }
     if let Some(prompt) = &settings.system_prompt {
         agent = agent.system_prompt(prompt);
     }

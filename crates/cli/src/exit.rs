@@ -22,7 +22,7 @@ pub(crate) enum Code {
 impl From<RunStatus> for Code {
     fn from(status: RunStatus) -> Self {
         match status {
-            RunStatus::Finished => Self::Finished,
+            RunStatus::Finished | RunStatus::AnsweredInText => Self::Finished,
             RunStatus::LimitReached => Self::Limit,
             RunStatus::Cancelled => Self::Cancelled,
             RunStatus::ModelFailed => Self::Model,

@@ -33,6 +33,9 @@ struct ResultFile<'a> {
     finish: Option<&'a Finish>,
     outputs: Vec<SavedOutput<'a>>,
     refused: Vec<RefusedOutput<'a>>,
+    /// Files that a run which ended with an answer in text did not deliver.
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    undelivered: &'a [String],
     turns: u32,
     duration_s: f64,
     ledger: &'a Ledger,
@@ -134,6 +137,7 @@ pub(crate) fn write(outcome: &Outcome, output_dir: &Path) -> anyhow::Result<()> 
         finish: outcome.finish.as_ref(),
         outputs: outputs.collect(),
         refused: refused.collect(),
+        undelivered: &outcome.undelivered,
         turns: outcome.turns,
         duration_s: outcome.duration.as_secs_f64(),
         ledger: &outcome.ledger,

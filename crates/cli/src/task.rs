@@ -94,17 +94,22 @@ impl Task {
         cancellation: &CancellationToken,
     ) -> Result<u8, Failure> {
         let outcome = self.run(&session, display, user, cancellation).await?;
-        let mut code = Code::from(outcome.status());
+        let mut code = match outcome.undelivered.is_empty() || self.output_dir.is_none() {
+            true => Code::from(outcome.status()),
+            false => Code::Limit,
+        };
         let mut summary = Summary::of(&outcome);
         summary.problems.extend(self.hint(&outcome));
 
         let output_dir = self.output_dir.as_deref();
-        if outcome.status() == RunStatus::Finished {
-            if let Err(error) = output_dir.map_or(Ok(()), |dir| result_file::write(&outcome, dir)) {
-                summary.problems.push(format!("{error:#}"));
-                code = Code::Internal;
-            }
-        } else {
+        let is_complete = outcome.error.is_none();
+        if let Some(dir) = output_dir.filter(|_| is_complete)
+            && let Err(error) = result_file::write(&outcome, dir)
+        {
+            summary.problems.push(format!("{error:#}"));
+            code = Code::Internal;
+        }
+        if !is_complete || !outcome.undelivered.is_empty() {
             let sandbox = session.sandbox().map(AsRef::as_ref);
             summary.unfinished =
                 Unfinished::save(&outcome, sandbox, output_dir, self.is_resumable).await;
@@ -117,8 +122,11 @@ impl Task {
             .problems
             .extend(closed.err().map(|error| error.to_string()));
 
-        let result = outcome.finish.as_ref().filter(|_| outcome.error.is_none());
-        let result = result.map(|finish| self.result(finish));
+        let result = match &outcome.finish {
+            _ if !is_complete => None,
+            Some(finish) => Some(self.result(finish)),
+            None => outcome.last_text().map(|text| clean(text.trim())),
+        };
         if let Err(error) = display.close(&summary, result.as_deref()).await {
             let error = anyhow::Error::new(error).context("failed to write the result");
             return Err(Failure::new(Code::Internal, error));
@@ -128,6 +136,11 @@ impl Task {
 
     /// Returns what to do about a failure, in terms of the command line.
     fn hint(&self, outcome: &Outcome) -> Option<String> {
+        if outcome.status() == RunStatus::AnsweredInText {
+            let advice = "The model did not call the finish tool, so its last answer is the result. --strict-finish makes \
+                          it go on until it finishes.";
+            return Some(advice.to_owned());
+        }
         let error = outcome.error.as_ref()?;
         match (error.kind(), error.llm_kind()) {
             (RunErrorKind::MaxTurns, _) => Some("Increase the limit with --max-turns.".to_owned()),

@@ -240,6 +240,8 @@ impl EventKind {
 pub enum RunStatus {
     /// A finish call succeeded.
     Finished,
+    /// The model answered in text and did not call a finish tool.
+    AnsweredInText,
     /// A limit was reached: turns, a budget, the context window or output tokens; or the model made no
     /// progress.
     LimitReached,

@@ -47,6 +47,10 @@ impl Tool for Finish {
         true
     }
 
+    fn accepts_text(&self) -> bool {
+        true
+    }
+
     async fn call(&self, params: FinishParams, cx: ToolContext) -> Result<ToolOutput, ToolError> {
         let (mut missing, mut reserved) = (Vec::new(), Vec::new());
         if let Some(sandbox) = &cx.sandbox {

@@ -8,8 +8,8 @@ use cantle_core::message::ToolCall;
 use super::fact::Decision;
 use crate::error::RunError;
 
-/// The result of a run: a finish call, or an error.
-pub(crate) type RunEnd = Result<Finish, RunError>;
+/// The result of a run: a finish call, `None` for an answer in text, or an error.
+pub(crate) type RunEnd = Result<Option<Finish>, RunError>;
 
 /// Something to do.
 #[derive(Debug)]
@@ -28,6 +28,8 @@ pub(crate) enum Action {
         /// Whether an earlier process had started it, and it continues where it was.
         restarted: bool,
     },
+    /// Ask the hooks whether an answer in text may end the run, like this finish call.
+    AcceptText { finish: Finish },
     /// Emit the result of a call that was answered without running.
     CallRefused { call: Arc<ToolCall>, text: String },
     /// Emit a message that the loop wrote in the user's role.

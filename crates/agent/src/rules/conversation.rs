@@ -159,7 +159,7 @@ impl Conversation {
         &mut self,
         text: &str,
         files: &[String],
-        finish_tools: &[&str],
+        finish_tools: &[String],
     ) -> Option<usize> {
         let start = summary::start(&self.messages)?;
         let replaced = self.messages.split_off(start);

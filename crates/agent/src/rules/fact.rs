@@ -65,6 +65,13 @@ pub(crate) enum Fact {
     },
     /// An approval decided on a call of the turn.
     CallDecided { index: usize, decision: Decision },
+    /// The hooks agreed that an answer in text ends the run.
+    TextAccepted,
+    /// The hooks refused that an answer in text ends the run.
+    TextRefused {
+        /// The reason, for the model.
+        feedback: String,
+    },
     /// A call of the turn started.
     CallStarted {
         index: usize,

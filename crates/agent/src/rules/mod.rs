@@ -28,4 +28,5 @@ pub use self::fact::Decision;
 pub(crate) use self::fact::{CallOutcome, Fact, ModelFailure, NewSandbox, SubAgentEnded};
 pub(crate) use self::ledger::{LedgerFold, Spending};
 pub(crate) use self::machine::Machine;
+pub use self::settings::TextAnswers;
 pub(crate) use self::settings::{ImageBounds, Rules, ToolTraits};

@@ -21,6 +21,9 @@ pub(crate) struct Rules {
     /// Whether the run continues after an answer that was cut off at the output limit.
     #[serde(default)]
     pub(crate) continue_cut_answers: bool,
+    /// The reaction to an answer in text.
+    #[serde(default)]
+    pub(crate) text_answers: TextAnswers,
     /// Used part of the context window from which on the history is summarized; `None` for never.
     pub(crate) summarize_at: Option<f64>,
     /// Size of the context window in tokens, if known.
@@ -29,6 +32,22 @@ pub(crate) struct Rules {
     pub(crate) max_output_tokens: Option<u64>,
     /// Bounds of the images in one request.
     pub(crate) images: ImageBounds,
+}
+
+/// The reaction to an answer of the model in text, without a tool call.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum TextAnswers {
+    /// The model is reminded of the finish tools. If it goes on in text (three times, or with the same answer), the
+    /// run ends as [`AnsweredInText`](cantle_core::event::RunStatus::AnsweredInText), provided that the only finish
+    /// tool [accepts text](cantle_core::tool::Tool::accepts_text).
+    #[default]
+    Remind,
+    /// The model is reminded of the finish tools, up to the limits of the run.
+    Insist,
+    /// The run ends as [`AnsweredInText`](cantle_core::event::RunStatus::AnsweredInText), as in a conversation.
+    EndTurn,
 }
 
 /// The properties of a tool on which the rules depend.
@@ -41,6 +60,8 @@ pub(crate) struct ToolTraits {
     pub(crate) concurrency_safe: bool,
     /// Whether repeating a call with the same result is ordinary use.
     pub(crate) polls: bool,
+    /// Whether an answer in text may end the run in place of a call of this finish tool.
+    pub(crate) accepts_text: bool,
     /// Whether a call started by an earlier process continues where it was (a sub-agent's).
     pub(crate) resumes: bool,
 }

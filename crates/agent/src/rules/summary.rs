@@ -37,7 +37,7 @@ pub(super) fn message(replaced: &[SharedMessage], text: &str) -> Message {
 }
 
 /// Returns the message that follows a summary.
-pub(super) fn reminder(files: &[String], finish_tools: &[&str]) -> Message {
+pub(super) fn reminder(files: &[String], finish_tools: &[String]) -> Message {
     let mut text =
         "That was your own summary of the work so far; the messages that it replaces are \
                     no longer shown. Continue from there."

@@ -8,6 +8,7 @@ mod properties;
 mod repeats;
 mod resume;
 mod summaries;
+mod text_answers;
 mod turns;
 
 use std::collections::HashMap;
@@ -26,6 +27,10 @@ use serde_json::{Value, json};
 use super::*;
 use crate::error::RunErrorKind;
 
+/// The message after an answer in text.
+const TEXT_REMINDER: &str = "You replied without a tool call. If you are done, call `finish` or `give_up` with your answer; \
+                        otherwise call a tool.";
+
 fn rules(max_turns: u32) -> Rules {
     Rules {
         max_turns,
@@ -34,6 +39,7 @@ fn rules(max_turns: u32) -> Rules {
         block_successive_assistant_messages: true,
         recover_from_context_overflow: true,
         continue_cut_answers: false,
+        text_answers: TextAnswers::default(),
         summarize_at: None,
         context_window: None,
         max_output_tokens: None,
@@ -80,7 +86,9 @@ fn actions(machine: &mut Machine) -> Vec<String> {
             Action::CallRefused { call, .. } => format!("refused {}", call.id),
             Action::UserMessage { text } => format!("say {text}"),
             Action::TurnDropped { turn } => format!("dropped {turn}"),
-            Action::End(Ok(finish)) => format!("finished {} {}", finish.tool, finish.params),
+            Action::AcceptText { finish } => format!("accept {}", finish.params),
+            Action::End(Ok(None)) => "answered in text".to_owned(),
+            Action::End(Ok(Some(finish))) => format!("finished {} {}", finish.tool, finish.params),
             Action::End(Err(error)) => format!("ended {:?}: {error}", error.kind()),
         });
     }

@@ -8,7 +8,7 @@ use std::future::pending;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cantle_core::event::EventKind;
+use cantle_core::event::{EventKind, Finish};
 use cantle_core::ledger::Ledger;
 use cantle_core::message::ToolCall;
 use cantle_core::tool::{Progress, ToolContext};
@@ -23,6 +23,7 @@ use super::approve;
 use super::resources::SessionResources;
 use super::tool_call::RunningCall;
 use crate::error::{RunError, RunErrorKind};
+use crate::hooks::{AtFinish, guarded};
 use crate::hub::Hub;
 use crate::journal::{BackgroundAgentRecord, Journal};
 use crate::rules::{Action, CallOutcome, Decision, Fact, Machine, RunEnd};
@@ -112,6 +113,7 @@ impl Driver {
                         decision,
                         restarted,
                     } => self.admit(index, call, decision, restarted)?,
+                    Action::AcceptText { finish } => self.accept_text(&finish).await?,
                     Action::CallRefused { call, text } => self.emit_refused(&call, &text),
                     Action::UserMessage { text } => {
                         self.scope.hub.emit(EventKind::UserMessage { text });
@@ -130,6 +132,18 @@ impl Driver {
             self.start_ready().await?;
             self.wait().await?;
         }
+    }
+
+    /// Asks the hooks whether an answer in text ends the run.
+    async fn accept_text(&mut self, finish: &Finish) -> Result<(), RunError> {
+        let fact = match &self.resources.agent.hooks {
+            None => Fact::TextAccepted,
+            Some(hooks) => match guarded("at_finish", hooks.at_finish(finish)).await? {
+                AtFinish::Accept => Fact::TextAccepted,
+                AtFinish::Refuse { feedback } => Fact::TextRefused { feedback },
+            },
+        };
+        self.record(fact)
     }
 
     /// Ends background sub-agents, and commits the journal.

@@ -1,14 +1,17 @@
 //! The task of a run: what precedes its first turn and follows its last.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use cantle_core::content::Content;
 use cantle_core::event::{EventKind, Finish};
 use cantle_core::ids::RunId;
 use cantle_core::message::{Message, SharedMessage};
-use cantle_core::sandbox::{SandboxErrorKind, SandboxExt as _, SavedOutputs, Survival};
+use cantle_core::sandbox::{
+    FileKind, Sandbox, SandboxErrorKind, SandboxExt as _, SandboxPath, SavedOutputs, Survival,
+};
 use serde_json::Value;
 use tokio::sync::OwnedMutexGuard;
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -23,7 +26,7 @@ use crate::journal::{
     BackgroundAgentRecord, DeliveredFiles, End, Header, Journal, JournalContent, VERSION,
 };
 use crate::prompt;
-use crate::rules::{Fact, Machine, NewSandbox};
+use crate::rules::{Fact, Machine, NewSandbox, RunEnd};
 use crate::scope::RunScope;
 use crate::spans;
 use crate::time::unix_seconds;
@@ -33,6 +36,12 @@ const NEW_SANDBOX: &str = "The run was interrupted, and its sandbox is gone. You
 
 const LOST_PROCESSES: &str = "The run was interrupted and continues now. Files are unchanged; background \
                               processes that you had started are gone.";
+
+/// Maximum number of undelivered files that are named.
+const MAX_UNDELIVERED: usize = 20;
+
+/// Deadline of looking for them.
+const LIST_DEADLINE: Duration = Duration::from_secs(10);
 
 /// The start of a run.
 pub(crate) enum RunStart {
@@ -101,7 +110,7 @@ impl RunTask {
         let journal = prepared.journal.clone();
         let (end, machine) = self.drive(prepared, facts).await;
         let (finish, mut error) = match end {
-            Ok(finish) => (Some(finish), None),
+            Ok(finish) => (finish, None),
             Err(error) => (None, Some(error)),
         };
         let mut outputs = SavedOutputs::default();
@@ -115,6 +124,10 @@ impl RunTask {
                 Err(failure) => error = Some(failure),
             }
         }
+        let undelivered = match (&finish, &error) {
+            (None, None) => self.undelivered().await,
+            _ => Vec::new(),
+        };
         let turns = machine.turns();
         let (messages, summarized, ledger) = machine.into_parts();
         *history = messages.get(1..).unwrap_or_default().to_vec();
@@ -126,6 +139,7 @@ impl RunTask {
             summarized,
             ledger,
             outputs,
+            undelivered,
             turns,
             duration: started.elapsed(),
         };
@@ -140,7 +154,7 @@ impl RunTask {
         &self,
         prepared: PreparedRun,
         facts: UnboundedReceiver<Fact>,
-    ) -> (Result<Finish, RunError>, Machine) {
+    ) -> (RunEnd, Machine) {
         let PreparedRun {
             machine,
             journal,
@@ -312,9 +326,31 @@ impl RunTask {
         }
         if let Err(error) = committed {
             outcome.error = Some(error);
-        } else if let Some(kept) = &self.resources.kept {
+        } else if outcome.undelivered.is_empty()
+            && let Some(kept) = &self.resources.kept
+        {
             kept.unfinished.fetch_sub(1, Ordering::AcqRel);
         }
+    }
+
+    /// Lists files of the sandbox that a run without a finish call leaves behind, and warns of them.
+    async fn undelivered(&self) -> Vec<String> {
+        let Some(sandbox) = &self.resources.sandbox else {
+            return Vec::new();
+        };
+        let inputs = &self.resources.input_files;
+        let mut files = Vec::new();
+        let listing = list_new_files(&**sandbox, inputs, &mut files);
+        // What was found in time is enough for a warning.
+        let _ = tokio::time::timeout(LIST_DEADLINE, listing).await;
+        if !files.is_empty() {
+            let message = format!(
+                "The model answered in text and did not deliver these files: {}",
+                files.join(", ")
+            );
+            self.scope.hub.emit(EventKind::Warning { message });
+        }
+        files
     }
 
     fn emit_start(&self, task: &str) {
@@ -391,5 +427,29 @@ impl RunTask {
             });
         }
         Ok(saved)
+    }
+}
+
+/// Lists the regular files below the working directory that are no input files, breadth first.
+async fn list_new_files(sandbox: &dyn Sandbox, inputs: &[String], files: &mut Vec<String>) {
+    let mut directories = VecDeque::from([SandboxPath::working_directory()]);
+    while let Some(directory) = directories.pop_front() {
+        // A directory that can't be read holds nothing to deliver.
+        let mut entries = sandbox.list(&directory).await.unwrap_or_default();
+        entries.sort_by(|a, b| a.path.cmp(&b.path));
+        for entry in entries {
+            let Ok(path) = directory.join(entry.path.relative_bytes()) else {
+                continue;
+            };
+            let name = path.to_string();
+            match entry.kind {
+                FileKind::Directory => directories.push_back(path),
+                FileKind::File if !inputs.contains(&name) => files.push(name),
+                _ => {}
+            }
+            if files.len() >= MAX_UNDELIVERED {
+                return;
+            }
+        }
     }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use cantle_core::event::{EventKind, Finish, RunStatus};
 use cantle_core::ids::RunId;
 use cantle_core::ledger::Ledger;
-use cantle_core::message::SharedMessage;
+use cantle_core::message::{Message, SharedMessage};
 use cantle_core::sandbox::SavedOutputs;
 use serde::de::DeserializeOwned;
 
@@ -29,6 +29,8 @@ pub struct Outcome {
     pub ledger: Ledger,
     /// Files saved in the output directory, and refused files.
     pub outputs: SavedOutputs,
+    /// Files of the sandbox, at most 20, that a run which ended with an answer in text did not deliver.
+    pub undelivered: Vec<String>,
     /// Number of turns.
     pub turns: u32,
     /// Duration of the run.
@@ -46,6 +48,7 @@ impl Outcome {
             summarized: Vec::new(),
             ledger: Ledger::default(),
             outputs: SavedOutputs::default(),
+            undelivered: Vec::new(),
             turns: 0,
             duration: started.elapsed(),
         }
@@ -53,9 +56,21 @@ impl Outcome {
 
     /// Returns the status.
     pub fn status(&self) -> RunStatus {
-        self.error
-            .as_ref()
-            .map_or(RunStatus::Finished, RunError::status)
+        match (&self.error, &self.finish) {
+            (Some(error), _) => error.status(),
+            (None, Some(_)) => RunStatus::Finished,
+            (None, None) => RunStatus::AnsweredInText,
+        }
+    }
+
+    /// Returns the text of the model's last answer that has any.
+    pub fn last_text(&self) -> Option<String> {
+        let messages = self.history.iter().rev();
+        let mut texts = messages.filter_map(|message| match &**message {
+            Message::Assistant(message) => Some(message.text()),
+            _ => None,
+        });
+        texts.find(|text| !text.trim().is_empty())
     }
 
     /// Returns the parameters of the finish call as the parameter type of its tool; `None` if the run

@@ -3,7 +3,6 @@
 use std::fmt::Write as _;
 
 use cantle_core::event::Finish;
-use cantle_core::message::Message;
 use serde_json::Value;
 
 use crate::journal::DeliveredFiles;
@@ -19,21 +18,20 @@ const MAX_LAST_TEXT: usize = 2_000;
 pub(super) fn outcome(outcome: &Outcome) -> String {
     match (&outcome.finish, &outcome.error) {
         (Some(call), None) => finish(call, &DeliveredFiles::from(&outcome.outputs)),
-        (_, Some(error)) => {
-            let mut text = error.to_string();
-            let messages = outcome.history.iter().rev();
-            let mut texts = messages.filter_map(|message| match &**message {
-                Message::Assistant(message) => {
-                    Some(message.text()).filter(|text| !text.trim().is_empty())
-                }
-                _ => None,
-            });
-            if let Some(last) = texts.next() {
+        (_, error) => {
+            let mut text = match error {
+                Some(error) => error.to_string(),
+                None => "it answered in text and did not call its finish tool".to_owned(),
+            };
+            if let Some(last) = outcome.last_text() {
                 text = format!("{text}. Its last message: {last}");
+            }
+            if !outcome.undelivered.is_empty() {
+                let files = outcome.undelivered.join(", ");
+                text = format!("{text}\nFiles that it did not deliver: {files}");
             }
             failure(&text)
         }
-        (None, None) => failure("it ended without a result"),
     }
 }
 

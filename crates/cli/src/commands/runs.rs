@@ -121,6 +121,7 @@ fn status(status: KeptStatus) -> &'static str {
     match status {
         KeptStatus::Running => "running",
         KeptStatus::Ended(RunStatus::Finished) => "finished",
+        KeptStatus::Ended(RunStatus::AnsweredInText) => "answered_in_text",
         KeptStatus::Ended(RunStatus::LimitReached) => "limit_reached",
         KeptStatus::Ended(RunStatus::Cancelled) => "cancelled",
         KeptStatus::Ended(RunStatus::ModelFailed) => "model_failed",

@@ -54,16 +54,11 @@ impl Summary {
 
     /// Formats the status, and the problems if the run did not finish.
     pub(super) fn head(&self, paint: Paint) -> String {
-        let finished = self.status == RunStatus::Finished;
-        let verdict = format!(
-            "{} {}",
-            if finished { "✓" } else { "✗" },
-            status(self.status)
-        );
-        let verdict = if finished {
-            paint.green(&verdict)
-        } else {
-            paint.red(&verdict)
+        let name = status(self.status);
+        let verdict = match self.status {
+            RunStatus::Finished => paint.green(&format!("✓ {name}")),
+            RunStatus::AnsweredInText => paint.yellow(&format!("! {name}")),
+            _ => paint.red(&format!("✗ {name}")),
         };
         let turns = plural(u64::from(self.turns), "turn", "turns");
         let facts = paint.dim(&format!(" · {turns} · {}", duration(self.duration)));
@@ -151,6 +146,7 @@ impl Summary {
 fn status(status: RunStatus) -> &'static str {
     match status {
         RunStatus::Finished => "finished",
+        RunStatus::AnsweredInText => "answered in text, without finishing",
         RunStatus::LimitReached => "a limit was reached",
         RunStatus::Cancelled => "cancelled",
         RunStatus::ModelFailed => "the model failed",

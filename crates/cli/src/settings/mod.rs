@@ -50,6 +50,13 @@ pub(crate) struct Settings {
     )]
     pub(crate) max_turns: Option<NonZeroU32>,
 
+    /// Require a call of the finish tool, even if the model only answers in text
+    ///
+    /// Otherwise the run ends with its last answer if the model goes on in text after a reminder.
+    #[arg(long, env = "CANTLE_STRICT_FINISH", action = ArgAction::SetTrue,
+        value_parser = FalseyValueParser::new(), help_heading = "Limits")]
+    pub(crate) strict_finish: Option<bool>,
+
     /// Maximum duration of one command, such as 300, 90s, 5m or 1h [default: 300]
     #[arg(long, value_name = "TIME", env = "CANTLE_TIMEOUT", value_parser = parse_duration,
         help_heading = "Limits")]

@@ -439,3 +439,57 @@ async fn keys_are_never_displayed() {
             .all(|request| !request.body().to_string().contains(KEY))
     );
 }
+
+/// A model that never calls the finish tool, but answers.
+#[tokio::test]
+async fn an_answer_in_text_is_the_result() {
+    let script = Script::new().turn(Turn::text("It is 42.")).repeat_last();
+    let server = ScriptedServer::start(script).await.unwrap();
+    let env = TestEnv::new().with_server(&server.url());
+    let quiet = env.run(["run", "Count", "-q"]).await;
+    assert_eq!(
+        (quiet.code, &*quiet.stdout),
+        (Some(0), "It is 42.\n"),
+        "{quiet:?}"
+    );
+    assert!(quiet.stderr.contains("--strict-finish"), "{quiet:?}");
+    assert_eq!(server.requests().len(), 2);
+
+    let json = env
+        .run(["run", "Count", "--json", "--output-dir", "out"])
+        .await;
+    let ended = json.stdout.lines().last().unwrap();
+    let ended: Value = serde_json::from_str(ended).unwrap();
+    assert_eq!(ended["status"], "answered_in_text");
+    let result = env.result("out");
+    assert_eq!(
+        (&result["status"], &result["finish"]),
+        (&ended["status"], &Value::Null)
+    );
+    assert_eq!(json.code, Some(0));
+
+    let strict = ["run", "Count", "--strict-finish", "--max-turns", "5"];
+    assert_eq!(env.run(strict).await.code, Some(3));
+}
+
+#[tokio::test]
+async fn files_that_an_answer_in_text_leaves_behind_are_named_and_kept() {
+    let script = Script::new()
+        .turn(command("echo 42 > answer.txt"))
+        .turn(Turn::text("It is in answer.txt."))
+        .repeat_last();
+    let server = ScriptedServer::start(script).await.unwrap();
+    let env = TestEnv::new().with_server(&server.url());
+    let exited = env.run(["run", "Count", "--output-dir", "out"]).await;
+    assert_eq!(exited.code, Some(3), "{exited:?}");
+    let named = "did not deliver these files: answer.txt";
+    assert!(exited.stderr.contains(named), "{}", exited.stderr);
+    assert_eq!(env.result("out")["undelivered"], json!(["answer.txt"]));
+    let kept = env.path("out/cantle-unfinished/answer.txt");
+    assert_eq!(std::fs::read_to_string(kept).unwrap(), "42\n");
+    assert!(
+        exited.stderr.contains("cantle run --resume"),
+        "{}",
+        exited.stderr
+    );
+}

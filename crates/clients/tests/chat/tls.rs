@@ -90,7 +90,7 @@ async fn an_untrusted_certificate_is_rejected() {
     );
 }
 
-/// What `openssl req -x509` creates by default: trusting it does not help.
+/// `openssl req -x509` creates such a certificate by default. Trusting it does not help.
 #[test]
 fn the_certificate_of_an_authority_has_its_own_advice() {
     let url = serve_certificate("authority.pem");

@@ -15,11 +15,13 @@ use super::{DEFAULT_TIMEOUT, Tool, ToolContext, ToolError, ToolOutput, ToolSpec,
 /// A type-erased tool. Cheap to clone and shared by all sessions.
 #[must_use]
 #[derive(Clone)]
+#[expect(clippy::struct_excessive_bools, reason = "independent properties")]
 pub struct DynTool {
     spec: Arc<ToolSpec>,
     concurrency_safe: bool,
     polls: bool,
     repeatable: bool,
+    accepts_text: bool,
     timeout: Option<Duration>,
     body: Arc<Body>,
 }
@@ -46,6 +48,7 @@ impl DynTool {
             .with_concurrency_safe(tool.concurrency_safe())
             .with_polls(tool.polls())
             .with_repeatable(tool.repeatable())
+            .with_accepts_text(tool.accepts_text())
             .with_timeout(tool.timeout())
     }
 
@@ -76,6 +79,7 @@ impl DynTool {
             concurrency_safe: false,
             polls: false,
             repeatable: false,
+            accepts_text: false,
             timeout: Some(DEFAULT_TIMEOUT),
             body: Arc::new(move |arguments, cx| Box::pin(call(arguments, cx))),
         }
@@ -116,6 +120,12 @@ impl DynTool {
         self
     }
 
+    /// Sets whether [an answer in text may end the run](Tool::accepts_text).
+    pub fn with_accepts_text(mut self, accepts: bool) -> Self {
+        self.accepts_text = accepts;
+        self
+    }
+
     /// Sets the [time limit](Tool::timeout) for one call.
     pub fn with_timeout(mut self, timeout: Option<Duration>) -> Self {
         self.timeout = timeout;
@@ -145,6 +155,11 @@ impl DynTool {
     /// Returns whether [lost calls may be repeated](Tool::repeatable).
     pub fn repeatable(&self) -> bool {
         self.repeatable
+    }
+
+    /// Returns whether [an answer in text may end the run](Tool::accepts_text).
+    pub fn accepts_text(&self) -> bool {
+        self.accepts_text
     }
 
     /// Returns the [time limit](Tool::timeout) for one call.

@@ -95,6 +95,11 @@ pub trait Tool: Send + Sync + 'static {
         false
     }
 
+    /// Whether an answer of the model in text may end the run in place of a call of this finish tool.
+    fn accepts_text(&self) -> bool {
+        false
+    }
+
     /// Whether a call whose result was lost may be repeated, because it is idempotent. A resumed run
     /// repeats such a call; other calls are answered as interrupted.
     fn repeatable(&self) -> bool {

@@ -39,11 +39,14 @@ impl Machine {
             overflows,
             repeats,
             empty_answers,
+            text_answers,
             has_background_processes,
         } = self;
         let conversation = conversation.state();
         let progress = (rules, conversation, ledger, turns, activity, status);
-        let counters = (overflows, repeats, empty_answers, has_background_processes);
-        format!("{progress:?} {budget:?} {near_limits:?} {pending_messages:?} {counters:?}")
+        let counters = (overflows, repeats, empty_answers, text_answers);
+        format!(
+            "{progress:?} {budget:?} {near_limits:?} {pending_messages:?} {counters:?} {has_background_processes}"
+        )
     }
 }

@@ -6,7 +6,7 @@ use cantle_core::event::Finish;
 use cantle_core::message::Message;
 use serde_json::Value;
 
-use super::{Activity, Machine, Status};
+use super::{Activity, Machine, Status, TextAnswerCounter};
 use crate::error::RunError;
 use crate::rules::budget::BudgetPhase;
 use crate::rules::fact::CallOutcome;
@@ -62,6 +62,7 @@ impl Machine {
         self.overflows = OverflowCounter::default();
         self.repeats.reset();
         self.empty_answers = 0;
+        self.text_answers = TextAnswerCounter::default();
         self.has_background_processes = false;
         self.ledger.resumed();
         self.pending_messages.extend(lost_state.map(Into::into));
@@ -72,8 +73,10 @@ impl Machine {
         if let Status::Ended(Some(finish)) = status
             && !(has_new_sandbox && delivers_files(&finish))
         {
-            return self.end(Ok(finish));
+            return self.end(Ok(Some(finish)));
         }
+        let last = self.messages().last();
+        let ends_with_turn = last.is_some_and(|message| matches!(**message, Message::Assistant(_)));
         match &mut self.activity {
             Activity::Calling(turn) => {
                 for index in turn.interrupted() {
@@ -91,12 +94,7 @@ impl Machine {
                 let attempt = *attempt;
                 self.summarize(attempt);
             }
-            Activity::Asking if had_ended => {
-                let last = self.messages().last();
-                let is_answered =
-                    !last.is_some_and(|message| matches!(**message, Message::Assistant(_)));
-                self.next_turn(is_answered);
-            }
+            Activity::Asking if had_ended || ends_with_turn => self.next_turn(!ends_with_turn),
             Activity::Asking => {
                 // The model was being asked: the conversation lacks only newer messages.
                 self.push_pending_messages();

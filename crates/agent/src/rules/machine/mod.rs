@@ -5,6 +5,7 @@ mod inspection;
 mod interruption;
 mod limits;
 mod space;
+mod text_answers;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -28,12 +29,11 @@ use crate::rules::repeats::{RepeatCounter, Verdict};
 use crate::rules::settings::{Rules, ToolTraits};
 use crate::rules::turn::{CallResult, CallSlot, Turn};
 
+use self::text_answers::TextAnswerCounter;
+
 /// The message after an answer that was cut off.
 pub(super) const CUT_OFF: &str = "Your answer was cut off at the output limit. Continue where it ended. Calls of that \
                        answer did not run: repeat them, in smaller steps.";
-
-/// The message after a turn without calls.
-const CONTINUE: &str = "Please continue the task";
 
 /// Consecutive empty answers after which the run ends.
 const MAX_EMPTY_ANSWERS: u32 = 3;
@@ -58,6 +58,7 @@ pub(crate) struct Machine {
     overflows: OverflowCounter,
     repeats: RepeatCounter,
     empty_answers: u32,
+    text_answers: TextAnswerCounter,
     /// Whether processes run in the sandbox that end with this process.
     has_background_processes: bool,
 }
@@ -105,6 +106,7 @@ impl Machine {
             overflows: OverflowCounter::default(),
             repeats: RepeatCounter::default(),
             empty_answers: 0,
+            text_answers: TextAnswerCounter::default(),
             has_background_processes: false,
         };
         machine.ask();
@@ -190,6 +192,8 @@ impl Machine {
                     slot.decision = Some(decision);
                 }
             }
+            Fact::TextAccepted => self.end(Ok(None)),
+            Fact::TextRefused { feedback } => self.refuse_text(feedback),
             Fact::CallStarted { index, time } => {
                 if let Some(slot) = self.slot_mut(index) {
                     slot.started = Some(time);
@@ -279,7 +283,15 @@ impl Machine {
         };
         let only_finish = only_finish.map(|state| format!("the run's budget is spent ({state})"));
         let mut turn = Turn::new(message.tool_calls(), &self.tools, only_finish.as_deref());
+        let accepted = self
+            .accept_text(&message, stop)
+            .filter(|_| only_finish.is_none());
         self.conversation.push_turn(message, tokens, ledger_entry);
+        if let Some(finish) = accepted {
+            self.activity = Activity::Asking;
+            self.actions.push_back(Action::AcceptText { finish });
+            return;
+        }
         self.report_refused(&mut turn);
         turn.start_calls(&mut self.actions);
         self.activity = Activity::Calling(turn);
@@ -371,7 +383,7 @@ impl Machine {
         // A successful finish call ends the run even if it was stopped meanwhile.
         if let Some(finish) = result.finish {
             self.actions.retain(|it| !matches!(it, Action::End(_)));
-            return self.end(Ok(finish));
+            return self.end(Ok(Some(finish)));
         }
         if self.has_ended() {
             return;
@@ -415,7 +427,7 @@ impl Machine {
             || !self.pending_messages.is_empty()
             || !self.near_limits.is_empty();
         if !is_answered && self.rules.block_successive_assistant_messages {
-            self.say(UserKind::User, CONTINUE.to_owned());
+            self.remind_of_finish_tools();
         }
         if self.needs_summary() {
             return self.summarize(SummaryAttempt::First);
@@ -541,7 +553,7 @@ impl Machine {
     }
 
     fn end(&mut self, end: RunEnd) {
-        self.status = Status::Ended(end.as_ref().ok().cloned());
+        self.status = Status::Ended(end.as_ref().ok().cloned().flatten());
         self.actions.push_back(Action::End(end));
     }
 }

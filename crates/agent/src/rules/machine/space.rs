@@ -55,9 +55,7 @@ impl Machine {
                 ),
             };
         }
-        let tools = self.tools.iter().filter(|(_, traits)| traits.finishes);
-        let mut finish_tools: Vec<_> = tools.map(|(name, _)| name.as_str()).collect();
-        finish_tools.sort_unstable();
+        let finish_tools = self.finish_tools();
         let replaced = self.conversation.summarize(text, files, &finish_tools);
         if let Some(replaced) = replaced {
             self.actions

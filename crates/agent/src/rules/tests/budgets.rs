@@ -38,7 +38,7 @@ fn a_nearly_exhausted_budget_is_announced_once_and_several_in_one_message() {
     answer(&mut machine, "two", &[]);
     assert_eq!(
         actions(&mut machine),
-        ["say Please continue the task", "ask 3"]
+        [&*format!("say {TEXT_REMINDER}"), "ask 3"]
     );
 }
 

@@ -120,7 +120,7 @@ fn parameters_of_the_finish_call_are_those_it_was_called_with() {
         index: 0,
         outcome: Box::new(outcome),
     });
-    let Some(Action::End(Ok(finish))) = machine.next() else {
+    let Some(Action::End(Ok(Some(finish)))) = machine.next() else {
         panic!("not finished")
     };
     assert_eq!(

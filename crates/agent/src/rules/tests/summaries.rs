@@ -1,5 +1,6 @@
 //! When summaries are made, and what stands in the conversation afterwards.
 
+use cantle_core::estimate::text_tokens;
 use cantle_core::message::UserMessage;
 
 use super::*;
@@ -41,11 +42,10 @@ const REMINDER: &str = "user That was your own summary of the work so far; the m
 fn tokens_counted_by_the_provider_trigger_a_summary() {
     for (tokens, next) in [(49, "ask 2"), (50, "summarize First")] {
         let mut machine = start(narrow(9));
-        answer_of(&mut machine, tokens - 6, &[]);
-        // What is said to go on has six tokens.
+        answer_of(&mut machine, tokens - text_tokens(TEXT_REMINDER.len()), &[]);
         assert_eq!(
             actions(&mut machine),
-            ["say Please continue the task", next],
+            [&*format!("say {TEXT_REMINDER}"), next],
             "{tokens}"
         );
     }
@@ -67,9 +67,9 @@ fn headroom_for_the_answer_is_always_reserved() {
         max_output_tokens: Some(20),
         ..narrow(9)
     };
-    for (tokens, next) in [(73, "ask 2"), (74, "summarize First")] {
+    for (tokens, next) in [(79, "ask 2"), (80, "summarize First")] {
         let mut machine = start(tight.clone());
-        answer_of(&mut machine, tokens, &[]);
+        answer_of(&mut machine, tokens - text_tokens(TEXT_REMINDER.len()), &[]);
         assert_eq!(actions(&mut machine)[1], next, "{tokens}");
     }
 }
@@ -157,7 +157,7 @@ fn a_blank_summary_is_asked_for_more_insistently_and_never_replaces_anything() {
     assert_eq!(
         asked,
         [
-            "say Please continue the task",
+            &*format!("say {TEXT_REMINDER}"),
             "summarize First",
             "summarize TextOnly",
             "summarize WithoutTools",
@@ -245,7 +245,7 @@ fn user_messages_survive_a_dropped_turn() {
         story(&machine),
         [
             "assistant one",
-            "user Please continue the task",
+            &*format!("user {TEXT_REMINDER}"),
             "assistant two",
             "user in blue",
             "user and green"

@@ -179,7 +179,7 @@ fn a_turn_without_calls_is_asked_to_continue_unless_disabled() {
     answer(&mut machine, "thinking", &[]);
     assert_eq!(
         actions(&mut machine),
-        ["say Please continue the task", "ask 2"]
+        [&*format!("say {TEXT_REMINDER}"), "ask 2"]
     );
 
     let off = Rules {
