@@ -104,11 +104,7 @@ impl CommandLifecycle {
     /// Time of [`CommandEvent::Deadline`] unless something else happens before.
     pub(crate) fn deadline(&self) -> Option<Instant> {
         match self.state {
-            // The grace lies before the limit.
-            State::Running => self.limit.map(|limit| {
-                let after = limit.saturating_sub(self.grace).max(limit / 2);
-                self.started_at + after
-            }),
+            State::Running => self.limit.map(|limit| self.started_at + limit),
             State::Stopping { kill_at, .. } => Some(kill_at),
             State::Dying { until } => Some(until),
             State::Over => None,
@@ -158,7 +154,7 @@ impl CommandLifecycle {
             }
             (State::Running, CommandEvent::Deadline) => {
                 let limit = self.limit?;
-                self.stop(ExitStatus::TimedOut { limit }, self.started_at + limit, now)
+                self.stop(ExitStatus::TimedOut { limit }, now + self.grace, now)
             }
             (State::Running, CommandEvent::LimitReached(status)) => {
                 self.status = Some(status);

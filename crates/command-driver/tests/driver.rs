@@ -193,6 +193,8 @@ async fn timeout_terminates_then_kills() {
         .with_grace(2 * SECOND);
     let (mut script, mut process) = Script::start(request, CommandLimits::default());
     sleep(9 * SECOND).await;
+    assert_eq!(script.transport.orders(), []);
+    sleep(2 * SECOND).await;
     assert_eq!(script.transport.orders(), [Order::Terminate]);
     sleep(2 * SECOND).await;
     script.reports = None;

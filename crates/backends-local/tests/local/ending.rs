@@ -97,50 +97,16 @@ async fn timeout_stops_processes_that_replace_each_other() {
 }
 
 #[tokio::test]
-async fn grace_period_precedes_the_limit() {
+async fn grace_period_follows_the_limit() {
     let sandbox = open().await;
     let token = Token::new();
     let line = "trap 'echo cleaned; exit 0' TERM; sleep 600 & echo ready; wait";
-    let limit = Duration::from_secs(60);
-    let request = token
-        .shell(line)
-        .with_timeout(limit)
-        .with_grace(limit - Duration::from_millis(300));
-    // A command has at least half of its time, however long the grace.
-    let half = limit / 2;
-    let cancellation = CancellationToken::new();
-    let request = request.with_cancellation(cancellation.clone());
-    let mut process = sandbox.spawn(request).await.unwrap();
-    let mut output = process.take_output().unwrap();
-    assert_eq!(read_until(&mut output, "\n").await, "ready\n");
-    let early = tokio::time::timeout(Duration::from_millis(800), output.next()).await;
-    assert!(
-        early.is_err(),
-        "it was asked to end at once, not after {half:?}"
-    );
-    let cancelled = Instant::now();
-    cancellation.cancel();
-    let mut rest = Vec::new();
-    while let Some(chunk) = soon(output.next()).await {
-        rest.extend_from_slice(&chunk.unwrap().bytes);
-    }
-    let exit = soon(process.wait()).await.unwrap();
-    assert_eq!(exit.status, ExitStatus::Cancelled);
-    // A busy machine may not grant the second for cleaning up.
-    let killed = rest.is_empty() && cancelled.elapsed() >= Duration::from_secs(1);
-    assert!(rest == b"cleaned\n" || killed, "{rest:?}");
-
-    let limit = Duration::from_secs(16);
     let started = Instant::now();
-    let request = token
-        .shell(line)
-        .with_timeout(limit)
-        .with_grace(limit * 7 / 8);
+    let request = token.shell(line).with_timeout(LONG).with_grace(10 * LONG);
     let output = soon(sandbox.run(request)).await.unwrap();
-    assert_eq!(output.exit.status, ExitStatus::TimedOut { limit });
+    assert_eq!(output.exit.status, ExitStatus::TimedOut { limit: LONG });
     assert_eq!(output.stdout.text(), "ready\ncleaned\n");
-    let took = started.elapsed();
-    assert!(took >= limit / 2 && took < limit, "{took:?}");
+    assert!(started.elapsed() >= LONG);
     token.all_dead().await;
     sandbox.close().await.unwrap();
 }

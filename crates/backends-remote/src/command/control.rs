@@ -67,7 +67,7 @@ impl CommandControl {
     ) {
         let backstop = self
             .time_limit
-            .and_then(|limit| limit.checked_add(BACKSTOP_SLACK));
+            .and_then(|limit| limit.checked_add(self.request.grace + BACKSTOP_SLACK));
         let envd = &self.active.envd;
         match envd.start(&start, backstop).await {
             Ok(events) => self.attend(events, channels, started, reports).await,

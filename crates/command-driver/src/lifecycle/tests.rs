@@ -69,9 +69,18 @@ fn shorter_limit_applies() {
 }
 
 #[test]
-fn grace_is_at_most_half_of_the_limit() {
-    let (command, began) = begun(&request().with_grace(60 * SECOND));
-    assert_eq!(command.deadline(), Some(began + 5 * SECOND));
+fn the_grace_follows_the_limit() {
+    for limit in [SECOND, 3 * SECOND, 60 * SECOND] {
+        let (mut command, began) = begun(&request().with_timeout(limit));
+        let end = began + limit;
+        assert_eq!(command.deadline(), Some(end));
+        let action = command.on(CommandEvent::Deadline, end);
+        assert_eq!(action, Some(CommandAction::Terminate));
+        assert_eq!(command.status(), Some(ExitStatus::TimedOut { limit }));
+        assert_eq!(command.deadline(), Some(end + 2 * SECOND));
+        let action = command.on(CommandEvent::Deadline, end + 2 * SECOND);
+        assert_eq!(action, Some(CommandAction::Kill));
+    }
 }
 
 #[test]
@@ -98,9 +107,9 @@ fn cancelled_command_has_at_most_one_second() {
 #[test]
 fn cancellation_shortens_the_grace_after_a_timeout() {
     let (mut command, began) = begun(&request());
-    command.on(CommandEvent::Deadline, began + 8 * SECOND);
+    command.on(CommandEvent::Deadline, began + 10 * SECOND);
     assert!(command.accepts_cancellation());
-    let now = began + 8 * SECOND + SECOND / 2;
+    let now = began + 10 * SECOND + SECOND / 2;
     assert_eq!(command.on(CommandEvent::Cancelled, now), None);
     assert_eq!(command.deadline(), Some(now + SECOND));
     let stopped = ExitStatus::TimedOut { limit: 10 * SECOND };

@@ -33,9 +33,9 @@ pub struct SpawnRequest {
     pub stdin: Stdin,
     /// Size of a terminal to use for input and output instead of pipes.
     pub pty: Option<PtySize>,
-    /// The time limit, after which the command and its descendants are dead.
+    /// The time limit, after which the command and its descendants get SIGTERM.
     pub timeout: Option<Duration>,
-    /// Time between SIGTERM and SIGKILL, taken from the end of `timeout`; at most half of `timeout`.
+    /// Time from SIGTERM to SIGKILL.
     pub grace: Duration,
     /// Cancels the command.
     pub cancellation: CancellationToken,

@@ -222,8 +222,8 @@ faults! {
             a_background_child_does_not_delay_the_exit, a_background_child_is_killed,
             a_kept_child_does_not_delay_the_exit,
         ],
-        AddsTheGraceToTheTimeout => [the_grace_is_part_of_the_timeout],
-        SubtractsAnyGraceFromTheTimeout => [a_grace_longer_than_the_timeout_is_shortened],
+        KillsAtTheTimeout => [the_grace_follows_the_timeout],
+        SubtractsTheGraceFromTheTimeout => [a_command_has_the_whole_timeout],
         IgnoresCancellation => [
             cancellation_kills_everything, cancellation_before_the_start_ends_at_once,
         ],

@@ -282,9 +282,17 @@ struct Driver {
 
 impl Driver {
     async fn run(mut self) -> Exit {
-        let (limit, grace) = self.times();
+        let limit = self
+            .limit
+            .filter(|_| self.fault != Some(Fault::IgnoresTimeouts));
+        let grace = self.request.grace;
         let never = self.started + Duration::from_secs(1_000_000);
-        let term_at = limit.map_or(never, |limit| self.started + limit - grace);
+        let term_at = limit.map_or(never, |limit| match self.fault {
+            Some(Fault::SubtractsTheGraceFromTheTimeout) => {
+                self.started + limit.saturating_sub(grace)
+            }
+            _ => self.started + limit,
+        });
         let cancellation = self.request.cancellation.clone();
         let cancelled = async {
             cancellation.cancelled().await;
@@ -344,21 +352,6 @@ impl Driver {
         exit
     }
 
-    /// Timeout and the grace included in it.
-    fn times(&self) -> (Option<Duration>, Duration) {
-        let limit = self
-            .limit
-            .filter(|_| self.fault != Some(Fault::IgnoresTimeouts));
-        let grace = self.request.grace;
-        let grace = match (limit, self.fault) {
-            (_, Some(Fault::AddsTheGraceToTheTimeout)) => Duration::ZERO,
-            (Some(limit), Some(Fault::SubtractsAnyGraceFromTheTimeout)) => grace.min(limit),
-            (Some(limit), _) => grace.min(limit / 2),
-            (None, _) => grace,
-        };
-        (limit, grace)
-    }
-
     fn own(&self, status: StdStatus) -> ExitStatus {
         match (status.code(), status.signal()) {
             (Some(_), _) if self.fault == Some(Fault::LosesTheExitCode) => ExitStatus::Code(0),
@@ -377,8 +370,8 @@ impl Driver {
 
     /// Sends SIGTERM, waits for the grace, then sends SIGKILL.
     async fn stop(&mut self, mut grace: Duration) {
-        if self.fault == Some(Fault::AddsTheGraceToTheTimeout) {
-            grace = self.request.grace;
+        if self.fault == Some(Fault::KillsAtTheTimeout) {
+            grace = Duration::ZERO;
         }
         let victims = match self.fault {
             _ if self.keeps_all() => Vec::new(),
