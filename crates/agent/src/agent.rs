@@ -1,6 +1,7 @@
 //! Agents and their builder.
 
 use std::fmt;
+use std::num::NonZeroU32;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -13,7 +14,7 @@ use crate::definition::Definition;
 use crate::error::{AgentError, SessionError};
 use crate::hooks::Hooks;
 use crate::journal::RunStore;
-use crate::rules::{ImageBounds, Rules, TextAnswers};
+use crate::rules::{ImageBounds, Rules, TextAnswers, default_max_repeats};
 use crate::scope::AgentTool;
 use crate::session::{ResumeOptions, Session, SessionOptions};
 use crate::tool_table::{check_names, is_valid_name};
@@ -52,6 +53,7 @@ impl Agent {
                     recover_from_context_overflow: true,
                     continue_cut_answers: false,
                     text_answers: TextAnswers::default(),
+                    max_repeats: default_max_repeats(),
                     summarize_at: Some(0.7),
                     context_window,
                     max_output_tokens,
@@ -119,6 +121,14 @@ pub struct AgentBuilder {
 }
 
 impl AgentBuilder {
+    /// Sets the number of equal rounds of calls with equal results after which the run ends for lack of progress:
+    /// 6 by default, `None` for never. The model is warned after half of them. Calls of 10 seconds and more don't
+    /// count.
+    pub fn max_repeats(mut self, repeats: Option<NonZeroU32>) -> Self {
+        self.definition.rules.max_repeats = repeats;
+        self
+    }
+
     /// Sets the reaction to an answer of the model in text, without a tool call.
     pub fn text_answers(mut self, rule: TextAnswers) -> Self {
         self.definition.rules.text_answers = rule;

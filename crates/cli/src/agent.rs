@@ -1,5 +1,6 @@
 //! The agent behind the command line: commands in a sandbox, and a finish tool.
 
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use cantle::agent::{Agent, AgentBuilder, TextAnswers};
@@ -29,6 +30,9 @@ pub(crate) fn complete(
         .policy(policy)
         .timeout(settings.timeout());
     let mut agent = agent.provider(code_exec).max_turns(settings.max_turns());
+    if let Some(repeats) = settings.max_repeats {
+        agent = agent.max_repeats(NonZeroU32::new(repeats));
+    }
     if settings.strict_finish == Some(true) {
         agent = agent.text_answers(TextAnswers::Insist);
     }

@@ -144,6 +144,9 @@ impl Task {
         let error = outcome.error.as_ref()?;
         match (error.kind(), error.llm_kind()) {
             (RunErrorKind::MaxTurns, _) => Some("Increase the limit with --max-turns.".to_owned()),
+            (RunErrorKind::NoProgress, _) => {
+                Some("Allow more with --max-repeats; 0 is no limit.".to_owned())
+            }
             (RunErrorKind::OutputLimit, _) => {
                 Some("Increase the output limit with --max-tokens.".to_owned())
             }

@@ -29,4 +29,5 @@ pub(crate) use self::fact::{CallOutcome, Fact, ModelFailure, NewSandbox, SubAgen
 pub(crate) use self::ledger::{LedgerFold, Spending};
 pub(crate) use self::machine::Machine;
 pub use self::settings::TextAnswers;
+pub(crate) use self::settings::default_max_repeats;
 pub(crate) use self::settings::{ImageBounds, Rules, ToolTraits};

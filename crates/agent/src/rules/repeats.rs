@@ -4,16 +4,11 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use cantle_core::content::{Content, Part};
 use cantle_core::message::{ToolCall, ToolMessage};
-
-/// Rounds after which the model is warned.
-const WARN_AFTER: u32 = 3;
-
-/// Rounds after which the run ends.
-const END_AFTER: u32 = 6;
 
 /// Maximum turns in a round.
 const MAX_PERIOD: usize = 4;
@@ -63,8 +58,16 @@ pub(super) enum Verdict {
 }
 
 impl RepeatCounter {
-    /// Adds a turn.
-    pub(super) fn count(&mut self, calls: &[Arc<ToolCall>], results: &[ToolMessage]) -> Verdict {
+    /// Adds a turn. The run ends after `limit` equal rounds, and the model is warned after half of them.
+    pub(super) fn count(
+        &mut self,
+        calls: &[Arc<ToolCall>],
+        results: &[ToolMessage],
+        limit: Option<NonZeroU32>,
+    ) -> Verdict {
+        let Some(limit) = limit.map(NonZeroU32::get) else {
+            return Verdict::Fine;
+        };
         if calls.is_empty() {
             self.reset();
             return Verdict::Fine;
@@ -85,9 +88,9 @@ impl RepeatCounter {
             })
         });
         // The shortest period describes the repetition best.
-        let mut rounds = rounds.filter(|round| round.count >= WARN_AFTER);
+        let mut rounds = rounds.filter(|round| round.count >= limit.div_ceil(2).max(2));
         match rounds.next() {
-            Some(round) if round.count >= END_AFTER => Verdict::End(round),
+            Some(round) if round.count >= limit => Verdict::End(round),
             Some(round) => Verdict::Warn(round),
             None => Verdict::Fine,
         }

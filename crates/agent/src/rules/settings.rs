@@ -1,5 +1,6 @@
 //! The settings of the loop.
 
+use std::num::NonZeroU32;
 use std::ops::AddAssign;
 
 use serde::{Deserialize, Serialize};
@@ -24,6 +25,9 @@ pub(crate) struct Rules {
     /// The reaction to an answer in text.
     #[serde(default)]
     pub(crate) text_answers: TextAnswers,
+    /// Number of equal rounds of calls with equal results after which the run ends; `None` for never.
+    #[serde(default = "default_max_repeats")]
+    pub(crate) max_repeats: Option<NonZeroU32>,
     /// Used part of the context window from which on the history is summarized; `None` for never.
     pub(crate) summarize_at: Option<f64>,
     /// Size of the context window in tokens, if known.
@@ -32,6 +36,10 @@ pub(crate) struct Rules {
     pub(crate) max_output_tokens: Option<u64>,
     /// Bounds of the images in one request.
     pub(crate) images: ImageBounds,
+}
+
+pub(crate) fn default_max_repeats() -> Option<NonZeroU32> {
+    NonZeroU32::new(6)
 }
 
 /// The reaction to an answer of the model in text, without a tool call.

@@ -40,6 +40,7 @@ fn rules(max_turns: u32) -> Rules {
         recover_from_context_overflow: true,
         continue_cut_answers: false,
         text_answers: TextAnswers::default(),
+        max_repeats: default_max_repeats(),
         summarize_at: None,
         context_window: None,
         max_output_tokens: None,

@@ -6,6 +6,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
 use cantle_core::event::Finish;
 use cantle_core::message::{ToolCall, ToolMessage};
@@ -16,6 +17,9 @@ use super::settings::ToolTraits;
 
 /// Maximum number of calls of one turn that run.
 const MAX_CALLS: usize = 64;
+
+/// Duration from which on repeating a call is not a sign that the model makes no progress.
+const LONG_CALL: Duration = Duration::from_secs(10);
 
 /// The result of a call that was running when its process ended. Whether it had its effect is
 /// unknown, so it does not run again.
@@ -70,7 +74,7 @@ pub(super) struct TurnResult {
     pub(super) finish: Option<Finish>,
     /// The sandbox's error if it is gone.
     pub(super) sandbox_gone: Option<String>,
-    /// Whether any of the tools polls.
+    /// Whether any of the tools polls, or a call took so long that it probably waited for something.
     pub(super) polls: bool,
 }
 
@@ -285,6 +289,7 @@ impl Turn {
                     if outcome.success && finishes {
                         result.finish = Some(Finish::new(&call.name, outcome.arguments));
                     }
+                    result.polls |= outcome.duration >= LONG_CALL;
                     result.sandbox_gone = result.sandbox_gone.or(outcome.sandbox_gone);
                     let mut message = ToolMessage::new(&call, outcome.content);
                     message.arguments_valid = outcome.arguments_valid;

@@ -6,12 +6,9 @@ use cantle_core::policy::Policy;
 use cantle_core::sandbox::{
     CommandOutput, ExitStatus, Sandbox, SandboxExt as _, Signal, SpawnRequest,
 };
-use futures_util::StreamExt as _;
 use tokio_util::sync::CancellationToken;
 
-use crate::support::{
-    Token, eventually, exists, on_host, open, open_under, read_until, soon, stdout, write,
-};
+use crate::support::{Token, eventually, exists, on_host, open, open_under, soon, stdout, write};
 
 const LIMIT: Duration = Duration::from_secs(1);
 /// For a timeout before which something must happen, even on a slow machine.

@@ -50,6 +50,17 @@ pub(crate) struct Settings {
     )]
     pub(crate) max_turns: Option<NonZeroU32>,
 
+    /// Number of times that the same calls may have the same results before the run ends; 0 for any [default: 6]
+    ///
+    /// Calls that take 10 s or longer do not count.
+    #[arg(
+        long,
+        value_name = "N",
+        env = "CANTLE_MAX_REPEATS",
+        help_heading = "Limits"
+    )]
+    pub(crate) max_repeats: Option<u32>,
+
     /// Require a call of the finish tool, even if the model only answers in text
     ///
     /// Otherwise the run ends with its last answer if the model goes on in text after a reminder.

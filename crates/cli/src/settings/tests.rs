@@ -26,6 +26,7 @@ fn file_has_a_key_for_each_setting() {
         model = "m"
         system_prompt = "Be brief."
         max_turns = 5
+        max_repeats = 9
         strict_finish = true
         max_tokens = 1000
         context_window = 32000
@@ -71,6 +72,7 @@ fn file_has_a_key_for_each_setting() {
         },
         system_prompt: Some("Be brief.".to_owned()),
         max_turns: NonZeroU32::new(5),
+        max_repeats: Some(9),
         strict_finish: Some(true),
         timeout: Some(Duration::from_secs(120)),
         sandbox: SandboxSettings {
@@ -100,7 +102,7 @@ fn unknown_setting_is_refused_with_the_known_ones() {
         "line 2: there is no setting `modle`; the settings are model, provider, api, base_url, max_tokens, \
          context_window, no_stream, server, stateful, fallback_model, retry_for, no_retry, \
          price_input, price_output, price_cache_read, price_cache_write, rpm, tpm, system_prompt, \
-         max_turns, strict_finish, timeout, backend, policy, allow_host, limit, best_effort"
+         max_turns, max_repeats, strict_finish, timeout, backend, policy, allow_host, limit, best_effort"
     );
 }
 

@@ -40,13 +40,15 @@ impl Machine {
             repeats,
             empty_answers,
             text_answers,
+            has_failed_summary,
             has_background_processes,
         } = self;
         let conversation = conversation.state();
         let progress = (rules, conversation, ledger, turns, activity, status);
         let counters = (overflows, repeats, empty_answers, text_answers);
+        let flags = (has_failed_summary, has_background_processes);
         format!(
-            "{progress:?} {budget:?} {near_limits:?} {pending_messages:?} {counters:?} {has_background_processes}"
+            "{progress:?} {budget:?} {near_limits:?} {pending_messages:?} {counters:?} {flags:?}"
         )
     }
 }

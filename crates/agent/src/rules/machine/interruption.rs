@@ -62,6 +62,7 @@ impl Machine {
         self.overflows = OverflowCounter::default();
         self.repeats.reset();
         self.empty_answers = 0;
+        self.has_failed_summary = false;
         self.text_answers = TextAnswerCounter::default();
         self.has_background_processes = false;
         self.ledger.resumed();

@@ -59,6 +59,8 @@ pub(crate) struct Machine {
     repeats: RepeatCounter,
     empty_answers: u32,
     text_answers: TextAnswerCounter,
+    /// Whether the model gave no summary when it was last asked for one.
+    has_failed_summary: bool,
     /// Whether processes run in the sandbox that end with this process.
     has_background_processes: bool,
 }
@@ -107,6 +109,7 @@ impl Machine {
             repeats: RepeatCounter::default(),
             empty_answers: 0,
             text_answers: TextAnswerCounter::default(),
+            has_failed_summary: false,
             has_background_processes: false,
         };
         machine.ask();
@@ -366,7 +369,8 @@ impl Machine {
             self.repeats.reset();
             Verdict::Fine
         } else {
-            self.repeats.count(&result.calls, &result.messages)
+            let limit = self.rules.max_repeats;
+            self.repeats.count(&result.calls, &result.messages, limit)
         };
         let mut images = Vec::new();
         for mut message in result.messages {

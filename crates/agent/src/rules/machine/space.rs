@@ -16,6 +16,9 @@ impl Machine {
         else {
             return false;
         };
+        if self.has_failed_summary {
+            return false;
+        }
         let is_last_turn =
             self.turns + 1 >= self.rules.max_turns || self.budget.exhausted().is_some();
         // Room for the answer, or for the summary itself.
@@ -49,13 +52,15 @@ impl Machine {
             return match attempt {
                 SummaryAttempt::First => self.summarize(SummaryAttempt::TextOnly),
                 SummaryAttempt::TextOnly => self.summarize(SummaryAttempt::WithoutTools),
-                SummaryAttempt::WithoutTools => self.fail(
-                    RunErrorKind::ContextOverflow,
-                    "the conversation has to be summarized, but the model gave no summary",
-                ),
+                // Until the next overflow, the conversation goes on as it is.
+                SummaryAttempt::WithoutTools => {
+                    self.has_failed_summary = true;
+                    self.ask();
+                }
             };
         }
         let finish_tools = self.finish_tools();
+        self.has_failed_summary = false;
         let replaced = self.conversation.summarize(text, files, &finish_tools);
         if let Some(replaced) = replaced {
             self.actions

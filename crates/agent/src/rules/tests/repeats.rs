@@ -1,5 +1,7 @@
 //! A model that does the same over and over.
 
+use std::num::NonZeroU32;
+
 use super::*;
 
 /// Makes the call and gives it this result; what the machine then wants.
@@ -143,5 +145,42 @@ fn a_circle_of_five_is_none() {
     for turn in 0..40 {
         let next = again(&mut machine, "work", &format!("{}", turn % 5));
         assert_eq!(next.len(), 1, "{next:?}");
+    }
+}
+
+/// Such as `sleep 30; tail -1 log`.
+#[test]
+fn calls_that_take_long_are_no_repetition() {
+    let mut machine = start(rules(30));
+    for turn in 2..20 {
+        answer(&mut machine, "", &[("work", &format!("c{turn}"))]);
+        actions(&mut machine);
+        let mut outcome = outcome("still running", true);
+        outcome.duration = Duration::from_secs(30);
+        machine.apply(Fact::CallFinished {
+            index: 0,
+            outcome: Box::new(outcome),
+        });
+        assert_eq!(actions(&mut machine), [format!("ask {turn}")]);
+    }
+}
+
+#[test]
+fn the_number_of_repeats_is_a_setting() {
+    for (max_repeats, expected) in [(None, 29), (NonZeroU32::new(2), 2), (NonZeroU32::new(9), 9)] {
+        let mut machine = start(Rules {
+            max_repeats,
+            ..rules(29)
+        });
+        while !machine.has_finished() && machine.turns() < 29 {
+            if again(&mut machine, "work", "no")
+                .last()
+                .unwrap()
+                .contains("NoProgress")
+            {
+                break;
+            }
+        }
+        assert_eq!(machine.turns(), expected);
     }
 }

@@ -161,11 +161,29 @@ fn a_blank_summary_is_asked_for_more_insistently_and_never_replaces_anything() {
             "summarize First",
             "summarize TextOnly",
             "summarize WithoutTools",
-            "ended ContextOverflow: the conversation has to be summarized, but the model gave no summary"
+            "ask 2"
         ]
     );
     assert_eq!(machine.messages(), before);
     assert_eq!(machine.replaced(), Vec::<Vec<SharedMessage>>::new());
+    // It is not asked for one again before the next overflow.
+    answer_of(&mut machine, 95, &[]);
+    assert_eq!(actions(&mut machine)[1], "ask 3");
+}
+
+/// The latest turn was dropped, so that there is room.
+#[test]
+fn a_run_survives_an_overflow_without_a_summary() {
+    let mut machine = start(narrow(9));
+    answer_of(&mut machine, 10, &[]);
+    answer_of(&mut machine, 20, &[]);
+    actions(&mut machine);
+    overflow(&mut machine);
+    assert_eq!(actions(&mut machine), ["dropped 2", "summarize First"]);
+    for attempt in ["summarize TextOnly", "summarize WithoutTools", "ask 2"] {
+        machine.apply(summarized(""));
+        assert_eq!(actions(&mut machine), [attempt]);
+    }
 }
 
 #[test]
