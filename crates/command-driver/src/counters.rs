@@ -12,43 +12,42 @@ use crate::transport::Transport;
 pub(crate) struct ChannelCounters {
     pub(crate) channel: Channel,
     read_bytes: AtomicU64,
-    spill_path: Option<SandboxPath>,
+    /// The spill file, and the number of bytes after which it is written.
+    spill: Option<(SandboxPath, u64)>,
     /// Bytes in the spill file.
     pub(crate) spilled_bytes: AtomicU64,
-    is_completing: AtomicBool,
+    is_complete: AtomicBool,
 }
 
 impl ChannelCounters {
-    pub(crate) fn new(channel: Channel, spill_path: Option<SandboxPath>) -> Self {
+    pub(crate) fn new(channel: Channel, spill: Option<(SandboxPath, u64)>) -> Self {
         Self {
             channel,
             read_bytes: AtomicU64::new(0),
-            spill_path,
+            spill,
             spilled_bytes: AtomicU64::new(0),
-            is_completing: AtomicBool::new(false),
+            is_complete: AtomicBool::new(false),
         }
     }
 
     /// The channel's part of the [`Exit`](cantle_core::sandbox::Exit).
     pub(crate) fn report(&self, transport: &impl Transport) -> ChannelReport {
         let spilled_bytes = self.spilled_bytes.load(Ordering::Acquire);
-        let spilled = self.spill_path.as_ref().filter(|_| spilled_bytes > 0);
-        let spilled = spilled.map(|path| SpillFile::new(path.clone(), spilled_bytes));
+        let spilled = self.spill.as_ref().filter(|_| spilled_bytes > 0);
+        let spilled = spilled.map(|(path, _)| SpillFile::new(path.clone(), spilled_bytes));
         ChannelReport::new(self.written_bytes(transport), spilled)
     }
 
-    /// Bytes read so far, if the channel is spilled.
-    pub(crate) fn spill_progress(&self) -> Option<u64> {
-        self.spill_path.as_ref().map(|_| self.read_bytes())
+    /// Whether a spill file is to be written that is not complete.
+    pub(crate) fn is_spilling(&self, transport: &impl Transport) -> bool {
+        let limit = self.spill.as_ref().map(|(_, after_bytes)| *after_bytes);
+        let is_long = limit.is_some_and(|limit| self.written_bytes(transport) > limit);
+        is_long && !self.is_complete.load(Ordering::Acquire)
     }
 
-    /// Whether the pump waits for the end of the spill file.
-    pub(crate) fn is_completing(&self) -> bool {
-        self.is_completing.load(Ordering::Acquire)
-    }
-
-    pub(crate) fn set_completing(&self, is_completing: bool) {
-        self.is_completing.store(is_completing, Ordering::Release);
+    /// Records that nothing more is written to the spill file.
+    pub(crate) fn set_complete(&self) {
+        self.is_complete.store(true, Ordering::Release);
     }
 
     pub(crate) fn written_bytes(&self, transport: &impl Transport) -> u64 {

@@ -17,6 +17,7 @@ use tokio::time::{sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::counters::ChannelCounters;
 use crate::lifecycle::{CommandAction, CommandEvent, CommandLifecycle, time_limit};
 use crate::output::{CHUNKS_IN_FLIGHT, ChannelPump, ChunkSender, DrivenOutput};
 use crate::phase::Phase;
@@ -25,10 +26,12 @@ use crate::transport::{InputChannel as _, Report, Reports as _, StartedCommand, 
 
 /// How long the exit waits for a slow reader of the output.
 const READER_DEADLINE: Duration = Duration::from_millis(550);
-/// How long the exit waits for output that is spilled, as long as there is progress.
+/// How long the exit waits for output that is spilled.
 const SPILL_DEADLINE: Duration = Duration::from_secs(10);
 /// How long to wait for the list of a command's processes.
 const LIST_DEADLINE: Duration = Duration::from_secs(5);
+/// How long to wait for what the backend knows about a command that has ended.
+const COMPLETE_DEADLINE: Duration = Duration::from_secs(5);
 /// A process that was just forked still has its parent's command line.
 const EXEC_DELAY: Duration = Duration::from_millis(5);
 const SIGKILL: i32 = 9;
@@ -195,17 +198,14 @@ impl<T: Transport> CommandTask<T> {
         drop(feed);
         phase.send_replace(Phase::Ended);
         let spill_deadline = now() + SPILL_DEADLINE;
-        let mut last_progress = None;
         while open_outputs.is_none() {
             open_outputs = timeout(READER_DEADLINE, &mut pumps).await.ok();
-            // The exit reports a spill file only if that is complete.
-            let progress = counters.each_ref().map(|it| it.spill_progress());
-            let is_stalled = progress == [None, None] || last_progress == Some(progress);
-            let is_completing = counters.iter().any(|it| it.is_completing());
-            if is_stalled && !is_completing || now() >= spill_deadline {
+            // The exit reports a spill file only if that is complete. Neither a pause in its writing nor one of the
+            // reader, who may be busy, means that it won't be.
+            let is_spilling = |it: &Arc<ChannelCounters>| it.is_spilling(&*life.transport);
+            if !counters.iter().any(is_spilling) || now() >= spill_deadline {
                 break;
             }
-            last_progress = Some(progress);
         }
         let has_background = !end.background.is_empty();
         let exit = end.exit(&*life.transport).await.map(|mut exit| {
@@ -320,7 +320,8 @@ impl CommandEnd {
         };
         let mut exit = Exit::new(status, self.duration);
         exit.background = self.background;
-        transport.complete(&mut exit).await;
+        // Without an answer the exit merely has no explanation.
+        let _ = timeout(COMPLETE_DEADLINE, transport.complete(&mut exit)).await;
         Ok(exit)
     }
 }

@@ -26,6 +26,9 @@ pub(crate) const CHUNKS_IN_FLIGHT: usize = 4;
 const QUIET_PERIOD: Duration = Duration::from_millis(100);
 /// … and after this long in any case.
 const DRAIN_PERIOD: Duration = Duration::from_millis(500);
+/// How long to wait for the next piece of output that is certain to come. A background process that reads the
+/// command's output from its pipe can prevent it.
+const OWED_PERIOD: Duration = Duration::from_secs(10);
 
 pub(crate) type ChunkSender = mpsc::Sender<Result<OutputChunk, SandboxError>>;
 
@@ -48,8 +51,9 @@ impl<T: Transport> ChannelPump<T> {
         (limit_bytes, limit_exceeded): (u64, CancellationToken),
     ) -> Self {
         let spill = spill.zip(transport.spill_path(channel));
-        let spill_path = spill.as_ref().map(|(_, path)| path.clone());
-        let counters = Arc::new(ChannelCounters::new(channel, spill_path));
+        let file = spill.as_ref();
+        let file = file.map(|(limits, path)| (path.clone(), limits.after_bytes));
+        let counters = Arc::new(ChannelCounters::new(channel, file));
         Self {
             spill: spill.map(|(limits, _)| {
                 SpillWriter::new(limits, Arc::clone(&transport), Arc::clone(&counters))
@@ -85,10 +89,13 @@ impl<T: Transport> ChannelPump<T> {
                         continue;
                     }
                 },
-                Some(drain) if T::CHANNELS_END || self.is_owed(drain) => self.output.next().await,
-                Some(drain) => match timeout(drain.patience(), self.output.next()).await {
-                    Ok(next) => next,
-                    Err(_) => break false,
+                Some(drain) => match self.patience(drain) {
+                    // A background process may write without a pause.
+                    Duration::ZERO => break false,
+                    patience => match timeout(patience, self.output.next()).await {
+                        Ok(next) => next,
+                        Err(_) => break false,
+                    },
                 },
             };
             let bytes = match next {
@@ -117,15 +124,23 @@ impl<T: Transport> ChannelPump<T> {
             }
         };
         if let Some(spill) = self.spill {
-            self.counters.set_completing(true);
             spill.finish().await;
-            self.counters.set_completing(false);
+            self.counters.set_complete();
         }
         (!has_ended).then_some(self.output)
     }
 
     fn written_bytes(&self) -> u64 {
         self.counters.written_bytes(&*self.transport)
+    }
+
+    /// How long to wait for the next output after the end of the command.
+    fn patience(&self, drain: &Drain) -> Duration {
+        if T::CHANNELS_END || self.is_owed(drain) {
+            OWED_PERIOD
+        } else {
+            drain.patience()
+        }
     }
 
     /// Whether output is still to come that was written before the command ended. The reader of a

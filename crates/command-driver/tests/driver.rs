@@ -37,6 +37,10 @@ struct ScriptedTransport {
     orders: Mutex<Vec<Order>>,
     is_closed: bool,
     spilled: Mutex<Vec<u8>>,
+    /// Bytes that were written to a channel, as far as the transport claims.
+    claimed_bytes: AtomicU64,
+    /// How long the spill file takes to be opened.
+    spill_delay: Mutex<Duration>,
 }
 
 impl ScriptedTransport {
@@ -91,6 +95,10 @@ impl Transport for ScriptedTransport {
         Ok(())
     }
 
+    fn written_bytes(&self, _channel: Channel, read_bytes: u64) -> u64 {
+        read_bytes.max(self.claimed_bytes.load(Ordering::Relaxed))
+    }
+
     fn spill_path(&self, _channel: Channel) -> Option<SandboxPath> {
         SandboxPath::new("/tmp/output").ok()
     }
@@ -101,6 +109,8 @@ impl Transport for ScriptedTransport {
         mut data: ByteStream,
         written_bytes: &AtomicU64,
     ) {
+        let delay = *self.spill_delay.lock().unwrap();
+        sleep(delay).await;
         while let Some(Ok(bytes)) = data.next().await {
             self.spilled.lock().unwrap().extend_from_slice(&bytes);
             written_bytes.fetch_add(bytes.len() as u64, Ordering::Relaxed);
@@ -140,6 +150,8 @@ impl Script {
             orders: Mutex::default(),
             is_closed,
             spilled: Mutex::default(),
+            claimed_bytes: AtomicU64::new(0),
+            spill_delay: Mutex::default(),
         });
         let process = CommandDriver::new(request, limits).drive(StartedCommand {
             transport: Arc::clone(&transport),
@@ -262,6 +274,18 @@ async fn output_is_delivered_while_a_background_process_holds_the_channel() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn output_ends_although_a_background_process_has_taken_the_rest() {
+    let (script, mut process) = Script::start(SpawnRequest::shell("x"), CommandLimits::default());
+    let output = process.take_output().unwrap();
+    script.write("before").await;
+    script.transport.claimed_bytes.store(10, Ordering::Relaxed);
+    script.end(0, true);
+    let ended = tokio::time::timeout(60 * SECOND, output.count()).await;
+    assert_eq!(ended, Ok(1));
+    assert!(process.wait().await.unwrap().status.success());
+}
+
+#[tokio::test(start_paused = true)]
 async fn spill_file_gets_output_from_its_beginning_up_to_the_cap() {
     let request = SpawnRequest::shell("x").with_spill(Spill::after(5).with_cap(8));
     let (mut script, mut process) = Script::start(request, CommandLimits::default());
@@ -274,4 +298,49 @@ async fn spill_file_gets_output_from_its_beginning_up_to_the_cap() {
     let path = SandboxPath::new("/tmp/output").unwrap();
     assert_eq!(exit.stdout.spilled, Some(SpillFile::new(path, 8)));
     assert_eq!(*script.transport.spilled.lock().unwrap(), b"abcdefgh");
+}
+
+/// Starts a command whose spill file is opened only after some seconds, and ends it after 80 bytes of output.
+async fn slow_spill() -> (Script, DrivenProcess<ScriptedTransport>) {
+    let request = SpawnRequest::shell("x").with_spill(Spill::after(5));
+    let (mut script, process) = Script::start(request, CommandLimits::default());
+    *script.transport.spill_delay.lock().unwrap() = 6 * SECOND;
+    // More chunks than may be on their way to the file.
+    for _ in 0..10 {
+        script.write("12345678").await;
+    }
+    script.stdout = None;
+    script.end(0, true);
+    (script, process)
+}
+
+#[tokio::test(start_paused = true)]
+async fn exit_waits_for_a_spill_file_that_makes_no_progress_for_seconds() {
+    let (script, mut process) = slow_spill().await;
+    let exit = process.wait().await.unwrap();
+    let path = SandboxPath::new("/tmp/output").unwrap();
+    assert_eq!(exit.stdout.spilled, Some(SpillFile::new(path, 80)));
+    assert_eq!(script.transport.spilled.lock().unwrap().len(), 80);
+}
+
+#[tokio::test(start_paused = true)]
+async fn exit_waits_for_a_spill_file_while_the_reader_pauses_for_seconds() {
+    let (_script, mut process) = slow_spill().await;
+    let mut output = process.take_output().unwrap();
+    let read = async {
+        sleep(3 * SECOND).await;
+        while output.next().await.is_some() {}
+    };
+    let (exit, ()) = tokio::join!(process.wait(), read);
+    assert_eq!(exit.unwrap().stdout.spilled.unwrap().size_bytes, 80);
+}
+
+#[tokio::test(start_paused = true)]
+async fn exit_waits_ten_seconds_for_a_spill_file_whose_output_is_not_read() {
+    let (_script, mut process) = slow_spill().await;
+    let _unread = process.take_output().unwrap();
+    let started = tokio::time::Instant::now();
+    let exit = process.wait().await.unwrap();
+    assert_eq!(started.elapsed().as_secs(), 10);
+    assert!(exit.status.success());
 }
