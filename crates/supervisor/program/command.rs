@@ -296,7 +296,10 @@ fn become_command(
         if spawn.takes_terminal || spawn.terminal.is_some() {
             sys::take_terminal(Fd(0))?;
         }
-        profile.apply()?;
+        match action {
+            CommandAction::Program(_) => profile.apply()?,
+            CommandAction::FileTask(_) => profile.apply_to_file_task()?,
+        }
         if !spawn.may_write {
             setup::forbid_writing()?;
         }

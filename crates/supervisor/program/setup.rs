@@ -44,13 +44,25 @@ impl CommandProfile {
         self.filter.map_or(Ok(()), sys::seccomp_filter)
     }
 
-    /// Applies the limits and the identity to the calling process.
+    /// Applies the limits and the identity to the calling process, which becomes a command.
     pub fn apply(&self) -> sys::Result<()> {
+        self.apply_with(sys::set_uid)
+    }
+
+    /// Applies the limits and the identity to the calling process, which becomes a file task.
+    ///
+    /// Its files are those of the identity. But it keeps the supervisor's real user, so that commands can neither
+    /// signal nor stop it.
+    pub fn apply_to_file_task(&self) -> sys::Result<()> {
+        self.apply_with(sys::set_effective_uid)
+    }
+
+    fn apply_with(&self, set_uid: fn(u32) -> sys::Result<()>) -> sys::Result<()> {
         for (resource, soft, hard) in &*self.limits {
             sys::lower_limit(*resource, *soft, *hard)?;
         }
         self.identity
-            .map_or(Ok(()), |_| drop_privileges(self.identity))
+            .map_or(Ok(()), |_| drop_privileges(self.identity, set_uid))
     }
 
     /// Lets the commands' user reopen a pipe or terminal by its name (`/dev/stderr`).
@@ -182,7 +194,7 @@ fn perform(
             built.opened.push(sys::open(path, flags)?)?;
         }
         Step::Listen { port } => built.opened.push(sys::listen_on_loopback(port)?)?,
-        Step::DropPrivileges { identity } => drop_privileges(identity)?,
+        Step::DropPrivileges { identity } => drop_privileges(identity, sys::set_uid)?,
         Step::Landlock { rules } => built.landlock = landlock(rules, steps)?,
         // Consumed by the Landlock step it belongs to.
         Step::LandlockRule { .. } => return Err(sys::EINVAL),
@@ -220,7 +232,10 @@ fn make_file(path: &CStr, content: &CStr) -> sys::Result<()> {
     written.map(drop)
 }
 
-fn drop_privileges(identity: Option<Identity>) -> sys::Result<()> {
+fn drop_privileges(
+    identity: Option<Identity>,
+    set_uid: fn(u32) -> sys::Result<()>,
+) -> sys::Result<()> {
     for capability in 0..MAX_CAPABILITIES {
         // Refused to an unprivileged user, for whom `no_new_privs` suffices.
         if sys::drop_bounding_capability(capability).is_err() {
@@ -233,7 +248,7 @@ fn drop_privileges(identity: Option<Identity>) -> sys::Result<()> {
         // A user namespace that refuses it contains no other user's groups.
         let _ = sys::set_groups_empty();
         sys::set_gid(gid)?;
-        sys::set_uid(uid)?;
+        set_uid(uid)?;
     }
     sys::drop_capabilities()?;
     sys::no_new_privileges()

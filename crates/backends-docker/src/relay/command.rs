@@ -23,7 +23,7 @@ use futures_util::{StreamExt as _, TryStreamExt as _};
 use tokio::sync::mpsc;
 
 use super::stream::{ChannelReader, ChannelState, CommandHandle, InputWriter, Spawned};
-use super::{Inner, Relay};
+use super::{ANSWER_TIMEOUT, Inner, Relay, answer};
 
 /// Files with the number of processes killed at the memory limit, in version 2 and version 1 of control groups.
 const OOM_COUNTERS: [&str; 2] = [
@@ -62,7 +62,11 @@ pub(super) async fn start(
         command,
     } = stream.spawn(channels, body)?;
     let guard = StartGuard::new(|| command.kill());
-    let pid = match reports.recv().await {
+    let doing = || {
+        let name = launch.program.name.to_string_lossy();
+        format!("failed to start `{name}`")
+    };
+    let pid = match answer(ANSWER_TIMEOUT, doing, reports.recv()).await? {
         Some(wire::Report::Started { pid }) => {
             guard.disarm();
             pid

@@ -18,17 +18,16 @@ use cantle_supervisor::wire::{Reader, Report, Spawn};
 use futures_util::{StreamExt as _, stream};
 use tokio::select;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::timeout;
 
 use super::options::{c_path, c_string};
 use super::stream::{InputWriter, Spawned};
-use super::{Inner, Relay};
+use super::{ANSWER_TIMEOUT, Inner, LONG_TASK_TIMEOUT, Relay, answer};
+
+/// Maximum length of a chunk of a file to write.
+const MAX_CHUNK: usize = 1 << 20;
 
 /// Shorter chunks are sent in one frame with their length.
 const JOINED_BYTES: usize = 64 * 1024;
-
-/// Time limit for a task to end after its output has ended.
-const TASK_END_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Maximum length of an encoded [`TaskError`].
 const MAX_ERROR_BYTES: usize = 4096;
@@ -80,13 +79,13 @@ impl Relay {
         let (limit, stdio) = (&relay.task_limits.reads, StdioMode::Output);
         let body = encode_task(&task, &[]);
         let mut running = relay.start_task(limit, "read", path, body, stdio).await?;
-        let first = running.spawned.stdout.next().await;
+        let first = running.next(ANSWER_TIMEOUT).await?;
         if first.is_none() {
             running.finish().await?;
             return Ok(Box::pin(stream::empty()));
         }
         let rest = stream::try_unfold(running, async |mut running| {
-            match running.spawned.stdout.next().await {
+            match running.next(ANSWER_TIMEOUT).await? {
                 Some(chunk) => Ok(Some((chunk, running))),
                 None => running.finish().await.map(|()| None),
             }
@@ -240,7 +239,11 @@ impl Inner {
         let body = encode_task(task, names);
         let mut running = self.start_task(limit, doing, path, body, stdio).await?;
         let mut output = Vec::new();
-        while let Some(chunk) = running.spawned.stdout.next().await {
+        let limit = match task {
+            Task::Remove { .. } => LONG_TASK_TIMEOUT,
+            _ => ANSWER_TIMEOUT,
+        };
+        while let Some(chunk) = running.next(limit).await? {
             if output.len() + chunk.len() > MAX_TASK_BYTES {
                 return Err(SandboxError::too_many_entries(path));
             }
@@ -287,6 +290,13 @@ struct RunningTask {
 }
 
 impl RunningTask {
+    /// Returns the next chunk of output; `None` at the end.
+    async fn next(&mut self, limit: Duration) -> Result<Option<Bytes>, SandboxError> {
+        let (doing, path) = (self.doing, &self.path);
+        let doing = || format!("failed to {doing} `{path}`");
+        answer(limit, doing, self.spawned.stdout.next()).await
+    }
+
     /// Waits until the task has ended. Cancel-safe.
     async fn wait(&mut self) {
         while self.end.is_none() {
@@ -308,20 +318,30 @@ impl RunningTask {
         let mut input = input.ok_or_else(|| self.spawned.command.stream.gone_error())?;
         // An aborted write ends the input early, upon which the task cleans up.
         self.kill_on_drop = false;
+        let command = self.spawned.command.clone();
         // Without the last chunk nothing is written.
         let sending = async move {
+            let doing = || {
+                command.kill();
+                format!("failed to write `{path}`")
+            };
             let mut total_bytes = 0;
-            while let Some(bytes) = data.next().await.transpose()? {
+            while let Some(mut bytes) = data.next().await.transpose()? {
                 total_bytes += bytes.len() as u64;
                 options.check_size(&path, total_bytes, false)?;
-                if send_chunks(&mut input, bytes).await.is_err() {
-                    // The task's end tells whether the file was written.
-                    return Ok(());
+                while !bytes.is_empty() {
+                    let chunk = bytes.split_to(bytes.len().min(MAX_CHUNK));
+                    let sent = answer(ANSWER_TIMEOUT, doing, send_chunk(&mut input, chunk));
+                    if sent.await?.is_err() {
+                        // The task's end tells whether the file was written.
+                        return Ok(());
+                    }
                 }
             }
             options.check_size(&path, total_bytes, true)?;
+            let last = input.write(Bytes::from_static(&LAST_CHUNK));
             // Fails like a chunk.
-            let _ = input.write(Bytes::from_static(&LAST_CHUNK)).await;
+            let _ = answer(ANSWER_TIMEOUT, doing, last).await?;
             Ok(())
         };
         let sent = select! {
@@ -335,6 +355,8 @@ impl RunningTask {
 
     /// Waits for the task's end and returns its error.
     async fn finish(&mut self) -> Result<(), SandboxError> {
+        let (doing, path) = (self.doing, self.path.clone());
+        let doing = || format!("failed to {doing} `{path}`");
         let ending = async {
             let mut encoded = Vec::new();
             while let Some(chunk) = self.spawned.stderr.next().await {
@@ -345,11 +367,9 @@ impl RunningTask {
             self.wait().await;
             encoded
         };
-        let encoded = timeout(TASK_END_TIMEOUT, ending).await.map_err(|_| {
-            let error = io::ErrorKind::TimedOut.into();
-            SandboxError::io(format!("failed to {} `{}`", self.doing, self.path), error)
-        })?;
-        self.kill_on_drop = false;
+        let encoded = answer(ANSWER_TIMEOUT, doing, ending).await;
+        self.kill_on_drop = encoded.is_err();
+        let encoded = encoded?;
         let failed = |errno| TaskError {
             kind: TaskErrorKind::Errno,
             errno,
@@ -424,19 +444,14 @@ struct TaskEnded;
 /// The length of the chunk after which a file is complete.
 const LAST_CHUNK: [u8; 4] = 0_u32.to_le_bytes();
 
-/// Sends a part of a file as chunks, each after its length.
-async fn send_chunks(input: &mut InputWriter, mut bytes: Bytes) -> Result<(), SandboxError> {
-    while !bytes.is_empty() {
-        let chunk = bytes.split_to(bytes.len().min(u32::MAX as usize));
-        let length = u32::try_from(chunk.len()).unwrap_or(u32::MAX).to_le_bytes();
-        if chunk.len() < JOINED_BYTES {
-            input.write([&length, &*chunk].concat().into()).await?;
-        } else {
-            input.write(Bytes::copy_from_slice(&length)).await?;
-            input.write(chunk).await?;
-        }
+/// Sends a part of a file after its length.
+async fn send_chunk(input: &mut InputWriter, chunk: Bytes) -> Result<(), SandboxError> {
+    let length = u32::try_from(chunk.len()).unwrap_or(u32::MAX).to_le_bytes();
+    if chunk.len() < JOINED_BYTES {
+        return input.write([&length, &*chunk].concat().into()).await;
     }
-    Ok(())
+    input.write(Bytes::copy_from_slice(&length)).await?;
+    input.write(chunk).await
 }
 
 /// Encodes a command that runs a task; `names` are the task's arguments.

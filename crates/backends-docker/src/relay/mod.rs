@@ -20,7 +20,7 @@ use std::time::Duration;
 use std::{fmt, io};
 
 use bytes::Bytes;
-use cantle_core::sandbox::{Process, SandboxError, SpawnRequest};
+use cantle_core::sandbox::{Process, SandboxError, SandboxErrorKind, SpawnRequest};
 use futures_util::Stream;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::time::timeout;
@@ -35,6 +35,32 @@ const READ_BYTES: usize = 64 * 1024;
 
 /// Time limit for finding a shell.
 const SHELL_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Time limit for each answer, and for each piece of a longer one.
+///
+/// The limit also ends calls after commands with the relay's own user have stopped it.
+const ANSWER_TIMEOUT: Duration = Duration::from_mins(1);
+
+/// Time limit for a file operation that answers only when it is complete, and may have much to do.
+const LONG_TASK_TIMEOUT: Duration = Duration::from_mins(10);
+
+/// Waits for an answer of the relay; `doing` reads like "failed to read `x`".
+async fn answer<T>(
+    limit: Duration,
+    doing: impl FnOnce() -> String,
+    waiting: impl Future<Output = T>,
+) -> Result<T, SandboxError> {
+    timeout(limit, waiting).await.map_err(|_| {
+        let (doing, seconds) = (doing(), limit.as_secs());
+        let message = format!(
+            "{doing}: the supervisor in the sandbox did not answer for {seconds} seconds"
+        );
+        SandboxError::new(SandboxErrorKind::Io, message).with_advice(
+            "Repeat it if the machine is busy. If it fails again, a command has stopped the supervisor: open a new \
+             sandbox.",
+        )
+    })
+}
 
 /// Client of a relay. When the last clone is dropped, the stream and all of the relay's processes end.
 #[derive(Clone)]

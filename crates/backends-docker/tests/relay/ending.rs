@@ -2,9 +2,12 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use cantle_core::sandbox::{
     ByteRange, Sandbox as _, SandboxErrorKind, SandboxExt as _, SandboxPath, SpawnRequest,
+    WriteOptions,
 };
+use futures_util::{StreamExt as _, stream};
 
 use crate::support::{RelayBackend, eventually, is_root, is_running, kill_relay, soon, token};
 
@@ -98,4 +101,44 @@ async fn commands_inherit_no_descriptors() {
         assert_eq!(output.stdout.text(), "0\n1\n2\n3\n");
         sandbox.close().await.unwrap();
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn commands_can_neither_stop_nor_signal_file_operations() {
+    // A user of its own, because the attack must not reach the files of other tests.
+    const USER: u32 = 54_321;
+    if !is_root() {
+        return;
+    }
+    let sandbox = RelayBackend::other_user().with_user(USER).sandbox().await;
+    let script = format!(
+        "while :; do for status in /proc/[0-9]*/status; do \
+         if grep -q '^Name:.cantle-files' $status && grep -q '^Uid:.*{USER}' $status; then \
+         pid=${{status#/proc/}}; pid=${{pid%/status}}; \
+         for signal in STOP KILL; do kill -$signal $pid && echo $signal; done; echo tried; exit; \
+         fi; done; done 2>/dev/null"
+    );
+    let mut attack = sandbox.spawn(SpawnRequest::shell(script)).await.unwrap();
+    let output = attack.take_output().unwrap();
+    let (sender, tried) = tokio::sync::oneshot::channel();
+    let listen = async {
+        let lines = output.map(|chunk| chunk.unwrap().bytes);
+        sender
+            .send(lines.collect::<Vec<_>>().await.concat())
+            .unwrap();
+    };
+    let path: SandboxPath = "file".parse().unwrap();
+    // The file is complete only after the attack on the operation that writes it.
+    let begin = stream::iter([Ok(Bytes::from_static(b"begin "))]);
+    let end = stream::once(async {
+        assert_eq!(tried.await.unwrap(), b"tried\n");
+        Ok(Bytes::from_static(b"end"))
+    });
+    let data = Box::pin(begin.chain(end));
+    let write = sandbox.write(&path, WriteOptions::default(), data);
+    let (written, ()) = soon(async { tokio::join!(write, listen) }).await;
+    written.unwrap();
+    assert_eq!(sandbox.read_bytes(&path, 100).await.unwrap(), "begin end");
+    soon(attack.wait()).await.unwrap();
+    sandbox.close().await.unwrap();
 }

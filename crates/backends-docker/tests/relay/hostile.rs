@@ -1,9 +1,10 @@
 //! A malicious relay, which must not do more harm than to end the sandbox.
 
 use cantle_backends_docker::relay::{Relay, RelayOptions};
-use cantle_core::sandbox::SandboxPath;
+use cantle_core::sandbox::{ByteRange, SandboxErrorKind, SandboxPath, SpawnRequest, WriteOptions};
 use cantle_supervisor::frames::{Answer, Channel};
 use cantle_supervisor::wire::{REPORT_BYTES, Report, SETUP_REPLY_BYTES, SetupReply};
+use futures_util::stream;
 use proptest::prelude::*;
 use tokio::io::AsyncWriteExt as _;
 use tokio::time::timeout;
@@ -149,4 +150,73 @@ async fn more_reports_than_a_command_has_end_the_sandbox() {
     timeout(DEADLINE, check_ends(bytes, AfterAnswers::Wait))
         .await
         .expect("the sandbox has ended");
+}
+
+/// Answers the tasks that find a shell, and then nothing.
+async fn connect_to_silent_relay() -> Relay {
+    let (client, relay) = tokio::io::duplex(1 << 20);
+    let (reader, writer) = tokio::io::split(client);
+    tokio::spawn(async move {
+        let (mut input, mut output) = tokio::io::split(relay);
+        let length = SETUP_REPLY_BYTES as u64;
+        let ready = SetupReply::Ready {
+            missing: 0,
+            landlock: 0,
+        };
+        let report = Report::Ended {
+            status: 0,
+            alone: true,
+            cpu_us: 0,
+            max_rss_kib: 0,
+        };
+        let (id, total) = (FIRST_ID, 0);
+        let end = |channel| Answer::End { id, channel, total }.encode();
+        let answer = [
+            &Answer::Ready { length }.encode()[..],
+            &ready.encode(),
+            &end(Channel::Stdout),
+            &end(Channel::Stderr),
+            &Answer::Report {
+                id,
+                length: REPORT_BYTES as u64,
+            }
+            .encode(),
+            &report.encode(),
+            &Answer::Gone { id }.encode(),
+        ]
+        .concat();
+        output.write_all(&answer).await.unwrap();
+        let _ = tokio::io::copy(&mut input, &mut tokio::io::sink()).await;
+        // Only the client ends the stream.
+        drop(output);
+    });
+    let options = RelayOptions::new(SandboxPath::new("/work").unwrap());
+    Relay::connect(reader, writer, options).await.unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn no_call_waits_forever_for_a_silent_relay() {
+    let relay = connect_to_silent_relay().await;
+    let path = SandboxPath::new("file").unwrap();
+    let data = |length| Box::pin(stream::iter([Ok(vec![b'x'; length].into())]));
+    let options = WriteOptions::default;
+    let errors = [
+        relay.spawn(SpawnRequest::argv(["true"])).await.map(drop),
+        relay.read(&path, ByteRange::all()).await.map(drop),
+        relay.write(&path, options(), data(1)).await,
+        // More than the relay takes without a grant.
+        relay.write(&path, options(), data(4 << 20)).await,
+        relay.stat(&path).await.map(drop),
+        relay.list(&path).await.map(drop),
+        relay.mkdir(&path).await,
+        relay.remove(&path).await,
+        relay
+            .rename(&path, &SandboxPath::new("other").unwrap())
+            .await,
+    ];
+    for error in errors {
+        let error = error.unwrap_err();
+        assert_eq!(error.kind(), SandboxErrorKind::Io);
+        assert!(error.to_string().contains("did not answer"), "{error}");
+    }
 }

@@ -144,6 +144,14 @@ impl RelayBackend {
         }
     }
 
+    /// Runs the commands as this user.
+    pub(crate) fn with_user(self, uid: u32) -> Self {
+        Self {
+            commands: Some(uid),
+            ..self
+        }
+    }
+
     pub(crate) async fn sandbox(&self) -> Arc<RelaySandbox> {
         self.open_under(&Policy::unconfined()).await.unwrap()
     }

@@ -4,7 +4,7 @@ use core::ffi::CStr;
 use core::mem::size_of;
 
 use super::{
-    AT_FDCWD, EINVAL, EIO, Fd, FromRegister, O_CLOEXEC, O_DIRECTORY, O_RDWR, Result, getdents,
+    AT_FDCWD, EINVAL, EIO, ENOSYS, EPERM, Fd, FromRegister, O_CLOEXEC, O_DIRECTORY, O_RDWR, Result, getdents,
     openat, pad, syscall, uninterrupted,
 };
 use crate::tasks::EntryKind;
@@ -99,10 +99,15 @@ pub fn unnamed_file(directory: Fd) -> Result<Fd> {
     openat(directory, c".", O_RDWR | O_TMPFILE, 0o600)
 }
 
-/// Whether a path may be executed, following symbolic links.
+/// Whether the effective user may execute a path, following symbolic links.
 pub fn may_execute(path: &CStr) -> bool {
     const X_OK: usize = 1;
-    call!(269, AT_FDCWD.0 as isize, path.as_ptr(), X_OK).is_ok()
+    const AT_EACCESS: usize = 0x200;
+    match call!(439, AT_FDCWD.0 as isize, path.as_ptr(), X_OK, AT_EACCESS) {
+        // Before Linux 5.8, or refused by an old filter, there is only the check for the real user.
+        Err(ENOSYS | EPERM) => call!(269, AT_FDCWD.0 as isize, path.as_ptr(), X_OK).is_ok(),
+        checked => checked.is_ok(),
+    }
 }
 
 /// Reads at an offset.

@@ -11,6 +11,7 @@ use core::mem::{size_of, size_of_val};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Errno(pub i32);
 
+pub const EPERM: Errno = Errno(1);
 pub const ENOENT: Errno = Errno(2);
 pub const EINTR: Errno = Errno(4);
 pub const EAGAIN: Errno = Errno(11);
@@ -23,6 +24,7 @@ pub const ENOTDIR: Errno = Errno(20);
 pub const EISDIR: Errno = Errno(21);
 pub const EINVAL: Errno = Errno(22);
 pub const ENAMETOOLONG: Errno = Errno(36);
+pub const ENOSYS: Errno = Errno(38);
 pub const ENOTEMPTY: Errno = Errno(39);
 
 pub type Result<T> = core::result::Result<T, Errno>;

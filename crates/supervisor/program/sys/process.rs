@@ -129,6 +129,8 @@ system_calls! {
     fn set_groups_empty() = 116(0, 0);
     fn set_gid(gid: u32) = 119(gid, gid, gid);
     fn set_uid(uid: u32) = 117(uid, uid, uid);
+    /// Changes the user whose files are accessed. The kernel compares the others when another process sends a signal.
+    fn set_effective_uid(uid: u32) = 117(u32::MAX, uid, u32::MAX);
     fn set_host_name(name: &CStr) = 170(name.as_ptr(), name.count_bytes());
 }
 
