@@ -39,6 +39,17 @@ impl LocalBackend {
         Self::default()
     }
 
+    /// Returns the limits of confined sandboxes whose policy names none.
+    ///
+    /// They protect this machine: they are enforced as far as that is possible, and listed as defaults in
+    /// the sandbox's report. [`Limits::set`](cantle_core::policy::Limits::set) with `none` switches one off.
+    pub fn default_limits(&self) -> cantle_core::policy::Limits {
+        #[cfg(confined)]
+        return self.settings.defaults.limits().clone();
+        #[cfg(not(confined))]
+        return cantle_core::policy::Limits::default();
+    }
+
     /// Sets the directory that contains the sandboxes' directories; it must exist.
     pub fn in_directory(mut self, parent: impl Into<PathBuf>) -> Self {
         self.settings.parent = Some(parent.into());

@@ -6,6 +6,7 @@
 //! new group is a sibling, if systemd has delegated the parent (`Delegate=yes` and `DelegateSubgroup=`). The
 //! supervisor's guard removes the groups at the end, even if this process is gone.
 
+mod defaults;
 mod hierarchy;
 
 use std::ffi::CString;
@@ -13,12 +14,15 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread::sleep;
 use std::time::Duration;
 
 use cantle_core::policy::{Policy, PolicyField};
 
-pub(crate) use self::hierarchy::{hierarchies, reclaim};
+pub(crate) use self::defaults::Defaults;
+use self::defaults::SharedGroup;
+pub(crate) use self::hierarchy::{Hierarchy, hierarchies, reclaim};
 use crate::identity::Identity;
 use crate::mechanism::{Mechanism, Mechanisms};
 use crate::mode::Mode;
@@ -38,6 +42,8 @@ const REMOVAL_PAUSE: Duration = Duration::from_millis(2);
 pub(crate) struct Groups {
     groups: Vec<Group>,
     limits: GroupLimits,
+    /// The group of all sandboxes, if its limit is the only one of memory.
+    shared: Option<SharedGroup>,
 }
 
 /// The limits that groups can enforce.
@@ -48,7 +54,7 @@ struct GroupLimits {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Group {
+pub(crate) struct Group {
     version: Version,
     directory: PathBuf,
     limits: GroupLimits,
@@ -78,13 +84,27 @@ impl Groups {
         policy: &Policy,
         identity: Identity,
         mechanisms: Mechanisms,
+        defaults: &Arc<Defaults>,
     ) -> Self {
         let mut groups = Self {
             groups: Vec::new(),
             limits: GroupLimits::needed(mode, policy, identity),
+            shared: None,
         };
-        if !mechanisms.include(Mechanism::ControlGroups) || groups.limits == GroupLimits::default()
-        {
+        if !mechanisms.include(Mechanism::ControlGroups) {
+            return groups;
+        }
+        let needs_default = mode != Mode::Open
+            && policy.limits.memory_bytes.is_none()
+            && defaults.under(policy).memory_bytes.is_some()
+            && !policy.limits.unlimited.contains(&PolicyField::Memory);
+        if needs_default {
+            let shared = defaults.group();
+            groups.shared = shared.filter(|shared| {
+                !can_be_written(policy, &shared.group.directory) || identity.is_other
+            });
+        }
+        if groups.limits == GroupLimits::default() {
             return groups;
         }
         let hierarchies = hierarchies();
@@ -110,12 +130,24 @@ impl Groups {
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.groups.is_empty()
+        self.all().next().is_none()
+    }
+
+    fn all(&self) -> impl Iterator<Item = &Group> {
+        let shared = self.shared.iter().map(|shared| &shared.group);
+        self.groups.iter().chain(shared)
+    }
+
+    /// Returns the directory of the group of all sandboxes.
+    pub(crate) fn shared_directory(&self) -> Option<CString> {
+        let shared = self.shared.as_ref()?;
+        CString::new(shared.group.directory.as_os_str().as_bytes()).ok()
     }
 
     /// Returns the fields of the policy that they limit.
     pub(crate) fn fields(&self) -> Vec<PolicyField> {
-        self.limits.fields()
+        let shared = self.shared.iter().map(|_| PolicyField::Memory);
+        self.limits.fields().into_iter().chain(shared).collect()
     }
 
     /// Returns their name, for display.
@@ -132,8 +164,7 @@ impl Groups {
     /// Opens the files through which a process joins them.
     pub(crate) fn join_files(&self) -> io::Result<Vec<File>> {
         let all = self
-            .groups
-            .iter()
+            .all()
             .map(|group| group.file(group.version.join_file()));
         all.map(|path| OpenOptions::new().write(true).open(path))
             .collect()
@@ -141,7 +172,7 @@ impl Groups {
 
     /// Returns the memory limit of all processes together.
     pub(crate) fn memory_bytes(&self) -> Option<u64> {
-        self.limits.memory_bytes
+        self.all().find_map(|group| group.limits.memory_bytes)
     }
 
     /// Returns the limit of processes.
@@ -152,7 +183,7 @@ impl Groups {
     /// Counts how often limits have been reached.
     pub(crate) fn limit_events(&self) -> LimitEvents {
         let mut events = LimitEvents::default();
-        for group in &self.groups {
+        for group in self.all() {
             let count = |file, name| {
                 let text = fs::read_to_string(group.file(file)).unwrap_or_default();
                 value(&text, name).unwrap_or(0)
@@ -169,18 +200,7 @@ impl Groups {
 
     /// Removes the groups once they are empty. Blocks.
     pub(crate) fn remove(&self) {
-        for group in &self.groups {
-            // Usually the guard has removed it. If the guard was killed, processes that have just ended may
-            // still be counted.
-            for _ in 0..MAX_REMOVALS {
-                match fs::remove_dir(&group.directory) {
-                    Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
-                        sleep(REMOVAL_PAUSE);
-                    }
-                    _ => break,
-                }
-            }
-        }
+        self.groups.iter().for_each(Group::remove);
     }
 }
 
@@ -231,12 +251,36 @@ impl GroupLimits {
 }
 
 impl Group {
+    /// Describes a group with a limit of memory.
+    pub(crate) fn with_memory(hierarchy: &Hierarchy, name: &str, bytes: u64) -> Self {
+        Self {
+            version: hierarchy.version,
+            directory: hierarchy.parent.join(name),
+            limits: GroupLimits {
+                memory_bytes: Some(bytes),
+                processes: None,
+            },
+        }
+    }
+
+    /// Removes it once it is empty. Blocks.
+    pub(crate) fn remove(&self) {
+        // Usually the guard has removed it. If the guard was killed, processes that have just ended may still
+        // be counted.
+        for _ in 0..MAX_REMOVALS {
+            match fs::remove_dir(&self.directory) {
+                Err(error) if error.kind() == io::ErrorKind::ResourceBusy => sleep(REMOVAL_PAUSE),
+                _ => break,
+            }
+        }
+    }
+
     fn file(&self, name: &str) -> PathBuf {
         self.directory.join(name)
     }
 
     /// Creates it with its limits.
-    fn create(&self) -> io::Result<()> {
+    pub(crate) fn create(&self) -> io::Result<()> {
         fs::create_dir(&self.directory)?;
         let limited = self.write_limits(has_swap());
         if limited.is_err() {

@@ -32,10 +32,19 @@ pub(crate) struct BackendLimits {
 impl BackendLimits {
     /// Selects the policy's limits that the report leaves to the backend.
     pub(crate) fn new(limits: &Limits, report: &[Enforcement]) -> Self {
-        let is_polled = |field| report.contains(&Enforcement::new(field, EnforcedBy::Polled));
+        let polled = |field| {
+            let mut report = report.iter();
+            report.find(|it| it.field == field && it.by == EnforcedBy::Polled)
+        };
+        let is_polled = |field| polled(field).is_some();
+        let is_default = [PolicyField::Disk, PolicyField::Inodes]
+            .map(|field| polled(field).is_none_or(|it| it.is_default));
         Self {
             command: CommandLimits::new(limits),
-            files: FileLimits::new(limits, is_polled),
+            files: FileLimits {
+                is_default: is_default == [true; 2],
+                ..FileLimits::new(limits, is_polled)
+            },
             processes: limits
                 .processes
                 .filter(|_| is_polled(PolicyField::Processes)),

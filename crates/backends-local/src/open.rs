@@ -66,8 +66,8 @@ pub(crate) fn open(
     if is_durable {
         info.survival = Survival::Workspace;
     }
-    let limits = BackendLimits::new(&cx.policy.limits, &info.enforcement);
-    root.set_limits(limits.files);
+    let limits = BackendLimits::new(&built.limits, &info.enforcement);
+    root.set_limits(limits.files, !is_kept);
     Ok(LocalSandbox::new(Shared {
         limits,
         info,

@@ -36,6 +36,8 @@ pub struct Probe {
     pub filter: Trial,
     /// With each preset, strict.
     pub presets: Vec<(Preset, Trial)>,
+    /// The limits of sandboxes whose policy names none.
+    pub default_limits: Limits,
     /// The mounted control groups, at most one entry per version.
     pub control_groups: Vec<ControlGroupSupport>,
 }
@@ -99,6 +101,7 @@ impl Probe {
             without_namespaces: trial(&no_namespaces, &everything, bait, limit).await,
             filter: trial(&filter_alone, &offline, bait, limit).await,
             presets: Vec::new(),
+            default_limits: backend.default_limits(),
             control_groups,
         };
         for preset in Preset::ALL {

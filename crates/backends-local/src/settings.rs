@@ -15,6 +15,8 @@ pub(crate) struct LocalSettings {
     /// The path of the working directory inside sandboxes, if it was set.
     pub(crate) workspace: Option<PathBuf>,
     pub(crate) mechanisms: Mechanisms,
+    #[cfg(confined)]
+    pub(crate) defaults: std::sync::Arc<crate::groups::Defaults>,
 }
 
 impl LocalSettings {

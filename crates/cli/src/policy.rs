@@ -5,6 +5,7 @@
 //! the user does not trust can only lower limits.
 
 use anyhow::bail;
+use cantle::backends::local::LocalBackend;
 use cantle::core::policy::{Limits, Network, Policy, Preset, Strictness};
 use cantle::core::sandbox::{SandboxError, SandboxErrorKind};
 use serde_json::{Map, Value};
@@ -39,9 +40,10 @@ pub(crate) fn resolve(layers: &Layers) -> anyhow::Result<Policy> {
         (_, false) => policy.network = Some(Network::Hosts(hosts)),
         (_, true) => {}
     }
+    let defaults = LocalBackend::new().default_limits();
     for (origin, limits) in layers.each::<Vec<Limit>>("limit")? {
         if origin == Origin::UntrustedDirectory {
-            tighten(&mut policy.limits, &limits)?;
+            tighten(&mut policy.limits, &defaults, &limits)?;
         } else {
             for limit in limits {
                 limit.apply_to(&mut policy.limits)?;
@@ -55,16 +57,20 @@ pub(crate) fn resolve(layers: &Layers) -> anyhow::Result<Policy> {
 }
 
 /// Applies those of `stricter` that are below the present limits.
-fn tighten(limits: &mut Limits, stricter: &[Limit]) -> anyhow::Result<()> {
+fn tighten(limits: &mut Limits, defaults: &Limits, stricter: &[Limit]) -> anyhow::Result<()> {
     let mut other = Limits::default();
     for limit in stricter {
         limit.apply_to(&mut other)?;
     }
+    other.unlimited.clear();
     // Every limit is a number in JSON.
-    let mut merged: Map<String, Value> = serde_json::from_value(serde_json::to_value(&*limits)?)?;
-    let other: Map<String, Value> = serde_json::from_value(serde_json::to_value(other)?)?;
-    for (name, limit) in other {
-        let present = merged.get(&name).and_then(Value::as_f64);
+    let fields = |limits: &Limits| -> serde_json::Result<Map<String, Value>> {
+        serde_json::from_value(serde_json::to_value(limits)?)
+    };
+    let mut merged = fields(limits)?;
+    let in_force = fields(&limits.with_defaults(defaults))?;
+    for (name, limit) in fields(&other)? {
+        let present = in_force.get(&name).and_then(Value::as_f64);
         if present.is_none_or(|present| limit.as_f64() < Some(present)) {
             merged.insert(name, limit);
         }

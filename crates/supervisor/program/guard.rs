@@ -9,7 +9,7 @@ use core::ffi::CStr;
 use crate::init;
 use crate::sys::{self, Errno, Fd, Forked};
 use crate::text::Text;
-use crate::tree::Tree;
+use crate::tree::{self, Tree};
 use crate::wire::{ControlGroup, ORDER_BYTES, Order, Reader, Setup, SetupReply};
 
 const CLONE_NEWPID: u64 = 0x2000_0000;
@@ -20,6 +20,7 @@ const REMOVAL_PAUSE_US: u32 = 500;
 
 /// Builds the sandbox and returns when it has ended.
 pub fn run() -> i32 {
+    let owner = sys::getppid();
     sys::default_signals();
     // Init may end before its mapping is written.
     sys::set_signal_mask(1 << (sys::SIGPIPE - 1));
@@ -41,7 +42,7 @@ pub fn run() -> i32 {
         Ok(sandbox) => {
             // The owner must see the socket closed when init ends, which has its own copy.
             sys::close(control);
-            sandbox.wait();
+            sandbox.wait(owner);
             0
         }
         Err(errno) => {
@@ -79,7 +80,7 @@ fn detach() -> sys::Result<Fd> {
 /// Creates the namespaces by forking init into them.
 fn start(control: Fd, body: Fd, groups: &[Fd]) -> sys::Result<GuardedSandbox> {
     let mut reader = Reader::new(sys::map_file(body)?);
-    let setup = reader.read::<Setup<'_>>().ok_or(sys::EINVAL)?;
+    let setup = reader.read::<Setup<'static>>().ok_or(sys::EINVAL)?;
     let control_groups = ControlGroups {
         groups: reader.clone(),
         count: setup.groups,
@@ -113,6 +114,7 @@ fn start(control: Fd, body: Fd, groups: &[Fd]) -> sys::Result<GuardedSandbox> {
                 init: child,
                 has_pid_namespace,
                 groups: control_groups,
+                shared_group: setup.shared_group,
             })
         }
     }
@@ -148,11 +150,12 @@ struct GuardedSandbox {
     init: i32,
     has_pid_namespace: bool,
     groups: ControlGroups,
+    shared_group: &'static CStr,
 }
 
 impl GuardedSandbox {
     /// Waits until init and everything it started have ended.
-    fn wait(&self) {
+    fn wait(&self, owner: i32) {
         while let Ok(Some(changed)) = sys::wait(true, true) {
             if changed.pid == self.init && changed.is_over() {
                 break;
@@ -165,6 +168,10 @@ impl GuardedSandbox {
             Tree::kill_descendants();
         }
         self.groups.remove();
+        let is_owned = || sys::getppid() == owner && !tree::is_exiting(owner);
+        if !self.shared_group.is_empty() && !is_owned() {
+            remove(self.shared_group);
+        }
         sys::close(LIFETIME_PIPE);
     }
 }
@@ -195,14 +202,17 @@ impl ControlGroups {
     }
 
     fn remove(&self) {
-        self.for_each(|group| {
-            for _ in 0..MAX_REMOVALS {
-                // A process that has just ended may still be counted.
-                if sys::rmdir(group.directory) != Err(sys::EBUSY) {
-                    break;
-                }
-                sys::pause_us(REMOVAL_PAUSE_US);
-            }
-        });
+        self.for_each(|group| remove(group.directory));
+    }
+}
+
+/// Removes a control group once it is empty.
+fn remove(directory: &CStr) {
+    for _ in 0..MAX_REMOVALS {
+        // A process that has just ended may still be counted.
+        if sys::rmdir(directory) != Err(sys::EBUSY) {
+            break;
+        }
+        sys::pause_us(REMOVAL_PAUSE_US);
     }
 }

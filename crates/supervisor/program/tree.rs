@@ -190,6 +190,24 @@ impl<'k> Tree<'k> {
     }
 }
 
+/// Whether a process has begun to exit, or does not exist: it closes its files before its children get another
+/// parent.
+pub fn is_exiting(pid: i32) -> bool {
+    /// `PF_EXITING`.
+    const EXITING: u32 = 4;
+    let flags = |buffer: &mut [u8]| {
+        let length = read_process_file(pid, b"/stat", buffer).ok()?;
+        let stat = &buffer[..length];
+        let end = stat.iter().rposition(|byte| *byte == b')')?;
+        // Field 9; the first one here is field 3.
+        let flags = stat.get(end + 2..)?.split(|byte| *byte == b' ').nth(6)?;
+        Some(flags.iter().fold(0_u32, |number, digit| {
+            number.wrapping_mul(10).wrapping_add(u32::from(digit.wrapping_sub(b'0')))
+        }))
+    };
+    flags(&mut [0; 512]).is_none_or(|flags| flags & EXITING != 0)
+}
+
 /// A process in a snapshot.
 #[derive(Clone, Copy)]
 struct Process {

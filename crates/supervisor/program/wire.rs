@@ -77,6 +77,9 @@ wire_struct! {
         pub deny_setgroups: bool,
         /// The number of [`ControlGroup`]s that follow.
         pub groups: u32,
+        /// The directory of a control group that the owner removes, or the guard if the owner is gone; empty
+        /// for none.
+        pub shared_group: &'b CStr,
     }
 }
 

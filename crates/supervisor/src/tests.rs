@@ -79,6 +79,7 @@ fn bodies_round_trip() {
         gid_map: c"",
         deny_setgroups: true,
         groups: 1,
+        shared_group: c"",
     };
     let group = ControlGroup {
         directory: c"/groups/ours",
@@ -343,6 +344,7 @@ fn body() -> Vec<u8> {
         gid_map: c"0 0 1",
         deny_setgroups: false,
         groups: 1,
+        shared_group: c"",
     });
     writer.write(&ControlGroup {
         directory: c"/groups/ours",

@@ -1,7 +1,7 @@
 //! Warnings about the sandbox that every run of a session emits.
 
 use cantle_core::policy::PolicyField;
-use cantle_core::sandbox::{EnforcedBy, Isolation, Sandbox};
+use cantle_core::sandbox::{Isolation, Sandbox};
 
 /// Returns the warnings about a session's sandbox and outputs.
 pub(super) fn sandbox_warnings(sandbox: Option<&dyn Sandbox>, has_output_dir: bool) -> Vec<String> {
@@ -17,7 +17,7 @@ pub(super) fn sandbox_warnings(sandbox: Option<&dyn Sandbox>, has_output_dir: bo
         ));
     }
     let enforcement = sandbox.info().enforcement.iter();
-    for it in enforcement.filter(|it| it.by == EnforcedBy::NotEnforced) {
+    for it in enforcement.filter(|it| it.is_missing()) {
         let consequence = consequence(it.field);
         warnings.push(format!(
             "The policy's {} is not enforced: {consequence}.",

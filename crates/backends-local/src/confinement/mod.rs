@@ -17,7 +17,7 @@ mod view;
 use std::ffi::CString;
 use std::path::Path;
 
-use cantle_core::policy::{Network, Policy, PolicyField};
+use cantle_core::policy::{Limits, Network, Policy, PolicyField};
 use cantle_core::sandbox::{EnforcedBy, Isolation, SandboxError};
 use cantle_supervisor::wire::{Setup, SetupReply, Step};
 
@@ -56,6 +56,8 @@ pub(crate) const PROXY_PORT: u16 = 3128;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ConfinementRequest<'a> {
     pub(crate) policy: &'a Policy,
+    /// The policy's limits and the defaults that are enforced as they would be, all but memory.
+    pub(crate) limits: &'a Limits,
     pub(crate) identity: Identity,
     pub(crate) mechanisms: Mechanisms,
     /// The path of the working directory inside a private view.
@@ -86,6 +88,7 @@ impl Plan {
     ) -> Result<Self, SandboxError> {
         let ConfinementRequest {
             policy,
+            limits,
             identity,
             mechanisms,
             workspace,
@@ -94,6 +97,7 @@ impl Plan {
         let is_confined = is_confined(policy);
         let in_namespaces = mode == Mode::Namespaces;
         let maps = IdMaps::new(identity);
+        let shared_group = groups.shared_directory().unwrap_or_default();
         let groups = groups.cleanups();
         let setup = Setup {
             namespaces: match (mode, &policy.network) {
@@ -105,6 +109,7 @@ impl Plan {
             gid_map: if in_namespaces { &maps.gids } else { c"" },
             deny_setgroups: in_namespaces && Identity::current().0 != 0,
             groups: u32::try_from(groups.len()).unwrap_or(u32::MAX),
+            shared_group: &shared_group,
         };
         let mut steps = Steps::new(&setup, &groups);
         let mut plan = Self {
@@ -133,7 +138,7 @@ impl Plan {
             }
         }
         // Only in a user namespace do all of the user's processes belong to the sandbox.
-        limits::build(&mut steps, &policy.limits, is_confined, in_namespaces);
+        limits::build(&mut steps, limits, is_confined, in_namespaces);
         if is_confined {
             let other = identity.is_other.then_some((identity.uid, identity.gid));
             let identity = Step::DropPrivileges { identity: other };
@@ -310,6 +315,8 @@ impl EnforcementState {
             PolicyField::Memory | PolicyField::Processes if self.is_limited_by_groups(field) => {
                 EnforcedBy::Kernel
             }
+            // A default of each process could refuse what programs reserve and never use.
+            PolicyField::Memory if policy.limits.memory_bytes.is_none() => EnforcedBy::NotEnforced,
             PolicyField::CpuTime | PolicyField::Memory => EnforcedBy::PerProcess,
             PolicyField::FileSize | PolicyField::OpenFiles => EnforcedBy::Kernel,
             // The kernel does not count root's processes.

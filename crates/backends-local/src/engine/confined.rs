@@ -124,8 +124,12 @@ pub(crate) fn build(
     let mechanisms = settings.mechanisms;
     let workspace = confinement::workspace(settings.workspace.as_deref())?;
     let identity = Identity::for_commands(policy, mechanisms);
+    let defaults = settings.defaults.under(policy);
+    let mut limits = policy.limits.with_defaults(&defaults);
+    limits.memory_bytes = policy.limits.memory_bytes;
     let request = ConfinementRequest {
         policy,
+        limits: &limits,
         identity,
         mechanisms,
         workspace,
@@ -157,7 +161,14 @@ pub(crate) fn build(
             reasons.push(why);
             continue;
         }
-        let groups = Groups::create(&root.name(), mode, policy, identity, mechanisms);
+        let groups = Groups::create(
+            &root.name(),
+            mode,
+            policy,
+            identity,
+            mechanisms,
+            &settings.defaults,
+        );
         let plan = Plan::new(mode, request, root.host_paths(), &groups)?;
         if plan.has_storage {
             root.make_sized()?;
@@ -172,7 +183,9 @@ pub(crate) fn build(
             }
         };
         let state = EnforcementState::new(&plan, request, &groups, &outcome);
-        let report = Enforcement::report(policy, |field| state.enforced_by(field, policy));
+        let report = Enforcement::report_with_defaults(policy, &defaults, |field| {
+            state.enforced_by(field, policy)
+        });
         let enforcement = check_enforced(policy, report, &reasons)?;
         if policy.strictness == Strictness::Strict && is_confined(policy) && !state.has_filter {
             let message =
@@ -193,6 +206,7 @@ pub(crate) fn build(
             isolation: state.isolation(),
             mechanisms: state.names(),
             enforcement,
+            limits,
             // As in its `/etc/passwd`.
             user: (mode == Mode::Namespaces).then_some("user"),
             proxy_port: proxy.as_ref().map(|_| PROXY_PORT),

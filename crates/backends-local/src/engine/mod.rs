@@ -6,7 +6,7 @@ mod confined;
 #[cfg(not(confined))]
 mod portable;
 
-use cantle_core::policy::Policy;
+use cantle_core::policy::{Limits, Policy};
 use cantle_core::sandbox::{Enforcement, Isolation, SandboxError};
 
 #[cfg(confined)]
@@ -24,6 +24,8 @@ pub(crate) struct BuiltEngine {
     pub(crate) mechanisms: Vec<String>,
     /// The enforcement of each field that the policy sets.
     pub(crate) enforcement: Vec<Enforcement>,
+    /// The limits in force, all but a default of memory.
+    pub(crate) limits: Limits,
     /// The user's name, if the sandbox has a user database of its own.
     pub(crate) user: Option<&'static str>,
     /// The port of the proxy on 127.0.0.1.

@@ -50,6 +50,7 @@ pub(crate) fn build(
         isolation: Isolation::None,
         mechanisms: Vec::new(),
         enforcement: check_enforced(policy, report, &[REASON.to_owned()])?,
+        limits: policy.limits.clone(),
         user: None,
         proxy_port: None,
     })

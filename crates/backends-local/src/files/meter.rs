@@ -19,6 +19,8 @@ pub(crate) struct FileLimits {
     pub(crate) inodes: Option<u64>,
     /// Size of each file that is written through the file API.
     pub(crate) file_size_bytes: Option<u64>,
+    /// Whether usage may be estimated by the growth of the file system, as long as it is within the limits.
+    pub(crate) is_default: bool,
 }
 
 impl FileLimits {
@@ -28,6 +30,7 @@ impl FileLimits {
             disk_bytes: limits.disk_bytes.filter(|_| is_measured(PolicyField::Disk)),
             inodes: limits.inodes.filter(|_| is_measured(PolicyField::Inodes)),
             file_size_bytes: limits.file_size_bytes,
+            is_default: false,
         }
     }
 
@@ -61,6 +64,8 @@ pub(super) struct Meter {
 struct MeterState {
     /// The last measurement.
     measured: Option<DiskUsage>,
+    /// Usage of the file system then.
+    file_system: Option<DiskUsage>,
     /// Usage of files that this process has written since.
     finished: DiskUsage,
     /// Usage of files that it is writing.
@@ -81,8 +86,13 @@ impl Meter {
 
 impl Root {
     /// Sets the limits that are enforced here.
-    pub(crate) fn set_limits(&mut self, limits: FileLimits) {
+    pub(crate) fn set_limits(&mut self, limits: FileLimits, is_empty: bool) {
         self.meter.limits = limits;
+        if is_empty && limits.is_default {
+            let mut state = self.meter.state();
+            state.measured = Some(DiskUsage::default());
+            state.file_system = self.used_in_file_system();
+        }
     }
 
     /// Measures and returns the limit that is exceeded. Directories that can't be read exceed it.
@@ -114,10 +124,26 @@ impl Root {
             limits, measuring, ..
         } = &self.meter;
         let _measuring = measuring.lock().unwrap_or_else(PoisonError::into_inner);
-        let finished_before = self.meter.state().finished;
-        let used = self.used(unreadable, &|used| limits.exceeded(used).is_some());
+        let file_system = limits
+            .is_default
+            .then(|| self.used_in_file_system())
+            .flatten();
+        let (finished_before, estimated) = {
+            let state = self.meter.state();
+            // Nothing in the sandbox can have grown by more.
+            let grown = file_system
+                .zip(state.file_system)
+                .map(|(now, then)| now - then);
+            let estimated = state.measured.zip(grown).map(|(used, grown)| used + grown);
+            (state.finished, estimated)
+        };
+        let used = match estimated {
+            Some(used) if limits.exceeded(used).is_none() => used,
+            _ => self.used(unreadable, &|used| limits.exceeded(used).is_some()),
+        };
         let mut state = self.meter.state();
         state.measured = Some(used);
+        state.file_system = file_system;
         // What was written meanwhile may be counted twice, until the next measurement.
         state.finished = state.finished - finished_before;
         limits.exceeded(used)

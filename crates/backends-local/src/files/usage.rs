@@ -4,7 +4,9 @@ use std::ffi::CStr;
 use std::ops::{Add, Sub};
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, fchmod, fstat, openat, statat};
+use rustix::fs::{
+    AtFlags, Dir, FileType, Mode, OFlags, Stat, fchmod, fstat, fstatvfs, openat, statat,
+};
 use rustix::io::Errno;
 
 use super::beneath::open_with_access;
@@ -104,6 +106,17 @@ impl Root {
             Ok(()) => walk.used,
             Err(_) => DiskUsage::UNKNOWN,
         }
+    }
+}
+
+impl Root {
+    /// Returns the usage of the file system. One that does not count inodes can't run out of them.
+    pub(super) fn used_in_file_system(&self) -> Option<DiskUsage> {
+        let system = fstatvfs(&self.descriptor).ok()?;
+        Some(DiskUsage {
+            bytes: system.f_blocks.saturating_sub(system.f_bfree) * system.f_frsize,
+            inodes: system.f_files.saturating_sub(system.f_ffree),
+        })
     }
 }
 

@@ -13,6 +13,7 @@ mod closing;
 mod commands;
 mod confinement;
 mod conformance;
+mod defaults;
 mod durable;
 mod ending;
 mod files;

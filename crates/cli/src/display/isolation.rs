@@ -46,11 +46,11 @@ pub(crate) fn enforcement(info: &SandboxInfo) -> Option<String> {
     (!fields.is_empty()).then(|| fields.join(", "))
 }
 
-/// Returns the names of fields that are not enforced.
+/// Returns the names of demanded fields that are not enforced.
 pub(crate) fn unenforced(info: &SandboxInfo) -> Vec<&'static str> {
     let fields = info.enforcement.iter();
     fields
-        .filter(|it| it.by == EnforcedBy::NotEnforced)
+        .filter(|it| it.is_missing())
         .map(|it| it.field.as_str())
         .collect()
 }

@@ -95,7 +95,10 @@ fn untrusted_directory_only_lowers_limits() {
             ),
         ])
     };
-    let lowered = layers("limit = ['memory=2G', 'processes=64', 'open_files=99']");
+    // Defaults can't be raised or switched off, either.
+    let lowered = layers(
+        "limit = ['memory=2G', 'processes=64', 'open_files=99', 'disk=9000G', 'inodes=none', 'memory=none']",
+    );
     let mut expected = Policy::workspace();
     expected.limits.memory_bytes = Some(1 << 30);
     expected.limits.processes = Some(64);

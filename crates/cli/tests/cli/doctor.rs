@@ -50,6 +50,7 @@ async fn report_agrees_with_exec() {
         "identity",
         "control groups",
         "limits",
+        "default limits",
         "bash",
         "Python",
         "Docker",

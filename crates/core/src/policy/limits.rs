@@ -1,5 +1,6 @@
 //! Resource limits of a sandbox.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -7,7 +8,10 @@ use serde::{Deserialize, Serialize};
 use super::{InvalidPolicy, PolicyField};
 use crate::seconds;
 
-/// Resource limits of a sandbox. `None` means no limit.
+/// Resource limits of a sandbox. `None` means the backend's default, or no limit.
+///
+/// A default protects the machine. It is enforced as far as that is possible, and never a reason why a
+/// sandbox doesn't open.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[non_exhaustive]
@@ -47,6 +51,9 @@ pub struct Limits {
     /// Output of one command on either channel, after which it is killed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output_bytes: Option<u64>,
+    /// Limits without a default.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    pub unlimited: BTreeSet<PolicyField>,
 }
 
 impl Limits {
@@ -55,7 +62,31 @@ impl Limits {
         *self == Self::default()
     }
 
-    /// Sets one limit from text: `memory=2G`, `processes=64`, `wall_time=90s`.
+    /// Adds the defaults of limits that are neither set nor unlimited.
+    pub fn with_defaults(&self, defaults: &Self) -> Self {
+        let free = |field| !self.unlimited.contains(&field);
+        macro_rules! or {
+            ($name:ident, $field:ident) => {
+                self.$name
+                    .or(defaults.$name.filter(|_| free(PolicyField::$field)))
+            };
+        }
+        Self {
+            wall_time: or!(wall_time, WallTime),
+            cpu_time: or!(cpu_time, CpuTime),
+            memory_bytes: or!(memory_bytes, Memory),
+            processes: or!(processes, Processes),
+            file_size_bytes: or!(file_size_bytes, FileSize),
+            disk_bytes: or!(disk_bytes, Disk),
+            inodes: or!(inodes, Inodes),
+            open_files: or!(open_files, OpenFiles),
+            output_bytes: or!(output_bytes, Output),
+            unlimited: self.unlimited.clone(),
+        }
+    }
+
+    /// Sets one limit from text: `memory=2G`, `processes=64`, `wall_time=90s`. The value `none` removes a limit
+    /// and its default.
     ///
     /// Times (`wall_time`, `cpu_time`) are in seconds, or end in `s`, `m` or `h`; sizes (`memory`,
     /// `file_size`, `disk`, `output`) are in bytes, or end in `K`, `M` or `G` (1024 each); numbers
@@ -78,36 +109,47 @@ impl Limits {
             .split_once('=')
             .map(|(name, value)| (name.trim(), value.trim()))
             .ok_or_else(|| invalid(&format!("write NAME=VALUE, as in `memory=2G`; {}", names())))?;
-        let time = || {
-            duration(value).map(Some).ok_or_else(|| {
+        let field = |named: &&(PolicyField, bool)| named.0.as_str() == name;
+        let Some((field, _)) = self.each().iter().find(field).copied() else {
+            return Err(invalid(&format!(
+                "there is no limit of this name; {}",
+                names()
+            )));
+        };
+        let is_none = value == "none";
+        let time = || match is_none {
+            true => Ok(None),
+            false => duration(value).map(Some).ok_or_else(|| {
                 invalid("a time is a number of seconds above 0, or ends in s, m or h: `90`, `1.5m`")
-            })
+            }),
         };
-        let size = || {
-            bytes(value).map(Some).ok_or_else(|| {
+        let size = || match is_none {
+            true => Ok(None),
+            false => bytes(value).map(Some).ok_or_else(|| {
                 invalid("a size is a number of bytes above 0, or ends in K, M or G: `512M`, `2G`")
-            })
+            }),
         };
-        let number = || {
-            let number = whole(value).map(Some);
-            number.ok_or_else(|| invalid("this limit is a whole number above 0: `64`"))
+        let number = || match is_none {
+            true => Ok(None),
+            false => whole(value)
+                .map(Some)
+                .ok_or_else(|| invalid("this limit is a whole number above 0: `64`")),
         };
-        match name {
-            "wall_time" => self.wall_time = time()?,
-            "cpu_time" => self.cpu_time = time()?,
-            "memory" => self.memory_bytes = size()?,
-            "processes" => self.processes = number()?,
-            "file_size" => self.file_size_bytes = size()?,
-            "disk" => self.disk_bytes = size()?,
-            "inodes" => self.inodes = number()?,
-            "open_files" => self.open_files = number()?,
-            "output" => self.output_bytes = size()?,
-            _ => {
-                return Err(invalid(&format!(
-                    "there is no limit of this name; {}",
-                    names()
-                )));
-            }
+        match field {
+            PolicyField::WallTime => self.wall_time = time()?,
+            PolicyField::CpuTime => self.cpu_time = time()?,
+            PolicyField::Memory => self.memory_bytes = size()?,
+            PolicyField::Processes => self.processes = number()?,
+            PolicyField::FileSize => self.file_size_bytes = size()?,
+            PolicyField::Disk => self.disk_bytes = size()?,
+            PolicyField::Inodes => self.inodes = number()?,
+            PolicyField::OpenFiles => self.open_files = number()?,
+            _ => self.output_bytes = size()?,
+        }
+        if is_none {
+            self.unlimited.insert(field);
+        } else {
+            self.unlimited.remove(&field);
         }
         Ok(())
     }

@@ -1,3 +1,4 @@
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use proptest::option;
@@ -28,6 +29,7 @@ fn everything() -> Policy {
             inodes: Some(5),
             open_files: Some(6),
             output_bytes: Some(7),
+            unlimited: BTreeSet::new(),
         },
         strictness: Strictness::BestEffort,
     }
@@ -193,6 +195,7 @@ fn limits() -> impl Strategy<Value = Limits> {
         processes: numbers.0,
         inodes: numbers.1,
         open_files: numbers.2,
+        unlimited: BTreeSet::new(),
     })
 }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::{SandboxError, SandboxPath};
-use crate::policy::{Policy, PolicyField, Strictness};
+use crate::policy::{Limits, Policy, PolicyField, Strictness};
 
 /// Description of a sandbox, fixed when it opens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,6 +45,11 @@ impl SandboxInfo {
             survival: Survival::Nothing,
         }
     }
+
+    /// Returns the enforcement of what the policy demands, without default limits.
+    pub fn demanded(&self) -> impl Iterator<Item = &Enforcement> {
+        self.enforcement.iter().filter(|it| !it.is_default)
+    }
 }
 
 /// How code in a sandbox is separated from the host.
@@ -76,21 +81,47 @@ pub struct Enforcement {
     pub field: PolicyField,
     /// Enforcer of the field.
     pub by: EnforcedBy,
+    /// Whether the field is a limit that only a default sets.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub is_default: bool,
 }
 
 impl Enforcement {
     /// Creates an entry.
     pub fn new(field: PolicyField, by: EnforcedBy) -> Self {
-        Self { field, by }
+        Self {
+            field,
+            by,
+            is_default: false,
+        }
     }
 
     /// Creates the report for a policy by calling `by` for each field that is set.
     pub fn report(policy: &Policy, by: impl Fn(PolicyField) -> EnforcedBy) -> Vec<Self> {
-        policy
-            .fields()
-            .into_iter()
-            .map(|field| Self::new(field, by(field)))
+        Self::report_with_defaults(policy, &Limits::default(), by)
+    }
+
+    /// Like [`report`](Self::report), with the limits of `defaults` that the policy leaves open.
+    pub fn report_with_defaults(
+        policy: &Policy,
+        defaults: &Limits,
+        by: impl Fn(PolicyField) -> EnforcedBy,
+    ) -> Vec<Self> {
+        let named = policy.fields();
+        let mut whole = policy.clone();
+        whole.limits = policy.limits.with_defaults(defaults);
+        let fields = whole.fields().into_iter();
+        fields
+            .map(|field| Self {
+                is_default: !named.contains(&field),
+                ..Self::new(field, by(field))
+            })
             .collect()
+    }
+
+    /// Whether something demanded is not enforced.
+    pub fn is_missing(&self) -> bool {
+        self.by == EnforcedBy::NotEnforced && !self.is_default
     }
 
     /// Returns the report of a policy, if everything is enforced that it demands.
@@ -102,7 +133,7 @@ impl Enforcement {
         report: Vec<Self>,
         refuse: impl FnOnce(Vec<PolicyField>) -> SandboxError,
     ) -> Result<Vec<Self>, SandboxError> {
-        let missing = report.iter().filter(|it| it.by == EnforcedBy::NotEnforced);
+        let missing = report.iter().filter(|it| it.is_missing());
         let missing: Vec<_> = missing.map(|it| it.field).collect();
         if missing.is_empty() || policy.strictness == Strictness::BestEffort {
             return Ok(report);

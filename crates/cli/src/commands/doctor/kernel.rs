@@ -1,11 +1,12 @@
 //! Checks of the kernel's mechanisms, from the sandboxes that were opened.
 
 use cantle::backends::local::{ControlGroupSupport, Mechanism, Probe, ProbeFailure, Trial};
-use cantle::core::policy::PolicyField;
+use cantle::core::policy::{PolicyField, Preset};
 use cantle::core::sandbox::{EnforcedBy, Enforcement, SandboxInfo};
 
 use super::report::{Check, CheckState, PolicyReport};
 use crate::display::enforced_by;
+use crate::text::size;
 
 /// Versions of Landlock since which it restricts TCP, and signals and abstract sockets.
 const WITH_TCP: u32 = 4;
@@ -17,6 +18,7 @@ const SECCOMP: &str = "seccomp";
 const IDENTITY: &str = "identity";
 const CONTROL_GROUPS: &str = "control groups";
 const LIMITS: &str = "limits";
+const DEFAULT_LIMITS: &str = "default limits";
 
 pub(super) fn checks(probe: &Probe) -> Vec<Check> {
     match &probe.whole.opened {
@@ -27,6 +29,7 @@ pub(super) fn checks(probe: &Probe) -> Vec<Check> {
             identity(probe),
             control_groups(probe, info),
             limits(info),
+            default_limits(probe),
         ],
         // A best-effort sandbox opens on any kernel, so this failure says nothing about the mechanisms.
         Err(refusal) => {
@@ -37,6 +40,7 @@ pub(super) fn checks(probe: &Probe) -> Vec<Check> {
                 IDENTITY,
                 CONTROL_GROUPS,
                 LIMITS,
+                DEFAULT_LIMITS,
             ];
             let found = format!("unknown: {}", refusal.reason);
             let check = |name| Check::new(name, CheckState::Missing, &*found);
@@ -230,4 +234,33 @@ fn limits(info: &SandboxInfo) -> Check {
             Check::degraded(LIMITS, found, &consequence)
         }
     }
+}
+
+/// Reports the limits of a sandbox whose policy names none.
+fn default_limits(probe: &Probe) -> Check {
+    let mut presets = probe.presets.iter();
+    let workspace = presets.find(|(preset, _)| *preset == Preset::Workspace);
+    let report = workspace.and_then(|(_, trial)| Some(&trial.opened.as_ref().ok()?.enforcement));
+    let defaults = report.into_iter().flatten().filter(|it| it.is_default);
+    let limits = &probe.default_limits;
+    let found = defaults.map(|it| {
+        let value = match it.field {
+            PolicyField::Memory => limits.memory_bytes.map(size),
+            PolicyField::Disk => limits.disk_bytes.map(size),
+            PolicyField::Inodes => limits.inodes.map(|number| number.to_string()),
+            _ => limits.open_files.map(|number| number.to_string()),
+        };
+        let value = value.unwrap_or_default();
+        format!("{} {value} ({})", it.field, enforced_by(it.by))
+    });
+    let found: Vec<String> = found.collect();
+    if found.is_empty() {
+        return Check::degraded(
+            DEFAULT_LIMITS,
+            "none",
+            "name the limits that this machine needs (--limit)",
+        );
+    }
+    Check::ok(DEFAULT_LIMITS, found.join(", "))
+        .with_consequence("--limit NAME=none switches one off")
 }

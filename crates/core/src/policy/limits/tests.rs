@@ -33,6 +33,7 @@ fn every_limit_can_be_set_by_name() {
         inodes: Some(10_000),
         open_files: Some(1024),
         output_bytes: Some(64 << 10),
+        unlimited: BTreeSet::new(),
     };
     assert_eq!(limits, expected);
     // The last word counts.
@@ -96,4 +97,19 @@ proptest! {
         prop_assert_eq!(limits.processes, Some(number));
         prop_assert_eq!(limits.cpu_time, Some(Duration::from_millis(millis)));
     }
+}
+
+#[test]
+fn defaults_apply_where_no_limit_is_named_or_switched_off() {
+    let defaults = set(&["memory=9", "disk=9", "inodes=9"]);
+    let mut named = set(&["memory=1", "disk=1", "disk=none"]);
+    let expected = Limits {
+        memory_bytes: Some(1),
+        inodes: Some(9),
+        unlimited: BTreeSet::from([PolicyField::Disk]),
+        ..Limits::default()
+    };
+    assert_eq!(named.with_defaults(&defaults), expected);
+    named.set("disk=2").unwrap();
+    assert_eq!(named, set(&["memory=1", "disk=2"]));
 }

@@ -37,7 +37,7 @@ async fn must_stop(bench: &Bench<'_>, field: PolicyField, script: &str) -> Check
     let mut policy = policy_with_only(field);
     policy.strictness = Strictness::BestEffort;
     let sandbox = bench.open(policy).await?;
-    let mut enforcement = sandbox.info().enforcement.iter();
+    let mut enforcement = sandbox.info().demanded();
     if enforcement.all(|it| it.by == EnforcedBy::NotEnforced) {
         return Ok(());
     }

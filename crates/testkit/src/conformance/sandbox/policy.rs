@@ -88,7 +88,7 @@ async fn a_field_is_enforced_or_refused_by_name(bench: &Bench<'_>) -> Checked {
         equal("fields set", policy.fields(), vec![field])?;
         match bench.open(policy).await {
             Ok(sandbox) => {
-                let reported = &sandbox.info().enforcement;
+                let reported: Vec<_> = sandbox.info().demanded().collect();
                 let one = reported.iter().map(|it| it.field).eq([field]);
                 let enforced = reported.iter().all(|it| it.by != EnforcedBy::NotEnforced);
                 ensure!(
@@ -124,7 +124,7 @@ async fn best_effort_opens_and_reports_each_field(bench: &Bench<'_>) -> Checked 
 }
 
 fn fields_of(sandbox: &dyn Sandbox) -> BTreeSet<PolicyField> {
-    let enforcement = sandbox.info().enforcement.iter();
+    let enforcement = sandbox.info().demanded();
     enforcement.map(|it| it.field).collect()
 }
 
@@ -137,7 +137,7 @@ async fn reported_enforcement_is_effective(bench: &Bench<'_>) -> Checked {
         let mut policy = policy_with_only(field);
         policy.strictness = Strictness::BestEffort;
         let sandbox = bench.open(policy).await?;
-        let mut enforcement = sandbox.info().enforcement.iter();
+        let mut enforcement = sandbox.info().demanded();
         if enforcement.any(|it| it.by != EnforcedBy::NotEnforced) {
             attempt_violation(&*sandbox, field).await?;
         }
@@ -247,7 +247,7 @@ async fn a_host_allowlist_blocks_other_hosts(bench: &Bench<'_>) -> Checked {
     policy.network = Some(Network::Hosts(vec![host]));
     policy.strictness = Strictness::BestEffort;
     let sandbox = bench.open(policy).await?;
-    let mut enforcement = sandbox.info().enforcement.iter();
+    let mut enforcement = sandbox.info().demanded();
     if enforcement.all(|it| it.by == EnforcedBy::NotEnforced) {
         return Ok(());
     }
