@@ -9,6 +9,7 @@ use cantle_core::sandbox::{Sandbox, SandboxContext, SandboxError, SandboxPath};
 use futures_util::StreamExt as _;
 
 use crate::backend::DockerBackend;
+use crate::container::facts::ContainerFacts;
 use crate::container::{Container, ContainerStream, spec};
 use crate::engine::failure::{engine_message, request_failed, status};
 use crate::environment::{self, Variables};
@@ -37,12 +38,13 @@ pub(crate) async fn open(
             return Err(request_failed(&doing, &error));
         }
     };
-    if found.state.and_then(|state| state.running) != Some(true) {
+    if found.state.as_ref().and_then(|state| state.running) != Some(true) {
         return Err(
             SandboxError::unavailable(format!("the container `{name}` isn't running"))
                 .with_advice(format!("Start it: `docker start {name}`.")),
         );
     }
+    let facts = ContainerFacts::inspected(engine, &found).await;
     let config = found.config.unwrap_or_default();
     let mut options = backend.options().clone();
     if !options.has_chosen_directory {
@@ -53,11 +55,10 @@ pub(crate) async fn open(
         options.working_directory = SandboxPath::new(directory.unwrap_or("/"))?;
     }
     options.user_text = config.user.clone().unwrap_or_default();
-    let host = found.host_config.unwrap_or_default();
     let enforcement = |supervised| {
         let supported = engine.supported_limits();
         let note = spec::EXISTING_CONTAINER;
-        spec::enforcement(&host, &cx.policy, supported, supervised, note)
+        spec::enforcement(&facts, &cx.policy, supported, supervised, note)
     };
     let own = environment::parse_pairs(config.env.as_deref().unwrap_or_default());
     let variables = environment::variables(&options, &own, &cx.policy)?;
@@ -85,7 +86,8 @@ pub(crate) async fn open(
             (runner, enforcement(false)?)
         }
     };
-    let mechanisms = vec![format!("the existing container `{name}`")];
+    let mut mechanisms = vec![format!("the existing container `{name}`")];
+    mechanisms.extend(facts.exceptions().map(|it| format!("weakened: {it}")));
     let ownership = Ownership::External;
     let sandbox = DockerSandbox::new(container, &options, runner, mechanisms, report, ownership);
     Ok(Arc::new(sandbox))

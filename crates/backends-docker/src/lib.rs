@@ -20,11 +20,14 @@
 //!   or trace it; commands run as [another user](DockerBackend::with_user), by default 1000, without
 //!   capabilities. The working directory, `/workspace`, belongs to that user.
 //! - **Limited.** The kernel enforces memory, processes and network, and disk and inodes by file systems in
-//!   memory over a read-only image. Processor time, file size and open files are limited per process; wall
+//!   memory over a read-only image, in which volumes that it declares are empty and read-only. Processor time, file size and open files are limited per process; wall
 //!   time and output are enforced by the backend. Read and write roots are enforced because no host file is
 //!   visible. Allowed hosts, a read-only working directory and "no subprocesses" can't be enforced: a strict
 //!   policy with one of them is refused. Without a network policy the engine's default network is used, and
 //!   without a process limit the limit is 4096.
+//!   A running container is used as it is: [`SandboxInfo::mechanisms`] lists what it mounts from outside, and its
+//!   capabilities, devices, namespaces and security options beyond the engine's defaults. With one of these, a
+//!   strict policy that they weaken is refused.
 //! - **Owned.** When the stream ends, because the sandbox was closed or dropped or this process was killed,
 //!   the supervisor exits, the kernel kills the remaining processes, and the engine removes the container.
 //!   The stream replaces a lease. A durable sandbox is stopped instead; it is removed when it is dropped, or

@@ -13,6 +13,7 @@ use futures_util::StreamExt as _;
 use tokio::time::{Instant, sleep};
 
 use crate::backend::DockerBackend;
+use crate::container::facts::ContainerFacts;
 use crate::container::spec::{self, ContainerSpec};
 use crate::container::{Container, ContainerStream};
 use crate::engine::Engine;
@@ -63,6 +64,7 @@ async fn open_once(
         policy: &cx.policy,
         durable: cx.durable,
         supervised: is_supervised,
+        image_volumes: &image.volumes,
     };
     let enforcement = spec.enforcement(engine)?;
     let variables = environment::variables(options, &image.environment, &cx.policy)?;
@@ -76,6 +78,10 @@ async fn open_once(
     let start = async || {
         let entry = entry.clone();
         let container = Container::create(engine, &spec, &image.id, cx.run, entry).await?;
+        if spec.is_read_only() && !image.volumes.is_empty() {
+            let checked = check_read_only(&container).await;
+            container.or_remove(checked).await?;
+        }
         let stream = container.or_remove(container.start().await).await?;
         Result::<_, SandboxError>::Ok((container, stream))
     };
@@ -116,6 +122,19 @@ async fn open_once(
         ownership,
     );
     Ok(Arc::new(sandbox))
+}
+
+/// Checks that the image's volumes are covered.
+async fn check_read_only(container: &Container) -> Result<(), SandboxError> {
+    let found = inspect(&container.engine, &container.id).await?;
+    let facts = ContainerFacts::inspected(&container.engine, &found).await;
+    if facts.has_writable_mounts {
+        let message = "the image declares a volume that the engine leaves writable";
+        return Err(SandboxError::unavailable(message).with_advice(
+            "Use an image without `VOLUME`, or no limit of disk and a writable root.",
+        ));
+    }
+    Ok(())
 }
 
 /// The first process of a container.
@@ -260,6 +279,7 @@ async fn reopen(
 ) -> Result<DockerSandbox, SandboxError> {
     let engine = &container.engine;
     let found = inspect(engine, &container.id).await?;
+    let facts = ContainerFacts::inspected(engine, &found).await;
     let config = found.config.unwrap_or_default();
     let is_supervised =
         config.entrypoint.as_deref().unwrap_or_default().first() == Some(&program::path());
@@ -278,9 +298,8 @@ async fn reopen(
     if let Some(directory) = &config.working_dir {
         options.working_directory = SandboxPath::new(directory)?;
     }
-    let host = found.host_config.unwrap_or_default();
     let enforcement = spec::enforcement(
-        &host,
+        &facts,
         &cx.policy,
         engine.supported_limits(),
         is_supervised,
@@ -302,7 +321,8 @@ async fn reopen(
         first_process,
     )
     .await?;
-    let mechanisms = mechanisms(engine, &options);
+    let mut mechanisms = mechanisms(engine, &options);
+    mechanisms.extend(facts.exceptions().map(|it| format!("weakened: {it}")));
     let ownership = Ownership::Owned { kept: true };
     let container = container.clone();
     Ok(DockerSandbox::new(

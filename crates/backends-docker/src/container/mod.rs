@@ -1,6 +1,7 @@
 //! One container: creation, start with attached streams, and removal.
 
 mod connection;
+pub(crate) mod facts;
 pub(crate) mod spec;
 mod stream;
 

@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 
 use bollard::models::{
-    ContainerCreateBody, HealthConfig, HostConfig, HostConfigLogConfig, MountType, ResourcesUlimits,
+    ContainerCreateBody, HealthConfig, HostConfig, HostConfigLogConfig, ResourcesUlimits,
 };
 use cantle_core::policy::{Access, Limits, Network, Policy, PolicyField};
 use cantle_core::sandbox::{EnforcedBy, Enforcement, SandboxError};
 
+use super::facts::{ContainerFacts, NO_NETWORK};
 use crate::engine::{Engine, SupportedLimits};
 use crate::options::Options;
 use crate::program;
@@ -21,6 +22,9 @@ const OWN_PROCESSES: u64 = 1;
 /// Capabilities that the supervisor needs to start and kill another user's commands, which have none.
 const SUPERVISOR_CAPABILITIES: [&str; 5] = ["CHOWN", "KILL", "SETGID", "SETPCAP", "SETUID"];
 
+/// Options of the tmpfs that covers a volume of a read-only image.
+const COVER: &str = "ro,noexec,nosuid,nodev,size=4096,mode=0755";
+
 /// The inputs of a new container's configuration.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ContainerSpec<'s> {
@@ -29,6 +33,8 @@ pub(crate) struct ContainerSpec<'s> {
     pub(crate) durable: bool,
     /// Whether the first process is the supervisor; otherwise the engine starts each command.
     pub(crate) supervised: bool,
+    /// The paths at which the image has the engine mount new volumes.
+    pub(crate) image_volumes: &'s [String],
 }
 
 impl ContainerSpec<'_> {
@@ -60,8 +66,8 @@ impl ContainerSpec<'_> {
     /// The policy is strict and a field can't be enforced.
     pub(crate) fn enforcement(&self, engine: &Engine) -> Result<Vec<Enforcement>, SandboxError> {
         let supported = engine.supported_limits();
-        let host = self.host_config(supported);
-        enforcement(&host, self.policy, supported, self.supervised, "")
+        let facts = ContainerFacts::planned(self.host_config(supported));
+        enforcement(&facts, self.policy, supported, self.supervised, "")
     }
 
     /// Returns the request that creates the container.
@@ -128,7 +134,7 @@ impl ContainerSpec<'_> {
                 .filter(|_| supported.cpu)
                 .map(|cpus| (cpus * 1e9) as i64),
             network_mode: match self.policy.network {
-                Some(Network::Off) => Some("none".to_owned()),
+                Some(Network::Off) => Some(NO_NETWORK.to_owned()),
                 _ => self.options.network.clone(),
             },
             runtime: self.options.runtime.clone(),
@@ -179,11 +185,12 @@ impl ContainerSpec<'_> {
         };
         let workspace = file_system(if limits.disk_bytes.is_some() { 5 } else { 6 }, owner);
         let temporary = file_system(2, "mode=1777".to_owned());
-        let tmpfs = [
-            (self.options.working_directory.to_string(), workspace),
-            ("/tmp".to_owned(), temporary),
-        ];
-        host.tmpfs = Some(tmpfs.into());
+        // The image's volumes would be writable and unlimited. The engine mounts none where there is a tmpfs.
+        let volumes = self.image_volumes.iter().cloned();
+        let mut tmpfs: HashMap<_, _> = volumes.map(|path| (path, COVER.to_owned())).collect();
+        tmpfs.insert(self.options.working_directory.to_string(), workspace);
+        tmpfs.insert("/tmp".to_owned(), temporary);
+        host.tmpfs = Some(tmpfs);
         let shared = share(limits.disk_bytes, 1);
         host.shm_size = shared.map(|size| i64::try_from(size.min(64 << 20)).unwrap_or(1));
     }
@@ -217,13 +224,13 @@ pub(crate) const EXISTING_CONTAINER: &str =
 /// # Errors
 /// The policy is strict and a field isn't enforced; `note` is added to the advice.
 pub(crate) fn enforcement(
-    host: &HostConfig,
+    facts: &ContainerFacts,
     policy: &Policy,
     supported: SupportedLimits,
     supervised: bool,
     note: &str,
 ) -> Result<Vec<Enforcement>, SandboxError> {
-    let limits = &policy.limits;
+    let (host, limits) = (&facts.host, &policy.limits);
     let within = |value: Option<i64>, limit: Option<u64>| {
         let value = value.and_then(|value| u64::try_from(value).ok());
         value
@@ -243,12 +250,14 @@ pub(crate) fn enforcement(
     };
     let report = Enforcement::report(policy, |field| {
         let by_kernel = match field {
-            PolicyField::ReadRoots | PolicyField::WriteRoots if !sees_host(host) => {
+            PolicyField::ReadRoots | PolicyField::WriteRoots if facts.hides_host() => {
                 return EnforcedBy::Backend;
             }
             PolicyField::Environment | PolicyField::WallTime | PolicyField::Output => {
                 return EnforcedBy::Backend;
             }
+            // Commands could change whatever the kernel enforces.
+            _ if !facts.weaknesses.is_empty() => false,
             PolicyField::CpuTime if supervised || has_ulimit("cpu") => {
                 return EnforcedBy::PerProcess;
             }
@@ -258,10 +267,7 @@ pub(crate) fn enforcement(
             PolicyField::OpenFiles if supervised || has_ulimit("nofile") => {
                 return EnforcedBy::PerProcess;
             }
-            PolicyField::Network => {
-                let is_off = host.network_mode.as_deref() == Some("none");
-                is_off && policy.network == Some(Network::Off)
-            }
+            PolicyField::Network => facts.is_offline && policy.network == Some(Network::Off),
             PolicyField::Memory => supported.memory && within(host.memory, limits.memory_bytes),
             PolicyField::Processes => {
                 let limit = limits
@@ -269,8 +275,8 @@ pub(crate) fn enforcement(
                     .map(|limit| limit.saturating_add(OWN_PROCESSES));
                 supported.processes && within(host.pids_limit, limit)
             }
-            PolicyField::Disk => within(tmpfs_total(host, "size"), limits.disk_bytes),
-            PolicyField::Inodes => within(tmpfs_total(host, "nr_inodes"), limits.inodes),
+            PolicyField::Disk => within(tmpfs_total(facts, "size"), limits.disk_bytes),
+            PolicyField::Inodes => within(tmpfs_total(facts, "nr_inodes"), limits.inodes),
             // A read-only working directory, subprocesses, and fields added later.
             _ => false,
         };
@@ -281,25 +287,18 @@ pub(crate) fn enforcement(
         }
     });
     Enforcement::check_strict(policy, report, |missing| {
-        unenforceable(policy, missing, note)
+        let exceptions: Vec<_> = facts.exceptions().map(String::as_str).collect();
+        let has = match &*exceptions {
+            [] => String::new(),
+            all => format!(" The container has: {}.", all.join("; ")),
+        };
+        unenforceable(policy, missing, &format!("{note}{has}"))
     })
 }
 
-/// Whether something of the engine's host is visible in the container.
-fn sees_host(host: &HostConfig) -> bool {
-    let mut mounts = host.mounts.iter().flatten();
-    let namespaces = [&host.pid_mode, &host.ipc_mode];
-    host.privileged == Some(true)
-        || host.binds.iter().flatten().next().is_some()
-        || host.devices.iter().flatten().next().is_some()
-        || mounts.any(|mount| mount.typ == Some(MountType::BIND))
-        || namespaces
-            .iter()
-            .any(|mode| mode.as_deref() == Some("host"))
-}
-
-/// Returns the sum of an option over all tmpfs mounts, if they are all that can be written and all have it.
-fn tmpfs_total(host: &HostConfig, option: &str) -> Option<i64> {
+/// Returns the sum of an option over all writable tmpfs mounts, if they are all that can be written and all have it.
+fn tmpfs_total(facts: &ContainerFacts, option: &str) -> Option<i64> {
+    let host = &facts.host;
     let mounts = host.tmpfs.as_ref().filter(|mounts| !mounts.is_empty())?;
     let value = |options: &String| {
         let mut options = options.split(',').filter_map(|part| part.split_once('='));
@@ -309,8 +308,10 @@ fn tmpfs_total(host: &HostConfig, option: &str) -> Option<i64> {
             .parse::<i64>()
             .ok()
     };
-    let total = mounts.values().map(value).sum::<Option<i64>>();
-    total.filter(|_| host.readonly_rootfs == Some(true))
+    let is_writable = |options: &&String| !options.split(',').any(|option| option == "ro");
+    let writable = mounts.values().filter(is_writable);
+    let total = writable.map(value).sum::<Option<i64>>();
+    total.filter(|_| host.readonly_rootfs == Some(true) && !facts.has_writable_mounts)
 }
 
 fn unenforceable(policy: &Policy, missing: Vec<PolicyField>, note: &str) -> SandboxError {

@@ -34,6 +34,8 @@ pub(crate) struct Image {
     pub(crate) id: String,
     /// The variables of its `ENV` instructions.
     pub(crate) environment: Vec<(String, String)>,
+    /// The absolute paths of its `VOLUME` instructions.
+    pub(crate) volumes: Vec<String>,
     /// Whether the supervisor can run in it.
     pub(crate) fits_supervisor: bool,
 }
@@ -132,19 +134,32 @@ async fn inspect(engine: &Engine, name: &str) -> Result<Option<Image>, SandboxEr
 
 impl Image {
     fn new(engine: &Engine, found: ImageInspect) -> Self {
-        let variables = found
-            .config
-            .and_then(|config| config.env)
-            .unwrap_or_default();
+        let config = found.config.unwrap_or_default();
+        let variables = config.env.unwrap_or_default();
+        let volumes = config.volumes.unwrap_or_default();
         let architecture = found.architecture.unwrap_or_default();
         Self {
             id: found.id.unwrap_or_default(),
             environment: parse_pairs(&variables),
+            volumes: volumes.iter().map(|path| absolute(path)).collect(),
             // The engine may emulate other processors, which must not concern the supervisor.
             fits_supervisor: engine.runs_supervisor()
                 && matches!(&*architecture, "amd64" | "x86_64" | ""),
         }
     }
+}
+
+/// Returns the path as the engine uses it for a mount: absolute, without `.`, `..` and empty names.
+fn absolute(path: &str) -> String {
+    let mut names = Vec::new();
+    for name in path.split('/') {
+        match name {
+            "" | "." => {}
+            ".." => drop(names.pop()),
+            name => names.push(name),
+        }
+    }
+    format!("/{}", names.join("/"))
 }
 
 async fn pull(engine: &Engine, name: &str, progress: &dyn Progress) -> Result<(), SandboxError> {
@@ -421,6 +436,7 @@ mod tests {
                 Ok(Image {
                     id: "id".to_owned(),
                     environment: Vec::new(),
+                    volumes: Vec::new(),
                     fits_supervisor: true,
                 })
             })

@@ -1,9 +1,10 @@
 //! Sandboxes in a running container.
 
 use cantle_backends_docker::DockerBackend;
-use cantle_core::policy::{Network, Policy, PolicyField};
+use cantle_core::policy::{Network, Policy, PolicyField, ReadRoots, Strictness};
 use cantle_core::sandbox::{
-    Backend as _, Background, SandboxErrorKind, SandboxExt as _, SandboxPath, SpawnRequest,
+    Backend as _, Background, EnforcedBy, SandboxError, SandboxErrorKind, SandboxExt as _,
+    SandboxPath, SpawnRequest,
 };
 
 use crate::support::{TestEngine, context_with, eventually, open, stdout};
@@ -16,6 +17,10 @@ struct UserContainer<'p> {
 
 impl<'p> UserContainer<'p> {
     fn start<const N: usize>(engine: &'p TestEngine, options: [&str; N]) -> Self {
+        Self::start_with(engine, &options)
+    }
+
+    fn start_with(engine: &'p TestEngine, options: &[&str]) -> Self {
         let mut arguments = vec!["run", "--detach", "--network", "none"];
         arguments.extend(options);
         arguments.extend([&*engine.image, "sleep", "1000"]);
@@ -155,6 +160,131 @@ async fn policy_is_enforced_only_as_the_container_is_configured() {
         error.unenforced(),
         [PolicyField::Memory, PolicyField::Processes]
     );
+}
+
+/// A volume that is removed on drop.
+struct UserVolume<'p> {
+    engine: &'p TestEngine,
+    name: String,
+}
+
+impl<'p> UserVolume<'p> {
+    fn create(engine: &'p TestEngine, options: &[&str]) -> Self {
+        let name = format!("cantle-test-{}", cantle_core::ids::unique_id());
+        let mut arguments = vec!["volume", "create"];
+        arguments.extend(options);
+        arguments.push(&name);
+        let mut create = std::process::Command::new("docker");
+        create.args(["--host", &engine.host]).args(arguments);
+        assert!(create.output().unwrap().status.success());
+        Self { engine, name }
+    }
+}
+
+impl Drop for UserVolume<'_> {
+    fn drop(&mut self) {
+        self.engine.docker(["volume", "rm", &self.name]);
+    }
+}
+
+/// Opens a container with this strict policy and with a lenient one; returns the error of the first, and the
+/// report and the mechanisms of the second.
+async fn strict_and_lenient(
+    container: &UserContainer<'_>,
+    mut policy: Policy,
+) -> (SandboxError, Vec<(PolicyField, EnforcedBy)>, String) {
+    policy.strictness = Strictness::Strict;
+    let strict = container.backend().open(context_with(policy.clone())).await;
+    policy.strictness = Strictness::BestEffort;
+    let lenient = container
+        .backend()
+        .open(context_with(policy))
+        .await
+        .unwrap();
+    let info = lenient.info();
+    let report = info
+        .enforcement
+        .iter()
+        .map(|it| (it.field, it.by))
+        .collect();
+    let mechanisms = info.mechanisms.join("; ");
+    lenient.close().await.unwrap();
+    (strict.map(drop).unwrap_err(), report, mechanisms)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn volume_of_a_host_directory_is_reported_and_refused() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    let options = [
+        "--opt",
+        "type=none",
+        "--opt",
+        "o=bind",
+        "--opt",
+        "device=/etc",
+    ];
+    let host = UserVolume::create(&engine, &options);
+    let plain = UserVolume::create(&engine, &[]);
+    let mut policy = Policy::unconfined();
+    policy.read_roots = Some(ReadRoots::default());
+    policy.network = Some(Network::Off);
+    let container = UserContainer::start(&engine, ["--volume", &format!("{}:/data", plain.name)]);
+    let sandbox = container
+        .backend()
+        .open(context_with(policy.clone()))
+        .await
+        .unwrap();
+    sandbox.close().await.unwrap();
+    drop(container);
+
+    let container = UserContainer::start(&engine, ["--volume", &format!("{}:/host", host.name)]);
+    let (error, report, mechanisms) = strict_and_lenient(&container, policy).await;
+    assert_eq!(error.unenforced(), [PolicyField::ReadRoots]);
+    let advice = error.advice().unwrap();
+    assert!(advice.contains("of `/etc` at `/host`"), "{advice}");
+    let expected = [
+        (PolicyField::ReadRoots, EnforcedBy::NotEnforced),
+        (PolicyField::Network, EnforcedBy::Kernel),
+    ];
+    assert_eq!(report, expected);
+    assert!(mechanisms.contains("of `/etc` at `/host`"), "{mechanisms}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn weakened_containers_are_reported_and_refused() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    let mut policy = Policy::unconfined();
+    policy.read_roots = Some(ReadRoots::default());
+    policy.network = Some(Network::Off);
+    // The machine may lack what others need.
+    let cases: [(&[&str], &str); 6] = [
+        (&["--cap-add", "SYS_PTRACE"], "capability SYS_PTRACE"),
+        (&["--device", "/dev/null:/dev/other"], "device `/dev/null`"),
+        (&["--pid", "host"], "process namespace of `host`"),
+        (&["--ipc", "host"], "IPC namespace of `host`"),
+        (
+            &["--security-opt", "seccomp=unconfined"],
+            "security option `seccomp=unconfined`",
+        ),
+        (
+            &["--security-opt", "systempaths=unconfined"],
+            "no masked paths",
+        ),
+    ];
+    for (options, weakness) in cases {
+        let container = UserContainer::start_with(&engine, options);
+        let (error, report, mechanisms) = strict_and_lenient(&container, policy.clone()).await;
+        let fields = [PolicyField::ReadRoots, PolicyField::Network];
+        assert_eq!(error.unenforced(), fields, "{options:?}");
+        let advice = error.advice().unwrap();
+        assert!(advice.contains(weakness), "{advice}");
+        assert_eq!(report, fields.map(|field| (field, EnforcedBy::NotEnforced)));
+        assert!(mechanisms.contains(weakness), "{mechanisms}");
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]

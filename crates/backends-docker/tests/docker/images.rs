@@ -5,11 +5,12 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use cantle_backends_docker::{DockerBackend, build_digest};
-use cantle_core::sandbox::{Backend as _, SandboxErrorKind};
+use cantle_core::policy::{Policy, PolicyField};
+use cantle_core::sandbox::{Backend as _, EnforcedBy, SandboxErrorKind};
 use cantle_core::tool::Progress;
 use futures_util::future::join_all;
 
-use crate::support::{TestEngine, context, open, stdout};
+use crate::support::{TestEngine, context, context_with, open, run, stdout};
 
 fn dockerfile_backend(engine: &TestEngine, directory: &Path, lines: &str) -> DockerBackend {
     let dockerfile = directory.join("Dockerfile");
@@ -223,4 +224,62 @@ async fn build_progress_is_reported_unless_the_image_exists() {
     };
     assert!(lines.iter().any(is_last_step), "{lines:?}");
     assert_eq!(opening().await, [""; 0]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn volumes_of_an_image_are_read_only_and_limited_as_the_rest() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    let directory = tempfile::tempdir().unwrap();
+    let lines = format!(
+        "FROM {}\nRUN mkdir /data && echo text > /data/file && chmod 777 /data\n\
+         VOLUME [\"/data/\", \"/new\", \"/tmp\", \"/workspace\", \"/workspace/cache\"]\n",
+        engine.busybox
+    );
+    let backend = dockerfile_backend(&engine, directory.path(), &lines);
+    // Without limits they are like the rest of the image.
+    let sandbox = open(&backend).await;
+    stdout(&*sandbox, "echo changed > /data/new").await;
+    sandbox.close().await.unwrap();
+
+    let mut policy = Policy::workspace();
+    policy.limits.disk_bytes = Some(16 << 20);
+    let limited = backend.open(context_with(policy.clone())).await.unwrap();
+    let by = |field| {
+        limited
+            .info()
+            .enforcement
+            .iter()
+            .find(|it| it.field == field)
+            .unwrap()
+            .by
+    };
+    assert_eq!(by(PolicyField::Disk), EnforcedBy::Kernel);
+    let read_only = backend.clone().with_read_only_root();
+    let read_only = open(&read_only).await;
+    for sandbox in [limited, read_only] {
+        assert_eq!(
+            stdout(&*sandbox, "ls /data; echo x > file; cat file").await,
+            "x"
+        );
+        let mounts = stdout(
+            &*sandbox,
+            "grep -E ' (/data|/new|/workspace/cache) ' /proc/mounts",
+        )
+        .await;
+        assert_eq!(mounts.lines().count(), 3, "{mounts}");
+        let writable = mounts.lines().find(|line| !line.contains(" ro,"));
+        assert_eq!(writable, None);
+        for path in ["/data", "/new", "/workspace/cache"] {
+            let written = run(&*sandbox, &format!("echo x > {path}/x")).await;
+            assert!(!written.exit.status.success(), "{path} was written");
+        }
+        let workspace = stdout(&*sandbox, "grep -E ' (/tmp|/workspace) ' /proc/mounts").await;
+        assert!(
+            workspace.lines().all(|line| line.starts_with("tmpfs ")),
+            "{workspace}"
+        );
+        sandbox.close().await.unwrap();
+    }
 }
