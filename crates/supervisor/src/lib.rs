@@ -12,11 +12,20 @@
 //! the container but its own executable and `/proc`. File operations are commands without a program:
 //! [tasks](tasks::Task).
 //!
+//! The [filter](filter) of system calls is the same in every sandbox that a supervisor sets up.
+//!
 //! Its source is in `program/`, which holds the project's only `unsafe` code. The modules shared with its
 //! users ([`wire`], [`frames`], [`tasks`] and [`Writer`]) have none.
 
 #![forbid(unsafe_code)]
 
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+#[expect(
+    clippy::exhaustive_enums,
+    clippy::exhaustive_structs,
+    reason = "constructed by backends, which state everything that the filter depends on"
+)]
+pub mod filter;
 #[expect(
     clippy::exhaustive_enums,
     reason = "both sides have the same version and must handle every variant"

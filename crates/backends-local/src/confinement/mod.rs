@@ -6,8 +6,6 @@
 //! policy demands nothing, they run [unconfined](Mode::Open). The plan is complete and ordered; the
 //! supervisor only performs it.
 
-mod bpf;
-mod filter;
 mod limits;
 mod quotas;
 mod rights;
@@ -19,9 +17,9 @@ use std::path::Path;
 
 use cantle_core::policy::{Limits, Network, Policy, PolicyField};
 use cantle_core::sandbox::{EnforcedBy, Isolation, SandboxError};
+use cantle_supervisor::filter::{self, AllowedSockets, FilterOptions};
 use cantle_supervisor::wire::{Setup, SetupReply, Step};
 
-use self::filter::{AllowedSockets, FilterOptions};
 use self::steps::Steps;
 use self::view::SandboxMounts;
 pub(crate) use self::view::{TEMPORARY, workspace};

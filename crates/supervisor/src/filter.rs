@@ -1,11 +1,13 @@
-//! The system call filter for commands (seccomp).
+//! The system call filter for the commands of local sandboxes and containers (seccomp).
 //!
 //! It names what is refused, not what is allowed: allow-lists break some program every month. Refused calls
 //! either reach parts of the kernel that no ordinary program needs and that have a history of
 //! vulnerabilities, or bypass the other mechanisms. They fail with `EPERM`; `clone3` fails with `ENOSYS`, so
 //! that C libraries use `clone`, whose flags a filter can inspect, and so do calls newer than this filter.
 
-use super::bpf::{Action, Condition, FilterRules};
+mod bpf;
+
+use self::bpf::{Action, Condition, FilterRules};
 
 /// Calls that the `libc` crate does not name yet.
 const OPEN_TREE_ATTR: i64 = 467;
@@ -116,17 +118,18 @@ const SEQUENCED: u32 = 5;
 
 /// The input of a filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct FilterOptions {
-    pub(super) sockets: AllowedSockets,
+pub struct FilterOptions {
+    /// The sockets that commands may create.
+    pub sockets: AllowedSockets,
     /// Whether processes, message queues, shared memory and semaphores are the host's.
-    pub(super) shares_with_host: bool,
+    pub shares_with_host: bool,
     /// Whether a command may start processes.
-    pub(super) subprocesses: bool,
+    pub subprocesses: bool,
 }
 
 /// The sockets that commands may create.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum AllowedSockets {
+pub enum AllowedSockets {
     /// Connected pairs only, since the network is the host's.
     PairsOnly,
     /// Those of ordinary programs.
@@ -134,7 +137,7 @@ pub(super) enum AllowedSockets {
 }
 
 /// Compiles the filter for everything in a sandbox.
-pub(super) fn program(options: FilterOptions) -> Vec<u8> {
+pub fn program(options: FilterOptions) -> Vec<u8> {
     let mut rules = FilterRules::default();
     rules.always(REFUSED, Action::REFUSE);
     // `FS_IOC_FSSETXATTR` does the same for files that were opened, which Landlock can refuse.
@@ -175,7 +178,7 @@ pub(super) fn program(options: FilterOptions) -> Vec<u8> {
 
 /// Compiles the additional filter of a command that may not start processes. It is in force when the
 /// command's own program is executed, which the tracer allows; afterwards there is no tracer.
-pub(super) fn without_subprocesses() -> Vec<u8> {
+pub fn without_subprocesses() -> Vec<u8> {
     const THREAD: u32 = 0x1_0000;
     let mut rules = FilterRules::default();
     rules.always(STARTING, Action::REFUSE);

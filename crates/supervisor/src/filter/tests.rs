@@ -1,4 +1,4 @@
-use super::super::bpf::LAST_REVIEWED;
+use super::bpf::LAST_REVIEWED;
 use super::*;
 
 /// Runs a filter as the kernel does.
