@@ -143,7 +143,7 @@ async fn aimock_failures_in_every_dialect() {
     for (api, model) in [("messages", "claude-sonnet-4-5"), ("responses", "gpt-5")] {
         for flags in WAYS {
             for (task, code, expected) in [
-                ("rate limit always", 5, "given up after"),
+                ("rate limit always", 5, "Rate limit reached"),
                 ("server error", 5, "The server had an error"),
                 (
                     "context overflow",
@@ -184,7 +184,7 @@ async fn aimock_limits_the_rate_once() {
 async fn aimock_failures_have_exit_codes() {
     for flags in WAYS {
         for (task, code, expected) in [
-            ("rate limit always", 5, "given up after"),
+            ("rate limit always", 5, "Rate limit reached"),
             ("server error", 5, "The server had an error"),
             (
                 "context overflow",

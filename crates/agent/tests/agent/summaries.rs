@@ -34,7 +34,7 @@ fn is_summary(message: &SharedMessage) -> bool {
 }
 
 /// Works for two turns, the second of which fills the window of 1000 tokens, and finishes after the
-/// summary, which is `answers` one after another.
+/// summary or without one. The summary is `answers` one after another.
 fn full(answers: impl Fn(usize) -> Events + Send + Sync + 'static) -> Scripted {
     let asked = std::sync::atomic::AtomicUsize::new(0);
     let work = |n: u64, tokens| of_tokens(calls(&[("work", "w", json!({"n": n}))]), tokens);
@@ -45,7 +45,8 @@ fn full(answers: impl Fn(usize) -> Events + Send + Sync + 'static) -> Scripted {
         match turn {
             _ if is_summarized(request) => finish("done"),
             0 => work(1, 100),
-            _ => work(2, 900),
+            1 => work(2, 900),
+            _ => finish("done without"),
         }
     })
     .with_window(1000)
@@ -129,18 +130,15 @@ async fn a_model_that_writes_no_summary_is_asked_three_ways_and_loses_nothing() 
     });
     let session = session(agent(&client).tool(echo("work"))).await;
     let outcome = outcome(session.run("the task").unwrap()).await;
-    let error = outcome.error.as_ref().unwrap();
-    assert_eq!(
-        (error.kind(), outcome.status()),
-        (RunErrorKind::ContextOverflow, RunStatus::LimitReached)
-    );
+    // It goes on as it is, as long as there is room.
+    assert_eq!(outcome.status(), RunStatus::Finished, "{:?}", outcome.error);
     let asked = client.asked();
     let tools: Vec<_> = asked
         .iter()
         .map(|request| request.tools.iter().count())
         .collect();
-    assert_eq!(tools, [2, 2, 2, 2, 0]);
-    let words: Vec<_> = asked[2..]
+    assert_eq!(tools, [2, 2, 2, 2, 0, 2]);
+    let words: Vec<_> = asked[2..5]
         .iter()
         .map(|request| user_messages(&request.messages).pop().unwrap())
         .collect();
@@ -148,9 +146,10 @@ async fn a_model_that_writes_no_summary_is_asked_three_ways_and_loses_nothing() 
     assert!(words[1].contains("Answer with text only"));
     assert!(words[2].contains("\n- work: Says its arguments.\n- finish: Ends the run."));
     let before = &asked[2].messages;
-    assert_eq!(outcome.history, before[..before.len() - 1]);
+    let kept = &before[..before.len() - 1];
+    assert_eq!(outcome.history[..kept.len()], *kept);
     assert!(outcome.summarized.is_empty());
-    assert_eq!(purposes(&outcome)[2..], [CallPurpose::Summary; 3]);
+    assert_eq!(purposes(&outcome)[2..5], [CallPurpose::Summary; 3]);
 }
 
 #[tokio::test]

@@ -66,7 +66,10 @@ async fn a_client_in_all_wrappers_conforms() {
             .build();
         let recorder = Recorder::new(client.unwrap(), std::io::sink(), Vec::new());
         let priced = Priced::new(recorder.unwrap(), Prices::per_million(1.0, 2.0));
-        let retrying = Retry::new(priced, quick().with_period(Duration::from_millis(1100)));
+        let retrying = Retry::new(
+            priced,
+            RetryPolicy::default().with_period(Duration::from_millis(1100)),
+        );
         Arc::new(Fallback::new(Arc::new(retrying), Vec::new()))
     };
     conformance::llm_client(Dialect::Chat, &connect)
