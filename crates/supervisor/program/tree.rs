@@ -202,7 +202,9 @@ pub fn is_exiting(pid: i32) -> bool {
         // Field 9; the first one here is field 3.
         let flags = stat.get(end + 2..)?.split(|byte| *byte == b' ').nth(6)?;
         Some(flags.iter().fold(0_u32, |number, digit| {
-            number.wrapping_mul(10).wrapping_add(u32::from(digit.wrapping_sub(b'0')))
+            number
+                .wrapping_mul(10)
+                .wrapping_add(u32::from(digit.wrapping_sub(b'0')))
         }))
     };
     flags(&mut [0; 512]).is_none_or(|flags| flags & EXITING != 0)

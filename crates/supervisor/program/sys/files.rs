@@ -4,8 +4,8 @@ use core::ffi::CStr;
 use core::mem::size_of;
 
 use super::{
-    AT_FDCWD, EINVAL, EIO, ENOSYS, EPERM, Fd, FromRegister, O_CLOEXEC, O_DIRECTORY, O_RDWR, Result, getdents,
-    openat, pad, syscall, uninterrupted,
+    AT_FDCWD, EINVAL, EIO, ENOSYS, EPERM, Fd, FromRegister, O_CLOEXEC, O_DIRECTORY, O_RDWR, Result,
+    getdents, openat, pad, syscall, uninterrupted,
 };
 use crate::tasks::EntryKind;
 
