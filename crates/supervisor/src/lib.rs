@@ -12,7 +12,7 @@
 //! the container but its own executable and `/proc`. File operations are commands without a program:
 //! [tasks](tasks::Task).
 //!
-//! The [filter](filter) of system calls is the same in every sandbox that a supervisor sets up.
+//! The [filter] of system calls is the same in every sandbox that a supervisor sets up.
 //!
 //! Its source is in `program/`, which holds the project's only `unsafe` code. The modules shared with its
 //! users ([`wire`], [`frames`], [`tasks`] and [`Writer`]) have none.
