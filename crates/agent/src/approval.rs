@@ -7,6 +7,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cantle_core::ids::RunId;
+use cantle_core::tool::{Decision, ToolSpec};
 use globset::{GlobBuilder, GlobMatcher};
 use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
@@ -14,7 +15,6 @@ use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::oneshot;
 
-use crate::rules::Decision;
 
 /// The result of the rules for a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -53,6 +53,8 @@ pub struct Approvals {
 #[derive(Clone, Debug)]
 struct ApprovalRule {
     tool: GlobMatcher,
+    /// Whether `tool` is a name, which must be that of a tool, rather than a pattern.
+    is_name: bool,
     arguments: Vec<(String, GlobMatcher)>,
     permission: Permission,
 }
@@ -130,6 +132,7 @@ impl Approvals {
         let arguments = arguments.into_iter();
         let arguments = arguments.map(|(name, text)| Ok((name.to_owned(), pattern(text)?)));
         self.rules.push(ApprovalRule {
+            is_name: !tool.contains(['*', '?', '[', '{', '\\']),
             tool: pattern(tool)?,
             arguments: arguments.collect::<Result<_, _>>()?,
             permission,
@@ -140,6 +143,37 @@ impl Approvals {
     /// Whether every call is allowed.
     pub(crate) fn allow_all(&self) -> bool {
         self.rules.is_empty() && self.default == Permission::Allow
+    }
+
+    /// Whether some call may need a person's decision: a rule asks, or calls that no rule matches do.
+    pub fn may_ask(&self) -> bool {
+        self.default == Permission::Ask
+            || self.rules.iter().any(|rule| rule.permission == Permission::Ask)
+    }
+
+    /// Checks that the rules name tools and arguments that exist. A pattern may match tools that are
+    /// added later.
+    pub(crate) fn check(&self, tools: &[ToolSpec]) -> Result<(), String> {
+        for rule in &self.rules {
+            let pattern = rule.tool.glob().glob();
+            let matching = || tools.iter().filter(|spec| rule.tool.is_match(spec.name()));
+            if rule.is_name && matching().next().is_none() {
+                let names: Vec<_> = tools.iter().map(ToolSpec::name).collect();
+                return Err(format!(
+                    "an approval rule is about the tool `{pattern}`, which does not exist. The tools are: {}",
+                    names.join(", ")
+                ));
+            }
+            for (argument, _) in &rule.arguments {
+                let mut specs = matching().peekable();
+                if specs.peek().is_some() && !specs.any(|spec| accepts(spec, argument)) {
+                    return Err(format!(
+                        "an approval rule for `{pattern}` is about the argument `{argument}`, which does not exist"
+                    ));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Returns the permission of a call.
@@ -160,6 +194,17 @@ impl ApprovalRule {
                 })
             })
     }
+}
+
+/// Whether a call of a tool may have an argument of this name.
+fn accepts(spec: &ToolSpec, argument: &str) -> bool {
+    let schema = spec.parameters();
+    let is_open = !matches!(
+        schema.get("additionalProperties"),
+        Some(Value::Bool(false)) | None
+    );
+    let properties = schema.get("properties");
+    is_open || properties.is_none_or(|properties| properties.get(argument).is_some())
 }
 
 fn pattern(text: &str) -> Result<GlobMatcher, InvalidRule> {

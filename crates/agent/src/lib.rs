@@ -48,13 +48,15 @@ mod sub_agents;
 mod time;
 mod tool_table;
 
+pub use cantle_core::tool::{ApprovalScope, Decision};
+
 pub use self::agent::{Agent, AgentBuilder};
 pub use self::approval::{Approvals, DecisionError, InvalidRule, Permission};
 pub use self::budget::Budget;
 pub use self::error::{AgentError, RunError, RunErrorKind, SessionError, SessionErrorKind};
 pub use self::hooks::{AfterTool, AtFinish, BeforeModel, BeforeTool, Hooks};
 pub use self::journal::{KeptRun, KeptStatus, RunStore, StoreError, StoreErrorKind};
-pub use self::rules::{Decision, TextAnswers};
+pub use self::rules::TextAnswers;
 pub use self::run::{Outcome, Run, RunControl};
 pub use self::session::{ResumeOptions, Session, SessionOptions};
 pub use self::sub_agents::SubAgent;

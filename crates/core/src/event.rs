@@ -180,6 +180,9 @@ pub enum EventKind {
         success: bool,
         /// Whether its arguments were valid.
         arguments_valid: bool,
+        /// The arguments of a call that did not start, as in [`ToolStarted`](Self::ToolStarted).
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        arguments: Option<Value>,
         /// Elapsed time.
         #[serde(rename = "duration_s", with = "crate::seconds")]
         duration: Duration,

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use cantle_core::event::Finish;
 use cantle_core::message::ToolCall;
+use cantle_core::tool::Decision;
 
-use super::fact::Decision;
 use crate::error::RunError;
 
 /// The result of a run: a finish call, `None` for an answer in text, or an error.

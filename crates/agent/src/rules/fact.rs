@@ -9,30 +9,13 @@ use cantle_core::llm::{LlmError, LlmErrorKind, StopReason};
 use cantle_core::message::AssistantMessage;
 use cantle_core::metadata::Metadata;
 use cantle_core::sandbox::SandboxHandle;
+use cantle_core::tool::Decision;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::budget::BudgetState;
 use super::settings::Rules;
-
-/// A decision whether a tool call may run.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "decision", rename_all = "snake_case")]
-#[non_exhaustive]
-pub enum Decision {
-    /// The call runs as the model requested it.
-    Approve,
-    /// The call runs with other arguments.
-    Edit {
-        /// The arguments: a JSON object, as text.
-        arguments: String,
-    },
-    /// The call does not run.
-    Reject {
-        /// The reason, for the model.
-        reason: String,
-    },
-}
+use super::standing::StandingApproval;
 
 /// Something that happened to a run.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -65,6 +48,8 @@ pub(crate) enum Fact {
     },
     /// An approval decided on a call of the turn.
     CallDecided { index: usize, decision: Decision },
+    /// A user approved a call and later ones like it.
+    ApprovedAlways(StandingApproval),
     /// The hooks agreed that an answer in text ends the run.
     TextAccepted,
     /// The hooks refused that an answer in text ends the run.

@@ -16,6 +16,7 @@ mod machine;
 mod overflow;
 mod repeats;
 mod settings;
+mod standing;
 mod summary;
 mod turn;
 
@@ -24,10 +25,10 @@ mod tests;
 
 pub(crate) use self::action::{Action, RunEnd, SummaryAttempt};
 pub(crate) use self::budget::{BudgetState, Resource};
-pub use self::fact::Decision;
 pub(crate) use self::fact::{CallOutcome, Fact, ModelFailure, NewSandbox, SubAgentEnded};
 pub(crate) use self::ledger::{LedgerFold, Spending};
 pub(crate) use self::machine::Machine;
 pub use self::settings::TextAnswers;
 pub(crate) use self::settings::default_max_repeats;
 pub(crate) use self::settings::{ImageBounds, Rules, ToolTraits};
+pub(crate) use self::standing::{StandingApproval, StandingApprovals};

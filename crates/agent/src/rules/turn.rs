@@ -10,9 +10,10 @@ use std::time::Duration;
 
 use cantle_core::event::Finish;
 use cantle_core::message::{ToolCall, ToolMessage};
+use cantle_core::tool::Decision;
 
 use super::action::Action;
-use super::fact::{CallOutcome, Decision};
+use super::fact::CallOutcome;
 use super::settings::ToolTraits;
 
 /// Maximum number of calls of one turn that run.

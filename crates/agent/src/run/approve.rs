@@ -1,10 +1,9 @@
 //! Decisions before a tool call: hooks, approval rules, and requests to a person.
 
-use cantle_core::escape::for_decision;
 use cantle_core::event::EventKind;
 use cantle_core::ids::RunId;
 use cantle_core::message::ToolCall;
-use cantle_core::tool::{Answer, AskUser, Question, QuestionId};
+use cantle_core::tool::{Answer, ApprovalScope, AskUser, Decision, Question, QuestionId};
 use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
@@ -12,8 +11,27 @@ use super::resources::SessionResources;
 use crate::approval::{Permission, digest};
 use crate::error::RunError;
 use crate::hooks::{BeforeTool, guarded};
-use crate::rules::Decision;
+use crate::rules::StandingApproval;
 use crate::scope::RunScope;
+
+/// Advice for the model after a call that may not run.
+const ALTERNATIVE: &str = "Use an approach that doesn't need it, or finish and explain.";
+
+/// A decision on a call.
+pub(super) struct Decided {
+    pub(super) decision: Decision,
+    /// The later calls that the user approved with it.
+    pub(super) standing: Option<StandingApproval>,
+}
+
+impl From<Decision> for Decided {
+    fn from(decision: Decision) -> Self {
+        Self {
+            decision,
+            standing: None,
+        }
+    }
+}
 
 /// Decides on a call. Waits for hooks and people.
 pub(super) async fn decide(
@@ -21,23 +39,26 @@ pub(super) async fn decide(
     resources: &SessionResources,
     call: &ToolCall,
     cancellation: &CancellationToken,
-) -> Result<Decision, RunError> {
+) -> Result<Decided, RunError> {
     let agent = &resources.agent;
     let before = match &agent.hooks {
         Some(hooks) => guarded("before_tool", hooks.before_tool(call)).await?,
         None => BeforeTool::Call,
     };
     let mut edited;
-    let (mut call, mut decision, mut asks) = (call, Decision::Approve, false);
+    let (mut call, mut unasked, mut asks) = (call, Decision::Approve, false);
     match before {
         BeforeTool::Call => {}
         BeforeTool::Ask => asks = true,
-        BeforeTool::Refuse { reason } => return Ok(Decision::Reject { reason }),
+        BeforeTool::Refuse { reason } => return Ok(Decision::Reject { reason }.into()),
         BeforeTool::Edit { arguments } => {
             edited = call.clone();
             edited.arguments.clone_from(&arguments);
             call = &edited;
-            decision = Decision::Edit { arguments };
+            unasked = Decision::Edit {
+                arguments,
+                by_hook: true,
+            };
         }
     }
     // Rules apply to the arguments that the tool gets. A call with invalid arguments has no effect
@@ -49,16 +70,32 @@ pub(super) async fn decide(
         Some(parsed) => agent.approvals.permission(&call.name, &parsed.arguments),
         None => Permission::Allow,
     };
-    Ok(match permission {
-        Permission::Allow => decision,
+    let decision = match permission {
+        Permission::Allow => return Ok(unasked.into()),
         Permission::Deny => {
-            reject("calls like this are not allowed in this run. Find another way.")
+            let reason = format!("the user's rules deny this call. {ALTERNATIVE}");
+            return Ok(reject(reason).into());
         }
-        Permission::Ask => match request(scope, resources, call, cancellation).await {
-            Decision::Approve => decision,
-            other => other,
+        Permission::Ask => request(scope, resources, call, cancellation).await,
+    };
+    Ok(match decision {
+        Decision::Approve => unasked.into(),
+        Decision::ApproveAlways { scope } => Decided {
+            decision: unasked,
+            standing: Some(standing(call, scope)),
         },
+        other => other.into(),
     })
+}
+
+fn standing(call: &ToolCall, scope: ApprovalScope) -> StandingApproval {
+    StandingApproval {
+        tool: call.name.clone(),
+        arguments: match scope {
+            ApprovalScope::Tool => None,
+            _ => Some(call.arguments.clone()),
+        },
+    }
 }
 
 fn reject(reason: impl Into<String>) -> Decision {
@@ -67,7 +104,8 @@ fn reject(reason: impl Into<String>) -> Decision {
     }
 }
 
-/// Requests a decision from the holder of the run, or from the agent's user.
+/// Requests a decision from the holder of the run, or from the agent's user, unless an earlier decision
+/// covers the call.
 async fn request(
     scope: &RunScope,
     resources: &SessionResources,
@@ -75,31 +113,49 @@ async fn request(
     cancellation: &CancellationToken,
 ) -> Decision {
     let digest = digest(&call.name, &call.arguments);
-    let requested = EventKind::ApprovalRequested {
-        call_id: call.id.clone(),
-        tool: call.name.clone(),
-        arguments: call.arguments.clone(),
-        digest: digest.clone(),
+    let request = || {
+        scope.hub.emit(EventKind::ApprovalRequested {
+            call_id: call.id.clone(),
+            tool: call.name.clone(),
+            arguments: call.arguments.clone(),
+            digest: digest.clone(),
+        });
     };
     let user = &resources.agent.user;
     let answer = async {
-        if let Some(requests) = &scope.requests {
-            let answer = requests.ask(scope.run, &call.id, digest);
-            scope.hub.emit(requested);
+        let mut standing_approvals = scope.standing_approvals.lock().await;
+        if standing_approvals.covers(call) {
+            return None;
+        }
+        let decision = if let Some(requests) = &scope.requests {
+            // The holder can decide on several calls in any order.
+            drop(standing_approvals);
+            let answer = requests.ask(scope.run, &call.id, digest.clone());
+            request();
             let answer = answer.await;
+            standing_approvals = scope.standing_approvals.lock().await;
             answer.unwrap_or_else(|_| reject("no decision was made on it."))
         } else if user.is_available() {
-            scope.hub.emit(requested);
+            request();
             ask_user(&**user, scope.run, call).await
         } else {
-            reject(
-                "this call needs approval, and no one can approve calls in this run. Find another way.",
-            )
+            request();
+            reject(format!(
+                "this call needs approval, and no one is available to give it. {ALTERNATIVE}"
+            ))
+        };
+        // Calls that wait for their own decisions are covered at once.
+        if let Decision::ApproveAlways { scope } = &decision {
+            standing_approvals.insert(standing(call, *scope));
         }
+        Some(decision)
     };
     let decision = tokio::select! {
         decision = answer => decision,
-        () = cancellation.cancelled() => reject("the run was stopped before a decision was made."),
+        () = cancellation.cancelled() => Some(reject("the run was stopped before a decision was made.")),
+    };
+    let Some(decision) = decision else {
+        return Decision::Approve;
     };
     let reason = match &decision {
         Decision::Reject { reason } => Some(reason.clone()),
@@ -113,17 +169,14 @@ async fn request(
     decision
 }
 
-/// Asks the agent's user, who can approve or reject.
+/// Asks the agent's user.
 async fn ask_user(user: &dyn AskUser, run: RunId, call: &ToolCall) -> Decision {
     let id = QuestionId::new(run, &call.id);
-    let text = format!(
-        "The model wants to call {} with\n{}\nMay it?",
-        for_decision(&call.name),
-        for_decision(&call.arguments)
-    );
-    match user.ask(Question::confirm(id, text)).await {
+    let question = Question::approval(id, &call.name, &call.arguments);
+    match user.ask(question).await {
+        Ok(Answer::Approval { decision }) => decision,
         Ok(Answer::Confirm { yes: true }) => Decision::Approve,
-        Ok(_) => reject("the user does not allow this call. Find another way."),
+        Ok(_) => Decision::rejection(""),
         Err(error) => reject(error.to_string()),
     }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use cantle_core::event::{EventKind, Finish};
 use cantle_core::ledger::Ledger;
 use cantle_core::message::ToolCall;
-use cantle_core::tool::{Progress, ToolContext};
+use cantle_core::tool::{Decision, Progress, ToolContext};
 use futures_util::future::join_all;
 use serde_json::json;
 use tokio::sync::mpsc::UnboundedReceiver;
@@ -19,14 +19,14 @@ use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, Span};
 
-use super::approve;
+use super::approve::{self, Decided};
 use super::resources::SessionResources;
 use super::tool_call::RunningCall;
 use crate::error::{RunError, RunErrorKind};
 use crate::hooks::{AtFinish, guarded};
 use crate::hub::Hub;
 use crate::journal::{BackgroundAgentRecord, Journal};
-use crate::rules::{Action, CallOutcome, Decision, Fact, Machine, RunEnd};
+use crate::rules::{Action, CallOutcome, Fact, Machine, RunEnd};
 use crate::scope::{RunScope, SubAgentCall};
 use crate::spans;
 use crate::time::unix_seconds;
@@ -58,7 +58,7 @@ pub(super) struct Driver {
 
 /// The result of a task that works on a call.
 enum CallEvent {
-    Decided(Decision),
+    Decided(Decided),
     Finished(Box<CallOutcome>),
     /// A hook panicked.
     HookFailed(RunError),
@@ -195,10 +195,13 @@ impl Driver {
         match event {
             CallEvent::Finished(outcome) => self.finish_call(index, outcome),
             CallEvent::HookFailed(error) => Err(error),
-            CallEvent::Decided(decision) => {
+            CallEvent::Decided(Decided { decision, standing }) => {
                 let Some(call) = self.calls.remove(&index) else {
                     return Ok(());
                 };
+                if let Some(standing) = standing {
+                    self.record(Fact::ApprovedAlways(standing))?;
+                }
                 let fact = Fact::CallDecided {
                     index,
                     decision: decision.clone(),
@@ -244,13 +247,13 @@ impl Driver {
         decision: Decision,
     ) -> Result<(), RunError> {
         match decision {
-            Decision::Approve => {}
-            Decision::Edit { arguments } => call.edit(arguments),
+            Decision::Edit { arguments, by_hook } => call.edit(arguments, by_hook),
             Decision::Reject { reason } => {
                 let text = format!("Not run: {reason}");
                 self.emit_refused(&call.call, &text);
                 return self.record_outcome(index, not_run(text));
             }
+            _ => {}
         }
         self.ready.push((index, call));
         Ok(())
@@ -330,6 +333,7 @@ impl Driver {
             result: result.to_owned(),
             success: false,
             arguments_valid: true,
+            arguments: Some(approve::display_arguments(call)),
             duration: Duration::ZERO,
         });
     }
@@ -342,6 +346,7 @@ impl Driver {
                 result: outcome.content.text(),
                 success: outcome.success,
                 arguments_valid: outcome.arguments_valid,
+                arguments: None,
                 duration: outcome.duration,
             });
             if outcome.suspended {

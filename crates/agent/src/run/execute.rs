@@ -249,6 +249,8 @@ impl RunTask {
         let tools = Arc::clone(self.resources.tools.traits());
         let mut machine = Machine::replay(header.rules, tools, header.messages, facts);
         self.scope.budget.carry_over(machine.ledger(), time_used);
+        let standing = machine.standing_approvals().clone();
+        *self.scope.standing_approvals.lock().await = standing;
         let kept = self.resources.kept.as_ref();
         let fact = Fact::Resumed {
             rules: self.resources.agent.rules.clone(),

@@ -9,8 +9,9 @@ use cantle_core::content::Content;
 use cantle_core::event::Event;
 use cantle_core::ids::RunId;
 use cantle_core::message::SharedMessage;
+use cantle_core::tool::Decision;
 use futures_core::Stream;
-use tokio::sync::{OwnedMutexGuard, mpsc};
+use tokio::sync::{Mutex, OwnedMutexGuard, mpsc};
 use tokio_util::sync::DropGuard;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -21,7 +22,7 @@ use crate::approval::{ApprovalRequests, DecisionError};
 use crate::budget::Account;
 use crate::error::{RunError, RunErrorKind};
 use crate::hub::{Events, Hub};
-use crate::rules::{Decision, Fact};
+use crate::rules::Fact;
 use crate::scope::{Background, Ending, RunScope};
 
 /// One task being worked on. The run proceeds by itself; as a stream it yields its events.
@@ -125,6 +126,7 @@ impl Run {
             budget: Arc::new(Account::new(resources.budget, parent_budget)),
             store: resources.kept.as_ref().map(|kept| kept.store.clone()),
             requests: requests.or_else(own_requests),
+            standing_approvals: Mutex::default(),
             skills: resources.skills.clone(),
             background: Background::new(facts.clone(), &ending.cancellation),
             facts,

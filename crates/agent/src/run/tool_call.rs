@@ -35,8 +35,8 @@ const RESULTS: &str = ".cantle/results";
 #[derive(Clone, Debug)]
 pub(super) struct RunningCall {
     pub(super) call: Arc<ToolCall>,
-    /// Whether the arguments differ from the model's.
-    is_edited: bool,
+    /// The note for the model if the arguments differ from its own.
+    edit_note: Option<String>,
     pub(super) started: Instant,
     /// The sub-agent's side of the call, once it runs.
     pub(super) sub_agent: Option<Arc<SubAgentCall>>,
@@ -46,16 +46,19 @@ impl RunningCall {
     pub(super) fn new(call: Arc<ToolCall>) -> Self {
         Self {
             call,
-            is_edited: false,
+            edit_note: None,
             started: Instant::now(),
             sub_agent: None,
         }
     }
 
     /// Replaces the arguments.
-    pub(super) fn edit(&mut self, arguments: String) {
+    pub(super) fn edit(&mut self, arguments: String, by_hook: bool) {
+        let who = if by_hook { "The program" } else { "The user" };
+        self.edit_note = Some(format!(
+            "({who} changed this call before it ran. Its arguments were: {arguments})\n"
+        ));
         Arc::make_mut(&mut self.call).arguments = arguments;
-        self.is_edited = true;
     }
 
     /// Runs the call. A tool that fails, panics or hangs has that as its result; an error means that a
@@ -94,8 +97,8 @@ impl RunningCall {
                 (finishes && output.success).then(|| Finish::new(&call.name, arguments.clone()));
             output = apply_hooks(&**hooks, call, output, finishes, finish).await?;
         }
-        if self.is_edited {
-            output.content = with_edit_note(output.content, &call.arguments);
+        if let Some(note) = &self.edit_note {
+            output.content = with_note(output.content, note.clone());
         }
         let content = truncate(output.content, resources.sandbox.as_deref()).await;
         let content = scale_images(content).await;
@@ -210,8 +213,7 @@ async fn apply_hooks(
 }
 
 /// Adds a note about arguments that differ from those in the model's message.
-fn with_edit_note(content: Content, arguments: &str) -> Content {
-    let note = format!("(The call was changed before it ran. Its arguments were: {arguments})\n");
+fn with_note(content: Content, note: String) -> Content {
     match content {
         Content::Text(text) => Content::Text(note + &text),
         Content::Parts(mut parts) => {

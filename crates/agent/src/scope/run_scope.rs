@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use cantle_core::ids::RunId;
+use tokio::sync::Mutex;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio_util::sync::CancellationToken;
 
@@ -13,7 +14,7 @@ use crate::approval::ApprovalRequests;
 use crate::budget::Account;
 use crate::hub::Hub;
 use crate::journal::RunStore;
-use crate::rules::Fact;
+use crate::rules::{Fact, StandingApprovals};
 use crate::skills::Skills;
 
 /// The shared state of one run. Sub-agents reach it through their [`SubAgentCall`].
@@ -28,6 +29,8 @@ pub(crate) struct RunScope {
     pub(crate) store: Option<RunStore>,
     /// Approval requests to the holder of the top run; `None` if the holder does not answer them.
     pub(crate) requests: Option<Arc<ApprovalRequests>>,
+    /// Approvals that hold for later calls of this run. Locked while the agent's user decides on a call.
+    pub(crate) standing_approvals: Mutex<StandingApprovals>,
     pub(crate) skills: Option<Arc<Skills>>,
     /// The channel of facts from outside: user messages, and ends of background sub-agents.
     pub(crate) facts: UnboundedSender<Fact>,

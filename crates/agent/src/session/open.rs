@@ -179,6 +179,10 @@ async fn open_providers(
     }
     let tools = agent
         .tool_table(tools)
+        .and_then(|tools| {
+            agent.approvals.check(tools.specs())?;
+            Ok(tools)
+        })
         .map_err(|message| SessionError::new(SessionErrorKind::Tools, message))?;
     let (input_files, mut warnings) = match &cx.sandbox {
         _ if request.inputs.is_empty() => Default::default(),

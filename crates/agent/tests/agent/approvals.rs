@@ -10,15 +10,18 @@ use cantle_agent::{
 };
 use cantle_core::event::{EventKind, RunStatus};
 use cantle_core::ids::RunId;
-use cantle_core::tool::{Answer, AskUser, DynTool, Question, ToolError, ToolOutput};
+use cantle_core::tool::{
+    Answer, ApprovalScope, AskUser, DynTool, Question, QuestionKind, ToolError, ToolOutput,
+};
 use futures_util::StreamExt as _;
 use serde_json::{Value, json};
 
 use crate::support::{Scripted, agent, bare, calls, echo, finish, outcome, results, session};
 
-const DENIED: &str = "Not run: calls like this are not allowed in this run. Find another way.";
-const NOBODY: &str = "Not run: this call needs approval, and no one can approve calls in this run. \
-                      Find another way.";
+const DENIED: &str = "Not run: the user's rules deny this call. Use an approach that doesn't need it, or \
+                      finish and explain.";
+const NOBODY: &str = "Not run: this call needs approval, and no one is available to give it. Use an \
+                      approach that doesn't need it, or finish and explain.";
 
 /// A question that a run asks.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -176,9 +179,7 @@ async fn a_call_can_be_edited_or_rejected_with_a_reason_and_several_wait_at_once
     questions.sort_by(|a, b| a.call_id.cmp(&b.call_id));
     let decisions = [
         Decision::Approve,
-        Decision::Edit {
-            arguments: r#"{"n": 20}"#.to_owned(),
-        },
+        Decision::edit(r#"{"n": 20}"#),
         Decision::Reject {
             reason: "three is too many.".to_owned(),
         },
@@ -191,7 +192,7 @@ async fn a_call_can_be_edited_or_rejected_with_a_reason_and_several_wait_at_once
             .unwrap();
     }
     let outcome = outcome(run).await;
-    let changed = "(The call was changed before it ran. Its arguments were: {\"n\": 20})\n";
+    let changed = "(The user changed this call before it ran. Its arguments were: {\"n\": 20})\n";
     assert_eq!(
         results(&outcome)[..3],
         [
@@ -252,7 +253,7 @@ async fn the_user_decides_if_the_holder_of_a_run_does_not() {
         .user(Choosy);
     let session = session(agent).await;
     let outcome = outcome(session.run("the task").unwrap()).await;
-    let no = "Not run: the user does not allow this call. Find another way.";
+    let no = "Not run: the user rejected this call. Use another approach, or finish and explain.";
     assert_eq!(
         results(&outcome)[..3],
         [
@@ -302,6 +303,176 @@ fn counted(count: &Arc<Mutex<u32>>) -> DynTool {
         *count.lock().unwrap() += 1;
         async { Ok(ToolOutput::text("worked")) }
     })
+}
+
+/// A user who gives these answers in turn, and keeps the arguments that were asked about.
+#[derive(Clone, Default)]
+struct Answers {
+    given: Arc<Mutex<Vec<&'static str>>>,
+    asked: Arc<Mutex<Vec<String>>>,
+}
+
+impl Answers {
+    fn new(given: &[&'static str]) -> Self {
+        let given = given.iter().rev().copied().collect();
+        Self {
+            given: Arc::new(Mutex::new(given)),
+            ..Self::default()
+        }
+    }
+
+    fn asked(&self) -> Vec<String> {
+        std::mem::take(&mut *self.asked.lock().unwrap())
+    }
+}
+
+#[async_trait]
+impl AskUser for Answers {
+    fn is_available(&self) -> bool {
+        true
+    }
+
+    async fn ask(&self, question: Question) -> Result<Answer, ToolError> {
+        let QuestionKind::Approval { arguments, .. } = &question.kind else {
+            panic!("{question:?}");
+        };
+        self.asked.lock().unwrap().push(arguments.clone());
+        // Other calls of the turn ask meanwhile.
+        tokio::task::yield_now().await;
+        let given = self.given.lock().unwrap().pop().expect("an answer");
+        Ok(question.parse_answer(given).unwrap())
+    }
+}
+
+#[tokio::test]
+async fn a_standing_approval_covers_exactly_its_calls() {
+    let made = vec![
+        ("work", "a", json!({"n": 1})),
+        ("work", "b", json!({"n": 1})),
+        ("work", "c", json!({"n": 2})),
+        ("other", "d", json!({"n": 1})),
+        ("work", "e", json!({"n": 3})),
+        ("work", "f", json!({"n": 4})),
+        ("work", "g", json!({"n": 13})),
+    ];
+    let answers = ["always", "no too many", "no", "always tool"];
+    let asked = [r#"{"n":1}"#, r#"{"n":2}"#, r#"{"n":1}"#, r#"{"n":3}"#].map(str::to_owned);
+    for side_by_side in [false, true] {
+        let client = once(made.clone());
+        let user = Answers::new(&answers);
+        let rules = Approvals::asking()
+            .rule("work", [("n", "13")], Permission::Deny)
+            .unwrap()
+            .rule("finish", [], Permission::Allow)
+            .unwrap();
+        let agent = agent(&client)
+            .tool(echo("work").with_concurrency_safe(side_by_side))
+            .tool(echo("other").with_concurrency_safe(side_by_side))
+            .approvals(rules)
+            .user(user.clone());
+        let outcome = outcome(session(agent).await.run("the task").unwrap()).await;
+        assert_eq!(user.asked(), asked, "{side_by_side}");
+        let succeeded: Vec<_> = results(&outcome)[..7].iter().map(|it| it.1).collect();
+        assert_eq!(
+            succeeded,
+            [true, true, false, false, true, true, false],
+            "{side_by_side}"
+        );
+        assert_eq!(
+            results(&outcome)[2].0,
+            "Not run: the user rejected this call: too many"
+        );
+        assert_eq!(results(&outcome)[6].0, DENIED);
+    }
+}
+
+#[tokio::test]
+async fn a_standing_approval_survives_the_process() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = RunStore::new(directory.path());
+    let client = Scripted::new(|turn, _| match turn {
+        0 => calls(&[("work", "a", json!({"n": 1}))]),
+        1 => calls(&[("stop", "b", json!({}))]),
+        2 => calls(&[
+            ("work", "c", json!({"n": 1})),
+            ("work", "d", json!({"n": 2})),
+        ]),
+        _ => finish("done"),
+    });
+    let stop = bare("stop", |cx| async move {
+        cx.cancellation.cancelled().await;
+        Ok(ToolOutput::text("stopped"))
+    });
+    let user = Answers::new(&["always", "yes"]);
+    let agent = agent(&client)
+        .tool(echo("work"))
+        .tool(stop)
+        .approvals(asking())
+        .user(user.clone());
+    let agent = agent.build().unwrap();
+    let options = SessionOptions::default().kept_in(store.clone(), Value::Null);
+    let session = agent.session(options).await.unwrap();
+    let mut run = session.run("the task").unwrap();
+    let id = run.id();
+    while let Some(event) = run.next().await {
+        if matches!(&event.kind, EventKind::ToolStarted { tool, .. } if tool == "stop") {
+            run.cancel();
+        }
+    }
+    assert_eq!(outcome(run).await.status(), RunStatus::Cancelled);
+    session.close().await.unwrap();
+    assert_eq!(user.asked(), [r#"{"n":1}"#]);
+
+    let session = agent.resume(&store, id, ResumeOptions::default()).await;
+    let session = session.unwrap();
+    let outcome = outcome(session.resume().unwrap()).await;
+    assert_eq!(outcome.status(), RunStatus::Finished, "{:?}", outcome.error);
+    assert_eq!(user.asked(), [r#"{"n":2}"#]);
+    session.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn the_holder_of_a_run_can_approve_every_call_of_a_tool() {
+    let client = Scripted::new(|turn, _| match turn {
+        0 => calls(&[("work", "a", json!({"n": 1}))]),
+        1 => calls(&[("work", "b", json!({"n": 2}))]),
+        _ => finish("done"),
+    });
+    let session = answered_by_holder(agent(&client).tool(echo("work")).approvals(asking())).await;
+    let mut run = session.run("the task").unwrap();
+    let question = asked(&mut run).await;
+    let scope = ApprovalScope::Tool;
+    let always = Decision::ApproveAlways { scope };
+    let control = run.control();
+    control.decide("a", &question.digest, always).unwrap();
+    let outcome = outcome(run).await;
+    assert_eq!(outcome.status(), RunStatus::Finished);
+    assert_eq!(results(&outcome)[1], (r#"{"n":2}"#.to_owned(), true));
+}
+
+#[tokio::test]
+async fn a_rule_about_something_that_does_not_exist_is_an_error() {
+    let client = once(Vec::new());
+    let open = async |tool: &str, argument: Option<&str>| {
+        let arguments = argument.map(|name| (name, "x"));
+        let rules = Approvals::allowing().rule(tool, arguments, Permission::Deny);
+        let agent = agent(&client).tool(echo("work")).approvals(rules.unwrap());
+        let agent = agent.build().unwrap();
+        let opened = agent.session(SessionOptions::default()).await;
+        opened.err().map(|error| error.to_string())
+    };
+    assert_eq!(open("work", Some("n")).await, None);
+    assert_eq!(open("w*", Some("text")).await, None);
+    assert_eq!(open("server__*", Some("path")).await, None);
+    let error = open("wrok", None).await.unwrap();
+    assert!(
+        error.contains("the tool `wrok`, which does not exist. The tools are: work, finish"),
+        "{error}"
+    );
+    for tool in ["work", "w*"] {
+        let error = open(tool, Some("cmd")).await.unwrap();
+        assert!(error.contains("the argument `cmd`, which does not exist"), "{error}");
+    }
 }
 
 fn journal(store: &RunStore, run: &RunId) -> std::path::PathBuf {

@@ -152,7 +152,7 @@ async fn a_hook_before_a_tool_can_edit_refuse_or_request_approval() {
                 arguments: r#"{"n": 2}"#.to_owned(),
             },
             (
-                "(The call was changed before it ran. Its arguments were: {\"n\": 2})\n{\"n\":2}",
+                "(The program changed this call before it ran. Its arguments were: {\"n\": 2})\n{\"n\":2}",
                 true,
             ),
         ),
@@ -165,8 +165,8 @@ async fn a_hook_before_a_tool_can_edit_refuse_or_request_approval() {
         (
             BeforeTool::Ask,
             (
-                "Not run: this call needs approval, and no one can approve calls in this run. \
-                 Find another way.",
+                "Not run: this call needs approval, and no one is available to give it. Use an approach that \
+                 doesn't need it, or finish and explain.",
                 false,
             ),
         ),
@@ -196,7 +196,8 @@ async fn rules_look_at_the_arguments_that_a_hook_put_in() {
         .approvals(rules.unwrap());
     let session = session(agent).await;
     let outcome = outcome(session.run("the task").unwrap()).await;
-    let denied = "Not run: calls like this are not allowed in this run. Find another way.";
+    let denied = "Not run: the user's rules deny this call. Use an approach that doesn't need it, or finish and \
+                  explain.";
     assert_eq!(results(&outcome)[0], (denied.to_owned(), false));
 }
 

@@ -59,15 +59,7 @@ impl CallsView {
         }
         let call = call_text(tool, arguments);
         let mut lines = vec![String::new()];
-        for (index, line) in style.fold(&call, COMMAND_LINES, 0).iter().enumerate() {
-            let lead = if index == 0 {
-                style.paint.cyan("$")
-            } else {
-                " ".to_owned()
-            };
-            let line = style.paint.bold(&style.truncate(line, INDENT));
-            lines.push(format!("  {lead} {line}"));
-        }
+        lines.extend(command_lines(&call, style));
         if self.running.is_empty() {
             self.since = now;
         }
@@ -105,6 +97,7 @@ impl CallsView {
             tool,
             result,
             success,
+            arguments,
             duration: took,
             ..
         } = event
@@ -119,7 +112,10 @@ impl CallsView {
         }
         let paint = style.paint;
         let mut lines = Vec::new();
-        if self.last.as_ref() != Some(call_id) {
+        if let Some(arguments) = arguments {
+            lines.push(String::new());
+            lines.extend(command_lines(&call_text(tool, arguments), style));
+        } else if self.last.as_ref() != Some(call_id) {
             let title = title.unwrap_or_else(|| one_line(tool));
             let title = style.truncate(&title, INDENT);
             lines.extend([String::new(), paint.dim(&format!("  $ {title}"))]);
@@ -127,6 +123,7 @@ impl CallsView {
         let (output, end) = match CommandResult::parse(result) {
             Some(result) => command_result(&result, style),
             None if *success => (output_lines(result, style), paint.dim("done")),
+            None if arguments.is_some() => (output_lines(result, style), paint.red("not run")),
             None => (output_lines(result, style), paint.red("failed")),
         };
         lines.extend(output.iter().map(|line| paint.dim(&format!("  │ {line}"))));
@@ -170,6 +167,21 @@ fn call_text(tool: &str, arguments: &Value) -> String {
         (_, Value::String(text)) => format!("{} {}", for_decision(tool), for_display(text)),
         (_, json) => format!("{} {}", for_decision(tool), for_decision(&json.to_string())),
     }
+}
+
+/// Formats a command, folded.
+fn command_lines(call: &str, style: Style) -> Vec<String> {
+    let folded = style.fold(call, COMMAND_LINES, 0);
+    let lines = folded.iter().enumerate().map(|(index, line)| {
+        let lead = if index == 0 {
+            style.paint.cyan("$")
+        } else {
+            " ".to_owned()
+        };
+        let line = style.paint.bold(&style.truncate(line, INDENT));
+        format!("  {lead} {line}")
+    });
+    lines.collect()
 }
 
 /// Formats the output of a command and how it ended.

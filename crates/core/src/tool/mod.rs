@@ -7,6 +7,7 @@
 
 mod arguments;
 mod context;
+mod decision;
 mod dyn_tool;
 mod error;
 mod forward;
@@ -24,6 +25,7 @@ use serde_json::Value;
 
 pub use self::arguments::{ArgumentError, ParsedArguments, Repair, RepairKind};
 pub use self::context::ToolContext;
+pub use self::decision::{ApprovalScope, Decision};
 pub use self::dyn_tool::DynTool;
 pub use self::error::{ToolError, ToolErrorKind, panic_message};
 pub use self::provider::{OpenContext, ProviderError, ProviderErrorKind, ToolProvider, ToolSet};

@@ -12,7 +12,8 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 
 pub use self::channel::{AnswerError, AnswerHandle, ChannelUser, QuestionReceiver, user_channel};
-use super::ToolError;
+use super::{ApprovalScope, Decision, ToolError};
+use crate::escape::for_decision;
 use crate::ids::RunId;
 
 /// A user interface that can ask the user during a run.
@@ -118,6 +119,13 @@ pub enum QuestionKind {
     },
     /// Yes or no.
     Confirm,
+    /// A decision on a tool call.
+    Approval {
+        /// The tool's name.
+        tool: String,
+        /// The call's arguments, as the model wrote them.
+        arguments: String,
+    },
 }
 
 /// The user's answer. [`Display`](fmt::Display) gives the text for the model.
@@ -137,10 +145,16 @@ pub enum Answer {
         /// The text of the choice in the question.
         text: String,
     },
-    /// Yes or no.
+    /// Yes or no. As the answer to an approval: run the call, or don't.
     Confirm {
         /// Whether the answer is yes.
         yes: bool,
+    },
+    /// A decision on a tool call.
+    Approval {
+        /// The decision.
+        #[serde(flatten)]
+        decision: Decision,
     },
 }
 
@@ -150,6 +164,17 @@ impl fmt::Display for Answer {
             Self::Text { text } | Self::Choice { text, .. } => text,
             Self::Confirm { yes: true } => "yes",
             Self::Confirm { yes: false } => "no",
+            Self::Approval { decision } => match decision {
+                Decision::Approve => "yes",
+                Decision::ApproveAlways {
+                    scope: ApprovalScope::Arguments,
+                } => "always",
+                Decision::ApproveAlways {
+                    scope: ApprovalScope::Tool,
+                } => "always tool",
+                Decision::Edit { arguments, .. } => return write!(f, "edit {arguments}"),
+                Decision::Reject { .. } => "no",
+            },
         })
     }
 }
@@ -182,6 +207,41 @@ impl Question {
     pub fn confirm(id: QuestionId, text: impl Into<String>) -> Self {
         Self {
             kind: QuestionKind::Confirm,
+            ..Self::new(id, text)
+        }
+    }
+
+    /// Creates a question whether a call may run, which accepts a [`Decision`].
+    ///
+    /// ```
+    /// use cantle_core::ids::RunId;
+    /// use cantle_core::tool::{Answer, Decision, Question, QuestionId};
+    ///
+    /// let id = QuestionId::new(RunId::new(), "call-1");
+    /// let question = Question::approval(id, "code_exec", r#"{"cmd": "ls /"}"#);
+    /// let edited = Decision::edit(r#"{"cmd": "ls"}"#);
+    /// let answer = question.parse_answer(r#"edit {"cmd": "ls"}"#).unwrap();
+    /// assert_eq!(answer, Answer::Approval { decision: edited });
+    /// for valid in ["yes", "no", "no use the copy", "always", "always tool"] {
+    ///     assert!(question.parse_answer(valid).is_ok(), "{valid}");
+    /// }
+    /// for invalid in ["", "yes please", "edit", "edit ls", "always yes"] {
+    ///     assert!(question.parse_answer(invalid).is_err(), "{invalid}");
+    /// }
+    /// ```
+    pub fn approval(
+        id: QuestionId,
+        tool: impl Into<String>,
+        arguments: impl Into<String>,
+    ) -> Self {
+        let (tool, arguments) = (tool.into(), arguments.into());
+        let text = format!(
+            "Allow this call of {}?\n{}\nyes / no REASON / always / always tool / edit ARGUMENTS",
+            for_decision(&tool),
+            for_decision(&arguments)
+        );
+        Self {
+            kind: QuestionKind::Approval { tool, arguments },
             ..Self::new(id, text)
         }
     }
@@ -221,6 +281,9 @@ impl Question {
                 "no" | "n" | "false" => Some(Answer::Confirm { yes: false }),
                 _ => None,
             },
+            QuestionKind::Approval { .. } => {
+                return Decision::parse(given).map(|decision| Answer::Approval { decision });
+            }
         };
         answer.ok_or_else(|| {
             InvalidAnswer(match &self.kind {
@@ -229,7 +292,7 @@ impl Question {
                     "the answer must be one of the {} choices, by its text or its number",
                     choices.len()
                 ),
-                QuestionKind::Confirm => "the answer must be yes or no".to_owned(),
+                _ => "the answer must be yes or no".to_owned(),
             })
         })
     }
@@ -256,6 +319,12 @@ fn chosen<'c>(choices: &'c [String], given: &str) -> Option<(usize, &'c str)> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct InvalidAnswer(String);
+
+impl InvalidAnswer {
+    pub(super) fn new(message: &str) -> Self {
+        Self(message.to_owned())
+    }
+}
 
 #[cfg(test)]
 mod tests;

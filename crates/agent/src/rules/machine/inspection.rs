@@ -41,12 +41,13 @@ impl Machine {
             empty_answers,
             text_answers,
             has_failed_summary,
+            standing,
             has_background_processes,
         } = self;
         let conversation = conversation.state();
         let progress = (rules, conversation, ledger, turns, activity, status);
         let counters = (overflows, repeats, empty_answers, text_answers);
-        let flags = (has_failed_summary, has_background_processes);
+        let flags = (has_failed_summary, standing, has_background_processes);
         format!(
             "{progress:?} {budget:?} {near_limits:?} {pending_messages:?} {counters:?} {flags:?}"
         )

@@ -27,6 +27,7 @@ use crate::rules::ledger::LedgerFold;
 use crate::rules::overflow::OverflowCounter;
 use crate::rules::repeats::{RepeatCounter, Verdict};
 use crate::rules::settings::{Rules, ToolTraits};
+use crate::rules::standing::StandingApprovals;
 use crate::rules::turn::{CallResult, CallSlot, Turn};
 
 use self::text_answers::TextAnswerCounter;
@@ -59,6 +60,7 @@ pub(crate) struct Machine {
     repeats: RepeatCounter,
     empty_answers: u32,
     text_answers: TextAnswerCounter,
+    standing: StandingApprovals,
     /// Whether the model gave no summary when it was last asked for one.
     has_failed_summary: bool,
     /// Whether processes run in the sandbox that end with this process.
@@ -109,6 +111,7 @@ impl Machine {
             repeats: RepeatCounter::default(),
             empty_answers: 0,
             text_answers: TextAnswerCounter::default(),
+            standing: StandingApprovals::default(),
             has_failed_summary: false,
             has_background_processes: false,
         };
@@ -132,6 +135,11 @@ impl Machine {
     /// Returns the next action; `None` until another fact is applied.
     pub(crate) fn next(&mut self) -> Option<Action> {
         self.actions.pop_front()
+    }
+
+    /// The approvals that hold for later calls.
+    pub(crate) fn standing_approvals(&self) -> &StandingApprovals {
+        &self.standing
     }
 
     /// The conversation so far.
@@ -195,6 +203,7 @@ impl Machine {
                     slot.decision = Some(decision);
                 }
             }
+            Fact::ApprovedAlways(approval) => self.standing.insert(approval),
             Fact::TextAccepted => self.end(Ok(None)),
             Fact::TextRefused { feedback } => self.refuse_text(feedback),
             Fact::CallStarted { index, time } => {

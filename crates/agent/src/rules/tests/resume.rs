@@ -1,5 +1,7 @@
 //! Runs that another process takes up.
 
+use cantle_core::tool::Decision;
+
 use super::*;
 
 fn resumed(lost: Option<&str>) -> Fact {
@@ -27,9 +29,7 @@ fn starts(machine: &mut Machine) -> Vec<(usize, Option<Decision>)> {
 
 #[test]
 fn a_decision_on_a_call_is_not_requested_again() {
-    let edit = Decision::Edit {
-        arguments: r#"{"n":1}"#.to_owned(),
-    };
+    let edit = Decision::edit(r#"{"n":1}"#);
     for decision in [Decision::Approve, edit] {
         let mut machine = start(rules(9));
         answer(&mut machine, "", &[("look", "a"), ("look", "b")]);

@@ -84,6 +84,7 @@ fn ended(call_id: &str, code: i32, stdout: &str, stderr: &str) -> EventKind {
         ),
         success: true,
         arguments_valid: true,
+        arguments: None,
         duration: Duration::from_millis(120),
     }
 }
@@ -197,6 +198,7 @@ fn refused_finish_is_displayed() {
         result: "Not finished, because these are no files: `x`.".to_owned(),
         success: false,
         arguments_valid: true,
+        arguments: None,
         duration: Duration::ZERO,
     };
     let expected =
@@ -234,6 +236,7 @@ fn malformed_arguments_are_escaped() {
         result: "Tool arguments are not valid\n- EOF while parsing a string\u{1b}[2J".to_owned(),
         success: false,
         arguments_valid: false,
+        arguments: None,
         duration: Duration::ZERO,
     };
     view.event(&started(), Duration::ZERO, TERMINAL, &mut String::new());
