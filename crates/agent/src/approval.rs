@@ -15,7 +15,6 @@ use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::oneshot;
 
-
 /// The result of the rules for a call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -148,7 +147,10 @@ impl Approvals {
     /// Whether some call may need a person's decision: a rule asks, or calls that no rule matches do.
     pub fn may_ask(&self) -> bool {
         self.default == Permission::Ask
-            || self.rules.iter().any(|rule| rule.permission == Permission::Ask)
+            || self
+                .rules
+                .iter()
+                .any(|rule| rule.permission == Permission::Ask)
     }
 
     /// Checks that the rules name tools and arguments that exist. A pattern may match tools that are

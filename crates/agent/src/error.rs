@@ -46,6 +46,8 @@ pub enum SessionErrorKind {
     Sandbox,
     /// Two tools have the same name, or more than one sandbox was opened.
     Tools,
+    /// An approval rule is about a tool or an argument that does not exist.
+    Approvals,
     /// A budget of money can't be enforced: the cost of the model's calls is unknown.
     Budget,
     /// Another run of this session goes on.

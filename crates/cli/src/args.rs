@@ -225,7 +225,7 @@ pub(crate) struct RunArgs {
     ///
     /// `never`: none; `ask`: all but the final one; or a TOML file of rules: `default = "allow"`, and in each
     /// `[[rule]]` a `tool`, `arguments` (patterns by name) and a `permission`: allow, deny or ask. The first
-    /// matching rule applies. Without a terminal, calls that need approval are denied.
+    /// matching rule applies. `ask` and rules that ask need a terminal.
     #[arg(long, value_name = "never|ask|RULES.toml", help_heading = "Sandbox")]
     pub(crate) approve: Option<String>,
 

@@ -4,6 +4,8 @@
 //! input belongs to the next question. There is a user only if both standard input and standard error
 //! are terminals.
 
+mod approval;
+
 use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, IsTerminal as _, PipeReader, Read as _, Write as _};
@@ -117,6 +119,9 @@ impl Prompt {
         // Input from before the question is no answer to it. If it can't be discarded, the user sees it
         // as the answer.
         let _ = tcflush(&self.keys, QueueSelector::IFlush);
+        if let QuestionKind::Approval { tool, arguments } = &question.kind {
+            return self.decide(tool, arguments);
+        }
         self.screen.write_all(question_text(question).as_bytes())?;
         loop {
             self.screen.write_all(input_prompt(question).as_bytes())?;

@@ -68,6 +68,7 @@ impl From<SessionError> for Failure {
         let code = match error.kind() {
             SessionErrorKind::Input
             | SessionErrorKind::Output
+            | SessionErrorKind::Approvals
             | SessionErrorKind::Budget
             | SessionErrorKind::Journal
             | SessionErrorKind::Identity => Code::Usage,

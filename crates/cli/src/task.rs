@@ -9,7 +9,7 @@ use cantle::agent::{Outcome, RunErrorKind, Session, SessionError};
 use cantle::core::event::{Finish, RunStatus};
 use cantle::core::llm::LlmErrorKind;
 use cantle::core::tool::{Progress, Question};
-use futures_util::StreamExt as _;
+use futures_util::{FutureExt as _, StreamExt as _};
 use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio::time::MissedTickBehavior;
@@ -26,6 +26,9 @@ use crate::unfinished::Unfinished;
 
 /// Maximum number of events that are displayed together.
 const EVENT_BATCH: usize = 256;
+
+/// Maximum number of batches that are displayed before a question.
+const MAX_BATCHES: usize = 16;
 
 /// A task and how its result is reported.
 #[derive(Debug)]
@@ -185,6 +188,13 @@ impl Task {
                 _ = ticks.tick(), if display.is_live() => display.redraw().await,
                 question = next_question(&mut user) => match (question, &user) {
                     (Some(question), Some(user)) => {
+                        // The model's explanation precedes the call that the question is about.
+                        for _ in 0..MAX_BATCHES {
+                            match events.next().now_or_never() {
+                                Some(Some(batch)) => display.events(&batch).await,
+                                _ => break,
+                            }
+                        }
                         display.clear_live().await;
                         tokio::select! {
                             () = user.answer(&question) => {}

@@ -179,11 +179,9 @@ async fn open_providers(
     }
     let tools = agent
         .tool_table(tools)
-        .and_then(|tools| {
-            agent.approvals.check(tools.specs())?;
-            Ok(tools)
-        })
         .map_err(|message| SessionError::new(SessionErrorKind::Tools, message))?;
+    let checked = agent.approvals.check(tools.specs());
+    checked.map_err(|message| SessionError::new(SessionErrorKind::Approvals, message))?;
     let (input_files, mut warnings) = match &cx.sandbox {
         _ if request.inputs.is_empty() => Default::default(),
         Some(sandbox) => inputs::upload(&request.inputs, &**sandbox).await?,

@@ -3,10 +3,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cantle::core::ids::RunId;
-use cantle::core::tool::{AskUser as _, QuestionId, ToolError};
+use cantle::core::tool::{Answer, ApprovalScope, AskUser as _, Decision, QuestionId, ToolError};
 use rustix::event::Timespec;
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 
+use super::approval::ShownCall;
 use super::*;
 
 /// The controlling side of a terminal, at which a test reads and types.
@@ -169,4 +170,148 @@ async fn a_withdrawn_question_stops_reading() {
     terminal
         .read_until("(the question was withdrawn)\r\n")
         .await;
+}
+
+/// Has a call decided on at a terminal where this is typed at each prompt, and returns the decision and all that
+/// was shown.
+async fn decided(tool: &str, arguments: &str, typed: &[&'static str]) -> (Answer, String) {
+    let (terminal, channel, mut user) = TestTerminal::new();
+    let question = Question::approval(id(), tool, arguments);
+    let mut shown = String::new();
+    let typing = async {
+        for text in typed {
+            shown.push_str(&terminal.read_until("> ").await);
+            terminal.write(text);
+        }
+    };
+    let answering = async {
+        let question = user.next_question().await.expect("a question");
+        user.answer(&question).await;
+    };
+    let (answer, (), ()) = tokio::join!(channel.ask(question), answering, typing);
+    (answer.expect("answered"), shown.replace("\r\n", "\n"))
+}
+
+fn decision(decision: Decision) -> Answer {
+    Answer::Approval { decision }
+}
+
+#[tokio::test]
+async fn a_command_is_shown_as_it_runs_and_decided_on_by_a_key() {
+    let arguments = r#"{"cmd": "cd src\nrm -r \u202e*"}"#;
+    let (answer, shown) = decided("code_exec", arguments, &["\n", "y\n"]).await;
+    assert_eq!(answer, decision(Decision::Approve));
+    let prompt = "  Run this command? [y]es / [n]o and a reason / [e]dit / [a]lways > ";
+    assert_eq!(
+        shown,
+        format!(
+            "\n    cd src\n    rm -r \\u{{202e}}*\n{prompt}\n  Answer y, n, e or a; a reason can follow n, as in \
+             `n use the copy`.\n{prompt}"
+        )
+    );
+    let always = |scope| decision(Decision::ApproveAlways { scope });
+    let cases: [(&[&str], Answer); 5] = [
+        (
+            &["n use the copy\n"],
+            decision(Decision::rejection("use the copy")),
+        ),
+        (
+            &["n\n", "too slow\n"],
+            decision(Decision::rejection("too slow")),
+        ),
+        (&["No\n", "\n"], decision(Decision::rejection(""))),
+        (
+            &["a\n", "\n", "a\n", "1\n"],
+            always(ApprovalScope::Arguments),
+        ),
+        (&["a\n", "2\n"], always(ApprovalScope::Tool)),
+    ];
+    for (typed, expected) in cases {
+        let (answer, shown) = decided("code_exec", arguments, typed).await;
+        assert_eq!(answer, expected, "{shown}");
+        if typed.contains(&"2\n") {
+            assert!(shown.contains("  2  every command\n"), "{shown}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_is_no_command_is_shown_with_all_its_arguments() {
+    let (_, shown) = decided("write", r#"{"path": "a", "cmd": 3}"#, &["a\n", "2\n"]).await;
+    assert!(
+        shown.starts_with(
+            "\n    {\n      \"cmd\": 3,\n      \"path\": \"a\"\n    }\n  Allow this call of write?"
+        ),
+        "{shown}"
+    );
+    assert!(shown.contains("  2  every call of write\n"), "{shown}");
+    // What is no JSON object is shown as it is.
+    let (_, shown) = decided("write", r#""{\"path\"}""#, &["y\n"]).await;
+    assert!(shown.starts_with("\n    \"{\\\"path\\\"}\"\n"), "{shown}");
+    // Nothing that the command gets beside its text is hidden.
+    let (_, shown) = decided("code_exec", r#"{"cmd": "ls", "as": "root"}"#, &["y\n"]).await;
+    assert!(
+        shown.starts_with("\n    ls\n    with {\"as\":\"root\"}\n"),
+        "{shown}"
+    );
+}
+
+#[tokio::test]
+async fn a_long_command_is_cut_with_its_size_until_all_of_it_is_asked_for() {
+    let command = "echo line\n".repeat(100) + "rm -r .";
+    let arguments = serde_json::json!({ "cmd": command }).to_string();
+    let (answer, shown) = decided("code_exec", &arguments, &["v\n", "y\n"]).await;
+    assert_eq!(answer, decision(Decision::Approve));
+    let (first, second) = shown.split_once("[v]iew all > ").expect("it is cut");
+    assert_eq!(first.matches("echo line").count(), 30);
+    assert!(
+        first.contains("… not all of it: it has 101 lines and 907 characters\n"),
+        "{first}"
+    );
+    assert!(!first.contains("rm -r"));
+    assert_eq!(second.matches("echo line").count(), 100);
+    assert!(second.contains("\n    rm -r .\n"), "{second}");
+}
+
+#[tokio::test]
+async fn an_edited_call_keeps_its_other_arguments() {
+    // Without an editor, a line is typed.
+    let call = ShownCall::new("code_exec", r#"{"cmd": "ls /", "as": "user"}"#);
+    let edited = call.with_text("ls\n").expect("edited");
+    assert_eq!(edited, r#"{"as":"user","cmd":"ls\n"}"#);
+    let call = ShownCall::new("write", r#"{"path": "a"}"#);
+    assert_eq!(
+        call.with_text("{\"path\": \"b\"}"),
+        Ok(r#"{"path":"b"}"#.to_owned())
+    );
+    assert!(
+        call.with_text("[1]")
+            .is_err_and(|error| error.contains("must be a JSON object"))
+    );
+    assert!(call.with_text(" \n").is_err());
+}
+
+#[tokio::test]
+async fn an_editor_changes_the_call() {
+    let (terminal, _channel, user) = TestTerminal::new();
+    let (withdrawn, guard) = io::pipe().expect("a pipe");
+    let prompt = Prompt {
+        keys: user.keys.try_clone().expect("a copy"),
+        screen: user.screen.try_clone().expect("a copy"),
+        withdrawn,
+    };
+    let call = ShownCall::new("code_exec", r#"{"cmd": "ls /"}"#);
+    let edit = |editor: &str| prompt.edit_in(editor, &call);
+    let edited = edit("sed -i s,/,/tmp,").expect("it runs").expect("edited");
+    assert_eq!(
+        call.with_text(&edited),
+        Ok(r#"{"cmd":"ls /tmp"}"#.to_owned())
+    );
+    let failed = edit("false")
+        .expect("it runs")
+        .expect_err("nothing changed");
+    assert_eq!(failed, "`false` failed: nothing was changed");
+    drop(guard);
+    assert!(edit("sleep 1000 #").is_err());
+    drop(terminal);
 }

@@ -231,7 +231,9 @@ impl Definition<'_> {
             start.budget_mut().time = None;
             agent = agent.hooks(replay.clone());
         } else {
-            agent = agent.approvals(approvals(self.approve).usage()?);
+            let approvals = approvals(self.approve).usage()?;
+            check_can_ask(&approvals, self.user.is_some()).usage()?;
+            agent = agent.approvals(approvals);
             if let Some(channel) = self.channel {
                 agent = agent.user(channel);
             }
@@ -347,14 +349,27 @@ fn budget(args: &RunArgs) -> Budget {
     budget
 }
 
+/// Without a terminal, a call that needs a decision would never run.
+fn check_can_ask(approvals: &Approvals, has_user: bool) -> anyhow::Result<()> {
+    if approvals.may_ask() && !has_user {
+        bail!(
+            "tool calls need approval (--approve), but no one can be asked: standard input or standard error is \
+             not a terminal. Give --approve a file of rules that allow or deny every call, or `never`"
+        );
+    }
+    Ok(())
+}
+
 /// Returns the approval rules of `--approve`.
 fn approvals(approve: Option<&str>) -> anyhow::Result<Approvals> {
     match approve {
         None | Some("never") => Ok(Approvals::allowing()),
         Some("ask") => Ok(Approvals::asking().rule(agent::FINISH, [], Permission::Allow)?),
         Some(path) => {
-            let text = String::from_utf8(read(Path::new(path))?)
-                .with_context(|| format!("{path} is not UTF-8 text"))?;
+            let text = read(Path::new(path))
+                .context("--approve takes `never`, `ask`, or a TOML file of rules")?;
+            let text =
+                String::from_utf8(text).with_context(|| format!("{path} is not UTF-8 text"))?;
             toml::from_str(&text).with_context(|| format!("invalid approval rules in {path}"))
         }
     }

@@ -52,24 +52,52 @@ async fn approval_rules_deny_calls() {
         tool = "code_exec"
         arguments = { cmd = "rm *" }
         permission = "deny"
-
-        [[rule]]
-        tool = "code_exec"
-        arguments = { cmd = "*push*" }
-        permission = "ask"
     "#;
     let script = Script::new()
         .turn(command("rm -rf ."))
-        .turn(command("git push"))
         .turn(command("echo fine"))
         .turn(finish("done", &[]));
     let (server, env) = served(script).await;
     env.write("rules.toml", rules);
     let exited = env.run(["run", "Work", "--approve", "rules.toml"]).await;
     assert_eq!(exited.code, Some(0), "{exited:?}");
-    assert!(last_message(&server, 1).contains("Not run: calls like this are not allowed"));
-    assert!(last_message(&server, 2).contains("no one can approve calls in this run"));
-    assert!(last_message(&server, 3).contains("fine"));
+    assert!(last_message(&server, 1).contains("Not run: the user's rules deny this call"));
+    assert!(last_message(&server, 2).contains("fine"));
+    // The person sees what was denied.
+    assert!(
+        exited.stderr.contains("$ rm -rf .\n") && exited.stderr.contains("└ not run"),
+        "{exited:?}"
+    );
+
+    // Nobody could be asked: nothing is started.
+    let asking = rules.replace("deny", "ask");
+    let misspelled = rules.replace("code_exec", "codeexec");
+    let no_argument = rules.replace("cmd =", "command =");
+    for (rules, message) in [
+        (&*asking, "not a terminal"),
+        (&*misspelled, "the tool `codeexec`, which does not exist"),
+        (
+            &*no_argument,
+            "the argument `command`, which does not exist",
+        ),
+    ] {
+        env.write("rules.toml", rules);
+        let exited = env.run(["run", "Work", "--approve", "rules.toml"]).await;
+        assert_eq!(exited.code, Some(2), "{exited:?}");
+        assert!(exited.stderr.contains(message), "{exited:?}");
+    }
+    for (approve, message) in [
+        ("ask", "not a terminal"),
+        (
+            "always",
+            "--approve takes `never`, `ask`, or a TOML file of rules",
+        ),
+    ] {
+        let exited = env.run(["run", "Work", "--approve", approve]).await;
+        assert_eq!(exited.code, Some(2), "{exited:?}");
+        assert!(exited.stderr.contains(message), "{exited:?}");
+    }
+    assert_eq!(server.requests().len(), 3);
 
     env.write("rules.toml", "rule = 3");
     let exited = env.run(["run", "Work", "--approve", "rules.toml"]).await;

@@ -114,7 +114,7 @@ async fn recorded_refusals_are_replayed() {
         "{played:?}"
     );
     assert!(
-        played.stderr.contains("calls like this are not allowed"),
+        played.stderr.contains("the user's rules deny this call"),
         "{}",
         played.stderr
     );

@@ -70,6 +70,53 @@ async fn malformed_arguments_are_escaped() {
 }
 
 #[tokio::test]
+async fn an_approval_follows_the_explanation_and_edits_the_command() {
+    let call = ToolCall::new("code_exec", serde_json::json!({"cmd": "echo one"}));
+    let script = Script::new()
+        .turn(Turn::text("I count first.").call(call))
+        .turn(finish("Counted.", &[]));
+    let server = ScriptedServer::start(script).await.unwrap();
+    let env = TestEnv::new()
+        .with_server(&server.url())
+        .set("NO_COLOR", "1")
+        .set("TERM", "xterm")
+        .set("EDITOR", "sed -i s/one/two/")
+        .set("PROGRAM", env!("CARGO_BIN_EXE_cantle"));
+    let line = "\"$PROGRAM\" run Count --approve ask";
+    let mut script = env.command_of("script");
+    script.args(["--quiet", "--return", "--command", line, "/dev/null"]);
+    let Ok(mut child) = script.stdin(Stdio::piped()).spawn() else {
+        eprintln!("SKIPPED: script(1) is not installed");
+        return;
+    };
+    let mut shown = Vec::new();
+    let stdout = child.stdout.as_mut().unwrap();
+    let reading = async {
+        while !shown.ends_with(b"[a]lways > ") {
+            shown.push(stdout.read_u8().await.unwrap());
+        }
+    };
+    timeout(DEADLINE, reading).await.unwrap();
+    let shown = String::from_utf8(shown).unwrap();
+    let (before, question) = shown.split_once("I count first.").unwrap();
+    assert!(!before.contains("echo one"), "{shown:?}");
+    let question = question.split_once("    echo one\r\n").unwrap().1;
+    assert!(
+        question.starts_with("  Run this command? [y]es"),
+        "{shown:?}"
+    );
+    let stdin = child.stdin.as_mut().unwrap();
+    stdin.write_all(b"e\n").await.unwrap();
+    let exited = crate::support::wait_for_exit(child).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    assert!(exited.stdout.contains("  $ echo two\r\n"), "{exited:?}");
+    let request = server.requests()[1].body()["messages"].to_string();
+    assert!(request.contains("echo one"), "{request}");
+    let note = "The user changed this call before it ran.";
+    assert!(request.contains(note), "{request}");
+}
+
+#[tokio::test]
 async fn tty_allocates_a_terminal() {
     let env = TestEnv::new();
     let line = "tty; stty size; read line; echo \"got $line\"; cat; exit 7";

@@ -97,6 +97,7 @@ fn every_kind() -> Vec<EventKind> {
             result: "3 data.csv".to_owned(),
             success: true,
             arguments_valid: true,
+            arguments: None,
             duration: Duration::from_secs(2),
         },
         EventKind::UserMessage {

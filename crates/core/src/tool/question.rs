@@ -229,11 +229,7 @@ impl Question {
     ///     assert!(question.parse_answer(invalid).is_err(), "{invalid}");
     /// }
     /// ```
-    pub fn approval(
-        id: QuestionId,
-        tool: impl Into<String>,
-        arguments: impl Into<String>,
-    ) -> Self {
+    pub fn approval(id: QuestionId, tool: impl Into<String>, arguments: impl Into<String>) -> Self {
         let (tool, arguments) = (tool.into(), arguments.into());
         let text = format!(
             "Allow this call of {}?\n{}\nyes / no REASON / always / always tool / edit ARGUMENTS",
@@ -282,7 +278,7 @@ impl Question {
                 _ => None,
             },
             QuestionKind::Approval { .. } => {
-                return Decision::parse(given).map(|decision| Answer::Approval { decision });
+                Decision::parse(given).map(|decision| Answer::Approval { decision })
             }
         };
         answer.ok_or_else(|| {
@@ -292,7 +288,11 @@ impl Question {
                     "the answer must be one of the {} choices, by its text or its number",
                     choices.len()
                 ),
-                _ => "the answer must be yes or no".to_owned(),
+                QuestionKind::Confirm => "the answer must be yes or no".to_owned(),
+                QuestionKind::Approval { .. } => {
+                    "the answer must be yes, no, no REASON, always, always tool, or edit ARGUMENTS with a JSON object"
+                        .to_owned()
+                }
             })
         })
     }
@@ -319,12 +319,6 @@ fn chosen<'c>(choices: &'c [String], given: &str) -> Option<(usize, &'c str)> {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct InvalidAnswer(String);
-
-impl InvalidAnswer {
-    pub(super) fn new(message: &str) -> Self {
-        Self(message.to_owned())
-    }
-}
 
 #[cfg(test)]
 mod tests;
