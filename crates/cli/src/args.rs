@@ -153,6 +153,12 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "FILE", help_heading = "Model")]
     pub(crate) replay: Option<PathBuf>,
 
+    /// Image that is part of the task: PNG, JPEG, GIF, WebP or BMP; can be repeated
+    ///
+    /// The model sees it at once. Large images are scaled down; the model can view the files of --input in full.
+    #[arg(long, value_name = "FILE", help_heading = "Files")]
+    pub(crate) image: Vec<PathBuf>,
+
     /// Input file, directory or quoted pattern; can be repeated
     ///
     /// Inputs are copied into the sandbox: `data` as `data/…`, `data/` as its content, and `'src/**/*.rs'`
@@ -190,7 +196,7 @@ pub(crate) struct RunArgs {
     ///
     /// All settings are as they were, except those given by flags. Model, instructions, tools and policy must
     /// not change; limits, budgets and --output-dir may.
-    #[arg(long, value_name = "RUN", conflicts_with_all = ["task", "input", "history", "skills", "no_keep"],
+    #[arg(long, value_name = "RUN", conflicts_with_all = ["task", "input", "image", "history", "skills", "no_keep"],
         help_heading = "Resuming")]
     pub(crate) resume: Option<String>,
 
@@ -373,7 +379,7 @@ the current directory names gets no key, unless it is on this machine.
 Settings:
 A flag is preferred to its variable, and that to cantle.toml in the current directory, and that to \
 $XDG_CONFIG_HOME/cantle/cantle.toml. The keys of these files are model, provider, api, base_url, \
-max_tokens, context_window, no_stream, server, stateful, fallback_model, retry_for, no_retry, \
+max_tokens, context_window, effort, temperature, param, vision, no_stream, server, stateful, fallback_model, retry_for, no_retry, \
 price_input, price_output, price_cache_read, price_cache_write, rpm, tpm, system_prompt, max_turns, \
 max_repeats, strict_finish, timeout, backend, policy, allow_host, limit and best_effort; an API key is not one of them. Provider and base URL are taken from the \
 same place, and so are prices. The file in the current directory can't allow commands more than --policy \

@@ -15,14 +15,15 @@ use cantle::clients::price::Priced;
 use cantle::clients::record::Recorder;
 use cantle::clients::replay::ReplayClient;
 use cantle::clients::responses::ResponsesClient;
-use cantle::core::llm::{LlmClient, LlmError, ModelInfo};
+use cantle::core::content::MediaKind;
+use cantle::core::llm::{InputModalities, LlmClient, LlmError, ModelInfo};
 use cantle::core::secret::SecretText;
 
 use crate::endpoint::Endpoint;
 use crate::environment::variable;
 use crate::provider::{Api, Provider};
 use crate::replay::{RecordHooks, ReplayHooks};
-use crate::settings::ModelSettings;
+use crate::settings::{ModelSettings, Switch};
 
 /// A client, and the hooks that record or replay tool results with it.
 #[derive(Debug)]
@@ -147,6 +148,7 @@ impl Connection<'_> {
             let mut builder = begin()
                 .base_url(&self.endpoint.base_url)
                 .stream(self.settings.no_stream != Some(true))
+                .extra(self.settings.parameters())
                 .retry(self.settings.retry())
                 .limiter(self.limiter.clone());
             if let Some(key) = &self.endpoint.key {
@@ -154,6 +156,19 @@ impl Connection<'_> {
             }
             if let Some(tokens) = self.settings.max_tokens {
                 builder = builder.max_output_tokens(tokens);
+            }
+            if let Some(effort) = &self.settings.effort {
+                builder = builder.reasoning_effort(effort);
+            }
+            if let Some(temperature) = self.settings.temperature {
+                builder = builder.temperature(temperature);
+            }
+            if let Some(vision) = self.settings.vision {
+                builder = builder.input_modalities(match vision {
+                    Switch::On => InputModalities::new([MediaKind::Image])
+                        .with_tool_results([MediaKind::Image]),
+                    Switch::Off => InputModalities::text_only(),
+                });
             }
             if let Some(tokens) = self.settings.context_window {
                 builder = builder.context_window(tokens);

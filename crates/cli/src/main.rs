@@ -15,6 +15,7 @@ mod endpoint;
 mod environment;
 mod exit;
 mod extra_tools;
+mod images;
 mod interrupts;
 mod policy;
 mod provider;

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cantle::agent::{Outcome, RunErrorKind, Session, SessionError};
+use cantle::core::content::Content;
 use cantle::core::event::{Finish, RunStatus};
 use cantle::core::llm::LlmErrorKind;
 use cantle::core::tool::{Progress, Question};
@@ -33,7 +34,8 @@ const MAX_BATCHES: usize = 16;
 /// A task and how its result is reported.
 #[derive(Debug)]
 pub(crate) struct Task {
-    pub(crate) text: String,
+    /// The task of a new run.
+    pub(crate) content: Content,
     pub(crate) output_dir: Option<PathBuf>,
     /// Advice for the case that the provider refuses the key.
     pub(crate) key_advice: Option<String>,
@@ -169,7 +171,7 @@ impl Task {
         let mut run = if session.is_resumed() {
             session.resume()?
         } else {
-            session.run(self.text.as_str())?
+            session.run(self.content.clone())?
         };
         let control = run.control();
         let mut ticks = tokio::time::interval(Duration::from_secs(1));

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use cantle_core::llm::ToolSpecs;
+use cantle_core::llm::{ModelInfo, ToolSpecs};
 use cantle_core::tool::ToolSpec;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -23,7 +23,7 @@ const ANNOTATIONS: [&str; 6] = [
 /// Keywords of a JSON schema whose values map names to schemas.
 const SCHEMA_MAPS: [&str; 3] = ["$defs", "definitions", "properties"];
 
-/// The parts of an agent on which its runs depend: name, model, instructions, tools, and the identities
+/// The parts of an agent on which its runs depend: name, model and its parameters, instructions, tools, and the identities
 /// of its providers (a sandbox's policy). Limits and budgets are not included, so that a run that
 /// reached one can be resumed with a larger one.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -43,7 +43,7 @@ impl Identity {
     /// The identity of an agent. `specs` describes all tools, `is_finish` selects the finish tools.
     pub(crate) fn new(
         agent: &str,
-        model: &str,
+        model: &ModelInfo,
         instructions: Option<&str>,
         specs: &ToolSpecs,
         is_finish: impl Fn(&str) -> bool,
@@ -60,7 +60,9 @@ impl Identity {
         }
         Self(json!({
             "agent": agent,
-            "model": model,
+            "model": model.slug,
+            // Absent in journals of version 0.1.0.
+            "parameters": Some(&model.parameters).filter(|it| !it.is_empty()),
             "instructions": instructions,
             "tools": tools,
             "finish_tools": finish_tools,
@@ -227,7 +229,8 @@ mod tests {
         });
         let specs = ToolSpecs::new(vec![ToolSpec::new("work", description, parameters)]);
         let providers = json!({"commands": policy}).as_object().cloned().unwrap();
-        Identity::new("agent", "model", None, &specs, |_| false, &providers)
+        let model = ModelInfo::new("model");
+        Identity::new("agent", &model, None, &specs, |_| false, &providers)
     }
 
     #[test]
@@ -260,6 +263,33 @@ mod tests {
         assert_eq!(conflicts.len(), 2, "{conflicts:?}");
         assert!(conflicts[0].starts_with("providers.commands.set.network: nothing then"));
         assert!(conflicts[1].starts_with("tools.work.parameters: "));
+    }
+
+    #[test]
+    fn changed_request_parameters_are_conflicts() {
+        let with = |parameters: Value| {
+            let mut model = ModelInfo::new("model");
+            model.parameters = parameters.as_object().cloned().unwrap();
+            let specs = ToolSpecs::default();
+            Identity::new("agent", &model, None, &specs, |_| false, &Map::new())
+        };
+        let then = with(json!({"temperature": 0.5, "seed": 1}));
+        let now = with(json!({"temperature": 0.7, "seed": 1}));
+        assert_eq!(
+            then.compare(&now).conflicts,
+            ["parameters.temperature: 0.5 then, 0.7 now"]
+        );
+        let mut old = with(json!({}));
+        assert_eq!(
+            old.compare(&now).conflicts,
+            [r#"parameters: nothing then, {"seed":1,"temperature":0.7} now"#]
+        );
+        old.0.as_object_mut().unwrap().remove("parameters");
+        assert_eq!(
+            old.compare(&with(json!({}))),
+            Differences::default(),
+            "version 0.1.0"
+        );
     }
 
     #[test]

@@ -78,7 +78,7 @@ impl OpenSession {
             .collect();
         Identity::new(
             &agent.name,
-            &agent.client.model().slug,
+            agent.client.model(),
             agent.system_prompt.as_deref(),
             tools.specs(),
             |name| tools.is_finish(name),

@@ -7,6 +7,7 @@ use cantle::agent::{
     Agent, Approvals, Budget, Permission, ResumeOptions, RunStore, SessionOptions,
 };
 use cantle::backends::local::LocalBackend;
+use cantle::core::content::Content;
 use cantle::core::ids::RunId;
 use cantle::core::message::history;
 use cantle::core::policy::Network;
@@ -24,6 +25,7 @@ use crate::config::{ModelSource, RunConfig};
 use crate::display::Display;
 use crate::exit::{Failure, FailureExt as _};
 use crate::extra_tools::ExtraTools;
+use crate::images;
 use crate::replay::RecordedUser;
 use crate::result_file;
 use crate::saved_settings::SavedSettings;
@@ -83,6 +85,7 @@ pub(crate) fn prepare(args: &RunArgs) -> Result<PreparedRun, Failure> {
 fn prepare_new(args: &RunArgs) -> Result<PreparedRun, Failure> {
     let config = RunConfig::resolve(&args.settings, args.replay.as_deref())?;
     let task = task_text(args).usage()?;
+    let task = images::with_images(task, &args.image).usage()?;
     let schema = args
         .schema
         .as_deref()
@@ -157,7 +160,7 @@ fn prepare_resume(args: &RunArgs, name: &str) -> Result<PreparedRun, Failure> {
         run: kept.run,
         options: Box::new(options),
     };
-    definition.prepare(args, start, kept.task, output_dir, Vec::new())
+    definition.prepare(args, start, kept.task.into(), output_dir, Vec::new())
 }
 
 /// The parts that define the agent of a run.
@@ -180,7 +183,7 @@ impl Definition<'_> {
         mut self,
         args: &RunArgs,
         mut start: Start,
-        task: String,
+        task: Content,
         output_dir: Option<PathBuf>,
         mut remarks: Vec<String>,
     ) -> Result<PreparedRun, Failure> {
@@ -217,6 +220,7 @@ impl Definition<'_> {
                 client.usage()?
             }
         };
+        images::check(&task, client.model()).usage()?;
         let for_model = || ExtraTools::for_model(&model, client.model());
         let mut extra_tools = self.extra_tools.unwrap_or_else(for_model);
         let mut agent = Agent::builder(agent::NAME, client);
@@ -256,7 +260,7 @@ impl Definition<'_> {
             agent: agent::complete(agent, backend, policy, &settings, self.schema).usage()?,
             start,
             task: Task {
-                text: task,
+                content: task,
                 output_dir,
                 key_advice: key_advice(&model),
                 is_resumable,

@@ -349,11 +349,13 @@ pub(crate) fn current_directory() -> anyhow::Result<PathBuf> {
         .context("failed to find the current directory")
 }
 
-/// Returns whether a setting of an untrusted directory counts: it can only lower what the user allows.
+/// Returns whether a setting of an untrusted directory counts: it can only lower what the user allows, or
+/// change how the model samples and reasons.
 fn is_harmless(name: &str, value: &Value, user: &Layer) -> bool {
     let default = match name {
         // Limits are compared where they are merged.
         "limit" => return true,
+        "effort" | "temperature" => return true,
         "max_tokens" => None,
         "max_turns" => Some(f64::from(Settings::default().max_turns())),
         "timeout" => Some(Settings::default().timeout().as_secs_f64()),

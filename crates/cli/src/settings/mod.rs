@@ -18,9 +18,10 @@ use cantle::core::policy::{HostPattern, Preset};
 use clap::ArgAction;
 use clap::builder::FalseyValueParser;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 pub(crate) use self::layers::Given;
-pub(crate) use self::values::{Limit, parse_dollars, parse_duration};
+pub(crate) use self::values::{Limit, Param, Switch, parse_dollars, parse_duration};
 use crate::backend::BackendArg;
 use crate::provider::{Api, Provider};
 
@@ -107,6 +108,27 @@ pub(crate) struct ModelSettings {
     /// Context window of the model in tokens, if the provider does not report it
     #[arg(long, value_name = "N", env = "CANTLE_CONTEXT_WINDOW")]
     pub(crate) context_window: Option<u64>,
+
+    /// Reasoning effort, as the provider names it: mostly low, medium or high
+    #[arg(long, value_name = "LEVEL", env = "CANTLE_EFFORT")]
+    pub(crate) effort: Option<String>,
+
+    /// Sampling temperature; many reasoning models refuse it
+    #[arg(long, value_name = "N", env = "CANTLE_TEMPERATURE", value_parser = values::parse_temperature)]
+    #[serde(deserialize_with = "values::temperature")]
+    pub(crate) temperature: Option<f64>,
+
+    /// Another parameter of requests, sent unchanged, such as top_p=0.9 or 'stop=["END"]'; can be repeated
+    ///
+    /// A JSON object sets several parameters.
+    #[arg(long, value_name = "NAME=JSON", env = "CANTLE_PARAM")]
+    pub(crate) param: Vec<Param>,
+
+    /// Whether the model accepts images [default: as its provider reports]
+    ///
+    /// A model that does has the tool `view_image`.
+    #[arg(long, value_enum, env = "CANTLE_VISION")]
+    pub(crate) vision: Option<Switch>,
 
     /// Do not stream answers
     #[arg(long, env = "CANTLE_NO_STREAM", action = ArgAction::SetTrue,
@@ -254,6 +276,11 @@ impl ModelSettings {
             (_, Some(period)) => RetryPolicy::default().with_period(period),
             _ => RetryPolicy::default(),
         }
+    }
+
+    /// Returns the parameters of `param`.
+    pub(crate) fn parameters(&self) -> Map<String, Value> {
+        self.param.iter().flat_map(Param::parameters).collect()
     }
 
     /// Returns the prices of tokens, if they are set.

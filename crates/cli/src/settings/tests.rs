@@ -30,6 +30,10 @@ fn file_has_a_key_for_each_setting() {
         strict_finish = true
         max_tokens = 1000
         context_window = 32000
+        effort = "high"
+        temperature = 0.5
+        vision = "on"
+        param = ["top_p=0.9", '{"seed": 1, "stop": ["a,b"]}']
         timeout = "2m"
         no_stream = true
         server = "vllm"
@@ -57,6 +61,12 @@ fn file_has_a_key_for_each_setting() {
             base_url: Some("http://proxy.example.com:4000/v1".to_owned()),
             max_tokens: Some(1000),
             context_window: Some(32000),
+            effort: Some("high".to_owned()),
+            temperature: Some(0.5),
+            vision: Some(Switch::On),
+            param: ["top_p=0.9", r#"{"seed": 1, "stop": ["a,b"]}"#]
+                .map(|param| param.parse().unwrap())
+                .to_vec(),
             no_stream: Some(true),
             server: Some(Server::Vllm),
             stateful: Some(false),
@@ -100,7 +110,7 @@ fn unknown_setting_is_refused_with_the_known_ones() {
     assert_eq!(
         error("\nmodle = \"m\"\n"),
         "line 2: there is no setting `modle`; the settings are model, provider, api, base_url, max_tokens, \
-         context_window, no_stream, server, stateful, fallback_model, retry_for, no_retry, \
+         context_window, effort, temperature, param, vision, no_stream, server, stateful, fallback_model, retry_for, no_retry, \
          price_input, price_output, price_cache_read, price_cache_write, rpm, tpm, system_prompt, \
          max_turns, max_repeats, strict_finish, timeout, backend, policy, allow_host, limit, best_effort"
     );
@@ -132,6 +142,14 @@ fn invalid_value_is_refused_with_its_line() {
         (
             "rpm = 0",
             "line 1: `rpm`: invalid value: integer `0`, expected a nonzero u32",
+        ),
+        (
+            "temperature = -1",
+            "line 1: `temperature`: expected a number from 0, such as 0.7",
+        ),
+        (
+            "param = [\"top_p=high\"]",
+            "line 1: `param`: expected NAME=JSON, such as top_p=0.9 or user=\"\\\"me\\\"\", or a JSON object",
         ),
         (
             "price_input = -1",
@@ -181,7 +199,7 @@ fn settings_that_belong_together_come_from_one_layer() {
         "rpm": 60,
         "tpm": 7,
     });
-    assert_eq!(serde_json::Value::Object(layers.merged()), expected);
+    assert_eq!(Value::Object(layers.merged()), expected);
     for (name, origin) in [
         ("base_url", Some(Origin::Directory)),
         ("price_cache_read", Some(Origin::Flag)),

@@ -8,6 +8,7 @@ use cantle::core::policy::{InvalidPolicy, Limits, Preset};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::{Map, Value};
 
 /// A valid limit as it was written, such as `memory=2G`.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
@@ -36,6 +37,79 @@ impl TryFrom<String> for Limit {
         Limits::default().set(&text)?;
         Ok(Self(text))
     }
+}
+
+/// Parameters of requests as they were written: `NAME=JSON`, or a JSON object.
+#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
+#[serde(try_from = "String", into = "String")]
+pub(crate) struct Param {
+    text: String,
+    parameters: Map<String, Value>,
+}
+
+impl Param {
+    /// Returns the parameters with their names.
+    pub(crate) fn parameters(&self) -> impl Iterator<Item = (String, Value)> {
+        self.parameters.clone().into_iter()
+    }
+}
+
+impl FromStr for Param {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let expected = || {
+            r#"expected NAME=JSON, such as top_p=0.9 or user="\"me\"", or a JSON object"#.to_owned()
+        };
+        let parameters = match text.split_once('=') {
+            _ if text.trim_start().starts_with('{') => serde_json::from_str(text).ok(),
+            Some((name, value)) if !name.trim().is_empty() => serde_json::from_str(value)
+                .ok()
+                .map(|value| Map::from_iter([(name.trim().to_owned(), value)])),
+            _ => None,
+        };
+        Ok(Self {
+            parameters: parameters.ok_or_else(expected)?,
+            text: text.to_owned(),
+        })
+    }
+}
+
+impl TryFrom<String> for Param {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<Param> for String {
+    fn from(param: Param) -> Self {
+        param.text
+    }
+}
+
+/// A property that is usually found out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Switch {
+    On,
+    Off,
+}
+
+/// Parses a sampling temperature.
+pub(super) fn parse_temperature(text: &str) -> Result<f64, String> {
+    let temperature = text.trim().parse::<f64>().ok();
+    temperature
+        .filter(|temperature| (0.0..=f64::MAX).contains(temperature))
+        .ok_or_else(|| "expected a number from 0, such as 0.7".to_owned())
+}
+
+/// Reads a sampling temperature from a number.
+pub(super) fn temperature<'de, D: Deserializer<'de>>(from: D) -> Result<Option<f64>, D::Error> {
+    let number = Option::<f64>::deserialize(from)?;
+    let number = number.map(|number| parse_temperature(&number.to_string()));
+    number.transpose().map_err(D::Error::custom)
 }
 
 /// Parses a duration such as `300`, `90s`, `1.5m` or `1h`; the default unit is seconds.

@@ -134,3 +134,104 @@ async fn stateful_conversation_is_stored_by_the_provider() {
         )
     );
 }
+
+#[tokio::test]
+async fn effort_temperature_and_parameters_are_sent() {
+    let flags = ["--temperature", "0.2", "--param", "seed=7"];
+    for (api, effort, expected) in [
+        ("chat", "/reasoning_effort", "high"),
+        ("responses", "/reasoning/effort", "high"),
+        ("messages", "/output_config/effort", "high"),
+    ] {
+        let flags = [&flags[..], &["--effort", "high", "--api", api]].concat();
+        let (server, _env, exited) = run(nothing_to_do(), &flags).await;
+        assert_eq!(exited.code, Some(0), "{exited:?}");
+        let body = &bodies(&server)[0];
+        assert_eq!(
+            (body.pointer(effort), &body["temperature"], &body["seed"]),
+            (Some(&expected.into()), &json!(0.2), &json!(7)),
+            "{api}"
+        );
+    }
+    let twice = [&flags[..], &["--param", r#"{"temperature": 1}"#]].concat();
+    let (server, _env, exited) = run(nothing_to_do(), &twice).await;
+    assert_eq!(
+        (exited.code, &*exited.stderr, server.requests().len()),
+        (
+            Some(2),
+            "cantle: the temperature is set twice: as an option and as the extra parameter `temperature`\n",
+            0
+        )
+    );
+}
+
+#[tokio::test]
+async fn images_are_part_of_the_task() {
+    let server = ScriptedServer::start(nothing_to_do()).await.unwrap();
+    let env = TestEnv::new().with_server(&server.url());
+    env.write("dot.gif", DOT);
+    let exited = env
+        .run([
+            "run",
+            "What is this?",
+            "--image",
+            "dot.gif",
+            "--image",
+            "dot.gif",
+        ])
+        .await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    let bodies = bodies(&server);
+    let content = bodies[0].pointer("/messages/1/content").unwrap();
+    let kinds: Vec<_> = content
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|part| &part["type"])
+        .collect();
+    assert_eq!(kinds, ["text", "image_url", "image_url"], "{content}");
+    let url = content.pointer("/1/image_url/url").unwrap();
+    assert!(
+        url.as_str().unwrap().starts_with("data:image/gif;base64,"),
+        "{url}"
+    );
+
+    env.write("notes.txt", "no image");
+    for (flags, message) in [
+        (
+            &["--image", "notes.txt"][..],
+            "cantle: --image notes.txt: expected PNG, JPEG, GIF, WebP or BMP: not a supported image: the bytes \
+             are of no known type\n",
+        ),
+        (
+            &["--image", "missing.png"],
+            "cantle: --image missing.png: No such file or directory (os error 2)\n",
+        ),
+        (
+            &["--image", "dot.gif", "--vision", "off"],
+            "cantle: scripted does not accept images, so --image can't be used. If it does, set --vision on\n",
+        ),
+    ] {
+        let exited = env.run(["run", "Hello"].iter().chain(flags)).await;
+        assert_eq!((exited.code, &*exited.stderr), (Some(2), message));
+    }
+    assert_eq!(server.requests().len(), 1);
+}
+
+/// A GIF of one pixel.
+const DOT: &[u8] =
+    b"GIF89a\x01\0\x01\0\x80\0\0\xff\xff\xff\0\0\0,\0\0\0\0\x01\0\x01\0\0\x02\x02D\x01\0;";
+
+#[tokio::test]
+async fn vision_adds_the_tool_that_views_images() {
+    for (flags, has_tool) in [
+        (&[][..], false),
+        (&["--vision", "on"], true),
+        (&["--vision", "off"], false),
+    ] {
+        let (server, _env, exited) = run(nothing_to_do(), flags).await;
+        assert_eq!(exited.code, Some(0), "{exited:?}");
+        let tools = bodies(&server)[0]["tools"].to_string();
+        assert_eq!(tools.contains("view_image"), has_tool, "{flags:?}");
+    }
+}

@@ -57,13 +57,31 @@ async fn a_foreign_directory_only_lowers_limits() {
     let server = server().await;
     let env = TestEnv::new().with_server(&server.url());
     env.write(".config/cantle/cantle.toml", "max_tokens = 100\n");
-    for (file, turns, tokens) in [
-        ("max_turns = 7\nmax_tokens = 50\n", "7 turns", 50),
-        ("max_turns = 31\nmax_tokens = 101\n", "30 turns", 100),
+    for (file, turns, tokens, temperature) in [
+        (
+            "max_turns = 7\nmax_tokens = 50\n",
+            "7 turns",
+            50,
+            Value::Null,
+        ),
+        (
+            "max_turns = 31\nmax_tokens = 101\n",
+            "30 turns",
+            100,
+            Value::Null,
+        ),
         (
             "policy = \"unconfined\"\nallow_host = [\"*.example.org\"]\n",
             "30 turns",
             100,
+            Value::Null,
+        ),
+        // Sampling settings are harmless; other parameters may not be.
+        (
+            "temperature = 0.5\nparam = ['temperature=2', 'user=\"me\"']\nvision = \"on\"\n",
+            "30 turns",
+            100,
+            0.5.into(),
         ),
     ] {
         env.write("cantle.toml", file);
@@ -73,6 +91,7 @@ async fn a_foreign_directory_only_lowers_limits() {
         assert_eq!(body["max_completion_tokens"], tokens);
         let system = body["messages"][0].to_string();
         assert!(system.contains(turns), "{system}");
+        assert_eq!(body["temperature"], temperature);
         assert!(!exited.stderr.contains("example.org"), "{exited:?}");
     }
 }

@@ -44,7 +44,7 @@ use cantle_core::llm::{ChatRequest, LlmError};
 use cantle_core::secret::SecretText;
 use reqwest::header::{HeaderMap, HeaderName, HeaderValue};
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use self::turn::AnthropicAssembler;
 pub use crate::http::Timeouts;
@@ -83,8 +83,7 @@ pub struct AnthropicOptions {
 impl AnthropicClientBuilder {
     /// Enables thinking with a maximum number of tokens: at least 1024, and less than the output limit.
     ///
-    /// For models with adaptive thinking, set [`extra`](Self::extra) instead:
-    /// `{"thinking": {"type": "adaptive"}}`.
+    /// For models with adaptive thinking, set the [reasoning effort](Self::reasoning_effort) instead.
     pub fn thinking_budget(mut self, tokens: u64) -> Self {
         self.options.thinking_budget = Some(tokens);
         self
@@ -112,30 +111,40 @@ impl WireProtocol for Anthropic {
         let max_tokens = settings
             .max_output_tokens
             .unwrap_or(DEFAULT_MAX_TOKENS.min(window));
-        let thinking = match options.thinking_budget {
-            Some(_) if settings.extra.contains_key("thinking") => {
-                return Err(invalid(
-                    "thinking is set twice: as a budget and as an extra parameter",
-                ));
-            }
+        let budget = match options.thinking_budget {
             Some(tokens) if tokens < MIN_THINKING_TOKENS || tokens >= max_tokens => {
                 return Err(invalid(format!(
                     "the thinking budget ({tokens} tokens) must be at least {MIN_THINKING_TOKENS} and less \
                      than the output limit ({max_tokens}), which includes it"
                 )));
             }
-            Some(budget_tokens) => Some(ThinkingParam {
-                r#type: "enabled",
-                budget_tokens,
-            }),
-            None => None,
+            budget => budget,
         };
+        let mut thinking = budget.map(|tokens| json!({"type": "enabled", "budget_tokens": tokens}));
+        let mut effort = None;
+        if let Some(level) = settings.reasoning_effort {
+            let is_adaptive = has_adaptive_thinking(settings.model);
+            let value = || {
+                (
+                    "reasoning effort",
+                    "output_config",
+                    json!({"effort": level}),
+                )
+            };
+            effort = is_adaptive.then(value);
+            let is_set = thinking.is_some() || settings.extra.contains_key("thinking");
+            if !is_adaptive {
+                thinking = thinking.or(Some(thinking_for_effort(level, max_tokens)?));
+            } else if !is_set {
+                thinking = Some(json!({"type": "adaptive"}));
+            }
+        }
+        let thinking = thinking.map(|value| ("thinking", "thinking", value));
         let params = MessagesParams {
             model: settings.model,
             max_tokens,
             stream: settings.stream,
-            thinking,
-            extra: settings.extra,
+            parameters: settings.parameters([thinking, effort])?,
         };
         Ok(Self {
             params: encode_params(&params)?,
@@ -156,20 +165,45 @@ impl WireProtocol for Anthropic {
     }
 }
 
+/// Returns whether a model decides itself how much it thinks, which an effort controls. Models up to 4.5
+/// have a thinking budget instead:
+/// <https://platform.claude.com/docs/en/build-with-claude/adaptive-thinking>
+fn has_adaptive_thinking(model: &str) -> bool {
+    let is_older = |name: &str| {
+        let version = name.split_once("-4").map(|(_, rest)| rest);
+        name.contains("claude-3")
+            // `claude-opus-4-1`, `claude-haiku-4-5-20251001`, `claude-sonnet-4-20250514`
+            || version.is_some_and(|rest| {
+                let minor = rest.trim_start_matches('-').split('-').next();
+                let minor = minor.and_then(|minor| minor.parse::<u32>().ok());
+                minor.is_none_or(|minor| minor <= 5 || minor > 1000)
+            })
+    };
+    !is_older(model)
+}
+
+/// Returns the thinking budget of a model without adaptive thinking.
+fn thinking_for_effort(effort: &str, max_tokens: u64) -> Result<Value, LlmError> {
+    let percent = match effort {
+        "low" => 20,
+        "medium" => 50,
+        "high" => 80,
+        _ => {
+            return Err(invalid(format!(
+                "the reasoning effort of this model is low, medium or high, not `{effort}`"
+            )));
+        }
+    };
+    let tokens = max_tokens.saturating_mul(percent) / 100;
+    Ok(json!({"type": "enabled", "budget_tokens": tokens.max(MIN_THINKING_TOKENS)}))
+}
+
 /// Constant parameters of requests.
 #[derive(Serialize)]
 struct MessagesParams<'a> {
     model: &'a str,
     max_tokens: u64,
     stream: bool,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    thinking: Option<ThinkingParam>,
     #[serde(flatten)]
-    extra: &'a Map<String, Value>,
-}
-
-#[derive(Serialize)]
-struct ThinkingParam {
-    r#type: &'static str,
-    budget_tokens: u64,
+    parameters: Map<String, Value>,
 }

@@ -65,7 +65,7 @@ mod wire;
 use cantle_core::llm::{ChatRequest, LlmError};
 use cantle_core::secret::SecretText;
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use self::encode::ChatEncoder;
 pub use self::server::Server;
@@ -73,7 +73,7 @@ use self::turn::ChatAssembler;
 pub use crate::http::Timeouts;
 use crate::http::{
     ClientSettings, HttpClient, HttpClientBuilder, OutputLimit, WireProtocol, bearer_token,
-    encode_params, invalid,
+    encode_params,
 };
 
 /// A model behind an endpoint that speaks Chat Completions.
@@ -96,7 +96,6 @@ pub struct Chat {
 /// Options of a [`ChatClientBuilder`].
 #[derive(Debug, Default)]
 pub struct ChatOptions {
-    reasoning_effort: Option<String>,
     server: Option<Server>,
     strict_tools: bool,
 }
@@ -116,12 +115,6 @@ impl ChatClientBuilder {
         self.options.strict_tools = strict;
         self
     }
-
-    /// Sets the reasoning effort, as the provider names it, e.g. `high`.
-    pub fn reasoning_effort(mut self, effort: impl Into<String>) -> Self {
-        self.options.reasoning_effort = Some(effort.into());
-        self
-    }
 }
 
 impl WireProtocol for Chat {
@@ -134,7 +127,6 @@ impl WireProtocol for Chat {
         "messages",
         "model",
         "n",
-        "reasoning_effort",
         "stream",
         "stream_options",
         "tool_choice",
@@ -150,25 +142,25 @@ impl WireProtocol for Chat {
         let quirks = server.quirks();
         let output_limit =
             OutputLimit::new(settings).filter(|_| quirks.limit_counts_against_window);
-        let mut limits = Map::new();
-        if let (Some(tokens), None) = (settings.max_output_tokens, output_limit) {
-            let name = quirks.token_limit;
-            if settings.extra.contains_key(name) {
-                return Err(invalid(format!(
-                    "the output limit is set twice: as an option and as the extra parameter `{name}`"
-                )));
-            }
-            limits.insert(name.to_owned(), tokens.into());
-        }
+        let limit = settings
+            .max_output_tokens
+            .filter(|_| output_limit.is_none());
+        let limit = limit.map(|tokens| ("output limit", quirks.token_limit, tokens.into()));
+        let effort = settings.reasoning_effort.map(|effort| {
+            let (name, value) = match server {
+                // https://openrouter.ai/docs/use-cases/reasoning-tokens
+                Server::OpenRouter => ("reasoning", json!({"effort": effort})),
+                _ => ("reasoning_effort", effort.into()),
+            };
+            ("reasoning effort", name, value)
+        });
         let params = ChatParams {
             model: settings.model,
             stream: settings.stream,
             stream_options: settings.stream.then_some(StreamOptions {
                 include_usage: true,
             }),
-            limits,
-            reasoning_effort: options.reasoning_effort.as_deref(),
-            extra: settings.extra,
+            parameters: settings.parameters([limit, effort])?,
         };
         Ok(Self {
             params: encode_params(&params)?,
@@ -209,11 +201,7 @@ struct ChatParams<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     stream_options: Option<StreamOptions>,
     #[serde(flatten)]
-    limits: Map<String, Value>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    reasoning_effort: Option<&'a str>,
-    #[serde(flatten)]
-    extra: &'a Map<String, Value>,
+    parameters: Map<String, Value>,
 }
 
 #[derive(Serialize)]

@@ -35,6 +35,8 @@ pub struct HttpClientBuilder<D: Dialect> {
     pub(super) timeouts: Timeouts,
     retry: RetryPolicy,
     limiter: RateLimiter,
+    reasoning_effort: Option<String>,
+    temperature: Option<f64>,
     extra: Map<String, Value>,
     pub(crate) options: D::Options,
 }
@@ -53,6 +55,8 @@ impl<D: Dialect> HttpClientBuilder<D> {
             timeouts: Timeouts::default(),
             retry: RetryPolicy::default(),
             limiter: RateLimiter::default(),
+            reasoning_effort: None,
+            temperature: None,
             extra: Map::new(),
             options: D::Options::default(),
         }
@@ -123,6 +127,21 @@ impl<D: Dialect> HttpClientBuilder<D> {
         self
     }
 
+    /// Sets the reasoning effort, as the provider names it, e.g. `high`.
+    ///
+    /// It is sent as `reasoning_effort` (Chat Completions), `reasoning.effort` (Responses, OpenRouter), or
+    /// `output_config.effort` with adaptive thinking (Messages).
+    pub fn reasoning_effort(mut self, effort: impl Into<String>) -> Self {
+        self.reasoning_effort = Some(effort.into());
+        self
+    }
+
+    /// Sets the sampling temperature. Many reasoning models accept their default only.
+    pub fn temperature(mut self, temperature: f64) -> Self {
+        self.temperature = Some(temperature);
+        self
+    }
+
     /// Sets additional request parameters, which are sent unchanged.
     pub fn extra(mut self, parameters: Map<String, Value>) -> Self {
         self.extra = parameters;
@@ -134,7 +153,7 @@ impl<D: Dialect> HttpClientBuilder<D> {
     /// # Errors
     /// [`InvalidRequest`](cantle_core::llm::LlmErrorKind::InvalidRequest) if the model has no name, a limit is 0 or exceeds the context
     /// window, the base URL is not an HTTP URL, the key is not a valid header value, a parameter is
-    /// reserved, the configured certificates cannot be read, or the configured proxy cannot be used.
+    /// reserved or set twice, the temperature is negative or not finite, the configured certificates cannot be read, or the configured proxy cannot be used.
     pub fn build(self) -> Result<HttpClient<D>, LlmError> {
         if self.model.trim().is_empty() {
             return Err(invalid("the model name is empty"));
@@ -150,6 +169,7 @@ impl<D: Dialect> HttpClientBuilder<D> {
 
         let mut model =
             ModelInfo::new(&self.model).with_limits(self.context_window, self.max_output_tokens)?;
+        model.parameters = self.parameters()?;
         model.input_modalities = self.input_modalities;
         model.prices = self.prices;
         let settings = ClientSettings {
@@ -158,6 +178,8 @@ impl<D: Dialect> HttpClientBuilder<D> {
             stream: self.stream,
             max_output_tokens: self.max_output_tokens,
             context_window: self.context_window,
+            reasoning_effort: self.reasoning_effort.as_deref(),
+            temperature: self.temperature,
             extra: &self.extra,
         };
         let dialect = D::new(self.options, &settings)?;
@@ -190,6 +212,21 @@ impl<D: Dialect> HttpClientBuilder<D> {
             }),
             retrier: Retrier::new(self.retry, self.limiter),
         })
+    }
+
+    /// Returns the settings of requests that influence answers.
+    fn parameters(&self) -> Result<Map<String, Value>, LlmError> {
+        let mut parameters = self.extra.clone();
+        if let Some(effort) = &self.reasoning_effort {
+            parameters.insert("reasoning_effort".to_owned(), effort.as_str().into());
+        }
+        if let Some(temperature) = self.temperature {
+            if !(0.0..=f64::MAX).contains(&temperature) {
+                return Err(invalid("the temperature must be a number from 0"));
+            }
+            parameters.insert("temperature".to_owned(), temperature.into());
+        }
+        Ok(parameters)
     }
 
     /// Returns the key without surrounding white space, unless it is empty.

@@ -16,8 +16,35 @@ pub struct ClientSettings<'a> {
     pub max_output_tokens: Option<u64>,
     /// Maximum number of input and output tokens together.
     pub context_window: Option<u64>,
+    /// Reasoning effort, as the provider names it.
+    pub reasoning_effort: Option<&'a str>,
+    /// Sampling temperature.
+    pub temperature: Option<f64>,
     /// Additional request parameters.
     pub extra: &'a Map<String, Value>,
+}
+
+impl ClientSettings<'_> {
+    /// Returns the request parameters for settings: those of `options` that are set (name of the setting,
+    /// name and value of the parameter), the temperature, and the additional ones.
+    pub(crate) fn parameters(
+        &self,
+        options: impl IntoIterator<Item = Option<(&'static str, &'static str, Value)>>,
+    ) -> Result<Map<String, Value>, LlmError> {
+        let temperature = self.temperature;
+        let temperature = temperature.map(|it| ("temperature", "temperature", it.into()));
+        let mut parameters = Map::new();
+        for (setting, name, value) in options.into_iter().chain([temperature]).flatten() {
+            if self.extra.contains_key(name) {
+                return Err(invalid(format!(
+                    "the {setting} is set twice: as an option and as the extra parameter `{name}`"
+                )));
+            }
+            parameters.insert(name.to_owned(), value);
+        }
+        parameters.extend(self.extra.clone());
+        Ok(parameters)
+    }
 }
 
 /// Returns the error for an invalid setting or an unencodable request.

@@ -45,14 +45,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use cantle_core::llm::{ChatRequest, LlmError, LlmErrorKind};
 use serde::Serialize;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use self::encode::ConversationMode;
 use self::turn::ResponsesAssembler;
 pub use crate::http::Timeouts;
-use crate::http::{
-    ClientSettings, HttpClient, HttpClientBuilder, WireProtocol, encode_params, invalid,
-};
+use crate::http::{ClientSettings, HttpClient, HttpClientBuilder, WireProtocol, encode_params};
 
 /// A model behind an endpoint that speaks Responses.
 pub type ResponsesClient = HttpClient<Responses>;
@@ -74,20 +72,11 @@ pub struct Responses {
 /// Options of a [`ResponsesClientBuilder`].
 #[derive(Debug, Default)]
 pub struct ResponsesOptions {
-    reasoning_effort: Option<String>,
     stateful: bool,
     strict_tools: bool,
 }
 
 impl ResponsesClientBuilder {
-    /// Sets the reasoning effort, as the provider names it, e.g. `high`.
-    ///
-    /// For other reasoning settings, set `reasoning` in [`extra`](Self::extra) instead.
-    pub fn reasoning_effort(mut self, effort: impl Into<String>) -> Self {
-        self.options.reasoning_effort = Some(effort.into());
-        self
-    }
-
     /// Sets whether to use strict mode for tools; off by default.
     ///
     /// It applies to schemas that qualify: every object must be closed and require all of its
@@ -126,21 +115,14 @@ impl WireProtocol for Responses {
     type Assembler = ResponsesAssembler;
 
     fn new(options: ResponsesOptions, settings: &ClientSettings<'_>) -> Result<Self, LlmError> {
-        if options.reasoning_effort.is_some() && settings.extra.contains_key("reasoning") {
-            return Err(invalid(
-                "reasoning is set twice: as an effort and as an extra parameter",
-            ));
-        }
+        let effort = settings.reasoning_effort;
+        let effort = effort.map(|it| ("reasoning effort", "reasoning", json!({"effort": it})));
         let params = ResponsesParams {
             model: settings.model,
             stream: settings.stream,
             store: options.stateful,
             max_output_tokens: settings.max_output_tokens,
-            reasoning: options
-                .reasoning_effort
-                .as_deref()
-                .map(|effort| ReasoningParam { effort }),
-            extra: settings.extra,
+            parameters: settings.parameters([effort])?,
         };
         Ok(Self {
             params: encode_params(&params)?,
@@ -198,13 +180,6 @@ struct ResponsesParams<'a> {
     store: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     max_output_tokens: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    reasoning: Option<ReasoningParam<'a>>,
     #[serde(flatten)]
-    extra: &'a Map<String, Value>,
-}
-
-#[derive(Serialize)]
-struct ReasoningParam<'a> {
-    effort: &'a str,
+    parameters: Map<String, Value>,
 }

@@ -2,6 +2,7 @@
 
 use cantle_clients::anthropic::{AnthropicClient, AnthropicClientBuilder};
 use cantle_clients::chat::{ChatClient, ChatClientBuilder, Server};
+use cantle_clients::http::{Dialect, HttpClientBuilder};
 use cantle_clients::responses::{ResponsesClient, ResponsesClientBuilder};
 use cantle_core::content::{Content, Media, Part};
 use cantle_core::llm::{
@@ -62,12 +63,18 @@ async fn options_are_encoded() {
 
 #[test]
 fn invalid_options_are_rejected_with_a_reason() {
-    let anthropic: [fn(AnthropicClientBuilder) -> AnthropicClientBuilder; 5] = [
+    let anthropic: [fn(AnthropicClientBuilder) -> AnthropicClientBuilder; 8] = [
         |b| b.thinking_budget(1_000),
         |b| b.max_output_tokens(2_000).thinking_budget(2_000),
         |b| {
             b.thinking_budget(2_000)
                 .extra(extra(json!({"thinking": {"type": "adaptive"}})))
+        },
+        |b| b.temperature(f64::NAN),
+        |b| b.temperature(0.5).extra(extra(json!({"temperature": 1}))),
+        |b| {
+            b.reasoning_effort("high")
+                .extra(extra(json!({"output_config": {}})))
         },
         |b| b.extra(extra(json!({"system": "x"}))),
         |b| b.base_url("https://api.anthropic.com/v1/messages"),
@@ -96,6 +103,61 @@ fn invalid_options_are_rejected_with_a_reason() {
         })
         .collect();
     insta::assert_snapshot!(texts.join("\n"));
+}
+
+#[test]
+fn effort_and_temperature_are_sent_as_each_provider_names_them() {
+    fn params<D: Dialect>(builder: HttpClientBuilder<D>) -> Value {
+        let builder = builder.reasoning_effort("high").temperature(0.5);
+        let client = builder.build().unwrap();
+        let body = client.request_body(&request([])).unwrap();
+        let mut body: Value = serde_json::from_slice(&body).unwrap();
+        let fields = body.as_object_mut().unwrap();
+        fields.retain(|name, _| {
+            [
+                "reasoning",
+                "effort",
+                "output_config",
+                "temperature",
+                "thinking",
+            ]
+            .iter()
+            .any(|part| name.contains(part))
+        });
+        let set = json!({"reasoning_effort": "high", "temperature": 0.5});
+        assert_eq!(Value::Object(client.model().parameters.clone()), set);
+        body
+    }
+    let plain = json!({"reasoning_effort": "high", "temperature": 0.5});
+    assert_eq!(params(ChatClient::builder("m")), plain);
+    let nested = json!({"reasoning": {"effort": "high"}, "temperature": 0.5});
+    let router = ChatClient::builder("m").server(Server::OpenRouter);
+    assert_eq!(params(router), nested);
+    assert_eq!(params(ResponsesClient::builder("m")), nested);
+
+    let adaptive = json!({
+        "output_config": {"effort": "high"}, "temperature": 0.5, "thinking": {"type": "adaptive"},
+    });
+    for model in [
+        "claude-opus-5",
+        "claude-sonnet-4-6",
+        "claude-opus-4-10",
+        "m",
+    ] {
+        assert_eq!(params(AnthropicClient::builder(model)), adaptive, "{model}");
+    }
+    let budget = json!({
+        "temperature": 0.5, "thinking": {"type": "enabled", "budget_tokens": 25_600},
+    });
+    for model in [
+        "claude-haiku-4-5-20251001",
+        "claude-opus-4-1",
+        "claude-sonnet-4-20250514",
+        "claude-opus-4",
+        "claude-3-7-sonnet-latest",
+    ] {
+        assert_eq!(params(AnthropicClient::builder(model)), budget, "{model}");
+    }
 }
 
 #[tokio::test]

@@ -1,5 +1,7 @@
 //! Model properties: limits, input modalities and prices.
 
+use serde_json::{Map, Value};
+
 use crate::content::{Media, MediaKind};
 use crate::message::{Message, SharedMessage};
 use crate::usage::TokenUsage;
@@ -22,6 +24,9 @@ pub struct ModelInfo {
     pub prices: Option<Prices>,
     /// Whether the provider reports the cost of a call. `None` if unknown.
     pub reports_cost: Option<bool>,
+    /// Settings of requests that influence answers, by name: `reasoning_effort`, `temperature`, others.
+    /// They are part of a run's identity.
+    pub parameters: Map<String, Value>,
 }
 
 impl ModelInfo {
@@ -34,6 +39,7 @@ impl ModelInfo {
             input_modalities: None,
             prices: None,
             reports_cost: None,
+            parameters: Map::new(),
         }
     }
 

@@ -86,7 +86,7 @@ impl PreparedDemo {
             }
         }
         let task = Task {
-            text: TASK.to_owned(),
+            content: TASK.into(),
             output_dir: Some(self.args.output_dir),
             key_advice: None,
             is_resumable: false,
