@@ -14,8 +14,8 @@
 //! command lines are unavailable. It is mounted read-only from a volume of the engine
 //! (`cantle-supervisor-…`), which is filled once.
 //!
-//! - **Hardened.** All capabilities are dropped, `no_new_privs` is set, the engine's seccomp filter stays
-//!   enabled, logging is off, and the image's entry point and health check are not run. The supervisor is
+//! - **Hardened.** All capabilities are dropped, `no_new_privs` is set, the system call filter of local sandboxes
+//!   applies besides the engine's, which stays enabled (also a customized one), logging is off, and the image's entry point and health check are not run. The supervisor is
 //!   root with five capabilities (`CHOWN`, `KILL`, `SETGID`, `SETPCAP`, `SETUID`), so that commands can't kill
 //!   or trace it; commands run as [another user](DockerBackend::with_user), by default 1000, without
 //!   capabilities. The working directory, `/workspace`, belongs to that user.
@@ -40,7 +40,8 @@
 //! If the supervisor can't run (another architecture, a container with a read-only root), each command is an
 //! exec of the engine, and files are transferred by programs of the image. That is about ten times slower,
 //! needs `/bin/sh`, lacks terminals, signals, spilled output and kept background processes, and identifies a
-//! command's processes by a variable in their environment. [`SandboxInfo::mechanisms`] reports it.
+//! command's processes by a variable in their environment; only the engine's system call filter applies.
+//! [`SandboxInfo::mechanisms`] reports it.
 //!
 //! # Limitations
 //!

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bollard::models::ContainerInspectResponse;
-use cantle_core::policy::Policy;
+use cantle_core::policy::{Policy, Strictness};
 use cantle_core::sandbox::{
     Backend, Sandbox, SandboxContext, SandboxError, SandboxErrorKind, SandboxHandle, SandboxPath,
 };
@@ -112,7 +112,7 @@ async fn open_once(
         true => Ownership::Owned { kept: false },
         false => Ownership::AutoRemoved,
     };
-    let mechanisms = mechanisms(engine, options);
+    let mechanisms = mechanisms(engine, options, &runner);
     let sandbox = DockerSandbox::new(
         container,
         options,
@@ -170,16 +170,26 @@ async fn run(
     let mut relay = RelayOptions::new(options.working_directory.clone());
     relay.identity = Some(options.user);
     relay.makes_directories = first_process == FirstProcess::NewSupervisor;
-    CommandRunner::supervised(stream, relay, &variables, limits).await
+    relay.filters_calls = true;
+    let runner = CommandRunner::supervised(stream, relay, &variables, limits).await?;
+    if policy.strictness == Strictness::Strict && !runner.has_filter() {
+        let message = "the engine's kernel did not install the system call filter, which a strict policy needs";
+        return Err(SandboxError::unavailable(message).with_advice(
+            "Use a kernel with seccomp, or accept that it is missing (best effort).",
+        ));
+    }
+    Ok(runner)
 }
 
 /// Lists the isolation mechanisms, for display.
-fn mechanisms(engine: &Engine, options: &Options) -> Vec<String> {
+fn mechanisms(engine: &Engine, options: &Options, runner: &CommandRunner) -> Vec<String> {
+    let filter = runner.has_filter().then(|| "system call filter".to_owned());
     let runtime = options.runtime.iter();
     let read_only = options.read_only_root.then(|| "read-only image".to_owned());
     std::iter::once(format!("container of {}", engine.report().version))
         .chain(runtime.map(|runtime| format!("runtime {runtime}")))
         .chain(["no capabilities", "no new privileges"].map(str::to_owned))
+        .chain(filter)
         .chain(read_only)
         .collect()
 }
@@ -321,7 +331,7 @@ async fn reopen(
         first_process,
     )
     .await?;
-    let mut mechanisms = mechanisms(engine, &options);
+    let mut mechanisms = mechanisms(engine, &options, &runner);
     mechanisms.extend(facts.exceptions().map(|it| format!("weakened: {it}")));
     let ownership = Ownership::Owned { kept: true };
     let container = container.clone();

@@ -68,6 +68,11 @@ impl CommandRunner {
         }
     }
 
+    /// Whether commands have the system call filter of local sandboxes.
+    pub(crate) fn has_filter(&self) -> bool {
+        matches!(self, Self::Supervised(relay) if relay.has_filter())
+    }
+
     /// Closes the stream, which ends all commands.
     pub(crate) async fn end_commands(&self) {
         match self {

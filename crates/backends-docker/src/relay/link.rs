@@ -35,6 +35,8 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(super) struct Link {
     pub(super) stream: Arc<Stream>,
+    /// One bit for each optional step of the setup that failed.
+    pub(super) missing: u64,
     _writing: AbortOnDropHandle<()>,
     _reading: AbortOnDropHandle<()>,
 }
@@ -60,16 +62,17 @@ impl Link {
                 None => return Err(io::ErrorKind::UnexpectedEof.into()),
             };
             match reply {
-                Some(SetupReply::Ready { .. }) => Ok(()),
+                Some(SetupReply::Ready { missing, .. }) => Ok(missing),
                 Some(SetupReply::Failed { errno, .. }) => Err(io::Error::from_raw_os_error(errno)),
                 None => Err(io::ErrorKind::InvalidData.into()),
             }
         };
         let started = timeout(SETUP_TIMEOUT, start).await;
-        if let Err(error) = started.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())) {
+        let started = started.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()));
+        let missing = started.map_err(|error| {
             let message = format!("failed to start the supervisor in the sandbox: {error}");
-            return Err(SandboxError::unavailable(message));
-        }
+            SandboxError::unavailable(message)
+        })?;
         let (urgent_sender, urgent) = mpsc::unbounded_channel();
         let (input_sender, input) = mpsc::unbounded_channel();
         let stream = Arc::new(Stream::new(urgent_sender, input_sender));
@@ -78,6 +81,7 @@ impl Link {
         let reading = tokio::spawn(read_answers(Arc::clone(&stream), answers));
         Ok(Self {
             stream,
+            missing,
             _writing: AbortOnDropHandle::new(writing),
             _reading: AbortOnDropHandle::new(reading),
         })

@@ -141,6 +141,12 @@ impl Relay {
         self.inner.shell.as_deref()
     }
 
+    /// Returns whether commands have the [system call filter](RelayOptions::filters_calls).
+    pub fn has_filter(&self) -> bool {
+        let Inner { link, options, .. } = &*self.inner;
+        options.filters_calls && link.missing & (1 << options::FILTER) == 0
+    }
+
     /// Completes when the stream has ended.
     pub fn gone(&self) -> impl Future<Output = ()> + Send + 'static {
         self.inner.link.stream.gone.clone().cancelled_owned()

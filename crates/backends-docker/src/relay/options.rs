@@ -8,7 +8,13 @@ use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use cantle_core::policy::Limits;
 use cantle_core::sandbox::{SandboxError, SandboxPath};
 use cantle_supervisor::Writer;
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+use cantle_supervisor::filter;
 use cantle_supervisor::wire::Step;
+
+/// Bits of optional steps.
+const TEMPORARY_DIRECTORY: u8 = 0;
+pub(super) const FILTER: u8 = 1;
 
 /// Search path for programs if the environment has none.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -51,6 +57,11 @@ pub struct RelayOptions {
     /// The working directory is given to `identity`, the temporary one opened to everyone. Only for a sandbox
     /// in which no command has run yet; requires `CAP_CHOWN`.
     pub makes_directories: bool,
+    /// Whether commands get the system call filter of local sandboxes, besides the one that the container has.
+    ///
+    /// Both apply. Requires `no_new_privs` or `CAP_SYS_ADMIN`. [`Relay::has_filter`](super::Relay::has_filter)
+    /// tells whether the kernel has installed it.
+    pub filters_calls: bool,
     /// Limits of each command: wall time, output, processor time, file size and open files.
     ///
     /// Limits of the whole container are the engine's. With a memory limit, the exit of a command reports if the
@@ -70,6 +81,7 @@ impl fmt::Debug for RelayOptions {
             .field("shells", &self.shells)
             .field("environment", &names)
             .field("makes_directories", &self.makes_directories)
+            .field("filters_calls", &self.filters_calls)
             .field("limits", &self.limits)
             .finish()
     }
@@ -90,6 +102,7 @@ impl RelayOptions {
             shells: SHELLS.map(OsString::from).into(),
             environment: BTreeMap::new(),
             makes_directories: false,
+            filters_calls: false,
             limits: Limits::default(),
         }
     }
@@ -155,7 +168,7 @@ impl RelayOptions {
         if self.makes_directories {
             // Without a place for temporary files there can be commands all the same.
             writer.optional_step(
-                0,
+                TEMPORARY_DIRECTORY,
                 &Step::OwnedDirectory {
                     path: &c_path(&self.temporary_directory)?,
                     identity: None,
@@ -168,12 +181,28 @@ impl RelayOptions {
                 mode: 0o755,
             });
         }
+        if let Some(program) = filter().filter(|_| self.filters_calls) {
+            let program = &program;
+            writer.optional_step(FILTER, &Step::Filter { program });
+        }
         writer.step(&Step::CommandIdentity {
             identity: self.identity,
             root: &c_path(&self.root)?,
         });
         Ok(writer.into_bytes())
     }
+}
+
+/// Returns the filter of commands in a container, which has namespaces of its own; `None` where no supervisor runs.
+fn filter() -> Option<Vec<u8>> {
+    #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+    return Some(filter::program(filter::FilterOptions {
+        sockets: filter::AllowedSockets::Ordinary,
+        shares_with_host: false,
+        subprocesses: true,
+    }));
+    #[cfg(not(all(target_os = "linux", target_arch = "x86_64")))]
+    None
 }
 
 /// Returns an absolute path as a C string.

@@ -36,6 +36,42 @@ async fn commands_have_no_privileges() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn system_call_filter_applies_besides_that_of_the_engine() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    let mut policy = Policy::workspace();
+    policy.network = Some(Network::Off);
+    let sandbox = engine.backend().open(context_with(policy)).await.unwrap();
+    let mechanisms = &sandbox.info().mechanisms;
+    assert!(
+        mechanisms.contains(&"system call filter".to_owned()),
+        "{mechanisms:?}"
+    );
+    // Engines allow sockets to the virtual machine's host (`AF_VSOCK`), which needs no network.
+    let sockets = "import socket\n\
+        for family in 1, 2, 10, 40:\n\
+        \x20   try:\n\
+        \x20       print(family, socket.socket(family, socket.SOCK_STREAM) and True)\n\
+        \x20   except OSError as error:\n\
+        \x20       print(family, error.errno)";
+    assert_eq!(
+        stdout(&*sandbox, &format!("python3 -c '{sockets}'")).await,
+        "1 True\n2 True\n10 True\n40 1"
+    );
+    // Kernels before 5.9 do not count filters.
+    let filters = stdout(
+        &*sandbox,
+        "grep ^Seccomp_filters: /proc/self/status || true",
+    )
+    .await;
+    if let Some((_, count)) = filters.split_once(':') {
+        assert_eq!(count.trim(), "2");
+    }
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn supervisor_replaces_the_image_entry_point() {
     let Some(engine) = TestEngine::from_env() else {
         return;

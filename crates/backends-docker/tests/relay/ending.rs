@@ -104,6 +104,20 @@ async fn commands_inherit_no_descriptors() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn commands_of_another_user_have_the_system_call_filter() {
+    if !is_root() {
+        return;
+    }
+    let sandbox = RelayBackend::other_user().sandbox().await;
+    assert!(sandbox.relay.has_filter());
+    let script =
+        "unshare --user true 2>&1 | grep -o 'not permitted'; grep ^Seccomp: /proc/self/status";
+    let output = sandbox.run(SpawnRequest::shell(script)).await.unwrap();
+    assert_eq!(output.stdout.text(), "not permitted\nSeccomp:\t2\n");
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn commands_can_neither_stop_nor_signal_file_operations() {
     // A user of its own, because the attack must not reach the files of other tests.
     const USER: u32 = 54_321;

@@ -189,6 +189,8 @@ impl RelayBackend {
         options.root = inside("");
         options.temporary_directory = inside("tmp");
         options.identity = self.commands.map(|uid| (uid, uid));
+        // Installing it needs privileges that the unprivileged relay lacks.
+        options.filters_calls = self.commands.is_some();
         options.limits = policy.limits.clone();
         options
             .environment
