@@ -5,7 +5,7 @@
     reason = "clippy exempts test functions only, not their helpers"
 )]
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use cantle_command_driver::{
 };
 use cantle_core::policy::PolicyField;
 use cantle_core::sandbox::{
-    Background, BackgroundProcess, ByteStream, Channel, ExitStatus, Process as _, PtySize,
+    Background, BackgroundProcess, ByteStream, Channel, Exit, ExitStatus, Process as _, PtySize,
     SandboxError, SandboxErrorKind, SandboxPath, Signal, SpawnRequest, Spill, SpillFile,
 };
 use futures_util::StreamExt as _;
@@ -41,6 +41,8 @@ struct ScriptedTransport {
     claimed_bytes: AtomicU64,
     /// How long the spill file takes to be opened.
     spill_delay: Mutex<Duration>,
+    /// Whether the explanation of an exit never comes.
+    is_silent: AtomicBool,
 }
 
 impl ScriptedTransport {
@@ -117,6 +119,12 @@ impl Transport for ScriptedTransport {
         }
     }
 
+    async fn complete(&self, _exit: &mut Exit) {
+        if self.is_silent.load(Ordering::Relaxed) {
+            std::future::pending::<()>().await;
+        }
+    }
+
     fn detach(self: Arc<Self>, _reports: Self::Reports, outputs: Vec<Self::Output>) {
         let outputs = outputs.len();
         self.record(Order::Detach { outputs });
@@ -152,6 +160,7 @@ impl Script {
             spilled: Mutex::default(),
             claimed_bytes: AtomicU64::new(0),
             spill_delay: Mutex::default(),
+            is_silent: AtomicBool::new(false),
         });
         let process = CommandDriver::new(request, limits).drive(StartedCommand {
             transport: Arc::clone(&transport),
@@ -222,6 +231,17 @@ async fn dropped_process_is_killed() {
     let (script, process) = Script::start(SpawnRequest::shell("x"), CommandLimits::default());
     drop(process);
     assert_eq!(script.transport.orders(), [Order::Kill]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn command_ends_although_the_sandbox_does_not_explain_its_exit() {
+    let (mut script, mut process) =
+        Script::start(SpawnRequest::shell("x"), CommandLimits::default());
+    script.transport.is_silent.store(true, Ordering::Relaxed);
+    script.stdout = None;
+    script.end(1, true);
+    let exit = tokio::time::timeout(60 * SECOND, process.wait()).await;
+    assert_eq!(exit.unwrap().unwrap().status, ExitStatus::Code(1));
 }
 
 #[tokio::test(start_paused = true)]

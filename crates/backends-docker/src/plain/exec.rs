@@ -8,7 +8,7 @@ use bollard::models::ExecConfig;
 use bytes::{Bytes, BytesMut};
 use cantle_core::sandbox::{Channel, OutputChunk, SandboxError, SandboxErrorKind};
 use futures_util::StreamExt as _;
-use tokio::time::{Instant, sleep};
+use tokio::time::{Instant, sleep, timeout};
 
 use super::Shared;
 use crate::container::{ExecInput, ExecOutput};
@@ -17,6 +17,11 @@ use crate::environment::Variables;
 
 /// Time limit for the first line of a script.
 const RESULT_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// Time limit for each further piece of a script's output, and for a script to take a piece of input.
+///
+/// Commands of the same user can stop a script.
+const PIECE_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// Time limit for the engine to report the exit of a script whose output has ended.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -78,7 +83,7 @@ impl Exec {
             input: script.has_input.then_some(input),
         };
         let result = tokio::select! {
-            result = tokio::time::timeout(RESULT_TIMEOUT, exec.read_result()) => result,
+            result = timeout(RESULT_TIMEOUT, exec.read_result()) => result,
             () = shared.gone.cancelled() => return Err(shared.gone()),
         };
         result.map_err(|_| SandboxError::unavailable("starting a command timed out"))??;
@@ -138,6 +143,13 @@ impl Exec {
                 &error,
             )),
         })
+    }
+
+    /// Like [`next`](Self::next), for a script that writes without waiting for anything.
+    pub(super) async fn next_in_time(&mut self) -> Option<Result<OutputChunk, SandboxError>> {
+        in_time(self.next())
+            .await
+            .unwrap_or_else(|error| Some(Err(error)))
     }
 
     /// Converts a result other than `ok` to an error.
@@ -213,7 +225,7 @@ impl Exec {
     /// Reads the rest of the output, up to `limit` bytes.
     pub(super) async fn rest(&mut self, limit: usize) -> Result<Bytes, SandboxError> {
         let mut all = BytesMut::new();
-        while let Some(piece) = self.next().await {
+        while let Some(piece) = self.next_in_time().await {
             let OutputChunk { channel, bytes } = piece?;
             if channel == Channel::Stdout {
                 if all.len() + bytes.len() > limit {
@@ -224,5 +236,39 @@ impl Exec {
             }
         }
         Ok(all.freeze())
+    }
+}
+
+/// Waits until a script has written or taken a piece.
+pub(super) async fn in_time<T>(piece: impl Future<Output = T>) -> Result<T, SandboxError> {
+    timeout(PIECE_TIMEOUT, piece).await.map_err(|_| {
+        let seconds = PIECE_TIMEOUT.as_secs();
+        let message = format!("a program in the container did not respond for {seconds} seconds");
+        SandboxError::new(SandboxErrorKind::Io, message).with_advice(
+            "Repeat it if the machine is busy. If it fails again, a command has stopped the program: open a new \
+             sandbox.",
+        )
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::stream;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn stopped_script_is_an_error() {
+        let mut exec = Exec {
+            id: String::new(),
+            result: "ok".to_owned(),
+            stderr: String::new(),
+            early: VecDeque::new(),
+            output: Box::pin(stream::pending()),
+            input: None,
+        };
+        let error = exec.rest(10).await.unwrap_err();
+        assert_eq!(error.kind(), SandboxErrorKind::Io);
+        assert!(error.to_string().contains("did not respond"), "{error}");
     }
 }

@@ -12,7 +12,7 @@ use futures_util::{StreamExt as _, stream};
 use tokio::io::AsyncWriteExt as _;
 
 use super::ExecRunner;
-use super::exec::{Exec, Script};
+use super::exec::{Exec, Script, in_time};
 
 /// Maximum size of a listing.
 const MAX_LISTING_BYTES: usize = 64 << 20;
@@ -82,7 +82,7 @@ else exec tail -c "+$2" -- "$T"; fi"#;
                 let doing = doing.clone();
                 async move {
                     loop {
-                        match exec.next().await {
+                        match exec.next_in_time().await {
                             Some(Ok(chunk)) if chunk.channel == Channel::Stderr => {}
                             Some(Ok(chunk)) => return Ok(Some((chunk.bytes, (shared, exec)))),
                             Some(Err(error)) => return Err(shared.reason(error).await),
@@ -240,10 +240,10 @@ async fn send(
         let bytes = piece?;
         written += bytes.len() as u64;
         options.check_size(path, written, false)?;
-        input.write_all(&bytes).await.map_err(failed)?;
+        in_time(input.write_all(&bytes)).await?.map_err(failed)?;
     }
     if let Some(mut input) = input {
-        input.shutdown().await.map_err(failed)?;
+        in_time(input.shutdown()).await?.map_err(failed)?;
     }
     options.check_size(path, written, true)?;
     Ok(written)
