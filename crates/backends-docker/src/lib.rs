@@ -14,17 +14,19 @@
 //! command lines are unavailable. It is mounted read-only from a volume of the engine
 //! (`cantle-supervisor-…`), which is filled once.
 //!
-//! - **Hardened.** All capabilities are dropped, `no_new_privs` is set, the system call filter of local sandboxes
-//!   applies besides the engine's, which stays enabled (also a customized one), logging is off, and the image's entry point and health check are not run. The supervisor is
-//!   root with five capabilities (`CHOWN`, `KILL`, `SETGID`, `SETPCAP`, `SETUID`), so that commands can't kill
-//!   or trace it; commands run as [another user](DockerBackend::with_user), by default 1000, without
-//!   capabilities. The working directory, `/workspace`, belongs to that user.
+//! - **Hardened.** All capabilities are dropped, `no_new_privs` is set, the system call filter of local
+//!   sandboxes applies besides the engine's, which stays enabled (also a customized one), logging is off, and
+//!   the image's entry point and health check are not run. The supervisor is root with five capabilities
+//!   (`CHOWN`, `KILL`, `SETGID`, `SETPCAP`, `SETUID`), so that commands can't kill or trace it; commands run
+//!   as [another user](DockerBackend::with_user), by default 1000, without capabilities. The working
+//!   directory, `/workspace`, belongs to that user.
 //! - **Limited.** The kernel enforces memory, processes and network, and disk and inodes by file systems in
-//!   memory over a read-only image, in which volumes that it declares are empty and read-only. Processor time, file size and open files are limited per process; wall
-//!   time and output are enforced by the backend. Read and write roots are enforced because no host file is
-//!   visible. Allowed hosts, a read-only working directory and "no subprocesses" can't be enforced: a strict
-//!   policy with one of them is refused. Without a network policy the engine's default network is used, and
-//!   without a process limit the limit is 4096.
+//!   memory over a read-only image, in which volumes that it declares are empty and read-only. Processor
+//!   time, file size and open files are limited per process; wall time and output are enforced by the
+//!   backend. Read and write roots are enforced because no host file is visible. Allowed hosts, a read-only
+//!   working directory and "no subprocesses" can't be enforced: a strict policy with one of them is refused.
+//!   Without a network policy the engine's default network is used, and without a process limit the limit is
+//!   4096.
 //!   A running container is used as it is: [`SandboxInfo::mechanisms`] lists what it mounts from outside, and its
 //!   capabilities, devices, namespaces and security options beyond the engine's defaults. With one of these, a
 //!   strict policy that they weaken is refused.
