@@ -161,8 +161,24 @@ impl Groups {
         self.groups.iter().filter_map(Group::cleanup).collect()
     }
 
-    /// Opens the files through which a process joins them.
-    pub(crate) fn join_files(&self) -> io::Result<Vec<File>> {
+    /// Calls `start` with the files through which a process joins them.
+    ///
+    /// The group of all sandboxes can be empty and old, and another process may
+    /// [reclaim](crate::LocalBackend::reclaim) it before `start` has joined it; it is then created again.
+    pub(crate) fn join<T, E: From<io::Error>>(
+        &self,
+        mut start: impl FnMut(&[File]) -> Result<T, E>,
+    ) -> Result<T, E> {
+        let mut attempt = || start(&self.join_files()?);
+        let joined = attempt();
+        let is_reclaimed = |shared: &SharedGroup| shared.group.create().is_ok();
+        match joined {
+            Err(_) if self.shared.as_ref().is_some_and(is_reclaimed) => attempt(),
+            joined => joined,
+        }
+    }
+
+    fn join_files(&self) -> io::Result<Vec<File>> {
         let all = self
             .all()
             .map(|group| group.file(group.version.join_file()));

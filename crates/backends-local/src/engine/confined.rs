@@ -173,8 +173,8 @@ pub(crate) fn build(
         if plan.has_storage {
             root.make_sized()?;
         }
-        let join_files = groups.join_files().unwrap_or_default();
-        let (supervisor, outcome) = match Supervisor::start(&plan.body, &join_files) {
+        let started = groups.join(|files| Supervisor::start(&plan.body, files));
+        let (supervisor, outcome) = match started {
             Ok(started) => started,
             Err(error) if mode == Mode::Open => return Err(start_error(&plan, &error)),
             Err(error) => {

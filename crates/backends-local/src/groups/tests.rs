@@ -225,3 +225,49 @@ fn only_old_empty_groups_are_reclaimed() {
     let there = [left, young, used, others].map(|path| path.exists());
     assert_eq!(there, [false, true, true, true]);
 }
+
+#[test]
+fn group_reclaimed_before_it_is_joined_is_created_again() {
+    use std::io::Write as _;
+
+    let Some(shared) = Arc::new(Defaults::default()).group() else {
+        return;
+    };
+    let directory = shared.group.directory.clone();
+    let groups = Groups {
+        groups: Vec::new(),
+        limits: GroupLimits::default(),
+        shared: Some(shared),
+    };
+    let mut joins = 0;
+    // A thread's number that does not exist: the test stays outside.
+    let mut join = |files: &[File]| -> io::Result<()> {
+        joins += 1;
+        if joins == 1 {
+            fs::remove_dir(&directory)?;
+        }
+        let [file] = files else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
+        match { file }.write_all(b"4194305") {
+            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::SRCH.raw_os_error()) => {
+                Ok(())
+            }
+            other => other,
+        }
+    };
+    // Before the file is written.
+    groups.join(&mut join).unwrap();
+    // Before it is opened.
+    fs::remove_dir(&directory).unwrap();
+    groups.join(&mut join).unwrap();
+    assert_eq!(joins, 3);
+    // An error for another reason is not repeated.
+    let mut failures = 0;
+    let failed: io::Result<()> = groups.join(|_| {
+        failures += 1;
+        Err(io::ErrorKind::Other.into())
+    });
+    assert!(failed.is_err());
+    assert_eq!(failures, 1);
+}
