@@ -12,6 +12,7 @@ use super::host::{HostEntry, HostThread, HostTree, write_temporary};
 use super::output::Capture;
 use super::reserved::reserved_name;
 use super::staging::{StagedFile, Staging};
+use super::walk::{self, ArtifactLimits, Artifacts, Walk};
 use super::{
     ByteRange, CommandOutput, Exit, FileInfo, FileKind, OutputChunk, OutputOptions, RefusedFile,
     Sandbox, SandboxError, SandboxErrorKind, SandboxPath, SavedFile, SavedOutputs, SpawnRequest,
@@ -257,6 +258,36 @@ pub trait SandboxExt: Sandbox + sealed::SealedSandbox {
             }
         }
         staging.put_in_place(&host, staged, outputs, options).await
+    }
+
+    /// Lists up to `max_entries` files, directories and links below a directory, without following links, by one
+    /// command if the sandbox has GNU `find`, and otherwise by one request per directory.
+    ///
+    /// # Errors
+    /// As [`Sandbox::list`], for the directory itself.
+    async fn walk(
+        &self,
+        directory: &SandboxPath,
+        max_entries: usize,
+    ) -> Result<Walk, SandboxError> {
+        walk::walk(self, directory, max_entries).await
+    }
+
+    /// Describes the files of `directory` that were created or changed between two walks of it.
+    ///
+    /// Each changed file is read once, for its digest. Whoever else changes files meanwhile is not told apart:
+    /// overlapping calls may both report a file.
+    ///
+    /// # Errors
+    /// If the sandbox is gone.
+    async fn artifacts(
+        &self,
+        directory: &SandboxPath,
+        before: &Walk,
+        after: &Walk,
+        limits: ArtifactLimits,
+    ) -> Result<Artifacts, SandboxError> {
+        walk::artifacts(self, directory, (before, after), limits).await
     }
 
     /// Copies output files into another sandbox, at the same paths below its working directory.

@@ -28,6 +28,7 @@ mod reserved;
 mod signal;
 mod staging;
 mod transfer;
+mod walk;
 
 use std::fmt;
 use std::pin::Pin;
@@ -53,6 +54,7 @@ pub use self::signal::Signal;
 pub use self::transfer::{
     OutputOptions, RefusedFile, SavedFile, SavedOutputs, UploadedFile, UploadedFiles,
 };
+pub use self::walk::{Artifact, ArtifactLimits, Artifacts, FileStamp, Walk, WalkEntry};
 use crate::ids::RunId;
 use crate::policy::Policy;
 use crate::progress::{NoProgress, Progress};

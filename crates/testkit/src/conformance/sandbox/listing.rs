@@ -1,5 +1,7 @@
 //! Directories: creating, listing, renaming and removing.
 
+use cantle_core::sandbox::ArtifactLimits;
+
 use super::prelude::*;
 
 /// Deadline for creating thousands of files while other cases do the same.
@@ -12,6 +14,86 @@ cases! { cases for Harness:
     a_listing_has_100000_entries => has_entries(100_000).heavy(),
     removing_a_directory_is_recursive,
     renaming_moves_and_replaces,
+    a_walk_is_recursive_and_bounded,
+    artifacts_are_the_files_that_changed,
+}
+
+async fn a_walk_is_recursive_and_bounded(bench: &Bench<'_>) -> Checked {
+    let script = "mkdir -p tree/a/b tree/c; printf 12345 > tree/a/b/file; ln -s /etc tree/link; \
+                  mkfifo tree/pipe; printf x > $'tree/c/new\\nline'";
+    bench.stdout(script).await?;
+    let walk = bench.walk(&path("tree")?, 100).await?;
+    let found = walk.entries.iter();
+    let found = found.map(|(path, it)| (path.to_string(), it.kind));
+    let expected = [
+        ("a", FileKind::Directory),
+        ("a/b", FileKind::Directory),
+        ("a/b/file", FileKind::File),
+        ("c", FileKind::Directory),
+        ("c/new\nline", FileKind::File),
+        ("link", FileKind::Symlink),
+        ("pipe", FileKind::Other),
+    ];
+    let expected = expected.map(|(name, kind)| (name.to_owned(), kind));
+    equal("the entries", found.collect::<Vec<_>>(), expected.to_vec())?;
+    let file = walk.entries.get(&path("a/b/file")?);
+    equal("size", file.map(|file| file.size_bytes), Some(5))?;
+    equal("truncated", walk.is_truncated, false)?;
+
+    let walk = bench.walk(&path("tree")?, 3).await?;
+    let found = (walk.entries.len(), walk.is_truncated);
+    equal("a bounded walk", found, (3, true))?;
+    let missing = bench.walk(&path("missing")?, 3).await;
+    refused("`walk` of what doesn't exist", missing, &[NotFound])
+}
+
+async fn artifacts_are_the_files_that_changed(bench: &Bench<'_>) -> Checked {
+    let root = SandboxPath::working_directory();
+    let script = "mkdir -p art; cd art; echo same > same; echo 1234 > touched; echo old > older";
+    bench.stdout(script).await?;
+    let before = bench.walk(&root, 1000).await?;
+    // Its size and its mtime stay; its ctime does not. Without ctime, the size has to tell.
+    let is_stamped = before.entries.values().all(|entry| entry.stamp.is_some());
+    let rewrite = if is_stamped {
+        "echo 4321"
+    } else {
+        "echo 43210"
+    };
+    let script = "cd art; touch -r touched stamp; $REWRITE > touched; touch -r stamp touched; \
+                  rm stamp; printf 'a,b\\n1,2\\n' > table.csv; \
+                  printf '\\x89PNG\\r\\n\\x1a\\n' > picture; ln -s /etc/hosts link";
+    bench.stdout(&script.replace("$REWRITE", rewrite)).await?;
+    let after = bench.walk(&root, 1000).await?;
+    let limits = ArtifactLimits::default();
+    let changed = bench.artifacts(&root, &before, &after, limits).await?;
+    let found = changed.files.iter();
+    let found = found.map(|it| (it.path.to_string(), it.size_bytes, it.media_type.clone()));
+    let expected = [
+        ("art/picture", 8, Some("image/png")),
+        ("art/table.csv", 8, Some("text/csv")),
+        ("art/touched", rewrite.len() as u64 - 4, None),
+    ];
+    let expected =
+        expected.map(|(name, size, kind)| (name.to_owned(), size, kind.map(str::to_owned)));
+    equal(
+        "the artifacts",
+        found.collect::<Vec<_>>(),
+        expected.to_vec(),
+    )?;
+    let digest = "492d5ea496056f1a6a6592241032fab764c321596317930b4fa0e1e8bc3b7470";
+    let digests: Vec<_> = changed.files.iter().map(|it| it.sha256.as_str()).collect();
+    equal("a digest", digests.get(1).copied(), Some(digest))?;
+    let refused: Vec<_> = changed
+        .refused
+        .iter()
+        .map(|it| it.source.as_str())
+        .collect();
+    equal("refused", refused, vec!["art/link"])?;
+
+    let limits = limits.with_files(2).with_total_bytes(10);
+    let changed = bench.artifacts(&root, &before, &after, limits).await?;
+    let found = (changed.files.len(), changed.refused.len());
+    equal("files and refusals within limits", found, (1, 3))
 }
 
 async fn mkdir_creates_parents_and_is_idempotent(bench: &Bench<'_>) -> Checked {
