@@ -25,8 +25,10 @@ const WARNING_THRESHOLD: f64 = 0.8;
 pub struct Budget {
     /// Input and output tokens, as counted by the provider or estimated.
     pub tokens: Option<u64>,
-    /// US dollars, as reported by the provider or computed from given prices. Rejected if it is known
-    /// that neither is available. Calls without a known cost don't count; a warning is emitted once.
+    /// US dollars, as reported by the provider or computed from prices. A session is refused if the
+    /// provider of one of its models is not known to report costs and there are no prices. A call that
+    /// comes back without a cost counts with the highest prices of its provider; if they are unknown, the
+    /// run ends.
     pub cost_usd: Option<f64>,
     /// Time since the run began or was resumed.
     pub time: Option<Duration>,
@@ -77,8 +79,8 @@ struct AccountState {
     /// Notices given to this account's run: the levels between it and the budget's account, the
     /// resource, and whether the budget was exhausted.
     notified: Vec<(usize, Resource, bool)>,
-    /// Whether a call without a known cost was reported.
-    notified_unknown_cost: bool,
+    /// The model of a call without a known cost, if money is limited.
+    without_cost: Option<String>,
 }
 
 impl Account {
@@ -91,7 +93,7 @@ impl Account {
                 earlier: Duration::ZERO,
                 since: Instant::now(),
                 notified: Vec::new(),
-                notified_unknown_cost: false,
+                without_cost: None,
             }),
             parent,
         }
@@ -112,18 +114,21 @@ impl Account {
         self.state().earlier = time;
     }
 
-    /// Adds a model call. Returns the money budget that can't count it because its cost is unknown,
-    /// once for each budget.
-    pub(crate) fn model_call(&self, call: &ModelCall) -> Option<f64> {
+    /// Adds a model call.
+    pub(crate) fn model_call(&self, call: &ModelCall) {
         self.add(call.into());
-        if !call.has_unknown_cost() {
-            return None;
+        if call.has_unknown_cost() {
+            let limited = |account: &&Self| account.budget.cost_usd.is_some();
+            for account in self.with_parents().filter(limited) {
+                account.state().without_cost = Some(call.model.clone());
+            }
         }
-        self.with_parents().find_map(|account| {
-            let limit = account.budget.cost_usd?;
-            let notified = std::mem::replace(&mut account.state().notified_unknown_cost, true);
-            (!notified).then_some(limit)
-        })
+    }
+
+    /// Returns the model of a call without a known cost, if money is limited here or above.
+    pub(crate) fn model_without_cost(&self) -> Option<String> {
+        self.with_parents()
+            .find_map(|account| account.state().without_cost.clone())
     }
 
     /// Adds a tool call that starts.
@@ -167,10 +172,12 @@ impl Account {
         state.earlier + state.since.elapsed()
     }
 
-    /// Whether a budget is exhausted, here or above.
+    /// Whether a budget is exhausted or can't be enforced, here or above.
     pub(crate) fn is_exhausted(&self) -> bool {
-        self.with_parents()
-            .any(|account| account.budget_states().any(|state| state.is_exhausted()))
+        self.model_without_cost().is_some()
+            || self
+                .with_parents()
+                .any(|account| account.budget_states().any(|state| state.is_exhausted()))
     }
 
     /// Returns the budgets that are newly near or exhausted. Every run gets its own notices, also

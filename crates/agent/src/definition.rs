@@ -31,6 +31,15 @@ pub(crate) struct Definition {
 }
 
 impl Definition {
+    /// Returns the name of a model whose calls have no known cost: this agent's, a fallback, or a
+    /// sub-agent's.
+    pub(crate) fn model_without_cost(&self) -> Option<String> {
+        let own = self.client.model().without_cost();
+        let mut sub_agents = self.tools.iter().filter_map(|it| it.sub_agent.as_ref());
+        own.map(|model| model.slug.clone())
+            .or_else(|| sub_agents.find_map(|it| it.model_without_cost()))
+    }
+
     /// Returns the table of the agent's tools and these tools of providers.
     ///
     /// # Errors

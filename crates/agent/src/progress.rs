@@ -54,12 +54,14 @@ impl Progress {
                 usage,
                 usage_estimated,
                 cost_usd,
+                list_price_date,
                 duration,
                 ..
             } => {
                 let mut call = ModelCall::new(&state.model, CallPurpose::Turn, *usage, *duration);
                 call.estimated = *usage_estimated;
                 call.cost_usd = *cost_usd;
+                call.list_price_date.clone_from(list_price_date);
                 state.ledger.model_calls.push(call);
                 if is_own {
                     state.turns = *turn;

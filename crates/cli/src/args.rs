@@ -209,7 +209,9 @@ pub(crate) struct RunArgs {
         value_parser = FalseyValueParser::new(), help_heading = "Resuming")]
     pub(crate) no_keep: bool,
 
-    /// Maximum cost of the run in US dollars, as reported by the provider or computed from the prices
+    /// Maximum cost of the run in US dollars, as reported by the provider or computed from prices
+    ///
+    /// It is refused if the provider of a model does not report costs and its prices are unknown.
     #[arg(long, value_name = "USD", value_parser = parse_dollars, help_heading = "Limits")]
     pub(crate) budget_usd: Option<f64>,
 

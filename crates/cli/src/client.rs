@@ -122,7 +122,11 @@ struct Connection<'a> {
 impl Connection<'_> {
     fn client(&self, model: &str) -> Result<Arc<dyn LlmClient>, LlmError> {
         let server = self.settings.server;
-        let server = server.or(self.is_litellm().then_some(Server::LiteLlm));
+        let server = server.or(match self.endpoint.provider {
+            Some(Provider::Litellm) => Some(Server::LiteLlm),
+            Some(Provider::Openrouter) => Some(Server::OpenRouter),
+            _ => None,
+        });
         match self.endpoint.api {
             Api::Chat => self.build(|| match server {
                 Some(server) => ChatClient::builder(model).server(server),
@@ -193,27 +197,19 @@ fn described<D: Dialect>(builder: HttpClientBuilder<D>) -> Option<HttpClientBuil
     runtime.block_on(builder.described_by_litellm()).ok()
 }
 
-/// Refuses a cost budget if the provider is known to report no costs and there are no prices.
-///
-/// If it is not known, the run warns as soon as a call's cost is missing.
-pub(crate) fn check_cost_budget(
-    budget_usd: Option<f64>,
-    endpoint: &Endpoint,
-    info: &ModelInfo,
-) -> anyhow::Result<()> {
-    if budget_usd.is_none() || info.prices.is_some() || info.reports_cost == Some(true) {
+/// Refuses a cost budget unless the cost of the model and its fallbacks is known: there are prices, or the
+/// provider is known to report costs.
+pub(crate) fn check_cost_budget(budget_usd: Option<f64>, info: &ModelInfo) -> anyhow::Result<()> {
+    let (Some(_), Some(model)) = (budget_usd, info.without_cost()) else {
         return Ok(());
-    }
-    let source = match (endpoint.provider, endpoint.api) {
-        (Some(Provider::Openai), _) => "OpenAI does",
-        (Some(Provider::Anthropic), _) => "Anthropic does",
-        (Some(Provider::Local), _) => "servers on this machine do",
-        (_, Api::Responses | Api::Messages) => "providers with this API do",
-        _ if info.reports_cost == Some(false) => "the provider does",
-        _ => return Ok(()),
+    };
+    let advice = match model.slug == info.slug {
+        true => "Set --price-input/--price-output or use --budget-tokens.",
+        // Prices can be set for the model itself only.
+        false => "Use --budget-tokens.",
     };
     bail!(
-        "--budget-usd can't be enforced: {source} not report what a call costs, and no prices are set. Set them \
-         with --price-input and --price-output, or limit tokens with --budget-tokens"
+        "No price known for {}, so --budget-usd can't be enforced. {advice}",
+        model.slug
     )
 }

@@ -152,6 +152,9 @@ impl Task {
             (RunErrorKind::NoProgress, _) => {
                 Some("Allow more with --max-repeats; 0 is no limit.".to_owned())
             }
+            (RunErrorKind::Budget, _) if outcome.ledger.calls_of_unknown_cost() > 0 => {
+                Some("Set --price-input and --price-output, or use --budget-tokens.".to_owned())
+            }
             (RunErrorKind::OutputLimit, _) => {
                 Some("Increase the output limit with --max-tokens.".to_owned())
             }

@@ -224,6 +224,11 @@ pub(crate) fn clock(elapsed: Duration) -> String {
     }
 }
 
+/// Formats an amount of US dollars.
+pub(crate) fn dollars(amount: f64) -> String {
+    format!("${amount:.4}")
+}
+
 /// Formats tokens as `12.4k in (8.0k cached) · 1.2k out`, with `~` for estimates.
 pub(crate) fn tokens(usage: &TokenUsage, estimated: bool) -> String {
     let about = if estimated { "~" } else { "" };

@@ -27,21 +27,28 @@ const PERIOD: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug)]
 pub struct Fallback {
     first: Arc<dyn LlmClient>,
+    model: ModelInfo,
     others: Vec<Arc<dyn LlmClient>>,
 }
 
 impl Fallback {
     /// Creates a client that calls `first`, and on failure `others` in order.
-    ///
     pub fn new(first: Arc<dyn LlmClient>, others: Vec<Arc<dyn LlmClient>>) -> Self {
-        Self { first, others }
+        let mut model = first.model().clone();
+        let others_info = others.iter().map(|client| client.model().clone());
+        model.fallbacks.extend(others_info);
+        Self {
+            first,
+            model,
+            others,
+        }
     }
 }
 
 impl LlmClient for Fallback {
-    /// Returns the first model.
+    /// Returns the first model, with the others as its fallbacks.
     fn model(&self) -> &ModelInfo {
-        self.first.model()
+        &self.model
     }
 
     fn stream(&self, request: ChatRequest) -> ChatStream {
@@ -81,6 +88,7 @@ impl FallbackCall {
                     (&mut event, &self.substitute)
                 {
                     end.served_by.get_or_insert_with(|| model.clone());
+                    end.model.get_or_insert_with(|| model.clone());
                 }
                 Ok(event)
             }
@@ -181,6 +189,7 @@ mod tests {
             let (events, error) = call([failing("one", kind), second]).await;
             let mut end = TurnEnd::new(StopReason::EndTurn, None);
             end.served_by = Some("two".to_owned());
+            end.model = Some("two".to_owned());
             let [ChatEvent::AttemptFailed(failed), ended] = &events[..] else {
                 panic!("{events:?}");
             };

@@ -18,6 +18,8 @@ pub mod fallback;
 pub mod http;
 #[cfg(feature = "retry")]
 pub mod limit;
+#[cfg(any(feature = "anthropic", feature = "chat", feature = "responses"))]
+pub mod list_prices;
 pub mod price;
 #[cfg(feature = "replay")]
 pub mod record;

@@ -1,15 +1,17 @@
 //! Costs computed from token prices.
 //!
-//! A cost that the provider reports takes precedence, and an answer without usage has no cost. HTTP
-//! clients do this themselves if they have [prices](cantle_core::llm::ModelInfo::prices); this wrapper
-//! is for other clients.
+//! Prices of the user replace the cost that the provider reports; other prices apply if it reports none.
+//! An answer without usage has no cost. HTTP clients do this themselves if they have
+//! [prices](cantle_core::llm::ModelInfo::prices); this wrapper is for other clients.
 
 use std::sync::Arc;
 
-use cantle_core::llm::{ChatEvent, ChatRequest, ChatStream, LlmClient, ModelInfo, Prices};
+use cantle_core::llm::{
+    ChatEvent, ChatRequest, ChatStream, LlmClient, ModelInfo, PriceSource, Prices,
+};
 use futures_util::StreamExt as _;
 
-/// A client that adds the cost to answers that lack it.
+/// A client that sets the cost of answers.
 ///
 /// ```
 /// use cantle_clients::price::Priced;
@@ -59,14 +61,16 @@ impl<C: LlmClient> LlmClient for Priced<C> {
     }
 }
 
-/// Adds the cost to the end of a turn if it has usage but no cost.
+/// Sets the cost of a turn with usage, unless the provider reports it and the prices are not the user's.
 pub(crate) fn with_prices(stream: ChatStream, prices: Prices) -> ChatStream {
     Box::pin(stream.map(move |event| {
         let mut event = event?;
         if let ChatEvent::Finished(end) = &mut event
-            && end.cost_usd.is_none()
+            && let Some(usage) = end.usage
+            && (end.cost_usd.is_none() || prices.source == PriceSource::User)
         {
-            end.cost_usd = end.usage.map(|usage| prices.cost_usd(&usage));
+            end.cost_usd = Some(prices.cost_usd(&usage));
+            end.list_price_date = prices.list_date().map(str::to_owned);
         }
         Ok(event)
     }))
@@ -75,25 +79,26 @@ pub(crate) fn with_prices(stream: ChatStream, prices: Prices) -> ChatStream {
 #[cfg(test)]
 mod tests {
     use cantle_core::llm::{
-        ChatRequest, LlmClientExt as _, Prices, StopReason, ToolSpecs, TurnEnd,
+        ChatRequest, LlmClientExt as _, PriceSource, Prices, StopReason, ToolSpecs, TurnEnd,
     };
     use cantle_core::usage::TokenUsage;
 
     use super::Priced;
     use crate::scripted::{ScriptedClient, done_with};
 
-    async fn cost(end: TurnEnd) -> Option<f64> {
+    async fn cost(end: TurnEnd, source: PriceSource) -> (Option<f64>, Option<String>) {
         let prices = Prices::per_million(1.0, 10.0).with_cache_per_million(0.1, 2.0);
         let client = Priced::new(
             ScriptedClient::always(move || done_with(end.clone())),
-            prices,
+            prices.from_source(source),
         );
         let request = ChatRequest::new(Vec::new(), ToolSpecs::default());
-        client.complete(request).await.unwrap().cost_usd
+        let completion = client.complete(request).await.unwrap();
+        (completion.cost_usd, completion.list_price_date)
     }
 
     #[tokio::test]
-    async fn reported_costs_take_precedence_and_missing_usage_has_no_cost() {
+    async fn prices_of_the_user_precede_reported_costs_and_these_precede_others() {
         let usage = TokenUsage {
             input: 1_000_000,
             cache_read: 1_000_000,
@@ -102,10 +107,21 @@ mod tests {
             reasoning: 500_000,
         };
         let end = TurnEnd::new(StopReason::EndTurn, Some(usage));
-        assert!((cost(end.clone()).await.unwrap() - 13.1).abs() < 1e-9);
-        let mut reported = end;
+        let mut reported = end.clone();
         reported.cost_usd = Some(0.5);
-        assert_eq!(cost(reported).await, Some(0.5));
-        assert_eq!(cost(TurnEnd::new(StopReason::EndTurn, None)).await, None);
+        let none = TurnEnd::new(StopReason::EndTurn, None);
+        let list = PriceSource::List("2026-11-01");
+        let date = || Some("2026-11-01".to_owned());
+        for (end, source, expected) in [
+            (&end, PriceSource::User, (Some(13.1), None)),
+            (&end, PriceSource::Provider, (Some(13.1), None)),
+            (&end, list, (Some(13.1), date())),
+            (&reported, PriceSource::User, (Some(13.1), None)),
+            (&reported, PriceSource::Provider, (Some(0.5), None)),
+            (&reported, list, (Some(0.5), None)),
+            (&none, PriceSource::User, (None, None)),
+        ] {
+            assert_eq!(cost(end.clone(), source).await, expected, "{source:?}");
+        }
     }
 }

@@ -78,7 +78,7 @@ impl ReplayClient {
     pub fn new(model: impl Into<String>, turns: Vec<AssistantMessage>) -> Self {
         let turns = turns.into_iter().map(|turn| answer(turn, None));
         Self {
-            model: ModelInfo::new(model),
+            model: recorded_model(ModelInfo::new(model)),
             source: RecordingSource::Turns(turns.collect()),
         }
     }
@@ -130,6 +130,7 @@ impl ReplayClient {
             .map_err(|error| {
                 RecordingError::new(number, RecordingErrorKind::Header, error.to_string())
             })?;
+        let model = recorded_model(model);
         Ok(Self { model, source })
     }
 
@@ -156,6 +157,12 @@ impl ReplayClient {
             RecordingSource::Calls(calls) => calls.has_tool(tool),
         }
     }
+}
+
+/// Returns a model whose calls cost what was recorded.
+fn recorded_model(mut model: ModelInfo) -> ModelInfo {
+    model.reports_cost = Some(true);
+    model
 }
 
 impl LlmClient for ReplayClient {

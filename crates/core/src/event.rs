@@ -113,6 +113,9 @@ pub enum EventKind {
         usage_estimated: bool,
         /// Cost in US dollars, if known.
         cost_usd: Option<f64>,
+        /// Date of the price list that `cost_usd` was computed from, if it was.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        list_price_date: Option<String>,
         /// Elapsed time.
         #[serde(rename = "duration_s", with = "crate::seconds")]
         duration: Duration,

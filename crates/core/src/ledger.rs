@@ -40,6 +40,9 @@ pub struct ModelCall {
     pub estimated: bool,
     /// Cost in US dollars, as reported by the provider or computed from prices.
     pub cost_usd: Option<f64>,
+    /// Date of the price list that `cost_usd` was computed from, if it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub list_price_date: Option<String>,
     /// The model that answered, as named by the provider.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub served_by: Option<String>,
@@ -62,6 +65,7 @@ impl ModelCall {
             usage,
             estimated: false,
             cost_usd: None,
+            list_price_date: None,
             served_by: None,
             duration,
         }
@@ -110,6 +114,20 @@ pub struct ToolTotals {
     /// Sum of the calls' metadata.
     #[serde(default)]
     pub metadata: Metadata,
+}
+
+/// Costs in US dollars by how they are known; `None` where there are none.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Costs<'a> {
+    /// Reported by the provider, or computed from its prices or the user's.
+    pub reported_usd: Option<f64>,
+    /// Computed from list prices.
+    pub list_price_usd: Option<f64>,
+    /// Latest date of these lists.
+    pub list_price_date: Option<&'a str>,
+    /// Computed from estimated tokens.
+    pub estimated_usd: Option<f64>,
 }
 
 impl Ledger {
@@ -179,6 +197,25 @@ impl Ledger {
     pub fn cost_usd(&self) -> Option<f64> {
         let costs = self.all_model_calls().filter_map(|call| call.cost_usd);
         costs.reduce(|a, b| a + b)
+    }
+
+    /// Returns the parts of [`cost_usd`](Self::cost_usd) by how they are known.
+    pub fn costs(&self) -> Costs<'_> {
+        let mut costs = Costs::default();
+        for call in self.all_model_calls() {
+            let part = match (&call.list_price_date, call.estimated) {
+                (_, true) => &mut costs.estimated_usd,
+                (Some(date), false) => {
+                    costs.list_price_date = costs.list_price_date.max(Some(date));
+                    &mut costs.list_price_usd
+                }
+                (None, false) => &mut costs.reported_usd,
+            };
+            if let Some(cost) = call.cost_usd {
+                *part = Some(part.unwrap_or_default() + cost);
+            }
+        }
+        costs
     }
 
     fn all_model_calls(&self) -> impl Iterator<Item = &ModelCall> {

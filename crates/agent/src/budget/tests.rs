@@ -119,17 +119,22 @@ fn calls_that_an_earlier_process_refused_do_not_count() {
 }
 
 #[test]
-fn an_unknown_cost_is_reported_once_for_each_budget_of_money() {
+fn an_unknown_cost_affects_budgets_of_money_here_and_above() {
     let above = Arc::new(Account::new(Budget::default().cost_usd(5.0), None));
-    let own = Account::new(Budget::default().cost_usd(1.0), Some(Arc::clone(&above)));
+    let own = Account::new(Budget::default(), Some(Arc::clone(&above)));
     let mut known = tokens(7);
     known.cost_usd = Some(0.1);
-    assert_eq!(own.model_call(&known), None);
-    assert_eq!(own.model_call(&tokens(0)), None);
-    assert_eq!(own.model_call(&tokens(7)), Some(1.0));
-    assert_eq!(above.model_call(&tokens(7)), Some(5.0));
-    assert_eq!(own.model_call(&tokens(7)), None);
-    let none = Account::new(Budget::default().tokens(1), None);
-    assert_eq!(none.model_call(&tokens(7)), None);
-    assert!(own.limits_money() && !none.limits_money());
+    own.model_call(&known);
+    own.model_call(&tokens(0));
+    assert_eq!(own.model_without_cost(), None);
+    assert!(!own.is_exhausted());
+    own.model_call(&tokens(7));
+    for account in [&own, &above] {
+        assert_eq!(account.model_without_cost(), Some(tokens(7).model));
+        assert!(account.is_exhausted() && account.limits_money());
+    }
+    let none = Account::new(Budget::default().tokens(1000), None);
+    none.model_call(&tokens(7));
+    assert_eq!(none.model_without_cost(), None);
+    assert!(!none.limits_money());
 }

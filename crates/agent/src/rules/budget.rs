@@ -75,3 +75,12 @@ pub(super) fn budget_error(state: BudgetState) -> RunError {
     let message = format!("the run's budget is spent: {state}");
     RunError::new(RunErrorKind::Budget, message)
 }
+
+/// The error of a run that ends because its budget of money can't be enforced any more.
+pub(super) fn unknown_cost_error(model: &str) -> RunError {
+    let message = format!(
+        "the cost of a call of {model} is unknown, so the run's budget of money can't be enforced"
+    );
+    RunError::new(RunErrorKind::Budget, message)
+        .with_advice("Set the model's prices, or limit tokens instead.")
+}

@@ -99,6 +99,8 @@ pub(crate) enum Fact {
         /// The model call that was given up, if any.
         call: Option<ModelCall>,
     },
+    /// Money is limited, and a call of this model had no known cost.
+    CostUnknown { model: String },
     /// The run was cancelled.
     Cancelled {
         /// The model call that was given up, if any.

@@ -85,6 +85,9 @@ impl Driver {
         {
             return self.record(Fact::OutOfTime { state, call: None });
         }
+        if let Some(model) = self.scope.budget.model_without_cost() {
+            return self.record(Fact::CostUnknown { model });
+        }
         if let Some(fact) = self.before_model(turn).await? {
             return self.record(fact);
         }
@@ -109,6 +112,7 @@ impl Driver {
                     usage: call.usage,
                     usage_estimated: call.estimated,
                     cost_usd: call.cost_usd,
+                    list_price_date: call.list_price_date.clone(),
                     duration: call.duration,
                 });
                 Fact::ModelAnswered {
@@ -150,6 +154,9 @@ impl Driver {
 
     /// Asks the model for a summary, and records the result.
     pub(super) async fn summarize(&mut self, attempt: SummaryAttempt) -> Result<(), RunError> {
+        if let Some(model) = self.scope.budget.model_without_cost() {
+            return self.record(Fact::CostUnknown { model });
+        }
         self.commit().await?;
         let mut prompt = SUMMARIZE.to_owned();
         let mut specs = self.resources.tools.specs().clone();
@@ -183,25 +190,24 @@ impl Driver {
         self.record(fact)
     }
 
-    /// Counts a model call against the budgets.
-    fn count_call(&self, call: &ModelCall) {
-        if let Some(limit) = self.scope.budget.model_call(call) {
-            self.scope.hub.emit(EventKind::Warning {
-                message: format!(
-                    "The cost of this call of {} is unknown, so the budget of ${limit} does not count \
-                     it, nor others like it. Give the model's prices, or a budget of tokens.",
-                    call.model
-                ),
-            });
+    /// Prices a model call if its cost is unknown, and counts it against the budgets.
+    fn count_call(&self, call: &mut ModelCall) {
+        let model = self.resources.agent.client.model().named(&call.model);
+        let budget = &self.scope.budget;
+        let highest = || model.highest_prices.filter(|_| budget.limits_money());
+        if call.has_unknown_cost()
+            && let Some(prices) = model.prices.or_else(highest)
+        {
+            call.cost_usd = Some(prices.cost_usd(&call.usage));
+            call.list_price_date = prices.list_date().map(str::to_owned);
         }
+        budget.model_call(call);
     }
 
     /// Returns the fact of a failed attempt.
     fn attempt_failed(&self, failed: &FailedAttempt, attempt: &Attempt) -> Fact {
-        let mut call = self.wasted_call(CallPurpose::Failed, attempt, failed.kind, failed.usage);
-        if let Some(model) = &failed.model {
-            call.model.clone_from(model);
-        }
+        let entry = self.model_call(CallPurpose::Failed, failed.model.as_deref(), attempt);
+        let call = self.wasted_call(entry, attempt, failed.kind, failed.usage);
         self.scope.hub.emit(EventKind::ModelRetry {
             attempt: failed.attempt + 1,
             after: failed.delay,
@@ -288,7 +294,8 @@ impl Driver {
             }
         };
         let (kind, usage) = (failure.kind(), failure.usage());
-        let call = self.wasted_call(CallPurpose::Failed, &attempt, kind, usage);
+        let entry = self.model_call(CallPurpose::Failed, None, &attempt);
+        let call = self.wasted_call(entry, &attempt, kind, usage);
         Ok(Err(Box::new(Fact::ModelFailed(ModelFailure {
             error: Arc::new(failure),
             call,
@@ -299,11 +306,13 @@ impl Driver {
         let usage = completion
             .usage
             .unwrap_or_else(|| self.estimated_usage(output_bytes(&completion.message)));
-        let mut call = self.model_call(CallPurpose::Turn, usage, attempt);
+        let mut call = self.model_call(CallPurpose::Turn, completion.model.as_deref(), attempt);
+        call.usage = usage;
         call.estimated = completion.usage.is_none();
-        call.cost_usd = completion.cost_usd.or(call.cost_usd);
+        call.cost_usd = completion.cost_usd;
+        call.list_price_date.clone_from(&completion.list_price_date);
         call.served_by.clone_from(&completion.served_by);
-        self.count_call(&call);
+        self.count_call(&mut call);
         Answer {
             completion,
             call,
@@ -315,13 +324,13 @@ impl Driver {
     /// timed out or was interrupted was read.
     fn wasted_call(
         &self,
-        purpose: CallPurpose,
+        mut call: ModelCall,
         attempt: &Attempt,
         kind: LlmErrorKind,
         reported: Option<TokenUsage>,
     ) -> ModelCall {
         let was_read = matches!(kind, LlmErrorKind::Timeout | LlmErrorKind::Interrupted);
-        let usage = match reported.filter(|usage| usage.total() > 0) {
+        call.usage = match reported.filter(|usage| usage.total() > 0) {
             // The output is mostly reported at the end.
             Some(mut usage) => {
                 let answer = text_tokens(attempt.output_bytes).max(usage.output_total());
@@ -333,20 +342,15 @@ impl Driver {
             }
             None => TokenUsage::default(),
         };
-        let mut call = self.model_call(purpose, usage, attempt);
         call.estimated = true;
-        self.count_call(&call);
+        self.count_call(&mut call);
         call
     }
 
     /// Counts a call that was cancelled.
     fn cancelled_call(&self, attempt: &Attempt) -> ModelCall {
-        self.wasted_call(
-            CallPurpose::Cancelled,
-            attempt,
-            LlmErrorKind::Interrupted,
-            None,
-        )
+        let entry = self.model_call(CallPurpose::Cancelled, None, attempt);
+        self.wasted_call(entry, attempt, LlmErrorKind::Interrupted, None)
     }
 
     fn estimated_usage(&self, output_bytes: usize) -> TokenUsage {
@@ -354,13 +358,16 @@ impl Driver {
         call_usage(self.machine.messages(), tools, output_bytes)
     }
 
-    /// A ledger entry, with the cost by the model's prices.
-    fn model_call(&self, purpose: CallPurpose, usage: TokenUsage, attempt: &Attempt) -> ModelCall {
-        let model = self.resources.agent.client.model();
+    /// A ledger entry of a call to the client's own model, or to a fallback of this name.
+    fn model_call(
+        &self,
+        purpose: CallPurpose,
+        model: Option<&str>,
+        attempt: &Attempt,
+    ) -> ModelCall {
+        let model = model.unwrap_or(&self.resources.agent.client.model().slug);
         let duration = attempt.started.elapsed();
-        let mut call = ModelCall::new(&model.slug, purpose, usage, duration);
-        call.cost_usd = model.cost_usd(&usage);
-        call
+        ModelCall::new(model, purpose, TokenUsage::default(), duration)
     }
 
     /// Emits a delta. Returns the number of output bytes in it.

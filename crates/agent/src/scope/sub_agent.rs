@@ -47,6 +47,9 @@ pub(crate) trait SubAgentTool: Send + Sync {
         cx: ToolContext,
         call: Arc<SubAgentCall>,
     ) -> Result<ToolOutput, ToolError>;
+
+    /// Returns the name of a model whose calls have no known cost, if the sub-agent uses one.
+    fn model_without_cost(&self) -> Option<String>;
 }
 
 /// The calling run, as a sub-agent's session sees it.

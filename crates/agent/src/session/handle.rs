@@ -326,7 +326,8 @@ fn store_error(error: StoreError) -> SessionError {
     SessionError::new(SessionErrorKind::Journal, error.to_string()).with_source(error)
 }
 
-/// Rejects a budget of money if it is known that the model's calls have no known cost.
+/// Rejects a budget of money if calls of one of the models, fallbacks and sub-agents included, have no
+/// known cost.
 fn check_money_budget(
     agent: &Definition,
     budget: Budget,
@@ -334,16 +335,16 @@ fn check_money_budget(
 ) -> Result<(), SessionError> {
     let limits_money =
         budget.cost_usd.is_some() || parent.is_some_and(|it| it.scope.budget.limits_money());
-    let model = agent.client.model();
-    if !limits_money || !model.has_unknown_cost() {
-        return Ok(());
+    match agent.model_without_cost() {
+        Some(model) if limits_money => {
+            let message = format!(
+                "no price is known for {model}, so a budget of money can't be enforced. Set its prices, or limit \
+                 tokens instead"
+            );
+            Err(SessionError::new(SessionErrorKind::Budget, message))
+        }
+        _ => Ok(()),
     }
-    let message = format!(
-        "a budget of money can't be enforced with the model {}: its provider does not report the cost \
-         of calls, and no prices were given. Give its prices, or a budget of tokens",
-        model.slug
-    );
-    Err(SessionError::new(SessionErrorKind::Budget, message))
 }
 
 impl fmt::Debug for Session {

@@ -59,6 +59,10 @@ impl SubAgentTool for SubAgent {
             self.call_and_wait(parse(arguments)?, &cx, &call).await
         }
     }
+
+    fn model_without_cost(&self) -> Option<String> {
+        self.agent.0.model_without_cost()
+    }
 }
 
 /// Deserializes parsed arguments.

@@ -7,14 +7,14 @@ use cantle_agent::{
     Agent, AgentBuilder, Budget, Outcome, ResumeOptions, RunErrorKind, RunStore, Session,
     SessionErrorKind, SessionOptions, SubAgent,
 };
-use cantle_core::event::{EventKind, RunStatus};
+use cantle_core::event::RunStatus;
 use cantle_core::ledger::CallPurpose;
-use cantle_core::llm::{ChatEvent, LlmError};
+use cantle_core::llm::{ChatEvent, LlmError, PriceSource, Prices};
 use cantle_core::tool::ToolOutput;
 use serde_json::{Value, json};
 
 use crate::support::{
-    Scripted, agent, bare, calls, echo, finish, of_tokens, outcome, results, user_messages, watch,
+    Scripted, agent, bare, calls, echo, finish, of_tokens, outcome, results, user_messages,
 };
 
 type Events = Vec<Result<ChatEvent, LlmError>>;
@@ -306,46 +306,67 @@ async fn a_budget_of_money_that_can_not_be_kept_is_refused() {
         .await;
     let refused = refused.unwrap_err();
     assert_eq!(refused.kind(), SessionErrorKind::Budget);
-    let why = "a budget of money can't be enforced with the model scripted: its provider does not report \
-               the cost of calls, and no prices were given. Give its prices, or a budget of tokens";
+    let why = "no price is known for scripted, so a budget of money can't be enforced. Set its prices, or limit \
+               tokens instead";
     assert_eq!(refused.to_string(), why);
 
-    // A sub-agent with such a model does not begin where its caller's money is limited.
-    let helper = Agent::builder("helper", silent)
+    // So is one whose sub-agent or fallback has such a model.
+    let helper = Agent::builder("helper", silent.clone())
         .finish(crate::support::finish_tool())
         .build()
         .unwrap();
-    let agent = agent(&client).sub_agent(SubAgent::new(&helper, "Helps."));
-    let session = agent.build().unwrap().session(dollar).await.unwrap();
-    let outcome = outcome(session.run("the task").unwrap()).await;
-    let (told, success) = &results(&outcome)[0];
-    assert!(!success && told.contains(why), "{told}");
-    session.close().await.unwrap();
+    let with_helper = agent(&client).sub_agent(SubAgent::new(&helper, "Helps."));
+    let mut with_fallback = client.clone();
+    with_fallback.model.fallbacks = vec![silent.model.clone()];
+    for agent in [with_helper, agent(&with_fallback)] {
+        let refused = agent.build().unwrap().session(dollar.clone()).await;
+        assert_eq!(refused.unwrap_err().to_string(), why);
+    }
+    assert_eq!(client.requests(), 0);
 }
 
 #[tokio::test]
-async fn calls_of_unknown_cost_are_warned_of_once_and_counted() {
-    let client = Scripted::new(|turn, _| match turn {
-        0 | 1 => calls(&[("work", &format!("w{turn}"), json!({"n": turn}))]),
-        _ => finish("done"),
+async fn a_call_without_a_cost_ends_a_run_with_a_budget_of_money() {
+    let client = Scripted::new(|turn, _| {
+        let mut events = of_tokens(work(turn), 1000);
+        if let Some(Ok(ChatEvent::Finished(end))) = events.last_mut() {
+            end.cost_usd = (turn == 0).then_some(0.125);
+        }
+        events
     });
-    let session = limited(
-        agent(&client).tool(echo("work")),
-        Budget::default().cost_usd(5.0),
-    );
-    let session = session.await;
-    let (events, outcome) = watch(session.run("the task").unwrap()).await;
-    let warnings = events.iter().filter_map(|event| match &event.kind {
-        EventKind::Warning { message } if message.contains("budget") => Some(message.as_str()),
-        _ => None,
-    });
+    let agent_of = |client: &Scripted| agent(client).tool(echo("work")).max_turns(4);
+    let dollars = Budget::default().cost_usd(5.0);
+    let session = limited(agent_of(&client), dollars).await;
+    let stopped = outcome(session.run("the task").unwrap()).await;
+    let error = stopped.error.as_ref().unwrap();
     assert_eq!(
-        warnings.collect::<Vec<_>>(),
-        [
-            "The cost of this call of scripted is unknown, so the budget of $5 does not count it, nor \
-             others like it. Give the model's prices, or a budget of tokens."
-        ]
+        (error.kind(), error.to_string().as_str(), client.requests()),
+        (
+            RunErrorKind::Budget,
+            "the cost of a call of scripted is unknown, so the run's budget of money can't be enforced",
+            2
+        )
     );
+    assert_eq!(stopped.ledger.calls_of_unknown_cost(), 1);
+
+    // With an upper bound of its prices the call counts, and the run goes on.
+    let mut bounded = client.clone();
+    let list = PriceSource::List("2026-11-01");
+    bounded.model.highest_prices = Some(Prices::per_million(100.0, 100.0).from_source(list));
+    let session = limited(agent_of(&bounded), dollars).await;
+    let outcome = outcome(session.run("the task").unwrap()).await;
+    assert_eq!(outcome.error.unwrap().kind(), RunErrorKind::MaxTurns);
+    let costs = outcome.ledger.costs();
+    assert_eq!(costs.reported_usd, Some(0.125));
+    assert!(
+        (costs.list_price_usd.unwrap() - 0.3).abs() < 1e-9,
+        "{costs:?}"
+    );
+    assert_eq!(costs.list_price_date, Some("2026-11-01"));
+
+    // Without a budget of money nothing depends on it.
+    let session = limited(agent_of(&bounded), Budget::default()).await;
+    let outcome = self::outcome(session.run("the task").unwrap()).await;
     assert_eq!(outcome.ledger.calls_of_unknown_cost(), 3);
 }
 

@@ -25,7 +25,7 @@ type Answer = dyn Fn(usize, &ChatRequest) -> Vec<Result<ChatEvent, LlmError>> + 
 /// Answers by the number of model turns in the request.
 #[derive(Clone)]
 pub(crate) struct Scripted {
-    model: ModelInfo,
+    pub(crate) model: ModelInfo,
     answer: Arc<Answer>,
     wait: Option<Arc<Wait>>,
     requests: Arc<Mutex<Vec<ChatRequest>>>,
@@ -36,8 +36,10 @@ impl Scripted {
     where
         F: Fn(usize, &ChatRequest) -> Vec<Result<ChatEvent, LlmError>> + Send + Sync + 'static,
     {
+        let mut model = ModelInfo::new("scripted");
+        model.reports_cost = Some(true);
         Self {
-            model: ModelInfo::new("scripted"),
+            model,
             answer: Arc::new(answer),
             wait: None,
             requests: Arc::default(),
@@ -56,7 +58,7 @@ impl Scripted {
         self
     }
 
-    /// The same, of which it is known whether it says what a call costs.
+    /// Sets whether it reports the cost of calls; it does by default.
     pub(crate) fn reporting_cost(mut self, yes: bool) -> Self {
         self.model.reports_cost = Some(yes);
         self

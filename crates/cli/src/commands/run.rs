@@ -210,7 +210,7 @@ impl Definition<'_> {
                 let record = args.record.as_deref();
                 let client = client::connect(name, endpoint, &settings.model, record).usage()?;
                 let info = client.client.model();
-                client::check_cost_budget(args.budget_usd, endpoint, info).usage()?;
+                client::check_cost_budget(args.budget_usd, info).usage()?;
                 client
             }
             ModelSource::Recording(path) => {

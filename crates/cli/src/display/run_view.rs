@@ -10,7 +10,7 @@ use super::calls::CallsView;
 use super::isolation::{enforcement, isolation};
 use super::stream::{ReasoningStream, TextStream};
 use super::style::Style;
-use crate::text::{clean, clock, duration, one_line, plural, tokens};
+use crate::text::{clean, clock, dollars, duration, one_line, plural, tokens};
 
 /// Lines of the task that are displayed.
 const TASK_LINES: usize = 6;
@@ -24,6 +24,9 @@ pub(super) struct RunView {
     max_turns: u32,
     usage: TokenUsage,
     estimated: bool,
+    /// Costs of the model's answers, as far as they are known.
+    cost_usd: Option<f64>,
+    has_list_prices: bool,
     /// When the current model call started.
     model_call_since: Option<Duration>,
     /// When the next attempt at it starts.
@@ -70,11 +73,16 @@ impl RunView {
                 text,
                 usage,
                 usage_estimated,
+                cost_usd,
+                list_price_date,
                 ..
             } => {
                 self.model_call_since = None;
                 self.usage += *usage;
                 self.estimated |= usage_estimated;
+                let costs = [self.cost_usd, *cost_usd].into_iter().flatten();
+                self.cost_usd = costs.reduce(|a, b| a + b);
+                self.has_list_prices |= list_price_date.is_some();
                 // Streamed text was displayed already.
                 let text = if self.text.is_empty() { text } else { "" };
                 let mut lines = self.text(text, style);
@@ -172,7 +180,16 @@ impl RunView {
     fn status(&self, now: Duration) -> String {
         let (turn, max_turns) = (self.turn.max(1), self.max_turns);
         let tokens = tokens(&self.usage, self.estimated);
-        let mut parts = vec![format!("turn {turn}/{max_turns}"), tokens, clock(now)];
+        let mut parts = vec![format!("turn {turn}/{max_turns}"), tokens];
+        if let Some(cost) = self.cost_usd {
+            let about = if self.estimated { "~" } else { "" };
+            let list = match self.has_list_prices {
+                true => " (list price)",
+                false => "",
+            };
+            parts.push(format!("{about}{}{list}", dollars(cost)));
+        }
+        parts.push(clock(now));
         if let Some(left) = self.next_attempt.and_then(|at| at.checked_sub(now)) {
             parts.push(format!("asking the model again in {}", clock(left)));
         } else if let Some(since) = self.model_call_since {

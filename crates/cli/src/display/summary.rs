@@ -9,7 +9,7 @@ use cantle::core::event::RunStatus;
 use cantle::core::ledger::Ledger;
 
 use super::style::Paint;
-use crate::text::{clean, duration, one_line, plural, size, tokens};
+use crate::text::{clean, dollars, duration, one_line, plural, size, tokens};
 use crate::unfinished::Unfinished;
 
 /// The summary of a run.
@@ -162,16 +162,22 @@ fn usage(ledger: &Ledger) -> Option<String> {
     if reported.total() > 0 {
         parts.push(tokens(&reported, false));
     }
-    if let Some(cost) = ledger.cost_usd() {
-        parts.push(format!("${cost:.4}"));
-        // Mentioned only if some costs are known.
-        if let unknown @ 1.. = ledger.calls_of_unknown_cost() {
-            let calls = plural(unknown, "call", "calls");
-            parts.push(format!("and {calls} of unknown cost"));
-        }
+    let costs = ledger.costs();
+    parts.extend(costs.reported_usd.map(dollars));
+    if let (Some(cost), Some(date)) = (costs.list_price_usd, costs.list_price_date) {
+        parts.push(format!("{} (list price of {date})", dollars(cost)));
+    }
+    // Mentioned only if some costs are known.
+    if let unknown @ 1.. = ledger.calls_of_unknown_cost()
+        && ledger.cost_usd().is_some()
+    {
+        let calls = plural(unknown, "call", "calls");
+        parts.push(format!("and {calls} of unknown cost"));
     }
     if estimated.total() > 0 {
-        parts.push(format!("{} (estimated)", tokens(&estimated, true)));
+        let cost = costs.estimated_usd.map(dollars);
+        let cost = cost.map_or_else(String::new, |cost| format!(" · ~{cost}"));
+        parts.push(format!("{}{cost} (estimated)", tokens(&estimated, true)));
     }
     (!parts.is_empty()).then(|| parts.join(" · "))
 }

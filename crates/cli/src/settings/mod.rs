@@ -170,7 +170,7 @@ pub(crate) struct ModelSettings {
         value_parser = FalseyValueParser::new())]
     pub(crate) no_retry: Option<bool>,
 
-    /// Price of a million input tokens in US dollars, if the provider does not report costs
+    /// Price of a million input tokens in US dollars [default: as reported by the provider, or its list price]
     #[arg(long, value_name = "USD", env = "CANTLE_PRICE_INPUT", value_parser = values::parse_price)]
     #[serde(deserialize_with = "values::price")]
     pub(crate) price_input: Option<f64>,

@@ -25,62 +25,73 @@ async fn served(script: Script) -> (ScriptedServer, TestEnv) {
 async fn cost_budget_is_refused_without_prices() {
     let (server, env) = served(nothing_to_do()).await;
     let env = env.set("CANTLE_API_KEY", "k");
-    let providers = [
-        ("openai", "OpenAI does"),
-        ("anthropic", "Anthropic does"),
-        ("local", "servers on this machine do"),
-    ];
-    for (provider, name) in providers {
-        let args = [
-            "run",
-            "Nothing",
-            "--budget-usd",
-            "1",
-            "--provider",
-            provider,
-        ];
+    let prices = ["--price-input", "1", "--price-output", "2"];
+    let fallback = [&prices[..], &["--fallback-model", "other"]].concat();
+    for (flags, model, advice) in [
+        (
+            &["--provider", "openai"][..],
+            "scripted",
+            "Set --price-input/--price-output or use --budget-tokens.",
+        ),
+        (
+            &["--provider", "anthropic"],
+            "scripted",
+            "Set --price-input/--price-output or use --budget-tokens.",
+        ),
+        (
+            &[],
+            "scripted",
+            "Set --price-input/--price-output or use --budget-tokens.",
+        ),
+        (&fallback, "other", "Use --budget-tokens."),
+    ] {
+        let args = ["run", "Nothing", "--budget-usd", "1", "--base-url"];
         let url = server.url();
-        let refused = env.run(args.into_iter().chain(["--base-url", &url])).await;
-        assert_eq!(refused.code, Some(2), "{refused:?}");
+        let refused = env.run(args.iter().chain([&&*url]).chain(flags)).await;
         let why = format!(
-            "--budget-usd can't be enforced: {name} not report what a call costs, and no prices are set. Set \
-             them with --price-input and --price-output, or limit tokens with --budget-tokens"
+            "cantle: No price known for {model}, so --budget-usd can't be enforced. {advice}\n"
         );
-        assert!(refused.stderr.contains(&why), "{refused:?}");
+        assert_eq!((refused.code, refused.stderr), (Some(2), why), "{flags:?}");
     }
     assert_eq!(server.requests().len(), 0);
 }
 
 #[tokio::test]
-async fn cost_budget_needs_prices_or_warns() {
-    let script = Script::new().turn(finish("done", &[])).repeat_last();
+async fn cost_budget_needs_prices_or_reported_costs() {
+    let (_server, env) = served(nothing_to_do()).await;
+    let budget = ["run", "Nothing", "--budget-usd", "1"];
+    let prices = ["--price-input", "1", "--price-output", "2"];
+    let exited = env.run(budget.iter().chain(&prices)).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+
+    // This server does not report what its type should: the run ends before the next request.
+    let script = Script::new()
+        .turn(command("true"))
+        .turn(finish("done", &[]));
     let (server, env) = served(script).await;
-    let env = env.set("CANTLE_API_KEY", "k");
-    let url = server.url();
-    let args = [
-        "run",
-        "Nothing",
-        "--budget-usd",
-        "1",
-        "--provider",
-        "openai",
-    ];
-    let prices = [
-        "--base-url",
-        &url,
-        "--price-input",
-        "1",
-        "--price-output",
-        "2",
-    ];
-    let exited = env.run(args.into_iter().chain(prices)).await;
+    let router = ["--server", "openrouter"];
+    let exited = env.run(budget.iter().chain(&router)).await;
+    assert_eq!(exited.code, Some(3), "{exited:?}");
+    let why =
+        "the cost of a call of scripted is unknown, so the run's budget of money can't be enforced";
+    assert!(exited.stderr.contains(why), "{exited:?}");
+    assert!(exited.stderr.contains("--price-input"), "{exited:?}");
+    assert_eq!(server.requests().len(), 1);
+
+    // Known models count with the highest list price of their provider.
+    let script = Script::new()
+        .turn(command("true"))
+        .turn(finish("done", &[]));
+    let (_server, env) = served(script).await;
+    let known = ["--model", "anthropic/claude-next", "--output-dir", "out"];
+    let exited = env.run(budget.iter().chain(&router).chain(&known)).await;
     assert_eq!(exited.code, Some(0), "{exited:?}");
-    assert!(!exited.stderr.contains("Nobody says"), "{exited:?}");
-    // For an unknown server, a warning follows the first call without a cost.
-    let exited = env.run(["run", "Nothing", "--budget-usd", "1"]).await;
-    assert_eq!(exited.code, Some(0), "{exited:?}");
+    let result = env.result("out");
+    let call = result.pointer("/ledger/model_calls/0").unwrap();
+    assert!(call["cost_usd"].as_f64().unwrap() > 0.0, "{call}");
+    assert!(call["list_price_date"].is_string(), "{call}");
     assert!(
-        exited.stderr.contains("the budget of $1 does not count it"),
+        exited.stderr.contains(" (list price of 2026-"),
         "{exited:?}"
     );
 }

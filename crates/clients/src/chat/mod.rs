@@ -179,8 +179,8 @@ impl WireProtocol for Chat {
 
     fn reports_cost(&self) -> Option<bool> {
         match self.server {
-            Server::OpenRouter => Some(true),
-            Server::Unknown | Server::LiteLlm => None,
+            Server::OpenRouter | Server::LiteLlm => Some(true),
+            Server::Unknown => None,
             _ => Some(false),
         }
     }

@@ -19,7 +19,11 @@ use super::proxy::{ProxyRoute, proxy_for};
 use super::settings::{ClientSettings, invalid};
 use super::timeouts::Timeouts;
 use crate::limit::RateLimiter;
+use crate::list_prices::{self, ListedModel};
 use crate::retry::{Retrier, RetryPolicy};
+
+/// Parameters that change the price of a request.
+const PRICED_PARAMETERS: [&str; 3] = ["inference_geo", "service_tier", "speed"];
 
 /// Builder of an [`HttpClient`].
 #[must_use]
@@ -96,7 +100,9 @@ impl<D: Dialect> HttpClientBuilder<D> {
         self
     }
 
-    /// Sets the token prices, which apply to responses without a cost from the provider.
+    /// Sets the token prices. Those of the user replace costs that the provider reports.
+    ///
+    /// If unset, [list prices](crate::list_prices) apply to models at their provider's own endpoint.
     pub fn prices(mut self, prices: Prices) -> Self {
         self.prices = Some(prices);
         self
@@ -167,17 +173,26 @@ impl<D: Dialect> HttpClientBuilder<D> {
         let url = endpoint_url(&self.base_url, D::PATH)?;
         let key = self.trimmed_key();
 
+        let listed = list_prices::at(&url).and_then(|list| list.model(&self.model));
+        let fits = |window: &u64| self.max_output_tokens.is_none_or(|limit| limit <= *window);
+        let window = listed.and_then(|listed| listed.context_window);
+        let context_window = self.context_window.or(window.filter(fits));
         let mut model =
-            ModelInfo::new(&self.model).with_limits(self.context_window, self.max_output_tokens)?;
+            ModelInfo::new(&self.model).with_limits(context_window, self.max_output_tokens)?;
         model.parameters = self.parameters()?;
         model.input_modalities = self.input_modalities;
-        model.prices = self.prices;
+        let has_list_price = !PRICED_PARAMETERS
+            .iter()
+            .any(|name| self.extra.contains_key(*name));
+        let listed = listed.filter(|_| has_list_price).map(ListedModel::prices);
+        model.prices = self.prices.or(listed);
+        model.highest_prices = list_prices::highest_for(&self.model);
         let settings = ClientSettings {
             model: &self.model,
             base_url: self.base_url.trim(),
             stream: self.stream,
             max_output_tokens: self.max_output_tokens,
-            context_window: self.context_window,
+            context_window,
             reasoning_effort: self.reasoning_effort.as_deref(),
             temperature: self.temperature,
             extra: &self.extra,

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use cantle_core::content::MediaKind;
-use cantle_core::llm::{InputModalities, LlmError, LlmErrorKind, Prices};
+use cantle_core::llm::{InputModalities, LlmError, LlmErrorKind, PriceSource, Prices};
 use reqwest::header::HeaderMap;
 use serde::Deserialize;
 use tokio::time::timeout;
@@ -112,7 +112,8 @@ impl DeploymentInfo {
         if input <= 0.0 && output <= 0.0 {
             return None;
         }
-        let mut prices = Prices::per_million(input * 1e6, output * 1e6);
+        let mut prices =
+            Prices::per_million(input * 1e6, output * 1e6).from_source(PriceSource::Provider);
         let (read, write) = (
             self.cache_read_input_token_cost,
             self.cache_creation_input_token_cost,

@@ -182,6 +182,37 @@ async fn unsupported_media_fail_before_sending() {
     assert_eq!(server.requests().len(), 0);
 }
 
+#[test]
+fn list_prices_and_windows_give_way_to_options() {
+    fn known<D: Dialect>(builder: HttpClientBuilder<D>) -> (Option<u64>, Option<bool>) {
+        let client = builder.build().unwrap();
+        let model = client.model();
+        let prices = model.prices.as_ref();
+        (
+            model.context_window,
+            prices.map(|prices| prices.list_date().is_some()),
+        )
+    }
+    let gpt = || ChatClient::builder("gpt-5");
+    assert_eq!(known(gpt()), (Some(400_000), Some(true)));
+    let claude = AnthropicClient::builder("claude-haiku-4-5-20251001");
+    assert_eq!(known(claude), (Some(200_000), Some(true)));
+    assert_eq!(known(ChatClient::builder("m")), (None, None));
+    assert_eq!(
+        known(gpt().base_url("http://localhost:8000/v1")),
+        (None, None)
+    );
+
+    let own = gpt()
+        .context_window(9_000)
+        .prices(Prices::per_million(1.0, 2.0));
+    assert_eq!(known(own), (Some(9_000), Some(false)));
+    // A window that the output limit exceeds must be wrong.
+    assert_eq!(known(gpt().max_output_tokens(500_000)).0, None);
+    let flex = extra(json!({"service_tier": "flex"}));
+    assert_eq!(known(gpt().extra(flex)), (Some(400_000), None));
+}
+
 #[tokio::test]
 async fn costs_are_computed_from_prices() {
     let turn = Turn::text("Hi").usage(Usage::new(1_000_000, 100_000).cached(500_000));
@@ -267,7 +298,7 @@ fn reports_cost_is_derived_from_the_server() {
     );
     assert_eq!(
         chat(at("http://localhost:4000/v1").server(Server::LiteLlm)),
-        None
+        Some(true)
     );
     let own = [
         AnthropicClient::builder("m")

@@ -80,6 +80,7 @@ fn every_kind() -> Vec<EventKind> {
             usage: usage(),
             usage_estimated: false,
             cost_usd: Some(0.25),
+            list_price_date: None,
             duration: Duration::from_millis(1500),
         },
         EventKind::ToolStarted {

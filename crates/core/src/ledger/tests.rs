@@ -131,6 +131,38 @@ fn cost_is_unknown_until_a_call_reports_it() {
 }
 
 #[test]
+fn costs_are_summed_by_how_they_are_known() {
+    let priced = |cost_usd, list_price_date: Option<&str>, estimated| ModelCall {
+        cost_usd,
+        list_price_date: list_price_date.map(str::to_owned),
+        estimated,
+        ..call(10, 1)
+    };
+    let mut root = Ledger::default();
+    assert_eq!(root.costs(), Costs::default());
+    root.model_calls = vec![
+        priced(Some(1.0), None, false),
+        priced(Some(2.0), Some("2026-10-01"), false),
+        priced(Some(4.0), Some("2026-09-01"), false),
+        priced(Some(8.0), Some("2026-11-01"), true),
+        priced(None, None, false),
+    ];
+    let below = Ledger {
+        model_calls: vec![priced(Some(16.0), None, false)],
+        ..Ledger::default()
+    };
+    root.sub_agents.insert("helper".to_owned(), vec![below]);
+    let expected = Costs {
+        reported_usd: Some(17.0),
+        list_price_usd: Some(6.0),
+        list_price_date: Some("2026-10-01"),
+        estimated_usd: Some(8.0),
+    };
+    assert_eq!(root.costs(), expected);
+    assert_eq!(root.cost_usd(), Some(31.0));
+}
+
+#[test]
 fn calls_of_unknown_cost_are_counted_if_they_used_tokens() {
     let mut root = tree();
     let all = root.calls_of_unknown_cost();

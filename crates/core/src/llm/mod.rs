@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 pub use self::error::{LlmError, LlmErrorKind};
-pub use self::model::{InputModalities, ModelInfo, Prices};
+pub use self::model::{InputModalities, LongPrompt, ModelInfo, PriceSource, Prices};
 pub use self::request::{ChatRequest, ToolSpecs};
 use crate::message::{AssistantBlock, AssistantMessage};
 use crate::usage::TokenUsage;
@@ -117,6 +117,8 @@ impl Fold {
                     stop: end.stop,
                     usage: end.usage,
                     cost_usd: end.cost_usd,
+                    list_price_date: end.list_price_date,
+                    model: end.model,
                     served_by: end.served_by,
                 });
             }
@@ -203,6 +205,12 @@ pub struct TurnEnd {
     /// Cost in US dollars, as reported by the provider or computed from its prices.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cost_usd: Option<f64>,
+    /// Date of the price list that `cost_usd` was computed from, if it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub list_price_date: Option<String>,
+    /// The model that was called, unless it is the client's own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
     /// The model that answered, as named by the provider or by a fallback client.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub served_by: Option<String>,
@@ -220,6 +228,8 @@ impl TurnEnd {
             usage,
             response_id: None,
             cost_usd: None,
+            list_price_date: None,
+            model: None,
             served_by: None,
             extra: Map::new(),
         }
@@ -255,6 +265,10 @@ pub struct Completion {
     pub usage: Option<TokenUsage>,
     /// Cost in US dollars, as reported by the provider or computed from its prices.
     pub cost_usd: Option<f64>,
+    /// Date of the price list that `cost_usd` was computed from, if it was.
+    pub list_price_date: Option<String>,
+    /// The model that was called, unless it is the client's own.
+    pub model: Option<String>,
     /// The model that answered, as named by the provider or by a fallback client.
     pub served_by: Option<String>,
 }

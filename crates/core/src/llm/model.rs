@@ -1,5 +1,6 @@
 //! Model properties: limits, input modalities and prices.
 
+use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::content::{Media, MediaKind};
@@ -22,11 +23,15 @@ pub struct ModelInfo {
     pub input_modalities: Option<InputModalities>,
     /// Token prices.
     pub prices: Option<Prices>,
+    /// Upper bound of the prices, for calls whose cost the provider should report but does not.
+    pub highest_prices: Option<Prices>,
     /// Whether the provider reports the cost of a call. `None` if unknown.
     pub reports_cost: Option<bool>,
     /// Settings of requests that influence answers, by name: `reasoning_effort`, `temperature`, others.
     /// They are part of a run's identity.
     pub parameters: Map<String, Value>,
+    /// The models that the client calls if this one fails.
+    pub fallbacks: Vec<Self>,
 }
 
 impl ModelInfo {
@@ -38,21 +43,27 @@ impl ModelInfo {
             max_output_tokens: None,
             input_modalities: None,
             prices: None,
+            highest_prices: None,
             reports_cost: None,
             parameters: Map::new(),
+            fallbacks: Vec::new(),
         }
     }
 
-    /// Returns whether the cost of calls can't be known: the provider doesn't report it, and there are
-    /// no prices. A cost budget then has no effect.
-    pub fn has_unknown_cost(&self) -> bool {
-        self.prices.is_none() && self.reports_cost == Some(false)
+    /// Returns the first of this model and its fallbacks whose calls have no known cost: the provider is
+    /// not known to report it, and there are no prices. A cost budget then can't be enforced.
+    pub fn without_cost(&self) -> Option<&Self> {
+        let has_cost = self.prices.is_some() || self.reports_cost == Some(true);
+        match has_cost {
+            true => self.fallbacks.iter().find_map(Self::without_cost),
+            false => Some(self),
+        }
     }
 
-    /// Returns the price of these tokens in US dollars; `None` without prices or without tokens.
-    pub fn cost_usd(&self, usage: &TokenUsage) -> Option<f64> {
-        let prices = self.prices.as_ref()?;
-        (usage.total() > 0).then(|| prices.cost_usd(usage))
+    /// Returns this model, or the fallback of this name.
+    pub fn named(&self, slug: &str) -> &Self {
+        let mut fallbacks = self.fallbacks.iter();
+        fallbacks.find(|model| model.slug == slug).unwrap_or(self)
     }
 
     /// Sets the context window and the output limit.
@@ -185,6 +196,34 @@ pub struct Prices {
     pub cache_read: f64,
     /// Price of an input token written to the cache.
     pub cache_write: f64,
+    /// Higher prices of long prompts.
+    pub long_prompt: Option<LongPrompt>,
+    /// Where the prices come from.
+    pub source: PriceSource,
+}
+
+/// Higher prices of requests with a long prompt, which apply to all tokens of the request.
+#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
+#[non_exhaustive]
+pub struct LongPrompt {
+    /// Input tokens, cached or not, above which they apply.
+    pub above_tokens: u64,
+    /// Factor for input tokens, cached or not.
+    pub input_factor: f64,
+    /// Factor for output tokens.
+    pub output_factor: f64,
+}
+
+/// Where prices come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PriceSource {
+    /// The user, whose prices replace costs that the provider reports.
+    User,
+    /// The provider.
+    Provider,
+    /// A price list of this date, such as `2026-11-15`.
+    List(&'static str),
 }
 
 impl Prices {
@@ -196,6 +235,8 @@ impl Prices {
             output: output / 1e6,
             cache_read: input,
             cache_write: input,
+            long_prompt: None,
+            source: PriceSource::User,
         }
     }
 
@@ -206,22 +247,66 @@ impl Prices {
         self
     }
 
-    /// Computes the cost of these tokens in US dollars.
+    /// Sets higher prices of long prompts.
+    pub fn with_long_prompt(mut self, long_prompt: Option<LongPrompt>) -> Self {
+        self.long_prompt = long_prompt;
+        self
+    }
+
+    /// Sets where the prices come from; the user by default.
+    pub fn from_source(mut self, source: PriceSource) -> Self {
+        self.source = source;
+        self
+    }
+
+    /// Returns the date of the price list, if the prices come from one.
+    pub fn list_date(&self) -> Option<&'static str> {
+        match self.source {
+            PriceSource::List(date) => Some(date),
+            PriceSource::User | PriceSource::Provider => None,
+        }
+    }
+
+    /// Returns prices that are no lower than these and `other`.
+    pub fn max(self, other: Self) -> Self {
+        let long = [self.long_prompt, other.long_prompt].into_iter().flatten();
+        Self {
+            input: self.input.max(other.input),
+            output: self.output.max(other.output),
+            cache_read: self.cache_read.max(other.cache_read),
+            cache_write: self.cache_write.max(other.cache_write),
+            long_prompt: long.reduce(|a, b| LongPrompt {
+                above_tokens: a.above_tokens.min(b.above_tokens),
+                input_factor: a.input_factor.max(b.input_factor),
+                output_factor: a.output_factor.max(b.output_factor),
+            }),
+            source: self.source,
+        }
+    }
+
+    /// Computes the cost of the tokens of one call in US dollars.
     pub fn cost_usd(&self, usage: &TokenUsage) -> f64 {
         // Token counts are far below 2^52, where the conversion is exact.
-        usage.input as f64 * self.input
+        let input = usage.input as f64 * self.input
             + usage.cache_read as f64 * self.cache_read
-            + usage.cache_write as f64 * self.cache_write
-            + usage.output_total() as f64 * self.output
+            + usage.cache_write as f64 * self.cache_write;
+        let output = usage.output_total() as f64 * self.output;
+        match self.long_prompt {
+            Some(long) if usage.input_total() > long.above_tokens => {
+                input * long.input_factor + output * long.output_factor
+            }
+            _ => input + output,
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::{InputModalities, ModelInfo};
+    use super::{InputModalities, LongPrompt, ModelInfo, Prices};
     use crate::content::{Content, Media, MediaKind, Part};
     use crate::llm::LlmErrorKind;
     use crate::message::{Message, SharedMessage, ToolCall, ToolMessage};
+    use crate::usage::TokenUsage;
 
     fn image() -> Content {
         let image = Media::image(&b"\x89PNG\r\n\x1a\n"[..]).unwrap();
@@ -274,12 +359,40 @@ mod tests {
 
     #[test]
     fn cost_is_unknown_if_neither_reported_nor_priced() {
+        let without_cost = |model: &ModelInfo| model.without_cost().map(|model| model.slug.clone());
         let mut model = ModelInfo::new("m");
-        assert!(!model.has_unknown_cost());
+        assert_eq!(without_cost(&model).as_deref(), Some("m"));
         model.reports_cost = Some(false);
-        assert!(model.has_unknown_cost());
-        model.prices = Some(super::Prices::per_million(1.0, 2.0));
-        assert!(!model.has_unknown_cost());
+        assert_eq!(without_cost(&model).as_deref(), Some("m"));
+        model.reports_cost = Some(true);
+        assert_eq!(without_cost(&model), None);
+        model.reports_cost = None;
+        model.prices = Some(Prices::per_million(1.0, 2.0));
+        assert_eq!(without_cost(&model), None);
+        model.fallbacks = vec![model.clone(), ModelInfo::new("n")];
+        assert_eq!(without_cost(&model).as_deref(), Some("n"));
+    }
+
+    #[test]
+    fn long_prompts_cost_more() {
+        let long = LongPrompt {
+            above_tokens: 1000,
+            input_factor: 2.0,
+            output_factor: 1.5,
+        };
+        let prices = Prices::per_million(1.0, 10.0)
+            .with_cache_per_million(0.5, 1.0)
+            .with_long_prompt(Some(long));
+        let mut usage = TokenUsage {
+            input: 800,
+            cache_read: 200,
+            answer: 100,
+            ..TokenUsage::default()
+        };
+        let micros = |usage: &TokenUsage| (prices.cost_usd(usage) * 1e6).round();
+        assert_eq!(micros(&usage), 800.0 + 100.0 + 1000.0);
+        usage.input += 1;
+        assert_eq!(micros(&usage), (801.0 + 100.0) * 2.0 + 1500.0);
     }
 
     #[test]

@@ -52,6 +52,8 @@ fn end() -> TurnEnd {
         usage: Some(usage),
         response_id: Some("resp_1".to_owned()),
         cost_usd: Some(0.5),
+        list_price_date: None,
+        model: None,
         served_by: None,
         extra: Map::new(),
     }

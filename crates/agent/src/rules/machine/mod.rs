@@ -20,7 +20,7 @@ use cantle_core::message::{
 
 use crate::error::{RunError, RunErrorKind};
 use crate::rules::action::{Action, RunEnd, SummaryAttempt};
-use crate::rules::budget::{BudgetPhase, BudgetState, budget_error};
+use crate::rules::budget::{BudgetPhase, BudgetState, budget_error, unknown_cost_error};
 use crate::rules::conversation::{Conversation, extract_images};
 use crate::rules::fact::{CallOutcome, Fact, ModelFailure, SubAgentEnded};
 use crate::rules::ledger::LedgerFold;
@@ -238,6 +238,7 @@ impl Machine {
                 self.record_wasted(call);
                 self.stop(budget_error(state));
             }
+            Fact::CostUnknown { model } => self.stop(unknown_cost_error(&model)),
             Fact::Cancelled { call } => {
                 self.record_wasted(call);
                 self.cancel();

@@ -62,6 +62,7 @@ fn answered(turn: u32, text: &str) -> EventKind {
         },
         usage_estimated: false,
         cost_usd: None,
+        list_price_date: None,
         duration: Duration::from_secs(2),
     }
 }
@@ -254,6 +255,45 @@ fn malformed_arguments_are_escaped() {
          \u{20} │ - EOF while parsing a string\n\
          \u{20} └ failed · 0.00 s\n"
     );
+}
+
+#[test]
+fn status_displays_costs_and_how_they_are_known() {
+    let costing = |cost: f64, list: bool, estimate: bool| {
+        let mut answer = answered(1, "");
+        if let EventKind::ModelAnswered {
+            cost_usd,
+            list_price_date,
+            usage_estimated,
+            ..
+        } = &mut answer
+        {
+            *cost_usd = Some(cost);
+            *list_price_date = list.then(|| "2026-11-01".to_owned());
+            *usage_estimated = estimate;
+        }
+        answer
+    };
+    let mut view = RunView {
+        max_turns: 30,
+        ..RunView::default()
+    };
+    let mut status = |event: &EventKind| {
+        view.event(event, Duration::ZERO, TERMINAL, &mut String::new());
+        view.status(Duration::ZERO)
+    };
+    let expected = [
+        "turn 1/30 · 1.2k in (200 cached) · 50 out · $0.2500 · 0:00",
+        "turn 1/30 · 2.4k in (400 cached) · 100 out · $0.3750 (list price) · 0:00",
+        "turn 1/30 · ~3.6k in (600 cached) · ~150 out · ~$0.8750 (list price) · 0:00",
+    ];
+    let displayed = [
+        costing(0.25, false, false),
+        costing(0.125, true, false),
+        costing(0.5, false, true),
+    ]
+    .map(|event| status(&event));
+    assert_eq!(displayed, expected);
 }
 
 #[test]
