@@ -68,6 +68,29 @@ fn no_file_has_unfinished_code() {
 }
 
 #[test]
+fn tests_named_in_the_threat_model_exist() {
+    let text = std::fs::read_to_string(workspace::root().join("docs/security.md")).unwrap();
+    let (_, evidence) = text.split_once("\n## Evidence\n").unwrap();
+    let evidence = evidence.split("\n## ").next().unwrap();
+    let rows = evidence.lines().filter(|line| line.starts_with("| "));
+    let sources = sources();
+    let mut broken = Vec::new();
+    for row in rows.skip(1) {
+        let names: Vec<&str> = row.split('`').skip(1).step_by(2).collect();
+        if names.is_empty() {
+            broken.push(format!("no test: {row}"));
+        }
+        let missing = names.iter().filter(|name| {
+            let function = format!("fn {name}(");
+            let is_test = |(_, text): &(PathBuf, String)| text.contains(&function);
+            !sources.iter().any(is_test)
+        });
+        broken.extend(missing.map(|name| format!("no function {name}")));
+    }
+    assert_none(&broken);
+}
+
+#[test]
 fn every_allow_gives_a_reason() {
     let broken = |(path, text): &(PathBuf, String)| {
         unreasoned_allow(text)
