@@ -36,6 +36,8 @@ pub struct KeptRun {
     pub tokens: u64,
     /// Known cost in US dollars.
     pub cost_usd: Option<f64>,
+    /// The part of it that was computed from list prices, and the latest date of these.
+    pub list_price: Option<(f64, String)>,
     /// Start time.
     pub begun: SystemTime,
     /// Time of the last change.
@@ -140,6 +142,7 @@ pub(super) fn read(reader: &mut JournalReader, directory: &Path) -> Result<KeptR
         turns: 0,
         tokens: 0,
         cost_usd: None,
+        list_price: None,
         begun,
         latest: modified.unwrap_or(begun),
         sandbox: header.sandbox,
@@ -161,7 +164,11 @@ pub(super) fn read(reader: &mut JournalReader, directory: &Path) -> Result<KeptR
         }
         fact.add_to(&mut fold);
     }
-    let spending = Spending::from(&fold.into_ledger());
+    let ledger = fold.into_ledger();
+    let (costs, spending) = (ledger.costs(), Spending::from(&ledger));
+    kept.list_price = costs
+        .list_price_usd
+        .zip(costs.list_price_date.map(str::to_owned));
     (kept.tokens, kept.cost_usd) = (spending.tokens, spending.cost_usd);
     Ok(kept)
 }

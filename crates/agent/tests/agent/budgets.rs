@@ -9,7 +9,7 @@ use cantle_agent::{
 };
 use cantle_core::event::RunStatus;
 use cantle_core::ledger::CallPurpose;
-use cantle_core::llm::{ChatEvent, LlmError, PriceSource, Prices};
+use cantle_core::llm::{ChatEvent, FailedAttempt, LlmError, LlmErrorKind, PriceSource, Prices};
 use cantle_core::tool::ToolOutput;
 use serde_json::{Value, json};
 
@@ -348,6 +348,18 @@ async fn a_call_without_a_cost_ends_a_run_with_a_budget_of_money() {
         )
     );
     assert_eq!(stopped.ledger.calls_of_unknown_cost(), 1);
+
+    // An attempt that failed is such a call, too, and the next one is not made.
+    let broken = Scripted::new(|_, _| {
+        let error = LlmError::new(LlmErrorKind::Interrupted, "the stream broke");
+        let failed = FailedAttempt::new(1, &error, Duration::ZERO);
+        let attempt = [Ok(ChatEvent::AttemptFailed(failed))];
+        attempt.into_iter().chain(finish("done")).collect()
+    });
+    let session = limited(agent_of(&broken), dollars).await;
+    let stopped = outcome(session.run("the task").unwrap()).await;
+    assert_eq!(stopped.error.unwrap().kind(), RunErrorKind::Budget);
+    assert_eq!((broken.requests(), stopped.turns), (1, 0));
 
     // With an upper bound of its prices the call counts, and the run goes on.
     let mut bounded = client.clone();

@@ -16,7 +16,7 @@ use crate::backend;
 use crate::exit::{Failure, FailureExt as _};
 use crate::saved_settings::SavedSettings;
 use crate::state_dir::StateDir;
-use crate::text::{clean, duration, one_line, plural};
+use crate::text::{clean, dollars, duration, one_line, plural};
 
 /// Maximum number of characters of a task in the list.
 const TASK_CHARS: usize = 60;
@@ -80,7 +80,13 @@ fn show(run: &KeptRun, as_json: bool) -> Result<(), Failure> {
         ("turns", run.turns.to_string()),
         ("tokens", run.tokens.to_string()),
     ];
-    rows.extend(run.cost_usd.map(|cost| ("cost", format!("${cost:.4}"))));
+    rows.extend(run.cost_usd.map(|cost| {
+        let list = run
+            .list_price
+            .as_ref()
+            .map(|(part, date)| format!(", of which {} list price of {date}", dollars(*part)));
+        ("cost", dollars(cost) + &list.unwrap_or_default())
+    }));
     rows.extend(run.error.as_ref().map(|error| ("error", clean(error))));
     rows.push(("begun", format!("{} ago", duration(age(run.begun)))));
     rows.push(("latest", format!("{} ago", duration(age(run.latest)))));
@@ -111,6 +117,8 @@ fn to_json(run: &KeptRun) -> Value {
         "turns": run.turns,
         "tokens": run.tokens,
         "cost_usd": run.cost_usd,
+        "list_price_usd": run.list_price.as_ref().map(|(part, _)| part),
+        "list_price_date": run.list_price.as_ref().map(|(_, date)| date),
         "begun": seconds(run.begun),
         "latest": seconds(run.latest),
         "directory": run.directory,

@@ -158,6 +158,9 @@ fn status(status: RunStatus) -> &'static str {
 /// Formats reported tokens, costs and, apart from them, estimated tokens; `None` if there are none.
 fn usage(ledger: &Ledger) -> Option<String> {
     let (reported, estimated) = (ledger.reported_usage(), ledger.estimated_usage());
+    if (reported + estimated).total() == 0 {
+        return None;
+    }
     let mut parts = Vec::new();
     if reported.total() > 0 {
         parts.push(tokens(&reported, false));
@@ -179,5 +182,5 @@ fn usage(ledger: &Ledger) -> Option<String> {
         let cost = cost.map_or_else(String::new, |cost| format!(" · ~{cost}"));
         parts.push(format!("{}{cost} (estimated)", tokens(&estimated, true)));
     }
-    (!parts.is_empty()).then(|| parts.join(" · "))
+    Some(parts.join(" · "))
 }

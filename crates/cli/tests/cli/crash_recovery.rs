@@ -94,6 +94,8 @@ async fn cost_budget_needs_prices_or_reported_costs() {
         exited.stderr.contains(" (list price of 2026-"),
         "{exited:?}"
     );
+    let shown = env.run(["runs", "show", "last"]).await.stdout;
+    assert!(shown.contains(" list price of 2026-"), "{shown}");
 }
 
 /// Returns the names of the tools in a request.

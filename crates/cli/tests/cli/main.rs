@@ -33,6 +33,10 @@ mod trust;
 use cantle_testkit::openai::{Script, ToolCall, Turn};
 use serde_json::{Value, json};
 
+/// A GIF of one pixel.
+const DOT: &[u8] =
+    b"GIF89a\x01\0\x01\0\x80\0\0\xff\xff\xff\0\0\0,\0\0\0\0\x01\0\x01\0\0\x02\x02D\x01\0;";
+
 /// Returns a turn that runs a command.
 fn command(command: &str) -> Turn {
     Turn::tool(ToolCall::new("code_exec", json!({ "cmd": command })))

@@ -4,7 +4,7 @@ use cantle_testkit::openai::{Fault, Reply, Script, ScriptedServer, ServerOptions
 use serde_json::{Value, json};
 
 use crate::support::{Exited, TestEnv};
-use crate::{command, finish, nothing_to_do};
+use crate::{DOT, command, finish, nothing_to_do};
 
 /// Runs a task against a scripted server.
 async fn run(
@@ -217,10 +217,6 @@ async fn images_are_part_of_the_task() {
     }
     assert_eq!(server.requests().len(), 1);
 }
-
-/// A GIF of one pixel.
-const DOT: &[u8] =
-    b"GIF89a\x01\0\x01\0\x80\0\0\xff\xff\xff\0\0\0,\0\0\0\0\x01\0\x01\0\0\x02\x02D\x01\0;";
 
 #[tokio::test]
 async fn vision_adds_the_tool_that_views_images() {

@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use tokio::process::Child;
 
 use crate::support::{Mark, TestEnv, send, wait_for_exit};
-use crate::{command, finish, nothing_to_do};
+use crate::{DOT, command, finish, nothing_to_do};
 
 const RUNS: &str = ".local/state/cantle/runs";
 const WORKSPACES: &str = ".local/state/cantle/workspaces";
@@ -297,4 +297,39 @@ async fn gc_keeps_resumable_runs() {
     assert_eq!(gc.code, Some(0), "{gc:?}");
     let exited = env.run(["run", "--resume", "last"]).await;
     assert_eq!(exited.code, Some(0), "{exited:?}");
+}
+
+#[tokio::test]
+async fn images_and_request_parameters_are_kept() {
+    let script = Script::new()
+        .turn(command("true"))
+        .turn(finish("done", &[]));
+    let (server, env) = served(script).await;
+    env.write("dot.gif", DOT);
+    let args = ["run", "Look", "--image", "dot.gif", "--max-turns", "1"];
+    let parameters = ["--temperature", "0.2", "--param", "seed=7"];
+    let exited = env.run(args.iter().chain(&parameters)).await;
+    assert_eq!(exited.code, Some(3), "{exited:?}");
+    std::fs::remove_file(env.path("dot.gif")).unwrap();
+
+    let resume = ["run", "--resume", "last", "--max-turns", "5"];
+    let changed = env
+        .run(resume.iter().chain(&["--temperature", "0.9"]))
+        .await;
+    assert_eq!(changed.code, Some(2), "{changed:?}");
+    let why = "parameters.temperature: 0.2 then, 0.9 now";
+    assert!(changed.stderr.contains(why), "{changed:?}");
+
+    let exited = env.run(resume).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    let bodies: Vec<Value> = server.requests().iter().map(|it| it.body()).collect();
+    assert_eq!(bodies.len(), 2);
+    for body in &bodies {
+        assert_eq!(
+            (&body["temperature"], &body["seed"]),
+            (&json!(0.2), &json!(7))
+        );
+        let image = body.pointer("/messages/1/content/1/type");
+        assert_eq!(image, Some(&json!("image_url")), "{body}");
+    }
 }

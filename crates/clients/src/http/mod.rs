@@ -52,7 +52,9 @@ pub(crate) use self::output_limit::OutputLimit;
 pub(crate) use self::parts::content_parts;
 #[cfg(any(feature = "anthropic", feature = "responses"))]
 pub(crate) use self::parts::encode_list;
-pub(crate) use self::settings::{ClientSettings, invalid};
+pub(crate) use self::settings::ClientSettings;
+#[cfg(any(feature = "anthropic", feature = "chat"))]
+pub(crate) use self::settings::invalid;
 #[cfg(any(feature = "chat", feature = "responses"))]
 pub(crate) use self::strict::supports_strict_mode;
 pub use self::timeouts::Timeouts;
