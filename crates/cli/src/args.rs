@@ -95,8 +95,8 @@ pub(crate) struct ConfigArgs {
 
 /// Let the cantle.toml of a directory count, and the files that it names
 ///
-/// Without it, such a file can only lower limits: it may have come with a cloned repository. Prints the settings
-/// and files that count from now on. A file that changes has to be trusted again.
+/// Without it, such a file can only lower limits, and set effort and temperature: it may have come with a cloned
+/// repository. Prints the settings and files that count from now on. A file that changes has to be trusted again.
 #[derive(Debug, clap::Args)]
 pub(crate) struct TrustArgs {
     /// The directory [default: the current one]

@@ -152,6 +152,10 @@ fn invalid_value_is_refused_with_its_line() {
             "line 1: `param`: expected NAME=JSON, such as top_p=0.9 or user=\"\\\"me\\\"\", or a JSON object",
         ),
         (
+            "param = ['{\"top_p\": 1, \"Api-Key\": \"sk-secret\"}']",
+            "line 1: `param`: `Api-Key`: keys do not belong in parameters; set CANTLE_API_KEY in the environment",
+        ),
+        (
             "price_input = -1",
             "line 1: `price_input`: expected US dollars for a million tokens, such as 0.25",
         ),

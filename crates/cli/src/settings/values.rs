@@ -68,11 +68,31 @@ impl FromStr for Param {
                 .map(|value| Map::from_iter([(name.trim().to_owned(), value)])),
             _ => None,
         };
+        let parameters = parameters.ok_or_else(expected)?;
+        // Parameters are kept with runs, and recorded.
+        if let Some(name) = parameters.keys().find(|name| is_secret_parameter(name)) {
+            return Err(format!(
+                "`{name}`: keys do not belong in parameters; set CANTLE_API_KEY in the environment"
+            ));
+        }
         Ok(Self {
-            parameters: parameters.ok_or_else(expected)?,
+            parameters,
             text: text.to_owned(),
         })
     }
+}
+
+/// Returns whether a request parameter of this name would hold a secret. `prompt_cache_key` does not.
+fn is_secret_parameter(name: &str) -> bool {
+    let name = name.to_lowercase().replace(['-', '_'], "");
+    let secret = [
+        "apikey",
+        "authorization",
+        "credential",
+        "password",
+        "secret",
+    ];
+    secret.iter().any(|word| name.contains(word))
 }
 
 impl TryFrom<String> for Param {
