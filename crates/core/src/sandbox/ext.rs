@@ -275,7 +275,7 @@ pub trait SandboxExt: Sandbox + sealed::SealedSandbox {
 
     /// Describes the files of `directory` that were created or changed between two walks of it.
     ///
-    /// Each changed file is read once, for its digest. Whoever else changes files meanwhile is not told apart:
+    /// Each changed file is read once, for its digest. The walks do not show which process changed a file:
     /// overlapping calls may both report a file.
     ///
     /// # Errors

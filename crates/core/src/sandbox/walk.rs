@@ -75,7 +75,7 @@ pub struct Artifact {
 pub struct Artifacts {
     /// The files that were created or changed, sorted by path.
     pub files: Vec<Artifact>,
-    /// What changed and is not reported: links, special files, files beyond a limit or that can't be read.
+    /// Changed entries that are not reported: links, special files, files beyond a limit or unreadable.
     pub refused: Vec<RefusedFile>,
 }
 
