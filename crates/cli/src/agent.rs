@@ -28,7 +28,8 @@ pub(crate) fn complete(
 ) -> anyhow::Result<Agent> {
     let code_exec = CodeExec::new(backend)
         .policy(policy)
-        .timeout(settings.timeout());
+        .timeout(settings.timeout())
+        .parallel(settings.parallel_commands == Some(true));
     let mut agent = agent.provider(code_exec).max_turns(settings.max_turns());
     if let Some(repeats) = settings.max_repeats {
         agent = agent.max_repeats(NonZeroU32::new(repeats));

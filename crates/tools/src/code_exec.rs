@@ -54,6 +54,10 @@ pub struct CodeExec {
     timeout: Duration,
     background: Background,
     allowed: Option<AllowedCommands>,
+    parallel: bool,
+    name: String,
+    /// Replaces the generated description.
+    description: Option<String>,
 }
 
 impl CodeExec {
@@ -66,6 +70,9 @@ impl CodeExec {
             timeout: DEFAULT_TIMEOUT,
             background: Background::Keep,
             allowed: None,
+            parallel: false,
+            name: NAME.to_owned(),
+            description: None,
         }
     }
 
@@ -84,6 +91,26 @@ impl CodeExec {
     /// Sets whether background processes outlive their command.
     pub fn background(mut self, background: Background) -> Self {
         self.background = background;
+        self
+    }
+
+    /// Lets the commands of one turn run side by side, in the same files. By default they run one after
+    /// another, in the order of their calls.
+    pub fn parallel(mut self, parallel: bool) -> Self {
+        self.parallel = parallel;
+        self
+    }
+
+    /// Sets the tool's name. Default: `code_exec`.
+    pub fn tool_name(mut self, name: impl Into<String>) -> Self {
+        self.name = name.into();
+        self
+    }
+
+    /// Replaces the tool's description for the model, which states how commands run, their timeout and
+    /// how much of the output the model sees.
+    pub fn description(mut self, description: impl Into<String>) -> Self {
+        self.description = Some(description.into());
         self
     }
 
@@ -220,7 +247,10 @@ impl RunCommand {
             sandbox,
             configuration: configuration.clone(),
             limits,
-            description: description(configuration, limits),
+            description: match &configuration.description {
+                Some(description) => description.clone(),
+                None => description(configuration, limits),
+            },
         }
     }
 
@@ -265,6 +295,9 @@ fn description(configuration: &CodeExec, limits: RenderLimits) -> String {
         text,
         "Standard input is empty. A command is stopped after {seconds} s. "
     );
+    if configuration.parallel {
+        text.push_str("Commands that you call in one turn run side by side. ");
+    }
     text.push_str(match (configuration.background, &configuration.allowed) {
         (Background::Keep, None) => {
             "For what takes longer, start it in the background (`command > log 2>&1 &`): it runs \
@@ -290,7 +323,11 @@ impl Tool for RunCommand {
     type Params = Params;
 
     fn name(&self) -> &str {
-        NAME
+        &self.configuration.name
+    }
+
+    fn concurrency_safe(&self) -> bool {
+        self.configuration.parallel
     }
 
     fn description(&self) -> &str {

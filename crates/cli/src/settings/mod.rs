@@ -75,6 +75,11 @@ pub(crate) struct Settings {
     #[serde(with = "values::duration")]
     pub(crate) timeout: Option<Duration>,
 
+    /// Run the commands of one turn side by side instead of one after another
+    #[arg(long, env = "CANTLE_PARALLEL_COMMANDS", action = ArgAction::SetTrue,
+        value_parser = FalseyValueParser::new(), help_heading = "Sandbox")]
+    pub(crate) parallel_commands: Option<bool>,
+
     #[command(flatten)]
     #[serde(flatten)]
     pub(crate) sandbox: SandboxSettings,

@@ -1,6 +1,7 @@
 //! Budgets, approvals and skills.
 
-use cantle_testkit::openai::{Script, ScriptedServer};
+use cantle_testkit::openai::{Script, ScriptedServer, ToolCall, Turn};
+use serde_json::json;
 
 use crate::support::TestEnv;
 use crate::{command, finish};
@@ -43,6 +44,22 @@ async fn exhausted_budget_leaves_one_turn() {
         (Some(0), "in time\n"),
         "{exited:?}"
     );
+}
+
+#[tokio::test]
+async fn commands_of_one_turn_run_side_by_side_if_wanted() {
+    let code_exec = |cmd: &str| ToolCall::new("code_exec", json!({ "cmd": cmd }));
+    // The first command waits for the second.
+    let first = code_exec("until [ -e second ]; do sleep 0.02; done; echo met");
+    let script = Script::new()
+        .turn(Turn::tool(first).call(code_exec("touch second")))
+        .turn(finish("done", &[]));
+    let (server, env) = served(script).await;
+    let args = ["run", "Work", "--parallel-commands", "--timeout", "60"];
+    let exited = env.run(args).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    let request = server.requests()[1].body()["messages"].to_string();
+    assert!(request.contains("<stdout>met"), "{request}");
 }
 
 #[tokio::test]

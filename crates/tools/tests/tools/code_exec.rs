@@ -47,6 +47,17 @@ async fn descriptions_explain_how_commands_run() {
 }
 
 #[tokio::test]
+async fn name_description_and_order_can_be_set() {
+    let other = provider().parallel(true);
+    let session = Session::open(other.tool_name("shell").description("Runs it.")).await;
+    let tool = session.tool();
+    let spec = tool.spec();
+    assert_eq!((spec.name(), spec.description()), ("shell", "Runs it."));
+    assert!(tool.concurrency_safe());
+    session.close().await;
+}
+
+#[tokio::test]
 async fn a_command_with_any_exit_code_is_a_success() {
     let session = Session::open(provider()).await;
     let cases = [
