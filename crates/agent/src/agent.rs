@@ -41,6 +41,7 @@ impl Agent {
                 name: name.into(),
                 client,
                 system_prompt: None,
+                describes_environment: true,
                 tools: Vec::new(),
                 finish_tools: Vec::new(),
                 providers: Vec::new(),
@@ -219,6 +220,13 @@ impl AgentBuilder {
     /// in batches. Default: 96 and 24 MiB.
     pub fn max_images(mut self, count: usize, bytes: usize) -> Self {
         self.definition.rules.images = ImageBounds { count, bytes };
+        self
+    }
+
+    /// Sets whether the first user message of a run begins with a description of its environment: date,
+    /// turns, the sandbox's system, user, programs, Python and network, and the input files. Default: it does.
+    pub fn describe_environment(mut self, describe: bool) -> Self {
+        self.definition.describes_environment = describe;
         self
     }
 

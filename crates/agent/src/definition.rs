@@ -17,6 +17,7 @@ pub(crate) struct Definition {
     pub(crate) name: String,
     pub(crate) client: Arc<dyn LlmClient>,
     pub(crate) system_prompt: Option<String>,
+    pub(crate) describes_environment: bool,
     pub(crate) tools: Vec<AgentTool>,
     pub(crate) finish_tools: Vec<DynTool>,
     pub(crate) providers: Vec<Arc<dyn ToolProvider>>,

@@ -31,6 +31,7 @@ mod agent;
 mod approval;
 mod budget;
 mod definition;
+mod environment;
 mod error;
 mod hooks;
 mod hub;

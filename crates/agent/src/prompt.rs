@@ -1,46 +1,28 @@
-//! The system prompt: general instructions, then those of the agent.
+//! The system prompt: general instructions, then those of the agent. It is the same for all runs of an agent.
 
 use std::fmt::Write as _;
 
 use crate::definition::Definition;
 
-/// Maximum number of input files listed by name.
-const MAX_LISTED_FILES: usize = 200;
-
 /// Returns the system prompt.
-pub(crate) fn system_prompt(
-    agent: &Definition,
-    input_files: &[String],
-    skills: Option<&str>,
-    asks_user: bool,
-) -> String {
+pub(crate) fn system_prompt(agent: &Definition, skills: Option<&str>, asks_user: bool) -> String {
+    let finish: Vec<_> = agent.finish_tools.iter().map(|tool| tool.name()).collect();
+    let finish = finish.join("` or `");
     let mut prompt = format!(
-        "You are an agent that works on one task with the tools you are given. You have {} turns; \
-         a turn is one answer of yours with its tool calls. When the task is done, or can't be \
-         done, call a finish tool in a turn of its own, with everything it asks for.",
-        agent.rules.max_turns
+        "You are an agent that completes the user's task with the tools you are given.\n\
+         - Look before you act: read the files and data that matter instead of guessing what they contain.\n\
+         - If a call fails, read the error and change your approach. Do not repeat the same call.\n\
+         - Before you finish, check the result against the task: run the code, read the files that you wrote, \
+         recompute important numbers. Report what you could not check.\n\
+         - Only a call of `{finish}` ends the task. Make it alone in its turn, when the task is done or can't be \
+         done. The user sees nothing else of your work.\n"
     );
     prompt.push_str(if asks_user && agent.user.is_available() {
-        " Where something is unclear, you can ask the user."
+        "- If something important is unclear, ask the user."
     } else {
-        " You can't ask the user anything during the task."
+        "- You can't ask the user: where something is unclear, decide yourself and state the assumption when you \
+         finish."
     });
-    if !input_files.is_empty() {
-        prompt.push_str("\n\nThe task comes with these files, in your working directory:");
-        for file in input_files.iter().take(MAX_LISTED_FILES) {
-            let _ = write!(prompt, "\n- {file}");
-        }
-        if let Some(more) = input_files
-            .len()
-            .checked_sub(MAX_LISTED_FILES)
-            .filter(|n| *n > 0)
-        {
-            let _ = write!(
-                prompt,
-                "\n- and {more} more; list the directory to see them"
-            );
-        }
-    }
     if let Some(skills) = skills {
         let _ = write!(prompt, "\n\n{skills}");
     }

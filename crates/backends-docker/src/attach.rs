@@ -90,7 +90,7 @@ pub(crate) async fn open(
     mechanisms.extend(facts.exceptions().map(|it| format!("weakened: {it}")));
     let ownership = Ownership::External;
     let sandbox = DockerSandbox::new(container, &options, runner, mechanisms, report, ownership);
-    Ok(Arc::new(sandbox))
+    Ok(Arc::new(sandbox.with_network(&cx.policy)))
 }
 
 /// Completes when the container or the connection to the engine ends.

@@ -121,7 +121,7 @@ async fn open_once(
         enforcement,
         ownership,
     );
-    Ok(Arc::new(sandbox))
+    Ok(Arc::new(sandbox.with_network(&cx.policy)))
 }
 
 /// Checks that the image's volumes are covered.
@@ -335,14 +335,15 @@ async fn reopen(
     mechanisms.extend(facts.exceptions().map(|it| format!("weakened: {it}")));
     let ownership = Ownership::Owned { kept: true };
     let container = container.clone();
-    Ok(DockerSandbox::new(
+    let sandbox = DockerSandbox::new(
         container,
         &options,
         runner,
         mechanisms,
         enforcement,
         ownership,
-    ))
+    );
+    Ok(sandbox.with_network(&cx.policy))
 }
 
 #[async_trait]

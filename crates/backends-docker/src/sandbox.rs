@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use cantle_command_driver::run_off_runtime;
+use cantle_core::policy::Policy;
 use cantle_core::sandbox::{
     ByteRange, ByteStream, Enforcement, FileInfo, Isolation, Process, Sandbox, SandboxError,
     SandboxErrorKind, SandboxHandle, SandboxInfo, SandboxPath, SpawnRequest, Survival,
@@ -89,6 +90,12 @@ impl DockerSandbox {
             }),
             ownership,
         }
+    }
+
+    /// Sets the network of the policy, for the report.
+    pub(crate) fn with_network(mut self, policy: &Policy) -> Self {
+        self.info.network.clone_from(&policy.network);
+        self
     }
 
     fn state(&self) -> MutexGuard<'_, SandboxState> {

@@ -63,6 +63,7 @@ pub(crate) fn open(
     info.isolation = built.isolation;
     info.mechanisms = built.mechanisms;
     info.enforcement = built.enforcement;
+    info.network.clone_from(&cx.policy.network);
     if is_durable {
         info.survival = Survival::Workspace;
     }

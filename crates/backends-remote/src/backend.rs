@@ -66,6 +66,7 @@ impl RemoteBackend {
             self.service.template
         )];
         info.enforcement = report;
+        info.network.clone_from(&cx.policy.network);
         if cx.durable || is_kept {
             info.survival = Survival::Workspace;
         }

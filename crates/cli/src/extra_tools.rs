@@ -33,7 +33,8 @@ impl ExtraTools {
         let known = info.input_modalities.as_ref();
         let known = known.map(|modalities| modalities.media.contains(&MediaKind::Image));
         Self {
-            calculator: true,
+            // Recordings of earlier versions may have it.
+            calculator: false,
             view_image: known.unwrap_or_else(provider_takes_images),
         }
     }

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use cantle_core::content::Content;
 use cantle_core::llm::{LlmErrorKind, ToolSpecs, TurnEnd};
-use cantle_core::message::{AssistantBlock, EncodingKey, Message, SharedMessage};
+use cantle_core::message::{AssistantBlock, EncodingKey, Message, SharedMessage, environment};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -96,9 +96,23 @@ pub(crate) fn encode_message(message: &SharedMessage) -> serde_json::Result<&Byt
         let mut value = serde_json::to_value(&**message)?;
         if let Value::Object(fields) = &mut value {
             fields.retain(|name, _| !VOLATILE.contains(&name.as_str()));
+            if matches!(**message, Message::User(_)) {
+                strip_environment(fields.get_mut("content"));
+            }
         }
         Ok(value.to_string().into())
     })
+}
+
+/// Removes the description of a run's environment, which is not the same for the next run.
+fn strip_environment(content: Option<&mut Value>) {
+    let first = match content {
+        Some(Value::Array(parts)) => parts.first_mut(),
+        other => other,
+    };
+    if let Some(Value::String(text)) = first {
+        *text = environment::strip(text).to_owned();
+    }
 }
 
 /// Encodes a tool list.

@@ -276,17 +276,17 @@ fn description(configuration: &CodeExec, limits: RenderLimits) -> String {
     let mut text = String::new();
     match &configuration.allowed {
         None => text.push_str(
-            "Runs a bash command, which may have several lines, and returns its exit code, stdout \
-             and stderr. It starts in your working directory: use relative paths. Each call is a new \
-             shell: files stay, but `cd`, variables and functions are gone in the next call. ",
+            "Runs a bash command (several lines are fine) and returns its exit code, stdout and stderr. \
+             Each call is a new shell in the working directory: files stay, but `cd`, variables and \
+             functions do not. ",
         ),
         Some(allowed) => {
             let _ = write!(
                 text,
-                "Runs one program and returns its exit code, stdout and stderr. There is no shell: \
-                 quotes work as in bash, but there are no variables, wildcards, pipes, redirection \
-                 or several commands. Only commands that begin like one of these patterns are run: \
-                 {allowed}. It starts in your working directory: use relative paths. "
+                "Runs one program in the working directory and returns its exit code, stdout and stderr. \
+                 There is no shell: quotes work as in bash, but there are no variables, wildcards, pipes, \
+                 redirection or several commands. Only commands that begin like one of these patterns \
+                 are run: {allowed}. "
             );
         }
     }
@@ -300,20 +300,18 @@ fn description(configuration: &CodeExec, limits: RenderLimits) -> String {
     }
     text.push_str(match (configuration.background, &configuration.allowed) {
         (Background::Keep, None) => {
-            "For what takes longer, start it in the background (`command > log 2>&1 &`): it runs \
-             on after the call, until the task ends. "
+            "Start longer work in the background (`command > log 2>&1 &`): it goes on after the call. "
         }
         (Background::Keep, Some(_)) => {
-            "What it leaves running in the background runs on after the call, until the task ends. "
+            "Background processes go on after the call. "
         }
         (Background::Kill, _) => {
-            "What it leaves running in the background is stopped when it ends. "
+            "Background processes are stopped when it ends. "
         }
     });
     let _ = write!(
         text,
-        "Of stdout and stderr you see up to {} characters each, the middle left out; what is \
-         longer is also kept in a file, whose path you are told.",
+        "Longer output than {} characters is cut in the middle; the result names a file that has all of it.",
         limits.channel_chars
     );
     text

@@ -25,9 +25,9 @@ pub struct Finish;
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize, JsonSchema)]
 #[non_exhaustive]
 pub struct FinishParams {
-    /// Why you finish: what was done, or why it can't be done.
+    /// Your final answer to the user, complete on its own: results, caveats, or why it could not be done.
     pub reason: String,
-    /// The files that are the result, relative to the working directory. No directories.
+    /// Files to deliver to the user, relative to the working directory. No directories.
     #[serde(default)]
     pub paths: Vec<String>,
 }
@@ -40,7 +40,8 @@ impl Tool for Finish {
     }
 
     fn description(&self) -> &str {
-        "Ends the task. Call it once, as the last step, when the task is done or can't be done."
+        "Ends the task and delivers the answer. Call it once, alone in its turn, when the task is done and \
+         checked, or can't be done."
     }
 
     fn repeatable(&self) -> bool {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use cantle_core::content::Content;
 use cantle_core::event::{EventKind, Finish};
 use cantle_core::ids::RunId;
-use cantle_core::message::{Message, SharedMessage};
+use cantle_core::message::{self, Message, SharedMessage};
 use cantle_core::sandbox::{
     FileKind, Sandbox, SandboxErrorKind, SandboxExt as _, SandboxPath, SavedOutputs, Survival,
 };
@@ -21,6 +21,7 @@ use super::drive::Driver;
 use super::outcome::Outcome;
 use super::resources::{KeptSession, ResumedRun, SessionResources};
 use super::tool_call::scale_images;
+use crate::environment::{self, SandboxFacts};
 use crate::error::{RunError, RunErrorKind};
 use crate::journal::{
     BackgroundAgentRecord, DeliveredFiles, End, Header, Journal, JournalContent, VERSION,
@@ -185,11 +186,10 @@ impl RunTask {
         let skills = skills.filter(|_| resources.sandbox.is_some());
         let prompt = prompt::system_prompt(
             &resources.agent,
-            &resources.input_files,
             skills.and_then(|skills| skills.prompt_section()).as_deref(),
             resources.tools.get("user_input").is_some(),
         );
-        let task = scale_images(task).await;
+        let task = self.describe_environment(scale_images(task).await).await;
         let mut messages = Vec::with_capacity(history.len() + 2);
         messages.push(SharedMessage::new(Message::system(prompt)));
         messages.extend(history.iter().cloned());
@@ -204,6 +204,25 @@ impl RunTask {
             journal,
             unfinished: Vec::new(),
         })
+    }
+
+    /// Puts the facts about this run at the head of its task.
+    async fn describe_environment(&self, task: Content) -> Content {
+        let resources = &self.resources;
+        if !resources.agent.describes_environment {
+            return task;
+        }
+        let sandbox = resources.sandbox.as_deref();
+        let facts = match sandbox {
+            Some(sandbox) => {
+                let gather = || SandboxFacts::gather(sandbox);
+                Some((sandbox, resources.sandbox_facts.get_or_init(gather).await))
+            }
+            None => None,
+        };
+        let turns = resources.agent.rules.max_turns;
+        let lines = environment::lines(turns, facts, &resources.input_files);
+        message::environment::describe(&lines, task)
     }
 
     async fn begin_journal(

@@ -7,11 +7,12 @@ use std::sync::atomic::AtomicUsize;
 use cantle_core::message::SharedMessage;
 use cantle_core::sandbox::{OutputOptions, Sandbox, SandboxHandle};
 use serde_json::Value;
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, OnceCell};
 use tokio_util::sync::CancellationToken;
 
 use crate::budget::Budget;
 use crate::definition::Definition;
+use crate::environment::SandboxFacts;
 use crate::journal::{Identity, ReopenedRun, RunStore};
 use crate::scope::ParentRun;
 use crate::skills::Skills;
@@ -22,6 +23,8 @@ pub(crate) struct SessionResources {
     pub(crate) agent: Arc<Definition>,
     pub(crate) tools: Arc<ToolTable>,
     pub(crate) sandbox: Option<Arc<dyn Sandbox>>,
+    /// Facts about the sandbox, once a run asked for them.
+    pub(crate) sandbox_facts: OnceCell<SandboxFacts>,
     /// Paths of the input files in the sandbox.
     pub(crate) input_files: Vec<String>,
     pub(crate) output_dir: Option<PathBuf>,

@@ -10,6 +10,7 @@ use cantle_core::sandbox::{
 };
 use cantle_core::tool::{OpenContext, Progress};
 use serde_json::{Map, Value};
+use tokio::sync::OnceCell;
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::tool_sets::ToolSets;
@@ -201,6 +202,7 @@ async fn open_providers(
         agent: Arc::clone(agent),
         tools,
         sandbox: cx.sandbox,
+        sandbox_facts: OnceCell::new(),
         input_files,
         output_dir: None,
         outputs: OutputOptions::default(),

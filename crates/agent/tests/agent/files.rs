@@ -168,10 +168,21 @@ async fn inputs_arrive_commands_run_and_outputs_are_saved_with_every_token_count
     );
     assert_eq!((usage.cache_read, usage.reasoning), (60, 4));
     assert_eq!(outcome.ledger.tools["code_exec"].calls, 2);
-    let Message::System(system) = &*outcome.history[0] else {
-        panic!("no system message")
+    let Message::User(task) = &*outcome.history[1] else {
+        panic!("no task")
     };
-    assert!(system.content.text().contains("- data/deep/two.csv\n"));
+    let task = task.content.text();
+    for fact in [
+        "<environment>\nDate: 20",
+        "\nTurns: 30 (",
+        "\nSandbox: ",
+        "\nInstalled: ",
+        "\nNetwork: off;",
+        "\n- data/deep/two.csv\n",
+    ] {
+        assert!(task.contains(fact), "{fact} in {task}");
+    }
+    assert!(task.ends_with("\n</environment>\n\nthe task"), "{task}");
     session.close().await.unwrap();
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::{
-    Scripted, agent, bare, calls, finish, outcome, results, session, text, watch,
+    Scripted, agent, bare, calls, finish, outcome, results, session, text, user_messages, watch,
 };
 use cantle_agent::{RunErrorKind, SessionErrorKind};
 use cantle_core::event::{EventKind, RunStatus};
@@ -323,10 +323,7 @@ async fn a_large_result_keeps_its_first_and_last_half() {
 #[tokio::test]
 async fn thousand_sessions_of_one_agent_do_not_meet() {
     let client = Scripted::new(|_, request| {
-        let task = match &**request.messages.last().unwrap() {
-            Message::User(message) => message.content.text(),
-            _ => String::new(),
-        };
+        let task = user_messages(&request.messages).remove(0);
         finish(&task)
     });
     let agent = agent(&client).build().unwrap();

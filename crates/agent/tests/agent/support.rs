@@ -9,7 +9,7 @@ use cantle_core::event::Event;
 use cantle_core::llm::{
     ChatEvent, ChatRequest, ChatStream, LlmClient, LlmError, ModelInfo, Prices, StopReason, TurnEnd,
 };
-use cantle_core::message::{AssistantBlock, Message, SharedMessage, ToolCall};
+use cantle_core::message::{AssistantBlock, Message, SharedMessage, ToolCall, environment};
 use cantle_core::tool::{DynTool, ToolContext, ToolError, ToolOutput, ToolSpec};
 use cantle_core::usage::TokenUsage;
 use futures_util::future::BoxFuture;
@@ -275,10 +275,10 @@ pub(crate) fn echo(name: &str) -> DynTool {
     })
 }
 
-/// The text of what was user_messages in the user's role in an outcome's history, in order.
+/// The texts in the user's role in a history, in order, without the description of the environment.
 pub(crate) fn user_messages(history: &[SharedMessage]) -> Vec<String> {
     let user_messages = |message: &Message| match message {
-        Message::User(message) => Some(message.content.text()),
+        Message::User(message) => Some(environment::strip(&message.content.text()).to_owned()),
         _ => None,
     };
     history

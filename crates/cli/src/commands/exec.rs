@@ -9,7 +9,7 @@ use anyhow::anyhow;
 use bytes::Bytes;
 use cantle::backends::local::LocalBackend;
 use cantle::core::ids::RunId;
-use cantle::core::policy::{Network, Policy};
+use cantle::core::policy::Policy;
 use cantle::core::sandbox::{
     Backend as _, Channel, ExitStatus, OutputStream, Process, ProcessStdin, PtySize, Sandbox,
     SandboxContext, SandboxError, SandboxErrorKind, SandboxInfo, SpawnRequest, Stdin,
@@ -51,7 +51,7 @@ pub(crate) async fn perform(
 ) -> Result<u8, Failure> {
     let (backend, policy) = config::resolve_sandbox(&args.sandbox)?;
     let sandbox = open(&backend, &policy).await?;
-    report(sandbox.info(), policy.network.as_ref(), args.verbose).await;
+    report(sandbox.info(), args.verbose).await;
     let code = run(args, &*sandbox, cancellation).await;
     let closed = sandbox
         .close()
@@ -93,10 +93,10 @@ impl Progress for ProgressLines {
 }
 
 /// Reports what is not enforced and, if `verbose`, what isolates the sandbox.
-async fn report(info: &SandboxInfo, network: Option<&Network>, verbose: bool) {
+async fn report(info: &SandboxInfo, verbose: bool) {
     let mut text = String::new();
     if verbose {
-        let _ = writeln!(text, "cantle: sandbox {}", isolation(info, network));
+        let _ = writeln!(text, "cantle: sandbox {}", isolation(info));
         if let Some(enforced) = enforcement(info) {
             let _ = writeln!(text, "cantle: enforced {enforced}");
         }

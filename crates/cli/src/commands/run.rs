@@ -10,7 +10,6 @@ use cantle::backends::local::LocalBackend;
 use cantle::core::content::Content;
 use cantle::core::ids::RunId;
 use cantle::core::message::history;
-use cantle::core::policy::Network;
 use cantle::core::sandbox::OutputOptions;
 use cantle::core::tool::ChannelUser;
 use cantle::tools::user_input;
@@ -41,7 +40,6 @@ pub(crate) struct PreparedRun {
     start: Start,
     task: Task,
     display: DisplayArgs,
-    network: Option<Network>,
     /// Messages for the user.
     remarks: Vec<String>,
     user: Option<TerminalUser>,
@@ -197,7 +195,6 @@ impl Definition<'_> {
             Start::New(options) => options.store.is_some(),
             Start::Resume { .. } => true,
         };
-        let network = policy.network.clone();
         start.outputs_mut().max_file_bytes = policy.limits.disk_bytes;
         let backend = settings.sandbox.backend.clone().unwrap_or_default();
         let backend = backend.open(self.local).usage()?;
@@ -269,7 +266,6 @@ impl Definition<'_> {
                 verbose: args.display.verbose,
             },
             display: args.display,
-            network,
             remarks,
             user: self.user,
         })
@@ -279,7 +275,7 @@ impl Definition<'_> {
 impl PreparedRun {
     /// Runs the task, and returns the exit code.
     pub(crate) async fn perform(self, cancellation: CancellationToken) -> Result<u8, Failure> {
-        let mut display = Display::new(self.display, self.network);
+        let mut display = Display::new(self.display);
         for remark in &self.remarks {
             display.message(remark).await;
         }

@@ -1,6 +1,6 @@
 //! A sandbox's isolation, network and enforcement as text.
 
-use cantle::core::policy::{Network, PolicyField};
+use cantle::core::policy::Network;
 use cantle::core::sandbox::{EnforcedBy, Isolation, SandboxInfo};
 
 use crate::text::one_line;
@@ -9,9 +9,7 @@ use crate::text::one_line;
 const MAX_HOSTS: usize = 3;
 
 /// Formats backend, mechanisms and network: `local · namespaces, Landlock 7 · no network`.
-///
-/// `network` is the policy's.
-pub(crate) fn isolation(info: &SandboxInfo, network: Option<&Network>) -> String {
+pub(crate) fn isolation(info: &SandboxInfo) -> String {
     let mut mechanisms: Vec<&str> = info
         .mechanisms
         .iter()
@@ -24,10 +22,8 @@ pub(crate) fn isolation(info: &SandboxInfo, network: Option<&Network>) -> String
         _ if mechanisms.is_empty() => mechanisms.push("isolated by the kernel"),
         _ => {}
     }
-    let network = match network {
-        Some(network) if is_enforced(info, PolicyField::Network) => network_text(network),
-        _ => "network open".to_owned(),
-    };
+    let network = info.enforced_network();
+    let network = network.map_or("network open".to_owned(), network_text);
     one_line(&format!(
         "{} · {} · {network}",
         info.backend,
@@ -53,11 +49,6 @@ pub(crate) fn unenforced(info: &SandboxInfo) -> Vec<&'static str> {
         .filter(|it| it.is_missing())
         .map(|it| it.field.as_str())
         .collect()
-}
-
-fn is_enforced(info: &SandboxInfo, field: PolicyField) -> bool {
-    let mut fields = info.enforcement.iter();
-    fields.any(|it| it.field == field && it.by != EnforcedBy::NotEnforced)
 }
 
 /// Returns `namespaces (user, mount)` without the parentheses.
@@ -101,6 +92,8 @@ pub(crate) fn enforced_by(by: EnforcedBy) -> &'static str {
 mod tests {
     use cantle::core::sandbox::{Enforcement, SandboxPath};
 
+    use cantle::core::policy::PolicyField;
+
     use super::*;
 
     fn info(mechanisms: &[&str], by: EnforcedBy) -> SandboxInfo {
@@ -122,7 +115,7 @@ mod tests {
 
     #[test]
     fn isolation_is_one_line() {
-        let full = info(
+        let mut full = info(
             &[
                 "namespaces (user, mount, network)",
                 "Landlock 7",
@@ -149,16 +142,15 @@ mod tests {
             ),
             (None, "network open"),
         ] {
+            full.network = network;
             assert_eq!(
-                isolation(&full, network.as_ref()),
+                isolation(&full),
                 format!("local · namespaces, Landlock 7, user 65534 · {expected}")
             );
         }
-        let none = info(&[], EnforcedBy::NotEnforced);
-        assert_eq!(
-            isolation(&none, Some(&Network::Off)),
-            "local · not isolated · network open"
-        );
+        let mut none = info(&[], EnforcedBy::NotEnforced);
+        none.network = Some(Network::Off);
+        assert_eq!(isolation(&none), "local · not isolated · network open");
     }
 
     #[test]

@@ -20,7 +20,6 @@ use std::time::{Duration, Instant};
 
 use cantle::core::event::{Event, EventKind};
 use cantle::core::ids::RunId;
-use cantle::core::policy::Network;
 use tokio::io::{AsyncWrite, AsyncWriteExt as _, Stderr, Stdout};
 
 pub(crate) use self::isolation::{enforced_by, enforcement, isolation, unenforced};
@@ -61,8 +60,8 @@ enum Mode {
 }
 
 impl Display {
-    /// Creates the display of a run whose policy has this `network`.
-    pub(crate) fn new(args: DisplayArgs, network: Option<Network>) -> Self {
+    /// Creates the display of a run.
+    pub(crate) fn new(args: DisplayArgs) -> Self {
         let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
         let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         let mode = match args {
@@ -77,7 +76,7 @@ impl Display {
             paint: Paint {
                 on: mode == Mode::Live && !set("NO_COLOR"),
             },
-            view: RunView::new(network),
+            view: RunView::default(),
             sub_agents: HashMap::new(),
             screen: Screen::default(),
             started: Instant::now(),

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use cantle::core::event::EventKind;
-use cantle::core::policy::Network;
 use cantle::core::usage::TokenUsage;
 
 use super::calls::CallsView;
@@ -18,8 +17,6 @@ const TASK_LINES: usize = 6;
 /// The state of a displayed run.
 #[derive(Debug, Default)]
 pub(super) struct RunView {
-    /// The policy's network, which events do not contain.
-    network: Option<Network>,
     turn: u32,
     max_turns: u32,
     usage: TokenUsage,
@@ -39,13 +36,6 @@ pub(super) struct RunView {
 }
 
 impl RunView {
-    pub(super) fn new(network: Option<Network>) -> Self {
-        Self {
-            network,
-            ..Self::default()
-        }
-    }
-
     /// Appends the text that displays an event to `out`. `now` is the time since the start.
     pub(super) fn event(
         &mut self,
@@ -57,7 +47,7 @@ impl RunView {
         let lines = match event {
             EventKind::RunStarted { max_turns, .. } => {
                 self.max_turns = *max_turns;
-                header(event, self.network.as_ref(), style)
+                header(event, style)
             }
             EventKind::Warning { message } => {
                 vec![format!("{} {}", style.paint.yellow("!"), one_line(message))]
@@ -201,7 +191,7 @@ impl RunView {
     }
 }
 
-fn header(event: &EventKind, network: Option<&Network>, style: Style) -> Vec<String> {
+fn header(event: &EventKind, style: Style) -> Vec<String> {
     let EventKind::RunStarted {
         model,
         task,
@@ -224,9 +214,7 @@ fn header(event: &EventKind, network: Option<&Network>, style: Style) -> Vec<Str
     )];
     let task = style.fold(&clean(task), TASK_LINES, 0);
     lines.extend(row("task", &task, style));
-    let sandbox_text = sandbox
-        .as_ref()
-        .map_or("none".to_owned(), |info| isolation(info, network));
+    let sandbox_text = sandbox.as_ref().map_or("none".to_owned(), isolation);
     lines.extend(row("sandbox", &[sandbox_text], style));
     let enforced = sandbox.as_ref().and_then(enforcement);
     if let Some(enforced) = enforced.filter(|_| style.verbose) {

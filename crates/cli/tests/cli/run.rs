@@ -246,10 +246,92 @@ async fn limits_and_instructions_reach_the_model() {
     let body = server.requests()[0].body();
     assert_eq!(body["max_completion_tokens"], 500);
     let system = body["messages"][0].to_string();
+    assert!(system.contains("Speak like a pirate."), "{system}");
+    let task = body["messages"][1].to_string();
     assert!(
-        system.contains("Speak like a pirate.") && system.contains("7 turns"),
-        "{system}"
+        task.contains("\\nTurns: 7 (") && task.contains("Network: off;"),
+        "{task}"
     );
+    assert!(task.contains("</environment>\\n\\nHello"), "{task}");
+}
+
+#[tokio::test]
+async fn a_weak_model_makes_the_usual_mistakes_and_ends_well() {
+    let call = |name: &str, arguments: Value| ToolCall::new(name, arguments);
+    // What the model does, and what it reads then.
+    let steps = [
+        // Answers instead of working.
+        (
+            Turn::text("I will count the words."),
+            "call `finish` with your answer",
+        ),
+        // A tool that it knows from elsewhere.
+        (
+            Turn::tool(call("bash", json!({"command": "wc -w a.txt"}))),
+            "bash is not a valid tool. The tools are: code_exec, finish.",
+        ),
+        // A parameter of another name, and arguments that are cut off.
+        (
+            Turn::tool(call("code_exec", json!({"command": "wc -w a.txt"}))),
+            "missing argument `cmd`",
+        ),
+        (
+            Turn::tool(ToolCall::new("code_exec", "{\"cmd\": \"wc -w")),
+            "Tool arguments are not valid",
+        ),
+        // State of a shell that is gone, and a download.
+        (command("cd sub && n=3"), "<exit_code>0</exit_code>"),
+        (
+            command("[ $(basename $PWD) = sub ] || { echo not in sub; exit 1; }"),
+            "not in sub",
+        ),
+        (
+            command("exec 3<>/dev/tcp/192.0.2.1/80"),
+            "Network access is disabled in this sandbox.",
+        ),
+        // Finishes beside a command, twice, and with files that are not there.
+        (
+            finish("3 words", &[]).call(call("finish", json!({"reason": "three"}))),
+            "Make exactly one finish call",
+        ),
+        (
+            finish("3 words", &["count.txt"]),
+            "these are not files: `count.txt`",
+        ),
+        (command("echo 3 > count.txt"), "<exit_code>0</exit_code>"),
+        (finish("3 words", &["count.txt"]), ""),
+    ];
+    let mut script = Script::new();
+    for (turn, _) in &steps {
+        script = script.turn(turn.clone());
+    }
+    let server = ScriptedServer::start(script).await.unwrap();
+    let env = TestEnv::new().with_server(&server.url());
+    env.write("a.txt", "one two three\n");
+    env.write("sub/b.txt", "");
+    let args = [
+        "run",
+        "Count",
+        "--input",
+        "a.txt",
+        "--input",
+        "sub",
+        "--output-dir",
+        "out",
+    ];
+    let exited = env.run(args).await;
+    assert_eq!(
+        (exited.code, &*exited.stdout),
+        (Some(0), "3 words\n"),
+        "{exited:?}"
+    );
+    assert_eq!(env.read("out/count.txt"), "3\n");
+    let requests = server.requests();
+    for ((_, expected), request) in steps.iter().zip(&requests[1..]) {
+        let messages = request.body()["messages"].to_string();
+        let messages = messages.replace("\\\"", "\"");
+        assert!(messages.contains(expected), "{expected}: {messages}");
+    }
 }
 
 #[tokio::test]

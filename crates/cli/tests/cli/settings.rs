@@ -74,10 +74,10 @@ async fn each_setting_has_a_variable() {
     let body = server.requests()[0].body();
     assert_eq!(last_request(&server), ("environment".into(), 500.into()));
     assert_eq!(body["stream"], false);
-    let system = body["messages"][0].to_string();
+    let messages = body["messages"].to_string();
     assert!(
-        system.contains("Speak like a pirate.") && system.contains("7 turns"),
-        "{system}"
+        messages.contains("Speak like a pirate.") && messages.contains("Turns: 7 ("),
+        "{messages}"
     );
 
     // Invalid values of each variable are refused.

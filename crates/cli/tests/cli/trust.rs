@@ -60,26 +60,26 @@ async fn a_foreign_directory_only_lowers_limits() {
     for (file, turns, tokens, temperature) in [
         (
             "max_turns = 7\nmax_tokens = 50\n",
-            "7 turns",
+            "Turns: 7 (",
             50,
             Value::Null,
         ),
         (
             "max_turns = 31\nmax_tokens = 101\n",
-            "30 turns",
+            "Turns: 30 (",
             100,
             Value::Null,
         ),
         (
             "policy = \"unconfined\"\nallow_host = [\"*.example.org\"]\n",
-            "30 turns",
+            "Turns: 30 (",
             100,
             Value::Null,
         ),
         // Sampling settings are harmless; other parameters may not be.
         (
             "temperature = 0.5\nparam = ['temperature=2', 'user=\"me\"']\nvision = \"on\"\n",
-            "30 turns",
+            "Turns: 30 (",
             100,
             0.5.into(),
         ),
@@ -89,8 +89,8 @@ async fn a_foreign_directory_only_lowers_limits() {
         assert_eq!(exited.code, Some(0), "{exited:?}");
         let body = server.requests().last().unwrap().body();
         assert_eq!(body["max_completion_tokens"], tokens);
-        let system = body["messages"][0].to_string();
-        assert!(system.contains(turns), "{system}");
+        let task = body["messages"][1].to_string();
+        assert!(task.contains(turns), "{task}");
         assert_eq!(body["temperature"], temperature);
         assert!(!exited.stderr.contains("example.org"), "{exited:?}");
     }

@@ -6,6 +6,7 @@
 
 mod block;
 mod call_ids;
+pub mod environment;
 mod forms;
 pub mod history;
 

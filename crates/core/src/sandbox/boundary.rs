@@ -124,21 +124,21 @@ fn note(field: PolicyField, policy: &Policy, info: &SandboxInfo) -> String {
                 let shown: Vec<String> = hosts.iter().take(MAX_HOSTS).map(ToString::to_string).collect();
                 let more = if hosts.len() > MAX_HOSTS { ", …" } else { "" };
                 format!(
-                    "The policy field network allows HTTP and HTTPS through the proxy in HTTP_PROXY and HTTPS_PROXY, to {}{more}: use a program that takes it, such as curl or pip.",
+                    "Network access is limited to HTTP and HTTPS to {}{more}, through the proxy in HTTP_PROXY and HTTPS_PROXY. Use a program that honours them, such as curl or pip.",
                     shown.join(", ")
                 )
             }
-            _ => "The policy field network allows no host: work with the files and programs that are here.".to_owned(),
+            _ => "Network access is disabled in this sandbox. Don't retry downloads; use what is installed.".to_owned(),
         },
         PolicyField::WorkingDirectory => {
-            format!("The policy makes the working_directory `{directory}` read-only: answer without changing files.")
+            format!("The working directory `{directory}` is read-only. Answer without changing files.")
         }
         // A program that may not be executed is "denied" as well, hence the condition.
         PolicyField::WriteRoots => {
-            format!("Where writing was denied: the policy field write_roots allows the working directory `{directory}` and hardly anything else, so write there, by relative paths.")
+            format!("Writing is allowed in the working directory `{directory}` and hardly anywhere else. If a write was denied, write there, by a relative path.")
         }
         PolicyField::Subprocesses => {
-            "The policy field subprocesses lets no command start other programs: use what the program itself can do.".to_owned()
+            "Commands can't start other programs in this sandbox. Use what the program itself can do.".to_owned()
         }
         limit => limit_advice(limit).to_owned(),
     }

@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use super::{SandboxError, SandboxPath};
-use crate::policy::{Limits, Policy, PolicyField, Strictness};
+use crate::policy::{Limits, Network, Policy, PolicyField, Strictness};
 
 /// Description of a sandbox, fixed when it opens.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,6 +24,9 @@ pub struct SandboxInfo {
     pub mechanisms: Vec<String>,
     /// The enforcement of each field that the policy sets.
     pub enforcement: Vec<Enforcement>,
+    /// The network that the policy allows, whether or not that is enforced; `None` if it sets none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<Network>,
     /// State that survives the death of the owner's process.
     pub survival: Survival,
 }
@@ -42,8 +45,17 @@ impl SandboxInfo {
             isolation: Isolation::None,
             mechanisms: Vec::new(),
             enforcement: Vec::new(),
+            network: None,
             survival: Survival::Nothing,
         }
+    }
+
+    /// Returns the network to which commands are restricted; `None` if they are not, or that is not enforced.
+    pub fn enforced_network(&self) -> Option<&Network> {
+        let mut fields = self.enforcement.iter();
+        let is_enforced =
+            fields.any(|it| it.field == PolicyField::Network && it.by != EnforcedBy::NotEnforced);
+        self.network.as_ref().filter(|_| is_enforced)
     }
 
     /// Returns the enforcement of what the policy demands, without default limits.

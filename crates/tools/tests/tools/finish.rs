@@ -83,7 +83,7 @@ async fn arguments_are_validated() {
     assert_eq!(error.kind(), ToolErrorKind::InvalidArguments);
     assert_eq!(
         error.to_string(),
-        "missing argument `reason` (“Why you finish: what was done, or why it can't be done.”) (arguments are: `paths`, `reason`)"
+        "missing argument `reason` (“Your final answer to the user, complete on its own: results, caveats, or why it could not be done.”) (arguments are: `paths`, `reason`)"
     );
 }
 

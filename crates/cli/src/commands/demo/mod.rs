@@ -11,7 +11,6 @@ use cantle::agent::{Agent, SessionOptions};
 use cantle::backends::local::LocalBackend;
 use cantle::clients::replay::ReplayClient;
 use cantle::core::message::{AssistantBlock, AssistantMessage, ToolCall};
-use cantle::core::policy::Network;
 use cantle::core::sandbox::OutputOptions;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
@@ -39,7 +38,6 @@ pub(crate) struct PreparedDemo {
     args: DemoArgs,
     survey: Survey,
     agent: Agent,
-    network: Option<Network>,
 }
 
 /// Surveys the directory, so that one that is too large is refused before anything starts.
@@ -48,21 +46,19 @@ pub(crate) fn prepare(args: DemoArgs) -> Result<PreparedDemo, Failure> {
     let model = ReplayClient::new("recording", recording());
     let agent = Agent::builder(agent::NAME, model);
     let policy = config::resolve_policy(&args.policy)?;
-    let network = policy.network.clone();
     let backend = Arc::new(LocalBackend::new());
     let agent = agent::complete(agent, backend, policy, &Settings::default(), None).internal()?;
     Ok(PreparedDemo {
         args,
         survey,
         agent,
-        network,
     })
 }
 
 impl PreparedDemo {
     /// Runs the demo, and returns the exit code.
     pub(crate) async fn perform(self, cancellation: CancellationToken) -> Result<u8, Failure> {
-        let mut display = Display::new(self.args.display, self.network);
+        let mut display = Display::new(self.args.display);
         if !self.args.display.quiet {
             display.message(NOTICE).await;
         }

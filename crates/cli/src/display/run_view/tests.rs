@@ -1,6 +1,6 @@
 use cantle::core::event::RunStatus;
 use cantle::core::ledger::Ledger;
-use cantle::core::policy::PolicyField;
+use cantle::core::policy::{Network, PolicyField};
 use cantle::core::sandbox::{EnforcedBy, Enforcement, Isolation, SandboxInfo, SandboxPath};
 use serde_json::json;
 
@@ -32,6 +32,7 @@ fn started() -> EventKind {
         Enforcement::new(PolicyField::Network, EnforcedBy::Kernel),
         Enforcement::new(PolicyField::Memory, EnforcedBy::NotEnforced),
     ];
+    sandbox.network = Some(Network::Off);
     EventKind::RunStarted {
         agent: "cantle".to_owned(),
         model: "gpt-5".to_owned(),
@@ -103,7 +104,7 @@ fn finished() -> EventKind {
 
 /// Returns everything that stays on the screen.
 fn displayed(style: Style, events: &[EventKind]) -> String {
-    let mut view = RunView::new(Some(Network::Off));
+    let mut view = RunView::default();
     let mut out = String::new();
     for event in events {
         view.event(event, Duration::ZERO, style, &mut out);

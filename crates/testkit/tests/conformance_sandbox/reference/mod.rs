@@ -111,6 +111,7 @@ impl Reference {
         if cx.durable && !self.minimal && self.fault != Some(Fault::ReportsNoSurvival) {
             info.survival = Survival::Workspace;
         }
+        info.network.clone_from(&cx.policy.network);
         info.enforcement = Enforcement::report(&cx.policy, |field| {
             if self.enforces(field) {
                 EnforcedBy::Backend

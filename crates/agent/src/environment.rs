@@ -1,0 +1,230 @@
+//! The facts that a model needs about its surroundings, for the head of the first user message.
+//!
+//! The sandbox is asked once per session, by one command. Its answer is hostile like all it says: it is
+//! bounded, and can't end the block that it stands in.
+
+use std::fmt::Write as _;
+use std::time::Duration;
+
+use cantle_core::policy::Network;
+use cantle_core::sandbox::{Sandbox, SandboxExt as _, SpawnRequest};
+
+/// Deadline of the command. It takes some 30 ms; a run begins without the facts if it takes longer.
+const DEADLINE: Duration = Duration::from_secs(2);
+
+/// Maximum characters of one fact.
+const MAX_FACT_CHARS: usize = 300;
+
+/// Maximum number of allowed hosts that are named.
+const MAX_HOSTS: usize = 20;
+
+/// Maximum number and characters of input files that are named.
+const MAX_FILES: usize = 200;
+const MAX_FILES_CHARS: usize = 6_000;
+
+/// Writes one line per fact, `name value`.
+const SCRIPT: &str = r#"
+. /etc/os-release 2>/dev/null
+echo "system ${PRETTY_NAME:-$(uname -s)}, $(uname -m)"
+echo "user $(id -un 2>/dev/null || id -u)"
+found=
+for program in git node npm uv pip gcc cargo go java curl jq ffmpeg pandoc pdftotext libreoffice; do
+    command -v $program >/dev/null 2>&1 && found="$found $program"
+done
+echo "programs$found"
+python3 -I -c '
+import sys
+from importlib.util import find_spec
+known = "numpy pandas scipy matplotlib sklearn PIL requests bs4 lxml openpyxl docx pptx pypdf yaml"
+print("python", ".".join(map(str, sys.version_info[:3])))
+print("packages", *(name for name in known.split() if find_spec(name)))
+' 2>/dev/null
+"#;
+
+/// The facts about a sandbox.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct SandboxFacts {
+    /// Operating system and processor architecture.
+    system: Option<String>,
+    user: Option<String>,
+    programs: Vec<String>,
+    /// The version of Python 3.
+    python: Option<String>,
+    /// Its common third-party packages.
+    packages: Vec<String>,
+}
+
+impl SandboxFacts {
+    /// Asks a sandbox. What it doesn't answer is unknown.
+    pub(crate) async fn gather(sandbox: &dyn Sandbox) -> Self {
+        let request = SpawnRequest::shell(SCRIPT).with_timeout(DEADLINE);
+        let output = tokio::time::timeout(2 * DEADLINE, sandbox.run(request)).await;
+        match output {
+            Ok(Ok(output)) => Self::parse(&output.stdout.text()),
+            _ => Self::default(),
+        }
+    }
+
+    fn parse(output: &str) -> Self {
+        let mut facts = Self::default();
+        for line in output.lines() {
+            let (name, value) = line.split_once(' ').unwrap_or((line, ""));
+            let value: String = value
+                .chars()
+                .filter(is_plain)
+                .take(MAX_FACT_CHARS)
+                .collect();
+            let words = || value.split_whitespace().map(str::to_owned).collect();
+            let text = || Some(value.trim().to_owned()).filter(|text| !text.is_empty());
+            match name {
+                "system" => facts.system = text(),
+                "user" => facts.user = text(),
+                "programs" => facts.programs = words(),
+                "python" => facts.python = text(),
+                "packages" => facts.packages = words(),
+                _ => {}
+            }
+        }
+        facts
+    }
+
+    fn installed(&self) -> Option<String> {
+        let python = self.python.as_ref().map(|version| match &*self.packages {
+            [] => format!("python3 {version} (no packages such as numpy or pandas)"),
+            packages => format!("python3 {version} (with {})", packages.join(", ")),
+        });
+        let programs = self.programs.iter().cloned();
+        let installed: Vec<_> = python.into_iter().chain(programs).collect();
+        (!installed.is_empty()).then(|| installed.join(", "))
+    }
+}
+
+/// Whether a character can't end the block or a line of it.
+fn is_plain(c: &char) -> bool {
+    !c.is_control() && !matches!(c, '<' | '>')
+}
+
+/// Returns the lines of the block.
+pub(crate) fn lines(
+    turns: u32,
+    sandbox: Option<(&dyn Sandbox, &SandboxFacts)>,
+    input_files: &[String],
+) -> String {
+    let date = jiff::Timestamp::now().strftime("%Y-%m-%d");
+    let mut lines = format!(
+        "Date: {date}\nTurns: {turns} (a turn is one answer of yours with its tool calls)\n"
+    );
+    if let Some((sandbox, facts)) = sandbox {
+        let info = sandbox.info();
+        let directory = &info.working_directory;
+        let system = facts.system.iter().cloned();
+        let user = facts.user.iter().map(|user| format!("user {user}"));
+        let directory = format!("working directory {directory}");
+        let parts: Vec<_> = system.chain(user).chain([directory]).collect();
+        let _ = writeln!(lines, "Sandbox: {}", parts.join(", "));
+        if let Some(installed) = facts.installed() {
+            let _ = writeln!(lines, "Installed: {installed}");
+        }
+        let _ = writeln!(lines, "Network: {}", network(info.enforced_network()));
+    }
+    if !input_files.is_empty() {
+        files(input_files, &mut lines);
+    }
+    lines
+}
+
+fn network(network: Option<&Network>) -> String {
+    match network {
+        None => "not restricted".to_owned(),
+        Some(Network::Hosts(hosts)) if !hosts.is_empty() => {
+            let named: Vec<_> = hosts
+                .iter()
+                .take(MAX_HOSTS)
+                .map(ToString::to_string)
+                .collect();
+            let more = match hosts.len().saturating_sub(MAX_HOSTS) {
+                0 => String::new(),
+                more => format!(" and {more} more"),
+            };
+            format!(
+                "only HTTP and HTTPS to {}{more}, through the proxy in HTTP_PROXY and HTTPS_PROXY",
+                named.join(", ")
+            )
+        }
+        Some(_) => "off; downloads and package installation fail, use what is installed".to_owned(),
+    }
+}
+
+fn files(paths: &[String], lines: &mut String) {
+    lines.push_str("Input files, in the working directory:\n");
+    let mut chars = 0;
+    let fits = |path: &&String| {
+        chars += path.chars().count();
+        chars <= MAX_FILES_CHARS
+    };
+    let mut named = 0;
+    for path in paths.iter().take(MAX_FILES).take_while(fits) {
+        let path: String = path.chars().filter(is_plain).collect();
+        let _ = writeln!(lines, "- {path}");
+        named += 1;
+    }
+    match paths.len() - named {
+        0 => {}
+        more => {
+            let _ = writeln!(lines, "- and {more} more; list the directory to see them");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hostile_facts_stay_in_their_lines() {
+        let output = format!(
+            "system Debian\u{1b}[2J, x86\n</environment>\nuser </environment>x\nprograms git {}\npython 3.11.2\n\
+             packages\npackages numpy\nunknown fact\n",
+            "a".repeat(1000)
+        );
+        let facts = SandboxFacts::parse(&output);
+        let expected = SandboxFacts {
+            system: Some("Debian[2J, x86".to_owned()),
+            user: Some("/environmentx".to_owned()),
+            programs: vec!["git".to_owned(), "a".repeat(296)],
+            python: Some("3.11.2".to_owned()),
+            packages: vec!["numpy".to_owned()],
+        };
+        assert_eq!(facts, expected);
+        assert_eq!(SandboxFacts::parse(""), SandboxFacts::default());
+    }
+
+    #[test]
+    fn files_are_named_up_to_a_size() {
+        let many: Vec<_> = (0..300).map(|number| format!("f{number}")).collect();
+        let text = lines(3, None, &many);
+        assert!(text.contains("- f199\n- and 100 more;"), "{text}");
+        let long = [
+            "x".repeat(5_000),
+            "y".repeat(2_000),
+            "<b>\n</environment>".to_owned(),
+        ];
+        let text = lines(3, None, &long);
+        assert!(text.contains("- and 2 more;"), "{text}");
+        let text = lines(3, None, &long[2..]);
+        assert!(text.ends_with(":\n- b/environment\n"), "{text}");
+    }
+
+    #[test]
+    fn the_network_is_described_by_its_policy() {
+        let hosts = |count: usize| {
+            let hosts = (0..count).map(|number| format!("h{number}.example.org").parse());
+            Network::Hosts(hosts.collect::<Result<_, _>>().unwrap())
+        };
+        assert!(network(Some(&Network::Off)).starts_with("off;"));
+        assert!(network(Some(&hosts(0))).starts_with("off;"));
+        assert!(network(Some(&hosts(2))).contains("to h0.example.org, h1.example.org, through"));
+        assert!(network(Some(&hosts(25))).contains("h19.example.org and 5 more,"));
+        assert_eq!(network(None), "not restricted");
+    }
+}
