@@ -12,9 +12,12 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
+/// Maximum number of reserved names in one refusal.
+const MAX_NAMED: usize = 20;
+
 /// The finish tool of an agent that works on files: `finish {reason, paths}`.
 ///
-/// It fails if a file in `paths` does not exist or has a [reserved name](reserved_name), so that a run does not end
+/// It fails if something in `paths` [stands for no file](SandboxExt::matching_files), or a file has a [reserved name](reserved_name), so that a run does not end
 /// with missing results.
 /// Without a sandbox the paths are not checked.
 #[derive(Clone, Copy, Debug, Default)]
@@ -27,7 +30,8 @@ pub struct Finish;
 pub struct FinishParams {
     /// Your final answer to the user, complete on its own: results, caveats, or why it could not be done.
     pub reason: String,
-    /// Files to deliver to the user, relative to the working directory. No directories.
+    /// Files to deliver to the user, relative to the working directory. A directory stands for all its files; patterns
+    /// such as `charts/*.png` work.
     #[serde(default)]
     pub paths: Vec<String>,
 }
@@ -55,18 +59,17 @@ impl Tool for Finish {
     async fn call(&self, params: FinishParams, cx: ToolContext) -> Result<ToolOutput, ToolError> {
         let (mut missing, mut reserved) = (Vec::new(), Vec::new());
         if let Some(sandbox) = &cx.sandbox {
-            for path in &params.paths {
-                if !is_file(&**sandbox, path).await? {
-                    missing.push(format!("`{path}`"));
-                } else if is_reserved(&**sandbox, path) {
-                    reserved.push(format!("`{path}`"));
-                }
-            }
+            let matched = sandbox.matching_files(&params.paths).await?;
+            let refused = matched.refused.iter();
+            missing.extend(refused.map(|it| format!("`{}` ({})", it.source, it.reason)));
+            let files = matched.files.iter();
+            let names = files.filter(|file| is_reserved(&**sandbox, file));
+            reserved.extend(names.take(MAX_NAMED).map(|file| format!("`{file}`")));
         }
         let output = if !missing.is_empty() {
             ToolOutput::failure(format!(
-                "Not finished, because these are not files: {}. Write what is missing, correct the \
-                 paths (relative to the working directory, files only), and finish again.",
+                "Not finished, because these can't be delivered: {}. Write what is missing, correct the \
+                 paths, and finish again.",
                 missing.join(", ")
             ))
         } else if !reserved.is_empty() {
@@ -80,13 +83,6 @@ impl Tool for Finish {
             ToolOutput::text(params.reason)
         };
         Ok(output.with_metadata(Metadata::uses(1)))
-    }
-}
-
-async fn is_file(sandbox: &dyn Sandbox, path: &str) -> Result<bool, ToolError> {
-    match SandboxPath::new(path) {
-        Ok(path) => Ok(sandbox.is_file(&path).await?),
-        Err(_) => Ok(false),
     }
 }
 

@@ -10,7 +10,8 @@ use cantle_core::event::{EventKind, Finish};
 use cantle_core::ids::RunId;
 use cantle_core::message::{self, Message, SharedMessage};
 use cantle_core::sandbox::{
-    FileKind, Sandbox, SandboxErrorKind, SandboxExt as _, SandboxPath, SavedOutputs, Survival,
+    FileKind, Sandbox, SandboxError, SandboxErrorKind, SandboxExt as _, SandboxPath, SavedOutputs,
+    Survival,
 };
 use serde_json::Value;
 use tokio::sync::OwnedMutexGuard;
@@ -409,15 +410,27 @@ impl RunTask {
         let parent_sandbox = parent
             .filter(|parent| !parent.shares_sandbox)
             .and_then(|parent| parent.sandbox.as_ref());
-        let saved = match (&resources.sandbox, &resources.output_dir, parent_sandbox) {
-            (Some(sandbox), Some(directory), _) => {
-                let options = resources.outputs.clone();
-                sandbox.save_outputs(&paths, directory, options).await
+        let saved = async {
+            let Some(sandbox) = &resources.sandbox else {
+                return Ok(SavedOutputs::default());
+            };
+            if resources.output_dir.is_none() && parent_sandbox.is_none() {
+                return Ok(SavedOutputs::default());
             }
-            (Some(sandbox), None, Some(parent)) => sandbox.copy_outputs_to(&paths, &**parent).await,
-            _ => return Ok(SavedOutputs::default()),
+            let matched = sandbox.matching_files(&paths).await?;
+            // A name that stands for no file is refused again, with the reason, where it is read.
+            let refused = matched.refused.into_iter().map(|it| it.source);
+            let paths: Vec<_> = matched.files.into_iter().chain(refused).collect();
+            match (&resources.output_dir, parent_sandbox) {
+                (Some(directory), _) => {
+                    let options = resources.outputs.clone();
+                    sandbox.save_outputs(&paths, directory, options).await
+                }
+                (None, Some(parent)) => sandbox.copy_outputs_to(&paths, &**parent).await,
+                (None, None) => Ok(SavedOutputs::default()),
+            }
         };
-        let saved = saved.map_err(|error| {
+        let saved = saved.await.map_err(|error: SandboxError| {
             let kind = match error.kind() {
                 SandboxErrorKind::Gone => RunErrorKind::SandboxGone,
                 _ => RunErrorKind::Internal,

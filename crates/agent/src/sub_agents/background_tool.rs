@@ -45,7 +45,7 @@ pub(super) struct BackgroundParams {
     /// For `start`: what to do, with everything it has to know. It sees nothing of your conversation.
     #[serde(default)]
     task: Option<String>,
-    /// For `start`: files of yours that it gets, relative to your working directory.
+    /// For `start`: your files that it gets, relative to your working directory; directories and patterns work.
     #[serde(default)]
     input_files: Vec<String>,
     /// For `look`, `wait` and `stop`: which one. Without it, `look` shows all, and `wait` waits for

@@ -34,7 +34,7 @@ const LOCK_INTERVAL: Duration = Duration::from_millis(20);
 pub(super) struct Params {
     /// The task, with everything it has to know: it sees nothing of your conversation.
     pub(super) task: String,
-    /// Files of yours that it gets, relative to your working directory.
+    /// Your files that it gets, relative to your working directory; directories and patterns work.
     #[serde(default)]
     pub(super) input_files: Vec<String>,
 }
@@ -323,8 +323,13 @@ async fn copy_inputs(
     let to = session
         .sandbox()
         .ok_or("it has no sandbox, so it can't be given files")?;
-    let mut problems = Vec::new();
-    for file in files {
+    let matched = from.matching_files(files).await;
+    let matched = matched.map_err(|error| error.to_string())?;
+    let refused = matched.refused.iter();
+    let mut problems: Vec<_> = refused
+        .map(|it| format!("`{}`: {}", it.source, it.reason))
+        .collect();
+    for file in &matched.files {
         let copied = match SandboxPath::new(file) {
             Ok(path) => {
                 let target = path

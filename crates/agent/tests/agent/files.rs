@@ -110,8 +110,13 @@ async fn inputs_arrive_commands_run_and_outputs_are_saved_with_every_token_count
     let server = serve([
         command("find . -type f | sort").usage(Usage::new(100, 10).cached(60).reasoning(4)),
         command("mkdir -p out/deep && cat one.txt > out/deep/result && echo no > out/other"),
-        done(&["out/deep/result", "./out/deep/result", "../escape", "out"]),
-        done(&["out/deep/result", "one.txt"]),
+        done(&[
+            "out/deep/result",
+            "./out/deep/result",
+            "../escape",
+            "empty*",
+        ]),
+        done(&["out/deep/result", "out/deep", "one.t?t", "one.txt"]),
     ])
     .await;
 
@@ -138,7 +143,10 @@ async fn inputs_arrive_commands_run_and_outputs_are_saved_with_every_token_count
     );
     let (refused, accepted) = &results(&outcome)[2];
     assert!(
-        !accepted && refused.contains("`../escape`, `out`"),
+        !accepted
+            && refused.contains(
+                "`../escape` (there is no such file in the working directory), `empty*` (there is no such file"
+            ),
         "{refused}"
     );
 

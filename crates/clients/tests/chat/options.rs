@@ -167,7 +167,7 @@ fn debug_shows_the_endpoint_but_no_secret() {
         "ChatClientBuilder { model: \"m\", .. }"
     );
     let client = builder.build().unwrap();
-    insta::assert_snapshot!(format!("{client:?}"), @r#"ChatClient { model: ModelInfo { slug: "m", context_window: None, max_output_tokens: None, input_modalities: None, prices: None, reports_cost: None, parameters: {} }, base_url: "http://localhost:8000/v1", retry_for: 300s, .. }"#);
+    insta::assert_snapshot!(format!("{client:?}"), @r#"ChatClient { model: ModelInfo { slug: "m", context_window: None, max_output_tokens: None, input_modalities: None, prices: None, highest_prices: None, reports_cost: None, parameters: {}, fallbacks: [] }, base_url: "http://localhost:8000/v1", retry_for: 300s, .. }"#);
 }
 
 #[test]

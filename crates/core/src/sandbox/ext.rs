@@ -9,6 +9,7 @@ use futures_util::stream;
 use indexmap::IndexSet;
 
 use super::host::{HostEntry, HostThread, HostTree, write_temporary};
+use super::matching::{self, MatchedFiles};
 use super::output::Capture;
 use super::reserved::reserved_name;
 use super::staging::{StagedFile, Staging};
@@ -258,6 +259,43 @@ pub trait SandboxExt: Sandbox + sealed::SealedSandbox {
             }
         }
         staging.put_in_place(&host, staged, outputs, options).await
+    }
+
+    /// Finds the files of the working directory that each name stands for: a file, all files below a directory, or
+    /// those that match a pattern such as `charts/**/*.png`.
+    ///
+    /// # Errors
+    /// If the sandbox is gone, or its files can't be listed.
+    async fn matching_files(&self, names: &[String]) -> Result<MatchedFiles, SandboxError> {
+        let base = SandboxPath::working_directory();
+        let mut matched = MatchedFiles::default();
+        let mut walk = None;
+        for name in names {
+            let path = SandboxPath::new(name).ok();
+            if let Some(path) = &path
+                && self.is_file(path).await?
+            {
+                matched.files.push(name.clone());
+                continue;
+            }
+            let relative = path.and_then(|path| match path.is_absolute() {
+                true => path.strip_prefix(&self.info().working_directory),
+                false => Some(path),
+            });
+            let found = match (relative, &mut walk) {
+                (None, _) => Err(matching::NO_FILE),
+                (Some(path), Some(walk)) => matching::find(&path, walk),
+                (Some(path), none) => {
+                    let walk = none.insert(self.walk(&base, matching::MAX_ENTRIES).await?);
+                    matching::find(&path, walk)
+                }
+            };
+            match found {
+                Ok(files) => matched.files.extend(files),
+                Err(reason) => matched.refused.push(RefusedFile::new(name, reason)),
+            }
+        }
+        Ok(matched)
     }
 
     /// Lists up to `max_entries` files, directories and links below a directory, without following links, by one

@@ -173,7 +173,7 @@ faults! {
             timeout_keeps_the_output_so_far,
         ],
         DecodesOutputAsText => [output_may_be_any_bytes, arguments_may_be_any_bytes],
-        LosesTheLastPiece => [
+        LosesTheLastPiece => [a_walk_is_recursive_and_bounded,
             output_keeps_its_order, a_line_of_20_megabytes_is_kept,
             output_can_be_read_after_the_end, large_output_keeps_its_head_and_tail,
             given_input_arrives_whole, commands_start_in_the_working_directory,
@@ -263,7 +263,7 @@ faults! {
             a_pipe_is_refused_at_once, a_device_is_refused_at_once, a_directory_is_no_file,
             nothing_is_read_through_an_escaping_link, a_path_outside_is_refused,
         ],
-        ReadsNothing => [
+        ReadsNothing => [artifacts_are_the_files_that_changed,
             files_are_read_as_they_were_written, duplicate_outputs_are_refused,
             outputs_follow_no_link_of_the_output_directory, a_file_of_any_size_is_copied,
             outputs_are_copied_to_their_paths,

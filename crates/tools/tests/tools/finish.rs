@@ -2,6 +2,7 @@
 
 use cantle_core::ids::RunId;
 use cantle_core::metadata::Metadata;
+use cantle_core::sandbox::SandboxExt as _;
 use cantle_core::tool::{DynTool, ToolContext, ToolErrorKind, ToolOutput};
 use cantle_tools::{Finish, FinishWith, finish_schema};
 use serde_json::json;
@@ -32,13 +33,59 @@ fn spec_of_finish() {
 async fn existing_files_are_accepted() {
     let session = Session::open(provider()).await;
     session
-        .run("mkdir out; echo x > out/report.md; ln -s out/report.md link")
+        .run(
+            "mkdir -p out/deep .cantle; echo x > out/report.md; ln -s out/report.md link; echo y > out/deep/b; \
+             echo z > .cantle/own; echo b > '[b].md'",
+        )
         .await;
     let root = session.sandbox().info().working_directory.to_string();
-    let paths = json!(["out/report.md", "./link", format!("{root}/out/report.md")]);
+    let paths = json!([
+        "out/report.md",
+        "./link",
+        format!("{root}/out/report.md"),
+        "out",
+        "./out/",
+        ".",
+        "**/*.md",
+        "[b].md",
+        format!("{root}/out/deep"),
+    ]);
     let arguments = json!({"reason": "Done.", "paths": paths});
     let output = call(&Finish.into(), arguments, session.context()).await;
     assert_eq!(output.expect("it works"), used(ToolOutput::text("Done.")));
+    let files = async |names: &[&str]| {
+        let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();
+        let matched = session.sandbox().matching_files(&names).await;
+        matched.expect("it lists").files
+    };
+    let below_out = ["out/deep/b", "out/report.md"];
+    assert_eq!(files(&["out"]).await, below_out);
+    assert_eq!(files(&["**/*.md"]).await, ["[b].md", "out/report.md"]);
+    assert_eq!(files(&["out/*"]).await, ["out/report.md"]);
+    assert_eq!(files(&["[b].md"]).await, ["[b].md"]);
+    assert_eq!(
+        files(&["."]).await,
+        ["[b].md", "out/deep/b", "out/report.md"]
+    );
+    assert_eq!(files(&[".cantle"]).await, [""; 0]);
+    session.close().await;
+}
+
+#[tokio::test]
+async fn files_of_reserved_names_in_a_directory_are_named() {
+    let session = Session::open(provider()).await;
+    session
+        .run("mkdir -p site/.git; echo x > site/.git/config; echo y > site/a")
+        .await;
+    let arguments = json!({"reason": "Done.", "paths": ["site"]});
+    let output = call(&Finish.into(), arguments, session.context()).await;
+    let output = output.expect("it works");
+    assert!(!output.success);
+    let text = output.content.text();
+    assert!(
+        text.contains("`site/.git/config`") && !text.contains("site/a"),
+        "{text}"
+    );
     session.close().await;
 }
 
@@ -46,10 +93,10 @@ async fn existing_files_are_accepted() {
 async fn missing_files_are_named() {
     let session = Session::open(provider()).await;
     session
-        .run("mkdir out; echo x > there; mkfifo pipe; ln -s /etc/passwd escape")
+        .run("mkdir empty; echo x > there; mkfifo pipe; ln -s /etc/passwd escape")
         .await;
     let paths = [
-        "missing", "there", "out", "pipe", "escape", "../x", "a\0b", "",
+        "missing", "there", "empty", "pipe", "escape", "../x", "a\0b", "*.md", "[",
     ];
     let arguments = json!({"reason": "Done.", "paths": paths});
     let output = call(&Finish.into(), arguments, session.context())

@@ -5,8 +5,6 @@ use cantle_core::ledger::{CallPurpose, ModelCall};
 use cantle_core::message::{AssistantBlock, AssistantMessage};
 use cantle_core::usage::TokenUsage;
 
-use futures_util::FutureExt as _;
-
 use super::*;
 use crate::journal::format::VERSION;
 use crate::rules::CallOutcome;
@@ -213,36 +211,23 @@ async fn a_journal_without_checksums_is_read_and_continued() {
 #[tokio::test]
 async fn short_commits_are_written_inline_while_the_disk_is_fast() {
     let directory = tempfile::tempdir().unwrap();
-    let store = RunStore::new(directory.path());
-    let run = RunId::new();
-    let journal = store.begin_blocking(header(run)).unwrap();
-    let short = "a".to_owned();
-    let long = "a".repeat(100_000);
+    let queue = RunStore::new(directory.path()).queue;
     let quick = Duration::from_micros(1);
-    for (spent, commits, text, in_place) in [
-        (quick, 4, &short, false),
-        (quick, 100, &short, true),
-        (quick, 100, &long, false),
-        (Duration::from_millis(1), 1, &short, false),
+    for (spent, commits, bytes, in_place) in [
+        (quick, 4, 1, false),
+        (quick, 100, 1, true),
+        (quick, 100, 100_000, false),
+        (Duration::from_millis(1), 1, 1, false),
     ] {
-        store.queue.record(Duration::MAX, 1);
-        store.queue.record(spent, commits);
-        journal.record(&said(text)).unwrap();
-        let mut commit = Box::pin(journal.commit());
-        match commit.as_mut().now_or_never() {
-            Some(written) => {
-                written.unwrap();
-                assert!(in_place, "{spent:?}");
-            }
-            None => {
-                assert!(!in_place, "{spent:?}");
-                commit.await.unwrap();
-            }
-        }
+        queue.record(Duration::MAX, 1);
+        queue.record(spent, commits);
+        let writer = queue.commit(bytes, || std::thread::current().id()).await;
+        let is_own = writer.unwrap() == std::thread::current().id();
+        assert_eq!(
+            is_own, in_place,
+            "{bytes} bytes after {commits} commits in {spent:?}"
+        );
     }
-    drop(journal);
-    let texts = [short.clone(), short.clone(), long, short];
-    assert_eq!(told(&store, run).unwrap(), texts);
 }
 
 #[tokio::test]
