@@ -62,6 +62,8 @@ const LAYERS: &[Layer] = &[
     // Which backend it serves is for the program to say.
     layer("cantle-server", CORE).without(TLS),
     layer("cantle-tools", CORE).without(NETWORK),
+    // Its sandboxes come from the caller's backend.
+    layer("cantle-python", CORE).without(NETWORK),
     layer("cantle-agent", CORE).without(NETWORK),
     layer("cantle-testkit", CORE).without(TERMINAL),
     layer(
@@ -72,6 +74,7 @@ const LAYERS: &[Layer] = &[
             "cantle-backends-local",
             "cantle-backends-remote",
             "cantle-clients",
+            "cantle-python",
             "cantle-tools",
         ],
     )

@@ -43,6 +43,7 @@
 //! | `client-responses` | `clients::responses`: models over OpenAI Responses | no |
 //! | `client-retry` | `clients::retry`: retries and a shared rate limit for any model; clients over HTTP have them | no |
 //! | `macros` | [`tool`]: the attribute that turns a function into a tool | yes |
+//! | `python` | `python`: Python in a sandbox: source facts, one-shot runs, sessions that keep variables | no |
 //! | `tools` | [`tools`]: `code_exec`, `finish`, `view_image`, `user_input`, `calculator` | yes |
 //!
 //! Without features, there is only [`core`]: messages, traits, events and errors.
@@ -63,6 +64,8 @@ pub use cantle_core as core;
 /// Turns a function into a tool; see [`core::tool`](macro@core::tool).
 #[cfg(feature = "macros")]
 pub use cantle_macros::tool_for_facade as tool;
+#[cfg(feature = "python")]
+pub use cantle_python as python;
 #[cfg(feature = "tools")]
 pub use cantle_tools as tools;
 

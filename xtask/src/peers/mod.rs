@@ -10,6 +10,7 @@ mod docker;
 mod e2b;
 mod litellm;
 mod llama;
+mod matplotlib;
 mod python;
 mod server;
 mod static_program;
@@ -28,8 +29,16 @@ pub use workshop::Workshop;
 use crate::lane::Lane;
 
 /// All peers.
-const NAMES: [&str; 8] = [
-    "aimock", "litellm", "llama", "stirrup", "busybox", "docker", "static", "e2b",
+const NAMES: [&str; 9] = [
+    "aimock",
+    "litellm",
+    "llama",
+    "stirrup",
+    "busybox",
+    "docker",
+    "static",
+    "e2b",
+    "matplotlib",
 ];
 
 /// The peers that must be available: `CANTLE_REQUIRE`, a comma-separated list or `all`.
@@ -117,6 +126,7 @@ pub fn bring_up(workshop: &Workshop, required: &Required, lane: Lane) -> Result<
         });
         let program = scope.spawn(|| static_program::bring_up(workshop));
         let e2b = scope.spawn(|| e2b::bring_up(workshop, lane));
+        let matplotlib = scope.spawn(|| matplotlib::bring_up(workshop));
         let proxy = litellm::prepare(workshop);
         let aimock = join(aimock);
         // The proxy stands in front of aimock.
@@ -134,6 +144,7 @@ pub fn bring_up(workshop: &Workshop, required: &Required, lane: Lane) -> Result<
             docker,
             join(program),
             join(e2b),
+            join(matplotlib),
         ])
     })?;
 
@@ -183,7 +194,15 @@ mod tests {
         assert_eq!(
             names("all"),
             [
-                "aimock", "busybox", "docker", "e2b", "litellm", "llama", "static", "stirrup"
+                "aimock",
+                "busybox",
+                "docker",
+                "e2b",
+                "litellm",
+                "llama",
+                "matplotlib",
+                "static",
+                "stirrup"
             ]
         );
     }

@@ -1,0 +1,119 @@
+//! The result of executed code.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use cantle_core::sandbox::{Artifacts, Captured, Enforcement, ExitStatus};
+use serde::Deserialize;
+use serde_json::Value;
+
+/// The result of one piece of code.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Execution {
+    /// How it ended.
+    pub outcome: ExecutionOutcome,
+    /// The exit status of the interpreter, if it ended with this code.
+    pub exit: Option<ExitStatus>,
+    /// Head and tail of standard output, also after a timeout.
+    pub stdout: Captured,
+    /// Head and tail of standard error.
+    pub stderr: Captured,
+    /// Displayed values, in order. One-shot runs have none.
+    pub results: Vec<RichResult>,
+    /// The exception of a kernel's call; a one-shot run has its traceback in `stderr`.
+    pub error: Option<PythonError>,
+    /// The files that changed between start and end, if the interpreter collects them. Overlapping calls in one
+    /// sandbox may both report a file.
+    pub artifacts: Artifacts,
+    /// The enforcement of the policy by the sandbox.
+    pub enforcement: Vec<Enforcement>,
+    /// Sentences for the reader: why code was refused or stopped, and whether variables are lost.
+    pub notes: Vec<String>,
+    /// Time from start to end.
+    pub duration: Duration,
+}
+
+/// How executed code ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum ExecutionOutcome {
+    /// It ran to its end.
+    Completed,
+    /// It ended with an exception, or a one-shot run with a status other than 0.
+    Raised,
+    /// It was stopped at its time limit.
+    TimedOut,
+    /// It was stopped at another limit of the policy.
+    LimitReached,
+    /// The interpreter ended: by a signal, or because the code ended its process.
+    Killed,
+    /// It was stopped because the call was cancelled.
+    Cancelled,
+    /// It was not started: a syntax error, or an import that is not allowed.
+    Refused,
+    /// There is no usable Python, or it did not start.
+    SetupFailed,
+    /// It was only analysed.
+    NotExecuted,
+}
+
+/// A displayed value in the formats that it has, by E2B's names: `text`, `html`, `markdown`, `svg`, `png`, `jpeg`, `pdf`,
+/// `latex`, `json`, `javascript`, `data`, `chart`. Binary formats are in base64. Code can display anything, so the
+/// formats are untrusted.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[non_exhaustive]
+pub struct RichResult {
+    /// Whether it is the value of the last expression.
+    #[serde(default, rename = "main")]
+    pub is_main: bool,
+    /// The formats by name.
+    #[serde(rename = "data")]
+    pub formats: BTreeMap<String, Value>,
+}
+
+impl RichResult {
+    /// Returns the plain text.
+    pub fn text(&self) -> Option<&str> {
+        self.formats.get("text")?.as_str()
+    }
+}
+
+/// An exception that ended a call.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[non_exhaustive]
+pub struct PythonError {
+    /// The name of its class.
+    pub name: String,
+    /// Its message.
+    pub value: String,
+    /// The traceback, with frames of the user's code only.
+    pub traceback: String,
+}
+
+impl Execution {
+    pub(crate) fn new(outcome: ExecutionOutcome) -> Self {
+        Self {
+            outcome,
+            exit: None,
+            stdout: Captured::default(),
+            stderr: Captured::default(),
+            results: Vec::new(),
+            error: None,
+            artifacts: Artifacts::default(),
+            enforcement: Vec::new(),
+            notes: Vec::new(),
+            duration: Duration::ZERO,
+        }
+    }
+
+    pub(crate) fn with_note(mut self, note: impl Into<String>) -> Self {
+        self.notes.push(note.into());
+        self
+    }
+
+    /// Returns whether the code ran to its end.
+    pub fn success(&self) -> bool {
+        self.outcome == ExecutionOutcome::Completed
+    }
+}

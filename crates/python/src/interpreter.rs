@@ -1,0 +1,455 @@
+//! The interpreter: configuration, and sessions in a sandbox.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use cantle_core::ids::RunId;
+use cantle_core::policy::Policy;
+use cantle_core::sandbox::{
+    ArtifactLimits, Backend, Channel, ExitStatus, Sandbox, SandboxContext, SandboxError,
+    SandboxErrorKind, SandboxExt as _, SandboxPath, SpawnRequest, Stdin, Walk,
+};
+use tokio::sync::{Mutex, OnceCell};
+use tokio_util::sync::CancellationToken;
+
+use crate::execution::{Execution, ExecutionOutcome};
+use crate::kernel::{CallLimits, Kernel, LOST_VARIABLES};
+use crate::source::SourceFacts;
+
+/// Runs code from standard input with a traceback of the user's frames.
+const ONE_SHOT: &str = include_str!("one_shot.py");
+/// Prints the version; Python 2 can run it, too.
+const VERSION: &str =
+    "import sys; sys.stdout.write('cantle-python %d.%d.%d' % sys.version_info[:3])";
+const MIN_VERSION: (u32, u32) = (3, 9);
+const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(30);
+/// Maximum number of contexts of a session, each of which is a process.
+const MAX_CONTEXTS: usize = 32;
+/// Maximum number of files that artifacts are looked for among.
+const MAX_WALKED: usize = 100_000;
+
+/// Configuration of a Python interpreter in sandboxes of a backend. Immutable; clones are cheap.
+///
+/// ```no_run
+/// use cantle_backends_local::LocalBackend;
+/// use cantle_python::Interpreter;
+///
+/// # async fn example() -> Result<(), cantle_core::sandbox::SandboxError> {
+/// let python = Interpreter::new(LocalBackend::new());
+/// let session = python.open().await?;
+/// session.execute("main", "x = 20").await?;
+/// let execution = session.execute("main", "x + 1").await?;
+/// assert_eq!(execution.results[0].text(), Some("21"));
+/// session.close().await
+/// # }
+/// ```
+#[must_use]
+#[derive(Clone, Debug)]
+pub struct Interpreter {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) policy: Policy,
+    pub(crate) python: Option<String>,
+    pub(crate) allowed_imports: Option<Arc<[String]>>,
+    pub(crate) timeout: Duration,
+    pub(crate) artifacts: Option<ArtifactLimits>,
+    pub(crate) figures: bool,
+}
+
+impl Interpreter {
+    /// Creates an interpreter with the policy [`Policy::workspace`], the sandbox's `python3`, all imports and a timeout of
+    /// 60 s per call, without artifacts.
+    pub fn new(backend: impl Backend + 'static) -> Self {
+        Self {
+            backend: Arc::new(backend),
+            policy: Policy::workspace(),
+            python: None,
+            allowed_imports: None,
+            timeout: Duration::from_secs(60),
+            artifacts: None,
+            figures: true,
+        }
+    }
+
+    /// Sets the policy of the sandboxes that it opens.
+    pub fn policy(mut self, policy: Policy) -> Self {
+        self.policy = policy;
+        self
+    }
+
+    /// Sets the Python to use: a name on the sandbox's `PATH`, or a path in the sandbox.
+    pub fn python(mut self, python: impl Into<String>) -> Self {
+        self.python = Some(python.into());
+        self
+    }
+
+    /// Allows only these modules to be imported by import statements; an empty list allows none. This guides a model;
+    /// it is no boundary, because code can import in other ways.
+    pub fn allowed_imports<M: Into<String>>(
+        mut self,
+        modules: impl IntoIterator<Item = M>,
+    ) -> Self {
+        self.allowed_imports = Some(modules.into_iter().map(Into::into).collect());
+        self
+    }
+
+    /// Sets the time limit of a call.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Collects the files of the working directory that changed during a call.
+    pub fn artifacts(mut self, limits: ArtifactLimits) -> Self {
+        self.artifacts = Some(limits);
+        self
+    }
+
+    /// Leaves matplotlib's backend alone. Otherwise, figures of pyplot are results of a kernel's call.
+    pub fn without_figures(mut self) -> Self {
+        self.figures = false;
+        self
+    }
+
+    /// Analyses code without executing it.
+    pub fn check(&self, code: &str) -> Execution {
+        self.refusal(code)
+            .unwrap_or_else(|| Execution::new(ExecutionOutcome::NotExecuted))
+    }
+
+    /// Runs code in a new interpreter in a sandbox of its own.
+    ///
+    /// # Errors
+    /// If the sandbox can't be opened, fails or can't be closed. Code that fails is a result.
+    pub async fn run(&self, code: &str) -> Result<Execution, SandboxError> {
+        if let Some(refused) = self.refusal(code) {
+            return Ok(refused);
+        }
+        let session = self.open().await?;
+        let execution = session.run(code).await;
+        session.close().await?;
+        execution
+    }
+
+    /// Opens a sandbox for a session.
+    ///
+    /// # Errors
+    /// As [`Backend::open`].
+    pub async fn open(&self) -> Result<PythonSession, SandboxError> {
+        let context = SandboxContext::new(RunId::new(), self.policy.clone());
+        Ok(self.attach(self.backend.open(context).await?))
+    }
+
+    /// Returns a session in an open sandbox, which keeps its own policy.
+    pub fn attach(&self, sandbox: Arc<dyn Sandbox>) -> PythonSession {
+        PythonSession {
+            settings: self.clone(),
+            sandbox,
+            python: OnceCell::new(),
+            contexts: Mutex::default(),
+            latest_walk: Mutex::default(),
+        }
+    }
+
+    /// Returns the execution of code that is refused, because of a syntax error or an import.
+    fn refusal(&self, code: &str) -> Option<Execution> {
+        let facts = SourceFacts::of(code.as_bytes());
+        let refused = || Execution::new(ExecutionOutcome::Refused);
+        if let Some(error) = &facts.syntax_error {
+            return Some(refused().with_note(format!("Syntax error: {error}.")));
+        }
+        let allowed = self.allowed_imports.as_deref();
+        let forbidden = facts.forbidden_imports(allowed);
+        let forbidden: Vec<_> = forbidden
+            .take(20)
+            .map(|it| format!("`{}` (line {})", it.module, it.line))
+            .collect();
+        if forbidden.is_empty() {
+            return None;
+        }
+        let allowed = match allowed.unwrap_or_default() {
+            [] => "No module may be imported".to_owned(),
+            modules => format!("Allowed are {}", modules.join(", ")),
+        };
+        let note = format!(
+            "Imports that are not allowed: {}. {allowed}.",
+            forbidden.join(", ")
+        );
+        Some(refused().with_note(note))
+    }
+}
+
+/// Python in one sandbox: one-shot runs, and contexts that keep their variables.
+pub struct PythonSession {
+    settings: Interpreter,
+    sandbox: Arc<dyn Sandbox>,
+    /// The Python of the sandbox, or why there is none.
+    python: OnceCell<Result<String, String>>,
+    contexts: Mutex<HashMap<String, Arc<Mutex<ContextState>>>>,
+    /// The listing after the latest call, which is the next call's listing before.
+    latest_walk: Mutex<Option<Arc<Walk>>>,
+}
+
+#[derive(Default)]
+struct ContextState {
+    kernel: Option<Kernel>,
+    has_run: bool,
+}
+
+impl fmt::Debug for PythonSession {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut debug = f.debug_struct("PythonSession");
+        debug
+            .field("sandbox", &self.sandbox.info().id)
+            .finish_non_exhaustive()
+    }
+}
+
+impl PythonSession {
+    /// Returns the sandbox.
+    pub fn sandbox(&self) -> &Arc<dyn Sandbox> {
+        &self.sandbox
+    }
+
+    /// Runs code in a new interpreter.
+    ///
+    /// # Errors
+    /// If the sandbox fails. Code that fails is a result.
+    pub async fn run(&self, code: &str) -> Result<Execution, SandboxError> {
+        let python = match self.prepare(code).await? {
+            Ok(python) => python,
+            Err(refused) => return Ok(refused),
+        };
+        let before = self.walk_before().await?;
+        let request = SpawnRequest::argv([python, "-c", ONE_SHOT])
+            .with_env("PYTHONIOENCODING", "utf-8")
+            .with_env("MPLBACKEND", "agg")
+            .with_stdin(Stdin::Bytes(Bytes::copy_from_slice(code.as_bytes())))
+            .with_timeout(self.settings.timeout);
+        let output = self.sandbox.run(request).await?;
+        let outcome = match output.exit.status {
+            ExitStatus::Code(0) => ExecutionOutcome::Completed,
+            ExitStatus::Code(_) => ExecutionOutcome::Raised,
+            ExitStatus::TimedOut { .. } => ExecutionOutcome::TimedOut,
+            ExitStatus::LimitReached { .. } => ExecutionOutcome::LimitReached,
+            ExitStatus::Cancelled => ExecutionOutcome::Cancelled,
+            _ => ExecutionOutcome::Killed,
+        };
+        let mut execution = Execution::new(outcome);
+        execution.exit = Some(output.exit.status);
+        execution.stdout = output.stdout;
+        execution.stderr = output.stderr;
+        execution.notes = output.exit.notes;
+        execution.duration = output.exit.duration;
+        self.complete(execution, before).await
+    }
+
+    /// Executes code in a context, which keeps variables from call to call. The first call starts it.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub async fn execute(&self, context: &str, code: &str) -> Result<Execution, SandboxError> {
+        let never = CancellationToken::new();
+        self.execute_with_observer(context, code, never, &mut |_, _| {})
+            .await
+    }
+
+    /// Executes code like [`execute`](Self::execute), passes each piece of output to `observer`, and interrupts the code
+    /// when `cancellation` is cancelled. Dropping the future kills the context's interpreter.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub async fn execute_with_observer(
+        &self,
+        context: &str,
+        code: &str,
+        cancellation: CancellationToken,
+        observer: &mut (dyn FnMut(Channel, &Bytes) + Send),
+    ) -> Result<Execution, SandboxError> {
+        let python = match self.prepare(code).await? {
+            Ok(python) => python,
+            Err(refused) => return Ok(refused),
+        };
+        let Some(state) = self.context(context).await else {
+            let note = format!("A session has at most {MAX_CONTEXTS} contexts; close one first.");
+            return Ok(Execution::new(ExecutionOutcome::Refused).with_note(note));
+        };
+        let mut state = state.lock().await;
+        let before = self.walk_before().await?;
+        // Taken, so that a dropped call drops the kernel with it.
+        let (mut kernel, is_new) = match state.kernel.take() {
+            Some(kernel) => (kernel, false),
+            None => match Kernel::start(&*self.sandbox, python, self.settings.figures).await? {
+                Ok(kernel) => (kernel, true),
+                Err(reason) => {
+                    let note = format!("Python did not start: {reason}");
+                    return Ok(Execution::new(ExecutionOutcome::SetupFailed).with_note(note));
+                }
+            },
+        };
+        let had_run = std::mem::replace(&mut state.has_run, true);
+        let limits = CallLimits {
+            timeout: self.settings.timeout,
+            cancellation,
+        };
+        let (mut execution, is_usable) = kernel.execute(code, &limits, observer).await?;
+        state.kernel = is_usable.then_some(kernel);
+        if is_new && had_run {
+            execution.notes.insert(0, LOST_VARIABLES.to_owned());
+        }
+        drop(state);
+        self.complete(execution, before).await
+    }
+
+    /// Ends a context's interpreter and forgets its variables. A call that is running is waited for.
+    pub async fn restart(&self, context: &str) {
+        let state = self.contexts.lock().await.get(context).cloned();
+        if let Some(state) = state {
+            *state.lock().await = ContextState::default();
+        }
+    }
+
+    /// Ends a context's interpreter and removes the context.
+    pub async fn remove(&self, context: &str) {
+        self.contexts.lock().await.remove(context);
+    }
+
+    /// Ends all interpreters and closes the sandbox.
+    ///
+    /// # Errors
+    /// As [`Sandbox::close`].
+    pub async fn close(&self) -> Result<(), SandboxError> {
+        self.contexts.lock().await.clear();
+        self.sandbox.close().await
+    }
+
+    async fn context(&self, name: &str) -> Option<Arc<Mutex<ContextState>>> {
+        let mut contexts = self.contexts.lock().await;
+        if contexts.len() >= MAX_CONTEXTS && !contexts.contains_key(name) {
+            return None;
+        }
+        Some(Arc::clone(contexts.entry(name.to_owned()).or_default()))
+    }
+
+    /// Returns the Python for this code, or the execution of code that is not started.
+    async fn prepare(&self, code: &str) -> Result<Result<&str, Execution>, SandboxError> {
+        if let Some(refused) = self.settings.refusal(code) {
+            return Ok(Err(self.report(refused)));
+        }
+        let python = self.python.get_or_try_init(|| self.find_python()).await?;
+        Ok(python.as_deref().map_err(|reason| {
+            self.report(Execution::new(ExecutionOutcome::SetupFailed).with_note(reason))
+        }))
+    }
+
+    async fn find_python(&self) -> Result<Result<String, String>, SandboxError> {
+        let configured = self.settings.python.as_deref();
+        let candidates = configured.map_or(vec!["python3", "python"], |python| vec![python]);
+        let mut problem = None;
+        for candidate in candidates {
+            let request =
+                SpawnRequest::argv([candidate, "-c", VERSION]).with_timeout(DISCOVERY_TIMEOUT);
+            let output = match self.sandbox.run(request).await {
+                Ok(output) => output,
+                Err(error) => match error.kind() {
+                    SandboxErrorKind::NotFound
+                    | SandboxErrorKind::PermissionDenied
+                    | SandboxErrorKind::NotADirectory
+                    | SandboxErrorKind::InvalidInput => continue,
+                    _ => return Err(error),
+                },
+            };
+            let printed = output.stdout.text();
+            let Some(version) = printed.strip_prefix("cantle-python ") else {
+                let stderr: String = output.stderr.text().trim().chars().take(300).collect();
+                problem = Some(format!(
+                    "`{candidate}` is no working Python ({}): {stderr}",
+                    output.exit.status
+                ));
+                continue;
+            };
+            let mut numbers = version
+                .split('.')
+                .map_while(|number| number.parse::<u32>().ok());
+            if (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= MIN_VERSION {
+                return Ok(Ok(candidate.to_owned()));
+            }
+            let version: String = version.chars().take(40).collect();
+            problem = Some(format!(
+                "`{candidate}` is Python {version}, and at least 3.9 is needed."
+            ));
+        }
+        let missing = match configured {
+            Some(python) => format!("There is no Python `{python}` in the sandbox."),
+            None => "There is no Python (`python3`) in the sandbox.".to_owned(),
+        };
+        let hidden = hidden_python(configured.unwrap_or("python3"));
+        let hint = match hidden.filter(|_| self.sandbox.info().backend == "local") {
+            Some(directory) => format!(
+                " This machine has one that the sandbox can't see: allow `--read {directory}` and name its program."
+            ),
+            None => String::new(),
+        };
+        Ok(Err(problem.unwrap_or(missing) + &hint))
+    }
+
+    async fn walk_before(&self) -> Result<Option<Arc<Walk>>, SandboxError> {
+        if self.settings.artifacts.is_none() {
+            return Ok(None);
+        }
+        let mut latest = self.latest_walk.lock().await;
+        let walk = match &*latest {
+            Some(walk) => Arc::clone(walk),
+            None => Arc::new(self.walk().await?),
+        };
+        *latest = Some(Arc::clone(&walk));
+        Ok(Some(walk))
+    }
+
+    async fn walk(&self) -> Result<Walk, SandboxError> {
+        let root = SandboxPath::working_directory();
+        self.sandbox.walk(&root, MAX_WALKED).await
+    }
+
+    /// Adds the artifacts and the enforcement report.
+    async fn complete(
+        &self,
+        mut execution: Execution,
+        before: Option<Arc<Walk>>,
+    ) -> Result<Execution, SandboxError> {
+        if let (Some(before), Some(limits)) = (before, self.settings.artifacts) {
+            let root = SandboxPath::working_directory();
+            let after = Arc::new(self.walk().await?);
+            let artifacts = self.sandbox.artifacts(&root, &before, &after, limits);
+            execution.artifacts = artifacts.await?;
+            *self.latest_walk.lock().await = Some(after);
+        }
+        Ok(self.report(execution))
+    }
+
+    fn report(&self, mut execution: Execution) -> Execution {
+        execution
+            .enforcement
+            .clone_from(&self.sandbox.info().enforcement);
+        execution
+    }
+}
+
+/// Returns the directory of a Python of this machine, as a read root that makes it visible.
+fn hidden_python(python: &str) -> Option<String> {
+    let path = if python.contains('/') {
+        Path::new(python).exists().then(|| python.into())?
+    } else {
+        let directories = std::env::var_os("PATH")?;
+        let mut paths = std::env::split_paths(&directories).map(|directory| directory.join(python));
+        paths.find(|path| path.is_file())?
+    };
+    // pyenv's programs are scripts that need all of its directory.
+    let mut ancestors = path.ancestors();
+    let pyenv = ancestors.find(|it| it.file_name().is_some_and(|name| name == ".pyenv"));
+    let directory = pyenv.or_else(|| path.parent()?.parent())?;
+    Some(directory.display().to_string())
+}

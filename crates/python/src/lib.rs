@@ -1,0 +1,17 @@
+//! Python in a sandbox: facts about source, one-shot runs, and sessions that keep their variables.
+//!
+//! [`SourceFacts`] tells what source imports and whether it parses, without executing it. An [`Interpreter`] is
+//! configuration over any backend: it runs code in an interpreter of its own, or opens a [`PythonSession`], whose
+//! contexts keep variables from call to call. Both return an [`Execution`]. The source check is advice; the
+//! boundary is the policy of the sandbox.
+
+#![forbid(unsafe_code)]
+
+mod execution;
+mod interpreter;
+mod kernel;
+mod source;
+
+pub use self::execution::{Execution, ExecutionOutcome, PythonError, RichResult};
+pub use self::interpreter::{Interpreter, PythonSession};
+pub use self::source::{DynamicImport, Import, MAX_SOURCE_BYTES, SourceFacts, SyntaxError};

@@ -1,0 +1,133 @@
+//! One-shot runs, the static tier, artifacts and the search for a Python.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::time::Duration;
+
+use cantle_core::policy::{Policy, PolicyField};
+use cantle_core::sandbox::{ArtifactLimits, ExitStatus};
+use cantle_python::ExecutionOutcome;
+
+use crate::interpreter;
+
+#[tokio::test]
+async fn code_is_checked_without_running() {
+    let python = interpreter().allowed_imports(["math"]);
+    assert_eq!(
+        python.check("import math").outcome,
+        ExecutionOutcome::NotExecuted
+    );
+    let refused = python.check("import math\nimport os\n");
+    assert_eq!(refused.outcome, ExecutionOutcome::Refused);
+    let note = "Imports that are not allowed: `os` (line 2). Allowed are math.";
+    assert_eq!(refused.notes, [note]);
+    let refused = python.run("x = (").await.unwrap();
+    assert_eq!(refused.outcome, ExecutionOutcome::Refused);
+    assert_eq!(
+        refused.notes,
+        ["Syntax error: '(' was never closed (line 1, column 5)."]
+    );
+}
+
+#[tokio::test]
+async fn a_run_has_both_streams_and_its_exit() {
+    let session = interpreter().open().await.unwrap();
+    let run = session.run("from __future__ import annotations\nimport sys\nprint('  out')\nprint('err', file=sys.stderr)\nsys.exit(3)");
+    let run = run.await.unwrap();
+    assert_eq!(run.outcome, ExecutionOutcome::Raised);
+    assert_eq!(run.exit, Some(ExitStatus::Code(3)));
+    assert_eq!(
+        (run.stdout.text(), run.stderr.text()),
+        ("  out\n".into(), "err\n".into())
+    );
+    assert!(
+        run.enforcement
+            .iter()
+            .any(|it| it.field == PolicyField::Network)
+    );
+
+    let run = session.run("def f():\n    1 / 0\nf()").await.unwrap();
+    let traceback = "Traceback (most recent call last):\n  File \"<script>\", line 3, in <module>\n    f()\n  \
+                     File \"<script>\", line 2, in f\n    1 / 0\n    ~~^~~\nZeroDivisionError: division by zero\n";
+    assert_eq!(run.stderr.text(), traceback);
+
+    let run = session
+        .run("import sys; sys.stdout.buffer.write(b'\\xff'); input()")
+        .await
+        .unwrap();
+    assert_eq!(run.stdout.head.as_ref(), b"\xff");
+    assert!(
+        run.stderr
+            .text()
+            .ends_with("EOFError: EOF when reading a line\n")
+    );
+    let run = session
+        .run("import os; os.kill(os.getpid(), 9)")
+        .await
+        .unwrap();
+    assert_eq!(run.outcome, ExecutionOutcome::Killed);
+    session.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn output_is_kept_at_the_time_limit() {
+    let python = interpreter().timeout(Duration::from_secs(1));
+    let code = "import time; print('so far', flush=True)\nwhile True: pass";
+    let run = python.run(code).await.unwrap();
+    assert_eq!(run.outcome, ExecutionOutcome::TimedOut);
+    assert_eq!(run.stdout.text(), "so far\n");
+}
+
+#[tokio::test]
+async fn artifacts_are_what_a_call_changed() {
+    let python = interpreter().artifacts(ArtifactLimits::default());
+    let session = python.open().await.unwrap();
+    let code = "open('old.txt', 'w').write('x'); import os; os.makedirs('a/b')";
+    session.run(code).await.unwrap();
+    let code = "open('a/b/t.csv', 'w').write('1,2\\n'); raise ValueError('later')";
+    for one_shot in [true, false] {
+        let run = match one_shot {
+            true => session.run(code).await.unwrap(),
+            false => session.execute("main", code).await.unwrap(),
+        };
+        assert_eq!(run.outcome, ExecutionOutcome::Raised);
+        let files = run.artifacts.files.iter();
+        let files: Vec<_> = files
+            .map(|it| (it.path.to_string(), it.size_bytes, it.media_type.as_deref()))
+            .collect();
+        assert_eq!(files, [("a/b/t.csv".to_owned(), 4, Some("text/csv"))]);
+    }
+    session.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn an_unusable_python_is_explained() {
+    let place = tempfile::tempdir().unwrap();
+    let old = place.path().join("old-python");
+    fs::write(&old, "#!/bin/sh\nprintf 'cantle-python 3.8.18'\n").unwrap();
+    fs::set_permissions(&old, fs::Permissions::from_mode(0o755)).unwrap();
+    let explain = async |python: &str, policy: Policy| {
+        let run = interpreter()
+            .python(python)
+            .policy(policy)
+            .run("1")
+            .await
+            .unwrap();
+        assert_eq!(run.outcome, ExecutionOutcome::SetupFailed);
+        run.notes.concat()
+    };
+    let missing = explain("python9", Policy::workspace()).await;
+    assert_eq!(missing, "There is no Python `python9` in the sandbox.");
+
+    let old = old.to_str().unwrap();
+    let hidden = explain(old, Policy::workspace()).await;
+    assert!(hidden.contains("--read "), "{hidden}");
+    let mut policy = Policy::workspace();
+    let roots = policy.read_roots.take().unwrap();
+    policy.read_roots = Some(roots.with_paths([place.path().to_owned()]));
+    let found = explain(old, policy).await;
+    assert!(
+        found.contains("is Python 3.8.18, and at least 3.9 is needed."),
+        "{found}"
+    );
+}
