@@ -27,6 +27,7 @@ const ALONE: &[(&str, &str)] = &[
 const LONGEST: &[(&str, &str)] = &[
     ("cantle-backends-local", "hostile"),
     ("cantle-backends-docker", "docker"),
+    ("cantle-backends-docker", "conformance"),
     ("cantle-backends-docker", "relay"),
     ("cantle-backends-local", "local"),
     ("cantle-core", "integration"),

@@ -106,8 +106,8 @@ async fn nothing_is_left_of_an_owner_killed_in_any_phase() {
             _ => &[],
         };
         assert_eq!(owner.files(), expected, "{phase:?}");
-        // A partial output does not have its final name.
-        assert!(!owner.directory.path().join("outputs/large").exists());
+        // Until all are copied, no output has its final name.
+        assert!(!owner.directory.path().join("outputs/1").exists());
     }
 }
 

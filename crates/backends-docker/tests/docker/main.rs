@@ -11,7 +11,7 @@
 )]
 
 mod attached;
-mod conformance;
+mod engine;
 mod images;
 mod killed;
 mod large;

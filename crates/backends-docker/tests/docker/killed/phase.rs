@@ -36,7 +36,7 @@ pub(super) enum Phase {
     SizedUpload,
     /// A file is read.
     Download,
-    /// A file is copied into an output directory.
+    /// Files are copied into an output directory.
     Saving,
     /// The sandbox is being closed.
     Closing,
@@ -79,8 +79,8 @@ pub(super) type PendingCall =
 
 /// A sparse file that takes longer to read than any test.
 const LARGE: &str = "truncate -s 100G large";
-/// A smaller file, because it is copied to a disk.
-const LARGE_OUTPUT: &str = "truncate -s 8G large";
+/// Sparse files that take as long to save, although each fits on a small disk.
+const LARGE_OUTPUTS: &str = "truncate -s 128M $(seq 64)";
 const LARGE_INPUT: usize = 64 << 20;
 
 pub(super) fn path(path: &str) -> SandboxPath {
@@ -192,11 +192,12 @@ pub(super) async fn begin(
             })
         }
         Phase::Saving => {
-            stdout(&*sandbox, LARGE_OUTPUT).await;
+            stdout(&*sandbox, LARGE_OUTPUTS).await;
             let to = directory.to_owned();
+            let files: Vec<_> = (1..=64).map(|number| number.to_string()).collect();
             let saving = tokio::spawn(async move {
                 sandbox
-                    .save_outputs(&["large".to_owned()], &to, OutputOptions::default())
+                    .save_outputs(&files, &to, OutputOptions::default())
                     .await
             });
             eventually("the output file", || entries(directory) > 0);

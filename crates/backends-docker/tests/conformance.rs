@@ -1,4 +1,14 @@
-//! The conformance suite.
+//! The conformance suite, in a program of its own: some cases measure the memory of their process.
+
+#![expect(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::print_stderr,
+    reason = "the lints know a test by its attribute, and what tests share has none"
+)]
+
+#[path = "docker/engine.rs"]
+mod engine;
 
 use std::sync::Arc;
 
@@ -8,9 +18,9 @@ use cantle_testkit::conformance::{Report, SandboxOptions, sandbox_with};
 use cantle_testkit::lane;
 use tokio::sync::Mutex;
 
-use crate::support::TestEngine;
+use self::engine::TestEngine;
 
-/// Serializes the suites: some cases measure the memory of this process.
+/// Serializes the suites.
 static ONE_SUITE: Mutex<()> = Mutex::const_new(());
 
 /// Runs the named cases, or all if `names` is empty; sandboxes are killed by the Docker CLI.
