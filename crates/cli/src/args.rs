@@ -39,6 +39,7 @@ struct Cli {
 pub(crate) enum Command {
     Run(Box<RunArgs>),
     Exec(ExecArgs),
+    Python(PythonArgs),
     Demo(DemoArgs),
     Doctor(DoctorArgs),
     /// List, show, resume and remove kept runs
@@ -282,6 +283,35 @@ pub(crate) struct ExecArgs {
     pub(crate) sandbox: Given<SandboxSettings>,
 }
 
+/// Run a Python program in a new sandbox, and exit with its code
+///
+/// The program is checked first and its output is passed through. It has an empty working directory and no input, and
+/// uses the packages of the sandbox's Python.
+#[derive(Debug, clap::Args)]
+pub(crate) struct PythonArgs {
+    /// The program; `-` reads it from standard input
+    pub(crate) file: PathBuf,
+
+    /// Only check that it parses
+    #[arg(long)]
+    pub(crate) check: bool,
+
+    /// Python to use: a name or a path in the sandbox [default: python3]
+    #[arg(long, value_name = "PROGRAM")]
+    pub(crate) python: Option<String>,
+
+    /// Maximum duration, such as 300, 90s, 5m or 1h [default: no limit]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
+    pub(crate) timeout: Option<Duration>,
+
+    /// Report to standard error how the sandbox is isolated
+    #[arg(long, short)]
+    pub(crate) verbose: bool,
+
+    #[command(flatten)]
+    pub(crate) sandbox: Given<SandboxSettings>,
+}
+
 /// Survey a directory with a recorded model; everything but the model is real
 #[derive(Debug, clap::Args)]
 #[command(after_help = DEMO_HELP)]
@@ -383,7 +413,7 @@ A flag is preferred to its variable, and that to cantle.toml in the current dire
 $XDG_CONFIG_HOME/cantle/cantle.toml. The keys of these files are model, provider, api, base_url, \
 max_tokens, context_window, effort, temperature, param, vision, no_stream, server, stateful, fallback_model, retry_for, no_retry, \
 price_input, price_output, price_cache_read, price_cache_write, rpm, tpm, system_prompt, max_turns, \
-max_repeats, strict_finish, timeout, parallel_commands, backend, policy, allow_host, limit and best_effort; an API key is not one of them. Provider and base URL are taken from the \
+max_repeats, strict_finish, timeout, parallel_commands, tools, backend, policy, allow_host, limit and best_effort; an API key is not one of them. Provider and base URL are taken from the \
 same place, and so are prices. The file in the current directory can't allow commands more than --policy \
 workspace does.
 

@@ -1,13 +1,19 @@
 //! The tools that `cantle run` offers besides `code_exec`, `finish` and `user_input`.
 
+use std::sync::Arc;
+
 use cantle::agent::AgentBuilder;
 use cantle::core::content::{ImageLimits, MediaKind};
 use cantle::core::llm::ModelInfo;
+use cantle::core::policy::Policy;
+use cantle::core::sandbox::Backend;
+use cantle::python::{Interpreter, PythonTool};
 use cantle::tools::{calculator, view_image};
 use serde::{Deserialize, Serialize};
 
 use crate::config::ModelSource;
 use crate::provider::Provider;
+use crate::settings::{OptionalTool, Settings};
 
 /// Which extra tools a run has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
@@ -15,6 +21,7 @@ use crate::provider::Provider;
 pub(crate) struct ExtraTools {
     pub(crate) calculator: bool,
     pub(crate) view_image: bool,
+    pub(crate) python: bool,
 }
 
 impl ExtraTools {
@@ -22,7 +29,11 @@ impl ExtraTools {
     ///
     /// A model that takes no images fails at the first one, so `view_image` is offered only if the
     /// model is known to take images, or if all models of its provider do.
-    pub(crate) fn for_model(model: &ModelSource, info: &ModelInfo) -> Self {
+    pub(crate) fn for_model(
+        model: &ModelSource,
+        info: &ModelInfo,
+        optional: &[OptionalTool],
+    ) -> Self {
         let provider_takes_images = || match model {
             ModelSource::Endpoint(_, endpoint) => matches!(
                 endpoint.provider,
@@ -36,6 +47,7 @@ impl ExtraTools {
             // Recordings of earlier versions may have it.
             calculator: false,
             view_image: known.unwrap_or_else(provider_takes_images),
+            python: optional.contains(&OptionalTool::Python),
         }
     }
 
@@ -44,11 +56,24 @@ impl ExtraTools {
         Self {
             calculator: was_offered("calculator"),
             view_image: was_offered("view_image"),
+            python: was_offered("python"),
         }
     }
 
-    /// Adds the tools to an agent.
-    pub(crate) fn add_to(self, mut agent: AgentBuilder) -> AgentBuilder {
+    /// Adds the tools to an agent, whose commands run in sandboxes of this backend with this policy.
+    pub(crate) fn add_to(
+        self,
+        mut agent: AgentBuilder,
+        backend: &Arc<dyn Backend>,
+        policy: &Policy,
+        settings: &Settings,
+    ) -> AgentBuilder {
+        if self.python {
+            let python = Interpreter::new(Arc::clone(backend))
+                .policy(policy.clone())
+                .timeout(settings.timeout());
+            agent = agent.provider(PythonTool::new(python).images(self.view_image));
+        }
         if self.view_image {
             agent = agent.tool(view_image(ImageLimits::default()));
         }
@@ -69,7 +94,7 @@ mod tests {
     fn images_are_offered_only_to_models_that_take_them() {
         let model = ModelSource::Recording("turns.jsonl".into());
         let mut info = ModelInfo::new("m");
-        let offers_images = |info: &ModelInfo| ExtraTools::for_model(&model, info).view_image;
+        let offers_images = |info: &ModelInfo| ExtraTools::for_model(&model, info, &[]).view_image;
         assert!(!offers_images(&info), "unknown modalities");
         info.input_modalities = Some(InputModalities::new([MediaKind::Image]));
         assert!(offers_images(&info));

@@ -38,7 +38,7 @@ use anyhow::Context as _;
 use tokio_util::sync::CancellationToken;
 
 use crate::args::{Command, RunsCommand};
-use crate::commands::{demo, doctor, exec, gc, run, runs, serve};
+use crate::commands::{demo, doctor, exec, gc, python, run, runs, serve};
 use crate::exit::{Code, Failure, FailureExt as _};
 use crate::interrupts::Interrupts;
 
@@ -66,6 +66,7 @@ fn main() -> ExitCode {
         Command::Runs(command) => block_on(cancelled, |_| runs::perform(command)),
         Command::Gc(args) => block_on(cancelled, |_| gc::perform(args)),
         Command::Exec(args) => block_on(exec::CANCELLED, |token| exec::perform(args, token)),
+        Command::Python(args) => block_on(exec::CANCELLED, |token| python::perform(args, token)),
         Command::Config(args) => commands::config::perform(&args),
         Command::Trust(args) => commands::trust::perform(&args),
         Command::Serve(args) => {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use cantle_core::sandbox::{Artifacts, Captured, Enforcement, ExitStatus};
+use cantle_core::sandbox::{Artifacts, Captured, Enforcement, ExitStatus, SpillFile};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -19,6 +19,10 @@ pub struct Execution {
     pub stdout: Captured,
     /// Head and tail of standard error.
     pub stderr: Captured,
+    /// The file in the sandbox with all of a long standard output.
+    pub stdout_file: Option<SpillFile>,
+    /// The file in the sandbox with all of a long standard error.
+    pub stderr_file: Option<SpillFile>,
     /// Displayed values, in order. One-shot runs have none.
     pub results: Vec<RichResult>,
     /// The exception of a kernel's call; a one-shot run has its traceback in `stderr`.
@@ -98,6 +102,8 @@ impl Execution {
             exit: None,
             stdout: Captured::default(),
             stderr: Captured::default(),
+            stdout_file: None,
+            stderr_file: None,
             results: Vec::new(),
             error: None,
             artifacts: Artifacts::default(),

@@ -10,8 +10,8 @@ use bytes::Bytes;
 use cantle_core::ids::RunId;
 use cantle_core::policy::Policy;
 use cantle_core::sandbox::{
-    ArtifactLimits, Backend, Channel, ExitStatus, Sandbox, SandboxContext, SandboxError,
-    SandboxErrorKind, SandboxExt as _, SandboxPath, SpawnRequest, Stdin, Walk,
+    ArtifactLimits, Backend, Channel, ExitStatus, RenderLimits, Sandbox, SandboxContext,
+    SandboxError, SandboxErrorKind, SandboxExt as _, SandboxPath, SpawnRequest, Spill, Stdin, Walk,
 };
 use tokio::sync::{Mutex, OnceCell};
 use tokio_util::sync::CancellationToken;
@@ -28,7 +28,7 @@ const VERSION: &str =
 const MIN_VERSION: (u32, u32) = (3, 9);
 const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(30);
 /// Maximum number of contexts of a session, each of which is a process.
-const MAX_CONTEXTS: usize = 32;
+const MAX_CONTEXTS: usize = 64;
 /// Maximum number of files that artifacts are looked for among.
 const MAX_WALKED: usize = 100_000;
 
@@ -219,16 +219,11 @@ impl PythonSession {
     /// # Errors
     /// If the sandbox fails. Code that fails is a result.
     pub async fn run(&self, code: &str) -> Result<Execution, SandboxError> {
-        let python = match self.prepare(code).await? {
-            Ok(python) => python,
+        let request = match self.command(code).await? {
+            Ok(request) => request,
             Err(refused) => return Ok(refused),
         };
         let before = self.walk_before().await?;
-        let request = SpawnRequest::argv([python, "-c", ONE_SHOT])
-            .with_env("PYTHONIOENCODING", "utf-8")
-            .with_env("MPLBACKEND", "agg")
-            .with_stdin(Stdin::Bytes(Bytes::copy_from_slice(code.as_bytes())))
-            .with_timeout(self.settings.timeout);
         let output = self.sandbox.run(request).await?;
         let outcome = match output.exit.status {
             ExitStatus::Code(0) => ExecutionOutcome::Completed,
@@ -242,9 +237,32 @@ impl PythonSession {
         execution.exit = Some(output.exit.status);
         execution.stdout = output.stdout;
         execution.stderr = output.stderr;
+        execution.stdout_file = output.exit.stdout.spilled;
+        execution.stderr_file = output.exit.stderr.spilled;
         execution.notes = output.exit.notes;
         execution.duration = output.exit.duration;
         self.complete(execution, before).await
+    }
+
+    /// Returns the command of a one-shot run, for callers that forward its output, or the execution of code that is not
+    /// started.
+    ///
+    /// # Errors
+    /// As [`run`](Self::run).
+    pub async fn command(
+        &self,
+        code: &str,
+    ) -> Result<Result<SpawnRequest, Execution>, SandboxError> {
+        let shown = RenderLimits::default().channel_chars;
+        let command = |python| {
+            SpawnRequest::argv([python, "-c", ONE_SHOT])
+                .with_env("PYTHONIOENCODING", "utf-8")
+                .with_env("MPLBACKEND", "agg")
+                .with_stdin(Stdin::Bytes(Bytes::copy_from_slice(code.as_bytes())))
+                .with_timeout(self.settings.timeout)
+                .with_spill(Spill::after(u64::try_from(shown).unwrap_or(u64::MAX)))
+        };
+        Ok(self.prepare(code).await?.map(command))
     }
 
     /// Executes code in a context, which keeps variables from call to call. The first call starts it.

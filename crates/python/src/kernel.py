@@ -5,6 +5,7 @@ sys.path[:] = [entry for entry in sys.path if entry]  # No module of the working
 import ast, base64, builtins, importlib.machinery, json, linecache, os, select, signal, threading, traceback, types
 
 MAX_FRAME = 8 << 20
+SPILL_AFTER, MAX_SPILL = 20000, 256 << 20
 FIGURES = sys.argv[1:2] != ["plain"]
 MIME = {
     "text/html": "html", "text/markdown": "markdown", "image/svg+xml": "svg", "image/png": "png",
@@ -293,11 +294,36 @@ FRAMES = {
 }
 
 
+class Spill:
+    """Writes a stream that is too long for its reader to a file."""
+
+    def __init__(self, path):
+        self.path, self.file, self.size, self.head, self.is_off = path, None, 0, [], False
+
+    def write(self, data):
+        if self.is_off or self.size >= MAX_SPILL:
+            return
+        self.size += len(data)
+        try:
+            if self.file is None:
+                self.head.append(data)
+                if self.size <= SPILL_AFTER:
+                    return
+                os.makedirs(os.path.dirname(self.path), exist_ok=True)
+                self.file = open(self.path, "wb", buffering=0)
+                data, self.head = b"".join(self.head), []
+            write_all(self.file.fileno(), data)
+        except OSError:
+            # A directory or a disk that takes no files.
+            self.file, self.is_off, self.head = None, True, []
+
+
 class Parent:
     def __init__(self):
         self.pid = self.id = None
         self.is_started = self.is_interrupted = False
         self.stdin = b""
+        self.spills = {}
 
     def start(self):
         requests, output, errors, frames = os.pipe(), os.pipe(), os.pipe(), os.pipe()
@@ -360,6 +386,7 @@ class Parent:
             os.close(fd)
             del self.streams[fd]
         elif self.id is not None:
+            self.spills[self.streams[fd]].write(data)
             self.emit(type="output", id=self.id, channel=self.streams[fd], data=base64.b64encode(data).decode())
         return len(data)
 
@@ -386,6 +413,14 @@ class Parent:
             self.pending, self.oversized = b"", True
         return len(data)
 
+    def end(self, **fields):
+        for channel, spill in self.spills.items():
+            if spill.file is not None:
+                spill.file.close()
+                self.emit(type="spilled", id=self.id, channel=channel, size=spill.size)
+        self.id, self.spills = None, {}
+        self.emit(**fields)
+
     def kill(self, number):
         try:
             os.killpg(self.pid, number)
@@ -408,8 +443,9 @@ class Parent:
         elif isinstance(kind, str) and kind in FRAMES and FRAMES[kind](fields):
             self.drain()
             if kind == "done":
-                self.id = None
-            self.emit(**fields)
+                self.end(**fields)
+            else:
+                self.emit(**fields)
 
     def check(self):
         pid, status = os.waitpid(self.pid, os.WNOHANG)
@@ -421,8 +457,7 @@ class Parent:
         code = os.waitstatus_to_exitcode(status)
         self.kill(signal.SIGKILL)
         if self.id is not None:
-            self.emit(type="died", id=self.id, code=code)
-            self.id = None
+            self.end(type="died", id=self.id, code=code)
         self.stop()
 
     def take_requests(self):
@@ -441,6 +476,7 @@ class Parent:
                     self.start()
                 self.id = request["id"]
                 self.is_started = self.is_interrupted = False
+                self.spills = {name: Spill("%s.%s" % (request["spill"], name)) for name in ("stdout", "stderr")}
                 self.emit(type="started", id=self.id, restarted=restarted)
                 try:
                     write_all(self.requests, frame(id=self.id, code=request["code"]))

@@ -8,9 +8,10 @@ use std::time::Duration;
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use bytes::{Buf as _, Bytes, BytesMut};
+use cantle_core::ids::RunId;
 use cantle_core::sandbox::{
     Channel, ExitStatus, HeadTail, OutputStream, Process, ProcessStdin, Sandbox, SandboxError,
-    SpawnRequest, Stdin,
+    SandboxPath, SpawnRequest, SpillFile, Stdin,
 };
 use futures_util::StreamExt as _;
 use serde::Deserialize;
@@ -47,6 +48,8 @@ pub(crate) struct Kernel {
     buffer: BytesMut,
     /// The end of what the program itself wrote to standard error.
     messages: HeadTail,
+    /// Distinguishes its files from those of other kernels in the sandbox.
+    name: String,
     calls: u64,
 }
 
@@ -67,6 +70,11 @@ enum Event {
         id: u64,
         #[serde(flatten)]
         result: RichResult,
+    },
+    Spilled {
+        id: u64,
+        channel: ChannelName,
+        size: u64,
     },
     Refused {
         id: u64,
@@ -122,6 +130,7 @@ impl Kernel {
             output,
             buffer: BytesMut::new(),
             messages: HeadTail::new(0, 4096),
+            name: RunId::new().to_string(),
             calls: 0,
         };
         let deadline = Instant::now() + START_TIMEOUT;
@@ -159,7 +168,8 @@ impl Kernel {
         let half = HeadTail::new(CAPTURE_BYTES / 2, CAPTURE_BYTES / 2);
         let (mut stdout, mut stderr) = (half.clone(), half);
         let (mut stop, mut room) = (Stop::No, MAX_RESULT_BYTES);
-        let request = json!({"op": "execute", "id": call, "code": code});
+        let spill = format!(".cantle/output/python-{}-{call}", self.name);
+        let request = json!({"op": "execute", "id": call, "code": code, "spill": spill});
         self.send(&request, deadline).await;
         let mut is_usable = true;
         loop {
@@ -224,6 +234,14 @@ impl Kernel {
                     }
                     room -= size;
                     execution.results.push(result);
+                }
+                Some(Event::Spilled { id, channel, size }) if id == call => {
+                    let (suffix, file) = match channel {
+                        ChannelName::Stdout => ("stdout", &mut execution.stdout_file),
+                        ChannelName::Stderr => ("stderr", &mut execution.stderr_file),
+                    };
+                    let path = SandboxPath::new(format!("{spill}.{suffix}")).ok();
+                    *file = path.map(|path| SpillFile::new(path, size));
                 }
                 Some(Event::Refused { id, reason }) if id == call => {
                     let reason: String = reason.chars().take(200).collect();

@@ -2,7 +2,7 @@
 //!
 //! [`SourceFacts`] tells what source imports and whether it parses, without executing it. An [`Interpreter`] is
 //! configuration over any backend: it runs code in an interpreter of its own, or opens a [`PythonSession`], whose
-//! contexts keep variables from call to call. Both return an [`Execution`]. The source check is advice; the
+//! contexts keep variables from call to call. Both return an [`Execution`]. [`PythonTool`] lets a model use one. The source check is advice; the
 //! boundary is the policy of the sandbox.
 
 #![forbid(unsafe_code)]
@@ -11,7 +11,9 @@ mod execution;
 mod interpreter;
 mod kernel;
 mod source;
+mod tool;
 
 pub use self::execution::{Execution, ExecutionOutcome, PythonError, RichResult};
 pub use self::interpreter::{Interpreter, PythonSession};
 pub use self::source::{DynamicImport, Import, MAX_SOURCE_BYTES, SourceFacts, SyntaxError};
+pub use self::tool::PythonTool;

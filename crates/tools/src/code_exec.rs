@@ -1,7 +1,6 @@
 //! The tool `code_exec`, and the provider that opens its sandbox.
 
 mod allowed;
-mod pieces;
 mod refusal;
 mod words;
 
@@ -14,7 +13,7 @@ use cantle_core::metadata::Metadata;
 use cantle_core::policy::Policy;
 use cantle_core::sandbox::{
     Backend, Background, Channel, ExitStatus, RenderLimits, Sandbox, SandboxContext,
-    SandboxExt as _, SpawnRequest, Spill, render_command,
+    SandboxExt as _, SpawnRequest, Spill, Utf8Decoder, render_command,
 };
 use cantle_core::tool::{
     DynTool, OpenContext, ProviderError, Tool, ToolContext, ToolError, ToolOutput, ToolProvider,
@@ -26,7 +25,6 @@ use serde_json::{Value, json};
 
 use self::allowed::AllowedCommands;
 pub use self::allowed::{InvalidPattern, InvalidPatternKind};
-use self::pieces::Utf8Decoder;
 use self::refusal::CommandRefusal;
 
 const NAME: &str = "code_exec";

@@ -31,7 +31,7 @@ use crate::text::{clean, one_line};
 
 // The exit codes of `env`, `timeout` and shells.
 pub(crate) const CANCELLED: u8 = 130;
-const FAILED: u8 = 125;
+pub(super) const FAILED: u8 = 125;
 const NOT_EXECUTABLE: u8 = 126;
 const NOT_FOUND: u8 = 127;
 /// Exit code of a program that writes to a closed pipe: 128 + SIGPIPE.
@@ -61,7 +61,10 @@ pub(crate) async fn perform(
     closed.map(|()| code)
 }
 
-async fn open(backend: &BackendArg, policy: &Policy) -> Result<Arc<dyn Sandbox>, Failure> {
+pub(super) async fn open(
+    backend: &BackendArg,
+    policy: &Policy,
+) -> Result<Arc<dyn Sandbox>, Failure> {
     let context =
         || SandboxContext::new(RunId::new(), policy.clone()).with_progress(Arc::new(ProgressLines));
     let opened = backend.open(LocalBackend::new()).usage()?;
@@ -93,7 +96,7 @@ impl Progress for ProgressLines {
 }
 
 /// Reports what is not enforced and, if `verbose`, what isolates the sandbox.
-async fn report(info: &SandboxInfo, verbose: bool) {
+pub(super) async fn report(info: &SandboxInfo, verbose: bool) {
     let mut text = String::new();
     if verbose {
         let _ = writeln!(text, "cantle: sandbox {}", isolation(info));
@@ -150,7 +153,7 @@ async fn run(
     // The end of a file must be typed as a key.
     let end = raw.as_ref().is_some_and(|raw| !raw.is_terminal());
     let exit = tokio::select! {
-        exit = finish(&mut *process, output, raw) => exit.map_err(|error| failure(FAILED, &error))?,
+        exit = forward(&mut *process, output, raw) => exit.map_err(|error| failure(FAILED, &error))?,
         never = feed(input, end.then_some(END_OF_INPUT)) => match never {},
     };
     // 128 + a signal is at most 192; other codes fit a byte.
@@ -160,7 +163,7 @@ async fn run(
 /// Forwards output until the command ends or the reader of ours has gone away.
 ///
 /// `raw` is this process's terminal if the command has one.
-async fn finish(
+pub(super) async fn forward(
     process: &mut dyn Process,
     output: Option<OutputStream>,
     mut raw: Option<Raw>,
@@ -251,7 +254,7 @@ fn read_input() -> mpsc::Receiver<Bytes> {
     receiver
 }
 
-fn failure(code: u8, error: &SandboxError) -> Failure {
+pub(super) fn failure(code: u8, error: &SandboxError) -> Failure {
     let advice = error.advice().map(|advice| format!(". {advice}"));
     let hint = policy::hint(error).map(|hint| format!(" {hint}"));
     let error = anyhow!(

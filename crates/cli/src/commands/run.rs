@@ -218,7 +218,7 @@ impl Definition<'_> {
             }
         };
         images::check(&task, client.model()).usage()?;
-        let for_model = || ExtraTools::for_model(&model, client.model());
+        let for_model = || ExtraTools::for_model(&model, client.model(), &settings.tools);
         let mut extra_tools = self.extra_tools.unwrap_or_else(for_model);
         let mut agent = Agent::builder(agent::NAME, client);
         if let Some(replay) = &replay {
@@ -245,7 +245,7 @@ impl Definition<'_> {
         if self.asks_user {
             agent = agent.tool(user_input());
         }
-        agent = extra_tools.add_to(agent);
+        agent = extra_tools.add_to(agent, &backend, &policy, &settings);
         if let Start::New(options) = &mut start
             && let Some(saved) = options.note.as_object_mut()
         {

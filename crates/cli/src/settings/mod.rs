@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 pub(crate) use self::layers::Given;
-pub(crate) use self::values::{Limit, Param, Switch, parse_dollars, parse_duration};
+pub(crate) use self::values::{Limit, OptionalTool, Param, Switch, parse_dollars, parse_duration};
 use crate::backend::BackendArg;
 use crate::provider::{Api, Provider};
 
@@ -79,6 +79,20 @@ pub(crate) struct Settings {
     #[arg(long, env = "CANTLE_PARALLEL_COMMANDS", action = ArgAction::SetTrue,
         value_parser = FalseyValueParser::new(), help_heading = "Sandbox")]
     pub(crate) parallel_commands: Option<bool>,
+
+    /// Optional tools for the model, separated by commas: python
+    ///
+    /// `python`: executes code and keeps its variables from call to call, with the sandbox's Python.
+    #[arg(
+        long,
+        value_name = "LIST",
+        env = "CANTLE_TOOLS",
+        value_delimiter = ',',
+        value_enum,
+        hide_possible_values = true,
+        help_heading = "Sandbox"
+    )]
+    pub(crate) tools: Vec<OptionalTool>,
 
     #[command(flatten)]
     #[serde(flatten)]

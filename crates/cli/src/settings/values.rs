@@ -117,6 +117,13 @@ pub(crate) enum Switch {
     Off,
 }
 
+/// A tool of `--tools`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum OptionalTool {
+    Python,
+}
+
 /// Parses a sampling temperature.
 pub(super) fn parse_temperature(text: &str) -> Result<f64, String> {
     let temperature = text.trim().parse::<f64>().ok();

@@ -20,6 +20,7 @@ mod interrupts;
 mod limits;
 mod model_settings;
 mod policy;
+mod python;
 mod recordings;
 mod resume;
 mod run;

@@ -12,6 +12,7 @@
 //! and removes what it can.
 
 mod boundary;
+mod decoder;
 mod error;
 mod exit;
 mod ext;
@@ -39,6 +40,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use futures_core::Stream;
 
+pub use self::decoder::Utf8Decoder;
 pub use self::error::{SandboxError, SandboxErrorKind};
 pub use self::exit::{BackgroundProcess, ChannelReport, Exit, ExitStatus, SpillFile};
 pub use self::ext::SandboxExt;
@@ -49,7 +51,7 @@ pub use self::matching::MatchedFiles;
 pub use self::output::{Captured, CommandOutput, HeadTail};
 pub use self::path::{InvalidPath, SandboxPath};
 pub use self::program::Program;
-pub use self::render::{RenderLimits, render_command, render_refusal};
+pub use self::render::{RenderLimits, render_channel, render_command, render_refusal};
 pub use self::request::{Background, Command, PtySize, SpawnRequest, Spill, Stdin};
 pub use self::reserved::reserved_name;
 pub use self::signal::Signal;

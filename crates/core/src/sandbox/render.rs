@@ -3,7 +3,7 @@
 use std::fmt::{self, Write as _};
 
 use super::exit::format_limit;
-use super::{Captured, ChannelReport, CommandOutput, Exit, ExitStatus};
+use super::{Captured, ChannelReport, CommandOutput, Exit, ExitStatus, SpillFile};
 use crate::policy::PolicyField;
 
 /// Limits for [`Exit::notes`] in a rendered result.
@@ -58,8 +58,11 @@ pub fn render_command(output: &CommandOutput, limits: RenderLimits) -> String {
             vec![("exit_code", status.shell_code().to_string())]
         }
     };
-    elements.push(("stdout", channel(&output.stdout, &exit.stdout, limits)));
-    elements.push(("stderr", channel(&output.stderr, &exit.stderr, limits)));
+    let channel = |captured, report: &ChannelReport| {
+        render_channel(captured, report.spilled.as_ref(), limits)
+    };
+    elements.push(("stdout", channel(&output.stdout, &exit.stdout)));
+    elements.push(("stderr", channel(&output.stderr, &exit.stderr)));
     if let ExitStatus::Signal(signal) = exit.status {
         let details = format!("The command was killed by signal {signal}.");
         elements.push(("details", details));
@@ -153,7 +156,13 @@ pub(super) fn limit_advice(field: PolicyField) -> &'static str {
     }
 }
 
-fn channel(captured: &Captured, report: &ChannelReport, limits: RenderLimits) -> String {
+/// Renders an output channel for the model: the middle of a long one is replaced by a line with its size and the file
+/// that has all of it.
+pub fn render_channel(
+    captured: &Captured,
+    spilled: Option<&SpillFile>,
+    limits: RenderLimits,
+) -> String {
     let (head, tail) = if captured.omitted_bytes == 0 {
         let whole = captured.text();
         if whole.chars().count() <= limits.channel_chars {
@@ -165,13 +174,13 @@ fn channel(captured: &Captured, report: &ChannelReport, limits: RenderLimits) ->
         (text(&captured.head), text(&captured.tail))
     };
     let (head, tail) = (first_chars(&head, limits), last_chars(&tail, limits));
-    truncated(head, tail, captured, report)
+    truncated(head, tail, captured, spilled)
 }
 
-fn truncated(head: &str, tail: &str, captured: &Captured, report: &ChannelReport) -> String {
+fn truncated(head: &str, tail: &str, captured: &Captured, spilled: Option<&SpillFile>) -> String {
     let total = captured.total_bytes();
     let mut note = format!("… [the output has {total} bytes; its middle is left out here");
-    if let Some(spill) = &report.spilled {
+    if let Some(spill) = spilled {
         let _ = match spill.size_bytes {
             size if size >= total => write!(note, "; all of it is in {}", spill.path),
             size => write!(note, "; its first {size} bytes are in {}", spill.path),

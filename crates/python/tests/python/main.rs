@@ -7,6 +7,7 @@
 
 mod kernel;
 mod one_shot;
+mod tool;
 
 use std::time::Duration;
 

@@ -197,7 +197,7 @@ proptest! {
         channel_chars in 0..40_usize,
     ) {
         let captured = captured(&text, capture);
-        let shown = channel(&captured, &ChannelReport::default(), limits(channel_chars));
+        let shown = render_channel(&captured, None, limits(channel_chars));
         if captured.omitted_bytes == 0 && text.chars().count() <= channel_chars {
             prop_assert_eq!(shown, text);
         } else {

@@ -5,12 +5,13 @@ use std::borrow::Cow;
 /// Incremental lossy UTF-8 decoder. A character that is split between two chunks is completed by the next
 /// one; invalid bytes are replaced.
 #[derive(Debug, Default)]
-pub(super) struct Utf8Decoder {
+pub struct Utf8Decoder {
     unfinished: Vec<u8>,
 }
 
 impl Utf8Decoder {
-    pub(super) fn push<'b>(&mut self, bytes: &'b [u8]) -> Cow<'b, str> {
+    /// Decodes the next bytes, up to the last complete character.
+    pub fn push<'b>(&mut self, bytes: &'b [u8]) -> Cow<'b, str> {
         if self.unfinished.is_empty() {
             let (text, rest) = split_unfinished(bytes);
             self.unfinished.extend_from_slice(rest);

@@ -1,0 +1,89 @@
+//! `cantle python`: one Python program in a new sandbox, with its output and its exit code passed through.
+
+use std::fs::File;
+use std::io::{self, Read, Write as _};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow, bail};
+use cantle::backends::local::LocalBackend;
+use cantle::python::{Execution, Interpreter, MAX_SOURCE_BYTES};
+use tokio_util::sync::CancellationToken;
+
+use super::exec::{FAILED, failure, forward, open, report};
+use crate::args::PythonArgs;
+use crate::config;
+use crate::exit::{Failure, FailureExt as _};
+use crate::text::clean;
+
+/// Exit code of a program that is refused or only checked with an error, as Python's for a syntax error.
+const REFUSED: u8 = 1;
+
+/// Runs the program, and returns the exit code.
+pub(crate) async fn perform(
+    args: PythonArgs,
+    cancellation: CancellationToken,
+) -> Result<u8, Failure> {
+    let code = read(&args.file).usage()?;
+    let (backend, policy) = config::resolve_sandbox(&args.sandbox)?;
+    let mut python = Interpreter::new(backend.open(LocalBackend::new()).usage()?)
+        .timeout(args.timeout.unwrap_or(Duration::MAX));
+    if let Some(program) = args.python {
+        python = python.python(program);
+    }
+    let checked = python.check(&code);
+    if args.check || !checked.notes.is_empty() {
+        return Ok(refuse(&checked));
+    }
+    let sandbox = open(&backend, &policy).await?;
+    report(sandbox.info(), args.verbose).await;
+    let session = python.attach(Arc::clone(&sandbox));
+    let run = async {
+        let mut request = match session.command(&code).await {
+            Ok(Ok(request)) => request.with_cancellation(cancellation),
+            Ok(Err(refused)) => return Ok(refuse(&refused).max(FAILED)),
+            Err(error) => return Err(failure(FAILED, &error)),
+        };
+        request.timeout = args.timeout;
+        request.spill = None;
+        let process = sandbox.spawn(request).await;
+        let mut process = process.map_err(|error| failure(FAILED, &error))?;
+        let output = process.take_output();
+        let exit = forward(&mut *process, output, None).await;
+        let exit = exit.map_err(|error| failure(FAILED, &error))?;
+        Ok(u8::try_from(exit).unwrap_or(FAILED))
+    };
+    let code = run.await;
+    let closed = session.close().await;
+    let code = code?;
+    closed.map_err(|error| failure(FAILED, &error))?;
+    Ok(code)
+}
+
+fn read(file: &Path) -> anyhow::Result<String> {
+    let limit = u64::try_from(MAX_SOURCE_BYTES)? + 1;
+    let source: Box<dyn Read> = match file == Path::new("-") {
+        true => Box::new(io::stdin()),
+        false => Box::new(File::open(file).with_context(|| file.display().to_string())?),
+    };
+    let mut code = Vec::new();
+    let read = source.take(limit).read_to_end(&mut code);
+    read.with_context(|| format!("failed to read {}", file.display()))?;
+    if code.len() > MAX_SOURCE_BYTES {
+        bail!("{} has more than {MAX_SOURCE_BYTES} bytes", file.display());
+    }
+    String::from_utf8(code).map_err(|_| anyhow!("{} is not UTF-8", file.display()))
+}
+
+/// Writes the reasons that a program did not run, and returns the exit code.
+fn refuse(execution: &Execution) -> u8 {
+    for note in &execution.notes {
+        let _ = writeln!(io::stderr(), "cantle: {}", clean(note));
+    }
+    if execution.notes.is_empty() {
+        0
+    } else {
+        REFUSED
+    }
+}
