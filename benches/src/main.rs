@@ -10,6 +10,7 @@ mod commands;
 mod containers;
 mod output;
 mod process;
+mod python;
 mod report;
 mod sandboxes;
 mod serving;
@@ -54,6 +55,7 @@ fn main() -> Result<()> {
             "many-sandboxes" => return sandboxes::run_many(),
             "containers" => return containers::run(),
             "container-bytes" => return containers::run_bytes(),
+            "python" => return python::run(),
             "busy-sandbox" => return sandboxes::run_busy(),
             "serve-bytes" => return serving::run_bytes(&value()?),
             "serve-load" => return serving::run_load(&value()?),
@@ -77,6 +79,7 @@ fn main() -> Result<()> {
     done(commands::measure(&mut report));
     done(sandboxes::measure(&mut report));
     done(output::measure(&mut report));
+    done(python::measure(&mut report));
     done(containers::measure(&mut report));
     if let Some(cantle) = &cantle {
         done(serving::measure(&mut report, cantle));

@@ -173,7 +173,7 @@ pub(crate) fn run_busy() -> Result<()> {
     Ok(())
 }
 
-fn in_runtime(work: impl Future<Output = Result<Value>>) -> Result<Value> {
+pub(crate) fn in_runtime(work: impl Future<Output = Result<Value>>) -> Result<Value> {
     tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?
@@ -208,6 +208,6 @@ fn timed(mut command: std::process::Command) -> Result<f64> {
     Ok(milliseconds(started))
 }
 
-fn milliseconds(since: Instant) -> f64 {
+pub(crate) fn milliseconds(since: Instant) -> f64 {
     since.elapsed().as_secs_f64() * 1000.0
 }

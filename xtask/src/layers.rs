@@ -88,6 +88,7 @@ const LAYERS: &[Layer] = &[
             "cantle-backends-local",
             "cantle-backends-remote",
             "cantle-clients",
+            "cantle-python",
             "cantle-testkit",
         ],
     ),

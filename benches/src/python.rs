@@ -1,0 +1,161 @@
+//! Python: source facts, one-shot runs, and kernels.
+
+use std::fmt::Write as _;
+use std::process::Stdio;
+use std::time::Instant;
+
+use anyhow::{Context as _, Result, ensure};
+use cantle_backends_local::LocalBackend;
+use cantle_python::{Execution, Interpreter, PythonSession, SourceFacts};
+use serde_json::json;
+
+use crate::process::{median, run_part};
+use crate::report::Report;
+use crate::sandboxes::{in_runtime, milliseconds};
+
+const ROUNDS: usize = 100;
+const KERNELS: usize = 50;
+
+/// Prints the proportional memory in MB of each process whose command line contains one of two words.
+const MEMORY: &str = "import os
+totals = {'MAX_FRAME': [], 'time.sleep(1000)': []}
+for pid in filter(str.isdigit, os.listdir('/proc')):
+    try:
+        line = open(f'/proc/{pid}/cmdline').read()
+        pss = next(it for it in open(f'/proc/{pid}/smaps_rollup') if it.startswith('Pss:'))
+    except (OSError, StopIteration):
+        continue
+    for word, total in totals.items():
+        if word in line:
+            total.append(int(pss.split()[1]) / 1000)
+print(*(sum(it) for it in totals.values()), *map(len, totals.values()))";
+
+/// Measures all of it in a separate process.
+pub(crate) fn measure(report: &mut Report) -> Result<()> {
+    let answer = run_part(&["python"])?;
+    let number = |name: &str| answer[name].as_f64().context("not a number");
+    for (what, name, unit, most) in [
+        ("facts of 30 lines of Python", "short_ms", "ms", 0.05),
+        ("facts of 3000 lines of Python", "long_ms", "ms", 3.0),
+        (
+            "one-shot run in an open sandbox / raw",
+            "one_shot",
+            "x",
+            1.15,
+        ),
+        ("call of a warm kernel", "call_ms", "ms", 2.0),
+        (
+            "50 kernels: memory of each beyond Python's own",
+            "kernel_mb",
+            "MB",
+            15.0,
+        ),
+    ] {
+        report.at_most(what, number(name)?, unit, most);
+    }
+    report.add("raw `python3 -c pass`", number("raw_ms")?, "ms");
+    Ok(())
+}
+
+/// Part: everything.
+pub(crate) fn run() -> Result<()> {
+    let answer = in_runtime(async {
+        let facts = |lines| {
+            let source = source(lines);
+            let mut times: Vec<_> = (0..ROUNDS)
+                .map(|_| {
+                    let started = Instant::now();
+                    let facts = std::hint::black_box(SourceFacts::of(source.as_bytes()));
+                    let time = milliseconds(started);
+                    assert!(facts.syntax_error.is_none() && !facts.imports.is_empty());
+                    time
+                })
+                .collect();
+            median(&mut times)
+        };
+        let (short, long) = (facts(30), facts(3000));
+
+        let session = Interpreter::new(LocalBackend::new()).open().await?;
+        let executable = session.run("import sys; print(sys.executable)").await?;
+        let executable = executable.stdout.text();
+        let (mut raw, mut one_shot, mut calls) = (Vec::new(), Vec::new(), Vec::new());
+        completed(session.execute("main", "x = 1").await?)?;
+        for _ in 0..ROUNDS {
+            let mut command = tokio::process::Command::new(executable.trim());
+            command
+                .args(["-c", "pass"])
+                .stdin(Stdio::null())
+                .stdout(Stdio::piped());
+            let started = Instant::now();
+            ensure!(command.output().await?.status.success());
+            raw.push(milliseconds(started));
+            let started = Instant::now();
+            completed(session.run("pass").await?)?;
+            one_shot.push(milliseconds(started));
+            let started = Instant::now();
+            completed(session.execute("main", "x + 1").await?)?;
+            calls.push(milliseconds(started));
+        }
+        session.close().await?;
+        let raw = median(&mut raw);
+        Ok(json!({
+            "short_ms": short,
+            "long_ms": long,
+            "raw_ms": raw,
+            "one_shot": median(&mut one_shot) / raw,
+            "call_ms": median(&mut calls),
+            "kernel_mb": kernel_memory().await?,
+        }))
+    })?;
+    println!("{answer}");
+    Ok(())
+}
+
+/// Returns the memory of a kernel's two processes beyond that of an idle Python beside it.
+async fn kernel_memory() -> Result<f64> {
+    let session = Interpreter::new(LocalBackend::new()).open().await?;
+    for context in 0..KERNELS {
+        completed(session.execute(&context.to_string(), "1").await?)?;
+    }
+    let idle = format!(
+        "import subprocess, sys, time\nidle = [subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(1000)']) \
+         for _ in range({KERNELS})]\ntime.sleep(2)"
+    );
+    completed(session.execute("0", &idle).await?)?;
+    let printed = memory(&session).await?;
+    session.close().await?;
+    let [kernels, idle, kernel_count, idle_count] = printed[..] else {
+        anyhow::bail!("expected four numbers: {printed:?}");
+    };
+    ensure!(
+        kernel_count >= KERNELS as f64 && idle_count == KERNELS as f64,
+        "{printed:?}"
+    );
+    Ok((kernels - idle) / KERNELS as f64)
+}
+
+async fn memory(session: &PythonSession) -> Result<Vec<f64>> {
+    let printed = completed(session.run(MEMORY).await?)?.stdout.text();
+    let numbers = printed.split_whitespace().map(|number| Ok(number.parse()?));
+    numbers.collect()
+}
+
+fn completed(execution: Execution) -> Result<Execution> {
+    ensure!(execution.success(), "{execution:?}");
+    Ok(execution)
+}
+
+/// Returns ordinary code with this many lines.
+fn source(lines: usize) -> String {
+    let mut source = String::from("import csv\nfrom math import sqrt\n");
+    for at in 0..lines / 7 {
+        let _ = write!(
+            source,
+            "\ndef total_{at}(rows, scale=1.0):\n    \"\"\"Adds what is positive.\"\"\"\n    \
+             values = [float(row['value']) * scale for row in rows if row.get('value')]\n    \
+             if not values:\n        return {{'count': 0, 'name': f'none {{scale}}'}}\n    \
+             return {{'count': len(values), 'mean': sqrt(sum(values)) / len(values)}}\n"
+        );
+    }
+    source
+}
