@@ -73,6 +73,7 @@ class Child:
 
     def execute(self, code):
         self.count += 1
+        code = code[1:] if code.startswith("\ufeff") else code
         name = "<cell %d>" % self.count
         linecache.cache[name] = (len(code), None, [line + "\n" for line in code.split("\n")], name)
         error = None

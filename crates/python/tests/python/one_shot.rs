@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use cantle_core::policy::{Policy, PolicyField};
 use cantle_core::sandbox::{ArtifactLimits, ExitStatus};
-use cantle_python::ExecutionOutcome;
+use cantle_python::{Execution, ExecutionOutcome};
 
 use crate::interpreter;
 
@@ -97,6 +97,34 @@ async fn artifacts_are_what_a_call_changed() {
             .collect();
         assert_eq!(files, [("a/b/t.csv".to_owned(), 4, Some("text/csv"))]);
     }
+    session.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn artifacts_are_listed_also_after_a_timeout_and_a_death() {
+    let python = interpreter().artifacts(ArtifactLimits::default());
+    let session = python.timeout(Duration::from_secs(1)).open().await.unwrap();
+    session
+        .run("open('before.txt', 'w').write('x')")
+        .await
+        .unwrap();
+    let endless =
+        "import os\nopen('late.txt', 'w').write('x'); os.symlink('/etc', 'etc')\nwhile True: pass";
+    let killed = "import os\nopen('last.txt', 'w').write('x'); os.kill(os.getpid(), 9)";
+    let names = |run: &Execution| {
+        let files = run.artifacts.files.iter();
+        files.map(|it| it.path.to_string()).collect::<Vec<_>>()
+    };
+    let late = session.run(endless).await.unwrap();
+    assert_eq!(
+        (late.outcome, names(&late)),
+        (ExecutionOutcome::TimedOut, vec!["late.txt".to_owned()])
+    );
+    let last = session.execute("main", killed).await.unwrap();
+    assert_eq!(
+        (last.outcome, names(&last)),
+        (ExecutionOutcome::Killed, vec!["last.txt".to_owned()])
+    );
     session.close().await.unwrap();
 }
 

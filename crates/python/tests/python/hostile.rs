@@ -1,0 +1,140 @@
+//! Bad input, in contexts and in one-shot runs: a clear result, and never a hang.
+
+use std::time::Duration;
+
+use cantle_core::policy::Policy;
+use cantle_python::{ExecutionOutcome, PythonSession};
+
+use crate::interpreter;
+
+/// Executes code both ways.
+async fn outcomes(session: &PythonSession, code: &str) -> [ExecutionOutcome; 2] {
+    let run = session.run(code).await.expect("the sandbox works");
+    let execution = session
+        .execute("main", code)
+        .await
+        .expect("the sandbox works");
+    assert!(
+        run.exit.is_some() || run.outcome == ExecutionOutcome::Refused,
+        "{run:?}"
+    );
+    [run.outcome, execution.outcome]
+}
+
+async fn open(timeout_s: u64, policy: Policy) -> PythonSession {
+    let interpreter = interpreter()
+        .timeout(Duration::from_secs(timeout_s))
+        .policy(policy);
+    interpreter.open().await.expect("the sandbox opens")
+}
+
+#[tokio::test]
+async fn code_that_is_no_program_is_refused() {
+    let session = open(60, Policy::workspace()).await;
+    let nested = "(".repeat(20_000) + &")".repeat(20_000);
+    let large = format!("x = '{}'", "x".repeat(10_000_000));
+    for code in ["x = 'a\0b'", &nested, &large, "def"] {
+        assert_eq!(
+            outcomes(&session, code).await,
+            [ExecutionOutcome::Refused; 2]
+        );
+    }
+    for code in [
+        "",
+        "\n",
+        "# nothing",
+        "\u{feff}x = 1",
+        "x = 1\r\nif x:\r\n  x = 2\r\n",
+    ] {
+        assert_eq!(
+            outcomes(&session, code).await,
+            [ExecutionOutcome::Completed; 2],
+            "{code:?}"
+        );
+    }
+    session.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn what_never_ends_is_stopped_at_the_time_limit() {
+    let session = open(1, Policy::workspace()).await;
+    let code = "import sys\nwhile True: sys.stdout.write('x' * 100_000)";
+    assert_eq!(
+        outcomes(&session, code).await,
+        [ExecutionOutcome::TimedOut; 2]
+    );
+    let code = "while True: display(1)";
+    let displayed = session.execute("main", code).await.unwrap();
+    assert_eq!(
+        (displayed.outcome, displayed.results.len()),
+        (ExecutionOutcome::TimedOut, 100)
+    );
+    let stopped = "import signal, os\nos.kill(os.getpid(), signal.SIGSTOP)";
+    let stopped = session.execute("main", stopped).await.unwrap();
+    assert_eq!(stopped.outcome, ExecutionOutcome::TimedOut);
+    session.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn memory_beyond_the_limit_is_explained() {
+    let mut policy = Policy::workspace();
+    policy.limits.memory_bytes = Some(200 << 20);
+    let session = open(60, policy).await;
+    let code = "x = bytearray(50 << 20)\nblocks = [bytearray(10 << 20) for _ in range(100)]";
+    let executed = session.execute("main", code).await.unwrap();
+    let is_named = executed
+        .error
+        .as_ref()
+        .is_some_and(|it| it.name == "MemoryError");
+    assert!(
+        is_named || executed.notes.concat().contains("memory"),
+        "{executed:?}"
+    );
+    let next = session.execute("main", "'works'").await.unwrap();
+    assert_eq!(
+        next.results.first().and_then(|it| it.text()),
+        Some("'works'"),
+        "{executed:?} {next:?}"
+    );
+    session.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn closed_streams_and_lost_pipes_do_not_hang() {
+    let session = open(20, Policy::workspace()).await;
+    for code in [
+        "import sys\nsys.stdout.close()\nsys.stderr.close()",
+        "import os\nos.close(0); os.close(1); os.close(2)",
+        "import os, sys\nif os.fork() == 0:\n  import time; time.sleep(60)",
+        "import sys\nsys.setrecursionlimit(50)",
+        "import builtins\nbuiltins.print = builtins.repr = builtins.len = None",
+        "class Bad:\n  def __repr__(self): raise SystemExit(3)\n  __str__ = __repr__\nraise Exception(Bad())",
+        "import sys\nsys.meta_path.clear(); sys.modules.clear()",
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(1,)).start()",
+    ] {
+        let executed = session.execute("main", code).await.unwrap();
+        assert_ne!(
+            executed.outcome,
+            ExecutionOutcome::TimedOut,
+            "{code}: {executed:?}"
+        );
+        session.restart("main").await;
+    }
+    session.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn code_that_raises_unprintable_errors_keeps_the_interpreter() {
+    let session = open(20, Policy::workspace()).await;
+    let bad = "class Bad(Exception):\n  def __str__(self): raise ValueError\n  def __repr__(self): raise KeyboardInterrupt\nkept = 1\nraise Bad()";
+    let raised = session.execute("main", bad).await.unwrap();
+    assert_eq!(raised.outcome, ExecutionOutcome::Raised, "{raised:?}");
+    assert_eq!(raised.error.map(|it| it.name).as_deref(), Some("Bad"));
+    let next = session.execute("main", "kept").await.unwrap();
+    assert_eq!(
+        next.results.first().and_then(|it| it.text()),
+        Some("1"),
+        "{next:?}"
+    );
+    session.close().await.unwrap();
+}
