@@ -92,6 +92,16 @@ const LAYERS: &[Layer] = &[
             "cantle-testkit",
         ],
     ),
+    layer(
+        "cantle-fuzz",
+        &[
+            "cantle-agent",
+            "cantle-backends-docker",
+            "cantle-backends-local",
+            "cantle-clients",
+            "cantle-server",
+        ],
+    ),
     layer("xtask", &[]),
 ];
 

@@ -1,4 +1,4 @@
-//! Development tasks: `cargo xtask test`, `check`, `package`, `dist`, `bench`, `lines`.
+//! Development tasks: `cargo xtask test`, `check`, `package`, `dist`, `bench`, `fuzz`, `lines`.
 //!
 //! Each subcommand has a file with its arguments and a `run` function; [`Task`] lists them.
 
@@ -8,6 +8,7 @@ mod dist;
 mod elf;
 mod facade;
 mod features;
+mod fuzz;
 mod guard;
 mod imports;
 mod lane;
@@ -44,6 +45,7 @@ enum Task {
     Package,
     Dist(dist::DistArgs),
     Bench(bench::BenchArgs),
+    Fuzz(fuzz::FuzzArgs),
     Lines(lines::LinesArgs),
     #[command(hide = true)]
     Guard(guard::GuardArgs),
@@ -56,6 +58,7 @@ fn main() -> ExitCode {
         Task::Package => package::run(),
         Task::Dist(args) => dist::run(&args),
         Task::Bench(args) => bench::run(&args),
+        Task::Fuzz(args) => fuzz::run(&args),
         Task::Lines(args) => lines::run(&args),
         Task::Guard(args) => return guard::run(&args),
     };

@@ -134,3 +134,6 @@ mod supervisor;
 pub use self::backend::{LocalBackend, Reclaimed};
 pub use self::mechanism::Mechanism;
 pub use self::probe::{ControlGroupSupport, Probe, ProbeFailure, Trial};
+#[cfg(confined)]
+#[doc(hidden)]
+pub use self::proxy::proxied_request;

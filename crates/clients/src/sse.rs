@@ -22,6 +22,9 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::str::Utf8Error;
 
+/// The byte order mark in UTF-8.
+const BOM: &[u8] = b"\xef\xbb\xbf";
+
 /// A server-sent event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -94,10 +97,13 @@ impl EventParser {
 
     /// Returns the range of the next complete line without its end.
     fn next_line(&mut self) -> Option<Range<usize>> {
-        if !self.bom_checked && self.buffer.len() >= 3 {
+        if !self.bom_checked {
+            if self.buffer.len() < BOM.len() && BOM.starts_with(&self.buffer) {
+                return None;
+            }
             self.bom_checked = true;
-            if self.buffer.starts_with(b"\xef\xbb\xbf") {
-                (self.line, self.searched) = (3, 3);
+            if self.buffer.starts_with(BOM) {
+                (self.line, self.searched) = (BOM.len(), BOM.len());
             }
         }
         if self.after_cr && self.line < self.buffer.len() {

@@ -5,8 +5,8 @@
 //! is started here ends with this one (see [`crate::guard`]).
 //!
 //! There are two lanes: the quick lane runs every behaviour once, the full lane (`--full`) adds the long
-//! matrix. A test asks for its lane with `cantle_testkit::lane`, and a test that ran reduced or not at
-//! all is named at the end.
+//! matrix and ten minutes of fuzzing. A test asks for its lane with `cantle_testkit::lane`, and a test
+//! that ran reduced or not at all is named at the end.
 
 mod programs;
 mod report;
@@ -14,11 +14,13 @@ mod schedule;
 
 use std::str::FromStr;
 use std::thread;
+use std::time::Duration;
 
 use anyhow::{Result, anyhow, bail};
 
 use self::programs::CargoArgs;
 use self::report::Report;
+use crate::fuzz::{self, FuzzArgs};
 use crate::lane::{self, Lane};
 use crate::metadata::Metadata;
 use crate::peers::{self, Peers, Required, Workshop};
@@ -84,6 +86,11 @@ pub fn run(args: &TestArgs) -> Result<()> {
     report.print(lane);
     if !report.is_success() {
         bail!("tests failed");
+    }
+    if lane == Lane::Full && args.part.is_none() && args.cargo_test_args.is_empty() {
+        shell::timed("fuzzing", || {
+            fuzz::run(&FuzzArgs::all(Duration::from_mins(10)))
+        })?;
     }
     Ok(())
 }

@@ -24,6 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cantle_core::policy::HostPattern;
+use http::Request;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
@@ -68,6 +69,16 @@ impl ProxySettings {
             idle: Duration::from_secs(300),
         }
     }
+}
+
+/// Returns the requested host and, except for a tunnel, the request to forward; `None` if it is refused.
+///
+/// For fuzzing; not part of the API.
+#[doc(hidden)]
+pub fn proxied_request(request: Request<()>) -> Option<(String, Option<Request<()>>)> {
+    let target = request::target(&request).ok()?;
+    let host = target.host.as_str().to_owned();
+    Some((host, request::forwarded(request, &target)))
 }
 
 /// A running proxy. Dropping it ends all its connections.
