@@ -1,9 +1,12 @@
 //! `cantle serve`, with `cantle exec --backend remote` as its client.
 
+use cantle_testkit::openai::{Script, ScriptedServer, ToolCall, Turn};
+use serde_json::json;
 use tokio::io::{AsyncBufReadExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdout, Command};
 use tokio::time::timeout;
 
+use crate::finish;
 use crate::support::{DEADLINE, Mark, TestEnv, peer, wait_for_exit};
 
 /// A running program and its output lines.
@@ -116,4 +119,55 @@ async fn killed_server_or_client_leaves_no_container() {
     command.kill().await;
     mark.gone().await;
     is_gone(&host, &container).await;
+}
+
+#[tokio::test]
+async fn python_keeps_its_variables_in_a_remote_sandbox() {
+    let env = TestEnv::new();
+    let (server, client) = serve(&env, "local").await;
+    client.write("program.py", "import sys\nprint('out')\nsys.exit(3)\n");
+    let exited = client
+        .run([
+            "python",
+            "--backend",
+            "remote",
+            "--best-effort",
+            "program.py",
+        ])
+        .await;
+    assert_eq!(
+        (exited.code, &*exited.stdout),
+        (Some(3), "out\n"),
+        "{exited:?}"
+    );
+
+    let python = |code: &str| Turn::tool(ToolCall::new("python", json!({ "code": code })));
+    let script = Script::new()
+        .turn(python("x = 20"))
+        .turn(python(
+            "open('x.txt', 'w').write('x')\nprint('printed')\nx + 1",
+        ))
+        .turn(finish("done", &["x.txt"]));
+    let model = ScriptedServer::start(script).await.unwrap();
+    let client = client.with_server(&model.url());
+    let args = [
+        "run",
+        "Add",
+        "--tools",
+        "python",
+        "--backend",
+        "remote",
+        "--best-effort",
+    ];
+    let exited = client
+        .run(args.iter().chain(&["--output-dir", "out"]))
+        .await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    assert_eq!(client.read("out/x.txt"), "x");
+    let messages = model.requests()[2].body()["messages"].to_string();
+    assert!(
+        messages.contains("<stdout>printed</stdout>\\n<result>21</result>"),
+        "{messages}"
+    );
+    server.kill().await;
 }
