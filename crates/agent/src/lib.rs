@@ -33,6 +33,7 @@ mod budget;
 mod definition;
 mod environment;
 mod error;
+mod events;
 mod hooks;
 mod hub;
 mod inputs;

@@ -4,7 +4,8 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use cantle_core::llm::ToolSpecs;
-use cantle_core::tool::DynTool;
+use cantle_core::tool::{DynTool, ToolSpec};
+use indexmap::IndexMap;
 
 use crate::rules::ToolTraits;
 use crate::scope::AgentTool;
@@ -67,6 +68,14 @@ impl ToolTable {
 
     pub(crate) fn traits(&self) -> &Arc<HashMap<String, ToolTraits>> {
         &self.traits
+    }
+
+    /// The properties of the tools, in order.
+    pub(crate) fn ordered_traits(&self) -> IndexMap<String, ToolTraits> {
+        let names = self.specs.iter().map(ToolSpec::name);
+        names
+            .filter_map(|name| Some((name.to_owned(), *self.traits.get(name)?)))
+            .collect()
     }
 
     pub(crate) fn specs(&self) -> &ToolSpecs {

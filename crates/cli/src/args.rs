@@ -59,13 +59,21 @@ pub(crate) enum RunsCommand {
         #[arg(long)]
         json: bool,
     },
-    /// Show the state of a run
+    /// Show the state of a run, its answer and its files, or all of it
     Show {
         /// Id of the run, a prefix of it, or `last`
         run: String,
         /// Print a JSON object
         #[arg(long)]
         json: bool,
+        /// Print the run as it was displayed; with --verbose also messages to the model
+        #[arg(long, conflicts_with = "json")]
+        log: bool,
+        #[arg(long, short, requires = "log", hide_short_help = true)]
+        verbose: bool,
+        /// Print the whole run: as Markdown, or its events as JSON lines
+        #[arg(long, value_name = "FORMAT", conflicts_with_all = ["json", "log"])]
+        format: Option<TranscriptFormat>,
     },
     /// Resume a run that did not finish, like `cantle run --resume RUN`
     Resume {
@@ -81,6 +89,13 @@ pub(crate) enum RunsCommand {
         #[arg(long)]
         finished: bool,
     },
+}
+
+/// The format of a whole run.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub(crate) enum TranscriptFormat {
+    Markdown,
+    Json,
 }
 
 /// Print every setting, its value and where it comes from

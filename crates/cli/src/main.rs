@@ -27,6 +27,7 @@ mod state_dir;
 mod task;
 mod terminal;
 mod text;
+mod transcript;
 mod trust;
 mod unfinished;
 

@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::ids::RunId;
 use crate::ledger::Ledger;
+use crate::metadata::Metadata;
 use crate::sandbox::SandboxInfo;
 use crate::usage::TokenUsage;
 
@@ -98,6 +99,9 @@ pub enum EventKind {
         after: Duration,
         /// The error of the last attempt.
         reason: String,
+        /// Start of the text that the last attempt streamed before it failed. It is no part of the answer.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        discarded: String,
     },
     /// A model call ended.
     ModelAnswered {
@@ -129,6 +133,9 @@ pub enum EventKind {
     HistorySummarized {
         /// Number of replaced messages.
         replaced: usize,
+        /// The summary.
+        #[serde(default)]
+        text: String,
     },
     /// An interrupted run was resumed.
     RunResumed {
@@ -186,6 +193,9 @@ pub enum EventKind {
         /// The arguments of a call that did not start, as in [`ToolStarted`](Self::ToolStarted).
         #[serde(default, skip_serializing_if = "Option::is_none")]
         arguments: Option<Value>,
+        /// The report of the tool on this call, such as the pages that it read.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        metadata: Option<Metadata>,
         /// Elapsed time.
         #[serde(rename = "duration_s", with = "crate::seconds")]
         duration: Duration,

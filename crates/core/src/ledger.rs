@@ -199,6 +199,23 @@ impl Ledger {
         costs.reduce(|a, b| a + b)
     }
 
+    /// Returns the speed of each model in output tokens per second of its complete calls with reported usage, including
+    /// those of sub-agents, in the order of first use.
+    pub fn output_tokens_per_second(&self) -> IndexMap<&str, f64> {
+        let mut totals: IndexMap<&str, (u64, Duration)> = IndexMap::new();
+        let complete = |call: &&ModelCall| !call.estimated && call.usage.output_total() > 0;
+        for call in self.all_model_calls().filter(complete) {
+            let total = totals.entry(&call.model).or_default();
+            total.0 += call.usage.output_total();
+            total.1 += call.duration;
+        }
+        let known = totals.into_iter().filter(|(_, (_, time))| !time.is_zero());
+        #[expect(clippy::cast_precision_loss, reason = "a rate")]
+        known
+            .map(|(model, (tokens, time))| (model, tokens as f64 / time.as_secs_f64()))
+            .collect()
+    }
+
     /// Returns the parts of [`cost_usd`](Self::cost_usd) by how they are known.
     pub fn costs(&self) -> Costs<'_> {
         let mut costs = Costs::default();

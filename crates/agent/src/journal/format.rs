@@ -1,19 +1,21 @@
 //! The entries of a journal, one per line.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::io;
 
 use cantle_core::event::{Finish, RunStatus};
 use cantle_core::ids::RunId;
 use cantle_core::message::Message;
-use cantle_core::sandbox::{SandboxHandle, SavedOutputs};
+use cantle_core::sandbox::{SandboxHandle, SandboxInfo, SavedOutputs};
+use indexmap::IndexMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::identity::Identity;
 use super::media::{self, MediaFiles};
 use super::seal::{self, Seal};
-use crate::rules::{Fact, Rules};
+use crate::rules::{Fact, Rules, ToolTraits};
 
 /// The version of the format. Fields may be added without a new one.
 pub(crate) const VERSION: u32 = 1;
@@ -50,7 +52,7 @@ pub(crate) struct End {
 /// The files that a finish call named.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DeliveredFiles {
-    pub(crate) saved: Vec<String>,
+    pub(crate) saved: Vec<DeliveredFile>,
     /// Files that were not saved, each with the reason.
     pub(crate) refused: Vec<String>,
 }
@@ -63,12 +65,57 @@ impl DeliveredFiles {
 
 impl From<&SavedOutputs> for DeliveredFiles {
     fn from(outputs: &SavedOutputs) -> Self {
-        let saved = outputs.saved.iter().map(|file| file.source.clone());
+        let saved = outputs.saved.iter().map(|file| DeliveredFile {
+            source: file.source.clone(),
+            path: file.path.display().to_string(),
+            size_bytes: file.size_bytes,
+        });
         let refused = outputs.refused.iter();
         let refused = refused.map(|file| format!("{}: {}", file.source, file.reason));
         Self {
             saved: saved.collect(),
             refused: refused.collect(),
+        }
+    }
+}
+
+/// A file that was saved.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "DeliveredFileRecord")]
+pub(crate) struct DeliveredFile {
+    /// The path that the model named.
+    pub(crate) source: String,
+    /// The path on the host.
+    pub(crate) path: String,
+    pub(crate) size_bytes: u64,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum DeliveredFileRecord {
+    /// The form of version 0.1.0.
+    Name(String),
+    File {
+        source: String,
+        path: String,
+        size_bytes: u64,
+    },
+}
+
+impl From<DeliveredFileRecord> for DeliveredFile {
+    fn from(record: DeliveredFileRecord) -> Self {
+        let (source, path, size_bytes) = match record {
+            DeliveredFileRecord::Name(source) => (source, String::new(), 0),
+            DeliveredFileRecord::File {
+                source,
+                path,
+                size_bytes,
+            } => (source, path, size_bytes),
+        };
+        Self {
+            source,
+            path,
+            size_bytes,
         }
     }
 }
@@ -90,8 +137,30 @@ pub(crate) struct Header {
     pub(crate) input_files: Vec<String>,
     /// The sandbox, if it outlives the process.
     pub(crate) sandbox: Option<SandboxHandle>,
+    /// The tools; empty in journals of version 0.1.0.
+    #[serde(default)]
+    pub(crate) tools: IndexMap<String, ToolTraits>,
+    /// The sandbox as it is described to readers of events.
+    #[serde(default)]
+    pub(crate) sandbox_info: Option<SandboxInfo>,
+    /// Warnings at the start.
+    #[serde(default)]
+    pub(crate) warnings: Vec<String>,
     /// The conversation: instructions, history, task.
     pub(crate) messages: Vec<Message>,
+}
+
+impl Header {
+    /// The properties of the tools. Those of version 0.1.0 are known as far as needed to compute a ledger.
+    pub(crate) fn tool_traits(&self) -> HashMap<String, ToolTraits> {
+        if self.tools.is_empty() {
+            return self.identity.tool_traits();
+        }
+        let tools = self.tools.iter();
+        tools
+            .map(|(name, traits)| (name.clone(), *traits))
+            .collect()
+    }
 }
 
 /// A background sub-agent, recorded in the note of its run.

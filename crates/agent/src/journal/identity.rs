@@ -96,6 +96,12 @@ impl Identity {
         ToolSpecs::new(specs.collect())
     }
 
+    /// The names of the agent and its model.
+    pub(crate) fn names(&self) -> (&str, &str) {
+        let name = |key| self.0.get(key).and_then(Value::as_str).unwrap_or_default();
+        (name("agent"), name("model"))
+    }
+
     /// The tools as far as their names tell: enough to compute a ledger from facts.
     pub(crate) fn tool_traits(&self) -> HashMap<String, ToolTraits> {
         let mut traits = HashMap::new();

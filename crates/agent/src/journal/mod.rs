@@ -26,5 +26,5 @@ pub(crate) use self::format::{BackgroundAgentRecord, DeliveredFiles, End, Header
 pub(crate) use self::identity::Identity;
 pub use self::overview::{KeptRun, KeptStatus};
 pub use self::store::RunStore;
-pub(crate) use self::store::{JournalContent, ReopenedRun, already_finished};
+pub(crate) use self::store::{JournalContent, ReopenedRun, WorkClock, already_finished};
 pub(crate) use self::writer::Journal;

@@ -355,21 +355,22 @@ pub(crate) fn already_finished(run: RunId) -> StoreError {
 }
 
 /// Adds up the time that processes worked on a run, as far as facts tell.
-struct WorkClock {
+#[derive(Debug)]
+pub(crate) struct WorkClock {
     /// Time of the latest fact, in seconds since the Unix epoch.
-    latest: f64,
-    used: Duration,
+    pub(crate) latest: f64,
+    pub(crate) used: Duration,
 }
 
 impl WorkClock {
-    fn new(start: f64) -> Self {
+    pub(crate) fn new(start: f64) -> Self {
         Self {
             latest: start,
             used: Duration::ZERO,
         }
     }
 
-    fn add(&mut self, fact: &Fact) {
+    pub(crate) fn add(&mut self, fact: &Fact) {
         let now = match fact {
             Fact::Resumed { time, .. } => {
                 self.latest = *time;

@@ -37,7 +37,7 @@ pub(crate) enum Action {
     /// Emit that a turn was dropped.
     TurnDropped { turn: u32 },
     /// Emit that a summary replaced this many messages.
-    HistorySummarized { replaced: usize },
+    HistorySummarized { replaced: usize, text: String },
     /// End the run.
     End(RunEnd),
 }

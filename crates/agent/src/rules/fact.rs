@@ -32,6 +32,12 @@ pub(crate) enum Fact {
         error_kind: LlmErrorKind,
         reason: String,
         call: ModelCall,
+        /// Delay before the next attempt.
+        #[serde(rename = "after_s", default, with = "cantle_core::seconds")]
+        after: Duration,
+        /// Start of the text that it streamed before.
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        discarded: String,
         /// Whether no other attempt is made, because a budget is exhausted.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         is_last: bool,

@@ -59,7 +59,8 @@ pub enum TextAnswers {
 }
 
 /// The properties of a tool on which the rules depend.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
 #[expect(clippy::struct_excessive_bools, reason = "independent properties")]
 pub(crate) struct ToolTraits {
     /// Whether a successful call ends the run.

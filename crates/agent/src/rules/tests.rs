@@ -83,7 +83,7 @@ fn actions(machine: &mut Machine) -> Vec<String> {
             Action::AskModel { turn } => format!("ask {turn}"),
             Action::StartCall { index, call, .. } => format!("start {index} {}", call.name),
             Action::Summarize { attempt } => format!("summarize {attempt:?}"),
-            Action::HistorySummarized { replaced } => format!("summarized {replaced}"),
+            Action::HistorySummarized { replaced, .. } => format!("summarized {replaced}"),
             Action::CallRefused { call, .. } => format!("refused {}", call.id),
             Action::UserMessage { text } => format!("say {text}"),
             Action::TurnDropped { turn } => format!("dropped {turn}"),

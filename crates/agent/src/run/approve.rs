@@ -4,7 +4,6 @@ use cantle_core::event::EventKind;
 use cantle_core::ids::RunId;
 use cantle_core::message::ToolCall;
 use cantle_core::tool::{Answer, ApprovalScope, AskUser, Decision, Question, QuestionId};
-use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use super::resources::SessionResources;
@@ -179,9 +178,4 @@ async fn ask_user(user: &dyn AskUser, run: RunId, call: &ToolCall) -> Decision {
         Ok(_) => Decision::rejection(""),
         Err(error) => reject(error.to_string()),
     }
-}
-
-/// Returns arguments for display: as JSON if they are, else the model's text.
-pub(super) fn display_arguments(call: &ToolCall) -> Value {
-    serde_json::from_str(&call.arguments).unwrap_or_else(|_| Value::String(call.arguments.clone()))
 }

@@ -23,6 +23,7 @@ use super::approve::{self, Decided};
 use super::resources::SessionResources;
 use super::tool_call::RunningCall;
 use crate::error::{RunError, RunErrorKind};
+use crate::events;
 use crate::hooks::{AtFinish, guarded};
 use crate::hub::Hub;
 use crate::journal::{BackgroundAgentRecord, Journal};
@@ -121,10 +122,10 @@ impl Driver {
                     Action::TurnDropped { turn } => {
                         self.scope.hub.emit(EventKind::TurnDropped { turn });
                     }
-                    Action::HistorySummarized { replaced } => {
+                    Action::HistorySummarized { replaced, text } => {
                         self.scope
                             .hub
-                            .emit(EventKind::HistorySummarized { replaced });
+                            .emit(EventKind::HistorySummarized { replaced, text });
                     }
                     Action::End(end) => return end,
                 }
@@ -282,11 +283,7 @@ impl Driver {
             return;
         };
         let call = &running.call;
-        self.scope.hub.emit_with(|| EventKind::ToolStarted {
-            call_id: call.id.clone(),
-            tool: call.name.clone(),
-            arguments: approve::display_arguments(call),
-        });
+        self.scope.hub.emit_with(|| events::tool_started(call));
         let cx = self.tool_context(&call.id, &self.calls_token);
         let sub_agent = tool.sub_agent.as_ref();
         running.sub_agent = sub_agent.map(|_| Arc::new(SubAgentCall::new(&self.scope, &call.id)));
@@ -327,28 +324,14 @@ impl Driver {
     }
 
     fn emit_refused(&self, call: &ToolCall, result: &str) {
-        self.scope.hub.emit_with(|| EventKind::ToolFinished {
-            call_id: call.id.clone(),
-            tool: call.name.clone(),
-            result: result.to_owned(),
-            success: false,
-            arguments_valid: true,
-            arguments: Some(approve::display_arguments(call)),
-            duration: Duration::ZERO,
-        });
+        let hub = &self.scope.hub;
+        hub.emit_with(|| events::tool_refused(call, result));
     }
 
     fn finish_call(&mut self, index: usize, outcome: Box<CallOutcome>) -> Result<(), RunError> {
         if let Some(RunningCall { call, .. }) = self.calls.remove(&index) {
-            self.scope.hub.emit_with(|| EventKind::ToolFinished {
-                call_id: call.id.clone(),
-                tool: call.name.clone(),
-                result: outcome.content.text(),
-                success: outcome.success,
-                arguments_valid: outcome.arguments_valid,
-                arguments: None,
-                duration: outcome.duration,
-            });
+            let hub = &self.scope.hub;
+            hub.emit_with(|| events::tool_finished(&call, &outcome));
             if outcome.suspended {
                 return self.suspend_call(index, &call.name, outcome.sub_agent);
             }

@@ -242,6 +242,13 @@ impl RunTask {
             task,
             input_files: self.resources.input_files.clone(),
             sandbox: kept.sandbox.clone(),
+            tools: self.resources.tools.ordered_traits(),
+            sandbox_info: self
+                .resources
+                .sandbox
+                .as_ref()
+                .map(|sandbox| sandbox.info().clone()),
+            warnings: self.resources.warnings.clone(),
             messages: messages.iter().map(|message| (**message).clone()).collect(),
         };
         let journal = kept.store.begin(header).await;

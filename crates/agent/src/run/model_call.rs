@@ -21,6 +21,7 @@ use tracing::Instrument as _;
 use super::drive::{Driver, LAST_TURN, sleep};
 use crate::budget::Account;
 use crate::error::RunError;
+use crate::events;
 use crate::hooks::{BeforeModel, guarded};
 use crate::rules::{BudgetState, Fact, ModelFailure, SummaryAttempt};
 use crate::spans;
@@ -31,6 +32,9 @@ const MAX_LISTED_FILES: usize = 100;
 
 /// Deadline of listing them.
 const LIST_DEADLINE: Duration = Duration::from_secs(10);
+
+/// Maximum size of the text of a failed attempt that is recorded, in bytes.
+const MAX_DISCARDED_TEXT: usize = 16 * 1024;
 
 const SUMMARIZE: &str = "\
 Your context window is nearly full. Write a summary of this conversation, from which you will continue \
@@ -56,6 +60,8 @@ struct Attempt {
     start_time: f64,
     /// Bytes of output received.
     output_bytes: usize,
+    /// Start of the text received.
+    text: String,
 }
 
 impl Attempt {
@@ -65,6 +71,18 @@ impl Attempt {
             started: Instant::now() + delay,
             start_time: unix_seconds() + delay.as_secs_f64(),
             output_bytes: 0,
+            text: String::new(),
+        }
+    }
+
+    /// Keeps the text of a piece of the answer, up to a limit.
+    fn keep_text(&mut self, event: &ChatEvent) {
+        if let ChatEvent::TextDelta(text) = event
+            && self.text.len() < MAX_DISCARDED_TEXT
+        {
+            self.text.push_str(text);
+            let end = self.text.floor_char_boundary(MAX_DISCARDED_TEXT);
+            self.text.truncate(end);
         }
     }
 }
@@ -105,16 +123,8 @@ impl Driver {
                 let ended = answer.started + call.duration.as_secs_f64();
                 message.request_start_time = Some(answer.started);
                 message.request_end_time = Some(ended);
-                self.scope.hub.emit_with(|| EventKind::ModelAnswered {
-                    turn,
-                    text: message.text(),
-                    tool_calls: message.tool_calls().count(),
-                    usage: call.usage,
-                    usage_estimated: call.estimated,
-                    cost_usd: call.cost_usd,
-                    list_price_date: call.list_price_date.clone(),
-                    duration: call.duration,
-                });
+                let hub = &self.scope.hub;
+                hub.emit_with(|| events::model_answered(turn, &message, &call));
                 Fact::ModelAnswered {
                     message: Box::new(message),
                     stop,
@@ -212,10 +222,13 @@ impl Driver {
             attempt: failed.attempt + 1,
             after: failed.delay,
             reason: failed.reason.clone(),
+            discarded: attempt.text.clone(),
         });
         Fact::AttemptFailed {
             error_kind: failed.kind,
             reason: failed.reason.clone(),
+            after: failed.delay,
+            discarded: attempt.text.clone(),
             // An attempt that used nothing leaves the budgets as they were when the call began.
             is_last: call.usage.total() > 0 && self.scope.budget.is_exhausted(),
             call,
@@ -283,6 +296,7 @@ impl Driver {
                         attempt = Attempt::after(failed.delay);
                     }
                     attempt.output_bytes += self.emit_delta(&event, emits_deltas);
+                    attempt.keep_text(&event);
                     if let Some(completion) = fold.push(event) {
                         return Ok(Ok(self.answer(completion, &attempt)));
                     }

@@ -48,8 +48,9 @@ pub(super) fn finish(finish: &Finish, files: &DeliveredFiles) -> String {
     };
     let mut text =
         format!("<sub_agent_result>\n<response>{response}</response>\n<finished>True</finished>\n");
+    let saved = files.saved.iter().map(|file| file.source.clone());
     for (tag, files) in [
-        ("files_available", &files.saved),
+        ("files_available", &saved.collect()),
         ("files_failed", &files.refused),
     ] {
         if !files.is_empty() {

@@ -206,7 +206,7 @@ fn recorded_result(content: JournalContent) -> SubAgentResult {
         header, facts, end, ..
     } = content;
     let finish = end.and_then(|end| Some((end.finish?, end.files)));
-    let tools = Arc::new(header.identity.tool_traits());
+    let tools = Arc::new(header.tool_traits());
     let machine = Machine::replay(header.rules, tools, header.messages, facts);
     let (_, _, ledger) = machine.into_parts();
     SubAgentResult {

@@ -11,6 +11,7 @@ mod approvals;
 mod background;
 mod budgets;
 mod deadlines;
+mod events;
 mod files;
 mod hooks;
 mod images;

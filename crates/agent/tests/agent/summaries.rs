@@ -110,7 +110,7 @@ async fn a_full_window_is_summarized_and_nothing_that_was_sent_is_sent_different
     );
     assert_eq!(outcome.ledger.reported_usage().total(), 100 + 900 + 15 + 15);
     let told = |event: &cantle_core::event::Event| {
-        matches!(event.kind, EventKind::HistorySummarized { replaced: 4 })
+        matches!(event.kind, EventKind::HistorySummarized { replaced: 4, .. })
     };
     assert!(events.iter().any(told));
 }

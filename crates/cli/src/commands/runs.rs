@@ -5,18 +5,21 @@ use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, anyhow};
 use cantle::agent::{KeptRun, KeptStatus, StoreErrorKind};
-use cantle::core::event::RunStatus;
+use cantle::core::escape::for_decision;
+use cantle::core::event::{Event, EventKind, RunStatus};
 use cantle::core::policy::{Policy, Strictness};
 use cantle::core::sandbox::{SandboxContext, SandboxErrorKind};
 use serde_json::{Value, json};
 
 use super::print;
-use crate::args::RunsCommand;
+use crate::args::{RunsCommand, TranscriptFormat};
 use crate::backend;
+use crate::display::Display;
 use crate::exit::{Failure, FailureExt as _};
 use crate::saved_settings::SavedSettings;
 use crate::state_dir::StateDir;
 use crate::text::{clean, dollars, duration, one_line, plural};
+use crate::transcript;
 
 /// Maximum number of characters of a task in the list.
 const TASK_CHARS: usize = 60;
@@ -26,7 +29,26 @@ pub(crate) async fn perform(command: RunsCommand) -> Result<u8, Failure> {
     let state = StateDir::find().usage()?;
     match command {
         RunsCommand::List { json } => list(&state, json)?,
-        RunsCommand::Show { run, json } => show(&state.find_run(&run).usage()?, json)?,
+        RunsCommand::Show {
+            run,
+            json,
+            log,
+            verbose,
+            format,
+        } => {
+            let run = state.find_run(&run).usage()?;
+            if json {
+                print(&format!("{:#}\n", to_json(&run)))?;
+                return Ok(0);
+            }
+            let events = state.runs().events(run.run).internal()?;
+            print(&match format {
+                Some(TranscriptFormat::Markdown) => transcript::markdown(&events),
+                Some(TranscriptFormat::Json) => json_lines(&events).internal()?,
+                None if log => Display::log(&events, verbose),
+                None => show(&run, &events),
+            })?;
+        }
         RunsCommand::Rm { runs, finished } => remove(&state, &runs, finished).await?,
         // `main` replaces it by `cantle run --resume`.
         RunsCommand::Resume { .. } => {}
@@ -67,10 +89,15 @@ fn line(run: &KeptRun) -> String {
     )
 }
 
-fn show(run: &KeptRun, as_json: bool) -> Result<(), Failure> {
-    if as_json {
-        return print(&format!("{:#}\n", to_json(run)));
-    }
+fn json_lines(events: &[Event]) -> anyhow::Result<String> {
+    let lines = events.iter().map(|event| {
+        let line = serde_json::to_string(event)?;
+        Ok(line + "\n")
+    });
+    lines.collect()
+}
+
+fn show(run: &KeptRun, events: &[Event]) -> String {
     let mut rows = vec![
         ("run", run.run.to_string()),
         ("status", status(run.status).to_owned()),
@@ -90,15 +117,26 @@ fn show(run: &KeptRun, as_json: bool) -> Result<(), Failure> {
     rows.extend(run.error.as_ref().map(|error| ("error", clean(error))));
     rows.push(("begun", format!("{} ago", duration(age(run.begun)))));
     rows.push(("latest", format!("{} ago", duration(age(run.latest)))));
+    for event in events.iter().filter(|event| event.depth == 0) {
+        match &event.kind {
+            EventKind::RunFinished { finish, .. } => {
+                let finish = finish.as_ref().and_then(transcript::answer);
+                rows.extend(finish.map(|answer| ("answer", clean(answer.trim()))));
+            }
+            EventKind::OutputSaved { source, path, .. } => {
+                let path = if path.is_empty() { source } else { path };
+                rows.push(("file", for_decision(path)));
+            }
+            _ => {}
+        }
+    }
     rows.push(("journal", run.directory.display().to_string()));
     if run.status.is_resumable() {
         rows.push(("resume", format!("cantle run --resume {}", run.run)));
     }
     let rows = rows.iter();
-    let text: String = rows
-        .map(|(name, value)| format!("{name:8} {}\n", value.replace('\n', "\n         ")))
-        .collect();
-    print(&text)
+    rows.map(|(name, value)| format!("{name:8} {}\n", value.replace('\n', "\n         ")))
+        .collect()
 }
 
 fn to_json(run: &KeptRun) -> Value {

@@ -2,17 +2,17 @@
 
 /// The parts of a command's result.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct CommandResult<'a> {
-    pub(super) exit_code: Option<&'a str>,
-    pub(super) error_kind: Option<&'a str>,
-    pub(super) stdout: &'a str,
-    pub(super) stderr: &'a str,
-    pub(super) background: Option<&'a str>,
+pub(crate) struct CommandResult<'a> {
+    pub(crate) exit_code: Option<&'a str>,
+    pub(crate) error_kind: Option<&'a str>,
+    pub(crate) stdout: &'a str,
+    pub(crate) stderr: &'a str,
+    pub(crate) background: Option<&'a str>,
 }
 
 impl<'a> CommandResult<'a> {
     /// Parses the format of core's `render_command`; returns `None` for other text.
-    pub(super) fn parse(text: &'a str) -> Option<Self> {
+    pub(crate) fn parse(text: &'a str) -> Option<Self> {
         let body = text.strip_prefix("<shell_results>\n")?;
         let body = body.strip_suffix("\n</shell_results>")?;
         // Output may contain these tags; the outermost ones are the renderer's.

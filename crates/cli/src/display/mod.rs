@@ -22,12 +22,13 @@ use cantle::core::event::{Event, EventKind};
 use cantle::core::ids::RunId;
 use tokio::io::{AsyncWrite, AsyncWriteExt as _, Stderr, Stdout};
 
+pub(crate) use self::command_result::CommandResult;
 pub(crate) use self::isolation::{enforced_by, enforcement, isolation, unenforced};
 use self::run_view::RunView;
 use self::screen::Screen;
 pub(crate) use self::style::Paint;
 use self::style::Style;
-pub(crate) use self::summary::Summary;
+pub(crate) use self::summary::{Summary, status_text};
 use crate::args::DisplayArgs;
 use crate::text::clean;
 
@@ -107,16 +108,33 @@ impl Display {
             }
             self.stdout.write(&lines).await;
         } else if self.shows_progress() {
-            let (now, style) = (self.started.elapsed(), self.style());
-            let mut text = String::new();
-            for event in events {
-                match event.depth {
-                    0 => self.view.event(&event.kind, now, style, &mut text),
-                    _ => self.sub_agent_event(event, now, style, &mut text),
-                }
-            }
+            let text = self.lines(events);
             self.put(&text).await;
         }
+    }
+
+    /// Returns the plain lines of a whole run, as they are displayed where there is no terminal.
+    pub(crate) fn log(events: &[Event], verbose: bool) -> String {
+        let args = DisplayArgs {
+            json: false,
+            quiet: false,
+            verbose,
+        };
+        let mut display = Self::new(args);
+        (display.mode, display.paint) = (Mode::Plain, Paint { on: false });
+        display.lines(events)
+    }
+
+    fn lines(&mut self, events: &[Event]) -> String {
+        let (now, style) = (self.started.elapsed(), self.style());
+        let mut text = String::new();
+        for event in events {
+            match event.depth {
+                0 => self.view.event(&event.kind, now, style, &mut text),
+                _ => self.sub_agent_event(event, now, style, &mut text),
+            }
+        }
+        text
     }
 
     /// Displays an event of a sub-agent as indented plain lines.

@@ -14,6 +14,9 @@ use crate::text::{clean, clock, dollars, duration, one_line, plural, tokens};
 /// Lines of the task that are displayed.
 const TASK_LINES: usize = 6;
 
+/// Lines of a summary that are displayed.
+const SUMMARY_LINES: usize = 6;
+
 /// The state of a displayed run.
 #[derive(Debug, Default)]
 pub(super) struct RunView {
@@ -83,6 +86,7 @@ impl RunView {
                 attempt,
                 after,
                 reason,
+                ..
             } => {
                 self.next_attempt = Some(now + *after);
                 let mut lines = self.reasoning.end(style);
@@ -101,12 +105,20 @@ impl RunView {
                 &format!("the conversation exceeded the context window: turn {turn} was dropped"),
                 style,
             ),
-            EventKind::HistorySummarized { replaced } => note(
-                &format!(
-                    "the conversation exceeded the context window: {replaced} messages were summarized"
-                ),
-                style,
-            ),
+            EventKind::HistorySummarized { replaced, text } => {
+                let mut lines = note(
+                    &format!(
+                        "the conversation filled the context window: {replaced} messages were summarized"
+                    ),
+                    style,
+                );
+                let summary = style.fold(&clean(text), SUMMARY_LINES, 0);
+                let summary = summary
+                    .iter()
+                    .map(|line| style.paint.dim(&format!("  │ {line}")));
+                lines.extend(summary);
+                lines
+            }
             EventKind::RunResumed { turns } => {
                 let turns = plural(u64::from(*turns), "turn", "turns");
                 note(&format!("resumed after {turns}"), style)

@@ -54,7 +54,7 @@ impl Summary {
 
     /// Formats the status, and the problems if the run did not finish.
     pub(super) fn head(&self, paint: Paint) -> String {
-        let name = status(self.status);
+        let name = status_text(self.status);
         let verdict = match self.status {
             RunStatus::Finished => paint.green(&format!("✓ {name}")),
             RunStatus::AnsweredInText => paint.yellow(&format!("! {name}")),
@@ -89,6 +89,13 @@ impl Summary {
             rows.push(("refused", paint.yellow(&line)));
         }
         rows.extend(usage(&self.ledger).map(|usage| ("tokens", usage)));
+        for (model, speed) in self.ledger.output_tokens_per_second() {
+            let model = one_line(model);
+            rows.push((
+                "speed",
+                format!("{speed:.1} tokens/s  {}", paint.dim(&model)),
+            ));
+        }
         let width = self.ledger.tools.keys().map(|name| name.chars().count());
         let width = width.max().unwrap_or_default();
         for (name, account) in &self.ledger.tools {
@@ -143,7 +150,8 @@ impl Summary {
     }
 }
 
-fn status(status: RunStatus) -> &'static str {
+/// Formats a status.
+pub(crate) fn status_text(status: RunStatus) -> &'static str {
     match status {
         RunStatus::Finished => "finished",
         RunStatus::AnsweredInText => "answered in text, without finishing",

@@ -29,6 +29,7 @@ mod settings;
 #[path = "../support/mod.rs"]
 mod support;
 mod terminal;
+mod transcripts;
 mod trust;
 
 use cantle_testkit::openai::{Script, ToolCall, Turn};

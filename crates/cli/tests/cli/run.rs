@@ -296,7 +296,7 @@ async fn a_weak_model_makes_the_usual_mistakes_and_ends_well() {
         ),
         (
             finish("3 words", &["count.txt"]),
-            "these are not files: `count.txt`",
+            "these can't be delivered: `count.txt`",
         ),
         (command("echo 3 > count.txt"), "<exit_code>0</exit_code>"),
         (finish("3 words", &["count.txt"]), ""),

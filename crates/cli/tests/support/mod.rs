@@ -194,7 +194,9 @@ fn without_walls(text: &str) -> String {
     let lines = text.split('\n').map(|line| {
         let parts: Vec<&str> = line.split(" · ").collect();
         match parts[..] {
-            [place @ "sandbox   local", _, reached] => format!("{place} · WALLS · {reached}"),
+            [place @ ("sandbox   local" | "Sandbox: local"), _, reached] => {
+                format!("{place} · WALLS · {reached}")
+            }
             _ => line.to_owned(),
         }
     });
@@ -220,7 +222,9 @@ pub(crate) fn redact(text: &str) -> String {
         let (number, after) = from_digit.split_at(end.unwrap_or(from_digit.len()));
         if before.ends_with("127.0.0.1:") || redacted.ends_with("127.0.0.1:") {
             redacted.push_str("PORT");
-        } else if after.starts_with(" s") && number.contains('.') {
+        } else if (after.starts_with(" s") || after.starts_with(" tokens/s"))
+            && number.contains('.')
+        {
             redacted.push('T');
         } else {
             redacted.push_str(number);

@@ -66,6 +66,7 @@ fn every_kind() -> Vec<EventKind> {
             attempt: 2,
             after: Duration::from_millis(500),
             reason: "overloaded (HTTP 529)".to_owned(),
+            discarded: "I w".to_owned(),
         },
         EventKind::ReasoningDelta {
             text: "Hm.".to_owned(),
@@ -99,6 +100,7 @@ fn every_kind() -> Vec<EventKind> {
             success: true,
             arguments_valid: true,
             arguments: None,
+            metadata: Some(Metadata::uses(1)),
             duration: Duration::from_secs(2),
         },
         EventKind::UserMessage {

@@ -63,8 +63,9 @@ impl Machine {
         self.has_failed_summary = false;
         let replaced = self.conversation.summarize(text, files, &finish_tools);
         if let Some(replaced) = replaced {
+            let text = text.to_owned();
             self.actions
-                .push_back(Action::HistorySummarized { replaced });
+                .push_back(Action::HistorySummarized { replaced, text });
         }
         self.ask();
     }

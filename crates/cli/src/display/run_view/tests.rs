@@ -87,6 +87,7 @@ fn ended(call_id: &str, code: i32, stdout: &str, stderr: &str) -> EventKind {
         success: true,
         arguments_valid: true,
         arguments: None,
+        metadata: None,
         duration: Duration::from_millis(120),
     }
 }
@@ -143,6 +144,7 @@ fn whole_run() -> Vec<EventKind> {
             attempt: 2,
             after: Duration::from_millis(1500),
             reason: "the provider limits the rate of requests (HTTP 429)".to_owned(),
+            discarded: String::new(),
         },
         answered(2, ""),
         EventKind::ToolStarted {
@@ -201,6 +203,7 @@ fn refused_finish_is_displayed() {
         success: false,
         arguments_valid: true,
         arguments: None,
+        metadata: None,
         duration: Duration::ZERO,
     };
     let expected =
@@ -239,6 +242,7 @@ fn malformed_arguments_are_escaped() {
         success: false,
         arguments_valid: false,
         arguments: None,
+        metadata: None,
         duration: Duration::ZERO,
     };
     view.event(&started(), Duration::ZERO, TERMINAL, &mut String::new());

@@ -1,0 +1,307 @@
+//! The events that follow from facts: of a run while it is driven, and of a kept run from its journal.
+
+use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
+
+use cantle_core::event::{Event, EventKind};
+use cantle_core::ids::RunId;
+use cantle_core::ledger::ModelCall;
+use cantle_core::message::{AssistantMessage, Message, SharedMessage, ToolCall};
+use cantle_core::tool::Decision;
+use serde_json::Value;
+
+use crate::journal::{End, Header, JournalContent, RunStore, StoreError, WorkClock};
+use crate::rules::{Action, CallOutcome, Fact, Machine};
+
+/// Maximum depth of sub-agents whose events are read.
+const MAX_DEPTH: u32 = 16;
+
+/// The event of a complete answer.
+pub(crate) fn model_answered(turn: u32, message: &AssistantMessage, call: &ModelCall) -> EventKind {
+    EventKind::ModelAnswered {
+        turn,
+        text: message.text(),
+        tool_calls: message.tool_calls().count(),
+        usage: call.usage,
+        usage_estimated: call.estimated,
+        cost_usd: call.cost_usd,
+        list_price_date: call.list_price_date.clone(),
+        duration: call.duration,
+    }
+}
+
+/// The event of a call that starts.
+pub(crate) fn tool_started(call: &ToolCall) -> EventKind {
+    EventKind::ToolStarted {
+        call_id: call.id.clone(),
+        tool: call.name.clone(),
+        arguments: display_arguments(call),
+    }
+}
+
+/// The event of a call that started and ended.
+pub(crate) fn tool_finished(call: &ToolCall, outcome: &CallOutcome) -> EventKind {
+    EventKind::ToolFinished {
+        call_id: call.id.clone(),
+        tool: call.name.clone(),
+        result: outcome.content.text(),
+        success: outcome.success,
+        arguments_valid: outcome.arguments_valid,
+        arguments: None,
+        metadata: outcome.metadata.clone(),
+        duration: outcome.duration,
+    }
+}
+
+/// The event of a call that was answered without running.
+pub(crate) fn tool_refused(call: &ToolCall, result: &str) -> EventKind {
+    EventKind::ToolFinished {
+        call_id: call.id.clone(),
+        tool: call.name.clone(),
+        result: result.to_owned(),
+        success: false,
+        arguments_valid: true,
+        arguments: Some(display_arguments(call)),
+        metadata: None,
+        duration: Duration::ZERO,
+    }
+}
+
+/// Returns arguments for display: as JSON if they are, else the model's text.
+fn display_arguments(call: &ToolCall) -> Value {
+    serde_json::from_str(&call.arguments).unwrap_or_else(|_| Value::String(call.arguments.clone()))
+}
+
+impl RunStore {
+    /// Returns the durable events of a run in order, reconstructed from its journal; those of a sub-agent follow the
+    /// start of its call. Blocks.
+    ///
+    /// Their numbers are not those that the run had while it was driven: a journal has no requests for approval, and only
+    /// the warnings of the start. A run that has not ended has no [`EventKind::RunFinished`].
+    ///
+    /// # Errors
+    /// [`StoreErrorKind::NotFound`](crate::StoreErrorKind::NotFound), or an error of reading a journal.
+    pub fn events(&self, run: RunId) -> Result<Vec<Event>, StoreError> {
+        let mut events = Vec::new();
+        let origin = Origin {
+            run,
+            parent: None,
+            depth: 0,
+        };
+        JournalEvents::read(self, origin, &mut events)?;
+        Ok(events)
+    }
+}
+
+/// The run that events belong to.
+#[derive(Clone, Copy)]
+struct Origin {
+    run: RunId,
+    parent: Option<RunId>,
+    depth: u32,
+}
+
+/// Reconstructs the events of one run.
+struct JournalEvents<'a> {
+    store: &'a RunStore,
+    origin: Origin,
+    machine: Machine,
+    clock: WorkClock,
+    /// Number of the next event.
+    number: u64,
+    /// Attempts at the current model call that failed.
+    failed_attempts: u32,
+    /// The calls of the current turn, and whether they have started.
+    calls: Vec<(ToolCall, bool)>,
+    events: &'a mut Vec<Event>,
+}
+
+impl<'a> JournalEvents<'a> {
+    fn read(
+        store: &'a RunStore,
+        origin: Origin,
+        events: &'a mut Vec<Event>,
+    ) -> Result<(), StoreError> {
+        let JournalContent {
+            header, facts, end, ..
+        } = store.read(origin.run)?;
+        let tools = Arc::new(header.tool_traits());
+        let messages = header.messages.iter().cloned().map(SharedMessage::new);
+        let mut journal = Self {
+            store,
+            origin,
+            machine: Machine::new(header.rules.clone(), tools, messages.collect()),
+            clock: WorkClock::new(header.time),
+            number: 0,
+            failed_attempts: 0,
+            calls: Vec::new(),
+            events,
+        };
+        journal.started(header);
+        journal.actions();
+        for fact in facts {
+            journal.fact(fact)?;
+            journal.actions();
+        }
+        if let Some(end) = end {
+            journal.ended(end);
+        }
+        Ok(())
+    }
+
+    fn push(&mut self, kind: EventKind) {
+        let Origin { run, parent, depth } = self.origin;
+        let time = Duration::try_from_secs_f64(self.clock.latest).unwrap_or_default();
+        let mut event = Event::new(Some(self.number), run, UNIX_EPOCH + time, kind);
+        (event.parent, event.depth) = (parent, depth);
+        self.number += 1;
+        self.events.push(event);
+    }
+
+    fn started(&mut self, header: Header) {
+        let (agent, model) = header.identity.names();
+        self.push(EventKind::RunStarted {
+            agent: agent.to_owned(),
+            model: model.to_owned(),
+            task: header.task,
+            max_turns: header.rules.max_turns,
+            tools: header.tools.into_keys().collect(),
+            sandbox: header.sandbox_info,
+            input_files: header.input_files,
+        });
+        for message in header.warnings {
+            self.push(EventKind::Warning { message });
+        }
+    }
+
+    /// Adds the events of a fact, and applies it.
+    fn fact(&mut self, fact: Fact) -> Result<(), StoreError> {
+        self.clock.add(&fact);
+        match &fact {
+            Fact::ModelAnswered { message, call, .. } => {
+                let answered = model_answered(self.machine.turns() + 1, message, call);
+                self.failed_attempts = 0;
+                self.push(answered);
+            }
+            Fact::AttemptFailed {
+                reason,
+                after,
+                discarded,
+                ..
+            } => {
+                self.failed_attempts += 1;
+                self.push(EventKind::ModelRetry {
+                    attempt: self.failed_attempts + 1,
+                    after: *after,
+                    reason: reason.clone(),
+                    discarded: discarded.clone(),
+                });
+            }
+            Fact::HookMessage { content } => {
+                let text = content.text();
+                self.push(EventKind::UserMessage { text });
+            }
+            Fact::CallDecided { index, decision } => {
+                if let Some((call, _)) = self.calls.get_mut(*index)
+                    && let Decision::Edit { arguments, .. } = decision
+                {
+                    call.arguments.clone_from(arguments);
+                }
+            }
+            Fact::CallStarted { index, .. } => self.call_started(*index)?,
+            Fact::CallFinished { index, outcome } => {
+                let finished = self.calls.get(*index).map(|(call, started)| match started {
+                    true => tool_finished(call, outcome),
+                    false => tool_refused(call, &outcome.content.text()),
+                });
+                finished.into_iter().for_each(|event| self.push(event));
+            }
+            _ => {}
+        }
+        let is_answer = matches!(fact, Fact::ModelAnswered { .. });
+        let is_resumed = matches!(fact, Fact::Resumed { .. });
+        self.machine.apply(fact);
+        if is_answer {
+            let mut messages = self.machine.messages().iter().rev();
+            let answer = messages.find_map(|message| match &**message {
+                Message::Assistant(message) => Some(message),
+                _ => None,
+            });
+            // The ids of its calls are unique now.
+            let calls = answer.into_iter().flat_map(AssistantMessage::tool_calls);
+            self.calls = calls.map(|call| (call.clone(), false)).collect();
+        }
+        if is_resumed {
+            let turns = self.machine.turns();
+            self.push(EventKind::RunResumed { turns });
+        }
+        Ok(())
+    }
+
+    fn call_started(&mut self, index: usize) -> Result<(), StoreError> {
+        let Some((call, started)) = self.calls.get_mut(index) else {
+            return Ok(());
+        };
+        let was_started = std::mem::replace(started, true);
+        let call = call.clone();
+        self.push(tool_started(&call));
+        // The journal of a sub-agent continues when its call does.
+        if was_started || self.origin.depth >= MAX_DEPTH {
+            return Ok(());
+        }
+        let store = self.store.of_call(self.origin.run, &call.id);
+        for run in store.list()?.0 {
+            let origin = Origin {
+                run: run.run,
+                parent: Some(self.origin.run),
+                depth: self.origin.depth + 1,
+            };
+            JournalEvents::read(&store, origin, self.events)?;
+        }
+        Ok(())
+    }
+
+    /// Adds the events of what follows from the facts.
+    fn actions(&mut self) {
+        while let Some(action) = self.machine.next() {
+            match action {
+                Action::AskModel { turn } => self.push(EventKind::TurnStarted { turn }),
+                Action::CallRefused { call, text } => self.push(tool_refused(&call, &text)),
+                Action::UserMessage { text } => self.push(EventKind::UserMessage { text }),
+                Action::TurnDropped { turn } => self.push(EventKind::TurnDropped { turn }),
+                Action::HistorySummarized { replaced, text } => {
+                    self.push(EventKind::HistorySummarized { replaced, text });
+                }
+                Action::Summarize { .. }
+                | Action::StartCall { .. }
+                | Action::AcceptText { .. }
+                | Action::End(_) => {}
+            }
+        }
+    }
+
+    fn ended(&mut self, end: End) {
+        for file in end.files.saved {
+            self.push(EventKind::OutputSaved {
+                source: file.source,
+                path: file.path,
+                size_bytes: file.size_bytes,
+            });
+        }
+        for refused in end.files.refused {
+            let (source, reason) = refused.split_once(": ").unwrap_or((&refused, ""));
+            self.push(EventKind::OutputRefused {
+                source: source.to_owned(),
+                reason: reason.to_owned(),
+            });
+        }
+        self.push(EventKind::RunFinished {
+            status: end.status,
+            finish: end.finish,
+            error: end.error,
+            turns: self.machine.turns(),
+            duration: self.clock.used,
+            ledger: self.machine.ledger().clone(),
+        });
+    }
+}
