@@ -58,7 +58,15 @@ pub(crate) async fn open(
     let enforcement = |supervised| {
         let supported = engine.supported_limits();
         let note = spec::EXISTING_CONTAINER;
-        spec::enforcement(&facts, &cx.policy, supported, supervised, note)
+        spec::enforcement(
+            &facts,
+            &cx.policy,
+            // Its own limits are fixed.
+            &Limits::default(),
+            supported,
+            supervised,
+            note,
+        )
     };
     let own = environment::parse_pairs(config.env.as_deref().unwrap_or_default());
     let variables = environment::variables(&options, &own, &cx.policy)?;

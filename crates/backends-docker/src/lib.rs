@@ -25,8 +25,9 @@
 //!   time, file size and open files are limited per process; wall time and output are enforced by the
 //!   backend. Read and write roots are enforced because no host file is visible. Allowed hosts, a read-only
 //!   working directory and "no subprocesses" can't be enforced: a strict policy with one of them is refused.
-//!   Without a network policy the engine's default network is used, and without a process limit the limit is
-//!   4096.
+//!   Without a network policy the engine's default network is used. [Default
+//!   limits](cantle_core::sandbox::Enforcement::is_default) of a new container are three quarters of the engine's memory
+//!   and 4096 processes.
 //!   A running container is used as it is: [`SandboxInfo::mechanisms`] lists what it mounts from outside, and its
 //!   capabilities, devices, namespaces and security options beyond the engine's defaults. With one of these, a
 //!   strict policy that they weaken is refused.

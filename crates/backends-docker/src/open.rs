@@ -62,6 +62,7 @@ async fn open_once(
     let spec = ContainerSpec {
         options,
         policy: &cx.policy,
+        defaults: &engine.default_limits(),
         durable: cx.durable,
         supervised: is_supervised,
         image_volumes: &image.volumes,
@@ -156,7 +157,9 @@ async fn run(
     policy: &Policy,
     first_process: FirstProcess,
 ) -> Result<CommandRunner, SandboxError> {
-    let limits = &policy.limits;
+    let limits = &policy
+        .limits
+        .with_defaults(&container.engine.default_limits());
     if first_process == FirstProcess::Shell {
         let end = async move {
             // Dropping it ends the container.
@@ -311,6 +314,7 @@ async fn reopen(
     let enforcement = spec::enforcement(
         &facts,
         &cx.policy,
+        &engine.default_limits(),
         engine.supported_limits(),
         is_supervised,
         spec::EXISTING_CONTAINER,

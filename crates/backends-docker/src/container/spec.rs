@@ -13,9 +13,6 @@ use crate::engine::{Engine, SupportedLimits};
 use crate::options::Options;
 use crate::program;
 
-/// Process limit where the policy sets none: a fork bomb must not take the engine's machine down.
-const DEFAULT_PROCESSES: u64 = 4096;
-
 /// Processes of the container that run none of the sandbox's code: the supervisor.
 const OWN_PROCESSES: u64 = 1;
 
@@ -30,6 +27,8 @@ const COVER: &str = "ro,noexec,nosuid,nodev,size=4096,mode=0755";
 pub(crate) struct ContainerSpec<'s> {
     pub(crate) options: &'s Options,
     pub(crate) policy: &'s Policy,
+    /// Limits that apply unless the policy names them.
+    pub(crate) defaults: &'s Limits,
     pub(crate) durable: bool,
     /// Whether the first process is the supervisor; otherwise the engine starts each command.
     pub(crate) supervised: bool,
@@ -67,7 +66,14 @@ impl ContainerSpec<'_> {
     pub(crate) fn enforcement(&self, engine: &Engine) -> Result<Vec<Enforcement>, SandboxError> {
         let supported = engine.supported_limits();
         let facts = ContainerFacts::planned(self.host_config(supported));
-        enforcement(&facts, self.policy, supported, self.supervised, "")
+        enforcement(
+            &facts,
+            self.policy,
+            self.defaults,
+            supported,
+            self.supervised,
+            "",
+        )
     }
 
     /// Returns the request that creates the container.
@@ -107,9 +113,9 @@ impl ContainerSpec<'_> {
     }
 
     fn host_config(&self, supported: SupportedLimits) -> HostConfig {
-        let limits = &self.policy.limits;
+        let limits = &self.policy.limits.with_defaults(self.defaults);
         let number = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
-        let processes = limits.processes.unwrap_or(DEFAULT_PROCESSES);
+        let processes = limits.processes.filter(|_| supported.processes);
         let memory = limits.memory_bytes.filter(|_| supported.memory).map(number);
         let mut host = HostConfig {
             auto_remove: Some(!self.survives()),
@@ -122,9 +128,7 @@ impl ContainerSpec<'_> {
                 .supervised
                 .then(|| SUPERVISOR_CAPABILITIES.map(str::to_owned).into()),
             security_opt: Some(vec!["no-new-privileges".to_owned()]),
-            pids_limit: supported
-                .processes
-                .then(|| number(processes.saturating_add(OWN_PROCESSES))),
+            pids_limit: processes.map(|limit| number(limit.saturating_add(OWN_PROCESSES))),
             memory,
             // The sum of memory and swap, so there is no swap.
             memory_swap: memory.filter(|_| supported.swap),
@@ -219,18 +223,19 @@ fn ulimits(limits: &Limits) -> Vec<ResourcesUlimits> {
 pub(crate) const EXISTING_CONTAINER: &str =
     " The container's own limits are fixed when it is created.";
 
-/// Reports how each field of a policy is enforced in a container with this configuration.
+/// Reports how each field of a policy, and each default limit, is enforced in a container with this configuration.
 ///
 /// # Errors
 /// The policy is strict and a field isn't enforced; `note` is added to the advice.
 pub(crate) fn enforcement(
     facts: &ContainerFacts,
     policy: &Policy,
+    defaults: &Limits,
     supported: SupportedLimits,
     supervised: bool,
     note: &str,
 ) -> Result<Vec<Enforcement>, SandboxError> {
-    let (host, limits) = (&facts.host, &policy.limits);
+    let (host, limits) = (&facts.host, &policy.limits.with_defaults(defaults));
     let within = |value: Option<i64>, limit: Option<u64>| {
         let value = value.and_then(|value| u64::try_from(value).ok());
         value
@@ -248,7 +253,7 @@ pub(crate) fn enforcement(
             .zip(hard(&ulimits))
             .is_some_and(|(actual, limit)| actual <= limit)
     };
-    let report = Enforcement::report(policy, |field| {
+    let report = Enforcement::report_with_defaults(policy, defaults, |field| {
         let by_kernel = match field {
             PolicyField::ReadRoots | PolicyField::WriteRoots if facts.hides_host() => {
                 return EnforcedBy::Backend;

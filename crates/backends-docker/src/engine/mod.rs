@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bollard::{API_DEFAULT_VERSION, BollardRequest, Docker};
+use cantle_core::policy::Limits;
 use cantle_core::sandbox::SandboxError;
 use cantle_tls::{TlsError, TlsOptions};
 use hyper_util::client::legacy::Client;
@@ -23,6 +24,9 @@ const REQUEST_SECONDS: u64 = 120;
 
 /// Time limit for the first response.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Process limit where the policy names none.
+const DEFAULT_PROCESSES: u64 = 4096;
 
 /// The oldest supported API version: that of Docker 19.03.
 const MIN_API_VERSION: (usize, usize) = (1, 40);
@@ -41,6 +45,8 @@ struct EngineFacts {
     report: EngineReport,
     is_podman: bool,
     limits: SupportedLimits,
+    /// Memory of its machine.
+    memory_bytes: Option<u64>,
     /// Ids of closed containers that could not be removed. Their labels name a living owner, so that nothing else
     /// identifies them as abandoned.
     unremoved: Mutex<BTreeSet<String>>,
@@ -147,6 +153,7 @@ impl Engine {
                     cpu: info.cpu_cfs_quota.unwrap_or(false),
                     tmpfs: !is_podman,
                 },
+                memory_bytes: info.mem_total.and_then(|bytes| u64::try_from(bytes).ok()),
                 unremoved: Mutex::default(),
             }),
         })
@@ -173,6 +180,14 @@ impl Engine {
 
     pub(crate) fn supported_limits(&self) -> SupportedLimits {
         self.facts.limits
+    }
+
+    /// Returns the limits of new containers that a policy does not name: a command must not take the machine down.
+    pub(crate) fn default_limits(&self) -> Limits {
+        let mut limits = Limits::default();
+        limits.memory_bytes = self.facts.memory_bytes.map(|bytes| bytes / 4 * 3);
+        limits.processes = Some(DEFAULT_PROCESSES);
+        limits
     }
 
     /// Whether the embedded supervisor's processor architecture is the engine's.

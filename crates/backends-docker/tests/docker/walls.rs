@@ -110,6 +110,34 @@ async fn read_only_root_is_not_writable() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn default_limits_apply_unless_switched_off() {
+    let Some(engine) = TestEngine::from_env() else {
+        return;
+    };
+    let configured = async |policy: Policy| {
+        let sandbox = engine.backend().open(context_with(policy)).await.unwrap();
+        let format = "{{.HostConfig.Memory}} {{.HostConfig.PidsLimit}}";
+        let container = engine.container(&*sandbox);
+        let limits = engine.docker(["inspect", "--format", format, &container]);
+        let mut defaults = sandbox.info().enforcement.clone();
+        defaults.retain(|it| it.is_default);
+        let defaults = defaults.iter().map(|it| (it.field, it.by));
+        (limits, defaults.collect::<Vec<_>>())
+    };
+    let memory = engine.docker(["info", "--format", "{{.MemTotal}}"]);
+    let most = memory.parse::<u64>().unwrap() / 4 * 3;
+    let (limits, defaults) = configured(Policy::unconfined()).await;
+    assert_eq!(limits, format!("{most} 4097"));
+    let both = [PolicyField::Memory, PolicyField::Processes];
+    assert_eq!(defaults, both.map(|field| (field, EnforcedBy::Kernel)));
+
+    let mut policy = Policy::unconfined();
+    policy.limits.set("memory=none").unwrap();
+    policy.limits.set("processes=20").unwrap();
+    assert_eq!(configured(policy).await, ("0 21".to_owned(), Vec::new()));
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn kernel_enforces_limits() {
     let Some(engine) = TestEngine::from_env() else {
         return;
