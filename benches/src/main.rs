@@ -15,6 +15,7 @@ mod report;
 mod sandboxes;
 mod serving;
 mod sessions;
+mod soak;
 mod startup;
 
 use std::path::PathBuf;
@@ -60,6 +61,22 @@ fn main() -> Result<()> {
             "serve-bytes" => return serving::run_bytes(&value()?),
             "serve-load" => return serving::run_load(&value()?),
             "serve-cycles" => return serving::run_cycles(&value()?),
+            "soak-library" => {
+                let (directory, seed) = (value()?, value()?.parse()?);
+                let (sandboxes, on_host_disk) = (value()?.parse()?, value()?.parse()?);
+                return soak::run_library(&directory, seed, sandboxes, on_host_disk);
+            }
+            "soak" => {
+                let cantle = PathBuf::from(value()?);
+                let time = Duration::from_secs(value()?.parse()?);
+                let (sandboxes, seed) = (value()?.parse()?, value()?.parse()?);
+                let soak = soak::Soak {
+                    time,
+                    sandboxes,
+                    seed,
+                };
+                return soak::run(&cantle, &soak);
+            }
             "--cantle" => cantle = Some(PathBuf::from(value()?)),
             "--json" => json = Some(PathBuf::from(value()?)),
             other => bail!("unknown argument `{other}`"),

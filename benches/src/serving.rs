@@ -24,8 +24,9 @@ use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use self::client::{Client, KEY};
-use self::server::Served;
+use self::client::KEY;
+pub(crate) use self::client::{Client, Made};
+pub(crate) use self::server::Served;
 use crate::process::{median, run_part};
 use crate::report::Report;
 

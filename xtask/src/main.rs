@@ -1,4 +1,4 @@
-//! Development tasks: `cargo xtask test`, `check`, `package`, `dist`, `bench`, `fuzz`, `lines`.
+//! Development tasks: `cargo xtask test`, `check`, `package`, `dist`, `bench`, `fuzz`, `soak`, `lines`.
 //!
 //! Each subcommand has a file with its arguments and a `run` function; [`Task`] lists them.
 
@@ -19,6 +19,7 @@ mod package;
 mod peers;
 mod portable;
 mod shell;
+mod soak;
 mod source;
 mod test;
 #[cfg(test)]
@@ -47,6 +48,7 @@ enum Task {
     Bench(bench::BenchArgs),
     Fuzz(fuzz::FuzzArgs),
     Lines(lines::LinesArgs),
+    Soak(soak::SoakArgs),
     #[command(hide = true)]
     Guard(guard::GuardArgs),
 }
@@ -60,6 +62,7 @@ fn main() -> ExitCode {
         Task::Bench(args) => bench::run(&args),
         Task::Fuzz(args) => fuzz::run(&args),
         Task::Lines(args) => lines::run(&args),
+        Task::Soak(args) => soak::run(&args),
         Task::Guard(args) => return guard::run(&args),
     };
     match done {

@@ -20,7 +20,7 @@ use tokio::net::TcpStream;
 use tokio_util::task::AbortOnDropHandle;
 
 /// Key in the format that some SDK versions validate.
-pub(super) const KEY: &str = "e2b_0000000000000000000000000000000000000000";
+pub(crate) const KEY: &str = "e2b_0000000000000000000000000000000000000000";
 
 /// Chunk size of SDK uploads.
 const PIECE: &[u8] = &[0; 64 * 1024];
@@ -28,7 +28,7 @@ const PIECE: &[u8] = &[0; 64 * 1024];
 type Body = BoxBody<Bytes, Infallible>;
 
 /// Client with a connection pool, as in SDKs.
-pub(super) struct Client {
+pub(crate) struct Client {
     address: SocketAddr,
     idle: Mutex<Vec<Connection>>,
 }
@@ -39,20 +39,20 @@ struct Connection {
 }
 
 /// Created sandbox.
-pub(super) struct Made {
+pub(crate) struct Made {
     id: String,
     token: String,
 }
 
 impl Client {
-    pub(super) fn new(address: SocketAddr) -> Self {
+    pub(crate) fn new(address: SocketAddr) -> Self {
         Self {
             address,
             idle: Mutex::default(),
         }
     }
 
-    pub(super) async fn create(&self) -> Result<Made> {
+    pub(crate) async fn create(&self) -> Result<Made> {
         let request = Request::post("/v2/sandboxes")
             .header("x-api-key", KEY)
             .header("idempotency-key", RunId::new().to_string());
@@ -69,7 +69,7 @@ impl Client {
         })
     }
 
-    pub(super) async fn kill(&self, made: &Made) -> Result<()> {
+    pub(crate) async fn kill(&self, made: &Made) -> Result<()> {
         let path = format!("/sandboxes/{}", made.id);
         let request = Request::delete(path).header("x-api-key", KEY);
         self.ask(request, String::new()).await?;
@@ -77,7 +77,7 @@ impl Client {
     }
 
     /// Runs a line of bash, which must succeed, and returns the number of bytes received.
-    pub(super) async fn run(&self, made: &Made, line: &str) -> Result<u64> {
+    pub(crate) async fn run(&self, made: &Made, line: &str) -> Result<u64> {
         let message = json!({
             "process": { "cmd": "/bin/bash", "args": ["-l", "-c", line] }, "stdin": false
         });
@@ -103,7 +103,7 @@ impl Client {
     }
 
     /// Uploads a file of `bytes` bytes.
-    pub(super) async fn upload(&self, made: &Made, name: &str, bytes: usize) -> Result<()> {
+    pub(crate) async fn upload(&self, made: &Made, name: &str, bytes: usize) -> Result<()> {
         let pieces = (0..bytes.div_ceil(PIECE.len())).map(move |number| {
             let left = bytes - number * PIECE.len();
             let piece = PIECE.get(..left).unwrap_or(PIECE);
@@ -118,7 +118,7 @@ impl Client {
     }
 
     /// Downloads a file and returns the number of bytes received.
-    pub(super) async fn download(&self, made: &Made, name: &str) -> Result<u64> {
+    pub(crate) async fn download(&self, made: &Made, name: &str) -> Result<u64> {
         let request = made.request(Method::GET, &format!("/files?path={name}"));
         let mut count = 0;
         let body = Full::default().boxed();

@@ -13,33 +13,59 @@ use rustix::process::{Pid, Signal, kill_process, set_child_subreaper};
 use serde::Serialize;
 use tempfile::TempDir;
 
+use crate::process::{descendants, status_mb};
+
 /// Maximum time until the server is idle; idle threads live for ten seconds.
 const QUIET_DEADLINE: Duration = Duration::from_secs(60);
 
 /// `cantle serve` with its own directory, killed on drop.
-pub(super) struct Served {
+pub(crate) struct Served {
     child: Child,
     directory: TempDir,
-    pub(super) address: SocketAddr,
+    pub(crate) address: SocketAddr,
     /// Number of threads when it began to listen.
     threads: usize,
 }
 
 /// Processes, descriptors and files of the server.
 #[derive(Clone, Copy, Debug, Serialize)]
-pub(super) struct Traces {
+pub(crate) struct Traces {
     /// Descendants, including orphans.
-    pub(super) processes: usize,
-    pub(super) descriptors: usize,
-    pub(super) mounts: usize,
+    pub(crate) processes: usize,
+    pub(crate) descriptors: usize,
+    pub(crate) mounts: usize,
     /// Files and directories created by the server.
-    pub(super) files: usize,
+    pub(crate) files: usize,
     /// Control groups named like the server's.
-    pub(super) groups: usize,
+    pub(crate) groups: usize,
+}
+
+impl Traces {
+    /// Names what there is more of than before.
+    pub(crate) fn exceed(&self, before: &Self) -> Vec<String> {
+        let all = [
+            ("processes", self.processes, before.processes),
+            ("descriptors", self.descriptors, before.descriptors),
+            ("mounts", self.mounts, before.mounts),
+            ("files", self.files, before.files),
+            ("control groups", self.groups, before.groups),
+        ];
+        let more = all.iter().filter(|(_, now, before)| now > before);
+        more.map(|(name, now, before)| format!("{name}: {now} instead of {before}"))
+            .collect()
+    }
 }
 
 impl Served {
-    pub(super) fn start(cantle: &Path) -> Result<Self> {
+    pub(crate) fn start(cantle: &Path) -> Result<Self> {
+        Self::start_with(cantle, [])
+    }
+
+    /// Starts it with further arguments.
+    pub(crate) fn start_with<'a>(
+        cantle: &Path,
+        arguments: impl IntoIterator<Item = &'a str>,
+    ) -> Result<Self> {
         // Orphans are reparented to this process and counted.
         set_child_subreaper(Some(rustix::process::getpid()))?;
         let directory = tempfile::tempdir()?;
@@ -47,6 +73,7 @@ impl Served {
         fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o711))?;
         let mut child = Command::new(cantle)
             .args(["serve", "--listen", "127.0.0.1:0"])
+            .args(arguments)
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
             .env("HOME", directory.path())
@@ -74,8 +101,12 @@ impl Served {
         Ok(served)
     }
 
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
     /// Stops the server gracefully.
-    pub(super) fn stop(mut self) -> Result<()> {
+    pub(crate) fn stop(mut self) -> Result<()> {
         kill_process(Pid::from_child(&self.child), Signal::TERM)?;
         let status = self.child.wait()?;
         ensure!(status.success(), "it ended with {status}");
@@ -83,7 +114,7 @@ impl Served {
     }
 
     /// Waits until the server is idle.
-    pub(super) async fn wait_until_idle(&self) -> Result<()> {
+    pub(crate) async fn wait_until_idle(&self) -> Result<()> {
         let deadline = Instant::now() + QUIET_DEADLINE;
         while self.count("task")? > self.threads {
             ensure!(Instant::now() < deadline, "it is never quiet");
@@ -93,26 +124,21 @@ impl Served {
     }
 
     /// Returns the resident memory, in MB (10^6 bytes).
-    pub(super) fn memory_mb(&self) -> Result<f64> {
-        self.status_mb("VmRSS:")
+    pub(crate) fn memory_mb(&self) -> Result<f64> {
+        status_mb(self.id(), "VmRSS:")
     }
 
     /// Returns the peak resident memory, in MB.
-    pub(super) fn peak_memory_mb(&self) -> Result<f64> {
-        self.status_mb("VmHWM:")
+    pub(crate) fn peak_memory_mb(&self) -> Result<f64> {
+        status_mb(self.id(), "VmHWM:")
     }
 
-    fn status_mb(&self, name: &str) -> Result<f64> {
-        let status = fs::read_to_string(self.proc_path("status"))?;
-        let line = status.lines().find(|line| line.starts_with(name));
-        let number = line.and_then(|line| line.split_whitespace().nth(1));
-        let kilobytes: f64 = number.context("the kernel does not say it")?.parse()?;
-        Ok(kilobytes * 1024.0 / 1e6)
-    }
-
-    pub(super) fn traces(&self) -> Result<Traces> {
+    pub(crate) fn traces(&self) -> Result<Traces> {
         Ok(Traces {
-            processes: self.other_descendants()?,
+            processes: descendants(std::process::id(), None)?
+                .iter()
+                .filter(|pid| **pid != self.id())
+                .count(),
             descriptors: self.count("fd")?,
             mounts: fs::read_to_string(self.proc_path("mountinfo"))?
                 .lines()
@@ -130,41 +156,6 @@ impl Served {
 
     fn count(&self, what: &str) -> Result<usize> {
         Ok(fs::read_dir(self.proc_path(what))?.count())
-    }
-
-    /// Counts descendants of this process except the server itself.
-    fn other_descendants(&self) -> Result<usize> {
-        let mut parents = Vec::new();
-        for entry in fs::read_dir("/proc")? {
-            let name = entry?.file_name();
-            let Some(pid) = name.to_str().and_then(|name| name.parse::<u32>().ok()) else {
-                continue;
-            };
-            // The process may have ended.
-            let Ok(stat) = fs::read_to_string(format!("/proc/{pid}/stat")) else {
-                continue;
-            };
-            // `PID (NAME) STATE PARENT …`; the name may contain any character.
-            let mut rest = stat.rsplit_once(") ").unwrap_or_default().1.split(' ');
-            let (state, parent) = (rest.next(), rest.next());
-            let parent: u32 = parent.and_then(|parent| parent.parse().ok()).unwrap_or(0);
-            // Ignores reparented zombies.
-            if !(state == Some("Z") && parent == std::process::id()) {
-                parents.push((pid, parent));
-            }
-        }
-        let mut descendants = vec![std::process::id()];
-        let mut at = 0;
-        while let Some(ancestor) = descendants.get(at).copied() {
-            let children = parents.iter().filter(|(_, parent)| *parent == ancestor);
-            descendants.extend(children.map(|(pid, _)| *pid));
-            at += 1;
-        }
-        let others = descendants
-            .iter()
-            .skip(1)
-            .filter(|pid| **pid != self.child.id());
-        Ok(others.count())
     }
 }
 
