@@ -37,6 +37,11 @@ pub struct Budget {
 }
 
 impl Budget {
+    /// Returns a budget without limits, on which limits are set.
+    pub fn builder() -> Self {
+        Self::default()
+    }
+
     /// Sets the number of tokens.
     pub fn tokens(mut self, tokens: u64) -> Self {
         self.tokens = Some(tokens);

@@ -92,8 +92,32 @@ mod progress;
 /// An `async fn` runs on the runtime and must not block it. A plain `fn` may block: each call runs on
 /// its own thread, as with [`DynTool::blocking`](tool::DynTool::blocking).
 ///
-/// The function returns any [`IntoToolResult`](tool::IntoToolResult): a `String`, a
-/// [`ToolOutput`](tool::ToolOutput), or a `Result` of these with [`ToolError`](tool::ToolError).
+/// The function returns text, a [`ToolOutput`](tool::ToolOutput), or any other `Serialize` type, which the model gets as
+/// JSON; or a `Result` of these with [`ToolError`](tool::ToolError) or any other error, so that `?` works: with
+/// `Box<dyn Error + Send + Sync>` or `anyhow::Error` on errors of all kinds.
+///
+/// A method with `&self` is a tool with state: it is replaced by one that takes `&Arc<Self>` and returns the tool.
+///
+/// ```
+/// use std::collections::HashMap;
+/// use std::sync::Arc;
+///
+/// use cantle_core::tool;
+///
+/// struct Populations(HashMap<String, u64>);
+///
+/// impl Populations {
+///     /// Returns the population of a city.
+///     #[tool]
+///     async fn population(&self, city: String) -> Option<u64> {
+///         self.0.get(&city).copied()
+///     }
+/// }
+///
+/// let populations = Arc::new(Populations(HashMap::from([("Oslo".to_owned(), 717_710)])));
+/// let tool = populations.population();
+/// assert_eq!(tool.name(), "population");
+/// ```
 ///
 /// Options, in parentheses:
 ///

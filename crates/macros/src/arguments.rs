@@ -1,6 +1,6 @@
 //! The arguments of a function under `#[tool]`: parameters and the context.
 
-use syn::{Attribute, Error, FnArg, Ident, Pat, PatType, Result, Type};
+use syn::{Attribute, Error, FnArg, Ident, Pat, PatType, Receiver, ReceiverKind, Result, Type};
 
 pub(crate) enum Argument {
     /// A field of the parameters.
@@ -12,16 +12,21 @@ pub(crate) enum Argument {
     },
     /// The call's context.
     Context,
+    /// `&self`.
+    Receiver,
 }
 
 /// Parses an argument and removes the attributes that Rust allows on fields only.
 pub(crate) fn parse(input: &mut FnArg) -> Result<Argument> {
     let input = match input {
         FnArg::Typed(input) => input,
+        FnArg::Receiver(receiver) if is_shared_reference(receiver) => {
+            return Ok(Argument::Receiver);
+        }
         FnArg::Receiver(receiver) => {
             return Err(Error::new_spanned(
                 receiver,
-                "`#[tool]` turns functions into tools, not methods; for a tool with state, implement `Tool`",
+                "a tool takes `&self`, because its calls may run at the same time",
             ));
         }
     };
@@ -34,6 +39,10 @@ pub(crate) fn parse(input: &mut FnArg) -> Result<Argument> {
         ty: owned(&input.ty)?,
         attributes,
     })
+}
+
+fn is_shared_reference(receiver: &Receiver) -> bool {
+    matches!(receiver.kind, ReceiverKind::Reference(_, _, None))
 }
 
 fn take_field_attributes(input: &mut PatType) -> Result<Vec<Attribute>> {

@@ -1,7 +1,7 @@
 //! Expansion of `#[tool]`.
 //!
-//! The function is replaced by one of the same name without arguments that returns the tool. The
-//! original moves into its body, with a struct whose fields are the parameters.
+//! The function is replaced by one of the same name that returns the tool. The original moves into its
+//! body, with a struct whose fields are the parameters.
 
 use proc_macro2::TokenStream;
 use quote::{ToTokens as _, quote, quote_spanned};
@@ -36,83 +36,100 @@ fn try_expand(attribute: TokenStream, function: TokenStream, core: &Path) -> Res
         });
     function.attrs = inner;
     let visibility = std::mem::replace(&mut function.vis, syn::Visibility::Inherited);
-    let ident = &function.sig.ident;
+    let ident = function.sig.ident.clone();
+    let is_method = arguments
+        .iter()
+        .any(|argument| matches!(argument, Argument::Receiver));
 
     let params = params(&arguments, core);
-    let values = arguments.iter().map(|argument| match argument {
-        Argument::Field { name, .. } => quote!(__params.#name),
-        Argument::Context => quote!(__cx),
+    let values = arguments.iter().filter_map(|argument| match argument {
+        Argument::Field { name, .. } => Some(quote!(__params.#name)),
+        Argument::Context => Some(quote!(__cx)),
+        Argument::Receiver => None,
     });
+    // A function moves into its replacement. A method can't, and gets another name beside it.
+    let (called, receiver, bind, clone) = if is_method {
+        function.sig.ident = quote::format_ident!("__tool_{}", ident.unraw());
+        let method = &function.sig.ident;
+        (
+            quote!(__this.#method),
+            quote!(self: &::std::sync::Arc<Self>),
+            quote!(let __this = ::std::sync::Arc::clone(self);),
+            quote!(let __this = ::std::sync::Arc::clone(&__this);),
+        )
+    } else {
+        (quote!(#ident), quote!(), quote!(), quote!())
+    };
     // Errors about the return type point at that type.
     let at_output = match &function.sig.output {
         ReturnType::Type(_, ty) => ty.span(),
         ReturnType::Default => ident.span(),
     };
-    let into_result = quote_spanned! {at_output=>
-        #core::tool::IntoToolResult::into_tool_result(__returned)
-    };
+    let into_result = quote_spanned! {at_output=> {
+        #[allow(unused_imports)]
+        use #core::tool::returned::{
+            AnyErrorResult as _, JsonValue as _, NoResult as _, OutputValue as _, Returned, ToolErrorResult as _,
+        };
+        match (&&&Returned::new(__returned)).result() {
+            ::core::result::Result::Ok(__value) => (&&Returned::new(__value)).output(),
+            ::core::result::Result::Err(__error) => ::core::result::Result::Err(__error),
+        }
+    }};
 
     let tool = if function.sig.asyncness.is_some() {
         quote! {
-            struct __Tool;
-
-            impl #core::tool::Tool for __Tool {
-                type Params = __Params;
-
-                fn name(&self) -> &str {
-                    #name
-                }
-
-                fn description(&self) -> &str {
-                    #description
-                }
-
-                fn concurrency_safe(&self) -> bool {
-                    #concurrency_safe
-                }
-
-                async fn call(
-                    &self,
-                    __params: __Params,
-                    __cx: #core::tool::ToolContext,
-                ) -> ::core::result::Result<#core::tool::ToolOutput, #core::tool::ToolError> {
-                    let __returned = #ident(#(#values),*).await;
-                    #into_result
-                }
-            }
-
-            #core::tool::DynTool::new(__Tool)
+            #core::tool::DynTool::from_fn(
+                #name,
+                #description,
+                move |__params: __Params, __cx: #core::tool::ToolContext| {
+                    #clone
+                    async move {
+                        let __returned = #called(#(#values),*).await;
+                        #into_result
+                    }
+                },
+            )
         }
     } else {
         quote! {
             #core::tool::DynTool::blocking(
                 #name,
                 #description,
-                |__params: __Params, __cx: #core::tool::ToolContext| {
-                    let __returned = #ident(#(#values),*);
+                move |__params: __Params, __cx: #core::tool::ToolContext| {
+                    let __returned = #called(#(#values),*);
                     #into_result
                 },
             )
-            .with_concurrency_safe(#concurrency_safe)
         }
     };
 
+    // Not `expect`: most functions break none of these rules.
+    let function = quote! {
+        #[allow(
+            clippy::needless_pass_by_value,
+            clippy::too_many_arguments,
+            clippy::unused_async,
+            reason = "a tool's signature follows from its parameters"
+        )]
+        #function
+    };
+    let (beside, inside) = if is_method {
+        (function, quote!())
+    } else {
+        (quote!(), function)
+    };
     Ok(quote! {
         #(#outer)*
-        #visibility fn #ident() -> #core::tool::DynTool {
-            // Not `expect`: most functions break none of these rules.
-            #[allow(
-                clippy::needless_pass_by_value,
-                clippy::too_many_arguments,
-                clippy::unused_async,
-                reason = "a tool's signature follows from its parameters"
-            )]
-            #function
+        #visibility fn #ident(#receiver) -> #core::tool::DynTool {
+            #inside
 
             #params
 
-            #tool
+            #bind
+            #tool.with_concurrency_safe(#concurrency_safe)
         }
+
+        #beside
     })
 }
 
@@ -178,7 +195,7 @@ fn params(arguments: &[Argument], core: &Path) -> TokenStream {
             ty,
             attributes,
         } => Some(quote!(#(#attributes)* #name: #ty)),
-        Argument::Context => None,
+        Argument::Context | Argument::Receiver => None,
     });
     let path = |name: &str| format!("{}::private::{name}", core.to_token_stream()).replace(' ', "");
     let (serde, schemars) = (path("serde"), path("schemars"));

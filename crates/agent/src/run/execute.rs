@@ -10,8 +10,8 @@ use cantle_core::event::{EventKind, Finish};
 use cantle_core::ids::RunId;
 use cantle_core::message::{self, Message, SharedMessage};
 use cantle_core::sandbox::{
-    FileKind, Sandbox, SandboxError, SandboxErrorKind, SandboxExt as _, SandboxPath, SavedOutputs,
-    Survival,
+    FileKind, RefusedFile, Sandbox, SandboxError, SandboxErrorKind, SandboxExt as _, SandboxPath,
+    SavedOutputs, Survival,
 };
 use serde_json::Value;
 use tokio::sync::OwnedMutexGuard;
@@ -38,6 +38,8 @@ const NEW_SANDBOX: &str = "The run was interrupted, and its sandbox is gone. You
 
 const LOST_PROCESSES: &str = "The run was interrupted and continues now. Files are unchanged; background \
                               processes that you had started are gone.";
+
+const NO_TARGET: &str = "the caller has neither a sandbox nor an output directory to receive it";
 
 /// Maximum number of undelivered files that are named.
 const MAX_UNDELIVERED: usize = 20;
@@ -421,17 +423,26 @@ impl RunTask {
             let Some(sandbox) = &resources.sandbox else {
                 return Ok(SavedOutputs::default());
             };
-            if resources.output_dir.is_none() && parent_sandbox.is_none() {
-                return Ok(SavedOutputs::default());
+            let target = self.scope.outputs.as_ref();
+            if target.is_none() && parent_sandbox.is_none() {
+                let is_lost = parent.is_some_and(|parent| !parent.shares_sandbox);
+                let mut outputs = SavedOutputs::default();
+                if is_lost {
+                    let paths = paths.iter();
+                    outputs.refused = paths
+                        .map(|path| RefusedFile::new(path, NO_TARGET))
+                        .collect();
+                }
+                return Ok(outputs);
             }
             let matched = sandbox.matching_files(&paths).await?;
             // A name that stands for no file is refused again, with the reason, where it is read.
             let refused = matched.refused.into_iter().map(|it| it.source);
             let paths: Vec<_> = matched.files.into_iter().chain(refused).collect();
-            match (&resources.output_dir, parent_sandbox) {
-                (Some(directory), _) => {
-                    let options = resources.outputs.clone();
-                    sandbox.save_outputs(&paths, directory, options).await
+            match (target, parent_sandbox) {
+                (Some(target), _) => {
+                    let options = target.options.clone();
+                    sandbox.save_outputs(&paths, &target.path, options).await
                 }
                 (None, Some(parent)) => sandbox.copy_outputs_to(&paths, &**parent).await,
                 (None, None) => Ok(SavedOutputs::default()),

@@ -100,6 +100,11 @@ impl RunControl {
 }
 
 impl Run {
+    /// Returns the next event; `None` after the last.
+    pub async fn next(&mut self) -> Option<Event> {
+        std::future::poll_fn(|cx| Pin::new(&mut self.events).poll_next(cx)).await
+    }
+
     /// Starts a run. It holds the lock of the session's history until it ends.
     pub(crate) fn start(
         resources: Arc<SessionResources>,
@@ -117,6 +122,12 @@ impl Run {
             let answers = resources.answers_approvals;
             answers.then(|| Arc::new(ApprovalRequests::default()))
         };
+        // Files of a sub-agent go to its caller's sandbox, and without one to where the caller's go.
+        let inherited = || {
+            let parent = resources.parent.as_ref()?;
+            let has_sandbox = parent.sandbox.is_some();
+            parent.scope.outputs.clone().filter(|_| !has_sandbox)
+        };
         let parent_budget = parent.map(|parent| Arc::clone(&parent.budget));
         let (hub, events) = Hub::new(run, parent.map(|parent| parent.run), depth);
         let scope = Arc::new(RunScope {
@@ -128,6 +139,7 @@ impl Run {
             requests: requests.or_else(own_requests),
             standing_approvals: Mutex::default(),
             skills: resources.skills.clone(),
+            outputs: resources.outputs.clone().or_else(inherited),
             background: Background::new(facts.clone(), &ending.cancellation),
             facts,
             ending,

@@ -1,11 +1,10 @@
 //! The resources of a session, which its runs use.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use cantle_core::message::SharedMessage;
-use cantle_core::sandbox::{OutputOptions, Sandbox, SandboxHandle};
+use cantle_core::sandbox::{Sandbox, SandboxHandle};
 use serde_json::Value;
 use tokio::sync::{Mutex, OnceCell};
 use tokio_util::sync::CancellationToken;
@@ -14,7 +13,7 @@ use crate::budget::Budget;
 use crate::definition::Definition;
 use crate::environment::SandboxFacts;
 use crate::journal::{Identity, ReopenedRun, RunStore};
-use crate::scope::ParentRun;
+use crate::scope::{OutputDir, ParentRun};
 use crate::skills::Skills;
 use crate::tool_table::ToolTable;
 
@@ -27,8 +26,7 @@ pub(crate) struct SessionResources {
     pub(crate) sandbox_facts: OnceCell<SandboxFacts>,
     /// Paths of the input files in the sandbox.
     pub(crate) input_files: Vec<String>,
-    pub(crate) output_dir: Option<PathBuf>,
-    pub(crate) outputs: OutputOptions,
+    pub(crate) outputs: Option<OutputDir>,
     /// Warnings that every run emits.
     pub(crate) warnings: Vec<String>,
     pub(crate) cancellation: CancellationToken,

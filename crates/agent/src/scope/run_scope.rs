@@ -1,10 +1,12 @@
 //! The shared state of one run.
 
 use std::fmt;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use cantle_core::ids::RunId;
+use cantle_core::sandbox::OutputOptions;
 use tokio::sync::Mutex;
 use tokio::sync::mpsc::UnboundedSender;
 use tokio_util::sync::CancellationToken;
@@ -32,10 +34,19 @@ pub(crate) struct RunScope {
     /// Approvals that hold for later calls of this run. Locked while the agent's user decides on a call.
     pub(crate) standing_approvals: Mutex<StandingApprovals>,
     pub(crate) skills: Option<Arc<Skills>>,
+    /// The directory of the host where its files are saved.
+    pub(crate) outputs: Option<OutputDir>,
     /// The channel of facts from outside: user messages, and ends of background sub-agents.
     pub(crate) facts: UnboundedSender<Fact>,
     /// The background sub-agents that this run started.
     pub(crate) background: Background,
+}
+
+/// A directory of the host where output files are saved.
+#[derive(Clone, Debug)]
+pub(crate) struct OutputDir {
+    pub(crate) path: PathBuf,
+    pub(crate) options: OutputOptions,
 }
 
 impl RunScope {

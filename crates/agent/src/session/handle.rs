@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cantle_core::content::Content;
 use cantle_core::ids::RunId;
-use cantle_core::message::{Message, SharedMessage};
+use cantle_core::message::{Message, SharedMessage, history as histories};
 use cantle_core::sandbox::{Sandbox, SandboxHandle};
 use tokio::sync::OwnedMutexGuard;
 use tokio_util::sync::DropGuard;
@@ -22,7 +22,7 @@ use crate::error::{SessionError, SessionErrorKind};
 use crate::inputs;
 use crate::journal::{RunStore, StoreError, already_finished};
 use crate::run::{ResumedRun, Run, RunStart, SessionResources};
-use crate::scope::ParentRun;
+use crate::scope::{OutputDir, ParentRun};
 use crate::skills::Skills;
 
 /// An opened agent: its sandbox and tools are open, and tasks run in it one after another, each
@@ -86,11 +86,13 @@ impl Session {
         };
         let mut session = OpenSession::open(&agent, &request).await?;
         let resources = &mut session.resources;
-        resources.output_dir = output_dir;
-        resources.outputs = outputs;
+        resources.outputs = output_dir.map(|path| OutputDir {
+            path,
+            options: outputs,
+        });
         resources.budget = budget;
         resources.answers_approvals = answers_approvals;
-        let history = history
+        let history = histories::answer_open_calls(history)
             .into_iter()
             .enumerate()
             .filter(|(index, message)| *index > 0 || !matches!(message, Message::System(_)))
@@ -193,8 +195,10 @@ impl Session {
         }
         let specs = header.identity.recorded_specs(resources.tools.specs());
         resources.tools = Arc::new(resources.tools.with_specs(specs));
-        resources.output_dir = output_dir;
-        resources.outputs = outputs;
+        resources.outputs = output_dir.map(|path| OutputDir {
+            path,
+            options: outputs,
+        });
         resources.budget = budget;
         resources.answers_approvals = answers_approvals;
         resources.input_files.clone_from(&header.input_files);
@@ -215,7 +219,7 @@ impl Session {
         } = session;
         if resources.parent.is_none() {
             let sandbox = resources.sandbox.as_deref();
-            let warnings = sandbox_warnings(sandbox, resources.output_dir.is_some());
+            let warnings = sandbox_warnings(sandbox, resources.outputs.is_some());
             resources.warnings.extend(warnings);
         }
         Self {

@@ -5,8 +5,7 @@ use std::sync::atomic::AtomicUsize;
 
 use cantle_core::ids::RunId;
 use cantle_core::sandbox::{
-    OutputOptions, Sandbox, SandboxError, SandboxErrorKind, SandboxExt as _, SandboxHandle,
-    SandboxPath,
+    Sandbox, SandboxError, SandboxErrorKind, SandboxExt as _, SandboxHandle, SandboxPath,
 };
 use cantle_core::tool::{OpenContext, Progress};
 use serde_json::{Map, Value};
@@ -204,8 +203,7 @@ async fn open_providers(
         sandbox: cx.sandbox,
         sandbox_facts: OnceCell::new(),
         input_files,
-        output_dir: None,
-        outputs: OutputOptions::default(),
+        outputs: None,
         warnings,
         cancellation,
         history: Arc::default(),

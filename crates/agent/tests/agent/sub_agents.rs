@@ -351,3 +351,33 @@ async fn a_killed_call_resumes_from_the_sub_agents_own_journal() {
     assert_eq!(outcome.ledger.reported_usage().total(), 5 * 15);
     session.close().await.unwrap();
 }
+
+#[tokio::test]
+async fn files_reach_the_output_directory_of_a_caller_without_a_sandbox() {
+    let helper = with_files("helper", &worker("echo made > made.txt", &["made.txt"]));
+    let script = || {
+        Scripted::new(|turn, _| match turn {
+            0 => calls(&[("helper", "call", json!({"task": "Make it."}))]),
+            _ => finish("all done"),
+        })
+    };
+    let caller = agent(&script())
+        .sub_agent(SubAgent::new(&helper, "Makes files."))
+        .build()
+        .unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    for (output_dir, told) in [
+        (Some(directory.path()), "<files_available>\nmade.txt\n"),
+        (None, "<files_failed>\nmade.txt: the caller has neither"),
+    ] {
+        let mut options = SessionOptions::default();
+        options.output_dir = output_dir.map(Into::into);
+        let session = caller.session(options).await.unwrap();
+        let outcome = outcome(session.run("the task").unwrap()).await;
+        session.close().await.unwrap();
+        let (result, _) = &results(&outcome)[0];
+        assert!(result.contains(told), "{result}");
+    }
+    let made = std::fs::read_to_string(directory.path().join("made.txt"));
+    assert_eq!(made.unwrap(), "made\n");
+}

@@ -8,10 +8,16 @@ use std::collections::VecDeque;
 
 use serde_json::{Map, Value, json};
 
-use super::Message;
+use super::{Message, ToolCall, ToolMessage};
 use crate::ids::unique_id;
 
+/// The result of a call that a history leaves without one.
+const UNANSWERED: &str = "Not run: the conversation was interrupted before this call had a result.";
+
 /// Parses a history, a JSON array of messages of either version.
+///
+/// Also accepts what Stirrup writes: an array of groups (the last one is the conversation; the others are the parts that
+/// summaries replaced), the metadata of a sub-agent (`message_history`) and a cached state (`msgs`).
 ///
 /// ```
 /// use cantle_core::message::history;
@@ -23,12 +29,11 @@ use crate::ids::unique_id;
 /// ```
 ///
 /// # Errors
-/// If the text is not a JSON array of messages; the error has the index of the invalid message.
+/// If the text is none of these; the error has the index of the invalid message.
 pub fn from_json(json: &[u8]) -> Result<Vec<Message>, HistoryError> {
-    let values: Vec<Value> =
-        serde_json::from_slice(json).map_err(|error| HistoryError::json(&error))?;
+    let value: Value = serde_json::from_slice(json).map_err(|error| HistoryError::json(&error))?;
     let mut pending = PendingCalls::default();
-    values
+    messages(value)?
         .into_iter()
         .enumerate()
         .map(|(index, value)| {
@@ -36,6 +41,62 @@ pub fn from_json(json: &[u8]) -> Result<Vec<Message>, HistoryError> {
             serde_json::from_value(upgraded).map_err(|e| HistoryError::at(index, e.to_string()))
         })
         .collect()
+}
+
+/// Returns the messages of the conversation in one of the forms of a history.
+fn messages(value: Value) -> Result<Vec<Value>, HistoryError> {
+    let groups = |mut groups: Vec<Value>| match groups.pop() {
+        Some(Value::Array(group)) => group,
+        last => {
+            groups.extend(last);
+            groups
+        }
+    };
+    match value {
+        Value::Array(values) => Ok(groups(values)),
+        Value::Object(mut dump) => {
+            let conversation = dump
+                .remove("msgs")
+                .or_else(|| dump.remove("message_history"));
+            match conversation {
+                Some(Value::Array(values)) => Ok(groups(values)),
+                _ => Err(HistoryError {
+                    index: None,
+                    message: "expected an array of messages, or an object with `msgs` or `message_history`"
+                        .to_owned(),
+                }),
+            }
+        }
+        _ => Err(HistoryError {
+            index: None,
+            message: "expected an array of messages".to_owned(),
+        }),
+    }
+}
+
+/// Adds an unsuccessful result to each tool call without one, because providers refuse a conversation that lacks it.
+pub fn answer_open_calls(messages: Vec<Message>) -> Vec<Message> {
+    let mut answered = Vec::with_capacity(messages.len());
+    let mut open: Vec<ToolCall> = Vec::new();
+    for message in messages {
+        match &message {
+            Message::Tool(result) => open.retain(|call| call.id != result.tool_call_id),
+            _ => close(&mut open, &mut answered),
+        }
+        if let Message::Assistant(message) = &message {
+            open.extend(message.tool_calls().cloned());
+        }
+        answered.push(message);
+    }
+    close(&mut open, &mut answered);
+    answered
+}
+
+fn close(open: &mut Vec<ToolCall>, messages: &mut Vec<Message>) {
+    let results = open
+        .drain(..)
+        .map(|call| ToolMessage::new(&call, UNANSWERED));
+    messages.extend(results.map(Message::from));
 }
 
 /// Serializes a history as a JSON array in the 0.2 format.

@@ -111,7 +111,8 @@ pub struct RefusedFile {
 }
 
 impl RefusedFile {
-    pub(super) fn new(source: impl Into<String>, reason: impl Into<String>) -> Self {
+    /// A file that was not copied for this reason.
+    pub fn new(source: impl Into<String>, reason: impl Into<String>) -> Self {
         Self {
             source: source.into(),
             reason: reason.into(),

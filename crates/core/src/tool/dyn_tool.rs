@@ -85,11 +85,16 @@ impl DynTool {
         }
     }
 
-    /// Creates a typed tool that may block: each call runs on its own thread.
-    pub fn blocking<P, F>(name: impl Into<String>, description: impl Into<String>, call: F) -> Self
+    /// Creates a typed tool from an asynchronous function.
+    pub fn from_fn<P, F, Fut>(
+        name: impl Into<String>,
+        description: impl Into<String>,
+        call: F,
+    ) -> Self
     where
         P: serde::de::DeserializeOwned + schemars::JsonSchema + Send + 'static,
-        F: Fn(P, ToolContext) -> Result<ToolOutput, ToolError> + Send + Sync + 'static,
+        F: Fn(P, ToolContext) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<ToolOutput, ToolError>> + Send + 'static,
     {
         let spec = ToolSpec::new(name, description, schema::of::<P>());
         let call = Arc::new(call);
@@ -97,8 +102,22 @@ impl DynTool {
             let call = Arc::clone(&call);
             async move {
                 let params = arguments::typed::<P>(&arguments)?;
-                on_thread(move || call(params, cx)).await
+                drop(arguments);
+                call(params, cx).await
             }
+        })
+    }
+
+    /// Creates a typed tool that may block: each call runs on its own thread.
+    pub fn blocking<P, F>(name: impl Into<String>, description: impl Into<String>, call: F) -> Self
+    where
+        P: serde::de::DeserializeOwned + schemars::JsonSchema + Send + 'static,
+        F: Fn(P, ToolContext) -> Result<ToolOutput, ToolError> + Send + Sync + 'static,
+    {
+        let call = Arc::new(call);
+        Self::from_fn(name, description, move |params, cx| {
+            let call = Arc::clone(&call);
+            on_thread(move || call(params, cx))
         })
     }
 

@@ -13,6 +13,8 @@ mod error;
 mod forward;
 mod provider;
 mod question;
+#[doc(hidden)]
+pub mod returned;
 mod schema;
 
 use std::future::Future;
@@ -74,7 +76,7 @@ const DEFAULT_TIMEOUT: Duration = Duration::from_secs(600);
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is not a tool",
-    note = "implement `Tool` from `cantle_core::tool`, or put `#[tool]` on a function"
+    note = "implement `Tool` from `cantle_core::tool`, or put `#[tool]` on a function and call it: `my_tool()` is the tool"
 )]
 pub trait Tool: Send + Sync + 'static {
     /// The parameters, an object. Its field docs become descriptions for the model.
@@ -221,27 +223,5 @@ impl From<String> for ToolOutput {
 impl From<&str> for ToolOutput {
     fn from(text: &str) -> Self {
         Self::text(text)
-    }
-}
-
-/// A return type for functions under `#[tool]`: anything that is `Into<ToolOutput>`, or a `Result`
-/// of it with an error that is `Into<ToolError>`.
-pub trait IntoToolResult {
-    /// Converts the value into the result of the call.
-    ///
-    /// # Errors
-    /// The error that the function returned.
-    fn into_tool_result(self) -> Result<ToolOutput, ToolError>;
-}
-
-impl<T: Into<ToolOutput>> IntoToolResult for T {
-    fn into_tool_result(self) -> Result<ToolOutput, ToolError> {
-        Ok(self.into())
-    }
-}
-
-impl<T: Into<ToolOutput>, E: Into<ToolError>> IntoToolResult for Result<T, E> {
-    fn into_tool_result(self) -> Result<ToolOutput, ToolError> {
-        self.map(Into::into).map_err(Into::into)
     }
 }

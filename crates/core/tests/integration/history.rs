@@ -54,6 +54,58 @@ fn with_stable_ids(mut history: Value, original: &str) -> Value {
 }
 
 #[test]
+fn the_last_group_of_a_dump_is_the_conversation() {
+    let (old, new) = (
+        json!({"role": "user", "content": "old"}),
+        json!({"role": "user", "content": "new"}),
+    );
+    let expected = read(&json!([new])).expect("it opens");
+    for dump in [
+        json!([[old], [new]]),
+        json!([[new]]),
+        json!({"message_history": [[old], [new]], "run_metadata": {}}),
+        json!({"msgs": [new], "full_msg_history": [[old]], "turn": 3}),
+    ] {
+        let messages = read(&dump).expect("it opens");
+        assert_eq!(written(&messages), written(&expected), "{dump}");
+    }
+    assert_eq!(read(&json!([])).expect("it opens"), []);
+    assert_eq!(read(&json!([[]])).expect("it opens"), []);
+    for wrong in [
+        json!("text"),
+        json!({"messages": []}),
+        json!([[old], new]),
+        json!([[[old]]]),
+    ] {
+        assert!(read(&wrong).is_err(), "{wrong}");
+    }
+}
+
+#[test]
+fn calls_without_a_result_are_answered_in_place() {
+    let call = |id: &str| json!({"kind": "tool_call", "tool_call_id": id, "name": "work", "arguments": "{}"});
+    let result = |id: &str| json!({"role": "tool", "tool_call_id": id, "content": "done"});
+    let messages = read(&json!([
+        {"role": "user", "content": "go"},
+        {"role": "assistant", "blocks": [call("a"), call("b")]},
+        result("b"),
+        {"role": "user", "content": "and on"},
+        {"role": "assistant", "blocks": [call("c")]},
+    ]));
+    let answered = history::answer_open_calls(messages.expect("it opens"));
+    let results: Vec<_> = answered
+        .iter()
+        .enumerate()
+        .filter_map(|(at, message)| match message {
+            Message::Tool(result) => Some((at, &*result.tool_call_id, result.success)),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(results, [(2, "b", false), (3, "a", false), (6, "c", false)]);
+    assert_eq!(history::answer_open_calls(answered.clone()), answered);
+}
+
+#[test]
 fn a_history_of_stirrup_0_2_comes_back_as_it_was() {
     let messages = history::from_json(V02.as_bytes()).expect("it opens");
     assert_eq!(written(&messages), value(V02));
@@ -109,7 +161,7 @@ fn invalid_histories_are_rejected_with_an_index() {
     let cases = [
         (
             json!({}),
-            "failed to read the history: invalid type: map, expected a sequence",
+            "failed to read the history: expected an array of messages, or an object with `msgs` or `message_history`",
         ),
         (
             json!(["x"]),

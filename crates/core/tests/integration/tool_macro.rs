@@ -1,5 +1,8 @@
 //! `#[tool]`: what the model is told, and what the function gets.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
 use cantle_core::ids::RunId;
 use cantle_core::metadata::Metadata;
 use cantle_core::tool;
@@ -76,6 +79,56 @@ mod elsewhere {
     }
 }
 
+/// Counts the letters.
+#[tool]
+fn letters(text: String) -> usize {
+    text.len()
+}
+
+#[derive(serde::Serialize)]
+struct Point {
+    x: i64,
+}
+
+/// Finds a point.
+#[tool]
+async fn point(x: String) -> Result<Option<Point>, std::num::ParseIntError> {
+    let x = x.parse()?;
+    Ok(Some(Point { x }))
+}
+
+/// Reads a file of the host.
+#[tool]
+fn first_line(path: String) -> Result<String, Box<dyn std::error::Error + Send + Sync>> {
+    let text = std::fs::read_to_string(path)?;
+    Ok(text.lines().next().ok_or("the file is empty")?.to_owned())
+}
+
+/// A tool with state.
+struct Counter(AtomicU64);
+
+impl Counter {
+    /// Adds to the count.
+    #[tool(concurrency_safe)]
+    async fn add(
+        &self,
+        /// The number to add.
+        n: u64,
+        cx: ToolContext,
+    ) -> Result<u64, ToolError> {
+        if n == 0 {
+            return Err(ToolError::failed(format!("{} adds nothing", cx.call_id)));
+        }
+        Ok(self.0.fetch_add(n, Ordering::Relaxed) + n)
+    }
+
+    /// Returns the count.
+    #[tool(name = "count")]
+    pub(crate) fn current(&self) -> String {
+        format!("count {}", self.0.load(Ordering::Relaxed))
+    }
+}
+
 /// Panics.
 #[tool]
 #[expect(clippy::panic, reason = "that is what is tested")]
@@ -142,6 +195,32 @@ fn the_attribute_overrides_name_and_description() {
             "required": ["operation", "a", "b"],
         })
     );
+}
+
+#[tokio::test]
+async fn any_serializable_value_and_any_error_is_a_result() {
+    assert_eq!(text(&letters(), json!({"text": "four"})).await, "4");
+    assert_eq!(text(&point(), json!({"x": "-3"})).await, r#"{"x":-3}"#);
+    let error = call(&point(), json!({"x": "three"})).await.unwrap_err();
+    assert_eq!(error.kind(), ToolErrorKind::Failed);
+    assert_eq!(error.to_string(), "invalid digit found in string");
+    let error = call(&first_line(), json!({"path": "/dev/null"})).await;
+    assert_eq!(error.unwrap_err().to_string(), "the file is empty");
+    let error = call(&first_line(), json!({"path": "/missing"})).await;
+    assert!(error.unwrap_err().to_string().contains("No such file"));
+}
+
+#[tokio::test]
+async fn methods_are_tools_that_share_their_state() {
+    let counter = Arc::new(Counter(AtomicU64::new(1)));
+    let (add, count) = (counter.add(), counter.current());
+    assert_eq!((add.name(), add.concurrency_safe()), ("add", true));
+    assert_eq!(add.spec().parameters()["required"], json!(["n"]));
+    assert_eq!(text(&add, json!({"n": 4})).await, "5");
+    assert_eq!(text(&counter.add(), json!({"n": 1})).await, "6");
+    assert_eq!(text(&count, json!({})).await, "count 6");
+    let error = call(&add, json!({"n": 0})).await.unwrap_err();
+    assert_eq!(error.to_string(), "call-1 adds nothing");
 }
 
 #[tokio::test]

@@ -99,9 +99,9 @@ fn signatures_are_checked() {
     let described = r#"description = "Says it.""#;
     let cases = [
         (
-            "fn count(&self) {}",
-            "&self",
-            "`#[tool]` turns functions into tools, not methods; for a tool with state, implement `Tool`",
+            "fn count(&mut self) {}",
+            "&mut self",
+            "a tool takes `&self`, because its calls may run at the same time",
         ),
         (
             "fn generic<T: ToString>(value: T) {}",
