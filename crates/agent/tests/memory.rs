@@ -17,7 +17,6 @@ use cantle_core::ids::RunId;
 use cantle_core::message::{AssistantBlock, AssistantMessage, ToolCall};
 use cantle_core::tool::{OpenContext, ToolProvider as _};
 use cantle_tools::{CodeExec, Finish};
-use futures_util::StreamExt as _;
 use serde_json::{Value, json};
 
 /// The most memory this process ever had.

@@ -7,7 +7,6 @@ use cantle_core::event::{EventKind, RunStatus};
 use cantle_core::ids::RunId;
 use cantle_core::sandbox::{Sandbox, SandboxExt as _, SandboxPath};
 use cantle_core::tool::{ToolContext, ToolError, ToolOutput};
-use futures_util::StreamExt as _;
 use schemars::JsonSchema;
 use serde::Deserialize;
 use serde_json::Value;

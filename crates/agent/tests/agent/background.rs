@@ -12,7 +12,6 @@ use cantle_core::event::EventKind;
 use cantle_core::ids::RunId;
 use cantle_core::llm::{ChatEvent, ChatRequest, LlmError};
 use cantle_core::tool::{DynTool, ToolOutput, ToolSpec};
-use futures_util::StreamExt as _;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;

@@ -12,7 +12,6 @@ use cantle_core::policy::Policy;
 use cantle_core::sandbox::{SandboxExt as _, SandboxPath};
 use cantle_core::tool::{ToolError, ToolOutput};
 use cantle_tools::CodeExec;
-use futures_util::StreamExt as _;
 use serde_json::json;
 
 use crate::support::{Scripted, agent, bare, calls, finish, outcome, results, session};

@@ -12,7 +12,6 @@ use cantle_core::message::Message;
 use cantle_core::policy::Policy;
 use cantle_testkit::openai::{Script, ScriptedServer, ToolCall, Turn, Usage};
 use cantle_tools::{CodeExec, Finish};
-use futures_util::StreamExt as _;
 use serde_json::json;
 
 use crate::support::{outcome, results};

@@ -24,7 +24,6 @@ use cantle_core::policy::Policy;
 use cantle_core::secret::SecretText;
 use cantle_core::tool::{DynTool, ToolOutput, ToolSpec};
 use cantle_tools::CodeExec;
-use futures_util::StreamExt as _;
 use futures_util::future::join_all;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use serde_json::{Value, json};

@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use cantle_agent::RunErrorKind;
 use cantle_core::event::{EventKind, RunStatus};
 use cantle_core::tool::ToolOutput;
-use futures_util::StreamExt as _;
 use serde_json::json;
 use tokio::sync::Notify;
 

@@ -18,7 +18,6 @@ use cantle_core::ids::RunId;
 use cantle_core::message::ToolCall;
 use cantle_core::tool::{DynTool, ToolOutput, ToolSpec};
 use cantle_tools::{CodeExec, Finish as FinishTool};
-use futures_util::StreamExt as _;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 

@@ -14,7 +14,6 @@ use cantle_core::llm::{ChatEvent, LlmError, LlmErrorKind};
 use cantle_core::message::Message;
 use cantle_core::tool::{ToolContext, ToolError, ToolOutput};
 use cantle_core::usage::TokenUsage;
-use futures_util::StreamExt as _;
 use serde_json::json;
 use tokio::sync::Barrier;
 use tokio_util::sync::CancellationToken;

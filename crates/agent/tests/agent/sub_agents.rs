@@ -10,7 +10,6 @@ use cantle_core::ids::RunId;
 use cantle_core::sandbox::{SandboxExt as _, SandboxPath};
 use cantle_core::tool::{DynTool, ToolOutput, ToolSpec};
 use cantle_tools::{CodeExec, Finish};
-use futures_util::StreamExt as _;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
