@@ -66,7 +66,7 @@ fn try_expand(attribute: TokenStream, function: TokenStream, core: &Path) -> Res
         ReturnType::Default => ident.span(),
     };
     let into_result = quote_spanned! {at_output=> {
-        #[allow(unused_imports)]
+        #[allow(unused_imports, reason = "the type of the value chooses among them")]
         use #core::tool::returned::{
             AnyErrorResult as _, JsonValue as _, NoResult as _, OutputValue as _, Returned, ToolErrorResult as _,
         };
