@@ -21,8 +21,8 @@ use crate::envd::SandboxRecord;
 use crate::gate::{Gate, HoldTooLong};
 use crate::http::{self, RequestError, TlsCache};
 
-/// Time limit of a call, retries included.
-const CALL_TIMEOUT: Duration = Duration::from_secs(60);
+/// Default time limit of a call, retries included.
+pub(crate) const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 const MAX_RETRIES: u32 = 4;
 /// First pause before a retry, if the service doesn't ask for another; it doubles each time.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
@@ -57,6 +57,8 @@ pub(crate) struct Api {
     /// Whether the service has only the first version of the API.
     only_first: AtomicBool,
     pub(crate) gate: Gate,
+    /// Time limit of a call, retries included.
+    call_timeout: Duration,
 }
 
 /// Omits the key.
@@ -105,6 +107,7 @@ impl Api {
         environment: impl IntoIterator<Item = SecretText>,
         generation: ApiGeneration,
         gate: Gate,
+        call_timeout: Duration,
         tls_cache: &TlsCache,
     ) -> Result<Self, SandboxError> {
         let mut header = HeaderValue::try_from(key.expose()).map_err(|_| {
@@ -122,6 +125,7 @@ impl Api {
             header,
             secrets,
             generation,
+            call_timeout,
             only_first: AtomicBool::new(false),
             gate,
         })
@@ -281,7 +285,7 @@ impl Api {
         adapt: impl Fn(reqwest::RequestBuilder) -> reqwest::RequestBuilder,
     ) -> Result<ApiResponse, RequestError> {
         let url = http::join_path(&self.base, path.iter().copied());
-        let deadline = Instant::now() + CALL_TIMEOUT;
+        let deadline = Instant::now() + self.call_timeout;
         let left = || deadline.saturating_duration_since(Instant::now());
         let mut retries = 0;
         loop {
@@ -295,7 +299,7 @@ impl Api {
                     .body(body.to_string());
             }
             let Ok(answered) = timeout(left(), send(adapt(request))).await else {
-                return Err(RequestError::timed_out(CALL_TIMEOUT));
+                return Err(RequestError::timed_out(self.call_timeout));
             };
             let retry = match &answered {
                 Ok(answer) => answer.retry(),

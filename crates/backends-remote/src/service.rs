@@ -29,6 +29,8 @@ pub(crate) struct Service {
     pub(crate) template: String,
     pub(crate) lifetime: Duration,
     pub(crate) metadata: BTreeMap<String, String>,
+    /// Further fields of requests that create a sandbox.
+    pub(crate) parameters: Map<String, Value>,
     pub(crate) environment: BTreeMap<String, SecretText>,
     pub(crate) pause_when_idle: Option<Duration>,
     pub(crate) directory: Option<String>,
@@ -161,6 +163,7 @@ impl Service {
             "metadata": metadata,
         });
         if let Value::Object(body) = &mut body {
+            body.extend(self.parameters.clone());
             if !environment.is_empty() {
                 body.insert("envVars".to_owned(), json!(environment));
             }

@@ -251,3 +251,29 @@ async fn truncated_output_is_an_error() {
     );
     sandbox.close().await.unwrap();
 }
+
+#[tokio::test]
+async fn create_parameters_are_sent_unless_another_setting_decides() {
+    let server = StubServer::start().await;
+    let builder = || {
+        RemoteBackend::builder()
+            .api_key(KEY)
+            .api_url(&server.url)
+            .sandbox_url(&server.url)
+    };
+    let backend = builder().create_parameter("mcp", serde_json::json!({"browser": {}}));
+    let cx = SandboxContext::new(RunId::new(), Policy::unconfined());
+    let sandbox = backend.build().unwrap().open(cx).await.unwrap();
+    let request = server.last("/sandboxes", None).unwrap();
+    assert_eq!(
+        request["body"]["json"]["mcp"],
+        serde_json::json!({"browser": {}})
+    );
+    assert_eq!(request["body"]["json"]["templateID"], "base");
+    sandbox.close().await.unwrap();
+    for name in ["templateID", "network", "allow_internet_access", "envVars"] {
+        let refused = builder().create_parameter(name, Value::Bool(true)).build();
+        let message = refused.unwrap_err().to_string();
+        assert!(message.contains(name), "{message}");
+    }
+}

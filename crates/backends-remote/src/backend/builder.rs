@@ -9,9 +9,10 @@ use std::time::Duration;
 use cantle_command_driver::check_environment;
 use cantle_core::sandbox::SandboxError;
 use cantle_core::secret::SecretText;
+use serde_json::{Map, Value};
 
 use super::RemoteBackend;
-use crate::api::{Api, ApiGeneration};
+use crate::api::{Api, ApiGeneration, CALL_TIMEOUT};
 use crate::gate::Gate;
 use crate::http::{self, TlsCache};
 use crate::service::Service;
@@ -22,6 +23,16 @@ const DEFAULT_TEMPLATE: &str = "base";
 const DEFAULT_LIFETIME: Duration = Duration::from_secs(300);
 /// A shorter lifetime could end between two extensions.
 const MIN_LIFETIME: Duration = Duration::from_secs(15);
+/// Fields of a request to create a sandbox that are never free parameters.
+const OWN_PARAMETERS: [&str; 7] = [
+    "templateID",
+    "timeout",
+    "metadata",
+    "envVars",
+    "autoPause",
+    "network",
+    "allow_internet_access",
+];
 const DEFAULT_CONCURRENCY: usize = 8;
 const DEFAULT_SPACING: Duration = Duration::from_millis(200);
 
@@ -36,6 +47,8 @@ impl RemoteBackend {
             template: DEFAULT_TEMPLATE.to_owned(),
             lifetime: DEFAULT_LIFETIME,
             metadata: BTreeMap::new(),
+            parameters: Map::new(),
+            call_timeout: CALL_TIMEOUT,
             environment: BTreeMap::new(),
             generation: ApiGeneration::default(),
             concurrency: DEFAULT_CONCURRENCY,
@@ -72,6 +85,8 @@ pub struct RemoteBackendBuilder {
     template: String,
     lifetime: Duration,
     metadata: BTreeMap<String, String>,
+    parameters: Map<String, Value>,
+    call_timeout: Duration,
     environment: BTreeMap<String, SecretText>,
     generation: ApiGeneration,
     concurrency: usize,
@@ -135,6 +150,18 @@ impl RemoteBackendBuilder {
         self
     }
 
+    /// Adds a field to requests that create a sandbox, for what a service offers beyond these settings.
+    pub fn create_parameter(mut self, name: impl Into<String>, value: Value) -> Self {
+        self.parameters.insert(name.into(), value);
+        self
+    }
+
+    /// Sets the time limit of a call of the API, retries included: 60 seconds by default.
+    pub fn call_timeout(mut self, timeout: Duration) -> Self {
+        self.call_timeout = timeout;
+        self
+    }
+
     /// Adds a variable for all processes in the sandbox, besides the policy's for commands.
     pub fn env(mut self, name: impl Into<String>, value: impl Into<SecretText>) -> Self {
         self.environment.insert(name.into(), value.into());
@@ -172,7 +199,8 @@ impl RemoteBackendBuilder {
     ///
     /// # Errors
     /// [`Unavailable`](cantle_core::sandbox::SandboxErrorKind::Unavailable) if the key or a URL is missing or invalid;
-    /// [`InvalidInput`](cantle_core::sandbox::SandboxErrorKind::InvalidInput) if a variable's name or the working directory is invalid.
+    /// [`InvalidInput`](cantle_core::sandbox::SandboxErrorKind::InvalidInput) if a variable's name or the working directory is invalid,
+    /// or a create parameter is one that another setting or the policy decides on.
     pub fn build(self) -> Result<RemoteBackend, SandboxError> {
         let key = self
             .api_key
@@ -193,6 +221,13 @@ impl RemoteBackendBuilder {
             None => None,
         };
         check_environment(&self.environment)?;
+        let mut names = self.parameters.keys();
+        if let Some(name) = names.find(|name| OWN_PARAMETERS.contains(&name.as_str())) {
+            let message = format!(
+                "`{name}` can't be a create parameter: another setting or the policy decides on it"
+            );
+            return Err(SandboxError::invalid_input(message));
+        }
         if self
             .directory
             .as_ref()
@@ -208,6 +243,7 @@ impl RemoteBackendBuilder {
             self.environment.values().cloned(),
             self.generation,
             Gate::new(self.concurrency, self.spacing),
+            self.call_timeout,
             &tls_cache,
         )?;
         Ok(RemoteBackend {
@@ -219,6 +255,7 @@ impl RemoteBackendBuilder {
                 template: self.template,
                 lifetime: self.lifetime.max(MIN_LIFETIME),
                 metadata: self.metadata,
+                parameters: self.parameters,
                 environment: self.environment,
                 pause_when_idle: self.pause_when_idle,
                 directory: self.directory,

@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 use cantle_core::policy::{Network, PolicyField};
 use cantle_core::sandbox::{Backend as _, SandboxErrorKind, SandboxExt as _, SpawnRequest};
 use serde_json::Value;
+use tokio_util::sync::CancellationToken;
 
 use crate::proxy::{Fault, Proxy, ReceivedRequest, call_api, respond};
 use crate::support::TestServer;
@@ -62,6 +63,17 @@ async fn retry_after_delays_all_clones_of_a_backend() {
     for later in &tries[5..] {
         assert!(later.at - tries[4].at >= Duration::from_secs(2));
     }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn call_timeout_bounds_a_call() {
+    let server = TestServer::start().await;
+    let never = CancellationToken::new();
+    let proxy = Proxy::start(&server.url, move |_| Fault::DelayUntil(never.clone())).await;
+    let backend = through(&proxy).call_timeout(Duration::from_millis(50));
+    let error = refused(&backend.build().unwrap()).await;
+    assert!(error.to_string().contains("0.05 s"), "{error}");
     server.stop().await;
 }
 
