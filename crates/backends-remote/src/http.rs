@@ -117,7 +117,10 @@ impl RequestError {
     }
 
     pub(crate) fn timed_out(after: Duration) -> Self {
-        Self::new(format!("nothing was received for {} s", after.as_secs_f64()))
+        Self::new(format!(
+            "nothing was received for {} s",
+            after.as_secs_f64()
+        ))
     }
 
     /// Converts it to a sandbox error whose message starts with `doing`.

@@ -212,7 +212,7 @@ pub(crate) struct RunArgs {
     ///
     /// All settings are as they were, except those given by flags. Model, instructions, tools and policy must
     /// not change; limits, budgets and --output-dir may.
-    #[arg(long, value_name = "RUN", conflicts_with_all = ["task", "input", "image", "history", "skills", "no_keep"],
+    #[arg(long, value_name = "RUN", conflicts_with_all = ["task", "input", "image", "history", "skills", "tools", "no_keep"],
         help_heading = "Resuming")]
     pub(crate) resume: Option<String>,
 

@@ -155,6 +155,9 @@ impl Task {
             (RunErrorKind::Budget, _) if outcome.ledger.calls_of_unknown_cost() > 0 => {
                 Some("Set --price-input and --price-output, or use --budget-tokens.".to_owned())
             }
+            (RunErrorKind::Budget, _) => Some(
+                "Increase the limit: --budget-tokens, --budget-usd, --budget-time or --budget-calls.".to_owned(),
+            ),
             (RunErrorKind::OutputLimit, _) => {
                 Some("Increase the output limit with --max-tokens.".to_owned())
             }

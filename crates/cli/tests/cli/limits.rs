@@ -36,7 +36,11 @@ async fn exhausted_budget_leaves_one_turn() {
         "{last}"
     );
 
-    // The run resumes with a larger budget.
+    assert!(exited.stderr.contains("--budget-tokens"), "{exited:?}");
+
+    // The run resumes with a larger budget, and the tools that it had.
+    let other = ["run", "--resume", "last", "--tools", "python"];
+    assert_eq!(env.run(other).await.code, Some(2));
     let more = ["run", "--resume", "last", "--budget-tokens", "1000"];
     let exited = env.run(more).await;
     assert_eq!(
