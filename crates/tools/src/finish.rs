@@ -17,8 +17,8 @@ const MAX_NAMED: usize = 20;
 
 /// The finish tool of an agent that works on files: `finish {reason, paths}`.
 ///
-/// It fails if something in `paths` [stands for no file](SandboxExt::matching_files), or a file has a [reserved name](reserved_name), so that a run does not end
-/// with missing results.
+/// It fails if something in `paths` [stands for no file](cantle_core::sandbox::SandboxExt::matching_files), or a file has
+/// a [reserved name](reserved_name), so that a run does not end with missing results.
 /// Without a sandbox the paths are not checked.
 #[derive(Clone, Copy, Debug, Default)]
 #[expect(clippy::exhaustive_structs, reason = "a unit")]
