@@ -30,6 +30,7 @@
 mod agent;
 mod approval;
 mod budget;
+mod console;
 mod definition;
 mod environment;
 mod error;
@@ -55,6 +56,7 @@ pub use cantle_core::tool::{ApprovalScope, Decision};
 pub use self::agent::{Agent, AgentBuilder};
 pub use self::approval::{Approvals, DecisionError, InvalidRule, Permission};
 pub use self::budget::Budget;
+pub use self::console::ConsoleLogger;
 pub use self::error::{AgentError, RunError, RunErrorKind, SessionError, SessionErrorKind};
 pub use self::hooks::{AfterTool, AtFinish, BeforeModel, BeforeTool, Hooks};
 pub use self::journal::{KeptRun, KeptStatus, RunStore, StoreError, StoreErrorKind};

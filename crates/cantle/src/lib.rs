@@ -91,4 +91,6 @@ mod guides {
     mod readme {}
     #[doc = include_str!("../../../docs/extending.md")]
     mod extending {}
+    #[doc = include_str!("../../../docs/library.md")]
+    mod library {}
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use cantle_agent::{
-    Agent, Approvals, Permission, ResumeOptions, RunStore, SessionOptions, SubAgent,
+    Agent, Approvals, ConsoleLogger, Permission, ResumeOptions, RunStore, SessionOptions, SubAgent,
 };
 use cantle_backends_local::LocalBackend;
 use cantle_core::event::{Event, EventKind, RunStatus};
@@ -202,4 +202,30 @@ async fn a_journal_of_several_processes_is_one_run() {
     // The ledger and the turns are those of the whole run.
     assert_eq!(live.last(), kept.last());
     assert!(store.events(RunId::new()).is_err());
+}
+
+#[tokio::test]
+async fn a_console_logger_writes_a_line_per_step() {
+    let directory = tempfile::tempdir().unwrap();
+    let options = SessionOptions::default().output_dir(directory.path().join("out"));
+    let session = eventful().session(options).await.unwrap();
+    let mut written = Vec::new();
+    let run = session.run("the\n\u{1b}[2Jtask").unwrap();
+    let outcome = ConsoleLogger::new(&mut written).outcome(run).await;
+    session.close().await.unwrap();
+    assert_eq!(outcome.status(), RunStatus::Finished);
+    let written = String::from_utf8(written).unwrap();
+    for line in [
+        "test (scripted): the \\u{1b}[2Jtask\n",
+        "\nthe stream broke; next attempt in 0.0 s\n",
+        "\n> code_exec {\"cmd\":\"echo out; echo r > result.txt\"}\n",
+        "\n    helper (scripted): Find it.\n",
+        "\n    finished after 2 turns, 30 tokens\n",
+        "\nI think that I am done.\n",
+        " messages were summarized\n",
+        "/out/result.txt (2 bytes)\n",
+        "\nfinished after ",
+    ] {
+        assert!(written.contains(line), "{line:?} is missing in\n{written}");
+    }
 }
