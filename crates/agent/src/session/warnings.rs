@@ -26,7 +26,7 @@ pub(super) fn sandbox_warnings(sandbox: Option<&dyn Sandbox>, has_output_dir: bo
     }
     if !has_output_dir {
         let message =
-            "There is no output directory: files that the agent makes are gone with the session.";
+            "No output directory: files that the agent creates are deleted when the session ends.";
         warnings.push(message.to_owned());
     }
     warnings
