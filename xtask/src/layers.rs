@@ -65,7 +65,9 @@ const LAYERS: &[Layer] = &[
     // Its sandboxes come from the caller's backend.
     layer("cantle-python", CORE).without(NETWORK),
     layer("cantle-agent", CORE).without(NETWORK),
-    layer("cantle-testkit", CORE).without(TERMINAL),
+    // Which principals there are is for the program to say.
+    layer("cantle-files", &["cantle-core", "cantle-tls"]).without(TERMINAL),
+    layer("cantle-testkit", &["cantle-core", "cantle-files"]).without(TERMINAL),
     layer(
         "cantle",
         &[

@@ -99,7 +99,7 @@ fn start(workshop: &Workshop) -> Result<(String, Ready)> {
     let server = Server::start_when(workshop, "docker", &command, || engine_answers(&socket))?;
     let ready = Ready {
         server: Some(server),
-        _leftovers: Some(EngineFiles { place, groups }),
+        _leftovers: Some(Box::new(EngineFiles { place, groups })),
         ..Ready::default()
     };
     Ok((host, ready))

@@ -11,6 +11,8 @@ mod e2b;
 mod litellm;
 mod llama;
 mod matplotlib;
+mod moto;
+mod postgres;
 mod python;
 mod server;
 mod static_program;
@@ -18,6 +20,7 @@ mod stirrup;
 mod system;
 mod workshop;
 
+use std::any::Any;
 use std::collections::BTreeSet;
 use std::thread::{self, ScopedJoinHandle};
 
@@ -29,7 +32,7 @@ pub use workshop::Workshop;
 use crate::lane::Lane;
 
 /// All peers.
-const NAMES: [&str; 9] = [
+const NAMES: [&str; 11] = [
     "aimock",
     "litellm",
     "llama",
@@ -39,6 +42,8 @@ const NAMES: [&str; 9] = [
     "static",
     "e2b",
     "matplotlib",
+    "moto",
+    "postgres",
 ];
 
 /// The peers that must be available: `CANTLE_REQUIRE`, a comma-separated list or `all`.
@@ -77,7 +82,7 @@ pub struct Ready {
     pub variables: Vec<(&'static str, String)>,
     pub server: Option<Server>,
     /// Removed after the end of the server, which uses it.
-    _leftovers: Option<docker::EngineFiles>,
+    _leftovers: Option<Box<dyn Any + Send>>,
 }
 
 impl Ready {
@@ -85,6 +90,14 @@ impl Ready {
         Self {
             variables: variables.into(),
             ..Self::default()
+        }
+    }
+
+    /// Keeps what belongs to the server until its end.
+    fn with_leftovers(self, leftovers: impl Any + Send) -> Self {
+        Self {
+            _leftovers: Some(Box::new(leftovers)),
+            ..self
         }
     }
 }
@@ -127,6 +140,8 @@ pub fn bring_up(workshop: &Workshop, required: &Required, lane: Lane) -> Result<
         let program = scope.spawn(|| static_program::bring_up(workshop));
         let e2b = scope.spawn(|| e2b::bring_up(workshop, lane));
         let matplotlib = scope.spawn(|| matplotlib::bring_up(workshop));
+        let moto = scope.spawn(|| moto::bring_up(workshop));
+        let postgres = scope.spawn(|| postgres::bring_up(workshop));
         let proxy = litellm::prepare(workshop);
         let aimock = join(aimock);
         // The proxy stands in front of aimock.
@@ -145,6 +160,8 @@ pub fn bring_up(workshop: &Workshop, required: &Required, lane: Lane) -> Result<
             join(program),
             join(e2b),
             join(matplotlib),
+            join(moto),
+            join(postgres),
         ])
     })?;
 
@@ -201,6 +218,8 @@ mod tests {
                 "litellm",
                 "llama",
                 "matplotlib",
+                "moto",
+                "postgres",
                 "static",
                 "stirrup"
             ]

@@ -23,6 +23,9 @@ pub fn install_missing() {
     if Python::find((3, 11)).is_err() {
         packages.push("python3-venv");
     }
+    if !super::postgres::is_installed() {
+        packages.push("postgresql");
+    }
     if packages.is_empty() && has_package_lists() {
         return;
     }

@@ -90,6 +90,8 @@ macro_rules! failure_from_display {
         })+
     };
 }
+#[cfg(feature = "files")]
+failure_from_display!(cantle_files::FilesError);
 failure_from_display!(ProviderError, InvalidPath, InvalidPolicy, serde_json::Error);
 
 /// A failure of the suite itself: a temporary file, a socket.

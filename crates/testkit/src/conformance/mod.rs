@@ -1,4 +1,4 @@
-//! Conformance suites for backends, model clients and tool providers, as functions over the trait.
+//! Conformance suites for backends, model clients, tool providers and stores of files, as functions over the trait.
 //!
 //! A suite is a table of cases, each named after the required behaviour. It runs all of them and
 //! returns a [`Report`] instead of panicking at the first failure. [`Report::assert`] turns it into
@@ -21,6 +21,8 @@
 //! backend whose sandboxes are disposable.
 
 mod check;
+#[cfg(feature = "files")]
+mod files;
 mod llm_client;
 mod report;
 #[cfg(unix)]
@@ -28,6 +30,8 @@ mod sandbox;
 mod suite;
 mod tool_provider;
 
+#[cfg(feature = "files")]
+pub use self::files::files;
 pub use self::llm_client::{Dialect, Endpoint, llm_client, llm_client_cases};
 pub use self::report::{CaseResult, Outcome, Report};
 #[cfg(unix)]

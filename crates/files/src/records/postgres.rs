@@ -1,0 +1,214 @@
+//! A catalogue in a PostgreSQL database.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use cantle_tls::TlsOptions;
+use deadpool_postgres::{Manager, ManagerConfig, Object, Pool, RecyclingMethod, Runtime};
+use tokio_postgres::config::Host;
+use tokio_postgres::types::ToSql;
+use tokio_postgres::{Config, NoTls};
+use tokio_postgres_rustls::MakeRustlsConnect;
+use uuid::Uuid;
+
+use super::{Records, sql};
+use crate::error::FilesError;
+use crate::record::{FileId, FileRecord, Quota, Usage};
+
+/// Connections of one catalogue.
+const CONNECTIONS: usize = 8;
+/// How long a call waits for a connection, and how long connecting may take.
+const WAIT: Duration = Duration::from_secs(15);
+/// Serializes migrations; an arbitrary number.
+const MIGRATION_LOCK: i64 = 0x6361_6e74_6c65;
+/// Ends a statement of a server that hangs.
+const STATEMENT_TIMEOUT: &str = "-c statement_timeout=30000 -c lock_timeout=15000";
+
+/// A catalogue in a PostgreSQL database, for any number of machines.
+#[derive(Debug)]
+pub struct PostgresRecords {
+    identity: String,
+    pool: Pool,
+}
+
+impl PostgresRecords {
+    /// Connects, and brings the schema up to date.
+    ///
+    /// The address is `postgres://USER:PASSWORD@HOST/DATABASE?sslmode=require`, or `key=value` words as
+    /// libpq has them.
+    ///
+    /// # Errors
+    /// The address is invalid, the server can't be reached, or the catalogue is one of a newer program.
+    pub async fn connect(address: &str) -> Result<Self, FilesError> {
+        let mut config: Config = address.parse().map_err(|error: tokio_postgres::Error| {
+            FilesError::configuration("the address of the PostgreSQL catalogue is invalid")
+                .with_source(error)
+        })?;
+        if config.get_options().is_none() {
+            config.options(STATEMENT_TIMEOUT);
+        }
+        config.connect_timeout(WAIT).application_name("cantle");
+        let recycling = ManagerConfig {
+            recycling_method: RecyclingMethod::Fast,
+        };
+        let is_socket = |host: &Host| matches!(host, Host::Unix(_));
+        let manager = if config.get_hosts().iter().all(is_socket) {
+            // A socket has no name that a certificate could have.
+            Manager::from_config(config, NoTls, recycling)
+        } else {
+            let tls = TlsOptions::new().build().map_err(|error| {
+                FilesError::configuration("failed to set up TLS for PostgreSQL").with_source(error)
+            })?;
+            Manager::from_config(config, MakeRustlsConnect::new(tls), recycling)
+        };
+        let pool = Pool::builder(manager)
+            .max_size(CONNECTIONS)
+            .runtime(Runtime::Tokio1)
+            .wait_timeout(Some(WAIT))
+            .create_timeout(Some(WAIT))
+            .build()
+            .map_err(FilesError::catalogue)?;
+        let identity = migrate(&mut client(&pool).await?).await?;
+        Ok(Self { identity, pool })
+    }
+}
+
+async fn client(pool: &Pool) -> Result<Object, FilesError> {
+    pool.get().await.map_err(FilesError::catalogue)
+}
+
+async fn migrate(client: &mut Object) -> Result<String, FilesError> {
+    let transaction = client.transaction().await.map_err(FilesError::catalogue)?;
+    let lock = "SELECT pg_advisory_xact_lock($1)";
+    let migrated = async {
+        transaction.execute(lock, &[&MIGRATION_LOCK]).await?;
+        transaction.batch_execute(sql::SCHEMA).await?;
+        let identity = Uuid::new_v4().to_string();
+        transaction.execute(sql::FIRST_SCHEMA, &[&identity]).await?;
+        let row = transaction.query_one(sql::READ_SCHEMA, &[]).await?;
+        Ok::<(i64, String), tokio_postgres::Error>((row.try_get(0)?, row.try_get(1)?))
+    };
+    let (version, identity) = migrated.await.map_err(FilesError::catalogue)?;
+    for (version, text) in sql::pending(version)? {
+        transaction
+            .batch_execute(text)
+            .await
+            .map_err(FilesError::catalogue)?;
+        let set = transaction.execute(sql::SET_VERSION, &[&version]).await;
+        set.map_err(FilesError::catalogue)?;
+    }
+    transaction.commit().await.map_err(FilesError::catalogue)?;
+    Ok(identity)
+}
+
+fn row(row: &tokio_postgres::Row) -> Result<FileRecord, FilesError> {
+    let row = (|| Ok::<_, tokio_postgres::Error>(sql::row!(row)))();
+    row.map_err(FilesError::catalogue)?.into_record()
+}
+
+async fn query(
+    client: &impl deadpool_postgres::GenericClient,
+    statement: &str,
+    params: &[&(dyn ToSql + Sync)],
+) -> Result<Vec<tokio_postgres::Row>, FilesError> {
+    let rows = async {
+        let statement = client.prepare_cached(statement).await?;
+        client.query(&statement, params).await
+    };
+    rows.await.map_err(FilesError::catalogue)
+}
+
+async fn execute(
+    client: &impl deadpool_postgres::GenericClient,
+    statement: &str,
+    params: &[&(dyn ToSql + Sync)],
+) -> Result<u64, FilesError> {
+    let changed = async {
+        let statement = client.prepare_cached(statement).await?;
+        client.execute(&statement, params).await
+    };
+    changed.await.map_err(FilesError::catalogue)
+}
+
+#[async_trait]
+impl Records for PostgresRecords {
+    fn identity(&self) -> &str {
+        &self.identity
+    }
+
+    async fn insert(&self, record: &FileRecord, quota: Quota) -> Result<(), FilesError> {
+        let it = sql::Row::of(record);
+        let (files, bytes) = (sql::stored(quota.files), sql::stored(quota.bytes));
+        let mut client = client(&self.pool).await?;
+        let transaction = client.transaction().await.map_err(FilesError::catalogue)?;
+        execute(&transaction, sql::FIRST_USAGE, &[&it.owner]).await?;
+        // Locks the owner's row until the end of the transaction.
+        let usage: [&(dyn ToSql + Sync); 4] = [&it.size_bytes, &it.owner, &files, &bytes];
+        if execute(&transaction, sql::ADD_USAGE, &usage).await? == 0 {
+            return Err(quota.exceeded());
+        }
+        let columns: [&(dyn ToSql + Sync); 11] = [
+            &it.id,
+            &it.owner,
+            &it.filename,
+            &it.key,
+            &it.mime_type,
+            &it.size_bytes,
+            &it.sha256,
+            &it.public_url,
+            &it.created_at_us,
+            &it.run,
+            &it.metadata,
+        ];
+        execute(&transaction, sql::INSERT, &columns).await?;
+        transaction.commit().await.map_err(FilesError::catalogue)
+    }
+
+    async fn find(&self, owner: &str, id: FileId) -> Result<Option<FileRecord>, FilesError> {
+        let client = client(&self.pool).await?;
+        let rows = query(&client, sql::FIND, &[&owner, &id.to_string()]).await?;
+        rows.first().map(row).transpose()
+    }
+
+    async fn list(
+        &self,
+        owner: &str,
+        after: Option<FileId>,
+        limit: u32,
+    ) -> Result<Vec<FileRecord>, FilesError> {
+        let after = after.map_or_else(|| sql::AFTER_LAST_ID.to_owned(), |id| id.to_string());
+        let client = client(&self.pool).await?;
+        let rows = query(&client, sql::LIST, &[&owner, &after, &i64::from(limit)]).await?;
+        rows.iter().map(row).collect()
+    }
+
+    async fn usage(&self, owner: &str) -> Result<Usage, FilesError> {
+        let client = client(&self.pool).await?;
+        let rows = query(&client, sql::USAGE, &[&owner]).await?;
+        let counts = rows
+            .first()
+            .map(|row| Ok::<_, tokio_postgres::Error>((row.try_get(0)?, row.try_get(1)?)));
+        let counts = counts.transpose().map_err(FilesError::catalogue)?;
+        let (files, bytes) = counts.unwrap_or_default();
+        Ok(Usage::new(sql::counted(files), sql::counted(bytes)))
+    }
+
+    async fn remove(&self, owner: &str, id: FileId) -> Result<Option<FileRecord>, FilesError> {
+        let mut client = client(&self.pool).await?;
+        let transaction = client.transaction().await.map_err(FilesError::catalogue)?;
+        let rows = query(&transaction, sql::REMOVE, &[&owner, &id.to_string()]).await?;
+        let removed = rows.first().map(row).transpose()?;
+        if let Some(record) = &removed {
+            let size = sql::stored(record.size_bytes);
+            execute(&transaction, sql::SUBTRACT_USAGE, &[&size, &owner]).await?;
+        }
+        transaction.commit().await.map_err(FilesError::catalogue)?;
+        Ok(removed)
+    }
+
+    async fn by_key(&self, key: &str) -> Result<Option<FileRecord>, FilesError> {
+        let client = client(&self.pool).await?;
+        let rows = query(&client, sql::BY_KEY, &[&key]).await?;
+        rows.first().map(row).transpose()
+    }
+}

@@ -1,0 +1,320 @@
+//! A catalogue in a SQLite file.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use async_trait::async_trait;
+use rusqlite::{Connection, ErrorCode, OptionalExtension as _, Params, TransactionBehavior};
+use uuid::Uuid;
+
+use super::{Records, sql};
+use crate::error::FilesError;
+use crate::record::{FileId, FileRecord, Quota, Usage};
+
+/// How long a statement waits for the lock of another process.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// A catalogue in a SQLite file, which several processes of one machine may use at once.
+#[derive(Debug)]
+pub struct SqliteRecords {
+    identity: String,
+    connection: Arc<Mutex<Connection>>,
+}
+
+impl SqliteRecords {
+    /// Opens or creates a catalogue, and brings its schema up to date.
+    ///
+    /// # Errors
+    /// The file is on a network file system, where SQLite's locks are unreliable, is no catalogue, or is
+    /// one of a newer program.
+    pub async fn open(file: impl Into<PathBuf>) -> Result<Self, FilesError> {
+        let file = file.into();
+        blocking(move || {
+            let mut connection = connect(&file)?;
+            let identity = migrate(&mut connection)?;
+            Ok(Self {
+                identity,
+                connection: Arc::new(Mutex::new(connection)),
+            })
+        })
+        .await
+    }
+
+    async fn run<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Connection) -> Result<T, FilesError> + Send + 'static,
+    ) -> Result<T, FilesError> {
+        let connection = Arc::clone(&self.connection);
+        blocking(move || {
+            let mut connection = connection.lock().unwrap_or_else(PoisonError::into_inner);
+            work(&mut connection)
+        })
+        .await
+    }
+}
+
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, FilesError> + Send + 'static,
+) -> Result<T, FilesError> {
+    let work = tokio::task::spawn_blocking(work).await;
+    work.map_err(FilesError::catalogue)?
+}
+
+fn connect(file: &Path) -> Result<Connection, FilesError> {
+    let unusable = |error: std::io::Error| {
+        let message = format!("failed to open the file catalogue `{}`", file.display());
+        FilesError::configuration(message).with_source(error)
+    };
+    let directory = file.parent().filter(|it| !it.as_os_str().is_empty());
+    let directory = directory.unwrap_or_else(|| Path::new("."));
+    fs::create_dir_all(directory).map_err(unusable)?;
+    #[cfg(target_os = "linux")]
+    refuse_network(directory, file, unusable)?;
+    let connection = Connection::open(file).map_err(FilesError::catalogue)?;
+    connection
+        .busy_timeout(BUSY_TIMEOUT)
+        .map_err(FilesError::catalogue)?;
+    // A record that was reported as stored survives a power failure.
+    connection
+        .pragma_update(None, "synchronous", "FULL")
+        .map_err(FilesError::catalogue)?;
+    write_ahead(&connection).map_err(FilesError::catalogue)?;
+    connection.set_prepared_statement_cache_capacity(32);
+    Ok(connection)
+}
+
+/// Sets the journal mode, which stays. SQLite's own waiting does not cover two processes that do it at once.
+fn write_ahead(connection: &Connection) -> rusqlite::Result<()> {
+    let deadline = Instant::now() + BUSY_TIMEOUT;
+    loop {
+        match connection.pragma_update(None, "journal_mode", "WAL") {
+            Err(error)
+                if error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy)
+                    && Instant::now() < deadline =>
+            {
+                thread::sleep(Duration::from_millis(10));
+            }
+            outcome => return outcome,
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn refuse_network(
+    directory: &Path,
+    file: &Path,
+    unusable: impl Fn(std::io::Error) -> FilesError,
+) -> Result<(), FilesError> {
+    let directory = fs::File::open(directory).map_err(&unusable)?;
+    let system = rustix::fs::fstatfs(&directory).map_err(|error| unusable(error.into()))?;
+    let Some(name) = network_file_system(system.f_type as i64) else {
+        return Ok(());
+    };
+    let message = format!(
+        "the file catalogue `{}` is on {name}, a network file system, where SQLite's locks are unreliable: \
+         name a file on a local disk, or a PostgreSQL database",
+        file.display()
+    );
+    Err(FilesError::configuration(message))
+}
+
+/// Names the network file system of this number, from `linux/magic.h` and the file systems' sources.
+#[cfg(target_os = "linux")]
+fn network_file_system(magic: i64) -> Option<&'static str> {
+    // The type is signed on some platforms, and the numbers have 32 bits.
+    Some(match magic & 0xffff_ffff {
+        0x6969 => "NFS",
+        0x517b => "SMB",
+        0xff53_4d42 => "CIFS",
+        0xfe53_4d42 => "SMB2",
+        0x5346_414f | 0x6b41_4653 => "AFS",
+        0x00c3_6400 => "CephFS",
+        0x0bd0_0bd0 => "Lustre",
+        0x4750_4653 => "GPFS",
+        0x1983_0326 => "BeeGFS",
+        0x0116_1970 => "GFS2",
+        0x7461_636f => "OCFS2",
+        0x0102_1997 => "9P",
+        _ => return None,
+    })
+}
+
+fn migrate(connection: &mut Connection) -> Result<String, FilesError> {
+    let migrated = (|| {
+        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        transaction.execute(sql::SCHEMA, [])?;
+        transaction.execute(sql::FIRST_SCHEMA, [Uuid::new_v4().to_string()])?;
+        let (version, identity): (i64, String) =
+            transaction.query_row(sql::READ_SCHEMA, [], |row| Ok((row.get(0)?, row.get(1)?)))?;
+        let pending = match sql::pending(version) {
+            Ok(pending) => pending,
+            Err(error) => return Ok(Err(error)),
+        };
+        for (version, text) in pending {
+            transaction.execute_batch(text)?;
+            transaction.execute(sql::SET_VERSION, [version])?;
+        }
+        transaction.commit()?;
+        Ok::<_, rusqlite::Error>(Ok(identity))
+    })();
+    migrated.map_err(FilesError::catalogue)?
+}
+
+/// A [`sql::Row`] of rusqlite, whose `get` has another name elsewhere.
+struct Columns<'r, 's>(&'r rusqlite::Row<'s>);
+
+impl Columns<'_, '_> {
+    fn try_get<T: rusqlite::types::FromSql>(&self, at: usize) -> rusqlite::Result<T> {
+        self.0.get(at)
+    }
+}
+
+fn row(row: &rusqlite::Row<'_>) -> rusqlite::Result<sql::Row> {
+    let row = Columns(row);
+    Ok(sql::row!(row))
+}
+
+fn query_one(
+    connection: &Connection,
+    statement: &str,
+    params: impl Params,
+) -> rusqlite::Result<Option<sql::Row>> {
+    let mut statement = connection.prepare_cached(statement)?;
+    statement.query_row(params, row).optional()
+}
+
+#[async_trait]
+impl Records for SqliteRecords {
+    fn identity(&self) -> &str {
+        &self.identity
+    }
+
+    async fn insert(&self, record: &FileRecord, quota: Quota) -> Result<(), FilesError> {
+        let it = sql::Row::of(record);
+        let inserted = self.run(move |connection| {
+            let inserted = (|| {
+                let transaction =
+                    connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+                transaction
+                    .prepare_cached(sql::FIRST_USAGE)?
+                    .execute([&it.owner])?;
+                let (files, bytes) = (sql::stored(quota.files), sql::stored(quota.bytes));
+                let added = transaction.prepare_cached(sql::ADD_USAGE)?.execute((
+                    it.size_bytes,
+                    &it.owner,
+                    files,
+                    bytes,
+                ))?;
+                if added == 0 {
+                    return Ok(false);
+                }
+                transaction.prepare_cached(sql::INSERT)?.execute((
+                    it.id,
+                    it.owner,
+                    it.filename,
+                    it.key,
+                    it.mime_type,
+                    it.size_bytes,
+                    it.sha256,
+                    it.public_url,
+                    it.created_at_us,
+                    it.run,
+                    it.metadata,
+                ))?;
+                transaction.commit()?;
+                Ok::<_, rusqlite::Error>(true)
+            })();
+            inserted.map_err(FilesError::catalogue)
+        });
+        if inserted.await? {
+            return Ok(());
+        }
+        Err(quota.exceeded())
+    }
+
+    async fn find(&self, owner: &str, id: FileId) -> Result<Option<FileRecord>, FilesError> {
+        let (owner, id) = (owner.to_owned(), id.to_string());
+        let found = self.run(|connection| {
+            query_one(connection, sql::FIND, [owner, id]).map_err(FilesError::catalogue)
+        });
+        found.await?.map(sql::Row::into_record).transpose()
+    }
+
+    async fn list(
+        &self,
+        owner: &str,
+        after: Option<FileId>,
+        limit: u32,
+    ) -> Result<Vec<FileRecord>, FilesError> {
+        let owner = owner.to_owned();
+        let after = after.map_or_else(|| sql::AFTER_LAST_ID.to_owned(), |id| id.to_string());
+        let rows = self.run(move |connection| {
+            let rows = connection
+                .prepare_cached(sql::LIST)
+                .and_then(|mut statement| {
+                    let rows = statement.query_map((owner, after, limit), row)?;
+                    rows.collect::<rusqlite::Result<Vec<_>>>()
+                });
+            rows.map_err(FilesError::catalogue)
+        });
+        rows.await?.into_iter().map(sql::Row::into_record).collect()
+    }
+
+    async fn usage(&self, owner: &str) -> Result<Usage, FilesError> {
+        let owner = owner.to_owned();
+        let usage = self.run(|connection| {
+            let counts = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
+            let usage = connection
+                .prepare_cached(sql::USAGE)
+                .and_then(|mut statement| statement.query_row([owner], counts).optional());
+            usage.map_err(FilesError::catalogue)
+        });
+        let (files, bytes) = usage.await?.unwrap_or_default();
+        Ok(Usage::new(sql::counted(files), sql::counted(bytes)))
+    }
+
+    async fn remove(&self, owner: &str, id: FileId) -> Result<Option<FileRecord>, FilesError> {
+        let (owner, id) = (owner.to_owned(), id.to_string());
+        let removed = self.run(move |connection| {
+            let removed = (|| {
+                let transaction =
+                    connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+                let removed = query_one(&transaction, sql::REMOVE, [&owner, &id])?;
+                if let Some(row) = &removed {
+                    transaction
+                        .prepare_cached(sql::SUBTRACT_USAGE)?
+                        .execute((row.size_bytes, &row.owner))?;
+                }
+                transaction.commit()?;
+                Ok::<_, rusqlite::Error>(removed)
+            })();
+            removed.map_err(FilesError::catalogue)
+        });
+        removed.await?.map(sql::Row::into_record).transpose()
+    }
+
+    async fn by_key(&self, key: &str) -> Result<Option<FileRecord>, FilesError> {
+        let key = key.to_owned();
+        let found = self.run(|connection| {
+            query_one(connection, sql::BY_KEY, [key]).map_err(FilesError::catalogue)
+        });
+        found.await?.map(sql::Row::into_record).transpose()
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn network_file_systems_are_known_by_their_numbers() {
+        assert_eq!(network_file_system(0x6969), Some("NFS"));
+        // As a signed 32-bit number.
+        assert_eq!(network_file_system(-11_317_950), Some("CIFS"));
+        assert_eq!(network_file_system(0xef53), None);
+    }
+}

@@ -1,0 +1,301 @@
+//! Stores of objects, and the addresses of files in them.
+
+use std::fmt;
+use std::fs;
+use std::path::{Path as HostPath, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use cantle_core::secret::SecretText;
+use hmac::{Hmac, Mac as _};
+use jiff::Timestamp;
+use object_store::local::LocalFileSystem;
+use object_store::memory::InMemory;
+use object_store::path::Path;
+#[cfg(feature = "s3")]
+use object_store::signer::Signer;
+use object_store::{
+    Error as ObjectError, ObjectStore, ObjectStoreExt as _, PutMode, PutOptions, PutPayload,
+};
+use sha2::Sha256;
+use url::Url;
+
+use crate::error::{FilesError, FilesErrorKind};
+use crate::upload::{Upload, hex};
+
+/// Object that says which catalogue a store belongs to.
+const CATALOGUE: &str = "catalogue-identity";
+
+/// How the addresses of files are made. By default files have none.
+#[derive(Clone, Debug, Default)]
+#[non_exhaustive]
+pub enum Urls {
+    /// Files have no addresses.
+    #[default]
+    None,
+    /// Permanent addresses below a base, where something publishes the store.
+    Public(Url),
+    /// Addresses that a store with signatures (S3) serves until they expire.
+    Presigned(Duration),
+    /// Addresses `BASE/files/KEY` that expire, of a server that checks them with
+    /// [`FileStore::is_signed`].
+    Signed {
+        /// Address of the server.
+        base: Url,
+        /// Key of the signatures.
+        key: SecretText,
+        /// How long an address is valid.
+        valid: Duration,
+    },
+}
+
+/// A store of objects, below a prefix.
+#[derive(Clone)]
+pub struct FileStore {
+    objects: Arc<dyn ObjectStore>,
+    #[cfg(feature = "s3")]
+    signer: Option<Arc<dyn Signer>>,
+    prefix: Path,
+    urls: Urls,
+    /// Directory of a local store.
+    directory: Option<PathBuf>,
+}
+
+impl fmt::Debug for FileStore {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "FileStore({}/{})", self.objects, self.prefix)
+    }
+}
+
+impl FileStore {
+    /// Creates a store over any `object_store`, whose credentials and limits are the caller's.
+    pub fn new(objects: Arc<dyn ObjectStore>) -> Self {
+        Self {
+            objects,
+            #[cfg(feature = "s3")]
+            signer: None,
+            prefix: Path::default(),
+            urls: Urls::None,
+            directory: None,
+        }
+    }
+
+    /// Creates a store that ends with the process.
+    pub fn memory() -> Self {
+        Self::new(Arc::new(InMemory::new()))
+    }
+
+    /// Opens a store in a directory, which is created if it does not exist. Nobody else may write to it.
+    ///
+    /// # Errors
+    /// The directory can't be created or opened.
+    pub fn directory(directory: impl AsRef<HostPath>) -> Result<Self, FilesError> {
+        let directory = directory.as_ref();
+        let unusable = |error: std::io::Error| {
+            let message = format!("failed to open the file store `{}`", directory.display());
+            FilesError::configuration(message).with_source(error)
+        };
+        let mut builder = fs::DirBuilder::new();
+        builder.recursive(true);
+        #[cfg(unix)]
+        std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+        builder.create(directory).map_err(unusable)?;
+        let root = directory.canonicalize().map_err(unusable)?;
+        let objects = LocalFileSystem::new_with_prefix(&root)?.with_fsync(true);
+        Ok(Self {
+            directory: Some(root),
+            ..Self::new(Arc::new(objects))
+        })
+    }
+
+    /// Sets the signer of presigned addresses.
+    #[cfg(feature = "s3")]
+    pub fn with_signer(mut self, signer: Arc<dyn Signer>) -> Self {
+        self.signer = Some(signer);
+        self
+    }
+
+    /// Keeps all objects below a prefix, such as `team/cantle`.
+    ///
+    /// # Errors
+    /// The prefix has empty or `.` components, or characters that object keys can't have.
+    pub fn with_prefix(mut self, prefix: &str) -> Result<Self, FilesError> {
+        self.prefix = Path::parse(prefix.trim_matches('/')).map_err(|error| {
+            FilesError::configuration(format!("`{prefix}` is no prefix of object keys"))
+                .with_source(error)
+        })?;
+        Ok(self)
+    }
+
+    /// Sets how addresses are made.
+    ///
+    /// # Errors
+    /// The store can't sign and presigned addresses are wanted, or the base is no `http` address.
+    pub fn with_urls(mut self, urls: Urls) -> Result<Self, FilesError> {
+        let problem = match &urls {
+            Urls::Presigned(_) if !self.can_sign() => {
+                "this file store can't sign addresses: use public addresses or those of a server"
+            }
+            Urls::Public(base) | Urls::Signed { base, .. } if !base.has_host() => {
+                "the address of stored files has no host: name one that begins with https://"
+            }
+            _ => {
+                self.urls = urls;
+                return Ok(self);
+            }
+        };
+        Err(FilesError::configuration(problem))
+    }
+
+    fn can_sign(&self) -> bool {
+        #[cfg(feature = "s3")]
+        return self.signer.is_some();
+        #[cfg(not(feature = "s3"))]
+        return false;
+    }
+
+    /// Returns whether a signature of [`Urls::Signed`] is valid for a key until a time in seconds since 1970,
+    /// and that time has not passed.
+    pub fn is_signed(&self, key: &str, expires: i64, signature: &str) -> bool {
+        let Urls::Signed { key: secret, .. } = &self.urls else {
+            return false;
+        };
+        let given: Option<Vec<u8>> = (0..signature.len())
+            .step_by(2)
+            .map(|at| u8::from_str_radix(signature.get(at..at + 2)?, 16).ok())
+            .collect();
+        let (Some(given), Some(mac)) = (given, mac(secret, key, expires)) else {
+            return false;
+        };
+        // Compared in constant time.
+        mac.verify_slice(&given).is_ok() && Timestamp::now().as_second() <= expires
+    }
+
+    /// Returns the permanent address of an object, if the store has those.
+    pub(crate) fn public_url(&self, key: &str) -> Option<String> {
+        match &self.urls {
+            Urls::Public(base) => Some(below(base, key.split('/')).into()),
+            _ => None,
+        }
+    }
+
+    /// Returns the present address of an object.
+    pub(crate) async fn url(&self, key: &str) -> Result<Option<String>, FilesError> {
+        match &self.urls {
+            Urls::Signed {
+                base,
+                key: secret,
+                valid,
+            } => {
+                let valid = i64::try_from(valid.as_secs()).unwrap_or(i64::MAX);
+                let expires = Timestamp::now().as_second().saturating_add(valid);
+                let mut url = below(base, std::iter::once("files").chain(key.split('/')));
+                let Some(mac) = mac(secret, key, expires) else {
+                    return Err(FilesError::configuration(
+                        "the key of file addresses is invalid",
+                    ));
+                };
+                url.query_pairs_mut()
+                    .append_pair("expires", &expires.to_string())
+                    .append_pair("signature", &hex(&mac.finalize().into_bytes()));
+                Ok(Some(url.into()))
+            }
+            #[cfg(feature = "s3")]
+            Urls::Presigned(valid) => {
+                let Some(signer) = &self.signer else {
+                    return Ok(None);
+                };
+                let method = http::Method::GET;
+                let url = signer.signed_url(method, &self.path(key)?, *valid).await?;
+                Ok(Some(url.into()))
+            }
+            _ => Ok(self.public_url(key)),
+        }
+    }
+
+    /// Returns the store below, for whole objects and ranges.
+    pub(crate) fn objects(&self) -> &Arc<dyn ObjectStore> {
+        &self.objects
+    }
+
+    pub(crate) fn path(&self, key: &str) -> Result<Path, FilesError> {
+        let path = if self.prefix.as_ref().is_empty() {
+            Path::parse(key)
+        } else {
+            Path::parse(format!("{}/{key}", self.prefix))
+        };
+        path.map_err(|error| FilesError::from(ObjectError::from(error)))
+    }
+
+    /// Returns the key of a path below the prefix; `None` for one that files do not have.
+    pub(crate) fn key_of(&self, path: &Path) -> Option<String> {
+        let parts: Vec<_> = path.prefix_match(&self.prefix)?.collect();
+        let parts: Vec<&str> = parts.iter().map(AsRef::as_ref).collect();
+        (parts.len() > 1).then(|| parts.join("/"))
+    }
+
+    pub(crate) fn prefix(&self) -> &Path {
+        &self.prefix
+    }
+
+    pub(crate) fn upload(&self, key: &str) -> Result<Upload, FilesError> {
+        Ok(Upload::new(Arc::clone(&self.objects), self.path(key)?))
+    }
+
+    /// Notes that this store belongs to a catalogue, or fails if it belongs to another: the sweep of one
+    /// would delete the files of the other.
+    pub(crate) async fn claim(&self, identity: &str) -> Result<(), FilesError> {
+        let path = self.path(CATALOGUE)?;
+        let payload = PutPayload::from(identity.to_owned());
+        let create = PutOptions::from(PutMode::Create);
+        match self.objects.put_opts(&path, payload, create).await {
+            Ok(_) => return Ok(()),
+            Err(ObjectError::AlreadyExists { .. } | ObjectError::Precondition { .. }) => {}
+            Err(error) => return Err(error.into()),
+        }
+        let found = self.objects.get(&path).await?.bytes().await?;
+        if found == identity.as_bytes() {
+            return Ok(());
+        }
+        let message = "the file store belongs to another catalogue: name that catalogue, or another directory, bucket or prefix";
+        Err(FilesError::new(FilesErrorKind::Configuration, message))
+    }
+
+    /// Removes what killed uploads left in a directory, and returns how many files that were.
+    pub(crate) fn sweep_staged(&self, age: Duration) -> u64 {
+        let Some(directory) = &self.directory else {
+            return 0;
+        };
+        let root = directory.join(self.prefix.as_ref());
+        let is_old = |meta: fs::Metadata| {
+            let modified = meta.modified().ok()?;
+            Some(meta.is_file() && modified.elapsed().ok()? >= age)
+        };
+        let subdirectories = fs::read_dir(root).into_iter().flatten().flatten();
+        let files =
+            subdirectories.flat_map(|it| fs::read_dir(it.path()).into_iter().flatten().flatten());
+        let removed = files.filter(|file| {
+            // The names of `LocalFileSystem`, which refuses such names for objects.
+            let name = file.file_name();
+            let staged = name.to_str().and_then(|name| name.rsplit_once('#'));
+            staged.is_some_and(|(_, number)| number.bytes().all(|it| it.is_ascii_digit()))
+                && file.metadata().ok().and_then(is_old) == Some(true)
+                && fs::remove_file(file.path()).is_ok()
+        });
+        removed.count() as u64
+    }
+}
+
+fn below<'a>(base: &Url, parts: impl Iterator<Item = &'a str>) -> Url {
+    let mut url = base.clone();
+    if let Ok(mut segments) = url.path_segments_mut() {
+        segments.pop_if_empty().extend(parts);
+    }
+    url
+}
+
+fn mac(secret: &SecretText, key: &str, expires: i64) -> Option<Hmac<Sha256>> {
+    let mut mac = Hmac::<Sha256>::new_from_slice(secret.expose().as_bytes()).ok()?;
+    mac.update(format!("GET {key} {expires}").as_bytes());
+    Some(mac)
+}

@@ -1,0 +1,84 @@
+//! One object that is being written.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use object_store::ObjectStore;
+use object_store::buffered::BufWriter;
+use object_store::path::Path;
+use sha2::{Digest as _, Sha256};
+use tokio::io::AsyncWriteExt as _;
+
+use crate::error::{FilesError, FilesErrorKind};
+
+/// Bytes of a part; smaller objects are written by one request.
+const PART_BYTES: usize = 8 << 20;
+/// Parts in flight, besides the one that is being filled.
+const PARTS: usize = 2;
+/// How long the removal of an incomplete upload may take.
+const ABORT: Duration = Duration::from_secs(10);
+
+/// An object that exists once [`finish`](Self::finish) succeeds, and never in part. Dropped before, it removes
+/// what it has written.
+pub(crate) struct Upload {
+    writer: Option<BufWriter>,
+    digest: Sha256,
+    size_bytes: u64,
+}
+
+impl Upload {
+    pub(crate) fn new(objects: Arc<dyn ObjectStore>, path: Path) -> Self {
+        let writer =
+            BufWriter::with_capacity(objects, path, PART_BYTES).with_max_concurrency(PARTS);
+        Self {
+            writer: Some(writer),
+            digest: Sha256::new(),
+            size_bytes: 0,
+        }
+    }
+
+    pub(crate) fn size_bytes(&self) -> u64 {
+        self.size_bytes
+    }
+
+    pub(crate) async fn write(&mut self, chunk: Bytes) -> Result<(), FilesError> {
+        self.size_bytes += chunk.len() as u64;
+        self.digest.update(&chunk);
+        match &mut self.writer {
+            Some(writer) => Ok(writer.put(chunk).await?),
+            None => Err(FilesError::new(
+                FilesErrorKind::Store,
+                "the upload has ended",
+            )),
+        }
+    }
+
+    /// Completes the object and returns its SHA-256.
+    pub(crate) async fn finish(mut self) -> Result<String, FilesError> {
+        if let Some(mut writer) = self.writer.take() {
+            writer.shutdown().await.map_err(|error| {
+                FilesError::new(FilesErrorKind::Store, "the file store failed").with_source(error)
+            })?;
+        }
+        Ok(hex(&self.digest.finalize_reset()))
+    }
+}
+
+impl Drop for Upload {
+    fn drop(&mut self) {
+        // A store of another machine keeps, and charges for, the parts of an upload that is not aborted. The
+        // task has its own deadline, and nothing waits for it.
+        if let (Some(mut writer), Ok(runtime)) =
+            (self.writer.take(), tokio::runtime::Handle::try_current())
+        {
+            runtime.spawn(async move {
+                let _ = tokio::time::timeout(ABORT, writer.abort()).await;
+            });
+        }
+    }
+}
+
+pub(crate) fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

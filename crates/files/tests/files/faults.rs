@@ -1,0 +1,213 @@
+//! Stores that fail, and files that were changed below the catalogue.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use cantle_files::object_store::memory::InMemory;
+use cantle_files::object_store::path::Path;
+use cantle_files::object_store::{
+    CopyOptions, Error, GetOptions, GetResult, ListResult, MultipartUpload, ObjectMeta,
+    ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result, UploadPart,
+};
+use cantle_files::{FileStore, Files, FilesError, FilesErrorKind, MemoryRecords, NewFile, Usage};
+use futures_util::stream::{self, BoxStream};
+
+use crate::{directory, local, objects};
+
+#[tokio::test]
+async fn a_store_that_fails_half_way_leaves_neither_record_nor_parts() {
+    for part in [0, 1, 2] {
+        let store = Arc::new(Failing::at_part(part));
+        let files = FileStore::new(Arc::clone(&store) as _);
+        let files = Files::open(files, MemoryRecords::new()).await.unwrap();
+        let chunks = (0..30).map(|_| Ok::<_, FilesError>(Bytes::from(vec![0; 1 << 20])));
+        let stored = files
+            .put("alice", NewFile::named("a"), stream::iter(chunks))
+            .await;
+        assert_eq!(stored.unwrap_err().kind(), FilesErrorKind::Store);
+        assert_eq!(files.usage("alice").await.unwrap(), Usage::default());
+        // The abort is a task: it needs a turn of the runtime.
+        let aborted = async {
+            while store.aborted.load(Ordering::SeqCst) == 0 {
+                tokio::task::yield_now().await;
+            }
+        };
+        let deadline = std::time::Duration::from_secs(10);
+        tokio::time::timeout(deadline, aborted)
+            .await
+            .expect("the upload is aborted");
+    }
+}
+
+#[tokio::test]
+async fn a_store_that_is_gone_is_an_error_and_no_answer() {
+    let directory = directory();
+    let files = local(&directory).await;
+    let record = files
+        .put_bytes("alice", NewFile::named("a"), "x")
+        .await
+        .unwrap();
+    std::fs::remove_dir_all(directory.path().join("objects")).unwrap();
+    let error = files.read_bytes("alice", record.id, 10).await.unwrap_err();
+    assert_eq!(error.kind(), FilesErrorKind::Damaged);
+    // The record is still there: nothing deletes what it can't see.
+    assert_eq!(files.find("alice", record.id).await.unwrap(), record);
+}
+
+#[tokio::test]
+async fn a_changed_object_is_an_error_at_the_end_of_its_content() {
+    let directory = directory();
+    let files = local(&directory).await;
+    let record = files
+        .put_bytes("alice", NewFile::named("a"), "hello")
+        .await
+        .unwrap();
+    let object = directory.path().join("objects").join(&record.key);
+    for changed in ["hellO", "hell", ""] {
+        std::fs::write(&object, changed).unwrap();
+        let error = files.read_bytes("alice", record.id, 10).await.unwrap_err();
+        assert_eq!(error.kind(), FilesErrorKind::Damaged, "{changed}");
+    }
+    std::fs::write(&object, "hello").unwrap();
+    assert_eq!(
+        files.read_bytes("alice", record.id, 10).await.unwrap(),
+        "hello"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dropped_upload_leaves_nothing() {
+    let directory = directory();
+    let files = local(&directory).await;
+    let (asked, wait) = tokio::sync::oneshot::channel();
+    let chunks = vec![Ok::<_, FilesError>(Bytes::from(vec![0; 20 << 20]))];
+    let hang = stream::once(async {
+        let _ = asked.send(());
+        std::future::pending().await
+    });
+    let source = futures_util::StreamExt::chain(stream::iter(chunks), hang);
+    {
+        let put = files.put("alice", NewFile::named("a"), source);
+        tokio::select! {
+            stored = put => panic!("{stored:?}"),
+            asked = wait => asked.unwrap(),
+        }
+    }
+    let gone = async {
+        while !objects(&directory).is_empty() {
+            tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        }
+    };
+    let deadline = std::time::Duration::from_secs(10);
+    tokio::time::timeout(deadline, gone)
+        .await
+        .expect("the staged file is removed");
+}
+
+/// A store in memory whose uploads fail at a part.
+#[derive(Debug)]
+struct Failing {
+    store: InMemory,
+    part: usize,
+    aborted: Arc<AtomicUsize>,
+}
+
+impl Failing {
+    fn at_part(part: usize) -> Self {
+        Self {
+            store: InMemory::new(),
+            part,
+            aborted: Arc::default(),
+        }
+    }
+}
+
+impl fmt::Display for Failing {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Failing")
+    }
+}
+
+#[derive(Debug)]
+struct FailingUpload {
+    upload: Box<dyn MultipartUpload>,
+    parts: usize,
+    fails_at: usize,
+    aborted: Arc<AtomicUsize>,
+}
+
+#[async_trait]
+impl MultipartUpload for FailingUpload {
+    fn put_part(&mut self, data: PutPayload) -> UploadPart {
+        self.parts += 1;
+        if self.parts > self.fails_at {
+            return Box::pin(async {
+                Err(Error::Generic {
+                    store: "Failing",
+                    source: "no space is left".into(),
+                })
+            });
+        }
+        self.upload.put_part(data)
+    }
+
+    async fn complete(&mut self) -> Result<PutResult> {
+        self.upload.complete().await
+    }
+
+    async fn abort(&mut self) -> Result<()> {
+        self.aborted.fetch_add(1, Ordering::SeqCst);
+        self.upload.abort().await
+    }
+}
+
+#[async_trait]
+impl ObjectStore for Failing {
+    async fn put_opts(
+        &self,
+        at: &Path,
+        data: PutPayload,
+        options: PutOptions,
+    ) -> Result<PutResult> {
+        self.store.put_opts(at, data, options).await
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        at: &Path,
+        options: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        Ok(Box::new(FailingUpload {
+            upload: self.store.put_multipart_opts(at, options).await?,
+            parts: 0,
+            fails_at: self.part,
+            aborted: Arc::clone(&self.aborted),
+        }))
+    }
+
+    async fn get_opts(&self, at: &Path, options: GetOptions) -> Result<GetResult> {
+        self.store.get_opts(at, options).await
+    }
+
+    fn delete_stream(
+        &self,
+        locations: BoxStream<'static, Result<Path>>,
+    ) -> BoxStream<'static, Result<Path>> {
+        self.store.delete_stream(locations)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.store.list(prefix)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        self.store.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, options: CopyOptions) -> Result<()> {
+        self.store.copy_opts(from, to, options).await
+    }
+}

@@ -1,0 +1,108 @@
+//! S3: credentials and presigned addresses.
+
+use std::io::Write as _;
+use std::process::Command;
+use std::time::Duration;
+
+use cantle_files::{
+    FileStore, Files, FilesErrorKind, MemoryRecords, NewFile, Records as _, S3Options, Urls,
+};
+
+/// A store below a prefix of a run's own, if there is an S3 server.
+pub(crate) fn store(name: &str) -> Option<FileStore> {
+    let Ok(url) = std::env::var("CANTLE_TEST_S3_URL") else {
+        cantle_testkit::lane::skip("there is no S3 server: CANTLE_TEST_S3_URL is not set");
+        return None;
+    };
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    writeln!(
+        file,
+        "# A comment.\nexport AWS_ACCESS_KEY_ID=cantle\nAWS_SECRET_ACCESS_KEY=\"cantle-secret\"\n\
+         AWS_REGION=us-east-1\nAWS_ALLOW_HTTP=true\nAWS_ENDPOINT_URL={url}"
+    )
+    .unwrap();
+    let store = S3Options::new("cantle")
+        .with_credentials_file(file.path())
+        .open()
+        .unwrap();
+    let prefix = format!("{name}/{}", cantle_core::ids::RunId::new());
+    Some(store.with_prefix(&prefix).unwrap())
+}
+
+#[tokio::test]
+async fn a_presigned_address_needs_no_credentials() {
+    let Some(store) = store("presigned") else {
+        return;
+    };
+    let store = store
+        .with_urls(Urls::Presigned(Duration::from_secs(60)))
+        .unwrap();
+    let files = Files::open(store, MemoryRecords::new()).await.unwrap();
+    let record = files
+        .put_bytes("alice", NewFile::named("a é.txt"), "hello")
+        .await
+        .unwrap();
+    let url = files.url(&record).await.unwrap().unwrap();
+    assert!(!url.contains("cantle-secret"), "{url}");
+    let answer = Command::new("curl").args(["-sf", &url]).output().unwrap();
+    assert_eq!(String::from_utf8(answer.stdout).unwrap(), "hello");
+}
+
+#[tokio::test]
+async fn a_sweep_of_s3_removes_orphans() {
+    let Some(store) = store("sweep") else {
+        return;
+    };
+    let records = std::sync::Arc::new(MemoryRecords::new());
+    let files = Files::open(store, std::sync::Arc::clone(&records))
+        .await
+        .unwrap();
+    let kept = files
+        .put_bytes("alice", NewFile::named("a"), "x")
+        .await
+        .unwrap();
+    let orphan = files
+        .put_bytes("alice", NewFile::named("b"), "xy")
+        .await
+        .unwrap();
+    records.remove("alice", orphan.id).await.unwrap();
+    let swept = files.sweep(Duration::ZERO).await.unwrap();
+    assert_eq!((swept.objects, swept.bytes), (1, 2));
+    assert_eq!(files.read_bytes("alice", kept.id, 9).await.unwrap(), "x");
+}
+
+#[test]
+fn a_file_of_credentials_with_mistakes_is_refused_without_its_content() {
+    for text in [
+        "AWS_SECRET_ACCESS_KEY hunter2",
+        "hunter2",
+        "NO_SUCH=hunter2",
+    ] {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        writeln!(file, "{text}").unwrap();
+        let error = S3Options::new("b")
+            .with_credentials_file(file.path())
+            .open()
+            .unwrap_err();
+        assert_eq!(error.kind(), FilesErrorKind::Configuration);
+        assert!(
+            error.to_string().ends_with("has no AWS_…=VALUE in line 1"),
+            "{error}"
+        );
+        assert!(!format!("{error:?}").contains("hunter2"));
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_is_gone_is_an_error() {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    let lines = "AWS_ACCESS_KEY_ID=a\nAWS_SECRET_ACCESS_KEY=b\nAWS_ENDPOINT_URL=http://127.0.0.1:1\n\
+                 AWS_ALLOW_HTTP=true";
+    writeln!(file, "{lines}").unwrap();
+    let store = S3Options::new("b")
+        .with_credentials_file(file.path())
+        .open()
+        .unwrap();
+    let error = Files::open(store, MemoryRecords::new()).await.unwrap_err();
+    assert_eq!(error.kind(), FilesErrorKind::Store);
+}

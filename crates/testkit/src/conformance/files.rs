@@ -1,0 +1,378 @@
+//! Suite for a store of files and its catalogue, together.
+//!
+//! Each case uses owners of its own, so the store and the catalogue may have other files, and the files of the
+//! suite stay there.
+
+use std::ops::Range;
+use std::time::Duration;
+
+use bytes::Bytes;
+use cantle_core::ids::RunId;
+use cantle_files::{
+    FileId, FileRecord, Files, FilesError, FilesErrorKind, Limits, NewFile, Quota, Usage,
+};
+use futures_util::future::join_all;
+use futures_util::{StreamExt as _, TryStreamExt as _, stream};
+
+use super::check::{Checked, Failure, ensure, equal, same_bytes};
+use super::report::Report;
+use super::suite::{self, cases};
+
+/// Larger than a part of an upload in parts.
+const LARGE_BYTES: usize = 12 << 20;
+
+/// Runs every case against a store and its catalogue.
+pub async fn files(files: &Files) -> Report {
+    suite::run(&FilesHarness(files), cases(), &[]).await
+}
+
+pub(super) struct FilesHarness<'f>(&'f Files);
+
+impl FilesHarness<'_> {
+    pub(super) async fn check(&self, check: impl AsyncFnOnce(&Files) -> Checked) -> Checked {
+        check(self.0).await
+    }
+}
+
+cases! { cases for FilesHarness:
+    a_file_comes_back_with_its_record,
+    an_empty_file_is_a_file,
+    a_large_file_streams_both_ways,
+    ranges_are_exact,
+    the_files_of_others_do_not_exist,
+    equal_names_are_different_files,
+    unusual_names_are_stored,
+    lists_are_paged_newest_first,
+    a_deleted_file_is_gone,
+    a_quota_of_files_is_kept,
+    a_quota_of_bytes_is_kept,
+    concurrent_uploads_keep_the_quota,
+    a_large_file_is_refused_while_it_comes,
+    a_source_that_fails_leaves_nothing,
+    a_sweep_keeps_what_has_a_record,
+    invalid_owners_are_refused,
+}
+
+/// An owner of a case's own.
+fn someone(name: &str) -> String {
+    format!("{name}-{}", RunId::new())
+}
+
+async fn content(
+    files: &Files,
+    record: &FileRecord,
+    range: Option<Range<u64>>,
+) -> Result<Vec<u8>, FilesError> {
+    let (_, content) = files.read(&record.owner, record.id, range).await?;
+    let chunks: Vec<Bytes> = content.try_collect().await?;
+    Ok(chunks.concat())
+}
+
+#[track_caller]
+fn refused<T>(what: &str, result: Result<T, FilesError>, kind: FilesErrorKind) -> Checked {
+    match result {
+        Ok(_) => Err(Failure::new(format!("{what} succeeded; expected {kind:?}"))),
+        Err(error) => equal(what, error.kind(), kind),
+    }
+}
+
+async fn a_file_comes_back_with_its_record(files: &Files) -> Checked {
+    let owner = someone("alice");
+    let new = NewFile::named("dir/a chart.png")
+        .with_group("generated")
+        .with_run("run-1")
+        .with_fact("path", "dir/a chart.png");
+    let stored = files.put_bytes(&owner, new, "hello").await?;
+    let found = files.find(&owner, stored.id).await?;
+    equal("the record", &found, &stored)?;
+    equal("the owner", &found.owner, &owner)?;
+    equal("the name", found.filename.as_str(), "a_chart.png")?;
+    equal("the media type", found.mime_type.as_str(), "image/png")?;
+    equal("the size", found.size_bytes, 5)?;
+    equal("the run", found.run.as_deref(), Some("run-1"))?;
+    equal(
+        "a fact",
+        found.metadata.get("path").and_then(|it| it.as_str()),
+        Some("dir/a chart.png"),
+    )?;
+    let sha256 = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824";
+    equal("the digest", found.sha256.as_str(), sha256)?;
+    let key = found
+        .key
+        .strip_prefix("generated/")
+        .and_then(|key| key.strip_suffix("_a_chart.png"));
+    let random = key.unwrap_or_default();
+    ensure!(
+        random.len() == 32 && random.bytes().all(|it| it.is_ascii_hexdigit()),
+        "the key {} has no 128 random bits",
+        found.key
+    );
+    same_bytes(
+        "the content",
+        &content(files, &found, None).await?,
+        b"hello",
+    )?;
+    equal("the usage", files.usage(&owner).await?, Usage::new(1, 5))
+}
+
+async fn an_empty_file_is_a_file(files: &Files) -> Checked {
+    let owner = someone("alice");
+    let stored = files.put_bytes(&owner, NewFile::named("empty"), "").await?;
+    same_bytes("the content", &content(files, &stored, None).await?, b"")?;
+    same_bytes("a range", &content(files, &stored, Some(0..0)).await?, b"")?;
+    equal("the usage", files.usage(&owner).await?, Usage::new(1, 0))
+}
+
+/// Bytes without a period that a part has.
+fn pattern(length: usize) -> Vec<u8> {
+    (0..length)
+        .map(|at| (at % 251) as u8 ^ (at / 65_536) as u8)
+        .collect()
+}
+
+async fn a_large_file_streams_both_ways(files: &Files) -> Checked {
+    let owner = someone("alice");
+    let bytes = Bytes::from(pattern(LARGE_BYTES));
+    let chunks: Vec<_> = (0..LARGE_BYTES).step_by(100_000).collect();
+    let source = stream::iter(chunks)
+        .map(|from| Ok::<_, FilesError>(bytes.slice(from..LARGE_BYTES.min(from + 100_000))));
+    let stored = files.put(&owner, NewFile::named("large"), source).await?;
+    equal("the size", stored.size_bytes, LARGE_BYTES as u64)?;
+    same_bytes("the content", &content(files, &stored, None).await?, &bytes)?;
+    let from = 8_388_600;
+    let middle = content(files, &stored, Some(from..from + 16)).await?;
+    let from = from as usize;
+    same_bytes(
+        "a range",
+        &middle,
+        bytes.get(from..from + 16).unwrap_or_default(),
+    )
+}
+
+async fn ranges_are_exact(files: &Files) -> Checked {
+    let stored = files
+        .put_bytes(&someone("alice"), NewFile::named("a"), "0123456789")
+        .await?;
+    for (range, expected) in [
+        (0..10, "0123456789"),
+        (2..5, "234"),
+        (9..10, "9"),
+        (10..10, ""),
+    ] {
+        let what = format!("{range:?}");
+        let found = content(files, &stored, Some(range)).await?;
+        same_bytes(&what, &found, expected.as_bytes())?;
+    }
+    #[expect(clippy::reversed_empty_ranges, reason = "it is what the case is about")]
+    for range in [0..11, 11..11, 5..2] {
+        let what = format!("{range:?}");
+        let found = content(files, &stored, Some(range)).await;
+        refused(&what, found, FilesErrorKind::InvalidInput)?;
+    }
+    Ok(())
+}
+
+async fn the_files_of_others_do_not_exist(files: &Files) -> Checked {
+    let (alice, bob) = (someone("alice"), someone("bob"));
+    let stored = files
+        .put_bytes(&alice, NewFile::named("a"), "secret")
+        .await?;
+    let theirs = files.find(&bob, stored.id).await;
+    let nobodys = files.find(&bob, FileId::nil()).await;
+    let messages =
+        [theirs, nobodys].map(|found| found.err().map(|error| (error.kind(), error.to_string())));
+    let [Some(theirs), Some(nobodys)] = messages else {
+        return Err(Failure::new("a file of another owner was found"));
+    };
+    equal("the kind", theirs.0, nobodys.0)?;
+    let id = stored.id.to_string();
+    equal(
+        "the message",
+        theirs.1.replace(&id, "ID").len(),
+        "File not found: ID".len(),
+    )?;
+    refused(
+        "reading",
+        files.read(&bob, stored.id, None).await,
+        FilesErrorKind::NotFound,
+    )?;
+    refused(
+        "deleting",
+        files.remove(&bob, stored.id).await,
+        FilesErrorKind::NotFound,
+    )?;
+    equal("the list", files.list(&bob, None, 10).await?, vec![])?;
+    same_bytes("the file", &content(files, &stored, None).await?, b"secret")
+}
+
+async fn equal_names_are_different_files(files: &Files) -> Checked {
+    let owner = someone("alice");
+    let one = files
+        .put_bytes(&owner, NewFile::named("a.txt"), "1")
+        .await?;
+    let two = files
+        .put_bytes(&owner, NewFile::named("a.txt"), "2")
+        .await?;
+    ensure!(one.id != two.id && one.key != two.key, "two files are one");
+    same_bytes("the first", &content(files, &one, None).await?, b"1")?;
+    same_bytes("the second", &content(files, &two, None).await?, b"2")
+}
+
+async fn unusual_names_are_stored(files: &Files) -> Checked {
+    let owner = someone("o'wner\" ; DROP TABLE cantle_files; -- é");
+    let long = "x".repeat(255);
+    let unicode = "名".repeat(85);
+    for name in [
+        "..",
+        "../../etc/passwd",
+        "a\u{1}\n.txt",
+        "año 数据.csv",
+        "#1",
+        "a#1",
+        "100%.txt",
+        "%2e%2e",
+        "a+b&c=d?.txt",
+        "'; DROP TABLE cantle_files; --",
+        &long,
+        &unicode,
+    ] {
+        let stored = files
+            .put_bytes(&owner, NewFile::named(name), name.to_owned())
+            .await?;
+        let listed = files.list(&owner, None, 1).await?;
+        equal(name, listed.first(), Some(&stored))?;
+        same_bytes(name, &content(files, &stored, None).await?, name.as_bytes())?;
+        files.url(&stored).await?;
+        files.remove(&owner, stored.id).await?;
+    }
+    Ok(())
+}
+
+async fn lists_are_paged_newest_first(files: &Files) -> Checked {
+    let owner = someone("alice");
+    let mut names = Vec::new();
+    for number in 0..7 {
+        let name = format!("{number}.txt");
+        files.put_bytes(&owner, NewFile::named(&name), "x").await?;
+        names.insert(0, name);
+    }
+    let (mut listed, mut after) = (Vec::new(), None);
+    loop {
+        let page = files.list(&owner, after, 3).await?;
+        ensure!(page.len() <= 3, "a page of 3 has {}", page.len());
+        let Some(last) = page.last() else { break };
+        after = Some(last.id);
+        listed.extend(page.into_iter().map(|record| record.filename));
+    }
+    equal("the names", listed, names)
+}
+
+async fn a_deleted_file_is_gone(files: &Files) -> Checked {
+    let owner = someone("alice");
+    let stored = files.put_bytes(&owner, NewFile::named("a"), "x").await?;
+    equal(
+        "what was deleted",
+        &files.remove(&owner, stored.id).await?,
+        &stored,
+    )?;
+    refused(
+        "finding",
+        files.find(&owner, stored.id).await,
+        FilesErrorKind::NotFound,
+    )?;
+    refused(
+        "deleting",
+        files.remove(&owner, stored.id).await,
+        FilesErrorKind::NotFound,
+    )?;
+    refused(
+        "the object",
+        files.content(&stored, None).await.map(drop),
+        FilesErrorKind::Damaged,
+    )?;
+    equal("the usage", files.usage(&owner).await?, Usage::new(0, 0))
+}
+
+fn limited(files: &Files, quota: Quota) -> Files {
+    files.clone().with_limits(Limits::new(1 << 30, quota))
+}
+
+async fn a_quota_of_files_is_kept(files: &Files) -> Checked {
+    let files = limited(files, Quota::new(2, 100));
+    let owner = someone("alice");
+    let first = files.put_bytes(&owner, NewFile::named("a"), "1").await?;
+    files.put_bytes(&owner, NewFile::named("b"), "2").await?;
+    let third = files.put_bytes(&owner, NewFile::named("c"), "3").await;
+    refused("a third file", third, FilesErrorKind::QuotaExceeded)?;
+    files
+        .put_bytes(&someone("bob"), NewFile::named("a"), "1")
+        .await?;
+    files.remove(&owner, first.id).await?;
+    files.put_bytes(&owner, NewFile::named("c"), "3").await?;
+    Ok(())
+}
+
+async fn a_quota_of_bytes_is_kept(files: &Files) -> Checked {
+    let files = limited(files, Quota::new(100, 10));
+    let owner = someone("alice");
+    files
+        .put_bytes(&owner, NewFile::named("a"), "123456")
+        .await?;
+    let second = files.put_bytes(&owner, NewFile::named("b"), "12345").await;
+    refused("11 bytes", second, FilesErrorKind::QuotaExceeded)?;
+    files.put_bytes(&owner, NewFile::named("b"), "1234").await?;
+    equal("the usage", files.usage(&owner).await?, Usage::new(2, 10))
+}
+
+async fn concurrent_uploads_keep_the_quota(files: &Files) -> Checked {
+    let files = limited(files, Quota::new(3, 100));
+    let owner = someone("alice");
+    let uploads = (0..8).map(|_| files.put_bytes(&owner, NewFile::named("a"), "x"));
+    let mut stored = 0;
+    for upload in join_all(uploads).await {
+        match upload {
+            Ok(_) => stored += 1,
+            Err(error) => equal("the error", error.kind(), FilesErrorKind::QuotaExceeded)?,
+        }
+    }
+    equal("the stored files", stored, 3)?;
+    equal("the usage", files.usage(&owner).await?, Usage::new(3, 3))?;
+    equal("the list", files.list(&owner, None, 10).await?.len(), 3)
+}
+
+async fn a_large_file_is_refused_while_it_comes(files: &Files) -> Checked {
+    let limits = Limits::new(1 << 20, Quota::default());
+    let files = files.clone().with_limits(limits);
+    // It never ends.
+    let source = stream::repeat_with(|| Ok::<_, FilesError>(Bytes::from_static(&[0; 65_536])));
+    let owner = someone("alice");
+    let stored = files.put(&owner, NewFile::named("a"), source).await;
+    refused("an endless file", stored, FilesErrorKind::TooLarge)?;
+    equal("the usage", files.usage(&owner).await?, Usage::new(0, 0))
+}
+
+async fn a_source_that_fails_leaves_nothing(files: &Files) -> Checked {
+    let owner = someone("alice");
+    let chunk = Bytes::from(vec![1; 9 << 20]);
+    let source = stream::iter([Ok(chunk), Err(std::io::Error::other("broken"))]);
+    let stored = files.put(&owner, NewFile::named("a"), source).await;
+    refused("a broken source", stored, FilesErrorKind::Source)?;
+    equal("the usage", files.usage(&owner).await?, Usage::new(0, 0))?;
+    equal("the list", files.list(&owner, None, 10).await?, vec![])
+}
+
+async fn a_sweep_keeps_what_has_a_record(files: &Files) -> Checked {
+    let owner = someone("alice");
+    let stored = files.put_bytes(&owner, NewFile::named("a"), "kept").await?;
+    // Old enough that other cases, and other users of the store, lose nothing.
+    files.sweep(Duration::from_secs(3600)).await?;
+    same_bytes("the file", &content(files, &stored, None).await?, b"kept")
+}
+
+async fn invalid_owners_are_refused(files: &Files) -> Checked {
+    for owner in ["", "a\0b", &"x".repeat(256)] {
+        let stored = files.put_bytes(owner, NewFile::named("a"), "x").await;
+        refused("an invalid owner", stored, FilesErrorKind::InvalidInput)?;
+    }
+    Ok(())
+}

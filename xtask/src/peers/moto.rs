@@ -1,0 +1,38 @@
+//! moto: an S3 server. It checks no signatures.
+
+use std::process::Command;
+
+use anyhow::Result;
+
+use super::python::Python;
+use super::server::{ReadySigns, Server};
+use super::{Ready, Workshop};
+use crate::shell;
+
+const PINS: &str = include_str!("../../peers/moto.txt");
+/// The bucket of the tests.
+const BUCKET: &str = "cantle";
+
+/// Installs and starts it, and creates a bucket.
+pub fn bring_up(workshop: &Workshop) -> Result<Ready> {
+    let python = Python::find((3, 11))?;
+    let environment = python.environment(workshop, "moto", &["moto[server,s3]"], PINS)?;
+    let mut command = Command::new(environment.program("moto_server"));
+    command
+        .args(["-H", "127.0.0.1", "-p", "0"])
+        // Its log is read before its buffer is full.
+        .env("PYTHONUNBUFFERED", "1")
+        .env_remove("PYTHONDONTWRITEBYTECODE");
+    let signs = ReadySigns {
+        before_address: "Running on ",
+        ready: "/moto-api/data.json",
+    };
+    let (server, address) = Server::start(workshop, "moto", &mut command, &signs)?;
+    let mut create = Command::new("curl");
+    create.args(["--silent", "--fail", "--noproxy", "*", "-X", "PUT"]);
+    shell::output(create.arg(format!("{address}/{BUCKET}")))?;
+    Ok(Ready {
+        server: Some(server),
+        ..Ready::with([("CANTLE_TEST_S3_URL", address)])
+    })
+}
