@@ -44,6 +44,7 @@ pub mod message;
 pub mod metadata;
 pub mod network;
 pub mod policy;
+pub mod principal;
 pub mod sandbox;
 pub mod seconds;
 pub mod secret;

@@ -92,7 +92,8 @@ impl ToolProvider for PythonTool {
             Some(sandbox) => (sandbox, false),
             None => {
                 let policy = self.interpreter.policy.clone();
-                let context = SandboxContext::new(cx.run, policy).with_progress(cx.progress);
+                let mut context = SandboxContext::new(cx.run, policy).with_progress(cx.progress);
+                context.principal = cx.principal;
                 (self.interpreter.backend.open(context).await?, true)
             }
         };

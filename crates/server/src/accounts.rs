@@ -9,8 +9,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use rustix::process::{Resource, getrlimit};
 
-use crate::keys::{Keys, Owner};
+use crate::keys::Keys;
 use crate::settings::ServerLimits;
+use cantle_core::principal::PrincipalId;
 
 /// Descriptors that an idle sandbox, and a running command with its input, hold open in the local backend.
 pub(crate) const DESCRIPTORS_PER_SANDBOX: usize = 5;
@@ -77,13 +78,13 @@ pub(crate) struct Pool {
     max_per_owner: usize,
     /// Reserved for each of `owners`.
     share: usize,
-    owners: HashSet<Owner>,
+    owners: HashSet<PrincipalId>,
     usage: Mutex<PoolUsage>,
 }
 
 #[derive(Default)]
 struct PoolUsage {
-    by_owner: HashMap<Owner, usize>,
+    by_owner: HashMap<PrincipalId, usize>,
     total: usize,
     /// Sum of the unused parts of all shares.
     unused_shares: usize,
@@ -93,7 +94,7 @@ struct PoolUsage {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exhausted {
     /// For this owner, whose maximum is the number.
-    Owner(usize),
+    Principal(usize),
     /// For everyone but the owners with unused shares; the number is the capacity.
     All(usize),
 }
@@ -125,7 +126,11 @@ impl Pool {
     }
 
     /// Takes `amount` for an owner until the lease is dropped.
-    pub(crate) fn take(self: &Arc<Self>, owner: &Owner, amount: usize) -> Result<Lease, Exhausted> {
+    pub(crate) fn take(
+        self: &Arc<Self>,
+        owner: &PrincipalId,
+        amount: usize,
+    ) -> Result<Lease, Exhausted> {
         self.add(owner, amount)?;
         Ok(Lease {
             pool: Arc::clone(self),
@@ -139,7 +144,7 @@ impl Pool {
         self.usage().total
     }
 
-    fn unused_share(&self, owner: &Owner, used: usize) -> usize {
+    fn unused_share(&self, owner: &PrincipalId, used: usize) -> usize {
         if self.owners.contains(owner) {
             self.share.saturating_sub(used)
         } else {
@@ -147,12 +152,12 @@ impl Pool {
         }
     }
 
-    fn add(&self, owner: &Owner, amount: usize) -> Result<(), Exhausted> {
+    fn add(&self, owner: &PrincipalId, amount: usize) -> Result<(), Exhausted> {
         let mut usage = self.usage();
         let used = usage.by_owner.get(owner).copied().unwrap_or(0);
         let own = used.saturating_add(amount);
         if own > self.max_per_owner && self.max_per_owner < self.capacity {
-            return Err(Exhausted::Owner(self.max_per_owner));
+            return Err(Exhausted::Principal(self.max_per_owner));
         }
         let shares_of_others = usage.unused_shares - self.unused_share(owner, used);
         if usage.total.saturating_add(amount) > self.capacity.saturating_sub(shares_of_others) {
@@ -164,7 +169,7 @@ impl Pool {
         Ok(())
     }
 
-    fn release(&self, owner: &Owner, amount: usize) {
+    fn release(&self, owner: &PrincipalId, amount: usize) {
         let mut usage = self.usage();
         let Some(own) = usage.by_owner.get_mut(owner) else {
             return;
@@ -183,7 +188,7 @@ impl Pool {
 /// A part of a pool, returned on drop.
 pub(crate) struct Lease {
     pool: Arc<Pool>,
-    pub(crate) owner: Owner,
+    pub(crate) owner: PrincipalId,
     amount: usize,
 }
 
@@ -199,15 +204,15 @@ pub(crate) struct MemoryAccount {
     /// The sandbox's own budget.
     sandbox: Option<Arc<Pool>>,
     all: Arc<Pool>,
-    owner: Owner,
+    owner: PrincipalId,
 }
 
 impl MemoryAccount {
-    pub(crate) fn new(accounts: &Accounts, owner: &Owner) -> Self {
+    pub(crate) fn new(accounts: &Accounts, owner: &PrincipalId) -> Self {
         Self::of_pool(&accounts.memory, owner)
     }
 
-    pub(crate) fn of_pool(all: &Arc<Pool>, owner: &Owner) -> Self {
+    pub(crate) fn of_pool(all: &Arc<Pool>, owner: &PrincipalId) -> Self {
         Self {
             sandbox: None,
             all: Arc::clone(all),
@@ -304,7 +309,7 @@ impl Drop for MemoryCharge {
 mod tests {
     use super::*;
 
-    fn owners() -> (Keys, Owner, Owner) {
+    fn owners() -> (Keys, PrincipalId, PrincipalId) {
         let mut keys = Keys::default();
         keys.add("one");
         keys.add("two");
@@ -341,7 +346,7 @@ mod tests {
             drop(all);
             assert!(Pool::new(8, 3, &keys).take(&owner, 3).is_ok());
             let refused = Pool::new(8, 3, &keys).take(&owner, 4).err();
-            assert_eq!(refused, Some(Exhausted::Owner(3)));
+            assert_eq!(refused, Some(Exhausted::Principal(3)));
         }
     }
 

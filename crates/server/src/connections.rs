@@ -22,9 +22,9 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::accounts::{Accounts, Lease};
-use crate::keys::Owner;
 use crate::tasks::Tasks;
 use crate::unread_body;
+use cantle_core::principal::PrincipalId;
 
 /// Time limit for a request's head, and for an authenticated connection without a request.
 const REQUEST_HEAD_TIMEOUT: Duration = Duration::from_secs(30);
@@ -172,7 +172,7 @@ pub(crate) struct TooManyConnections;
 /// Waits for a place.
 pub(crate) async fn admit(
     request: &http::Extensions,
-    owner: &Owner,
+    owner: &PrincipalId,
 ) -> Result<(), TooManyConnections> {
     match request.get::<Arc<Connection>>() {
         Some(connection) => connection.authenticate(owner).await,
@@ -221,7 +221,7 @@ impl Connection {
         table.by_id.get(&self.id).is_some_and(|one| one.is_waiting)
     }
 
-    async fn authenticate(&self, owner: &Owner) -> Result<(), TooManyConnections> {
+    async fn authenticate(&self, owner: &PrincipalId) -> Result<(), TooManyConnections> {
         if self.take_place(owner) {
             return Ok(());
         }
@@ -240,7 +240,7 @@ impl Connection {
     }
 
     /// Takes a place of the owner, unless the connection has one or there is none.
-    fn take_place(&self, owner: &Owner) -> bool {
+    fn take_place(&self, owner: &PrincipalId) -> bool {
         let mut place = self.place();
         if place.as_ref().is_some_and(|place| place.owner == *owner) {
             return true;

@@ -183,6 +183,7 @@ impl ToolProvider for CodeExec {
             (sandbox, None)
         } else {
             let mut context = SandboxContext::new(cx.run, self.policy.clone());
+            context.principal = cx.principal;
             context.durable = cx.durable;
             context.progress = cx.progress;
             let sandbox = match &cx.reattach {

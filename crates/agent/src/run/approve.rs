@@ -40,6 +40,14 @@ pub(super) async fn decide(
     cancellation: &CancellationToken,
 ) -> Result<Decided, RunError> {
     let agent = &resources.agent;
+    let level = resources
+        .tools
+        .get(&call.name)
+        .map(|tool| tool.tool.level());
+    let principal = resources.principal.as_ref();
+    if let Some(reason) = level.and_then(|level| level.refusal(&call.name, principal)) {
+        return Ok(reject(reason).into());
+    }
     let before = match &agent.hooks {
         Some(hooks) => guarded("before_tool", hooks.before_tool(call)).await?,
         None => BeforeTool::Call,

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use cantle_core::message::SharedMessage;
+use cantle_core::principal::Principal;
 use cantle_core::sandbox::{Sandbox, SandboxHandle};
 use serde_json::Value;
 use tokio::sync::{Mutex, OnceCell};
@@ -21,6 +22,8 @@ use crate::tool_table::ToolTable;
 pub(crate) struct SessionResources {
     pub(crate) agent: Arc<Definition>,
     pub(crate) tools: Arc<ToolTable>,
+    /// On whose behalf the runs are.
+    pub(crate) principal: Option<Principal>,
     pub(crate) sandbox: Option<Arc<dyn Sandbox>>,
     /// Facts about the sandbox, once a run asked for them.
     pub(crate) sandbox_facts: OnceCell<SandboxFacts>,

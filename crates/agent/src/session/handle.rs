@@ -54,6 +54,7 @@ impl Session {
             store,
             note,
             skills,
+            principal,
             progress,
             parent,
         } = options;
@@ -81,6 +82,7 @@ impl Session {
             durable: store.is_some(),
             reattach: None,
             skills: skills.map(Arc::new).or(inherited),
+            principal,
             progress,
             parent,
         };
@@ -117,6 +119,7 @@ impl Session {
             budget,
             answers_approvals,
             fresh_sandbox,
+            principal,
             progress,
             parent,
         } = options;
@@ -141,6 +144,7 @@ impl Session {
             durable: true,
             reattach: header.sandbox.clone(),
             skills: None,
+            principal,
             progress,
             parent,
         };
@@ -240,6 +244,7 @@ impl Session {
             durable: true,
             reattach: Some(sandbox),
             skills: None,
+            principal: None,
             progress: None,
             parent: None,
         };

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use cantle_core::ids::RunId;
+use cantle_core::principal::Principal;
 use cantle_core::sandbox::{
     Sandbox, SandboxError, SandboxErrorKind, SandboxExt as _, SandboxHandle, SandboxPath,
 };
@@ -30,6 +31,7 @@ pub(super) struct OpenRequest {
     /// The sandbox to reattach.
     pub(super) reattach: Option<SandboxHandle>,
     pub(super) skills: Option<Arc<Skills>>,
+    pub(super) principal: Option<Principal>,
     pub(super) progress: Option<Arc<dyn Progress>>,
     pub(super) parent: Option<ParentRun>,
 }
@@ -152,6 +154,7 @@ async fn open_providers(
 ) -> Result<SessionResources, SessionError> {
     let mut cx = OpenContext::new(RunId::new());
     cx.cancellation = cancellation.clone();
+    cx.principal.clone_from(&request.principal);
     cx.durable = request.durable;
     cx.reattach.clone_from(&request.reattach);
     if let Some(progress) = &request.progress {
@@ -200,6 +203,7 @@ async fn open_providers(
     Ok(SessionResources {
         agent: Arc::clone(agent),
         tools,
+        principal: cx.principal,
         sandbox: cx.sandbox,
         sandbox_facts: OnceCell::new(),
         input_files,

@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use cantle_core::message::Message;
+use cantle_core::principal::Principal;
 use cantle_core::sandbox::OutputOptions;
 use cantle_core::tool::Progress;
 use serde_json::Value;
@@ -37,6 +38,8 @@ pub struct SessionOptions {
     /// A directory of skills on the host, each `NAME/SKILL.md`: copied into the sandbox as `skills`,
     /// and listed for the model.
     pub skills: Option<PathBuf>,
+    /// On whose behalf the runs are.
+    pub principal: Option<Principal>,
     /// Receives progress while the session opens, a line each.
     pub progress: Option<Arc<dyn Progress>>,
     /// The run that calls this agent as a sub-agent.
@@ -60,6 +63,8 @@ pub struct ResumeOptions {
     /// Whether a new sandbox is opened if the run's own is gone. Its files are lost, and the model is
     /// informed.
     pub fresh_sandbox: bool,
+    /// On whose behalf the runs are.
+    pub principal: Option<Principal>,
     /// Receives progress while the session opens, a line each.
     pub progress: Option<Arc<dyn Progress>>,
     /// The run that calls this agent as a sub-agent.
@@ -79,6 +84,13 @@ macro_rules! common_options {
             /// Sets how files are saved in the output directory.
             pub fn outputs(mut self, outputs: OutputOptions) -> Self {
                 self.outputs = outputs;
+                self
+            }
+
+            /// Sets on whose behalf the runs are. Sub-agents act for the same principal. A resumed run acts for
+            /// the one given to it, not for the earlier one.
+            pub fn principal(mut self, principal: Principal) -> Self {
+                self.principal = Some(principal);
                 self
             }
 

@@ -137,6 +137,7 @@ impl SubAgent {
     ) -> Result<SubAgentWork, SubAgentResult> {
         let mut options = SessionOptions::default().budget(self.budget);
         options.parent = Some(self.parent(call, cx));
+        options.principal.clone_from(&cx.principal);
         options.progress = Some(Arc::clone(&cx.progress));
         if let Some(store) = call.store() {
             options = options.kept_in(store, note);
@@ -167,6 +168,7 @@ impl SubAgent {
         };
         let mut options = ResumeOptions::default().budget(self.budget);
         options.parent = Some(self.parent(call, cx));
+        options.principal.clone_from(&cx.principal);
         options.progress = Some(Arc::clone(&cx.progress));
         let session = match self.agent.resume(&store, run, options).await {
             Ok(session) => session,

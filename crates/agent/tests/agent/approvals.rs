@@ -10,8 +10,10 @@ use cantle_agent::{
 };
 use cantle_core::event::{EventKind, RunStatus};
 use cantle_core::ids::RunId;
+use cantle_core::principal::{Level, Principal};
 use cantle_core::tool::{
     Answer, ApprovalScope, AskUser, DynTool, Question, QuestionKind, ToolError, ToolOutput,
+    ToolSpec,
 };
 use futures_util::StreamExt as _;
 use serde_json::{Value, json};
@@ -674,4 +676,36 @@ async fn a_question_that_was_open_when_the_run_was_cancelled_is_asked_again() {
     let outcome = outcome(run).await;
     assert_eq!(results(&outcome)[0], (r#"{"n":1}"#.to_owned(), true));
     session.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_tool_above_the_level_of_the_principal_is_refused_before_hooks_and_rules() {
+    let admin_only = || {
+        let spec = ToolSpec::new("drop_table", "Drops a table.", json!({"type": "object"}));
+        let tool = DynTool::from_schema(spec, |_, cx| async move {
+            let principal = cx.require_principal()?.id().to_string();
+            Ok(ToolOutput::text(format!("dropped by {principal}")))
+        });
+        tool.with_level(Level::Admin)
+    };
+    let refused = |has: &str| {
+        format!("Not run: Permission denied: drop_table requires 'admin' but user has '{has}'")
+    };
+    for (level, expected) in [
+        (None, refused("none")),
+        (Some(Level::User), refused("user")),
+        (Some(Level::Owner), "dropped by alice".to_owned()),
+    ] {
+        let client = once(vec![("drop_table", "a", json!({}))]);
+        let mut options = SessionOptions::default();
+        if let Some(level) = level {
+            options = options.principal(Principal::new("alice", level).unwrap());
+        }
+        let agent = agent(&client).tool(admin_only()).build().unwrap();
+        let session = agent.session(options).await.unwrap();
+        let ended = outcome(session.run("go").unwrap()).await;
+        let succeeded = level == Some(Level::Owner);
+        assert_eq!(results(&ended)[0], (expected, succeeded));
+        session.close().await.unwrap();
+    }
 }

@@ -61,6 +61,7 @@ pub use self::transfer::{
 pub use self::walk::{Artifact, ArtifactLimits, Artifacts, FileStamp, Walk, WalkEntry};
 use crate::ids::RunId;
 use crate::policy::Policy;
+use crate::principal::Principal;
 use crate::progress::{NoProgress, Progress};
 
 /// The content of a file, streamed at the reader's pace.
@@ -116,6 +117,8 @@ pub struct SandboxContext {
     pub run: RunId,
     /// The policy for code in the sandbox.
     pub policy: Policy,
+    /// On whose behalf the sandbox is opened, if the program said so.
+    pub principal: Option<Principal>,
     /// Whether [`Sandbox::persist`] will be called, so that files must not be kept in memory.
     pub durable: bool,
     /// Receives a line for each slow step, such as pulling an image.
@@ -128,6 +131,7 @@ impl SandboxContext {
         Self {
             run,
             policy,
+            principal: None,
             durable: false,
             progress: Arc::new(NoProgress),
         }

@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 use super::ToolError;
 use super::question::{AskUser, NoUser, QuestionId};
 use crate::ids::RunId;
+use crate::principal::Principal;
 use crate::progress::{NoProgress, Progress};
 use crate::sandbox::Sandbox;
 
@@ -21,6 +22,8 @@ pub struct ToolContext {
     pub call_id: String,
     /// Number of parent runs; 0 in the run that the user started.
     pub depth: u32,
+    /// On whose behalf the call is made, if the program said so.
+    pub principal: Option<Principal>,
     /// Cancelled when the call should end, after cancellation of the run or a timeout.
     pub cancellation: CancellationToken,
     /// The session's sandbox, if it has one.
@@ -38,6 +41,7 @@ impl ToolContext {
             run,
             call_id: call_id.into(),
             depth: 0,
+            principal: None,
             cancellation: CancellationToken::new(),
             sandbox: None,
             progress: Arc::new(NoProgress),
@@ -48,6 +52,18 @@ impl ToolContext {
     /// Returns the id for a question from this call.
     pub fn question_id(&self) -> QuestionId {
         QuestionId::new(self.run, &self.call_id)
+    }
+
+    /// Returns the principal, or an error for the model.
+    ///
+    /// # Errors
+    /// [`ToolErrorKind::Failed`](super::ToolErrorKind::Failed) if the session has no principal.
+    pub fn require_principal(&self) -> Result<&Principal, ToolError> {
+        self.principal.as_ref().ok_or_else(|| {
+            ToolError::failed(
+                "user_id is required: this session acts for no one, so it has no files.",
+            )
+        })
     }
 
     /// Returns the sandbox, or an error for the model.

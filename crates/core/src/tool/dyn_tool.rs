@@ -11,6 +11,7 @@ use tokio::sync::oneshot;
 
 use super::arguments::{self, ArgumentError, ParsedArguments};
 use super::{DEFAULT_TIMEOUT, Tool, ToolContext, ToolError, ToolOutput, ToolSpec, schema};
+use crate::principal::Level;
 
 /// A type-erased tool. Cheap to clone and shared by all sessions.
 #[must_use]
@@ -22,6 +23,7 @@ pub struct DynTool {
     polls: bool,
     repeatable: bool,
     accepts_text: bool,
+    level: Level,
     timeout: Option<Duration>,
     body: Arc<Body>,
 }
@@ -49,6 +51,7 @@ impl DynTool {
             .with_polls(tool.polls())
             .with_repeatable(tool.repeatable())
             .with_accepts_text(tool.accepts_text())
+            .with_level(tool.level())
             .with_timeout(tool.timeout())
     }
 
@@ -80,6 +83,7 @@ impl DynTool {
             polls: false,
             repeatable: false,
             accepts_text: false,
+            level: Level::Guest,
             timeout: Some(DEFAULT_TIMEOUT),
             body: Arc::new(move |arguments, cx| Box::pin(call(arguments, cx))),
         }
@@ -145,6 +149,12 @@ impl DynTool {
         self
     }
 
+    /// Sets the [level](Tool::level) that a principal needs.
+    pub fn with_level(mut self, level: Level) -> Self {
+        self.level = level;
+        self
+    }
+
     /// Sets the [time limit](Tool::timeout) for one call.
     pub fn with_timeout(mut self, timeout: Option<Duration>) -> Self {
         self.timeout = timeout;
@@ -159,6 +169,11 @@ impl DynTool {
     /// Returns the tool's name.
     pub fn name(&self) -> &str {
         self.spec.name()
+    }
+
+    /// Returns the [level](Tool::level) that a principal needs.
+    pub fn level(&self) -> Level {
+        self.level
     }
 
     /// Returns whether [calls may run concurrently](Tool::concurrency_safe).

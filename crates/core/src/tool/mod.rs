@@ -37,6 +37,7 @@ pub use self::question::{
 };
 use crate::content::Content;
 use crate::metadata::Metadata;
+use crate::principal::Level;
 pub use crate::progress::Progress;
 
 /// Default time limit for one call.
@@ -108,6 +109,11 @@ pub trait Tool: Send + Sync + 'static {
     /// repeats such a call; other calls are answered as interrupted.
     fn repeatable(&self) -> bool {
         false
+    }
+
+    /// The level that a principal needs to call the tool.
+    fn level(&self) -> Level {
+        Level::Guest
     }
 
     /// Time limit for one call; `None` for a tool with limits of its own.

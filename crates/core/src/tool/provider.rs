@@ -10,6 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::DynTool;
 use crate::ids::RunId;
+use crate::principal::Principal;
 use crate::progress::{NoProgress, Progress};
 use crate::sandbox::{Sandbox, SandboxError, SandboxHandle};
 
@@ -68,6 +69,8 @@ pub trait ToolSet: Send + Sync {
 pub struct OpenContext {
     /// The run that the resources belong to; used in labels and directory names.
     pub run: RunId,
+    /// On whose behalf the session is opened, if the program said so.
+    pub principal: Option<Principal>,
     /// Cancelled when the session is abandoned.
     pub cancellation: CancellationToken,
     /// The session's sandbox, if one is open already.
@@ -86,6 +89,7 @@ impl OpenContext {
     pub fn new(run: RunId) -> Self {
         Self {
             run,
+            principal: None,
             cancellation: CancellationToken::new(),
             sandbox: None,
             durable: false,

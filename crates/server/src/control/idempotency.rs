@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use sha2::{Digest as _, Sha256};
 
 use crate::api_error::{ApiError, ApiResult};
-use crate::keys::Owner;
+use cantle_core::principal::PrincipalId;
 
 /// How long a completed request is remembered.
 const RETENTION: Duration = Duration::from_secs(600);
@@ -69,7 +69,7 @@ impl IdempotencyCache {
     /// Begins a request, or returns the result of an earlier one.
     pub(super) fn begin(
         self: &Arc<Self>,
-        owner: &Owner,
+        owner: &PrincipalId,
         key: &str,
         request: &[u8],
     ) -> ApiResult<IdempotencyState> {

@@ -31,7 +31,7 @@ use crate::api_error::{ApiError, ApiResult};
 use crate::body::{self, BodyError};
 use crate::connections;
 use crate::fleet::{Fleet, Member};
-use crate::keys::Owner;
+use cantle_core::principal::PrincipalId;
 
 /// Maximum size of a request body.
 const REQUEST_BYTES: usize = 1 << 20;
@@ -56,7 +56,7 @@ struct ControlState {
 /// The fleet, and the client's share of it.
 struct Client {
     fleet: Arc<Fleet>,
-    owner: Owner,
+    owner: PrincipalId,
 }
 
 impl FromRequestParts<ControlState> for Client {

@@ -10,18 +10,18 @@ use super::error::{EnvdError, RpcCode};
 use crate::accounts::{
     Accounts, DESCRIPTORS_PER_COMMAND, Lease, MemoryAccount, MemoryCharge, Pool,
 };
-use crate::keys::Owner;
+use cantle_core::principal::PrincipalId;
 
 /// The account of the resources that requests to one sandbox use.
 #[derive(Clone)]
 pub(crate) struct SandboxAccount {
     memory: MemoryAccount,
     descriptors: Arc<Pool>,
-    owner: Owner,
+    owner: PrincipalId,
 }
 
 impl SandboxAccount {
-    pub(crate) fn new(accounts: &Accounts, owner: &Owner, memory_bytes: usize) -> Self {
+    pub(crate) fn new(accounts: &Accounts, owner: &PrincipalId, memory_bytes: usize) -> Self {
         Self {
             memory: MemoryAccount::new(accounts, owner).with_limit(memory_bytes),
             descriptors: Arc::clone(&accounts.descriptors),

@@ -14,9 +14,9 @@ use super::commands::Commands;
 use super::directories::watchers::Watchers;
 use super::metadata::Metadata;
 use crate::accounts::Accounts;
-use crate::keys::Owner;
 use crate::settings::ServerLimits;
 use crate::tasks::Tasks;
+use cantle_core::principal::PrincipalId;
 
 /// Time limit for requests to release a sandbox that ends. A kept sandbox can only be reattached after its
 /// last reference is dropped.
@@ -46,7 +46,7 @@ impl RunningSandbox {
         sandbox: Arc<dyn Sandbox>,
         limits: &ServerLimits,
         accounts: &Accounts,
-        owner: &Owner,
+        owner: &PrincipalId,
     ) -> Self {
         let account = SandboxAccount::new(accounts, owner, limits.memory_bytes_per_sandbox);
         Self {

@@ -17,7 +17,7 @@ use tokio::time::Instant;
 use super::SandboxPlace;
 use crate::accounts::MemoryCharge;
 use crate::envd::RunningSandbox;
-use crate::keys::Owner;
+use cantle_core::principal::PrincipalId;
 
 /// The parameters of a create request.
 #[derive(Clone, Serialize, Deserialize)]
@@ -43,7 +43,7 @@ pub(crate) struct SandboxSpec {
 #[derive(Clone, Serialize, Deserialize)]
 pub(crate) struct SandboxIdentity {
     pub(crate) id: String,
-    pub(crate) owner: Owner,
+    pub(crate) owner: PrincipalId,
     pub(crate) run: RunId,
     /// Access token for envd.
     #[serde(with = "exposed")]

@@ -33,10 +33,10 @@ use crate::accounts::{
 use crate::api_error::{ApiError, ApiResult};
 use crate::envd::RunningSandbox;
 use crate::error::{ServeError, ServeErrorKind};
-use crate::keys::Owner;
 use crate::random;
 use crate::settings::Settings;
 use crate::tasks::Tasks;
+use cantle_core::principal::{Level, Principal, PrincipalId};
 
 /// Random characters of a sandbox's id and of its token.
 const ID_CHARS: usize = 20;
@@ -136,22 +136,22 @@ impl Fleet {
     }
 
     /// Finds a sandbox of an owner by id.
-    pub(crate) fn find_of(&self, owner: &Owner, id: &str) -> ApiResult<Arc<Member>> {
+    pub(crate) fn find_of(&self, owner: &PrincipalId, id: &str) -> ApiResult<Arc<Member>> {
         self.find(id)
             .filter(|member| member.identity.owner == *owner)
             .ok_or_else(|| ApiError::sandbox_not_found(id))
     }
 
-    fn running(&self, sandbox: Arc<dyn Sandbox>, owner: &Owner) -> SandboxState {
+    fn running(&self, sandbox: Arc<dyn Sandbox>, owner: &PrincipalId) -> SandboxState {
         let running = RunningSandbox::new(sandbox, &self.settings.limits, &self.accounts, owner);
         SandboxState::Running(Arc::new(running))
     }
 
     /// Takes the place of a running sandbox.
-    fn take_place(&self, owner: &Owner) -> ApiResult<SandboxPlace> {
+    fn take_place(&self, owner: &PrincipalId) -> ApiResult<SandboxPlace> {
         let place = self.accounts.sandboxes.take(owner, 1);
         let place = place.map_err(|exhausted| match exhausted {
-            Exhausted::Owner(limit) => ApiError::quota_exceeded(format!(
+            Exhausted::Principal(limit) => ApiError::quota_exceeded(format!(
                 "you have reached the maximum number of concurrent sandboxes ({limit})"
             )),
             Exhausted::All(limit) => ApiError::quota_exceeded(format!(
@@ -176,7 +176,7 @@ impl Fleet {
     /// Opens a new sandbox with the given lifetime; `kept` is charged until it ends.
     pub(crate) async fn create(
         self: &Arc<Self>,
-        owner: Owner,
+        owner: PrincipalId,
         spec: SandboxSpec,
         lifetime: Duration,
         kept: MemoryCharge,
@@ -260,7 +260,9 @@ impl Fleet {
             policy.network = Some(network.clone());
         }
         policy.environment.extend(identity.environment());
-        SandboxContext::new(identity.run, policy)
+        let mut context = SandboxContext::new(identity.run, policy);
+        context.principal = Principal::new(identity.owner.as_str(), Level::User).ok();
+        context
     }
 
     /// Spawns a task that ends a running sandbox at its deadline, or when it is gone.
