@@ -83,7 +83,7 @@ impl fmt::Display for PrincipalId {
     }
 }
 
-/// What a principal may do, and what a tool requires.
+/// Rights of a principal, and the requirement of a tool.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
 )]

@@ -32,6 +32,13 @@ impl From<Decision> for Decided {
     }
 }
 
+/// Refuses a call of a tool above the principal's level, whatever was decided on it before.
+pub(super) fn refusal(resources: &SessionResources, call: &ToolCall) -> Option<Decision> {
+    let level = resources.tools.get(&call.name)?.tool.level();
+    let reason = level.refusal(&call.name, resources.principal.as_ref())?;
+    Some(reject(reason))
+}
+
 /// Decides on a call. Waits for hooks and people.
 pub(super) async fn decide(
     scope: &RunScope,
@@ -40,14 +47,6 @@ pub(super) async fn decide(
     cancellation: &CancellationToken,
 ) -> Result<Decided, RunError> {
     let agent = &resources.agent;
-    let level = resources
-        .tools
-        .get(&call.name)
-        .map(|tool| tool.tool.level());
-    let principal = resources.principal.as_ref();
-    if let Some(reason) = level.and_then(|level| level.refusal(&call.name, principal)) {
-        return Ok(reject(reason).into());
-    }
     let before = match &agent.hooks {
         Some(hooks) => guarded("before_tool", hooks.before_tool(call)).await?,
         None => BeforeTool::Call,

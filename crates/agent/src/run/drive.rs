@@ -222,8 +222,9 @@ impl Driver {
         restarted: bool,
     ) -> Result<(), RunError> {
         let agent = &self.resources.agent;
+        let refusal = approve::refusal(&self.resources, &call);
         let call = RunningCall::new(call);
-        if let Some(decision) = decision {
+        if let Some(decision) = refusal.or(decision) {
             return self.apply_decision(index, call, decision);
         }
         if restarted || (agent.hooks.is_none() && agent.approvals.allow_all()) {
