@@ -139,6 +139,15 @@ impl Approvals {
         Ok(self)
     }
 
+    /// Returns the rules for a sub-agent with other tools: those about tools that it does not have are no error.
+    #[must_use]
+    pub fn for_sub_agent(mut self) -> Self {
+        for rule in &mut self.rules {
+            rule.is_name = false;
+        }
+        self
+    }
+
     /// Whether every call is allowed.
     pub(crate) fn allow_all(&self) -> bool {
         self.rules.is_empty() && self.default == Permission::Allow

@@ -208,11 +208,19 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "DIR", help_heading = "Files")]
     pub(crate) skills: Option<PathBuf>,
 
+    /// File of sub-agents, to which the model can delegate tasks
+    ///
+    /// A TOML table for each: under its name a `description` of what it can do, and settings that differ from
+    /// those of the run, such as `model`, `system_prompt`, `tools` or `max_turns`. `share_sandbox = true` lets it
+    /// work on the run's files, `background = true` beside it; `budget_tokens` and the like limit each call.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["record", "replay"], help_heading = "Sandbox")]
+    pub(crate) sub_agents: Option<PathBuf>,
+
     /// Resume a run that did not finish: its id, a prefix of it, or `last`
     ///
     /// All settings are as they were, except those given by flags. Model, instructions, tools and policy must
     /// not change; limits, budgets and --output-dir may.
-    #[arg(long, value_name = "RUN", conflicts_with_all = ["task", "input", "image", "history", "skills", "tools", "no_keep"],
+    #[arg(long, value_name = "RUN", conflicts_with_all = ["task", "input", "image", "history", "skills", "tools", "sub_agents", "no_keep"],
         help_heading = "Resuming")]
     pub(crate) resume: Option<String>,
 

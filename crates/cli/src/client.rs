@@ -33,24 +33,29 @@ pub(crate) struct RunClient {
     pub(crate) replay: Option<ReplayHooks>,
 }
 
+/// Returns the rate limit that settings ask for.
+pub(crate) fn limiter(settings: &ModelSettings) -> RateLimiter {
+    let mut limits = RateLimits::default();
+    limits.requests_per_minute = settings.rpm.map(Into::into);
+    limits.tokens_per_minute = settings.tpm.map(Into::into);
+    RateLimiter::new(limits)
+}
+
 /// Builds the client for a model behind an endpoint. Blocks, so it must not be called on a runtime.
 pub(crate) fn connect(
     model: &str,
     endpoint: &Endpoint,
     settings: &ModelSettings,
-    record: Option<&Path>,
-) -> anyhow::Result<RunClient> {
+    limiter: &RateLimiter,
+) -> anyhow::Result<Arc<dyn LlmClient>> {
     if settings.stateful == Some(true) && endpoint.api != Api::Responses {
         bail!("--stateful needs --api responses: no other provider stores conversations");
     }
     let prices = settings.prices()?;
-    let mut limits = RateLimits::default();
-    limits.requests_per_minute = settings.rpm.map(Into::into);
-    limits.tokens_per_minute = settings.tpm.map(Into::into);
     let connection = Connection {
         endpoint,
         settings,
-        limiter: RateLimiter::new(limits),
+        limiter,
     };
     let build = |model: &str| {
         let client = connection.client(model);
@@ -68,30 +73,31 @@ pub(crate) fn connect(
         let fallbacks = fallbacks.collect::<anyhow::Result<Vec<_>>>()?;
         client = Arc::new(Fallback::new(client, fallbacks));
     }
-    match record {
-        Some(path) => recorded(client, endpoint, path)
-            .with_context(|| format!("failed to write the recording {}", path.display())),
-        None => Ok(RunClient {
+    Ok(client)
+}
+
+/// Wraps a client so that its calls are recorded, if there is a file for them.
+pub(crate) fn recorded(
+    client: Arc<dyn LlmClient>,
+    endpoint: &Endpoint,
+    path: Option<&Path>,
+) -> anyhow::Result<RunClient> {
+    let Some(path) = path else {
+        return Ok(RunClient {
             client,
             record: None,
             replay: None,
-        }),
-    }
-}
-
-/// Wraps a client so that its calls are recorded.
-fn recorded(
-    client: Arc<dyn LlmClient>,
-    endpoint: &Endpoint,
-    path: &Path,
-) -> anyhow::Result<RunClient> {
+        });
+    };
+    let failed = || format!("failed to write the recording {}", path.display());
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true).mode(0o600);
     // All keys are removed: a command may have printed another one than the endpoint's.
     let key = endpoint.key.iter().map(|key| key.text.clone());
     let set = Provider::all_key_variables().filter_map(variable);
     let secrets = key.chain(set.map(|key| SecretText::new(key.trim())));
-    let recorder = Recorder::new(client, options.open(path)?, secrets.collect())?;
+    let file = options.open(path).with_context(failed)?;
+    let recorder = Recorder::new(client, file, secrets.collect()).with_context(failed)?;
     Ok(RunClient {
         record: Some(RecordHooks(recorder.results())),
         replay: None,
@@ -116,7 +122,7 @@ pub(crate) fn replay(json: &[u8]) -> anyhow::Result<RunClient> {
 struct Connection<'a> {
     endpoint: &'a Endpoint,
     settings: &'a ModelSettings,
-    limiter: RateLimiter,
+    limiter: &'a RateLimiter,
 }
 
 impl Connection<'_> {

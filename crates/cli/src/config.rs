@@ -23,6 +23,8 @@ pub(crate) struct RunConfig {
     pub(crate) settings: Settings,
     pub(crate) model: ModelSource,
     pub(crate) policy: Policy,
+    /// Where the settings come from.
+    pub(crate) layers: Layers,
 }
 
 /// The source of the model's answers.
@@ -43,21 +45,21 @@ impl RunConfig {
         let layers = Layers::with_files(given).usage()?;
         report_ignored(&layers);
         let policy = policy::resolve(&layers).usage()?;
-        Self::with_policy(&layers, policy, replay).usage()
+        Self::with_policy(layers, policy, replay).usage()
     }
 
     /// Returns the configuration from settings whose policy is resolved.
     pub(crate) fn with_policy(
-        layers: &Layers,
+        layers: Layers,
         policy: Policy,
         replay: Option<&Path>,
     ) -> anyhow::Result<Self> {
         let mut settings: Settings = layers.typed()?;
-        set_build_digest(&mut settings.sandbox, layers);
+        set_build_digest(&mut settings.sandbox, &layers);
         // The others are the text itself, which may begin with an `@` that has no meaning.
         let may_name_file = !matches!(
             layers.origin("system_prompt"),
-            Some(Origin::SavedRun | Origin::Directory)
+            Some(Origin::SavedRun | Origin::Directory | Origin::SubAgent)
         );
         if let Some(prompt) = &mut settings.system_prompt
             && may_name_file
@@ -84,6 +86,7 @@ impl RunConfig {
             settings,
             model,
             policy,
+            layers,
         })
     }
 }

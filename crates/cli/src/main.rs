@@ -24,6 +24,7 @@ mod result_file;
 mod saved_settings;
 mod settings;
 mod state_dir;
+mod sub_agents;
 mod task;
 mod terminal;
 mod text;

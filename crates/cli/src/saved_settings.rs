@@ -13,6 +13,7 @@ use crate::extra_tools::ExtraTools;
 use crate::policy;
 use crate::settings::Settings;
 use crate::settings::layers::{Layer, Layers, Origin, layer_of};
+use crate::sub_agents::SubAgentTable;
 
 /// The settings that a run began with.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -31,6 +32,8 @@ pub(crate) struct SavedSettings {
     pub(crate) asks_user: bool,
     #[serde(default, rename = "offers")]
     pub(crate) extra_tools: ExtraTools,
+    #[serde(default)]
+    pub(crate) sub_agents: Vec<SubAgentTable>,
 }
 
 impl SavedSettings {
@@ -43,6 +46,7 @@ impl SavedSettings {
         args: &RunArgs,
         schema: Option<&Value>,
         asks_user: bool,
+        sub_agents: &[SubAgentTable],
     ) -> anyhow::Result<Self> {
         let absolute = |path: &PathBuf| {
             std::path::absolute(path)
@@ -68,6 +72,7 @@ impl SavedSettings {
             output_dir: args.output_dir.as_ref().map(absolute).transpose()?,
             asks_user,
             extra_tools: ExtraTools::default(),
+            sub_agents: sub_agents.to_vec(),
         })
     }
 
@@ -120,7 +125,7 @@ impl SavedSettings {
         ]);
         let replay = self.replay.as_ref();
         let replay = replay.map(|saved| args.replay.as_ref().unwrap_or(saved));
-        RunConfig::with_policy(&layers, policy, replay.map(PathBuf::as_path))
+        RunConfig::with_policy(layers, policy, replay.map(PathBuf::as_path))
     }
 }
 

@@ -1,6 +1,7 @@
 //! `cantle run`: one task with a model.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
 use cantle::agent::{
@@ -29,6 +30,7 @@ use crate::replay::RecordedUser;
 use crate::result_file;
 use crate::saved_settings::SavedSettings;
 use crate::state_dir::StateDir;
+use crate::sub_agents::{self, Caller, SubAgentTable};
 use crate::task::{self, Task};
 
 const USER_INPUT: &str = "user_input";
@@ -100,6 +102,8 @@ fn prepare_new(args: &RunArgs) -> Result<PreparedRun, Failure> {
             .and_then(|json| history::from_json(&json).with_context(|| path.display().to_string()))
             .usage()?;
     }
+    let sub_agents = args.sub_agents.as_deref().map(sub_agents::read);
+    let sub_agents = sub_agents.transpose().usage()?.unwrap_or_default();
     let (channel, user) = TerminalUser::find().internal()?.unzip();
     let mut local = LocalBackend::new();
     let mut remarks: Vec<_> = occupied_names_remark(&options).into_iter().collect();
@@ -109,7 +113,9 @@ fn prepare_new(args: &RunArgs) -> Result<PreparedRun, Failure> {
                 remarks.push(format!("This run can't be resumed: {error:#}"));
             }
             Ok((backend, state)) => {
-                let saved = SavedSettings::new(&config, args, schema.as_ref(), user.is_some());
+                let asks_user = user.is_some();
+                let saved =
+                    SavedSettings::new(&config, args, schema.as_ref(), asks_user, &sub_agents);
                 let saved = serde_json::to_value(saved.usage()?).internal()?;
                 local = backend.usage()?;
                 options = options.kept_in(state.runs(), saved);
@@ -124,6 +130,7 @@ fn prepare_new(args: &RunArgs) -> Result<PreparedRun, Failure> {
         local,
         asks_user: user.is_some(),
         extra_tools: None,
+        sub_agents,
         channel,
         user,
     };
@@ -150,6 +157,7 @@ fn prepare_resume(args: &RunArgs, name: &str) -> Result<PreparedRun, Failure> {
         local: state.backend().usage()?,
         asks_user: saved.asks_user,
         extra_tools: Some(saved.extra_tools),
+        sub_agents: saved.sub_agents,
         channel,
         user,
     };
@@ -172,6 +180,7 @@ struct Definition<'a> {
     asks_user: bool,
     /// The extra tools of a resumed run.
     extra_tools: Option<ExtraTools>,
+    sub_agents: Vec<SubAgentTable>,
     channel: Option<ChannelUser>,
     user: Option<TerminalUser>,
 }
@@ -185,12 +194,9 @@ impl Definition<'_> {
         output_dir: Option<PathBuf>,
         mut remarks: Vec<String>,
     ) -> Result<PreparedRun, Failure> {
-        let RunConfig {
-            settings,
-            model,
-            policy,
-        } = self.config;
-        remarks.extend(withheld_key_remark(&model));
+        let config = self.config;
+        let (settings, model, policy) = (&config.settings, &config.model, &config.policy);
+        remarks.extend(withheld_key_remark(model));
         let is_resumable = match &start {
             Start::New(options) => options.store.is_some(),
             Start::Resume { .. } => true,
@@ -198,17 +204,16 @@ impl Definition<'_> {
         start.outputs_mut().max_file_bytes = policy.limits.disk_bytes;
         let backend = settings.sandbox.backend.clone().unwrap_or_default();
         let backend = backend.open(self.local).usage()?;
+        let limiter = client::limiter(&settings.model);
         let RunClient {
             client,
             record,
             replay,
-        } = match &model {
+        } = match model {
             ModelSource::Endpoint(name, endpoint) => {
-                let record = args.record.as_deref();
-                let client = client::connect(name, endpoint, &settings.model, record).usage()?;
-                let info = client.client.model();
-                client::check_cost_budget(args.budget_usd, info).usage()?;
-                client
+                let client = client::connect(name, endpoint, &settings.model, &limiter).usage()?;
+                client::check_cost_budget(args.budget_usd, client.model()).usage()?;
+                client::recorded(client, endpoint, args.record.as_deref()).usage()?
             }
             ModelSource::Recording(path) => {
                 let client = read(path).and_then(|json| {
@@ -218,9 +223,9 @@ impl Definition<'_> {
             }
         };
         images::check(&task, client.model()).usage()?;
-        let for_model = || ExtraTools::for_model(&model, client.model(), &settings.tools);
+        let for_model = || ExtraTools::for_model(model, client.model(), &settings.tools);
         let mut extra_tools = self.extra_tools.unwrap_or_else(for_model);
-        let mut agent = Agent::builder(agent::NAME, client);
+        let mut agent = Agent::builder(agent::NAME, Arc::clone(&client));
         if let Some(replay) = &replay {
             // The user's answers are in the recording, and its time has no meaning now.
             self.asks_user = replay.was_offered(USER_INPUT);
@@ -234,6 +239,18 @@ impl Definition<'_> {
         } else {
             let approvals = approvals(self.approve).usage()?;
             check_can_ask(&approvals, self.user.is_some()).usage()?;
+            let caller = Caller {
+                config: &config,
+                client: &client,
+                limiter: &limiter,
+                backend: &backend,
+                approvals: &approvals,
+                user: self.channel.as_ref(),
+                budget_usd: args.budget_usd,
+            };
+            for table in &self.sub_agents {
+                agent = agent.sub_agent(table.build(&caller).usage()?);
+            }
             agent = agent.approvals(approvals);
             if let Some(channel) = self.channel {
                 agent = agent.user(channel);
@@ -245,7 +262,7 @@ impl Definition<'_> {
         if self.asks_user {
             agent = agent.tool(user_input());
         }
-        agent = extra_tools.add_to(agent, &backend, &policy, &settings);
+        agent = extra_tools.add_to(agent, &backend, policy, settings);
         if let Start::New(options) = &mut start
             && let Some(saved) = options.note.as_object_mut()
         {
@@ -254,12 +271,13 @@ impl Definition<'_> {
         }
         let result_as_json = self.schema.is_some();
         Ok(PreparedRun {
-            agent: agent::complete(agent, backend, policy, &settings, self.schema).usage()?,
+            agent: agent::complete(agent, backend, policy.clone(), settings, self.schema)
+                .usage()?,
             start,
             task: Task {
                 content: task,
                 output_dir,
-                key_advice: key_advice(&model),
+                key_advice: key_advice(model),
                 is_resumable,
                 result_as_json,
                 replay,

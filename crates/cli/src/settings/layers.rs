@@ -47,6 +47,8 @@ pub(crate) enum Origin {
     Environment,
     /// The settings that a resumed run began with.
     SavedRun,
+    /// The table of a sub-agent.
+    SubAgent,
     /// `cantle.toml` in the current directory, which the user trusts.
     Directory,
     /// The harmless settings of `cantle.toml` in a current directory that the user does not trust.
@@ -61,6 +63,7 @@ impl fmt::Display for Origin {
             Self::Flag => "flag",
             Self::Environment => "environment",
             Self::SavedRun => "the run",
+            Self::SubAgent => "the sub-agent",
             Self::Directory => "cantle.toml in this directory",
             Self::UntrustedDirectory => "cantle.toml in this directory, not trusted",
             Self::User => "cantle.toml of the user",
@@ -209,6 +212,16 @@ impl Layers {
             layers: layers.into_iter().collect(),
             ..Self::default()
         }
+    }
+
+    /// Returns these layers below another one, without some of their settings.
+    pub(crate) fn below(&self, origin: Origin, layer: Layer, without: &[&str]) -> Self {
+        let mut layers = self.clone();
+        for (_, weaker) in &mut layers.layers {
+            weaker.retain(|name, _| !without.contains(&name.as_str()));
+        }
+        layers.layers.insert(0, (origin, layer));
+        layers
     }
 
     /// Returns the strongest origin of a setting.
@@ -406,7 +419,12 @@ pub(crate) fn parse(text: &str) -> anyhow::Result<Layer> {
 
 /// Returns the names of all settings.
 pub(crate) fn names() -> Vec<String> {
-    let command = <Settings as clap::Args>::augment_args(clap::Command::new("cantle"));
+    names_of::<Settings>()
+}
+
+/// Returns the names of the settings of a group.
+pub(crate) fn names_of<G: clap::Args>() -> Vec<String> {
+    let command = G::augment_args(clap::Command::new("cantle"));
     let names = command.get_arguments().map(|arg| arg.get_id().to_string());
     names.collect()
 }

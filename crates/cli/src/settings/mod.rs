@@ -21,7 +21,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 pub(crate) use self::layers::Given;
-pub(crate) use self::values::{Limit, OptionalTool, Param, Switch, parse_dollars, parse_duration};
+pub(crate) use self::values::{
+    Limit, OptionalTool, Param, Switch, duration, parse_dollars, parse_duration,
+};
 use crate::backend::BackendArg;
 use crate::provider::{Api, Provider};
 

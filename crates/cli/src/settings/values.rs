@@ -181,7 +181,7 @@ pub(super) fn price<'de, D: Deserializer<'de>>(from: D) -> Result<Option<f64>, D
 }
 
 /// A number of seconds, or text such as `5m`.
-pub(super) mod duration {
+pub(crate) mod duration {
     use super::*;
 
     #[derive(Deserialize)]

@@ -26,6 +26,7 @@ mod resume;
 mod run;
 mod serve;
 mod settings;
+mod sub_agents;
 #[path = "../support/mod.rs"]
 mod support;
 mod terminal;
