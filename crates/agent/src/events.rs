@@ -31,6 +31,15 @@ pub(crate) fn model_answered(turn: u32, message: &AssistantMessage, call: &Model
 }
 
 /// The event of a call that starts.
+pub(crate) fn history_summarized(replaced: usize, text: String, call: &ModelCall) -> EventKind {
+    EventKind::HistorySummarized {
+        replaced,
+        text,
+        usage: call.usage,
+        cost_usd: call.cost_usd,
+    }
+}
+
 pub(crate) fn tool_started(call: &ToolCall) -> EventKind {
     EventKind::ToolStarted {
         call_id: call.id.clone(),
@@ -187,6 +196,7 @@ impl<'a> JournalEvents<'a> {
                 reason,
                 after,
                 discarded,
+                call,
                 ..
             } => {
                 self.failed_attempts += 1;
@@ -195,6 +205,8 @@ impl<'a> JournalEvents<'a> {
                     after: *after,
                     reason: reason.clone(),
                     discarded: discarded.clone(),
+                    usage: call.usage,
+                    cost_usd: call.cost_usd,
                 });
             }
             Fact::HookMessage { content } => {
@@ -269,9 +281,11 @@ impl<'a> JournalEvents<'a> {
                 Action::CallRefused { call, text } => self.push(tool_refused(&call, &text)),
                 Action::UserMessage { text } => self.push(EventKind::UserMessage { text }),
                 Action::TurnDropped { turn } => self.push(EventKind::TurnDropped { turn }),
-                Action::HistorySummarized { replaced, text } => {
-                    self.push(EventKind::HistorySummarized { replaced, text });
-                }
+                Action::HistorySummarized {
+                    replaced,
+                    text,
+                    call,
+                } => self.push(history_summarized(replaced, text, &call)),
                 Action::Summarize { .. }
                 | Action::StartCall { .. }
                 | Action::AcceptText { .. }

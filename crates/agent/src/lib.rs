@@ -61,6 +61,6 @@ pub use self::error::{AgentError, RunError, RunErrorKind, SessionError, SessionE
 pub use self::hooks::{AfterTool, AtFinish, BeforeModel, BeforeTool, Hooks};
 pub use self::journal::{KeptRun, KeptStatus, RunStore, StoreError, StoreErrorKind};
 pub use self::rules::TextAnswers;
-pub use self::run::{Outcome, Run, RunControl};
+pub use self::run::{FinishError, Outcome, Run, RunControl};
 pub use self::session::{ResumeOptions, Session, SessionOptions};
 pub use self::sub_agents::SubAgent;

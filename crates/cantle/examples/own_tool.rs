@@ -66,7 +66,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
         .await;
     session.close().await?;
 
-    let answer: Value = outcome.finish_as().ok_or("the run did not finish")??;
+    let answer: Value = outcome.finish_as()?;
     println!("{answer}");
     Ok(())
 }

@@ -65,7 +65,7 @@ impl Transcript {
             EventKind::TurnDropped { turn } => self.note(&format!(
                 "The conversation exceeded the context window: turn {turn} was dropped."
             )),
-            EventKind::HistorySummarized { replaced, text } => {
+            EventKind::HistorySummarized { replaced, text, .. } => {
                 self.heading("Summary");
                 self.note(&format!("It replaces {replaced} messages."));
                 self.paragraph(text);

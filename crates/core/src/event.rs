@@ -102,6 +102,12 @@ pub enum EventKind {
         /// Start of the text that the last attempt streamed before it failed. It is no part of the answer.
         #[serde(default, skip_serializing_if = "String::is_empty")]
         discarded: String,
+        /// Token usage of the failed attempt, often an estimate.
+        #[serde(default)]
+        usage: TokenUsage,
+        /// Cost of the failed attempt in US dollars, if known.
+        #[serde(default)]
+        cost_usd: Option<f64>,
     },
     /// A model call ended.
     ModelAnswered {
@@ -136,6 +142,12 @@ pub enum EventKind {
         /// The summary.
         #[serde(default)]
         text: String,
+        /// Token usage of the model call that wrote it.
+        #[serde(default)]
+        usage: TokenUsage,
+        /// Cost of that call in US dollars, if known.
+        #[serde(default)]
+        cost_usd: Option<f64>,
     },
     /// An interrupted run was resumed.
     RunResumed {

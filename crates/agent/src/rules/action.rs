@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use cantle_core::event::Finish;
+use cantle_core::ledger::ModelCall;
 use cantle_core::message::ToolCall;
 use cantle_core::tool::Decision;
 
@@ -37,7 +38,11 @@ pub(crate) enum Action {
     /// Emit that a turn was dropped.
     TurnDropped { turn: u32 },
     /// Emit that a summary replaced this many messages.
-    HistorySummarized { replaced: usize, text: String },
+    HistorySummarized {
+        replaced: usize,
+        text: String,
+        call: ModelCall,
+    },
     /// End the run.
     End(RunEnd),
 }

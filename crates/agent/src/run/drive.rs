@@ -122,10 +122,13 @@ impl Driver {
                     Action::TurnDropped { turn } => {
                         self.scope.hub.emit(EventKind::TurnDropped { turn });
                     }
-                    Action::HistorySummarized { replaced, text } => {
-                        self.scope
-                            .hub
-                            .emit(EventKind::HistorySummarized { replaced, text });
+                    Action::HistorySummarized {
+                        replaced,
+                        text,
+                        call,
+                    } => {
+                        let event = events::history_summarized(replaced, text, &call);
+                        self.scope.hub.emit(event);
                     }
                     Action::End(end) => return end,
                 }

@@ -11,5 +11,5 @@ mod tool_call;
 
 pub(crate) use self::execute::RunStart;
 pub use self::handle::{Run, RunControl};
-pub use self::outcome::Outcome;
+pub use self::outcome::{FinishError, Outcome};
 pub(crate) use self::resources::{KeptSession, ResumedRun, SessionResources};

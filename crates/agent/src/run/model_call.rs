@@ -223,6 +223,8 @@ impl Driver {
             after: failed.delay,
             reason: failed.reason.clone(),
             discarded: attempt.text.clone(),
+            usage: call.usage,
+            cost_usd: call.cost_usd,
         });
         Fact::AttemptFailed {
             error_kind: failed.kind,

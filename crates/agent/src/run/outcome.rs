@@ -37,6 +37,11 @@ pub struct Outcome {
     pub duration: Duration,
 }
 
+/// A run has no finish parameters of the expected type.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct FinishError(String);
+
 impl Outcome {
     /// The outcome of a run that did not begin, or whose task was lost.
     pub(super) fn failed(run: RunId, started: Instant, error: RunError) -> Self {
@@ -73,15 +78,21 @@ impl Outcome {
         texts.find(|text| !text.trim().is_empty())
     }
 
-    /// Returns the parameters of the finish call as the parameter type of its tool; `None` if the run
-    /// did not finish.
+    /// Returns the parameters of the finish call as the parameter type of its tool.
     ///
     /// # Errors
-    /// If they are of another type: another finish tool was called.
-    pub fn finish_as<T: DeserializeOwned>(&self) -> Option<Result<T, serde_json::Error>> {
-        self.finish
-            .as_ref()
-            .map(|finish| T::deserialize(&finish.params))
+    /// If the run did not finish, or another finish tool was called.
+    pub fn finish_as<T: DeserializeOwned>(&self) -> Result<T, FinishError> {
+        match (&self.finish, &self.error) {
+            (Some(finish), _) => T::deserialize(&finish.params).map_err(|error| {
+                FinishError(format!("the parameters of `{}`: {error}", finish.tool))
+            }),
+            (None, Some(error)) => Err(FinishError(format!("the run did not finish: {error}"))),
+            (None, None) => {
+                let reason = "the run did not finish: the model answered in text";
+                Err(FinishError(reason.to_owned()))
+            }
+        }
     }
 
     pub(super) fn event(&self) -> EventKind {

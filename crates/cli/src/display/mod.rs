@@ -129,6 +129,7 @@ impl Display {
         let (now, style) = (self.started.elapsed(), self.style());
         let mut text = String::new();
         for event in events {
+            self.view.count(&event.kind);
             match event.depth {
                 0 => self.view.event(&event.kind, now, style, &mut text),
                 _ => self.sub_agent_event(event, now, style, &mut text),

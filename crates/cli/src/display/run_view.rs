@@ -24,7 +24,7 @@ pub(super) struct RunView {
     max_turns: u32,
     usage: TokenUsage,
     estimated: bool,
-    /// Costs of the model's answers, as far as they are known.
+    /// Costs of model calls, as far as they are known.
     cost_usd: Option<f64>,
     has_list_prices: bool,
     /// When the current model call started.
@@ -62,20 +62,8 @@ impl RunView {
             }
             EventKind::TextDelta { text } if style.is_live() => self.text(text, style),
             EventKind::ReasoningDelta { text } => return self.reasoning.push(text),
-            EventKind::ModelAnswered {
-                text,
-                usage,
-                usage_estimated,
-                cost_usd,
-                list_price_date,
-                ..
-            } => {
+            EventKind::ModelAnswered { text, .. } => {
                 self.model_call_since = None;
-                self.usage += *usage;
-                self.estimated |= usage_estimated;
-                let costs = [self.cost_usd, *cost_usd].into_iter().flatten();
-                self.cost_usd = costs.reduce(|a, b| a + b);
-                self.has_list_prices |= list_price_date.is_some();
                 // Streamed text was displayed already.
                 let text = if self.text.is_empty() { text } else { "" };
                 let mut lines = self.text(text, style);
@@ -105,7 +93,7 @@ impl RunView {
                 &format!("the conversation exceeded the context window: turn {turn} was dropped"),
                 style,
             ),
-            EventKind::HistorySummarized { replaced, text } => {
+            EventKind::HistorySummarized { replaced, text, .. } => {
                 let mut lines = note(
                     &format!(
                         "the conversation filled the context window: {replaced} messages were summarized"
@@ -155,6 +143,36 @@ impl RunView {
                 out.push('\n');
             }
         }
+    }
+
+    /// Counts the tokens and the cost in an event of the run or of a sub-agent.
+    pub(super) fn count(&mut self, event: &EventKind) {
+        let (usage, cost_usd) = match event {
+            EventKind::ModelAnswered {
+                usage,
+                usage_estimated,
+                cost_usd,
+                list_price_date,
+                ..
+            } => {
+                self.estimated |= usage_estimated;
+                self.has_list_prices |= list_price_date.is_some();
+                (usage, cost_usd)
+            }
+            EventKind::ModelRetry {
+                usage, cost_usd, ..
+            } => {
+                self.estimated |= usage.total() > 0;
+                (usage, cost_usd)
+            }
+            EventKind::HistorySummarized {
+                usage, cost_usd, ..
+            } => (usage, cost_usd),
+            _ => return,
+        };
+        self.usage += *usage;
+        let costs = [self.cost_usd, *cost_usd].into_iter().flatten();
+        self.cost_usd = costs.reduce(|a, b| a + b);
     }
 
     /// Adds text of the model, which ends its reasoning.

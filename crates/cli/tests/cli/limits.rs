@@ -132,6 +132,43 @@ async fn approval_rules_deny_calls() {
 }
 
 #[tokio::test]
+async fn sample_skill_profiles_a_table() {
+    let script = Script::new()
+        .turn(command("python3 skills/data-analysis/profile.py t.csv"))
+        .turn(finish("Done.", &[]));
+    let server = ScriptedServer::start(script).await.unwrap();
+    let env = TestEnv::new().with_server(&server.url());
+    env.write(
+        "t.csv",
+        "id,region,day\n1,north,2026-01-01\n2,n/a,2026-02-01\n3,north\n",
+    );
+    let skills = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/skills");
+    let exited = env
+        .run([
+            "run",
+            "Profile",
+            "--skills",
+            skills,
+            "--input",
+            "t.csv",
+            "--verbose",
+        ])
+        .await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    let prompt = server.requests()[0].body()["messages"][0]["content"].to_string();
+    assert!(prompt.contains("data-analysis"), "{prompt}");
+    let result = server.requests()[1].body()["messages"].to_string();
+    for expected in [
+        "3 rows, 3 columns, 1 rows of another length",
+        "id: number, 3 values, 0 missing",
+        "region: text, 2 values, 1 missing, 1 distinct",
+        "first 2026-01-01, last 2026-02-01",
+    ] {
+        assert!(result.contains(expected), "{expected}: {result}");
+    }
+}
+
+#[tokio::test]
 async fn skills_are_copied_and_invalid_ones_reported() {
     let script = Script::new()
         .turn(command("cat skills/charts/SKILL.md | tail -1"))

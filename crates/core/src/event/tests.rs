@@ -63,6 +63,8 @@ fn every_kind() -> Vec<EventKind> {
         },
         EventKind::TurnStarted { turn: 1 },
         EventKind::ModelRetry {
+            usage: TokenUsage::default(),
+            cost_usd: None,
             attempt: 2,
             after: Duration::from_millis(500),
             reason: "overloaded (HTTP 529)".to_owned(),

@@ -40,7 +40,7 @@ impl Machine {
 
     pub(super) fn summarized(&mut self, text: &str, files: &[String], mut call: ModelCall) {
         call.purpose = CallPurpose::Summary;
-        self.ledger.model_call(call);
+        self.ledger.model_call(call.clone());
         let Activity::Summarizing(attempt) = self.activity else {
             return;
         };
@@ -64,8 +64,11 @@ impl Machine {
         let replaced = self.conversation.summarize(text, files, &finish_tools);
         if let Some(replaced) = replaced {
             let text = text.to_owned();
-            self.actions
-                .push_back(Action::HistorySummarized { replaced, text });
+            self.actions.push_back(Action::HistorySummarized {
+                replaced,
+                text,
+                call,
+            });
         }
         self.ask();
     }

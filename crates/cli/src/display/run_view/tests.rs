@@ -145,6 +145,8 @@ fn whole_run() -> Vec<EventKind> {
             after: Duration::from_millis(1500),
             reason: "the provider limits the rate of requests (HTTP 429)".to_owned(),
             discarded: String::new(),
+            usage: TokenUsage::default(),
+            cost_usd: None,
         },
         answered(2, ""),
         EventKind::ToolStarted {
@@ -284,6 +286,7 @@ fn status_displays_costs_and_how_they_are_known() {
         ..RunView::default()
     };
     let mut status = |event: &EventKind| {
+        view.count(event);
         view.event(event, Duration::ZERO, TERMINAL, &mut String::new());
         view.status(Duration::ZERO)
     };
@@ -291,11 +294,22 @@ fn status_displays_costs_and_how_they_are_known() {
         "turn 1/30 · 1.2k in (200 cached) · 50 out · $0.2500 · 0:00",
         "turn 1/30 · 2.4k in (400 cached) · 100 out · $0.3750 (list price) · 0:00",
         "turn 1/30 · ~3.6k in (600 cached) · ~150 out · ~$0.8750 (list price) · 0:00",
+        "turn 1/30 · ~3.6k in (600 cached) · ~170 out · ~$1.0000 (list price) · 0:00",
     ];
+    let summary = EventKind::HistorySummarized {
+        replaced: 3,
+        text: "So far.".to_owned(),
+        usage: TokenUsage {
+            answer: 20,
+            ..TokenUsage::default()
+        },
+        cost_usd: Some(0.125),
+    };
     let displayed = [
         costing(0.25, false, false),
         costing(0.125, true, false),
         costing(0.5, false, true),
+        summary,
     ]
     .map(|event| status(&event));
     assert_eq!(displayed, expected);
@@ -307,6 +321,7 @@ fn live_lines_display_current_activity() {
     let mut out = String::new();
     let mut at = |seconds, event: EventKind| {
         let now = Duration::from_secs(seconds);
+        view.count(&event);
         view.event(&event, now, TERMINAL, &mut out);
         view.live_lines(now + Duration::from_secs(1), TERMINAL)
     };
