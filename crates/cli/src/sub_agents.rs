@@ -69,7 +69,7 @@ pub(crate) struct SubAgentTable {
     settings: Layer,
 }
 
-/// What the sub-agents of a run have in common.
+/// The parts of a run that its sub-agents have in common.
 #[derive(Debug)]
 pub(crate) struct Caller<'a> {
     pub(crate) config: &'a RunConfig,
