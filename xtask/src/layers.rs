@@ -67,6 +67,7 @@ const LAYERS: &[Layer] = &[
     layer("cantle-agent", CORE).without(NETWORK),
     // Which principals there are is for the program to say.
     layer("cantle-files", &["cantle-core", "cantle-tls"]).without(TERMINAL),
+    layer("cantle-code-executor", &["cantle-core", "cantle-files"]).without(TERMINAL),
     layer("cantle-testkit", &["cantle-core", "cantle-files"]).without(TERMINAL),
     layer(
         "cantle",

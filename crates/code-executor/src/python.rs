@@ -1,0 +1,210 @@
+//! `run_python`: code in the session's sandbox, and the files that it makes.
+
+use std::collections::HashSet;
+use std::time::Duration;
+
+use bytes::Bytes;
+use cantle_core::sandbox::{
+    ByteRange, Captured, ExitStatus, FileKind, Sandbox, SandboxErrorKind, SandboxExt as _,
+    SandboxPath, SpawnRequest, Stdin, Walk,
+};
+use cantle_core::tool::{DynTool, ToolContext, ToolError, ToolOutput};
+use cantle_files::{Files, NewFile};
+use serde_json::{Value, json};
+
+use crate::failed;
+
+const DESCRIPTION: &str = "Execute Python code in an isolated sandbox. Save files to /tmp/, e.g. \
+    plt.savefig('/tmp/chart.png'), or to the working directory: they are stored and returned, also in list_files. \
+    Load stored files with load_file.";
+/// Characters of each channel.
+const MAX_OUTPUT: usize = 8000;
+const TRUNCATED: &str = "\n... [truncated]";
+const DEFAULT_TIMEOUT_S: i64 = 30;
+const MAX_TIMEOUT_S: i64 = 60;
+/// Time of a call, beyond the code's: listing and storing files.
+const CALL_TIMEOUT: Duration = Duration::from_secs(300);
+/// Files of one call that are stored.
+const MAX_FILES: usize = 100;
+/// Entries among which new files are looked for.
+const MAX_WALKED: usize = 20_000;
+/// Warnings of one call.
+const MAX_WARNINGS: usize = 20;
+
+#[derive(serde::Deserialize, schemars::JsonSchema)]
+struct Params {
+    /// Python code to execute.
+    code: String,
+    /// Max execution time in seconds (default 30, max 60).
+    timeout: Option<i64>,
+}
+
+pub(crate) fn run_python(files: &Files) -> DynTool {
+    let files = files.clone();
+    DynTool::from_fn("run_python", DESCRIPTION, move |params, cx| {
+        let files = files.clone();
+        async move { run(&files, params, &cx).await }
+    })
+    .with_timeout(Some(CALL_TIMEOUT))
+}
+
+async fn run(files: &Files, params: Params, cx: &ToolContext) -> Result<ToolOutput, ToolError> {
+    // Before the code runs: its files would belong to no one.
+    cx.require_principal()?;
+    let sandbox = &**cx.require_sandbox()?;
+    let timeout = params
+        .timeout
+        .unwrap_or(DEFAULT_TIMEOUT_S)
+        .clamp(1, MAX_TIMEOUT_S);
+    let before = Listing::of(sandbox).await?;
+    let request = SpawnRequest::argv(["python3", "-"])
+        .with_env("MPLBACKEND", "Agg")
+        .with_env("PYTHONDONTWRITEBYTECODE", "1")
+        .with_env("PYTHONIOENCODING", "utf-8:replace")
+        .with_stdin(Stdin::Bytes(Bytes::from(params.code)))
+        .with_timeout(Duration::from_secs(timeout.unsigned_abs()))
+        .with_cancellation(cx.cancellation.clone());
+    let output = sandbox.run(request).await?;
+    let mut stdout = truncated(&output.stdout);
+    let mut stderr = truncated(&output.stderr);
+    let timed_out = matches!(output.exit.status, ExitStatus::TimedOut { .. });
+    let exit_code = match output.exit.status {
+        ExitStatus::Code(code) => i64::from(code),
+        _ => -1,
+    };
+    if timed_out {
+        if !stderr.is_empty() {
+            stderr.push('\n');
+        }
+        stderr.push_str(&format!("Execution timed out after {timeout}s"));
+    }
+    let (stored, warnings) = store(files, sandbox, &before, cx).await?;
+    if !stored.is_empty() {
+        // After the cut, so that the model always sees it.
+        stdout.push_str("\n\n--- Generated Files ---\n");
+        for file in &stored {
+            let text = |name| file.get(name).and_then(Value::as_str);
+            let link = text("url").or(text("file_id")).unwrap_or_default();
+            stdout.push_str(&format!(
+                "[{}]({link})\n",
+                text("filename").unwrap_or_default()
+            ));
+        }
+    }
+    let success = exit_code == 0;
+    let mut result = json!({
+        "success": success, "stdout": stdout, "stderr": stderr, "exit_code": exit_code, "files": stored,
+    });
+    if let Some(result) = result.as_object_mut() {
+        if timed_out {
+            result.insert("timed_out".to_owned(), true.into());
+        }
+        if !warnings.is_empty() {
+            result.insert("warnings".to_owned(), warnings.into());
+        }
+    }
+    let mut output = crate::json(&result);
+    output.success = success;
+    Ok(output)
+}
+
+/// The first characters of a channel.
+fn truncated(channel: &Captured) -> String {
+    let text = channel.text();
+    match text.char_indices().nth(MAX_OUTPUT) {
+        Some((end, _)) => format!("{}{TRUNCATED}", text.get(..end).unwrap_or_default()),
+        None => text,
+    }
+}
+
+/// The places where code leaves files.
+struct Listing(Vec<(SandboxPath, Walk)>);
+
+impl Listing {
+    async fn of(sandbox: &dyn Sandbox) -> Result<Self, ToolError> {
+        let temporary =
+            SandboxPath::new("/tmp").map_err(|error| ToolError::failed(error.to_string()))?;
+        let mut walks = Vec::new();
+        for directory in [SandboxPath::working_directory(), temporary] {
+            let walk = match sandbox.walk(&directory, MAX_WALKED).await {
+                Err(error) if error.kind() == SandboxErrorKind::NotFound => Walk::default(),
+                walk => walk?,
+            };
+            walks.push((directory, walk));
+        }
+        Ok(Self(walks))
+    }
+}
+
+/// Stores the files that are new or changed since a listing. Each failure is a warning.
+async fn store(
+    files: &Files,
+    sandbox: &dyn Sandbox,
+    before: &Listing,
+    cx: &ToolContext,
+) -> Result<(Vec<Value>, Vec<String>), ToolError> {
+    let owner = cx.require_principal()?.id().as_str();
+    let after = Listing::of(sandbox).await?;
+    let (mut stored, mut warnings, mut seen) = (Vec::new(), Vec::new(), HashSet::new());
+    for ((directory, after), (_, before)) in after.0.iter().zip(&before.0) {
+        if after.is_truncated {
+            let limit = MAX_WALKED;
+            warnings.push(format!(
+                "{directory} has more than {limit} entries; the rest was not searched"
+            ));
+        }
+        for (path, entry) in after.changed_since(before) {
+            // The working directory may be below /tmp.
+            let is_first = entry.stamp.is_none_or(|stamp| seen.insert(stamp.inode));
+            if !is_first || path.components().any(|name| name.starts_with(b".")) {
+                continue;
+            }
+            let refusal = match entry.kind {
+                FileKind::File if stored.len() < MAX_FILES => None,
+                FileKind::File => Some(format!("more than {MAX_FILES} files")),
+                _ => Some("no regular file".to_owned()),
+            };
+            let outcome = match refusal {
+                Some(reason) => Err(reason),
+                None => put(files, sandbox, directory, path, owner, cx).await,
+            };
+            match outcome {
+                Ok(file) => stored.push(file),
+                Err(reason) if warnings.len() < MAX_WARNINGS => {
+                    warnings.push(format!("{path} was not stored: {reason}"));
+                }
+                Err(_) => {}
+            }
+        }
+    }
+    Ok((stored, warnings))
+}
+
+async fn put(
+    files: &Files,
+    sandbox: &dyn Sandbox,
+    directory: &SandboxPath,
+    path: &SandboxPath,
+    owner: &str,
+    cx: &ToolContext,
+) -> Result<Value, String> {
+    let full = directory
+        .join(path.relative_bytes())
+        .map_err(|error| error.to_string())?;
+    let content = sandbox.read(&full, ByteRange::all()).await;
+    let content = content.map_err(|error| error.to_string())?;
+    let new = NewFile::named(path.to_string())
+        .with_group("generated")
+        .with_run(cx.run.to_string())
+        .with_fact("path", full.to_string());
+    let record = files
+        .put(owner, new, content)
+        .await
+        .map_err(|error| error.to_string())?;
+    // The file is stored: without an address it is still found by its id.
+    let url = files.url(&record).await.map_err(failed).ok().flatten();
+    Ok(json!({
+        "file_id": record.id, "filename": record.filename, "url": url, "size_bytes": record.size_bytes,
+        "mime_type": record.mime_type, "minio_key": record.key, "sha256": record.sha256,
+    }))
+}

@@ -1,0 +1,267 @@
+//! The tools in real sandboxes of this machine, with a directory store and a SQLite catalogue.
+#![cfg(target_os = "linux")]
+#![expect(
+    clippy::unwrap_used,
+    clippy::indexing_slicing,
+    reason = "the lints know a test by its attribute, and what tests share has none"
+)]
+
+use std::sync::Arc;
+
+use cantle_backends_local::LocalBackend;
+use cantle_core::ids::RunId;
+use cantle_core::policy::Policy;
+use cantle_core::principal::{Level, Principal};
+use cantle_core::sandbox::{Backend as _, Sandbox, SandboxContext};
+use cantle_core::tool::{ToolContext, ToolError};
+use cantle_files::{FileStore, Files, Limits, Quota, SqliteRecords};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+async fn files(directory: &TempDir) -> Files {
+    let store = FileStore::directory(directory.path().join("objects")).unwrap();
+    let records = SqliteRecords::open(directory.path().join("catalogue.sqlite"))
+        .await
+        .unwrap();
+    Files::open(store, records).await.unwrap()
+}
+
+/// A principal's session: a sandbox of its own.
+struct User {
+    files: Files,
+    sandbox: Arc<dyn Sandbox>,
+    principal: Option<Principal>,
+}
+
+impl User {
+    async fn new(files: &Files, id: &str) -> Self {
+        let context = SandboxContext::new(RunId::new(), Policy::workspace());
+        Self {
+            files: files.clone(),
+            sandbox: LocalBackend::new().open(context).await.unwrap(),
+            principal: Some(Principal::new(id, Level::User).unwrap()),
+        }
+    }
+
+    async fn call(&self, name: &str, arguments: Value) -> Result<Value, ToolError> {
+        let tools = cantle_code_executor::tools(&self.files);
+        let tool = tools.into_iter().find(|tool| tool.name() == name).unwrap();
+        let arguments = tool.parse(&arguments.to_string())?.arguments;
+        let mut cx = ToolContext::new(RunId::new(), "call");
+        cx.sandbox = Some(Arc::clone(&self.sandbox));
+        cx.principal.clone_from(&self.principal);
+        let output = tool.call(arguments, cx).await?;
+        let result: Value = serde_json::from_str(&output.content.text()).unwrap();
+        if name == "run_python" {
+            assert_eq!(result["success"], output.success);
+        }
+        Ok(result)
+    }
+
+    async fn python(&self, code: &str) -> Value {
+        self.call("run_python", json!({ "code": code }))
+            .await
+            .unwrap()
+    }
+
+    async fn close(self) {
+        self.sandbox.close().await.unwrap();
+    }
+}
+
+fn names(result: &Value) -> Vec<&str> {
+    let files = result["files"].as_array().unwrap();
+    let mut names: Vec<_> = files
+        .iter()
+        .map(|it| it["filename"].as_str().unwrap())
+        .collect();
+    names.sort_unstable();
+    names
+}
+
+#[tokio::test]
+async fn files_of_all_places_are_stored_also_after_a_failure() {
+    let directory = TempDir::new().unwrap();
+    let user = User::new(&files(&directory).await, "alice").await;
+    let result = user
+        .python(
+            "import os, sys\n\
+             for d in ['/tmp/output', 'output/sub']: os.makedirs(d)\n\
+             for f in ['/tmp/a.csv', '/tmp/output/b.bin', 'rel.dat', 'output/sub/n.csv', '.hidden']: open(f, 'w').write(f)\n\
+             print('x' * 9000)\n\
+             sys.exit(3)",
+        )
+        .await;
+    assert_eq!(names(&result), ["a.csv", "b.bin", "n.csv", "rel.dat"]);
+    assert_eq!(
+        (&result["success"], &result["exit_code"]),
+        (&json!(false), &json!(3))
+    );
+    assert_eq!(result.get("warnings"), None);
+    let stdout = result["stdout"].as_str().unwrap();
+    let (output, trailer) = stdout.split_once("\n\n--- Generated Files ---\n").unwrap();
+    assert_eq!(output, format!("{}\n... [truncated]", "x".repeat(8000)));
+    assert_eq!(trailer.lines().count(), 4);
+    // A later call stores what is new only.
+    let again = user.python("open('/tmp/a.csv', 'a').write('more')").await;
+    assert_eq!(names(&again), ["a.csv"]);
+    assert_eq!(again["success"], true);
+    user.close().await;
+}
+
+#[tokio::test]
+async fn links_are_not_stored_and_reported() {
+    let directory = TempDir::new().unwrap();
+    let user = User::new(&files(&directory).await, "alice").await;
+    let result = user
+        .python("import os; os.symlink('/etc/passwd', '/tmp/leak.txt')")
+        .await;
+    assert_eq!(names(&result), [""; 0]);
+    assert_eq!(
+        result["warnings"],
+        json!(["leak.txt was not stored: no regular file"])
+    );
+    user.close().await;
+}
+
+#[tokio::test]
+async fn a_timeout_ends_the_whole_tree_and_keeps_output_and_files() {
+    let directory = TempDir::new().unwrap();
+    let user = User::new(&files(&directory).await, "alice").await;
+    let code = "import subprocess, time\n\
+                print('before', flush=True)\n\
+                open('/tmp/part.txt', 'w').write('x')\n\
+                subprocess.Popen(['sleep', '600'])\n\
+                time.sleep(600)";
+    // As text, as models write it.
+    let arguments = json!({ "code": code, "timeout": "1" });
+    let result = user.call("run_python", arguments).await.unwrap();
+    assert_eq!(result["stderr"], "Execution timed out after 1s");
+    assert_eq!(
+        (&result["exit_code"], &result["timed_out"]),
+        (&json!(-1), &json!(true))
+    );
+    assert!(result["stdout"].as_str().unwrap().starts_with("before\n"));
+    assert_eq!(names(&result), ["part.txt"]);
+    let left = "import os\n\
+                def name(p):\n    try: return open(f'/proc/{p}/comm').read().strip()\n    except OSError: return ''\n\
+                print([p for p in os.listdir('/proc') if p.isdigit() and name(p) == 'sleep'])";
+    assert_eq!(user.python(left).await["stdout"], "[]\n");
+    user.close().await;
+}
+
+#[tokio::test]
+async fn a_file_is_found_loaded_and_changed_in_another_session() {
+    let directory = TempDir::new().unwrap();
+    let first = User::new(&files(&directory).await, "alice").await;
+    first
+        .python("open('/tmp/chart.svg', 'w').write('<svg>1</svg>')")
+        .await;
+    first.close().await;
+    // Another process would open the same store and catalogue.
+    let files = files(&directory).await;
+    let second = User::new(&files, "alice").await;
+    let listed = second.call("list_files", json!({})).await.unwrap();
+    assert_eq!(names(&listed), ["chart.svg"]);
+    let id = &listed["files"][0]["file_id"];
+    let loaded = second
+        .call("load_file", json!({ "file_id": id }))
+        .await
+        .unwrap();
+    assert_eq!(loaded["local_path"], "/tmp/chart.svg");
+    let code = "p = '/tmp/chart.svg'; t = open(p).read(); open(p, 'w').write(t.replace('1', '2')); print(t)";
+    let changed = second.python(code).await;
+    assert!(
+        changed["stdout"]
+            .as_str()
+            .unwrap()
+            .starts_with("<svg>1</svg>\n")
+    );
+    let id = &changed["files"][0]["file_id"];
+    let read = second
+        .call("read_document", json!({ "file_id": id }))
+        .await
+        .unwrap();
+    assert_eq!(read["content"], "<svg>2</svg>");
+    assert_eq!(
+        names(&second.call("list_files", json!({})).await.unwrap()).len(),
+        2
+    );
+    second.close().await;
+}
+
+#[tokio::test]
+async fn files_of_others_and_of_no_one_are_refused_alike() {
+    let directory = TempDir::new().unwrap();
+    let files = files(&directory).await;
+    let (alice, mut bob) = (
+        User::new(&files, "alice").await,
+        User::new(&files, "bob").await,
+    );
+    let created = json!({ "filename": "../../notes.md", "content": "secret" });
+    let created = alice.call("create_document", created).await.unwrap();
+    assert_eq!(created["filename"], "notes.md");
+    let id = created["file_id"].as_str().unwrap();
+    for tool in ["load_file", "get_file_link", "read_document", "delete_file"] {
+        let error = bob.call(tool, json!({ "file_id": id })).await.unwrap_err();
+        assert_eq!(error.to_string(), format!("File not found: {id}"), "{tool}");
+    }
+    let error = bob
+        .call("load_file", json!({ "file_id": "x" }))
+        .await
+        .unwrap_err();
+    assert_eq!(error.to_string(), "badly formed hexadecimal UUID string");
+    bob.principal = None;
+    let error = bob
+        .call("run_python", json!({ "code": "1" }))
+        .await
+        .unwrap_err();
+    assert!(
+        error.to_string().starts_with("user_id is required"),
+        "{error}"
+    );
+    let deleted = alice
+        .call("delete_file", json!({ "file_id": id }))
+        .await
+        .unwrap();
+    assert_eq!(deleted["deleted"], true);
+    alice.close().await;
+    bob.close().await;
+}
+
+#[tokio::test]
+async fn a_file_that_can_not_be_stored_is_a_warning() {
+    let directory = TempDir::new().unwrap();
+    let files = files(&directory)
+        .await
+        .with_limits(Limits::new(10, Quota::new(100, 1000)));
+    let user = User::new(&files, "alice").await;
+    let code = "open('/tmp/large', 'w').write('x' * 11); open('/tmp/small', 'w').write('x')";
+    let result = user.python(code).await;
+    assert_eq!(names(&result), ["small"]);
+    let warning = "large was not stored: the file is larger than the limit of 10 bytes";
+    assert_eq!(
+        (&result["success"], &result["warnings"]),
+        (&json!(true), &json!([warning]))
+    );
+    user.close().await;
+}
+
+#[tokio::test]
+async fn code_reaches_neither_the_store_nor_the_catalogue() {
+    let directory = TempDir::new().unwrap();
+    let user = User::new(&files(&directory).await, "alice").await;
+    let place = directory.path().display();
+    let code = format!(
+        "import os, socket\n\
+         print(os.path.exists('{place}/catalogue.sqlite'), os.path.exists('{place}/objects'))\n\
+         print(sorted(k for k in os.environ if k.startswith(('AWS_', 'CANTLE_', 'PG', 'DATABASE'))))\n\
+         try: socket.create_connection(('1.1.1.1', 80), 2); print('connected')\n\
+         except OSError: print('no network')"
+    );
+    assert_eq!(
+        user.python(&code).await["stdout"],
+        "False False\n[]\nno network\n"
+    );
+    user.close().await;
+}
