@@ -2,7 +2,8 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::path::Path;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -25,12 +26,17 @@ const ONE_SHOT: &str = include_str!("one_shot.py");
 /// Prints the version; Python 2 can run it, too.
 const VERSION: &str =
     "import sys; sys.stdout.write('cantle-python %d.%d.%d' % sys.version_info[:3])";
-const MIN_VERSION: (u32, u32) = (3, 9);
+const MIN_VERSION: (u8, u8) = (3, 9);
 const DISCOVERY_TIMEOUT: Duration = Duration::from_secs(30);
+/// Maximum size of a script that is searched for the programs that it needs, and of their number.
+const MAX_SCRIPT_BYTES: u64 = 64 * 1024;
+const MAX_SCRIPT_PATHS: usize = 8;
 /// Maximum number of contexts of a session, each of which is a process.
 const MAX_CONTEXTS: usize = 64;
 /// Maximum number of files that artifacts are looked for among.
 const MAX_WALKED: usize = 100_000;
+/// Maximum number of files of a working directory whose changes the tool lists, which takes some 20 ms.
+const MAX_LISTED: usize = 10_000;
 
 /// Configuration of a Python interpreter in sandboxes of a backend. Immutable; clones are cheap.
 ///
@@ -116,7 +122,7 @@ impl Interpreter {
 
     /// Analyses code without executing it.
     pub fn check(&self, code: &str) -> Execution {
-        self.refusal(code)
+        self.refusal(&SourceFacts::of(code.as_bytes()))
             .unwrap_or_else(|| Execution::new(ExecutionOutcome::NotExecuted))
     }
 
@@ -125,7 +131,7 @@ impl Interpreter {
     /// # Errors
     /// If the sandbox can't be opened, fails or can't be closed. Code that fails is a result.
     pub async fn run(&self, code: &str) -> Result<Execution, SandboxError> {
-        if let Some(refused) = self.refusal(code) {
+        if let Some(refused) = self.refusal(&SourceFacts::of(code.as_bytes())) {
             return Ok(refused);
         }
         let session = self.open().await?;
@@ -155,8 +161,7 @@ impl Interpreter {
     }
 
     /// Returns the execution of code that is refused, because of a syntax error or an import.
-    fn refusal(&self, code: &str) -> Option<Execution> {
-        let facts = SourceFacts::of(code.as_bytes());
+    fn refusal(&self, facts: &SourceFacts) -> Option<Execution> {
         let refused = || Execution::new(ExecutionOutcome::Refused);
         if let Some(error) = &facts.syntax_error {
             return Some(refused().with_note(format!("Syntax error: {error}.")));
@@ -187,10 +192,18 @@ pub struct PythonSession {
     settings: Interpreter,
     sandbox: Arc<dyn Sandbox>,
     /// The Python of the sandbox, or why there is none.
-    python: OnceCell<Result<String, String>>,
+    python: OnceCell<Result<Python, String>>,
     contexts: Mutex<HashMap<String, Arc<Mutex<ContextState>>>>,
     /// The listing after the latest call, which is the next call's listing before.
     latest_walk: Mutex<Option<Arc<Walk>>>,
+}
+
+/// A usable Python 3.
+struct Python {
+    /// Its name or path in the sandbox.
+    program: String,
+    /// Its minor version.
+    minor: u8,
 }
 
 #[derive(Default)]
@@ -354,16 +367,22 @@ impl PythonSession {
 
     /// Returns the Python for this code, or the execution of code that is not started.
     async fn prepare(&self, code: &str) -> Result<Result<&str, Execution>, SandboxError> {
-        if let Some(refused) = self.settings.refusal(code) {
-            return Ok(Err(self.report(refused)));
-        }
-        let python = self.python.get_or_try_init(|| self.find_python()).await?;
-        Ok(python.as_deref().map_err(|reason| {
-            self.report(Execution::new(ExecutionOutcome::SetupFailed).with_note(reason))
-        }))
+        let found = self.python.get_or_try_init(|| self.find_python()).await?;
+        let python = match found {
+            Ok(python) => python,
+            Err(reason) => {
+                let failed = Execution::new(ExecutionOutcome::SetupFailed).with_note(reason);
+                return Ok(Err(self.report(failed)));
+            }
+        };
+        let facts = SourceFacts::for_minor_version(code.as_bytes(), python.minor);
+        Ok(match self.settings.refusal(&facts) {
+            Some(refused) => Err(self.report(refused)),
+            None => Ok(&python.program),
+        })
     }
 
-    async fn find_python(&self) -> Result<Result<String, String>, SandboxError> {
+    async fn find_python(&self) -> Result<Result<Python, String>, SandboxError> {
         let configured = self.settings.python.as_deref();
         let candidates = configured.map_or(vec!["python3", "python"], |python| vec![python]);
         let mut problem = None;
@@ -391,9 +410,11 @@ impl PythonSession {
             };
             let mut numbers = version
                 .split('.')
-                .map_while(|number| number.parse::<u32>().ok());
-            if (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= MIN_VERSION {
-                return Ok(Ok(candidate.to_owned()));
+                .map_while(|number| number.parse::<u8>().ok());
+            let (major, minor) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+            if (major, minor) >= MIN_VERSION {
+                let program = candidate.to_owned();
+                return Ok(Ok(Python { program, minor }));
             }
             let version: String = version.chars().take(40).collect();
             problem = Some(format!(
@@ -406,12 +427,22 @@ impl PythonSession {
         };
         let hidden = hidden_python(configured.unwrap_or("python3"));
         let hint = match hidden.filter(|_| self.sandbox.info().backend == "local") {
-            Some(directory) => format!(
-                " This machine has one that the sandbox can't see: allow `--read {directory}` and name its program."
+            Some(roots) => format!(
+                " This machine has one that the sandbox can't see: allow `{roots}` and name its program."
             ),
             None => String::new(),
         };
         Ok(Err(problem.unwrap_or(missing) + &hint))
+    }
+
+    /// Lists the working directory, to tell what a call of the tool changed; `None` if that takes too long.
+    pub(crate) async fn listing(&self) -> Result<Option<Walk>, SandboxError> {
+        let root = SandboxPath::working_directory();
+        match self.sandbox.walk(&root, MAX_LISTED).await {
+            Ok(walk) => Ok((!walk.is_truncated).then_some(walk)),
+            Err(error) if error.kind() == SandboxErrorKind::Gone => Err(error),
+            Err(_) => Ok(None),
+        }
     }
 
     async fn walk_before(&self) -> Result<Option<Arc<Walk>>, SandboxError> {
@@ -456,7 +487,7 @@ impl PythonSession {
     }
 }
 
-/// Returns the directory of a Python of this machine, as a read root that makes it visible.
+/// Returns the flags for the read roots that make a Python of this machine visible.
 fn hidden_python(python: &str) -> Option<String> {
     let path = if python.contains('/') {
         Path::new(python).exists().then(|| python.into())?
@@ -465,9 +496,71 @@ fn hidden_python(python: &str) -> Option<String> {
         let mut paths = std::env::split_paths(&directories).map(|directory| directory.join(python));
         paths.find(|path| path.is_file())?
     };
+    let mut needed = programs_of_script(&path);
+    if needed.is_empty() {
+        needed.extend(path.canonicalize());
+        needed.push(path);
+    }
+    let mut roots: Vec<PathBuf> = Vec::new();
+    for program in needed {
+        let root = installation(&program);
+        // Those of the system are visible.
+        let is_visible = |root: &Path| root.parent().is_none() || root.starts_with("/usr");
+        if let Some(root) = root.filter(|root| !is_visible(root))
+            && !roots.iter().any(|other| root.starts_with(other))
+        {
+            roots.push(root);
+        }
+    }
+    let flags: Vec<_> = roots
+        .iter()
+        .map(|root| format!("--read {}", root.display()))
+        .collect();
+    (!flags.is_empty()).then(|| flags.join(" "))
+}
+
+/// Returns the files and directories of this machine that a script (a shim of pyenv or the like) names.
+fn programs_of_script(path: &Path) -> Vec<PathBuf> {
+    let mut text = Vec::new();
+    let Ok(file) = std::fs::File::open(path) else {
+        return Vec::new();
+    };
+    let is_read = file.take(MAX_SCRIPT_BYTES).read_to_end(&mut text).is_ok();
+    if !is_read || !text.starts_with(b"#!") {
+        return Vec::new();
+    }
+    let text = String::from_utf8_lossy(&text);
+    let words = text.split(|c: char| c.is_whitespace() || "\"'`=:;!()".contains(c));
+    let paths = words
+        .filter(|word| word.starts_with('/'))
+        .map(PathBuf::from);
+    // `/bin`, where it is a link, too.
+    let system = ["/bin", "/dev", "/etc", "/sbin", "/usr"];
+    paths
+        .filter(|path| !system.iter().any(|it| path.starts_with(it)) && path.exists())
+        .take(MAX_SCRIPT_PATHS)
+        .collect()
+}
+
+/// Returns the directory with all that a program needs.
+fn installation(program: &Path) -> Option<PathBuf> {
     // pyenv's programs are scripts that need all of its directory.
-    let mut ancestors = path.ancestors();
+    let mut ancestors = program.ancestors();
     let pyenv = ancestors.find(|it| it.file_name().is_some_and(|name| name == ".pyenv"));
-    let directory = pyenv.or_else(|| path.parent()?.parent())?;
-    Some(directory.display().to_string())
+    if let Some(directory) = pyenv {
+        return Some(directory.to_owned());
+    }
+    if program.is_dir() {
+        return Some(program.to_owned());
+    }
+    let directory = program.parent()?;
+    let is_part = ["bin", "libexec", "shims"]
+        .iter()
+        .any(|it| directory.ends_with(it));
+    let root = if is_part {
+        directory.parent()?
+    } else {
+        directory
+    };
+    Some(root.to_owned())
 }

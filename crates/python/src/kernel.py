@@ -81,8 +81,7 @@ class Child:
             try:
                 signal.signal(signal.SIGINT, signal.default_int_handler)
                 self.send(type="started")
-                self.run(code, name)
-                self.show_figures()
+                self.show_figures(self.run(code, name))
             except SystemExit as exit:
                 if exit.code not in (None, 0):
                     raise
@@ -97,6 +96,7 @@ class Child:
         self.send(type="done", error=error)
 
     def run(self, code, name):
+        # Returns the value of the last expression.
         flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
         tree = compile(code, name, "exec", flags | ast.PyCF_ONLY_AST)
         last = None
@@ -105,11 +105,13 @@ class Child:
         # `from __future__` affects the last expression, too.
         body = compile(tree, name, "exec", flags)
         self.evaluate(body)
-        if last is not None:
-            value = self.evaluate(compile(last, name, "eval", flags | body.co_flags & 0x1fe0000))
-            if value is not None:
-                self.namespace["_"] = value
-                self.show(value, main=True)
+        if last is None:
+            return None
+        value = self.evaluate(compile(last, name, "eval", flags | body.co_flags & 0x1fe0000))
+        if value is not None:
+            self.namespace["_"] = value
+            self.show(value, main=True)
+        return value
 
     def evaluate(self, code):
         value = eval(code, self.namespace)
@@ -136,12 +138,14 @@ class Child:
         flush()
         self.send(type="result", main=main, data=formats(value))
 
-    def show_figures(self):
+    def show_figures(self, shown=None):
         pyplot = sys.modules.get("matplotlib.pyplot")
         if pyplot is None or not FIGURES or sys.modules["matplotlib"].get_backend() != "module://cantle_figures":
             return
         for number in pyplot.get_fignums():
-            self.show(pyplot.figure(number))
+            figure = pyplot.figure(number)
+            if figure is not shown:
+                self.show(figure)
         pyplot.close("all")
 
     def describe(self, error):

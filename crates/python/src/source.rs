@@ -8,7 +8,7 @@ use std::collections::HashSet;
 use std::thread;
 
 use rustpython_ruff_python_ast::visitor::{Visitor, walk_expr, walk_stmt};
-use rustpython_ruff_python_ast::{Expr, ModModule, Stmt, token::TokenKind};
+use rustpython_ruff_python_ast::{Expr, ModModule, PythonVersion, Stmt, token::TokenKind};
 use rustpython_ruff_python_parser::{Mode, ParseOptions, Parsed, lexer, parse_unchecked};
 use rustpython_ruff_text_size::{Ranged as _, TextSize};
 
@@ -89,8 +89,17 @@ pub struct SyntaxError {
 
 impl SourceFacts {
     /// Parses source. This takes time and memory in proportion to its size, up to [`MAX_SOURCE_BYTES`], and never
-    /// fails: what can't be parsed has a [`syntax_error`](Self::syntax_error).
+    /// fails: what can't be parsed has a [`syntax_error`](Self::syntax_error). Syntax of every Python 3 is accepted.
     pub fn of(source: &[u8]) -> Self {
+        Self::for_version(source, PythonVersion::latest_preview())
+    }
+
+    /// Parses source like [`of`](Self::of) for one version of Python 3, which may lack newer syntax.
+    pub fn for_minor_version(source: &[u8], minor: u8) -> Self {
+        Self::for_version(source, PythonVersion::from((3, minor)))
+    }
+
+    fn for_version(source: &[u8], version: PythonVersion) -> Self {
         if source.len() > MAX_SOURCE_BYTES {
             let message = format!(
                 "the source has {} bytes; at most {MAX_SOURCE_BYTES} are accepted",
@@ -116,11 +125,11 @@ impl SourceFacts {
             Err(message) => return Self::error_at(message.to_owned(), (refused_line(text), 1)),
         };
         if outline.depth <= INLINE_DEPTH {
-            return Self::parse(text);
+            return Self::parse(text, version);
         }
         thread::scope(|scope| {
             let builder = thread::Builder::new().stack_size(STACK_BYTES);
-            let thread = builder.spawn_scoped(scope, || Self::parse(text));
+            let thread = builder.spawn_scoped(scope, || Self::parse(text, version));
             let parsed = thread.ok().and_then(|thread| thread.join().ok());
             parsed.unwrap_or_else(|| Self::error_at("the source is too complex".to_owned(), (1, 1)))
         })
@@ -159,8 +168,9 @@ impl SourceFacts {
         }
     }
 
-    fn parse(text: &str) -> Self {
-        let parsed = parse_unchecked(text, ParseOptions::from(Mode::Module));
+    fn parse(text: &str, version: PythonVersion) -> Self {
+        let options = ParseOptions::from(Mode::Module).with_target_version(version);
+        let parsed = parse_unchecked(text, options);
         let Some(parsed) = parsed.try_into_module() else {
             return Self::default();
         };
@@ -175,6 +185,11 @@ impl SourceFacts {
                 }
             }
             return Self::error_at(lower_first(&error.error.to_string()), at);
+        }
+        let unsupported = parsed.unsupported_syntax_errors().iter();
+        if let Some(error) = unsupported.min_by_key(|it| it.start()) {
+            let at = position(text, error.start().to_usize());
+            return Self::error_at(lower_first(&error.to_string()), at);
         }
         Self::from_tree(text, &parsed)
     }

@@ -12,8 +12,8 @@ use cantle_core::content::{Content, Media, Part};
 use cantle_core::metadata::Metadata;
 use cantle_core::policy::Policy;
 use cantle_core::sandbox::{
-    Captured, Channel, CommandOutput, Exit, ExitStatus, RenderLimits, Sandbox, SandboxContext,
-    SandboxError, SandboxExt as _, SandboxPath, Utf8Decoder, render_channel,
+    Captured, Channel, CommandOutput, Exit, ExitStatus, FileKind, RenderLimits, Sandbox,
+    SandboxContext, SandboxError, SandboxExt as _, SandboxPath, Utf8Decoder, Walk, render_channel,
 };
 use cantle_core::tool::{
     DynTool, OpenContext, ProviderError, Tool, ToolContext, ToolError, ToolOutput, ToolProvider,
@@ -33,6 +33,9 @@ const NAME: &str = "python";
 const CONTEXT: &str = "main";
 /// Maximum number of images of one call.
 const MAX_IMAGES: usize = 8;
+/// Maximum number of changed files that are named, and of characters of each name.
+const MAX_FILES: usize = 20;
+const MAX_NAME_CHARS: usize = 200;
 
 /// Provides the tool `python`, which executes code and keeps its variables from call to call.
 ///
@@ -172,7 +175,7 @@ fn description(interpreter: &Interpreter, limits: RenderLimits) -> String {
         "Executes Python code and returns what it prints, the value of its last expression, figures of matplotlib, and \
          the traceback of an exception. Variables, functions and imports are kept from call to call. Relative paths \
          begin in the working directory, whose files are those of commands. `await` works at the top level; `input()` \
-         does not. Code is interrupted after {} s, and variables stay. ",
+         does not. The result names files that a call created or changed. Code is interrupted after {} s, and variables stay. ",
         interpreter.timeout.as_secs_f64()
     );
     if let Some(modules) = interpreter.allowed_imports.as_deref() {
@@ -209,7 +212,7 @@ impl RunPython {
     }
 
     /// Renders an execution for the model.
-    fn render(&self, execution: &Execution) -> (String, Vec<Media>) {
+    fn render(&self, execution: &Execution, files: Option<String>) -> (String, Vec<Media>) {
         let mut elements: Vec<(&str, String)> = Vec::new();
         if !matches!(
             execution.outcome,
@@ -244,6 +247,7 @@ impl RunPython {
         if let Some(error) = &execution.error {
             elements.push(("error", self.short(&error.traceback)));
         }
+        elements.extend(files.map(|files| ("files", files)));
         let notes = self.notes(execution);
         if !notes.is_empty() {
             elements.push(("advice", notes.join("\n")));
@@ -301,6 +305,32 @@ fn outcome(execution: &Execution) -> String {
     }
 }
 
+/// Names the files that a call created or changed, except our own.
+fn changed_files(before: &Walk, after: &Walk) -> Option<String> {
+    let changed = after.changed_since(before);
+    let names = changed.filter(|(path, entry)| {
+        entry.kind == FileKind::File && !path.relative_bytes().starts_with(b".cantle/")
+    });
+    let names: Vec<_> = names
+        .map(|(path, entry)| (path.to_string(), entry))
+        .collect();
+    if names.is_empty() {
+        return None;
+    }
+    let shown = names.iter().take(MAX_FILES).map(|(name, entry)| {
+        let name: String = name.escape_debug().take(MAX_NAME_CHARS).collect();
+        format!("{name} ({} bytes)", entry.size_bytes)
+    });
+    let mut text = format!(
+        "Created or changed: {}",
+        shown.collect::<Vec<_>>().join(", ")
+    );
+    if names.len() > MAX_FILES {
+        let _ = write!(text, ", and {} more", names.len() - MAX_FILES);
+    }
+    Some(text)
+}
+
 /// Returns the image of a result.
 fn result_image(result: &RichResult) -> Option<Media> {
     let encoded = ["png", "jpeg"]
@@ -343,14 +373,21 @@ impl Tool for RunPython {
             }
         };
         let cancellation = cx.cancellation.clone();
+        let before = self.session.listing().await?;
         let executed =
             self.session
                 .execute_with_observer(CONTEXT, &params.code, cancellation, &mut observer);
         let mut execution = executed.await?;
+        let after = match (&before, execution.outcome) {
+            (None, _) | (_, ExecutionOutcome::Refused | ExecutionOutcome::SetupFailed) => None,
+            _ => self.session.listing().await?,
+        };
+        let files = before.zip(after);
+        let files = files.and_then(|(before, after)| changed_files(&before, &after));
         if is_first && had_predecessor {
             execution.notes.insert(0, LOST_VARIABLES.to_owned());
         }
-        let (text, images) = self.render(&execution);
+        let (text, images) = self.render(&execution, files);
         let content = match images.is_empty() {
             true => Content::Text(text),
             false => {

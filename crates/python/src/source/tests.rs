@@ -141,6 +141,20 @@ fn no_repetition_of_tokens_overflows_the_stack() {
     }
 }
 
+#[test]
+fn syntax_is_that_of_the_version() {
+    let source = b"try: pass\nexcept* ValueError: pass\n";
+    let error = SourceFacts::for_minor_version(source, 10).syntax_error;
+    let expected =
+        "cannot use `except*` on Python 3.10 (syntax was added in Python 3.11) (line 2, column 7)";
+    assert_eq!(error.unwrap().to_string(), expected);
+    assert_eq!(
+        SourceFacts::for_minor_version(source, 11).syntax_error,
+        None
+    );
+    assert_eq!(SourceFacts::of(source).syntax_error, None);
+}
+
 /// Source on whose verdict CPython 3.11 and later agree; older versions lack `except*`.
 const CORPUS: &str = include_str!("corpus.txt");
 

@@ -382,6 +382,9 @@ async fn figures_are_results_unless_another_backend_is_chosen() {
         .map(|it| it.formats.get("png").cloned())
         .collect();
     assert_eq!(shown, [Some("ZmlndXJl".into())]);
+    let last = execute(&session, "plt.figure(2)\nplt.figure(1)").await;
+    let is_main: Vec<_> = last.results.iter().map(|it| it.is_main).collect();
+    assert_eq!(is_main, [true, false], "each figure once");
     let chosen = "import matplotlib; matplotlib.use('Agg')\nplt.figure(1)\nNone";
     assert_eq!(execute(&session, chosen).await.results, []);
     session.close().await.unwrap();
@@ -424,7 +427,8 @@ async fn figures_of_matplotlib_are_pictures() {
         "figure, axes = plt.subplots()\naxes.plot([3])\nfigure",
     )
     .await;
-    assert_eq!(again.results.iter().filter(|it| it.is_main).count(), 1);
+    let is_main: Vec<_> = again.results.iter().map(|it| it.is_main).collect();
+    assert_eq!(is_main, [true]);
     let chosen = execute(
         &session,
         "import matplotlib; matplotlib.use('Agg')\nplt.plot([1])\nplt.show()",

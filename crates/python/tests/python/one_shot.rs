@@ -153,6 +153,26 @@ async fn an_unusable_python_is_explained() {
     let missing = explain("python9", Policy::workspace()).await;
     assert_eq!(missing, "There is no Python `python9` in the sandbox.");
 
+    // A visible shim whose programs are below a private directory, as pyenv's.
+    let private = tempfile::tempdir().unwrap();
+    let private = private.path().canonicalize().unwrap();
+    fs::create_dir_all(private.join("tool/libexec")).unwrap();
+    let program = private.join("tool/libexec/tool");
+    fs::write(&program, "").unwrap();
+    let shim = place.path().join("shim");
+    fs::write(
+        &shim,
+        format!("#!/bin/sh\nexec \"{}\" \"$@\"\n", program.display()),
+    )
+    .unwrap();
+    fs::set_permissions(&shim, fs::Permissions::from_mode(0o755)).unwrap();
+    let mut policy = Policy::workspace();
+    let roots = policy.read_roots.take().unwrap();
+    policy.read_roots = Some(roots.with_paths([place.path().to_owned()]));
+    let shim = explain(shim.to_str().unwrap(), policy).await;
+    let flag = format!("allow `--read {}` and", private.join("tool").display());
+    assert!(shim.contains(&flag), "{shim}");
+
     let old = old.to_str().unwrap();
     let hidden = explain(old, Policy::workspace()).await;
     assert!(hidden.contains("--read "), "{hidden}");

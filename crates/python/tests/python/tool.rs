@@ -85,7 +85,8 @@ async fn a_model_sees_output_values_and_errors() {
     );
 
     // Commands and code have the same files.
-    text(&tool, "open('made.txt', 'w').write('by code')").await;
+    let printed = text(&tool, "open('made.txt', 'w').write('by code')").await;
+    assert!(printed.contains("<files>Created or changed: made.txt (7 bytes)</files>"));
     let made = "made.txt".parse().unwrap();
     assert_eq!(sandbox.read_bytes(&made, 100).await.unwrap(), "by code");
     set.close().await.unwrap();
@@ -93,6 +94,34 @@ async fn a_model_sees_output_values_and_errors() {
         sandbox.is_file(&made).await.unwrap(),
         "the sandbox is the session's"
     );
+    sandbox.close().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_model_sees_which_files_a_call_changed() {
+    let run = RunId::new();
+    let sandbox = sandbox(run).await;
+    let (set, tool) = open(&PythonTool::new(interpreter()), run, &sandbox).await;
+    let many = "for n in range(100): open('f%02d' % n, 'w').close()\nraise ValueError";
+    let many = text(&tool, many).await;
+    assert!(
+        many.contains("<files>Created or changed: f00 (0 bytes), f01 (0 bytes), ")
+            && many.contains(", f19 (0 bytes), and 80 more</files>"),
+        "{many}"
+    );
+    // Not what commands changed between two calls.
+    let by_command = "by-command".parse().unwrap();
+    sandbox.write_bytes(&by_command, "x".into()).await.unwrap();
+    let odd = text(
+        &tool,
+        "open('a\\nb', 'w').close(); open('f01', 'w').write('x')",
+    )
+    .await;
+    let named = "<files>Created or changed: a\\nb (0 bytes), f01 (1 bytes)</files>";
+    assert!(odd.contains(named), "{odd}");
+    let none = text(&tool, "1").await;
+    assert!(!none.contains("<files>"), "{none}");
+    set.close().await.unwrap();
     sandbox.close().await.unwrap();
 }
 
