@@ -67,6 +67,8 @@ const LAYERS: &[Layer] = &[
     layer("cantle-agent", CORE).without(NETWORK),
     // Which principals there are is for the program to say.
     layer("cantle-files", &["cantle-core", "cantle-tls"]).without(TERMINAL),
+    // Its requests leave from the program, not from a sandbox.
+    layer("cantle-web", &["cantle-core", "cantle-tls"]).without(TERMINAL),
     layer("cantle-code-executor", &["cantle-core", "cantle-files"]).without(TERMINAL),
     layer("cantle-testkit", &["cantle-core", "cantle-files"]).without(TERMINAL),
     layer(
@@ -79,6 +81,7 @@ const LAYERS: &[Layer] = &[
             "cantle-clients",
             "cantle-python",
             "cantle-tools",
+            "cantle-web",
         ],
     )
     .without(TERMINAL),

@@ -45,6 +45,7 @@
 //! | `macros` | [`tool`]: the attribute that turns a function into a tool | yes |
 //! | `python` | `python`: Python in a sandbox: source facts, one-shot runs, sessions that keep variables | no |
 //! | `tools` | [`tools`]: `code_exec`, `finish`, `view_image`, `user_input`, `calculator` | yes |
+//! | `web` | `web`: `fetch_web_page`, `web_search` | no |
 //!
 //! Without features, there is only [`core`]: messages, traits, events and errors.
 
@@ -68,6 +69,8 @@ pub use cantle_macros::tool_for_facade as tool;
 pub use cantle_python as python;
 #[cfg(feature = "tools")]
 pub use cantle_tools as tools;
+#[cfg(feature = "web")]
+pub use cantle_web as web;
 
 /// The execution backends.
 #[cfg(any(

@@ -5,7 +5,11 @@
 //! special-purpose registries, <https://www.iana.org/assignments/iana-ipv4-special-registry> and
 //! <https://www.iana.org/assignments/iana-ipv6-special-registry>.
 
+mod own;
+
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+pub use self::own::is_own;
 
 /// IPv4 networks that are not public: address and prefix length.
 const NOT_PUBLIC_V4: [([u8; 4], u32); 16] = [
@@ -36,7 +40,7 @@ const NOT_PUBLIC_V6: [([u16; 2], u32); 3] = [
 
 /// Returns whether an address is public. One that embeds an IPv4 address is as public as that.
 ///
-/// A public address can still be one of this machine.
+/// A public address can still be one of this machine; see [`is_own`].
 ///
 /// ```
 /// use cantle_core::network::is_public;

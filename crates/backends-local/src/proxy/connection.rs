@@ -8,7 +8,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
-use cantle_core::network::is_public;
+use cantle_core::network::{is_own, is_public};
 use http::header::{CONNECTION, CONTENT_TYPE, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{Either, Full};
@@ -26,7 +26,6 @@ use tokio_util::task::AbortOnDropHandle;
 use super::ProxySettings;
 use super::activity::Watched;
 use super::denials::{Denials, Denied};
-use super::own::is_own;
 use super::request::{Rejection, Target, forwarded, returned, target};
 
 /// Maximum length of the head of a request or response.

@@ -14,7 +14,6 @@
 mod activity;
 mod connection;
 mod denials;
-mod own;
 mod request;
 mod resolve;
 

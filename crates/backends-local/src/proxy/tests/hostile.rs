@@ -246,6 +246,6 @@ fn own_public_addresses_are_refused() {
             }
         }
         let unreachable = "198.51.102.1".parse().unwrap();
-        assert!(!super::super::own::is_own(unreachable));
+        assert!(!cantle_core::network::is_own(unreachable));
     });
 }

@@ -3,17 +3,17 @@
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 
-use cantle_core::network::embedded_v4;
+use super::embedded_v4;
 
 /// Addresses that no machine has, reserved for documentation.
 const NOBODY_V4: Ipv4Addr = Ipv4Addr::new(192, 0, 2, 1);
 const NOBODY_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
 
-/// Whether a connection to an address now reaches this machine.
+/// Returns whether a connection to an address now reaches this machine.
 ///
 /// The kernel is asked: a socket can be bound exactly to its own addresses, those of all interfaces and those
 /// routed to it. No packet is sent.
-pub(super) fn is_own(address: IpAddr) -> bool {
+pub fn is_own(address: IpAddr) -> bool {
     let embedded = match address {
         IpAddr::V4(_) => None,
         IpAddr::V6(address) => embedded_v4(address),

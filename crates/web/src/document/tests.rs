@@ -1,0 +1,78 @@
+use super::*;
+
+const PAGE: &str = include_str!("fixtures/guide.html");
+
+#[test]
+fn a_guide_keeps_headings_code_tables_and_links() {
+    let text = to_markdown(PAGE, "https://docs.example.com/guide/start.html");
+    for expected in [
+        "Installing the tool",
+        "```",
+        "tool init --name demo\ncd demo\n    tool run",
+        "| Option",
+        "--verbose",
+        "https://docs.example.com/guide/reference.html",
+        "- First",
+    ] {
+        assert!(text.contains(expected), "{expected} in:\n{text}");
+    }
+    assert!(!text.contains("alert("), "{text}");
+}
+
+#[test]
+fn a_page_without_an_article_is_returned_whole() {
+    let text = to_markdown(
+        "<title>T</title><ul><li><a href=/a>A</a><li>B</ul>",
+        "https://example.com/",
+    );
+    assert!(text.contains('A') && text.contains('B'), "{text}");
+    assert_eq!(to_markdown("", "https://example.com/"), "");
+}
+
+#[test]
+fn nested_tags_become_text_and_never_exhaust_the_stack() {
+    for (tag, count) in [
+        ("b", 20_000),
+        ("div", 12_000),
+        ("div", 210_000),
+        ("svg", 20_000),
+        ("blockquote", 20_000),
+    ] {
+        let html = format!("{}found", format!("<{tag}>").repeat(count));
+        assert_eq!(
+            to_markdown(&html, "https://example.com/").trim(),
+            "found",
+            "{tag}"
+        );
+    }
+    // At the limit, extraction recurses as deep as it ever does.
+    for tag in ["div", "table><tr><td"] {
+        let html = format!("{}found", format!("<{tag}>").repeat(MAX_DEPTH - 1));
+        assert!(
+            to_markdown(&html, "https://example.com/").contains("found"),
+            "{tag}"
+        );
+    }
+}
+
+#[test]
+fn charsets_are_declared_found_or_guessed() {
+    assert_eq!(
+        decode(Some("text/html; charset=ISO-8859-1"), b"caf\xe9"),
+        "café"
+    );
+    assert_eq!(
+        decode(Some("text/html; charset=\"utf-8\""), b"caf\xe9"),
+        "caf\u{fffd}"
+    );
+    assert_eq!(
+        decode(Some("text/html; charset=klingon"), b"caf\xe9"),
+        "café"
+    );
+    assert_eq!(decode(None, b"\xff\xfea\0b\0"), "ab");
+    assert_eq!(
+        decode(Some("text/html"), b"<meta charset='shift_jis'>\x83\x65"),
+        "<meta charset='shift_jis'>テ"
+    );
+    assert_eq!(decode(None, "größe".as_bytes()), "größe");
+}
