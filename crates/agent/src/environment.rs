@@ -3,6 +3,8 @@
 //! The sandbox is asked once per session, by one command. Its answer is hostile like all it says: it is
 //! bounded, and can't end the block that it stands in.
 
+mod tree;
+
 use std::fmt::Write as _;
 use std::time::Duration;
 
@@ -17,10 +19,6 @@ const MAX_FACT_CHARS: usize = 300;
 
 /// Maximum number of allowed hosts that are named.
 const MAX_HOSTS: usize = 20;
-
-/// Maximum number and characters of input files that are named.
-const MAX_FILES: usize = 200;
-const MAX_FILES_CHARS: usize = 6_000;
 
 /// Writes one line per fact, `name value`.
 const SCRIPT: &str = r#"
@@ -128,7 +126,9 @@ pub(crate) fn lines(
         let _ = writeln!(lines, "Network: {}", network(info.enforced_network()));
     }
     if !input_files.is_empty() {
-        files(input_files, &mut lines);
+        let count = input_files.len();
+        let _ = writeln!(lines, "Input files ({count}), in the working directory:");
+        tree::write(input_files, &mut lines);
     }
     lines
 }
@@ -155,27 +155,6 @@ fn network(network: Option<&Network>) -> String {
     }
 }
 
-fn files(paths: &[String], lines: &mut String) {
-    lines.push_str("Input files, in the working directory:\n");
-    let mut chars = 0;
-    let fits = |path: &&String| {
-        chars += path.chars().count();
-        chars <= MAX_FILES_CHARS
-    };
-    let mut named = 0;
-    for path in paths.iter().take(MAX_FILES).take_while(fits) {
-        let path: String = path.chars().filter(is_plain).collect();
-        let _ = writeln!(lines, "- {path}");
-        named += 1;
-    }
-    match paths.len() - named {
-        0 => {}
-        more => {
-            let _ = writeln!(lines, "- and {more} more; list the directory to see them");
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -197,22 +176,6 @@ mod tests {
         };
         assert_eq!(facts, expected);
         assert_eq!(SandboxFacts::parse(""), SandboxFacts::default());
-    }
-
-    #[test]
-    fn files_are_named_up_to_a_size() {
-        let many: Vec<_> = (0..300).map(|number| format!("f{number}")).collect();
-        let text = lines(3, None, &many);
-        assert!(text.contains("- f199\n- and 100 more;"), "{text}");
-        let long = [
-            "x".repeat(5_000),
-            "y".repeat(2_000),
-            "<b>\n</environment>".to_owned(),
-        ];
-        let text = lines(3, None, &long);
-        assert!(text.contains("- and 2 more;"), "{text}");
-        let text = lines(3, None, &long[2..]);
-        assert!(text.ends_with(":\n- b/environment\n"), "{text}");
     }
 
     #[test]

@@ -2,35 +2,48 @@
 //!
 //! A file keeps its name. A directory keeps its name with its contents; with a trailing `/` (or as
 //! `.`), only its contents are copied. A pattern (`*`, `?`, `[…]`, `**`) stands for the files that it
-//! matches, each under its path below the literal part of the pattern.
+//! matches, each under its path below the literal part of the pattern. [`InputOptions`] decides which files
+//! of directories and patterns are left out.
+
+mod entries;
 
 use std::collections::{HashMap, HashSet};
-use std::io::ErrorKind;
 use std::path::{Component, Path, PathBuf};
 
 use cantle_core::sandbox::{HostTree, Sandbox, SandboxExt as _, SandboxPath};
 use globset::GlobBuilder;
-use walkdir::WalkDir;
 
+use self::entries::Entries;
+pub use self::entries::InputOptions;
 use crate::error::{SessionError, SessionErrorKind};
+
+/// Maximum number of files that a warning names.
+const MAX_NAMED: usize = 10;
 
 /// A file or directory to copy, and its target.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Input {
     from: PathBuf,
     to: SandboxPath,
-    /// The files below `from` that a pattern matches; `None` for everything.
+    /// The files below `from` that a pattern matches.
     matches: Option<Vec<PathBuf>>,
+    /// The entries below `from` that are copied; `None` for a file.
+    wanted: Option<HashSet<PathBuf>>,
+    /// Files that were left out because they look like secrets.
+    secrets: Vec<PathBuf>,
 }
 
 /// Resolves paths and patterns. Reads directories, and therefore blocks.
-pub(crate) fn resolve(inputs: &[PathBuf]) -> Result<Vec<Input>, SessionError> {
+pub(crate) fn resolve(
+    inputs: &[PathBuf],
+    options: &InputOptions,
+) -> Result<Vec<Input>, SessionError> {
     let mut resolved = Vec::new();
     for input in inputs {
         if is_pattern(input) && !input.exists() {
-            resolved.push(matches(input)?);
+            resolved.push(matches(input, options)?);
         } else {
-            resolved.push(plain(input)?);
+            resolved.push(plain(input, options)?);
         }
     }
     let mut targets: HashMap<SandboxPath, PathBuf> = HashMap::new();
@@ -67,20 +80,47 @@ impl Input {
     /// Returns what is to be copied.
     fn tree(&self) -> HostTree {
         let tree = HostTree::new(&self.from);
-        let Some(files) = &self.matches else {
-            return tree;
-        };
-        let files = files.iter().flat_map(|file| file.ancestors());
-        let wanted: HashSet<PathBuf> = files.map(Path::to_owned).collect();
-        tree.with_filter(move |path, _| wanted.contains(path))
+        match self.wanted.clone() {
+            Some(wanted) => tree.with_filter(move |path, _| wanted.contains(path)),
+            None => tree,
+        }
     }
+
+    /// Returns a warning that names the files that look like secrets.
+    fn left_out(&self) -> Option<String> {
+        let named = self.secrets.iter().take(MAX_NAMED);
+        let named: Vec<_> = named.map(|path| path.display().to_string()).collect();
+        let more = match self.secrets.len().saturating_sub(MAX_NAMED) {
+            _ if named.is_empty() => return None,
+            0 => String::new(),
+            more => format!(" and {more} more"),
+        };
+        let from = self.from.display();
+        let named = named.join(", ");
+        Some(format!(
+            "input `{from}`: left out files that look like secrets: {named}{more} (--include-secrets, \
+             `InputOptions::include_secrets`)"
+        ))
+    }
+}
+
+/// Lists the entries below an input directory.
+fn list(
+    base: &Path,
+    max_depth: Option<usize>,
+    options: &InputOptions,
+) -> Result<Entries, SessionError> {
+    entries::list(base, max_depth, options).map_err(|cause| match cause.io_error() {
+        Some(cause) => error(format!("`{}` can't be read: {cause}", base.display())),
+        None => error(format!("a pattern to exclude is not valid: {cause}")),
+    })
 }
 
 fn error(message: String) -> SessionError {
     SessionError::new(SessionErrorKind::Input, message)
 }
 
-fn plain(input: &Path) -> Result<Input, SessionError> {
+fn plain(input: &Path, options: &InputOptions) -> Result<Input, SessionError> {
     let unreadable = |cause: std::io::Error| {
         error(format!(
             "the input `{}` can't be read: {cause}",
@@ -106,10 +146,19 @@ fn plain(input: &Path) -> Result<Input, SessionError> {
         };
         SandboxPath::from_os(name).map_err(|cause| error(cause.to_string()))?
     };
+    let (wanted, secrets) = if metadata.is_dir() {
+        let Entries { paths, secrets } = list(input, None, options)?;
+        let wanted = paths.into_iter().map(|(path, _)| path).collect();
+        (Some(wanted), secrets)
+    } else {
+        (None, Vec::new())
+    };
     Ok(Input {
         from: input.to_owned(),
         to,
         matches: None,
+        wanted,
+        secrets,
     })
 }
 
@@ -121,7 +170,7 @@ fn is_pattern(input: &Path) -> bool {
         .any(|byte| b"*?[".contains(byte))
 }
 
-fn matches(pattern: &Path) -> Result<Input, SessionError> {
+fn matches(pattern: &Path, options: &InputOptions) -> Result<Input, SessionError> {
     let mut base: PathBuf = pattern
         .components()
         .take_while(|part| !is_pattern(Path::new(part.as_os_str())))
@@ -145,43 +194,34 @@ fn matches(pattern: &Path) -> Result<Input, SessionError> {
     if base.as_os_str().is_empty() {
         base.push(".");
     }
-    let depth = if deep {
-        usize::MAX
-    } else {
-        below.components().count()
-    };
-    let mut found = Vec::new();
-    for entry in WalkDir::new(&base).min_depth(1).max_depth(depth) {
-        let entry = match entry {
-            Ok(entry) => entry,
-            // Only the directory in which the pattern starts must be readable.
-            Err(cause) if cause.depth() > 0 => continue,
-            Err(cause) => {
-                let cause = cause
-                    .into_io_error()
-                    .unwrap_or_else(|| ErrorKind::Other.into());
-                let message = format!("`{}` can't be read: {cause}", base.display());
-                return Err(error(message).with_source(cause));
-            }
-        };
-        let path = entry.path();
-        let Ok(relative) = path.strip_prefix(&base) else {
-            continue;
-        };
-        if matcher.is_match(relative) && path.is_file() {
-            found.push(relative.to_owned());
-        }
-    }
+    let depth = (!deep).then(|| below.components().count());
+    let Entries { paths, secrets } = list(&base, depth, options)?;
+    let is_match = |path: &PathBuf| matcher.is_match(path);
+    let is_file = |path: &PathBuf| base.join(path).is_file();
+    let files = paths.into_iter().filter(|(_, is_directory)| !is_directory);
+    let found: Vec<_> = files
+        .map(|(path, _)| path)
+        .filter(|path| is_match(path) && is_file(path))
+        .collect();
+    let secrets: Vec<_> = secrets.into_iter().filter(is_match).collect();
     if found.is_empty() {
+        let left_out = match &*secrets {
+            [] => "",
+            _ => " except some that look like secrets",
+        };
         return Err(error(format!(
-            "the pattern `{}` matches no file",
+            "the pattern `{}` matches no file{left_out}",
             pattern.display()
         )));
     }
+    let ancestors = found.iter().flat_map(|file| file.ancestors());
+    let wanted = ancestors.map(Path::to_owned).collect();
     Ok(Input {
         from: base,
         to: SandboxPath::working_directory(),
         matches: Some(found),
+        wanted: Some(wanted),
+        secrets,
     })
 }
 
@@ -194,6 +234,7 @@ pub(crate) async fn upload(
     let mut files = Vec::new();
     let mut warnings = Vec::new();
     for input in inputs {
+        warnings.extend(input.left_out());
         let uploaded = sandbox
             .upload_tree(input.tree(), &input.to)
             .await

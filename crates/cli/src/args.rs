@@ -80,6 +80,13 @@ pub(crate) enum RunsCommand {
         /// Id of the run, a prefix of it, or `last`
         run: String,
     },
+    /// Copy the files of a run that did not finish
+    Export {
+        /// Id of the run, a prefix of it, or `last`
+        run: String,
+        /// Where to: a new or empty directory
+        directory: PathBuf,
+    },
     /// Remove runs with their journals and working directories
     Rm {
         /// Ids of the runs, prefixes of them, or `last`
@@ -175,14 +182,10 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "FILE", help_heading = "Files")]
     pub(crate) image: Vec<PathBuf>,
 
-    /// Input file, directory or quoted pattern; can be repeated
-    ///
-    /// Inputs are copied into the sandbox: `data` as `data/…`, `data/` as its content, and `'src/**/*.rs'`
-    /// as the matching files, relative to `src`.
-    #[arg(long, value_name = "PATH", help_heading = "Files")]
-    pub(crate) input: Vec<PathBuf>,
+    #[command(flatten)]
+    pub(crate) inputs: InputArgs,
 
-    /// Directory for output files and cantle-result.json
+    /// Directory for output files and cantle-result.json [default: cantle-out/RUN, made with the first file]
     #[arg(long, value_name = "DIR", help_heading = "Files")]
     pub(crate) output_dir: Option<PathBuf>,
 
@@ -263,6 +266,32 @@ pub(crate) struct RunArgs {
 
     #[command(flatten)]
     pub(crate) display: DisplayArgs,
+}
+
+/// Files that are copied into the sandbox.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "Files")]
+pub(crate) struct InputArgs {
+    /// Input file, directory or quoted pattern; can be repeated
+    ///
+    /// Inputs are copied into the sandbox: `data` as `data/…`, `data/` as its content, and `'src/**/*.rs'`
+    /// as the matching files, relative to `src`. Files that .gitignore excludes are left out.
+    #[arg(long, value_name = "PATH")]
+    pub(crate) input: Vec<PathBuf>,
+
+    /// Leave out input files that match a pattern, as in a .gitignore; can be repeated
+    #[arg(long, value_name = "PATTERN", requires = "input")]
+    pub(crate) exclude: Vec<String>,
+
+    /// Copy input files that .gitignore excludes, too, and .git
+    #[arg(long, requires = "input")]
+    pub(crate) no_ignore: bool,
+
+    /// Copy input files that look like secrets, such as .env and private keys
+    ///
+    /// Without it, they are left out of directories and patterns, and named.
+    #[arg(long, requires = "input")]
+    pub(crate) include_secrets: bool,
 }
 
 /// How a run is displayed.
@@ -444,7 +473,7 @@ Examples:
   export OPENAI_API_KEY=…
   cantle run --model gpt-5 --input sales.csv --output-dir out 'Chart the sales by region'
   cantle run --model gpt-5 --input 'src/**/*.rs' 'Which functions have no test?'
-  git diff | cantle run --provider local --model any --quiet -
+  git diff | cantle run --provider local --model any --quiet 'Review this change'
 
 Output files are saved in --output-dir; cantle-result.json is written last, once the run has finished.
 

@@ -68,6 +68,8 @@ struct SavedOutput<'a> {
     /// The path below the output directory.
     name: Option<&'a Path>,
     size_bytes: u64,
+    /// By the file's name.
+    media_type: String,
     sha256: Option<&'a str>,
 }
 
@@ -124,6 +126,9 @@ pub(crate) fn write(outcome: &Outcome, output_dir: &Path) -> anyhow::Result<()> 
         path: file.path.display().to_string(),
         name: file.path.strip_prefix(output_dir).ok(),
         size_bytes: file.size_bytes,
+        media_type: mime_guess::from_path(&file.path)
+            .first_or_octet_stream()
+            .to_string(),
         sha256: file.sha256.as_deref(),
     });
     let refused = outcome.outputs.refused.iter().map(|refusal| RefusedOutput {

@@ -28,6 +28,9 @@ pub(crate) struct SavedSettings {
     pub(crate) schema: Option<Value>,
     pub(crate) approve: Option<String>,
     pub(crate) output_dir: Option<PathBuf>,
+    /// The directory where the run began.
+    #[serde(default)]
+    pub(crate) started_in: PathBuf,
     /// Whether the model could ask the user.
     pub(crate) asks_user: bool,
     #[serde(default, rename = "offers")]
@@ -70,6 +73,7 @@ impl SavedSettings {
             schema: schema.cloned(),
             approve,
             output_dir: args.output_dir.as_ref().map(absolute).transpose()?,
+            started_in: std::env::current_dir().unwrap_or_default(),
             asks_user,
             extra_tools: ExtraTools::default(),
             sub_agents: sub_agents.to_vec(),

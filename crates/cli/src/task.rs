@@ -1,6 +1,5 @@
 //! A task in an open session, from its start to its result: displayed, cancelled and written to files.
 
-use std::path::PathBuf;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +19,7 @@ use crate::agent::FINISH;
 use crate::ask::TerminalUser;
 use crate::display::{Display, Summary};
 use crate::exit::{Code, Failure};
+use crate::output_dir::OutputDir;
 use crate::replay::ReplayHooks;
 use crate::result_file;
 use crate::text::{clean, clean_json};
@@ -36,7 +36,7 @@ const MAX_BATCHES: usize = 16;
 pub(crate) struct Task {
     /// The task of a new run.
     pub(crate) content: Content,
-    pub(crate) output_dir: Option<PathBuf>,
+    pub(crate) output_dir: Option<OutputDir>,
     /// Advice for the case that the provider refuses the key.
     pub(crate) key_advice: Option<String>,
     /// Whether an unfinished run can be resumed.
@@ -98,27 +98,45 @@ impl Task {
         user: Option<TerminalUser>,
         cancellation: &CancellationToken,
     ) -> Result<u8, Failure> {
+        let is_resumed = session.is_resumed();
         let outcome = self.run(&session, display, user, cancellation).await?;
-        let mut code = match outcome.undelivered.is_empty() || self.output_dir.is_none() {
+        let is_given = self.output_dir.as_ref().is_some_and(OutputDir::is_given);
+        let mut code = match outcome.undelivered.is_empty() || !is_given {
             true => Code::from(outcome.status()),
             false => Code::Limit,
         };
         let mut summary = Summary::of(&outcome);
         summary.problems.extend(self.hint(&outcome));
 
-        let output_dir = self.output_dir.as_deref();
+        let output_dir = self.output_dir.as_ref().map(|dir| dir.of(outcome.run));
         let is_complete = outcome.error.is_none();
-        if let Some(dir) = output_dir.filter(|_| is_complete)
-            && let Err(error) = result_file::write(&outcome, dir)
-        {
-            summary.problems.push(format!("{error:#}"));
-            code = Code::Internal;
+        let has_result = is_given || !outcome.outputs.saved.is_empty();
+        if let Some(dir) = output_dir.as_deref().filter(|_| is_complete) {
+            let written = match has_result {
+                true => result_file::write(&outcome, dir),
+                false => Ok(()),
+            };
+            let removed = || match is_resumed {
+                true => Unfinished::remove(dir, outcome.run),
+                false => Ok(()),
+            };
+            if let Err(error) = written.and_then(|()| removed()) {
+                summary.problems.push(format!("{error:#}"));
+                code = Code::Internal;
+            }
         }
         if !is_complete || !outcome.undelivered.is_empty() {
             let sandbox = session.sandbox().map(AsRef::as_ref);
-            summary.unfinished =
-                Unfinished::save(&outcome, sandbox, output_dir, self.is_resumable).await;
+            // What can be resumed is kept as it is.
+            let to = output_dir
+                .as_deref()
+                .filter(|_| is_given || !self.is_resumable);
+            summary.unfinished = Unfinished::save(&outcome, sandbox, to, self.is_resumable).await;
         }
+        let ignored = self.output_dir.as_ref().map_or(Ok(()), OutputDir::ignore);
+        summary
+            .problems
+            .extend(ignored.err().map(|error| format!("{error:#}")));
         let closed = session.close().await;
         for line in self.replay.iter().flat_map(|it| it.report(self.verbose)) {
             display.note(&line).await;

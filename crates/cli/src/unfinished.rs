@@ -1,7 +1,7 @@
 //! The history and the files of a run that did not finish.
 //!
-//! They are saved in the output directory, if there is one, so that another run can continue from
-//! them. The sandbox is closed afterwards, so what could not be saved is reported with the reason.
+//! They are saved in the output directory, so that another run can continue from them, or the same one, which
+//! removes them when it finishes. The sandbox is closed afterwards, so what could not be saved is reported with the reason.
 
 use std::collections::VecDeque;
 use std::ffi::OsStr;
@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use cantle::agent::Outcome;
+use cantle::core::ids::RunId;
 use cantle::core::message::{Message, history};
 use cantle::core::sandbox::{
     FileInfo, FileKind, Sandbox, SandboxErrorKind, SandboxExt as _, SandboxPath,
@@ -18,9 +19,13 @@ use cantle::core::sandbox::{
 
 use crate::result_file;
 use crate::text::{one_line, plural, size};
+use crate::trust::read_regular;
 
 const HISTORY: &str = "cantle-history.json";
 const FILES: &str = "cantle-unfinished";
+
+/// The file that names the run which left the others.
+const OWNER: &str = ".cantle-unfinished";
 
 // The run is over and the user waits, so large working directories are saved in part.
 const MAX_FILES: usize = 20_000;
@@ -64,6 +69,11 @@ impl Unfinished {
             }
             return unfinished;
         };
+        // Without it, they are not removed.
+        let _ = result_file::write_atomically(
+            &output_dir.join(OWNER),
+            outcome.run.to_string().as_bytes(),
+        );
         let path = output_dir.join(HISTORY);
         match save_history(outcome, &path) {
             Ok(()) => unfinished.kept.push(format!(
@@ -73,17 +83,49 @@ impl Unfinished {
             Err(error) => unfinished.lost.push(format!("the conversation: {error:#}")),
         }
         if let Some(sandbox) = sandbox.filter(|_| !outcome.ledger.tools.is_empty()) {
-            let mut copy = WorkingDirectoryCopy {
-                sandbox,
-                to: output_dir.join(FILES),
-                files: 0,
-                size_bytes: 0,
-                lost: Vec::new(),
-            };
-            let ended = copy.run().await;
-            copy.report(ended, &mut unfinished);
+            unfinished.copy(sandbox, output_dir.join(FILES)).await;
         }
         unfinished
+    }
+
+    /// Copies the files of a sandbox's working directory into a directory, which is replaced.
+    pub(crate) async fn export(sandbox: &dyn Sandbox, to: PathBuf) -> Self {
+        let mut unfinished = Self::default();
+        unfinished.copy(sandbox, to).await;
+        unfinished
+    }
+
+    async fn copy(&mut self, sandbox: &dyn Sandbox, to: PathBuf) {
+        let mut copy = WorkingDirectoryCopy {
+            sandbox,
+            to,
+            files: 0,
+            size_bytes: 0,
+            lost: Vec::new(),
+        };
+        let ended = copy.run().await;
+        copy.report(ended, self);
+    }
+
+    /// Removes what a run left in the output directory before it was resumed.
+    pub(crate) fn remove(output_dir: &Path, run: RunId) -> anyhow::Result<()> {
+        let owner = output_dir.join(OWNER);
+        let is_own = read_regular(&owner)
+            .is_ok_and(|read| read.is_some_and(|(text, _)| text == run.to_string()));
+        if !is_own {
+            return Ok(());
+        }
+        remove_earlier(&output_dir.join(FILES))?;
+        for file in [output_dir.join(HISTORY), owner] {
+            match std::fs::remove_file(&file) {
+                Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                    return Err(error)
+                        .with_context(|| format!("failed to remove {}", file.display()));
+                }
+                _ => {}
+            }
+        }
+        Ok(())
     }
 }
 

@@ -1,7 +1,7 @@
 //! Data types and traits of Cantle, for authors of backends, clients and tools.
 //!
 //! Depend on this crate, and on `cantle-testkit` for tests; applications that build agents depend on
-//! the `cantle` facade. This crate has no network access, starts no processes and needs no runtime.
+//! the `cantle` facade. This crate opens no connections, starts no processes and needs no runtime.
 //! The traits to implement:
 //!
 //! - [`sandbox::Backend`], which opens a [`sandbox::Sandbox`], which spawns a

@@ -122,6 +122,8 @@ impl Run {
             let answers = resources.answers_approvals;
             answers.then(|| Arc::new(ApprovalRequests::default()))
         };
+        let own_outputs = resources.outputs.clone();
+        let own_outputs = own_outputs.map(|directory| directory.for_run(run));
         // Files of a sub-agent go to its caller's sandbox, and without one to where the caller's go.
         let inherited = || {
             let parent = resources.parent.as_ref()?;
@@ -139,7 +141,7 @@ impl Run {
             requests: requests.or_else(own_requests),
             standing_approvals: Mutex::default(),
             skills: resources.skills.clone(),
-            outputs: resources.outputs.clone().or_else(inherited),
+            outputs: own_outputs.or_else(inherited),
             background: Background::new(facts.clone(), &ending.cancellation),
             facts,
             ending,

@@ -46,7 +46,9 @@ impl Session {
     ) -> Result<Self, SessionError> {
         let SessionOptions {
             input_files,
+            inputs: input_options,
             output_dir,
+            has_output_dir_per_run: per_run,
             outputs,
             history,
             budget,
@@ -62,14 +64,18 @@ impl Session {
         check_money_budget(&agent, budget, parent.as_ref())?;
         let reads_files = output_dir.is_some() || skills.is_some() || !input_files.is_empty();
         let read = move || {
-            if let Some(directory) = &output_dir {
+            if let Some(directory) = output_dir.as_ref().filter(|_| !per_run) {
                 check_directory(directory)?;
             }
             let skills = skills.as_deref().map(Skills::load).transpose();
             let skills = skills.map_err(|error| {
                 SessionError::new(SessionErrorKind::Input, error.to_string()).with_source(error)
             });
-            Ok((inputs::resolve(&input_files)?, output_dir, skills?))
+            Ok((
+                inputs::resolve(&input_files, &input_options)?,
+                output_dir,
+                skills?,
+            ))
         };
         let (inputs, output_dir, skills) = if reads_files {
             blocking(read).await?
@@ -90,6 +96,7 @@ impl Session {
         let resources = &mut session.resources;
         resources.outputs = output_dir.map(|path| OutputDir {
             path,
+            per_run,
             options: outputs,
         });
         resources.budget = budget;
@@ -115,6 +122,7 @@ impl Session {
     ) -> Result<Self, SessionError> {
         let ResumeOptions {
             output_dir,
+            has_output_dir_per_run: per_run,
             outputs,
             budget,
             answers_approvals,
@@ -126,7 +134,7 @@ impl Session {
         check_money_budget(&agent, budget, parent.as_ref())?;
         let reading = store.clone();
         let read = blocking(move || {
-            if let Some(directory) = &output_dir {
+            if let Some(directory) = output_dir.as_ref().filter(|_| !per_run) {
                 check_directory(directory)?;
             }
             Ok((reading.reopen(run).map_err(store_error)?, output_dir))
@@ -201,6 +209,7 @@ impl Session {
         resources.tools = Arc::new(resources.tools.with_specs(specs));
         resources.outputs = output_dir.map(|path| OutputDir {
             path,
+            per_run,
             options: outputs,
         });
         resources.budget = budget;

@@ -10,6 +10,7 @@ use cantle_core::tool::Progress;
 use serde_json::Value;
 
 use crate::budget::Budget;
+use crate::inputs::InputOptions;
 use crate::journal::RunStore;
 use crate::scope::ParentRun;
 
@@ -20,8 +21,13 @@ use crate::scope::ParentRun;
 pub struct SessionOptions {
     /// Files, directories and patterns on the host that are copied into the sandbox.
     pub input_files: Vec<PathBuf>,
+    /// Which files of directories and patterns are left out.
+    pub inputs: InputOptions,
     /// The directory in which the files of a finished run are saved.
     pub output_dir: Option<PathBuf>,
+    /// Whether the files of each run are in a directory of their own below it, which has the run's id as its name
+    /// and is created with the first file.
+    pub has_output_dir_per_run: bool,
     /// How they are saved.
     pub outputs: OutputOptions,
     /// A conversation to continue. A system message at its start is replaced.
@@ -53,6 +59,9 @@ pub struct SessionOptions {
 pub struct ResumeOptions {
     /// The directory in which the files of a finished run are saved.
     pub output_dir: Option<PathBuf>,
+    /// Whether the files of each run are in a directory of their own below it, which has the run's id as its name
+    /// and is created with the first file.
+    pub has_output_dir_per_run: bool,
     /// How they are saved.
     pub outputs: OutputOptions,
     /// The budget of the run, including earlier spending.
@@ -78,6 +87,14 @@ macro_rules! common_options {
             /// Sets the output directory, which is created if it does not exist.
             pub fn output_dir(mut self, directory: impl Into<PathBuf>) -> Self {
                 self.output_dir = Some(directory.into());
+                self
+            }
+
+            /// Saves the files of each run in a directory below this one, which has the run's id as its name.
+            /// Directories are created when a run delivers files.
+            pub fn output_dir_per_run(mut self, directory: impl Into<PathBuf>) -> Self {
+                self.output_dir = Some(directory.into());
+                self.has_output_dir_per_run = true;
                 self
             }
 

@@ -185,7 +185,7 @@ async fn inputs_arrive_commands_run_and_outputs_are_saved_with_every_token_count
         "\nSandbox: ",
         "\nInstalled: ",
         "\nNetwork: off;",
-        "\n- data/deep/two.csv\n",
+        "\ndata/\n  deep/\n    two.csv\n",
     ] {
         assert!(task.contains(fact), "{fact} in {task}");
     }

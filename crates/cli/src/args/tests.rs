@@ -34,7 +34,7 @@ fn help_names_every_setting() {
 #[test]
 fn each_input_takes_one_value() {
     let args = run(&["--input", "a", "--input", "b/", "the task"]);
-    assert_eq!(args.input, [PathBuf::from("a"), PathBuf::from("b/")]);
+    assert_eq!(args.inputs.input, [PathBuf::from("a"), PathBuf::from("b/")]);
     assert_eq!(args.task.as_deref(), Some("the task"));
 }
 

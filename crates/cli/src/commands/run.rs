@@ -26,12 +26,14 @@ use crate::display::Display;
 use crate::exit::{Failure, FailureExt as _};
 use crate::extra_tools::ExtraTools;
 use crate::images;
+use crate::output_dir::OutputDir;
 use crate::replay::RecordedUser;
 use crate::result_file;
 use crate::saved_settings::SavedSettings;
 use crate::state_dir::StateDir;
 use crate::sub_agents::{self, Caller, SubAgentTable};
 use crate::task::{self, Task};
+use crate::task_text;
 
 const USER_INPUT: &str = "user_input";
 
@@ -84,7 +86,7 @@ pub(crate) fn prepare(args: &RunArgs) -> Result<PreparedRun, Failure> {
 
 fn prepare_new(args: &RunArgs) -> Result<PreparedRun, Failure> {
     let config = RunConfig::resolve(&args.settings, args.replay.as_deref())?;
-    let task = task_text(args).usage()?;
+    let task = task_text::read(args.task.as_deref(), &args.more).usage()?;
     let task = images::with_images(task, &args.image).usage()?;
     let schema = args
         .schema
@@ -93,8 +95,17 @@ fn prepare_new(args: &RunArgs) -> Result<PreparedRun, Failure> {
         .transpose()
         .usage()?;
     let mut options = SessionOptions::default().budget(budget(args));
-    options.input_files.clone_from(&args.input);
-    options.output_dir.clone_from(&args.output_dir);
+    options.input_files.clone_from(&args.inputs.input);
+    options.inputs.exclude.clone_from(&args.inputs.exclude);
+    options.inputs.include_ignored = args.inputs.no_ignore;
+    options.inputs.include_secrets = args.inputs.include_secrets;
+    let started_in = std::env::current_dir().unwrap_or_default();
+    let output_dir = OutputDir::find(args.output_dir.clone(), &started_in).usage()?;
+    options = match output_dir.clone() {
+        Some(OutputDir::Given(path)) => options.output_dir(path),
+        Some(OutputDir::PerRun(path)) => options.output_dir_per_run(path),
+        None => options,
+    };
     options.outputs = output_options(args, args.output_dir.as_deref());
     options.skills.clone_from(&args.skills);
     if let Some(path) = &args.history {
@@ -135,7 +146,7 @@ fn prepare_new(args: &RunArgs) -> Result<PreparedRun, Failure> {
         user,
     };
     let start = Start::New(Box::new(options));
-    definition.prepare(args, start, task, args.output_dir.clone(), remarks)
+    definition.prepare(args, start, task, output_dir, remarks)
 }
 
 fn prepare_resume(args: &RunArgs, name: &str) -> Result<PreparedRun, Failure> {
@@ -144,10 +155,11 @@ fn prepare_resume(args: &RunArgs, name: &str) -> Result<PreparedRun, Failure> {
     let saved = SavedSettings::read(kept.note.clone())
         .with_context(|| format!("run {} was not started by `cantle run`", kept.run))
         .usage()?;
-    let output_dir = args.output_dir.clone().or_else(|| saved.output_dir.clone());
+    let given = args.output_dir.clone().or_else(|| saved.output_dir.clone());
+    let output_dir = OutputDir::find(given, &saved.started_in).usage()?;
     let mut options = ResumeOptions::default().budget(budget(args));
-    options.output_dir.clone_from(&output_dir);
-    options.outputs = output_options(args, output_dir.as_deref());
+    options.output_dir = output_dir.as_ref().map(|dir| dir.of(kept.run));
+    options.outputs = output_options(args, options.output_dir.as_deref());
     options.fresh_sandbox = args.fresh_sandbox;
     let (channel, user) = TerminalUser::find().internal()?.unzip();
     let definition = Definition {
@@ -191,7 +203,7 @@ impl Definition<'_> {
         args: &RunArgs,
         mut start: Start,
         task: Content,
-        output_dir: Option<PathBuf>,
+        output_dir: Option<OutputDir>,
         mut remarks: Vec<String>,
     ) -> Result<PreparedRun, Failure> {
         let config = self.config;
@@ -312,7 +324,7 @@ impl PreparedRun {
             }
         };
         // Not earlier: a run that fails to start must not remove an earlier result.
-        if let Some(output_dir) = &self.task.output_dir
+        if let Some(OutputDir::Given(output_dir)) = &self.task.output_dir
             && let Err(failure) = result_file::put_aside(output_dir)
         {
             // The first failure is the one to report.
@@ -336,7 +348,10 @@ fn output_options(args: &RunArgs, output_dir: Option<&Path>) -> OutputOptions {
 
 /// Returns a warning if output files may find their names occupied.
 fn occupied_names_remark(options: &SessionOptions) -> Option<String> {
-    let directory = options.output_dir.as_deref()?;
+    let directory = options
+        .output_dir
+        .as_deref()
+        .filter(|_| !options.has_output_dir_per_run)?;
     if options.outputs.overwrite {
         return None;
     }
@@ -391,28 +406,6 @@ fn approvals(approve: Option<&str>) -> anyhow::Result<Approvals> {
             toml::from_str(&text).with_context(|| format!("invalid approval rules in {path}"))
         }
     }
-}
-
-fn task_text(args: &RunArgs) -> anyhow::Result<String> {
-    if !args.more.is_empty() {
-        let words = args.task.iter().chain(&args.more);
-        let words: Vec<_> = words.map(|word| format!("`{word}`")).collect();
-        bail!(
-            "expected the task as one argument, but got {}: {}. Quote the task, and quote patterns of --input so \
-             that the shell does not expand them: --input '*.csv'",
-            words.len(),
-            words.join(", ")
-        );
-    }
-    let task = match args.task.as_deref().unwrap_or_default() {
-        "-" => std::io::read_to_string(std::io::stdin().lock())
-            .context("failed to read the task from standard input")?,
-        task => task.to_owned(),
-    };
-    if task.trim().is_empty() {
-        bail!("the task is empty");
-    }
-    Ok(task)
 }
 
 /// Returns advice for the case that the provider refuses the key.

@@ -1,6 +1,8 @@
 //! `cantle runs`: lists, shows and removes kept runs.
 
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
+use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, anyhow};
@@ -8,7 +10,7 @@ use cantle::agent::{KeptRun, KeptStatus, StoreErrorKind};
 use cantle::core::escape::for_decision;
 use cantle::core::event::{Event, EventKind, RunStatus};
 use cantle::core::policy::{Policy, Strictness};
-use cantle::core::sandbox::{SandboxContext, SandboxErrorKind};
+use cantle::core::sandbox::{Sandbox, SandboxContext, SandboxErrorKind};
 use serde_json::{Value, json};
 
 use super::print;
@@ -20,6 +22,7 @@ use crate::saved_settings::SavedSettings;
 use crate::state_dir::StateDir;
 use crate::text::{clean, dollars, duration, one_line, plural};
 use crate::transcript;
+use crate::unfinished::Unfinished;
 
 /// Maximum number of characters of a task in the list.
 const TASK_CHARS: usize = 60;
@@ -49,6 +52,7 @@ pub(crate) async fn perform(command: RunsCommand) -> Result<u8, Failure> {
                 None => show(&run, &events),
             })?;
         }
+        RunsCommand::Export { run, directory } => export(&state, &run, &directory).await?,
         RunsCommand::Rm { runs, finished } => remove(&state, &runs, finished).await?,
         // `main` replaces it by `cantle run --resume`.
         RunsCommand::Resume { .. } => {}
@@ -222,10 +226,63 @@ async fn remove(state: &StateDir, names: &[String], finished: bool) -> Result<()
     ))
 }
 
+/// Copies the working directory of a run that can be resumed.
+async fn export(state: &StateDir, name: &str, directory: &Path) -> Result<(), Failure> {
+    let run = state.find_run(name).usage()?;
+    let id = run.run;
+    if run.status == KeptStatus::Running {
+        let message = format!("run {id} is in progress; stop its process first");
+        return Err(anyhow!(message)).usage();
+    }
+    match std::fs::read_dir(directory).map(|mut entries| entries.next().is_none()) {
+        Ok(true) => {}
+        Ok(false) => {
+            let message = format!(
+                "{} has files: name a new or empty directory",
+                directory.display()
+            );
+            return Err(anyhow!(message)).usage();
+        }
+        Err(error) if error.kind() == ErrorKind::NotFound => {}
+        Err(error) => {
+            let message = format!("{} can't be read", directory.display());
+            return Err(error).context(message).usage();
+        }
+    }
+    let sandbox = match reattach(&run).await {
+        Ok(Some(sandbox)) => sandbox,
+        Ok(None) => {
+            let message = format!(
+                "the working directory of run {id} is gone; what it delivered is listed by: cantle runs show {id}"
+            );
+            return Err(anyhow!(message)).usage();
+        }
+        Err(error) => return Err(error).internal(),
+    };
+    // The working directory remains once the sandbox is dropped.
+    sandbox.persist().await.internal()?;
+    let Unfinished { kept, lost } = Unfinished::export(&*sandbox, directory.to_owned()).await;
+    let kept = kept.iter().map(|line| format!("{}\n", clean(line)));
+    print(&kept.collect::<String>())?;
+    if lost.is_empty() {
+        return Ok(());
+    }
+    let lost: Vec<_> = lost.iter().map(|line| clean(line)).collect();
+    Err(anyhow!("not copied: {}", lost.join("\n  "))).internal()
+}
+
 /// Removes the kept sandbox of a run, with its files.
 async fn remove_sandbox(run: &KeptRun) -> anyhow::Result<()> {
+    match reattach(run).await? {
+        Some(sandbox) => Ok(sandbox.close().await?),
+        None => Ok(()),
+    }
+}
+
+/// Opens the kept sandbox of a run, unless it is gone.
+async fn reattach(run: &KeptRun) -> anyhow::Result<Option<Arc<dyn Sandbox>>> {
     let Some(handle) = &run.sandbox else {
-        return Ok(());
+        return Ok(None);
     };
     // Its files may belong to another user, which the run's policy determines.
     let saved = SavedSettings::read(run.note.clone()).ok();
@@ -233,8 +290,8 @@ async fn remove_sandbox(run: &KeptRun) -> anyhow::Result<()> {
     policy.strictness = Strictness::BestEffort;
     let cx = SandboxContext::new(run.run, policy);
     match backend::for_handle(handle)?.reattach(handle, cx).await {
-        Ok(sandbox) => Ok(sandbox.close().await?),
-        Err(error) if error.kind() == SandboxErrorKind::Gone => Ok(()),
-        Err(error) => Err(error).context("failed to remove the run's working directory"),
+        Ok(sandbox) => Ok(Some(sandbox)),
+        Err(error) if error.kind() == SandboxErrorKind::Gone => Ok(None),
+        Err(error) => Err(error).context("failed to open the run's working directory"),
     }
 }

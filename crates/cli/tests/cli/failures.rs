@@ -108,7 +108,11 @@ async fn broken_stream_keeps_the_work() {
     assert_eq!(exited.code, Some(5), "{exited:?}");
     assert_eq!(
         env.list("out"),
-        ["cantle-history.json", "cantle-unfinished"]
+        [
+            ".cantle-unfinished",
+            "cantle-history.json",
+            "cantle-unfinished"
+        ]
     );
     assert_eq!(env.read("out/cantle-unfinished/work.txt"), "done\n");
     let history: Value = serde_json::from_str(&env.read("out/cantle-history.json")).unwrap();

@@ -54,7 +54,11 @@ async fn first_signal_cancels_and_saves() {
         mark.gone().await;
         assert_eq!(
             env.list("out"),
-            ["cantle-history.json", "cantle-unfinished"]
+            [
+                ".cantle-unfinished",
+                "cantle-history.json",
+                "cantle-unfinished"
+            ]
         );
         assert_eq!(env.read("out/cantle-unfinished/work.txt"), "kept\n");
         for expected in [

@@ -7,7 +7,7 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use tokio::process::Child;
 
-use crate::support::{Mark, TestEnv, send, wait_for_exit};
+use crate::support::{Exited, Mark, TestEnv, send, wait_for_exit};
 use crate::{DOT, command, finish, nothing_to_do};
 
 const RUNS: &str = ".local/state/cantle/runs";
@@ -102,6 +102,94 @@ async fn runs_list_show_and_rm() {
     let again = env.run(["runs", "show", id]).await;
     assert_eq!(again.code, Some(2));
     assert_eq!(again.stderr, format!("cantle: no run {id} is kept\n"));
+}
+
+#[tokio::test]
+async fn files_of_a_kept_run_are_exported() {
+    let mark_env = TestEnv::new();
+    let mark = Mark::new(&mark_env);
+    let (_server, env) = served(script(&mark)).await;
+    start_and_kill(&env, &mark, &[]).await;
+    let export = ["runs", "export", "last", "copy"];
+    let exported = env.run(export).await;
+    assert_eq!(exported.code, Some(0), "{exported:?}");
+    assert_eq!(env.read("copy/effects"), "one\ntwo\n");
+    let again = env.run(export).await;
+    assert_eq!(again.code, Some(2), "{again:?}");
+    assert!(
+        again.stderr.contains("name a new or empty directory"),
+        "{again:?}"
+    );
+
+    // The run is none the worse for it, and once it has finished, its working directory is gone.
+    let resumed = env.run(["run", "--resume", "last"]).await;
+    assert_eq!(resumed.code, Some(0), "{resumed:?}");
+    let late = env.run(["runs", "export", "last", "late"]).await;
+    assert_eq!(late.code, Some(2), "{late:?}");
+    assert!(
+        late.stderr.contains("is gone; what it delivered"),
+        "{late:?}"
+    );
+    assert!(!env.path("late").exists());
+}
+
+#[tokio::test]
+async fn finish_removes_what_the_unfinished_run_left() {
+    let turns = || {
+        Script::new()
+            .turn(command("echo one >> effects"))
+            .turn(finish("all done", &["effects"]))
+    };
+    let (_server, env) = served(turns()).await;
+    let run = ["run", "Have effects", "--max-turns", "1"];
+    let first = env.run(run.iter().chain(&["--output-dir", "out"])).await;
+    assert_eq!(first.code, Some(3), "{first:?}");
+    assert!(env.path("out/cantle-unfinished/effects").exists());
+    env.write("out/notes", "mine");
+    let more = ["run", "--resume", "last", "--max-turns", "5"];
+    let more = env.run(more).await;
+    assert_eq!(more.code, Some(0), "{more:?}");
+    assert_eq!(env.list("out"), ["cantle-result.json", "effects", "notes"]);
+}
+
+#[tokio::test]
+async fn results_without_an_output_directory_are_below_cantle_out() {
+    let turns = || {
+        Script::new()
+            .turn(command("echo 1,2 > table.csv"))
+            .turn(finish("all done", &["table.csv"]))
+    };
+    let (_server, env) = served(turns()).await;
+    let done = env.run(["run", "Have a table"]).await;
+    check_default_output(&env, &done);
+
+    let (_server, env) = served(turns()).await;
+    let limited = env.run(["run", "Have a table", "--max-turns", "1"]).await;
+    assert_eq!(limited.code, Some(3), "{limited:?}");
+    assert!(!env.path("cantle-out").exists(), "{limited:?}");
+    let resume = ["run", "--resume", "last", "--max-turns", "5"];
+    check_default_output(&env, &env.run(resume).await);
+}
+
+fn check_default_output(env: &TestEnv, done: &Exited) {
+    assert_eq!(done.code, Some(0), "{done:?}");
+    let [ignore, run] = &*env.list("cantle-out") else {
+        panic!("{:?}", env.list("cantle-out"));
+    };
+    assert_eq!(ignore, ".gitignore");
+    assert_eq!(env.read("cantle-out/.gitignore"), "*\n");
+    let directory = format!("cantle-out/{run}");
+    assert!(
+        done.stderr.contains(&format!("{directory}/table.csv")),
+        "{done:?}"
+    );
+    let result = env.result(&directory);
+    assert_eq!(result["run"], **run);
+    let output = &result["outputs"][0];
+    assert_eq!(
+        (&output["name"], &output["media_type"]),
+        (&json!("table.csv"), &json!("text/csv"))
+    );
 }
 
 #[tokio::test]

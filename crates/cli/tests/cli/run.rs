@@ -3,7 +3,7 @@
 use cantle_testkit::openai::{Script, ScriptedServer, ServerOptions, ToolCall, Turn, Usage};
 use serde_json::{Value, json};
 
-use crate::support::TestEnv;
+use crate::support::{Exited, TestEnv};
 use crate::{command, finish, finish_with, nothing_to_do};
 
 /// Returns a model that counts the words of `data/in.txt`.
@@ -16,7 +16,7 @@ fn counting() -> Script {
         .turn(finish("There are 3 words.", &["count.txt"]))
 }
 
-async fn counted(flags: &[&str]) -> (ScriptedServer, TestEnv, crate::support::Exited) {
+async fn counted(flags: &[&str]) -> (ScriptedServer, TestEnv, Exited) {
     let options = ServerOptions::new(counting()).api_key("sk-test-123");
     let server = ScriptedServer::start(options).await.unwrap();
     let env = TestEnv::new()
@@ -80,7 +80,7 @@ async fn result_file_describes_the_run() {
             "source": "count.txt",
             "path": "out/count.txt",
             "name": "count.txt",
-            "size_bytes": 2,
+            "size_bytes": 2, "media_type": "text/plain",
             "sha256": "1121cfccd5913f0a63fec40a6ffd44ea64f9dc135c66634ba001d10bcf4302a2",
         }],
         "earlier": {},
@@ -183,6 +183,129 @@ async fn task_is_read_from_stdin() {
             .unwrap()
             .to_string()
             .contains("Line one\\nline two")
+    );
+}
+
+#[tokio::test]
+async fn stdin_beside_a_task_is_its_context() {
+    let server = ScriptedServer::start(nothing_to_do()).await.unwrap();
+    let env = TestEnv::new().with_server(&server.url());
+    let sent = |exited: &Exited| {
+        assert_eq!(exited.code, Some(0), "{exited:?}");
+        let messages = server.requests().last().unwrap().body()["messages"].clone();
+        messages.as_array().unwrap().last().unwrap().to_string()
+    };
+    let exited = env
+        .run_with(["run", "Review this", "-q"], b"+ added\n")
+        .await;
+    let message = sent(&exited);
+    let expected = "Review this\\n\\n<stdin>\\n+ added\\n</stdin>";
+    assert!(message.contains(expected), "{message}");
+    let exited = env.run_with(["run", "Review this", "-q"], b"").await;
+    assert!(!sent(&exited).contains("stdin"));
+
+    for (input, expected) in [
+        (
+            vec![b'x'; 300 * 1024],
+            "standard input is larger than 256 KiB",
+        ),
+        (vec![0xff, 0xfe], "standard input is not UTF-8 text"),
+    ] {
+        let exited = env.run_with(["run", "Review this"], &input).await;
+        assert_eq!(exited.code, Some(2), "{exited:?}");
+        assert!(exited.stderr.contains(expected), "{exited:?}");
+        assert!(exited.stderr.contains("--input"), "{exited:?}");
+    }
+}
+
+#[tokio::test]
+async fn ignored_files_and_secrets_are_left_out() {
+    let script = Script::new()
+        .turn(command("find . -type f | LC_ALL=C sort"))
+        .turn(finish("Found.", &[]));
+    let server = ScriptedServer::start(script).await.unwrap();
+    let env = TestEnv::new().with_server(&server.url());
+    for file in [
+        ".git/config",
+        "project/.git/config",
+        "project/.env",
+        "project/.env.sample",
+        "project/cantle-out/old.txt",
+        "project/deploy/id_rsa",
+        "project/public.pem",
+        "project/src/main.rs",
+        "project/src/notes.tmp",
+        "project/target/debug/a",
+        "outside.env",
+    ] {
+        env.write(file, "x");
+    }
+    env.write(".gitignore", "*.rs\n");
+    env.write("project/.gitignore", "target/\n");
+    env.write("project/server.key", "-----BEGIN PRIVATE KEY-----\nabc\n");
+    let found = async |flags: &[&str]| {
+        let exited = env.run(["run", "Find", "-v"].iter().chain(flags)).await;
+        assert_eq!(exited.code, Some(0), "{exited:?}");
+        let lines = exited.stderr.lines();
+        let files = lines.filter_map(|line| line.trim().strip_prefix("│ ./"));
+        (
+            files.map(str::to_owned).collect::<Vec<_>>(),
+            exited.stderr.clone(),
+        )
+    };
+    let whole = ["--input", "project/"];
+    let (files, stderr) = found(&whole).await;
+    let expected = [
+        ".env.sample",
+        ".gitignore",
+        "public.pem",
+        "src/main.rs",
+        "src/notes.tmp",
+    ];
+    assert_eq!(files, expected, "{stderr}");
+    let warning =
+        "left out files that look like secrets: .env, deploy/id_rsa, server.key (--include-secrets";
+    assert!(stderr.contains(warning), "{stderr}");
+
+    let flags = [
+        "--exclude",
+        "*.tmp",
+        "--exclude",
+        "/public*",
+        "--include-secrets",
+    ];
+    let (files, stderr) = found(&[&whole[..], &flags].concat()).await;
+    let expected = [
+        ".env",
+        ".env.sample",
+        ".gitignore",
+        "deploy/id_rsa",
+        "server.key",
+        "src/main.rs",
+    ];
+    assert_eq!(files, expected, "{stderr}");
+
+    let (files, stderr) = found(&[&whole[..], &["--no-ignore"]].concat()).await;
+    assert!(files.contains(&".git/config".to_owned()), "{stderr}");
+    assert!(files.contains(&"target/debug/a".to_owned()), "{stderr}");
+    assert!(
+        !files.contains(&"cantle-out/old.txt".to_owned()),
+        "{stderr}"
+    );
+
+    // A file that is named itself is copied, and patterns honour the same rules.
+    let (files, stderr) = found(&["--input", "outside.env", "--input", "project/**/*"]).await;
+    assert!(files.contains(&"outside.env".to_owned()), "{stderr}");
+    assert!(!files.contains(&".env".to_owned()), "{stderr}");
+    assert!(!files.contains(&"target/debug/a".to_owned()), "{stderr}");
+
+    let exited = env
+        .run(["run", "Find", "--input", "project", "--exclude", "a{b"])
+        .await;
+    assert_eq!(exited.code, Some(2), "{exited:?}");
+    assert!(
+        exited.stderr.contains("a pattern to exclude is not valid"),
+        "{exited:?}"
     );
 }
 

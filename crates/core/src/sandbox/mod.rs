@@ -27,6 +27,7 @@ mod program;
 mod render;
 mod request;
 mod reserved;
+mod secret_files;
 mod signal;
 mod staging;
 mod transfer;
@@ -54,6 +55,7 @@ pub use self::program::Program;
 pub use self::render::{RenderLimits, render_channel, render_command, render_refusal};
 pub use self::request::{Background, Command, PtySize, SpawnRequest, Spill, Stdin};
 pub use self::reserved::reserved_name;
+pub use self::secret_files::looks_secret;
 pub use self::signal::Signal;
 pub use self::transfer::{
     OutputOptions, RefusedFile, SavedFile, SavedOutputs, UploadedFile, UploadedFiles,

@@ -21,6 +21,7 @@ use crate::args::DemoArgs;
 use crate::config;
 use crate::display::Display;
 use crate::exit::{Failure, FailureExt as _};
+use crate::output_dir::OutputDir;
 use crate::result_file;
 use crate::settings::Settings;
 use crate::task::{self, Task};
@@ -83,7 +84,7 @@ impl PreparedDemo {
         }
         let task = Task {
             content: TASK.into(),
-            output_dir: Some(self.args.output_dir),
+            output_dir: Some(OutputDir::Given(self.args.output_dir)),
             key_advice: None,
             is_resumable: false,
             result_as_json: false,

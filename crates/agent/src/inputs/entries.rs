@@ -1,0 +1,119 @@
+//! The entries of an input directory that are copied: without ignored files and those that look like secrets.
+
+use std::fs::File;
+use std::io::Read as _;
+use std::path::{Path, PathBuf};
+
+use cantle_core::sandbox::looks_secret;
+use ignore::overrides::{Override, OverrideBuilder};
+use ignore::{DirEntry, WalkBuilder};
+
+/// The default directory of results, which is no input.
+const RESULTS: &str = "cantle-out";
+
+/// The part of a file in which a private key begins.
+const KEY_BYTES: u64 = 16 * 1024;
+
+/// Which files of input directories and patterns are copied. A file that is named itself always is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct InputOptions {
+    /// Patterns of files to leave out, as in a `.gitignore`.
+    pub exclude: Vec<String>,
+    /// Copies files that `.gitignore` and git's other ignore files exclude, and `.git`.
+    pub include_ignored: bool,
+    /// Copies files that look like secrets, such as `.env` and private keys.
+    pub include_secrets: bool,
+}
+
+/// The entries of a directory, by their paths relative to it.
+#[derive(Debug, Default)]
+pub(super) struct Entries {
+    /// Entries of any type, and whether each is a directory.
+    pub(super) paths: Vec<(PathBuf, bool)>,
+    /// Files that were left out because they look like secrets.
+    pub(super) secrets: Vec<PathBuf>,
+}
+
+/// Lists the entries below a directory. Those that can't be read are passed over. Blocks.
+///
+/// # Errors
+/// If a pattern to exclude is invalid, or the directory can't be read.
+pub(super) fn list(
+    base: &Path,
+    max_depth: Option<usize>,
+    options: &InputOptions,
+) -> Result<Entries, ignore::Error> {
+    let ignores = !options.include_ignored;
+    let is_in_repository = is_in_repository(base);
+    let mut walk = WalkBuilder::new(base);
+    walk.hidden(false)
+        .ignore(false)
+        .git_ignore(ignores)
+        .git_global(ignores)
+        .git_exclude(ignores)
+        // Without a repository, the ignore files of the directories above are about something else.
+        .parents(ignores && is_in_repository)
+        .require_git(is_in_repository)
+        .max_depth(max_depth)
+        .overrides(excluded(base, &options.exclude)?)
+        .filter_entry(move |entry| {
+            let name = entry.file_name();
+            entry.depth() == 0 || !(name == RESULTS || (ignores && name == ".git"))
+        });
+    let mut entries = Entries::default();
+    for entry in walk.build() {
+        let entry = match entry {
+            Ok(entry) if entry.depth() == 0 => continue,
+            Ok(entry) => entry,
+            Err(error) if error.depth() == Some(0) => return Err(error),
+            Err(_) => continue,
+        };
+        let Ok(path) = entry.path().strip_prefix(base) else {
+            continue;
+        };
+        if !options.include_secrets && is_secret(path, &entry) {
+            entries.secrets.push(path.to_owned());
+        } else {
+            let is_directory = entry.file_type().is_some_and(|kind| kind.is_dir());
+            entries.paths.push((path.to_owned(), is_directory));
+        }
+    }
+    entries.secrets.sort();
+    Ok(entries)
+}
+
+fn excluded(base: &Path, patterns: &[String]) -> Result<Override, ignore::Error> {
+    let mut excluded = OverrideBuilder::new(base);
+    for pattern in patterns {
+        excluded.add(&format!("!{pattern}"))?;
+    }
+    excluded.build()
+}
+
+fn is_in_repository(directory: &Path) -> bool {
+    let directory = directory.canonicalize();
+    let is_root = |directory: &Path| directory.join(".git").exists();
+    directory.is_ok_and(|directory| directory.ancestors().any(is_root))
+}
+
+fn is_secret(path: &Path, entry: &DirEntry) -> bool {
+    if entry.file_type().is_some_and(|kind| kind.is_dir()) {
+        return false;
+    }
+    if looks_secret(&path.to_string_lossy()) {
+        return true;
+    }
+    let is_regular = entry.file_type().is_some_and(|kind| kind.is_file());
+    let may_be_key = path
+        .extension()
+        .is_some_and(|end| end == "pem" || end == "key");
+    is_regular && may_be_key && has_private_key(entry.path())
+}
+
+fn has_private_key(file: &Path) -> bool {
+    let mut start = Vec::new();
+    let read = File::open(file).and_then(|file| file.take(KEY_BYTES).read_to_end(&mut start));
+    let marker = b"PRIVATE KEY-----";
+    read.is_ok() && start.windows(marker.len()).any(|bytes| bytes == marker)
+}

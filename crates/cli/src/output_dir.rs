@@ -1,0 +1,76 @@
+//! The directory in which the files of a run are saved.
+
+use std::fs::OpenOptions;
+use std::io::{ErrorKind, Write as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use cantle::core::ids::RunId;
+use rustix::fs::{Access, access};
+
+/// The directory of results where none is given. It is never an input.
+const DEFAULT: &str = "cantle-out";
+
+/// The output directory of a run.
+#[derive(Clone, Debug)]
+pub(crate) enum OutputDir {
+    /// The directory that the user named.
+    Given(PathBuf),
+    /// Each run that delivers files has a directory in this one, which has the run's id as its name.
+    PerRun(PathBuf),
+}
+
+impl OutputDir {
+    /// Returns the directory that the user named, or else `cantle-out` in the directory where the run began; `None` if
+    /// that can't be written.
+    ///
+    /// # Errors
+    /// If `cantle-out` is something else than a directory.
+    pub(crate) fn find(given: Option<PathBuf>, started_in: &Path) -> anyhow::Result<Option<Self>> {
+        if let Some(given) = given {
+            return Ok(Some(Self::Given(given)));
+        }
+        let is_current = std::env::current_dir().is_ok_and(|current| current == started_in);
+        let path = match is_current {
+            true => PathBuf::from(DEFAULT),
+            false => started_in.join(DEFAULT),
+        };
+        let writable = match std::fs::symlink_metadata(&path) {
+            Ok(metadata) if metadata.is_dir() => access(&path, Access::WRITE_OK),
+            Ok(_) => bail!(
+                "{} is not a directory, and files can't be saved there: name another with --output-dir",
+                path.display()
+            ),
+            Err(_) => access(started_in, Access::WRITE_OK),
+        };
+        Ok(writable.is_ok().then_some(Self::PerRun(path)))
+    }
+
+    pub(crate) fn is_given(&self) -> bool {
+        matches!(self, Self::Given(_))
+    }
+
+    /// Returns the directory of a run's files.
+    pub(crate) fn of(&self, run: RunId) -> PathBuf {
+        match self {
+            Self::Given(path) => path.clone(),
+            Self::PerRun(path) => path.join(run.to_string()),
+        }
+    }
+
+    /// Keeps the default directory out of git, once it exists.
+    pub(crate) fn ignore(&self) -> anyhow::Result<()> {
+        let Self::PerRun(path) = self else {
+            return Ok(());
+        };
+        let path = path.join(".gitignore");
+        match OpenOptions::new().write(true).create_new(true).open(&path) {
+            Ok(mut file) => file.write_all(b"*\n"),
+            Err(error) => match error.kind() {
+                ErrorKind::AlreadyExists | ErrorKind::NotFound => Ok(()),
+                _ => Err(error),
+            },
+        }
+        .with_context(|| format!("failed to write {}", path.display()))
+    }
+}
