@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// Results of all cases of a suite, in the suite's order.
 ///
-/// [`Display`](fmt::Display) prints one line per case and the totals.
+/// [`Display`](fmt::Display) prints one line per case, failed cases first, and the totals.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 #[must_use = "a report fails no test; see `Report::assert`"]
@@ -44,9 +44,7 @@ pub enum Outcome {
 impl Report {
     /// Returns the failed cases.
     pub fn failures(&self) -> impl Iterator<Item = &CaseResult> {
-        self.cases
-            .iter()
-            .filter(|case| matches!(case.outcome, Outcome::Failed(_)))
+        self.cases.iter().filter(|case| case.is_failed())
     }
 
     /// Returns names and reasons of skipped cases: unsupported or not observable. Tests should compare
@@ -71,17 +69,22 @@ impl Report {
     }
 }
 
+impl CaseResult {
+    fn is_failed(&self) -> bool {
+        matches!(self.outcome, Outcome::Failed(_))
+    }
+}
+
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (mut passed, mut skipped, mut failed) = (0, 0, 0);
-        for case in &self.cases {
-            match case.outcome {
-                Outcome::Passed => passed += 1,
-                Outcome::Skipped(_) => skipped += 1,
-                Outcome::Failed(_) => failed += 1,
-            }
+        for case in self.failures() {
             writeln!(f, "{case}")?;
         }
+        for case in self.cases.iter().filter(|case| !case.is_failed()) {
+            writeln!(f, "{case}")?;
+        }
+        let (failed, skipped) = (self.failures().count(), self.skipped().count());
+        let passed = self.cases.len() - failed - skipped;
         write!(f, "{passed} passed, {skipped} skipped, {failed} failed")
     }
 }
