@@ -97,6 +97,14 @@ impl SandboxFacts {
     }
 }
 
+/// The files in the working directory when a run begins.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Files<'a> {
+    pub(crate) inputs: &'a [String],
+    /// The directory that the working directory is a copy of.
+    pub(crate) working_copy_of: Option<&'a str>,
+}
+
 /// Whether a character can't end the block or a line of it.
 fn is_plain(c: &char) -> bool {
     !c.is_control() && !matches!(c, '<' | '>')
@@ -106,7 +114,7 @@ fn is_plain(c: &char) -> bool {
 pub(crate) fn lines(
     turns: u32,
     sandbox: Option<(&dyn Sandbox, &SandboxFacts)>,
-    input_files: &[String],
+    files: Files<'_>,
 ) -> String {
     let date = jiff::Timestamp::now().strftime("%Y-%m-%d");
     let mut lines = format!(
@@ -125,10 +133,27 @@ pub(crate) fn lines(
         }
         let _ = writeln!(lines, "Network: {}", network(info.enforced_network()));
     }
-    if !input_files.is_empty() {
-        let count = input_files.len();
-        let _ = writeln!(lines, "Input files ({count}), in the working directory:");
-        tree::write(input_files, &mut lines);
+    let title = match files.working_copy_of {
+        Some(directory) => {
+            let directory: String = directory
+                .chars()
+                .filter(is_plain)
+                .take(MAX_FACT_CHARS)
+                .collect();
+            let _ = writeln!(
+                lines,
+                "Result: your changes to the working directory, which is a copy of the user's directory `{directory}`. \
+                 The user sees them as a diff and decides. Change only what the task needs, and name files to finish \
+                 only if the user asked for them besides."
+            );
+            "Files"
+        }
+        None => "Input files",
+    };
+    if !files.inputs.is_empty() {
+        let count = files.inputs.len();
+        let _ = writeln!(lines, "{title} ({count}), in the working directory:");
+        tree::write(files.inputs, &mut lines);
     }
     lines
 }

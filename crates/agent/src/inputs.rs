@@ -6,6 +6,7 @@
 //! of directories and patterns are left out.
 
 mod entries;
+mod ignore_rules;
 
 use std::collections::{HashMap, HashSet};
 use std::path::{Component, Path, PathBuf};
@@ -13,8 +14,9 @@ use std::path::{Component, Path, PathBuf};
 use cantle_core::sandbox::{HostTree, Sandbox, SandboxExt as _, SandboxPath};
 use globset::GlobBuilder;
 
-use self::entries::Entries;
-pub use self::entries::InputOptions;
+use self::entries::list;
+pub use self::entries::{InputEntries, InputOptions};
+pub use self::ignore_rules::IgnoreRules;
 use crate::error::{SessionError, SessionErrorKind};
 
 /// Maximum number of files that a warning names.
@@ -104,18 +106,6 @@ impl Input {
     }
 }
 
-/// Lists the entries below an input directory.
-fn list(
-    base: &Path,
-    max_depth: Option<usize>,
-    options: &InputOptions,
-) -> Result<Entries, SessionError> {
-    entries::list(base, max_depth, options).map_err(|cause| match cause.io_error() {
-        Some(cause) => error(format!("`{}` can't be read: {cause}", base.display())),
-        None => error(format!("a pattern to exclude is not valid: {cause}")),
-    })
-}
-
 fn error(message: String) -> SessionError {
     SessionError::new(SessionErrorKind::Input, message)
 }
@@ -147,7 +137,7 @@ fn plain(input: &Path, options: &InputOptions) -> Result<Input, SessionError> {
         SandboxPath::from_os(name).map_err(|cause| error(cause.to_string()))?
     };
     let (wanted, secrets) = if metadata.is_dir() {
-        let Entries { paths, secrets } = list(input, None, options)?;
+        let InputEntries { paths, secrets } = list(input, None, options)?;
         let wanted = paths.into_iter().map(|(path, _)| path).collect();
         (Some(wanted), secrets)
     } else {
@@ -195,7 +185,7 @@ fn matches(pattern: &Path, options: &InputOptions) -> Result<Input, SessionError
         base.push(".");
     }
     let depth = (!deep).then(|| below.components().count());
-    let Entries { paths, secrets } = list(&base, depth, options)?;
+    let InputEntries { paths, secrets } = list(&base, depth, options)?;
     let is_match = |path: &PathBuf| matcher.is_match(path);
     let is_file = |path: &PathBuf| base.join(path).is_file();
     let files = paths.into_iter().filter(|(_, is_directory)| !is_directory);

@@ -59,7 +59,7 @@ pub use self::budget::Budget;
 pub use self::console::ConsoleLogger;
 pub use self::error::{AgentError, RunError, RunErrorKind, SessionError, SessionErrorKind};
 pub use self::hooks::{AfterTool, AtFinish, BeforeModel, BeforeTool, Hooks};
-pub use self::inputs::InputOptions;
+pub use self::inputs::{IgnoreRules, InputEntries, InputOptions};
 pub use self::journal::{KeptRun, KeptStatus, RunStore, StoreError, StoreErrorKind};
 pub use self::rules::TextAnswers;
 pub use self::run::{FinishError, Outcome, Run, RunControl};

@@ -87,6 +87,13 @@ pub(crate) enum RunsCommand {
         /// Where to: a new or empty directory
         directory: PathBuf,
     },
+    /// Apply the changes of a run with --workdir to its directory, or complete that after an interruption
+    Apply {
+        /// Id of the run, a prefix of it, or `last`
+        run: String,
+        #[command(flatten)]
+        how: ApplyArgs,
+    },
     /// Remove runs with their journals and working directories
     Rm {
         /// Ids of the runs, prefixes of them, or `last`
@@ -96,6 +103,23 @@ pub(crate) enum RunsCommand {
         #[arg(long)]
         finished: bool,
     },
+}
+
+/// The alternatives of `cantle runs apply` to applying.
+#[derive(Clone, Copy, Debug, clap::Args)]
+#[group(multiple = false)]
+pub(crate) struct ApplyArgs {
+    /// Print the changes as a patch
+    #[arg(long)]
+    pub(crate) diff: bool,
+
+    /// Put the files back as they were before the run
+    #[arg(long)]
+    pub(crate) revert: bool,
+
+    /// Drop the changes
+    #[arg(long)]
+    pub(crate) reject: bool,
 }
 
 /// The format of a whole run.
@@ -185,6 +209,9 @@ pub(crate) struct RunArgs {
     #[command(flatten)]
     pub(crate) inputs: InputArgs,
 
+    #[command(flatten)]
+    pub(crate) workdir: WorkdirArgs,
+
     /// Directory for output files and cantle-result.json [default: cantle-out/RUN, made with the first file]
     #[arg(long, value_name = "DIR", help_heading = "Files")]
     pub(crate) output_dir: Option<PathBuf>,
@@ -223,7 +250,7 @@ pub(crate) struct RunArgs {
     ///
     /// All settings are as they were, except those given by flags. Model, instructions, tools and policy must
     /// not change; limits, budgets and --output-dir may.
-    #[arg(long, value_name = "RUN", conflicts_with_all = ["task", "input", "image", "history", "skills", "tools", "sub_agents", "no_keep"],
+    #[arg(long, value_name = "RUN", conflicts_with_all = ["task", "files", "image", "history", "skills", "tools", "sub_agents", "no_keep"],
         help_heading = "Resuming")]
     pub(crate) resume: Option<String>,
 
@@ -276,22 +303,48 @@ pub(crate) struct InputArgs {
     ///
     /// Inputs are copied into the sandbox: `data` as `data/…`, `data/` as its content, and `'src/**/*.rs'`
     /// as the matching files, relative to `src`. Files that .gitignore excludes are left out.
-    #[arg(long, value_name = "PATH")]
+    #[arg(long, value_name = "PATH", group = "files")]
     pub(crate) input: Vec<PathBuf>,
 
     /// Leave out input files that match a pattern, as in a .gitignore; can be repeated
-    #[arg(long, value_name = "PATTERN", requires = "input")]
+    #[arg(long, value_name = "PATTERN", requires = "files")]
     pub(crate) exclude: Vec<String>,
 
     /// Copy input files that .gitignore excludes, too, and .git
-    #[arg(long, requires = "input")]
+    #[arg(long, requires = "files")]
     pub(crate) no_ignore: bool,
 
     /// Copy input files that look like secrets, such as .env and private keys
     ///
     /// Without it, they are left out of directories and patterns, and named.
-    #[arg(long, requires = "input")]
+    #[arg(long, requires = "files")]
     pub(crate) include_secrets: bool,
+}
+
+/// A directory to work on.
+#[derive(Clone, Debug, clap::Args)]
+#[command(next_help_heading = "Files")]
+pub(crate) struct WorkdirArgs {
+    /// Directory to work on, in a copy: its changes are shown as a diff at the end, and applied if you agree
+    ///
+    /// The copy leaves out the files that --input would. A change is applied only if the file is as it was copied.
+    /// Without a terminal, nothing is applied unless --apply is given; `cantle runs apply RUN` does it later.
+    #[arg(long, value_name = "DIR", group = "files")]
+    pub(crate) workdir: Option<PathBuf>,
+
+    /// Apply the changes of --workdir without a question
+    ///
+    /// Changes to files that programs may run or obey, such as .github and AGENTS.md, are still asked for, or left out.
+    #[arg(long, conflicts_with = "reject")]
+    pub(crate) apply: bool,
+
+    /// Write the changes of --workdir to a file, as a patch for `git apply`
+    #[arg(long, value_name = "FILE")]
+    pub(crate) diff: Option<PathBuf>,
+
+    /// Apply none of the changes of --workdir, and don't ask
+    #[arg(long)]
+    pub(crate) reject: bool,
 }
 
 /// How a run is displayed.

@@ -85,7 +85,34 @@ impl TerminalUser {
         }
     }
 
+    /// Shows text.
+    pub(crate) fn show(&self, text: &str) -> io::Result<()> {
+        (&self.screen).write_all(text.as_bytes())
+    }
+
+    /// Asks for one line; input from before is discarded. Dropping the future stops reading.
+    ///
+    /// # Errors
+    /// If the input ends or can't be read.
+    pub(crate) async fn read_line(&self, prompt: &str) -> io::Result<String> {
+        let prompt = prompt.to_owned();
+        self.prompt(move |mut it| {
+            it.discard_input();
+            it.screen.write_all(prompt.as_bytes())?;
+            it.read_line()
+        })
+        .await
+    }
+
     async fn read(&self, question: &Question) -> io::Result<String> {
+        let question = question.clone();
+        self.prompt(move |prompt| prompt.ask(&question)).await
+    }
+
+    async fn prompt(
+        &self,
+        ask: impl FnOnce(Prompt) -> io::Result<String> + Send + 'static,
+    ) -> io::Result<String> {
         // Dropping this future closes the write end, which stops the thread.
         let (withdrawn, _guard) = io::pipe()?;
         let (done, answer) = oneshot::channel();
@@ -94,10 +121,9 @@ impl TerminalUser {
             screen: self.screen.try_clone()?,
             withdrawn,
         };
-        let question = question.clone();
         std::thread::Builder::new()
             .name("cantle-ask".to_owned())
-            .spawn(move || done.send(prompt.ask(&question)))?;
+            .spawn(move || done.send(ask(prompt)))?;
         answer
             .await
             .unwrap_or_else(|_| Err(io::Error::other("nothing was read")))
@@ -116,9 +142,7 @@ struct Prompt {
 impl Prompt {
     /// Shows the question, and returns the first valid answer.
     fn ask(mut self, question: &Question) -> io::Result<String> {
-        // Input from before the question is no answer to it. If it can't be discarded, the user sees it
-        // as the answer.
-        let _ = tcflush(&self.keys, QueueSelector::IFlush);
+        self.discard_input();
         if let QuestionKind::Approval { tool, arguments } = &question.kind {
             return self.decide(tool, arguments);
         }
@@ -131,6 +155,12 @@ impl Prompt {
                 Err(error) => writeln!(self.screen, "  {error}")?,
             }
         }
+    }
+
+    /// Input from before the question is no answer to it. If it can't be discarded, the user sees it as the
+    /// answer.
+    fn discard_input(&self) {
+        let _ = tcflush(&self.keys, QueueSelector::IFlush);
     }
 
     fn read_line(&mut self) -> io::Result<String> {

@@ -33,6 +33,7 @@ mod text;
 mod transcript;
 mod trust;
 mod unfinished;
+mod working_copy;
 
 use std::io::Write as _;
 use std::process::ExitCode;

@@ -14,6 +14,7 @@ use crate::policy;
 use crate::settings::Settings;
 use crate::settings::layers::{Layer, Layers, Origin, layer_of};
 use crate::sub_agents::SubAgentTable;
+use crate::working_copy::WorkingCopy;
 
 /// The settings that a run began with.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -31,6 +32,9 @@ pub(crate) struct SavedSettings {
     /// The directory where the run began.
     #[serde(default)]
     pub(crate) started_in: PathBuf,
+    /// The directory that the run works on.
+    #[serde(default)]
+    pub(crate) working_copy: Option<WorkingCopy>,
     /// Whether the model could ask the user.
     pub(crate) asks_user: bool,
     #[serde(default, rename = "offers")]
@@ -48,6 +52,7 @@ impl SavedSettings {
         config: &RunConfig,
         args: &RunArgs,
         schema: Option<&Value>,
+        working_copy: Option<&WorkingCopy>,
         asks_user: bool,
         sub_agents: &[SubAgentTable],
     ) -> anyhow::Result<Self> {
@@ -74,6 +79,7 @@ impl SavedSettings {
             approve,
             output_dir: args.output_dir.as_ref().map(absolute).transpose()?,
             started_in: std::env::current_dir().unwrap_or_default(),
+            working_copy: working_copy.cloned(),
             asks_user,
             extra_tools: ExtraTools::default(),
             sub_agents: sub_agents.to_vec(),

@@ -73,6 +73,11 @@ impl StateDir {
         self.directory.join("workspaces")
     }
 
+    /// Returns the directory of the copies of directories that runs work on.
+    pub(crate) fn working_copies(&self) -> PathBuf {
+        self.directory.join("working-copies")
+    }
+
     /// Returns the directory of the working directories of `cantle serve`.
     pub(crate) fn served(&self) -> PathBuf {
         self.directory.join("serve-workspaces")

@@ -18,12 +18,13 @@ use tokio_util::sync::CancellationToken;
 use crate::agent::FINISH;
 use crate::ask::TerminalUser;
 use crate::display::{Display, Summary};
-use crate::exit::{Code, Failure};
+use crate::exit::{Code, Failure, FailureExt as _};
 use crate::output_dir::OutputDir;
 use crate::replay::ReplayHooks;
 use crate::result_file;
 use crate::text::{clean, clean_json};
 use crate::unfinished::Unfinished;
+use crate::working_copy::Workdir;
 
 /// Maximum number of events that are displayed together.
 const EVENT_BATCH: usize = 256;
@@ -37,6 +38,8 @@ pub(crate) struct Task {
     /// The task of a new run.
     pub(crate) content: Content,
     pub(crate) output_dir: Option<OutputDir>,
+    /// The directory that the run works on.
+    pub(crate) workdir: Option<Workdir>,
     /// Advice for the case that the provider refuses the key.
     pub(crate) key_advice: Option<String>,
     /// Whether an unfinished run can be resumed.
@@ -95,11 +98,11 @@ impl Task {
         self,
         session: Session,
         display: &mut Display,
-        user: Option<TerminalUser>,
+        mut user: Option<TerminalUser>,
         cancellation: &CancellationToken,
     ) -> Result<u8, Failure> {
         let is_resumed = session.is_resumed();
-        let outcome = self.run(&session, display, user, cancellation).await?;
+        let outcome = self.run(&session, display, &mut user, cancellation).await?;
         let is_given = self.output_dir.as_ref().is_some_and(OutputDir::is_given);
         let mut code = match outcome.undelivered.is_empty() || !is_given {
             true => Code::from(outcome.status()),
@@ -133,6 +136,24 @@ impl Task {
                 .filter(|_| is_given || !self.is_resumable);
             summary.unfinished = Unfinished::save(&outcome, sandbox, to, self.is_resumable).await;
         }
+        let changes = match (&self.workdir, session.sandbox()) {
+            (Some(workdir), Some(sandbox)) if is_complete || !self.is_resumable => {
+                let collected = workdir.copy.collect(&**sandbox, is_complete).await;
+                collected
+                    .inspect_err(|error| {
+                        let problem = format!("the changes can't be compared: {error:#}");
+                        summary.problems.push(problem);
+                        code = Code::Internal;
+                    })
+                    .ok()
+            }
+            (Some(_), _) if self.is_resumable => {
+                let line = format!("its changes so far: cantle runs apply {}", outcome.run);
+                summary.unfinished.kept.push(line);
+                None
+            }
+            _ => None,
+        };
         let ignored = self.output_dir.as_ref().map_or(Ok(()), OutputDir::ignore);
         summary
             .problems
@@ -153,6 +174,19 @@ impl Task {
         if let Err(error) = display.close(&summary, result.as_deref()).await {
             let error = anyhow::Error::new(error).context("failed to write the result");
             return Err(Failure::new(Code::Internal, error));
+        }
+        if let (Some(workdir), Some(changes)) = (&self.workdir, changes) {
+            let user = user.as_ref().filter(|_| is_complete);
+            let decided = workdir
+                .decide(changes, outcome.run, user, display.paint())
+                .await;
+            let decision = decided.internal()?;
+            display
+                .closing_lines(&decision.text, !decision.is_complete)
+                .await;
+            if !decision.is_complete && code == Code::Finished {
+                code = Code::Limit;
+            }
         }
         Ok(code as u8)
     }
@@ -189,7 +223,7 @@ impl Task {
         &self,
         session: &Session,
         display: &mut Display,
-        mut user: Option<TerminalUser>,
+        user: &mut Option<TerminalUser>,
         cancellation: &CancellationToken,
     ) -> Result<Outcome, Failure> {
         let mut run = if session.is_resumed() {
@@ -212,7 +246,7 @@ impl Task {
                     display.message("cancelling; interrupt again to exit immediately").await;
                 }
                 _ = ticks.tick(), if display.is_live() => display.redraw().await,
-                question = next_question(&mut user) => match (question, &user) {
+                question = next_question(user) => match (question, &*user) {
                     (Some(question), Some(user)) => {
                         // The model's explanation precedes the call that the question is about.
                         for _ in 0..MAX_BATCHES {
@@ -227,7 +261,7 @@ impl Task {
                             () = cancellation.cancelled() => {}
                         }
                     }
-                    _ => user = None,
+                    _ => *user = None,
                 },
             }
         }

@@ -9,6 +9,9 @@ use serde_json::Value;
 
 const TAB_COLUMNS: usize = 8;
 
+/// How the line begins that stands for the middle of a command's output.
+const CUT_OUTPUT: &str = "… [the output has ";
+
 /// Removes escape sequences, control characters and bidirectional overrides from text.
 ///
 /// A carriage return ends a line, so that each state of a progress bar is a line. Text may come in
@@ -150,7 +153,8 @@ fn push_last(lines: &mut [String], text: &str) {
     }
 }
 
-/// Returns the first `head` and the last `tail` lines, and a line that counts those between.
+/// Returns the first `head` and the last `tail` lines, and a line that counts those between, unless a line
+/// of theirs says that output is left out there, too: that line is returned instead.
 pub(crate) fn fold(text: &str, head: usize, tail: usize) -> Vec<String> {
     let lines: Vec<&str> = text.trim_end_matches('\n').split('\n').collect();
     let hidden = lines.len().saturating_sub(head + tail);
@@ -163,7 +167,9 @@ pub(crate) fn fold(text: &str, head: usize, tail: usize) -> Vec<String> {
         .take(head)
         .map(|line| (*line).to_owned())
         .collect();
-    folded.push(format!("… {hidden} more lines"));
+    let between = lines.iter().skip(head).take(hidden);
+    let note = between.copied().find(|line| line.starts_with(CUT_OUTPUT));
+    folded.push(note.map_or_else(|| format!("… {hidden} more lines"), str::to_owned));
     folded.extend(
         lines
             .iter()
@@ -298,6 +304,9 @@ mod tests {
         assert_eq!(fold(text, 2, 2), ["1", "2", "… 3 more lines", "6", "7"]);
         assert_eq!(fold(text, 3, 3), ["1", "2", "3", "4", "5", "6", "7"]);
         assert_eq!(fold("", 2, 2), [""]);
+        let cut = "… [the output has 90 bytes; its middle is left out here] …";
+        let text = format!("1\n2\n3\n{cut}\n8\n9\n");
+        assert_eq!(fold(&text, 1, 1), ["1", cut, "9"]);
     }
 
     #[test]

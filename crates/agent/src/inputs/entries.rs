@@ -8,6 +8,8 @@ use cantle_core::sandbox::looks_secret;
 use ignore::overrides::{Override, OverrideBuilder};
 use ignore::{DirEntry, WalkBuilder};
 
+use crate::error::{SessionError, SessionErrorKind};
+
 /// The default directory of results, which is no input.
 const RESULTS: &str = "cantle-out";
 
@@ -26,26 +28,51 @@ pub struct InputOptions {
     pub include_secrets: bool,
 }
 
-/// The entries of a directory, by their paths relative to it.
-#[derive(Debug, Default)]
-pub(super) struct Entries {
-    /// Entries of any type, and whether each is a directory.
-    pub(super) paths: Vec<(PathBuf, bool)>,
+/// The entries of a directory that are copied, by their paths relative to it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct InputEntries {
+    /// Entries of any type, and whether each is a directory. A directory comes before its entries.
+    pub paths: Vec<(PathBuf, bool)>,
     /// Files that were left out because they look like secrets.
-    pub(super) secrets: Vec<PathBuf>,
+    pub secrets: Vec<PathBuf>,
 }
 
-/// Lists the entries below a directory. Those that can't be read are passed over. Blocks.
+impl InputOptions {
+    /// Lists the entries of a directory that are copied. Those that can't be read are passed over. Blocks.
+    ///
+    /// # Errors
+    /// If a pattern to exclude is invalid, or the directory can't be read.
+    pub fn entries(&self, directory: &Path) -> Result<InputEntries, SessionError> {
+        list(directory, None, self)
+    }
+}
+
+/// Lists the entries below a directory, at most `max_depth` below it. Blocks.
 ///
 /// # Errors
-/// If a pattern to exclude is invalid, or the directory can't be read.
+/// As [`InputOptions::entries`].
 pub(super) fn list(
     base: &Path,
     max_depth: Option<usize>,
     options: &InputOptions,
-) -> Result<Entries, ignore::Error> {
+) -> Result<InputEntries, SessionError> {
+    walk(base, max_depth, options).map_err(|cause| {
+        let message = match cause.io_error() {
+            Some(cause) => format!("`{}` can't be read: {cause}", base.display()),
+            None => format!("a pattern to exclude is not valid: {cause}"),
+        };
+        SessionError::new(SessionErrorKind::Input, message)
+    })
+}
+
+fn walk(
+    base: &Path,
+    max_depth: Option<usize>,
+    options: &InputOptions,
+) -> Result<InputEntries, ignore::Error> {
     let ignores = !options.include_ignored;
-    let is_in_repository = is_in_repository(base);
+    let is_in_repository = repository_of(base).is_some();
     let mut walk = WalkBuilder::new(base);
     walk.hidden(false)
         .ignore(false)
@@ -61,7 +88,7 @@ pub(super) fn list(
             let name = entry.file_name();
             entry.depth() == 0 || !(name == RESULTS || (ignores && name == ".git"))
         });
-    let mut entries = Entries::default();
+    let mut entries = InputEntries::default();
     for entry in walk.build() {
         let entry = match entry {
             Ok(entry) if entry.depth() == 0 => continue,
@@ -91,10 +118,12 @@ fn excluded(base: &Path, patterns: &[String]) -> Result<Override, ignore::Error>
     excluded.build()
 }
 
-fn is_in_repository(directory: &Path) -> bool {
-    let directory = directory.canonicalize();
-    let is_root = |directory: &Path| directory.join(".git").exists();
-    directory.is_ok_and(|directory| directory.ancestors().any(is_root))
+/// Returns the top of the repository that a directory is in.
+pub(super) fn repository_of(directory: &Path) -> Option<PathBuf> {
+    let directory = directory.canonicalize().ok()?;
+    let mut above = directory.ancestors();
+    let top = above.find(|directory| directory.join(".git").exists());
+    top.map(Path::to_owned)
 }
 
 fn is_secret(path: &Path, entry: &DirEntry) -> bool {

@@ -224,7 +224,11 @@ impl RunTask {
             None => None,
         };
         let turns = resources.agent.rules.max_turns;
-        let lines = environment::lines(turns, facts, &resources.input_files);
+        let files = environment::Files {
+            inputs: &resources.input_files,
+            working_copy_of: resources.working_copy_of.as_deref(),
+        };
+        let lines = environment::lines(turns, facts, files);
         message::environment::describe(&lines, task)
     }
 

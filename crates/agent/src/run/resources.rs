@@ -30,6 +30,8 @@ pub(crate) struct SessionResources {
     /// Paths of the input files in the sandbox.
     pub(crate) input_files: Vec<String>,
     pub(crate) outputs: Option<OutputDir>,
+    /// The directory that the working directory is a copy of.
+    pub(crate) working_copy_of: Option<String>,
     /// Warnings that every run emits.
     pub(crate) warnings: Vec<String>,
     pub(crate) cancellation: CancellationToken,

@@ -50,6 +50,7 @@ impl Session {
             output_dir,
             has_output_dir_per_run: per_run,
             outputs,
+            working_copy_of,
             history,
             budget,
             answers_approvals,
@@ -99,6 +100,7 @@ impl Session {
             per_run,
             options: outputs,
         });
+        resources.working_copy_of = working_copy_of;
         resources.budget = budget;
         resources.answers_approvals = answers_approvals;
         let history = histories::answer_open_calls(history)
@@ -124,6 +126,7 @@ impl Session {
             output_dir,
             has_output_dir_per_run: per_run,
             outputs,
+            working_copy_of,
             budget,
             answers_approvals,
             fresh_sandbox,
@@ -212,6 +215,7 @@ impl Session {
             per_run,
             options: outputs,
         });
+        resources.working_copy_of = working_copy_of;
         resources.budget = budget;
         resources.answers_approvals = answers_approvals;
         resources.input_files.clone_from(&header.input_files);
@@ -232,7 +236,8 @@ impl Session {
         } = session;
         if resources.parent.is_none() {
             let sandbox = resources.sandbox.as_deref();
-            let warnings = sandbox_warnings(sandbox, resources.outputs.is_some());
+            let delivers = resources.outputs.is_some() || resources.working_copy_of.is_some();
+            let warnings = sandbox_warnings(sandbox, delivers);
             resources.warnings.extend(warnings);
         }
         Self {

@@ -30,6 +30,9 @@ pub struct SessionOptions {
     pub has_output_dir_per_run: bool,
     /// How they are saved.
     pub outputs: OutputOptions,
+    /// The directory that the working directory is a copy of. The model is told that its changes to the copy are
+    /// the result; the caller takes them from the sandbox ([`Session::sandbox`](crate::Session::sandbox)).
+    pub working_copy_of: Option<String>,
     /// A conversation to continue. A system message at its start is replaced.
     pub history: Vec<Message>,
     /// The budget of each run.
@@ -64,6 +67,8 @@ pub struct ResumeOptions {
     pub has_output_dir_per_run: bool,
     /// How they are saved.
     pub outputs: OutputOptions,
+    /// As in [`SessionOptions`]. The model was told when the run began.
+    pub working_copy_of: Option<String>,
     /// The budget of the run, including earlier spending.
     pub budget: Budget,
     /// Whether the holder of the run decides on calls that need approval. Otherwise the agent's user
@@ -101,6 +106,12 @@ macro_rules! common_options {
             /// Sets how files are saved in the output directory.
             pub fn outputs(mut self, outputs: OutputOptions) -> Self {
                 self.outputs = outputs;
+                self
+            }
+
+            /// Says that the working directory is a copy of this directory.
+            pub fn working_copy_of(mut self, directory: impl Into<String>) -> Self {
+                self.working_copy_of = Some(directory.into());
                 self
             }
 

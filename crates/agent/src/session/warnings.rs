@@ -4,7 +4,7 @@ use cantle_core::policy::PolicyField;
 use cantle_core::sandbox::{Isolation, Sandbox};
 
 /// Returns the warnings about a session's sandbox and outputs.
-pub(super) fn sandbox_warnings(sandbox: Option<&dyn Sandbox>, has_output_dir: bool) -> Vec<String> {
+pub(super) fn sandbox_warnings(sandbox: Option<&dyn Sandbox>, delivers_files: bool) -> Vec<String> {
     let Some(sandbox) = sandbox else {
         let message = "The agent can't run code: it has no sandbox, and can't save files.";
         return vec![message.to_owned()];
@@ -24,7 +24,7 @@ pub(super) fn sandbox_warnings(sandbox: Option<&dyn Sandbox>, has_output_dir: bo
             it.field
         ));
     }
-    if !has_output_dir {
+    if !delivers_files {
         let message =
             "No output directory: files that the agent creates are deleted when the session ends.";
         warnings.push(message.to_owned());

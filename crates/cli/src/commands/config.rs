@@ -24,7 +24,7 @@ pub(crate) fn perform(args: &ConfigArgs) -> Result<u8, Failure> {
         };
         let settings: Map<String, Value> = names.iter().map(entry).collect();
         let config = json!({"settings": settings, "ignored": layers.ignored});
-        print(&format!("{config:#}\n"))?;
+        print(format!("{config:#}\n"))?;
         return Ok(0);
     }
     let mut text = String::new();

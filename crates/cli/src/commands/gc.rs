@@ -18,8 +18,10 @@ use super::print;
 use crate::args::GcArgs;
 use crate::backend;
 use crate::exit::Failure;
+use crate::saved_settings::SavedSettings;
 use crate::state_dir::StateDir;
 use crate::text::{clean, one_line, plural};
+use crate::working_copy;
 
 /// Younger directories may belong to a process that is starting.
 const GRACE: Duration = Duration::from_secs(60);
@@ -48,6 +50,7 @@ pub(crate) async fn perform(args: GcArgs) -> Result<u8, Failure> {
             Err(error) => failed.push((state.workspaces(), error.to_string())),
         }
         remove_orphans(state, &mut removed, &mut failed).await;
+        remove_working_copies(state, &mut removed, &mut failed);
     }
     let directories = removed.len() as u64;
     let name = |path: PathBuf| path.display().to_string();
@@ -100,6 +103,34 @@ async fn remove_orphans(
         match remove(&path).await {
             Ok(true) => removed.push(path),
             Ok(false) => {}
+            Err(error) => failed.push((path, error.to_string())),
+        }
+    }
+}
+
+/// Removes copies of directories whose runs never began or are gone.
+fn remove_working_copies(
+    state: &StateDir,
+    removed: &mut Vec<PathBuf>,
+    failed: &mut Vec<(PathBuf, String)>,
+) {
+    let copies = state.working_copies();
+    let runs = match state.runs().list() {
+        Ok((runs, unreadable)) if unreadable.is_empty() => runs,
+        // `remove_orphans` has reported it.
+        _ => return,
+    };
+    let saved = runs.into_iter().map(|run| SavedSettings::read(run.note));
+    let named: HashSet<PathBuf> = saved
+        .filter_map(|saved| Some(saved.ok()?.working_copy?.directory))
+        .collect();
+    for entry in fs::read_dir(&copies).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if named.contains(&path) || !is_older_than_grace(&path) || working_copy::is_locked(&path) {
+            continue;
+        }
+        match fs::remove_dir_all(&path) {
+            Ok(()) => removed.push(path),
             Err(error) => failed.push((path, error.to_string())),
         }
     }

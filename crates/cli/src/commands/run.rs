@@ -23,7 +23,7 @@ use crate::ask::TerminalUser;
 use crate::client::{self, RunClient};
 use crate::config::{ModelSource, RunConfig};
 use crate::display::Display;
-use crate::exit::{Failure, FailureExt as _};
+use crate::exit::{Code, Failure, FailureExt as _};
 use crate::extra_tools::ExtraTools;
 use crate::images;
 use crate::output_dir::OutputDir;
@@ -34,6 +34,7 @@ use crate::state_dir::StateDir;
 use crate::sub_agents::{self, Caller, SubAgentTable};
 use crate::task::{self, Task};
 use crate::task_text;
+use crate::working_copy::Workdir;
 
 const USER_INPUT: &str = "user_input";
 
@@ -100,7 +101,12 @@ fn prepare_new(args: &RunArgs) -> Result<PreparedRun, Failure> {
     options.inputs.include_ignored = args.inputs.no_ignore;
     options.inputs.include_secrets = args.inputs.include_secrets;
     let started_in = std::env::current_dir().unwrap_or_default();
-    let output_dir = OutputDir::find(args.output_dir.clone(), &started_in).usage()?;
+    let is_on_copy = args.workdir.workdir.is_some();
+    let output_dir = match is_on_copy && args.output_dir.is_none() {
+        // The changes are the result.
+        true => None,
+        false => OutputDir::find(args.output_dir.clone(), &started_in).usage()?,
+    };
     options = match output_dir.clone() {
         Some(OutputDir::Given(path)) => options.output_dir(path),
         Some(OutputDir::PerRun(path)) => options.output_dir_per_run(path),
@@ -118,6 +124,7 @@ fn prepare_new(args: &RunArgs) -> Result<PreparedRun, Failure> {
     let (channel, user) = TerminalUser::find().internal()?.unzip();
     let mut local = LocalBackend::new();
     let mut remarks: Vec<_> = occupied_names_remark(&options).into_iter().collect();
+    let mut workdir = Workdir::new(&args.workdir, &mut options).usage()?;
     if !args.no_keep {
         match StateDir::find().map(|state| (state.backend(), state)) {
             Ok((Err(error), state)) if !state.is_explicit() => {
@@ -125,11 +132,21 @@ fn prepare_new(args: &RunArgs) -> Result<PreparedRun, Failure> {
             }
             Ok((backend, state)) => {
                 let asks_user = user.is_some();
-                let saved =
-                    SavedSettings::new(&config, args, schema.as_ref(), asks_user, &sub_agents);
+                let copy = workdir.as_ref().map(|it| &it.copy);
+                let saved = SavedSettings::new(
+                    &config,
+                    args,
+                    schema.as_ref(),
+                    copy,
+                    asks_user,
+                    &sub_agents,
+                );
                 let saved = serde_json::to_value(saved.usage()?).internal()?;
                 local = backend.usage()?;
                 options = options.kept_in(state.runs(), saved);
+                if let Some(workdir) = &mut workdir {
+                    workdir.is_kept = true;
+                }
             }
             Err(error) => remarks.push(format!("This run can't be resumed: {error}")),
         }
@@ -146,7 +163,8 @@ fn prepare_new(args: &RunArgs) -> Result<PreparedRun, Failure> {
         user,
     };
     let start = Start::New(Box::new(options));
-    definition.prepare(args, start, task, output_dir, remarks)
+    let target = (output_dir, workdir);
+    definition.prepare(args, start, task, target, remarks)
 }
 
 fn prepare_resume(args: &RunArgs, name: &str) -> Result<PreparedRun, Failure> {
@@ -156,11 +174,22 @@ fn prepare_resume(args: &RunArgs, name: &str) -> Result<PreparedRun, Failure> {
         .with_context(|| format!("run {} was not started by `cantle run`", kept.run))
         .usage()?;
     let given = args.output_dir.clone().or_else(|| saved.output_dir.clone());
-    let output_dir = OutputDir::find(given, &saved.started_in).usage()?;
+    let output_dir = match saved.working_copy.is_some() && given.is_none() {
+        true => None,
+        false => OutputDir::find(given, &saved.started_in).usage()?,
+    };
+    let workdir = Workdir::resumed(
+        &args.workdir,
+        saved.working_copy.clone(),
+        args.fresh_sandbox,
+    );
+    let workdir = workdir.usage()?;
     let mut options = ResumeOptions::default().budget(budget(args));
     options.output_dir = output_dir.as_ref().map(|dir| dir.of(kept.run));
     options.outputs = output_options(args, options.output_dir.as_deref());
     options.fresh_sandbox = args.fresh_sandbox;
+    let origin = workdir.as_ref().map(|it| it.copy.origin.display());
+    options.working_copy_of = origin.map(|origin| origin.to_string());
     let (channel, user) = TerminalUser::find().internal()?.unzip();
     let definition = Definition {
         config: saved.config(args).usage()?,
@@ -178,7 +207,8 @@ fn prepare_resume(args: &RunArgs, name: &str) -> Result<PreparedRun, Failure> {
         run: kept.run,
         options: Box::new(options),
     };
-    definition.prepare(args, start, kept.task.into(), output_dir, Vec::new())
+    let target = (output_dir, workdir);
+    definition.prepare(args, start, kept.task.into(), target, Vec::new())
 }
 
 /// The parts that define the agent of a run.
@@ -203,7 +233,7 @@ impl Definition<'_> {
         args: &RunArgs,
         mut start: Start,
         task: Content,
-        output_dir: Option<OutputDir>,
+        (output_dir, workdir): (Option<OutputDir>, Option<Workdir>),
         mut remarks: Vec<String>,
     ) -> Result<PreparedRun, Failure> {
         let config = self.config;
@@ -289,6 +319,7 @@ impl Definition<'_> {
             task: Task {
                 content: task,
                 output_dir,
+                workdir,
                 key_advice: key_advice(model),
                 is_resumable,
                 result_as_json,
@@ -304,15 +335,17 @@ impl Definition<'_> {
 
 impl PreparedRun {
     /// Runs the task, and returns the exit code.
-    pub(crate) async fn perform(self, cancellation: CancellationToken) -> Result<u8, Failure> {
+    pub(crate) async fn perform(mut self, cancellation: CancellationToken) -> Result<u8, Failure> {
         let mut display = Display::new(self.display);
+        let copied = self.task.workdir.as_mut().map(Workdir::take).transpose();
+        self.remarks.extend(copied.usage()?.unwrap_or_default());
         for remark in &self.remarks {
             display.message(remark).await;
         }
-        let session = match self.start {
+        let opened = match self.start {
             Start::New(options) => {
                 let open = |progress| self.agent.session(options.progress(progress));
-                task::open_session(open, &mut display, &cancellation).await?
+                task::open_session(open, &mut display, &cancellation).await
             }
             Start::Resume {
                 store,
@@ -320,9 +353,24 @@ impl PreparedRun {
                 options,
             } => {
                 let open = |progress| self.agent.resume(&store, run, options.progress(progress));
-                task::open_session(open, &mut display, &cancellation).await?
+                task::open_session(open, &mut display, &cancellation).await
             }
         };
+        let session = opened.inspect_err(|_| {
+            if let Some(workdir) = &self.task.workdir {
+                workdir.discard();
+            }
+        })?;
+        if let Some(workdir) = &self.task.workdir
+            && let Err(error) = workdir
+                .note_before(session.sandbox().map(AsRef::as_ref))
+                .await
+        {
+            // The first failure is the one to report.
+            let _ = session.close().await;
+            workdir.discard();
+            return Err(Failure::new(Code::Sandbox, error));
+        }
         // Not earlier: a run that fails to start must not remove an earlier result.
         if let Some(OutputDir::Given(output_dir)) = &self.task.output_dir
             && let Err(failure) = result_file::put_aside(output_dir)

@@ -14,15 +14,17 @@ use cantle::core::sandbox::{Sandbox, SandboxContext, SandboxErrorKind};
 use serde_json::{Value, json};
 
 use super::print;
-use crate::args::{RunsCommand, TranscriptFormat};
+use crate::args::{ApplyArgs, RunsCommand, TranscriptFormat};
+use crate::ask::TerminalUser;
 use crate::backend;
-use crate::display::Display;
-use crate::exit::{Failure, FailureExt as _};
+use crate::display::{Display, Paint};
+use crate::exit::{Code, Failure, FailureExt as _};
 use crate::saved_settings::SavedSettings;
 use crate::state_dir::StateDir;
 use crate::text::{clean, dollars, duration, one_line, plural};
 use crate::transcript;
 use crate::unfinished::Unfinished;
+use crate::working_copy::{self, Status, WorkingCopy};
 
 /// Maximum number of characters of a task in the list.
 const TASK_CHARS: usize = 60;
@@ -41,7 +43,7 @@ pub(crate) async fn perform(command: RunsCommand) -> Result<u8, Failure> {
         } => {
             let run = state.find_run(&run).usage()?;
             if json {
-                print(&format!("{:#}\n", to_json(&run)))?;
+                print(format!("{:#}\n", to_json(&run)))?;
                 return Ok(0);
             }
             let events = state.runs().events(run.run).internal()?;
@@ -53,6 +55,7 @@ pub(crate) async fn perform(command: RunsCommand) -> Result<u8, Failure> {
             })?;
         }
         RunsCommand::Export { run, directory } => export(&state, &run, &directory).await?,
+        RunsCommand::Apply { run, how } => return apply(&state, &run, how).await,
         RunsCommand::Rm { runs, finished } => remove(&state, &runs, finished).await?,
         // `main` replaces it by `cantle run --resume`.
         RunsCommand::Resume { .. } => {}
@@ -134,6 +137,11 @@ fn show(run: &KeptRun, events: &[Event]) -> String {
             _ => {}
         }
     }
+    if let Some(copy) = working_copy(run) {
+        rows.push(("workdir", copy.origin.display().to_string()));
+        let state = copy.changes().ok().flatten().map(|it| it.describe());
+        rows.extend(state.map(|state| ("changes", state)));
+    }
     rows.push(("journal", run.directory.display().to_string()));
     if run.status.is_resumable() {
         rows.push(("resume", format!("cantle run --resume {}", run.run)));
@@ -205,14 +213,14 @@ async fn remove(state: &StateDir, names: &[String], finished: bool) -> Result<()
     }
     let store = state.runs();
     for run in &runs {
-        if run.status == KeptStatus::Running {
-            let message = format!("run {} is in progress; stop its process first", run.run);
-            return Err(anyhow!(message)).usage();
-        }
+        check_idle(run)?;
         let mut all = vec![run.clone()];
         while let Some(run) = all.pop() {
             remove_sandbox(&run).await.internal()?;
             all.extend(run.sub_agents());
+        }
+        if let Some(copy) = working_copy(run) {
+            copy.remove().internal()?;
         }
         match store.remove(run.run) {
             // It was given twice.
@@ -220,20 +228,88 @@ async fn remove(state: &StateDir, names: &[String], finished: bool) -> Result<()
             removed => removed.internal()?,
         }
     }
-    print(&format!(
+    print(format!(
         "{} removed\n",
         plural(count + runs.len() as u64, "run", "runs")
     ))
 }
 
-/// Copies the working directory of a run that can be resumed.
-async fn export(state: &StateDir, name: &str, directory: &Path) -> Result<(), Failure> {
+/// Returns the copy of the directory that a run works on.
+fn working_copy(run: &KeptRun) -> Option<WorkingCopy> {
+    SavedSettings::read(run.note.clone()).ok()?.working_copy
+}
+
+/// Finds a run that no process works on.
+fn find_idle_run(state: &StateDir, name: &str) -> Result<KeptRun, Failure> {
     let run = state.find_run(name).usage()?;
-    let id = run.run;
+    check_idle(&run)?;
+    Ok(run)
+}
+
+fn check_idle(run: &KeptRun) -> Result<(), Failure> {
     if run.status == KeptStatus::Running {
-        let message = format!("run {id} is in progress; stop its process first");
+        let message = format!("run {} is in progress; stop its process first", run.run);
         return Err(anyhow!(message)).usage();
     }
+    Ok(())
+}
+
+/// Applies the changes of a run, or does with them what `how` says.
+async fn apply(state: &StateDir, name: &str, how: ApplyArgs) -> Result<u8, Failure> {
+    let run = find_idle_run(state, name)?;
+    let Some(copy) = working_copy(&run) else {
+        let message = format!("run {} did not work on a directory (--workdir)", run.run);
+        return Err(anyhow!(message)).usage();
+    };
+    let _lock = copy.lock().usage()?;
+    let mut changes = match copy.changes().internal()? {
+        // An unfinished run may have gone on since.
+        Some(changes) if !run.status.is_resumable() || changes.status != Status::Pending => changes,
+        _ => match reattach(&run).await.internal()? {
+            Some(sandbox) => {
+                sandbox.persist().await.internal()?;
+                copy.collect(&*sandbox, false).await.internal()?
+            }
+            None => {
+                let message = format!("the working directory of run {} is gone", run.run);
+                return Err(anyhow!(message)).usage();
+            }
+        },
+    };
+    let files = changes.clone();
+    let files = copy.diff(&files).internal()?;
+    if how.diff {
+        let patch = files.iter().flat_map(|file| file.patch.iter().copied());
+        print(patch.collect::<Vec<_>>())?;
+        return Ok(0);
+    }
+    if how.revert {
+        print(&working_copy::revert(&copy, &mut changes).usage()?)?;
+        return Ok(0);
+    }
+    if how.reject {
+        if matches!(changes.status, Status::Applied | Status::Applying) {
+            let message = "the changes are applied; --revert puts the files back";
+            return Err(anyhow!(message)).usage();
+        }
+        copy.reject(&mut changes).internal()?;
+        print("Rejected: nothing was written.\n")?;
+        return Ok(0);
+    }
+    print(working_copy::summary(&changes, &files, Paint { on: false }))?;
+    let user = TerminalUser::find().internal()?.map(|(_, user)| user);
+    let applied = working_copy::apply(&copy, &mut changes, user.as_ref()).await;
+    print(&applied.text)?;
+    Ok(match applied.is_complete {
+        true => Code::Finished,
+        false => Code::Limit,
+    } as u8)
+}
+
+/// Copies the working directory of a run that can be resumed.
+async fn export(state: &StateDir, name: &str, directory: &Path) -> Result<(), Failure> {
+    let run = find_idle_run(state, name)?;
+    let id = run.run;
     match std::fs::read_dir(directory).map(|mut entries| entries.next().is_none()) {
         Ok(true) => {}
         Ok(false) => {
@@ -263,7 +339,7 @@ async fn export(state: &StateDir, name: &str, directory: &Path) -> Result<(), Fa
     sandbox.persist().await.internal()?;
     let Unfinished { kept, lost } = Unfinished::export(&*sandbox, directory.to_owned()).await;
     let kept = kept.iter().map(|line| format!("{}\n", clean(line)));
-    print(&kept.collect::<String>())?;
+    print(kept.collect::<String>())?;
     if lost.is_empty() {
         return Ok(());
     }

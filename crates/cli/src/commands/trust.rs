@@ -21,7 +21,7 @@ pub(crate) fn perform(args: &TrustArgs) -> Result<u8, Failure> {
     if args.list {
         let directories = record.directories();
         let lines = directories.map(|path| for_decision(&path.to_string_lossy()) + "\n");
-        print(&lines.collect::<String>())?;
+        print(lines.collect::<String>())?;
         return Ok(0);
     }
     if let Some(directory) = &args.directory {

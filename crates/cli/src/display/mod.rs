@@ -237,6 +237,17 @@ impl Display {
         self.stdout.failure.take().map_or(Ok(()), Err)
     }
 
+    /// Displays lines after the summary; where progress is not displayed, only those about a problem.
+    pub(crate) async fn closing_lines(&mut self, lines: &str, is_problem: bool) {
+        if self.shows_progress() || is_problem {
+            self.stderr.write(lines.as_bytes()).await;
+        }
+    }
+
+    pub(crate) fn paint(&self) -> Paint {
+        self.paint
+    }
+
     fn style(&self) -> Style {
         let columns = self.is_live().then(|| {
             let size = console::Term::stderr().size_checked();

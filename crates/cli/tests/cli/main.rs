@@ -32,6 +32,7 @@ mod support;
 mod terminal;
 mod transcripts;
 mod trust;
+mod workdir;
 
 use cantle_testkit::openai::{Script, ToolCall, Turn};
 use serde_json::{Value, json};

@@ -29,7 +29,8 @@ impl FileInfo {
 }
 
 /// The type of a directory entry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "lowercase")]
 #[expect(clippy::exhaustive_enums, reason = "anything else is `Other`")]
 pub enum FileKind {
     /// A regular file.

@@ -20,19 +20,22 @@ const MAX_REFUSED: usize = 100;
 const MAGIC_BYTES: usize = 8 * 1024;
 
 /// A recursive listing of a directory.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+///
+/// Serialized, it has no refused directories, and names that are not UTF-8 are not kept as they are.
+#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct Walk {
     /// The entries below the directory by their path relative to it, links not followed.
     pub entries: BTreeMap<SandboxPath, WalkEntry>,
     /// The directories that could not be read.
+    #[serde(skip)]
     pub refused: Vec<RefusedFile>,
     /// Whether the directory has more entries than were asked for.
     pub is_truncated: bool,
 }
 
 /// The metadata of one entry of a [`Walk`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct WalkEntry {
     /// The type of the entry.
@@ -44,7 +47,7 @@ pub struct WalkEntry {
 }
 
 /// The times and the number of a file, which tell whether it changed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct FileStamp {
     /// Time of the last change of the content, in nanoseconds since 1970. Programs can set it.

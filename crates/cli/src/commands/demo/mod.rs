@@ -85,6 +85,7 @@ impl PreparedDemo {
         let task = Task {
             content: TASK.into(),
             output_dir: Some(OutputDir::Given(self.args.output_dir)),
+            workdir: None,
             key_advice: None,
             is_resumable: false,
             result_as_json: false,

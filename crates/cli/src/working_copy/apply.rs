@@ -1,0 +1,401 @@
+//! Changes on their way to the user's directory, and back.
+//!
+//! All files are checked first, and written under temporary names beside their places. The state of the changes is
+//! written before the first is put in its place by a rename, and both versions of each file are kept, so that after a
+//! crash the rest can be applied, or all of it reverted. No link in the directory is followed.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+
+use anyhow::{Context as _, bail};
+use rustix::fs::{
+    AtFlags, Gid, Mode, OFlags, Stat, Uid, fchmod, fchown, fstat, mkdirat, open, openat, renameat,
+    statat, unlinkat,
+};
+use rustix::io::Errno;
+use sha2::{Digest as _, Sha256};
+
+use super::WorkingCopy;
+use super::changes::{Change, Changes, Status, Tree, Version};
+
+/// Start of the temporary names.
+const PREFIX: &str = ".cantle-apply-";
+
+/// Maximum number of files that an error names.
+const MAX_NAMED: usize = 10;
+
+const DIRECTORY: OFlags = OFlags::DIRECTORY
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::CLOEXEC);
+
+/// One file to be put in its place.
+struct Step<'c> {
+    path: &'c str,
+    /// The file that is expected in its place.
+    before: Option<&'c Version>,
+    /// The file that is to be there.
+    after: Option<&'c Version>,
+    tree: Tree,
+}
+
+/// A step that was checked.
+struct Checked<'c> {
+    step: Step<'c>,
+    found: Option<Stat>,
+}
+
+/// A step whose file is written.
+struct Staged<'c> {
+    checked: Checked<'c>,
+    parent: OwnedFd,
+    temporary: String,
+}
+
+impl WorkingCopy {
+    /// Puts the changed files in their places, except those that `is_wanted` leaves out. Blocks.
+    ///
+    /// # Errors
+    /// If a file was changed meanwhile, or can't be written. Unless files are being put in place already, nothing has
+    /// changed then.
+    pub(crate) fn apply(
+        &self,
+        changes: &mut Changes,
+        is_wanted: impl Fn(&Change) -> bool,
+    ) -> anyhow::Result<usize> {
+        let files = changes.files.clone();
+        let steps = files.iter().filter(|change| is_wanted(change));
+        let steps = steps.map(|change| Step {
+            path: &change.path,
+            before: change.old.as_ref(),
+            after: change.new.as_ref(),
+            tree: Tree::New,
+        });
+        let count = self.perform(changes, steps.collect(), Status::Applying)?;
+        changes.status = Status::Applied;
+        self.write(changes)?;
+        Ok(count)
+    }
+
+    /// Puts the files back as they were copied. Blocks.
+    ///
+    /// # Errors
+    /// As [`apply`](Self::apply).
+    pub(crate) fn revert(&self, changes: &mut Changes) -> anyhow::Result<usize> {
+        let files = changes.files.clone();
+        let steps = files.iter().map(|change| Step {
+            path: &change.path,
+            before: change.new.as_ref(),
+            after: change.old.as_ref(),
+            tree: Tree::Old,
+        });
+        let count = self.perform(changes, steps.collect(), Status::Reverting)?;
+        changes.status = Status::Reverted;
+        self.write(changes)?;
+        Ok(count)
+    }
+
+    fn perform(
+        &self,
+        changes: &mut Changes,
+        steps: Vec<Step<'_>>,
+        status: Status,
+    ) -> anyhow::Result<usize> {
+        let root = open(&self.origin, DIRECTORY, Mode::empty())
+            .with_context(|| format!("failed to open {}", self.origin.display()))?;
+        let mut todo = Vec::new();
+        let mut conflicts = Vec::new();
+        for step in steps {
+            match step.check(&root) {
+                Ok(None) => {}
+                Ok(Some(checked)) => todo.push(checked),
+                Err(reason) => conflicts.push(format!("{}: {reason:#}", step.path)),
+            }
+        }
+        if !conflicts.is_empty() {
+            let more = conflicts.len().saturating_sub(MAX_NAMED);
+            conflicts.truncate(MAX_NAMED);
+            if more > 0 {
+                conflicts.push(format!("and {more} more"));
+            }
+            bail!(
+                "nothing was written to {}, because files there are not as they were:\n  {}",
+                self.origin.display(),
+                conflicts.join("\n  ")
+            );
+        }
+        let count = todo.len();
+        let mut staging = Staging {
+            root: &root,
+            created: Vec::new(),
+            staged: Vec::new(),
+        };
+        for (number, checked) in todo.into_iter().enumerate() {
+            let path = checked.step.path.to_owned();
+            let staged = staging.add(self, checked, number);
+            if let Err(error) = staged {
+                staging.undo();
+                return Err(error).with_context(|| {
+                    format!(
+                        "nothing was written to {}: failed to write {path}",
+                        self.origin.display()
+                    )
+                });
+            }
+        }
+        changes.status = status;
+        self.write(changes)?;
+        staging.put_in_place()?;
+        Ok(count)
+    }
+}
+
+impl<'c> Step<'c> {
+    /// Returns what is to be done, unless it is done already.
+    fn check(&self, root: &OwnedFd) -> anyhow::Result<Option<Checked<'c>>> {
+        let step = || Step { ..*self };
+        let current = match find(root, self.path) {
+            Ok(None) if self.after.is_none() => return Ok(None),
+            Ok(None) if self.before.is_none() => {
+                return Ok(Some(Checked {
+                    step: step(),
+                    found: None,
+                }));
+            }
+            Ok(None) => bail!("it is gone"),
+            Ok(Some(current)) => current,
+            Err(error) => return Err(error.into()),
+        };
+        let found = Some(fstat(&current)?);
+        let version = version(File::from(current))?;
+        if self.after == Some(&version) {
+            return Ok(None);
+        }
+        match self.before {
+            Some(before) if before.sha256 == version.sha256 => Ok(Some(Checked {
+                step: step(),
+                found,
+            })),
+            Some(_) => bail!("it was changed meanwhile"),
+            None => bail!("a file of this name was created meanwhile"),
+        }
+    }
+}
+
+/// Opens a regular file below a directory; `None` if there is none.
+fn find(root: &OwnedFd, path: &str) -> io::Result<Option<OwnedFd>> {
+    let opened = parent_of(root, path, false).and_then(|(parent, name)| {
+        let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC | OFlags::NOCTTY;
+        openat(parent, name, flags, Mode::empty())
+    });
+    match opened {
+        Ok(file) if is_regular(&fstat(&file)?) => Ok(Some(file)),
+        Ok(_) => Err(io::Error::other("it is no longer a regular file")),
+        Err(Errno::NOENT) => Ok(None),
+        Err(Errno::LOOP | Errno::NOTDIR) => Err(io::Error::other(
+            "a link or a file is in its place or on its way",
+        )),
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn is_regular(stat: &Stat) -> bool {
+    rustix::fs::FileType::from_raw_mode(stat.st_mode) == rustix::fs::FileType::RegularFile
+}
+
+fn version(mut file: File) -> io::Result<Version> {
+    let executable = fstat(&file)?.st_mode & 0o100 != 0;
+    let mut digest = Sha256::new();
+    io::copy(&mut file, &mut digest)?;
+    Ok(Version {
+        sha256: format!("{:x}", digest.finalize()),
+        executable,
+    })
+}
+
+/// Opens the directory of a path below `root`, without following links, and returns the file's name.
+fn parent_of<'p>(root: &OwnedFd, path: &'p str, create: bool) -> Result<(OwnedFd, &'p str), Errno> {
+    let mut directory = openat(root, ".", DIRECTORY, Mode::empty())?;
+    let (above, name) = path.rsplit_once('/').unwrap_or(("", path));
+    for component in above.split('/').filter(|component| !component.is_empty()) {
+        if create {
+            match mkdirat(&directory, component, Mode::from_raw_mode(0o777)) {
+                Ok(()) => own(&directory, component)?,
+                Err(Errno::EXIST) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        directory = openat(&directory, component, DIRECTORY, Mode::empty())?;
+    }
+    Ok((directory, name))
+}
+
+/// Gives a new directory of root's to the owner of the directory that it is in.
+fn own(parent: &OwnedFd, name: &str) -> Result<(), Errno> {
+    let owner = fstat(parent)?;
+    match rustix::process::geteuid().is_root() {
+        true => rustix::fs::chownat(
+            parent,
+            name,
+            Some(uid(&owner)),
+            Some(gid(&owner)),
+            AtFlags::SYMLINK_NOFOLLOW,
+        ),
+        false => Ok(()),
+    }
+}
+
+fn uid(stat: &Stat) -> Uid {
+    Uid::from_raw(stat.st_uid)
+}
+
+fn gid(stat: &Stat) -> Gid {
+    Gid::from_raw(stat.st_gid)
+}
+
+/// The files that are written, but not yet in their places.
+struct Staging<'s, 'c> {
+    root: &'s OwnedFd,
+    /// The paths whose directories may have been created.
+    created: Vec<&'c str>,
+    staged: Vec<Staged<'c>>,
+}
+
+impl<'c> Staging<'_, 'c> {
+    fn add(
+        &mut self,
+        copy: &WorkingCopy,
+        checked: Checked<'c>,
+        number: usize,
+    ) -> anyhow::Result<()> {
+        let Step {
+            path, after, tree, ..
+        } = checked.step;
+        self.created.extend(after.is_some().then_some(path));
+        let (parent, _) = parent_of(self.root, path, after.is_some())?;
+        let temporary = format!("{PREFIX}{number}");
+        if let Some(after) = after {
+            write(
+                &parent,
+                &temporary,
+                after,
+                &copy.content(tree, path),
+                checked.found.as_ref(),
+            )
+            .inspect_err(|_| {
+                let _ = unlinkat(&parent, &*temporary, AtFlags::empty());
+            })?;
+        }
+        self.staged.push(Staged {
+            checked,
+            parent,
+            temporary,
+        });
+        Ok(())
+    }
+
+    /// Removes what was written.
+    fn undo(&self) {
+        for staged in &self.staged {
+            let _ = unlinkat(&staged.parent, &*staged.temporary, AtFlags::empty());
+        }
+        for path in self.created.iter().rev() {
+            remove_empty_directories(self.root, path);
+        }
+    }
+
+    fn put_in_place(self) -> anyhow::Result<()> {
+        let mut left = self.staged.iter();
+        for staged in left.by_ref() {
+            if let Err(error) = staged.put_in_place() {
+                let path = staged.checked.step.path;
+                for rest in std::iter::once(staged).chain(left) {
+                    let _ = unlinkat(&rest.parent, &*rest.temporary, AtFlags::empty());
+                }
+                return Err(error).with_context(|| {
+                    format!("failed to write {path}; the files before it are written")
+                });
+            }
+        }
+        for staged in &self.staged {
+            rustix::fs::fsync(&staged.parent)?;
+        }
+        for staged in &self.staged {
+            if staged.checked.step.after.is_none() {
+                remove_empty_directories(self.root, staged.checked.step.path);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Staged<'_> {
+    fn put_in_place(&self) -> anyhow::Result<()> {
+        let Checked { step, found } = &self.checked;
+        let name = step.path.rsplit('/').next().unwrap_or(step.path);
+        let now = match statat(&self.parent, name, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(stat) => Some(stat),
+            Err(Errno::NOENT) => None,
+            Err(error) => return Err(error.into()),
+        };
+        let identity = |stat: &Stat| (stat.st_ino, stat.st_ctime, stat.st_ctime_nsec);
+        if now.as_ref().map(identity) != found.as_ref().map(identity) {
+            bail!("it was changed meanwhile");
+        }
+        match step.after {
+            Some(_) => renameat(&self.parent, &*self.temporary, &self.parent, name)?,
+            None => unlinkat(&self.parent, name, AtFlags::empty())?,
+        }
+        Ok(())
+    }
+}
+
+/// Writes a file under its temporary name, with the owner and the permissions of the one that it replaces.
+fn write(
+    parent: &OwnedFd,
+    temporary: &str,
+    version: &Version,
+    content: &Path,
+    replaced: Option<&Stat>,
+) -> anyhow::Result<()> {
+    // It may be left from a process that was killed.
+    let _ = unlinkat(parent, temporary, AtFlags::empty());
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let mode = if version.executable { 0o777 } else { 0o666 };
+    let file = File::from(openat(parent, temporary, flags, Mode::from_raw_mode(mode))?);
+    let mut from =
+        File::open(content).with_context(|| format!("failed to read {}", content.display()))?;
+    io::copy(&mut from, &mut &file)?;
+    let owner = match replaced {
+        Some(replaced) => *replaced,
+        None => fstat(parent)?,
+    };
+    if rustix::process::geteuid().is_root() {
+        fchown(&file, Some(uid(&owner)), Some(gid(&owner)))?;
+    }
+    if let Some(replaced) = replaced {
+        let mode = replaced.st_mode & 0o777;
+        // Who may read the file may execute it.
+        let mode = match version.executable {
+            true => mode | (mode & 0o444) >> 2,
+            false => mode & !0o111,
+        };
+        fchmod(&file, Mode::from_raw_mode(mode))?;
+    }
+    file.sync_all()?;
+    Ok(())
+}
+
+/// Removes the directories of a path that are empty.
+fn remove_empty_directories(root: &OwnedFd, path: &str) {
+    let mut path = path;
+    while let Some((directory, _)) = path.rsplit_once('/') {
+        let removed = parent_of(root, directory, false)
+            .and_then(|(parent, name)| unlinkat(parent, name, AtFlags::REMOVEDIR));
+        if removed.is_err() {
+            return;
+        }
+        path = directory;
+    }
+}

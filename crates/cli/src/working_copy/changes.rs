@@ -1,0 +1,353 @@
+//! The changes that a run made in its copy of a directory.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use anyhow::Context as _;
+use cantle::core::sandbox::{
+    FileKind, Sandbox, SandboxErrorKind, SandboxExt as _, SandboxPath, Walk, looks_secret,
+    reserved_name,
+};
+use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
+use walkdir::WalkDir;
+
+use super::{BASE, BEFORE, MAX_ENTRIES, NEW, WorkingCopy, create_private};
+use crate::result_file::write_atomically;
+use crate::text::{plural, size};
+
+const FILE_NAME: &str = "changes.json";
+
+// Changes beyond these are most likely built or downloaded.
+const MAX_FILES: usize = 20_000;
+const MAX_BYTES: u64 = 1_000_000_000;
+
+/// The directory of the sandbox for the output of commands.
+const OWN_DIRECTORY: &[u8] = b".cantle";
+
+/// The changes of a run, kept until they are applied or rejected.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub(crate) struct Changes {
+    pub(crate) status: Status,
+    /// The changed files, sorted by path.
+    pub(crate) files: Vec<Change>,
+    /// Changes that can't be applied, with the reason.
+    pub(crate) refused: Vec<(String, String)>,
+    /// New files that git ignores.
+    pub(crate) ignored: usize,
+}
+
+/// The state of a run's changes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Status {
+    /// They wait for a decision.
+    #[default]
+    Pending,
+    /// A process applies them, or was killed while it did.
+    Applying,
+    Applied,
+    /// A process reverts them, or was killed while it did.
+    Reverting,
+    Reverted,
+    Rejected,
+}
+
+/// One changed file.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Change {
+    /// Its path below the directory.
+    pub(crate) path: String,
+    /// The file that was copied; `None` if it is new.
+    pub(crate) old: Option<Version>,
+    /// The file now; `None` if it was deleted.
+    pub(crate) new: Option<Version>,
+}
+
+/// The content of a file, and whether it can be executed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Version {
+    pub(crate) sha256: String,
+    pub(crate) executable: bool,
+}
+
+impl Version {
+    /// Describes a file of a copy. Blocks.
+    fn of(file: &Path) -> io::Result<Self> {
+        let mut digest = Sha256::new();
+        io::copy(&mut fs::File::open(file)?, &mut digest)?;
+        Ok(Self {
+            sha256: format!("{:x}", digest.finalize()),
+            executable: fs::metadata(file)?.permissions().mode() & 0o100 != 0,
+        })
+    }
+}
+
+impl Changes {
+    /// Describes the number of files and what became of them.
+    pub(crate) fn describe(&self) -> String {
+        let state = match self.status {
+            Status::Pending => "not applied",
+            Status::Applying => "applied in part",
+            Status::Applied => "applied",
+            Status::Reverting => "reverted in part",
+            Status::Reverted => "reverted",
+            Status::Rejected => "rejected",
+        };
+        format!(
+            "{}, {state}",
+            plural(self.files.len() as u64, "file", "files")
+        )
+    }
+}
+
+impl Change {
+    /// Returns the name in the path for which programs of the host may run or obey the file.
+    pub(crate) fn reserved_name(&self) -> Option<&str> {
+        reserved_name(&self.path)
+    }
+}
+
+impl WorkingCopy {
+    /// Compares the sandbox's files with the copy, and keeps what differs. If the run has ended for good (`is_final`),
+    /// the files that it did not change are removed from the copy.
+    ///
+    /// # Errors
+    /// If the sandbox is gone, or files can't be written.
+    pub(crate) async fn collect(
+        &self,
+        sandbox: &dyn Sandbox,
+        is_final: bool,
+    ) -> anyhow::Result<Changes> {
+        match fs::remove_dir_all(self.new_files()) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
+            _ => create_private(&self.new_files())?,
+        }
+        let before = self.before()?;
+        let after = sandbox
+            .walk(&SandboxPath::working_directory(), MAX_ENTRIES)
+            .await?;
+        let mut collection = Collection {
+            copy: self,
+            sandbox,
+            changes: Changes::default(),
+            size_bytes: 0,
+        };
+        collection.changed(&before, &after).await?;
+        collection.deleted(&before, &after);
+        let mut changes = collection.changes;
+        changes.files.sort_by(|a, b| a.path.cmp(&b.path));
+        self.write(&changes)?;
+        if is_final {
+            self.prune(&changes)?;
+        }
+        Ok(changes)
+    }
+
+    /// Returns the changes that were collected; `None` if there are none yet.
+    pub(crate) fn changes(&self) -> anyhow::Result<Option<Changes>> {
+        let path = self.directory.join(FILE_NAME);
+        match fs::read(&path) {
+            Ok(json) => Ok(Some(serde_json::from_slice(&json)?)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error).with_context(|| format!("failed to read {}", path.display())),
+        }
+    }
+
+    /// Drops the changes; their files are kept until the run is removed.
+    pub(crate) fn reject(&self, changes: &mut Changes) -> anyhow::Result<()> {
+        changes.status = Status::Rejected;
+        self.write(changes)
+    }
+
+    pub(super) fn write(&self, changes: &Changes) -> anyhow::Result<()> {
+        write_atomically(
+            &self.directory.join(FILE_NAME),
+            &serde_json::to_vec(changes)?,
+        )
+    }
+
+    /// Removes the files of the copy that did not change.
+    fn prune(&self, changes: &Changes) -> anyhow::Result<()> {
+        let kept: std::collections::HashSet<PathBuf> = changes
+            .files
+            .iter()
+            .map(|change| self.base().join(&change.path))
+            .collect();
+        for entry in WalkDir::new(self.base()).contents_first(true) {
+            let entry = entry?;
+            if entry.file_type().is_dir() {
+                // One that has files left stays.
+                let _ = fs::remove_dir(entry.path());
+            } else if !kept.contains(entry.path()) {
+                fs::remove_file(entry.path())?;
+            }
+        }
+        match fs::remove_file(self.directory.join(BEFORE)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error.into()),
+            _ => Ok(()),
+        }
+    }
+
+    /// Returns the content of a file as it was copied (`BASE`) or as the run left it (`NEW`).
+    pub(super) fn content(&self, tree: Tree, path: &str) -> PathBuf {
+        let tree = match tree {
+            Tree::Old => BASE,
+            Tree::New => NEW,
+        };
+        self.directory.join(tree).join(path)
+    }
+}
+
+/// One of the two versions of the files.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Tree {
+    Old,
+    New,
+}
+
+/// Changes while they are collected.
+struct Collection<'a> {
+    copy: &'a WorkingCopy,
+    sandbox: &'a dyn Sandbox,
+    changes: Changes,
+    size_bytes: u64,
+}
+
+impl Collection<'_> {
+    /// Adds the files that are new or have another content.
+    async fn changed(&mut self, before: &Walk, after: &Walk) -> anyhow::Result<()> {
+        let mut ignore_rules = self.options().ignore_rules(&self.copy.origin);
+        for (path, entry) in &after.entries {
+            if entry.kind == FileKind::Directory || path.components().next() == Some(OWN_DIRECTORY)
+            {
+                continue;
+            }
+            let is_listed_alike = before.entries.get(path) == Some(entry);
+            let Ok(name) = std::str::from_utf8(path.relative_bytes()) else {
+                if !is_listed_alike {
+                    self.refuse(path, "its name is not UTF-8");
+                }
+                continue;
+            };
+            let old = self.copy.base().join(name);
+            let is_new = fs::symlink_metadata(&old).is_err();
+            // Without times, only the content tells whether a file is as it was.
+            if is_listed_alike && (is_new || entry.stamp.is_some()) {
+                continue;
+            }
+            if is_new
+                && ignore_rules
+                    .as_mut()
+                    .is_some_and(|rules| rules.ignores(Path::new(name)))
+            {
+                self.changes.ignored += 1;
+            } else if entry.kind != FileKind::File {
+                self.refuse(
+                    path,
+                    "only files are applied, and it is a link or a special file",
+                );
+            } else if is_new && !self.copy.include_secrets && looks_secret(name) {
+                self.refuse(path, "it looks like a secret (--include-secrets)");
+            } else if self.changes.files.len() >= MAX_FILES {
+                self.refuse(path, format!("at most {MAX_FILES} files are applied"));
+            } else if self.size_bytes.saturating_add(entry.size_bytes) > MAX_BYTES {
+                self.refuse(
+                    path,
+                    format!("the changes would exceed {}", size(MAX_BYTES)),
+                );
+            } else {
+                self.file(path, name, (!is_new).then_some(&*old)).await?;
+            }
+        }
+        if after.is_truncated {
+            self.changes.refused.push((
+                "…".to_owned(),
+                format!("the working directory has more than {MAX_ENTRIES} files"),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Adds a file if its content differs.
+    async fn file(
+        &mut self,
+        path: &SandboxPath,
+        name: &str,
+        old: Option<&Path>,
+    ) -> anyhow::Result<()> {
+        let to = self.copy.content(Tree::New, name);
+        create_private(to.parent().unwrap_or(&to))?;
+        let mode = match self.sandbox.stat(path).await {
+            Ok(info) => info.mode,
+            Err(error) if error.kind() == SandboxErrorKind::Gone => return Err(error.into()),
+            // The download tells why.
+            Err(_) => None,
+        };
+        match self.sandbox.download(path, &to).await {
+            Ok(size_bytes) => self.size_bytes = self.size_bytes.saturating_add(size_bytes),
+            Err(error) if error.kind() == SandboxErrorKind::Gone => return Err(error.into()),
+            Err(error) => {
+                self.refuse(path, error.to_string());
+                return Ok(());
+            }
+        }
+        let old = old.map(Version::of).transpose()?;
+        let was_executable = old.as_ref().is_some_and(|old| old.executable);
+        let executable = mode.map_or(was_executable, |mode| mode & 0o100 != 0);
+        let permissions = if executable { 0o700 } else { 0o600 };
+        fs::set_permissions(&to, fs::Permissions::from_mode(permissions))?;
+        let new = Some(Version::of(&to)?);
+        if old == new {
+            fs::remove_file(&to)?;
+        } else {
+            self.changes.files.push(Change {
+                path: name.to_owned(),
+                old,
+                new,
+            });
+        }
+        Ok(())
+    }
+
+    /// Adds the files that are gone. One that never reached the sandbox is not.
+    fn deleted(&mut self, before: &Walk, after: &Walk) {
+        let is_unreadable = |path: &str| {
+            let mut refused = after.refused.iter();
+            refused.any(|refused| Path::new(path).starts_with(&refused.source))
+        };
+        for (path, entry) in &before.entries {
+            let is_there = after
+                .entries
+                .get(path)
+                .is_some_and(|now| now.kind != FileKind::Directory);
+            let name = path.to_string();
+            if entry.kind != FileKind::File || is_there {
+                continue;
+            }
+            if after.is_truncated || is_unreadable(&name) {
+                continue;
+            }
+            // Other files of the sandbox are no concern of the user's directory.
+            if let Ok(old) = Version::of(&self.copy.base().join(&name)) {
+                self.changes.files.push(Change {
+                    path: name,
+                    old: Some(old),
+                    new: None,
+                });
+            }
+        }
+    }
+
+    fn options(&self) -> cantle::agent::InputOptions {
+        let mut options = cantle::agent::InputOptions::default();
+        options.include_ignored = self.copy.include_ignored;
+        options
+    }
+
+    fn refuse(&mut self, path: &SandboxPath, reason: impl Into<String>) {
+        self.changes.refused.push((path.to_string(), reason.into()));
+    }
+}

@@ -1,0 +1,177 @@
+//! Changes as text: a patch as git writes it, and a line per file.
+
+use std::collections::HashMap;
+use std::fs;
+use std::io::Write as _;
+use std::time::Duration;
+
+use anyhow::Context as _;
+use similar::TextDiff;
+
+use super::WorkingCopy;
+use super::changes::{Change, Changes, Tree, Version};
+
+/// Time for comparing two texts; a longer diff than necessary is found after it.
+const DEADLINE: Duration = Duration::from_secs(2);
+
+/// Files with more bytes are compared as binary ones.
+const MAX_TEXT_BYTES: usize = 10_000_000;
+
+/// Bytes at the start of a file in which a NUL means that it is no text, as for git.
+const PROBED_BYTES: usize = 8_000;
+
+/// A changed file in a diff; a new file with the content of a deleted one is that file, renamed.
+#[derive(Debug)]
+pub(crate) struct FileDiff<'c> {
+    pub(crate) change: &'c Change,
+    /// The path that the file was renamed from.
+    pub(crate) renamed_from: Option<&'c str>,
+    pub(crate) added_lines: usize,
+    pub(crate) removed_lines: usize,
+    pub(crate) is_binary: bool,
+    /// The patch of this file.
+    pub(crate) patch: Vec<u8>,
+}
+
+impl WorkingCopy {
+    /// Compares the files of both versions. Blocks.
+    ///
+    /// # Errors
+    /// If a file can't be read.
+    pub(crate) fn diff<'c>(&self, changes: &'c Changes) -> anyhow::Result<Vec<FileDiff<'c>>> {
+        let mut deleted: HashMap<&str, &Change> = HashMap::new();
+        for change in &changes.files {
+            if let (Some(old), None) = (&change.old, &change.new) {
+                deleted.insert(&old.sha256, change);
+            }
+        }
+        let mut renames: HashMap<&str, &str> = HashMap::new();
+        for change in &changes.files {
+            if let (None, Some(new)) = (&change.old, &change.new)
+                && let Some(from) = deleted.remove(&*new.sha256)
+            {
+                renames.insert(&change.path, &from.path);
+            }
+        }
+        let is_source = |change: &&Change| !renames.values().any(|from| *from == change.path);
+        let shown = changes.files.iter().filter(is_source);
+        shown
+            .map(|change| self.file_diff(change, renames.get(&*change.path).copied()))
+            .collect()
+    }
+
+    fn file_diff<'c>(
+        &self,
+        change: &'c Change,
+        renamed_from: Option<&'c str>,
+    ) -> anyhow::Result<FileDiff<'c>> {
+        let mut diff = FileDiff {
+            change,
+            renamed_from,
+            added_lines: 0,
+            removed_lines: 0,
+            is_binary: false,
+            patch: Vec::new(),
+        };
+        let (from, to) = (renamed_from.unwrap_or(&change.path), &*change.path);
+        let (a, b) = (quoted("a", from), quoted("b", to));
+        let mut patch = format!("diff --git {a} {b}\n");
+        match (&change.old, &change.new) {
+            (Some(old), Some(new)) if old.executable != new.executable => {
+                patch += &format!("old mode {}\nnew mode {}\n", mode(old), mode(new));
+            }
+            (Some(old), None) => patch += &format!("deleted file mode {}\n", mode(old)),
+            (None, Some(new)) if renamed_from.is_none() => {
+                patch += &format!("new file mode {}\n", mode(new));
+            }
+            _ => {}
+        }
+        if let Some(from) = renamed_from {
+            let (from, to) = (quoted("", from), quoted("", to));
+            patch += &format!("similarity index 100%\nrename from {from}\nrename to {to}\n");
+        }
+        diff.patch = patch.into_bytes();
+        let digest = |version: &Option<Version>| version.as_ref().map(|it| it.sha256.clone());
+        if renamed_from.is_some() || digest(&change.old) == digest(&change.new) {
+            return Ok(diff);
+        }
+        let read = |tree, version: &Option<Version>| match version {
+            Some(_) => {
+                let path = self.content(tree, &change.path);
+                fs::read(&path).with_context(|| format!("failed to read {}", path.display()))
+            }
+            None => Ok(Vec::new()),
+        };
+        let old = read(Tree::Old, &change.old)?;
+        let new = read(Tree::New, &change.new)?;
+        let a = if change.old.is_some() {
+            a
+        } else {
+            "/dev/null".to_owned()
+        };
+        let b = if change.new.is_some() {
+            b
+        } else {
+            "/dev/null".to_owned()
+        };
+        if is_binary(&old) || is_binary(&new) {
+            diff.is_binary = true;
+            writeln!(diff.patch, "Binary files {a} and {b} differ")?;
+            return Ok(diff);
+        }
+        let text = TextDiff::configure()
+            .timeout(DEADLINE)
+            .diff_lines(&old[..], &new[..]);
+        for change in text.iter_all_changes() {
+            match change.tag() {
+                similar::ChangeTag::Insert => diff.added_lines += 1,
+                similar::ChangeTag::Delete => diff.removed_lines += 1,
+                similar::ChangeTag::Equal => {}
+            }
+        }
+        for (index, hunk) in text.unified_diff().iter_hunks().enumerate() {
+            if index == 0 {
+                writeln!(diff.patch, "--- {a}\n+++ {b}")?;
+            }
+            // Not all hunks at once, which would replace what is not UTF-8.
+            hunk.to_writer(&mut diff.patch)?;
+        }
+        Ok(diff)
+    }
+}
+
+fn mode(version: &Version) -> &'static str {
+    if version.executable {
+        "100755"
+    } else {
+        "100644"
+    }
+}
+
+fn is_binary(content: &[u8]) -> bool {
+    content.len() > MAX_TEXT_BYTES || content.iter().take(PROBED_BYTES).any(|byte| *byte == 0)
+}
+
+/// Returns `SIDE/PATH` as git writes it: quoted if it has special characters.
+fn quoted(side: &str, path: &str) -> String {
+    let path = if side.is_empty() {
+        path.to_owned()
+    } else {
+        format!("{side}/{path}")
+    };
+    if !path
+        .chars()
+        .any(|c| c.is_control() || matches!(c, '"' | '\\'))
+    {
+        return path;
+    }
+    let mut quoted = String::from("\"");
+    for byte in path.bytes() {
+        match byte {
+            b'"' | b'\\' => quoted.extend(['\\', char::from(byte)]),
+            b' '..=b'~' => quoted.push(char::from(byte)),
+            _ => quoted += &format!("\\{byte:03o}"),
+        }
+    }
+    quoted + "\""
+}

@@ -1,0 +1,243 @@
+//! Work on a copy of a directory (`--workdir`): the copy, what a run changed in it, and its way back.
+//!
+//! The copy is taken once, on the host, and uploaded from there: it is what the run's changes are compared with, and what
+//! the user's files have to equal for a change to be applied.
+
+mod apply;
+mod changes;
+mod diff;
+mod review;
+mod workdir;
+
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use cantle::agent::InputOptions;
+use cantle::core::ids::RunId;
+use cantle::core::sandbox::{Sandbox, SandboxExt as _, SandboxPath, Walk};
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+pub(crate) use self::changes::Status;
+pub(crate) use self::review::{apply, revert, summary};
+pub(crate) use self::workdir::Workdir;
+use crate::environment::variable;
+use crate::result_file::write_atomically;
+
+/// The files as they were copied. After the run has ended, only those that it changed.
+const BASE: &str = "base";
+/// The changed files as the run left them.
+const NEW: &str = "new";
+/// The files in the sandbox when the run began.
+const BEFORE: &str = "before.json";
+const LOCK: &str = "lock";
+
+/// Maximum number of files of a working directory.
+const MAX_ENTRIES: usize = 200_000;
+
+/// A directory of the user, and where its copy is kept.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct WorkingCopy {
+    /// The user's directory.
+    pub(crate) origin: PathBuf,
+    /// The directory of the copy and of the run's changes.
+    pub(crate) directory: PathBuf,
+    /// Whether files that are ignored by git count.
+    include_ignored: bool,
+    /// Whether files that look like secrets count.
+    include_secrets: bool,
+}
+
+/// Keeps other processes from working on a copy.
+#[derive(Debug)]
+pub(crate) struct Lock(#[expect(dead_code, reason = "closing the file releases the lock")] File);
+
+impl Lock {
+    /// Locks the directory of a copy; `None` if another process has.
+    fn try_lock(directory: &Path) -> io::Result<Option<Self>> {
+        let mut options = File::options();
+        let file = options
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(directory.join(LOCK))?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(Some(Self(file))),
+            Err(Errno::WOULDBLOCK) => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// Whether a process works on the copy in this directory.
+pub(crate) fn is_locked(directory: &Path) -> bool {
+    !matches!(Lock::try_lock(directory), Ok(Some(_)))
+}
+
+impl WorkingCopy {
+    /// A copy of a directory, to be kept in a new directory below `parent`.
+    ///
+    /// # Errors
+    /// If the directory can't be read, or holds everything of a user or of the machine.
+    pub(crate) fn new(
+        origin: &Path,
+        parent: &Path,
+        options: &InputOptions,
+    ) -> anyhow::Result<Self> {
+        let origin = origin
+            .canonicalize()
+            .with_context(|| format!("the directory {} can't be read", origin.display()))?;
+        if !origin.is_dir() {
+            bail!("{} is not a directory", origin.display());
+        }
+        let home = variable("HOME").and_then(|home| PathBuf::from(home).canonicalize().ok());
+        if origin.parent().is_none() || home.is_some_and(|home| home == origin) {
+            bail!(
+                "--workdir copies the whole directory, and {} is too much: name a project's directory",
+                origin.display()
+            );
+        }
+        Ok(Self {
+            directory: parent.join(RunId::new().to_string()),
+            origin,
+            include_ignored: options.include_ignored,
+            include_secrets: options.include_secrets,
+        })
+    }
+
+    /// Copies the files. Returns warnings about those that are left out. Blocks.
+    ///
+    /// # Errors
+    /// If they can't be read or copied, or are too many.
+    pub(crate) fn take(&self, options: &InputOptions) -> anyhow::Result<(Lock, Vec<String>)> {
+        let entries = options.entries(&self.origin)?;
+        if entries.paths.len() > MAX_ENTRIES {
+            bail!(
+                "{} has {} files, and at most {MAX_ENTRIES} are copied: leave some out with --exclude",
+                self.origin.display(),
+                entries.paths.len()
+            );
+        }
+        let failed = |path: &Path| format!("failed to copy {}", path.display());
+        create_private(&self.base()).with_context(|| failed(&self.origin))?;
+        let lock = self.lock()?;
+        let mut warnings = Vec::new();
+        for (path, is_directory) in &entries.paths {
+            let copied = self.copy_entry(path, *is_directory);
+            if let Some(reason) = copied.with_context(|| failed(path))? {
+                warnings.push(format!("{} is left out: {reason}", path.display()));
+            }
+        }
+        if let Some(first) = entries.secrets.first() {
+            let more = match entries.secrets.len() {
+                1 => String::new(),
+                count => format!(" and {} more", count - 1),
+            };
+            warnings.push(format!(
+                "{}{more} left out, for looking like secrets (--include-secrets)",
+                first.display()
+            ));
+        }
+        Ok((lock, warnings))
+    }
+
+    /// Copies an entry; returns why it is left out otherwise.
+    fn copy_entry(&self, path: &Path, is_directory: bool) -> io::Result<Option<&'static str>> {
+        let (from, to) = (self.origin.join(path), self.base().join(path));
+        if is_directory {
+            fs::create_dir_all(to)?;
+            return Ok(None);
+        }
+        let metadata = match fs::metadata(&from) {
+            Ok(metadata) => metadata,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Ok(Some("it is gone, or a link to nothing"));
+            }
+            Err(error) => return Err(error),
+        };
+        let is_inside = || {
+            from.canonicalize()
+                .is_ok_and(|real| real.starts_with(&self.origin))
+        };
+        if metadata.is_dir() {
+            return Ok(Some("a link to a directory is not followed"));
+        }
+        if !metadata.is_file() {
+            return Ok(Some("it is neither a file nor a directory"));
+        }
+        if !is_inside() {
+            return Ok(Some("the link leads out of the directory"));
+        }
+        match fs::copy(&from, &to) {
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                return Ok(Some("it can't be read"));
+            }
+            Err(error) => return Err(error),
+        }
+        // A file that its owner may not read would be lost to us, too.
+        let mode = metadata.permissions().mode() & 0o777 | 0o600;
+        fs::set_permissions(&to, fs::Permissions::from_mode(mode))?;
+        Ok(None)
+    }
+
+    /// Returns the copied files, as an input of the run.
+    pub(crate) fn input(&self) -> PathBuf {
+        // With a slash, the contents are copied.
+        self.base().join("")
+    }
+
+    fn base(&self) -> PathBuf {
+        self.directory.join(BASE)
+    }
+
+    fn new_files(&self) -> PathBuf {
+        self.directory.join(NEW)
+    }
+
+    /// Keeps other processes from working on the copy.
+    ///
+    /// # Errors
+    /// If one does, or the copy is gone.
+    pub(crate) fn lock(&self) -> anyhow::Result<Lock> {
+        let lock = Lock::try_lock(&self.directory)
+            .with_context(|| format!("the changes in {} are gone", self.directory.display()))?;
+        lock.with_context(|| format!("another process works on {}", self.directory.display()))
+    }
+
+    /// Notes what the sandbox holds before the run begins.
+    pub(crate) async fn note_before(&self, sandbox: &dyn Sandbox) -> anyhow::Result<()> {
+        let walk = sandbox
+            .walk(&SandboxPath::working_directory(), MAX_ENTRIES)
+            .await?;
+        write_atomically(&self.directory.join(BEFORE), &serde_json::to_vec(&walk)?)
+    }
+
+    fn before(&self) -> anyhow::Result<Walk> {
+        let path = self.directory.join(BEFORE);
+        let read = || anyhow::Ok(serde_json::from_slice(&fs::read(&path)?)?);
+        read().with_context(|| format!("failed to read {}", path.display()))
+    }
+
+    /// Removes the copy and the changes.
+    pub(crate) fn remove(&self) -> anyhow::Result<()> {
+        match fs::remove_dir_all(&self.directory) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(error).with_context(|| format!("failed to remove {}", self.directory.display()))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Creates a directory that only its owner may enter.
+fn create_private(directory: &Path) -> io::Result<()> {
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(directory)
+}

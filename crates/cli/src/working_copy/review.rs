@@ -1,0 +1,291 @@
+//! The user's decision on a run's changes.
+
+use std::fmt::Write as _;
+use std::io;
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use cantle::core::escape::{for_decision, for_display};
+
+use super::WorkingCopy;
+use super::changes::{Change, Changes, Version};
+use super::diff::FileDiff;
+use crate::ask::TerminalUser;
+use crate::display::Paint;
+use crate::text::plural;
+
+/// Lines of a diff that are shown before a question; all of them on request.
+const SHOWN_LINES: usize = 400;
+
+/// Files that the summary lists.
+const LISTED_FILES: usize = 100;
+
+/// The decision on the changes of a run that its flags make.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Review {
+    pub(crate) apply: bool,
+    pub(crate) reject: bool,
+    /// The file to which the diff is written.
+    pub(crate) diff: Option<PathBuf>,
+}
+
+/// A line per changed file, and one per change that can't be applied.
+pub(crate) fn summary(changes: &Changes, files: &[FileDiff<'_>], paint: Paint) -> String {
+    let mut text = String::new();
+    for file in files.iter().take(LISTED_FILES) {
+        let change = file.change;
+        let path = for_decision(&change.path);
+        let line = match (&change.old, &change.new, file.renamed_from) {
+            (.., Some(from)) => format!("R {} → {path}", for_decision(from)),
+            (None, ..) => format!("A {path}"),
+            (_, None, _) => format!("D {path}"),
+            _ => format!("M {path}"),
+        };
+        let _ = write!(text, "  {line}");
+        let counts = match (file.is_binary, file.added_lines, file.removed_lines) {
+            (true, ..) => "binary".to_owned(),
+            (_, 0, 0) => String::new(),
+            (_, added, removed) => format!("+{added} −{removed}"),
+        };
+        let is_executable = |version: &Option<Version>| version.as_ref().map(|it| it.executable);
+        let executable = match (is_executable(&change.old), is_executable(&change.new)) {
+            (Some(true), Some(false)) => "not executable",
+            (Some(false), Some(true)) => "executable",
+            _ => "",
+        };
+        for note in [&*counts, executable]
+            .iter()
+            .filter(|note| !note.is_empty())
+        {
+            let _ = write!(text, "  {}", paint.dim(note));
+        }
+        if let Some(name) = change.reserved_name() {
+            let note = format!("  programs may obey {}", for_decision(name));
+            text.push_str(&paint.yellow(&note));
+        }
+        text.push('\n');
+    }
+    if let Some(more @ 1..) = files.len().checked_sub(LISTED_FILES) {
+        let _ = writeln!(text, "  … and {}", plural(more as u64, "file", "files"));
+    }
+    for (path, reason) in changes.refused.iter().take(LISTED_FILES) {
+        let line = format!(
+            "  not applied: {}: {}",
+            for_decision(path),
+            for_decision(reason)
+        );
+        let _ = writeln!(text, "{}", paint.yellow(&line));
+    }
+    if changes.ignored > 0 {
+        let files = plural(changes.ignored as u64, "new file", "new files");
+        let _ = writeln!(
+            text,
+            "  {}",
+            paint.dim(&format!("{files} that git ignores left out"))
+        );
+    }
+    text
+}
+
+/// Returns the diff for a terminal, cut after a number of lines.
+fn shown(files: &[FileDiff<'_>], max_lines: usize, paint: Paint) -> String {
+    let mut text = String::new();
+    let patches = files
+        .iter()
+        .map(|file| String::from_utf8_lossy(&file.patch));
+    let patches: String = patches.collect();
+    let mut lines = patches.lines();
+    for line in lines.by_ref().take(max_lines) {
+        let shown = for_display(line);
+        let painted = match line.chars().next() {
+            _ if line.starts_with("+++")
+                || line.starts_with("---")
+                || line.starts_with("diff ") =>
+            {
+                paint.bold(&shown)
+            }
+            Some('+') => paint.green(&shown),
+            Some('-') => paint.red(&shown),
+            Some('@') => paint.dim(&shown),
+            _ => shown,
+        };
+        text.push_str(&painted);
+        text.push('\n');
+    }
+    if let more @ 1.. = lines.count() {
+        let _ = writeln!(
+            text,
+            "{}",
+            paint.dim(&format!("… {more} more lines; d shows them"))
+        );
+    }
+    text
+}
+
+/// The changes of a run, and what became of them.
+#[derive(Debug)]
+pub(crate) struct Decision {
+    /// Lines for the user.
+    pub(crate) text: String,
+    /// Whether all changes are where they were asked to be.
+    pub(crate) is_complete: bool,
+}
+
+impl Review {
+    /// Writes the diff where it was asked for, and applies, rejects or keeps the changes: as given, or else as the user
+    /// decides. `show` displays text.
+    ///
+    /// # Errors
+    /// If the diff can't be written. That changes can't be applied is a decision with `is_complete` false.
+    pub(crate) async fn decide(
+        &self,
+        copy: &WorkingCopy,
+        changes: &mut Changes,
+        user: Option<&TerminalUser>,
+        how_later: &str,
+        paint: Paint,
+    ) -> anyhow::Result<Decision> {
+        let files = changes.clone();
+        let files = copy.diff(&files)?;
+        if let Some(path) = &self.diff {
+            let patch: Vec<u8> = files
+                .iter()
+                .flat_map(|file| file.patch.iter().copied())
+                .collect();
+            std::fs::write(path, patch)
+                .with_context(|| format!("failed to write {}", path.display()))?;
+        }
+        let origin = copy.origin.display().to_string();
+        let mut text = match changes.files.len() {
+            0 => format!("\nNo changes to {origin}\n"),
+            count => format!(
+                "\n{} to {}\n",
+                paint.bold(&plural(count as u64, "change", "changes")),
+                for_decision(&origin)
+            ),
+        };
+        text += &summary(changes, &files, paint);
+        let mut is_complete = true;
+        if changes.files.is_empty() || self.reject {
+            copy.reject(changes)?;
+            if self.reject && !changes.files.is_empty() {
+                text += "Rejected: nothing was written.\n";
+            }
+            return Ok(Decision { text, is_complete });
+        }
+        let mut answer = self.apply.then_some(Answer::Apply);
+        if let (None, None, Some(user)) = (answer, &self.diff, user) {
+            user.show(&format!("{text}\n{}", shown(&files, SHOWN_LINES, paint)))?;
+            text.clear();
+            answer = Some(ask(user, &origin, &files, paint).await);
+        }
+        match answer {
+            Some(Answer::Apply) => {
+                let applied = apply(copy, changes, user).await;
+                is_complete = applied.is_complete;
+                text += &applied.text;
+                if !is_complete {
+                    let _ = writeln!(text, "The changes are kept: {how_later}");
+                }
+            }
+            Some(Answer::Reject) => {
+                copy.reject(changes)?;
+                text += "Rejected: nothing was written.\n";
+            }
+            Some(Answer::Keep) | None => {
+                let _ = writeln!(text, "Nothing was written yet: {how_later}");
+            }
+        }
+        Ok(Decision { text, is_complete })
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+enum Answer {
+    Apply,
+    Keep,
+    Reject,
+}
+
+/// Asks until there is an answer. Without one, the changes are kept.
+async fn ask(user: &TerminalUser, origin: &str, files: &[FileDiff<'_>], paint: Paint) -> Answer {
+    let question = format!(
+        "Apply these changes to {}? [y]es / [n]o, keep them / [r]eject / [d]iff in full > ",
+        for_decision(origin)
+    );
+    loop {
+        let Ok(line) = user.read_line(&question).await else {
+            return Answer::Keep;
+        };
+        match line.trim().to_lowercase().as_str() {
+            "y" | "yes" => return Answer::Apply,
+            "n" | "no" => return Answer::Keep,
+            "r" | "reject" => return Answer::Reject,
+            "d" | "diff" if user.show(&shown(files, usize::MAX, paint)).is_ok() => {}
+            _ if user.show("  Please answer y, n, r or d.\n").is_ok() => {}
+            _ => return Answer::Keep,
+        }
+    }
+}
+
+/// Applies changes. Those to files that programs may obey are left out unless the user agrees to each.
+pub(crate) async fn apply(
+    copy: &WorkingCopy,
+    changes: &mut Changes,
+    user: Option<&TerminalUser>,
+) -> Decision {
+    let mut left_out = Vec::new();
+    for change in &changes.files {
+        let Some(name) = change.reserved_name() else {
+            continue;
+        };
+        let question = format!(
+            "  {} may be run or obeyed by programs of this machine ({}). Apply it, too? [y/N] > ",
+            for_decision(&change.path),
+            for_decision(name)
+        );
+        let agreed = match user {
+            Some(user) => user.read_line(&question).await,
+            None => Err(io::ErrorKind::NotFound.into()),
+        };
+        if !agreed.is_ok_and(|line| matches!(line.trim().to_lowercase().as_str(), "y" | "yes")) {
+            left_out.push(change.path.clone());
+        }
+    }
+    let is_wanted = |change: &Change| !left_out.contains(&change.path);
+    let mut text = String::new();
+    match copy.apply(changes, is_wanted) {
+        Ok(count) => {
+            let files = plural(count as u64, "file", "files");
+            let _ = writeln!(
+                text,
+                "Applied: {files} of {} changed.",
+                for_decision(&copy.origin.display().to_string())
+            );
+        }
+        Err(error) => {
+            let _ = writeln!(text, "{}", for_display(&format!("{error:#}")));
+            return Decision {
+                text,
+                is_complete: false,
+            };
+        }
+    }
+    for path in &left_out {
+        let _ = writeln!(text, "Left out: {}", for_decision(path));
+    }
+    Decision {
+        text,
+        is_complete: left_out.is_empty(),
+    }
+}
+
+/// Puts the files back as they were before the run.
+pub(crate) fn revert(copy: &WorkingCopy, changes: &mut Changes) -> anyhow::Result<String> {
+    let count = copy.revert(changes)?;
+    let files = plural(count as u64, "file", "files");
+    Ok(format!(
+        "Reverted: {files} of {} changed.\n",
+        for_decision(&copy.origin.display().to_string())
+    ))
+}

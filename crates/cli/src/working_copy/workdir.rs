@@ -1,0 +1,168 @@
+//! The directory of a run with `--workdir`, from the copy to the user's decision.
+
+use std::path::PathBuf;
+
+use anyhow::bail;
+use cantle::agent::{InputOptions, SessionOptions};
+use cantle::core::ids::RunId;
+use cantle::core::sandbox::Sandbox;
+
+use super::changes::Changes;
+use super::review::{Decision, Review};
+use super::{Lock, WorkingCopy};
+use crate::args::WorkdirArgs;
+use crate::ask::TerminalUser;
+use crate::display::Paint;
+use crate::state_dir::StateDir;
+
+/// The directory that a run works on.
+#[derive(Debug)]
+pub(crate) struct Workdir {
+    pub(crate) copy: WorkingCopy,
+    review: Review,
+    /// Which files are copied; `None` if they have been.
+    options: Option<InputOptions>,
+    lock: Option<Lock>,
+    /// Whether the changes are kept with the run.
+    pub(crate) is_kept: bool,
+}
+
+impl Workdir {
+    /// Returns the directory that a new run works on, if one is given, and makes its copy the run's input.
+    ///
+    /// # Errors
+    /// If the directory can't be used, or there are flags for its changes but no directory.
+    pub(crate) fn new(
+        args: &WorkdirArgs,
+        options: &mut SessionOptions,
+    ) -> anyhow::Result<Option<Self>> {
+        let Some(origin) = &args.workdir else {
+            check_flags(args)?;
+            return Ok(None);
+        };
+        // Without a state directory, the run is not kept either.
+        let parent = StateDir::find().map(|state| state.working_copies());
+        let parent = parent.unwrap_or_else(|_| std::env::temp_dir());
+        let copy = WorkingCopy::new(origin, &parent, &options.inputs)?;
+        let chosen = options.inputs.clone();
+        options.input_files.push(copy.input());
+        // What is in the copy has been chosen.
+        options.inputs = InputOptions::default();
+        (
+            options.inputs.include_ignored,
+            options.inputs.include_secrets,
+        ) = (true, true);
+        options.working_copy_of = Some(copy.origin.display().to_string());
+        Ok(Some(Self {
+            copy,
+            review: Review::new(args),
+            options: Some(chosen),
+            lock: None,
+            is_kept: false,
+        }))
+    }
+
+    /// Returns the directory that a resumed run works on.
+    ///
+    /// # Errors
+    /// If there are flags for its changes, but the run has no directory; or if its copy is in use or gone.
+    pub(crate) fn resumed(
+        args: &WorkdirArgs,
+        copy: Option<WorkingCopy>,
+        fresh_sandbox: bool,
+    ) -> anyhow::Result<Option<Self>> {
+        let Some(copy) = copy else {
+            check_flags(args)?;
+            return Ok(None);
+        };
+        if fresh_sandbox {
+            bail!(
+                "a run with --workdir can't be resumed in a new sandbox, which would be empty: begin a new run on {}",
+                copy.origin.display()
+            );
+        }
+        Ok(Some(Self {
+            lock: Some(copy.lock()?),
+            copy,
+            review: Review::new(args),
+            options: None,
+            is_kept: true,
+        }))
+    }
+
+    /// Copies the files of a new run. Returns warnings. Blocks.
+    ///
+    /// # Errors
+    /// If they can't be copied; nothing is left then.
+    pub(crate) fn take(&mut self) -> anyhow::Result<Vec<String>> {
+        let Some(options) = &self.options else {
+            return Ok(Vec::new());
+        };
+        let (lock, warnings) = self.copy.take(options).inspect_err(|_| self.discard())?;
+        self.lock = Some(lock);
+        Ok(warnings)
+    }
+
+    /// Removes the copy of a run that did not begin.
+    pub(crate) fn discard(&self) {
+        if self.options.is_some() {
+            // What remains is removed by `cantle gc`.
+            let _ = self.copy.remove();
+        }
+    }
+
+    /// Notes what the sandbox holds before a new run begins.
+    ///
+    /// # Errors
+    /// If it can't be listed.
+    pub(crate) async fn note_before(&self, sandbox: Option<&dyn Sandbox>) -> anyhow::Result<()> {
+        match (sandbox, &self.options) {
+            (Some(sandbox), Some(_)) => self.copy.note_before(sandbox).await,
+            _ => Ok(()),
+        }
+    }
+
+    /// Decides on the changes of a run that has ended.
+    ///
+    /// # Errors
+    /// If the diff can't be made or written.
+    pub(crate) async fn decide(
+        &self,
+        mut changes: Changes,
+        run: RunId,
+        user: Option<&TerminalUser>,
+        paint: Paint,
+    ) -> anyhow::Result<Decision> {
+        let how_later = match self.is_kept {
+            true => format!("cantle runs apply {run}"),
+            false => "the run is not kept (--no-keep), and its changes are dropped".to_owned(),
+        };
+        let decision = self
+            .review
+            .decide(&self.copy, &mut changes, user, &how_later, paint)
+            .await;
+        if !self.is_kept {
+            self.copy.remove()?;
+        }
+        decision
+    }
+}
+
+fn check_flags(args: &WorkdirArgs) -> anyhow::Result<()> {
+    if args.apply || args.reject || args.diff.is_some() {
+        bail!(
+            "--apply, --diff and --reject are about the changes of --workdir, which is not given"
+        );
+    }
+    Ok(())
+}
+
+impl Review {
+    fn new(args: &WorkdirArgs) -> Self {
+        Self {
+            apply: args.apply,
+            reject: args.reject,
+            diff: args.diff.as_deref().map(PathBuf::from),
+        }
+    }
+}

@@ -1,0 +1,388 @@
+//! Runs on a copy of a directory, and what becomes of their changes.
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, symlink};
+use std::process::Stdio;
+use std::time::Duration;
+
+use cantle_testkit::openai::{Script, ScriptedServer};
+use rustix::process::Signal;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::time::{sleep, timeout};
+
+use crate::support::{DEADLINE, Exited, TestEnv, send, wait_for_exit};
+use crate::{command, finish};
+
+/// Every kind of change.
+const CHANGES: &str = "sed -i s/helo/hello/ src/main.txt; mkdir -p built docs; echo x > built/x; echo new > docs/new.md; \
+    mv old.txt moved.txt; chmod -x run.sh; printf 'a\\0c' > data.bin; cat .env";
+
+/// Returns a server whose model runs a command and finishes, and a directory `repo` to work on.
+async fn on_repository(changes: &str) -> (ScriptedServer, TestEnv) {
+    let script = Script::new()
+        .turn(command(changes))
+        .turn(finish("Done.", &[]));
+    let server = ScriptedServer::start(script.repeat_last()).await.unwrap();
+    let env = TestEnv::new().with_server(&server.url());
+    env.write("repo/src/main.txt", "first\nhelo\nlast\n");
+    env.write("repo/old.txt", "kept as it is\n");
+    env.write("repo/run.sh", "#!/bin/sh\n");
+    fs::set_permissions(env.path("repo/run.sh"), fs::Permissions::from_mode(0o755)).unwrap();
+    env.write("repo/data.bin", b"a\0b");
+    env.write("repo/.gitignore", "/built\n");
+    env.write("repo/.env", "SECRET=1\n");
+    (server, env)
+}
+
+async fn work(env: &TestEnv, flags: &[&str]) -> Exited {
+    let run = ["run", "Correct it", "--workdir", "repo"];
+    env.run(run.iter().chain(flags)).await
+}
+
+async fn apply(env: &TestEnv, flags: &[&str]) -> Exited {
+    env.run(["runs", "apply", "last"].iter().chain(flags)).await
+}
+
+fn mode(env: &TestEnv, path: &str) -> u32 {
+    fs::metadata(env.path(path)).unwrap().permissions().mode() & 0o777
+}
+
+#[track_caller]
+fn assert_original(env: &TestEnv) {
+    assert_eq!(env.read("repo/src/main.txt"), "first\nhelo\nlast\n");
+    assert_eq!(
+        env.list("repo"),
+        [".env", ".gitignore", "data.bin", "old.txt", "run.sh", "src"]
+    );
+    assert_eq!(env.read("repo/data.bin"), "a\0b");
+    assert_eq!(mode(env, "repo/run.sh"), 0o755);
+}
+
+#[track_caller]
+fn assert_changed(env: &TestEnv) {
+    assert_eq!(env.read("repo/src/main.txt"), "first\nhello\nlast\n");
+    assert_eq!(
+        env.list("repo"),
+        [
+            ".env",
+            ".gitignore",
+            "data.bin",
+            "docs",
+            "moved.txt",
+            "run.sh",
+            "src"
+        ]
+    );
+    assert_eq!(env.read("repo/data.bin"), "a\0c");
+    assert_eq!(mode(env, "repo/run.sh"), 0o644);
+}
+
+#[tokio::test]
+async fn changes_wait_for_their_user_and_can_be_reverted() {
+    let (server, env) = on_repository(CHANGES).await;
+    let exited = work(&env, &[]).await;
+    assert_eq!(
+        (exited.code, &*exited.stdout),
+        (Some(0), "Done.\n"),
+        "{exited:?}"
+    );
+    assert_original(&env);
+    insta::assert_snapshot!(exited.transcript(&env));
+    let first = server.requests()[0].body().to_string();
+    assert!(first.contains("a copy of the user's directory"), "{first}");
+    assert!(!first.contains("No output directory"), "{first}");
+    let second = server.requests()[1].body().to_string();
+    assert!(!second.contains("SECRET"), "{second}");
+
+    let patch = apply(&env, &["--diff"]).await;
+    insta::assert_snapshot!(patch.stdout);
+
+    let shown = env.run(["runs", "show", "last"]).await.stdout;
+    assert!(shown.contains("changes  6 files, not applied\n"), "{shown}");
+    for _ in 0..2 {
+        let applied = apply(&env, &[]).await;
+        assert_eq!(applied.code, Some(0), "{applied:?}");
+        assert_changed(&env);
+    }
+    let refused = apply(&env, &["--reject"]).await;
+    assert_eq!(refused.code, Some(2), "{refused:?}");
+    let reverted = apply(&env, &["--revert"]).await;
+    assert_eq!(reverted.code, Some(0), "{reverted:?}");
+    assert_original(&env);
+
+    let state = env.path(".local/state/cantle/working-copies");
+    assert_eq!(fs::read_dir(&state).unwrap().count(), 1);
+    let removed = env.run(["runs", "rm", "last"]).await;
+    assert_eq!(removed.code, Some(0), "{removed:?}");
+    assert_eq!(fs::read_dir(&state).unwrap().count(), 0);
+}
+
+#[tokio::test]
+async fn changes_are_applied_or_rejected_as_flags_say() {
+    let (_server, env) = on_repository(CHANGES).await;
+    let rejected = work(&env, &["--reject", "--diff", "changes.patch"]).await;
+    assert_eq!(rejected.code, Some(0), "{rejected:?}");
+    assert_original(&env);
+    let patch = env.read("changes.patch");
+    assert!(
+        patch.contains("+hello\n") && patch.contains("rename to moved.txt\n"),
+        "{patch}"
+    );
+
+    let applied = work(&env, &["--apply", "--no-keep"]).await;
+    assert_eq!(applied.code, Some(0), "{applied:?}");
+    assert_changed(&env);
+    let again = work(&env, &["--apply"]).await;
+    assert_eq!(again.code, Some(0), "{again:?}");
+    assert!(again.stderr.contains("No changes to "), "{again:?}");
+}
+
+/// The measure of a patch is that git can take it back; binary files are only named in it.
+#[tokio::test]
+async fn a_patch_is_one_of_git() {
+    let changes = "printf 'no end' > src/main.txt; rm old.txt; : > empty; printf '\\351t\\351\\n' > latin; \
+        printf 'a\\n' > 'with \"quotes\" and spaces'; chmod +x empty; seq 100 > many; mkdir d; mv run.sh d/run";
+    let (_server, env) = on_repository(changes).await;
+    let exited = work(&env, &["--diff", "changes.patch", "--apply"]).await;
+    assert_eq!(exited.code, Some(0), "{exited:?}");
+    let reversed = ["apply", "--check", "--reverse", "../changes.patch"];
+    let mut git = std::process::Command::new("git");
+    let git = git.args(reversed).current_dir(env.path("repo")).output();
+    let git = git.unwrap();
+    assert!(
+        git.status.success(),
+        "{git:?}\n{}",
+        env.read("changes.patch")
+    );
+}
+
+#[tokio::test]
+async fn a_file_that_changed_meanwhile_stops_all_changes() {
+    let (_server, env) = on_repository(CHANGES).await;
+    work(&env, &[]).await;
+    env.write("repo/src/main.txt", "the user's\n");
+    env.write("repo/moved.txt", "the user's\n");
+    let refused = apply(&env, &[]).await;
+    assert_eq!(refused.code, Some(3), "{refused:?}");
+    for line in [
+        "  moved.txt: a file of this name was created meanwhile\n",
+        "  src/main.txt: it was changed meanwhile\n",
+    ] {
+        assert!(refused.stdout.contains(line), "{refused:?}");
+    }
+    assert_eq!(env.read("repo/src/main.txt"), "the user's\n");
+    assert_eq!(env.read("repo/old.txt"), "kept as it is\n");
+    assert_eq!(env.read("repo/data.bin"), "a\0b");
+}
+
+#[tokio::test]
+async fn no_link_leads_changes_out_of_the_directory() {
+    let (_server, env) = on_repository(CHANGES).await;
+    env.write("outside/main.txt", "first\nhelo\nlast\n");
+    work(&env, &[]).await;
+    fs::remove_dir_all(env.path("repo/src")).unwrap();
+    symlink("../outside", env.path("repo/src")).unwrap();
+    fs::remove_file(env.path("repo/data.bin")).unwrap();
+    symlink("../outside/new", env.path("repo/data.bin")).unwrap();
+    let refused = apply(&env, &[]).await;
+    assert_eq!(refused.code, Some(3), "{refused:?}");
+    assert_eq!(env.read("outside/main.txt"), "first\nhelo\nlast\n");
+    assert_eq!(env.list("outside"), ["main.txt"]);
+}
+
+/// Links, names of programs' settings, and a name that is not text.
+#[tokio::test]
+async fn hostile_changes_are_named_and_left_out() {
+    let changes = "ln -s /etc/passwd link; ln -sf /etc/passwd old.txt; mkdir -p .git/hooks .github; \
+        echo evil > .git/hooks/pre-commit; echo evil > .github/ci.yml; echo evil > AGENTS.md; \
+        touch $'not-\\xff-text' $'two\\nlines\\e[2J'; mkfifo pipe; echo key > id_rsa; echo fine > fine";
+    let (_server, env) = on_repository(changes).await;
+    let exited = work(&env, &["--apply"]).await;
+    assert_eq!(exited.code, Some(3), "{exited:?}");
+    let listed = env.list("repo");
+    let expected = [
+        ".env",
+        ".gitignore",
+        "data.bin",
+        "fine",
+        "old.txt",
+        "run.sh",
+        "src",
+        "two\nlines\u{1b}[2J",
+    ];
+    assert_eq!(listed, expected);
+    assert!(
+        !fs::symlink_metadata(env.path("repo/old.txt"))
+            .unwrap()
+            .is_symlink()
+    );
+    assert!(!exited.stderr.contains("\u{1b}"), "{exited:?}");
+    for line in [
+        "A .git/hooks/pre-commit  +1 −0  programs may obey .git\n",
+        "not applied: link: only files are applied",
+        "not applied: pipe: only files are applied",
+        "not applied: id_rsa: it looks like a secret",
+        "its name is not UTF-8",
+        "Left out: .github/ci.yml\n",
+        "Left out: AGENTS.md\n",
+        "A two\\u{a}lines\\u{1b}[2J\n",
+    ] {
+        assert!(exited.stderr.contains(line), "{line:?}: {exited:?}");
+    }
+}
+
+/// A process that is killed at any moment leaves changes that can be completed or reverted.
+#[tokio::test]
+async fn interrupted_changes_are_completed_or_reverted() {
+    const FILES: usize = 400;
+    let script = Script::new().turn(command("for f in f*; do echo new > $f; done"));
+    let server = ScriptedServer::start(script.turn(finish("Done.", &[])))
+        .await
+        .unwrap();
+    let env = TestEnv::new().with_server(&server.url());
+    let files = || (0..FILES).map(|number| format!("repo/f{number}"));
+    for file in files() {
+        env.write(file, "old\n");
+    }
+    work(&env, &[]).await;
+    let contents = || files().map(|file| env.read(file)).collect::<Vec<_>>();
+    let mut seen_partly = false;
+    let mut delay = Duration::from_millis(5);
+    while delay < Duration::from_secs(5) {
+        let child = env.command(["runs", "apply", "last"]).spawn().unwrap();
+        sleep(delay).await;
+        send(&child, Signal::KILL);
+        wait_for_exit(child).await;
+        let new = contents()
+            .iter()
+            .filter(|content| *content == "new\n")
+            .count();
+        if new > 0 && new < FILES {
+            seen_partly = true;
+            assert_eq!(
+                contents().iter().filter(|it| *it == "old\n").count(),
+                FILES - new
+            );
+            let completed = apply(&env, &[]).await;
+            assert_eq!(completed.code, Some(0), "{completed:?}");
+            assert_eq!(contents(), vec!["new\n"; FILES]);
+        }
+        let reverted = apply(&env, &["--revert"]).await;
+        assert_eq!(reverted.code, Some(0), "{reverted:?}");
+        assert_eq!(contents(), vec!["old\n"; FILES]);
+        if new == FILES {
+            break;
+        }
+        delay = delay * 5 / 4;
+    }
+    let rest = apply(&env, &[]).await;
+    assert_eq!(rest.code, Some(0), "{rest:?}");
+    // No temporary file is left.
+    assert_eq!(env.list("repo").len(), FILES);
+    if !seen_partly {
+        eprintln!("no process was killed between the first and the last file");
+    }
+}
+
+#[tokio::test]
+async fn an_unfinished_run_has_its_changes_so_far() {
+    let (_server, env) = on_repository(CHANGES).await;
+    let exited = work(&env, &["--max-turns", "1"]).await;
+    assert_eq!(exited.code, Some(3), "{exited:?}");
+    assert!(
+        exited
+            .stderr
+            .contains("its changes so far: cantle runs apply "),
+        "{exited:?}"
+    );
+    let patch = apply(&env, &["--diff"]).await.stdout;
+    assert!(patch.contains("+hello\n"), "{patch}");
+    let resume = ["run", "--resume", "last", "--max-turns", "5", "--apply"];
+    let fresh = env.run(resume.iter().chain(&["--fresh-sandbox"])).await;
+    assert_eq!(fresh.code, Some(2), "{fresh:?}");
+    let resumed = env.run(resume).await;
+    assert_eq!(resumed.code, Some(0), "{resumed:?}");
+    assert_changed(&env);
+}
+
+#[tokio::test]
+async fn directories_and_flags_that_make_no_sense_are_refused() {
+    let (_server, env) = on_repository(CHANGES).await;
+    let home = env.path(".").display().to_string();
+    for (args, part) in [
+        (vec!["--workdir", "/"], "is too much"),
+        (vec!["--workdir", "missing"], "can't be read"),
+        (vec!["--workdir", "repo/old.txt"], "is not a directory"),
+        (vec!["--apply"], "--workdir, which is not given"),
+        (
+            vec!["--workdir", "repo", "--input", "repo"],
+            "cannot be used with",
+        ),
+        (
+            vec!["--workdir", "repo", "--apply", "--reject"],
+            "cannot be used with",
+        ),
+        (vec!["--workdir", &home], ""),
+    ] {
+        let exited = env.run(["run", "Correct it"].iter().chain(&args)).await;
+        if !part.is_empty() {
+            assert_eq!(exited.code, Some(2), "{exited:?}");
+            assert!(exited.stderr.contains(part), "{exited:?}");
+        }
+    }
+    let none = env.run(["runs", "apply", "last"]).await;
+    assert_eq!(none.code, Some(2), "{none:?}");
+}
+
+#[tokio::test]
+async fn the_user_sees_the_changes_and_decides() {
+    let (_server, env) = on_repository(
+        "printf '\\e[2J\\u202e\\n' >> src/main.txt; mkdir .github; echo x > .github/ci",
+    )
+    .await;
+    let env = env
+        .set("NO_COLOR", "1")
+        .set("TERM", "xterm")
+        .set("PROGRAM", env!("CARGO_BIN_EXE_cantle"));
+    let line = "\"$PROGRAM\" run 'Correct it' --workdir repo";
+    let mut script = env.command_of("script");
+    script.args(["--quiet", "--return", "--command", line, "/dev/null"]);
+    let Ok(mut child) = script.stdin(Stdio::piped()).spawn() else {
+        eprintln!("SKIPPED: script(1) is not installed");
+        return;
+    };
+    let mut shown = String::new();
+    for (question, answer) in [
+        ("[d]iff in full > ", "what\n"),
+        ("[d]iff in full > ", "y\n"),
+        ("[y/N] > ", "\n"),
+    ] {
+        let stdout = child.stdout.as_mut().unwrap();
+        let mut read = Vec::new();
+        let reading = async {
+            while !read.ends_with(question.as_bytes()) {
+                match stdout.read_u8().await {
+                    Ok(byte) => read.push(byte),
+                    Err(error) => panic!("{error}: {}", String::from_utf8_lossy(&read)),
+                }
+            }
+        };
+        timeout(DEADLINE, reading).await.unwrap();
+        shown += &String::from_utf8(read).unwrap();
+        let stdin = child.stdin.as_mut().unwrap();
+        stdin.write_all(answer.as_bytes()).await.unwrap();
+    }
+    let exited = wait_for_exit(child).await;
+    assert_eq!(exited.code, Some(3), "{exited:?}");
+    assert!(shown.contains("+\\u{1b}[2J\\u{202e}\r\n"), "{shown:?}");
+    assert!(
+        shown.contains(".github/ci may be run or obeyed"),
+        "{shown:?}"
+    );
+    assert!(
+        exited.stdout.contains("Left out: .github/ci\r\n"),
+        "{exited:?}"
+    );
+    assert!(env.read("repo/src/main.txt").contains('\u{202e}'));
+    assert!(!env.path("repo/.github").exists());
+}
