@@ -69,6 +69,8 @@ const LAYERS: &[Layer] = &[
     layer("cantle-files", &["cantle-core", "cantle-tls"]).without(TERMINAL),
     // Its requests leave from the program, not from a sandbox.
     layer("cantle-web", &["cantle-core", "cantle-tls"]).without(TERMINAL),
+    // Servers at URLs are reached from the program; those that are started get sandboxes of the caller's backend.
+    layer("cantle-mcp", &["cantle-core", "cantle-tls"]).without(TERMINAL),
     layer("cantle-code-executor", &["cantle-core", "cantle-files"]).without(TERMINAL),
     layer("cantle-testkit", &["cantle-core", "cantle-files"]).without(TERMINAL),
     layer(
@@ -79,6 +81,7 @@ const LAYERS: &[Layer] = &[
             "cantle-backends-local",
             "cantle-backends-remote",
             "cantle-clients",
+            "cantle-mcp",
             "cantle-python",
             "cantle-tools",
             "cantle-web",

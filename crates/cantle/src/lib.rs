@@ -43,6 +43,7 @@
 //! | `client-responses` | `clients::responses`: models over OpenAI Responses | no |
 //! | `client-retry` | `clients::retry`: retries and a shared rate limit for any model; clients over HTTP have them | no |
 //! | `macros` | [`tool`]: the attribute that turns a function into a tool | yes |
+//! | `mcp` | `mcp`: tools of MCP servers, which run in sandboxes or are reached over HTTP | no |
 //! | `python` | `python`: Python in a sandbox: source facts, one-shot runs, sessions that keep variables | no |
 //! | `tools` | [`tools`]: `code_exec`, `finish`, `view_image`, `user_input`, `calculator` | yes |
 //! | `web` | `web`: `fetch_web_page`, `web_search` | no |
@@ -65,6 +66,8 @@ pub use cantle_core as core;
 /// Turns a function into a tool; see [`core::tool`](macro@core::tool).
 #[cfg(feature = "macros")]
 pub use cantle_macros::tool_for_facade as tool;
+#[cfg(feature = "mcp")]
+pub use cantle_mcp as mcp;
 #[cfg(feature = "python")]
 pub use cantle_python as python;
 #[cfg(feature = "tools")]

@@ -1,0 +1,424 @@
+//! The connection to one server: its start, its tools, its calls, and its recovery.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use cantle_core::ids::RunId;
+use cantle_core::policy::{Access, Policy};
+use cantle_core::sandbox::{Backend, Sandbox, SandboxContext, SandboxError, SandboxErrorKind};
+use cantle_core::tool::{Progress, ToolContext, ToolError, ToolOutput};
+use rmcp::RoleClient;
+use rmcp::model::{
+    CallToolRequestParams, CallToolResult, JsonObject, PaginatedRequestParams, ProtocolVersion,
+    Tool,
+};
+use rmcp::service::{
+    ClientInitializeError, ClientLifecycleMode, ClientServiceExt as _, RunningService, ServiceError,
+};
+use tokio::sync::{Mutex, watch};
+use tokio::time::timeout;
+
+use crate::config::{McpServer, Place, StdioServer, Transport};
+use crate::handler::Handler;
+use crate::http;
+use crate::limits::{MAX_ERROR_CHARS, MAX_LISTED_TOOLS, MAX_PAGES, clip};
+use crate::result;
+use crate::stdio::Child;
+
+/// Time to end a connection.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Where servers are started.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Places {
+    pub(crate) sandboxes: Option<Arc<dyn Backend>>,
+    pub(crate) host: Option<Arc<dyn Backend>>,
+    /// The directory of the host that `workspace` means.
+    pub(crate) workspace: Option<PathBuf>,
+}
+
+/// A server, as one session uses it.
+pub(crate) struct Server {
+    pub(crate) config: McpServer,
+    places: Places,
+    run: RunId,
+    progress: Arc<dyn Progress>,
+    /// Locked during a call: a server works on one call at a time.
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The sandbox of a server that is started. It outlives the process.
+    sandbox: Option<Arc<dyn Sandbox>>,
+    live: Option<Live>,
+}
+
+/// An open connection.
+struct Live {
+    service: RunningService<RoleClient, Handler>,
+    child: Option<Arc<Child>>,
+}
+
+/// Why a call has no result.
+enum CallError {
+    /// The request did not reach the server.
+    NotSent,
+    /// The server answered with an error, or refused the request.
+    Refused(String),
+    /// The connection ended. The server may have done what it was asked for.
+    Lost,
+    /// The server may have done what it was asked for.
+    Unknown(String),
+}
+
+impl Server {
+    pub(crate) fn new(
+        config: McpServer,
+        places: Places,
+        run: RunId,
+        progress: Arc<dyn Progress>,
+    ) -> Self {
+        Self {
+            config,
+            places,
+            run,
+            progress,
+            state: Mutex::default(),
+        }
+    }
+
+    /// Connects, and returns the server's tools.
+    pub(crate) async fn open(&self) -> Result<Vec<Tool>, String> {
+        let mut state = self.state.lock().await;
+        let live = self.connect(&mut state).await?;
+        let listed = match timeout(self.config.connect_timeout, list_tools(live)).await {
+            Ok(listed) => listed,
+            Err(_) => Err(format!("did not list its tools within {}", self.limit())),
+        };
+        match listed {
+            Ok(tools) => Ok(tools),
+            Err(problem) => {
+                let child = live.child.clone();
+                state.live = None;
+                Err(problem + ". " + &post_mortem(child).await)
+            }
+        }
+    }
+
+    /// Calls a tool.
+    pub(crate) async fn call(
+        &self,
+        tool: &str,
+        arguments: JsonObject,
+        cx: &ToolContext,
+    ) -> Result<ToolOutput, ToolError> {
+        let mut state = self.state.lock().await;
+        let name = &self.config.name;
+        let params = CallToolRequestParams::new(tool.to_owned()).with_arguments(arguments);
+        let mut is_repeated = false;
+        let error = loop {
+            let live = match self.connect(&mut state).await {
+                Ok(live) => live,
+                Err(problem) => {
+                    let text = format!("The MCP server `{name}` {problem}\nThe call was not run.");
+                    return Ok(ToolOutput::failure(text));
+                }
+            };
+            match self.call_once(live, params.clone(), cx).await {
+                Ok(result) => return result::convert(name, result, cx).await,
+                Err(CallError::NotSent) if !is_repeated => {
+                    is_repeated = true;
+                    state.live = None;
+                }
+                Err(CallError::Lost) => {
+                    let child = live.child.clone();
+                    state.live = None;
+                    let cause = post_mortem(child).await;
+                    break CallError::Unknown(format!("lost the connection. {cause}"));
+                }
+                Err(error) => break error,
+            }
+        };
+        Ok(ToolOutput::failure(match error {
+            CallError::NotSent | CallError::Lost => {
+                format!("The MCP server `{name}` can't be reached. The call was not run.")
+            }
+            CallError::Refused(problem) => result::mark(name, &problem),
+            CallError::Unknown(problem) => format!(
+                "The outcome of this call is unknown: the MCP server `{name}` {problem}\nIt may or may not have \
+                 had an effect. Find out before you repeat it."
+            ),
+        }))
+    }
+
+    /// Sends one request, within the time limit.
+    async fn call_once(
+        &self,
+        live: &Live,
+        params: CallToolRequestParams,
+        cx: &ToolContext,
+    ) -> Result<CallToolResult, CallError> {
+        let handler = live.service.service();
+        let _guard = handler.begin_call(cx);
+        let call = live.service.call_tool(params);
+        match within(self.config.call_timeout, handler.asking(), call).await {
+            Some(answer) => answer.map_err(|error| call_error(&error)),
+            None => {
+                let limit = self.config.call_timeout.as_secs_f64();
+                let problem = format!("did not answer within {limit} s, and was told to stop.");
+                Err(CallError::Unknown(problem))
+            }
+        }
+    }
+
+    /// Returns the open connection, or opens one.
+    async fn connect<'s>(&self, state: &'s mut State) -> Result<&'s mut Live, String> {
+        let live = match state.live.take() {
+            Some(live) if !live.service.is_transport_closed() => live,
+            _ => match &self.config.transport {
+                Transport::Stdio(stdio) => self.start(stdio, state).await?,
+                Transport::Http(server) => {
+                    let connect = |mode| async {
+                        let transport = http::transport(server, self.config.connect_timeout).await;
+                        let transport = transport.map_err(ConnectError::Other)?;
+                        self.shake_hands(transport, mode, None).await
+                    };
+                    self.in_either_era(connect).await?
+                }
+            },
+        };
+        Ok(state.live.insert(live))
+    }
+
+    /// Starts the server's process, and its sandbox if it has none.
+    async fn start(&self, stdio: &StdioServer, state: &mut State) -> Result<Live, String> {
+        let start = |sandbox: Arc<dyn Sandbox>| {
+            self.in_either_era(move |mode| {
+                let sandbox = Arc::clone(&sandbox);
+                async move {
+                    let started = Child::start(stdio, &*sandbox).await;
+                    let (child, pipes) = started.map_err(ConnectError::Sandbox)?;
+                    self.shake_hands(pipes, mode, Some(child)).await
+                }
+            })
+        };
+        if let Some(sandbox) = &state.sandbox {
+            match start(Arc::clone(sandbox)).await {
+                Err(ConnectError::Sandbox(error)) if error.kind() == SandboxErrorKind::Gone => {}
+                started => return Ok(started?),
+            }
+        }
+        let sandbox = self.open_sandbox(stdio).await?;
+        state.sandbox = Some(Arc::clone(&sandbox));
+        Ok(start(sandbox).await?)
+    }
+
+    async fn open_sandbox(&self, stdio: &StdioServer) -> Result<Arc<dyn Sandbox>, String> {
+        let places = &self.places;
+        let (backend, policy) = match &stdio.place {
+            Place::Host => (&places.host, Policy::unconfined()),
+            Place::Sandbox { policy, workspace } => {
+                let mut policy = Policy::clone(policy);
+                if let Some(access) = workspace {
+                    self.share_workspace(&mut policy, *access)?;
+                }
+                (&places.sandboxes, policy)
+            }
+        };
+        let Some(backend) = backend else {
+            let place = self.config.place();
+            return Err(format!(
+                "can't be started: this program starts no servers in a {place}"
+            ));
+        };
+        let cx = SandboxContext::new(self.run, policy).with_progress(Arc::clone(&self.progress));
+        let opened = backend.open(cx).await;
+        opened.map_err(|error| String::from(ConnectError::Sandbox(error)))
+    }
+
+    fn share_workspace(&self, policy: &mut Policy, access: Access) -> Result<(), String> {
+        let Some(directory) = self.places.workspace.clone() else {
+            let problem =
+                "asks for the workspace, but this run works on no directory of this machine";
+            return Err(problem.to_owned());
+        };
+        match access {
+            Access::ReadWrite => policy.write_roots.get_or_insert_default().push(directory),
+            _ => policy
+                .read_roots
+                .get_or_insert_default()
+                .paths
+                .push(directory),
+        }
+        Ok(())
+    }
+
+    /// Connects with the handshake that most servers know and, if the server refuses it, without: since 2026-07-28
+    /// there is none.
+    async fn in_either_era<F: Future<Output = Result<Live, ConnectError>>>(
+        &self,
+        connect: impl Fn(ClientLifecycleMode) -> F,
+    ) -> Result<Live, ConnectError> {
+        match connect(ClientLifecycleMode::Initialize).await {
+            Err(ConnectError::Refused(problem)) => {
+                let preferred_versions = vec![ProtocolVersion::LATEST];
+                let second = connect(ClientLifecycleMode::Discover { preferred_versions }).await;
+                // The first refusal is the one that servers of both eras explain.
+                second.map_err(|_| ConnectError::Other(problem))
+            }
+            connected => connected,
+        }
+    }
+
+    async fn shake_hands<T, E, A>(
+        &self,
+        transport: T,
+        mode: ClientLifecycleMode,
+        child: Option<Arc<Child>>,
+    ) -> Result<Live, ConnectError>
+    where
+        T: rmcp::transport::IntoTransport<RoleClient, E, A>,
+        E: std::error::Error + Send + Sync + 'static,
+    {
+        let handler = Handler::new(&self.config.name);
+        let served = handler.serve_with_lifecycle(transport, mode);
+        let problem = match timeout(self.config.connect_timeout, served).await {
+            Ok(Ok(service)) => return Ok(Live { service, child }),
+            Ok(Err(ClientInitializeError::JsonRpcError(error))) => {
+                let message = clip(&error.message, MAX_ERROR_CHARS);
+                let problem = format!("refused the connection: {message}");
+                return Err(ConnectError::Refused(problem));
+            }
+            Ok(Err(ClientInitializeError::TransportError { error, .. }))
+                if !error.error.is::<SandboxError>() =>
+            {
+                format!("can't be reached: {}", http::describe(&*error.error))
+            }
+            Ok(Err(
+                ClientInitializeError::TransportError { .. }
+                | ClientInitializeError::ConnectionClosed(_),
+            )) => "ended the connection before it answered".to_owned(),
+            Ok(Err(error)) => {
+                let error = clip(&error.to_string(), MAX_ERROR_CHARS);
+                format!("answered against the protocol: {error}")
+            }
+            Err(_) => format!("did not answer within {}", self.limit()),
+        };
+        Err(ConnectError::Other(
+            problem + ". " + &post_mortem(child).await,
+        ))
+    }
+
+    fn limit(&self) -> String {
+        let limit = self.config.connect_timeout.as_secs_f64();
+        format!("{limit} s (`connect_timeout_s`)")
+    }
+
+    /// Ends the connection and removes the sandbox.
+    pub(crate) async fn close(&self) -> Result<(), SandboxError> {
+        let mut state = self.state.lock().await;
+        if let Some(mut live) = state.live.take() {
+            // Its task ends with the service if it takes longer.
+            let _ = live.service.close_with_timeout(CLOSE_TIMEOUT).await;
+        }
+        match state.sandbox.take() {
+            Some(sandbox) => sandbox.close().await,
+            None => Ok(()),
+        }
+    }
+}
+
+/// Why there is no connection.
+enum ConnectError {
+    Sandbox(SandboxError),
+    /// The server answered the handshake with an error.
+    Refused(String),
+    Other(String),
+}
+
+impl From<ConnectError> for String {
+    fn from(error: ConnectError) -> Self {
+        match error {
+            ConnectError::Sandbox(error) => {
+                let advice = error.advice().unwrap_or_default();
+                format!("can't be started: {error}. {advice}")
+                    .trim_end()
+                    .to_owned()
+            }
+            ConnectError::Refused(problem) | ConnectError::Other(problem) => problem,
+        }
+    }
+}
+
+async fn post_mortem(child: Option<Arc<Child>>) -> String {
+    match child {
+        Some(child) => child.post_mortem().await.trim_start().to_owned(),
+        None => String::new(),
+    }
+}
+
+/// Lists the tools, page by page.
+async fn list_tools(live: &Live) -> Result<Vec<Tool>, String> {
+    let mut tools = Vec::new();
+    let mut cursor = None;
+    for _ in 0..MAX_PAGES {
+        let mut params = PaginatedRequestParams::default();
+        params.cursor = cursor;
+        let page = live.service.peer().list_tools(Some(params)).await;
+        let page = page.map_err(|error| match call_error(&error) {
+            CallError::NotSent | CallError::Lost => "ended the connection".to_owned(),
+            CallError::Refused(problem) | CallError::Unknown(problem) => {
+                format!("did not list its tools: {problem}")
+            }
+        })?;
+        tools.extend(page.tools);
+        if tools.len() > MAX_LISTED_TOOLS {
+            return Err(format!("lists more than {MAX_LISTED_TOOLS} tools"));
+        }
+        cursor = page.next_cursor;
+        if cursor.is_none() {
+            return Ok(tools);
+        }
+    }
+    Err(format!("lists its tools on more than {MAX_PAGES} pages"))
+}
+
+fn call_error(error: &ServiceError) -> CallError {
+    match error {
+        ServiceError::McpError(error) => {
+            let message = clip(&error.message, MAX_ERROR_CHARS);
+            CallError::Refused(format!("error {}: {message}", error.code.0))
+        }
+        ServiceError::TransportSend(error) => {
+            let error = &*error.error;
+            if error.is::<SandboxError>() || http::is_unsent(error) {
+                CallError::NotSent
+            } else if let Some(problem) = http::refusal(error) {
+                CallError::Refused(problem)
+            } else {
+                CallError::Unknown(format!("lost the connection: {}.", http::describe(error)))
+            }
+        }
+        ServiceError::TransportClosed => CallError::Lost,
+        error => CallError::Unknown(format!("answered against the protocol: {error}.")),
+    }
+}
+
+/// Waits for `work` as long as the limit allows. The clock restarts when the user has answered.
+async fn within<T>(
+    limit: Duration,
+    mut asking: watch::Receiver<bool>,
+    work: impl Future<Output = T>,
+) -> Option<T> {
+    tokio::pin!(work);
+    loop {
+        let is_asking = *asking.borrow_and_update();
+        tokio::select! {
+            done = &mut work => return Some(done),
+            () = tokio::time::sleep(limit), if !is_asking => return None,
+            Ok(()) = asking.changed() => {}
+        }
+    }
+}

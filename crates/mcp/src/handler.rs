@@ -1,0 +1,216 @@
+//! Requests and notifications of a server: progress and questions to the user. Sampling is refused.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use cantle_core::escape::for_display;
+use cantle_core::tool::{Answer, Question, ToolContext, ToolError};
+use rmcp::model::{
+    ClientCapabilities, ClientConfig, ElicitRequestParams, ElicitResult, ElicitationAction,
+    ErrorData, Implementation, ProgressNotificationParam, ProtocolVersion,
+};
+use rmcp::service::{NotificationContext, RequestContext, RoleClient};
+use rmcp::{ClientHandler, model::ElicitationCapability};
+use serde_json::{Map, Value};
+use tokio::sync::watch;
+
+use crate::limits::{MAX_PROGRESS_CHARS, MAX_QUESTIONS, clip};
+
+/// The client's side of a connection.
+#[derive(Debug)]
+pub(crate) struct Handler {
+    server: String,
+    /// The running call. A server works on one at a time, so its requests belong to it.
+    call: Mutex<Option<ActiveCall>>,
+    /// Whether the user is being asked.
+    asking: watch::Sender<bool>,
+}
+
+#[derive(Debug)]
+struct ActiveCall {
+    cx: ToolContext,
+    questions: usize,
+}
+
+/// Marks a call as running until it is dropped.
+pub(crate) struct CallGuard<'h>(&'h Handler);
+
+impl Drop for CallGuard<'_> {
+    fn drop(&mut self) {
+        *self.0.call() = None;
+    }
+}
+
+impl Handler {
+    pub(crate) fn new(server: &str) -> Self {
+        Self {
+            server: server.to_owned(),
+            call: Mutex::new(None),
+            asking: watch::Sender::new(false),
+        }
+    }
+
+    /// Directs what the server sends to a call.
+    pub(crate) fn begin_call(&self, cx: &ToolContext) -> CallGuard<'_> {
+        *self.call() = Some(ActiveCall {
+            cx: cx.clone(),
+            questions: 0,
+        });
+        CallGuard(self)
+    }
+
+    /// Returns whether the user is being asked, as it changes.
+    pub(crate) fn asking(&self) -> watch::Receiver<bool> {
+        self.asking.subscribe()
+    }
+
+    fn call(&self) -> MutexGuard<'_, Option<ActiveCall>> {
+        self.call.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Asks the user for the fields of a form; `None` if the user declines.
+    async fn ask(
+        &self,
+        cx: &ToolContext,
+        message: &str,
+        schema: &Value,
+    ) -> Result<Option<Value>, ToolError> {
+        let server = &self.server;
+        let text = format!(
+            "The MCP server `{server}` asks:\n{}\nAnswer it?",
+            for_display(message)
+        );
+        let question = Question::confirm(cx.question_id(), text);
+        if cx.user.ask(question).await? != (Answer::Confirm { yes: true }) {
+            return Ok(None);
+        }
+        let mut content = Map::new();
+        let properties = schema.get("properties").and_then(Value::as_object);
+        for (name, field) in properties.into_iter().flatten() {
+            let answer = cx.user.ask(question_for(cx, server, name, field)).await?;
+            content.insert(name.clone(), value_of(answer, field)?);
+        }
+        Ok(Some(Value::Object(content)))
+    }
+}
+
+/// The question for one field of a form.
+fn question_for(cx: &ToolContext, server: &str, name: &str, field: &Value) -> Question {
+    let text = |key: &str| field.get(key).and_then(Value::as_str);
+    let label = text("title").unwrap_or(name);
+    let mut shown = format!("For the MCP server `{server}`: {}", for_display(label));
+    if let Some(description) = text("description") {
+        shown = format!("{shown} ({})", for_display(description));
+    }
+    let shown = clip(&shown, 1_000);
+    let id = cx.question_id();
+    let choices = choices(field);
+    let question = match text("type") {
+        Some("boolean") => Question::confirm(id, shown),
+        _ if !choices.is_empty() => Question::choice(id, shown, choices),
+        _ => Question::new(id, shown),
+    };
+    match field.get("default") {
+        Some(Value::String(default)) => question.with_default(default),
+        Some(Value::Bool(default)) => question.with_default(if *default { "yes" } else { "no" }),
+        Some(Value::Number(default)) => question.with_default(default.to_string()),
+        _ => question,
+    }
+}
+
+/// The values of an enumeration.
+fn choices(field: &Value) -> Vec<String> {
+    let list = |key: &str| field.get(key).and_then(Value::as_array);
+    let one_of = list("oneOf").into_iter().flatten();
+    let one_of = one_of.filter_map(|choice| choice.get("const"));
+    let values = list("enum").into_iter().flatten().chain(one_of);
+    let texts = values.filter_map(Value::as_str);
+    texts.take(100).map(str::to_owned).collect()
+}
+
+/// Converts an answer to the type of its field.
+fn value_of(answer: Answer, field: &Value) -> Result<Value, ToolError> {
+    let text = match answer {
+        Answer::Confirm { yes } => return Ok(Value::Bool(yes)),
+        answer => answer.to_string(),
+    };
+    match field.get("type").and_then(Value::as_str) {
+        Some("string") | None => Ok(Value::String(text)),
+        Some("array") => Ok(Value::Array(vec![Value::String(text)])),
+        Some(_) => serde_json::from_str(&text)
+            .map_err(|_| ToolError::failed("The user's answer has another type.")),
+    }
+}
+
+impl ClientHandler for Handler {
+    fn get_info(&self) -> ClientConfig {
+        let mut capabilities = ClientCapabilities::default();
+        capabilities.elicitation = Some(ElicitationCapability::new());
+        let implementation = Implementation::new("cantle", env!("CARGO_PKG_VERSION"));
+        ClientConfig::new(capabilities, implementation)
+            .with_protocol_version(ProtocolVersion::LATEST_WITH_INITIALIZE)
+    }
+
+    async fn on_progress(
+        &self,
+        progress: ProgressNotificationParam,
+        _: NotificationContext<RoleClient>,
+    ) {
+        let total = progress.total.map(|total| format!("/{total}"));
+        let line = format!(
+            "{}{} {}",
+            progress.progress,
+            total.unwrap_or_default(),
+            progress.message.unwrap_or_default()
+        );
+        let line = clip(&for_display(line.trim_end()), MAX_PROGRESS_CHARS);
+        if let Some(call) = &*self.call() {
+            call.cx.progress.output(&format!("{line}\n"));
+        }
+    }
+
+    async fn create_elicitation(
+        &self,
+        request: ElicitRequestParams,
+        context: RequestContext<RoleClient>,
+    ) -> Result<ElicitResult, ErrorData> {
+        let declined = Ok(ElicitResult::new(ElicitationAction::Decline));
+        let ElicitRequestParams::FormElicitationParams {
+            message,
+            requested_schema,
+            ..
+        } = request
+        else {
+            return declined;
+        };
+        let Ok(schema) = serde_json::to_value(requested_schema) else {
+            return declined;
+        };
+        let fields = schema.get("properties").and_then(Value::as_object);
+        let questions = 1 + fields.map_or(0, Map::len);
+        let cx = match &mut *self.call() {
+            Some(call) if call.questions + questions <= MAX_QUESTIONS => {
+                call.questions += questions;
+                call.cx.clone()
+            }
+            _ => return declined,
+        };
+        // A call has one open question at a time.
+        if !cx.user.is_available() || self.asking.send_replace(true) {
+            return declined;
+        }
+        let message = clip(&message, 2_000);
+        let answered = tokio::select! {
+            answered = self.ask(&cx, &message, &schema) => answered,
+            () = context.ct.cancelled() => Ok(None),
+            () = cx.cancellation.cancelled() => Ok(None),
+        };
+        self.asking.send_replace(false);
+        match answered {
+            Ok(Some(content)) => {
+                Ok(ElicitResult::new(ElicitationAction::Accept).with_content(content))
+            }
+            Ok(None) => declined,
+            Err(_) => Ok(ElicitResult::new(ElicitationAction::Cancel)),
+        }
+    }
+}

@@ -1,0 +1,122 @@
+//! The transport over streamable HTTP.
+
+use std::collections::HashMap;
+use std::error::Error as StdError;
+use std::iter::successors;
+use std::sync::Arc;
+use std::time::Duration;
+
+use reqwest::header::{HeaderName, HeaderValue};
+use reqwest::{Client, redirect};
+use rmcp::transport::StreamableHttpClientTransport;
+use rmcp::transport::streamable_http_client::{
+    StreamableHttpClientTransportConfig, StreamableHttpError,
+};
+use tokio::task::spawn_blocking;
+use url::{Host, Url};
+
+use crate::config::HttpServer;
+use crate::limits::MAX_MESSAGE_BYTES;
+
+/// Creates the transport; it connects with the first message.
+pub(crate) async fn transport(
+    server: &HttpServer,
+    connect_timeout: Duration,
+) -> Result<StreamableHttpClientTransport<Client>, String> {
+    let url = Url::parse(server.url.expose()).map_err(|error| format!("has no URL: {error}"))?;
+    if !matches!(url.scheme(), "http" | "https") {
+        return Err("has a URL that is neither http nor https".to_owned());
+    }
+    let mut headers = HashMap::new();
+    for (name, value) in &server.headers {
+        let invalid = |_| format!("can't get the header `{name}`: it is not a valid header");
+        let name = HeaderName::try_from(name.as_str()).map_err(|_| invalid(()))?;
+        let mut value = HeaderValue::try_from(value.expose()).map_err(|_| invalid(()))?;
+        value.set_sensitive(true);
+        headers.insert(name, value);
+    }
+    let failed = |error: &dyn StdError| format!("has no HTTP client: {error}");
+    let tls = match url.scheme() {
+        "https" => spawn_blocking(|| cantle_tls::TlsOptions::new().build())
+            .await
+            .map_err(|error| failed(&error))?,
+        _ => cantle_tls::without_roots(),
+    };
+    let mut client = Client::builder()
+        .tls_backend_preconfigured(tls.map_err(|error| failed(&error))?)
+        // Its headers are for this server.
+        .redirect(redirect::Policy::none())
+        .connect_timeout(connect_timeout)
+        .user_agent(concat!("cantle/", env!("CARGO_PKG_VERSION")));
+    if is_loopback(&url) {
+        client = client.no_proxy();
+    }
+    let client = client.build().map_err(|error| failed(&error))?;
+    let uri: Arc<str> = server.url.expose().into();
+    let config = StreamableHttpClientTransportConfig::with_uri(uri)
+        .custom_headers(headers)
+        .max_sse_event_size(MAX_MESSAGE_BYTES)
+        .max_json_response_size(MAX_MESSAGE_BYTES);
+    Ok(StreamableHttpClientTransport::with_client(client, config))
+}
+
+fn is_loopback(url: &Url) -> bool {
+    match url.host() {
+        Some(Host::Ipv4(address)) => address.is_loopback(),
+        Some(Host::Ipv6(address)) => address.is_loopback(),
+        Some(Host::Domain(name)) => name == "localhost",
+        None => false,
+    }
+}
+
+fn http_error<'e>(
+    error: &'e (dyn StdError + 'static),
+) -> Option<&'e StreamableHttpError<reqwest::Error>> {
+    successors(Some(error), |&error| error.source()).find_map(|error| error.downcast_ref())
+}
+
+/// Returns whether a request was never sent.
+pub(crate) fn is_unsent(error: &(dyn StdError + 'static)) -> bool {
+    match http_error(error) {
+        Some(StreamableHttpError::Client(error)) => error.is_connect(),
+        Some(StreamableHttpError::TransportChannelClosed) => true,
+        _ => false,
+    }
+}
+
+/// Returns the reason that the server refused a request without looking at it.
+pub(crate) fn refusal(error: &(dyn StdError + 'static)) -> Option<String> {
+    match http_error(error)? {
+        StreamableHttpError::AuthRequired(_) | StreamableHttpError::InsufficientScope(_) => {
+            Some(describe(error))
+        }
+        StreamableHttpError::HttpStatus(status) if status.status == 429 => Some(describe(error)),
+        _ => None,
+    }
+}
+
+/// Describes an error without the URL, whose query may hold a secret.
+pub(crate) fn describe(error: &(dyn StdError + 'static)) -> String {
+    let client_error = match http_error(error) {
+        Some(StreamableHttpError::Client(error)) => error,
+        Some(StreamableHttpError::AuthRequired(_) | StreamableHttpError::InsufficientScope(_)) => {
+            return "it demands authorization: give it in `headers`".to_owned();
+        }
+        Some(StreamableHttpError::HttpStatus(status)) => {
+            let wait = status.retry_after.as_deref().unwrap_or_default();
+            return match wait {
+                "" => format!("status {}", status.status),
+                wait => format!("status {}, retry after {wait}", status.status),
+            };
+        }
+        _ => return error.to_string(),
+    };
+    if let Some(tls) = cantle_tls::find_error(client_error) {
+        return format!("the TLS handshake failed: {tls}");
+    }
+    if let Some(status) = client_error.status() {
+        return format!("status {status}");
+    }
+    let cause = successors(client_error.source(), |&error| error.source()).last();
+    cause.map_or_else(|| "the request failed".to_owned(), ToString::to_string)
+}

@@ -1,0 +1,23 @@
+//! Tools of MCP servers: [`McpTools`] is their provider, [`McpServer`] one server.
+//!
+//! Servers that are started run in sandboxes, without a network unless their entry names hosts. What a server sends is
+//! bounded, and its text is marked as data for the model. It is asked for tools only: prompts and resources are not read,
+//! sampling is refused, and questions of a server (elicitation) go to the user of the session.
+//!
+//! Calls are never repeated unless the request did not reach the server: a call whose connection is lost ends with the
+//! message that its outcome is unknown, and the next call connects again.
+
+#![forbid(unsafe_code)]
+
+mod config;
+mod connection;
+mod handler;
+mod http;
+mod limits;
+mod names;
+mod provider;
+mod result;
+mod stdio;
+
+pub use self::config::{InvalidMcpConfig, McpServer};
+pub use self::provider::McpTools;

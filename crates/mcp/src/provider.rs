@@ -1,0 +1,228 @@
+//! The provider of the servers' tools.
+
+use std::collections::HashSet;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use cantle_core::sandbox::{Backend, Sandbox};
+use cantle_core::tool::{
+    DynTool, OpenContext, ProviderError, ToolError, ToolProvider, ToolSet, ToolSpec,
+};
+use futures_util::future::join_all;
+use rmcp::model::Tool;
+use serde_json::{Map, Value};
+
+use crate::config::McpServer;
+use crate::connection::{Places, Server};
+use crate::limits::{MAX_DESCRIPTION_CHARS, MAX_SCHEMA_BYTES, MAX_SCHEMAS_BYTES, MAX_TOOLS, clip};
+use crate::names::{check_server_name, tool_name};
+
+/// Provides the tools of MCP servers, as `server__tool`.
+///
+/// Servers connect at the same time when a session opens; one that fails makes it fail. A tool's list stays as it was
+/// then: what a server changes later (`list_changed`) counts from the next session on. A server works on one call at a
+/// time.
+///
+/// A server that is started gets a sandbox of its own from the backend of [`sandboxes`](Self::sandboxes): never the
+/// session's, since its variables are secrets.
+#[must_use]
+#[derive(Clone, Debug)]
+pub struct McpTools {
+    servers: Vec<McpServer>,
+    places: Places,
+}
+
+impl McpTools {
+    /// Creates the provider of these servers. Without further calls, it can reach URLs, but start nothing.
+    pub fn new(servers: impl IntoIterator<Item = McpServer>) -> Self {
+        Self {
+            servers: servers.into_iter().collect(),
+            places: Places::default(),
+        }
+    }
+
+    /// Sets the backend that opens the servers' sandboxes.
+    pub fn sandboxes(mut self, backend: impl Backend + 'static) -> Self {
+        self.places.sandboxes = Some(Arc::new(backend));
+        self
+    }
+
+    /// Sets the backend for servers on the host, which opens sandboxes without confinement: such servers have the
+    /// user's permissions, but end with the session.
+    pub fn host(mut self, backend: impl Backend + 'static) -> Self {
+        self.places.host = Some(Arc::new(backend));
+        self
+    }
+
+    /// Sets the directory of the host that servers see if their entry has `"workspace"`, at its own path.
+    pub fn workspace(mut self, directory: impl Into<PathBuf>) -> Self {
+        self.places.workspace = Some(directory.into());
+        self
+    }
+}
+
+#[async_trait]
+impl ToolProvider for McpTools {
+    fn name(&self) -> &str {
+        "mcp"
+    }
+
+    fn provides_sandbox(&self) -> bool {
+        false
+    }
+
+    fn identity(&self) -> Value {
+        let servers = self.servers.iter();
+        let servers: Map<_, _> = servers
+            .map(|server| (server.name.clone(), server.identity()))
+            .collect();
+        Value::Object(servers)
+    }
+
+    async fn open(&self, cx: OpenContext) -> Result<Box<dyn ToolSet>, ProviderError> {
+        let mut names = HashSet::new();
+        for server in &self.servers {
+            check_server_name(&server.name).map_err(|problem| failure(&server.name, &problem))?;
+            if !names.insert(&server.name) {
+                return Err(failure(&server.name, "two servers have this name"));
+            }
+        }
+        let open = self.servers.iter().map(|config| async {
+            let progress = Arc::clone(&cx.progress);
+            let server = Server::new(config.clone(), self.places.clone(), cx.run, progress);
+            let server = Arc::new(server);
+            let tools = match server.open().await {
+                Ok(listed) => tools(&server, listed),
+                Err(problem) => Err(problem),
+            };
+            (server, tools)
+        });
+        let mut set = McpToolSet::default();
+        let mut problems = Vec::new();
+        let mut names = HashSet::new();
+        for (server, tools) in join_all(open).await {
+            match tools {
+                Ok(tools) => {
+                    for tool in &tools {
+                        if !names.insert(tool.name().to_owned()) {
+                            let name = tool.name();
+                            let problem = format!("has two tools that would be called `{name}`");
+                            problems.push(failure(&server.config.name, &problem).to_string());
+                        }
+                    }
+                    set.tools.extend(tools);
+                }
+                Err(problem) => problems.push(failure(&server.config.name, &problem).to_string()),
+            }
+            set.servers.push(server);
+        }
+        if problems.is_empty() {
+            return Ok(Box::new(set));
+        }
+        // The first error is the one to report.
+        let _ = set.close_all().await;
+        Err(ProviderError::new(problems.join("\n")))
+    }
+}
+
+fn failure(server: &str, problem: &str) -> ProviderError {
+    ProviderError::new(format!("the MCP server `{server}` {}", problem.trim_end()))
+}
+
+/// Converts the tools that a server lists.
+fn tools(server: &Arc<Server>, mut listed: Vec<Tool>) -> Result<Vec<DynTool>, String> {
+    if let Some(allowed) = &server.config.tools {
+        let missing = |name: &&String| !listed.iter().any(|tool| tool.name == name.as_str());
+        if let Some(name) = allowed.iter().find(missing) {
+            return Err(format!("has no tool `{name}`, which `tools` names"));
+        }
+        listed.retain(|tool| allowed.iter().any(|name| tool.name == name.as_str()));
+    }
+    if listed.len() > MAX_TOOLS {
+        return Err(format!(
+            "has {} tools, and {MAX_TOOLS} are allowed: name those to use in `tools`",
+            listed.len()
+        ));
+    }
+    let mut schemas_bytes = 0;
+    let mut tools = Vec::with_capacity(listed.len());
+    for tool in listed {
+        let schema = Value::Object(Map::clone(&tool.input_schema));
+        let bytes = schema.to_string().len();
+        schemas_bytes += bytes;
+        if bytes > MAX_SCHEMA_BYTES || schemas_bytes > MAX_SCHEMAS_BYTES {
+            return Err(format!(
+                "has schemas that are too large (up to {} KiB for a tool, {} KiB together): name the tools to use \
+                 in `tools`",
+                MAX_SCHEMA_BYTES >> 10,
+                MAX_SCHEMAS_BYTES >> 10
+            ));
+        }
+        tools.push(dyn_tool(server, &tool, schema));
+    }
+    Ok(tools)
+}
+
+fn dyn_tool(server: &Arc<Server>, tool: &Tool, schema: Value) -> DynTool {
+    let name = tool.name.to_string();
+    let description = match tool.description.as_deref().map(str::trim) {
+        Some(text) if !text.is_empty() => clip(text, MAX_DESCRIPTION_CHARS),
+        _ => format!(
+            "Tool `{}` of the MCP server `{}`.",
+            clip(&name, 64),
+            server.config.name
+        ),
+    };
+    let spec = ToolSpec::new(tool_name(&server.config.name, &name), description, schema);
+    let server = Arc::clone(server);
+    let tool = DynTool::from_schema(spec, move |arguments, cx| {
+        let (server, name) = (Arc::clone(&server), name.clone());
+        async move {
+            let Value::Object(arguments) = arguments else {
+                return Err(ToolError::failed("The arguments are not an object."));
+            };
+            let call = Box::pin(server.call(&name, arguments, &cx));
+            match cx.cancellation.run_until_cancelled(call).await {
+                Some(result) => result,
+                // The dropped call has told the server to stop.
+                None => Err(ToolError::cancelled()),
+            }
+        }
+    });
+    // The connection has its own, which pauses while the user is asked.
+    tool.with_timeout(None)
+}
+
+#[derive(Default)]
+struct McpToolSet {
+    tools: Vec<DynTool>,
+    servers: Vec<Arc<Server>>,
+}
+
+impl McpToolSet {
+    async fn close_all(&self) -> Result<(), ProviderError> {
+        let closed = join_all(self.servers.iter().map(|server| server.close())).await;
+        let errors = closed.into_iter().filter_map(Result::err);
+        errors.map(ProviderError::from).next().map_or(Ok(()), Err)
+    }
+}
+
+#[async_trait]
+impl ToolSet for McpToolSet {
+    fn tools(&self) -> Vec<DynTool> {
+        self.tools.clone()
+    }
+
+    fn sandbox(&self) -> Option<Arc<dyn Sandbox>> {
+        None
+    }
+
+    async fn close(self: Box<Self>) -> Result<(), ProviderError> {
+        self.close_all().await
+    }
+
+    async fn suspend(self: Box<Self>) -> Result<(), ProviderError> {
+        self.close_all().await
+    }
+}

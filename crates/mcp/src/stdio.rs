@@ -1,0 +1,248 @@
+//! The transport over the pipes of a process in a sandbox: one JSON message per line.
+
+use std::fmt::Write as _;
+use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use cantle_core::sandbox::{
+    Channel, HeadTail, OutputStream, Process, ProcessStdin, Sandbox, SandboxError,
+    SandboxErrorKind, SandboxPath, Signal, SpawnRequest, Stdin,
+};
+use futures_util::StreamExt as _;
+use rmcp::RoleClient;
+use rmcp::model::{ErrorData, JsonRpcMessage, RequestId, ServerJsonRpcMessage};
+use rmcp::service::{RxJsonRpcMessage, TxJsonRpcMessage};
+use rmcp::transport::Transport;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use tokio::sync::{Mutex as AsyncMutex, Semaphore};
+use tokio::time::timeout;
+
+use crate::config::StdioServer;
+use crate::limits::{MAX_MESSAGE_BYTES, clip};
+
+/// Bytes of the server's standard error that are kept for errors.
+const STDERR_BYTES: usize = 2_000;
+/// Maximum number of requests of the server whose answers it has not read.
+const MAX_UNREAD_ANSWERS: usize = 256;
+/// Time for a server to exit once its input is closed, and to die once it is killed.
+const EXIT_GRACE: Duration = Duration::from_secs(2);
+
+/// A started server.
+pub(crate) struct Child {
+    process: AsyncMutex<Box<dyn Process>>,
+    output: AsyncMutex<OutputStream>,
+    stderr: Mutex<HeadTail>,
+    /// Whether the server has closed one of its pipes.
+    has_ended: AtomicBool,
+    /// Why the connection was ended on this side.
+    problem: Mutex<Option<&'static str>>,
+}
+
+impl Child {
+    /// Starts a server in a sandbox.
+    pub(crate) async fn start(
+        server: &StdioServer,
+        sandbox: &dyn Sandbox,
+    ) -> Result<(Arc<Self>, Pipes), SandboxError> {
+        let argv = server.argv.iter().map(|argument| argument.expose());
+        let mut request = SpawnRequest::argv(argv)
+            .with_stdin(Stdin::Piped)
+            // Node ignores HTTP_PROXY without it.
+            .with_env("NODE_USE_ENV_PROXY", "1");
+        for (name, value) in &server.environment {
+            request = request.with_env(name, value.clone());
+        }
+        if let Some(directory) = &server.directory {
+            request = request.in_directory(SandboxPath::new(directory)?);
+        }
+        let mut process = sandbox.spawn(request).await?;
+        let missing = || SandboxError::unsupported("the sandbox gives no pipes to commands");
+        let output = process.take_output().ok_or_else(missing)?;
+        let stdin = process.take_stdin().ok_or_else(missing)?;
+        let child = Arc::new(Self {
+            process: AsyncMutex::new(process),
+            output: AsyncMutex::new(output),
+            stderr: Mutex::new(HeadTail::new(0, STDERR_BYTES)),
+            has_ended: AtomicBool::new(false),
+            problem: Mutex::new(None),
+        });
+        let pipes = Pipes {
+            child: Arc::clone(&child),
+            stdin: Arc::new(AsyncMutex::new(Some(stdin))),
+            received: BytesMut::new(),
+            scanned: 0,
+            unread_answers: Arc::new(Semaphore::new(MAX_UNREAD_ANSWERS)),
+        };
+        Ok((child, pipes))
+    }
+
+    /// Kills the process and returns what is known about its end, as sentences.
+    pub(crate) async fn post_mortem(&self) -> String {
+        let mut text = String::new();
+        if let Some(problem) = self.lock(&self.problem).take() {
+            let _ = write!(text, " It {problem}.");
+        }
+        let mut process = self.process.lock().await;
+        let patience = match self.has_ended.load(Ordering::Relaxed) {
+            true => EXIT_GRACE,
+            false => Duration::ZERO,
+        };
+        let has_exited = timeout(patience, process.wait()).await.is_ok();
+        // Fails if it has exited, or the sandbox is gone.
+        let _ = process.signal(Signal::KILL).await;
+        let _ = timeout(EXIT_GRACE, self.drain()).await;
+        if let Ok(Ok(exit)) = timeout(EXIT_GRACE, process.wait()).await {
+            if has_exited {
+                let _ = write!(text, " Its process ended: {}.", exit.status);
+            }
+            let mut notes = exit.notes.iter();
+            if let Some(note) = notes.find(|note| note.starts_with("network:")) {
+                let _ = write!(
+                    text,
+                    " {note} (hosts are allowed with `\"policy\": {{\"hosts\": [\"HOST\"]}}` in its entry)."
+                );
+            }
+        }
+        let stderr = self.lock(&self.stderr).clone().finish();
+        let stderr = stderr.text();
+        if !stderr.trim().is_empty() {
+            let _ = write!(text, " Its standard error ends with:\n{}", stderr.trim());
+        }
+        text
+    }
+
+    /// Reads the rest of the output, of which standard error matters.
+    async fn drain(&self) {
+        let mut output = self.output.lock().await;
+        while let Some(Ok(chunk)) = output.next().await {
+            if chunk.channel == Channel::Stderr {
+                self.lock(&self.stderr).push(&chunk.bytes);
+            }
+        }
+    }
+
+    fn lock<'m, T>(&self, mutex: &'m Mutex<T>) -> MutexGuard<'m, T> {
+        mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The pipes of a [`Child`].
+pub(crate) struct Pipes {
+    child: Arc<Child>,
+    stdin: Arc<AsyncMutex<Option<Box<dyn ProcessStdin>>>>,
+    received: BytesMut,
+    /// Bytes of `received` that contain no line feed.
+    scanned: usize,
+    unread_answers: Arc<Semaphore>,
+}
+
+impl Pipes {
+    /// Takes the next message from what was received. Lines that are no messages are skipped: programs print
+    /// banners.
+    fn next_message(&mut self) -> Option<RxJsonRpcMessage<RoleClient>> {
+        loop {
+            let unscanned = self.received.get(self.scanned..).unwrap_or_default();
+            let Some(length) = unscanned.iter().position(|byte| *byte == b'\n') else {
+                self.scanned = self.received.len();
+                return None;
+            };
+            let line = self.received.split_to(self.scanned + length + 1);
+            self.scanned = 0;
+            if let Some(message) = parse(&line) {
+                return Some(message);
+            }
+        }
+    }
+
+    fn fail(&self, problem: &'static str) {
+        *self.child.lock(&self.child.problem) = Some(problem);
+    }
+}
+
+impl Transport<RoleClient> for Pipes {
+    type Error = SandboxError;
+
+    fn send(
+        &mut self,
+        item: TxJsonRpcMessage<RoleClient>,
+    ) -> impl Future<Output = Result<(), SandboxError>> + Send + 'static {
+        let is_answer = matches!(item, JsonRpcMessage::Response(_) | JsonRpcMessage::Error(_));
+        let (child, stdin) = (Arc::clone(&self.child), Arc::clone(&self.stdin));
+        let unread_answers = Arc::clone(&self.unread_answers);
+        async move {
+            let mut line = serde_json::to_vec(&item)
+                .map_err(|error| SandboxError::invalid_input(error.to_string()))?;
+            line.push(b'\n');
+            let sent = match &mut *stdin.lock().await {
+                Some(stdin) => stdin.write(Bytes::from(line)).await,
+                None => {
+                    let message = "the connection is closed";
+                    Err(SandboxError::new(SandboxErrorKind::Closed, message))
+                }
+            };
+            match &sent {
+                Ok(()) if is_answer => unread_answers.add_permits(1),
+                Ok(()) => {}
+                Err(_) => child.has_ended.store(true, Ordering::Relaxed),
+            }
+            sent
+        }
+    }
+
+    async fn receive(&mut self) -> Option<RxJsonRpcMessage<RoleClient>> {
+        loop {
+            if let Some(message) = self.next_message() {
+                if matches!(message, JsonRpcMessage::Request(_)) {
+                    let Ok(permit) = self.unread_answers.try_acquire() else {
+                        self.fail("asks much, and does not read the answers");
+                        return None;
+                    };
+                    permit.forget();
+                }
+                return Some(message);
+            }
+            if self.received.len() > MAX_MESSAGE_BYTES {
+                self.fail("sent a message that is larger than 16 MiB");
+                return None;
+            }
+            let Some(Ok(chunk)) = self.child.output.lock().await.next().await else {
+                self.child.has_ended.store(true, Ordering::Relaxed);
+                return None;
+            };
+            match chunk.channel {
+                Channel::Stdout => self.received.extend_from_slice(&chunk.bytes),
+                Channel::Stderr => self.child.lock(&self.child.stderr).push(&chunk.bytes),
+            }
+        }
+    }
+
+    /// Closes the server's input, which asks it to exit.
+    async fn close(&mut self) -> Result<(), SandboxError> {
+        self.stdin.lock().await.take();
+        let _ = timeout(EXIT_GRACE, self.child.drain()).await;
+        Ok(())
+    }
+}
+
+/// Parses a line. A malformed answer becomes an error under its id, so that no call waits for it.
+fn parse(line: &[u8]) -> Option<RxJsonRpcMessage<RoleClient>> {
+    #[derive(Deserialize)]
+    struct Answer {
+        id: RequestId,
+        result: Option<IgnoredAny>,
+        error: Option<IgnoredAny>,
+    }
+    let error = match serde_json::from_slice(line) {
+        Ok(message) => return Some(message),
+        Err(error) => error,
+    };
+    let answer: Answer = serde_json::from_slice(line).ok()?;
+    answer.result.or(answer.error)?;
+    let message = format!("the answer is malformed: {}", clip(&error.to_string(), 200));
+    let error = ErrorData::internal_error(message, None);
+    Some(ServerJsonRpcMessage::error(error, Some(answer.id)))
+}
