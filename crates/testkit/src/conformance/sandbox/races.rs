@@ -60,12 +60,13 @@ impl LinkSwapper {
         let mut process = bench.spawn(request.with_stdin(Stdin::Piped)).await?;
         let mut output = take_output(&mut *process)?;
         let stdin = take_stdin(&mut *process)?;
-        read_until(&mut output, "ready").await?;
+        let begun = read_until(&mut output, "ready").await?;
         Ok(Self {
             _process: process,
             _stdin: stdin,
             output,
-            has_swapped: false,
+            // Both lines may come at once.
+            has_swapped: begun.contains("enough"),
         })
     }
 
