@@ -11,6 +11,7 @@ use clap::Parser as _;
 use clap::builder::FalseyValueParser;
 
 use crate::backend::BackendArg;
+use crate::mcp::McpCommand;
 use crate::settings::{
     Given, PolicySettings, SandboxSettings, Settings, parse_dollars, parse_duration,
 };
@@ -46,6 +47,9 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Runs(RunsCommand),
     Gc(GcArgs),
+    /// Try the MCP servers of a file
+    #[command(subcommand)]
+    Mcp(McpCommand),
     Serve(Box<ServeArgs>),
     Config(Box<ConfigArgs>),
     Trust(TrustArgs),
@@ -246,11 +250,18 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["record", "replay"], help_heading = "Sandbox")]
     pub(crate) sub_agents: Option<PathBuf>,
 
+    /// File of MCP servers whose tools the model can call: JSON with `mcpServers`
+    ///
+    /// Servers that it names a `command` for are started on this machine, each in a sandbox of its own without network,
+    /// unless its entry has `policy` or `"where": "host"`. Sub-agents don't have the tools.
+    #[arg(long, value_name = "FILE", help_heading = "Sandbox")]
+    pub(crate) mcp: Option<PathBuf>,
+
     /// Resume a run that did not finish: its id, a prefix of it, or `last`
     ///
     /// All settings are as they were, except those given by flags. Model, instructions, tools and policy must
     /// not change; limits, budgets and --output-dir may.
-    #[arg(long, value_name = "RUN", conflicts_with_all = ["task", "files", "image", "history", "skills", "tools", "sub_agents", "no_keep"],
+    #[arg(long, value_name = "RUN", conflicts_with_all = ["task", "files", "image", "history", "skills", "tools", "sub_agents", "mcp", "no_keep"],
         help_heading = "Resuming")]
     pub(crate) resume: Option<String>,
 

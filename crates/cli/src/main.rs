@@ -17,6 +17,7 @@ mod exit;
 mod extra_tools;
 mod images;
 mod interrupts;
+mod mcp;
 mod output_dir;
 mod policy;
 mod provider;
@@ -72,6 +73,9 @@ fn main() -> ExitCode {
         Command::Gc(args) => block_on(cancelled, |_| gc::perform(args)),
         Command::Exec(args) => block_on(exec::CANCELLED, |token| exec::perform(args, token)),
         Command::Python(args) => block_on(exec::CANCELLED, |token| python::perform(args, token)),
+        Command::Mcp(command) => {
+            block_on(cancelled, |token| commands::mcp::perform(command, token))
+        }
         Command::Config(args) => commands::config::perform(&args),
         Command::Trust(args) => commands::trust::perform(&args),
         Command::Serve(args) => {

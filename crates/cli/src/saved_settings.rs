@@ -41,6 +41,9 @@ pub(crate) struct SavedSettings {
     pub(crate) extra_tools: ExtraTools,
     #[serde(default)]
     pub(crate) sub_agents: Vec<SubAgentTable>,
+    /// The file of `--mcp`, which is read again.
+    #[serde(default)]
+    pub(crate) mcp: Option<PathBuf>,
 }
 
 impl SavedSettings {
@@ -83,6 +86,7 @@ impl SavedSettings {
             asks_user,
             extra_tools: ExtraTools::default(),
             sub_agents: sub_agents.to_vec(),
+            mcp: args.mcp.as_ref().map(absolute).transpose()?,
         })
     }
 

@@ -26,6 +26,7 @@ use crate::display::Display;
 use crate::exit::{Code, Failure, FailureExt as _};
 use crate::extra_tools::ExtraTools;
 use crate::images;
+use crate::mcp;
 use crate::output_dir::OutputDir;
 use crate::replay::RecordedUser;
 use crate::result_file;
@@ -159,6 +160,7 @@ fn prepare_new(args: &RunArgs) -> Result<PreparedRun, Failure> {
         asks_user: user.is_some(),
         extra_tools: None,
         sub_agents,
+        mcp: args.mcp.clone(),
         channel,
         user,
     };
@@ -199,6 +201,7 @@ fn prepare_resume(args: &RunArgs, name: &str) -> Result<PreparedRun, Failure> {
         asks_user: saved.asks_user,
         extra_tools: Some(saved.extra_tools),
         sub_agents: saved.sub_agents,
+        mcp: saved.mcp,
         channel,
         user,
     };
@@ -223,6 +226,7 @@ struct Definition<'a> {
     /// The extra tools of a resumed run.
     extra_tools: Option<ExtraTools>,
     sub_agents: Vec<SubAgentTable>,
+    mcp: Option<PathBuf>,
     channel: Option<ChannelUser>,
     user: Option<TerminalUser>,
 }
@@ -303,6 +307,9 @@ impl Definition<'_> {
         }
         if self.asks_user {
             agent = agent.tool(user_input());
+        }
+        if let Some(file) = &self.mcp {
+            agent = agent.provider(mcp::tools(mcp::read(file).usage()?));
         }
         agent = extra_tools.add_to(agent, &backend, policy, settings);
         if let Start::New(options) = &mut start

@@ -18,6 +18,7 @@ mod exec;
 mod failures;
 mod interrupts;
 mod limits;
+mod mcp;
 mod model_settings;
 mod policy;
 mod python;

@@ -203,20 +203,33 @@ impl PolicyEntry {
     }
 }
 
-/// Replaces each `${NAME}` and `${env:NAME}` in a value.
+/// Replaces each `${NAME}` and `${env:NAME}` in a value. Other text in braces is for a shell.
 fn expand(value: &str, variable: &dyn Fn(&str) -> Option<String>) -> Result<String, String> {
+    let is_name = |name: &str| {
+        let mut bytes = name.bytes();
+        bytes
+            .next()
+            .is_some_and(|first| first.is_ascii_alphabetic() || first == b'_')
+            && bytes.all(|byte| byte.is_ascii_alphanumeric() || byte == b'_')
+    };
     let mut expanded = String::new();
     let mut rest = value;
     while let Some((before, after)) = rest.split_once("${") {
-        // The value itself may be a secret, and is not part of the message.
-        let (name, after) = after
-            .split_once('}')
-            .ok_or("a `${` without `}` in a value")?;
-        let name = name.strip_prefix("env:").unwrap_or(name);
-        let found = variable(name).ok_or_else(|| format!("the variable `{name}` is not set"))?;
         expanded.push_str(before);
-        expanded.push_str(&found);
-        rest = after;
+        let named = after.split_once('}');
+        let named = named.map(|(name, after)| (name.strip_prefix("env:").unwrap_or(name), after));
+        rest = match named {
+            Some((name, after)) if is_name(name) => {
+                // The value itself may be a secret, and is not part of the message.
+                let missing = || format!("the variable `{name}` is not set");
+                expanded.push_str(&variable(name).ok_or_else(missing)?);
+                after
+            }
+            _ => {
+                expanded.push_str("${");
+                after
+            }
+        };
     }
     expanded.push_str(rest);
     Ok(expanded)

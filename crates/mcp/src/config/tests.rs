@@ -15,7 +15,7 @@ fn problem(entry: &str) -> String {
 #[test]
 fn values_name_variables_and_the_identity_has_no_secrets() {
     let server = parse(
-        r#"{"command": "npx", "args": ["-y", "tickets", "--key=${KEY}"], "env": {"TOKEN": "x-${env:KEY}"},
+        r#"{"command": "npx", "args": ["-y", "tickets", "--key=${KEY}"], "env": {"TOKEN": "x-${env:KEY}${id%%[,}]}${"},
             "policy": {"hosts": ["api.example.com"], "read_roots": ["/opt/data"], "workspace": "ro"},
             "tools": ["list"], "call_timeout_s": 20}"#,
     )
@@ -24,7 +24,7 @@ fn values_name_variables_and_the_identity_has_no_secrets() {
         panic!("{server:?}");
     };
     assert_eq!(stdio.argv[3].expose(), "--key=s3cret");
-    assert_eq!(stdio.environment["TOKEN"].expose(), "x-s3cret");
+    assert_eq!(stdio.environment["TOKEN"].expose(), "x-s3cret${id%%[,}]}${");
     assert_eq!(server.call_timeout, Duration::from_secs(20));
     assert!(!format!("{server:?}").contains("s3cret"));
     assert_eq!(
@@ -102,10 +102,6 @@ fn what_is_not_understood_is_refused_with_its_name() {
         (
             r#"{"command": "x", "env": {"A": "${NONE}"}}"#,
             "mcpServers.s: the variable `NONE` is not set",
-        ),
-        (
-            r#"{"command": "x", "env": {"A": "s3cret${"}}"#,
-            "mcpServers.s: a `${` without `}` in a value",
         ),
     ];
     for (entry, expected) in cases {

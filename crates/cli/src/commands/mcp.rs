@@ -1,0 +1,69 @@
+//! `cantle mcp`: the servers of an `mcp.json`, tried.
+
+use std::fmt::Write as _;
+use std::time::Instant;
+
+use cantle::core::ids::RunId;
+use cantle::core::tool::{OpenContext, ToolProvider as _};
+use cantle::mcp::McpServer;
+use futures_util::future::join_all;
+use tokio_util::sync::CancellationToken;
+
+use super::print;
+use crate::exit::{Code, Failure, FailureExt as _};
+use crate::mcp::{self, McpCommand};
+use crate::text::clean;
+
+/// Exit code if a server fails.
+const FAILED: u8 = 1;
+
+/// Connects to every server, prints what it found, and returns the exit code.
+pub(crate) async fn perform(
+    command: McpCommand,
+    cancellation: CancellationToken,
+) -> Result<u8, Failure> {
+    let (file, lists_tools) = match &command {
+        McpCommand::List { file } => (file, true),
+        McpCommand::Test { file } => (file, false),
+    };
+    let servers = mcp::read(file).usage()?;
+    let tried = servers
+        .into_iter()
+        .map(|server| try_server(server, lists_tools));
+    let Some(tried) = cancellation.run_until_cancelled(join_all(tried)).await else {
+        return Ok(Code::Cancelled as u8);
+    };
+    let mut code = 0;
+    for result in tried {
+        let text = result.unwrap_or_else(|problem| {
+            code = FAILED;
+            problem
+        });
+        print(clean(&text))?;
+    }
+    Ok(code)
+}
+
+/// Returns a report on a server, or on its failure.
+async fn try_server(server: McpServer, lists_tools: bool) -> Result<String, String> {
+    let title = format!("{} ({})", server.name(), server.place());
+    let started = Instant::now();
+    let opened = mcp::tools(vec![server])
+        .open(OpenContext::new(RunId::new()))
+        .await;
+    let set = opened.map_err(|error| format!("{title}: failed: {error}\n"))?;
+    let elapsed = started.elapsed().as_secs_f64();
+    let tools = set.tools();
+    let mut text = format!(
+        "{title}: {} tools, connected in {elapsed:.1} s\n",
+        tools.len()
+    );
+    for tool in tools.iter().filter(|_| lists_tools) {
+        let description = tool.spec().description().lines().next().unwrap_or_default();
+        let _ = writeln!(text, "  {}: {description}", tool.name());
+    }
+    set.close()
+        .await
+        .map_err(|error| format!("{text}{title}: {error}\n"))?;
+    Ok(text)
+}
