@@ -8,6 +8,7 @@ mod aimock;
 mod busybox;
 mod docker;
 mod e2b;
+mod everything;
 mod litellm;
 mod llama;
 mod matplotlib;
@@ -32,7 +33,7 @@ pub use workshop::Workshop;
 use crate::lane::Lane;
 
 /// All peers.
-const NAMES: [&str; 11] = [
+const NAMES: [&str; 12] = [
     "aimock",
     "litellm",
     "llama",
@@ -44,6 +45,7 @@ const NAMES: [&str; 11] = [
     "matplotlib",
     "moto",
     "postgres",
+    "everything",
 ];
 
 /// The peers that must be available: `CANTLE_REQUIRE`, a comma-separated list or `all`.
@@ -142,6 +144,7 @@ pub fn bring_up(workshop: &Workshop, required: &Required, lane: Lane) -> Result<
         let matplotlib = scope.spawn(|| matplotlib::bring_up(workshop));
         let moto = scope.spawn(|| moto::bring_up(workshop));
         let postgres = scope.spawn(|| postgres::bring_up(workshop));
+        let everything = scope.spawn(|| everything::bring_up(workshop));
         let proxy = litellm::prepare(workshop);
         let aimock = join(aimock);
         // The proxy stands in front of aimock.
@@ -162,6 +165,7 @@ pub fn bring_up(workshop: &Workshop, required: &Required, lane: Lane) -> Result<
             join(matplotlib),
             join(moto),
             join(postgres),
+            join(everything),
         ])
     })?;
 
@@ -215,6 +219,7 @@ mod tests {
                 "busybox",
                 "docker",
                 "e2b",
+                "everything",
                 "litellm",
                 "llama",
                 "matplotlib",

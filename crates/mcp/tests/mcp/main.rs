@@ -10,6 +10,7 @@
 
 mod hostile;
 mod http;
+mod peer;
 mod server;
 mod stdio;
 
