@@ -5,7 +5,7 @@ mod file;
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use cantle_core::policy::{Access, Policy};
+use cantle_core::policy::{Access, Network, Policy};
 use cantle_core::secret::SecretText;
 use serde_json::{Value, json};
 
@@ -53,6 +53,15 @@ pub(crate) struct StdioServer {
     pub(crate) directory: Option<String>,
     pub(crate) environment: BTreeMap<String, SecretText>,
     pub(crate) place: Place,
+}
+
+impl StdioServer {
+    pub(crate) fn has_network(&self) -> bool {
+        match &self.place {
+            Place::Sandbox { policy, .. } => policy.network != Some(Network::Off),
+            Place::Host => true,
+        }
+    }
 }
 
 /// Where a server is started.

@@ -29,6 +29,10 @@ use crate::stdio::Child;
 /// Time to end a connection.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Added if a server fails that has no network.
+const HINT_NETWORK: &str =
+    "It has no network: `\"policy\": {\"hosts\": [\"HOST\"]}` in its entry allows hosts. ";
+
 /// Where servers are started.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Places {
@@ -122,8 +126,10 @@ impl Server {
             let live = match self.connect(&mut state).await {
                 Ok(live) => live,
                 Err(problem) => {
-                    let text = format!("The MCP server `{name}` {problem}\nThe call was not run.");
-                    return Ok(ToolOutput::failure(text));
+                    let cause = result::mark(name, &format!("It {problem}"));
+                    return Ok(ToolOutput::failure(format!(
+                        "The call was not run.\n{cause}"
+                    )));
                 }
             };
             match self.call_once(live, params.clone(), cx).await {
@@ -143,12 +149,13 @@ impl Server {
         };
         Ok(ToolOutput::failure(match error {
             CallError::NotSent | CallError::Lost => {
-                format!("The MCP server `{name}` can't be reached. The call was not run.")
+                format!("The call was not run: the MCP server `{name}` can't be reached.")
             }
             CallError::Refused(problem) => result::mark(name, &problem),
             CallError::Unknown(problem) => format!(
-                "The outcome of this call is unknown: the MCP server `{name}` {problem}\nIt may or may not have \
-                 had an effect. Find out before you repeat it."
+                "The outcome of this call is unknown: it may or may not have had an effect. Find out before you repeat \
+                 it.\n{}",
+                result::mark(name, &format!("It {problem}"))
             ),
         }))
     }
@@ -306,9 +313,12 @@ impl Server {
             }
             Err(_) => format!("did not answer within {}", self.limit()),
         };
-        Err(ConnectError::Other(
-            problem + ". " + &post_mortem(child).await,
-        ))
+        let hint = match &self.config.transport {
+            Transport::Stdio(stdio) if !stdio.has_network() => HINT_NETWORK,
+            _ => "",
+        };
+        let cause = post_mortem(child).await;
+        Err(ConnectError::Other(format!("{problem}. {hint}{cause}")))
     }
 
     fn limit(&self) -> String {

@@ -149,11 +149,12 @@ fn tools(server: &Arc<Server>, mut listed: Vec<Tool>) -> Result<Vec<DynTool>, St
     let mut tools = Vec::with_capacity(listed.len());
     for tool in listed {
         let schema = Value::Object(Map::clone(&tool.input_schema));
-        let bytes = schema.to_string().len();
+        let description = tool.description.as_deref().map_or(0, str::len);
+        let bytes = schema.to_string().len() + description.min(MAX_DESCRIPTION_CHARS);
         schemas_bytes += bytes;
         if bytes > MAX_SCHEMA_BYTES || schemas_bytes > MAX_SCHEMAS_BYTES {
             return Err(format!(
-                "has schemas that are too large (up to {} KiB for a tool, {} KiB together): name the tools to use \
+                "has descriptions and schemas that are too large (up to {} KiB for a tool, {} KiB together): name the tools to use \
                  in `tools`",
                 MAX_SCHEMA_BYTES >> 10,
                 MAX_SCHEMAS_BYTES >> 10

@@ -9,7 +9,7 @@ use std::time::Duration;
 use bytes::{Bytes, BytesMut};
 use cantle_core::sandbox::{
     Channel, HeadTail, OutputStream, Process, ProcessStdin, Sandbox, SandboxError,
-    SandboxErrorKind, SandboxPath, Signal, SpawnRequest, Stdin,
+    SandboxErrorKind, Signal, SpawnRequest, Stdin,
 };
 use futures_util::StreamExt as _;
 use rmcp::RoleClient;
@@ -48,16 +48,18 @@ impl Child {
         server: &StdioServer,
         sandbox: &dyn Sandbox,
     ) -> Result<(Arc<Self>, Pipes), SandboxError> {
+        // Backends start commands below the working directory only.
+        let change_directory = server.directory.iter().flat_map(|directory| {
+            let script = "cd -- \"$0\" && exec \"$@\"";
+            ["sh", "-c", script, directory]
+        });
         let argv = server.argv.iter().map(|argument| argument.expose());
-        let mut request = SpawnRequest::argv(argv)
+        let mut request = SpawnRequest::argv(change_directory.chain(argv))
             .with_stdin(Stdin::Piped)
             // Node ignores HTTP_PROXY without it.
             .with_env("NODE_USE_ENV_PROXY", "1");
         for (name, value) in &server.environment {
             request = request.with_env(name, value.clone());
-        }
-        if let Some(directory) = &server.directory {
-            request = request.in_directory(SandboxPath::new(directory)?);
         }
         let mut process = sandbox.spawn(request).await?;
         let missing = || SandboxError::unsupported("the sandbox gives no pipes to commands");
@@ -103,7 +105,7 @@ impl Child {
             if let Some(note) = notes.find(|note| note.starts_with("network:")) {
                 let _ = write!(
                     text,
-                    " {note} (hosts are allowed with `\"policy\": {{\"hosts\": [\"HOST\"]}}` in its entry)."
+                    " {note} (its entry allows hosts: `\"policy\": {{\"hosts\": [\"HOST\"]}}`)."
                 );
             }
         }

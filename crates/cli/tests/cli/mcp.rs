@@ -109,8 +109,8 @@ async fn servers_are_listed_and_tested() {
     env.write("both.json", both.to_string());
     let exited = env.run(["mcp", "test", "both.json"]).await;
     assert_eq!(exited.code, Some(1), "{exited:?}");
-    let expected = "bad (sandbox): failed: the MCP server `bad` ended the connection before it answered. Its process \
-        ended: exit code 9. Its standard error ends with:\nno licence\ngood (sandbox): 1 tools, connected in ";
+    let expected = "bad (sandbox): failed: the MCP server `bad` ended the connection before it answered. It has no \
+        network: `\"policy\": {\"hosts\": [\"HOST\"]}` in its entry allows hosts. Its process ended: exit code 9. Its standard error ends with:\nno licence\ngood (sandbox): 1 tools, connected in ";
     assert!(exited.stdout.starts_with(expected), "{exited:?}");
 
     env.write("wrong.json", r#"{"mcpServers": {"x": {"cmd": "y"}}}"#);
