@@ -11,6 +11,7 @@
 
 mod config;
 mod connection;
+mod deferred;
 mod handler;
 mod http;
 mod limits;

@@ -15,14 +15,21 @@ use serde_json::{Map, Value};
 
 use crate::config::McpServer;
 use crate::connection::{Places, Server};
+use crate::deferred::{defer, spec_bytes};
 use crate::limits::{MAX_DESCRIPTION_CHARS, MAX_SCHEMA_BYTES, MAX_SCHEMAS_BYTES, MAX_TOOLS, clip};
 use crate::names::{check_server_name, tool_name};
+
+/// Default of [`McpTools::max_offered_bytes`]: about 6,000 tokens.
+const MAX_OFFERED_BYTES: usize = 24 << 10;
 
 /// Provides the tools of MCP servers, as `server__tool`.
 ///
 /// Servers connect at the same time when a session opens; one that fails makes it fail. A tool's list stays as it was
 /// then: what a server changes later (`list_changed`) counts from the next session on. A server works on one call at a
 /// time.
+///
+/// Tools that are too many to be sent with every request are found with `mcp_search` and called with `mcp_call`; see
+/// [`max_offered_bytes`](Self::max_offered_bytes).
 ///
 /// A server that is started gets a sandbox of its own from the backend of [`sandboxes`](Self::sandboxes): never the
 /// session's, since its variables are secrets.
@@ -31,6 +38,7 @@ use crate::names::{check_server_name, tool_name};
 pub struct McpTools {
     servers: Vec<McpServer>,
     places: Places,
+    max_offered_bytes: usize,
 }
 
 impl McpTools {
@@ -39,6 +47,7 @@ impl McpTools {
         Self {
             servers: servers.into_iter().collect(),
             places: Places::default(),
+            max_offered_bytes: MAX_OFFERED_BYTES,
         }
     }
 
@@ -52,6 +61,13 @@ impl McpTools {
     /// user's permissions, but end with the session.
     pub fn host(mut self, backend: impl Backend + 'static) -> Self {
         self.places.host = Some(Arc::new(backend));
+        self
+    }
+
+    /// Sets the maximum size of all names, descriptions and schemas together, which are sent with every request; by
+    /// default 24 KiB. If the tools exceed it, `mcp_search` finds them and `mcp_call` calls them instead.
+    pub fn max_offered_bytes(mut self, bytes: usize) -> Self {
+        self.max_offered_bytes = bytes;
         self
     }
 
@@ -118,6 +134,10 @@ impl ToolProvider for McpTools {
             set.servers.push(server);
         }
         if problems.is_empty() {
+            let offered_bytes: usize = set.tools.iter().map(spec_bytes).sum();
+            if offered_bytes > self.max_offered_bytes {
+                set.tools = defer(set.tools);
+            }
             return Ok(Box::new(set));
         }
         // The first error is the one to report.

@@ -48,9 +48,8 @@ pub(crate) async fn perform(
 async fn try_server(server: McpServer, lists_tools: bool) -> Result<String, String> {
     let title = format!("{} ({})", server.name(), server.place());
     let started = Instant::now();
-    let opened = mcp::tools(vec![server])
-        .open(OpenContext::new(RunId::new()))
-        .await;
+    let tools = mcp::tools(vec![server]).max_offered_bytes(usize::MAX);
+    let opened = tools.open(OpenContext::new(RunId::new())).await;
     let set = opened.map_err(|error| format!("{title}: failed: {error}\n"))?;
     let elapsed = started.elapsed().as_secs_f64();
     let tools = set.tools();

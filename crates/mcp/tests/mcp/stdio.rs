@@ -236,6 +236,39 @@ async fn only_the_named_tools_are_offered() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn too_many_tools_are_found_and_called_by_two() {
+    let tools = provider([own_server("own")]).max_offered_bytes(500);
+    let set = tools.open(OpenContext::new(RunId::new())).await.unwrap();
+    let names: Vec<String> = set
+        .tools()
+        .iter()
+        .map(|tool| tool.name().to_owned())
+        .collect();
+    assert_eq!(names, ["mcp_search", "mcp_call"]);
+    let description = tool(&*set, "mcp_search").spec().description().to_owned();
+    assert!(description.contains("`own` (9 tools)"), "{description}");
+
+    let found = call(&*set, "mcp_search", json!({"query": "an ECHO, please"})).await;
+    let text = found.content.text();
+    let expected =
+        "\n\nown__echo: Tool echo.\nParameters: {\"properties\":{\"text\":{\"type\":\"string\"}}";
+    assert!(text.contains(expected), "{text}");
+    let none = call(&*set, "mcp_search", json!({"query": "sing"})).await;
+    assert!(none.content.text().starts_with("None of the 9 tools"));
+
+    let arguments = json!({"tool": "own__echo", "arguments": {"text": "found"}});
+    let output = call(&*set, "mcp_call", arguments).await;
+    assert!(output.success && output.content.text().ends_with("\nfound"));
+    let wrong = json!({"tool": "echo", "arguments": {}});
+    let output = call(&*set, "mcp_call", wrong).await;
+    assert!(!output.success && output.content.text().contains("own__echo"));
+    let wrong = json!({"tool": "own__echo", "arguments": {"text": {"a": 1}}});
+    let error = tool(&*set, "mcp_call").call(wrong, context()).await;
+    assert_eq!(error.unwrap_err().kind(), ToolErrorKind::InvalidArguments);
+    set.close().await.unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn every_server_that_fails_is_named() {
     let servers = [
         own_server("good"),
