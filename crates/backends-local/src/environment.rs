@@ -5,12 +5,18 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
-use cantle_core::policy::Policy;
+use cantle_core::policy::{Policy, ReadRoots};
 
 use crate::files::ViewPaths;
 
 /// The search path if the host has no `PATH`.
 const DEFAULT_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// The certificates of the authorities that the system trusts: of Debian and others, of Fedora and others.
+const CERTIFICATES: [&str; 2] = [
+    "/etc/ssl/certs/ca-certificates.crt",
+    "/etc/pki/tls/certs/ca-bundle.crt",
+];
 
 /// The environment variables of every command of a sandbox.
 #[derive(Clone, Debug)]
@@ -44,12 +50,22 @@ impl Environment {
                 ("USER".into(), user),
             ],
         };
+        if policy.write_roots.is_some() {
+            environment.install_into(&view.temporary.to_string());
+        }
         if let Some(port) = proxy_port {
             let proxy = format!("http://127.0.0.1:{port}");
             for name in ["HTTP_PROXY", "HTTPS_PROXY", "http_proxy", "https_proxy"] {
                 environment
                     .variables
                     .push((name.into(), proxy.clone().into()));
+            }
+            if let Some(certificates) = CERTIFICATES.iter().find(|path| Path::new(path).exists()) {
+                // Node, requests and uv have lists of their own, without the authorities that this machine trusts.
+                for name in ["NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE", "SSL_CERT_FILE"] {
+                    let variable = (name.into(), certificates.into());
+                    environment.variables.push(variable);
+                }
             }
             for name in ["NO_PROXY", "no_proxy"] {
                 // Servers inside the sandbox.
@@ -63,6 +79,31 @@ impl Environment {
                 .push((name.into(), value.expose().into()));
         }
         environment
+    }
+
+    /// Lets `pip install`, `npm install --global` and caches use a directory that is neither the system's nor the
+    /// working directory, and that Python and `PATH` already search.
+    fn install_into(&mut self, temporary: &str) {
+        let prefix = format!("{temporary}/.local");
+        let cache = format!("{temporary}/.cache");
+        for (name, value) in &mut self.variables {
+            if name == "PATH" {
+                let mut path = OsString::from(format!("{prefix}/bin:"));
+                path.push(&value);
+                *value = path;
+            }
+        }
+        self.variables.extend(
+            [
+                // Debian's pip refuses to install beside the system's packages, even for a user alone.
+                ("PIP_BREAK_SYSTEM_PACKAGES", "1"),
+                ("PYTHONUSERBASE", &*prefix),
+                ("NPM_CONFIG_CACHE", &*format!("{cache}/npm")),
+                ("NPM_CONFIG_PREFIX", &*prefix),
+                ("XDG_CACHE_HOME", &*cache),
+            ]
+            .map(|(name, value)| (name.into(), value.into())),
+        );
     }
 
     pub(crate) fn variables(&self) -> &[(OsString, OsString)] {
@@ -80,6 +121,28 @@ pub(crate) fn absolute_directories(search_path: Option<OsString>) -> OsString {
         .collect::<Vec<_>>()
         .join(&b':');
     OsStr::from_bytes(&absolute).to_owned()
+}
+
+/// Returns the directories of a `PATH` that exist in the sandbox.
+pub(crate) fn visible_directories(search_path: &OsStr, policy: &Policy) -> OsString {
+    let is_visible = |directory: &PathBuf| {
+        let is_below = |roots: &[PathBuf]| roots.iter().any(|root| directory.starts_with(root));
+        let is_readable = match &policy.read_roots {
+            None => true,
+            Some(roots) => {
+                let mut system = ReadRoots::SYSTEM.iter().filter(|_| roots.system);
+                system.any(|root| directory.starts_with(root)) || is_below(&roots.paths)
+            }
+        };
+        let is_writable = policy.write_roots.as_deref().is_some_and(is_below);
+        (is_readable || is_writable) && directory.is_dir()
+    };
+    let visible = std::env::split_paths(search_path).filter(is_visible);
+    // An empty search path would be the current directory.
+    std::env::join_paths(visible)
+        .ok()
+        .filter(|path| !path.is_empty())
+        .unwrap_or_else(|| DEFAULT_PATH.into())
 }
 
 /// Returns the first executable file called `name` in a `PATH`; relative entries start at `directory`.

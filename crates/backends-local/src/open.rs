@@ -52,7 +52,7 @@ pub(crate) fn open(
     };
     let view = root.view_paths().clone();
     let environment = Environment::new(
-        search_path,
+        environment::visible_directories(&search_path, &cx.policy),
         &shell,
         &view,
         &cx.policy,

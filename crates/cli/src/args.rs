@@ -2,6 +2,8 @@
 //!
 //! Flags that can also be set in `cantle.toml` are declared in [`crate::settings`].
 
+mod help;
+
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -10,11 +12,13 @@ use std::time::Duration;
 use clap::Parser as _;
 use clap::builder::FalseyValueParser;
 
+use self::help::{DEMO_HELP, DOCTOR_HELP, EXEC_HELP, RUN_HELP};
 use crate::backend::BackendArg;
 use crate::mcp::McpCommand;
 use crate::settings::{
     Given, PolicySettings, SandboxSettings, Settings, parse_dollars, parse_duration,
 };
+use crate::variables::VariableArgs;
 
 /// Runs language-model agents that work by executing code in sandboxes
 #[derive(Debug, clap::Parser)]
@@ -187,6 +191,9 @@ pub(crate) struct RunArgs {
 
     #[command(flatten)]
     pub(crate) settings: Given<Settings>,
+
+    #[command(flatten)]
+    pub(crate) variables: VariableArgs,
 
     /// Record model calls and tool results to a file for --replay; keys are removed
     #[arg(
@@ -397,6 +404,9 @@ pub(crate) struct ExecArgs {
 
     #[command(flatten)]
     pub(crate) sandbox: Given<SandboxSettings>,
+
+    #[command(flatten)]
+    pub(crate) variables: VariableArgs,
 }
 
 /// Run a Python program in a new sandbox, and exit with its code
@@ -426,6 +436,9 @@ pub(crate) struct PythonArgs {
 
     #[command(flatten)]
     pub(crate) sandbox: Given<SandboxSettings>,
+
+    #[command(flatten)]
+    pub(crate) variables: VariableArgs,
 }
 
 /// Survey a directory with a recorded model; everything but the model is real
@@ -510,61 +523,6 @@ pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) policy: Given<PolicySettings>,
 }
-
-const RUN_HELP: &str = "\
-Providers:
-  --provider    base URL                       variable of the key
-  openai        https://api.openai.com/v1      OPENAI_API_KEY
-  openrouter    https://openrouter.ai/api/v1   OPENROUTER_API_KEY
-  litellm       http://127.0.0.1:4000/v1       LITELLM_API_KEY, if the proxy needs one
-  anthropic     https://api.anthropic.com/v1   ANTHROPIC_API_KEY
-  local         http://127.0.0.1:8080/v1       none
-
-CANTLE_API_KEY is a key for any address, and is preferred to the others. A provider's own variable is \
-used only if the provider is named, or the base URL is its own. An address that only the cantle.toml of \
-the current directory names gets no key, unless it is on this machine.
-
-Settings:
-A flag is preferred to its variable, and that to cantle.toml in the current directory, and that to \
-$XDG_CONFIG_HOME/cantle/cantle.toml. The keys of these files are model, provider, api, base_url, \
-max_tokens, context_window, effort, temperature, param, vision, no_stream, server, stateful, fallback_model, retry_for, no_retry, \
-price_input, price_output, price_cache_read, price_cache_write, rpm, tpm, system_prompt, max_turns, \
-max_repeats, strict_finish, timeout, parallel_commands, tools, backend, policy, allow_host, limit and best_effort; an API key is not one of them. Provider and base URL are taken from the \
-same place, and so are prices. The file in the current directory can't allow commands more than --policy \
-workspace does.
-
-Examples:
-  export OPENAI_API_KEY=…
-  cantle run --model gpt-5 --input sales.csv --output-dir out 'Chart the sales by region'
-  cantle run --model gpt-5 --input 'src/**/*.rs' 'Which functions have no test?'
-  git diff | cantle run --provider local --model any --quiet 'Review this change'
-
-Output files are saved in --output-dir; cantle-result.json is written last, once the run has finished.
-
-Runs are kept in $CANTLE_STATE_DIR, by default in $XDG_STATE_HOME/cantle or ~/.local/state/cantle (for \
-root /var/lib/cantle). A run that was interrupted, killed or stopped by a limit can be resumed with cantle \
-run --resume RUN; a command that was running when it was killed is not repeated. Keys are not kept.
-
-Exit codes: 0 finished or answered in text, 1 internal error, 2 usage error, 3 a limit was reached (turns, a budget, the \
-context window, the output limit) or the run made no progress, 4 cancelled, 5 the model provider failed, \
-6 the sandbox failed.";
-
-const EXEC_HELP: &str = "\
-The command runs in a private, empty directory with a minimal environment; its standard streams are \
-passed through. To use a shell, name it: cantle exec -- bash -c 'ls | wc -l'
-
-Exit codes: the command's own; 128 + n if signal n ended it; 124 after a timeout; 130 after Ctrl-C; 125 if \
-the sandbox failed; 126 if the program can't be executed; 127 if it does not exist; 2 for an invalid \
-command line or setting.";
-
-const DOCTOR_HELP: &str = "\
-Nothing is changed and the network is not used: the report names the keys in the environment, and a \
-container engine is only asked for its version. The exit code is 0, or 1 if no sandbox can be opened.";
-
-const DEMO_HELP: &str = "\
-The files are copied into a sandbox (at most 20,000 files and 100 MB, without .git, node_modules, target \
-and the output directory). Commands count and compare them there, and report.md and chart.svg are the \
-output files. The model is a recording, so no key and no network are needed.";
 
 // Without a doc comment, the description is that of `RunArgs`.
 #[derive(Debug, clap::Parser)]

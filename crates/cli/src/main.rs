@@ -34,6 +34,7 @@ mod text;
 mod transcript;
 mod trust;
 mod unfinished;
+mod variables;
 mod working_copy;
 
 use std::io::Write as _;

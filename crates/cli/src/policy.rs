@@ -4,6 +4,8 @@
 //! network sets aside hosts that only a weaker layer allows, and limits add up by name. A directory that
 //! the user does not trust can only lower limits.
 
+use std::path::PathBuf;
+
 use anyhow::bail;
 use cantle::backends::local::LocalBackend;
 use cantle::core::policy::{Limits, Network, Policy, Preset, Strictness};
@@ -11,7 +13,7 @@ use cantle::core::sandbox::{SandboxError, SandboxErrorKind};
 use serde_json::{Map, Value};
 
 use crate::settings::layers::{Layers, Origin};
-use crate::settings::{Limit, PolicySettings};
+use crate::settings::{AllowedHost, Limit, PolicySettings};
 
 /// Returns the policy that these settings describe.
 ///
@@ -20,7 +22,12 @@ use crate::settings::{Limit, PolicySettings};
 pub(crate) fn resolve(layers: &Layers) -> anyhow::Result<Policy> {
     let settings: PolicySettings = layers.typed()?;
     let preset = settings.policy.unwrap_or_default();
-    let mut hosts = settings.allow_host;
+    let mut hosts = AllowedHost::patterns(settings.allow_host)?;
+    if layers.origin("allow_host") == Some(Origin::Directory)
+        && let Some(host) = hosts.iter().find(|host| host.allows_private_addresses())
+    {
+        bail!("`{host}`: only a flag, a variable or your own settings can allow private addresses");
+    }
     let is_weaker = layers.origin("allow_host") > layers.origin("policy");
     if settings.policy.is_some() && preset != Preset::Network && is_weaker {
         hosts.clear();
@@ -40,6 +47,15 @@ pub(crate) fn resolve(layers: &Layers) -> anyhow::Result<Policy> {
         (_, false) => policy.network = Some(Network::Hosts(hosts)),
         (_, true) => {}
     }
+    if !settings.read.is_empty() {
+        let backend = layers.merged().remove("backend");
+        if backend.is_some_and(|backend| backend != "local") {
+            bail!(
+                "--read is for the local backend: others see no files of this machine. Copy them with --input"
+            );
+        }
+        add_read_roots(&mut policy, &settings.read)?;
+    }
     let defaults = LocalBackend::new().default_limits();
     for (origin, limits) in layers.each::<Vec<Limit>>("limit")? {
         if origin == Origin::UntrustedDirectory {
@@ -54,6 +70,25 @@ pub(crate) fn resolve(layers: &Layers) -> anyhow::Result<Policy> {
         policy.strictness = Strictness::BestEffort;
     }
     Ok(policy)
+}
+
+fn add_read_roots(policy: &mut Policy, paths: &[PathBuf]) -> anyhow::Result<()> {
+    let Some(roots) = &mut policy.read_roots else {
+        bail!(
+            "--read can't be combined with the policy `unconfined`, under which every file can be read. Remove one of them"
+        );
+    };
+    for path in paths {
+        let path = std::path::absolute(path)?;
+        if !path.exists() {
+            bail!(
+                "{} does not exist, and commands can't read it (--read)",
+                path.display()
+            );
+        }
+        roots.paths.push(path);
+    }
+    Ok(())
 }
 
 /// Applies those of `stricter` that are below the present limits.

@@ -25,7 +25,11 @@ pub(crate) struct SavedSettings {
     is_directory_endpoint: bool,
     /// The recording that answers model calls.
     replay: Option<PathBuf>,
+    /// Without the variables, whose values are not kept.
     pub(crate) policy: Policy,
+    /// Names of the variables of commands.
+    #[serde(default)]
+    pub(crate) variables: Vec<String>,
     pub(crate) schema: Option<Value>,
     pub(crate) approve: Option<String>,
     pub(crate) output_dir: Option<PathBuf>,
@@ -73,11 +77,14 @@ impl SavedSettings {
             }
             mode => mode.map(str::to_owned),
         };
+        let mut policy = config.policy.clone();
+        policy.environment.clear();
         Ok(Self {
             settings: layer_of(&config.settings)?,
             is_directory_endpoint,
             replay,
-            policy: config.policy.clone(),
+            variables: config.policy.environment.keys().cloned().collect(),
+            policy,
             schema: schema.cloned(),
             approve,
             output_dir: args.output_dir.as_ref().map(absolute).transpose()?,
@@ -124,7 +131,7 @@ impl SavedSettings {
                 directory.extend(saved.remove_entry(name));
             }
         }
-        let changes_policy = ["policy", "allow_host", "limit", "best_effort"]
+        let changes_policy = ["policy", "allow_host", "read", "limit", "best_effort"]
             .iter()
             .any(|name| flags.contains_key(*name));
         let policy = if changes_policy {

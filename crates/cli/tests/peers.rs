@@ -418,3 +418,62 @@ async fn llama_refuses_a_wrong_key_and_a_long_prompt() {
         assert!(exited.stderr.contains("(HTTP 401)"), "{}", exited.stderr);
     }
 }
+
+/// Under the default policy, with the index's hosts, and without a trace in the working directory.
+#[tokio::test]
+async fn packages_are_installed_from_an_allowed_index() {
+    let variables = [
+        "CANTLE_TEST_INDEX",
+        "CANTLE_TEST_INDEX_FILES",
+        "CANTLE_TEST_REGISTRY",
+    ];
+    let Some([index, files, registry]) = peer("index", variables) else {
+        return;
+    };
+    let host = |url: &str| url::Url::parse(url).unwrap().host_str().unwrap().to_owned();
+    let hosts = format!(
+        "{},private,{files},private,{},private",
+        host(&index),
+        host(&registry)
+    );
+    let env = TestEnv::new()
+        .set("PIP_INDEX_URL", index)
+        .set("npm_config_registry", registry);
+    let line = "set -e; pip install --quiet iniconfig==2.0.0 && python3 -c 'import iniconfig' && \
+        npm install --global --silent is-number@7.0.0 && ls -A && test -d /tmp/.local/lib/node_modules/is-number && \
+        npm install --silent is-number@7.0.0 && ls -A";
+    let flags = [
+        "exec",
+        "--allow-host",
+        &hosts,
+        "--env",
+        "PIP_INDEX_URL",
+        "--env",
+        "npm_config_registry",
+    ];
+    let exited = env
+        .run(flags.iter().chain(&["--", "bash", "-c", line]))
+        .await;
+    let listed = "node_modules\npackage-lock.json\npackage.json\n";
+    assert_eq!(
+        (exited.code, &*exited.stdout),
+        (Some(0), listed),
+        "{exited:?}"
+    );
+
+    // Without the mark, an address that is not public is refused.
+    let unmarked = hosts.replace(",private", "");
+    let flags = ["exec", "--allow-host", &unmarked, "--env", "PIP_INDEX_URL"];
+    let refused = [
+        "--",
+        "pip",
+        "download",
+        "--retries",
+        "0",
+        "iniconfig==2.0.0",
+    ];
+    let refused = env.run(flags.iter().chain(&refused)).await;
+    if refused.code != Some(0) {
+        assert!(refused.stderr.contains(",private`"), "{refused:?}");
+    }
+}

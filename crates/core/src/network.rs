@@ -58,12 +58,57 @@ pub fn is_public(address: IpAddr) -> bool {
     }
 }
 
-fn is_public_v4(address: Ipv4Addr) -> bool {
-    let in_network = |(network, length): &([u8; 4], u32)| {
-        let different = address.to_bits() ^ Ipv4Addr::from(*network).to_bits();
-        different.leading_zeros() >= *length
+/// IPv4 networks that no name may lead to: no machine of a private network has an address of theirs, or it gives out
+/// credentials.
+const NEVER_V4: [([u8; 4], u32); 8] = [
+    ([0, 0, 0, 0], 8),          // this network
+    ([127, 0, 0, 0], 8),        // loopback
+    ([169, 254, 0, 0], 16),     // link-local; metadata of AWS, Google, Azure and others
+    ([168, 63, 129, 16], 32),   // Azure's host agent
+    ([100, 100, 100, 200], 32), // Alibaba's metadata
+    ([192, 0, 0, 0], 24),       // Oracle's metadata
+    ([224, 0, 0, 0], 4),        // multicast
+    ([255, 255, 255, 255], 32), // broadcast
+];
+
+/// Amazon's metadata within the unique local addresses.
+const METADATA_V6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0xec2, 0, 0, 0, 0, 0, 0x254);
+
+/// Returns whether an address that is not public may be that of a host in a private network, as opposed to one of this
+/// machine, of the link, or of a service that gives out credentials.
+///
+/// ```
+/// use cantle_core::network::may_be_private_host;
+///
+/// assert!(may_be_private_host([10, 1, 2, 3].into()));
+/// assert!(!may_be_private_host([127, 0, 0, 1].into()));
+/// assert!(!may_be_private_host([169, 254, 169, 254].into()));
+/// ```
+pub fn may_be_private_host(address: IpAddr) -> bool {
+    let v4 = match address {
+        IpAddr::V4(address) => Some(address),
+        IpAddr::V6(address) => embedded_v4(address),
     };
-    !NOT_PUBLIC_V4.iter().any(in_network)
+    match (v4, address) {
+        (Some(address), _) => !NEVER_V4
+            .iter()
+            .any(|network| is_in_network(address, network)),
+        // Unique local addresses.
+        (None, IpAddr::V6(address)) => {
+            address.is_unique_local() && address != METADATA_V6 || is_public_v6(address)
+        }
+        (None, IpAddr::V4(_)) => false,
+    }
+}
+
+fn is_in_network(address: Ipv4Addr, (network, length): &([u8; 4], u32)) -> bool {
+    let different = address.to_bits() ^ Ipv4Addr::from(*network).to_bits();
+    different.leading_zeros() >= *length
+}
+
+fn is_public_v4(address: Ipv4Addr) -> bool {
+    let mut networks = NOT_PUBLIC_V4.iter();
+    !networks.any(|network| is_in_network(address, network))
 }
 
 fn is_public_v6(address: Ipv6Addr) -> bool {
@@ -160,6 +205,41 @@ mod tests {
             "64:ff9b:1::808:808",
         ] {
             assert!(!is_public(text.parse().unwrap()), "{text}");
+        }
+    }
+
+    #[test]
+    fn no_private_host_is_this_machine_or_gives_out_credentials() {
+        for text in [
+            "10.1.2.3",
+            "172.16.0.1",
+            "192.168.1.1",
+            "100.64.0.1",
+            "203.0.113.80",
+            "240.0.0.1",
+            "fd12::1",
+        ] {
+            assert!(may_be_private_host(text.parse().unwrap()), "{text}");
+        }
+        for text in [
+            "0.0.0.0",
+            "127.0.0.1",
+            "169.254.169.254",
+            "168.63.129.16",
+            "100.100.100.200",
+            "192.0.0.192",
+            "224.0.0.1",
+            "255.255.255.255",
+            "::",
+            "::1",
+            "fe80::1",
+            "ff02::1",
+            "fd00:ec2::254",
+            "::ffff:127.0.0.1",
+            "64:ff9b::7f00:1",
+            "2002:7f00:1::",
+        ] {
+            assert!(!may_be_private_host(text.parse().unwrap()), "{text}");
         }
     }
 

@@ -9,6 +9,7 @@ mod busybox;
 mod docker;
 mod e2b;
 mod everything;
+mod index;
 mod litellm;
 mod llama;
 mod matplotlib;
@@ -33,7 +34,7 @@ pub use workshop::Workshop;
 use crate::lane::Lane;
 
 /// All peers.
-const NAMES: [&str; 12] = [
+const NAMES: [&str; 13] = [
     "aimock",
     "litellm",
     "llama",
@@ -46,6 +47,7 @@ const NAMES: [&str; 12] = [
     "moto",
     "postgres",
     "everything",
+    "index",
 ];
 
 /// The peers that must be available: `CANTLE_REQUIRE`, a comma-separated list or `all`.
@@ -145,6 +147,7 @@ pub fn bring_up(workshop: &Workshop, required: &Required, lane: Lane) -> Result<
         let moto = scope.spawn(|| moto::bring_up(workshop));
         let postgres = scope.spawn(|| postgres::bring_up(workshop));
         let everything = scope.spawn(|| everything::bring_up(workshop));
+        let index = scope.spawn(|| index::bring_up(workshop));
         let proxy = litellm::prepare(workshop);
         let aimock = join(aimock);
         // The proxy stands in front of aimock.
@@ -166,6 +169,7 @@ pub fn bring_up(workshop: &Workshop, required: &Required, lane: Lane) -> Result<
             join(moto),
             join(postgres),
             join(everything),
+            join(index),
         ])
     })?;
 
@@ -220,6 +224,7 @@ mod tests {
                 "docker",
                 "e2b",
                 "everything",
+                "index",
                 "litellm",
                 "llama",
                 "matplotlib",

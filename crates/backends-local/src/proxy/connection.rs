@@ -8,7 +8,8 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use bytes::Bytes;
-use cantle_core::network::{is_own, is_public};
+use cantle_core::network::{is_own, is_public, may_be_private_host};
+use cantle_core::policy::{HostName, HostPattern};
 use http::header::{CONNECTION, CONTENT_TYPE, HeaderValue};
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::{Either, Full};
@@ -201,7 +202,7 @@ impl Gateway {
     /// Connects to an allowed host at a checked address.
     async fn connect(&self, target: &Target) -> Result<TcpStream, Rejection> {
         let Target { host, port } = target;
-        self.check_name(host, *port)?;
+        let is_private = self.check_name(host, *port)?;
         let unreachable = |why: String| Rejection::Unreachable(format!("`{host}:{port}` {why}"));
         let resolved = self.in_time(self.settings.resolver.resolve(host)).await;
         let resolved = resolved.map_err(|error| unreachable(format!("has no address: {error}")))?;
@@ -211,11 +212,20 @@ impl Gateway {
             .collect();
         let is_exempt = |address: &SocketAddr| self.settings.exempt.contains(address);
         let denied = || {
-            let reason = "its name leads to an address that is not public or this machine's, and this machine and \
-                          private networks are never reachable";
+            let reason = match is_private {
+                true => "its name leads to this machine, its link or a metadata service, which are never reachable".to_owned(),
+                false => format!(
+                    "its name leads to an address that is not public, which only the user can allow, with `{host},private`, \
+                     unless it is this machine's"
+                ),
+            };
             Rejection::Denied(Denied::new(host.as_str(), *port, reason))
         };
-        let is_reachable = |address: &SocketAddr| is_public(address.ip()) || is_exempt(address);
+        let is_reachable = |address: &SocketAddr| {
+            is_public(address.ip())
+                || is_private && may_be_private_host(address.ip())
+                || is_exempt(address)
+        };
         if !addresses.iter().all(is_reachable) {
             return Err(denied());
         }
@@ -236,10 +246,15 @@ impl Gateway {
         Err(failure)
     }
 
-    fn check_name(&self, host: &cantle_core::policy::HostName, port: u16) -> Result<(), Rejection> {
+    /// Returns whether the addresses of an allowed host may be private.
+    fn check_name(&self, host: &HostName, port: u16) -> Result<bool, Rejection> {
         let hosts = &self.settings.hosts;
-        if hosts.iter().any(|pattern| pattern.matches(host, port)) {
-            return Ok(());
+        let mut allowing = hosts
+            .iter()
+            .filter(|pattern| pattern.matches(host, port))
+            .peekable();
+        if allowing.peek().is_some() {
+            return Ok(allowing.any(HostPattern::allows_private_addresses));
         }
         let what = if hosts.iter().any(|pattern| pattern.matches_name(host)) {
             "its port is"

@@ -194,6 +194,39 @@ async fn name_of_private_address_is_refused() {
 }
 
 #[tokio::test]
+async fn a_private_host_is_never_this_machine() {
+    let server = Server::echo().await;
+    let world = World::new(&["*.inside.example.com,private", "*.example.com"], &server).await;
+    let inside = [
+        "127.0.0.1",
+        "169.254.169.254",
+        "::1",
+        "::ffff:127.0.0.1",
+        "0.0.0.0",
+        "100.100.100.200",
+    ];
+    for (number, address) in inside.into_iter().enumerate() {
+        let name = format!("n{number}.inside.example.com");
+        world.names.set(&name, &[&[address]]);
+        let answer = world
+            .ask(&format!("CONNECT {name}:443 HTTP/1.1\r\n\r\n"))
+            .await;
+        assert_eq!(status(&answer), 403, "{address}: {answer}");
+        assert!(answer.contains("never reachable"), "{answer}");
+    }
+    // The mark of one pattern is not that of another.
+    world.names.set("mirror.example.com", &[&["10.0.0.1"]]);
+    let answer = world
+        .ask("CONNECT mirror.example.com:443 HTTP/1.1\r\n\r\n")
+        .await;
+    assert_eq!(status(&answer), 403, "{answer}");
+    assert!(
+        answer.contains("with `mirror.example.com,private`"),
+        "{answer}"
+    );
+}
+
+#[tokio::test]
 async fn name_is_resolved_once_and_pinned() {
     let server = Server::echo().await;
     let world = World::new(&["rebinding.example.com:PORT"], &server).await;

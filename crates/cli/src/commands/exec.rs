@@ -49,7 +49,8 @@ pub(crate) async fn perform(
     args: ExecArgs,
     cancellation: CancellationToken,
 ) -> Result<u8, Failure> {
-    let (backend, policy) = config::resolve_sandbox(&args.sandbox)?;
+    let (backend, mut policy) = config::resolve_sandbox(&args.sandbox)?;
+    policy.environment = args.variables.resolve(&[]).usage()?;
     let sandbox = open(&backend, &policy).await?;
     report(sandbox.info(), args.verbose).await;
     let code = run(args, &*sandbox, cancellation).await;

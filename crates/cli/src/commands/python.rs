@@ -26,7 +26,8 @@ pub(crate) async fn perform(
     cancellation: CancellationToken,
 ) -> Result<u8, Failure> {
     let code = read(&args.file).usage()?;
-    let (backend, policy) = config::resolve_sandbox(&args.sandbox)?;
+    let (backend, mut policy) = config::resolve_sandbox(&args.sandbox)?;
+    policy.environment = args.variables.resolve(&[]).usage()?;
     let mut python = Interpreter::new(backend.open(LocalBackend::new()).usage()?)
         .timeout(args.timeout.unwrap_or(Duration::MAX));
     if let Some(program) = args.python {

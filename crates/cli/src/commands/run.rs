@@ -87,7 +87,8 @@ pub(crate) fn prepare(args: &RunArgs) -> Result<PreparedRun, Failure> {
 }
 
 fn prepare_new(args: &RunArgs) -> Result<PreparedRun, Failure> {
-    let config = RunConfig::resolve(&args.settings, args.replay.as_deref())?;
+    let mut config = RunConfig::resolve(&args.settings, args.replay.as_deref())?;
+    config.policy.environment = args.variables.resolve(&[]).usage()?;
     let task = task_text::read(args.task.as_deref(), &args.more).usage()?;
     let task = images::with_images(task, &args.image).usage()?;
     let schema = args
@@ -193,8 +194,10 @@ fn prepare_resume(args: &RunArgs, name: &str) -> Result<PreparedRun, Failure> {
     let origin = workdir.as_ref().map(|it| it.copy.origin.display());
     options.working_copy_of = origin.map(|origin| origin.to_string());
     let (channel, user) = TerminalUser::find().internal()?.unzip();
+    let mut config = saved.config(args).usage()?;
+    config.policy.environment = args.variables.resolve(&saved.variables).usage()?;
     let definition = Definition {
-        config: saved.config(args).usage()?,
+        config,
         schema: saved.schema.clone(),
         approve: args.approve.as_deref().or(saved.approve.as_deref()),
         local: state.backend().usage()?,

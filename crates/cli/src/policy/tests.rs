@@ -138,3 +138,48 @@ fn best_effort_can_be_overridden() {
         assert_eq!(policy.strictness, expected);
     }
 }
+
+#[test]
+fn private_hosts_are_marked_by_the_user_alone() {
+    let marked = "allow_host = ['mirror.example.org', 'private', '*.example.com,private', 'api.example.com']";
+    let expected = with_hosts(
+        Policy::workspace(),
+        &[
+            "mirror.example.org,private",
+            "*.example.com,private",
+            "api.example.com",
+        ],
+    );
+    for (flags, user) in [(marked, ""), ("", marked)] {
+        assert_eq!(resolved(flags, "", user), Ok(expected.clone()));
+    }
+    let refused = resolved("", marked, "").unwrap_err();
+    assert!(refused.contains("can allow private addresses"), "{refused}");
+    let lone = resolved("allow_host = ['private']", "", "").unwrap_err();
+    assert!(lone.contains("after the host"), "{lone}");
+}
+
+#[test]
+fn paths_to_read_are_those_of_this_machine() {
+    let policy = resolved("read = ['/usr/share', '.']", "", "").unwrap();
+    let here = std::env::current_dir().unwrap();
+    let roots = policy.read_roots.unwrap();
+    assert_eq!(
+        (roots.system, roots.paths),
+        (true, vec!["/usr/share".into(), here])
+    );
+    for (flags, part) in [
+        ("read = ['/no/such/path']", "does not exist"),
+        (
+            "read = ['/usr']\npolicy = 'unconfined'",
+            "every file can be read",
+        ),
+        (
+            "read = ['/usr']\nbackend = 'docker:x'",
+            "for the local backend",
+        ),
+    ] {
+        let error = resolved(flags, "", "").unwrap_err();
+        assert!(error.contains(part), "{error}");
+    }
+}

@@ -8,13 +8,14 @@ pub(crate) mod layers;
 mod values;
 
 use std::num::{NonZeroU32, NonZeroU64};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::bail;
 use cantle::clients::chat::Server;
 use cantle::clients::retry::RetryPolicy;
 use cantle::core::llm::Prices;
-use cantle::core::policy::{HostPattern, Preset};
+use cantle::core::policy::Preset;
 use clap::ArgAction;
 use clap::builder::FalseyValueParser;
 use serde::{Deserialize, Serialize};
@@ -22,7 +23,7 @@ use serde_json::{Map, Value};
 
 pub(crate) use self::layers::Given;
 pub(crate) use self::values::{
-    Limit, OptionalTool, Param, Switch, duration, parse_dollars, parse_duration,
+    AllowedHost, Limit, OptionalTool, Param, Switch, duration, parse_dollars, parse_duration,
 };
 use crate::backend::BackendArg;
 use crate::provider::{Api, Provider};
@@ -254,13 +255,15 @@ pub(crate) struct PolicySettings {
     pub(crate) policy: Option<Preset>,
 
     /// Host that commands may reach, such as api.example.com or '*.example.org'; can be repeated
+    ///
+    /// With `,private`, as in mirror.example.org,private, its addresses may be of a private network, though never of this machine.
     #[arg(
         long,
         value_name = "HOST",
         env = "CANTLE_ALLOW_HOST",
         value_delimiter = ','
     )]
-    pub(crate) allow_host: Vec<HostPattern>,
+    pub(crate) allow_host: Vec<AllowedHost>,
 
     /// Resource limit, such as memory=2G, processes=64 or cpu_time=5m; can be repeated
     #[arg(
@@ -270,6 +273,12 @@ pub(crate) struct PolicySettings {
         value_delimiter = ','
     )]
     pub(crate) limit: Vec<Limit>,
+
+    /// Directory or file that commands may read, such as a toolchain or a virtual environment; can be repeated
+    ///
+    /// It has the same path inside, and is read-only. For the local backend; others see none of this machine's files.
+    #[arg(long, value_name = "PATH", env = "CANTLE_READ", value_delimiter = ':')]
+    pub(crate) read: Vec<PathBuf>,
 
     /// Run even if this machine can't enforce the whole policy, and list what is not enforced
     #[arg(long, env = "CANTLE_BEST_EFFORT", action = ArgAction::SetTrue,

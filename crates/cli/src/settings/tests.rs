@@ -51,6 +51,7 @@ fn file_has_a_key_for_each_setting() {
         tpm = 100000
         policy = "network"
         allow_host = ["api.example.com", "*.example.org"]
+        read = ["/opt/toolchain"]
         limit = ["memory=2G", "wall_time=1h"]
         best_effort = false
         backend = "docker:python:3.12"
@@ -99,6 +100,7 @@ fn file_has_a_key_for_each_setting() {
                 limit: ["memory=2G", "wall_time=1h"]
                     .map(|limit| limit.parse().unwrap())
                     .to_vec(),
+                read: vec!["/opt/toolchain".into()],
                 best_effort: Some(false),
             },
         },
@@ -116,7 +118,7 @@ fn unknown_setting_is_refused_with_the_known_ones() {
         "line 2: there is no setting `modle`; the settings are model, provider, api, base_url, max_tokens, \
          context_window, effort, temperature, param, vision, no_stream, server, stateful, fallback_model, retry_for, no_retry, \
          price_input, price_output, price_cache_read, price_cache_write, rpm, tpm, system_prompt, \
-         max_turns, max_repeats, strict_finish, timeout, parallel_commands, tools, backend, policy, allow_host, limit, best_effort"
+         max_turns, max_repeats, strict_finish, timeout, parallel_commands, tools, backend, policy, allow_host, limit, read, best_effort"
     );
 }
 

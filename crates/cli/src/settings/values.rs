@@ -3,8 +3,9 @@
 use std::str::FromStr;
 use std::time::Duration;
 
+use anyhow::bail;
 use cantle::clients::chat::Server;
-use cantle::core::policy::{InvalidPolicy, Limits, Preset};
+use cantle::core::policy::{HostPattern, InvalidPolicy, Limits, Preset};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -36,6 +37,70 @@ impl TryFrom<String> for Limit {
     fn try_from(text: String) -> Result<Self, InvalidPolicy> {
         Limits::default().set(&text)?;
         Ok(Self(text))
+    }
+}
+
+/// An allowed host, or the mark of the one before it: a list is split at its commas.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(try_from = "String", into = "String")]
+pub(crate) enum AllowedHost {
+    Host(HostPattern),
+    Private,
+}
+
+/// The mark of a host whose addresses may be private.
+const PRIVATE: &str = "private";
+
+impl AllowedHost {
+    /// Returns the hosts, each with its mark.
+    ///
+    /// # Errors
+    /// If a mark follows no host.
+    pub(crate) fn patterns(hosts: Vec<Self>) -> anyhow::Result<Vec<HostPattern>> {
+        let mut patterns: Vec<HostPattern> = Vec::new();
+        for host in hosts {
+            match (host, patterns.pop()) {
+                (Self::Host(host), before) => {
+                    patterns.extend(before);
+                    patterns.push(host);
+                }
+                (Self::Private, Some(before)) => patterns.push(before.with_private_addresses()),
+                (Self::Private, None) => {
+                    bail!(
+                        "`private` stands after the host that it is about, as in mirror.example.org,private"
+                    )
+                }
+            }
+        }
+        Ok(patterns)
+    }
+}
+
+impl FromStr for AllowedHost {
+    type Err = InvalidPolicy;
+
+    fn from_str(text: &str) -> Result<Self, InvalidPolicy> {
+        match text {
+            PRIVATE => Ok(Self::Private),
+            _ => text.parse().map(Self::Host),
+        }
+    }
+}
+
+impl TryFrom<String> for AllowedHost {
+    type Error = InvalidPolicy;
+
+    fn try_from(text: String) -> Result<Self, InvalidPolicy> {
+        text.parse()
+    }
+}
+
+impl From<AllowedHost> for String {
+    fn from(host: AllowedHost) -> Self {
+        match host {
+            AllowedHost::Host(host) => host.to_string(),
+            AllowedHost::Private => PRIVATE.to_owned(),
+        }
     }
 }
 

@@ -50,6 +50,53 @@ async fn sandbox_has_its_own_directory_and_environment() {
 }
 
 #[tokio::test]
+async fn variables_and_paths_are_given_by_name() {
+    let env = TestEnv::new().set("HERE", "from here");
+    env.write("vars", "# for the test\nFILE=from the file\n");
+    env.write("toolchain/tool", "fine\n");
+    let toolchain = env.path("toolchain").display().to_string();
+    let line = format!("echo $HERE, $FILE, $GIVEN; cat {toolchain}/tool; touch {toolchain}/x");
+    let flags = [
+        "--env",
+        "HERE",
+        "--env-file",
+        "vars",
+        "--env",
+        "GIVEN=a=b",
+        "--read",
+        &toolchain,
+    ];
+    let command = ["--", "bash", "-c", &line];
+    let exited = env.run(["exec"].iter().chain(&flags).chain(&command)).await;
+    assert_eq!(
+        exited.stdout, "from here, from the file, a=b\nfine\n",
+        "{exited:?}"
+    );
+    assert_eq!(env.list("toolchain"), ["tool"]);
+    let missing = env.run(["exec", "--env", "MISSING", "--", "true"]).await;
+    assert_eq!(missing.code, Some(2), "{missing:?}");
+}
+
+#[tokio::test]
+async fn the_search_path_names_directories_inside() {
+    let env = TestEnv::new();
+    env.write("private/bin/tool", "");
+    let path = std::env::var("PATH").unwrap();
+    let path = format!("{}:/nowhere:{path}", env.path("private/bin").display());
+    let env = env.set("PATH", path);
+    let command = [
+        "exec",
+        "--",
+        "bash",
+        "-c",
+        "IFS=:; for d in $PATH; do test -d $d || echo $d; done",
+    ];
+    let exited = env.run(command).await;
+    // The one into which `pip install` puts programs.
+    assert_eq!(exited.stdout, "/tmp/.local/bin\n", "{exited:?}");
+}
+
+#[tokio::test]
 async fn input_is_passed_through() {
     let env = TestEnv::new();
     let input: Vec<u8> = (0..3_000_000u32).map(|n| (n % 251) as u8).collect();

@@ -112,6 +112,9 @@ fn reads_as_number(label: &str) -> bool {
 /// A pattern of allowed hosts: `example.com`, or `*.example.org` for all subdomains of `example.org`
 /// but not itself. It allows ports 80 and 443, or the given one: `git.example.org:9418`.
 ///
+/// A name that leads to an address which is not public is refused, unless the pattern is marked:
+/// `mirror.example.org,private` is for a mirror in the user's own network.
+///
 /// ```
 /// use cantle_core::policy::HostPattern;
 ///
@@ -127,9 +130,25 @@ pub struct HostPattern {
     /// Whether the pattern is for the subdomains of `name` instead of itself.
     subdomains: bool,
     port: Option<u16>,
+    private: bool,
 }
 
+/// Stands after a pattern whose addresses may be private.
+const PRIVATE: &str = ",private";
+
 impl HostPattern {
+    /// Marks the host: its addresses may be of a private network, though not of this machine.
+    #[must_use]
+    pub fn with_private_addresses(mut self) -> Self {
+        self.private = true;
+        self
+    }
+
+    /// Returns whether the addresses of the host may be of a private network.
+    pub fn allows_private_addresses(&self) -> bool {
+        self.private
+    }
+
     /// Returns whether the pattern allows `host` on `port`.
     pub fn matches(&self, host: &HostName, port: u16) -> bool {
         let port_matches = match self.port {
@@ -157,9 +176,12 @@ impl fmt::Display for HostPattern {
             f.write_str("*.")?;
         }
         f.write_str(self.name.as_str())?;
-        match self.port {
-            Some(port) => write!(f, ":{port}"),
-            None => Ok(()),
+        if let Some(port) = self.port {
+            write!(f, ":{port}")?;
+        }
+        match self.private {
+            true => f.write_str(PRIVATE),
+            false => Ok(()),
         }
     }
 }
@@ -169,6 +191,10 @@ impl FromStr for HostPattern {
 
     fn from_str(text: &str) -> Result<Self, InvalidPolicy> {
         let invalid = |advice| InvalidPolicy::new(text, "a host that can be allowed", advice);
+        let (text, private) = match text.strip_suffix(PRIVATE) {
+            Some(text) => (text, true),
+            None => (text, false),
+        };
         let (host, port) = match text.split_once(':') {
             // Not for an IPv6 address, which has more colons, brackets or both.
             Some((host, port)) if !port.contains([':', ']', '/']) => (host, Some(port)),
@@ -204,6 +230,7 @@ impl FromStr for HostPattern {
             name: name.parse()?,
             subdomains,
             port,
+            private,
         })
     }
 }

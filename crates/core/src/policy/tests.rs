@@ -36,6 +36,28 @@ fn everything() -> Policy {
 }
 
 #[test]
+fn a_private_host_is_marked() {
+    let pattern: HostPattern = "*.example.org:8443,private".parse().unwrap();
+    assert!(pattern.allows_private_addresses());
+    assert_eq!(pattern.to_string(), "*.example.org:8443,private");
+    assert!(pattern.matches(&"a.example.org".parse().unwrap(), 8443));
+    let plain: HostPattern = "a.example.org".parse().unwrap();
+    assert!(!plain.allows_private_addresses());
+    assert_eq!(
+        plain.with_private_addresses().to_string(),
+        "a.example.org,private"
+    );
+    for text in [
+        ",private",
+        "10.0.0.1,private",
+        "a.example.org,public",
+        "a.example.org,private,private",
+    ] {
+        assert!(text.parse::<HostPattern>().is_err(), "{text}");
+    }
+}
+
+#[test]
 fn fields_lists_exactly_the_set_fields() {
     assert_eq!(Policy::unconfined().fields(), []);
     let names: Vec<String> = everything()

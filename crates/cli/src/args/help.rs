@@ -1,0 +1,56 @@
+//! The longer parts of help texts.
+
+pub(super) const RUN_HELP: &str = "\
+Providers:
+  --provider    base URL                       variable of the key
+  openai        https://api.openai.com/v1      OPENAI_API_KEY
+  openrouter    https://openrouter.ai/api/v1   OPENROUTER_API_KEY
+  litellm       http://127.0.0.1:4000/v1       LITELLM_API_KEY, if the proxy needs one
+  anthropic     https://api.anthropic.com/v1   ANTHROPIC_API_KEY
+  local         http://127.0.0.1:8080/v1       none
+
+CANTLE_API_KEY is a key for any address, and is preferred to the others. A provider's own variable is \
+used only if the provider is named, or the base URL is its own. An address that only the cantle.toml of \
+the current directory names gets no key, unless it is on this machine.
+
+Settings:
+A flag is preferred to its variable, and that to cantle.toml in the current directory, and that to \
+$XDG_CONFIG_HOME/cantle/cantle.toml. The keys of these files are model, provider, api, base_url, \
+max_tokens, context_window, effort, temperature, param, vision, no_stream, server, stateful, fallback_model, retry_for, no_retry, \
+price_input, price_output, price_cache_read, price_cache_write, rpm, tpm, system_prompt, max_turns, \
+max_repeats, strict_finish, timeout, parallel_commands, tools, backend, policy, allow_host, limit, read and best_effort; an API key is not one of them. Provider and base URL are taken from the \
+same place, and so are prices. The file in the current directory can't allow commands more than --policy \
+workspace does.
+
+Examples:
+  export OPENAI_API_KEY=…
+  cantle run --model gpt-5 --input sales.csv --output-dir out 'Chart the sales by region'
+  cantle run --model gpt-5 --input 'src/**/*.rs' 'Which functions have no test?'
+  git diff | cantle run --provider local --model any --quiet 'Review this change'
+
+Output files are saved in --output-dir; cantle-result.json is written last, once the run has finished.
+
+Runs are kept in $CANTLE_STATE_DIR, by default in $XDG_STATE_HOME/cantle or ~/.local/state/cantle (for \
+root /var/lib/cantle). A run that was interrupted, killed or stopped by a limit can be resumed with cantle \
+run --resume RUN; a command that was running when it was killed is not repeated. Keys are not kept.
+
+Exit codes: 0 finished or answered in text, 1 internal error, 2 usage error, 3 a limit was reached (turns, a budget, the \
+context window, the output limit) or the run made no progress, 4 cancelled, 5 the model provider failed, \
+6 the sandbox failed.";
+
+pub(super) const EXEC_HELP: &str = "\
+The command runs in a private, empty directory with a minimal environment; its standard streams are \
+passed through. To use a shell, name it: cantle exec -- bash -c 'ls | wc -l'
+
+Exit codes: the command's own; 128 + n if signal n ended it; 124 after a timeout; 130 after Ctrl-C; 125 if \
+the sandbox failed; 126 if the program can't be executed; 127 if it does not exist; 2 for an invalid \
+command line or setting.";
+
+pub(super) const DOCTOR_HELP: &str = "\
+Nothing is changed and the network is not used: the report names the keys in the environment, and a \
+container engine is only asked for its version. The exit code is 0, or 1 if no sandbox can be opened.";
+
+pub(super) const DEMO_HELP: &str = "\
+The files are copied into a sandbox (at most 20,000 files and 100 MB, without .git, node_modules, target \
+and the output directory). Commands count and compare them there, and report.md and chart.svg are the \
+output files. The model is a recording, so no key and no network are needed.";
