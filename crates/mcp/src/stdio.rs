@@ -11,6 +11,7 @@ use cantle_core::sandbox::{
     Channel, HeadTail, OutputStream, Process, ProcessStdin, Sandbox, SandboxError,
     SandboxErrorKind, Signal, SpawnRequest, Stdin,
 };
+use cantle_core::secret::SecretText;
 use futures_util::StreamExt as _;
 use rmcp::RoleClient;
 use rmcp::model::{ErrorData, JsonRpcMessage, RequestId, ServerJsonRpcMessage};
@@ -26,6 +27,8 @@ use crate::limits::{MAX_MESSAGE_BYTES, clip};
 
 /// Bytes of the server's standard error that are kept for errors.
 const STDERR_BYTES: usize = 2_000;
+/// Shorter values of variables are no secrets, but words.
+const MIN_SECRET_BYTES: usize = 6;
 /// Maximum number of requests of the server whose answers it has not read.
 const MAX_UNREAD_ANSWERS: usize = 256;
 /// Time for a server to exit once its input is closed, and to die once it is killed.
@@ -35,6 +38,8 @@ const EXIT_GRACE: Duration = Duration::from_secs(2);
 pub(crate) struct Child {
     process: AsyncMutex<Box<dyn Process>>,
     output: AsyncMutex<OutputStream>,
+    /// The values of its variables, which are not displayed.
+    secrets: Vec<SecretText>,
     stderr: Mutex<HeadTail>,
     /// Whether the server has closed one of its pipes.
     has_ended: AtomicBool,
@@ -68,6 +73,7 @@ impl Child {
         let child = Arc::new(Self {
             process: AsyncMutex::new(process),
             output: AsyncMutex::new(output),
+            secrets: server.environment.values().cloned().collect(),
             stderr: Mutex::new(HeadTail::new(0, STDERR_BYTES)),
             has_ended: AtomicBool::new(false),
             problem: Mutex::new(None),
@@ -109,8 +115,11 @@ impl Child {
                 );
             }
         }
-        let stderr = self.lock(&self.stderr).clone().finish();
-        let stderr = stderr.text();
+        let mut stderr = self.lock(&self.stderr).clone().finish().text();
+        let secrets = self.secrets.iter().map(SecretText::expose);
+        for secret in secrets.filter(|secret| secret.len() >= MIN_SECRET_BYTES) {
+            stderr = stderr.replace(secret, "[hidden]");
+        }
         if !stderr.trim().is_empty() {
             let _ = write!(text, " Its standard error ends with:\n{}", stderr.trim());
         }

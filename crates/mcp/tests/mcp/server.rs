@@ -102,7 +102,10 @@ impl ServerHandler for TestServer {
             }
             "media" => return Ok(media().into()),
             "die" => {
-                eprintln!("out of cheese");
+                eprintln!(
+                    "out of cheese for {}",
+                    std::env::var("TOKEN").unwrap_or_default()
+                );
                 std::process::exit(3);
             }
             "wait" => {
