@@ -19,7 +19,7 @@ use rmcp::service::{
 use tokio::sync::{Mutex, watch};
 use tokio::time::timeout;
 
-use crate::config::{McpServer, Place, StdioServer, Transport};
+use crate::config::{HttpServer, McpServer, Place, StdioServer, Transport};
 use crate::handler::Handler;
 use crate::http;
 use crate::limits::{MAX_ERROR_CHARS, MAX_LISTED_TOOLS, MAX_PAGES, clip};
@@ -186,43 +186,61 @@ impl Server {
             Some(live) if !live.service.is_transport_closed() => live,
             _ => match &self.config.transport {
                 Transport::Stdio(stdio) => self.start(stdio, state).await?,
-                Transport::Http(server) => {
-                    let connect = |mode| async {
-                        let transport = http::transport(server, self.config.connect_timeout).await;
-                        let transport = transport.map_err(ConnectError::Other)?;
-                        self.shake_hands(transport, mode, None).await
-                    };
-                    self.in_either_era(connect).await?
-                }
+                Transport::Http(server) => self.reach(server).await?,
             },
         };
         Ok(state.live.insert(live))
     }
 
-    /// Starts the server's process, and its sandbox if it has none.
-    async fn start(&self, stdio: &StdioServer, state: &mut State) -> Result<Live, String> {
-        let start = |sandbox: Arc<dyn Sandbox>| {
-            self.in_either_era(move |mode| {
-                let sandbox = Arc::clone(&sandbox);
-                async move {
-                    let started = Child::start(stdio, &*sandbox).await;
-                    let (child, pipes) = started.map_err(ConnectError::Sandbox)?;
-                    self.shake_hands(pipes, mode, Some(child)).await
-                }
-            })
-        };
+    /// Connects to a URL: first without a handshake.
+    async fn reach(&self, server: &HttpServer) -> Result<Live, ConnectError> {
+        let transport = http::transport(server, self.config.connect_timeout).await?;
+        match self.shake_hands(transport, without_handshake(), None).await {
+            Err(ConnectError::Refused(_)) => {
+                let transport = http::transport(server, self.config.connect_timeout).await?;
+                let mode = ClientLifecycleMode::Initialize;
+                self.shake_hands(transport, mode, None).await
+            }
+            connected => connected,
+        }
+    }
+
+    /// Starts the server in its sandbox, and opens that if there is none.
+    async fn start(&self, stdio: &StdioServer, state: &mut State) -> Result<Live, ConnectError> {
         if let Some(sandbox) = &state.sandbox {
-            match start(Arc::clone(sandbox)).await {
+            match self.start_in(stdio, &**sandbox).await {
                 Err(ConnectError::Sandbox(error)) if error.kind() == SandboxErrorKind::Gone => {}
-                started => return Ok(started?),
+                started => return started,
             }
         }
         let sandbox = self.open_sandbox(stdio).await?;
         state.sandbox = Some(Arc::clone(&sandbox));
-        Ok(start(sandbox).await?)
+        self.start_in(stdio, &*sandbox).await
     }
 
-    async fn open_sandbox(&self, stdio: &StdioServer) -> Result<Arc<dyn Sandbox>, String> {
+    /// Connects with the handshake that most servers know: they may exit or hang without it. One that refuses it is
+    /// started again.
+    async fn start_in(
+        &self,
+        stdio: &StdioServer,
+        sandbox: &dyn Sandbox,
+    ) -> Result<Live, ConnectError> {
+        let (child, pipes) = Child::start(stdio, sandbox).await?;
+        let mode = ClientLifecycleMode::Initialize;
+        match self.shake_hands(pipes, mode, Some(child)).await {
+            Err(ConnectError::Refused(problem)) => {
+                let (child, pipes) = Child::start(stdio, sandbox).await?;
+                let connected = self
+                    .shake_hands(pipes, without_handshake(), Some(child))
+                    .await;
+                // The first refusal is the one that servers of both eras explain.
+                connected.map_err(|_| ConnectError::Other(problem))
+            }
+            connected => connected,
+        }
+    }
+
+    async fn open_sandbox(&self, stdio: &StdioServer) -> Result<Arc<dyn Sandbox>, ConnectError> {
         let places = &self.places;
         let (backend, policy) = match &stdio.place {
             Place::Host => (&places.host, Policy::unconfined()),
@@ -236,13 +254,11 @@ impl Server {
         };
         let Some(backend) = backend else {
             let place = self.config.place();
-            return Err(format!(
-                "can't be started: this program starts no servers in a {place}"
-            ));
+            let problem = format!("can't be started: this program starts no servers in a {place}");
+            return Err(ConnectError::Other(problem));
         };
         let cx = SandboxContext::new(self.run, policy).with_progress(Arc::clone(&self.progress));
-        let opened = backend.open(cx).await;
-        opened.map_err(|error| String::from(ConnectError::Sandbox(error)))
+        Ok(backend.open(cx).await?)
     }
 
     fn share_workspace(&self, policy: &mut Policy, access: Access) -> Result<(), String> {
@@ -260,23 +276,6 @@ impl Server {
                 .push(directory),
         }
         Ok(())
-    }
-
-    /// Connects with the handshake that most servers know and, if the server refuses it, without: since 2026-07-28
-    /// there is none.
-    async fn in_either_era<F: Future<Output = Result<Live, ConnectError>>>(
-        &self,
-        connect: impl Fn(ClientLifecycleMode) -> F,
-    ) -> Result<Live, ConnectError> {
-        match connect(ClientLifecycleMode::Initialize).await {
-            Err(ConnectError::Refused(problem)) => {
-                let preferred_versions = vec![ProtocolVersion::LATEST];
-                let second = connect(ClientLifecycleMode::Discover { preferred_versions }).await;
-                // The first refusal is the one that servers of both eras explain.
-                second.map_err(|_| ConnectError::Other(problem))
-            }
-            connected => connected,
-        }
     }
 
     async fn shake_hands<T, E, A>(
@@ -309,7 +308,8 @@ impl Server {
             )) => "ended the connection before it answered".to_owned(),
             Ok(Err(error)) => {
                 let error = clip(&error.to_string(), MAX_ERROR_CHARS);
-                format!("answered against the protocol: {error}")
+                let problem = format!("answered against the protocol: {error}");
+                return Err(ConnectError::Refused(problem));
             }
             Err(_) => format!("did not answer within {}", self.limit()),
         };
@@ -343,9 +343,21 @@ impl Server {
 /// Why there is no connection.
 enum ConnectError {
     Sandbox(SandboxError),
-    /// The server answered the handshake with an error.
+    /// The server answered, but not as it should.
     Refused(String),
     Other(String),
+}
+
+impl From<SandboxError> for ConnectError {
+    fn from(error: SandboxError) -> Self {
+        Self::Sandbox(error)
+    }
+}
+
+impl From<String> for ConnectError {
+    fn from(problem: String) -> Self {
+        Self::Other(problem)
+    }
 }
 
 impl From<ConnectError> for String {
@@ -359,6 +371,13 @@ impl From<ConnectError> for String {
             }
             ConnectError::Refused(problem) | ConnectError::Other(problem) => problem,
         }
+    }
+}
+
+/// The protocol since 2026-07-28.
+fn without_handshake() -> ClientLifecycleMode {
+    ClientLifecycleMode::Discover {
+        preferred_versions: vec![ProtocolVersion::LATEST],
     }
 }
 

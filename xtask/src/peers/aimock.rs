@@ -13,13 +13,13 @@ const PACKAGE: &str = "@copilotkit/aimock@1.43.0";
 /// The oldest Node.js that it supports.
 const MINIMUM: (u32, u32) = (20, 15);
 /// Installed from npm if the machine's Node.js is older (Debian 12 has 18).
-const NODE: &str = "node@22.23.3";
+pub const NODE: &str = "node@22.23.3";
 
 /// Starts it; also returns its address, `http://127.0.0.1:PORT`.
 pub fn bring_up(workshop: &Workshop) -> Result<(Ready, String)> {
     let answer = shell::probe("node", &["--version"]).context("there is no Node.js")?;
     let installed =
-        version(&answer).with_context(|| format!("failed to parse the version {answer:?}"))?;
+        node_version(&answer).with_context(|| format!("failed to parse the version {answer:?}"))?;
     if shell::probe("npm", &["--version"]).is_none() {
         bail!("there is no npm");
     }
@@ -60,18 +60,18 @@ pub fn bring_up(workshop: &Workshop) -> Result<(Ready, String)> {
 }
 
 /// `v20.20.2` → (20, 20).
-fn version(text: &str) -> Option<(u32, u32)> {
+pub fn node_version(text: &str) -> Option<(u32, u32)> {
     let mut numbers = text.trim().strip_prefix('v')?.split('.');
     Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::version;
+    use super::node_version;
 
     #[test]
     fn node_versions_are_parsed() {
-        assert_eq!(version("v20.15.1\n"), Some((20, 15)));
-        assert_eq!(version("20"), None);
+        assert_eq!(node_version("v20.15.1\n"), Some((20, 15)));
+        assert_eq!(node_version("20"), None);
     }
 }

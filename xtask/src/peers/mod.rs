@@ -8,11 +8,11 @@ mod aimock;
 mod busybox;
 mod docker;
 mod e2b;
-mod everything;
 mod index;
 mod litellm;
 mod llama;
 mod matplotlib;
+mod mcp;
 mod moto;
 mod postgres;
 mod python;
@@ -46,7 +46,7 @@ const NAMES: [&str; 13] = [
     "matplotlib",
     "moto",
     "postgres",
-    "everything",
+    "mcp",
     "index",
 ];
 
@@ -146,7 +146,7 @@ pub fn bring_up(workshop: &Workshop, required: &Required, lane: Lane) -> Result<
         let matplotlib = scope.spawn(|| matplotlib::bring_up(workshop));
         let moto = scope.spawn(|| moto::bring_up(workshop));
         let postgres = scope.spawn(|| postgres::bring_up(workshop));
-        let everything = scope.spawn(|| everything::bring_up(workshop));
+        let mcp = scope.spawn(|| mcp::bring_up(workshop));
         let index = scope.spawn(|| index::bring_up(workshop));
         let proxy = litellm::prepare(workshop);
         let aimock = join(aimock);
@@ -168,7 +168,7 @@ pub fn bring_up(workshop: &Workshop, required: &Required, lane: Lane) -> Result<
             join(matplotlib),
             join(moto),
             join(postgres),
-            join(everything),
+            join(mcp),
             join(index),
         ])
     })?;
@@ -223,11 +223,11 @@ mod tests {
                 "busybox",
                 "docker",
                 "e2b",
-                "everything",
                 "index",
                 "litellm",
                 "llama",
                 "matplotlib",
+                "mcp",
                 "moto",
                 "postgres",
                 "static",

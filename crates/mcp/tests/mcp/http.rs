@@ -38,9 +38,12 @@ async fn authorized(request: Request, next: Next) -> Response {
 }
 
 impl HttpServer {
-    async fn start() -> Self {
+    async fn start(is_old: bool) -> Self {
         let sessions = Arc::new(LocalSessionManager::default());
-        let server = TestServer::default();
+        let server = TestServer {
+            is_old,
+            ..TestServer::default()
+        };
         let service = StreamableHttpService::new(
             move || Ok(server.clone()),
             Arc::clone(&sessions),
@@ -76,20 +79,22 @@ impl HttpServer {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_go_over_http_with_the_header() {
-    let http = HttpServer::start().await;
-    let set = open(http.server("s3cret")).await;
-    assert_eq!(set.tools().len(), 9);
-    let output = call(&*set, "web__echo", json!({"text": "over HTTP"})).await;
-    assert!(
-        output.success && output.content.text().ends_with("over HTTP"),
-        "{output:?}"
-    );
-    set.close().await.unwrap();
+    for is_old in [false, true] {
+        let http = HttpServer::start(is_old).await;
+        let set = open(http.server("s3cret")).await;
+        assert_eq!(set.tools().len(), 9);
+        let output = call(&*set, "web__echo", json!({"text": "over HTTP"})).await;
+        assert!(
+            output.success && output.content.text().ends_with("over HTTP"),
+            "{output:?}"
+        );
+        set.close().await.unwrap();
+    }
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_lost_session_is_opened_again() {
-    let http = HttpServer::start().await;
+    let http = HttpServer::start(true).await;
     let set = open(http.server("s3cret")).await;
     let ids: Vec<_> = http
         .sessions
@@ -111,7 +116,7 @@ async fn a_lost_session_is_opened_again() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_wrong_token_and_a_dead_server_are_errors_without_the_url() {
-    let http = HttpServer::start().await;
+    let http = HttpServer::start(true).await;
     let error = refused(http.server("wrong")).await;
     assert_eq!(
         error,

@@ -14,7 +14,7 @@ use super::{call, call_with, context, open};
 #[tokio::test(flavor = "multi_thread")]
 async fn server_everything_works_in_a_sandbox() {
     let Ok(program) = std::env::var("CANTLE_TEST_MCP_EVERYTHING") else {
-        lane::skip("the peer everything is not available");
+        lane::skip("the peer mcp is not available");
         return;
     };
     let root = Path::new(&program).ancestors().nth(3).unwrap().to_owned();

@@ -1,12 +1,14 @@
 //! The server that the tests talk to, made with the official SDK.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use rmcp::model::{
     CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, ElicitRequestParams,
     ElicitationSchema, ErrorData, JsonObject, ListToolsResult, PaginatedRequestParams,
-    ProgressNotificationParam, Resource, ResourceContents, ServerCapabilities, ServerConfig, Tool,
+    ProgressNotificationParam, ProtocolVersion, Resource, ResourceContents, ServerCapabilities,
+    ServerConfig, Tool,
 };
 use rmcp::service::{RequestContext, RoleServer};
 use rmcp::{ServerHandler, ServiceExt as _};
@@ -17,6 +19,8 @@ pub(crate) const PIXEL: &str = "R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEA
 
 #[derive(Clone, Default)]
 pub(crate) struct TestServer {
+    /// Whether it knows no protocol without a handshake and sessions.
+    pub(crate) is_old: bool,
     pub(crate) cancelled: Arc<AtomicUsize>,
 }
 
@@ -51,6 +55,13 @@ fn over_stdio() {
 impl ServerHandler for TestServer {
     fn get_info(&self) -> ServerConfig {
         ServerConfig::new(ServerCapabilities::builder().enable_tools().build())
+    }
+
+    fn supported_protocol_versions(&self) -> Cow<'static, [ProtocolVersion]> {
+        match self.is_old {
+            true => Cow::Borrowed(&[ProtocolVersion::LATEST_WITH_INITIALIZE]),
+            false => Cow::Borrowed(ProtocolVersion::KNOWN_VERSIONS),
+        }
     }
 
     async fn list_tools(
