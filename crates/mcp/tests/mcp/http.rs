@@ -1,6 +1,7 @@
 //! Servers over streamable HTTP.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use axum::Router;
 use axum::extract::Request;
@@ -21,6 +22,7 @@ use super::{call, open, refused};
 struct HttpServer {
     url: String,
     sessions: Arc<LocalSessionManager>,
+    is_down: Arc<AtomicBool>,
     task: tokio::task::JoinHandle<()>,
 }
 
@@ -30,7 +32,10 @@ impl Drop for HttpServer {
     }
 }
 
-async fn authorized(request: Request, next: Next) -> Response {
+async fn respond(is_down: bool, request: Request, next: Next) -> Response {
+    if is_down {
+        return StatusCode::SERVICE_UNAVAILABLE.into_response();
+    }
     match request.headers().get("authorization") {
         Some(value) if value == "Bearer s3cret" => next.run(request).await,
         _ => (StatusCode::UNAUTHORIZED, [("www-authenticate", "Bearer")]).into_response(),
@@ -40,6 +45,8 @@ async fn authorized(request: Request, next: Next) -> Response {
 impl HttpServer {
     async fn start(is_old: bool) -> Self {
         let sessions = Arc::new(LocalSessionManager::default());
+        let is_down = Arc::new(AtomicBool::new(false));
+        let down = Arc::clone(&is_down);
         let server = TestServer {
             is_old,
             ..TestServer::default()
@@ -49,9 +56,12 @@ impl HttpServer {
             Arc::clone(&sessions),
             StreamableHttpServerConfig::default(),
         );
-        let router = Router::new()
-            .fallback_service(service)
-            .layer(from_fn(authorized));
+        let router =
+            Router::new()
+                .fallback_service(service)
+                .layer(from_fn(move |request, next| {
+                    respond(down.load(Ordering::Relaxed), request, next)
+                }));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/mcp?key=hidden", listener.local_addr().unwrap());
         let task = tokio::spawn(async move {
@@ -60,6 +70,7 @@ impl HttpServer {
         Self {
             url,
             sessions,
+            is_down,
             task,
         }
     }
@@ -115,7 +126,7 @@ async fn a_lost_session_is_opened_again() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_wrong_token_and_a_dead_server_are_errors_without_the_url() {
+async fn a_wrong_token_and_a_server_that_is_down_are_errors_without_the_url() {
     let http = HttpServer::start(true).await;
     let error = refused(http.server("wrong")).await;
     assert_eq!(
@@ -123,11 +134,15 @@ async fn a_wrong_token_and_a_dead_server_are_errors_without_the_url() {
         "the MCP server `web` can't be reached: it demands authorization: give it in `headers`."
     );
     let set = open(http.server("s3cret")).await;
-    drop(http);
+    http.is_down.store(true, Ordering::Relaxed);
     let output = call(&*set, "web__echo", json!({"text": "anyone?"})).await;
     let text = output.content.text();
     assert!(
-        !output.success && !text.contains("hidden") && !text.contains("s3cret"),
+        text.starts_with("The outcome of this call is unknown: "),
+        "{text}"
+    );
+    assert!(
+        text.ends_with("It lost the connection: status 503."),
         "{text}"
     );
     set.close().await.unwrap();
