@@ -268,7 +268,8 @@ pub(crate) struct RunArgs {
     ///
     /// All settings are as they were, except those given by flags. Model, instructions, tools and policy must
     /// not change; limits, budgets and --output-dir may.
-    #[arg(long, value_name = "RUN", conflicts_with_all = ["task", "files", "image", "history", "skills", "tools", "sub_agents", "mcp", "no_keep"],
+    #[arg(long, value_name = "RUN", conflicts_with_all = ["task", "files", "image", "history", "skills", "tools", "search", "deny_host",
+        "sub_agents", "mcp", "no_keep"],
         help_heading = "Resuming")]
     pub(crate) resume: Option<String>,
 

@@ -14,6 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::ModelSource;
 use crate::provider::Provider;
 use crate::settings::{OptionalTool, Settings};
+use crate::web::WebOffer;
 
 /// Which extra tools a run has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
@@ -22,6 +23,7 @@ pub(crate) struct ExtraTools {
     pub(crate) calculator: bool,
     pub(crate) view_image: bool,
     pub(crate) python: bool,
+    pub(crate) web: WebOffer,
 }
 
 impl ExtraTools {
@@ -29,11 +31,8 @@ impl ExtraTools {
     ///
     /// A model that takes no images fails at the first one, so `view_image` is offered only if the
     /// model is known to take images, or if all models of its provider do.
-    pub(crate) fn for_model(
-        model: &ModelSource,
-        info: &ModelInfo,
-        optional: &[OptionalTool],
-    ) -> Self {
+    pub(crate) fn for_model(model: &ModelSource, info: &ModelInfo, settings: &Settings) -> Self {
+        let is_wanted = |tool| settings.tools.contains(&tool);
         let provider_takes_images = || match model {
             ModelSource::Endpoint(_, endpoint) => matches!(
                 endpoint.provider,
@@ -47,7 +46,8 @@ impl ExtraTools {
             // Recordings of earlier versions may have it.
             calculator: false,
             view_image: known.unwrap_or_else(provider_takes_images),
-            python: optional.contains(&OptionalTool::Python),
+            python: is_wanted(OptionalTool::Python),
+            web: WebOffer::new(is_wanted(OptionalTool::Web), settings.search.is_some()),
         }
     }
 
@@ -57,17 +57,27 @@ impl ExtraTools {
             calculator: was_offered("calculator"),
             view_image: was_offered("view_image"),
             python: was_offered("python"),
+            web: WebOffer::new(was_offered("fetch_web_page"), was_offered("web_search")),
         }
     }
 
-    /// Adds the tools to an agent, whose commands run in sandboxes of this backend with this policy.
+    /// Adds the tools to an agent, whose commands run in sandboxes of this backend with this policy. In a replay, no
+    /// tool reaches anything outside.
+    ///
+    /// # Errors
+    /// If the web tools can't be set up.
     pub(crate) fn add_to(
         self,
         mut agent: AgentBuilder,
         backend: &Arc<dyn Backend>,
         policy: &Policy,
         settings: &Settings,
-    ) -> AgentBuilder {
+        is_replay: bool,
+    ) -> anyhow::Result<AgentBuilder> {
+        let web = self.web.tools(policy, settings, self.view_image, is_replay);
+        if let Some(web) = web? {
+            agent = agent.provider(web);
+        }
         if self.python {
             let python = Interpreter::new(Arc::clone(backend))
                 .policy(policy.clone())
@@ -80,7 +90,7 @@ impl ExtraTools {
         if self.calculator {
             agent = agent.tool(calculator());
         }
-        agent
+        Ok(agent)
     }
 }
 
@@ -94,7 +104,8 @@ mod tests {
     fn images_are_offered_only_to_models_that_take_them() {
         let model = ModelSource::Recording("turns.jsonl".into());
         let mut info = ModelInfo::new("m");
-        let offers_images = |info: &ModelInfo| ExtraTools::for_model(&model, info, &[]).view_image;
+        let offers_images =
+            |info: &ModelInfo| ExtraTools::for_model(&model, info, &Settings::default()).view_image;
         assert!(!offers_images(&info), "unknown modalities");
         info.input_modalities = Some(InputModalities::new([MediaKind::Image]));
         assert!(offers_images(&info));

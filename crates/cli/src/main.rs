@@ -35,6 +35,7 @@ mod transcript;
 mod trust;
 mod unfinished;
 mod variables;
+mod web;
 mod working_copy;
 
 use std::io::Write as _;

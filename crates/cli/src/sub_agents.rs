@@ -166,13 +166,13 @@ impl SubAgentTable {
         };
         let info = client.model();
         client::check_cost_budget(caller.budget_usd.or(self.budget_usd), info)?;
-        let tools = ExtraTools::for_model(&config.model, info, &settings.tools);
+        let tools = ExtraTools::for_model(&config.model, info, settings);
         let approvals = caller.approvals.clone().for_sub_agent();
         let mut builder = Agent::builder(&self.name, client).approvals(approvals);
         if let Some(user) = caller.user {
             builder = builder.user(user.clone());
         }
-        builder = tools.add_to(builder, caller.backend, &run.policy, settings);
+        builder = tools.add_to(builder, caller.backend, &run.policy, settings, false)?;
         let backend = Arc::clone(caller.backend);
         let agent = agent::complete(builder, backend, run.policy.clone(), settings, None)?;
         let mut sub_agent = SubAgent::new(&agent, &self.description).budget(self.budget());

@@ -70,6 +70,12 @@ impl WebTools {
         self
     }
 
+    /// Fetches nothing: each call of `fetch_web_page` fails. For a replay, whose results are recorded.
+    pub fn offline(mut self) -> Self {
+        self.reach.offline = true;
+        self
+    }
+
     /// Offers `web_search` with this provider, which the lists of hosts don't bind.
     pub fn search(mut self, provider: impl SearchProvider + 'static) -> Self {
         self.search = Some(Arc::new(provider));

@@ -76,6 +76,11 @@ impl SearchService {
         }
     }
 
+    /// Returns the address to which queries are sent.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
     fn request(
         &self,
         client: &reqwest::Client,

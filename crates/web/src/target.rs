@@ -46,6 +46,8 @@ pub(crate) struct Reach {
     pub(crate) allow: Option<Vec<HostPattern>>,
     /// Hosts that are refused, on every port.
     pub(crate) deny: Vec<HostPattern>,
+    /// Nothing is reached.
+    pub(crate) offline: bool,
     /// Resolves names.
     pub(crate) resolver: Arc<dyn Resolver>,
     /// Addresses that are allowed although they are not public; for tests with local servers.
@@ -57,6 +59,7 @@ impl Default for Reach {
         Self {
             allow: None,
             deny: Vec::new(),
+            offline: false,
             resolver: Arc::new(SystemResolver),
             exempt: Vec::new(),
         }
@@ -66,6 +69,9 @@ impl Default for Reach {
 impl Reach {
     /// Returns the checked addresses of a URL's host.
     pub(crate) async fn addresses(&self, url: &Url) -> Result<Vec<SocketAddr>, WebError> {
+        if self.offline {
+            return Err(refused("nothing is fetched in a replay".to_owned()));
+        }
         let port = url.port_or_known_default().unwrap_or(80);
         let found = match url.host() {
             Some(Host::Domain(name)) => {

@@ -272,7 +272,7 @@ impl Definition<'_> {
             }
         };
         images::check(&task, client.model()).usage()?;
-        let for_model = || ExtraTools::for_model(model, client.model(), &settings.tools);
+        let for_model = || ExtraTools::for_model(model, client.model(), settings);
         let mut extra_tools = self.extra_tools.unwrap_or_else(for_model);
         let mut agent = Agent::builder(agent::NAME, Arc::clone(&client));
         if let Some(replay) = &replay {
@@ -314,7 +314,11 @@ impl Definition<'_> {
         if let Some(file) = &self.mcp {
             agent = agent.provider(mcp::tools(mcp::read(file).usage()?));
         }
-        agent = extra_tools.add_to(agent, &backend, policy, settings);
+        let with_tools = extra_tools.add_to(agent, &backend, policy, settings, replay.is_some());
+        agent = with_tools.usage()?;
+        if replay.is_none() {
+            remarks.extend(extra_tools.web.notice().map(str::to_owned));
+        }
         if let Start::New(options) = &mut start
             && let Some(saved) = options.note.as_object_mut()
         {

@@ -15,7 +15,7 @@ use anyhow::bail;
 use cantle::clients::chat::Server;
 use cantle::clients::retry::RetryPolicy;
 use cantle::core::llm::Prices;
-use cantle::core::policy::Preset;
+use cantle::core::policy::{HostPattern, Preset};
 use clap::ArgAction;
 use clap::builder::FalseyValueParser;
 use serde::{Deserialize, Serialize};
@@ -23,7 +23,8 @@ use serde_json::{Map, Value};
 
 pub(crate) use self::layers::Given;
 pub(crate) use self::values::{
-    AllowedHost, Limit, OptionalTool, Param, Switch, duration, parse_dollars, parse_duration,
+    AllowedHost, Limit, OptionalTool, Param, Search, Switch, duration, parse_dollars,
+    parse_duration,
 };
 use crate::backend::BackendArg;
 use crate::provider::{Api, Provider};
@@ -83,9 +84,10 @@ pub(crate) struct Settings {
         value_parser = FalseyValueParser::new(), help_heading = "Sandbox")]
     pub(crate) parallel_commands: Option<bool>,
 
-    /// Optional tools for the model, separated by commas: python
+    /// Optional tools for the model, separated by commas: python, web
     ///
-    /// `python`: executes code and keeps its variables from call to call, with the sandbox's Python.
+    /// `python`: executes code and keeps its variables from call to call, with the sandbox's Python. `web`: reads web
+    /// pages, from this machine and not from the sandbox; data can leave through it.
     #[arg(
         long,
         value_name = "LIST",
@@ -96,6 +98,31 @@ pub(crate) struct Settings {
         help_heading = "Sandbox"
     )]
     pub(crate) tools: Vec<OptionalTool>,
+
+    /// Search service of the web tools, which are offered then: brave, tavily, exa or searxng
+    ///
+    /// Its key is BRAVE_API_KEY, TAVILY_API_KEY or EXA_API_KEY; the address of SearXNG is SEARXNG_URL.
+    #[arg(
+        long,
+        value_name = "SERVICE",
+        env = "CANTLE_SEARCH",
+        value_enum,
+        hide_possible_values = true,
+        help_heading = "Sandbox"
+    )]
+    pub(crate) search: Option<Search>,
+
+    /// Host that the web tools must not reach, such as '*.example.org'; can be repeated
+    ///
+    /// If hosts are allowed (--allow-host), they reach only those.
+    #[arg(
+        long,
+        value_name = "HOST",
+        env = "CANTLE_DENY_HOST",
+        value_delimiter = ',',
+        help_heading = "Sandbox"
+    )]
+    pub(crate) deny_host: Vec<HostPattern>,
 
     #[command(flatten)]
     #[serde(flatten)]

@@ -36,7 +36,9 @@ fn file_has_a_key_for_each_setting() {
         param = ["top_p=0.9", '{"seed": 1, "stop": ["a,b"]}']
         timeout = "2m"
         parallel_commands = true
-        tools = ["python"]
+        tools = ["python", "web"]
+        search = "searxng"
+        deny_host = ["ads.example.com"]
         no_stream = true
         server = "vllm"
         stateful = false
@@ -89,7 +91,9 @@ fn file_has_a_key_for_each_setting() {
         strict_finish: Some(true),
         timeout: Some(Duration::from_secs(120)),
         parallel_commands: Some(true),
-        tools: vec![OptionalTool::Python],
+        tools: vec![OptionalTool::Python, OptionalTool::Web],
+        search: Some(Search::Searxng),
+        deny_host: vec!["ads.example.com".parse().unwrap()],
         sandbox: SandboxSettings {
             backend: Some(BackendArg::Image("python:3.12".to_owned())),
             policy: PolicySettings {
@@ -118,7 +122,7 @@ fn unknown_setting_is_refused_with_the_known_ones() {
         "line 2: there is no setting `modle`; the settings are model, provider, api, base_url, max_tokens, \
          context_window, effort, temperature, param, vision, no_stream, server, stateful, fallback_model, retry_for, no_retry, \
          price_input, price_output, price_cache_read, price_cache_write, rpm, tpm, system_prompt, \
-         max_turns, max_repeats, strict_finish, timeout, parallel_commands, tools, backend, policy, allow_host, limit, read, best_effort"
+         max_turns, max_repeats, strict_finish, timeout, parallel_commands, tools, search, deny_host, backend, policy, allow_host, limit, read, best_effort"
     );
 }
 

@@ -187,6 +187,17 @@ pub(crate) enum Switch {
 #[serde(rename_all = "lowercase")]
 pub(crate) enum OptionalTool {
     Python,
+    Web,
+}
+
+/// A search service.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Search {
+    Brave,
+    Tavily,
+    Exa,
+    Searxng,
 }
 
 /// Parses a sampling temperature.

@@ -33,6 +33,7 @@ mod support;
 mod terminal;
 mod transcripts;
 mod trust;
+mod web;
 mod workdir;
 
 use cantle_testkit::openai::{Script, ToolCall, Turn};

@@ -1,0 +1,135 @@
+//! The web tools of a run, and the search service behind them.
+
+use anyhow::{Context as _, bail};
+use async_trait::async_trait;
+use cantle::core::content::ImageLimits;
+use cantle::core::policy::{HostPattern, Network, Policy};
+use cantle::web::{SearchHit, SearchProvider, SearchService, WebError, WebErrorKind, WebTools};
+use serde::{Deserialize, Serialize};
+use url::Url;
+
+use crate::environment::variable;
+use crate::settings::{Search, Settings};
+
+/// Which web tools a run has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum WebOffer {
+    #[default]
+    None,
+    Pages,
+    PagesAndSearch,
+}
+
+impl WebOffer {
+    pub(crate) fn new(pages: bool, search: bool) -> Self {
+        match (pages, search) {
+            (_, true) => Self::PagesAndSearch,
+            (true, false) => Self::Pages,
+            (false, false) => Self::None,
+        }
+    }
+
+    /// Returns a notice for the user of a run that has the tools.
+    pub(crate) fn notice(self) -> Option<&'static str> {
+        (self != Self::None).then_some(
+            "The model can read web pages, from this machine and not from the sandbox: what it sends in URLs and queries \
+             leaves this machine.",
+        )
+    }
+
+    /// Returns the tools, which reach the hosts of the policy if it lists hosts, and nothing in a replay.
+    ///
+    /// # Errors
+    /// If the search service has no key, or its host is not allowed.
+    pub(crate) fn tools(
+        self,
+        policy: &Policy,
+        settings: &Settings,
+        images: bool,
+        is_replay: bool,
+    ) -> anyhow::Result<Option<WebTools>> {
+        if self == Self::None {
+            return Ok(None);
+        }
+        let mut web = WebTools::new().deny_hosts(settings.deny_host.iter().cloned());
+        if images {
+            web = web.images(ImageLimits::default());
+        }
+        let hosts = match &policy.network {
+            Some(Network::Hosts(hosts)) => Some(hosts),
+            _ => None,
+        };
+        if let Some(hosts) = hosts {
+            web = web.allow_hosts(hosts.iter().cloned());
+        }
+        if is_replay {
+            web = web.offline();
+        }
+        Ok(Some(match self {
+            Self::PagesAndSearch if is_replay => web.search(RecordedSearch),
+            Self::PagesAndSearch => web.search(allowed_service(settings, hosts)?),
+            Self::None | Self::Pages => web,
+        }))
+    }
+}
+
+/// Returns the search service of the settings.
+fn allowed_service(
+    settings: &Settings,
+    hosts: Option<&Vec<HostPattern>>,
+) -> anyhow::Result<SearchService> {
+    let search = settings
+        .search
+        .context("web_search needs --search SERVICE")?;
+    let (service, address) = service(search)?;
+    let host = address.host_str().and_then(|host| host.parse().ok());
+    let port = address.port_or_known_default().unwrap_or_default();
+    if let (Some(hosts), Some(host)) = (hosts, &host)
+        && !hosts.iter().any(|allowed| allowed.matches(host, port))
+    {
+        bail!(
+            "--search sends queries to {host}, which is not among the allowed hosts: add --allow-host {host}"
+        );
+    }
+    Ok(service)
+}
+
+/// Returns a search service with its key from the environment, and its address.
+fn service(search: Search) -> anyhow::Result<(SearchService, Url)> {
+    let name = match search {
+        Search::Brave => "BRAVE_API_KEY",
+        Search::Tavily => "TAVILY_API_KEY",
+        Search::Exa => "EXA_API_KEY",
+        Search::Searxng => "SEARXNG_URL",
+    };
+    let value =
+        variable(name).with_context(|| format!("--search needs {name} in the environment"))?;
+    let service = match search {
+        Search::Brave => SearchService::brave(value),
+        Search::Tavily => SearchService::tavily(value),
+        Search::Exa => SearchService::exa(value),
+        Search::Searxng => SearchService::searxng(&value).context("SEARXNG_URL is not valid")?,
+    };
+    let address = service.url().parse()?;
+    Ok((service, address))
+}
+
+/// Stands for the search service of a recorded run.
+#[derive(Debug)]
+struct RecordedSearch;
+
+#[async_trait]
+impl SearchProvider for RecordedSearch {
+    fn name(&self) -> &str {
+        "recording"
+    }
+
+    async fn search(&self, _: &str, _: usize) -> Result<Vec<SearchHit>, WebError> {
+        Err(WebError::new(
+            WebErrorKind::Refused,
+            "the recording has no answer to this",
+            "",
+        ))
+    }
+}
