@@ -168,6 +168,17 @@ fn tools(server: &Arc<Server>, mut listed: Vec<Tool>) -> Result<Vec<DynTool>, St
     let mut schemas_bytes = 0;
     let mut tools = Vec::with_capacity(listed.len());
     for tool in listed {
+        // Model providers refuse requests with others, whichever tool is called.
+        if tool
+            .input_schema
+            .get("type")
+            .is_some_and(|it| it != "object")
+        {
+            let name = clip(&tool.name, 64);
+            return Err(format!(
+                "has a tool `{name}` whose parameters are no object"
+            ));
+        }
         let schema = Value::Object(Map::clone(&tool.input_schema));
         let description = tool.description.as_deref().map_or(0, str::len);
         let bytes = schema.to_string().len() + description.min(MAX_DESCRIPTION_CHARS);

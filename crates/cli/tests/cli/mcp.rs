@@ -119,7 +119,7 @@ async fn servers_are_listed_and_tested() {
     assert!(
         exited
             .stderr
-            .starts_with("cantle: wrong.json: mcpServers.x.cmd: unknown field `cmd`"),
+            .starts_with("cantle: wrong.json: mcpServers.x: cmd: unknown field `cmd`"),
         "{exited:?}"
     );
 }

@@ -6,6 +6,8 @@ use std::time::Duration;
 use cantle_core::policy::{Access, HostPattern, Network, Policy};
 use indexmap::IndexMap;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
 
 use super::{InvalidMcpConfig, McpServer, Place, Transport};
 use crate::names::check_server_name;
@@ -14,51 +16,77 @@ use crate::names::check_server_name;
 #[serde(deny_unknown_fields)]
 struct File {
     #[serde(rename = "mcpServers")]
-    servers: IndexMap<String, Entry>,
+    servers: IndexMap<String, Map<String, Value>>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Entry {
+struct StdioEntry {
     #[serde(rename = "type")]
-    kind: Option<String>,
-    command: Option<String>,
-    args: Option<Vec<String>>,
-    env: Option<IndexMap<String, String>>,
+    _kind: Option<StdioKind>,
+    command: String,
+    #[serde(default)]
+    args: Vec<String>,
+    #[serde(default)]
+    env: IndexMap<String, String>,
     cwd: Option<String>,
     #[serde(rename = "where")]
     place: Option<PlaceName>,
     policy: Option<PolicyEntry>,
-    url: Option<String>,
-    headers: Option<IndexMap<String, String>>,
     tools: Option<Vec<String>>,
     connect_timeout_s: Option<u32>,
     call_timeout_s: Option<u32>,
 }
 
-#[derive(Clone, Copy, Deserialize, PartialEq)]
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct HttpEntry {
+    #[serde(rename = "type")]
+    _kind: Option<HttpKind>,
+    url: String,
+    #[serde(default)]
+    headers: IndexMap<String, String>,
+    tools: Option<Vec<String>>,
+    connect_timeout_s: Option<u32>,
+    call_timeout_s: Option<u32>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum StdioKind {
+    Stdio,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum HttpKind {
+    Http,
+    StreamableHttp,
+}
+
+#[derive(Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum PlaceName {
     Sandbox,
     Host,
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 struct PolicyEntry {
-    #[serde(default)]
     hosts: Vec<HostPattern>,
-    #[serde(default)]
     read_roots: Vec<PathBuf>,
     workspace: Option<WorkspaceAccess>,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Copy, Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum WorkspaceAccess {
     Ro,
     Rw,
 }
+
+type Variable<'v> = &'v dyn Fn(&str) -> Option<String>;
 
 impl McpServer {
     /// Parses the text of an `mcp.json`: `{"mcpServers": {"NAME": {…}}}`.
@@ -74,125 +102,101 @@ impl McpServer {
         text: &str,
         variable: impl Fn(&str) -> Option<String>,
     ) -> Result<Vec<Self>, InvalidMcpConfig> {
-        let mut reader = serde_json::Deserializer::from_str(text);
-        let file: File = serde_path_to_error::deserialize(&mut reader)
-            .map_err(|error| InvalidMcpConfig(error.to_string()))?;
-        reader
-            .end()
-            .map_err(|error| InvalidMcpConfig(error.to_string()))?;
+        let file: Value =
+            serde_json::from_str(text).map_err(|error| InvalidMcpConfig(error.to_string()))?;
+        let file: File = parse(file).map_err(InvalidMcpConfig)?;
         let servers = file.servers.into_iter();
         servers
             .map(|(name, entry)| {
-                let problem = |problem| InvalidMcpConfig(format!("mcpServers.{name}: {problem}"));
-                check_server_name(&name).map_err(problem)?;
-                entry.server(&name, &variable).map_err(problem)
+                let server = Self::from_entry(&name, entry, &variable);
+                server.map_err(|problem| InvalidMcpConfig(format!("mcpServers.{name}: {problem}")))
             })
             .collect()
     }
+
+    fn from_entry(
+        name: &str,
+        entry: Map<String, Value>,
+        variable: Variable<'_>,
+    ) -> Result<Self, String> {
+        check_server_name(name)?;
+        let is_http = entry.contains_key("url");
+        let entry = Value::Object(entry);
+        match is_http {
+            true => parse::<HttpEntry>(entry)?.server(name, variable),
+            false => parse::<StdioEntry>(entry)?.server(name, variable),
+        }
+    }
+
+    fn with_limits(
+        mut self,
+        tools: Option<Vec<String>>,
+        connect_timeout_s: Option<u32>,
+        call_timeout_s: Option<u32>,
+    ) -> Self {
+        self.tools = tools;
+        if let Some(seconds) = connect_timeout_s {
+            self.connect_timeout = Duration::from_secs(seconds.into());
+        }
+        if let Some(seconds) = call_timeout_s {
+            self.call_timeout = Duration::from_secs(seconds.into());
+        }
+        self
+    }
 }
 
-impl Entry {
-    fn server(
-        self,
-        name: &str,
-        variable: &dyn Fn(&str) -> Option<String>,
-    ) -> Result<McpServer, String> {
-        let mut server = match (&self.command, &self.url) {
-            (Some(_), None) => self.stdio(name, variable)?,
-            (None, Some(_)) => self.http(name, variable)?,
-            _ => return Err("give either `command` or `url`".to_owned()),
-        };
-        if let Some(seconds) = self.connect_timeout_s {
-            server.connect_timeout = Duration::from_secs(seconds.into());
-        }
-        if let Some(seconds) = self.call_timeout_s {
-            server.call_timeout = Duration::from_secs(seconds.into());
-        }
-        server.tools = self.tools;
-        Ok(server)
-    }
+/// Deserializes a value; errors name the path to the problem.
+fn parse<T: DeserializeOwned>(value: Value) -> Result<T, String> {
+    serde_path_to_error::deserialize(value).map_err(|error| error.to_string())
+}
 
-    fn stdio(
-        &self,
-        name: &str,
-        variable: &dyn Fn(&str) -> Option<String>,
-    ) -> Result<McpServer, String> {
-        self.check_kind(&["stdio"])?;
-        if self.headers.is_some() {
-            return Err("`headers` are for a server with `url`".to_owned());
-        }
-        let args = self.args.iter().flatten();
-        let mut server = McpServer::command(name, self.command.iter().chain(args));
-        let Transport::Stdio(stdio) = &mut server.transport else {
-            return Ok(server);
-        };
-        for argument in &mut stdio.argv {
-            *argument = expand(argument.expose(), variable)?.into();
-        }
-        for (name, value) in self.env.iter().flatten() {
-            let value = expand(value, variable)?.into();
-            stdio.environment.insert(name.clone(), value);
-        }
-        stdio.directory.clone_from(&self.cwd);
-        if self.place == Some(PlaceName::Host) {
-            if self.policy.is_some() {
-                return Err("a `policy` can't be enforced with `\"where\": \"host\"`".to_owned());
-            }
-            stdio.place = Place::Host;
-        } else if let Some(entry) = &self.policy {
-            stdio.place = entry.place();
-        }
-        Ok(server)
-    }
-
-    fn http(
-        &self,
-        name: &str,
-        variable: &dyn Fn(&str) -> Option<String>,
-    ) -> Result<McpServer, String> {
-        self.check_kind(&["http", "streamable-http"])?;
-        let given = [
-            ("args", self.args.is_some()),
-            ("env", self.env.is_some()),
-            ("cwd", self.cwd.is_some()),
-            ("where", self.place.is_some()),
-            ("policy", self.policy.is_some()),
-        ];
-        if let Some((key, _)) = given.iter().find(|(_, given)| *given) {
-            return Err(format!("`{key}` is for a server with `command`"));
-        }
-        let mut server = McpServer::http(name, self.url.clone().unwrap_or_default());
+impl HttpEntry {
+    fn server(self, name: &str, variable: Variable<'_>) -> Result<McpServer, String> {
+        let mut server = McpServer::http(name, self.url);
         if let Transport::Http(http) = &mut server.transport {
             http.url = expand(http.url.expose(), variable)?.into();
-            for (name, value) in self.headers.iter().flatten() {
-                let value = expand(value, variable)?.into();
-                http.headers.insert(name.clone(), value);
-            }
         }
-        Ok(server)
+        for (name, value) in self.headers {
+            server = server.with_header(name, expand(&value, variable)?);
+        }
+        Ok(server.with_limits(self.tools, self.connect_timeout_s, self.call_timeout_s))
     }
+}
 
-    fn check_kind(&self, supported: &[&str]) -> Result<(), String> {
-        match self.kind.as_deref() {
-            Some(kind) if !supported.contains(&kind) => Err(format!(
-                "type `{kind}` is not supported here, only `{}`",
-                supported.join("` and `")
-            )),
-            _ => Ok(()),
+impl StdioEntry {
+    fn server(self, name: &str, variable: Variable<'_>) -> Result<McpServer, String> {
+        let mut server = McpServer::command(name, [self.command].into_iter().chain(self.args));
+        if let Transport::Stdio(stdio) = &mut server.transport {
+            for argument in &mut stdio.argv {
+                *argument = expand(argument.expose(), variable)?.into();
+            }
+            stdio.directory = self.cwd;
+            stdio.place = match (self.place, self.policy) {
+                (Some(PlaceName::Host), None) => Place::Host,
+                (Some(PlaceName::Host), Some(_)) => {
+                    let problem = "a `policy` can't be enforced with `\"where\": \"host\"`";
+                    return Err(problem.to_owned());
+                }
+                (_, policy) => policy.unwrap_or_default().place(),
+            };
         }
+        for (name, value) in self.env {
+            server = server.with_env(name, expand(&value, variable)?);
+        }
+        Ok(server.with_limits(self.tools, self.connect_timeout_s, self.call_timeout_s))
     }
 }
 
 impl PolicyEntry {
-    fn place(&self) -> Place {
+    fn place(self) -> Place {
         let mut policy = Policy::workspace();
         if !self.hosts.is_empty() {
-            policy.network = Some(Network::Hosts(self.hosts.clone()));
+            policy.network = Some(Network::Hosts(self.hosts));
         }
         if let Some(roots) = &mut policy.read_roots {
-            roots.paths.clone_from(&self.read_roots);
+            roots.paths = self.read_roots;
         }
-        let workspace = self.workspace.as_ref().map(|access| match access {
+        let workspace = self.workspace.map(|access| match access {
             WorkspaceAccess::Ro => Access::ReadOnly,
             WorkspaceAccess::Rw => Access::ReadWrite,
         });
@@ -204,7 +208,7 @@ impl PolicyEntry {
 }
 
 /// Replaces each `${NAME}` and `${env:NAME}` in a value. Other text in braces is for a shell.
-fn expand(value: &str, variable: &dyn Fn(&str) -> Option<String>) -> Result<String, String> {
+fn expand(value: &str, variable: Variable<'_>) -> Result<String, String> {
     let is_name = |name: &str| {
         let mut bytes = name.bytes();
         bytes

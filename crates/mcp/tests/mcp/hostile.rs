@@ -138,6 +138,15 @@ async fn a_huge_schema_is_refused() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_schema_that_model_providers_refuse_is_refused() {
+    let error = refused(listing("echo odd", r#"'{\"type\":\"array\"}'"#)).await;
+    assert_eq!(
+        error,
+        "the MCP server `s` has a tool `odd` whose parameters are no object"
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn names_that_collide_are_refused_and_long_ones_are_cut() {
     let error = refused(listing("printf 'a.b\\na_b\\n'", OBJECT)).await;
     assert_eq!(
