@@ -33,19 +33,21 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 const HINT_NETWORK: &str =
     "It has no network: `\"policy\": {\"hosts\": [\"HOST\"]}` in its entry allows hosts. ";
 
-/// Where servers are started.
+/// What a program offers to servers.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Places {
+pub(crate) struct Surroundings {
     pub(crate) sandboxes: Option<Arc<dyn Backend>>,
     pub(crate) host: Option<Arc<dyn Backend>>,
     /// The directory of the host that `workspace` means.
     pub(crate) workspace: Option<PathBuf>,
+    /// Whether the model is shown images.
+    pub(crate) images: bool,
 }
 
 /// A server, as one session uses it.
 pub(crate) struct Server {
     pub(crate) config: McpServer,
-    places: Places,
+    surroundings: Surroundings,
     run: RunId,
     progress: Arc<dyn Progress>,
     /// Locked during a call: a server works on one call at a time.
@@ -80,13 +82,13 @@ enum CallError {
 impl Server {
     pub(crate) fn new(
         config: McpServer,
-        places: Places,
+        surroundings: Surroundings,
         run: RunId,
         progress: Arc<dyn Progress>,
     ) -> Self {
         Self {
             config,
-            places,
+            surroundings,
             run,
             progress,
             state: Mutex::default(),
@@ -133,7 +135,9 @@ impl Server {
                 }
             };
             match self.call_once(live, params.clone(), cx).await {
-                Ok(result) => return result::convert(name, result, cx).await,
+                Ok(result) => {
+                    return result::convert(name, result, self.surroundings.images, cx).await;
+                }
                 Err(CallError::NotSent) if !is_repeated => {
                     is_repeated = true;
                     state.live = None;
@@ -241,7 +245,7 @@ impl Server {
     }
 
     async fn open_sandbox(&self, stdio: &StdioServer) -> Result<Arc<dyn Sandbox>, ConnectError> {
-        let places = &self.places;
+        let places = &self.surroundings;
         let (backend, policy) = match &stdio.place {
             Place::Host => (&places.host, Policy::unconfined()),
             Place::Sandbox { policy, workspace } => {
@@ -262,7 +266,7 @@ impl Server {
     }
 
     fn share_workspace(&self, policy: &mut Policy, access: Access) -> Result<(), String> {
-        let Some(directory) = self.places.workspace.clone() else {
+        let Some(directory) = self.surroundings.workspace.clone() else {
             let problem =
                 "asks for the workspace, but this run works on no directory of this machine";
             return Err(problem.to_owned());

@@ -14,7 +14,7 @@ use rmcp::model::Tool;
 use serde_json::{Map, Value};
 
 use crate::config::McpServer;
-use crate::connection::{Places, Server};
+use crate::connection::{Server, Surroundings};
 use crate::deferred::{defer, spec_bytes};
 use crate::limits::{MAX_DESCRIPTION_CHARS, MAX_SCHEMA_BYTES, MAX_SCHEMAS_BYTES, MAX_TOOLS, clip};
 use crate::names::{check_server_name, tool_name};
@@ -37,7 +37,7 @@ const MAX_OFFERED_BYTES: usize = 24 << 10;
 #[derive(Clone, Debug)]
 pub struct McpTools {
     servers: Vec<McpServer>,
-    places: Places,
+    surroundings: Surroundings,
     max_offered_bytes: usize,
 }
 
@@ -46,21 +46,27 @@ impl McpTools {
     pub fn new(servers: impl IntoIterator<Item = McpServer>) -> Self {
         Self {
             servers: servers.into_iter().collect(),
-            places: Places::default(),
+            surroundings: Surroundings::default(),
             max_offered_bytes: MAX_OFFERED_BYTES,
         }
     }
 
     /// Sets the backend that opens the servers' sandboxes.
     pub fn sandboxes(mut self, backend: impl Backend + 'static) -> Self {
-        self.places.sandboxes = Some(Arc::new(backend));
+        self.surroundings.sandboxes = Some(Arc::new(backend));
         self
     }
 
     /// Sets the backend for servers on the host, which opens sandboxes without confinement: such servers have the
     /// user's permissions, but end with the session.
     pub fn host(mut self, backend: impl Backend + 'static) -> Self {
-        self.places.host = Some(Arc::new(backend));
+        self.surroundings.host = Some(Arc::new(backend));
+        self
+    }
+
+    /// Shows images to the model; for models that accept them. Without, they are files.
+    pub fn images(mut self, shows: bool) -> Self {
+        self.surroundings.images = shows;
         self
     }
 
@@ -73,7 +79,7 @@ impl McpTools {
 
     /// Sets the directory of the host that servers see if their entry has `"workspace"`, at its own path.
     pub fn workspace(mut self, directory: impl Into<PathBuf>) -> Self {
-        self.places.workspace = Some(directory.into());
+        self.surroundings.workspace = Some(directory.into());
         self
     }
 }
@@ -106,7 +112,7 @@ impl ToolProvider for McpTools {
         }
         let open = self.servers.iter().map(|config| async {
             let progress = Arc::clone(&cx.progress);
-            let server = Server::new(config.clone(), self.places.clone(), cx.run, progress);
+            let server = Server::new(config.clone(), self.surroundings.clone(), cx.run, progress);
             let server = Arc::new(server);
             let tools = match server.open().await {
                 Ok(listed) => tools(&server, listed),

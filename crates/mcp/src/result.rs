@@ -24,6 +24,7 @@ pub(crate) fn mark(server: &str, text: &str) -> String {
 pub(crate) async fn convert(
     server: &str,
     result: CallToolResult,
+    shows_images: bool,
     cx: &ToolContext,
 ) -> Result<ToolOutput, ToolError> {
     let is_error = result.is_error == Some(true);
@@ -38,6 +39,7 @@ pub(crate) async fn convert(
     content.truncate(MAX_PARTS);
     let mut writer = Writer {
         server,
+        max_images: if shows_images { MAX_IMAGES } else { 0 },
         cx,
         text: String::new(),
         media: Vec::new(),
@@ -66,6 +68,7 @@ pub(crate) async fn convert(
 
 struct Writer<'w> {
     server: &'w str,
+    max_images: usize,
     cx: &'w ToolContext,
     text: String,
     media: Vec<Media>,
@@ -87,7 +90,7 @@ impl Writer<'_> {
                     return Ok(());
                 };
                 match Media::image(data.clone()) {
-                    Ok(media) if self.media.len() < MAX_IMAGES => {
+                    Ok(media) if self.media.len() < self.max_images => {
                         self.media.push(media);
                         let number = self.media.len();
                         self.line(&format!("(image {number}, below)"));

@@ -312,7 +312,8 @@ impl Definition<'_> {
             agent = agent.tool(user_input());
         }
         if let Some(file) = &self.mcp {
-            agent = agent.provider(mcp::tools(mcp::read(file).usage()?));
+            let tools = mcp::tools(mcp::read(file).usage()?);
+            agent = agent.provider(tools.images(extra_tools.view_image));
         }
         let with_tools = extra_tools.add_to(agent, &backend, policy, settings, replay.is_some());
         agent = with_tools.usage()?;

@@ -67,7 +67,9 @@ pub(crate) fn script(script: &str) -> McpServer {
 }
 
 pub(crate) fn provider(servers: impl IntoIterator<Item = McpServer>) -> McpTools {
-    McpTools::new(servers).sandboxes(LocalBackend::new())
+    McpTools::new(servers)
+        .sandboxes(LocalBackend::new())
+        .images(true)
 }
 
 pub(crate) async fn open(server: McpServer) -> Box<dyn ToolSet> {

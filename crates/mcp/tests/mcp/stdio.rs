@@ -118,6 +118,20 @@ async fn media_become_images_for_the_model_and_files() {
     set.close().await.unwrap();
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_model_that_sees_no_images_gets_files() {
+    let tools = provider([own_server("own")]).images(false);
+    let set = tools.open(OpenContext::new(RunId::new())).await.unwrap();
+    let output = call(&*set, "own__media", json!({})).await;
+    let text = output.content.text();
+    assert_eq!(output.content.media().count(), 0);
+    assert!(
+        text.contains("(an image, 42 bytes: there is no sandbox to save it in)"),
+        "{text}"
+    );
+    set.close().await.unwrap();
+}
+
 #[derive(Debug, Default)]
 struct Lines(Mutex<String>, tokio::sync::Notify);
 
