@@ -33,7 +33,7 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(5);
 const HINT_NETWORK: &str =
     "It has no network: `\"policy\": {\"hosts\": [\"HOST\"]}` in its entry allows hosts. ";
 
-/// What a program offers to servers.
+/// The program that starts servers, as far as it matters to them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Surroundings {
     pub(crate) sandboxes: Option<Arc<dyn Backend>>,
