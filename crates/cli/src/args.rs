@@ -9,11 +9,13 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::Parser as _;
 use clap::builder::FalseyValueParser;
+use clap::{CommandFactory as _, Parser as _};
 
 use self::help::{DEMO_HELP, DOCTOR_HELP, EXEC_HELP, RUN_HELP};
 use crate::backend::BackendArg;
+use crate::commands::print;
+use crate::exit::Failure;
 use crate::mcp::McpCommand;
 use crate::settings::{
     Given, PolicySettings, SandboxSettings, Settings, parse_dollars, parse_duration,
@@ -57,6 +59,12 @@ pub(crate) enum Command {
     Serve(Box<ServeArgs>),
     Config(Box<ConfigArgs>),
     Trust(TrustArgs),
+    /// Print a script that completes commands and flags in a shell
+    ///
+    /// bash: source <(cantle completions bash); zsh and fish: save it where they look for functions
+    Completions {
+        shell: clap_complete::Shell,
+    },
 }
 
 #[derive(Debug, clap::Subcommand)]
@@ -541,6 +549,14 @@ pub(crate) fn parse() -> Command {
         return Command::Run(RunCli::parse_from(args).args);
     }
     Cli::parse().command
+}
+
+/// Prints the script that completes command lines in a shell, and returns the exit code.
+pub(crate) fn print_completions(shell: clap_complete::Shell) -> Result<u8, Failure> {
+    let mut script = Vec::new();
+    clap_complete::generate(shell, &mut Cli::command(), "cantle", &mut script);
+    print(script)?;
+    Ok(0)
 }
 
 /// Returns the command line `cantle run --resume RUN`.

@@ -78,6 +78,7 @@ fn main() -> ExitCode {
         Command::Mcp(command) => {
             block_on(cancelled, |token| commands::mcp::perform(command, token))
         }
+        Command::Completions { shell } => args::print_completions(shell),
         Command::Config(args) => commands::config::perform(&args),
         Command::Trust(args) => commands::trust::perform(&args),
         Command::Serve(args) => {
@@ -124,7 +125,15 @@ where
         let interrupts = Interrupts::listen()?;
         tokio::select! {
             result = command(token.clone()) => result,
-            () = interrupts.cancel_then_wait(&token) => Ok(interrupted),
+            () = interrupts.cancel_then_wait(&token) => {
+                // The status line and `^C` stand in the way of the prompt.
+                let resumable = match interrupted == Code::Cancelled as u8 {
+                    true => "; `cantle runs list` shows the runs that can be resumed",
+                    false => "",
+                };
+                let _ = writeln!(std::io::stderr(), "\ncantle: interrupted{resumable}");
+                Ok(interrupted)
+            }
         }
     });
     runtime.shutdown_timeout(SHUTDOWN_TIMEOUT);

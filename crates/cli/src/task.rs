@@ -214,6 +214,9 @@ impl Task {
                 Some("Increase the output limit with --max-tokens.".to_owned())
             }
             (_, Some(LlmErrorKind::Authentication)) => self.key_advice.clone(),
+            (_, Some(LlmErrorKind::NotFound)) => Some(
+                "Check --model and --base-url: most servers list their models at /models below the base URL.".to_owned(),
+            ),
             _ => None,
         }
     }

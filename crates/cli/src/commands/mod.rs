@@ -19,7 +19,7 @@ use anyhow::Context as _;
 use crate::exit::{Failure, FailureExt as _};
 
 /// Writes to standard output; a reader that has gone away is no error.
-fn print(text: impl AsRef<[u8]>) -> Result<(), Failure> {
+pub(crate) fn print(text: impl AsRef<[u8]>) -> Result<(), Failure> {
     match std::io::stdout().lock().write_all(text.as_ref()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error)
             .context("failed to write to standard output")

@@ -462,8 +462,9 @@ fn approvals(approve: Option<&str>) -> anyhow::Result<Approvals> {
         None | Some("never") => Ok(Approvals::allowing()),
         Some("ask") => Ok(Approvals::asking().rule(agent::FINISH, [], Permission::Allow)?),
         Some(path) => {
-            let text = read(Path::new(path))
-                .context("--approve takes `never`, `ask`, or a TOML file of rules")?;
+            let text = read(Path::new(path)).with_context(|| {
+                format!("--approve takes `never`, `ask`, or a TOML file of rules, and `{path}` is none of them")
+            })?;
             let text =
                 String::from_utf8(text).with_context(|| format!("{path} is not UTF-8 text"))?;
             toml::from_str(&text).with_context(|| format!("invalid approval rules in {path}"))

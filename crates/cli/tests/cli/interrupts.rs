@@ -97,6 +97,17 @@ async fn second_signal_exits_immediately() {
     assert!(!env.path("out/cantle-result.json").exists());
     // If this test was delayed, the first one may have ended the run in order.
     if in_time {
+        let mut rest = Vec::new();
+        while let Some(line) = expected.next_line().await.unwrap() {
+            rest.push(line);
+        }
+        let rest = rest.join("\n");
+        assert!(
+            rest.ends_with(
+                "\ncantle: interrupted; `cantle runs list` shows the runs that can be resumed"
+            ),
+            "{rest}"
+        );
         assert_eq!(env.list("out"), [""; 0]);
     }
 }

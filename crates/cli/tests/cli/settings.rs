@@ -180,3 +180,20 @@ async fn version_and_help() {
     }
     assert_eq!(env.run([""; 0]).await.code, Some(2));
 }
+
+#[tokio::test]
+async fn shells_complete_commands_and_flags() {
+    let env = crate::support::TestEnv::new();
+    for shell in ["bash", "zsh", "fish"] {
+        let exited = env.run(["completions", shell]).await;
+        assert_eq!(exited.code, Some(0), "{exited:?}");
+        assert!(exited.stdout.contains("workdir"), "{shell}");
+    }
+    let line = "source <(\"$PROGRAM\" completions bash); COMP_WORDS=(cantle run --work); COMP_CWORD=2; \
+        _cantle cantle --work run; echo \"${COMPREPLY[*]}\"";
+    let mut bash = env.command_of("bash");
+    bash.args(["-c", line])
+        .env("PROGRAM", env!("CARGO_BIN_EXE_cantle"));
+    let exited = crate::support::wait_for_exit(bash.spawn().unwrap()).await;
+    assert_eq!(exited.stdout, "--workdir\n", "{exited:?}");
+}

@@ -337,6 +337,14 @@ fn classify(status: Option<u16>, report: &ErrorReport) -> LlmErrorKind {
         // Proxies use other statuses for these.
         _ if has_name(&authentication_names) => LlmErrorKind::Authentication,
         _ if has_name(&["model_not_found"]) => LlmErrorKind::NotFound,
+        // LiteLLM has no name for it.
+        Some(400)
+            if report
+                .message
+                .contains("Invalid model name passed in model=") =>
+        {
+            LlmErrorKind::NotFound
+        }
         Some(_) => LlmErrorKind::InvalidRequest,
         None if has_name(&["permission_error"]) => LlmErrorKind::Permission,
         None if has_name(&["not_found_error", "notfounderror"]) => LlmErrorKind::NotFound,

@@ -63,6 +63,10 @@ fn names_in_the_body_take_precedence() {
         named(400, "model_not_found", "invalid_request_error"),
         LlmErrorKind::NotFound
     );
+    let litellm = json!({"error": {"message": "400: {'error': 'chat: Invalid model name passed in model=m. Call `/v1/models` \
+        to view available models for your key.'}", "type": "None", "code": "400"}});
+    let error = status_error(400, &[], litellm.to_string().as_bytes());
+    assert_eq!(error.kind(), LlmErrorKind::NotFound);
     assert_eq!(
         named(400, "invalid_api_key", "invalid_request_error"),
         LlmErrorKind::Authentication
