@@ -18,7 +18,7 @@ use crate::commands::print;
 use crate::exit::Failure;
 use crate::mcp::McpCommand;
 use crate::settings::{
-    Given, PolicySettings, SandboxSettings, Settings, parse_dollars, parse_duration,
+    Given, PolicySettings, SandboxSettings, Settings, parse_age, parse_dollars, parse_duration,
 };
 use crate::variables::VariableArgs;
 
@@ -71,6 +71,8 @@ pub(crate) enum Command {
 pub(crate) enum RunsCommand {
     /// List the kept runs, the latest first
     List {
+        #[command(flatten)]
+        which: RunFilter,
         /// Print a JSON array
         #[arg(long)]
         json: bool,
@@ -113,12 +115,28 @@ pub(crate) enum RunsCommand {
     /// Remove runs with their journals and working directories
     Rm {
         /// Ids of the runs, prefixes of them, or `last`
-        #[arg(required_unless_present = "finished")]
+        #[arg(required_unless_present = "filter", conflicts_with = "filter")]
         runs: Vec<String>,
-        /// Remove all finished runs
-        #[arg(long)]
-        finished: bool,
+        #[command(flatten)]
+        which: RunFilter,
     },
+}
+
+/// Some of the kept runs.
+#[derive(Clone, Copy, Debug, clap::Args)]
+#[group(id = "filter", multiple = true)]
+pub(crate) struct RunFilter {
+    /// Only finished runs
+    #[arg(long, conflicts_with = "failed")]
+    pub(crate) finished: bool,
+
+    /// Only runs that ended without finishing, or whose process ended
+    #[arg(long)]
+    pub(crate) failed: bool,
+
+    /// Only runs that nothing was done on for this time, such as 12h or 7d
+    #[arg(long, value_name = "TIME", value_parser = parse_age)]
+    pub(crate) older_than: Option<Duration>,
 }
 
 /// The alternatives of `cantle runs apply` to applying.

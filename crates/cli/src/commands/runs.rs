@@ -14,7 +14,7 @@ use cantle::core::sandbox::{Sandbox, SandboxContext, SandboxErrorKind};
 use serde_json::{Value, json};
 
 use super::print;
-use crate::args::{ApplyArgs, RunsCommand, TranscriptFormat};
+use crate::args::{ApplyArgs, RunFilter, RunsCommand, TranscriptFormat};
 use crate::ask::TerminalUser;
 use crate::backend;
 use crate::display::{Display, Paint};
@@ -33,7 +33,7 @@ const TASK_CHARS: usize = 60;
 pub(crate) async fn perform(command: RunsCommand) -> Result<u8, Failure> {
     let state = StateDir::find().usage()?;
     match command {
-        RunsCommand::List { json } => list(&state, json)?,
+        RunsCommand::List { which, json } => list(&state, which, json)?,
         RunsCommand::Show {
             run,
             json,
@@ -56,15 +56,33 @@ pub(crate) async fn perform(command: RunsCommand) -> Result<u8, Failure> {
         }
         RunsCommand::Export { run, directory } => export(&state, &run, &directory).await?,
         RunsCommand::Apply { run, how } => return apply(&state, &run, how).await,
-        RunsCommand::Rm { runs, finished } => remove(&state, &runs, finished).await?,
+        RunsCommand::Rm { runs, which } => remove(&state, &runs, which).await?,
         // `main` replaces it by `cantle run --resume`.
         RunsCommand::Resume { .. } => {}
     }
     Ok(0)
 }
 
-fn list(state: &StateDir, as_json: bool) -> Result<(), Failure> {
-    let (runs, unreadable) = state.runs().list().internal()?;
+impl RunFilter {
+    /// Returns whether the filter is one at all.
+    fn is_given(self) -> bool {
+        self.finished || self.failed || self.older_than.is_some()
+    }
+
+    fn matches(self, run: &KeptRun) -> bool {
+        let is_finished = matches!(
+            run.status,
+            KeptStatus::Ended(RunStatus::Finished | RunStatus::AnsweredInText)
+        );
+        let is_old = self.older_than.is_none_or(|time| age(run.latest) >= time);
+        let has_failed = !is_finished && run.status != KeptStatus::Running;
+        is_old && (!self.finished || is_finished) && (!self.failed || has_failed)
+    }
+}
+
+fn list(state: &StateDir, which: RunFilter, as_json: bool) -> Result<(), Failure> {
+    let (mut runs, unreadable) = state.runs().list().internal()?;
+    runs.retain(|run| which.matches(run));
     let mut text = String::new();
     if as_json {
         let runs: Vec<Value> = runs.iter().map(to_json).collect();
@@ -74,7 +92,11 @@ fn list(state: &StateDir, as_json: bool) -> Result<(), Failure> {
             text.push_str(&line(run));
         }
         if runs.is_empty() {
-            text.push_str("No runs are kept.\n");
+            let none = match which.is_given() {
+                true => "No kept run is one of these.\n",
+                false => "No runs are kept.\n",
+            };
+            text.push_str(none);
         }
     }
     for error in unreadable {
@@ -193,7 +215,7 @@ fn age(time: SystemTime) -> Duration {
     SystemTime::now().duration_since(time).unwrap_or_default()
 }
 
-async fn remove(state: &StateDir, names: &[String], finished: bool) -> Result<(), Failure> {
+async fn remove(state: &StateDir, names: &[String], which: RunFilter) -> Result<(), Failure> {
     let mut runs = Vec::new();
     let mut count = 0;
     for name in names {
@@ -206,10 +228,13 @@ async fn remove(state: &StateDir, names: &[String], finished: bool) -> Result<()
             },
         }
     }
-    if finished {
+    if which.is_given() {
         let (all, _) = state.runs().list().internal()?;
-        let is_finished = |run: &KeptRun| run.status == KeptStatus::Ended(RunStatus::Finished);
-        runs.extend(all.into_iter().filter(is_finished));
+        let is_idle = |run: &KeptRun| run.status != KeptStatus::Running;
+        runs.extend(
+            all.into_iter()
+                .filter(|run| which.matches(run) && is_idle(run)),
+        );
     }
     let store = state.runs();
     for run in &runs {

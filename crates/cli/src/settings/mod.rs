@@ -23,7 +23,7 @@ use serde_json::{Map, Value};
 
 pub(crate) use self::layers::Given;
 pub(crate) use self::values::{
-    AllowedHost, Limit, OptionalTool, Param, Search, Switch, duration, parse_dollars,
+    AllowedHost, Limit, OptionalTool, Param, Search, Switch, duration, parse_age, parse_dollars,
     parse_duration,
 };
 use crate::backend::BackendArg;

@@ -215,6 +215,17 @@ pub(super) fn temperature<'de, D: Deserializer<'de>>(from: D) -> Result<Option<f
     number.transpose().map_err(D::Error::custom)
 }
 
+/// Parses an age, which may be in days (`7d`).
+pub(crate) fn parse_age(text: &str) -> Result<Duration, String> {
+    match text.trim().strip_suffix('d') {
+        Some(days) => match parse_duration(&format!("{}h", days.trim())) {
+            Ok(hours) => Ok(hours.saturating_mul(24)),
+            Err(_) => Err("expected a time such as 90m, 12h or 7d".to_owned()),
+        },
+        None => parse_duration(text),
+    }
+}
+
 /// Parses a duration such as `300`, `90s`, `1.5m` or `1h`; the default unit is seconds.
 pub(crate) fn parse_duration(text: &str) -> Result<Duration, String> {
     let expected = || "expected a time such as 300, 90s, 5m or 1h".to_owned();

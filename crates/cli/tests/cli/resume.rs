@@ -105,6 +105,43 @@ async fn runs_list_show_and_rm() {
 }
 
 #[tokio::test]
+async fn some_runs_are_listed_and_removed() {
+    let script = Script::new()
+        .turn(command("true"))
+        .turn(finish("Done.", &[]));
+    let server = ScriptedServer::start(script.repeat_last()).await.unwrap();
+    let env = TestEnv::new().with_server(&server.url());
+    env.run(["run", "One that fails", "--max-turns", "1"]).await;
+    env.run(["run", "One that finishes"]).await;
+    for (flags, tasks) in [
+        (&[][..], &["One that finishes", "One that fails"][..]),
+        (&["--failed"], &["One that fails"]),
+        (&["--finished"], &["One that finishes"]),
+        (&["--older-than", "7d"], &[]),
+        (&["--failed", "--older-than", "0.001"], &["One that fails"]),
+    ] {
+        let listed = env
+            .run(["runs", "list", "--json"].iter().chain(flags))
+            .await;
+        let runs: Vec<Value> = serde_json::from_str(&listed.stdout).unwrap();
+        let found: Vec<_> = runs
+            .iter()
+            .map(|run| run["task"].as_str().unwrap())
+            .collect();
+        assert_eq!(found, tasks, "{flags:?}");
+    }
+    let both = env.run(["runs", "rm", "last", "--failed"]).await;
+    assert_eq!(both.code, Some(2), "{both:?}");
+    let removed = env.run(["runs", "rm", "--failed"]).await;
+    assert_eq!(removed.stdout, "1 run removed\n", "{removed:?}");
+    let left = env.run(["runs", "list"]).await.stdout;
+    assert!(
+        left.contains("One that finishes") && left.lines().count() == 1,
+        "{left}"
+    );
+}
+
+#[tokio::test]
 async fn files_of_a_kept_run_are_exported() {
     let mark_env = TestEnv::new();
     let mark = Mark::new(&mark_env);

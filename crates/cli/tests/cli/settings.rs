@@ -183,7 +183,7 @@ async fn version_and_help() {
 
 #[tokio::test]
 async fn shells_complete_commands_and_flags() {
-    let env = crate::support::TestEnv::new();
+    let env = TestEnv::new();
     for shell in ["bash", "zsh", "fish"] {
         let exited = env.run(["completions", shell]).await;
         assert_eq!(exited.code, Some(0), "{exited:?}");
