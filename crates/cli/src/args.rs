@@ -340,7 +340,7 @@ pub(crate) struct RunArgs {
     pub(crate) display: DisplayArgs,
 }
 
-/// Files that are copied into the sandbox.
+/// Files that a run gets.
 #[derive(Debug, clap::Args)]
 #[command(next_help_heading = "Files")]
 pub(crate) struct InputArgs {
@@ -364,6 +364,13 @@ pub(crate) struct InputArgs {
     /// Without it, they are left out of directories and patterns, and named.
     #[arg(long, requires = "files")]
     pub(crate) include_secrets: bool,
+
+    /// Leave out AGENTS.md, the notes of a project for agents
+    ///
+    /// Otherwise the model gets that of the current directory, or of --workdir, as a message; if `cantle trust` covers
+    /// it, as part of its instructions.
+    #[arg(long, conflicts_with = "resume")]
+    pub(crate) no_agents_md: bool,
 }
 
 /// A directory to work on.

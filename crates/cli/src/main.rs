@@ -4,6 +4,7 @@
 //! display and result files. The libraries do the work.
 
 mod agent;
+mod agents_md;
 mod args;
 mod ask;
 mod backend;

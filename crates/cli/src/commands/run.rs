@@ -18,6 +18,7 @@ use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use crate::agent;
+use crate::agents_md::{self, ProjectNotes};
 use crate::args::{DisplayArgs, RunArgs};
 use crate::ask::TerminalUser;
 use crate::client::{self, RunClient};
@@ -127,6 +128,13 @@ fn prepare_new(args: &RunArgs) -> Result<PreparedRun, Failure> {
     let mut local = LocalBackend::new();
     let mut remarks: Vec<_> = occupied_names_remark(&options).into_iter().collect();
     let mut workdir = Workdir::new(&args.workdir, &mut options).usage()?;
+    if !args.inputs.no_agents_md && args.history.is_none() {
+        let directory = args.workdir.workdir.as_deref().unwrap_or(Path::new("."));
+        let notes = agents_md::find(directory, args.settings.trusts_directory());
+        let instructions = &mut config.settings.system_prompt;
+        let added = |notes: ProjectNotes| notes.add_to(instructions, &mut options.history);
+        remarks.extend(notes.usage()?.map(added));
+    }
     if !args.no_keep {
         match StateDir::find().map(|state| (state.backend(), state)) {
             Ok((Err(error), state)) if !state.is_explicit() => {

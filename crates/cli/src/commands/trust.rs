@@ -1,4 +1,4 @@
-//! `cantle trust`: makes the settings of a directory count.
+//! `cantle trust`: makes the settings and the notes of a directory count.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -7,10 +7,12 @@ use anyhow::{Context as _, anyhow};
 use cantle::core::escape::for_decision;
 
 use super::print;
+use crate::agents_md;
 use crate::args::TrustArgs;
 use crate::exit::{Failure, FailureExt as _};
 use crate::settings::layers::{FILE_NAME, Project, current_directory};
 use crate::state_dir::StateDir;
+use crate::text::size;
 use crate::trust::TrustRecord;
 
 /// Performs the command, and returns the exit code.
@@ -36,24 +38,37 @@ pub(crate) fn perform(args: &TrustArgs) -> Result<u8, Failure> {
     }
     // Relative paths, as in the settings, are the names in the record.
     let mut project = Project::read(Path::new("")).usage()?;
-    if project.settings.is_empty() {
+    project.read_named().usage()?;
+    let notes = project
+        .files
+        .read(Path::new(agents_md::FILE_NAME))
+        .usage()?;
+    if project.settings.is_empty() && notes.is_none() {
         let message = format!(
-            "there is no {FILE_NAME} with settings in {}",
+            "there is no {FILE_NAME} with settings and no {} in {}",
+            agents_md::FILE_NAME,
             directory.display()
         );
         return Err(anyhow!(message)).usage();
     }
-    project.read_named().usage()?;
     if let Some(problem) = project.files.problem() {
         let message = format!("{problem}, so it can't be trusted; make it yours alone first");
         return Err(anyhow!(message)).usage();
     }
-    let mut text = format!(
-        "Trusted: {}\n\nThese settings count there:\n",
-        escaped(&directory)
-    );
+    let mut text = format!("Trusted: {}\n\n", escaped(&directory));
+    if !project.settings.is_empty() {
+        text.push_str("These settings count there:\n");
+    }
     for (name, value) in &project.settings {
         let _ = writeln!(text, "  {name} = {}", for_decision(&value.to_string()));
+    }
+    if let Some(notes) = notes {
+        let bytes = size(notes.len() as u64);
+        let _ = writeln!(
+            text,
+            "{} ({bytes}) joins the instructions there,",
+            agents_md::FILE_NAME
+        );
     }
     text.push_str("\nas long as these files do not change:\n");
     for (name, digest) in project.files.digests() {

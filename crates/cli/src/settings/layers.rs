@@ -84,6 +84,13 @@ pub(crate) struct Given<G> {
     group: PhantomData<G>,
 }
 
+impl<G> Given<G> {
+    /// Returns whether the current directory is trusted for this call.
+    pub(crate) fn trusts_directory(&self) -> bool {
+        self.trust_directory
+    }
+}
+
 impl<G: clap::Args + Serialize> clap::Args for Given<G> {
     fn augment_args(command: clap::Command) -> clap::Command {
         let trust = clap::Arg::new(TRUST_DIRECTORY)
