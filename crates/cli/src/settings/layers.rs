@@ -27,6 +27,9 @@ pub(crate) const FILE_NAME: &str = "cantle.toml";
 /// The id of the flag that trusts the current directory.
 const TRUST_DIRECTORY: &str = "trust_directory";
 
+/// The id of the flag that names a profile, and the table of profiles in a file.
+const PROFILE: &str = "profile";
+
 /// Settings that are taken from the strongest layer that has any of them.
 const TOGETHER: [&[&str]; 3] = [
     // Otherwise a key could be sent to an address it is not meant for.
@@ -45,6 +48,8 @@ const TOGETHER: [&[&str]; 3] = [
 pub(crate) enum Origin {
     Flag,
     Environment,
+    /// The profile that the user named.
+    Profile,
     /// The settings that a resumed run began with.
     SavedRun,
     /// The table of a sub-agent.
@@ -62,6 +67,7 @@ impl fmt::Display for Origin {
         f.write_str(match self {
             Self::Flag => "flag",
             Self::Environment => "environment",
+            Self::Profile => "the profile",
             Self::SavedRun => "the run",
             Self::SubAgent => "the sub-agent",
             Self::Directory => "cantle.toml in this directory",
@@ -81,6 +87,7 @@ pub(crate) struct Given<G> {
     pub(crate) environment: Layer,
     /// Whether the current directory is trusted for this call.
     trust_directory: bool,
+    profile: Option<String>,
     group: PhantomData<G>,
 }
 
@@ -100,9 +107,16 @@ impl<G: clap::Args + Serialize> clap::Args for Given<G> {
             )
             .action(clap::ArgAction::SetTrue)
             .help_heading("Settings");
+        let profile = clap::Arg::new(PROFILE)
+            .long("profile")
+            .value_name("NAME")
+            .env("CANTLE_PROFILE")
+            .hide_env_values(true)
+            .help("Settings under [profile.NAME] of your cantle.toml, preferred to those outside")
+            .help_heading("Settings");
         G::augment_args(command)
             .mut_args(|arg| arg.hide_env_values(true))
-            .arg(trust)
+            .args([profile, trust])
     }
 
     fn augment_args_for_update(command: clap::Command) -> clap::Command {
@@ -131,6 +145,7 @@ impl<G: FromArgMatches + Serialize> FromArgMatches for Given<G> {
             flags: from(ValueSource::CommandLine),
             environment: from(ValueSource::EnvVariable),
             trust_directory: matches.get_flag(TRUST_DIRECTORY),
+            profile: matches.get_one(PROFILE).cloned(),
             group: PhantomData,
         })
     }
@@ -161,15 +176,21 @@ impl Layers {
             let limits: Vec<Limit> = limits.collect::<Result<_, _>>()?;
             environment.insert("limit".to_owned(), serde_json::to_value(limits)?);
         }
-        let user = match user_directory() {
+        let mut user = match user_directory() {
             Some(directory) => read_user(&directory)?,
             None => Layer::new(),
         };
         let mut layers = Self::default();
+        let profiles = user.remove(PROFILE);
+        let profile = match &given.profile {
+            Some(name) => profile(name, profiles)?,
+            None => Layer::new(),
+        };
         let (origin, directory) = layers.read_project(&user, given.trust_directory)?;
         layers.layers = vec![
             (Origin::Flag, given.flags.clone()),
             (Origin::Environment, environment),
+            (Origin::Profile, profile),
             (origin, directory),
             (Origin::User, user),
         ];
@@ -179,6 +200,12 @@ impl Layers {
     /// Reads those settings of the current directory that count.
     fn read_project(&mut self, user: &Layer, is_trusted: bool) -> anyhow::Result<(Origin, Layer)> {
         let mut project = Project::read(Path::new(""))?;
+        if project.has_profiles {
+            let message = format!(
+                "ignored the profiles of {FILE_NAME} in this directory: they belong into your own"
+            );
+            self.ignored = Some(message);
+        }
         if project.settings.is_empty() {
             return Ok((Origin::Directory, project.settings));
         }
@@ -270,6 +297,26 @@ impl Layers {
     }
 }
 
+/// Returns the profile of this name.
+fn profile(name: &str, profiles: Option<Value>) -> anyhow::Result<Layer> {
+    let mut profiles = match profiles {
+        Some(Value::Object(profiles)) => profiles,
+        _ => bail!(
+            "there is no profile `{name}`: write [profile.{name}] and its settings in your own cantle.toml"
+        ),
+    };
+    match profiles.remove(name) {
+        Some(Value::Object(profile)) => Ok(profile),
+        _ => {
+            let known: Vec<_> = profiles.keys().map(String::as_str).collect();
+            bail!(
+                "there is no profile `{name}` in your cantle.toml; there are {}",
+                known.join(", ")
+            )
+        }
+    }
+}
+
 /// Returns the settings that are set.
 pub(crate) fn layer_of(settings: &impl Serialize) -> serde_json::Result<Layer> {
     let Value::Object(mut layer) = serde_json::to_value(settings)? else {
@@ -301,10 +348,19 @@ fn read_user(directory: &Path) -> anyhow::Result<Layer> {
     };
     let mut layer = parse_file(&path, &text)?;
     // `@FILE` is relative to the file it is written in.
-    if let Some(Value::String(prompt)) = layer.get_mut("system_prompt")
-        && let Some(file) = prompt.strip_prefix('@')
-    {
-        *prompt = format!("@{}", directory.join(file).display());
+    let absolute = |layer: &mut Layer| {
+        if let Some(Value::String(prompt)) = layer.get_mut("system_prompt")
+            && let Some(file) = prompt.strip_prefix('@')
+        {
+            *prompt = format!("@{}", directory.join(file).display());
+        }
+    };
+    absolute(&mut layer);
+    if let Some(Value::Object(profiles)) = layer.get_mut(PROFILE) {
+        profiles
+            .values_mut()
+            .filter_map(Value::as_object_mut)
+            .for_each(absolute);
     }
     Ok(layer)
 }
@@ -319,6 +375,8 @@ pub(crate) struct Project {
     pub(crate) settings: Layer,
     pub(crate) files: ProjectFiles,
     build_digest: Option<String>,
+    /// Whether it has profiles, which never count.
+    has_profiles: bool,
 }
 
 impl Project {
@@ -326,11 +384,12 @@ impl Project {
     pub(crate) fn read(directory: &Path) -> anyhow::Result<Self> {
         let path = directory.join(FILE_NAME);
         let mut files = ProjectFiles::default();
-        let settings = match files.read(&path)? {
+        let mut settings = match files.read(&path)? {
             Some(text) => parse_file(&path, &text)?,
             None => Layer::new(),
         };
         Ok(Self {
+            has_profiles: settings.remove(PROFILE).is_some(),
             settings,
             files,
             build_digest: None,
@@ -385,7 +444,7 @@ fn is_harmless(name: &str, value: &Value, user: &Layer) -> bool {
     allowed.is_none_or(|allowed| value.as_f64() <= Some(allowed))
 }
 
-/// Parses the text of a `cantle.toml`.
+/// Parses the text of a `cantle.toml`; profiles are layers in the table `profile`.
 pub(crate) fn parse(text: &str) -> anyhow::Result<Layer> {
     let line_of = |offset: usize| {
         let before = text.bytes().take(offset);
@@ -397,31 +456,64 @@ pub(crate) fn parse(text: &str) -> anyhow::Result<Layer> {
             anyhow!("line {line}: {}", error.message())
         })?;
     // Checked before anything that might quote a value.
-    if let Some(name) = entries.keys().find(|name| is_secret(name.get_ref())) {
-        bail!(
-            "`{}`: keys do not belong in this file. Remove it, replace the key if others could read it, and \
-             set it in the environment as CANTLE_API_KEY or the provider's own variable, such as \
-             OPENAI_API_KEY",
-            name.get_ref()
-        );
+    for name in entries.keys() {
+        refuse_secret(name.get_ref())?;
     }
-    let known = names();
     let mut layer = Layer::new();
     for (name, value) in entries {
         let line = line_of(name.span().start);
         let name = name.into_inner();
-        if !known.contains(&name) {
-            let known = known.join(", ");
-            bail!("line {line}: there is no setting `{name}`; the settings are {known}");
+        match (&*name, value) {
+            (PROFILE, toml::Value::Table(profiles)) => {
+                let mut parsed = Layer::new();
+                for (profile, settings) in profiles {
+                    let settings = parse_profile(settings, line);
+                    let settings = settings.with_context(|| format!("profile `{profile}`"))?;
+                    parsed.insert(profile, settings.into());
+                }
+                layer.insert(name, parsed.into());
+            }
+            (_, value) => layer.extend(parse_setting(&name, value, line)?),
         }
-        let settings: Settings = toml::Table::from_iter([(name.clone(), value)])
-            .try_into()
-            .map_err(|error: toml::de::Error| {
-                anyhow!("line {line}: `{name}`: {}", error.message())
-            })?;
-        layer.extend(layer_of(&settings)?);
     }
     Ok(layer)
+}
+
+/// Refuses a setting that would hold a secret.
+fn refuse_secret(name: &str) -> anyhow::Result<()> {
+    if is_secret(name) {
+        bail!(
+            "`{name}`: keys do not belong in this file. Remove it, replace the key if others could read it, and \
+             set it in the environment as CANTLE_API_KEY or the provider's own variable, such as \
+             OPENAI_API_KEY"
+        );
+    }
+    Ok(())
+}
+
+fn parse_profile(settings: toml::Value, line: usize) -> anyhow::Result<Layer> {
+    let toml::Value::Table(settings) = settings else {
+        bail!("line {line}: expected a table of settings");
+    };
+    let mut layer = Layer::new();
+    for (name, value) in settings {
+        refuse_secret(&name)?;
+        layer.extend(parse_setting(&name, value, line)?);
+    }
+    Ok(layer)
+}
+
+/// Parses one setting of a `cantle.toml`.
+fn parse_setting(name: &str, value: toml::Value, line: usize) -> anyhow::Result<Layer> {
+    let known = names();
+    if !known.iter().any(|known| known == name) {
+        let known = known.join(", ");
+        bail!("line {line}: there is no setting `{name}`; the settings are {known}");
+    }
+    let settings: Settings = toml::Table::from_iter([(name.to_owned(), value)])
+        .try_into()
+        .map_err(|error: toml::de::Error| anyhow!("line {line}: `{name}`: {}", error.message()))?;
+    Ok(layer_of(&settings)?)
 }
 
 /// Returns the names of all settings.

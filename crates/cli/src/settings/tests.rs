@@ -262,3 +262,18 @@ fn durations_have_units() {
         assert!(parse_duration(text).is_err(), "{text}");
     }
 }
+
+#[test]
+fn profiles_are_tables_of_settings() {
+    let parsed = layer(
+        "model = 'm'\n[profile.fast]\nmodel = 'small'\neffort = 'low'\n[profile.deep]\neffort = 'high'",
+    );
+    assert_eq!(
+        parsed["profile"]["fast"],
+        json!({"model": "small", "effort": "low"})
+    );
+    assert_eq!(parsed["profile"]["deep"], json!({"effort": "high"}));
+    let unknown = error("[profile.fast]\nmodle = 'm'");
+    assert!(unknown.contains("profile `fast`"), "{unknown}");
+    assert!(error("[profile.fast]\napi_key = 'sk-x'").contains("profile `fast`"));
+}

@@ -1,7 +1,7 @@
 //! Origins of settings, and which key is sent where.
 
 use cantle_testkit::openai::{Script, ScriptedServer};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::support::TestEnv;
 use crate::{command, finish, nothing_to_do};
@@ -196,4 +196,34 @@ async fn shells_complete_commands_and_flags() {
         .env("PROGRAM", env!("CARGO_BIN_EXE_cantle"));
     let exited = crate::support::wait_for_exit(bash.spawn().unwrap()).await;
     assert_eq!(exited.stdout, "--workdir\n", "{exited:?}");
+}
+
+#[tokio::test]
+async fn a_profile_is_preferred_to_the_settings_outside() {
+    let env = TestEnv::new();
+    let user = "max_turns = 5\neffort = 'low'\n[profile.deep]\neffort = 'high'\n[profile.fast]\nmax_turns = 3\n";
+    env.write(".config/cantle/cantle.toml", user);
+    env.write("cantle.toml", "[profile.deep]\neffort = 'foreign'\n");
+    let config = async |flags: &[&str]| {
+        let exited = env.run(["config", "--json"].iter().chain(flags)).await;
+        assert_eq!(exited.code, Some(0), "{exited:?}");
+        let config: Value = serde_json::from_str(&exited.stdout).unwrap();
+        let value = |name: &str| config["settings"][name]["value"].clone();
+        (
+            value("max_turns"),
+            value("effort"),
+            config["ignored"].to_string(),
+        )
+    };
+    let (turns, effort, ignored) = config(&["--profile", "deep"]).await;
+    assert_eq!((turns, effort), (json!(5), json!("high")));
+    assert!(ignored.contains("profile"), "{ignored}");
+    let (turns, effort, _) = config(&["--profile", "deep", "--max-turns", "2"]).await;
+    assert_eq!((turns, effort), (json!(2), json!("high")));
+    let unknown = env.run(["config", "--profile", "slow"]).await;
+    assert_eq!(unknown.code, Some(2), "{unknown:?}");
+    assert!(
+        unknown.stderr.contains("there are deep, fast"),
+        "{unknown:?}"
+    );
 }
