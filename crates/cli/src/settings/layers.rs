@@ -299,11 +299,10 @@ impl Layers {
 
 /// Returns the profile of this name.
 fn profile(name: &str, profiles: Option<Value>) -> anyhow::Result<Layer> {
-    let mut profiles = match profiles {
-        Some(Value::Object(profiles)) => profiles,
-        _ => bail!(
+    let Some(Value::Object(mut profiles)) = profiles else {
+        bail!(
             "there is no profile `{name}`: write [profile.{name}] and its settings in your own cantle.toml"
-        ),
+        );
     };
     match profiles.remove(name) {
         Some(Value::Object(profile)) => Ok(profile),
