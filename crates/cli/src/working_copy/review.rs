@@ -228,13 +228,15 @@ async fn ask(user: &TerminalUser, origin: &str, files: &[FileDiff<'_>], paint: P
     }
 }
 
-/// Applies changes. Those to files that programs may obey are left out unless the user agrees to each.
+/// Applies changes. Those to files that programs may obey are left out unless the user agrees to each; if nobody can
+/// be asked, the decision is incomplete.
 pub(crate) async fn apply(
     copy: &WorkingCopy,
     changes: &mut Changes,
     user: Option<&TerminalUser>,
 ) -> Decision {
     let mut left_out = Vec::new();
+    let mut is_decided = true;
     for change in &changes.files {
         let Some(name) = change.reserved_name() else {
             continue;
@@ -248,7 +250,9 @@ pub(crate) async fn apply(
             Some(user) => user.read_line(&question).await,
             None => Err(io::ErrorKind::NotFound.into()),
         };
-        if !agreed.is_ok_and(|line| matches!(line.trim().to_lowercase().as_str(), "y" | "yes")) {
+        is_decided &= agreed.is_ok();
+        let agrees = |line: String| matches!(line.trim().to_lowercase().as_str(), "y" | "yes");
+        if !agreed.is_ok_and(agrees) {
             left_out.push(change.path.clone());
         }
     }
@@ -276,7 +280,7 @@ pub(crate) async fn apply(
     }
     Decision {
         text,
-        is_complete: left_out.is_empty(),
+        is_complete: is_decided,
     }
 }
 

@@ -373,7 +373,7 @@ async fn the_user_sees_the_changes_and_decides() {
         stdin.write_all(answer.as_bytes()).await.unwrap();
     }
     let exited = wait_for_exit(child).await;
-    assert_eq!(exited.code, Some(3), "{exited:?}");
+    assert_eq!(exited.code, Some(0), "{exited:?}");
     assert!(shown.contains("+\\u{1b}[2J\\u{202e}\r\n"), "{shown:?}");
     assert!(
         shown.contains(".github/ci may be run or obeyed"),
