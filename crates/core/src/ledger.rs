@@ -100,8 +100,11 @@ pub enum CallPurpose {
 pub struct ToolTotals {
     /// Number of calls.
     pub calls: u64,
-    /// Number of unsuccessful calls.
+    /// Number of unsuccessful calls, without cancelled ones.
     pub failures: u64,
+    /// Number of calls that were cancelled with their run.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub cancelled: u64,
     /// Number of refused calls, which never started.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub refused: u64,
@@ -152,6 +155,13 @@ impl Ledger {
     pub fn record_refused(&mut self, name: &str) {
         self.record_tool(name, false, Duration::ZERO, None);
         self.totals(name).refused += 1;
+    }
+
+    /// Turns the last failure of a tool into a cancelled call.
+    pub fn record_cancelled(&mut self, name: &str) {
+        let totals = self.totals(name);
+        totals.failures = totals.failures.saturating_sub(1);
+        totals.cancelled += 1;
     }
 
     /// Records argument repairs of a call.

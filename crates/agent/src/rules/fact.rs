@@ -176,6 +176,9 @@ pub(crate) struct CallOutcome {
     pub(crate) content: Content,
     pub(crate) success: bool,
     pub(crate) arguments_valid: bool,
+    /// Whether the call did not succeed because its run was cancelled.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(crate) cancelled: bool,
     /// Number of repairs to the arguments.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub(crate) repairs: u32,
@@ -213,6 +216,7 @@ impl CallOutcome {
             content: text.into(),
             success: false,
             arguments_valid: true,
+            cancelled: false,
             repairs: 0,
             arguments: Value::Null,
             metadata: None,

@@ -51,6 +51,9 @@ impl LedgerFold {
             outcome.duration,
             outcome.metadata.clone(),
         );
+        if outcome.cancelled {
+            self.ledger.record_cancelled(tool);
+        }
     }
 
     /// Adds a tool call that was answered without running.

@@ -104,6 +104,7 @@ impl RunningCall {
         let content = scale_images(content).await;
         let mut outcome = CallOutcome::failure(content, self.started.elapsed(), unix_seconds());
         outcome.success = output.success;
+        outcome.cancelled = !output.success && scope.ending.cancellation.is_cancelled();
         outcome.arguments_valid = kind != Some(ToolErrorKind::InvalidArguments);
         outcome.repairs = u32::try_from(repairs).unwrap_or(u32::MAX);
         outcome.arguments = arguments;
@@ -178,6 +179,7 @@ impl RunningCall {
     ) -> CallOutcome {
         let text = format!("{reason} while this call was running.");
         let mut outcome = CallOutcome::failure(text, self.started.elapsed(), unix_seconds());
+        outcome.cancelled = scope.ending.cancellation.is_cancelled();
         outcome.suspended = is_repeatable && scope.suspends_calls();
         let ledger = self.sub_agent.as_ref().map(|call| call.progress.ledger());
         let ledger = ledger.filter(|ledger| !ledger.model_calls.is_empty());

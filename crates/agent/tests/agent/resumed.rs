@@ -403,7 +403,7 @@ async fn a_sub_agent_that_needs_its_whole_grace_is_still_in_its_callers_ledger()
     );
     let helper = &outcome.ledger.sub_agents["helper"][0];
     let leaf = &helper.sub_agents["leaf"][0];
-    assert_eq!(leaf.tools["deaf"].failures, 1);
+    assert_eq!(leaf.tools["deaf"].cancelled, 1);
     assert_eq!(outcome.ledger.reported_usage().total(), 3 * 15);
     session.close().await.unwrap();
 }

@@ -105,8 +105,15 @@ impl Summary {
                 0 => paint.dim(&failures),
                 _ => paint.yellow(&failures),
             };
+            let cancelled = match account.cancelled {
+                0 => String::new(),
+                count => paint.yellow(&format!(" · {count} cancelled")),
+            };
             let took = duration(account.duration);
-            let line = format!("{:width$}  {calls} · {failures} · {took}", one_line(name));
+            let line = format!(
+                "{:width$}  {calls} · {failures}{cancelled} · {took}",
+                one_line(name)
+            );
             rows.push(("tools", line));
         }
         let Unfinished { kept, lost } = &self.unfinished;

@@ -64,6 +64,7 @@ async fn first_signal_cancels_and_saves() {
         for expected in [
             "cancelling; interrupt again to exit immediately",
             "✗ cancelled",
+            "1 call · 0 failed · 1 cancelled · ",
             "cantle-history.json",
         ] {
             assert!(exited.stderr.contains(expected), "{}", exited.stderr);

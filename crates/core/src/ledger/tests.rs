@@ -85,6 +85,7 @@ fn tool_totals_sum_their_calls() {
     let expected = ToolTotals {
         calls: 2,
         failures: 0,
+        cancelled: 0,
         refused: 0,
         repairs: 0,
         duration: Duration::from_secs(3),
@@ -94,6 +95,7 @@ fn tool_totals_sum_their_calls() {
     let expected = ToolTotals {
         calls: 2,
         failures: 1,
+        cancelled: 0,
         refused: 0,
         repairs: 0,
         duration: Duration::from_secs(18),
