@@ -16,7 +16,7 @@ use self::help::{DEMO_HELP, DOCTOR_HELP, EXEC_HELP, RUN_HELP};
 use crate::backend::BackendArg;
 use crate::commands::print;
 use crate::exit::Failure;
-use crate::mcp::McpCommand;
+use crate::mcp::McpArgs;
 use crate::settings::{
     Given, PolicySettings, SandboxSettings, Settings, parse_age, parse_dollars, parse_duration,
 };
@@ -53,9 +53,7 @@ pub(crate) enum Command {
     #[command(subcommand)]
     Runs(RunsCommand),
     Gc(GcArgs),
-    /// Try the MCP servers of a file
-    #[command(subcommand)]
-    Mcp(McpCommand),
+    Mcp(Box<McpArgs>),
     Serve(Box<ServeArgs>),
     Config(Box<ConfigArgs>),
     Trust(TrustArgs),

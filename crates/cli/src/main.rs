@@ -76,9 +76,7 @@ fn main() -> ExitCode {
         Command::Gc(args) => block_on(cancelled, |_| gc::perform(args)),
         Command::Exec(args) => block_on(exec::CANCELLED, |token| exec::perform(args, token)),
         Command::Python(args) => block_on(exec::CANCELLED, |token| python::perform(args, token)),
-        Command::Mcp(command) => {
-            block_on(cancelled, |token| commands::mcp::perform(command, token))
-        }
+        Command::Mcp(args) => block_on(cancelled, |token| commands::mcp::perform(*args, token)),
         Command::Completions { shell } => args::print_completions(shell),
         Command::Config(args) => commands::config::perform(&args),
         Command::Trust(args) => commands::trust::perform(&args),

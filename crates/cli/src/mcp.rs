@@ -1,4 +1,4 @@
-//! The MCP servers of `--mcp FILE`. A file is read only if it is named: it says which programs to start.
+//! The arguments of `cantle mcp`, and the MCP servers of `--mcp FILE`. A file is read only if it is named: it says which programs to start.
 
 use std::path::{Path, PathBuf};
 
@@ -7,7 +7,26 @@ use cantle::backends::local::LocalBackend;
 use cantle::mcp::{McpServer, McpTools};
 
 use crate::environment::variable;
+use crate::settings::{Given, SandboxSettings};
 use crate::trust::read_regular;
+use crate::variables::VariableArgs;
+
+/// Serve a sandbox to an MCP client, or try the MCP servers of a file
+///
+/// Without a subcommand, it speaks MCP over standard input and output, with the tools run_command, run_python, read_file,
+/// write_file and list_files. They work in one sandbox, which the first call opens and the end of standard input removes.
+#[derive(Debug, clap::Args)]
+#[command(args_conflicts_with_subcommands = true)]
+pub(crate) struct McpArgs {
+    #[command(subcommand)]
+    pub(crate) command: Option<McpCommand>,
+
+    #[command(flatten)]
+    pub(crate) sandbox: Given<SandboxSettings>,
+
+    #[command(flatten)]
+    pub(crate) variables: VariableArgs,
+}
 
 #[derive(Debug, clap::Subcommand)]
 pub(crate) enum McpCommand {

@@ -6,6 +6,8 @@
 //!
 //! Calls are never repeated unless the request did not reach the server: a call whose connection is lost ends with the
 //! message that its outcome is unknown, and the next call connects again.
+//!
+//! In the other direction, [`serve_stdio`] offers tools to an MCP client.
 
 #![forbid(unsafe_code)]
 
@@ -18,7 +20,9 @@ mod limits;
 mod names;
 mod provider;
 mod result;
+mod server;
 mod stdio;
 
 pub use self::config::{InvalidMcpConfig, McpServer};
 pub use self::provider::McpTools;
+pub use self::server::serve_stdio;

@@ -1,4 +1,4 @@
-//! Limits on what a server sends.
+//! Limits on what a server or client sends.
 
 /// Maximum size of a message.
 pub(crate) const MAX_MESSAGE_BYTES: usize = 16 << 20;
@@ -21,6 +21,8 @@ pub(crate) const MAX_PARTS: usize = 64;
 pub(crate) const MAX_IMAGES: usize = 8;
 /// Maximum number of questions to the user in one call.
 pub(crate) const MAX_QUESTIONS: usize = 16;
+/// Maximum number of calls of a client that run at the same time.
+pub(crate) const MAX_SERVED_CALLS: usize = 16;
 
 /// Returns the beginning of a text.
 pub(crate) fn clip(text: &str, max_chars: usize) -> String {

@@ -300,6 +300,21 @@ impl PythonSession {
         cancellation: CancellationToken,
         observer: &mut (dyn FnMut(Channel, &Bytes) + Send),
     ) -> Result<Execution, SandboxError> {
+        let limits = CallLimits {
+            timeout: self.settings.timeout,
+            cancellation,
+        };
+        self.execute_within(limits, context, code, observer).await
+    }
+
+    /// Executes code like [`execute_with_observer`](Self::execute_with_observer), with a time limit of its own.
+    pub(crate) async fn execute_within(
+        &self,
+        limits: CallLimits,
+        context: &str,
+        code: &str,
+        observer: &mut (dyn FnMut(Channel, &Bytes) + Send),
+    ) -> Result<Execution, SandboxError> {
         let python = match self.prepare(code).await? {
             Ok(python) => python,
             Err(refused) => return Ok(refused),
@@ -322,10 +337,6 @@ impl PythonSession {
             },
         };
         let had_run = std::mem::replace(&mut state.has_run, true);
-        let limits = CallLimits {
-            timeout: self.settings.timeout,
-            cancellation,
-        };
         let (mut execution, is_usable) = kernel.execute(code, &limits, observer).await?;
         state.kernel = is_usable.then_some(kernel);
         if is_new && had_run {

@@ -26,7 +26,7 @@ use tokio::sync::OnceCell;
 
 use crate::execution::{Execution, ExecutionOutcome, RichResult};
 use crate::interpreter::{Interpreter, PythonSession};
-use crate::kernel::LOST_VARIABLES;
+use crate::kernel::{CallLimits, LOST_VARIABLES};
 
 const NAME: &str = "python";
 /// The context of the model.
@@ -105,6 +105,7 @@ impl ToolProvider for PythonTool {
         let tool = DynTool::new(RunPython {
             session: Arc::clone(&session),
             policy: self.interpreter.policy.clone(),
+            timeout: self.interpreter.timeout,
             images: self.images,
             limits: RenderLimits::default(),
             description: description(&self.interpreter, RenderLimits::default()),
@@ -155,6 +156,7 @@ impl ToolSet for PythonTools {
 struct RunPython {
     session: Arc<PythonSession>,
     policy: Policy,
+    timeout: Duration,
     images: bool,
     limits: RenderLimits,
     description: String,
@@ -168,6 +170,10 @@ struct RunPython {
 struct Params {
     /// The code.
     code: String,
+    /// Time limit in place of the interpreter's, for programs that call the tool. The schema does not have it.
+    #[serde(default)]
+    #[schemars(skip)]
+    timeout: Option<Duration>,
 }
 
 fn description(interpreter: &Interpreter, limits: RenderLimits) -> String {
@@ -372,11 +378,14 @@ impl Tool for RunPython {
                 cx.progress.output(&text);
             }
         };
-        let cancellation = cx.cancellation.clone();
+        let limits = CallLimits {
+            timeout: params.timeout.unwrap_or(self.timeout),
+            cancellation: cx.cancellation.clone(),
+        };
         let before = self.session.listing().await?;
-        let executed =
-            self.session
-                .execute_with_observer(CONTEXT, &params.code, cancellation, &mut observer);
+        let executed = self
+            .session
+            .execute_within(limits, CONTEXT, &params.code, &mut observer);
         let mut execution = executed.await?;
         let after = match (&before, execution.outcome) {
             (None, _) | (_, ExecutionOutcome::Refused | ExecutionOutcome::SetupFailed) => None,

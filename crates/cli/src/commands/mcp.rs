@@ -1,28 +1,51 @@
-//! `cantle mcp`: the servers of an `mcp.json`, tried.
+//! `cantle mcp`: a sandbox for an MCP client, or the servers of an `mcp.json`, tried.
+
+mod tools;
 
 use std::fmt::Write as _;
 use std::time::Instant;
 
+use anyhow::Context as _;
 use cantle::core::ids::RunId;
 use cantle::core::tool::{OpenContext, ToolProvider as _};
-use cantle::mcp::McpServer;
+use cantle::mcp::{McpServer, serve_stdio};
 use futures_util::future::join_all;
 use tokio_util::sync::CancellationToken;
 
+use self::tools::SandboxTools;
+use super::exec::failure;
 use super::print;
+use crate::config;
 use crate::exit::{Code, Failure, FailureExt as _};
-use crate::mcp::{self, McpCommand};
+use crate::mcp::{self, McpArgs, McpCommand};
 use crate::text::clean;
 
 /// Exit code if a server fails.
 const FAILED: u8 = 1;
 
+/// Serves the tools of a sandbox, or tries servers, and returns the exit code.
+pub(crate) async fn perform(args: McpArgs, cancellation: CancellationToken) -> Result<u8, Failure> {
+    match &args.command {
+        Some(command) => try_servers(command, cancellation).await,
+        None => serve(&args, cancellation).await,
+    }
+}
+
+/// Serves the tools until standard input ends or the command is cancelled.
+async fn serve(args: &McpArgs, cancellation: CancellationToken) -> Result<u8, Failure> {
+    let (backend, mut policy) = config::resolve_sandbox(&args.sandbox)?;
+    policy.environment = args.variables.resolve(&[]).usage()?;
+    let tools = SandboxTools::new(backend, policy).usage()?;
+    let served = serve_stdio(tools.list(), cancellation).await;
+    let closed = tools.close().await;
+    served.context("failed to serve MCP").internal()?;
+    closed.map_err(|error| failure(FAILED, &error))?;
+    Ok(0)
+}
+
 /// Connects to every server, prints what it found, and returns the exit code.
-pub(crate) async fn perform(
-    command: McpCommand,
-    cancellation: CancellationToken,
-) -> Result<u8, Failure> {
-    let (file, lists_tools) = match &command {
+async fn try_servers(command: &McpCommand, cancellation: CancellationToken) -> Result<u8, Failure> {
+    let (file, lists_tools) = match command {
         McpCommand::List { file } => (file, true),
         McpCommand::Test { file } => (file, false),
     };

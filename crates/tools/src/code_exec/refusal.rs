@@ -35,7 +35,7 @@ impl CommandRefusal {
         if cmd.trim().is_empty() {
             Some(Self::invalid(
                 "The command is empty.",
-                "Give a command in `cmd`, for example `ls -la`.",
+                "Give a command, for example `ls -la`.",
             ))
         } else if cmd.contains('\0') {
             Some(Self::invalid(

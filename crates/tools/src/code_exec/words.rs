@@ -32,7 +32,7 @@ pub(super) fn split(line: &str) -> Result<Vec<String>, CommandRefusal> {
         // Only a line continuation.
         return Err(CommandRefusal::invalid(
             "The command has no word.",
-            "Give a command in `cmd`, for example `ls -la`.",
+            "Give a command, for example `ls -la`.",
         ));
     }
     Ok(words)

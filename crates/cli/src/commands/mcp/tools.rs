@@ -1,0 +1,329 @@
+//! The tools that `cantle mcp` serves. They share a sandbox, which the first call opens.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use cantle::backends::local::LocalBackend;
+use cantle::core::content::{Content, Part};
+use cantle::core::ids::RunId;
+use cantle::core::policy::Policy;
+use cantle::core::sandbox::{
+    ByteRange, FileKind, Sandbox, SandboxError, SandboxExt as _, SandboxPath,
+};
+use cantle::core::tool::{DynTool, OpenContext, ToolContext, ToolError, ToolOutput, ToolProvider};
+use cantle::python::{Interpreter, PythonTool};
+use cantle::tools::CodeExec;
+use futures_util::StreamExt as _;
+use schemars::JsonSchema;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::json;
+use tokio::sync::Mutex;
+
+use crate::backend::BackendArg;
+use crate::commands::exec;
+
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(300);
+const MAX_TIMEOUT: Duration = Duration::from_secs(3600);
+/// Maximum size of what one call reads of a file.
+const MAX_READ_BYTES: u64 = 40_000;
+/// Maximum number of files that one call lists.
+const MAX_LISTED: usize = 500;
+
+/// The tools, and the sandbox that they share.
+#[derive(Clone)]
+pub(super) struct SandboxTools(Arc<Inner>);
+
+struct Inner {
+    backend: BackendArg,
+    policy: Policy,
+    commands: CodeExec,
+    python: PythonTool,
+    state: Mutex<State>,
+}
+
+enum State {
+    Unopened,
+    Open(Arc<Opened>),
+    Closed,
+}
+
+/// The open sandbox, and the tools that need it.
+struct Opened {
+    sandbox: Arc<dyn Sandbox>,
+    commands: CodeExec,
+    python: DynTool,
+}
+
+#[derive(Deserialize, JsonSchema)]
+struct CommandParams {
+    /// The command; several lines are fine.
+    command: String,
+    /// Time limit in seconds, at most 3600. Default: 300.
+    timeout_s: Option<f64>,
+}
+
+#[derive(Deserialize, JsonSchema)]
+struct PythonParams {
+    /// The code.
+    code: String,
+    /// Time limit in seconds, at most 3600. Default: 300.
+    timeout_s: Option<f64>,
+}
+
+#[derive(Deserialize, JsonSchema)]
+struct ReadParams {
+    /// The file, relative to the working directory.
+    path: String,
+    /// The first byte to read, counted from 0. Default: 0.
+    start: Option<u64>,
+    /// Number of bytes, at most 40000. Default: 40000.
+    length: Option<u64>,
+}
+
+#[derive(Deserialize, JsonSchema)]
+struct WriteParams {
+    /// The file, relative to the working directory.
+    path: String,
+    /// The file's new content.
+    content: String,
+}
+
+#[derive(Deserialize, JsonSchema)]
+struct ListParams {
+    /// The directory, relative to the working directory, which is the default.
+    path: Option<String>,
+}
+
+impl SandboxTools {
+    /// Creates tools for a sandbox of `backend`.
+    ///
+    /// # Errors
+    /// As [`BackendArg::open`].
+    pub(super) fn new(backend: BackendArg, policy: Policy) -> anyhow::Result<Self> {
+        let opened = backend.open(LocalBackend::new())?;
+        let interpreter = Interpreter::new(Arc::clone(&opened)).policy(policy.clone());
+        Ok(Self(Arc::new(Inner {
+            backend,
+            commands: CodeExec::new(opened).policy(policy.clone()),
+            python: PythonTool::new(interpreter).images(true),
+            policy,
+            state: Mutex::new(State::Unopened),
+        })))
+    }
+
+    /// Returns the tools.
+    pub(super) fn list(&self) -> Vec<DynTool> {
+        vec![
+            self.tool(
+                "run_command",
+                "Runs a bash command in the sandbox and returns its exit code, stdout and stderr. Each call is a new \
+                 shell in the working directory: files and background processes stay, variables do not. Standard input \
+                 is empty. Long output is cut in the middle; the result names a file that has all of it.",
+                run_command,
+            ),
+            self.tool(
+                "run_python",
+                "Executes Python code in the sandbox and returns what it prints, the value of its last expression, \
+                 figures of matplotlib, and the traceback of an exception. Variables are kept from call to call, and \
+                 files are those of run_command. Long output is cut in the middle.",
+                run_python,
+            ),
+            self.tool(
+                "read_file",
+                "Reads a text file of the sandbox, or a range of its bytes. If more follows, the result says where to \
+                 read on.",
+                read_file,
+            ),
+            self.tool(
+                "write_file",
+                "Writes a text file in the sandbox, with its parent directories, and replaces an existing one.",
+                write_file,
+            ),
+            self.tool(
+                "list_files",
+                "Lists a directory of the sandbox, not recursively: names, sizes, and `/` after directories.",
+                list_files,
+            ),
+        ]
+    }
+
+    /// Closes the sandbox, if it is open, for good.
+    pub(super) async fn close(&self) -> Result<(), SandboxError> {
+        let mut state = self.0.state.lock().await;
+        match std::mem::replace(&mut *state, State::Closed) {
+            State::Open(opened) => opened.sandbox.close().await,
+            State::Unopened | State::Closed => Ok(()),
+        }
+    }
+
+    fn tool<P, F>(
+        &self,
+        name: &str,
+        description: &str,
+        call: impl Fn(Arc<Opened>, P, ToolContext) -> F + Copy + Send + Sync + 'static,
+    ) -> DynTool
+    where
+        P: DeserializeOwned + JsonSchema + Send + 'static,
+        F: Future<Output = Result<ToolOutput, ToolError>> + Send + 'static,
+    {
+        let tools = self.clone();
+        DynTool::from_fn(name, description, move |params: P, cx: ToolContext| {
+            let tools = tools.clone();
+            async move {
+                let opened = tools.opened(cx.run);
+                let opened = cx.cancellation.run_until_cancelled(opened).await;
+                call(opened.ok_or_else(ToolError::cancelled)??, params, cx).await
+            }
+        })
+    }
+
+    /// Returns the sandbox, and opens it if this is the first call.
+    async fn opened(&self, run: RunId) -> Result<Arc<Opened>, ToolError> {
+        let mut state = self.0.state.lock().await;
+        match &*state {
+            State::Open(opened) => return Ok(Arc::clone(opened)),
+            State::Closed => return Err(ToolError::failed("The sandbox is closed.")),
+            State::Unopened => {}
+        }
+        let opened = exec::open(&self.0.backend, &self.0.policy).await;
+        let sandbox = opened.map_err(|failure| ToolError::failed(failure.to_string()))?;
+        exec::report(sandbox.info(), false).await;
+        let opened = Arc::new(Opened {
+            python: tool_in(&self.0.python, &sandbox, run).await?,
+            commands: self.0.commands.clone(),
+            sandbox,
+        });
+        *state = State::Open(Arc::clone(&opened));
+        Ok(opened)
+    }
+}
+
+/// Returns the one tool of a provider, in an open sandbox.
+async fn tool_in(
+    provider: &dyn ToolProvider,
+    sandbox: &Arc<dyn Sandbox>,
+    run: RunId,
+) -> Result<DynTool, ToolError> {
+    let mut context = OpenContext::new(run);
+    context.sandbox = Some(Arc::clone(sandbox));
+    let failed = |error: String| ToolError::failed(error);
+    let set = provider.open(context).await;
+    let set = set.map_err(|error| failed(error.to_string()))?;
+    let missing = || failed(format!("{} has no tool", provider.name()));
+    set.tools().pop().ok_or_else(missing)
+}
+
+fn time_limit(seconds: Option<f64>) -> Result<Duration, ToolError> {
+    let Some(seconds) = seconds else {
+        return Ok(DEFAULT_TIMEOUT);
+    };
+    let limit = Duration::try_from_secs_f64(seconds).ok();
+    limit
+        .filter(|limit| !limit.is_zero() && *limit <= MAX_TIMEOUT)
+        .ok_or_else(|| ToolError::failed("Argument `timeout_s`: above 0 and at most 3600 seconds."))
+}
+
+fn path_of(path: &str) -> Result<SandboxPath, ToolError> {
+    SandboxPath::new(path).map_err(|error| ToolError::failed(error.to_string()))
+}
+
+async fn run_command(
+    opened: Arc<Opened>,
+    params: CommandParams,
+    cx: ToolContext,
+) -> Result<ToolOutput, ToolError> {
+    let commands = opened.commands.clone();
+    let commands = commands.timeout(time_limit(params.timeout_s)?);
+    let tool = tool_in(&commands, &opened.sandbox, cx.run).await?;
+    tool.call(json!({"cmd": params.command}), cx).await
+}
+
+async fn run_python(
+    opened: Arc<Opened>,
+    params: PythonParams,
+    cx: ToolContext,
+) -> Result<ToolOutput, ToolError> {
+    let timeout = time_limit(params.timeout_s)?;
+    let arguments = json!({"code": params.code, "timeout": timeout});
+    opened.python.call(arguments, cx).await
+}
+
+async fn read_file(
+    opened: Arc<Opened>,
+    params: ReadParams,
+    _: ToolContext,
+) -> Result<ToolOutput, ToolError> {
+    let path = path_of(&params.path)?;
+    let start = params.start.unwrap_or(0);
+    let length = params.length.unwrap_or(MAX_READ_BYTES).min(MAX_READ_BYTES);
+    // One byte more tells whether the file goes on.
+    let range = ByteRange::new(start, length + 1);
+    let mut stream = opened.sandbox.read(&path, range).await?;
+    let mut bytes = BytesMut::new();
+    while let Some(piece) = stream.next().await {
+        bytes.extend_from_slice(&piece?);
+    }
+    let has_more = bytes.len() as u64 > length;
+    bytes.truncate(usize::try_from(length).unwrap_or(usize::MAX));
+    if let Err(error) = std::str::from_utf8(&bytes) {
+        // The range may end within a character.
+        if !has_more || error.error_len().is_some() || error.valid_up_to() == 0 {
+            return Err(ToolError::failed(format!(
+                "`{path}` is no UTF-8 text in this range. Use run_command for other files."
+            )));
+        }
+        bytes.truncate(error.valid_up_to());
+    }
+    let end = start + bytes.len() as u64;
+    let mut parts = vec![Part::Text(String::from_utf8_lossy(&bytes).into_owned())];
+    if has_more {
+        let note = format!("(bytes {start} to {end}; read on with start = {end})");
+        parts.push(Part::Text(note));
+    }
+    Ok(ToolOutput::new(Content::Parts(parts)))
+}
+
+async fn write_file(
+    opened: Arc<Opened>,
+    params: WriteParams,
+    _: ToolContext,
+) -> Result<ToolOutput, ToolError> {
+    let path = path_of(&params.path)?;
+    let size = params.content.len();
+    let data = Bytes::from(params.content);
+    opened.sandbox.write_bytes(&path, data).await?;
+    Ok(ToolOutput::text(format!("Wrote {size} bytes to `{path}`.")))
+}
+
+async fn list_files(
+    opened: Arc<Opened>,
+    params: ListParams,
+    _: ToolContext,
+) -> Result<ToolOutput, ToolError> {
+    let path = match params.path {
+        Some(path) => path_of(&path)?,
+        None => SandboxPath::working_directory(),
+    };
+    let files = opened.sandbox.list(&path).await?;
+    let more = files.len().saturating_sub(MAX_LISTED);
+    let mut lines: Vec<String> = Vec::new();
+    for file in files.iter().take(MAX_LISTED) {
+        let name = file.path.to_string();
+        let name = name.escape_debug();
+        lines.push(match file.kind {
+            FileKind::Directory => format!("{name}/"),
+            FileKind::File => format!("{name} ({} bytes)", file.size_bytes),
+            _ => name.to_string(),
+        });
+    }
+    if more > 0 {
+        lines.push(format!("and {more} more"));
+    }
+    if lines.is_empty() {
+        lines.push("(an empty directory)".to_owned());
+    }
+    Ok(ToolOutput::text(lines.join("\n")))
+}

@@ -1,0 +1,129 @@
+//! The server's side of the protocol: tools for an MCP client on standard input and output.
+
+use std::io;
+use std::sync::Arc;
+
+use cantle_core::content::{Content, Part};
+use cantle_core::ids::RunId;
+use cantle_core::tool::{DynTool, ToolContext, ToolError, ToolOutput};
+use rmcp::ServerHandler;
+use rmcp::model::{
+    CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, ErrorData,
+    Implementation, ListToolsResult, PaginatedRequestParams, ServerCapabilities, ServerConfig,
+    Tool,
+};
+use rmcp::service::{RequestContext, RoleServer, ServerInitializeError, serve_server_with_ct};
+use serde_json::Value;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+
+use crate::limits::{MAX_ERROR_CHARS, MAX_SERVED_CALLS, clip};
+
+/// Serves tools over standard input and output until the input ends or `cancellation` is cancelled. Calls that then run
+/// have a few seconds to end.
+///
+/// A request that the client cancels cancels its call. Messages have up to 16 MiB, and up to 16 calls run at once;
+/// further ones are refused. Nothing else may write to standard output.
+///
+/// # Errors
+/// If the client does not begin with a handshake of the protocol.
+pub async fn serve_stdio(tools: Vec<DynTool>, cancellation: CancellationToken) -> io::Result<()> {
+    let server = ToolServer {
+        tools,
+        run: RunId::new(),
+        calls: Semaphore::new(MAX_SERVED_CALLS),
+    };
+    match serve_server_with_ct(server, rmcp::transport::stdio(), cancellation).await {
+        Ok(service) => service.waiting().await.map(drop).map_err(io::Error::other),
+        Err(ServerInitializeError::ConnectionClosed(_) | ServerInitializeError::Cancelled) => {
+            Ok(())
+        }
+        Err(error) => Err(io::Error::new(
+            io::ErrorKind::InvalidData,
+            clip(&error.to_string(), MAX_ERROR_CHARS),
+        )),
+    }
+}
+
+#[derive(Debug)]
+struct ToolServer {
+    tools: Vec<DynTool>,
+    run: RunId,
+    calls: Semaphore,
+}
+
+impl ToolServer {
+    async fn call(
+        &self,
+        tool: &DynTool,
+        request: CallToolRequestParams,
+        cx: RequestContext<RoleServer>,
+    ) -> Result<ToolOutput, ToolError> {
+        let Ok(_permit) = self.calls.try_acquire() else {
+            let message = format!("{MAX_SERVED_CALLS} calls are running. Call again later.");
+            return Err(ToolError::failed(message));
+        };
+        let arguments = Value::Object(request.arguments.unwrap_or_default());
+        let arguments = tool.parse(&arguments.to_string())?.arguments;
+        let mut context = ToolContext::new(self.run, cx.id.to_string());
+        context.cancellation = cx.ct;
+        tool.call(arguments, context).await
+    }
+}
+
+impl ServerHandler for ToolServer {
+    fn get_info(&self) -> ServerConfig {
+        let capabilities = ServerCapabilities::builder().enable_tools().build();
+        let cantle = Implementation::new("cantle", env!("CARGO_PKG_VERSION"));
+        ServerConfig::new(capabilities).with_server_info(cantle)
+    }
+
+    async fn list_tools(
+        &self,
+        _: Option<PaginatedRequestParams>,
+        _: RequestContext<RoleServer>,
+    ) -> Result<ListToolsResult, ErrorData> {
+        let tools = self.tools.iter().map(|tool| {
+            let spec = tool.spec();
+            let schema = spec.parameters().as_object().cloned().unwrap_or_default();
+            Tool::new(
+                spec.name().to_owned(),
+                spec.description().to_owned(),
+                Arc::new(schema),
+            )
+        });
+        Ok(ListToolsResult::with_all_items(tools.collect()))
+    }
+
+    async fn call_tool(
+        &self,
+        request: CallToolRequestParams,
+        cx: RequestContext<RoleServer>,
+    ) -> Result<CallToolResponse, ErrorData> {
+        let Some(tool) = self.tools.iter().find(|tool| tool.name() == request.name) else {
+            let name = clip(&request.name, 100);
+            let message = format!("there is no tool `{name}`");
+            return Err(ErrorData::invalid_params(message, None));
+        };
+        Ok(match self.call(tool, request, cx).await {
+            Ok(output) if output.success => CallToolResult::success(blocks(output.content)),
+            Ok(output) => CallToolResult::error(blocks(output.content)),
+            Err(error) => CallToolResult::error(vec![ContentBlock::text(error.to_string())]),
+        }
+        .into())
+    }
+}
+
+/// Converts content. MCP knows no video, which no tool here returns.
+fn blocks(content: Content) -> Vec<ContentBlock> {
+    match content {
+        Content::Text(text) => vec![ContentBlock::text(text)],
+        Content::Parts(parts) => parts
+            .into_iter()
+            .map(|part| match part {
+                Part::Text(text) => ContentBlock::text(text),
+                Part::Media(media) => ContentBlock::image(media.base64(), media.mime_type()),
+            })
+            .collect(),
+    }
+}
