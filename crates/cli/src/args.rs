@@ -14,8 +14,6 @@ use clap::{CommandFactory as _, Parser as _};
 
 use self::help::{DEMO_HELP, DOCTOR_HELP, EXEC_HELP, RUN_HELP};
 use crate::backend::BackendArg;
-use crate::commands::print;
-use crate::exit::Failure;
 use crate::mcp::McpArgs;
 use crate::settings::{
     Given, PolicySettings, SandboxSettings, Settings, parse_age, parse_dollars, parse_duration,
@@ -574,12 +572,11 @@ pub(crate) fn parse() -> Command {
     Cli::parse().command
 }
 
-/// Prints the script that completes command lines in a shell, and returns the exit code.
-pub(crate) fn print_completions(shell: clap_complete::Shell) -> Result<u8, Failure> {
+/// Returns the script that completes command lines in a shell.
+pub(crate) fn completions(shell: clap_complete::Shell) -> Vec<u8> {
     let mut script = Vec::new();
     clap_complete::generate(shell, &mut Cli::command(), "cantle", &mut script);
-    print(script)?;
-    Ok(0)
+    script
 }
 
 /// Returns the command line `cantle run --resume RUN`.

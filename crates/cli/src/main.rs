@@ -77,7 +77,7 @@ fn main() -> ExitCode {
         Command::Exec(args) => block_on(exec::CANCELLED, |token| exec::perform(args, token)),
         Command::Python(args) => block_on(exec::CANCELLED, |token| python::perform(args, token)),
         Command::Mcp(args) => block_on(cancelled, |token| commands::mcp::perform(*args, token)),
-        Command::Completions { shell } => args::print_completions(shell),
+        Command::Completions { shell } => commands::print(args::completions(shell)).map(|()| 0),
         Command::Config(args) => commands::config::perform(&args),
         Command::Trust(args) => commands::trust::perform(&args),
         Command::Serve(args) => {

@@ -228,7 +228,7 @@ async fn ask(user: &TerminalUser, origin: &str, files: &[FileDiff<'_>], paint: P
     }
 }
 
-/// Applies changes. Those to files that programs may obey are left out unless the user agrees to each; if nobody can
+/// Applies changes. Those to files that programs may obey are left out unless the user agrees to each; if no user can
 /// be asked, the decision is incomplete.
 pub(crate) async fn apply(
     copy: &WorkingCopy,
