@@ -178,7 +178,7 @@ impl Task {
         if let (Some(workdir), Some(changes)) = (&self.workdir, changes) {
             let user = user.as_ref().filter(|_| is_complete);
             let decided = workdir
-                .decide(changes, outcome.run, user, display.paint())
+                .decide(changes, outcome.run, (user, is_complete), display.paint())
                 .await;
             let decision = decided.internal()?;
             display

@@ -304,8 +304,9 @@ async fn apply(state: &StateDir, name: &str, how: ApplyArgs) -> Result<u8, Failu
     let files = changes.clone();
     let files = copy.diff(&files).internal()?;
     if how.diff {
-        let patch = files.iter().flat_map(|file| file.patch.iter().copied());
-        print(patch.collect::<Vec<_>>())?;
+        for file in &files {
+            print(copy.patch(file).internal()?)?;
+        }
         return Ok(0);
     }
     if how.revert {

@@ -29,8 +29,6 @@ pub(crate) struct FileDiff<'c> {
     pub(crate) added_lines: usize,
     pub(crate) removed_lines: usize,
     pub(crate) is_binary: bool,
-    /// The patch of this file.
-    pub(crate) patch: Vec<u8>,
 }
 
 impl WorkingCopy {
@@ -56,22 +54,32 @@ impl WorkingCopy {
         let is_source = |change: &&Change| !renames.values().any(|from| *from == change.path);
         let shown = changes.files.iter().filter(is_source);
         shown
-            .map(|change| self.file_diff(change, renames.get(&*change.path).copied()))
+            .map(|change| {
+                let from = renames.get(&*change.path).copied();
+                Ok(self.compare(change, from)?.0)
+            })
             .collect()
     }
 
-    fn file_diff<'c>(
+    /// Returns the patch of a file; not of all at once, which may be large. Blocks.
+    ///
+    /// # Errors
+    /// As [`diff`](Self::diff).
+    pub(crate) fn patch(&self, file: &FileDiff<'_>) -> anyhow::Result<Vec<u8>> {
+        Ok(self.compare(file.change, file.renamed_from)?.1)
+    }
+
+    fn compare<'c>(
         &self,
         change: &'c Change,
         renamed_from: Option<&'c str>,
-    ) -> anyhow::Result<FileDiff<'c>> {
+    ) -> anyhow::Result<(FileDiff<'c>, Vec<u8>)> {
         let mut diff = FileDiff {
             change,
             renamed_from,
             added_lines: 0,
             removed_lines: 0,
             is_binary: false,
-            patch: Vec::new(),
         };
         let (from, to) = (renamed_from.unwrap_or(&change.path), &*change.path);
         let (a, b) = (quoted("a", from), quoted("b", to));
@@ -90,10 +98,10 @@ impl WorkingCopy {
             let (from, to) = (quoted("", from), quoted("", to));
             patch += &format!("similarity index 100%\nrename from {from}\nrename to {to}\n");
         }
-        diff.patch = patch.into_bytes();
+        let mut patch = patch.into_bytes();
         let digest = |version: &Option<Version>| version.as_ref().map(|it| it.sha256.clone());
         if renamed_from.is_some() || digest(&change.old) == digest(&change.new) {
-            return Ok(diff);
+            return Ok((diff, patch));
         }
         let read = |tree, version: &Option<Version>| match version {
             Some(_) => {
@@ -116,8 +124,8 @@ impl WorkingCopy {
         };
         if is_binary(&old) || is_binary(&new) {
             diff.is_binary = true;
-            writeln!(diff.patch, "Binary files {a} and {b} differ")?;
-            return Ok(diff);
+            writeln!(patch, "Binary files {a} and {b} differ")?;
+            return Ok((diff, patch));
         }
         let text = TextDiff::configure()
             .timeout(DEADLINE)
@@ -131,12 +139,12 @@ impl WorkingCopy {
         }
         for (index, hunk) in text.unified_diff().iter_hunks().enumerate() {
             if index == 0 {
-                writeln!(diff.patch, "--- {a}\n+++ {b}")?;
+                writeln!(patch, "--- {a}\n+++ {b}")?;
             }
             // Not all hunks at once, which would replace what is not UTF-8.
-            hunk.to_writer(&mut diff.patch)?;
+            hunk.to_writer(&mut patch)?;
         }
-        Ok(diff)
+        Ok((diff, patch))
     }
 }
 

@@ -87,39 +87,65 @@ pub(crate) fn summary(changes: &Changes, files: &[FileDiff<'_>], paint: Paint) -
     text
 }
 
-/// Returns the diff for a terminal, cut after a number of lines.
-fn shown(files: &[FileDiff<'_>], max_lines: usize, paint: Paint) -> String {
-    let mut text = String::new();
-    let patches = files
+/// Shows the diff at a terminal, cut after a number of lines.
+fn show(
+    user: &TerminalUser,
+    copy: &WorkingCopy,
+    files: &[FileDiff<'_>],
+    max_lines: usize,
+    paint: Paint,
+) -> anyhow::Result<()> {
+    let mut room = max_lines;
+    for (index, file) in files.iter().enumerate() {
+        let patch = copy.patch(file)?;
+        let patch = String::from_utf8_lossy(&patch);
+        let mut lines = patch.lines();
+        let mut text = String::new();
+        for line in lines.by_ref().take(room) {
+            room -= 1;
+            let _ = writeln!(text, "{}", painted(line, paint));
+        }
+        let more = lines.count();
+        if more > 0 {
+            let files = match files.len() - index - 1 {
+                0 => String::new(),
+                more => format!(" and {} more", plural(more as u64, "file", "files")),
+            };
+            let rest = format!("… {more} more lines of this file{files}; d shows them");
+            let _ = writeln!(text, "{}", paint.dim(&rest));
+        }
+        user.show(&text)?;
+        if more > 0 {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn painted(line: &str, paint: Paint) -> String {
+    let shown = for_display(line);
+    let is_head = ["+++", "---", "diff "]
         .iter()
-        .map(|file| String::from_utf8_lossy(&file.patch));
-    let patches: String = patches.collect();
-    let mut lines = patches.lines();
-    for line in lines.by_ref().take(max_lines) {
-        let shown = for_display(line);
-        let painted = match line.chars().next() {
-            _ if line.starts_with("+++")
-                || line.starts_with("---")
-                || line.starts_with("diff ") =>
-            {
-                paint.bold(&shown)
-            }
-            Some('+') => paint.green(&shown),
-            Some('-') => paint.red(&shown),
-            Some('@') => paint.dim(&shown),
-            _ => shown,
-        };
-        text.push_str(&painted);
-        text.push('\n');
+        .any(|start| line.starts_with(start));
+    match line.chars().next() {
+        _ if is_head => paint.bold(&shown),
+        Some('+') => paint.green(&shown),
+        Some('-') => paint.red(&shown),
+        Some('@') => paint.dim(&shown),
+        _ => shown,
     }
-    if let more @ 1.. = lines.count() {
-        let _ = writeln!(
-            text,
-            "{}",
-            paint.dim(&format!("… {more} more lines; d shows them"))
-        );
+}
+
+/// Writes the patches of all files.
+fn write_patch(
+    copy: &WorkingCopy,
+    files: &[FileDiff<'_>],
+    mut to: impl io::Write,
+) -> anyhow::Result<()> {
+    for file in files {
+        to.write_all(&copy.patch(file)?)?;
     }
-    text
+    Ok(())
 }
 
 /// The changes of a run, and what became of them.
@@ -133,7 +159,7 @@ pub(crate) struct Decision {
 
 impl Review {
     /// Writes the diff where it was asked for, and applies, rejects or keeps the changes: as given, or else as the user
-    /// decides. `show` displays text.
+    /// decides. Of a run that has not finished, nothing is applied unasked.
     ///
     /// # Errors
     /// If the diff can't be written. That changes can't be applied is a decision with `is_complete` false.
@@ -141,19 +167,16 @@ impl Review {
         &self,
         copy: &WorkingCopy,
         changes: &mut Changes,
-        user: Option<&TerminalUser>,
+        (user, has_finished): (Option<&TerminalUser>, bool),
         how_later: &str,
         paint: Paint,
     ) -> anyhow::Result<Decision> {
         let files = changes.clone();
         let files = copy.diff(&files)?;
         if let Some(path) = &self.diff {
-            let patch: Vec<u8> = files
-                .iter()
-                .flat_map(|file| file.patch.iter().copied())
-                .collect();
-            std::fs::write(path, patch)
-                .with_context(|| format!("failed to write {}", path.display()))?;
+            let failed = || format!("failed to write {}", path.display());
+            let file = std::fs::File::create(path).with_context(failed)?;
+            write_patch(copy, &files, file).with_context(failed)?;
         }
         let origin = copy.origin.display().to_string();
         let mut text = match changes.files.len() {
@@ -173,11 +196,12 @@ impl Review {
             }
             return Ok(Decision { text, is_complete });
         }
-        let mut answer = self.apply.then_some(Answer::Apply);
+        let mut answer = (self.apply && has_finished).then_some(Answer::Apply);
         if let (None, None, Some(user)) = (answer, &self.diff, user) {
-            user.show(&format!("{text}\n{}", shown(&files, SHOWN_LINES, paint)))?;
+            user.show(&format!("{text}\n"))?;
+            show(user, copy, &files, SHOWN_LINES, paint)?;
             text.clear();
-            answer = Some(ask(user, &origin, &files, paint).await);
+            answer = Some(ask(user, copy, &files, paint).await);
         }
         match answer {
             Some(Answer::Apply) => {
@@ -208,10 +232,15 @@ enum Answer {
 }
 
 /// Asks until there is an answer. Without one, the changes are kept.
-async fn ask(user: &TerminalUser, origin: &str, files: &[FileDiff<'_>], paint: Paint) -> Answer {
+async fn ask(
+    user: &TerminalUser,
+    copy: &WorkingCopy,
+    files: &[FileDiff<'_>],
+    paint: Paint,
+) -> Answer {
     let question = format!(
         "Apply these changes to {}? [y]es / [n]o, keep them / [r]eject / [d]iff in full > ",
-        for_decision(origin)
+        for_decision(&copy.origin.display().to_string())
     );
     loop {
         let Ok(line) = user.read_line(&question).await else {
@@ -221,7 +250,7 @@ async fn ask(user: &TerminalUser, origin: &str, files: &[FileDiff<'_>], paint: P
             "y" | "yes" => return Answer::Apply,
             "n" | "no" => return Answer::Keep,
             "r" | "reject" => return Answer::Reject,
-            "d" | "diff" if user.show(&shown(files, usize::MAX, paint)).is_ok() => {}
+            "d" | "diff" if show(user, copy, files, usize::MAX, paint).is_ok() => {}
             _ if user.show("  Please answer y, n, r or d.\n").is_ok() => {}
             _ => return Answer::Keep,
         }

@@ -130,7 +130,7 @@ impl Workdir {
         &self,
         mut changes: Changes,
         run: RunId,
-        user: Option<&TerminalUser>,
+        (user, has_finished): (Option<&TerminalUser>, bool),
         paint: Paint,
     ) -> anyhow::Result<Decision> {
         let how_later = match self.is_kept {
@@ -139,7 +139,13 @@ impl Workdir {
         };
         let decision = self
             .review
-            .decide(&self.copy, &mut changes, user, &how_later, paint)
+            .decide(
+                &self.copy,
+                &mut changes,
+                (user, has_finished),
+                &how_later,
+                paint,
+            )
             .await;
         if !self.is_kept {
             self.copy.remove()?;

@@ -129,6 +129,16 @@ async fn changes_are_applied_or_rejected_as_flags_say() {
         "{patch}"
     );
 
+    // Half of the work is not applied unasked.
+    let half = work(&env, &["--apply", "--no-keep", "--max-turns", "1"]).await;
+    assert_eq!(half.code, Some(3), "{half:?}");
+    assert!(
+        half.stderr
+            .contains("Nothing was written yet: the run is not kept"),
+        "{half:?}"
+    );
+    assert_original(&env);
+
     let applied = work(&env, &["--apply", "--no-keep"]).await;
     assert_eq!(applied.code, Some(0), "{applied:?}");
     assert_changed(&env);
