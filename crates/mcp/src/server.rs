@@ -1,11 +1,13 @@
 //! The server's side of the protocol: tools for an MCP client on standard input and output.
 
 use std::io;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use cantle_core::content::{Content, Part};
 use cantle_core::ids::RunId;
 use cantle_core::tool::{DynTool, ToolContext, ToolError, ToolOutput};
+use futures_util::FutureExt as _;
 use rmcp::ServerHandler;
 use rmcp::model::{
     CallToolRequestParams, CallToolResponse, CallToolResult, ContentBlock, ErrorData,
@@ -28,11 +30,7 @@ use crate::limits::{MAX_ERROR_CHARS, MAX_SERVED_CALLS, clip};
 /// # Errors
 /// If the client does not begin with a handshake of the protocol.
 pub async fn serve_stdio(tools: Vec<DynTool>, cancellation: CancellationToken) -> io::Result<()> {
-    let server = ToolServer {
-        tools,
-        run: RunId::new(),
-        calls: Semaphore::new(MAX_SERVED_CALLS),
-    };
+    let server = ToolServer::new(tools);
     match serve_server_with_ct(server, rmcp::transport::stdio(), cancellation).await {
         Ok(service) => service.waiting().await.map(drop).map_err(io::Error::other),
         Err(ServerInitializeError::ConnectionClosed(_) | ServerInitializeError::Cancelled) => {
@@ -53,6 +51,14 @@ struct ToolServer {
 }
 
 impl ToolServer {
+    fn new(tools: Vec<DynTool>) -> Self {
+        Self {
+            tools,
+            run: RunId::new(),
+            calls: Semaphore::new(MAX_SERVED_CALLS),
+        }
+    }
+
     async fn call(
         &self,
         tool: &DynTool,
@@ -67,7 +73,10 @@ impl ToolServer {
         let arguments = tool.parse(&arguments.to_string())?.arguments;
         let mut context = ToolContext::new(self.run, cx.id.to_string());
         context.cancellation = cx.ct;
-        tool.call(arguments, context).await
+        let called = AssertUnwindSafe(tool.call(arguments, context)).catch_unwind();
+        called
+            .await
+            .unwrap_or_else(|payload| Err(ToolError::from_panic(&*payload)))
     }
 }
 
@@ -125,5 +134,31 @@ fn blocks(content: Content) -> Vec<ContentBlock> {
                 Part::Media(media) => ContentBlock::image(media.base64(), media.mime_type()),
             })
             .collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cantle_core::tool::ToolSpec;
+    use rmcp::ServiceExt as _;
+    use serde_json::json;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_tool_that_panics_is_a_failed_call() {
+        let spec = ToolSpec::new("panics", "Panics.", json!({"type": "object"}));
+        let tool = DynTool::from_schema(spec, async |_, _| panic!("out of cheese"));
+        let (here, there) = tokio::io::duplex(1 << 16);
+        let (server, client) =
+            tokio::join!(ToolServer::new(vec![tool]).serve(there), ().serve(here));
+        let (_server, client) = (server.unwrap(), client.unwrap());
+        for _ in 0..2 {
+            let call = CallToolRequestParams::new("panics");
+            let result = client.call_tool(call).await.unwrap();
+            assert_eq!(result.is_error, Some(true));
+            let text = serde_json::to_string(&result.content).unwrap();
+            assert!(text.contains("out of cheese"), "{text}");
+        }
     }
 }
