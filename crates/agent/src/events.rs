@@ -102,6 +102,24 @@ impl RunStore {
     }
 }
 
+impl RunStore {
+    /// Returns the conversation of a run as it is now, for [`SessionOptions::history`](crate::SessionOptions::history).
+    /// Blocks.
+    ///
+    /// # Errors
+    /// As [`events`](Self::events).
+    pub fn conversation(&self, run: RunId) -> Result<Vec<Message>, StoreError> {
+        let JournalContent { header, facts, .. } = self.read(run)?;
+        let tools = Arc::new(header.tool_traits());
+        let machine = Machine::replay(header.rules, tools, header.messages, facts);
+        let (messages, _, _) = machine.into_parts();
+        Ok(messages
+            .iter()
+            .map(|message| Message::clone(message))
+            .collect())
+    }
+}
+
 /// The run that events belong to.
 #[derive(Clone, Copy)]
 struct Origin {

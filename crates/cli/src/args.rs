@@ -200,7 +200,7 @@ pub(crate) struct GcArgs {
 }
 
 /// Run a task: a model works on it with commands in a sandbox and delivers files
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 #[command(after_long_help = RUN_HELP)]
 pub(crate) struct RunArgs {
     /// The task, as one argument; `-` reads it from standard input
@@ -295,8 +295,17 @@ pub(crate) struct RunArgs {
         help_heading = "Resuming")]
     pub(crate) resume: Option<String>,
 
-    /// Resume in a new sandbox if the run's own is gone; its files are lost
-    #[arg(long, requires = "resume", help_heading = "Resuming")]
+    /// Give an earlier run another task: its id, a prefix of it, or `last`
+    ///
+    /// The model sees the conversation so far. Settings are as they were, except those given by flags. An unfinished
+    /// run's sandbox goes on; of a finished run, the delivered files are copied into a new one, and with --workdir a
+    /// new copy of the directory is taken.
+    #[arg(long = "continue", value_name = "RUN", conflicts_with_all = ["resume", "history", "record", "replay"],
+        help_heading = "Resuming")]
+    pub(crate) earlier: Option<String>,
+
+    /// Go on in a new sandbox if the run's own is gone; its files are lost
+    #[arg(long, help_heading = "Resuming")]
     pub(crate) fresh_sandbox: bool,
 
     /// Do not keep the run for resuming
@@ -337,7 +346,7 @@ pub(crate) struct RunArgs {
 }
 
 /// Files that a run gets.
-#[derive(Debug, clap::Args)]
+#[derive(Clone, Debug, clap::Args)]
 #[command(next_help_heading = "Files")]
 pub(crate) struct InputArgs {
     /// Input file, directory or quoted pattern; can be repeated

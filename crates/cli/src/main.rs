@@ -12,6 +12,7 @@ mod client;
 mod commands;
 mod config;
 mod display;
+mod earlier_run;
 mod endpoint;
 mod environment;
 mod exit;

@@ -39,6 +39,9 @@ pub(crate) struct SavedSettings {
     /// The directory that the run works on.
     #[serde(default)]
     pub(crate) working_copy: Option<WorkingCopy>,
+    /// The directory of skills.
+    #[serde(default)]
+    pub(crate) skills: Option<PathBuf>,
     /// Whether the model could ask the user.
     pub(crate) asks_user: bool,
     #[serde(default, rename = "offers")]
@@ -90,6 +93,7 @@ impl SavedSettings {
             output_dir: args.output_dir.as_ref().map(absolute).transpose()?,
             started_in: std::env::current_dir().unwrap_or_default(),
             working_copy: working_copy.cloned(),
+            skills: args.skills.as_ref().map(absolute).transpose()?,
             asks_user,
             extra_tools: ExtraTools::default(),
             sub_agents: sub_agents.to_vec(),
@@ -105,6 +109,11 @@ impl SavedSettings {
             upgrade(kept, &model)?;
         }
         serde_json::from_value(kept)
+    }
+
+    /// Whether the run's model calls were answered by a recording.
+    pub(crate) fn is_replay(&self) -> bool {
+        self.replay.is_some()
     }
 
     /// Returns the configuration of the resumed run: as it was, except for what flags change.

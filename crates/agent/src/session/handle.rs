@@ -52,6 +52,7 @@ impl Session {
             outputs,
             working_copy_of,
             history,
+            sandbox,
             budget,
             answers_approvals,
             store,
@@ -87,7 +88,7 @@ impl Session {
         let request = OpenRequest {
             inputs,
             durable: store.is_some(),
-            reattach: None,
+            reattach: sandbox,
             skills: skills.map(Arc::new).or(inherited),
             principal,
             progress,

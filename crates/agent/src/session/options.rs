@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cantle_core::message::Message;
 use cantle_core::principal::Principal;
-use cantle_core::sandbox::OutputOptions;
+use cantle_core::sandbox::{OutputOptions, SandboxHandle};
 use cantle_core::tool::Progress;
 use serde_json::Value;
 
@@ -35,6 +35,8 @@ pub struct SessionOptions {
     pub working_copy_of: Option<String>,
     /// A conversation to continue. A system message at its start is replaced.
     pub history: Vec<Message>,
+    /// The sandbox of an earlier run to go on in, with its files, instead of a new one. It is removed as a new one is.
+    pub sandbox: Option<SandboxHandle>,
     /// The budget of each run.
     pub budget: Budget,
     /// Whether the holder of a run decides on calls that need approval. Otherwise the agent's user
@@ -166,6 +168,12 @@ impl SessionOptions {
     /// Sets the conversation to continue.
     pub fn history(mut self, messages: Vec<Message>) -> Self {
         self.history = messages;
+        self
+    }
+
+    /// Sets the sandbox of an earlier run to go on in. No other session must go on in it.
+    pub fn in_sandbox(mut self, sandbox: SandboxHandle) -> Self {
+        self.sandbox = Some(sandbox);
         self
     }
 

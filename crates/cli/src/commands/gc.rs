@@ -12,11 +12,12 @@ use cantle::core::policy::{Policy, Strictness};
 use cantle::core::sandbox::{
     Backend as _, SandboxContext, SandboxError, SandboxErrorKind, SandboxHandle,
 };
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::print;
 use crate::args::GcArgs;
 use crate::backend;
+use crate::earlier_run::directory_of;
 use crate::exit::Failure;
 use crate::saved_settings::SavedSettings;
 use crate::state_dir::StateDir;
@@ -163,10 +164,7 @@ fn directories_in_journals(state: &StateDir) -> Result<HashSet<PathBuf>, String>
     let mut named = HashSet::new();
     while let Some(run) = runs.pop() {
         runs.extend(run.sub_agents());
-        let token = run.sandbox.map(|handle| handle.token).unwrap_or_default();
-        let token: Value = serde_json::from_str(&token).unwrap_or_default();
-        let directory = token.get("directory").and_then(Value::as_str);
-        named.extend(directory.map(PathBuf::from));
+        named.extend(run.sandbox.as_ref().and_then(directory_of));
     }
     Ok(named)
 }

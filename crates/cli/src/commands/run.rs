@@ -15,6 +15,7 @@ use cantle::core::sandbox::OutputOptions;
 use cantle::core::tool::ChannelUser;
 use cantle::tools::user_input;
 use serde_json::Value;
+use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
 
 use crate::agent;
@@ -24,6 +25,7 @@ use crate::ask::TerminalUser;
 use crate::client::{self, RunClient};
 use crate::config::{ModelSource, RunConfig};
 use crate::display::Display;
+use crate::earlier_run::{self, EarlierRun};
 use crate::exit::{Code, Failure, FailureExt as _};
 use crate::extra_tools::ExtraTools;
 use crate::images;
@@ -50,6 +52,8 @@ pub(crate) struct PreparedRun {
     /// Messages for the user.
     remarks: Vec<String>,
     user: Option<TerminalUser>,
+    /// The delivered files of the earlier run, until they are in the sandbox.
+    delivered: Option<TempDir>,
 }
 
 /// How a run starts.
@@ -81,15 +85,30 @@ impl Start {
 
 /// Reads everything that a run needs, so that errors are reported before it starts.
 pub(crate) fn prepare(args: &RunArgs) -> Result<PreparedRun, Failure> {
-    match &args.resume {
-        Some(name) => prepare_resume(args, name),
-        None => prepare_new(args),
+    match (&args.resume, &args.earlier) {
+        (Some(name), _) => prepare_resume(args, name),
+        (None, Some(name)) => {
+            let earlier = EarlierRun::find(name, args.fresh_sandbox).usage()?;
+            prepare_new(&earlier.complete(args), Some(earlier))
+        }
+        (None, None) if args.fresh_sandbox => {
+            let message =
+                "--fresh-sandbox goes with --resume or --continue: other runs have a new sandbox";
+            Err(anyhow::anyhow!(message)).usage()
+        }
+        (None, None) => prepare_new(args, None),
     }
 }
 
-fn prepare_new(args: &RunArgs) -> Result<PreparedRun, Failure> {
-    let mut config = RunConfig::resolve(&args.settings, args.replay.as_deref())?;
-    config.policy.environment = args.variables.resolve(&[]).usage()?;
+/// Prepares a new run, which may go on from an earlier one; `args` are complete then.
+fn prepare_new(args: &RunArgs, earlier: Option<EarlierRun>) -> Result<PreparedRun, Failure> {
+    let saved = earlier.as_ref().map(|it| &it.saved);
+    let mut config = match saved {
+        Some(saved) => saved.config(args).usage()?,
+        None => RunConfig::resolve(&args.settings, args.replay.as_deref())?,
+    };
+    let variables = saved.map_or(&[][..], |saved| &saved.variables);
+    config.policy.environment = args.variables.resolve(variables).usage()?;
     let task = task_text::read(args.task.as_deref(), &args.more).usage()?;
     let task = images::with_images(task, &args.image).usage()?;
     let schema = args
@@ -97,7 +116,8 @@ fn prepare_new(args: &RunArgs) -> Result<PreparedRun, Failure> {
         .as_deref()
         .map(read_schema)
         .transpose()
-        .usage()?;
+        .usage()?
+        .or_else(|| saved?.schema.clone());
     let mut options = SessionOptions::default().budget(budget(args));
     options.input_files.clone_from(&args.inputs.input);
     options.inputs.exclude.clone_from(&args.inputs.exclude);
@@ -123,12 +143,25 @@ fn prepare_new(args: &RunArgs) -> Result<PreparedRun, Failure> {
             .usage()?;
     }
     let sub_agents = args.sub_agents.as_deref().map(sub_agents::read);
-    let sub_agents = sub_agents.transpose().usage()?.unwrap_or_default();
+    let sub_agents = sub_agents
+        .transpose()
+        .usage()?
+        .or_else(|| Some(saved?.sub_agents.clone()))
+        .unwrap_or_default();
     let (channel, user) = TerminalUser::find().internal()?.unzip();
     let mut local = LocalBackend::new();
     let mut remarks: Vec<_> = occupied_names_remark(&options).into_iter().collect();
     let mut workdir = Workdir::new(&args.workdir, &mut options).usage()?;
-    if !args.inputs.no_agents_md && args.history.is_none() {
+    let has_history = args.history.is_some() || earlier.is_some();
+    let delivered = match earlier {
+        Some(earlier) => {
+            let (remark, delivered) = earlier.add_to(&mut options).internal()?;
+            remarks.push(remark);
+            delivered
+        }
+        None => None,
+    };
+    if !args.inputs.no_agents_md && !has_history {
         let directory = args.workdir.workdir.as_deref().unwrap_or(Path::new("."));
         let notes = agents_md::find(directory, args.settings.trusts_directory());
         let instructions = &mut config.settings.system_prompt;
@@ -175,12 +208,15 @@ fn prepare_new(args: &RunArgs) -> Result<PreparedRun, Failure> {
     };
     let start = Start::New(Box::new(options));
     let target = (output_dir, workdir);
-    definition.prepare(args, start, task, target, remarks)
+    let mut prepared = definition.prepare(args, start, task, target, remarks)?;
+    prepared.delivered = delivered;
+    Ok(prepared)
 }
 
 fn prepare_resume(args: &RunArgs, name: &str) -> Result<PreparedRun, Failure> {
     let state = StateDir::find().usage()?;
     let kept = state.find_run(name).usage()?;
+    earlier_run::check_sandbox(&state.runs(), &kept).usage()?;
     let saved = SavedSettings::read(kept.note.clone())
         .with_context(|| format!("run {} was not started by `cantle run`", kept.run))
         .usage()?;
@@ -352,6 +388,7 @@ impl Definition<'_> {
             display: args.display,
             remarks,
             user: self.user,
+            delivered: None,
         })
     }
 }
@@ -384,6 +421,7 @@ impl PreparedRun {
                 workdir.discard();
             }
         })?;
+        drop(self.delivered);
         if let Some(workdir) = &self.task.workdir
             && let Err(error) = workdir
                 .note_before(session.sandbox().map(AsRef::as_ref))

@@ -18,6 +18,7 @@ use crate::args::{ApplyArgs, RunFilter, RunsCommand, TranscriptFormat};
 use crate::ask::TerminalUser;
 use crate::backend;
 use crate::display::{Display, Paint};
+use crate::earlier_run;
 use crate::exit::{Code, Failure, FailureExt as _};
 use crate::saved_settings::SavedSettings;
 use crate::state_dir::StateDir;
@@ -241,7 +242,9 @@ async fn remove(state: &StateDir, names: &[String], which: RunFilter) -> Result<
         check_idle(run)?;
         let mut all = vec![run.clone()];
         while let Some(run) = all.pop() {
-            remove_sandbox(&run).await.internal()?;
+            if !earlier_run::is_shared(&store, &run).internal()? {
+                remove_sandbox(&run).await.internal()?;
+            }
             all.extend(run.sub_agents());
         }
         if let Some(copy) = working_copy(run) {

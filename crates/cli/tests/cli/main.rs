@@ -16,6 +16,7 @@ mod docs;
 mod doctor;
 mod exec;
 mod failures;
+mod going_on;
 mod interrupts;
 mod limits;
 mod mcp;

@@ -1,0 +1,216 @@
+//! The earlier run that `cantle run --continue` goes on from.
+
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use cantle::agent::{KeptRun, KeptStatus, RunStore, SessionOptions};
+use cantle::core::event::EventKind;
+use cantle::core::ids::RunId;
+use cantle::core::message::Message;
+use cantle::core::sandbox::SandboxHandle;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::args::RunArgs;
+use crate::saved_settings::SavedSettings;
+use crate::state_dir::StateDir;
+use crate::text::plural;
+
+/// A kept run that gets another task.
+pub(crate) struct EarlierRun {
+    pub(crate) saved: SavedSettings,
+    run: KeptRun,
+    conversation: Vec<Message>,
+    /// The delivered files: their paths in the sandbox, and where they were saved.
+    delivered: Vec<(String, PathBuf)>,
+    /// The sandbox, unless it is gone or another run has it.
+    sandbox: Option<SandboxHandle>,
+}
+
+impl EarlierRun {
+    /// Returns the run of this name. Blocks.
+    ///
+    /// # Errors
+    /// If there is none, it is in progress, or it can't be continued.
+    pub(crate) fn find(name: &str, fresh_sandbox: bool) -> anyhow::Result<Self> {
+        let state = StateDir::find()?;
+        let store = state.runs();
+        let run = state.find_run(name)?;
+        if run.status == KeptStatus::Running {
+            bail!("run {} is in progress; stop its process first", run.run);
+        }
+        let saved = SavedSettings::read(run.note.clone())
+            .with_context(|| format!("run {} was not started by `cantle run`", run.run))?;
+        if saved.is_replay() {
+            bail!(
+                "run {} replayed a recording, which has no answer to another task",
+                run.run
+            );
+        }
+        // That of a finished run was removed.
+        let sandbox = run.sandbox.clone().filter(|handle| {
+            run.status.is_resumable() && !fresh_sandbox && !is_directory_gone(handle)
+        });
+        let sandbox = match sandbox {
+            Some(_) if successor(&store, &run)?.is_some() => None,
+            sandbox => sandbox,
+        };
+        let events = store.events(run.run)?.into_iter();
+        let delivered = events.filter(|event| event.depth == 0).filter_map(|event| {
+            let EventKind::OutputSaved { source, path, .. } = event.kind else {
+                return None;
+            };
+            Some((source, saved.started_in.join(path)))
+        });
+        Ok(Self {
+            delivered: delivered.collect(),
+            conversation: store.conversation(run.run)?,
+            saved,
+            run,
+            sandbox,
+        })
+    }
+
+    /// Returns the arguments of the run that goes on: those of the earlier run hold where none are given.
+    pub(crate) fn complete(&self, args: &RunArgs) -> RunArgs {
+        let (mut args, saved) = (args.clone(), &self.saved);
+        let or = |given: &mut Option<PathBuf>, saved: Option<&PathBuf>| {
+            *given = given.take().or_else(|| saved.cloned());
+        };
+        or(&mut args.output_dir, saved.output_dir.as_ref());
+        or(&mut args.skills, saved.skills.as_ref());
+        or(&mut args.mcp, saved.mcp.as_ref());
+        let origin = saved.working_copy.as_ref().map(|copy| &copy.origin);
+        or(&mut args.workdir.workdir, origin);
+        args.approve = args.approve.or_else(|| saved.approve.clone());
+        args
+    }
+
+    /// Adds the conversation and the files to the options of a session. Returns a remark for the user, and the
+    /// directory of the files that are inputs now. Blocks.
+    ///
+    /// # Errors
+    /// If the files can't be copied.
+    pub(crate) fn add_to(
+        self,
+        options: &mut SessionOptions,
+    ) -> anyhow::Result<(String, Option<TempDir>)> {
+        let run = self.run.run;
+        options.history = self.conversation;
+        if let Some(origin) = &options.working_copy_of {
+            let note = "The working directory is a new copy of the user's directory as it is now: changes of the \
+                        earlier task are in it as far as the user has applied them.";
+            options.history.push(Message::user(in_new_sandbox(note)));
+            let remark = format!("continues run {run} on a new copy of {origin}");
+            return Ok((remark, None));
+        }
+        if let Some(sandbox) = self.sandbox {
+            options.sandbox = Some(sandbox);
+            let note = "The next task goes on in the same sandbox, with the files as they are. Processes that ran \
+                        there have ended.";
+            options.history.push(Message::user(note));
+            return Ok((format!("continues run {run} in its sandbox"), None));
+        }
+        let directory = TempDir::with_prefix("cantle-delivered-")
+            .context("no directory for the delivered files can be created")?;
+        let mut missing = Vec::new();
+        let mut count = 0;
+        for (source, path) in &self.delivered {
+            match copy(path, directory.path(), Path::new(source))? {
+                true => count += 1,
+                false => missing.push(source.as_str()),
+            }
+        }
+        let mut note = match count {
+            0 => "The working directory has no file of it.".to_owned(),
+            _ => {
+                "The files that it delivered are back where they were; others are gone.".to_owned()
+            }
+        };
+        if !missing.is_empty() {
+            note.push_str(" Of the delivered files, these are gone: ");
+            note.push_str(&missing.join(", "));
+            note.push('.');
+        }
+        options.history.push(Message::user(in_new_sandbox(&note)));
+        let files = plural(count, "delivered file", "delivered files");
+        let remark =
+            format!("continues run {run} in a new sandbox, with {files}; its other files are gone");
+        if count == 0 {
+            return Ok((remark, None));
+        }
+        // The slash means the contents of the directory.
+        options.input_files.push(directory.path().join(""));
+        Ok((remark, Some(directory)))
+    }
+}
+
+fn in_new_sandbox(note: &str) -> String {
+    format!("The next task begins in a new sandbox; that of the earlier task is gone. {note}")
+}
+
+/// Copies a delivered file to its place below a directory, and returns whether it still is a regular file.
+fn copy(file: &Path, directory: &Path, source: &Path) -> anyhow::Result<bool> {
+    let is_beneath = |part| matches!(part, Component::Normal(_) | Component::CurDir);
+    let is_file = fs::symlink_metadata(file).is_ok_and(|found| found.is_file());
+    if !is_file || !source.components().all(is_beneath) {
+        return Ok(false);
+    }
+    let target = directory.join(source);
+    let copied = || {
+        fs::create_dir_all(target.parent().unwrap_or(directory))?;
+        fs::copy(file, &target)
+    };
+    copied().with_context(|| format!("failed to copy {}", file.display()))?;
+    Ok(true)
+}
+
+/// Whether this is a sandbox of this machine whose directory is gone.
+fn is_directory_gone(handle: &SandboxHandle) -> bool {
+    directory_of(handle).is_some_and(|directory| !directory.exists())
+}
+
+/// Returns the directory of a local sandbox.
+pub(crate) fn directory_of(handle: &SandboxHandle) -> Option<PathBuf> {
+    let token: Value = serde_json::from_str(&handle.token).ok()?;
+    token.get("directory")?.as_str().map(PathBuf::from)
+}
+
+/// Returns the other runs that have this run's sandbox, too, latest first. Blocks.
+fn sharing(store: &RunStore, run: &KeptRun) -> anyhow::Result<Vec<RunId>> {
+    if run.sandbox.is_none() {
+        return Ok(Vec::new());
+    }
+    let (mut runs, _) = store.list()?;
+    runs.retain(|other| other.run != run.run && other.sandbox == run.sandbox);
+    Ok(runs.iter().map(|other| other.run).collect())
+}
+
+/// Whether another run has the sandbox of this one, too. Blocks.
+///
+/// # Errors
+/// If the store can't be read.
+pub(crate) fn is_shared(store: &RunStore, run: &KeptRun) -> anyhow::Result<bool> {
+    Ok(!sharing(store, run)?.is_empty())
+}
+
+/// Returns the later run that goes on in the sandbox of this one. Blocks.
+fn successor(store: &RunStore, run: &KeptRun) -> anyhow::Result<Option<RunId>> {
+    let latest = sharing(store, run)?.into_iter().next();
+    Ok(latest.filter(|latest| *latest > run.run))
+}
+
+/// Checks that no later run goes on in the sandbox of a run that is to be resumed. Blocks.
+///
+/// # Errors
+/// If one does.
+pub(crate) fn check_sandbox(store: &RunStore, run: &KeptRun) -> anyhow::Result<()> {
+    match successor(store, run)? {
+        Some(later) => bail!(
+            "run {} was continued by run {later}, which has its sandbox; resume or continue that one",
+            run.run
+        ),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,183 @@
+//! Further tasks for earlier runs: `cantle run --continue`.
+
+use cantle_testkit::openai::{Script, ScriptedServer};
+use serde_json::Value;
+
+use crate::support::TestEnv;
+use crate::{command, finish};
+
+async fn served(script: Script) -> (ScriptedServer, TestEnv) {
+    let server = ScriptedServer::start(script).await.unwrap();
+    let env = TestEnv::new().with_server(&server.url());
+    (server, env)
+}
+
+/// Returns the texts of the messages of the latest request.
+fn last_messages(server: &ScriptedServer) -> Vec<String> {
+    let requests = server.requests();
+    let body = requests.last().unwrap().body();
+    let messages = body["messages"].as_array().unwrap();
+    messages.iter().map(Value::to_string).collect()
+}
+
+#[track_caller]
+fn assert_contains(messages: &[String], text: &str) {
+    assert!(
+        messages.iter().any(|message| message.contains(text)),
+        "no {text:?} in {messages:#?}"
+    );
+}
+
+#[tokio::test]
+async fn finished_run_gets_another_task_with_its_conversation_and_delivered_files() {
+    let script = Script::new()
+        .turn(command(
+            "mkdir sub; echo first > sub/report.md; echo x > scratch",
+        ))
+        .turn(finish("The first answer.", &["sub/report.md"]))
+        .turn(command(
+            "cat sub/report.md; test ! -e scratch && echo second >> sub/report.md",
+        ))
+        .turn(finish("The second answer.", &["sub/report.md"]));
+    let (server, env) = served(script).await;
+    let first = env
+        .run([
+            "run",
+            "Write a report",
+            "--output-dir",
+            "out",
+            "--max-turns",
+            "7",
+        ])
+        .await;
+    assert_eq!(first.code, Some(0), "{first:?}");
+
+    let second = env.run(["run", "--continue", "last", "Extend it"]).await;
+    assert_eq!(second.code, Some(0), "{second:?}");
+    assert!(
+        second
+            .stderr
+            .contains("in a new sandbox, with 1 delivered file"),
+        "{second:?}"
+    );
+    // The output directory is that of the earlier run, whose file may be replaced.
+    assert_eq!(env.read("out/sub/report.md"), "first\nsecond\n");
+    let messages = last_messages(&server);
+    assert_contains(&messages, "Write a report");
+    assert_contains(&messages, "The first answer.");
+    assert_contains(&messages, "The files that it delivered are back");
+    assert_contains(&messages, "Extend it");
+
+    let runs = env.run(["runs", "list", "--finished"]).await;
+    assert_eq!(runs.stdout.lines().count(), 2, "{runs:?}");
+}
+
+#[tokio::test]
+async fn missing_delivered_files_are_named() {
+    let script = Script::new()
+        .turn(command("echo a > a.md; echo b > b.md"))
+        .turn(finish("Done.", &["a.md", "b.md"]))
+        .turn(finish("Nothing to do.", &[]));
+    let (server, env) = served(script).await;
+    env.run(["run", "Write", "--output-dir", "out"]).await;
+    std::fs::remove_file(env.path("out/a.md")).unwrap();
+    // A link is not what the run delivered.
+    std::os::unix::fs::symlink("b.md", env.path("out/a.md")).unwrap();
+    let second = env.run(["run", "--continue", "last", "Go on"]).await;
+    assert_eq!(second.code, Some(0), "{second:?}");
+    assert_contains(&last_messages(&server), "these are gone: a.md.");
+}
+
+#[tokio::test]
+async fn unfinished_run_is_continued_in_its_sandbox_and_not_resumed_any_more() {
+    let script = Script::new()
+        .turn(command("echo one > effects"))
+        .turn(command("echo two >> effects"))
+        .turn(command("echo three >> effects"))
+        .turn(finish("Done.", &["effects"]));
+    let (server, env) = served(script).await;
+    let first = env
+        .run([
+            "run",
+            "Have effects",
+            "--output-dir",
+            "out",
+            "--max-turns",
+            "2",
+        ])
+        .await;
+    assert_eq!(first.code, Some(3), "{first:?}");
+
+    // The second run is unfinished, too.
+    let flags = ["--max-turns", "1"];
+    let second = ["run", "--continue", "last", "Have more"];
+    let second = env.run(second.iter().chain(&flags)).await;
+    assert_eq!(second.code, Some(3), "{second:?}");
+    assert!(second.stderr.contains("in its sandbox"), "{second:?}");
+    assert_contains(&last_messages(&server), "goes on in the same sandbox");
+
+    let runs: Value =
+        serde_json::from_str(&env.run(["runs", "list", "--json"]).await.stdout).unwrap();
+    let earlier = runs[1]["run"].as_str().unwrap();
+    let resumed = env.run(["run", "--resume", earlier]).await;
+    assert_eq!(resumed.code, Some(2), "{resumed:?}");
+    assert!(
+        resumed.stderr.contains("was continued by run"),
+        "{resumed:?}"
+    );
+
+    // Removing the earlier run leaves the sandbox to the later one.
+    let removed = env.run(["runs", "rm", earlier]).await;
+    assert_eq!(removed.code, Some(0), "{removed:?}");
+    let resumed = env
+        .run(["run", "--resume", "last", "--max-turns", "5"])
+        .await;
+    assert_eq!(resumed.code, Some(0), "{resumed:?}");
+    assert_eq!(env.read("out/effects"), "one\ntwo\nthree\n");
+}
+
+#[tokio::test]
+async fn run_on_a_directory_is_continued_on_a_new_copy() {
+    let script = Script::new()
+        .turn(command("echo first >> notes.txt"))
+        .turn(finish("Done.", &[]))
+        .turn(command("cat notes.txt; echo second >> notes.txt"))
+        .turn(finish("Done.", &[]));
+    let (server, env) = served(script).await;
+    env.write("repo/notes.txt", "begin\n");
+    let first = env
+        .run(["run", "Add a note", "--workdir", "repo", "--apply"])
+        .await;
+    assert_eq!(first.code, Some(0), "{first:?}");
+    let second = env
+        .run(["run", "--continue", "last", "Add another", "--apply"])
+        .await;
+    assert_eq!(second.code, Some(0), "{second:?}");
+    assert_eq!(env.read("repo/notes.txt"), "begin\nfirst\nsecond\n");
+    assert_contains(&last_messages(&server), "is a new copy");
+}
+
+#[tokio::test]
+async fn wrong_use_is_refused() {
+    let script = Script::new().turn(finish("Done.", &[]));
+    let (_server, env) = served(script).await;
+    for (arguments, message) in [
+        (
+            &["run", "--continue", "last", "x"][..],
+            "no run `last` is kept",
+        ),
+        (&["run", "--continue", "last"], "required"),
+        (
+            &["run", "x", "--fresh-sandbox"],
+            "goes with --resume or --continue",
+        ),
+        (
+            &["run", "x", "--continue", "last", "--resume", "last"],
+            "cannot be used with",
+        ),
+    ] {
+        let refused = env.run(arguments).await;
+        assert_eq!(refused.code, Some(2), "{refused:?}");
+        assert!(refused.stderr.contains(message), "{refused:?}");
+    }
+}
