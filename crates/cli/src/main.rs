@@ -10,6 +10,7 @@ mod ask;
 mod backend;
 mod client;
 mod commands;
+mod comparison;
 mod config;
 mod display;
 mod earlier_run;

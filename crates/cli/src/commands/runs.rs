@@ -17,6 +17,7 @@ use super::print;
 use crate::args::{ApplyArgs, RunFilter, RunsCommand, TranscriptFormat};
 use crate::ask::TerminalUser;
 use crate::backend;
+use crate::comparison;
 use crate::display::{Display, Paint};
 use crate::earlier_run;
 use crate::exit::{Code, Failure, FailureExt as _};
@@ -53,6 +54,17 @@ pub(crate) async fn perform(command: RunsCommand) -> Result<u8, Failure> {
                 Some(TranscriptFormat::Json) => json_lines(&events).internal()?,
                 None if log => Display::log(&events, verbose),
                 None => show(&run, &events),
+            })?;
+        }
+        RunsCommand::Diff { old, new } => {
+            let (old, new) = (state.find_run(&old).usage()?, state.find_run(&new).usage()?);
+            let store = state.runs();
+            let old_events = store.events(old.run).internal()?;
+            let new_events = store.events(new.run).internal()?;
+            let diff = comparison::diff((&old, &old_events), (&new, &new_events));
+            print(match diff.is_empty() {
+                true => "The runs do not differ.\n",
+                false => &diff,
             })?;
         }
         RunsCommand::Export { run, directory } => export(&state, &run, &directory).await?,

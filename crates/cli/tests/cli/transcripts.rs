@@ -3,8 +3,8 @@
 use cantle_testkit::openai::{Script, ScriptedServer, ServerOptions, ToolCall, Turn};
 use serde_json::{Value, json};
 
-use crate::finish;
 use crate::support::TestEnv;
+use crate::{command, finish};
 
 /// Runs a command whose output tries to end its code block, and delivers a file.
 async fn kept() -> (ScriptedServer, TestEnv) {
@@ -49,4 +49,39 @@ async fn kept_run_is_shown_in_every_form() {
     let events: Vec<_> = events.map(|event| event["event"].clone()).collect();
     assert_eq!(events.first(), Some(&json!("run_started")));
     assert_eq!(events.last(), Some(&json!("run_finished")));
+}
+
+#[tokio::test]
+async fn runs_are_compared_as_a_diff() {
+    let answers = |word: &str| {
+        Script::new()
+            .turn(command("echo same"))
+            .turn(command(&format!("printf '{word}\\033[31m'")))
+            .turn(finish(&format!("The {word} answer."), &[]))
+    };
+    let first_server = ScriptedServer::start(answers("first")).await.unwrap();
+    let second_server = ScriptedServer::start(answers("second")).await.unwrap();
+    let env = TestEnv::new().with_server(&first_server.url());
+    env.run(["run", "Say it"]).await;
+    let kept = env.run(["runs", "list", "--json"]).await.stdout;
+    let kept: Value = serde_json::from_str(&kept).unwrap();
+    let first = kept[0]["run"].as_str().unwrap();
+    env.run(["run", "Say it"]).await;
+    let same = env.run(["runs", "diff", first, "last"]).await;
+    assert_eq!(same.stdout, "The runs do not differ.\n");
+
+    env.run(["run", "Say it", "--base-url", &second_server.url()])
+        .await;
+    let compared = env.run(["runs", "diff", first, "last"]).await;
+    assert_eq!(compared.code, Some(0), "{compared:?}");
+    let text = &compared.stdout;
+    assert!(text.starts_with(&format!("--- {first}\n+++ ")), "{text}");
+    for line in ["-answer: The first answer.", "+answer: The second answer."] {
+        assert!(text.lines().any(|shown| shown == line), "{text}");
+    }
+    assert!(text.contains("-<stdout>first"), "{text}");
+    assert!(
+        !text.contains("task:") && !text.contains('\u{1b}'),
+        "{text}"
+    );
 }

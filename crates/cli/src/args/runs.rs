@@ -1,0 +1,109 @@
+//! The command line of `cantle runs`.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::settings::parse_age;
+
+#[derive(Debug, clap::Subcommand)]
+pub(crate) enum RunsCommand {
+    /// List the kept runs, the latest first
+    List {
+        #[command(flatten)]
+        which: RunFilter,
+        /// Print a JSON array
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show the state of a run, its answer and its files, or all of it
+    Show {
+        /// Id of the run, a prefix of it, or `last`
+        run: String,
+        /// Print a JSON object
+        #[arg(long)]
+        json: bool,
+        /// Print the run as it was displayed; with --verbose also messages to the model
+        #[arg(long, conflicts_with = "json")]
+        log: bool,
+        #[arg(long, short, requires = "log", hide_short_help = true)]
+        verbose: bool,
+        /// Print the whole run: as Markdown, or its events as JSON lines
+        #[arg(long, value_name = "FORMAT", conflicts_with_all = ["json", "log"])]
+        format: Option<TranscriptFormat>,
+    },
+    /// Show how two runs differ, from the model to the answer, as a unified diff
+    Diff {
+        /// Id of the run, a prefix of it, or `last`
+        old: String,
+        /// The run to compare it with
+        new: String,
+    },
+    /// Resume a run that did not finish, like `cantle run --resume RUN`
+    Resume {
+        /// Id of the run, a prefix of it, or `last`
+        run: String,
+    },
+    /// Copy the files of a run that did not finish
+    Export {
+        /// Id of the run, a prefix of it, or `last`
+        run: String,
+        /// Where to: a new or empty directory
+        directory: PathBuf,
+    },
+    /// Apply the changes of a run with --workdir to its directory, or complete that after an interruption
+    Apply {
+        /// Id of the run, a prefix of it, or `last`
+        run: String,
+        #[command(flatten)]
+        how: ApplyArgs,
+    },
+    /// Remove runs with their journals and working directories
+    Rm {
+        /// Ids of the runs, prefixes of them, or `last`
+        #[arg(required_unless_present = "filter", conflicts_with = "filter")]
+        runs: Vec<String>,
+        #[command(flatten)]
+        which: RunFilter,
+    },
+}
+
+/// Some of the kept runs.
+#[derive(Clone, Copy, Debug, clap::Args)]
+#[group(id = "filter", multiple = true)]
+pub(crate) struct RunFilter {
+    /// Only finished runs
+    #[arg(long, conflicts_with = "failed")]
+    pub(crate) finished: bool,
+
+    /// Only runs that ended without finishing, or whose process ended
+    #[arg(long)]
+    pub(crate) failed: bool,
+
+    /// Only runs that nothing was done on for this time, such as 12h or 7d
+    #[arg(long, value_name = "TIME", value_parser = parse_age)]
+    pub(crate) older_than: Option<Duration>,
+}
+
+/// The alternatives of `cantle runs apply` to applying.
+#[derive(Clone, Copy, Debug, clap::Args)]
+#[group(multiple = false)]
+pub(crate) struct ApplyArgs {
+    /// Print the changes as a patch
+    #[arg(long)]
+    pub(crate) diff: bool,
+
+    /// Put the files back as they were before the run
+    #[arg(long)]
+    pub(crate) revert: bool,
+
+    /// Drop the changes
+    #[arg(long)]
+    pub(crate) reject: bool,
+}
+
+/// The format of a whole run.
+#[derive(Clone, Copy, Debug, clap::ValueEnum)]
+pub(crate) enum TranscriptFormat {
+    Markdown,
+    Json,
+}
