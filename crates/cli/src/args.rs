@@ -206,7 +206,7 @@ pub(crate) struct RunArgs {
     /// The model sees the conversation so far. Settings are as they were, except those given by flags. An unfinished
     /// run's sandbox goes on; of a finished run, the delivered files are copied into a new one, and with --workdir a
     /// new copy of the directory is taken.
-    #[arg(long = "continue", value_name = "RUN", conflicts_with_all = ["resume", "history", "record", "replay"],
+    #[arg(long = "continue", value_name = "RUN", conflicts_with_all = ["resume", "history", "record", "replay", "no_keep"],
         help_heading = "Resuming")]
     pub(crate) earlier: Option<String>,
 

@@ -168,6 +168,10 @@ async fn wrong_use_is_refused() {
         ),
         (&["run", "--continue", "last"], "required"),
         (
+            &["run", "x", "--continue", "last", "--no-keep"],
+            "cannot be used with",
+        ),
+        (
             &["run", "x", "--fresh-sandbox"],
             "goes with --resume or --continue",
         ),
