@@ -1,7 +1,7 @@
 //! The session and how it is opened, for new runs or to resume one.
 
 use std::fmt;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cantle_core::content::Content;
@@ -36,6 +36,8 @@ pub struct Session {
     _cancel_runs: DropGuard,
     sets: ToolSets,
     resumed: Mutex<Option<ResumedRun>>,
+    /// Whether the sandbox still belongs to an earlier run, since none has begun in this session.
+    has_earlier_sandbox: AtomicBool,
 }
 
 impl Session {
@@ -85,6 +87,7 @@ impl Session {
             read()?
         };
         let inherited = parent.as_ref().and_then(|it| it.scope.skills.clone());
+        let has_earlier_sandbox = sandbox.is_some();
         let request = OpenRequest {
             inputs,
             durable: store.is_some(),
@@ -113,7 +116,9 @@ impl Session {
         if let Some(store) = store {
             session = session.keep(store, note, 0).await?;
         }
-        Ok(Self::new(session, None))
+        let mut session = Self::new(session, None);
+        session.has_earlier_sandbox = has_earlier_sandbox.into();
+        Ok(session)
     }
 
     /// Opens a session to resume a run.
@@ -246,6 +251,7 @@ impl Session {
             _cancel_runs: guard,
             sets,
             resumed: Mutex::new(resumed),
+            has_earlier_sandbox: AtomicBool::new(false),
         }
     }
 
@@ -277,6 +283,7 @@ impl Session {
     /// [`SessionErrorKind::Busy`] while another run of this session goes on.
     pub fn run(&self, task: impl Into<Content>) -> Result<Run, SessionError> {
         let history = self.lock_history()?;
+        self.has_earlier_sandbox.store(false, Ordering::Release);
         let start = RunStart::Task(RunId::new(), task.into());
         Ok(Run::start(Arc::clone(&self.resources), history, start))
     }
@@ -330,7 +337,8 @@ impl Session {
         let deadline = resources.agent.close_deadline;
         let _ = tokio::time::timeout(deadline, resources.history.lock()).await;
         let kept = resources.kept.as_ref();
-        if kept.is_some_and(|kept| kept.unfinished.load(Ordering::Acquire) > 0) {
+        let can_go_on = kept.is_some_and(|kept| kept.unfinished.load(Ordering::Acquire) > 0);
+        if can_go_on || self.has_earlier_sandbox.load(Ordering::Acquire) {
             self.sets.suspend(deadline).await
         } else {
             self.sets.close(deadline).await

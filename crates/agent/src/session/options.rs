@@ -35,7 +35,8 @@ pub struct SessionOptions {
     pub working_copy_of: Option<String>,
     /// A conversation to continue. A system message at its start is replaced.
     pub history: Vec<Message>,
-    /// The sandbox of an earlier run to go on in, with its files, instead of a new one. It is removed as a new one is.
+    /// The sandbox of an earlier run to go on in, with its files, instead of a new one. Once a run
+    /// has begun, it is removed as a new one is.
     pub sandbox: Option<SandboxHandle>,
     /// The budget of each run.
     pub budget: Budget,

@@ -108,6 +108,12 @@ async fn unfinished_run_is_continued_in_its_sandbox_and_not_resumed_any_more() {
         .await;
     assert_eq!(first.code, Some(3), "{first:?}");
 
+    // A run that can't begin leaves the sandbox as it is.
+    std::fs::create_dir(env.path("out/cantle-result.json")).unwrap();
+    let refused = env.run(["run", "--continue", "last", "Have more"]).await;
+    assert_eq!(refused.code, Some(2), "{refused:?}");
+    std::fs::remove_dir(env.path("out/cantle-result.json")).unwrap();
+
     // The second run is unfinished, too.
     let flags = ["--max-turns", "1"];
     let second = ["run", "--continue", "last", "Have more"];
